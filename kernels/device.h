@@ -1,0 +1,89 @@
+// The device seam: memory held by file descriptor, streams, events. Two implementations: cpu/
+// (memfd, synchronous streams) and cuda/ (cuMemCreate, CUDA streams).
+//
+// Two faces, because the daemon must never create a device context:
+//   MemoryHolder  used by dmuond: makes memory and holds it by descriptor. Creates no context.
+//   Device        used by dmuond-lane: maps such memory, copies, computes.
+#ifndef DMUOND_KERNELS_DEVICE_H_
+#define DMUOND_KERNELS_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::kernels {
+
+using wire::UniqueFd;
+
+// Element types of gradients, weights and intermediate matrices.
+enum class DType : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };
+[[nodiscard]] size_t SizeOf(DType dtype);
+[[nodiscard]] const char* Name(DType dtype);  // "float32", "bfloat16", "float16"
+
+// Makes device memory and keeps it by descriptor. Threads: any. Never blocks on a device.
+class MemoryHolder {
+ public:
+  virtual ~MemoryHolder() = default;
+  // Zero-filled memory of `bytes` (> 0; rounded up to the device's granularity), sealed against
+  // growing and shrinking where the device's descriptors can be. The memory lives as long as any
+  // descriptor or mapping of it. RESOURCE_EXHAUSTED when there is none left.
+  virtual absl::StatusOr<UniqueFd> Allocate(size_t bytes, const std::string& name) = 0;
+  // OK if `fd` really is memory of this device of at least `bytes`, and cannot shrink under a
+  // mapping.
+  virtual absl::Status Check(int fd, size_t bytes) = 0;
+};
+
+// A mapping of held memory into a lane; unmapped when destroyed. Movable by unique_ptr only.
+class Mapping {
+ public:
+  virtual ~Mapping() = default;
+  [[nodiscard]] virtual std::byte* data() const = 0;  // a device address
+  [[nodiscard]] virtual size_t size() const = 0;
+};
+
+// A point in a stream that the host can poll. Threads: the lane's dispatching thread.
+class Event {
+ public:
+  virtual ~Event() = default;
+  // True: everything enqueued before the record is complete. An error of the device ends the lane.
+  [[nodiscard]] virtual absl::StatusOr<bool> Done() = 0;
+};
+
+// An ordered queue of device work. On the CPU work is done when the call returns.
+// Threads: one thread per stream.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual absl::StatusOr<std::unique_ptr<Event>> Record() = 0;
+  // Later work in this stream starts after `event`.
+  virtual absl::Status WaitFor(Event& event) = 0;
+  // Blocks the host until the stream is empty. Not used in the steady state of a step.
+  virtual absl::Status Synchronize() = 0;
+};
+
+class Ops;
+
+// One local device, as a lane sees it. Threads: the lane's dispatching thread.
+class Device {
+ public:
+  virtual ~Device() = default;
+  [[nodiscard]] virtual std::string Describe()
+      const = 0;  // type, uuid, driver: for logs and cost tables
+  // Maps memory that a MemoryHolder made (or a trainer's own, already checked). The descriptor may
+  // be closed afterwards. `bytes` must not exceed the size of the memory.
+  virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) = 0;
+  // Private scratch of this process, for workspaces. Contents undefined.
+  virtual absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
+  // What can be computed here; lives as long as the device.
+  [[nodiscard]] virtual Ops& ops() = 0;
+};
+
+}  // namespace dmuond::kernels
+
+#endif  // DMUOND_KERNELS_DEVICE_H_

@@ -1,0 +1,156 @@
+// What a device computes. All matrices are row-major and contiguous unless a StridedBox says
+// otherwise. Calls enqueue into a stream and return; pointers are device addresses that must stay
+// mapped until the stream has passed the call. Nothing here allocates in the steady state of a
+// step.
+//
+// Every result is a function of its inputs alone: not of batch size, neighbours, thread count or
+// lane. Formulas: docs/maths.md.
+#ifndef DMUOND_KERNELS_OPS_H_
+#define DMUOND_KERNELS_OPS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/device.h"
+
+namespace dmuond::kernels {
+
+inline constexpr int kDimsMax = 8;
+// Sums of squares are kept per block of this many consecutive elements, so that their total does
+// not depend on how a tensor is cut.
+inline constexpr int64_t kNormBlock = 65536;
+
+// A box of elements in memory. Strides in elements of `dtype`, outermost dimension first.
+struct StridedBox {
+  std::byte* data = nullptr;
+  DType dtype = DType::kF32;
+  int dims = 0;
+  std::array<int64_t, kDimsMax> shape{};
+  std::array<int64_t, kDimsMax> strides{};
+};
+
+// dst = factor * (sum of sources), dst contiguous-or-strided fp32, sources of dst's shape. The
+// order is one fixed binary tree: adjacent pairs, then pairs of pairs (an odd last one is carried
+// up). A source with data == nullptr is absent: its node is its sibling. All absent: dst = 0. One
+// source of fp32 with factor 1 is a copy of bits.
+struct SumTask {
+  StridedBox dst;
+  std::span<const StridedBox> sources;
+  float factor = 1.0F;
+};
+
+// Sums of squares of `elements` consecutive fp32 values. first_element is the offset of data[0] in
+// the tensor that blocks are counted in; sums[i] gets the partial sum over the intersection with
+// block first_element / kNormBlock + i, in fp64, in a fixed order of addition. Non-finite values
+// make it so too.
+struct NormTask {
+  const float* data = nullptr;
+  int64_t elements = 0;
+  int64_t first_element = 0;
+  double* sums = nullptr;  // host-visible memory
+};
+[[nodiscard]] int64_t NormBlocks(int64_t first_element, int64_t elements);
+
+// ---- Muon ----
+
+enum class MomentumForm : uint8_t { kSum = 1, kEma = 2 };
+enum class NewtonSchulzForm : uint8_t { kStandard = 1, kGram = 2 };
+// How the input of Newton-Schulz is normalised; see docs/maths.md, presets.
+enum class NormRule : uint8_t {
+  kExact = 1,      // fp32 norm, no eps, zero gives zero; then the cast
+  kPlusEps = 2,    // cast to bf16 first, x / (norm + eps)
+  kClampedEps = 3  // cast to bf16 first, x / max(norm, eps)
+};
+enum class ScaleRule : uint8_t { kMatchRmsAdamW = 1, kOriginal = 2, kSpectral = 3, kNone = 4 };
+
+struct NewtonSchulzConfig {
+  NewtonSchulzForm form = NewtonSchulzForm::kGram;
+  std::vector<std::array<double, 3>> coefficients;  // (a, b, c) per step
+  std::vector<int> restarts;                        // Gram form: steps before which X is rebuilt
+  DType dtype = DType::kF16;                        // what X, A, B, R, Z, Q, V are rounded to
+  NormRule norm = NormRule::kExact;
+  double eps = 0;
+};
+
+struct MuonConfig {
+  MomentumForm momentum = MomentumForm::kSum;
+  bool nesterov = true;
+  ScaleRule scale = ScaleRule::kMatchRmsAdamW;
+  NewtonSchulzConfig newton_schulz;
+};
+// scale(m, n) of maths.md section 1.
+[[nodiscard]] double UpdateScale(ScaleRule rule, int64_t rows, int64_t cols);
+
+// What changes from step to step, per matrix or piece; in memory that the device can read, so that
+// a captured graph reads it anew.
+struct UpdateScalars {
+  float learning_rate = 0;
+  float momentum = 0;  // Muon
+  float weight_decay = 0;
+  float gradient_factor = 1;  // clip coefficient; multiplies the gradient first
+  float beta1 = 0;            // AdamW
+  float beta2 = 0;
+  float eps = 0;
+  float bias_correction1 = 1;  // 1 - beta1^t
+  float bias_correction2 = 1;  // 1 - beta2^t
+  uint32_t active = 1;         // 0: state and weights pass unchanged to the new slot
+};
+
+// One matrix of a batch. `in` and `out` slots are different memory.
+struct MuonMatrix {
+  const float* gradient = nullptr;
+  const float* momentum_in = nullptr;
+  float* momentum_out = nullptr;
+  const float* master_in = nullptr;
+  float* master_out = nullptr;
+  void* weight_out = nullptr;  // the new weight in weight_dtype
+  const UpdateScalars* scalars = nullptr;
+};
+struct MuonBatch {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  DType weight_dtype = DType::kF32;
+  const MuonConfig* config = nullptr;
+  std::span<const MuonMatrix> matrices;
+};
+
+// One AdamW piece of consecutive elements. m, v and master in fp32.
+struct AdamWPiece {
+  int64_t elements = 0;
+  DType weight_dtype = DType::kF32;
+  const float* gradient = nullptr;
+  const float* m_in = nullptr;
+  float* m_out = nullptr;
+  const float* v_in = nullptr;
+  float* v_out = nullptr;
+  const float* master_in = nullptr;
+  float* master_out = nullptr;
+  void* weight_out = nullptr;
+  const UpdateScalars* scalars = nullptr;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  // Copies (and converts, where dtypes differ) a box; shapes equal.
+  virtual absl::Status Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) = 0;
+  virtual absl::Status Fill(Stream& stream, const StridedBox& dst, float value) = 0;
+  virtual absl::Status Sum(Stream& stream, std::span<const SumTask> tasks) = 0;
+  virtual absl::Status SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) = 0;
+
+  // From reduced gradients to new state and weights, a batch of matrices of one shape. `workspace`
+  // has at least MuonWorkspaceBytes(...) bytes.
+  virtual size_t MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
+                                    const MuonConfig& config) const = 0;
+  virtual absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) = 0;
+  virtual absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) = 0;
+};
+
+}  // namespace dmuond::kernels
+
+#endif  // DMUOND_KERNELS_OPS_H_
