@@ -33,13 +33,16 @@ struct StridedBox {
   std::array<int64_t, kDimsMax> strides{};
 };
 
-// dst = factor * (sum of sources), dst contiguous-or-strided fp32, sources of dst's shape. The
-// order is one fixed binary tree: adjacent pairs, then pairs of pairs (an odd last one is carried
-// up). A source with data == nullptr is absent: its node is its sibling. All absent: dst = 0. One
-// source of fp32 with factor 1 is a copy of bits.
+// dst = factor * (sum of sources), dst fp32 of any strides, sources of dst's shape and any type.
+// The order is one fixed binary tree over leaves: adjacent pairs, then pairs of pairs; an odd last
+// one is carried up. A source is a leaf, or a partial sum of an aligned subtree of 2^levels[i]
+// leaves (the last one may hold fewer); sources come in order of their leaves and together cover
+// the tree. Empty `levels`: all leaves. A source with data == nullptr is absent: its parent is its
+// sibling. All absent: dst = 0. One source of fp32 with factor 1 is a copy of bits.
 struct SumTask {
   StridedBox dst;
   std::span<const StridedBox> sources;
+  std::span<const uint8_t> levels;
   float factor = 1.0F;
 };
 

@@ -1,0 +1,47 @@
+// What an update costs: c(shape, batch) in microseconds, from a measured table with interpolation
+// or, where it has no entry, from FLOPs and bytes.
+#ifndef DMUOND_SCHEDULER_COST_MODEL_H_
+#define DMUOND_SCHEDULER_COST_MODEL_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dmuond::scheduler {
+
+struct CostEntry {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int32_t batch = 1;
+  double microseconds = 0;  // for the whole batch
+};
+
+// Empty entries: the analytic default with the two rates below.
+struct CostTable {
+  std::string device;                    // for which device, driver and build it was measured
+  std::vector<CostEntry> entries;        // any order; sorted by the model
+  double tflops = 400;                   // sustained rate of symmetric Newton-Schulz, TFLOP/s
+  double gigabytes_per_second = 3700;    // passes over memory
+  double launch_us = 20;                 // fixed cost of a batch
+  double piece_bytes_per_element = 32;   // AdamW traffic
+  double matrix_bytes_per_element = 38;  // passes around Newton-Schulz
+};
+
+class CostModel {
+ public:
+  explicit CostModel(CostTable table);
+  // Time of updating `batch` matrices of rows x cols together. Monotone in batch.
+  [[nodiscard]] double MatrixBatch(int64_t rows, int64_t cols, int32_t batch) const;
+  [[nodiscard]] double Piece(int64_t elements) const;
+
+ private:
+  CostTable table_;
+};
+
+// FLOPs of five-step Gram Newton-Schulz on symmetric products, one restart (docs/maths.md section
+// 3).
+[[nodiscard]] double NewtonSchulzFlops(int64_t rows, int64_t cols);
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_COST_MODEL_H_

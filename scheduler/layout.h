@@ -1,0 +1,130 @@
+// What the trainers of a job say of their parameters: names, shapes, and which box of which
+// parameter each trainer holds. One idea covers data, FSDP, tensor, expert and pipeline parallel:
+// boxes.
+//
+// Everything here is a value; no threads, no ownership of memory.
+#ifndef DMUOND_SCHEDULER_LAYOUT_H_
+#define DMUOND_SCHEDULER_LAYOUT_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/status.h"
+#include "scheduler/types.h"
+
+namespace dmuond::scheduler {
+
+inline constexpr int kDimsMax = 8;
+using Extents = absl::InlinedVector<int64_t, 4>;
+
+// A half-open n-d box of element indices. Zero-dimensional (a scalar) has one element.
+struct Box {
+  Extents begin;
+  Extents end;
+  bool operator==(const Box&) const = default;
+};
+[[nodiscard]] Box WholeBox(const Extents& shape);
+[[nodiscard]] int64_t Elements(const Box& box);  // 0 for an empty box
+[[nodiscard]] bool Empty(const Box& box);
+[[nodiscard]] Box Intersect(const Box& a, const Box& b);  // may be empty
+[[nodiscard]] bool Contains(const Box& outer, const Box& inner);
+[[nodiscard]] std::string ToString(const Box& box);  // "[0:5, 0:1024]"
+
+enum class Route : uint8_t { kMuon = 1, kAdamW = 2, kTrainer = 3 };
+enum class ElementType : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };  // values as in kernels::DType
+enum class Contribution : uint8_t { kSum = 1, kSame = 2 };
+[[nodiscard]] const char* Name(Route route);
+[[nodiscard]] const char* Name(ElementType type);  // "float32", "bfloat16", "float16"
+[[nodiscard]] int64_t SizeOf(ElementType type);
+
+// Which logical 2-D matrices a muon parameter consists of.
+struct MatrixView {
+  enum class Kind : uint8_t {
+    kWhole = 1,  // a 2-D parameter is one matrix; leading dimensions of a deeper one are a batch
+    kRowBlocks = 2,  // consecutive blocks of rows (fused QKV): `row_blocks`, summing to all rows
+    kHeads = 3       // `heads` equal blocks of rows
+  };
+  Kind kind = Kind::kWhole;
+  std::vector<int64_t> row_blocks;
+  int64_t heads = 0;
+  bool operator==(const MatrixView&) const = default;
+};
+
+// A logical tensor; equal on all trainers that register its name.
+struct Parameter {
+  std::string name;
+  Extents shape;
+  ElementType weight_type = ElementType::kF32;
+  ElementType gradient_type = ElementType::kF32;
+  Route route = Route::kMuon;
+  std::string route_reason;  // shown in the routing table
+  MatrixView view;           // muon only
+  int32_t group = 0;         // index of its hyperparameter group
+  double reduce_factor = 1;  // multiplies the reduced gradient
+  int32_t ready_order = 0;   // parameters whose gradients are ready earlier have smaller numbers
+};
+
+// Where a trainer keeps one box of a tensor: element strides in an arena, outermost dimension
+// first.
+struct Slice {
+  uint32_t arena = 0;
+  int64_t offset_bytes = 0;
+  Extents strides;
+  bool operator==(const Slice&) const = default;
+};
+
+// What one trainer holds of a parameter.
+struct Fragment {
+  TrainerRank rank;
+  int32_t parameter = 0;  // index into Layout::parameters
+  Box box;
+  Contribution contribution = Contribution::kSum;
+  Slice gradient;
+  Slice weight;
+};
+
+struct Trainer {
+  TrainerRank rank;
+  NodeRank node;
+  LaneIndex home;  // the lane of the trainer's own device; any lane of its node where it has none
+};
+
+// A whole job. Parameters in registration order of the lowest rank that holds each; fragments
+// sorted by (parameter, rank, box begin).
+struct Layout {
+  std::vector<Trainer> trainers;  // sorted by rank, complete: 0 … world-1
+  std::vector<Parameter> parameters;
+  std::vector<Fragment> fragments;
+};
+
+// What one trainer registers, before it is merged with the others'.
+struct Registration {
+  TrainerRank rank;
+  NodeRank node;
+  LaneIndex home;
+  std::vector<Parameter> parameters;
+  std::vector<Fragment> fragments;  // `parameter` indexes this registration's own parameters
+};
+
+// Checks one registration by itself (shapes, boxes inside shapes, strides, names unique, views,
+// ranges); errors are INVALID_ARGUMENT naming parameter and trainer.
+[[nodiscard]] absl::Status Validate(const Registration& registration);
+
+// Merges the registrations of all ranks of a world and checks the whole (fails closed, naming the
+// parameter, both trainers and both values): same name, other shape, dtype, route, view, group,
+// factor or contribution; SUM boxes may coincide or overlap across ranks, SAME boxes likewise, one
+// rank's own boxes of a parameter must not overlap; together the boxes of a parameter must cover
+// its shape. A rank twice, or one missing (all missing ranks are named).
+[[nodiscard]] absl::Status MergeRegistrations(const std::vector<Registration>& registrations,
+                                              int32_t world_size, Layout& layout);
+
+// Bytes of the arena that a slice of `box` touches: offset + extent, overflow-checked. Used against
+// the arena's size. INVALID_ARGUMENT when it overflows.
+[[nodiscard]] absl::Status SliceEnd(const Slice& slice, const Box& box, ElementType type,
+                                    int64_t& end_bytes);
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_LAYOUT_H_

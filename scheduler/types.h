@@ -1,0 +1,48 @@
+// Strong types for numbers that must not be swapped, and the words that all of dmuond shares.
+// docs/architecture.md has the vocabulary.
+#ifndef DMUOND_SCHEDULER_TYPES_H_
+#define DMUOND_SCHEDULER_TYPES_H_
+
+#include <compare>
+#include <cstdint>
+#include <utility>
+
+namespace dmuond::scheduler {
+
+// An integer of its own type. Explicit both ways; ordered; hashable.
+template <typename Tag, typename Rep>
+class Strong {
+ public:
+  constexpr Strong() = default;
+  constexpr explicit Strong(Rep value) : value_(value) {}
+  [[nodiscard]] constexpr Rep value() const { return value_; }
+  constexpr auto operator<=>(const Strong&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const Strong& strong) {
+    return H::combine(std::move(state), strong.value_);
+  }
+
+ private:
+  Rep value_{};
+};
+
+using StepId = Strong<struct StepIdTag, int64_t>;  // optimizer steps of a job, from 1; 0: none yet
+using GroupEpoch = Strong<struct GroupEpochTag, uint32_t>;  // from 1, only grows
+using Attempt = Strong<struct AttemptTag, uint64_t>;     // group_epoch << 32 | counter, only grows
+using NodeRank = Strong<struct NodeRankTag, int32_t>;    // a daemon, 0 … nodes-1
+using LaneIndex = Strong<struct LaneIndexTag, int32_t>;  // a lane within its node = its rail
+using LaneId = Strong<struct LaneIdTag, int32_t>;        // node * lanes_per_node + lane index
+using TrainerRank = Strong<struct TrainerRankTag, int32_t>;  // 0 … world-1
+using UnitId = Strong<struct UnitIdTag, int32_t>;            // index into Plan::units
+using BucketId = Strong<struct BucketIdTag, int32_t>;
+
+constexpr Attempt MakeAttempt(GroupEpoch epoch, uint32_t counter) {
+  return Attempt((uint64_t{epoch.value()} << 32) | counter);
+}
+constexpr GroupEpoch EpochOf(Attempt attempt) {
+  return GroupEpoch(static_cast<uint32_t>(attempt.value() >> 32));
+}
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_TYPES_H_
