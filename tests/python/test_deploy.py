@@ -1,0 +1,79 @@
+"""What deploy/ ships is valid, and keeps the promises that its comments and docs make."""
+
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
+# The oldest version with native sidecars on by default, and the newest schema that there is.
+VERSIONS = ["1.29", kubernetes_validate.latest_version()]
+
+
+def documents(manifest: Path) -> list[dict]:
+    return [document for document in yaml.safe_load_all(manifest.read_text()) if document]
+
+
+def pod_specs() -> list[dict]:
+    found = []
+    for manifest in MANIFESTS:
+        for document in documents(manifest):
+            spec = document["spec"]
+            found.append(spec["template"]["spec"] if "template" in spec else spec)
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+def test_manifest_follows_the_kubernetes_schema(manifest: Path, version: str):
+    for document in documents(manifest):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_there_are_manifests_to_check():
+    assert MANIFESTS
+
+
+def sidecar_of(pod: dict) -> dict:
+    (sidecar,) = [c for c in pod["initContainers"] if c["name"] == "dmuond"]
+    return sidecar
+
+
+@pytest.mark.parametrize("pod", pod_specs())
+def test_daemon_is_a_native_sidecar_with_probes_on_its_two_states(pod: dict):
+    sidecar = sidecar_of(pod)
+    assert sidecar["restartPolicy"] == "Always"
+    services = {
+        kind: sidecar[f"{kind}Probe"]["grpc"] for kind in ("startup", "readiness", "liveness")
+    }
+    assert {kind: probe["service"] for kind, probe in services.items()} == {
+        "startup": "ready",
+        "readiness": "ready",
+        "liveness": "live",
+    }
+    (port,) = {probe["port"] for probe in services.values()}
+    assert port in [entry["containerPort"] for entry in sidecar["ports"]]
+    assert any(argument.endswith(f":{port}") for argument in sidecar["args"])
+
+
+@pytest.mark.parametrize("pod", pod_specs())
+def test_trainer_finds_the_daemons_socket_on_the_shared_volume(pod: dict):
+    (socket,) = [a.split("=")[1] for a in sidecar_of(pod)["args"] if a.startswith("--socket=")]
+    (trainer,) = pod["containers"]
+    address = {entry["name"]: entry["value"] for entry in trainer["env"]}["DMUOND_ADDRESS"]
+    assert address == f"unix:{socket}"
+    for container in (sidecar_of(pod), trainer):
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert socket.startswith(mounts["sockets"] + "/")
+
+
+@pytest.mark.parametrize("pod", pod_specs())
+def test_no_container_has_privileges(pod: dict):
+    assert pod["securityContext"]["runAsNonRoot"]
+    for container in pod["initContainers"] + pod["containers"]:
+        context = container["securityContext"]
+        assert not context["allowPrivilegeEscalation"]
+        assert context["capabilities"]["drop"] == ["ALL"]
+        assert container["resources"]["limits"]["memory"]

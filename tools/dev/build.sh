@@ -1,0 +1,24 @@
+# shellcheck shell=bash
+# Sourced by ./dev: configuring and building a preset.
+
+build_preset() { # PRESET [TARGET...]
+  local preset=$1 nvcc
+  shift
+  if [ "$preset" = cuda ]; then
+    nvcc=$(find_nvcc) || die "the cuda preset needs nvcc, which is neither on PATH nor in /usr/local/cuda/bin"
+    export CUDACXX=${CUDACXX:-$nvcc}
+  fi
+  [ -f "build/$preset/build.ninja" ] || cmake --preset "$preset" || return
+  cmake --build --preset "$preset" -j "$(count_jobs)" ${@:+--target "$@"}
+}
+
+build_python() {
+  [ ! -d client/python ] ||
+    "$PYTHON" tools/dev/python_protos.py proto client/python/src/dmuond/_proto
+}
+
+# What tests, demo and benchmarks run: this preset's programs, before any that are installed.
+use_programs() { # PRESET
+  export DMUOND_BIN_DIR=$PWD/build/$1/bin
+  export PATH=$DMUOND_BIN_DIR:$PATH
+}

@@ -1,0 +1,104 @@
+# shellcheck shell=bash
+# Sourced by ./dev: installs what is missing, and says what before it does.
+
+list_packages() { sed 's/#.*//' tools/dev/apt-packages.txt | xargs -n1; }
+
+missing_packages() {
+  local have
+  have=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' $(list_packages) 2>/dev/null |
+    awk '$1 == "installed" {print $2}' | sort -u || true)
+  comm -23 <(list_packages | sort -u) <(printf '%s\n' "$have")
+}
+
+setup_system() {
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    say "this is not Debian or Ubuntu: install the equivalents of tools/dev/apt-packages.txt yourself"
+    return
+  fi
+  local missing as_root=()
+  missing=$(missing_packages)
+  [ -n "$missing" ] || return 0
+  [ "$(id -u)" = 0 ] || as_root=(sudo)
+  say "installing Debian packages:" $missing
+  if [ "${#as_root[@]}" -gt 0 ] && ! command -v sudo >/dev/null; then
+    die "needs root, and there is no sudo; as root, run: apt-get install --no-install-recommends" $missing
+  fi
+  "${as_root[@]}" apt-get update -q
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -q -y --no-install-recommends $missing
+}
+
+# A Python of 3.10 or newer to make .venv with.
+base_python() {
+  local candidate
+  for candidate in python3 /usr/bin/python3; do
+    if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
+  done
+  die "no Python 3.10 or newer with the venv module found; set DMUOND_PYTHON"
+}
+
+make_venv() {
+  local base options=()
+  base=$(base_python)
+  # A torch of the machine (an NVIDIA container's, say) is used rather than downloaded again.
+  if "$base" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then
+    options=(--system-site-packages)
+  fi
+  say "making the Python environment .venv with $base ${options[*]}"
+  "$base" -m venv "${options[@]}" .venv
+}
+
+# "2.9.1", or nothing.
+torch_version() {
+  "$PYTHON" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true
+}
+
+setup_python() {
+  [ -x "$PYTHON" ] || [ "$PYTHON" != "$PWD/.venv/bin/python" ] || make_venv
+  [ -x "$PYTHON" ] || die "no Python at $PYTHON"
+  local missing torch limits=()
+  missing=$("$PYTHON" tools/dev/python_needs.py tools/dev/requirements.txt)
+  if [ -n "$missing" ]; then
+    torch=$(torch_version)
+    if [ -n "$torch" ]; then
+      case " $missing " in *torch\>*)
+        die "$PYTHON has torch $torch; dmuond needs 2.9 or newer. Update it, or set DMUOND_PYTHON" ;;
+      esac
+      mkdir -p build
+      echo "torch==$torch" > build/torch-as-found.txt
+      limits=(--constraint build/torch-as-found.txt)
+    fi
+    say "installing Python packages into $("$PYTHON" -c 'import sys; print(sys.prefix)'):" $missing
+    if [ -z "$torch" ] && [ -n "${DMUOND_TORCH_INDEX:-}" ]; then
+      "$PYTHON" -m pip install -q --index-url "$DMUOND_TORCH_INDEX" 'torch>=2.9'
+    fi
+    "$PYTHON" -m pip install -q "${limits[@]}" $missing
+  fi
+  setup_client
+}
+
+# The package dmuond itself, in place: edits need no new install.
+setup_client() {
+  [ -f client/python/pyproject.toml ] || return 0
+  "$PYTHON" - <<'PY' && return 0
+import json, sys
+from importlib import metadata
+from pathlib import Path
+try:
+    text = metadata.distribution("dmuond").read_text("direct_url.json") or "{}"
+except metadata.PackageNotFoundError:
+    sys.exit(1)
+sys.exit(json.loads(text).get("url") != Path("client/python").resolve().as_uri())
+PY
+  say "installing client/python into the environment (editable)"
+  "$PYTHON" -m pip install -q --no-deps --no-build-isolation --editable client/python
+}
+
+setup_all() {
+  setup_system
+  choose_python
+  setup_python
+}

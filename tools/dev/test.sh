@@ -1,0 +1,81 @@
+# shellcheck shell=bash
+# Sourced by ./dev: building and running tests.
+
+cmd_test() {
+  local sanitizers=() cpp=1 python=1 more=() failed=()
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --asan | --tsan) sanitizers+=("${1#--}") ;;
+      --all) sanitizers=(asan tsan) ;;
+      --cpp) python= ;;
+      --python) cpp= ;;
+      --faults=*) export DMUOND_FAULTS=${1#*=} ;;
+      --) shift; more=("$@"); break ;;
+      *) die "test: unknown option $1 (see ./dev help)" ;;
+    esac
+    shift
+  done
+  setup_all
+  rm -rf build/test-logs
+  mkdir -p build/test-logs
+
+  local sanitizer
+  for sanitizer in "${sanitizers[@]}"; do
+    say "C++ tests under $sanitizer"
+    "test_$sanitizer" 2>&1 | tee "build/test-logs/$sanitizer.log" || failed+=("$sanitizer")
+  done
+  say "building"
+  build_preset cpu
+  build_python
+  use_programs cpu
+  if [ -n "$cpp" ]; then
+    say "C++ tests"
+    run_ctest cpu 2>&1 | tee build/test-logs/cpu.log || failed+=(ctest)
+  fi
+  if [ -n "$python" ]; then
+    say "Python tests"
+    "$PYTHON" -m pytest "${more[@]}" 2>&1 | tee build/test-logs/pytest.log || failed+=(pytest)
+  fi
+  show_summary | tee build/test-logs/summary.txt
+  [ ${#failed[@]} = 0 ] || die "failed: ${failed[*]}"
+}
+
+# The closing lines of every test run, together, so that the end of the output tells the whole.
+show_summary() {
+  local run
+  for run in asan tsan cpu pytest; do
+    [ -f "build/test-logs/$run.log" ] || continue
+    echo
+    echo "$run:"
+    case $run in
+      pytest) tail -n 1 "build/test-logs/$run.log" ;;
+      *) sed -n '/tests passed,.*tests failed/,$p; /^No tests were found/p' "build/test-logs/$run.log" ;;
+    esac
+  done
+}
+
+run_ctest() { # PRESET [OPTION...]
+  local preset=$1
+  shift
+  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j "$(count_jobs)" "$@"
+}
+
+# errexit does not hold inside the two functions below, whose result is asked for: hence each `|| return`.
+test_asan() {
+  build_preset asan || return
+  ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+    run_ctest asan
+}
+
+test_tsan() {
+  local program plain=()
+  build_preset tsan tsan_tests || return
+  # Only instrumented code may synchronise: Debian's gRPC is not, and would hide or invent races.
+  for program in build/tsan/bin/*_test; do
+    ! ldd "$program" | grep -q libgrpc || die "$program links gRPC but carries the label tsan"
+  done
+  # Some kernels place memory where this sanitizer's runtime cannot follow.
+  ! setarch -R true 2>/dev/null || plain=(setarch -R)
+  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+    "${plain[@]}" ctest --test-dir build/tsan --output-on-failure --no-tests=error -L tsan -j "$(count_jobs)"
+}

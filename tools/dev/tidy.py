@@ -1,0 +1,130 @@
+"""Runs clang-tidy over what a build directory compiles.
+
+Usage: tidy.py --build DIR [--jobs N] [--changed] [--minutes M]
+
+With --changed only files that the last 20 commits touched are checked (and, for a touched header,
+the source file of the same name or else one that includes it). --minutes bounds the time: newest
+changes go first, and what was not reached is said. Exits 1 when clang-tidy found something.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+COMMITS = 20
+# clang reads g++'s command lines: no precompiled headers of g++'s, no warnings that only g++ knows.
+# The analysis of locks is clang's own and costs nothing beside the rest.
+EXTRA_ARGUMENTS = ["-Wno-unknown-warning-option", "-Wthread-safety"]
+EXTRA_CHECKS = "clang-diagnostic-thread-safety*"
+
+
+def git(*arguments: str) -> list[str]:
+    return subprocess.run(
+        ["git", *arguments], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+
+
+def without_precompiled_header(command: str) -> str:
+    words = shlex.split(command)
+    kept: list[str] = []
+    skip = False
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if skip:
+            skip = False
+        elif word == "-include" and "cmake_pch" in following:
+            skip = True
+        elif word not in ("-fpch-preprocess", "-Winvalid-pch"):
+            kept.append(word)
+    return shlex.join(kept)
+
+
+def write_database(build: Path) -> tuple[Path, list[Path]]:
+    """A compilation database that clang can read, and the sources of ours in it."""
+    root = Path.cwd()
+    entries = json.loads((build / "compile_commands.json").read_text())
+    ours = []
+    for entry in entries:
+        source = Path(entry["directory"], entry["file"]).resolve()
+        if source.is_relative_to(root) and not source.is_relative_to(root / "build"):
+            entry["command"] = without_precompiled_header(entry["command"])
+            ours.append((source, entry))
+    directory = build / "tidy"
+    directory.mkdir(exist_ok=True)
+    (directory / "compile_commands.json").write_text(json.dumps([entry for _, entry in ours]))
+    return directory, sorted({source.relative_to(root) for source, _ in ours})
+
+
+def source_for_header(header: Path, sources: list[Path]) -> Path | None:
+    same_name = header.with_suffix(".cc")
+    if same_name in sources:
+        return same_name
+    include = re.compile(rf'#include "(.*/)?{re.escape(header.name)}"')
+    return next((source for source in sources if include.search(source.read_text())), None)
+
+
+def changed_sources(sources: list[Path]) -> list[Path]:
+    """Sources behind the files that the last commits touched, newest change first."""
+    touched = git("log", f"--max-count={COMMITS}", "--name-only", "--format=", "--diff-filter=d")
+    chosen: dict[Path, None] = {}
+    for path in map(Path, filter(None, touched)):
+        source = path if path in sources else None
+        if path.suffix == ".h" and path.exists():
+            source = source_for_header(path, sources)
+        if source is not None:
+            chosen[source] = None
+    return list(chosen)
+
+
+def check(source: Path, database: Path) -> tuple[Path, bool, str, float]:
+    start = time.monotonic()
+    extra = [f"--extra-arg={argument}" for argument in EXTRA_ARGUMENTS]
+    done = subprocess.run(
+        ["clang-tidy", "--quiet", "-p", database, f"--checks={EXTRA_CHECKS}", *extra, source],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return source, done.returncode == 0, done.stdout, time.monotonic() - start
+
+
+def main() -> int:
+    options = argparse.ArgumentParser()
+    options.add_argument("--build", type=Path, required=True)
+    options.add_argument("--jobs", type=int, default=1)
+    options.add_argument("--changed", action="store_true")
+    options.add_argument("--minutes", type=float, default=float("inf"))
+    args = options.parse_args()
+
+    database, sources = write_database(args.build)
+    if args.changed:
+        sources = changed_sources(sources)
+    deadline = time.monotonic() + args.minutes * 60
+    dirty = unreached = 0
+
+    def check_in_time(source: Path):
+        return check(source, database) if time.monotonic() < deadline else None
+
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for number, result in enumerate(pool.map(check_in_time, sources), 1):
+            if result is None:
+                unreached += 1
+                continue
+            source, clean, text, seconds = result
+            print(f"[{number}/{len(sources)}] {source} {seconds:.0f} s", flush=True)
+            if not clean:
+                dirty += 1
+                print(text, flush=True)
+    if unreached:
+        print(f"clang-tidy: {unreached} files not reached in {args.minutes:g} minutes")
+    print(f"clang-tidy: {len(sources) - unreached} files checked, {dirty} with findings")
+    return 1 if dirty else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
