@@ -57,7 +57,8 @@ show_summary() {
 run_ctest() { # PRESET [OPTION...]
   local preset=$1
   shift
-  ctest --test-dir "build/$preset" --output-on-failure --no-tests=error -j "$(count_jobs)" "$@"
+  ctest --test-dir "build/$preset" --output-on-failure --no-label-summary --no-tests=error \
+    -j "$(count_jobs)" "$@"
 }
 
 # errexit does not hold inside the two functions below, whose result is asked for: hence each `|| return`.
@@ -68,14 +69,11 @@ test_asan() {
 }
 
 test_tsan() {
-  local program plain=()
+  local program
   build_preset tsan tsan_tests || return
   # Only instrumented code may synchronise: Debian's gRPC is not, and would hide or invent races.
   for program in build/tsan/bin/*_test; do
     ! ldd "$program" | grep -q libgrpc || die "$program links gRPC but carries the label tsan"
   done
-  # Some kernels place memory where this sanitizer's runtime cannot follow.
-  ! setarch -R true 2>/dev/null || plain=(setarch -R)
-  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
-    "${plain[@]}" ctest --test-dir build/tsan --output-on-failure --no-tests=error -L tsan -j "$(count_jobs)"
+  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 run_ctest tsan -L tsan
 }
