@@ -1,5 +1,7 @@
 """What deploy/ ships is valid, and keeps the promises that its comments and docs make."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import kubernetes_validate
@@ -77,3 +79,14 @@ def test_no_container_has_privileges(pod: dict):
         assert not context["allowPrivilegeEscalation"]
         assert context["capabilities"]["drop"] == ["ALL"]
         assert container["resources"]["limits"]["memory"]
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")
+def test_systemd_unit_has_no_unknown_keys(tmp_path: Path):
+    unit = (ROOT / "deploy/systemd/dmuond.service").read_text()
+    installed = tmp_path / "dmuond.service"
+    installed.write_text(unit.replace("/usr/bin/dmuond", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", installed], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -59,7 +59,7 @@ torch_version() {
 setup_python() {
   [ -x "$PYTHON" ] || [ "$PYTHON" != "$PWD/.venv/bin/python" ] || make_venv
   [ -x "$PYTHON" ] || die "no Python at $PYTHON"
-  local missing torch limits=()
+  local missing torch limits=() quiet=()
   missing=$("$PYTHON" tools/dev/python_needs.py tools/dev/requirements.txt)
   if [ -n "$missing" ]; then
     torch=$(torch_version)
@@ -71,11 +71,13 @@ setup_python() {
       echo "torch==$torch" > build/torch-as-found.txt
       limits=(--constraint build/torch-as-found.txt)
     fi
+    [ -n "$torch" ] || say "torch is not there yet: with its libraries it is a download of up to 3 GB"
     say "installing Python packages into $("$PYTHON" -c 'import sys; print(sys.prefix)'):" $missing
+    [ -t 1 ] || quiet=(-q)
     if [ -z "$torch" ] && [ -n "${DMUOND_TORCH_INDEX:-}" ]; then
-      "$PYTHON" -m pip install -q --index-url "$DMUOND_TORCH_INDEX" 'torch>=2.9'
+      "$PYTHON" -m pip install "${quiet[@]}" --index-url "$DMUOND_TORCH_INDEX" 'torch>=2.9'
     fi
-    "$PYTHON" -m pip install -q "${limits[@]}" $missing
+    "$PYTHON" -m pip install "${quiet[@]}" "${limits[@]}" $missing
   fi
   setup_client
 }
