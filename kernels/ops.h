@@ -89,18 +89,19 @@ struct MuonConfig {
 [[nodiscard]] double UpdateScale(ScaleRule rule, int64_t rows, int64_t cols);
 
 // What changes from step to step, per matrix or piece; in memory that the device can read, so that
-// a captured graph reads it anew.
+// a captured graph reads it anew. Doubles, as they come from the trainer: 1 - beta2 from a beta2 in
+// fp32 would already be wrong by 1e-5.
 struct UpdateScalars {
-  float learning_rate = 0;
-  float momentum = 0;  // Muon
-  float weight_decay = 0;
-  float gradient_factor = 1;  // clip coefficient; multiplies the gradient first
-  float beta1 = 0;            // AdamW
-  float beta2 = 0;
-  float eps = 0;
-  float bias_correction1 = 1;  // 1 - beta1^t
-  float bias_correction2 = 1;  // 1 - beta2^t
-  uint32_t active = 1;         // 0: state and weights pass unchanged to the new slot
+  double learning_rate = 0;
+  double momentum = 0;  // Muon
+  double weight_decay = 0;
+  double gradient_factor = 1;  // clip coefficient; multiplies the gradient first
+  double beta1 = 0;            // AdamW
+  double beta2 = 0;
+  double eps = 0;
+  double bias_correction1 = 1;  // 1 - beta1^t
+  double bias_correction2 = 1;  // 1 - beta2^t
+  uint32_t active = 1;          // 0: state and weights pass unchanged to the new slot
 };
 
 // One matrix of a batch. `in` and `out` slots are different memory.

@@ -1,0 +1,145 @@
+#include "kernels/cpu/cpu_ops.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/adamw.h"
+#include "kernels/cpu/box_walk.h"
+#include "kernels/cpu/copy.h"
+#include "kernels/cpu/norms.h"
+#include "kernels/cpu/sum.h"
+
+namespace dmuond::kernels::cpu {
+namespace {
+
+int64_t Elements(const StridedBox& box) {
+  int64_t elements = 1;
+  for (int d = 0; d < box.dims; ++d) elements *= box.shape[d];
+  return elements;
+}
+
+absl::Status CheckBox(const StridedBox& box, const char* role) {
+  if (box.dims < 0 || box.dims > kDimsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(role, " has ", box.dims, " dimensions, at most ", kDimsMax, " are allowed"));
+  }
+  for (int d = 0; d < box.dims; ++d) {
+    if (box.shape[d] < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(role, " has size ", box.shape[d], " in dimension ", d));
+    }
+  }
+  if (box.data == nullptr && Elements(box) > 0) {
+    return absl::InvalidArgumentError(absl::StrCat(role, " has no memory"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameShape(const StridedBox& dst, const StridedBox& src) {
+  if (dst.dims != src.dims) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("destination has ", dst.dims, " dimensions, source ", src.dims));
+  }
+  for (int d = 0; d < dst.dims; ++d) {
+    if (dst.shape[d] != src.shape[d]) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "destination has size ", dst.shape[d], " in dimension ", d, ", source ", src.shape[d]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSum(const SumTask& task) {
+  if (absl::Status status = CheckBox(task.dst, "destination of a sum"); !status.ok()) return status;
+  if (task.dst.dtype != DType::kF32) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("destination of a sum is ", Name(task.dst.dtype), ", not float32"));
+  }
+  if (task.sources.size() > kSumSourcesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a sum has ", task.sources.size(), " sources, at most ", kSumSourcesMax, " are allowed"));
+  }
+  for (const StridedBox& source : task.sources) {
+    if (source.data == nullptr) continue;
+    if (absl::Status status = CheckSameShape(task.dst, source); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+int64_t PieceEnd(int64_t piece, int64_t elements) {
+  return std::min(elements, (piece + 1) * kPieceElements);
+}
+
+}  // namespace
+
+absl::Status CpuOps::Copy(Stream&, const StridedBox& dst, const StridedBox& src) {
+  if (absl::Status status = CheckBox(dst, "destination of a copy"); !status.ok()) return status;
+  if (absl::Status status = CheckBox(src, "source of a copy"); !status.ok()) return status;
+  if (absl::Status status = CheckSameShape(dst, src); !status.ok()) return status;
+  if (Elements(dst) == 0) return absl::OkStatus();
+  BoxWalk walk(dst);
+  walk.Add(src);
+  walk.Simplify();
+  const int64_t elements = walk.elements();
+  // One call per thread: memcpy is fastest on long runs.
+  const int64_t parts =
+      std::min<int64_t>(pool_.threads(), (elements + kPieceElements - 1) / kPieceElements);
+  pool_.ParallelFor(parts, [&](int64_t part, int) {
+    CopyElements(walk, dst, src, elements * part / parts, elements * (part + 1) / parts);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::Fill(Stream&, const StridedBox& dst, float value) {
+  if (absl::Status status = CheckBox(dst, "destination of a fill"); !status.ok()) return status;
+  if (Elements(dst) == 0) return absl::OkStatus();
+  BoxWalk walk(dst);
+  walk.Simplify();
+  pieces_.Clear();
+  pieces_.AddElements(walk.elements());
+  pool_.ParallelFor(pieces_.total(), [&](int64_t piece, int) {
+    FillElements(walk, dst, value, piece * kPieceElements, PieceEnd(piece, walk.elements()));
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::Sum(Stream&, std::span<const SumTask> tasks) {
+  pieces_.Clear();
+  for (const SumTask& task : tasks) {
+    if (absl::Status status = CheckSum(task); !status.ok()) return status;
+    pieces_.AddElements(Elements(task.dst));
+  }
+  pool_.ParallelFor(pieces_.total(), [&](int64_t index, int) {
+    const auto [item, piece] = pieces_.Locate(index);
+    const SumTask& task = tasks[item];
+    SumElements(task, piece * kPieceElements, PieceEnd(piece, Elements(task.dst)));
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::SumsOfSquares(Stream&, std::span<const NormTask> tasks) {
+  pieces_.Clear();
+  for (const NormTask& task : tasks) pieces_.Add(NormBlocks(task.first_element, task.elements));
+  pool_.ParallelFor(pieces_.total(), [&](int64_t index, int) {
+    const auto [item, block] = pieces_.Locate(index);
+    const NormTask& task = tasks[item];
+    const int64_t block_begin = (task.first_element / kNormBlock + block) * kNormBlock;
+    const int64_t begin = std::max<int64_t>(0, block_begin - task.first_element);
+    const int64_t end = std::min(task.elements, block_begin + kNormBlock - task.first_element);
+    task.sums[block] = SumOfSquares(task.data + begin, end - begin);
+  });
+  return absl::OkStatus();
+}
+
+absl::Status CpuOps::UpdateAdamW(Stream&, std::span<const AdamWPiece> pieces) {
+  pieces_.Clear();
+  for (const AdamWPiece& piece : pieces) pieces_.AddElements(piece.elements);
+  pool_.ParallelFor(pieces_.total(), [&](int64_t index, int) {
+    const auto [item, part] = pieces_.Locate(index);
+    const AdamWPiece& piece = pieces[item];
+    UpdateAdamWElements(piece, part * kPieceElements, PieceEnd(part, piece.elements));
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace dmuond::kernels::cpu
