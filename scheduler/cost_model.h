@@ -32,6 +32,7 @@ class CostModel {
   explicit CostModel(CostTable table);
   // Time of updating `batch` matrices of rows x cols together. Monotone in batch.
   [[nodiscard]] double MatrixBatch(int64_t rows, int64_t cols, int32_t batch) const;
+  // Proportional to the elements: the pieces of a lane are updated in few launches.
   [[nodiscard]] double Piece(int64_t elements) const;
 
  private:

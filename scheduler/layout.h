@@ -10,33 +10,18 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "scheduler/box.h"
 #include "scheduler/types.h"
 
 namespace dmuond::scheduler {
-
-inline constexpr int kDimsMax = 8;
-using Extents = absl::InlinedVector<int64_t, 4>;
-
-// A half-open n-d box of element indices. Zero-dimensional (a scalar) has one element.
-struct Box {
-  Extents begin;
-  Extents end;
-  bool operator==(const Box&) const = default;
-};
-[[nodiscard]] Box WholeBox(const Extents& shape);
-[[nodiscard]] int64_t Elements(const Box& box);  // 0 for an empty box
-[[nodiscard]] bool Empty(const Box& box);
-[[nodiscard]] Box Intersect(const Box& a, const Box& b);  // may be empty
-[[nodiscard]] bool Contains(const Box& outer, const Box& inner);
-[[nodiscard]] std::string ToString(const Box& box);  // "[0:5, 0:1024]"
 
 enum class Route : uint8_t { kMuon = 1, kAdamW = 2, kTrainer = 3 };
 enum class ElementType : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };  // values as in kernels::DType
 enum class Contribution : uint8_t { kSum = 1, kSame = 2 };
 [[nodiscard]] const char* Name(Route route);
-[[nodiscard]] const char* Name(ElementType type);  // "float32", "bfloat16", "float16"
+[[nodiscard]] const char* Name(ElementType type);           // "float32", "bfloat16", "float16"
+[[nodiscard]] const char* Name(Contribution contribution);  // "sum", "same"
 [[nodiscard]] int64_t SizeOf(ElementType type);
 
 // Which logical 2-D matrices a muon parameter consists of.
@@ -109,14 +94,17 @@ struct Registration {
 };
 
 // Checks one registration by itself (shapes, boxes inside shapes, strides, names unique, views,
-// ranges); errors are INVALID_ARGUMENT naming parameter and trainer.
+// ranges); errors are INVALID_ARGUMENT naming parameter and trainer. Of parameters on route
+// kTrainer only name, shape and boxes are looked at: their slices may be left empty.
 [[nodiscard]] absl::Status Validate(const Registration& registration);
 
 // Merges the registrations of all ranks of a world and checks the whole (fails closed, naming the
 // parameter, both trainers and both values): same name, other shape, dtype, route, view, group,
 // factor or contribution; SUM boxes may coincide or overlap across ranks, SAME boxes likewise, one
 // rank's own boxes of a parameter must not overlap; together the boxes of a parameter must cover
-// its shape. A rank twice, or one missing (all missing ranks are named).
+// its shape. A rank twice, or one missing (FAILED_PRECONDITION; all missing ranks are named). The
+// order of `registrations` does not matter. Where trainers give a parameter other reasons or ready
+// orders, the lowest rank's count.
 [[nodiscard]] absl::Status MergeRegistrations(const std::vector<Registration>& registrations,
                                               int32_t world_size, Layout& layout);
 

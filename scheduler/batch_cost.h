@@ -1,0 +1,42 @@
+// What it costs one lane to update some number of equal matrices, when it may choose the batches.
+//
+// Times are whole nanoseconds: sums do not depend on their order, nor comparisons on the compiler.
+#ifndef DMUOND_SCHEDULER_BATCH_COST_H_
+#define DMUOND_SCHEDULER_BATCH_COST_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/cost_model.h"
+
+namespace dmuond::scheduler {
+
+using Nanoseconds = int64_t;
+[[nodiscard]] Nanoseconds FromMicroseconds(double microseconds);
+[[nodiscard]] double ToMicroseconds(Nanoseconds time);
+
+class BatchCost {
+ public:
+  // For up to `count` matrices of rows x cols, in batches of at most batch_max.
+  BatchCost(const CostModel& model, int64_t rows, int64_t cols, int32_t count, int32_t batch_max);
+
+  // The least time of updating `matrices` of them; monotone. REQUIRES: matrices <= count.
+  [[nodiscard]] Nanoseconds Cost(int32_t matrices) const { return cost_[matrices]; }
+  // Batch sizes with that time, largest first.
+  [[nodiscard]] std::vector<int32_t> Split(int32_t matrices) const;
+  [[nodiscard]] int32_t batch_max() const { return batch_max_; }
+
+ private:
+  int32_t batch_max_;
+  std::vector<Nanoseconds> cost_;
+  std::vector<int32_t> last_batch_;  // a batch of the best split
+};
+
+// The smallest batch whose time per matrix is within 0.5 % of the best: larger ones only cost spare
+// slots and keep finished weights waiting for their neighbours.
+[[nodiscard]] int32_t PreferredBatch(const CostModel& model, int64_t rows, int64_t cols,
+                                     int32_t count);
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_BATCH_COST_H_

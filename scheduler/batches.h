@@ -1,0 +1,27 @@
+// Which units of a lane are updated together, and in which order.
+#ifndef DMUOND_SCHEDULER_BATCHES_H_
+#define DMUOND_SCHEDULER_BATCHES_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "scheduler/plan.h"
+
+namespace dmuond::scheduler {
+
+// Sets Unit::batch of all units of one lane. `split(matrix, n)` returns the sizes of the
+// batches for n matrices like the given one. Neighbours in bucket order come into
+// one batch, and batches whose last bucket is ready earlier come first.
+void AssignBatches(const Layout& layout,
+                   const std::function<std::vector<int32_t>(const Unit&, int32_t)>& split,
+                   const std::vector<UnitId>& lane_units, std::vector<Unit>& units);
+
+// The batches of a lane, read back from Unit::batch. `lane_units` ascending.
+[[nodiscard]] std::vector<Batch> CollectBatches(const Layout& layout,
+                                                const std::vector<UnitId>& lane_units,
+                                                const std::vector<Unit>& units);
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_BATCHES_H_

@@ -1,0 +1,66 @@
+#include "scheduler/lane_memory.h"
+
+#include <algorithm>
+
+#include "scheduler/batches.h"
+#include "scheduler/state_slots.h"
+
+namespace dmuond::scheduler {
+
+int64_t StagingBytes(int64_t elements, ElementType weight_type) {
+  return AlignUp(elements * 4) + AlignUp(elements * SizeOf(weight_type));
+}
+
+int64_t WorkspaceBytes(int64_t rows, int64_t cols, int32_t batch) {
+  const int64_t p = std::min(rows, cols);
+  return batch * 4 * (2 * rows * cols + 4 * p * p);
+}
+
+std::vector<std::vector<UnitId>> UnitsByLane(const std::vector<Unit>& units, int32_t lanes) {
+  std::vector<std::vector<UnitId>> by_lane(lanes);
+  for (const Unit& unit : units) by_lane[unit.owner.value()].push_back(unit.id);
+  return by_lane;
+}
+
+absl::StatusOr<std::vector<int64_t>> LaneMemory(const PlanInputs& inputs, const Plan& plan) {
+  const int32_t lanes = inputs.nodes * inputs.lanes_per_node;
+  const std::vector<std::vector<UnitId>> by_lane = UnitsByLane(plan.units, lanes);
+  std::vector<int64_t> bytes(lanes, 0);
+  for (int32_t lane = 0; lane < lanes; ++lane) {
+    const std::vector<Batch> batches = CollectBatches(inputs.layout, by_lane[lane], plan.units);
+    (void)MakeSlotClasses(plan.units, batches, bytes[lane]);
+    int64_t workspace = 0;
+    for (const Batch& batch : batches) {
+      if (batch.kind != UnitKind::kMatrix) continue;
+      workspace = std::max(workspace, WorkspaceBytes(batch.rows, batch.cols,
+                                                     static_cast<int32_t>(batch.units.size())));
+    }
+    bytes[lane] += workspace;
+  }
+  std::vector<int64_t> step_bytes(lanes, 0);
+  std::vector<int64_t> adopt_bytes(lanes, 0);
+  for (const Unit& unit : plan.units) {
+    bytes[unit.owner.value()] +=
+        StagingBytes(unit.rows * unit.cols, inputs.layout.parameters[unit.parameter].weight_type);
+    auto transfers = TransfersOf(inputs, plan, unit.id);
+    if (!transfers.ok()) return transfers.status();
+    for (const Transfer& t : transfers->partials) {
+      step_bytes[t.from.value()] += AlignUp(t.bytes);
+      step_bytes[t.to.value()] += AlignUp(t.bytes);
+    }
+    for (const Transfer& t : transfers->weights) {
+      if (!t.in_place) step_bytes[t.from.value()] += AlignUp(t.bytes);
+      step_bytes[t.to.value()] += AlignUp(t.bytes);
+    }
+    for (const Transfer& t : transfers->adopts) {
+      adopt_bytes[t.from.value()] += AlignUp(t.bytes);
+      adopt_bytes[t.to.value()] += AlignUp(t.bytes);
+    }
+  }
+  for (int32_t lane = 0; lane < lanes; ++lane) {
+    bytes[lane] += std::max(step_bytes[lane], adopt_bytes[lane]);
+  }
+  return bytes;
+}
+
+}  // namespace dmuond::scheduler

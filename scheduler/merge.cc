@@ -1,0 +1,196 @@
+// MergeRegistrations(): one layout out of what all trainers of a world say.
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "scheduler/fragment_algebra.h"
+#include "scheduler/layout.h"
+#include "scheduler/matrix_view.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+// "3, 5-7": at most so many ranges that a message stays readable.
+std::string Ranges(const std::vector<int32_t>& ranks) {
+  constexpr int kRangesMax = 32;
+  std::string text;
+  int ranges = 0;
+  for (size_t i = 0; i < ranks.size(); ++ranges) {
+    if (ranges == kRangesMax) return absl::StrCat(text, ", ... (", ranks.size(), " in all)");
+    size_t j = i;
+    while (j + 1 < ranks.size() && ranks[j + 1] == ranks[j] + 1) ++j;
+    absl::StrAppend(&text, i == 0 ? "" : ", ", ranks[i]);
+    if (j > i) absl::StrAppend(&text, "-", ranks[j]);
+    i = j + 1;
+  }
+  return text;
+}
+
+// Ranks 0 … world-1, each once. `sorted` by rank.
+absl::Status CheckWorld(const std::vector<const Registration*>& sorted, int32_t world_size) {
+  if (world_size < 1 || world_size > kWorldMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world size ", world_size, " is not within 1 and ", kWorldMax));
+  }
+  std::vector<int32_t> missing;
+  int32_t expected = 0;
+  for (const Registration* registration : sorted) {
+    const int32_t rank = registration->rank.value();
+    if (rank >= world_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("trainer ", rank, " is outside the world of ", world_size));
+    }
+    if (rank < expected) {
+      return absl::InvalidArgumentError(absl::StrCat("trainer ", rank, " has registered twice"));
+    }
+    for (; expected < rank; ++expected) missing.push_back(expected);
+    expected = rank + 1;
+  }
+  for (; expected < world_size; ++expected) missing.push_back(expected);
+  if (missing.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("missing from the world of ", world_size, ": trainer(s) ", Ranges(missing)));
+}
+
+// Names what differs between the parameter as its first holder and as another trainer has it.
+absl::Status CheckSame(const Parameter& a, TrainerRank rank_a, const Parameter& b,
+                       TrainerRank rank_b) {
+  const auto differ = [&](const char* what, const auto& value_a, const auto& value_b) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter '", a.name, "': trainers ", rank_a.value(), " and ", rank_b.value(),
+                     " register different ", what, ": ", value_a, " and ", value_b));
+  };
+  if (a.shape != b.shape) {
+    return differ("shapes", ShapeToString(a.shape), ShapeToString(b.shape));
+  }
+  if (a.route != b.route) return differ("routes", Name(a.route), Name(b.route));
+  if (a.route == Route::kTrainer) return absl::OkStatus();
+  if (a.weight_type != b.weight_type) {
+    return differ("weight types", Name(a.weight_type), Name(b.weight_type));
+  }
+  if (a.gradient_type != b.gradient_type) {
+    return differ("gradient types", Name(a.gradient_type), Name(b.gradient_type));
+  }
+  if (a.route == Route::kMuon && !(a.view == b.view)) {
+    return differ("matrix views", ToString(a.view), ToString(b.view));
+  }
+  if (a.group != b.group) return differ("parameter groups", a.group, b.group);
+  if (a.reduce_factor != b.reduce_factor) {
+    return differ("reduce factors", a.reduce_factor, b.reduce_factor);
+  }
+  return absl::OkStatus();
+}
+
+class Merger {
+ public:
+  explicit Merger(Layout& layout) : layout_(layout) {}
+
+  absl::Status Add(const Registration& registration) {
+    layout_.trainers.push_back({registration.rank, registration.node, registration.home});
+    std::vector<int32_t> index(registration.parameters.size());
+    for (size_t p = 0; p < registration.parameters.size(); ++p) {
+      const Parameter& parameter = registration.parameters[p];
+      const auto [found, added] =
+          index_.emplace(parameter.name, static_cast<int32_t>(layout_.parameters.size()));
+      index[p] = found->second;
+      if (added) {
+        layout_.parameters.push_back(parameter);
+        first_rank_.push_back(registration.rank);
+      } else if (absl::Status status =
+                     CheckSame(layout_.parameters[index[p]], first_rank_[index[p]], parameter,
+                               registration.rank);
+                 !status.ok()) {
+        return status;
+      }
+    }
+    for (const Fragment& fragment : registration.fragments) {
+      layout_.fragments.push_back(fragment);
+      layout_.fragments.back().parameter = index[fragment.parameter];
+    }
+    return absl::OkStatus();
+  }
+
+  // REQUIRES: fragments sorted by parameter.
+  absl::Status CheckWhole() const {
+    size_t begin = 0;
+    for (size_t p = 0; p < layout_.parameters.size(); ++p) {
+      size_t end = begin;
+      while (end < layout_.fragments.size() && layout_.fragments[end].parameter == p) ++end;
+      if (layout_.parameters[p].route != Route::kTrainer) {
+        if (absl::Status status = CheckParameter(layout_.parameters[p], begin, end); !status.ok()) {
+          return status;
+        }
+      }
+      begin = end;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status CheckParameter(const Parameter& parameter, size_t begin, size_t end) const {
+    std::vector<Holding> holdings;
+    for (size_t f = begin; f < end; ++f) {
+      const Fragment& first = layout_.fragments[begin];
+      const Fragment& fragment = layout_.fragments[f];
+      if (fragment.contribution != first.contribution) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "parameter '", parameter.name, "': trainers ", first.rank.value(), " and ",
+            fragment.rank.value(), " register different contributions: ", Name(first.contribution),
+            " and ", Name(fragment.contribution)));
+      }
+      holdings.push_back({fragment.box, static_cast<int32_t>(f)});
+    }
+    const std::vector<HeldBox> held = GroupEqualBoxes(std::move(holdings));
+    auto cells = Arrange(WholeBox(parameter.shape), held);
+    if (!cells.ok()) {
+      return absl::Status(cells.status().code(),
+                          absl::StrCat("parameter '", parameter.name,
+                                       "': ", std::string(cells.status().message())));
+    }
+    for (const ArrangedCell& cell : *cells) {
+      if (!cell.held.empty()) continue;
+      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.name, "' of shape ",
+                                                     ShapeToString(parameter.shape),
+                                                     ": no trainer holds ", ToString(cell.box)));
+    }
+    return absl::OkStatus();
+  }
+
+  Layout& layout_;
+  absl::flat_hash_map<std::string, int32_t> index_;
+  std::vector<TrainerRank> first_rank_;  // per parameter of the layout
+};
+
+}  // namespace
+
+absl::Status MergeRegistrations(const std::vector<Registration>& registrations, int32_t world_size,
+                                Layout& layout) {
+  std::vector<const Registration*> sorted;
+  sorted.reserve(registrations.size());
+  for (const Registration& registration : registrations) sorted.push_back(&registration);
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const Registration* a, const Registration* b) { return a->rank < b->rank; });
+  for (const Registration* registration : sorted) {
+    if (absl::Status status = Validate(*registration); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckWorld(sorted, world_size); !status.ok()) return status;
+  Layout merged;
+  Merger merger(merged);
+  for (const Registration* registration : sorted) {
+    if (absl::Status status = merger.Add(*registration); !status.ok()) return status;
+  }
+  std::stable_sort(merged.fragments.begin(), merged.fragments.end(),
+                   [](const Fragment& a, const Fragment& b) {
+                     if (a.parameter != b.parameter) return a.parameter < b.parameter;
+                     if (a.rank != b.rank) return a.rank < b.rank;
+                     return Before(a.box, b.box);
+                   });
+  if (absl::Status status = merger.CheckWhole(); !status.ok()) return status;
+  layout = std::move(merged);
+  return absl::OkStatus();
+}
+
+}  // namespace dmuond::scheduler

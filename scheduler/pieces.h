@@ -1,0 +1,41 @@
+// AdamW tensors in pieces. What one trainer alone holds stays with its lane and is only cut where
+// it is too large for one spare slot; what several hold is cut over lanes.
+#ifndef DMUOND_SCHEDULER_PIECES_H_
+#define DMUOND_SCHEDULER_PIECES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "scheduler/fragment_algebra.h"
+#include "scheduler/layout.h"
+#include "scheduler/unit.h"
+
+namespace dmuond::scheduler {
+
+// Cuts a box of a tensor of `shape` into boxes of at most `elements_max` elements, in row-major
+// order. Cuts fall on multiples of kPieceCut of the tensor's row-major elements where the shape has
+// such places between its rows at all (every width that is a multiple of 64, with pieces of a few
+// MiB); else between any two rows, and then the global norm agrees to 1e-12 only (docs/maths.md).
+[[nodiscard]] std::vector<Box> CutBox(const Extents& shape, const Box& box, int64_t elements_max);
+
+// Cuts a box along its rows into at most shares.size() consecutive boxes with about these shares of
+// its elements (shares in any unit, not negative, not all zero); the i-th box belongs to share i,
+// empty where there was no row left for it. Same places for cuts as CutBox. REQUIRES: not a scalar.
+[[nodiscard]] std::vector<Box> CutByShares(const Extents& shape, const Box& box,
+                                           const std::vector<int64_t>& shares);
+
+// An AdamW cell and who holds it.
+struct HeldCell {
+  int32_t parameter = 0;
+  Box box;
+  std::vector<int32_t> fragments;  // ascending
+};
+// The cells of all AdamW parameters.
+[[nodiscard]] absl::StatusOr<std::vector<HeldCell>> AdamWCells(const Layout& layout);
+
+[[nodiscard]] Unit MakePiece(const Layout& layout, int32_t parameter, Box box, LaneId owner);
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_PIECES_H_

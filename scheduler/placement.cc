@@ -1,0 +1,106 @@
+#include "scheduler/placement.h"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+namespace dmuond::scheduler {
+namespace {
+
+class Placer {
+ public:
+  Placer(const Layout& layout, const Members& members, std::vector<std::vector<int32_t>> counts,
+         std::vector<Unit>& units)
+      : layout_(layout),
+        members_(members),
+        left_(std::move(counts)),
+        units_(units),
+        near_node_(members.nodes, 0),
+        near_lane_(members.lanes(), 0),
+        in_bucket_(members.lanes(), 0) {}
+
+  // Two passes: whoever finds a place on the best node takes it before those that have no such
+  // place any more take what is left.
+  void Run(const std::vector<std::vector<int32_t>>& holders, const std::vector<int32_t>& class_of) {
+    std::vector<int32_t> order(units_.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+      if (units_[a].bucket != units_[b].bucket) return units_[a].bucket < units_[b].bucket;
+      return units_[a].rows * units_[a].cols > units_[b].rows * units_[b].cols;
+    });
+    std::vector<int32_t> deferred;
+    StartPass();
+    for (int32_t u : order) {
+      if (!PlaceOne(u, holders[u], class_of[u], /*only_best_node=*/true)) deferred.push_back(u);
+    }
+    StartPass();
+    for (int32_t u : deferred) {
+      PlaceOne(u, holders[u], class_of[u], /*only_best_node=*/false);
+    }
+  }
+
+ private:
+  void StartPass() {
+    bucket_ = BucketId(-1);
+    std::fill(in_bucket_.begin(), in_bucket_.end(), 0);
+  }
+
+  bool PlaceOne(int32_t u, const std::vector<int32_t>& holders, int32_t k, bool only_best_node) {
+    Unit& unit = units_[u];
+    if (unit.bucket != bucket_) {
+      std::fill(in_bucket_.begin(), in_bucket_.end(), 0);
+      bucket_ = unit.bucket;
+    }
+    MeasureNearness(unit, holders);
+    const int64_t best_node = *std::max_element(near_node_.begin(), near_node_.end());
+    int32_t best = -1;
+    for (int32_t lane = 0; lane < members_.lanes(); ++lane) {
+      if (left_[lane][k] == 0) continue;
+      if (only_best_node && near_node_[lane / members_.lanes_per_node] < best_node) continue;
+      if (best < 0 || Rank(lane, k) < Rank(best, k)) best = lane;
+    }
+    if (best < 0) return false;
+    --left_[best][k];
+    in_bucket_[best] += unit.rows * unit.cols;
+    unit.owner = LaneId(best);
+    return true;
+  }
+
+  // Smaller is better.
+  [[nodiscard]] std::tuple<int64_t, int64_t, int64_t, int32_t, int32_t> Rank(int32_t lane,
+                                                                             int32_t k) const {
+    return {-near_node_[lane / members_.lanes_per_node], -near_lane_[lane], in_bucket_[lane],
+            -left_[lane][k], lane};
+  }
+
+  // How many elements of the unit lie on every node, and with every lane's own trainers.
+  void MeasureNearness(const Unit& unit, const std::vector<int32_t>& holders) {
+    std::fill(near_node_.begin(), near_node_.end(), 0);
+    std::fill(near_lane_.begin(), near_lane_.end(), 0);
+    for (int32_t f : holders) {
+      const Trainer& trainer = layout_.trainers[layout_.fragments[f].rank.value()];
+      const int64_t elements = Elements(Intersect(layout_.fragments[f].box, unit.box));
+      near_node_[trainer.node.value()] += elements;
+      near_lane_[members_.HomeOf(trainer).value()] += elements;
+    }
+  }
+
+  const Layout& layout_;
+  const Members& members_;
+  std::vector<std::vector<int32_t>> left_;
+  std::vector<Unit>& units_;
+  std::vector<int64_t> near_node_;
+  std::vector<int64_t> near_lane_;
+  std::vector<int64_t> in_bucket_;
+  BucketId bucket_;
+};
+
+}  // namespace
+
+void Place(const Layout& layout, const Members& members,
+           const std::vector<std::vector<int32_t>>& holders, const std::vector<int32_t>& class_of,
+           std::vector<std::vector<int32_t>> counts, std::vector<Unit>& units) {
+  Placer(layout, members, std::move(counts), units).Run(holders, class_of);
+}
+
+}  // namespace dmuond::scheduler

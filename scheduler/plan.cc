@@ -1,0 +1,331 @@
+// MakePlan(): units, owners, batches, cells, one after the other.
+#include "scheduler/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/assignment.h"
+#include "scheduler/batches.h"
+#include "scheduler/buckets.h"
+#include "scheduler/digest.h"
+#include "scheduler/lane_memory.h"
+#include "scheduler/matrix_view.h"
+#include "scheduler/pieces.h"
+#include "scheduler/placement.h"
+#include "scheduler/replicated.h"
+#include "scheduler/state_slots.h"
+#include "scheduler/unit_cells.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+absl::Status CheckCosts(const CostTable& costs) {
+  for (const auto& [name, value] :
+       {std::pair("tflops", costs.tflops),
+        std::pair("gigabytes_per_second", costs.gigabytes_per_second)}) {
+    if (!std::isfinite(value) || value <= 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cost table: ", name, " is ", value, ", and must be above 0"));
+    }
+  }
+  for (const auto& [name, value] :
+       {std::pair("launch_us", costs.launch_us),
+        std::pair("piece_bytes_per_element", costs.piece_bytes_per_element),
+        std::pair("matrix_bytes_per_element", costs.matrix_bytes_per_element)}) {
+    if (!std::isfinite(value) || value < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cost table: ", name, " is ", value, ", and must not be below 0"));
+    }
+  }
+  for (const CostEntry& entry : costs.entries) {
+    if (entry.rows > 0 && entry.cols > 0 && entry.batch > 0 && std::isfinite(entry.microseconds) &&
+        entry.microseconds > 0) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat("cost table: ", entry.rows, "x", entry.cols,
+                                                   " batch ", entry.batch, " takes ",
+                                                   entry.microseconds, " us"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckInputs(const PlanInputs& inputs) {
+  if (inputs.nodes < 1 || inputs.lanes_per_node < 1 ||
+      int64_t{inputs.nodes} * inputs.lanes_per_node > kLanesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(inputs.nodes, " nodes of ",
+                                                   inputs.lanes_per_node, " lanes; 1 to ",
+                                                   kLanesMax, " lanes in all are possible"));
+  }
+  if (inputs.lane_memory_bytes < 0 || inputs.bucket_bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("negative lane memory ",
+                                                   inputs.lane_memory_bytes, " or bucket size ",
+                                                   inputs.bucket_bytes));
+  }
+  for (const Trainer& trainer : inputs.layout.trainers) {
+    if (trainer.node.value() < 0 || trainer.node.value() >= inputs.nodes) {
+      return absl::InvalidArgumentError(absl::StrCat("trainer ", trainer.rank.value(),
+                                                     " is on node ", trainer.node.value(), " of ",
+                                                     inputs.nodes));
+    }
+    if (trainer.home.value() < 0 || trainer.home.value() >= inputs.lanes_per_node) {
+      return absl::InvalidArgumentError(absl::StrCat("trainer ", trainer.rank.value(), " has lane ",
+                                                     trainer.home.value(), " of ",
+                                                     inputs.lanes_per_node, " as its home"));
+    }
+  }
+  return CheckCosts(inputs.costs);
+}
+
+// What may share a batch.
+using ClassKey = std::tuple<int64_t, int64_t, int32_t, ElementType>;
+
+class Planner {
+ public:
+  // Plans for `memory_bytes` per lane (0: no limit), which may be less than the inputs' own: what
+  // is received from other nodes is only known when all owners are.
+  Planner(const PlanInputs& inputs, int64_t memory_bytes)
+      : inputs_(inputs),
+        layout_(inputs.layout),
+        members_{inputs.nodes, inputs.lanes_per_node},
+        model_(inputs.costs),
+        memory_bytes_(memory_bytes) {}
+
+  absl::StatusOr<Plan> Run() {
+    Buckets buckets = MakeBuckets(layout_, inputs_.bucket_bytes);
+    plan_.buckets = buckets.count;
+    plan_.parameter_bucket = std::move(buckets.of_parameter);
+    if (absl::Status status = MakeMatrices(); !status.ok()) return status;
+    auto cells = AdamWCells(layout_);
+    if (!cells.ok()) return cells.status();
+    budget_.load.assign(members_.lanes(), 0);
+    budget_.bytes.assign(members_.lanes(), 0);
+    budget_.memory_bytes = memory_bytes_;
+    const std::vector<HeldCell> replicated = KeepShards(*cells);
+    if (absl::Status status = AssignMatrices(replicated); !status.ok()) return status;
+    SpreadReplicated(layout_, model_, replicated, budget_, pieces_);
+    if (absl::Status status = CollectUnits(); !status.ok()) return status;
+    if (absl::Status status = FillCells(layout_, plan_); !status.ok()) return status;
+    MakeBatches();
+    auto memory = LaneMemory(inputs_, plan_);
+    if (!memory.ok()) return memory.status();
+    plan_.lane_memory_bytes = *std::move(memory);
+    Judge();
+    plan_.digest = DigestOf(inputs_, plan_);
+    return std::move(plan_);
+  }
+
+ private:
+  absl::Status MakeMatrices() {
+    std::map<ClassKey, int32_t> index;
+    const auto ranges = FragmentRanges(layout_);
+    for (size_t p = 0; p < layout_.parameters.size(); ++p) {
+      const Parameter& parameter = layout_.parameters[p];
+      if (parameter.route != Route::kMuon) continue;
+      if (CountMatrices(parameter) > kUnitsMax - static_cast<int64_t>(matrices_.size())) {
+        return absl::ResourceExhaustedError(
+            absl::StrCat("parameter '", parameter.name, "' has ", CountMatrices(parameter),
+                         " matrices, and in all at most ", kUnitsMax, " units are possible"));
+      }
+      for (Box& box : MatricesOf(parameter)) {
+        Unit unit;
+        unit.parameter = static_cast<int32_t>(p);
+        const size_t dims = box.begin.size();
+        unit.rows = box.end[dims - 2] - box.begin[dims - 2];
+        unit.cols = box.end[dims - 1] - box.begin[dims - 1];
+        unit.bucket = BucketId(plan_.parameter_bucket[p]);
+        unit.box = std::move(box);
+        index.emplace(KeyOf(unit), 0);
+        std::vector<int32_t>& holders = matrix_holders_.emplace_back();
+        for (int32_t f = ranges[p].first; f < ranges[p].second; ++f) {
+          if (Intersects(layout_.fragments[f].box, unit.box)) holders.push_back(f);
+        }
+        matrices_.push_back(std::move(unit));
+      }
+    }
+    // Classes in order of their keys, so that numbers do not depend on who came first.
+    for (auto& [key, k] : index) {
+      k = static_cast<int32_t>(classes_.size());
+      const int64_t elements = std::get<0>(key) * std::get<1>(key);
+      classes_.push_back({std::get<0>(key), std::get<1>(key), 0,
+                          SlotBytes(UnitKind::kMatrix, elements),
+                          StagingBytes(elements, std::get<3>(key))});
+    }
+    for (const Unit& unit : matrices_) {
+      class_of_.push_back(index.at(KeyOf(unit)));
+      ++classes_[class_of_.back()].count;
+    }
+    class_index_ = std::move(index);
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] ClassKey KeyOf(const Unit& unit) const {
+    const Parameter& parameter = layout_.parameters[unit.parameter];
+    return {unit.rows, unit.cols, parameter.group, parameter.weight_type};
+  }
+
+  // Gives shards to the lanes of their holders; returns the cells that are replicas of whole
+  // tensors.
+  std::vector<HeldCell> KeepShards(std::vector<HeldCell>& cells) {
+    std::vector<HeldCell> replicated;
+    for (HeldCell& cell : cells) {
+      const Parameter& parameter = layout_.parameters[cell.parameter];
+      if (cell.fragments.size() > 1 && cell.box == WholeBox(parameter.shape)) {
+        replicated.push_back(std::move(cell));
+        continue;
+      }
+      std::set<LaneId> homes;
+      for (int32_t f : cell.fragments) {
+        homes.insert(members_.HomeOf(layout_.trainers[layout_.fragments[f].rank.value()]));
+      }
+      // A shard with replicas (HSDP): each of the holders' lanes takes an equal part.
+      std::vector<Box> parts = {cell.box};
+      if (homes.size() > 1 && Elements(cell.box) > kPieceWholeMax) {
+        parts = CutByShares(parameter.shape, cell.box, std::vector<int64_t>(homes.size(), 1));
+      }
+      auto home = homes.begin();
+      if (parts.size() == 1) home = LeastLoaded(homes);
+      for (const Box& part : parts) {
+        if (!Empty(part)) Keep(cell.parameter, part, *home);
+        ++home;
+      }
+    }
+    return replicated;
+  }
+
+  [[nodiscard]] std::set<LaneId>::const_iterator LeastLoaded(const std::set<LaneId>& homes) const {
+    return std::min_element(homes.begin(), homes.end(), [&](LaneId a, LaneId b) {
+      return budget_.load[a.value()] < budget_.load[b.value()];
+    });
+  }
+
+  void Keep(int32_t parameter, const Box& part, LaneId owner) {
+    const ElementType type = layout_.parameters[parameter].weight_type;
+    for (Box& box : CutBox(layout_.parameters[parameter].shape, part, kPieceElementsMax)) {
+      const int64_t elements = Elements(box);
+      budget_.load[owner.value()] += PieceCost(model_, elements);
+      budget_.bytes[owner.value()] += PieceBytes(elements, type);
+      pieces_.push_back(MakePiece(layout_, parameter, std::move(box), owner));
+    }
+  }
+
+  absl::Status AssignMatrices(const std::vector<HeldCell>& replicated) {
+    AssignmentProblem problem;
+    problem.model = &model_;
+    problem.classes = classes_;
+    problem.base_load = budget_.load;
+    problem.base_bytes = budget_.bytes;
+    problem.memory_bytes = memory_bytes_;
+    for (const HeldCell& cell : replicated) {
+      // Rounded down here and up where pieces are cut, so that the bound stays one.
+      problem.divisible += std::max<Nanoseconds>(0, PieceCost(model_, Elements(cell.box)) - 1);
+    }
+    auto assignment = Assign(problem);
+    if (!assignment.ok()) return assignment.status();
+    lower_bound_ = assignment->lower_bound;
+    costs_ = std::move(assignment->costs);
+    budget_.load = std::move(assignment->load);
+    budget_.bytes = std::move(assignment->bytes);
+    Place(layout_, members_, matrix_holders_, class_of_, std::move(assignment->counts), matrices_);
+    return absl::OkStatus();
+  }
+
+  absl::Status CollectUnits() {
+    for (Unit& piece : pieces_) {
+      piece.bucket = BucketId(plan_.parameter_bucket[piece.parameter]);
+    }
+    plan_.units = std::move(matrices_);
+    plan_.units.insert(plan_.units.end(), pieces_.begin(), pieces_.end());
+    if (static_cast<int64_t>(plan_.units.size()) > kUnitsMax) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          plan_.units.size(), " matrices and pieces; at most ", kUnitsMax, " are possible"));
+    }
+    std::sort(plan_.units.begin(), plan_.units.end(), [](const Unit& a, const Unit& b) {
+      return a.parameter != b.parameter ? a.parameter < b.parameter : Before(a.box, b.box);
+    });
+    for (size_t u = 0; u < plan_.units.size(); ++u) {
+      plan_.units[u].id = UnitId(static_cast<int32_t>(u));
+    }
+    return absl::OkStatus();
+  }
+
+  void MakeBatches() {
+    const auto split = [&](const Unit& unit, int32_t matrices) {
+      return costs_[class_index_.at(KeyOf(unit))].Split(matrices);
+    };
+    for (const std::vector<UnitId>& lane_units : UnitsByLane(plan_.units, members_.lanes())) {
+      AssignBatches(layout_, split, lane_units, plan_.units);
+    }
+  }
+
+  void Judge() {
+    Nanoseconds total = 0;
+    Nanoseconds slowest = 0;
+    for (Nanoseconds load : budget_.load) {
+      plan_.lane_load_us.push_back(ToMicroseconds(load));
+      total += load;
+      slowest = std::max(slowest, load);
+    }
+    PlanQuality& quality = plan_.quality;
+    quality.makespan_us = ToMicroseconds(slowest);
+    quality.lower_bound_us = ToMicroseconds(lower_bound_);
+    quality.optimal = slowest <= lower_bound_;
+    if (lower_bound_ > 0) {
+      quality.gap = quality.optimal ? 0 : quality.makespan_us / quality.lower_bound_us - 1;
+    }
+    if (total > 0) {
+      quality.imbalance =
+          static_cast<double>(slowest) * members_.lanes() / static_cast<double>(total);
+    }
+  }
+
+  const PlanInputs& inputs_;
+  const Layout& layout_;
+  const Members members_;
+  const CostModel model_;
+  const int64_t memory_bytes_;
+
+  Plan plan_;
+  std::vector<Unit> matrices_;
+  std::vector<std::vector<int32_t>> matrix_holders_;  // as matrices_
+  std::vector<int32_t> class_of_;                     // as matrices_
+  std::map<ClassKey, int32_t> class_index_;
+  std::vector<MatrixClass> classes_;
+  std::vector<BatchCost> costs_;  // as classes_
+  std::vector<Unit> pieces_;
+  LaneBudget budget_;
+  Nanoseconds lower_bound_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<Plan> MakePlan(const PlanInputs& inputs) {
+  if (absl::Status status = CheckInputs(inputs); !status.ok()) return status;
+  const int64_t limit = inputs.lane_memory_bytes;
+  if (limit == 0) return Planner(inputs, 0).Run();
+  // Owners are chosen by what they must hold themselves; what passes through their memory on the
+  // way between nodes follows from that choice. Where that was too much, less is left for the
+  // choice.
+  constexpr int kTries = 4;
+  int64_t available = limit;
+  absl::Status refusal;
+  for (int attempt = 0; attempt < kTries && available > 0; ++attempt) {
+    auto plan = Planner(inputs, available).Run();
+    if (!plan.ok()) return refusal.ok() ? plan.status() : refusal;
+    const auto fullest =
+        std::max_element(plan->lane_memory_bytes.begin(), plan->lane_memory_bytes.end());
+    if (*fullest <= limit) return plan;
+    refusal = absl::ResourceExhaustedError(
+        absl::StrCat("lane ", fullest - plan->lane_memory_bytes.begin(), " would need ", *fullest,
+                     " bytes of its memory limit of ", limit));
+    available -= *fullest - limit;
+  }
+  return refusal;
+}
+
+}  // namespace dmuond::scheduler

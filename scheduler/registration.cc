@@ -1,0 +1,222 @@
+// Validate(): what can be said of one trainer's registration without the others'.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "scheduler/fragment_algebra.h"
+#include "scheduler/layout.h"
+#include "scheduler/matrix_view.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+template <typename... Words>
+absl::Status Refuse(const Registration& registration, const Words&... words) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("trainer ", registration.rank.value(), ": ", words...));
+}
+
+absl::Status ValidateShape(const Registration& registration, const Parameter& parameter) {
+  if (parameter.shape.size() > kDimsMax) {
+    return Refuse(registration, "parameter '", parameter.name, "' has ", parameter.shape.size(),
+                  " dimensions; at most ", kDimsMax, " are allowed");
+  }
+  int64_t elements = 1;
+  for (int64_t extent : parameter.shape) {
+    if (extent < 0) {
+      return Refuse(registration, "parameter '", parameter.name, "' has the negative extent ",
+                    extent);
+    }
+    if (extent == 0 && parameter.route != Route::kTrainer) {
+      return Refuse(registration, "parameter '", parameter.name, "' of shape ",
+                    ShapeToString(parameter.shape), " has no elements; route it to trainer");
+    }
+    if (extent > 0 && elements > kElementsMax / extent) {
+      return Refuse(registration, "parameter '", parameter.name, "' of shape ",
+                    ShapeToString(parameter.shape), " has more than ", kElementsMax, " elements");
+    }
+    elements *= std::max<int64_t>(extent, 1);
+  }
+  return absl::OkStatus();
+}
+
+bool Known(ElementType type) {
+  return type == ElementType::kF32 || type == ElementType::kBF16 || type == ElementType::kF16;
+}
+
+absl::Status ValidateParameter(const Registration& registration, const Parameter& parameter) {
+  if (parameter.name.empty()) return Refuse(registration, "a parameter without a name");
+  if (static_cast<int64_t>(parameter.name.size()) > kNameBytesMax) {
+    return Refuse(registration, "a parameter name of ", parameter.name.size(), " bytes; at most ",
+                  kNameBytesMax, " are allowed");
+  }
+  if (parameter.route != Route::kMuon && parameter.route != Route::kAdamW &&
+      parameter.route != Route::kTrainer) {
+    return Refuse(registration, "parameter '", parameter.name, "' has the unknown route ",
+                  static_cast<int>(parameter.route));
+  }
+  if (absl::Status status = ValidateShape(registration, parameter); !status.ok()) return status;
+  if (parameter.route == Route::kTrainer) return absl::OkStatus();
+  for (ElementType type : {parameter.weight_type, parameter.gradient_type}) {
+    if (!Known(type)) {
+      return Refuse(registration, "parameter '", parameter.name, "' has the unknown element type ",
+                    static_cast<int>(type));
+    }
+  }
+  if (!std::isfinite(parameter.reduce_factor) || parameter.reduce_factor == 0) {
+    return Refuse(registration, "parameter '", parameter.name, "' has the reduce factor ",
+                  parameter.reduce_factor);
+  }
+  if (parameter.group < 0) {
+    return Refuse(registration, "parameter '", parameter.name, "' is in group ", parameter.group);
+  }
+  if (parameter.route == Route::kMuon) {
+    if (absl::Status status = ValidateView(parameter); !status.ok()) {
+      return Refuse(registration, std::string(status.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Whether no two elements of the box lie at the same address: sorted by stride, each step jumps
+// over everything that the smaller strides reach.
+bool AddressesDiffer(const Slice& slice, const Box& box) {
+  std::vector<std::pair<int64_t, int64_t>> steps;  // stride, extent
+  for (size_t d = 0; d < box.begin.size(); ++d) {
+    const int64_t extent = box.end[d] - box.begin[d];
+    if (extent > 1) steps.emplace_back(slice.strides[d], extent);
+  }
+  std::sort(steps.begin(), steps.end());
+  int64_t reach = 0;
+  for (const auto& [stride, extent] : steps) {
+    if (stride <= reach) return false;
+    reach += stride * (extent - 1);
+  }
+  return true;
+}
+
+absl::Status ValidateSlice(const Registration& registration, const Parameter& parameter,
+                           const Box& box, const char* what, const Slice& slice, ElementType type) {
+  const auto refuse = [&](const auto&... words) {
+    return Refuse(registration, "parameter '", parameter.name, "' box ", ToString(box), ": ", what,
+                  " ", words...);
+  };
+  int64_t end_bytes = 0;
+  if (absl::Status status = SliceEnd(slice, box, type, end_bytes); !status.ok()) {
+    return refuse(std::string(status.message()));
+  }
+  if (slice.offset_bytes % SizeOf(type) != 0) {
+    return refuse("offset ", slice.offset_bytes, " is not a multiple of the ", SizeOf(type),
+                  " bytes of ", Name(type));
+  }
+  if (!Empty(box) && !AddressesDiffer(slice, box)) {
+    return refuse("strides (", ShapeToString(slice.strides),
+                  ") put several elements at one address");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateFragment(const Registration& registration, const Fragment& fragment) {
+  if (fragment.rank != registration.rank) {
+    return Refuse(registration, "a fragment that names trainer ", fragment.rank.value());
+  }
+  if (fragment.parameter < 0 ||
+      fragment.parameter >= static_cast<int64_t>(registration.parameters.size())) {
+    return Refuse(registration, "a fragment of parameter number ", fragment.parameter, " of ",
+                  registration.parameters.size());
+  }
+  const Parameter& parameter = registration.parameters[fragment.parameter];
+  const Box& box = fragment.box;
+  if (box.begin.size() != parameter.shape.size() || box.end.size() != parameter.shape.size()) {
+    return Refuse(registration, "parameter '", parameter.name, "' of shape ",
+                  ShapeToString(parameter.shape), ": a box of ", box.begin.size(), " dimensions");
+  }
+  for (size_t d = 0; d < box.begin.size(); ++d) {
+    if (box.begin[d] < 0 || box.begin[d] > box.end[d] || box.end[d] > parameter.shape[d]) {
+      return Refuse(registration, "parameter '", parameter.name, "': box ", ToString(box),
+                    " is not inside its shape ", ShapeToString(parameter.shape));
+    }
+  }
+  if (parameter.route == Route::kTrainer) return absl::OkStatus();
+  if (fragment.contribution != Contribution::kSum && fragment.contribution != Contribution::kSame) {
+    return Refuse(registration, "parameter '", parameter.name, "' has the unknown contribution ",
+                  static_cast<int>(fragment.contribution));
+  }
+  if (absl::Status status = ValidateSlice(registration, parameter, box, "gradient",
+                                          fragment.gradient, parameter.gradient_type);
+      !status.ok()) {
+    return status;
+  }
+  return ValidateSlice(registration, parameter, box, "weight", fragment.weight,
+                       parameter.weight_type);
+}
+
+absl::Status ValidateNoOverlap(const Registration& registration) {
+  std::vector<std::vector<const Fragment*>> by_parameter(registration.parameters.size());
+  for (const Fragment& fragment : registration.fragments) {
+    by_parameter[fragment.parameter].push_back(&fragment);
+  }
+  for (size_t p = 0; p < by_parameter.size(); ++p) {
+    if (by_parameter[p].size() < 2) continue;
+    std::vector<Holding> holdings;
+    for (const Fragment* fragment : by_parameter[p]) holdings.push_back({fragment->box, 0});
+    const Parameter& parameter = registration.parameters[p];
+    const std::vector<HeldBox> held = GroupEqualBoxes(std::move(holdings));
+    for (const HeldBox& box : held) {
+      if (box.labels.size() > 1) {
+        return Refuse(registration, "parameter '", parameter.name, "': box ", ToString(box.box),
+                      " is registered ", box.labels.size(), " times");
+      }
+    }
+    auto cells = Arrange(WholeBox(parameter.shape), held);
+    if (!cells.ok()) {
+      return Refuse(registration, "parameter '", parameter.name,
+                    "': ", std::string(cells.status().message()));
+    }
+    for (const ArrangedCell& cell : *cells) {
+      if (cell.held.size() < 2) continue;
+      return Refuse(registration, "parameter '", parameter.name, "': its boxes ",
+                    ToString(held[cell.held[0]].box), " and ", ToString(held[cell.held[1]].box),
+                    " overlap in ", ToString(cell.box));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Validate(const Registration& registration) {
+  if (registration.rank.value() < 0 || registration.node.value() < 0 ||
+      registration.home.value() < 0) {
+    return Refuse(registration, "negative rank, node ", registration.node.value(), " or lane ",
+                  registration.home.value());
+  }
+  if (registration.parameters.size() > kParametersMax) {
+    return Refuse(registration, registration.parameters.size(), " parameters; at most ",
+                  kParametersMax, " are allowed");
+  }
+  absl::flat_hash_map<std::string, const Parameter*> names;
+  for (const Parameter& parameter : registration.parameters) {
+    if (absl::Status status = ValidateParameter(registration, parameter); !status.ok()) {
+      return status;
+    }
+    const auto [other, added] = names.emplace(parameter.name, &parameter);
+    if (!added) {
+      return Refuse(registration, "parameter '", parameter.name,
+                    "' is registered twice, with shapes ", ShapeToString(other->second->shape),
+                    " and ", ShapeToString(parameter.shape));
+    }
+  }
+  for (const Fragment& fragment : registration.fragments) {
+    if (absl::Status status = ValidateFragment(registration, fragment); !status.ok()) {
+      return status;
+    }
+  }
+  return ValidateNoOverlap(registration);
+}
+
+}  // namespace dmuond::scheduler
