@@ -1,0 +1,180 @@
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/gemm.h"
+#include "kernels/cuda/gemm_kernel.cuh"
+
+namespace dmuond::kernels::cuda {
+namespace {
+
+PFN_cuTensorMapEncodeTiled_v12000 TensorMapEncoder() {
+  static const PFN_cuTensorMapEncodeTiled_v12000 encoder = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
+                                     &found);
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
+  }();
+  return encoder;
+}
+
+std::string Describe(const char* name, const MatrixView& m) {
+  return std::string(name) + ": " + std::to_string(m.rows) + " x " + std::to_string(m.cols) +
+         ", ld " + std::to_string(m.ld) + ", batch stride " + std::to_string(m.batch_stride);
+}
+
+// Boxes of 64 x 64 elements, what lies outside the matrix reads as zero and is not written.
+bool EncodeMap(const MatrixView& m, int64_t batch, GemmType type, const char* name,
+               CUtensorMap* map, std::string* error) {
+  const int64_t stride = batch > 1 ? m.batch_stride : m.rows * m.ld;
+  if (m.rows < 1 || m.cols < 1 || m.ld < m.cols || m.ld % 8 != 0 || stride % 8 != 0 ||
+      reinterpret_cast<uintptr_t>(m.data) % 16 != 0) {
+    *error = Describe(name, m) +
+             ": sizes must be positive, address a multiple of 16 bytes, ld and "
+             "batch stride multiples of 8 elements, ld at least cols";
+    return false;
+  }
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(m.cols), static_cast<cuuint64_t>(m.rows),
+                               static_cast<cuuint64_t>(batch)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(m.ld) * 2,
+                                 static_cast<cuuint64_t>(stride) * 2};
+  const cuuint32_t box[3] = {64, 64, 1};
+  const cuuint32_t element_strides[3] = {1, 1, 1};
+  const CUresult result = TensorMapEncoder()(
+      map,
+      type == GemmType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      3, m.data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    *error = Describe(name, m) + ": cuTensorMapEncodeTiled returned " + std::to_string(result);
+    return false;
+  }
+  return true;
+}
+
+// (rows of D, k), (k, columns of D) as the layout stores them.
+bool CheckShapes(const GemmProblem& p, GemmLayout layout, int64_t* depth, std::string* error) {
+  const bool a_transposed = layout == GemmLayout::kTN;
+  const bool b_transposed = layout == GemmLayout::kNT;
+  const int64_t m = a_transposed ? p.a.cols : p.a.rows;
+  const int64_t k = a_transposed ? p.a.rows : p.a.cols;
+  const int64_t k_of_b = b_transposed ? p.b.cols : p.b.rows;
+  const int64_t n = b_transposed ? p.b.rows : p.b.cols;
+  *depth = k;
+  const auto addend_fits = [&](const MatrixView& c) {
+    return c.data == nullptr || (c.rows == m && c.cols == n);
+  };
+  if (k != k_of_b || p.d.rows != m || p.d.cols != n || (p.symmetric && m != n) ||
+      !addend_fits(p.c) || !addend_fits(p.c2) || p.batch < 1) {
+    *error = "shapes disagree: " + Describe("a", p.a) + "; " + Describe("b", p.b) + "; " +
+             Describe("c", p.c) + "; " + Describe("d", p.d);
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+struct Gemm::State {
+  GemmVariant variant{};
+  GemmParams params{};
+  void* memory = nullptr;  // jobs, then problems
+  int clusters = 0;
+
+  ~State() { cudaFree(memory); }
+};
+
+Gemm::Gemm(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Gemm::~Gemm() = default;
+
+std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
+                                   const GemmOptions& options, std::string* error) {
+  auto state = std::make_unique<State>();
+  state->variant = options.type == GemmType::kF16
+                       ? FindGemm<__half>(options.tile_n, options.layout)
+                       : FindGemm<__nv_bfloat16>(options.tile_n, options.layout);
+  if (state->variant.function == nullptr || problems.empty()) {
+    *error = "no kernel for tile_n " + std::to_string(options.tile_n) + ", or no problem";
+    return nullptr;
+  }
+  std::vector<DeviceProblem> device_problems(problems.size());
+  std::vector<GemmShape> shapes;
+  for (size_t i = 0; i < problems.size(); ++i) {
+    const GemmProblem& p = problems[i];
+    DeviceProblem& to = device_problems[i];
+    int64_t depth = 0;
+    if (!CheckShapes(p, options.layout, &depth, error) ||
+        !EncodeMap(p.a, p.batch, options.type, "a", &to.a, error) ||
+        !EncodeMap(p.b, p.batch, options.type, "b", &to.b, error) ||
+        !EncodeMap(p.d, p.batch, options.type, "d", &to.d, error) ||
+        (p.c.data != nullptr && !EncodeMap(p.c, p.batch, options.type, "c", &to.c, error)) ||
+        (p.c2.data != nullptr && !EncodeMap(p.c2, p.batch, options.type, "c2", &to.c2, error))) {
+      return nullptr;
+    }
+    to.has_c = p.c.data != nullptr ? 1 : 0;
+    to.has_c2 = p.c2.data != nullptr ? 1 : 0;
+    to.alpha = p.alpha;
+    to.beta = p.beta;
+    to.beta2 = p.beta2;
+    to.diagonal = p.diagonal;
+    to.rows = static_cast<int>(p.d.rows);
+    to.cols = static_cast<int>(p.d.cols);
+    to.steps = static_cast<int>((depth + kTileK - 1) / kTileK);
+    to.symmetric = p.symmetric ? 1 : 0;
+    shapes.push_back({p.d.rows, p.d.cols, depth, p.batch, p.symmetric});
+  }
+
+  const void* function = reinterpret_cast<const void*>(state->variant.function);
+  cudaError_t result = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            state->variant.shared_bytes);
+  int clusters = 0;
+  if (result == cudaSuccess) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(2);
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = state->variant.shared_bytes;
+    result = cudaOccupancyMaxActiveClusters(&clusters, function, &config);
+  }
+  const GemmSchedule schedule = MakeSchedule(shapes, options.tile_n, clusters);
+  const size_t job_bytes = (schedule.jobs.size() * sizeof(GemmJob) + 255) / 256 * 256;
+  const size_t problem_bytes = device_problems.size() * sizeof(DeviceProblem);
+  if (result == cudaSuccess) result = cudaMalloc(&state->memory, job_bytes + problem_bytes);
+  if (result == cudaSuccess) {
+    result = cudaMemcpy(state->memory, schedule.jobs.data(), schedule.jobs.size() * sizeof(GemmJob),
+                        cudaMemcpyHostToDevice);
+  }
+  auto* problems_at = static_cast<std::byte*>(state->memory) + job_bytes;
+  if (result == cudaSuccess) {
+    result = cudaMemcpy(problems_at, device_problems.data(), problem_bytes, cudaMemcpyHostToDevice);
+  }
+  if (result != cudaSuccess) {
+    *error = std::string("cannot prepare the product: ") + cudaGetErrorString(result);
+    return nullptr;
+  }
+  state->clusters = schedule.clusters;
+  state->params.inline_problem = device_problems[0];
+  state->params.problems =
+      problems.size() > 1 ? reinterpret_cast<const DeviceProblem*>(problems_at) : nullptr;
+  state->params.jobs = static_cast<const GemmJob*>(state->memory);
+  return std::unique_ptr<Gemm>(new Gemm(std::move(state)));
+}
+
+cudaError_t Gemm::Launch(cudaStream_t stream) const {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(state_->clusters * 2);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = state_->variant.shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, state_->variant.function, state_->params);
+}
+
+}  // namespace dmuond::kernels::cuda

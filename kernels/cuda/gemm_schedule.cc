@@ -1,0 +1,155 @@
+#include "kernels/cuda/gemm_schedule.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <queue>
+#include <tuple>
+
+namespace dmuond::kernels::cuda {
+namespace {
+
+// Columns of pairs that run side by side: 8 x 8 pairs fill most of the chip and read 8 panels of
+// each operand.
+constexpr int kStripColumns = 8;
+// The last so many turns are sorted by length, so that short tiles fill the gaps.
+constexpr int kTailTurns = 3;
+
+struct PairJob {
+  GemmJob first;
+  GemmJob second;
+  int64_t cost = 0;
+};
+
+class Builder {
+ public:
+  Builder(const GemmShape& shape, int problem, int tile_n)
+      : shape_(shape), problem_(problem), tile_n_(tile_n) {
+    steps_ = (shape.depth + 63) / 64;
+  }
+
+  void Build(std::vector<PairJob>& out) {
+    const int row_blocks = static_cast<int>((shape_.rows + kTileM - 1) / kTileM);
+    const int col_tiles = static_cast<int>((shape_.cols + tile_n_ - 1) / tile_n_);
+    for (int64_t z = 0; z < shape_.batch; ++z) {
+      for (int strip = 0; strip < col_tiles; strip += kStripColumns) {
+        for (int row = 0; row < row_blocks; row += 2) {
+          for (int col = strip; col < std::min(strip + kStripColumns, col_tiles); ++col) {
+            AddPair(out, static_cast<int32_t>(z), row, col, row_blocks);
+          }
+        }
+      }
+      FlushSingles(out, z + 1 == shape_.batch);
+    }
+  }
+
+ private:
+  // Units of tile_n / 2 columns that a tile of row block `row` needs: 0, 1 or 2.
+  int Width(int row, int col) const {
+    const int64_t unit = tile_n_ / 2;
+    int64_t end = shape_.cols;
+    if (shape_.symmetric) end = std::min<int64_t>(end, int64_t{row + 1} * kTileM);
+    const int64_t left = end - int64_t{col} * tile_n_;
+    return static_cast<int>(std::clamp<int64_t>((left + unit - 1) / unit, 0, 2));
+  }
+
+  GemmJob Job(int32_t z, int row, int col, int width, bool paired) const {
+    GemmJob job;
+    job.problem = problem_;
+    job.batch = z;
+    job.row = static_cast<uint16_t>(row);
+    job.col = static_cast<uint16_t>(col * 2);
+    job.width = static_cast<uint8_t>(width);
+    job.paired = paired ? 1 : 0;
+    return job;
+  }
+
+  int64_t Cost(int width) const { return (steps_ + 3) * width; }
+
+  void AddPair(std::vector<PairJob>& out, int32_t z, int row, int col, int row_blocks) {
+    const int upper = Width(row, col);
+    const int lower = row + 1 < row_blocks ? Width(row + 1, col) : 0;
+    if (upper > 0 && upper == lower) {
+      out.push_back(
+          {Job(z, row, col, upper, true), Job(z, row + 1, col, upper, true), Cost(upper)});
+      return;
+    }
+    if (upper > 0) singles_.push_back(Job(z, row, col, upper, false));
+    if (lower > 0) singles_.push_back(Job(z, row + 1, col, lower, false));
+  }
+
+  // Tiles on the diagonal and in a last odd row of blocks have no partner: two of a width share a
+  // pair of CTAs without sharing loads. One that is left over waits for the next matrix.
+  void FlushSingles(std::vector<PairJob>& out, bool last) {
+    std::vector<GemmJob> left;
+    for (const int width : {2, 1}) {
+      std::vector<GemmJob> same;
+      for (const GemmJob& job : singles_) {
+        if (job.width == width) same.push_back(job);
+      }
+      size_t i = 0;
+      for (; i + 1 < same.size(); i += 2) out.push_back({same[i], same[i + 1], Cost(width)});
+      if (i == same.size()) continue;
+      if (last) {
+        GemmJob company = same[i];
+        company.store = 0;
+        out.push_back({same[i], company, Cost(width)});
+      } else {
+        left.push_back(same[i]);
+      }
+    }
+    singles_ = left;
+  }
+
+  const GemmShape& shape_;
+  const int problem_;
+  const int tile_n_;
+  int64_t steps_ = 0;
+  std::vector<GemmJob> singles_;
+};
+
+}  // namespace
+
+GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n, int clusters) {
+  std::vector<PairJob> work;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    Builder(shapes[i], static_cast<int>(i), tile_n).Build(work);
+  }
+  // Only the end of the list is sorted: before it, a matrix's tiles stay together for L2's sake.
+  const size_t tail = std::min<size_t>(work.size(), static_cast<size_t>(clusters) * kTailTurns);
+  std::stable_sort(work.end() - static_cast<std::ptrdiff_t>(tail), work.end(),
+                   [](const PairJob& a, const PairJob& b) { return a.cost > b.cost; });
+
+  GemmSchedule schedule;
+  schedule.clusters = std::max(1, std::min<int>(clusters, static_cast<int>(work.size())));
+  using Load = std::tuple<int64_t, int>;  // (work so far, cluster)
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (int c = 0; c < schedule.clusters; ++c) loads.emplace(0, c);
+  std::vector<std::vector<const PairJob*>> lists(schedule.clusters);
+  int64_t total = 0;
+  int64_t longest = 0;
+  for (const PairJob& job : work) {
+    auto [load, cluster] = loads.top();
+    loads.pop();
+    lists[cluster].push_back(&job);
+    loads.emplace(load + job.cost, cluster);
+    total += job.cost;
+    longest = std::max(longest, load + job.cost);
+  }
+  if (total > 0) {
+    schedule.imbalance = static_cast<double>(longest) * clusters / static_cast<double>(total);
+  }
+  size_t turns = 0;
+  for (const auto& list : lists) turns = std::max(turns, list.size());
+  schedule.turns = static_cast<int>(turns);
+  schedule.jobs.assign((turns + 1) * schedule.clusters * 2, GemmJob{});
+  for (int c = 0; c < schedule.clusters; ++c) {
+    for (size_t t = 0; t < lists[c].size(); ++t) {
+      const size_t at = (t * schedule.clusters + c) * 2;
+      schedule.jobs[at] = lists[c][t]->first;
+      schedule.jobs[at + 1] = lists[c][t]->second;
+    }
+  }
+  return schedule;
+}
+
+}  // namespace dmuond::kernels::cuda

@@ -1,0 +1,32 @@
+// The combinations of tile and layout that exist, instantiated once per element type.
+#ifndef DMUOND_KERNELS_CUDA_GEMM_VARIANTS_CUH_
+#define DMUOND_KERNELS_CUDA_GEMM_VARIANTS_CUH_
+
+#include "kernels/cuda/gemm_kernel.cuh"
+
+namespace dmuond::kernels::cuda {
+
+template <typename T, int kTileN>
+GemmVariant FindGemmOfTile(GemmLayout layout) {
+  constexpr int kBytes = GemmTraits<kTileN>::kSharedBytes;
+  switch (layout) {
+    case GemmLayout::kNT:
+      return {GemmEntry<T, kTileN, GemmLayout::kNT>, kBytes};
+    case GemmLayout::kNN:
+      return {GemmEntry<T, kTileN, GemmLayout::kNN>, kBytes};
+    case GemmLayout::kTN:
+      return {GemmEntry<T, kTileN, GemmLayout::kTN>, kBytes};
+  }
+  return {nullptr, 0};
+}
+
+template <typename T>
+GemmVariant FindGemm(int tile_n, GemmLayout layout) {
+  if (tile_n == 256) return FindGemmOfTile<T, 256>(layout);
+  if (tile_n == 128) return FindGemmOfTile<T, 128>(layout);
+  return {nullptr, 0};
+}
+
+}  // namespace dmuond::kernels::cuda
+
+#endif  // DMUOND_KERNELS_CUDA_GEMM_VARIANTS_CUH_
