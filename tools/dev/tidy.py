@@ -5,11 +5,16 @@ Usage: tidy.py --build DIR [--jobs N] [--changed] [--minutes M]
 With --changed only files that the last 20 commits touched are checked (and, for a touched header,
 the source file of the same name or else one that includes it). --minutes bounds the time: newest
 changes go first, and what was not reached is said. Exits 1 when clang-tidy found something.
+
+A file that was clean is remembered, by everything that it includes and the configuration, in the
+user's cache directory, and not checked again until one of these changes.
 """
 
 import argparse
 import concurrent.futures
+import hashlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -20,8 +25,11 @@ from pathlib import Path
 COMMITS = 20
 # clang reads g++'s command lines: no precompiled headers of g++'s, no warnings that only g++ knows.
 # The analysis of locks is clang's own and costs nothing beside the rest.
-EXTRA_ARGUMENTS = ["-Wno-unknown-warning-option", "-Wthread-safety"]
-EXTRA_CHECKS = "clang-diagnostic-thread-safety*"
+ARGUMENTS = [
+    "--extra-arg=-Wno-unknown-warning-option",
+    "--extra-arg=-Wthread-safety",
+    "--checks=clang-diagnostic-thread-safety*",
+]
 
 
 def git(*arguments: str) -> list[str]:
@@ -81,15 +89,57 @@ def changed_sources(sources: list[Path]) -> list[Path]:
     return list(chosen)
 
 
-def check(source: Path, database: Path) -> tuple[Path, bool, str, float]:
+class CleanFiles:
+    """Remembers files that had no findings, across runs and checkouts."""
+
+    def __init__(self, database: Path) -> None:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self._directory = base / "dmuond-tidy"
+        self._directory.mkdir(parents=True, exist_ok=True)
+        entries = json.loads((database / "compile_commands.json").read_text())
+        self._entries = {
+            Path(entry["directory"], entry["file"]).resolve(): entry for entry in entries
+        }
+        configuration = [Path(name).read_bytes() for name in git("ls-files", "*.clang-tidy")]
+        version = subprocess.run(
+            ["clang-tidy", "--version"], capture_output=True, check=True
+        ).stdout
+        self._common = b"".join([version, *configuration, repr(ARGUMENTS).encode()])
+
+    def key(self, source: Path) -> Path | None:
+        """Where a clean result is noted; None if the file cannot be preprocessed."""
+        entry = self._entries[source.resolve()]
+        _, *words = shlex.split(entry["command"])
+        output = words.index("-o")
+        words[output : output + 2] = []
+        words.remove("-c")
+        # Comments count: NOLINT is one.
+        done = subprocess.run(
+            ["clang++", "-E", "-C", "-w", *words],
+            cwd=entry["directory"],
+            capture_output=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            return None
+        text = done.stdout.replace(os.fsencode(Path.cwd()), b".")
+        return self._directory / hashlib.sha256(self._common + text).hexdigest()
+
+
+def check(source: Path, database: Path, clean_files: CleanFiles) -> tuple[Path, bool, str, float]:
     start = time.monotonic()
-    extra = [f"--extra-arg={argument}" for argument in EXTRA_ARGUMENTS]
+    note = clean_files.key(source)
+    if note is not None and note.exists():
+        note.touch()
+        return source, True, "", time.monotonic() - start
     done = subprocess.run(
-        ["clang-tidy", "--quiet", "-p", database, f"--checks={EXTRA_CHECKS}", *extra, source],
+        ["clang-tidy", "--quiet", "-p", database, *ARGUMENTS, source],
         capture_output=True,
         text=True,
         check=False,
     )
+    if done.returncode == 0 and note is not None:
+        note.touch()
     return source, done.returncode == 0, done.stdout, time.monotonic() - start
 
 
@@ -104,11 +154,12 @@ def main() -> int:
     database, sources = write_database(args.build)
     if args.changed:
         sources = changed_sources(sources)
+    clean_files = CleanFiles(database)
     deadline = time.monotonic() + args.minutes * 60
     dirty = unreached = 0
 
     def check_in_time(source: Path):
-        return check(source, database) if time.monotonic() < deadline else None
+        return check(source, database, clean_files) if time.monotonic() < deadline else None
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for number, result in enumerate(pool.map(check_in_time, sources), 1):
