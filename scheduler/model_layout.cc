@@ -1,0 +1,73 @@
+#include "scheduler/model_layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+class LayoutBuilder {
+ public:
+  LayoutBuilder(int32_t layers, int32_t nodes, int32_t lanes_per_node) : layers_(layers) {
+    for (int32_t rank = 0; rank < nodes * lanes_per_node; ++rank) {
+      layout_.trainers.push_back(
+          {TrainerRank(rank), NodeRank(rank / lanes_per_node), LaneIndex(rank % lanes_per_node)});
+    }
+    ends_bytes_.assign(layout_.trainers.size(), 0);
+  }
+
+  void Add(const ShapeCount& shape, Route route) {
+    const int64_t per_layer = layers_ > 0 ? std::max<int64_t>(1, shape.count / layers_) : 1;
+    for (int64_t i = 0; i < shape.count; ++i) {
+      Parameter parameter;
+      parameter.name = absl::StrCat(shape.name, ".", i);
+      parameter.shape = shape.rows == 1 ? Extents{shape.cols} : Extents{shape.rows, shape.cols};
+      parameter.weight_type = ElementType::kBF16;
+      parameter.gradient_type = ElementType::kBF16;
+      parameter.route = route;
+      parameter.route_reason = "model table";
+      parameter.ready_order = static_cast<int32_t>(-(i / per_layer));
+      const bool expert = absl::StartsWith(shape.name, "experts.");
+      const int32_t stride =
+          expert ? std::min<int32_t>(kExpertRanks, static_cast<int32_t>(ends_bytes_.size())) : 1;
+      Hold(parameter, static_cast<int32_t>(i % stride), stride);
+      layout_.parameters.push_back(std::move(parameter));
+    }
+  }
+
+  [[nodiscard]] Layout Finish() { return std::move(layout_); }
+
+ private:
+  // Ranks first, first + stride, … hold the whole of it.
+  void Hold(const Parameter& parameter, int32_t first, int32_t stride) {
+    const Box whole = WholeBox(parameter.shape);
+    for (auto rank = first; rank < static_cast<int32_t>(ends_bytes_.size()); rank += stride) {
+      Fragment fragment;
+      fragment.rank = TrainerRank(rank);
+      fragment.parameter = static_cast<int32_t>(layout_.parameters.size());
+      fragment.box = whole;
+      fragment.gradient = {0, ends_bytes_[rank], RowMajorStrides(parameter.shape)};
+      fragment.weight = {1, ends_bytes_[rank], RowMajorStrides(parameter.shape)};
+      ends_bytes_[rank] += Elements(whole) * SizeOf(parameter.weight_type);
+      layout_.fragments.push_back(std::move(fragment));
+    }
+  }
+
+  int32_t layers_;
+  Layout layout_;
+  std::vector<int64_t> ends_bytes_;
+};
+
+}  // namespace
+
+Layout LayoutOf(const ModelShapes& model, int32_t nodes, int32_t lanes_per_node) {
+  LayoutBuilder builder(model.layers, nodes, lanes_per_node);
+  for (const ShapeCount& shape : model.muon) builder.Add(shape, Route::kMuon);
+  for (const ShapeCount& shape : model.adamw) builder.Add(shape, Route::kAdamW);
+  return builder.Finish();
+}
+
+}  // namespace dmuond::scheduler

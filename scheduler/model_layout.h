@@ -1,0 +1,22 @@
+// A layout for a model that nobody has registered: what `dmuonctl plan --model` and benchmarks
+// plan.
+#ifndef DMUOND_SCHEDULER_MODEL_LAYOUT_H_
+#define DMUOND_SCHEDULER_MODEL_LAYOUT_H_
+
+#include <cstdint>
+
+#include "scheduler/layout.h"
+#include "scheduler/model_shapes.h"
+
+namespace dmuond::scheduler {
+
+// One trainer per lane. Every trainer holds every tensor (data parallel), but of tensors named
+// "experts." only each kExpertRanks-th trainer the same one (expert parallel, replicated over the
+// rest; all trainers divide the experts where there are fewer). Gradients and weights in bf16; the
+// last layer is ready first.
+inline constexpr int32_t kExpertRanks = 64;
+[[nodiscard]] Layout LayoutOf(const ModelShapes& model, int32_t nodes, int32_t lanes_per_node);
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_MODEL_LAYOUT_H_
