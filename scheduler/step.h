@@ -1,0 +1,130 @@
+// The words of the step protocol, shared by its two state machines (step_coordinator.h,
+// step_member.h). Plain values: the server translates them from and to dmuond.v1.
+#ifndef DMUOND_SCHEDULER_STEP_H_
+#define DMUOND_SCHEDULER_STEP_H_
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "scheduler/types.h"
+
+namespace dmuond::scheduler {
+
+// Time as it is passed in; no machine reads a clock.
+using TimePoint = std::chrono::steady_clock::time_point;
+
+enum class AttemptKind : uint8_t { kStep = 1, kPush = 2, kLoad = 3 };
+
+struct GroupScalars {
+  double learning_rate = 0;
+  double weight_decay = 0;
+  double momentum = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double eps = 0;
+};
+struct StepScalars {
+  std::vector<GroupScalars> groups;
+  double loss_scale = 1;
+  double max_grad_norm = 0;
+  bool clip_muon = true;
+};
+// The first field that differs bit by bit ("groups[1].learning_rate"), with both values; empty:
+// equal.
+struct ScalarMismatch {
+  std::string field;
+  double first = 0;
+  double second = 0;
+};
+[[nodiscard]] std::optional<ScalarMismatch> Compare(const StepScalars& a, const StepScalars& b);
+
+struct AbsentFragment {
+  TrainerRank rank;
+  int32_t parameter = 0;  // index into Layout::parameters
+  auto operator<=>(const AbsentFragment&) const = default;
+};
+
+// A rank hands in a step, or pushes.
+struct Submission {
+  TrainerRank rank;
+  Attempt attempt;
+  StepId step;
+  AttemptKind kind = AttemptKind::kStep;
+  StepScalars scalars;
+  std::vector<int32_t> absent;  // parameters, ascending
+  std::vector<int32_t> pushed;  // kPush: parameters, ascending; empty: all
+  bool withdraw = false;
+};
+
+// Sums of squares of one unit's reduced gradient; see dmuond.v1.UnitNorm.
+struct UnitNorm {
+  UnitId unit;
+  int64_t first_block = 0;
+  std::vector<double> sums;
+  int64_t first_element = 0;
+};
+
+enum class OutcomeKind : uint8_t { kCommitted = 1, kSkipped = 2, kAborted = 3, kRolledBack = 4 };
+enum class OutcomeReason : uint8_t {
+  kNone = 0,
+  kNonFinite = 1,
+  kWithdrawn = 2,
+  kTrainerMissing = 3,
+  kLaneLost = 4,
+  kPeerLost = 5,
+  kStateLost = 6,
+  kDraining = 7,
+  kLayoutChanged = 8
+};
+struct Outcome {
+  OutcomeKind kind = OutcomeKind::kAborted;
+  StepId step;
+  Attempt attempt;
+  OutcomeReason reason = OutcomeReason::kNone;
+  std::string detail;
+  bool retry = false;
+  Attempt next_attempt;
+  std::optional<StepId> durable_step;
+  StepId to_step;
+  double gradient_norm = 0;
+  double clip_coefficient = 1;
+  int64_t matrices = 0;
+};
+
+enum class Verdict : uint8_t { kCommit = 1, kSkip = 2, kAbort = 3, kRefuse = 4 };
+
+// What the coordinator tells every member.
+struct OpenAttempt {
+  Attempt attempt;
+  StepId step;
+};
+struct Go {
+  enum class Operation : uint8_t { kCollect = 1, kPublish = 2 };
+  Attempt attempt;
+  LaneIndex rail;
+  Operation operation = Operation::kCollect;
+  int32_t index = 0;  // kCollect: bucket. kPublish: position in the rail's order of batches
+  std::vector<AbsentFragment> absent;  // kCollect: of the parameters in this bucket
+};
+struct Decision {
+  Attempt attempt;
+  StepId step;
+  AttemptKind kind = AttemptKind::kStep;
+  Verdict verdict = Verdict::kAbort;
+  Outcome outcome;      // kCommit, kSkip, kAbort
+  StepScalars scalars;  // kCommit of a step
+  double clip_coefficient = 1;
+  std::vector<AbsentFragment> absent;
+  std::vector<int32_t> pushed;
+  std::string refuse_reason;   // kRefuse: "SCALARS_DIFFER", "PUSH_DIFFERS"
+  std::string refuse_message;  // names the field, two ranks and both values
+};
+using CoordinatorAction = std::variant<OpenAttempt, Go, Decision>;
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_STEP_H_

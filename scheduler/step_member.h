@@ -1,0 +1,61 @@
+// One daemon's view of the steps: takes local trainers' submissions exactly once, collects what its
+// lanes report into one vote, and keeps the last outcome for whoever asks again. Pure.
+#ifndef DMUOND_SCHEDULER_STEP_MEMBER_H_
+#define DMUOND_SCHEDULER_STEP_MEMBER_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "scheduler/step.h"
+#include "scheduler/types.h"
+
+namespace dmuond::scheduler {
+
+// Answer to a submit or a wait: exactly one of the three.
+struct StepAnswer {
+  std::optional<Outcome> outcome;
+  absl::Status refused;  // not OK: trainers disagree (kRefuse); the machine is at `next_attempt`
+  Attempt next_attempt;  // with `refused`
+  [[nodiscard]] bool pending() const { return !outcome.has_value() && refused.ok(); }
+};
+
+class StepMember {
+ public:
+  StepMember(std::vector<TrainerRank> local_ranks, int32_t local_lanes, StepId last_committed);
+
+  void OnOpen(const OpenAttempt& open);
+  // What to do with a rank's submission:
+  //   outcome set: the step was decided already; `forward` false
+  //   pending:     accepted now (forward true) or before (false, a duplicate)
+  // FAILED_PRECONDITION names both numbers: a step other than the current one or the last decided
+  // one, an attempt older or newer than the open one. INVALID_ARGUMENT: a duplicate that differs.
+  struct Accepted {
+    StepAnswer answer;
+    bool forward = false;  // tell the coordinator and the lanes
+  };
+  [[nodiscard]] absl::StatusOr<Accepted> OnSubmission(const Submission& submission);
+  // The answer of (step, attempt), if there is one. FAILED_PRECONDITION as above.
+  [[nodiscard]] absl::StatusOr<StepAnswer> OnWait(TrainerRank rank, StepId step,
+                                                  Attempt attempt) const;
+  // A lane has all its gradients. Non-empty: this node's vote, all lanes' norms by unit.
+  [[nodiscard]] std::optional<std::vector<UnitNorm>> OnGathered(Attempt attempt, LaneIndex lane,
+                                                                std::vector<UnitNorm> norms);
+  void OnDecision(const Decision& decision);
+
+  [[nodiscard]] OpenAttempt open() const;
+  [[nodiscard]] StepId last_committed() const;
+  [[nodiscard]] const std::optional<Decision>& last_decision() const;
+  [[nodiscard]] bool submitted(TrainerRank rank) const;  // under the open attempt
+
+  // ...private state...
+};
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_STEP_MEMBER_H_
