@@ -1,0 +1,214 @@
+// What bad registrations get: the parameter, the trainers and both values, and nothing changed.
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "scheduler/layout.h"
+#include "tests/scheduler/layouts.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+using testing::AdamW;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::Muon;
+using testing::World;
+
+std::string Message(const World& world) {
+  Layout layout;
+  layout.parameters.push_back(Muon("before", {1, 1}));
+  const absl::Status status = MergeRegistrations(world.registrations, world.trainers(), layout);
+  EXPECT_FALSE(status.ok());
+  // Fails closed: the layout that was there is untouched.
+  EXPECT_EQ(layout.parameters.size(), 1);
+  return std::string(status.message());
+}
+
+TEST(RegistrationTest, DifferentShapesNameBothTrainersAndBothShapes) {
+  World world(3, 1, 1);
+  world.Hold(0, Muon("w", {4, 8}), {{0, 0}, {4, 8}}).Hold(2, Muon("w", {4, 9}), {{0, 0}, {4, 9}});
+  EXPECT_THAT(Message(world), AllOf(HasSubstr("'w'"), HasSubstr("trainers 0 and 2"),
+                                    HasSubstr("4x8"), HasSubstr("4x9")));
+}
+
+TEST(RegistrationTest, EveryOtherDisagreementIsNamedToo) {
+  const auto disagree = [](auto&& change) {
+    World world(2, 1, 1);
+    Parameter other = Muon("w", {4, 4});
+    change(other);
+    world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}}).Hold(1, other, {{0, 0}, {4, 4}});
+    return Message(world);
+  };
+  EXPECT_THAT(disagree([](Parameter& p) { p.weight_type = ElementType::kBF16; }),
+              HasSubstr("different weight types: float32 and bfloat16"));
+  EXPECT_THAT(disagree([](Parameter& p) { p.gradient_type = ElementType::kF16; }),
+              HasSubstr("different gradient types: float32 and float16"));
+  EXPECT_THAT(disagree([](Parameter& p) { p.route = Route::kAdamW; }),
+              HasSubstr("different routes: muon and adamw"));
+  EXPECT_THAT(disagree([](Parameter& p) { p.group = 2; }),
+              HasSubstr("different parameter groups: 0 and 2"));
+  EXPECT_THAT(disagree([](Parameter& p) { p.reduce_factor = 0.5; }),
+              HasSubstr("different reduce factors: 1 and 0.5"));
+  EXPECT_THAT(disagree([](Parameter& p) {
+                p.view.kind = MatrixView::Kind::kHeads;
+                p.view.heads = 2;
+              }),
+              HasSubstr("different matrix views: whole and 2 heads"));
+}
+
+TEST(RegistrationTest, DifferentContributionsAreNamed) {
+  World world(2, 1, 1);
+  world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}}, Contribution::kSum)
+      .Hold(1, Muon("w", {4, 4}), {{0, 0}, {4, 4}}, Contribution::kSame);
+  EXPECT_THAT(Message(world), HasSubstr("trainers 0 and 1 register different contributions: sum "
+                                        "and same"));
+}
+
+TEST(RegistrationTest, HolesAreNamed) {
+  World world(2, 1, 1);
+  world.Hold(0, AdamW("e", {10, 4}), {{0, 0}, {5, 4}})
+      .Hold(1, AdamW("e", {10, 4}), {{7, 0}, {10, 4}});
+  EXPECT_THAT(Message(world), HasSubstr("'e' of shape 10x4: no trainer holds [5:7, 0:4]"));
+}
+
+TEST(RegistrationTest, AParameterThatNobodyHoldsIsAHole) {
+  World world(1, 1, 1);
+  world.Hold(0, AdamW("e", {10}), {{3}, {3}});
+  EXPECT_THAT(Message(world), HasSubstr("no trainer holds [0:10]"));
+}
+
+TEST(RegistrationTest, OwnBoxesThatOverlapAreNamed) {
+  World world(1, 1, 1);
+  world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {3, 4}}).Hold(0, Muon("w", {4, 4}), {{2, 0}, {4, 4}});
+  EXPECT_THAT(Message(world),
+              AllOf(HasSubstr("trainer 0: parameter 'w'"), HasSubstr("[0:3, 0:4] and [2:4, 0:4]"),
+                    HasSubstr("overlap in [2:3, 0:4]")));
+}
+
+TEST(RegistrationTest, TheSameBoxTwiceIsNamed) {
+  World world(1, 1, 1);
+  world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}}).Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}});
+  EXPECT_THAT(Message(world), HasSubstr("box [0:4, 0:4] is registered 2 times"));
+}
+
+TEST(RegistrationTest, MissingRanksAreAllNamed) {
+  World world(9, 1, 1);
+  world.Replicate(Muon("w", {4, 4}));
+  auto& registrations = world.registrations;
+  registrations.erase(registrations.begin() + 5, registrations.begin() + 8);
+  registrations.erase(registrations.begin() + 2);
+  Layout layout;
+  const absl::Status status = MergeRegistrations(registrations, 9, layout);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("world of 9: trainer(s) 2, 5-7"));
+}
+
+TEST(RegistrationTest, ARankTwiceOrOutsideTheWorldIsNamed) {
+  World world(2, 1, 1);
+  world.Replicate(Muon("w", {4, 4}));
+  Layout layout;
+  EXPECT_THAT(std::string(MergeRegistrations(world.registrations, 1, layout).message()),
+              HasSubstr("trainer 1 is outside the world of 1"));
+  world.registrations[1].rank = TrainerRank(0);
+  for (Fragment& f : world.registrations[1].fragments) f.rank = TrainerRank(0);
+  EXPECT_THAT(std::string(MergeRegistrations(world.registrations, 2, layout).message()),
+              HasSubstr("trainer 0 has registered twice"));
+}
+
+TEST(RegistrationTest, ANameTwiceNamesBothShapes) {
+  World world(1, 1, 1);
+  world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}});
+  world.registrations[0].parameters.push_back(Muon("w", {4, 5}));
+  EXPECT_THAT(Message(world), HasSubstr("'w' is registered twice, with shapes 4x4 and 4x5"));
+}
+
+TEST(RegistrationTest, WhatIsNotASetOfMatricesIsRefusedByName) {
+  const auto refuse = [](const Parameter& parameter) {
+    return Message(World(1, 1, 1).Replicate(parameter));
+  };
+  EXPECT_THAT(refuse(Muon("bias", {16})), AllOf(HasSubstr("'bias'"), HasSubstr("1 dimension(s)")));
+  EXPECT_THAT(refuse(Muon("scalar", {})), HasSubstr("0 dimension(s)"));
+  EXPECT_THAT(refuse(Muon("none", {0, 4})), HasSubstr("'none' of shape 0x4 has no elements"));
+  Parameter qkv = Muon("qkv", {12, 4});
+  qkv.view.kind = MatrixView::Kind::kRowBlocks;
+  qkv.view.row_blocks = {4, 4};
+  EXPECT_THAT(refuse(qkv), HasSubstr("row blocks (4, 4) have 8 rows of its 12"));
+  qkv.view.row_blocks = {4, 4, 8};
+  EXPECT_THAT(refuse(qkv), HasSubstr("have more rows than its 12"));
+  qkv.view.row_blocks = {12, 0};
+  EXPECT_THAT(refuse(qkv), HasSubstr("a row block of 0 rows"));
+  qkv.view.kind = MatrixView::Kind::kHeads;
+  qkv.view.heads = 5;
+  EXPECT_THAT(refuse(qkv), HasSubstr("5 heads do not divide its 12 rows"));
+}
+
+TEST(RegistrationTest, NumbersThatCannotBeAreRefused) {
+  const auto refuse = [](auto&& change) {
+    World world(1, 1, 1);
+    world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}});
+    change(world.registrations[0]);
+    return Message(world);
+  };
+  EXPECT_THAT(refuse([](Registration& r) { r.fragments[0].box.end[0] = 5; }),
+              HasSubstr("box [0:5, 0:4] is not inside its shape 4x4"));
+  EXPECT_THAT(refuse([](Registration& r) { r.fragments[0].parameter = 7; }),
+              HasSubstr("parameter number 7 of 1"));
+  EXPECT_THAT(refuse([](Registration& r) { r.fragments[0].gradient.offset_bytes = -4; }),
+              HasSubstr("negative offset -4"));
+  EXPECT_THAT(refuse([](Registration& r) { r.fragments[0].weight.offset_bytes = 2; }),
+              HasSubstr("weight offset 2 is not a multiple of the 4 bytes of float32"));
+  EXPECT_THAT(refuse([](Registration& r) {
+                r.fragments[0].weight.strides = {2, 1};
+              }),
+              HasSubstr("strides (2x1) put several elements at one address"));
+  EXPECT_THAT(refuse([](Registration& r) { r.fragments[0].weight.strides = {1}; }),
+              HasSubstr("1 strides for 2 dimensions"));
+  EXPECT_THAT(refuse([](Registration& r) {
+                r.fragments[0].gradient.strides = {std::numeric_limits<int64_t>::max() / 2, 1};
+              }),
+              HasSubstr("overflows"));
+  EXPECT_THAT(refuse([](Registration& r) {
+                r.parameters[0].shape = {int64_t{1} << 40, 1 << 20};
+              }),
+              HasSubstr("has more than"));
+  EXPECT_THAT(
+      refuse([](Registration& r) { r.parameters[0].gradient_type = static_cast<ElementType>(9); }),
+      HasSubstr("unknown element type 9"));
+  EXPECT_THAT(refuse([](Registration& r) { r.parameters[0].reduce_factor = 0; }),
+              HasSubstr("reduce factor 0"));
+}
+
+TEST(RegistrationTest, SliceEndCountsTheLastElement) {
+  int64_t end = 0;
+  ASSERT_TRUE(SliceEnd({0, 100, {10, 1}}, {{0, 0}, {3, 4}}, ElementType::kBF16, end).ok());
+  EXPECT_EQ(end, 100 + (2 * 10 + 3 + 1) * 2);
+  ASSERT_TRUE(SliceEnd({0, 100, {10, 1}}, {{3, 0}, {3, 4}}, ElementType::kF32, end).ok());
+  EXPECT_EQ(end, 100);
+}
+
+TEST(RegistrationTest, TheOrderOfArrivalDoesNotMatter) {
+  World world(3, 1, 1);
+  world.Hold(1, Muon("b", {4, 4}), {{0, 0}, {4, 4}})
+      .Hold(0, Muon("a", {4, 4}), {{0, 0}, {4, 4}})
+      .Hold(2, Muon("a", {4, 4}), {{0, 0}, {4, 4}});
+  Layout layout;
+  std::reverse(world.registrations.begin(), world.registrations.end());
+  ASSERT_TRUE(MergeRegistrations(world.registrations, 3, layout).ok());
+  EXPECT_EQ(layout.parameters[0].name, "a");
+  EXPECT_EQ(layout.trainers[2].rank, TrainerRank(2));
+  EXPECT_EQ(layout.fragments[1].rank, TrainerRank(2));
+  EXPECT_EQ(layout.fragments[2].parameter, 1);
+}
+
+TEST(RegistrationTest, ParametersLeftToTheTrainerNeedNoFragments) {
+  Parameter left = AdamW("buffer", {0, 3});
+  left.route = Route::kTrainer;
+  World world(1, 1, 1);
+  world.registrations[0].parameters.push_back(left);
+  Layout layout;
+  EXPECT_TRUE(MergeRegistrations(world.registrations, 1, layout).ok());
+}
+
+}  // namespace
+}  // namespace dmuond::scheduler
