@@ -102,12 +102,12 @@ struct OpenAttempt {
   Attempt attempt;
   StepId step;
 };
+enum class RailOperation : uint8_t { kCollect = 1, kPublish = 2 };
 struct Go {
-  enum class Operation : uint8_t { kCollect = 1, kPublish = 2 };
   Attempt attempt;
   LaneIndex rail;
-  Operation operation = Operation::kCollect;
-  int32_t index = 0;  // kCollect: bucket. kPublish: position in the rail's order of batches
+  RailOperation operation = RailOperation::kCollect;
+  BucketId bucket;
   std::vector<AbsentFragment> absent;  // kCollect: of the parameters in this bucket
 };
 struct Decision {

@@ -36,18 +36,17 @@ class StepCoordinator {
 
   [[nodiscard]] std::vector<CoordinatorAction> OnSubmission(TimePoint now,
                                                             const Submission& submission);
-  // The local part of a bucket on one rail of one node is ready to cross.
-  [[nodiscard]] std::vector<CoordinatorAction> OnCollectDone(TimePoint now, Attempt attempt,
-                                                             NodeRank node, LaneIndex rail,
-                                                             int32_t bucket);
+  // One lane's part of a bucket's operation on its rail lies ready to cross. All lanes that have
+  // transfers of it must report; then it goes, in the order of buckets within (rail, operation).
+  [[nodiscard]] std::vector<CoordinatorAction> OnRailReady(TimePoint now, Attempt attempt,
+                                                           NodeRank node, LaneIndex rail,
+                                                           RailOperation operation,
+                                                           BucketId bucket);
   // A node holds every gradient that its owners need. Non-empty `error`: it cannot commit.
   [[nodiscard]] std::vector<CoordinatorAction> OnVote(TimePoint now, Attempt attempt, NodeRank node,
                                                       uint64_t plan_digest,
                                                       const std::vector<UnitNorm>& norms,
                                                       const std::string& error);
-  // A lane finished a batch of a committed attempt whose weights cross nodes.
-  [[nodiscard]] std::vector<CoordinatorAction> OnBatchDone(TimePoint now, Attempt attempt,
-                                                           LaneId lane, int32_t batch);
   // Whoever is gone makes the open attempt impossible: it aborts, naming them. retry: false until
   // somebody can take the place.
   [[nodiscard]] std::vector<CoordinatorAction> OnLost(TimePoint now, OutcomeReason reason,
