@@ -94,7 +94,7 @@ struct Registration {
 };
 
 // Checks one registration by itself (shapes, boxes inside shapes, strides, names unique, views,
-// ranges); errors are INVALID_ARGUMENT naming parameter and trainer. Of parameters on route
+// ranges, weights that share memory with anything); errors are INVALID_ARGUMENT naming parameter and trainer. Of parameters on route
 // kTrainer only name, shape and boxes are looked at: their slices may be left empty.
 [[nodiscard]] absl::Status Validate(const Registration& registration);
 

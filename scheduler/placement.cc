@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 namespace dmuond::scheduler {
 namespace {
@@ -17,6 +18,9 @@ class Placer {
         units_(units),
         near_node_(members.nodes, 0),
         near_lane_(members.lanes(), 0),
+        near_lane_sum_(left_.empty() ? 0 : left_[0].size(),
+                       std::vector<int64_t>(members.lanes(), 0)),
+        class_size_(near_lane_sum_.size(), 0),
         in_bucket_(members.lanes(), 0) {}
 
   // Two passes: whoever finds a place on the best node takes it before those that have no such
@@ -28,6 +32,13 @@ class Placer {
       if (units_[a].bucket != units_[b].bucket) return units_[a].bucket < units_[b].bucket;
       return units_[a].rows * units_[a].cols > units_[b].rows * units_[b].cols;
     });
+    for (int32_t u : order) {
+      MeasureNearness(units_[u], holders[u]);
+      ++class_size_[class_of[u]];
+      for (int32_t lane = 0; lane < members_.lanes(); ++lane) {
+        near_lane_sum_[class_of[u]][lane] += near_lane_[lane];
+      }
+    }
     std::vector<int32_t> deferred;
     StartPass();
     for (int32_t u : order) {
@@ -66,11 +77,14 @@ class Placer {
     return true;
   }
 
-  // Smaller is better.
-  [[nodiscard]] std::tuple<int64_t, int64_t, int64_t, int32_t, int32_t> Rank(int32_t lane,
-                                                                             int32_t k) const {
-    return {-near_node_[lane / members_.lanes_per_node], -near_lane_[lane], in_bucket_[lane],
-            -left_[lane][k], lane};
+  // Smaller is better. How near a lane is counts against its mean over the class: the lane of a
+  // trainer that holds a part of everything gains nothing by taking one matrix rather than another.
+  [[nodiscard]] std::tuple<int64_t, __int128, int64_t, int32_t, int32_t> Rank(int32_t lane,
+                                                                              int32_t k) const {
+    const __int128 nearer = static_cast<__int128>(near_lane_[lane]) * class_size_[k] -
+                            static_cast<__int128>(near_lane_sum_[k][lane]);
+    return {-near_node_[lane / members_.lanes_per_node], -nearer, in_bucket_[lane], -left_[lane][k],
+            lane};
   }
 
   // How many elements of the unit lie on every node, and with every lane's own trainers.
@@ -91,6 +105,8 @@ class Placer {
   std::vector<Unit>& units_;
   std::vector<int64_t> near_node_;
   std::vector<int64_t> near_lane_;
+  std::vector<std::vector<int64_t>> near_lane_sum_;  // [class][lane], over the class's units
+  std::vector<int64_t> class_size_;
   std::vector<int64_t> in_bucket_;
   BucketId bucket_;
 };

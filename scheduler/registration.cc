@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "scheduler/fragment_algebra.h"
 #include "scheduler/layout.h"
 #include "scheduler/matrix_view.h"
+#include "scheduler/unit.h"
 
 namespace dmuond::scheduler {
 namespace {
@@ -187,6 +189,55 @@ absl::Status ValidateNoOverlap(const Registration& registration) {
   return absl::OkStatus();
 }
 
+// A consecutive stretch of an arena.
+struct Stretch {
+  uint32_t arena = 0;
+  int64_t begin_bytes = 0;
+  int64_t end_bytes = 0;
+  bool weight = false;
+  const std::string* parameter = nullptr;
+};
+
+// Weights are written every step: no byte of one may belong to another weight or to a gradient.
+// Looked at where slices are consecutive memory; interleaved ones may lie between each other.
+absl::Status ValidateArenas(const Registration& registration) {
+  std::vector<Stretch> stretches;
+  for (const Fragment& fragment : registration.fragments) {
+    const Parameter& parameter = registration.parameters[fragment.parameter];
+    if (parameter.route == Route::kTrainer || Empty(fragment.box)) continue;
+    for (const bool weight : {false, true}) {
+      const Slice& slice = weight ? fragment.weight : fragment.gradient;
+      if (!IsContiguous({0, ShapeOf(fragment.box), slice.strides})) continue;
+      const ElementType type = weight ? parameter.weight_type : parameter.gradient_type;
+      stretches.push_back({slice.arena, slice.offset_bytes,
+                           slice.offset_bytes + Elements(fragment.box) * SizeOf(type), weight,
+                           &parameter.name});
+    }
+  }
+  std::sort(stretches.begin(), stretches.end(), [](const Stretch& a, const Stretch& b) {
+    return std::tie(a.arena, a.begin_bytes) < std::tie(b.arena, b.begin_bytes);
+  });
+  // The stretches so far that reach furthest: of all, and of weights alone.
+  const Stretch* furthest = nullptr;
+  const Stretch* furthest_weight = nullptr;
+  for (const Stretch& s : stretches) {
+    const Stretch* before = s.weight ? furthest : furthest_weight;
+    if (before != nullptr && before->arena == s.arena && before->end_bytes > s.begin_bytes) {
+      return Refuse(registration, "arena ", s.arena, ": the ",
+                    before->weight ? "weight" : "gradient", " of parameter '", *before->parameter,
+                    "' ends at byte ", before->end_bytes, ", behind the beginning of the ",
+                    s.weight ? "weight" : "gradient", " of '", *s.parameter, "' at byte ",
+                    s.begin_bytes);
+    }
+    const auto further = [&](const Stretch* than) {
+      return than == nullptr || than->arena != s.arena || than->end_bytes < s.end_bytes;
+    };
+    if (further(furthest)) furthest = &s;
+    if (s.weight && further(furthest_weight)) furthest_weight = &s;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status Validate(const Registration& registration) {
@@ -216,7 +267,8 @@ absl::Status Validate(const Registration& registration) {
       return status;
     }
   }
-  return ValidateNoOverlap(registration);
+  if (absl::Status status = ValidateNoOverlap(registration); !status.ok()) return status;
+  return ValidateArenas(registration);
 }
 
 }  // namespace dmuond::scheduler

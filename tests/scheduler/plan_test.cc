@@ -73,6 +73,81 @@ TEST(PlanTest, ReplicatedAdamWTensorsAreCutOverAllLanesAtBlocksOfTheNorm) {
   EXPECT_LE(plan.quality.imbalance, 1.1);
 }
 
+TEST(PlanTest, MatricesStayOnTheNodesOfTheirHoldersWhereThatCostsNothing) {
+  // A pipeline: each node's two trainers hold four layers.
+  World world(4, 2, 2);
+  for (int layer = 0; layer < 8; ++layer) {
+    const Parameter w = Muon("w" + std::to_string(layer), {64, 64});
+    const int32_t first = layer < 4 ? 0 : 2;
+    world.Hold(first, w, WholeBox(w.shape)).Hold(first + 1, w, WholeBox(w.shape));
+  }
+  const PlanInputs inputs = *world.Inputs();
+  const Plan plan = MustPlan(inputs);
+  for (const Unit& unit : plan.units) {
+    EXPECT_EQ(unit.owner.value() / 2, unit.parameter < 4 ? 0 : 1);
+  }
+  for (int32_t lane = 0; lane < 4; ++lane) {
+    for (const auto& bucket : MustProgram(inputs, plan, lane).partials) EXPECT_TRUE(bucket.empty());
+  }
+}
+
+TEST(PlanTest, ExpertsAreOwnedByTheLaneOfTheTrainerThatHoldsThem) {
+  const Parameter experts = Muon("experts", {4, 32, 16});
+  World world(4, 1, 4);
+  for (int64_t e = 0; e < 4; ++e) {
+    world.Hold(static_cast<int32_t>(3 - e), experts, {{e, 0, 0}, {e + 1, 32, 16}});
+  }
+  const Plan plan = MustPlan(*world.Inputs());
+  ASSERT_EQ(plan.units.size(), 4);
+  for (int32_t e = 0; e < 4; ++e) EXPECT_EQ(plan.units[e].owner, LaneId(3 - e));
+}
+
+TEST(PlanTest, EveryBucketIsCollectedOnAllRails) {
+  World world(2, 2, 4);
+  for (int i = 0; i < 16; ++i) {
+    Parameter w = Muon("w" + std::to_string(i), {64, 64});
+    w.ready_order = i / 8;
+    world.Replicate(w);
+  }
+  PlanInputs inputs = *world.Inputs();
+  inputs.bucket_bytes = 8 * 64 * 64 * 4;
+  const Plan plan = MustPlan(inputs);
+  EXPECT_EQ(plan.buckets, 2);
+  std::set<std::pair<int32_t, int32_t>> bucket_lanes;
+  for (const Unit& unit : plan.units) bucket_lanes.emplace(unit.bucket.value(), unit.owner.value());
+  EXPECT_EQ(bucket_lanes.size(), 16);
+}
+
+TEST(PlanTest, ShardsWithReplicasAreCutOverTheirHoldersLanes) {
+  // HSDP: two nodes hold the same two shards.
+  const Parameter e = AdamW("e", {16384, 64});
+  World world(4, 2, 2);
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    const int64_t row = rank % 2 * 8192;
+    world.Hold(rank, e, {{row, 0}, {row + 8192, 64}});
+  }
+  const Plan plan = MustPlan(*world.Inputs());
+  ASSERT_EQ(plan.units.size(), 4);
+  EXPECT_THAT((std::vector<LaneId>{plan.units[0].owner, plan.units[1].owner, plan.units[2].owner,
+                                   plan.units[3].owner}),
+              ElementsAre(LaneId(0), LaneId(2), LaneId(1), LaneId(3)));
+}
+
+TEST(PlanTest, AMatrixOfSeveralShardsIsPublishedOnlyWhereItIsHeld) {
+  const PlanInputs inputs = *World(4, 4, 1).ShardRows(Muon("w", {8, 4})).Inputs();
+  const Plan plan = MustPlan(inputs);
+  const int32_t owner = plan.units[0].owner.value();
+  const LaneProgram program = MustProgram(inputs, plan, owner);
+  ASSERT_EQ(program.weights[0].size(), 3);
+  for (const Transfer& t : program.weights[0]) {
+    EXPECT_EQ(t.bytes, 2 * 4 * 4);
+    EXPECT_TRUE(t.in_place);
+    EXPECT_EQ(t.offset_bytes, program.staged[0].weight_offset_bytes + t.box.begin[0] * 4 * 4);
+  }
+  // Lone fragments travel in their own type.
+  for (const Transfer& t : program.partials[0]) EXPECT_EQ(t.bytes, 2 * 4 * 4);
+}
+
 TEST(PlanTest, TrainerOnANodeThatIsNotThereIsNamed) {
   PlanInputs inputs = *World(2, 2, 1).Replicate(Muon("w", {8, 8})).Inputs();
   inputs.nodes = 1;

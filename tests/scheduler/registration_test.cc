@@ -1,4 +1,5 @@
 // What bad registrations get: the parameter, the trainers and both values, and nothing changed.
+#include <algorithm>
 #include <limits>
 
 #include "gmock/gmock.h"
@@ -177,6 +178,22 @@ TEST(RegistrationTest, NumbersThatCannotBeAreRefused) {
       HasSubstr("unknown element type 9"));
   EXPECT_THAT(refuse([](Registration& r) { r.parameters[0].reduce_factor = 0; }),
               HasSubstr("reduce factor 0"));
+}
+
+TEST(RegistrationTest, WeightsThatShareMemoryAreNamed) {
+  World world(1, 1, 1);
+  world.Hold(0, Muon("a", {4, 4}), {{0, 0}, {4, 4}}).Hold(0, Muon("b", {4, 4}), {{0, 0}, {4, 4}});
+  world.registrations[0].fragments[1].weight.offset_bytes = 60;
+  EXPECT_THAT(Message(world),
+              HasSubstr("arena 1: the weight of parameter 'a' ends at byte 64, behind the "
+                        "beginning of the weight of 'b' at byte 60"));
+  world.registrations[0].fragments[1].weight = {0, 32, {4, 1}};
+  EXPECT_THAT(Message(world), HasSubstr("gradient of parameter 'a' ends at byte 64"));
+  // Two parameters may read one gradient.
+  world.registrations[0].fragments[1].weight = {1, 64, {4, 1}};
+  world.registrations[0].fragments[1].gradient.offset_bytes = 0;
+  Layout layout;
+  EXPECT_TRUE(MergeRegistrations(world.registrations, 1, layout).ok());
 }
 
 TEST(RegistrationTest, SliceEndCountsTheLastElement) {
