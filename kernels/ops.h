@@ -77,6 +77,7 @@ struct NewtonSchulzConfig {
   DType dtype = DType::kF16;                        // what X, A, B, R, Z, Q, V are rounded to
   NormRule norm = NormRule::kExact;
   double eps = 0;
+  bool operator==(const NewtonSchulzConfig&) const = default;
 };
 
 struct MuonConfig {
@@ -84,6 +85,7 @@ struct MuonConfig {
   bool nesterov = true;
   ScaleRule scale = ScaleRule::kMatchRmsAdamW;
   NewtonSchulzConfig newton_schulz;
+  bool operator==(const MuonConfig&) const = default;
 };
 // scale(m, n) of maths.md section 1.
 [[nodiscard]] double UpdateScale(ScaleRule rule, int64_t rows, int64_t cols);

@@ -1,0 +1,80 @@
+// Newton-Schulz as a program: the list of matrix products that turns a normalised X into its
+// orthogonal factor, written once for every device. docs/maths.md section 3 has the mathematics.
+//
+// A program is data, a pure function of (config, rows, cols). A device runs the same list over
+// every matrix of a batch; how it makes a product fast is its own business. Two things make the
+// list differ from the textbook:
+//
+//  * The first Q of a round, Z + a*I, is not stored: Z is, and a goes into the factors of the
+//  products
+//    that read Q. So it costs nothing, and a*I is not rounded.
+//  * In fp16 every stored matrix M lies in memory as M * 2^e with a fixed e per store, chosen so
+//  that
+//    its largest possible entry is near 2^12: entries far below the largest one would otherwise be
+//    subnormal. The factors alpha, beta and gamma of a product contain what the exponents of its
+//    operands ask for.
+#ifndef DMUOND_KERNELS_NEWTON_SCHULZ_H_
+#define DMUOND_KERNELS_NEWTON_SCHULZ_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/ops.h"
+
+namespace dmuond::kernels {
+
+// Where matrices lie. X0 and X1 are p x q, X0 holds the input; S0 to S3 are p x p, symmetric.
+enum class Slot : uint8_t { kX0, kX1, kS0, kS1, kS2, kS3, kNone };
+inline constexpr int kSlots = 6;
+
+enum class ProductKind : uint8_t {
+  kGram,  // out = alpha * a * a^T; a in X, out in S
+  // out = alpha * a * b + beta * add + gamma * add2 + diagonal * I, all in S; a and b commute
+  kSymmetric,
+  kApply  // out = alpha * a * b + beta * b; a in S, b and out in X
+};
+
+// One product. Accumulated in fp32, all terms added in fp32, rounded once to the program's dtype;
+// unused adds are kNone.
+// out is never an operand. In S, both triangles of out hold the same bits.
+struct Product {
+  ProductKind kind = ProductKind::kGram;
+  Slot out = Slot::kNone;
+  Slot a = Slot::kNone;
+  Slot b = Slot::kNone;
+  Slot add = Slot::kNone;
+  Slot add2 = Slot::kNone;
+  double alpha = 1;
+  double beta = 0;
+  double gamma = 0;
+  double diagonal = 0;
+  // How often the program's input is a factor of every term: 2 in its Gram matrix, 1 where it is
+  // multiplied, 0 elsewhere. A device that casts the input without dividing by its norm multiplies
+  // alpha and beta by norm^-input_power.
+  int input_power = 0;
+};
+
+struct NewtonSchulzProgram {
+  int64_t p = 0;  // the smaller side
+  int64_t q = 0;
+  // More rows than columns: X is the transpose of the matrix in memory. Devices choose the layout
+  // of operands by it and move nothing.
+  bool tall = false;
+  DType dtype = DType::kF16;
+  double input_scale = 1;  // X0 = round(u * input_scale / norm), a power of two
+  std::vector<Product> products;
+  Slot output = Slot::kX0;
+  double output_scale = 1;  // O = output * output_scale, a power of two
+  int symmetric_slots = 0;  // S0 … that are used
+};
+
+// INVALID_ARGUMENT: no coefficients, a coefficient that is not finite, restarts that are not
+// increasing numbers of steps after the first, coefficients under which singular values in [0, 1]
+// diverge, rows or cols < 1.
+absl::StatusOr<NewtonSchulzProgram> BuildNewtonSchulz(const NewtonSchulzConfig& config,
+                                                      int64_t rows, int64_t cols);
+
+}  // namespace dmuond::kernels
+
+#endif  // DMUOND_KERNELS_NEWTON_SCHULZ_H_
