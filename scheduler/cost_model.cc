@@ -68,8 +68,9 @@ double CostModel::MatrixBatch(int64_t rows, int64_t cols, int32_t batch) const {
     const auto first = std::lower_bound(entries.begin(), entries.end(), shape, shape_before);
     auto last = first;
     while (last != entries.end() && shape_of(*last) == shape) ++last;
-    if (first != last)
+    if (first != last) {
       return Interpolate(&*first, &*first + (last - first), table_.launch_us, batch);
+    }
   }
   // Never measured: as much slower or faster than the formula as the shape nearest in work.
   const double flops = NewtonSchulzFlops(rows, cols);

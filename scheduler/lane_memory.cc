@@ -13,7 +13,7 @@ int64_t StagingBytes(int64_t elements, ElementType weight_type) {
 
 int64_t WorkspaceBytes(int64_t rows, int64_t cols, int32_t batch) {
   const int64_t p = std::min(rows, cols);
-  return batch * 4 * (2 * rows * cols + 4 * p * p);
+  return int64_t{4} * batch * (2 * rows * cols + 4 * p * p);
 }
 
 std::vector<std::vector<UnitId>> UnitsByLane(const std::vector<Unit>& units, int32_t lanes) {

@@ -94,8 +94,9 @@ struct Registration {
 };
 
 // Checks one registration by itself (shapes, boxes inside shapes, strides, names unique, views,
-// ranges, weights that share memory with anything); errors are INVALID_ARGUMENT naming parameter and trainer. Of parameters on route
-// kTrainer only name, shape and boxes are looked at: their slices may be left empty.
+// ranges, weights that share memory with anything); errors are INVALID_ARGUMENT naming parameter
+// and trainer. Of parameters on route kTrainer only name, shape and boxes are looked at: their
+// slices may be left empty.
 [[nodiscard]] absl::Status Validate(const Registration& registration);
 
 // Merges the registrations of all ranks of a world and checks the whole (fails closed, naming the

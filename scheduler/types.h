@@ -16,7 +16,8 @@ class Strong {
   constexpr Strong() = default;
   constexpr explicit Strong(Rep value) : value_(value) {}
   [[nodiscard]] constexpr Rep value() const { return value_; }
-  constexpr auto operator<=>(const Strong&) const = default;
+  // clang-tidy 14 takes the comparison with 0 in what is generated here for a pointer's.
+  constexpr auto operator<=>(const Strong&) const = default;  // NOLINT(modernize-use-nullptr)
   template <typename H>
   friend H AbslHashValue(H state, const Strong& strong) {
     return H::combine(std::move(state), strong.value_);
