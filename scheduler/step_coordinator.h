@@ -1,7 +1,8 @@
 // Decides every attempt of a job: opens it, lets rails go, and ends it as commit, skip, abort or
 // refuse. Lives in the daemon of node 0. Pure: time is passed in, what it wants done is returned.
 // Every action goes to every member, in the order returned. Messages of other attempts than the
-// current one are ignored, so duplicates and stragglers do no harm.
+// current one are ignored, so duplicates and stragglers do no harm. Only the publishing of the last
+// committed attempt goes on beside its successor.
 #ifndef DMUOND_SCHEDULER_STEP_COORDINATOR_H_
 #define DMUOND_SCHEDULER_STEP_COORDINATOR_H_
 
@@ -14,8 +15,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "scheduler/clip.h"
 #include "scheduler/plan.h"
 #include "scheduler/step.h"
+#include "scheduler/step_rails.h"
 
 namespace dmuond::scheduler {
 
@@ -38,23 +41,88 @@ class StepCoordinator {
                                                             const Submission& submission);
   // One lane's part of a bucket's operation on its rail lies ready to cross. All lanes that have
   // transfers of it must report; then it goes, in the order of buckets within (rail, operation).
+  // kCollect means the adopts of a push or load, which go when every rank has submitted, and else
+  // partial gradients, which may go before anybody has. A rank that pushes after gradients of its
+  // node were reported (buckets signalled early, then weights loaded) ends the attempt for a retry.
   [[nodiscard]] std::vector<CoordinatorAction> OnRailReady(TimePoint now, Attempt attempt,
                                                            NodeRank node, LaneIndex rail,
                                                            RailOperation operation,
                                                            BucketId bucket);
-  // A node holds every gradient that its owners need. Non-empty `error`: it cannot commit.
+  // A node holds every gradient that its owners need. Non-empty `error`: it cannot commit. Such a
+  // node, or one with another plan, aborts the attempt at once and is named.
   [[nodiscard]] std::vector<CoordinatorAction> OnVote(TimePoint now, Attempt attempt, NodeRank node,
                                                       uint64_t plan_digest,
                                                       const std::vector<UnitNorm>& norms,
                                                       const std::string& error);
   // Whoever is gone makes the open attempt impossible: it aborts, naming them. retry: false until
-  // somebody can take the place.
+  // somebody can take the place. From then on every submission is answered by the same outcome
+  // under its own attempt (each ends it and opens the next one), so nobody waits for the lost one;
+  // a job that goes on is a new machine. A second loss changes nothing.
   [[nodiscard]] std::vector<CoordinatorAction> OnLost(TimePoint now, OutcomeReason reason,
                                                       const std::string& detail);
-  // Timeouts. Call at least every 100 ms while an attempt has submissions.
+  // Timeouts. Call at least every 100 ms while an attempt has submissions. Aborts without retry
+  // when step_timeout has passed since the first submission and a rank is missing (named), or since
+  // the last one and a node's vote is.
   [[nodiscard]] std::vector<CoordinatorAction> OnTick(TimePoint now);
 
-  // ...private state...
+ private:
+  // A job that somebody left for good: why.
+  struct Loss {
+    OutcomeReason reason = OutcomeReason::kNone;
+    std::string detail;
+  };
+  // What two ranks disagree on.
+  struct Disagreement {
+    std::string reason;
+    std::string message;
+  };
+  // All that belongs to the open attempt alone.
+  struct Try {
+    std::map<TrainerRank, Submission> submissions;
+    std::optional<TrainerRank> first;  // whoever submitted first: others are compared with it
+    TimePoint first_at;
+    TimePoint last_at;
+    std::map<int32_t, TrainerRank> pushed_by;  // kPush: parameter -> first holder that pushes it
+    std::map<int32_t, TrainerRank> kept_by;    // kPush: … and first holder that does not
+    std::set<NodeRank> votes;
+    std::vector<UnitNorm> norms;
+    std::set<NodeRank> heard;  // any of its ranks has submitted
+    std::set<NodeRank> early;  // a lane reported gradients to send before that
+    RailGate collect;
+  };
+  using Actions = std::vector<CoordinatorAction>;
+
+  [[nodiscard]] AttemptKind Kind() const;
+  [[nodiscard]] StepId StepOf(AttemptKind kind) const;
+  [[nodiscard]] bool AllSubmitted() const;
+  [[nodiscard]] std::vector<AbsentFragment> Absent() const;
+  [[nodiscard]] std::vector<int32_t> Pushed() const;
+  [[nodiscard]] std::optional<Disagreement> Disagree(const Submission& submission) const;
+  [[nodiscard]] std::optional<Disagreement> AddPushed(const Submission& submission);
+
+  [[nodiscard]] Decision Blank(Verdict verdict) const;
+  [[nodiscard]] Actions Decide(Decision decision);  // and opens the next attempt
+  [[nodiscard]] Actions Abort(OutcomeReason reason, std::string detail, bool retry);
+  [[nodiscard]] Actions Refuse(const Disagreement& disagreement);
+  [[nodiscard]] Actions DecideIfComplete();
+  [[nodiscard]] Actions DecideStep();
+  [[nodiscard]] Actions Skip(const GradientNorm& norm);
+
+  void AppendCollectGoes(LaneIndex rail, Actions& actions);
+  [[nodiscard]] std::vector<AbsentFragment> AbsentIn(BucketId bucket) const;
+
+  const PlanInputs& inputs_;
+  const Plan& plan_;
+  const CoordinatorOptions options_;
+  RailTables tables_;
+  std::vector<std::vector<int32_t>> held_;  // per rank: parameters, ascending
+  OpenAttempt open_;
+  StepId last_committed_;
+  int32_t skips_in_a_row_ = 0;
+  std::optional<Loss> lost_;
+  Try try_;
+  Attempt publishing_;  // the last committed attempt; its weights may still cross the rails
+  RailGate publish_;
 };
 
 }  // namespace dmuond::scheduler

@@ -1,5 +1,10 @@
 // One daemon's view of the steps: takes local trainers' submissions exactly once, collects what its
-// lanes report into one vote, and keeps the last outcome for whoever asks again. Pure.
+// lanes report into one vote, and keeps outcomes for whoever asks again: the last that consumed a
+// step number or committed a push, and those of the latest attempts after it (a trainer may have
+// been slow for several that were aborted). Pure.
+//
+// A decision names the next attempt, which is open from then on: a trainer that has heard its
+// outcome may submit before OnOpen() has said so again.
 #ifndef DMUOND_SCHEDULER_STEP_MEMBER_H_
 #define DMUOND_SCHEDULER_STEP_MEMBER_H_
 
@@ -53,7 +58,27 @@ class StepMember {
   [[nodiscard]] const std::optional<Decision>& last_decision() const;
   [[nodiscard]] bool submitted(TrainerRank rank) const;  // under the open attempt
 
-  // ...private state...
+ private:
+  // A decision with the step that its attempt was opened for.
+  struct Decided {
+    Decision decision;
+    StepId open_step;
+  };
+  [[nodiscard]] const Decided* Find(Attempt attempt) const;
+  [[nodiscard]] absl::Status CheckLocal(TrainerRank rank) const;
+  [[nodiscard]] absl::Status OutOfOrder(TrainerRank rank, StepId step, StepId expected,
+                                        Attempt attempt) const;
+  void Open(const OpenAttempt& open);
+  void Remember(const Decision& decision);
+
+  const std::set<TrainerRank> local_ranks_;
+  const int32_t local_lanes_;
+  StepId last_committed_;
+  OpenAttempt open_;              // attempt 0: none yet
+  std::vector<Decided> decided_;  // ascending attempts; see Remember()
+  std::optional<Decision> last_;
+  std::map<TrainerRank, Submission> submissions_;  // under the open attempt
+  std::map<LaneIndex, std::vector<UnitNorm>> gathered_;
 };
 
 }  // namespace dmuond::scheduler

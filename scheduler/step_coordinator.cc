@@ -1,0 +1,417 @@
+#include "scheduler/step_coordinator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+const char* Verb(AttemptKind kind) {
+  switch (kind) {
+    case AttemptKind::kStep:
+      return "submits a step";
+    case AttemptKind::kPush:
+      return "pushes parameters";
+    case AttemptKind::kLoad:
+      return "loads state";
+  }
+  return "unknown";
+}
+
+std::vector<std::vector<int32_t>> HeldParameters(const Layout& layout) {
+  std::vector<std::vector<int32_t>> held(layout.trainers.size());
+  for (const Fragment& fragment : layout.fragments) {  // sorted by parameter
+    std::vector<int32_t>& parameters = held[fragment.rank.value()];
+    if (parameters.empty() || parameters.back() != fragment.parameter) {
+      parameters.push_back(fragment.parameter);
+    }
+  }
+  return held;
+}
+
+std::string Text(double value) { return absl::StrFormat("%.17g", value); }
+
+// A word for several numbers: "rank 3", "ranks 1, 2".
+template <typename Numbers>
+std::string Listed(const char* word, const Numbers& numbers) {
+  return absl::StrCat(word, numbers.size() == 1 ? " " : "s ",
+                      absl::StrJoin(numbers, ", ", [](std::string* out, const auto& number) {
+                        absl::StrAppend(out, number.value());
+                      }));
+}
+
+// What two ranks have or do, the lower rank first whoever came first.
+template <typename Value>
+std::string Both(TrainerRank rank_a, const Value& a, TrainerRank rank_b, const Value& b) {
+  if (rank_b < rank_a) return Both(rank_b, b, rank_a, a);
+  return absl::StrCat("rank ", rank_a.value(), " ", a, ", rank ", rank_b.value(), " ", b);
+}
+
+}  // namespace
+
+StepCoordinator::StepCoordinator(const PlanInputs& inputs, const Plan& plan, Attempt first_attempt,
+                                 StepId last_committed, CoordinatorOptions options)
+    : inputs_(inputs),
+      plan_(plan),
+      options_(options),
+      held_(HeldParameters(inputs.layout)),
+      open_{first_attempt, StepId(last_committed.value() + 1)},
+      last_committed_(last_committed) {
+  auto tables = MakeRailTables(inputs, plan);
+  if (tables.ok()) {
+    tables_ = *std::move(tables);
+    try_.collect = RailGate(inputs.lanes_per_node);
+  } else {
+    lost_ = Loss{OutcomeReason::kLayoutChanged, std::string(tables.status().message())};
+  }
+}
+
+OpenAttempt StepCoordinator::Current() const { return open_; }
+StepId StepCoordinator::last_committed() const { return last_committed_; }
+
+// ---- submissions ----
+
+std::vector<CoordinatorAction> StepCoordinator::OnSubmission(TimePoint now,
+                                                             const Submission& submission) {
+  const int32_t rank = submission.rank.value();
+  if (submission.attempt != open_.attempt || rank < 0 || rank >= static_cast<int32_t>(held_.size()))
+    return {};
+  if (try_.submissions.contains(submission.rank)) return {};
+  const bool first = !try_.first.has_value();
+  if (!first) {
+    if (auto disagreement = Disagree(submission)) return Refuse(*disagreement);
+  } else {
+    try_.first = submission.rank;
+    try_.first_at = now;
+  }
+  try_.last_at = now;
+  try_.submissions.emplace(submission.rank, submission);
+
+  if (lost_) return Abort(lost_->reason, lost_->detail, /*retry=*/false);
+  if (submission.withdraw) {
+    return Abort(OutcomeReason::kWithdrawn,
+                 absl::StrCat("rank ", rank, " withdrew gradients that it had signalled as ready"),
+                 /*retry=*/true);
+  }
+  if (submission.step != StepOf(submission.kind)) {
+    return Refuse(
+        {"STEP_OUT_OF_ORDER", absl::StrCat("rank ", rank, " ", Verb(submission.kind), " at step ",
+                                           submission.step.value(), ", the group is at ",
+                                           StepOf(submission.kind).value())});
+  }
+  if (submission.kind == AttemptKind::kPush) {
+    if (auto disagreement = AddPushed(submission)) return Refuse(*disagreement);
+  }
+  const NodeRank node = inputs_.layout.trainers[rank].node;
+  try_.heard.insert(node);
+  if (submission.kind != AttemptKind::kStep && try_.early.contains(node)) {
+    return Abort(OutcomeReason::kWithdrawn,
+                 absl::StrCat("rank ", rank, " ", Verb(submission.kind),
+                              " after its node has signalled gradients of the same attempt"),
+                 /*retry=*/true);
+  }
+  if (!AllSubmitted()) return {};
+  std::vector<CoordinatorAction> actions;
+  if (Kind() != AttemptKind::kStep) {
+    for (int32_t rail = 0; rail < inputs_.lanes_per_node; ++rail) {
+      AppendCollectGoes(LaneIndex(rail), actions);
+    }
+  }
+  Actions decided = DecideIfComplete();
+  std::move(decided.begin(), decided.end(), std::back_inserter(actions));
+  return actions;
+}
+
+std::optional<StepCoordinator::Disagreement> StepCoordinator::Disagree(
+    const Submission& submission) const {
+  const Submission& first = try_.submissions.at(*try_.first);
+  if (submission.withdraw) return std::nullopt;  // ends the attempt whatever else it says
+  if (first.kind != submission.kind) {
+    return Disagreement{"KIND_DIFFERS", absl::StrCat("step ", open_.step.value(), ": ",
+                                                     Both(first.rank, Verb(first.kind),
+                                                          submission.rank, Verb(submission.kind)))};
+  }
+  if (submission.kind != AttemptKind::kStep) return std::nullopt;
+  const auto mismatch = Compare(first.scalars, submission.scalars);
+  if (!mismatch) return std::nullopt;
+  return Disagreement{
+      "SCALARS_DIFFER",
+      absl::StrCat("step ", open_.step.value(), ": ", mismatch->field, " differs: ",
+                   Both(first.rank, absl::StrCat("has ", Text(mismatch->first)), submission.rank,
+                        absl::StrCat("has ", Text(mismatch->second))))};
+}
+
+// Every holder of a parameter must push it, or none.
+std::optional<StepCoordinator::Disagreement> StepCoordinator::AddPushed(
+    const Submission& submission) {
+  const std::vector<int32_t>& held = held_[submission.rank.value()];
+  const auto pushes = [&](int32_t parameter) {
+    return submission.pushed.empty() ||
+           std::binary_search(submission.pushed.begin(), submission.pushed.end(), parameter);
+  };
+  for (int32_t parameter : submission.pushed) {
+    if (std::binary_search(held.begin(), held.end(), parameter)) continue;
+    return Disagreement{"PUSH_DIFFERS",
+                        absl::StrCat("rank ", submission.rank.value(), " pushes parameter ",
+                                     parameter, ", of which it holds nothing")};
+  }
+  for (int32_t parameter : held) {
+    auto& mine = pushes(parameter) ? try_.pushed_by : try_.kept_by;
+    auto& others = pushes(parameter) ? try_.kept_by : try_.pushed_by;
+    mine.emplace(parameter, submission.rank);
+    if (const auto other = others.find(parameter); other != others.end()) {
+      const char* verbs[] = {"does not push it", "pushes it"};
+      return Disagreement{
+          "PUSH_DIFFERS",
+          absl::StrCat("parameter \"", inputs_.layout.parameters[parameter].name, "\": ",
+                       Both(submission.rank, verbs[pushes(parameter) ? 1 : 0], other->second,
+                            verbs[pushes(parameter) ? 0 : 1]))};
+    }
+  }
+  return std::nullopt;
+}
+
+AttemptKind StepCoordinator::Kind() const {
+  return try_.first ? try_.submissions.at(*try_.first).kind : AttemptKind::kStep;
+}
+
+StepId StepCoordinator::StepOf(AttemptKind kind) const {
+  return kind == AttemptKind::kStep ? open_.step : last_committed_;
+}
+
+bool StepCoordinator::AllSubmitted() const { return try_.submissions.size() == held_.size(); }
+
+std::vector<AbsentFragment> StepCoordinator::Absent() const {
+  std::vector<AbsentFragment> absent;
+  for (const auto& [rank, submission] : try_.submissions) {
+    for (int32_t parameter : submission.absent) absent.push_back({rank, parameter});
+  }
+  std::sort(absent.begin(), absent.end());
+  return absent;
+}
+
+// Empty: all.
+std::vector<int32_t> StepCoordinator::Pushed() const {
+  if (try_.kept_by.empty()) return {};
+  std::vector<int32_t> pushed;
+  for (const auto& [parameter, rank] : try_.pushed_by) pushed.push_back(parameter);
+  return pushed;
+}
+
+// ---- rails ----
+
+std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint /*now*/, Attempt attempt,
+                                                            NodeRank node, LaneIndex rail,
+                                                            RailOperation operation,
+                                                            BucketId bucket) {
+  Actions actions;
+  if (operation == RailOperation::kPublish) {
+    if (attempt != publishing_) return {};
+    publish_.Report(rail, bucket, node);
+    for (BucketId go : publish_.Take(rail, tables_.weights)) {
+      actions.push_back(Go{attempt, rail, operation, go, {}});
+    }
+    return actions;
+  }
+  if (attempt != open_.attempt) return {};
+  if (!try_.heard.contains(node) && tables_.SendsPartials(rail, bucket, node)) {
+    try_.early.insert(node);
+  }
+  try_.collect.Report(rail, bucket, node);
+  AppendCollectGoes(rail, actions);
+  return actions;
+}
+
+void StepCoordinator::AppendCollectGoes(LaneIndex rail, Actions& actions) {
+  const bool step = Kind() == AttemptKind::kStep;
+  // Until all have submitted nobody knows that they all push: a lane that takes part in a step
+  // would send something else.
+  if (!step && !AllSubmitted()) return;
+  for (BucketId go : try_.collect.Take(rail, step ? tables_.partials : tables_.adopts)) {
+    actions.push_back(Go{open_.attempt, rail, RailOperation::kCollect, go, AbsentIn(go)});
+  }
+}
+
+// Complete when it is asked for: a bucket in which a rank lacks a gradient is only reported after
+// that rank's submission, by the same member and on the same stream.
+std::vector<AbsentFragment> StepCoordinator::AbsentIn(BucketId bucket) const {
+  std::vector<AbsentFragment> absent = Absent();
+  const auto elsewhere = [&](const AbsentFragment& fragment) {
+    const auto& buckets = plan_.parameter_bucket;
+    return fragment.parameter < 0 || fragment.parameter >= static_cast<int32_t>(buckets.size()) ||
+           buckets[fragment.parameter] != bucket.value();
+  };
+  absent.erase(std::remove_if(absent.begin(), absent.end(), elsewhere), absent.end());
+  return absent;
+}
+
+// ---- votes ----
+
+std::vector<CoordinatorAction> StepCoordinator::OnVote(TimePoint /*now*/, Attempt attempt,
+                                                       NodeRank node, uint64_t plan_digest,
+                                                       const std::vector<UnitNorm>& norms,
+                                                       const std::string& error) {
+  if (attempt != open_.attempt || node.value() < 0 || node.value() >= inputs_.nodes) return {};
+  if (!try_.votes.insert(node).second) return {};
+  if (!error.empty()) {
+    return Abort(OutcomeReason::kLaneLost, absl::StrCat("node ", node.value(), ": ", error),
+                 /*retry=*/false);
+  }
+  if (plan_digest != plan_.digest) {
+    return Abort(OutcomeReason::kLayoutChanged,
+                 absl::StrFormat("node %d works by plan %016x, the coordinator by %016x",
+                                 node.value(), plan_digest, plan_.digest),
+                 /*retry=*/false);
+  }
+  for (const UnitNorm& norm : norms) {
+    const int32_t unit = norm.unit.value();
+    if (unit >= 0 && unit < static_cast<int32_t>(plan_.units.size()) &&
+        plan_.units[unit].owner.value() / inputs_.lanes_per_node == node.value()) {
+      continue;
+    }
+    return Abort(OutcomeReason::kLaneLost,
+                 absl::StrCat("node ", node.value(), " reports the norm of unit ", unit,
+                              ", which it does not own"),
+                 /*retry=*/false);
+  }
+  try_.norms.insert(try_.norms.end(), norms.begin(), norms.end());
+  return DecideIfComplete();
+}
+
+// ---- losses and timeouts ----
+
+std::vector<CoordinatorAction> StepCoordinator::OnLost(TimePoint /*now*/, OutcomeReason reason,
+                                                       const std::string& detail) {
+  if (lost_) return {};
+  lost_ = Loss{reason, detail};
+  return Abort(reason, detail, /*retry=*/false);
+}
+
+std::vector<CoordinatorAction> StepCoordinator::OnTick(TimePoint now) {
+  if (!try_.first) return {};
+  if (!AllSubmitted()) {
+    if (now - try_.first_at < options_.step_timeout) return {};
+    std::vector<TrainerRank> missing;
+    for (int32_t rank = 0; rank < static_cast<int32_t>(held_.size()); ++rank) {
+      if (!try_.submissions.contains(TrainerRank(rank))) missing.emplace_back(rank);
+    }
+    return Abort(OutcomeReason::kTrainerMissing,
+                 absl::StrCat("no step from ", Listed("rank", missing), " within ",
+                              options_.step_timeout.count(), " ms of the first"),
+                 /*retry=*/false);
+  }
+  if (now - try_.last_at < options_.step_timeout) return {};
+  std::vector<NodeRank> missing;
+  for (int32_t node = 0; node < inputs_.nodes; ++node) {
+    if (!try_.votes.contains(NodeRank(node))) missing.emplace_back(node);
+  }
+  return Abort(OutcomeReason::kLaneLost,
+               absl::StrCat("gradients not collected on ", Listed("node", missing), " within ",
+                            options_.step_timeout.count(), " ms of the last submit"),
+               /*retry=*/false);
+}
+
+// ---- decisions ----
+
+std::vector<CoordinatorAction> StepCoordinator::DecideIfComplete() {
+  if (!AllSubmitted() || static_cast<int32_t>(try_.votes.size()) < inputs_.nodes) return {};
+  if (Kind() == AttemptKind::kStep) return DecideStep();
+  Decision decision = Blank(Verdict::kCommit);
+  decision.outcome.kind = OutcomeKind::kCommitted;
+  decision.pushed = Pushed();
+  return Decide(std::move(decision));
+}
+
+std::vector<CoordinatorAction> StepCoordinator::DecideStep() {
+  Decision decision = Blank(Verdict::kCommit);
+  decision.absent = Absent();
+  const std::vector<bool> active = ActiveUnits(inputs_.layout, plan_, decision.absent);
+  auto total = TotalNorm(inputs_.layout, plan_, active, std::move(try_.norms));
+  if (!total.ok()) {
+    return Abort(OutcomeReason::kLaneLost, std::string(total.status().message()), /*retry=*/false);
+  }
+  if (!std::isfinite(total->norm)) return Skip(*total);
+  decision.scalars = try_.submissions.at(*try_.first).scalars;
+  decision.clip_coefficient = ClipCoefficient(total->norm, decision.scalars.max_grad_norm);
+  decision.outcome.kind = OutcomeKind::kCommitted;
+  decision.outcome.gradient_norm = total->norm;
+  decision.outcome.clip_coefficient = decision.clip_coefficient;
+  for (const Unit& unit : plan_.units) {
+    if (unit.kind == UnitKind::kMatrix && active[unit.id.value()]) ++decision.outcome.matrices;
+  }
+  return Decide(std::move(decision));
+}
+
+std::vector<CoordinatorAction> StepCoordinator::Skip(const GradientNorm& norm) {
+  std::string detail = absl::StrCat("the gradient's norm is ", norm.norm);
+  if (norm.first_infinite) {
+    const Unit& unit = plan_.units[norm.first_infinite->value()];
+    detail = absl::StrCat("the gradient of parameter \"",
+                          inputs_.layout.parameters[unit.parameter].name, "\" is not finite");
+  }
+  const bool give_up = skips_in_a_row_ >= options_.skips_max;
+  if (give_up) absl::StrAppend(&detail, ", after ", skips_in_a_row_, " skipped steps in a row");
+  Decision decision = Blank(give_up ? Verdict::kAbort : Verdict::kSkip);
+  decision.outcome.kind = give_up ? OutcomeKind::kAborted : OutcomeKind::kSkipped;
+  decision.outcome.reason = OutcomeReason::kNonFinite;
+  decision.outcome.detail = std::move(detail);
+  decision.outcome.gradient_norm = norm.norm;
+  return Decide(std::move(decision));
+}
+
+std::vector<CoordinatorAction> StepCoordinator::Abort(OutcomeReason reason, std::string detail,
+                                                      bool retry) {
+  Decision decision = Blank(Verdict::kAbort);
+  decision.outcome.reason = reason;
+  decision.outcome.detail = std::move(detail);
+  decision.outcome.retry = retry;
+  return Decide(std::move(decision));
+}
+
+std::vector<CoordinatorAction> StepCoordinator::Refuse(const Disagreement& disagreement) {
+  Decision decision = Blank(Verdict::kRefuse);
+  decision.refuse_reason = disagreement.reason;
+  decision.refuse_message = disagreement.message;
+  decision.outcome.detail = disagreement.message;
+  return Decide(std::move(decision));
+}
+
+Decision StepCoordinator::Blank(Verdict verdict) const {
+  Decision decision;
+  decision.attempt = open_.attempt;
+  decision.kind = Kind();
+  decision.step = StepOf(decision.kind);
+  decision.verdict = verdict;
+  decision.outcome.step = decision.step;
+  decision.outcome.attempt = open_.attempt;
+  decision.outcome.next_attempt = Attempt(open_.attempt.value() + 1);
+  return decision;
+}
+
+std::vector<CoordinatorAction> StepCoordinator::Decide(Decision decision) {
+  const bool committed = decision.verdict == Verdict::kCommit;
+  const bool step = decision.kind == AttemptKind::kStep;
+  if (committed) {
+    publishing_ = decision.attempt;
+    publish_ = RailGate(inputs_.lanes_per_node);
+    if (step) skips_in_a_row_ = 0;
+  }
+  if (decision.verdict == Verdict::kSkip) ++skips_in_a_row_;
+  if ((committed && step) || decision.verdict == Verdict::kSkip) last_committed_ = decision.step;
+
+  open_ = {decision.outcome.next_attempt, StepId(last_committed_.value() + 1)};
+  try_ = Try{};
+  try_.collect = RailGate(inputs_.lanes_per_node);
+  Actions actions;
+  actions.emplace_back(std::move(decision));
+  actions.emplace_back(open_);
+  return actions;
+}
+
+}  // namespace dmuond::scheduler
