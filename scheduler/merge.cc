@@ -146,9 +146,8 @@ class Merger {
     const std::vector<HeldBox> held = GroupEqualBoxes(std::move(holdings));
     auto cells = Arrange(WholeBox(parameter.shape), held);
     if (!cells.ok()) {
-      return absl::Status(cells.status().code(),
-                          absl::StrCat("parameter '", parameter.name,
-                                       "': ", std::string(cells.status().message())));
+      return absl::Status(cells.status().code(), absl::StrCat("parameter '", parameter.name,
+                                                              "': ", cells.status().message()));
     }
     for (const ArrangedCell& cell : *cells) {
       if (!cell.held.empty()) continue;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -133,9 +132,9 @@ absl::StatusOr<std::vector<HeldCell>> AdamWCells(const Layout& layout) {
       const std::vector<HeldBox> held = GroupEqualBoxes(std::move(holdings));
       auto arranged = Arrange(WholeBox(parameter.shape), held);
       if (!arranged.ok()) {
-        return absl::Status(arranged.status().code(),
-                            absl::StrCat("parameter '", parameter.name,
-                                         "': ", std::string(arranged.status().message())));
+        return absl::Status(
+            arranged.status().code(),
+            absl::StrCat("parameter '", parameter.name, "': ", arranged.status().message()));
       }
       for (ArrangedCell& cell : *arranged) {
         cells.push_back({static_cast<int32_t>(p), std::move(cell.box), LabelsOf(cell, held)});

@@ -78,7 +78,7 @@ absl::Status ValidateParameter(const Registration& registration, const Parameter
   }
   if (parameter.route == Route::kMuon) {
     if (absl::Status status = ValidateView(parameter); !status.ok()) {
-      return Refuse(registration, std::string(status.message()));
+      return Refuse(registration, status.message());
     }
   }
   return absl::OkStatus();
@@ -109,7 +109,7 @@ absl::Status ValidateSlice(const Registration& registration, const Parameter& pa
   };
   int64_t end_bytes = 0;
   if (absl::Status status = SliceEnd(slice, box, type, end_bytes); !status.ok()) {
-    return refuse(std::string(status.message()));
+    return refuse(status.message());
   }
   if (slice.offset_bytes % SizeOf(type) != 0) {
     return refuse("offset ", slice.offset_bytes, " is not a multiple of the ", SizeOf(type),
@@ -176,8 +176,7 @@ absl::Status ValidateNoOverlap(const Registration& registration) {
     }
     auto cells = Arrange(WholeBox(parameter.shape), held);
     if (!cells.ok()) {
-      return Refuse(registration, "parameter '", parameter.name,
-                    "': ", std::string(cells.status().message()));
+      return Refuse(registration, "parameter '", parameter.name, "': ", cells.status().message());
     }
     for (const ArrangedCell& cell : *cells) {
       if (cell.held.size() < 2) continue;

@@ -1,6 +1,5 @@
 #include "scheduler/unit_cells.h"
 
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/fragment_algebra.h"
@@ -21,7 +20,7 @@ absl::Status FillParameter(const Layout& layout, int32_t begin, int32_t end, siz
     if (!cells.ok()) {
       return absl::Status(cells.status().code(),
                           absl::StrCat("parameter '", layout.parameters[unit.parameter].name,
-                                       "': ", std::string(cells.status().message())));
+                                       "': ", cells.status().message()));
     }
     for (ArrangedCell& cell : *cells) {
       std::vector<int32_t> fragments = LabelsOf(cell, held);
