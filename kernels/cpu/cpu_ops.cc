@@ -55,10 +55,7 @@ absl::Status CheckSum(const SumTask& task) {
     return absl::InvalidArgumentError(
         absl::StrCat("destination of a sum is ", Name(task.dst.dtype), ", not float32"));
   }
-  if (task.sources.size() > kSumSourcesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a sum has ", task.sources.size(), " sources, at most ", kSumSourcesMax, " are allowed"));
-  }
+  if (absl::Status status = CheckTree(task); !status.ok()) return status;
   for (const StridedBox& source : task.sources) {
     if (source.data == nullptr) continue;
     if (absl::Status status = CheckSameShape(task.dst, source); !status.ok()) return status;

@@ -1,9 +1,10 @@
 #include "kernels/cpu/sum.h"
 
+#include <algorithm>
 #include <array>
-#include <bit>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/cpu/box_walk.h"
 #include "kernels/cpu/clones.h"
 #include "kernels/cpu/copy.h"
@@ -13,8 +14,7 @@ namespace {
 
 // 8 KiB of fp32: the open nodes of a tree over 16 sources stay in a 48 KiB first-level cache.
 constexpr int64_t kChunk = 2048;
-// Levels of a tree over 2^16 sources.
-constexpr int kLevelsMax = 17;
+constexpr int kLevels = kSumLevelMax + 1;
 
 DMUOND_CLONES void AddInto(float* __restrict a, const float* __restrict b, int64_t n) {
   for (int64_t i = 0; i < n; ++i) a[i] += b[i];
@@ -39,10 +39,10 @@ class Tree {
     depth_ = 0;
   }
 
-  // `values` is the next source's chunk, null if absent. It must stay where it is until its sibling
-  // comes: the caller hands in its own fp32 memory, or LeafBuffer().
-  void Push(const float* values) {
-    stack_[depth_++] = {values, 0};
+  // `values` is the next source's chunk, null if absent; it stands for 2^level leaves. It must stay
+  // where it is until its sibling comes: the caller hands in its own fp32 memory, or LeafBuffer().
+  void Push(const float* values, int level) {
+    stack_[depth_++] = {values, level};
     while (depth_ >= 2 && stack_[depth_ - 1].level == stack_[depth_ - 2].level) MergeTop();
   }
   // Where a source that needs widening goes; valid for the next Push.
@@ -85,8 +85,8 @@ class Tree {
 
   int64_t length_ = 0;
   int depth_ = 0;
-  std::array<Node, kLevelsMax + 1> stack_;
-  alignas(64) std::array<std::array<float, kChunk>, kLevelsMax + 1> buffers_;
+  std::array<Node, kLevels + 1> stack_;
+  alignas(64) std::array<std::array<float, kChunk>, kLevels + 1> buffers_;
 };
 
 const StridedBox* OnlySource(const SumTask& task) {
@@ -118,6 +118,29 @@ void StoreSum(const SumTask& task, const float* sum, int64_t offset, int64_t str
 
 }  // namespace
 
+absl::Status CheckTree(const SumTask& task) {
+  if (!task.levels.empty() && task.levels.size() != task.sources.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("a sum has ", task.sources.size(),
+                                                   " sources and ", task.levels.size(), " levels"));
+  }
+  constexpr int64_t kLeavesMax = int64_t{1} << kSumLevelMax;
+  int64_t leaves = 0;
+  for (size_t i = 0; i < task.sources.size(); ++i) {
+    const int level = task.levels.empty() ? 0 : task.levels[i];
+    const int64_t own = int64_t{1} << std::min(level, kSumLevelMax + 1);
+    if (leaves + own > kLeavesMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a sum has more than ", kLeavesMax, " leaves"));
+    }
+    if (leaves % own != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("source ", i, " of a sum stands for ", own,
+                                                     " leaves but begins at leaf ", leaves));
+    }
+    leaves += own;
+  }
+  return absl::OkStatus();
+}
+
 void SumElements(const SumTask& task, int64_t begin, int64_t end) {
   BoxWalk walk(task.dst);
   if (const StridedBox* only = OnlySource(task); only != nullptr && task.factor == 1.0F) {
@@ -135,18 +158,20 @@ void SumElements(const SumTask& task, int64_t begin, int64_t end) {
   walk.Runs(begin, end, kChunk, [&](const int64_t* offsets, int64_t length) {
     tree.Reset(length);
     size_t box = 0;
-    for (const StridedBox& source : task.sources) {
+    for (size_t i = 0; i < task.sources.size(); ++i) {
+      const StridedBox& source = task.sources[i];
+      const int level = task.levels.empty() ? 0 : task.levels[i];
       if (source.data == nullptr) {
-        tree.Push(nullptr);
+        tree.Push(nullptr, level);
         continue;
       }
       ++box;
       if (source.dtype == DType::kF32 && stride(box) == 1) {
-        tree.Push(reinterpret_cast<const float*>(source.data) + offsets[box]);
+        tree.Push(reinterpret_cast<const float*>(source.data) + offsets[box], level);
       } else {
         float* leaf = tree.LeafBuffer();
         LoadRun(source.dtype, source.data, offsets[box], stride(box), leaf, length);
-        tree.Push(leaf);
+        tree.Push(leaf, level);
       }
     }
     if (const float* sum = box == 0 ? nullptr : tree.Finish(); sum != nullptr) {

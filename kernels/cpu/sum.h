@@ -2,17 +2,22 @@
 #ifndef DMUOND_KERNELS_CPU_SUM_H_
 #define DMUOND_KERNELS_CPU_SUM_H_
 
-#include <cstddef>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "kernels/ops.h"
 
 namespace dmuond::kernels::cpu {
 
-inline constexpr size_t kSumSourcesMax = size_t{1} << 16;
+// Trees have at most 2^16 leaves.
+inline constexpr int kSumLevelMax = 16;
+
+// INVALID_ARGUMENT if sources and levels do not describe a tree: their number, alignment or size.
+absl::Status CheckTree(const SumTask& task);
 
 // Computes the elements [begin, end) of the task's box, counted in walking order (box_walk.h). Each
 // source is read once. Threads: any, disjoint ranges at the same time.
+// REQUIRES: CheckTree(task).
 void SumElements(const SumTask& task, int64_t begin, int64_t end);
 
 }  // namespace dmuond::kernels::cpu
