@@ -1,0 +1,339 @@
+#include "server/daemon/attach_server.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/frame.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+
+namespace dmuond::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kNonceBytes = 16;
+constexpr int kBacklog = 128;
+// An attach sends one small frame for each arena before the trainer reads the first of them.
+constexpr int kSendBufferBytes = 1 << 20;
+// After running out of descriptors; the listener stays readable meanwhile.
+constexpr std::chrono::milliseconds kAcceptPause{100};
+// Linux 6.5; Debian 12's headers do not know it.
+constexpr int kSoPeerPidFd = 77;
+
+absl::Status ErrnoAt(const std::string& what, const std::string& path) {
+  return absl::ErrnoToStatus(errno, absl::StrCat(what, " of attach socket ", path));
+}
+
+absl::StatusOr<std::string> MakeNonce() {
+  std::string nonce(kNonceBytes, '\0');
+  if (::getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) {
+    return absl::ErrnoToStatus(errno, "getrandom");
+  }
+  return nonce;
+}
+
+// A descriptor that becomes readable when the peer's process has ended; invalid where the process
+// is not visible. Taken from the socket where the kernel can, because a pid may be used again.
+wire::UniqueFd PeerPidFd(int socket, pid_t pid) {
+  int pidfd = -1;
+  socklen_t size = sizeof(pidfd);
+  if (::getsockopt(socket, SOL_SOCKET, kSoPeerPidFd, &pidfd, &size) == 0) {
+    return wire::UniqueFd(pidfd);
+  }
+  if (pid <= 0) return {};
+  return wire::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+absl::StatusOr<wire::UniqueFd> Listen(const AttachServer::Options& options) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (options.path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat("attach socket ", options.path, " has ",
+                                                   options.path.size(), " bytes, at most ",
+                                                   sizeof(address.sun_path) - 1, " are possible"));
+  }
+  std::memcpy(address.sun_path, options.path.data(), options.path.size());
+  wire::UniqueFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener.valid()) return ErrnoAt("socket()", options.path);
+  if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    return ErrnoAt("bind()", options.path);
+  }
+  // Nobody can connect before listen(): the right mode and group are in place by then.
+  if (::chmod(options.path.c_str(), options.mode) != 0) return ErrnoAt("chmod()", options.path);
+  if (options.group.has_value() &&
+      ::chown(options.path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
+    return ErrnoAt("chown()", options.path);
+  }
+  if (::listen(listener.get(), kBacklog) != 0) return ErrnoAt("listen()", options.path);
+  return listener;
+}
+
+}  // namespace
+
+struct AttachServer::Connection {
+  AttachPeer peer;
+  wire::UniqueFd socket;
+  wire::UniqueFd pidfd;
+  std::string nonce;  // empty: claimed
+  Clock::time_point claim_deadline;
+};
+
+// The connections are held here too: a descriptor must not be closed, and its number used again,
+// while the thread polls it.
+struct AttachServer::Round {
+  std::vector<pollfd> polled;
+  std::vector<std::shared_ptr<Connection>> connections;  // for polled[2], [3], …: one or two each
+  std::vector<size_t> connection_of;                     // by index in `polled`, minus 2
+  int timeout_ms = -1;
+};
+
+absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(Options options,
+                                                                  Callbacks callbacks) {
+  if (options.allowed_uids.empty()) options.allowed_uids.push_back(::geteuid());
+  absl::StatusOr<wire::UniqueFd> listener = Listen(options);
+  if (!listener.ok()) return listener.status();
+  wire::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
+  std::unique_ptr<AttachServer> server(new AttachServer(std::move(options), std::move(callbacks),
+                                                        *std::move(listener), std::move(wake)));
+  server->thread_ = std::thread([raw = server.get()] { raw->Run(); });
+  return server;
+}
+
+AttachServer::AttachServer(Options options, Callbacks callbacks, wire::UniqueFd listener,
+                           wire::UniqueFd wake)
+    : options_(std::move(options)),
+      callbacks_(std::move(callbacks)),
+      listener_(std::move(listener)),
+      wake_(std::move(wake)) {}
+
+AttachServer::~AttachServer() {
+  {
+    MutexLock lock(mutex_);
+    stop_ = true;
+  }
+  Wake();
+  if (thread_.joinable()) thread_.join();
+  ::unlink(options_.path.c_str());
+}
+
+void AttachServer::Wake() {
+  const uint64_t one = 1;
+  // Fails only when the counter is full, and then the thread wakes anyway.
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+}
+
+absl::StatusOr<AttachPeer> AttachServer::Claim(absl::string_view nonce) {
+  MutexLock lock(mutex_);
+  const auto found = nonces_.find(std::string(nonce));
+  if (found == nonces_.end()) {
+    return Error(absl::StatusCode::kUnauthenticated, "NONCE_UNKNOWN",
+                 absl::StrCat("the nonce (", nonce.size(),
+                              " bytes) is not that of an open attach connection: connect ",
+                              options_.path, " and read Welcome first; a nonce opens one session"));
+  }
+  Connection& connection = *connections_.at(found->second);
+  connection.nonce.clear();
+  nonces_.erase(found);
+  return connection.peer;
+}
+
+absl::Status AttachServer::Send(AttachId id, const v1::AttachFrame& frame, int fd) {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    const auto found = connections_.find(id);
+    if (found != connections_.end()) connection = found->second;
+  }
+  if (connection == nullptr) {
+    return Error(absl::StatusCode::kNotFound, "TRAINER_LOST",
+                 absl::StrCat("attach connection ", id.value(), " has ended"));
+  }
+  absl::Status sent = wire::SendPacket(connection->socket.get(), frame.SerializeAsString(),
+                                       fd < 0 ? std::vector<int>{} : std::vector<int>{fd});
+  if (sent.ok() || absl::IsInvalidArgument(sent)) return sent;
+  // The server's thread sees the end and reports it as it reports any other.
+  ::shutdown(connection->socket.get(), SHUT_RDWR);
+  return Error(absl::StatusCode::kUnavailable, "TRAINER_LOST",
+               absl::StrCat("process ", connection->peer.pid,
+                            " is gone or does not read its attach connection: ", sent.message()));
+}
+
+void AttachServer::Close(AttachId id) {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    connection = Remove(id);
+  }
+  if (connection == nullptr) return;
+  // The thread may still hold the connection for the length of a poll: end it for the peer now.
+  ::shutdown(connection->socket.get(), SHUT_RDWR);
+  Wake();
+}
+
+std::shared_ptr<AttachServer::Connection> AttachServer::Remove(AttachId id) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return nullptr;
+  std::shared_ptr<Connection> connection = std::move(found->second);
+  connections_.erase(found);
+  if (!connection->nonce.empty()) nonces_.erase(connection->nonce);
+  return connection;
+}
+
+void AttachServer::FillRound(Round& round) {
+  const Clock::time_point now = Clock::now();
+  Clock::time_point wake_at = Clock::time_point::max();
+  const bool accepting = now >= accept_again_;
+  if (!accepting) wake_at = accept_again_;
+  round = Round();
+  round.polled.push_back({wake_.get(), POLLIN, 0});
+  round.polled.push_back({accepting ? listener_.get() : -1, POLLIN, 0});
+  MutexLock lock(mutex_);
+  for (const auto& [id, connection] : connections_) {
+    // Claim() clears a nonce without waking the thread: then it wakes once for nothing.
+    if (!connection->nonce.empty()) wake_at = std::min(wake_at, connection->claim_deadline);
+    round.connections.push_back(connection);
+    for (const int fd : {connection->socket.get(), connection->pidfd.get()}) {
+      if (fd < 0) continue;
+      round.polled.push_back({fd, POLLIN, 0});
+      round.connection_of.push_back(round.connections.size() - 1);
+    }
+  }
+  if (wake_at != Clock::time_point::max()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake_at - now).count();
+    round.timeout_ms = static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+  }
+}
+
+void AttachServer::Run() {
+  for (;;) {
+    Round round;
+    FillRound(round);
+    {
+      MutexLock lock(mutex_);
+      if (stop_) return;
+    }
+    if (::poll(round.polled.data(), round.polled.size(), round.timeout_ms) < 0 && errno != EINTR) {
+      log::Error("attach server cannot poll",
+                 {{"error", absl::ErrnoToStatus(errno, "poll").message()}});
+      accept_again_ = Clock::now() + kAcceptPause;  // no busy loop, whatever the reason
+      continue;
+    }
+    if (round.polled[0].revents != 0) {
+      uint64_t count = 0;
+      [[maybe_unused]] const ssize_t taken = ::read(wake_.get(), &count, sizeof(count));
+    }
+    if (round.polled[1].revents != 0) AcceptAll();
+    for (size_t i = 2; i < round.polled.size(); ++i) {
+      // Readable is enough: a trainer has nothing to say, so it is an end or a breach.
+      if (round.polled[i].revents == 0) continue;
+      EndByItself(round.connections[round.connection_of[i - 2]]->peer.id);
+    }
+    DropOverdue();
+  }
+}
+
+void AttachServer::EndByItself(AttachId id) {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mutex_);
+    connection = Remove(id);
+  }
+  // Both descriptors of a connection may report its end, and Close() may have been first.
+  if (connection == nullptr) return;
+  ::shutdown(connection->socket.get(), SHUT_RDWR);
+  if (!connection->nonce.empty()) return;
+  log::Debug("attach connection ended",
+             {{"attach", id}, {"pid", connection->peer.pid}, {"uid", connection->peer.uid}});
+  callbacks_.on_gone(id);
+}
+
+void AttachServer::DropOverdue() {
+  const Clock::time_point now = Clock::now();
+  std::vector<std::shared_ptr<Connection>> overdue;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [id, connection] : connections_) {
+      if (!connection->nonce.empty() && connection->claim_deadline <= now) {
+        overdue.push_back(connection);
+      }
+    }
+    for (const auto& connection : overdue) Remove(connection->peer.id);
+  }
+  for (const auto& connection : overdue) {
+    log::Info("attach connection closed: no session opened in time",
+              {{"pid", connection->peer.pid}, {"uid", connection->peer.uid}});
+  }
+}
+
+void AttachServer::AcceptAll() {
+  for (;;) {
+    wire::UniqueFd socket(
+        ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket.valid()) {
+      Welcome(std::move(socket));
+      continue;
+    }
+    if (errno == EINTR || errno == ECONNABORTED) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      log::Warn("attach connection not accepted",
+                {{"error", absl::ErrnoToStatus(errno, "accept").message()}});
+      accept_again_ = Clock::now() + kAcceptPause;
+    }
+    return;
+  }
+}
+
+void AttachServer::Welcome(wire::UniqueFd socket) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return;
+  const auto& allowed = options_.allowed_uids;
+  if (std::find(allowed.begin(), allowed.end(), peer.uid) == allowed.end()) {
+    log::Warn("attach connection refused: user not allowed",
+              {{"uid", peer.uid}, {"pid", peer.pid}, {"remedy", "--allowed_uids"}});
+    return;
+  }
+  absl::StatusOr<std::string> nonce = MakeNonce();
+  if (!nonce.ok()) {
+    log::Error("no nonce", {{"error", nonce.status()}});
+    return;
+  }
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes, sizeof(kSendBufferBytes));
+  v1::AttachFrame frame;
+  frame.mutable_welcome()->set_nonce(*nonce);
+  auto connection = std::make_shared<Connection>();
+  connection->pidfd = PeerPidFd(socket.get(), peer.pid);
+  connection->nonce = *nonce;
+  connection->claim_deadline = Clock::now() + options_.claim_timeout;
+  {
+    MutexLock lock(mutex_);
+    if (connections_.size() >= static_cast<size_t>(options_.connections_max)) {
+      log::Warn("attach connection refused: too many",
+                {{"limit", options_.connections_max}, {"pid", peer.pid}});
+      return;
+    }
+    connection->peer = {.id = AttachId(next_id_++), .pid = peer.pid, .uid = peer.uid};
+    connection->socket = std::move(socket);
+    connections_.emplace(connection->peer.id, connection);
+    nonces_.emplace(*std::move(nonce), connection->peer.id);
+  }
+  // Only now may the nonce be known. If this fails, the next poll says so.
+  [[maybe_unused]] const absl::Status sent =
+      wire::SendPacket(connection->socket.get(), frame.SerializeAsString());
+}
+
+}  // namespace dmuond::server

@@ -1,0 +1,264 @@
+#include "server/daemon/lane_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/frame.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/lane_spawn.h"
+#include "server/daemon/log.h"
+
+namespace dmuond::server {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kLastLines = 20;
+constexpr int kSocketBufferBytes = 4 << 20;
+
+std::string DescribeEnd(int wait_status) {
+  if (WIFSIGNALED(wait_status)) {
+    const int signal = WTERMSIG(wait_status);
+    return absl::StrCat("killed by signal ", signal, " (", ::strsignal(signal), ")");
+  }
+  return absl::StrCat("exit code ", WEXITSTATUS(wait_status));
+}
+
+int MillisecondsUntil(Clock::time_point deadline) {
+  if (deadline == Clock::time_point::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+}
+
+bool Readable(int fd) {
+  pollfd polled{fd, POLLIN, 0};
+  return ::poll(&polled, 1, 0) > 0;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LaneProcess>> LaneProcess::Start(Options options,
+                                                                Callbacks callbacks) {
+  UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
+  absl::StatusOr<SpawnedLane> spawned =
+      SpawnLane(options.binary, options.device, options.environment);
+  if (!spawned.ok()) return spawned.status();
+  ::setsockopt(spawned->socket.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes,
+               sizeof(kSocketBufferBytes));
+  std::unique_ptr<LaneProcess> lane(new LaneProcess(
+      std::move(options), std::move(callbacks), spawned->pid, std::move(spawned->socket),
+      std::move(spawned->output), std::move(spawned->pidfd), std::move(wake)));
+  MutexLock lock(lane->join_mutex_);
+  lane->thread_ = std::thread([raw = lane.get()] { raw->Run(); });
+  return lane;
+}
+
+LaneProcess::LaneProcess(Options options, Callbacks callbacks, pid_t pid, UniqueFd socket,
+                         UniqueFd output, UniqueFd pidfd, UniqueFd wake)
+    : options_(std::move(options)),
+      callbacks_(std::move(callbacks)),
+      pid_(pid),
+      socket_(std::move(socket)),
+      output_(std::move(output)),
+      pidfd_(std::move(pidfd)),
+      wake_(std::move(wake)) {}
+
+LaneProcess::~LaneProcess() { Stop(); }
+
+absl::Status LaneProcess::Send(const v1::LaneCommand& command, const std::vector<int>& fds) {
+  const std::string body = command.SerializeAsString();
+  bool waiting = false;
+  absl::Status status;
+  {
+    MutexLock lock(mutex_);
+    status = deaf_ ? absl::UnavailableError("its socket is closed")
+                   : outbox_.Push(socket_.get(), body, fds);
+    waiting = !outbox_.empty();
+  }
+  if (waiting) {
+    const uint64_t one = 1;
+    // Fails only when the counter is full, and then the thread wakes anyway.
+    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+  }
+  if (!absl::IsUnavailable(status)) return status;
+  return Error(
+      absl::StatusCode::kUnavailable, "LANE_LOST",
+      absl::StrCat("lane ", options_.lane_index, " (pid ", pid_, ") is gone: ", status.message()),
+      {{"lane", absl::StrCat(options_.lane_index)}});
+}
+
+std::vector<std::string> LaneProcess::LastLines() const {
+  MutexLock lock(mutex_);
+  return {last_lines_.begin(), last_lines_.end()};
+}
+
+void LaneProcess::Stop() {
+  bool first = false;
+  {
+    MutexLock lock(mutex_);
+    first = !std::exchange(stop_, true);
+  }
+  if (first) {
+    v1::LaneCommand command;
+    command.mutable_shutdown();
+    // A lane that cannot be told is gone, or hears the signals below.
+    [[maybe_unused]] const absl::Status sent = Send(command);
+    if (!WaitUntilGone(options_.stop_grace)) {
+      log::Warn("lane does not stop, SIGTERM follows",
+                {{"lane", options_.lane_index}, {"pid", pid_}});
+      Signal(SIGTERM);
+      if (!WaitUntilGone(options_.stop_grace)) {
+        log::Warn("lane does not stop, SIGKILL follows",
+                  {{"lane", options_.lane_index}, {"pid", pid_}});
+        Signal(SIGKILL);
+      }
+    }
+  }
+  MutexLock lock(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+bool LaneProcess::WaitUntilGone(std::chrono::milliseconds wait) {
+  const Clock::time_point deadline = Clock::now() + wait;
+  MutexLock lock(mutex_);
+  while (!gone_) {
+    if (!gone_changed_.WaitUntil(mutex_, deadline)) return gone_;
+  }
+  return true;
+}
+
+void LaneProcess::Signal(int signal) const {
+  // By pidfd: a pid may belong to another process by now.
+  ::syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, nullptr, 0);
+}
+
+bool LaneProcess::stopping() const {
+  MutexLock lock(mutex_);
+  return stop_;
+}
+
+bool LaneProcess::has_waiting() const {
+  MutexLock lock(mutex_);
+  return !outbox_.empty();
+}
+
+void LaneProcess::Run() {
+  for (;;) {
+    const int16_t socket_events = static_cast<int16_t>(has_waiting() ? POLLIN | POLLOUT : POLLIN);
+    std::array<pollfd, 4> polled = {{{pidfd_.get(), POLLIN, 0},
+                                     {wake_.get(), POLLIN, 0},
+                                     {output_open_ ? output_.get() : -1, POLLIN, 0},
+                                     {socket_open_ ? socket_.get() : -1, socket_events, 0}}};
+    if (::poll(polled.data(), polled.size(), MillisecondsUntil(kill_at_)) < 0) continue;  // EINTR
+    if (polled[1].revents != 0) {
+      uint64_t count = 0;
+      [[maybe_unused]] const ssize_t taken = ::read(wake_.get(), &count, sizeof(count));
+    }
+    if (polled[2].revents != 0) ReadOutput();
+    if ((polled[3].revents & POLLOUT) != 0) FlushOutbox();
+    if ((polled[3].revents & ~POLLOUT) != 0) ReadReport();
+    if (polled[0].revents != 0) break;
+    if (Clock::now() >= kill_at_) {
+      Signal(SIGKILL);
+      kill_at_ = Clock::time_point::max();
+    }
+  }
+  ReadRest();
+  ReportEnd();
+}
+
+void LaneProcess::ReadReport() {
+  absl::StatusOr<wire::Frame> frame = wire::ReceiveFrame(socket_.get());
+  v1::LaneReport report;
+  if (frame.ok() && !report.ParseFromString(frame->body)) {
+    frame = absl::InvalidArgumentError(
+        absl::StrCat("a report of ", frame->body.size(), " bytes is no LaneReport"));
+  }
+  if (frame.ok()) {
+    if (!stopping()) callbacks_.on_report(report, std::move(frame->fds));
+    return;
+  }
+  if (absl::IsInvalidArgument(frame.status())) {
+    log::Error("lane speaks nonsense and is killed",
+               {{"lane", options_.lane_index}, {"error", frame.status()}});
+    Signal(SIGKILL);
+  }
+  CloseSocket();
+}
+
+void LaneProcess::CloseSocket() {
+  socket_open_ = false;
+  kill_at_ = Clock::now() + options_.stop_grace;
+  MutexLock lock(mutex_);
+  deaf_ = true;
+  outbox_.Clear();
+}
+
+void LaneProcess::FlushOutbox() {
+  MutexLock lock(mutex_);
+  if (outbox_.Flush(socket_.get()).ok()) return;
+  // The end is read from the socket, after the reports that still lie in it.
+  deaf_ = true;
+  outbox_.Clear();
+}
+
+void LaneProcess::ReadOutput() {
+  std::array<char, 4096> bytes;
+  const ssize_t size = ::read(output_.get(), bytes.data(), bytes.size());
+  if (size < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  if (size <= 0) {
+    output_open_ = false;
+    return;
+  }
+  lines_.Append({bytes.data(), static_cast<size_t>(size)},
+                [this](const std::string& line) { Keep(line); });
+}
+
+void LaneProcess::Keep(const std::string& line) {
+  log::Relay(line, {{"lane", options_.lane_index}, {"pid", pid_}});
+  MutexLock lock(mutex_);
+  last_lines_.push_back(line);
+  if (last_lines_.size() > kLastLines) last_lines_.pop_front();
+}
+
+void LaneProcess::ReadRest() {
+  // The process is dead, but a child of it could hold pipe and socket open: take what lies there.
+  while (socket_open_ && Readable(socket_.get())) ReadReport();
+  while (output_open_ && Readable(output_.get())) ReadOutput();
+  lines_.Flush([this](const std::string& line) { Keep(line); });
+}
+
+void LaneProcess::ReportEnd() {
+  int status = 0;
+  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  std::string last_words = DescribeEnd(status);
+  bool stopped = false;
+  {
+    MutexLock lock(mutex_);
+    deaf_ = true;
+    gone_ = true;
+    outbox_.Clear();
+    gone_changed_.NotifyAll();
+    stopped = stop_;
+    if (!last_lines_.empty()) absl::StrAppend(&last_words, ": ", last_lines_.back());
+  }
+  if (!stopped) callbacks_.on_gone(std::move(last_words));
+}
+
+}  // namespace dmuond::server

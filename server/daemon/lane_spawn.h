@@ -1,0 +1,30 @@
+// Starts a lane's program with exactly the descriptors that it needs. Part of lane_process.
+#ifndef DMUOND_SERVER_DAEMON_LANE_SPAWN_H_
+#define DMUOND_SERVER_DAEMON_LANE_SPAWN_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::server {
+
+struct SpawnedLane {
+  pid_t pid = 0;          // a child that the caller must wait for
+  wire::UniqueFd pidfd;   // readable when it has ended
+  wire::UniqueFd socket;  // our end, SOCK_STREAM
+  wire::UniqueFd output;  // its stdout and stderr, non-blocking
+};
+
+// Runs `binary --fd=3 --device=DEVICE`: see LaneProcess. Threads: any.
+absl::StatusOr<SpawnedLane> SpawnLane(
+    const std::string& binary, const std::string& device,
+    const std::vector<std::pair<std::string, std::string>>& environment);
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_LANE_SPAWN_H_
