@@ -1,0 +1,167 @@
+#include "scheduler/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/reason.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+std::string NameOf(const MemberInfo& info) {
+  return absl::StrCat("node ", info.node.value(), " (", info.peer_address, ")");
+}
+
+template <typename Value>
+absl::Status Differs(const char* reason, const char* what, const MemberInfo& a, const Value& in_a,
+                     const MemberInfo& b, const Value& in_b) {
+  if (in_a == in_b) return absl::OkStatus();
+  return WithReason(absl::FailedPreconditionError(absl::StrCat(NameOf(a), " has ", what, " ", in_a,
+                                                               ", ", NameOf(b), " has ", in_b)),
+                    reason);
+}
+
+}  // namespace
+
+MembershipMachine::MembershipMachine(int32_t nodes, MemberInfo self, HeartbeatOptions options)
+    : nodes_(nodes), self_(std::move(self)), options_(options) {
+  (void)FormIfComplete();  // of one: formed() and group() tell
+}
+
+absl::Status MembershipMachine::Check(const MemberInfo& info) const {
+  absl::Status status =
+      Differs("VERSION_MISMATCH", "version", info, info.version, self_, self_.version);
+  if (!status.ok()) return status;
+  status = Differs("GROUP_SIZE_DIFFERS", "group size", info, info.nodes, self_, nodes_);
+  if (!status.ok()) return status;
+  status = Differs("DEVICE_TYPE_DIFFERS", "device type", info, info.device_type, self_,
+                   self_.device_type);
+  if (!status.ok()) return status;
+  status = Differs("LANES_DIFFER", "number of lanes", info, info.lanes, self_, self_.lanes);
+  if (!status.ok()) return status;
+  status = Differs("LANE_MEMORY_DIFFERS", "memory limit per lane in bytes", info,
+                   info.lane_memory_bytes, self_, self_.lane_memory_bytes);
+  if (!status.ok()) return status;
+  if (info.node.value() < 0 || info.node.value() >= nodes_) {
+    return WithReason(absl::InvalidArgumentError(
+                          absl::StrCat(NameOf(info), " joins a group of nodes 0 to ", nodes_ - 1)),
+                      "RANK_OUT_OF_RANGE");
+  }
+  return absl::OkStatus();
+}
+
+const MemberInfo& MembershipMachine::InfoOf(NodeRank node) const {
+  return node == self_.node ? self_ : others_.at(node).info;
+}
+
+absl::StatusOr<std::vector<MembershipAction>> MembershipMachine::OnJoin(TimePoint now,
+                                                                        const MemberInfo& info) {
+  if (absl::Status status = Check(info); !status.ok()) return status;
+  if (broken()) {
+    return WithReason(absl::UnavailableError(absl::StrCat("group epoch ", epoch_.value(),
+                                                          " is broken: ", why_broken_)),
+                      "PEER_LOST");
+  }
+  const auto holder = others_.find(info.node);
+  const bool held = info.node == self_.node || holder != others_.end();
+  if (held) {
+    const MemberInfo& first = InfoOf(info.node);
+    const bool lives = info.node == self_.node || !holder->second.watch.Lost(now, options_);
+    if (info.node == self_.node || (lives && first.boot_id != info.boot_id)) {
+      return WithReason(absl::AlreadyExistsError(absl::StrCat(
+                            "node ", info.node.value(), " is held by the process with boot id ",
+                            first.boot_id, " at ", first.peer_address, ", boot id ", info.boot_id,
+                            " at ", info.peer_address, " cannot have it too")),
+                        "RANK_TWICE");
+    }
+    if (formed()) {
+      return Lose(info.node, absl::StrCat(NameOf(info), " lost its stream and joined again"));
+    }
+    others_.erase(holder);
+  }
+  others_.emplace(info.node, Member{info, HeartbeatWatch(now)});
+  return FormIfComplete();
+}
+
+void MembershipMachine::OnHeartbeat(TimePoint now, NodeRank node) {
+  if (const auto member = others_.find(node); member != others_.end()) {
+    member->second.watch.OnHeard(now);
+  }
+}
+
+std::vector<MembershipAction> MembershipMachine::OnGone(TimePoint /*now*/, NodeRank node,
+                                                        std::optional<uint64_t> boot_id) {
+  const auto member = others_.find(node);
+  if (member == others_.end()) return {};
+  if (boot_id.has_value() && *boot_id != member->second.info.boot_id) return {};
+  return Lose(node, absl::StrCat(NameOf(member->second.info), " closed its stream"));
+}
+
+std::vector<MembershipAction> MembershipMachine::OnTick(TimePoint now) {
+  Actions actions;
+  std::vector<NodeRank> silent;
+  for (const auto& [node, member] : others_) {
+    if (member.watch.Lost(now, options_)) silent.push_back(node);
+  }
+  for (NodeRank node : silent) {
+    const Member& member = others_.at(node);
+    for (MembershipAction& action :
+         Lose(node, absl::StrCat("nothing heard of ", NameOf(member.info), " for ",
+                                 member.watch.Silence(now).count(), " ms"))) {
+      actions.push_back(std::move(action));
+    }
+    if (broken()) break;
+  }
+  if (!broken() && !others_.empty()) {
+    if (const auto counter = clock_.Due(now, options_))
+      actions.emplace_back(SendHeartbeat{*counter});
+  }
+  return actions;
+}
+
+void MembershipMachine::StartOver() {
+  state_ = State::kJoining;
+  others_.clear();
+  why_broken_.clear();
+  (void)FormIfComplete();
+}
+
+std::vector<MembershipAction> MembershipMachine::Lose(NodeRank node, std::string detail) {
+  if (broken()) return {};
+  if (!formed()) {
+    others_.erase(node);
+    return {MemberDropped{node, std::move(detail)}};
+  }
+  state_ = State::kBroken;
+  why_broken_ = detail;
+  return {GroupBroken{epoch_, node, std::move(detail)}};
+}
+
+std::vector<MembershipAction> MembershipMachine::FormIfComplete() {
+  if (state_ != State::kJoining || !missing().empty()) return {};
+  epoch_ = std::max(epoch_, self_.epoch);
+  for (const auto& [node, member] : others_) epoch_ = std::max(epoch_, member.info.epoch);
+  epoch_ = GroupEpoch(epoch_.value() + 1);
+  state_ = State::kFormed;
+  return {group()};
+}
+
+GroupFormed MembershipMachine::group() const {
+  GroupFormed formed{epoch_, {}};
+  for (int32_t node = 0; node < nodes_; ++node) {
+    formed.peer_addresses.push_back(InfoOf(NodeRank(node)).peer_address);
+  }
+  return formed;
+}
+
+std::vector<NodeRank> MembershipMachine::missing() const {
+  std::vector<NodeRank> missing;
+  for (int32_t node = 0; node < nodes_; ++node) {
+    if (NodeRank(node) != self_.node && !others_.contains(NodeRank(node)))
+      missing.emplace_back(node);
+  }
+  return missing;
+}
+
+}  // namespace dmuond::scheduler

@@ -1,0 +1,117 @@
+// Who belongs to the group: exactly `nodes` daemons, never fewer, so there is no quorum and no
+// split brain. The machine lives beside the step coordinator, in node 0's daemon, which is a member
+// of itself. A group is joining, then formed with a new epoch, then broken as soon as one member is
+// lost. Pure: time is passed in, what it wants done is returned.
+//
+//   MembershipMachine group(nodes, self);
+//   auto actions = group.OnJoin(now, info);   // a member's stream opens; not OK: refuse it
+#ifndef DMUOND_SCHEDULER_MEMBERSHIP_H_
+#define DMUOND_SCHEDULER_MEMBERSHIP_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "scheduler/heartbeat.h"
+#include "scheduler/types.h"
+
+namespace dmuond::scheduler {
+
+// What a daemon says of itself when it joins.
+struct MemberInfo {
+  NodeRank node;
+  int32_t nodes = 1;  // group size that it was started with
+  int32_t lanes = 1;
+  std::string version;
+  std::string device_type;   // "cpu", "cuda"
+  std::string peer_address;  // host:port
+  GroupEpoch epoch;          // newest that it knows; 0: none
+  uint64_t boot_id = 0;      // random per process
+  std::string job;           // that it holds state of; empty: none
+  StepId last_committed;
+  int64_t lane_memory_bytes = 0;
+};
+
+// To every member.
+struct GroupFormed {
+  GroupEpoch epoch;
+  std::vector<std::string> peer_addresses;  // by node
+};
+struct GroupBroken {
+  GroupEpoch epoch;
+  NodeRank lost;
+  std::string detail;
+};
+struct SendHeartbeat {
+  uint64_t counter = 0;
+};
+// One that had joined a group that is not complete yet: close its stream.
+struct MemberDropped {
+  NodeRank node;
+  std::string detail;
+};
+using MembershipAction = std::variant<GroupFormed, GroupBroken, SendHeartbeat, MemberDropped>;
+
+class MembershipMachine {
+ public:
+  // A group of one is formed from the start. REQUIRES: self.nodes == nodes >= 1, self.node < nodes.
+  MembershipMachine(int32_t nodes, MemberInfo self, HeartbeatOptions options = {});
+
+  // Refused, naming both members and both values, with nothing changed (reasons in brackets):
+  // FAILED_PRECONDITION for another group size [GROUP_SIZE_DIFFERS], version [VERSION_MISMATCH],
+  // device type [DEVICE_TYPE_DIFFERS], number of lanes [LANES_DIFFER] or memory per lane
+  // [LANE_MEMORY_DIFFERS]; INVALID_ARGUMENT for a node outside the group [RANK_OUT_OF_RANGE];
+  // ALREADY_EXISTS for a node that another living process holds [RANK_TWICE]; UNAVAILABLE when the
+  // group is broken [PEER_LOST]. A member that joins again while the group is formed has lost
+  // messages with its old stream: it breaks the group.
+  [[nodiscard]] absl::StatusOr<std::vector<MembershipAction>> OnJoin(TimePoint now,
+                                                                     const MemberInfo& info);
+  // Any message of a member will do.
+  void OnHeartbeat(TimePoint now, NodeRank node);
+  // Its stream has ended. `boot_id`: which process's; a successor that has joined since is not
+  // meant.
+  [[nodiscard]] std::vector<MembershipAction> OnGone(TimePoint now, NodeRank node,
+                                                     std::optional<uint64_t> boot_id = {});
+  // Call at least every 100 ms: sends heartbeats, notices silence.
+  [[nodiscard]] std::vector<MembershipAction> OnTick(TimePoint now);
+  // After a break: everyone but this daemon must join anew, for a larger epoch.
+  void StartOver();
+
+  [[nodiscard]] bool formed() const { return state_ == State::kFormed; }
+  [[nodiscard]] bool broken() const { return state_ == State::kBroken; }
+  [[nodiscard]] GroupEpoch epoch() const { return epoch_; }  // newest formed; 0: none yet
+  [[nodiscard]] GroupFormed group() const;                   // REQUIRES: formed()
+  [[nodiscard]] std::vector<NodeRank> missing() const;       // have not joined
+
+ private:
+  enum class State : uint8_t { kJoining, kFormed, kBroken };
+  struct Member {
+    MemberInfo info;
+    HeartbeatWatch watch;
+  };
+  using Actions = std::vector<MembershipAction>;
+
+  [[nodiscard]] absl::Status Check(const MemberInfo& info) const;
+  [[nodiscard]] const MemberInfo& InfoOf(NodeRank node) const;
+  [[nodiscard]] Actions FormIfComplete();
+  [[nodiscard]] Actions Lose(NodeRank node, std::string detail);
+
+  const int32_t nodes_;
+  const MemberInfo self_;
+  const HeartbeatOptions options_;
+  State state_ = State::kJoining;
+  GroupEpoch epoch_;
+  std::map<NodeRank, Member> others_;
+  HeartbeatClock clock_;
+  std::string why_broken_;
+};
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_MEMBERSHIP_H_
