@@ -15,6 +15,7 @@ std::map<int64_t, int64_t> PieceClasses(const std::vector<int64_t>& elements) {
   std::map<int64_t, int32_t, std::greater<>> counts;
   for (int64_t e : elements) ++counts[e];
   std::vector<PieceSize> sizes;
+  sizes.reserve(counts.size());
   for (const auto& [e, count] : counts) sizes.push_back({e, count});
   const std::vector<int32_t> joined = JoinSizes(sizes);
   std::map<int64_t, int64_t> classes;

@@ -252,8 +252,8 @@ TEST(PlanPropertyTest, OwnersGetEveryLeafAndHoldersEveryWeight) {
           seen[i] += layout.trainers[rank.value()].node == owner.node ? 1 : 0;
         }
         for (const Transfer& t : owner.partials[bucket]) {
-          if (t.unit != unit.id || t.cell != static_cast<int32_t>(c) || t.to != owner.lane)
-            continue;
+          const bool of_cell = t.unit == unit.id && t.cell == static_cast<int32_t>(c);
+          if (!of_cell || t.to != owner.lane) continue;
           RC_ASSERT(t.box == plan.gradient_cells[u][c].box);
           for (int32_t i = 0; i < t.subtree.leaves; ++i) ++seen[t.subtree.first + i];
         }

@@ -110,7 +110,7 @@ TEST(PlanTest, EveryBucketIsCollectedOnAllRails) {
     world.Replicate(w);
   }
   PlanInputs inputs = *world.Inputs();
-  inputs.bucket_bytes = 8 * 64 * 64 * 4;
+  inputs.bucket_bytes = int64_t{8} * 64 * 64 * 4;
   const Plan plan = MustPlan(inputs);
   EXPECT_EQ(plan.buckets, 2);
   std::set<std::pair<int32_t, int32_t>> bucket_lanes;
@@ -123,7 +123,7 @@ TEST(PlanTest, ShardsWithReplicasAreCutOverTheirHoldersLanes) {
   const Parameter e = AdamW("e", {16384, 64});
   World world(4, 2, 2);
   for (int32_t rank = 0; rank < 4; ++rank) {
-    const int64_t row = rank % 2 * 8192;
+    const int64_t row = rank % 2 * int64_t{8192};
     world.Hold(rank, e, {{row, 0}, {row + 8192, 64}});
   }
   const Plan plan = MustPlan(*world.Inputs());
