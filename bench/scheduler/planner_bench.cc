@@ -23,10 +23,10 @@ void BM_MakePlan(benchmark::State& state, const std::string& model) {
       InputsFor(model, static_cast<int32_t>(state.range(0)), static_cast<int32_t>(state.range(1)));
   PlanQuality quality;
   size_t units = 0;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     auto plan = MakePlan(inputs);
     if (!plan.ok()) {
-      state.SkipWithError(std::string(plan.status().message()).c_str());
+      state.SkipWithError(plan.status().ToString().c_str());
       break;
     }
     quality = plan->quality;
@@ -44,10 +44,10 @@ void BM_MakeLaneProgram(benchmark::State& state, const std::string& model) {
       InputsFor(model, static_cast<int32_t>(state.range(0)), static_cast<int32_t>(state.range(1)));
   const auto plan = MakePlan(inputs);
   if (!plan.ok()) {
-    state.SkipWithError(std::string(plan.status().message()).c_str());
+    state.SkipWithError(plan.status().ToString().c_str());
     return;
   }
-  for (auto _ : state) benchmark::DoNotOptimize(MakeLaneProgram(inputs, *plan, LaneId(0)));
+  while (state.KeepRunning()) benchmark::DoNotOptimize(MakeLaneProgram(inputs, *plan, LaneId(0)));
 }
 
 BENCHMARK_CAPTURE(BM_MakePlan, llama3_8b, "llama3-8b")

@@ -119,17 +119,20 @@ TEST(FragmentAlgebraTest, ScalarsHaveOneCell) {
 }
 
 TEST(FragmentAlgebraTest, ThousandsOfRowShardsAreQuick) {
-  std::vector<Holding> holdings;
-  for (int32_t i = 0; i < 4096; ++i) holdings.push_back({{{i * 4, 0}, {i * 4 + 4, 64}}, i});
+  std::vector<Holding> holdings(4096);
+  for (int32_t i = 0; i < 4096; ++i) {
+    const int64_t row = int64_t{4} * i;
+    holdings[i] = {{{row, 0}, {row + 4, 64}}, i};
+  }
   const auto cells = Arrange({{0, 0}, {16384, 64}}, GroupEqualBoxes(holdings));
   EXPECT_EQ(cells->size(), 4096);
 }
 
 TEST(FragmentAlgebraTest, BoxesThatFallApartIntoTooManyCellsAreRefused) {
   // Staggered diagonals: every box cuts every other one's rows and columns.
-  std::vector<Holding> holdings;
+  std::vector<Holding> holdings(900);
   for (int32_t i = 0; i < 900; ++i) {
-    holdings.push_back({{{i, 0}, {1800 - i, 900 + i}}, i});
+    holdings[i] = {{{i, 0}, {1800 - i, 900 + i}}, i};
   }
   const auto cells = Arrange({{0, 0}, {1800, 1800}}, GroupEqualBoxes(holdings));
   EXPECT_EQ(cells.status().code(), absl::StatusCode::kResourceExhausted) << cells->size();

@@ -23,7 +23,7 @@ std::string Message(const World& world) {
   EXPECT_FALSE(status.ok());
   // Fails closed: the layout that was there is untouched.
   EXPECT_EQ(layout.parameters.size(), 1);
-  return std::string(status.message());
+  return status.ToString();
 }
 
 TEST(RegistrationTest, DifferentShapesNameBothTrainersAndBothShapes) {

@@ -15,6 +15,7 @@ using testing::Pick;
 
 std::vector<NodeRank> Nodes(const std::vector<int32_t>& nodes) {
   std::vector<NodeRank> ranks;
+  ranks.reserve(nodes.size());
   for (int32_t node : nodes) ranks.emplace_back(node);
   return ranks;
 }
