@@ -38,10 +38,11 @@ inline StepScalars Scalars(double learning_rate = 0.01) {
 class StepGroup {
  public:
   explicit StepGroup(const World& world, StepId last_committed = StepId(0),
-                     CoordinatorOptions options = {}) {
+                     CoordinatorOptions options = {}, int64_t bucket_bytes = 32 << 20) {
     auto made = world.Inputs();
     EXPECT_TRUE(made.ok()) << made.status();
     inputs = *std::move(made);
+    inputs.bucket_bytes = bucket_bytes;
     auto planned = MakePlan(inputs);
     EXPECT_TRUE(planned.ok()) << planned.status();
     plan = *std::move(planned);
