@@ -1,0 +1,112 @@
+#include "server/daemon/log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "nlohmann/json.hpp"
+#include "scheduler/types.h"
+
+namespace dmuond::server::log {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
+
+std::string KeyValue(absl::string_view message, Fields fields) {
+  return Render(Format::kKeyValue, Level::kInfo, message, fields);
+}
+
+class LogTest : public ::testing::Test {
+ protected:
+  ~LogTest() override {
+    SetLevel(Level::kInfo);
+    SetFormat(Format::kKeyValue);
+  }
+};
+
+TEST_F(LogTest, FieldsAreKeyAndValue) {
+  EXPECT_EQ(KeyValue("step committed", {{"job", "demo"},
+                                        {"step", scheduler::StepId(7)},
+                                        {"ok", true},
+                                        {"norm", 1.5},
+                                        {"bytes", int64_t{-1}}}),
+            "level=info msg=\"step committed\" job=demo step=7 ok=true norm=1.5 bytes=-1");
+}
+
+TEST_F(LogTest, WhatCouldBeMisreadIsQuoted) {
+  EXPECT_EQ(KeyValue("m", {{"a", ""}, {"b", "x=y"}, {"c", "two\nlines\x01"}, {"d", "q\"\\"}}),
+            R"(level=info msg=m a="" b="x=y" c="two\nlines\u0001" d="q\"\\")");
+}
+
+TEST_F(LogTest, JsonIsOneObjectALine) {
+  ::testing::internal::CaptureStderr();
+  SetFormat(Format::kJson);
+  Warn("line\n\"two\"", {{"job", "a=b"},
+                         {"step", 3},
+                         {"lost", false},
+                         {"norm", std::numeric_limits<double>::quiet_NaN()}});
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  const nlohmann::json line = nlohmann::json::parse(text);
+  EXPECT_EQ(line["level"], "warn");
+  EXPECT_EQ(line["msg"], "line\n\"two\"");
+  EXPECT_EQ(line["job"], "a=b");
+  EXPECT_EQ(line["step"], 3);
+  EXPECT_EQ(line["lost"], false);
+  EXPECT_EQ(line["norm"], "nan");
+  EXPECT_THAT(line["time"].get<std::string>(), EndsWith("Z"));
+}
+
+TEST_F(LogTest, LineBeginsWithTheTime) {
+  ::testing::internal::CaptureStderr();
+  Info("hello", {});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              MatchesRegex("time=....-..-..T..:..:..\\....Z level=info msg=hello\n"));
+}
+
+TEST_F(LogTest, LevelDropsWhatLiesBelow) {
+  EXPECT_EQ(SetLevel(Level::kWarn), Level::kInfo);
+  ::testing::internal::CaptureStderr();
+  Info("quiet", {});
+  Error("loud", {});
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, Not(HasSubstr("quiet")));
+  EXPECT_THAT(text, HasSubstr("level=error msg=loud"));
+  EXPECT_EQ(SetLevel(Level::kInfo), Level::kWarn);
+}
+
+TEST_F(LogTest, NamesOfLevelsAndFormatsParse) {
+  for (const Level level :
+       {Level::kTrace, Level::kDebug, Level::kInfo, Level::kWarn, Level::kError}) {
+    EXPECT_EQ(*ParseLevel(Name(level)), level);
+  }
+  EXPECT_THAT(std::string(ParseLevel("loud").status().message()), HasSubstr("'loud'"));
+  EXPECT_EQ(*ParseFormat("json"), Format::kJson);
+  EXPECT_THAT(std::string(ParseFormat("xml").status().message()), HasSubstr("'xml'"));
+}
+
+TEST_F(LogTest, RelayedLineKeepsItsLevelAndGetsFields) {
+  ::testing::internal::CaptureStderr();
+  Relay("time=2031-01-02T03:04:05.678Z level=error msg=\"no memory\" unit=4", {{"lane", 2}});
+  Relay("OpenBLAS says hello", {{"lane", 2}});
+  Relay("time=soon", {{"lane", 2}});
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("Z level=error msg=\"no memory\" unit=4 lane=2\n"));
+  EXPECT_THAT(text, HasSubstr("level=warn msg=\"OpenBLAS says hello\" lane=2\n"));
+  EXPECT_THAT(text, HasSubstr("level=warn msg=\"time=soon\" lane=2\n"));
+  EXPECT_THAT(text, Not(HasSubstr("03:04:05")));
+}
+
+TEST_F(LogTest, RelayedLineBelowTheLevelIsDropped) {
+  SetLevel(Level::kWarn);
+  ::testing::internal::CaptureStderr();
+  Relay("time=x level=info msg=quiet", {{"lane", 2}});
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+}  // namespace
+}  // namespace dmuond::server::log
