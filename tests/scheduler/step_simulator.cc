@@ -1,0 +1,555 @@
+#include "tests/scheduler/step_simulator.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "tests/scheduler/layouts.h"
+#include "tests/scheduler/step_group.h"
+
+namespace dmuond::scheduler::testing {
+namespace {
+
+constexpr int64_t kMillisecond = 1'000;
+constexpr std::chrono::milliseconds kStepTimeout{2'000};
+constexpr int64_t kGivesUpAfter = 600'000 * kMillisecond;
+
+SimulatedWorld Make(const World& world) {
+  SimulatedWorld made;
+  made.inputs = *world.Inputs();
+  made.inputs.bucket_bytes = 1;  // a bucket for each parameter
+  made.plan = *MakePlan(made.inputs);
+  made.tables = *MakeRailTables(made.inputs, made.plan);
+  return made;
+}
+
+uint64_t Mix(uint64_t x) {  // splitmix64: the same on every machine
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+std::vector<SimulatedWorld> SimulatedWorlds() {
+  std::vector<SimulatedWorld> worlds;
+  worlds.push_back(Make(World(2, 1, 1).Replicate(Muon("v", {8, 8})).Replicate(AdamW("b", {8}))));
+  worlds.push_back(Make(World(2, 2, 1)
+                            .Replicate(Muon("u", {8, 8}))
+                            .Replicate(Muon("v", {8, 8}))
+                            .Replicate(AdamW("b", {8}))));
+  worlds.push_back(Make(World(4, 2, 2)
+                            .Replicate(Muon("u", {8, 8}))
+                            .ShardRows(Muon("v", {9, 8}))
+                            .Replicate(Muon("w", {4, 8}))
+                            .ShardRows(AdamW("e", {10, 4}))));
+  worlds.push_back(Make(World(3, 3, 1).Replicate(Muon("u", {8, 8})).ShardRows(Muon("v", {8, 8}))));
+  return worlds;
+}
+
+StepSimulator::StepSimulator(const SimulatedWorld& world, uint64_t seed)
+    : world_(world),
+      state_(Mix(seed)),
+      seed_(seed),
+      last_step_(Pick(1, 3)),
+      coordinator_(world.inputs, world.plan, kFirstAttempt, StepId(0),
+                   {.step_timeout = kStepTimeout, .skips_max = 50}) {
+  for (int32_t node = 0; node < world.inputs.nodes; ++node) {
+    std::vector<TrainerRank> ranks;
+    for (const scheduler::Trainer& trainer : world.inputs.layout.trainers) {
+      if (trainer.node.value() == node) ranks.push_back(trainer.rank);
+    }
+    nodes_.push_back({StepMember(ranks, world.inputs.lanes_per_node, StepId(0)), ranks});
+    for (int32_t rail = 0; rail < world.inputs.lanes_per_node; ++rail) {
+      Lane lane;
+      lane.node = NodeRank(node);
+      lane.rail = LaneIndex(rail);
+      nodes_.back().lanes.push_back(std::move(lane));
+    }
+  }
+  for (const scheduler::Trainer& trainer : world.inputs.layout.trainers) {
+    trainers_.emplace_back();
+    trainers_.back().rank = trainer.rank;
+    trainers_.back().node = &nodes_[trainer.node.value()];
+    trainers_.back().attempt = kFirstAttempt;
+  }
+}
+
+// ---- chance and network ----
+
+uint64_t StepSimulator::Random() { return Mix(state_ += 0x9e3779b97f4a7c15ULL); }
+int64_t StepSimulator::Pick(int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(Random() % static_cast<uint64_t>(high - low + 1));
+}
+bool StepSimulator::Chance(int32_t percent) { return Pick(0, 99) < percent; }
+
+// The same for whoever asks: what all trainers agree on.
+bool StepSimulator::FateOf(StepId step, const char* what, int32_t percent) const {
+  return Mix(seed_ * 31 + static_cast<uint64_t>(step.value()) * 7 + what[0]) % 100 <
+         static_cast<uint64_t>(percent);
+}
+
+void StepSimulator::After(Microseconds delay, Event event) {
+  queue_.push({now_ + delay, sequence_++, std::move(event)});
+}
+
+void StepSimulator::Send(Stream& stream, Microseconds delay, int32_t replay_percent, Event event) {
+  const auto deliver = [&](Event message) {
+    stream.last = std::max(stream.last, now_ + delay);
+    queue_.push({stream.last, sequence_++, std::move(message)});
+  };
+  deliver(event);
+  if (replay_percent == 0) return;
+  stream.recent.push_back(std::move(event));
+  if (stream.recent.size() > 6) stream.recent.pop_front();
+  if (!Chance(replay_percent)) return;
+  const size_t again = Pick(1, static_cast<int64_t>(stream.recent.size()));
+  for (size_t i = stream.recent.size() - again; i < stream.recent.size(); ++i) {
+    deliver(stream.recent[i]);
+  }
+}
+
+void StepSimulator::Call(Event event) {
+  if (Chance(10)) return;
+  if (Chance(10)) After(Pick(0, 300 * kMillisecond), event);
+  After(Chance(90) ? Pick(0, 2 * kMillisecond) : Pick(0, 40 * kMillisecond), std::move(event));
+}
+
+TimePoint StepSimulator::Now() const { return TimePoint(std::chrono::microseconds(now_)); }
+
+void StepSimulator::Fail(const std::string& what) {
+  if (failure_.empty()) failure_ = absl::StrCat("at ", now_, " us: ", what);
+}
+
+// ---- trainers ----
+
+void StepSimulator::Begin(Trainer& trainer) {
+  const uint64_t call = ++trainer.call;
+  if (trainer.committed == last_step_) {
+    trainer.done = true;
+    return;
+  }
+  if (trainer.committed == trainer.hangs_at) return;
+  trainer.submitted = false;
+  trainer.early.clear();
+  const bool push = FateOf(trainer.committed, "push", 30) &&
+                    !trainer.pushed_at.contains(trainer.committed.value());
+  Submission& request = trainer.request;
+  request = Submission{};
+  request.rank = trainer.rank;
+  request.attempt = trainer.attempt;
+  request.kind = push ? AttemptKind::kPush : AttemptKind::kStep;
+  request.step = push ? trainer.committed : StepId(trainer.committed.value() + 1);
+  if (!push) {
+    request.scalars = Scalars(0.1 * static_cast<double>(request.step.value()));
+    const int32_t parameters = static_cast<int32_t>(world_.inputs.layout.parameters.size());
+    for (int32_t p = 0; p < parameters; ++p) {
+      if (Chance(10)) request.absent.push_back(p);
+    }
+  }
+  const bool mistaken = trainer.mistakes > 0 && Chance(10);
+  if (mistaken) {
+    --trainer.mistakes;
+    if (push && Chance(50)) {
+      request.pushed = {0};
+    } else if (!push && Chance(50)) {
+      request.scalars.groups[1].eps = 7;
+    } else {
+      request.withdraw = true;
+    }
+  }
+  if ((!push || mistaken) && Chance(50)) {  // a push after early buckets is a mistake of its own
+    for (int32_t bucket = 0; bucket < world_.plan.buckets; ++bucket) {
+      bool absent = false;
+      for (int32_t p : request.absent) absent |= world_.plan.parameter_bucket[p] == bucket;
+      if (!absent && Chance(70)) trainer.early.insert(BucketId(bucket));
+    }
+    for (Lane& lane : trainer.node->lanes) After(Pick(0, 500), [&] { Progress(lane); });
+  }
+  asked_[request.attempt][trainer.rank] = request;
+  After(Pick(0, 10 * kMillisecond), [&trainer, call, this] { Submit(trainer, call); });
+}
+
+// Submits, later waits, until something comes back.
+void StepSimulator::Submit(Trainer& trainer, uint64_t call) {
+  if (trainer.call != call || trainer.done) return;
+  const bool wait = trainer.submitted && Chance(70);
+  const Submission request = trainer.request;
+  Call([&trainer, call, wait, request, this] {
+    StepMember& member = trainer.node->member;
+    absl::StatusOr<StepAnswer> answer = StepAnswer{};
+    if (wait) {
+      answer = member.OnWait(request.rank, request.step, request.attempt);
+    } else {
+      auto accepted = member.OnSubmission(request);
+      if (!accepted.ok()) {
+        answer = accepted.status();
+      } else {
+        answer = accepted->answer;
+        if (!accepted->answer.pending()) ++counts_.repeated_answers;
+        if (accepted->forward) {
+          Send(trainer.node->to_coordinator, Pick(0, 2 * kMillisecond), 5,
+               [request, this] { AtCoordinator(coordinator_.OnSubmission(Now(), request)); });
+          for (Lane& lane : trainer.node->lanes) {
+            Send(lane.from_member, Pick(0, 100), 0, [&lane, request, this] {
+              lane.submitted[request.attempt][request.rank] = request;
+              Progress(lane);
+            });
+          }
+        }
+      }
+    }
+    Call([&trainer, call, answer, this] { Answer(trainer, call, answer); });
+  });
+  After(Pick(10, 60) * kMillisecond, [&trainer, call, this] { Submit(trainer, call); });
+}
+
+void StepSimulator::Answer(Trainer& trainer, uint64_t call,
+                           const absl::StatusOr<StepAnswer>& answer) {
+  if (trainer.call != call || trainer.done) return;
+  if (!answer.ok()) {
+    return Fail(absl::StrCat("rank ", trainer.rank.value(), " got ",
+                             std::string(answer.status().message())));
+  }
+  trainer.submitted = true;
+  if (!answer->pending()) Finish(trainer, *answer);
+}
+
+void StepSimulator::Finish(Trainer& trainer, const StepAnswer& answer) {
+  const auto decided = decided_.find(trainer.attempt);
+  if (decided == decided_.end()) return Fail("an answer without a decision");
+  const Decision& decision = decided->second;
+  if (answer.outcome.has_value() == (decision.verdict == Verdict::kRefuse)) {
+    return Fail("a refusal and an outcome were mistaken for each other");
+  }
+  if (answer.next_attempt != Attempt(trainer.attempt.value() + 1)) {
+    return Fail("the next attempt is not the next one");
+  }
+  trainer.attempt = answer.next_attempt;
+  if (answer.outcome) {
+    const Outcome& outcome = *answer.outcome;
+    if (outcome.kind != decision.outcome.kind || outcome.attempt != decision.attempt) {
+      return Fail("an outcome that was not decided");
+    }
+    if (outcome.kind == OutcomeKind::kAborted && !outcome.retry) {
+      if (!disturbed_) Fail(absl::StrCat("aborted for good: ", outcome.detail));
+      trainer.done = true;
+      return;
+    }
+    if (outcome.kind != OutcomeKind::kAborted) {
+      if (trainer.request.kind != decision.kind || outcome.step != trainer.request.step) {
+        return Fail("another step was committed than the one submitted");
+      }
+      if (decision.kind == AttemptKind::kStep) {
+        trainer.committed = outcome.step;
+      } else {
+        trainer.pushed_at.insert(outcome.step.value());
+      }
+    }
+  }
+  Begin(trainer);
+}
+
+// ---- daemons ----
+
+void StepSimulator::AtMember(Node& node, const CoordinatorAction& action) {
+  const Attempt before = node.member.open().attempt;
+  const auto tell = [&](Lane& lane, Event event) {
+    Send(lane.from_member, Pick(0, 100), 0, std::move(event));
+  };
+  if (const auto* decision = std::get_if<Decision>(&action)) {
+    node.member.OnDecision(*decision);
+    if (node.decisions.empty() || node.decisions.back() < decision->attempt) {
+      if (node.member.last_decision()->attempt != decision->attempt)
+        Fail("a decision was not heard");
+      node.decisions.push_back(decision->attempt);
+      for (Lane& lane : node.lanes) {
+        tell(lane, [&lane, committed = decision->verdict == Verdict::kCommit,
+                    attempt = decision->attempt, this] {
+          if (committed) {
+            if (!lane.gathered || lane.armed.attempt != attempt) Fail("committed ungathered");
+            if (lane.publishing.value() != 0) Fail("committed while a lane was still publishing");
+            ++lane.commits;
+            lane.publishing = attempt;
+            lane.published.clear();
+            lane.publish_reported = false;
+          }
+          lane.armed = {};
+          Progress(lane);
+        });
+      }
+    } else if (node.member.last_decision()->attempt == decision->attempt &&
+               decision->attempt < node.decisions.back()) {
+      Fail("an older decision was heard");
+    }
+  } else if (const auto* open = std::get_if<OpenAttempt>(&action)) {
+    node.member.OnOpen(*open);
+    if (node.armed < open->attempt) {
+      node.armed = open->attempt;
+      for (Lane& lane : node.lanes) {
+        tell(lane, [&lane, armed = *open, this] {
+          lane.armed = armed;
+          lane.reported.clear();
+          lane.gone.clear();
+          lane.gathered = false;
+          Progress(lane);
+        });
+      }
+    }
+  } else {
+    const Go& go = std::get<Go>(action);
+    Lane& lane = node.lanes[go.rail.value()];
+    tell(lane, [&lane, go, this] {
+      if (go.operation == RailOperation::kCollect && go.attempt == lane.armed.attempt) {
+        lane.gone.insert(go.bucket);
+      }
+      if (go.operation == RailOperation::kPublish && go.attempt == lane.publishing) {
+        lane.published.insert(go.bucket);
+      }
+      Progress(lane);
+    });
+  }
+  if (node.member.open().attempt < before) Fail("a member went back to an older attempt");
+}
+
+void StepSimulator::AtCoordinator(const std::vector<CoordinatorAction>& actions) {
+  for (const CoordinatorAction& action : actions) {
+    std::visit([this](const auto& a) { Check(a); }, action);
+    for (Node& node : nodes_) {
+      Send(node.from_coordinator, Pick(0, 2 * kMillisecond), 5,
+           [&node, action, this] { AtMember(node, action); });
+    }
+  }
+}
+
+void StepSimulator::Check(const Decision& decision) {
+  if (decision.attempt != open_) Fail("decided an attempt that is not open");
+  if (!decided_.emplace(decision.attempt, decision).second) Fail("decided an attempt twice");
+  const bool consumes = decision.verdict == Verdict::kCommit || decision.verdict == Verdict::kSkip;
+  switch (decision.verdict) {
+    case Verdict::kCommit:
+      ++(decision.kind == AttemptKind::kStep ? counts_.commits : counts_.pushes);
+      break;
+    case Verdict::kSkip:
+      ++counts_.skips;
+      break;
+    case Verdict::kAbort:
+      ++counts_.aborts;
+      break;
+    case Verdict::kRefuse:
+      ++counts_.refusals;
+      break;
+  }
+  if (!consumes) return;
+  const auto& asked = asked_[decision.attempt];
+  if (asked.size() != trainers_.size()) Fail("committed without all ranks");
+  for (const auto& [rank, submission] : asked) {
+    if (submission.kind != decision.kind || submission.step != decision.step) {
+      Fail("committed another step than the submitted ones");
+    }
+    if (submission.withdraw) Fail("committed a withdrawn attempt");
+    if (decision.kind == AttemptKind::kStep && decision.verdict == Verdict::kCommit &&
+        Compare(submission.scalars, decision.scalars)) {
+      Fail("committed with other scalars than a rank's");
+    }
+  }
+  for (const Node& node : nodes_) {
+    for (const Lane& lane : node.lanes) {
+      if (!lane.gathered || lane.armed.attempt != decision.attempt) Fail("committed ungathered");
+    }
+  }
+  if (decision.kind != AttemptKind::kStep) return;
+  if (decision.step.value() != consumed_.value() + 1) Fail("a step was consumed out of order");
+  consumed_ = decision.step;
+  if ((decision.verdict == Verdict::kSkip) != FateOf(decision.step, "nan", 15)) {
+    Fail("skipped a finite step or committed another");
+  }
+}
+
+void StepSimulator::Check(const OpenAttempt& open) {
+  if (open.attempt <= open_) Fail("opened an older attempt");
+  if (open.step.value() != consumed_.value() + 1) Fail("opened another step than the next");
+  open_ = open.attempt;
+}
+
+void StepSimulator::Check(const Go& go) {
+  ++counts_.goes;
+  auto& last = last_go_[{go.attempt, go.operation}];
+  const auto [before, first] = last.emplace(go.rail, go.bucket);
+  if (!first && !(before->second < go.bucket)) Fail("buckets went out of order");
+  before->second = go.bucket;
+  const bool collect = go.operation == RailOperation::kCollect;
+  const auto& asked = asked_[go.attempt];
+  const bool step = !std::any_of(asked.begin(), asked.end(),
+                                 [](const auto& a) { return a.second.kind != AttemptKind::kStep; });
+  const RailTable& table = !collect ? world_.tables.weights
+                           : step   ? world_.tables.partials
+                                    : world_.tables.adopts;
+  const auto& buckets = table[go.rail.value()];
+  if (!buckets.contains(go.bucket)) {
+    if (step || !collect) Fail("a bucket without messages went");
+    return;  // gradients that went before anybody knew of the push, which then ends the attempt
+  }
+  for (NodeRank node : buckets.at(go.bucket)) {
+    if (collect && !step) continue;
+    if (!reports_.contains({go.attempt, go.operation, go.rail, go.bucket, node})) {
+      Fail("a bucket went before all its lanes were ready");
+    }
+    // A lane that only receives may be ready before its own trainers are: they are in no message.
+    if (!collect || !world_.tables.SendsPartials(go.rail, go.bucket, node)) continue;
+    for (TrainerRank rank : nodes_[node.value()].ranks) {
+      const auto submission = asked.find(rank);
+      if (submission == asked.end()) continue;
+      for (int32_t p : submission->second.absent) {
+        const bool told = std::find(go.absent.begin(), go.absent.end(), AbsentFragment{rank, p}) !=
+                          go.absent.end();
+        if (told != (world_.plan.parameter_bucket[p] == go.bucket.value())) {
+          Fail("a go does not name the absent fragments of its bucket");
+        }
+      }
+    }
+  }
+}
+
+// ---- lanes ----
+
+void StepSimulator::Progress(Lane& lane) {
+  if (lane.publishing.value() != 0) Publish(lane);
+  if (lane.publishing.value() == 0 && lane.armed.attempt.value() != 0) Collect(lane);
+}
+
+void StepSimulator::Report(Lane& lane, RailOperation operation, BucketId bucket, Attempt attempt) {
+  Node& node = nodes_[lane.node.value()];
+  Send(lane.to_member, Pick(0, 200), 0, [&lane, &node, operation, bucket, attempt, this] {
+    Send(node.to_coordinator, Pick(0, 2 * kMillisecond), 5,
+         [&lane, operation, bucket, attempt, this] {
+           reports_.insert({attempt, operation, lane.rail, bucket, lane.node});
+           AtCoordinator(
+               coordinator_.OnRailReady(Now(), attempt, lane.node, lane.rail, operation, bucket));
+         });
+  });
+}
+
+void StepSimulator::Collect(Lane& lane) {
+  Node& node = nodes_[lane.node.value()];
+  const Attempt attempt = lane.armed.attempt;
+  const auto& submitted = lane.submitted[attempt];
+  const bool step = submitted.empty() || submitted.begin()->second.kind == AttemptKind::kStep;
+  const bool all = submitted.size() == node.ranks.size();
+  const RailTable& table = step ? world_.tables.partials : world_.tables.adopts;
+  bool complete = all;
+  for (const auto& [bucket, members] : table[lane.rail.value()]) {
+    if (!members.contains(lane.node)) continue;
+    const bool only_receives = step && !world_.tables.SendsPartials(lane.rail, bucket, lane.node);
+    const bool ready = std::all_of(node.ranks.begin(), node.ranks.end(), [&](TrainerRank rank) {
+      const Trainer& trainer = trainers_[rank.value()];
+      return submitted.contains(rank) ||
+             (step && trainer.attempt == attempt && trainer.early.contains(bucket));
+    });
+    if ((ready || only_receives) && lane.reported.insert(bucket).second) {
+      Report(lane, RailOperation::kCollect, bucket, attempt);
+    }
+    complete = complete && lane.gone.contains(bucket);
+  }
+  if (!complete || lane.gathered) return;
+  lane.gathered = true;
+  std::vector<UnitNorm> norms;
+  const LaneId id(lane.node.value() * world_.inputs.lanes_per_node + lane.rail.value());
+  const double sum =
+      FateOf(lane.armed.step, "nan", 15) ? std::numeric_limits<double>::quiet_NaN() : 1;
+  for (const Unit& unit : world_.plan.units) {
+    if (step && unit.owner == id) norms.push_back({unit.id, 0, {sum}, unit.first_element});
+  }
+  Send(lane.to_member, Pick(0, 500), 0, [&lane, &node, attempt, norms, this] {
+    auto vote = node.member.OnGathered(attempt, lane.rail, norms);
+    if (!vote) return;
+    Send(node.to_coordinator, Pick(0, 2 * kMillisecond), 5,
+         [&lane, attempt, vote = *std::move(vote), this] {
+           AtCoordinator(
+               coordinator_.OnVote(Now(), attempt, lane.node, world_.plan.digest, vote, ""));
+         });
+  });
+}
+
+void StepSimulator::Publish(Lane& lane) {
+  std::vector<BucketId> mine;
+  for (const auto& [bucket, members] : world_.tables.weights[lane.rail.value()]) {
+    if (members.contains(lane.node)) mine.push_back(bucket);
+  }
+  if (!lane.publish_reported) {
+    lane.publish_reported = true;
+    std::vector<BucketId> order = mine;  // updates end in the order of batches
+    for (size_t i = 1; i < order.size(); ++i) std::swap(order[i], order[Pick(0, i)]);
+    for (BucketId bucket : order) Report(lane, RailOperation::kPublish, bucket, lane.publishing);
+  }
+  if (lane.published.size() == mine.size()) lane.publishing = Attempt(0);
+}
+
+// ---- the run ----
+
+bool StepSimulator::AllDone() const {
+  return std::all_of(trainers_.begin(), trainers_.end(), [](const Trainer& trainer) {
+    return trainer.done || trainer.hangs_at == trainer.committed;
+  });
+}
+
+void StepSimulator::Tick() {
+  AtCoordinator(coordinator_.OnTick(Now()));
+  if (AllDone()) return;
+  if (now_ > kGivesUpAfter) return Fail("a trainer waits for ever");
+  After(100 * kMillisecond, [this] { Tick(); });
+}
+
+std::string StepSimulator::Run() {
+  if (Chance(10)) {
+    disturbed_ = true;
+    trainers_[Pick(0, static_cast<int64_t>(trainers_.size()) - 1)].hangs_at =
+        StepId(Pick(0, last_step_.value() - 1));
+  }
+  if (Chance(10)) {
+    disturbed_ = true;
+    After(Pick(0, 200 * kMillisecond), [this] {
+      AtCoordinator(coordinator_.OnLost(Now(), OutcomeReason::kPeerLost, "a node is gone"));
+    });
+  }
+  AtCoordinator({coordinator_.Current()});
+  for (Trainer& trainer : trainers_) {
+    // A session starts when its member has the plan, and with it the first attempt.
+    Send(trainer.node->from_coordinator, Pick(0, 5 * kMillisecond), 0,
+         [&trainer, this] { Begin(trainer); });
+  }
+  After(100 * kMillisecond, [this] { Tick(); });
+  while (!queue_.empty() && failure_.empty()) {
+    now_ = queue_.top().at;
+    const Event event = std::move(const_cast<Queued&>(queue_.top()).event);
+    queue_.pop();
+    event();
+  }
+  if (failure_.empty()) CheckTheEnd();
+  return failure_;
+}
+
+// Everything is delivered.
+void StepSimulator::CheckTheEnd() {
+  if (!AllDone()) return Fail("a trainer never got an answer");
+  for (const Node& node : nodes_) {
+    if (node.decisions.size() != decided_.size() ||
+        !std::equal(node.decisions.begin(), node.decisions.end(), decided_.begin(),
+                    [](Attempt a, const auto& d) { return a == d.first; })) {
+      Fail("a member heard other decisions, or in another order");
+    }
+    if (node.member.last_committed() != consumed_) Fail("a member is at another step");
+    for (const Lane& lane : node.lanes) {
+      if (lane.commits != counts_.commits + counts_.pushes) Fail("a commit was not applied once");
+      if (lane.publishing.value() != 0) Fail("weights were never published");
+    }
+  }
+  for (const Trainer& trainer : trainers_) {
+    if (trainer.done && !disturbed_ && trainer.committed != last_step_) {
+      Fail("a trainer stopped before the last step");
+    }
+  }
+}
+
+}  // namespace dmuond::scheduler::testing
