@@ -1,0 +1,139 @@
+"""The attach socket: nonce, descriptors of memory, and the sign that the daemon lives."""
+
+from __future__ import annotations
+
+import array
+import os
+import queue
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+from dmuond._proto import attach_pb2
+from dmuond.errors import DaemonLost, Error, Unreachable
+
+_PACKET_BYTES_MAX = 64 << 10
+_DESCRIPTORS_MAX = 253  # SCM_MAX_FD
+_WELCOME_TIMEOUT_S = 10.0
+
+
+class Frame:
+    """One message and the descriptor that came with it. Owns the descriptor."""
+
+    def __init__(self, message: attach_pb2.AttachFrame, descriptors: list[int]) -> None:
+        self.message = message
+        self._descriptors = descriptors
+
+    @property
+    def descriptor(self) -> int:
+        if len(self._descriptors) != 1:
+            raise Error(f"an attach frame carried {len(self._descriptors)} descriptors, not one")
+        return self._descriptors[0]
+
+    def close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+
+
+class AttachSocket:
+    """Connects, reads the nonce, and then lets a thread watch the socket for the session's life.
+
+    `on_lost` is called once, by that thread, when the daemon closes its end.
+    """
+
+    def __init__(self, path: str, on_lost: Callable[[], None]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self._wake_read, self._wake_write = -1, -1
+        try:
+            self._socket.connect(path)
+            self.nonce = self._read_welcome()
+        except OSError as error:
+            self._socket.close()
+            raise Unreachable(f"no dmuond answers at '{path}': {error}") from error
+        except BaseException:
+            self._socket.close()
+            raise
+        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._on_lost = on_lost
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._watch, name="dmuond-watcher", daemon=True)
+        self._thread.start()
+
+    def next_frame(self, timeout_s: float) -> Frame:
+        """The next frame with descriptors. The caller closes it."""
+        try:
+            frame = self._frames.get(timeout=timeout_s)
+        except queue.Empty:
+            raise Error(f"no descriptor came over the attach socket in {timeout_s:g} s") from None
+        if frame is None:
+            raise DaemonLost("the daemon closed the attach socket")
+        return frame
+
+    def close(self) -> None:
+        """Ends the watcher and closes the socket: to the daemon, this trainer is gone."""
+        if self._wake_write < 0:
+            return
+        os.write(self._wake_write, b"x")
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._close_descriptors()
+
+    def close_in_child(self) -> None:
+        """After a fork: the child must not keep the trainer alive in the daemon's eyes."""
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._socket.close()
+        for descriptor in (self._wake_read, self._wake_write):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._wake_read = self._wake_write = -1
+        while not self._frames.empty():
+            frame = self._frames.get()
+            if frame is not None:
+                frame.close()
+
+    def _read_welcome(self) -> bytes:
+        self._socket.settimeout(_WELCOME_TIMEOUT_S)
+        frame = self._receive()
+        self._socket.settimeout(None)
+        if frame is None or frame.message.WhichOneof("frame") != "welcome":
+            raise Unreachable(
+                "the daemon closed the attach socket without a welcome: it refuses this user or "
+                "is full"
+            )
+        return frame.message.welcome.nonce
+
+    def _receive(self) -> Frame | None:
+        """One datagram; None when the other end is closed."""
+        body, ancillary, flags, _ = self._socket.recvmsg(
+            _PACKET_BYTES_MAX, socket.CMSG_SPACE(_DESCRIPTORS_MAX * 4), socket.MSG_CMSG_CLOEXEC
+        )
+        descriptors = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        if not body:
+            return None
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise Error("an attach frame was cut: too long, or too many descriptors")
+        return Frame(attach_pb2.AttachFrame.FromString(body), list(descriptors))
+
+    def _watch(self) -> None:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poller.poll()}
+            if self._wake_read in ready:
+                return
+            try:
+                frame = self._receive()
+            except (OSError, Error):
+                frame = None
+            self._frames.put(frame)
+            if frame is None:
+                self._on_lost()
+                return

@@ -1,0 +1,86 @@
+"""Calls of the Trainer service: plain unary calls, errors as exceptions, repeated when cut off.
+
+No call is in flight when a method has returned, so that the trainer may fork between steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import grpc
+
+from dmuond import errors
+from dmuond._proto.trainer_pb2_grpc import TrainerStub
+
+_MESSAGE_BYTES_MAX = 256 << 20
+_RETRY_FOR_S = 10.0
+# Long enough for the attach socket's end to be seen after a call has failed for the same reason.
+_LOST_GRACE_S = 1.0
+
+
+class Channel:
+    """Threads: one at a time. `wait_lost(seconds)` tells whether the daemon has gone."""
+
+    def __init__(self, path: str, wait_lost: Callable[[float], bool]) -> None:
+        self._channel = grpc.insecure_channel(
+            f"unix:{path}",
+            options=[
+                ("grpc.default_authority", "localhost"),
+                ("grpc.use_local_subchannel_pool", 1),
+                ("grpc.enable_http_proxy", 0),
+                ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+                ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
+            ],
+        )
+        self._stub = TrainerStub(self._channel)
+        self._wait_lost = wait_lost
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def call(self, name: str, request: Any, timeout_s: float | None = None) -> Any:
+        """Every call may be repeated (the daemon answers as it did the first time)."""
+        method = getattr(self._stub, name)
+        return self._repeat(name, lambda: method(request, timeout=timeout_s))
+
+    def send_stream(self, name: str, requests: Callable[[], Iterable[Any]]) -> Any:
+        method = getattr(self._stub, name)
+        return self._repeat(name, lambda: method(iter(requests())))
+
+    def read_stream(self, name: str, request: Any) -> Iterator[Any]:
+        """Yields every message. A stream that is cut off raises."""
+        call = getattr(self._stub, name)(request)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise self._translate(name, error) from error
+        finally:
+            call.cancel()
+
+    def _repeat(self, name: str, attempt: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + _RETRY_FOR_S
+        pause_s = 0.01
+        while True:
+            try:
+                return attempt()
+            except grpc.RpcError as error:
+                translated = self._translate(name, error)
+                # With a reason it is the daemon that says so; without one the connection broke.
+                cut = error.code() is grpc.StatusCode.UNAVAILABLE and not translated.reason
+                if (
+                    not cut
+                    or isinstance(translated, errors.DaemonLost)
+                    or time.monotonic() > deadline
+                ):
+                    raise translated from error
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.5)
+
+    def _translate(self, name: str, error: grpc.RpcError) -> errors.Error:
+        translated = errors.from_rpc(error, name)
+        broken = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+        if broken and not translated.reason and self._wait_lost(_LOST_GRACE_S):
+            return errors.DaemonLost(f"{name}: the daemon has gone; the weights are undefined")
+        return translated

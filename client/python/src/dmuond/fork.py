@@ -1,0 +1,27 @@
+"""Forked children (data loaders) let go of what they inherit.
+
+The daemon takes the end of the attach socket for the trainer's death, so a child must not hold it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dmuond.session import Session
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def watch(session: Session) -> None:
+    _sessions.add(session)
+
+
+def _leave_in_child() -> None:
+    for session in list(_sessions):
+        session.leave_in_child()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)

@@ -1,0 +1,91 @@
+"""The timeline page: 64-bit counters that trainer, daemon and lanes share.
+
+Layout and rules: proto/dmuond/wire/timeline.h. Values are attempts, never step numbers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import struct
+from collections.abc import Callable, Iterable
+
+from dmuond import atomics
+from dmuond.errors import Error
+
+POISON = 1 << 62
+BUCKETS_MAX = 4096
+_MAGIC, _VERSION = 0x4C544D44, 1
+_WORD_BYTES = 16
+_CHANGES = 8  # offset of the change count in a word
+_SUBMITTED = 64
+_READY = 128
+_POLLS = 200
+# A sleeper looks up this often even if nobody wakes it, so that a lost session ends every wait.
+_SLICE_S = 0.5
+
+
+def page_bytes(buckets: int) -> int:
+    return _READY + 2 * buckets * _WORD_BYTES
+
+
+class Timeline:
+    """A mapped page. Owns the mapping; every method may be called from any thread."""
+
+    def __init__(self, descriptor: int, size_bytes: int, buckets: int) -> None:
+        if not 0 <= buckets <= BUCKETS_MAX or size_bytes < page_bytes(buckets):
+            raise Error(f"a timeline page of {size_bytes} bytes has no room for {buckets} buckets")
+        self._memory = mmap.mmap(descriptor, size_bytes)
+        magic, version, count = struct.unpack_from("<3I", self._memory)
+        if (magic, version, count) != (_MAGIC, _VERSION, buckets):
+            raise Error(
+                f"timeline page with magic {magic:#x}, version {version} and {count} buckets; "
+                "expected "
+                f"{_MAGIC:#x}, {_VERSION} and {buckets}"
+            )
+        self._anchor = ctypes.c_char.from_buffer(self._memory)  # keeps the mapping
+        self._base = ctypes.addressof(self._anchor)
+        self.buckets = buckets
+
+    def set_submitted(self, attempt: int) -> None:
+        self._advance(self._base + _SUBMITTED, attempt)
+
+    def set_ready(self, bucket: int, attempt: int) -> None:
+        self._advance(self._base + _READY + bucket * _WORD_BYTES, attempt)
+
+    def published(self, bucket: int) -> int:
+        return atomics.load(self._published(bucket))
+
+    def poison(self) -> None:
+        """Ends the page: every wait for `published` returns."""
+        for bucket in range(self.buckets):
+            self._advance(self._published(bucket), POISON)
+
+    def wait_published(
+        self, buckets: Iterable[int], attempt: int, is_lost: Callable[[], bool]
+    ) -> bool:
+        """Waits for the weights after `attempt`. False: poisoned, or the session is lost."""
+        return all(self._wait(self._published(bucket), attempt, is_lost) for bucket in buckets)
+
+    def _published(self, bucket: int) -> int:
+        return self._base + _READY + (self.buckets + bucket) * _WORD_BYTES
+
+    @staticmethod
+    def _advance(word: int, value: int) -> None:
+        atomics.store(word, value)
+        atomics.raise_changes(word + _CHANGES)
+        atomics.futex_wake(word + _CHANGES)
+
+    @staticmethod
+    def _wait(word: int, attempt: int, is_lost: Callable[[], bool]) -> bool:
+        for _ in range(_POLLS):
+            value = atomics.load(word)
+            if value >= attempt:
+                return value < POISON and not is_lost()
+        while not is_lost():
+            seen = atomics.load_changes(word + _CHANGES)
+            value = atomics.load(word)
+            if value >= attempt:
+                return value < POISON and not is_lost()
+            atomics.futex_wait(word + _CHANGES, seen, _SLICE_S)
+        return False

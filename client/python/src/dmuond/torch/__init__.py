@@ -1,0 +1,20 @@
+"""The optimizer for PyTorch: `dmuond.torch.Muon`."""
+
+from dmuond.errors import Aborted, DaemonLost, Error, RolledBack, Unreachable
+from dmuond.torch.muon import Muon
+from dmuond.torch.presets import PRESETS, Preset
+from dmuond.torch.views import Experts, Heads, RowBlocks
+
+__all__ = [
+    "PRESETS",
+    "Aborted",
+    "DaemonLost",
+    "Error",
+    "Experts",
+    "Heads",
+    "Muon",
+    "Preset",
+    "RolledBack",
+    "RowBlocks",
+    "Unreachable",
+]

@@ -1,0 +1,128 @@
+"""Signalling buckets during the backward pass, once it has shown that this is safe.
+
+A gradient that changes after its last hook (clipping by hand, a second backward) must not have been
+collected before the change. So buckets are signalled early only after two steps in which no
+gradient did, and a change seen afterwards withdraws the attempt and ends early signalling for the
+session.
+"""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from collections.abc import Callable, Iterable
+
+from dmuond.torch.slots import ShardedSlot, Slot
+
+_OBSERVED_STEPS_MAX = 6  # comparing bytes costs time: a program that is never quiet is left alone
+_QUIET_STEPS = 2
+
+
+class EarlySignals:
+    def __init__(
+        self, slots: Iterable[Slot], signal: Callable[[int], None], *, allowed: bool
+    ) -> None:
+        self._slots = list(slots)
+        self._signal = signal
+        self._observing = allowed
+        self._on = False
+        self._held = 0  # depth of no_sync
+        self._quiet = 0
+        self._observed = 0
+        self._calls = [0] * len(self._slots)
+        self._expected = [-1] * len(self._slots)
+        # At the last hook of a slot: version and, while observing, checksum.
+        self._versions = [0] * len(self._slots)
+        self._sums = [0] * len(self._slots)
+        self._signalled: set[int] = set()
+        self._members: dict[int, list[int]] = {}
+        for position, slot in enumerate(self._slots):
+            self._members.setdefault(slot.bucket, []).append(position)
+        # FSDP's gradients can be changed without a trace.
+        self._never = {s.bucket for s in self._slots if isinstance(s, ShardedSlot)}
+        self._position = {slot.index: position for position, slot in enumerate(self._slots)}
+
+    @property
+    def active(self) -> bool:
+        return self._on
+
+    def hold(self) -> None:
+        self._held += 1
+
+    def release(self) -> None:
+        self._held -= 1
+
+    def on_gradient(self, slot: Slot) -> None:
+        """A hook has fired and the gradient lies in the arena."""
+        position = self._position[slot.index]
+        self._calls[position] += 1
+        self._versions[position] = slot.gradient._version
+        if self._observing:
+            self._sums[position] = zlib.crc32(slot.gradient_as_bytes())
+        if self._on and not self._held and slot.bucket not in self._signalled:
+            self._signal_if_complete(slot.bucket)
+
+    def before_step(self, gradients_changed: bool) -> bool:
+        """Looks at all gradients; True: the attempt must be withdrawn.
+
+        gradients_changed: somebody is known to have changed them (GradScaler.unscale_).
+        """
+        if self._on:
+            return self._find_broken(gradients_changed)
+        if self._observing:
+            self._observe(gradients_changed)
+        return False
+
+    def after_step(self) -> None:
+        self._calls = [0] * len(self._slots)
+        self._signalled.clear()
+
+    def _signal_if_complete(self, bucket: int) -> None:
+        if bucket in self._never:
+            return
+        # A bucket with a gradient that may be absent waits for the submit, which says so.
+        if all(self._calls[m] == self._expected[m] > 0 for m in self._members[bucket]):
+            self._signalled.add(bucket)
+            self._signal(bucket)
+
+    def _unchanged(self, position: int) -> bool:
+        slot = self._slots[position]
+        if slot.parameter.grad is None:
+            return self._calls[position] == 0
+        return slot.gradient_in_place() and slot.gradient._version == self._versions[position]
+
+    def _observe(self, gradients_changed: bool) -> None:
+        agreed = self._observed == 0 or self._calls == self._expected
+        quiet = agreed and not gradients_changed
+        for position, slot in enumerate(self._slots):
+            if not quiet:
+                break
+            if slot.bucket in self._never or self._calls[position] == 0:
+                continue
+            quiet = self._unchanged(position) and (
+                zlib.crc32(slot.gradient_as_bytes()) == self._sums[position]
+            )
+        self._quiet = self._quiet + 1 if quiet else 0
+        self._expected = list(self._calls)
+        self._observed += 1
+        self._on = self._quiet >= _QUIET_STEPS
+        self._observing = not self._on and self._observed < _OBSERVED_STEPS_MAX
+
+    def _find_broken(self, gradients_changed: bool) -> bool:
+        for bucket in self._signalled:
+            for position in self._members[bucket]:
+                again = self._calls[position] != self._expected[position]
+                if again or gradients_changed or not self._unchanged(position):
+                    self._stop(self._slots[position].name, again)
+                    return True
+        return False
+
+    def _stop(self, name: str, again: bool) -> None:
+        self._on = self._observing = False
+        what = "was computed again" if again else "was changed"
+        warnings.warn(
+            f"dmuond: the gradient of '{name}' {what} after it had been signalled; the attempt is "
+            "withdrawn and repeated, and gradients are signalled in step() from now on "
+            "(early_buckets=False does so from the start; max_grad_norm= clips without this)",
+            stacklevel=4,
+        )

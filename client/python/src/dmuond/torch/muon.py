@@ -1,0 +1,448 @@
+"""`Muon`: a torch.optim.Optimizer whose update is computed by dmuond."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from dmuond import environment, types
+from dmuond.errors import Error, InvalidArgumentError
+from dmuond.session import Session
+from dmuond.torch import collect, options, registration, scaler, state, table
+from dmuond.torch.early import EarlySignals
+from dmuond.torch.model_hooks import LoadHook
+from dmuond.torch.presets import FIXED_OPTIONS, group_config
+from dmuond.torch.routing import Router, RouteRules
+from dmuond.torch.slots import ShardedSlot, Slot, same_bytes
+from dmuond.torch.views import Views
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon on hidden matrices, AdamW on the rest, computed by the daemon of this node.
+
+    params: a model, an iterable of (name, parameter), or groups: dicts whose "params" is either,
+    with
+        options of their own.
+    lr: for parameters on muon. With a preset whose scale is match_rms_adamw ("dmuon", "moonlight")
+    it
+        is on AdamW's scale; Keller's 0.02 goes with preset="keller".
+    adamw_lr: for parameters on adamw; default lr, and required where lr is not on AdamW's scale.
+    preset: "dmuon", "torch", "keller" or "moonlight" (docs/maths.md); momentum_form, nesterov,
+    scale,
+        ns_form, ns_norm, ns_eps, ns_dtype, ns_coefficients and ns_restarts override single fields.
+    weight_decay: decoupled; default the preset's. adamw_weight_decay: default the same.
+    max_grad_norm: clips the reduced gradients by their joint norm, as clip_grad_norm_ does;
+        clip_muon=False scales AdamW's alone.
+    route: which parameter gets which optimizer, before the defaults: a function (name, parameter)
+    ->
+        "muon" | "adamw" | "trainer" | (route, reason) | None, or a list of (pattern, route).
+    views: pattern -> RowBlocks, Heads, Experts, "qkv", "heads:N" or "experts".
+    reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
+    early_buckets: signal gradients during the backward pass: None when it has shown to be safe,
+    False
+        never.
+    address, job, rank, world_size, resume: from the environment where None (docs/configuration.md).
+    verbose: print the routing table on rank 0.
+
+    The daemon reads gradients from, and writes weights into, shared memory that the parameters are
+    moved into. Not for several threads. Raises what `dmuond.Session` raises.
+    """
+
+    # GradScaler hands itself to step() instead of unscaling here.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: nn.Module | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        *,
+        adamw_lr: float | None = None,
+        preset: str = "dmuon",
+        momentum: float = 0.95,
+        weight_decay: float | None = None,
+        adamw_weight_decay: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        max_grad_norm: float | None = None,
+        clip_muon: bool = True,
+        route: RouteRules | None = None,
+        views: Views | None = None,
+        reduction: str = "mean",
+        early_buckets: bool | None = None,
+        bucket_bytes: int = 0,
+        address: str | None = None,
+        job: str | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        resume: int | None = None,
+        verbose: bool = True,
+        **overrides: Any,
+    ) -> None:
+        if reduction not in ("mean", "sum"):
+            raise InvalidArgumentError(f"reduction='{reduction}' is neither 'mean' nor 'sum'")
+        unknown = set(overrides) - set(FIXED_OPTIONS)
+        if unknown:
+            raise TypeError(f"Muon() got an unexpected argument '{sorted(unknown)[0]}'")
+        self.max_grad_norm = max_grad_norm
+        self.clip_muon = clip_muon
+        self._trainer_state = b""
+        base = dict(
+            overrides,
+            lr=lr,
+            adamw_lr=adamw_lr,
+            preset=preset,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            adamw_weight_decay=adamw_weight_decay,
+            betas=betas,
+            eps=eps,
+        )
+        given, left_alone = collect.groups(params)
+        router = Router(route, views)
+        routed = router.route([named for members, _ in given for named in members])
+        super().__init__(
+            options.split_groups(given, routed, base),
+            {"lr": lr, "momentum": momentum, "betas": betas},
+        )
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[
+                    parameter
+                ] = {}  # torch's checkpoints take an empty state for a fresh one
+
+        self._models = collect.modules(params)
+        updated = {id(p): index for index, g in enumerate(self.param_groups) for p in g["params"]}
+        self._frozen = [r.named for r in routed if not r.named.parameter.requires_grad]
+        rank, world_size = _place(rank, world_size)
+        self._session = Session(address, job=job, rank=rank, world_size=world_size, resume=resume)
+        try:
+            self._slots, self._registered = registration.register(
+                self._session,
+                routed,
+                updated,
+                left_alone,
+                [group_config(group) for group in self.param_groups],
+                reduction=reduction,
+                bucket_bytes=bucket_bytes,
+            )
+            self._first_weights()
+        except BaseException:
+            self._session.__exit__(*sys.exc_info())
+            raise
+        self._early = EarlySignals(
+            self._slots, self._session.signal, allowed=early_buckets is not False
+        )
+        self._slot_of = {id(slot.parameter): slot for slot in self._slots}
+        self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
+        self._install_hooks()
+        if verbose and self._session.rank == 0:
+            print(table.format_table(self.routing), file=sys.stderr)
+
+    # --- what the daemon knows ---
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def routing(self) -> tuple[types.RoutingRow, ...]:
+        """Every parameter of the job: route, matrices, owners, and why."""
+        return self._registered.routing
+
+    @property
+    def last_committed_step(self) -> int:
+        """Steps that the job has behind it, skipped ones too: where the loop starts or goes on."""
+        return self._session.last_committed_step
+
+    @property
+    def last_outcome(self) -> types.Outcome | None:
+        """How the last step ended: kind, gradient_norm, clip_coefficient, matrices."""
+        return self._session.last_outcome
+
+    @property
+    def trainer_state(self) -> bytes:
+        """What commits with each step and comes back after a restart; at most 1 MiB.
+
+        Set it before step(): position in the data, random state, scheduler.
+        """
+        return self._trainer_state
+
+    @trainer_state.setter
+    def trainer_state(self, value: bytes) -> None:
+        self._trainer_state = bytes(value)
+
+    # --- steps ---
+
+    @torch.no_grad()
+    def step(
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
+    ) -> float | None:
+        """One step, on all ranks together; the weights are new when it returns.
+
+        Raises dmuond.RolledBack, Aborted, DaemonLost, InvalidArgumentError. After the last one
+        nothing has changed and the gradients are still there.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_model()
+        self._push_loaded()
+        self._check_weights()
+        scale = scaler.read(grad_scaler, self)
+        withdraw = self._early.before_step(scale.unscaled)
+        absent = [slot.index for slot in self._slots if not slot.adopt_gradient()]
+        outcome = self._session.step(
+            self._scalars(scale.loss_scale),
+            absent=absent,
+            trainer_state=self._trainer_state,
+            withdraw=withdraw,
+        )
+        self._early.after_step()
+        committed = outcome.kind == types.Outcome.KIND_COMMITTED
+        for slot in self._slots:
+            slot.accept(changed=committed)
+        scaler.write_back(grad_scaler, self, skipped=not committed)
+        return loss
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside accumulate; nothing is signalled before the next one outside."""
+        self._early.hold()
+        try:
+            yield
+        finally:
+            self._early.release()
+
+    def push_parameters(self, names: Iterable[str] | None = None) -> None:
+        """The model's weights are the truth (all, or those named): after changing them by hand.
+
+        Collective: on all ranks, between the same two steps.
+        """
+        chosen = None if names is None else list(names)
+        wanted = None if chosen is None else set(chosen)
+        unknown = (wanted or set()) - {slot.name for slot in self._slots}
+        if unknown:
+            raise InvalidArgumentError(f"no parameter '{sorted(unknown)[0]}' is updated by dmuond")
+        with torch.no_grad():
+            for slot in self._slots:
+                if wanted is None or slot.name in wanted:
+                    slot.write_weight()
+        self._session.push(chosen)
+        self._loaded -= self._loaded if wanted is None else wanted
+        for slot in self._slots:
+            if wanted is None or slot.name in wanted:
+                slot.accept(changed=True)
+
+    def close(self) -> None:
+        """Leaves the job; the model keeps its weights. Called at the end of a script by itself."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._session.close()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "_session"):
+            raise InvalidArgumentError(
+                "parameters are registered once: close() this optimizer and make one with all "
+                "groups"
+            )
+        super().add_param_group(param_group)
+
+    # --- state ---
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's own layout, pulled from the daemon, on the CPU. Not collective."""
+        pulled = state.to_torch(self._session.pull(), self._slots)
+        with torch.no_grad():
+            for slot in self._slots:
+                if slot.name in self._loaded and "master" in pulled.get(slot.name, {}):
+                    pulled[slot.name]["master"] = slot.parameter.detach().float().clone()
+        try:
+            for slot in self._slots:
+                self.state[slot.parameter] = pulled.get(slot.name, {})
+            return super().state_dict()
+        finally:
+            for slot in self._slots:
+                self.state[slot.parameter] = {}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads an own state_dict, or the state (not the options) of torch.optim.Muon or AdamW.
+
+        Collective: takes effect when every rank has loaded.
+        """
+        state_dict = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        entries = state.match(state_dict, self.param_groups, self._slot_of)
+        tensors = list(state.to_daemon(entries))
+        if all("route" in group for group in state_dict["param_groups"]):
+            self._load_options(state_dict["param_groups"])
+        mastered = {
+            tensor.parameter for tensor in tensors if tensor.kind == types.STATE_KIND_MASTER
+        }
+        self._loaded -= mastered
+        self._push_loaded()
+        if tensors:
+            self._session.push_state(tensors)
+            for slot in self._slots:
+                slot.bind_published()
+                slot.accept(changed=True)
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def _load_options(self, saved: list[dict[str, Any]]) -> None:
+        if len(saved) != len(self.param_groups):
+            raise InvalidArgumentError(
+                f"the state to load has {len(saved)} parameter groups; this optimizer has "
+                f"{len(self.param_groups)}"
+            )
+        for group, loaded in zip(self.param_groups, saved, strict=True):
+            kept = {"params", "param_names", "route", *FIXED_OPTIONS}
+            group.update({key: value for key, value in loaded.items() if key not in kept})
+
+    # --- parts ---
+
+    @torch.no_grad()
+    def _first_weights(self) -> None:
+        """A fresh job starts from the model's weights; a job with state has published its own."""
+        if self._session.has_state:
+            for slot in self._slots:
+                slot.bind_published()
+            self._trainer_state = self._session.trainer_state
+        else:
+            for slot in self._slots:
+                slot.write_weight()
+            self._session.push()
+        for slot in self._slots:
+            slot.accept(changed=True)
+
+    def _install_hooks(self) -> None:
+        self._handles: list[Any] = []
+        self._modules_with: weakref.WeakKeyDictionary[nn.Module, list[str]] = (
+            weakref.WeakKeyDictionary()
+        )
+        reference = weakref.ref(self)
+        for slot in self._slots:
+            if slot.named.module is not None:
+                self._modules_with.setdefault(slot.named.module, []).append(slot.name)
+            if not isinstance(slot, ShardedSlot):
+                hook = _gradient_hook(reference, slot)
+                self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+        for model in self._models:
+            for module in model.modules():
+                self._handles.append(module.register_load_state_dict_post_hook(LoadHook(self)))
+
+    def _on_gradient(self, slot: Slot) -> None:
+        with torch.no_grad():
+            slot.adopt_gradient()
+        self._early.on_gradient(slot)
+
+    def _on_loaded(self, module: nn.Module) -> None:
+        self._loaded.update(self._modules_with.get(module, ()))
+
+    def _scalars(self, loss_scale: float) -> types.StepScalars:
+        scalars = types.StepScalars(
+            loss_scale=loss_scale,
+            max_grad_norm=float(self.max_grad_norm or 0.0),
+            clip_muon=self.clip_muon,
+        )
+        for group in self.param_groups:
+            scalars.groups.add(
+                learning_rate=float(group["lr"]),
+                weight_decay=float(group["weight_decay"]),
+                momentum=float(group["momentum"]),
+                beta1=float(group["betas"][0]),
+                beta2=float(group["betas"][1]),
+                eps=float(group["eps"]),
+            )
+        return scalars
+
+    def _check_model(self) -> None:
+        for slot in self._slots:
+            named = slot.named
+            if named.module is None or isinstance(slot, ShardedSlot):
+                continue
+            if named.module._parameters.get(named.attribute) is not slot.parameter:
+                raise Error(
+                    f"'{slot.name}' of the model is no longer the parameter that was registered "
+                    "(load_state_dict(assign=True), or a wrapper applied later): make the "
+                    "optimizer "
+                    "after it"
+                )
+        for named in self._frozen:
+            if named.parameter.requires_grad and named.parameter.grad is not None:
+                raise Error(
+                    f"'{named.name}' was frozen when the optimizer was made and has a gradient "
+                    "now: "
+                    "close() this optimizer and make a new one"
+                )
+
+    def _push_loaded(self) -> None:
+        """Weights that a checkpoint brought, unless they are the masters' own."""
+        if self._loaded:
+            names = self._differing([slot for slot in self._slots if slot.name in self._loaded])
+            self._loaded.clear()
+            if names:
+                everything = len(names) == len(self._slots)
+                self.push_parameters(None if everything else names)
+
+    def _check_weights(self) -> None:
+        changed = [slot for slot in self._slots if slot.weight_changed()]
+        if not changed:
+            return
+        names = self._differing(changed)
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise Error(
+                f"the weights of '{names[0]}'{more} were changed by other means than this "
+                "optimizer and "
+                "not pushed: call push_parameters() on all ranks after changing them"
+            )
+
+    def _differing(self, slots: list[Slot]) -> list[str]:
+        """Names of those whose value is not the master's; the others are taken as they are."""
+        by_name = {slot.name: slot for slot in slots}
+        masters = self._session.pull(list(by_name), [types.STATE_KIND_MASTER])
+        names = set(by_name)
+        for tensor in masters:
+            slot = by_name[tensor.parameter]
+            value = slot.value()
+            shape = slot.holding.local_shape
+            master = torch.from_numpy(np.array(tensor.values)).reshape(shape).to(value.dtype)
+            if value.shape == master.shape and same_bytes(value, master):
+                slot.write_weight()
+                slot.accept(changed=False)
+                names.discard(slot.name)
+        return [slot.name for slot in slots if slot.name in names]
+
+
+def _gradient_hook(reference: weakref.ref[Muon], slot: Slot) -> Callable[[Tensor], None]:
+    def hook(parameter: Tensor) -> None:
+        optimizer = reference()
+        if optimizer is not None:
+            optimizer._on_gradient(slot)
+
+    return hook
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Rank and world: arguments, torch's process group, environment."""
+    grouped = dist.is_available() and dist.is_initialized()
+    if rank is None:
+        rank = dist.get_rank() if grouped else environment.integer("RANK", 0)
+    if world_size is None:
+        world_size = dist.get_world_size() if grouped else environment.integer("WORLD_SIZE", 1)
+    return rank, world_size

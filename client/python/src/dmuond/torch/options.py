@@ -1,0 +1,61 @@
+"""The options of a group, from the caller's and the preset's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dmuond.errors import InvalidArgumentError
+from dmuond.torch.presets import FIXED_OPTIONS, preset_named
+from dmuond.torch.routing import Named, Routed
+
+# The scale under which one learning rate fits AdamW's parameters too.
+_ADAMW_SCALE = "match_rms_adamw"
+
+
+def split_groups(
+    given: list[tuple[list[Named], dict[str, Any]]], routed: list[Routed], base: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Each group of the caller becomes one per route, since the options differ."""
+    by_parameter = {id(item.named.parameter): item for item in routed}
+    groups = []
+    for members, own in given:
+        for route in ("muon", "adamw"):
+            params = [
+                (named.name, named.parameter)
+                for named in members
+                if by_parameter[id(named.parameter)].route == route
+            ]
+            if params:
+                groups.append({"params": params, **_options(base | own, route)})
+    if not groups:
+        raise InvalidArgumentError("no parameter has the route muon or adamw")
+    return groups
+
+
+def _options(given: dict[str, Any], route: str) -> dict[str, Any]:
+    preset = preset_named(given["preset"])
+    options = {key: given.get(key) for key in FIXED_OPTIONS}
+    options["route"] = route
+    for key in ("momentum_form", "nesterov", "scale"):
+        if options[key] is None:
+            options[key] = getattr(preset, key)
+    decay = preset.weight_decay if given["weight_decay"] is None else given["weight_decay"]
+    lr = given["lr"]
+    if route == "adamw":
+        if given["adamw_lr"] is None and options["scale"] != _ADAMW_SCALE:
+            raise InvalidArgumentError(
+                f"adamw_lr is needed: with scale '{options['scale']}' lr is not on AdamW's scale"
+            )
+        lr = lr if given["adamw_lr"] is None else given["adamw_lr"]
+        if given["adamw_weight_decay"] is not None:
+            decay = given["adamw_weight_decay"]
+    for key, value in (("lr", lr), ("weight_decay", decay), ("eps", given["eps"])):
+        if not float(value) >= 0.0:
+            raise InvalidArgumentError(f"{key}={value} is negative or not a number")
+    return options | {
+        "lr": lr,
+        "weight_decay": decay,
+        "momentum": given["momentum"],
+        "betas": tuple(given["betas"]),
+        "eps": given["eps"],
+    }

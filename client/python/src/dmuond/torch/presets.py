@@ -1,0 +1,81 @@
+"""What the client must know of a preset itself; docs/maths.md has the whole table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dmuond import types
+from dmuond.errors import InvalidArgumentError
+
+_F = types.GroupConfig
+MOMENTUM_FORMS = {"sum": _F.MOMENTUM_SUM, "ema": _F.MOMENTUM_EMA}
+SCALES = {
+    "match_rms_adamw": _F.SCALE_MATCH_RMS_ADAMW,
+    "original": _F.SCALE_ORIGINAL,
+    "spectral": _F.SCALE_SPECTRAL,
+    "none": _F.SCALE_NONE,
+}
+FORMS = {"standard": _F.FORM_STANDARD, "gram": _F.FORM_GRAM}
+NORMS = {"exact": _F.NORM_EXACT, "plus_eps": _F.NORM_PLUS_EPS, "clamped_eps": _F.NORM_CLAMPED_EPS}
+NS_DTYPES = {
+    "float32": types.ELEMENT_TYPE_FLOAT32,
+    "bfloat16": types.ELEMENT_TYPE_BFLOAT16,
+    "float16": types.ELEMENT_TYPE_FLOAT16,
+}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Defaults of a preset that show in the optimizer's groups."""
+
+    momentum_form: str
+    nesterov: bool
+    scale: str
+    weight_decay: float
+
+
+PRESETS = {
+    "dmuon": Preset("sum", True, "match_rms_adamw", 0.0),
+    "torch": Preset("ema", True, "original", 0.1),
+    "keller": Preset("ema", True, "original", 0.0),
+    "moonlight": Preset("sum", True, "match_rms_adamw", 0.1),
+}
+
+# Group options that are fixed when the parameters are registered, with their words.
+_CHOICES = {
+    "momentum_form": ("momentum", MOMENTUM_FORMS),
+    "scale": ("scale", SCALES),
+    "ns_form": ("form", FORMS),
+    "ns_norm": ("norm", NORMS),
+    "ns_dtype": ("newton_schulz_type", NS_DTYPES),
+}
+FIXED_OPTIONS = (*_CHOICES, "preset", "nesterov", "ns_eps", "ns_coefficients", "ns_restarts")
+
+
+def preset_named(name: str) -> Preset:
+    if name not in PRESETS:
+        raise InvalidArgumentError(f"preset '{name}' is unknown; there are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def group_config(options: dict) -> types.GroupConfig:
+    """The registration of a group from its options; what is None comes from the preset."""
+    config = types.GroupConfig(preset=options["preset"])
+    for option, (field, words) in _CHOICES.items():
+        value = options.get(option)
+        if value is None:
+            continue
+        word = str(value).removeprefix("torch.")
+        if word not in words:
+            raise InvalidArgumentError(
+                f"{option}={value!r} is unknown; there are {', '.join(words)}"
+            )
+        setattr(config, field, words[word])
+    if options.get("nesterov") is not None:
+        config.nesterov = bool(options["nesterov"])
+    if options.get("ns_eps") is not None:
+        config.eps = float(options["ns_eps"])
+    for a, b, c in options.get("ns_coefficients") or ():
+        config.coefficients.add(a=a, b=b, c=c)
+    config.restarts.extend(options.get("ns_restarts") or ())
+    return config

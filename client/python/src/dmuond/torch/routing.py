@@ -1,0 +1,173 @@
+"""Which optimizer a parameter gets, and why: every route has a reason."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from dmuond import types
+from dmuond.errors import InvalidArgumentError
+from dmuond.torch import views as matrix_views
+
+ROUTES = {
+    "muon": types.ROUTE_MUON,
+    "adamw": types.ROUTE_ADAMW,
+    "trainer": types.ROUTE_TRAINER,
+}
+RouteResult = str | tuple[str, str] | None
+RouteCallable = Callable[[str, Tensor], RouteResult]
+Pattern = str | re.Pattern
+RouteRules = RouteCallable | Sequence[tuple[Pattern, str] | RouteCallable]
+
+_HEAD_NAMES = {
+    "lm_head",
+    "head",
+    "heads",
+    "output",
+    "output_layer",
+    "output_projection",
+    "embed_out",
+    "classifier",
+    "score",
+    "unembed",
+    "unembedding",
+}
+_FUSED_NAMES = re.compile(r"(qkv|c_attn|in_proj_weight|query_key_value|wqkv)", re.IGNORECASE)
+
+
+@dataclass
+class Named:
+    """A parameter with its place in the model."""
+
+    name: str
+    parameter: Tensor
+    module: nn.Module | None = None  # that holds it; None where only names were given
+    attribute: str = ""
+
+
+@dataclass
+class Routed:
+    """A parameter with its route."""
+
+    named: Named
+    route: str
+    reason: str
+    view: types.MatrixView = field(default_factory=types.MatrixView)
+
+
+def matches(pattern: Pattern, name: str) -> bool:
+    """Regular expressions search; strings are shell patterns of the whole name."""
+    if isinstance(pattern, re.Pattern):
+        return pattern.search(name) is not None
+    return fnmatch.fnmatchcase(name, pattern)
+
+
+class Router:
+    """Applies rules in order, then the defaults."""
+
+    def __init__(self, rules: RouteRules | None, views: matrix_views.Views | None) -> None:
+        self._rules = [rules] if callable(rules) else list(rules or ())
+        self._views = dict(views or {})
+        self._used: set[int] = set()
+        self._used_views: set[Pattern] = set()
+        self._vocabularies: set[int] = set()
+
+    def route(self, parameters: Iterable[Named]) -> list[Routed]:
+        found = list(parameters)
+        self._vocabularies = {
+            named.parameter.shape[0]
+            for named in found
+            if isinstance(named.module, nn.Embedding | nn.EmbeddingBag)
+        }
+        routed = [self._route_one(named) for named in found]
+        self._check_all_used()
+        return routed
+
+    def _route_one(self, named: Named) -> Routed:
+        if not named.parameter.requires_grad:
+            return Routed(named, "trainer", "frozen (requires_grad is False)")
+        route, reason = self._by_rule(named) or self._by_default(named)
+        if route not in ROUTES:
+            raise InvalidArgumentError(
+                f"route of '{named.name}' is '{route}'; there are {', '.join(ROUTES)}"
+            )
+        if route == "muon" and named.parameter.ndim < 2:
+            raise InvalidArgumentError(
+                f"route of '{named.name}' is muon, but its shape is {list(named.parameter.shape)}: "
+                "Muon needs matrices"
+            )
+        view = self._view(named)
+        if view is not None and route != "muon":
+            raise InvalidArgumentError(
+                f"'{named.name}' has a view but its route is {route} ({reason}); give it the route "
+                "muon, or take the view away"
+            )
+        return Routed(named, route, reason, view or types.MatrixView())
+
+    def _by_rule(self, named: Named) -> tuple[str, str] | None:
+        for index, rule in enumerate(self._rules):
+            if callable(rule):
+                result = rule(named.name, named.parameter)
+                if result is None:
+                    continue
+                return (result, "rule of the caller") if isinstance(result, str) else result
+            pattern, route = rule
+            if matches(pattern, named.name):
+                self._used.add(index)
+                text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+                return route, f"rule '{text}'"
+        return None
+
+    def _by_default(self, named: Named) -> tuple[str, str]:
+        parameter, module = named.parameter, named.module
+        if parameter.ndim < 2:
+            return "adamw", "bias, norm or scalar"
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            return "adamw", "embedding"
+        if self._is_head(named):
+            return "adamw", "output head"
+        if isinstance(module, nn.modules.conv._ConvNd):
+            return "adamw", "convolution kernel"
+        if parameter.ndim == 2:
+            return "muon", self._two_dimensional_reason(named)
+        if any(matches(pattern, named.name) for pattern in self._views):
+            return "muon", f"{parameter.ndim}-D with a view"
+        if "expert" in named.name.lower():
+            return "muon", "stack of experts"
+        return "adamw", f"{parameter.ndim}-D without a view (see views=)"
+
+    def _is_head(self, named: Named) -> bool:
+        parts = named.name.split(".")
+        owner = parts[-2] if len(parts) > 1 and parts[-1] == "weight" else parts[-1]
+        if owner in _HEAD_NAMES:
+            return True
+        # A projection to the vocabulary, whatever its name.
+        return isinstance(named.module, nn.Linear) and (
+            named.parameter.shape[0] in self._vocabularies
+            and named.parameter.shape[0] > named.parameter.shape[1]
+        )
+
+    def _two_dimensional_reason(self, named: Named) -> str:
+        fused = _FUSED_NAMES.search(named.name) and not any(
+            matches(pattern, named.name) for pattern in self._views
+        )
+        return "2-D hidden weight" + ("; looks fused: see views=" if fused else "")
+
+    def _view(self, named: Named) -> types.MatrixView | None:
+        for pattern, view in self._views.items():
+            if matches(pattern, named.name):
+                self._used_views.add(pattern)
+                return matrix_views.parse(view, named.name, tuple(named.parameter.shape))
+        return None
+
+    def _check_all_used(self) -> None:
+        for index, rule in enumerate(self._rules):
+            if not callable(rule) and index not in self._used:
+                raise InvalidArgumentError(f"route: no trainable parameter matches {rule[0]!r}")
+        for pattern in self._views:
+            if pattern not in self._used_views:
+                raise InvalidArgumentError(f"views: no trainable parameter matches {pattern!r}")

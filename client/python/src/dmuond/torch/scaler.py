@@ -1,0 +1,42 @@
+"""GradScaler: the scale travels with the step, and every rank's scaler learns the common result."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.amp.grad_scaler import OptState
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+
+# torch warns at each step of an optimizer that takes the scaler itself. The other way it offers
+# does not let the optimizer report what the ranks found together.
+warnings.filterwarnings(
+    "ignore", message="GradScaler is going to stop passing itself", category=FutureWarning
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    loss_scale: float  # that the gradients still carry
+    unscaled: bool  # unscale_() has divided them in place
+
+
+def read(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> Scale:
+    if scaler is None:
+        return Scale(1.0, False)
+    stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
+    if stage is OptState.UNSCALED:
+        return Scale(1.0, True)
+    return Scale(float(scaler.get_scale()), False)
+
+
+def write_back(scaler: GradScaler | None, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
+    """What `update()` reads: non-finite anywhere in the world, for all ranks alike."""
+    if scaler is not None:
+        device = scaler._scale.device if scaler._scale is not None else torch.device("cpu")
+        found = torch.full((), float(skipped), dtype=torch.float32, device=device)
+        scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {device: found}

@@ -1,0 +1,184 @@
+"""A parameter's places in the arenas: where its gradient is read from and its weights arrive.
+
+A slot is a tensor with a storage object of its own over the arena's mapping, so that it has its own
+version counter and `torch.save` writes its bytes alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmuond.errors import InvalidArgumentError
+from dmuond.torch.fragments import Holding
+from dmuond.torch.routing import Routed
+
+ALIGNMENT = 256  # bytes; as everything in a lane's memory
+_NUMPY_DTYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.bfloat16: np.uint8}
+
+
+def arena_tensor(
+    arena: np.ndarray,
+    offset: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> Tensor:
+    """A tensor over `arena`'s bytes that keeps the mapping alive."""
+    count = torch.Size(shape).numel()
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    as_numpy = _NUMPY_DTYPES[dtype]
+    items = count * dtype.itemsize // np.dtype(as_numpy).itemsize
+    storage = torch.from_numpy(np.frombuffer(arena, as_numpy, items, offset)).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Bit by bit, so that equal NaNs are equal."""
+    if a.is_contiguous() and b.is_contiguous():
+        return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    return same_bytes(a.contiguous(), b.contiguous())
+
+
+class Slot:
+    """A replicated parameter: it lives in the arena itself, and so does its gradient."""
+
+    def __init__(
+        self, routed: Routed, index: int, holding: Holding, grad_dtype: torch.dtype
+    ) -> None:
+        self.named = routed.named
+        self.name = routed.named.name
+        self.route = routed.route
+        self.parameter = routed.named.parameter
+        self.index = index  # in this rank's registration
+        self.bucket = -1  # known when the daemon has answered
+        self.holding = holding
+        self.grad_dtype = grad_dtype
+        self._address = 0
+        self._version = 0
+
+    def map(self, weights: np.ndarray, weight_at: int, gradients: np.ndarray, grad_at: int) -> None:
+        shape, strides = self.holding.local_shape, self.holding.strides
+        self.weight = arena_tensor(weights, weight_at, self.parameter.dtype, shape, strides)
+        self.gradient = arena_tensor(gradients, grad_at, self.grad_dtype, shape, strides)
+        # The same bytes under another storage: stays there when somebody replaces the slot's data.
+        self._gradient_bytes = arena_tensor(gradients, grad_at, self.grad_dtype, shape, strides)
+
+    # --- weights ---
+
+    def write_weight(self) -> None:
+        """The parameter's value goes into the arena, and the parameter with it."""
+        if self.parameter.data_ptr() != self.weight.data_ptr():
+            self._check_layout()
+            self.weight.copy_(self.parameter.detach())
+            self.parameter.data = self.weight
+
+    def bind_published(self) -> None:
+        """The arena holds the truth: the parameter is put there."""
+        if self.parameter.data_ptr() != self.weight.data_ptr():
+            self.parameter.data = self.weight
+
+    def accept(self, changed: bool) -> None:
+        """The arena's weights are the parameter's now; what changes from here on is noticed."""
+        if changed:  # as an optimizer's own writes would
+            torch.autograd.graph.increment_version(self.parameter)
+        self._address = self.parameter.data_ptr()
+        self._version = self.parameter._version
+
+    def value(self) -> Tensor:
+        return self.parameter.detach()
+
+    def weight_changed(self) -> bool:
+        """Whether somebody else has touched the weight, as far as can be seen."""
+        moved = self.parameter.data_ptr() != self._address
+        return moved or self.parameter._version != self._version
+
+    def _check_layout(self) -> None:
+        p = self.parameter
+        if p.dtype != self.weight.dtype or p.shape != self.weight.shape or p.device.type != "cpu":
+            raise InvalidArgumentError(
+                f"'{self.name}' was registered as {self.weight.dtype} of shape "
+                f"{list(self.weight.shape)} on cpu and is now {p.dtype} of shape "
+                f"{list(p.shape)} on "
+                f"{p.device}: make the optimizer after moving or converting the model"
+            )
+
+    # --- gradients ---
+
+    def adopt_gradient(self) -> bool:
+        """Sees to it that p.grad is the slot, with the bytes in the arena. False: there is none."""
+        given = self.parameter.grad
+        if given is None:
+            return False
+        if given is self.gradient and self.gradient_in_place():
+            return True
+        self._copy_in(given)
+        if given is self.gradient:  # its .data was replaced
+            self.gradient.data = self._gradient_bytes
+        else:
+            self.parameter.grad = self.gradient
+        return True
+
+    def gradient_in_place(self) -> bool:
+        return (
+            self.parameter.grad is self.gradient
+            and self.gradient.data_ptr() == self._gradient_bytes.data_ptr()
+        )
+
+    def gradient_as_bytes(self) -> np.ndarray:
+        """The gradient's bytes in the arena."""
+        flat = torch.empty(0, dtype=torch.uint8)
+        size = self._gradient_bytes.numel() * self.grad_dtype.itemsize
+        return flat.set_(self._gradient_bytes.untyped_storage(), 0, (size,), (1,)).numpy()
+
+    def _copy_in(self, given: Tensor) -> None:
+        if given.layout is not torch.strided:
+            raise InvalidArgumentError(
+                f"'{self.name}' has a gradient of layout {given.layout}; dmuond takes dense "
+                "ones. Use "
+                "sparse=False, or give the parameter the route 'trainer'"
+            )
+        with torch.no_grad():
+            self._gradient_bytes.copy_(given.detach())
+
+
+class ShardedSlot(Slot):
+    """A shard of a DTensor: FSDP may replace its local tensor, so it is copied in and out."""
+
+    def _local(self) -> Tensor:
+        return self.parameter.detach().to_local()
+
+    def write_weight(self) -> None:
+        self.weight.copy_(self._local())
+
+    def bind_published(self) -> None:
+        self._copy_out()
+
+    def accept(self, changed: bool) -> None:
+        if changed:
+            self._copy_out()
+
+    def value(self) -> Tensor:
+        return self._local()
+
+    def weight_changed(self) -> bool:
+        return not same_bytes(self._local(), self.weight)
+
+    def _copy_out(self) -> None:
+        with torch.no_grad():
+            self._local().copy_(self.weight)
+
+    def adopt_gradient(self) -> bool:
+        given = self.parameter.grad
+        if given is None:
+            return False
+        self._copy_in(given.detach().to_local())
+        return True
+
+
+def slot_bytes(holding: Holding, dtype: torch.dtype) -> int:
+    """Bytes of a slot, up to where the next may begin."""
+    size = holding.elements * dtype.itemsize
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,61 @@
+"""Which matrices a parameter consists of, where it is more than one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dmuond import types
+from dmuond.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """Consecutive blocks of rows, as in a fused QKV projection; their sum is the number of rows."""
+
+    rows: tuple[int, ...]
+
+    def __init__(self, *rows: int) -> None:
+        object.__setattr__(self, "rows", tuple(rows))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Equal blocks of rows, one for each head."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Dimensions before the last two are a batch of matrices."""
+
+
+View = RowBlocks | Heads | Experts
+Views = Mapping[str, View | str]
+
+
+def parse(view: View | str, name: str, shape: tuple[int, ...]) -> types.MatrixView:
+    """The message for a view. Words: "qkv" (three equal blocks of rows), "heads:N", "experts"."""
+    if view == "qkv":
+        if len(shape) < 2 or shape[-2] % 3:
+            raise InvalidArgumentError(
+                f"views: '{name}' of shape {list(shape)} has no three equal blocks of rows; for "
+                "grouped "
+                "queries give RowBlocks(query_rows, key_rows, value_rows)"
+            )
+        view = RowBlocks(*[shape[-2] // 3] * 3)
+    elif isinstance(view, str) and view.startswith("heads:") and view[6:].isdigit():
+        view = Heads(int(view[6:]))
+    elif view == "experts":
+        view = Experts()
+    if isinstance(view, RowBlocks):
+        return types.MatrixView(kind=types.MatrixView.KIND_ROW_BLOCKS, row_blocks=view.rows)
+    if isinstance(view, Heads):
+        return types.MatrixView(kind=types.MatrixView.KIND_HEADS, heads=view.count)
+    if isinstance(view, Experts):
+        return types.MatrixView(kind=types.MatrixView.KIND_WHOLE)
+    raise InvalidArgumentError(
+        f"views: {view!r} for '{name}' is not RowBlocks, Heads, Experts, 'qkv', 'heads:N' or "
+        "'experts'"
+    )

@@ -1,0 +1,122 @@
+"""Real daemons for tests: processes on private sockets, ready when they are handed out."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import grpc
+
+ROOT = Path(__file__).parents[2]
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 20.0
+
+
+def program(name: str) -> Path:
+    """A built program; a missing one is an error that says what to do."""
+    folder = Path(os.environ.get("DMUOND_BIN_DIR") or ROOT / "build/cpu/bin")
+    path = folder / name
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is not there: run ./dev build, or set DMUOND_BIN_DIR")
+    return path
+
+
+def is_ready(path: str) -> bool:
+    """Asks the standard health service; its two messages are one number each."""
+    if not Path(path).exists():
+        return False
+    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        try:
+            return check(b"\x0a\x05ready", timeout=2) == b"\x08\x01"
+        except grpc.RpcError:
+            return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Daemon:
+    def __init__(self, folder: Path, name: str, flags: list[str]):
+        self.path = str(folder / f"{name}.sock")
+        self.log = folder / f"{name}.log"
+        self._output = self.log.open("wb")
+        environment = {key: v for key, v in os.environ.items() if not key.startswith("DMUOND_")}
+        self.process = subprocess.Popen(
+            [program("dmuond"), f"--socket={self.path}", *flags],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+
+    def wait_ready(self):
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not is_ready(self.path):
+            if self.process.poll() is not None:
+                raise RuntimeError(f"dmuond ended with {self.process.returncode}:\n{self.text()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"dmuond was not ready in {READY_TIMEOUT_S} s:\n{self.text()}")
+            time.sleep(0.02)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._output.close()
+
+
+class Daemons:
+    """A group of daemons for one test."""
+
+    def __init__(self, _folder: Path | None = None):
+        self._folder = Path(tempfile.mkdtemp(prefix="dm-", dir="/tmp"))
+        self.members: list[Daemon] = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        for daemon in self.members:
+            daemon.stop()
+        for daemon in self.members:
+            print(f"--- {daemon.log.name}\n{daemon.text()}")
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self, nodes: int = 1, lanes: int = 1, *flags: str) -> list[str]:
+        """Starts a group of `nodes` daemons with `lanes` lanes each; returns their addresses."""
+        common = [f"--devices=cpu:{lanes}", "--threads=1", *flags]
+        base = len(self.members)
+        coordinator = f"127.0.0.1:{free_port()}"
+        for node in range(nodes):
+            peers = []
+            if nodes > 1:
+                listen = coordinator if node == 0 else "127.0.0.1:0"
+                peers = [
+                    f"--node_rank={node}",
+                    f"--nodes={nodes}",
+                    f"--coordinator={coordinator}",
+                    f"--peer_listen={listen}",
+                ]
+            self.members.append(Daemon(self._folder, f"{base + node}", common + peers))
+        for daemon in self.members[base:]:
+            daemon.wait_ready()
+        return [f"unix:{daemon.path}" for daemon in self.members[base:]]
