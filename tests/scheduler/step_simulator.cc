@@ -110,10 +110,15 @@ void StepSimulator::Send(Stream& stream, Microseconds delay, int32_t replay_perc
   }
 }
 
+// Between daemons: mostly quick.
+StepSimulator::Microseconds StepSimulator::Travel() {
+  return Pick(0, Chance(85) ? kMillisecond : 20 * kMillisecond);
+}
+
 void StepSimulator::Call(Event event) {
   if (Chance(10)) return;
   if (Chance(10)) After(Pick(0, 300 * kMillisecond), event);
-  After(Chance(90) ? Pick(0, 2 * kMillisecond) : Pick(0, 40 * kMillisecond), std::move(event));
+  After(Chance(90) ? Pick(0, kMillisecond) : Pick(0, 40 * kMillisecond), std::move(event));
 }
 
 TimePoint StepSimulator::Now() const { return TimePoint(std::chrono::microseconds(now_)); }
@@ -168,7 +173,8 @@ void StepSimulator::Begin(Trainer& trainer) {
     for (Lane& lane : trainer.node->lanes) After(Pick(0, 500), [&] { Progress(lane); });
   }
   asked_[request.attempt][trainer.rank] = request;
-  After(Pick(0, 10 * kMillisecond), [&trainer, call, this] { Submit(trainer, call); });
+  const Microseconds thinks = Pick(0, Chance(50) ? 100 : 10 * kMillisecond);
+  After(thinks, [&trainer, call, this] { Submit(trainer, call); });
 }
 
 // Submits, later waits, until something comes back.
@@ -189,7 +195,7 @@ void StepSimulator::Submit(Trainer& trainer, uint64_t call) {
         answer = accepted->answer;
         if (!accepted->answer.pending()) ++counts_.repeated_answers;
         if (accepted->forward) {
-          Send(trainer.node->to_coordinator, Pick(0, 2 * kMillisecond), 5,
+          Send(trainer.node->to_coordinator, Travel(), 5,
                [request, this] { AtCoordinator(coordinator_.OnSubmission(Now(), request)); });
           for (Lane& lane : trainer.node->lanes) {
             Send(lane.from_member, Pick(0, 100), 0, [&lane, request, this] {
@@ -317,8 +323,7 @@ void StepSimulator::AtCoordinator(const std::vector<CoordinatorAction>& actions)
   for (const CoordinatorAction& action : actions) {
     std::visit([this](const auto& a) { Check(a); }, action);
     for (Node& node : nodes_) {
-      Send(node.from_coordinator, Pick(0, 2 * kMillisecond), 5,
-           [&node, action, this] { AtMember(node, action); });
+      Send(node.from_coordinator, Travel(), 5, [&node, action, this] { AtMember(node, action); });
     }
   }
 }
@@ -353,6 +358,9 @@ void StepSimulator::Check(const Decision& decision) {
         Compare(submission.scalars, decision.scalars)) {
       Fail("committed with other scalars than a rank's");
     }
+  }
+  if (decision.kind == AttemptKind::kPush && gradients_reported_.contains(decision.attempt)) {
+    Fail("a push was committed where lanes had gradients to send");
   }
   for (const Node& node : nodes_) {
     for (const Lane& lane : node.lanes) {
@@ -419,16 +427,20 @@ void StepSimulator::Progress(Lane& lane) {
   if (lane.publishing.value() == 0 && lane.armed.attempt.value() != 0) Collect(lane);
 }
 
-void StepSimulator::Report(Lane& lane, RailOperation operation, BucketId bucket, Attempt attempt) {
+void StepSimulator::Report(Lane& lane, RailOperation operation, BucketId bucket, Attempt attempt,
+                           bool gradients) {
   Node& node = nodes_[lane.node.value()];
-  Send(lane.to_member, Pick(0, 200), 0, [&lane, &node, operation, bucket, attempt, this] {
-    Send(node.to_coordinator, Pick(0, 2 * kMillisecond), 5,
-         [&lane, operation, bucket, attempt, this] {
-           reports_.insert({attempt, operation, lane.rail, bucket, lane.node});
-           AtCoordinator(
-               coordinator_.OnRailReady(Now(), attempt, lane.node, lane.rail, operation, bucket));
-         });
-  });
+  Send(lane.to_member, Pick(0, 200), 0,
+       [&lane, &node, operation, bucket, attempt, gradients, this] {
+         Send(node.to_coordinator, Travel(), 5,
+              [&lane, &node, operation, bucket, attempt, gradients, this] {
+                if (gradients && !heard_.contains({attempt, &node}))
+                  gradients_reported_.insert(attempt);
+                reports_.insert({attempt, operation, lane.rail, bucket, lane.node});
+                AtCoordinator(coordinator_.OnRailReady(Now(), attempt, lane.node, lane.rail,
+                                                       operation, bucket));
+              });
+       });
 }
 
 void StepSimulator::Collect(Lane& lane) {
@@ -448,7 +460,7 @@ void StepSimulator::Collect(Lane& lane) {
              (step && trainer.attempt == attempt && trainer.early.contains(bucket));
     });
     if ((ready || only_receives) && lane.reported.insert(bucket).second) {
-      Report(lane, RailOperation::kCollect, bucket, attempt);
+      Report(lane, RailOperation::kCollect, bucket, attempt, step && !only_receives);
     }
     complete = complete && lane.gone.contains(bucket);
   }
@@ -464,11 +476,9 @@ void StepSimulator::Collect(Lane& lane) {
   Send(lane.to_member, Pick(0, 500), 0, [&lane, &node, attempt, norms, this] {
     auto vote = node.member.OnGathered(attempt, lane.rail, norms);
     if (!vote) return;
-    Send(node.to_coordinator, Pick(0, 2 * kMillisecond), 5,
-         [&lane, attempt, vote = *std::move(vote), this] {
-           AtCoordinator(
-               coordinator_.OnVote(Now(), attempt, lane.node, world_.plan.digest, vote, ""));
-         });
+    Send(node.to_coordinator, Travel(), 5, [&lane, attempt, vote = *std::move(vote), this] {
+      AtCoordinator(coordinator_.OnVote(Now(), attempt, lane.node, world_.plan.digest, vote, ""));
+    });
   });
 }
 
@@ -481,7 +491,8 @@ void StepSimulator::Publish(Lane& lane) {
     lane.publish_reported = true;
     std::vector<BucketId> order = mine;  // updates end in the order of batches
     for (size_t i = 1; i < order.size(); ++i) std::swap(order[i], order[Pick(0, i)]);
-    for (BucketId bucket : order) Report(lane, RailOperation::kPublish, bucket, lane.publishing);
+    for (BucketId bucket : order)
+      Report(lane, RailOperation::kPublish, bucket, lane.publishing, false);
   }
   if (lane.published.size() == mine.size()) lane.publishing = Attempt(0);
 }

@@ -110,6 +110,7 @@ class StepSimulator {
   // The network.
   void After(Microseconds delay, Event event);
   void Send(Stream& stream, Microseconds delay, int32_t replay_percent, Event event);
+  [[nodiscard]] Microseconds Travel();
   void Call(Event event);  // may be lost or repeated
 
   // Trainers.
@@ -129,7 +130,8 @@ class StepSimulator {
   void Progress(Lane& lane);
   void Collect(Lane& lane);
   void Publish(Lane& lane);
-  void Report(Lane& lane, RailOperation operation, BucketId bucket, Attempt attempt);
+  void Report(Lane& lane, RailOperation operation, BucketId bucket, Attempt attempt,
+              bool gradients);
 
   void Fail(const std::string& what);
   [[nodiscard]] TimePoint Now() const;
@@ -155,6 +157,8 @@ class StepSimulator {
   std::map<Attempt, std::map<TrainerRank, Submission>> asked_;  // what trainers really submitted
   std::map<std::pair<Attempt, RailOperation>, std::map<LaneIndex, BucketId>> last_go_;
   std::set<std::tuple<Attempt, RailOperation, LaneIndex, BucketId, NodeRank>> reports_;
+  std::set<std::pair<Attempt, const Node*>> heard_;  // whose ranks the coordinator has heard
+  std::set<Attempt> gradients_reported_;             // by nodes before that
   SimulationCounts counts_;
   std::string failure_;
 };
