@@ -1,0 +1,92 @@
+// What a daemon is told: flags, environment (DMUOND_SOCKET, DMUOND_NODES, DMUOND_NODE_RANK,
+// DMUOND_COORDINATOR), a file (--config), defaults; the first that says something holds.
+//
+//   absl::StatusOr<Config> config = LoadConfig(argc, argv);
+//
+// docs/configuration.md lists every setting; a test compares it with the flags.
+#ifndef DMUOND_SERVER_DAEMON_CONFIG_H_
+#define DMUOND_SERVER_DAEMON_CONFIG_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/daemon/config.pb.h"
+#include "server/daemon/log.h"
+
+namespace dmuond::server {
+
+// Checked and complete: values that depend on others or on the machine are filled in.
+struct Config {
+  std::string device_type;  // "cpu"
+  int32_t lanes = 1;        // of this node
+  int32_t threads = 1;      // per lane
+  std::string lane_binary;
+  int64_t lane_memory_bytes = 0;  // 0: no limit
+  int64_t job_memory_bytes = 0;   // 0: no limit
+
+  std::string socket;  // absolute path
+  std::optional<gid_t> socket_gid;
+  std::vector<uid_t> allowed_uids;  // empty: this process's own
+  int32_t connections_max = 0;
+  std::string token_file;  // empty: no token is asked for
+  int64_t message_bytes_max = 0;
+  bool reflection = false;
+  std::string health_address;  // host:port; empty: health is served on the socket alone
+
+  int32_t nodes = 1;
+  int32_t node_rank = 0;
+  std::string coordinator;     // host:port of node 0; empty with one node
+  std::string peer_listen;     // host:port; empty with one node
+  std::string peer_advertise;  // host:port; port 0: the one that peer_listen was given
+  std::string rail_address;    // host that lanes' peer groups listen on; empty with one node
+  bool allow_plaintext_peers = false;
+  std::string peer_tls_ca;
+  std::string peer_tls_certificate;
+  std::string peer_tls_key;
+
+  std::chrono::milliseconds register_timeout{0};
+  std::chrono::milliseconds step_timeout{0};
+  std::chrono::milliseconds session_linger{0};
+  int32_t skips_max = 0;
+
+  std::string state_dir;  // empty: nothing is written
+  log::Level log_level = log::Level::kInfo;
+  log::Format log_format = log::Format::kKeyValue;
+
+  bool print_config = false;
+  bool check_config = false;
+  config::ConfigFile values;  // all of this as text, for ToText()
+
+  [[nodiscard]] mode_t socket_mode() const { return socket_gid.has_value() ? 0660 : 0600; }
+  // The token that OpenSession must carry: the file without space at its end; "" without a file.
+  // INVALID_ARGUMENT: unreadable, empty, or readable by everybody.
+  [[nodiscard]] absl::StatusOr<std::string> ReadToken() const;
+};
+
+// Parses the command line, reads file and environment, checks everything. INVALID_ARGUMENT: one
+// line for each mistake, naming flag and value. A command line that absl does not understand ends
+// the process, as do --help and --version.
+[[nodiscard]] absl::StatusOr<Config> LoadConfig(int argc, char** argv);
+
+// The settings as a file that --config would read, values filled in, in the order of config.proto.
+[[nodiscard]] std::string ToText(const Config& config);
+
+// ---- the steps of LoadConfig, for tests ----
+
+// Fields of `from` in place of those of `to`; repeated ones as a whole.
+void Override(const config::ConfigFile& from, config::ConfigFile& to);
+[[nodiscard]] absl::StatusOr<config::ConfigFile> ParseConfigText(const std::string& text,
+                                                                 const std::string& name);
+// REQUIRES: every singular field is set.
+[[nodiscard]] absl::StatusOr<Config> Check(const config::ConfigFile& values);
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CONFIG_H_

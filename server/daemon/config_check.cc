@@ -1,0 +1,331 @@
+// From settings as text to a Config that can be used as it is.
+#include <grp.h>
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "scheduler/limits.h"
+#include "server/daemon/config.h"
+#include "server/daemon/socket_dir.h"
+
+namespace dmuond::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A lane is a process with threads and memory of its own: more than this is a slip of the finger.
+constexpr int32_t kLanesPerNodeMax = 256;
+constexpr int32_t kThreadsMax = 1024;
+constexpr int64_t kMessageBytesMin = int64_t{1} << 20;
+constexpr int64_t kMessageBytesMax = std::numeric_limits<int32_t>::max();  // gRPC counts in int
+
+struct HostPort {
+  std::string host;
+  int32_t port = 0;
+};
+
+bool ParseHostPort(const std::string& text, int32_t port_min, HostPort& result) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return false;
+  result.host = text.substr(0, colon);
+  const bool brackets = result.host.front() == '[' && result.host.back() == ']';
+  if (!brackets && absl::StrContains(result.host, ':')) return false;  // IPv6 needs brackets
+  return absl::SimpleAtoi(text.substr(colon + 1), &result.port) && result.port >= port_min &&
+         result.port <= 65535;
+}
+
+bool IsLoopbackHost(const std::string& host) {
+  return absl::StartsWith(host, "127.") || host == "localhost" || host == "[::1]";
+}
+bool IsAnyHost(const std::string& host) { return host == "0.0.0.0" || host == "[::]"; }
+
+std::string HostName() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 && name[0] != '\0' ? name : "localhost";
+}
+
+int32_t Cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+std::string DefaultSocket() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  const std::string base = runtime != nullptr && *runtime != '\0' ? runtime : "/tmp";
+  return absl::StrCat(base, "/dmuond-", ::geteuid(), "/dmuond.sock");
+}
+
+// Checks one setting after another, and remembers every mistake.
+class Checker {
+ public:
+  explicit Checker(const config::ConfigFile& values) { config_.values = values; }
+
+  absl::StatusOr<Config> Run() {
+    Lanes();
+    Memory();
+    Access();
+    Group();
+    Tls();
+    Times();
+    Writing();
+    if (!mistakes_.empty()) return absl::InvalidArgumentError(absl::StrJoin(mistakes_, "\n"));
+    return std::move(config_);
+  }
+
+ private:
+  template <typename Value>
+  void Wrong(const char* flag, const Value& value, absl::string_view why) {
+    mistakes_.push_back(absl::StrCat("--", flag, "=", value, " ", why));
+  }
+
+  template <typename Integer>
+  Integer InRange(const char* flag, Integer value, Integer low, Integer high) {
+    if (value < low || value > high) {
+      Wrong(flag, value, absl::StrCat("is not between ", low, " and ", high));
+    }
+    return value;
+  }
+
+  void Lanes() {
+    config::ConfigFile& values = config_.values;
+    absl::string_view devices = values.devices();
+    if (!absl::ConsumePrefix(&devices, "cpu:") || !absl::SimpleAtoi(devices, &config_.lanes) ||
+        config_.lanes < 1 || config_.lanes > kLanesPerNodeMax) {
+      Wrong("devices", values.devices(),
+            absl::StrCat("is not cpu:N with N between 1 and ", kLanesPerNodeMax));
+      config_.lanes = 1;
+    }
+    config_.device_type = "cpu";
+    config_.threads = InRange("threads", values.threads(), 0, kThreadsMax);
+    if (config_.threads == 0) config_.threads = std::max(1, Cores() / config_.lanes);
+    values.set_threads(config_.threads);
+    config_.lane_binary = values.lane_binary();
+    if (config_.lane_binary.empty()) {
+      std::error_code error;
+      config_.lane_binary =
+          fs::read_symlink("/proc/self/exe", error).replace_filename("dmuond-lane").string();
+    }
+    struct stat status {};
+    if (::stat(config_.lane_binary.c_str(), &status) != 0 || !S_ISREG(status.st_mode) ||
+        ::access(config_.lane_binary.c_str(), X_OK) != 0) {
+      Wrong("lane_binary", config_.lane_binary, "is no program that can be run");
+    }
+    values.set_lane_binary(config_.lane_binary);
+  }
+
+  void Memory() {
+    constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+    const config::ConfigFile& values = config_.values;
+    config_.lane_memory_bytes =
+        InRange<int64_t>("lane_memory_bytes", values.lane_memory_bytes(), 0, kMax);
+    config_.job_memory_bytes =
+        InRange<int64_t>("job_memory_bytes", values.job_memory_bytes(), 0, kMax);
+    config_.message_bytes_max = InRange("message_bytes_max", values.message_bytes_max(),
+                                        kMessageBytesMin, kMessageBytesMax);
+  }
+
+  void Access() {
+    config::ConfigFile& values = config_.values;
+    std::string socket = values.socket().empty() ? DefaultSocket() : values.socket();
+    socket = std::string(absl::StripPrefix(socket, "unix:"));
+    std::error_code error;
+    config_.socket = fs::absolute(socket, error).lexically_normal().string();
+    values.set_socket(config_.socket);
+    const size_t bytes = config_.socket.size() + sizeof(SocketDir::kAttachSuffix) - 1;
+    if (bytes > SocketDir::kPathBytesMax) {
+      Wrong("socket", config_.socket,
+            absl::StrCat("has, with ", SocketDir::kAttachSuffix, ", ", bytes, " bytes, at most ",
+                         SocketDir::kPathBytesMax, " are possible"));
+    }
+    SocketGroup();
+    config_.allowed_uids.assign(values.allowed_uids().begin(), values.allowed_uids().end());
+    config_.connections_max = InRange("connections_max", values.connections_max(), 1, 1 << 20);
+    config_.reflection = values.reflection();
+    config_.token_file = values.token_file();
+    if (absl::Status token = config_.ReadToken().status(); !token.ok()) {
+      mistakes_.emplace_back(token.message());
+    }
+    config_.health_address = Address("health_address", values.health_address(), 1).second;
+  }
+
+  void SocketGroup() {
+    const std::string& name = config_.values.socket_group();
+    if (name.empty()) return;
+    gid_t gid = 0;
+    if (absl::SimpleAtoi(name, &gid)) {
+      config_.socket_gid = gid;
+    } else if (const group* found = ::getgrnam(name.c_str()); found != nullptr) {
+      config_.socket_gid = found->gr_gid;
+    } else {
+      Wrong("socket_group", name, "is no group of this machine");
+    }
+  }
+
+  // An optional host:port: its parts (empty where it is not given or wrong), and the text.
+  std::pair<HostPort, std::string> Address(const char* flag, const std::string& text,
+                                           int32_t port_min) {
+    HostPort parts;
+    if (!text.empty() && !ParseHostPort(text, port_min, parts)) {
+      Wrong(flag, text, "is not host:port ([address]:port for IPv6)");
+      parts = HostPort();
+    }
+    return {parts, text};
+  }
+
+  void Group() {
+    config::ConfigFile& values = config_.values;
+    config_.nodes = InRange("nodes", values.nodes(), 1, scheduler::kLanesMax / config_.lanes);
+    config_.node_rank = values.node_rank();
+    if (config_.node_rank < 0 || config_.node_rank >= config_.nodes) {
+      Wrong("node_rank", config_.node_rank,
+            absl::StrCat("is not one of the group's: 0 to ", config_.nodes - 1,
+                         " with --nodes=", config_.nodes));
+    }
+    config_.allow_plaintext_peers = values.allow_plaintext_peers();
+    const HostPort coordinator = Address("coordinator", values.coordinator(), 1).first;
+    HostPort listen = Address("peer_listen", values.peer_listen(), 0).first;
+    HostPort advertise = Address("peer_advertise", values.peer_advertise(), 0).first;
+    if (config_.nodes == 1) return;
+    config_.coordinator = values.coordinator();
+    if (values.coordinator().empty()) {
+      Wrong("coordinator", "", absl::StrCat("must name node 0 with --nodes=", config_.nodes));
+    }
+    if (values.peer_listen().empty()) {
+      listen.host = IsLoopbackHost(coordinator.host) ? "127.0.0.1" : "0.0.0.0";
+      listen.port = config_.node_rank == 0 ? coordinator.port : 0;
+    }
+    if (values.peer_advertise().empty()) {
+      advertise.host = IsAnyHost(listen.host) ? HostName() : listen.host;
+      advertise.port = listen.port;
+    }
+    config_.peer_listen = absl::StrCat(listen.host, ":", listen.port);
+    config_.peer_advertise = absl::StrCat(advertise.host, ":", advertise.port);
+    config_.rail_address = values.rail_address();
+    if (config_.rail_address.empty()) {
+      // An address, not a place in a URL: IPv6 without brackets.
+      config_.rail_address =
+          std::string(absl::StripSuffix(absl::StripPrefix(advertise.host, "["), "]"));
+    }
+    values.set_peer_listen(config_.peer_listen);
+    values.set_peer_advertise(config_.peer_advertise);
+    values.set_rail_address(config_.rail_address);
+  }
+
+  void Tls() {
+    const config::ConfigFile& values = config_.values;
+    config_.peer_tls_ca = values.peer_tls_ca();
+    config_.peer_tls_certificate = values.peer_tls_certificate();
+    config_.peer_tls_key = values.peer_tls_key();
+    int given = 0;
+    for (const auto& [flag, path] :
+         {std::pair{"peer_tls_ca", config_.peer_tls_ca},
+          std::pair{"peer_tls_certificate", config_.peer_tls_certificate},
+          std::pair{"peer_tls_key", config_.peer_tls_key}}) {
+      if (path.empty()) continue;
+      ++given;
+      if (!std::ifstream(path).good()) Wrong(flag, path, "cannot be read");
+    }
+    if (given != 0 && given != 3) {
+      mistakes_.emplace_back(
+          "--peer_tls_ca, --peer_tls_certificate and --peer_tls_key go together: "
+          "give all three or none");
+    }
+    if (given != 0 || config_.nodes == 1 || config_.allow_plaintext_peers) return;
+    for (const auto& [flag, address] : {std::pair{"coordinator", config_.coordinator},
+                                        std::pair{"peer_listen", config_.peer_listen}}) {
+      HostPort parts;
+      if (!ParseHostPort(address, 0, parts) || IsLoopbackHost(parts.host)) continue;
+      Wrong(flag, address,
+            "lies beyond loopback: give the three --peer_tls_ files, or --allow_plaintext_peers");
+    }
+  }
+
+  std::chrono::milliseconds Time(const char* flag, const std::string& text, absl::Duration least) {
+    absl::Duration value;
+    if (!absl::ParseDuration(text, &value) || value < least || value > absl::Hours(24 * 365)) {
+      Wrong(flag, text,
+            absl::StrCat("is not a time of at least ", absl::FormatDuration(least),
+                         ", as in 90s or 2m"));
+    }
+    return std::chrono::milliseconds(absl::ToInt64Milliseconds(value));
+  }
+
+  void Times() {
+    const config::ConfigFile& values = config_.values;
+    constexpr absl::Duration kLeast = absl::Milliseconds(1);
+    config_.register_timeout = Time("register_timeout", values.register_timeout(), kLeast);
+    config_.step_timeout = Time("step_timeout", values.step_timeout(), kLeast);
+    config_.session_linger = Time("session_linger", values.session_linger(), absl::ZeroDuration());
+    config_.skips_max = InRange("skips_max", values.skips_max(), 1, 1'000'000);
+  }
+
+  void Writing() {
+    const config::ConfigFile& values = config_.values;
+    config_.state_dir = values.state_dir();
+    if (!config_.state_dir.empty()) StateDir();
+    const absl::StatusOr<log::Level> level = log::ParseLevel(values.log_level());
+    if (level.ok()) config_.log_level = *level;
+    if (!level.ok()) Wrong("log_level", values.log_level(), level.status().message());
+    const absl::StatusOr<log::Format> format = log::ParseFormat(values.log_format());
+    if (format.ok()) config_.log_format = *format;
+    if (!format.ok()) Wrong("log_format", values.log_format(), format.status().message());
+  }
+
+  // By writing: rights alone do not show read-only and full file systems.
+  void StateDir() {
+    std::error_code error;
+    fs::create_directories(config_.state_dir, error);
+    std::string probe = config_.state_dir + "/.dmuond-probe-XXXXXX";
+    const wire::UniqueFd file(::mkstemp(probe.data()));
+    if (!file.valid()) {
+      const absl::Status why = absl::ErrnoToStatus(errno, "");
+      Wrong("state_dir", config_.state_dir, absl::StrCat("cannot be written", why.message()));
+      return;
+    }
+    ::unlink(probe.c_str());
+  }
+
+  Config config_;
+  std::vector<std::string> mistakes_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::string> Config::ReadToken() const {
+  if (token_file.empty()) return std::string();
+  const auto wrong = [this](const char* why) {
+    return absl::InvalidArgumentError(absl::StrCat("--token_file=", token_file, " ", why));
+  };
+  struct stat status {};
+  std::ifstream file(token_file);
+  std::stringstream text;
+  text << file.rdbuf();
+  if (!file || ::stat(token_file.c_str(), &status) != 0) return wrong("cannot be read");
+  if ((status.st_mode & 0007) != 0) return wrong("is open to everybody: chmod o= it");
+  std::string token = text.str();
+  absl::StripTrailingAsciiWhitespace(&token);
+  if (token.empty()) return wrong("is empty");
+  return token;
+}
+
+absl::StatusOr<Config> Check(const config::ConfigFile& values) { return Checker(values).Run(); }
+
+}  // namespace dmuond::server

@@ -1,0 +1,59 @@
+// The place of the daemon's sockets on disk: <dir>/NAME (gRPC), <dir>/NAME.attach, <dir>/NAME.lock.
+// Checks that nobody else can put anything there, and that one daemon at a time serves it.
+//
+//   absl::StatusOr<SocketDir> place = SocketDir::Prepare(config.socket);
+//   … bind config.socket …
+//   RETURN_IF_ERROR(place->Restrict(config.socket));
+//
+// The lock is held as long as the object lives, and ends with the process however that ends. Its
+// file stays: removing it would let two daemons lock two files of one name.
+//
+// Threads: one.
+#ifndef DMUOND_SERVER_DAEMON_SOCKET_DIR_H_
+#define DMUOND_SERVER_DAEMON_SOCKET_DIR_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::server {
+
+class SocketDir {
+ public:
+  static constexpr char kAttachSuffix[] = ".attach";
+  static constexpr char kLockSuffix[] = ".lock";
+  // sockaddr_un has room for 107 bytes and a zero.
+  static constexpr size_t kPathBytesMax = 107;
+
+  // Makes the directory (0700; with socket_mode 0660 0750) where it is missing; otherwise it must
+  // be a directory, no symbolic link, owned by this user, with no more rights than 0750. Takes the
+  // lock, then removes sockets that a dead daemon has left. `socket` is an absolute path; `group`
+  // (unset: the process's) is that of a new directory and of the sockets.
+  // INVALID_ARGUMENT: path too long or not absolute. FAILED_PRECONDITION: directory, socket or lock
+  // belongs to someone else, or is not what it should be. ALREADY_EXISTS: another dmuond (with its
+  // pid) serves this socket.
+  static absl::StatusOr<SocketDir> Prepare(const std::string& socket, mode_t socket_mode = 0600,
+                                           std::optional<gid_t> group = std::nullopt);
+
+  // Gives a socket that was bound here its mode and group. (Until then the directory protects it.)
+  [[nodiscard]] absl::Status Restrict(const std::string& path) const;
+
+ private:
+  SocketDir(mode_t socket_mode, std::optional<gid_t> group, wire::UniqueFd lock)
+      : socket_mode_(socket_mode), group_(group), lock_(std::move(lock)) {}
+
+  mode_t socket_mode_;
+  std::optional<gid_t> group_;
+  wire::UniqueFd lock_;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_SOCKET_DIR_H_
