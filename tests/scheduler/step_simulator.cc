@@ -451,8 +451,9 @@ void StepSimulator::Collect(Lane& lane) {
   const bool all = submitted.size() == node.ranks.size();
   const RailTable& table = step ? world_.tables.partials : world_.tables.adopts;
   bool complete = all;
-  for (const auto& [bucket, members] : table[lane.rail.value()]) {
-    if (!members.contains(lane.node)) continue;
+  for (const auto& entry : table[lane.rail.value()]) {
+    const BucketId bucket = entry.first;
+    if (!entry.second.contains(lane.node)) continue;
     const bool only_receives = step && !world_.tables.SendsPartials(lane.rail, bucket, lane.node);
     const bool ready = std::all_of(node.ranks.begin(), node.ranks.end(), [&](TrainerRank rank) {
       const Trainer& trainer = trainers_[rank.value()];
