@@ -29,4 +29,3 @@ Plan CutTensor(const std::vector<int64_t>& cuts) {
   }
   return plan;
 }
-
