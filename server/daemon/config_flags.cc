@@ -96,7 +96,8 @@ constexpr char kUsage[] =
     "  dmuond --config=/etc/dmuond/config.textproto\n\n"
     "docs/configuration.md explains each setting.";
 
-void SetUsage() {
+// Once: abseil ends a process that does it twice.
+bool SetUsage() {
   absl::SetProgramUsageMessage(kUsage);
   absl::FlagsUsageConfig usage;
   const auto ours = [](absl::string_view file) {
@@ -107,6 +108,7 @@ void SetUsage() {
   usage.contains_helppackage_flags = ours;
   usage.version_string = [] { return std::string("dmuond " DMUOND_VERSION "\n"); };
   absl::SetFlagsUsageConfig(usage);
+  return true;
 }
 
 absl::Status NoValue(const FieldDescriptor& field, const std::string& text, const char* wanted) {
@@ -156,7 +158,7 @@ absl::Status SetField(const FieldDescriptor& field, const std::string& text,
 }
 
 absl::StatusOr<ParsedFlags> ParseFlags(int argc, char** argv) {
-  SetUsage();
+  [[maybe_unused]] static const bool usage_set = SetUsage();
   const std::map<std::string, int> before = TimesSet();
   const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
   if (rest.size() > 1) {

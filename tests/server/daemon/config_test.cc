@@ -1,0 +1,320 @@
+#include "server/daemon/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/daemon/config_flags.h"
+#include "tests/server/daemon/support.h"
+
+namespace dmuond::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+// Sets a variable for the length of a test.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~ScopedVariable() { ::unsetenv(name_); }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  const char* name_;
+};
+
+absl::StatusOr<Config> Load(std::vector<std::string> arguments) {
+  const absl::FlagSaver saver;
+  arguments.insert(arguments.begin(), {"dmuond", "--lane_binary=/bin/true"});
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  return LoadConfig(static_cast<int>(arguments.size()), argv.data());
+}
+
+Config LoadOk(std::vector<std::string> arguments) {
+  absl::StatusOr<Config> config = Load(std::move(arguments));
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.value_or(Config());
+}
+
+std::string Mistake(std::vector<std::string> arguments) {
+  const absl::Status status = Load(std::move(arguments)).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  return std::string(status.message());
+}
+
+TEST(ConfigTest, OneDaemonAloneNeedsNoSettings) {
+  const Config config = LoadOk({});
+  EXPECT_EQ(config.device_type, "cpu");
+  EXPECT_EQ(config.lanes, 1);
+  EXPECT_GE(config.threads, 1);
+  EXPECT_EQ(config.nodes, 1);
+  EXPECT_EQ(config.coordinator, "");
+  EXPECT_EQ(config.peer_listen, "");
+  EXPECT_EQ(config.socket_mode(), 0600);
+  EXPECT_EQ(config.step_timeout, std::chrono::minutes(10));
+  EXPECT_EQ(config.register_timeout, std::chrono::minutes(2));
+  EXPECT_EQ(config.message_bytes_max, int64_t{64} << 20);
+  EXPECT_EQ(*config.ReadToken(), "");
+  EXPECT_FALSE(config.print_config);
+}
+
+TEST(ConfigTest, SocketLiesInTheUsersRuntimeDirectory) {
+  {
+    const ScopedVariable runtime("XDG_RUNTIME_DIR", "/run/user/1");
+    EXPECT_EQ(LoadOk({}).socket, absl::StrCat("/run/user/1/dmuond-", ::geteuid(), "/dmuond.sock"));
+  }
+  EXPECT_EQ(LoadOk({}).socket, absl::StrCat("/tmp/dmuond-", ::geteuid(), "/dmuond.sock"));
+  EXPECT_EQ(LoadOk({"--socket=unix:/tmp/x/./d.sock"}).socket, "/tmp/x/d.sock");
+}
+
+TEST(ConfigTest, ThreadsShareTheCoresAmongLanes) {
+  const Config many = LoadOk({"--devices=cpu:256"});
+  EXPECT_EQ(many.lanes, 256);
+  EXPECT_GE(many.threads, 1);
+  EXPECT_EQ(LoadOk({"--threads=3"}).threads, 3);
+}
+
+TEST(ConfigTest, FlagsWinOverEnvironmentOverFileOverDefaults) {
+  const TempDir dir;
+  WriteFile(dir / "config",
+            "socket: \"/tmp/file.sock\"\nskips_max: 7\nreflection: true\nallowed_uids: [1, 2]\n"
+            "step_timeout: \"90s\"\n");
+  const std::string file = "--config=" + (dir / "config");
+  const Config from_file = LoadOk({file});
+  EXPECT_EQ(from_file.socket, "/tmp/file.sock");
+  EXPECT_EQ(from_file.skips_max, 7);
+  EXPECT_TRUE(from_file.reflection);
+  EXPECT_THAT(from_file.allowed_uids, ElementsAre(1, 2));
+  EXPECT_EQ(from_file.step_timeout, std::chrono::seconds(90));
+
+  const ScopedVariable socket("DMUOND_SOCKET", "/tmp/environment.sock");
+  EXPECT_EQ(LoadOk({file}).socket, "/tmp/environment.sock");
+
+  const Config from_flags = LoadOk({file, "--socket=/tmp/flag.sock", "--skips_max=50",
+                                    "--noreflection", "--allowed_uids=3,4,5", "--step_timeout=1h"});
+  EXPECT_EQ(from_flags.socket, "/tmp/flag.sock");
+  EXPECT_EQ(from_flags.skips_max, 50) << "a flag that says the default still wins";
+  EXPECT_FALSE(from_flags.reflection);
+  EXPECT_THAT(from_flags.allowed_uids, ElementsAre(3, 4, 5));
+  EXPECT_EQ(from_flags.step_timeout, std::chrono::hours(1));
+}
+
+TEST(ConfigTest, GroupComesFromTheEnvironmentToo) {
+  const ScopedVariable nodes("DMUOND_NODES", "2");
+  const ScopedVariable rank("DMUOND_NODE_RANK", "1");
+  const ScopedVariable coordinator("DMUOND_COORDINATOR", "127.0.0.1:7077");
+  const Config config = LoadOk({});
+  EXPECT_EQ(config.nodes, 2);
+  EXPECT_EQ(config.node_rank, 1);
+  EXPECT_EQ(config.coordinator, "127.0.0.1:7077");
+  EXPECT_EQ(config.peer_listen, "127.0.0.1:0");
+  EXPECT_EQ(LoadOk({"--node_rank=0"}).peer_listen, "127.0.0.1:7077");
+}
+
+TEST(ConfigTest, WrongEnvironmentIsNamed) {
+  const ScopedVariable nodes("DMUOND_NODES", "two");
+  EXPECT_THAT(Mistake({}), HasSubstr("DMUOND_NODES"));
+  EXPECT_THAT(Mistake({}), HasSubstr("two"));
+}
+
+TEST(ConfigTest, AddressesOfAGroupAreFilledIn) {
+  const std::vector<std::string> group = {"--nodes=2", "--node_rank=0", "--allow_plaintext_peers",
+                                          "--coordinator=node0:7077"};
+  const Config config = LoadOk(group);
+  EXPECT_EQ(config.peer_listen, "0.0.0.0:7077");
+  EXPECT_THAT(config.peer_advertise, Not(HasSubstr("0.0.0.0")));
+  EXPECT_TRUE(absl::EndsWith(config.peer_advertise, ":7077")) << config.peer_advertise;
+  EXPECT_TRUE(absl::StartsWith(config.peer_advertise, config.rail_address + ":"));
+
+  std::vector<std::string> explicit_ones = group;
+  explicit_ones.insert(explicit_ones.end(),
+                       {"--peer_listen=[::]:1", "--peer_advertise=[fe80::1]:2"});
+  const Config given = LoadOk(explicit_ones);
+  EXPECT_EQ(given.peer_listen, "[::]:1");
+  EXPECT_EQ(given.peer_advertise, "[fe80::1]:2");
+  EXPECT_EQ(given.rail_address, "fe80::1");
+}
+
+TEST(ConfigTest, PlaintextBeyondLoopbackIsRefused) {
+  const std::string mistake = Mistake({"--nodes=2", "--coordinator=node0:7077"});
+  EXPECT_THAT(mistake, HasSubstr("--coordinator=node0:7077"));
+  EXPECT_THAT(mistake, HasSubstr("--allow_plaintext_peers"));
+  EXPECT_THAT(Mistake({"--nodes=2", "--coordinator=localhost:1", "--peer_listen=0.0.0.0:2"}),
+              HasSubstr("--peer_listen=0.0.0.0:2"));
+  LoadOk({"--nodes=2", "--coordinator=localhost:7077"});
+}
+
+TEST(ConfigTest, TlsFilesGoTogetherAndMustBeReadable) {
+  const TempDir dir;
+  for (const char* name : {"ca", "crt", "key"}) WriteFile(dir / name, "PEM");
+  const std::vector<std::string> all = {
+      "--nodes=2", "--coordinator=node0:7077", "--peer_tls_ca=" + (dir / "ca"),
+      "--peer_tls_certificate=" + (dir / "crt"), "--peer_tls_key=" + (dir / "key")};
+  EXPECT_EQ(LoadOk(all).peer_tls_key, dir / "key");
+  EXPECT_THAT(Mistake({"--peer_tls_ca=" + (dir / "ca")}), HasSubstr("all three"));
+  std::vector<std::string> missing = all;
+  missing.back() = "--peer_tls_key=/nowhere/key";
+  EXPECT_THAT(Mistake(missing), HasSubstr("--peer_tls_key=/nowhere/key"));
+}
+
+TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
+  const std::map<std::string, std::string> wrong = {
+      {"--devices=cpu", ""},
+      {"--devices=cpu:0", ""},
+      {"--devices=tpu:1", ""},
+      {"--threads=-1", ""},
+      {"--lane_memory_bytes=-1", ""},
+      {"--job_memory_bytes=-1", ""},
+      {"--message_bytes_max=3", ""},
+      {"--message_bytes_max=2147483648", ""},
+      {"--connections_max=0", ""},
+      {"--socket_group=nobody-has-this-group", ""},
+      {"--nodes=0", ""},
+      {"--node_rank=1", "--nodes=1"},
+      {"--coordinator=node0", "host:port"},
+      {"--coordinator=node0:0", "host:port"},
+      {"--coordinator=::1:5", "host:port"},
+      {"--peer_listen=:5", "host:port"},
+      {"--peer_advertise=h:65536", "host:port"},
+      {"--health_address=7078", "host:port"},
+      {"--register_timeout=0", "as in 90s"},
+      {"--session_linger=-1s", "as in 90s"},
+      {"--skips_max=0", ""},
+      {"--log_level=loud", "trace"},
+      {"--log_format=xml", "json"},
+      {"--lane_binary=/bin", "no program"},
+      {"--state_dir=/proc/nowhere", "cannot be written"},
+      {"--token_file=/nowhere/token", "cannot be read"},
+      {"--config=/nowhere/config", "cannot be read"},
+  };
+  for (const auto& [argument, also] : wrong) {
+    const std::string mistake = Mistake({argument});
+    EXPECT_THAT(mistake, HasSubstr(argument));
+    EXPECT_THAT(mistake, HasSubstr(also));
+  }
+  EXPECT_THAT(Mistake({"--nodes=2"}), HasSubstr("--coordinator="));
+}
+
+TEST(ConfigTest, AllMistakesAreReportedAtOnce) {
+  const std::string mistakes = Mistake({"--threads=-1", "--log_level=loud", "--skips_max=0"});
+  EXPECT_THAT(mistakes, HasSubstr("--threads=-1"));
+  EXPECT_THAT(mistakes, HasSubstr("--log_level=loud"));
+  EXPECT_THAT(mistakes, HasSubstr("--skips_max=0"));
+}
+
+TEST(ConfigTest, ArgumentThatIsNoFlagIsNamed) {
+  EXPECT_THAT(Mistake({"start"}), HasSubstr("'start'"));
+}
+
+TEST(ConfigTest, TooLongSocketNamesLengthAndLimit) {
+  const std::string socket = "/tmp/" + std::string(96, 's');
+  EXPECT_THAT(Mistake({"--socket=" + socket}), HasSubstr("108 bytes, at most 107"));
+}
+
+TEST(ConfigTest, MistakeInFileHasItsPlace) {
+  const TempDir dir;
+  WriteFile(dir / "config", "nodes: 2\nnode: 1\n");
+  EXPECT_THAT(Mistake({"--config=" + (dir / "config")}), HasSubstr((dir / "config") + ":2:"));
+  WriteFile(dir / "config", "nodes: \"two\"\n");
+  EXPECT_THAT(Mistake({"--config=" + (dir / "config")}), HasSubstr((dir / "config") + ":1:"));
+}
+
+TEST(ConfigTest, TokenIsReadFromItsFile) {
+  const TempDir dir;
+  const std::string path = dir / "token";
+  WriteFile(path, "secret \n");
+  ASSERT_EQ(::chmod(path.c_str(), 0640), 0);
+  EXPECT_EQ(*LoadOk({"--token_file=" + path}).ReadToken(), "secret");
+  ASSERT_EQ(::chmod(path.c_str(), 0644), 0);
+  EXPECT_THAT(Mistake({"--token_file=" + path}), HasSubstr("open to everybody"));
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  WriteFile(path, "\n");
+  EXPECT_THAT(Mistake({"--token_file=" + path}), HasSubstr("empty"));
+}
+
+TEST(ConfigTest, SocketGroupOpensTheSocketToTheGroup) {
+  const Config config = LoadOk({absl::StrCat("--socket_group=", ::getegid())});
+  EXPECT_EQ(config.socket_gid, ::getegid());
+  EXPECT_EQ(config.socket_mode(), 0660);
+}
+
+TEST(ConfigTest, StateDirIsMadeAndLeftEmpty) {
+  const TempDir dir;
+  EXPECT_EQ(LoadOk({"--state_dir=" + (dir / "a/b")}).state_dir, dir / "a/b");
+  EXPECT_EQ(CountEntries(dir / "a/b"), 0);
+}
+
+TEST(ConfigTest, PrintedConfigReadsBackTheSame) {
+  const TempDir dir;
+  const Config config =
+      LoadOk({"--devices=cpu:3", "--nodes=2", "--coordinator=localhost:9", "--print_config",
+              "--allowed_uids=7,8", "--step_timeout=90s", "--log_format=json"});
+  EXPECT_TRUE(config.print_config);
+  WriteFile(dir / "config", ToText(config));
+  const Config again = LoadOk({"--config=" + (dir / "config")});
+  EXPECT_EQ(ToText(again), ToText(config));
+  EXPECT_EQ(again.lanes, 3);
+  EXPECT_EQ(again.log_format, log::Format::kJson);
+  EXPECT_FALSE(again.print_config);
+}
+
+// Rows of the page's table of flags: name -> default.
+std::map<std::string, std::string> DocumentedFlags() {
+  std::ifstream file("docs/configuration.md");
+  EXPECT_TRUE(file.good()) << "the test runs in the repository's root";
+  const std::regex row(R"(\| `--([a-z_]+)` \|\s*(?:`([^`]*)`)?\s*\| .+ \|)");
+  std::map<std::string, std::string> flags;
+  for (std::string line; std::getline(file, line);) {
+    std::smatch match;
+    if (!std::regex_match(line, match, row)) continue;
+    EXPECT_TRUE(flags.emplace(match[1], match[2]).second) << "twice: " << line;
+  }
+  return flags;
+}
+
+TEST(ConfigTest, PageListsEveryFlagWithItsDefaultAndNoOther) {
+  std::map<std::string, std::string> documented = DocumentedFlags();
+  std::set<std::string> flags = {"config", "print_config", "check_config"};
+  const google::protobuf::Descriptor& settings = *config::ConfigFile::descriptor();
+  for (int i = 0; i < settings.field_count(); ++i) flags.insert(settings.field(i)->name());
+  for (const std::string& name : flags) {
+    const absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+    ASSERT_NE(flag, nullptr) << name;
+    EXPECT_FALSE(flag->Help().empty()) << name;
+    ASSERT_TRUE(documented.contains(name)) << "--" << name << " is missing in the page";
+    EXPECT_EQ(documented[name], flag->DefaultValue()) << name;
+    documented.erase(name);
+  }
+  EXPECT_THAT(documented, IsEmpty()) << "in the page, but no flag";
+}
+
+TEST(ConfigTest, EveryFlagOfTheProgramIsASetting) {
+  std::set<std::string> settings = {"config", "print_config", "check_config"};
+  const google::protobuf::Descriptor& descriptor = *config::ConfigFile::descriptor();
+  for (int i = 0; i < descriptor.field_count(); ++i) settings.insert(descriptor.field(i)->name());
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (!absl::EndsWith(flag->Filename(), "config_flags.cc")) continue;
+    EXPECT_TRUE(settings.contains(std::string(name))) << name << " has no field in config.proto";
+  }
+}
+
+}  // namespace
+}  // namespace dmuond::server
