@@ -1,0 +1,28 @@
+// The reason of an error, for programs. A daemon's error keeps its status code and message, and
+// carries a stable reason in UPPER_SNAKE_CASE (docs/errors.md lists them) and metadata with the
+// names and both values. Errors of the client itself have reasons too:
+//
+//   DAEMON_LOST         UNAVAILABLE: the daemon has gone; the weights in the arenas are undefined
+//   DAEMON_UNREACHABLE  UNAVAILABLE: no daemon answers at the address
+//   SESSION_STATE       FAILED_PRECONDITION: a call out of order, or after Close
+//
+//   if (ReasonOf(status) == "JOB_HAS_STATE") …
+//
+// Threads: any.
+#ifndef DMUOND_CLIENT_ERRORS_H_
+#define DMUOND_CLIENT_ERRORS_H_
+
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace dmuond::client {
+
+// Empty for OK, and for an error without a reason.
+[[nodiscard]] std::string ReasonOf(const absl::Status& status);
+[[nodiscard]] std::map<std::string, std::string> MetadataOf(const absl::Status& status);
+
+}  // namespace dmuond::client
+
+#endif  // DMUOND_CLIENT_ERRORS_H_

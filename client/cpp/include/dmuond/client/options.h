@@ -1,0 +1,45 @@
+// Who a trainer is, and where its daemon listens.
+#ifndef DMUOND_CLIENT_OPTIONS_H_
+#define DMUOND_CLIENT_OPTIONS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace dmuond::client {
+
+// What happens when the job has state, or has none.
+enum class Resume : uint8_t {
+  kNever = 1,      // state is an error: a crashed run must not seep into the next one
+  kIfPresent = 2,  // continue where there is state, else start
+  kRequire = 3     // no state is an error
+};
+
+struct Options {
+  std::string address;  // path of the socket, "unix:PATH" too; empty: DMUOND_ADDRESS or the default
+  std::string job = "default";  // [A-Za-z0-9._-]{1,128}
+  int32_t rank = 0;
+  int32_t world_size = 1;
+  Resume resume = Resume::kNever;
+  std::string token;       // empty where the daemon asks for none
+  int32_t home_lane = -1;  // lane of the trainer's own device; -1: any
+  bool poison = false;     // fill this trainer's weights with NaN between decision and publish
+  std::string client;      // for logs and status; empty: library, host and process
+  // How long Open waits for a daemon that is just starting.
+  std::chrono::milliseconds connect_timeout{10'000};
+};
+
+// From DMUOND_ADDRESS, DMUOND_JOB, RANK, WORLD_SIZE, LOCAL_RANK (the home lane, where it is one),
+// DMUOND_RESUME, DMUOND_POISON and DMUOND_TOKEN_FILE; what is not set keeps the default above.
+// INVALID_ARGUMENT naming a variable that is not what it should be.
+[[nodiscard]] absl::StatusOr<Options> OptionsFromEnvironment();
+
+// The path of the gRPC socket that an address means: without "unix:", or, if empty, DMUOND_ADDRESS
+// or ${XDG_RUNTIME_DIR:-/tmp}/dmuond-$UID/dmuond.sock. INVALID_ARGUMENT when it cannot be one.
+[[nodiscard]] absl::StatusOr<std::string> SocketPath(const std::string& address);
+
+}  // namespace dmuond::client
+
+#endif  // DMUOND_CLIENT_OPTIONS_H_

@@ -1,0 +1,59 @@
+// The attach socket (proto/dmuond/v1/attach.proto): nonce, descriptors of memory, and the sign that
+// the daemon lives. A watcher thread sees the daemon's end and calls back, once. It only watches
+// for that and reads nothing, so that frames stay for who expects them and nothing needs a lock.
+//
+// Threads: one caller; `on_lost` comes from the watcher.
+#ifndef DMUOND_CLIENT_CPP_SRC_ATTACH_SOCKET_H_
+#define DMUOND_CLIENT_CPP_SRC_ATTACH_SOCKET_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "dmuond/v1/attach.pb.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::client {
+
+class AttachSocket {
+ public:
+  // `path` is that of the attach socket. Tries until `timeout` while there is no daemon yet.
+  // UNAVAILABLE, DAEMON_UNREACHABLE, when none answers.
+  static absl::StatusOr<std::unique_ptr<AttachSocket>> Connect(const std::string& path,
+                                                               std::chrono::milliseconds timeout,
+                                                               std::function<void()> on_lost);
+  // Ends the watcher and closes the socket: to the daemon, this trainer is gone.
+  ~AttachSocket();
+  AttachSocket(const AttachSocket&) = delete;
+  AttachSocket& operator=(const AttachSocket&) = delete;
+
+  [[nodiscard]] const std::string& nonce() const { return nonce_; }
+
+  struct Received {
+    v1::AttachFrame frame;
+    wire::UniqueFd fd;  // the one descriptor that came with it
+  };
+  // The next frame, which carries a descriptor. UNAVAILABLE when the daemon has gone.
+  [[nodiscard]] absl::StatusOr<Received> NextFrame();
+
+  // Whether the daemon has gone, or goes within `grace`.
+  [[nodiscard]] bool GoneWithin(std::chrono::milliseconds grace) const;
+
+ private:
+  AttachSocket(wire::UniqueFd socket, wire::UniqueFd stop, std::string nonce,
+               std::function<void()> on_lost);
+  void Watch() const;
+
+  const wire::UniqueFd socket_;
+  const wire::UniqueFd stop_;  // an eventfd
+  const std::string nonce_;
+  const std::function<void()> on_lost_;
+  std::thread watcher_;
+};
+
+}  // namespace dmuond::client
+
+#endif  // DMUOND_CLIENT_CPP_SRC_ATTACH_SOCKET_H_

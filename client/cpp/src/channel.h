@@ -1,0 +1,56 @@
+// Calls of the Trainer service: blocking, errors with their reasons, repeated where the connection
+// alone was cut. Threads: one at a time.
+#ifndef DMUOND_CLIENT_CPP_SRC_CHANNEL_H_
+#define DMUOND_CLIENT_CPP_SRC_CHANNEL_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "dmuond/v1/trainer.grpc.pb.h"
+
+namespace dmuond::client {
+
+class Channel {
+ public:
+  using GoneWithin = std::function<bool(std::chrono::milliseconds)>;
+  // `gone` tells apart a daemon that has ended from a connection that was cut.
+  Channel(const std::string& path, GoneWithin gone);
+
+  // How long a call may take, and whether it may be repeated: only calls whose answer the daemon
+  // keeps.
+  struct Policy {
+    std::chrono::milliseconds timeout{24LL * 3600 * 1000};
+    bool repeat = true;
+  };
+  template <typename Request, typename Reply>
+  absl::Status Call(const char* name,
+                    grpc::Status (v1::Trainer::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                              Reply*),
+                    const Request& request, Reply& reply, Policy policy) {
+    return Repeat(name, policy, [&](grpc::ClientContext& context) {
+      return (stub_.get()->*method)(&context, request, &reply);
+    });
+  }
+  // One push; never repeated: a second one would be another attempt.
+  absl::Status Push(const std::vector<v1::PushParametersRequest>& messages,
+                    v1::PushParametersReply& reply);
+  absl::Status Pull(const v1::PullParametersRequest& request,
+                    const std::function<absl::Status(const v1::PullParametersReply&)>& take);
+
+ private:
+  absl::Status Repeat(const char* name, Policy policy,
+                      const std::function<grpc::Status(grpc::ClientContext&)>& attempt);
+  absl::Status Translate(const char* name, const grpc::Status& status) const;
+
+  const GoneWithin gone_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<v1::Trainer::Stub> stub_;
+};
+
+}  // namespace dmuond::client
+
+#endif  // DMUOND_CLIENT_CPP_SRC_CHANNEL_H_

@@ -1,0 +1,81 @@
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "dmuond/client/options.h"
+
+namespace dmuond::client {
+namespace {
+
+constexpr char kAttachSuffix[] = ".attach";
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
+  return value == nullptr ? "" : value;
+}
+
+absl::Status ReadInteger(const char* name, int32_t& value) {
+  const std::string text = Variable(name);
+  if (text.empty() || absl::SimpleAtoi(text, &value)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, "='", text, "' is not an integer"));
+}
+
+absl::Status ReadToken(std::string& token) {
+  const std::string path = Variable("DMUOND_TOKEN_FILE");
+  if (path.empty()) return absl::OkStatus();
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DMUOND_TOKEN_FILE='", path, "' cannot be read"));
+  }
+  token.assign(std::istreambuf_iterator<char>(file), {});
+  absl::StripAsciiWhitespace(&token);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> SocketPath(const std::string& address) {
+  std::string chosen = address.empty() ? Variable("DMUOND_ADDRESS") : address;
+  if (chosen.empty()) {
+    const std::string base = Variable("XDG_RUNTIME_DIR");
+    chosen = absl::StrCat(base.empty() ? "/tmp" : base, "/dmuond-", ::getuid(), "/dmuond.sock");
+  }
+  std::string path(absl::StripPrefix(chosen, "unix:"));
+  if (path.rfind("//", 0) == 0) path.erase(0, 2);
+  if (path.empty() || path[0] != '/') {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "address '", chosen, "' is not the path of a Unix socket (unix:/path/to/dmuond.sock)"));
+  }
+  constexpr size_t kPathMax = sizeof(sockaddr_un::sun_path) - sizeof(kAttachSuffix);
+  if (path.size() > kPathMax) {
+    return absl::InvalidArgumentError(absl::StrCat("socket path '", path, "' has ", path.size(),
+                                                   " bytes; at most ", kPathMax, " are possible"));
+  }
+  return path;
+}
+
+absl::StatusOr<Options> OptionsFromEnvironment() {
+  Options options;
+  options.address = Variable("DMUOND_ADDRESS");
+  if (const std::string job = Variable("DMUOND_JOB"); !job.empty()) options.job = job;
+  absl::Status status = ReadInteger("RANK", options.rank);
+  if (status.ok()) status = ReadInteger("WORLD_SIZE", options.world_size);
+  if (status.ok()) status = ReadInteger("LOCAL_RANK", options.home_lane);
+  if (status.ok()) status = ReadToken(options.token);
+  if (!status.ok()) return status;
+  if (Variable("DMUOND_RESUME") == "1") options.resume = Resume::kIfPresent;
+  options.poison = Variable("DMUOND_POISON") == "1";
+  return options;
+}
+
+}  // namespace dmuond::client

@@ -1,0 +1,79 @@
+// What a session maps and who holds what in it: arenas, timeline page, fragments, buckets.
+//
+// Threads: Poison() from any; the rest from the session's caller, MarkReady() as Session says.
+#ifndef DMUOND_CLIENT_CPP_SRC_SESSION_MEMORY_H_
+#define DMUOND_CLIENT_CPP_SRC_SESSION_MEMORY_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cpp/src/attach_socket.h"
+#include "client/cpp/src/mapping.h"
+#include "dmuond/client/layout.h"
+#include "dmuond/client/types.h"
+#include "dmuond/wire/timeline.h"
+
+namespace dmuond::client {
+
+class SessionMemory {
+ public:
+  // Before Map(): what the layout says, and the buckets that the daemon made of it.
+  void SetLayout(Layout layout, const Registered& registered);
+  [[nodiscard]] bool has_layout() const { return has_layout_; }
+  [[nodiscard]] const Layout& layout() const { return layout_; }
+  [[nodiscard]] int32_t bucket_of(int32_t parameter) const { return bucket_of_[parameter]; }
+
+  // One frame of the attach socket; complete when all arenas and the timeline are there.
+  absl::Status Map(const AttachSocket::Received& received);
+  [[nodiscard]] bool complete() const;
+
+  // Null and 0 where this trainer holds nothing.
+  [[nodiscard]] std::byte* Weight(int32_t parameter, int32_t fragment) const;
+  [[nodiscard]] std::byte* Gradient(int32_t parameter, int32_t fragment) const;
+  [[nodiscard]] size_t Elements(int32_t parameter, int32_t fragment) const;
+  [[nodiscard]] bool Holds(int32_t parameter, int32_t fragment) const {
+    return Find(parameter, fragment) != nullptr;
+  }
+
+  // REQUIRES (all below): complete().
+  void MarkReady(int32_t bucket, uint64_t attempt);
+  // All buckets that are not marked yet for this attempt, except those in `held_back`.
+  void MarkAllReady(const std::vector<uint8_t>& held_back, uint64_t attempt);
+  void MarkSubmitted(uint64_t attempt);
+  [[nodiscard]] size_t buckets() const { return held_.size(); }
+
+  enum class Published : uint8_t { kYes, kTimeout, kPoisoned };
+  [[nodiscard]] Published WaitPublished(uint64_t attempt,
+                                        std::chrono::steady_clock::time_point deadline) const;
+
+  // Ends every wait of this page, for good. Allocates nothing.
+  void Poison();
+
+ private:
+  [[nodiscard]] const Fragment* Find(int32_t parameter, int32_t fragment) const;
+  [[nodiscard]] std::byte* At(const Fragment* fragment, const Slice& slice) const;
+  [[nodiscard]] wire::TimelinePage page() const { return wire::TimelinePage(timeline_.data()); }
+
+  bool has_layout_ = false;
+  Layout layout_;
+  std::vector<std::vector<int32_t>> fragments_of_;  // parameter -> its fragments in the layout
+  std::vector<int32_t> bucket_of_;                  // parameter -> bucket or -1
+  std::vector<uint8_t> held_;                       // bucket -> this trainer holds some of it
+  std::vector<uint64_t> marked_;                    // bucket -> the last attempt it was marked for
+
+  std::map<uint32_t, Mapping> arenas_;
+  Mapping timeline_;
+  // Once the page is mapped; poisoned before that: it is when it comes.
+  std::atomic<std::byte*> page_base_{nullptr};
+  std::atomic<bool> poisoned_{false};
+};
+
+}  // namespace dmuond::client
+
+#endif  // DMUOND_CLIENT_CPP_SRC_SESSION_MEMORY_H_

@@ -1,0 +1,71 @@
+#include "client/cpp/src/status.h"
+
+#include <map>
+#include <string>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "dmuond/client/errors.h"
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
+#include "grpcpp/support/status.h"
+
+namespace dmuond::client {
+namespace {
+
+constexpr char kDomain[] = "dmuond";
+constexpr char kPayload[] = "type.googleapis.com/google.rpc.ErrorInfo";
+
+google::rpc::ErrorInfo InfoOf(const absl::Status& status) {
+  google::rpc::ErrorInfo info;
+  const auto payload = status.GetPayload(kPayload);
+  if (!payload.has_value() || !info.ParseFromString(std::string(*payload))) info.Clear();
+  return info;
+}
+
+absl::Status WithInfo(absl::Status status, const google::rpc::ErrorInfo& info) {
+  status.SetPayload(kPayload, absl::Cord(info.SerializeAsString()));
+  return status;
+}
+
+}  // namespace
+
+std::string ReasonOf(const absl::Status& status) { return InfoOf(status).reason(); }
+
+std::map<std::string, std::string> MetadataOf(const absl::Status& status) {
+  const google::rpc::ErrorInfo info = InfoOf(status);
+  return {info.metadata().begin(), info.metadata().end()};
+}
+
+absl::Status MakeError(absl::StatusCode code, const char* reason, const std::string& message) {
+  google::rpc::ErrorInfo info;
+  info.set_reason(reason);
+  info.set_domain(kDomain);
+  return WithInfo(absl::Status(code, message), info);
+}
+
+absl::Status DaemonLost(absl::string_view what) {
+  return MakeError(
+      absl::StatusCode::kUnavailable, kDaemonLost,
+      absl::StrCat(what, ": the daemon has gone; the weights in the arenas are undefined"));
+}
+
+absl::Status WrongState(const std::string& message) {
+  return MakeError(absl::StatusCode::kFailedPrecondition, kSessionState, message);
+}
+
+absl::Status FromGrpc(const char* name, const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  // absl and gRPC number their codes alike.
+  const absl::Status error(static_cast<absl::StatusCode>(status.error_code()),
+                           absl::StrCat(name, ": ", status.error_message()));
+  google::rpc::Status details;
+  if (!details.ParseFromString(status.error_details())) return error;
+  for (const auto& detail : details.details()) {
+    google::rpc::ErrorInfo info;
+    if (detail.UnpackTo(&info) && info.domain() == kDomain) return WithInfo(error, info);
+  }
+  return error;
+}
+
+}  // namespace dmuond::client

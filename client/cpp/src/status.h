@@ -1,0 +1,31 @@
+// How the client makes errors, and turns the daemon's into absl::Status. Threads: any.
+#ifndef DMUOND_CLIENT_CPP_SRC_STATUS_H_
+#define DMUOND_CLIENT_CPP_SRC_STATUS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace grpc {
+class Status;
+}  // namespace grpc
+
+namespace dmuond::client {
+
+inline constexpr char kDaemonLost[] = "DAEMON_LOST";
+inline constexpr char kDaemonUnreachable[] = "DAEMON_UNREACHABLE";
+inline constexpr char kSessionState[] = "SESSION_STATE";
+
+// REQUIRES: code is not OK.
+[[nodiscard]] absl::Status MakeError(absl::StatusCode code, const char* reason,
+                                     const std::string& message);
+[[nodiscard]] absl::Status DaemonLost(absl::string_view what);
+[[nodiscard]] absl::Status WrongState(const std::string& message);
+
+// The error of call `name`, with the reason and metadata of its ErrorInfo.
+[[nodiscard]] absl::Status FromGrpc(const char* name, const grpc::Status& status);
+
+}  // namespace dmuond::client
+
+#endif  // DMUOND_CLIENT_CPP_SRC_STATUS_H_
