@@ -1,0 +1,68 @@
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+#include "server/daemon/services.h"
+
+namespace dmuond::server {
+namespace {
+
+using grpc::ServerContext;
+
+class AdminService final : public v1::Admin::Service {
+ public:
+  AdminService(Daemon& daemon, std::function<void()> drain)
+      : daemon_(daemon), drain_(std::move(drain)) {}
+
+  grpc::Status GetStatus(ServerContext* /*context*/, const v1::GetStatusRequest* /*request*/,
+                         v1::GetStatusReply* reply) override {
+    *reply = daemon_.Status();
+    return grpc::Status::OK;
+  }
+  grpc::Status ListJobs(ServerContext* /*context*/, const v1::ListJobsRequest* /*request*/,
+                        v1::ListJobsReply* reply) override {
+    const v1::GetStatusReply status = daemon_.Status();
+    if (status.has_job()) *reply->add_jobs() = status.job();
+    return grpc::Status::OK;
+  }
+  grpc::Status GetPlan(ServerContext* /*context*/, const v1::GetPlanRequest* /*request*/,
+                       v1::GetPlanReply* reply) override {
+    absl::StatusOr<v1::GetPlanReply> plan = daemon_.Plan();
+    if (!plan.ok()) return ToGrpc(plan.status());
+    *reply = *std::move(plan);
+    return grpc::Status::OK;
+  }
+  grpc::Status GetRouting(ServerContext* /*context*/, const v1::GetRoutingRequest* /*request*/,
+                          v1::GetRoutingReply* reply) override {
+    absl::StatusOr<v1::GetRoutingReply> routing = daemon_.Routing();
+    if (!routing.ok()) return ToGrpc(routing.status());
+    *reply = *std::move(routing);
+    return grpc::Status::OK;
+  }
+  grpc::Status Drain(ServerContext* /*context*/, const v1::DrainRequest* /*request*/,
+                     v1::DrainReply* reply) override {
+    reply->set_last_committed_step(daemon_.Status().job().last_committed_step());
+    drain_();
+    return grpc::Status::OK;
+  }
+  grpc::Status SetLogLevel(ServerContext* /*context*/, const v1::SetLogLevelRequest* request,
+                           v1::SetLogLevelReply* reply) override {
+    absl::StatusOr<log::Level> level = log::ParseLevel(request->level());
+    if (!level.ok()) return ToGrpc(level.status());
+    reply->set_previous(log::Name(log::SetLevel(*level)));
+    return grpc::Status::OK;
+  }
+
+ private:
+  Daemon& daemon_;
+  const std::function<void()> drain_;
+};
+
+}  // namespace
+
+std::unique_ptr<v1::Admin::Service> MakeAdminService(Daemon& daemon, std::function<void()> drain) {
+  return std::make_unique<AdminService>(daemon, std::move(drain));
+}
+
+}  // namespace dmuond::server

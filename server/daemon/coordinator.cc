@@ -1,0 +1,266 @@
+#include "server/daemon/coordinator.h"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "scheduler/reason.h"
+#include "server/convert.h"
+#include "server/daemon/errors.h"
+
+namespace dmuond::server {
+namespace {
+
+using scheduler::TimePoint;
+
+}  // namespace
+
+AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::CoordinatorAction>& actions) {
+  AddressedMessages out;
+  for (const scheduler::CoordinatorAction& action : actions) {
+    Addressed& addressed = out.emplace_back();
+    if (const auto* open = std::get_if<scheduler::OpenAttempt>(&action)) {
+      *addressed.message.mutable_open() = ToProto(*open);
+    } else if (const auto* go = std::get_if<scheduler::Go>(&action)) {
+      *addressed.message.mutable_go() = ToProto(*go);
+    } else {
+      *addressed.message.mutable_decision() = ToProto(std::get<scheduler::Decision>(action));
+    }
+  }
+  return out;
+}
+
+AddressedMessages Coordinator::OnFormed(TimePoint now, uint32_t epoch) {
+  epoch_ = epoch;
+  attempts_ = 0;
+  AddressedMessages out;
+  if (job_ != nullptr) out = EndJob(absl::StrCat("the group formed anew in epoch ", epoch));
+  (void)now;
+  return out;
+}
+
+AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
+                                         const v1::MemberMessage& message) {
+  using Kind = v1::MemberMessage::MessageCase;
+  switch (message.message_case()) {
+    case Kind::kRankSession:
+      return OnRankSession(from, message.rank_session());
+    case Kind::kRegistration:
+      return OnRegistration(now, message.registration());
+    case Kind::kRankGone:
+      return OnRankGone(now, message.rank_gone());
+    case Kind::kPlanReady:
+      return OnPlanReady(message.plan_ready());
+    case Kind::kRendezvous:
+      return OnRendezvous(message.rendezvous());
+    case Kind::kLaneLost:
+      return Lost(now, scheduler::OutcomeReason::kLaneLost,
+                  absl::StrCat("lane ", message.lane_lost().lane(),
+                               " ended: ", message.lane_lost().detail()));
+    default:
+      break;
+  }
+  if (job_ == nullptr || job_->steps == nullptr) return {};
+  switch (message.message_case()) {
+    case Kind::kSubmitted: {
+      absl::StatusOr<scheduler::Submission> submission = FromProto(message.submitted());
+      if (!submission.ok()) return {};  // the member checked it: a member of another build is out
+      return Broadcast(job_->steps->OnSubmission(now, *submission));
+    }
+    case Kind::kRailReady: {
+      const v1::RailReady& ready = message.rail_ready();
+      const auto operation = ready.operation() == v1::RAIL_OPERATION_PUBLISH
+                                 ? scheduler::RailOperation::kPublish
+                                 : scheduler::RailOperation::kCollect;
+      return Broadcast(job_->steps->OnRailReady(
+          now, scheduler::Attempt(ready.attempt()), scheduler::NodeRank(ready.node()),
+          scheduler::LaneIndex(ready.rail()), operation, scheduler::BucketId(ready.bucket())));
+    }
+    case Kind::kVote: {
+      const v1::Vote& vote = message.vote();
+      std::vector<scheduler::UnitNorm> norms;
+      norms.reserve(vote.norms_size());
+      for (const v1::UnitNorm& norm : vote.norms()) norms.push_back(FromProto(norm));
+      return Broadcast(job_->steps->OnVote(now, scheduler::Attempt(vote.attempt()),
+                                           scheduler::NodeRank(vote.node()), vote.plan_digest(),
+                                           norms, vote.error()));
+    }
+    default:
+      return {};
+  }
+}
+
+AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession& session) {
+  AddressedMessages out;
+  if (job_ == nullptr) {
+    job_ = std::make_unique<Job>();
+    job_->name = session.job();
+    job_->world_size = session.world_size();
+    job_->incarnation = ++incarnations_;
+  }
+  std::string refusal;
+  absl::string_view reason;
+  if (job_->name != session.job()) {
+    reason = "OTHER_JOB";
+    refusal = absl::StrCat("this daemon group runs job '", job_->name, "'; job '", session.job(),
+                           "' must wait until it ends");
+  } else if (job_->world_size != session.world_size()) {
+    reason = "WORLD_DIFFERS";
+    refusal = absl::StrCat("job '", job_->name, "' has world_size ", job_->world_size, ", rank ",
+                           session.rank(), " says ", session.world_size());
+  } else if (job_->open_ranks.contains(session.rank())) {
+    reason = "RANK_TWICE";
+    refusal = absl::StrCat("rank ", session.rank(), " of job '", job_->name,
+                           "' has a live session on another node");
+  }
+  if (refusal.empty()) {
+    job_->open_ranks.insert(session.rank());
+    return out;
+  }
+  Addressed& addressed = out.emplace_back();
+  addressed.node = from;
+  v1::RegistrationRefused& refused = *addressed.message.mutable_refused();
+  refused.set_job(session.job());
+  refused.set_code(static_cast<int32_t>(absl::StatusCode::kFailedPrecondition));
+  refused.set_message(refusal);
+  refused.set_reason(std::string(reason));
+  return out;
+}
+
+AddressedMessages Coordinator::OnRegistration(TimePoint now, const v1::Registration& registration) {
+  if (job_ == nullptr || job_->name != registration.job() || job_->plan != nullptr) return {};
+  job_->registrations[registration.rank()] = registration;
+  if (!job_->register_deadline.has_value()) {
+    job_->register_deadline = now + options_.register_timeout;
+  }
+  if (job_->registrations.size() < static_cast<size_t>(job_->world_size)) return {};
+  return MakePlanAndTell();
+}
+
+AddressedMessages Coordinator::MakePlanAndTell() {
+  job_->register_deadline.reset();
+  v1::PlanInputs message;
+  message.set_job(job_->name);
+  message.set_job_incarnation(job_->incarnation);
+  message.set_nodes(options_.nodes);
+  message.set_lanes_per_node(options_.lanes_per_node);
+  message.set_lane_memory_bytes(options_.lane_memory_bytes);
+  for (const auto& [rank, registration] : job_->registrations) {
+    *message.add_registrations() = registration;
+  }
+  absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(message);
+  if (!inputs.ok()) return Refuse(WithReason(inputs.status(), "LAYOUT_INVALID"));
+  job_->inputs = std::make_unique<scheduler::PlanInputs>(*std::move(inputs));
+  absl::StatusOr<scheduler::Plan> plan = scheduler::MakePlan(*job_->inputs);
+  if (!plan.ok()) return Refuse(WithReason(plan.status(), "LAYOUT_INVALID"));
+  job_->plan = std::make_unique<scheduler::Plan>(*std::move(plan));
+  AddressedMessages out;
+  *out.emplace_back().message.mutable_plan() = std::move(message);
+  return out;
+}
+
+AddressedMessages Coordinator::Refuse(const absl::Status& status) {
+  AddressedMessages out;
+  v1::RegistrationRefused& refused = *out.emplace_back().message.mutable_refused();
+  refused.set_job(job_->name);
+  refused.set_code(static_cast<int32_t>(status.code()));
+  refused.set_message(std::string(status.message()));
+  refused.set_reason(ReasonOf(status));
+  job_->registrations.clear();
+  job_->register_deadline.reset();
+  job_->inputs.reset();
+  job_->plan.reset();
+  job_->ready.clear();
+  job_->blobs.clear();
+  return out;
+}
+
+AddressedMessages Coordinator::OnPlanReady(const v1::PlanReady& ready) {
+  if (job_ == nullptr || job_->plan == nullptr || job_->steps != nullptr) return {};
+  if (!ready.error().empty()) {
+    return Refuse(Error(absl::StatusCode::kResourceExhausted, "NODE_NOT_READY",
+                        absl::StrCat("node ", ready.node(), ": ", ready.error())));
+  }
+  if (ready.digest() != job_->plan->digest) {
+    return Refuse(Error(absl::StatusCode::kInternal, "PLAN_DIFFERS",
+                        absl::StrCat("node ", ready.node(), " made plan ", ready.digest(),
+                                     ", the coordinator ", job_->plan->digest)));
+  }
+  job_->ready[ready.node()] = ready.digest();
+  if (job_->ready.size() < static_cast<size_t>(options_.nodes)) return {};
+  const scheduler::Attempt first =
+      scheduler::MakeAttempt(scheduler::GroupEpoch(epoch_), ++attempts_);
+  job_->steps = std::make_unique<scheduler::StepCoordinator>(*job_->inputs, *job_->plan, first,
+                                                             scheduler::StepId(0), options_.step);
+  return Broadcast({job_->steps->Current()});
+}
+
+AddressedMessages Coordinator::OnRendezvous(const v1::Rendezvous& rendezvous) {
+  if (job_ == nullptr || rendezvous.epoch() != epoch_) return {};
+  std::map<int32_t, std::string>& blobs = job_->blobs[rendezvous.rail()];
+  blobs[rendezvous.node()] = rendezvous.blob();
+  if (blobs.size() < static_cast<size_t>(options_.nodes)) return {};
+  AddressedMessages out;
+  v1::RendezvousComplete& complete = *out.emplace_back().message.mutable_rendezvous();
+  complete.set_rail(rendezvous.rail());
+  complete.set_epoch(epoch_);
+  for (const auto& [node, blob] : blobs) complete.add_blobs(blob);
+  return out;
+}
+
+AddressedMessages Coordinator::OnRankGone(TimePoint now, const v1::RankGone& gone) {
+  if (job_ == nullptr) return {};
+  job_->open_ranks.erase(gone.rank());
+  if (job_->plan == nullptr) job_->registrations.erase(gone.rank());
+  if (job_->open_ranks.empty()) return EndJob("every rank has left");
+  return Lost(now, scheduler::OutcomeReason::kTrainerMissing, gone.detail());
+}
+
+AddressedMessages Coordinator::OnMemberGone(TimePoint now, int32_t node, const std::string& why) {
+  return Lost(now, scheduler::OutcomeReason::kPeerLost,
+              absl::StrCat("the daemon of node ", node, " is gone: ", why));
+}
+
+AddressedMessages Coordinator::Lost(TimePoint now, scheduler::OutcomeReason reason,
+                                    const std::string& detail) {
+  if (job_ == nullptr) return {};
+  if (job_->steps != nullptr) return Broadcast(job_->steps->OnLost(now, reason, detail));
+  if (job_->plan == nullptr && reason == scheduler::OutcomeReason::kTrainerMissing) {
+    return {};  // others may still register; the deadline names who is missing
+  }
+  return Refuse(Error(absl::StatusCode::kUnavailable, "NODE_NOT_READY", detail));
+}
+
+AddressedMessages Coordinator::OnTick(TimePoint now) {
+  if (job_ == nullptr) return {};
+  if (job_->register_deadline.has_value() && now >= *job_->register_deadline) {
+    std::vector<int32_t> missing;
+    for (int32_t rank = 0; rank < job_->world_size; ++rank) {
+      if (!job_->registrations.contains(rank)) missing.push_back(rank);
+    }
+    return Refuse(Error(
+        absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+        absl::StrCat("job '", job_->name, "': of ", job_->world_size,
+                     " ranks these have not registered in time: ", absl::StrJoin(missing, ", "))));
+  }
+  if (job_->steps != nullptr) return Broadcast(job_->steps->OnTick(now));
+  return {};
+}
+
+AddressedMessages Coordinator::EndJob(const std::string& why) {
+  AddressedMessages out;
+  v1::JobEnded& ended = *out.emplace_back().message.mutable_job_ended();
+  ended.set_job(job_->name);
+  ended.set_why(why);
+  if (job_->steps != nullptr) {
+    // Attempts only grow, whatever job they belong to.
+    attempts_ = static_cast<uint32_t>(job_->steps->Current().attempt.value());
+  }
+  job_.reset();
+  return out;
+}
+
+}  // namespace dmuond::server

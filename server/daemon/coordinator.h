@@ -1,0 +1,90 @@
+// Node 0's second role: gathers registrations, makes the plan, connects rails, decides attempts,
+// ends jobs. Talks to members in dmuond.v1 messages only; its own node's member reaches it the same
+// way.
+//
+// Threads: none of its own; the daemon calls it under its lock and sends what it returns.
+#ifndef DMUOND_SERVER_DAEMON_COORDINATOR_H_
+#define DMUOND_SERVER_DAEMON_COORDINATOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "dmuond/v1/peer.pb.h"
+#include "scheduler/plan.h"
+#include "scheduler/step_coordinator.h"
+
+namespace dmuond::server {
+
+struct CoordinatorOptions {
+  int32_t nodes = 1;
+  int32_t lanes_per_node = 1;
+  int64_t lane_memory_bytes = 0;
+  std::chrono::milliseconds register_timeout{120'000};
+  scheduler::CoordinatorOptions step;
+};
+
+// A message for one member, or for all.
+struct Addressed {
+  std::optional<int32_t> node;
+  v1::CoordinatorMessage message;
+};
+using AddressedMessages = std::vector<Addressed>;
+
+class Coordinator {
+ public:
+  explicit Coordinator(CoordinatorOptions options) : options_(options) {}
+
+  // The group has formed (anew): what was in flight is gone with the old epoch.
+  [[nodiscard]] AddressedMessages OnFormed(scheduler::TimePoint now, uint32_t epoch);
+  [[nodiscard]] AddressedMessages OnMessage(scheduler::TimePoint now, int32_t from,
+                                            const v1::MemberMessage& message);
+  [[nodiscard]] AddressedMessages OnMemberGone(scheduler::TimePoint now, int32_t node,
+                                               const std::string& why);
+  // Deadlines; call every 100 ms.
+  [[nodiscard]] AddressedMessages OnTick(scheduler::TimePoint now);
+
+ private:
+  // A job from its first session to its end.
+  struct Job {
+    std::string name;
+    int32_t world_size = 0;
+    uint64_t incarnation = 0;
+    std::set<int32_t> open_ranks;                       // sessions that are neither closed nor gone
+    std::map<int32_t, v1::Registration> registrations;  // by rank
+    std::optional<scheduler::TimePoint> register_deadline;
+    std::unique_ptr<scheduler::PlanInputs> inputs;  // set with the plan
+    std::unique_ptr<scheduler::Plan> plan;
+    std::map<int32_t, uint64_t> ready;                        // node -> digest of its plan
+    std::map<int32_t, std::map<int32_t, std::string>> blobs;  // rail -> node -> blob
+    std::unique_ptr<scheduler::StepCoordinator> steps;        // set when every node is ready
+  };
+
+  AddressedMessages OnRankSession(int32_t from, const v1::RankSession& session);
+  AddressedMessages OnRegistration(scheduler::TimePoint now, const v1::Registration& registration);
+  AddressedMessages OnRankGone(scheduler::TimePoint now, const v1::RankGone& gone);
+  AddressedMessages OnPlanReady(const v1::PlanReady& ready);
+  AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);
+  AddressedMessages MakePlanAndTell();
+  // Every waiting registration fails with `status`; the job can be registered anew.
+  AddressedMessages Refuse(const absl::Status& status);
+  AddressedMessages Lost(scheduler::TimePoint now, scheduler::OutcomeReason reason,
+                         const std::string& detail);
+  AddressedMessages EndJob(const std::string& why);
+  static AddressedMessages Broadcast(const std::vector<scheduler::CoordinatorAction>& actions);
+
+  CoordinatorOptions options_;
+  uint32_t epoch_ = 0;
+  uint32_t attempts_ = 0;  // counter half of the newest attempt of any job of this epoch
+  uint64_t incarnations_ = 0;
+  std::unique_ptr<Job> job_;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_COORDINATOR_H_

@@ -1,0 +1,329 @@
+#include "server/daemon/daemon.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+
+namespace dmuond::server {
+
+Daemon::Daemon(DaemonOptions options, kernels::MemoryHolder& memory)
+    : options_(std::move(options)), memory_(memory) {
+  if (options_.node == 0) coordinator_ = std::make_unique<Coordinator>(options_.coordinator);
+}
+
+Daemon::~Daemon() = default;
+
+void Daemon::Bind(AttachServer* attach, PeerLinks* peers) {
+  attach_ = attach;
+  peers_ = peers;
+}
+
+absl::StatusOr<bool> Daemon::Wait(const std::function<bool()>& ready, Deadline deadline,
+                                  const Cancelled& cancelled) {
+  // A caller that hangs up is noticed within this time.
+  constexpr std::chrono::milliseconds kLookAtCaller{250};
+  while (!ready()) {
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= deadline) return false;
+    changed_.WaitUntil(mutex_, std::min(deadline, now + kLookAtCaller));
+    if (!ready() && cancelled()) return absl::CancelledError("the caller has gone");
+  }
+  return true;
+}
+
+absl::StatusOr<Session*> Daemon::Find(const v1::SessionKey& key) {
+  const auto found = sessions_.find(key.session());
+  if (found == sessions_.end()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "INCARNATION_OLD",
+                 absl::StrCat("session ", key.session(),
+                              " is not open here: it closed, its trainer "
+                              "was gone, or its job ended. Open a new one"));
+  }
+  Session& session = found->second;
+  if (session.incarnation != key.incarnation()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "INCARNATION_OLD",
+                 absl::StrCat("rank ", session.rank, " is at incarnation ", session.incarnation,
+                              ", the call carries ", key.incarnation()));
+  }
+  return &session;
+}
+
+absl::Status Daemon::JobFailure() const {
+  return job_ == nullptr ? absl::OkStatus() : job_->failed;
+}
+
+void Daemon::Tell(v1::MemberMessage message) {
+  told_.push_back(std::move(message));
+  Pump();
+}
+
+void Daemon::Send(AddressedMessages messages) {
+  for (Addressed& addressed : messages) {
+    const bool remote = !addressed.node.has_value() || *addressed.node != options_.node;
+    const bool here = !addressed.node.has_value() || *addressed.node == options_.node;
+    if (remote && options_.nodes > 1) peers_->SendToMembers(addressed.node, addressed.message);
+    if (here) heard_.push_back(std::move(addressed.message));
+  }
+}
+
+// Moves messages between this node's member and the coordinator until both are idle. What they
+// cause is queued, not nested: neither sees a half-handled message of its own.
+void Daemon::Pump() {
+  if (pumping_) return;
+  pumping_ = true;
+  while (!told_.empty() || !heard_.empty()) {
+    if (!heard_.empty()) {
+      const v1::CoordinatorMessage message = std::move(heard_.front());
+      heard_.pop_front();
+      Handle(message);
+      continue;
+    }
+    const v1::MemberMessage message = std::move(told_.front());
+    told_.pop_front();
+    if (coordinator_ != nullptr) {
+      Send(coordinator_->OnMessage(std::chrono::steady_clock::now(), options_.node, message));
+    } else {
+      peers_->SendToCoordinator(message);
+    }
+  }
+  pumping_ = false;
+}
+
+void Daemon::Handle(const v1::CoordinatorMessage& message) {
+  using Kind = v1::CoordinatorMessage::MessageCase;
+  switch (message.message_case()) {
+    case Kind::kPlan:
+      return HandlePlan(message.plan());
+    case Kind::kRefused:
+      return HandleRefused(message.refused());
+    case Kind::kRendezvous: {
+      if (job_ == nullptr) return;
+      const auto rail = static_cast<size_t>(message.rendezvous().rail());
+      if (rail >= job_->lanes.size() || job_->lanes[rail].process == nullptr) return;
+      v1::LaneCommand command;
+      *command.mutable_rendezvous() = message.rendezvous();
+      job_->lanes[rail].process->Send(command).IgnoreError();  // its end is reported by OnLaneGone
+      return;
+    }
+    case Kind::kOpen:
+      return HandleOpen(message.open());
+    case Kind::kGo: {
+      if (job_ == nullptr) return;
+      const auto rail = static_cast<size_t>(message.go().rail());
+      if (rail >= job_->lanes.size() || job_->lanes[rail].process == nullptr) return;
+      v1::LaneCommand command;
+      *command.mutable_go() = message.go();
+      job_->lanes[rail].process->Send(command).IgnoreError();
+      return;
+    }
+    case Kind::kDecision:
+      return HandleDecision(message.decision());
+    case Kind::kJobEnded:
+      if (job_ != nullptr && job_->name == message.job_ended().job()) {
+        EndJob(message.job_ended().why());
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+void Daemon::ToLanes(const v1::LaneCommand& command) {
+  for (LaneState& lane : job_->lanes) {
+    // A lane that is gone says so through OnLaneGone; there is nothing to add here.
+    if (lane.process != nullptr) lane.process->Send(command).IgnoreError();
+  }
+}
+
+void Daemon::OnFormed(uint32_t epoch) {
+  MutexLock lock(mutex_);
+  epoch_ = epoch;
+  if (coordinator_ != nullptr) {
+    Send(coordinator_->OnFormed(std::chrono::steady_clock::now(), epoch));
+    Pump();
+  }
+  log::Info("group formed",
+            {{"epoch", absl::StrCat(epoch)}, {"nodes", absl::StrCat(options_.nodes)}});
+  changed_.NotifyAll();
+}
+
+bool Daemon::formed() {
+  MutexLock lock(mutex_);
+  return epoch_ != 0;
+}
+
+void Daemon::OnMemberMessage(int32_t node, const v1::MemberMessage& message) {
+  MutexLock lock(mutex_);
+  Send(coordinator_->OnMessage(std::chrono::steady_clock::now(), node, message));
+  Pump();
+}
+
+void Daemon::OnMemberGone(int32_t node, const std::string& why) {
+  MutexLock lock(mutex_);
+  epoch_ = 0;
+  Send(coordinator_->OnMemberGone(std::chrono::steady_clock::now(), node, why));
+  Pump();
+  if (job_ != nullptr && job_->failed.ok()) {
+    job_->failed = Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+                         absl::StrCat("the daemon of node ", node, " is gone: ", why));
+  }
+  changed_.NotifyAll();
+}
+
+void Daemon::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
+  MutexLock lock(mutex_);
+  heard_.push_back(message);
+  Pump();
+}
+
+void Daemon::OnCoordinatorGone(const std::string& why) {
+  MutexLock lock(mutex_);
+  epoch_ = 0;
+  if (job_ != nullptr && job_->failed.ok()) {
+    job_->failed = Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+                         absl::StrCat("the coordinating daemon is gone: ", why));
+  }
+  changed_.NotifyAll();
+}
+
+void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneReport& report) {
+  using Kind = v1::LaneReport::ReportCase;
+  MutexLock lock(mutex_);
+  if (generation != generation_ || job_ == nullptr) return;
+  LaneState& state = job_->lanes[lane];
+  v1::MemberMessage message;
+  switch (report.report_case()) {
+    case Kind::kReady: {
+      state.ready = true;
+      state.device = report.ready().device();
+      const bool all = std::all_of(job_->lanes.begin(), job_->lanes.end(),
+                                   [](const LaneState& l) { return l.ready; });
+      if (!all) return;
+      v1::PlanReady& ready = *message.mutable_plan_ready();
+      ready.set_node(options_.node);
+      ready.set_digest(job_->plan->digest);
+      return Tell(std::move(message));
+    }
+    case Kind::kRendezvous:
+      *message.mutable_rendezvous() = report.rendezvous();
+      return Tell(std::move(message));
+    case Kind::kRailReady:
+      *message.mutable_rail_ready() = report.rail_ready();
+      return Tell(std::move(message));
+    case Kind::kGathered: {
+      if (!job_->steps.has_value()) return;
+      std::vector<scheduler::UnitNorm> norms;
+      norms.reserve(report.gathered().norms_size());
+      for (const v1::UnitNorm& norm : report.gathered().norms()) norms.push_back(FromProto(norm));
+      const auto vote_norms =
+          job_->steps->OnGathered(scheduler::Attempt(report.gathered().attempt()),
+                                  scheduler::LaneIndex(lane), std::move(norms));
+      if (!vote_norms.has_value()) return;
+      v1::Vote& vote = *message.mutable_vote();
+      vote.set_attempt(report.gathered().attempt());
+      vote.set_node(options_.node);
+      vote.set_plan_digest(job_->plan->digest);
+      for (const scheduler::UnitNorm& norm : *vote_norms) *vote.add_norms() = ToProto(norm);
+      return Tell(std::move(message));
+    }
+    case Kind::kPublished:
+      return HandleLanePublished(lane, report.published());
+    case Kind::kAttached:
+      for (auto& [id, session] : sessions_) {
+        if (session.rank != report.attached().rank() ||
+            session.incarnation != report.attached().incarnation()) {
+          continue;
+        }
+        session.lanes_attached.insert(lane);
+        if (!report.attached().error().empty()) {
+          session.attach_error =
+              Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                    absl::StrCat("lane ", lane, " cannot map the memory of rank ", session.rank,
+                                 ": ", report.attached().error()));
+        }
+      }
+      changed_.NotifyAll();
+      return;
+    case Kind::kUnitIo:
+      unit_answers_[report.unit_io().request()] = report.unit_io().error();
+      if (!report.unit_io().error().empty()) {
+        log::Error("state was not transferred",
+                   {{"lane", absl::StrCat(lane)}, {"what", report.unit_io().error()}});
+      }
+      changed_.NotifyAll();
+      return;
+    case Kind::kFailed:
+      log::Error("lane failed", {{"lane", absl::StrCat(lane)}, {"what", report.failed().what()}});
+      return;
+    default:
+      return;
+  }
+}
+
+void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& last_words) {
+  MutexLock lock(mutex_);
+  if (generation != generation_ || job_ == nullptr || job_->lanes[lane].gone) return;
+  job_->lanes[lane].gone = true;
+  const int32_t id = (options_.node * options_.lanes) + lane;
+  log::Error("lane lost", {{"job", job_->name}, {"lane", absl::StrCat(id)}, {"what", last_words}});
+  v1::MemberMessage message;
+  message.mutable_lane_lost()->set_lane(id);
+  message.mutable_lane_lost()->set_detail(last_words);
+  if (job_->failed.ok()) {
+    job_->failed = Error(absl::StatusCode::kUnavailable, "LANE_LOST",
+                         absl::StrCat("lane ", id, " ended: ", last_words));
+  }
+  Tell(std::move(message));
+  changed_.NotifyAll();
+}
+
+void Daemon::Tick() {
+  std::vector<std::unique_ptr<LaneProcess>> dead;
+  {
+    MutexLock lock(mutex_);
+    if (coordinator_ != nullptr) {
+      Send(coordinator_->OnTick(std::chrono::steady_clock::now()));
+      Pump();
+    }
+    dead.swap(dead_lanes_);
+  }
+  for (const std::unique_ptr<LaneProcess>& lane : dead) lane->Stop();
+}
+
+void Daemon::Drain(std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  {
+    MutexLock lock(mutex_);
+    draining_ = true;
+    changed_.NotifyAll();
+    const auto idle = [this]() DMUOND_REQUIRES(mutex_) {
+      if (job_ == nullptr || !job_->steps.has_value() || !job_->failed.ok()) return true;
+      const bool in_flight = std::any_of(
+          sessions_.begin(), sessions_.end(), [this](const auto& entry) DMUOND_REQUIRES(mutex_) {
+            return job_->steps->submitted(scheduler::TrainerRank(entry.second.rank));
+          });
+      const auto& decided = job_->steps->last_decision();
+      const bool unpublished = decided.has_value() &&
+                               decided->verdict == scheduler::Verdict::kCommit &&
+                               job_->published_attempt < decided->attempt.value();
+      return !in_flight && !unpublished;
+    };
+    if (!Wait(idle, deadline, [] { return false; }).value_or(false)) {
+      log::Warn("drain gave up waiting for the step in flight", {});
+    }
+    if (job_ != nullptr) {
+      if (job_->failed.ok()) {
+        job_->failed = Error(absl::StatusCode::kUnavailable, "DRAINING",
+                             absl::StrCat("the daemon of node ", options_.node, " is leaving"));
+      }
+      EndJob("the daemon is leaving");
+    }
+  }
+  Tick();
+}
+
+}  // namespace dmuond::server

@@ -1,0 +1,199 @@
+// The daemon's heart: sessions, the job, and (on node 0) the coordinator, under one lock. RPC
+// handlers, lane readers, the attach server and peer streams call in from their own threads, change
+// state, leave messages, and wait on one condition. Nothing under the lock blocks: messages to
+// lanes and peers are queued by their owners, and lane processes are ended by Tick()'s thread
+// without it.
+#ifndef DMUOND_SERVER_DAEMON_DAEMON_H_
+#define DMUOND_SERVER_DAEMON_DAEMON_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/admin.pb.h"
+#include "dmuond/v1/peer.pb.h"
+#include "dmuond/v1/trainer.pb.h"
+#include "kernels/device.h"
+#include "kernels/mutex.h"
+#include "server/daemon/attach_server.h"
+#include "server/daemon/coordinator.h"
+#include "server/daemon/session.h"
+#include "server/daemon/state_transfer.h"
+
+namespace dmuond::server {
+
+struct DaemonOptions {
+  int32_t node = 0;
+  int32_t nodes = 1;
+  int32_t lanes = 1;
+  int32_t threads_per_lane = 1;
+  std::string lane_binary;
+  std::string rail_address;  // that lanes' peer groups listen on
+  std::string socket;
+  std::string core_type;         // OpenBLAS core type for the lanes; empty: its own choice
+  std::string token;             // that OpenSession must carry; empty: none
+  int64_t job_memory_bytes = 0;  // 0: no limit
+  std::chrono::milliseconds step_timeout{600'000};
+  CoordinatorOptions coordinator;
+};
+
+// The way to the group's other daemons; peers.h implements it. Threads: any.
+class PeerLinks {
+ public:
+  virtual ~PeerLinks() = default;
+  // To one member or, without a node, to all remote ones. Node 0 only. Never blocks.
+  virtual void SendToMembers(std::optional<int32_t> node,
+                             const v1::CoordinatorMessage& message) = 0;
+  // From the other nodes. Never blocks.
+  virtual void SendToCoordinator(const v1::MemberMessage& message) = 0;
+  // Blocking calls to a member's Peer service.
+  virtual absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
+                                                size_t elements) = 0;
+  virtual absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request) = 0;
+};
+
+class Daemon {
+ public:
+  // Whether the caller of a waiting RPC has gone; asked now and then.
+  using Cancelled = std::function<bool()>;
+  Daemon(DaemonOptions options, kernels::MemoryHolder& memory);
+  ~Daemon();
+
+  // Before anything else is called; both must outlive the daemon's use of them; `peers` is null in
+  // a group of one.
+  void Bind(AttachServer* attach, PeerLinks* peers);
+
+  // ---- Trainer service: any thread, blocking ----
+  absl::StatusOr<v1::HelloReply> Hello(const v1::HelloRequest& request);
+  absl::StatusOr<v1::OpenSessionReply> OpenSession(const v1::OpenSessionRequest& request,
+                                                   const Cancelled& cancelled);
+  absl::StatusOr<v1::RegisterLayoutReply> RegisterLayout(const v1::RegisterLayoutRequest& request,
+                                                         const Cancelled& cancelled);
+  absl::StatusOr<v1::AttachBuffersReply> AttachBuffers(const v1::AttachBuffersRequest& request,
+                                                       const Cancelled& cancelled);
+  // A push of weights, or, after BeginStatePush and chunks, of state.
+  absl::StatusOr<v1::PushParametersReply> Push(const v1::PushParametersRequest& header,
+                                               const Cancelled& cancelled);
+  absl::Status BeginStatePush(const v1::PushParametersRequest& header);
+  absl::Status KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk);
+  // `write` returns false when the caller has gone.
+  absl::Status PullParameters(const v1::PullParametersRequest& request, const Cancelled& cancelled,
+                              const std::function<bool(const v1::PullParametersReply&)>& write);
+  absl::StatusOr<v1::SubmitStepReply> SubmitStep(const v1::SubmitStepRequest& request,
+                                                 const Cancelled& cancelled);
+  absl::StatusOr<v1::WaitStepReply> WaitStep(const v1::WaitStepRequest& request,
+                                             const Cancelled& cancelled);
+  absl::Status WatchSession(const v1::WatchSessionRequest& request, const Cancelled& cancelled,
+                            const std::function<bool(const v1::SessionEvent&)>& write);
+  absl::StatusOr<v1::CloseSessionReply> CloseSession(const v1::CloseSessionRequest& request);
+
+  // ---- Admin service ----
+  v1::GetStatusReply Status();
+  absl::StatusOr<v1::GetPlanReply> Plan();
+  absl::StatusOr<v1::GetRoutingReply> Routing();
+
+  // ---- Peer service: state that is owned here, for another node's trainers ----
+  absl::StatusOr<StateTensor> ReadStateForPeer(const v1::ReadStateRequest& request,
+                                               const Cancelled& cancelled);
+  absl::Status WriteStateForPeer(const v1::WriteStateRequest& request);
+
+  // ---- Events, from their sources' threads ----
+  void OnAttachGone(AttachId id);
+  void OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneReport& report);
+  void OnLaneGone(uint64_t generation, int32_t lane, const std::string& last_words);
+  void OnFormed(uint32_t epoch);
+  void OnMemberMessage(int32_t node, const v1::MemberMessage& message);  // node 0
+  void OnMemberGone(int32_t node, const std::string& why);               // node 0
+  void OnCoordinatorMessage(const v1::CoordinatorMessage& message);      // other nodes
+  void OnCoordinatorGone(const std::string& why);                        // other nodes
+  // Deadlines, and the end of lanes that are no longer needed. Every 100 ms, one thread.
+  void Tick();
+
+  // Refuses new sessions, waits until the step in flight is decided and published (at most
+  // `timeout`), aborts what remains, and ends the lanes. Idempotent.
+  void Drain(std::chrono::milliseconds timeout);
+  [[nodiscard]] bool formed();
+
+ private:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  // Waits for `ready`; CANCELLED when the caller has gone, else false at the deadline.
+  absl::StatusOr<bool> Wait(const std::function<bool()>& ready, Deadline deadline,
+                            const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  absl::StatusOr<Session*> Find(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
+  [[nodiscard]] absl::Status JobFailure() const DMUOND_REQUIRES(mutex_);
+
+  void Tell(v1::MemberMessage message) DMUOND_REQUIRES(mutex_);
+  void Send(AddressedMessages messages) DMUOND_REQUIRES(mutex_);
+  void Pump() DMUOND_REQUIRES(mutex_);
+  void Handle(const v1::CoordinatorMessage& message) DMUOND_REQUIRES(mutex_);
+  void ToLanes(const v1::LaneCommand& command) DMUOND_REQUIRES(mutex_);
+
+  void HandlePlan(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
+  absl::Status Prepare(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
+  absl::Status StartLane(int32_t lane_index, const scheduler::Plan& plan) DMUOND_REQUIRES(mutex_);
+  void HandleRefused(const v1::RegistrationRefused& refused) DMUOND_REQUIRES(mutex_);
+  void HandleOpen(const v1::OpenAttempt& open) DMUOND_REQUIRES(mutex_);
+  void HandleDecision(const v1::Decision& decision) DMUOND_REQUIRES(mutex_);
+  void HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published)
+      DMUOND_REQUIRES(mutex_);
+  void EndJob(const std::string& why) DMUOND_REQUIRES(mutex_);
+  void RemoveSession(uint64_t id, bool closed, const std::string& detail) DMUOND_REQUIRES(mutex_);
+  absl::Status CheckArenas(const Session& session, const v1::AttachBuffersRequest& request)
+      DMUOND_REQUIRES(mutex_);
+  absl::StatusOr<scheduler::StepAnswer> Submit(Session& session,
+                                               const scheduler::Submission& submission)
+      DMUOND_REQUIRES(mutex_);
+  // Waits until (step, attempt) is answered or the deadline; pending answers are not an error.
+  absl::StatusOr<scheduler::StepAnswer> Await(const v1::SessionKey& key, scheduler::StepId step,
+                                              scheduler::Attempt attempt, Deadline deadline,
+                                              const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  // State of units (daemon_state.cc). The lock is given up while lanes and peers answer: what was
+  // found before must be found again after.
+  absl::StatusOr<StateTensor> ReadUnit(scheduler::UnitId id, v1::StateKind kind,
+                                       const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  absl::StatusOr<double> ReadUpdates(scheduler::UnitId id) DMUOND_REQUIRES(mutex_);
+  absl::Status WriteUnit(scheduler::UnitId id, v1::StateKind kind, const void* data, size_t bytes)
+      DMUOND_REQUIRES(mutex_);
+  absl::Status SpreadPushedState(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
+  absl::Status BringToOwner(const scheduler::Unit& unit, const v1::WriteStateRequest& part)
+      DMUOND_REQUIRES(mutex_);
+  absl::Status KeepPending(const v1::WriteStateRequest& part) DMUOND_REQUIRES(mutex_);
+  void ApplyPending() DMUOND_REQUIRES(mutex_);
+  void FillJobStatus(v1::JobStatus& status) DMUOND_REQUIRES(mutex_);
+
+  const DaemonOptions options_;
+  kernels::MemoryHolder& memory_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  AttachServer* attach_ = nullptr;
+  PeerLinks* peers_ = nullptr;
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::unique_ptr<Coordinator> coordinator_ DMUOND_GUARDED_BY(mutex_);  // node 0
+  std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex_);        // to the coordinator
+  std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex_);  // from it
+  bool pumping_ DMUOND_GUARDED_BY(mutex_) = false;
+  uint32_t epoch_ DMUOND_GUARDED_BY(mutex_) = 0;  // 0: the group has not formed
+  bool draining_ DMUOND_GUARDED_BY(mutex_) = false;
+  std::map<uint64_t, Session> sessions_ DMUOND_GUARDED_BY(mutex_);
+  uint64_t sessions_opened_ DMUOND_GUARDED_BY(mutex_) = 0;
+  std::map<int32_t, uint64_t> incarnations_ DMUOND_GUARDED_BY(mutex_);  // by rank
+  std::unique_ptr<NodeJob> job_ DMUOND_GUARDED_BY(mutex_);
+  uint64_t generation_ DMUOND_GUARDED_BY(mutex_) = 0;  // of job_: tells late lane reports apart
+  std::vector<std::unique_ptr<LaneProcess>> dead_lanes_ DMUOND_GUARDED_BY(mutex_);
+  int64_t unit_requests_ DMUOND_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, std::string> unit_answers_ DMUOND_GUARDED_BY(mutex_);  // request -> error or ""
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_DAEMON_H_

@@ -1,0 +1,261 @@
+// The job's plan on this node: memory, lanes, and their end; and what is told about them.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+#include "server/daemon/version.h"
+#include "server/lane/publish_board.h"
+#include "server/lane/state_table.h"
+
+namespace dmuond::server {
+
+void Daemon::HandlePlan(const v1::PlanInputs& wire) {
+  if (job_ == nullptr || job_->name != wire.job() || job_->plan != nullptr) return;
+  absl::Status prepared = Prepare(wire);
+  changed_.NotifyAll();
+  if (prepared.ok()) return;
+  v1::MemberMessage message;
+  message.mutable_plan_ready()->set_node(options_.node);
+  message.mutable_plan_ready()->set_error(std::string(prepared.message()));
+  Tell(std::move(message));
+}
+
+absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
+  absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(wire);
+  if (!inputs.ok()) return inputs.status();
+  job_->inputs = std::make_unique<scheduler::PlanInputs>(*std::move(inputs));
+  absl::StatusOr<scheduler::Plan> plan = scheduler::MakePlan(*job_->inputs);
+  if (!plan.ok()) return plan.status();
+  job_->wire = wire;
+  job_->memory = std::make_unique<JobMemory>(
+      memory_, JobMemory::Options{.job = job_->name, .bytes_max = options_.job_memory_bytes});
+  absl::Status board =
+      job_->memory->AllocateBoard(lane::PublishBoardBytes(plan->buckets, options_.lanes));
+  if (!board.ok()) return board;
+  job_->lanes.resize(options_.lanes);
+  for (int32_t i = 0; i < options_.lanes; ++i) {
+    absl::StatusOr<scheduler::LaneProgram> program = scheduler::MakeLaneProgram(
+        *job_->inputs, *plan, scheduler::LaneId((options_.node * options_.lanes) + i));
+    if (!program.ok()) return program.status();
+    job_->lanes[i].program = *std::move(program);
+    const scheduler::LaneProgram& mine = job_->lanes[i].program;
+    // A lane may own nothing: its memory is a byte then, not none.
+    absl::Status allocated = job_->memory->AllocateLane(
+        scheduler::LaneIndex(i), std::max<int64_t>(1, mine.state_bytes),
+        std::max<int64_t>(1, mine.staging_bytes), lane::StateTableBytes(plan->units.size()));
+    if (!allocated.ok()) return allocated;
+    absl::Status started = StartLane(i, *plan);
+    if (!started.ok()) return started;
+  }
+  job_->plan = std::make_unique<scheduler::Plan>(*std::move(plan));
+  const scheduler::PlanQuality& quality = job_->plan->quality;
+  log::Info("plan made", {{"job", job_->name},
+                          {"epoch", absl::StrCat(epoch_)},
+                          {"units", absl::StrCat(job_->plan->units.size())},
+                          {"buckets", absl::StrCat(job_->plan->buckets)},
+                          {"makespan_us", absl::StrCat(quality.makespan_us)},
+                          {"gap", absl::StrCat(quality.gap)},
+                          {"imbalance", absl::StrCat(quality.imbalance)}});
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) {
+  const scheduler::LaneIndex index(lane_index);
+  LaneProcess::Options options;
+  options.binary = options_.lane_binary;
+  options.lane_index = lane_index;
+  options.device = absl::StrCat("cpu:", options_.threads_per_lane);
+  if (!options_.core_type.empty()) {
+    options.environment.emplace_back("OPENBLAS_CORETYPE", options_.core_type);
+  }
+  options.environment.emplace_back("OPENBLAS_NUM_THREADS", "1");
+  LaneProcess::Callbacks callbacks;
+  callbacks.on_report = [this, generation = generation_, lane_index](
+                            const v1::LaneReport& report, std::vector<wire::UniqueFd> /*fds*/) {
+    OnLaneReport(generation, lane_index, report);
+  };
+  callbacks.on_gone = [this, generation = generation_, lane_index](const std::string& last_words) {
+    OnLaneGone(generation, lane_index, last_words);
+  };
+  absl::StatusOr<std::unique_ptr<LaneProcess>> process =
+      LaneProcess::Start(std::move(options), std::move(callbacks));
+  if (!process.ok()) return process.status();
+
+  const scheduler::LaneProgram& program = job_->lanes[lane_index].program;
+  v1::LaneCommand command;
+  v1::LaneCommand::Configure& configure = *command.mutable_configure();
+  configure.set_lane(program.lane.value());
+  configure.set_epoch(epoch_);
+  *configure.mutable_plan() = job_->wire;
+  configure.set_plan_digest(plan.digest);
+  configure.set_state_bytes(std::max<int64_t>(1, program.state_bytes));
+  configure.set_staging_bytes(std::max<int64_t>(1, program.staging_bytes));
+  configure.set_state_table_bytes(lane::StateTableBytes(plan.units.size()));
+  configure.set_publish_board_bytes(lane::PublishBoardBytes(plan.buckets, options_.lanes));
+  configure.set_threads(options_.threads_per_lane);
+  configure.set_bind_address(options_.rail_address);
+  absl::Status sent =
+      (*process)->Send(command, {job_->memory->state_fd(index), job_->memory->staging_fd(index),
+                                 job_->memory->table_fd(index), job_->memory->board_fd()});
+  job_->lanes[lane_index].process = *std::move(process);
+  return sent;
+}
+
+void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
+  if (job_ == nullptr || job_->name != refused.job()) return;
+  const absl::Status status =
+      Error(static_cast<absl::StatusCode>(refused.code()), refused.reason(), refused.message());
+  log::Warn("layout refused", {{"job", job_->name}, {"what", refused.message()}});
+  for (auto& [id, session] : sessions_) {
+    if (session.state != Session::State::kAttached) session.refused = status;
+  }
+  for (LaneState& lane : job_->lanes) {
+    if (lane.process != nullptr) dead_lanes_.push_back(std::move(lane.process));
+  }
+  ++generation_;
+  job_->lanes.clear();
+  job_->memory.reset();
+  job_->plan.reset();
+  job_->inputs.reset();
+  changed_.NotifyAll();
+}
+
+void Daemon::EndJob(const std::string& why) {
+  log::Info("job ended", {{"job", job_->name}, {"what", why}});
+  for (LaneState& lane : job_->lanes) {
+    if (lane.process != nullptr) dead_lanes_.push_back(std::move(lane.process));
+  }
+  ++generation_;
+  if (job_->memory != nullptr) job_->memory->PoisonAll();
+  std::vector<uint64_t> open;
+  for (const auto& [id, session] : sessions_) open.push_back(id);
+  for (const uint64_t id : open) {
+    attach_->Close(sessions_.at(id).attach);
+    sessions_.erase(id);
+  }
+  job_.reset();
+  changed_.NotifyAll();
+}
+
+void Daemon::FillJobStatus(v1::JobStatus& status) {
+  status.set_name(job_->name);
+  status.set_incarnation(job_->wire.job_incarnation());
+  status.set_world_size(job_->world_size);
+  status.set_state(!job_->failed.ok()        ? "failed"
+                   : job_->steps.has_value() ? "running"
+                   : job_->plan != nullptr   ? "preparing"
+                                             : "registering");
+  status.set_skipped_steps(job_->skipped_steps);
+  status.set_aborted_attempts(job_->aborted_attempts);
+  status.set_gradient_norm(job_->gradient_norm);
+  *status.mutable_timing() = job_->timing;
+  if (job_->steps.has_value()) {
+    status.set_last_committed_step(job_->steps->last_committed().value());
+    status.set_attempt(job_->steps->open().attempt.value());
+  }
+  if (job_->plan != nullptr) {
+    status.set_parameters(static_cast<int64_t>(job_->inputs->layout.parameters.size()));
+    int64_t matrices = 0;
+    for (const scheduler::Unit& unit : job_->plan->units) {
+      if (unit.kind == scheduler::UnitKind::kMatrix) ++matrices;
+    }
+    status.set_matrices(matrices);
+  }
+  for (const auto& [id, session] : sessions_) {
+    v1::TrainerStatus& trainer = *status.add_trainers();
+    trainer.set_rank(session.rank);
+    trainer.set_pid(session.pid);
+    trainer.set_incarnation(session.incarnation);
+    trainer.set_client(session.client);
+    const bool submitted =
+        job_->steps.has_value() && job_->steps->submitted(scheduler::TrainerRank(session.rank));
+    trainer.set_state(submitted                                      ? "submitted"
+                      : session.state == Session::State::kAttached   ? "attached"
+                      : session.state == Session::State::kRegistered ? "registered"
+                                                                     : "open");
+  }
+}
+
+v1::GetStatusReply Daemon::Status() {
+  MutexLock lock(mutex_);
+  v1::GetStatusReply reply;
+  reply.set_version(kBuildVersion);
+  reply.set_node(options_.node);
+  reply.set_nodes(options_.nodes);
+  reply.set_epoch(epoch_);
+  reply.set_group_state(draining_             ? "draining"
+                        : epoch_ == 0         ? "joining"
+                        : options_.nodes == 1 ? "alone"
+                                              : "formed");
+  reply.set_device_type("cpu");
+  reply.set_core_type(options_.core_type);
+  reply.set_uptime_s(
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - started_)
+          .count());
+  reply.set_socket(options_.socket);
+  if (job_ == nullptr) return reply;
+  for (size_t i = 0; i < job_->lanes.size(); ++i) {
+    const LaneState& state = job_->lanes[i];
+    v1::LaneStatus& lane = *reply.add_lanes();
+    lane.set_lane(state.program.lane.value());
+    lane.set_pid(state.process == nullptr ? 0 : state.process->pid());
+    lane.set_state(state.gone ? "gone" : state.ready ? "ready" : "starting");
+    lane.set_device(state.device);
+    lane.set_state_bytes(state.program.state_bytes);
+    lane.set_staging_bytes(state.program.staging_bytes);
+    if (job_->plan != nullptr)
+      lane.set_load_us(job_->plan->lane_load_us[state.program.lane.value()]);
+  }
+  FillJobStatus(*reply.mutable_job());
+  return reply;
+}
+
+absl::StatusOr<v1::GetPlanReply> Daemon::Plan() {
+  MutexLock lock(mutex_);
+  if (job_ == nullptr || job_->plan == nullptr) {
+    return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
+  }
+  const scheduler::Plan& plan = *job_->plan;
+  v1::GetPlanReply reply;
+  reply.set_digest(plan.digest);
+  reply.set_makespan_us(plan.quality.makespan_us);
+  reply.set_lower_bound_us(plan.quality.lower_bound_us);
+  reply.set_gap(plan.quality.gap);
+  reply.set_imbalance(plan.quality.imbalance);
+  reply.set_optimal(plan.quality.optimal);
+  reply.set_buckets(plan.buckets);
+  for (size_t i = 0; i < plan.lane_load_us.size(); ++i) {
+    v1::GetPlanReply::Lane& lane = *reply.add_lanes();
+    lane.set_lane(static_cast<int32_t>(i));
+    lane.set_load_us(plan.lane_load_us[i]);
+    lane.set_memory_bytes(plan.lane_memory_bytes[i]);
+  }
+  for (const scheduler::Unit& unit : plan.units) {
+    v1::GetPlanReply::Lane& lane = *reply.mutable_lanes(unit.owner.value());
+    if (unit.kind == scheduler::UnitKind::kMatrix) {
+      lane.set_matrices(lane.matrices() + 1);
+    } else {
+      lane.set_pieces(lane.pieces() + 1);
+    }
+    lane.set_batches(std::max(lane.batches(), unit.batch + 1));
+  }
+  return reply;
+}
+
+absl::StatusOr<v1::GetRoutingReply> Daemon::Routing() {
+  MutexLock lock(mutex_);
+  if (job_ == nullptr || job_->plan == nullptr) {
+    return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
+  }
+  v1::GetRoutingReply reply;
+  for (v1::RoutingRow& row : RoutingRows(job_->inputs->layout, *job_->plan)) {
+    *reply.add_rows() = std::move(row);
+  }
+  return reply;
+}
+
+}  // namespace dmuond::server

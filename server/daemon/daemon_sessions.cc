@@ -1,0 +1,455 @@
+// Sessions: from Hello to CloseSession, and the end of a trainer.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/timeline.h"
+#include "server/convert.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+#include "server/daemon/version.h"
+
+namespace dmuond::server {
+namespace {
+
+constexpr size_t kJobNameMax = 128;
+constexpr int32_t kWorldMax = 1 << 20;
+constexpr size_t kArenasMax = 64;
+
+bool ValidJobName(const std::string& name) {
+  if (name.empty() || name.size() > kJobNameMax) return false;
+  return std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+  });
+}
+
+absl::Status CheckOpenSession(const v1::OpenSessionRequest& request, const DaemonOptions& options) {
+  if (!ValidJobName(request.job())) {
+    return Error(absl::StatusCode::kInvalidArgument, "JOB_NAME_INVALID",
+                 absl::StrCat("job name '", request.job(),
+                              "': 1 to 128 letters, digits, '.', '_' or '-' are allowed"));
+  }
+  if (request.world_size() < 1 || request.world_size() > kWorldMax) {
+    return Error(
+        absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
+        absl::StrCat("world_size is ", request.world_size(), ", allowed: 1 to ", kWorldMax));
+  }
+  if (request.rank() < 0 || request.rank() >= request.world_size()) {
+    return Error(absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
+                 absl::StrCat("rank ", request.rank(), " in a world of ", request.world_size()));
+  }
+  if (request.home_lane() < -1 || request.home_lane() >= options.lanes) {
+    return Error(absl::StatusCode::kInvalidArgument, "LANE_OUT_OF_RANGE",
+                 absl::StrCat("rank ", request.rank(), " names home lane ", request.home_lane(),
+                              "; this node has lanes 0 to ", options.lanes - 1));
+  }
+  if (!options.token.empty() && request.token() != options.token) {
+    return Error(absl::StatusCode::kPermissionDenied, "TOKEN_WRONG",
+                 absl::StrCat("rank ", request.rank(), " of job '", request.job(),
+                              "' carries the wrong token"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<v1::HelloReply> Daemon::Hello(const v1::HelloRequest& request) {
+  if (request.version_min() > kProtocolVersion || request.version_max() < kProtocolVersion) {
+    return Error(absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
+                 absl::StrCat("the client '", request.client(), "' speaks protocol versions ",
+                              request.version_min(), " to ", request.version_max(),
+                              ", this daemon speaks ", kProtocolVersion),
+                 {{"server_version", absl::StrCat(kProtocolVersion)}});
+  }
+  v1::HelloReply reply;
+  reply.set_version(kProtocolVersion);
+  reply.set_features(request.features() & kFeatures);
+  reply.set_server(absl::StrCat("dmuond ", kBuildVersion));
+  reply.set_lanes(options_.lanes);
+  reply.set_device_type("cpu");
+  return reply;
+}
+
+absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRequest& request,
+                                                         const Cancelled& cancelled) {
+  absl::StatusOr<AttachPeer> peer = attach_->Claim(request.nonce());
+  if (!peer.ok()) return peer.status();
+  // Whatever is refused below gives the socket up: its trainer starts over with a new one.
+  absl::Status checked = CheckOpenSession(request, options_);
+  if (!checked.ok()) {
+    attach_->Close(peer->id);
+    return checked;
+  }
+
+  MutexLock lock(mutex_);
+  const auto refuse = [&](absl::Status status) {
+    attach_->Close(peer->id);
+    return status;
+  };
+  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+  absl::StatusOr<bool> formed = Wait(
+      [this]() DMUOND_REQUIRES(mutex_) { return epoch_ != 0 || draining_; }, deadline, cancelled);
+  if (!formed.ok()) return refuse(formed.status());
+  if (!*formed) {
+    return refuse(
+        Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
+              absl::StrCat("the group of ", options_.nodes,
+                           " daemons has not formed; `dmuonctl status` says who is missing")));
+  }
+  if (draining_) {
+    return refuse(Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving"));
+  }
+  if (job_ != nullptr && job_->name != request.job()) {
+    return refuse(Error(absl::StatusCode::kFailedPrecondition, "OTHER_JOB",
+                        absl::StrCat("this daemon runs job '", job_->name, "'; job '",
+                                     request.job(), "' must wait until it ends"),
+                        {{"holder", job_->name}}));
+  }
+  if (job_ != nullptr && job_->world_size != request.world_size()) {
+    return refuse(Error(absl::StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
+                        absl::StrCat("job '", job_->name, "' has world_size ", job_->world_size,
+                                     ", rank ", request.rank(), " says ", request.world_size())));
+  }
+  for (const auto& [id, session] : sessions_) {
+    if (session.rank != request.rank()) continue;
+    return refuse(Error(absl::StatusCode::kAlreadyExists, "RANK_TWICE",
+                        absl::StrCat("rank ", request.rank(), " of job '", request.job(),
+                                     "' has a live session already (pid ", session.pid, ", ",
+                                     session.client, ")")));
+  }
+  const bool has_state = job_ != nullptr && job_->has_state;
+  if (has_state && request.resume() != v1::OpenSessionRequest::RESUME_IF_PRESENT &&
+      request.resume() != v1::OpenSessionRequest::RESUME_REQUIRE) {
+    return refuse(Error(
+        absl::StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
+        absl::StrCat("job '", request.job(), "' has optimizer state at step ",
+                     job_->steps->last_committed().value(),
+                     ": continue it with resume=IF_PRESENT, or start under another job name")));
+  }
+  if (!has_state && request.resume() == v1::OpenSessionRequest::RESUME_REQUIRE) {
+    return refuse(Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
+                        absl::StrCat("job '", request.job(), "' has no state to resume from")));
+  }
+  if (job_ != nullptr && !job_->failed.ok()) return refuse(job_->failed);
+
+  if (job_ == nullptr) {
+    job_ = std::make_unique<NodeJob>();
+    job_->name = request.job();
+    job_->world_size = request.world_size();
+    ++generation_;
+  }
+  const uint64_t id = ++sessions_opened_;
+  Session& session = sessions_[id];
+  session.id = id;
+  session.incarnation = ++incarnations_[request.rank()];
+  session.attach = peer->id;
+  session.pid = peer->pid;
+  session.client = request.client();
+  session.rank = request.rank();
+  session.home_lane =
+      request.home_lane() >= 0 ? request.home_lane() : request.rank() % options_.lanes;
+  session.poison = request.poison_parameters();
+
+  v1::MemberMessage message;
+  v1::RankSession& told = *message.mutable_rank_session();
+  told.set_rank(session.rank);
+  told.set_node(options_.node);
+  told.set_job(job_->name);
+  told.set_world_size(job_->world_size);
+  told.set_incarnation(session.incarnation);
+  Tell(std::move(message));
+
+  v1::OpenSessionReply reply;
+  reply.set_session(id);
+  reply.set_incarnation(session.incarnation);
+  reply.set_job_incarnation(job_ == nullptr ? 0 : job_->wire.job_incarnation());
+  reply.set_has_state(has_state);
+  reply.set_step_timeout_ms(options_.step_timeout.count());
+  log::Info("session opened", {{"job", request.job()},
+                               {"rank", absl::StrCat(request.rank())},
+                               {"pid", absl::StrCat(peer->pid)},
+                               {"client", request.client()}});
+  return reply;
+}
+
+absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
+    const v1::RegisterLayoutRequest& request, const Cancelled& cancelled) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  Session* session = *found;
+  v1::Registration registration;
+  registration.set_rank(session->rank);
+  registration.set_node(options_.node);
+  registration.set_home_lane(session->home_lane);
+  registration.set_job(job_->name);
+  registration.set_world_size(job_->world_size);
+  *registration.mutable_parameters() = request.parameters();
+  *registration.mutable_fragments() = request.fragments();
+  *registration.mutable_groups() = request.groups();
+  registration.set_bucket_bytes(request.bucket_bytes());
+  absl::StatusOr<scheduler::Registration> parsed = FromProto(registration);
+  if (!parsed.ok()) return WithReason(parsed.status(), "LAYOUT_INVALID");
+  absl::Status valid = scheduler::Validate(*parsed);
+  if (!valid.ok()) return WithReason(valid, "LAYOUT_INVALID");
+
+  if (session->state == Session::State::kOpen) {
+    session->registration = registration;
+    session->layout = *std::move(parsed);
+    session->state = Session::State::kRegistered;
+    session->refused = absl::OkStatus();
+    v1::MemberMessage message;
+    *message.mutable_registration() = std::move(registration);
+    Tell(std::move(message));
+  } else if (session->registration.SerializeAsString() != registration.SerializeAsString()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
+                 absl::StrCat("rank ", session->rank,
+                              " has registered another layout before; close the session first"));
+  }
+
+  // The coordinator's deadline ends the wait; ours, a little later, is for a coordinator that is
+  // gone.
+  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout +
+                        std::chrono::seconds(10);
+  absl::StatusOr<bool> planned = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(request.key());
+        return !found.ok() || !(*found)->refused.ok() || !JobFailure().ok() ||
+               job_->plan != nullptr;
+      },
+      deadline, cancelled);
+  if (!planned.ok()) return planned.status();
+  if (!found.ok()) return found.status();
+  session = *found;
+  if (!session->refused.ok()) {
+    session->state = Session::State::kOpen;  // a corrected layout may be registered
+    return std::exchange(session->refused, absl::OkStatus());
+  }
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!*planned) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                 "the coordinator has not answered in time");
+  }
+
+  v1::RegisterLayoutReply reply;
+  for (v1::RoutingRow& row : RoutingRows(job_->inputs->layout, *job_->plan)) {
+    *reply.add_routing() = std::move(row);
+  }
+  std::map<std::string, int32_t> index;
+  const std::vector<scheduler::Parameter>& parameters = job_->inputs->layout.parameters;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    index[parameters[i].name] = static_cast<int32_t>(i);
+  session->job_parameter.clear();
+  for (const v1::Parameter& parameter : session->registration.parameters()) {
+    const int32_t job_index = index.at(parameter.name());
+    session->job_parameter.push_back(job_index);
+    reply.add_parameter_bucket(job_->plan->parameter_bucket[job_index]);
+  }
+  reply.set_buckets(job_->plan->buckets);
+  reply.set_plan_digest(job_->plan->digest);
+  reply.set_makespan_us(job_->plan->quality.makespan_us);
+  reply.set_lower_bound_us(job_->plan->quality.lower_bound_us);
+  reply.set_imbalance(job_->plan->quality.imbalance);
+  return reply;
+}
+
+absl::Status Daemon::CheckArenas(const Session& session, const v1::AttachBuffersRequest& request) {
+  if (request.arenas_size() > static_cast<int>(kArenasMax)) {
+    return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                 absl::StrCat("rank ", session.rank, " asks for ", request.arenas_size(),
+                              " arenas; at most ", kArenasMax, " are allowed"));
+  }
+  std::map<uint32_t, int64_t> sizes;
+  for (const v1::Arena& arena : request.arenas()) {
+    if (arena.size_bytes() <= 0) {
+      return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                   absl::StrCat("arena ", arena.id(), " of rank ", session.rank, " has ",
+                                arena.size_bytes(), " bytes"));
+    }
+    if (arena.has_cuda_ipc()) {
+      const size_t length = arena.cuda_ipc().handle().size();
+      if (length != 64) {
+        return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                     absl::StrCat("arena ", arena.id(), " of rank ", session.rank,
+                                  ": a CUDA IPC handle has 64 bytes, this one ", length));
+      }
+      return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                   absl::StrCat("arena ", arena.id(), " of rank ", session.rank,
+                                " is a CUDA IPC handle, but this daemon's device is the CPU"));
+    }
+    if (!sizes.emplace(arena.id(), arena.size_bytes()).second) {
+      return Error(
+          absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+          absl::StrCat("arena ", arena.id(), " of rank ", session.rank, " is named twice"));
+    }
+  }
+  for (const scheduler::Fragment& fragment : session.layout.fragments) {
+    const scheduler::Parameter& parameter = session.layout.parameters[fragment.parameter];
+    if (parameter.route == scheduler::Route::kTrainer || scheduler::Empty(fragment.box)) continue;
+    const auto check = [&](const char* what, const scheduler::Slice& slice,
+                           scheduler::ElementType type) -> absl::Status {
+      int64_t end = 0;
+      absl::Status status = scheduler::SliceEnd(slice, fragment.box, type, end);
+      if (!status.ok()) {
+        return WithReason(absl::InvalidArgumentError(
+                              absl::StrCat(what, " of parameter '", parameter.name, "', rank ",
+                                           session.rank, ": ", status.message())),
+                          "ARENA_TOO_SMALL");
+      }
+      const auto size = sizes.find(slice.arena);
+      if (size == sizes.end()) {
+        return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                     absl::StrCat(what, " of parameter '", parameter.name, "', rank ", session.rank,
+                                  ": arena ", slice.arena, " is not attached"));
+      }
+      if (end > size->second) {
+        return Error(absl::StatusCode::kInvalidArgument, "ARENA_TOO_SMALL",
+                     absl::StrCat(what, " of parameter '", parameter.name, "', rank ", session.rank,
+                                  ": ends at byte ", end, " of arena ", slice.arena, ", which has ",
+                                  size->second));
+      }
+      return absl::OkStatus();
+    };
+    absl::Status status = check("gradient", fragment.gradient, parameter.gradient_type);
+    if (!status.ok()) return status;
+    status = check("weight", fragment.weight, parameter.weight_type);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
+    const v1::AttachBuffersRequest& request, const Cancelled& cancelled) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  Session* session = *found;
+  if (job_->plan == nullptr || session->state == Session::State::kOpen) {
+    return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISSING",
+                 absl::StrCat("rank ", session->rank, " must register its layout first"));
+  }
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  absl::Status checked = CheckArenas(*session, request);
+  if (!checked.ok()) return checked;
+
+  const auto buckets = static_cast<uint32_t>(job_->plan->buckets);
+  v1::LaneCommand command;
+  v1::LaneCommand::AttachTrainer& attach = *command.mutable_attach();
+  attach.set_rank(session->rank);
+  attach.set_incarnation(session->incarnation);
+  attach.set_buckets(buckets);
+  attach.set_poison_parameters(session->poison);
+  const scheduler::TrainerRank rank(session->rank);
+  std::vector<int> fds;
+  for (const v1::Arena& arena : request.arenas()) {
+    bool kept = false;
+    absl::StatusOr<int> fd = job_->memory->Arena(rank, arena.id(), arena.size_bytes(), kept);
+    if (!fd.ok()) return WithReason(fd.status(), "MEMORY_EXHAUSTED");
+    v1::AttachFrame frame;
+    v1::AttachFrame::ArenaMemory& memory = *frame.mutable_arena();
+    memory.set_session(session->id);
+    memory.set_arena(arena.id());
+    memory.set_size_bytes(arena.size_bytes());
+    memory.set_kept(kept);
+    absl::Status sent = attach_->Send(session->attach, frame, *fd);
+    if (!sent.ok()) return sent;
+    session->arenas[arena.id()] = arena.size_bytes();
+    *attach.add_arenas() = arena;
+    fds.push_back(*fd);
+  }
+  absl::StatusOr<int> timeline = job_->memory->Timeline(rank, buckets);
+  if (!timeline.ok()) return WithReason(timeline.status(), "MEMORY_EXHAUSTED");
+  const auto timeline_bytes = static_cast<int64_t>(wire::TimelineBytes(buckets));
+  v1::AttachFrame frame;
+  frame.mutable_timeline()->set_session(session->id);
+  frame.mutable_timeline()->set_buckets(buckets);
+  frame.mutable_timeline()->set_size_bytes(timeline_bytes);
+  absl::Status sent = attach_->Send(session->attach, frame, *timeline);
+  if (!sent.ok()) return sent;
+  attach.set_timeline_bytes(timeline_bytes);
+  fds.push_back(*timeline);
+  session->lanes_attached.clear();
+  session->attach_error = absl::OkStatus();
+  for (LaneState& lane : job_->lanes) {
+    absl::Status status = lane.process->Send(command, fds);
+    if (!status.ok()) return status;
+  }
+
+  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+  absl::StatusOr<bool> attached = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(request.key());
+        if (!found.ok() || !JobFailure().ok()) return true;
+        return (*found)->lanes_attached.size() == job_->lanes.size() && job_->steps.has_value();
+      },
+      deadline, cancelled);
+  if (!attached.ok()) return attached.status();
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!*attached) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
+                 "not every node's lanes were ready in time");
+  }
+  session = *found;
+  if (!session->attach_error.ok()) return session->attach_error;
+  session->state = Session::State::kAttached;
+  v1::AttachBuffersReply reply;
+  reply.set_timeline_bytes(timeline_bytes);
+  reply.set_next_attempt(job_->steps->open().attempt.value());
+  reply.set_published(job_->has_state);
+  return reply;
+}
+
+absl::StatusOr<v1::CloseSessionReply> Daemon::CloseSession(const v1::CloseSessionRequest& request) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  v1::CloseSessionReply reply;
+  if (job_->steps.has_value()) {
+    reply.set_last_committed_step(job_->steps->last_committed().value());
+  }
+  RemoveSession((*found)->id, /*closed=*/true,
+                absl::StrCat("rank ", (*found)->rank, " closed its session"));
+  return reply;
+}
+
+void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) {
+  const auto found = sessions_.find(id);
+  if (found == sessions_.end()) return;
+  const Session session = std::move(found->second);
+  sessions_.erase(found);
+  if (job_ != nullptr && session.state == Session::State::kAttached) {
+    v1::LaneCommand command;
+    command.mutable_detach()->set_rank(session.rank);
+    command.mutable_detach()->set_incarnation(session.incarnation);
+    ToLanes(command);
+  }
+  log::Info(closed ? "session closed" : "trainer gone",
+            {{"rank", absl::StrCat(session.rank)}, {"pid", absl::StrCat(session.pid)}});
+  attach_->Close(session.attach);
+  if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
+    job_->failed = Error(absl::StatusCode::kUnavailable, "TRAINER_LOST", detail);
+  }
+  v1::MemberMessage message;
+  message.mutable_rank_gone()->set_rank(session.rank);
+  message.mutable_rank_gone()->set_closed(closed);
+  message.mutable_rank_gone()->set_detail(detail);
+  message.mutable_rank_gone()->set_incarnation(session.incarnation);
+  Tell(std::move(message));
+  changed_.NotifyAll();
+}
+
+void Daemon::OnAttachGone(AttachId id) {
+  MutexLock lock(mutex_);
+  for (const auto& [session_id, session] : sessions_) {
+    if (session.attach != id) continue;
+    RemoveSession(session_id, /*closed=*/false,
+                  absl::StrCat("the trainer of rank ", session.rank, " (pid ", session.pid,
+                               ") is gone without closing its session"));
+    return;
+  }
+}
+
+}  // namespace dmuond::server

@@ -1,0 +1,395 @@
+// state_dict and load_state_dict: state tensors read from and written to the units that own them.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/cpu_memory.h"
+#include "server/convert.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+#include "server/lane/state_table.h"
+
+namespace dmuond::server {
+namespace {
+
+constexpr int64_t kChunkElements = (int64_t{1} << 20) / static_cast<int64_t>(sizeof(float));
+constexpr int64_t kPartElements = int64_t{4} << 20;  // of one WriteState, within the message limit
+constexpr std::chrono::seconds kUnitIoTimeout{60};
+
+constexpr v1::StateKind kAllKinds[] = {v1::STATE_KIND_MASTER, v1::STATE_KIND_MOMENTUM,
+                                       v1::STATE_KIND_EXP_AVG, v1::STATE_KIND_EXP_AVG_SQ,
+                                       v1::STATE_KIND_STEP};
+
+// Sends one tensor of one fragment in chunks.
+bool WriteChunks(const v1::StateChunk& name, const std::string& bytes, int64_t element_bytes,
+                 int64_t step, const std::function<bool(const v1::PullParametersReply&)>& write) {
+  const int64_t elements = static_cast<int64_t>(bytes.size()) / element_bytes;
+  for (int64_t first = 0; first < elements || first == 0; first += kChunkElements) {
+    const int64_t count = std::min(kChunkElements, elements - first);
+    v1::PullParametersReply reply;
+    reply.set_step(step);
+    *reply.mutable_chunk() = name;
+    reply.mutable_chunk()->set_first_element(first);
+    reply.mutable_chunk()->set_data(bytes.substr(first * element_bytes, count * element_bytes));
+    if (!write(reply)) return false;
+    if (elements == 0) break;
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind kind,
+                                             const Cancelled& cancelled) {
+  const scheduler::Unit& unit = job_->plan->units[id.value()];
+  const auto elements = static_cast<size_t>(scheduler::Elements(unit.box));
+  const int32_t node = unit.owner.value() / options_.lanes;
+  if (node != options_.node) {
+    v1::ReadStateRequest request;
+    request.set_job_incarnation(job_->wire.job_incarnation());
+    request.set_unit(id.value());
+    request.set_kind(kind);
+    mutex_.Unlock();
+    absl::StatusOr<StateTensor> remote = peers_->ReadState(node, request, elements);
+    mutex_.Lock();
+    return remote;
+  }
+  const size_t bytes = elements * sizeof(float);
+  absl::StatusOr<wire::UniqueFd> memory = memory_.Allocate(bytes, "state transfer");
+  if (!memory.ok()) return memory.status();
+  v1::LaneCommand command;
+  const int64_t request = ++unit_requests_;
+  command.mutable_read_unit()->set_request(request);
+  command.mutable_read_unit()->set_unit(id.value());
+  command.mutable_read_unit()->set_kind(kind);
+  const int32_t lane = unit.owner.value() % options_.lanes;
+  absl::Status sent = job_->lanes[lane].process->Send(command, {memory->get()});
+  if (!sent.ok()) return sent;
+  absl::StatusOr<bool> answered = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        return unit_answers_.contains(request) || !JobFailure().ok() || job_ == nullptr;
+      },
+      std::chrono::steady_clock::now() + kUnitIoTimeout, cancelled);
+  if (!answered.ok()) return answered.status();
+  const auto answer = unit_answers_.extract(request);
+  if (answer.empty()) {
+    if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+    return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
+                 absl::StrCat("lane ", unit.owner.value(), " has not answered in time"));
+  }
+  if (!answer.mapped().empty()) return absl::InternalError(answer.mapped());
+  auto mapping = kernels::cpu::MapShared(memory->get(), bytes);
+  if (!mapping.ok()) return mapping.status();
+  StateTensor tensor(elements);
+  std::memcpy(tensor.data(), (*mapping)->data(), bytes);
+  return tensor;
+}
+
+absl::StatusOr<double> Daemon::ReadUpdates(scheduler::UnitId id) {
+  const scheduler::Unit& unit = job_->plan->units[id.value()];
+  const int32_t node = unit.owner.value() / options_.lanes;
+  if (node != options_.node) {
+    v1::ReadStateRequest request;
+    request.set_job_incarnation(job_->wire.job_incarnation());
+    request.set_unit(id.value());
+    request.set_kind(v1::STATE_KIND_STEP);
+    mutex_.Unlock();
+    absl::StatusOr<StateTensor> remote = peers_->ReadState(node, request, 1);
+    mutex_.Lock();
+    if (!remote.ok()) return remote.status();
+    return static_cast<double>(remote->front());
+  }
+  const auto table = job_->memory->table(scheduler::LaneIndex(unit.owner.value() % options_.lanes));
+  const auto* entries = reinterpret_cast<const lane::StateEntry*>(table->data());
+  return static_cast<double>(lane::ReadEntry(entries[id.value()]).updates);
+}
+
+absl::Status Daemon::PullParameters(
+    const v1::PullParametersRequest& request, const Cancelled& cancelled,
+    const std::function<bool(const v1::PullParametersReply&)>& write) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!job_->steps.has_value() || !job_->has_state) {
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
+                 "no weights have been pushed yet: there is no state to read");
+  }
+  const int64_t step = job_->steps->last_committed().value();
+  // Copies: the lock is given up while lanes and peers answer.
+  const scheduler::Registration layout = (*found)->layout;
+  const std::vector<int32_t> job_parameter = (*found)->job_parameter;
+  for (const std::string& name : request.parameters()) {
+    const bool known = std::any_of(layout.parameters.begin(), layout.parameters.end(),
+                                   [&](const scheduler::Parameter& p) { return p.name == name; });
+    if (!known) {
+      return Error(absl::StatusCode::kInvalidArgument, "PARAMETER_UNKNOWN",
+                   absl::StrCat("rank ", (*found)->rank, " has not registered '", name, "'"));
+    }
+  }
+  const auto wanted_parameter = [&](const std::string& name) {
+    return request.parameters().empty() ||
+           std::find(request.parameters().begin(), request.parameters().end(), name) !=
+               request.parameters().end();
+  };
+  const auto wanted_kind = [&](v1::StateKind kind) {
+    return request.kinds().empty() ||
+           std::find(request.kinds().begin(), request.kinds().end(), kind) != request.kinds().end();
+  };
+  for (size_t p = 0; p < layout.parameters.size(); ++p) {
+    const scheduler::Parameter& parameter = layout.parameters[p];
+    if (parameter.route == scheduler::Route::kTrainer || !wanted_parameter(parameter.name))
+      continue;
+    std::vector<scheduler::UnitId> units;
+    for (const scheduler::Unit& unit : job_->plan->units) {
+      if (unit.parameter == job_parameter[p]) units.push_back(unit.id);
+    }
+    for (const v1::StateKind kind : kAllKinds) {
+      if (!wanted_kind(kind)) continue;
+      if (units.empty() || !HasState(job_->plan->units[units[0].value()].kind, kind)) continue;
+      int32_t index = 0;  // among this rank's fragments of the parameter
+      for (const scheduler::Fragment& fragment : layout.fragments) {
+        if (fragment.parameter != static_cast<int32_t>(p)) continue;
+        v1::StateChunk name;
+        name.set_parameter(parameter.name);
+        name.set_fragment(index++);
+        name.set_kind(kind);
+        if (kind == v1::STATE_KIND_STEP) {
+          absl::StatusOr<double> updates = ReadUpdates(units[0]);
+          if (!updates.ok()) return updates.status();
+          const std::string bytes(reinterpret_cast<const char*>(&*updates), sizeof(double));
+          if (!WriteChunks(name, bytes, sizeof(double), step, write)) return absl::OkStatus();
+          continue;
+        }
+        StateTensor tensor(static_cast<size_t>(scheduler::Elements(fragment.box)));
+        for (const scheduler::UnitId id : units) {
+          const scheduler::Box box = job_->plan->units[id.value()].box;
+          if (scheduler::Empty(scheduler::Intersect(box, fragment.box))) continue;
+          absl::StatusOr<StateTensor> unit = ReadUnit(id, kind, cancelled);
+          if (!unit.ok()) return unit.status();
+          if (job_ == nullptr || job_->plan == nullptr) {
+            return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
+          }
+          CopyIntersection(box, *unit, fragment.box, tensor);
+        }
+        const std::string bytes(reinterpret_cast<const char*>(tensor.data()),
+                                tensor.size() * sizeof(float));
+        if (!WriteChunks(name, bytes, sizeof(float), step, write)) return absl::OkStatus();
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::BeginStatePush(const v1::PushParametersRequest& header) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(header.key());
+  if (!found.ok()) return found.status();
+  (*found)->pushed_state.clear();
+  return JobFailure();
+}
+
+absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(key);
+  if (!found.ok()) return found.status();
+  Session& session = **found;
+  const auto refuse = [&](const std::string& what) {
+    return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
+                 absl::StrCat("state ", v1::StateKind_Name(chunk.kind()), " of parameter '",
+                              chunk.parameter(), "', fragment ", chunk.fragment(), ", rank ",
+                              session.rank, ": ", what));
+  };
+  const scheduler::Fragment* fragment = nullptr;
+  int32_t seen = 0;
+  for (const scheduler::Fragment& candidate : session.layout.fragments) {
+    if (session.layout.parameters[candidate.parameter].name != chunk.parameter()) continue;
+    if (seen++ == chunk.fragment()) fragment = &candidate;
+  }
+  if (fragment == nullptr) return refuse("this rank has registered no such fragment");
+  const bool is_step = chunk.kind() == v1::STATE_KIND_STEP;
+  const int64_t elements = is_step ? 1 : scheduler::Elements(fragment->box);
+  const int64_t element_bytes = is_step ? sizeof(double) : sizeof(float);
+  const auto bytes = static_cast<int64_t>(chunk.data().size());
+  if (bytes % element_bytes != 0 || chunk.first_element() < 0 || chunk.first_element() > elements ||
+      bytes / element_bytes > elements - chunk.first_element()) {
+    return refuse(absl::StrCat("elements ", chunk.first_element(), " and on, ", bytes,
+                               " bytes, do not fit into ", elements, " elements of ", element_bytes,
+                               " bytes"));
+  }
+  PushedTensor& tensor = session.pushed_state[{
+      static_cast<int32_t>(fragment - session.layout.fragments.data()), chunk.kind()}];
+  tensor.bytes.resize(elements * element_bytes);
+  std::memcpy(tensor.bytes.data() + (chunk.first_element() * element_bytes), chunk.data().data(),
+              chunk.data().size());
+  tensor.bytes_given += bytes;
+  return absl::OkStatus();
+}
+
+// Brings what a rank has pushed to the units' owners; they keep it until the load commits.
+absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key) {
+  absl::StatusOr<Session*> found = Find(key);
+  if (!found.ok()) return found.status();
+  const auto pushed = std::exchange((*found)->pushed_state, {});
+  const scheduler::Registration layout = (*found)->layout;
+  const std::vector<int32_t> job_parameter = (*found)->job_parameter;
+  for (const auto& [where, tensor] : pushed) {
+    const auto& [fragment_index, kind] = where;
+    const scheduler::Fragment& fragment = layout.fragments[fragment_index];
+    const std::string& name = layout.parameters[fragment.parameter].name;
+    if (tensor.bytes_given != static_cast<int64_t>(tensor.bytes.size())) {
+      return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
+                   absl::StrCat("state ", v1::StateKind_Name(kind), " of parameter '", name,
+                                "', rank ", layout.rank.value(), ": ", tensor.bytes_given, " of ",
+                                tensor.bytes.size(), " bytes were pushed"));
+    }
+    StateTensor values(tensor.bytes.size() / sizeof(float));
+    if (kind != v1::STATE_KIND_STEP) {
+      std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+    }
+    for (size_t u = 0; u < job_->plan->units.size(); ++u) {
+      const scheduler::Unit unit = job_->plan->units[u];
+      if (unit.parameter != job_parameter[fragment.parameter] || !HasState(unit.kind, kind))
+        continue;
+      v1::WriteStateRequest part;
+      part.set_job_incarnation(job_->wire.job_incarnation());
+      part.set_unit(unit.id.value());
+      part.set_kind(kind);
+      absl::Status written;
+      if (kind == v1::STATE_KIND_STEP) {
+        part.set_data(tensor.bytes);
+        written = BringToOwner(unit, part);
+      } else {
+        const scheduler::Box both = scheduler::Intersect(unit.box, fragment.box);
+        for (const scheduler::Box& box : SplitBox(both, kPartElements)) {
+          StateTensor cut(static_cast<size_t>(scheduler::Elements(box)));
+          CopyIntersection(fragment.box, values, box, cut);
+          *part.mutable_box() = ToProto(box);
+          part.set_data(
+              std::string(reinterpret_cast<const char*>(cut.data()), cut.size() * sizeof(float)));
+          written = BringToOwner(unit, part);
+          if (!written.ok()) break;
+        }
+      }
+      if (!written.ok()) return written;
+      if (job_ == nullptr || job_->plan == nullptr) {
+        return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::BringToOwner(const scheduler::Unit& unit, const v1::WriteStateRequest& part) {
+  const int32_t node = unit.owner.value() / options_.lanes;
+  if (node == options_.node) return KeepPending(part);
+  mutex_.Unlock();
+  absl::Status written = peers_->WriteState(node, part);
+  mutex_.Lock();
+  return written;
+}
+
+absl::Status Daemon::KeepPending(const v1::WriteStateRequest& part) {
+  if (job_ == nullptr || job_->plan == nullptr ||
+      job_->wire.job_incarnation() != part.job_incarnation() || part.unit() < 0 ||
+      part.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
+                 absl::StrCat("state for unit ", part.unit(), " of job incarnation ",
+                              part.job_incarnation(), ", which does not run here"));
+  }
+  const scheduler::Unit& unit = job_->plan->units[part.unit()];
+  if (part.kind() == v1::STATE_KIND_STEP) {
+    double updates = 0;
+    if (part.data().size() != sizeof(updates)) {
+      return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID", "a step of another size");
+    }
+    std::memcpy(&updates, part.data().data(), sizeof(updates));
+    job_->pending.SetUpdates(unit.id, updates);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<scheduler::Box> box = FromProto(part.box());
+  if (!box.ok()) return box.status();
+  const auto bytes = static_cast<int64_t>(part.data().size());
+  if (box->begin.size() != unit.box.begin.size() || !scheduler::Contains(unit.box, *box) ||
+      bytes != scheduler::Elements(*box) * static_cast<int64_t>(sizeof(float))) {
+    return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
+                 absl::StrCat("box ", scheduler::ToString(*box), " with ", bytes,
+                              " bytes does not fit unit ", scheduler::ToString(unit.box)));
+  }
+  StateTensor data(part.data().size() / sizeof(float));
+  std::memcpy(data.data(), part.data().data(), part.data().size());
+  job_->pending.Add(unit, part.kind(), *box, data);
+  return absl::OkStatus();
+}
+
+// A load has committed: what was pushed for units owned here goes to their lanes, before the
+// decision does, after which they publish it.
+void Daemon::ApplyPending() {
+  for (const auto& [key, entry] : job_->pending.entries()) {
+    const auto& [id, kind] = key;
+    const scheduler::Unit& unit = job_->plan->units[id.value()];
+    if (entry.elements_given < scheduler::Elements(unit.box)) {
+      log::Warn("state was pushed in part and is left as it was",
+                {{"job", job_->name},
+                 {"parameter", job_->inputs->layout.parameters[unit.parameter].name},
+                 {"kind", v1::StateKind_Name(kind)}});
+      continue;
+    }
+    const size_t bytes = entry.data.size() * sizeof(float);
+    absl::Status written = WriteUnit(id, kind, entry.data.data(), bytes);
+    if (!written.ok()) log::Error("state was not written", {{"what", written}});
+  }
+  for (const auto& [id, updates] : job_->pending.updates()) {
+    absl::Status written = WriteUnit(id, v1::STATE_KIND_STEP, &updates, sizeof(updates));
+    if (!written.ok()) log::Error("state was not written", {{"what", written}});
+  }
+  job_->pending.Clear();
+}
+
+absl::Status Daemon::WriteUnit(scheduler::UnitId id, v1::StateKind kind, const void* data,
+                               size_t bytes) {
+  absl::StatusOr<wire::UniqueFd> memory = memory_.Allocate(bytes, "state transfer");
+  if (!memory.ok()) return memory.status();
+  auto mapping = kernels::cpu::MapShared(memory->get(), bytes);
+  if (!mapping.ok()) return mapping.status();
+  std::memcpy((*mapping)->data(), data, bytes);
+  v1::LaneCommand command;
+  command.mutable_write_unit()->set_request(++unit_requests_);
+  command.mutable_write_unit()->set_unit(id.value());
+  command.mutable_write_unit()->set_kind(kind);
+  const int32_t lane = job_->plan->units[id.value()].owner.value() % options_.lanes;
+  return job_->lanes[lane].process->Send(command, {memory->get()});
+}
+
+absl::StatusOr<StateTensor> Daemon::ReadStateForPeer(const v1::ReadStateRequest& request,
+                                                     const Cancelled& cancelled) {
+  MutexLock lock(mutex_);
+  if (job_ == nullptr || job_->plan == nullptr ||
+      job_->wire.job_incarnation() != request.job_incarnation() || request.unit() < 0 ||
+      request.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
+                 absl::StrCat("unit ", request.unit(), " of job incarnation ",
+                              request.job_incarnation(), " is not here"));
+  }
+  const scheduler::UnitId id(request.unit());
+  if (job_->plan->units[request.unit()].owner.value() / options_.lanes != options_.node) {
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
+                 absl::StrCat("unit ", request.unit(), " is owned by another node"));
+  }
+  if (request.kind() == v1::STATE_KIND_STEP) {
+    absl::StatusOr<double> updates = ReadUpdates(id);
+    if (!updates.ok()) return updates.status();
+    return StateTensor{static_cast<float>(*updates)};
+  }
+  return ReadUnit(id, request.kind(), cancelled);
+}
+
+absl::Status Daemon::WriteStateForPeer(const v1::WriteStateRequest& request) {
+  MutexLock lock(mutex_);
+  return KeepPending(request);
+}
+
+}  // namespace dmuond::server

@@ -1,0 +1,318 @@
+// Steps and pushes: what trainers hand in, and what is decided about it.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+
+namespace dmuond::server {
+namespace {
+
+constexpr size_t kTrainerStateMax = size_t{1} << 20;
+constexpr int32_t kWaitMsMax = 60'000;
+
+std::chrono::steady_clock::time_point WaitDeadline(int32_t wait_ms) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::milliseconds(std::clamp(wait_ms, 0, kWaitMsMax));
+}
+
+}  // namespace
+
+absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
+                                                     const scheduler::Submission& submission) {
+  if (session.state != Session::State::kAttached || !job_->steps.has_value()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
+                 absl::StrCat("rank ", session.rank, " must attach its buffers first"));
+  }
+  if (draining_ && !job_->steps->submitted(scheduler::TrainerRank(session.rank)) &&
+      submission.step > job_->steps->last_committed() &&
+      std::none_of(sessions_.begin(), sessions_.end(), [this](const auto& entry) {
+        return job_->steps->submitted(scheduler::TrainerRank(entry.second.rank));
+      })) {
+    return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
+  }
+  absl::StatusOr<scheduler::StepMember::Accepted> accepted = job_->steps->OnSubmission(submission);
+  if (!accepted.ok()) return accepted.status();
+  if (accepted->forward) {
+    v1::MemberMessage message;
+    *message.mutable_submitted() = ToProto(submission);
+    message.mutable_submitted()->set_incarnation(session.incarnation);
+    // Lanes first: one that sees `ready` must find what is absent.
+    v1::LaneCommand command;
+    *command.mutable_submitted() = message.submitted();
+    ToLanes(command);
+    Tell(std::move(message));
+  }
+  return accepted->answer;
+}
+
+absl::StatusOr<scheduler::StepAnswer> Daemon::Await(const v1::SessionKey& key,
+                                                    scheduler::StepId step,
+                                                    scheduler::Attempt attempt, Deadline deadline,
+                                                    const Cancelled& cancelled) {
+  absl::StatusOr<scheduler::StepAnswer> answer = absl::InternalError("not asked yet");
+  absl::StatusOr<bool> answered = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        absl::StatusOr<Session*> session = Find(key);
+        if (!session.ok()) {
+          answer = session.status();
+          return true;
+        }
+        answer = job_->steps->OnWait(scheduler::TrainerRank((*session)->rank), step, attempt);
+        if (answer.ok() && answer->pending() && !JobFailure().ok()) answer = JobFailure();
+        return !answer.ok() || !answer->pending();
+      },
+      deadline, cancelled);
+  if (!answered.ok()) return answered.status();
+  return answer;
+}
+
+absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepRequest& request,
+                                                       const Cancelled& cancelled) {
+  if (request.trainer_state().size() > kTrainerStateMax) {
+    return Error(absl::StatusCode::kInvalidArgument, "TRAINER_STATE_TOO_LONG",
+                 absl::StrCat("trainer_state has ", request.trainer_state().size(),
+                              " bytes; at most ", kTrainerStateMax, " are allowed"));
+  }
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  Session& session = **found;
+  scheduler::Submission submission;
+  submission.rank = scheduler::TrainerRank(session.rank);
+  submission.attempt = scheduler::Attempt(request.attempt());
+  submission.step = scheduler::StepId(request.step());
+  submission.scalars = FromProto(request.scalars());
+  submission.withdraw = request.withdraw();
+  for (const int32_t index : request.absent()) {
+    if (index < 0 || index >= static_cast<int32_t>(session.job_parameter.size())) {
+      return Error(absl::StatusCode::kInvalidArgument, "ABSENT_OUT_OF_RANGE",
+                   absl::StrCat("rank ", session.rank, " calls parameter ", index,
+                                " absent; it registered ", session.job_parameter.size()));
+    }
+    submission.absent.push_back(session.job_parameter[index]);
+  }
+  std::sort(submission.absent.begin(), submission.absent.end());
+  if (job_->inputs != nullptr && !job_->wire.registrations().empty() &&
+      submission.scalars.groups.size() !=
+          static_cast<size_t>(job_->wire.registrations(0).groups_size())) {
+    return Error(absl::StatusCode::kInvalidArgument, "SCALARS_DIFFER",
+                 absl::StrCat("rank ", session.rank, " submits scalars of ",
+                              submission.scalars.groups.size(), " groups; ",
+                              job_->wire.registrations(0).groups_size(), " are registered"));
+  }
+  absl::StatusOr<scheduler::StepAnswer> answer = Submit(session, submission);
+  if (!answer.ok()) return answer.status();
+  if (answer->pending()) {
+    answer = Await(request.key(), submission.step, submission.attempt,
+                   WaitDeadline(request.wait_ms()), cancelled);
+    if (!answer.ok()) return answer.status();
+  }
+  if (!answer->refused.ok()) return answer->refused;
+  v1::SubmitStepReply reply;
+  if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
+  *reply.mutable_timing() = job_->timing;
+  return reply;
+}
+
+absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& request,
+                                                   const Cancelled& cancelled) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  if (!job_->steps.has_value()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
+                 "no step has been submitted");
+  }
+  absl::StatusOr<scheduler::StepAnswer> answer =
+      Await(request.key(), scheduler::StepId(request.step()), scheduler::Attempt(request.attempt()),
+            WaitDeadline(request.wait_ms()), cancelled);
+  if (!answer.ok()) return answer.status();
+  if (!answer->refused.ok()) return answer->refused;
+  v1::WaitStepReply reply;
+  if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
+  *reply.mutable_timing() = job_->timing;
+  return reply;
+}
+
+absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersRequest& header,
+                                                     const Cancelled& cancelled) {
+  MutexLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(header.key());
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!job_->steps.has_value()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
+                 absl::StrCat("rank ", (*found)->rank, " must attach its buffers first"));
+  }
+  if (header.state()) {
+    absl::Status spread = SpreadPushedState(header.key());
+    if (!spread.ok()) return spread;
+    found = Find(header.key());
+    if (!found.ok()) return found.status();
+    if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  }
+  Session& session = **found;
+  scheduler::Submission submission;
+  submission.rank = scheduler::TrainerRank(session.rank);
+  submission.kind = header.state() ? scheduler::AttemptKind::kLoad : scheduler::AttemptKind::kPush;
+  submission.attempt = job_->steps->open().attempt;
+  submission.step = scheduler::StepId(header.step());
+  if (!header.all_weights() && !header.state()) {
+    for (const std::string& name : header.weights()) {
+      const auto& parameters = session.registration.parameters();
+      const auto at = std::find_if(parameters.begin(), parameters.end(),
+                                   [&](const v1::Parameter& p) { return p.name() == name; });
+      if (at == parameters.end()) {
+        return Error(absl::StatusCode::kInvalidArgument, "PARAMETER_UNKNOWN",
+                     absl::StrCat("rank ", session.rank, " pushes '", name,
+                                  "', which it has not registered"));
+      }
+      submission.pushed.push_back(session.job_parameter[at - parameters.begin()]);
+    }
+    std::sort(submission.pushed.begin(), submission.pushed.end());
+    if (submission.pushed.empty()) {
+      return Error(absl::StatusCode::kInvalidArgument, "PARAMETER_UNKNOWN",
+                   "a push names no parameter and is not of all weights");
+    }
+  }
+  absl::StatusOr<scheduler::StepAnswer> answer = Submit(session, submission);
+  if (!answer.ok()) return answer.status();
+  if (answer->pending()) {
+    answer = Await(header.key(), submission.step, submission.attempt,
+                   std::chrono::steady_clock::now() + options_.step_timeout, cancelled);
+    if (!answer.ok()) return answer.status();
+  }
+  if (!answer->refused.ok()) return answer->refused;
+  if (answer->pending()) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                 absl::StrCat("rank ", session.rank, " pushed, but not every rank did within ",
+                              options_.step_timeout.count(), " ms"));
+  }
+  if (answer->outcome->kind != scheduler::OutcomeKind::kCommitted) {
+    return Error(absl::StatusCode::kUnavailable, "PUSH_ABORTED",
+                 absl::StrCat("the push was aborted: ", answer->outcome->detail));
+  }
+  v1::PushParametersReply reply;
+  reply.set_next_attempt(answer->outcome->next_attempt.value());
+  reply.set_last_committed_step(job_->steps->last_committed().value());
+  return reply;
+}
+
+void Daemon::HandleOpen(const v1::OpenAttempt& open) {
+  if (job_ == nullptr || job_->plan == nullptr) return;
+  if (!job_->steps.has_value()) {
+    std::vector<scheduler::TrainerRank> local;
+    for (const scheduler::Trainer& trainer : job_->inputs->layout.trainers) {
+      if (trainer.node.value() == options_.node) local.push_back(trainer.rank);
+    }
+    job_->steps.emplace(std::move(local), options_.lanes, scheduler::StepId(open.step() - 1));
+  }
+  job_->steps->OnOpen(FromProto(open));
+  v1::LaneCommand command;
+  *command.mutable_arm() = open;
+  ToLanes(command);
+  changed_.NotifyAll();
+}
+
+void Daemon::HandleDecision(const v1::Decision& wire) {
+  if (job_ == nullptr || !job_->steps.has_value()) return;
+  absl::StatusOr<scheduler::Decision> decision = FromProto(wire);
+  if (!decision.ok()) {
+    log::Error("a decision that cannot be read", {{"what", decision.status().ToString()}});
+    return;
+  }
+  if (decision->verdict == scheduler::Verdict::kCommit &&
+      decision->kind == scheduler::AttemptKind::kLoad) {
+    ApplyPending();
+  }
+  v1::LaneCommand command;
+  *command.mutable_decision() = wire;
+  ToLanes(command);
+  job_->steps->OnDecision(*decision);
+  job_->gradient_norm = decision->outcome.gradient_norm;
+  switch (decision->verdict) {
+    case scheduler::Verdict::kCommit:
+      job_->has_state = true;
+      break;
+    case scheduler::Verdict::kSkip:
+      ++job_->skipped_steps;
+      log::Warn("step skipped", {{"job", job_->name},
+                                 {"epoch", absl::StrCat(epoch_)},
+                                 {"step", absl::StrCat(wire.step())},
+                                 {"what", decision->outcome.detail}});
+      break;
+    case scheduler::Verdict::kAbort:
+    case scheduler::Verdict::kRefuse:
+      ++job_->aborted_attempts;
+      log::Warn("attempt aborted", {{"job", job_->name},
+                                    {"epoch", absl::StrCat(epoch_)},
+                                    {"step", absl::StrCat(wire.step())},
+                                    {"what", decision->verdict == scheduler::Verdict::kRefuse
+                                                 ? decision->refuse_message
+                                                 : decision->outcome.detail}});
+      break;
+  }
+  changed_.NotifyAll();
+}
+
+void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published) {
+  if (job_->published_lanes.empty()) job_->publishing.Clear();
+  job_->published_lanes.insert(lane);
+  const v1::StepTiming& timing = published.timing();
+  v1::StepTiming& slowest = job_->publishing;
+  slowest.set_collect_us(std::max(slowest.collect_us(), timing.collect_us()));
+  slowest.set_decide_us(std::max(slowest.decide_us(), timing.decide_us()));
+  slowest.set_update_us(std::max(slowest.update_us(), timing.update_us()));
+  slowest.set_publish_us(std::max(slowest.publish_us(), timing.publish_us()));
+  slowest.set_quiet_us(std::max(slowest.quiet_us(), timing.quiet_us()));
+  if (job_->published_lanes.size() < job_->lanes.size()) return;
+  job_->published_lanes.clear();
+  job_->published_attempt = published.attempt();
+  job_->timing = job_->publishing;
+  if (draining_) changed_.NotifyAll();
+}
+
+absl::Status Daemon::WatchSession(const v1::WatchSessionRequest& request,
+                                  const Cancelled& cancelled,
+                                  const std::function<bool(const v1::SessionEvent&)>& write) {
+  uint64_t told_attempt = 0;
+  bool told_draining = false;
+  for (;;) {
+    v1::SessionEvent event;
+    {
+      MutexLock lock(mutex_);
+      absl::StatusOr<Session*> found = Find(request.key());
+      if (!found.ok()) return found.status();
+      absl::StatusOr<bool> something = Wait(
+          [&]() DMUOND_REQUIRES(mutex_) {
+            found = Find(request.key());
+            if (!found.ok() || !JobFailure().ok() || (draining_ && !told_draining)) return true;
+            const auto& decided = job_->steps.has_value() ? job_->steps->last_decision()
+                                                          : std::optional<scheduler::Decision>();
+            return decided.has_value() && decided->attempt.value() > told_attempt &&
+                   decided->verdict != scheduler::Verdict::kRefuse;
+          },
+          Deadline::max(), cancelled);
+      if (!something.ok()) return something.status();
+      if (!found.ok()) return found.status();
+      if (absl::Status failure = JobFailure(); !failure.ok()) {
+        event.set_job_ended(std::string(failure.message()));
+      } else if (draining_ && !told_draining) {
+        told_draining = true;
+        event.set_draining("the daemon is leaving");
+      } else {
+        const scheduler::Decision& decided = *job_->steps->last_decision();
+        told_attempt = decided.attempt.value();
+        *event.mutable_outcome() = ToProto(decided.outcome);
+      }
+    }
+    if (!write(event) || event.has_job_ended()) return absl::OkStatus();
+  }
+}
+
+}  // namespace dmuond::server

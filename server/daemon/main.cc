@@ -1,0 +1,218 @@
+// dmuond: reads its configuration, opens its sockets, and serves until it is told to leave.
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/core_type.h"
+#include "kernels/cpu/cpu_memory.h"
+#include "server/daemon/attach_server.h"
+#include "server/daemon/config.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+#include "server/daemon/peers.h"
+#include "server/daemon/services.h"
+#include "server/daemon/socket_dir.h"
+#include "server/daemon/version.h"
+
+namespace dmuond::server {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{100};
+
+DaemonOptions OptionsOf(const Config& config, const std::string& token) {
+  DaemonOptions options;
+  options.node = config.node_rank;
+  options.nodes = config.nodes;
+  options.lanes = config.lanes;
+  options.threads_per_lane = config.threads;
+  options.lane_binary = config.lane_binary;
+  options.rail_address = config.rail_address;
+  options.socket = config.socket;
+  options.core_type = kernels::cpu::OpenBlasCoreType();
+  options.token = token;
+  options.job_memory_bytes = config.job_memory_bytes;
+  options.step_timeout = config.step_timeout;
+  options.coordinator.nodes = config.nodes;
+  options.coordinator.lanes_per_node = config.lanes;
+  options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
+  options.coordinator.register_timeout = config.register_timeout;
+  options.coordinator.step.step_timeout = config.step_timeout;
+  options.coordinator.step.skips_max = config.skips_max;
+  return options;
+}
+
+PeerOptions PeerOptionsOf(const Config& config) {
+  PeerOptions options;
+  options.node = config.node_rank;
+  options.nodes = config.nodes;
+  options.lanes = config.lanes;
+  options.lane_memory_bytes = config.lane_memory_bytes;
+  options.listen = config.peer_listen;
+  options.advertise = config.peer_advertise;
+  options.coordinator = config.coordinator;
+  options.allow_plaintext = config.allow_plaintext_peers;
+  options.tls_ca_file = config.peer_tls_ca;
+  options.tls_certificate_file = config.peer_tls_certificate;
+  options.tls_key_file = config.peer_tls_key;
+  return options;
+}
+
+// Probes of an orchestrator come by TCP; nothing but health is served there. Null where not asked
+// for.
+absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& config) {
+  if (config.health_address.empty()) return std::unique_ptr<grpc::Server>();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(config.health_address, grpc::InsecureServerCredentials(), &port);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+                 absl::StrCat("cannot listen on '", config.health_address, "' for health checks"));
+  }
+  return server;
+}
+
+// SIGTERM and SIGINT are taken by the main thread alone, by sigtimedwait.
+sigset_t BlockStopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  return signals;
+}
+
+// Waits for at most one tick; true: a signal to stop came.
+bool WaitForStop(const sigset_t& signals) {
+  const timespec tick{0, std::chrono::nanoseconds(kTick).count()};
+  return ::sigtimedwait(&signals, nullptr, &tick) > 0;
+}
+
+absl::Status Serve(const Config& config, const sigset_t& signals) {
+  absl::StatusOr<SocketDir> socket_dir =
+      SocketDir::Prepare(config.socket, config.socket_mode(), config.socket_gid);
+  if (!socket_dir.ok()) return socket_dir.status();
+  absl::StatusOr<std::string> token = config.ReadToken();
+  if (!token.ok()) return token.status();
+
+  kernels::cpu::CpuMemoryHolder memory;
+  Daemon daemon(OptionsOf(config, *token), memory);
+  AttachServer::Options attach_options;
+  attach_options.path = config.socket + SocketDir::kAttachSuffix;
+  attach_options.mode = config.socket_mode();
+  attach_options.group = config.socket_gid;
+  attach_options.allowed_uids = config.allowed_uids;
+  attach_options.connections_max = config.connections_max;
+  absl::StatusOr<std::unique_ptr<AttachServer>> attach = AttachServer::Start(
+      std::move(attach_options), {.on_gone = [&daemon](AttachId id) { daemon.OnAttachGone(id); }});
+  if (!attach.ok()) return attach.status();
+
+  std::unique_ptr<Peers> peers;
+  if (config.nodes > 1) {
+    absl::StatusOr<std::unique_ptr<Peers>> started = Peers::Start(PeerOptionsOf(config), daemon);
+    if (!started.ok()) return started.status();
+    peers = *std::move(started);
+  }
+  daemon.Bind(attach->get(), peers.get());
+  if (peers != nullptr) {
+    peers->Join();
+  } else {
+    daemon.OnFormed(1);
+  }
+
+  std::atomic<bool> asked_to_drain{false};
+  const auto trainer_service = MakeTrainerService(daemon);
+  const auto admin_service =
+      MakeAdminService(daemon, [&asked_to_drain] { asked_to_drain.store(true); });
+  grpc::EnableDefaultHealthCheckService(true);
+  if (config.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("unix:" + config.socket, grpc::InsecureServerCredentials());
+  builder.RegisterService(trainer_service.get());
+  builder.RegisterService(admin_service.get());
+  builder.SetMaxReceiveMessageSize(static_cast<int>(config.message_bytes_max));
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr) {
+    return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+                 absl::StrCat("cannot listen on '", config.socket, "'"));
+  }
+  absl::Status restricted = socket_dir->Restrict(config.socket);
+  if (!restricted.ok()) return restricted;
+  absl::StatusOr<std::unique_ptr<grpc::Server>> health_server = StartHealthServer(config);
+  if (!health_server.ok()) return health_server.status();
+  const auto set_serving = [&](const char* service, bool serving) {
+    for (grpc::Server* each : {server.get(), health_server->get()}) {
+      if (each != nullptr) each->GetHealthCheckService()->SetServingStatus(service, serving);
+    }
+  };
+  set_serving("live", true);
+  set_serving("ready", daemon.formed());
+  log::Info("serving", {{"version", kBuildVersion},
+                        {"socket", config.socket},
+                        {"node", config.node_rank},
+                        {"nodes", config.nodes},
+                        {"lanes", config.lanes}});
+
+  std::thread drain;
+  std::atomic<bool> drained{false};
+  const auto begin_drain = [&] {
+    log::Info("leaving: finishing the step; a second signal ends at once");
+    set_serving("ready", false);
+    drain = std::thread([&] {
+      daemon.Drain(config.step_timeout);
+      drained.store(true);
+    });
+  };
+  while (!drained.load()) {
+    const bool stop = WaitForStop(signals);
+    if (stop && drain.joinable()) {
+      log::Warn("a second signal: ending at once");
+      ::_exit(1);
+    }
+    if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
+    daemon.Tick();
+    if (peers != nullptr) peers->Tick();
+    if (!drain.joinable()) set_serving("ready", daemon.formed());
+  }
+  drain.join();
+  server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+  if (peers != nullptr) peers->Stop();
+  log::Info("left");
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace dmuond::server
+
+int main(int argc, char** argv) {
+  using dmuond::server::Config;
+  const sigset_t signals = dmuond::server::BlockStopSignals();
+  absl::StatusOr<Config> config = dmuond::server::LoadConfig(argc, argv);
+  if (!config.ok()) {
+    std::cerr << "dmuond: " << config.status().message() << "\n";
+    return 2;
+  }
+  if (config->print_config || config->check_config) {
+    if (config->print_config) std::cout << dmuond::server::ToText(*config);
+    return 0;
+  }
+  absl::Status served = dmuond::server::Serve(*config, signals);
+  if (!served.ok()) {
+    dmuond::server::log::Error("ended", {{"what", served}});
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,54 @@
+// The group: how daemons find each other, and what they send. Node 0 serves Peer.Join and forms the
+// group when exactly `nodes` members have joined; every other node keeps one stream to it and joins
+// again after a cut. Any node serves ReadState and WriteState.
+//
+// Threads: one that joins (other nodes), one writer a stream; gRPC's for what comes in.
+#ifndef DMUOND_SERVER_DAEMON_PEERS_H_
+#define DMUOND_SERVER_DAEMON_PEERS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/daemon/daemon.h"
+
+namespace dmuond::server {
+
+struct PeerOptions {
+  int32_t node = 0;
+  int32_t nodes = 1;
+  int32_t lanes = 1;
+  int64_t lane_memory_bytes = 0;
+  std::string listen;       // host:port of this daemon's Peer service
+  std::string advertise;    // what others reach it by; empty: listen, with the port really bound
+  std::string coordinator;  // host:port of node 0's Peer service
+  bool allow_plaintext = false;
+  // PEM files, all three or none: mutual TLS between daemons.
+  std::string tls_ca_file;
+  std::string tls_certificate_file;
+  std::string tls_key_file;
+  uint32_t epoch = 0;  // newest that this node knows
+};
+
+class Peers : public PeerLinks {
+ public:
+  // Listens. FAILED_PRECONDITION when it would speak plaintext beyond loopback without being told
+  // to; UNAVAILABLE naming the address when the port is taken.
+  static absl::StatusOr<std::unique_ptr<Peers>> Start(PeerOptions options, Daemon& daemon);
+
+  // Begins to join; from now on the daemon hears of the group. REQUIRES: daemon.Bind() was called.
+  virtual void Join() = 0;
+  // Beats and deadlines of the group; every 100 ms.
+  virtual void Tick() = 0;
+  // Leaves: streams end, joining stops, the server closes.
+  virtual void Stop() = 0;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_PEERS_H_

@@ -1,0 +1,94 @@
+// What one daemon knows of a trainer and of the job that its trainers belong to. Plain data,
+// guarded by the daemon's lock.
+#ifndef DMUOND_SERVER_DAEMON_SESSION_H_
+#define DMUOND_SERVER_DAEMON_SESSION_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "dmuond/v1/admin.pb.h"
+#include "dmuond/v1/peer.pb.h"
+#include "dmuond/v1/trainer.pb.h"
+#include "scheduler/layout.h"
+#include "scheduler/plan.h"
+#include "scheduler/step_member.h"
+#include "server/daemon/attach_server.h"
+#include "server/daemon/job_memory.h"
+#include "server/daemon/lane_process.h"
+#include "server/daemon/state_transfer.h"
+
+namespace dmuond::server {
+
+// A state tensor of a fragment on its way in; bytes as on the wire.
+struct PushedTensor {
+  std::string bytes;
+  int64_t bytes_given = 0;
+};
+
+// A trainer of this node, from OpenSession until it closes or is gone.
+struct Session {
+  enum class State : uint8_t { kOpen, kRegistered, kAttached };
+
+  uint64_t id = 0;
+  uint64_t incarnation = 0;
+  AttachId attach{};
+  pid_t pid = 0;
+  std::string client;
+  int32_t rank = 0;
+  int32_t home_lane = 0;
+  bool poison = false;
+  State state = State::kOpen;
+  v1::Registration registration;       // as sent to the coordinator
+  scheduler::Registration layout;      // the same, parsed
+  absl::Status refused;                // why the whole layout was refused
+  std::vector<int32_t> job_parameter;  // parameter of the registration -> of the job's layout
+  std::map<uint32_t, int64_t> arenas;  // id -> bytes
+  std::set<int32_t> lanes_attached;    // lane indices that have mapped the trainer's memory
+  absl::Status attach_error;
+  // What load_state_dict has brought so far: (fragment of the registration, kind) -> tensor.
+  std::map<std::pair<int32_t, v1::StateKind>, PushedTensor> pushed_state;
+};
+
+// One local lane of a job.
+struct LaneState {
+  std::unique_ptr<LaneProcess> process;
+  bool ready = false;
+  bool gone = false;
+  std::string device;
+  scheduler::LaneProgram program;
+};
+
+// The running job, as this node sees it.
+struct NodeJob {
+  std::string name;
+  int32_t world_size = 0;
+  v1::PlanInputs wire;  // empty until the layout is known
+  std::unique_ptr<scheduler::PlanInputs> inputs;
+  std::unique_ptr<scheduler::Plan> plan;
+  std::unique_ptr<JobMemory> memory;
+  std::vector<LaneState> lanes;
+  std::optional<scheduler::StepMember> steps;  // set when the first attempt opens
+  bool has_state = false;                      // a push, load or step has committed
+  absl::Status failed;                         // the job cannot go on; all calls answer this
+  int64_t skipped_steps = 0;
+  int64_t aborted_attempts = 0;
+  double gradient_norm = 0;
+  uint64_t published_attempt = 0;     // newest that every local lane has published
+  std::set<int32_t> published_lanes;  // of the attempt now being published
+  v1::StepTiming timing;              // of published_attempt
+  PendingState pending;               // pushed state of units owned here, until a load commits
+  v1::StepTiming publishing;          // slowest lane so far of the one being published
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_SESSION_H_

@@ -1,0 +1,115 @@
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/services.h"
+
+namespace dmuond::server {
+namespace {
+
+using grpc::ServerContext;
+
+template <typename Reply>
+grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
+  if (!result.ok()) return ToGrpc(result.status());
+  *reply = *std::move(result);
+  return grpc::Status::OK;
+}
+
+Daemon::Cancelled CallerGone(ServerContext* context) {
+  return [context] { return context->IsCancelled(); };
+}
+
+grpc::Status Unimplemented(const char* what) {
+  return ToGrpc(Error(absl::StatusCode::kUnimplemented, "UNIMPLEMENTED_YET",
+                      absl::StrCat(what, " is part of the contract, but not of this version")));
+}
+
+class TrainerService final : public v1::Trainer::Service {
+ public:
+  explicit TrainerService(Daemon& daemon) : daemon_(daemon) {}
+
+  grpc::Status Hello(ServerContext* /*context*/, const v1::HelloRequest* request,
+                     v1::HelloReply* reply) override {
+    return Answer(daemon_.Hello(*request), reply);
+  }
+  grpc::Status OpenSession(ServerContext* context, const v1::OpenSessionRequest* request,
+                           v1::OpenSessionReply* reply) override {
+    return Answer(daemon_.OpenSession(*request, CallerGone(context)), reply);
+  }
+  grpc::Status RegisterLayout(ServerContext* context, const v1::RegisterLayoutRequest* request,
+                              v1::RegisterLayoutReply* reply) override {
+    return Answer(daemon_.RegisterLayout(*request, CallerGone(context)), reply);
+  }
+  grpc::Status AttachBuffers(ServerContext* context, const v1::AttachBuffersRequest* request,
+                             v1::AttachBuffersReply* reply) override {
+    return Answer(daemon_.AttachBuffers(*request, CallerGone(context)), reply);
+  }
+  grpc::Status PushParameters(ServerContext* context,
+                              grpc::ServerReader<v1::PushParametersRequest>* reader,
+                              v1::PushParametersReply* reply) override {
+    v1::PushParametersRequest header;
+    if (!reader->Read(&header)) {
+      return ToGrpc(Error(absl::StatusCode::kInvalidArgument, "PUSH_EMPTY",
+                          "a push begins with a message that says what is pushed"));
+    }
+    if (header.state()) {
+      absl::Status begun = daemon_.BeginStatePush(header);
+      if (!begun.ok()) return ToGrpc(begun);
+      v1::PushParametersRequest message;
+      while (reader->Read(&message)) {
+        absl::Status kept = daemon_.KeepStateChunk(header.key(), message.chunk());
+        if (!kept.ok()) return ToGrpc(kept);
+      }
+    }
+    return Answer(daemon_.Push(header, CallerGone(context)), reply);
+  }
+  grpc::Status PullParameters(ServerContext* context, const v1::PullParametersRequest* request,
+                              grpc::ServerWriter<v1::PullParametersReply>* writer) override {
+    return ToGrpc(daemon_.PullParameters(
+        *request, CallerGone(context),
+        [writer](const v1::PullParametersReply& reply) { return writer->Write(reply); }));
+  }
+  grpc::Status SubmitStep(ServerContext* context, const v1::SubmitStepRequest* request,
+                          v1::SubmitStepReply* reply) override {
+    return Answer(daemon_.SubmitStep(*request, CallerGone(context)), reply);
+  }
+  grpc::Status WaitStep(ServerContext* context, const v1::WaitStepRequest* request,
+                        v1::WaitStepReply* reply) override {
+    return Answer(daemon_.WaitStep(*request, CallerGone(context)), reply);
+  }
+  grpc::Status WatchSession(ServerContext* context, const v1::WatchSessionRequest* request,
+                            grpc::ServerWriter<v1::SessionEvent>* writer) override {
+    return ToGrpc(daemon_.WatchSession(
+        *request, CallerGone(context),
+        [writer](const v1::SessionEvent& event) { return writer->Write(event); }));
+  }
+  grpc::Status AckRollback(ServerContext* /*context*/, const v1::AckRollbackRequest* /*request*/,
+                           v1::AckRollbackReply* /*reply*/) override {
+    return Unimplemented("AckRollback");
+  }
+  grpc::Status SaveSnapshot(ServerContext* /*context*/, const v1::SaveSnapshotRequest* /*request*/,
+                            v1::SaveSnapshotReply* /*reply*/) override {
+    return Unimplemented("SaveSnapshot");
+  }
+  grpc::Status LoadSnapshot(ServerContext* /*context*/, const v1::LoadSnapshotRequest* /*request*/,
+                            v1::LoadSnapshotReply* /*reply*/) override {
+    return Unimplemented("LoadSnapshot");
+  }
+  grpc::Status CloseSession(ServerContext* /*context*/, const v1::CloseSessionRequest* request,
+                            v1::CloseSessionReply* reply) override {
+    return Answer(daemon_.CloseSession(*request), reply);
+  }
+
+ private:
+  Daemon& daemon_;
+};
+
+}  // namespace
+
+std::unique_ptr<v1::Trainer::Service> MakeTrainerService(Daemon& daemon) {
+  return std::make_unique<TrainerService>(daemon);
+}
+
+}  // namespace dmuond::server
