@@ -1,0 +1,126 @@
+// Brings the gradients of an attempt (or the weights of a push) together: reads local trainers'
+// arenas as they become ready, hands what other nodes' owners need to the rail, and leaves every
+// owned unit's reduced gradient, with its sums of squares, in staging memory. Arenas are only read,
+// so an aborted attempt can be collected again from the same bytes.
+//
+// Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
+#ifndef DMUOND_SERVER_LANE_COLLECTOR_H_
+#define DMUOND_SERVER_LANE_COLLECTOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/lane.pb.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "scheduler/step.h"
+#include "server/lane/collect_work.h"
+#include "server/lane/lane_job.h"
+#include "server/lane/rail.h"
+#include "server/lane/trainer_memory.h"
+
+namespace dmuond::server::lane {
+
+class Collector {
+ public:
+  // All arguments must outlive the object.
+  static absl::StatusOr<std::unique_ptr<Collector>> Create(const LaneJob& job,
+                                                           const TrainerMemory& trainers,
+                                                           Rail& rail, kernels::Device& device,
+                                                           kernels::Stream& stream);
+
+  // Forgets everything and collects `attempt` from now on.
+  void Arm(scheduler::Attempt attempt);
+  void Disarm() { armed_ = false; }
+  [[nodiscard]] bool armed() const { return armed_; }
+  [[nodiscard]] scheduler::Attempt attempt() const { return attempt_; }
+
+  // A local trainer's submission of the armed attempt.
+  void OnSubmission(const scheduler::Submission& submission);
+  // The trainer's arenas are about to be unmapped: what still was to be read from them waits for
+  // the next attempt.
+  void OnDetach(int32_t rank);
+  // The rail may exchange a bucket.
+  absl::Status OnGo(const scheduler::Go& go);
+
+  // Does what can be done. True: something was; drain the command socket and call again. A bucket
+  // that was seen ready is read at the next call only: absences that belong to it were in the
+  // socket before its ready word was written.
+  absl::StatusOr<bool> Progress();
+
+  // Everything that this lane owns lies reduced, with the scalars that its trainers submitted.
+  [[nodiscard]] bool complete() const;
+  // Whether a word of a timeline, not a message, is what may come next.
+  [[nodiscard]] bool watches_words() const;
+  [[nodiscard]] bool started() const { return started_; }  // a bucket was seen ready
+  [[nodiscard]] scheduler::AttemptKind kind() const {
+    return kind_.value_or(scheduler::AttemptKind::kStep);
+  }
+  void AddNorms(v1::LaneReport::Gathered& gathered) const;
+
+ private:
+  struct BucketState {
+    bool seen = false;      // contributors are ready
+    bool packed = false;    // what others need lies packed
+    bool started = false;   // on the rail
+    bool received = false;  // nothing of it is on the rail
+    bool reduced = false;   // done
+  };
+  struct UnitSums {
+    scheduler::UnitId unit;
+    size_t first = 0;  // into sums_
+    size_t count = 0;
+  };
+
+  Collector(const LaneJob& job, const TrainerMemory& trainers, Rail& rail, kernels::Device& device,
+            kernels::Stream& stream);
+  void ReserveScratch(const std::vector<CollectBucket>& work);
+
+  [[nodiscard]] const std::vector<CollectBucket>& work() const {
+    return kind() == scheduler::AttemptKind::kPush ? weights_ : gradients_;
+  }
+  [[nodiscard]] bool ContributorsReady(int32_t bucket) const;
+  [[nodiscard]] bool IsAbsent(const CollectBucket& bucket, const CollectSource& source) const;
+  absl::StatusOr<bool> ProgressBucket(int32_t bucket);
+  absl::Status Pack(const CollectBucket& bucket);
+  absl::Status Reduce(const CollectBucket& bucket);
+  absl::Status SumTasks(const CollectBucket& bucket, const std::vector<CollectTask>& tasks,
+                        double divisor);
+  [[nodiscard]] kernels::StridedBox Resolve(const CollectBucket& bucket,
+                                            const CollectSource& source) const;
+
+  const LaneJob& job_;
+  const TrainerMemory& trainers_;
+  Rail& rail_;
+  kernels::Device& device_;
+  kernels::Stream& stream_;
+  std::vector<CollectBucket> gradients_;
+  std::vector<CollectBucket> weights_;
+  std::vector<UnitSums> unit_sums_;  // per staged unit
+  std::vector<double> sums_;
+
+  bool armed_ = false;
+  bool started_ = false;
+  scheduler::Attempt attempt_;
+  std::optional<scheduler::AttemptKind> kind_;
+  bool submitted_ = false;            // by one local trainer at least
+  std::vector<bool> rank_submitted_;  // per rank
+  std::optional<double> loss_scale_;  // submitted, or assumed to be as in the last step
+  std::vector<scheduler::AbsentFragment> absent_;  // sorted
+  std::vector<BucketState> states_;
+  int32_t unfinished_ = 0;
+
+  // Of the call that runs.
+  std::vector<kernels::StridedBox> boxes_;
+  std::vector<uint8_t> levels_;
+  std::vector<kernels::SumTask> sum_tasks_;
+  std::vector<kernels::NormTask> norm_tasks_;
+};
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_COLLECTOR_H_

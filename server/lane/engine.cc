@@ -1,0 +1,263 @@
+#include "server/lane/engine.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+#include "server/lane/unit_io.h"
+
+namespace dmuond::server::lane {
+
+using scheduler::AttemptKind;
+using scheduler::Verdict;
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Channel& channel,
+                                                       kernels::Device& device, PeerGroup* group) {
+  std::unique_ptr<Engine> engine(new Engine(job, channel, device, group));
+  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device.CreateStream();
+  if (!stream.ok()) return stream.status();
+  engine->stream_ = *std::move(stream);
+  absl::StatusOr<std::unique_ptr<Slots>> slots = Slots::Create(job);
+  if (!slots.ok()) return slots.status();
+  engine->slots_ = *std::move(slots);
+  auto collector =
+      Collector::Create(job, engine->trainers_, engine->rail_, device, *engine->stream_);
+  if (!collector.ok()) return collector.status();
+  engine->collector_ = *std::move(collector);
+  auto updater = Updater::Create(job, *engine->slots_, device, *engine->stream_);
+  if (!updater.ok()) return updater.status();
+  engine->updater_ = *std::move(updater);
+  engine->publisher_ =
+      std::make_unique<Publisher>(job, engine->trainers_, engine->rail_, device, *engine->stream_);
+  return engine;
+}
+
+absl::Status Engine::OnAttach(const v1::LaneCommand::AttachTrainer& attach,
+                              const std::vector<wire::UniqueFd>& fds) {
+  const absl::Status status = trainers_.Attach(attach, fds);
+  v1::LaneReport report;
+  v1::LaneReport::Attached& attached = *report.mutable_attached();
+  attached.set_rank(attach.rank());
+  attached.set_incarnation(attach.incarnation());
+  if (!status.ok()) attached.set_error(std::string(status.message()));
+  return channel_.Send(report);
+}
+
+absl::Status Engine::OnDetach(const v1::LaneCommand::DetachTrainer& detach) {
+  trainers_.Detach(detach.rank(), detach.incarnation());
+  if (detach.rank() >= 0 && detach.rank() < static_cast<int32_t>(job_.local.size()) &&
+      trainers_.Find(detach.rank()) == nullptr) {
+    collector_->OnDetach(detach.rank());
+  }
+  v1::LaneReport report;
+  report.mutable_detached()->set_rank(detach.rank());
+  report.mutable_detached()->set_incarnation(detach.incarnation());
+  return channel_.Send(report);
+}
+
+absl::Status Engine::OnOpen(const scheduler::OpenAttempt& open) {
+  opened_ = open;
+  return absl::OkStatus();
+}
+
+absl::Status Engine::OnSubmitted(const scheduler::Submission& submission) {
+  if (submission.withdraw) return absl::OkStatus();  // its attempt is about to be aborted
+  if (submission.rank.value() < 0 ||
+      submission.rank.value() >= static_cast<int32_t>(job_.local.size())) {
+    return absl::InternalError(absl::StrCat("submission of trainer ", submission.rank.value()));
+  }
+  if (collector_->armed() && submission.attempt == collector_->attempt()) {
+    collector_->OnSubmission(submission);
+    times_.last_submit = Clock::now();
+  } else if (!collector_->armed() || submission.attempt > collector_->attempt()) {
+    submissions_.push_back(submission);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::OnGo(const scheduler::Go& go) {
+  if (go.rail != job_.program.rail) return absl::OkStatus();
+  if (go.bucket.value() < 0 || go.bucket.value() >= job_.buckets()) {
+    return absl::InternalError(absl::StrCat("GO for bucket ", go.bucket.value()));
+  }
+  if (go.operation == scheduler::RailOperation::kPublish) {
+    if (job_.program.weights[go.bucket.value()].empty()) return absl::OkStatus();
+    return publisher_->OnGo(go.bucket.value());
+  }
+  if (!collector_->armed() || go.attempt != collector_->attempt()) {
+    // It cannot be: GO follows this lane's own report, and the decision follows GO.
+    return absl::InternalError(absl::StrCat("GO of attempt ", go.attempt.value(), ", armed is ",
+                                            collector_->attempt().value()));
+  }
+  const bool push = collector_->kind() == AttemptKind::kPush;
+  const auto& transfers = push ? job_.program.adopts : job_.program.partials;
+  if (transfers[go.bucket.value()].empty()) return absl::OkStatus();
+  if (push) received_weights_valid_ = false;
+  return collector_->OnGo(go);
+}
+
+absl::Status Engine::OnDecision(scheduler::Decision decision) {
+  if (collector_->armed() && decision.attempt < collector_->attempt()) return absl::OkStatus();
+  collector_->Disarm();
+  times_.decided = Clock::now();
+  const bool applies = decision.verdict == Verdict::kCommit || decision.verdict == Verdict::kSkip;
+  // Loaded state is written unit by unit and published by a republish.
+  if (applies && decision.kind != AttemptKind::kLoad) {
+    tasks_.push_back({std::move(decision), std::nullopt});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::OnRepublish(const v1::LaneCommand::Republish& republish) {
+  tasks_.push_back({std::nullopt, Republish{scheduler::Attempt(republish.attempt()),
+                                            {republish.ranks().begin(), republish.ranks().end()}}});
+  return absl::OkStatus();
+}
+
+absl::Status Engine::OnReadUnit(const v1::LaneCommand::ReadUnit& read,
+                                const std::vector<wire::UniqueFd>& fds) {
+  const absl::Status status =
+      fds.size() != 1
+          ? absl::InvalidArgumentError("ReadUnit needs one descriptor")
+          : ReadUnit(job_, *slots_, device_, *stream_, read.unit(), read.kind(), fds[0].get());
+  v1::LaneReport report;
+  report.mutable_unit_io()->set_request(read.request());
+  if (!status.ok()) report.mutable_unit_io()->set_error(std::string(status.message()));
+  return channel_.Send(report);
+}
+
+absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
+                                 const std::vector<wire::UniqueFd>& fds) {
+  const absl::Status status =
+      fds.size() != 1
+          ? absl::InvalidArgumentError("WriteUnit needs one descriptor")
+          : WriteUnit(job_, *slots_, device_, *stream_, write.unit(), write.kind(), fds[0].get());
+  v1::LaneReport report;
+  report.mutable_unit_io()->set_request(write.request());
+  if (!status.ok()) report.mutable_unit_io()->set_error(std::string(status.message()));
+  return channel_.Send(report);
+}
+
+absl::StatusOr<bool> Engine::Progress() {
+  if (publishing_) return ProgressPublish();
+  if (!tasks_.empty()) return StartNext();
+  if (opened_.has_value()) {
+    absl::StatusOr<bool> armed = ArmNext();
+    if (!armed.ok() || !*armed) return armed;
+  }
+  const bool started = collector_->started();
+  absl::StatusOr<bool> progress = collector_->Progress();
+  if (!progress.ok()) return progress;
+  if (!started && collector_->started()) times_.first_ready = Clock::now();
+  if (collector_->complete() && !gathered_) {
+    if (absl::Status status = ReportGathered(); !status.ok()) return status;
+  }
+  return progress;
+}
+
+bool Engine::watches_words() const {
+  return publishing_ ? publisher_->watches_words() : collector_->watches_words();
+}
+
+absl::StatusOr<bool> Engine::ArmNext() {
+  // Messages of an aborted attempt still arrive in memory that the next one uses.
+  absl::StatusOr<bool> idle = rail_.Idle();
+  if (!idle.ok() || !*idle) return idle;
+  times_ = {};
+  gathered_ = false;
+  collector_->Arm(opened_->attempt);
+  opened_.reset();
+  for (const scheduler::Submission& submission : submissions_) {
+    if (submission.attempt != collector_->attempt()) continue;
+    collector_->OnSubmission(submission);
+    times_.last_submit = Clock::now();
+  }
+  std::erase_if(submissions_, [&](const scheduler::Submission& submission) {
+    return submission.attempt <= collector_->attempt();
+  });
+  return true;
+}
+
+absl::Status Engine::ReportGathered() {
+  gathered_ = true;
+  times_.gathered = Clock::now();
+  v1::LaneReport::Gathered& gathered = *report_.mutable_gathered();
+  gathered.Clear();
+  gathered.set_attempt(collector_->attempt().value());
+  gathered.set_collect_us(Microseconds(times_.first_ready, times_.gathered));
+  collector_->AddNorms(gathered);
+  return channel_.Send(report_);
+}
+
+absl::StatusOr<bool> Engine::StartNext() {
+  const Task& task = tasks_.front();
+  if (task.republish.has_value()) {
+    // One trainer alone: other nodes do not take part, their weights lie here since the last time.
+    const bool all = task.republish->ranks.empty();
+    if (!all && job_.inputs.nodes > 1 && !received_weights_valid_) {
+      return absl::FailedPreconditionError(
+          "republish: weights of other nodes' owners do not lie here");
+    }
+    updater_->StartRefresh();
+    publisher_->Start({.attempt = task.republish->attempt,
+                       .rail = all,
+                       .republish = true,
+                       .ranks = &task.republish->ranks});
+    publishing_ = true;
+    return true;
+  }
+  const scheduler::Decision& decision = *task.decision;
+  spdlog::debug("job={} epoch={} attempt={} step={} verdict={}", job_.name, job_.epoch,
+                decision.attempt.value(), decision.step.value(),
+                static_cast<int>(decision.verdict));
+  if (decision.verdict == Verdict::kSkip) {
+    times_.updated = times_.decided;
+    publisher_->AnnounceAll(decision.attempt);
+    if (absl::Status status = ReportPublished(); !status.ok()) return status;
+    return true;
+  }
+  updater_->Start(decision);
+  publisher_->Start({.attempt = decision.attempt,
+                     .submitted_first = decision.kind == AttemptKind::kStep,
+                     .poison = true});
+  publishing_ = true;
+  return true;
+}
+
+absl::StatusOr<bool> Engine::ProgressPublish() {
+  absl::StatusOr<bool> progress = publisher_->Progress();
+  if (!progress.ok()) return progress;
+  if (!updater_->done()) {
+    absl::StatusOr<const scheduler::Batch*> batch = updater_->RunBatch();
+    if (!batch.ok()) return batch.status();
+    publisher_->OnBatch(**batch);
+    if (updater_->done()) times_.updated = Clock::now();
+    return true;
+  }
+  if (!publisher_->running()) {
+    publishing_ = false;
+    if (absl::Status status = ReportPublished(); !status.ok()) return status;
+    return true;
+  }
+  return progress;
+}
+
+absl::Status Engine::ReportPublished() {
+  times_.published = Clock::now();
+  const Task& task = tasks_.front();
+  v1::LaneReport::Published& published = *report_.mutable_published();
+  published.Clear();
+  published.set_attempt(task.republish.has_value() ? task.republish->attempt.value()
+                                                   : task.decision->attempt.value());
+  const bool committed = task.decision.has_value() && task.decision->verdict == Verdict::kCommit;
+  if (committed) received_weights_valid_ = true;
+  published.set_matrices(committed ? updater_->matrices() : 0);
+  if (task.decision.has_value()) FillTiming(times_, *published.mutable_timing());
+  tasks_.pop_front();
+  return channel_.Send(report_);
+}
+
+}  // namespace dmuond::server::lane

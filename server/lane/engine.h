@@ -1,0 +1,104 @@
+// Executes attempts: arms them, collects, reports what is gathered, applies decisions, publishes.
+// What the daemon says while a decided attempt is still being published waits for its turn.
+//
+// Threads: the lane's dispatching thread. No call blocks on another process.
+#ifndef DMUOND_SERVER_LANE_ENGINE_H_
+#define DMUOND_SERVER_LANE_ENGINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "scheduler/step.h"
+#include "server/lane/channel.h"
+#include "server/lane/collector.h"
+#include "server/lane/lane_job.h"
+#include "server/lane/publisher.h"
+#include "server/lane/rail.h"
+#include "server/lane/slots.h"
+#include "server/lane/timing.h"
+#include "server/lane/trainer_memory.h"
+#include "server/lane/updater.h"
+
+namespace dmuond::server::lane {
+
+class Engine {
+ public:
+  // All arguments must outlive the object; `group` null: one node.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(const LaneJob& job, Channel& channel,
+                                                        kernels::Device& device, PeerGroup* group);
+
+  // Each answers with reports through the channel. An error ends the lane.
+  absl::Status OnAttach(const v1::LaneCommand::AttachTrainer& attach,
+                        const std::vector<wire::UniqueFd>& fds);
+  absl::Status OnDetach(const v1::LaneCommand::DetachTrainer& detach);
+  absl::Status OnOpen(const scheduler::OpenAttempt& open);
+  absl::Status OnSubmitted(const scheduler::Submission& submission);
+  absl::Status OnGo(const scheduler::Go& go);
+  absl::Status OnDecision(scheduler::Decision decision);
+  absl::Status OnReadUnit(const v1::LaneCommand::ReadUnit& read,
+                          const std::vector<wire::UniqueFd>& fds);
+  absl::Status OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
+                           const std::vector<wire::UniqueFd>& fds);
+  absl::Status OnRepublish(const v1::LaneCommand::Republish& republish);
+
+  // Does what can be done now. True: something was; drain the command socket and call again.
+  absl::StatusOr<bool> Progress();
+  // Whether words of trainers' timelines are awaited, not only messages.
+  [[nodiscard]] bool watches_words() const;
+
+ private:
+  Engine(const LaneJob& job, Channel& channel, kernels::Device& device, PeerGroup* group)
+      : job_(job),
+        channel_(channel),
+        device_(device),
+        rail_(job, channel, group),
+        trainers_(job, device) {}
+
+  absl::StatusOr<bool> ArmNext();
+  absl::StatusOr<bool> StartNext();
+  absl::Status ReportGathered();
+  absl::StatusOr<bool> ProgressPublish();
+  absl::Status ReportPublished();
+
+  const LaneJob& job_;
+  Channel& channel_;
+  kernels::Device& device_;
+  std::unique_ptr<kernels::Stream> stream_;
+  Rail rail_;
+  TrainerMemory trainers_;
+  std::unique_ptr<Slots> slots_;
+  std::unique_ptr<Collector> collector_;
+  std::unique_ptr<Updater> updater_;
+  std::unique_ptr<Publisher> publisher_;
+
+  std::optional<scheduler::OpenAttempt> opened_;    // not armed yet
+  std::vector<scheduler::Submission> submissions_;  // of attempts that are not armed yet
+  bool gathered_ = false;                           // reported for the armed attempt
+
+  // What the daemon wants published, in order; the first one is under way when publishing_.
+  struct Republish {
+    scheduler::Attempt attempt;
+    std::vector<int32_t> ranks;
+  };
+  struct Task {
+    std::optional<scheduler::Decision> decision;
+    std::optional<Republish> republish;
+  };
+  std::deque<Task> tasks_;
+  bool publishing_ = false;
+  // An unfinished push has overwritten what other nodes' weights lay in.
+  bool received_weights_valid_ = false;
+
+  AttemptTimes times_;
+  v1::LaneReport report_;
+};
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_ENGINE_H_

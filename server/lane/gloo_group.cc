@@ -1,0 +1,243 @@
+#include "server/lane/gloo_group.h"
+
+#include <gloo/transport/address.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/mutex.h"
+
+namespace dmuond::server::lane {
+namespace {
+
+// How long members wait for each other once all of them have each other's addresses.
+constexpr std::chrono::seconds kConnectTimeout{60};
+// Messages have no deadline of their own: the daemons decide who is dead and end the lanes. Gloo
+// closes all connections when a wait of its own times out.
+constexpr std::chrono::hours kMessageTimeout{24 * 365};
+
+// Gloo's waits block, so one thread waits, in the order in which groups were started.
+class GlooGroup final : public PeerGroup {
+ public:
+  // Throws what Gloo throws.
+  GlooGroup(int rank, int size, const std::string& bind_address, std::function<void()> notify)
+      : rank_(rank), size_(size), notify_(std::move(notify)) {
+    gloo::transport::tcp::attr attributes(bind_address.empty() ? "127.0.0.1"
+                                                               : bind_address.c_str());
+    device_ = gloo::transport::tcp::CreateDevice(attributes);
+    context_ = device_->createContext(rank, size);
+    context_->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(kConnectTimeout));
+    for (int peer = 0; peer < size; ++peer) {
+      std::vector<char> address;
+      if (peer != rank) address = context_->createPair(peer)->address().bytes();
+      AppendAddress(address);
+    }
+  }
+
+  ~GlooGroup() override {
+    {
+      MutexLock lock(mutex_);
+      stop_ = true;
+      for (Operation& operation : operations_) {
+        for (Pending& pending : operation.pending) {
+          pending.send ? pending.buffer->abortWaitSend() : pending.buffer->abortWaitRecv();
+        }
+      }
+      changed_.NotifyAll();
+    }
+    if (thread_.joinable()) thread_.join();
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != rank_) context_->getPair(peer)->close();
+    }
+  }
+
+  [[nodiscard]] const std::string& blob() const override { return blob_; }
+
+  absl::Status Connect(const std::vector<std::string>& blobs) override {
+    if (static_cast<int>(blobs.size()) != size_) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a rail of ", size_, " got ", blobs.size(), " addresses"));
+    }
+    std::vector<std::vector<char>> addresses(size_);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      if (!ReadAddress(blobs[peer], addresses[peer])) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("rail: member ", peer, " sent no address for member ", rank_));
+      }
+    }
+    thread_ = std::thread([this, addresses = std::move(addresses)] { Serve(addresses); });
+    return absl::OkStatus();
+  }
+
+  [[nodiscard]] absl::StatusOr<bool> Ready() override {
+    MutexLock lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    return connected_;
+  }
+
+  absl::StatusOr<int64_t> Start(uint64_t tag, std::span<const Message> messages) override {
+    Operation operation;
+    try {
+      std::vector<uint32_t> sent(size_);
+      std::vector<uint32_t> received(size_);
+      for (const Message& message : messages) {
+        Pending pending{message.send, context_->createUnboundBuffer(message.data, message.bytes)};
+        uint32_t& count = message.send ? sent[message.peer] : received[message.peer];
+        const uint64_t slot = (tag << 24) | count++;
+        if (message.send) {
+          pending.buffer->send(message.peer, slot);
+        } else {
+          pending.buffer->recv(message.peer, slot);
+        }
+        operation.pending.push_back(std::move(pending));
+      }
+    } catch (const std::exception& error) {
+      return absl::AbortedError(absl::StrCat("rail: ", error.what()));
+    }
+    MutexLock lock(mutex_);
+    if (!failure_.ok()) return failure_;
+    operation.ticket = ++last_ticket_;
+    operations_.push_back(std::move(operation));
+    changed_.NotifyAll();
+    return last_ticket_;
+  }
+
+  [[nodiscard]] absl::StatusOr<bool> Done(int64_t ticket) override {
+    MutexLock lock(mutex_);
+    if (ticket <= done_) return true;
+    if (!failure_.ok()) return failure_;
+    return false;
+  }
+
+ private:
+  struct Pending {
+    bool send = false;
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+  };
+  struct Operation {
+    int64_t ticket = 0;
+    std::vector<Pending> pending;
+  };
+
+  // The blob: for each member, 4 bytes of length and that many of the address kept for it.
+  void AppendAddress(const std::vector<char>& address) {
+    const auto length = static_cast<uint32_t>(address.size());
+    blob_.append(reinterpret_cast<const char*>(&length), sizeof(length));
+    blob_.append(address.data(), address.size());
+  }
+  [[nodiscard]] bool ReadAddress(const std::string& blob, std::vector<char>& address) const {
+    size_t at = 0;
+    for (int member = 0; member <= rank_; ++member) {
+      uint32_t length = 0;
+      if (blob.size() - at < sizeof(length)) return false;
+      std::memcpy(&length, blob.data() + at, sizeof(length));
+      at += sizeof(length);
+      // Gloo does not check what it is given.
+      if (length > gloo::transport::Address::kMaxByteSize || blob.size() - at < length) {
+        return false;
+      }
+      if (member == rank_) address.assign(blob.data() + at, blob.data() + at + length);
+      at += length;
+    }
+    return address.size() == context_->getPair(rank_ == 0 ? 1 : 0)->address().bytes().size();
+  }
+
+  void Serve(const std::vector<std::vector<char>>& addresses) DMUOND_EXCLUDES(mutex_) {
+    try {
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer != rank_) context_->getPair(peer)->connect(addresses[peer]);
+      }
+    } catch (const std::exception& error) {
+      Fail(error.what());
+      return;
+    }
+    {
+      MutexLock lock(mutex_);
+      connected_ = true;
+    }
+    notify_();
+    while (WaitForOldest()) notify_();
+    notify_();
+  }
+
+  // False: the group has failed or is to stop.
+  bool WaitForOldest() DMUOND_EXCLUDES(mutex_) {
+    Operation* oldest = nullptr;
+    {
+      MutexLock lock(mutex_);
+      while (operations_.empty() && !stop_) changed_.Wait(mutex_);
+      if (stop_) return false;
+      oldest = &operations_.front();  // a deque: it stays while others are added behind it
+    }
+    try {
+      for (Pending& pending : oldest->pending) {
+        const bool complete = pending.send ? pending.buffer->waitSend(kMessageTimeout)
+                                           : pending.buffer->waitRecv(kMessageTimeout);
+        if (!complete) return false;  // aborted
+      }
+    } catch (const std::exception& error) {
+      Fail(error.what());
+      return false;
+    }
+    MutexLock lock(mutex_);
+    done_ = oldest->ticket;
+    operations_.pop_front();
+    return true;
+  }
+
+  void Fail(const char* what) DMUOND_EXCLUDES(mutex_) {
+    {
+      MutexLock lock(mutex_);
+      failure_ = absl::AbortedError(absl::StrCat("rail: ", what));
+    }
+    notify_();
+  }
+
+  const int rank_;
+  const int size_;
+  const std::function<void()> notify_;
+  std::shared_ptr<gloo::transport::Device> device_;
+  std::shared_ptr<gloo::transport::Context> context_;
+  std::string blob_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool connected_ DMUOND_GUARDED_BY(mutex_) = false;
+  bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
+  absl::Status failure_ DMUOND_GUARDED_BY(mutex_);
+  int64_t last_ticket_ DMUOND_GUARDED_BY(mutex_) = 0;
+  int64_t done_ DMUOND_GUARDED_BY(mutex_) = 0;
+  std::deque<Operation> operations_ DMUOND_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerGroup>> MakeGlooGroup(int rank, int size,
+                                                         const std::string& bind_address,
+                                                         std::function<void()> notify) {
+  if (size < 2 || rank < 0 || rank >= size) {
+    return absl::InvalidArgumentError(absl::StrCat("rail: member ", rank, " of ", size));
+  }
+  try {
+    return std::make_unique<GlooGroup>(rank, size, bind_address, std::move(notify));
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(
+        absl::StrCat("rail: cannot listen on \"", bind_address, "\": ", error.what()));
+  }
+}
+
+}  // namespace dmuond::server::lane

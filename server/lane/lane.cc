@@ -1,0 +1,202 @@
+#include "server/lane/lane.h"
+
+#include <poll.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+
+namespace dmuond::server::lane {
+namespace {
+
+using std::chrono::microseconds;
+
+// Words are looked at this often, by how long nothing has happened. A word that comes right after
+// another one is seen at once; a trainer that computes for a second costs a thousand short looks.
+constexpr microseconds kShortPause{20};
+constexpr microseconds kLongPause{1000};
+constexpr microseconds kShortUntil{2000};
+// Polls of a lane that waits for words, before its first sleep, where there are cores to spare. On
+// a small machine they would take the processor from the trainer that is to write the word.
+constexpr int kSpins = 100;
+constexpr unsigned kCoresToSpin = 4;
+
+}  // namespace
+
+Lane::Lane(kernels::Device& device, wire::UniqueFd socket, PeerGroupFactory make_group)
+    : device_(device),
+      channel_(std::move(socket)),
+      make_group_(std::move(make_group)),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      spins_(std::thread::hardware_concurrency() >= kCoresToSpin ? kSpins : 0) {}
+
+absl::Status Lane::Run() {
+  absl::Status status = Serve();
+  if (!status.ok() && !absl::IsUnavailable(status)) {
+    v1::LaneReport report;
+    report.mutable_failed()->set_what(status.ToString());
+    channel_.Send(report).IgnoreError();  // the daemon may be gone as well
+  }
+  return status;
+}
+
+absl::Status Lane::Serve() {
+  int idle_polls = 0;
+  while (true) {
+    if (absl::Status status = Drain(); !status.ok()) return status;
+    if (shutdown_) return absl::OkStatus();
+    absl::StatusOr<bool> progress = engine_ != nullptr ? engine_->Progress() : Connect();
+    if (!progress.ok()) return progress.status();
+    if (*progress) {
+      last_progress_ = Clock::now();
+      idle_polls = 0;
+      continue;
+    }
+    const bool words = engine_ != nullptr && engine_->watches_words();
+    if (words && idle_polls++ < spins_) continue;
+    if (absl::Status status = Wait(); !status.ok()) return status;
+  }
+}
+
+absl::Status Lane::Drain() {
+  while (!shutdown_ && channel_.Readable()) {
+    if (absl::Status status = channel_.Receive(command_, fds_); !status.ok()) return status;
+    if (absl::Status status = Handle(); !status.ok()) return status;
+    last_progress_ = Clock::now();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Lane::Wait() {
+  pollfd polls[2] = {{channel_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+  timespec timeout{};
+  const bool words = engine_ != nullptr && engine_->watches_words();
+  if (words) {
+    const bool recent = Clock::now() - last_progress_ < kShortUntil;
+    timeout.tv_nsec = std::chrono::nanoseconds(recent ? kShortPause : kLongPause).count();
+  }
+  // Errors of ppoll (EINTR) lead to the same next look as everything else.
+  ::ppoll(polls, 2, words ? &timeout : nullptr, nullptr);
+  if ((polls[1].revents & POLLIN) != 0) {
+    uint64_t count = 0;
+    if (::read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) {
+      return absl::InternalError("eventfd cannot be read");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Lane::Handle() {
+  using Command = v1::LaneCommand;
+  const auto needs_engine = [&]() -> absl::Status {
+    if (engine_ != nullptr) return absl::OkStatus();
+    return absl::InternalError(
+        absl::StrCat("command ", command_.command_case(), " before the lane was ready"));
+  };
+  switch (command_.command_case()) {
+    case Command::kConfigure:
+      return Configure(command_.configure());
+    case Command::kRendezvous:
+      return CompleteRendezvous(command_.rendezvous());
+    case Command::kShutdown:
+      shutdown_ = true;
+      return absl::OkStatus();
+    default:
+      break;
+  }
+  if (absl::Status status = needs_engine(); !status.ok()) return status;
+  switch (command_.command_case()) {
+    case Command::kAttach:
+      return engine_->OnAttach(command_.attach(), fds_);
+    case Command::kDetach:
+      return engine_->OnDetach(command_.detach());
+    case Command::kArm:
+      return engine_->OnOpen(FromProto(command_.arm()));
+    case Command::kSubmitted: {
+      absl::StatusOr<scheduler::Submission> submission = FromProto(command_.submitted());
+      return submission.ok() ? engine_->OnSubmitted(*submission) : submission.status();
+    }
+    case Command::kGo: {
+      absl::StatusOr<scheduler::Go> go = FromProto(command_.go());
+      return go.ok() ? engine_->OnGo(*go) : go.status();
+    }
+    case Command::kDecision: {
+      absl::StatusOr<scheduler::Decision> decision = FromProto(command_.decision());
+      return decision.ok() ? engine_->OnDecision(*std::move(decision)) : decision.status();
+    }
+    case Command::kReadUnit:
+      return engine_->OnReadUnit(command_.read_unit(), fds_);
+    case Command::kWriteUnit:
+      return engine_->OnWriteUnit(command_.write_unit(), fds_);
+    case Command::kRepublish:
+      return engine_->OnRepublish(command_.republish());
+    default:
+      return absl::InternalError("a command that this lane does not know");
+  }
+}
+
+absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
+  if (job_ != nullptr) return absl::InternalError("configured twice");
+  absl::StatusOr<std::unique_ptr<LaneJob>> job = LaneJob::Make(configure, fds_, device_);
+  if (!job.ok()) return job.status();
+  job_ = *std::move(job);
+  spdlog::info("job={} epoch={} lane={} configured units={} batches={} buckets={}", job_->name,
+               job_->epoch, job_->program.lane.value(), job_->program.staged.size(),
+               job_->program.batches.size(), job_->buckets());
+  if (job_->inputs.nodes == 1) return Start();
+  auto group = make_group_(job_->program.node.value(), job_->inputs.nodes, configure.bind_address(),
+                           [fd = wake_.get()] {
+                             const uint64_t one = 1;
+                             // A full counter wakes as well.
+                             [[maybe_unused]] const ssize_t n = ::write(fd, &one, sizeof(one));
+                           });
+  if (!group.ok()) return group.status();
+  group_ = *std::move(group);
+  v1::LaneReport report;
+  v1::Rendezvous& rendezvous = *report.mutable_rendezvous();
+  rendezvous.set_rail(job_->program.rail.value());
+  rendezvous.set_node(job_->program.node.value());
+  rendezvous.set_epoch(job_->epoch);
+  rendezvous.set_blob(group_->blob());
+  return channel_.Send(report);
+}
+
+absl::Status Lane::CompleteRendezvous(const v1::RendezvousComplete& rendezvous) {
+  if (group_ == nullptr || connecting_ || engine_ != nullptr) {
+    return absl::InternalError("an unexpected rendezvous");
+  }
+  if (rendezvous.epoch() != job_->epoch || rendezvous.rail() != job_->program.rail.value()) {
+    return absl::InternalError(absl::StrCat("rendezvous of rail ", rendezvous.rail(), ", epoch ",
+                                            rendezvous.epoch(), " came to rail ",
+                                            job_->program.rail.value(), ", epoch ", job_->epoch));
+  }
+  connecting_ = true;
+  return group_->Connect({rendezvous.blobs().begin(), rendezvous.blobs().end()});
+}
+
+absl::StatusOr<bool> Lane::Connect() {
+  if (!connecting_) return false;
+  absl::StatusOr<bool> ready = group_->Ready();
+  if (!ready.ok()) return ready.status();
+  if (!*ready) return false;
+  connecting_ = false;
+  if (absl::Status status = Start(); !status.ok()) return status;
+  return true;
+}
+
+absl::Status Lane::Start() {
+  absl::StatusOr<std::unique_ptr<Engine>> engine =
+      Engine::Create(*job_, channel_, device_, group_.get());
+  if (!engine.ok()) return engine.status();
+  engine_ = *std::move(engine);
+  v1::LaneReport report;
+  report.mutable_ready()->set_device(device_.Describe());
+  return channel_.Send(report);
+}
+
+}  // namespace dmuond::server::lane

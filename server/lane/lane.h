@@ -1,0 +1,70 @@
+// The lane process's one thread: takes commands, lets the engine work, and waits for words and
+// messages without burning a core.
+//
+//   Lane lane(device, wire::UniqueFd(fd), MakeGlooGroup);
+//   absl::Status status = lane.Run();
+//
+// Threads: Run() on one thread.
+#ifndef DMUOND_SERVER_LANE_LANE_H_
+#define DMUOND_SERVER_LANE_LANE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/wire/unique_fd.h"
+#include "kernels/device.h"
+#include "server/lane/channel.h"
+#include "server/lane/engine.h"
+#include "server/lane/lane_job.h"
+#include "server/lane/peer_group.h"
+#include "server/lane/timing.h"
+
+namespace dmuond::server::lane {
+
+// Makes this lane's end of its rail. `notify` may be called from any thread whenever something that
+// the group was asked for may be through.
+using PeerGroupFactory = std::function<absl::StatusOr<std::unique_ptr<PeerGroup>>(
+    int rank, int size, const std::string& bind_address, std::function<void()> notify)>;
+
+class Lane {
+ public:
+  // `device` must outlive the object.
+  Lane(kernels::Device& device, wire::UniqueFd socket, PeerGroupFactory make_group);
+
+  // Serves the daemon until Shutdown (OK), or until it is gone (UNAVAILABLE). Any other error has
+  // been reported to the daemon as Failed.
+  absl::Status Run();
+
+ private:
+  absl::Status Serve();
+  absl::Status Drain();
+  absl::Status Handle();
+  absl::Status Configure(const v1::LaneCommand::Configure& configure);
+  absl::Status CompleteRendezvous(const v1::RendezvousComplete& rendezvous);
+  absl::StatusOr<bool> Connect();
+  absl::Status Start();
+  absl::Status Wait();
+
+  kernels::Device& device_;
+  Channel channel_;
+  PeerGroupFactory make_group_;
+  wire::UniqueFd wake_;  // eventfd: the rail has news
+  int spins_;            // polls before the first sleep
+  v1::LaneCommand command_;
+  std::vector<wire::UniqueFd> fds_;
+  bool shutdown_ = false;
+  Clock::time_point last_progress_;
+
+  std::unique_ptr<LaneJob> job_;
+  std::unique_ptr<Engine> engine_;    // null until connected
+  std::unique_ptr<PeerGroup> group_;  // null: one node. Destroyed first: it writes into the job
+  bool connecting_ = false;
+};
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_LANE_H_

@@ -1,0 +1,69 @@
+// dmuond-lane: computes for one device. Started by dmuond, never by hand.
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <sys/prctl.h>
+
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "kernels/cpu/cpu_device.h"
+#include "server/lane/gloo_group.h"
+#include "server/lane/lane.h"
+
+ABSL_FLAG(int, fd, -1, "the lane's end of its socket pair with dmuond");
+ABSL_FLAG(std::string, device, "cpu:1", "cpu:THREADS");
+ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");
+
+namespace {
+
+absl::StatusOr<std::unique_ptr<dmuond::kernels::Device>> MakeDevice(absl::string_view spec) {
+  int threads = 0;
+  absl::string_view rest = spec;
+  if (!absl::ConsumePrefix(&rest, "cpu:") || !absl::SimpleAtoi(rest, &threads)) {
+    return absl::InvalidArgumentError(absl::StrCat("--device=", spec, ": not cpu:THREADS"));
+  }
+  auto device = dmuond::kernels::cpu::CpuDevice::Create(threads);
+  if (!device.ok()) return device.status();
+  return std::unique_ptr<dmuond::kernels::Device>(*std::move(device));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::SetProgramUsageMessage("computes for one device; started by dmuond");
+  absl::ParseCommandLine(argc, argv);
+  spdlog::set_default_logger(spdlog::stderr_logger_st("lane"));
+  spdlog::set_level(spdlog::level::from_str(absl::GetFlag(FLAGS_log_level)));
+  // A lane without its daemon has nothing to do. The socket's end says so too, but not to a lane
+  // in the middle of a long update.
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  // Sleeps of some tens of microseconds between looks at timeline words; the default slack of 50 us
+  // would more than double them.
+  ::prctl(PR_SET_TIMERSLACK, 1);
+  std::signal(SIGPIPE, SIG_IGN);
+  // A terminal's ^C goes to the whole process group; the daemon decides what its lanes do then.
+  std::signal(SIGINT, SIG_IGN);
+  if (absl::GetFlag(FLAGS_fd) < 0) {
+    std::fputs("dmuond-lane: --fd is missing; dmuond starts its lanes itself\n", stderr);
+    return 2;
+  }
+  auto device = MakeDevice(absl::GetFlag(FLAGS_device));
+  if (!device.ok()) {
+    spdlog::error("{}", std::string(device.status().message()));
+    return 2;
+  }
+  dmuond::server::lane::Lane lane(**device, dmuond::wire::UniqueFd(absl::GetFlag(FLAGS_fd)),
+                                  dmuond::server::lane::MakeGlooGroup);
+  const absl::Status status = lane.Run();
+  if (!status.ok()) spdlog::error("lane ends: {}", status.ToString());
+  return status.ok() ? 0 : 1;
+}

@@ -1,0 +1,49 @@
+// The lanes of one rail, one on each node, that send each other memory. Two implementations are
+// meant: gloo_group (host memory) and NCCL (device memory).
+//
+// A group is made once and never repaired: when a peer is gone it fails, the lane ends, and the
+// next group epoch has new lanes with new groups.
+#ifndef DMUOND_SERVER_LANE_PEER_GROUP_H_
+#define DMUOND_SERVER_LANE_PEER_GROUP_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace dmuond::server::lane {
+
+// Threads: the lane's dispatching thread. No call blocks. Everything under way ends when the
+// process does.
+class PeerGroup {
+ public:
+  virtual ~PeerGroup() = default;
+
+  // What the others must know to connect. Exchanged by the daemons.
+  [[nodiscard]] virtual const std::string& blob() const = 0;
+  // All members' blobs, by rank; starts connecting.
+  virtual absl::Status Connect(const std::vector<std::string>& blobs) = 0;
+  // Whether all members are connected. ABORTED: they will never be.
+  [[nodiscard]] virtual absl::StatusOr<bool> Ready() = 0;
+
+  struct Message {
+    bool send = false;  // otherwise: receive
+    int peer = 0;       // rank in the group
+    std::byte* data = nullptr;
+    size_t bytes = 0;
+  };
+  // Starts a group of messages. Messages from one member to another pair up in their order within
+  // the groups of equal `tag`; each tag is in use by one group at a time. Memory must stay until
+  // Done().
+  virtual absl::StatusOr<int64_t> Start(uint64_t tag, std::span<const Message> messages) = 0;
+  // Whether everything of a started group has arrived and been sent. ABORTED: a peer is gone.
+  [[nodiscard]] virtual absl::StatusOr<bool> Done(int64_t ticket) = 0;
+};
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_PEER_GROUP_H_

@@ -1,0 +1,244 @@
+#include "server/lane/publisher.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+#include "server/lane/strided.h"
+
+namespace dmuond::server::lane {
+
+using scheduler::Box;
+using scheduler::RailOperation;
+using scheduler::Transfer;
+using scheduler::UnitId;
+
+Publisher::Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail,
+                     kernels::Device& device, kernels::Stream& stream)
+    : job_(job),
+      trainers_(trainers),
+      rail_(rail),
+      device_(device),
+      stream_(stream),
+      board_(job.board == nullptr ? nullptr : job.board->data(), job.inputs.lanes_per_node),
+      buckets_(job.buckets()) {
+  for (const scheduler::StagedUnit& staged : job.program.staged) {
+    Bucket& bucket = buckets_[job.unit(staged.unit).bucket.value()];
+    ++bucket.owned_units;
+    AddPacks(bucket, staged.unit);
+  }
+  for (int32_t b = 0; b < job.buckets(); ++b) {
+    for (UnitId id : job.program.publish[b]) AddUnit(id);
+    buckets_[b].part = !job.program.publish[b].empty();
+  }
+}
+
+void Publisher::AddPacks(Bucket& bucket, UnitId id) {
+  const scheduler::Unit& unit = job_.unit(id);
+  const kernels::DType dtype = ToDType(job_.parameter(id).weight_type);
+  for (const Transfer& transfer : job_.program.weights[unit.bucket.value()]) {
+    if (transfer.unit != id || transfer.from != job_.program.lane || transfer.in_place) continue;
+    std::byte* const staging = job_.staging->data();
+    bucket.packs.push_back({At(staging + transfer.offset_bytes, dtype,
+                               scheduler::ViewInBox(transfer.box, transfer.box)),
+                            At(staging + job_.staged(id).weight_offset_bytes, dtype,
+                               scheduler::ViewInUnit(unit, transfer.box))});
+  }
+}
+
+void Publisher::AddUnit(UnitId id) {
+  const scheduler::Unit& unit = job_.unit(id);
+  Bucket& bucket = buckets_[unit.bucket.value()];
+  const kernels::DType dtype = ToDType(job_.parameter(id).weight_type);
+  std::byte* const staging = job_.staging->data();
+  for (int32_t f : job_.plan.holders[id.value()]) {
+    const scheduler::Fragment& fragment = job_.inputs.layout.fragments[f];
+    if (!job_.is_local(fragment)) continue;
+    const Box part = scheduler::Intersect(fragment.box, unit.box);
+    const auto add = [&](const Box& box, const kernels::StridedBox& src,
+                         std::vector<CopyOut>& copies) {
+      const scheduler::StridedView view =
+          scheduler::ViewInSlice(fragment.box, fragment.weight.strides, box);
+      copies.push_back({fragment.rank.value(), fragment.weight.arena,
+                        OffsetBytes(fragment.weight, view, dtype), At(nullptr, dtype, view), src});
+    };
+    if (job_.owns(id)) {
+      add(part,
+          At(staging + job_.staged(id).weight_offset_bytes, dtype,
+             scheduler::ViewInUnit(unit, part)),
+          bucket.own);
+      continue;
+    }
+    for (const Transfer& transfer : job_.program.weights[unit.bucket.value()]) {
+      if (transfer.unit != id || transfer.to != job_.program.lane) continue;
+      const Box box = scheduler::Intersect(part, transfer.box);
+      if (scheduler::Empty(box)) continue;
+      add(box, At(staging + transfer.offset_bytes, dtype, scheduler::ViewInBox(transfer.box, box)),
+          bucket.others);
+    }
+  }
+}
+
+void Publisher::Start(const Job& job) {
+  current_ = job;
+  gate_open_ = false;
+  unfinished_ = job_.buckets();
+  if (job.republish && job_.buckets() > 0) {
+    republished_ = 0;
+    for (int32_t b = 0; b < job_.buckets(); ++b) {
+      republished_ =
+          std::max(republished_, board_.entry(b, job_.program.rail.value()).republished.load());
+    }
+    ++republished_;
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.waiting = bucket.owned_units;
+    bucket.packed = bucket.started = bucket.received = bucket.copied = bucket.finished = false;
+  }
+}
+
+void Publisher::AnnounceAll(scheduler::Attempt attempt) {
+  current_ = {};
+  current_.attempt = attempt;
+  for (int32_t b = 0; b < job_.buckets(); ++b) Announce(b);
+}
+
+void Publisher::OnBatch(const scheduler::Batch& batch) {
+  for (UnitId id : batch.units) --buckets_[job_.unit(id).bucket.value()].waiting;
+}
+
+bool Publisher::Wanted(int32_t rank) const {
+  return current_.ranks == nullptr || current_.ranks->empty() ||
+         std::find(current_.ranks->begin(), current_.ranks->end(), rank) != current_.ranks->end();
+}
+
+absl::Status Publisher::OnGo(int32_t b) {
+  Bucket& bucket = buckets_[b];
+  if (!running() || !bucket.packed || bucket.started) {
+    return absl::InternalError(absl::StrCat("GO to publish bucket ", b, " of attempt ",
+                                            current_.attempt.value(), ", which is not ready here"));
+  }
+  bucket.started = true;
+  return rail_.Start(RailOperation::kPublish, b, job_.program.weights[b],
+                     [](const Transfer&) { return true; });
+}
+
+absl::StatusOr<bool> Publisher::OpenGate() {
+  if (current_.submitted_first) {
+    for (int32_t rank : trainers_.attached()) {
+      if (!Reached(trainers_.Find(rank)->page.submitted(), current_.attempt.value())) return false;
+    }
+  }
+  gate_open_ = true;
+  if (current_.poison) {
+    if (absl::Status status = PoisonWeights(); !status.ok()) return status;
+  }
+  return true;
+}
+
+absl::Status Publisher::PoisonWeights() {
+  for (const Bucket& bucket : buckets_) {
+    for (const auto* copies : {&bucket.own, &bucket.others}) {
+      for (const CopyOut& copy : *copies) {
+        const TrainerMemory::Trainer* trainer = trainers_.Find(copy.rank);
+        if (trainer == nullptr || !trainer->poison_parameters) continue;
+        kernels::StridedBox dst = copy.dst;
+        dst.data = trainers_.Address(copy.rank, copy.arena, copy.offset_bytes);
+        absl::Status status =
+            device_.ops().Fill(stream_, dst, std::numeric_limits<float>::quiet_NaN());
+        if (!status.ok()) return status;
+      }
+    }
+  }
+  return stream_.Synchronize();
+}
+
+absl::StatusOr<bool> Publisher::Progress() {
+  if (!running()) return false;
+  bool any = false;
+  if (!gate_open_) {
+    absl::StatusOr<bool> open = OpenGate();
+    if (!open.ok()) return open;
+    any = *open;
+  }
+  for (int32_t b = 0; b < job_.buckets(); ++b) {
+    if (buckets_[b].finished) continue;
+    absl::StatusOr<bool> progress = ProgressBucket(b);
+    if (!progress.ok()) return progress;
+    any = any || *progress;
+  }
+  return any;
+}
+
+absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
+  Bucket& bucket = buckets_[b];
+  if (bucket.waiting > 0) return false;
+  bool any = false;
+  if (!bucket.packed) {
+    for (const Pack& pack : bucket.packs) {
+      absl::Status status = device_.ops().Copy(stream_, pack.dst, pack.src);
+      if (!status.ok()) return status;
+    }
+    absl::Status status = stream_.Synchronize();
+    bucket.packed = true;
+    bucket.received = job_.program.weights[b].empty() || !current_.rail;
+    if (status.ok() && !bucket.received) {
+      status = rail_.ReportReady(current_.attempt, RailOperation::kPublish, b);
+    }
+    if (!status.ok()) return status;
+    any = true;
+  }
+  if (!bucket.copied && gate_open_) {
+    if (absl::Status status = Copy(bucket.own); !status.ok()) return status;
+    bucket.copied = true;
+    any = true;
+  }
+  if (!bucket.received && bucket.started) {
+    absl::StatusOr<bool> done = rail_.Done(RailOperation::kPublish, b);
+    if (!done.ok()) return done;
+    bucket.received = *done;
+    any = any || *done;
+  }
+  if (bucket.copied && bucket.received) {
+    if (absl::Status status = Copy(bucket.others); !status.ok()) return status;
+    bucket.finished = true;
+    --unfinished_;
+    Announce(b);
+    any = true;
+  }
+  return any;
+}
+
+absl::Status Publisher::Copy(const std::vector<CopyOut>& copies) {
+  for (const CopyOut& copy : copies) {
+    if (!Wanted(copy.rank)) continue;
+    kernels::StridedBox dst = copy.dst;
+    dst.data = trainers_.Address(copy.rank, copy.arena, copy.offset_bytes);
+    if (dst.data == nullptr) continue;  // the trainer is gone
+    absl::Status status = device_.ops().Copy(stream_, dst, copy.src);
+    if (!status.ok()) return status;
+  }
+  return stream_.Synchronize();
+}
+
+void Publisher::Announce(int32_t b) {
+  if (!buckets_[b].part) return;
+  const auto field = [&](int32_t lane) -> std::atomic<uint64_t>& {
+    BoardEntry& entry = board_.entry(b, lane);
+    return current_.republish ? entry.republished : entry.attempt;
+  };
+  const uint64_t value = current_.republish ? republished_ : current_.attempt.value();
+  field(job_.program.rail.value()).store(value);
+  for (int32_t lane : job_.publishers[b]) {
+    if (field(lane).load() < value) return;
+  }
+  for (int32_t rank : trainers_.attached()) {
+    if (!Wanted(rank)) continue;
+    const TrainerMemory::Trainer& trainer = *trainers_.Find(rank);
+    AdvanceTo(trainer.page.published(static_cast<uint32_t>(b), trainer.buckets),
+              current_.attempt.value());
+  }
+}
+
+}  // namespace dmuond::server::lane

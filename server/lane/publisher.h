@@ -1,0 +1,105 @@
+// Brings new weights to their holders: packs what other nodes need, copies what local trainers
+// hold, and raises their `published` words bucket by bucket, together with the other lanes of the
+// node.
+//
+// Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
+#ifndef DMUOND_SERVER_LANE_PUBLISHER_H_
+#define DMUOND_SERVER_LANE_PUBLISHER_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "scheduler/plan.h"
+#include "server/lane/lane_job.h"
+#include "server/lane/publish_board.h"
+#include "server/lane/rail.h"
+#include "server/lane/trainer_memory.h"
+
+namespace dmuond::server::lane {
+
+class Publisher {
+ public:
+  // All arguments must outlive the object.
+  Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail, kernels::Device& device,
+            kernels::Stream& stream);
+
+  struct Job {
+    scheduler::Attempt attempt;
+    bool submitted_first = false;  // write no weight before its trainer's `submitted` word
+    bool poison = false;           // overwrite weights with NaN before the update, where asked
+    bool rail = true;              // false: other nodes' weights lie in staging from before
+    bool republish = false;        // counted apart on the board
+    const std::vector<int32_t>* ranks = nullptr;  // to these trainers alone; null or empty: to all
+  };
+  void Start(const Job& job);
+  // Without copies: weights are as they were (a skip). Complete when it returns.
+  void AnnounceAll(scheduler::Attempt attempt);
+
+  // The units of a batch have their new weights in staging memory.
+  void OnBatch(const scheduler::Batch& batch);
+  absl::Status OnGo(int32_t bucket);
+  // Does what can be done. True: something was.
+  absl::StatusOr<bool> Progress();
+
+  [[nodiscard]] bool running() const { return unfinished_ > 0; }
+  [[nodiscard]] bool watches_words() const { return running() && !gate_open_; }
+  // When the last `submitted` word was seen; valid once the weights may be written.
+  [[nodiscard]] bool gate_open() const { return gate_open_; }
+
+ private:
+  struct CopyOut {  // to a local trainer
+    int32_t rank = 0;
+    uint32_t arena = 0;
+    int64_t offset_bytes = 0;
+    kernels::StridedBox dst;  // without address
+    kernels::StridedBox src;  // in staging memory
+  };
+  struct Pack {  // for another node
+    kernels::StridedBox dst;
+    kernels::StridedBox src;
+  };
+  struct Bucket {
+    std::vector<CopyOut> own;     // from units owned here
+    std::vector<CopyOut> others;  // from what came along the rail
+    std::vector<Pack> packs;
+    int32_t owned_units = 0;
+    bool part = false;  // local trainers get something from this lane
+    // State of the attempt.
+    int32_t waiting = 0;  // owned units without new weights
+    bool packed = false;
+    bool started = false;
+    bool received = false;
+    bool copied = false;
+    bool finished = false;
+  };
+
+  void AddUnit(scheduler::UnitId id);
+  void AddPacks(Bucket& bucket, scheduler::UnitId id);
+  absl::Status PoisonWeights();
+  absl::StatusOr<bool> OpenGate();
+  absl::StatusOr<bool> ProgressBucket(int32_t b);
+  absl::Status Copy(const std::vector<CopyOut>& copies);
+  [[nodiscard]] bool Wanted(int32_t rank) const;
+  void Announce(int32_t b);
+
+  const LaneJob& job_;
+  const TrainerMemory& trainers_;
+  Rail& rail_;
+  kernels::Device& device_;
+  kernels::Stream& stream_;
+  PublishBoard board_;
+  std::vector<Bucket> buckets_;
+
+  Job current_;
+  uint64_t republished_ = 0;  // how many republishes this node has had, this one included
+  bool gate_open_ = false;
+  int32_t unfinished_ = 0;
+};
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_PUBLISHER_H_

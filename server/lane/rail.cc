@@ -1,0 +1,59 @@
+#include "server/lane/rail.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+
+namespace dmuond::server::lane {
+
+absl::Status Rail::ReportReady(scheduler::Attempt attempt, scheduler::RailOperation operation,
+                               int32_t bucket) {
+  v1::RailReady& ready = *report_.mutable_rail_ready();
+  ready.set_attempt(attempt.value());
+  ready.set_node(job_.program.node.value());
+  ready.set_rail(job_.program.rail.value());
+  ready.set_operation(ToProto(operation));
+  ready.set_bucket(bucket);
+  return channel_.Send(report_);
+}
+
+void Rail::Add(const scheduler::Transfer& transfer) {
+  const bool send = transfer.from == job_.program.lane;
+  const int32_t peer_lane = send ? transfer.to.value() : transfer.from.value();
+  messages_.push_back({send, peer_lane / job_.inputs.lanes_per_node,
+                       job_.staging->data() + transfer.offset_bytes,
+                       static_cast<size_t>(transfer.bytes)});
+}
+
+absl::Status Rail::StartMessages(scheduler::RailOperation operation, int32_t bucket) {
+  if (group_ == nullptr) {
+    return absl::InternalError(absl::StrCat("bucket ", bucket, " crosses nodes without a rail"));
+  }
+  const uint64_t tag = (static_cast<uint64_t>(operation) << 32) |
+                       static_cast<uint64_t>(static_cast<uint32_t>(bucket));
+  absl::StatusOr<int64_t> ticket = group_->Start(tag, messages_);
+  if (!ticket.ok()) return ticket.status();
+  started_.push_back({operation, bucket, *ticket});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Rail::Done(scheduler::RailOperation operation, int32_t bucket) {
+  for (size_t i = 0; i < started_.size(); ++i) {
+    if (started_[i].operation != operation || started_[i].bucket != bucket) continue;
+    absl::StatusOr<bool> done = group_->Done(started_[i].ticket);
+    if (done.ok() && *done) started_.erase(started_.begin() + static_cast<int64_t>(i));
+    return done;
+  }
+  return absl::InternalError(absl::StrCat("bucket ", bucket, " was not started on the rail"));
+}
+
+absl::StatusOr<bool> Rail::Idle() {
+  while (!started_.empty()) {
+    absl::StatusOr<bool> done = Done(started_.back().operation, started_.back().bucket);
+    if (!done.ok() || !*done) return done;
+  }
+  return true;
+}
+
+}  // namespace dmuond::server::lane

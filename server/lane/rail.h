@@ -1,0 +1,64 @@
+// A lane's view of its rail within an attempt: says when its part of a bucket's operation lies
+// ready, starts it on GO, and knows when it is through.
+// Threads: the lane's dispatching thread.
+#ifndef DMUOND_SERVER_LANE_RAIL_H_
+#define DMUOND_SERVER_LANE_RAIL_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "scheduler/step.h"
+#include "scheduler/transfers.h"
+#include "server/lane/channel.h"
+#include "server/lane/lane_job.h"
+#include "server/lane/peer_group.h"
+
+namespace dmuond::server::lane {
+
+class Rail {
+ public:
+  // `group` null: a single node, where no bucket has transfers. All must outlive the object.
+  Rail(const LaneJob& job, Channel& channel, PeerGroup* group)
+      : job_(job), channel_(channel), group_(group) {}
+
+  absl::Status ReportReady(scheduler::Attempt attempt, scheduler::RailOperation operation,
+                           int32_t bucket);
+  // Starts those of `transfers` for which `crosses(transfer)` holds, in their order.
+  template <typename Crosses>
+  absl::Status Start(scheduler::RailOperation operation, int32_t bucket,
+                     const std::vector<scheduler::Transfer>& transfers, Crosses crosses) {
+    messages_.clear();
+    for (const scheduler::Transfer& transfer : transfers) {
+      if (transfer.bytes > 0 && crosses(transfer)) Add(transfer);
+    }
+    return StartMessages(operation, bucket);
+  }
+  // Whether the bucket's operation, started before, is through.
+  [[nodiscard]] absl::StatusOr<bool> Done(scheduler::RailOperation operation, int32_t bucket);
+  // Whether nothing is under way: an aborted attempt's messages still arrive.
+  [[nodiscard]] absl::StatusOr<bool> Idle();
+
+ private:
+  struct Started {
+    scheduler::RailOperation operation;
+    int32_t bucket;
+    int64_t ticket;
+  };
+
+  void Add(const scheduler::Transfer& transfer);
+  absl::Status StartMessages(scheduler::RailOperation operation, int32_t bucket);
+
+  const LaneJob& job_;
+  Channel& channel_;
+  PeerGroup* group_;
+  std::vector<PeerGroup::Message> messages_;  // of the call that runs
+  std::vector<Started> started_;
+  v1::LaneReport report_;
+};
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_RAIL_H_

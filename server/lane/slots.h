@@ -1,0 +1,54 @@
+// Optimizer state of the owned units: which slot of the state memory is whose, which are free.
+// Threads: the lane's dispatching thread.
+#ifndef DMUOND_SERVER_LANE_SLOTS_H_
+#define DMUOND_SERVER_LANE_SLOTS_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "scheduler/types.h"
+#include "server/lane/lane_job.h"
+#include "server/lane/state_table.h"
+
+namespace dmuond::server::lane {
+
+// Tensors of a slot. Matrix: momentum, master. Piece: exp_avg, exp_avg_sq, master.
+class Slots {
+ public:
+  // Reads the state table: slots that it names are taken, all others free. `job` must outlive the
+  // object. DATA_LOSS when the table names a slot that is not there, or one twice.
+  static absl::StatusOr<std::unique_ptr<Slots>> Create(const LaneJob& job);
+
+  [[nodiscard]] StateView Current(scheduler::UnitId id) const { return ReadEntry(Entry(id)); }
+  // A slot that is nobody's, for the unit's next state. RESOURCE_EXHAUSTED: the plan's spare slots
+  // are all taken, which is our own bug.
+  absl::StatusOr<int32_t> TakeFree(scheduler::UnitId id);
+  // Makes a taken slot the unit's state; the old one becomes free.
+  void Flip(scheduler::UnitId id, int32_t slot, scheduler::StepId step, uint64_t updates);
+
+  [[nodiscard]] int32_t tensors(scheduler::UnitId id) const { return ClassOf(id).tensors; }
+  [[nodiscard]] float* Tensor(scheduler::UnitId id, int32_t slot, int32_t tensor) const;
+  // The last tensor of a slot.
+  [[nodiscard]] float* Master(scheduler::UnitId id, int32_t slot) const {
+    return Tensor(id, slot, tensors(id) - 1);
+  }
+
+ private:
+  explicit Slots(const LaneJob& job) : job_(job) {}
+  [[nodiscard]] StateEntry& Entry(scheduler::UnitId id) const {
+    return reinterpret_cast<StateEntry*>(job_.table->data())[id.value()];
+  }
+  [[nodiscard]] const scheduler::SlotClass& ClassOf(scheduler::UnitId id) const {
+    return job_.program.slot_classes[class_of_[job_.staged_index[id.value()]]];
+  }
+
+  const LaneJob& job_;
+  std::vector<int32_t> class_of_;           // per staged unit
+  std::vector<std::vector<int32_t>> free_;  // per class
+};
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_SLOTS_H_

@@ -1,0 +1,38 @@
+// When the parts of an attempt ended, for StepTiming.
+#ifndef DMUOND_SERVER_LANE_TIMING_H_
+#define DMUOND_SERVER_LANE_TIMING_H_
+
+#include <chrono>
+
+#include "dmuond/v1/types.pb.h"
+
+namespace dmuond::server::lane {
+
+using Clock = std::chrono::steady_clock;
+
+struct AttemptTimes {
+  Clock::time_point first_ready;
+  Clock::time_point last_submit;  // of a local trainer
+  Clock::time_point gathered;
+  Clock::time_point decided;
+  Clock::time_point updated;
+  Clock::time_point published;
+};
+
+// Microseconds from `a` to `b`; 0 where one of them was not met.
+[[nodiscard]] inline double Microseconds(Clock::time_point a, Clock::time_point b) {
+  if (a == Clock::time_point() || b < a) return 0;
+  return std::chrono::duration<double, std::micro>(b - a).count();
+}
+
+inline void FillTiming(const AttemptTimes& times, v1::StepTiming& timing) {
+  timing.set_collect_us(Microseconds(times.first_ready, times.gathered));
+  timing.set_decide_us(Microseconds(times.gathered, times.decided));
+  timing.set_update_us(Microseconds(times.decided, times.updated));
+  timing.set_publish_us(Microseconds(times.updated, times.published));
+  timing.set_quiet_us(Microseconds(times.last_submit, times.published));
+}
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_TIMING_H_

@@ -1,0 +1,120 @@
+#include "server/lane/trainer_memory.h"
+
+#include <algorithm>
+#include <climits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/cpu_memory.h"
+
+namespace dmuond::server::lane {
+
+TrainerMemory::TrainerMemory(const LaneJob& job, kernels::Device& device)
+    : job_(job), device_(device), by_rank_(job.local.size()) {}
+
+absl::Status TrainerMemory::Attach(const v1::LaneCommand::AttachTrainer& attach,
+                                   const std::vector<wire::UniqueFd>& fds) {
+  const int32_t rank = attach.rank();
+  if (rank < 0 || rank >= static_cast<int32_t>(by_rank_.size()) || !job_.local[rank]) {
+    return absl::InvalidArgumentError(absl::StrCat("trainer ", rank, " is not of this node"));
+  }
+  if (by_rank_[rank] != nullptr && by_rank_[rank]->incarnation >= attach.incarnation()) {
+    return absl::FailedPreconditionError(absl::StrCat("trainer ", rank, ": incarnation ",
+                                                      attach.incarnation(), " is not newer than ",
+                                                      by_rank_[rank]->incarnation));
+  }
+  if (static_cast<int>(fds.size()) != attach.arenas_size() + 1) {
+    return absl::InvalidArgumentError(absl::StrCat("trainer ", rank, ": ", fds.size(),
+                                                   " descriptors for ", attach.arenas_size(),
+                                                   " arenas and a timeline"));
+  }
+  if (attach.buckets() != static_cast<uint32_t>(job_.buckets()) ||
+      attach.timeline_bytes() < static_cast<int64_t>(wire::TimelineBytes(attach.buckets()))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("trainer ", rank, ": a timeline of ", attach.buckets(), " buckets and ",
+                     attach.timeline_bytes(), " bytes; the plan has ", job_.buckets(), " buckets"));
+  }
+  auto trainer = std::make_unique<Trainer>();
+  trainer->rank = rank;
+  trainer->incarnation = attach.incarnation();
+  trainer->buckets = attach.buckets();
+  trainer->poison_parameters = attach.poison_parameters();
+  for (int i = 0; i < attach.arenas_size(); ++i) {
+    auto mapping = device_.Map(fds[i].get(), static_cast<size_t>(attach.arenas(i).size_bytes()));
+    if (!mapping.ok()) return mapping.status();
+    trainer->arenas.push_back({attach.arenas(i).id(), *std::move(mapping)});
+  }
+  // The page is host memory on every device.
+  auto timeline = kernels::cpu::MapShared(fds[attach.arenas_size()].get(),
+                                          static_cast<size_t>(attach.timeline_bytes()));
+  if (!timeline.ok()) return timeline.status();
+  trainer->timeline = *std::move(timeline);
+  trainer->page = wire::TimelinePage(trainer->timeline->data());
+  if (absl::Status status = CheckSlices(rank, *trainer); !status.ok()) return status;
+  by_rank_[rank] = std::move(trainer);
+  const auto place = std::lower_bound(attached_.begin(), attached_.end(), rank);
+  if (place == attached_.end() || *place != rank) attached_.insert(place, rank);
+  return absl::OkStatus();
+}
+
+absl::Status TrainerMemory::CheckSlices(int32_t rank, const Trainer& trainer) const {
+  const auto check = [&](const scheduler::Fragment& fragment, const scheduler::Slice& slice,
+                         scheduler::ElementType type) -> absl::Status {
+    const std::string& name = job_.inputs.layout.parameters[fragment.parameter].name;
+    int64_t end = 0;
+    absl::Status status = scheduler::SliceEnd(slice, fragment.box, type, end);
+    if (!status.ok()) return status;
+    for (const Trainer::ArenaMap& arena : trainer.arenas) {
+      if (arena.id != slice.arena) continue;
+      if (slice.offset_bytes >= 0 && end <= static_cast<int64_t>(arena.mapping->size())) {
+        return absl::OkStatus();
+      }
+      return absl::InvalidArgumentError(absl::StrCat(
+          "trainer ", rank, ", parameter \"", name, "\": a slice from byte ", slice.offset_bytes,
+          " to ", end, " of arena ", arena.id, ", which has ", arena.mapping->size(), " bytes"));
+    }
+    return absl::InvalidArgumentError(absl::StrCat("trainer ", rank, ", parameter \"", name,
+                                                   "\": arena ", slice.arena, " is not attached"));
+  };
+  for (const scheduler::Fragment& fragment : job_.inputs.layout.fragments) {
+    if (fragment.rank.value() != rank || scheduler::Empty(fragment.box)) continue;
+    const scheduler::Parameter& parameter = job_.inputs.layout.parameters[fragment.parameter];
+    if (parameter.route == scheduler::Route::kTrainer) continue;
+    absl::Status status = check(fragment, fragment.gradient, parameter.gradient_type);
+    if (status.ok()) status = check(fragment, fragment.weight, parameter.weight_type);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+void TrainerMemory::Detach(int32_t rank, uint64_t incarnation) {
+  if (rank < 0 || rank >= static_cast<int32_t>(by_rank_.size())) return;
+  if (by_rank_[rank] == nullptr || by_rank_[rank]->incarnation > incarnation) return;
+  by_rank_[rank].reset();
+  attached_.erase(std::find(attached_.begin(), attached_.end(), rank));
+}
+
+std::byte* TrainerMemory::Address(int32_t rank, uint32_t arena, int64_t offset_bytes) const {
+  const Trainer* trainer = Find(rank);
+  if (trainer == nullptr) return nullptr;
+  for (const Trainer::ArenaMap& map : trainer->arenas) {
+    if (map.id == arena) return map.mapping->data() + offset_bytes;
+  }
+  return nullptr;
+}
+
+void AdvanceTo(wire::TimelineWord& word, uint64_t value) {
+  uint64_t now = word.value.load(std::memory_order_relaxed);
+  while (now < value) {
+    if (!word.value.compare_exchange_weak(now, value, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+      continue;
+    }
+    word.changes.fetch_add(1, std::memory_order_release);
+    ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.changes), FUTEX_WAKE, INT_MAX, nullptr,
+              nullptr, 0);
+    return;
+  }
+}
+
+}  // namespace dmuond::server::lane

@@ -1,0 +1,234 @@
+#include "server/lane/updater.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/convert.h"
+#include "server/lane/strided.h"
+
+namespace dmuond::server::lane {
+
+using scheduler::AttemptKind;
+using scheduler::Batch;
+using scheduler::UnitId;
+using scheduler::UnitKind;
+
+absl::StatusOr<std::unique_ptr<Updater>> Updater::Create(const LaneJob& job, Slots& slots,
+                                                         kernels::Device& device,
+                                                         kernels::Stream& stream) {
+  std::unique_ptr<Updater> updater(new Updater(job, slots, device, stream));
+  size_t workspace_bytes = 0;
+  size_t units = 0;
+  for (const Batch& batch : job.program.batches) {
+    units = std::max(units, batch.units.size());
+    if (batch.kind != UnitKind::kMatrix) continue;
+    const size_t bytes = device.ops().MuonWorkspaceBytes(
+        batch.rows, batch.cols, static_cast<int64_t>(batch.units.size()), job.configs[batch.group]);
+    workspace_bytes = std::max(workspace_bytes, bytes);
+  }
+  if (workspace_bytes > 0) {
+    auto workspace = device.AllocateScratch(workspace_bytes);
+    if (!workspace.ok()) return workspace.status();
+    updater->workspace_ = *std::move(workspace);
+  }
+  updater->places_.reserve(units);
+  updater->scalars_.reserve(units);
+  updater->matrices_args_.reserve(units);
+  updater->pieces_args_.reserve(units);
+  updater->next_batch_ = job.program.batches.size();
+  return updater;
+}
+
+void Updater::Start(const scheduler::Decision& decision) {
+  decision_ = &decision;
+  next_batch_ = 0;
+  matrices_ = 0;
+}
+
+void Updater::StartRefresh() {
+  decision_ = nullptr;
+  next_batch_ = 0;
+  matrices_ = 0;
+}
+
+absl::StatusOr<const Batch*> Updater::RunBatch() {
+  const Batch& batch = job_.program.batches[next_batch_];
+  places_.clear();
+  absl::Status status;
+  if (decision_ == nullptr) {
+    for (UnitId id : batch.units) {
+      const StateView state = slots_.Current(id);
+      if (!state.exists()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("unit ", id.value(), " has no state to publish"));
+      }
+      status.Update(Refresh(id, state.slot));
+    }
+  } else if (decision_->kind == AttemptKind::kPush) {
+    status = Push(batch);
+  } else {
+    status = Step(batch);
+  }
+  if (status.ok()) status = stream_.Synchronize();
+  if (!status.ok()) return status;
+  for (const Place& place : places_) {
+    slots_.Flip(place.unit, place.slot, place.step, place.updates);
+  }
+  ++next_batch_;
+  return &batch;
+}
+
+float* Updater::Gradient(UnitId id) const {
+  return reinterpret_cast<float*>(job_.staging->data() + job_.staged(id).gradient_offset_bytes);
+}
+
+void* Updater::Weight(UnitId id) const {
+  return job_.staging->data() + job_.staged(id).weight_offset_bytes;
+}
+
+absl::Status Updater::Refresh(UnitId id, int32_t slot) {
+  const scheduler::Unit& unit = job_.unit(id);
+  const int64_t elements = unit.rows * unit.cols;
+  return device_.ops().Copy(stream_,
+                            Flat(Weight(id), ToDType(job_.parameter(id).weight_type), elements),
+                            Flat(slots_.Master(id, slot), kernels::DType::kF32, elements));
+}
+
+// Masters come from staging memory; momentum and moments stay, fresh ones are zero.
+absl::Status Updater::Push(const Batch& batch) {
+  for (UnitId id : batch.units) {
+    const scheduler::Unit& unit = job_.unit(id);
+    const int64_t elements = unit.rows * unit.cols;
+    const StateView state = slots_.Current(id);
+    const bool pushed =
+        decision_->pushed.empty() ||
+        std::binary_search(decision_->pushed.begin(), decision_->pushed.end(), unit.parameter);
+    if (!pushed) {
+      if (!state.exists()) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "parameter \"", job_.parameter(id).name, "\" has no weights yet and is not pushed"));
+      }
+      if (absl::Status status = Refresh(id, state.slot); !status.ok()) return status;
+      continue;
+    }
+    absl::StatusOr<int32_t> slot = slots_.TakeFree(id);
+    if (!slot.ok()) return slot.status();
+    const auto flat = [&](float* data) { return Flat(data, kernels::DType::kF32, elements); };
+    absl::Status status;
+    const int32_t master = slots_.tensors(id) - 1;
+    for (int32_t t = 0; t < master && status.ok(); ++t) {
+      const kernels::StridedBox to = flat(slots_.Tensor(id, *slot, t));
+      status = state.exists()
+                   ? device_.ops().Copy(stream_, to, flat(slots_.Tensor(id, state.slot, t)))
+                   : device_.ops().Fill(stream_, to, 0.0F);
+    }
+    if (status.ok()) {
+      status =
+          device_.ops().Copy(stream_, flat(slots_.Tensor(id, *slot, master)), flat(Gradient(id)));
+    }
+    if (status.ok()) status = Refresh(id, *slot);
+    if (!status.ok()) return status;
+    places_.push_back({id, *slot, state.updates, state.step});
+  }
+  return absl::OkStatus();
+}
+
+bool Updater::Active(UnitId id) const {
+  if (decision_->absent.empty()) return true;
+  for (const scheduler::Cell& cell : job_.plan.gradient_cells[id.value()]) {
+    for (int32_t f : cell.fragments) {
+      const scheduler::Fragment& fragment = job_.inputs.layout.fragments[f];
+      const scheduler::AbsentFragment leaf{fragment.rank, fragment.parameter};
+      if (std::find(decision_->absent.begin(), decision_->absent.end(), leaf) ==
+          decision_->absent.end()) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+kernels::UpdateScalars Updater::ScalarsOf(UnitId id, uint64_t updates) const {
+  const scheduler::GroupScalars& group = decision_->scalars.groups[job_.parameter(id).group];
+  kernels::UpdateScalars scalars;
+  scalars.learning_rate = group.learning_rate;
+  scalars.momentum = group.momentum;
+  scalars.weight_decay = group.weight_decay;
+  const bool clips = job_.unit(id).kind == UnitKind::kPiece || decision_->scalars.clip_muon;
+  scalars.gradient_factor = clips ? decision_->clip_coefficient : 1;
+  scalars.beta1 = group.beta1;
+  scalars.beta2 = group.beta2;
+  scalars.eps = group.eps;
+  const auto t = static_cast<double>(updates);
+  scalars.bias_correction1 = 1 - std::pow(group.beta1, t);
+  scalars.bias_correction2 = 1 - std::pow(group.beta2, t);
+  scalars.active = Active(id) ? 1 : 0;
+  return scalars;
+}
+
+absl::Status Updater::Step(const Batch& batch) {
+  scalars_.clear();
+  matrices_args_.clear();
+  pieces_args_.clear();
+  for (UnitId id : batch.units) {
+    const StateView state = slots_.Current(id);
+    if (!state.exists()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("step ", decision_->step.value(), ": parameter \"", job_.parameter(id).name,
+                       "\" has no weights yet; they come with PushParameters"));
+    }
+    if (state.step >= decision_->step) {  // by a lane that ended before this one
+      if (absl::Status status = Refresh(id, state.slot); !status.ok()) return status;
+      continue;
+    }
+    if (static_cast<size_t>(job_.parameter(id).group) >= decision_->scalars.groups.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("step ", decision_->step.value(), ": scalars of ",
+                       decision_->scalars.groups.size(), " groups, parameter \"",
+                       job_.parameter(id).name, "\" is in group ", job_.parameter(id).group));
+    }
+    absl::StatusOr<int32_t> slot = slots_.TakeFree(id);
+    if (!slot.ok()) return slot.status();
+    scalars_.push_back(ScalarsOf(id, state.updates + 1));
+    const bool active = scalars_.back().active != 0;
+    places_.push_back({id, *slot, state.updates + (active ? 1 : 0), decision_->step});
+    const scheduler::Unit& unit = job_.unit(id);
+    if (batch.kind == UnitKind::kMatrix) {
+      matrices_ += active ? 1 : 0;
+      matrices_args_.push_back({.gradient = Gradient(id),
+                                .momentum_in = slots_.Tensor(id, state.slot, 0),
+                                .momentum_out = slots_.Tensor(id, *slot, 0),
+                                .master_in = slots_.Tensor(id, state.slot, 1),
+                                .master_out = slots_.Tensor(id, *slot, 1),
+                                .weight_out = Weight(id),
+                                .scalars = &scalars_.back()});
+    } else {
+      pieces_args_.push_back({.elements = unit.rows * unit.cols,
+                              .weight_dtype = ToDType(job_.parameter(id).weight_type),
+                              .gradient = Gradient(id),
+                              .m_in = slots_.Tensor(id, state.slot, 0),
+                              .m_out = slots_.Tensor(id, *slot, 0),
+                              .v_in = slots_.Tensor(id, state.slot, 1),
+                              .v_out = slots_.Tensor(id, *slot, 1),
+                              .master_in = slots_.Tensor(id, state.slot, 2),
+                              .master_out = slots_.Tensor(id, *slot, 2),
+                              .weight_out = Weight(id),
+                              .scalars = &scalars_.back()});
+    }
+  }
+  if (!matrices_args_.empty()) {
+    kernels::MuonBatch muon;
+    muon.rows = batch.rows;
+    muon.cols = batch.cols;
+    muon.weight_dtype = ToDType(batch.weight_type);
+    muon.config = &job_.configs[batch.group];
+    muon.matrices = matrices_args_;
+    return device_.ops().UpdateMuon(stream_, muon,
+                                    workspace_ == nullptr ? nullptr : workspace_->data());
+  }
+  return pieces_args_.empty() ? absl::OkStatus() : device_.ops().UpdateAdamW(stream_, pieces_args_);
+}
+
+}  // namespace dmuond::server::lane

@@ -1,0 +1,77 @@
+// Applies a committed attempt to the owned units, batch by batch: reads current slots, writes free
+// ones, flips the state table, and leaves the new weights in staging memory. A lane that starts in
+// the middle of a committed step redoes what the state table does not show as done.
+//
+// Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
+#ifndef DMUOND_SERVER_LANE_UPDATER_H_
+#define DMUOND_SERVER_LANE_UPDATER_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+#include "scheduler/step.h"
+#include "server/lane/lane_job.h"
+#include "server/lane/slots.h"
+
+namespace dmuond::server::lane {
+
+class Updater {
+ public:
+  // All arguments must outlive the object.
+  static absl::StatusOr<std::unique_ptr<Updater>> Create(const LaneJob& job, Slots& slots,
+                                                         kernels::Device& device,
+                                                         kernels::Stream& stream);
+
+  // A committed step, push or load. `decision` must stay until done().
+  void Start(const scheduler::Decision& decision);
+  // Only the current masters' weights into staging memory.
+  void StartRefresh();
+  [[nodiscard]] bool done() const { return next_batch_ == job_.program.batches.size(); }
+  // One batch; complete when the call returns. REQUIRES: !done().
+  absl::StatusOr<const scheduler::Batch*> RunBatch();
+  [[nodiscard]] int32_t matrices() const { return matrices_; }  // orthogonalised since Start()
+
+ private:
+  Updater(const LaneJob& job, Slots& slots, kernels::Device& device, kernels::Stream& stream)
+      : job_(job), slots_(slots), device_(device), stream_(stream) {}
+
+  struct Place {  // of a unit of the running batch
+    scheduler::UnitId unit;
+    int32_t slot = 0;
+    uint64_t updates = 0;  // after the flip
+    scheduler::StepId step;
+  };
+
+  absl::Status Step(const scheduler::Batch& batch);
+  absl::Status Push(const scheduler::Batch& batch);
+  absl::Status Refresh(scheduler::UnitId id, int32_t slot);
+  [[nodiscard]] bool Active(scheduler::UnitId id) const;
+  [[nodiscard]] kernels::UpdateScalars ScalarsOf(scheduler::UnitId id, uint64_t updates) const;
+  [[nodiscard]] float* Gradient(scheduler::UnitId id) const;
+  [[nodiscard]] void* Weight(scheduler::UnitId id) const;
+
+  const LaneJob& job_;
+  Slots& slots_;
+  kernels::Device& device_;
+  kernels::Stream& stream_;
+  std::unique_ptr<kernels::Mapping> workspace_;
+
+  const scheduler::Decision* decision_ = nullptr;  // null: refresh only
+  size_t next_batch_ = 0;
+  int32_t matrices_ = 0;
+
+  // Of the batch that runs.
+  std::vector<Place> places_;
+  std::vector<kernels::UpdateScalars> scalars_;
+  std::vector<kernels::MuonMatrix> matrices_args_;
+  std::vector<kernels::AdamWPiece> pieces_args_;
+};
+
+}  // namespace dmuond::server::lane
+
+#endif  // DMUOND_SERVER_LANE_UPDATER_H_

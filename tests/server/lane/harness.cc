@@ -1,0 +1,498 @@
+#include "tests/server/lane/harness.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <csignal>
+#include <cstring>
+
+#include "dmuond/wire/frame.h"
+#include "kernels/cpu/cpu_device.h"
+#include "kernels/cpu/cpu_memory.h"
+#include "server/convert.h"
+#include "server/lane/gloo_group.h"
+#include "server/lane/lane.h"
+#include "server/lane/publish_board.h"
+
+namespace dmuond::server::lane::testing {
+namespace {
+
+using std::chrono::steady_clock;
+
+Held Hold(size_t bytes) {
+  kernels::cpu::CpuMemoryHolder holder;
+  bytes = std::max<size_t>(bytes, 64);
+  Held held;
+  auto fd = holder.Allocate(bytes, "test");
+  EXPECT_TRUE(fd.ok()) << fd.status();
+  held.fd = *std::move(fd);
+  auto mapping = kernels::cpu::MapShared(held.fd.get(), bytes);
+  EXPECT_TRUE(mapping.ok()) << mapping.status();
+  held.mapping = *std::move(mapping);
+  return held;
+}
+
+std::string ProgramPath() {
+  char path[PATH_MAX] = {};
+  EXPECT_GT(::readlink("/proc/self/exe", path, sizeof(path) - 1), 0);
+  std::string self(path);
+  return self.substr(0, self.rfind('/')) + "/dmuond-lane";
+}
+
+}  // namespace
+
+Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t lanes_per_node,
+                 Options options)
+    : options_(std::move(options)) {
+  for (const scheduler::Registration& registration : world.registrations) {
+    v1::Registration& to = *wire_inputs_.add_registrations();
+    to = ToProto(registration);
+    to.set_world_size(world.trainers());
+    to.set_bucket_bytes(options_.bucket_bytes);
+    to.add_groups()->set_preset(options_.preset);
+  }
+  wire_inputs_.set_job("test");
+  wire_inputs_.set_nodes(nodes);
+  wire_inputs_.set_lanes_per_node(lanes_per_node);
+  auto inputs = FromProto(wire_inputs_);
+  EXPECT_TRUE(inputs.ok()) << inputs.status();
+  inputs_ = *std::move(inputs);
+  auto plan = scheduler::MakePlan(inputs_);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  plan_ = *std::move(plan);
+
+  scalars.groups.push_back({.learning_rate = 0.02,
+                            .weight_decay = 0.01,
+                            .momentum = 0.95,
+                            .beta1 = 0.9,
+                            .beta2 = 0.95,
+                            .eps = 1e-8});
+  for (const scheduler::Trainer& trainer : inputs_.layout.trainers) {
+    int64_t bytes = 0;
+    for (const scheduler::Fragment& fragment : inputs_.layout.fragments) {
+      if (fragment.rank != trainer.rank) continue;
+      bytes =
+          std::max(bytes, fragment.gradient.offset_bytes + 4 * scheduler::Elements(fragment.box));
+    }
+    TrainerEnd end;
+    end.node = trainer.node.value();
+    end.gradients = Hold(bytes);
+    end.weights = Hold(bytes);
+    trainers_.push_back(std::move(end));
+  }
+  const int32_t lanes = nodes * lanes_per_node;
+  lanes_.resize(lanes);
+  for (int32_t lane = 0; lane < lanes; ++lane) {
+    LaneEnd& end = lanes_[lane];
+    auto program = scheduler::MakeLaneProgram(inputs_, plan_, scheduler::LaneId(lane));
+    EXPECT_TRUE(program.ok()) << program.status();
+    end.program = *std::move(program);
+    end.state = Hold(end.program.state_bytes);
+    end.staging = Hold(end.program.staging_bytes);
+    end.table = Hold(StateTableBytes(plan_.units.size()));
+    if (lane % lanes_per_node == 0) {
+      end.board = Hold(PublishBoardBytes(plan_.buckets, lanes_per_node));
+    }
+    StartLane(lane);
+  }
+  PumpUntil(
+      [&] { return std::all_of(lanes_.begin(), lanes_.end(), [](auto& l) { return l.ready; }); });
+  for (int32_t rank = 0; rank < world.trainers(); ++rank) Attach(rank);
+}
+
+Cluster::~Cluster() {
+  for (LaneEnd& lane : lanes_) {
+    v1::LaneCommand command;
+    command.mutable_shutdown();
+    wire::SendFrame(lane.socket.get(), command.SerializeAsString()).IgnoreError();
+  }
+  for (LaneEnd& lane : lanes_) {
+    lane.socket.Reset();
+    if (lane.thread.joinable()) lane.thread.join();
+    if (lane.pid > 0) ::waitpid(lane.pid, nullptr, 0);
+  }
+}
+
+void Cluster::StartLane(int32_t lane) {
+  int ends[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  LaneEnd& end = lanes_[lane];
+  end.socket.Reset(ends[0]);
+  end.ready = false;
+  if (options_.run_as == RunAs::kThread) {
+    end.thread = std::thread([fd = ends[1]] {
+      auto device = kernels::cpu::CpuDevice::Create(1);
+      ASSERT_TRUE(device.ok());
+      Lane(**device, wire::UniqueFd(fd), MakeGlooGroup).Run().IgnoreError();
+    });
+  } else {
+    const std::string program = ProgramPath();
+    end.pid = ::fork();
+    if (end.pid == 0) {
+      ::dup2(ends[1], 3);
+      ::execl(program.c_str(), program.c_str(), "--fd=3", "--device=cpu:1", "--log_level=warn",
+              nullptr);
+      ::_exit(127);
+    }
+    ::close(ends[1]);
+  }
+  SendConfigure(lane);
+}
+
+void Cluster::SendConfigure(int32_t lane) {
+  LaneEnd& end = lanes_[lane];
+  const int32_t per_node = inputs_.lanes_per_node;
+  v1::LaneCommand command;
+  v1::LaneCommand::Configure& configure = *command.mutable_configure();
+  configure.set_lane(lane);
+  configure.set_epoch(1);
+  *configure.mutable_plan() = wire_inputs_;
+  configure.set_plan_digest(plan_.digest);
+  configure.set_state_bytes(end.program.state_bytes);
+  configure.set_staging_bytes(end.program.staging_bytes);
+  configure.set_state_table_bytes(static_cast<int64_t>(end.table.mapping->size()));
+  configure.set_publish_board_bytes(
+      static_cast<int64_t>(PublishBoardBytes(plan_.buckets, per_node)));
+  configure.set_threads(1);
+  Send(lane, command,
+       {end.state.fd.get(), end.staging.fd.get(), end.table.fd.get(),
+        lanes_[lane / per_node * per_node].board.fd.get()});
+}
+
+void Cluster::Restart(int32_t lane) {
+  ::kill(lanes_[lane].pid, SIGKILL);
+  ::waitpid(lanes_[lane].pid, nullptr, 0);
+  StartLane(lane);
+  PumpUntil([&] { return lanes_[lane].ready; });
+  for (size_t rank = 0; rank < trainers_.size(); ++rank) Attach(static_cast<int32_t>(rank));
+}
+
+void Cluster::Send(int32_t lane, const v1::LaneCommand& command, const std::vector<int>& fds) {
+  const absl::Status sent =
+      wire::SendFrame(lanes_[lane].socket.get(), command.SerializeAsString(), fds);
+  EXPECT_TRUE(sent.ok()) << sent;
+}
+
+void Cluster::Attach(int32_t rank) {
+  TrainerEnd& trainer = trainers_[rank];
+  const auto buckets = static_cast<uint32_t>(plan_.buckets);
+  trainer.timeline = Hold(wire::TimelineBytes(buckets));
+  ++trainer.incarnation;
+  v1::LaneCommand command;
+  v1::LaneCommand::AttachTrainer& attach = *command.mutable_attach();
+  attach.set_rank(rank);
+  attach.set_incarnation(trainer.incarnation);
+  for (uint32_t id : {0, 1}) {
+    v1::Arena& arena = *attach.add_arenas();
+    arena.set_id(id);
+    arena.set_size_bytes(static_cast<int64_t>(trainer.gradients.mapping->size()));
+  }
+  attach.set_buckets(buckets);
+  attach.set_timeline_bytes(static_cast<int64_t>(wire::TimelineBytes(buckets)));
+  attach.set_poison_parameters(options_.poison);
+  const int64_t before = attached_;
+  for (int32_t lane = 0; lane < lanes(); ++lane) {
+    if (lane / inputs_.lanes_per_node != trainer.node) continue;
+    Send(lane, command,
+         {trainer.gradients.fd.get(), trainer.weights.fd.get(), trainer.timeline.fd.get()});
+  }
+  PumpUntil([&] { return attached_ == before + inputs_.lanes_per_node; });
+}
+
+void Cluster::Detach(int32_t rank) {
+  v1::LaneCommand command;
+  command.mutable_detach()->set_rank(rank);
+  command.mutable_detach()->set_incarnation(trainers_[rank].incarnation);
+  const int64_t before = detached_;
+  for (int32_t lane = 0; lane < lanes(); ++lane) {
+    if (lane / inputs_.lanes_per_node == trainers_[rank].node) Send(lane, command);
+  }
+  PumpUntil([&] { return detached_ == before + inputs_.lanes_per_node; });
+}
+
+void Cluster::Republish(uint64_t attempt, const std::vector<int32_t>& ranks) {
+  v1::LaneCommand command;
+  command.mutable_republish()->set_attempt(attempt);
+  for (int32_t rank : ranks) command.mutable_republish()->add_ranks(rank);
+  published.clear();
+  std::set<int32_t> nodes;
+  for (int32_t rank : ranks) nodes.insert(trainers_[rank].node);
+  size_t expected = 0;
+  for (int32_t lane = 0; lane < lanes(); ++lane) {
+    if (!ranks.empty() && nodes.count(lane / inputs_.lanes_per_node) == 0) continue;
+    Send(lane, command);
+    ++expected;
+  }
+  PumpUntil([&] { return published.size() == expected; });
+}
+
+float* Cluster::Gradient(int32_t rank, const scheduler::Fragment& fragment) {
+  return reinterpret_cast<float*>(trainers_[rank].gradients.mapping->data() +
+                                  fragment.gradient.offset_bytes);
+}
+float* Cluster::Weight(int32_t rank, const scheduler::Fragment& fragment) {
+  return reinterpret_cast<float*>(trainers_[rank].weights.mapping->data() +
+                                  fragment.weight.offset_bytes);
+}
+
+void Cluster::ForEach(const scheduler::Fragment& fragment,
+                      const std::function<void(int64_t, int64_t)>& visit) const {
+  const scheduler::Extents& shape = inputs_.layout.parameters[fragment.parameter].shape;
+  const scheduler::Extents strides = scheduler::RowMajorStrides(scheduler::ShapeOf(fragment.box));
+  const int64_t elements = scheduler::Elements(fragment.box);
+  for (int64_t local = 0; local < elements; ++local) {
+    scheduler::Extents index(shape.size());
+    int64_t rest = local;
+    for (size_t d = 0; d < shape.size(); ++d) {
+      index[d] = fragment.box.begin[d] + (rest / strides[d]);
+      rest %= strides[d];
+    }
+    visit(local, scheduler::FlatIndex(shape, index));
+  }
+}
+
+std::vector<float> Cluster::Weights(const std::string& parameter) {
+  std::vector<float> whole;
+  std::vector<bool> seen;
+  for (const scheduler::Fragment& fragment : inputs_.layout.fragments) {
+    const scheduler::Parameter& p = inputs_.layout.parameters[fragment.parameter];
+    if (p.name != parameter) continue;
+    const auto elements = static_cast<size_t>(scheduler::Elements(scheduler::WholeBox(p.shape)));
+    whole.resize(elements);
+    seen.resize(elements);
+    const float* data = Weight(fragment.rank.value(), fragment);
+    ForEach(fragment, [&](int64_t local, int64_t flat) {
+      if (seen[flat]) {
+        EXPECT_EQ(std::memcmp(&whole[flat], &data[local], 4), 0)
+            << parameter << "[" << flat << "] differs at trainer " << fragment.rank.value();
+      }
+      whole[flat] = data[local];
+      seen[flat] = true;
+    });
+  }
+  return whole;
+}
+
+void Cluster::SignalReady(int32_t rank, int32_t bucket) {
+  const wire::TimelinePage page(trainers_[rank].timeline.mapping->data());
+  wire::Advance(page.ready(static_cast<uint32_t>(bucket)), attempt_);
+}
+void Cluster::SignalReady(int32_t rank) {
+  for (int32_t b = 0; b < plan_.buckets; ++b) SignalReady(rank, b);
+}
+
+void Cluster::SendSubmission(int32_t rank, scheduler::AttemptKind kind,
+                             const std::vector<int32_t>& absent) {
+  kind_ = kind;
+  scheduler::Submission submission;
+  submission.rank = scheduler::TrainerRank(rank);
+  submission.attempt = scheduler::Attempt(attempt_);
+  submission.step = scheduler::StepId(step_ + 1);
+  submission.kind = kind;
+  submission.scalars = scalars;
+  submission.absent = absent;
+  for (int32_t p : absent) absent_.push_back({submission.rank, p});
+  std::sort(absent_.begin(), absent_.end());
+  v1::LaneCommand command;
+  *command.mutable_submitted() = ToProto(submission);
+  for (int32_t lane = 0; lane < lanes(); ++lane) {
+    if (lane / inputs_.lanes_per_node == trainers_[rank].node) Send(lane, command);
+  }
+}
+
+void Cluster::Submit(int32_t rank, const std::vector<int32_t>& absent) {
+  const wire::TimelinePage page(trainers_[rank].timeline.mapping->data());
+  wire::Advance(page.submitted(), attempt_);
+  SendSubmission(rank, scheduler::AttemptKind::kStep, absent);
+}
+
+void Cluster::PushFrom(int32_t rank) { SendSubmission(rank, scheduler::AttemptKind::kPush, {}); }
+
+uint64_t Cluster::Published(int32_t rank, int32_t bucket) const {
+  const wire::TimelinePage page(trainers_[rank].timeline.mapping->data());
+  return wire::Read(
+      page.published(static_cast<uint32_t>(bucket), static_cast<uint32_t>(plan_.buckets)));
+}
+
+void Cluster::Open() {
+  ++attempt_;
+  absent_.clear();
+  norms.clear();
+  rail_ready_.clear();
+  rail_done_.clear();
+  v1::LaneCommand command;
+  command.mutable_arm()->set_attempt(attempt_);
+  command.mutable_arm()->set_step(step_ + 1);
+  for (int32_t lane = 0; lane < lanes(); ++lane) {
+    lanes_[lane].gathered = false;
+    Send(lane, command);
+  }
+}
+
+void Cluster::WaitGathered() {
+  PumpUntil([&] {
+    return std::all_of(lanes_.begin(), lanes_.end(), [](auto& lane) { return lane.gathered; });
+  });
+}
+
+void Cluster::Decide(scheduler::Verdict verdict) {
+  scheduler::Decision decision;
+  decision.attempt = scheduler::Attempt(attempt_);
+  decision.step = scheduler::StepId(step_ + 1);
+  decision.kind = kind_;
+  decision.verdict = verdict;
+  decision.scalars = scalars;
+  decision.clip_coefficient = clip_coefficient;
+  decision.absent = absent_;
+  v1::LaneCommand command;
+  *command.mutable_decision() = ToProto(decision);
+  published.clear();
+  for (int32_t lane = 0; lane < lanes(); ++lane) Send(lane, command);
+  const bool consumes =
+      verdict == scheduler::Verdict::kCommit || verdict == scheduler::Verdict::kSkip;
+  if (consumes && kind_ == scheduler::AttemptKind::kStep) ++step_;
+}
+
+void Cluster::WaitPublished() {
+  PumpUntil([&] { return published.size() == lanes_.size(); });
+}
+
+void Cluster::Push() {
+  Open();
+  for (size_t rank = 0; rank < trainers_.size(); ++rank) PushFrom(static_cast<int32_t>(rank));
+  WaitGathered();
+  Decide(scheduler::Verdict::kCommit);
+  WaitPublished();
+}
+
+void Cluster::Step(const std::map<int32_t, std::vector<int32_t>>& absent) {
+  Open();
+  for (size_t r = 0; r < trainers_.size(); ++r) {
+    const auto rank = static_cast<int32_t>(r);
+    const auto found = absent.find(rank);
+    Submit(rank, found == absent.end() ? std::vector<int32_t>() : found->second);
+    SignalReady(rank);
+  }
+  WaitGathered();
+  Decide(scheduler::Verdict::kCommit);
+  WaitPublished();
+}
+
+void Cluster::WaitUnitIo(int64_t request, std::string* error) {
+  PumpUntil([&] { return unit_io_.count(request) != 0; });
+  *error = unit_io_[request];
+}
+
+StateView Cluster::State(int32_t unit) const {
+  const int32_t owner = plan_.units[unit].owner.value();
+  return ReadEntry(reinterpret_cast<const StateEntry*>(lanes_[owner].table.mapping->data())[unit]);
+}
+
+void Cluster::PumpUntil(const std::function<bool()>& done) {
+  const auto deadline = steady_clock::now() + std::chrono::seconds(30);
+  while (!done()) {
+    ASSERT_TRUE(failure.empty()) << failure;
+    ASSERT_LT(steady_clock::now(), deadline) << "the lanes did not answer";
+    std::vector<pollfd> polls;
+    for (const LaneEnd& lane : lanes_) polls.push_back({lane.socket.get(), POLLIN, 0});
+    ::poll(polls.data(), polls.size(), 100);
+    for (size_t lane = 0; lane < lanes_.size(); ++lane) {
+      if ((polls[lane].revents & (POLLIN | POLLHUP)) == 0) continue;
+      auto frame = wire::ReceiveFrame(lanes_[lane].socket.get());
+      ASSERT_TRUE(frame.ok()) << "lane " << lane << ": " << frame.status();
+      v1::LaneReport report;
+      ASSERT_TRUE(report.ParseFromString(frame->body));
+      Handle(static_cast<int32_t>(lane), report);
+    }
+  }
+}
+
+void Cluster::Handle(int32_t lane, const v1::LaneReport& report) {
+  using Report = v1::LaneReport;
+  switch (report.report_case()) {
+    case Report::kReady:
+      lanes_[lane].ready = true;
+      break;
+    case Report::kRendezvous: {
+      const v1::Rendezvous& rendezvous = report.rendezvous();
+      auto& blobs = blobs_[rendezvous.rail()];
+      blobs[rendezvous.node()] = rendezvous.blob();
+      if (static_cast<int32_t>(blobs.size()) < inputs_.nodes) break;
+      v1::LaneCommand command;
+      v1::RendezvousComplete& complete = *command.mutable_rendezvous();
+      complete.set_rail(rendezvous.rail());
+      complete.set_epoch(1);
+      for (const auto& [node, blob] : blobs) complete.add_blobs(blob);
+      for (int32_t node = 0; node < inputs_.nodes; ++node) {
+        Send((node * inputs_.lanes_per_node) + rendezvous.rail(), command);
+      }
+      break;
+    }
+    case Report::kAttached:
+      EXPECT_EQ(report.attached().error(), "");
+      ++attached_;
+      break;
+    case Report::kDetached:
+      ++detached_;
+      break;
+    case Report::kRailReady:
+      OnRailReady(report.rail_ready());
+      break;
+    case Report::kGathered:
+      EXPECT_EQ(report.gathered().attempt(), attempt_);
+      lanes_[lane].gathered = true;
+      for (const v1::UnitNorm& norm : report.gathered().norms()) norms[norm.unit()] = norm;
+      break;
+    case Report::kPublished:
+      published[lane] = report.published();
+      break;
+    case Report::kUnitIo:
+      unit_io_[report.unit_io().request()] = report.unit_io().error();
+      break;
+    case Report::kFailed:
+      failure = report.failed().what();
+      break;
+    default:
+      ADD_FAILURE() << "unknown report";
+  }
+}
+
+void Cluster::OnRailReady(const v1::RailReady& ready) {
+  EXPECT_EQ(ready.attempt(), attempt_);
+  rail_ready_[{ready.rail(), ready.operation(), ready.bucket()}].insert(ready.node());
+  // GO in the order of buckets, once all lanes with transfers have reported.
+  const bool publish = ready.operation() == v1::RAIL_OPERATION_PUBLISH;
+  auto& done = rail_done_[{ready.rail(), ready.operation()}];
+  for (int32_t b = 0; b < plan_.buckets; ++b) {
+    if (done.count(b) != 0) continue;
+    size_t needed = 0;
+    for (int32_t node = 0; node < inputs_.nodes; ++node) {
+      const scheduler::LaneProgram& p =
+          lanes_[(node * inputs_.lanes_per_node) + ready.rail()].program;
+      const bool push = kind_ == scheduler::AttemptKind::kPush;
+      needed += !(publish ? p.weights[b] : push ? p.adopts[b] : p.partials[b]).empty() ? 1 : 0;
+    }
+    if (needed == 0) continue;
+    if (rail_ready_[{ready.rail(), ready.operation(), b}].size() < needed) break;
+    done.insert(b);
+    scheduler::Go go;
+    go.attempt = scheduler::Attempt(attempt_);
+    go.rail = scheduler::LaneIndex(ready.rail());
+    go.operation = *FromProto(ready.operation());
+    go.bucket = scheduler::BucketId(b);
+    for (const scheduler::AbsentFragment& absent : absent_) {
+      if (plan_.parameter_bucket[absent.parameter] == b) go.absent.push_back(absent);
+    }
+    v1::LaneCommand command;
+    *command.mutable_go() = ToProto(go);
+    for (int32_t lane = 0; lane < lanes(); ++lane) Send(lane, command);
+  }
+}
+
+}  // namespace dmuond::server::lane::testing

@@ -1,0 +1,157 @@
+// Plays the daemons and trainers of a job to real lanes: over real socket pairs, with memory held
+// by descriptor. One harness is all nodes, so it also decides what the coordinator would.
+#ifndef DMUOND_TESTS_SERVER_LANE_HARNESS_H_
+#define DMUOND_TESTS_SERVER_LANE_HARNESS_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "dmuond/v1/lane.pb.h"
+#include "dmuond/wire/timeline.h"
+#include "dmuond/wire/unique_fd.h"
+#include "kernels/device.h"
+#include "scheduler/plan.h"
+#include "scheduler/step.h"
+#include "server/lane/state_table.h"
+#include "tests/scheduler/layouts.h"
+
+namespace dmuond::server::lane::testing {
+
+enum class RunAs : uint8_t { kThread, kProcess };
+
+struct Held {  // memory of the daemon, with its own view of it
+  wire::UniqueFd fd;
+  std::unique_ptr<kernels::Mapping> mapping;
+};
+
+class Cluster {
+ public:
+  struct Options {
+    RunAs run_as = RunAs::kThread;
+    std::string preset = "keller";
+    int64_t bucket_bytes = 0;
+    bool poison = false;
+  };
+  Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t lanes_per_node,
+          Options options);
+  Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t lanes_per_node)
+      : Cluster(world, nodes, lanes_per_node, Options{}) {}
+  ~Cluster();
+
+  // ---- trainers ----
+  [[nodiscard]] float* Gradient(int32_t rank, const scheduler::Fragment& fragment);
+  [[nodiscard]] float* Weight(int32_t rank, const scheduler::Fragment& fragment);
+  // Fills every fragment's box from a function of (rank, parameter, flat index in the parameter).
+  template <typename Function>
+  void FillGradients(Function function) {
+    Fill(false, function);
+  }
+  template <typename Function>
+  void FillWeights(Function function) {
+    Fill(true, function);
+  }
+  // The parameter's weights, put together from all holders, who must agree bit by bit.
+  [[nodiscard]] std::vector<float> Weights(const std::string& parameter);
+  void SignalReady(int32_t rank);
+  void SignalReady(int32_t rank, int32_t bucket);
+  void Submit(int32_t rank, const std::vector<int32_t>& absent = {});
+  void PushFrom(int32_t rank);
+  [[nodiscard]] uint64_t Published(int32_t rank, int32_t bucket) const;
+  void Attach(int32_t rank);
+  void Detach(int32_t rank);
+  void Republish(uint64_t attempt, const std::vector<int32_t>& ranks);
+
+  // ---- the coordinator ----
+  void Open();  // the next attempt
+  void WaitGathered();
+  void Decide(scheduler::Verdict verdict);
+  void WaitPublished();
+  void WaitUnitIo(int64_t request, std::string* error);
+
+  // From open to published.
+  void Push();
+  void Step(const std::map<int32_t, std::vector<int32_t>>& absent = {});
+
+  void Send(int32_t lane, const v1::LaneCommand& command, const std::vector<int>& fds = {});
+  // Handles reports until `done` or half a minute has passed.
+  void PumpUntil(const std::function<bool()>& done);
+  void Restart(int32_t lane);  // kills the process and starts another on the same memory
+
+  [[nodiscard]] const scheduler::Plan& plan() const { return plan_; }
+  [[nodiscard]] const scheduler::PlanInputs& inputs() const { return inputs_; }
+  [[nodiscard]] const scheduler::LaneProgram& program(int32_t lane) const {
+    return lanes_[lane].program;
+  }
+  [[nodiscard]] StateView State(int32_t unit) const;
+  [[nodiscard]] int32_t lanes() const { return static_cast<int32_t>(lanes_.size()); }
+  [[nodiscard]] uint64_t attempt() const { return attempt_; }
+
+  scheduler::StepScalars scalars;
+  double clip_coefficient = 1;
+  std::map<int32_t, v1::UnitNorm> norms;                   // of the last gathered attempt, by unit
+  std::string failure;                                     // a lane's last words
+  std::map<int32_t, v1::LaneReport::Published> published;  // by lane, of the last attempt
+
+ private:
+  struct LaneEnd {
+    scheduler::LaneProgram program;
+    wire::UniqueFd socket;
+    std::thread thread;
+    int pid = -1;
+    Held state, staging, table, board;
+    bool ready = false;
+    bool gathered = false;
+  };
+  struct TrainerEnd {
+    int32_t node = 0;
+    uint64_t incarnation = 0;
+    Held gradients, weights, timeline;
+  };
+
+  template <typename Function>
+  void Fill(bool weights, Function function) {
+    for (const scheduler::Fragment& fragment : inputs_.layout.fragments) {
+      const int32_t rank = fragment.rank.value();
+      float* data = weights ? Weight(rank, fragment) : Gradient(rank, fragment);
+      ForEach(fragment, [&](int64_t local, int64_t flat) {
+        data[local] = function(rank, fragment.parameter, flat);
+      });
+    }
+  }
+  void ForEach(const scheduler::Fragment& fragment,
+               const std::function<void(int64_t local, int64_t flat)>& visit) const;
+  void StartLane(int32_t lane);
+  void SendConfigure(int32_t lane);
+  void Handle(int32_t lane, const v1::LaneReport& report);
+  void OnRailReady(const v1::RailReady& ready);
+  void SendSubmission(int32_t rank, scheduler::AttemptKind kind,
+                      const std::vector<int32_t>& absent);
+
+  Options options_;
+  scheduler::PlanInputs inputs_;
+  v1::PlanInputs wire_inputs_;
+  scheduler::Plan plan_;
+  std::vector<LaneEnd> lanes_;
+  std::vector<TrainerEnd> trainers_;
+  std::map<int32_t, std::map<int32_t, std::string>> blobs_;  // by rail, then node
+  int64_t attached_ = 0;
+  int64_t detached_ = 0;
+  std::map<int64_t, std::string> unit_io_;
+  std::map<std::tuple<int, int, int>, std::set<int>> rail_ready_;  // (rail, operation, bucket)
+  std::map<std::pair<int, int>, std::set<int>> rail_done_;         // (rail, operation): buckets
+  scheduler::AttemptKind kind_ = scheduler::AttemptKind::kStep;
+  uint64_t attempt_ = (uint64_t{1} << 32);
+  int64_t step_ = 0;
+  std::vector<scheduler::AbsentFragment> absent_;
+};
+
+}  // namespace dmuond::server::lane::testing
+
+#endif  // DMUOND_TESTS_SERVER_LANE_HARNESS_H_
