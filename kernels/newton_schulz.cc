@@ -47,7 +47,7 @@ class Builder {
     x_.exponent = InputExponent();
     for (int i = 0; i <= kSamples; ++i) x_.spectrum.push_back(kSigmaMax * i / kSamples);
     program_.input_scale = std::ldexp(1.0, x_.exponent);
-    const absl::Status status = config_.form == NewtonSchulzForm::kStandard ? Standard() : Gram();
+    absl::Status status = config_.form == NewtonSchulzForm::kStandard ? Standard() : Gram();
     program_.output = x_.slot;
     program_.output_scale = std::ldexp(1.0, -x_.exponent);
     return status;

@@ -39,7 +39,7 @@ absl::Status CheckComplete(const Layout& layout, const Plan& plan, const std::ve
 
 absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
                                        const std::vector<bool>& active,
-                                       std::vector<UnitNorm> norms) {
+                                       const std::vector<UnitNorm>& norms) {
   GradientNorm result;
   std::vector<bool> seen(plan.units.size());
   std::vector<Term> terms;

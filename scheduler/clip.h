@@ -25,7 +25,7 @@ struct GradientNorm {
 // active.size() == plan.units.size().
 [[nodiscard]] absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
                                                      const std::vector<bool>& active,
-                                                     std::vector<UnitNorm> norms);
+                                                     const std::vector<UnitNorm>& norms);
 
 // What torch.nn.utils.clip_grad_norm_ multiplies gradients with: min(1, max / (norm + 1e-6)); 1
 // where max_grad_norm is not positive.

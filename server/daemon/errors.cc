@@ -44,8 +44,8 @@ std::optional<std::string> TakeOne(absl::string_view& rest) {
 
 }  // namespace
 
-absl::Status Error(absl::StatusCode code, absl::string_view reason, std::string message,
-                   ErrorMetadata metadata) {
+absl::Status Error(absl::StatusCode code, absl::string_view reason, absl::string_view message,
+                   const ErrorMetadata& metadata) {
   absl::Status status(code, message);
   status.SetPayload(kReasonPayload, absl::Cord(reason));
   if (!metadata.empty()) status.SetPayload(kMetadataPayload, absl::Cord(Pack(metadata)));

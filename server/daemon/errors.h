@@ -29,7 +29,7 @@ using ErrorMetadata = std::vector<std::pair<std::string, std::string>>;
 
 // `reason` is UPPER_SNAKE_CASE. REQUIRES: code is not OK.
 [[nodiscard]] absl::Status Error(absl::StatusCode code, absl::string_view reason,
-                                 std::string message, ErrorMetadata metadata = {});
+                                 absl::string_view message, const ErrorMetadata& metadata = {});
 
 // The reason of an error; "" where it has none, or for OK.
 [[nodiscard]] std::string ReasonOf(const absl::Status& status);
