@@ -330,9 +330,24 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISSING",
                  absl::StrCat("rank ", session->rank, " must register its layout first"));
   }
-  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   absl::Status checked = CheckArenas(*session, request);
   if (!checked.ok()) return checked;
+  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+  // Lanes take trainers when they are ready, and an attempt opens when every node's are.
+  absl::StatusOr<bool> ready = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(request.key());
+        return !found.ok() || !JobFailure().ok() || job_->steps.has_value();
+      },
+      deadline, cancelled);
+  if (!ready.ok()) return ready.status();
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!*ready) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
+                 "not every node's lanes were ready in time");
+  }
+  session = *found;
 
   const auto buckets = static_cast<uint32_t>(job_->plan->buckets);
   v1::LaneCommand command;
@@ -377,12 +392,11 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
     if (!status.ok()) return status;
   }
 
-  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
   absl::StatusOr<bool> attached = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
         if (!found.ok() || !JobFailure().ok()) return true;
-        return (*found)->lanes_attached.size() == job_->lanes.size() && job_->steps.has_value();
+        return (*found)->lanes_attached.size() == job_->lanes.size();
       },
       deadline, cancelled);
   if (!attached.ok()) return attached.status();
@@ -390,7 +404,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   if (!*attached) {
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
-                 "not every node's lanes were ready in time");
+                 "not every lane has mapped the trainer's memory in time");
   }
   session = *found;
   if (!session->attach_error.ok()) return session->attach_error;

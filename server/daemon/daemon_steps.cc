@@ -233,6 +233,10 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
   v1::LaneCommand command;
   *command.mutable_decision() = wire;
   ToLanes(command);
+  const bool anybody_waits =
+      std::any_of(sessions_.begin(), sessions_.end(), [this](const auto& entry) {
+        return job_->steps->submitted(scheduler::TrainerRank(entry.second.rank));
+      });
   job_->steps->OnDecision(*decision);
   job_->gradient_norm = decision->outcome.gradient_norm;
   switch (decision->verdict) {
@@ -248,6 +252,8 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
       break;
     case scheduler::Verdict::kAbort:
     case scheduler::Verdict::kRefuse:
+      // An attempt that nobody here has submitted ends without loss: a rank that closes, say.
+      if (!anybody_waits) break;
       ++job_->aborted_attempts;
       log::Warn("attempt aborted", {{"job", job_->name},
                                     {"epoch", absl::StrCat(epoch_)},
