@@ -28,6 +28,10 @@ Channel::Channel(const std::string& path, GoneWithin gone) : gone_(std::move(gon
   // Sessions of one process must not share a connection: each ends with its own.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
+  // A local socket needs no courtesy: gRPC's own first pause is a second.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   channel_ = grpc::CreateCustomChannel(absl::StrCat("unix:", path),
                                        grpc::InsecureChannelCredentials(), arguments);
   stub_ = v1::Trainer::NewStub(channel_);

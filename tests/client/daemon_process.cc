@@ -1,0 +1,192 @@
+#include "tests/client/daemon_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/security/credentials.h"
+
+namespace dmuond::testing {
+namespace {
+
+std::string BesideThisProgram(const std::string& program) {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / program;
+}
+
+// Between fork and exec: only what may be called there.
+[[noreturn]] void Exec(char* const* arguments, int output) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (output >= 0) {
+    ::dup2(output, STDOUT_FILENO);
+    ::dup2(output, STDERR_FILENO);
+  }
+  ::execv(arguments[0], arguments);
+  ::_exit(127);
+}
+
+// A health check by hand: gRPC for C++ comes without the messages of its health service. Their one
+// field is number 1 each: the service's name, and the status, where 1 is SERVING.
+class HealthWatch {
+ public:
+  HealthWatch(const std::string& address, std::chrono::milliseconds timeout)
+      : stub_(MakeChannel(address)) {
+    context_.set_deadline(std::chrono::system_clock::now() + timeout);
+    context_.set_wait_for_ready(true);
+  }
+  ~HealthWatch() {
+    context_.TryCancel();
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+
+  bool WaitServing(const std::string& service) {
+    call_ = stub_.PrepareCall(&context_, "/grpc.health.v1.Health/Watch", &queue_);
+    call_->StartCall(nullptr);
+    if (!Done()) return false;
+    std::string request = "\x0a";
+    request += static_cast<char>(service.size());
+    request += service;
+    const grpc::Slice slice(request);
+    call_->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
+    if (!Done()) return false;
+    for (;;) {
+      grpc::ByteBuffer reply;
+      call_->Read(&reply, nullptr);
+      if (!Done()) return false;
+      grpc::Slice bytes;
+      if (!reply.DumpToSingleSlice(&bytes).ok()) return false;
+      const std::string answer(reinterpret_cast<const char*>(bytes.begin()), bytes.size());
+      if (answer == "\x08\x01") return true;
+    }
+  }
+
+ private:
+  static std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
+    return grpc::CreateCustomChannel("unix:" + address, grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+  bool Done() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+
+  grpc::CompletionQueue queue_;
+  grpc::ClientContext context_;
+  grpc::GenericStub stub_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
+    const std::string& program, std::vector<std::string> arguments,
+    const std::string& output_path) {
+  arguments.insert(arguments.begin(), BesideThisProgram(program));
+  std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  wire::UniqueFd output;
+  if (!output_path.empty()) {
+    output.Reset(::open(output_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    if (!output.valid()) return absl::ErrnoToStatus(errno, output_path);
+  }
+  if (::access(arguments[0].c_str(), X_OK) != 0) return absl::ErrnoToStatus(errno, arguments[0]);
+  const pid_t pid = ::fork();
+  if (pid < 0) return absl::ErrnoToStatus(errno, "fork");
+  if (pid == 0) Exec(argv.data(), output.get());
+  wire::UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  return std::unique_ptr<ChildProcess>(new ChildProcess(pid, std::move(pidfd)));
+}
+
+ChildProcess::~ChildProcess() {
+  if (exit_code_ >= 0) return;
+  Signal(SIGKILL);
+  Wait(std::chrono::hours(1));
+}
+
+void ChildProcess::Signal(int signal) const {
+  if (exit_code_ < 0) ::kill(pid_, signal);
+}
+
+int ChildProcess::Wait(std::chrono::milliseconds timeout) {
+  if (exit_code_ >= 0) return exit_code_;
+  pollfd polled{pidfd_.get(), POLLIN, 0};
+  if (::poll(&polled, 1, static_cast<int>(timeout.count())) <= 0) return -1;
+  int status = 0;
+  if (::waitpid(pid_, &status, 0) != pid_) return -1;
+  exit_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return exit_code_;
+}
+
+DaemonProcess::DaemonProcess(std::string directory)
+    : directory_(std::move(directory)), address_(directory_ + "/dmuond.sock") {}
+
+absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(Options options) {
+  std::string directory = std::filesystem::temp_directory_path() / "dmuond-test-XXXXXX";
+  if (::mkdtemp(directory.data()) == nullptr) return absl::ErrnoToStatus(errno, directory);
+  std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(directory));
+  std::vector<std::string> arguments = std::move(options.flags);
+  arguments.push_back("--devices=" + options.devices);
+  arguments.push_back("--socket=" + daemon->address_);
+  absl::StatusOr<std::unique_ptr<ChildProcess>> process =
+      ChildProcess::Start("dmuond", std::move(arguments), directory + "/log");
+  if (!process.ok()) return process.status();
+  daemon->process_ = *std::move(process);
+  absl::Status ready = daemon->WaitServing(options.wait_for, options.timeout);
+  if (!ready.ok()) return ready;
+  return daemon;
+}
+
+DaemonProcess::~DaemonProcess() {
+  process_.reset();
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+absl::Status DaemonProcess::WaitServing(const std::string& service,
+                                        std::chrono::milliseconds timeout) const {
+  if (HealthWatch(address_, timeout).WaitServing(service)) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat("dmuond is not ", service, " after ",
+                                                  timeout.count(), " ms; its log:\n", Log()));
+}
+
+int DaemonProcess::Stop() {
+  process_->Signal(SIGTERM);
+  return process_->Wait(std::chrono::minutes(1));
+}
+
+void DaemonProcess::Kill() {
+  process_->Signal(SIGKILL);
+  process_->Wait(std::chrono::minutes(1));
+}
+
+std::string DaemonProcess::Log() const {
+  std::ifstream file(directory_ + "/log");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace dmuond::testing

@@ -1,0 +1,82 @@
+// A dmuond of a test's own: on a private socket in a directory of its own, ready when Start()
+// returns, gone with its directory when the object goes. The programs are those beside the test's.
+//
+//   auto daemon = DaemonProcess::Start({.devices = "cpu:2"});
+//   ASSERT_TRUE(daemon.ok()) << daemon.status();
+//   … (*daemon)->address() …
+//   EXPECT_EQ((*daemon)->Stop(), 0);
+//
+// Threads: one at a time; address() from any.
+#ifndef DMUOND_TESTS_CLIENT_DAEMON_PROCESS_H_
+#define DMUOND_TESTS_CLIENT_DAEMON_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::testing {
+
+// A child process that ends with its parent. Output goes to a file or, without one, to ours.
+class ChildProcess {
+ public:
+  // `program` is looked for beside this one.
+  static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(const std::string& program,
+                                                             std::vector<std::string> arguments,
+                                                             const std::string& output_path = "");
+  ~ChildProcess();  // kills it, if it lives
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  void Signal(int signal) const;
+  // The exit code, or 128 + the signal that ended it. -1: it still runs after `timeout`.
+  int Wait(std::chrono::milliseconds timeout);
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+ private:
+  ChildProcess(pid_t pid, wire::UniqueFd pidfd) : pid_(pid), pidfd_(std::move(pidfd)) {}
+  const pid_t pid_;
+  const wire::UniqueFd pidfd_;
+  int exit_code_ = -1;
+};
+
+class DaemonProcess {
+ public:
+  struct Options {
+    std::string devices = "cpu:1";
+    std::vector<std::string> flags;  // further ones
+    // In a group, only a formed one is ready: wait for "live" then, and for the others later.
+    std::string wait_for = "ready";
+    std::chrono::milliseconds timeout{30'000};
+  };
+  // DEADLINE_EXCEEDED with the daemon's log when it is not ready in time.
+  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(Options options);
+  static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start() { return Start(Options()); }
+  ~DaemonProcess();
+  DaemonProcess(const DaemonProcess&) = delete;
+  DaemonProcess& operator=(const DaemonProcess&) = delete;
+
+  [[nodiscard]] const std::string& address() const { return address_; }
+  [[nodiscard]] pid_t pid() const { return process_->pid(); }
+  // Waits until the health service calls `service` serving.
+  absl::Status WaitServing(const std::string& service, std::chrono::milliseconds timeout) const;
+  // SIGTERM; the exit code, -1 when it has not left in a minute.
+  int Stop();
+  void Kill();
+  [[nodiscard]] std::string Log() const;
+
+ private:
+  explicit DaemonProcess(std::string directory);
+  const std::string directory_;
+  const std::string address_;
+  std::unique_ptr<ChildProcess> process_;
+};
+
+}  // namespace dmuond::testing
+
+#endif  // DMUOND_TESTS_CLIENT_DAEMON_PROCESS_H_
