@@ -102,6 +102,7 @@ absl::Status Engine::OnGo(const scheduler::Go& go) {
 absl::Status Engine::OnDecision(scheduler::Decision decision) {
   if (collector_->armed() && decision.attempt < collector_->attempt()) return absl::OkStatus();
   collector_->Disarm();
+  if (opened_.has_value() && opened_->attempt <= decision.attempt) opened_.reset();
   times_.decided = Clock::now();
   const bool applies = decision.verdict == Verdict::kCommit || decision.verdict == Verdict::kSkip;
   // Loaded state is written unit by unit and published by a republish.
