@@ -35,6 +35,30 @@ absl::StatusOr<bool> Daemon::Wait(const std::function<bool()>& ready, Deadline d
   return true;
 }
 
+bool Daemon::Published() const {
+  if (job_ == nullptr || !job_->steps.has_value()) return true;
+  const std::optional<scheduler::Decision>& decided = job_->steps->last_decision();
+  if (!decided.has_value()) return true;
+  // Attempts that were aborted or refused are not published; the newest one that was is remembered.
+  return job_->published_attempt >= job_->applied_attempt;
+}
+
+absl::Status Daemon::WaitUntilPublished(const Cancelled& cancelled) {
+  constexpr std::chrono::seconds kPublishTimeout{60};
+  ++waiting_for_published_;
+  absl::StatusOr<bool> published =
+      Wait([this]() DMUOND_REQUIRES(mutex_) { return Published() || !JobFailure().ok(); },
+           std::chrono::steady_clock::now() + kPublishTimeout, cancelled);
+  --waiting_for_published_;
+  if (!published.ok()) return published.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!*published) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
+                 "the lanes have not published the last step in time");
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Session*> Daemon::Find(const v1::SessionKey& key) {
   const auto found = sessions_.find(key.session());
   if (found == sessions_.end()) {
@@ -306,15 +330,13 @@ void Daemon::Drain(std::chrono::milliseconds timeout) {
           sessions_.begin(), sessions_.end(), [this](const auto& entry) DMUOND_REQUIRES(mutex_) {
             return job_->steps->submitted(scheduler::TrainerRank(entry.second.rank));
           });
-      const auto& decided = job_->steps->last_decision();
-      const bool unpublished = decided.has_value() &&
-                               decided->verdict == scheduler::Verdict::kCommit &&
-                               job_->published_attempt < decided->attempt.value();
-      return !in_flight && !unpublished;
+      return !in_flight && Published();
     };
+    ++waiting_for_published_;
     if (!Wait(idle, deadline, [] { return false; }).value_or(false)) {
-      log::Warn("drain gave up waiting for the step in flight", {});
+      log::Warn("drain gave up waiting for the step in flight");
     }
+    --waiting_for_published_;
     if (job_ != nullptr) {
       if (job_->failed.ok()) {
         job_->failed = Error(absl::StatusCode::kUnavailable, "DRAINING",

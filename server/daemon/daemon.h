@@ -128,6 +128,10 @@ class Daemon {
   // Waits for `ready`; CANCELLED when the caller has gone, else false at the deadline.
   absl::StatusOr<bool> Wait(const std::function<bool()>& ready, Deadline deadline,
                             const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  // Until every local lane has published the last decided attempt: then the units' state is that of
+  // last_committed_step.
+  absl::Status WaitUntilPublished(const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  [[nodiscard]] bool Published() const DMUOND_REQUIRES(mutex_);
   absl::StatusOr<Session*> Find(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
   [[nodiscard]] absl::Status JobFailure() const DMUOND_REQUIRES(mutex_);
 
@@ -190,6 +194,7 @@ class Daemon {
   std::unique_ptr<NodeJob> job_ DMUOND_GUARDED_BY(mutex_);
   uint64_t generation_ DMUOND_GUARDED_BY(mutex_) = 0;  // of job_: tells late lane reports apart
   std::vector<std::unique_ptr<LaneProcess>> dead_lanes_ DMUOND_GUARDED_BY(mutex_);
+  int32_t waiting_for_published_ DMUOND_GUARDED_BY(mutex_) = 0;
   int64_t unit_requests_ DMUOND_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, std::string> unit_answers_ DMUOND_GUARDED_BY(mutex_);  // request -> error or ""
 };

@@ -118,6 +118,10 @@ absl::Status Daemon::PullParameters(
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                  "no weights have been pushed yet: there is no state to read");
   }
+  absl::Status published = WaitUntilPublished(cancelled);
+  if (!published.ok()) return published;
+  found = Find(request.key());
+  if (!found.ok()) return found.status();
   const int64_t step = job_->steps->last_committed().value();
   // Copies: the lock is given up while lanes and peers answer.
   const scheduler::Registration layout = (*found)->layout;
@@ -379,6 +383,8 @@ absl::StatusOr<StateTensor> Daemon::ReadStateForPeer(const v1::ReadStateRequest&
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
                  absl::StrCat("unit ", request.unit(), " is owned by another node"));
   }
+  absl::Status published = WaitUntilPublished(cancelled);
+  if (!published.ok()) return published;
   if (request.kind() == v1::STATE_KIND_STEP) {
     absl::StatusOr<double> updates = ReadUpdates(id);
     if (!updates.ok()) return updates.status();

@@ -150,7 +150,9 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
                  absl::StrCat("rank ", (*found)->rank, " must attach its buffers first"));
   }
   if (header.state()) {
-    absl::Status spread = SpreadPushedState(header.key());
+    absl::Status spread = WaitUntilPublished(cancelled);
+    if (!spread.ok()) return spread;
+    spread = SpreadPushedState(header.key());
     if (!spread.ok()) return spread;
     found = Find(header.key());
     if (!found.ok()) return found.status();
@@ -233,12 +235,22 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
   v1::LaneCommand command;
   *command.mutable_decision() = wire;
   ToLanes(command);
+  if (decision->verdict == scheduler::Verdict::kCommit &&
+      decision->kind == scheduler::AttemptKind::kLoad) {
+    v1::LaneCommand republish;
+    republish.mutable_republish()->set_attempt(wire.attempt());
+    ToLanes(republish);
+  }
   const bool anybody_waits =
       std::any_of(sessions_.begin(), sessions_.end(), [this](const auto& entry) {
         return job_->steps->submitted(scheduler::TrainerRank(entry.second.rank));
       });
   job_->steps->OnDecision(*decision);
   job_->gradient_norm = decision->outcome.gradient_norm;
+  if (decision->verdict == scheduler::Verdict::kCommit ||
+      decision->verdict == scheduler::Verdict::kSkip) {
+    job_->applied_attempt = decision->attempt.value();
+  }
   switch (decision->verdict) {
     case scheduler::Verdict::kCommit:
       job_->has_state = true;
@@ -280,7 +292,7 @@ void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& 
   job_->published_lanes.clear();
   job_->published_attempt = published.attempt();
   job_->timing = job_->publishing;
-  if (draining_) changed_.NotifyAll();
+  if (waiting_for_published_ > 0) changed_.NotifyAll();
 }
 
 absl::Status Daemon::WatchSession(const v1::WatchSessionRequest& request,

@@ -82,6 +82,7 @@ struct NodeJob {
   int64_t skipped_steps = 0;
   int64_t aborted_attempts = 0;
   double gradient_norm = 0;
+  uint64_t applied_attempt = 0;       // newest that committed or was skipped
   uint64_t published_attempt = 0;     // newest that every local lane has published
   std::set<int32_t> published_lanes;  // of the attempt now being published
   v1::StepTiming timing;              // of published_attempt
