@@ -1,6 +1,7 @@
 // Steps and pushes: what trainers hand in, and what is decided about it.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,32 @@ constexpr int32_t kWaitMsMax = 60'000;
 std::chrono::steady_clock::time_point WaitDeadline(int32_t wait_ms) {
   return std::chrono::steady_clock::now() +
          std::chrono::milliseconds(std::clamp(wait_ms, 0, kWaitMsMax));
+}
+
+// The scalars agree between trainers or the step is refused; here they must also make sense.
+absl::Status CheckScalars(int32_t rank, const scheduler::StepScalars& scalars) {
+  const auto refuse = [rank](const std::string& field, double value) {
+    return Error(absl::StatusCode::kInvalidArgument, "SCALARS_INVALID",
+                 absl::StrCat("rank ", rank, " submits ", field, " = ", value,
+                              "; it must be finite and not negative"),
+                 {{"field", field}});
+  };
+  const auto wrong = [](double value) { return !std::isfinite(value) || value < 0; };
+  for (size_t g = 0; g < scalars.groups.size(); ++g) {
+    const scheduler::GroupScalars& group = scalars.groups[g];
+    const std::pair<const char*, double> fields[] = {{"learning_rate", group.learning_rate},
+                                                     {"weight_decay", group.weight_decay},
+                                                     {"momentum", group.momentum},
+                                                     {"beta1", group.beta1},
+                                                     {"beta2", group.beta2},
+                                                     {"eps", group.eps}};
+    for (const auto& [name, value] : fields) {
+      if (wrong(value)) return refuse(absl::StrCat("groups[", g, "].", name), value);
+    }
+  }
+  if (wrong(scalars.loss_scale)) return refuse("loss_scale", scalars.loss_scale);
+  if (wrong(scalars.max_grad_norm)) return refuse("max_grad_norm", scalars.max_grad_norm);
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -87,6 +114,7 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
   submission.attempt = scheduler::Attempt(request.attempt());
   submission.step = scheduler::StepId(request.step());
   submission.scalars = FromProto(request.scalars());
+  if (absl::Status sane = CheckScalars(session.rank, submission.scalars); !sane.ok()) return sane;
   submission.withdraw = request.withdraw();
   for (const int32_t index : request.absent()) {
     if (index < 0 || index >= static_cast<int32_t>(session.job_parameter.size())) {

@@ -1,0 +1,20 @@
+"""docs/errors.md lists every reason that the programs can give."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+REASON = re.compile(r'\b(?:Error|WithReason)\((?:[^;"]*?)"([A-Z][A-Z_]+)"', re.S)
+
+
+def reasons_in_source() -> set[str]:
+    sources = [*ROOT.glob("server/**/*.cc"), *ROOT.glob("scheduler/*.cc")]
+    return {reason for path in sources for reason in REASON.findall(path.read_text())}
+
+
+def test_every_reason_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    listed = set(re.findall(r"`([A-Z][A-Z_]+)`", page))
+    found = reasons_in_source()
+    assert len(found) > 30, "the pattern no longer finds reasons in the sources"
+    assert found - listed == set()
