@@ -1,12 +1,16 @@
 // dmuond-lane: computes for one device. Started by dmuond, never by hand.
+#include <fcntl.h>
+#include <poll.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
@@ -36,6 +40,20 @@ absl::StatusOr<std::unique_ptr<dmuond::kernels::Device>> MakeDevice(absl::string
   return std::unique_ptr<dmuond::kernels::Device>(*std::move(device));
 }
 
+// A lane without its daemon has nothing to do. The dispatching thread sees the socket's end too,
+// but not in the middle of a long update. (PR_SET_PDEATHSIG would not do: the parent that it means
+// is the daemon's thread that started the lane, and threads that serve calls come and go.)
+void EndWithTheDaemon(int fd) {
+  const int own = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  std::thread([own] {
+    pollfd polled{own, POLLRDHUP, 0};
+    while (::poll(&polled, 1, -1) < 0) {
+      // Only EINTR is possible.
+    }
+    ::_exit(0);
+  }).detach();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -43,9 +61,6 @@ int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   spdlog::set_default_logger(spdlog::stderr_logger_st("lane"));
   spdlog::set_level(spdlog::level::from_str(absl::GetFlag(FLAGS_log_level)));
-  // A lane without its daemon has nothing to do. The socket's end says so too, but not to a lane
-  // in the middle of a long update.
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   // Sleeps of some tens of microseconds between looks at timeline words; the default slack of 50 us
   // would more than double them.
   ::prctl(PR_SET_TIMERSLACK, 1);
@@ -61,6 +76,7 @@ int main(int argc, char** argv) {
     spdlog::error("{}", std::string(device.status().message()));
     return 2;
   }
+  EndWithTheDaemon(absl::GetFlag(FLAGS_fd));
   dmuond::server::lane::Lane lane(**device, dmuond::wire::UniqueFd(absl::GetFlag(FLAGS_fd)),
                                   dmuond::server::lane::MakeGlooGroup);
   const absl::Status status = lane.Run();
