@@ -26,8 +26,8 @@ std::string Describe(const char* name, const MatrixView& m) {
          ", ld " + std::to_string(m.ld) + ", batch stride " + std::to_string(m.batch_stride);
 }
 
-// Boxes of 64 x 64 elements, what lies outside the matrix reads as zero and is not written.
-bool EncodeMap(const MatrixView& m, int64_t batch, GemmType type, const char* name,
+// Boxes of box_rows x 64 elements; what lies outside the matrix reads as zero and is not written.
+bool EncodeMap(const MatrixView& m, int64_t batch, GemmType type, int box_rows, const char* name,
                CUtensorMap* map, std::string* error) {
   const int64_t stride = batch > 1 ? m.batch_stride : m.rows * m.ld;
   if (m.rows < 1 || m.cols < 1 || m.ld < m.cols || m.ld % 8 != 0 || stride % 8 != 0 ||
@@ -41,7 +41,7 @@ bool EncodeMap(const MatrixView& m, int64_t batch, GemmType type, const char* na
                                static_cast<cuuint64_t>(batch)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(m.ld) * 2,
                                  static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[3] = {64, 64, 1};
+  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t element_strides[3] = {1, 1, 1};
   const CUresult result = TensorMapEncoder()(
       map,
@@ -69,7 +69,7 @@ bool CheckShapes(const GemmProblem& p, GemmLayout layout, int64_t* depth, std::s
     return c.data == nullptr || (c.rows == m && c.cols == n);
   };
   if (k != k_of_b || p.d.rows != m || p.d.cols != n || (p.symmetric && m != n) ||
-      !addend_fits(p.c) || !addend_fits(p.c2) || p.batch < 1) {
+      (p.diagonal != 0 && !p.symmetric) || !addend_fits(p.c) || !addend_fits(p.c2) || p.batch < 1) {
     *error = "shapes disagree: " + Describe("a", p.a) + "; " + Describe("b", p.b) + "; " +
              Describe("c", p.c) + "; " + Describe("d", p.d);
     return false;
@@ -101,6 +101,11 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
     *error = "no kernel for tile_n " + std::to_string(options.tile_n) + ", or no problem";
     return nullptr;
   }
+  const bool large = options.tile_n == 256;
+  const int box_a =
+      large ? GemmTraits<256>::BoxA(options.layout) : GemmTraits<128>::BoxA(options.layout);
+  const int box_b =
+      large ? GemmTraits<256>::BoxB(options.layout) : GemmTraits<128>::BoxB(options.layout);
   std::vector<DeviceProblem> device_problems(problems.size());
   std::vector<GemmShape> shapes;
   for (size_t i = 0; i < problems.size(); ++i) {
@@ -108,11 +113,12 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
     DeviceProblem& to = device_problems[i];
     int64_t depth = 0;
     if (!CheckShapes(p, options.layout, &depth, error) ||
-        !EncodeMap(p.a, p.batch, options.type, "a", &to.a, error) ||
-        !EncodeMap(p.b, p.batch, options.type, "b", &to.b, error) ||
-        !EncodeMap(p.d, p.batch, options.type, "d", &to.d, error) ||
-        (p.c.data != nullptr && !EncodeMap(p.c, p.batch, options.type, "c", &to.c, error)) ||
-        (p.c2.data != nullptr && !EncodeMap(p.c2, p.batch, options.type, "c2", &to.c2, error))) {
+        !EncodeMap(p.a, p.batch, options.type, box_a, "a", &to.a, error) ||
+        !EncodeMap(p.b, p.batch, options.type, box_b, "b", &to.b, error) ||
+        !EncodeMap(p.d, p.batch, options.type, 64, "d", &to.d, error) ||
+        (p.c.data != nullptr && !EncodeMap(p.c, p.batch, options.type, 64, "c", &to.c, error)) ||
+        (p.c2.data != nullptr &&
+         !EncodeMap(p.c2, p.batch, options.type, 64, "c2", &to.c2, error))) {
       return nullptr;
     }
     to.has_c = p.c.data != nullptr ? 1 : 0;
@@ -163,17 +169,17 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
   return std::unique_ptr<Gemm>(new Gemm(std::move(state)));
 }
 
-cudaError_t Gemm::Launch(cudaStream_t stream) const {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+cudaError_t Gemm::Launch(cudaStream_t stream, bool overlap) const {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(state_->clusters * 2);
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = state_->variant.shared_bytes;
   config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.attrs = &attribute;
+  config.numAttrs = overlap ? 1 : 0;
   return cudaLaunchKernelEx(&config, state_->variant.function, state_->params);
 }
 

@@ -62,7 +62,7 @@ struct GemmProblem {
   DeviceScalar alpha;
   DeviceScalar beta;
   DeviceScalar beta2;
-  float diagonal = 0;
+  float diagonal = 0;  // symmetric products only
 };
 
 struct GemmOptions {
@@ -80,8 +80,9 @@ class Gemm {
   Gemm(const Gemm&) = delete;
   Gemm& operator=(const Gemm&) = delete;
 
-  // Starts when the work before it in `stream` is done; its prologue overlaps that work's end.
-  cudaError_t Launch(cudaStream_t stream) const;
+  // `overlap`: the prologue runs while the kernel before it in `stream` ends. Only for use after a
+  // kernel: in a captured graph the edge from a copy would order nothing.
+  cudaError_t Launch(cudaStream_t stream, bool overlap = false) const;
 
  private:
   struct State;

@@ -1,6 +1,7 @@
 // The pipeline of every product: one producer warp feeds a ring of stages in shared memory through
-// the copy engine, two consumer warpgroups multiply (64 rows each) and write the tile back. CTAs
-// run in pairs; a pair on the same columns shares the loads of B by multicast. See docs/kernels.md.
+// the copy engine, two consumer warpgroups multiply (64 rows each) and put the tile back into the
+// ring, two sender warps store it from there. CTAs run in pairs; a pair on the same columns shares
+// the loads of B by multicast. See docs/kernels.md.
 #ifndef DMUOND_KERNELS_CUDA_GEMM_KERNEL_CUH_
 #define DMUOND_KERNELS_CUDA_GEMM_KERNEL_CUH_
 
@@ -10,8 +11,8 @@
 
 namespace dmuond::kernels::cuda {
 
-// What the device needs to know of a problem. Tensor maps have boxes of 64 x 64 elements with the
-// 128-byte swizzle, for loads and stores alike.
+// What the device needs to know of a problem. Tensor maps have the 128-byte swizzle and boxes of
+// 64 columns; c, c2 and d of 64 rows, a and b of GemmTraits' BoxA and BoxB.
 struct DeviceProblem {
   CUtensorMap a;
   CUtensorMap b;
@@ -49,6 +50,11 @@ struct GemmTraits {
   // Per consumer two boxes of the mirror image.
   static constexpr int kStagingBytes = kConsumers * 2 * kBoxBytes;
   static constexpr int kBarrierBytes = kStages * 2 * 8;
+  // Rows of a load's box; what lies MN-major comes 64 wide, the width of the swizzle.
+  static constexpr int BoxA(GemmLayout layout) { return layout == GemmLayout::kTN ? 64 : kTileM; }
+  static constexpr int BoxB(GemmLayout layout) {
+    return layout == GemmLayout::kNT ? kTileN / 2 : 64;
+  }
   static constexpr int kSharedBytes =
       kStages * kStageBytes + kStagingBytes + kBarrierBytes + 1024;  // 1024: alignment
 };
@@ -87,7 +93,20 @@ struct RingPosition {
       parity ^= 1;
     }
   }
+  __device__ __forceinline__ void Skip(int stages) {
+    stage = (stage + static_cast<uint32_t>(stages)) % kStages;  // the parity is not kept
+  }
 };
+
+// Named barriers of a CTA: bar.sync ids. Consumers and senders meet at "free" (the boxes of mirror
+// images may be written) and at "ready", one for each chunk of a tile.
+constexpr uint32_t kBarrierAddend = 1;
+constexpr uint32_t kBarrierFree = 3;
+constexpr uint32_t kBarrierReady = 5;
+constexpr uint32_t kBarrierThreads = 128 + 32;
+__device__ __forceinline__ uint32_t ReadyBarrier(int consumer, int chunk) {
+  return kBarrierReady + consumer * 4 + chunk;
+}
 
 template <typename T, int kTileN, GemmLayout kLayout>
 struct GemmKernel {
@@ -95,6 +114,8 @@ struct GemmKernel {
   using Position = RingPosition<Traits::kStages>;
   static constexpr bool kAIsMMajor = kLayout == GemmLayout::kTN;
   static constexpr bool kBIsNMajor = kLayout != GemmLayout::kNT;
+  static constexpr int kBoxA = Traits::BoxA(kLayout);
+  static constexpr int kBoxB = Traits::BoxB(kLayout);
   static constexpr int kUnit = kTileN / 2;
   static constexpr int kAccumulators = kTileN / 2;  // per thread: 64 x kTileN over 128 threads
 
@@ -132,20 +153,21 @@ struct GemmKernel {
 
   // ---- Producer: one thread ----
 
-  __device__ void LoadOperand(const CUtensorMap& map, bool transposed, uint32_t to,
-                              uint32_t barrier, int k, int index, int batch) const {
-    if (transposed) {
-      ptx::TensorLoad(to, &map, barrier, index, k, batch);
-    } else {
-      ptx::TensorLoad(to, &map, barrier, k, index, batch);
-    }
-  }
-  __device__ void LoadOperandForPair(const CUtensorMap& map, bool transposed, uint32_t to,
-                                     uint32_t barrier, int k, int index, int batch) const {
-    if (transposed) {
-      ptx::TensorLoadMulticast(to, &map, barrier, 3, index, k, batch);
-    } else {
-      ptx::TensorLoadMulticast(to, &map, barrier, 3, k, index, batch);
+  // `count` rows (or, MN-major, columns) of an operand from `index` on, and 64 along k.
+  template <bool kMnMajor, int kBox, bool kForPair>
+  __device__ __forceinline__ static void LoadOperand(const CUtensorMap& map, uint32_t to,
+                                                     uint32_t barrier, int k, int index, int count,
+                                                     int batch) {
+#pragma unroll 2
+    for (int i = 0; i < count; i += kBox) {
+      const int x = kMnMajor ? index + i : k;
+      const int y = kMnMajor ? k : index + i;
+      const uint32_t box = to + i * kTileK * 2;
+      if constexpr (kForPair) {
+        ptx::TensorLoadMulticast(box, &map, barrier, 3, x, y, batch);
+      } else {
+        ptx::TensorLoad(box, &map, barrier, x, y, batch);
+      }
     }
   }
 
@@ -159,20 +181,14 @@ struct GemmKernel {
     const uint32_t to_a = stages + stage * Traits::kStageBytes;
     const uint32_t to_b = to_a + kTileABytes;
     ptx::BarrierArriveExpect(barrier, kTileABytes + columns * kTileK * 2);
-#pragma unroll
-    for (int i = 0; i < kTileM / 64; ++i) {
-      LoadOperand(problem.a, kAIsMMajor, to_a + i * kBoxBytes, barrier, k, row + i * 64, job.batch);
-    }
-#pragma unroll
-    for (int i = 0; i < kTileN / 64; ++i) {
-      if (i * 64 >= columns) break;
-      if (job.paired == 0) {
-        LoadOperand(problem.b, kBIsNMajor, to_b + i * kBoxBytes, barrier, k, col + i * 64,
-                    job.batch);
-      } else if (i % 2 == static_cast<int>(rank)) {
-        LoadOperandForPair(problem.b, kBIsNMajor, to_b + i * kBoxBytes, barrier, k, col + i * 64,
-                           job.batch);
-      }
+    LoadOperand<kAIsMMajor, kBoxA, false>(problem.a, to_a, barrier, k, row, kTileM, job.batch);
+    if (job.paired != 0) {
+      // Half of the columns each, for both.
+      const int offset = static_cast<int>(rank) * kUnit;
+      LoadOperand<kBIsNMajor, kBoxB, true>(problem.b, to_b + offset * kTileK * 2, barrier, k,
+                                           col + offset, kUnit, job.batch);
+    } else {
+      LoadOperand<kBIsNMajor, kBoxB, false>(problem.b, to_b, barrier, k, col, columns, job.batch);
     }
   }
 
@@ -359,16 +375,13 @@ struct GemmKernel {
     }
   }
 
-  // One chunk of 64 columns: adds C from its box in the ring, puts D in its place, its mirror image
-  // into a box of its own, and sends both off.
-  __device__ __forceinline__ void StoreChunk(float* x, float scale, const Tile& tile,
-                                             const Place& place, int chunk, uint32_t box,
-                                             uint32_t& turn) const {
-    const int col = tile.col + chunk * 64;
-    const bool on_diagonal = col == tile.row;
-    // Two boxes take turns: the other one is being read.
-    const uint32_t mirror = staging + (place.consumer * 2 + turn) * kBoxBytes;
-    turn ^= 1;
+  // One chunk of 64 columns: adds C from its box in the ring, puts D in its place and its mirror
+  // image into a box of its own.
+  __device__ __forceinline__ void StageChunk(float* x, float scale, const Tile& tile,
+                                             const Place& place, int chunk, bool last, uint32_t box,
+                                             uint32_t mirror) const {
+    // Nothing lies right of the diagonal: only the last chunk can be on it.
+    const bool on_diagonal = last && tile.symmetric && tile.col + chunk * 64 == tile.row;
     if (tile.has_c) {
       AddBox(x, scale, tile.beta, box, place);
     } else {
@@ -388,61 +401,59 @@ struct GemmKernel {
 #pragma unroll
     for (int i = 0; i < 16; ++i) packed[i] = Pack<T>(x[i * 2], x[i * 2 + 1]);
 
-    const bool mirrored = tile.symmetric && !on_diagonal;
-    const bool symmetrised = tile.symmetric && on_diagonal;
-    if (symmetrised) {
+    if (on_diagonal) {
       StageDiagonal(packed, place, mirror);
     } else {
       StageBox(packed, place, box);
-      if (mirrored) StageMirror(packed, place, mirror);
+      if (tile.symmetric) StageMirror(packed, place, mirror);
     }
     ptx::FenceProxyAsync();
-    // The other mirror box is free once the chunk before this one has been read.
-    if (place.thread == 0) ptx::BulkWaitRead<0>();
-    ptx::NamedBarrierSync(1 + place.consumer, 128);
-    if (place.thread == 0) {
-      ptx::TensorStore(tile.d, symmetrised ? mirror : box, col, tile.row, tile.batch);
-      if (mirrored) ptx::TensorStore(tile.d, mirror, tile.row, col, tile.batch);
-      ptx::BulkCommit();
-    }
+  }
+
+  // Where chunk `chunk` of a consumer's rows lies in a stage of the ring, and its mirror image. A
+  // stage of 48 KB has room for one mirror image a consumer behind the four boxes of D.
+  __device__ __forceinline__ uint32_t ChunkBox(uint32_t stage, int consumer, int chunk) const {
+    return stages + stage * Traits::kStageBytes + (chunk % 2 * 2 + consumer) * kBoxBytes;
+  }
+  __device__ __forceinline__ uint32_t MirrorBox(uint32_t stage, int consumer, int chunk) const {
+    const uint32_t own = staging + consumer * 2 * kBoxBytes;
+    if (kTileN == 128) return own + chunk * kBoxBytes;
+    if (chunk % 2 == 1) return own + chunk / 2 * kBoxBytes;
+    return stages + stage * Traits::kStageBytes + (4 + consumer) * kBoxBytes;
   }
 
   template <int kN>
-  __device__ __forceinline__ void StoreTile(float (&acc)[kAccumulators], const Tile& tile,
-                                            const Place& place, Position& at,
-                                            uint32_t& mirror_turn) const {
+  __device__ __forceinline__ void StageTile(float (&acc)[kAccumulators], const Tile& tile,
+                                            const Place& place, Position& at) const {
     constexpr int kChunks = kN / 64;
+    // The last tile's mirror images have been sent.
+    ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
 #pragma unroll
     for (int first = 0; first < kChunks; first += 2) {
+      constexpr bool kBoth = kChunks > 1;
+      const bool both = first + 1 < kChunks;
       float scale = tile.alpha;
-      const bool wanted = tile.store && !(tile.symmetric && tile.col + first * 64 > tile.row);
-      const bool both = first + 1 < kChunks && wanted &&
-                        !(tile.symmetric && tile.col + first * 64 + 64 > tile.row);
       if (tile.has_c2) {
         const uint32_t from = stages + at.stage * Traits::kStageBytes + place.consumer * kBoxBytes;
         ptx::BarrierWait(full + at.stage * 8, at.parity);
-        if (wanted) AddBox(acc + first * 32, scale, tile.beta2, from, place);
-        if constexpr (kChunks > 1) {
+        AddBox(acc + first * 32, scale, tile.beta2, from, place);
+        if constexpr (kBoth) {
           if (both) AddBox(acc + first * 32 + 32, scale, tile.beta2, from + 2 * kBoxBytes, place);
         }
         scale = 1;
-        ptx::NamedBarrierSync(1 + place.consumer, 128);
+        ptx::NamedBarrierSync(kBarrierAddend + place.consumer, 128);
         Release(place, at.stage);
         at.Advance();
       }
-      const uint32_t box = stages + at.stage * Traits::kStageBytes + place.consumer * kBoxBytes;
       ptx::BarrierWait(full + at.stage * 8, at.parity);
-      if (wanted) StoreChunk(acc + first * 32, scale, tile, place, first, box, mirror_turn);
-      if constexpr (kChunks > 1) {
-        if (both)
-          StoreChunk(acc + first * 32 + 32, scale, tile, place, first + 1, box + 2 * kBoxBytes,
-                     mirror_turn);
-      }
-      // The stage is the producer's again once the copy engine has read D from it.
-      if (place.thread == 0) {
-        ptx::BulkWaitRead<0>();
-        ptx::BarrierArriveRemote(empty + at.stage * 8, 0);
-        ptx::BarrierArriveRemote(empty + at.stage * 8, 1);
+#pragma unroll
+      for (int chunk = first; chunk < first + 2 && chunk < kChunks; ++chunk) {
+        if (tile.store) {
+          StageChunk(acc + chunk * 32, scale, tile, place, chunk, chunk + 1 == kChunks,
+                     ChunkBox(at.stage, place.consumer, chunk),
+                     MirrorBox(at.stage, place.consumer, chunk));
+        }
+        ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, chunk), kBarrierThreads);
       }
       at.Advance();
     }
@@ -450,8 +461,7 @@ struct GemmKernel {
 
   template <int kN>
   __device__ __forceinline__ void ConsumeTile(const DeviceProblem& problem, const GemmJob& job,
-                                              const Place& place, Position& at,
-                                              uint32_t& mirror_turn) const {
+                                              const Place& place, Position& at) const {
     float acc[kAccumulators];
     uint32_t last_stage = 0;
     const int steps = problem.steps;
@@ -468,7 +478,62 @@ struct GemmKernel {
     }
     ptx::WgmmaWait<0>();
     Release(place, last_stage);
-    StoreTile<kN>(acc, tile, place, at, mirror_turn);
+    StageTile<kN>(acc, tile, place, at);
+  }
+
+  // ---- Senders: a warp for each consumer, so that consumers wait for no store ----
+
+  __device__ void Send(int consumer) const {
+    const bool elected = threadIdx.x % 32 == 0;
+    Position at;
+    GemmJob job = Job(0);
+    ptx::WaitForPrevious();
+    ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
+    for (int turn = 1; job.width != 0; ++turn) {
+      const GemmJob next = Job(turn);
+      const DeviceProblem& problem = Problem(job.problem);
+      const int row = job.row * kTileM + consumer * 64;
+      const int chunks = Columns(problem, job, consumer) / 64;
+      at.Skip(problem.steps);
+      for (int first = 0; first < chunks; first += 2) {
+        if (problem.has_c2 != 0) at.Skip(1);
+        for (int chunk = first; chunk < min(first + 2, chunks); ++chunk) {
+          ptx::NamedBarrierSync(ReadyBarrier(consumer, chunk), kBarrierThreads);
+          if (!elected || job.store == 0) continue;
+          const int col = job.col * kUnit + chunk * 64;
+          const uint32_t box = ChunkBox(at.stage, consumer, chunk);
+          const uint32_t mirror = MirrorBox(at.stage, consumer, chunk);
+          if (problem.symmetric == 0) {
+            ptx::TensorStore(&problem.d, box, col, row, job.batch);
+          } else if (col == row) {
+            ptx::TensorStore(&problem.d, mirror, col, row, job.batch);
+          } else {
+            ptx::TensorStore(&problem.d, box, col, row, job.batch);
+            ptx::TensorStore(&problem.d, mirror, row, col, job.batch);
+          }
+          ptx::BulkCommit();
+        }
+        if (elected) {
+          // The stage is the producers' again once the copy engine has read D from it.
+          ptx::BulkWaitRead<0>();
+          ptx::BarrierArriveRemote(empty + at.stage * 8, 0);
+          ptx::BarrierArriveRemote(empty + at.stage * 8, 1);
+        }
+        at.Skip(1);
+      }
+      __syncwarp();
+      if (next.width != 0) ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
+      job = next;
+    }
+    if (elected) ptx::BulkWaitAll();
+  }
+
+  // Columns that a consumer's 64 rows need: none right of the diagonal.
+  __device__ __forceinline__ static int Columns(const DeviceProblem& problem, const GemmJob& job,
+                                                int consumer) {
+    const int columns = job.width * kUnit;
+    if (problem.symmetric == 0) return columns;
+    return min(columns, job.row * kTileM + consumer * 64 + 64 - job.col * kUnit);
   }
 
   __device__ void Consume() const {
@@ -478,20 +543,25 @@ struct GemmKernel {
     place.lane = threadIdx.x % 32;
     place.consumer = threadIdx.x / 128 - 1;
     Position at;
-    uint32_t mirror_turn = 0;
     GemmJob job = Job(0);
     ptx::WaitForPrevious();
     for (int turn = 1; job.width != 0; ++turn) {
       const GemmJob next = Job(turn);
       const DeviceProblem& problem = Problem(job.problem);
-      if (job.width == 2) {
-        ConsumeTile<kTileN>(problem, job, place, at, mirror_turn);
-      } else {
-        ConsumeTile<kTileN / 2>(problem, job, place, at, mirror_turn);
+      const int columns = Columns(problem, job, place.consumer);
+      if (columns == kTileN) {
+        ConsumeTile<kTileN>(problem, job, place, at);
+      } else if (columns == kTileN / 2) {
+        ConsumeTile<kTileN / 2>(problem, job, place, at);
+      } else if constexpr (kTileN == 256) {
+        if (columns == 192) {
+          ConsumeTile<192>(problem, job, place, at);
+        } else {
+          ConsumeTile<64>(problem, job, place, at);
+        }
       }
       job = next;
     }
-    if (place.thread == 0) ptx::BulkWaitAll();
   }
 };
 
@@ -506,6 +576,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   if (threadIdx.x < 128) {
     ptx::RegistersDecrease<40>();
     if (threadIdx.x == 0) kernel.Produce();
+    if (threadIdx.x >= 32 && threadIdx.x < 96) kernel.Send(threadIdx.x / 32 - 1);
   } else {
     ptx::RegistersIncrease<232>();
     kernel.Consume();

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <queue>
 #include <tuple>
+#include <utility>
 
 namespace dmuond::kernels::cuda {
 namespace {
@@ -63,14 +64,20 @@ class Builder {
     return job;
   }
 
-  int64_t Cost(int width) const { return (steps_ + 3) * width; }
+  // Cycles, as measured on an H200: a step along k and the rest (first loads, epilogue) of a tile.
+  // Tiles without a partner load all of B themselves; narrow ones are bound by that.
+  int64_t Cost(int width, bool paired) const {
+    const int64_t scale = tile_n_ / 128;
+    if (width == 1) return scale * (steps_ * 320 + 1500);
+    return scale * (steps_ * (paired ? 512 : 460) + 2500);
+  }
 
   void AddPair(std::vector<PairJob>& out, int32_t z, int row, int col, int row_blocks) {
     const int upper = Width(row, col);
     const int lower = row + 1 < row_blocks ? Width(row + 1, col) : 0;
-    if (upper > 0 && upper == lower) {
+    if (upper == 2 && lower == 2) {
       out.push_back(
-          {Job(z, row, col, upper, true), Job(z, row + 1, col, upper, true), Cost(upper)});
+          {Job(z, row, col, upper, true), Job(z, row + 1, col, upper, true), Cost(upper, true)});
       return;
     }
     if (upper > 0) singles_.push_back(Job(z, row, col, upper, false));
@@ -87,12 +94,12 @@ class Builder {
         if (job.width == width) same.push_back(job);
       }
       size_t i = 0;
-      for (; i + 1 < same.size(); i += 2) out.push_back({same[i], same[i + 1], Cost(width)});
+      for (; i + 1 < same.size(); i += 2) out.push_back({same[i], same[i + 1], Cost(width, false)});
       if (i == same.size()) continue;
       if (last) {
         GemmJob company = same[i];
         company.store = 0;
-        out.push_back({same[i], company, Cost(width)});
+        out.push_back({same[i], company, Cost(width, false)});
       } else {
         left.push_back(same[i]);
       }
@@ -107,6 +114,52 @@ class Builder {
   std::vector<GemmJob> singles_;
 };
 
+// Jobs that one cluster takes one after another.
+struct Item {
+  std::vector<PairJob> jobs;
+  int64_t cost = 0;
+};
+
+struct Assignment {
+  std::vector<std::vector<const Item*>> lists;  // per cluster
+  int64_t longest = 0;
+};
+
+// Each item to the least loaded cluster, in order.
+Assignment Assign(const std::vector<Item>& items, int clusters) {
+  Assignment result;
+  result.lists.resize(clusters);
+  using Load = std::tuple<int64_t, int>;  // (work so far, cluster)
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (int c = 0; c < clusters; ++c) loads.emplace(0, c);
+  for (const Item& item : items) {
+    const auto [load, cluster] = loads.top();
+    loads.pop();
+    result.lists[cluster].push_back(&item);
+    loads.emplace(load + item.cost, cluster);
+    result.longest = std::max(result.longest, load + item.cost);
+  }
+  return result;
+}
+
+// Only the end of the list is sorted by length: before it, a matrix's tiles stay together for L2's
+// sake. `doubled`: the sorted short tiles go two by two, which fits better when two of them and a
+// longer one make a turn or two.
+std::vector<Item> MakeItems(const std::vector<PairJob>& work, size_t tail, bool doubled) {
+  std::vector<Item> items;
+  const size_t sorted_from = work.size() - tail;
+  for (size_t i = 0; i < work.size(); ++i) {
+    const bool join = doubled && i > sorted_from && work[i].first.width == 1 && !items.empty() &&
+                      items.back().jobs.size() == 1 && items.back().jobs[0].first.width == 1;
+    if (!join) items.emplace_back();
+    items.back().jobs.push_back(work[i]);
+    items.back().cost += work[i].cost;
+  }
+  std::stable_sort(items.begin() + static_cast<std::ptrdiff_t>(std::min(sorted_from, items.size())),
+                   items.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
+  return items;
+}
+
 }  // namespace
 
 GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n, int clusters) {
@@ -114,29 +167,29 @@ GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n, int clu
   for (size_t i = 0; i < shapes.size(); ++i) {
     Builder(shapes[i], static_cast<int>(i), tile_n).Build(work);
   }
-  // Only the end of the list is sorted: before it, a matrix's tiles stay together for L2's sake.
   const size_t tail = std::min<size_t>(work.size(), static_cast<size_t>(clusters) * kTailTurns);
   std::stable_sort(work.end() - static_cast<std::ptrdiff_t>(tail), work.end(),
                    [](const PairJob& a, const PairJob& b) { return a.cost > b.cost; });
 
   GemmSchedule schedule;
   schedule.clusters = std::max(1, std::min<int>(clusters, static_cast<int>(work.size())));
-  using Load = std::tuple<int64_t, int>;  // (work so far, cluster)
-  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-  for (int c = 0; c < schedule.clusters; ++c) loads.emplace(0, c);
-  std::vector<std::vector<const PairJob*>> lists(schedule.clusters);
-  int64_t total = 0;
-  int64_t longest = 0;
-  for (const PairJob& job : work) {
-    auto [load, cluster] = loads.top();
-    loads.pop();
-    lists[cluster].push_back(&job);
-    loads.emplace(load + job.cost, cluster);
-    total += job.cost;
-    longest = std::max(longest, load + job.cost);
+  const std::vector<Item> single = MakeItems(work, tail, false);
+  const std::vector<Item> doubled = MakeItems(work, tail, true);
+  Assignment assignment = Assign(single, schedule.clusters);
+  if (Assignment other = Assign(doubled, schedule.clusters); other.longest < assignment.longest) {
+    assignment = std::move(other);
   }
+  int64_t total = 0;
+  for (const PairJob& job : work) total += job.cost;
   if (total > 0) {
-    schedule.imbalance = static_cast<double>(longest) * clusters / static_cast<double>(total);
+    schedule.imbalance =
+        static_cast<double>(assignment.longest) * clusters / static_cast<double>(total);
+  }
+  std::vector<std::vector<const PairJob*>> lists(schedule.clusters);
+  for (int c = 0; c < schedule.clusters; ++c) {
+    for (const Item* item : assignment.lists[c]) {
+      for (const PairJob& job : item->jobs) lists[c].push_back(&job);
+    }
   }
   size_t turns = 0;
   for (const auto& list : lists) turns = std::max(turns, list.size());

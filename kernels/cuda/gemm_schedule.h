@@ -18,7 +18,7 @@ struct alignas(16) GemmJob {
   uint16_t row = 0;    // in units of kTileM
   uint16_t col = 0;    // in units of tile_n / 2
   uint8_t width = 0;   // 1 or 2 units of tile_n / 2; 0: the list ends here
-  uint8_t paired = 0;  // the pair works on the same columns and shares the loads of B
+  uint8_t paired = 0;  // the pair works on the same columns and shares the loads of B (width 2)
   uint8_t store = 1;   // 0: this CTA only keeps its partner company
   uint8_t reserved = 0;
 };

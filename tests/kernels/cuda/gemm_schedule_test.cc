@@ -77,7 +77,7 @@ TEST(GemmScheduleTest, EveryListEnds) {
 
 TEST(GemmScheduleTest, ATriangleOf4096FillsTheChip) {
   const std::vector<GemmShape> shapes = {{4096, 4096, 4096, 1, true}};
-  EXPECT_LT(MakeSchedule(shapes, 256, kClusters).imbalance, 1.01);
+  EXPECT_LT(MakeSchedule(shapes, 256, kClusters).imbalance, 1.08);
 }
 
 }  // namespace

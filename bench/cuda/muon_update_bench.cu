@@ -1,0 +1,375 @@
+// Whole Newton-Schulz and whole update of a batch, under sustained load, each checked against an
+// fp64 run of the same polynomial.
+//   muon_update_bench [-w SECONDS] [-J FILE] [-c ROWSxCOLS:BATCH[,...]] [-p preset]
+// ns: the products alone (time of cast + products, less that of the cast alone, which writes X).
+// update: momentum, norm, cast, products, apply. us per matrix. #wrong: error above 5e-3 (fp16) or
+// 3e-2 (bf16), non-finite values, or bits that changed in a second run.
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <sstream>
+
+#include "bench/cuda/harness.cuh"
+#include "kernels/cuda/muon_update.h"
+
+namespace dmuond::bench {
+namespace {
+
+using kernels::cuda::GemmType;
+using kernels::cuda::MuonUpdate;
+using kernels::cuda::NewtonSchulzOptions;
+using kernels::cuda::PassMatrix;
+using kernels::cuda::PassScalars;
+using kernels::cuda::PassShape;
+
+struct Case {
+  int64_t rows;
+  int64_t cols;
+  int64_t batch;
+};
+
+constexpr double kMomentum = 0.95;
+constexpr double kRate = 0.5;
+
+// out = alpha A B + beta C in fp64; A by strides, as ReferenceProduct.
+__global__ void Product64(double* out, const double* a, const double* b, const double* c, int64_t m,
+                          int64_t n, int64_t k, int64_t ar, int64_t ak, int64_t bk, int64_t bn,
+                          double alpha, double beta) {
+  __shared__ double sa[16][65];
+  __shared__ double sb[16][65];
+  const int64_t row0 = blockIdx.y * 64LL;
+  const int64_t col0 = blockIdx.x * 64LL;
+  const int tx = threadIdx.x % 16;
+  const int ty = threadIdx.x / 16;
+  double sum[4][4] = {};
+  for (int64_t k0 = 0; k0 < k; k0 += 16) {
+    for (int i = threadIdx.x; i < 16 * 64; i += 256) {
+      // Consecutive threads read consecutive addresses, whichever way the operand lies.
+      const int ka = ak == 1 ? i % 16 : i / 64;
+      const int xa = ak == 1 ? i / 16 : i % 64;
+      sa[ka][xa] = row0 + xa < m && k0 + ka < k ? a[(row0 + xa) * ar + (k0 + ka) * ak] : 0.0;
+      const int kb = bk == 1 ? i % 16 : i / 64;
+      const int xb = bk == 1 ? i / 16 : i % 64;
+      sb[kb][xb] = col0 + xb < n && k0 + kb < k ? b[(k0 + kb) * bk + (col0 + xb) * bn] : 0.0;
+    }
+    __syncthreads();
+    for (int kk = 0; kk < 16; ++kk) {
+      for (int i = 0; i < 4; ++i) {
+        for (int j = 0; j < 4; ++j) sum[i][j] += sa[kk][ty + i * 16] * sb[kk][tx + j * 16];
+      }
+    }
+    __syncthreads();
+  }
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) {
+      const int64_t r = row0 + ty + i * 16;
+      const int64_t s = col0 + tx + j * 16;
+      if (r < m && s < n) {
+        out[r * n + s] = alpha * sum[i][j] + (c == nullptr ? 0.0 : beta * c[r * n + s]);
+      }
+    }
+  }
+}
+void Multiply(double* out, const double* a, const double* b, const double* c, int64_t m, int64_t n,
+              int64_t k, int64_t ar, int64_t ak, int64_t bk, int64_t bn, double alpha,
+              double beta) {
+  const dim3 grid(static_cast<unsigned>((n + 63) / 64), static_cast<unsigned>((m + 63) / 64));
+  Product64<<<grid, 256>>>(out, a, b, c, m, n, k, ar, ak, bk, bn, alpha, beta);
+  CUDA_CHECK(cudaGetLastError());
+}
+
+__global__ void Widen(double* out, const float* in, int64_t count, double scale) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    out[i] = scale * static_cast<double>(in[i]);
+  }
+}
+__global__ void SumSquares(const double* in, int64_t count, double* out) {
+  double sum = 0;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    sum += in[i] * in[i];
+  }
+  atomicAdd(out, sum);
+}
+
+// O = NS(g) in fp64, standard form: out has rows x cols elements.
+void Reference(const float* g, int64_t rows, int64_t cols, const NewtonSchulzOptions& options,
+               double* out) {
+  const int64_t count = rows * cols;
+  const int64_t p = std::min(rows, cols);
+  const int64_t q = std::max(rows, cols);
+  Buffer<double> norm(1);
+  norm.Fill(0);
+  Widen<<<1024, 256>>>(out, g, count, 1.0);
+  SumSquares<<<1024, 256>>>(out, count, norm.get());
+  const double squared = norm.ToHost(0, 1)[0];
+  Widen<<<1024, 256>>>(out, g, count, squared > 0 ? 1 / std::sqrt(squared) : 0.0);
+  Buffer<double> other(count);
+  Buffer<double> a(p * p);
+  Buffer<double> b(p * p);
+  const bool tall = rows > cols;
+  double* x = out;
+  double* y = other.get();
+  for (const auto& [ca, cb, cc] : options.coefficients) {
+    // X is p x q with strides (xr, xc).
+    const int64_t xr = tall ? 1 : cols;
+    const int64_t xc = tall ? cols : 1;
+    Multiply(a.get(), x, x, nullptr, p, p, q, xr, xc, xc, xr, 1, 0);
+    Multiply(b.get(), a.get(), a.get(), a.get(), p, p, p, p, 1, p, 1, cc, cb);
+    if (tall) {
+      Multiply(y, x, b.get(), x, rows, cols, p, cols, 1, p, 1, 1, ca);
+    } else {
+      Multiply(y, b.get(), x, x, rows, cols, p, p, 1, cols, 1, 1, ca);
+    }
+    std::swap(x, y);
+  }
+  if (x != out) {
+    CUDA_CHECK(cudaMemcpy(out, x, count * sizeof(double), cudaMemcpyDeviceToDevice));
+  }
+}
+
+// Squared difference and squared reference of -factor * ref against values.
+__global__ void Difference(const float* values, const double* ref, int64_t count, double factor,
+                           double* sums) {
+  double error = 0;
+  double norm = 0;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    const double e = static_cast<double>(values[i]) + factor * ref[i];
+    error += e * e;
+    norm += factor * ref[i] * factor * ref[i];
+  }
+  atomicAdd(&sums[0], error);
+  atomicAdd(&sums[1], norm);
+}
+
+NewtonSchulzOptions PresetOptions(const std::string& preset) {
+  NewtonSchulzOptions o;
+  if (preset == "torch") {
+    o.gram = false;
+    o.type = GemmType::kBF16;
+    o.coefficients.assign(5, {3.4445, -4.7750, 2.0315});
+    return o;
+  }
+  const double polar_express[5][3] = {{8.28721201814563, -23.595886519098837, 17.300387312530933},
+                                      {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
+                                      {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
+                                      {3.3184196573706015, -2.488488024314874, 0.51004894012372},
+                                      {2.300652019954817, -1.6689039845747493, 0.4188073119525673}};
+  for (const auto& [a, b, c] : polar_express) {
+    o.coefficients.push_back({a / 1.05, b / std::pow(1.05, 3), c / std::pow(1.05, 5)});
+  }
+  o.restarts = {2};
+  return o;
+}
+
+class Bench {
+ public:
+  Bench(double warm, std::string json, const std::string& preset)
+      : warm_(warm), json_(std::move(json)), preset_(preset), options_(PresetOptions(preset)) {
+    cudaDeviceProp properties{};
+    CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
+    int driver = 0;
+    int runtime = 0;
+    cudaDriverGetVersion(&driver);
+    cudaRuntimeGetVersion(&runtime);
+    header_ = std::string(properties.name) + ", driver CUDA " + std::to_string(driver) +
+              ", runtime " + std::to_string(runtime);
+    std::printf("# %s\n# preset %s; us per matrix, after %.1f s of the same launches\n",
+                header_.c_str(), preset.c_str(), warm_);
+    std::printf("#%6s %6s %6s %10s %10s %9s %8s %6s %8s %6s %10s %8s\n", "rows", "cols", "batch",
+                "ns(us)", "update(us)", "TFLOP/s", "SM(MHz)", "W", "SM(MHz)", "W", "error",
+                "#wrong");
+  }
+
+  int64_t Run(const Case& c) {
+    const int64_t elements = c.rows * c.cols;
+    const int64_t slot = (elements + 3) / 4 * 4;
+    Buffer<float> g(slot * c.batch);
+    Buffer<float> momentum_in(slot * c.batch);
+    Buffer<float> momentum_out(slot * c.batch);
+    Buffer<float> master_in(slot * c.batch);
+    Buffer<float> master_out(slot * c.batch);
+    Buffer<__nv_bfloat16> weight(slot * c.batch + 8 * c.batch);
+    Buffer<PassScalars> scalars(1);
+    momentum_in.Fill(0);
+    master_in.Fill(0);
+    for (int64_t z = 0; z < c.batch; ++z) {
+      // Norms from 1e-20 upwards: the direction must not depend on them.
+      const float scale = z == 0 ? 1.0F : static_cast<float>(std::pow(10.0, -20 + z % 41));
+      FillRandom(g.get() + z * slot, 1, elements, elements, elements, 1, 100 + z, false,
+                 Fill::kNormal, scale);
+    }
+    PassScalars host{};
+    host.learning_rate = kRate;
+    host.momentum = kMomentum;
+    host.gradient_factor = 1;
+    host.active = 1;
+    CUDA_CHECK(cudaMemcpy(scalars.get(), &host, sizeof(host), cudaMemcpyHostToDevice));
+
+    PassShape pass;
+    pass.rows = c.rows;
+    pass.cols = c.cols;
+    pass.weight = kernels::cuda::WeightType::kBF16;
+    pass.update_scale = 0.2 * std::sqrt(static_cast<double>(std::max(c.rows, c.cols)));
+    pass.norm = options_.type == GemmType::kF16 ? kernels::cuda::PassNorm::kExact
+                                                : kernels::cuda::PassNorm::kClampedEps;
+    pass.eps = options_.type == GemmType::kF16 ? 0 : 1e-25;
+    const size_t bytes = MuonUpdate::WorkspaceBytes(pass, options_, c.batch);
+    Buffer<uint8_t> workspace(bytes);
+    workspace.Fill(0xFF);
+    std::string error;
+    const auto update = MuonUpdate::Create(pass, options_, c.batch, workspace.get(), &error);
+    if (update == nullptr) {
+      std::printf("# %s\n", error.c_str());
+      return 1;
+    }
+    std::vector<PassMatrix> matrices;
+    for (int64_t z = 0; z < c.batch; ++z) {
+      matrices.push_back({g.get() + z * slot, momentum_in.get() + z * slot,
+                          momentum_out.get() + z * slot, master_in.get() + z * slot,
+                          master_out.get() + z * slot, weight.get() + z * ((slot + 7) / 8 * 8),
+                          scalars.get()});
+    }
+    master_out.Fill(0xFF);
+    CUDA_CHECK(update->Launch(nullptr, matrices));
+    CUDA_CHECK(cudaDeviceSynchronize());
+
+    double worst = 0;
+    Buffer<double> ref(elements);
+    Buffer<double> sums(2);
+    for (const int64_t z : {int64_t{0}, c.batch - 1}) {
+      Reference(g.get() + z * slot, c.rows, c.cols, options_, ref.get());
+      sums.Fill(0);
+      Difference<<<1024, 256>>>(master_out.get() + z * slot, ref.get(), elements,
+                                kRate * pass.update_scale, sums.get());
+      const auto s = sums.ToHost(0, 2);
+      const double e = std::sqrt(s[0] / s[1]);
+      if (!(e <= worst)) worst = e;
+      if (c.batch == 1 || elements > 20'000'000) break;
+    }
+    const double limit = options_.type == GemmType::kF16 ? 5e-3 : 3e-2;
+    int64_t wrong = worst <= limit ? 0 : 1;
+    Buffer<float> second(slot * c.batch);
+    CUDA_CHECK(cudaMemcpy(second.get(), master_out.get(), slot * c.batch * sizeof(float),
+                          cudaMemcpyDeviceToDevice));
+    CUDA_CHECK(update->Launch(nullptr, matrices));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    wrong += DifferentBits(second.get(), master_out.get(), slot * c.batch);
+
+    const int64_t p = std::min(c.rows, c.cols);
+    const int64_t x_elements = c.rows * pass_ld(c.cols) * c.batch;
+    Buffer<__half> expected(x_elements);
+    CUDA_CHECK(cudaMemcpy(expected.get(), update->newton_schulz().result(), x_elements * 2,
+                          cudaMemcpyDeviceToDevice));
+    // The products destroy X: each run writes it anew.
+    const auto restore = [&](cudaStream_t stream) {
+      CUDA_CHECK(
+          kernels::cuda::LaunchCastInput(stream, update->pass(), matrices, update->buffers()));
+    };
+    const Timing cast = TimeSustained(restore, 0.1, nvml_);
+    const Timing ns = TimeSustained(
+        [&](cudaStream_t stream) {
+          restore(stream);
+          CUDA_CHECK(update->newton_schulz().Launch(stream));
+        },
+        warm_, nvml_);
+    // What was timed is what was checked.
+    wrong += DifferentBits(static_cast<const __half*>(update->newton_schulz().result()),
+                           expected.get(), x_elements);
+    const Timing whole = TimeSustained(
+        [&](cudaStream_t stream) {
+          CUDA_CHECK(
+              kernels::cuda::LaunchMomentum(stream, update->pass(), matrices, update->buffers()));
+          CUDA_CHECK(
+              kernels::cuda::LaunchFinishNorms(stream, update->pass(), c.batch, update->buffers()));
+          CUDA_CHECK(
+              kernels::cuda::LaunchCastInput(stream, update->pass(), matrices, update->buffers()));
+          CUDA_CHECK(update->newton_schulz().Launch(stream));
+          CUDA_CHECK(
+              kernels::cuda::LaunchApply(stream, update->pass(), matrices, update->buffers()));
+        },
+        warm_, nvml_);
+    const double per_ns = (ns.p50_us - cast.p50_us) / static_cast<double>(c.batch);
+    const double per_update = whole.p50_us / static_cast<double>(c.batch);
+    const double alpha = static_cast<double>(std::max(c.rows, c.cols)) / static_cast<double>(p);
+    const double p3 = static_cast<double>(p) * static_cast<double>(p) * static_cast<double>(p);
+    const double flops = (options_.gram ? 6 * alpha + 14 : 15 * alpha + 5) * p3;
+    const double tflops = flops / per_ns * 1e-6;
+    std::printf(" %6ld %6ld %6ld %10.2f %10.2f %9.0f %8d %6d %8d %6d %10.2e %8ld\n",
+                static_cast<long>(c.rows), static_cast<long>(c.cols), static_cast<long>(c.batch),
+                per_ns, per_update, tflops, ns.sm_mhz, ns.watts, whole.sm_mhz, whole.watts, worst,
+                static_cast<long>(wrong));
+    std::fflush(stdout);
+    rows_ << (first_ ? "" : ",") << "\n{\"rows\": " << c.rows << ", \"cols\": " << c.cols
+          << ", \"batch\": " << c.batch << ", \"ns_us\": " << per_ns
+          << ", \"update_us\": " << per_update << ", \"tflops\": " << tflops
+          << ", \"sm_mhz\": " << ns.sm_mhz << ", \"watts\": " << ns.watts
+          << ", \"update_sm_mhz\": " << whole.sm_mhz << ", \"update_watts\": " << whole.watts
+          << ", \"error\": " << worst << ", \"wrong\": " << wrong << "}";
+    first_ = false;
+    return wrong;
+  }
+
+  void Finish(const std::string& command) const {
+    if (json_.empty()) return;
+    std::ofstream out(json_);
+    out << "{\"machine\": \"" << header_ << "\", \"command\": \"" << command << "\", \"preset\": \""
+        << preset_ << "\", \"warm_seconds\": " << warm_ << ", \"rows\": [" << rows_.str()
+        << "\n]}\n";
+  }
+
+ private:
+  static int64_t pass_ld(int64_t cols) {
+    return kernels::cuda::NewtonSchulz::LeadingDimension(cols);
+  }
+
+  const double warm_;
+  const std::string json_;
+  const std::string preset_;
+  const NewtonSchulzOptions options_;
+  std::string header_;
+  std::ostringstream rows_;
+  bool first_ = true;
+  Nvml nvml_;
+};
+
+int Main(int argc, char** argv) {
+  double warm = 1.0;
+  std::string json;
+  std::string preset = "dmuon";
+  std::vector<Case> cases = {{4096, 14336, 1}, {4096, 4096, 1},  {1024, 4096, 32},
+                             {2048, 2048, 16}, {2048, 6144, 8},  {1536, 8960, 28},
+                             {3072, 8192, 14}, {1024, 2048, 56}, {256, 1536, 56}};
+  std::string command = argv[0];
+  for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    if (flag == "-w") warm = std::atof(argv[i + 1]);
+    if (flag == "-J") json = argv[i + 1];
+    if (flag == "-p") preset = argv[i + 1];
+    if (flag == "-c") {
+      cases.clear();
+      std::stringstream list(argv[i + 1]);
+      std::string item;
+      while (std::getline(list, item, ',')) {
+        Case c{1, 1, 1};
+        if (std::sscanf(item.c_str(), "%ldx%ld:%ld", &c.rows, &c.cols, &c.batch) >= 2) {
+          cases.push_back(c);
+        }
+      }
+    }
+  }
+  Bench bench(warm, json, preset);
+  int64_t wrong = 0;
+  for (const Case& c : cases) wrong += bench.Run(c);
+  bench.Finish(command);
+  std::printf("# %s\n", wrong == 0 ? "all rows are right" : "WRONG RESULTS");
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace dmuond::bench
+
+int main(int argc, char** argv) { return dmuond::bench::Main(argc, argv); }
