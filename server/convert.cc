@@ -243,14 +243,13 @@ absl::StatusOr<scheduler::Decision> FromProto(const v1::Decision& decision) {
   out.step = scheduler::StepId(decision.step());
   out.kind = *kind;
   out.verdict = static_cast<scheduler::Verdict>(decision.verdict());
-  if (decision.has_outcome()) {
-    absl::StatusOr<scheduler::Outcome> outcome = FromProto(decision.outcome());
-    if (!outcome.ok()) return outcome.status();
-    out.outcome = *std::move(outcome);
-  } else if (out.verdict != scheduler::Verdict::kRefuse) {
+  if (!decision.has_outcome()) {
     return absl::InvalidArgumentError(
         absl::StrCat("Decision.outcome is missing, attempt ", decision.attempt()));
   }
+  absl::StatusOr<scheduler::Outcome> outcome = FromProto(decision.outcome());
+  if (!outcome.ok()) return outcome.status();
+  out.outcome = *std::move(outcome);
   out.scalars = FromProto(decision.scalars());
   out.clip_coefficient = decision.clip_coefficient();
   for (const v1::AbsentFragment& absent : decision.absent()) {
@@ -270,9 +269,8 @@ v1::Decision ToProto(const scheduler::Decision& decision) {
   out.set_step(decision.step.value());
   out.set_kind(ToProto(decision.kind));
   out.set_verdict(static_cast<v1::Decision::Verdict>(decision.verdict));
-  if (decision.verdict != scheduler::Verdict::kRefuse) {
-    *out.mutable_outcome() = ToProto(decision.outcome);
-  }
+  // A refusal has an outcome, too, for members: its next_attempt.
+  *out.mutable_outcome() = ToProto(decision.outcome);
   *out.mutable_scalars() = ToProto(decision.scalars);
   out.set_gradient_norm(decision.outcome.gradient_norm);
   out.set_clip_coefficient(decision.clip_coefficient);

@@ -47,6 +47,14 @@ absl::Status CheckScalars(int32_t rank, const scheduler::StepScalars& scalars) {
   return absl::OkStatus();
 }
 
+// Trainers disagree. A corrected submit needs the attempt that is open now.
+absl::Status Refusal(const scheduler::StepAnswer& answer) {
+  ErrorMetadata metadata = MetadataOf(answer.refused);
+  metadata.emplace_back("next_attempt", absl::StrCat(answer.next_attempt.value()));
+  return Error(answer.refused.code(), ReasonOf(answer.refused),
+               std::string(answer.refused.message()), std::move(metadata));
+}
+
 }  // namespace
 
 absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
@@ -140,7 +148,7 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
                    WaitDeadline(request.wait_ms()), cancelled);
     if (!answer.ok()) return answer.status();
   }
-  if (!answer->refused.ok()) return answer->refused;
+  if (!answer->refused.ok()) return Refusal(*answer);
   v1::SubmitStepReply reply;
   if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
   *reply.mutable_timing() = job_->timing;
@@ -160,7 +168,7 @@ absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& re
       Await(request.key(), scheduler::StepId(request.step()), scheduler::Attempt(request.attempt()),
             WaitDeadline(request.wait_ms()), cancelled);
   if (!answer.ok()) return answer.status();
-  if (!answer->refused.ok()) return answer->refused;
+  if (!answer->refused.ok()) return Refusal(*answer);
   v1::WaitStepReply reply;
   if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
   *reply.mutable_timing() = job_->timing;
@@ -217,7 +225,7 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
                    std::chrono::steady_clock::now() + options_.step_timeout, cancelled);
     if (!answer.ok()) return answer.status();
   }
-  if (!answer->refused.ok()) return answer->refused;
+  if (!answer->refused.ok()) return Refusal(*answer);
   if (answer->pending()) {
     return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                  absl::StrCat("rank ", session.rank, " pushed, but not every rank did within ",

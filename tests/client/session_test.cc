@@ -279,6 +279,8 @@ TEST_F(SessionTest, ScalarsThatDifferAreRefusedAndACorrectedSubmitWorks) {
     EXPECT_TRUE(absl::IsInvalidArgument(outcome.status())) << outcome.status();
     EXPECT_EQ(ReasonOf(outcome.status()), "SCALARS_DIFFER");
     EXPECT_THAT(std::string(outcome.status().message()), HasSubstr("learning_rate"));
+    EXPECT_EQ(MetadataOf(outcome.status())["next_attempt"],
+              std::to_string((*world)[rank].next_attempt()));
   });
   for (const auto& outcome : world->Step(Scalars(0.1))) {
     ASSERT_TRUE(outcome.ok()) << outcome.status();

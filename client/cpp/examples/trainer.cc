@@ -25,7 +25,7 @@ ABSL_FLAG(int32_t, world_size, 0, "Trainers in the job; 0: WORLD_SIZE or 1");
 ABSL_FLAG(std::string, data, "client/cpp/examples/waves.csv", "Table to fit: CSV, target last");
 ABSL_FLAG(int64_t, steps, 100, "Steps to train");
 ABSL_FLAG(int32_t, hidden, 32, "Width of the two hidden layers");
-ABSL_FLAG(double, learning_rate, 0.02, "At the first step; falls linearly to a tenth of it");
+ABSL_FLAG(double, learning_rate, 0.05, "At the first step; falls linearly to a tenth of it");
 
 namespace {
 
