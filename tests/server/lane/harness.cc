@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -50,6 +51,8 @@ std::string ProgramPath() {
 Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t lanes_per_node,
                  Options options)
     : options_(std::move(options)) {
+  // Makes the logger before lanes share it: a lane process has one thread, the harness several.
+  spdlog::set_level(spdlog::level::warn);
   for (const scheduler::Registration& registration : world.registrations) {
     v1::Registration& to = *wire_inputs_.add_registrations();
     to = ToProto(registration);
