@@ -24,6 +24,7 @@ class BoxWalk {
   void Simplify();
 
   [[nodiscard]] int64_t elements() const { return elements_; }
+  [[nodiscard]] size_t boxes() const { return boxes_.size(); }
   // Distance of neighbours in a run, in elements.
   [[nodiscard]] int64_t run_stride(size_t box) const { return boxes_[box][dims_ - 1]; }
   // True if runs are contiguous in every box.

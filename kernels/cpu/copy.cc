@@ -5,12 +5,13 @@
 #include <limits>
 
 #include "kernels/cpu/cast.h"
+#include "kernels/cpu/stream_copy.h"
 
 namespace dmuond::kernels::cpu {
 namespace {
 
 // What a conversion holds in the first-level cache at a time.
-constexpr int64_t kChunk = 2048;
+constexpr int64_t kChunk = 4096;
 
 template <typename Word>
 void CopyStrided(Word* dst, int64_t dst_stride, const Word* src, int64_t src_stride,
@@ -31,17 +32,83 @@ void WithType(DType dtype, F&& f) {
   }
 }
 
-void CopyRunSameType(DType dtype, std::byte* dst, int64_t dst_stride, const std::byte* src,
-                     int64_t src_stride, int64_t length) {
-  if (dst_stride == 1 && src_stride == 1) {
-    std::memcpy(dst, src, static_cast<size_t>(length) * SizeOf(dtype));
-  } else if (dtype == DType::kF32) {
+void CopyStridedRun(DType dtype, std::byte* dst, int64_t dst_stride, const std::byte* src,
+                    int64_t src_stride, int64_t length) {
+  if (dtype == DType::kF32) {
     CopyStrided(reinterpret_cast<uint32_t*>(dst), dst_stride,
                 reinterpret_cast<const uint32_t*>(src), src_stride, length);
   } else {
     CopyStrided(reinterpret_cast<uint16_t*>(dst), dst_stride,
                 reinterpret_cast<const uint16_t*>(src), src_stride, length);
   }
+}
+
+// Collects short runs of one length and copies four at a time.
+class RowCopier {
+ public:
+  ~RowCopier() { Flush(); }
+  void Add(std::byte* dst, const std::byte* src, size_t bytes) {
+    if (bytes != bytes_ || rows_ == kStreamRows) Flush();
+    bytes_ = bytes;
+    dst_[rows_] = dst;
+    src_[rows_++] = src;
+  }
+
+ private:
+  void Flush() {
+    StreamCopyRows(dst_.data(), src_.data(), rows_, bytes_);
+    rows_ = 0;
+  }
+  std::array<std::byte*, kStreamRows> dst_{};
+  std::array<const std::byte*, kStreamRows> src_{};
+  int rows_ = 0;
+  size_t bytes_ = 0;
+};
+
+// From this size on memcpy itself knows best how to copy a run.
+constexpr size_t kLongRun = size_t{1} << 20;
+
+void CopyContiguousRuns(const BoxWalk& walk, const StridedBox& dst, const StridedBox& src,
+                        int64_t begin, int64_t end) {
+  const auto size = static_cast<int64_t>(SizeOf(dst.dtype));
+  const bool stream = static_cast<size_t>(walk.elements() * size) >= kStreamBytesMin;
+  {
+    RowCopier rows;
+    walk.Runs(begin, end, std::numeric_limits<int64_t>::max(),
+              [&](const int64_t* offsets, int64_t length) {
+                std::byte* to = dst.data + offsets[0] * size;
+                const std::byte* from = src.data + offsets[1] * size;
+                const auto bytes = static_cast<size_t>(length * size);
+                if (stream && bytes < kLongRun) {
+                  rows.Add(to, from, bytes);
+                } else {
+                  std::memcpy(to, from, bytes);
+                }
+              });
+  }
+  StreamFence();
+}
+
+void ConvertRuns(const BoxWalk& walk, const StridedBox& dst, int64_t dst_stride,
+                 const StridedBox& src, int64_t src_stride, int64_t begin, int64_t end) {
+  const size_t size = SizeOf(dst.dtype);
+  const bool stream =
+      dst_stride == 1 && static_cast<size_t>(walk.elements()) * size >= kStreamBytesMin;
+  std::array<float, kChunk> wide;
+  alignas(64) std::array<std::byte, kChunk * sizeof(float)> narrow;
+  walk.Runs(begin, end, kChunk, [&](const int64_t* offsets, int64_t length) {
+    const float* values = wide.data();
+    if (src.dtype == DType::kF32 && src_stride == 1) {
+      values = reinterpret_cast<const float*>(src.data) + offsets[1];
+    } else {
+      LoadRun(src.dtype, src.data, offsets[1], src_stride, wide.data(), length);
+    }
+    if (!stream) return StoreRun(dst.dtype, dst.data, offsets[0], dst_stride, values, length);
+    StoreRun(dst.dtype, narrow.data(), 0, 1, values, length);
+    StreamCopy(dst.data + offsets[0] * static_cast<int64_t>(size), narrow.data(),
+               static_cast<size_t>(length) * size);
+  });
+  StreamFence();
 }
 
 // Stride 1 where a run is one element: whatever its stride says, it is contiguous.
@@ -77,25 +144,19 @@ void CopyElements(const BoxWalk& walk, const StridedBox& dst, const StridedBox& 
                   int64_t end) {
   const int64_t dst_stride = RunStride(walk, 0);
   const int64_t src_stride = RunStride(walk, 1);
+  if (dst.dtype == src.dtype && dst_stride == 1 && src_stride == 1) {
+    return CopyContiguousRuns(walk, dst, src, begin, end);
+  }
   if (dst.dtype == src.dtype) {
     const auto size = static_cast<int64_t>(SizeOf(dst.dtype));
     walk.Runs(begin, end, std::numeric_limits<int64_t>::max(),
               [&](const int64_t* offsets, int64_t length) {
-                CopyRunSameType(dst.dtype, dst.data + offsets[0] * size, dst_stride,
-                                src.data + offsets[1] * size, src_stride, length);
+                CopyStridedRun(dst.dtype, dst.data + offsets[0] * size, dst_stride,
+                               src.data + offsets[1] * size, src_stride, length);
               });
     return;
   }
-  std::array<float, kChunk> chunk;
-  walk.Runs(begin, end, kChunk, [&](const int64_t* offsets, int64_t length) {
-    if (dst.dtype == DType::kF32 && dst_stride == 1) {
-      LoadRun(src.dtype, src.data, offsets[1], src_stride,
-              reinterpret_cast<float*>(dst.data) + offsets[0], length);
-    } else {
-      LoadRun(src.dtype, src.data, offsets[1], src_stride, chunk.data(), length);
-      StoreRun(dst.dtype, dst.data, offsets[0], dst_stride, chunk.data(), length);
-    }
-  });
+  ConvertRuns(walk, dst, dst_stride, src, src_stride, begin, end);
 }
 
 void FillElements(const BoxWalk& walk, const StridedBox& dst, float value, int64_t begin,

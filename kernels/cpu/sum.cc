@@ -6,27 +6,46 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/box_walk.h"
+#include "kernels/cpu/cast.h"
 #include "kernels/cpu/clones.h"
 #include "kernels/cpu/copy.h"
+#include "kernels/cpu/f16c.h"
+#include "kernels/cpu/four_streams.h"
+#include "kernels/cpu/stream_copy.h"
 
 namespace dmuond::kernels::cpu {
 namespace {
 
-// 8 KiB of fp32: the open nodes of a tree over 16 sources stay in a 48 KiB first-level cache.
-constexpr int64_t kChunk = 2048;
+// 16 KiB of fp32: the open nodes of a tree stay in the first- and second-level cache, and a quarter
+// of it is a page (four_streams.h).
+constexpr int64_t kChunk = 4096;
 constexpr int kLevels = kSumLevelMax + 1;
 
 DMUOND_CLONES void AddInto(float* __restrict a, const float* __restrict b, int64_t n) {
   for (int64_t i = 0; i < n; ++i) a[i] += b[i];
 }
 DMUOND_CLONES void Add(const float* a, const float* b, float* __restrict out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+  ForFourStreams(n, [=](int64_t i) { out[i] = a[i] + b[i]; });
+}
+// Four leaves at once, and so four reads at a time.
+DMUOND_CLONES void AddFour(const float* a, const float* b, const float* c, const float* d,
+                           float* __restrict out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = (a[i] + b[i]) + (c[i] + d[i]);
+}
+DMUOND_CLONES void AddFourBF16(const uint16_t* a, const uint16_t* b, const uint16_t* c,
+                               const uint16_t* d, float* __restrict out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = (FromBF16(a[i]) + FromBF16(b[i])) + (FromBF16(c[i]) + FromBF16(d[i]));
+  }
+}
+DMUOND_CLONES void AddFourF16(const uint16_t* a, const uint16_t* b, const uint16_t* c,
+                              const uint16_t* d, float* __restrict out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = (FromF16(a[i]) + FromF16(b[i])) + (FromF16(c[i]) + FromF16(d[i]));
+  }
 }
 DMUOND_CLONES void Scale(const float* a, float factor, float* __restrict out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) out[i] = a[i] * factor;
-}
-DMUOND_CLONES void ScaleInPlace(float* a, float factor, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) a[i] *= factor;
+  ForFourStreams(n, [=](int64_t i) { out[i] = a[i] * factor; });
 }
 
 // The tree, walked like a binary counter: a complete subtree of 2^l sources waits on the stack
@@ -44,6 +63,10 @@ class Tree {
   void Push(const float* values, int level) {
     stack_[depth_++] = {values, level};
     while (depth_ >= 2 && stack_[depth_ - 1].level == stack_[depth_ - 2].level) MergeTop();
+  }
+  // True if a next source of this level would begin a subtree of four of its kind.
+  [[nodiscard]] bool AtMultipleOfFour(int level) const {
+    return depth_ == 0 || stack_[depth_ - 1].level >= level + 2;
   }
   // Where a source that needs widening goes; valid for the next Push.
   [[nodiscard]] float* LeafBuffer() { return buffers_[depth_].data(); }
@@ -99,22 +122,26 @@ const StridedBox* OnlySource(const SumTask& task) {
   return only;
 }
 
-void StoreSum(const SumTask& task, const float* sum, int64_t offset, int64_t stride,
-              int64_t length) {
-  if (stride == 1) {
-    auto* to = reinterpret_cast<float*>(task.dst.data) + offset;
-    if (task.factor == 1.0F) {
-      std::memcpy(to, sum, static_cast<size_t>(length) * sizeof(float));
-    } else {
-      Scale(sum, task.factor, to, length);
+// Where the results of one task go.
+struct Output {
+  const SumTask& task;
+  int64_t stride;
+  bool stream;
+
+  void Store(const float* sum, int64_t offset, int64_t length) const {
+    alignas(64) std::array<float, kChunk> scaled;
+    if (task.factor != 1.0F) {
+      Scale(sum, task.factor, scaled.data(), length);
+      sum = scaled.data();
     }
-    return;
+    if (stream) {
+      StreamCopy(reinterpret_cast<float*>(task.dst.data) + offset, sum,
+                 static_cast<size_t>(length) * sizeof(float));
+    } else {
+      StoreRun(DType::kF32, task.dst.data, offset, stride, sum, length);
+    }
   }
-  std::array<float, kChunk> scaled;
-  std::memcpy(scaled.data(), sum, static_cast<size_t>(length) * sizeof(float));
-  if (task.factor != 1.0F) ScaleInPlace(scaled.data(), task.factor, length);
-  StoreRun(DType::kF32, task.dst.data, offset, stride, scaled.data(), length);
-}
+};
 
 }  // namespace
 
@@ -141,6 +168,105 @@ absl::Status CheckTree(const SumTask& task) {
   return absl::OkStatus();
 }
 
+namespace {
+
+// The sum of one task, chunk by chunk.
+class Summation {
+ public:
+  Summation(const SumTask& task, const BoxWalk& walk)
+      : task_(task),
+        walk_(walk),
+        contiguous_(walk.contiguous_runs()),
+        output_{task, Stride(0),
+                Stride(0) == 1 &&
+                    static_cast<size_t>(walk.elements()) * sizeof(float) >= kStreamBytesMin} {}
+
+  void Run(int64_t begin, int64_t end) {
+    static constexpr std::array<float, kChunk> kZeros{};
+    walk_.Runs(begin, end, kChunk, [&](const int64_t* offsets, int64_t length) {
+      tree_.Reset(length);
+      size_t box = 1;
+      for (size_t i = 0; i < task_.sources.size();) {
+        const size_t taken =
+            IsFour(i) ? PushFour(i, offsets + box, length) : PushOne(i, box, offsets, length);
+        for (size_t k = i; k < i + taken; ++k) box += task_.sources[k].data == nullptr ? 0 : 1;
+        i += taken;
+      }
+      const float* sum = task_.sources.empty() ? nullptr : tree_.Finish();
+      output_.Store(sum == nullptr ? kZeros.data() : sum, offsets[0], length);
+    });
+    StreamFence();
+  }
+
+ private:
+  [[nodiscard]] int64_t Stride(size_t box) const { return contiguous_ ? 1 : walk_.run_stride(box); }
+  [[nodiscard]] int Level(size_t i) const { return task_.levels.empty() ? 0 : task_.levels[i]; }
+
+  // True if sources i to i+3 are present, contiguous, of one type and the four leaves of a subtree.
+  [[nodiscard]] bool IsFour(size_t i) const {
+    if (!contiguous_ || i + 4 > task_.sources.size() || !tree_.AtMultipleOfFour(Level(i))) {
+      return false;
+    }
+    for (size_t k = i; k < i + 4; ++k) {
+      const StridedBox& source = task_.sources[k];
+      if (source.data == nullptr || Level(k) != Level(i) ||
+          source.dtype != task_.sources[i].dtype) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  size_t PushFour(size_t i, const int64_t* offsets, int64_t length) {
+    const auto at = [&](size_t k) {
+      const StridedBox& source = task_.sources[i + k];
+      return source.data + offsets[k] * static_cast<int64_t>(SizeOf(source.dtype));
+    };
+    const auto floats = [&](size_t k) { return reinterpret_cast<const float*>(at(k)); };
+    const auto halves = [&](size_t k) { return reinterpret_cast<const uint16_t*>(at(k)); };
+    float* out = tree_.LeafBuffer();
+    switch (task_.sources[i].dtype) {
+      case DType::kF32:
+        AddFour(floats(0), floats(1), floats(2), floats(3), out, length);
+        break;
+      case DType::kBF16:
+        AddFourBF16(halves(0), halves(1), halves(2), halves(3), out, length);
+        break;
+      case DType::kF16:
+        if (HasF16C()) {
+          AddFourF16C(halves(0), halves(1), halves(2), halves(3), out, length);
+        } else {
+          AddFourF16(halves(0), halves(1), halves(2), halves(3), out, length);
+        }
+        break;
+    }
+    tree_.Push(out, Level(i) + 2);
+    return 4;
+  }
+
+  size_t PushOne(size_t i, size_t box, const int64_t* offsets, int64_t length) {
+    const StridedBox& source = task_.sources[i];
+    if (source.data == nullptr) {
+      tree_.Push(nullptr, Level(i));
+    } else if (source.dtype == DType::kF32 && Stride(box) == 1) {
+      tree_.Push(reinterpret_cast<const float*>(source.data) + offsets[box], Level(i));
+    } else {
+      float* leaf = tree_.LeafBuffer();
+      LoadRun(source.dtype, source.data, offsets[box], Stride(box), leaf, length);
+      tree_.Push(leaf, Level(i));
+    }
+    return 1;
+  }
+
+  const SumTask& task_;
+  const BoxWalk& walk_;
+  bool contiguous_;
+  Output output_;
+  Tree tree_;
+};
+
+}  // namespace
+
 void SumElements(const SumTask& task, int64_t begin, int64_t end) {
   BoxWalk walk(task.dst);
   if (const StridedBox* only = OnlySource(task); only != nullptr && task.factor == 1.0F) {
@@ -152,37 +278,7 @@ void SumElements(const SumTask& task, int64_t begin, int64_t end) {
     if (source.data != nullptr) walk.Add(source);
   }
   walk.Simplify();
-  const bool contiguous = walk.contiguous_runs();
-  const auto stride = [&](size_t box) { return contiguous ? 1 : walk.run_stride(box); };
-  Tree tree;
-  walk.Runs(begin, end, kChunk, [&](const int64_t* offsets, int64_t length) {
-    tree.Reset(length);
-    size_t box = 0;
-    for (size_t i = 0; i < task.sources.size(); ++i) {
-      const StridedBox& source = task.sources[i];
-      const int level = task.levels.empty() ? 0 : task.levels[i];
-      if (source.data == nullptr) {
-        tree.Push(nullptr, level);
-        continue;
-      }
-      ++box;
-      if (source.dtype == DType::kF32 && stride(box) == 1) {
-        tree.Push(reinterpret_cast<const float*>(source.data) + offsets[box], level);
-      } else {
-        float* leaf = tree.LeafBuffer();
-        LoadRun(source.dtype, source.data, offsets[box], stride(box), leaf, length);
-        tree.Push(leaf, level);
-      }
-    }
-    if (const float* sum = box == 0 ? nullptr : tree.Finish(); sum != nullptr) {
-      StoreSum(task, sum, offsets[0], stride(0), length);
-    } else {
-      const std::array<float, 1> zero{};
-      for (int64_t i = 0; i < length; ++i) {
-        StoreRun(DType::kF32, task.dst.data, offsets[0] + i * stride(0), 1, zero.data(), 1);
-      }
-    }
-  });
+  Summation(task, walk).Run(begin, end);
 }
 
 }  // namespace dmuond::kernels::cpu

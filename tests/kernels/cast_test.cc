@@ -89,10 +89,11 @@ TEST(Cast, InfinityAndNanStayWhatTheyAre) {
   }
 }
 
-// The array versions are other machine code (vectors, one per instruction set).
+// The array versions are other machine code: vectors, one per instruction set, or the processor's
+// own conversions.
 TEST(Cast, ArraysGiveTheSameBitsAsSingleElements) {
   std::vector<float> values;
-  for (uint32_t bits = 0; bits < 0xffff0000U; bits += 65537U * 7) {
+  for (uint32_t bits = 0; bits < 0xfffe0000U; bits += 65537U) {
     values.push_back(std::bit_cast<float>(bits));
   }
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
