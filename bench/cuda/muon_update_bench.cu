@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "bench/cuda/harness.cuh"
+#include "bench/cuda/newton_schulz_reference.cuh"
 #include "kernels/cuda/muon_update.h"
 
 namespace dmuond::bench {
@@ -30,139 +31,6 @@ struct Case {
 
 constexpr double kMomentum = 0.95;
 constexpr double kRate = 0.5;
-
-// out = alpha A B + beta C in fp64; A by strides, as ReferenceProduct.
-__global__ void Product64(double* out, const double* a, const double* b, const double* c, int64_t m,
-                          int64_t n, int64_t k, int64_t ar, int64_t ak, int64_t bk, int64_t bn,
-                          double alpha, double beta) {
-  __shared__ double sa[16][65];
-  __shared__ double sb[16][65];
-  const int64_t row0 = blockIdx.y * 64LL;
-  const int64_t col0 = blockIdx.x * 64LL;
-  const int tx = threadIdx.x % 16;
-  const int ty = threadIdx.x / 16;
-  double sum[4][4] = {};
-  for (int64_t k0 = 0; k0 < k; k0 += 16) {
-    for (int i = threadIdx.x; i < 16 * 64; i += 256) {
-      // Consecutive threads read consecutive addresses, whichever way the operand lies.
-      const int ka = ak == 1 ? i % 16 : i / 64;
-      const int xa = ak == 1 ? i / 16 : i % 64;
-      sa[ka][xa] = row0 + xa < m && k0 + ka < k ? a[(row0 + xa) * ar + (k0 + ka) * ak] : 0.0;
-      const int kb = bk == 1 ? i % 16 : i / 64;
-      const int xb = bk == 1 ? i / 16 : i % 64;
-      sb[kb][xb] = col0 + xb < n && k0 + kb < k ? b[(k0 + kb) * bk + (col0 + xb) * bn] : 0.0;
-    }
-    __syncthreads();
-    for (int kk = 0; kk < 16; ++kk) {
-      for (int i = 0; i < 4; ++i) {
-        for (int j = 0; j < 4; ++j) sum[i][j] += sa[kk][ty + i * 16] * sb[kk][tx + j * 16];
-      }
-    }
-    __syncthreads();
-  }
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) {
-      const int64_t r = row0 + ty + i * 16;
-      const int64_t s = col0 + tx + j * 16;
-      if (r < m && s < n) {
-        out[r * n + s] = alpha * sum[i][j] + (c == nullptr ? 0.0 : beta * c[r * n + s]);
-      }
-    }
-  }
-}
-void Multiply(double* out, const double* a, const double* b, const double* c, int64_t m, int64_t n,
-              int64_t k, int64_t ar, int64_t ak, int64_t bk, int64_t bn, double alpha,
-              double beta) {
-  const dim3 grid(static_cast<unsigned>((n + 63) / 64), static_cast<unsigned>((m + 63) / 64));
-  Product64<<<grid, 256>>>(out, a, b, c, m, n, k, ar, ak, bk, bn, alpha, beta);
-  CUDA_CHECK(cudaGetLastError());
-}
-
-__global__ void Widen(double* out, const float* in, int64_t count, double scale) {
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    out[i] = scale * static_cast<double>(in[i]);
-  }
-}
-__global__ void SumSquares(const double* in, int64_t count, double* out) {
-  double sum = 0;
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    sum += in[i] * in[i];
-  }
-  atomicAdd(out, sum);
-}
-
-// O = NS(g) in fp64, standard form: out has rows x cols elements.
-void Reference(const float* g, int64_t rows, int64_t cols, const NewtonSchulzOptions& options,
-               double* out) {
-  const int64_t count = rows * cols;
-  const int64_t p = std::min(rows, cols);
-  const int64_t q = std::max(rows, cols);
-  Buffer<double> norm(1);
-  norm.Fill(0);
-  Widen<<<1024, 256>>>(out, g, count, 1.0);
-  SumSquares<<<1024, 256>>>(out, count, norm.get());
-  const double squared = norm.ToHost(0, 1)[0];
-  Widen<<<1024, 256>>>(out, g, count, squared > 0 ? 1 / std::sqrt(squared) : 0.0);
-  Buffer<double> other(count);
-  Buffer<double> a(p * p);
-  Buffer<double> b(p * p);
-  const bool tall = rows > cols;
-  double* x = out;
-  double* y = other.get();
-  for (const auto& [ca, cb, cc] : options.coefficients) {
-    // X is p x q with strides (xr, xc).
-    const int64_t xr = tall ? 1 : cols;
-    const int64_t xc = tall ? cols : 1;
-    Multiply(a.get(), x, x, nullptr, p, p, q, xr, xc, xc, xr, 1, 0);
-    Multiply(b.get(), a.get(), a.get(), a.get(), p, p, p, p, 1, p, 1, cc, cb);
-    if (tall) {
-      Multiply(y, x, b.get(), x, rows, cols, p, cols, 1, p, 1, 1, ca);
-    } else {
-      Multiply(y, b.get(), x, x, rows, cols, p, p, 1, cols, 1, 1, ca);
-    }
-    std::swap(x, y);
-  }
-  if (x != out) {
-    CUDA_CHECK(cudaMemcpy(out, x, count * sizeof(double), cudaMemcpyDeviceToDevice));
-  }
-}
-
-// Squared difference and squared reference of -factor * ref against values.
-__global__ void Difference(const float* values, const double* ref, int64_t count, double factor,
-                           double* sums) {
-  double error = 0;
-  double norm = 0;
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
-    const double e = static_cast<double>(values[i]) + factor * ref[i];
-    error += e * e;
-    norm += factor * ref[i] * factor * ref[i];
-  }
-  atomicAdd(&sums[0], error);
-  atomicAdd(&sums[1], norm);
-}
-
-NewtonSchulzOptions PresetOptions(const std::string& preset) {
-  NewtonSchulzOptions o;
-  if (preset == "torch") {
-    o.gram = false;
-    o.type = GemmType::kBF16;
-    o.coefficients.assign(5, {3.4445, -4.7750, 2.0315});
-    return o;
-  }
-  const double polar_express[5][3] = {{8.28721201814563, -23.595886519098837, 17.300387312530933},
-                                      {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
-                                      {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
-                                      {3.3184196573706015, -2.488488024314874, 0.51004894012372},
-                                      {2.300652019954817, -1.6689039845747493, 0.4188073119525673}};
-  for (const auto& [a, b, c] : polar_express) {
-    o.coefficients.push_back({a / 1.05, b / std::pow(1.05, 3), c / std::pow(1.05, 5)});
-  }
-  o.restarts = {2};
-  return o;
-}
 
 class Bench {
  public:
