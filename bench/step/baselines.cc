@@ -1,0 +1,120 @@
+#include "bench/step/baselines.h"
+
+#include <cblas.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <thread>
+#include <vector>
+
+#include "kernels/newton_schulz.h"
+#include "kernels/presets.h"
+
+namespace dmuond::bench {
+namespace {
+
+using kernels::NewtonSchulzProgram;
+using kernels::Product;
+using kernels::ProductKind;
+
+double SecondsOnThreads(int threads, const std::function<void(int thread)>& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<std::thread> workers;
+  for (int i = 1; i < threads; ++i) workers.emplace_back(work, i);
+  work(0);
+  for (std::thread& worker : workers) worker.join();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+NewtonSchulzProgram DefaultProgram(int64_t rows, int64_t cols) {
+  const auto preset = kernels::FindPreset(kernels::kDefaultPreset);
+  auto program = preset.ok() ? kernels::BuildNewtonSchulz(preset->config.newton_schulz, rows, cols)
+                             : preset.status();
+  if (!program.ok()) {
+    std::cerr << program.status() << "\n";
+    std::exit(1);
+  }
+  return *std::move(program);
+}
+
+// The values do not matter for the time, as long as they stay finite and normal.
+struct Buffers {
+  explicit Buffers(const NewtonSchulzProgram& program)
+      : square(program.p * program.p, 1e-4F),
+        square_out(program.p * program.p),
+        wide(program.p * program.q, 1e-4F),
+        wide_out(program.p * program.q) {}
+  std::vector<float> square, square_out, wide, wide_out;
+};
+
+void Multiply(const NewtonSchulzProgram& program, const Product& product, Buffers& buffers) {
+  const auto p = static_cast<int>(program.p);
+  const auto q = static_cast<int>(program.q);
+  switch (product.kind) {
+    case ProductKind::kGram:
+      cblas_ssyrk(CblasRowMajor, CblasLower, CblasNoTrans, p, q, 1, buffers.wide.data(), q, 0,
+                  buffers.square_out.data(), p);
+      break;
+    case ProductKind::kSymmetric:
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, p, p, p, 1, buffers.square.data(), p,
+                  buffers.square.data(), p, 0, buffers.square_out.data(), p);
+      break;
+    case ProductKind::kApply:
+      cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, p, q, p, 1, buffers.square.data(), p,
+                  buffers.wide.data(), q, 0, buffers.wide_out.data(), q);
+      break;
+  }
+}
+
+std::byte* SharedMemory(int64_t bytes) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    std::cerr << "cannot map " << bytes << " bytes\n";
+    std::exit(1);
+  }
+  std::memset(memory, 1, bytes);
+  return static_cast<std::byte*>(memory);
+}
+
+}  // namespace
+
+double ProductSeconds(int64_t rows, int64_t cols, int count, int threads, int repeats) {
+  const NewtonSchulzProgram program = DefaultProgram(rows, cols);
+  std::vector<Buffers> buffers(threads, Buffers(program));
+  double least = 1e9;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    std::atomic<int> next{0};
+    least = std::min(least, SecondsOnThreads(threads, [&](int thread) {
+                       while (next.fetch_add(1) < count) {
+                         for (const Product& product : program.products) {
+                           Multiply(program, product, buffers[thread]);
+                         }
+                       }
+                     }));
+  }
+  return least;
+}
+
+double MemcpyBytesPerSecond(int64_t bytes, int threads, int repeats) {
+  std::byte* from = SharedMemory(bytes);
+  std::byte* to = SharedMemory(bytes);
+  const int64_t share = bytes / threads;
+  double least = 1e9;
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    least = std::min(least, SecondsOnThreads(threads, [&](int thread) {
+                       std::memcpy(to + (thread * share), from + (thread * share), share);
+                     }));
+  }
+  ::munmap(from, bytes);
+  ::munmap(to, bytes);
+  return static_cast<double>(share * threads) / least;
+}
+
+}  // namespace dmuond::bench

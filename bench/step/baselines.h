@@ -1,0 +1,21 @@
+// What a step is compared with, measured in the same run: bare matrix products and bare copies.
+#ifndef DMUOND_BENCH_STEP_BASELINES_H_
+#define DMUOND_BENCH_STEP_BASELINES_H_
+
+#include <cstdint>
+
+namespace dmuond::bench {
+
+// Seconds that the products of the default preset's Newton-Schulz take for `count` matrices, called
+// directly through OpenBLAS, whole matrices on `threads` threads. Gram matrices by syrk, which
+// computes one triangle; other products by gemm. Least of `repeats`.
+[[nodiscard]] double ProductSeconds(int64_t rows, int64_t cols, int count, int threads,
+                                    int repeats);
+
+// Bytes per second of memcpy from one shared mapping to another, least time of `repeats`, all
+// pages touched before.
+[[nodiscard]] double MemcpyBytesPerSecond(int64_t bytes, int threads, int repeats);
+
+}  // namespace dmuond::bench
+
+#endif  // DMUOND_BENCH_STEP_BASELINES_H_
