@@ -95,9 +95,10 @@ void Collector::OnDetach(int32_t rank) {
 
 absl::Status Collector::OnGo(const scheduler::Go& go) {
   const int32_t b = go.bucket.value();
-  if (!states_[b].packed || states_[b].started) {
-    return absl::InternalError(absl::StrCat("GO to collect bucket ", b, " of attempt ",
-                                            attempt_.value(), " which is not ready here"));
+  if (!states_[b].packed || states_[b].received) return absl::OkStatus();  // not reported: no part
+  if (states_[b].started) {
+    return absl::InternalError(
+        absl::StrCat("a second GO to collect bucket ", b, " of attempt ", attempt_.value()));
   }
   const size_t known = absent_.size();
   absent_.insert(absent_.end(), go.absent.begin(), go.absent.end());

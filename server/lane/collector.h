@@ -44,7 +44,7 @@ class Collector {
   // The trainer's arenas are about to be unmapped: what still was to be read from them waits for
   // the next attempt.
   void OnDetach(int32_t rank);
-  // The rail may exchange a bucket.
+  // The rail may exchange a bucket. Ignored where this lane has no part in it.
   absl::Status OnGo(const scheduler::Go& go);
 
   // Does what can be done. True: something was; drain the command socket and call again. A bucket

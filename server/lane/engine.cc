@@ -87,15 +87,10 @@ absl::Status Engine::OnGo(const scheduler::Go& go) {
     if (job_.program.weights[go.bucket.value()].empty()) return absl::OkStatus();
     return publisher_->OnGo(go.bucket.value());
   }
-  if (!collector_->armed() || go.attempt != collector_->attempt()) {
-    // It cannot be: GO follows this lane's own report, and the decision follows GO.
-    return absl::InternalError(absl::StrCat("GO of attempt ", go.attempt.value(), ", armed is ",
-                                            collector_->attempt().value()));
-  }
-  const bool push = collector_->kind() == AttemptKind::kPush;
-  const auto& transfers = push ? job_.program.adopts : job_.program.partials;
-  if (transfers[go.bucket.value()].empty()) return absl::OkStatus();
-  if (push) received_weights_valid_ = false;
+  // GO waits for every lane with a part in it to report, and goes to all: who has not even armed
+  // the attempt has no part.
+  if (!collector_->armed() || go.attempt != collector_->attempt()) return absl::OkStatus();
+  if (collector_->kind() == AttemptKind::kPush) received_weights_valid_ = false;
   return collector_->OnGo(go);
 }
 
