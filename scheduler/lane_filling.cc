@@ -13,8 +13,7 @@ class Filler {
  public:
   Filler(const AssignmentProblem& problem, const std::vector<BatchCost>& costs,
          Nanoseconds makespan)
-      : problem_(problem),
-        costs_(costs),
+      : costs_(costs),
         makespan_(makespan),
         step_(std::max<Nanoseconds>(1, (makespan + kSteps - 1) / kSteps)) {
     for (const MatrixClass& c : problem.classes) left_.push_back(c.count);
@@ -95,7 +94,6 @@ class Filler {
     return filling;
   }
 
-  const AssignmentProblem& problem_;
   const std::vector<BatchCost>& costs_;
   const Nanoseconds makespan_;
   const Nanoseconds step_;
