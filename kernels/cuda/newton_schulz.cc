@@ -16,6 +16,10 @@ constexpr double kScaleZ = 256;
 constexpr double kScaleQ = 16;
 constexpr double kScaleV = 1024;
 
+// Up to here symmetric products are faster with tiles of 128 x 128 (measured: 2 to 3 % of the whole
+// iteration at 512, twice).
+constexpr int64_t kSmallTileRows = 512;
+
 size_t Align(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct Sizes {
@@ -211,6 +215,7 @@ class NewtonSchulzBuilder {
   // Bits do not depend on the tile (each element is summed in the order of k), so it may follow
   // the batch: small tiles where large ones leave most of the chip idle.
   int TileFor(const GemmProblem& problem) const {
+    if (problem.symmetric && problem.d.rows <= kSmallTileRows) return 128;
     const int64_t rows = (problem.d.rows + 127) / 128;
     const int64_t cols = (problem.d.cols + 255) / 256;
     const int64_t tiles = rows * cols * shape_.batch / (problem.symmetric ? 2 : 1);
