@@ -191,11 +191,8 @@ void Daemon::OnMemberGone(int32_t node, const std::string& why) {
   epoch_ = 0;
   Send(coordinator_->OnMemberGone(std::chrono::steady_clock::now(), node, why));
   Pump();
-  if (job_ != nullptr && job_->failed.ok()) {
-    job_->failed = Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-                         absl::StrCat("the daemon of node ", node, " is gone: ", why));
-  }
-  changed_.NotifyAll();
+  Fail(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+             absl::StrCat("the daemon of node ", node, " is gone: ", why)));
 }
 
 void Daemon::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
@@ -207,10 +204,15 @@ void Daemon::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
 void Daemon::OnCoordinatorGone(const std::string& why) {
   MutexLock lock(mutex_);
   epoch_ = 0;
-  if (job_ != nullptr && job_->failed.ok()) {
-    job_->failed = Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-                         absl::StrCat("the coordinating daemon is gone: ", why));
-  }
+  Fail(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+             absl::StrCat("the coordinating daemon is gone: ", why)));
+}
+
+// Who waits for weights that nobody will publish is woken by poison, and then asks why.
+void Daemon::Fail(absl::Status status) {
+  if (job_ == nullptr) return;
+  if (job_->failed.ok()) job_->failed = std::move(status);
+  if (job_->memory != nullptr) job_->memory->PoisonAll();
   changed_.NotifyAll();
 }
 
@@ -297,12 +299,9 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
   v1::MemberMessage message;
   message.mutable_lane_lost()->set_lane(id);
   message.mutable_lane_lost()->set_detail(last_words);
-  if (job_->failed.ok()) {
-    job_->failed = Error(absl::StatusCode::kUnavailable, "LANE_LOST",
-                         absl::StrCat("lane ", id, " ended: ", last_words));
-  }
   Tell(std::move(message));
-  changed_.NotifyAll();
+  Fail(Error(absl::StatusCode::kUnavailable, "LANE_LOST",
+             absl::StrCat("lane ", id, " ended: ", last_words)));
 }
 
 void Daemon::Tick() {

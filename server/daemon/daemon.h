@@ -133,6 +133,8 @@ class Daemon {
   absl::Status WaitUntilPublished(const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
   [[nodiscard]] bool Published() const DMUOND_REQUIRES(mutex_);
   absl::StatusOr<Session*> Find(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
+  // The job cannot go on: everybody who waits, or calls from now on, gets `status`.
+  void Fail(absl::Status status) DMUOND_REQUIRES(mutex_);
   [[nodiscard]] absl::Status JobFailure() const DMUOND_REQUIRES(mutex_);
 
   void Tell(v1::MemberMessage message) DMUOND_REQUIRES(mutex_);

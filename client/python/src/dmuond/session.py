@@ -504,6 +504,11 @@ class Session:
 
     def _wait_published(self, attempt: int) -> None:
         if not self._require_timeline().wait_published(self._receives, attempt, self._lost.is_set):
+            if not self._lost.is_set():
+                # The daemon ended the wait: a lane or another node is gone. It says which.
+                step = self.last_committed_step + 1
+                ask = pb.WaitStepRequest(key=self._key, step=step, attempt=self.next_attempt)
+                self._call("WaitStep", ask, _WAIT_SLACK_S)
             raise errors.DaemonLost(
                 f"the daemon has gone before the weights after attempt {attempt} were published; "
                 "they are undefined"

@@ -1,0 +1,120 @@
+"""Whoever dies is noticed within seconds: the others get a status that names it, nobody hangs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+NOTICED_WITHIN_S = 20.0  # far more than it takes, so that a busy machine does not fail the test
+READY_WITHIN_S = 60.0
+
+TRAINER = Path(__file__).with_name("endless_trainer.py")
+
+
+class Trainer:
+    """A process that steps until something stops it; prints how that looked to it."""
+
+    def __init__(self, address: str, rank: int):
+        environment = os.environ | {
+            "DMUOND_ADDRESS": address,
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(TRAINER)], env=environment, stdout=subprocess.PIPE, text=True
+        )
+
+    def wait_stepping(self):
+        assert self.process.stdout.readline() == "stepping\n"
+
+    def last_words(self) -> str:
+        output, _ = self.process.communicate(timeout=NOTICED_WITHIN_S)
+        return output
+
+    def end(self):
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def pair(daemons):
+    """Two trainers in mid-run, on one daemon or two."""
+    started = []
+
+    def start(nodes: int = 1):
+        addresses = daemons.start(nodes)
+        started.extend(Trainer(addresses[rank % nodes], rank) for rank in range(2))
+        for trainer in started:
+            trainer.wait_stepping()
+        return started
+
+    yield start
+    for trainer in started:
+        trainer.end()
+
+
+def lane_pids(daemon) -> list[int]:
+    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
+    pids = [
+        int(pid)
+        for task in children.parent.parent.iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
+    return [pid for pid in pids if "dmuond-lane" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_a_dead_trainer_is_named_to_the_other(pair):
+    first, second = pair()
+    second.process.kill()
+    assert "TRAINER" in (words := first.last_words()) and "rank 1" in words
+
+
+def test_a_dead_trainer_on_another_node_is_named_to_the_other(pair):
+    first, second = pair(nodes=2)
+    second.process.kill()
+    assert "TRAINER" in (words := first.last_words()) and "rank 1" in words
+
+
+def test_a_dead_lane_is_named_to_both_trainers(pair, daemons):
+    first, second = pair()
+    (lane,) = lane_pids(daemons.members[0])
+    os.kill(lane, signal.SIGKILL)
+    for trainer in (first, second):
+        assert "lane 0" in trainer.last_words()
+
+
+def test_a_dead_daemon_ends_its_trainers_waits(pair, daemons):
+    first, second = pair()
+    daemons.members[0].kill()
+    for trainer in (first, second):
+        assert "DaemonLost" in trainer.last_words() or "Unreachable" in trainer.last_words()
+
+
+def test_a_dead_daemon_of_another_node_is_named(pair, daemons):
+    first, _ = pair(nodes=2)
+    daemons.members[1].kill()
+    words = first.last_words()
+    assert "PEER_LOST" in words or "TRAINER" in words
+
+
+def test_lanes_end_with_their_daemon(pair, daemons):
+    pair()
+    lanes = lane_pids(daemons.members[0])
+    assert lanes
+    daemons.members[0].kill()
+    deadline = time.monotonic() + NOTICED_WITHIN_S
+    while any(Path(f"/proc/{lane}").exists() for lane in lanes):
+        assert time.monotonic() < deadline, "a lane outlives its daemon"
+        time.sleep(0.02)
+
+
+def test_sigterm_finishes_the_step_and_leaves_with_zero(pair, daemons):
+    first, second = pair()
+    daemons.members[0].process.send_signal(signal.SIGTERM)
+    assert daemons.members[0].process.wait(NOTICED_WITHIN_S) == 0
+    for trainer in (first, second):
+        assert trainer.last_words() != ""
