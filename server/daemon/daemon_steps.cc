@@ -21,13 +21,6 @@ std::chrono::steady_clock::time_point WaitDeadline(int32_t wait_ms) {
          std::chrono::milliseconds(std::clamp(wait_ms, 0, kWaitMsMax));
 }
 
-// Trainers disagree: the attempt is over, and a corrected submit goes under the next one.
-absl::Status Refusal(const scheduler::StepAnswer& answer) {
-  return Error(answer.refused.code(), ReasonOf(answer.refused),
-               std::string(answer.refused.message()),
-               {{"next_attempt", absl::StrCat(answer.next_attempt.value())}});
-}
-
 // The scalars agree between trainers or the step is refused; here they must also make sense.
 absl::Status CheckScalars(int32_t rank, const scheduler::StepScalars& scalars) {
   const auto refuse = [rank](const std::string& field, double value) {
