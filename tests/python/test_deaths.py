@@ -58,13 +58,16 @@ def pair(daemons):
 
 
 def lane_pids(daemon) -> list[int]:
-    children = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children")
-    pids = [
-        int(pid)
-        for task in children.parent.parent.iterdir()
-        for pid in (task / "children").read_text().split()
-    ]
-    return [pid for pid in pids if "dmuond-lane" in Path(f"/proc/{pid}/cmdline").read_text()]
+    """Processes called dmuond-lane whose parent is the daemon."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        if fields["Name"] == "dmuond-lane" and int(fields["PPid"]) == daemon.process.pid:
+            found.append(int(fields["Pid"]))
+    return found
 
 
 def test_a_dead_trainer_is_named_to_the_other(pair):
