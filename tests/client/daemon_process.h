@@ -22,7 +22,8 @@
 
 namespace dmuond::testing {
 
-// A child process that ends with its parent. Output goes to a file or, without one, to ours.
+// A child process that ends with the thread that started it: start it from the main one. Output
+// goes to a file or, without one, to ours.
 class ChildProcess {
  public:
   // `program` is looked for beside this one.
