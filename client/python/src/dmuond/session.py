@@ -508,7 +508,9 @@ class Session:
                 # The daemon ended the wait: a lane or another node is gone. It says which.
                 step = self.last_committed_step + 1
                 ask = pb.WaitStepRequest(key=self._key, step=step, attempt=self.next_attempt)
-                self._call("WaitStep", ask, _WAIT_SLACK_S)
+                reply = self._call("WaitStep", ask, _WAIT_SLACK_S)
+                if reply.outcome.kind == types.Outcome.KIND_ABORTED:
+                    raise errors.Aborted(reply.outcome, _reason(reply.outcome))
             raise errors.DaemonLost(
                 f"the daemon has gone before the weights after attempt {attempt} were published; "
                 "they are undefined"
