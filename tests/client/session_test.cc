@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -18,9 +17,7 @@ namespace dmuond::client {
 namespace {
 
 using testing::DaemonProcess;
-using ::testing::Each;
 using ::testing::ElementsAreArray;
-using ::testing::Eq;
 using ::testing::HasSubstr;
 using testing::OnEveryRank;
 using testing::World;
