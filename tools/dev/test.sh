@@ -79,5 +79,6 @@ test_tsan() {
   done
   # Some kernels place memory at random where this sanitizer's runtime cannot follow.
   ! setarch -R true 2>/dev/null || CTEST_UNDER=(setarch -R)
-  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 run_ctest tsan -L tsan
+  TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tools/dev/tsan-suppressions.txt \
+    run_ctest tsan -L tsan
 }
