@@ -1,6 +1,5 @@
 #include "scheduler/unit_cells.h"
 
-
 #include "absl/strings/str_cat.h"
 #include "scheduler/fragment_algebra.h"
 

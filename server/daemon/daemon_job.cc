@@ -75,7 +75,8 @@ absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) 
   options.environment.emplace_back("OPENBLAS_NUM_THREADS", "1");
   LaneProcess::Callbacks callbacks;
   callbacks.on_report = [this, generation = generation_, lane_index](
-                            const v1::LaneReport& report, std::vector<wire::UniqueFd> /*fds*/) {
+                            const v1::LaneReport& report,
+                            const std::vector<wire::UniqueFd>& /*fds*/) {
     OnLaneReport(generation, lane_index, report);
   };
   callbacks.on_gone = [this, generation = generation_, lane_index](const std::string& last_words) {

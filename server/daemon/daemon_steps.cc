@@ -52,7 +52,7 @@ absl::Status Refusal(const scheduler::StepAnswer& answer) {
   ErrorMetadata metadata = MetadataOf(answer.refused);
   metadata.emplace_back("next_attempt", absl::StrCat(answer.next_attempt.value()));
   return Error(answer.refused.code(), ReasonOf(answer.refused),
-               std::string(answer.refused.message()), std::move(metadata));
+               std::string(answer.refused.message()), metadata);
 }
 
 }  // namespace

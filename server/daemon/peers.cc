@@ -443,8 +443,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     context.TryCancel();
     writer.reset();
     const grpc::Status status = stream->Finish();
-    const std::string why =
-        status.ok() ? "the coordinator closed the stream" : status.error_message();
+    std::string why = status.ok() ? "the coordinator closed the stream" : status.error_message();
     if (formed) {
       daemon_.OnCoordinatorGone(why);
     } else if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||

@@ -47,7 +47,7 @@ def abort(context, code, message, reason, **metadata):
 
 
 class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
-    """Attributes for tests to read or set: submits, signalled_at_submit, outcomes (to answer next)."""
+    """For tests to read or set: submits, signalled_at_submit, outcomes (to answer next)."""
 
     def __init__(self, path: str):
         self.path = path
