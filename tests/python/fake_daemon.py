@@ -47,7 +47,7 @@ def abort(context, code, message, reason, **metadata):
 
 
 class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
-    """For tests to read or set: submits, signalled_at_submit, outcomes (to answer next)."""
+    """For tests to read or set: submits, ready_at_submit, outcomes and refusals (to answer next)."""
 
     def __init__(self, path: str):
         self.path = path
@@ -256,8 +256,8 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         )
 
     def _commit(self, request):
-        for bucket, value in enumerate(self._ready(b) for b in range(self.buckets)):
-            assert value == self.attempt, f"bucket {bucket} was not signalled"
+        for bucket in {index % self.buckets for index in self.units}:
+            assert self._ready(bucket) == self.attempt, f"bucket {bucket} was not signalled"
         scale = request.scalars.loss_scale or 1.0
         gradients = {
             index: self._view(fragment, fragment.gradient) / scale

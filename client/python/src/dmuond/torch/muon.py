@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from dmuond import environment, types
 from dmuond.errors import Error, InvalidArgumentError
-from dmuond.session import Session
+from dmuond.session import Registered, Session
 from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.early import EarlySignals
 from dmuond.torch.model_hooks import LoadHook
@@ -151,6 +151,11 @@ class Muon(torch.optim.Optimizer):
     @property
     def session(self) -> Session:
         return self._session
+
+    @property
+    def registered(self) -> Registered:
+        """What the daemon answered to the registration: routing table, plan, balance."""
+        return self._registered
 
     @property
     def routing(self) -> tuple[types.RoutingRow, ...]:

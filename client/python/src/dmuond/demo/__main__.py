@@ -1,0 +1,111 @@
+"""python -m dmuond.demo: trains a language model by Muon through dmuond, and by AdamW, and compares.
+
+Starts two daemons of one lane each and two trainers on this machine. Where DMUOND_ADDRESS is set
+and --daemons is not, that daemon is used instead. Exits with 1 if Muon's loss is not the lower one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dmuond.demo import daemons, report, runs
+from dmuond.errors import Error
+
+console = Console()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m dmuond.demo", description=__doc__)
+    parser.add_argument("--steps", type=int, default=200, help="of each run (default: 200)")
+    parser.add_argument("--lr", type=float, default=5e-3, help="Muon's (default: 5e-3)")
+    parser.add_argument(
+        "--adamw_lr", type=float, default=2e-3, help="AdamW's, in both runs (default: 2e-3)"
+    )
+    parser.add_argument(
+        "--daemons", type=int, default=None, help="daemons to start, two lanes in all (default: 2)"
+    )
+    parser.add_argument("--trainers", type=int, default=None, help="(default: 2)")
+    parser.add_argument("--output", type=Path, default=Path("out/demo"), help="folder for results")
+    arguments = parser.parse_args()
+    if arguments.steps < 1:
+        parser.error("--steps must be at least 1")
+    if arguments.daemons not in (None, 1, 2):
+        parser.error("--daemons is 1 or 2")
+    if arguments.trainers is not None and not 1 <= arguments.trainers <= 8:
+        parser.error("--trainers is 1 to 8")
+    return arguments
+
+
+def run(
+    optimizer: str, arguments: argparse.Namespace, addresses: list[str], trainers: int, logs: Path
+) -> runs.Run:
+    columns = (
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        name = "Muon by dmuond" if optimizer == "muon" else "AdamW by torch"
+        task = progress.add_task(name, total=arguments.steps, loss="...")
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "registered":
+                progress.console.print(
+                    event["table"], highlight=False, markup=False, soft_wrap=True
+                )
+            elif event["event"] == "step":
+                progress.update(task, completed=event["step"], loss=f"{event['loss']:.3f}")
+
+        options = [f"--steps={arguments.steps}", f"--adamw_lr={arguments.adamw_lr}"]
+        if optimizer == "muon":
+            options.append(f"--lr={arguments.lr}")
+        return runs.execute(optimizer, options, addresses, trainers, logs, on_event)
+
+
+def main() -> int:
+    arguments = parse()
+    existing = os.environ.get("DMUOND_ADDRESS") if arguments.daemons is None else None
+    nodes = arguments.daemons or 2
+    trainers = arguments.trainers or (1 if existing else 2)
+    logs = arguments.output / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if existing:
+            addresses = [existing]
+            console.print(f"Using the daemon at {existing}")
+        else:
+            lanes = 2 // nodes
+            console.print(f"Starting {nodes} daemon(s) of {lanes} lane(s), {trainers} trainer(s)")
+            addresses = stack.enter_context(daemons.running(nodes, lanes, logs))
+        muon = run("muon", arguments, addresses, trainers, logs)
+    adamw = run("adamw", arguments, [], 1, logs)
+
+    console.print(report.table(muon, adamw))
+    options = {key: str(value) for key, value in vars(arguments).items()}
+    report.save_json(muon, adamw, options, arguments.output / "run.json")
+    report.save_picture(muon, adamw, arguments.output / "loss.png")
+    console.print(f"Loss curves and the whole run: {arguments.output}/loss.png, run.json")
+    if not muon.final_loss < adamw.final_loss:
+        console.print(
+            f"Muon's loss {muon.final_loss:.4f} is not below AdamW's {adamw.final_loss:.4f}"
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (Error, OSError, RuntimeError) as error:
+        console.print(f"[bold]demo:[/bold] {error}", highlight=False)
+        sys.exit(2)

@@ -1,0 +1,141 @@
+"""One trainer of the demo, as a process: python -m dmuond.demo.trainer. Reports JSON lines on stdout.
+
+With --optimizer=muon the ranks of RANK and WORLD_SIZE share each batch and dmuond averages their
+gradients; --optimizer=adamw is torch's own, in one process, on the same batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+
+from dmuond.demo import model as models
+from dmuond.demo import text
+
+BATCH = 8  # of all trainers together
+EVALUATED_BATCHES = 8
+EVALUATE_EVERY = 20
+WARMUP = 10
+SEED = 1234
+
+
+def report(**event: Any) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def schedule(step: int, steps: int) -> float:
+    """Factor of the learning rate: linear warm-up, then a cosine down to a tenth."""
+    if step < WARMUP:
+        return (step + 1) / WARMUP
+    along = (step - WARMUP) / max(1, steps - WARMUP)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * along))
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, validation: torch.Tensor) -> float:
+    losses = [
+        models.loss_of(model, text.batch(validation, 10_000_000 + k, BATCH, models.LENGTH)).item()
+        for k in range(EVALUATED_BATCHES)
+    ]
+    return sum(losses) / len(losses)
+
+
+def make_optimizer(arguments: argparse.Namespace, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if arguments.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), arguments.adamw_lr, (0.9, 0.95))
+    import dmuond.torch
+    from dmuond.torch.table import format_table
+
+    optimizer = dmuond.torch.Muon(
+        model,
+        arguments.lr,
+        adamw_lr=arguments.adamw_lr,
+        betas=(0.9, 0.95),
+        weight_decay=0.01,
+        views={"blocks.*.qkv.weight": "qkv"},
+        verbose=False,
+    )
+    owners = [owner for row in optimizer.routing for owner in row.owners]
+    report(
+        event="registered",
+        table=format_table(optimizer.routing),
+        lanes=len(set(owners)),
+        imbalance=optimizer.registered.imbalance,
+        makespan_us=optimizer.registered.makespan_us,
+        lower_bound_us=optimizer.registered.lower_bound_us,
+    )
+    return optimizer
+
+
+def train(arguments: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    alone = arguments.optimizer == "adamw"
+    rank = 0 if alone else int(os.environ.get("RANK", "0"))
+    world = 1 if alone else int(os.environ.get("WORLD_SIZE", "1"))
+    training, validation = text.load()
+    model = models.Transformer(SEED)
+    report(
+        event="model",
+        parameters=sum(p.numel() for p in model.parameters()),
+        training_bytes=training.numel(),
+    )
+    optimizer = make_optimizer(arguments, model)
+    rates = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: schedule(step, arguments.steps)
+    )
+    share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    evaluating_s = 0.0
+    begin = time.perf_counter()
+    for step in range(arguments.steps):
+        tokens = text.batch(training, step, BATCH, models.LENGTH)[share]
+        started = time.perf_counter()
+        loss = models.loss_of(model, tokens)
+        loss.backward()
+        computed = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad()
+        stepped = time.perf_counter()
+        rates.step()
+        event: dict[str, Any] = {
+            "step": step + 1,
+            "loss": loss.item(),
+            "forward_backward_us": (computed - started) * 1e6,
+            "step_us": (stepped - computed) * 1e6,
+        }
+        if not alone:
+            timing, outcome = optimizer.session.last_timing, optimizer.last_outcome
+            event["phases_us"] = {
+                phase: getattr(timing, f"{phase}_us")
+                for phase in ("collect", "decide", "update", "publish", "quiet")
+            }
+            event["matrices"] = outcome.matrices
+            event["gradient_norm"] = outcome.gradient_norm
+        if rank == 0 and ((step + 1) % EVALUATE_EVERY == 0 or step + 1 == arguments.steps):
+            paused = time.perf_counter()
+            event["validation_loss"] = evaluate(model, validation)
+            evaluating_s += time.perf_counter() - paused
+        report(event="step", **event)
+    seconds = time.perf_counter() - begin - evaluating_s
+    report(event="end", steps_per_second=arguments.steps / seconds)
+    if not alone:
+        optimizer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--optimizer", choices=["muon", "adamw"], required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--lr", type=float, default=0.0)
+    parser.add_argument("--adamw_lr", type=float, required=True)
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

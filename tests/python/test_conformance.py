@@ -1,0 +1,224 @@
+"""Every preset reproduces its original: fixed gradients, schedules, many shapes."""
+
+import dmuond.torch
+import numpy as np
+import pytest
+import reference
+import torch
+from dmuond.torch import Experts, RowBlocks
+from torch import nn
+
+STEPS = 12
+SHAPES = {
+    "square": (64, 64),
+    "wide": (48, 160),
+    "tall": (160, 48),
+    "row": (1, 96),
+    "column": (96, 1),
+    "odd": (511, 513),
+    "qkv": (96, 64),
+    "grouped": (64, 48),  # queries, keys and values of different heights
+    "experts": (3, 32, 48),
+}
+VIEWS = {"qkv": "qkv", "grouped": RowBlocks(32, 16, 16), "experts": Experts()}
+BLOCKS = {
+    "qkv": [np.s_[:32], np.s_[32:64], np.s_[64:]],
+    "grouped": [np.s_[:32], np.s_[32:48], np.s_[48:]],
+    "experts": [np.s_[0], np.s_[1], np.s_[2]],
+}
+OTHERS = {"bias": (33,), "table": (70, 50)}
+ADAMW_LR, BETAS, EPS = 3e-3, (0.9, 0.98), 1e-8
+
+
+class Tensors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        for name, shape in {**SHAPES, **OTHERS}.items():
+            value = 0.1 * torch.randn(shape, generator=generator)
+            self.register_parameter(name, nn.Parameter(value))
+
+
+def gradients(step: int, name: str, shape) -> torch.Tensor:
+    """Of different sizes and ranks: Muon's direction does not depend on the size."""
+    generator = torch.Generator().manual_seed(1000 * step + sum(name.encode()))
+    return torch.randn(shape, generator=generator) * (0.01 if step % 2 else 1.0)
+
+
+def lr_at(step: int) -> float:
+    return 0.02 * (1.0 - step / (2 * STEPS))
+
+
+def momentum_at(step: int) -> float:
+    return 0.85 + 0.1 * step / STEPS
+
+
+def train(address: str, preset: str, **options):
+    """Start, and weights after all steps, by name; the optimizer, closed."""
+    model = Tensors()
+    start = {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    optimizer = dmuond.torch.Muon(
+        model,
+        lr_at(0),
+        adamw_lr=ADAMW_LR,
+        preset=preset,
+        betas=BETAS,
+        eps=EPS,
+        views=VIEWS,
+        route=[("table", "adamw")],
+        address=address,
+        verbose=False,
+        **options,
+    )
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["momentum"] = momentum_at(step)
+            if group["route"] == "muon":
+                group["lr"] = lr_at(step)
+        for name, p in model.named_parameters():
+            p.grad = gradients(step, name, p.shape)
+        optimizer.step()
+    optimizer.close()
+    return (
+        start,
+        {name: p.detach().numpy().copy() for name, p in model.named_parameters()},
+        optimizer,
+    )
+
+
+def blocks_of(name: str):
+    return BLOCKS.get(name, [np.s_[:]])
+
+
+def expected_fp64(name: str, start: np.ndarray, preset: str, decay: float, **options) -> np.ndarray:
+    out = np.empty(start.shape)
+    for block in blocks_of(name):
+        unit = reference.MuonMatrix(start[block], preset, **options)
+        for step in range(STEPS):
+            g = gradients(step, name, start.shape).numpy()[block]
+            unit.step(g, lr_at(step), momentum_at(step), decay)
+        out[block] = unit.weight
+    return out
+
+
+def expected_torch_muon(name: str, start: np.ndarray, **options) -> np.ndarray:
+    blocks = blocks_of(name)
+    parameters = [nn.Parameter(torch.from_numpy(start[b].copy())) for b in blocks]
+    optimizer = torch.optim.Muon(parameters, lr=lr_at(0), weight_decay=0.1, **options)
+    for step in range(STEPS):
+        optimizer.param_groups[0].update(lr=lr_at(step), momentum=momentum_at(step))
+        g = gradients(step, name, start.shape)
+        for block, p in zip(blocks, parameters, strict=True):
+            p.grad = g[block].clone()
+        optimizer.step()
+    out = np.empty(start.shape)
+    for block, p in zip(blocks, parameters, strict=True):
+        out[block] = p.detach().numpy()
+    return out
+
+
+@pytest.fixture
+def address(daemons):
+    return daemons.start(1, 2)[0]
+
+
+def worst(start, got, expected) -> dict[str, float]:
+    return {
+        name: reference.relative_difference(got[name], expected(name), start[name])
+        for name in SHAPES
+    }
+
+
+@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+def test_torch_preset_equals_torch_optim_muon(address, scale):
+    start, got, _ = train(address, "torch", scale=scale)
+    differences = worst(
+        start, got, lambda name: expected_torch_muon(name, start[name], adjust_lr_fn=scale)
+    )
+    assert max(differences.values()) <= 3e-2, differences
+
+
+@pytest.mark.parametrize("preset", ["keller", "moonlight", "torch"])
+def test_bf16_presets_follow_their_formulas(address, preset):
+    start, got, _ = train(address, preset)
+    decay = reference.PRESETS[preset].weight_decay
+    differences = worst(start, got, lambda name: expected_fp64(name, start[name], preset, decay))
+    # Both against fp64, so the whole error of bf16 counts here, not that of two orders of
+    # operation.
+    assert max(differences.values()) <= 6e-2, differences
+
+
+def test_dmuon_preset_follows_its_formulas(address):
+    start, got, _ = train(address, "dmuon")
+    differences = worst(start, got, lambda name: expected_fp64(name, start[name], "dmuon", 0.0))
+    assert max(differences.values()) <= 5e-3, differences
+
+
+@pytest.mark.parametrize(
+    ("preset", "bound"), [("dmuon", 2e-5), ("keller", 5e-5), ("moonlight", 5e-5), ("torch", 5e-5)]
+)
+def test_in_fp32_every_preset_equals_fp64(address, preset, bound):
+    start, got, _ = train(address, preset, ns_dtype=torch.float32)
+    decay = reference.PRESETS[preset].weight_decay
+    differences = worst(start, got, lambda name: expected_fp64(name, start[name], preset, decay))
+    assert max(differences.values()) <= bound, differences
+
+
+@pytest.mark.parametrize("scale", ["spectral", "none", "original"])
+def test_scale_can_be_overridden(address, scale):
+    start, got, _ = train(address, "dmuon", scale=scale, ns_dtype=torch.float32)
+    differences = worst(
+        start, got, lambda name: expected_fp64(name, start[name], "dmuon", 0.0, scale=scale)
+    )
+    assert max(differences.values()) <= 2e-5, differences
+
+
+def test_nesterov_can_be_turned_off(address):
+    start, got, _ = train(address, "keller", nesterov=False, ns_dtype=torch.float32)
+    differences = worst(
+        start, got, lambda name: expected_fp64(name, start[name], "keller", 0.0, nesterov=False)
+    )
+    assert max(differences.values()) <= 5e-5, differences
+
+
+def test_adamw_parameters_equal_torch_optim_adamw(address):
+    start, got, _ = train(address, "moonlight")
+    for name, shape in OTHERS.items():
+        p = nn.Parameter(torch.from_numpy(start[name].copy()))
+        optimizer = torch.optim.AdamW([p], lr=ADAMW_LR, betas=BETAS, eps=EPS, weight_decay=0.1)
+        for step in range(STEPS):
+            p.grad = gradients(step, name, shape)
+            optimizer.step()
+        difference = reference.relative_difference(got[name], p.detach().numpy(), start[name])
+        assert difference <= 1e-5, name
+
+
+def test_direction_does_not_depend_on_the_gradients_size(address):
+    """For dmuon, norms of 1e-20 and 1e20 give what 1 gives."""
+    results = []
+    for size in (1.0, 1e-20, 1e20):
+        model = nn.Linear(40, 30, bias=False)
+        torch.manual_seed(0)
+        nn.init.normal_(model.weight)
+        start = model.weight.detach().clone()
+        optimizer = dmuond.torch.Muon(model, 0.1, address=address, verbose=False)
+        for step in range(3):
+            model.weight.grad = gradients(step, "x", (30, 40)) * size
+            optimizer.step()
+        results.append(model.weight.detach() - start)
+        optimizer.close()
+    for other in results[1:]:
+        assert (other - results[0]).norm() <= 5e-3 * results[0].norm()
+
+
+def test_a_zero_gradient_gives_no_update(address):
+    for preset in ("dmuon", "keller", "torch", "moonlight"):
+        model = nn.Linear(8, 8, bias=False)
+        start = model.weight.detach().clone()
+        optimizer = dmuond.torch.Muon(
+            model, 0.1, weight_decay=0.0, preset=preset, address=address, verbose=False
+        )
+        model.weight.grad = torch.zeros(8, 8)
+        optimizer.step()
+        assert torch.equal(model.weight.detach(), start), preset
+        optimizer.close()
