@@ -16,7 +16,7 @@ namespace dmuond::kernels {
 namespace {
 
 // Far larger than the caches of one core.
-constexpr int64_t kElements = 16 * 1024 * 1024;
+constexpr int64_t kElements = int64_t{16} << 20;
 constexpr size_t kBytes = kElements * sizeof(float);
 
 // Of this thread alone: what the scheduler gives to others in between does not count.
@@ -56,7 +56,7 @@ void Compare(benchmark::State& state, Memory& memory, double bytes,
              const std::function<absl::Status()>& operation) {
   double own = std::numeric_limits<double>::max();
   double copy = own;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     copy = std::min(copy, Seconds([&] { std::memcpy(memory.dst(), memory.src(), kBytes); }));
     const double seconds = Seconds([&] {
       if (!operation().ok()) state.SkipWithError("operation failed");

@@ -96,16 +96,17 @@ class Matrices {
 };
 
 // Symmetric result, lower triangle only: ssyrk where the factors are the same, else column panels.
-void HalfProduct(int p, const float* a, const float* b, float* out) {
+void HalfProduct(int size, const float* a, const float* b, float* out) {
   if (a == b) {
-    cblas_ssyrk(CblasRowMajor, CblasLower, CblasNoTrans, p, p, 1, a, p, 0, out, p);
+    cblas_ssyrk(CblasRowMajor, CblasLower, CblasNoTrans, size, size, 1, a, size, 0, out, size);
     return;
   }
   constexpr int kPanel = 192;
-  for (int col = 0; col < p; col += kPanel) {
-    const int width = std::min(kPanel, p - col);
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, p - col, width, p, 1, a + col * p, p,
-                b + col, p, 0, out + col * p + col, p);
+  const auto p = static_cast<ptrdiff_t>(size);
+  for (int col = 0; col < size; col += kPanel) {
+    const int width = std::min(kPanel, size - col);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, size - col, width, size, 1, a + col * p,
+                size, b + col, size, 0, out + col * p + col, size);
   }
 }
 
@@ -202,7 +203,7 @@ void BM_MuonSet(benchmark::State& state, const std::string& preset, int threads)
   Times update;
   Times plain;
   Times half;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     state.SetIterationTime(update.Add([&] {
       for (const Matrices& matrices : model) {
         matrices.Update(device->ops(), *stream, config, workspace->data());

@@ -65,13 +65,11 @@ void StreamCopyRows(std::byte* const* dst, const std::byte* const* src, int rows
   // Rows usually lie at one distance from each other, and the next four follow: while these are
   // copied the first lines of those come into the cache. A wrong guess costs bandwidth, nothing
   // else.
-  const auto next =
-      reinterpret_cast<uintptr_t>(from[0]) + kStreamRows * static_cast<uintptr_t>(src[1] - src[0]);
-  const auto distance = static_cast<uintptr_t>(src[1] - src[0]);
+  const ptrdiff_t next = kStreamRows * (src[1] - src[0]);
   for (size_t i = 0; i < lines * kLine; i += kLine) {
     for (int row = 0; row < kStreamRows; ++row) {
       if (i < kPrefetchBytes) {
-        _mm_prefetch(reinterpret_cast<const char*>(next + row * distance + i), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(from[row] + next + i), _MM_HINT_T0);
       }
       StreamLine(to[row] + i, from[row] + i);
     }
