@@ -63,10 +63,11 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
     return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
                  absl::StrCat("rank ", session.rank, " must attach its buffers first"));
   }
-  if (draining_ && !job_->steps->submitted(scheduler::TrainerRank(session.rank)) &&
-      submission.step > job_->steps->last_committed() &&
-      std::none_of(sessions_.begin(), sessions_.end(), [this](const auto& entry) {
-        return job_->steps->submitted(scheduler::TrainerRank(entry.second.rank));
+  const scheduler::StepMember& steps = *job_->steps;
+  if (draining_ && !steps.submitted(scheduler::TrainerRank(session.rank)) &&
+      submission.step > steps.last_committed() &&
+      std::none_of(sessions_.begin(), sessions_.end(), [&steps](const auto& entry) {
+        return steps.submitted(scheduler::TrainerRank(entry.second.rank));
       })) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
@@ -278,8 +279,8 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
     ToLanes(republish);
   }
   const bool anybody_waits =
-      std::any_of(sessions_.begin(), sessions_.end(), [this](const auto& entry) {
-        return job_->steps->submitted(scheduler::TrainerRank(entry.second.rank));
+      std::any_of(sessions_.begin(), sessions_.end(), [&steps = *job_->steps](const auto& entry) {
+        return steps.submitted(scheduler::TrainerRank(entry.second.rank));
       });
   job_->steps->OnDecision(*decision);
   job_->gradient_norm = decision->outcome.gradient_norm;

@@ -47,7 +47,7 @@ def abort(context, code, message, reason, **metadata):
 
 
 class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
-    """For tests to read or set: submits, ready_at_submit, outcomes and refusals (to answer next)."""
+    """For tests to read or set: submits, ready_at_submit, outcomes; refusals (to answer next)."""
 
     def __init__(self, path: str):
         self.path = path

@@ -50,7 +50,7 @@ class LaneProcessTest : public ::testing::Test {
          .environment = {{"FAKE_LANE", mode}, {"FAKE_WORD", "said"}},
          .stop_grace = grace},
         {.on_report = [this](const v1::LaneReport& report,
-                             std::vector<UniqueFd>) { reports_.Put(report); },
+                             const std::vector<UniqueFd>&) { reports_.Put(report); },
          .on_gone = [this](std::string last_words) { gone_.Put(std::move(last_words)); }});
     ASSERT_TRUE(lane.ok()) << lane.status();
     lane_ = *std::move(lane);

@@ -8,10 +8,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <climits>
 #include <csignal>
-#include <cstring>
 
 #include "dmuond/wire/frame.h"
 #include "kernels/cpu/cpu_device.h"
@@ -272,7 +272,7 @@ std::vector<float> Cluster::Weights(const std::string& parameter) {
     const float* data = Weight(fragment.rank.value(), fragment);
     ForEach(fragment, [&](int64_t local, int64_t flat) {
       if (seen[flat]) {
-        EXPECT_EQ(std::memcmp(&whole[flat], &data[local], 4), 0)
+        EXPECT_EQ(std::bit_cast<uint32_t>(whole[flat]), std::bit_cast<uint32_t>(data[local]))
             << parameter << "[" << flat << "] differs at trainer " << fragment.rank.value();
       }
       whole[flat] = data[local];

@@ -1,4 +1,4 @@
-"""python -m dmuond.demo: trains a language model by Muon through dmuond, and by AdamW, and compares.
+"""python -m dmuond.demo: a language model trained by Muon through dmuond and by AdamW, compared.
 
 Starts two daemons of one lane each and two trainers on this machine. Where DMUOND_ADDRESS is set
 and --daemons is not, that daemon is used instead. Exits with 1 if Muon's loss is not the lower one.

@@ -47,7 +47,7 @@ def execute(
     logs: Path,
     on_event: Callable[[dict[str, Any]], None],
 ) -> Run:
-    """Runs the trainers to their end. A failing one ends the others, and is an error with its log."""
+    """Runs the trainers to their end. One that fails ends the others; the error has its log."""
     run = Run(optimizer, trainers)
     processes: list[subprocess.Popen] = []
     for rank in range(trainers):

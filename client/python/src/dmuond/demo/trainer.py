@@ -1,4 +1,4 @@
-"""One trainer of the demo, as a process: python -m dmuond.demo.trainer. Reports JSON lines on stdout.
+"""One trainer of the demo, as a process: python -m dmuond.demo.trainer. Reports JSON lines.
 
 With --optimizer=muon the ranks of RANK and WORLD_SIZE share each batch and dmuond averages their
 gradients; --optimizer=adamw is torch's own, in one process, on the same batches.
