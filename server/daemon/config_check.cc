@@ -67,12 +67,6 @@ int32_t Cores() {
   return std::max(1, CPU_COUNT(&set));
 }
 
-std::string DefaultSocket() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string base = runtime != nullptr && *runtime != '\0' ? runtime : "/tmp";
-  return absl::StrCat(base, "/dmuond-", ::geteuid(), "/dmuond.sock");
-}
-
 // Checks one setting after another, and remembers every mistake.
 class Checker {
  public:

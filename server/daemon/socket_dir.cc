@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -169,6 +170,12 @@ absl::StatusOr<SocketDir> SocketDir::Prepare(const std::string& socket, mode_t s
     if (absl::Status status = RemoveStale(path); !status.ok()) return status;
   }
   return SocketDir(socket_mode, group, *std::move(lock));
+}
+
+std::string DefaultSocket() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  const std::string base = runtime != nullptr && *runtime != '\0' ? runtime : "/tmp";
+  return absl::StrCat(base, "/dmuond-", ::geteuid(), "/dmuond.sock");
 }
 
 absl::Status SocketDir::Restrict(const std::string& path) const {

@@ -54,6 +54,10 @@ class SocketDir {
   wire::UniqueFd lock_;
 };
 
+// Where daemon and clients meet unless told otherwise:
+// ${XDG_RUNTIME_DIR:-/tmp}/dmuond-$UID/dmuond.sock.
+[[nodiscard]] std::string DefaultSocket();
+
 }  // namespace dmuond::server
 
 #endif  // DMUOND_SERVER_DAEMON_SOCKET_DIR_H_

@@ -1,0 +1,43 @@
+// What `dmuonctl doctor` looks at. Each check looks at one thing and never changes anything.
+#ifndef DMUOND_SERVER_CTL_CHECKS_H_
+#define DMUOND_SERVER_CTL_CHECKS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace dmuond::server::ctl {
+
+enum class Verdict : uint8_t { kOk, kWarn, kFail };
+[[nodiscard]] const char* Name(Verdict verdict);  // "ok", "warn", "fail"
+
+struct Finding {
+  Verdict verdict = Verdict::kOk;
+  std::string what;    // "socket directory"
+  std::string detail;  // what was seen, with values
+  std::string remedy;  // what to do; empty for kOk
+};
+
+// ---- this machine (checks_machine.cc) ----
+[[nodiscard]] Finding CheckKernel();     // pidfd
+[[nodiscard]] Finding CheckMemfd();      // memory by descriptor, sealed
+[[nodiscard]] Finding CheckCoreType();   // OpenBLAS's kernels
+[[nodiscard]] Finding CheckHugePages();  // of workspaces
+// `sys` instead of /sys, for tests.
+[[nodiscard]] Finding CheckHugePages(const std::string& sys);
+[[nodiscard]] Finding CheckDescriptorLimit();
+[[nodiscard]] Finding CheckMemory();
+[[nodiscard]] Finding CheckCores();
+
+// ---- where the daemon is or would be (checks_daemon.cc) ----
+[[nodiscard]] Finding CheckPrograms();  // dmuond and dmuond-lane beside this program
+[[nodiscard]] Finding CheckSocketDirectory(const std::string& socket);
+[[nodiscard]] Finding CheckSocket(const std::string& socket);
+// Version, group and lanes of the daemon; then whether trainers of this user are let in.
+[[nodiscard]] std::vector<Finding> CheckDaemon(const std::string& socket, absl::Duration timeout);
+
+}  // namespace dmuond::server::ctl
+
+#endif  // DMUOND_SERVER_CTL_CHECKS_H_

@@ -1,0 +1,188 @@
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "dmuond/v1/attach.pb.h"
+#include "dmuond/wire/frame.h"
+#include "server/ctl/checks.h"
+#include "server/ctl/connection.h"
+#include "server/ctl/table.h"
+#include "server/daemon/socket_dir.h"
+
+namespace dmuond::server::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Connects; the error is errno's.
+absl::StatusOr<wire::UniqueFd> ConnectTo(const std::string& path, int type) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) return absl::ErrnoToStatus(ENAMETOOLONG, path);
+  std::memcpy(address.sun_path, path.data(), path.size());
+  wire::UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  if (!socket.valid() ||
+      ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    return absl::ErrnoToStatus(errno, path);
+  }
+  return socket;
+}
+
+Finding CheckGroup(const v1::GetStatusReply& status) {
+  Finding finding{.what = "group",
+                  .detail = absl::StrCat("node ", status.node(), " of ", status.nodes(), ", ",
+                                         status.group_state(), ", epoch ", status.epoch())};
+  if (status.group_state() == "joining") {
+    finding.verdict = Verdict::kWarn;
+    finding.remedy = "wait for, or start, the other daemons; their --coordinator must reach node 0";
+  } else if (status.group_state() == "draining") {
+    finding.verdict = Verdict::kWarn;
+    finding.remedy = "start it again when it has left: no session is opened now";
+  }
+  return finding;
+}
+
+Finding CheckLanes(const v1::GetStatusReply& status) {
+  std::vector<std::string> states;
+  bool healthy = true;
+  for (const v1::LaneStatus& lane : status.lanes()) {
+    healthy = healthy && lane.state() != "gone" && lane.restarts() == 0;
+    states.push_back(absl::StrCat(
+        lane.lane(), " ", lane.state(),
+        lane.restarts() > 0 ? absl::StrCat(" after ", lane.restarts(), " restarts") : ""));
+  }
+  Finding finding{
+      .what = "lanes",
+      .detail = states.empty() ? "none: they start with a job" : absl::StrJoin(states, ", ")};
+  if (!healthy) {
+    finding.verdict = Verdict::kWarn;
+    finding.remedy = "the daemon's log has the last words of each (lane=)";
+  }
+  return finding;
+}
+
+// Whether a trainer of this user would be let in: connects as one, and leaves.
+Finding CheckAttach(const std::string& socket, absl::Duration timeout) {
+  Finding finding{.what = "attach socket"};
+  const std::string path = socket + SocketDir::kAttachSuffix;
+  const auto connection = ConnectTo(path, SOCK_SEQPACKET);
+  if (!connection.ok()) {
+    finding.verdict = Verdict::kFail;
+    finding.detail = std::string(connection.status().message());
+    finding.remedy = "restart the daemon; mount the whole directory into containers, not one file";
+    return finding;
+  }
+  pollfd polled{connection->get(), POLLIN, 0};
+  const bool answered =
+      ::poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout))) > 0;
+  absl::StatusOr<wire::Frame> packet = absl::DeadlineExceededError("no answer");
+  if (answered) packet = wire::ReceivePacket(connection->get());
+  v1::AttachFrame frame;
+  if (packet.ok() && frame.ParseFromString(packet->body) && frame.has_welcome()) {
+    finding.detail = absl::StrCat("trainers of uid ", ::geteuid(), " are let in");
+  } else {
+    finding.verdict = Verdict::kFail;
+    finding.detail = absl::StrCat("the daemon turns trainers of uid ", ::geteuid(), " away");
+    finding.remedy = absl::StrCat("add ", ::geteuid(), " to the daemon's --allowed_uids");
+  }
+  return finding;
+}
+
+}  // namespace
+
+Finding CheckPrograms() {
+  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+  Finding finding{.what = "programs", .detail = here.string()};
+  std::vector<std::string> missing;
+  for (const char* name : {"dmuond", "dmuond-lane"}) {
+    if (::access((here / name).c_str(), X_OK) != 0) missing.emplace_back(name);
+  }
+  if (!missing.empty()) {
+    finding.verdict = Verdict::kWarn;
+    finding.detail = absl::StrCat(absl::StrJoin(missing, " and "), " not in ", here.string());
+    finding.remedy = "install the three programs together, or give --dmuond and --lane_binary";
+  }
+  return finding;
+}
+
+Finding CheckSocketDirectory(const std::string& socket) {
+  const std::string dir = fs::path(socket).parent_path().string();
+  Finding finding{.what = "socket directory"};
+  struct stat status {};
+  if (::lstat(dir.c_str(), &status) != 0) {
+    finding.verdict = errno == ENOENT ? Verdict::kOk : Verdict::kFail;
+    finding.detail = absl::StrCat(absl::ErrnoToStatus(errno, dir).message(),
+                                  errno == ENOENT ? " (the daemon makes it)" : "");
+    if (finding.verdict == Verdict::kFail) finding.remedy = "give this user access, or --socket";
+    return finding;
+  }
+  finding.detail =
+      absl::StrFormat("%s, mode %04o, uid %d", dir, status.st_mode & 0777, status.st_uid);
+  if (!S_ISDIR(status.st_mode)) {
+    finding.verdict = Verdict::kFail;
+    finding.detail = dir + (S_ISLNK(status.st_mode) ? " is a symbolic link" : " is no directory");
+    finding.remedy = "give the daemon a directory of its own";
+  } else if ((status.st_mode & 0027) != 0) {
+    finding.verdict = Verdict::kFail;
+    finding.remedy = absl::StrCat("chmod 0750 ", dir);
+  }
+  return finding;
+}
+
+Finding CheckSocket(const std::string& socket) {
+  Finding finding{.what = "socket", .detail = socket};
+  const size_t bytes = socket.size() + sizeof(SocketDir::kAttachSuffix) - 1;
+  if (bytes > SocketDir::kPathBytesMax) {
+    finding.verdict = Verdict::kFail;
+    finding.detail = absl::StrCat(socket, " has, with ", SocketDir::kAttachSuffix, ", ", bytes,
+                                  " bytes, at most ", SocketDir::kPathBytesMax, " are possible");
+    finding.remedy = "choose a shorter path";
+    return finding;
+  }
+  const absl::Status connected = ConnectTo(socket, SOCK_STREAM).status();
+  if (connected.ok()) return finding;
+  finding.verdict = Verdict::kFail;
+  finding.detail = std::string(connected.message());
+  if (absl::IsNotFound(connected)) {
+    finding.remedy = "start dmuond, or name its socket by DMUOND_ADDRESS or --address";
+  } else if (absl::IsPermissionDenied(connected)) {
+    finding.remedy = "run as the daemon's user, or start it with --socket_group";
+  } else {
+    finding.remedy = "nobody listens there: start dmuond again, it removes the stale socket";
+  }
+  return finding;
+}
+
+std::vector<Finding> CheckDaemon(const std::string& socket, absl::Duration timeout) {
+  const auto status = Call({.address = socket, .timeout = timeout}, &v1::Admin::Stub::GetStatus,
+                           v1::GetStatusRequest());
+  if (!status.ok()) {
+    return {{.verdict = Verdict::kFail,
+             .what = "daemon",
+             .detail = std::string(status.status().message()),
+             .remedy = "look into its log; `kill -ABRT` gives a core of one that hangs"}};
+  }
+  Finding daemon{.what = "daemon",
+                 .detail = absl::StrCat("version ", status->version(), ", up ",
+                                        HumanSeconds(status->uptime_s()))};
+  if (status->version() != DMUOND_VERSION) {
+    daemon.verdict = Verdict::kWarn;
+    absl::StrAppend(&daemon.detail, ", dmuonctl is ", DMUOND_VERSION);
+    daemon.remedy = "restart the daemon with the installed version";
+  }
+  return {daemon, CheckGroup(*status), CheckLanes(*status), CheckAttach(socket, timeout)};
+}
+
+}  // namespace dmuond::server::ctl

@@ -1,0 +1,57 @@
+// A subcommand of dmuonctl: a function from arguments and options to an exit code.
+#ifndef DMUOND_SERVER_CTL_COMMAND_H_
+#define DMUOND_SERVER_CTL_COMMAND_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace dmuond::server::ctl {
+
+// The flags, of all subcommands.
+struct Options {
+  std::string address;  // path of the daemon's socket
+  bool json = false;
+  absl::Duration timeout;
+
+  std::string model;  // plan: offline if not empty
+  int32_t lanes = 0;
+  int32_t nodes = 0;
+  int32_t layers = 0;
+  int64_t lane_memory_bytes = 0;
+
+  std::string devices;  // run
+  int32_t threads = 0;
+  std::string dmuond;
+  std::string daemon_log;
+  absl::Duration ready_timeout;
+  absl::Duration drain_timeout;
+};
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+// `arguments` are those after the subcommand's name that are no flags.
+using Arguments = std::vector<std::string>;
+
+int RunStatus(const Options& options, const Arguments& arguments);
+int RunJobs(const Options& options, const Arguments& arguments);
+int RunRouting(const Options& options, const Arguments& arguments);
+int RunPlan(const Options& options, const Arguments& arguments);
+int RunDoctor(const Options& options, const Arguments& arguments);
+int RunLogLevel(const Options& options, const Arguments& arguments);
+int RunDrain(const Options& options, const Arguments& arguments);
+int RunRun(const Options& options, const Arguments& arguments);
+
+// "dmuonctl: …" on stderr, with the reason where there is one; returns kExitFailed.
+int Fail(const absl::Status& status);
+// The same for a wrong command line; returns kExitUsage.
+int FailUsage(const std::string& message);
+
+}  // namespace dmuond::server::ctl
+
+#endif  // DMUOND_SERVER_CTL_COMMAND_H_

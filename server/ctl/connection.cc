@@ -1,0 +1,40 @@
+#include "server/ctl/connection.h"
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/socket_dir.h"
+
+namespace dmuond::server::ctl {
+
+std::string ResolveAddress(const std::string& address) {
+  std::string resolved = address;
+  const char* environment = std::getenv("DMUOND_ADDRESS");
+  if (resolved.empty() && environment != nullptr) resolved = environment;
+  if (resolved.empty()) return DefaultSocket();
+  return std::string(absl::StripPrefix(resolved, "unix:"));
+}
+
+std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
+  grpc::ChannelArguments arguments;
+  // Plans and routing tables of large jobs pass gRPC's 4 MiB.
+  arguments.SetMaxReceiveMessageSize(-1);
+  // A daemon that starts is met soon after.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
+  return grpc::CreateCustomChannel(absl::StrCat("unix:", socket),
+                                   grpc::InsecureChannelCredentials(), arguments);
+}
+
+absl::Status Explain(const grpc::Status& status, const std::string& socket) {
+  const absl::Status error = FromGrpc(status);
+  if (!absl::IsUnavailable(error) || !ReasonOf(error).empty()) return error;
+  return absl::UnavailableError(absl::StrCat("no dmuond answers at ", socket, " (", error.message(),
+                                             "); --address or DMUOND_ADDRESS names another, "
+                                             "`dmuonctl doctor` looks for the cause"));
+}
+
+}  // namespace dmuond::server::ctl

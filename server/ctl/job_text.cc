@@ -1,0 +1,40 @@
+#include "server/ctl/job_text.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "server/ctl/table.h"
+
+namespace dmuond::server::ctl {
+
+std::string DurableStep(const v1::JobStatus& job) {
+  return job.has_durable_step() ? absl::StrCat(job.durable_step()) : "none";
+}
+
+std::string JobText(const v1::JobStatus& job) {
+  std::string text =
+      absl::StrCat("job ", job.name(), ": ", job.state(), ", world ", job.world_size(),
+                   ", incarnation ", job.incarnation(), "\n", "step ", job.last_committed_step(),
+                   " committed, ", DurableStep(job), " durable, ", job.skipped_steps(),
+                   " skipped, ", job.aborted_attempts(), " attempts aborted\n", job.parameters(),
+                   " parameters, ", job.matrices(), " matrices orthogonalised, gradient norm ",
+                   absl::StrFormat("%.6g", job.gradient_norm()), "\n");
+  if (job.has_timing()) {
+    const v1::StepTiming& timing = job.timing();
+    Table times({">collect", ">decide", ">update", ">publish", ">quiet"});
+    times.Add({HumanMicroseconds(timing.collect_us()), HumanMicroseconds(timing.decide_us()),
+               HumanMicroseconds(timing.update_us()), HumanMicroseconds(timing.publish_us()),
+               HumanMicroseconds(timing.quiet_us())});
+    absl::StrAppend(&text, "\nlast step\n", times.Text());
+  }
+  if (job.trainers_size() > 0) {
+    Table trainers({">rank", ">pid", ">incarnation", "state", "client"});
+    for (const v1::TrainerStatus& trainer : job.trainers()) {
+      trainers.Add({absl::StrCat(trainer.rank()), absl::StrCat(trainer.pid()),
+                    absl::StrCat(trainer.incarnation()), trainer.state(), trainer.client()});
+    }
+    absl::StrAppend(&text, "\ntrainers of this node\n", trainers.Text());
+  }
+  return text;
+}
+
+}  // namespace dmuond::server::ctl

@@ -1,0 +1,18 @@
+// A job for people.
+#ifndef DMUOND_SERVER_CTL_JOB_TEXT_H_
+#define DMUOND_SERVER_CTL_JOB_TEXT_H_
+
+#include <string>
+
+#include "dmuond/v1/admin.pb.h"
+
+namespace dmuond::server::ctl {
+
+// Several lines: state, counters, the last step's times, the trainers.
+[[nodiscard]] std::string JobText(const v1::JobStatus& job);
+// "committed, durable": "7, 5" or "7, none".
+[[nodiscard]] std::string DurableStep(const v1::JobStatus& job);
+
+}  // namespace dmuond::server::ctl
+
+#endif  // DMUOND_SERVER_CTL_JOB_TEXT_H_

@@ -1,0 +1,120 @@
+// dmuonctl: asks a daemon, plans without one, looks for causes, runs a command beside one.
+#include <array>
+#include <cstdint>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/ctl/command.h"
+#include "server/ctl/connection.h"
+
+ABSL_FLAG(std::string, address, "",
+          "the daemon's socket; empty: $DMUOND_ADDRESS, else where dmuond serves by default");
+ABSL_FLAG(bool, json, false, "print JSON");
+ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to wait for an answer");
+ABSL_FLAG(std::string, model, "", "plan: of this model, without a daemon (llama3-8b, …)");
+ABSL_FLAG(int32_t, lanes, 8, "plan --model: lanes of each node");
+ABSL_FLAG(int32_t, nodes, 1, "plan --model: nodes");
+ABSL_FLAG(int32_t, layers, 0, "plan --model: another depth than the model's own; 0: its own");
+ABSL_FLAG(int64_t, lane_memory_bytes, 0, "plan --model: memory of a lane, bytes; 0: no limit");
+ABSL_FLAG(std::string, devices, "", "run: the daemon's --devices, as in cpu:2");
+ABSL_FLAG(int32_t, threads, 0, "run: the daemon's --threads; 0: its default");
+ABSL_FLAG(std::string, dmuond, "", "run: the daemon's program; empty: dmuond beside dmuonctl");
+ABSL_FLAG(std::string, daemon_log, "",
+          "run: file that the daemon's log is appended to; empty: warnings, on stderr");
+ABSL_FLAG(absl::Duration, ready_timeout, absl::Seconds(60),
+          "run: how long the daemon may take to be ready");
+ABSL_FLAG(absl::Duration, drain_timeout, absl::Minutes(2),
+          "run, drain: how long the daemon may take to finish its step and leave");
+
+namespace dmuond::server::ctl {
+namespace {
+
+struct Subcommand {
+  const char* name;
+  const char* usage;
+  int (*run)(const Options&, const Arguments&);
+};
+
+constexpr std::array<Subcommand, 8> kSubcommands = {{
+    {"status", "status                     the daemon, its lanes, its job", RunStatus},
+    {"jobs", "jobs                       one line for each job", RunJobs},
+    {"routing", "routing                    every parameter: route, owners, why", RunRouting},
+    {"plan",
+     "plan [--model=NAME --lanes=N --nodes=N [--layers=N]]\n"
+     "                             who owns how much; with --model without a daemon",
+     RunPlan},
+    {"doctor", "doctor                     what is right and wrong with this machine and daemon",
+     RunDoctor},
+    {"log-level", "log-level LEVEL            trace, debug, info, warn or error", RunLogLevel},
+    {"drain", "drain                      finish the step and leave", RunDrain},
+    {"run",
+     "run [--devices=cpu:2] -- COMMAND…\n"
+     "                             run a command beside a daemon of its own (DMUOND_ADDRESS)",
+     RunRun},
+}};
+
+std::string Usage() {
+  std::string usage = "dmuonctl SUBCOMMAND [--json] [--address=SOCKET]\n";
+  for (const Subcommand& subcommand : kSubcommands) {
+    absl::StrAppend(&usage, "  ", subcommand.usage, "\n");
+  }
+  return usage;
+}
+
+void SetUsage() {
+  absl::SetProgramUsageMessage(Usage());
+  absl::FlagsUsageConfig usage;
+  const auto ours = [](absl::string_view file) {
+    return absl::EndsWith(file, "server/ctl/main.cc");
+  };
+  usage.contains_helpshort_flags = ours;
+  usage.contains_help_flags = ours;
+  usage.contains_helppackage_flags = ours;
+  usage.version_string = [] { return std::string("dmuonctl " DMUOND_VERSION "\n"); };
+  absl::SetFlagsUsageConfig(usage);
+}
+
+Options ReadOptions() {
+  return {.address = ResolveAddress(absl::GetFlag(FLAGS_address)),
+          .json = absl::GetFlag(FLAGS_json),
+          .timeout = absl::GetFlag(FLAGS_timeout),
+          .model = absl::GetFlag(FLAGS_model),
+          .lanes = absl::GetFlag(FLAGS_lanes),
+          .nodes = absl::GetFlag(FLAGS_nodes),
+          .layers = absl::GetFlag(FLAGS_layers),
+          .lane_memory_bytes = absl::GetFlag(FLAGS_lane_memory_bytes),
+          .devices = absl::GetFlag(FLAGS_devices),
+          .threads = absl::GetFlag(FLAGS_threads),
+          .dmuond = absl::GetFlag(FLAGS_dmuond),
+          .daemon_log = absl::GetFlag(FLAGS_daemon_log),
+          .ready_timeout = absl::GetFlag(FLAGS_ready_timeout),
+          .drain_timeout = absl::GetFlag(FLAGS_drain_timeout)};
+}
+
+int Main(int argc, char** argv) {
+  SetUsage();
+  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
+  if (rest.size() < 2 || std::string(rest[1]) == "help") {
+    (rest.size() < 2 ? std::cerr : std::cout) << Usage();
+    return rest.size() < 2 ? kExitUsage : kExitOk;
+  }
+  const std::string name = rest[1];
+  const Arguments arguments(rest.begin() + 2, rest.end());
+  for (const Subcommand& subcommand : kSubcommands) {
+    if (name == subcommand.name) return subcommand.run(ReadOptions(), arguments);
+  }
+  return FailUsage(absl::StrCat("there is no subcommand '", name, "'\n", Usage()));
+}
+
+}  // namespace
+}  // namespace dmuond::server::ctl
+
+int main(int argc, char** argv) { return dmuond::server::ctl::Main(argc, argv); }

@@ -1,0 +1,40 @@
+// Waits in a thread of its own until a daemon's health service says that it is ready.
+#ifndef DMUOND_SERVER_CTL_READY_WAIT_H_
+#define DMUOND_SERVER_CTL_READY_WAIT_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "absl/time/time.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::server::ctl {
+
+class ReadyWait {
+ public:
+  ReadyWait(std::string socket, absl::Duration timeout);
+  ~ReadyWait();  // gives up
+  ReadyWait(const ReadyWait&) = delete;
+  ReadyWait& operator=(const ReadyWait&) = delete;
+
+  // Readable when the waiting is over.
+  [[nodiscard]] int done_fd() const { return done_.get(); }
+  // REQUIRES: done_fd() is readable.
+  [[nodiscard]] bool ready() const { return ready_.load(); }
+
+ private:
+  void Watch();
+
+  const std::string socket_;
+  const wire::UniqueFd done_;
+  grpc::ClientContext context_;
+  std::atomic<bool> ready_{false};
+  std::thread thread_;
+};
+
+}  // namespace dmuond::server::ctl
+
+#endif  // DMUOND_SERVER_CTL_READY_WAIT_H_

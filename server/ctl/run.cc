@@ -1,0 +1,223 @@
+// dmuonctl run -- COMMAND…: a daemon on a private socket for the length of a command.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/unique_fd.h"
+#include "server/ctl/child.h"
+#include "server/ctl/command.h"
+#include "server/ctl/ready_wait.h"
+
+namespace dmuond::server::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+// As shells have it.
+constexpr int kExitCannotRun = 126;
+constexpr int kExitNotFound = 127;
+
+// A folder of this user's alone, for the socket; gone afterwards.
+class PrivateDir {
+ public:
+  static absl::StatusOr<PrivateDir> Make() {
+    const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+    std::error_code error;
+    std::string pattern = runtime != nullptr && fs::is_directory(runtime, error) ? runtime : "/tmp";
+    pattern += "/dmuond-run-XXXXXX";
+    if (::mkdtemp(pattern.data()) == nullptr) return absl::ErrnoToStatus(errno, pattern);
+    return PrivateDir(pattern);
+  }
+  ~PrivateDir() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+  PrivateDir(PrivateDir&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  PrivateDir& operator=(PrivateDir&&) = delete;
+  [[nodiscard]] std::string socket() const { return path_ + "/dmuond.sock"; }
+
+ private:
+  explicit PrivateDir(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+// The signals that are passed on, as a descriptor. Blocked before any thread starts.
+class Signals {
+ public:
+  Signals() {
+    ::sigemptyset(&set_);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+      ::sigaddset(&set_, signal);
+    }
+    ::pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    fd_.Reset(::signalfd(-1, &set_, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+  [[nodiscard]] int fd() const { return fd_.get(); }
+  // One that has come.
+  std::optional<signalfd_siginfo> Next() {
+    signalfd_siginfo info{};
+    if (::read(fd_.get(), &info, sizeof(info)) != sizeof(info)) return std::nullopt;
+    return info;
+  }
+
+ private:
+  sigset_t set_;
+  wire::UniqueFd fd_;
+};
+
+// Waits until one of three descriptors is readable or the time is up.
+void WaitForAny(std::array<int, 3> fds, int timeout_ms = -1) {
+  std::array<pollfd, 3> polled{};
+  for (size_t i = 0; i < fds.size(); ++i) polled[i] = {fds[i], POLLIN, 0};
+  // EINTR: the caller looks at everything anyway.
+  ::poll(polled.data(), polled.size(), timeout_ms);
+}
+
+bool Readable(int fd) {
+  pollfd polled{fd, POLLIN, 0};
+  return ::poll(&polled, 1, 0) > 0;
+}
+
+class Runner {
+ public:
+  Runner(const Options& options, const Arguments& command, PrivateDir dir)
+      : options_(options), command_(command), dir_(std::move(dir)) {}
+
+  int Run() {
+    absl::StatusOr<Child> daemon = StartDaemon();
+    if (!daemon.ok()) return Fail(daemon.status());
+    daemon_.emplace(*std::move(daemon));
+    std::optional<int> early = AwaitReady();
+    const int code = early.has_value() ? *early : RunCommand();
+    StopDaemon();
+    return code;
+  }
+
+ private:
+  absl::StatusOr<Child> StartDaemon() {
+    std::string program = options_.dmuond;
+    if (program.empty()) {
+      program = fs::read_symlink("/proc/self/exe").replace_filename("dmuond").string();
+    }
+    Child::Options child;
+    child.arguments = {program, absl::StrCat("--socket=", dir_.socket()), "--log_level=warn"};
+    if (!options_.devices.empty()) {
+      child.arguments.push_back(absl::StrCat("--devices=", options_.devices));
+    }
+    if (options_.threads > 0) {
+      child.arguments.push_back(absl::StrCat("--threads=", options_.threads));
+    }
+    wire::UniqueFd log;
+    child.output = STDERR_FILENO;  // stdout is the command's
+    if (!options_.daemon_log.empty()) {
+      log.Reset(
+          ::open(options_.daemon_log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+      if (!log.valid()) return absl::ErrnoToStatus(errno, options_.daemon_log);
+      child.output = log.get();
+      child.arguments[2] = "--log_level=info";
+    }
+    child.own_group = true;
+    child.input = false;
+    return Child::Start(child);
+  }
+
+  // Nothing: the daemon is ready. Otherwise what to end with.
+  std::optional<int> AwaitReady() {
+    const ReadyWait wait(dir_.socket(), options_.ready_timeout);
+    for (;;) {
+      WaitForAny({signals_.fd(), daemon_->pidfd(), wait.done_fd()});
+      if (const auto signal = signals_.Next(); signal.has_value()) {
+        return 128 + static_cast<int>(signal->ssi_signo);
+      }
+      if (daemon_->Ended().has_value()) {
+        return Fail(
+            absl::UnavailableError(absl::StrCat("the daemon ended with ", daemon_->ExitCode(),
+                                                " before it was ready; its log says why")));
+      }
+      if (!Readable(wait.done_fd())) continue;
+      if (wait.ready()) return std::nullopt;
+      return Fail(absl::DeadlineExceededError(
+          absl::StrCat("the daemon was not ready after ",
+                       absl::FormatDuration(options_.ready_timeout), " (--ready_timeout)")));
+    }
+  }
+
+  int RunCommand() {
+    Child::Options child;
+    child.arguments = command_;
+    child.environment = {absl::StrCat("DMUOND_ADDRESS=", dir_.socket())};
+    absl::StatusOr<Child> command = Child::Start(child);
+    if (!command.ok()) {
+      Fail(command.status());
+      return absl::IsNotFound(command.status()) ? kExitNotFound : kExitCannotRun;
+    }
+    bool daemon_lives = true;
+    while (!command->Ended().has_value()) {
+      WaitForAny({signals_.fd(), command->pidfd(), daemon_lives ? daemon_->pidfd() : -1});
+      while (const auto signal = signals_.Next()) {
+        // What the terminal sends has reached the command already: it is in our process group.
+        if (signal->ssi_code != SI_KERNEL) command->Signal(static_cast<int>(signal->ssi_signo));
+      }
+      if (daemon_lives && daemon_->Ended().has_value()) {
+        daemon_lives = false;
+        std::cerr << "dmuonctl: the daemon ended with " << daemon_->ExitCode()
+                  << " while the command runs\n";
+      }
+    }
+    return command->ExitCode();
+  }
+
+  // SIGTERM finishes the step; a further signal to us makes it leave at once.
+  void StopDaemon() {
+    if (daemon_->Ended().has_value()) return;
+    daemon_->Signal(SIGTERM);
+    const auto deadline = Clock::now() + absl::ToChronoMilliseconds(options_.drain_timeout);
+    while (!daemon_->Ended().has_value()) {
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+      if (left <= 0) {
+        std::cerr << "dmuonctl: the daemon did not leave within "
+                  << absl::FormatDuration(options_.drain_timeout) << " and is killed\n";
+        daemon_->Signal(SIGKILL);
+        WaitForAny({-1, daemon_->pidfd(), -1});
+        continue;
+      }
+      WaitForAny({signals_.fd(), daemon_->pidfd(), -1}, static_cast<int>(left));
+      if (signals_.Next().has_value()) daemon_->Signal(SIGTERM);
+    }
+    if (daemon_->ExitCode() != 0) {
+      std::cerr << "dmuonctl: the daemon ended with " << daemon_->ExitCode() << "\n";
+    }
+  }
+
+  const Options& options_;
+  const Arguments& command_;
+  PrivateDir dir_;
+  Signals signals_;
+  std::optional<Child> daemon_;
+};
+
+}  // namespace
+
+int RunRun(const Options& options, const Arguments& arguments) {
+  if (arguments.empty()) return FailUsage("run needs a command: dmuonctl run -- COMMAND…");
+  absl::StatusOr<PrivateDir> dir = PrivateDir::Make();
+  if (!dir.ok()) return Fail(dir.status());
+  return Runner(options, arguments, *std::move(dir)).Run();
+}
+
+}  // namespace dmuond::server::ctl

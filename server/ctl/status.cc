@@ -1,0 +1,49 @@
+// dmuonctl status
+#include <iostream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "server/ctl/connection.h"
+#include "server/ctl/job_text.h"
+#include "server/ctl/table.h"
+#include "server/ctl/to_json.h"
+
+namespace dmuond::server::ctl {
+namespace {
+
+void Print(const v1::GetStatusReply& status) {
+  std::cout << "dmuond " << status.version() << ", node " << status.node() << " of "
+            << status.nodes() << " (" << status.group_state() << ", epoch " << status.epoch()
+            << "), up " << HumanSeconds(status.uptime_s()) << ", " << status.socket() << "\n"
+            << "device " << status.device_type();
+  if (!status.core_type().empty()) std::cout << ", OpenBLAS core type " << status.core_type();
+  std::cout << "\n";
+  if (status.lanes_size() > 0) {
+    Table lanes({">lane", ">pid", "state", ">restarts", ">state memory", ">staging",
+                 ">update (est.)", "device"});
+    for (const v1::LaneStatus& lane : status.lanes()) {
+      lanes.Add({absl::StrCat(lane.lane()), absl::StrCat(lane.pid()), lane.state(),
+                 absl::StrCat(lane.restarts()), HumanBytes(lane.state_bytes()),
+                 HumanBytes(lane.staging_bytes()), HumanMicroseconds(lane.load_us()),
+                 lane.device()});
+    }
+    std::cout << "\n" << lanes.Text();
+  }
+  std::cout << "\n" << (status.has_job() ? JobText(status.job()) : "no job\n");
+}
+
+}  // namespace
+
+int RunStatus(const Options& options, const Arguments& arguments) {
+  if (!arguments.empty()) return FailUsage("status takes no arguments");
+  const auto status = Call(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+  if (!status.ok()) return Fail(status.status());
+  if (options.json) {
+    PrintJson(ToJson(*status));
+  } else {
+    Print(*status);
+  }
+  return kExitOk;
+}
+
+}  // namespace dmuond::server::ctl

@@ -1,0 +1,76 @@
+#include "server/ctl/table.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace dmuond::server::ctl {
+namespace {
+
+size_t Width(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+  }));
+}
+
+}  // namespace
+
+Table::Table(std::vector<std::string> header) {
+  for (std::string& name : header) {
+    right_.push_back(!name.empty() && name.front() == '>');
+    if (right_.back()) name.erase(0, 1);
+  }
+  rows_.push_back(std::move(header));
+}
+
+void Table::Add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+std::string Table::Text() const {
+  std::vector<size_t> widths(right_.size());
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (i > 0) line += "  ";
+      const std::string space(widths[i] - Width(row[i]), ' ');
+      line += right_[i] ? space + row[i] : row[i] + space;
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&text, line, "\n");
+  }
+  return text;
+}
+
+std::string HumanBytes(int64_t bytes) {
+  constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < kUnits.size()) {
+    value /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string HumanMicroseconds(double us) {
+  if (us < 1000) return absl::StrFormat("%.0f us", us);
+  if (us < 1e6) return absl::StrFormat("%.1f ms", us / 1e3);
+  return absl::StrFormat("%.2f s", us / 1e6);
+}
+
+std::string HumanSeconds(int64_t seconds) {
+  if (seconds < 60) return absl::StrFormat("%ds", seconds);
+  if (seconds < 3600) return absl::StrFormat("%dm %02ds", seconds / 60, seconds % 60);
+  return absl::StrFormat("%dh %02dm", seconds / 3600, seconds / 60 % 60);
+}
+
+std::string HumanPercent(double fraction) { return absl::StrFormat("%.2f %%", fraction * 100); }
+
+}  // namespace dmuond::server::ctl

@@ -1,0 +1,35 @@
+// Columns of text for people.
+//
+//   Table table({"lane", ">load"});     // '>': numbers, to the right
+//   table.Add({"0", "12.5 ms"});
+//   std::cout << table.Text();
+#ifndef DMUOND_SERVER_CTL_TABLE_H_
+#define DMUOND_SERVER_CTL_TABLE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dmuond::server::ctl {
+
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header);
+  // REQUIRES: as many cells as the header has.
+  void Add(std::vector<std::string> cells);
+  // A line for the header, one for each row; widths in characters, UTF-8.
+  [[nodiscard]] std::string Text() const;
+
+ private:
+  std::vector<bool> right_;
+  std::vector<std::vector<std::string>> rows_;  // the header first
+};
+
+[[nodiscard]] std::string HumanBytes(int64_t bytes);      // "1.5 GiB"
+[[nodiscard]] std::string HumanMicroseconds(double us);   // "12.5 ms"
+[[nodiscard]] std::string HumanSeconds(int64_t seconds);  // "1h 02m", "3m 04s"
+[[nodiscard]] std::string HumanPercent(double fraction);  // "1.23 %"
+
+}  // namespace dmuond::server::ctl
+
+#endif  // DMUOND_SERVER_CTL_TABLE_H_
