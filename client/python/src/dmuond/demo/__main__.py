@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """python -m dmuond.demo: a language model trained by Muon through dmuond and by AdamW, compared.
-=======
-"""python -m dmuond.demo: trains a language model by Muon through dmuond and by AdamW; compares.
->>>>>>> 3829a8e (dmuonctl: status, plans, doctor, and run with a daemon of its own)
 
 Starts two daemons of one lane each and two trainers on this machine. Where DMUOND_ADDRESS is set
 and --daemons is not, that daemon is used instead. Exits with 1 if Muon's loss is not the lower one.

@@ -47,11 +47,7 @@ def execute(
     logs: Path,
     on_event: Callable[[dict[str, Any]], None],
 ) -> Run:
-<<<<<<< HEAD
     """Runs the trainers to their end. One that fails ends the others; the error has its log."""
-=======
-    """Runs the trainers to their end. A failing one ends the others; its log is the error."""
->>>>>>> 3829a8e (dmuonctl: status, plans, doctor, and run with a daemon of its own)
     run = Run(optimizer, trainers)
     processes: list[subprocess.Popen] = []
     for rank in range(trainers):

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """One trainer of the demo, as a process: python -m dmuond.demo.trainer. Reports JSON lines.
-=======
-"""One trainer of the demo, a process: python -m dmuond.demo.trainer. Prints JSON lines.
->>>>>>> 3829a8e (dmuonctl: status, plans, doctor, and run with a daemon of its own)
 
 With --optimizer=muon the ranks of RANK and WORLD_SIZE share each batch and dmuond averages their
 gradients; --optimizer=adamw is torch's own, in one process, on the same batches.
