@@ -45,4 +45,4 @@ COPY --from=client /src/client/python /src/client/python
 ENV PATH=/src/.venv/bin:$PATH
 USER 10001:10001
 WORKDIR /tmp
-CMD ["python", "-m", "dmuond.demo"]
+CMD ["python", "-m", "dmuond.demo.trainer", "--help"]

@@ -2,11 +2,13 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
+from daemons import program
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
@@ -69,6 +71,30 @@ def test_trainer_finds_the_daemons_socket_on_the_shared_volume(pod: dict):
     for container in (sidecar_of(pod), trainer):
         mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert socket.startswith(mounts["sockets"] + "/")
+
+
+@pytest.mark.parametrize("pod", pod_specs())
+def test_daemon_accepts_the_sidecars_flags(pod: dict, tmp_path: Path):
+    arguments = [a.replace("/run/dmuond", str(tmp_path)) for a in sidecar_of(pod)["args"]]
+    done = subprocess.run(
+        [program("dmuond"), "--check_config", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("pod", pod_specs())
+def test_trainers_flags_are_the_demos(pod: dict):
+    (trainer,) = pod["containers"]
+    interpreter, *module = trainer["command"][:3]
+    assert (interpreter, module[0]) == ("python", "-m")
+    usage = subprocess.run(
+        [sys.executable, *module, "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for argument in trainer["command"][3:]:
+        assert f"{argument.split('=')[0]} " in usage
 
 
 @pytest.mark.parametrize("pod", pod_specs())
