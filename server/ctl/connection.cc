@@ -30,7 +30,7 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
 }
 
 absl::Status Explain(const grpc::Status& status, const std::string& socket) {
-  const absl::Status error = FromGrpc(status);
+  absl::Status error = FromGrpc(status);
   if (!absl::IsUnavailable(error) || !ReasonOf(error).empty()) return error;
   return absl::UnavailableError(absl::StrCat("no dmuond answers at ", socket, " (", error.message(),
                                              "); --address or DMUOND_ADDRESS names another, "
