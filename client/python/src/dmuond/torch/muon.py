@@ -29,27 +29,23 @@ class Muon(torch.optim.Optimizer):
     """Muon on hidden matrices, AdamW on the rest, computed by the daemon of this node.
 
     params: a model, an iterable of (name, parameter), or groups: dicts whose "params" is either,
-    with
-        options of their own.
-    lr: for parameters on muon. With a preset whose scale is match_rms_adamw ("dmuon", "moonlight")
-    it
-        is on AdamW's scale; Keller's 0.02 goes with preset="keller".
+        with options of their own.
+    lr: for parameters on muon. With a preset whose scale is match_rms_adamw ("dmuon",
+        "moonlight") it is on AdamW's scale; Keller's 0.02 goes with preset="keller".
     adamw_lr: for parameters on adamw; default lr, and required where lr is not on AdamW's scale.
     preset: "dmuon", "torch", "keller" or "moonlight" (docs/maths.md); momentum_form, nesterov,
-    scale,
-        ns_form, ns_norm, ns_eps, ns_dtype, ns_coefficients and ns_restarts override single fields.
+        scale, ns_form, ns_norm, ns_eps, ns_dtype, ns_coefficients and ns_restarts override single
+        fields.
     weight_decay: decoupled; default the preset's. adamw_weight_decay: default the same.
     max_grad_norm: clips the reduced gradients by their joint norm, as clip_grad_norm_ does;
         clip_muon=False scales AdamW's alone.
     route: which parameter gets which optimizer, before the defaults: a function (name, parameter)
-    ->
-        "muon" | "adamw" | "trainer" | (route, reason) | None, or a list of (pattern, route).
+        -> "muon" | "adamw" | "trainer" | (route, reason) | None, or a list of (pattern, route).
     views: pattern -> RowBlocks, Heads, Experts, "qkv", "heads:N" or "experts".
     reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
     early_buckets: signal gradients during the backward pass: None when it has shown to be safe,
-    False
-        never.
-    address, job, rank, world_size, resume: from the environment where None (docs/configuration.md).
+        False never.
+    address, job, rank, world_size, resume: from the environment where None (docs/python.md).
     verbose: print the routing table on rank 0.
 
     The daemon reads gradients from, and writes weights into, shared memory that the parameters are
