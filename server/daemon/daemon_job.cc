@@ -10,6 +10,7 @@
 #include "server/daemon/version.h"
 #include "server/lane/publish_board.h"
 #include "server/lane/state_table.h"
+#include "server/plan_summary.h"
 
 namespace dmuond::server {
 
@@ -208,8 +209,9 @@ v1::GetStatusReply Daemon::Status() {
     lane.set_device(state.device);
     lane.set_state_bytes(state.program.state_bytes);
     lane.set_staging_bytes(state.program.staging_bytes);
-    if (job_->plan != nullptr)
+    if (job_->plan != nullptr) {
       lane.set_load_us(job_->plan->lane_load_us[state.program.lane.value()]);
+    }
   }
   FillJobStatus(*reply.mutable_job());
   return reply;
@@ -220,31 +222,7 @@ absl::StatusOr<v1::GetPlanReply> Daemon::Plan() {
   if (job_ == nullptr || job_->plan == nullptr) {
     return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
   }
-  const scheduler::Plan& plan = *job_->plan;
-  v1::GetPlanReply reply;
-  reply.set_digest(plan.digest);
-  reply.set_makespan_us(plan.quality.makespan_us);
-  reply.set_lower_bound_us(plan.quality.lower_bound_us);
-  reply.set_gap(plan.quality.gap);
-  reply.set_imbalance(plan.quality.imbalance);
-  reply.set_optimal(plan.quality.optimal);
-  reply.set_buckets(plan.buckets);
-  for (size_t i = 0; i < plan.lane_load_us.size(); ++i) {
-    v1::GetPlanReply::Lane& lane = *reply.add_lanes();
-    lane.set_lane(static_cast<int32_t>(i));
-    lane.set_load_us(plan.lane_load_us[i]);
-    lane.set_memory_bytes(plan.lane_memory_bytes[i]);
-  }
-  for (const scheduler::Unit& unit : plan.units) {
-    v1::GetPlanReply::Lane& lane = *reply.mutable_lanes(unit.owner.value());
-    if (unit.kind == scheduler::UnitKind::kMatrix) {
-      lane.set_matrices(lane.matrices() + 1);
-    } else {
-      lane.set_pieces(lane.pieces() + 1);
-    }
-    lane.set_batches(std::max(lane.batches(), unit.batch + 1));
-  }
-  return reply;
+  return Summarize(*job_->plan);
 }
 
 absl::StatusOr<v1::GetRoutingReply> Daemon::Routing() {
