@@ -209,7 +209,7 @@ std::vector<int32_t> StepCoordinator::Pushed() const {
 std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint /*now*/, Attempt attempt,
                                                             NodeRank node, LaneIndex rail,
                                                             RailOperation operation,
-                                                            BucketId bucket) {
+                                                            BucketId bucket, AttemptKind kind) {
   Actions actions;
   if (operation == RailOperation::kPublish) {
     if (attempt != publishing_) return {};
@@ -220,7 +220,13 @@ std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint /*now*/, A
     return actions;
   }
   if (attempt != open_.attempt) return {};
-  if (!try_.heard.contains(node) && tables_.SendsPartials(rail, bucket, node)) {
+  if (kind == AttemptKind::kStep && tables_.SendsPartials(rail, bucket, node)) {
+    if (!try_.submissions.empty() && Kind() != AttemptKind::kStep) {
+      return Abort(OutcomeReason::kWithdrawn,
+                   absl::StrCat("node ", node.value(),
+                                " has gradients to send in an attempt that is a push"),
+                   /*retry=*/true);
+    }
     try_.early.insert(node);
   }
   try_.collect.Report(rail, bucket, node);

@@ -42,12 +42,13 @@ class StepCoordinator {
   // One lane's part of a bucket's operation on its rail lies ready to cross. All lanes that have
   // transfers of it must report; then it goes, in the order of buckets within (rail, operation).
   // kCollect means the adopts of a push or load, which go when every rank has submitted, and else
-  // partial gradients, which may go before anybody has. A rank that pushes after gradients of its
-  // node were reported (buckets signalled early, then weights loaded) ends the attempt for a retry.
+  // partial gradients, which may go before anybody has; `kind` says which the lane means. A rank
+  // that pushes after gradients of its node were reported (buckets signalled early, then weights
+  // loaded) ends the attempt for a retry.
   [[nodiscard]] std::vector<CoordinatorAction> OnRailReady(TimePoint now, Attempt attempt,
                                                            NodeRank node, LaneIndex rail,
-                                                           RailOperation operation,
-                                                           BucketId bucket);
+                                                           RailOperation operation, BucketId bucket,
+                                                           AttemptKind kind);
   // A node holds every gradient that its owners need. Non-empty `error`: it cannot commit. Such a
   // node, or one with another plan, aborts the attempt at once and is named.
   [[nodiscard]] std::vector<CoordinatorAction> OnVote(TimePoint now, Attempt attempt, NodeRank node,

@@ -75,9 +75,12 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
       const auto operation = ready.operation() == v1::RAIL_OPERATION_PUBLISH
                                  ? scheduler::RailOperation::kPublish
                                  : scheduler::RailOperation::kCollect;
-      return Broadcast(job_->steps->OnRailReady(
-          now, scheduler::Attempt(ready.attempt()), scheduler::NodeRank(ready.node()),
-          scheduler::LaneIndex(ready.rail()), operation, scheduler::BucketId(ready.bucket())));
+      const auto kind = ready.kind() == v1::ATTEMPT_KIND_PUSH ? scheduler::AttemptKind::kPush
+                                                              : scheduler::AttemptKind::kStep;
+      return Broadcast(job_->steps->OnRailReady(now, scheduler::Attempt(ready.attempt()),
+                                                scheduler::NodeRank(ready.node()),
+                                                scheduler::LaneIndex(ready.rail()), operation,
+                                                scheduler::BucketId(ready.bucket()), kind));
     }
     case Kind::kVote: {
       const v1::Vote& vote = message.vote();

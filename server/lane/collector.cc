@@ -170,7 +170,7 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
     state.packed = true;
     state.received = bucket.transfers->empty();
     if (!state.received) {
-      absl::Status status = rail_.ReportReady(attempt_, RailOperation::kCollect, b);
+      absl::Status status = rail_.ReportReady(attempt_, RailOperation::kCollect, b, kind());
       if (!status.ok()) return status;
     }
     any = true;

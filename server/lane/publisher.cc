@@ -184,7 +184,8 @@ absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
     bucket.packed = true;
     bucket.received = job_.program.weights[b].empty() || !current_.rail;
     if (status.ok() && !bucket.received) {
-      status = rail_.ReportReady(current_.attempt, RailOperation::kPublish, b);
+      status = rail_.ReportReady(current_.attempt, RailOperation::kPublish, b,
+                                 scheduler::AttemptKind::kStep);
     }
     if (!status.ok()) return status;
     any = true;

@@ -8,13 +8,14 @@
 namespace dmuond::server::lane {
 
 absl::Status Rail::ReportReady(scheduler::Attempt attempt, scheduler::RailOperation operation,
-                               int32_t bucket) {
+                               int32_t bucket, scheduler::AttemptKind kind) {
   v1::RailReady& ready = *report_.mutable_rail_ready();
   ready.set_attempt(attempt.value());
   ready.set_node(job_.program.node.value());
   ready.set_rail(job_.program.rail.value());
   ready.set_operation(ToProto(operation));
   ready.set_bucket(bucket);
+  ready.set_kind(ToProto(kind));
   return channel_.Send(report_);
 }
 

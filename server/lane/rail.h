@@ -25,7 +25,7 @@ class Rail {
       : job_(job), channel_(channel), group_(group) {}
 
   absl::Status ReportReady(scheduler::Attempt attempt, scheduler::RailOperation operation,
-                           int32_t bucket);
+                           int32_t bucket, scheduler::AttemptKind kind);
   // Starts those of `transfers` for which `crosses(transfer)` holds, in their order.
   template <typename Crosses>
   absl::Status Start(scheduler::RailOperation operation, int32_t bucket,

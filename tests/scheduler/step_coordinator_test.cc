@@ -389,6 +389,7 @@ TEST_F(RailsTest, AnAbortForgetsWhatWasReportedForItsAttempt) {
 }
 
 TEST_F(RailsTest, APushCollectsWhenAllRanksHavePushed) {
+  group_.ready_kind = AttemptKind::kPush;
   std::set<int32_t> buckets;  // in which an owner is not with rank 0, whose weights are taken
   for (const Unit& unit : group_.plan.units) {
     if (unit.owner == LaneId(1)) buckets.insert(unit.bucket.value());

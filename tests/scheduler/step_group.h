@@ -91,9 +91,10 @@ class StepGroup {
   std::vector<CoordinatorAction> Ready(int32_t node, int32_t rail, RailOperation operation,
                                        int32_t bucket, Attempt attempt) {
     return coordinator->OnRailReady(now, attempt, NodeRank(node), LaneIndex(rail), operation,
-                                    BucketId(bucket));
+                                    BucketId(bucket), ready_kind);
   }
 
+  AttemptKind ready_kind = AttemptKind::kStep;  // what lanes report to be ready
   PlanInputs inputs;
   Plan plan;
   std::unique_ptr<StepCoordinator> coordinator;

@@ -428,17 +428,17 @@ void StepSimulator::Progress(Lane& lane) {
 }
 
 void StepSimulator::Report(Lane& lane, RailOperation operation, BucketId bucket, Attempt attempt,
-                           bool gradients) {
+                           AttemptKind kind, bool gradients) {
   Node& node = nodes_[lane.node.value()];
   Send(lane.to_member, Pick(0, 200), 0,
-       [&lane, &node, operation, bucket, attempt, gradients, this] {
+       [&lane, &node, operation, bucket, attempt, kind, gradients, this] {
          Send(node.to_coordinator, Travel(), 5,
-              [&lane, &node, operation, bucket, attempt, gradients, this] {
+              [&lane, &node, operation, bucket, attempt, kind, gradients, this] {
                 if (gradients && !heard_.contains({attempt, &node}))
                   gradients_reported_.insert(attempt);
                 reports_.insert({attempt, operation, lane.rail, bucket, lane.node});
                 AtCoordinator(coordinator_.OnRailReady(Now(), attempt, lane.node, lane.rail,
-                                                       operation, bucket));
+                                                       operation, bucket, kind));
               });
        });
 }
@@ -461,7 +461,8 @@ void StepSimulator::Collect(Lane& lane) {
              (step && trainer.attempt == attempt && trainer.early.contains(bucket));
     });
     if ((ready || only_receives) && lane.reported.insert(bucket).second) {
-      Report(lane, RailOperation::kCollect, bucket, attempt, step && !only_receives);
+      Report(lane, RailOperation::kCollect, bucket, attempt,
+             step ? AttemptKind::kStep : AttemptKind::kPush, step && !only_receives);
     }
     complete = complete && lane.gone.contains(bucket);
   }
@@ -493,7 +494,7 @@ void StepSimulator::Publish(Lane& lane) {
     std::vector<BucketId> order = mine;  // updates end in the order of batches
     for (size_t i = 1; i < order.size(); ++i) std::swap(order[i], order[Pick(0, i)]);
     for (BucketId bucket : order)
-      Report(lane, RailOperation::kPublish, bucket, lane.publishing, false);
+      Report(lane, RailOperation::kPublish, bucket, lane.publishing, AttemptKind::kStep, false);
   }
   if (lane.published.size() == mine.size()) lane.publishing = Attempt(0);
 }

@@ -131,7 +131,7 @@ class StepSimulator {
   void Collect(Lane& lane);
   void Publish(Lane& lane);
   void Report(Lane& lane, RailOperation operation, BucketId bucket, Attempt attempt,
-              bool gradients);
+              AttemptKind kind, bool gradients);
 
   void Fail(const std::string& what);
   [[nodiscard]] TimePoint Now() const;
