@@ -2,18 +2,21 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <signal.h>
-#include <sys/stat.h>
+#include <poll.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/unique_fd.h"
 #include "kernels/cpu/core_type.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "server/daemon/attach_server.h"
@@ -85,23 +88,36 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
   return server;
 }
 
-// SIGTERM and SIGINT are taken by the main thread alone, by sigtimedwait.
-sigset_t BlockStopSignals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return signals;
-}
+// SIGTERM and SIGINT come through a descriptor and stay blocked in every thread, so that none of
+// them, at no moment, can end the process by its default action.
+class StopSignals {
+ public:
+  // Before any other thread exists: threads inherit the mask.
+  StopSignals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    fd_.Reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
 
-// Waits for at most one tick; true: a signal to stop came.
-bool WaitForStop(const sigset_t& signals) {
-  const timespec tick{0, std::chrono::nanoseconds(kTick).count()};
-  return ::sigtimedwait(&signals, nullptr, &tick) > 0;
-}
+  [[nodiscard]] bool valid() const { return fd_.valid(); }
 
-absl::Status Serve(const Config& config, const sigset_t& signals) {
+  // Waits for at most `timeout`; true: a signal to stop came.
+  bool Wait(std::chrono::milliseconds timeout) {
+    pollfd polled{fd_.get(), POLLIN, 0};
+    if (::poll(&polled, 1, static_cast<int>(timeout.count())) <= 0) return false;
+    signalfd_siginfo signal;
+    return ::read(fd_.get(), &signal, sizeof(signal)) == sizeof(signal);
+  }
+
+ private:
+  UniqueFd fd_;
+};
+
+absl::Status Serve(const Config& config, StopSignals& signals) {
+  if (!signals.valid()) return absl::ErrnoToStatus(errno, "signalfd");
   absl::StatusOr<SocketDir> socket_dir =
       SocketDir::Prepare(config.socket, config.socket_mode(), config.socket_gid);
   if (!socket_dir.ok()) return socket_dir.status();
@@ -177,7 +193,7 @@ absl::Status Serve(const Config& config, const sigset_t& signals) {
     });
   };
   while (!drained.load()) {
-    const bool stop = WaitForStop(signals);
+    const bool stop = signals.Wait(kTick);
     if (stop && drain.joinable()) {
       log::Warn("a second signal: ending at once");
       ::_exit(1);
@@ -199,7 +215,7 @@ absl::Status Serve(const Config& config, const sigset_t& signals) {
 
 int main(int argc, char** argv) {
   using dmuond::server::Config;
-  const sigset_t signals = dmuond::server::BlockStopSignals();
+  dmuond::server::StopSignals signals;
   absl::StatusOr<Config> config = dmuond::server::LoadConfig(argc, argv);
   if (!config.ok()) {
     std::cerr << "dmuond: " << config.status().message() << "\n";
