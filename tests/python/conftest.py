@@ -1,8 +1,9 @@
-"""Fixtures of the Python tests: a fake daemon, and real ones on private sockets."""
+"""Fixtures of the Python tests: a fake daemon, real ones on private sockets, ranks, optimizers."""
 
 import pytest
 from daemons import Daemons
 from fake_daemon import FakeDaemon
+from trainers import Ranks
 
 
 @pytest.fixture
@@ -13,8 +14,45 @@ def fake(tmp_path):
 
 
 @pytest.fixture
-def daemons(tmp_path_factory):
+def daemons():
     """Starts real daemons; ends them, and shows their logs when the test has failed."""
-    # Socket paths are short: pytest's own directories carry the test's name.
-    with Daemons(tmp_path_factory.mktemp("d")) as started:
+    with Daemons() as started:
         yield started
+
+
+@pytest.fixture
+def address(daemons):
+    """The address of a daemon with one lane."""
+    return daemons.start(1, 1)[0]
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Runs functions in trainer processes, one for each rank."""
+    with Ranks() as processes:
+        yield processes
+
+
+@pytest.fixture(params=["plain", "poison"])
+def poison(request, monkeypatch):
+    """A test that uses this runs twice: once with weights that are NaN until they are published."""
+    monkeypatch.setenv("DMUOND_POISON", str(int(request.param == "poison")))
+    return request.param == "poison"
+
+
+@pytest.fixture
+def muon(address, poison):
+    """Makes optimizers of the test's daemon; closes them at the end."""
+    import habits  # imports torch, which most tests do without
+
+    made = []
+
+    def make(model, lr=habits.LR, **options):
+        made.append(habits.make_optimizer(model, lr, address=address, **options))
+        return made[-1]
+
+    with habits.torch_in_fp32():
+        yield make
+    for optimizer in made:
+        if not optimizer.session.closed:
+            optimizer.close()

@@ -87,7 +87,7 @@ class Daemon:
 class Daemons:
     """A group of daemons for one test."""
 
-    def __init__(self, _folder: Path | None = None):
+    def __init__(self):
         self._folder = Path(tempfile.mkdtemp(prefix="dm-", dir="/tmp"))
         self.members: list[Daemon] = []
 

@@ -3,7 +3,6 @@
 import core_trainer
 import numpy as np
 import pytest
-import trainers
 from core_trainer import Held, Job, Tensor, whole
 from reference import AdamW, MuonMatrix, relative_difference
 
@@ -129,12 +128,12 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
-def test_topology_changes_no_bit(daemons, layout):
+def test_topology_changes_no_bit(daemons, ranks, layout):
     job = layout()
     first = None
     for nodes, lanes in TOPOLOGIES:
         addresses = daemons.start(nodes, lanes)
-        results = trainers.run(core_trainer.train, WORLD, addresses, job)
+        results = ranks.run(core_trainer.train, WORLD, addresses, job)
         weights = core_trainer.assemble(job, results)
         norms = {norm for _, norm, _ in results}
         assert len(norms) == 1
@@ -147,12 +146,12 @@ def test_topology_changes_no_bit(daemons, layout):
 @pytest.mark.parametrize(
     "layout", [by_rows, by_columns, by_rows_and_columns, sharded_and_replicated]
 )
-def test_sharding_changes_no_bit(daemons, layout):
+def test_sharding_changes_no_bit(daemons, ranks, layout):
     address = daemons.start(1, 2)
     job = layout()
-    got = core_trainer.assemble(job, trainers.run(core_trainer.train, WORLD, address, job))
+    got = core_trainer.assemble(job, ranks.run(core_trainer.train, WORLD, address, job))
     alone = Job(ALL, (tuple(whole(t) for t in ALL),), name="alone")
-    want = core_trainer.assemble(alone, trainers.run(core_trainer.train, 1, address, alone))
+    want = core_trainer.assemble(alone, ranks.run(core_trainer.train, 1, address, alone))
     for name in want:
         assert np.array_equal(got[name], want[name]), name
 
@@ -171,11 +170,11 @@ def blocks_of(tensor: Tensor):
 
 
 @pytest.mark.parametrize("layout", [replicated, replicated_with_absent, by_rows, experts_of_some])
-def test_several_trainers_compute_what_the_formulas_say(daemons, layout):
+def test_several_trainers_compute_what_the_formulas_say(daemons, ranks, layout):
     job = layout()
     job = Job(**{**job.__dict__, "ns_dtype": "float32", "preset": "keller"})
     addresses = daemons.start(2, 1)
-    got = core_trainer.assemble(job, trainers.run(core_trainer.train, WORLD, addresses, job))
+    got = core_trainer.assemble(job, ranks.run(core_trainer.train, WORLD, addresses, job))
     for tensor in job.tensors:
         start = core_trainer.first_weight(tensor)
         want = expected(job, tensor, start)

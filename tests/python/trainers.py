@@ -1,9 +1,15 @@
-"""Trainers as processes of their own, for tests with several ranks."""
+"""Trainers as processes of their own, for tests with several ranks.
 
+The processes live on from test to test, since importing torch takes seconds.
+"""
+
+import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 TIMEOUT_S = 120.0
@@ -17,59 +23,105 @@ class TrainerFailedError(AssertionError):
         self.rank = rank
 
 
-def _main(connection, function, rank, world, address, arguments):
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), DMUOND_ADDRESS=address
-    )
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]):
+    before = dict(os.environ)
+    os.environ.update(values)
     try:
-        connection.send((True, function(rank, world, *arguments)))
-    except BaseException:
-        connection.send((False, traceback.format_exc()))
-    connection.close()
-
-
-def run(
-    function: Callable[..., Any],
-    world: int,
-    addresses: Sequence[str],
-    *arguments: Any,
-    timeout_s: float = TIMEOUT_S,
-) -> list[Any]:
-    """Runs function(rank, world, *arguments) in `world` processes; returns the results by rank.
-
-    Ranks are spread over the daemons in blocks. The environment is as torchrun sets it.
-    """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("spawn")
-    started = []
-    for rank in range(world):
-        ours, theirs = context.Pipe()
-        address = addresses[rank * len(addresses) // world]
-        process = context.Process(
-            target=_main, args=(theirs, function, rank, world, address, arguments)
-        )
-        process.start()
-        theirs.close()
-        started.append((process, ours))
-    results, failures = [], []
-    try:
-        for rank, (_, connection) in enumerate(started):
-            if not connection.poll(timeout_s):
-                failures.append(TrainerFailedError(rank, f"no result in {timeout_s} s"))
-                continue
-            try:
-                ok, value = connection.recv()
-            except EOFError:
-                ok, value = False, "the process ended without a result"
-            results.append(value)
-            if not ok:
-                failures.append(TrainerFailedError(rank, value))
+        yield
     finally:
-        for process, connection in started:
-            if failures:
-                process.kill()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _main(connection):
+    while True:
+        try:
+            function, rank, world, environment, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            with _environment(environment):
+                answer = (True, function(rank, world, *arguments))
+        except BaseException:
+            answer = (False, traceback.format_exc())
+        connection.send(answer)
+
+
+class Ranks:
+    """As many trainer processes as have been asked for; after a failure they are new ones."""
+
+    def __init__(self):
+        self._context = multiprocessing.get_context("spawn")
+        self._members: list[tuple[Any, Any]] = []  # process, connection
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._end()
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        world: int,
+        addresses: Sequence[str],
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> list[Any]:
+        """Runs function(rank, world, *arguments) in `world` processes; returns results by rank.
+
+        Ranks are spread over the daemons in blocks. The environment is as torchrun sets it.
+        """
+        self._grow(world)
+        for rank, (_, connection) in enumerate(self._members[:world]):
+            values = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_RANK": str(rank),
+                "DMUOND_ADDRESS": addresses[rank * len(addresses) // world],
+                **(environment or {}),
+            }
+            connection.send((function, rank, world, values, arguments))
+        try:
+            return self._results(world, timeout_s)
+        except BaseException:
+            self._end()
+            raise
+
+    def _grow(self, world: int):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        while len(self._members) < world:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_main, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._members.append((process, ours))
+
+    def _results(self, world: int, timeout_s: float) -> list[Any]:
+        waiting = {connection: rank for rank, (_, connection) in enumerate(self._members[:world])}
+        results: list[Any] = [None] * world
+        deadline = time.monotonic() + timeout_s
+        while waiting:
+            left = max(0.0, deadline - time.monotonic())
+            ready = multiprocessing.connection.wait(list(waiting), left)
+            if not ready:
+                rank = min(waiting.values())
+                raise TrainerFailedError(rank, f"no result in {timeout_s} s")
+            for connection in ready:
+                rank = waiting.pop(connection)
+                try:
+                    succeeded, results[rank] = connection.recv()
+                except EOFError:
+                    succeeded, results[rank] = False, "the process ended without a result"
+                if not succeeded:
+                    raise TrainerFailedError(rank, results[rank])
+        return results
+
+    def _end(self):
+        for process, connection in self._members:
+            process.kill()
             process.join()
             connection.close()
-    if failures:
-        raise failures[0]
-    return results
+        self._members = []
