@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "kernels/mutex.h"
@@ -85,6 +86,9 @@ uint64_t RandomBootId() {
   return id;
 }
 
+// Of host:port.
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
 class GrpcPeers final : public Peers, public v1::Peer::Service {
  public:
   GrpcPeers(PeerOptions options, Daemon& daemon, PeerCredentials credentials)
@@ -107,10 +111,10 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
           absl::StrCat("cannot listen on '", options_.listen,
                        "' for other daemons: the port is taken or the address is not ours"));
     }
-    if (options_.advertise.empty()) {
-      options_.advertise =
-          absl::StrCat(options_.listen.substr(0, options_.listen.rfind(':')), ":", port);
-    }
+    // Without a port of its own, what others reach this daemon by has the one really bound.
+    std::string& advertise = options_.advertise;
+    if (advertise.empty()) advertise = absl::StrCat(HostOf(options_.listen), ":0");
+    if (absl::EndsWith(advertise, ":0")) advertise = absl::StrCat(HostOf(advertise), ":", port);
     return absl::OkStatus();
   }
   void Join() override {

@@ -25,7 +25,7 @@ struct PeerOptions {
   int32_t lanes = 1;
   int64_t lane_memory_bytes = 0;
   std::string listen;       // host:port of this daemon's Peer service
-  std::string advertise;    // what others reach it by; empty: listen, with the port really bound
+  std::string advertise;    // what others reach it by; empty: listen. Port 0: the one really bound
   std::string coordinator;  // host:port of node 0's Peer service
   bool allow_plaintext = false;
   // PEM files, all three or none: mutual TLS between daemons.

@@ -1,12 +1,16 @@
 """Weights and state: changed, loaded, saved, and continued from, as in torch or refused."""
 
+import copy
 import io
+import threading
 
 import dmuond
 import dmuond.torch
+import numpy as np
 import pytest
 import torch
 from habits import (
+    MATRICES,
     STEPS,
     TorchOptimizers,
     assert_same_training,
@@ -131,3 +135,171 @@ def test_bf16_weights_keep_fp32_masters(muon):
     moved = state[position]["master"] - before["down.weight"].float()
     assert moved.abs().max() > 0
     assert torch.equal(state[position]["master"].to(torch.bfloat16), model.down.weight.detach())
+
+
+class Watch(threading.Thread):
+    """Looks at a weight until it is told to end; whether it was ever NaN."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self._first = weight.detach().numpy().reshape(-1)[:1]
+        self._end = threading.Event()
+        self.seen_nan = False
+
+    def run(self):
+        while not self._end.is_set():
+            self.seen_nan |= bool(np.isnan(self._first[0]))
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._end.set()
+        self.join()
+
+
+def test_weights_are_nan_between_decision_and_publication_if_asked_for(muon, poison):
+    """What makes the other tests' second run say something."""
+    torch.manual_seed(0)
+    model = nn.Linear(768, 768, bias=False)  # its update takes a tenth of a second
+    optimizer = muon(model)
+    with Watch(model.weight) as watch:
+        model.weight.grad = torch.randn(768, 768)
+        optimizer.step()
+    assert watch.seen_nan == poison
+    assert model.weight.isfinite().all()
+
+
+def state_by_name(state_dict):
+    names = [name for group in state_dict["param_groups"] for name in group["param_names"]]
+    return {names[position]: state for position, state in state_dict["state"].items()}
+
+
+def test_saved_loaded_and_continued_equals_the_uninterrupted_run_bit_for_bit(muon):
+    uninterrupted = make_model()
+    optimizer = muon(uninterrupted, preset="dmuon", ns_dtype=None)
+    plain_loop(uninterrupted, optimizer, range(3))
+    file = io.BytesIO()
+    torch.save({"model": uninterrupted.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    plain_loop(uninterrupted, optimizer, range(3, 6))
+    after = state_by_name(optimizer.state_dict())
+    optimizer.close()
+
+    file.seek(0)
+    saved = torch.load(file)
+    continued = make_model(seed=7)
+    optimizer = muon(continued, preset="dmuon", ns_dtype=None)
+    continued.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    plain_loop(continued, optimizer, range(3, 6))
+    for name, want in uninterrupted.named_parameters():
+        assert torch.equal(dict(continued.named_parameters())[name], want), name
+    for name, state in state_by_name(optimizer.state_dict()).items():
+        assert state.keys() == after[name].keys()
+        for key, value in state.items():
+            assert torch.equal(value, after[name][key]), f"{key} of {name}"
+
+
+def test_state_has_torchs_keys_shapes_and_step_counts(muon):
+    model = make_model()
+    optimizer = muon(model, early_buckets=False)
+    plain_loop(model, optimizer, range(2))
+    loss_of(model, 2).backward()
+    model.down.weight.grad = None  # this step does not count for it
+    optimizer.step()
+    state = state_by_name(optimizer.state_dict())
+    named = dict(model.named_parameters())
+    assert state.keys() == named.keys()
+    for name, entry in state.items():
+        muon_keys, adamw_keys = {"momentum_buffer"}, {"exp_avg", "exp_avg_sq"}
+        expected = muon_keys if name in MATRICES else adamw_keys
+        assert entry.keys() == expected | {"master", "step"}, name
+        assert entry["step"].item() == (2 if name == "down.weight" else 3)
+        for key in expected | {"master"}:
+            assert entry[key].shape == named[name].shape and entry[key].device.type == "cpu"
+        assert torch.equal(entry["master"], named[name].detach())
+    # Kept apart from the running job: the next step does not change what was saved.
+    before = state["up.weight"]["momentum_buffer"].clone()
+    plain_loop(model, optimizer, [3])
+    assert torch.equal(state["up.weight"]["momentum_buffer"], before)
+
+
+def test_the_state_of_torchs_own_optimizers_is_continued_from(muon):
+    model, reference = make_model(), make_model()
+    others = TorchOptimizers(reference)
+    plain_loop(reference, others, range(3))
+    start = weights(reference)
+    model.load_state_dict(reference.state_dict())
+    optimizer = muon(model)
+    for part in others.parts:
+        optimizer.load_state_dict(part.state_dict())
+    assert state_by_name(optimizer.state_dict())["embed.weight"]["step"].item() == 3
+    for step in range(3, 6):
+        for m, o in ((model, optimizer), (reference, others)):
+            loss_of(m, step).backward()
+            o.step()
+            o.zero_grad()
+    assert_same_training(model, reference, start)
+
+
+def test_state_in_ema_form_is_continued_in_sum_form(muon):
+    """Torch's momentum is an EMA, this preset's a sum: the directions are the same."""
+    model, reference = make_model(), make_model()
+    others = TorchOptimizers(reference)
+    plain_loop(reference, others, range(3))
+    start = weights(reference)
+    model.load_state_dict(reference.state_dict())
+    optimizer = muon(model, momentum_form="sum")
+    for part in others.parts:
+        optimizer.load_state_dict(part.state_dict())
+    plain_loop(model, optimizer, range(3, 6))
+    plain_loop(reference, others, range(3, 6))
+    assert_same_training(model, reference, start)
+
+
+def test_state_that_does_not_fit_is_refused_and_changes_nothing(muon):
+    model = make_model()
+    optimizer = muon(model)
+    plain_loop(model, optimizer, range(2))
+    before = state_by_name(optimizer.state_dict())
+    wrong_shape = optimizer.state_dict()
+    wrong_shape["state"][0]["momentum_buffer"] = torch.zeros(3, 3)
+    unknown = copy.deepcopy(optimizer.state_dict())
+    unknown["param_groups"][0]["param_names"][0] = "nobody.weight"
+    other_route = torch.optim.AdamW(model.named_parameters())
+    for p in model.parameters():
+        other_route.state[p] = {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    few = torch.optim.AdamW([model.embed.weight])
+    few.state[model.embed.weight] = {"exp_avg": torch.zeros_like(model.embed.weight)}
+    for state_dict, words in (
+        (wrong_shape, r"momentum_buffer of 'up.weight'.*\[3, 3\].*\[40, 24\]"),
+        (unknown, "'nobody.weight'"),
+        (other_route.state_dict(), "exp_avg.*route"),
+        (few.state_dict(), "1 parameters; this optimizer has 4 on muon and 6 on adamw"),
+    ):
+        with pytest.raises(dmuond.InvalidArgumentError, match=words):
+            optimizer.load_state_dict(state_dict)
+    for name, entry in state_by_name(optimizer.state_dict()).items():
+        for key, value in entry.items():
+            assert torch.equal(value, before[name][key])
+    plain_loop(model, optimizer, range(2, 4))
+    assert optimizer.last_committed_step == 4
+
+
+def test_a_bf16_model_is_continued_bit_for_bit_with_its_masters(muon):
+    uninterrupted = make_model().to(torch.bfloat16)
+    optimizer = muon(uninterrupted, preset="dmuon", ns_dtype=None)
+    plain_loop(uninterrupted, optimizer, range(3))
+    model_state = {k: v.clone() for k, v in uninterrupted.state_dict().items()}
+    optimizer_state = optimizer.state_dict()
+    plain_loop(uninterrupted, optimizer, range(3, 6))
+    optimizer.close()
+
+    continued = make_model(seed=7).to(torch.bfloat16)
+    optimizer = muon(continued, preset="dmuon", ns_dtype=None)
+    optimizer.load_state_dict(optimizer_state)  # either order of the two
+    continued.load_state_dict(model_state)
+    plain_loop(continued, optimizer, range(3, 6))
+    for name, want in uninterrupted.named_parameters():
+        assert torch.equal(dict(continued.named_parameters())[name], want), name

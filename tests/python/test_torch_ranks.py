@@ -1,0 +1,299 @@
+"""Ordinary PyTorch code on two ranks, each on its own data: as one process on all of it."""
+
+import warnings
+
+import dmuond
+import pytest
+import torch
+from habits import (
+    LR,
+    STEPS,
+    assert_same_weights,
+    loss_of,
+    make_model,
+    make_optimizer,
+    torch_in_fp32,
+    train_torch,
+    weights,
+)
+from torch import nn
+
+WORLD = 2
+
+
+@pytest.fixture
+def pair(ranks, daemons, poison):
+    """Runs a function on two ranks with a daemon each; results by rank."""
+
+    def run(function, *arguments):
+        return ranks.run(function, WORLD, daemons.start(2, 1), *arguments)
+
+    return run
+
+
+def train(rank, world, loop, steps=STEPS, **options):
+    """Weights after `loop` for each step; the loop computes gradients and calls step()."""
+    model = make_model(seed=rank)  # replicas that start unequal have the lowest rank's weights
+    optimizer = make_optimizer(model, **options)
+    for step in range(steps):
+        loop(model, optimizer, step, rank)
+        optimizer.zero_grad()
+    optimizer.close()
+    return weights(model)
+
+
+def assert_trained(results, want):
+    first = results[0]
+    for other in results[1:]:
+        for name in first:
+            assert torch.equal(first[name], other[name]), f"replicas of {name}"
+    assert_same_weights(first, want, weights(make_model()))
+
+
+def plain(model, optimizer, step, rank):
+    loss_of(model, step, rank).backward()
+    optimizer.step()
+
+
+def test_the_ranks_gradients_are_averaged(pair):
+    results = pair(train, plain)
+    with torch_in_fp32():
+        assert_trained(results, train_torch(WORLD))
+
+
+def accumulating(model, optimizer, step, rank):
+    with optimizer.no_sync():
+        (loss_of(model, step, rank) / 2).backward()
+    (loss_of(model, step + 50, rank) / 2).backward()
+    optimizer.step()
+
+
+def test_accumulation_under_no_sync(pair):
+    results = pair(train, accumulating)
+
+    def halve_and_add(model, step):
+        for p in model.parameters():
+            p.grad /= 2
+        (torch.stack([loss_of(model, step + 50, r) for r in range(WORLD)]).mean() / 2).backward()
+
+    with torch_in_fp32():
+        assert_trained(results, train_torch(WORLD, loop=halve_and_add))
+
+
+def clipping_late_on_one_rank(model, optimizer, step, rank):
+    loss_of(model, step, rank).backward()
+    if rank == 1 and step >= 4:  # gradients have been signalled during the backward pass by then
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    assert [w.category for w in caught] == [UserWarning] * (rank == 1 and step == 4), step
+
+
+def torch_clipping_late_on_one_rank():
+    local = make_model()
+
+    def loop(model, step):
+        local.load_state_dict(model.state_dict())
+        model.zero_grad()
+        for rank in range(WORLD):
+            local.zero_grad()
+            loss_of(local, step, rank).backward()
+            if rank == 1 and step >= 4:
+                nn.utils.clip_grad_norm_(local.parameters(), 0.1)
+            for p, q in zip(model.parameters(), local.parameters(), strict=True):
+                p.grad = q.grad / WORLD if p.grad is None else p.grad + q.grad / WORLD
+
+    return train_torch(WORLD, steps=STEPS + 2, loop=loop)
+
+
+def test_clipping_by_hand_clips_the_local_gradient_and_withdraws_on_all_ranks(pair):
+    results = pair(train, clipping_late_on_one_rank, STEPS + 2)
+    with torch_in_fp32():
+        assert_trained(results, torch_clipping_late_on_one_rank())
+
+
+def scaled(rank, world):
+    """An overflow on rank 0 alone, in the third step."""
+    model = make_model()
+    optimizer = make_optimizer(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+    scales = []
+    for step in range(STEPS):
+        scaler.scale(loss_of(model, step, rank)).backward()
+        if step == 2 and rank == 0:
+            model.up.weight.grad[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    committed = optimizer.last_committed_step
+    optimizer.close()
+    return weights(model), scales, committed
+
+
+def test_an_overflow_on_one_rank_skips_the_step_and_backs_off_on_all(pair):
+    results = pair(scaled)
+    assert results[0][1] == results[1][1] == [1024.0, 1024.0, 512.0, 512.0, 512.0, 512.0]
+    assert [committed for _, _, committed in results] == [STEPS, STEPS]
+
+    def without_the_third(model, step):
+        if step == 2:
+            for p in model.parameters():
+                p.grad = None
+
+    with torch_in_fp32():
+        want = train_torch(WORLD, loop=without_the_third)
+    assert_trained([result[0] for result in results], want)
+
+
+def unscaled_by_hand(model, optimizer, step, rank):
+    scaler = optimizer.__dict__.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=64.0))
+    scaler.scale(loss_of(model, step, rank)).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_unscaling_by_hand(pair):
+    results = pair(train, unscaled_by_hand)
+    with torch_in_fp32():
+        assert_trained(results, train_torch(WORLD))
+
+
+def one_gradient_missing(model, optimizer, step, rank):
+    loss_of(model, step, rank).backward()
+    if step == 1 and rank == 0:
+        model.down.weight.grad = None  # counts as zero: the other rank has one
+    if step == 2:
+        model.up.weight.grad = None  # nobody has one: stays as it is
+    optimizer.step()
+
+
+def test_gradients_that_one_rank_or_all_do_not_have(pair):
+    results = pair(train, one_gradient_missing)
+
+    def loop(model, step):
+        if step == 1:
+            (model.down.weight.grad,) = torch.autograd.grad(
+                loss_of(model, step, 1) / WORLD, [model.down.weight]
+            )
+        if step == 2:
+            model.up.weight.grad = None
+
+    with torch_in_fp32():
+        assert_trained(results, train_torch(WORLD, loop=loop))
+
+
+def saving_on_rank_0(rank, world):
+    model = make_model()
+    optimizer = make_optimizer(model)
+    saved = None
+    for step in range(STEPS):
+        plain(model, optimizer, step, rank)
+        optimizer.zero_grad()
+        if step == 2 and rank == 0:
+            saved = model.state_dict(), optimizer.state_dict()
+            saved = {name: value.clone() for name, value in saved[0].items()}, saved[1]
+    optimizer.close()
+    return weights(model), saved
+
+
+def continuing(rank, world, saved):
+    model = make_model(seed=3)
+    optimizer = make_optimizer(model)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    for step in range(3, STEPS):
+        plain(model, optimizer, step, rank)
+        optimizer.zero_grad()
+    optimizer.close()
+    return weights(model)
+
+
+def test_state_saved_on_rank_0_alone_continues_on_all_bit_for_bit(pair):
+    uninterrupted = pair(saving_on_rank_0)
+    saved = uninterrupted[0][1]
+    assert uninterrupted[1][1] is None
+    continued = pair(continuing, saved)
+    for rank in range(WORLD):
+        for name, want in uninterrupted[rank][0].items():
+            assert torch.equal(continued[rank][name], want), name
+
+
+def evaluating_on_one_rank(model, optimizer, step, rank):
+    plain(model, optimizer, step, rank)
+    if rank == 0:
+        model.eval()
+        with torch.no_grad():
+            assert loss_of(model, 99).isfinite()
+        model.train()
+
+
+def test_evaluation_on_one_rank_alone(pair):
+    results = pair(train, evaluating_on_one_rank)
+    with torch_in_fp32():
+        assert_trained(results, train_torch(WORLD))
+
+
+def other_rate_on_one_rank(rank, world):
+    model = make_model()
+    optimizer = make_optimizer(model)
+    for group in optimizer.param_groups:
+        group["lr"] *= 1 + rank
+    loss_of(model, 0, rank).backward()
+    try:
+        optimizer.step()
+        refused = ""
+    except dmuond.InvalidArgumentError as error:
+        refused = str(error)
+    for group in optimizer.param_groups:
+        group["lr"] /= 1 + rank
+    optimizer.step()  # the gradients are still there
+    optimizer.zero_grad()
+    for step in range(1, STEPS):
+        plain(model, optimizer, step, rank)
+        optimizer.zero_grad()
+    optimizer.close()
+    return weights(model), refused
+
+
+def test_a_learning_rate_that_differs_is_refused_and_can_be_corrected(pair):
+    results = pair(other_rate_on_one_rank)
+    for _, refused in results:
+        assert "learning_rate" in refused and "SCALARS_DIFFER" in refused
+        assert str(LR) in refused and str(2 * LR) in refused
+    with torch_in_fp32():
+        assert_trained([result[0] for result in results], train_torch(WORLD))
+
+
+def loading_on_one_rank_first(rank, world, saved):
+    model = make_model()
+    optimizer = make_optimizer(model)
+    model.load_state_dict(saved[0])
+    loss_of(model, 3, rank).backward()
+    try:
+        if rank == 0:
+            optimizer.load_state_dict(saved[1])
+        else:
+            optimizer.step()
+        refused = ""
+    except dmuond.Error as error:
+        refused = str(error)
+    optimizer.load_state_dict(saved[1])
+    optimizer.step()  # the gradients are still there
+    optimizer.zero_grad()
+    for step in range(4, STEPS):
+        plain(model, optimizer, step, rank)
+        optimizer.zero_grad()
+    optimizer.close()
+    return weights(model), refused
+
+
+def test_a_step_before_every_rank_has_loaded_is_refused_by_name(pair):
+    uninterrupted = pair(saving_on_rank_0)
+    results = pair(loading_on_one_rank_first, uninterrupted[0][1])
+    for rank, (continued, refused) in enumerate(results):
+        assert "KIND_DIFFERS" in refused and "rank 0" in refused and "rank 1" in refused
+        for name, want in uninterrupted[rank][0].items():
+            assert torch.equal(continued[name], want), name
