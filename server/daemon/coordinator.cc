@@ -49,9 +49,9 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
     case Kind::kRankSession:
       return OnRankSession(from, message.rank_session());
     case Kind::kRegistration:
-      return OnRegistration(now, message.registration());
+      return OnRegistration(now, from, message.registration());
     case Kind::kRankGone:
-      return OnRankGone(now, message.rank_gone());
+      return OnRankGone(now, from, message.rank_gone());
     case Kind::kPlanReady:
       return OnPlanReady(message.plan_ready());
     case Kind::kRendezvous:
@@ -120,7 +120,7 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
                            "' has a live session on another node");
   }
   if (refusal.empty()) {
-    job_->open_ranks.insert(session.rank());
+    job_->open_ranks[session.rank()] = {from, session.incarnation()};
     return out;
   }
   Addressed& addressed = out.emplace_back();
@@ -130,11 +130,16 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
   refused.set_code(static_cast<int32_t>(absl::StatusCode::kFailedPrecondition));
   refused.set_message(refusal);
   refused.set_reason(std::string(reason));
+  *refused.mutable_session() = session;
   return out;
 }
 
-AddressedMessages Coordinator::OnRegistration(TimePoint now, const v1::Registration& registration) {
+AddressedMessages Coordinator::OnRegistration(TimePoint now, int32_t from,
+                                              const v1::Registration& registration) {
   if (job_ == nullptr || job_->name != registration.job() || job_->plan != nullptr) return {};
+  // One whose session was refused may have sent it before it knew.
+  const auto open = job_->open_ranks.find(registration.rank());
+  if (open == job_->open_ranks.end() || open->second.first != from) return {};
   job_->registrations[registration.rank()] = registration;
   if (!job_->register_deadline.has_value()) {
     job_->register_deadline = now + options_.register_timeout;
@@ -214,9 +219,14 @@ AddressedMessages Coordinator::OnRendezvous(const v1::Rendezvous& rendezvous) {
   return out;
 }
 
-AddressedMessages Coordinator::OnRankGone(TimePoint now, const v1::RankGone& gone) {
+AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1::RankGone& gone) {
   if (job_ == nullptr) return {};
-  job_->open_ranks.erase(gone.rank());
+  const auto open = job_->open_ranks.find(gone.rank());
+  if (open == job_->open_ranks.end() ||
+      open->second != std::pair<int32_t, uint64_t>(from, gone.incarnation())) {
+    return {};  // a session that was never taken
+  }
+  job_->open_ranks.erase(open);
   if (job_->plan == nullptr) job_->registrations.erase(gone.rank());
   if (job_->open_ranks.empty()) return EndJob("every rank has left");
   return Lost(now, scheduler::OutcomeReason::kTrainerMissing, gone.detail());

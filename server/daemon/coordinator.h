@@ -55,7 +55,8 @@ class Coordinator {
     std::string name;
     int32_t world_size = 0;
     uint64_t incarnation = 0;
-    std::set<int32_t> open_ranks;                       // sessions that are neither closed nor gone
+    // Sessions that are neither closed nor gone: rank -> node and incarnation.
+    std::map<int32_t, std::pair<int32_t, uint64_t>> open_ranks;
     std::map<int32_t, v1::Registration> registrations;  // by rank
     std::optional<scheduler::TimePoint> register_deadline;
     std::unique_ptr<scheduler::PlanInputs> inputs;  // set with the plan
@@ -66,8 +67,9 @@ class Coordinator {
   };
 
   AddressedMessages OnRankSession(int32_t from, const v1::RankSession& session);
-  AddressedMessages OnRegistration(scheduler::TimePoint now, const v1::Registration& registration);
-  AddressedMessages OnRankGone(scheduler::TimePoint now, const v1::RankGone& gone);
+  AddressedMessages OnRegistration(scheduler::TimePoint now, int32_t from,
+                                   const v1::Registration& registration);
+  AddressedMessages OnRankGone(scheduler::TimePoint now, int32_t from, const v1::RankGone& gone);
   AddressedMessages OnPlanReady(const v1::PlanReady& ready);
   AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);
   AddressedMessages MakePlanAndTell();

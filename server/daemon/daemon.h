@@ -13,7 +13,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -79,11 +81,12 @@ class Daemon {
                                                          const Cancelled& cancelled);
   absl::StatusOr<v1::AttachBuffersReply> AttachBuffers(const v1::AttachBuffersRequest& request,
                                                        const Cancelled& cancelled);
-  // A push of weights, or, after BeginStatePush and chunks, of state.
+  // A push of weights, or of the state that KeepStateChunk() has collected.
   absl::StatusOr<v1::PushParametersReply> Push(const v1::PushParametersRequest& header,
+                                               const PushedState& state,
                                                const Cancelled& cancelled);
-  absl::Status BeginStatePush(const v1::PushParametersRequest& header);
-  absl::Status KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk);
+  absl::Status KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
+                              PushedState& state);
   // `write` returns false when the caller has gone.
   absl::Status PullParameters(const v1::PullParametersRequest& request, const Cancelled& cancelled,
                               const std::function<bool(const v1::PullParametersReply&)>& write);
@@ -133,6 +136,13 @@ class Daemon {
   absl::Status WaitUntilPublished(const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
   [[nodiscard]] bool Published() const DMUOND_REQUIRES(mutex_);
   absl::StatusOr<Session*> Find(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
+  absl::StatusOr<v1::OpenSessionReply> OpenClaimed(const v1::OpenSessionRequest& request,
+                                                   const AttachPeer& peer,
+                                                   const Cancelled& cancelled)
+      DMUOND_REQUIRES(mutex_);
+  absl::StatusOr<v1::AttachBuffersReply> AttachOnce(const v1::AttachBuffersRequest& request,
+                                                    const Cancelled& cancelled)
+      DMUOND_REQUIRES(mutex_);
   // The job cannot go on: everybody who waits, or calls from now on, gets `status`.
   void Fail(absl::Status status) DMUOND_REQUIRES(mutex_);
   [[nodiscard]] absl::Status JobFailure() const DMUOND_REQUIRES(mutex_);
@@ -152,6 +162,7 @@ class Daemon {
   void HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published)
       DMUOND_REQUIRES(mutex_);
   void EndJob(const std::string& why) DMUOND_REQUIRES(mutex_);
+  void ForgetDenied(uint64_t id) DMUOND_REQUIRES(mutex_);
   void RemoveSession(uint64_t id, bool closed, const std::string& detail) DMUOND_REQUIRES(mutex_);
   absl::Status CheckArenas(const Session& session, const v1::AttachBuffersRequest& request)
       DMUOND_REQUIRES(mutex_);
@@ -169,11 +180,15 @@ class Daemon {
   absl::StatusOr<double> ReadUpdates(scheduler::UnitId id) DMUOND_REQUIRES(mutex_);
   absl::Status WriteUnit(scheduler::UnitId id, v1::StateKind kind, const void* data, size_t bytes)
       DMUOND_REQUIRES(mutex_);
-  absl::Status SpreadPushedState(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
+  // Once for each attempt: a repeated push waits for the first.
+  absl::Status LoadPushedState(const v1::SessionKey& key, const PushedState& state,
+                               const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  absl::Status SpreadPushedState(const v1::SessionKey& key, const PushedState& state,
+                                 uint64_t attempt) DMUOND_REQUIRES(mutex_);
   absl::Status BringToOwner(const scheduler::Unit& unit, const v1::WriteStateRequest& part)
       DMUOND_REQUIRES(mutex_);
   absl::Status KeepPending(const v1::WriteStateRequest& part) DMUOND_REQUIRES(mutex_);
-  void ApplyPending() DMUOND_REQUIRES(mutex_);
+  void ApplyPending(uint64_t attempt) DMUOND_REQUIRES(mutex_);
   void FillJobStatus(v1::JobStatus& status) DMUOND_REQUIRES(mutex_);
 
   const DaemonOptions options_;
@@ -191,6 +206,9 @@ class Daemon {
   uint32_t epoch_ DMUOND_GUARDED_BY(mutex_) = 0;  // 0: the group has not formed
   bool draining_ DMUOND_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, Session> sessions_ DMUOND_GUARDED_BY(mutex_);
+  std::set<std::string> opening_ DMUOND_GUARDED_BY(mutex_);  // nonces of sessions being opened
+  // By session: answers for who closes again. The newest alone.
+  std::map<uint64_t, std::pair<uint64_t, v1::CloseSessionReply>> closed_ DMUOND_GUARDED_BY(mutex_);
   uint64_t sessions_opened_ DMUOND_GUARDED_BY(mutex_) = 0;
   std::map<int32_t, uint64_t> incarnations_ DMUOND_GUARDED_BY(mutex_);  // by rank
   std::unique_ptr<NodeJob> job_ DMUOND_GUARDED_BY(mutex_);

@@ -15,7 +15,14 @@
 namespace dmuond::server {
 
 void Daemon::HandlePlan(const v1::PlanInputs& wire) {
-  if (job_ == nullptr || job_->name != wire.job() || job_->plan != nullptr) return;
+  if (job_ == nullptr) {
+    // None of its trainers is of this node, whose lanes work for it all the same.
+    job_ = std::make_unique<NodeJob>();
+    job_->name = wire.job();
+    job_->world_size = wire.registrations_size();
+    ++generation_;
+  }
+  if (job_->name != wire.job() || job_->plan != nullptr) return;
   absl::Status prepared = Prepare(wire);
   changed_.NotifyAll();
   if (prepared.ok()) return;
@@ -111,9 +118,19 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
   if (job_ == nullptr || job_->name != refused.job()) return;
   const absl::Status status =
       Error(static_cast<absl::StatusCode>(refused.code()), refused.reason(), refused.message());
+  if (refused.has_session()) {
+    for (auto& [id, session] : sessions_) {
+      if (session.rank != refused.session().rank()) continue;
+      if (session.incarnation == refused.session().incarnation()) session.denied = status;
+    }
+    changed_.NotifyAll();
+    return;
+  }
   log::Warn("layout refused", {{"job", job_->name}, {"what", refused.message()}});
   for (auto& [id, session] : sessions_) {
-    if (session.state != Session::State::kAttached) session.refused = status;
+    session.refused = status;
+    ++session.refusals;
+    session.state = Session::State::kOpen;  // a corrected layout may be registered
   }
   for (LaneState& lane : job_->lanes) {
     if (lane.process != nullptr) dead_lanes_.push_back(std::move(lane.process));

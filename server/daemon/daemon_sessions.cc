@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kJobNameMax = 128;
 constexpr int32_t kWorldMax = 1 << 20;
 constexpr size_t kArenasMax = 64;
+constexpr size_t kClosedKept = 1024;
 
 bool ValidJobName(const std::string& name) {
   if (name.empty() || name.size() > kJobNameMax) return false;
@@ -74,65 +75,84 @@ absl::StatusOr<v1::HelloReply> Daemon::Hello(const v1::HelloRequest& request) {
 
 absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRequest& request,
                                                          const Cancelled& cancelled) {
+  MutexLock lock(mutex_);
+  // The nonce tells a call that is repeated: every attach socket has its own.
+  absl::StatusOr<bool> alone =
+      Wait([&]() DMUOND_REQUIRES(mutex_) { return !opening_.contains(request.nonce()); },
+           Deadline::max(), cancelled);
+  if (!alone.ok()) return alone.status();
+  const std::string bytes = request.SerializeAsString();
+  for (const auto& [id, session] : sessions_) {
+    if (session.request == bytes) return session.opened;
+  }
   absl::StatusOr<AttachPeer> peer = attach_->Claim(request.nonce());
   if (!peer.ok()) return peer.status();
-  // Whatever is refused below gives the socket up: its trainer starts over with a new one.
-  absl::Status checked = CheckOpenSession(request, options_);
-  if (!checked.ok()) {
-    attach_->Close(peer->id);
-    return checked;
-  }
+  opening_.insert(request.nonce());
+  absl::StatusOr<v1::OpenSessionReply> opened = OpenClaimed(request, *peer, cancelled);
+  opening_.erase(request.nonce());
+  // Who is refused gives the socket up, and starts over with a new one.
+  if (!opened.ok()) attach_->Close(peer->id);
+  changed_.NotifyAll();
+  return opened;
+}
 
-  MutexLock lock(mutex_);
-  const auto refuse = [&](absl::Status status) {
-    attach_->Close(peer->id);
-    return status;
-  };
+absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRequest& request,
+                                                         const AttachPeer& peer,
+                                                         const Cancelled& cancelled) {
+  absl::Status checked = CheckOpenSession(request, options_);
+  if (!checked.ok()) return checked;
   const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
   absl::StatusOr<bool> formed = Wait(
       [this]() DMUOND_REQUIRES(mutex_) { return epoch_ != 0 || draining_; }, deadline, cancelled);
-  if (!formed.ok()) return refuse(formed.status());
+  if (!formed.ok()) return formed.status();
   if (!*formed) {
-    return refuse(
-        Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
-              absl::StrCat("the group of ", options_.nodes,
-                           " daemons has not formed; `dmuonctl status` says who is missing")));
+    return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
+                 absl::StrCat("the group of ", options_.nodes,
+                              " daemons has not formed; `dmuonctl status` says who is missing"));
   }
   if (draining_) {
-    return refuse(Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving"));
+    return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
   if (job_ != nullptr && job_->name != request.job()) {
-    return refuse(Error(absl::StatusCode::kFailedPrecondition, "OTHER_JOB",
-                        absl::StrCat("this daemon runs job '", job_->name, "'; job '",
-                                     request.job(), "' must wait until it ends"),
-                        {{"holder", job_->name}}));
+    return Error(absl::StatusCode::kFailedPrecondition, "OTHER_JOB",
+                 absl::StrCat("this daemon runs job '", job_->name, "'; job '", request.job(),
+                              "' must wait until it ends"),
+                 {{"holder", job_->name}});
   }
   if (job_ != nullptr && job_->world_size != request.world_size()) {
-    return refuse(Error(absl::StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
-                        absl::StrCat("job '", job_->name, "' has world_size ", job_->world_size,
-                                     ", rank ", request.rank(), " says ", request.world_size())));
+    return Error(absl::StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
+                 absl::StrCat("job '", job_->name, "' has world_size ", job_->world_size, ", rank ",
+                              request.rank(), " says ", request.world_size()));
   }
   for (const auto& [id, session] : sessions_) {
     if (session.rank != request.rank()) continue;
-    return refuse(Error(absl::StatusCode::kAlreadyExists, "RANK_TWICE",
-                        absl::StrCat("rank ", request.rank(), " of job '", request.job(),
-                                     "' has a live session already (pid ", session.pid, ", ",
-                                     session.client, ")")));
+    return Error(
+        absl::StatusCode::kAlreadyExists, "RANK_TWICE",
+        absl::StrCat("rank ", request.rank(), " of job '", request.job(),
+                     "' has a live session already (pid ", session.pid, ", ", session.client, ")"));
   }
   const bool has_state = job_ != nullptr && job_->has_state;
   if (has_state && request.resume() != v1::OpenSessionRequest::RESUME_IF_PRESENT &&
       request.resume() != v1::OpenSessionRequest::RESUME_REQUIRE) {
-    return refuse(Error(
+    return Error(
         absl::StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
         absl::StrCat("job '", request.job(), "' has optimizer state at step ",
                      job_->steps->last_committed().value(),
-                     ": continue it with resume=IF_PRESENT, or start under another job name")));
+                     ": continue it with resume=IF_PRESENT, or start under another job name"));
   }
   if (!has_state && request.resume() == v1::OpenSessionRequest::RESUME_REQUIRE) {
-    return refuse(Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
-                        absl::StrCat("job '", request.job(), "' has no state to resume from")));
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
+                 absl::StrCat("job '", request.job(), "' has no state to resume from"));
   }
-  if (job_ != nullptr && !job_->failed.ok()) return refuse(job_->failed);
+  if (job_ != nullptr && !job_->failed.ok()) return job_->failed;
+  if (has_state) {
+    // Every rank has pushed to make the state: this one has left since.
+    return Error(
+        absl::StatusCode::kUnavailable, "TRAINER_LOST",
+        absl::StrCat("rank ", request.rank(), " has left job '", request.job(), "' at step ",
+                     job_->steps->last_committed().value(),
+                     "; this version cannot take it back: end the other ranks, and start anew"));
+  }
 
   if (job_ == nullptr) {
     job_ = std::make_unique<NodeJob>();
@@ -144,8 +164,8 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
   Session& session = sessions_[id];
   session.id = id;
   session.incarnation = ++incarnations_[request.rank()];
-  session.attach = peer->id;
-  session.pid = peer->pid;
+  session.attach = peer.id;
+  session.pid = peer.pid;
   session.client = request.client();
   session.rank = request.rank();
   session.home_lane =
@@ -160,6 +180,12 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
   told.set_world_size(job_->world_size);
   told.set_incarnation(session.incarnation);
   Tell(std::move(message));
+  // A coordinator in this process has answered already; another one answers RegisterLayout.
+  if (!session.denied.ok()) {
+    const absl::Status denied = session.denied;
+    ForgetDenied(id);
+    return denied;
+  }
 
   v1::OpenSessionReply reply;
   reply.set_session(id);
@@ -167,9 +193,11 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
   reply.set_job_incarnation(job_ == nullptr ? 0 : job_->wire.job_incarnation());
   reply.set_has_state(has_state);
   reply.set_step_timeout_ms(options_.step_timeout.count());
+  session.request = request.SerializeAsString();
+  session.opened = reply;
   log::Info("session opened", {{"job", request.job()},
                                {"rank", absl::StrCat(request.rank())},
-                               {"pid", absl::StrCat(peer->pid)},
+                               {"pid", absl::StrCat(peer.pid)},
                                {"client", request.client()}});
   return reply;
 }
@@ -180,6 +208,7 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   Session* session = *found;
+  if (!session->denied.ok()) return session->denied;
   v1::Registration registration;
   registration.set_rank(session->rank);
   registration.set_node(options_.node);
@@ -195,11 +224,11 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   absl::Status valid = scheduler::Validate(*parsed);
   if (!valid.ok()) return WithReason(valid, "LAYOUT_INVALID");
 
+  const int64_t refusals = session->refusals;
   if (session->state == Session::State::kOpen) {
     session->registration = registration;
     session->layout = *std::move(parsed);
     session->state = Session::State::kRegistered;
-    session->refused = absl::OkStatus();
     v1::MemberMessage message;
     *message.mutable_registration() = std::move(registration);
     Tell(std::move(message));
@@ -209,6 +238,9 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
                               " has registered another layout before; close the session first"));
   }
 
+  const auto refused = [&]() DMUOND_REQUIRES(mutex_) {
+    return (*found)->refusals > refusals || !(*found)->denied.ok();
+  };
   // The coordinator's deadline ends the wait; ours, a little later, is for a coordinator that is
   // gone.
   const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout +
@@ -216,17 +248,13 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   absl::StatusOr<bool> planned = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
-        return !found.ok() || !(*found)->refused.ok() || !JobFailure().ok() ||
-               job_->plan != nullptr;
+        return !found.ok() || refused() || !JobFailure().ok() || job_->plan != nullptr;
       },
       deadline, cancelled);
   if (!planned.ok()) return planned.status();
   if (!found.ok()) return found.status();
   session = *found;
-  if (!session->refused.ok()) {
-    session->state = Session::State::kOpen;  // a corrected layout may be registered
-    return std::exchange(session->refused, absl::OkStatus());
-  }
+  if (refused()) return session->denied.ok() ? session->refused : session->denied;
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   if (!*planned) {
     return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
@@ -325,6 +353,41 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
   MutexLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
+  // Its descriptors go out once: a call that is repeated gets the answer of the first.
+  const std::string bytes = request.SerializeAsString();
+  if (!(*found)->attach_request.empty()) {
+    if ((*found)->attach_request != bytes) {
+      return Error(absl::StatusCode::kFailedPrecondition, "ARENA_INVALID",
+                   absl::StrCat("rank ", (*found)->rank,
+                                " has attached other buffers before; close the session first"));
+    }
+    absl::StatusOr<bool> ended = Wait(
+        [&]() DMUOND_REQUIRES(mutex_) {
+          found = Find(request.key());
+          return !found.ok() || (*found)->attach_request.empty() ||
+                 (*found)->attach_reply.has_value();
+        },
+        Deadline::max(), cancelled);
+    if (!ended.ok()) return ended.status();
+    if (!found.ok()) return found.status();
+    if ((*found)->attach_reply.has_value()) return *(*found)->attach_reply;
+  }
+  (*found)->attach_request = bytes;
+  // To its end, though the caller's connection may be cut: the caller will ask again.
+  absl::StatusOr<v1::AttachBuffersReply> reply = AttachOnce(request, [] { return false; });
+  found = Find(request.key());
+  if (found.ok()) {
+    if (reply.ok()) (*found)->attach_reply = *reply;
+    if (!reply.ok()) (*found)->attach_request.clear();
+  }
+  changed_.NotifyAll();
+  return reply;
+}
+
+absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffersRequest& request,
+                                                          const Cancelled& cancelled) {
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
   Session* session = *found;
   if (job_->plan == nullptr || session->state == Session::State::kOpen) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISSING",
@@ -333,15 +396,18 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
   absl::Status checked = CheckArenas(*session, request);
   if (!checked.ok()) return checked;
   const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+  const int64_t refusals = session->refusals;
   // Lanes take trainers when they are ready, and an attempt opens when every node's are.
   absl::StatusOr<bool> ready = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
-        return !found.ok() || !JobFailure().ok() || job_->steps.has_value();
+        return !found.ok() || (*found)->refusals > refusals || !JobFailure().ok() ||
+               job_->steps.has_value();
       },
       deadline, cancelled);
   if (!ready.ok()) return ready.status();
   if (!found.ok()) return found.status();
+  if ((*found)->refusals > refusals) return (*found)->refused;
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   if (!*ready) {
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
@@ -418,15 +484,27 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
 
 absl::StatusOr<v1::CloseSessionReply> Daemon::CloseSession(const v1::CloseSessionRequest& request) {
   MutexLock lock(mutex_);
+  const auto before = closed_.find(request.key().session());
+  if (before != closed_.end() && before->second.first == request.key().incarnation()) {
+    return before->second.second;
+  }
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   v1::CloseSessionReply reply;
   if (job_->steps.has_value()) {
     reply.set_last_committed_step(job_->steps->last_committed().value());
   }
+  closed_[(*found)->id] = {(*found)->incarnation, reply};
+  if (closed_.size() > kClosedKept) closed_.erase(closed_.begin());
   RemoveSession((*found)->id, /*closed=*/true,
                 absl::StrCat("rank ", (*found)->rank, " closed its session"));
   return reply;
+}
+
+// A session that the group has never had, and the job that it alone named.
+void Daemon::ForgetDenied(uint64_t id) {
+  sessions_.erase(id);
+  if (sessions_.empty() && job_ != nullptr && job_->plan == nullptr) job_.reset();
 }
 
 void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) {
@@ -443,6 +521,8 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   log::Info(closed ? "session closed" : "trainer gone",
             {{"rank", absl::StrCat(session.rank)}, {"pid", absl::StrCat(session.pid)}});
   attach_->Close(session.attach);
+  changed_.NotifyAll();
+  if (!session.denied.ok()) return ForgetDenied(id);
   if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
     job_->failed = Error(absl::StatusCode::kUnavailable, "TRAINER_LOST", detail);
   }
@@ -452,7 +532,6 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   message.mutable_rank_gone()->set_detail(detail);
   message.mutable_rank_gone()->set_incarnation(session.incarnation);
   Tell(std::move(message));
-  changed_.NotifyAll();
 }
 
 void Daemon::OnAttachGone(AttachId id) {

@@ -188,18 +188,12 @@ absl::Status Daemon::PullParameters(
   return absl::OkStatus();
 }
 
-absl::Status Daemon::BeginStatePush(const v1::PushParametersRequest& header) {
-  MutexLock lock(mutex_);
-  absl::StatusOr<Session*> found = Find(header.key());
-  if (!found.ok()) return found.status();
-  (*found)->pushed_state.clear();
-  return JobFailure();
-}
-
-absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk) {
+absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
+                                    PushedState& state) {
   MutexLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(key);
   if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   Session& session = **found;
   const auto refuse = [&](const std::string& what) {
     return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
@@ -224,8 +218,8 @@ absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateCh
                                " bytes, do not fit into ", elements, " elements of ", element_bytes,
                                " bytes"));
   }
-  PushedTensor& tensor = session.pushed_state[{
-      static_cast<int32_t>(fragment - session.layout.fragments.data()), chunk.kind()}];
+  PushedTensor& tensor =
+      state[{static_cast<int32_t>(fragment - session.layout.fragments.data()), chunk.kind()}];
   tensor.bytes.resize(elements * element_bytes);
   std::memcpy(tensor.bytes.data() + (chunk.first_element() * element_bytes), chunk.data().data(),
               chunk.data().size());
@@ -234,10 +228,35 @@ absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateCh
 }
 
 // Brings what a rank has pushed to the units' owners; they keep it until the load commits.
-absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key) {
+absl::Status Daemon::LoadPushedState(const v1::SessionKey& key, const PushedState& state,
+                                     const Cancelled& cancelled) {
   absl::StatusOr<Session*> found = Find(key);
   if (!found.ok()) return found.status();
-  const auto pushed = std::exchange((*found)->pushed_state, {});
+  const uint64_t attempt = job_->steps->open().attempt.value();
+  if ((*found)->load_attempt != attempt) {
+    (*found)->load_attempt = attempt;
+    (*found)->loading = true;
+    absl::Status spread = SpreadPushedState(key, state, attempt);
+    found = Find(key);
+    if (!found.ok()) return found.status();
+    (*found)->loading = false;
+    if (!spread.ok()) (*found)->load_attempt = 0;  // a corrected one may follow
+    changed_.NotifyAll();
+    return spread;
+  }
+  absl::StatusOr<bool> loaded = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(key);
+        return !found.ok() || !(*found)->loading || !JobFailure().ok();
+      },
+      Deadline::max(), cancelled);
+  return loaded.ok() ? found.status() : loaded.status();
+}
+
+absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key, const PushedState& pushed,
+                                       uint64_t attempt) {
+  absl::StatusOr<Session*> found = Find(key);
+  if (!found.ok()) return found.status();
   const scheduler::Registration layout = (*found)->layout;
   const std::vector<int32_t> job_parameter = (*found)->job_parameter;
   for (const auto& [where, tensor] : pushed) {
@@ -262,6 +281,7 @@ absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key) {
       part.set_job_incarnation(job_->wire.job_incarnation());
       part.set_unit(unit.id.value());
       part.set_kind(kind);
+      part.set_attempt(attempt);
       absl::Status written;
       if (kind == v1::STATE_KIND_STEP) {
         part.set_data(tensor.bytes);
@@ -304,6 +324,9 @@ absl::Status Daemon::KeepPending(const v1::WriteStateRequest& part) {
                  absl::StrCat("state for unit ", part.unit(), " of job incarnation ",
                               part.job_incarnation(), ", which does not run here"));
   }
+  if (part.attempt() < job_->pending_attempt) return absl::OkStatus();  // that load has ended
+  if (part.attempt() > job_->pending_attempt) job_->pending.Clear();
+  job_->pending_attempt = part.attempt();
   const scheduler::Unit& unit = job_->plan->units[part.unit()];
   if (part.kind() == v1::STATE_KIND_STEP) {
     double updates = 0;
@@ -331,7 +354,8 @@ absl::Status Daemon::KeepPending(const v1::WriteStateRequest& part) {
 
 // A load has committed: what was pushed for units owned here goes to their lanes, before the
 // decision does, after which they publish it.
-void Daemon::ApplyPending() {
+void Daemon::ApplyPending(uint64_t attempt) {
+  if (job_->pending_attempt != attempt) job_->pending.Clear();
   for (const auto& [key, entry] : job_->pending.entries()) {
     const auto& [id, kind] = key;
     const scheduler::Unit& unit = job_->plan->units[id.value()];

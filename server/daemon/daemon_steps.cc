@@ -177,6 +177,7 @@ absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& re
 }
 
 absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersRequest& header,
+                                                     const PushedState& state,
                                                      const Cancelled& cancelled) {
   MutexLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(header.key());
@@ -186,11 +187,13 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
     return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
                  absl::StrCat("rank ", (*found)->rank, " must attach its buffers first"));
   }
-  if (header.state()) {
-    absl::Status spread = WaitUntilPublished(cancelled);
-    if (!spread.ok()) return spread;
-    spread = SpreadPushedState(header.key());
-    if (!spread.ok()) return spread;
+  const bool opens =
+      header.attempt() == 0 || header.attempt() == job_->steps->open().attempt.value();
+  if (header.state() && opens) {
+    absl::Status loaded = WaitUntilPublished(cancelled);
+    if (!loaded.ok()) return loaded;
+    loaded = LoadPushedState(header.key(), state, cancelled);
+    if (!loaded.ok()) return loaded;
     found = Find(header.key());
     if (!found.ok()) return found.status();
     if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
@@ -199,7 +202,8 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   scheduler::Submission submission;
   submission.rank = scheduler::TrainerRank(session.rank);
   submission.kind = header.state() ? scheduler::AttemptKind::kLoad : scheduler::AttemptKind::kPush;
-  submission.attempt = job_->steps->open().attempt;
+  submission.attempt =
+      header.attempt() == 0 ? job_->steps->open().attempt : scheduler::Attempt(header.attempt());
   submission.step = scheduler::StepId(header.step());
   if (!header.all_weights() && !header.state()) {
     for (const std::string& name : header.weights()) {
@@ -234,7 +238,8 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   }
   if (answer->outcome->kind != scheduler::OutcomeKind::kCommitted) {
     return Error(absl::StatusCode::kUnavailable, "PUSH_ABORTED",
-                 absl::StrCat("the push was aborted: ", answer->outcome->detail));
+                 absl::StrCat("the push was aborted: ", answer->outcome->detail),
+                 {{"next_attempt", absl::StrCat(answer->outcome->next_attempt.value())}});
   }
   v1::PushParametersReply reply;
   reply.set_next_attempt(answer->outcome->next_attempt.value());
@@ -267,7 +272,7 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
   }
   if (decision->verdict == scheduler::Verdict::kCommit &&
       decision->kind == scheduler::AttemptKind::kLoad) {
-    ApplyPending();
+    ApplyPending(decision->attempt.value());
   }
   v1::LaneCommand command;
   *command.mutable_decision() = wire;

@@ -34,12 +34,17 @@ struct PushedTensor {
   int64_t bytes_given = 0;
 };
 
+// What one load_state_dict has brought so far: (fragment of the registration, kind) -> tensor.
+using PushedState = std::map<std::pair<int32_t, v1::StateKind>, PushedTensor>;
+
 // A trainer of this node, from OpenSession until it closes or is gone.
 struct Session {
   enum class State : uint8_t { kOpen, kRegistered, kAttached };
 
   uint64_t id = 0;
   uint64_t incarnation = 0;
+  std::string request;          // OpenSession's, for one that is repeated
+  v1::OpenSessionReply opened;  // its answer
   AttachId attach{};
   pid_t pid = 0;
   std::string client;
@@ -50,12 +55,16 @@ struct Session {
   v1::Registration registration;       // as sent to the coordinator
   scheduler::Registration layout;      // the same, parsed
   absl::Status refused;                // why the whole layout was refused
+  int64_t refusals = 0;                // how often
+  absl::Status denied;                 // the group does not take this session: a rank twice, say
   std::vector<int32_t> job_parameter;  // parameter of the registration -> of the job's layout
   std::map<uint32_t, int64_t> arenas;  // id -> bytes
   std::set<int32_t> lanes_attached;    // lane indices that have mapped the trainer's memory
   absl::Status attach_error;
-  // What load_state_dict has brought so far: (fragment of the registration, kind) -> tensor.
-  std::map<std::pair<int32_t, v1::StateKind>, PushedTensor> pushed_state;
+  std::string attach_request;  // AttachBuffers', once begun; repeated ones wait for its end
+  std::optional<v1::AttachBuffersReply> attach_reply;
+  uint64_t load_attempt = 0;  // newest whose pushed state is being brought to its owners
+  bool loading = false;
 };
 
 // One local lane of a job.
@@ -87,6 +96,7 @@ struct NodeJob {
   std::set<int32_t> published_lanes;  // of the attempt now being published
   v1::StepTiming timing;              // of published_attempt
   PendingState pending;               // pushed state of units owned here, until a load commits
+  uint64_t pending_attempt = 0;       // that load's
   v1::StepTiming publishing;          // slowest lane so far of the one being published
 };
 

@@ -54,16 +54,15 @@ class TrainerService final : public v1::Trainer::Service {
       return ToGrpc(Error(absl::StatusCode::kInvalidArgument, "PUSH_EMPTY",
                           "a push begins with a message that says what is pushed"));
     }
-    if (header.state()) {
-      absl::Status begun = daemon_.BeginStatePush(header);
-      if (!begun.ok()) return ToGrpc(begun);
-      v1::PushParametersRequest message;
-      while (reader->Read(&message)) {
-        absl::Status kept = daemon_.KeepStateChunk(header.key(), message.chunk());
-        if (!kept.ok()) return ToGrpc(kept);
-      }
+    PushedState state;
+    v1::PushParametersRequest message;
+    while (header.state() && reader->Read(&message)) {
+      absl::Status kept = daemon_.KeepStateChunk(header.key(), message.chunk(), state);
+      if (!kept.ok()) return ToGrpc(kept);
     }
-    return Answer(daemon_.Push(header, CallerGone(context)), reply);
+    // A stream that broke is no shorter push.
+    if (context->IsCancelled()) return ToGrpc(absl::CancelledError("the caller has gone"));
+    return Answer(daemon_.Push(header, state, CallerGone(context)), reply);
   }
   grpc::Status PullParameters(ServerContext* context, const v1::PullParametersRequest* request,
                               grpc::ServerWriter<v1::PullParametersReply>* writer) override {

@@ -1,5 +1,6 @@
 #include "client/cpp/src/channel.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,8 +16,11 @@ using Clock = std::chrono::system_clock;
 
 constexpr int kMessageBytesMax = 256 << 20;  // layouts of many thousand parameters
 constexpr std::chrono::seconds kRepeatFor{10};
-// Long enough for the attach socket's end to show after a call has failed for the same reason.
+constexpr std::chrono::milliseconds kReconnectGlance{200};
+// Long enough for the attach socket's end to show after a call has failed for the same reason; and
+// a look at it before the call is repeated.
 constexpr std::chrono::milliseconds kGoneGrace{1000};
+constexpr std::chrono::milliseconds kGoneGlance{20};
 
 }  // namespace
 
@@ -37,15 +41,6 @@ Channel::Channel(const std::string& path, GoneWithin gone) : gone_(std::move(gon
   stub_ = v1::Trainer::NewStub(channel_);
 }
 
-absl::Status Channel::Translate(const char* name, const grpc::Status& status) const {
-  absl::Status error = FromGrpc(name, status);
-  const bool broken = status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                      status.error_code() == grpc::StatusCode::CANCELLED;
-  // With a reason it is the daemon that says so.
-  if (broken && ReasonOf(error).empty() && gone_(kGoneGrace)) return DaemonLost(name);
-  return error;
-}
-
 absl::Status Channel::Repeat(const char* name, Policy policy,
                              const std::function<grpc::Status(grpc::ClientContext&)>& attempt) {
   const Clock::time_point give_up = Clock::now() + kRepeatFor;
@@ -54,16 +49,21 @@ absl::Status Channel::Repeat(const char* name, Policy policy,
     context.set_deadline(Clock::now() + policy.timeout);
     const grpc::Status status = attempt(context);
     if (status.ok()) return absl::OkStatus();
-    absl::Status error = Translate(name, status);
-    const bool cut = absl::IsUnavailable(error) && ReasonOf(error).empty();
-    if (!cut || !policy.repeat || Clock::now() >= give_up) return error;
-    if (!channel_->WaitForConnected(give_up)) return error;
+    absl::Status error = FromGrpc(name, status);
+    // With a reason it is the daemon that says so.
+    if (!(absl::IsUnavailable(error) || absl::IsCancelled(error)) || !ReasonOf(error).empty()) {
+      return error;
+    }
+    const bool again = absl::IsUnavailable(error) && policy.repeat && Clock::now() < give_up;
+    if (gone_(again ? kGoneGlance : kGoneGrace)) return DaemonLost(name);
+    if (!again) return error;
+    channel_->WaitForConnected(std::min(give_up, Clock::now() + kReconnectGlance));
   }
 }
 
 absl::Status Channel::Push(const std::vector<v1::PushParametersRequest>& messages,
                            v1::PushParametersReply& reply) {
-  return Repeat("PushParameters", {.repeat = false}, [&](grpc::ClientContext& context) {
+  return Repeat("PushParameters", {}, [&](grpc::ClientContext& context) {
     const auto writer = stub_->PushParameters(&context, &reply);
     for (const v1::PushParametersRequest& message : messages) {
       // A stream that broke says why in Finish().
@@ -77,15 +77,16 @@ absl::Status Channel::Push(const std::vector<v1::PushParametersRequest>& message
 absl::Status Channel::Pull(
     const v1::PullParametersRequest& request,
     const std::function<absl::Status(const v1::PullParametersReply&)>& take) {
-  grpc::ClientContext context;
-  const auto reader = stub_->PullParameters(&context, request);
-  v1::PullParametersReply reply;
   absl::Status taken;
-  while (taken.ok() && reader->Read(&reply)) taken = take(reply);
-  if (!taken.ok()) context.TryCancel();
-  const grpc::Status status = reader->Finish();
-  if (!taken.ok()) return taken;
-  return status.ok() ? absl::OkStatus() : Translate("PullParameters", status);
+  absl::Status pulled = Repeat("PullParameters", {}, [&](grpc::ClientContext& context) {
+    const auto reader = stub_->PullParameters(&context, request);
+    v1::PullParametersReply reply;
+    while (taken.ok() && reader->Read(&reply)) taken = take(reply);
+    if (!taken.ok()) context.TryCancel();
+    const grpc::Status status = reader->Finish();
+    return taken.ok() ? status : grpc::Status::OK;
+  });
+  return taken.ok() ? pulled : taken;
 }
 
 }  // namespace dmuond::client

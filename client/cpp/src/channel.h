@@ -35,16 +35,16 @@ class Channel {
       return (stub_.get()->*method)(&context, request, &reply);
     });
   }
-  // One push; never repeated: a second one would be another attempt.
+  // One push, repeated like calls: it names its attempt.
   absl::Status Push(const std::vector<v1::PushParametersRequest>& messages,
                     v1::PushParametersReply& reply);
+  // `take` gets what comes; the same again when the connection was cut.
   absl::Status Pull(const v1::PullParametersRequest& request,
                     const std::function<absl::Status(const v1::PullParametersReply&)>& take);
 
  private:
   absl::Status Repeat(const char* name, Policy policy,
                       const std::function<grpc::Status(grpc::ClientContext&)>& attempt);
-  absl::Status Translate(const char* name, const grpc::Status& status) const;
 
   const GoneWithin gone_;
   std::shared_ptr<grpc::Channel> channel_;

@@ -82,9 +82,7 @@ absl::Status Session::Impl::Open(const std::string& path) {
   open.set_home_lane(options_.home_lane < hello_.lanes() ? options_.home_lane : -1);
   open.set_poison_parameters(options_.poison);
   open.set_client(client);
-  // The nonce is good for one call.
-  status = channel_->Call("OpenSession", &v1::Trainer::Stub::OpenSession, open, opened_,
-                          {.repeat = false});
+  status = channel_->Call("OpenSession", &v1::Trainer::Stub::OpenSession, open, opened_, {});
   if (!status.ok()) return status;
   last_committed_step_ = opened_.last_committed_step();
   trainer_state_ = opened_.trainer_state();
@@ -143,9 +141,7 @@ absl::Status Session::Impl::Attach() {
     arena.mutable_daemon();
   }
   v1::AttachBuffersReply reply;
-  // A second call would send the descriptors a second time.
-  status = channel_->Call("AttachBuffers", &v1::Trainer::Stub::AttachBuffers, request, reply,
-                          {.repeat = false});
+  status = channel_->Call("AttachBuffers", &v1::Trainer::Stub::AttachBuffers, request, reply, {});
   if (!status.ok()) return status;
   while (!memory_.complete()) {
     absl::StatusOr<AttachSocket::Received> received = attach_->NextFrame();
@@ -302,6 +298,8 @@ absl::Status Session::Impl::Close() {
     v1::CloseSessionReply reply;
     status = channel_->Call("CloseSession", &v1::Trainer::Stub::CloseSession, request, reply,
                             {.timeout = kCallSlack});
+    // The reply was lost: the daemon has closed this trainer's attach socket, or is gone itself.
+    if (ReasonOf(status) == kDaemonLost) status = absl::OkStatus();
   }
   // The connection goes first: without the attach socket it is just another caller. The channel
   // asks the socket whether the daemon lives, so it must not outlive it.

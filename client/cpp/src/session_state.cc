@@ -41,7 +41,7 @@ void AddChunks(const StateTensor& tensor, const std::string& name,
 absl::Status Session::Impl::Push(const std::vector<v1::PushParametersRequest>& messages) {
   v1::PushParametersReply reply;
   absl::Status status = channel_->Push(messages, reply);
-  if (!status.ok()) return status;
+  if (!status.ok()) return Refused(std::move(status));
   next_attempt_ = reply.next_attempt();
   last_committed_step_ = reply.last_committed_step();
   published_attempt_ = reply.next_attempt() - 1;
@@ -54,6 +54,7 @@ absl::Status Session::Impl::PushWeights(const std::vector<std::string>* paramete
   std::vector<v1::PushParametersRequest> messages(1);
   *messages[0].mutable_key() = Key();
   messages[0].set_step(last_committed_step_);
+  messages[0].set_attempt(next_attempt_);
   messages[0].set_all_weights(parameters == nullptr);
   if (parameters != nullptr) {
     for (const std::string& name : *parameters) messages[0].add_weights(name);
@@ -67,6 +68,7 @@ absl::Status Session::Impl::PushState(const std::vector<StateTensor>& tensors) {
   std::vector<v1::PushParametersRequest> messages(1);
   *messages[0].mutable_key() = Key();
   messages[0].set_step(last_committed_step_);
+  messages[0].set_attempt(next_attempt_);
   messages[0].set_state(true);
   for (const StateTensor& tensor : tensors) {
     if (!memory_.Holds(tensor.parameter, tensor.fragment)) {
@@ -101,7 +103,9 @@ absl::StatusOr<std::vector<float>> Session::Impl::Pull(int32_t parameter, StateK
   request.add_kinds(static_cast<v1::StateKind>(kind));
   std::string bytes;
   status = channel_->Pull(request, [&](const v1::PullParametersReply& reply) {
-    if (reply.chunk().fragment() == fragment) bytes += reply.chunk().data();
+    if (reply.chunk().fragment() != fragment) return absl::OkStatus();
+    if (reply.chunk().first_element() == 0) bytes.clear();  // from the beginning again
+    bytes += reply.chunk().data();
     return absl::OkStatus();
   });
   if (!status.ok()) return status;

@@ -196,7 +196,10 @@ class Session:
         Collective: returns when every holder has pushed and the weights are published.
         """
         first = pb.PushParametersRequest(
-            key=self._key, step=self.last_committed_step, all_weights=weights is None
+            key=self._key,
+            step=self.last_committed_step,
+            attempt=self.next_attempt,
+            all_weights=weights is None,
         )
         if weights is not None:
             first.weights.extend(weights)
@@ -208,7 +211,12 @@ class Session:
         Collective, as `push` is. State that is not named stays.
         """
         kept = list(tensors)
-        first = pb.PushParametersRequest(key=self._key, step=self.last_committed_step, state=True)
+        first = pb.PushParametersRequest(
+            key=self._key,
+            step=self.last_committed_step,
+            attempt=self.next_attempt,
+            state=True,
+        )
         self._push(first, lambda: (pb.PushParametersRequest(chunk=c) for c in _chunks(kept)))
 
     # --- steps ---
