@@ -1,4 +1,5 @@
-// One measurement: a model, a daemon of its own, trainers that do nothing but step.
+// One measurement: a model, a daemon of its own, trainers that do nothing but step. Trainers are
+// processes, as in a job: this program again, with --trainer_rank and the flags below.
 #ifndef DMUOND_BENCH_STEP_SCENARIO_H_
 #define DMUOND_BENCH_STEP_SCENARIO_H_
 
@@ -6,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dmuond/client/types.h"
 
@@ -32,6 +34,10 @@ struct Measured {
 };
 
 [[nodiscard]] absl::StatusOr<Measured> Run(const Scenario& scenario);
+
+// Whether this process was started as a trainer, and its whole work.
+[[nodiscard]] bool IsTrainer();
+[[nodiscard]] absl::Status RunTrainer();
 
 }  // namespace dmuond::bench
 

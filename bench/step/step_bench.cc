@@ -177,5 +177,10 @@ int main(int argc, char** argv) {
     if (std::string(argv[i]) == "-J") argv[i] = json_flag;
   }
   absl::ParseCommandLine(argc, argv);
+  if (dmuond::bench::IsTrainer()) {
+    const absl::Status status = dmuond::bench::RunTrainer();
+    if (!status.ok()) std::cerr << "trainer: " << status << "\n";
+    return status.ok() ? 0 : 1;
+  }
   return dmuond::bench::Main();
 }

@@ -29,7 +29,7 @@ absl::StatusOr<bool> Daemon::Wait(const std::function<bool()>& ready, Deadline d
   while (!ready()) {
     const auto now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;
-    changed_.WaitUntil(mutex_, std::min(deadline, now + kLookAtCaller));
+    mutex_.WaitUntil(std::min(deadline, now + kLookAtCaller));
     if (!ready() && cancelled()) return absl::CancelledError("the caller has gone");
   }
   return true;
@@ -164,7 +164,7 @@ void Daemon::ToLanes(const v1::LaneCommand& command) {
 }
 
 void Daemon::OnFormed(uint32_t epoch) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   epoch_ = epoch;
   if (coordinator_ != nullptr) {
     Send(coordinator_->OnFormed(std::chrono::steady_clock::now(), epoch));
@@ -172,22 +172,22 @@ void Daemon::OnFormed(uint32_t epoch) {
   }
   log::Info("group formed",
             {{"epoch", absl::StrCat(epoch)}, {"nodes", absl::StrCat(options_.nodes)}});
-  changed_.NotifyAll();
+  mutex_.Changed();
 }
 
 bool Daemon::formed() {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   return epoch_ != 0;
 }
 
 void Daemon::OnMemberMessage(int32_t node, const v1::MemberMessage& message) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   Send(coordinator_->OnMessage(std::chrono::steady_clock::now(), node, message));
   Pump();
 }
 
 void Daemon::OnMemberGone(int32_t node, const std::string& why) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   epoch_ = 0;
   Send(coordinator_->OnMemberGone(std::chrono::steady_clock::now(), node, why));
   Pump();
@@ -196,13 +196,13 @@ void Daemon::OnMemberGone(int32_t node, const std::string& why) {
 }
 
 void Daemon::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   heard_.push_back(message);
   Pump();
 }
 
 void Daemon::OnCoordinatorGone(const std::string& why) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   epoch_ = 0;
   Fail(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
              absl::StrCat("the coordinating daemon is gone: ", why)));
@@ -213,12 +213,12 @@ void Daemon::Fail(absl::Status status) {
   if (job_ == nullptr) return;
   if (job_->failed.ok()) job_->failed = std::move(status);
   if (job_->memory != nullptr) job_->memory->PoisonAll();
-  changed_.NotifyAll();
+  mutex_.Changed();
 }
 
 void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneReport& report) {
   using Kind = v1::LaneReport::ReportCase;
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   if (generation != generation_ || job_ == nullptr) return;
   LaneState& state = job_->lanes[lane];
   v1::MemberMessage message;
@@ -272,7 +272,7 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
                                  ": ", report.attached().error()));
         }
       }
-      changed_.NotifyAll();
+      mutex_.Changed();
       return;
     case Kind::kUnitIo:
       unit_answers_[report.unit_io().request()] = report.unit_io().error();
@@ -280,7 +280,7 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
         log::Error("state was not transferred",
                    {{"lane", absl::StrCat(lane)}, {"what", report.unit_io().error()}});
       }
-      changed_.NotifyAll();
+      mutex_.Changed();
       return;
     case Kind::kFailed:
       log::Error("lane failed", {{"lane", absl::StrCat(lane)}, {"what", report.failed().what()}});
@@ -291,7 +291,7 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
 }
 
 void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& last_words) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   if (generation != generation_ || job_ == nullptr || job_->lanes[lane].gone) return;
   job_->lanes[lane].gone = true;
   const int32_t id = (options_.node * options_.lanes) + lane;
@@ -307,7 +307,7 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
 void Daemon::Tick() {
   std::vector<std::unique_ptr<LaneProcess>> dead;
   {
-    MutexLock lock(mutex_);
+    StateLock lock(mutex_);
     if (coordinator_ != nullptr) {
       Send(coordinator_->OnTick(std::chrono::steady_clock::now()));
       Pump();
@@ -320,9 +320,9 @@ void Daemon::Tick() {
 void Daemon::Drain(std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   {
-    MutexLock lock(mutex_);
+    StateLock lock(mutex_);
     draining_ = true;
-    changed_.NotifyAll();
+    mutex_.Changed();
     const auto idle = [this]() DMUOND_REQUIRES(mutex_) {
       if (job_ == nullptr || !job_->steps.has_value() || !job_->failed.ok()) return true;
       const bool in_flight = std::any_of(

@@ -24,10 +24,10 @@
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/trainer.pb.h"
 #include "kernels/device.h"
-#include "kernels/mutex.h"
 #include "server/daemon/attach_server.h"
 #include "server/daemon/coordinator.h"
 #include "server/daemon/session.h"
+#include "server/daemon/state_mutex.h"
 #include "server/daemon/state_transfer.h"
 
 namespace dmuond::server {
@@ -197,8 +197,7 @@ class Daemon {
   AttachServer* attach_ = nullptr;
   PeerLinks* peers_ = nullptr;
 
-  Mutex mutex_;
-  CondVar changed_;
+  StateMutex mutex_;
   std::unique_ptr<Coordinator> coordinator_ DMUOND_GUARDED_BY(mutex_);  // node 0
   std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex_);        // to the coordinator
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex_);  // from it

@@ -24,7 +24,7 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
   }
   if (job_->name != wire.job() || job_->plan != nullptr) return;
   absl::Status prepared = Prepare(wire);
-  changed_.NotifyAll();
+  mutex_.Changed();
   if (prepared.ok()) return;
   v1::MemberMessage message;
   message.mutable_plan_ready()->set_node(options_.node);
@@ -123,7 +123,7 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
       if (session.rank != refused.session().rank()) continue;
       if (session.incarnation == refused.session().incarnation()) session.denied = status;
     }
-    changed_.NotifyAll();
+    mutex_.Changed();
     return;
   }
   log::Warn("layout refused", {{"job", job_->name}, {"what", refused.message()}});
@@ -140,7 +140,7 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
   job_->memory.reset();
   job_->plan.reset();
   job_->inputs.reset();
-  changed_.NotifyAll();
+  mutex_.Changed();
 }
 
 void Daemon::EndJob(const std::string& why) {
@@ -157,7 +157,7 @@ void Daemon::EndJob(const std::string& why) {
     sessions_.erase(id);
   }
   job_.reset();
-  changed_.NotifyAll();
+  mutex_.Changed();
 }
 
 void Daemon::FillJobStatus(v1::JobStatus& status) {
@@ -200,7 +200,7 @@ void Daemon::FillJobStatus(v1::JobStatus& status) {
 }
 
 v1::GetStatusReply Daemon::Status() {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   v1::GetStatusReply reply;
   reply.set_version(kBuildVersion);
   reply.set_node(options_.node);
@@ -235,7 +235,7 @@ v1::GetStatusReply Daemon::Status() {
 }
 
 absl::StatusOr<v1::GetPlanReply> Daemon::Plan() {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   if (job_ == nullptr || job_->plan == nullptr) {
     return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
   }
@@ -243,7 +243,7 @@ absl::StatusOr<v1::GetPlanReply> Daemon::Plan() {
 }
 
 absl::StatusOr<v1::GetRoutingReply> Daemon::Routing() {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   if (job_ == nullptr || job_->plan == nullptr) {
     return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
   }

@@ -75,7 +75,7 @@ absl::StatusOr<v1::HelloReply> Daemon::Hello(const v1::HelloRequest& request) {
 
 absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRequest& request,
                                                          const Cancelled& cancelled) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   // The nonce tells a call that is repeated: every attach socket has its own.
   absl::StatusOr<bool> alone =
       Wait([&]() DMUOND_REQUIRES(mutex_) { return !opening_.contains(request.nonce()); },
@@ -92,7 +92,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
   opening_.erase(request.nonce());
   // Who is refused gives the socket up, and starts over with a new one.
   if (!opened.ok()) attach_->Close(peer->id);
-  changed_.NotifyAll();
+  mutex_.Changed();
   return opened;
 }
 
@@ -204,7 +204,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
 
 absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
     const v1::RegisterLayoutRequest& request, const Cancelled& cancelled) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   Session* session = *found;
@@ -350,7 +350,7 @@ absl::Status Daemon::CheckArenas(const Session& session, const v1::AttachBuffers
 
 absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
     const v1::AttachBuffersRequest& request, const Cancelled& cancelled) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   // Its descriptors go out once: a call that is repeated gets the answer of the first.
@@ -380,7 +380,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
     if (reply.ok()) (*found)->attach_reply = *reply;
     if (!reply.ok()) (*found)->attach_request.clear();
   }
-  changed_.NotifyAll();
+  mutex_.Changed();
   return reply;
 }
 
@@ -483,7 +483,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
 }
 
 absl::StatusOr<v1::CloseSessionReply> Daemon::CloseSession(const v1::CloseSessionRequest& request) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   const auto before = closed_.find(request.key().session());
   if (before != closed_.end() && before->second.first == request.key().incarnation()) {
     return before->second.second;
@@ -521,7 +521,7 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   log::Info(closed ? "session closed" : "trainer gone",
             {{"rank", absl::StrCat(session.rank)}, {"pid", absl::StrCat(session.pid)}});
   attach_->Close(session.attach);
-  changed_.NotifyAll();
+  mutex_.Changed();
   if (!session.denied.ok()) return ForgetDenied(id);
   if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
     job_->failed = Error(absl::StatusCode::kUnavailable, "TRAINER_LOST", detail);
@@ -535,7 +535,7 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
 }
 
 void Daemon::OnAttachGone(AttachId id) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   for (const auto& [session_id, session] : sessions_) {
     if (session.attach != id) continue;
     RemoveSession(session_id, /*closed=*/false,

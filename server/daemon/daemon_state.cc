@@ -110,7 +110,7 @@ absl::StatusOr<double> Daemon::ReadUpdates(scheduler::UnitId id) {
 absl::Status Daemon::PullParameters(
     const v1::PullParametersRequest& request, const Cancelled& cancelled,
     const std::function<bool(const v1::PullParametersReply&)>& write) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
@@ -190,7 +190,7 @@ absl::Status Daemon::PullParameters(
 
 absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
                                     PushedState& state) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(key);
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
@@ -241,7 +241,7 @@ absl::Status Daemon::LoadPushedState(const v1::SessionKey& key, const PushedStat
     if (!found.ok()) return found.status();
     (*found)->loading = false;
     if (!spread.ok()) (*found)->load_attempt = 0;  // a corrected one may follow
-    changed_.NotifyAll();
+    mutex_.Changed();
     return spread;
   }
   absl::StatusOr<bool> loaded = Wait(
@@ -394,7 +394,7 @@ absl::Status Daemon::WriteUnit(scheduler::UnitId id, v1::StateKind kind, const v
 
 absl::StatusOr<StateTensor> Daemon::ReadStateForPeer(const v1::ReadStateRequest& request,
                                                      const Cancelled& cancelled) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   if (job_ == nullptr || job_->plan == nullptr ||
       job_->wire.job_incarnation() != request.job_incarnation() || request.unit() < 0 ||
       request.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
@@ -418,7 +418,7 @@ absl::StatusOr<StateTensor> Daemon::ReadStateForPeer(const v1::ReadStateRequest&
 }
 
 absl::Status Daemon::WriteStateForPeer(const v1::WriteStateRequest& request) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   return KeepPending(request);
 }
 

@@ -114,7 +114,7 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
                  absl::StrCat("trainer_state has ", request.trainer_state().size(),
                               " bytes; at most ", kTrainerStateMax, " are allowed"));
   }
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   Session& session = **found;
@@ -158,7 +158,7 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
 
 absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& request,
                                                    const Cancelled& cancelled) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   if (!job_->steps.has_value()) {
@@ -179,7 +179,7 @@ absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& re
 absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersRequest& header,
                                                      const PushedState& state,
                                                      const Cancelled& cancelled) {
-  MutexLock lock(mutex_);
+  StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(header.key());
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
@@ -260,7 +260,7 @@ void Daemon::HandleOpen(const v1::OpenAttempt& open) {
   v1::LaneCommand command;
   *command.mutable_arm() = open;
   ToLanes(command);
-  changed_.NotifyAll();
+  mutex_.Changed();
 }
 
 void Daemon::HandleDecision(const v1::Decision& wire) {
@@ -317,7 +317,7 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
                                                  : decision->outcome.detail}});
       break;
   }
-  changed_.NotifyAll();
+  mutex_.Changed();
 }
 
 void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published) {
@@ -334,7 +334,7 @@ void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& 
   job_->published_lanes.clear();
   job_->published_attempt = published.attempt();
   job_->timing = job_->publishing;
-  if (waiting_for_published_ > 0) changed_.NotifyAll();
+  if (waiting_for_published_ > 0) mutex_.Changed();
 }
 
 absl::Status Daemon::WatchSession(const v1::WatchSessionRequest& request,
@@ -345,7 +345,7 @@ absl::Status Daemon::WatchSession(const v1::WatchSessionRequest& request,
   for (;;) {
     v1::SessionEvent event;
     {
-      MutexLock lock(mutex_);
+      StateLock lock(mutex_);
       absl::StatusOr<Session*> found = Find(request.key());
       if (!found.ok()) return found.status();
       absl::StatusOr<bool> something = Wait(

@@ -1,7 +1,6 @@
 // dmuond: reads its configuration, opens its sockets, and serves until it is told to leave.
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/cpu/core_type.h"
 #include "kernels/cpu/cpu_memory.h"
@@ -23,6 +23,7 @@
 #include "server/daemon/config.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
+#include "server/daemon/health_service.h"
 #include "server/daemon/log.h"
 #include "server/daemon/peers.h"
 #include "server/daemon/services.h"
@@ -33,6 +34,9 @@ namespace dmuond::server {
 namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
+// Threads that wait for calls. One polls at a time, the others sleep.
+constexpr int kPollersMin = 2;
+constexpr int kPollersMax = 32;
 
 DaemonOptions OptionsOf(const Config& config, const std::string& token) {
   DaemonOptions options;
@@ -74,9 +78,11 @@ PeerOptions PeerOptionsOf(const Config& config) {
 
 // Probes of an orchestrator come by TCP; nothing but health is served there. Null where not asked
 // for.
-absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& config) {
+absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& config,
+                                                                grpc::Service* health) {
   if (config.health_address.empty()) return std::unique_ptr<grpc::Server>();
   grpc::ServerBuilder builder;
+  builder.RegisterService(health);
   int port = 0;
   builder.AddListeningPort(config.health_address, grpc::InsecureServerCredentials(), &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -153,12 +159,19 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
   const auto trainer_service = MakeTrainerService(daemon);
   const auto admin_service =
       MakeAdminService(daemon, [&asked_to_drain] { asked_to_drain.store(true); });
-  grpc::EnableDefaultHealthCheckService(true);
+  HealthState health;
+  const auto health_service = MakeHealthService(health);
+  const auto probe_service = MakeHealthService(health);
   if (config.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.AddListeningPort("unix:" + config.socket, grpc::InsecureServerCredentials());
   builder.RegisterService(trainer_service.get());
   builder.RegisterService(admin_service.get());
+  builder.RegisterService(health_service.get());
+  // A waiting call holds a thread, and the default keeps two: each step would start and end some.
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, kPollersMin);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, kPollersMax);
   builder.SetMaxReceiveMessageSize(static_cast<int>(config.message_bytes_max));
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) {
@@ -167,15 +180,11 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
   }
   absl::Status restricted = socket_dir->Restrict(config.socket);
   if (!restricted.ok()) return restricted;
-  absl::StatusOr<std::unique_ptr<grpc::Server>> health_server = StartHealthServer(config);
+  absl::StatusOr<std::unique_ptr<grpc::Server>> health_server =
+      StartHealthServer(config, probe_service.get());
   if (!health_server.ok()) return health_server.status();
-  const auto set_serving = [&](const char* service, bool serving) {
-    for (grpc::Server* each : {server.get(), health_server->get()}) {
-      if (each != nullptr) each->GetHealthCheckService()->SetServingStatus(service, serving);
-    }
-  };
-  set_serving("live", true);
-  set_serving("ready", daemon.formed());
+  health.Set("live", true);
+  health.Set("ready", daemon.formed());
   log::Info("serving", {{"version", kBuildVersion},
                         {"socket", config.socket},
                         {"node", config.node_rank},
@@ -186,7 +195,7 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
   std::atomic<bool> drained{false};
   const auto begin_drain = [&] {
     log::Info("leaving: finishing the step; a second signal ends at once");
-    set_serving("ready", false);
+    health.Set("ready", false);
     drain = std::thread([&] {
       daemon.Drain(config.step_timeout);
       drained.store(true);
@@ -201,9 +210,10 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
     daemon.Tick();
     if (peers != nullptr) peers->Tick();
-    if (!drain.joinable()) set_serving("ready", daemon.formed());
+    if (!drain.joinable()) health.Set("ready", daemon.formed());
   }
   drain.join();
+  health.Stop();
   server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
   if (peers != nullptr) peers->Stop();
   log::Info("left");
@@ -215,6 +225,9 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
 
 int main(int argc, char** argv) {
   using dmuond::server::Config;
+  // gRPC's locks are abseil's. Debian builds them with their search for lock cycles, which costs
+  // several microseconds in each call.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   dmuond::server::StopSignals signals;
   absl::StatusOr<Config> config = dmuond::server::LoadConfig(argc, argv);
   if (!config.ok()) {

@@ -18,7 +18,10 @@ using std::chrono::microseconds;
 
 // Words are looked at this often, by how long nothing has happened. A word that comes right after
 // another one is seen at once; a trainer that computes for a second costs a thousand short looks.
+// Where processors are few, each look takes one from somebody; a trainer's submission, a message,
+// ends the pause anyway.
 constexpr microseconds kShortPause{20};
+constexpr microseconds kShortPauseOnFewCores{100};
 constexpr microseconds kLongPause{1000};
 constexpr microseconds kShortUntil{2000};
 // Polls of a lane that waits for words, before its first sleep, where there are cores to spare. On
@@ -78,7 +81,9 @@ absl::Status Lane::Wait() {
   const bool words = engine_ != nullptr && engine_->watches_words();
   if (words) {
     const bool recent = Clock::now() - last_progress_ < kShortUntil;
-    timeout.tv_nsec = std::chrono::nanoseconds(recent ? kShortPause : kLongPause).count();
+    timeout.tv_nsec = std::chrono::nanoseconds(
+                          recent ? (spins_ > 0 ? kShortPause : kShortPauseOnFewCores) : kLongPause)
+                          .count();
   }
   // Errors of ppoll (EINTR) lead to the same next look as everything else.
   ::ppoll(polls, 2, words ? &timeout : nullptr, nullptr);

@@ -32,6 +32,11 @@ Channel::Channel(const std::string& path, GoneWithin gone) : gone_(std::move(gon
   // Sessions of one process must not share a connection: each ends with its own.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
+  // Nor what a network needs: retries of gRPC's own (calls are repeated below), compression,
+  // tracing. Deadlines stay.
+  arguments.SetInt(GRPC_ARG_MINIMAL_STACK, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_DEADLINE_CHECKS, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // A local socket needs no courtesy: gRPC's own first pause is a second.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);

@@ -163,7 +163,8 @@ Outcome FromProto(const v1::Outcome& outcome) {
 
 StepTiming FromProto(const v1::StepTiming& timing) {
   return {timing.collect_us(), timing.decide_us(), timing.update_us(), timing.publish_us(),
-          timing.quiet_us()};
+          timing.quiet_us(),   timing.sum_us(),    timing.sum_bytes(), timing.norm_us(),
+          timing.copy_us(),    timing.copy_bytes()};
 }
 
 }  // namespace dmuond::client

@@ -173,6 +173,12 @@ struct StepTiming {
   double update_us = 0;
   double publish_us = 0;
   double quiet_us = 0;
+  // Work on memory alone, and the bytes that it read and wrote.
+  double sum_us = 0;
+  int64_t sum_bytes = 0;
+  double norm_us = 0;
+  double copy_us = 0;
+  int64_t copy_bytes = 0;
 };
 
 // One line of the routing table: who updates a parameter, and why.
