@@ -1,0 +1,214 @@
+#include "server/storage/posix_storage.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::server::storage {
+namespace {
+
+using wire::UniqueFd;
+
+// Written bytes are handed to the disk in parts of this size while more are coming, so that the
+// final fsync waits for the last of them only.
+constexpr int64_t kWriteBehindBytes = int64_t{16} << 20;
+// Linux writes at most 2 GiB in one call; less keeps a dying process's last call short.
+constexpr size_t kCallBytesMax = size_t{64} << 20;
+
+absl::Status Failed(const char* what, const std::string& path, int error) {
+  const std::string message = absl::StrCat(what, " ", path, ": ", std::strerror(error));
+  switch (error) {
+    case ENOENT:
+      return absl::NotFoundError(message);
+    case EEXIST:
+      return absl::AlreadyExistsError(message);
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return absl::ResourceExhaustedError(message);
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(message);
+    default:
+      return absl::UnavailableError(message);
+  }
+}
+
+class PosixWritableFile : public WritableFile {
+ public:
+  PosixWritableFile(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
+
+  absl::Status Append(std::span<const std::byte> data) override {
+    while (!data.empty()) {
+      const ssize_t n = ::write(fd_.get(), data.data(), std::min(data.size(), kCallBytesMax));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return Failed("write to", path_, errno);
+      data = data.subspan(n);
+      written_ += n;
+      WriteBehind();
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Sync() override {
+    return ::fsync(fd_.get()) == 0 ? absl::OkStatus() : Failed("fsync", path_, errno);
+  }
+
+  absl::Status Close() override {
+    return ::close(fd_.Release()) == 0 ? absl::OkStatus() : Failed("close", path_, errno);
+  }
+
+ private:
+  // Only a hint: an error shows in fsync, which counts.
+  void WriteBehind() {
+    if (written_ - handed_over_ < kWriteBehindBytes) return;
+    (void)::sync_file_range(fd_.get(), handed_over_, written_ - handed_over_,
+                            SYNC_FILE_RANGE_WRITE);
+    handed_over_ = written_;
+  }
+
+  UniqueFd fd_;
+  std::string path_;
+  int64_t written_ = 0;
+  int64_t handed_over_ = 0;
+};
+
+class PosixReadableFile : public ReadableFile {
+ public:
+  PosixReadableFile(UniqueFd fd, std::string path, int64_t size)
+      : fd_(std::move(fd)), path_(std::move(path)), size_(size) {}
+
+  [[nodiscard]] int64_t size() const override { return size_; }
+
+  absl::Status ReadAt(int64_t offset, std::span<std::byte> out) const override {
+    while (!out.empty()) {
+      const ssize_t n = ::pread(fd_.get(), out.data(), std::min(out.size(), kCallBytesMax), offset);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return Failed("read from", path_, errno);
+      if (n == 0) {
+        return absl::OutOfRangeError(absl::StrCat("read from ", path_, ": it ends at byte ", offset,
+                                                  ", ", out.size(), " more are wanted"));
+      }
+      out = out.subspan(n);
+      offset += n;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  UniqueFd fd_;
+  std::string path_;
+  int64_t size_;
+};
+
+class PosixStorage : public Storage {
+ public:
+  PosixStorage(UniqueFd root, std::string name) : root_(std::move(root)), name_(std::move(name)) {}
+
+  [[nodiscard]] std::string Describe(const std::string& path) const override {
+    return path.empty() ? name_ : absl::StrCat(name_, "/", path);
+  }
+
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    UniqueFd fd(::openat(root_.get(), path.c_str(),
+                         O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0640));
+    if (!fd.valid()) return Failed("create", Describe(path), errno);
+    return std::make_unique<PosixWritableFile>(std::move(fd), Describe(path));
+  }
+
+  absl::StatusOr<std::unique_ptr<ReadableFile>> Open(const std::string& path) override {
+    // O_NONBLOCK: a pipe in a file's place must not stop us here.
+    UniqueFd fd(
+        ::openat(root_.get(), path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+    if (!fd.valid()) return Failed("open", Describe(path), errno);
+    struct stat info {};
+    if (::fstat(fd.get(), &info) != 0) return Failed("stat", Describe(path), errno);
+    if (!S_ISREG(info.st_mode)) {
+      return absl::UnavailableError(absl::StrCat("open ", Describe(path), ": not a regular file"));
+    }
+    return std::make_unique<PosixReadableFile>(std::move(fd), Describe(path), info.st_size);
+  }
+
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (::renameat(root_.get(), from.c_str(), root_.get(), to.c_str()) == 0) {
+      return absl::OkStatus();
+    }
+    return Failed("rename", absl::StrCat(Describe(from), " to ", Describe(to)), errno);
+  }
+
+  absl::Status Remove(const std::string& path) override { return Unlink(path, 0); }
+  absl::Status RemoveDirectory(const std::string& path) override {
+    return Unlink(path, AT_REMOVEDIR);
+  }
+
+  absl::Status MakeDirectory(const std::string& path) override {
+    if (::mkdirat(root_.get(), path.c_str(), 0750) == 0) return absl::OkStatus();
+    if (errno != EEXIST) return Failed("make directory", Describe(path), errno);
+    return OpenDirectory(path).status();
+  }
+
+  absl::Status SyncDirectory(const std::string& path) override {
+    absl::StatusOr<UniqueFd> fd = OpenDirectory(path);
+    if (!fd.ok()) return fd.status();
+    return ::fsync(fd->get()) == 0 ? absl::OkStatus()
+                                   : Failed("fsync directory", Describe(path), errno);
+  }
+
+  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
+    absl::StatusOr<UniqueFd> fd = OpenDirectory(path);
+    if (!fd.ok()) return fd.status();
+    DIR* stream = ::fdopendir(fd->get());
+    if (stream == nullptr) return Failed("list", Describe(path), errno);
+    (void)fd->Release();
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* entry = ::readdir(stream)) {
+      const std::string name = entry->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+      errno = 0;
+    }
+    const int error = errno;
+    ::closedir(stream);
+    if (error != 0) return Failed("list", Describe(path), error);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+ private:
+  absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path) {
+    UniqueFd fd(::openat(root_.get(), path.empty() ? "." : path.c_str(),
+                         O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!fd.valid()) return Failed("open directory", Describe(path), errno);
+    return fd;
+  }
+
+  absl::Status Unlink(const std::string& path, int flags) {
+    return ::unlinkat(root_.get(), path.c_str(), flags) == 0
+               ? absl::OkStatus()
+               : Failed("remove", Describe(path), errno);
+  }
+
+  UniqueFd root_;
+  std::string name_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& root) {
+  UniqueFd fd(::open(root.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return Failed("open directory", root, errno);
+  return std::make_unique<PosixStorage>(std::move(fd), root);
+}
+
+}  // namespace dmuond::server::storage

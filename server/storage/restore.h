@@ -1,0 +1,28 @@
+// Carries out what scheduler::PlanRestore() has planned: from a snapshot's files into host memory.
+#ifndef DMUOND_SERVER_STORAGE_RESTORE_H_
+#define DMUOND_SERVER_STORAGE_RESTORE_H_
+
+#include <span>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "scheduler/plan.h"
+#include "scheduler/restore_plan.h"
+#include "server/storage/snapshot_reader.h"
+
+namespace dmuond::server::storage {
+
+// Memory for one tensor of one unit: as many values as the unit has elements, row-major in its box.
+// Asked for again whenever another saved box has a part of it.
+using RestoreTarget = absl::FunctionRef<std::span<float>(scheduler::UnitId unit, StateTensor kind)>;
+
+// Fills every tensor of every unit that `parts` (one lane's, or several lanes' together, by saved)
+// reads. Each saved tensor is read once, in its order. What the targets hold is the state only if
+// OK comes back; DATA_LOSS names file and tensor.
+absl::Status Restore(SnapshotReader& reader, const std::vector<scheduler::SavedUnit>& saved,
+                     const scheduler::Plan& plan, std::span<const scheduler::RestorePart> parts,
+                     RestoreTarget target);
+
+}  // namespace dmuond::server::storage
+
+#endif  // DMUOND_SERVER_STORAGE_RESTORE_H_

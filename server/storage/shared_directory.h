@@ -1,0 +1,48 @@
+// Proof that all daemons of a group see one snapshot directory, made when they join: each reads
+// what the coordinator has put there, and the coordinator reads what each has put there in turn.
+//
+//   coordinator                                  member
+//   DirectoryProof proof = Begin(storage, name, secret);
+//   sends proof.name ───────────────────────────→ AnswerProof(storage, name, node)
+//   CheckAnswers(storage, proof, nodes);  ←────── "answered"
+//   EndProof(storage, proof, nodes);
+//
+// The secret travels by the directory alone. Threads: any.
+#ifndef DMUOND_SERVER_STORAGE_SHARED_DIRECTORY_H_
+#define DMUOND_SERVER_STORAGE_SHARED_DIRECTORY_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "scheduler/types.h"
+#include "server/storage/storage.h"
+
+namespace dmuond::server::storage {
+
+struct DirectoryProof {
+  std::string name;    // of the file
+  std::string secret;  // what it holds
+};
+
+// `nonce` and `secret` are random, and never used twice.
+absl::StatusOr<DirectoryProof> BeginProof(Storage& storage, uint64_t nonce, uint64_t secret);
+
+// Writes the secret, as found, into this member's own file beside it. FAILED_PRECONDITION naming
+// the directory where the proof is not in it; INVALID_ARGUMENT for a name that is none.
+absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::NodeRank node);
+
+// FAILED_PRECONDITION naming directory and nodes whose answer is missing or another. A network
+// file system may show a new file late: ask again before giving up.
+absl::Status CheckAnswers(Storage& storage, const DirectoryProof& proof, int32_t nodes);
+
+// Removes the files.
+void EndProof(Storage& storage, const DirectoryProof& proof, int32_t nodes);
+
+// Removes what proofs have left behind that never ended.
+absl::Status RemoveOldProofs(Storage& storage);
+
+}  // namespace dmuond::server::storage
+
+#endif  // DMUOND_SERVER_STORAGE_SHARED_DIRECTORY_H_

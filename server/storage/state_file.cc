@@ -1,0 +1,89 @@
+#include "server/storage/state_file.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/storage/manifest.h"
+
+namespace dmuond::server::storage {
+
+std::vector<StateUnit> StateUnitsOf(const scheduler::Layout& layout, const scheduler::Plan& plan,
+                                    const std::vector<scheduler::UnitId>& units) {
+  std::vector<StateUnit> out;
+  out.reserve(units.size());
+  for (scheduler::UnitId id : units) {
+    const scheduler::Unit& unit = plan.units[id.value()];
+    const scheduler::Parameter& parameter = layout.parameters[unit.parameter];
+    out.push_back({.parameter = parameter.name,
+                   .parameter_shape = parameter.shape,
+                   .kind = unit.kind,
+                   .box = unit.box});
+  }
+  return out;
+}
+
+absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> SnapshotFileWriter::Create(
+    Storage& storage, const std::string& job, const SnapshotId& id, v1::SnapshotFile::Kind kind,
+    int32_t owner, std::vector<TensorInfo> tensors) {
+  if (absl::Status status = CheckJobName(job); !status.ok()) return status;
+  std::unique_ptr<SnapshotFileWriter> file(new SnapshotFileWriter(
+      storage, absl::StrCat(job, "/", DirectoryName(id)), kind, owner,
+      kind == v1::SnapshotFile::KIND_STATE ? StateFileName(scheduler::LaneId(owner))
+                                           : TrainersFileName(scheduler::NodeRank(owner))));
+  const std::string temporary = absl::StrCat(file->directory_, "/", file->name_, kTemporarySuffix);
+  // An earlier try of the same file may have ended without a word.
+  if (absl::Status status = storage.Remove(temporary); !status.ok() && !absl::IsNotFound(status)) {
+    return status;
+  }
+  absl::StatusOr<std::unique_ptr<SafetensorsWriter>> writer =
+      SafetensorsWriter::Create(storage, temporary,
+                                {{"dmuond_format", absl::StrCat(kManifestFormat)},
+                                 {"job", job},
+                                 {"step", absl::StrCat(id.step.value())},
+                                 {"attempt", absl::StrCat(id.attempt.value())}},
+                                std::move(tensors));
+  if (!writer.ok()) return writer.status();
+  file->writer_ = *std::move(writer);
+  return file;
+}
+
+absl::StatusOr<v1::SnapshotFile> SnapshotFileWriter::Finish() {
+  absl::StatusOr<FileSummary> summary = writer_->Finish();
+  if (!summary.ok()) return summary.status();
+  const std::string path = absl::StrCat(directory_, "/", name_);
+  if (absl::Status status = storage_.Rename(absl::StrCat(path, kTemporarySuffix), path);
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status = storage_.SyncDirectory(directory_); !status.ok()) return status;
+  return ToRecord(name_, kind_, owner_, *summary);
+}
+
+absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> CreateStateFile(Storage& storage,
+                                                                    const StateFile& file) {
+  std::vector<TensorInfo> tensors;
+  std::vector<int64_t> updates;
+  // 8-byte values first: then every tensor is aligned to its type, however odd the boxes are.
+  for (const StateUnit& unit : file.units) {
+    tensors.push_back({.name = TensorNameOf(unit.parameter, unit.parameter_shape,
+                                            StateTensor::kUpdates, unit.box),
+                       .type = TensorType::kI64});
+    updates.push_back(static_cast<int64_t>(unit.updates));
+  }
+  for (const StateUnit& unit : file.units) {
+    for (StateTensor kind : TensorsOf(unit.kind)) {
+      tensors.push_back({.name = TensorNameOf(unit.parameter, unit.parameter_shape, kind, unit.box),
+                         .type = TensorType::kF32,
+                         .shape = scheduler::ShapeOf(unit.box)});
+    }
+  }
+  absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> writer =
+      SnapshotFileWriter::Create(storage, file.job, file.id, v1::SnapshotFile::KIND_STATE,
+                                 file.lane.value(), std::move(tensors));
+  if (!writer.ok()) return writer.status();
+  absl::Status status = (*writer)->Append(std::as_bytes(std::span<const int64_t>(updates)));
+  if (!status.ok()) return status;
+  return writer;
+}
+
+}  // namespace dmuond::server::storage

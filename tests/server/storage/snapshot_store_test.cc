@@ -1,0 +1,219 @@
+#include "server/storage/snapshot_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/storage/manifest.h"
+#include "server/storage/shared_directory.h"
+#include "tests/server/storage/fault_storage.h"
+#include "tests/server/storage/snapshots.h"
+
+namespace dmuond::server::storage {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using testing::FaultStorage;
+using ::testing::HasSubstr;
+using testing::IdAt;
+using ::testing::IsEmpty;
+using testing::Job;
+using testing::kJob;
+using testing::MakeJob;
+using testing::Save;
+
+class SnapshotStoreTest : public ::testing::Test {
+ protected:
+  void SaveAll(const std::vector<int64_t>& steps) {
+    for (int64_t step : steps) ASSERT_TRUE(Save(storage_, job_, step).ok());
+  }
+  std::vector<std::string> Listed() {
+    std::vector<std::string> out;
+    const std::vector<SnapshotEntry> entries = store_.List().value();
+    for (const SnapshotEntry& entry : entries) {
+      out.push_back(absl::StrCat(entry.id.step.value(), " ", Name(entry.state)));
+    }
+    return out;
+  }
+  std::string Path(int64_t step, const std::string& name) {
+    return absl::StrCat(store_.PathOf(IdAt(step)), "/", name);
+  }
+
+  Job job_ = MakeJob(2, 1, 2);
+  FaultStorage storage_{1};
+  SnapshotStore store_ = SnapshotStore::Create(storage_, kJob).value();
+};
+
+TEST_F(SnapshotStoreTest, AJobWithoutADirectoryHasNoSnapshots) {
+  EXPECT_THAT(Listed(), IsEmpty());
+  EXPECT_EQ(store_.Newest().value(), std::nullopt);
+  EXPECT_EQ(store_.LargestEpoch().value(), scheduler::GroupEpoch(0));
+  EXPECT_TRUE(store_.Retain(1).ok());
+  EXPECT_TRUE(store_.RemoveLeftovers(IdAt(9).attempt).ok());
+  EXPECT_TRUE(absl::IsNotFound(store_.Find(scheduler::StepId(3)).status()));
+}
+
+TEST_F(SnapshotStoreTest, ASnapshotExistsWhenItsManifestDoes) {
+  SaveAll({5, 6});
+  ASSERT_TRUE(store_.Prepare(IdAt(7)).ok());
+  EXPECT_THAT(Listed(), ElementsAre("7 unfinished", "6 durable", "5 durable"));
+  EXPECT_EQ(store_.Newest()->value().id, IdAt(6));
+  EXPECT_EQ(store_.Find(scheduler::StepId(5))->id, IdAt(5));
+  EXPECT_THAT(std::string(store_.Find(scheduler::StepId(7)).status().message()),
+              HasSubstr("it has steps 6, 5"));
+}
+
+TEST_F(SnapshotStoreTest, NewerAttemptsCountEvenWithSmallerSteps) {
+  SaveAll({5, 6});
+  // Epoch 3 went on from step 4 and has come to 5 again.
+  const SnapshotId again{scheduler::MakeAttempt(scheduler::GroupEpoch(3), 1), scheduler::StepId(5)};
+  ASSERT_TRUE(store_.Prepare(again).ok());
+  EXPECT_EQ(store_.LargestEpoch().value(), scheduler::GroupEpoch(3)) << "unfinished ones count too";
+  v1::SnapshotManifest manifest = store_.Newest()->value().manifest;
+  manifest.set_step(5);
+  manifest.set_attempt(again.attempt.value());
+  for (const v1::SnapshotFile& file : manifest.files()) {
+    const std::string to = absl::StrCat(store_.PathOf(again), "/", file.name());
+    ASSERT_TRUE(storage_.Create(to).ok());
+    storage_.SetContents(to, storage_.Contents(Path(6, file.name())));
+  }
+  ASSERT_TRUE(store_.Commit(manifest).ok());
+  EXPECT_EQ(store_.Newest()->value().id, again);
+  EXPECT_EQ(store_.Find(scheduler::StepId(5))->id, again);
+}
+
+TEST_F(SnapshotStoreTest, RetentionKeepsTheNewestAndWhatIsBroken) {
+  SaveAll({1, 2, 3, 4, 5});
+  storage_.FlipBit(Path(2, kManifestName), 5000);
+  ASSERT_TRUE(store_.Prepare(IdAt(6)).ok());
+  ASSERT_TRUE(store_.Retain(2).ok());
+  EXPECT_THAT(Listed(), ElementsAre("6 unfinished", "5 durable", "4 durable", "2 broken"));
+}
+
+TEST_F(SnapshotStoreTest, RetentionNeverCountsABrokenOne) {
+  SaveAll({1, 2, 3});
+  storage_.Truncate(Path(3, "lane-00000.safetensors"), 100);
+  ASSERT_TRUE(store_.Retain(2).ok());
+  EXPECT_THAT(Listed(), ElementsAre("3 broken", "2 durable", "1 durable"));
+}
+
+TEST_F(SnapshotStoreTest, LeftoversGoExceptTheSnapshotBeingWritten) {
+  SaveAll({1});
+  ASSERT_TRUE(store_.Prepare(IdAt(2)).ok());
+  ASSERT_TRUE(storage_.Create(Path(2, "lane-00000.safetensors.tmp")).ok());
+  ASSERT_TRUE(store_.Prepare(IdAt(3)).ok());
+  ASSERT_TRUE(store_.RemoveLeftovers(IdAt(3).attempt).ok());
+  EXPECT_THAT(Listed(), ElementsAre("3 unfinished", "1 durable"));
+}
+
+TEST_F(SnapshotStoreTest, WhatIsSetAsideCountsNoMoreAndGoesWhenNewerOnesAreThere) {
+  SaveAll({1, 2, 3});
+  ASSERT_TRUE(store_.SetAsideAfter(IdAt(1)).ok());
+  EXPECT_THAT(Listed(), ElementsAre("3 set aside", "2 set aside", "1 durable"));
+  EXPECT_EQ(store_.Newest()->value().id, IdAt(1));
+  storage_.Restart();
+  EXPECT_EQ(store_.Newest()->value().id, IdAt(1)) << "set aside durably";
+  ASSERT_TRUE(store_.RemoveLeftovers(IdAt(9).attempt).ok());
+  ASSERT_TRUE(store_.Retain(1).ok());
+  EXPECT_THAT(Listed(), ElementsAre("3 set aside", "2 set aside", "1 durable"));
+  SaveAll({4});
+  ASSERT_TRUE(store_.Retain(1).ok());
+  EXPECT_THAT(Listed(), ElementsAre("4 durable"));
+}
+
+TEST_F(SnapshotStoreTest, CommitLooksForEveryFile) {
+  SaveAll({1});
+  v1::SnapshotManifest manifest = store_.Newest()->value().manifest;
+  manifest.set_step(2);
+  manifest.set_attempt(IdAt(2).attempt.value());
+  ASSERT_TRUE(store_.Prepare(IdAt(2)).ok());
+  const absl::Status status = store_.Commit(manifest);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("lane-00000.safetensors"));
+  EXPECT_EQ(store_.Newest()->value().id, IdAt(1));
+  manifest.set_job("other");
+  EXPECT_EQ(store_.Commit(manifest).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SnapshotStoreTest, AManifestInAnotherDirectoryIsNotThatSnapshot) {
+  SaveAll({1});
+  ASSERT_TRUE(storage_.Rename(store_.PathOf(IdAt(1)), store_.PathOf(IdAt(9))).ok());
+  const std::vector<SnapshotEntry> entries = store_.List().value();
+  ASSERT_EQ(entries[0].state, SnapshotState::kBroken);
+  EXPECT_THAT(std::string(entries[0].problem.message()),
+              AllOf(HasSubstr("step-000000000009.1.9"), HasSubstr("is of job run7, step 1")));
+}
+
+TEST_F(SnapshotStoreTest, JobsAreThoseWithSnapshots) {
+  SaveAll({1});
+  ASSERT_TRUE(storage_.MakeDirectory("lost+found").ok());
+  ASSERT_TRUE(storage_.MakeDirectory("other").ok());
+  ASSERT_TRUE(storage_.Create("file").ok());
+  EXPECT_THAT(JobsIn(storage_).value(), ElementsAre(kJob));
+  EXPECT_FALSE(SnapshotStore::Create(storage_, "../x").ok());
+}
+
+// ---- the proof that a directory is shared ----
+
+TEST(SharedDirectoryTest, HoldsWhereAllSeeOneDirectory) {
+  FaultStorage storage(1);
+  const DirectoryProof proof = BeginProof(storage, 0x12, 0x34).value();
+  for (int32_t node = 0; node < 3; ++node) {
+    ASSERT_TRUE(AnswerProof(storage, proof.name, scheduler::NodeRank(node)).ok());
+  }
+  EXPECT_TRUE(AnswerProof(storage, proof.name, scheduler::NodeRank(2)).ok()) << "a second join";
+  EXPECT_TRUE(CheckAnswers(storage, proof, 3).ok());
+  EndProof(storage, proof, 3);
+  EXPECT_THAT(storage.List("").value(), IsEmpty());
+}
+
+TEST(SharedDirectoryTest, NamesTheNodesThatHaveAnother) {
+  FaultStorage storage(1);
+  FaultStorage elsewhere(2);
+  const DirectoryProof proof = BeginProof(storage, 0x12, 0x34).value();
+  ASSERT_TRUE(AnswerProof(storage, proof.name, scheduler::NodeRank(0)).ok());
+  const absl::Status refused = AnswerProof(elsewhere, proof.name, scheduler::NodeRank(1));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("node 1"));
+  // A copy of the directory, made after the proof began, answers in the wrong place.
+  ASSERT_TRUE(BeginProof(elsewhere, 0x12, 0x34).ok());
+  ASSERT_TRUE(AnswerProof(elsewhere, proof.name, scheduler::NodeRank(2)).ok());
+  const absl::Status status = CheckAnswers(storage, proof, 3);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no proof from 1, 2"));
+}
+
+TEST(SharedDirectoryTest, ASecretThatIsAnotherIsNoProof) {
+  FaultStorage storage(1);
+  const DirectoryProof proof = BeginProof(storage, 0x12, 0x34).value();
+  ASSERT_TRUE(AnswerProof(storage, proof.name, scheduler::NodeRank(0)).ok());
+  storage.SetContents(proof.name + ".0", "0000000000000035");
+  EXPECT_THAT(std::string(CheckAnswers(storage, proof, 1).message()),
+              HasSubstr("0 (wrote something else)"));
+}
+
+TEST(SharedDirectoryTest, NamesThatAreNoProofsAreRefused) {
+  FaultStorage storage(1);
+  for (const char* name : {"", "../secret", ".dmuond-proof-", ".dmuond-proof-000000000000001/",
+                           ".dmuond-proof-0000000000000012.0"}) {
+    EXPECT_EQ(AnswerProof(storage, name, scheduler::NodeRank(0)).code(),
+              absl::StatusCode::kInvalidArgument)
+        << name;
+  }
+}
+
+TEST(SharedDirectoryTest, OldProofsAreRemoved) {
+  FaultStorage storage(1);
+  ASSERT_TRUE(BeginProof(storage, 1, 2).ok());
+  ASSERT_TRUE(storage.Create("kept").ok());
+  ASSERT_TRUE(RemoveOldProofs(storage).ok());
+  EXPECT_THAT(storage.List("").value(), ElementsAre("kept"));
+}
+
+}  // namespace
+}  // namespace dmuond::server::storage
