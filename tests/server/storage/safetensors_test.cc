@@ -51,7 +51,7 @@ TEST(SafetensorsHeaderTest, RefusesTensorsThatNoFileCanHold) {
   };
   refuse({{.name = ""}}, "name");
   refuse({{.name = "__metadata__"}}, "name");
-  refuse({{.name = "bad \xff"}}, "bad \\xFF");
+  refuse({{.name = "bad \xff"}}, "bad \\xff");
   refuse({{.name = "x"}, {.name = "x"}}, "\"x\" is there twice");
   refuse({{.name = "x", .shape = {int64_t{1} << 40, int64_t{1} << 40}}}, "too large");
   refuse({{.name = "x"}, {.name = "count", .type = TensorType::kI64}},
