@@ -198,7 +198,9 @@ def main() -> None:
         print(f"{name:>10} {tensors:>8} {arguments.trainers:>9} {arguments.steps:>7}", end="")
         print(f" {p50:>10.0f} {p99:>10.0f} {least:>11.0f}", flush=True)
         row = {"name": name, "tensors": tensors, "trainers": arguments.trainers}
-        rows.append(row | {"steps": arguments.steps, "p50_us": p50, "p99_us": p99, "least_us": least})
+        rows.append(
+            row | {"steps": arguments.steps, "p50_us": p50, "p99_us": p99, "least_us": least}
+        )
     if arguments.json:
         Path(arguments.json).write_text(json.dumps({"machine": machine, "steps": rows}, indent=2))
 

@@ -19,6 +19,26 @@ constexpr int32_t kWorldMax = 1 << 20;
 constexpr size_t kArenasMax = 64;
 constexpr size_t kClosedKept = 1024;
 
+// What a lane would otherwise find out, and end.
+absl::Status CheckGroups(const v1::Registration& registration) {
+  for (int i = 0; i < registration.groups_size(); ++i) {
+    const absl::Status valid = FromProto(registration.groups(i)).status();
+    if (!valid.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", registration.rank(), ", groups[", i,
+                                                     "]: ", std::string(valid.message())));
+    }
+  }
+  for (const v1::Parameter& parameter : registration.parameters()) {
+    if (parameter.route() == v1::ROUTE_TRAINER) continue;
+    if (parameter.group() < 0 || parameter.group() >= registration.groups_size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rank ", registration.rank(), ": parameter '", parameter.name(), "' is of group ",
+          parameter.group(), ", and there are ", registration.groups_size(), " groups"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 bool ValidJobName(const std::string& name) {
   if (name.empty() || name.size() > kJobNameMax) return false;
   return std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -222,6 +242,7 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   absl::StatusOr<scheduler::Registration> parsed = FromProto(registration);
   if (!parsed.ok()) return WithReason(parsed.status(), "LAYOUT_INVALID");
   absl::Status valid = scheduler::Validate(*parsed);
+  if (valid.ok()) valid = CheckGroups(registration);
   if (!valid.ok()) return WithReason(valid, "LAYOUT_INVALID");
 
   const int64_t refusals = session->refusals;

@@ -1,5 +1,6 @@
 """A trainer on the core client: holds any boxes of any tensors, and makes gradients from seeds."""
 
+import sys
 import zlib
 from dataclasses import dataclass, field
 
@@ -124,6 +125,14 @@ class Trainer:
     def __init__(self, rank: int, world: int, job: Job, **session):
         self.job, self.rank = job, rank
         self.session = dmuond.Session(rank=rank, world_size=world, job=job.name, **session)
+        try:
+            self._prepare()
+        except BaseException:
+            self.session.__exit__(*sys.exc_info())
+            raise
+
+    def _prepare(self):
+        job, rank = self.job, self.rank
         parameters, fragments, size, self.index = _messages(job, rank)
         config = types.GroupConfig(preset=job.preset)
         if job.ns_dtype:

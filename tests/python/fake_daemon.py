@@ -1,7 +1,7 @@
-"""A daemon of one process for one rank: real sockets, real memfds, real futexes, numpy arithmetic.
+"""A daemon of one process for one rank, which computes nothing: real sockets, memfds, futexes.
 
 What the client does when a daemon misbehaves (dies, aborts, refuses, answers late) is tested with
-it; what the optimizer computes is tested with the real one.
+it; everything else with the real one.
 """
 
 import ctypes
@@ -16,10 +16,8 @@ import numpy as np
 from dmuond import timeline, types
 from dmuond._proto import attach_pb2, trainer_pb2_grpc
 from dmuond._proto import trainer_pb2 as pb
-from reference import AdamW, MuonMatrix
 
 EPOCH = 1 << 32
-_DTYPES = {types.ELEMENT_TYPE_FLOAT32: np.float32, types.ELEMENT_TYPE_FLOAT16: np.float16}
 
 
 def error_details(reason: str, metadata: dict[str, str]) -> bytes:
@@ -47,17 +45,20 @@ def abort(context, code, message, reason, **metadata):
 
 
 class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
-    """For tests to read or set: submits, ready_at_submit, outcomes; refusals (to answer next)."""
+    """For tests to read: submits, pushed, ready_at_submit, ready_at_wait (words of the page).
+
+    To set: outcomes and refusals (to answer next), stored (state by name and kind).
+    """
 
     def __init__(self, path: str):
         self.path = path
         self.submits: list[pb.SubmitStepRequest] = []
-        self.pushes: list[pb.PushParametersRequest] = []
-        self.states: list[pb.StateChunk] = []
+        self.pushed: list[pb.StateChunk] = []
+        self.stored: dict[tuple[str, int], np.ndarray] = {}
         self.ready_at_submit: list[list[int]] = []
+        self.ready_at_wait: list[list[int]] = []
         self.outcomes: list[types.Outcome] = []  # instead of committing, in order
         self.refusals: list[tuple] = []
-        self.closed = False
         self.step = 0
         self.attempt = EPOCH + 1
         self.buckets = 2
@@ -91,24 +92,15 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self._listener.close()
         self._server.stop(0).wait()
 
-    def trainer_is_gone(self, timeout_s: float) -> bool:
-        self._client.settimeout(timeout_s)
-        try:
-            return self._client.recv(1) == b""
-        except TimeoutError:
-            return False
-
     # --- calls ---
 
     def Hello(self, request, context):  # noqa: N802
         return pb.HelloReply(version=1, server="fake", lanes=1, device_type="cpu")
 
     def OpenSession(self, request, context):  # noqa: N802
-        self.opened = request
         return pb.OpenSessionReply(session=7, incarnation=3)
 
     def RegisterLayout(self, request, context):  # noqa: N802
-        self.layout = request
         reply = pb.RegisterLayoutReply(buckets=self.buckets)
         for index, parameter in enumerate(request.parameters):
             left_alone = parameter.route == types.ROUTE_TRAINER
@@ -125,13 +117,9 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         return reply
 
     def AttachBuffers(self, request, context):  # noqa: N802
-        self.arenas = {}
         for arena in request.arenas:
             descriptor = os.memfd_create("arena")
             os.ftruncate(descriptor, arena.size_bytes)
-            self.arenas[arena.id] = np.memmap(
-                f"/proc/self/fd/{descriptor}", np.uint8, "r+", shape=(arena.size_bytes,)
-            )
             self._send_memory(
                 descriptor,
                 arena={"session": 7, "arena": arena.id, "size_bytes": arena.size_bytes},
@@ -152,53 +140,21 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         os.close(descriptor)
 
     def PushParameters(self, requests, context):  # noqa: N802
-        received = list(requests)
-        self.pushes.append(received[0])
-        self.states += [message.chunk for message in received[1:]]
-        if received[0].all_weights:
-            self.units = {}
-            for fragment in self.layout.fragments:
-                parameter = self.layout.parameters[fragment.parameter]
-                if parameter.route == types.ROUTE_TRAINER:
-                    continue
-                weight = self._view(fragment, fragment.weight)
-                muon = parameter.route == types.ROUTE_MUON
-                preset = self.layout.groups[parameter.group].preset
-                unit = MuonMatrix(weight, preset) if muon else AdamW(weight)
-                self.units[fragment.parameter] = (fragment, unit)
-        else:
-            for name in received[0].weights:
-                for index, (fragment, unit) in self.units.items():
-                    if self.layout.parameters[index].name == name:
-                        unit.weight = np.array(self._view(fragment, fragment.weight), np.float64)
-        self._publish()
+        _, *chunks = requests
+        self.pushed += [message.chunk for message in chunks]
+        attempt, self.attempt = self.attempt, self.attempt + 1
+        self._publish(attempt)
         return pb.PushParametersReply(next_attempt=self.attempt, last_committed_step=self.step)
 
     def PullParameters(self, request, context):  # noqa: N802
-        for index, (_, unit) in self.units.items():
-            name = self.layout.parameters[index].name
-            if request.parameters and name not in request.parameters:
+        for (name, kind), values in self.stored.items():
+            if name not in request.parameters or kind not in request.kinds:
                 continue
-            tensors = {types.STATE_KIND_MASTER: unit.weight}
-            if isinstance(unit, MuonMatrix):
-                tensors[types.STATE_KIND_MOMENTUM] = unit.buffer
-            else:
-                tensors[types.STATE_KIND_EXP_AVG] = unit.m
-                tensors[types.STATE_KIND_EXP_AVG_SQ] = unit.v
-            for kind, values in tensors.items():
-                if request.kinds and kind not in request.kinds:
-                    continue
-                data = values.astype(np.float32).tobytes()
-                for at in range(0, len(data), 256):
-                    yield pb.PullParametersReply(
-                        step=self.step,
-                        chunk=pb.StateChunk(
-                            parameter=name,
-                            kind=kind,
-                            first_element=at // 4,
-                            data=data[at : at + 256],
-                        ),
-                    )
+            data = values.astype(np.float32).tobytes()
+            for at in range(0, len(data), 256):
+                piece = data[at : at + 256]
+                chunk = pb.StateChunk(parameter=name, kind=kind, first_element=at // 4, data=piece)
+                yield pb.PullParametersReply(step=self.step, chunk=chunk)
 
     def SubmitStep(self, request, context):  # noqa: N802
         self.submits.append(request)
@@ -213,8 +169,6 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
                 f"{self.attempt}",
                 "STEP_OUT_OF_ORDER",
             )
-        if request.withdraw:
-            return pb.SubmitStepReply(outcome=self._outcome("ABORTED", "WITHDRAWN", retry=True))
         if self.outcomes:
             outcome = self.outcomes.pop(0)
             outcome.step, outcome.attempt = request.step, self.attempt
@@ -223,67 +177,33 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             return pb.SubmitStepReply(outcome=outcome)
         if request.absent:
             return pb.SubmitStepReply()  # the outcome comes by WaitStep
-        return pb.SubmitStepReply(outcome=self._commit(request))
+        return pb.SubmitStepReply(outcome=self._commit())
 
     def WaitStep(self, request, context):  # noqa: N802
-        return pb.WaitStepReply(outcome=self._commit(self.submits[-1]))
+        self.ready_at_wait.append([self._ready(b) for b in range(self.buckets)])
+        return pb.WaitStepReply(outcome=self._commit())
 
     def CloseSession(self, request, context):  # noqa: N802
-        self.closed = True
         return pb.CloseSessionReply(last_committed_step=self.step)
 
-    # --- arithmetic ---
+    # --- parts ---
 
     def _ready(self, bucket: int) -> int:
         return ctypes.c_uint64.from_address(self.page._base + 128 + 16 * bucket).value
 
-    def _view(self, fragment, piece):
-        parameter = self.layout.parameters[fragment.parameter]
-        dtype = np.dtype(_DTYPES[parameter.weight_type])
-        shape = [e - b for b, e in zip(fragment.box.begin, fragment.box.end, strict=True)]
-        strides = [stride * dtype.itemsize for stride in piece.strides]
-        return np.ndarray(shape, dtype, self.arenas[piece.arena], piece.offset_bytes, strides)
-
-    def _outcome(self, kind: str, reason: str = "UNSPECIFIED", **more):
+    def _commit(self):
+        ready = [self._ready(bucket) for bucket in range(self.buckets)]
+        assert ready == [self.attempt] * self.buckets, "not every bucket was signalled"
         attempt, self.attempt = self.attempt, self.attempt + 1
+        self.step += 1
+        self._publish(attempt)
         return types.Outcome(
-            kind=types.Outcome.Kind.Value(f"KIND_{kind}"),
-            reason=types.Outcome.Reason.Value(f"REASON_{reason}"),
-            step=self.step + 1,
+            kind=types.Outcome.KIND_COMMITTED,
+            step=self.step,
             attempt=attempt,
             next_attempt=self.attempt,
-            **more,
         )
 
-    def _commit(self, request):
-        for bucket in {index % self.buckets for index in self.units}:
-            assert self._ready(bucket) == self.attempt, f"bucket {bucket} was not signalled"
-        scale = request.scalars.loss_scale or 1.0
-        gradients = {
-            index: self._view(fragment, fragment.gradient) / scale
-            for index, (fragment, _) in self.units.items()
-            if index not in request.absent
-        }
-        if not all(np.isfinite(g).all() for g in gradients.values()):
-            outcome = self._outcome("SKIPPED", "NON_FINITE")
-        else:
-            for index, gradient in gradients.items():
-                unit = self.units[index][1]
-                group = request.scalars.groups[self.layout.parameters[index].group]
-                lr, decay = group.learning_rate, group.weight_decay
-                if isinstance(unit, MuonMatrix):
-                    unit.step(gradient, lr, group.momentum, decay)
-                else:
-                    unit.step(gradient, lr, (group.beta1, group.beta2), group.eps, decay)
-            outcome = self._outcome("COMMITTED", matrices=1)
-        self.step += 1
-        self._publish(outcome.attempt)
-        return outcome
-
-    def _publish(self, attempt=None):
-        for fragment, unit in self.units.values():
-            self._view(fragment, fragment.weight)[...] = unit.weight
-        if attempt is None:
-            attempt, self.attempt = self.attempt, self.attempt + 1
+    def _publish(self, attempt):
         for bucket in range(self.buckets):
             self.page._advance(self.page._published(bucket), attempt)

@@ -15,6 +15,8 @@ _ATTACH_SUFFIX = ".attach"
 def socket_path(address: str | None = None) -> str:
     """The path of the daemon's socket: argument, DMUOND_ADDRESS, or the default of this user."""
     address = address or os.environ.get("DMUOND_ADDRESS") or default_socket_path()
+    if not isinstance(address, str):
+        raise InvalidArgumentError(f"address {address!r} is not a text")
     path = address.removeprefix("unix:")
     if path.startswith("//"):
         path = path[2:]

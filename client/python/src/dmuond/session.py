@@ -92,6 +92,7 @@ class Session:
 
         Raises: Unreachable when no daemon answers within `connect_for_s`; Error as the daemon says.
         """
+        _check_identity(job, rank, world_size, resume)
         self._path = environment.socket_path(address)
         self.job = job or environment.job()
         self.rank = environment.integer("RANK", 0) if rank is None else rank
@@ -227,9 +228,12 @@ class Session:
         They must not change until the step is decided. A bucket that is not signalled is, by
         `step`.
         """
+        timeline = self._require_timeline()
+        if not 0 <= bucket < timeline.buckets:
+            raise errors.InvalidArgumentError(f"bucket {bucket}; there are {timeline.buckets}")
         if bucket in self._contributes and bucket not in self._signalled:
             self._signalled.add(bucket)
-            self._require_timeline().set_ready(bucket, self.next_attempt)
+            timeline.set_ready(bucket, self.next_attempt)
 
     def is_signalled(self, bucket: int) -> bool:
         """Whether the bucket has been signalled for the step to come."""
@@ -257,6 +261,11 @@ class Session:
             raise errors.InvalidArgumentError(
                 f"trainer_state has {len(trainer_state)} bytes; at most {TRAINER_STATE_BYTES_MAX}"
             )
+        for parameter in absent:
+            if not 0 <= parameter < len(self._bucket_of):
+                raise errors.InvalidArgumentError(
+                    f"absent names parameter {parameter}; {len(self._bucket_of)} are registered"
+                )
         held_back = frozenset(self._bucket_of[parameter] for parameter in absent)
         while True:
             outcome = self._try_step(scalars, absent, held_back, trainer_state, withdraw)
@@ -536,6 +545,18 @@ class Session:
             self._finalizer.detach()
             atexit.unregister(self._at_exit)
         _let_go(self._channel, self._attach)
+
+
+def _check_identity(job: object, rank: object, world_size: object, resume: object) -> None:
+    if not isinstance(job, str | None):
+        raise errors.InvalidArgumentError(f"job={job!r} is not a name")
+    for name, value in (("rank", rank), ("world_size", world_size), ("resume", resume)):
+        if value is not None and (not isinstance(value, int) or abs(value) >= 1 << 31):
+            raise errors.InvalidArgumentError(f"{name}={value!r} is not an integer")
+    if resume is not None and resume not in types.RESUMES:
+        raise errors.InvalidArgumentError(
+            f"resume={resume} is none of types.RESUME_NEVER, RESUME_IF_PRESENT, RESUME_REQUIRE"
+        )
 
 
 def _let_go(channel: Channel, attach: AttachSocket) -> None:

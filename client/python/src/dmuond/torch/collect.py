@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,11 +35,18 @@ LeftAlone = list[tuple[str, tuple[int, ...], str]]  # name, shape, why
 
 def groups(params: Any) -> tuple[list[tuple[list[Named], dict[str, Any]]], LeftAlone]:
     """Groups of named parameters with options, and what the routing table lists besides."""
+    if isinstance(params, str | Mapping) or not isinstance(params, nn.Module | Iterable):
+        raise InvalidArgumentError(
+            f"params is of type {type(params).__name__}: pass the model, model.named_parameters(), or "
+            "groups"
+        )
     given = params if isinstance(params, nn.Module) else list(params)
     if isinstance(given, list) and given and all(isinstance(item, dict) for item in given):
         found = []
         for item in given:
             options = {key: value for key, value in item.items() if key != "params"}
+            if "params" not in item:
+                raise InvalidArgumentError("a group has no 'params'")
             unknown = set(options) - _GROUP_OPTIONS
             if unknown:
                 raise InvalidArgumentError(f"a group has the unknown option '{sorted(unknown)[0]}'")

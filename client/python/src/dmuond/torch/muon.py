@@ -17,12 +17,15 @@ from dmuond import environment, types
 from dmuond.errors import Error, InvalidArgumentError
 from dmuond.session import Registered, Session
 from dmuond.torch import collect, options, registration, scaler, state, table
+from dmuond.torch.checks import checked_number
 from dmuond.torch.early import EarlySignals
 from dmuond.torch.model_hooks import LoadHook
 from dmuond.torch.presets import FIXED_OPTIONS, group_config
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.slots import ShardedSlot, Slot, same_bytes
 from dmuond.torch.views import Views
+
+_STEP_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
 class Muon(torch.optim.Optimizer):
@@ -84,6 +87,9 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise InvalidArgumentError(f"reduction='{reduction}' is neither 'mean' nor 'sum'")
+        checked_number("max_grad_norm", max_grad_norm or 0.0)
+        if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
+            raise InvalidArgumentError(f"bucket_bytes={bucket_bytes!r} is no number of bytes")
         unknown = set(overrides) - set(FIXED_OPTIONS)
         if unknown:
             raise TypeError(f"Muon() got an unexpected argument '{sorted(unknown)[0]}'")
@@ -178,6 +184,8 @@ class Muon(torch.optim.Optimizer):
 
     @trainer_state.setter
     def trainer_state(self, value: bytes) -> None:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise InvalidArgumentError(f"trainer_state is {type(value).__name__}, not bytes")
         self._trainer_state = bytes(value)
 
     # --- steps ---
@@ -231,6 +239,8 @@ class Muon(torch.optim.Optimizer):
 
         Collective: on all ranks, between the same two steps.
         """
+        if isinstance(names, str):
+            raise InvalidArgumentError(f"names='{names}' is one name: give a list")
         chosen = None if names is None else list(names)
         wanted = None if chosen is None else set(chosen)
         unknown = (wanted or set()) - {slot.name for slot in self._slots}
@@ -252,6 +262,12 @@ class Muon(torch.optim.Optimizer):
             handle.remove()
         self._handles = []
         self._session.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise Error(
+            "an optimizer cannot be copied or pickled: its state is the daemon's. Keep "
+            "state_dict() instead"
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "_session"):
@@ -284,6 +300,11 @@ class Muon(torch.optim.Optimizer):
 
         Collective: takes effect when every rank has loaded.
         """
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+            raise InvalidArgumentError(
+                "the state to load has no 'state' and 'param_groups': it is no state_dict of an "
+                "optimizer"
+            )
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
@@ -357,18 +378,24 @@ class Muon(torch.optim.Optimizer):
     def _scalars(self, loss_scale: float) -> types.StepScalars:
         scalars = types.StepScalars(
             loss_scale=loss_scale,
-            max_grad_norm=float(self.max_grad_norm or 0.0),
+            max_grad_norm=checked_number("max_grad_norm", self.max_grad_norm or 0.0),
             clip_muon=self.clip_muon,
         )
-        for group in self.param_groups:
-            scalars.groups.add(
-                learning_rate=float(group["lr"]),
-                weight_decay=float(group["weight_decay"]),
-                momentum=float(group["momentum"]),
-                beta1=float(group["betas"][0]),
-                beta2=float(group["betas"][1]),
-                eps=float(group["eps"]),
-            )
+        for index, group in enumerate(self.param_groups):
+            try:
+                scalars.groups.add(
+                    learning_rate=float(group["lr"]),
+                    weight_decay=float(group["weight_decay"]),
+                    momentum=float(group["momentum"]),
+                    beta1=float(group["betas"][0]),
+                    beta2=float(group["betas"][1]),
+                    eps=float(group["eps"]),
+                )
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                options = {key: value for key, value in group.items() if key in _STEP_OPTIONS}
+                raise InvalidArgumentError(
+                    f"param_groups[{index}] is not what a step needs ({error}): {options}"
+                ) from error
         return scalars
 
     def _check_model(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dmuond.errors import InvalidArgumentError
+from dmuond.torch.checks import checked_fraction, checked_number
 from dmuond.torch.presets import FIXED_OPTIONS, preset_named
 from dmuond.torch.routing import Named, Routed
 
@@ -49,13 +50,19 @@ def _options(given: dict[str, Any], route: str) -> dict[str, Any]:
         lr = lr if given["adamw_lr"] is None else given["adamw_lr"]
         if given["adamw_weight_decay"] is not None:
             decay = given["adamw_weight_decay"]
-    for key, value in (("lr", lr), ("weight_decay", decay), ("eps", given["eps"])):
-        if not float(value) >= 0.0:
-            raise InvalidArgumentError(f"{key}={value} is negative or not a number")
+    name = "adamw_lr" if route == "adamw" and given["adamw_lr"] is not None else "lr"
+    for key, value in ((name, lr), ("weight_decay", decay), ("eps", given["eps"])):
+        checked_number(key, value)
+    checked_fraction("momentum", given["momentum"])
+    betas = given["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise InvalidArgumentError(f"betas={betas!r} are not two numbers")
+    for index, beta in enumerate(betas):
+        checked_fraction(f"betas[{index}]", beta)
     return options | {
         "lr": lr,
         "weight_decay": decay,
         "momentum": given["momentum"],
-        "betas": tuple(given["betas"]),
+        "betas": tuple(betas),
         "eps": given["eps"],
     }

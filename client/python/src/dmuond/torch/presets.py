@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
+from dmuond.torch.checks import checked_number
 
 _F = types.GroupConfig
 MOMENTUM_FORMS = {"sum": _F.MOMENTUM_SUM, "ema": _F.MOMENTUM_EMA}
@@ -22,6 +24,7 @@ NS_DTYPES = {
     "bfloat16": types.ELEMENT_TYPE_BFLOAT16,
     "float16": types.ELEMENT_TYPE_FLOAT16,
 }
+_SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def group_config(options: dict) -> types.GroupConfig:
         if value is None:
             continue
         word = str(value).removeprefix("torch.")
+        word = _SHORT_DTYPES.get(word, word)
         if word not in words:
             raise InvalidArgumentError(
                 f"{option}={value!r} is unknown; there are {', '.join(words)}"
@@ -74,8 +78,24 @@ def group_config(options: dict) -> types.GroupConfig:
     if options.get("nesterov") is not None:
         config.nesterov = bool(options["nesterov"])
     if options.get("ns_eps") is not None:
-        config.eps = float(options["ns_eps"])
-    for a, b, c in options.get("ns_coefficients") or ():
-        config.coefficients.add(a=a, b=b, c=c)
-    config.restarts.extend(options.get("ns_restarts") or ())
+        config.eps = checked_number("ns_eps", options["ns_eps"])
+    _add_steps(config, options.get("ns_coefficients"), options.get("ns_restarts"))
     return config
+
+
+def _add_steps(config: types.GroupConfig, coefficients: Any, restarts: Any) -> None:
+    if coefficients is None:
+        if restarts is not None:
+            raise InvalidArgumentError("ns_restarts belong to a list: give ns_coefficients, too")
+        return
+    try:
+        for a, b, c in coefficients:
+            config.coefficients.add(a=a, b=b, c=c)
+        config.restarts.extend(restarts or ())
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"ns_coefficients={coefficients!r}, ns_restarts={restarts!r}: (a, b, c) for each step, "
+            "and numbers of steps"
+        ) from None
+    if not config.coefficients:
+        raise InvalidArgumentError("ns_coefficients has no steps")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -66,11 +66,23 @@ def matches(pattern: Pattern, name: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern)
 
 
+def _checked_rules(rules: Sequence[tuple[Pattern, str] | RouteCallable]) -> list:
+    for rule in [rules] if isinstance(rules, str) else rules:
+        pair = isinstance(rule, tuple | list) and len(rule) == 2
+        if not callable(rule) and not (pair and isinstance(rule[0], str | re.Pattern)):
+            raise InvalidArgumentError(
+                f"route: {rule!r} is neither a function nor (pattern, route)"
+            )
+    return list(rules)
+
+
 class Router:
     """Applies rules in order, then the defaults."""
 
     def __init__(self, rules: RouteRules | None, views: matrix_views.Views | None) -> None:
-        self._rules = [rules] if callable(rules) else list(rules or ())
+        self._rules = [rules] if callable(rules) else _checked_rules(rules or ())
+        if not isinstance(views or {}, Mapping):
+            raise InvalidArgumentError(f"views={views!r} is not a dict of pattern and view")
         self._views = dict(views or {})
         self._used: set[int] = set()
         self._used_views: set[Pattern] = set()
@@ -79,7 +91,7 @@ class Router:
     def route(self, parameters: Iterable[Named]) -> list[Routed]:
         found = list(parameters)
         self._vocabularies = {
-            named.parameter.shape[0]
+            named.module.num_embeddings
             for named in found
             if isinstance(named.module, nn.Embedding | nn.EmbeddingBag)
         }
@@ -88,6 +100,11 @@ class Router:
         return routed
 
     def _route_one(self, named: Named) -> Routed:
+        if isinstance(named.parameter, nn.parameter.UninitializedTensorMixin):
+            raise InvalidArgumentError(
+                f"'{named.name}' of a lazy module has no shape yet: run the model once before "
+                "making the optimizer"
+            )
         if not named.parameter.requires_grad:
             return Routed(named, "trainer", "frozen (requires_grad is False)")
         route, reason = self._by_rule(named) or self._by_default(named)
@@ -114,7 +131,14 @@ class Router:
                 result = rule(named.name, named.parameter)
                 if result is None:
                     continue
-                return (result, "rule of the caller") if isinstance(result, str) else result
+                if isinstance(result, str):
+                    return result, "rule of the caller"
+                if not isinstance(result, tuple) or len(result) != 2:
+                    raise InvalidArgumentError(
+                        f"route: the rule answers {result!r} for '{named.name}'; it must be a "
+                        "route, (route, reason) or None"
+                    )
+                return result
             pattern, route = rule
             if matches(pattern, named.name):
                 self._used.add(index)

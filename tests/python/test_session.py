@@ -1,0 +1,163 @@
+"""The life of a session with a real daemon: its end, its forks, and that it leaves nothing."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import core_trainer
+import dmuond
+import numpy as np
+import pytest
+from core_trainer import Job, Tensor, whole
+
+SQUARE = Tensor("square", (16, 16))
+JOB = Job((SQUARE,), ((whole(SQUARE),),))
+NOTICED_WITHIN_S = 10.0
+
+
+def trainer_of(address):
+    return core_trainer.Trainer(0, 1, JOB, address=address)
+
+
+def open_when_the_old_one_is_gone(address):
+    """A rank's session can be opened again as soon as the daemon has seen the last one end."""
+    deadline = time.monotonic() + NOTICED_WITHIN_S
+    while True:
+        try:
+            return dmuond.Session(address, rank=0, world_size=1)
+        except dmuond.Error as error:
+            if error.reason != "RANK_TWICE" or time.monotonic() > deadline:
+                raise
+
+
+def test_a_step_changes_the_weights_in_the_arena(address):
+    trainer = trainer_of(address)
+    before = trainer.weights[0].copy()
+    trainer.step()
+    assert not np.array_equal(trainer.weights[0], before)
+    trainer.session.close()
+
+
+def test_arenas_outlive_their_session(address):
+    trainer = trainer_of(address)
+    weight = trainer.weights[0]
+    trainer.step()
+    trainer.session.close()
+    del trainer
+    gc.collect()
+    before = weight.copy()
+    weight[...] = 1.0
+    assert weight.sum() == 256.0 and before.std() > 0
+
+
+def test_a_dropped_session_has_died(address):
+    trainer = trainer_of(address)
+    del trainer
+    gc.collect()
+    open_when_the_old_one_is_gone(address).close()
+
+
+def test_a_forked_child_lets_go_of_the_session(address):
+    """A data loader's worker that outlives its trainer does not keep it alive."""
+    trainer = trainer_of(address)
+    release, hold = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(hold)
+        code = 1
+        try:
+            trainer.step()
+        except dmuond.Error:
+            code = 0
+        os.read(release, 1)  # lives on until the parent has looked
+        os._exit(code)
+    os.close(release)
+    trainer.step()  # the parent's session is as it was
+    trainer.session._disconnect()  # the parent dies, to the daemon
+    open_when_the_old_one_is_gone(address).close()
+    os.close(hold)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def holdings(pid) -> dict[str, int]:
+    """What a process holds: descriptors, threads, shared mappings, resident KiB."""
+    process = Path(f"/proc/{pid}")
+    status = dict(line.split(":\t", 1) for line in (process / "status").read_text().splitlines())
+    return {
+        "descriptors": len(os.listdir(process / "fd")),
+        "threads": int(status["Threads"]),
+        "mappings": sum("memfd:" in line for line in (process / "maps").read_text().splitlines()),
+        "rss_kib": int(status["VmRSS"].split()[0]),
+    }
+
+
+CYCLES = 200
+WARMUP = 20  # pools and caches are full by then
+RSS_GROWTH_KIB = 6 << 10  # of 200 cycles: a lost arena of 32 KiB in each would be 6.4 MiB
+
+
+def test_sessions_that_come_and_go_leave_nothing_behind(daemons):
+    address = daemons.start(1, 1)[0]
+    large = Tensor("large", (96, 96))  # arenas of 36 KiB
+    job = Job((large,), ((whole(large),),))
+
+    def cycle():
+        trainer = core_trainer.Trainer(0, 1, job, address=address)
+        trainer.step()
+        trainer.session.close()
+
+    for _ in range(WARMUP):
+        cycle()
+    gc.collect()
+    pids = {"client": os.getpid(), "daemon": daemons.members[0].process.pid}
+    before = {who: holdings(pid) for who, pid in pids.items()}
+    for _ in range(CYCLES):
+        cycle()
+    gc.collect()
+    assert threading.active_count() < 10
+    for who, pid in pids.items():
+        after = settled(pid, before[who])
+        growth = {key: after[key] - before[who][key] for key in after}
+        assert growth.pop("rss_kib") <= RSS_GROWTH_KIB, (who, before[who], after)
+        assert all(grown <= 0 for grown in growth.values()), (who, before[who], after)
+
+
+def settled(pid, before):
+    """Holdings once the daemon has put away what the last session has left, or at a deadline."""
+    deadline = time.monotonic() + NOTICED_WITHIN_S
+    while True:
+        now = holdings(pid)
+        done = all(now[key] <= before[key] for key in ("descriptors", "threads", "mappings"))
+        if done or time.monotonic() > deadline:
+            return now
+
+
+@pytest.mark.parametrize("script", ["t.session.close()", "pass", "raise RuntimeError('mine')"])
+def test_a_script_that_ends_leaves_the_job_and_one_that_fails_has_died(daemons, script):
+    """Whichever: the rank can come back at once, and no wait is left over."""
+    address = daemons.start(1, 1)[0]
+    lines = [
+        "import core_trainer, test_session",
+        f"t = test_session.trainer_of({address!r})",
+        "t.step()",
+        script,
+    ]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+    assert (done.returncode == 0) == (not script.startswith("raise")), done.stderr
+    if script.startswith("raise"):
+        assert done.stderr.rstrip().endswith("RuntimeError: mine")
+    else:
+        assert done.stderr == ""
+    open_when_the_old_one_is_gone(address).close()
+    assert ("trainer gone" in daemons.members[0].text()) == script.startswith("raise")
