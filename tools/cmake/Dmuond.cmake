@@ -2,6 +2,7 @@
 #   dmuond_library(scheduler SOURCES … DEPS …)   a static library, alias dmuond::scheduler
 #   dmuond_test(fragment_test DEPS …)            one GoogleTest program from fragment_test.cc,
 #                                                run in the repository's root
+#   dmuond_fuzz(name_fuzz CORPUS … DEPS …)       a libFuzzer target from name_fuzz.cc; a test too
 include_guard(GLOBAL)
 
 set(CMAKE_CXX_STANDARD 20)
@@ -36,14 +37,18 @@ endif()
 # Every program and test lies in one folder, where they find each other.
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
-# asan | tsan, set by the presets of the same names.
-set(DMUOND_SANITIZE "" CACHE STRING "Sanitizer: empty, address or thread")
+# asan | tsan | fuzz, set by the presets of the same names.
+set(DMUOND_SANITIZE "" CACHE STRING "Sanitizer: empty, address, thread or fuzzer (clang)")
 if(DMUOND_SANITIZE STREQUAL "address")
   add_compile_options(-O1 -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
   add_link_options(-fsanitize=address,undefined)
 elseif(DMUOND_SANITIZE STREQUAL "thread")
   add_compile_options(-O1 -fsanitize=thread)
   add_link_options(-fsanitize=thread)
+elseif(DMUOND_SANITIZE STREQUAL "fuzzer")
+  add_compile_options(-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-omit-frame-pointer
+    -fno-sanitize-recover=undefined)
+  add_link_options(-fsanitize=address,undefined)
 endif()
 
 add_library(dmuond_warnings INTERFACE)
@@ -79,5 +84,24 @@ function(dmuond_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
   if("tsan" IN_LIST ARG_LABELS)
     add_dependencies(tsan_tests ${name})
+  endif()
+endfunction()
+
+# name.cc has LLVMFuzzerTestOneInput(). Everywhere it is a test: the corpus (a folder beside it) and
+# ITERATIONS seeded mutations of it, by tests/fuzz/driver.cc. In the preset fuzz it is also the
+# program name_libfuzzer, which searches with coverage until it is stopped; the target fuzzers
+# builds all of those.
+add_custom_target(fuzzers)
+function(dmuond_fuzz name)
+  cmake_parse_arguments(ARG "" "CORPUS;ITERATIONS" "DEPS" ${ARGN})
+  add_executable(${name} ${name}.cc ${PROJECT_SOURCE_DIR}/tests/fuzz/driver.cc)
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} dmuond_warnings)
+  add_test(NAME ${name} COMMAND ${name} ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_CORPUS} ${ARG_ITERATIONS})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120)
+  if(DMUOND_SANITIZE STREQUAL "fuzzer")
+    add_executable(${name}_libfuzzer ${name}.cc)
+    target_link_libraries(${name}_libfuzzer PRIVATE ${ARG_DEPS} dmuond_warnings)
+    target_link_options(${name}_libfuzzer PRIVATE -fsanitize=fuzzer)
+    add_dependencies(fuzzers ${name}_libfuzzer)
   endif()
 endfunction()
