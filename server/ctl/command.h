@@ -46,6 +46,7 @@ int RunDoctor(const Options& options, const Arguments& arguments);
 int RunLogLevel(const Options& options, const Arguments& arguments);
 int RunDrain(const Options& options, const Arguments& arguments);
 int RunRun(const Options& options, const Arguments& arguments);
+int RunSnapshot(const Options& options, const Arguments& arguments);
 
 // "dmuonctl: …" on stderr, with the reason where there is one; returns kExitFailed.
 int Fail(const absl::Status& status);

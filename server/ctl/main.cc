@@ -43,7 +43,7 @@ struct Subcommand {
   int (*run)(const Options&, const Arguments&);
 };
 
-constexpr std::array<Subcommand, 8> kSubcommands = {{
+constexpr std::array<Subcommand, 9> kSubcommands = {{
     {"status", "status                     the daemon, its lanes, its job", RunStatus},
     {"jobs", "jobs                       one line for each job", RunJobs},
     {"routing", "routing                    every parameter: route, owners, why", RunRouting},
@@ -59,6 +59,11 @@ constexpr std::array<Subcommand, 8> kSubcommands = {{
      "run [--devices=cpu:2] -- COMMAND…\n"
      "                             run a command beside a daemon of its own (DMUOND_ADDRESS)",
      RunRun},
+    {"snapshot",
+     "snapshot list DIRECTORY [JOB]\n"
+     "  snapshot verify DIRECTORY [JOB [STEP]]\n"
+     "                             what lies in a snapshot directory, and whether it is whole",
+     RunSnapshot},
 }};
 
 std::string Usage() {
