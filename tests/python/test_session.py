@@ -97,6 +97,9 @@ def holdings(pid) -> dict[str, int]:
 
 CYCLES = 200
 WARMUP = 20  # pools and caches are full by then
+# gRPC's pools of threads, each with a descriptor, may still grow under load; a leak would be 200.
+POOL_GROWTH = 8
+ALLOWED = {"descriptors": POOL_GROWTH, "threads": POOL_GROWTH, "mappings": 0}
 RSS_GROWTH_KIB = 6 << 10  # of 200 cycles: a lost arena of 32 KiB in each would be 6.4 MiB
 
 
@@ -121,9 +124,13 @@ def test_sessions_that_come_and_go_leave_nothing_behind(daemons):
     assert threading.active_count() < 10
     for who, pid in pids.items():
         after = settled(pid, before[who])
-        growth = {key: after[key] - before[who][key] for key in after}
-        assert growth.pop("rss_kib") <= RSS_GROWTH_KIB, (who, before[who], after)
-        assert all(grown <= 0 for grown in growth.values()), (who, before[who], after)
+        told = f"{who}: {before[who]}, then {after}"
+        assert not_allowed(before[who], after) == [], told
+        assert after["rss_kib"] - before[who]["rss_kib"] <= RSS_GROWTH_KIB, told
+
+
+def not_allowed(before, now) -> list[str]:
+    return [key for key, more in ALLOWED.items() if now[key] > before[key] + more]
 
 
 def settled(pid, before):
@@ -131,8 +138,7 @@ def settled(pid, before):
     deadline = time.monotonic() + NOTICED_WITHIN_S
     while True:
         now = holdings(pid)
-        done = all(now[key] <= before[key] for key in ("descriptors", "threads", "mappings"))
-        if done or time.monotonic() > deadline:
+        if not not_allowed(before, now) or time.monotonic() > deadline:
             return now
 
 
