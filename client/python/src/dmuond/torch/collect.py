@@ -37,8 +37,8 @@ def groups(params: Any) -> tuple[list[tuple[list[Named], dict[str, Any]]], LeftA
     """Groups of named parameters with options, and what the routing table lists besides."""
     if isinstance(params, str | Mapping) or not isinstance(params, nn.Module | Iterable):
         raise InvalidArgumentError(
-            f"params is of type {type(params).__name__}: pass the model, model.named_parameters(), or "
-            "groups"
+            f"params is of type {type(params).__name__}: pass the model, "
+            "model.named_parameters(), or groups"
         )
     given = params if isinstance(params, nn.Module) else list(params)
     if isinstance(given, list) and given and all(isinstance(item, dict) for item in given):
