@@ -9,6 +9,7 @@
 #include "scheduler/fragment_algebra.h"
 #include "scheduler/layout.h"
 #include "scheduler/matrix_view.h"
+#include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
 namespace {
@@ -59,9 +60,11 @@ absl::Status CheckWorld(const std::vector<const Registration*>& sorted, int32_t 
 absl::Status CheckSame(const Parameter& a, TrainerRank rank_a, const Parameter& b,
                        TrainerRank rank_b) {
   const auto differ = [&](const char* what, const auto& value_a, const auto& value_b) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("parameter '", a.name, "': trainers ", rank_a.value(), " and ", rank_b.value(),
-                     " register different ", what, ": ", value_a, " and ", value_b));
+    return WithReason(
+        absl::InvalidArgumentError(absl::StrCat(
+            "parameter '", a.name, "': trainers ", rank_a.value(), " and ", rank_b.value(),
+            " register different ", what, ": ", value_a, " and ", value_b)),
+        "LAYOUT_DIFFERS");
   };
   if (a.shape != b.shape) {
     return differ("shapes", ShapeToString(a.shape), ShapeToString(b.shape));
@@ -136,10 +139,11 @@ class Merger {
       const Fragment& first = layout_.fragments[begin];
       const Fragment& fragment = layout_.fragments[f];
       if (fragment.contribution != first.contribution) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            "parameter '", parameter.name, "': trainers ", first.rank.value(), " and ",
-            fragment.rank.value(), " register different contributions: ", Name(first.contribution),
-            " and ", Name(fragment.contribution)));
+        return WithReason(absl::InvalidArgumentError(absl::StrCat(
+                              "parameter '", parameter.name, "': trainers ", first.rank.value(),
+                              " and ", fragment.rank.value(), " register different contributions: ",
+                              Name(first.contribution), " and ", Name(fragment.contribution))),
+                          "LAYOUT_DIFFERS");
       }
       holdings.push_back({fragment.box, static_cast<int32_t>(f)});
     }

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/message_differencer.h"
+#include "scheduler/reason.h"
 #include "server/convert.h"
 
 namespace dmuond::server {
@@ -144,9 +145,10 @@ void SetSlice(const scheduler::Slice& slice, v1::Slice& out) {
 // What all trainers must say alike besides their parameters.
 absl::Status CheckAlike(const v1::Registration& first, const v1::Registration& other) {
   const auto differ = [&](const char* field, const auto& a, const auto& b) {
-    return absl::InvalidArgumentError(absl::StrCat("trainers ", first.rank(), " and ", other.rank(),
-                                                   " registered different ", field, ": ", a,
-                                                   " and ", b));
+    return scheduler::WithReason(absl::InvalidArgumentError(absl::StrCat(
+                                     "trainers ", first.rank(), " and ", other.rank(),
+                                     " registered different ", field, ": ", a, " and ", b)),
+                                 "LAYOUT_DIFFERS");
   };
   if (first.world_size() != other.world_size()) {
     return differ("world_size", first.world_size(), other.world_size());

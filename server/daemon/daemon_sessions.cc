@@ -410,6 +410,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   Session* session = *found;
+  if (session->state == Session::State::kOpen && session->refusals > 0) return session->refused;
   if (job_->plan == nullptr || session->state == Session::State::kOpen) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISSING",
                  absl::StrCat("rank ", session->rank, " must register its layout first"));

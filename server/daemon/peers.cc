@@ -30,6 +30,7 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRejoinAfter{200};
+constexpr std::chrono::milliseconds kRejoinAfterRefusal{2000};
 constexpr std::chrono::milliseconds kHeartbeatEvery{1000};
 constexpr std::chrono::milliseconds kSilenceMax{5000};
 constexpr std::chrono::seconds kCallTimeout{60};
@@ -393,7 +394,8 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       MutexLock lock(mutex_);
       if (stopped_) return;
       log::Debug("joining again", {{"coordinator", options_.coordinator}, {"what", why}});
-      changed_.WaitUntil(mutex_, steady_clock::now() + kRejoinAfter);
+      changed_.WaitUntil(
+          mutex_, steady_clock::now() + (refused_.empty() ? kRejoinAfter : kRejoinAfterRefusal));
       if (stopped_) return;
     }
   }
@@ -444,16 +446,16 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       writer = std::move(to_coordinator_);
       joining_ = nullptr;
     }
-    context.TryCancel();
-    writer.reset();
+    writer.reset();  // the stream has ended, and with it a write that waits
     const grpc::Status status = stream->Finish();
     std::string why = status.ok() ? "the coordinator closed the stream" : status.error_message();
-    if (formed) {
-      daemon_.OnCoordinatorGone(why);
-    } else if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
-               status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) {
+    const bool refused = !formed && (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+                                     status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    if (formed) daemon_.OnCoordinatorGone(why);
+    if (refused && refused_ != why) {
       log::Error("the coordinator refuses this daemon", {{"what", why}});
     }
+    refused_ = refused ? why : "";
     return why;
   }
 
@@ -475,6 +477,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   steady_clock::time_point heard_ DMUOND_GUARDED_BY(mutex_);
   steady_clock::time_point beaten_ DMUOND_GUARDED_BY(mutex_);
   uint64_t beats_ DMUOND_GUARDED_BY(mutex_) = 0;
+  std::string refused_;  // why, the last time; the joiner's own
   std::thread joiner_;
 };
 

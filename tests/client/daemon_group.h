@@ -1,0 +1,65 @@
+// Several daemons of one group on this machine, each with its own socket.
+#ifndef DMUOND_TESTS_CLIENT_DAEMON_GROUP_H_
+#define DMUOND_TESTS_CLIENT_DAEMON_GROUP_H_
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/unique_fd.h"
+#include "tests/client/daemon_process.h"
+
+namespace dmuond::testing {
+
+// A loopback address that nobody listens on at the moment.
+inline std::string FreeAddress() {
+  const wire::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(at);
+  if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&at), size) != 0 ||
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&at), &size) != 0) {
+    return "";
+  }
+  return absl::StrCat("127.0.0.1:", ntohs(at.sin_port));
+}
+
+// The flags of one of a group's daemons.
+inline std::vector<std::string> GroupFlags(int node, int nodes, const std::string& coordinator) {
+  return {absl::StrCat("--nodes=", nodes), absl::StrCat("--node_rank=", node),
+          "--coordinator=" + coordinator,
+          "--peer_listen=" + (node == 0 ? coordinator : std::string("127.0.0.1:0"))};
+}
+
+using DaemonGroup = std::vector<std::unique_ptr<DaemonProcess>>;
+
+// Ready when it returns. `flags` are everybody's.
+inline absl::StatusOr<DaemonGroup> StartGroup(int nodes, const std::string& devices,
+                                              const std::vector<std::string>& flags = {}) {
+  const std::string coordinator = FreeAddress();
+  DaemonGroup group;
+  for (int node = 0; node < nodes; ++node) {
+    std::vector<std::string> all = GroupFlags(node, nodes, coordinator);
+    all.insert(all.end(), flags.begin(), flags.end());
+    auto daemon =
+        DaemonProcess::Start({.devices = devices, .flags = std::move(all), .wait_for = "live"});
+    if (!daemon.ok()) return daemon.status();
+    group.push_back(*std::move(daemon));
+  }
+  for (const auto& daemon : group) {
+    const absl::Status ready = daemon->WaitServing("ready", std::chrono::seconds(30));
+    if (!ready.ok()) return ready;
+  }
+  return group;
+}
+
+}  // namespace dmuond::testing
+
+#endif  // DMUOND_TESTS_CLIENT_DAEMON_GROUP_H_

@@ -1,0 +1,275 @@
+// Daemons that do not belong together, and trainers that the group refuses: rows of the table "what
+// bad input gets" (layout_input_test.cc says where the others are).
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "dmuond/client/session.h"
+#include "dmuond/v1/peer.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/version.h"
+#include "tests/client/daemon_group.h"
+#include "tests/client/trainers.h"
+#include "tests/server/system/expect_error.h"
+
+namespace dmuond::testing {
+namespace {
+
+using absl::StatusCode;
+using client::Layout;
+using client::LayoutBuilder;
+using client::Session;
+using ::testing::HasSubstr;
+
+Layout OneMatrix(int32_t world) {
+  LayoutBuilder builder(world);
+  builder.AddGroup({.preset = "torch"});
+  builder.Add({.name = "matrix", .shape = {8, 16}});
+  return *builder.Build();
+}
+void Fill(Session& session) {
+  for (float& weight : session.Weight<float>(0)) weight = 0.5F;
+  for (float& gradient : session.Gradient<float>(0)) gradient = 0.25F;
+}
+client::StepScalars Scalars() { return {.groups = {{.learning_rate = 0.1}}}; }
+
+// Node 1 of two, made of the protocol alone.
+class FakeMember {
+ public:
+  explicit FakeMember(const std::string& coordinator)
+      : stub_(v1::Peer::NewStub(
+            grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()))) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    context_.set_wait_for_ready(true);
+    stream_ = stub_->Join(&context_);
+  }
+  ~FakeMember() { context_.TryCancel(); }
+
+  static v1::JoinRequest RightJoin() {
+    v1::JoinRequest join;
+    join.set_node(1);
+    join.set_nodes(2);
+    join.set_lanes(1);
+    join.set_version(server::kBuildVersion);
+    join.set_device_type("cpu");
+    join.set_peer_address("127.0.0.1:9");
+    join.set_boot_id(42);
+    return join;
+  }
+  void Join(const v1::JoinRequest& join) {
+    v1::MemberMessage message;
+    *message.mutable_join() = join;
+    stream_->Write(message);
+  }
+  void Send(const v1::MemberMessage& message) { stream_->Write(message); }
+  // The next message that is no heartbeat.
+  std::optional<v1::CoordinatorMessage> Next() {
+    v1::CoordinatorMessage message;
+    while (stream_->Read(&message)) {
+      if (!message.has_heartbeat()) return message;
+    }
+    return std::nullopt;
+  }
+  absl::Status Finish() {
+    v1::CoordinatorMessage ignored;
+    while (stream_->Read(&ignored)) {
+    }
+    return server::FromGrpc(stream_->Finish());
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<v1::Peer::Stub> stub_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>> stream_;
+};
+
+class CoordinatorInputTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    coordinator_ = FreeAddress();
+    auto daemon =
+        DaemonProcess::Start({.flags = GroupFlags(0, 2, coordinator_), .wait_for = "live"});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+  }
+  void TearDown() override {
+    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
+  }
+  std::string coordinator_;
+  std::unique_ptr<DaemonProcess> daemon_;
+};
+
+TEST_F(CoordinatorInputTest, DaemonsThatDifferMayNotJoinAndBothValuesAreNamed) {
+  const auto expect = [&](const std::function<void(v1::JoinRequest&)>& change,
+                          const Refusal& refusal) {
+    FakeMember member(coordinator_);
+    v1::JoinRequest join = FakeMember::RightJoin();
+    change(join);
+    member.Join(join);
+    ExpectRefused(member.Finish(), refusal);
+  };
+  const auto code = StatusCode::kFailedPrecondition;
+  expect([](auto& join) { join.set_version("0.0.7"); },
+         {code, "VERSION_MISMATCH", {"0.0.7", server::kBuildVersion, "node 1"}});
+  expect([](auto& join) { join.set_nodes(3); }, {code, "GROUP_SIZE_DIFFERS", {"3", "2", "node 1"}});
+  expect([](auto& join) { join.set_lanes(8); }, {code, "LANES_DIFFER", {"8", "1", "node 1"}});
+  expect([](auto& join) { join.set_device_type("cuda"); },
+         {code, "DEVICE_TYPE_DIFFERS", {"cuda", "cpu", "node 1"}});
+  expect([](auto& join) { join.set_lane_memory_bytes(77); },
+         {code, "LANE_MEMORY_DIFFERS", {"77", "0", "node 1"}});
+  expect([](auto& join) { join.set_node(0); },
+         {StatusCode::kAlreadyExists, "RANK_TWICE", {"node 0"}});
+  expect([](auto& join) { join.set_node(5); },
+         {StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE", {"node 5", "0 to 1"}});
+  FakeMember silent(coordinator_);
+  silent.Send(v1::MemberMessage());
+  ExpectRefused(silent.Finish(), {StatusCode::kInvalidArgument, "JOIN_INVALID", {}});
+  // The right one may.
+  FakeMember member(coordinator_);
+  member.Join(FakeMember::RightJoin());
+  const auto formed = member.Next();
+  ASSERT_TRUE(formed.has_value());
+  EXPECT_TRUE(formed->has_join());
+}
+
+TEST_F(CoordinatorInputTest, ANodeWithAnotherPlanIsNamedToTheTrainers) {
+  FakeMember member(coordinator_);
+  member.Join(FakeMember::RightJoin());
+  ASSERT_TRUE(member.Next().has_value());
+  std::thread node([&] {
+    while (const auto message = member.Next()) {
+      if (!message->has_plan()) continue;
+      v1::MemberMessage ready;
+      ready.mutable_plan_ready()->set_node(1);
+      ready.mutable_plan_ready()->set_digest(12345);
+      member.Send(ready);
+      return;
+    }
+  });
+  {
+    auto session = Session::Open({.address = daemon_->address()});
+    ASSERT_TRUE(session.ok()) << session.status();
+    absl::Status status = (*session)->Register(OneMatrix(1)).status();
+    // The trainer may have its plan before the other node has spoken.
+    if (status.ok()) status = (*session)->Attach();
+    ExpectRefused(status, {StatusCode::kInternal, "PLAN_DIFFERS", {"node 1", "12345"}});
+  }
+  node.join();
+}
+
+TEST_F(CoordinatorInputTest, ARealDaemonWithOtherLanesIsRefusedAndSaysWhy) {
+  auto other = DaemonProcess::Start(
+      {.devices = "cpu:2", .flags = GroupFlags(1, 2, coordinator_), .wait_for = "live"});
+  ASSERT_TRUE(other.ok()) << other.status();
+  // It goes on trying; its log says what is wrong.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while ((*other)->Log().find("number of lanes") == std::string::npos) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << (*other)->Log();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_THAT((*other)->Log(), HasSubstr("refuses this daemon"));
+  EXPECT_FALSE((*other)->WaitServing("ready", std::chrono::milliseconds(10)).ok());
+  EXPECT_EQ((*other)->Stop(), 0);
+}
+
+class GroupInputTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto group = StartGroup(2, "cpu:1");
+    ASSERT_TRUE(group.ok()) << group.status();
+    group_ = *std::move(group);
+  }
+  void TearDown() override {
+    for (const auto& daemon : group_) {
+      if (HasFailure()) std::cerr << daemon->Log() << "\n";
+    }
+  }
+  absl::StatusOr<std::unique_ptr<Session>> Open(int node, int32_t rank, int32_t world,
+                                                const std::string& job = "default") {
+    return Session::Open({.address = group_[node]->address(),
+                          .job = job,
+                          .rank = rank,
+                          .world_size = world,
+                          .resume = client::Resume::kIfPresent});
+  }
+  DaemonGroup group_;
+};
+
+// What one node opens and the other has already: refused alone, and the job goes on.
+TEST_F(GroupInputTest, SessionsThatTheOtherNodeKnowsBetterAreRefusedAndTheJobGoesOn) {
+  constexpr int32_t kWorld = 2;
+  std::unique_ptr<Session> sessions[kWorld];
+  OnEveryRank(kWorld, [&](int32_t rank) {
+    auto session = Open(rank, rank, kWorld);
+    ASSERT_TRUE(session.ok()) << session.status();
+    ASSERT_TRUE((*session)->Register(OneMatrix(kWorld)).ok());
+    ASSERT_TRUE((*session)->Attach().ok());
+    Fill(**session);
+    ASSERT_TRUE((*session)->Push().ok());
+    sessions[rank] = *std::move(session);
+  });
+  ASSERT_TRUE(sessions[0] != nullptr && sessions[1] != nullptr);
+  const auto step = [&] {
+    OnEveryRank(kWorld, [&](int32_t rank) {
+      const auto outcome = sessions[rank]->Step(Scalars());
+      EXPECT_TRUE(outcome.ok()) << outcome.status();
+    });
+  };
+  step();
+  // Rank 0 lives on node 0, rank 1 on node 1.
+  for (const auto& [node, rank] : {std::pair(1, 0), std::pair(0, 1)}) {
+    auto twice = Open(node, rank, kWorld);
+    absl::Status status = twice.status();
+    if (status.ok()) status = (*twice)->Register(OneMatrix(kWorld)).status();
+    EXPECT_FALSE(status.ok());
+    twice = absl::UnknownError("");
+    step();
+  }
+  OnEveryRank(kWorld, [&](int32_t rank) { EXPECT_TRUE(sessions[rank]->Close().ok()); });
+}
+
+TEST_F(GroupInputTest, ARankTwiceBeforeThePlanIsRefusedToTheLaterOne) {
+  auto first = Open(0, 0, 2);
+  ASSERT_TRUE(first.ok()) << first.status();
+  {
+    auto twice = Open(1, 0, 2);
+    absl::Status status = twice.status();
+    if (status.ok()) status = (*twice)->Register(OneMatrix(2)).status();
+    ExpectRefused(status, {StatusCode::kFailedPrecondition, "RANK_TWICE", {"rank 0", "default"}});
+  }
+  {
+    auto other = Open(1, 1, 2, "other");
+    absl::Status status = other.status();
+    if (status.ok()) status = (*other)->Register(OneMatrix(2)).status();
+    ExpectRefused(status, {StatusCode::kFailedPrecondition, "OTHER_JOB", {"'default'", "'other'"}});
+  }
+  {
+    auto larger = Open(1, 1, 3);
+    absl::Status status = larger.status();
+    if (status.ok()) status = (*larger)->Register(OneMatrix(3)).status();
+    ExpectRefused(status, {StatusCode::kFailedPrecondition, "WORLD_DIFFERS", {"2", "rank 1", "3"}});
+  }
+  auto second = Open(1, 1, 2);
+  ASSERT_TRUE(second.ok()) << second.status();
+  std::thread other([&] { EXPECT_TRUE((*first)->Register(OneMatrix(2)).ok()); });
+  const auto registered = (*second)->Register(OneMatrix(2));
+  EXPECT_TRUE(registered.ok()) << registered.status();
+  other.join();
+}
+
+// This version does not plan around a node without trainers; it must not hang either.
+TEST_F(GroupInputTest, ANodeWithoutTrainersIsNamedAtOnce) {
+  auto session = Open(1, 0, 1);
+  ASSERT_TRUE(session.ok()) << session.status();
+  absl::Status status = (*session)->Register(OneMatrix(1)).status();
+  if (status.ok()) status = (*session)->Attach();
+  ExpectRefused(status, {StatusCode::kUnavailable, "NODE_NOT_READY", {"node 0", "no trainer"}});
+}
+
+}  // namespace
+}  // namespace dmuond::testing

@@ -1,0 +1,261 @@
+// Sessions and buffers that cannot be, against a real daemon on which another session goes on: rows
+// of the table "what bad input gets" (layout_input_test.cc says where the others are).
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "tests/client/daemon_process.h"
+#include "tests/server/system/expect_error.h"
+#include "tests/server/system/raw_trainer.h"
+
+namespace dmuond::testing {
+namespace {
+
+using absl::StatusCode;
+using Stub = RawTrainer::Stub;
+
+constexpr char kToken[] = "correct horse";
+
+// A trainer of rank 0 in a world of two that rank 1 of the tests disturbs. Both train at the end.
+class SessionInputTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    token_file_ =
+        std::filesystem::temp_directory_path() / ("dmuond-token-" + std::to_string(::getpid()));
+    std::ofstream(token_file_) << kToken << "\n";
+    std::filesystem::permissions(token_file_, std::filesystem::perms::owner_read);
+    auto daemon = DaemonProcess::Start({.flags = {"--token_file=" + token_file_.string()}});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    first_ = Trainer();
+    ASSERT_TRUE(OpenWithToken(*first_, 0).ok());
+  }
+  void TearDown() override {
+    std::filesystem::remove(token_file_);
+    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
+  }
+
+  std::unique_ptr<RawTrainer> Trainer() { return std::make_unique<RawTrainer>(daemon_->address()); }
+  static v1::OpenSessionRequest Request(const RawTrainer& trainer, int32_t rank) {
+    v1::OpenSessionRequest request = trainer.OpenRequest(rank, 2);
+    request.set_token(kToken);
+    return request;
+  }
+  static absl::Status Open(RawTrainer& trainer, const v1::OpenSessionRequest& request) {
+    v1::OpenSessionReply reply;
+    absl::Status status = trainer.Call(&Stub::OpenSession, request, &reply);
+    trainer.key().set_session(reply.session());
+    trainer.key().set_incarnation(reply.incarnation());
+    return status;
+  }
+  absl::Status OpenWithToken(RawTrainer& trainer, int32_t rank) {
+    return Open(trainer, Request(trainer, rank));
+  }
+  // A refused session is over: its attach socket closes.
+  void ExpectNotOpened(const std::function<void(v1::OpenSessionRequest&)>& change,
+                       const Refusal& refusal) {
+    const auto bad = Trainer();
+    v1::OpenSessionRequest request = Request(*bad, 1);
+    change(request);
+    ExpectRefused(Open(*bad, request), refusal);
+    EXPECT_TRUE(bad->AttachSocketEnds());
+  }
+  // Both ranks train two steps; nothing of the above is left.
+  void BothTrain() {
+    const auto second = Trainer();
+    ASSERT_TRUE(OpenWithToken(*second, 1).ok());
+    BothTrain(*first_, *second);
+  }
+  static void BothTrain(RawTrainer& a, RawTrainer& b) {
+    std::thread other([&] { Train(b); });
+    Train(a);
+    other.join();
+  }
+  static void Train(RawTrainer& trainer) {
+    absl::Status status = trainer.Register();
+    if (status.ok()) status = trainer.Attach();
+    if (status.ok()) status = trainer.Push();
+    for (int64_t step = 1; status.ok() && step <= 2; ++step) status = trainer.Step(step);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+
+  std::filesystem::path token_file_;
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::unique_ptr<RawTrainer> first_;
+};
+
+TEST_F(SessionInputTest, SessionsThatCannotBeAreRefusedAndTheOtherGoesOn) {
+  ExpectNotOpened([](auto& request) { request.set_token("another job's"); },
+                  {StatusCode::kPermissionDenied, "TOKEN_WRONG", {"rank 1", "'raw'"}});
+  ExpectNotOpened([](auto& request) { request.clear_token(); },
+                  {StatusCode::kPermissionDenied, "TOKEN_WRONG", {"rank 1"}});
+  ExpectNotOpened([](auto& request) { request.set_job("../etc"); },
+                  {StatusCode::kInvalidArgument, "JOB_NAME_INVALID", {"../etc"}});
+  ExpectNotOpened([](auto& request) { request.set_rank(2); },
+                  {StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE", {"rank 2", "world of 2"}});
+  ExpectNotOpened([](auto& request) { request.set_rank(-1); },
+                  {StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE", {"rank -1"}});
+  ExpectNotOpened([](auto& request) { request.set_home_lane(7); },
+                  {StatusCode::kInvalidArgument, "LANE_OUT_OF_RANGE", {"rank 1", "7", "0 to 0"}});
+  ExpectNotOpened([](auto& request) { request.set_world_size(3); },
+                  {StatusCode::kFailedPrecondition,
+                   "WORLD_DIFFERS",
+                   {"'raw'", "world_size 2", "rank 1", "says 3"}});
+  ExpectNotOpened([](auto& request) { request.set_rank(0); },
+                  {StatusCode::kAlreadyExists, "RANK_TWICE", {"rank 0", "'raw'", "pid"}});
+  ExpectNotOpened([](auto& request) { request.set_job("other"); },
+                  {StatusCode::kFailedPrecondition, "OTHER_JOB", {"'raw'", "'other'"}});
+  ExpectNotOpened([](auto& request) { request.set_resume(v1::OpenSessionRequest::RESUME_REQUIRE); },
+                  {StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE", {"'raw'"}});
+  BothTrain();
+}
+
+TEST_F(SessionInputTest, NoncesOfNobodyAndKeysOfOthersAreRefused) {
+  const auto stranger = Trainer();
+  v1::OpenSessionRequest request = Request(*stranger, 1);
+  request.set_nonce("0123456789abcdef");
+  ExpectRefused(Open(*stranger, request), {StatusCode::kUnauthenticated, "NONCE_UNKNOWN", {}});
+  // The nonce of a session that is open opens no other one.
+  v1::OpenSessionRequest stolen = Request(*first_, 1);
+  ExpectRefused(Open(*stranger, stolen), {StatusCode::kUnauthenticated, "NONCE_UNKNOWN", {}});
+
+  v1::RegisterLayoutRequest layout = stranger->LayoutRequest();
+  v1::RegisterLayoutReply reply;
+  layout.mutable_key()->set_session(first_->key().session() + 1000);
+  ExpectRefused(stranger->Call(&Stub::RegisterLayout, layout, &reply),
+                {StatusCode::kFailedPrecondition, "INCARNATION_OLD", {"session 100"}});
+  *layout.mutable_key() = first_->key();
+  layout.mutable_key()->set_incarnation(first_->key().incarnation() - 1);
+  ExpectRefused(stranger->Call(&Stub::RegisterLayout, layout, &reply),
+                {StatusCode::kFailedPrecondition,
+                 "INCARNATION_OLD",
+                 {"rank 0", "incarnation 1", "carries 0"}});
+  v1::HelloRequest hello;
+  hello.set_version_min(7);
+  hello.set_version_max(9);
+  v1::HelloReply answer;
+  ExpectRefused(stranger->Call(&Stub::Hello, hello, &answer),
+                {StatusCode::kFailedPrecondition, "VERSION_MISMATCH", {"7 to 9", "speaks 1"}});
+  BothTrain();
+}
+
+TEST_F(SessionInputTest, BuffersThatCannotBeAreRefusedAndRightOnesAreTakenAfterwards) {
+  const auto second = Trainer();
+  ASSERT_TRUE(OpenWithToken(*second, 1).ok());
+  v1::AttachBuffersReply reply;
+  ExpectRefused(second->Call(&Stub::AttachBuffers, second->AttachRequest(), &reply),
+                {StatusCode::kFailedPrecondition, "LAYOUT_MISSING", {"rank 1"}});
+  std::thread other([this] { EXPECT_TRUE(first_->Register().ok()); });
+  ASSERT_TRUE(second->Register().ok());
+  other.join();
+
+  const auto expect = [&](const std::function<void(v1::AttachBuffersRequest&)>& change,
+                          const Refusal& refusal) {
+    v1::AttachBuffersRequest request = second->AttachRequest();
+    change(request);
+    ExpectRefused(second->Call(&Stub::AttachBuffers, request, &reply), refusal);
+    EXPECT_FALSE(second->HasFrame()) << "memory was handed out";
+  };
+  const auto code = StatusCode::kInvalidArgument;
+  expect([](auto& request) { request.mutable_arenas(1)->set_size_bytes(511); },
+         {code, "ARENA_TOO_SMALL", {"weight", "'matrix'", "rank 1", "512", "arena 2", "511"}});
+  expect([](auto& request) { request.mutable_arenas(0)->set_size_bytes(-1); },
+         {code, "ARENA_INVALID", {"arena 1", "rank 1", "-1"}});
+  expect([](auto& request) { request.mutable_arenas()->RemoveLast(); },
+         {code, "ARENA_INVALID", {"weight", "'matrix'", "rank 1", "arena 2"}});
+  expect([](auto& request) { request.mutable_arenas(1)->set_id(1); },
+         {code, "ARENA_INVALID", {"arena 1", "rank 1", "twice"}});
+  expect([](auto& request) { request.mutable_arenas(0)->mutable_cuda_ipc()->set_handle("short"); },
+         {code, "ARENA_INVALID", {"arena 1", "rank 1", "64 bytes", "5"}});
+  expect(
+      [](auto& request) {
+        request.mutable_arenas(0)->mutable_cuda_ipc()->set_handle(std::string(64, 'x'));
+      },
+      {code, "ARENA_INVALID", {"arena 1", "rank 1", "CPU"}});
+  expect(
+      [](auto& request) {
+        while (request.arenas_size() < 65) {
+          v1::Arena& arena = *request.add_arenas();
+          arena = request.arenas(0);
+          arena.set_id(request.arenas_size());
+        }
+      },
+      {code, "ARENA_INVALID", {"rank 1", "65", "64"}});
+  // More than any machine has, asked for after what fits: that one is given back.
+  v1::AttachBuffersRequest huge = second->AttachRequest();
+  huge.mutable_arenas(1)->set_size_bytes(int64_t{1} << 60);
+  ExpectRefused(second->Call(&Stub::AttachBuffers, huge, &reply),
+                {StatusCode::kResourceExhausted, "MEMORY_EXHAUSTED", {"1152921504606846976"}});
+  BothTrain(*first_, *second);
+}
+
+TEST_F(SessionInputTest, BuffersMayBeAttachedAgainAlikeButNotOtherwise) {
+  const auto second = Trainer();
+  ASSERT_TRUE(OpenWithToken(*second, 1).ok());
+  BothTrain(*first_, *second);
+  v1::AttachBuffersReply reply;
+  EXPECT_TRUE(second->Call(&Stub::AttachBuffers, second->AttachRequest(), &reply).ok());
+  EXPECT_FALSE(second->HasFrame()) << "descriptors were sent again";
+  v1::AttachBuffersRequest larger = second->AttachRequest();
+  larger.mutable_arenas(0)->set_size_bytes(1 << 20);
+  ExpectRefused(second->Call(&Stub::AttachBuffers, larger, &reply),
+                {StatusCode::kFailedPrecondition, "ARENA_INVALID", {"rank 1"}});
+}
+
+// On the CPU all memory is the daemon's, sealed: it cannot vanish under a lane.
+TEST_F(SessionInputTest, ATrainerCannotTakeItsMemoryAway) {
+  const auto second = Trainer();
+  ASSERT_TRUE(OpenWithToken(*second, 1).ok());
+  BothTrain(*first_, *second);
+  for (const int arena : {0, 1}) {
+    EXPECT_EQ(::ftruncate(second->arena(arena).get(), 0), -1);
+    EXPECT_EQ(errno, EPERM);
+    EXPECT_EQ(::ftruncate(second->arena(arena).get(), 1 << 20), -1);
+  }
+  std::thread other([this] { EXPECT_TRUE(first_->Step(3).ok()); });
+  EXPECT_TRUE(second->Step(3).ok());
+  other.join();
+}
+
+TEST_F(SessionInputTest, AFreshStartUnderTheNameOfAJobWithStateNamesItsStepAndChangesNothing) {
+  auto second = Trainer();
+  ASSERT_TRUE(OpenWithToken(*second, 1).ok());
+  BothTrain(*first_, *second);
+  ASSERT_TRUE(second->Close().ok());
+  ExpectNotOpened([](auto&) {}, {StatusCode::kFailedPrecondition,
+                                 "JOB_HAS_STATE",
+                                 {"'raw'", "step 2", "IF_PRESENT", "another job name"}});
+  ExpectNotOpened(
+      [](auto& request) { request.set_resume(v1::OpenSessionRequest::RESUME_IF_PRESENT); },
+      {StatusCode::kUnavailable, "TRAINER_LOST", {"rank 1", "'raw'", "step 2"}});
+  // The other one's optimizer state is still there, and its next step names who has left.
+  grpc::ClientContext context;
+  v1::PullParametersRequest pull;
+  *pull.mutable_key() = first_->key();
+  const auto reader = first_->stub().PullParameters(&context, pull);
+  v1::PullParametersReply part;
+  int parts = 0;
+  while (reader->Read(&part)) {
+    EXPECT_EQ(part.step(), 2);
+    ++parts;
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_GT(parts, 0);
+  v1::SubmitStepReply reply;
+  const absl::Status status = first_->Submit(first_->SubmitRequest(3), &reply);
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(reply.outcome().kind(), v1::Outcome::KIND_ABORTED);
+  EXPECT_FALSE(reply.outcome().retry());
+  EXPECT_THAT(reply.outcome().detail(), ::testing::HasSubstr("rank 1"));
+}
+
+}  // namespace
+}  // namespace dmuond::testing

@@ -1,0 +1,166 @@
+// Daemons that cannot start say why, on their last line, and end at once: rows of the table "what
+// bad input gets" (layout_input_test.cc says where the others are). Who runs already goes on.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/client/session.h"
+#include "dmuond/wire/unique_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/daemon_process.h"
+
+namespace dmuond::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+constexpr std::chrono::seconds kEndsWithin{20};
+constexpr int kExitConfig = 2;   // before anything is touched
+constexpr int kExitRefused = 1;  // by the machine
+
+class StartupInputTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = fs::temp_directory_path() / "dmuond-start-XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+
+  struct Ended {
+    int code = 0;
+    std::string output;
+  };
+  Ended Run(std::vector<std::string> flags, const std::string& socket = "") const {
+    flags.push_back("--socket=" + (socket.empty() ? Socket() : socket));
+    const std::string log = directory_ / "log";
+    auto process = ChildProcess::Start("dmuond", std::move(flags), log);
+    EXPECT_TRUE(process.ok()) << process.status();
+    Ended ended;
+    ended.code = (*process)->Wait(kEndsWithin);
+    std::ifstream file(log);
+    ended.output.assign(std::istreambuf_iterator<char>(file), {});
+    return ended;
+  }
+  [[nodiscard]] std::string Socket() const { return directory_ / "run" / "dmuond.sock"; }
+
+  fs::path directory_;
+};
+
+// A port of this machine that somebody listens on.
+class TakenPort {
+ public:
+  TakenPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(at);
+    EXPECT_EQ(::bind(socket_.get(), reinterpret_cast<sockaddr*>(&at), size), 0);
+    EXPECT_EQ(::listen(socket_.get(), 1), 0);
+    ::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&at), &size);
+    address_ = absl::StrCat("127.0.0.1:", ntohs(at.sin_port));
+  }
+  [[nodiscard]] const std::string& address() const { return address_; }
+
+ private:
+  wire::UniqueFd socket_;
+  std::string address_;
+};
+
+TEST_F(StartupInputTest, ASocketPathThatIsTooLongNamesItsLengthAndTheLimit) {
+  const std::string path = directory_ / std::string(120, 'x');
+  const Ended ended = Run({}, path);
+  EXPECT_EQ(ended.code, kExitConfig);
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("--socket="), HasSubstr(absl::StrCat(path.size() + 7)),
+                                  HasSubstr("107")));
+}
+
+TEST_F(StartupInputTest, ADirectoryOfSomebodyElseNamesBothUsers) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a directory away";
+  fs::create_directory(directory_ / "run");
+  ASSERT_EQ(::chown((directory_ / "run").c_str(), 65534, 65534), 0);
+  const Ended ended = Run({});
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("owned by uid 65534"), HasSubstr("runs as uid 0"),
+                                  HasSubstr((directory_ / "run").string())));
+}
+
+TEST_F(StartupInputTest, ADirectoryOpenToEverybodyIsRefusedWithTheRemedy) {
+  fs::create_directory(directory_ / "run");
+  fs::permissions(directory_ / "run", fs::perms::all);
+  const Ended ended = Run({});
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("0777"), HasSubstr("chmod 0750")));
+}
+
+TEST_F(StartupInputTest, AFileInTheSocketsPlaceIsLeftAlone) {
+  fs::create_directory(directory_ / "run");
+  fs::permissions(directory_ / "run", fs::perms::owner_all);
+  std::ofstream(Socket()) << "precious";
+  const Ended ended = Run({});
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output, HasSubstr("is no socket and is left alone"));
+  EXPECT_EQ(fs::file_size(Socket()), 8U);
+}
+
+TEST_F(StartupInputTest, ASecondDaemonOnOneSocketNamesTheFirstWhichGoesOn) {
+  auto first = DaemonProcess::Start();
+  ASSERT_TRUE(first.ok()) << first.status();
+  const Ended ended = Run({}, (*first)->address());
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("another dmuond"), HasSubstr((*first)->address()),
+                                  HasSubstr(absl::StrCat("pid ", (*first)->pid()))));
+  EXPECT_TRUE(client::Session::Open({.address = (*first)->address()}).ok());
+}
+
+TEST_F(StartupInputTest, APortThatIsTakenIsNamed) {
+  const TakenPort port;
+  Ended ended = Run({"--health_address=" + port.address()});
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("health"), HasSubstr(port.address())));
+  fs::remove(directory_ / "log");
+  ended = Run({"--nodes=2", "--node_rank=0", "--coordinator=" + port.address(),
+               "--peer_listen=" + port.address()});
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("taken"), HasSubstr(port.address())));
+}
+
+TEST_F(StartupInputTest, AStateDirectoryThatCannotBeWrittenIsNamed) {
+  std::ofstream(directory_ / "file") << "no directory";
+  const std::string path = directory_ / "file" / "state";
+  const Ended ended = Run({"--state_dir=" + path});
+  EXPECT_EQ(ended.code, kExitConfig);
+  EXPECT_THAT(ended.output,
+              AllOf(HasSubstr("--state_dir=" + path), HasSubstr("cannot be written")));
+}
+
+TEST_F(StartupInputTest, AMissingLaneProgramAndAnUnreadableTokenAreNamed) {
+  Ended ended = Run({"--lane_binary=/nonexistent/lane"});
+  EXPECT_EQ(ended.code, kExitConfig);
+  EXPECT_THAT(ended.output, HasSubstr("/nonexistent/lane"));
+  fs::remove(directory_ / "log");
+  ended = Run({"--token_file=/nonexistent/token"});
+  EXPECT_NE(ended.code, 0);
+  EXPECT_THAT(ended.output, HasSubstr("/nonexistent/token"));
+}
+
+TEST_F(StartupInputTest, PlaintextBeyondLoopbackIsRefused) {
+  const Ended ended = Run({"--nodes=2", "--node_rank=0", "--coordinator=192.0.2.1:7000"});
+  EXPECT_NE(ended.code, 0);
+  EXPECT_NE(ended.code, -1) << "it runs";
+  EXPECT_THAT(ended.output, HasSubstr("192.0.2.1"));
+}
+
+}  // namespace
+}  // namespace dmuond::testing
