@@ -1,0 +1,230 @@
+// What crosses from daemon to daemon: over mutual TLS with certificates made here, and optimizer
+// state between nodes.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dmuond/client/session.h"
+#include "dmuond/v1/peer.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "grpcpp/grpcpp.h"
+#include "gtest/gtest.h"
+#include "tests/client/daemon_group.h"
+#include "tests/client/trainers.h"
+
+namespace dmuond::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using client::LayoutBuilder;
+using client::Session;
+using client::StateKind;
+
+constexpr int32_t kMatrix = 0;
+constexpr int32_t kVector = 1;
+constexpr size_t kMatrixSize = 24 * 40;
+
+client::Layout TwoParameters(int32_t world) {
+  LayoutBuilder builder(world);
+  builder.AddGroup({.preset = "torch"});
+  builder.Add({.name = "matrix",
+               .shape = {24, 40},
+               .contribution = client::Contribution::kSame,
+               .reduce_factor = 1});
+  builder.Add({.name = "vector",
+               .shape = {100},
+               .route = client::Route::kAdamW,
+               .contribution = client::Contribution::kSame,
+               .reduce_factor = 1});
+  return *builder.Build();
+}
+void FillWith(std::span<float> values, int seed) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = static_cast<float>(static_cast<int>((i * 7 + seed * 13) % 33) - 16) / 32;
+  }
+}
+client::StepScalars Scalars() {
+  return {.groups = {{.learning_rate = 0.01, .momentum = 0.95, .beta2 = 0.999}}};
+}
+
+// All state that a trainer can pull, and its weights.
+std::vector<std::vector<float>> PullAll(Session& session) {
+  std::vector<std::vector<float>> all;
+  for (const auto& [parameter, kind] :
+       {std::pair(kMatrix, StateKind::kMaster), std::pair(kMatrix, StateKind::kMomentum),
+        std::pair(kMatrix, StateKind::kStep), std::pair(kVector, StateKind::kMaster),
+        std::pair(kVector, StateKind::kExpAvg), std::pair(kVector, StateKind::kExpAvgSq),
+        std::pair(kVector, StateKind::kStep)}) {
+    auto values = session.Pull(parameter, kind);
+    EXPECT_TRUE(values.ok()) << values.status();
+    all.push_back(values.ok() ? *std::move(values) : std::vector<float>());
+  }
+  for (const int32_t parameter : {kMatrix, kVector}) {
+    const std::span<float> weights = session.Weight<float>(parameter);
+    all.emplace_back(weights.begin(), weights.end());
+  }
+  return all;
+}
+
+// One trainer on each node. Two steps, momentum and moments pushed back changed, one more step:
+// what every rank pulls afterwards.
+std::vector<std::vector<std::vector<float>>> TrainOn(const DaemonGroup& group) {
+  const auto world = static_cast<int32_t>(group.size());
+  std::vector<std::vector<std::vector<float>>> pulled(world);
+  OnEveryRank(world, [&](int32_t rank) {
+    auto opened =
+        Session::Open({.address = group[rank]->address(), .rank = rank, .world_size = world});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    Session& session = **opened;
+    const auto registered = session.Register(TwoParameters(world));
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    ASSERT_TRUE(session.Attach().ok());
+    FillWith(session.Weight<float>(kMatrix), 1);
+    FillWith(session.Weight<float>(kVector), 2);
+    ASSERT_TRUE(session.Push().ok());
+    for (int step = 1; step <= 3; ++step) {
+      FillWith(session.Gradient<float>(kMatrix), step);
+      FillWith(session.Gradient<float>(kVector), step + 1);
+      const auto outcome = session.Step(Scalars());
+      ASSERT_TRUE(outcome.ok()) << outcome.status();
+      if (step != 2) continue;
+      std::vector<float> momentum(kMatrixSize);
+      FillWith(momentum, 77);
+      const absl::Status loaded = session.PushState(
+          {{.parameter = kMatrix, .kind = StateKind::kMomentum, .values = momentum},
+           {.parameter = kVector, .kind = StateKind::kStep, .values = {9}},
+           {.parameter = kVector, .kind = StateKind::kExpAvg, .values = std::vector(100, 0.125F)}});
+      ASSERT_TRUE(loaded.ok()) << loaded;
+      EXPECT_EQ(session.Pull(kMatrix, StateKind::kMomentum).value(), momentum);
+      EXPECT_EQ(session.Pull(kVector, StateKind::kStep).value(), std::vector<float>{9});
+    }
+    pulled[rank] = PullAll(session);
+    EXPECT_TRUE(session.Close().ok());
+  });
+  return pulled;
+}
+
+TEST(StateAcrossNodesTest, IsTheSameFromEveryNodeAndOnAnyNumberOfThem) {
+  std::vector<std::vector<float>> expected;
+  for (const int nodes : {1, 2, 3}) {
+    auto group = nodes == 1 ? absl::StatusOr<DaemonGroup>(DaemonGroup())
+                            : StartGroup(nodes, "cpu:1", {"--threads=1"});
+    ASSERT_TRUE(group.ok()) << group.status();
+    if (nodes == 1) {
+      auto alone = DaemonProcess::Start({.flags = {"--threads=1"}});
+      ASSERT_TRUE(alone.ok()) << alone.status();
+      group->push_back(*std::move(alone));
+    }
+    const auto pulled = TrainOn(*group);
+    if (nodes == 1) expected = pulled[0];
+    for (const auto& rank : pulled) EXPECT_EQ(rank, expected) << nodes << " nodes";
+  }
+}
+
+// Certificates of two authorities, made by the openssl program.
+class Certificates {
+ public:
+  Certificates() {
+    std::string pattern = fs::temp_directory_path() / "dmuond-tls-XXXXXX";
+    if (::mkdtemp(pattern.data()) == nullptr) std::abort();
+    directory_ = pattern;
+    for (const char* authority : {"ours", "theirs"}) {
+      const std::string name = directory_ + "/" + authority;
+      Run("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=" +
+          std::string(authority) + " -keyout " + name + "-ca.key -out " + name + "-ca.pem");
+      Run("req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=dmuond -keyout " +
+          name + ".key -out " + name + ".csr");
+      Run("x509 -req -days 1 -in " + name + ".csr -CA " + name + "-ca.pem -CAkey " + name +
+          "-ca.key -CAcreateserial -out " + name + ".pem -extfile " + AddressFile());
+    }
+  }
+  ~Certificates() { fs::remove_all(directory_); }
+  Certificates(const Certificates&) = delete;
+  Certificates& operator=(const Certificates&) = delete;
+
+  [[nodiscard]] std::vector<std::string> Flags(const std::string& authority,
+                                               const std::string& trusted) const {
+    return {"--peer_tls_ca=" + directory_ + "/" + trusted + "-ca.pem",
+            "--peer_tls_certificate=" + directory_ + "/" + authority + ".pem",
+            "--peer_tls_key=" + directory_ + "/" + authority + ".key"};
+  }
+
+ private:
+  static void Run(const std::string& arguments) {
+    ASSERT_EQ(std::system(("openssl " + arguments + " >/dev/null 2>&1").c_str()), 0) << arguments;
+  }
+  std::string AddressFile() const {
+    std::string path = directory_ + "/address";
+    EXPECT_EQ(std::system(("echo subjectAltName=IP:127.0.0.1 > " + path).c_str()), 0);
+    return path;
+  }
+  std::string directory_;
+};
+
+std::vector<std::string> Joined(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+class MutualTlsTest : public ::testing::Test {
+ protected:
+  // Node 1 beside a coordinator of ours: whether they form a group.
+  static bool Forms(const DaemonProcess& coordinator, const std::string& address,
+                    const std::vector<std::string>& flags, std::chrono::milliseconds within) {
+    auto member = DaemonProcess::Start(
+        {.flags = Joined(GroupFlags(1, 2, address), flags), .wait_for = "live"});
+    EXPECT_TRUE(member.ok()) << member.status();
+    return (*member)->WaitServing("ready", within).ok() &&
+           coordinator.WaitServing("ready", within).ok();
+  }
+  const Certificates certificates_;
+};
+
+TEST_F(MutualTlsTest, DaemonsOfOneAuthorityTrainTogether) {
+  auto group = StartGroup(2, "cpu:1", Joined({"--threads=1"}, certificates_.Flags("ours", "ours")));
+  ASSERT_TRUE(group.ok()) << group.status();
+  const auto pulled = TrainOn(*group);
+  EXPECT_EQ(pulled[0], pulled[1]);
+  EXPECT_FALSE(pulled[0].empty());
+}
+
+TEST_F(MutualTlsTest, AnotherAuthorityOrNoneFormsNoGroup) {
+  const std::string address = FreeAddress();
+  auto coordinator = DaemonProcess::Start(
+      {.flags = Joined(GroupFlags(0, 2, address), certificates_.Flags("ours", "ours")),
+       .wait_for = "live"});
+  ASSERT_TRUE(coordinator.ok()) << coordinator.status();
+  constexpr std::chrono::milliseconds kLongEnough{1000};  // the right one takes 200 ms
+  EXPECT_FALSE(Forms(**coordinator, address, certificates_.Flags("theirs", "ours"), kLongEnough))
+      << "a certificate that nobody knows";
+  EXPECT_FALSE(Forms(**coordinator, address, certificates_.Flags("ours", "theirs"), kLongEnough))
+      << "a coordinator that the member does not trust";
+  EXPECT_FALSE(Forms(**coordinator, address, {}, kLongEnough)) << "plaintext";
+  EXPECT_TRUE(
+      Forms(**coordinator, address, certificates_.Flags("ours", "ours"), std::chrono::seconds(20)));
+}
+
+// Who is no daemon of the group reads no state, certificate or not.
+TEST_F(MutualTlsTest, ACallerWithoutCertificateGetsNothing) {
+  const std::string address = FreeAddress();
+  auto coordinator = DaemonProcess::Start(
+      {.flags = Joined(GroupFlags(0, 2, address), certificates_.Flags("ours", "ours")),
+       .wait_for = "live"});
+  ASSERT_TRUE(coordinator.ok()) << coordinator.status();
+  for (const auto& credentials :
+       {grpc::InsecureChannelCredentials(), grpc::SslCredentials(grpc::SslCredentialsOptions())}) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
+    v1::WriteStateReply reply;
+    const auto stub = v1::Peer::NewStub(grpc::CreateChannel(address, credentials));
+    const grpc::Status status = stub->WriteState(&context, v1::WriteStateRequest(), &reply);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  }
+}
+
+}  // namespace
+}  // namespace dmuond::testing
