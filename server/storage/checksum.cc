@@ -3,14 +3,20 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "server/storage/xxh3_state.h"
 
 namespace dmuond::server::storage {
 namespace {
 
 std::string ToHex(uint64_t value) { return absl::StrFormat("%016x", value); }
+
+void Update(XXH3_state_t& state, const void* data, size_t bytes) {
+#if defined(__x86_64__)
+  static const bool avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (avx2) return UpdateWithAvx2(state, data, bytes);
+#endif
+  XXH3_64bits_update(&state, data, bytes);
+}
 
 }  // namespace
 
@@ -23,7 +29,7 @@ Checksum::~Checksum() = default;
 
 void Checksum::Reset() { XXH3_64bits_reset(&state_->xxh3); }
 void Checksum::Add(std::span<const std::byte> data) {
-  XXH3_64bits_update(&state_->xxh3, data.data(), data.size());
+  Update(state_->xxh3, data.data(), data.size());
 }
 std::string Checksum::Hex() const { return ToHex(XXH3_64bits_digest(&state_->xxh3)); }
 

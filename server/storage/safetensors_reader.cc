@@ -12,7 +12,7 @@ namespace dmuond::server::storage {
 namespace {
 
 // Large enough for a disk to be busy, small enough to stay in the cache until it is copied on.
-constexpr size_t kPartBytes = size_t{1} << 20;
+constexpr size_t kPartBytes = size_t{1} << 18;
 
 }  // namespace
 

@@ -10,7 +10,7 @@ namespace dmuond::server::storage {
 namespace {
 
 // Checksum and write take turns on parts that stay in the cache between them.
-constexpr size_t kPartBytes = size_t{1} << 20;
+constexpr size_t kPartBytes = size_t{1} << 18;
 
 }  // namespace
 
