@@ -1,5 +1,6 @@
 #include "tests/server/storage/snapshots.h"
 
+#include <cstring>
 #include <map>
 #include <memory>
 #include <utility>
@@ -7,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/restore_plan.h"
 #include "server/convert.h"
+#include "server/storage/host_copy.h"
 #include "server/storage/layout_check.h"
 #include "server/storage/manifest.h"
 #include "server/storage/restore.h"
@@ -51,26 +53,30 @@ absl::StatusOr<v1::SnapshotFile> SaveLane(Storage& storage, const Job& job, Lane
   absl::StatusOr<scheduler::LaneProgram> program =
       scheduler::MakeLaneProgram(job.inputs, job.plan, lane);
   if (!program.ok()) return program.status();
-  std::vector<UnitId> units;
-  for (const scheduler::Batch& batch : program->batches) {
-    units.insert(units.end(), batch.units.begin(), batch.units.end());
-  }
+  const HostCopy copy = PlaceHostCopy(job.plan, *program);
   StateFile file{.id = IdAt(step),
                  .job = kJob,
                  .lane = lane,
-                 .units = StateUnitsOf(job.inputs.layout, job.plan, units)};
-  for (size_t i = 0; i < units.size(); ++i) {
-    file.units[i].updates = UpdatesAt(step, job.plan.units[units[i].value()].parameter);
-  }
-  absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> writer = CreateStateFile(storage, file);
-  if (!writer.ok()) return writer.status();
-  for (UnitId id : units) {
-    const Unit& unit = job.plan.units[id.value()];
+                 .units = StateUnitsOf(job.inputs.layout, job.plan, copy.units)};
+  // What the lane copies of its slots.
+  std::vector<std::byte> memory(copy.bytes());
+  for (size_t i = 0; i < copy.units.size(); ++i) {
+    const Unit& unit = job.plan.units[copy.units[i].value()];
+    file.units[i].updates = UpdatesAt(step, unit.parameter);
+    int64_t at = copy.unit_offset_bytes[i];
     for (StateTensor kind : TensorsOf(unit.kind)) {
       const std::vector<float> values = TensorAt(job, unit, kind, step);
-      absl::Status status = (*writer)->Append(std::as_bytes(std::span(values)));
-      if (!status.ok()) return status;
+      std::memcpy(memory.data() + at, values.data(), values.size() * sizeof(float));
+      at += static_cast<int64_t>(values.size() * sizeof(float));
     }
+  }
+  // What the daemon writes, batch by batch.
+  absl::StatusOr<std::unique_ptr<SnapshotFileWriter>> writer = CreateStateFile(storage, file);
+  if (!writer.ok()) return writer.status();
+  for (size_t b = 0; b + 1 < copy.batch_offset_bytes.size(); ++b) {
+    absl::Status status = (*writer)->Append(std::span(memory).subspan(
+        copy.batch_offset_bytes[b], copy.batch_offset_bytes[b + 1] - copy.batch_offset_bytes[b]));
+    if (!status.ok()) return status;
   }
   return (*writer)->Finish();
 }

@@ -1,0 +1,42 @@
+#include "scheduler/snapshot_schedule.h"
+
+#include <algorithm>
+
+namespace dmuond::scheduler {
+
+bool SnapshotSchedule::OnCommitted(StepId step, TimePoint now) {
+  const bool by_steps = options_.every_steps > 0 && step.value() >= due_step_;
+  const bool by_time = options_.every.count() > 0 && now >= due_;
+  if (!by_steps && !by_time && !requested_) return false;
+  if (writing_.has_value()) {
+    // A request waits for its turn; it is not left out.
+    if (by_steps || by_time) ++left_out_;
+    if (by_steps) due_step_ = NextAfter(step);
+    if (by_time) due_ = now + options_.every;
+    return false;
+  }
+  requested_ = false;
+  writing_ = step;
+  due_step_ = NextAfter(step);
+  due_ = now + options_.every;
+  return true;
+}
+
+void SnapshotSchedule::OnFinished(bool durable) {
+  if (!writing_.has_value()) return;  // of a past that was rolled back
+  if (durable) {
+    durable_ = writing_;
+  } else {
+    ++failed_;
+  }
+  writing_.reset();
+}
+
+void SnapshotSchedule::OnRolledBack(StepId step, TimePoint now) {
+  writing_.reset();
+  if (durable_.has_value()) durable_ = std::min(*durable_, step);
+  due_step_ = NextAfter(step);
+  due_ = now + options_.every;
+}
+
+}  // namespace dmuond::scheduler

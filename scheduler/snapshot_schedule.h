@@ -1,0 +1,67 @@
+// When a snapshot is made. The coordinator asks after each decision that consumes a step; it alone
+// knows the answer, and sends it along with the decision. Pure; the clock is the caller's.
+//
+//   if (schedule.OnCommitted(step, now)) …save the state after `step`…
+//   schedule.OnFinished(durable, now);
+#ifndef DMUOND_SCHEDULER_SNAPSHOT_SCHEDULE_H_
+#define DMUOND_SCHEDULER_SNAPSHOT_SCHEDULE_H_
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "scheduler/step.h"
+#include "scheduler/types.h"
+
+namespace dmuond::scheduler {
+
+struct SnapshotOptions {
+  int64_t every_steps = 500;                 // 0: not by steps
+  std::chrono::milliseconds every{600'000};  // 0: not by time
+};
+
+class SnapshotSchedule {
+ public:
+  // `durable`: the step that the job goes on from, if it comes from a snapshot.
+  SnapshotSchedule(SnapshotOptions options, std::optional<StepId> durable, TimePoint now)
+      : options_(options),
+        durable_(durable),
+        due_step_(NextAfter(durable)),
+        due_(now + options.every) {}
+
+  // A step is committed or skipped. True: its state is to be saved, and OnFinished() will tell how
+  // that went. One that falls due while the last is being written is left out and counted; the
+  // next one falls due as if it had been made.
+  [[nodiscard]] bool OnCommitted(StepId step, TimePoint now);
+  // Somebody asks for a snapshot: the next step's will be made, or the one after the snapshot that
+  // is being written.
+  void Request() { requested_ = true; }
+  // The snapshot that was begun is durable, or has failed. A failed one is not repeated at once:
+  // its cause, a full disk say, is likely still there.
+  void OnFinished(bool durable);
+  // The job goes on from `step`. What is being written belongs to a past that is no more.
+  void OnRolledBack(StepId step, TimePoint now);
+
+  [[nodiscard]] std::optional<StepId> durable_step() const { return durable_; }
+  [[nodiscard]] std::optional<StepId> being_written() const { return writing_; }
+  [[nodiscard]] int64_t left_out() const { return left_out_; }  // due while one was being written
+  [[nodiscard]] int64_t failed() const { return failed_; }
+
+ private:
+  [[nodiscard]] int64_t NextAfter(std::optional<StepId> step) const {
+    return (step.has_value() ? step->value() : 0) + options_.every_steps;
+  }
+
+  SnapshotOptions options_;
+  std::optional<StepId> durable_;
+  std::optional<StepId> writing_;
+  int64_t due_step_;
+  TimePoint due_;
+  bool requested_ = false;
+  int64_t left_out_ = 0;
+  int64_t failed_ = 0;
+};
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_SNAPSHOT_SCHEDULE_H_
