@@ -1,0 +1,62 @@
+// What a daemon says of itself, for tests that wait for something to be so.
+#ifndef DMUOND_TESTS_SERVER_SYSTEM_DAEMON_STATUS_H_
+#define DMUOND_TESTS_SERVER_SYSTEM_DAEMON_STATUS_H_
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/v1/admin.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+
+namespace dmuond::testing {
+
+class DaemonStatus {
+ public:
+  explicit DaemonStatus(const std::string& address) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
+    stub_ = v1::Admin::NewStub(grpc::CreateCustomChannel(
+        absl::StrCat("unix:", address), grpc::InsecureChannelCredentials(), arguments));
+  }
+  // Empty when nobody answers.
+  v1::GetStatusReply Get() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    v1::GetStatusReply reply;
+    if (!stub_->GetStatus(&context, v1::GetStatusRequest(), &reply).ok()) reply.Clear();
+    return reply;
+  }
+  // Asks until it holds; false after 20 s.
+  bool WaitFor(const std::function<bool(const v1::GetStatusReply&)>& holds) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!holds(Get())) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));  // between two looks
+    }
+    return true;
+  }
+  bool WaitForTrainer(int32_t rank, const std::string& state) {
+    return WaitFor([&](const v1::GetStatusReply& status) {
+      for (const v1::TrainerStatus& trainer : status.job().trainers()) {
+        if (trainer.rank() == rank) return trainer.state() == state;
+      }
+      return false;
+    });
+  }
+  bool WaitForNoJob() {
+    return WaitFor([](const v1::GetStatusReply& status) {
+      return !status.version().empty() && !status.has_job();
+    });
+  }
+
+ private:
+  std::unique_ptr<v1::Admin::Stub> stub_;
+};
+
+}  // namespace dmuond::testing
+
+#endif  // DMUOND_TESTS_SERVER_SYSTEM_DAEMON_STATUS_H_

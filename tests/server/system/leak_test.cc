@@ -1,0 +1,198 @@
+// Hundreds of attached and detached trainers leave the daemon's and the lanes' descriptors,
+// threads, mappings, shared memory and resident memory where they were.
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/client/session.h"
+#include "gtest/gtest.h"
+#include "tests/client/daemon_process.h"
+#include "tests/server/system/daemon_status.h"
+
+namespace dmuond::testing {
+namespace {
+
+using client::LayoutBuilder;
+using client::Session;
+namespace fs = std::filesystem;
+
+constexpr int kCycles = 200;
+// Allocators keep some of what they had; 200 sessions with 1 MiB of arenas each would show.
+constexpr int64_t kResidentSlackKib = 4096;
+// gRPC's threads come and go, each with its stack and its guard page.
+constexpr int64_t kThreadSlack = 4;
+constexpr int64_t kMappingSlack = 4 * kThreadSlack;
+
+int64_t Entries(const fs::path& directory) {
+  std::error_code gone;
+  return std::distance(fs::directory_iterator(directory, gone), fs::directory_iterator());
+}
+
+struct Footprint {
+  int64_t descriptors = 0;
+  int64_t threads = 0;
+  int64_t mappings = 0;
+  int64_t resident_kib = 0;
+  int64_t shared_objects = 0;  // in /dev/shm, of the whole machine
+
+  static Footprint Of(pid_t pid) {
+    const fs::path process = absl::StrCat("/proc/", pid);
+    Footprint footprint;
+    footprint.descriptors = Entries(process / "fd");
+    footprint.threads = Entries(process / "task");
+    std::ifstream maps(process / "maps");
+    for (std::string line; std::getline(maps, line);) ++footprint.mappings;
+    std::ifstream status(process / "status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("VmRSS:")) footprint.resident_kib = std::stoll(line.substr(6));
+    }
+    for (const auto& entry : fs::directory_iterator("/dev/shm")) {
+      footprint.shared_objects +=
+          entry.path().filename().string().find("dmuond") != std::string::npos ? 1 : 0;
+    }
+    return footprint;
+  }
+  // After what the last cycle began has ended: a quarter of a second without any change.
+  static Footprint Settled(pid_t pid) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    for (;;) {
+      const Footprint first = Of(pid);
+      std::this_thread::sleep_for(std::chrono::milliseconds(250));
+      const Footprint second = Of(pid);
+      const bool same = first.descriptors == second.descriptors && first.threads == second.threads;
+      if (same || std::chrono::steady_clock::now() > deadline) return second;
+    }
+  }
+  [[nodiscard]] bool Within(const Footprint& before) const {
+    return descriptors <= before.descriptors && threads <= before.threads + kThreadSlack &&
+           mappings <= before.mappings + kMappingSlack &&
+           resident_kib <= before.resident_kib + kResidentSlackKib &&
+           shared_objects <= before.shared_objects;
+  }
+};
+std::ostream& operator<<(std::ostream& out, const Footprint& footprint) {
+  return out << footprint.descriptors << " descriptors, " << footprint.threads << " threads, "
+             << footprint.mappings << " mappings, " << footprint.resident_kib << " KiB, "
+             << footprint.shared_objects << " shared objects";
+}
+
+client::Layout OneMatrix(int32_t world) {
+  LayoutBuilder builder(world);
+  builder.AddGroup({.preset = "torch"});
+  builder.Add({.name = "matrix", .shape = {256, 512}});  // two arenas of 512 KiB
+  return *builder.Build();
+}
+
+class LeakTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto daemon =
+        DaemonProcess::Start({.devices = "cpu:2", .flags = {"--threads=1", "--log_level=error"}});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    status_ = std::make_unique<DaemonStatus>(daemon_->address());
+  }
+  // What a process had after some cycles it has after kCycles more; it may take a moment to let go.
+  void ExpectSteady(const std::vector<pid_t>& pids, const std::function<void(int)>& cycle) {
+    for (int i = 0; i < 20; ++i) cycle(i);
+    status_->Get();
+    std::vector<Footprint> before;
+    for (const pid_t pid : pids) before.push_back(Footprint::Settled(pid));
+    for (int i = 0; i < kCycles && !HasFatalFailure(); ++i) cycle(i);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+    for (size_t p = 0; p < pids.size(); ++p) {
+      Footprint after = Footprint::Of(pids[p]);
+      while (!after.Within(before[p]) && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // between two looks
+        after = Footprint::Of(pids[p]);
+      }
+      EXPECT_TRUE(after.Within(before[p])) << (p == 0 ? "the daemon" : "a lane")
+                                           << "\nbefore: " << before[p] << "\nafter:  " << after;
+      std::cout << (p == 0 ? "daemon" : "lane  ") << " before: " << before[p]
+                << "; after: " << after << "\n";
+    }
+  }
+
+  std::unique_ptr<DaemonProcess> daemon_;
+  std::unique_ptr<DaemonStatus> status_;
+};
+
+TEST_F(LeakTest, TrainersThatComeAndGoWithinAJobLeaveNothing) {
+  auto stays = Session::Open({.address = daemon_->address(), .rank = 0, .world_size = 2});
+  ASSERT_TRUE(stays.ok()) << stays.status();
+  const auto come = [&] {
+    auto session = Session::Open({.address = daemon_->address(), .rank = 1, .world_size = 2});
+    EXPECT_TRUE(session.ok()) << session.status();
+    return session.ok() ? *std::move(session) : nullptr;
+  };
+  std::unique_ptr<Session> first = come();
+  ASSERT_NE(first, nullptr);
+  std::thread other([&] { EXPECT_TRUE(first->Register(OneMatrix(2)).ok()); });
+  ASSERT_TRUE((*stays)->Register(OneMatrix(2)).ok());
+  other.join();
+  ASSERT_TRUE((*stays)->Attach().ok());
+  EXPECT_TRUE(first->Close().ok());
+  std::vector<pid_t> pids = {daemon_->pid()};
+  const v1::GetStatusReply status = status_->Get();
+  for (const v1::LaneStatus& lane : status.lanes()) pids.push_back(lane.pid());
+  ASSERT_EQ(pids.size(), 3U);
+  ExpectSteady(pids, [&](int) {
+    const std::unique_ptr<Session> session = come();
+    ASSERT_NE(session, nullptr);
+    const auto registered = session->Register(OneMatrix(2));
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    const absl::Status attached = session->Attach();
+    ASSERT_TRUE(attached.ok()) << attached;
+    ASSERT_TRUE(session->Close().ok());
+  });
+}
+
+TEST_F(LeakTest, JobsThatCloseOrAreDroppedLeaveNothing) {
+  ExpectSteady({daemon_->pid()}, [&](int i) {
+    {
+      auto session = Session::Open({.address = daemon_->address()});
+      ASSERT_TRUE(session.ok()) << session.status();
+      ASSERT_TRUE((*session)->Register(OneMatrix(1)).ok());
+      ASSERT_TRUE((*session)->Attach().ok());
+      std::ranges::fill((*session)->Weight<float>(0), 0.5F);
+      ASSERT_TRUE((*session)->Push().ok());
+      if (i % 2 == 0) {
+        ASSERT_TRUE((*session)->Close().ok());
+      }
+    }
+    ASSERT_TRUE(status_->WaitForNoJob());
+  });
+}
+
+TEST_F(LeakTest, KilledTrainerProcessesLeaveNothing) {
+  // Fewer: each is a process of its own.
+  const auto kill_one = [&](const std::string& phase, const std::string& state) {
+    auto trainer = ChildProcess::Start("phase_trainer", {daemon_->address(), "0", "1", phase});
+    ASSERT_TRUE(trainer.ok()) << trainer.status();
+    ASSERT_TRUE(status_->WaitForTrainer(0, state));
+    trainer->reset();
+    ASSERT_TRUE(status_->WaitForNoJob());
+  };
+  kill_one("attached", "attached");
+  const Footprint before = Footprint::Settled(daemon_->pid());
+  for (int i = 0; i < 10; ++i) {
+    kill_one("open", "open");
+    kill_one("registered", "registered");
+    kill_one("pushed", "attached");
+  }
+  const Footprint after = Footprint::Settled(daemon_->pid());
+  EXPECT_LE(after.descriptors, before.descriptors) << before << "\n" << after;
+  EXPECT_LE(after.mappings, before.mappings + kMappingSlack) << before << "\n" << after;
+}
+
+}  // namespace
+}  // namespace dmuond::testing
