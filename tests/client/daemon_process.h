@@ -68,6 +68,8 @@ class DaemonProcess {
   absl::Status WaitServing(const std::string& service, std::chrono::milliseconds timeout) const;
   // SIGTERM; the exit code, -1 when it has not left in a minute.
   int Stop();
+  // The exit code of one that leaves by itself; -1: it still runs after `timeout`.
+  int Wait(std::chrono::milliseconds timeout) { return process_->Wait(timeout); }
   void Kill();
   [[nodiscard]] std::string Log() const;
 
