@@ -46,11 +46,13 @@ class Mapping {
   [[nodiscard]] virtual size_t size() const = 0;
 };
 
-// A point in a stream that the host can poll. Threads: the lane's dispatching thread.
+// A point in a stream that the host can poll: made once, recorded again and again. Threads: the
+// lane's dispatching thread.
 class Event {
  public:
   virtual ~Event() = default;
-  // True: everything enqueued before the record is complete. An error of the device ends the lane.
+  // True: everything enqueued before the last record is complete; also before the first record. An
+  // error of the device ends the lane.
   [[nodiscard]] virtual absl::StatusOr<bool> Done() = 0;
 };
 
@@ -59,7 +61,8 @@ class Event {
 class Stream {
  public:
   virtual ~Stream() = default;
-  virtual absl::StatusOr<std::unique_ptr<Event>> Record() = 0;
+  // `event`, of the same device, now stands for this point of the stream. Never blocks.
+  virtual absl::Status Record(Event& event) = 0;
   // Later work in this stream starts after `event`.
   virtual absl::Status WaitFor(Event& event) = 0;
   // Blocks the host until the stream is empty. Not used in the steady state of a step.
@@ -79,7 +82,10 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) = 0;
   // Private scratch of this process, for workspaces. Contents undefined.
   virtual absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) = 0;
+  // Private memory that both the device's work and the host read and write (pinned). Zero-filled.
+  virtual absl::StatusOr<std::unique_ptr<Mapping>> AllocateHost(size_t bytes) = 0;
   virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream() = 0;
+  virtual absl::StatusOr<std::unique_ptr<Event>> CreateEvent() = 0;
   // What can be computed here; lives as long as the device.
   [[nodiscard]] virtual Ops& ops() = 0;
 };

@@ -44,6 +44,10 @@ struct SumTask {
   std::span<const StridedBox> sources;
   std::span<const uint8_t> levels;
   float factor = 1.0F;
+  // Not null: also the sums of squares of the result, per kNormBlock elements from dst's first one,
+  // with the bits that SumsOfSquares() gives for them; dst must be contiguous, and is not read
+  // again for it. Host-visible memory.
+  double* squares = nullptr;
 };
 
 // Sums of squares of `elements` consecutive fp32 values. first_element is the offset of data[0] in

@@ -108,7 +108,13 @@ struct Go {
   LaneIndex rail;
   RailOperation operation = RailOperation::kCollect;
   BucketId bucket;
-  std::vector<AbsentFragment> absent;  // kCollect: of the parameters in this bucket
+  std::vector<AbsentFragment> absent;     // kCollect: of the parameters in this bucket
+  AttemptKind kind = AttemptKind::kStep;  // kCollect
+};
+// To nodes without trainers, whose lanes would not hear of it: the first submission of an attempt.
+struct Begun {
+  NodeRank node;
+  Submission submission;
 };
 struct Decision {
   Attempt attempt;
@@ -123,7 +129,7 @@ struct Decision {
   std::string refuse_reason;   // kRefuse: "SCALARS_DIFFER", "PUSH_DIFFERS"
   std::string refuse_message;  // names the field, two ranks and both values
 };
-using CoordinatorAction = std::variant<OpenAttempt, Go, Decision>;
+using CoordinatorAction = std::variant<OpenAttempt, Go, Decision, Begun>;
 
 }  // namespace dmuond::scheduler
 

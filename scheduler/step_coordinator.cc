@@ -24,6 +24,18 @@ const char* Verb(AttemptKind kind) {
   return "unknown";
 }
 
+std::vector<NodeRank> NodesWithoutTrainers(const PlanInputs& inputs) {
+  std::vector<NodeRank> nodes;
+  for (int32_t node = 0; node < inputs.nodes; ++node) {
+    const auto& trainers = inputs.layout.trainers;
+    if (std::none_of(trainers.begin(), trainers.end(),
+                     [node](const Trainer& trainer) { return trainer.node.value() == node; })) {
+      nodes.emplace_back(node);
+    }
+  }
+  return nodes;
+}
+
 std::vector<std::vector<int32_t>> HeldParameters(const Layout& layout) {
   std::vector<std::vector<int32_t>> held(layout.trainers.size());
   for (const Fragment& fragment : layout.fragments) {  // sorted by parameter
@@ -61,6 +73,7 @@ StepCoordinator::StepCoordinator(const PlanInputs& inputs, const Plan& plan, Att
       plan_(plan),
       options_(options),
       held_(HeldParameters(inputs.layout)),
+      without_trainers_(NodesWithoutTrainers(inputs)),
       open_{first_attempt, StepId(last_committed.value() + 1)},
       last_committed_(last_committed) {
   auto tables = MakeRailTables(inputs, plan);
@@ -116,8 +129,11 @@ std::vector<CoordinatorAction> StepCoordinator::OnSubmission(TimePoint now,
                               " after its node has signalled gradients of the same attempt"),
                  /*retry=*/true);
   }
-  if (!AllSubmitted()) return {};
   std::vector<CoordinatorAction> actions;
+  if (first) {
+    for (NodeRank away : without_trainers_) actions.emplace_back(Begun{away, submission});
+  }
+  if (!AllSubmitted()) return actions;
   if (Kind() != AttemptKind::kStep) {
     for (int32_t rail = 0; rail < inputs_.lanes_per_node; ++rail) {
       AppendCollectGoes(LaneIndex(rail), actions);
@@ -215,7 +231,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint /*now*/, A
     if (attempt != publishing_) return {};
     publish_.Report(rail, bucket, node);
     for (BucketId go : publish_.Take(rail, tables_.weights)) {
-      actions.push_back(Go{attempt, rail, operation, go, {}});
+      actions.push_back(Go{attempt, rail, operation, go, {}, AttemptKind::kStep});
     }
     return actions;
   }
@@ -240,7 +256,7 @@ void StepCoordinator::AppendCollectGoes(LaneIndex rail, Actions& actions) {
   // would send something else.
   if (!step && !AllSubmitted()) return;
   for (BucketId go : try_.collect.Take(rail, step ? tables_.partials : tables_.adopts)) {
-    actions.push_back(Go{open_.attempt, rail, RailOperation::kCollect, go, AbsentIn(go)});
+    actions.push_back(Go{open_.attempt, rail, RailOperation::kCollect, go, AbsentIn(go), Kind()});
   }
 }
 

@@ -117,6 +117,7 @@ class StepCoordinator {
   const CoordinatorOptions options_;
   RailTables tables_;
   std::vector<std::vector<int32_t>> held_;  // per rank: parameters, ascending
+  std::vector<NodeRank> without_trainers_;
   OpenAttempt open_;
   StepId last_committed_;
   int32_t skips_in_a_row_ = 0;

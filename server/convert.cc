@@ -154,6 +154,7 @@ absl::StatusOr<scheduler::Go> FromProto(const v1::Go& go) {
   out.operation = *operation;
   out.bucket = scheduler::BucketId(go.bucket());
   for (const v1::AbsentFragment& absent : go.absent()) out.absent.push_back(FromProto(absent));
+  if (go.kind() == v1::ATTEMPT_KIND_PUSH) out.kind = scheduler::AttemptKind::kPush;
   return out;
 }
 v1::Go ToProto(const scheduler::Go& go) {
@@ -163,6 +164,7 @@ v1::Go ToProto(const scheduler::Go& go) {
   out.set_operation(ToProto(go.operation));
   out.set_bucket(go.bucket.value());
   for (const scheduler::AbsentFragment& absent : go.absent) *out.add_absent() = ToProto(absent);
+  out.set_kind(ToProto(go.kind));
   return out;
 }
 

@@ -30,6 +30,10 @@ class BoxWalk {
   // True if runs are contiguous in every box.
   [[nodiscard]] bool contiguous_runs() const;
 
+  // True if there is one run, contiguous in every box: elements in walking order are those in
+  // memory.
+  [[nodiscard]] bool single_run() const { return dims_ == 1 && contiguous_runs(); }
+
   // Calls visit(const int64_t* offsets, int64_t length) for the elements [begin, end), counted in
   // walking order; offsets[i] is where the run begins in box i, in elements. No run is longer than
   // length_max.

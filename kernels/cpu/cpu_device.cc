@@ -15,7 +15,7 @@ class DoneEvent final : public Event {
 
 class SynchronousStream final : public Stream {
  public:
-  absl::StatusOr<std::unique_ptr<Event>> Record() override { return std::make_unique<DoneEvent>(); }
+  absl::Status Record(Event&) override { return absl::OkStatus(); }
   absl::Status WaitFor(Event&) override { return absl::OkStatus(); }
   absl::Status Synchronize() override { return absl::OkStatus(); }
 };
@@ -44,8 +44,16 @@ absl::StatusOr<std::unique_ptr<Mapping>> CpuDevice::AllocateScratch(size_t bytes
   return MapPrivate(bytes);
 }
 
+absl::StatusOr<std::unique_ptr<Mapping>> CpuDevice::AllocateHost(size_t bytes) {
+  return MapPrivate(bytes);
+}
+
 absl::StatusOr<std::unique_ptr<Stream>> CpuDevice::CreateStream() {
   return std::make_unique<SynchronousStream>();
+}
+
+absl::StatusOr<std::unique_ptr<Event>> CpuDevice::CreateEvent() {
+  return std::make_unique<DoneEvent>();
 }
 
 }  // namespace dmuond::kernels::cpu

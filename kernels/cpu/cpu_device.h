@@ -28,7 +28,9 @@ class CpuDevice final : public Device {
   [[nodiscard]] std::string Describe() const override;
   absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Mapping>> AllocateHost(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
+  absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override;
   [[nodiscard]] Ops& ops() override { return ops_; }
 
  private:

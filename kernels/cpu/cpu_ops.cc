@@ -55,6 +55,13 @@ absl::Status CheckSum(const SumTask& task) {
     return absl::InvalidArgumentError(
         absl::StrCat("destination of a sum is ", Name(task.dst.dtype), ", not float32"));
   }
+  if (task.squares != nullptr && Elements(task.dst) > 0) {
+    BoxWalk walk(task.dst);
+    walk.Simplify();
+    if (!walk.single_run()) {
+      return absl::InvalidArgumentError("a sum with squares has a destination with gaps");
+    }
+  }
   if (absl::Status status = CheckTree(task); !status.ok()) return status;
   for (const StridedBox& source : task.sources) {
     if (source.data == nullptr) continue;
@@ -62,6 +69,8 @@ absl::Status CheckSum(const SumTask& task) {
   }
   return absl::OkStatus();
 }
+
+static_assert(kPieceElements == kNormBlock);  // a piece of a sum is a block of its squares
 
 int64_t PieceEnd(int64_t piece, int64_t elements) {
   return std::min(elements, (piece + 1) * kPieceElements);

@@ -1,6 +1,6 @@
 #include "kernels/cpu/norms.h"
 
-#include <array>
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/clones.h"
@@ -8,16 +8,15 @@
 namespace dmuond::kernels::cpu {
 namespace {
 
-// Four quarters of the data with eight running sums each: what four reads at a time need.
+// Four quarters of a chunk with eight running sums each: what four reads at a time need.
 constexpr int64_t kStreams = 4;
 constexpr int64_t kLanes = 8;
 using Floats = float __attribute__((vector_size(kLanes * sizeof(float))));
 using Doubles = double __attribute__((vector_size(kLanes * sizeof(double))));
 
-}  // namespace
-
-DMUOND_CLONES double SumOfSquares(const float* data, int64_t elements) {
-  std::array<Doubles, kStreams> sums{};
+DMUOND_CLONES void AddSquares(const float* data, int64_t elements, double* running) {
+  Doubles sums[kStreams];
+  std::memcpy(sums, running, sizeof(sums));
   const int64_t quarter = elements / (kStreams * kLanes) * kLanes;
   for (int64_t i = 0; i < quarter; i += kLanes) {
     for (int64_t stream = 0; stream < kStreams; ++stream) {
@@ -27,12 +26,33 @@ DMUOND_CLONES double SumOfSquares(const float* data, int64_t elements) {
       sums[stream] += wide * wide;  // exact products: 24 + 24 bits
     }
   }
+  std::memcpy(running, sums, sizeof(sums));
   for (int64_t i = kStreams * quarter, at = 0; i < elements; ++i, ++at) {
     const double x = data[i];
-    sums[at / kLanes][at % kLanes] += x * x;
+    running[at] += x * x;
   }
-  Doubles sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+}  // namespace
+
+void SquareSum::Add(const float* chunk, int64_t elements) {
+  AddSquares(chunk, elements, sums_.data());
+}
+
+double SquareSum::Total() const {
+  std::array<double, kLanes> sum;
+  for (int64_t i = 0; i < kLanes; ++i) {
+    sum[i] = (sums_[i] + sums_[kLanes + i]) + (sums_[2 * kLanes + i] + sums_[3 * kLanes + i]);
+  }
   return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+double SumOfSquares(const float* data, int64_t elements) {
+  SquareSum sum;
+  for (int64_t i = 0; i < elements; i += SquareSum::kChunk) {
+    sum.Add(data + i, std::min(SquareSum::kChunk, elements - i));
+  }
+  return sum.Total();
 }
 
 }  // namespace dmuond::kernels::cpu

@@ -2,12 +2,33 @@
 #ifndef DMUOND_KERNELS_CPU_NORMS_H_
 #define DMUOND_KERNELS_CPU_NORMS_H_
 
+#include <array>
 #include <cstdint>
 
 namespace dmuond::kernels::cpu {
 
-// Sum of data[i]^2 over [0, elements): element i goes into the (i mod 16)th of sixteen running
-// sums, which are then added as one binary tree. Threads: any.
+// The sum of squares of a sequence, fed in chunks. The order of addition is a function of the
+// number of elements alone: each chunk's four quarters go into eight running sums each, which carry
+// on from chunk to chunk and are added at the end as one binary tree.
+//
+//   SquareSum sum;
+//   for (…) sum.Add(chunk, n);  // n == kChunk, but for the last
+//   total = sum.Total();
+//
+// Threads: one at a time.
+class SquareSum {
+ public:
+  static constexpr int64_t kChunk = 4096;
+  void Add(const float* chunk, int64_t elements);
+  [[nodiscard]] double Total() const;
+
+ private:
+  static constexpr int64_t kStreams = 4;
+  static constexpr int64_t kLanes = 8;
+  alignas(64) std::array<double, kStreams * kLanes> sums_{};
+};
+
+// Of all of an array. Threads: any.
 [[nodiscard]] double SumOfSquares(const float* data, int64_t elements);
 
 }  // namespace dmuond::kernels::cpu

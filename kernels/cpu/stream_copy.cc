@@ -15,7 +15,7 @@ namespace dmuond::kernels::cpu {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kPrefetchBytes = 16 * kLine;
+constexpr size_t kPrefetchBytes = 32 * kLine;
 
 size_t BytesToLine(const std::byte* address) {
   return (kLine - reinterpret_cast<uintptr_t>(address) % kLine) % kLine;
@@ -54,14 +54,15 @@ void StreamCopyRows(std::byte* const* dst, const std::byte* const* src, int rows
   }
   std::byte* to[kStreamRows];
   const std::byte* from[kStreamRows];
+  size_t head_max = 0;
   for (int row = 0; row < kStreamRows; ++row) {
     const size_t head = BytesToLine(dst[row]);
+    head_max = std::max(head_max, head);
     std::memcpy(dst[row], src[row], head);
     to[row] = dst[row] + head;
     from[row] = src[row] + head;
   }
-  // Whole lines that every row has; heads differ by less than one.
-  const size_t lines = bytes / kLine - 1;
+  const size_t lines = (bytes - head_max) / kLine;  // whole ones that every row has
   // Rows usually lie at one distance from each other, and the next four follow: while these are
   // copied the first lines of those come into the cache. A wrong guess costs bandwidth, nothing
   // else.

@@ -11,6 +11,7 @@
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/f16c.h"
 #include "kernels/cpu/four_streams.h"
+#include "kernels/cpu/norms.h"
 #include "kernels/cpu/stream_copy.h"
 
 namespace dmuond::kernels::cpu {
@@ -19,6 +20,7 @@ namespace {
 // 16 KiB of fp32: the open nodes of a tree stay in the first- and second-level cache, and a quarter
 // of it is a page (four_streams.h).
 constexpr int64_t kChunk = 4096;
+static_assert(kChunk == SquareSum::kChunk);
 constexpr int kLevels = kSumLevelMax + 1;
 
 DMUOND_CLONES void AddInto(float* __restrict a, const float* __restrict b, int64_t n) {
@@ -43,6 +45,9 @@ DMUOND_CLONES void AddFourF16(const uint16_t* a, const uint16_t* b, const uint16
   for (int64_t i = 0; i < n; ++i) {
     out[i] = (FromF16(a[i]) + FromF16(b[i])) + (FromF16(c[i]) + FromF16(d[i]));
   }
+}
+DMUOND_CLONES void ScaleBF16(const uint16_t* a, float factor, float* __restrict out, int64_t n) {
+  ForFourStreams(n, [=](int64_t i) { out[i] = FromBF16(a[i]) * factor; });
 }
 DMUOND_CLONES void Scale(const float* a, float factor, float* __restrict out, int64_t n) {
   ForFourStreams(n, [=](int64_t i) { out[i] = a[i] * factor; });
@@ -122,21 +127,37 @@ const StridedBox* OnlySource(const SumTask& task) {
   return only;
 }
 
+// A chunk as four pages side by side: the processor then fills four rows of memory at a time.
+void StreamChunk(std::byte* to, const float* from, int64_t length) {
+  constexpr size_t kRow = kChunk / kStreamRows * sizeof(float);
+  const auto* bytes = reinterpret_cast<const std::byte*>(from);
+  if (length != kChunk) return StreamCopy(to, from, static_cast<size_t>(length) * sizeof(float));
+  std::array<std::byte*, kStreamRows> rows{};
+  std::array<const std::byte*, kStreamRows> sources{};
+  for (size_t row = 0; row < kStreamRows; ++row) {
+    rows[row] = to + row * kRow;
+    sources[row] = bytes + row * kRow;
+  }
+  StreamCopyRows(rows.data(), sources.data(), kStreamRows, kRow);
+}
+
 // Where the results of one task go.
 struct Output {
   const SumTask& task;
   int64_t stride;
   bool stream;
+  SquareSum* squares;  // of what is stored, or null
 
-  void Store(const float* sum, int64_t offset, int64_t length) const {
+  // `sum` without the task's factor; `factor` is what is still to be applied.
+  void Store(const float* sum, float factor, int64_t offset, int64_t length) const {
     alignas(64) std::array<float, kChunk> scaled;
-    if (task.factor != 1.0F) {
-      Scale(sum, task.factor, scaled.data(), length);
+    if (factor != 1.0F) {
+      Scale(sum, factor, scaled.data(), length);
       sum = scaled.data();
     }
+    if (squares != nullptr) squares->Add(sum, length);
     if (stream) {
-      StreamCopy(reinterpret_cast<float*>(task.dst.data) + offset, sum,
-                 static_cast<size_t>(length) * sizeof(float));
+      StreamChunk(task.dst.data + offset * static_cast<int64_t>(sizeof(float)), sum, length);
     } else {
       StoreRun(DType::kF32, task.dst.data, offset, stride, sum, length);
     }
@@ -173,17 +194,37 @@ namespace {
 // The sum of one task, chunk by chunk.
 class Summation {
  public:
+  // Where squares are asked for and chunks do not follow each other as they do in memory, what is
+  // stored is read again, from the cache.
   Summation(const SumTask& task, const BoxWalk& walk)
       : task_(task),
         walk_(walk),
         contiguous_(walk.contiguous_runs()),
         output_{task, Stride(0),
-                Stride(0) == 1 &&
-                    static_cast<size_t>(walk.elements()) * sizeof(float) >= kStreamBytesMin} {}
+                Stride(0) == 1 && (task.squares == nullptr || walk.single_run()) &&
+                    static_cast<size_t>(walk.elements()) * sizeof(float) >= kStreamBytesMin,
+                task.squares != nullptr && walk.single_run() ? &squares_ : nullptr},
+        only_bf16_(OnlyBF16()) {}
 
   void Run(int64_t begin, int64_t end) {
+    Store(begin, end);
+    StreamFence();
+    if (task_.squares == nullptr) return;
+    const auto* stored = reinterpret_cast<const float*>(task_.dst.data) + begin;
+    task_.squares[begin / kNormBlock] =
+        output_.squares != nullptr ? squares_.Total() : SumOfSquares(stored, end - begin);
+  }
+
+ private:
+  void Store(int64_t begin, int64_t end) {
     static constexpr std::array<float, kChunk> kZeros{};
     walk_.Runs(begin, end, kChunk, [&](const int64_t* offsets, int64_t length) {
+      if (only_bf16_ != nullptr) {
+        float* widened = tree_.LeafBuffer();
+        ScaleBF16(reinterpret_cast<const uint16_t*>(only_bf16_->data) + offsets[1], task_.factor,
+                  widened, length);
+        return output_.Store(widened, 1.0F, offsets[0], length);
+      }
       tree_.Reset(length);
       size_t box = 1;
       for (size_t i = 0; i < task_.sources.size();) {
@@ -193,12 +234,16 @@ class Summation {
         i += taken;
       }
       const float* sum = task_.sources.empty() ? nullptr : tree_.Finish();
-      output_.Store(sum == nullptr ? kZeros.data() : sum, offsets[0], length);
+      output_.Store(sum == nullptr ? kZeros.data() : sum, task_.factor, offsets[0], length);
     });
-    StreamFence();
   }
 
- private:
+  // The one source, where it can be widened and scaled in one pass.
+  [[nodiscard]] const StridedBox* OnlyBF16() const {
+    const StridedBox* only = OnlySource(task_);
+    return contiguous_ && only != nullptr && only->dtype == DType::kBF16 ? only : nullptr;
+  }
+
   [[nodiscard]] int64_t Stride(size_t box) const { return contiguous_ ? 1 : walk_.run_stride(box); }
   [[nodiscard]] int Level(size_t i) const { return task_.levels.empty() ? 0 : task_.levels[i]; }
 
@@ -261,7 +306,9 @@ class Summation {
   const SumTask& task_;
   const BoxWalk& walk_;
   bool contiguous_;
+  SquareSum squares_;
   Output output_;
+  const StridedBox* only_bf16_;
   Tree tree_;
 };
 
@@ -269,7 +316,8 @@ class Summation {
 
 void SumElements(const SumTask& task, int64_t begin, int64_t end) {
   BoxWalk walk(task.dst);
-  if (const StridedBox* only = OnlySource(task); only != nullptr && task.factor == 1.0F) {
+  if (const StridedBox* only = OnlySource(task);
+      only != nullptr && task.factor == 1.0F && task.squares == nullptr) {
     walk.Add(*only);
     walk.Simplify();
     return CopyElements(walk, task.dst, *only, begin, end);

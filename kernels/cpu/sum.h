@@ -17,7 +17,7 @@ absl::Status CheckTree(const SumTask& task);
 
 // Computes the elements [begin, end) of the task's box, counted in walking order (box_walk.h). Each
 // source is read once. Threads: any, disjoint ranges at the same time.
-// REQUIRES: CheckTree(task).
+// REQUIRES: CheckTree(task); where squares are asked for, dst contiguous and the range one block.
 void SumElements(const SumTask& task, int64_t begin, int64_t end);
 
 }  // namespace dmuond::kernels::cpu

@@ -26,6 +26,9 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
       *addressed.message.mutable_open() = ToProto(*open);
     } else if (const auto* go = std::get_if<scheduler::Go>(&action)) {
       *addressed.message.mutable_go() = ToProto(*go);
+    } else if (const auto* begun = std::get_if<scheduler::Begun>(&action)) {
+      addressed.node = begun->node.value();
+      *addressed.message.mutable_submitted() = ToProto(begun->submission);
     } else {
       *addressed.message.mutable_decision() = ToProto(std::get<scheduler::Decision>(action));
     }

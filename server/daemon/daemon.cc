@@ -144,6 +144,12 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       job_->lanes[rail].process->Send(command).IgnoreError();
       return;
     }
+    case Kind::kSubmitted: {
+      if (job_ == nullptr) return;
+      v1::LaneCommand command;
+      *command.mutable_submitted() = message.submitted();
+      return ToLanes(command);
+    }
     case Kind::kDecision:
       return HandleDecision(message.decision());
     case Kind::kJobEnded:

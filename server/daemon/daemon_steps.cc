@@ -330,6 +330,15 @@ void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& 
   slowest.set_update_us(std::max(slowest.update_us(), timing.update_us()));
   slowest.set_publish_us(std::max(slowest.publish_us(), timing.publish_us()));
   slowest.set_quiet_us(std::max(slowest.quiet_us(), timing.quiet_us()));
+  if (timing.sum_us() > slowest.sum_us()) {
+    slowest.set_sum_us(timing.sum_us());
+    slowest.set_sum_bytes(timing.sum_bytes());
+  }
+  slowest.set_norm_us(std::max(slowest.norm_us(), timing.norm_us()));
+  if (timing.copy_us() > slowest.copy_us()) {
+    slowest.set_copy_us(timing.copy_us());
+    slowest.set_copy_bytes(timing.copy_bytes());
+  }
   if (job_->published_lanes.size() < job_->lanes.size()) return;
   job_->published_lanes.clear();
   job_->published_attempt = published.attempt();

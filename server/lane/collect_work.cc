@@ -35,9 +35,13 @@ class WorkBuilder {
       CollectBucket& bucket = work_[job_.unit(staged.unit).bucket.value()];
       bucket.units.push_back(staged.unit);
       const std::vector<Cell>& cells = CellsOf(staged.unit);
+      const bool fused = gradients_ && cells.size() == 1 &&
+                         job_.unit(staged.unit).first_element % kernels::kNormBlock == 0;
+      if (gradients_ && !fused) bucket.norm_units.push_back(staged.unit);
       for (size_t c = 0; c < cells.size(); ++c) {
         absl::Status status = AddOwned(bucket, staged, static_cast<int32_t>(c));
         if (!status.ok()) return status;
+        if (fused) bucket.owned.back().squares_of = staged.unit.value();
       }
     }
     for (CollectBucket& bucket : work_) {
@@ -125,6 +129,12 @@ class WorkBuilder {
       }
     }
     task.sources = static_cast<int32_t>(bucket.sources.size()) - task.first_source;
+    int64_t element_bytes = 4;  // written
+    for (int32_t i = 0; i < task.sources; ++i) {
+      element_bytes +=
+          static_cast<int64_t>(kernels::SizeOf(bucket.sources[task.first_source + i].box.dtype));
+    }
+    bucket.owned_bytes += element_bytes * scheduler::Elements(cell.box);
     bucket.owned.push_back(task);
     return absl::OkStatus();
   }

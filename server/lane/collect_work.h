@@ -30,6 +30,9 @@ struct CollectTask {
   int32_t first_source = 0;
   int32_t sources = 0;
   double reduce_factor = 1;
+  // Owned, of gradients: the unit whose blocks' sums of squares come with this sum, because it is
+  // all of the unit and begins at a block; -1: a pass of their own.
+  int32_t squares_of = -1;
 };
 
 struct CollectBucket {
@@ -40,6 +43,8 @@ struct CollectBucket {
   std::vector<scheduler::AbsentFragment> leaves;  // (rank, parameter) of every source's leaves
   std::vector<int32_t> ranks;                     // local trainers that are read, ascending
   std::vector<scheduler::UnitId> units;           // owned
+  std::vector<scheduler::UnitId> norm_units;      // of them, those whose squares need a pass
+  int64_t owned_bytes = 0;                        // read and written by the sums of `owned`
   const std::vector<scheduler::Transfer>* transfers = nullptr;
 };
 

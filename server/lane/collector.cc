@@ -40,7 +40,17 @@ absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
     collector->unit_sums_.push_back({staged.unit, sums, count});
     sums += count;
   }
-  collector->sums_.resize(sums);
+  if (sums > 0) {
+    auto memory = device.AllocateHost(sums * sizeof(double));
+    if (!memory.ok()) return memory.status();
+    collector->sums_memory_ = *std::move(memory);
+    collector->sums_ = reinterpret_cast<double*>(collector->sums_memory_->data());
+  }
+  for (int32_t b = 0; b < job.buckets(); ++b) {
+    auto event = device.CreateEvent();
+    if (!event.ok()) return event.status();
+    collector->events_.push_back(*std::move(event));
+  }
   collector->ReserveScratch(collector->gradients_);
   collector->ReserveScratch(collector->weights_);
   return collector;
@@ -66,6 +76,16 @@ void Collector::Arm(scheduler::Attempt attempt) {
   absent_.clear();
   std::fill(states_.begin(), states_.end(), BucketState{});
   unfinished_ = job_.buckets();
+  in_flight_ = 0;
+  sum_time_ = norm_time_ = {};
+}
+
+absl::StatusOr<bool> Collector::Idle() const {
+  for (const auto& event : events_) {
+    absl::StatusOr<bool> done = event->Done();
+    if (!done.ok() || !*done) return done;
+  }
+  return true;
 }
 
 void Collector::OnSubmission(const scheduler::Submission& submission) {
@@ -79,7 +99,11 @@ void Collector::OnSubmission(const scheduler::Submission& submission) {
       // Buckets that came early were reduced under the assumption that the scale had not changed.
       for (BucketState& state : states_) {
         if (std::exchange(state.reduced, false)) ++unfinished_;
+        // What is still under way is followed, in the same stream, by what replaces it.
+        if (state.summing || state.norming) --in_flight_;
+        state.summing = state.norming = false;
       }
+      sum_time_ = norm_time_ = {};
     }
     loss_scale_ = scale;
   }
@@ -100,6 +124,7 @@ absl::Status Collector::OnGo(const scheduler::Go& go) {
     return absl::InternalError(
         absl::StrCat("a second GO to collect bucket ", b, " of attempt ", attempt_.value()));
   }
+  if (!kind_.has_value() && !job_.has_trainers) kind_ = go.kind;  // before the submission's news
   const size_t known = absent_.size();
   absent_.insert(absent_.end(), go.absent.begin(), go.absent.end());
   if (absent_.size() != known) {
@@ -125,6 +150,8 @@ absl::Status Collector::OnGo(const scheduler::Go& go) {
 }
 
 bool Collector::ContributorsReady(int32_t b) const {
+  // No trainer here ever has a part in anything: what comes from others may come at once.
+  if (!job_.has_trainers) return true;
   const CollectBucket& bucket = work()[b];
   // Without a contributor here only the kind of the attempt is still open.
   if (bucket.ranks.empty()) return kind_.has_value();
@@ -149,8 +176,8 @@ absl::StatusOr<bool> Collector::Progress() {
     if (!state.seen) {
       if (!ContributorsReady(b)) continue;
       state.seen = true;
-      started_ = true;
-      if (!kind_.has_value()) kind_ = AttemptKind::kStep;
+      started_ = job_.has_trainers;
+      if (!kind_.has_value() && job_.has_trainers) kind_ = AttemptKind::kStep;
       any = true;
       continue;
     }
@@ -161,20 +188,32 @@ absl::StatusOr<bool> Collector::Progress() {
   return any;
 }
 
+// While the kind of an attempt is open, its gradients' and its weights' messages may both come.
+bool Collector::NeedsRail(int32_t b) const {
+  if (kind_.has_value()) return !work()[b].transfers->empty();
+  return !gradients_[b].transfers->empty() || !weights_[b].transfers->empty();
+}
+
 absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
   BucketState& state = states_[b];
-  const CollectBucket& bucket = work()[b];
   bool any = false;
   if (!state.packed) {
-    if (absl::Status status = Pack(bucket); !status.ok()) return status;
-    state.packed = true;
-    state.received = bucket.transfers->empty();
-    if (!state.received) {
+    if (!state.packing) {
+      if (absl::Status status = Begin(b, state.packing, &Collector::Pack); !status.ok()) {
+        return status;
+      }
+    }
+    absl::StatusOr<bool> packed = Finished(b);
+    if (!packed.ok() || !*packed) return packed;
+    state.packing = false;
+    state.packed = any = true;
+    if (NeedsRail(b)) {
       absl::Status status = rail_.ReportReady(attempt_, RailOperation::kCollect, b, kind());
       if (!status.ok()) return status;
     }
-    any = true;
   }
+  if (!kind_.has_value()) return any;
+  if (!state.received && !state.started && !NeedsRail(b)) state.received = true;
   if (!state.received && state.started) {
     absl::StatusOr<bool> done = rail_.Done(RailOperation::kCollect, b);
     if (!done.ok()) return done;
@@ -182,13 +221,57 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
     any = any || *done;
   }
   const bool factor_known = kind() == AttemptKind::kPush || loss_scale_.has_value();
-  if (state.received && factor_known) {
-    if (absl::Status status = Reduce(bucket); !status.ok()) return status;
-    state.reduced = true;
-    --unfinished_;
-    any = true;
+  if (!state.received || !factor_known) return any;
+  absl::StatusOr<bool> reduced = ProgressReduce(b);
+  if (!reduced.ok()) return reduced;
+  return any || *reduced;
+}
+
+absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
+  BucketState& state = states_[b];
+  const CollectBucket& bucket = work()[b];
+  if (!state.norming) {
+    if (!state.summing) {
+      if (absl::Status status = Begin(b, state.summing, &Collector::Sum); !status.ok()) {
+        return status;
+      }
+    }
+    absl::StatusOr<bool> summed = Finished(b);
+    if (!summed.ok() || !*summed) return summed;
+    state.summing = false;
+    sum_time_.us += Microseconds(state.enqueued, Clock::now());
+    sum_time_.bytes += bucket.owned_bytes;
   }
-  return any;
+  if (!bucket.norm_units.empty()) {
+    if (!state.norming) {
+      if (absl::Status status = Begin(b, state.norming, &Collector::Norms); !status.ok()) {
+        return status;
+      }
+    }
+    absl::StatusOr<bool> done = Finished(b);
+    if (!done.ok() || !*done) return done;
+    state.norming = false;
+    norm_time_.us += Microseconds(state.enqueued, Clock::now());
+  }
+  state.reduced = true;
+  --unfinished_;
+  return true;
+}
+
+absl::Status Collector::Begin(int32_t b, bool& under_way,
+                              absl::Status (Collector::*enqueue)(const CollectBucket&)) {
+  states_[b].enqueued = Clock::now();
+  absl::Status status = (this->*enqueue)(work()[b]);
+  if (status.ok()) status = stream_.Record(*events_[b]);
+  under_way = true;
+  ++in_flight_;
+  return status;
+}
+
+absl::StatusOr<bool> Collector::Finished(int32_t b) {
+  absl::StatusOr<bool> done = events_[b]->Done();
+  if (done.ok() && *done) --in_flight_;
+  return done;
 }
 
 bool Collector::IsAbsent(const CollectBucket& bucket, const CollectSource& source) const {
@@ -219,9 +302,7 @@ absl::Status Collector::Pack(const CollectBucket& bucket) {
     absl::Status status = device_.ops().Copy(stream_, task.dst, from);
     if (!status.ok()) return status;
   }
-  absl::Status status = SumTasks(bucket, bucket.sums, 0);
-  if (!status.ok()) return status;
-  return stream_.Synchronize();
+  return SumTasks(bucket, bucket.sums, 0);
 }
 
 absl::Status Collector::SumTasks(const CollectBucket& bucket, const std::vector<CollectTask>& tasks,
@@ -245,28 +326,28 @@ absl::Status Collector::SumTasks(const CollectBucket& bucket, const std::vector<
     sum.sources = {boxes_.data() + first, static_cast<size_t>(task.sources)};
     if (!all_leaves) sum.levels = {levels_.data() + first, static_cast<size_t>(task.sources)};
     sum.factor = divisor == 0 ? 1.0F : static_cast<float>(task.reduce_factor / divisor);
+    if (task.squares_of >= 0) {
+      sum.squares = sums_ + unit_sums_[job_.staged_index[task.squares_of]].first;
+    }
     sum_tasks_.push_back(sum);
   }
   return device_.ops().Sum(stream_, sum_tasks_);
 }
 
-absl::Status Collector::Reduce(const CollectBucket& bucket) {
-  const bool push = kind() == AttemptKind::kPush;
-  absl::Status status = SumTasks(bucket, bucket.owned, push ? 0 : *loss_scale_);
-  if (!status.ok()) return status;
-  if (!push && !bucket.units.empty()) {
-    norm_tasks_.clear();
-    for (scheduler::UnitId id : bucket.units) {
-      const scheduler::Unit& unit = job_.unit(id);
-      const UnitSums& sums = unit_sums_[job_.staged_index[id.value()]];
-      norm_tasks_.push_back({reinterpret_cast<const float*>(job_.staging->data() +
-                                                            job_.staged(id).gradient_offset_bytes),
-                             unit.rows * unit.cols, unit.first_element, sums_.data() + sums.first});
-    }
-    status = device_.ops().SumsOfSquares(stream_, norm_tasks_);
-    if (!status.ok()) return status;
+absl::Status Collector::Sum(const CollectBucket& bucket) {
+  return SumTasks(bucket, bucket.owned, kind() == AttemptKind::kPush ? 0 : *loss_scale_);
+}
+
+absl::Status Collector::Norms(const CollectBucket& bucket) {
+  norm_tasks_.clear();
+  for (scheduler::UnitId id : bucket.norm_units) {
+    const scheduler::Unit& unit = job_.unit(id);
+    norm_tasks_.push_back({reinterpret_cast<const float*>(job_.staging->data() +
+                                                          job_.staged(id).gradient_offset_bytes),
+                           unit.rows * unit.cols, unit.first_element,
+                           sums_ + unit_sums_[job_.staged_index[id.value()]].first});
   }
-  return stream_.Synchronize();
+  return device_.ops().SumsOfSquares(stream_, norm_tasks_);
 }
 
 bool Collector::complete() const {

@@ -21,6 +21,7 @@
 #include "server/lane/collect_work.h"
 #include "server/lane/lane_job.h"
 #include "server/lane/rail.h"
+#include "server/lane/timing.h"
 #include "server/lane/trainer_memory.h"
 
 namespace dmuond::server::lane {
@@ -36,6 +37,10 @@ class Collector {
   // Forgets everything and collects `attempt` from now on.
   void Arm(scheduler::Attempt attempt);
   void Disarm() { armed_ = false; }
+  // Whether the device is through with everything that was enqueued, for aborted attempts too.
+  [[nodiscard]] absl::StatusOr<bool> Idle() const;
+  // Whether the device works on the armed attempt.
+  [[nodiscard]] bool device_busy() const { return armed_ && in_flight_ > 0; }
   [[nodiscard]] bool armed() const { return armed_; }
   [[nodiscard]] scheduler::Attempt attempt() const { return attempt_; }
 
@@ -61,14 +66,21 @@ class Collector {
     return kind_.value_or(scheduler::AttemptKind::kStep);
   }
   void AddNorms(v1::LaneReport::Gathered& gathered) const;
+  // Of the armed attempt.
+  [[nodiscard]] const WorkTime& sum_time() const { return sum_time_; }
+  [[nodiscard]] const WorkTime& norm_time() const { return norm_time_; }
 
  private:
   struct BucketState {
     bool seen = false;      // contributors are ready
-    bool packed = false;    // what others need lies packed
+    bool packing = false;   // the device works on what others need
+    bool packed = false;    // it lies packed
     bool started = false;   // on the rail
     bool received = false;  // nothing of it is on the rail
+    bool summing = false;   // the device works on what is owned here
+    bool norming = false;   // and then on sums of squares, where they did not come with the sums
     bool reduced = false;   // done
+    Clock::time_point enqueued;
   };
   struct UnitSums {
     scheduler::UnitId unit;
@@ -87,7 +99,15 @@ class Collector {
   [[nodiscard]] bool IsAbsent(const CollectBucket& bucket, const CollectSource& source) const;
   absl::StatusOr<bool> ProgressBucket(int32_t bucket);
   absl::Status Pack(const CollectBucket& bucket);
-  absl::Status Reduce(const CollectBucket& bucket);
+  absl::StatusOr<bool> ProgressReduce(int32_t bucket);
+  [[nodiscard]] bool NeedsRail(int32_t bucket) const;
+  absl::Status Sum(const CollectBucket& bucket);
+  absl::Status Norms(const CollectBucket& bucket);
+  // Enqueues a part of a bucket's work and records its event.
+  absl::Status Begin(int32_t bucket, bool& under_way,
+                     absl::Status (Collector::*enqueue)(const CollectBucket&));
+  // Whether what was begun is through.
+  absl::StatusOr<bool> Finished(int32_t bucket);
   absl::Status SumTasks(const CollectBucket& bucket, const std::vector<CollectTask>& tasks,
                         double divisor);
   [[nodiscard]] kernels::StridedBox Resolve(const CollectBucket& bucket,
@@ -101,7 +121,11 @@ class Collector {
   std::vector<CollectBucket> gradients_;
   std::vector<CollectBucket> weights_;
   std::vector<UnitSums> unit_sums_;  // per staged unit
-  std::vector<double> sums_;
+  std::unique_ptr<kernels::Mapping> sums_memory_;
+  double* sums_ = nullptr;
+  std::vector<std::unique_ptr<kernels::Event>> events_;  // per bucket
+  WorkTime sum_time_;
+  WorkTime norm_time_;
 
   bool armed_ = false;
   bool started_ = false;
@@ -113,6 +137,7 @@ class Collector {
   std::vector<scheduler::AbsentFragment> absent_;  // sorted
   std::vector<BucketState> states_;
   int32_t unfinished_ = 0;
+  int32_t in_flight_ = 0;  // buckets that the device works on
 
   // Of the call that runs.
   std::vector<kernels::StridedBox> boxes_;

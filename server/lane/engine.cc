@@ -17,26 +17,39 @@ using scheduler::Verdict;
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Channel& channel,
                                                        kernels::Device& device, PeerGroup* group) {
   std::unique_ptr<Engine> engine(new Engine(job, channel, device, group));
-  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device.CreateStream();
-  if (!stream.ok()) return stream.status();
-  engine->stream_ = *std::move(stream);
+  for (auto* place :
+       {&engine->collect_stream_, &engine->update_stream_, &engine->publish_stream_}) {
+    absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device.CreateStream();
+    if (!stream.ok()) return stream.status();
+    *place = *std::move(stream);
+  }
   absl::StatusOr<std::unique_ptr<Slots>> slots = Slots::Create(job);
   if (!slots.ok()) return slots.status();
   engine->slots_ = *std::move(slots);
   auto collector =
-      Collector::Create(job, engine->trainers_, engine->rail_, device, *engine->stream_);
+      Collector::Create(job, engine->trainers_, engine->rail_, device, *engine->collect_stream_);
   if (!collector.ok()) return collector.status();
   engine->collector_ = *std::move(collector);
-  auto updater = Updater::Create(job, *engine->slots_, device, *engine->stream_);
+  auto updater = Updater::Create(job, *engine->slots_, device, *engine->update_stream_);
   if (!updater.ok()) return updater.status();
   engine->updater_ = *std::move(updater);
-  engine->publisher_ =
-      std::make_unique<Publisher>(job, engine->trainers_, engine->rail_, device, *engine->stream_);
+  auto publisher =
+      Publisher::Create(job, engine->trainers_, engine->rail_, device, *engine->publish_stream_);
+  if (!publisher.ok()) return publisher.status();
+  engine->publisher_ = *std::move(publisher);
   return engine;
+}
+
+// What the device still does with a trainer's memory ends before that is unmapped.
+absl::Status Engine::LeaveTrainersMemory() {
+  absl::Status idle = collect_stream_->Synchronize();
+  idle.Update(publish_stream_->Synchronize());
+  return idle;
 }
 
 absl::Status Engine::OnAttach(const v1::LaneCommand::AttachTrainer& attach,
                               const std::vector<wire::UniqueFd>& fds) {
+  if (absl::Status idle = LeaveTrainersMemory(); !idle.ok()) return idle;
   const absl::Status status = trainers_.Attach(attach, fds);
   v1::LaneReport report;
   v1::LaneReport::Attached& attached = *report.mutable_attached();
@@ -47,6 +60,7 @@ absl::Status Engine::OnAttach(const v1::LaneCommand::AttachTrainer& attach,
 }
 
 absl::Status Engine::OnDetach(const v1::LaneCommand::DetachTrainer& detach) {
+  if (absl::Status idle = LeaveTrainersMemory(); !idle.ok()) return idle;
   trainers_.Detach(detach.rank(), detach.incarnation());
   if (detach.rank() >= 0 && detach.rank() < static_cast<int32_t>(job_.local.size()) &&
       trainers_.Find(detach.rank()) == nullptr) {
@@ -90,13 +104,15 @@ absl::Status Engine::OnGo(const scheduler::Go& go) {
   // GO waits for every lane with a part in it to report, and goes to all: who has not even armed
   // the attempt has no part.
   if (!collector_->armed() || go.attempt != collector_->attempt()) return absl::OkStatus();
-  if (collector_->kind() == AttemptKind::kPush) received_weights_valid_ = false;
+  if (go.kind == AttemptKind::kPush) received_weights_valid_ = false;
   return collector_->OnGo(go);
 }
 
 absl::Status Engine::OnDecision(scheduler::Decision decision) {
   if (collector_->armed() && decision.attempt < collector_->attempt()) return absl::OkStatus();
   collector_->Disarm();
+  summed_ = collector_->sum_time();
+  normed_ = collector_->norm_time();
   if (opened_.has_value() && opened_->attempt <= decision.attempt) opened_.reset();
   times_.decided = Clock::now();
   const bool applies = decision.verdict == Verdict::kCommit || decision.verdict == Verdict::kSkip;
@@ -115,10 +131,10 @@ absl::Status Engine::OnRepublish(const v1::LaneCommand::Republish& republish) {
 
 absl::Status Engine::OnReadUnit(const v1::LaneCommand::ReadUnit& read,
                                 const std::vector<wire::UniqueFd>& fds) {
-  const absl::Status status =
-      fds.size() != 1
-          ? absl::InvalidArgumentError("ReadUnit needs one descriptor")
-          : ReadUnit(job_, *slots_, device_, *stream_, read.unit(), read.kind(), fds[0].get());
+  const absl::Status status = fds.size() != 1
+                                  ? absl::InvalidArgumentError("ReadUnit needs one descriptor")
+                                  : ReadUnit(job_, *slots_, device_, *update_stream_, read.unit(),
+                                             read.kind(), fds[0].get());
   v1::LaneReport report;
   report.mutable_unit_io()->set_request(read.request());
   if (!status.ok()) report.mutable_unit_io()->set_error(std::string(status.message()));
@@ -127,10 +143,10 @@ absl::Status Engine::OnReadUnit(const v1::LaneCommand::ReadUnit& read,
 
 absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
                                  const std::vector<wire::UniqueFd>& fds) {
-  const absl::Status status =
-      fds.size() != 1
-          ? absl::InvalidArgumentError("WriteUnit needs one descriptor")
-          : WriteUnit(job_, *slots_, device_, *stream_, write.unit(), write.kind(), fds[0].get());
+  const absl::Status status = fds.size() != 1
+                                  ? absl::InvalidArgumentError("WriteUnit needs one descriptor")
+                                  : WriteUnit(job_, *slots_, device_, *update_stream_, write.unit(),
+                                              write.kind(), fds[0].get());
   v1::LaneReport report;
   report.mutable_unit_io()->set_request(write.request());
   if (!status.ok()) report.mutable_unit_io()->set_error(std::string(status.message()));
@@ -158,9 +174,16 @@ bool Engine::watches_words() const {
   return publishing_ ? publisher_->watches_words() : collector_->watches_words();
 }
 
+bool Engine::device_busy() const {
+  if (publishing_) return updater_->device_busy() || publisher_->device_busy();
+  // An attempt that waits to be armed waits for the device, too, or for a message.
+  return collector_->device_busy() || opened_.has_value();
+}
+
 absl::StatusOr<bool> Engine::ArmNext() {
   // Messages of an aborted attempt still arrive in memory that the next one uses.
   absl::StatusOr<bool> idle = rail_.Idle();
+  if (idle.ok() && *idle) idle = collector_->Idle();
   if (!idle.ok() || !*idle) return idle;
   times_ = {};
   gathered_ = false;
@@ -229,6 +252,7 @@ absl::StatusOr<bool> Engine::ProgressPublish() {
   if (!updater_->done()) {
     absl::StatusOr<const scheduler::Batch*> batch = updater_->RunBatch();
     if (!batch.ok()) return batch.status();
+    if (*batch == nullptr) return progress;
     publisher_->OnBatch(**batch);
     if (updater_->done()) times_.updated = Clock::now();
     return true;
@@ -251,7 +275,15 @@ absl::Status Engine::ReportPublished() {
   const bool committed = task.decision.has_value() && task.decision->verdict == Verdict::kCommit;
   if (committed) received_weights_valid_ = true;
   published.set_matrices(committed ? updater_->matrices() : 0);
-  if (task.decision.has_value()) FillTiming(times_, *published.mutable_timing());
+  if (task.decision.has_value()) {
+    v1::StepTiming& timing = *published.mutable_timing();
+    FillTiming(times_, timing);
+    timing.set_sum_us(summed_.us);
+    timing.set_sum_bytes(summed_.bytes);
+    timing.set_norm_us(normed_.us);
+    timing.set_copy_us(committed ? publisher_->copy_time().us : 0);
+    timing.set_copy_bytes(committed ? publisher_->copy_time().bytes : 0);
+  }
   tasks_.pop_front();
   return channel_.Send(report_);
 }

@@ -51,6 +51,8 @@ class Engine {
   absl::StatusOr<bool> Progress();
   // Whether words of trainers' timelines are awaited, not only messages.
   [[nodiscard]] bool watches_words() const;
+  // Whether the device works on something, whose end sends no message either.
+  [[nodiscard]] bool device_busy() const;
 
  private:
   Engine(const LaneJob& job, Channel& channel, kernels::Device& device, PeerGroup* group)
@@ -60,6 +62,7 @@ class Engine {
         rail_(job, channel, group),
         trainers_(job, device) {}
 
+  absl::Status LeaveTrainersMemory();
   absl::StatusOr<bool> ArmNext();
   absl::StatusOr<bool> StartNext();
   absl::Status ReportGathered();
@@ -69,7 +72,10 @@ class Engine {
   const LaneJob& job_;
   Channel& channel_;
   kernels::Device& device_;
-  std::unique_ptr<kernels::Stream> stream_;
+  // Three, so that collecting, updating and publishing overlap where the device can.
+  std::unique_ptr<kernels::Stream> collect_stream_;
+  std::unique_ptr<kernels::Stream> update_stream_;
+  std::unique_ptr<kernels::Stream> publish_stream_;
   Rail rail_;
   TrainerMemory trainers_;
   std::unique_ptr<Slots> slots_;
@@ -96,6 +102,8 @@ class Engine {
   bool received_weights_valid_ = false;
 
   AttemptTimes times_;
+  WorkTime summed_;  // of the attempt that is decided
+  WorkTime normed_;
   v1::LaneReport report_;
 };
 

@@ -60,8 +60,8 @@ absl::Status Lane::Serve() {
       idle_polls = 0;
       continue;
     }
-    const bool words = engine_ != nullptr && engine_->watches_words();
-    if (words && idle_polls++ < spins_) continue;
+    const bool polls = engine_ != nullptr && (engine_->watches_words() || engine_->device_busy());
+    if (polls && idle_polls++ < spins_) continue;
     if (absl::Status status = Wait(); !status.ok()) return status;
   }
 }
@@ -76,18 +76,18 @@ absl::Status Lane::Drain() {
 }
 
 absl::Status Lane::Wait() {
-  pollfd polls[2] = {{channel_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+  pollfd polled[2] = {{channel_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
   timespec timeout{};
-  const bool words = engine_ != nullptr && engine_->watches_words();
-  if (words) {
-    const bool recent = Clock::now() - last_progress_ < kShortUntil;
-    timeout.tv_nsec = std::chrono::nanoseconds(
-                          recent ? (spins_ > 0 ? kShortPause : kShortPauseOnFewCores) : kLongPause)
-                          .count();
+  const bool busy = engine_ != nullptr && engine_->device_busy();
+  const bool polls = busy || (engine_ != nullptr && engine_->watches_words());
+  if (polls) {
+    const bool soon = busy || Clock::now() - last_progress_ < kShortUntil;
+    const microseconds short_pause = spins_ > 0 ? kShortPause : kShortPauseOnFewCores;
+    timeout.tv_nsec = std::chrono::nanoseconds(soon ? short_pause : kLongPause).count();
   }
   // Errors of ppoll (EINTR) lead to the same next look as everything else.
-  ::ppoll(polls, 2, words ? &timeout : nullptr, nullptr);
-  if ((polls[1].revents & POLLIN) != 0) {
+  ::ppoll(polled, 2, polls ? &timeout : nullptr, nullptr);
+  if ((polled[1].revents & POLLIN) != 0) {
     uint64_t count = 0;
     if (::read(wake_.get(), &count, sizeof(count)) < 0 && errno != EAGAIN) {
       return absl::InternalError("eventfd cannot be read");

@@ -101,13 +101,7 @@ absl::StatusOr<std::unique_ptr<LaneJob>> LaneJob::Make(const v1::LaneCommand::Co
   for (size_t i = 0; i < job->program.staged.size(); ++i) {
     job->staged_index[job->program.staged[i].unit.value()] = static_cast<int32_t>(i);
   }
-  // What an attempt is for, and its loss scale, reach a lane with its own trainers' submissions.
-  const bool has_trainers =
-      std::find(job->local.begin(), job->local.end(), true) != job->local.end();
-  if (!has_trainers && !job->program.staged.empty()) {
-    return absl::UnimplementedError(
-        absl::StrCat("node ", job->program.node.value(), " owns parameters and has no trainer"));
-  }
+  job->has_trainers = std::find(job->local.begin(), job->local.end(), true) != job->local.end();
   FindPublishers(*job);
   if (absl::Status mapped = MapMemory(configure, fds, device, *job); !mapped.ok()) return mapped;
   return job;

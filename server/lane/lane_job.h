@@ -24,6 +24,7 @@ struct LaneJob {
   scheduler::LaneProgram program;
   std::vector<kernels::MuonConfig> configs;  // per group
   std::vector<bool> local;                   // per rank: on this node
+  bool has_trainers = false;                 // any of them
   std::vector<int32_t> staged_index;         // per unit: into program.staged, -1: not owned
   std::vector<std::vector<int32_t>>
       publishers;                             // per bucket: lane indices of this node with a part

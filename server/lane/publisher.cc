@@ -34,6 +34,21 @@ Publisher::Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& ra
   }
 }
 
+absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Create(const LaneJob& job,
+                                                             const TrainerMemory& trainers,
+                                                             Rail& rail, kernels::Device& device,
+                                                             kernels::Stream& stream) {
+  std::unique_ptr<Publisher> publisher(new Publisher(job, trainers, rail, device, stream));
+  for (Bucket& bucket : publisher->buckets_) {
+    for (auto* place : {&bucket.pack_event, &bucket.copy_event}) {
+      auto event = device.CreateEvent();
+      if (!event.ok()) return event.status();
+      *place = *std::move(event);
+    }
+  }
+  return publisher;
+}
+
 void Publisher::AddPacks(Bucket& bucket, UnitId id) {
   const scheduler::Unit& unit = job_.unit(id);
   const kernels::DType dtype = ToDType(job_.parameter(id).weight_type);
@@ -60,8 +75,10 @@ void Publisher::AddUnit(UnitId id) {
                          std::vector<CopyOut>& copies) {
       const scheduler::StridedView view =
           scheduler::ViewInSlice(fragment.box, fragment.weight.strides, box);
-      copies.push_back({fragment.rank.value(), fragment.weight.arena,
-                        OffsetBytes(fragment.weight, view, dtype), At(nullptr, dtype, view), src});
+      copies.push_back(
+          {fragment.rank.value(), fragment.weight.arena, OffsetBytes(fragment.weight, view, dtype),
+           At(nullptr, dtype, view), src,
+           2 * scheduler::Elements(box) * static_cast<int64_t>(kernels::SizeOf(dtype))});
     };
     if (job_.owns(id)) {
       add(part,
@@ -84,6 +101,7 @@ void Publisher::Start(const Job& job) {
   current_ = job;
   gate_open_ = false;
   unfinished_ = job_.buckets();
+  copy_time_ = {};
   if (job.republish && job_.buckets() > 0) {
     republished_ = 0;
     for (int32_t b = 0; b < job_.buckets(); ++b) {
@@ -94,7 +112,8 @@ void Publisher::Start(const Job& job) {
   }
   for (Bucket& bucket : buckets_) {
     bucket.waiting = bucket.owned_units;
-    bucket.packed = bucket.started = bucket.received = bucket.copied = bucket.finished = false;
+    bucket.packing = bucket.packed = bucket.started = bucket.received = false;
+    bucket.copying = bucket.copied = bucket.copying_others = bucket.finished = false;
   }
 }
 
@@ -151,7 +170,7 @@ absl::Status Publisher::PoisonWeights() {
       }
     }
   }
-  return stream_.Synchronize();
+  return absl::OkStatus();  // the copies follow in the same stream
 }
 
 absl::StatusOr<bool> Publisher::Progress() {
@@ -171,44 +190,76 @@ absl::StatusOr<bool> Publisher::Progress() {
   return any;
 }
 
+absl::StatusOr<bool> Publisher::ProgressPack(int32_t b) {
+  Bucket& bucket = buckets_[b];
+  if (!bucket.packing) {
+    for (const Pack& pack : bucket.packs) {
+      absl::Status status = device_.ops().Copy(stream_, pack.dst, pack.src);
+      if (!status.ok()) return status;
+    }
+    if (absl::Status status = stream_.Record(*bucket.pack_event); !status.ok()) return status;
+    bucket.packing = true;
+    ++in_flight_;
+  }
+  absl::StatusOr<bool> done = bucket.pack_event->Done();
+  if (!done.ok() || !*done) return done;
+  --in_flight_;
+  bucket.packed = true;
+  bucket.received = job_.program.weights[b].empty() || !current_.rail;
+  if (bucket.received) return true;
+  absl::Status status = rail_.ReportReady(current_.attempt, RailOperation::kPublish, b,
+                                          scheduler::AttemptKind::kStep);
+  if (!status.ok()) return status;
+  return true;
+}
+
 absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
   Bucket& bucket = buckets_[b];
   if (bucket.waiting > 0) return false;
   bool any = false;
   if (!bucket.packed) {
-    for (const Pack& pack : bucket.packs) {
-      absl::Status status = device_.ops().Copy(stream_, pack.dst, pack.src);
-      if (!status.ok()) return status;
-    }
-    absl::Status status = stream_.Synchronize();
-    bucket.packed = true;
-    bucket.received = job_.program.weights[b].empty() || !current_.rail;
-    if (status.ok() && !bucket.received) {
-      status = rail_.ReportReady(current_.attempt, RailOperation::kPublish, b,
-                                 scheduler::AttemptKind::kStep);
-    }
-    if (!status.ok()) return status;
-    any = true;
+    absl::StatusOr<bool> packed = ProgressPack(b);
+    if (!packed.ok()) return packed;
+    any = *packed;
   }
   if (!bucket.copied && gate_open_) {
-    if (absl::Status status = Copy(bucket.own); !status.ok()) return status;
-    bucket.copied = true;
-    any = true;
+    absl::StatusOr<bool> copied = ProgressCopies(bucket, bucket.own, bucket.copying);
+    if (!copied.ok()) return copied;
+    bucket.copied = *copied;
+    any = any || *copied;
   }
-  if (!bucket.received && bucket.started) {
+  if (bucket.packed && !bucket.received && bucket.started) {
     absl::StatusOr<bool> done = rail_.Done(RailOperation::kPublish, b);
     if (!done.ok()) return done;
     bucket.received = *done;
     any = any || *done;
   }
   if (bucket.copied && bucket.received) {
-    if (absl::Status status = Copy(bucket.others); !status.ok()) return status;
+    absl::StatusOr<bool> copied = ProgressCopies(bucket, bucket.others, bucket.copying_others);
+    if (!copied.ok() || !*copied) return copied.ok() ? absl::StatusOr<bool>(any) : copied;
     bucket.finished = true;
     --unfinished_;
     Announce(b);
     any = true;
   }
   return any;
+}
+
+absl::StatusOr<bool> Publisher::ProgressCopies(Bucket& bucket, const std::vector<CopyOut>& copies,
+                                               bool& under_way) {
+  if (copies.empty()) return true;
+  if (!under_way) {
+    bucket.enqueued = Clock::now();
+    if (absl::Status status = Copy(copies); !status.ok()) return status;
+    if (absl::Status status = stream_.Record(*bucket.copy_event); !status.ok()) return status;
+    under_way = true;
+    ++in_flight_;
+  }
+  absl::StatusOr<bool> done = bucket.copy_event->Done();
+  if (!done.ok() || !*done) return done;
+  --in_flight_;
+  copy_time_.us += Microseconds(bucket.enqueued, Clock::now());
+  return true;
 }
 
 absl::Status Publisher::Copy(const std::vector<CopyOut>& copies) {
@@ -219,8 +270,9 @@ absl::Status Publisher::Copy(const std::vector<CopyOut>& copies) {
     if (dst.data == nullptr) continue;  // the trainer is gone
     absl::Status status = device_.ops().Copy(stream_, dst, copy.src);
     if (!status.ok()) return status;
+    copy_time_.bytes += copy.bytes;
   }
-  return stream_.Synchronize();
+  return absl::OkStatus();
 }
 
 void Publisher::Announce(int32_t b) {

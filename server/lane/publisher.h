@@ -7,6 +7,7 @@
 #define DMUOND_SERVER_LANE_PUBLISHER_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,6 +18,7 @@
 #include "server/lane/lane_job.h"
 #include "server/lane/publish_board.h"
 #include "server/lane/rail.h"
+#include "server/lane/timing.h"
 #include "server/lane/trainer_memory.h"
 
 namespace dmuond::server::lane {
@@ -24,8 +26,10 @@ namespace dmuond::server::lane {
 class Publisher {
  public:
   // All arguments must outlive the object.
-  Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail, kernels::Device& device,
-            kernels::Stream& stream);
+  static absl::StatusOr<std::unique_ptr<Publisher>> Create(const LaneJob& job,
+                                                           const TrainerMemory& trainers,
+                                                           Rail& rail, kernels::Device& device,
+                                                           kernels::Stream& stream);
 
   struct Job {
     scheduler::Attempt attempt;
@@ -49,6 +53,9 @@ class Publisher {
   [[nodiscard]] bool watches_words() const { return running() && !gate_open_; }
   // When the last `submitted` word was seen; valid once the weights may be written.
   [[nodiscard]] bool gate_open() const { return gate_open_; }
+  [[nodiscard]] bool device_busy() const { return in_flight_ > 0; }
+  // Of the copies into local trainers' arenas since Start().
+  [[nodiscard]] const WorkTime& copy_time() const { return copy_time_; }
 
  private:
   struct CopyOut {  // to a local trainer
@@ -57,6 +64,7 @@ class Publisher {
     int64_t offset_bytes = 0;
     kernels::StridedBox dst;  // without address
     kernels::StridedBox src;  // in staging memory
+    int64_t bytes = 0;        // read and written
   };
   struct Pack {  // for another node
     kernels::StridedBox dst;
@@ -70,18 +78,31 @@ class Publisher {
     bool part = false;  // local trainers get something from this lane
     // State of the attempt.
     int32_t waiting = 0;  // owned units without new weights
+    bool packing = false;
     bool packed = false;
     bool started = false;
     bool received = false;
+    bool copying = false;  // `own`
     bool copied = false;
+    bool copying_others = false;
     bool finished = false;
+    Clock::time_point enqueued;  // the copies under way
+    // What the device works on.
+    std::unique_ptr<kernels::Event> pack_event;
+    std::unique_ptr<kernels::Event> copy_event;
   };
+  Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail, kernels::Device& device,
+            kernels::Stream& stream);
 
   void AddUnit(scheduler::UnitId id);
   void AddPacks(Bucket& bucket, scheduler::UnitId id);
   absl::Status PoisonWeights();
   absl::StatusOr<bool> OpenGate();
   absl::StatusOr<bool> ProgressBucket(int32_t b);
+  absl::StatusOr<bool> ProgressPack(int32_t b);
+  // Enqueues the copies, if that has not been done; true: they are through.
+  absl::StatusOr<bool> ProgressCopies(Bucket& bucket, const std::vector<CopyOut>& copies,
+                                      bool& under_way);
   absl::Status Copy(const std::vector<CopyOut>& copies);
   [[nodiscard]] bool Wanted(int32_t rank) const;
   void Announce(int32_t b);
@@ -98,6 +119,8 @@ class Publisher {
   uint64_t republished_ = 0;  // how many republishes this node has had, this one included
   bool gate_open_ = false;
   int32_t unfinished_ = 0;
+  int32_t in_flight_ = 0;
+  WorkTime copy_time_;
 };
 
 }  // namespace dmuond::server::lane

@@ -19,6 +19,12 @@ struct AttemptTimes {
   Clock::time_point published;
 };
 
+// How long a part of the device's work took, from its enqueuing to its event, and what it moved.
+struct WorkTime {
+  double us = 0;
+  int64_t bytes = 0;
+};
+
 // Microseconds from `a` to `b`; 0 where one of them was not met.
 [[nodiscard]] inline double Microseconds(Clock::time_point a, Clock::time_point b) {
   if (a == Clock::time_point() || b < a) return 0;

@@ -34,7 +34,15 @@ absl::StatusOr<std::unique_ptr<Updater>> Updater::Create(const LaneJob& job, Slo
     updater->workspace_ = *std::move(workspace);
   }
   updater->places_.reserve(units);
-  updater->scalars_.reserve(units);
+  if (units > 0) {
+    auto scalars = device.AllocateHost(units * sizeof(kernels::UpdateScalars));
+    if (!scalars.ok()) return scalars.status();
+    updater->scalars_memory_ = *std::move(scalars);
+    updater->scalars_ = reinterpret_cast<kernels::UpdateScalars*>(updater->scalars_memory_->data());
+  }
+  auto event = device.CreateEvent();
+  if (!event.ok()) return event.status();
+  updater->event_ = *std::move(event);
   updater->matrices_args_.reserve(units);
   updater->pieces_args_.reserve(units);
   updater->next_batch_ = job.program.batches.size();
@@ -53,8 +61,7 @@ void Updater::StartRefresh() {
   matrices_ = 0;
 }
 
-absl::StatusOr<const Batch*> Updater::RunBatch() {
-  const Batch& batch = job_.program.batches[next_batch_];
+absl::Status Updater::StartBatch(const Batch& batch) {
   places_.clear();
   absl::Status status;
   if (decision_ == nullptr) {
@@ -71,8 +78,20 @@ absl::StatusOr<const Batch*> Updater::RunBatch() {
   } else {
     status = Step(batch);
   }
-  if (status.ok()) status = stream_.Synchronize();
-  if (!status.ok()) return status;
+  if (status.ok()) status = stream_.Record(*event_);
+  return status;
+}
+
+absl::StatusOr<const Batch*> Updater::RunBatch() {
+  const Batch& batch = job_.program.batches[next_batch_];
+  if (!running_) {
+    if (absl::Status status = StartBatch(batch); !status.ok()) return status;
+    running_ = true;
+  }
+  absl::StatusOr<bool> complete = event_->Done();
+  if (!complete.ok()) return complete.status();
+  if (!*complete) return nullptr;
+  running_ = false;
   for (const Place& place : places_) {
     slots_.Flip(place.unit, place.slot, place.step, place.updates);
   }
@@ -169,7 +188,7 @@ kernels::UpdateScalars Updater::ScalarsOf(UnitId id, uint64_t updates) const {
 }
 
 absl::Status Updater::Step(const Batch& batch) {
-  scalars_.clear();
+  scalars_used_ = 0;
   matrices_args_.clear();
   pieces_args_.clear();
   for (UnitId id : batch.units) {
@@ -191,8 +210,9 @@ absl::Status Updater::Step(const Batch& batch) {
     }
     absl::StatusOr<int32_t> slot = slots_.TakeFree(id);
     if (!slot.ok()) return slot.status();
-    scalars_.push_back(ScalarsOf(id, state.updates + 1));
-    const bool active = scalars_.back().active != 0;
+    kernels::UpdateScalars& scalars = scalars_[scalars_used_++];
+    scalars = ScalarsOf(id, state.updates + 1);
+    const bool active = scalars.active != 0;
     places_.push_back({id, *slot, state.updates + (active ? 1 : 0), decision_->step});
     const scheduler::Unit& unit = job_.unit(id);
     if (batch.kind == UnitKind::kMatrix) {
@@ -203,7 +223,7 @@ absl::Status Updater::Step(const Batch& batch) {
                                 .master_in = slots_.Tensor(id, state.slot, 1),
                                 .master_out = slots_.Tensor(id, *slot, 1),
                                 .weight_out = Weight(id),
-                                .scalars = &scalars_.back()});
+                                .scalars = &scalars});
     } else {
       pieces_args_.push_back({.elements = unit.rows * unit.cols,
                               .weight_dtype = ToDType(job_.parameter(id).weight_type),
@@ -215,7 +235,7 @@ absl::Status Updater::Step(const Batch& batch) {
                               .master_in = slots_.Tensor(id, state.slot, 2),
                               .master_out = slots_.Tensor(id, *slot, 2),
                               .weight_out = Weight(id),
-                              .scalars = &scalars_.back()});
+                              .scalars = &scalars});
     }
   }
   if (!matrices_args_.empty()) {

@@ -32,8 +32,10 @@ class Updater {
   // Only the current masters' weights into staging memory.
   void StartRefresh();
   [[nodiscard]] bool done() const { return next_batch_ == job_.program.batches.size(); }
-  // One batch; complete when the call returns. REQUIRES: !done().
+  // Starts the next batch, if none is under way. The batch once it is complete, null before.
+  // REQUIRES: !done().
   absl::StatusOr<const scheduler::Batch*> RunBatch();
+  [[nodiscard]] bool device_busy() const { return running_; }
   [[nodiscard]] int32_t matrices() const { return matrices_; }  // orthogonalised since Start()
 
  private:
@@ -59,15 +61,21 @@ class Updater {
   Slots& slots_;
   kernels::Device& device_;
   kernels::Stream& stream_;
+  absl::Status StartBatch(const scheduler::Batch& batch);
+
   std::unique_ptr<kernels::Mapping> workspace_;
+  std::unique_ptr<kernels::Mapping> scalars_memory_;  // the device reads it
+  std::unique_ptr<kernels::Event> event_;
 
   const scheduler::Decision* decision_ = nullptr;  // null: refresh only
   size_t next_batch_ = 0;
+  bool running_ = false;  // the device works on next_batch_
   int32_t matrices_ = 0;
 
   // Of the batch that runs.
   std::vector<Place> places_;
-  std::vector<kernels::UpdateScalars> scalars_;
+  kernels::UpdateScalars* scalars_ = nullptr;  // in scalars_memory_, one for each unit of a batch
+  size_t scalars_used_ = 0;
   std::vector<kernels::MuonMatrix> matrices_args_;
   std::vector<kernels::AdamWPiece> pieces_args_;
 };

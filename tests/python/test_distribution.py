@@ -143,6 +143,20 @@ def test_topology_changes_no_bit(daemons, ranks, layout):
             assert np.array_equal(weight, first[0][name]), f"{name} on {nodes} x {lanes}"
 
 
+@pytest.mark.parametrize("home", [0, 1])
+@pytest.mark.parametrize("layout", [replicated, replicated_with_absent, many_buckets, by_rows])
+def test_daemon_without_trainers_changes_no_bit(daemons, ranks, layout, home):
+    """Two daemons own parameters; all trainers are with one of them."""
+    job = layout()
+    alone = ranks.run(core_trainer.train, WORLD, daemons.start(1, 1), job)
+    addresses = daemons.start(2, 1)
+    away = ranks.run(core_trainer.train, WORLD, [addresses[home]], job)
+    assert {norm for _, norm, _ in away} == {norm for _, norm, _ in alone}
+    want, got = core_trainer.assemble(job, alone), core_trainer.assemble(job, away)
+    for name in want:
+        assert np.array_equal(got[name], want[name]), name
+
+
 @pytest.mark.parametrize(
     "layout", [by_rows, by_columns, by_rows_and_columns, sharded_and_replicated]
 )

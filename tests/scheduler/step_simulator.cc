@@ -303,8 +303,8 @@ void StepSimulator::AtMember(Node& node, const CoordinatorAction& action) {
         });
       }
     }
-  } else {
-    const Go& go = std::get<Go>(action);
+  } else if (const auto* sent = std::get_if<Go>(&action)) {
+    const Go& go = *sent;
     Lane& lane = node.lanes[go.rail.value()];
     tell(lane, [&lane, go, this] {
       if (go.operation == RailOperation::kCollect && go.attempt == lane.armed.attempt) {

@@ -125,6 +125,7 @@ class StepSimulator {
   void Check(const Decision& decision);
   void Check(const OpenAttempt& open);
   void Check(const Go& go);
+  void Check(const Begun& /*begun*/) {}
 
   // Lanes.
   void Progress(Lane& lane);

@@ -60,8 +60,12 @@ absl::Status Session::Impl::Open(const std::string& path) {
       });
   if (!attach.ok()) return attach.status();
   attach_ = *std::move(attach);
-  channel_ = std::make_unique<Channel>(
-      path, [this](Milliseconds grace) { return attach_->GoneWithin(grace); });
+  channel_ = std::make_unique<Channel>(path, [this](Milliseconds grace) {
+    // A call may see the end before the watcher's thread has run: lost() agrees with it.
+    const bool gone = attach_->GoneWithin(grace);
+    if (gone) lost_.store(true);
+    return gone;
+  });
 
   const std::string client = options_.client.empty() ? ClientName() : options_.client;
   v1::HelloRequest hello;

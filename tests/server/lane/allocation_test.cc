@@ -100,7 +100,9 @@ TEST(AllocationTest, NothingIsAllocatedFromReadyToPublished) {
   ASSERT_TRUE(collector.ok());
   auto updater = Updater::Create(**job, **slots, **device, **stream);
   ASSERT_TRUE(updater.ok());
-  Publisher publisher(**job, trainers, rail, **device, **stream);
+  auto publishing = Publisher::Create(**job, trainers, rail, **device, **stream);
+  ASSERT_TRUE(publishing.ok());
+  Publisher& publisher = **publishing;
 
   scheduler::Submission submission;
   submission.scalars.groups.push_back({.learning_rate = 0.1, .beta1 = 0.9, .beta2 = 0.9});
