@@ -1,12 +1,11 @@
 #include "server/lane/engine.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/convert.h"
+#include "server/daemon/log.h"
 #include "server/lane/unit_io.h"
 
 namespace dmuond::server::lane {
@@ -104,7 +103,9 @@ absl::Status Engine::OnGo(const scheduler::Go& go) {
   // GO waits for every lane with a part in it to report, and goes to all: who has not even armed
   // the attempt has no part.
   if (!collector_->armed() || go.attempt != collector_->attempt()) return absl::OkStatus();
-  if (go.kind == AttemptKind::kPush) received_weights_valid_ = false;
+  if (collector_->kind() == AttemptKind::kPush || go.kind == AttemptKind::kPush) {
+    received_weights_valid_ = false;
+  }
   return collector_->OnGo(go);
 }
 
@@ -229,9 +230,11 @@ absl::StatusOr<bool> Engine::StartNext() {
     return true;
   }
   const scheduler::Decision& decision = *task.decision;
-  spdlog::debug("job={} epoch={} attempt={} step={} verdict={}", job_.name, job_.epoch,
-                decision.attempt.value(), decision.step.value(),
-                static_cast<int>(decision.verdict));
+  log::Debug("decided", {{"job", job_.name},
+                         {"epoch", job_.epoch},
+                         {"attempt", decision.attempt},
+                         {"step", decision.step},
+                         {"verdict", static_cast<int>(decision.verdict)}});
   if (decision.verdict == Verdict::kSkip) {
     times_.updated = times_.decided;
     publisher_->AnnounceAll(decision.attempt);

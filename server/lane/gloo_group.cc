@@ -7,6 +7,7 @@
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -48,9 +49,16 @@ class GlooGroup final : public PeerGroup {
   }
 
   ~GlooGroup() override {
+    Abort();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void Abort() override {
     {
       MutexLock lock(mutex_);
+      if (stop_) return;
       stop_ = true;
+      if (failure_.ok()) failure_ = absl::AbortedError("rail: ended by this member");
       for (Operation& operation : operations_) {
         for (Pending& pending : operation.pending) {
           pending.send ? pending.buffer->abortWaitSend() : pending.buffer->abortWaitRecv();
@@ -58,7 +66,6 @@ class GlooGroup final : public PeerGroup {
       }
       changed_.NotifyAll();
     }
-    if (thread_.joinable()) thread_.join();
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) context_->getPair(peer)->close();
     }
@@ -90,7 +97,90 @@ class GlooGroup final : public PeerGroup {
   }
 
   absl::StatusOr<int64_t> Start(uint64_t tag, std::span<const Message> messages) override {
+    return StartOperation(tag, messages, {});
+  }
+
+  absl::StatusOr<int64_t> Reduce(uint64_t tag, std::span<const float> in, std::span<float> out,
+                                 int root) override {
+    if (absl::Status status = CheckRoot(root); !status.ok()) return status;
+    const size_t bytes = in.size() * sizeof(float);
+    if (rank_ != root) {
+      auto* data = reinterpret_cast<std::byte*>(const_cast<float*>(in.data()));
+      const Message message{true, root, data, bytes};
+      return StartOperation(tag, {&message, 1}, {});
+    }
+    if (out.size() != in.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rail: ", in.size(), " values to add up into ", out.size()));
+    }
+    Sum sum{in, out, std::vector<std::vector<float>>(size_)};
+    std::vector<Message> messages;
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      sum.received[peer].resize(in.size());
+      messages.push_back(
+          {false, peer, reinterpret_cast<std::byte*>(sum.received[peer].data()), bytes});
+    }
+    return StartOperation(tag, messages, std::move(sum));
+  }
+
+  absl::StatusOr<int64_t> Broadcast(uint64_t tag, std::span<std::byte> data, int root) override {
+    if (absl::Status status = CheckRoot(root); !status.ok()) return status;
+    std::vector<Message> messages;
+    if (rank_ != root) messages.push_back({false, root, data.data(), data.size()});
+    for (int peer = 0; rank_ == root && peer < size_; ++peer) {
+      if (peer != rank_) messages.push_back({true, peer, data.data(), data.size()});
+    }
+    return StartOperation(tag, messages, {});
+  }
+
+  [[nodiscard]] absl::StatusOr<bool> Done(int64_t ticket) override {
+    MutexLock lock(mutex_);
+    if (ticket <= done_) return true;
+    if (!failure_.ok()) return failure_;
+    return false;
+  }
+
+ private:
+  struct Pending {
+    bool send = false;
+    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
+  };
+  // What a root does with all members' values once they are there.
+  struct Sum {
+    std::span<const float> own;
+    std::span<float> out;
+    std::vector<std::vector<float>> received;  // by rank
+
+    void Finish(int rank) const {
+      std::vector<float> total(own.size());
+      for (size_t member = 0; member < received.size(); ++member) {
+        const float* values =
+            static_cast<int>(member) == rank ? own.data() : received[member].data();
+        for (size_t i = 0; i < total.size(); ++i) total[i] += values[i];
+      }
+      std::copy(total.begin(), total.end(), out.begin());
+    }
+  };
+  struct Operation {
+    int64_t ticket = 0;
+    std::vector<Pending> pending;
+    Sum sum;  // where `received` is not empty
+  };
+
+  [[nodiscard]] absl::Status CheckRoot(int root) const {
+    if (root >= 0 && root < size_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("rail: root ", root, " of ", size_));
+  }
+
+  absl::StatusOr<int64_t> StartOperation(uint64_t tag, std::span<const Message> messages, Sum sum)
+      DMUOND_EXCLUDES(mutex_) {
+    {
+      MutexLock lock(mutex_);
+      if (!failure_.ok()) return failure_;
+    }
     Operation operation;
+    operation.sum = std::move(sum);
     try {
       std::vector<uint32_t> sent(size_);
       std::vector<uint32_t> received(size_);
@@ -115,23 +205,6 @@ class GlooGroup final : public PeerGroup {
     changed_.NotifyAll();
     return last_ticket_;
   }
-
-  [[nodiscard]] absl::StatusOr<bool> Done(int64_t ticket) override {
-    MutexLock lock(mutex_);
-    if (ticket <= done_) return true;
-    if (!failure_.ok()) return failure_;
-    return false;
-  }
-
- private:
-  struct Pending {
-    bool send = false;
-    std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
-  };
-  struct Operation {
-    int64_t ticket = 0;
-    std::vector<Pending> pending;
-  };
 
   // The blob: for each member, 4 bytes of length and that many of the address kept for it.
   void AppendAddress(const std::vector<char>& address) {
@@ -189,6 +262,7 @@ class GlooGroup final : public PeerGroup {
                                            : pending.buffer->waitRecv(kMessageTimeout);
         if (!complete) return false;  // aborted
       }
+      if (!oldest->sum.received.empty()) oldest->sum.Finish(rank_);
     } catch (const std::exception& error) {
       Fail(error.what());
       return false;
@@ -202,7 +276,7 @@ class GlooGroup final : public PeerGroup {
   void Fail(const char* what) DMUOND_EXCLUDES(mutex_) {
     {
       MutexLock lock(mutex_);
-      failure_ = absl::AbortedError(absl::StrCat("rail: ", what));
+      if (failure_.ok()) failure_ = absl::AbortedError(absl::StrCat("rail: ", what));
     }
     notify_();
   }

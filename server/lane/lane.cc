@@ -1,7 +1,6 @@
 #include "server/lane/lane.h"
 
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/convert.h"
+#include "server/daemon/log.h"
 
 namespace dmuond::server::lane {
 namespace {
@@ -150,9 +150,11 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
   absl::StatusOr<std::unique_ptr<LaneJob>> job = LaneJob::Make(configure, fds_, device_);
   if (!job.ok()) return job.status();
   job_ = *std::move(job);
-  spdlog::info("job={} epoch={} lane={} configured units={} batches={} buckets={}", job_->name,
-               job_->epoch, job_->program.lane.value(), job_->program.staged.size(),
-               job_->program.batches.size(), job_->buckets());
+  log::Info("lane configured", {{"job", job_->name},
+                                {"epoch", job_->epoch},
+                                {"units", job_->program.staged.size()},
+                                {"batches", job_->program.batches.size()},
+                                {"buckets", job_->buckets()}});
   if (job_->inputs.nodes == 1) return Start();
   auto group = make_group_(job_->program.node.value(), job_->inputs.nodes, configure.bind_address(),
                            [fd = wake_.get()] {

@@ -1,8 +1,6 @@
 // dmuond-lane: computes for one device. Started by dmuond, never by hand.
 #include <fcntl.h>
 #include <poll.h>
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -20,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "kernels/cpu/cpu_device.h"
+#include "server/daemon/log.h"
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
 
@@ -59,8 +58,12 @@ void EndWithTheDaemon(int fd) {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("computes for one device; started by dmuond");
   absl::ParseCommandLine(argc, argv);
-  spdlog::set_default_logger(spdlog::stderr_logger_st("lane"));
-  spdlog::set_level(spdlog::level::from_str(absl::GetFlag(FLAGS_log_level)));
+  const auto level = dmuond::server::log::ParseLevel(absl::GetFlag(FLAGS_log_level));
+  if (!level.ok()) {
+    std::fprintf(stderr, "dmuond-lane: %s\n", std::string(level.status().message()).c_str());
+    return 2;
+  }
+  dmuond::server::log::SetLevel(*level);
   // Sleeps of some tens of microseconds between looks at timeline words; the default slack of 50 us
   // would more than double them.
   ::prctl(PR_SET_TIMERSLACK, 1);
@@ -73,13 +76,13 @@ int main(int argc, char** argv) {
   }
   auto device = MakeDevice(absl::GetFlag(FLAGS_device));
   if (!device.ok()) {
-    spdlog::error("{}", std::string(device.status().message()));
+    dmuond::server::log::Error("no device", {{"what", device.status()}});
     return 2;
   }
   EndWithTheDaemon(absl::GetFlag(FLAGS_fd));
   dmuond::server::lane::Lane lane(**device, dmuond::wire::UniqueFd(absl::GetFlag(FLAGS_fd)),
                                   dmuond::server::lane::MakeGlooGroup);
   const absl::Status status = lane.Run();
-  if (!status.ok()) spdlog::error("lane ends: {}", status.ToString());
+  if (!status.ok()) dmuond::server::log::Error("lane ends", {{"what", status}});
   return status.ok() ? 0 : 1;
 }

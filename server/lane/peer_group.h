@@ -40,8 +40,20 @@ class PeerGroup {
   // the groups of equal `tag`; each tag is in use by one group at a time. Memory must stay until
   // Done().
   virtual absl::StatusOr<int64_t> Start(uint64_t tag, std::span<const Message> messages) = 0;
-  // Whether everything of a started group has arrived and been sent. ABORTED: a peer is gone.
+  // Starts adding up all members' values, `in.size()` of them everywhere, into `out` at `root`;
+  // empty elsewhere. Gives up the promise of the same bits for any cut of the job: the order of
+  // addition is the implementation's (Gloo: by rank). `in` and `out` may be the same memory. Tags
+  // and memory as for Start().
+  virtual absl::StatusOr<int64_t> Reduce(uint64_t tag, std::span<const float> in,
+                                         std::span<float> out, int root) = 0;
+  // Starts copying root's bytes to all other members.
+  virtual absl::StatusOr<int64_t> Broadcast(uint64_t tag, std::span<std::byte> data, int root) = 0;
+  // Whether everything of what was started has arrived and been sent. ABORTED: a peer is gone.
   [[nodiscard]] virtual absl::StatusOr<bool> Done(int64_t ticket) = 0;
+
+  // Ends what is under way, here at once and at the peers as they notice: every later call is
+  // ABORTED, but Done() of what was through. Memory is free when the object is gone.
+  virtual void Abort() = 0;
 };
 
 }  // namespace dmuond::server::lane
