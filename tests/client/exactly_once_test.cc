@@ -16,6 +16,7 @@
 #include "dmuond/client/session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/client/daemon_group.h"
 #include "tests/client/daemon_process.h"
 #include "tests/client/trainer_proxy.h"
 #include "tests/client/trainers.h"
@@ -151,6 +152,9 @@ class Trainer {
 };
 
 class ExactlyOnceTest : public ::testing::Test {
+ public:
+  using MakeSchedule = std::function<TrainerProxy::Schedule(int32_t rank)>;
+
  protected:
   // One daemon for all runs: each must leave it as it found it.
   static void SetUpTestSuite() {
@@ -180,12 +184,14 @@ class ExactlyOnceTest : public ::testing::Test {
   }
 
   // A disturbed run, each trainer by its own proxy.
-  using MakeSchedule = std::function<TrainerProxy::Schedule(int32_t rank)>;
   void RunDisturbed(const MakeSchedule& schedule) {
+    RunDisturbed({daemon_->address(), daemon_->address()}, schedule);
+  }
+  void RunDisturbed(const std::vector<std::string>& daemons, const MakeSchedule& schedule) {
     std::vector<std::unique_ptr<TrainerProxy>> proxies;
     std::vector<std::string> addresses;
     for (int32_t rank = 0; rank < kWorld; ++rank) {
-      proxies.push_back(std::make_unique<TrainerProxy>(daemon_->address(), schedule(rank)));
+      proxies.push_back(std::make_unique<TrainerProxy>(daemons[rank], schedule(rank)));
       addresses.push_back(proxies.back()->address());
     }
     const std::vector<State> states = Run(addresses, true);
@@ -223,9 +229,9 @@ TEST_P(EachFaultTest, BefallsEveryMethodAndChangesNothing) {
 INSTANTIATE_TEST_SUITE_P(All, EachFaultTest, ::testing::ValuesIn(testing::kAllFaults),
                          [](const auto& info) { return testing::Name(info.param); });
 
-TEST_F(ExactlyOnceTest, RandomFaultsChangeNothing) {
+// Runs `runs` schedules from one seed on, or the one that is to be replayed.
+void ForSeeds(int runs, const std::function<void(const ExactlyOnceTest::MakeSchedule&)>& run) {
   uint64_t first = std::random_device()();
-  int runs = 12;
   if (const char* given = std::getenv("DMUOND_TEST_SEED"); given != nullptr) {
     first = std::strtoull(given, nullptr, 10);
     runs = 1;
@@ -233,14 +239,28 @@ TEST_F(ExactlyOnceTest, RandomFaultsChangeNothing) {
   std::cout << "seeds " << first << " to " << first + runs - 1 << "\n";
   for (uint64_t seed = first; seed < first + runs; ++seed) {
     SCOPED_TRACE(absl::StrCat("replay with DMUOND_TEST_SEED=", seed));
-    RunDisturbed([seed](int32_t rank) {
+    run([seed](int32_t rank) {
       // A trainer's calls come one after the other: what befalls each depends on the seed alone.
       return [random = std::mt19937_64(seed * kWorld + rank)](const std::string&, int) mutable {
         const uint64_t draw = random() % 10;
         return draw < 4 ? Fault::kNone : testing::kAllFaults[draw - 4];
       };
     });
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST_F(ExactlyOnceTest, RandomFaultsChangeNothing) {
+  ForSeeds(10, [this](const MakeSchedule& schedule) { RunDisturbed(schedule); });
+}
+
+TEST_F(ExactlyOnceTest, RandomFaultsOnTwoNodesChangeNothing) {
+  auto group = testing::StartGroup(2, "cpu:1", {"--threads=1"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  const std::vector<std::string> addresses = {(*group)[0]->address(), (*group)[1]->address()};
+  ForSeeds(8, [&](const MakeSchedule& schedule) { RunDisturbed(addresses, schedule); });
+  for (const auto& daemon : *group) {
+    if (HasFailure()) std::cerr << daemon->Log() << "\n";
   }
 }
 

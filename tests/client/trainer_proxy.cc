@@ -126,7 +126,7 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
   grpc::Status PullParameters(Context* context, const v1::PullParametersRequest* request,
                               grpc::ServerWriter<v1::PullParametersReply>* writer) override {
     Replies<v1::PullParametersReply> replies;
-    const grpc::Status status = Apply<Replies<v1::PullParametersReply>>(
+    grpc::Status status = Apply<Replies<v1::PullParametersReply>>(
         "PullParameters", context, &replies,
         [this, request = *request](grpc::ClientContext& upstream, auto& answer) {
           const auto reader = stub_->PullParameters(&upstream, request);
@@ -188,7 +188,7 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
       MutexLock lock(mutex_);
       late = std::exchange(late_, nullptr);
     }
-    const grpc::Status status = Suffer(fault, method, context, reply, forward);
+    grpc::Status status = Suffer(fault, method, context, reply, forward);
     if (late != nullptr) late();
     if (fault == Fault::kAgainLater) {
       MutexLock lock(mutex_);
@@ -222,7 +222,7 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
           const auto other = grpc::ClientContext::FromServerContext(*context);
           status_of_second = forward(*other, second);
         });
-        const grpc::Status status = forward(*upstream, *reply);
+        grpc::Status status = forward(*upstream, *reply);
         twin.join();
         Compare(method, {status, Essence(*reply)}, {status_of_second, Essence(second)});
         return status;
@@ -232,7 +232,7 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
         return forward(*upstream, *reply);
       case Fault::kCut: {
         std::thread cutter([this] { relay_->Cut(); });
-        const grpc::Status status = forward(*upstream, *reply);
+        grpc::Status status = forward(*upstream, *reply);
         cutter.join();
         return status;
       }

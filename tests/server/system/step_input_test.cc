@@ -174,5 +174,46 @@ TEST_F(StepInputTest, APushBesideAStepIsRefusedToBoth) {
   ForAll([&](int32_t rank) { EXPECT_TRUE(trainers_[rank]->Step(2).ok()); });
 }
 
+// The one call that is not sent by hand elsewhere: watched twice, cut and watched again.
+TEST_F(StepInputTest, AnyNumberOfWatchersSeeTheOutcomesAndChangeNone) {
+  Train(1, 1);
+  struct Watcher {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<v1::SessionEvent>> reader;
+  };
+  v1::WatchSessionRequest request;
+  *request.mutable_key() = trainers_[0]->key();
+  const auto watch = [&] {
+    auto watcher = std::make_unique<Watcher>();
+    watcher->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    watcher->reader = trainers_[0]->stub().WatchSession(&watcher->context, request);
+    return watcher;
+  };
+  const auto until = [](Watcher& watcher, int64_t step) {
+    v1::SessionEvent event;
+    while (watcher.reader->Read(&event)) {
+      if (event.outcome().step() == step) return event.SerializeAsString();
+    }
+    return std::string("the stream ended");
+  };
+  auto first = watch();
+  auto second = watch();
+  ASSERT_TRUE(trainers_[0]->Step(2).ok());
+  const std::string seen = until(*first, 2);
+  EXPECT_EQ(seen, until(*second, 2));
+  first->context.TryCancel();
+  EXPECT_FALSE(first->reader->Finish().ok());
+  auto third = watch();
+  EXPECT_EQ(seen, until(*third, 2)) << "who comes late hears of the last one";
+  ASSERT_TRUE(trainers_[0]->Step(3).ok());
+  EXPECT_EQ(until(*second, 3), until(*third, 3));
+  EXPECT_TRUE(trainers_[0]->Close().ok());
+  v1::SessionEvent event;
+  while (second->reader->Read(&event)) {
+  }
+  ExpectRefused(server::FromGrpc(second->reader->Finish()),
+                {StatusCode::kFailedPrecondition, "INCARNATION_OLD", {}});
+}
+
 }  // namespace
 }  // namespace dmuond::testing
