@@ -107,6 +107,7 @@ class Session:
         self._timeline: Timeline | None = None
         self._arenas: dict[int, np.ndarray] = {}
         self._signalled: set[int] = set()
+        self._unpublished: dict[int, int] = {}  # bucket → attempt that has not been waited for
         self._contributes: frozenset[int] = frozenset()
         self._receives: tuple[int, ...] = ()
         self._bucket_of: tuple[int, ...] = ()
@@ -246,8 +247,11 @@ class Session:
         absent: Sequence[int] = (),
         trainer_state: bytes = b"",
         withdraw: bool = False,
+        wait: bool = True,
     ) -> types.Outcome:
         """One step with the gradients in the arenas; returns when the new weights lie there.
+
+        wait=False: returns when the step is decided; `wait_published` waits for the weights.
 
         absent: indices of registered parameters without a gradient. withdraw: a bucket that was
         signalled early has changed since. An attempt that was aborted and may be retried is retried
@@ -273,12 +277,23 @@ class Session:
             if outcome.kind in (types.Outcome.KIND_COMMITTED, types.Outcome.KIND_SKIPPED):
                 self.last_committed_step = outcome.step
                 self.trainer_state = trainer_state
-                self._wait_published(outcome.attempt)
+                self._unpublished = dict.fromkeys(self._receives, outcome.attempt)
+                if wait:
+                    self.wait_published()
                 return outcome
             if outcome.kind == types.Outcome.KIND_ROLLED_BACK:
                 self._roll_back(outcome)
             if not outcome.retry:
                 raise errors.Aborted(outcome, _reason(outcome))
+
+    def wait_published(self, buckets: Iterable[int] | None = None) -> None:
+        """Waits for the weights after the last step: all of them, or those of some buckets."""
+        if not self._unpublished:
+            return
+        for bucket in list(self._unpublished) if buckets is None else buckets:
+            attempt = self._unpublished.pop(bucket, None)  # a failure is told once
+            if attempt is not None:
+                self._wait_published(attempt, (bucket,))
 
     def pull(
         self, parameters: Iterable[str] = (), kinds: Iterable[int] = ()
@@ -288,6 +303,7 @@ class Session:
             key=self._key, parameters=list(parameters), kinds=list(kinds)
         )
         self._check_usable()
+        self.wait_published()
         current: tuple[str, int, int] | None = None
         parts: list[bytes] = []
         for reply in self._channel.read_stream("PullParameters", request):
@@ -316,9 +332,11 @@ class Session:
             return
         try:
             if not self._lost.is_set() and not self.in_child:
-                self._channel.call(
-                    "CloseSession", pb.CloseSessionRequest(key=self._key), timeout_s=_WAIT_SLACK_S
-                )
+                try:
+                    self.wait_published()
+                finally:
+                    request = pb.CloseSessionRequest(key=self._key)
+                    self._channel.call("CloseSession", request, timeout_s=_WAIT_SLACK_S)
         finally:
             self._disconnect()
 
@@ -449,9 +467,14 @@ class Session:
         rest: Callable[[], Iterable[pb.PushParametersRequest]],
     ) -> None:
         self._check_usable()
-        reply = self._channel.send_stream(
-            "PushParameters", lambda: itertools.chain([first], rest())
-        )
+        self.wait_published()
+        try:
+            reply = self._channel.send_stream(
+                "PushParameters", lambda: itertools.chain([first], rest())
+            )
+        except errors.Error as error:
+            self._follow(error)
+            raise
         self._begin_attempt(reply.next_attempt)
         self.last_committed_step = reply.last_committed_step
         self._wait_published(reply.next_attempt - 1)
@@ -466,6 +489,7 @@ class Session:
     ) -> types.Outcome:
         """Signals, submits and waits for the outcome of one attempt."""
         self._check_usable()
+        self.wait_published()
         step, attempt = self.last_committed_step + 1, self.next_attempt
         timeline = self._require_timeline()
         if not withdraw:
@@ -493,7 +517,7 @@ class Session:
                 )
                 reply = self._call("WaitStep", wait, _WAIT_MS / 1e3 + _WAIT_SLACK_S)
         except errors.Error as error:
-            self._begin_attempt(int(error.metadata.get("next_attempt", self.next_attempt)))
+            self._follow(error)
             raise
         self.last_outcome, self.last_timing = reply.outcome, reply.timing
         if reply.outcome.HasField("durable_step"):
@@ -504,6 +528,10 @@ class Session:
     def _signal_all(self, buckets: Iterable[int]) -> None:
         for bucket in sorted(buckets):
             self.signal(bucket)
+
+    def _follow(self, error: errors.Error) -> None:
+        """A refusal names the attempt under which a corrected call may come."""
+        self._begin_attempt(int(error.metadata.get("next_attempt", self.next_attempt)))
 
     def _begin_attempt(self, attempt: int) -> None:
         if attempt != self.next_attempt:
@@ -519,8 +547,9 @@ class Session:
         self._wait_published(reply.next_attempt - 1)
         raise errors.RolledBack(outcome.to_step, reply.trainer_state)
 
-    def _wait_published(self, attempt: int) -> None:
-        if not self._require_timeline().wait_published(self._receives, attempt, self._lost.is_set):
+    def _wait_published(self, attempt: int, buckets: Sequence[int] | None = None) -> None:
+        waited = self._receives if buckets is None else buckets
+        if not self._require_timeline().wait_published(waited, attempt, self._lost.is_set):
             if not self._lost.is_set():
                 # The daemon ended the wait: a lane or another node is gone. It says which.
                 step = self.last_committed_step + 1

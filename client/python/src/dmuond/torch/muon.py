@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.tensor import DTensor
 
 from dmuond import environment, types
 from dmuond.errors import Error, InvalidArgumentError
@@ -19,7 +20,7 @@ from dmuond.session import Registered, Session
 from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
 from dmuond.torch.early import EarlySignals
-from dmuond.torch.model_hooks import LoadHook
+from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.presets import FIXED_OPTIONS, group_config
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.slots import ShardedSlot, Slot, same_bytes
@@ -48,6 +49,9 @@ class Muon(torch.optim.Optimizer):
     reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
     early_buckets: signal gradients during the backward pass: None when it has shown to be safe,
         False never.
+    overlap_forward: step() returns when the step is decided, and each module waits for its own
+        weights before its forward pass. For models that run module by module: weights that are
+        read in other ways need wait() first.
     address, job, rank, world_size, resume: from the environment where None (docs/python.md).
     verbose: print the routing table on rank 0.
 
@@ -76,6 +80,7 @@ class Muon(torch.optim.Optimizer):
         views: Views | None = None,
         reduction: str = "mean",
         early_buckets: bool | None = None,
+        overlap_forward: bool = False,
         bucket_bytes: int = 0,
         address: str | None = None,
         job: str | None = None,
@@ -95,6 +100,7 @@ class Muon(torch.optim.Optimizer):
             raise TypeError(f"Muon() got an unexpected argument '{sorted(unknown)[0]}'")
         self.max_grad_norm = max_grad_norm
         self.clip_muon = clip_muon
+        self._overlap = overlap_forward
         self._trainer_state = b""
         base = dict(
             overrides,
@@ -121,6 +127,8 @@ class Muon(torch.optim.Optimizer):
                 ] = {}  # torch's checkpoints take an empty state for a fresh one
 
         self._models = collect.modules(params)
+        if overlap_forward:
+            _check_overlap(self._models, self.param_groups)
         updated = {id(p): index for index, g in enumerate(self.param_groups) for p in g["params"]}
         self._frozen = [r.named for r in routed if not r.named.parameter.requires_grad]
         rank, world_size = _place(rank, world_size)
@@ -199,6 +207,8 @@ class Muon(torch.optim.Optimizer):
     ) -> float | None:
         """One step, on all ranks together; the weights are new when it returns.
 
+        With overlap_forward they are when they are used, or after wait().
+
         Raises dmuond.RolledBack, Aborted, DaemonLost, InvalidArgumentError. After the last one
         nothing has changed and the gradients are still there.
         """
@@ -217,6 +227,7 @@ class Muon(torch.optim.Optimizer):
             absent=absent,
             trainer_state=self._trainer_state,
             withdraw=withdraw,
+            wait=not self._overlap,
         )
         self._early.after_step()
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
@@ -224,6 +235,10 @@ class Muon(torch.optim.Optimizer):
             slot.accept(changed=committed)
         scaler.write_back(grad_scaler, self, skipped=not committed)
         return loss
+
+    def wait(self) -> None:
+        """Waits until all weights after the last step have arrived (with overlap_forward)."""
+        self._session.wait_published()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -363,9 +378,13 @@ class Muon(torch.optim.Optimizer):
             if not isinstance(slot, ShardedSlot):
                 hook = _gradient_hook(reference, slot)
                 self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
-        for model in self._models:
-            for module in model.modules():
-                self._handles.append(module.register_load_state_dict_post_hook(LoadHook(self)))
+        for module in (module for model in self._models for module in model.modules()):
+            self._handles.append(module.register_load_state_dict_post_hook(LoadHook(self)))
+            buckets = buckets_of(module, self._slot_of) if self._overlap else ()
+            if buckets:
+                hook = WaitHook(self, buckets)
+                self._handles.append(module.register_forward_pre_hook(hook))
+                self._handles.append(module.register_state_dict_pre_hook(hook))
 
     def _on_gradient(self, slot: Slot) -> None:
         with torch.no_grad():
@@ -428,6 +447,7 @@ class Muon(torch.optim.Optimizer):
                 self.push_parameters(None if everything else names)
 
     def _check_weights(self) -> None:
+        self.wait()
         changed = [slot for slot in self._slots if slot.weight_changed()]
         if not changed:
             return
@@ -455,6 +475,20 @@ class Muon(torch.optim.Optimizer):
                 slot.accept(changed=False)
                 names.discard(slot.name)
         return [slot.name for slot in slots if slot.name in names]
+
+
+def _check_overlap(models: list[nn.Module], groups: list[dict[str, Any]]) -> None:
+    if not models:
+        raise InvalidArgumentError("overlap_forward needs the model, not its parameters alone")
+    if any(isinstance(p, DTensor) for group in groups for p in group["params"]):
+        raise InvalidArgumentError(
+            "overlap_forward is for replicated models: FSDP2 gathers weights before modules run"
+        )
+    if any(isinstance(model, torch._dynamo.OptimizedModule) for model in models):
+        raise InvalidArgumentError(
+            "overlap_forward waits module by module, which a model compiled as a whole does not "
+            "run: make the optimizer of a plain model, or compile its blocks"
+        )
 
 
 def _gradient_hook(reference: weakref.ref[Muon], slot: Slot) -> Callable[[Tensor], None]:
