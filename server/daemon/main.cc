@@ -1,4 +1,5 @@
 // dmuond: reads its configuration, opens its sockets, and serves until it is told to leave.
+#include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <poll.h>
@@ -229,6 +230,9 @@ int main(int argc, char** argv) {
   // several microseconds in each call.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   dmuond::server::StopSignals signals;
+  // Kept to the end: gRPC's own shutdown waits up to 10 s for the poller that a large transfer
+  // leaves behind.
+  grpc_init();
   absl::StatusOr<Config> config = dmuond::server::LoadConfig(argc, argv);
   if (!config.ok()) {
     std::cerr << "dmuond: " << config.status().message() << "\n";

@@ -17,6 +17,7 @@ from core_trainer import Job, Tensor, whole
 SQUARE = Tensor("square", (16, 16))
 JOB = Job((SQUARE,), ((whole(SQUARE),),))
 NOTICED_WITHIN_S = 10.0
+LEAVES_WITHIN_S = 6.0
 
 
 def trainer_of(address):
@@ -167,3 +168,15 @@ def test_a_script_that_ends_leaves_the_job_and_one_that_fails_has_died(daemons, 
         assert done.stderr == ""
     open_when_the_old_one_is_gone(address).close()
     assert ("trainer gone" in daemons.members[0].text()) == script.startswith("raise")
+
+
+def test_a_daemon_that_has_sent_much_state_leaves_at_once(daemons):
+    address = daemons.start(1, 1)[0]
+    large = Tensor("large", (768, 768))
+    trainer = core_trainer.Trainer(0, 1, Job((large,), ((whole(large),),)), address=address)
+    trainer.step()
+    assert sum(tensor.values.nbytes for tensor in trainer.session.pull()) > 4 << 20
+    trainer.session.close()
+    daemon = daemons.members[0].process
+    daemon.terminate()
+    assert daemon.wait(timeout=LEAVES_WITHIN_S) == 0
