@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "dmuond/wire/unique_fd.h"
 #include "server/storage/manifest.h"
 #include "server/storage/posix_storage.h"
@@ -127,7 +128,9 @@ int Main(int argc, char** argv) {
   Check(storage.status());
   SnapshotStore store = SnapshotStore::Create(**storage, kJob).value();
   Check(store.Prepare(kId));
-  const std::string path = store.PathOf(kId) + "/" + StateFileName(scheduler::LaneId(0));
+  const std::string path =
+      absl::StrCat(store.PathOf(kId), "/", StateFileName(scheduler::LaneId(0)));
+  const std::string file = absl::StrCat(directory, "/", path);
   const std::vector<float> state = MakeState(tensors);
   std::vector<float> to(kRows * kCols);
   const double gigabytes = static_cast<double>(tensors * kTensorBytes) / 1e9;
@@ -142,14 +145,14 @@ int Main(int argc, char** argv) {
     const double snapshot_write =
         Seconds([&] { record = WriteSnapshot(**storage, state, tensors); });
     Forget(plain);
-    Forget(directory + "/" + path);
+    Forget(file);
     const double plain_read = Seconds([&] { ReadPlain(plain); });
     const double snapshot_read = Seconds([&] { ReadSnapshot(**storage, path, record, to); });
     std::printf("%6d %12.2f %12.2f %8.2f %12.2f %12.2f %8.2f\n", round, gigabytes / plain_write,
                 gigabytes / snapshot_write, plain_write / snapshot_write, gigabytes / plain_read,
                 gigabytes / snapshot_read, plain_read / snapshot_read);
     std::filesystem::remove(plain);
-    std::filesystem::remove(directory + "/" + path);
+    std::filesystem::remove(file);
   }
   std::filesystem::remove_all(directory);
   return 0;

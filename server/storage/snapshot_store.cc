@@ -17,7 +17,7 @@ bool Has(const std::vector<std::string>& names, const char* name) {
 }
 
 // Where a directory is gone, somebody else has removed it: nothing is left to do.
-absl::Status UnlessGone(absl::Status status) {
+absl::Status UnlessGone(const absl::Status& status) {
   return absl::IsNotFound(status) ? absl::OkStatus() : status;
 }
 
@@ -55,7 +55,7 @@ absl::Status SnapshotStore::Prepare(const SnapshotId& id) {
   return status;
 }
 
-absl::Status SnapshotStore::Commit(v1::SnapshotManifest manifest) {
+absl::Status SnapshotStore::Commit(const v1::SnapshotManifest& manifest) {
   if (manifest.job() != job_) {
     return absl::InvalidArgumentError(
         absl::StrCat("manifest: of job ", manifest.job(), ", committed to job ", job_));

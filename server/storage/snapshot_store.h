@@ -54,7 +54,7 @@ class SnapshotStore {
   // writes the manifest under a temporary name, syncs, renames, syncs. When an error comes back,
   // the snapshot may exist or not, and is whole if it does. FAILED_PRECONDITION naming the file
   // that is not there: the daemons do not share the directory.
-  absl::Status Commit(v1::SnapshotManifest manifest);
+  absl::Status Commit(const v1::SnapshotManifest& manifest);
 
   // All of them, newest first; looks at manifests and sizes, not at the data. A job without a
   // directory has none.

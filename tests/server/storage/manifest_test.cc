@@ -17,7 +17,6 @@ namespace {
 using ::testing::AllOf;
 using testing::FaultStorage;
 using ::testing::HasSubstr;
-using testing::Job;
 using testing::MakeJob;
 
 v1::SnapshotManifest Saved() {

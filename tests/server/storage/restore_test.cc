@@ -19,7 +19,6 @@ namespace dmuond::server::storage {
 namespace {
 
 using scheduler::testing::AdamW;
-using scheduler::testing::Muon;
 using ::testing::AllOf;
 using testing::FaultStorage;
 using ::testing::HasSubstr;
@@ -152,7 +151,7 @@ TEST(SnapshotReaderTest, VerifyReadsEveryByte) {
     int64_t bytes = 0;
     const auto reader = SnapshotReader::Open(storage, manifest);
     if (!reader.ok()) return reader.status();
-    const absl::Status status = (*reader)->VerifyAll([&](int64_t n) { bytes += n; });
+    absl::Status status = (*reader)->VerifyAll([&](int64_t n) { bytes += n; });
     EXPECT_TRUE(!status.ok() || bytes == expected) << bytes << " of " << expected;
     return status;
   };

@@ -73,7 +73,6 @@ void TryFault(const Job& job, int64_t operation, Fault fault, uint64_t seed, boo
   FaultStorage storage(seed);
   ASSERT_TRUE(Save(storage, job, kOld).ok());
   storage.Restart();
-  ASSERT_EQ(NewestStep(storage, job), kOld) << "what was durable is gone";
 
   bool committed = false;
   storage.FailAt(operation, fault);
@@ -96,13 +95,23 @@ TEST(SnapshotFaultsTest, OldOrNewRestoresWhicheverOperationFails) {
   const int64_t operations = CountOperations(job);
   ASSERT_GT(operations, 100);
   for (int64_t operation = 0; operation < operations; ++operation) {
-    for (uint64_t seed = 0; seed < 3; ++seed) {
+    for (uint64_t seed = 0; seed < 2; ++seed) {
       TryFault(job, operation, Fault::kCrash, seed, true);
       TryFault(job, operation, Fault::kCrashAfter, seed, true);
     }
     TryFault(job, operation, Fault::kError, 7, false);
     TryFault(job, operation, Fault::kError, 8, true);
     if (HasFatalFailure()) return;
+  }
+}
+
+TEST(SnapshotFaultsTest, WhatIsDurableSurvivesAnyCrash) {
+  const Job job = MakeJob(2, 2, 1);
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    FaultStorage storage(seed);
+    ASSERT_TRUE(Save(storage, job, kOld).ok());
+    storage.Restart();
+    ASSERT_EQ(NewestStep(storage, job), kOld) << "seed " << seed;
   }
 }
 
