@@ -20,6 +20,7 @@
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
 #include "server/lane/publish_board.h"
+#include "tests/server/lane/late_device.h"
 
 namespace dmuond::server::lane::testing {
 namespace {
@@ -128,7 +129,12 @@ void Cluster::StartLane(int32_t lane) {
   LaneEnd& end = lanes_[lane];
   end.socket.Reset(ends[0]);
   end.ready = false;
-  if (options_.run_as == RunAs::kThread) {
+  if (options_.run_as == RunAs::kLateThread) {
+    end.thread = std::thread([fd = ends[1]] {
+      LateDevice device;
+      Lane(device, wire::UniqueFd(fd), MakeGlooGroup).Run().IgnoreError();
+    });
+  } else if (options_.run_as == RunAs::kThread) {
     end.thread = std::thread([fd = ends[1]] {
       auto device = kernels::cpu::CpuDevice::Create(1);
       ASSERT_TRUE(device.ok());

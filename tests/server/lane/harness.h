@@ -24,7 +24,8 @@
 
 namespace dmuond::server::lane::testing {
 
-enum class RunAs : uint8_t { kThread, kProcess };
+// kLateThread: on a device whose work is done later (late_device.h).
+enum class RunAs : uint8_t { kThread, kLateThread, kProcess };
 
 struct Held {  // memory of the daemon, with its own view of it
   wire::UniqueFd fd;

@@ -63,6 +63,15 @@ TEST(RailTest, ProcessesGiveTheSameBitsAsThreads) {
                        Train(4, 1, 1)));
 }
 
+TEST(RailTest, ADeviceWhoseWorkIsDoneLaterGivesTheSameBits) {
+  const Absences some = {{0, {0}}, {3, {0, 4}}};
+  EXPECT_TRUE(SameBits(Train(4, 2, 1, some, {.run_as = RunAs::kLateThread, .bucket_bytes = 1024}),
+                       Train(4, 1, 1, some)));
+  EXPECT_TRUE(SameBits(
+      Train(4, 1, 2, {}, {.run_as = RunAs::kLateThread, .bucket_bytes = 1024, .poison = true}),
+      Train(4, 1, 1)));
+}
+
 TEST(RailTest, AnAbortAfterGoLeavesNothingBehind) {
   Cluster cluster(Job(4, 2, 1), 2, 1);
   cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(7, p, i); });
