@@ -26,11 +26,17 @@ using client::Session;
 namespace fs = std::filesystem;
 
 constexpr int kCycles = 200;
+// A sanitizer keeps freed memory, and what it knows of it, for a while.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int64_t kSanitizersFactor = 100;
+#else
+constexpr int64_t kSanitizersFactor = 1;
+#endif
 // Allocators keep some of what they had; 200 sessions with 1 MiB of arenas each would show.
-constexpr int64_t kResidentSlackKib = 4096;
+constexpr int64_t kResidentSlackKib = 4096 * kSanitizersFactor;
 // gRPC's threads come and go, each with its stack and its guard page.
 constexpr int64_t kThreadSlack = 4;
-constexpr int64_t kMappingSlack = 4 * kThreadSlack;
+constexpr int64_t kMappingSlack = 4 * kThreadSlack * kSanitizersFactor;
 
 int64_t Entries(const fs::path& directory) {
   std::error_code gone;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "dmuond/client/session.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -132,14 +133,15 @@ class Certificates {
     std::string pattern = fs::temp_directory_path() / "dmuond-tls-XXXXXX";
     if (::mkdtemp(pattern.data()) == nullptr) std::abort();
     directory_ = pattern;
+    constexpr char kNewKey[] = " -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
     for (const char* authority : {"ours", "theirs"}) {
-      const std::string name = directory_ + "/" + authority;
-      Run("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=" +
-          std::string(authority) + " -keyout " + name + "-ca.key -out " + name + "-ca.pem");
-      Run("req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=dmuond -keyout " +
-          name + ".key -out " + name + ".csr");
-      Run("x509 -req -days 1 -in " + name + ".csr -CA " + name + "-ca.pem -CAkey " + name +
-          "-ca.key -CAcreateserial -out " + name + ".pem -extfile " + AddressFile());
+      const std::string name = absl::StrCat(directory_, "/", authority);
+      Run(absl::StrCat("req -x509 -days 1 -subj /CN=", authority, kNewKey, "-keyout ", name,
+                       "-ca.key -out ", name, "-ca.pem"));
+      Run(absl::StrCat("req -subj /CN=dmuond", kNewKey, "-keyout ", name, ".key -out ", name,
+                       ".csr"));
+      Run(absl::StrCat("x509 -req -days 1 -in ", name, ".csr -CA ", name, "-ca.pem -CAkey ", name,
+                       "-ca.key -CAcreateserial -out ", name, ".pem -extfile ", AddressFile()));
     }
   }
   ~Certificates() { fs::remove_all(directory_); }
