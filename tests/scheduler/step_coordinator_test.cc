@@ -47,6 +47,21 @@ TEST(StepCoordinatorTest, CommitsWhenAllRanksSubmittedAndAllNodesVoted) {
   EXPECT_EQ(group.coordinator->Current().step, StepId(2));
 }
 
+TEST(StepCoordinatorTest, ANodeWithoutTrainersHearsOfEachAttemptsFirstSubmissionAlone) {
+  StepGroup group(World(2, 3, 1).Replicate(Muon("w", {64, 32})).Replicate(AdamW("b", {32})));
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const Submission first = group.Step(1);
+    const auto actions = group.Submit(first);
+    ASSERT_EQ(actions.size(), 1);
+    const auto& begun = std::get<Begun>(actions[0]);
+    EXPECT_EQ(begun.node, NodeRank(2));
+    EXPECT_EQ(begun.submission.attempt, first.attempt);
+    EXPECT_EQ(begun.submission.scalars.groups[1].learning_rate, 0.01);
+    EXPECT_THAT(group.Submit(group.Step(0)), IsEmpty());
+    EXPECT_EQ(DecisionIn(group.VoteAll()).verdict, Verdict::kCommit);
+  }
+}
+
 TEST(StepCoordinatorTest, CommitsWhenTheLastSubmissionComesAfterAllVotes) {
   StepGroup group(TwoNodes());
   EXPECT_THAT(group.VoteAll(), IsEmpty());
