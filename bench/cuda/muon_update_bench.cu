@@ -16,12 +16,10 @@
 namespace dmuond::bench {
 namespace {
 
-using kernels::cuda::GemmType;
-using kernels::cuda::MuonUpdate;
-using kernels::cuda::NewtonSchulzOptions;
+using kernels::DType;
+using kernels::NewtonSchulzForm;
 using kernels::cuda::PassMatrix;
 using kernels::cuda::PassScalars;
-using kernels::cuda::PassShape;
 
 struct Case {
   int64_t rows;
@@ -35,7 +33,7 @@ constexpr double kRate = 0.5;
 class Bench {
  public:
   Bench(double warm, std::string json, const std::string& preset)
-      : warm_(warm), json_(std::move(json)), preset_(preset), options_(PresetOptions(preset)) {
+      : warm_(warm), json_(std::move(json)), preset_(preset), config_(PresetConfig(preset)) {
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     int driver = 0;
@@ -60,12 +58,14 @@ class Bench {
     Buffer<float> master_in(slot * c.batch);
     Buffer<float> master_out(slot * c.batch);
     Buffer<__nv_bfloat16> weight(slot * c.batch + 8 * c.batch);
-    Buffer<PassScalars> scalars(1);
     momentum_in.Fill(0);
     master_in.Fill(0);
     for (int64_t z = 0; z < c.batch; ++z) {
       // Norms from 1e-20 upwards: the direction must not depend on them.
-      const float scale = z == 0 ? 1.0F : static_cast<float>(std::pow(10.0, -20 + z % 41));
+      // (The other presets' eps makes them depend on it.)
+      const float scale = z == 0 || config_.newton_schulz.eps > 0
+                              ? 1.0F
+                              : static_cast<float>(std::pow(10.0, -20 + z % 41));
       FillRandom(g.get() + z * slot, 1, elements, elements, elements, 1, 100 + z, false,
                  Fill::kNormal, scale);
     }
@@ -74,31 +74,16 @@ class Bench {
     host.momentum = kMomentum;
     host.gradient_factor = 1;
     host.active = 1;
-    CUDA_CHECK(cudaMemcpy(scalars.get(), &host, sizeof(host), cudaMemcpyHostToDevice));
-
-    PassShape pass;
-    pass.rows = c.rows;
-    pass.cols = c.cols;
-    pass.weight = kernels::cuda::WeightType::kBF16;
-    pass.update_scale = 0.2 * std::sqrt(static_cast<double>(std::max(c.rows, c.cols)));
-    pass.norm = options_.type == GemmType::kF16 ? kernels::cuda::PassNorm::kExact
-                                                : kernels::cuda::PassNorm::kClampedEps;
-    pass.eps = options_.type == GemmType::kF16 ? 0 : 1e-25;
-    const size_t bytes = MuonUpdate::WorkspaceBytes(pass, options_, c.batch);
-    Buffer<uint8_t> workspace(bytes);
-    workspace.Fill(0xFF);
-    std::string error;
-    const auto update = MuonUpdate::Create(pass, options_, c.batch, workspace.get(), &error);
-    if (update == nullptr) {
-      std::printf("# %s\n", error.c_str());
-      return 1;
-    }
+    const double scale = kernels::UpdateScale(config_.scale, c.rows, c.cols);
+    const PreparedUpdate prepared = Prepare(config_, c.rows, c.cols, c.batch);
+    if (prepared.update == nullptr) return 1;
+    const auto& update = prepared.update;
     std::vector<PassMatrix> matrices;
     for (int64_t z = 0; z < c.batch; ++z) {
       matrices.push_back({g.get() + z * slot, momentum_in.get() + z * slot,
                           momentum_out.get() + z * slot, master_in.get() + z * slot,
                           master_out.get() + z * slot, weight.get() + z * ((slot + 7) / 8 * 8),
-                          scalars.get()});
+                          host});
     }
     master_out.Fill(0xFF);
     CUDA_CHECK(update->Launch(nullptr, matrices));
@@ -108,16 +93,16 @@ class Bench {
     Buffer<double> ref(elements);
     Buffer<double> sums(2);
     for (const int64_t z : {int64_t{0}, c.batch - 1}) {
-      Reference(g.get() + z * slot, c.rows, c.cols, options_, ref.get());
+      Reference(g.get() + z * slot, c.rows, c.cols, config_.newton_schulz, ref.get());
       sums.Fill(0);
-      Difference<<<1024, 256>>>(master_out.get() + z * slot, ref.get(), elements,
-                                kRate * pass.update_scale, sums.get());
+      Difference<<<1024, 256>>>(master_out.get() + z * slot, ref.get(), elements, kRate * scale,
+                                sums.get());
       const auto s = sums.ToHost(0, 2);
       const double e = std::sqrt(s[0] / s[1]);
       if (!(e <= worst)) worst = e;
       if (c.batch == 1 || elements > 20'000'000) break;
     }
-    const double limit = options_.type == GemmType::kF16 ? 5e-3 : 3e-2;
+    const double limit = config_.newton_schulz.dtype == DType::kBF16 ? 3e-2 : 5e-3;
     int64_t wrong = worst <= limit ? 0 : 1;
     Buffer<float> second(slot * c.batch);
     CUDA_CHECK(cudaMemcpy(second.get(), master_out.get(), slot * c.batch * sizeof(float),
@@ -163,7 +148,9 @@ class Bench {
     const double per_update = whole.p50_us / static_cast<double>(c.batch);
     const double alpha = static_cast<double>(std::max(c.rows, c.cols)) / static_cast<double>(p);
     const double p3 = static_cast<double>(p) * static_cast<double>(p) * static_cast<double>(p);
-    const double flops = (options_.gram ? 6 * alpha + 14 : 15 * alpha + 5) * p3;
+    const double flops =
+        (config_.newton_schulz.form == NewtonSchulzForm::kGram ? 6 * alpha + 14 : 15 * alpha + 5) *
+        p3;
     const double tflops = flops / per_ns * 1e-6;
     std::printf(" %6ld %6ld %6ld %10.2f %10.2f %9.0f %8d %6d %8d %6d %10.2e %8ld\n",
                 static_cast<long>(c.rows), static_cast<long>(c.cols), static_cast<long>(c.batch),
@@ -196,7 +183,7 @@ class Bench {
   const double warm_;
   const std::string json_;
   const std::string preset_;
-  const NewtonSchulzOptions options_;
+  MuonConfig config_;
   std::string header_;
   std::ostringstream rows_;
   bool first_ = true;

@@ -1,19 +1,22 @@
-// Newton-Schulz in fp64 on the GPU, standard form: what updates are compared with. And the presets'
-// options.
+// Newton-Schulz in fp64 on the GPU, standard form: what updates are compared with.
 #ifndef DMUOND_BENCH_CUDA_NEWTON_SCHULZ_REFERENCE_CUH_
 #define DMUOND_BENCH_CUDA_NEWTON_SCHULZ_REFERENCE_CUH_
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "bench/cuda/harness.cuh"
-#include "kernels/cuda/newton_schulz.h"
+#include "kernels/cuda/muon_update.h"
+#include "kernels/presets.h"
 
 namespace dmuond::bench {
 
-using kernels::cuda::GemmType;
-using kernels::cuda::NewtonSchulzOptions;
+using kernels::MuonConfig;
+using kernels::NewtonSchulzConfig;
 
 // out = alpha A B + beta C in fp64; A by strides, as ReferenceProduct.
 __global__ void Product64(double* out, const double* a, const double* b, const double* c, int64_t m,
@@ -78,8 +81,8 @@ __global__ void SumSquares(const double* in, int64_t count, double* out) {
 }
 
 // O = NS(g) in fp64, standard form: out has rows x cols elements.
-inline void Reference(const float* g, int64_t rows, int64_t cols,
-                      const NewtonSchulzOptions& options, double* out) {
+inline void Reference(const float* g, int64_t rows, int64_t cols, const NewtonSchulzConfig& options,
+                      double* out) {
   const int64_t count = rows * cols;
   const int64_t p = std::min(rows, cols);
   const int64_t q = std::max(rows, cols);
@@ -128,24 +131,35 @@ __global__ void Difference(const float* values, const double* ref, int64_t count
   atomicAdd(&sums[1], norm);
 }
 
-inline NewtonSchulzOptions PresetOptions(const std::string& preset) {
-  NewtonSchulzOptions o;
-  if (preset == "torch") {
-    o.gram = false;
-    o.type = GemmType::kBF16;
-    o.coefficients.assign(5, {3.4445, -4.7750, 2.0315});
-    return o;
+inline MuonConfig PresetConfig(const std::string& preset) {
+  auto found = kernels::FindPreset(preset);
+  if (!found.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(found.status().message()).c_str());
+    std::exit(2);
   }
-  const double polar_express[5][3] = {{8.28721201814563, -23.595886519098837, 17.300387312530933},
-                                      {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
-                                      {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
-                                      {3.3184196573706015, -2.488488024314874, 0.51004894012372},
-                                      {2.300652019954817, -1.6689039845747493, 0.4188073119525673}};
-  for (const auto& [a, b, c] : polar_express) {
-    o.coefficients.push_back({a / 1.05, b / std::pow(1.05, 3), c / std::pow(1.05, 5)});
+  return found->config;
+}
+
+// A prepared update and the workspace that it runs in.
+struct PreparedUpdate {
+  std::unique_ptr<Buffer<uint8_t>> workspace;
+  std::unique_ptr<kernels::cuda::MuonUpdate> update;
+};
+inline PreparedUpdate Prepare(const MuonConfig& config, int64_t rows, int64_t cols, int64_t batch) {
+  const auto program = kernels::BuildNewtonSchulz(config.newton_schulz, rows, cols);
+  if (!program.ok()) {
+    std::printf("# %s\n", std::string(program.status().message()).c_str());
+    return {};
   }
-  o.restarts = {2};
-  return o;
+  PreparedUpdate prepared;
+  prepared.workspace =
+      std::make_unique<Buffer<uint8_t>>(kernels::cuda::MuonUpdate::WorkspaceBytes(*program, batch));
+  prepared.workspace->Fill(0xFF);
+  std::string error;
+  prepared.update = kernels::cuda::MuonUpdate::Create(config, *program, kernels::DType::kBF16,
+                                                      batch, prepared.workspace->get(), &error);
+  if (prepared.update == nullptr) std::printf("# %s\n", error.c_str());
+  return prepared;
 }
 
 }  // namespace dmuond::bench

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kPassThreads)
   const AdamWPass& p = list.passes[blockIdx.y];
   const int64_t begin = blockIdx.x * static_cast<int64_t>(kStretch) + threadIdx.x * 4;
   if (begin >= p.elements) return;
-  const PassScalars& s = *p.scalars;
+  const PassScalars& s = p.scalars;
   const bool active = s.active != 0;
   // In the precision in which torch.optim.AdamW multiplies tensors by them.
   const float factor = static_cast<float>(s.gradient_factor);

@@ -47,7 +47,7 @@ struct AdamWPass {
   const float* master_in = nullptr;
   float* master_out = nullptr;
   void* weight_out = nullptr;
-  const PassScalars* scalars = nullptr;
+  PassScalars scalars{};
 };
 cudaError_t LaunchAdamW(cudaStream_t stream, WeightType weight, std::span<const AdamWPass> passes);
 

@@ -1,4 +1,3 @@
-
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -23,36 +22,45 @@ struct PassParams {
   int64_t x_ld;
   int64_t x_stride;  // between matrices of X
   PassBuffers buffers;
-  float scale;  // Apply: update scale / result scale
+  double scale;  // Apply: update scale / result scale
 };
+
+// Finite gradients near the end of fp32 must not make an infinite momentum. NaN stays NaN.
+__device__ __forceinline__ float Saturate(float x) {
+  constexpr float kMax = 3.402823466e+38F;
+  x = x > kMax ? kMax : x;
+  return x < -kMax ? -kMax : x;
+}
 
 struct MomentumStep {
   float momentum;
+  float one_minus_momentum;
   float factor;
   bool ema;
   bool nesterov;
 
   __device__ float Next(float buffer, float gradient) const {
     const float g = gradient * factor;
-    return ema ? Lerp(buffer, g, 1.0F - momentum) : momentum * buffer + g;
+    return Saturate(ema ? Lerp(buffer, g, one_minus_momentum) : momentum * buffer + g);
   }
   // u from the new buffer.
   __device__ float Direction(float next, float gradient) const {
     if (!nesterov) return next;
     const float g = gradient * factor;
-    return ema ? Lerp(g, next, momentum) : g + momentum * next;
+    return Saturate(ema ? Lerp(g, next, momentum) : g + momentum * next);
   }
 };
 __device__ __forceinline__ MomentumStep MakeStep(const PassScalars& s, bool ema, bool nesterov) {
-  return {static_cast<float>(s.momentum), static_cast<float>(s.gradient_factor), ema, nesterov};
+  return {static_cast<float>(s.momentum), static_cast<float>(1.0 - s.momentum),
+          static_cast<float>(s.gradient_factor), ema, nesterov};
 }
 
 template <bool kEma, bool kNesterov, bool kRoundToBF16>
 __global__ void __launch_bounds__(kPassThreads)
     MomentumKernel(const __grid_constant__ MatrixList list, const PassParams p) {
   const PassMatrix& m = list.matrices[blockIdx.y];
-  const bool active = m.scalars->active != 0;
-  const MomentumStep step = MakeStep(*m.scalars, kEma, kNesterov);
+  const bool active = m.scalars.active != 0;
+  const MomentumStep step = MakeStep(m.scalars, kEma, kNesterov);
   const int64_t begin = blockIdx.x * static_cast<int64_t>(kStretch) + threadIdx.x * 4;
   double squares = 0;
   Four g[4];
@@ -87,7 +95,7 @@ __global__ void __launch_bounds__(kPassThreads)
 // One block per matrix. scale = 2^k with scale * u of root mean square about 1.
 __global__ void __launch_bounds__(kPassThreads)
     FinishNormsKernel(PassBuffers buffers, int64_t partials, double root_elements, PassNorm rule,
-                      double eps) {
+                      double eps, bool bf16_norm) {
   const double* from = buffers.partials + blockIdx.x * partials;
   double sum = 0;
   for (int64_t i = threadIdx.x; i < partials; i += kPassThreads) sum += from[i];
@@ -95,8 +103,16 @@ __global__ void __launch_bounds__(kPassThreads)
   if (threadIdx.x != 0) return;
   const double norm = sqrt(squared);
   double divisor = norm;
-  if (rule == PassNorm::kPlusEps) divisor = norm + eps;
-  if (rule == PassNorm::kClampedEps) divisor = fmax(norm, eps);
+  if (bf16_norm) {
+    const auto rounded = static_cast<float>(static_cast<__nv_bfloat16>(static_cast<float>(norm)));
+    const auto eps32 = static_cast<float>(eps);
+    const float sum = rule == PassNorm::kPlusEps ? rounded + eps32 : fmaxf(rounded, eps32);
+    divisor = static_cast<double>(static_cast<float>(static_cast<__nv_bfloat16>(sum)));
+  } else if (rule == PassNorm::kPlusEps) {
+    divisor = norm + eps;
+  } else if (rule == PassNorm::kClampedEps) {
+    divisor = fmax(norm, eps);
+  }
   double scale = 1;
   double inverse = 0;
   if (norm > 0 && isfinite(norm)) {
@@ -112,8 +128,8 @@ template <typename T, bool kEma, bool kNesterov, bool kContiguous>
 __global__ void __launch_bounds__(kPassThreads)
     CastKernel(const __grid_constant__ MatrixList list, const PassParams p) {
   const PassMatrix& m = list.matrices[blockIdx.y];
-  const bool active = m.scalars->active != 0;
-  const MomentumStep step = MakeStep(*m.scalars, kEma, kNesterov);
+  const bool active = m.scalars.active != 0;
+  const MomentumStep step = MakeStep(m.scalars, kEma, kNesterov);
   const float scale = p.buffers.scale[list.first + blockIdx.y];
   T* const x = static_cast<T*>(p.buffers.x) + (list.first + blockIdx.y) * p.x_stride;
   const int64_t begin = blockIdx.x * static_cast<int64_t>(kStretch) + threadIdx.x * 4;
@@ -147,8 +163,9 @@ template <typename T, typename W, bool kContiguous>
 __global__ void __launch_bounds__(kPassThreads)
     ApplyKernel(const __grid_constant__ MatrixList list, const PassParams p) {
   const PassMatrix& m = list.matrices[blockIdx.y];
-  const PassScalars& s = *m.scalars;
+  const PassScalars& s = m.scalars;
   const bool active = s.active != 0;
+  const bool directed = p.buffers.inverse_norm[list.first + blockIdx.y] != 0.0F;
   const float keep = active ? static_cast<float>(1.0 - s.learning_rate * s.weight_decay) : 1.0F;
   const float rate = active ? static_cast<float>(s.learning_rate * p.scale) : 0.0F;
   const T* const o =
@@ -161,11 +178,7 @@ __global__ void __launch_bounds__(kPassThreads)
     const int64_t at = begin + i * kPassThreads * 4;
     w[i] = Load4(m.master_in, at, p.elements);
     if constexpr (kContiguous) {
-      uint2 bits = {0, 0};
-      if (at + 4 <= p.elements) bits = *reinterpret_cast<const uint2*>(o + at);
-      const T* values = reinterpret_cast<const T*>(&bits);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) update[i].v[j] = static_cast<float>(values[j]);
+      update[i] = Load4As<T>(o, at, p.elements);
     } else {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -180,7 +193,9 @@ __global__ void __launch_bounds__(kPassThreads)
     const int64_t at = begin + i * kPassThreads * 4;
     if (active) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) w[i].v[j] = w[i].v[j] * keep - rate * update[i].v[j];
+      for (int j = 0; j < 4; ++j) {
+        w[i].v[j] = w[i].v[j] * keep - (directed ? rate * update[i].v[j] : 0.0F);
+      }
     }
     Store4(m.master_out, at, p.elements, w[i]);
     if (m.weight_out != nullptr) {
@@ -200,7 +215,7 @@ PassParams MakeParams(const PassShape& shape, const PassBuffers& buffers) {
   p.x_ld = shape.x_ld;
   p.x_stride = shape.rows * shape.x_ld;
   p.buffers = buffers;
-  p.scale = static_cast<float>(shape.update_scale / buffers.result_scale);
+  p.scale = shape.update_scale / buffers.result_scale;
   return p;
 }
 
@@ -227,8 +242,15 @@ cudaError_t WithBool(bool value, F&& f) {
   return value ? f(std::true_type()) : f(std::false_type());
 }
 template <typename F>
-cudaError_t WithType(GemmType type, F&& f) {
-  return type == GemmType::kF16 ? f(__half()) : f(__nv_bfloat16());
+cudaError_t WithType(WeightType type, F&& f) {
+  switch (type) {
+    case WeightType::kF16:
+      return f(__half());
+    case WeightType::kBF16:
+      return f(__nv_bfloat16());
+    default:
+      return f(float());
+  }
 }
 
 }  // namespace
@@ -237,10 +259,9 @@ int64_t NormPartials(const PassShape& shape) { return Stretches(shape); }
 
 cudaError_t LaunchMomentum(cudaStream_t stream, const PassShape& shape,
                            std::span<const PassMatrix> matrices, const PassBuffers& buffers) {
-  const bool round = shape.norm != PassNorm::kExact;
   return WithBool(shape.ema, [&](auto ema) {
     return WithBool(shape.nesterov, [&](auto nesterov) {
-      return WithBool(round, [&](auto rounded) {
+      return WithBool(CastsFirst(shape), [&](auto rounded) {
         return ForMatrices(stream, shape, matrices, buffers,
                            MomentumKernel<decltype(ema)::value, decltype(nesterov)::value,
                                           decltype(rounded)::value>);
@@ -251,9 +272,11 @@ cudaError_t LaunchMomentum(cudaStream_t stream, const PassShape& shape,
 
 cudaError_t LaunchFinishNorms(cudaStream_t stream, const PassShape& shape, int64_t matrices,
                               const PassBuffers& buffers) {
-  const double root = std::sqrt(static_cast<double>(shape.rows) * static_cast<double>(shape.cols));
+  // Root mean square one, while no entry can be infinite in fp16.
+  const double elements = static_cast<double>(shape.rows) * static_cast<double>(shape.cols);
+  const double root = std::min(std::sqrt(elements), 32768.0);
   FinishNormsKernel<<<static_cast<unsigned>(matrices), kPassThreads, 0, stream>>>(
-      buffers, NormPartials(shape), root, shape.norm, shape.eps);
+      buffers, NormPartials(shape), root, shape.norm, shape.eps, CastsFirst(shape));
   return cudaGetLastError();
 }
 

@@ -6,7 +6,9 @@
 //   Apply        decay, update, master, weight            reads master, O; writes master, weight
 //
 // All enqueue into a stream and return. Sums of squares are fp64 over fixed blocks, added in a
-// fixed order. A matrix whose `active` is 0 keeps its state: it is copied.
+// fixed order. A matrix whose `active` is 0 keeps its state: it is copied. One whose u is zero or
+// not finite has no direction: its weight only decays. Momentum, masters and weights have the bits
+// of the CPU device's for the same direction.
 #ifndef DMUOND_KERNELS_CUDA_MUON_PASSES_H_
 #define DMUOND_KERNELS_CUDA_MUON_PASSES_H_
 
@@ -15,11 +17,9 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/cuda/gemm.h"
-
 namespace dmuond::kernels::cuda {
 
-// What changes from step to step; in device-readable memory. Mirrors kernels::UpdateScalars.
+// What changes from step to step. Mirrors kernels::UpdateScalars; travels with the launch.
 struct PassScalars {
   double learning_rate;
   double momentum;
@@ -33,6 +33,7 @@ struct PassScalars {
   uint32_t active;
 };
 
+// Element types; the numbers of kernels::DType.
 enum class WeightType : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };
 // How the norm of u is taken: see docs/maths.md, presets.
 enum class PassNorm : uint8_t { kExact = 1, kPlusEps = 2, kClampedEps = 3 };
@@ -43,8 +44,8 @@ struct PassMatrix {
   float* momentum_out;
   const float* master_in;
   float* master_out;
-  void* weight_out;
-  const PassScalars* scalars;
+  void* weight_out;  // nullptr: none
+  PassScalars scalars;
 };
 
 struct PassShape {
@@ -53,7 +54,7 @@ struct PassShape {
   int64_t x_ld = 0;  // of X and O; rows * x_ld apart
   bool ema = false;
   bool nesterov = true;
-  GemmType type = GemmType::kF16;
+  WeightType type = WeightType::kF16;  // of X and O
   PassNorm norm = PassNorm::kExact;
   double eps = 0;
   WeightType weight = WeightType::kF32;
@@ -67,9 +68,14 @@ struct PassBuffers {
   float* inverse_norm = nullptr;
   float* inverse_norm_squared = nullptr;
   void* x = nullptr;
-  const void* result = nullptr;
+  const void* result = nullptr;  // result_scale * O
   float result_scale = 1;
 };
+
+// The originals that work on bf16 tensors cast before they take the norm, which is bf16 then too.
+[[nodiscard]] inline bool CastsFirst(const PassShape& shape) {
+  return shape.norm != PassNorm::kExact && shape.type == WeightType::kBF16;
+}
 
 [[nodiscard]] int64_t NormPartials(const PassShape& shape);
 

@@ -25,36 +25,62 @@ cudaError_t Capture(const NewtonSchulz& newton_schulz, cudaGraphExec_t* executab
   return result;
 }
 
-}  // namespace
+PassShape ShapeOf(const MuonConfig& config, const NewtonSchulzProgram& program, DType weight) {
+  PassShape pass;
+  pass.rows = program.tall ? program.q : program.p;
+  pass.cols = program.tall ? program.p : program.q;
+  pass.x_ld = NewtonSchulz::LeadingDimension(pass.cols);
+  pass.ema = config.momentum == MomentumForm::kEma;
+  pass.nesterov = config.nesterov;
+  pass.type = static_cast<WeightType>(program.dtype);
+  pass.norm = static_cast<PassNorm>(config.newton_schulz.norm);
+  pass.eps = config.newton_schulz.eps;
+  pass.weight = static_cast<WeightType>(weight);
+  pass.update_scale = UpdateScale(config.scale, pass.rows, pass.cols);
+  return pass;
+}
+static_assert(static_cast<int>(WeightType::kF32) == static_cast<int>(DType::kF32) &&
+              static_cast<int>(WeightType::kBF16) == static_cast<int>(DType::kBF16) &&
+              static_cast<int>(WeightType::kF16) == static_cast<int>(DType::kF16));
+static_assert(static_cast<int>(PassNorm::kExact) == static_cast<int>(NormRule::kExact) &&
+              static_cast<int>(PassNorm::kPlusEps) == static_cast<int>(NormRule::kPlusEps) &&
+              static_cast<int>(PassNorm::kClampedEps) == static_cast<int>(NormRule::kClampedEps));
 
-size_t MuonUpdate::WorkspaceBytes(const PassShape& pass, const NewtonSchulzOptions& options,
-                                  int64_t batch) {
-  return Align(NewtonSchulz::WorkspaceBytes({pass.rows, pass.cols, batch}, options)) +
-         Align(batch * NormPartials(pass) * sizeof(double)) + 3 * Align(batch * sizeof(float));
+// Partial sums of a matrix; rows and cols are all that they depend on.
+int64_t PartialsOf(const NewtonSchulzProgram& program) {
+  PassShape shape;
+  shape.rows = program.p;
+  shape.cols = program.q;
+  return NormPartials(shape);
 }
 
-std::unique_ptr<MuonUpdate> MuonUpdate::Create(PassShape pass, const NewtonSchulzOptions& options,
+}  // namespace
+
+size_t MuonUpdate::WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch) {
+  return Align(NewtonSchulz::WorkspaceBytes(program, batch)) +
+         Align(batch * PartialsOf(program) * sizeof(double)) + 3 * Align(batch * sizeof(float));
+}
+
+std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
+                                               const NewtonSchulzProgram& program, DType weight,
                                                int64_t batch, void* workspace, std::string* error) {
   std::unique_ptr<MuonUpdate> update(new MuonUpdate());
-  pass.x_ld = NewtonSchulz::LeadingDimension(pass.cols);
-  pass.type = options.type;
-  update->pass_ = pass;
+  update->pass_ = ShapeOf(config, program, weight);
   update->batch_ = batch;
-  const NewtonSchulzShape shape{pass.rows, pass.cols, batch};
   auto* at =
-      static_cast<std::byte*>(workspace) + Align(NewtonSchulz::WorkspaceBytes(shape, options));
+      static_cast<std::byte*>(workspace) + Align(NewtonSchulz::WorkspaceBytes(program, batch));
   const auto take = [&](size_t bytes) {
     void* const taken = at;
     at += Align(bytes);
     return taken;
   };
   PassBuffers& buffers = update->buffers_;
-  buffers.partials = static_cast<double*>(take(batch * NormPartials(pass) * sizeof(double)));
+  buffers.partials = static_cast<double*>(take(batch * PartialsOf(program) * sizeof(double)));
   buffers.scale = static_cast<float*>(take(batch * sizeof(float)));
   buffers.inverse_norm = static_cast<float*>(take(batch * sizeof(float)));
   buffers.inverse_norm_squared = static_cast<float*>(take(batch * sizeof(float)));
   update->newton_schulz_ = NewtonSchulz::Create(
-      shape, options, {buffers.inverse_norm, buffers.inverse_norm_squared}, workspace, error);
+      program, batch, {buffers.inverse_norm, buffers.inverse_norm_squared}, workspace, error);
   if (update->newton_schulz_ == nullptr) return nullptr;
   buffers.x = update->newton_schulz_->input();
   buffers.result = update->newton_schulz_->result();

@@ -13,15 +13,16 @@
 
 #include "kernels/cuda/muon_passes.h"
 #include "kernels/cuda/newton_schulz.h"
+#include "kernels/ops.h"
 
 namespace dmuond::kernels::cuda {
 
 class MuonUpdate {
  public:
-  // pass.x_ld and pass.type are set from the shape and the options.
-  static size_t WorkspaceBytes(const PassShape& pass, const NewtonSchulzOptions& options,
-                               int64_t batch);
-  static std::unique_ptr<MuonUpdate> Create(PassShape pass, const NewtonSchulzOptions& options,
+  static size_t WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch);
+  // `program` is that of config.newton_schulz; both may be gone afterwards.
+  static std::unique_ptr<MuonUpdate> Create(const MuonConfig& config,
+                                            const NewtonSchulzProgram& program, DType weight,
                                             int64_t batch, void* workspace, std::string* error);
   ~MuonUpdate();
   MuonUpdate(const MuonUpdate&) = delete;

@@ -1,6 +1,6 @@
-// Newton-Schulz for a batch of matrices of one shape that lie in device memory, as a list of
-// products prepared once and launched any number of times (also into a CUDA graph).
-// Formulas: docs/maths.md, section 3; scaling: docs/kernels.md.
+// The products of a Newton-Schulz program (kernels/newton_schulz.h) for a batch of matrices of one
+// shape that lie in device memory, prepared once and launched any number of times (also into a CUDA
+// graph). fp16 and bf16 run on tensor cores, fp32 on plain arithmetic.
 #ifndef DMUOND_KERNELS_CUDA_NEWTON_SCHULZ_H_
 #define DMUOND_KERNELS_CUDA_NEWTON_SCHULZ_H_
 
@@ -9,26 +9,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/cuda/gemm.h"
+#include "kernels/newton_schulz.h"
 
 namespace dmuond::kernels::cuda {
-
-struct NewtonSchulzShape {
-  int64_t rows = 0;  // as the weight lies in memory; tall ones are not transposed
-  int64_t cols = 0;
-  int64_t batch = 1;
-};
-
-struct NewtonSchulzOptions {
-  bool gram = true;  // Gram form; else standard
-  GemmType type = GemmType::kF16;
-  std::vector<std::array<double, 3>> coefficients;  // (a, b, c) per step
-  std::vector<int> restarts;                        // Gram form
-};
 
 // Per matrix, in device memory, written before the launch: X holds scale * u for a power of two
 // `scale`; `inverse_norm` = 1 / ||X||_F (0 where X is zero) and its square.
@@ -41,11 +30,10 @@ class NewtonSchulz {
  public:
   // Columns of X and of the result in memory: cols rounded up for the copy engine.
   static int64_t LeadingDimension(int64_t cols) { return (cols + 7) / 8 * 8; }
-  static size_t WorkspaceBytes(const NewtonSchulzShape& shape, const NewtonSchulzOptions& options);
+  static size_t WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch);
 
   // `workspace`: WorkspaceBytes, aligned to 256 bytes; the caller's, outlives this.
-  static std::unique_ptr<NewtonSchulz> Create(const NewtonSchulzShape& shape,
-                                              const NewtonSchulzOptions& options,
+  static std::unique_ptr<NewtonSchulz> Create(const NewtonSchulzProgram& program, int64_t batch,
                                               const NewtonSchulzNorms& norms, void* workspace,
                                               std::string* error);
 
@@ -61,7 +49,9 @@ class NewtonSchulz {
  private:
   friend class NewtonSchulzBuilder;
   NewtonSchulz() = default;
-  std::vector<std::unique_ptr<Gemm>> products_;
+  // (stream, whether the prologue may overlap the kernel before it)
+  using LaunchProduct = std::function<cudaError_t(cudaStream_t, bool)>;
+  std::vector<LaunchProduct> products_;
   void* input_ = nullptr;
   void* result_ = nullptr;
   float result_scale_ = 1;

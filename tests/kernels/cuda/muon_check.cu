@@ -14,13 +14,17 @@
 namespace dmuond::bench {
 namespace {
 
-using kernels::cuda::MuonUpdate;
 using kernels::cuda::PassMatrix;
 using kernels::cuda::PassScalars;
-using kernels::cuda::PassShape;
-using kernels::cuda::WeightType;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// The default preset; updates are the direction itself.
+MuonConfig UnscaledConfig() {
+  MuonConfig config = PresetConfig("dmuon");
+  config.scale = kernels::ScaleRule::kNone;
+  return config;
+}
 
 // A batch of matrices with all their slots.
 struct Batch {
@@ -34,8 +38,7 @@ struct Batch {
         momentum_out(slot * count),
         master(slot * count),
         master_out(slot * count),
-        weight(slot * count),
-        scalars(count) {
+        weight(slot * count) {
     momentum.Fill(0);
     master.Fill(0);
     momentum_out.Fill(0xFF);
@@ -53,27 +56,15 @@ struct Batch {
     for (int64_t z = first; z < first + n; ++z) {
       m.push_back({gradient.get() + z * slot, momentum.get() + z * slot,
                    momentum_out.get() + z * slot, master.get() + z * slot,
-                   master_out.get() + z * slot, weight.get() + z * slot, scalars.get() + z});
+                   master_out.get() + z * slot, weight.get() + z * slot, host_scalars[z]});
     }
     return m;
   }
   // Updates matrices [first, first + n) in one call.
-  bool Update(const NewtonSchulzOptions& options, int64_t first, int64_t n) const {
-    CUDA_CHECK(cudaMemcpy(scalars.get(), host_scalars.data(), count * sizeof(PassScalars),
-                          cudaMemcpyHostToDevice));
-    PassShape pass;
-    pass.rows = rows;
-    pass.cols = cols;
-    pass.weight = WeightType::kBF16;
-    Buffer<uint8_t> workspace(MuonUpdate::WorkspaceBytes(pass, options, n));
-    workspace.Fill(0xFF);
-    std::string error;
-    const auto update = MuonUpdate::Create(pass, options, n, workspace.get(), &error);
-    if (update == nullptr) {
-      std::printf("# %s\n", error.c_str());
-      return false;
-    }
-    CUDA_CHECK(update->Launch(nullptr, Matrices(first, n)));
+  bool Update(const MuonConfig& config, int64_t first, int64_t n) const {
+    const PreparedUpdate prepared = Prepare(config, rows, cols, n);
+    if (prepared.update == nullptr) return false;
+    CUDA_CHECK(prepared.update->Launch(nullptr, Matrices(first, n)));
     CUDA_CHECK(cudaDeviceSynchronize());
     return true;
   }
@@ -81,7 +72,6 @@ struct Batch {
   int64_t rows, cols, count, slot;
   Buffer<float> gradient, momentum, momentum_out, master, master_out;
   Buffer<__nv_bfloat16> weight;
-  Buffer<PassScalars> scalars;
   std::vector<PassScalars> host_scalars;
 };
 
@@ -124,7 +114,7 @@ __global__ void Shape(float* g, const float* left, const float* right, int64_t r
 // Relative Frobenius error against fp64. Masters start at zero, so the new master is -O.
 int64_t CheckSpectrum(const char* name, Spectrum spectrum, int64_t rows, int64_t cols,
                       double limit) {
-  const NewtonSchulzOptions options = PresetOptions("dmuon");
+  const MuonConfig config = UnscaledConfig();
   Batch batch(rows, cols, 1);
   Buffer<float> left(rows * 10);
   Buffer<float> right(cols * 10);
@@ -134,11 +124,11 @@ int64_t CheckSpectrum(const char* name, Spectrum spectrum, int64_t rows, int64_t
              Fill::kNormal, 1.0F);
   Shape<<<256, 256>>>(batch.gradient.get(), left.get(), right.get(), rows, cols, spectrum);
   CUDA_CHECK(cudaGetLastError());
-  if (!batch.Update(options, 0, 1)) return 1;
+  if (!batch.Update(config, 0, 1)) return 1;
   Buffer<double> ref(rows * cols);
   Buffer<double> sums(2);
   sums.Fill(0);
-  Reference(batch.gradient.get(), rows, cols, options, ref.get());
+  Reference(batch.gradient.get(), rows, cols, config.newton_schulz, ref.get());
   Difference<<<256, 256>>>(batch.master_out.get(), ref.get(), rows * cols, 1.0, sums.get());
   const auto s = sums.ToHost(0, 2);
   const double error = std::sqrt(s[0] / s[1]);
@@ -148,7 +138,7 @@ int64_t CheckSpectrum(const char* name, Spectrum spectrum, int64_t rows, int64_t
 // Gradients that differ by powers of two give the same update, bit for bit: norms from 1e-20 to
 // 1e20, alone or among others.
 int64_t CheckScaleAndBatch(int64_t rows, int64_t cols) {
-  const NewtonSchulzOptions options = PresetOptions("dmuon");
+  const MuonConfig config = UnscaledConfig();
   constexpr int kExponents[8] = {0, -66, 66, -30, 30, -10, 10, 3};
   Batch together(rows, cols, 8);
   Batch alone(rows, cols, 8);
@@ -160,9 +150,9 @@ int64_t CheckScaleAndBatch(int64_t rows, int64_t cols) {
       Scale<<<256, 256>>>(g, n, std::ldexp(1.0F, kExponents[z]));
     }
   }
-  if (!together.Update(options, 0, 8)) return 1;
+  if (!together.Update(config, 0, 8)) return 1;
   for (int64_t z = 0; z < 8; ++z) {
-    if (!alone.Update(options, z, 1)) return 1;
+    if (!alone.Update(config, z, 1)) return 1;
   }
   int64_t different = 0;
   for (int64_t z = 0; z < 8; ++z) {
@@ -176,7 +166,7 @@ int64_t CheckScaleAndBatch(int64_t rows, int64_t cols) {
 // A zero gradient gives decay and nothing else; an inactive matrix keeps every bit, whatever its
 // gradient holds; their neighbour is not disturbed.
 int64_t CheckZeroAndInactive(int64_t rows, int64_t cols) {
-  const NewtonSchulzOptions options = PresetOptions("dmuon");
+  const MuonConfig config = UnscaledConfig();
   const int64_t n = rows * cols;
   Batch batch(rows, cols, 3);
   FillRandom(batch.gradient.get(), 1, n, n, n, 1, 5, false, Fill::kNormal, 1.0F);
@@ -192,7 +182,7 @@ int64_t CheckZeroAndInactive(int64_t rows, int64_t cols) {
   batch.host_scalars[1].weight_decay = 0.5;
   batch.host_scalars[2].weight_decay = 0.5;
   batch.host_scalars[2].active = 0;
-  if (!batch.Update(options, 0, 3)) return 1;
+  if (!batch.Update(config, 0, 3)) return 1;
   int64_t wrong = 0;
   const auto before = batch.master.ToHost(batch.slot, n);
   const auto after = batch.master_out.ToHost(batch.slot, n);

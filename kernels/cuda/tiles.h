@@ -1,0 +1,15 @@
+// Which tile a product is computed with. Bits do not depend on it (each element is summed in the
+// order of k by one accumulator), so it may follow the batch.
+#ifndef DMUOND_KERNELS_CUDA_TILES_H_
+#define DMUOND_KERNELS_CUDA_TILES_H_
+
+#include "kernels/cuda/gemm.h"
+
+namespace dmuond::kernels::cuda {
+
+// For GemmOptions::tile_n.
+[[nodiscard]] int TileFor(const GemmProblem& problem);
+
+}  // namespace dmuond::kernels::cuda
+
+#endif  // DMUOND_KERNELS_CUDA_TILES_H_
