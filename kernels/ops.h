@@ -58,7 +58,7 @@ struct NormTask {
   const float* data = nullptr;
   int64_t elements = 0;
   int64_t first_element = 0;
-  double* sums = nullptr;  // host-visible memory
+  double* sums = nullptr;  // of Device::AllocateHost, or memory that the device can write
 };
 [[nodiscard]] int64_t NormBlocks(int64_t first_element, int64_t elements);
 
@@ -94,8 +94,8 @@ struct MuonConfig {
 // scale(m, n) of maths.md section 1.
 [[nodiscard]] double UpdateScale(ScaleRule rule, int64_t rows, int64_t cols);
 
-// What changes from step to step, per matrix or piece; in memory that the device can read, so that
-// a captured graph reads it anew. Doubles, as they come from the trainer: 1 - beta2 from a beta2 in
+// What changes from step to step, per matrix or piece; in the host's memory, read before the call
+// returns. Doubles, as they come from the trainer: 1 - beta2 from a beta2 in
 // fp32 would already be wrong by 1e-5.
 struct UpdateScalars {
   double learning_rate = 0;

@@ -25,6 +25,10 @@ class BoxWalk {
 
   [[nodiscard]] int64_t elements() const { return elements_; }
   [[nodiscard]] size_t boxes() const { return boxes_.size(); }
+  // Outermost first, as simplified; strides in elements.
+  [[nodiscard]] int dims() const { return dims_; }
+  [[nodiscard]] int64_t size(int dim) const { return shape_[dim]; }
+  [[nodiscard]] int64_t stride(size_t box, int dim) const { return boxes_[box][dim]; }
   // Distance of neighbours in a run, in elements.
   [[nodiscard]] int64_t run_stride(size_t box) const { return boxes_[box][dims_ - 1]; }
   // True if runs are contiguous in every box.

@@ -2,73 +2,15 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/box_walk.h"
 #include "kernels/cpu/copy.h"
 #include "kernels/cpu/norms.h"
 #include "kernels/cpu/sum.h"
+#include "kernels/task_checks.h"
 
 namespace dmuond::kernels::cpu {
 namespace {
-
-int64_t Elements(const StridedBox& box) {
-  int64_t elements = 1;
-  for (int d = 0; d < box.dims; ++d) elements *= box.shape[d];
-  return elements;
-}
-
-absl::Status CheckBox(const StridedBox& box, const char* role) {
-  if (box.dims < 0 || box.dims > kDimsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(role, " has ", box.dims, " dimensions, at most ", kDimsMax, " are allowed"));
-  }
-  for (int d = 0; d < box.dims; ++d) {
-    if (box.shape[d] < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(role, " has size ", box.shape[d], " in dimension ", d));
-    }
-  }
-  if (box.data == nullptr && Elements(box) > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(role, " has no memory"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSameShape(const StridedBox& dst, const StridedBox& src) {
-  if (dst.dims != src.dims) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("destination has ", dst.dims, " dimensions, source ", src.dims));
-  }
-  for (int d = 0; d < dst.dims; ++d) {
-    if (dst.shape[d] != src.shape[d]) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "destination has size ", dst.shape[d], " in dimension ", d, ", source ", src.shape[d]));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckSum(const SumTask& task) {
-  if (absl::Status status = CheckBox(task.dst, "destination of a sum"); !status.ok()) return status;
-  if (task.dst.dtype != DType::kF32) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("destination of a sum is ", Name(task.dst.dtype), ", not float32"));
-  }
-  if (task.squares != nullptr && Elements(task.dst) > 0) {
-    BoxWalk walk(task.dst);
-    walk.Simplify();
-    if (!walk.single_run()) {
-      return absl::InvalidArgumentError("a sum with squares has a destination with gaps");
-    }
-  }
-  if (absl::Status status = CheckTree(task); !status.ok()) return status;
-  for (const StridedBox& source : task.sources) {
-    if (source.data == nullptr) continue;
-    if (absl::Status status = CheckSameShape(task.dst, source); !status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
 
 static_assert(kPieceElements == kNormBlock);  // a piece of a sum is a block of its squares
 
@@ -79,9 +21,7 @@ int64_t PieceEnd(int64_t piece, int64_t elements) {
 }  // namespace
 
 absl::Status CpuOps::Copy(Stream&, const StridedBox& dst, const StridedBox& src) {
-  if (absl::Status status = CheckBox(dst, "destination of a copy"); !status.ok()) return status;
-  if (absl::Status status = CheckBox(src, "source of a copy"); !status.ok()) return status;
-  if (absl::Status status = CheckSameShape(dst, src); !status.ok()) return status;
+  if (absl::Status status = CheckCopy(dst, src); !status.ok()) return status;
   if (Elements(dst) == 0) return absl::OkStatus();
   BoxWalk walk(dst);
   walk.Add(src);

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 
-#include "absl/strings/str_cat.h"
 #include "kernels/cpu/box_walk.h"
 #include "kernels/cpu/cast.h"
 #include "kernels/cpu/clones.h"
@@ -163,33 +162,6 @@ struct Output {
     }
   }
 };
-
-}  // namespace
-
-absl::Status CheckTree(const SumTask& task) {
-  if (!task.levels.empty() && task.levels.size() != task.sources.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("a sum has ", task.sources.size(),
-                                                   " sources and ", task.levels.size(), " levels"));
-  }
-  constexpr int64_t kLeavesMax = int64_t{1} << kSumLevelMax;
-  int64_t leaves = 0;
-  for (size_t i = 0; i < task.sources.size(); ++i) {
-    const int level = task.levels.empty() ? 0 : task.levels[i];
-    const int64_t own = int64_t{1} << std::min(level, kSumLevelMax + 1);
-    if (leaves + own > kLeavesMax) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a sum has more than ", kLeavesMax, " leaves"));
-    }
-    if (leaves % own != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("source ", i, " of a sum stands for ", own,
-                                                     " leaves but begins at leaf ", leaves));
-    }
-    leaves += own;
-  }
-  return absl::OkStatus();
-}
-
-namespace {
 
 // The sum of one task, chunk by chunk.
 class Summation {

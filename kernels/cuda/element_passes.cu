@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(kPassThreads)
 #pragma unroll
     for (int j = 0; j < 4; ++j) sum += static_cast<double>(v.v[j]) * static_cast<double>(v.v[j]);
   };
-  if (to - from == kSquaresBlock && shift % 4 == 0) {
+  const bool aligned = reinterpret_cast<uintptr_t>(pass.data + shift) % 16 == 0;
+  if (to - from == kSquaresBlock && aligned) {
     const float4* const data = reinterpret_cast<const float4*>(pass.data + shift) + threadIdx.x;
 #pragma unroll 8
     for (int i = 0; i < kSquaresBlock / 4 / kPassThreads; ++i) {

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -21,22 +23,51 @@
 #include "server/daemon/log.h"
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
+#ifdef DMUOND_CUDA
+#include "kernels/cuda/cuda_device.h"
+#endif
 
 ABSL_FLAG(int, fd, -1, "the lane's end of its socket pair with dmuond");
-ABSL_FLAG(std::string, device, "cpu:1", "cpu:THREADS");
+ABSL_FLAG(std::string, device, "cpu:1", "cpu:THREADS, or cuda:ORDINAL");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");
 
 namespace {
 
-absl::StatusOr<std::unique_ptr<dmuond::kernels::Device>> MakeDevice(absl::string_view spec) {
-  int threads = 0;
-  absl::string_view rest = spec;
-  if (!absl::ConsumePrefix(&rest, "cpu:") || !absl::SimpleAtoi(rest, &threads)) {
-    return absl::InvalidArgumentError(absl::StrCat("--device=", spec, ": not cpu:THREADS"));
-  }
-  auto device = dmuond::kernels::cpu::CpuDevice::Create(threads);
+using dmuond::kernels::Device;
+using dmuond::server::lane::PeerGroup;
+
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
+#ifdef DMUOND_CUDA
+  auto device = dmuond::kernels::cuda::CudaDevice::Create(ordinal);
   if (!device.ok()) return device.status();
-  return std::unique_ptr<dmuond::kernels::Device>(*std::move(device));
+  return std::unique_ptr<Device>(*std::move(device));
+#else
+  return absl::UnimplementedError(
+      absl::StrCat("--device=cuda:", ordinal, ": this dmuond-lane was built without CUDA"));
+#endif
+}
+
+absl::StatusOr<std::unique_ptr<Device>> MakeDevice(absl::string_view spec) {
+  int number = 0;
+  absl::string_view rest = spec;
+  if (absl::ConsumePrefix(&rest, "cuda:") && absl::SimpleAtoi(rest, &number)) {
+    return MakeCudaDevice(number);
+  }
+  rest = spec;
+  if (!absl::ConsumePrefix(&rest, "cpu:") || !absl::SimpleAtoi(rest, &number)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device=", spec, ": not cpu:THREADS or cuda:ORDINAL"));
+  }
+  auto device = dmuond::kernels::cpu::CpuDevice::Create(number);
+  if (!device.ok()) return device.status();
+  return std::unique_ptr<Device>(*std::move(device));
+}
+
+// Gloo sends the host's memory.
+absl::StatusOr<std::unique_ptr<PeerGroup>> NoGroup(int, int size, const std::string&,
+                                                   std::function<void()>) {
+  return absl::UnimplementedError(
+      absl::StrCat("lanes on GPUs cannot make a rail over ", size, " nodes yet"));
 }
 
 // A lane without its daemon has nothing to do. The dispatching thread sees the socket's end too,
@@ -80,8 +111,9 @@ int main(int argc, char** argv) {
     return 2;
   }
   EndWithTheDaemon(absl::GetFlag(FLAGS_fd));
+  const bool on_gpu = absl::StartsWith(absl::GetFlag(FLAGS_device), "cuda:");
   dmuond::server::lane::Lane lane(**device, dmuond::wire::UniqueFd(absl::GetFlag(FLAGS_fd)),
-                                  dmuond::server::lane::MakeGlooGroup);
+                                  on_gpu ? NoGroup : dmuond::server::lane::MakeGlooGroup);
   const absl::Status status = lane.Run();
   if (!status.ok()) dmuond::server::log::Error("lane ends", {{"what", status}});
   return status.ok() ? 0 : 1;

@@ -1,0 +1,179 @@
+// CudaOps' part that moves and adds boxes: contiguous ones by the copy engine or 16 bytes at a
+// time, others element by element.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cpu/box_walk.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/cuda_stream.h"
+#include "kernels/task_checks.h"
+
+namespace dmuond::kernels::cuda {
+namespace {
+
+using cpu::BoxWalk;
+
+// The copy engine's pitches are 32-bit.
+constexpr int64_t kPitchMax = (int64_t{1} << 31) - 1;
+
+// One run from end to end, in this box.
+bool IsRun(const BoxWalk& walk, size_t box) { return walk.dims() == 1 && walk.stride(box, 0) == 1; }
+// Rows of consecutive elements.
+bool IsRows(const BoxWalk& walk, size_t box, int64_t element_bytes) {
+  return walk.dims() == 2 && walk.stride(box, 1) == 1 && walk.stride(box, 0) >= walk.size(1) &&
+         walk.stride(box, 0) * element_bytes <= kPitchMax;
+}
+
+template <typename Pass>
+void SetShape(const BoxWalk& walk, Pass& pass) {
+  pass.elements = walk.elements();
+  pass.dims = walk.dims();
+  for (int d = 0; d < walk.dims(); ++d) {
+    pass.shape[d] = walk.size(d);
+    pass.strides[d] = walk.stride(0, d);
+  }
+}
+
+StridedOperand Operand(const BoxWalk& walk, size_t box, const StridedBox& from) {
+  StridedOperand operand;
+  operand.data = from.data;
+  operand.type = static_cast<WeightType>(from.dtype);
+  for (int d = 0; d < walk.dims(); ++d) operand.strides[d] = walk.stride(box, d);
+  return operand;
+}
+
+uint16_t Bits16(DType dtype, float value) {
+  if (dtype == DType::kF16) {
+    const auto half = static_cast<_Float16>(value);
+    uint16_t bits = 0;
+    std::memcpy(&bits, &half, sizeof(bits));
+    return bits;
+  }
+  uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to even
+}
+
+}  // namespace
+
+absl::Status CudaOps::Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) {
+  if (absl::Status status = CheckCopy(dst, src); !status.ok()) return status;
+  if (Elements(dst) == 0) return absl::OkStatus();
+  BoxWalk walk(dst);
+  walk.Add(src);
+  walk.Simplify();
+  cudaStream_t to = CudaStream::Of(stream);
+  const auto bytes = static_cast<int64_t>(SizeOf(dst.dtype));
+  if (dst.dtype == src.dtype && IsRun(walk, 0) && IsRun(walk, 1)) {
+    return CudaStatus(
+        cudaMemcpyAsync(dst.data, src.data, walk.elements() * bytes, cudaMemcpyDefault, to),
+        "cudaMemcpyAsync");
+  }
+  if (dst.dtype == src.dtype && IsRows(walk, 0, bytes) && IsRows(walk, 1, bytes)) {
+    return CudaStatus(
+        cudaMemcpy2DAsync(dst.data, walk.stride(0, 0) * bytes, src.data, walk.stride(1, 0) * bytes,
+                          walk.size(1) * bytes, walk.size(0), cudaMemcpyDefault, to),
+        "cudaMemcpy2DAsync");
+  }
+  StridedCopy copy;
+  copy.destination = dst.data;
+  copy.type = static_cast<WeightType>(dst.dtype);
+  SetShape(walk, copy);
+  copy.source = Operand(walk, 1, src);
+  return CudaStatus(LaunchStridedCopy(to, copy), "a strided copy");
+}
+
+absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {
+  if (absl::Status status = CheckBox(dst, "destination of a fill"); !status.ok()) return status;
+  if (Elements(dst) == 0) return absl::OkStatus();
+  BoxWalk walk(dst);
+  walk.Simplify();
+  cudaStream_t to = CudaStream::Of(stream);
+  if (IsRun(walk, 0)) {
+    const auto address = reinterpret_cast<CUdeviceptr>(dst.data);
+    const auto count = static_cast<size_t>(walk.elements());
+    if (dst.dtype == DType::kF32) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, &value, sizeof(bits));
+      return driver_.Check(driver_.memset_d32_async(address, bits, count, to), "cuMemsetD32Async");
+    }
+    return driver_.Check(driver_.memset_d16_async(address, Bits16(dst.dtype, value), count, to),
+                         "cuMemsetD16Async");
+  }
+  StridedCopy fill;
+  fill.destination = dst.data;
+  fill.type = static_cast<WeightType>(dst.dtype);
+  SetShape(walk, fill);
+  fill.value = value;
+  return CudaStatus(LaunchStridedCopy(to, fill), "a strided fill");
+}
+
+absl::Status CudaOps::AddSum(cudaStream_t stream, const SumTask& task) {
+  BoxWalk walk(task.dst);
+  bool simple =
+      task.sources.size() <= kSumSourcesMax && reinterpret_cast<uintptr_t>(task.dst.data) % 16 == 0;
+  const StridedBox* any = nullptr;
+  for (size_t i = 0; i < task.sources.size(); ++i) {
+    const StridedBox& source = task.sources[i];
+    if (!task.levels.empty() && task.levels[i] != 0) simple = false;
+    if (source.data == nullptr) continue;
+    walk.Add(source);
+    if (any != nullptr && any->dtype != source.dtype) simple = false;
+    if (reinterpret_cast<uintptr_t>(source.data) % 16 != 0) simple = false;
+    any = &source;
+  }
+  walk.Simplify();
+  for (size_t box = 0; box < walk.boxes(); ++box) simple = simple && IsRun(walk, box);
+  if (simple) {
+    SumPass pass;
+    pass.destination = reinterpret_cast<float*>(task.dst.data);
+    pass.elements = walk.elements();
+    pass.count = static_cast<int>(task.sources.size());
+    pass.factor = task.factor;
+    for (size_t i = 0; i < task.sources.size(); ++i) pass.sources[i] = task.sources[i].data;
+    sums_[static_cast<size_t>(any == nullptr ? DType::kF32 : any->dtype) - 1].push_back(pass);
+    return absl::OkStatus();
+  }
+  if (task.sources.size() > kStridedSourcesMax) {
+    return absl::UnimplementedError(absl::StrCat("a sum of ", task.sources.size(),
+                                                 " sources; CUDA devices add at most ",
+                                                 kStridedSourcesMax));
+  }
+  StridedSum& sum = *strided_;
+  sum.destination = reinterpret_cast<float*>(task.dst.data);
+  sum.factor = task.factor;
+  sum.count = static_cast<int>(task.sources.size());
+  SetShape(walk, sum);
+  size_t box = 1;
+  for (size_t i = 0; i < task.sources.size(); ++i) {
+    StridedOperand& to = sum.sources[i];
+    to = task.sources[i].data == nullptr ? StridedOperand{} : Operand(walk, box++, task.sources[i]);
+    to.level = task.levels.empty() ? 0 : task.levels[i];
+  }
+  return CudaStatus(LaunchStridedSum(stream, sum), "a strided sum");
+}
+
+absl::Status CudaOps::Sum(Stream& stream, std::span<const SumTask> tasks) {
+  for (const SumTask& task : tasks) {
+    if (absl::Status status = CheckSum(task); !status.ok()) return status;
+  }
+  for (std::vector<SumPass>& passes : sums_) passes.clear();
+  for (const SumTask& task : tasks) {
+    if (Elements(task.dst) == 0) continue;
+    if (absl::Status status = AddSum(CudaStream::Of(stream), task); !status.ok()) return status;
+  }
+  for (const WeightType type : {WeightType::kF32, WeightType::kBF16, WeightType::kF16}) {
+    const std::vector<SumPass>& passes = sums_[static_cast<size_t>(type) - 1];
+    if (passes.empty()) continue;
+    const absl::Status status =
+        CudaStatus(LaunchSum(CudaStream::Of(stream), type, passes), "an ordered sum");
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace dmuond::kernels::cuda

@@ -1,0 +1,52 @@
+// One Hopper GPU as a device. See kernels/device.h.
+//
+//   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Create(/*ordinal=*/0));
+#ifndef DMUOND_KERNELS_CUDA_CUDA_DEVICE_H_
+#define DMUOND_KERNELS_CUDA_CUDA_DEVICE_H_
+
+#include <cuda_runtime.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/driver.h"
+#include "kernels/device.h"
+
+namespace dmuond::kernels::cuda {
+
+// Idle events, for streams to record.
+class EventPool;
+
+// Threads: one thread, the lane's dispatching one, for the device, its streams, events and ops.
+// Streams and events may outlive the device.
+class CudaDevice final : public Device {
+ public:
+  // Makes the device's context current in the calling thread. NOT_FOUND naming the number of
+  // devices; UNIMPLEMENTED for a device that these kernels are not built for.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(int ordinal);
+
+  // "cuda NVIDIA H200 uuid=GPU-… driver=13.0 runtime=13.0 sms=132 mps=0"
+  [[nodiscard]] std::string Describe() const override { return description_; }
+  // A descriptor of host memory (memfd) is mapped for the host: state tables, boards.
+  absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Mapping>> AllocateHost(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
+  [[nodiscard]] Ops& ops() override { return ops_; }
+
+ private:
+  CudaDevice(const Driver& driver, CUdevice device, size_t granularity, std::string description);
+
+  const Driver& driver_;
+  const CUdevice device_;
+  const size_t granularity_;
+  const std::string description_;
+  std::shared_ptr<EventPool> events_;
+  CudaOps ops_;
+};
+
+}  // namespace dmuond::kernels::cuda
+
+#endif  // DMUOND_KERNELS_CUDA_CUDA_DEVICE_H_

@@ -1,0 +1,151 @@
+#include "kernels/cuda/cuda_memory.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace dmuond::kernels::cuda {
+namespace {
+
+size_t RoundUp(size_t bytes, size_t granularity) {
+  return (bytes + granularity - 1) / granularity * granularity;
+}
+
+// A handle of memory; mappings and descriptors keep the memory without it.
+class Handle {
+ public:
+  Handle(const Driver& driver, CUmemGenericAllocationHandle handle)
+      : driver_(driver), handle_(handle) {}
+  ~Handle() { driver_.mem_release(handle_); }
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  [[nodiscard]] CUmemGenericAllocationHandle get() const { return handle_; }
+
+ private:
+  const Driver& driver_;
+  CUmemGenericAllocationHandle handle_;
+};
+
+absl::StatusOr<std::unique_ptr<Handle>> Import(const Driver& driver, int fd) {
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result =
+      driver.mem_import(&handle, reinterpret_cast<void*>(static_cast<uintptr_t>(fd)),
+                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (result != CUDA_SUCCESS) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("descriptor is not device memory: ",
+                     driver.Check(result, "cuMemImportFromShareableHandle").message()));
+  }
+  return std::make_unique<Handle>(driver, handle);
+}
+
+// A range of addresses with memory behind it, which no device may access yet.
+class Range final : public Mapping {
+ public:
+  static absl::StatusOr<std::unique_ptr<Range>> Make(const Driver& driver, const Handle& handle,
+                                                     size_t granularity, size_t bytes) {
+    if (bytes == 0) return absl::InvalidArgumentError("cannot map 0 bytes");
+    std::unique_ptr<Range> range(new Range(driver, bytes, RoundUp(bytes, granularity)));
+    absl::Status status = driver.Check(
+        driver.mem_address_reserve(&range->address_, range->reserved_, granularity, 0, 0),
+        "cuMemAddressReserve");
+    if (!status.ok()) return status;
+    const CUresult result = driver.mem_map(range->address_, range->reserved_, 0, handle.get(), 0);
+    if (result != CUDA_SUCCESS) {
+      return absl::OutOfRangeError(absl::StrCat("cannot map ", bytes, " bytes of device memory: ",
+                                                driver.Check(result, "cuMemMap").message()));
+    }
+    range->mapped_ = true;
+    return range;
+  }
+  ~Range() override {
+    if (mapped_) driver_.mem_unmap(address_, reserved_);
+    if (address_ != 0) driver_.mem_address_free(address_, reserved_);
+  }
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+
+  absl::Status Allow(CUdevice device) {
+    CUmemAccessDesc access{};
+    access.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return driver_.Check(driver_.mem_set_access(address_, reserved_, &access, 1), "cuMemSetAccess");
+  }
+
+  [[nodiscard]] std::byte* data() const override {
+    return reinterpret_cast<std::byte*>(static_cast<uintptr_t>(address_));
+  }
+  [[nodiscard]] size_t size() const override { return bytes_; }
+
+ private:
+  Range(const Driver& driver, size_t bytes, size_t reserved)
+      : driver_(driver), bytes_(bytes), reserved_(reserved) {}
+
+  const Driver& driver_;
+  const size_t bytes_;
+  const size_t reserved_;
+  CUdeviceptr address_ = 0;
+  bool mapped_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaMemoryHolder>> CudaMemoryHolder::Create(int ordinal) {
+  const absl::StatusOr<const Driver*> driver = Driver::Get();
+  if (!driver.ok()) return driver.status();
+  const Driver& d = **driver;
+  int count = 0;
+  absl::Status status = d.Check(d.device_get_count(&count), "cuDeviceGetCount");
+  if (!status.ok()) return status;
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no device cuda:", ordinal, "; this machine has ", count));
+  }
+  CUdevice device = 0;
+  status = d.Check(d.device_get(&device, ordinal), "cuDeviceGet");
+  if (!status.ok()) return status;
+  const absl::StatusOr<size_t> granularity = Granularity(d, device);
+  if (!granularity.ok()) return granularity.status();
+  return std::unique_ptr<CudaMemoryHolder>(new CudaMemoryHolder(d, device, *granularity));
+}
+
+absl::StatusOr<UniqueFd> CudaMemoryHolder::Allocate(size_t bytes, const std::string& name) {
+  if (bytes == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("memory '", name, "': 0 bytes wanted"));
+  }
+  const CUmemAllocationProp properties = SharedMemoryOf(device_);
+  CUmemGenericAllocationHandle created = 0;
+  const CUresult result =
+      driver_.mem_create(&created, RoundUp(bytes, granularity_), &properties, 0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    return absl::ResourceExhaustedError(absl::StrCat("memory '", name, "': ", bytes,
+                                                     " bytes wanted, device ", device_,
+                                                     " has not as many left"));
+  }
+  if (absl::Status status = driver_.Check(result, "cuMemCreate"); !status.ok()) return status;
+  const Handle handle(driver_, created);
+  int fd = -1;
+  const absl::Status status = driver_.Check(
+      driver_.mem_export(&fd, handle.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+      "cuMemExportToShareableHandle");
+  if (!status.ok()) return status;
+  return UniqueFd(fd);
+}
+
+absl::Status CudaMemoryHolder::Check(int fd, size_t bytes) {
+  const absl::StatusOr<std::unique_ptr<Handle>> handle = Import(driver_, fd);
+  if (!handle.ok()) return handle.status();
+  return Range::Make(driver_, **handle, granularity_, bytes).status();
+}
+
+absl::StatusOr<std::unique_ptr<Mapping>> MapForDevice(const Driver& driver, CUdevice device,
+                                                      size_t granularity, int fd, size_t bytes) {
+  const absl::StatusOr<std::unique_ptr<Handle>> handle = Import(driver, fd);
+  if (!handle.ok()) return handle.status();
+  absl::StatusOr<std::unique_ptr<Range>> range = Range::Make(driver, **handle, granularity, bytes);
+  if (!range.ok()) return range.status();
+  if (absl::Status status = (*range)->Allow(device); !status.ok()) return status;
+  return std::unique_ptr<Mapping>(*std::move(range));
+}
+
+}  // namespace dmuond::kernels::cuda

@@ -1,0 +1,78 @@
+// Ops on a Hopper GPU. Calls enqueue kernels and copies into the stream and return.
+// Momentum, sums, AdamW, and masters for a given direction have the bits of the CPU device; sums of
+// squares and Newton-Schulz add in another order.
+#ifndef DMUOND_KERNELS_CUDA_CUDA_OPS_H_
+#define DMUOND_KERNELS_CUDA_CUDA_OPS_H_
+
+#include <array>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/driver.h"
+#include "kernels/cuda/element_passes.h"
+#include "kernels/cuda/muon_update.h"
+#include "kernels/cuda/strided_passes.h"
+#include "kernels/newton_schulz.h"
+#include "kernels/ops.h"
+
+namespace dmuond::kernels::cuda {
+
+// Threads: the lane's dispatching thread. Boxes that are not contiguous, or are converted, lie in
+// memory that the device can access; contiguous copies may have the process's own memory on a side.
+// INVALID_ARGUMENT: as the CPU's, and matrices or pieces not aligned to 16 bytes. UNIMPLEMENTED: a
+// sum of more than kStridedSourcesMax sources.
+class CudaOps final : public Ops {
+ public:
+  explicit CudaOps(const Driver& driver);
+
+  absl::Status Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) override;
+  absl::Status Fill(Stream& stream, const StridedBox& dst, float value) override;
+  absl::Status Sum(Stream& stream, std::span<const SumTask> tasks) override;
+  absl::Status SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) override;
+  [[nodiscard]] size_t MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
+                                          const MuonConfig& config) const override;
+  // The first call for a (shape, number of matrices, config, workspace) prepares its products: tens
+  // of microseconds on the host, and allocations.
+  absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
+  absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) override;
+
+ private:
+  static constexpr int kTypes = 3;
+
+  struct KnownProgram {
+    int64_t rows;
+    int64_t cols;
+    NewtonSchulzConfig config;
+    std::unique_ptr<const NewtonSchulzProgram> program;
+  };
+  struct KnownUpdate {
+    int64_t rows;
+    int64_t cols;
+    size_t matrices;
+    DType weight;
+    MuonConfig config;
+    void* workspace;
+    std::unique_ptr<MuonUpdate> update;
+  };
+
+  absl::StatusOr<const NewtonSchulzProgram*> FindProgram(int64_t rows, int64_t cols,
+                                                         const NewtonSchulzConfig& config) const;
+  absl::StatusOr<const MuonUpdate*> FindUpdate(const MuonBatch& batch, void* workspace);
+  absl::Status AddSum(cudaStream_t stream, const SumTask& task);
+
+  const Driver& driver_;
+  mutable std::vector<KnownProgram> programs_;
+  std::vector<KnownUpdate> updates_;
+
+  // Of the call that runs; by type of element.
+  std::array<std::vector<SumPass>, kTypes> sums_;
+  std::array<std::vector<AdamWPass>, kTypes> adamw_;
+  std::vector<SquaresPass> squares_;
+  std::vector<PassMatrix> matrices_;
+  std::unique_ptr<StridedSum> strided_;  // 20 KiB: not for the stack
+};
+
+}  // namespace dmuond::kernels::cuda
+
+#endif  // DMUOND_KERNELS_CUDA_CUDA_OPS_H_
