@@ -18,6 +18,7 @@ namespace {
 using kernels::cuda::Gemm;
 using kernels::cuda::GemmOptions;
 using kernels::cuda::GemmProblem;
+using kernels::cuda::GemmTile;
 
 struct Case {
   int64_t n;
@@ -72,7 +73,7 @@ class Bench {
       }
       return worst;
     };
-    for (const int tile_n : {256, 128}) {
+    for (const GemmTile tile : kernels::cuda::kGemmTiles) {
       GemmProblem p;
       p.a = {s.get(), c.n, c.n, ld, stride};
       p.b = p.a;
@@ -83,7 +84,7 @@ class Bench {
       p.alpha.factor = kAlpha;
       p.beta.factor = kBeta;
       GemmOptions options;
-      options.tile_n = tile_n;
+      options.tile = tile;
       std::string error;
       const auto gemm = Gemm::Create({&p, 1}, options, &error);
       if (gemm == nullptr) {
@@ -97,7 +98,7 @@ class Bench {
       wrong += r.wrong;
       const Timing t = TimeSustained(
           [&](cudaStream_t stream) { CUDA_CHECK(gemm->Launch(stream, true)); }, warm_, nvml_);
-      Report(c, "symmetric/" + std::to_string(tile_n), t, 1.0, r.error, r.wrong);
+      Report(c, std::string("symmetric/") + Name(tile), t, 1.0, r.error, r.wrong);
     }
     LibraryProduct::Problem p;
     p.a = s.get();

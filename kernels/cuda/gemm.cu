@@ -79,6 +79,42 @@ bool CheckShapes(const GemmProblem& p, GemmLayout layout, int64_t* depth, std::s
 
 }  // namespace
 
+int Columns(GemmTile tile) {
+  switch (tile) {
+    case GemmTile::k256:
+      return 256;
+    case GemmTile::k192:
+      return 192;
+    case GemmTile::k128:
+    case GemmTile::kTwin128:
+      return 128;
+    case GemmTile::k64:
+    case GemmTile::kTwin64:
+      return 64;
+  }
+  return 0;
+}
+
+bool IsTwin(GemmTile tile) { return tile == GemmTile::kTwin128 || tile == GemmTile::kTwin64; }
+
+const char* Name(GemmTile tile) {
+  switch (tile) {
+    case GemmTile::k256:
+      return "256";
+    case GemmTile::k192:
+      return "192";
+    case GemmTile::k128:
+      return "128";
+    case GemmTile::k64:
+      return "64";
+    case GemmTile::kTwin128:
+      return "2x128";
+    case GemmTile::kTwin64:
+      return "2x64";
+  }
+  return "unknown";
+}
+
 struct Gemm::State {
   GemmVariant variant{};
   GemmParams params{};
@@ -95,17 +131,13 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
                                    const GemmOptions& options, std::string* error) {
   auto state = std::make_unique<State>();
   state->variant = options.type == GemmType::kF16
-                       ? FindGemm<__half>(options.tile_n, options.layout)
-                       : FindGemm<__nv_bfloat16>(options.tile_n, options.layout);
+                       ? FindGemm<__half>(options.tile, options.layout)
+                       : FindGemm<__nv_bfloat16>(options.tile, options.layout);
   if (state->variant.function == nullptr || problems.empty()) {
-    *error = "no kernel for tile_n " + std::to_string(options.tile_n) + ", or no problem";
+    *error = std::string("no kernel for tile ") + Name(options.tile) + ", or no problem";
     return nullptr;
   }
-  const bool large = options.tile_n == 256;
-  const int box_a =
-      large ? GemmTraits<256>::BoxA(options.layout) : GemmTraits<128>::BoxA(options.layout);
-  const int box_b =
-      large ? GemmTraits<256>::BoxB(options.layout) : GemmTraits<128>::BoxB(options.layout);
+  const int box_a = BoxA(options.layout);
   std::vector<DeviceProblem> device_problems(problems.size());
   std::vector<GemmShape> shapes;
   for (size_t i = 0; i < problems.size(); ++i) {
@@ -114,7 +146,7 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
     int64_t depth = 0;
     if (!CheckShapes(p, options.layout, &depth, error) ||
         !EncodeMap(p.a, p.batch, options.type, box_a, "a", &to.a, error) ||
-        !EncodeMap(p.b, p.batch, options.type, box_b, "b", &to.b, error) ||
+        !EncodeMap(p.b, p.batch, options.type, kTileUnit, "b", &to.b, error) ||
         !EncodeMap(p.d, p.batch, options.type, 64, "d", &to.d, error) ||
         (p.c.data != nullptr && !EncodeMap(p.c, p.batch, options.type, 64, "c", &to.c, error)) ||
         (p.c2.data != nullptr &&
@@ -137,15 +169,19 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
   const void* function = reinterpret_cast<const void*>(state->variant.function);
   cudaError_t result = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             state->variant.shared_bytes);
+  if (result == cudaSuccess) {
+    result = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared);
+  }
   int clusters = 0;
   if (result == cudaSuccess) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(2);
-    config.blockDim = dim3(kThreads);
+    config.blockDim = dim3(state->variant.threads);
     config.dynamicSmemBytes = state->variant.shared_bytes;
     result = cudaOccupancyMaxActiveClusters(&clusters, function, &config);
   }
-  const GemmSchedule schedule = MakeSchedule(shapes, options.tile_n, clusters);
+  const GemmSchedule schedule = MakeSchedule(shapes, Columns(options.tile), clusters);
   const size_t job_bytes = (schedule.jobs.size() * sizeof(GemmJob) + 255) / 256 * 256;
   const size_t problem_bytes = device_problems.size() * sizeof(DeviceProblem);
   if (result == cudaSuccess) result = cudaMalloc(&state->memory, job_bytes + problem_bytes);
@@ -175,7 +211,7 @@ cudaError_t Gemm::Launch(cudaStream_t stream, bool overlap) const {
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(state_->clusters * 2);
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(state_->variant.threads);
   config.dynamicSmemBytes = state_->variant.shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;

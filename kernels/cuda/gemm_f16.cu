@@ -1,5 +1,5 @@
 #include "kernels/cuda/gemm_variants.cuh"
 
 namespace dmuond::kernels::cuda {
-template GemmVariant FindGemm<__half>(int tile_n, GemmLayout layout);
+template GemmVariant FindGemm<__half>(GemmTile tile, GemmLayout layout);
 }

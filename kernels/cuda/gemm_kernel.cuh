@@ -41,22 +41,27 @@ constexpr int kTileK = 64;
 constexpr int kBoxBytes = 64 * 64 * 2;
 constexpr int kTileABytes = kTileM * kTileK * 2;
 constexpr int kConsumers = 2;
-constexpr int kThreads = 128 * (kConsumers + 1);
 
-template <int kTileN>
+// Rows of a load's box of A; what lies M-major comes 64 wide, the width of the swizzle. Boxes of B
+// are a unit wide in every layout.
+constexpr int BoxA(GemmLayout layout) { return layout == GemmLayout::kTN ? 64 : kTileM; }
+
+// kTileN: the widest tile, 256 or 128 columns. kTwin: two CTAs on a multiprocessor, so that one
+// multiplies while the other stores; each has half of the stages and of the staging boxes.
+template <int kTileN, bool kTwin>
 struct GemmTraits {
+  static_assert(!kTwin || kTileN == 128);
   static constexpr int kStageBytes = kTileABytes + kTileN * kTileK * 2;
-  static constexpr int kStages = kTileN == 256 ? 4 : 6;
-  // Per consumer two boxes of the mirror image.
-  static constexpr int kStagingBytes = kConsumers * 2 * kBoxBytes;
+  static constexpr int kStages = kTwin ? 3 : kTileN == 256 ? 4 : 6;
+  // Per consumer two boxes of the mirror image, or one.
+  static constexpr int kMirrorBoxes = kTwin ? 1 : 2;
+  static constexpr int kStagingBytes = kConsumers * kMirrorBoxes * kBoxBytes;
   static constexpr int kBarrierBytes = kStages * 2 * 8;
-  // Rows of a load's box; what lies MN-major comes 64 wide, the width of the swizzle.
-  static constexpr int BoxA(GemmLayout layout) { return layout == GemmLayout::kTN ? 64 : kTileM; }
-  static constexpr int BoxB(GemmLayout layout) {
-    return layout == GemmLayout::kNT ? kTileN / 2 : 64;
-  }
-  static constexpr int kSharedBytes =
-      kStages * kStageBytes + kStagingBytes + kBarrierBytes + 1024;  // 1024: alignment
+  static constexpr int kSharedBytes = kStages * kStageBytes + kStagingBytes + kBarrierBytes;
+  // A warpgroup that produces and sends, with few registers, before the consumers; a twin has room
+  // for two warps behind them only, one of which sends for both consumers.
+  static constexpr int kFirstConsumer = kTwin ? 0 : 128;
+  static constexpr int kThreads = kConsumers * 128 + (kTwin ? 64 : 128);
 };
 
 template <typename T>
@@ -108,15 +113,14 @@ __device__ __forceinline__ uint32_t ReadyBarrier(int consumer, int chunk) {
   return kBarrierReady + consumer * 4 + chunk;
 }
 
-template <typename T, int kTileN, GemmLayout kLayout>
+template <typename T, int kTileN, bool kTwin, GemmLayout kLayout>
 struct GemmKernel {
-  using Traits = GemmTraits<kTileN>;
+  using Traits = GemmTraits<kTileN, kTwin>;
   using Position = RingPosition<Traits::kStages>;
   static constexpr bool kAIsMMajor = kLayout == GemmLayout::kTN;
   static constexpr bool kBIsNMajor = kLayout != GemmLayout::kNT;
-  static constexpr int kBoxA = Traits::BoxA(kLayout);
-  static constexpr int kBoxB = Traits::BoxB(kLayout);
-  static constexpr int kUnit = kTileN / 2;
+  static constexpr int kBoxA = BoxA(kLayout);
+  static constexpr int kUnit = kTileUnit;
   static constexpr int kAccumulators = kTileN / 2;  // per thread: 64 x kTileN over 128 threads
 
   const GemmParams& params;
@@ -127,7 +131,8 @@ struct GemmKernel {
   uint32_t rank;
 
   __device__ GemmKernel(const GemmParams& kernel_params, uint32_t shared) : params(kernel_params) {
-    stages = (shared + 1023) & ~1023U;
+    if (shared % 1024 != 0) __trap();  // what the swizzle asks for
+    stages = shared;
     staging = stages + Traits::kStages * Traits::kStageBytes;
     full = staging + Traits::kStagingBytes;
     empty = full + Traits::kStages * 8;
@@ -183,12 +188,13 @@ struct GemmKernel {
     ptx::BarrierArriveExpect(barrier, kTileABytes + columns * kTileK * 2);
     LoadOperand<kAIsMMajor, kBoxA, false>(problem.a, to_a, barrier, k, row, kTileM, job.batch);
     if (job.paired != 0) {
-      // Half of the columns each, for both.
-      const int offset = static_cast<int>(rank) * kUnit;
-      LoadOperand<kBIsNMajor, kBoxB, true>(problem.b, to_b + offset * kTileK * 2, barrier, k,
-                                           col + offset, kUnit, job.batch);
+      // Every other unit each, for both.
+      for (int offset = static_cast<int>(rank) * kUnit; offset < columns; offset += 2 * kUnit) {
+        LoadOperand<kBIsNMajor, kUnit, true>(problem.b, to_b + offset * kTileK * 2, barrier, k,
+                                             col + offset, kUnit, job.batch);
+      }
     } else {
-      LoadOperand<kBIsNMajor, kBoxB, false>(problem.b, to_b, barrier, k, col, columns, job.batch);
+      LoadOperand<kBIsNMajor, kUnit, false>(problem.b, to_b, barrier, k, col, columns, job.batch);
     }
   }
 
@@ -198,7 +204,7 @@ struct GemmKernel {
                                              uint32_t stage) const {
     const uint32_t barrier = full + stage * 8;
     const uint32_t to = stages + stage * Traits::kStageBytes;
-    const int chunks = min(2, job.width * (kUnit / 64) - first_chunk);
+    const int chunks = min(2, job.width - first_chunk);
     ptx::BarrierArriveExpect(barrier, exists ? chunks * 2 * kBoxBytes : 0);
     if (!exists) return;
     const int col = job.col * kUnit + first_chunk * 64;
@@ -225,7 +231,7 @@ struct GemmKernel {
       for (int step = 0; step < steps; ++step) {
         LoadStep(problem, job, step * kTileK, next_stage());
       }
-      for (int chunk = 0; chunk < job.width * (kUnit / 64); chunk += 2) {
+      for (int chunk = 0; chunk < job.width; chunk += 2) {
         if (problem.has_c2 != 0) LoadAddend(problem.c2, true, job, chunk, next_stage());
         LoadAddend(problem.c, problem.has_c != 0, job, chunk, next_stage());
       }
@@ -281,6 +287,7 @@ struct GemmKernel {
     bool has_c;
     bool has_c2;
     bool store;
+    int width;  // of the job, in chunks: this consumer may need fewer
   };
 
   __device__ __forceinline__ Tile MakeTile(const DeviceProblem& problem, const GemmJob& job,
@@ -294,6 +301,7 @@ struct GemmKernel {
     tile.has_c = problem.has_c != 0;
     tile.has_c2 = problem.has_c2 != 0;
     tile.store = job.store != 0;
+    tile.width = job.width;
     tile.alpha = Load(problem.alpha, job.batch);
     tile.beta = Load(problem.beta, job.batch);
     tile.beta2 = Load(problem.beta2, job.batch);
@@ -416,18 +424,39 @@ struct GemmKernel {
     return stages + stage * Traits::kStageBytes + (chunk % 2 * 2 + consumer) * kBoxBytes;
   }
   __device__ __forceinline__ uint32_t MirrorBox(uint32_t stage, int consumer, int chunk) const {
+    if constexpr (kTwin) return staging + consumer * kBoxBytes;
     const uint32_t own = staging + consumer * 2 * kBoxBytes;
     if (kTileN == 128) return own + chunk * kBoxBytes;
     if (chunk % 2 == 1) return own + chunk / 2 * kBoxBytes;
     return stages + stage * Traits::kStageBytes + (4 + consumer) * kBoxBytes;
   }
 
+  // A stage of the ring with addends of columns that this consumer does not need.
+  __device__ __forceinline__ void SkipChunks(const Tile& tile, const Place& place, Position& at,
+                                             int first) const {
+    if (tile.has_c2) {
+      ptx::BarrierWait(full + at.stage * 8, at.parity);
+      Release(place, at.stage);
+      at.Advance();
+    }
+    ptx::BarrierWait(full + at.stage * 8, at.parity);
+    WaitForMirrorBoxes(place, first);
+    ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, first), kBarrierThreads);
+    at.Advance();
+  }
+
+  // Until the mirror images before have been sent: those of the last tile, or, with one box, that
+  // of the last chunk.
+  __device__ __forceinline__ static void WaitForMirrorBoxes(const Place& place, int chunk) {
+    if (kTwin || chunk == 0) {
+      ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
+    }
+  }
+
   template <int kN>
   __device__ __forceinline__ void StageTile(float (&acc)[kAccumulators], const Tile& tile,
                                             const Place& place, Position& at) const {
     constexpr int kChunks = kN / 64;
-    // The last tile's mirror images have been sent.
-    ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
 #pragma unroll
     for (int first = 0; first < kChunks; first += 2) {
       constexpr bool kBoth = kChunks > 1;
@@ -448,6 +477,7 @@ struct GemmKernel {
       ptx::BarrierWait(full + at.stage * 8, at.parity);
 #pragma unroll
       for (int chunk = first; chunk < first + 2 && chunk < kChunks; ++chunk) {
+        WaitForMirrorBoxes(place, chunk);
         if (tile.store) {
           StageChunk(acc + chunk * 32, scale, tile, place, chunk, chunk + 1 == kChunks,
                      ChunkBox(at.stage, place.consumer, chunk),
@@ -457,6 +487,8 @@ struct GemmKernel {
       }
       at.Advance();
     }
+    if ((kChunks + 1) / 2 < (tile.width + 1) / 2)
+      SkipChunks(tile, place, at, (kChunks + 1) / 2 * 2);
   }
 
   template <int kN>
@@ -468,64 +500,100 @@ struct GemmKernel {
     const Tile tile = MakeTile(problem, job, place);
     for (int step = 0; step < steps; ++step) {
       ptx::BarrierWait(full + at.stage * 8, at.parity);
-      MultiplyStage<kN>(acc, place, at.stage, step > 0 ? 1 : 0);
+      if constexpr (kN > 0) MultiplyStage<kN>(acc, place, at.stage, step > 0 ? 1 : 0);
       if (step > 0) {
-        ptx::WgmmaWait<1>();
+        if constexpr (kN > 0) ptx::WgmmaWait<1>();
         Release(place, last_stage);
       }
       last_stage = at.stage;
       at.Advance();
     }
-    ptx::WgmmaWait<0>();
+    if constexpr (kN > 0) ptx::WgmmaWait<0>();
     Release(place, last_stage);
     StageTile<kN>(acc, tile, place, at);
   }
 
-  // ---- Senders: a warp for each consumer, so that consumers wait for no store ----
+  // ---- Senders: so that consumers wait for no store ----
 
-  __device__ void Send(int consumer) const {
+  // Sends what consumers first_consumer, … put into the ring.
+  template <int kCount>
+  __device__ void Send(int first_consumer) const {
     const bool elected = threadIdx.x % 32 == 0;
     Position at;
     GemmJob job = Job(0);
     ptx::WaitForPrevious();
-    ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
+    for (int c = first_consumer; c < first_consumer + kCount; ++c) {
+      ptx::NamedBarrierArrive(kBarrierFree + c, kBarrierThreads);
+    }
     for (int turn = 1; job.width != 0; ++turn) {
       const GemmJob next = Job(turn);
       const DeviceProblem& problem = Problem(job.problem);
-      const int row = job.row * kTileM + consumer * 64;
-      const int chunks = Columns(problem, job, consumer) / 64;
       at.Skip(problem.steps);
-      for (int first = 0; first < chunks; first += 2) {
+      for (int first = 0; first < job.width; first += 2) {
         if (problem.has_c2 != 0) at.Skip(1);
-        for (int chunk = first; chunk < min(first + 2, chunks); ++chunk) {
-          ptx::NamedBarrierSync(ReadyBarrier(consumer, chunk), kBarrierThreads);
-          if (!elected || job.store == 0) continue;
-          const int col = job.col * kUnit + chunk * 64;
-          const uint32_t box = ChunkBox(at.stage, consumer, chunk);
-          const uint32_t mirror = MirrorBox(at.stage, consumer, chunk);
-          if (problem.symmetric == 0) {
-            ptx::TensorStore(&problem.d, box, col, row, job.batch);
-          } else if (col == row) {
-            ptx::TensorStore(&problem.d, mirror, col, row, job.batch);
-          } else {
-            ptx::TensorStore(&problem.d, box, col, row, job.batch);
-            ptx::TensorStore(&problem.d, mirror, row, col, job.batch);
+        const bool last_stage = first + 2 >= job.width;
+        for (int chunk = first; chunk < first + 2; ++chunk) {
+          for (int c = first_consumer; c < first_consumer + kCount; ++c) {
+            const int chunks = Columns(problem, job, c) / 64;
+            if (chunk >= Reported(first, chunks)) continue;
+            ptx::NamedBarrierSync(ReadyBarrier(c, chunk), kBarrierThreads);
+            if (elected && job.store != 0 && chunk < chunks) {
+              SendChunk(problem, job, job.row * kTileM + c * 64, chunk,
+                        ChunkBox(at.stage, c, chunk), MirrorBox(at.stage, c, chunk));
+            }
           }
-          ptx::BulkCommit();
+          if (!kTwin) continue;
+          // The only box of mirror images is free again.
+          if (elected) ptx::BulkWaitRead<0>();
+          __syncwarp();
+          for (int c = first_consumer; c < first_consumer + kCount; ++c) {
+            const int end = Reported(first, Columns(problem, job, c) / 64);
+            const bool last = last_stage && chunk + 1 == end && next.width == 0;
+            if (chunk < end && !last) {
+              ptx::NamedBarrierArrive(kBarrierFree + c, kBarrierThreads);
+            }
+          }
         }
         if (elected) {
           // The stage is the producers' again once the copy engine has read D from it.
           ptx::BulkWaitRead<0>();
-          ptx::BarrierArriveRemote(empty + at.stage * 8, 0);
-          ptx::BarrierArriveRemote(empty + at.stage * 8, 1);
+          for (int c = first_consumer; c < first_consumer + kCount; ++c) {
+            ptx::BarrierArriveRemote(empty + at.stage * 8, 0);
+            ptx::BarrierArriveRemote(empty + at.stage * 8, 1);
+          }
         }
         at.Skip(1);
       }
       __syncwarp();
-      if (next.width != 0) ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
+      if (!kTwin && next.width != 0) {
+        for (int c = first_consumer; c < first_consumer + kCount; ++c) {
+          ptx::NamedBarrierArrive(kBarrierFree + c, kBarrierThreads);
+        }
+      }
       job = next;
     }
     if (elected) ptx::BulkWaitAll();
+  }
+
+  // One past the last chunk that a consumer with so many reports ready of the stage that begins
+  // with chunk `first`: a stage of which it needs nothing is reported all the same.
+  __device__ __forceinline__ static int Reported(int first, int chunks) {
+    return max(first + 1, min(first + 2, chunks));
+  }
+
+  __device__ __forceinline__ static void SendChunk(const DeviceProblem& problem, const GemmJob& job,
+                                                   int row, int chunk, uint32_t box,
+                                                   uint32_t mirror) {
+    const int col = job.col * kUnit + chunk * 64;
+    if (problem.symmetric == 0) {
+      ptx::TensorStore(&problem.d, box, col, row, job.batch);
+    } else if (col == row) {
+      ptx::TensorStore(&problem.d, mirror, col, row, job.batch);
+    } else {
+      ptx::TensorStore(&problem.d, box, col, row, job.batch);
+      ptx::TensorStore(&problem.d, mirror, row, col, job.batch);
+    }
+    ptx::BulkCommit();
   }
 
   // Columns that a consumer's 64 rows need: none right of the diagonal.
@@ -541,7 +609,7 @@ struct GemmKernel {
     place.thread = threadIdx.x % 128;
     place.warp = place.thread / 32;
     place.lane = threadIdx.x % 32;
-    place.consumer = threadIdx.x / 128 - 1;
+    place.consumer = (threadIdx.x - Traits::kFirstConsumer) / 128;
     Position at;
     GemmJob job = Job(0);
     ptx::WaitForPrevious();
@@ -551,13 +619,15 @@ struct GemmKernel {
       const int columns = Columns(problem, job, place.consumer);
       if (columns == kTileN) {
         ConsumeTile<kTileN>(problem, job, place, at);
-      } else if (columns == kTileN / 2) {
-        ConsumeTile<kTileN / 2>(problem, job, place, at);
+      } else if (columns == 64) {
+        ConsumeTile<64>(problem, job, place, at);
+      } else if (columns == 0) {
+        ConsumeTile<0>(problem, job, place, at);
       } else if constexpr (kTileN == 256) {
         if (columns == 192) {
           ConsumeTile<192>(problem, job, place, at);
         } else {
-          ConsumeTile<64>(problem, job, place, at);
+          ConsumeTile<128>(problem, job, place, at);
         }
       }
       job = next;
@@ -565,18 +635,28 @@ struct GemmKernel {
   }
 };
 
-template <typename T, int kTileN, GemmLayout kLayout>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
-    GemmEntry(const __grid_constant__ GemmParams params) {
-  extern __shared__ uint8_t shared[];
-  GemmKernel<T, kTileN, kLayout> kernel(params, ptx::SharedAddress(shared));
+template <typename T, int kTileN, bool kTwin, GemmLayout kLayout>
+__global__ void __cluster_dims__(2, 1, 1)
+    __launch_bounds__(GemmTraits<kTileN, kTwin>::kThreads, kTwin ? 2 : 1)
+        GemmEntry(const __grid_constant__ GemmParams params) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  GemmKernel<T, kTileN, kTwin, kLayout> kernel(params, ptx::SharedAddress(shared));
   if (threadIdx.x == 0) kernel.InitBarriers();
   ptx::LaunchDependents();
   ptx::ClusterSync();
-  if (threadIdx.x < 128) {
+  if constexpr (kTwin) {
+    if (threadIdx.x < 256) {
+      kernel.Consume();
+    } else if (threadIdx.x >= 288) {
+      kernel.template Send<2>(0);
+    } else if (threadIdx.x == 256) {
+      kernel.Produce();
+    }
+  } else if (threadIdx.x < 128) {
     ptx::RegistersDecrease<40>();
     if (threadIdx.x == 0) kernel.Produce();
-    if (threadIdx.x >= 32 && threadIdx.x < 96) kernel.Send(threadIdx.x / 32 - 1);
+    const int sender = threadIdx.x / 32 - 1;
+    if (sender == 0 || sender == 1) kernel.template Send<1>(sender);
   } else {
     ptx::RegistersIncrease<232>();
     kernel.Consume();
@@ -589,9 +669,10 @@ using GemmFunction = void (*)(GemmParams);
 struct GemmVariant {
   GemmFunction function;
   int shared_bytes;
+  int threads;
 };
 template <typename T>
-GemmVariant FindGemm(int tile_n, GemmLayout layout);
+GemmVariant FindGemm(GemmTile tile, GemmLayout layout);
 
 }  // namespace dmuond::kernels::cuda
 

@@ -1,6 +1,7 @@
 #include "kernels/cuda/gemm_schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <queue>
 #include <tuple>
@@ -24,7 +25,7 @@ struct PairJob {
 class Builder {
  public:
   Builder(const GemmShape& shape, int problem, int tile_n)
-      : shape_(shape), problem_(problem), tile_n_(tile_n) {
+      : shape_(shape), problem_(problem), tile_n_(tile_n), units_(tile_n / kTileUnit) {
     steps_ = (shape.depth + 63) / 64;
   }
 
@@ -44,13 +45,12 @@ class Builder {
   }
 
  private:
-  // Units of tile_n / 2 columns that a tile of row block `row` needs: 0, 1 or 2.
+  // Units of columns that a tile of row block `row` needs: none right of the diagonal.
   int Width(int row, int col) const {
-    const int64_t unit = tile_n_ / 2;
     int64_t end = shape_.cols;
     if (shape_.symmetric) end = std::min<int64_t>(end, int64_t{row + 1} * kTileM);
     const int64_t left = end - int64_t{col} * tile_n_;
-    return static_cast<int>(std::clamp<int64_t>((left + unit - 1) / unit, 0, 2));
+    return static_cast<int>(std::clamp<int64_t>((left + kTileUnit - 1) / kTileUnit, 0, units_));
   }
 
   GemmJob Job(int32_t z, int row, int col, int width, bool paired) const {
@@ -58,24 +58,30 @@ class Builder {
     job.problem = problem_;
     job.batch = z;
     job.row = static_cast<uint16_t>(row);
-    job.col = static_cast<uint16_t>(col * 2);
+    job.col = static_cast<uint16_t>(col * units_);
     job.width = static_cast<uint8_t>(width);
     job.paired = paired ? 1 : 0;
     return job;
   }
 
   // Cycles, as measured on an H200: a step along k and the rest (first loads, epilogue) of a tile.
-  // Tiles without a partner load all of B themselves; narrow ones are bound by that.
+  // Tiles without a partner load all of B themselves; narrow ones are bound by that. Those of the
+  // diagonal multiply less.
   int64_t Cost(int width, bool paired) const {
-    const int64_t scale = tile_n_ / 128;
-    if (width == 1) return scale * (steps_ * 320 + 1500);
-    return scale * (steps_ * (paired ? 512 : 460) + 2500);
+    constexpr std::array<int64_t, 5> kPaired = {0, 400, 540, 770, 1024};
+    constexpr std::array<int64_t, 5> kSingle = {0, 420, 620, 740, 920};
+    return steps_ * (paired ? kPaired : kSingle)[width] + 1000 + int64_t{width} * 1000;
+  }
+
+  // Whether the tile's upper half has fewer columns than its lower one.
+  bool OnDiagonal(int row, int col, int width) const {
+    return shape_.symmetric && col * units_ + width > row * (kTileM / kTileUnit) + 1;
   }
 
   void AddPair(std::vector<PairJob>& out, int32_t z, int row, int col, int row_blocks) {
     const int upper = Width(row, col);
     const int lower = row + 1 < row_blocks ? Width(row + 1, col) : 0;
-    if (upper == 2 && lower == 2) {
+    if (upper > 0 && upper == lower && !OnDiagonal(row, col, upper)) {
       out.push_back(
           {Job(z, row, col, upper, true), Job(z, row + 1, col, upper, true), Cost(upper, true)});
       return;
@@ -88,7 +94,7 @@ class Builder {
   // pair of CTAs without sharing loads. One that is left over waits for the next matrix.
   void FlushSingles(std::vector<PairJob>& out, bool last) {
     std::vector<GemmJob> left;
-    for (const int width : {2, 1}) {
+    for (int width = units_; width > 0; --width) {
       std::vector<GemmJob> same;
       for (const GemmJob& job : singles_) {
         if (job.width == width) same.push_back(job);
@@ -110,6 +116,7 @@ class Builder {
   const GemmShape& shape_;
   const int problem_;
   const int tile_n_;
+  const int units_;
   int64_t steps_ = 0;
   std::vector<GemmJob> singles_;
 };
@@ -145,12 +152,14 @@ Assignment Assign(const std::vector<Item>& items, int clusters) {
 // Only the end of the list is sorted by length: before it, a matrix's tiles stay together for L2's
 // sake. `doubled`: the sorted short tiles go two by two, which fits better when two of them and a
 // longer one make a turn or two.
-std::vector<Item> MakeItems(const std::vector<PairJob>& work, size_t tail, bool doubled) {
+std::vector<Item> MakeItems(const std::vector<PairJob>& work, size_t tail, int short_width,
+                            bool doubled) {
   std::vector<Item> items;
   const size_t sorted_from = work.size() - tail;
   for (size_t i = 0; i < work.size(); ++i) {
-    const bool join = doubled && i > sorted_from && work[i].first.width == 1 && !items.empty() &&
-                      items.back().jobs.size() == 1 && items.back().jobs[0].first.width == 1;
+    const bool join = doubled && i > sorted_from && work[i].first.width <= short_width &&
+                      !items.empty() && items.back().jobs.size() == 1 &&
+                      items.back().jobs[0].first.width <= short_width;
     if (!join) items.emplace_back();
     items.back().jobs.push_back(work[i]);
     items.back().cost += work[i].cost;
@@ -173,8 +182,9 @@ GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n, int clu
 
   GemmSchedule schedule;
   schedule.clusters = std::max(1, std::min<int>(clusters, static_cast<int>(work.size())));
-  const std::vector<Item> single = MakeItems(work, tail, false);
-  const std::vector<Item> doubled = MakeItems(work, tail, true);
+  const int short_width = tile_n / kTileUnit / 2;
+  const std::vector<Item> single = MakeItems(work, tail, short_width, false);
+  const std::vector<Item> doubled = MakeItems(work, tail, short_width, true);
   Assignment assignment = Assign(single, schedule.clusters);
   if (Assignment other = Assign(doubled, schedule.clusters); other.longest < assignment.longest) {
     assignment = std::move(other);

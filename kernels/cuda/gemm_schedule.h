@@ -10,15 +10,17 @@
 namespace dmuond::kernels::cuda {
 
 inline constexpr int kTileM = 128;
+// Columns of tiles are counted in these units.
+inline constexpr int kTileUnit = 64;
 
 // One tile of one matrix. Both CTAs of a pair take the same number of steps along k.
 struct alignas(16) GemmJob {
   int32_t problem = 0;
   int32_t batch = 0;
   uint16_t row = 0;    // in units of kTileM
-  uint16_t col = 0;    // in units of tile_n / 2
-  uint8_t width = 0;   // 1 or 2 units of tile_n / 2; 0: the list ends here
-  uint8_t paired = 0;  // the pair works on the same columns and shares the loads of B (width 2)
+  uint16_t col = 0;    // in units of kTileUnit
+  uint8_t width = 0;   // 1 to 4 units of kTileUnit; 0: the list ends here
+  uint8_t paired = 0;  // the pair works on the same columns and shares the loads of B
   uint8_t store = 1;   // 0: this CTA only keeps its partner company
   uint8_t reserved = 0;
 };
@@ -43,6 +45,7 @@ struct GemmSchedule {
 
 // Each tile goes to the least loaded cluster, the last ones longest first; neighbours in a matrix
 // run at the same time so that they find each other's operands in L2.
+// `tile_n`: columns of a tile, 64 to 256 in steps of kTileUnit.
 [[nodiscard]] GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n,
                                         int clusters);
 

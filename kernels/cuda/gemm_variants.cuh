@@ -6,25 +6,26 @@
 
 namespace dmuond::kernels::cuda {
 
-template <typename T, int kTileN>
+template <typename T, int kTileN, bool kTwin>
 GemmVariant FindGemmOfTile(GemmLayout layout) {
-  constexpr int kBytes = GemmTraits<kTileN>::kSharedBytes;
+  constexpr int kBytes = GemmTraits<kTileN, kTwin>::kSharedBytes;
+  constexpr int kThreads = GemmTraits<kTileN, kTwin>::kThreads;
   switch (layout) {
     case GemmLayout::kNT:
-      return {GemmEntry<T, kTileN, GemmLayout::kNT>, kBytes};
+      return {GemmEntry<T, kTileN, kTwin, GemmLayout::kNT>, kBytes, kThreads};
     case GemmLayout::kNN:
-      return {GemmEntry<T, kTileN, GemmLayout::kNN>, kBytes};
+      return {GemmEntry<T, kTileN, kTwin, GemmLayout::kNN>, kBytes, kThreads};
     case GemmLayout::kTN:
-      return {GemmEntry<T, kTileN, GemmLayout::kTN>, kBytes};
+      return {GemmEntry<T, kTileN, kTwin, GemmLayout::kTN>, kBytes, kThreads};
   }
-  return {nullptr, 0};
+  return {nullptr, 0, 0};
 }
 
 template <typename T>
-GemmVariant FindGemm(int tile_n, GemmLayout layout) {
-  if (tile_n == 256) return FindGemmOfTile<T, 256>(layout);
-  if (tile_n == 128) return FindGemmOfTile<T, 128>(layout);
-  return {nullptr, 0};
+GemmVariant FindGemm(GemmTile tile, GemmLayout layout) {
+  if (IsTwin(tile)) return FindGemmOfTile<T, 128, true>(layout);
+  return Columns(tile) > 128 ? FindGemmOfTile<T, 256, false>(layout)
+                             : FindGemmOfTile<T, 128, false>(layout);
 }
 
 }  // namespace dmuond::kernels::cuda

@@ -118,7 +118,7 @@ class NewtonSchulzBuilder {
     GemmOptions options;
     options.type = program_.dtype == DType::kF16 ? GemmType::kF16 : GemmType::kBF16;
     options.layout = layout;
-    options.tile_n = TileFor(p);
+    options.tile = TileFor(p);
     std::shared_ptr<const Gemm> gemm = Gemm::Create({&p, 1}, options, error_);
     if (gemm == nullptr) return nullptr;
     return [gemm](cudaStream_t stream, bool overlap) { return gemm->Launch(stream, overlap); };

@@ -11,12 +11,12 @@ constexpr int64_t kSmallTileRows = 512;
 
 }  // namespace
 
-int TileFor(const GemmProblem& problem) {
-  if (problem.symmetric && problem.d.rows <= kSmallTileRows) return 128;
+GemmTile TileFor(const GemmProblem& problem) {
+  if (problem.symmetric && problem.d.rows <= kSmallTileRows) return GemmTile::k128;
   const int64_t rows = (problem.d.rows + 127) / 128;
   const int64_t cols = (problem.d.cols + 255) / 256;
   const int64_t tiles = rows * cols * problem.batch / (problem.symmetric ? 2 : 1);
-  return tiles < 100 ? 128 : 256;
+  return tiles < 100 ? GemmTile::k128 : GemmTile::k256;
 }
 
 }  // namespace dmuond::kernels::cuda

@@ -7,8 +7,7 @@
 
 namespace dmuond::kernels::cuda {
 
-// For GemmOptions::tile_n.
-[[nodiscard]] int TileFor(const GemmProblem& problem);
+[[nodiscard]] GemmTile TileFor(const GemmProblem& problem);
 
 }  // namespace dmuond::kernels::cuda
 

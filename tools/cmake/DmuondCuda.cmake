@@ -18,5 +18,5 @@ find_package(CUDAToolkit REQUIRED)
 # wgmma and setmaxnreg exist on sm_90a alone. A lane brings its runtime along: static cudart.
 add_library(dmuond_cuda_flags INTERFACE)
 target_compile_options(dmuond_cuda_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CUDA>:-O2 -lineinfo -gencode=arch=compute_90a,code=sm_90a>)
+  $<$<COMPILE_LANGUAGE:CUDA>:-O2 -lineinfo -Xfatbin=-compress-all -gencode=arch=compute_90a,code=sm_90a>)
 target_link_libraries(dmuond_cuda_flags INTERFACE CUDA::cudart_static)

@@ -15,6 +15,7 @@ using kernels::cuda::Gemm;
 using kernels::cuda::GemmLayout;
 using kernels::cuda::GemmOptions;
 using kernels::cuda::GemmProblem;
+using kernels::cuda::GemmTile;
 using kernels::cuda::GemmType;
 using kernels::cuda::MatrixView;
 
@@ -50,7 +51,7 @@ struct Matrices {
 // Padding columns hold NaN in every input; a kernel must not let them in. (The copy engine never
 // reads them: they lie outside the tensor map.)
 template <typename T>
-int64_t RunCase(const Case& c, int tile_n) {
+int64_t RunCase(const Case& c, GemmTile tile) {
   const bool ta = c.layout == GemmLayout::kTN;
   const bool tb = c.layout == GemmLayout::kNT;
   const bool gram = c.symmetric && !(c.m == c.k && tb);
@@ -102,7 +103,7 @@ int64_t RunCase(const Case& c, int tile_n) {
   GemmOptions options;
   options.type = std::is_same_v<T, __half> ? GemmType::kF16 : GemmType::kBF16;
   options.layout = c.layout;
-  options.tile_n = tile_n;
+  options.tile = tile;
   std::string error;
   const GemmProblem whole = problem(0, c.batch, d);
   const auto gemm = Gemm::Create({&whole, 1}, options, &error);
@@ -131,7 +132,7 @@ int64_t RunCase(const Case& c, int tile_n) {
     again.buffer.Fill(run % 2 == 0 ? 0x55 : 0xFF);
     const GemmProblem p = problem(0, c.batch, again);
     GemmOptions other = options;
-    if (run == 1) other.tile_n = 384 - tile_n;
+    if (run == 1) other.tile = tile == GemmTile::k256 ? GemmTile::kTwin128 : GemmTile::k256;
     const auto repeat = Gemm::Create({&p, 1}, other, &error);
     CUDA_CHECK(repeat->Launch(nullptr));
     CUDA_CHECK(repeat->Launch(nullptr, true));
@@ -167,10 +168,11 @@ int64_t RunCase(const Case& c, int tile_n) {
   }
   const char* names[] = {"", "NT", "NN", "TN"};
   const int64_t wrong = worst.wrong + worst.asymmetric + changed;
-  std::printf(" %-5s %-3s %4d %6ld %6ld %6ld %5ld %4s %4s %4s %10.2e %8ld %8ld %8ld\n",
-              std::is_same_v<T, __half> ? "f16" : "bf16", names[static_cast<int>(c.layout)], tile_n,
-              c.m, c.n, c.k, c.batch, c.symmetric ? "yes" : "no", c.addends ? "yes" : "no",
-              integers ? "int" : "rand", worst.error, worst.wrong, worst.asymmetric, changed);
+  std::printf(" %-5s %-3s %5s %6ld %6ld %6ld %5ld %4s %4s %4s %10.2e %8ld %8ld %8ld\n",
+              std::is_same_v<T, __half> ? "f16" : "bf16", names[static_cast<int>(c.layout)],
+              Name(tile), c.m, c.n, c.k, c.batch, c.symmetric ? "yes" : "no",
+              c.addends ? "yes" : "no", integers ? "int" : "rand", worst.error, worst.wrong,
+              worst.asymmetric, changed);
   std::fflush(stdout);
   return wrong;
 }
@@ -178,7 +180,7 @@ int64_t RunCase(const Case& c, int tile_n) {
 int Main(int argc, char** argv) {
   const bool brief = argc > 1 && std::string(argv[1]) == "--brief";  // for compute-sanitizer
   std::printf(
-      "#type  lay tile      m      n      k batch symm  add fill      error   #wrong  #asymm"
+      "#type  lay  tile      m      n      k batch symm  add fill      error   #wrong  #asymm"
       "  #change\n");
   const GemmLayout nt = GemmLayout::kNT;
   const GemmLayout nn = GemmLayout::kNN;
@@ -210,9 +212,9 @@ int Main(int argc, char** argv) {
   }
   int64_t wrong = 0;
   for (const Case& c : cases) {
-    for (const int tile_n : {256, 128}) {
-      wrong += RunCase<__half>(c, tile_n);
-      if (!brief) wrong += RunCase<__nv_bfloat16>(c, tile_n);
+    for (const GemmTile tile : kernels::cuda::kGemmTiles) {
+      wrong += RunCase<__half>(c, tile);
+      if (!brief) wrong += RunCase<__nv_bfloat16>(c, tile);
     }
   }
   std::printf("# %s\n", wrong == 0 ? "all right" : "WRONG RESULTS");
