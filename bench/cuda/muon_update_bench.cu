@@ -1,6 +1,7 @@
 // Whole Newton-Schulz and whole update of a batch, under sustained load, each checked against an
 // fp64 run of the same polynomial.
-//   muon_update_bench [-w SECONDS] [-J FILE] [-c ROWSxCOLS:BATCH[,...]] [-p preset]
+//   muon_update_bench [-w SECONDS] [-J FILE] [-c ROWSxCOLS:BATCH[,...]] [-p preset] [-t 0|1]
+// -t 0: tiles by rule, not measured.
 // ns: the products alone (time of cast + products, less that of the cast alone, which writes X).
 // update: momentum, norm, cast, products, apply. us per matrix. #wrong: error above 5e-3 (fp16) or
 // 3e-2 (bf16), non-finite values, or bits that changed in a second run.
@@ -32,8 +33,12 @@ constexpr double kRate = 0.5;
 
 class Bench {
  public:
-  Bench(double warm, std::string json, const std::string& preset)
-      : warm_(warm), json_(std::move(json)), preset_(preset), config_(PresetConfig(preset)) {
+  Bench(double warm, std::string json, const std::string& preset, bool tuned)
+      : warm_(warm),
+        json_(std::move(json)),
+        preset_(preset),
+        config_(PresetConfig(preset)),
+        tuned_(tuned) {
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     int driver = 0;
@@ -75,9 +80,11 @@ class Bench {
     host.gradient_factor = 1;
     host.active = 1;
     const double scale = kernels::UpdateScale(config_.scale, c.rows, c.cols);
-    const PreparedUpdate prepared = Prepare(config_, c.rows, c.cols, c.batch);
+    const PreparedUpdate prepared =
+        Prepare(config_, c.rows, c.cols, c.batch, tuned_ ? &tuner_ : nullptr);
     if (prepared.update == nullptr) return 1;
     const auto& update = prepared.update;
+    ReportTiles();
     std::vector<PassMatrix> matrices;
     for (int64_t z = 0; z < c.batch; ++z) {
       matrices.push_back({g.get() + z * slot, momentum_in.get() + z * slot,
@@ -176,6 +183,18 @@ class Bench {
   }
 
  private:
+  // What the tuner has chosen since the last case.
+  void ReportTiles() {
+    for (; reported_ < tuner_.choices().size(); ++reported_) {
+      const auto& t = tuner_.choices()[reported_];
+      const char* layouts[] = {"", "NT", "NN", "TN"};
+      std::printf("#   %s%s %ld x %ld x %ld, batch %ld, %d addends: tile %s, %.1f us\n",
+                  t.symmetric ? "symmetric " : "", layouts[static_cast<int>(t.layout)],
+                  static_cast<long>(t.sizes[0]), static_cast<long>(t.sizes[1]),
+                  static_cast<long>(t.sizes[2]), static_cast<long>(t.sizes[3]), t.addends,
+                  Name(t.tile), t.microseconds);
+    }
+  }
   static int64_t pass_ld(int64_t cols) {
     return kernels::cuda::NewtonSchulz::LeadingDimension(cols);
   }
@@ -184,6 +203,9 @@ class Bench {
   const std::string json_;
   const std::string preset_;
   MuonConfig config_;
+  const bool tuned_;
+  kernels::cuda::TileTuner tuner_;
+  size_t reported_ = 0;
   std::string header_;
   std::ostringstream rows_;
   bool first_ = true;
@@ -194,6 +216,7 @@ int Main(int argc, char** argv) {
   double warm = 1.0;
   std::string json;
   std::string preset = "dmuon";
+  bool tuned = true;
   std::vector<Case> cases = {{4096, 14336, 1}, {4096, 4096, 1},  {1024, 4096, 32},
                              {2048, 2048, 16}, {2048, 6144, 8},  {1536, 8960, 28},
                              {3072, 8192, 14}, {1024, 2048, 56}, {256, 1536, 56}};
@@ -204,6 +227,7 @@ int Main(int argc, char** argv) {
     if (flag == "-w") warm = std::atof(argv[i + 1]);
     if (flag == "-J") json = argv[i + 1];
     if (flag == "-p") preset = argv[i + 1];
+    if (flag == "-t") tuned = std::atoi(argv[i + 1]) != 0;
     if (flag == "-c") {
       cases.clear();
       std::stringstream list(argv[i + 1]);
@@ -216,7 +240,7 @@ int Main(int argc, char** argv) {
       }
     }
   }
-  Bench bench(warm, json, preset);
+  Bench bench(warm, json, preset, tuned);
   int64_t wrong = 0;
   for (const Case& c : cases) wrong += bench.Run(c);
   bench.Finish(command);

@@ -145,7 +145,8 @@ struct PreparedUpdate {
   std::unique_ptr<Buffer<uint8_t>> workspace;
   std::unique_ptr<kernels::cuda::MuonUpdate> update;
 };
-inline PreparedUpdate Prepare(const MuonConfig& config, int64_t rows, int64_t cols, int64_t batch) {
+inline PreparedUpdate Prepare(const MuonConfig& config, int64_t rows, int64_t cols, int64_t batch,
+                              kernels::cuda::TileTuner* tuner = nullptr) {
   const auto program = kernels::BuildNewtonSchulz(config.newton_schulz, rows, cols);
   if (!program.ok()) {
     std::printf("# %s\n", std::string(program.status().message()).c_str());
@@ -156,8 +157,8 @@ inline PreparedUpdate Prepare(const MuonConfig& config, int64_t rows, int64_t co
       std::make_unique<Buffer<uint8_t>>(kernels::cuda::MuonUpdate::WorkspaceBytes(*program, batch));
   prepared.workspace->Fill(0xFF);
   std::string error;
-  prepared.update = kernels::cuda::MuonUpdate::Create(config, *program, kernels::DType::kBF16,
-                                                      batch, prepared.workspace->get(), &error);
+  prepared.update = kernels::cuda::MuonUpdate::Create(
+      config, *program, kernels::DType::kBF16, batch, prepared.workspace->get(), tuner, &error);
   if (prepared.update == nullptr) std::printf("# %s\n", error.c_str());
   return prepared;
 }

@@ -82,7 +82,7 @@ absl::StatusOr<const MuonUpdate*> CudaOps::FindUpdate(const MuonBatch& batch, vo
   std::string error;
   std::unique_ptr<MuonUpdate> update =
       MuonUpdate::Create(*batch.config, **program, batch.weight_dtype,
-                         static_cast<int64_t>(batch.matrices.size()), workspace, &error);
+                         static_cast<int64_t>(batch.matrices.size()), workspace, &tuner_, &error);
   if (update == nullptr) {
     return absl::InternalError(absl::StrCat("Newton-Schulz of ", batch.matrices.size(),
                                             " matrices of ", batch.rows, " x ", batch.cols, ": ",

@@ -32,8 +32,8 @@ class CudaOps final : public Ops {
   absl::Status SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) override;
   [[nodiscard]] size_t MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
                                           const MuonConfig& config) const override;
-  // The first call for a (shape, number of matrices, config, workspace) prepares its products: tens
-  // of microseconds on the host, and allocations.
+  // The first call for a (shape, number of matrices, config, workspace) prepares its products
+  // and measures tiles for those it has not met: milliseconds, and allocations.
   absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
   absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) override;
 
@@ -63,6 +63,7 @@ class CudaOps final : public Ops {
 
   const Driver& driver_;
   mutable std::vector<KnownProgram> programs_;
+  TileTuner tuner_;
   std::vector<KnownUpdate> updates_;
 
   // Of the call that runs; by type of element.

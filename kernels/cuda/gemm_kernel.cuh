@@ -217,6 +217,13 @@ struct GemmKernel {
   __device__ void Produce() const {
     Position at;
     GemmJob job = Job(0);
+    if (job.width != 0) {
+      const DeviceProblem& problem = Problem(job.problem);
+      ptx::PrefetchTensorMap(&problem.a);
+      ptx::PrefetchTensorMap(&problem.b);
+      ptx::PrefetchTensorMap(&problem.d);
+      if (problem.has_c != 0) ptx::PrefetchTensorMap(&problem.c);
+    }
     ptx::WaitForPrevious();
     const auto next_stage = [&] {
       ptx::BarrierWait(empty + at.stage * 8, at.parity ^ 1);
@@ -572,7 +579,8 @@ struct GemmKernel {
       }
       job = next;
     }
-    if (elected) ptx::BulkWaitAll();
+    // The end of the kernel waits for the writes themselves.
+    if (elected) ptx::BulkWaitRead<0>();
   }
 
   // One past the last chunk that a consumer with so many reports ready of the stage that begins

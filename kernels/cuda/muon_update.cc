@@ -63,7 +63,8 @@ size_t MuonUpdate::WorkspaceBytes(const NewtonSchulzProgram& program, int64_t ba
 
 std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
                                                const NewtonSchulzProgram& program, DType weight,
-                                               int64_t batch, void* workspace, std::string* error) {
+                                               int64_t batch, void* workspace, TileTuner* tuner,
+                                               std::string* error) {
   std::unique_ptr<MuonUpdate> update(new MuonUpdate());
   update->pass_ = ShapeOf(config, program, weight);
   update->batch_ = batch;
@@ -79,8 +80,9 @@ std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
   buffers.scale = static_cast<float*>(take(batch * sizeof(float)));
   buffers.inverse_norm = static_cast<float*>(take(batch * sizeof(float)));
   buffers.inverse_norm_squared = static_cast<float*>(take(batch * sizeof(float)));
-  update->newton_schulz_ = NewtonSchulz::Create(
-      program, batch, {buffers.inverse_norm, buffers.inverse_norm_squared}, workspace, error);
+  update->newton_schulz_ =
+      NewtonSchulz::Create(program, batch, {buffers.inverse_norm, buffers.inverse_norm_squared},
+                           workspace, tuner, error);
   if (update->newton_schulz_ == nullptr) return nullptr;
   buffers.x = update->newton_schulz_->input();
   buffers.result = update->newton_schulz_->result();

@@ -20,10 +20,12 @@ namespace dmuond::kernels::cuda {
 class MuonUpdate {
  public:
   static size_t WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch);
-  // `program` is that of config.newton_schulz; both may be gone afterwards.
+  // `program` is that of config.newton_schulz; both may be gone afterwards. `tuner`: see
+  // newton_schulz.h.
   static std::unique_ptr<MuonUpdate> Create(const MuonConfig& config,
                                             const NewtonSchulzProgram& program, DType weight,
-                                            int64_t batch, void* workspace, std::string* error);
+                                            int64_t batch, void* workspace, TileTuner* tuner,
+                                            std::string* error);
   ~MuonUpdate();
   MuonUpdate(const MuonUpdate&) = delete;
   MuonUpdate& operator=(const MuonUpdate&) = delete;

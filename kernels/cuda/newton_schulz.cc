@@ -37,8 +37,9 @@ Sizes SizesOf(const NewtonSchulzProgram& program, int64_t batch) {
 class NewtonSchulzBuilder {
  public:
   NewtonSchulzBuilder(const NewtonSchulzProgram& program, int64_t batch,
-                      const NewtonSchulzNorms& norms, void* workspace, std::string* error)
-      : program_(program), batch_(batch), norms_(norms), error_(error) {
+                      const NewtonSchulzNorms& norms, void* workspace, TileTuner* tuner,
+                      std::string* error)
+      : program_(program), batch_(batch), norms_(norms), tuner_(tuner), error_(error) {
     const Sizes sizes = SizesOf(program, batch);
     auto* at = static_cast<std::byte*>(workspace);
     for (const Slot slot : {Slot::kX0, Slot::kX1}) {
@@ -118,7 +119,7 @@ class NewtonSchulzBuilder {
     GemmOptions options;
     options.type = program_.dtype == DType::kF16 ? GemmType::kF16 : GemmType::kBF16;
     options.layout = layout;
-    options.tile = TileFor(p);
+    options.tile = tuner_ == nullptr ? TileFor(p) : tuner_->Fastest(p, options);
     std::shared_ptr<const Gemm> gemm = Gemm::Create({&p, 1}, options, error_);
     if (gemm == nullptr) return nullptr;
     return [gemm](cudaStream_t stream, bool overlap) { return gemm->Launch(stream, overlap); };
@@ -127,6 +128,7 @@ class NewtonSchulzBuilder {
   const NewtonSchulzProgram& program_;
   const int64_t batch_;
   const NewtonSchulzNorms norms_;
+  TileTuner* const tuner_;
   std::string* const error_;
   std::array<MatrixView, kSlots> views_;
 };
@@ -138,8 +140,9 @@ size_t NewtonSchulz::WorkspaceBytes(const NewtonSchulzProgram& program, int64_t 
 
 std::unique_ptr<NewtonSchulz> NewtonSchulz::Create(const NewtonSchulzProgram& program,
                                                    int64_t batch, const NewtonSchulzNorms& norms,
-                                                   void* workspace, std::string* error) {
-  return NewtonSchulzBuilder(program, batch, norms, workspace, error).Build();
+                                                   void* workspace, TileTuner* tuner,
+                                                   std::string* error) {
+  return NewtonSchulzBuilder(program, batch, norms, workspace, tuner, error).Build();
 }
 
 cudaError_t NewtonSchulz::Launch(cudaStream_t stream) const {

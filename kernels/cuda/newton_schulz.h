@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/tile_tuner.h"
 #include "kernels/newton_schulz.h"
 
 namespace dmuond::kernels::cuda {
@@ -32,10 +33,11 @@ class NewtonSchulz {
   static int64_t LeadingDimension(int64_t cols) { return (cols + 7) / 8 * 8; }
   static size_t WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch);
 
-  // `workspace`: WorkspaceBytes, aligned to 256 bytes; the caller's, outlives this.
+  // `workspace`: WorkspaceBytes, aligned to 256 bytes; the caller's, outlives this. `tuner`:
+  // chooses tiles by running the products on what lies there; null: by rule.
   static std::unique_ptr<NewtonSchulz> Create(const NewtonSchulzProgram& program, int64_t batch,
                                               const NewtonSchulzNorms& norms, void* workspace,
-                                              std::string* error);
+                                              TileTuner* tuner, std::string* error);
 
   // Where the caller puts X: rows x LeadingDimension(cols) elements a matrix, one after another.
   // Destroyed by the launch.

@@ -124,10 +124,6 @@ template <int kPending>
 __device__ __forceinline__ void BulkWaitRead() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// All groups of this thread have been written to global memory.
-__device__ __forceinline__ void BulkWaitAll() {
-  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
 // Orders ordinary writes of shared memory before the copy engine's reads (9.7.13.4, membar/fence).
 __device__ __forceinline__ void FenceProxyAsync() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

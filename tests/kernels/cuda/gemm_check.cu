@@ -51,7 +51,7 @@ struct Matrices {
 // Padding columns hold NaN in every input; a kernel must not let them in. (The copy engine never
 // reads them: they lie outside the tensor map.)
 template <typename T>
-int64_t RunCase(const Case& c, GemmTile tile) {
+int64_t RunCase(const Case& c) {
   const bool ta = c.layout == GemmLayout::kTN;
   const bool tb = c.layout == GemmLayout::kNT;
   const bool gram = c.symmetric && !(c.m == c.k && tb);
@@ -100,80 +100,93 @@ int64_t RunCase(const Case& c, GemmTile tile) {
     p.alpha = {scalars.get() + first, 1};
     return p;
   };
-  GemmOptions options;
-  options.type = std::is_same_v<T, __half> ? GemmType::kF16 : GemmType::kBF16;
-  options.layout = c.layout;
-  options.tile = tile;
-  std::string error;
-  const GemmProblem whole = problem(0, c.batch, d);
-  const auto gemm = Gemm::Create({&whole, 1}, options, &error);
-  if (gemm == nullptr) {
-    std::printf("# %s\n", error.c_str());
-    return 1;
-  }
-  d.buffer.Fill(0xFF);
-  CUDA_CHECK(gemm->Launch(nullptr));
-  CUDA_CHECK(cudaDeviceSynchronize());
-
-  // The same matrices one by one as problems of one launch: same bits.
-  again.buffer.Fill(0xFF);
-  std::vector<GemmProblem> singles;
-  for (int64_t z = 0; z < c.batch; ++z) singles.push_back(problem(z, 1, again));
-  const auto grouped = Gemm::Create(singles, options, &error);
-  if (grouped == nullptr) {
-    std::printf("# %s\n", error.c_str());
-    return 1;
-  }
-  CUDA_CHECK(grouped->Launch(nullptr));
-  CUDA_CHECK(cudaDeviceSynchronize());
-  int64_t changed = DifferentBits(d.buffer.get(), again.buffer.get(), d.stride * c.batch);
-  // And in every run, and with the other tile.
-  for (int run = 0; run < 3; ++run) {
-    again.buffer.Fill(run % 2 == 0 ? 0x55 : 0xFF);
-    const GemmProblem p = problem(0, c.batch, again);
-    GemmOptions other = options;
-    if (run == 1) other.tile = tile == GemmTile::k256 ? GemmTile::kTwin128 : GemmTile::k256;
-    const auto repeat = Gemm::Create({&p, 1}, other, &error);
-    CUDA_CHECK(repeat->Launch(nullptr));
-    CUDA_CHECK(repeat->Launch(nullptr, true));
-    CUDA_CHECK(cudaDeviceSynchronize());
-    if (c.n % 8 == 0) {
-      changed += DifferentBits(d.buffer.get(), again.buffer.get(), d.stride * c.batch);
-    }
-  }
-
-  Buffer<double> ref(c.m * c.n);
-  Comparison worst;
-  for (int64_t z = 0; z < c.batch; z += std::max<int64_t>(1, c.batch / 3)) {
+  // One matrix in three is compared with fp64.
+  const int64_t compared = std::max<int64_t>(1, c.batch / 3);
+  std::vector<std::unique_ptr<Buffer<double>>> references;
+  for (int64_t z = 0; z < c.batch; z += compared) {
+    references.push_back(std::make_unique<Buffer<double>>(c.m * c.n));
     const T* from_b = gram ? a.buffer.get() : b.buffer.get();
     const int64_t b_ld = gram ? a.ld : b.ld;
     const int64_t b_stride = gram ? a.stride : b.stride;
     const bool b_is_n_by_k = tb;
     const dim3 grid(static_cast<unsigned>((c.n + 63) / 64), static_cast<unsigned>((c.m + 63) / 64));
     ReferenceProduct<T><<<grid, 256>>>(
-        ref.get(), a.buffer.get() + z * a.stride, from_b + z * b_stride,
+        references.back()->get(), a.buffer.get() + z * a.stride, from_b + z * b_stride,
         c.addends ? addend.buffer.get() + z * addend.stride : nullptr,
         c.addends ? addend2.buffer.get() + z * addend2.stride : nullptr, c.m, c.n, c.k,
         ta ? 1 : a.ld, ta ? a.ld : 1, b_is_n_by_k ? 1 : b_ld, b_is_n_by_k ? b_ld : 1, addend.ld,
         host_scalars[z], c.addends ? host_scalars[c.batch + z] : 0,
         c.addends ? host_scalars[2 * c.batch + z] : 0, c.addends ? diagonal : 0);
     CUDA_CHECK(cudaGetLastError());
-    // Sums of small integers are exact in fp32: only the last rounding is left.
-    const double relative = (std::is_same_v<T, __half> ? 0x1p-11 : 0x1p-8) * (integers ? 1 : 1.02);
-    const Comparison r = Compare(d.buffer.get() + z * d.stride, d.ld, ref.get(), c.m, c.n,
-                                 c.symmetric, relative, integers ? 0 : 1e-3);
-    worst.error = std::max(worst.error, r.error);
-    worst.wrong += r.wrong;
-    worst.asymmetric += r.asymmetric;
   }
-  const char* names[] = {"", "NT", "NN", "TN"};
-  const int64_t wrong = worst.wrong + worst.asymmetric + changed;
-  std::printf(" %-5s %-3s %5s %6ld %6ld %6ld %5ld %4s %4s %4s %10.2e %8ld %8ld %8ld\n",
-              std::is_same_v<T, __half> ? "f16" : "bf16", names[static_cast<int>(c.layout)],
-              Name(tile), c.m, c.n, c.k, c.batch, c.symmetric ? "yes" : "no",
-              c.addends ? "yes" : "no", integers ? "int" : "rand", worst.error, worst.wrong,
-              worst.asymmetric, changed);
-  std::fflush(stdout);
+
+  const auto run_tile = [&](GemmTile tile) -> int64_t {
+    GemmOptions options;
+    options.type = std::is_same_v<T, __half> ? GemmType::kF16 : GemmType::kBF16;
+    options.layout = c.layout;
+    options.tile = tile;
+    std::string error;
+    const GemmProblem whole = problem(0, c.batch, d);
+    const auto gemm = Gemm::Create({&whole, 1}, options, &error);
+    if (gemm == nullptr) {
+      std::printf("# %s\n", error.c_str());
+      return 1;
+    }
+    d.buffer.Fill(0xFF);
+    CUDA_CHECK(gemm->Launch(nullptr));
+    CUDA_CHECK(cudaDeviceSynchronize());
+
+    // The same matrices one by one as problems of one launch: same bits.
+    again.buffer.Fill(0xFF);
+    std::vector<GemmProblem> singles;
+    for (int64_t z = 0; z < c.batch; ++z) singles.push_back(problem(z, 1, again));
+    const auto grouped = Gemm::Create(singles, options, &error);
+    if (grouped == nullptr) {
+      std::printf("# %s\n", error.c_str());
+      return 1;
+    }
+    CUDA_CHECK(grouped->Launch(nullptr));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    int64_t changed = DifferentBits(d.buffer.get(), again.buffer.get(), d.stride * c.batch);
+    // And in every run, and with the other tile.
+    for (int run = 0; run < 3; ++run) {
+      again.buffer.Fill(run % 2 == 0 ? 0x55 : 0xFF);
+      const GemmProblem p = problem(0, c.batch, again);
+      GemmOptions other = options;
+      if (run == 1) other.tile = tile == GemmTile::k256 ? GemmTile::kTwin128 : GemmTile::k256;
+      const auto repeat = Gemm::Create({&p, 1}, other, &error);
+      CUDA_CHECK(repeat->Launch(nullptr));
+      CUDA_CHECK(repeat->Launch(nullptr, true));
+      CUDA_CHECK(cudaDeviceSynchronize());
+      if (c.n % 8 == 0) {
+        changed += DifferentBits(d.buffer.get(), again.buffer.get(), d.stride * c.batch);
+      }
+    }
+
+    Comparison worst;
+    for (int64_t z = 0; z < c.batch; z += compared) {
+      // Sums of small integers are exact in fp32: only the last rounding is left.
+      const double relative =
+          (std::is_same_v<T, __half> ? 0x1p-11 : 0x1p-8) * (integers ? 1 : 1.02);
+      const Comparison r =
+          Compare(d.buffer.get() + z * d.stride, d.ld, references[z / compared]->get(), c.m, c.n,
+                  c.symmetric, relative, integers ? 0 : 1e-3);
+      worst.error = std::max(worst.error, r.error);
+      worst.wrong += r.wrong;
+      worst.asymmetric += r.asymmetric;
+    }
+    const char* names[] = {"", "NT", "NN", "TN"};
+    const int64_t wrong = worst.wrong + worst.asymmetric + changed;
+    std::printf(" %-5s %-3s %5s %6ld %6ld %6ld %5ld %4s %4s %4s %10.2e %8ld %8ld %8ld\n",
+                std::is_same_v<T, __half> ? "f16" : "bf16", names[static_cast<int>(c.layout)],
+                Name(tile), c.m, c.n, c.k, c.batch, c.symmetric ? "yes" : "no",
+                c.addends ? "yes" : "no", integers ? "int" : "rand", worst.error, worst.wrong,
+                worst.asymmetric, changed);
+    std::fflush(stdout);
+    return wrong;
+  };
+  int64_t wrong = 0;
+  for (const GemmTile tile : kernels::cuda::kGemmTiles) wrong += run_tile(tile);
   return wrong;
 }
 
@@ -212,10 +225,8 @@ int Main(int argc, char** argv) {
   }
   int64_t wrong = 0;
   for (const Case& c : cases) {
-    for (const GemmTile tile : kernels::cuda::kGemmTiles) {
-      wrong += RunCase<__half>(c, tile);
-      if (!brief) wrong += RunCase<__nv_bfloat16>(c, tile);
-    }
+    wrong += RunCase<__half>(c);
+    if (!brief) wrong += RunCase<__nv_bfloat16>(c);
   }
   std::printf("# %s\n", wrong == 0 ? "all right" : "WRONG RESULTS");
   return wrong == 0 ? 0 : 1;

@@ -1,0 +1,44 @@
+// Finds the fastest tile for each kind of product by running it. A tile changes no bits (each
+// element is summed in the order of k by one accumulator, which gemm_check holds every tile to), so
+// the choice may differ from batch to batch, lane to lane and run to run.
+//
+//   TileTuner tuner;
+//   options.tile = tuner.Fastest(problem, options);
+#ifndef DMUOND_KERNELS_CUDA_TILE_TUNER_H_
+#define DMUOND_KERNELS_CUDA_TILE_TUNER_H_
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/gemm.h"
+
+namespace dmuond::kernels::cuda {
+
+// Threads: one.
+class TileTuner {
+ public:
+  struct Choice {
+    // What a product's time depends on.
+    GemmType type;
+    GemmLayout layout;
+    bool symmetric;
+    int addends;
+    std::array<int64_t, 4> sizes;  // rows, columns, depth, batch
+    GemmTile tile;
+    double microseconds;  // of one launch among others of its kind; 0: not measured
+  };
+
+  // Measured at the first question for a kind of product, milliseconds on the device: D is
+  // overwritten, operands are read as they are. TileFor(problem) where that fails.
+  GemmTile Fastest(const GemmProblem& problem, const GemmOptions& options);
+
+  [[nodiscard]] const std::vector<Choice>& choices() const { return choices_; }
+
+ private:
+  std::vector<Choice> choices_;
+};
+
+}  // namespace dmuond::kernels::cuda
+
+#endif  // DMUOND_KERNELS_CUDA_TILE_TUNER_H_
