@@ -86,16 +86,12 @@ int Columns(GemmTile tile) {
     case GemmTile::k192:
       return 192;
     case GemmTile::k128:
-    case GemmTile::kTwin128:
       return 128;
     case GemmTile::k64:
-    case GemmTile::kTwin64:
       return 64;
   }
   return 0;
 }
-
-bool IsTwin(GemmTile tile) { return tile == GemmTile::kTwin128 || tile == GemmTile::kTwin64; }
 
 const char* Name(GemmTile tile) {
   switch (tile) {
@@ -107,10 +103,6 @@ const char* Name(GemmTile tile) {
       return "128";
     case GemmTile::k64:
       return "64";
-    case GemmTile::kTwin128:
-      return "2x128";
-    case GemmTile::kTwin64:
-      return "2x64";
   }
   return "unknown";
 }
@@ -177,7 +169,7 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
   if (result == cudaSuccess) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(2);
-    config.blockDim = dim3(state->variant.threads);
+    config.blockDim = dim3(kThreads);
     config.dynamicSmemBytes = state->variant.shared_bytes;
     result = cudaOccupancyMaxActiveClusters(&clusters, function, &config);
   }
@@ -211,7 +203,7 @@ cudaError_t Gemm::Launch(cudaStream_t stream, bool overlap) const {
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(state_->clusters * 2);
-  config.blockDim = dim3(state_->variant.threads);
+  config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = state_->variant.shared_bytes;
   config.stream = stream;
   config.attrs = &attribute;

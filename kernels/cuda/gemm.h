@@ -65,13 +65,12 @@ struct GemmProblem {
   float diagonal = 0;  // symmetric products only
 };
 
-// 128 rows by so many columns; twins: two CTAs on a multiprocessor.
-enum class GemmTile : uint8_t { k256 = 1, k192, k128, k64, kTwin128, kTwin64 };
-inline constexpr GemmTile kGemmTiles[] = {GemmTile::k256, GemmTile::k192,     GemmTile::k128,
-                                          GemmTile::k64,  GemmTile::kTwin128, GemmTile::kTwin64};
+// 128 rows by so many columns.
+enum class GemmTile : uint8_t { k256 = 1, k192, k128, k64 };
+inline constexpr GemmTile kGemmTiles[] = {GemmTile::k256, GemmTile::k192, GemmTile::k128,
+                                          GemmTile::k64};
 [[nodiscard]] int Columns(GemmTile tile);
-[[nodiscard]] bool IsTwin(GemmTile tile);
-[[nodiscard]] const char* Name(GemmTile tile);  // "256", …, "2x128"
+[[nodiscard]] const char* Name(GemmTile tile);
 
 struct GemmOptions {
   GemmType type = GemmType::kF16;

@@ -41,27 +41,21 @@ constexpr int kTileK = 64;
 constexpr int kBoxBytes = 64 * 64 * 2;
 constexpr int kTileABytes = kTileM * kTileK * 2;
 constexpr int kConsumers = 2;
+constexpr int kThreads = 128 * (kConsumers + 1);
 
 // Rows of a load's box of A; what lies M-major comes 64 wide, the width of the swizzle. Boxes of B
 // are a unit wide in every layout.
 constexpr int BoxA(GemmLayout layout) { return layout == GemmLayout::kTN ? 64 : kTileM; }
 
-// kTileN: the widest tile, 256 or 128 columns. kTwin: two CTAs on a multiprocessor, so that one
-// multiplies while the other stores; each has half of the stages and of the staging boxes.
-template <int kTileN, bool kTwin>
+// kTileN: the widest tile, 256 or 128 columns.
+template <int kTileN>
 struct GemmTraits {
-  static_assert(!kTwin || kTileN == 128);
   static constexpr int kStageBytes = kTileABytes + kTileN * kTileK * 2;
-  static constexpr int kStages = kTwin ? 3 : kTileN == 256 ? 4 : 6;
-  // Per consumer two boxes of the mirror image, or one.
-  static constexpr int kMirrorBoxes = kTwin ? 1 : 2;
-  static constexpr int kStagingBytes = kConsumers * kMirrorBoxes * kBoxBytes;
+  static constexpr int kStages = kTileN == 256 ? 4 : 6;
+  // Per consumer two boxes of the mirror image.
+  static constexpr int kStagingBytes = kConsumers * 2 * kBoxBytes;
   static constexpr int kBarrierBytes = kStages * 2 * 8;
   static constexpr int kSharedBytes = kStages * kStageBytes + kStagingBytes + kBarrierBytes;
-  // A warpgroup that produces and sends, with few registers, before the consumers; a twin has room
-  // for two warps behind them only, one of which sends for both consumers.
-  static constexpr int kFirstConsumer = kTwin ? 0 : 128;
-  static constexpr int kThreads = kConsumers * 128 + (kTwin ? 64 : 128);
 };
 
 template <typename T>
@@ -113,9 +107,9 @@ __device__ __forceinline__ uint32_t ReadyBarrier(int consumer, int chunk) {
   return kBarrierReady + consumer * 4 + chunk;
 }
 
-template <typename T, int kTileN, bool kTwin, GemmLayout kLayout>
+template <typename T, int kTileN, GemmLayout kLayout>
 struct GemmKernel {
-  using Traits = GemmTraits<kTileN, kTwin>;
+  using Traits = GemmTraits<kTileN>;
   using Position = RingPosition<Traits::kStages>;
   static constexpr bool kAIsMMajor = kLayout == GemmLayout::kTN;
   static constexpr bool kBIsNMajor = kLayout != GemmLayout::kNT;
@@ -431,7 +425,6 @@ struct GemmKernel {
     return stages + stage * Traits::kStageBytes + (chunk % 2 * 2 + consumer) * kBoxBytes;
   }
   __device__ __forceinline__ uint32_t MirrorBox(uint32_t stage, int consumer, int chunk) const {
-    if constexpr (kTwin) return staging + consumer * kBoxBytes;
     const uint32_t own = staging + consumer * 2 * kBoxBytes;
     if (kTileN == 128) return own + chunk * kBoxBytes;
     if (chunk % 2 == 1) return own + chunk / 2 * kBoxBytes;
@@ -447,23 +440,16 @@ struct GemmKernel {
       at.Advance();
     }
     ptx::BarrierWait(full + at.stage * 8, at.parity);
-    WaitForMirrorBoxes(place, first);
     ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, first), kBarrierThreads);
     at.Advance();
-  }
-
-  // Until the mirror images before have been sent: those of the last tile, or, with one box, that
-  // of the last chunk.
-  __device__ __forceinline__ static void WaitForMirrorBoxes(const Place& place, int chunk) {
-    if (kTwin || chunk == 0) {
-      ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
-    }
   }
 
   template <int kN>
   __device__ __forceinline__ void StageTile(float (&acc)[kAccumulators], const Tile& tile,
                                             const Place& place, Position& at) const {
     constexpr int kChunks = kN / 64;
+    // The last tile's mirror images have been sent.
+    ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
 #pragma unroll
     for (int first = 0; first < kChunks; first += 2) {
       constexpr bool kBoth = kChunks > 1;
@@ -484,7 +470,6 @@ struct GemmKernel {
       ptx::BarrierWait(full + at.stage * 8, at.parity);
 #pragma unroll
       for (int chunk = first; chunk < first + 2 && chunk < kChunks; ++chunk) {
-        WaitForMirrorBoxes(place, chunk);
         if (tile.store) {
           StageChunk(acc + chunk * 32, scale, tile, place, chunk, chunk + 1 == kChunks,
                      ChunkBox(at.stage, place.consumer, chunk),
@@ -520,63 +505,39 @@ struct GemmKernel {
     StageTile<kN>(acc, tile, place, at);
   }
 
-  // ---- Senders: so that consumers wait for no store ----
+  // ---- Senders: a warp for each consumer, so that consumers wait for no store ----
 
-  // Sends what consumers first_consumer, … put into the ring.
-  template <int kCount>
-  __device__ void Send(int first_consumer) const {
+  __device__ void Send(int consumer) const {
     const bool elected = threadIdx.x % 32 == 0;
     Position at;
     GemmJob job = Job(0);
     ptx::WaitForPrevious();
-    for (int c = first_consumer; c < first_consumer + kCount; ++c) {
-      ptx::NamedBarrierArrive(kBarrierFree + c, kBarrierThreads);
-    }
+    ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
     for (int turn = 1; job.width != 0; ++turn) {
       const GemmJob next = Job(turn);
       const DeviceProblem& problem = Problem(job.problem);
+      const int row = job.row * kTileM + consumer * 64;
+      const int chunks = Columns(problem, job, consumer) / 64;
       at.Skip(problem.steps);
       for (int first = 0; first < job.width; first += 2) {
         if (problem.has_c2 != 0) at.Skip(1);
-        const bool last_stage = first + 2 >= job.width;
-        for (int chunk = first; chunk < first + 2; ++chunk) {
-          for (int c = first_consumer; c < first_consumer + kCount; ++c) {
-            const int chunks = Columns(problem, job, c) / 64;
-            if (chunk >= Reported(first, chunks)) continue;
-            ptx::NamedBarrierSync(ReadyBarrier(c, chunk), kBarrierThreads);
-            if (elected && job.store != 0 && chunk < chunks) {
-              SendChunk(problem, job, job.row * kTileM + c * 64, chunk,
-                        ChunkBox(at.stage, c, chunk), MirrorBox(at.stage, c, chunk));
-            }
-          }
-          if (!kTwin) continue;
-          // The only box of mirror images is free again.
-          if (elected) ptx::BulkWaitRead<0>();
-          __syncwarp();
-          for (int c = first_consumer; c < first_consumer + kCount; ++c) {
-            const int end = Reported(first, Columns(problem, job, c) / 64);
-            const bool last = last_stage && chunk + 1 == end && next.width == 0;
-            if (chunk < end && !last) {
-              ptx::NamedBarrierArrive(kBarrierFree + c, kBarrierThreads);
-            }
+        for (int chunk = first; chunk < Reported(first, chunks); ++chunk) {
+          ptx::NamedBarrierSync(ReadyBarrier(consumer, chunk), kBarrierThreads);
+          if (elected && job.store != 0 && chunk < chunks) {
+            SendChunk(problem, job, row, chunk, ChunkBox(at.stage, consumer, chunk),
+                      MirrorBox(at.stage, consumer, chunk));
           }
         }
         if (elected) {
           // The stage is the producers' again once the copy engine has read D from it.
           ptx::BulkWaitRead<0>();
-          for (int c = first_consumer; c < first_consumer + kCount; ++c) {
-            ptx::BarrierArriveRemote(empty + at.stage * 8, 0);
-            ptx::BarrierArriveRemote(empty + at.stage * 8, 1);
-          }
+          ptx::BarrierArriveRemote(empty + at.stage * 8, 0);
+          ptx::BarrierArriveRemote(empty + at.stage * 8, 1);
         }
         at.Skip(1);
       }
       __syncwarp();
-      if (!kTwin && next.width != 0) {
-        for (int c = first_consumer; c < first_consumer + kCount; ++c) {
-          ptx::NamedBarrierArrive(kBarrierFree + c, kBarrierThreads);
-        }
-      }
+      if (next.width != 0) ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
       job = next;
     }
     // The end of the kernel waits for the writes themselves.
@@ -617,7 +578,7 @@ struct GemmKernel {
     place.thread = threadIdx.x % 128;
     place.warp = place.thread / 32;
     place.lane = threadIdx.x % 32;
-    place.consumer = (threadIdx.x - Traits::kFirstConsumer) / 128;
+    place.consumer = threadIdx.x / 128 - 1;
     Position at;
     GemmJob job = Job(0);
     ptx::WaitForPrevious();
@@ -643,28 +604,18 @@ struct GemmKernel {
   }
 };
 
-template <typename T, int kTileN, bool kTwin, GemmLayout kLayout>
-__global__ void __cluster_dims__(2, 1, 1)
-    __launch_bounds__(GemmTraits<kTileN, kTwin>::kThreads, kTwin ? 2 : 1)
-        GemmEntry(const __grid_constant__ GemmParams params) {
+template <typename T, int kTileN, GemmLayout kLayout>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    GemmEntry(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  GemmKernel<T, kTileN, kTwin, kLayout> kernel(params, ptx::SharedAddress(shared));
+  GemmKernel<T, kTileN, kLayout> kernel(params, ptx::SharedAddress(shared));
   if (threadIdx.x == 0) kernel.InitBarriers();
   ptx::LaunchDependents();
   ptx::ClusterSync();
-  if constexpr (kTwin) {
-    if (threadIdx.x < 256) {
-      kernel.Consume();
-    } else if (threadIdx.x >= 288) {
-      kernel.template Send<2>(0);
-    } else if (threadIdx.x == 256) {
-      kernel.Produce();
-    }
-  } else if (threadIdx.x < 128) {
+  if (threadIdx.x < 128) {
     ptx::RegistersDecrease<40>();
     if (threadIdx.x == 0) kernel.Produce();
-    const int sender = threadIdx.x / 32 - 1;
-    if (sender == 0 || sender == 1) kernel.template Send<1>(sender);
+    if (threadIdx.x >= 32 && threadIdx.x < 96) kernel.Send(threadIdx.x / 32 - 1);
   } else {
     ptx::RegistersIncrease<232>();
     kernel.Consume();
@@ -677,7 +628,6 @@ using GemmFunction = void (*)(GemmParams);
 struct GemmVariant {
   GemmFunction function;
   int shared_bytes;
-  int threads;
 };
 template <typename T>
 GemmVariant FindGemm(GemmTile tile, GemmLayout layout);

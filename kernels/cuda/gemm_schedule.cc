@@ -189,6 +189,7 @@ GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n, int clu
   if (Assignment other = Assign(doubled, schedule.clusters); other.longest < assignment.longest) {
     assignment = std::move(other);
   }
+  schedule.cycles = assignment.longest;
   int64_t total = 0;
   for (const PairJob& job : work) total += job.cost;
   if (total > 0) {

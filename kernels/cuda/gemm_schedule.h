@@ -41,6 +41,7 @@ struct GemmSchedule {
   std::vector<GemmJob> jobs;
   // Work of the busiest cluster over the mean: 1 is perfect.
   double imbalance = 1;
+  int64_t cycles = 0;  // that the busiest cluster is expected to take
 };
 
 // Each tile goes to the least loaded cluster, the last ones longest first; neighbours in a matrix

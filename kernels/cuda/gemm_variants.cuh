@@ -6,26 +6,23 @@
 
 namespace dmuond::kernels::cuda {
 
-template <typename T, int kTileN, bool kTwin>
+template <typename T, int kTileN>
 GemmVariant FindGemmOfTile(GemmLayout layout) {
-  constexpr int kBytes = GemmTraits<kTileN, kTwin>::kSharedBytes;
-  constexpr int kThreads = GemmTraits<kTileN, kTwin>::kThreads;
+  constexpr int kBytes = GemmTraits<kTileN>::kSharedBytes;
   switch (layout) {
     case GemmLayout::kNT:
-      return {GemmEntry<T, kTileN, kTwin, GemmLayout::kNT>, kBytes, kThreads};
+      return {GemmEntry<T, kTileN, GemmLayout::kNT>, kBytes};
     case GemmLayout::kNN:
-      return {GemmEntry<T, kTileN, kTwin, GemmLayout::kNN>, kBytes, kThreads};
+      return {GemmEntry<T, kTileN, GemmLayout::kNN>, kBytes};
     case GemmLayout::kTN:
-      return {GemmEntry<T, kTileN, kTwin, GemmLayout::kTN>, kBytes, kThreads};
+      return {GemmEntry<T, kTileN, GemmLayout::kTN>, kBytes};
   }
-  return {nullptr, 0, 0};
+  return {nullptr, 0};
 }
 
 template <typename T>
 GemmVariant FindGemm(GemmTile tile, GemmLayout layout) {
-  if (IsTwin(tile)) return FindGemmOfTile<T, 128, true>(layout);
-  return Columns(tile) > 128 ? FindGemmOfTile<T, 256, false>(layout)
-                             : FindGemmOfTile<T, 128, false>(layout);
+  return Columns(tile) > 128 ? FindGemmOfTile<T, 256>(layout) : FindGemmOfTile<T, 128>(layout);
 }
 
 }  // namespace dmuond::kernels::cuda

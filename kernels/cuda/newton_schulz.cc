@@ -119,7 +119,7 @@ class NewtonSchulzBuilder {
     GemmOptions options;
     options.type = program_.dtype == DType::kF16 ? GemmType::kF16 : GemmType::kBF16;
     options.layout = layout;
-    options.tile = tuner_ == nullptr ? TileFor(p) : tuner_->Fastest(p, options);
+    options.tile = tuner_ == nullptr ? TileFor(p, layout) : tuner_->Fastest(p, options);
     std::shared_ptr<const Gemm> gemm = Gemm::Create({&p, 1}, options, error_);
     if (gemm == nullptr) return nullptr;
     return [gemm](cudaStream_t stream, bool overlap) { return gemm->Launch(stream, overlap); };

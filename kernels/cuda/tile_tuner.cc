@@ -4,17 +4,21 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "kernels/cuda/tiles.h"
 
 namespace dmuond::kernels::cuda {
 namespace {
 
-// The fastest of some rounds counts: others were disturbed. A round's launches follow one another
-// as in a captured iteration.
-constexpr int kRounds = 3;
+// Candidates take turns, so that a chip that becomes slower under load is slower for all of them,
+// and the median of the rounds counts. A round's launches follow one another as in a captured
+// iteration.
+constexpr int kRounds = 5;
 constexpr double kRoundMicroseconds = 400;
 constexpr int kLaunchesMax = 32;
+// So much faster than the rule's tile must another be: less is noise.
+constexpr double kGainMin = 0.03;
 
 class Stopwatch {
  public:
@@ -53,21 +57,40 @@ class Stopwatch {
   bool good_ = false;
 };
 
-std::optional<double> Measure(const GemmProblem& problem, GemmOptions options, GemmTile tile,
-                              Stopwatch& stopwatch) {
-  options.tile = tile;
-  std::string error;
-  const std::unique_ptr<Gemm> gemm = Gemm::Create({&problem, 1}, options, &error);
-  if (gemm == nullptr) return std::nullopt;
-  std::optional<double> best = stopwatch.Time(*gemm, 1);
-  if (!best.has_value()) return best;
-  const int launches = std::clamp(static_cast<int>(kRoundMicroseconds / *best), 1, kLaunchesMax);
-  for (int round = 0; round < kRounds; ++round) {
-    const std::optional<double> time = stopwatch.Time(*gemm, launches);
-    if (!time.has_value()) return time;
-    best = std::min(*best, *time);
+struct Candidate {
+  GemmTile tile;
+  std::unique_ptr<Gemm> gemm;
+  int launches = 1;
+  std::vector<double> times;
+
+  [[nodiscard]] double Median() {
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
   }
-  return best;
+};
+
+// Empty where anything fails.
+std::vector<Candidate> Measure(const GemmProblem& problem, GemmOptions options) {
+  std::vector<Candidate> candidates;
+  Stopwatch stopwatch;
+  for (const GemmTile tile : kGemmTiles) {
+    options.tile = tile;
+    std::string error;
+    Candidate candidate{tile, Gemm::Create({&problem, 1}, options, &error), 1, {}};
+    if (candidate.gemm == nullptr) return {};
+    const std::optional<double> once = stopwatch.Time(*candidate.gemm, 1);
+    if (!once.has_value()) return {};
+    candidate.launches = std::clamp(static_cast<int>(kRoundMicroseconds / *once), 1, kLaunchesMax);
+    candidates.push_back(std::move(candidate));
+  }
+  for (int round = 0; round < kRounds; ++round) {
+    for (Candidate& candidate : candidates) {
+      const std::optional<double> time = stopwatch.Time(*candidate.gemm, candidate.launches);
+      if (!time.has_value()) return {};
+      candidate.times.push_back(*time);
+    }
+  }
+  return candidates;
 }
 
 }  // namespace
@@ -79,7 +102,7 @@ GemmTile TileTuner::Fastest(const GemmProblem& problem, const GemmOptions& optio
                 problem.symmetric,
                 (problem.c.data != nullptr ? 1 : 0) + (problem.c2.data != nullptr ? 1 : 0),
                 {problem.d.rows, problem.d.cols, depth, problem.batch},
-                TileFor(problem),
+                TileFor(problem, options.layout),
                 0};
   for (const Choice& known : choices_) {
     if (known.type == choice.type && known.layout == choice.layout &&
@@ -88,12 +111,14 @@ GemmTile TileTuner::Fastest(const GemmProblem& problem, const GemmOptions& optio
       return known.tile;
     }
   }
-  Stopwatch stopwatch;
-  for (const GemmTile tile : kGemmTiles) {
-    const std::optional<double> time = Measure(problem, options, tile, stopwatch);
-    if (time.has_value() && (choice.microseconds == 0 || *time < choice.microseconds)) {
-      choice.tile = tile;
-      choice.microseconds = *time;
+  std::vector<Candidate> candidates = Measure(problem, options);
+  for (Candidate& candidate : candidates) {
+    if (candidate.tile == choice.tile) choice.microseconds = candidate.Median() * (1 - kGainMin);
+  }
+  for (Candidate& candidate : candidates) {
+    if (candidate.Median() < choice.microseconds) {
+      choice.tile = candidate.tile;
+      choice.microseconds = candidate.Median();
     }
   }
   choices_.push_back(choice);

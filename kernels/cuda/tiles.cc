@@ -1,22 +1,34 @@
 #include "kernels/cuda/tiles.h"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace dmuond::kernels::cuda {
 namespace {
 
-// Up to here symmetric products are faster with tiles of 128 x 128 (measured: 2 to 3 % of the whole
-// iteration at 512, twice).
-constexpr int64_t kSmallTileRows = 512;
+constexpr int kClusters = 66;
+// A batch of more tiles than this is wide enough for any tile; schedules of so many are not
+// compared.
+constexpr int64_t kTilesMax = 4096;
 
 }  // namespace
 
-GemmTile TileFor(const GemmProblem& problem) {
-  if (problem.symmetric && problem.d.rows <= kSmallTileRows) return GemmTile::k128;
-  const int64_t rows = (problem.d.rows + 127) / 128;
-  const int64_t cols = (problem.d.cols + 255) / 256;
-  const int64_t tiles = rows * cols * problem.batch / (problem.symmetric ? 2 : 1);
-  return tiles < 100 ? GemmTile::k128 : GemmTile::k256;
+GemmTile TileFor(const GemmProblem& problem, GemmLayout layout) {
+  GemmShape shape{problem.d.rows, problem.d.cols,
+                  layout == GemmLayout::kTN ? problem.a.rows : problem.a.cols, problem.batch,
+                  problem.symmetric};
+  const int64_t tiles = ((shape.rows + 127) / 128) * ((shape.cols + 255) / 256) * shape.batch;
+  if (tiles > kTilesMax) return GemmTile::k256;
+  GemmTile best = GemmTile::k256;
+  int64_t cycles = 0;
+  for (const GemmTile tile : kGemmTiles) {
+    const int64_t expected = MakeSchedule({&shape, 1}, Columns(tile), kClusters).cycles;
+    if (cycles == 0 || expected < cycles) {
+      best = tile;
+      cycles = expected;
+    }
+  }
+  return best;
 }
 
 }  // namespace dmuond::kernels::cuda

@@ -153,7 +153,7 @@ int64_t RunCase(const Case& c) {
       again.buffer.Fill(run % 2 == 0 ? 0x55 : 0xFF);
       const GemmProblem p = problem(0, c.batch, again);
       GemmOptions other = options;
-      if (run == 1) other.tile = tile == GemmTile::k256 ? GemmTile::kTwin128 : GemmTile::k256;
+      if (run == 1) other.tile = tile == GemmTile::k256 ? GemmTile::k128 : GemmTile::k256;
       const auto repeat = Gemm::Create({&p, 1}, other, &error);
       CUDA_CHECK(repeat->Launch(nullptr));
       CUDA_CHECK(repeat->Launch(nullptr, true));
