@@ -173,7 +173,15 @@ absl::Status CudaOps::Sum(Stream& stream, std::span<const SumTask> tasks) {
         CudaStatus(LaunchSum(CudaStream::Of(stream), type, passes), "an ordered sum");
     if (!status.ok()) return status;
   }
-  return absl::OkStatus();
+  // The same kernel as SumsOfSquares, so the same bits; it finds most of what was stored in L2.
+  squares_.clear();
+  for (const SumTask& task : tasks) {
+    if (task.squares == nullptr || Elements(task.dst) == 0) continue;
+    squares_.push_back(
+        {reinterpret_cast<const float*>(task.dst.data), Elements(task.dst), 0, task.squares});
+  }
+  if (squares_.empty()) return absl::OkStatus();
+  return CudaStatus(LaunchSquares(CudaStream::Of(stream), squares_), "squares of sums");
 }
 
 }  // namespace dmuond::kernels::cuda

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,7 +60,6 @@ CudaDevice::CudaDevice(const Driver& driver, CUdevice device, size_t granularity
       device_(device),
       granularity_(granularity),
       description_(std::move(description)),
-      events_(std::make_shared<EventPool>()),
       ops_(driver) {}
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal) {
@@ -115,11 +115,12 @@ absl::StatusOr<std::unique_ptr<Mapping>> CudaDevice::AllocateHost(size_t bytes) 
   const absl::Status status = CudaStatus(cudaHostAlloc(&data, bytes, cudaHostAllocMapped),
                                          absl::StrCat("cudaHostAlloc of ", bytes, " bytes"));
   if (!status.ok()) return status;
+  std::memset(data, 0, bytes);
   return std::make_unique<RuntimeMemory>(data, bytes, cudaFreeHost);
 }
 
-absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream() {
-  return CudaStream::Create(events_);
-}
+absl::StatusOr<std::unique_ptr<Stream>> CudaDevice::CreateStream() { return CudaStream::Create(); }
+
+absl::StatusOr<std::unique_ptr<Event>> CudaDevice::CreateEvent() { return CudaEvent::Create(); }
 
 }  // namespace dmuond::kernels::cuda

@@ -8,16 +8,12 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/device.h"
 
 namespace dmuond::kernels::cuda {
-
-// Idle events, for streams to record.
-class EventPool;
 
 // Threads: one thread, the lane's dispatching one, for the device, its streams, events and ops.
 // Streams and events may outlive the device.
@@ -34,6 +30,7 @@ class CudaDevice final : public Device {
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateHost(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
+  absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override;
   [[nodiscard]] Ops& ops() override { return ops_; }
 
  private:
@@ -43,7 +40,6 @@ class CudaDevice final : public Device {
   const CUdevice device_;
   const size_t granularity_;
   const std::string description_;
-  std::shared_ptr<EventPool> events_;
   CudaOps ops_;
 };
 

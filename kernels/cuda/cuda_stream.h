@@ -5,36 +5,36 @@
 #include <cuda_runtime.h>
 
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include "kernels/device.h"
 
 namespace dmuond::kernels::cuda {
 
-// Idle events: recording costs no allocation of the driver's once there are enough. Threads: one.
-class EventPool {
+class CudaEvent final : public Event {
  public:
-  EventPool() = default;
-  ~EventPool();
-  EventPool(const EventPool&) = delete;
-  EventPool& operator=(const EventPool&) = delete;
+  static absl::StatusOr<std::unique_ptr<Event>> Create();
+  ~CudaEvent() override;
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
 
-  absl::StatusOr<cudaEvent_t> Take();
-  void Return(cudaEvent_t event) { idle_.push_back(event); }
+  absl::StatusOr<bool> Done() override;
+
+  // REQUIRES: an event of a CudaDevice.
+  static cudaEvent_t Of(Event& event) { return static_cast<CudaEvent&>(event).event_; }
 
  private:
-  std::vector<cudaEvent_t> idle_;
+  explicit CudaEvent(cudaEvent_t event) : event_(event) {}
+  cudaEvent_t event_;
 };
 
 class CudaStream final : public Stream {
  public:
-  static absl::StatusOr<std::unique_ptr<Stream>> Create(std::shared_ptr<EventPool> events);
+  static absl::StatusOr<std::unique_ptr<Stream>> Create();
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 
-  absl::StatusOr<std::unique_ptr<Event>> Record() override;
+  absl::Status Record(Event& event) override;
   absl::Status WaitFor(Event& event) override;
   absl::Status Synchronize() override;
 
@@ -42,11 +42,8 @@ class CudaStream final : public Stream {
   static cudaStream_t Of(Stream& stream) { return static_cast<CudaStream&>(stream).stream_; }
 
  private:
-  CudaStream(cudaStream_t stream, std::shared_ptr<EventPool> events)
-      : stream_(stream), events_(std::move(events)) {}
-
+  explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
   cudaStream_t stream_;
-  std::shared_ptr<EventPool> events_;
 };
 
 }  // namespace dmuond::kernels::cuda

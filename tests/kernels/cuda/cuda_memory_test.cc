@@ -93,18 +93,20 @@ TEST_F(CudaMemory, EventsOrderStreams) {
   const auto other = *gpu_->CreateStream();
   const auto scratch = *gpu_->AllocateScratch(kBytes * 16);
   const auto host = *gpu_->AllocateHost(kBytes * 16);
-  std::memset(host->data(), 0, host->size());
   const StridedBox box{scratch->data(), DType::kF32, 1, {static_cast<int64_t>(kBytes * 4)}, {1}};
+  const auto filled = *gpu_->CreateEvent();
+  const auto copied = *gpu_->CreateEvent();
+  EXPECT_TRUE(*filled->Done());
   for (int round = 1; round <= 20; ++round) {
     const auto value = static_cast<float>(round);
     ASSERT_TRUE(gpu_->ops().Fill(*gpu_stream_, box, value).ok());
-    const auto filled = *gpu_stream_->Record();
+    ASSERT_TRUE(gpu_stream_->Record(*filled).ok());
     ASSERT_TRUE(other->WaitFor(*filled).ok());
     ASSERT_TRUE(
         gpu_->ops()
             .Copy(*other, Bytes(host->data(), host->size()), Bytes(scratch->data(), host->size()))
             .ok());
-    const auto copied = *other->Record();
+    ASSERT_TRUE(other->Record(*copied).ok());
     while (!*copied->Done()) {
     }
     EXPECT_TRUE(*filled->Done());

@@ -43,6 +43,28 @@ TEST_F(StateOps, SumsOfSquaresMatchWhereverATensorIsCut) {
   EXPECT_FALSE(std::isfinite(got[0]));
 }
 
+TEST_F(StateOps, SquaresOfASumAreThoseOfItsResult) {
+  const int64_t elements = 2 * kNormBlock + 4321;
+  const Floats a = RandomValues(elements, random_);
+  const Floats b = RandomValues(elements, random_);
+  const Twin gpu_a = Put(a), gpu_b = Put(b), dst = Put(a);
+  const auto sums = *gpu_->AllocateHost(8 * sizeof(double));
+  auto* const got = reinterpret_cast<double*>(sums->data());
+  const auto box = [&](const Twin& twin) {
+    return StridedBox{twin.data(), DType::kF32, 1, {elements}, {1}};
+  };
+  const std::vector<StridedBox> sources = {box(gpu_a), box(gpu_b)};
+  const SumTask task{box(dst), sources, {}, 0.5F, got};
+  ASSERT_TRUE(gpu_->ops().Sum(*gpu_stream_, {&task, 1}).ok());
+  const NormTask norm{dst.as<float>(), elements, 0, got + 4};
+  ASSERT_TRUE(gpu_->ops().SumsOfSquares(*gpu_stream_, {&norm, 1}).ok());
+  Synchronize();
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_GT(got[i], 0);
+    EXPECT_EQ(got[i], got[4 + i]) << i;
+  }
+}
+
 UpdateScalars AdamScalars(int step) {
   UpdateScalars s;
   s.learning_rate = 1e-3 * (1 + step);
