@@ -6,10 +6,12 @@
 //
 // DMUOND_TEST_SEED=N replays the schedule of one random run; a failure prints its N.
 #include <cstdlib>
+#include <latch>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -71,13 +73,16 @@ constexpr std::pair<int32_t, StateKind> kStates[] = {
 // One trainer's life. `disturbed`: with a disagreement and a withdrawal, which change nothing.
 class Trainer {
  public:
-  Trainer(int32_t rank, bool disturbed) : rank_(rank), disturbed_(disturbed) {}
+  // `pending`: rank 0 has handed step 3 in, and nobody else has.
+  Trainer(int32_t rank, bool disturbed, std::latch& pending)
+      : rank_(rank), disturbed_(disturbed), pending_(pending) {}
 
   // A trainer that fails is gone at once: the other one hears of it instead of waiting.
   void Live(const std::string& address) {
     const absl::Status status = Train(address);
     EXPECT_TRUE(status.ok()) << "rank " << rank_ << ": " << status;
     session_.reset();
+    SayPending();
   }
   [[nodiscard]] const State& state() const { return state_; }
 
@@ -125,9 +130,11 @@ class Trainer {
     SubmitOptions options;
     options.withdraw = disturbed_ && step == 5 && rank_ == 0;
     // By SubmitStep and WaitStep apart.
-    if (step == 3) options.wait = std::chrono::milliseconds(0);
+    if (step == 3 && rank_ == 0) options.wait = std::chrono::milliseconds(0);
+    if (step == 3 && rank_ != 0) pending_.wait();
     absl::StatusOr<Outcome> outcome =
         session_->Step(Scalars(0.01 * static_cast<double>(step)), options);
+    if (step == 3) SayPending();
     if (outcome.ok() && outcome->kind == Outcome::Kind::kPending) outcome = session_->Wait();
     if (!outcome.ok()) return outcome.status();
     if (outcome->kind != Outcome::Kind::kCommitted) {
@@ -135,6 +142,9 @@ class Trainer {
     }
     state_.steps.push_back(outcome->step);
     return session_->WaitPublished();
+  }
+  void SayPending() {
+    if (rank_ == 0 && !std::exchange(said_, true)) pending_.count_down();
   }
   absl::Status DoubleMomentum() {
     auto momentum = session_->Pull(kMatrix, StateKind::kMomentum);
@@ -147,6 +157,8 @@ class Trainer {
 
   const int32_t rank_;
   const bool disturbed_;
+  std::latch& pending_;
+  bool said_ = false;
   std::unique_ptr<Session> session_;
   State state_;
 };
@@ -175,8 +187,11 @@ class ExactlyOnceTest : public ::testing::Test {
   }
 
   static std::vector<State> Run(const std::vector<std::string>& addresses, bool disturbed) {
+    std::latch pending(1);
     std::vector<Trainer> trainers;
-    for (int32_t rank = 0; rank < kWorld; ++rank) trainers.emplace_back(rank, disturbed);
+    for (int32_t rank = 0; rank < kWorld; ++rank) {
+      trainers.emplace_back(rank, disturbed, pending);
+    }
     OnEveryRank(kWorld, [&](int32_t rank) { trainers[rank].Live(addresses[rank]); });
     std::vector<State> states;
     for (const Trainer& trainer : trainers) states.push_back(trainer.state());
