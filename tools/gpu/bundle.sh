@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Collects the GPU checks and benchmarks of a CUDA build into one relocatable folder, with the
+# Builds the GPU checks and benchmarks and collects them in one relocatable folder, with the
 # libraries that the target may lack.
-#   tools/gpu/bundle [build/cuda] [.bundle]
+#   ./dev bundle [OUT]      default: .bundle
 # The target machine needs a driver and, for the comparison column, libcublasLt.so.13.
 set -euo pipefail
-build=${1:-build/cuda}
-out=${2:-.bundle}
-here=$(dirname "$0")
+cd "$(dirname "$0")/../.."
+build=build/cuda
+out=${1:-.bundle}
 programs=(cuda_device_test gemm_check muon_check symmetric_gemm_bench muon_update_bench pass_bench)
+[ -f "$build/CMakeCache.txt" ] || cmake --preset cuda
+cmake --build "$build" --target "${programs[@]}"
 rm -rf "$out"
 mkdir -p "$out/lib"
 for program in "${programs[@]}"; do
@@ -17,5 +19,5 @@ for program in "${programs[@]}"; do
     xargs -r cp -Lu -t "$out/lib"
 done
 strip "$out"/lib/* 2> /dev/null || true
-cp "$here/run" "$out/"
+cp tools/gpu/run "$out/"
 du -sh "$out"
