@@ -129,7 +129,14 @@ struct Decision {
   std::string refuse_reason;   // kRefuse: "SCALARS_DIFFER", "PUSH_DIFFERS"
   std::string refuse_message;  // names the field, two ranks and both values
 };
-using CoordinatorAction = std::variant<OpenAttempt, Go, Decision, Begun>;
+// A rank counts as dead, whatever its process does: it has not submitted this attempt in time. Its
+// daemon ends its session, unless that began with a later attempt.
+struct Expel {
+  TrainerRank rank;
+  Attempt attempt;
+  std::string detail;
+};
+using CoordinatorAction = std::variant<OpenAttempt, Go, Decision, Begun, Expel>;
 
 }  // namespace dmuond::scheduler
 

@@ -315,18 +315,54 @@ std::vector<CoordinatorAction> StepCoordinator::OnLost(TimePoint /*now*/, Outcom
   return Abort(reason, detail, /*retry=*/false);
 }
 
+std::vector<CoordinatorAction> StepCoordinator::OnRankGone(TimePoint now, TrainerRank rank,
+                                                           uint64_t incarnation,
+                                                           const std::string& detail) {
+  if (incarnation < incarnations_[rank]) return {};
+  if (!lost_ && options_.session_linger.count() == 0) {
+    return OnLost(now, OutcomeReason::kTrainerMissing, detail);
+  }
+  const auto [gone, first] = gone_.try_emplace(rank, Gone{incarnation, now, detail});
+  gone->second.incarnation = std::max(gone->second.incarnation, incarnation);
+  if (!first) return {};
+  // Whoever replaces it all the same hears of the loss as the others do.
+  if (lost_) return Abort(lost_->reason, lost_->detail, /*retry=*/false);
+  return Abort(OutcomeReason::kTrainerMissing, absl::StrCat(detail, "; its replacement may come"),
+               /*retry=*/true);
+}
+
+void StepCoordinator::OnRankBack(TimePoint now, TrainerRank rank, uint64_t incarnation) {
+  uint64_t& newest = incarnations_[rank];
+  newest = std::max(newest, incarnation);
+  const auto gone = gone_.find(rank);
+  if (gone == gone_.end() || gone->second.incarnation >= incarnation) return;
+  gone_.erase(gone);
+  if (try_.first) try_.first_at = now;
+}
+
 std::vector<CoordinatorAction> StepCoordinator::OnTick(TimePoint now) {
+  for (const auto& [rank, gone] : gone_) {
+    if (lost_ || now - gone.since < options_.session_linger) continue;
+    return OnLost(now, OutcomeReason::kTrainerMissing,
+                  absl::StrCat(gone.detail, ", and no replacement came within ",
+                               options_.session_linger.count(), " ms"));
+  }
   if (!try_.first) return {};
   if (!AllSubmitted()) {
     if (now - try_.first_at < options_.step_timeout) return {};
     std::vector<TrainerRank> missing;
     for (int32_t rank = 0; rank < static_cast<int32_t>(held_.size()); ++rank) {
-      if (!try_.submissions.contains(TrainerRank(rank))) missing.emplace_back(rank);
+      const TrainerRank asked(rank);
+      if (!try_.submissions.contains(asked) && !gone_.contains(asked)) missing.push_back(asked);
     }
-    return Abort(OutcomeReason::kTrainerMissing,
-                 absl::StrCat("no step from ", Listed("rank", missing), " within ",
-                              options_.step_timeout.count(), " ms of the first"),
-                 /*retry=*/false);
+    if (missing.empty()) return {};
+    const std::string detail = absl::StrCat("no step from ", Listed("rank", missing), " within ",
+                                            options_.step_timeout.count(), " ms of the first");
+    Actions actions;
+    for (const TrainerRank rank : missing) actions.emplace_back(Expel{rank, open_.attempt, detail});
+    Actions aborted = Abort(OutcomeReason::kTrainerMissing, detail, /*retry=*/true);
+    std::move(aborted.begin(), aborted.end(), std::back_inserter(actions));
+    return actions;
   }
   if (now - try_.last_at < options_.step_timeout) return {};
   std::vector<NodeRank> missing;
@@ -354,7 +390,7 @@ std::vector<CoordinatorAction> StepCoordinator::DecideStep() {
   Decision decision = Blank(Verdict::kCommit);
   decision.absent = Absent();
   const std::vector<bool> active = ActiveUnits(inputs_.layout, plan_, decision.absent);
-  auto total = TotalNorm(inputs_.layout, plan_, active, std::move(try_.norms));
+  auto total = TotalNorm(inputs_.layout, plan_, active, try_.norms);
   if (!total.ok()) {
     return Abort(OutcomeReason::kLaneLost, std::string(total.status().message()), /*retry=*/false);
   }

@@ -24,6 +24,7 @@ namespace dmuond::scheduler {
 
 struct CoordinatorOptions {
   std::chrono::milliseconds step_timeout{600'000};  // a rank without submit, after the first one
+  std::chrono::milliseconds session_linger{0};      // of a dead rank's place, for a replacement
   int32_t skips_max = 50;                           // in a row; then steps are aborted, no retry
 };
 
@@ -55,21 +56,36 @@ class StepCoordinator {
                                                       uint64_t plan_digest,
                                                       const std::vector<UnitNorm>& norms,
                                                       const std::string& error);
-  // Whoever is gone makes the open attempt impossible: it aborts, naming them. retry: false until
-  // somebody can take the place. From then on every submission is answered by the same outcome
-  // under its own attempt (each ends it and opens the next one), so nobody waits for the lost one;
-  // a job that goes on is a new machine. A second loss changes nothing.
+  // Whoever is gone for good makes the open attempt impossible: it aborts, naming them. retry:
+  // false until somebody can take the place. From then on every submission is answered by the same
+  // outcome under its own attempt (each ends it and opens the next one), so nobody waits for the
+  // lost one; a job that goes on is a new machine. A second loss changes nothing.
   [[nodiscard]] std::vector<CoordinatorAction> OnLost(TimePoint now, OutcomeReason reason,
                                                       const std::string& detail);
-  // Timeouts. Call at least every 100 ms while an attempt has submissions. Aborts without retry
-  // when step_timeout has passed since the first submission and a rank is missing (named), or since
-  // the last one and a node's vote is.
+  // A trainer died. The open attempt aborts for a retry, which waits for a replacement: OnRankBack
+  // within session_linger, else the loss is for good, as OnLost. News of an incarnation of the rank
+  // that has a successor already is ignored.
+  [[nodiscard]] std::vector<CoordinatorAction> OnRankGone(TimePoint now, TrainerRank rank,
+                                                          uint64_t incarnation,
+                                                          const std::string& detail);
+  // A trainer has attached; if it is a replacement, it has a whole step_timeout to submit.
+  void OnRankBack(TimePoint now, TrainerRank rank, uint64_t incarnation);
+  [[nodiscard]] bool lost() const { return lost_.has_value(); }
+  // Timeouts. Call at least every 100 ms. When step_timeout has passed since the first submission,
+  // ranks that are missing without being known as dead are expelled, and the attempt aborts for a
+  // retry; without retry when it has passed since the last submission and a node's vote is missing.
   [[nodiscard]] std::vector<CoordinatorAction> OnTick(TimePoint now);
 
  private:
   // A job that somebody left for good: why.
   struct Loss {
     OutcomeReason reason = OutcomeReason::kNone;
+    std::string detail;
+  };
+  // A rank whose place waits for a replacement.
+  struct Gone {
+    uint64_t incarnation = 0;
+    TimePoint since;
     std::string detail;
   };
   // What two ranks disagree on.
@@ -122,6 +138,8 @@ class StepCoordinator {
   StepId last_committed_;
   int32_t skips_in_a_row_ = 0;
   std::optional<Loss> lost_;
+  std::map<TrainerRank, Gone> gone_;
+  std::map<TrainerRank, uint64_t> incarnations_;  // newest that has attached
   Try try_;
   Attempt publishing_;  // the last committed attempt; its weights may still cross the rails
   RailGate publish_;

@@ -83,10 +83,15 @@ absl::StatusOr<wire::UniqueFd> Listen(const AttachServer::Options& options) {
 
 }  // namespace
 
+bool Runs(const std::shared_ptr<const wire::UniqueFd>& process) {
+  if (process == nullptr) return false;
+  pollfd polled{process->get(), POLLIN, 0};
+  return ::poll(&polled, 1, 0) == 0;
+}
+
 struct AttachServer::Connection {
   AttachPeer peer;
   wire::UniqueFd socket;
-  wire::UniqueFd pidfd;
   std::string nonce;  // empty: claimed
   Clock::time_point claim_deadline;
 };
@@ -206,7 +211,8 @@ void AttachServer::FillRound(Round& round) {
     // Claim() clears a nonce without waking the thread: then it wakes once for nothing.
     if (!connection->nonce.empty()) wake_at = std::min(wake_at, connection->claim_deadline);
     round.connections.push_back(connection);
-    for (const int fd : {connection->socket.get(), connection->pidfd.get()}) {
+    const int process = connection->peer.process == nullptr ? -1 : connection->peer.process->get();
+    for (const int fd : {connection->socket.get(), process}) {
       if (fd < 0) continue;
       round.polled.push_back({fd, POLLIN, 0});
       round.connection_of.push_back(round.connections.size() - 1);
@@ -316,7 +322,7 @@ void AttachServer::Welcome(wire::UniqueFd socket) {
   v1::AttachFrame frame;
   frame.mutable_welcome()->set_nonce(*nonce);
   auto connection = std::make_shared<Connection>();
-  connection->pidfd = PeerPidFd(socket.get(), peer.pid);
+  wire::UniqueFd process = PeerPidFd(socket.get(), peer.pid);
   connection->nonce = *nonce;
   connection->claim_deadline = Clock::now() + options_.claim_timeout;
   {
@@ -327,6 +333,9 @@ void AttachServer::Welcome(wire::UniqueFd socket) {
       return;
     }
     connection->peer = {.id = AttachId(next_id_++), .pid = peer.pid, .uid = peer.uid};
+    if (process.valid()) {
+      connection->peer.process = std::make_shared<const wire::UniqueFd>(std::move(process));
+    }
     connection->socket = std::move(socket);
     connections_.emplace(connection->peer.id, connection);
     nonces_.emplace(*std::move(nonce), connection->peer.id);

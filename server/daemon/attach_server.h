@@ -41,7 +41,11 @@ struct AttachPeer {
   AttachId id;
   pid_t pid = 0;  // 0: in a pid namespace that the daemon does not see
   uid_t uid = 0;
+  std::shared_ptr<const wire::UniqueFd> process;  // pidfd; null where the process is not seen
 };
+
+// Whether a process that a pidfd names still runs; a null one is taken for ended.
+[[nodiscard]] bool Runs(const std::shared_ptr<const wire::UniqueFd>& process);
 
 class AttachServer {
  public:

@@ -1,6 +1,7 @@
 #include "server/daemon/coordinator.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -29,6 +30,10 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
     } else if (const auto* begun = std::get_if<scheduler::Begun>(&action)) {
       addressed.node = begun->node.value();
       *addressed.message.mutable_submitted() = ToProto(begun->submission);
+    } else if (const auto* expel = std::get_if<scheduler::Expel>(&action)) {
+      addressed.message.mutable_expel()->set_rank(expel->rank.value());
+      addressed.message.mutable_expel()->set_attempt(expel->attempt.value());
+      addressed.message.mutable_expel()->set_detail(expel->detail);
     } else {
       *addressed.message.mutable_decision() = ToProto(std::get<scheduler::Decision>(action));
     }
@@ -55,6 +60,12 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
       return OnRegistration(now, from, message.registration());
     case Kind::kRankGone:
       return OnRankGone(now, from, message.rank_gone());
+    case Kind::kRankAttached:
+      if (job_ != nullptr && job_->steps != nullptr) {
+        job_->steps->OnRankBack(now, scheduler::TrainerRank(message.rank_attached().rank()),
+                                message.rank_attached().incarnation());
+      }
+      return {};
     case Kind::kPlanReady:
       return OnPlanReady(message.plan_ready());
     case Kind::kRendezvous:
@@ -231,7 +242,12 @@ AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1:
   }
   job_->open_ranks.erase(open);
   if (job_->plan == nullptr) job_->registrations.erase(gone.rank());
-  if (job_->open_ranks.empty()) return EndJob("every rank has left");
+  const bool stays = !gone.closed() && job_->steps != nullptr && !job_->steps->lost();
+  if (job_->open_ranks.empty() && !stays) return EndJob("every rank has left");
+  if (!gone.closed() && job_->steps != nullptr) {
+    return Broadcast(job_->steps->OnRankGone(now, scheduler::TrainerRank(gone.rank()),
+                                             gone.incarnation(), gone.detail()));
+  }
   return Lost(now, scheduler::OutcomeReason::kTrainerMissing, gone.detail());
 }
 
@@ -262,8 +278,13 @@ AddressedMessages Coordinator::OnTick(TimePoint now) {
         absl::StrCat("job '", job_->name, "': of ", job_->world_size,
                      " ranks these have not registered in time: ", absl::StrJoin(missing, ", "))));
   }
-  if (job_->steps != nullptr) return Broadcast(job_->steps->OnTick(now));
-  return {};
+  if (job_->steps == nullptr) return {};
+  AddressedMessages out = Broadcast(job_->steps->OnTick(now));
+  if (job_->steps->lost() && job_->open_ranks.empty()) {
+    AddressedMessages ended = EndJob("every rank has died, and no replacement came in time");
+    std::move(ended.begin(), ended.end(), std::back_inserter(out));
+  }
+  return out;
 }
 
 AddressedMessages Coordinator::EndJob(const std::string& why) {

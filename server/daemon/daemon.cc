@@ -152,6 +152,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
     }
     case Kind::kDecision:
       return HandleDecision(message.decision());
+    case Kind::kExpel:
+      return HandleExpel(message.expel());
     case Kind::kJobEnded:
       if (job_ != nullptr && job_->name == message.job_ended().job()) {
         EndJob(message.job_ended().why());

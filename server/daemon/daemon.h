@@ -158,12 +158,18 @@ class Daemon {
   absl::Status StartLane(int32_t lane_index, const scheduler::Plan& plan) DMUOND_REQUIRES(mutex_);
   void HandleRefused(const v1::RegistrationRefused& refused) DMUOND_REQUIRES(mutex_);
   void HandleOpen(const v1::OpenAttempt& open) DMUOND_REQUIRES(mutex_);
+  void HandleExpel(const v1::ExpelRank& expel) DMUOND_REQUIRES(mutex_);
   void HandleDecision(const v1::Decision& decision) DMUOND_REQUIRES(mutex_);
   void HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published)
       DMUOND_REQUIRES(mutex_);
   void EndJob(const std::string& why) DMUOND_REQUIRES(mutex_);
   void ForgetDenied(uint64_t id) DMUOND_REQUIRES(mutex_);
   void RemoveSession(uint64_t id, bool closed, const std::string& detail) DMUOND_REQUIRES(mutex_);
+  // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
+  absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
+                               const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  absl::Status CheckReplacement(const Session& session, const v1::Registration& registration)
+      DMUOND_REQUIRES(mutex_);
   absl::Status CheckArenas(const Session& session, const v1::AttachBuffersRequest& request)
       DMUOND_REQUIRES(mutex_);
   absl::StatusOr<scheduler::StepAnswer> Submit(Session& session,

@@ -76,6 +76,38 @@ absl::Status CheckOpenSession(const v1::OpenSessionRequest& request, const Daemo
 
 }  // namespace
 
+absl::Status Daemon::WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
+                                     const Cancelled& cancelled) {
+  // A launcher may be faster than the news of its child's end.
+  constexpr std::chrono::seconds kNewsTravel{1};
+  const auto now = std::chrono::steady_clock::now();
+  absl::StatusOr<bool> gone = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        if (job_ == nullptr || job_->name != request.job()) return true;
+        return std::none_of(sessions_.begin(), sessions_.end(),
+                            [&](const auto& entry) { return entry.second.rank == request.rank(); });
+      },
+      now + kNewsTravel, cancelled);
+  if (!gone.ok()) return gone.status();
+  const auto vacancy = [&]() DMUOND_REQUIRES(mutex_) -> const Vacancy* {
+    if (job_ == nullptr) return nullptr;
+    const auto found = job_->vacancies.find(request.rank());
+    return found == job_->vacancies.end() || found->second.pid == successor ? nullptr
+                                                                            : &found->second;
+  };
+  gone = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        const Vacancy* left = vacancy();
+        return left == nullptr || !Runs(left->process);
+      },
+      now + options_.coordinator.register_timeout, cancelled);
+  if (!gone.ok()) return gone.status();
+  if (*gone) return absl::OkStatus();
+  return Error(absl::StatusCode::kUnavailable, "PREDECESSOR_RUNS",
+               absl::StrCat("the last trainer of rank ", request.rank(), " (pid ", vacancy()->pid,
+                            ") has lost its session, but its process still runs: end it first"));
+}
+
 absl::StatusOr<v1::HelloReply> Daemon::Hello(const v1::HelloRequest& request) {
   if (request.version_min() > kProtocolVersion || request.version_max() < kProtocolVersion) {
     return Error(absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
@@ -130,6 +162,9 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
                  absl::StrCat("the group of ", options_.nodes,
                               " daemons has not formed; `dmuonctl status` says who is missing"));
   }
+  if (absl::Status vacant = WaitUntilVacant(request, peer.pid, cancelled); !vacant.ok()) {
+    return vacant;
+  }
   if (draining_) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
@@ -151,6 +186,15 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
         absl::StrCat("rank ", request.rank(), " of job '", request.job(),
                      "' has a live session already (pid ", session.pid, ", ", session.client, ")"));
   }
+  if (job_ != nullptr && job_->plan != nullptr) {
+    const int32_t home = job_->inputs->layout.trainers[request.rank()].node.value();
+    if (home != options_.node) {
+      return Error(
+          absl::StatusCode::kFailedPrecondition, "RANK_MOVED",
+          absl::StrCat("rank ", request.rank(), " of job '", request.job(), "' belongs to node ",
+                       home, ", this is node ", options_.node, ": start its replacement there"));
+    }
+  }
   const bool has_state = job_ != nullptr && job_->has_state;
   if (has_state && request.resume() != v1::OpenSessionRequest::RESUME_IF_PRESENT &&
       request.resume() != v1::OpenSessionRequest::RESUME_REQUIRE) {
@@ -165,13 +209,12 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
                  absl::StrCat("job '", request.job(), "' has no state to resume from"));
   }
   if (job_ != nullptr && !job_->failed.ok()) return job_->failed;
-  if (has_state) {
-    // Every rank has pushed to make the state: this one has left since.
-    return Error(
-        absl::StatusCode::kUnavailable, "TRAINER_LOST",
-        absl::StrCat("rank ", request.rank(), " has left job '", request.job(), "' at step ",
-                     job_->steps->last_committed().value(),
-                     "; this version cannot take it back: end the other ranks, and start anew"));
+  if (has_state && !job_->vacancies.contains(request.rank())) {
+    // Every rank has pushed to make the state: this one has closed its session since.
+    return Error(absl::StatusCode::kUnavailable, "TRAINER_LOST",
+                 absl::StrCat("rank ", request.rank(), " has left job '", request.job(),
+                              "' at step ", job_->steps->last_committed().value(),
+                              ": a job ends when a rank closes its session"));
   }
 
   if (job_ == nullptr) {
@@ -186,6 +229,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   session.incarnation = ++incarnations_[request.rank()];
   session.attach = peer.id;
   session.pid = peer.pid;
+  session.process = peer.process;
   session.client = request.client();
   session.rank = request.rank();
   session.home_lane =
@@ -212,6 +256,13 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   reply.set_incarnation(session.incarnation);
   reply.set_job_incarnation(job_ == nullptr ? 0 : job_->wire.job_incarnation());
   reply.set_has_state(has_state);
+  if (job_->steps.has_value()) {
+    reply.set_last_committed_step(job_->steps->last_committed().value());
+  }
+  if (const auto kept = job_->trainer_states.find(session.rank);
+      kept != job_->trainer_states.end()) {
+    reply.set_trainer_state(kept->second.bytes);
+  }
   reply.set_step_timeout_ms(options_.step_timeout.count());
   session.request = request.SerializeAsString();
   session.opened = reply;
@@ -244,6 +295,10 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   absl::Status valid = scheduler::Validate(*parsed);
   if (valid.ok()) valid = CheckGroups(registration);
   if (!valid.ok()) return WithReason(valid, "LAYOUT_INVALID");
+  if (job_->plan != nullptr && session->state == Session::State::kOpen) {
+    absl::Status same = CheckReplacement(*session, registration);
+    if (!same.ok()) return same;
+  }
 
   const int64_t refusals = session->refusals;
   if (session->state == Session::State::kOpen) {
@@ -302,6 +357,39 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   reply.set_lower_bound_us(job_->plan->quality.lower_bound_us);
   reply.set_imbalance(job_->plan->quality.imbalance);
   return reply;
+}
+
+absl::Status Daemon::CheckReplacement(const Session& session,
+                                      const v1::Registration& registration) {
+  const v1::Registration& before = job_->wire.registrations(session.rank);
+  const auto differs = [&](const std::string& what) {
+    return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
+                 absl::StrCat("rank ", session.rank, " replaces a trainer of job '", job_->name,
+                              "' but registers another ", what));
+  };
+  if (before.parameters_size() != registration.parameters_size()) {
+    return differs(absl::StrCat("number of parameters: ", registration.parameters_size(),
+                                ", before ", before.parameters_size()));
+  }
+  for (int i = 0; i < before.parameters_size(); ++i) {
+    const v1::Parameter& was = before.parameters(i);
+    const v1::Parameter& is = registration.parameters(i);
+    if (was.SerializeAsString() == is.SerializeAsString()) continue;
+    return differs(absl::StrCat("parameter ", i, ": {", is.ShortDebugString(), "}, before {",
+                                was.ShortDebugString(), "}"));
+  }
+  const auto text = [](const auto& messages) {
+    std::string all;
+    for (const auto& message : messages) absl::StrAppend(&all, message.ShortDebugString(), ";");
+    return all;
+  };
+  if (text(before.fragments()) != text(registration.fragments())) return differs("set of boxes");
+  if (text(before.groups()) != text(registration.groups())) return differs("set of groups");
+  if (before.bucket_bytes() != registration.bucket_bytes()) {
+    return differs(absl::StrCat("bucket_bytes: ", registration.bucket_bytes(), ", before ",
+                                before.bucket_bytes()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::CheckArenas(const Session& session, const v1::AttachBuffersRequest& request) {
@@ -423,8 +511,12 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   absl::StatusOr<bool> ready = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
-        return !found.ok() || (*found)->refusals > refusals || !JobFailure().ok() ||
-               job_->steps.has_value();
+        if (!found.ok() || (*found)->refusals > refusals || !JobFailure().ok()) return true;
+        if (!job_->steps.has_value()) return false;
+        // A replacement joins the attempt after the one that its predecessor's death has ended.
+        const auto vacancy = job_->vacancies.find((*found)->rank);
+        return vacancy == job_->vacancies.end() ||
+               job_->steps->open().attempt > vacancy->second.attempt;
       },
       deadline, cancelled);
   if (!ready.ok()) return ready.status();
@@ -435,6 +527,11 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
                  "not every node's lanes were ready in time");
   }
+  // What is being published still goes to the memory that the lanes have mapped now.
+  absl::Status published = WaitUntilPublished(cancelled);
+  if (!published.ok()) return published;
+  found = Find(request.key());
+  if (!found.ok()) return found.status();
   session = *found;
 
   const auto buckets = static_cast<uint32_t>(job_->plan->buckets);
@@ -497,6 +594,18 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   session = *found;
   if (!session->attach_error.ok()) return session->attach_error;
   session->state = Session::State::kAttached;
+  session->first_attempt = job_->steps->open().attempt;
+  job_->vacancies.erase(session->rank);
+  if (job_->has_state) {
+    v1::LaneCommand republish;
+    republish.mutable_republish()->set_attempt(job_->steps->open().attempt.value() - 1);
+    republish.mutable_republish()->add_ranks(session->rank);
+    ToLanes(republish);
+  }
+  v1::MemberMessage told;
+  told.mutable_rank_attached()->set_rank(session->rank);
+  told.mutable_rank_attached()->set_incarnation(session->incarnation);
+  Tell(std::move(told));
   v1::AttachBuffersReply reply;
   reply.set_timeline_bytes(timeline_bytes);
   reply.set_next_attempt(job_->steps->open().attempt.value());
@@ -534,18 +643,30 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   if (found == sessions_.end()) return;
   const Session session = std::move(found->second);
   sessions_.erase(found);
-  if (job_ != nullptr && session.state == Session::State::kAttached) {
+  // The lanes keep what a dead trainer has: the daemon holds that memory, what is committed is
+  // published into it, and the replacement maps it again.
+  if (job_ != nullptr && session.state == Session::State::kAttached && closed) {
     v1::LaneCommand command;
     command.mutable_detach()->set_rank(session.rank);
     command.mutable_detach()->set_incarnation(session.incarnation);
     ToLanes(command);
   }
-  log::Info(closed ? "session closed" : "trainer gone",
-            {{"rank", absl::StrCat(session.rank)}, {"pid", absl::StrCat(session.pid)}});
+  if (closed) {
+    log::Info("session closed", {{"rank", session.rank}, {"pid", session.pid}});
+  } else {
+    log::Warn("trainer gone", {{"rank", session.rank}, {"pid", session.pid}, {"what", detail}});
+  }
   attach_->Close(session.attach);
   mutex_.Changed();
   if (!session.denied.ok()) return ForgetDenied(id);
-  if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
+  if (!closed && job_ != nullptr && job_->steps.has_value()) {
+    // A replacement that dies before it has attached leaves the place as it found it.
+    Vacancy& vacancy =
+        job_->vacancies.try_emplace(session.rank, Vacancy{.attempt = job_->steps->open().attempt})
+            .first->second;
+    vacancy.pid = session.pid;
+    vacancy.process = session.process;
+  } else if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
     job_->failed = Error(absl::StatusCode::kUnavailable, "TRAINER_LOST", detail);
   }
   v1::MemberMessage message;
@@ -554,6 +675,16 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   message.mutable_rank_gone()->set_detail(detail);
   message.mutable_rank_gone()->set_incarnation(session.incarnation);
   Tell(std::move(message));
+}
+
+void Daemon::HandleExpel(const v1::ExpelRank& expel) {
+  for (const auto& [id, session] : sessions_) {
+    if (session.rank != expel.rank() || session.first_attempt.value() > expel.attempt()) continue;
+    RemoveSession(id, /*closed=*/false,
+                  absl::StrCat("rank ", session.rank, " (pid ", session.pid,
+                               ") counts as dead: ", expel.detail()));
+    return;
+  }
 }
 
 void Daemon::OnAttachGone(AttachId id) {

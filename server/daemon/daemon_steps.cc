@@ -145,6 +145,7 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
   absl::StatusOr<scheduler::StepAnswer> answer = Submit(session, submission);
   if (!answer.ok()) return answer.status();
   if (answer->pending()) {
+    job_->submitted_states[session.rank] = {submission.attempt, request.trainer_state()};
     answer = Await(request.key(), submission.step, submission.attempt,
                    WaitDeadline(request.wait_ms()), cancelled);
     if (!answer.ok()) return answer.status();
@@ -292,6 +293,12 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
   if (decision->verdict == scheduler::Verdict::kCommit ||
       decision->verdict == scheduler::Verdict::kSkip) {
     job_->applied_attempt = decision->attempt.value();
+    if (decision->kind == scheduler::AttemptKind::kStep) {
+      for (auto& [rank, submitted] : job_->submitted_states) {
+        if (submitted.attempt == decision->attempt)
+          std::swap(job_->trainer_states[rank], submitted);
+      }
+    }
   }
   switch (decision->verdict) {
     case scheduler::Verdict::kCommit:
@@ -321,8 +328,12 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
 }
 
 void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published) {
-  if (job_->published_lanes.empty()) job_->publishing.Clear();
-  job_->published_lanes.insert(lane);
+  LaneState& state = job_->lanes[lane];
+  state.published_attempt = std::max(state.published_attempt, published.attempt());
+  if (published.attempt() > job_->publishing_attempt) {
+    job_->publishing_attempt = published.attempt();
+    job_->publishing.Clear();
+  }
   const v1::StepTiming& timing = published.timing();
   v1::StepTiming& slowest = job_->publishing;
   slowest.set_collect_us(std::max(slowest.collect_us(), timing.collect_us()));
@@ -339,9 +350,12 @@ void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& 
     slowest.set_copy_us(timing.copy_us());
     slowest.set_copy_bytes(timing.copy_bytes());
   }
-  if (job_->published_lanes.size() < job_->lanes.size()) return;
-  job_->published_lanes.clear();
-  job_->published_attempt = published.attempt();
+  const auto behind = std::min_element(job_->lanes.begin(), job_->lanes.end(),
+                                       [](const LaneState& a, const LaneState& b) {
+                                         return a.published_attempt < b.published_attempt;
+                                       });
+  if (behind->published_attempt <= job_->published_attempt) return;
+  job_->published_attempt = behind->published_attempt;
   job_->timing = job_->publishing;
   if (waiting_for_published_ > 0) mutex_.Changed();
 }

@@ -57,6 +57,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token) {
   options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
   options.coordinator.register_timeout = config.register_timeout;
   options.coordinator.step.step_timeout = config.step_timeout;
+  options.coordinator.step.session_linger = config.session_linger;
   options.coordinator.step.skips_max = config.skips_max;
   return options;
 }

@@ -47,6 +47,7 @@ struct Session {
   v1::OpenSessionReply opened;  // its answer
   AttachId attach{};
   pid_t pid = 0;
+  std::shared_ptr<const wire::UniqueFd> process;  // its pidfd, as AttachPeer's
   std::string client;
   int32_t rank = 0;
   int32_t home_lane = 0;
@@ -65,6 +66,20 @@ struct Session {
   std::optional<v1::AttachBuffersReply> attach_reply;
   uint64_t load_attempt = 0;  // newest whose pushed state is being brought to its owners
   bool loading = false;
+  scheduler::Attempt first_attempt;  // open when it had attached
+};
+
+// A rank of this node whose trainer died: what its replacement must wait for.
+struct Vacancy {
+  pid_t pid = 0;
+  std::shared_ptr<const wire::UniqueFd> process;  // of the dead session; it may still run
+  scheduler::Attempt attempt;                     // open when it died; ends by that
+};
+
+// What a rank gave the job to keep with a step.
+struct TrainerState {
+  scheduler::Attempt attempt;  // that it was submitted with
+  std::string bytes;
 };
 
 // One local lane of a job.
@@ -74,6 +89,7 @@ struct LaneState {
   bool gone = false;
   std::string device;
   scheduler::LaneProgram program;
+  uint64_t published_attempt = 0;  // newest that it has published
 };
 
 // The running job, as this node sees it.
@@ -91,13 +107,16 @@ struct NodeJob {
   int64_t skipped_steps = 0;
   int64_t aborted_attempts = 0;
   double gradient_norm = 0;
-  uint64_t applied_attempt = 0;       // newest that committed or was skipped
-  uint64_t published_attempt = 0;     // newest that every local lane has published
-  std::set<int32_t> published_lanes;  // of the attempt now being published
-  v1::StepTiming timing;              // of published_attempt
-  PendingState pending;               // pushed state of units owned here, until a load commits
-  uint64_t pending_attempt = 0;       // that load's
-  v1::StepTiming publishing;          // slowest lane so far of the one being published
+  uint64_t applied_attempt = 0;          // newest that committed or was skipped
+  uint64_t published_attempt = 0;        // newest that every local lane has published
+  v1::StepTiming timing;                 // of published_attempt
+  uint64_t publishing_attempt = 0;       // newest that any lane has published
+  v1::StepTiming publishing;             // slowest lane so far of publishing_attempt
+  PendingState pending;                  // pushed state of units owned here, until a load commits
+  uint64_t pending_attempt = 0;          // that load's
+  std::map<int32_t, Vacancy> vacancies;  // by rank
+  std::map<int32_t, TrainerState> submitted_states;  // by rank: of the open attempt
+  std::map<int32_t, TrainerState> trainer_states;    // by rank: of last_committed_step
 };
 
 }  // namespace dmuond::server

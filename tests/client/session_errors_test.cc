@@ -43,7 +43,7 @@ size_t OpenDescriptors() {
 class SessionErrorsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto daemon = DaemonProcess::Start();
+    auto daemon = DaemonProcess::Start({.flags = {"--session_linger=0"}});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
   }

@@ -86,9 +86,24 @@ TEST(NewtonSchulzCpu, HalfPrecisionGramFollowsThePolynomialOnEverySpectrum) {
   const NewtonSchulzConfig config = Config("dmuon", "float16");
   for (const auto& [rows, cols] : Shapes()) {
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
+      EXPECT_LT(Error(lane, config, matrix), name == "gaussian" ? 0.035 : 0.11)
+          << name << " " << rows << "x" << cols;
+      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, matrix)), 1.25)
+          << name << " " << rows << "x" << cols;
+    }
+  }
+}
+
+TEST(NewtonSchulzCpu, TwoRestartsFollowItClosely) {
+  TestLane lane(2);
+  reference::Random random(1);
+  NewtonSchulzConfig config = Config("dmuon", "float16");
+  config.restarts = {2, 4};
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{256, 256}, {384, 128}}) {
+    for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
       EXPECT_LT(Error(lane, config, matrix), name == "gaussian" ? 5e-3 : 0.03)
           << name << " " << rows << "x" << cols;
-      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, matrix)), 1.15)
+      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, matrix)), 1.13)
           << name << " " << rows << "x" << cols;
     }
   }
@@ -115,13 +130,31 @@ TEST(NewtonSchulzCpu, HalfPrecisionGramOfFewDirectionsIsAsGoodAsItsCast) {
   }
 }
 
+// What rounding loses in a direction is multiplied by all slopes since the last restart: with a
+// restart too late the small matrices of this test overflow (docs/maths.md section 3).
+TEST(NewtonSchulzCpu, HalfPrecisionGramStaysBoundedOnWideSpectra) {
+  TestLane lane(2);
+  reference::Random random(7);
+  std::uniform_real_distribution<double> exponent(-9, 0);
+  const NewtonSchulzConfig config = FindPreset("dmuon")->config.newton_schulz;
+  for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
+           {32, 2}, {2, 2}, {3, 40}, {8, 8}, {32, 32}, {64, 16}}) {
+    for (int trial = 0; trial < 300; ++trial) {
+      const auto sigma = [&](int64_t i) { return i == 0 ? 1 : std::pow(10.0, exponent(random)); };
+      const Matrix u = WithSpectrum(rows, cols, Spectrum(std::min(rows, cols), sigma), random);
+      const double largest = reference::LargestSingularValue(lane.Orthogonalise(config, u));
+      ASSERT_TRUE(largest < 1.5) << rows << "x" << cols << " trial " << trial << ": " << largest;
+    }
+  }
+}
+
 TEST(NewtonSchulzCpu, SinglePrecisionIsTheReferenceUpToItsRounding) {
   TestLane lane(2);
   reference::Random random(3);
   for (const auto& [rows, cols] : Shapes()) {
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
       EXPECT_LT(Error(lane, Config("torch", "float32"), matrix), 5e-5) << name << " " << rows;
-      EXPECT_LT(Error(lane, Config("dmuon", "float32"), matrix), name == "gaussian" ? 2e-5 : 1e-3)
+      EXPECT_LT(Error(lane, Config("dmuon", "float32"), matrix), name == "gaussian" ? 2e-4 : 1e-3)
           << name << " " << rows << "x" << cols;
     }
     const Matrix low = WithSpectrum(rows, cols, {1.0, 0.5, 0.25}, random);
@@ -152,8 +185,8 @@ TEST(NewtonSchulzCpu, ThinMatricesAndLongOnes) {
                                                                            {257, 255}}) {
     const Matrix u = Gaussian(rows, cols, random);
     // One direction, as above, where a side is one.
-    EXPECT_LT(Error(lane, Config("dmuon", "float16"), u), 6e-3) << rows << "x" << cols;
-    EXPECT_LT(Error(lane, Config("dmuon", "float32"), u), 2e-5) << rows << "x" << cols;
+    EXPECT_LT(Error(lane, Config("dmuon", "float16"), u), 0.035) << rows << "x" << cols;
+    EXPECT_LT(Error(lane, Config("dmuon", "float32"), u), 2e-4) << rows << "x" << cols;
     EXPECT_LT(Error(lane, Config("torch", "float32"), u), 5e-5) << rows << "x" << cols;
   }
 }

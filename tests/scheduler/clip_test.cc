@@ -42,7 +42,7 @@ Layout OneTensor() {
   return layout;
 }
 
-double MustNorm(const Plan& plan, std::vector<UnitNorm> norms) {
+double MustNorm(const Plan& plan, const std::vector<UnitNorm>& norms) {
   auto norm = TotalNorm(OneTensor(), plan, std::vector<bool>(plan.units.size(), true), norms);
   EXPECT_TRUE(norm.ok()) << norm.status();
   return norm.ok() ? norm->norm : -1;

@@ -295,8 +295,32 @@ TEST(StepCoordinatorTest, ARankThatDoesNotSubmitInTimeIsNamed) {
       DecisionIn(group.coordinator->OnTick(group.now + std::chrono::milliseconds(100)));
   EXPECT_EQ(decision.verdict, Verdict::kAbort);
   EXPECT_EQ(decision.outcome.reason, OutcomeReason::kTrainerMissing);
-  EXPECT_FALSE(decision.outcome.retry);
+  EXPECT_TRUE(decision.outcome.retry);
   EXPECT_THAT(decision.outcome.detail, HasSubstr("ranks 0, 2"));
+}
+
+TEST(StepCoordinatorTest, ARankThatDiesIsWaitedForAndThenLost) {
+  StepGroup group(TwoNodes(), StepId(0), {.session_linger = std::chrono::milliseconds(500)});
+  const TrainerRank rank(1);
+  (void)group.Submit(group.Step(0));
+  const Decision aborted = DecisionIn(group.coordinator->OnRankGone(group.now, rank, 1, "killed"));
+  EXPECT_TRUE(aborted.outcome.retry);
+  EXPECT_EQ(aborted.outcome.reason, OutcomeReason::kTrainerMissing);
+  EXPECT_THAT(group.coordinator->OnRankGone(group.now, rank, 1, "killed"), IsEmpty());
+  (void)group.Submit(group.Step(0));
+  group.now += std::chrono::milliseconds(499);
+  EXPECT_THAT(group.coordinator->OnTick(group.now), IsEmpty());
+  group.coordinator->OnRankBack(group.now, rank, 2);
+  // An echo of the first death is not the death of the replacement.
+  EXPECT_THAT(group.coordinator->OnRankGone(group.now, rank, 1, "killed"), IsEmpty());
+  group.now += std::chrono::seconds(2);
+  EXPECT_THAT(group.coordinator->OnTick(group.now), IsEmpty());
+  (void)group.coordinator->OnRankGone(group.now, rank, 2, "killed again");
+  group.now += std::chrono::milliseconds(500);
+  const Decision lost = DecisionIn(group.coordinator->OnTick(group.now));
+  EXPECT_FALSE(lost.outcome.retry);
+  EXPECT_THAT(lost.outcome.detail, HasSubstr("no replacement came"));
+  EXPECT_TRUE(group.coordinator->lost());
 }
 
 TEST(StepCoordinatorTest, ANodeThatDoesNotVoteInTimeIsNamed) {

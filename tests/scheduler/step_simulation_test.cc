@@ -50,14 +50,16 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
     all.refusals += counts.refusals;
     all.goes += counts.goes;
     all.repeated_answers += counts.repeated_answers;
+    all.replacements += counts.replacements;
   }
   std::cout << schedules << " schedules: " << all.commits << " steps, " << all.pushes << " pushes, "
             << all.skips << " skips, " << all.aborts << " aborts, " << all.refusals << " refusals, "
             << all.goes << " rail operations, " << all.repeated_answers
-            << " answers to repeated submissions\n";
+            << " answers to repeated submissions, " << all.replacements
+            << " trainers replaced\n";
   if (schedules < 1'000) return;
   for (int64_t count : {all.commits, all.pushes, all.skips, all.aborts, all.refusals, all.goes,
-                        all.repeated_answers}) {
+                        all.repeated_answers, all.replacements}) {
     EXPECT_GT(count, static_cast<int64_t>(schedules / 50));
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "tests/scheduler/layouts.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int64_t kMillisecond = 1'000;
 constexpr std::chrono::milliseconds kStepTimeout{2'000};
+constexpr std::chrono::milliseconds kLinger{5'000};
 constexpr int64_t kGivesUpAfter = 600'000 * kMillisecond;
 
 SimulatedWorld Make(const World& world) {
@@ -53,8 +55,11 @@ StepSimulator::StepSimulator(const SimulatedWorld& world, uint64_t seed)
       state_(Mix(seed)),
       seed_(seed),
       last_step_(Pick(1, 3)),
+      lingers_(Chance(80)),
       coordinator_(world.inputs, world.plan, kFirstAttempt, StepId(0),
-                   {.step_timeout = kStepTimeout, .skips_max = 50}) {
+                   {.step_timeout = kStepTimeout,
+                    .session_linger = lingers_ ? kLinger : std::chrono::milliseconds(0),
+                    .skips_max = 50}) {
   for (int32_t node = 0; node < world.inputs.nodes; ++node) {
     std::vector<TrainerRank> ranks;
     for (const scheduler::Trainer& trainer : world.inputs.layout.trainers) {
@@ -177,12 +182,53 @@ void StepSimulator::Begin(Trainer& trainer) {
   After(thinks, [&trainer, call, this] { Submit(trainer, call); });
 }
 
+// Its calls on their way are not heard any more, and its node notices.
+void StepSimulator::Die(Trainer& trainer, const std::string& why) {
+  if (trainer.dead || trainer.done) return;
+  trainer.dead = true;
+  ++trainer.call;
+  trainer.early.clear();
+  Node& node = *trainer.node;
+  Send(node.to_coordinator, Travel(), 5, [&trainer, gone = trainer.incarnation, why, this] {
+    AtCoordinator(coordinator_.OnRankGone(Now(), trainer.rank, gone, why));
+  });
+  if (!trainer.replaced) {
+    trainer.done = true;
+    disturbed_ = true;
+    return;
+  }
+  After(Pick(0, 500 * kMillisecond),
+        [&trainer, vacated = node.member.open().attempt, this] { Replace(trainer, vacated); });
+}
+
+void StepSimulator::Replace(Trainer& trainer, Attempt vacated) {
+  const StepMember& member = trainer.node->member;
+  if (member.open().attempt <= vacated) {
+    return After(kMillisecond, [&trainer, vacated, this] { Replace(trainer, vacated); });
+  }
+  ++counts_.replacements;
+  trainer.dead = false;
+  trainer.hangs_at = StepId(-1);
+  if (!std::exchange(ticking_, true)) Tick();
+  trainer.first_attempt = trainer.attempt = member.open().attempt;
+  trainer.committed = member.last_committed();
+  for (const auto& [attempt, decision] : decided_) {
+    const bool pushed = decision.kind == AttemptKind::kPush && decision.verdict == Verdict::kCommit;
+    if (pushed && attempt < trainer.attempt) trainer.pushed_at.insert(decision.step.value());
+  }
+  Send(trainer.node->to_coordinator, Travel(), 5, [&trainer, now = ++trainer.incarnation, this] {
+    coordinator_.OnRankBack(Now(), trainer.rank, now);
+  });
+  Begin(trainer);
+}
+
 // Submits, later waits, until something comes back.
 void StepSimulator::Submit(Trainer& trainer, uint64_t call) {
   if (trainer.call != call || trainer.done) return;
   const bool wait = trainer.submitted && Chance(70);
   const Submission request = trainer.request;
-  Call([&trainer, call, wait, request, this] {
+  Call([&trainer, call, wait, request, incarnation = trainer.incarnation, this] {
+    if (trainer.dead || trainer.incarnation != incarnation) return;  // its session has ended
     StepMember& member = trainer.node->member;
     absl::StatusOr<StepAnswer> answer = StepAnswer{};
     if (wait) {
@@ -303,6 +349,9 @@ void StepSimulator::AtMember(Node& node, const CoordinatorAction& action) {
         });
       }
     }
+  } else if (const auto* expel = std::get_if<Expel>(&action)) {
+    Trainer& trainer = trainers_[expel->rank.value()];
+    if (trainer.node == &node && trainer.first_attempt <= expel->attempt) Die(trainer, "it hangs");
   } else if (const auto* sent = std::get_if<Go>(&action)) {
     const Go& go = *sent;
     Lane& lane = node.lanes[go.rail.value()];
@@ -507,10 +556,23 @@ bool StepSimulator::AllDone() const {
   });
 }
 
+std::string StepSimulator::Describe() const {
+  std::string text =
+      absl::StrCat("coordinator open ", coordinator_.Current().attempt.value() & 0xffff);
+  for (const Trainer& trainer : trainers_) {
+    absl::StrAppend(&text, "; rank ", trainer.rank.value(), " attempt ",
+                    trainer.attempt.value() & 0xffff, " committed ", trainer.committed.value(),
+                    " member open ", trainer.node->member.open().attempt.value() & 0xffff,
+                    trainer.dead ? " dead" : "", trainer.done ? " done" : "");
+  }
+  return text;
+}
+
 void StepSimulator::Tick() {
   AtCoordinator(coordinator_.OnTick(Now()));
-  if (AllDone()) return;
-  if (now_ > kGivesUpAfter) return Fail("a trainer waits for ever");
+  ticking_ = !AllDone();
+  if (!ticking_) return;
+  if (now_ > kGivesUpAfter) return Fail(absl::StrCat("a trainer waits for ever: ", Describe()));
   After(100 * kMillisecond, [this] { Tick(); });
 }
 
@@ -519,6 +581,14 @@ std::string StepSimulator::Run() {
     disturbed_ = true;
     trainers_[Pick(0, static_cast<int64_t>(trainers_.size()) - 1)].hangs_at =
         StepId(Pick(0, last_step_.value() - 1));
+  }
+  for (Trainer& trainer : trainers_) {
+    trainer.replaced = lingers_ && Chance(70);
+    if (!lingers_ || !Chance(15)) continue;
+    const int64_t deaths = Pick(1, 2);
+    for (int64_t i = 0; i < deaths; ++i) {
+      After(Pick(0, 400 * kMillisecond), [&trainer, this] { Die(trainer, "it was killed"); });
+    }
   }
   if (Chance(10)) {
     disturbed_ = true;
@@ -535,6 +605,7 @@ std::string StepSimulator::Run() {
   After(100 * kMillisecond, [this] { Tick(); });
   while (!queue_.empty() && failure_.empty()) {
     now_ = queue_.top().at;
+    if (now_ > kGivesUpAfter) Fail(absl::StrCat("something goes on for ever: ", Describe()));
     const Event event = std::move(const_cast<Queued&>(queue_.top()).event);
     queue_.pop();
     event();

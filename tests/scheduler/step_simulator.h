@@ -37,6 +37,7 @@ struct SimulationCounts {
   int64_t aborts = 0;
   int64_t refusals = 0;
   int64_t goes = 0;
+  int64_t replacements = 0;
   int64_t repeated_answers = 0;  // a submission that found its step decided
 };
 
@@ -98,6 +99,10 @@ class StepSimulator {
     std::set<BucketId> early;  // signalled under `attempt`
     std::set<int64_t> pushed_at;
     StepId hangs_at{-1};
+    uint64_t incarnation = 1;
+    Attempt first_attempt;
+    bool dead = false;
+    bool replaced = false;  // when it dies: somebody takes its place
     bool done = false;
   };
 
@@ -115,6 +120,8 @@ class StepSimulator {
 
   // Trainers.
   void Begin(Trainer& trainer);
+  void Die(Trainer& trainer, const std::string& why);
+  void Replace(Trainer& trainer, Attempt vacated);
   void Submit(Trainer& trainer, uint64_t call);
   void Answer(Trainer& trainer, uint64_t call, const absl::StatusOr<StepAnswer>& answer);
   void Finish(Trainer& trainer, const StepAnswer& answer);
@@ -126,6 +133,7 @@ class StepSimulator {
   void Check(const OpenAttempt& open);
   void Check(const Go& go);
   void Check(const Begun& /*begun*/) {}
+  static void Check(const Expel& /*expel*/) {}
 
   // Lanes.
   void Progress(Lane& lane);
@@ -137,6 +145,7 @@ class StepSimulator {
   void Fail(const std::string& what);
   [[nodiscard]] TimePoint Now() const;
   [[nodiscard]] bool AllDone() const;
+  [[nodiscard]] std::string Describe() const;
   void Tick();
   void CheckTheEnd();
 
@@ -144,8 +153,10 @@ class StepSimulator {
   uint64_t state_;
   const uint64_t seed_;
   StepId last_step_;
+  const bool lingers_;
   Microseconds now_ = 0;
   uint64_t sequence_ = 0;
+  bool ticking_ = true;
   std::priority_queue<Queued> queue_;
   StepCoordinator coordinator_;
   std::deque<Node> nodes_;

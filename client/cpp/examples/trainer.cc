@@ -25,6 +25,7 @@ ABSL_FLAG(int32_t, world_size, 0, "Trainers in the job; 0: WORLD_SIZE or 1");
 ABSL_FLAG(std::string, data, "client/cpp/examples/waves.csv", "Table to fit: CSV, target last");
 ABSL_FLAG(int64_t, steps, 100, "Steps to train");
 ABSL_FLAG(int32_t, hidden, 32, "Width of the two hidden layers");
+ABSL_FLAG(bool, resume, false, "Go on where the job is, if it has state: replaces a dead trainer");
 ABSL_FLAG(double, learning_rate, 0.05, "At the first step; falls linearly to a tenth of it");
 
 namespace {
@@ -51,6 +52,7 @@ absl::StatusOr<Options> MakeOptions() {
   if (!absl::GetFlag(FLAGS_job).empty()) options->job = absl::GetFlag(FLAGS_job);
   if (absl::GetFlag(FLAGS_rank) >= 0) options->rank = absl::GetFlag(FLAGS_rank);
   if (absl::GetFlag(FLAGS_world_size) > 0) options->world_size = absl::GetFlag(FLAGS_world_size);
+  if (absl::GetFlag(FLAGS_resume)) options->resume = dmuond::client::Resume::kIfPresent;
   return options;
 }
 
@@ -140,6 +142,7 @@ absl::Status Run() {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("fits a small network to a table, with dmuond as the optimizer");
   absl::ParseCommandLine(argc, argv);
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // each step shows when it is done
   const absl::Status status = Run();
   if (status.ok()) return 0;
   std::cerr << "dmuond-example-trainer: " << status << " [" << dmuond::client::ReasonOf(status)

@@ -46,7 +46,8 @@ absl::Status Step(Session& session) {
 class DeathsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto daemon = DaemonProcess::Start({.devices = "cpu:2", .flags = {"--threads=1"}});
+    auto daemon =
+        DaemonProcess::Start({.devices = "cpu:2", .flags = {"--threads=1", "--session_linger=0"}});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     status_ = std::make_unique<DaemonStatus>(daemon_->address());

@@ -101,8 +101,8 @@ client::Layout OneMatrix(int32_t world) {
 class LeakTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto daemon =
-        DaemonProcess::Start({.devices = "cpu:2", .flags = {"--threads=1", "--log_level=error"}});
+    auto daemon = DaemonProcess::Start(
+        {.devices = "cpu:2", .flags = {"--threads=1", "--session_linger=0", "--log_level=error"}});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     status_ = std::make_unique<DaemonStatus>(daemon_->address());

@@ -143,6 +143,7 @@ class Muon(torch.optim.Optimizer):
                 reduction=reduction,
                 bucket_bytes=bucket_bytes,
             )
+            self._trainer_state = self._session.trainer_state
             self._first_weights()
         except BaseException:
             self._session.__exit__(*sys.exc_info())
