@@ -172,11 +172,11 @@ class Summation {
       : task_(task),
         walk_(walk),
         contiguous_(walk.contiguous_runs()),
+        only_bf16_(OnlyBF16()),
         output_{task, Stride(0),
                 Stride(0) == 1 && (task.squares == nullptr || walk.single_run()) &&
                     static_cast<size_t>(walk.elements()) * sizeof(float) >= kStreamBytesMin,
-                task.squares != nullptr && walk.single_run() ? &squares_ : nullptr},
-        only_bf16_(OnlyBF16()) {}
+                task.squares != nullptr && walk.single_run() ? &squares_ : nullptr} {}
 
   void Run(int64_t begin, int64_t end) {
     Store(begin, end);
@@ -275,13 +275,13 @@ class Summation {
     return 1;
   }
 
+  SquareSum squares_;
+  Tree tree_;
   const SumTask& task_;
   const BoxWalk& walk_;
   bool contiguous_;
-  SquareSum squares_;
-  Output output_;
   const StridedBox* only_bf16_;
-  Tree tree_;
+  Output output_;
 };
 
 }  // namespace

@@ -362,9 +362,9 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
 absl::Status Daemon::CheckReplacement(const Session& session,
                                       const v1::Registration& registration) {
   const v1::Registration& before = job_->wire.registrations(session.rank);
-  const auto differs = [&](const std::string& what) {
+  const auto differs = [&session, &job = job_->name](const std::string& what) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
-                 absl::StrCat("rank ", session.rank, " replaces a trainer of job '", job_->name,
+                 absl::StrCat("rank ", session.rank, " replaces a trainer of job '", job,
                               "' but registers another ", what));
   };
   if (before.parameters_size() != registration.parameters_size()) {

@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<Device>> MakeDevice(absl::string_view spec) {
 
 // Gloo sends the host's memory.
 absl::StatusOr<std::unique_ptr<PeerGroup>> NoGroup(int, int size, const std::string&,
-                                                   std::function<void()>) {
+                                                   const std::function<void()>&) {
   return absl::UnimplementedError(
       absl::StrCat("lanes on GPUs cannot make a rail over ", size, " nodes yet"));
 }
@@ -113,7 +113,8 @@ int main(int argc, char** argv) {
   EndWithTheDaemon(absl::GetFlag(FLAGS_fd));
   const bool on_gpu = absl::StartsWith(absl::GetFlag(FLAGS_device), "cuda:");
   dmuond::server::lane::Lane lane(**device, dmuond::wire::UniqueFd(absl::GetFlag(FLAGS_fd)),
-                                  on_gpu ? NoGroup : dmuond::server::lane::MakeGlooGroup);
+                                  on_gpu ? dmuond::server::lane::PeerGroupFactory(NoGroup)
+                                         : dmuond::server::lane::MakeGlooGroup);
   const absl::Status status = lane.Run();
   if (!status.ok()) dmuond::server::log::Error("lane ends", {{"what", status}});
   return status.ok() ? 0 : 1;

@@ -1,4 +1,7 @@
-"""Whoever dies is noticed within seconds: the others get a status that names it, nobody hangs."""
+"""Whoever dies is noticed within seconds: the others get a status that names it, nobody hangs.
+
+Nobody lingers for a replacement here; test_replacement.py has that.
+"""
 
 import os
 import signal
@@ -46,7 +49,7 @@ def pair(daemons):
     started = []
 
     def start(nodes: int = 1):
-        addresses = daemons.start(nodes)
+        addresses = daemons.start(nodes, 1, "--session_linger=0")
         started.extend(Trainer(addresses[rank % nodes], rank) for rank in range(2))
         for trainer in started:
             trainer.wait_stepping()

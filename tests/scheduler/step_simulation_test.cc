@@ -55,8 +55,7 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
   std::cout << schedules << " schedules: " << all.commits << " steps, " << all.pushes << " pushes, "
             << all.skips << " skips, " << all.aborts << " aborts, " << all.refusals << " refusals, "
             << all.goes << " rail operations, " << all.repeated_answers
-            << " answers to repeated submissions, " << all.replacements
-            << " trainers replaced\n";
+            << " answers to repeated submissions, " << all.replacements << " trainers replaced\n";
   if (schedules < 1'000) return;
   for (int64_t count : {all.commits, all.pushes, all.skips, all.aborts, all.refusals, all.goes,
                         all.repeated_answers, all.replacements}) {

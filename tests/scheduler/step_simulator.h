@@ -133,7 +133,7 @@ class StepSimulator {
   void Check(const OpenAttempt& open);
   void Check(const Go& go);
   void Check(const Begun& /*begun*/) {}
-  static void Check(const Expel& /*expel*/) {}
+  void Check(const Expel& /*expel*/) {}
 
   // Lanes.
   void Progress(Lane& lane);

@@ -1,9 +1,8 @@
 // Device memory by descriptor, streams and events.
-#include "kernels/cuda/cuda_memory.h"
-
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "kernels/cuda/cuda_memory.h"
 #include "tests/kernels/cuda/gpu.h"
 
 namespace dmuond::kernels::cuda {

@@ -1,6 +1,8 @@
 // Lanes of several nodes, connected by Gloo.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "tests/server/lane/harness.h"
 #include "tests/server/lane/values.h"
 
@@ -26,7 +28,7 @@ World Job(int32_t trainers, int32_t nodes, int32_t lanes) {
 std::vector<std::vector<float>> Train(int32_t trainers, int32_t nodes, int32_t lanes,
                                       const Absences& absent = {},
                                       Cluster::Options options = {.bucket_bytes = 1024}) {
-  Cluster cluster(Job(trainers, nodes, lanes), nodes, lanes, options);
+  Cluster cluster(Job(trainers, nodes, lanes), nodes, lanes, std::move(options));
   cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(7, p, i); });
   cluster.Push();
   for (int step = 0; step < 3; ++step) {
