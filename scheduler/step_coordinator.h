@@ -71,6 +71,8 @@ class StepCoordinator {
   // A trainer has attached; if it is a replacement, it has a whole step_timeout to submit.
   void OnRankBack(TimePoint now, TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] bool lost() const { return lost_.has_value(); }
+  // A step, push or load has committed: there is something to keep for who comes back.
+  [[nodiscard]] bool has_state() const { return publishing_.value() != 0; }
   // Timeouts. Call at least every 100 ms. When step_timeout has passed since the first submission,
   // ranks that are missing without being known as dead are expelled, and the attempt aborts for a
   // retry; without retry when it has passed since the last submission and a node's vote is missing.

@@ -242,13 +242,24 @@ AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1:
   }
   job_->open_ranks.erase(open);
   if (job_->plan == nullptr) job_->registrations.erase(gone.rank());
-  const bool stays = !gone.closed() && job_->steps != nullptr && !job_->steps->lost();
-  if (job_->open_ranks.empty() && !stays) return EndJob("every rank has left");
-  if (!gone.closed() && job_->steps != nullptr) {
-    return Broadcast(job_->steps->OnRankGone(now, scheduler::TrainerRank(gone.rank()),
-                                             gone.incarnation(), gone.detail()));
+  const bool replaceable = !gone.closed() && job_->steps != nullptr && !job_->steps->lost();
+  if (job_->open_ranks.empty() && !(replaceable && job_->steps->has_state())) {
+    return EndJob("every rank has left");
   }
-  return Lost(now, scheduler::OutcomeReason::kTrainerMissing, gone.detail());
+  if (gone.closed() || job_->steps == nullptr) {
+    return Lost(now, scheduler::OutcomeReason::kTrainerMissing, gone.detail());
+  }
+  AddressedMessages out = Broadcast(job_->steps->OnRankGone(
+      now, scheduler::TrainerRank(gone.rank()), gone.incarnation(), gone.detail()));
+  EndIfDeserted(out);
+  return out;
+}
+
+// Nobody is left, and nobody can come back.
+void Coordinator::EndIfDeserted(AddressedMessages& out) {
+  if (!job_->steps->lost() || !job_->open_ranks.empty()) return;
+  AddressedMessages ended = EndJob("every rank has died, and no replacement came in time");
+  std::move(ended.begin(), ended.end(), std::back_inserter(out));
 }
 
 AddressedMessages Coordinator::OnMemberGone(TimePoint now, int32_t node, const std::string& why) {
@@ -280,10 +291,7 @@ AddressedMessages Coordinator::OnTick(TimePoint now) {
   }
   if (job_->steps == nullptr) return {};
   AddressedMessages out = Broadcast(job_->steps->OnTick(now));
-  if (job_->steps->lost() && job_->open_ranks.empty()) {
-    AddressedMessages ended = EndJob("every rank has died, and no replacement came in time");
-    std::move(ended.begin(), ended.end(), std::back_inserter(out));
-  }
+  EndIfDeserted(out);
   return out;
 }
 

@@ -78,6 +78,7 @@ class Coordinator {
   AddressedMessages Lost(scheduler::TimePoint now, scheduler::OutcomeReason reason,
                          const std::string& detail);
   AddressedMessages EndJob(const std::string& why);
+  void EndIfDeserted(AddressedMessages& out);
   static AddressedMessages Broadcast(const std::vector<scheduler::CoordinatorAction>& actions);
 
   CoordinatorOptions options_;

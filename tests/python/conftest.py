@@ -22,8 +22,8 @@ def daemons():
 
 @pytest.fixture
 def address(daemons):
-    """The address of a daemon with one lane."""
-    return daemons.start(1, 1)[0]
+    """The address of a daemon with one lane, which does not wait for replacements."""
+    return daemons.start(1, 1, "--session_linger=0")[0]
 
 
 @pytest.fixture(scope="session")

@@ -145,8 +145,8 @@ def settled(pid, before):
 
 @pytest.mark.parametrize("script", ["t.session.close()", "pass", "raise RuntimeError('mine')"])
 def test_a_script_that_ends_leaves_the_job_and_one_that_fails_has_died(daemons, script):
-    """Whichever: the rank can come back at once, and no wait is left over."""
-    address = daemons.start(1, 1)[0]
+    """Whichever: without a linger the rank can come back at once, and no wait is left over."""
+    address = daemons.start(1, 1, "--session_linger=0")[0]
     lines = [
         "import core_trainer, test_session",
         f"t = test_session.trainer_of({address!r})",
