@@ -1,0 +1,240 @@
+// AttachBuffers: a trainer's arenas and timeline, made or kept, handed out and mapped by the lanes.
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/timeline.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+
+namespace dmuond::server {
+namespace {
+
+constexpr size_t kArenasMax = 64;
+
+}  // namespace
+
+absl::Status Daemon::CheckArenas(const Session& session, const v1::AttachBuffersRequest& request) {
+  if (request.arenas_size() > static_cast<int>(kArenasMax)) {
+    return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                 absl::StrCat("rank ", session.rank, " asks for ", request.arenas_size(),
+                              " arenas; at most ", kArenasMax, " are allowed"));
+  }
+  std::map<uint32_t, int64_t> sizes;
+  for (const v1::Arena& arena : request.arenas()) {
+    if (arena.size_bytes() <= 0) {
+      return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                   absl::StrCat("arena ", arena.id(), " of rank ", session.rank, " has ",
+                                arena.size_bytes(), " bytes"));
+    }
+    if (arena.has_cuda_ipc()) {
+      const size_t length = arena.cuda_ipc().handle().size();
+      if (length != 64) {
+        return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                     absl::StrCat("arena ", arena.id(), " of rank ", session.rank,
+                                  ": a CUDA IPC handle has 64 bytes, this one ", length));
+      }
+      return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                   absl::StrCat("arena ", arena.id(), " of rank ", session.rank,
+                                " is a CUDA IPC handle, but this daemon's device is the CPU"));
+    }
+    if (!sizes.emplace(arena.id(), arena.size_bytes()).second) {
+      return Error(
+          absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+          absl::StrCat("arena ", arena.id(), " of rank ", session.rank, " is named twice"));
+    }
+  }
+  for (const scheduler::Fragment& fragment : session.layout.fragments) {
+    const scheduler::Parameter& parameter = session.layout.parameters[fragment.parameter];
+    if (parameter.route == scheduler::Route::kTrainer || scheduler::Empty(fragment.box)) continue;
+    const auto check = [&](const char* what, const scheduler::Slice& slice,
+                           scheduler::ElementType type) -> absl::Status {
+      int64_t end = 0;
+      absl::Status status = scheduler::SliceEnd(slice, fragment.box, type, end);
+      if (!status.ok()) {
+        return WithReason(absl::InvalidArgumentError(
+                              absl::StrCat(what, " of parameter '", parameter.name, "', rank ",
+                                           session.rank, ": ", status.message())),
+                          "ARENA_TOO_SMALL");
+      }
+      const auto size = sizes.find(slice.arena);
+      if (size == sizes.end()) {
+        return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                     absl::StrCat(what, " of parameter '", parameter.name, "', rank ", session.rank,
+                                  ": arena ", slice.arena, " is not attached"));
+      }
+      if (end > size->second) {
+        return Error(absl::StatusCode::kInvalidArgument, "ARENA_TOO_SMALL",
+                     absl::StrCat(what, " of parameter '", parameter.name, "', rank ", session.rank,
+                                  ": ends at byte ", end, " of arena ", slice.arena, ", which has ",
+                                  size->second));
+      }
+      return absl::OkStatus();
+    };
+    absl::Status status = check("gradient", fragment.gradient, parameter.gradient_type);
+    if (!status.ok()) return status;
+    status = check("weight", fragment.weight, parameter.weight_type);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
+    const v1::AttachBuffersRequest& request, const Cancelled& cancelled) {
+  StateLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  // Its descriptors go out once: a call that is repeated gets the answer of the first.
+  const std::string bytes = request.SerializeAsString();
+  if (!(*found)->attach_request.empty()) {
+    if ((*found)->attach_request != bytes) {
+      return Error(absl::StatusCode::kFailedPrecondition, "ARENA_INVALID",
+                   absl::StrCat("rank ", (*found)->rank,
+                                " has attached other buffers before; close the session first"));
+    }
+    absl::StatusOr<bool> ended = Wait(
+        [&]() DMUOND_REQUIRES(mutex_) {
+          found = Find(request.key());
+          return !found.ok() || (*found)->attach_request.empty() ||
+                 (*found)->attach_reply.has_value();
+        },
+        Deadline::max(), cancelled);
+    if (!ended.ok()) return ended.status();
+    if (!found.ok()) return found.status();
+    if ((*found)->attach_reply.has_value()) return *(*found)->attach_reply;
+  }
+  (*found)->attach_request = bytes;
+  // To its end, though the caller's connection may be cut: the caller will ask again.
+  absl::StatusOr<v1::AttachBuffersReply> reply = AttachOnce(request, [] { return false; });
+  found = Find(request.key());
+  if (found.ok()) {
+    if (reply.ok()) (*found)->attach_reply = *reply;
+    if (!reply.ok()) (*found)->attach_request.clear();
+  }
+  mutex_.Changed();
+  return reply;
+}
+
+absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffersRequest& request,
+                                                          const Cancelled& cancelled) {
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  Session* session = *found;
+  if (session->state == Session::State::kOpen && session->refusals > 0) return session->refused;
+  if (job_->plan == nullptr || session->state == Session::State::kOpen) {
+    return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISSING",
+                 absl::StrCat("rank ", session->rank, " must register its layout first"));
+  }
+  absl::Status checked = CheckArenas(*session, request);
+  if (!checked.ok()) return checked;
+  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+  const int64_t refusals = session->refusals;
+  // Lanes take trainers when they are ready, and an attempt opens when every node's are.
+  absl::StatusOr<bool> ready = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(request.key());
+        if (!found.ok() || (*found)->refusals > refusals || !JobFailure().ok()) return true;
+        if (!job_->steps.has_value()) return false;
+        // A replacement joins the attempt after the one that its predecessor's death has ended.
+        const auto vacancy = job_->vacancies.find((*found)->rank);
+        return vacancy == job_->vacancies.end() ||
+               job_->steps->open().attempt > vacancy->second.attempt;
+      },
+      deadline, cancelled);
+  if (!ready.ok()) return ready.status();
+  if (!found.ok()) return found.status();
+  if ((*found)->refusals > refusals) return (*found)->refused;
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!*ready) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
+                 "not every node's lanes were ready in time");
+  }
+  // What is being published still goes to the memory that the lanes have mapped now.
+  absl::Status published = WaitUntilPublished(cancelled);
+  if (!published.ok()) return published;
+  found = Find(request.key());
+  if (!found.ok()) return found.status();
+  session = *found;
+
+  const auto buckets = static_cast<uint32_t>(job_->plan->buckets);
+  v1::LaneCommand command;
+  v1::LaneCommand::AttachTrainer& attach = *command.mutable_attach();
+  attach.set_rank(session->rank);
+  attach.set_incarnation(session->incarnation);
+  attach.set_buckets(buckets);
+  attach.set_poison_parameters(session->poison);
+  const scheduler::TrainerRank rank(session->rank);
+  std::vector<int> fds;
+  for (const v1::Arena& arena : request.arenas()) {
+    bool kept = false;
+    absl::StatusOr<int> fd = job_->memory->Arena(rank, arena.id(), arena.size_bytes(), kept);
+    if (!fd.ok()) return WithReason(fd.status(), "MEMORY_EXHAUSTED");
+    v1::AttachFrame frame;
+    v1::AttachFrame::ArenaMemory& memory = *frame.mutable_arena();
+    memory.set_session(session->id);
+    memory.set_arena(arena.id());
+    memory.set_size_bytes(arena.size_bytes());
+    memory.set_kept(kept);
+    absl::Status sent = attach_->Send(session->attach, frame, *fd);
+    if (!sent.ok()) return sent;
+    session->arenas[arena.id()] = arena.size_bytes();
+    *attach.add_arenas() = arena;
+    fds.push_back(*fd);
+  }
+  absl::StatusOr<int> timeline = job_->memory->Timeline(rank, buckets);
+  if (!timeline.ok()) return WithReason(timeline.status(), "MEMORY_EXHAUSTED");
+  const auto timeline_bytes = static_cast<int64_t>(wire::TimelineBytes(buckets));
+  v1::AttachFrame frame;
+  frame.mutable_timeline()->set_session(session->id);
+  frame.mutable_timeline()->set_buckets(buckets);
+  frame.mutable_timeline()->set_size_bytes(timeline_bytes);
+  absl::Status sent = attach_->Send(session->attach, frame, *timeline);
+  if (!sent.ok()) return sent;
+  attach.set_timeline_bytes(timeline_bytes);
+  fds.push_back(*timeline);
+  session->lanes_attached.clear();
+  session->attach_error = absl::OkStatus();
+  for (LaneState& lane : job_->lanes) {
+    absl::Status status = lane.process->Send(command, fds);
+    if (!status.ok()) return status;
+  }
+
+  absl::StatusOr<bool> attached = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(request.key());
+        if (!found.ok() || !JobFailure().ok()) return true;
+        return (*found)->lanes_attached.size() == job_->lanes.size();
+      },
+      deadline, cancelled);
+  if (!attached.ok()) return attached.status();
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!*attached) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
+                 "not every lane has mapped the trainer's memory in time");
+  }
+  session = *found;
+  if (!session->attach_error.ok()) return session->attach_error;
+  session->state = Session::State::kAttached;
+  session->first_attempt = job_->steps->open().attempt;
+  job_->vacancies.erase(session->rank);
+  if (job_->has_state) {
+    v1::LaneCommand republish;
+    republish.mutable_republish()->set_attempt(job_->steps->open().attempt.value() - 1);
+    republish.mutable_republish()->add_ranks(session->rank);
+    ToLanes(republish);
+  }
+  v1::MemberMessage told;
+  told.mutable_rank_attached()->set_rank(session->rank);
+  told.mutable_rank_attached()->set_incarnation(session->incarnation);
+  Tell(std::move(told));
+  v1::AttachBuffersReply reply;
+  reply.set_timeline_bytes(timeline_bytes);
+  reply.set_next_attempt(job_->steps->open().attempt.value());
+  reply.set_published(job_->has_state);
+  return reply;
+}
+
+}  // namespace dmuond::server
