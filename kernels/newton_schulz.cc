@@ -265,4 +265,18 @@ absl::StatusOr<NewtonSchulzProgram> BuildNewtonSchulz(const NewtonSchulzConfig& 
   return program;
 }
 
+absl::StatusOr<const NewtonSchulzProgram*> NewtonSchulzPrograms::Find(
+    int64_t rows, int64_t cols, const NewtonSchulzConfig& config) {
+  for (const Known& known : known_) {
+    if (known.rows == rows && known.cols == cols && known.config == config) {
+      return known.program.get();
+    }
+  }
+  absl::StatusOr<NewtonSchulzProgram> program = BuildNewtonSchulz(config, rows, cols);
+  if (!program.ok()) return program.status();
+  known_.push_back(
+      {rows, cols, config, std::make_unique<const NewtonSchulzProgram>(*std::move(program))});
+  return known_.back().program.get();
+}
+
 }  // namespace dmuond::kernels

@@ -17,6 +17,7 @@
 #define DMUOND_KERNELS_NEWTON_SCHULZ_H_
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -74,6 +75,23 @@ struct NewtonSchulzProgram {
 // diverge, rows or cols < 1.
 absl::StatusOr<NewtonSchulzProgram> BuildNewtonSchulz(const NewtonSchulzConfig& config,
                                                       int64_t rows, int64_t cols);
+
+// Programs that have been asked for: one that is known costs no allocation. Threads: one at a time.
+class NewtonSchulzPrograms {
+ public:
+  // Lives as long as this object. Errors as BuildNewtonSchulz().
+  absl::StatusOr<const NewtonSchulzProgram*> Find(int64_t rows, int64_t cols,
+                                                  const NewtonSchulzConfig& config);
+
+ private:
+  struct Known {
+    int64_t rows;
+    int64_t cols;
+    NewtonSchulzConfig config;
+    std::unique_ptr<const NewtonSchulzProgram> program;
+  };
+  std::vector<Known> known_;
+};
 
 }  // namespace dmuond::kernels
 

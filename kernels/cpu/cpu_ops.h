@@ -3,9 +3,7 @@
 #ifndef DMUOND_KERNELS_CPU_CPU_OPS_H_
 #define DMUOND_KERNELS_CPU_CPU_OPS_H_
 
-#include <memory>
 #include <span>
-#include <vector>
 
 #include "kernels/cpu/pieces.h"
 #include "kernels/cpu/thread_pool.h"
@@ -29,19 +27,9 @@ class CpuOps final : public Ops {
   absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) override;
 
  private:
-  // Programs are kept: a shape that has been seen costs no allocation.
-  struct KnownProgram {
-    int64_t rows;
-    int64_t cols;
-    NewtonSchulzConfig config;
-    std::unique_ptr<const NewtonSchulzProgram> program;
-  };
-  absl::StatusOr<const NewtonSchulzProgram*> FindProgram(int64_t rows, int64_t cols,
-                                                         const NewtonSchulzConfig& config) const;
-
   ThreadPool& pool_;
   Pieces pieces_;  // of the call that runs
-  mutable std::vector<KnownProgram> programs_;
+  mutable NewtonSchulzPrograms programs_;
 };
 
 }  // namespace dmuond::kernels::cpu

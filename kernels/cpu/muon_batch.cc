@@ -8,24 +8,10 @@
 
 namespace dmuond::kernels::cpu {
 
-absl::StatusOr<const NewtonSchulzProgram*> CpuOps::FindProgram(
-    int64_t rows, int64_t cols, const NewtonSchulzConfig& config) const {
-  for (const KnownProgram& known : programs_) {
-    if (known.rows == rows && known.cols == cols && known.config == config) {
-      return known.program.get();
-    }
-  }
-  absl::StatusOr<NewtonSchulzProgram> program = BuildNewtonSchulz(config, rows, cols);
-  if (!program.ok()) return program.status();
-  programs_.push_back(
-      {rows, cols, config, std::make_unique<const NewtonSchulzProgram>(*std::move(program))});
-  return programs_.back().program.get();
-}
-
 size_t CpuOps::MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
                                   const MuonConfig& config) const {
   const absl::StatusOr<const NewtonSchulzProgram*> program =
-      FindProgram(rows, cols, config.newton_schulz);
+      programs_.Find(rows, cols, config.newton_schulz);
   if (!program.ok()) return 0;  // UpdateMuon says why
   const int64_t at_once = std::clamp<int64_t>(matrices, 1, pool_.threads());
   return WorkspaceBytesPerMatrix(**program) * static_cast<size_t>(at_once);
@@ -34,7 +20,7 @@ size_t CpuOps::MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
 absl::Status CpuOps::UpdateMuon(Stream&, const MuonBatch& batch, void* workspace) {
   const MuonConfig& config = *batch.config;
   const absl::StatusOr<const NewtonSchulzProgram*> found =
-      FindProgram(batch.rows, batch.cols, config.newton_schulz);
+      programs_.Find(batch.rows, batch.cols, config.newton_schulz);
   if (!found.ok()) return found.status();
   const NewtonSchulzProgram& program = **found;
   if (reinterpret_cast<uintptr_t>(workspace) % 64 != 0) {

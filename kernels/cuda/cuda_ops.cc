@@ -46,24 +46,10 @@ absl::Status CudaOps::SumsOfSquares(Stream& stream, std::span<const NormTask> ta
   return CudaStatus(LaunchSquares(CudaStream::Of(stream), squares_), "sums of squares");
 }
 
-absl::StatusOr<const NewtonSchulzProgram*> CudaOps::FindProgram(
-    int64_t rows, int64_t cols, const NewtonSchulzConfig& config) const {
-  for (const KnownProgram& known : programs_) {
-    if (known.rows == rows && known.cols == cols && known.config == config) {
-      return known.program.get();
-    }
-  }
-  absl::StatusOr<NewtonSchulzProgram> program = BuildNewtonSchulz(config, rows, cols);
-  if (!program.ok()) return program.status();
-  programs_.push_back(
-      {rows, cols, config, std::make_unique<const NewtonSchulzProgram>(*std::move(program))});
-  return programs_.back().program.get();
-}
-
 size_t CudaOps::MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
                                    const MuonConfig& config) const {
   const absl::StatusOr<const NewtonSchulzProgram*> program =
-      FindProgram(rows, cols, config.newton_schulz);
+      programs_.Find(rows, cols, config.newton_schulz);
   if (!program.ok()) return 0;  // UpdateMuon says why
   return MuonUpdate::WorkspaceBytes(**program, matrices);
 }
@@ -77,7 +63,7 @@ absl::StatusOr<const MuonUpdate*> CudaOps::FindUpdate(const MuonBatch& batch, vo
     }
   }
   const absl::StatusOr<const NewtonSchulzProgram*> program =
-      FindProgram(batch.rows, batch.cols, batch.config->newton_schulz);
+      programs_.Find(batch.rows, batch.cols, batch.config->newton_schulz);
   if (!program.ok()) return program.status();
   std::string error;
   std::unique_ptr<MuonUpdate> update =

@@ -40,12 +40,6 @@ class CudaOps final : public Ops {
  private:
   static constexpr int kTypes = 3;
 
-  struct KnownProgram {
-    int64_t rows;
-    int64_t cols;
-    NewtonSchulzConfig config;
-    std::unique_ptr<const NewtonSchulzProgram> program;
-  };
   struct KnownUpdate {
     int64_t rows;
     int64_t cols;
@@ -56,13 +50,11 @@ class CudaOps final : public Ops {
     std::unique_ptr<MuonUpdate> update;
   };
 
-  absl::StatusOr<const NewtonSchulzProgram*> FindProgram(int64_t rows, int64_t cols,
-                                                         const NewtonSchulzConfig& config) const;
   absl::StatusOr<const MuonUpdate*> FindUpdate(const MuonBatch& batch, void* workspace);
   absl::Status AddSum(cudaStream_t stream, const SumTask& task);
 
   const Driver& driver_;
-  mutable std::vector<KnownProgram> programs_;
+  mutable NewtonSchulzPrograms programs_;
   TileTuner tuner_;
   std::vector<KnownUpdate> updates_;
 
