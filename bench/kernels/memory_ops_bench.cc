@@ -89,7 +89,9 @@ void BM_Sum(benchmark::State& state, int sources, DType dtype) {
   Memory memory(sources);
   std::vector<StridedBox> boxes;
   for (int i = 0; i < sources; ++i) boxes.push_back(Box(memory.src(i), dtype, 1, kElements, 0));
-  const SumTask task{Box(memory.dst(), DType::kF32, 1, kElements, 0), boxes, {}, 0.5F};
+  std::vector<double> squares(static_cast<size_t>(NormBlocks(0, kElements)));
+  SumTask task{Box(memory.dst(), DType::kF32, 1, kElements, 0), boxes, {}, 0.5F};
+  task.squares = squares.data();  // as in a step
   const double bytes = static_cast<double>(kElements) *
                        (sizeof(float) + sources * static_cast<double>(SizeOf(dtype)));
   Compare(state, memory, bytes, [&] { return memory.ops().Sum(memory.stream(), {&task, 1}); });

@@ -12,8 +12,9 @@ namespace dmuond::bench {
 [[nodiscard]] double ProductSeconds(int64_t rows, int64_t cols, int count, int threads,
                                     int repeats);
 
-// Bytes per second of memcpy from one shared mapping to another, least time of `repeats`, all
-// pages touched before.
+// Bytes per second of memcpy from one shared mapping to another, by threads that wait for work as a
+// lane's do. Least time of `repeats`, all pages touched before: what fits into the last-level cache
+// is there, while a lane finds it as the rest of a step has left it.
 [[nodiscard]] double MemcpyBytesPerSecond(int64_t bytes, int threads, int repeats);
 
 }  // namespace dmuond::bench

@@ -111,7 +111,7 @@ void CompareMemory(const Scenario& scenario, const Measured& measured, json& res
     norm_us = std::min(norm_us, timing.norm_us);
   }
   const int64_t bytes = scenario.parameters() * static_cast<int64_t>(sizeof(float));
-  const double memcpy_gbs = 2 * MemcpyBytesPerSecond(bytes, scenario.threads, /*repeats=*/10) / 1e9;
+  const double memcpy_gbs = 2 * MemcpyBytesPerSecond(bytes, scenario.threads, /*repeats=*/30) / 1e9;
   const std::string name = scenario.name + ": ";
   Compare((name + "sums of gradients, with norms").c_str(), sum_gbs, "GB/s", "memcpy, same threads",
           memcpy_gbs, results);

@@ -65,8 +65,8 @@ class RowCopier {
   size_t bytes_ = 0;
 };
 
-// From this size on memcpy itself knows best how to copy a run.
-constexpr size_t kLongRun = size_t{1} << 20;
+// From this size on a run is four streams by itself.
+constexpr size_t kLongRun = size_t{256} << 10;
 
 void CopyContiguousRuns(const BoxWalk& walk, const StridedBox& dst, const StridedBox& src,
                         int64_t begin, int64_t end) {
@@ -79,10 +79,12 @@ void CopyContiguousRuns(const BoxWalk& walk, const StridedBox& dst, const Stride
                 std::byte* to = dst.data + offsets[0] * size;
                 const std::byte* from = src.data + offsets[1] * size;
                 const auto bytes = static_cast<size_t>(length * size);
-                if (stream && bytes < kLongRun) {
+                if (!stream) {
+                  std::memcpy(to, from, bytes);
+                } else if (bytes < kLongRun) {
                   rows.Add(to, from, bytes);
                 } else {
-                  std::memcpy(to, from, bytes);
+                  StreamCopy(to, from, bytes);
                 }
               });
   }

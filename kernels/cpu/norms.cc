@@ -5,6 +5,10 @@
 
 #include "kernels/cpu/clones.h"
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 namespace dmuond::kernels::cpu {
 namespace {
 
@@ -33,7 +37,52 @@ DMUOND_CLONES void AddSquares(const float* data, int64_t elements, double* runni
   }
 }
 
+#if defined(__x86_64__)
+using Words = float __attribute__((vector_size(16)));
+
+// A line at a time from each quarter: eight products, then the next eight, as above.
+DMUOND_CLONES void StreamWithSquares(const float* chunk, float factor, float* dst,
+                                     const Ahead& ahead, double* running) {
+  constexpr int64_t kLine = 2 * kLanes;
+  constexpr int64_t kQuarter = SquareSum::kChunk / kStreams;
+  Doubles sums[kStreams];
+  std::memcpy(sums, running, sizeof(sums));
+  for (int64_t i = 0; i < kQuarter; i += kLine) {
+    for (int64_t stream = 0; stream < kStreams; ++stream) {
+      const float* from = chunk + stream * kQuarter + i;
+      float* to = dst + stream * kQuarter + i;
+      for (const std::byte* source : ahead.sources) {
+        const int64_t at = (stream * kQuarter + i) * ahead.element_bytes;
+        _mm_prefetch(reinterpret_cast<const char*>(source + at), _MM_HINT_T0);
+      }
+      for (int64_t half = 0; half < kLine; half += kLanes) {
+        Floats narrow;
+        std::memcpy(&narrow, from + half, sizeof(narrow));
+        narrow *= factor;
+        Words words[2];
+        std::memcpy(words, &narrow, sizeof(words));
+        _mm_stream_ps(to + half, words[0]);
+        _mm_stream_ps(to + half + 4, words[1]);
+        const Doubles wide = __builtin_convertvector(narrow, Doubles);
+        sums[stream] += wide * wide;
+      }
+    }
+  }
+  std::memcpy(running, sums, sizeof(sums));
+}
+#else
+void StreamWithSquares(const float* chunk, float factor, float* dst, const Ahead& /*ahead*/,
+                       double* running) {
+  for (int64_t i = 0; i < SquareSum::kChunk; ++i) dst[i] = chunk[i] * factor;
+  AddSquares(dst, SquareSum::kChunk, running);
+}
+#endif
+
 }  // namespace
+
+void SquareSum::AddStreaming(const float* chunk, float factor, float* dst, const Ahead& ahead) {
+  StreamWithSquares(chunk, factor, dst, ahead, sums_.data());
+}
 
 void SquareSum::Add(const float* chunk, int64_t elements) {
   AddSquares(chunk, elements, sums_.data());

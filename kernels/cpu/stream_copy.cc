@@ -16,6 +16,8 @@ namespace {
 
 constexpr size_t kLine = 64;
 constexpr size_t kPrefetchBytes = 32 * kLine;
+constexpr size_t kPage = 4096;
+constexpr size_t kGroup = kStreamRows * kPage;
 
 size_t BytesToLine(const std::byte* address) {
   return (kLine - reinterpret_cast<uintptr_t>(address) % kLine) % kLine;
@@ -35,6 +37,19 @@ inline void StreamLine(std::byte* to, const std::byte* from) {
   _mm_stream_si128(out + 3, w3);
 }
 
+// Four pages in lockstep, while the next four come into the cache.
+// REQUIRES: `to` at the beginning of a line.
+void StreamGroup(std::byte* to, const std::byte* from, bool another_follows) {
+  for (size_t i = 0; i < kPage; i += kLine) {
+    for (size_t page = i; page < kGroup; page += kPage) {
+      if (another_follows) {
+        _mm_prefetch(reinterpret_cast<const char*>(from + kGroup + page), _MM_HINT_T0);
+      }
+      StreamLine(to + page, from + page);
+    }
+  }
+}
+
 }  // namespace
 
 void StreamCopy(void* dst, const void* src, size_t bytes) {
@@ -43,6 +58,9 @@ void StreamCopy(void* dst, const void* src, size_t bytes) {
   const size_t head = std::min(bytes, BytesToLine(to));
   std::memcpy(to, from, head);
   size_t i = head;
+  for (; i + kGroup <= bytes; i += kGroup) {
+    StreamGroup(to + i, from + i, i + 2 * kGroup <= bytes);
+  }
   for (; i + kLine <= bytes; i += kLine) StreamLine(to + i, from + i);
   std::memcpy(to + i, from + i, bytes - i);
 }

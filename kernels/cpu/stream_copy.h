@@ -10,9 +10,10 @@ namespace dmuond::kernels::cpu {
 // Results from this size on are streamed: twice a large second-level cache.
 inline constexpr size_t kStreamBytesMin = size_t{4} << 20;
 
-// memcpy with streaming stores. Call StreamFence before another thread may read dst.
+// memcpy with streaming stores, long runs as four pages at a time (four_streams.h says why). Call
+// StreamFence before another thread may read dst.
 void StreamCopy(void* dst, const void* src, size_t bytes);
-// `rows` rows of `bytes`, up to four at a time (four_streams.h says why).
+// The same for `rows` rows of `bytes`, up to four at a time.
 inline constexpr int kStreamRows = 4;
 void StreamCopyRows(std::byte* const* dst, const std::byte* const* src, int rows, size_t bytes);
 void StreamFence();

@@ -126,20 +126,6 @@ const StridedBox* OnlySource(const SumTask& task) {
   return only;
 }
 
-// A chunk as four pages side by side: the processor then fills four rows of memory at a time.
-void StreamChunk(std::byte* to, const float* from, int64_t length) {
-  constexpr size_t kRow = kChunk / kStreamRows * sizeof(float);
-  const auto* bytes = reinterpret_cast<const std::byte*>(from);
-  if (length != kChunk) return StreamCopy(to, from, static_cast<size_t>(length) * sizeof(float));
-  std::array<std::byte*, kStreamRows> rows{};
-  std::array<const std::byte*, kStreamRows> sources{};
-  for (size_t row = 0; row < kStreamRows; ++row) {
-    rows[row] = to + row * kRow;
-    sources[row] = bytes + row * kRow;
-  }
-  StreamCopyRows(rows.data(), sources.data(), kStreamRows, kRow);
-}
-
 // Where the results of one task go.
 struct Output {
   const SumTask& task;
@@ -148,7 +134,13 @@ struct Output {
   SquareSum* squares;  // of what is stored, or null
 
   // `sum` without the task's factor; `factor` is what is still to be applied.
-  void Store(const float* sum, float factor, int64_t offset, int64_t length) const {
+  void Store(const float* sum, float factor, int64_t offset, int64_t length,
+             const Ahead& ahead) const {
+    float* const to = reinterpret_cast<float*>(task.dst.data) + offset;
+    if (stream && squares != nullptr && length == kChunk &&
+        reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+      return squares->AddStreaming(sum, factor, to, ahead);
+    }
     alignas(64) std::array<float, kChunk> scaled;
     if (factor != 1.0F) {
       Scale(sum, factor, scaled.data(), length);
@@ -156,7 +148,7 @@ struct Output {
     }
     if (squares != nullptr) squares->Add(sum, length);
     if (stream) {
-      StreamChunk(task.dst.data + offset * static_cast<int64_t>(sizeof(float)), sum, length);
+      StreamCopy(to, sum, static_cast<size_t>(length) * sizeof(float));
     } else {
       StoreRun(DType::kF32, task.dst.data, offset, stride, sum, length);
     }
@@ -195,7 +187,7 @@ class Summation {
         float* widened = tree_.LeafBuffer();
         ScaleBF16(reinterpret_cast<const uint16_t*>(only_bf16_->data) + offsets[1], task_.factor,
                   widened, length);
-        return output_.Store(widened, 1.0F, offsets[0], length);
+        return output_.Store(widened, 1.0F, offsets[0], length, AheadOf(offsets, end, widened));
       }
       tree_.Reset(length);
       size_t box = 1;
@@ -206,7 +198,8 @@ class Summation {
         i += taken;
       }
       const float* sum = task_.sources.empty() ? nullptr : tree_.Finish();
-      output_.Store(sum == nullptr ? kZeros.data() : sum, task_.factor, offsets[0], length);
+      if (sum == nullptr) sum = kZeros.data();
+      output_.Store(sum, task_.factor, offsets[0], length, AheadOf(offsets, end, sum));
     });
   }
 
@@ -214,6 +207,22 @@ class Summation {
   [[nodiscard]] const StridedBox* OnlyBF16() const {
     const StridedBox* only = OnlySource(task_);
     return contiguous_ && only != nullptr && only->dtype == DType::kBF16 ? only : nullptr;
+  }
+
+  // The next chunk of the first two sources; `cached` where there is none. Streaming stores leave
+  // the time for it. More than two sources are read in lockstep and need no help.
+  [[nodiscard]] Ahead AheadOf(const int64_t* offsets, int64_t end, const float* cached) const {
+    Ahead ahead;
+    ahead.sources.fill(reinterpret_cast<const std::byte*>(cached));
+    if (offsets[0] + 2 * kChunk > end || walk_.boxes() > 1 + ahead.sources.size()) return ahead;
+    size_t box = 0;
+    for (const StridedBox& source : task_.sources) {
+      if (source.data == nullptr) continue;
+      ahead.element_bytes = static_cast<int64_t>(SizeOf(source.dtype));
+      ahead.sources[box] = source.data + (offsets[box + 1] + kChunk) * ahead.element_bytes;
+      ++box;
+    }
+    return ahead;
   }
 
   [[nodiscard]] int64_t Stride(size_t box) const { return contiguous_ ? 1 : walk_.run_stride(box); }

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <memory>
 
 #include "kernels/cpu/cpu_device.h"
 #include "tests/kernels/random_box.h"
@@ -274,6 +276,89 @@ TEST(SumsOfSquares, HoldExtremesAndNonFiniteValues) {
   EXPECT_DOUBLE_EQ(norm(std::vector<float>(100, 1e30F)), 100 * std::pow(double{1e30F}, 2));
   EXPECT_TRUE(std::isnan(norm({1, 2, NAN, 4})));
   EXPECT_TRUE(std::isinf(norm({1, 2, INFINITY, 4})));
+}
+
+// What a sum finds in passing, around the cache and through it, is what a pass of its own finds.
+void ExpectSquaresOfTheirOwnPass(int64_t elements, DType dtype, BoxRandom& random) {
+  Lane lane(2);
+  std::vector<StridedBox> boxes;
+  std::vector<std::vector<float>> leaves;
+  std::vector<OwnedBox> sources;
+  const std::vector<float> values = RandomValues(elements, random);
+  for (const size_t count : {0, 1, 2, 3, 5}) {
+    while (sources.size() < count) {
+      sources.emplace_back(Shape{elements}, dtype, random).Write(values);
+      leaves.push_back(sources.back().Read());
+    }
+    boxes.clear();
+    for (const OwnedBox& source : sources) boxes.push_back(source.box());
+    std::vector<float> expected(elements);
+    if (count > 0) expected = TreeSum(leaves, std::vector<bool>(count, true));
+    for (float& x : expected) x *= 0.3F;
+    for (const int64_t first : {0, 1}) {  // of dst: at the beginning of a line and not
+      std::vector<float> memory(elements + 32, -7.0F);
+      void* line = memory.data();
+      size_t space = memory.size() * sizeof(float);
+      float* const dst = static_cast<float*>(std::align(64, 64, line, space)) + first;
+      std::vector<double> found(NormBlocks(0, elements), NAN);
+      std::vector<double> own(found);
+      SumTask task{{reinterpret_cast<std::byte*>(dst), DType::kF32, 1, {elements}, {1}}, boxes};
+      task.factor = 0.3F;
+      task.squares = found.data();
+      ASSERT_TRUE(lane.device->ops().Sum(*lane.stream, {&task, 1}).ok());
+      ASSERT_EQ(std::vector<float>(dst, dst + elements), expected);
+      EXPECT_EQ(dst[elements], -7.0F);
+      const NormTask norm{dst, elements, 0, own.data()};
+      ASSERT_TRUE(lane.device->ops().SumsOfSquares(*lane.stream, {&norm, 1}).ok());
+      ASSERT_EQ(found, own) << elements << " elements, " << count << " sources";
+    }
+  }
+}
+
+TEST(SumsOfSquares, OfASumHaveTheBitsOfTheirOwnPass) {
+  BoxRandom random(9);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const int64_t elements : {int64_t{1000}, kNormBlock + 5, (int64_t{1} << 20) + 12365}) {
+      ExpectSquaresOfTheirOwnPass(elements, dtype, random);  // the last: more than 4 MiB
+    }
+  }
+}
+
+// Long runs and short ones, at every distance from the beginning of a line.
+TEST(Copy, AroundTheCacheMovesEveryByteAndNothingElse) {
+  Lane lane(2);
+  BoxRandom random(10);
+  constexpr int64_t kRows = 3;
+  constexpr int64_t kCols = (int64_t{1} << 19) + 4096 + 13;  // fp32: 2 MiB and some, over 4 in all
+  const std::vector<float> values = RandomValues(kRows * (kCols + 5) + 64, random);
+  for (const int64_t width : {kCols, kCols / 16}) {  // of runs; as many of them as it takes
+    const int64_t rows = kRows * (kCols / width);
+    for (const int64_t from : {0, 3}) {
+      for (const int64_t to : {0, 1, 15}) {
+        std::vector<float> out(values.size() + 32, -7.0F);
+        const auto box = [&](const float* data, int64_t stride) {
+          return StridedBox{reinterpret_cast<std::byte*>(const_cast<float*>(data)),
+                            DType::kF32,
+                            2,
+                            {rows, width},
+                            {stride, 1}};
+        };
+        ASSERT_TRUE(lane.device->ops()
+                        .Copy(*lane.stream, box(out.data() + to, width),
+                              box(values.data() + from, width + 1))
+                        .ok());
+        for (int64_t row = 0; row < rows; ++row) {
+          ASSERT_TRUE(std::equal(out.begin() + to + row * width,
+                                 out.begin() + to + (row + 1) * width,
+                                 values.begin() + from + row * (width + 1)))
+              << "row " << row << " of " << width;
+        }
+        EXPECT_TRUE(std::all_of(out.begin(), out.begin() + to, [](float x) { return x == -7; }));
+        EXPECT_TRUE(std::all_of(out.begin() + to + rows * width, out.end(),
+                                [](float x) { return x == -7; }));
+      }
+    }
+  }
 }
 
 TEST(NormBlocks, CountsBlocksThatAreTouched) {
