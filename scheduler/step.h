@@ -136,7 +136,13 @@ struct Expel {
   Attempt attempt;
   std::string detail;
 };
-using CoordinatorAction = std::variant<OpenAttempt, Go, Decision, Begun, Expel>;
+// The state is that of `step`, and every trainer is to get its weights, under this attempt: after a
+// new epoch, or from a snapshot.
+struct Republish {
+  Attempt attempt;
+  StepId step;
+};
+using CoordinatorAction = std::variant<OpenAttempt, Go, Decision, Begun, Expel, Republish>;
 
 }  // namespace dmuond::scheduler
 

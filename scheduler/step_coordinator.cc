@@ -93,6 +93,7 @@ StepId StepCoordinator::last_committed() const { return last_committed_; }
 std::vector<CoordinatorAction> StepCoordinator::OnSubmission(TimePoint now,
                                                              const Submission& submission) {
   const int32_t rank = submission.rank.value();
+  if (suspended_) return {};  // answered, with every other one, by OnReformed()
   if (submission.attempt != open_.attempt || rank < 0 || rank >= static_cast<int32_t>(held_.size()))
     return {};
   if (try_.submissions.contains(submission.rank)) return {};
@@ -227,6 +228,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint /*now*/, A
                                                             RailOperation operation,
                                                             BucketId bucket, AttemptKind kind) {
   Actions actions;
+  if (suspended_) return {};
   if (operation == RailOperation::kPublish) {
     if (attempt != publishing_) return {};
     publish_.Report(rail, bucket, node);
@@ -279,6 +281,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnVote(TimePoint /*now*/, Attemp
                                                        NodeRank node, uint64_t plan_digest,
                                                        const std::vector<UnitNorm>& norms,
                                                        const std::string& error) {
+  if (suspended_) return {};
   if (attempt != open_.attempt || node.value() < 0 || node.value() >= inputs_.nodes) return {};
   if (!try_.votes.insert(node).second) return {};
   if (!error.empty()) {
@@ -312,6 +315,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnLost(TimePoint /*now*/, Outcom
                                                        const std::string& detail) {
   if (lost_) return {};
   lost_ = Loss{reason, detail};
+  suspended_ = false;  // there is nothing left to wait for
   return Abort(reason, detail, /*retry=*/false);
 }
 
@@ -324,7 +328,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnRankGone(TimePoint now, Traine
   }
   const auto [gone, first] = gone_.try_emplace(rank, Gone{incarnation, now, detail});
   gone->second.incarnation = std::max(gone->second.incarnation, incarnation);
-  if (!first) return {};
+  if (!first || suspended_) return {};
   // Whoever replaces it all the same hears of the loss as the others do.
   if (lost_) return Abort(lost_->reason, lost_->detail, /*retry=*/false);
   return Abort(OutcomeReason::kTrainerMissing, absl::StrCat(detail, "; its replacement may come"),
@@ -347,7 +351,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnTick(TimePoint now) {
                   absl::StrCat(gone.detail, ", and no replacement came within ",
                                options_.session_linger.count(), " ms"));
   }
-  if (!try_.first) return {};
+  if (suspended_ || !try_.first) return {};
   if (!AllSubmitted()) {
     if (now - try_.first_at < options_.step_timeout) return {};
     std::vector<TrainerRank> missing;
@@ -373,6 +377,39 @@ std::vector<CoordinatorAction> StepCoordinator::OnTick(TimePoint now) {
                absl::StrCat("gradients not collected on ", Listed("node", missing), " within ",
                             options_.step_timeout.count(), " ms of the last submit"),
                /*retry=*/false);
+}
+
+// ---- new epochs and restored jobs ----
+
+void StepCoordinator::Suspend() { suspended_ = !lost_; }
+
+std::vector<CoordinatorAction> StepCoordinator::OnReformed(Attempt first, OutcomeReason reason,
+                                                           const std::string& detail) {
+  suspended_ = false;
+  Actions actions;
+  if (applied_) actions.emplace_back(*applied_);
+  Decision aborted = Blank(Verdict::kAbort);
+  aborted.outcome.reason = reason;
+  aborted.outcome.detail = detail;
+  aborted.outcome.retry = true;
+  aborted.outcome.next_attempt = has_state() ? Attempt(first.value() + 1) : first;
+  actions.emplace_back(std::move(aborted));
+  Open(first);
+  if (!has_state()) {
+    actions.emplace_back(open_);
+    return actions;
+  }
+  Actions restarted = Restart();
+  std::move(restarted.begin(), restarted.end(), std::back_inserter(actions));
+  return actions;
+}
+
+std::vector<CoordinatorAction> StepCoordinator::Restart() {
+  publishing_ = open_.attempt;
+  publish_ = RailGate(inputs_.lanes_per_node);
+  const Republish republish{open_.attempt, last_committed_};
+  Open(Attempt(open_.attempt.value() + 1));
+  return {republish, open_};
 }
 
 // ---- decisions ----
@@ -463,13 +500,18 @@ std::vector<CoordinatorAction> StepCoordinator::Decide(Decision decision) {
   if (decision.verdict == Verdict::kSkip) ++skips_in_a_row_;
   if ((committed && step) || decision.verdict == Verdict::kSkip) last_committed_ = decision.step;
 
-  open_ = {decision.outcome.next_attempt, StepId(last_committed_.value() + 1)};
-  try_ = Try{};
-  try_.collect = RailGate(inputs_.lanes_per_node);
+  if (committed || decision.verdict == Verdict::kSkip) applied_ = decision;
+  Open(decision.outcome.next_attempt);
   Actions actions;
   actions.emplace_back(std::move(decision));
   actions.emplace_back(open_);
   return actions;
+}
+
+void StepCoordinator::Open(Attempt attempt) {
+  open_ = {attempt, StepId(last_committed_.value() + 1)};
+  try_ = Try{};
+  try_.collect = RailGate(inputs_.lanes_per_node);
 }
 
 }  // namespace dmuond::scheduler

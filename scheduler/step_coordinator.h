@@ -71,7 +71,19 @@ class StepCoordinator {
   // A trainer has attached; if it is a replacement, it has a whole step_timeout to submit.
   void OnRankBack(TimePoint now, TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] bool lost() const { return lost_.has_value(); }
-  // A step, push or load has committed: there is something to keep for who comes back.
+  // The group is losing its lanes, or a member: nothing is decided from here to OnReformed();
+  // deaths and returns of trainers are noted.
+  void Suspend();
+  // All lanes are new, under `first`'s epoch, and nothing of the state is lost. Tells the last
+  // commit again, for members that missed it and lanes that have to finish it, ends the attempt
+  // that was open for a retry under the new epoch, and has everything published. REQUIRES:
+  // suspended.
+  [[nodiscard]] std::vector<CoordinatorAction> OnReformed(Attempt first, OutcomeReason reason,
+                                                          const std::string& detail);
+  // A job whose state comes from a snapshot, when every rank has attached: under the open attempt
+  // every trainer gets the weights of last_committed(), and the next one opens.
+  [[nodiscard]] std::vector<CoordinatorAction> Restart();
+  // A step, push, load or restart has committed: there is something to keep for who comes back.
   [[nodiscard]] bool has_state() const { return publishing_.value() != 0; }
   // Timeouts. Call at least every 100 ms. When step_timeout has passed since the first submission,
   // ranks that are missing without being known as dead are expelled, and the attempt aborts for a
@@ -121,6 +133,7 @@ class StepCoordinator {
 
   [[nodiscard]] Decision Blank(Verdict verdict) const;
   [[nodiscard]] Actions Decide(Decision decision);  // and opens the next attempt
+  void Open(Attempt attempt);
   [[nodiscard]] Actions Abort(OutcomeReason reason, std::string detail, bool retry);
   [[nodiscard]] Actions Refuse(const Disagreement& disagreement);
   [[nodiscard]] Actions DecideIfComplete();
@@ -140,10 +153,12 @@ class StepCoordinator {
   StepId last_committed_;
   int32_t skips_in_a_row_ = 0;
   std::optional<Loss> lost_;
+  bool suspended_ = false;
+  std::optional<Decision> applied_;  // the last that consumed a step, or changed the state
   std::map<TrainerRank, Gone> gone_;
   std::map<TrainerRank, uint64_t> incarnations_;  // newest that has attached
   Try try_;
-  Attempt publishing_;  // the last committed attempt; its weights may still cross the rails
+  Attempt publishing_;  // last that committed or restarted; its weights may still cross the rails
   RailGate publish_;
 };
 

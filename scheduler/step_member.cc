@@ -171,6 +171,13 @@ std::optional<std::vector<UnitNorm>> StepMember::OnGathered(Attempt attempt, Lan
 void StepMember::OnDecision(const Decision& decision) {
   if (decision.attempt < open_.attempt) return;
   if (last_.has_value() && decision.attempt <= last_->attempt) return;
+  if (decision.attempt > open_.attempt && open_.attempt.value() != 0 && !Consumes(decision)) {
+    // Attempts have ended unheard, with a link that broke: who waits for this one is told the same.
+    Decision missed = decision;
+    missed.attempt = open_.attempt;
+    missed.outcome.attempt = open_.attempt;
+    Remember(missed);
+  }
   Remember(decision);
   const bool step = decision.kind == AttemptKind::kStep;
   if (Consumes(decision) && step) last_committed_ = decision.step;

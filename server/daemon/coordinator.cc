@@ -34,6 +34,9 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
       addressed.message.mutable_expel()->set_rank(expel->rank.value());
       addressed.message.mutable_expel()->set_attempt(expel->attempt.value());
       addressed.message.mutable_expel()->set_detail(expel->detail);
+    } else if (const auto* republish = std::get_if<scheduler::Republish>(&action)) {
+      addressed.message.mutable_republish()->set_attempt(republish->attempt.value());
+      addressed.message.mutable_republish()->set_step(republish->step.value());
     } else {
       *addressed.message.mutable_decision() = ToProto(std::get<scheduler::Decision>(action));
     }

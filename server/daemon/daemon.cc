@@ -152,6 +152,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
     }
     case Kind::kDecision:
       return HandleDecision(message.decision());
+    case Kind::kRepublish:
+      return HandleRepublish(message.republish());
     case Kind::kExpel:
       return HandleExpel(message.expel());
     case Kind::kJobEnded:

@@ -160,6 +160,7 @@ class Daemon {
   void HandleOpen(const v1::OpenAttempt& open) DMUOND_REQUIRES(mutex_);
   void HandleExpel(const v1::ExpelRank& expel) DMUOND_REQUIRES(mutex_);
   void HandleDecision(const v1::Decision& decision) DMUOND_REQUIRES(mutex_);
+  void HandleRepublish(const v1::Republish& republish) DMUOND_REQUIRES(mutex_);
   void HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published)
       DMUOND_REQUIRES(mutex_);
   void EndJob(const std::string& why) DMUOND_REQUIRES(mutex_);

@@ -327,6 +327,16 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
   mutex_.Changed();
 }
 
+void Daemon::HandleRepublish(const v1::Republish& republish) {
+  if (job_ == nullptr || !job_->steps.has_value()) return;
+  job_->has_state = true;
+  job_->applied_attempt = republish.attempt();
+  v1::LaneCommand command;
+  command.mutable_republish()->set_attempt(republish.attempt());
+  ToLanes(command);
+  mutex_.Changed();
+}
+
 void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published) {
   LaneState& state = job_->lanes[lane];
   state.published_attempt = std::max(state.published_attempt, published.attempt());

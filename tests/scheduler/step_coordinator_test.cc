@@ -455,5 +455,89 @@ TEST_F(RailsTest, APushAfterGradientsWereSignalledIsTriedAgain) {
   EXPECT_THAT(decision.outcome.detail, HasSubstr("rank 1"));
 }
 
+// The group loses its lanes in the middle of step 2.
+class ReformationTest : public ::testing::Test {
+ protected:
+  ReformationTest() {
+    (void)group_.SubmitAll();
+    committed_ = DecisionIn(group_.VoteAll());
+    (void)group_.Submit(group_.Step(0));
+    open_ = group_.coordinator->Current();
+  }
+  static constexpr Attempt kNewEpoch = MakeAttempt(GroupEpoch(2), 1);
+  StepGroup group_{TwoNodes(), StepId(0), {.session_linger = std::chrono::hours(24)}};
+  Decision committed_;
+  OpenAttempt open_;
+};
+
+TEST_F(ReformationTest, DecidesNothingUntilTheGroupHasFormedAnew) {
+  group_.coordinator->Suspend();
+  EXPECT_THAT(group_.Submit(group_.Step(1)), IsEmpty());
+  EXPECT_THAT(group_.VoteAll(), IsEmpty());
+  EXPECT_THAT(group_.Ready(0, 0, RailOperation::kPublish, 0, committed_.attempt), IsEmpty());
+  EXPECT_THAT(group_.coordinator->OnRankGone(group_.now, TrainerRank(1), 1, "rank 1 died"),
+              IsEmpty());
+  EXPECT_THAT(group_.coordinator->OnTick(group_.now + std::chrono::hours(1)), IsEmpty());
+}
+
+TEST_F(ReformationTest, TellsTheLastCommitAgainEndsTheOpenAttemptAndPublishes) {
+  group_.coordinator->Suspend();
+  const auto actions =
+      group_.coordinator->OnReformed(kNewEpoch, OutcomeReason::kLaneLost, "lane 1 died");
+  ASSERT_EQ(actions.size(), 4);
+  const auto& told = std::get<Decision>(actions[0]);
+  EXPECT_EQ(told.attempt, committed_.attempt);
+  EXPECT_EQ(told.verdict, Verdict::kCommit);
+  const auto& aborted = std::get<Decision>(actions[1]);
+  EXPECT_EQ(aborted.attempt, open_.attempt);
+  EXPECT_EQ(aborted.verdict, Verdict::kAbort);
+  EXPECT_TRUE(aborted.outcome.retry);
+  EXPECT_EQ(aborted.outcome.reason, OutcomeReason::kLaneLost);
+  EXPECT_EQ(aborted.outcome.next_attempt, Attempt(kNewEpoch.value() + 1));
+  const auto& republish = std::get<Republish>(actions[2]);
+  EXPECT_EQ(republish.attempt, kNewEpoch);
+  EXPECT_EQ(republish.step, StepId(1));
+  const auto& open = std::get<OpenAttempt>(actions[3]);
+  EXPECT_EQ(open.attempt, Attempt(kNewEpoch.value() + 1));
+  EXPECT_EQ(open.step, open_.step);
+  // The step is tried again, from the first submission on.
+  (void)group_.SubmitAll();
+  EXPECT_EQ(DecisionIn(group_.VoteAll()).step, open_.step);
+}
+
+TEST_F(ReformationTest, WithoutStateTheFirstPushIsTriedAgain) {
+  StepGroup fresh(TwoNodes());
+  (void)fresh.Submit(fresh.Push(0));
+  fresh.coordinator->Suspend();
+  const auto actions =
+      fresh.coordinator->OnReformed(kNewEpoch, OutcomeReason::kPeerLost, "a link broke");
+  ASSERT_EQ(actions.size(), 2);
+  EXPECT_EQ(std::get<Decision>(actions[0]).outcome.next_attempt, kNewEpoch);
+  EXPECT_EQ(std::get<OpenAttempt>(actions[1]).attempt, kNewEpoch);
+}
+
+TEST_F(ReformationTest, ARankThatDiedMeanwhileIsWaitedFor) {
+  group_.coordinator->Suspend();
+  (void)group_.coordinator->OnRankGone(group_.now, TrainerRank(1), 1, "rank 1 died");
+  (void)group_.coordinator->OnReformed(kNewEpoch, OutcomeReason::kLaneLost, "lane 1 died");
+  (void)group_.Submit(group_.Step(0));
+  EXPECT_THAT(group_.coordinator->OnRankGone(group_.now, TrainerRank(1), 1, "told again"),
+              IsEmpty());
+  group_.coordinator->OnRankBack(group_.now, TrainerRank(1), 2);
+  (void)group_.Submit(group_.Step(1));
+  EXPECT_EQ(DecisionIn(group_.VoteAll()).verdict, Verdict::kCommit);
+}
+
+TEST(StepCoordinatorTest, ARestoredJobPublishesBeforeItsFirstStep) {
+  StepGroup group(TwoNodes(), StepId(7));
+  const auto actions = group.coordinator->Restart();
+  ASSERT_EQ(actions.size(), 2);
+  EXPECT_EQ(std::get<Republish>(actions[0]).attempt, kFirstAttempt);
+  EXPECT_EQ(std::get<Republish>(actions[0]).step, StepId(7));
+  EXPECT_EQ(std::get<OpenAttempt>(actions[1]).attempt, Later(1));
+  EXPECT_EQ(std::get<OpenAttempt>(actions[1]).step, StepId(8));
+  EXPECT_TRUE(group.coordinator->has_state());
+}
+
 }  // namespace
 }  // namespace dmuond::scheduler

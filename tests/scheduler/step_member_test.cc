@@ -207,5 +207,17 @@ TEST_F(StepMemberTest, VotesOnceWhenAllLanesHaveGathered) {
   EXPECT_FALSE(member_.OnGathered(kFirstAttempt, LaneIndex(1), second).has_value());
 }
 
+TEST_F(StepMemberTest, WhoWaitsForAnAttemptThatEndedUnheardIsToldTheSame) {
+  const Submission submission = Step(2, 5, kFirstAttempt);
+  ExpectForwarded(submission);
+  Decision aborted = Decide(Verdict::kAbort, 5, Later(3));
+  aborted.outcome.next_attempt = MakeAttempt(GroupEpoch(2), 2);
+  member_.OnDecision(aborted);
+  ExpectOutcome(submission, OutcomeKind::kAborted);
+  EXPECT_EQ(member_.OnWait(TrainerRank(2), StepId(5), kFirstAttempt)->outcome->next_attempt,
+            MakeAttempt(GroupEpoch(2), 2));
+  ExpectForwarded(Step(2, 5, MakeAttempt(GroupEpoch(2), 2)));
+}
+
 }  // namespace
 }  // namespace dmuond::scheduler

@@ -134,6 +134,7 @@ class StepSimulator {
   void Check(const Go& go);
   void Check(const Begun& /*begun*/) {}
   void Check(const Expel& /*expel*/) {}
+  void Check(const Republish& /*republish*/) {}
 
   // Lanes.
   void Progress(Lane& lane);
