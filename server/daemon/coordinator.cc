@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dmuond/wire/fault_point.h"
 #include "scheduler/reason.h"
 #include "server/convert.h"
 #include "server/daemon/errors.h"
@@ -24,8 +25,10 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
   for (const scheduler::CoordinatorAction& action : actions) {
     Addressed& addressed = out.emplace_back();
     if (const auto* open = std::get_if<scheduler::OpenAttempt>(&action)) {
+      wire::FaultPoint("coordinator.open");
       *addressed.message.mutable_open() = ToProto(*open);
     } else if (const auto* go = std::get_if<scheduler::Go>(&action)) {
+      wire::FaultPoint("coordinator.go");
       *addressed.message.mutable_go() = ToProto(*go);
     } else if (const auto* begun = std::get_if<scheduler::Begun>(&action)) {
       addressed.node = begun->node.value();
@@ -38,6 +41,7 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
       addressed.message.mutable_republish()->set_attempt(republish->attempt.value());
       addressed.message.mutable_republish()->set_step(republish->step.value());
     } else {
+      wire::FaultPoint("coordinator.decided");
       *addressed.message.mutable_decision() = ToProto(std::get<scheduler::Decision>(action));
     }
   }
@@ -84,6 +88,7 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
   switch (message.message_case()) {
     case Kind::kSubmitted: {
       absl::StatusOr<scheduler::Submission> submission = FromProto(message.submitted());
+      wire::FaultPoint("coordinator.submission");
       if (!submission.ok()) return {};  // the member checked it: a member of another build is out
       return Broadcast(job_->steps->OnSubmission(now, *submission));
     }
@@ -101,6 +106,7 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
     }
     case Kind::kVote: {
       const v1::Vote& vote = message.vote();
+      wire::FaultPoint("coordinator.vote");
       std::vector<scheduler::UnitNorm> norms;
       norms.reserve(vote.norms_size());
       for (const v1::UnitNorm& norm : vote.norms()) norms.push_back(FromProto(norm));
@@ -157,6 +163,7 @@ AddressedMessages Coordinator::OnRegistration(TimePoint now, int32_t from,
   // One whose session was refused may have sent it before it knew.
   const auto open = job_->open_ranks.find(registration.rank());
   if (open == job_->open_ranks.end() || open->second.first != from) return {};
+  wire::FaultPoint("coordinator.registration");
   job_->registrations[registration.rank()] = registration;
   if (!job_->register_deadline.has_value()) {
     job_->register_deadline = now + options_.register_timeout;
@@ -216,6 +223,7 @@ AddressedMessages Coordinator::OnPlanReady(const v1::PlanReady& ready) {
   }
   job_->ready[ready.node()] = ready.digest();
   if (job_->ready.size() < static_cast<size_t>(options_.nodes)) return {};
+  wire::FaultPoint("coordinator.plan_ready");
   const scheduler::Attempt first =
       scheduler::MakeAttempt(scheduler::GroupEpoch(epoch_), ++attempts_);
   job_->steps = std::make_unique<scheduler::StepCoordinator>(*job_->inputs, *job_->plan, first,

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/convert.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
@@ -89,7 +90,9 @@ void Daemon::Send(AddressedMessages messages) {
   for (Addressed& addressed : messages) {
     const bool remote = !addressed.node.has_value() || *addressed.node != options_.node;
     const bool here = !addressed.node.has_value() || *addressed.node == options_.node;
+    if (addressed.message.has_decision()) wire::FaultPoint("coordinator.before_send");
     if (remote && options_.nodes > 1) peers_->SendToMembers(addressed.node, addressed.message);
+    if (addressed.message.has_decision()) wire::FaultPoint("coordinator.sent");
     if (here) heard_.push_back(std::move(addressed.message));
   }
 }
@@ -175,6 +178,7 @@ void Daemon::ToLanes(const v1::LaneCommand& command) {
 
 void Daemon::OnFormed(uint32_t epoch) {
   StateLock lock(mutex_);
+  wire::FaultPoint("daemon.formed");
   epoch_ = epoch;
   if (coordinator_ != nullptr) {
     Send(coordinator_->OnFormed(std::chrono::steady_clock::now(), epoch));
@@ -242,6 +246,7 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       v1::PlanReady& ready = *message.mutable_plan_ready();
       ready.set_node(options_.node);
       ready.set_digest(job_->plan->digest);
+      wire::FaultPoint("daemon.plan_ready");
       return Tell(std::move(message));
     }
     case Kind::kRendezvous:
@@ -264,7 +269,10 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       vote.set_node(options_.node);
       vote.set_plan_digest(job_->plan->digest);
       for (const scheduler::UnitNorm& norm : *vote_norms) *vote.add_norms() = ToProto(norm);
-      return Tell(std::move(message));
+      wire::FaultPoint("daemon.vote");
+      Tell(std::move(message));
+      wire::FaultPoint("daemon.vote.sent");
+      return;
     }
     case Kind::kPublished:
       return HandleLanePublished(lane, report.published());

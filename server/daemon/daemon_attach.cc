@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "dmuond/wire/timeline.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
@@ -194,6 +195,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   if (!sent.ok()) return sent;
   attach.set_timeline_bytes(timeline_bytes);
   fds.push_back(*timeline);
+  wire::FaultPoint("daemon.attach");
   session->lanes_attached.clear();
   session->attach_error = absl::OkStatus();
   for (LaneState& lane : job_->lanes) {
@@ -217,6 +219,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   }
   session = *found;
   if (!session->attach_error.ok()) return session->attach_error;
+  wire::FaultPoint("daemon.attached");
   session->state = Session::State::kAttached;
   session->first_attempt = job_->steps->open().attempt;
   job_->vacancies.erase(session->rank);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/convert.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
@@ -23,6 +24,7 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
     ++generation_;
   }
   if (job_->name != wire.job() || job_->plan != nullptr) return;
+  wire::FaultPoint("daemon.plan");
   absl::Status prepared = Prepare(wire);
   mutex_.Changed();
   if (prepared.ok()) return;

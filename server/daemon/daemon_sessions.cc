@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/convert.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
@@ -262,6 +263,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     reply.set_trainer_state(kept->second.bytes);
   }
   reply.set_step_timeout_ms(options_.step_timeout.count());
+  wire::FaultPoint("daemon.session");
   session.request = request.SerializeAsString();
   session.opened = reply;
   log::Info("session opened", {{"job", request.job()},

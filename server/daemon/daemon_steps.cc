@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/convert.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
@@ -257,6 +258,7 @@ void Daemon::HandleOpen(const v1::OpenAttempt& open) {
     }
     job_->steps.emplace(std::move(local), options_.lanes, scheduler::StepId(open.step() - 1));
   }
+  wire::FaultPoint("daemon.open");
   job_->steps->OnOpen(FromProto(open));
   v1::LaneCommand command;
   *command.mutable_arm() = open;
@@ -271,6 +273,7 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
     log::Error("a decision that cannot be read", {{"what", decision.status().ToString()}});
     return;
   }
+  wire::FaultPoint("daemon.decision");
   if (decision->verdict == scheduler::Verdict::kCommit &&
       decision->kind == scheduler::AttemptKind::kLoad) {
     ApplyPending(decision->attempt.value());
@@ -288,7 +291,9 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
       std::any_of(sessions_.begin(), sessions_.end(), [&steps = *job_->steps](const auto& entry) {
         return steps.submitted(scheduler::TrainerRank(entry.second.rank));
       });
+  wire::FaultPoint("daemon.decision.to_lanes");
   job_->steps->OnDecision(*decision);
+  wire::FaultPoint("daemon.decision.known");
   job_->gradient_norm = decision->outcome.gradient_norm;
   if (decision->verdict == scheduler::Verdict::kCommit ||
       decision->verdict == scheduler::Verdict::kSkip) {
@@ -365,6 +370,7 @@ void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& 
                                          return a.published_attempt < b.published_attempt;
                                        });
   if (behind->published_attempt <= job_->published_attempt) return;
+  wire::FaultPoint("daemon.published");
   job_->published_attempt = behind->published_attempt;
   job_->timing = job_->publishing;
   if (waiting_for_published_ > 0) mutex_.Changed();

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "dmuond/wire/fault_point.h"
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/cpu/core_type.h"
 #include "kernels/cpu/cpu_memory.h"
@@ -242,6 +243,9 @@ int main(int argc, char** argv) {
   if (config->print_config || config->check_config) {
     if (config->print_config) std::cout << dmuond::server::ToText(*config);
     return 0;
+  }
+  if (dmuond::wire::ConnectFaultDriver()) {
+    dmuond::server::log::Warn("a test's fault driver may stop this process at any point");
   }
   absl::Status served = dmuond::server::Serve(*config, signals);
   if (!served.ok()) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 
 namespace dmuond::server::lane {
 
@@ -133,6 +134,7 @@ absl::Status Collector::OnGo(const scheduler::Go& go) {
   }
   const bool gradients = kind() != AttemptKind::kPush;
   states_[b].started = true;
+  wire::FaultPoint("lane.collect.go");
   // What nobody has is neither sent nor waited for: both ends read it from the same GO.
   return rail_.Start(
       RailOperation::kCollect, b, *work()[b].transfers, [&](const scheduler::Transfer& transfer) {
@@ -176,6 +178,7 @@ absl::StatusOr<bool> Collector::Progress() {
     if (!state.seen) {
       if (!ContributorsReady(b)) continue;
       state.seen = true;
+      wire::FaultPoint("lane.collect.bucket");
       started_ = job_.has_trainers;
       if (!kind_.has_value() && job_.has_trainers) kind_ = AttemptKind::kStep;
       any = true;
@@ -207,6 +210,7 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
     if (!packed.ok() || !*packed) return packed;
     state.packing = false;
     state.packed = any = true;
+    wire::FaultPoint("lane.collect.packed");
     if (NeedsRail(b)) {
       absl::Status status = rail_.ReportReady(attempt_, RailOperation::kCollect, b, kind());
       if (!status.ok()) return status;
@@ -255,6 +259,7 @@ absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
   }
   state.reduced = true;
   --unfinished_;
+  wire::FaultPoint("lane.collect.reduced");
   return true;
 }
 

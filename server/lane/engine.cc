@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/convert.h"
 #include "server/daemon/log.h"
 #include "server/lane/unit_io.h"
@@ -55,6 +56,7 @@ absl::Status Engine::OnAttach(const v1::LaneCommand::AttachTrainer& attach,
   attached.set_rank(attach.rank());
   attached.set_incarnation(attach.incarnation());
   if (!status.ok()) attached.set_error(std::string(status.message()));
+  wire::FaultPoint("lane.attached");
   return channel_.Send(report);
 }
 
@@ -111,6 +113,7 @@ absl::Status Engine::OnGo(const scheduler::Go& go) {
 
 absl::Status Engine::OnDecision(scheduler::Decision decision) {
   if (collector_->armed() && decision.attempt < collector_->attempt()) return absl::OkStatus();
+  wire::FaultPoint("lane.decision");
   collector_->Disarm();
   summed_ = collector_->sum_time();
   normed_ = collector_->norm_time();
@@ -190,6 +193,7 @@ absl::StatusOr<bool> Engine::ArmNext() {
   gathered_ = false;
   collector_->Arm(opened_->attempt);
   opened_.reset();
+  wire::FaultPoint("lane.armed");
   for (const scheduler::Submission& submission : submissions_) {
     if (submission.attempt != collector_->attempt()) continue;
     collector_->OnSubmission(submission);
@@ -209,7 +213,10 @@ absl::Status Engine::ReportGathered() {
   gathered.set_attempt(collector_->attempt().value());
   gathered.set_collect_us(Microseconds(times_.first_ready, times_.gathered));
   collector_->AddNorms(gathered);
-  return channel_.Send(report_);
+  wire::FaultPoint("lane.gathered");
+  absl::Status sent = channel_.Send(report_);
+  wire::FaultPoint("lane.gathered.sent");
+  return sent;
 }
 
 absl::StatusOr<bool> Engine::StartNext() {
@@ -288,7 +295,10 @@ absl::Status Engine::ReportPublished() {
     timing.set_copy_bytes(committed ? publisher_->copy_time().bytes : 0);
   }
   tasks_.pop_front();
-  return channel_.Send(report_);
+  wire::FaultPoint("lane.published");
+  absl::Status sent = channel_.Send(report_);
+  wire::FaultPoint("lane.published.sent");
+  return sent;
 }
 
 }  // namespace dmuond::server::lane

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "dmuond/wire/fault_point.h"
 #include "kernels/cpu/cpu_device.h"
 #include "server/daemon/log.h"
 #include "server/lane/gloo_group.h"
@@ -95,6 +96,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   dmuond::server::log::SetLevel(*level);
+  dmuond::wire::ConnectFaultDriver();
   // Sleeps of some tens of microseconds between looks at timeline words; the default slack of 50 us
   // would more than double them.
   ::prctl(PR_SET_TIMERSLACK, 1);

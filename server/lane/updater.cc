@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/convert.h"
 #include "server/lane/strided.h"
 
@@ -85,6 +86,7 @@ absl::Status Updater::StartBatch(const Batch& batch) {
 absl::StatusOr<const Batch*> Updater::RunBatch() {
   const Batch& batch = job_.program.batches[next_batch_];
   if (!running_) {
+    wire::FaultPoint("lane.update.before_batch");
     if (absl::Status status = StartBatch(batch); !status.ok()) return status;
     running_ = true;
   }
@@ -92,9 +94,12 @@ absl::StatusOr<const Batch*> Updater::RunBatch() {
   if (!complete.ok()) return complete.status();
   if (!*complete) return nullptr;
   running_ = false;
+  wire::FaultPoint("lane.update.before_flip");
   for (const Place& place : places_) {
     slots_.Flip(place.unit, place.slot, place.step, place.updates);
+    wire::FaultPoint("lane.update.flip");
   }
+  wire::FaultPoint("lane.update.after_flip");
   ++next_batch_;
   return &batch;
 }

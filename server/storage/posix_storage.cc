@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "dmuond/wire/unique_fd.h"
 
 namespace dmuond::server::storage {
@@ -51,6 +52,9 @@ class PosixWritableFile : public WritableFile {
 
   absl::Status Append(std::span<const std::byte> data) override {
     while (!data.empty()) {
+      if (const int error = wire::FaultPoint("storage.write")) {
+        return Failed("write to", path_, error);
+      }
       const ssize_t n = ::write(fd_.get(), data.data(), std::min(data.size(), kCallBytesMax));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return Failed("write to", path_, errno);
@@ -62,6 +66,7 @@ class PosixWritableFile : public WritableFile {
   }
 
   absl::Status Sync() override {
+    if (const int error = wire::FaultPoint("storage.fsync")) return Failed("fsync", path_, error);
     return ::fsync(fd_.get()) == 0 ? absl::OkStatus() : Failed("fsync", path_, errno);
   }
 
@@ -121,6 +126,9 @@ class PosixStorage : public Storage {
   }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    if (const int error = wire::FaultPoint("storage.create")) {
+      return Failed("create", Describe(path), error);
+    }
     UniqueFd fd(::openat(root_.get(), path.c_str(),
                          O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0640));
     if (!fd.valid()) return Failed("create", Describe(path), errno);
@@ -141,6 +149,9 @@ class PosixStorage : public Storage {
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
+    if (const int error = wire::FaultPoint("storage.rename")) {
+      return Failed("rename", absl::StrCat(Describe(from), " to ", Describe(to)), error);
+    }
     if (::renameat(root_.get(), from.c_str(), root_.get(), to.c_str()) == 0) {
       return absl::OkStatus();
     }
@@ -159,6 +170,9 @@ class PosixStorage : public Storage {
   }
 
   absl::Status SyncDirectory(const std::string& path) override {
+    if (const int error = wire::FaultPoint("storage.fsync_directory")) {
+      return Failed("fsync directory", Describe(path), error);
+    }
     absl::StatusOr<UniqueFd> fd = OpenDirectory(path);
     if (!fd.ok()) return fd.status();
     return ::fsync(fd->get()) == 0 ? absl::OkStatus()

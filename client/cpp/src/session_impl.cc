@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/convert.h"
 #include "client/cpp/src/status.h"
+#include "dmuond/wire/fault_point.h"
 
 namespace dmuond::client {
 namespace {
@@ -88,6 +89,7 @@ absl::Status Session::Impl::Open(const std::string& path) {
   open.set_client(client);
   status = channel_->Call("OpenSession", &v1::Trainer::Stub::OpenSession, open, opened_, {});
   if (!status.ok()) return status;
+  wire::FaultPoint("trainer.opened");
   last_committed_step_ = opened_.last_committed_step();
   trainer_state_ = opened_.trainer_state();
   if (opened_.has_durable_step()) durable_step_ = opened_.durable_step();
@@ -113,6 +115,7 @@ absl::StatusOr<Registered> Session::Impl::Register(const Layout& layout) {
   v1::RegisterLayoutReply reply;
   status = channel_->Call("RegisterLayout", &v1::Trainer::Stub::RegisterLayout, request, reply, {});
   if (!status.ok()) return status;
+  wire::FaultPoint("trainer.registered");
   Registered registered = FromProto(reply);
   if (registered.parameter_bucket.size() != layout.parameters.size()) {
     return absl::InternalError(absl::StrCat("RegisterLayout answered for ",
@@ -153,6 +156,7 @@ absl::Status Session::Impl::Attach() {
     status = memory_.Map(*received);
     if (!status.ok()) return status;
   }
+  wire::FaultPoint("trainer.attached");
   next_attempt_ = reply.next_attempt();
   if (!reply.published()) return absl::OkStatus();
   published_attempt_ = std::max<uint64_t>(1, next_attempt_) - (next_attempt_ > 1 ? 1 : 0);
@@ -191,8 +195,11 @@ absl::StatusOr<Outcome> Session::Impl::Submit(const StepScalars& scalars,
   const uint64_t attempt = next_attempt_;
   // Lanes learn of absent gradients by the submit: buckets with one are marked after it.
   const bool marks_later = !options.absent.empty() && !options.withdraw;
+  wire::FaultPoint("trainer.gradients");
   if (!options.withdraw) memory_.MarkAllReady(held_back_, attempt);
+  wire::FaultPoint("trainer.signalled");
   memory_.MarkSubmitted(attempt);
+  wire::FaultPoint("trainer.marked");
 
   const Milliseconds wait = marks_later ? Milliseconds(0) : std::min(options.wait, kCallWaitMax);
   submit_request_.set_step(last_committed_step_ + 1);
@@ -208,6 +215,7 @@ absl::StatusOr<Outcome> Session::Impl::Submit(const StepScalars& scalars,
   if (!status.ok()) return Refused(std::move(status));
   if (marks_later) memory_.MarkAllReady(hold_none_, attempt);
   undecided_ = true;
+  wire::FaultPoint("trainer.submitted");
   if (submit_reply_.outcome().kind() != v1::Outcome::KIND_UNSPECIFIED) {
     return Answered(submit_reply_.outcome(), submit_reply_.timing());
   }
@@ -240,6 +248,7 @@ absl::StatusOr<Outcome> Session::Impl::Answered(const v1::Outcome& message,
                                                 const v1::StepTiming& timing) {
   Outcome outcome = FromProto(message);
   undecided_ = false;
+  wire::FaultPoint("trainer.decided");
   timing_ = FromProto(timing);
   next_attempt_ = outcome.next_attempt;
   durable_step_ = outcome.durable_step;
@@ -265,6 +274,7 @@ absl::Status Session::Impl::WaitPublished(Milliseconds timeout) {
   if (!status.ok()) return status;
   switch (memory_.WaitPublished(published_attempt_, Clock::now() + timeout)) {
     case SessionMemory::Published::kYes:
+      wire::FaultPoint("trainer.published");
       return absl::OkStatus();
     case SessionMemory::Published::kTimeout:
       return MakeError(
@@ -295,6 +305,7 @@ absl::Status Session::Impl::AcknowledgeRollback(const Outcome& outcome) {
 absl::Status Session::Impl::Close() {
   if (closed_) return absl::OkStatus();
   closed_ = true;
+  wire::FaultPoint("trainer.closing");
   absl::Status status;
   if (!lost_.load()) {
     v1::CloseSessionRequest request;

@@ -1,0 +1,339 @@
+"""One cell of the fault matrix: a group, what is done to whom at which point, and what came of it."""
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes import WORLD, Group, Loop, Process, signal_if_alive
+
+STEPS = 6
+PATIENCE_S = 40.0
+RESTARTS_MAX = 4
+GROUPS = {"1x1": (1, 1), "1x2": (1, 2), "2x1": (2, 1)}  # daemons x lanes
+KINDS = ("kill", "stop", "cut")
+FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    victim: str  # "trainer", "lane", "coordinator" or "other"
+    point: str
+    kind: str
+    index: int = 0  # rank, or the node of the lane
+    step: int = 1  # from when this step is under way
+    passing: int = 0  # so many passings later
+
+    def __str__(self) -> str:
+        return f"{self.victim}{self.index}:{self.point}:{self.kind}:{self.step}:{self.passing}"
+
+    @staticmethod
+    def parse(text: str) -> "Fault":
+        victim, point, kind, step, passing = text.split(":")
+        return Fault(victim[:-1], point, kind, int(victim[-1]), int(step), int(passing))
+
+
+@dataclass(frozen=True)
+class Cell:
+    group: str
+    faults: tuple[Fault, ...]
+    stop_s: float = 10.0
+
+    def __str__(self) -> str:
+        return f"{self.group} " + " ".join(str(fault) for fault in self.faults)
+
+    @staticmethod
+    def parse(text: str, stop_s: float) -> "Cell":
+        group, *faults = text.split()
+        return Cell(group, tuple(Fault.parse(fault) for fault in faults), stop_s)
+
+
+@dataclass
+class Result:
+    cell: Cell
+    outcome: str = ""  # COMMITTED, RETRIED, ROLLED_BACK, STOPPED
+    next_step_s: float | None = None  # from the fault to a later step of every rank
+    wrong: list[str] = field(default_factory=list)
+    logs: str = ""
+
+    @property
+    def holds(self) -> bool:
+        return not self.wrong
+
+
+@dataclass
+class Undisturbed:
+    """What each rank's weights are after each step; and the points that it passes."""
+
+    weights: dict[tuple[int, int], str]
+    points: dict[str, set[str]]  # victim -> points
+    attempts: int
+
+
+@dataclass
+class Rank:
+    process: Process
+    step: int = 0
+    first_in_process: bool = True
+    done: bool = False
+
+
+class Run:
+    """Runs one cell from its processes' start to their end."""
+
+    def __init__(self, cell: Cell | None, group: str, reference: Undisturbed | None):
+        self.cell = cell
+        self.reference = reference
+        self.nodes, self.lanes = GROUPS[group]
+        self.result = Result(cell)
+        self.pending = list(cell.faults) if cell else []
+        self.passings: dict[Fault, int] = {}
+        self.fired_at: float | None = None
+        self.step_at_fault = 0
+        self.ranks: dict[int, Rank] = {}
+        self.daemons: dict[int, Process] = {}
+        self.restarts = 0
+        self.daemon_died = False
+        self.rolled_back_to: int | None = None
+        self.stopped = ""
+        self.attempts: set[int] = set()
+        self.weights: dict[tuple[int, int], str] = {}
+        self.points: dict[str, set[str]] = {}
+        self.after_fault: dict[int, float] = {}
+
+    def run(self, extra_flags: tuple[str, ...] = ()) -> Result:
+        folder = Path(tempfile.mkdtemp(prefix="df-", dir="/tmp"))
+        self.loop = Loop(folder)
+        self.loop.on_report = self._on_report
+        self.loop.on_line = self._on_line
+        self.loop.on_end = self._on_end
+        self.group = Group(self.loop, self.nodes, self.lanes, STEPS, [*FLAGS, *extra_flags])
+        try:
+            for node in range(self.nodes):
+                self.daemons[node] = self.group.start_daemon(node, self._points("daemon", node))
+            for rank in range(WORLD):
+                process = self.group.start_trainer(rank, points=self._points("trainer", rank))
+                self.ranks[rank] = Rank(process)
+            patience = PATIENCE_S + (self.cell.stop_s if self.cell else 0) * len(self.pending)
+            if not self.loop.run(self._finished, patience):
+                self.result.wrong.append(f"not done after {patience:.0f} s: somebody waits for ever")
+            self._judge()
+            if self.result.wrong:
+                self.result.logs = self.group.logs()
+        finally:
+            self.loop.close()
+            shutil.rmtree(folder, ignore_errors=True)
+        return self.result
+
+    # ---- faults ----
+
+    def _points(self, role: str, index: int) -> str:
+        if self.cell is None:
+            return "*"
+        of_daemon = {"coordinator": 0, "other": 1}
+        points = [
+            fault.point
+            for fault in self.cell.faults
+            if (role == "trainer" and fault.victim == "trainer" and fault.index == index)
+            or (role == "daemon" and fault.victim == "lane" and fault.index == index)
+            or (role == "daemon" and of_daemon.get(fault.victim) == index)
+        ]
+        return ",".join(points)
+
+    def _victim_of(self, pid: int) -> str:
+        for rank in self.ranks.values():
+            if rank.process.pid == pid:
+                return "trainer"
+        for node, daemon in self.daemons.items():
+            if daemon.pid == pid:
+                return "coordinator" if node == 0 else "other"
+        return "lane"
+
+    def _on_report(self, pid: int, point: str) -> str | None:
+        victim = self._victim_of(pid)
+        self.points.setdefault(victim, set()).add(point)
+        committed = max((rank.step for rank in self.ranks.values()), default=0)
+        for fault in self.pending:
+            if fault.victim != victim or fault.point != point or committed < fault.step - 1:
+                continue
+            passed = self.passings.get(fault, 0)
+            self.passings[fault] = passed + 1
+            if passed < fault.passing:
+                continue
+            self.pending.remove(fault)
+            return self._hurt(pid, fault)
+        return "go"
+
+    def _hurt(self, pid: int, fault: Fault) -> str | None:
+        self.fired_at = time.monotonic()
+        self.step_at_fault = max(rank.step for rank in self.ranks.values())
+        self.after_fault.clear()
+        if fault.kind == "kill":
+            signal_if_alive(pid, signal.SIGKILL)
+            return None
+        if fault.kind == "stop":
+            signal_if_alive(pid, signal.SIGSTOP)
+            self.loop.after(self.cell.stop_s, lambda: signal_if_alive(pid, signal.SIGCONT))
+            return "go"
+        if fault.kind.startswith("fail"):
+            return fault.kind.replace("=", " ")
+        tcp = self.nodes > 1 and fault.victim != "trainer"
+        return "cut tcp" if tcp else "cut unix"
+
+    # ---- what the processes do ----
+
+    def _on_line(self, process: Process, line: str) -> None:
+        rank = self.ranks.get(process.index)
+        if rank is None or rank.process is not process:
+            return
+        word, *values = line.split()
+        if word in ("step", "rolled_back"):
+            self._on_weights(process.index, rank, word, values)
+        elif word == "state" and values:
+            self._on_state(process.index, rank, int(values[0]))
+        elif word == "ended" and "WRONG" in line:
+            self.result.wrong.append(f"rank {process.index}: {line}")
+
+    def _on_state(self, index: int, rank: Rank, step: int) -> None:
+        if rank.first_in_process and step < rank.step:
+            self._went_back(index, rank.step, step)
+        rank.first_in_process = False
+        rank.step = step
+
+    def _on_weights(self, index: int, rank: Rank, word: str, values: list[str]) -> None:
+        step, attempt, weights, at = int(values[0]), int(values[2]), values[4], int(values[6])
+        if word == "rolled_back":
+            self._went_back(index, rank.step, step)
+        elif step != rank.step + 1:
+            self.result.wrong.append(f"rank {index} commits step {step} after {rank.step}")
+        rank.step = step
+        self.attempts.add(attempt)
+        self.weights[index, step] = weights
+        if self.reference is not None and step > 0:
+            expected = self.reference.weights[index, step]
+            if weights != expected:
+                self.result.wrong.append(
+                    f"rank {index}, step {step}: weights {weights}, undisturbed {expected}"
+                )
+        if self.fired_at is not None and word == "step" and step > self.step_at_fault:
+            self.after_fault.setdefault(index, at / 1e9)
+
+    def _went_back(self, index: int, before: int, to: int) -> None:
+        self.rolled_back_to = to
+        if not self.daemon_died:
+            self.result.wrong.append(
+                f"rank {index} goes back from step {before} to {to}, and no daemon has died"
+            )
+
+    def _on_end(self, process: Process, code: int) -> None:
+        if process.role == "daemon":
+            self.daemon_died = True
+            if not self.fired_at:
+                self.result.wrong.append(f"daemon {process.index} ended with {code} by itself")
+            self.daemons[process.index] = self.group.start_daemon(process.index)
+            return
+        rank = self.ranks[process.index]
+        if code == 0:
+            rank.done = True
+            return
+        self.restarts += 1
+        if code == 1 or self.restarts > RESTARTS_MAX:
+            last = process.lines[-1] if process.lines else ""
+            self.stopped = self.stopped or f"rank {process.index} ended with {code}: {last}"
+            return
+        # As a launcher does; one that has seen a step does not want to begin from nothing.
+        rank.process = self.group.start_trainer(
+            process.index, "require" if rank.step > 0 else "if_present"
+        )
+        rank.first_in_process = True
+
+    def _finished(self) -> bool:
+        return bool(self.stopped) or all(rank.done for rank in self.ranks.values())
+
+    # ---- the verdict ----
+
+    def _judge(self) -> None:
+        result = self.result
+        if self.stopped:
+            result.outcome = "STOPPED"
+            if not self._names_what_is_lost():
+                result.wrong.append(self.stopped)
+        elif self.rolled_back_to is not None:
+            result.outcome = f"ROLLED_BACK({self.rolled_back_to})"
+        elif self.reference is not None and max(self.attempts, default=0) > self.reference.attempts:
+            result.outcome = "RETRIED"
+        else:
+            result.outcome = "COMMITTED"
+        if self.cell is None:
+            return
+        if self.pending and not result.wrong:
+            result.wrong.append(f"never passed: {self.pending[0]}")
+        if not self.stopped and len(self.after_fault) == WORLD and self.fired_at is not None:
+            result.next_step_s = max(self.after_fault.values()) - self.fired_at
+
+    def _names_what_is_lost(self) -> bool:
+        return self.daemon_died and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
+
+
+def undisturbed(group: str) -> Undisturbed:
+    run = Run(None, group, None)
+    result = run.run()
+    if result.wrong or any(rank.step != STEPS for rank in run.ranks.values()):
+        raise RuntimeError(f"the undisturbed run of {group} fails: {result.wrong}\n{result.logs}")
+    return Undisturbed(run.weights, run.points, max(run.attempts))
+
+
+def all_faults(group: str, points: dict[str, set[str]], seed: int) -> list[Fault]:
+    """Every point of every victim with every kind; step, rank and passing by seed."""
+    chance = random.Random(f"{seed} {group}")
+    nodes, _ = GROUPS[group]
+    faults = []
+    for victim in sorted(points):
+        for point in sorted(points[victim]):
+            setup = point in SETUP_POINTS
+            for kind in KINDS:
+                index = {"trainer": chance.randrange(WORLD), "lane": chance.randrange(nodes)}
+                faults.append(
+                    Fault(
+                        victim,
+                        point,
+                        kind,
+                        index.get(victim, 0 if victim == "coordinator" else 1),
+                        1 if setup else chance.randrange(2, STEPS),
+                        0 if setup else chance.randrange(3),
+                    )
+                )
+    return faults
+
+
+# Passed once by each process, before the first step (or at its end).
+SETUP_POINTS = {
+    "coordinator.plan_ready",
+    "coordinator.registration",
+    "daemon.attach",
+    "daemon.attached",
+    "daemon.formed",
+    "daemon.plan",
+    "daemon.plan_ready",
+    "daemon.session",
+    "lane.attached",
+    "lane.configured",
+    "lane.ready",
+    "trainer.attached",
+    "trainer.closing",
+    "trainer.opened",
+    "trainer.registered",
+}
+
+
+def run_cell(cell: Cell, reference: Undisturbed, attempts: int = 1) -> Result:
+    del attempts
+    return Run(cell, cell.group, reference).run()
+
+
+def jobs_by_cores() -> int:
+    return max(2, os.cpu_count() or 2)

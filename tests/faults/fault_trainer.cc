@@ -1,0 +1,187 @@
+// The trainer of the fault matrix: starts in milliseconds, and every step depends on all bits of
+// the one before, so that whatever was lost, repeated or mixed shows in the next line that it
+// prints:
+//   state STEP TRAINER_STATE          at its start, and after a rollback
+//   step N attempt A weights HASH at NANOSECONDS durable STEP
+//   rolled_back STEP weights HASH at NANOSECONDS
+// Exit codes: 0 all steps done; 3 what the job's members can mend while a new trainer starts;
+// 1 refused or stopped for good; the reason is the last line.
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <string>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/strings/str_cat.h"
+#include "dmuond/client/session.h"
+#include "dmuond/wire/fault_point.h"
+
+ABSL_FLAG(std::string, address, "", "socket of the daemon");
+ABSL_FLAG(int32_t, rank, 0, "");
+ABSL_FLAG(int32_t, world_size, 1, "");
+ABSL_FLAG(int64_t, steps, 8, "");
+ABSL_FLAG(std::string, resume, "never", "never, if_present or require");
+
+namespace {
+
+using dmuond::client::LayoutBuilder;
+using dmuond::client::Outcome;
+using dmuond::client::Resume;
+using dmuond::client::Route;
+using dmuond::client::Session;
+
+constexpr double kLearningRate = 0.02;
+
+absl::StatusOr<dmuond::client::Layout> MakeLayout(int32_t rank, int32_t world) {
+  LayoutBuilder builder(world);
+  builder.AddGroup({.preset = "torch"});
+  builder.Add({.name = "first", .shape = {16, 24}});
+  builder.Add({.name = "second", .shape = {16, 24}});
+  // One row block for each trainer, as a sharded model has it.
+  dmuond::client::Box rows;
+  rows.begin = {rank * 8, 0};
+  rows.end = {rank * 8 + 8, 12};
+  builder.Add({.name = "sharded", .shape = {8 * world, 12}, .box = rows});
+  builder.Add({.name = "table", .shape = {40, 3}, .route = Route::kAdamW});
+  builder.Add({.name = "bias", .shape = {24}, .route = Route::kAdamW});
+  builder.set_bucket_bytes(2000);
+  return builder.Build();
+}
+
+class Model {
+ public:
+  Model(Session& session, int32_t parameters) : session_(session), parameters_(parameters) {}
+
+  void Initialise() {
+    for (int32_t p = 0; p < parameters_; ++p) {
+      uint64_t x = 77 + p;
+      for (float& w : session_.Weight<float>(p)) w = Noise(x);
+    }
+  }
+  void Gradients(int64_t step) {
+    for (int32_t p = 0; p < parameters_; ++p) {
+      const auto weights = session_.Weight<float>(p);
+      const auto gradients = session_.Gradient<float>(p);
+      uint64_t x = (step * 1'000'003) + (p * 101) + session_.rank();
+      for (size_t i = 0; i < weights.size(); ++i) gradients[i] = 0.3F * weights[i] + Noise(x);
+    }
+  }
+  // FNV-1a of all bytes that this trainer holds.
+  [[nodiscard]] uint64_t Hash() const {
+    uint64_t hash = 0xcbf29ce484222325ULL;
+    for (int32_t p = 0; p < parameters_; ++p) {
+      for (const std::byte b : std::as_bytes(session_.Weight<float>(p))) {
+        hash = (hash ^ static_cast<uint64_t>(b)) * 0x100000001b3ULL;
+      }
+    }
+    return hash;
+  }
+
+ private:
+  static float Noise(uint64_t& x) {
+    x = x * 6364136223846793005ULL + 1442695040888963407ULL;
+    return static_cast<float>(static_cast<int32_t>(x >> 40) - (1 << 23)) / (1 << 23);
+  }
+
+  Session& session_;
+  const int32_t parameters_;
+};
+
+void Print(const char* what, int64_t step, const Session& session, uint64_t attempt,
+           uint64_t hash) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  std::printf("%s %lld attempt %llu weights %016llx at %lld durable %lld\n", what,
+              static_cast<long long>(step),                                   // NOLINT
+              static_cast<unsigned long long>(attempt),                       // NOLINT
+              static_cast<unsigned long long>(hash),                          // NOLINT
+              static_cast<long long>(std::chrono::nanoseconds(now).count()),  // NOLINT
+              static_cast<long long>(session.durable_step().value_or(-1)));   // NOLINT
+}
+
+// What a script keeps beside the weights must be of the same step as they are.
+absl::Status CheckTrainerState(const Session& session) {
+  std::printf("state %lld %s\n", static_cast<long long>(session.last_committed_step()),  // NOLINT
+              session.trainer_state().c_str());
+  if (session.last_committed_step() == 0 ||
+      session.trainer_state() == absl::StrCat(session.last_committed_step())) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat("WRONG: at step ", session.last_committed_step(),
+                                          " the trainer state is that of step ",
+                                          session.trainer_state()));
+}
+
+absl::Status Train(Session& session, Model& model) {
+  absl::Status status = CheckTrainerState(session);
+  if (!status.ok()) return status;
+  if (!session.has_state()) {
+    model.Initialise();
+    status = session.Push();
+    if (!status.ok()) return status;
+  }
+  dmuond::client::StepScalars scalars;
+  scalars.groups.resize(1);
+  scalars.max_grad_norm = 3;
+  const int64_t steps = absl::GetFlag(FLAGS_steps);
+  while (session.last_committed_step() < steps) {
+    const int64_t step = session.last_committed_step() + 1;
+    model.Gradients(step);
+    scalars.groups[0].learning_rate = kLearningRate / static_cast<double>(step);
+    scalars.groups[0].weight_decay = 0.01;
+    absl::StatusOr<Outcome> outcome = session.Step(scalars, {.trainer_state = absl::StrCat(step)});
+    if (!outcome.ok()) return outcome.status();
+    if (outcome->kind == Outcome::Kind::kRolledBack) {
+      Print("rolled_back", session.last_committed_step(), session, outcome->attempt, model.Hash());
+      status = CheckTrainerState(session);
+      if (!status.ok()) return status;
+      continue;
+    }
+    if (outcome->kind != Outcome::Kind::kCommitted || outcome->step != step) {
+      return absl::InternalError(absl::StrCat("WRONG: step ", step, " is ", Name(outcome->kind),
+                                              " as step ", outcome->step));
+    }
+    Print("step", step, session, outcome->attempt, model.Hash());
+  }
+  return session.Close();
+}
+
+Resume ResumeFlag() {
+  const std::string resume = absl::GetFlag(FLAGS_resume);
+  if (resume == "if_present") return Resume::kIfPresent;
+  return resume == "require" ? Resume::kRequire : Resume::kNever;
+}
+
+absl::Status Run() {
+  const int32_t rank = absl::GetFlag(FLAGS_rank);
+  const int32_t world = absl::GetFlag(FLAGS_world_size);
+  absl::StatusOr<std::unique_ptr<Session>> session =
+      Session::Open({.address = absl::GetFlag(FLAGS_address),
+                     .rank = rank,
+                     .world_size = world,
+                     .resume = ResumeFlag()});
+  if (!session.ok()) return session.status();
+  absl::StatusOr<dmuond::client::Layout> layout = MakeLayout(rank, world);
+  if (!layout.ok()) return layout.status();
+  const auto parameters = static_cast<int32_t>(layout->parameters.size());
+  absl::Status status = (*session)->Register(*layout).status();
+  if (!status.ok()) return status;
+  status = (*session)->Attach();
+  if (!status.ok()) return status;
+  Model model(**session, parameters);
+  return Train(**session, model);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+  dmuond::wire::ConnectFaultDriver();
+  const absl::Status status = Run();
+  if (status.ok()) return 0;
+  std::cout << "ended " << dmuond::client::ReasonOf(status) << " " << status << "\n" << std::flush;
+  return absl::IsUnavailable(status) || absl::IsAborted(status) ? 3 : 1;
+}

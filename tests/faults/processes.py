@@ -1,0 +1,220 @@
+"""Real processes of one cell of the fault matrix, and the one loop that hears of all they do."""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemons import free_port, program
+
+WORLD = 2
+FAULT_VARIABLES = ("DMUOND_FAULT_SOCKET", "DMUOND_FAULT_POINTS")
+
+
+def environment(faults: Path | None, points: str) -> dict[str, str]:
+    clean = {key: v for key, v in os.environ.items() if not key.startswith("DMUOND_")}
+    clean["DMUOND_BIN_DIR"] = str(program("dmuond").parent)
+    if faults is not None:
+        clean |= dict(zip(FAULT_VARIABLES, (str(faults), points), strict=True))
+    return clean
+
+
+def signal_if_alive(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # what was to be hurt has ended by itself
+
+
+@dataclass
+class Process:
+    """One that the driver has started: a daemon, or a trainer whose lines are read."""
+
+    role: str  # "trainer" or "daemon"
+    index: int  # rank, or node
+    popen: subprocess.Popen
+    lines: list[str] = field(default_factory=list)
+    rest: bytes = b""
+    at_end: bool = False  # of its lines
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+
+class Loop:
+    """Waits for reports of fault points, lines, ends of processes and times, and calls back."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.path = folder / "faults"
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(self.path))
+        self._listener.listen(128)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._held: list[socket.socket] = []
+        self.processes: list[Process] = []
+        self.on_report: Callable[[int, str], str | None] = lambda pid, point: "go"
+        self.on_line: Callable[[Process, str], None] = lambda process, line: None
+        self.on_end: Callable[[Process, int], None] = lambda process, code: None
+
+    def start(self, role: str, index: int, command: list, points: str, output=None) -> Process:
+        popen = subprocess.Popen(
+            command,
+            env=environment(self.path if points else None, points),
+            stdout=output or subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        process = Process(role, index, popen)
+        self.processes.append(process)
+        if popen.stdout is not None:
+            os.set_blocking(popen.stdout.fileno(), False)
+            self._selector.register(
+                popen.stdout, selectors.EVENT_READ, lambda: self._read(process)
+            )
+        pidfd = os.pidfd_open(popen.pid)
+        self._selector.register(
+            pidfd, selectors.EVENT_READ, lambda: self._ended(process, pidfd)
+        )
+        return process
+
+    def after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + seconds, call))
+
+    def run(self, done: Callable[[], bool], timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while not done():
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            due = [timer for timer in self._timers if timer[0] <= now]
+            self._timers = [timer for timer in self._timers if timer[0] > now]
+            for _, call in due:
+                call()
+            if due:
+                continue
+            until = min([deadline] + [at for at, _ in self._timers])
+            for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+                key.data()
+        return True
+
+    def close(self) -> None:
+        for process in self.processes:
+            if process.popen.poll() is None:
+                signal_if_alive(process.pid, signal.SIGKILL)
+                process.popen.wait()
+            if process.popen.stdout is not None:
+                process.popen.stdout.close()
+        for held in self._held:
+            held.close()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, int):
+                os.close(key.fileobj)
+            elif isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        self._selector.register(
+            connection, selectors.EVENT_READ, lambda: self._reported(connection)
+        )
+
+    def _reported(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        text = connection.recv(256).decode()
+        if not text:
+            connection.close()
+            return
+        pid, point = text.split(" ", 1)
+        answer = self.on_report(int(pid), point)
+        if answer is None:
+            self._held.append(connection)  # until its process ends
+            return
+        try:
+            connection.send(answer.encode())
+        except OSError:
+            pass  # it has been killed meanwhile
+        connection.close()
+
+    def _read(self, process: Process) -> None:
+        if process.at_end:
+            return
+        read = process.popen.stdout.read()
+        if read is None:
+            return
+        if not read:
+            process.at_end = True
+            self._selector.unregister(process.popen.stdout)
+            return
+        *lines, process.rest = (process.rest + read).split(b"\n")
+        for line in lines:
+            process.lines.append(line.decode(errors="replace"))
+            self.on_line(process, process.lines[-1])
+
+    def _ended(self, process: Process, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        if process.popen.stdout is not None:
+            self._read(process)
+        self.on_end(process, process.popen.wait())
+
+
+class Group:
+    """The daemons and trainers of a cell, and how each is started and started again."""
+
+    def __init__(self, loop: Loop, nodes: int, lanes: int, steps: int, flags: list[str]):
+        self.loop = loop
+        self.nodes = nodes
+        self.lanes = lanes
+        self.steps = steps
+        self.flags = flags
+        self.coordinator = f"127.0.0.1:{free_port()}"
+
+    def start_daemon(self, node: int, points: str = "") -> Process:
+        command = [
+            program("dmuond"),
+            f"--socket={self.loop.folder}/{node}.sock",
+            f"--devices=cpu:{self.lanes}",
+            "--threads=1",
+            *self.flags,
+        ]
+        if self.nodes > 1:
+            listen = self.coordinator if node == 0 else "127.0.0.1:0"
+            command += [
+                f"--node_rank={node}",
+                f"--nodes={self.nodes}",
+                f"--coordinator={self.coordinator}",
+                f"--peer_listen={listen}",
+            ]
+        with (self.loop.folder / f"daemon{node}.log").open("ab") as log:
+            return self.loop.start("daemon", node, command, points, log)
+
+    def start_trainer(self, rank: int, resume: str = "never", points: str = "") -> Process:
+        command = [
+            program("fault_trainer"),
+            f"--address={self.loop.folder}/{rank % self.nodes}.sock",
+            f"--rank={rank}",
+            f"--world_size={WORLD}",
+            f"--steps={self.steps}",
+            f"--resume={resume}",
+        ]
+        return self.loop.start("trainer", rank, command, points)
+
+    def logs(self) -> str:
+        text = [
+            f"--- {path.name}\n{path.read_text(errors='replace')}"
+            for path in sorted(self.loop.folder.glob("*.log"))
+        ]
+        for process in self.loop.processes:
+            if process.role == "trainer":
+                lines = "\n".join(process.lines)
+                text.append(f"--- trainer of rank {process.index}, pid {process.pid}\n{lines}")
+        return "\n".join(text)
