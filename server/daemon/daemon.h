@@ -174,7 +174,8 @@ class Daemon {
   absl::Status CheckArenas(const Session& session, const v1::AttachBuffersRequest& request)
       DMUOND_REQUIRES(mutex_);
   absl::StatusOr<scheduler::StepAnswer> Submit(Session& session,
-                                               const scheduler::Submission& submission)
+                                               const scheduler::Submission& submission,
+                                               const std::string& trainer_state)
       DMUOND_REQUIRES(mutex_);
   // Waits until (step, attempt) is answered or the deadline; pending answers are not an error.
   absl::StatusOr<scheduler::StepAnswer> Await(const v1::SessionKey& key, scheduler::StepId step,

@@ -59,7 +59,8 @@ absl::Status Refusal(const scheduler::StepAnswer& answer) {
 }  // namespace
 
 absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
-                                                     const scheduler::Submission& submission) {
+                                                     const scheduler::Submission& submission,
+                                                     const std::string& trainer_state) {
   if (session.state != Session::State::kAttached || !job_->steps.has_value()) {
     return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
                  absl::StrCat("rank ", session.rank, " must attach its buffers first"));
@@ -75,6 +76,8 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
   absl::StatusOr<scheduler::StepMember::Accepted> accepted = job_->steps->OnSubmission(submission);
   if (!accepted.ok()) return accepted.status();
   if (accepted->forward) {
+    // Before anybody is told: the last one's submission may be decided while it is being told.
+    job_->submitted_states[session.rank] = {submission.attempt, trainer_state};
     v1::MemberMessage message;
     *message.mutable_submitted() = ToProto(submission);
     message.mutable_submitted()->set_incarnation(session.incarnation);
@@ -143,10 +146,10 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
                               submission.scalars.groups.size(), " groups; ",
                               job_->wire.registrations(0).groups_size(), " are registered"));
   }
-  absl::StatusOr<scheduler::StepAnswer> answer = Submit(session, submission);
+  absl::StatusOr<scheduler::StepAnswer> answer =
+      Submit(session, submission, request.trainer_state());
   if (!answer.ok()) return answer.status();
   if (answer->pending()) {
-    job_->submitted_states[session.rank] = {submission.attempt, request.trainer_state()};
     answer = Await(request.key(), submission.step, submission.attempt,
                    WaitDeadline(request.wait_ms()), cancelled);
     if (!answer.ok()) return answer.status();
@@ -225,7 +228,7 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
                    "a push names no parameter and is not of all weights");
     }
   }
-  absl::StatusOr<scheduler::StepAnswer> answer = Submit(session, submission);
+  absl::StatusOr<scheduler::StepAnswer> answer = Submit(session, submission, "");
   if (!answer.ok()) return answer.status();
   if (answer->pending()) {
     answer = Await(header.key(), submission.step, submission.attempt,

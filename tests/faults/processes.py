@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,10 +26,8 @@ def environment(faults: Path | None, points: str) -> dict[str, str]:
 
 
 def signal_if_alive(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError):  # what was to be hurt has ended by itself
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass  # what was to be hurt has ended by itself
 
 
 @dataclass
@@ -76,13 +75,9 @@ class Loop:
         self.processes.append(process)
         if popen.stdout is not None:
             os.set_blocking(popen.stdout.fileno(), False)
-            self._selector.register(
-                popen.stdout, selectors.EVENT_READ, lambda: self._read(process)
-            )
+            self._selector.register(popen.stdout, selectors.EVENT_READ, lambda: self._read(process))
         pidfd = os.pidfd_open(popen.pid)
-        self._selector.register(
-            pidfd, selectors.EVENT_READ, lambda: self._ended(process, pidfd)
-        )
+        self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._ended(process, pidfd))
         return process
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
@@ -138,10 +133,8 @@ class Loop:
         if answer is None:
             self._held.append(connection)  # until its process ends
             return
-        try:
+        with suppress(OSError):  # it has been killed meanwhile
             connection.send(answer.encode())
-        except OSError:
-            pass  # it has been killed meanwhile
         connection.close()
 
     def _read(self, process: Process) -> None:

@@ -1,0 +1,23 @@
+"""The fault matrix in every test run: a seeded sample of it, all of it with DMUOND_FAULTS=all.
+
+A cell that fails prints itself; `tests/faults/matrix.py --cell "…"` runs it again.
+"""
+
+import os
+from pathlib import Path
+
+import matrix
+import pytest
+
+SAMPLE = {"trainer": 30}  # cells of each victim
+SEED = os.environ.get("DMUOND_SEED", "1")
+LOGS = Path(__file__).parents[2] / "build/test-logs/faults"
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("victim", SAMPLE)
+def test_what_befalls_a_process_costs_no_step_or_is_named(victim):
+    arguments = [f"--victim={victim}", f"--seed={SEED}", f"--logs={LOGS}"]
+    if os.environ.get("DMUOND_FAULTS") != "all":
+        arguments += [f"--sample={SAMPLE[victim]}", "--stop-seconds=6"]
+    assert matrix.main(arguments) == 0
