@@ -244,7 +244,7 @@ void StepSimulator::Submit(Trainer& trainer, uint64_t call) {
           Send(trainer.node->to_coordinator, Travel(), 5,
                [request, this] { AtCoordinator(coordinator_.OnSubmission(Now(), request)); });
           for (Lane& lane : trainer.node->lanes) {
-            Send(lane.from_member, Pick(0, 100), 0, [&lane, request, this] {
+            Tell(lane, [&lane, request, this] {
               lane.submitted[request.attempt][request.rank] = request;
               Progress(lane);
             });
@@ -275,9 +275,8 @@ void StepSimulator::Finish(Trainer& trainer, const StepAnswer& answer) {
   if (answer.outcome.has_value() == (decision.verdict == Verdict::kRefuse)) {
     return Fail("a refusal and an outcome were mistaken for each other");
   }
-  if (answer.next_attempt != Attempt(trainer.attempt.value() + 1)) {
-    return Fail("the next attempt is not the next one");
-  }
+  // A new epoch's attempts, too, are later ones.
+  if (answer.next_attempt <= trainer.attempt) return Fail("the next attempt is not a later one");
   trainer.attempt = answer.next_attempt;
   if (answer.outcome) {
     const Outcome& outcome = *answer.outcome;
@@ -307,9 +306,6 @@ void StepSimulator::Finish(Trainer& trainer, const StepAnswer& answer) {
 
 void StepSimulator::AtMember(Node& node, const CoordinatorAction& action) {
   const Attempt before = node.member.open().attempt;
-  const auto tell = [&](Lane& lane, Event event) {
-    Send(lane.from_member, Pick(0, 100), 0, std::move(event));
-  };
   if (const auto* decision = std::get_if<Decision>(&action)) {
     node.member.OnDecision(*decision);
     if (node.decisions.empty() || node.decisions.back() < decision->attempt) {
@@ -317,13 +313,11 @@ void StepSimulator::AtMember(Node& node, const CoordinatorAction& action) {
         Fail("a decision was not heard");
       node.decisions.push_back(decision->attempt);
       for (Lane& lane : node.lanes) {
-        tell(lane, [&lane, committed = decision->verdict == Verdict::kCommit,
-                    attempt = decision->attempt, this] {
-          if (committed) {
-            if (!lane.gathered || lane.armed.attempt != attempt) Fail("committed ungathered");
+        Tell(lane, [&lane, decision = *decision, this] {
+          if (decision.verdict == Verdict::kCommit) {
+            Apply(lane, decision);
             if (lane.publishing.value() != 0) Fail("committed while a lane was still publishing");
-            ++lane.commits;
-            lane.publishing = attempt;
+            lane.publishing = decision.attempt;
             lane.published.clear();
             lane.publish_reported = false;
           }
@@ -334,13 +328,18 @@ void StepSimulator::AtMember(Node& node, const CoordinatorAction& action) {
     } else if (node.member.last_decision()->attempt == decision->attempt &&
                decision->attempt < node.decisions.back()) {
       Fail("an older decision was heard");
+    } else if (decision->verdict == Verdict::kCommit) {
+      // Told again: new lanes apply what their predecessors did not live to, and publish later.
+      for (Lane& lane : node.lanes) {
+        Tell(lane, [&lane, decision = *decision, this] { Apply(lane, decision); });
+      }
     }
   } else if (const auto* open = std::get_if<OpenAttempt>(&action)) {
     node.member.OnOpen(*open);
     if (node.armed < open->attempt) {
       node.armed = open->attempt;
       for (Lane& lane : node.lanes) {
-        tell(lane, [&lane, armed = *open, this] {
+        Tell(lane, [&lane, armed = *open, this] {
           lane.armed = armed;
           lane.reported.clear();
           lane.gone.clear();
@@ -352,10 +351,22 @@ void StepSimulator::AtMember(Node& node, const CoordinatorAction& action) {
   } else if (const auto* expel = std::get_if<Expel>(&action)) {
     Trainer& trainer = trainers_[expel->rank.value()];
     if (trainer.node == &node && trainer.first_attempt <= expel->attempt) Die(trainer, "it hangs");
+  } else if (const auto* republish = std::get_if<Republish>(&action)) {
+    if (node.republished >= republish->attempt) return;
+    node.republished = republish->attempt;
+    for (Lane& lane : node.lanes) {
+      Tell(lane, [&lane, attempt = republish->attempt, this] {
+        if (lane.publishing.value() != 0) Fail("published anew while a lane was still publishing");
+        lane.publishing = attempt;
+        lane.published.clear();
+        lane.publish_reported = false;
+        Progress(lane);
+      });
+    }
   } else if (const auto* sent = std::get_if<Go>(&action)) {
     const Go& go = *sent;
     Lane& lane = node.lanes[go.rail.value()];
-    tell(lane, [&lane, go, this] {
+    Tell(lane, [&lane, go, this] {
       if (go.operation == RailOperation::kCollect && go.attempt == lane.armed.attempt) {
         lane.gone.insert(go.bucket);
       }
@@ -378,6 +389,11 @@ void StepSimulator::AtCoordinator(const std::vector<CoordinatorAction>& actions)
 }
 
 void StepSimulator::Check(const Decision& decision) {
+  const auto before = decided_.find(decision.attempt);
+  if (retelling_ && before != decided_.end()) {
+    if (before->second.verdict != decision.verdict) Fail("told another decision than before");
+    return;
+  }
   if (decision.attempt != open_) Fail("decided an attempt that is not open");
   if (!decided_.emplace(decision.attempt, decision).second) Fail("decided an attempt twice");
   const bool consumes = decision.verdict == Verdict::kCommit || decision.verdict == Verdict::kSkip;
@@ -430,6 +446,11 @@ void StepSimulator::Check(const OpenAttempt& open) {
   open_ = open.attempt;
 }
 
+void StepSimulator::Check(const Republish& republish) {
+  if (republish.attempt <= open_) Fail("published anew under an older attempt");
+  if (republish.step != consumed_) Fail("published anew another step than the last one");
+}
+
 void StepSimulator::Check(const Go& go) {
   ++counts_.goes;
   auto& last = last_go_[{go.attempt, go.operation}];
@@ -469,9 +490,77 @@ void StepSimulator::Check(const Go& go) {
   }
 }
 
+// ---- new epochs ----
+
+void StepSimulator::LaneDies(Lane& lane) {
+  if (lane.dead) return;
+  lane.dead = true;
+  Send(nodes_[lane.node.value()].to_coordinator, Travel(), 5,
+       [epoch = lane.epoch, this] { AtCoordinatorLaneLost(epoch); });
+}
+
+void StepSimulator::AtCoordinatorLaneLost(uint32_t epoch) {
+  if (epoch != epoch_ || coordinator_.lost()) return;
+  ++epoch_;
+  ++counts_.reformations;
+  ready_.clear();
+  coordinator_.Suspend();
+  for (Node& node : nodes_) {
+    Send(node.from_coordinator, Travel(), 5, [&node, now = epoch_, this] { Reform(node, now); });
+  }
+}
+
+// Its lanes end, and new ones start over the same memory.
+void StepSimulator::Reform(Node& node, uint32_t epoch) {
+  if (node.epoch >= epoch) return;
+  node.epoch = epoch;
+  for (Lane& lane : node.lanes) {
+    lane.dead = false;
+    lane.epoch = epoch;
+    lane.armed = {};
+    lane.reported.clear();
+    lane.gone.clear();
+    lane.gathered = false;
+    lane.publishing = Attempt(0);
+    lane.published.clear();
+    lane.publish_reported = false;
+  }
+  const NodeRank rank = node.lanes.front().node;
+  After(Pick(0, 300 * kMillisecond), [&node, rank, epoch, this] {
+    if (node.epoch != epoch) return;
+    Send(node.to_coordinator, Travel(), 5,
+         [rank, epoch, this] { AtCoordinatorPlanReady(rank, epoch); });
+  });
+}
+
+void StepSimulator::AtCoordinatorPlanReady(NodeRank node, uint32_t epoch) {
+  if (epoch != epoch_ || coordinator_.lost() || !ready_.insert(node).second) return;
+  if (ready_.size() < nodes_.size()) return;
+  retelling_ = true;
+  AtCoordinator(coordinator_.OnReformed(MakeAttempt(GroupEpoch(epoch), 1), OutcomeReason::kLaneLost,
+                                        "a lane died"));
+  retelling_ = false;
+}
+
 // ---- lanes ----
 
+void StepSimulator::Tell(Lane& lane, Event event) {
+  Send(lane.from_member, Pick(0, 100), 0, [&lane, epoch = lane.epoch, event = std::move(event)] {
+    if (!lane.dead && lane.epoch == epoch) event();
+  });
+}
+
+// A commit, once, from the gradients that lie gathered: in the lane's own life or its successor's.
+void StepSimulator::Apply(Lane& lane, const Decision& decision) {
+  if (lane.applied >= decision.attempt) return;
+  if (lane.kept != decision.attempt) Fail("committed ungathered");
+  lane.applied = decision.attempt;
+  ++lane.commits;
+  if (decision.attempt.value() >> 32 != lane.epoch) ++counts_.redone;
+}
+
 void StepSimulator::Progress(Lane& lane) {
+  if (lane.dead) return;
   if (lane.publishing.value() != 0) Publish(lane);
   if (lane.publishing.value() == 0 && lane.armed.attempt.value() != 0) Collect(lane);
 }
@@ -480,7 +569,8 @@ void StepSimulator::Report(Lane& lane, RailOperation operation, BucketId bucket,
                            AttemptKind kind, bool gradients) {
   Node& node = nodes_[lane.node.value()];
   Send(lane.to_member, Pick(0, 200), 0,
-       [&lane, &node, operation, bucket, attempt, kind, gradients, this] {
+       [&lane, &node, operation, bucket, attempt, kind, gradients, epoch = lane.epoch, this] {
+         if (lane.epoch != epoch) return;  // of a lane that has been given up
          Send(node.to_coordinator, Travel(), 5,
               [&lane, &node, operation, bucket, attempt, kind, gradients, this] {
                 if (gradients && !heard_.contains({attempt, &node}))
@@ -517,6 +607,7 @@ void StepSimulator::Collect(Lane& lane) {
   }
   if (!complete || lane.gathered) return;
   lane.gathered = true;
+  lane.kept = attempt;
   std::vector<UnitNorm> norms;
   const LaneId id(lane.node.value() * world_.inputs.lanes_per_node + lane.rail.value());
   const double sum =
@@ -524,7 +615,8 @@ void StepSimulator::Collect(Lane& lane) {
   for (const Unit& unit : world_.plan.units) {
     if (step && unit.owner == id) norms.push_back({unit.id, 0, {sum}, unit.first_element});
   }
-  Send(lane.to_member, Pick(0, 500), 0, [&lane, &node, attempt, norms, this] {
+  Send(lane.to_member, Pick(0, 500), 0, [&lane, &node, attempt, norms, epoch = lane.epoch, this] {
+    if (lane.epoch != epoch) return;
     auto vote = node.member.OnGathered(attempt, lane.rail, norms);
     if (!vote) return;
     Send(node.to_coordinator, Travel(), 5, [&lane, attempt, vote = *std::move(vote), this] {
@@ -590,6 +682,11 @@ std::string StepSimulator::Run() {
       After(Pick(0, 400 * kMillisecond), [&trainer, this] { Die(trainer, "it was killed"); });
     }
   }
+  while (Chance(15)) {
+    std::vector<Lane>& lanes = nodes_[Pick(0, world_.inputs.nodes - 1)].lanes;
+    Lane& lane = lanes[Pick(0, static_cast<int64_t>(lanes.size()) - 1)];
+    After(Pick(0, 400 * kMillisecond), [&lane, this] { LaneDies(lane); });
+  }
   if (Chance(10)) {
     disturbed_ = true;
     After(Pick(0, 200 * kMillisecond), [this] {
@@ -624,7 +721,10 @@ void StepSimulator::CheckTheEnd() {
       Fail("a member heard other decisions, or in another order");
     }
     if (node.member.last_committed() != consumed_) Fail("a member is at another step");
+    // A job that was given up while its lanes were dead or new has none to apply anything.
+    const bool given_up = coordinator_.lost() && ready_.size() < nodes_.size() && epoch_ > 1;
     for (const Lane& lane : node.lanes) {
+      if (given_up || (coordinator_.lost() && lane.dead)) continue;
       if (lane.commits != counts_.commits + counts_.pushes) Fail("a commit was not applied once");
       if (lane.publishing.value() != 0) Fail("weights were never published");
     }

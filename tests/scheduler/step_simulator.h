@@ -38,6 +38,8 @@ struct SimulationCounts {
   int64_t refusals = 0;
   int64_t goes = 0;
   int64_t replacements = 0;
+  int64_t reformations = 0;      // new epochs, because lanes died
+  int64_t redone = 0;            // commits that a lane's successor had to apply
   int64_t repeated_answers = 0;  // a submission that found its step decided
 };
 
@@ -74,6 +76,11 @@ class StepSimulator {
     Attempt publishing;  // 0: nothing
     std::set<BucketId> published;
     bool publish_reported = false;
+    bool dead = false;
+    uint32_t epoch = 1;
+    // What outlives a lane, in memory that the daemon holds.
+    Attempt kept;     // whose gradients lie gathered
+    Attempt applied;  // the last commit that its state shows
     int64_t commits = 0;
     Stream from_member;
     Stream to_member;
@@ -84,6 +91,8 @@ class StepSimulator {
     std::vector<Lane> lanes;
     std::vector<Attempt> decisions;
     Attempt armed;
+    uint32_t epoch = 1;
+    Attempt republished;
     Stream to_coordinator;
     Stream from_coordinator;
   };
@@ -134,9 +143,18 @@ class StepSimulator {
   void Check(const Go& go);
   void Check(const Begun& /*begun*/) {}
   void Check(const Expel& /*expel*/) {}
-  void Check(const Republish& /*republish*/) {}
+  void Check(const Republish& republish);
+
+  // New epochs.
+  void LaneDies(Lane& lane);
+  void AtCoordinatorLaneLost(uint32_t epoch);
+  void Reform(Node& node, uint32_t epoch);
+  void AtCoordinatorPlanReady(NodeRank node, uint32_t epoch);
 
   // Lanes.
+  // To a lane that lives when it arrives, and is still the same one.
+  void Tell(Lane& lane, Event event);
+  void Apply(Lane& lane, const Decision& decision);
   void Progress(Lane& lane);
   void Collect(Lane& lane);
   void Publish(Lane& lane);
@@ -167,6 +185,9 @@ class StepSimulator {
   std::map<Attempt, Decision> decided_;
   Attempt open_;
   StepId consumed_;
+  uint32_t epoch_ = 1;
+  bool retelling_ = false;
+  std::set<NodeRank> ready_;                                    // have new lanes in this epoch
   std::map<Attempt, std::map<TrainerRank, Submission>> asked_;  // what trainers really submitted
   std::map<std::pair<Attempt, RailOperation>, std::map<LaneIndex, BucketId>> last_go_;
   std::set<std::tuple<Attempt, RailOperation, LaneIndex, BucketId, NodeRank>> reports_;

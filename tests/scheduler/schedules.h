@@ -1,0 +1,40 @@
+// Which seeded schedules a simulation runs: DMUOND_SEED=… replays one, DMUOND_SCHEDULES=… sets how
+// many are run, DMUOND_FIRST_SEED=… where they begin.
+#ifndef DMUOND_TESTS_SCHEDULER_SCHEDULES_H_
+#define DMUOND_TESTS_SCHEDULER_SCHEDULES_H_
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace dmuond::scheduler::testing {
+
+struct Schedules {
+  uint64_t first = 1;
+  uint64_t count = 1;
+};
+
+// Sanitizers cost a factor of ten, and so many schedules.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr uint64_t kSlowdown = 10;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+inline constexpr uint64_t kSlowdown = 10;
+#else
+inline constexpr uint64_t kSlowdown = 1;
+#endif
+#else
+inline constexpr uint64_t kSlowdown = 1;
+#endif
+
+inline Schedules SchedulesFromEnvironment(uint64_t by_default) {
+  const auto number = [](const char* name, uint64_t otherwise) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
+  };
+  if (std::getenv("DMUOND_SEED") != nullptr) return {number("DMUOND_SEED", 1), 1};
+  return {number("DMUOND_FIRST_SEED", 1), number("DMUOND_SCHEDULES", by_default / kSlowdown)};
+}
+
+}  // namespace dmuond::scheduler::testing
+
+#endif  // DMUOND_TESTS_SCHEDULER_SCHEDULES_H_
