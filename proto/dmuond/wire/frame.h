@@ -25,7 +25,8 @@ namespace dmuond::wire {
 
 inline constexpr size_t kFrameBytesMax = size_t{1} << 30;
 inline constexpr size_t kPacketBytesMax = size_t{64} << 10;
-inline constexpr size_t kFrameFdsMax = 253;  // SCM_MAX_FD
+inline constexpr size_t kFramePartBytes = size_t{1} << 20;  // allocated ahead of what has come
+inline constexpr size_t kFrameFdsMax = 253;                 // SCM_MAX_FD
 
 struct Frame {
   std::string body;
@@ -141,9 +142,15 @@ inline absl::StatusOr<Frame> ReceiveFrame(int socket) {
     return absl::InvalidArgumentError(
         absl::StrCat("frame of ", header[0], " bytes and ", header[1], " descriptors"));
   }
-  frame.body.resize(header[0]);
-  status = internal::ReceiveAll(socket, frame.body.data(), frame.body.size(), frame.fds);
-  if (!status.ok()) return status;
+  // Memory for what has come, not for what was announced.
+  for (size_t left = header[0]; left > 0;) {
+    const size_t part = left < kFramePartBytes ? left : kFramePartBytes;
+    const size_t before = frame.body.size();
+    frame.body.resize(before + part);
+    status = internal::ReceiveAll(socket, frame.body.data() + before, part, frame.fds);
+    if (!status.ok()) return status;
+    left -= part;
+  }
   if (frame.fds.size() != header[1]) {
     return absl::InvalidArgumentError(absl::StrCat("a frame announced ", header[1],
                                                    " descriptors and carried ", frame.fds.size()));

@@ -197,6 +197,12 @@ bool RawTrainer::HasFrame() const {
   return ::poll(&polled, 1, 50) > 0;
 }
 
+void RawTrainer::Say(const std::string& bytes) const {
+  // Refused where the daemon has closed it already.
+  [[maybe_unused]] const ssize_t sent =
+      ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}
+
 bool RawTrainer::AttachSocketEnds() const {
   pollfd polled{socket_.get(), POLLRDHUP, 0};
   return ::poll(&polled, 1, 20'000) > 0;

@@ -58,6 +58,8 @@ class RawTrainer {
   [[nodiscard]] float* weights() const;
   // The next frame of the attach socket is there already, or comes within 50 ms.
   [[nodiscard]] bool HasFrame() const;
+  // One packet on the attach socket, on which trainers have nothing to say.
+  void Say(const std::string& bytes) const;
   // Waits until the daemon has closed the attach socket.
   [[nodiscard]] bool AttachSocketEnds() const;
   [[nodiscard]] Stub& stub() { return *stub_; }
