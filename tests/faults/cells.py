@@ -85,8 +85,15 @@ class Rank:
 class Run:
     """Runs one cell from its processes' start to their end."""
 
-    def __init__(self, cell: Cell | None, group: str, reference: Undisturbed | None):
+    def __init__(
+        self, cell: Cell | None, group: str, reference: Undisturbed | None, steps: int = STEPS
+    ):
         self.cell = cell
+        self.steps = steps
+        self.patience_s = PATIENCE_S
+        self.restarts_max = RESTARTS_MAX
+        self.replacements_are_hurt = False
+        self.on_step = lambda step: None  # every rank has printed it
         self.reference = reference
         self.nodes, self.lanes = GROUPS[group]
         self.result = Result(cell)
@@ -111,14 +118,14 @@ class Run:
         self.loop.on_report = self._on_report
         self.loop.on_line = self._on_line
         self.loop.on_end = self._on_end
-        self.group = Group(self.loop, self.nodes, self.lanes, STEPS, [*FLAGS, *extra_flags])
+        self.group = Group(self.loop, self.nodes, self.lanes, self.steps, [*FLAGS, *extra_flags])
         try:
             for node in range(self.nodes):
                 self.daemons[node] = self.group.start_daemon(node, self._points("daemon", node))
             for rank in range(WORLD):
                 process = self.group.start_trainer(rank, points=self._points("trainer", rank))
                 self.ranks[rank] = Rank(process)
-            patience = PATIENCE_S + (self.cell.stop_s if self.cell else 0) * len(self.pending)
+            patience = self.patience_s + (self.cell.stop_s if self.cell else 0) * len(self.pending)
             if not self.loop.run(self._finished, patience):
                 self.result.wrong.append(
                     f"not done after {patience:.0f} s: somebody waits for ever"
@@ -135,7 +142,7 @@ class Run:
 
     def _points(self, role: str, index: int) -> str:
         if self.cell is None:
-            return "*"
+            return "*" if self.steps == STEPS else ""
         of_daemon = {"coordinator": 0, "other": 1}
         points = [
             fault.point
@@ -144,7 +151,7 @@ class Run:
             or (role == "daemon" and fault.victim == "lane" and fault.index == index)
             or (role == "daemon" and of_daemon.get(fault.victim) == index)
         ]
-        return ",".join(points)
+        return ",".join(dict.fromkeys(points))
 
     def _victim_of(self, pid: int) -> str:
         for rank in self.ranks.values():
@@ -223,6 +230,8 @@ class Run:
                 )
         if self.fired_at is not None and word == "step" and step > self.step_at_fault:
             self.after_fault.setdefault(index, at / 1e9)
+        if word == "step" and all(other.step >= step for other in self.ranks.values()):
+            self.on_step(step)
 
     def _went_back(self, index: int, before: int, to: int) -> None:
         self.rolled_back_to = to
@@ -236,23 +245,28 @@ class Run:
             self.daemon_died = True
             if not self.fired_at:
                 self.result.wrong.append(f"daemon {process.index} ended with {code} by itself")
-            self.daemons[process.index] = self.group.start_daemon(process.index)
+            self.daemons[process.index] = self.group.start_daemon(
+                process.index,
+                self._points("daemon", process.index) if self.replacements_are_hurt else "",
+            )
             return
         rank = self.ranks[process.index]
         if code == 0:
             rank.done = True
             return
-        if rank.step == STEPS:
+        if rank.step == self.steps:
             rank.done = True  # it had nothing left to do but to close, and its steps stand
             return
         self.restarts += 1
-        if code == 1 or self.restarts > RESTARTS_MAX:
+        if code == 1 or self.restarts > self.restarts_max:
             last = process.lines[-1] if process.lines else ""
             self.stopped = self.stopped or f"rank {process.index} ended with {code}: {last}"
             return
         # As a launcher does; one that has seen a step does not want to begin from nothing.
         rank.process = self.group.start_trainer(
-            process.index, "require" if rank.step > 0 else "if_present"
+            process.index,
+            "require" if rank.step > 0 else "if_present",
+            self._points("trainer", process.index) if self.replacements_are_hurt else "",
         )
         rank.first_in_process = True
 
@@ -284,10 +298,11 @@ class Run:
         return self.daemon_died and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
 
 
-def undisturbed(group: str) -> Undisturbed:
-    run = Run(None, group, None)
+def undisturbed(group: str, steps: int = STEPS) -> Undisturbed:
+    run = Run(None, group, None, steps)
+    run.patience_s += steps / 50
     result = run.run()
-    if result.wrong or any(rank.step != STEPS for rank in run.ranks.values()):
+    if result.wrong or any(rank.step != steps for rank in run.ranks.values()):
         raise RuntimeError(f"the undisturbed run of {group} fails: {result.wrong}\n{result.logs}")
     return Undisturbed(run.weights, run.points, max(run.attempts))
 

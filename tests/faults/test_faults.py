@@ -8,6 +8,7 @@ from pathlib import Path
 
 import matrix
 import pytest
+import soak
 
 SAMPLE = {"trainer": 30}  # cells of each victim
 SEED = os.environ.get("DMUOND_SEED", "1")
@@ -21,3 +22,9 @@ def test_what_befalls_a_process_costs_no_step_or_is_named(victim):
     if os.environ.get("DMUOND_FAULTS") != "all":
         arguments += [f"--sample={SAMPLE[victim]}", "--stop-seconds=6"]
     assert matrix.main(arguments) == 0
+
+
+@pytest.mark.timeout(3600)
+def test_many_faults_leave_weights_descriptors_and_memory_as_they_were():
+    steps = 20_000 if os.environ.get("DMUOND_SOAK") else 1_500
+    assert soak.main([f"--steps={steps}", f"--seed={SEED}", f"--logs={LOGS / 'soak.log'}"]) == 0

@@ -11,6 +11,7 @@ cmd_test() {
       --all) sanitizers=(asan tsan) ;;
       --cpp) python= ;;
       --python) cpp= ;;
+      --soak) export DMUOND_SOAK=1 ;;
       --faults=*) export DMUOND_FAULTS=${1#*=} ;;
       --) shift; more=("$@"); break ;;
       *) die "test: unknown option $1 (see ./dev help)" ;;
