@@ -120,6 +120,8 @@ std::vector<MembershipAction> MembershipMachine::OnTick(TimePoint now) {
   return actions;
 }
 
+void MembershipMachine::OnEpoch(GroupEpoch epoch) { epoch_ = std::max(epoch_, epoch); }
+
 void MembershipMachine::StartOver() {
   state_ = State::kJoining;
   others_.clear();

@@ -80,6 +80,8 @@ class MembershipMachine {
                                                      std::optional<uint64_t> boot_id = {});
   // Call at least every 100 ms: sends heartbeats, notices silence.
   [[nodiscard]] std::vector<MembershipAction> OnTick(TimePoint now);
+  // The group has begun epochs of itself, without anybody joining: the next one is larger.
+  void OnEpoch(GroupEpoch epoch);
   // After a break: everyone but this daemon must join anew, for a larger epoch.
   void StartOver();
 

@@ -48,13 +48,13 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
   return out;
 }
 
-AddressedMessages Coordinator::OnFormed(TimePoint now, uint32_t epoch) {
+AddressedMessages Coordinator::OnFormed(TimePoint /*now*/, uint32_t epoch) {
   epoch_ = epoch;
   attempts_ = 0;
-  AddressedMessages out;
-  if (job_ != nullptr) out = EndJob(absl::StrCat("the group formed anew in epoch ", epoch));
-  (void)now;
-  return out;
+  std::erase_if(states_, [epoch](const auto& entry) { return entry.second.epoch() != epoch; });
+  if (job_ == nullptr || job_->steps != nullptr) return {};
+  return EndJob(absl::StrCat("the group formed anew in epoch ", epoch, " before the job had begun"),
+                "PEER_LOST");
 }
 
 AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
@@ -74,13 +74,13 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
       }
       return {};
     case Kind::kPlanReady:
-      return OnPlanReady(message.plan_ready());
+      return OnPlanReady(now, message.plan_ready());
+    case Kind::kMemberState:
+      return OnMemberState(from, message.member_state());
     case Kind::kRendezvous:
       return OnRendezvous(message.rendezvous());
     case Kind::kLaneLost:
-      return Lost(now, scheduler::OutcomeReason::kLaneLost,
-                  absl::StrCat("lane ", message.lane_lost().lane(),
-                               " ended: ", message.lane_lost().detail()));
+      return OnLaneLost(now, message.lane_lost());
     default:
       break;
   }
@@ -137,7 +137,8 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
     reason = "WORLD_DIFFERS";
     refusal = absl::StrCat("job '", job_->name, "' has world_size ", job_->world_size, ", rank ",
                            session.rank(), " says ", session.world_size());
-  } else if (job_->open_ranks.contains(session.rank())) {
+  } else if (const auto held = job_->open_ranks.find(session.rank());
+             held != job_->open_ranks.end() && held->second.first != from) {
     reason = "RANK_TWICE";
     refusal = absl::StrCat("rank ", session.rank(), " of job '", job_->name,
                            "' has a live session on another node");
@@ -210,22 +211,33 @@ AddressedMessages Coordinator::Refuse(const absl::Status& status) {
   return out;
 }
 
-AddressedMessages Coordinator::OnPlanReady(const v1::PlanReady& ready) {
-  if (job_ == nullptr || job_->plan == nullptr || job_->steps != nullptr) return {};
+AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& ready) {
+  if (job_ == nullptr || job_->plan == nullptr || ready.epoch() != epoch_) return {};
+  if (job_->steps != nullptr && !job_->interruption.has_value()) return {};
+  std::string error;
+  absl::string_view reason;
   if (!ready.error().empty()) {
-    return Refuse(Error(absl::StatusCode::kResourceExhausted, "NODE_NOT_READY",
-                        absl::StrCat("node ", ready.node(), ": ", ready.error())));
+    reason = "NODE_NOT_READY";
+    error = absl::StrCat("node ", ready.node(), ": ", ready.error());
+  } else if (ready.digest() != job_->plan->digest) {
+    reason = "PLAN_DIFFERS";
+    error = absl::StrCat("node ", ready.node(), " made plan ", ready.digest(), ", the coordinator ",
+                         job_->plan->digest);
   }
-  if (ready.digest() != job_->plan->digest) {
-    return Refuse(Error(absl::StatusCode::kInternal, "PLAN_DIFFERS",
-                        absl::StrCat("node ", ready.node(), " made plan ", ready.digest(),
-                                     ", the coordinator ", job_->plan->digest)));
+  if (!error.empty()) {
+    if (job_->steps != nullptr) return Lost(now, scheduler::OutcomeReason::kLaneLost, error);
+    return Refuse(Error(reason == "PLAN_DIFFERS" ? absl::StatusCode::kInternal
+                                                 : absl::StatusCode::kResourceExhausted,
+                        reason, error));
   }
   job_->ready[ready.node()] = ready.digest();
   if (job_->ready.size() < static_cast<size_t>(options_.nodes)) return {};
-  wire::FaultPoint("coordinator.plan_ready");
   const scheduler::Attempt first =
       scheduler::MakeAttempt(scheduler::GroupEpoch(epoch_), ++attempts_);
+  if (job_->steps != nullptr) {
+    const Interruption why = *std::exchange(job_->interruption, std::nullopt);
+    return Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
+  }
   job_->steps = std::make_unique<scheduler::StepCoordinator>(*job_->inputs, *job_->plan, first,
                                                              scheduler::StepId(0), options_.step);
   return Broadcast({job_->steps->Current()});
@@ -274,8 +286,15 @@ void Coordinator::EndIfDeserted(AddressedMessages& out) {
 }
 
 AddressedMessages Coordinator::OnMemberGone(TimePoint now, int32_t node, const std::string& why) {
-  return Lost(now, scheduler::OutcomeReason::kPeerLost,
-              absl::StrCat("the daemon of node ", node, " is gone: ", why));
+  const std::string detail = absl::StrCat("the daemon of node ", node, " is gone: ", why);
+  states_.clear();
+  const bool waits = options_.step.session_linger.count() > 0;
+  if (job_ == nullptr || job_->steps == nullptr || job_->steps->lost() || !waits) {
+    return Lost(now, scheduler::OutcomeReason::kPeerLost, detail);
+  }
+  job_->steps->Suspend();
+  job_->interruption = Interruption{scheduler::OutcomeReason::kPeerLost, detail};
+  return {};
 }
 
 AddressedMessages Coordinator::Lost(TimePoint now, scheduler::OutcomeReason reason,
@@ -306,11 +325,12 @@ AddressedMessages Coordinator::OnTick(TimePoint now) {
   return out;
 }
 
-AddressedMessages Coordinator::EndJob(const std::string& why) {
+AddressedMessages Coordinator::EndJob(const std::string& why, const std::string& reason) {
   AddressedMessages out;
   v1::JobEnded& ended = *out.emplace_back().message.mutable_job_ended();
   ended.set_job(job_->name);
   ended.set_why(why);
+  ended.set_reason(reason);
   if (job_->steps != nullptr) {
     // Attempts only grow, whatever job they belong to.
     attempts_ = static_cast<uint32_t>(job_->steps->Current().attempt.value());

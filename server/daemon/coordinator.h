@@ -40,7 +40,7 @@ class Coordinator {
  public:
   explicit Coordinator(CoordinatorOptions options) : options_(options) {}
 
-  // The group has formed (anew): what was in flight is gone with the old epoch.
+  // The group has formed (anew). What a running job still has its members say next.
   [[nodiscard]] AddressedMessages OnFormed(scheduler::TimePoint now, uint32_t epoch);
   [[nodiscard]] AddressedMessages OnMessage(scheduler::TimePoint now, int32_t from,
                                             const v1::MemberMessage& message);
@@ -48,8 +48,15 @@ class Coordinator {
                                                const std::string& why);
   // Deadlines; call every 100 ms.
   [[nodiscard]] AddressedMessages OnTick(scheduler::TimePoint now);
+  // Newest that it has begun; only grows.
+  [[nodiscard]] uint32_t epoch() const { return epoch_; }
 
  private:
+  // Why the group forms, or has its lanes made, anew.
+  struct Interruption {
+    scheduler::OutcomeReason reason = scheduler::OutcomeReason::kNone;
+    std::string detail;
+  };
   // A job from its first session to its end.
   struct Job {
     std::string name;
@@ -64,20 +71,31 @@ class Coordinator {
     std::map<int32_t, uint64_t> ready;                        // node -> digest of its plan
     std::map<int32_t, std::map<int32_t, std::string>> blobs;  // rail -> node -> blob
     std::unique_ptr<scheduler::StepCoordinator> steps;        // set when every node is ready
+    // Nothing is decided: the group is broken, or its nodes start new lanes.
+    std::optional<Interruption> interruption;
+    // Lanes that have died while this step was the next one to commit.
+    scheduler::StepId deaths_in;
+    int32_t deaths = 0;
   };
 
   AddressedMessages OnRankSession(int32_t from, const v1::RankSession& session);
   AddressedMessages OnRegistration(scheduler::TimePoint now, int32_t from,
                                    const v1::Registration& registration);
   AddressedMessages OnRankGone(scheduler::TimePoint now, int32_t from, const v1::RankGone& gone);
-  AddressedMessages OnPlanReady(const v1::PlanReady& ready);
+  AddressedMessages OnPlanReady(scheduler::TimePoint now, const v1::PlanReady& ready);
+  AddressedMessages OnLaneLost(scheduler::TimePoint now, const v1::LaneLost& lost);
+  AddressedMessages OnMemberState(int32_t from, const v1::MemberState& state);
+  // Every node has said what it still has of the job.
+  AddressedMessages GoOn();
+  // New lanes on every node, with the memory that there is, in the present epoch.
+  AddressedMessages Reform();
   AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);
   AddressedMessages MakePlanAndTell();
   // Every waiting registration fails with `status`; the job can be registered anew.
   AddressedMessages Refuse(const absl::Status& status);
   AddressedMessages Lost(scheduler::TimePoint now, scheduler::OutcomeReason reason,
                          const std::string& detail);
-  AddressedMessages EndJob(const std::string& why);
+  AddressedMessages EndJob(const std::string& why, const std::string& reason = "");
   void EndIfDeserted(AddressedMessages& out);
   static AddressedMessages Broadcast(const std::vector<scheduler::CoordinatorAction>& actions);
 
@@ -85,6 +103,7 @@ class Coordinator {
   uint32_t epoch_ = 0;
   uint32_t attempts_ = 0;  // counter half of the newest attempt of any job of this epoch
   uint64_t incarnations_ = 0;
+  std::map<int32_t, v1::MemberState> states_;  // by node: since the group formed
   std::unique_ptr<Job> job_;
 };
 

@@ -38,6 +38,7 @@ absl::StatusOr<bool> Daemon::Wait(const std::function<bool()>& ready, Deadline d
 
 bool Daemon::Published() const {
   if (job_ == nullptr || !job_->steps.has_value()) return true;
+  if (job_->reforming || job_->broken_since.has_value()) return false;
   const std::optional<scheduler::Decision>& decided = job_->steps->last_decision();
   if (!decided.has_value()) return true;
   // Attempts that were aborted or refused are not published; the newest one that was is remembered.
@@ -159,11 +160,10 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleRepublish(message.republish());
     case Kind::kExpel:
       return HandleExpel(message.expel());
+    case Kind::kReform:
+      return HandleReform(message.reform());
     case Kind::kJobEnded:
-      if (job_ != nullptr && job_->name == message.job_ended().job()) {
-        EndJob(message.job_ended().why());
-      }
-      return;
+      return HandleJobEnded(message.job_ended());
     default:
       return;
   }
@@ -171,21 +171,25 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
 
 void Daemon::ToLanes(const v1::LaneCommand& command) {
   for (LaneState& lane : job_->lanes) {
-    // A lane that is gone says so through OnLaneGone; there is nothing to add here.
-    if (lane.process != nullptr) lane.process->Send(command).IgnoreError();
+    // A lane that is gone says so through OnLaneGone; one that is new hears what it needs when it
+    // is ready.
+    if (lane.process != nullptr && lane.ready) lane.process->Send(command).IgnoreError();
   }
 }
 
 void Daemon::OnFormed(uint32_t epoch) {
   StateLock lock(mutex_);
-  wire::FaultPoint("daemon.formed");
   epoch_ = epoch;
+  newest_epoch_.store(epoch);
+  wire::FaultPoint("daemon.formed");
+  log::Info("group formed",
+            {{"epoch", absl::StrCat(epoch)}, {"nodes", absl::StrCat(options_.nodes)}});
+  if (job_ != nullptr) job_->broken_since.reset();
   if (coordinator_ != nullptr) {
     Send(coordinator_->OnFormed(std::chrono::steady_clock::now(), epoch));
     Pump();
   }
-  log::Info("group formed",
-            {{"epoch", absl::StrCat(epoch)}, {"nodes", absl::StrCat(options_.nodes)}});
+  TellMemberState();
   mutex_.Changed();
 }
 
@@ -202,11 +206,9 @@ void Daemon::OnMemberMessage(int32_t node, const v1::MemberMessage& message) {
 
 void Daemon::OnMemberGone(int32_t node, const std::string& why) {
   StateLock lock(mutex_);
-  epoch_ = 0;
   Send(coordinator_->OnMemberGone(std::chrono::steady_clock::now(), node, why));
   Pump();
-  Fail(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-             absl::StrCat("the daemon of node ", node, " is gone: ", why)));
+  HandleBroken(absl::StrCat("the daemon of node ", node, " is gone: ", why));
 }
 
 void Daemon::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
@@ -217,9 +219,7 @@ void Daemon::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
 
 void Daemon::OnCoordinatorGone(const std::string& why) {
   StateLock lock(mutex_);
-  epoch_ = 0;
-  Fail(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-             absl::StrCat("the coordinating daemon is gone: ", why)));
+  HandleBroken(absl::StrCat("the coordinating daemon is gone: ", why));
 }
 
 // Who waits for weights that nobody will publish is woken by poison, and then asks why.
@@ -242,12 +242,8 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       state.device = report.ready().device();
       const bool all = std::all_of(job_->lanes.begin(), job_->lanes.end(),
                                    [](const LaneState& l) { return l.ready; });
-      if (!all) return;
-      v1::PlanReady& ready = *message.mutable_plan_ready();
-      ready.set_node(options_.node);
-      ready.set_digest(job_->plan->digest);
-      wire::FaultPoint("daemon.plan_ready");
-      return Tell(std::move(message));
+      if (all) OnLanesReady();
+      return;
     }
     case Kind::kRendezvous:
       *message.mutable_rendezvous() = report.rendezvous();
@@ -290,6 +286,9 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
                                  ": ", report.attached().error()));
         }
       }
+      if (job_->mapping.erase({report.attached().rank(), lane}) > 0 && job_->mapping.empty()) {
+        TellPlanReady();
+      }
       mutex_.Changed();
       return;
     case Kind::kUnitIo:
@@ -317,7 +316,11 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
   v1::MemberMessage message;
   message.mutable_lane_lost()->set_lane(id);
   message.mutable_lane_lost()->set_detail(last_words);
+  message.mutable_lane_lost()->set_epoch(job_->lane_epoch);
+  const bool begun = job_->steps.has_value();
   Tell(std::move(message));
+  // A job that runs gets other lanes; the coordinator says so, or that this was once too often.
+  if (begun) return;
   Fail(Error(absl::StatusCode::kUnavailable, "LANE_LOST",
              absl::StrCat("lane ", id, " ended: ", last_words)));
 }
@@ -330,9 +333,13 @@ void Daemon::Tick() {
       Send(coordinator_->OnTick(std::chrono::steady_clock::now()));
       Pump();
     }
+    EndBrokenJob();
     dead.swap(dead_lanes_);
   }
   for (const std::unique_ptr<LaneProcess>& lane : dead) lane->Stop();
+  // Lanes share memory with their predecessors, which must be gone.
+  StateLock lock(mutex_);
+  StartNewLanes();
 }
 
 void Daemon::Drain(std::chrono::milliseconds timeout) {

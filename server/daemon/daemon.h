@@ -6,6 +6,7 @@
 #ifndef DMUOND_SERVER_DAEMON_DAEMON_H_
 #define DMUOND_SERVER_DAEMON_DAEMON_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -124,6 +125,8 @@ class Daemon {
   // `timeout`), aborts what remains, and ends the lanes. Idempotent.
   void Drain(std::chrono::milliseconds timeout);
   [[nodiscard]] bool formed();
+  // Newest group epoch that it has been part of; 0: none.
+  [[nodiscard]] uint32_t newest_epoch() const { return newest_epoch_.load(); }
 
  private:
   using Deadline = std::chrono::steady_clock::time_point;
@@ -156,10 +159,26 @@ class Daemon {
   void HandlePlan(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
   absl::Status Prepare(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
   absl::Status StartLane(int32_t lane_index, const scheduler::Plan& plan) DMUOND_REQUIRES(mutex_);
+  // New epochs (daemon_reform.cc).
+  void TellMemberState() DMUOND_REQUIRES(mutex_);
+  void HandleBroken(const std::string& why) DMUOND_REQUIRES(mutex_);
+  void HandleReform(const v1::Reform& reform) DMUOND_REQUIRES(mutex_);
+  void HandleJobEnded(const v1::JobEnded& ended) DMUOND_REQUIRES(mutex_);
+  void GiveUpLanes() DMUOND_REQUIRES(mutex_);
+  void StartNewLanes() DMUOND_REQUIRES(mutex_);
+  void OnLanesReady() DMUOND_REQUIRES(mutex_);
+  void MapAgain() DMUOND_REQUIRES(mutex_);
+  void TellPlanReady() DMUOND_REQUIRES(mutex_);
+  void TellRanksAgain() DMUOND_REQUIRES(mutex_);
+  void EndBrokenJob() DMUOND_REQUIRES(mutex_);
+  // The job cannot go on, and the coordinator knows it no longer.
+  void Abandon(absl::Status status) DMUOND_REQUIRES(mutex_);
   void HandleRefused(const v1::RegistrationRefused& refused) DMUOND_REQUIRES(mutex_);
   void HandleOpen(const v1::OpenAttempt& open) DMUOND_REQUIRES(mutex_);
   void HandleExpel(const v1::ExpelRank& expel) DMUOND_REQUIRES(mutex_);
   void HandleDecision(const v1::Decision& decision) DMUOND_REQUIRES(mutex_);
+  void FinishAgain(const v1::Decision& wire, const scheduler::Decision& decision)
+      DMUOND_REQUIRES(mutex_);
   void HandleRepublish(const v1::Republish& republish) DMUOND_REQUIRES(mutex_);
   void HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published)
       DMUOND_REQUIRES(mutex_);
@@ -176,6 +195,12 @@ class Daemon {
   absl::StatusOr<scheduler::StepAnswer> Submit(Session& session,
                                                const scheduler::Submission& submission,
                                                const std::string& trainer_state)
+      DMUOND_REQUIRES(mutex_);
+  // One attempt of a push: submitted, and its answer, which may be pending after step_timeout.
+  absl::StatusOr<scheduler::StepAnswer> PushOnce(const v1::SessionKey& key,
+                                                 const scheduler::Submission& submission,
+                                                 const PushedState& state,
+                                                 const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex_);
   // Waits until (step, attempt) is answered or the deadline; pending answers are not an error.
   absl::StatusOr<scheduler::StepAnswer> Await(const v1::SessionKey& key, scheduler::StepId step,
@@ -211,6 +236,7 @@ class Daemon {
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex_);  // from it
   bool pumping_ DMUOND_GUARDED_BY(mutex_) = false;
   uint32_t epoch_ DMUOND_GUARDED_BY(mutex_) = 0;  // 0: the group has not formed
+  std::atomic<uint32_t> newest_epoch_{0};
   bool draining_ DMUOND_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, Session> sessions_ DMUOND_GUARDED_BY(mutex_);
   std::set<std::string> opening_ DMUOND_GUARDED_BY(mutex_);  // nonces of sessions being opened

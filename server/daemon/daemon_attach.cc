@@ -137,7 +137,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
         if (!found.ok() || (*found)->refusals > refusals || !JobFailure().ok()) return true;
-        if (!job_->steps.has_value()) return false;
+        if (!job_->steps.has_value() || job_->reforming || epoch_ == 0) return false;
         // A replacement joins the attempt after the one that its predecessor's death has ended.
         const auto vacancy = job_->vacancies.find((*found)->rank);
         return vacancy == job_->vacancies.end() ||
@@ -198,16 +198,17 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   wire::FaultPoint("daemon.attach");
   session->lanes_attached.clear();
   session->attach_error = absl::OkStatus();
+  job_->attachments[session->rank] = command;
   for (LaneState& lane : job_->lanes) {
-    absl::Status status = lane.process->Send(command, fds);
-    if (!status.ok()) return status;
+    // A lane that is gone is replaced, and the new one maps what is attached.
+    if (lane.process != nullptr) lane.process->Send(command, fds).IgnoreError();
   }
 
   absl::StatusOr<bool> attached = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
         if (!found.ok() || !JobFailure().ok()) return true;
-        return (*found)->lanes_attached.size() == job_->lanes.size();
+        return !job_->reforming && (*found)->lanes_attached.size() == job_->lanes.size();
       },
       deadline, cancelled);
   if (!attached.ok()) return attached.status();

@@ -30,6 +30,7 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
   if (prepared.ok()) return;
   v1::MemberMessage message;
   message.mutable_plan_ready()->set_node(options_.node);
+  message.mutable_plan_ready()->set_epoch(epoch_);
   message.mutable_plan_ready()->set_error(std::string(prepared.message()));
   Tell(std::move(message));
 }
@@ -113,6 +114,7 @@ absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) 
       (*process)->Send(command, {job_->memory->state_fd(index), job_->memory->staging_fd(index),
                                  job_->memory->table_fd(index), job_->memory->board_fd()});
   job_->lanes[lane_index].process = *std::move(process);
+  job_->lane_epoch = epoch_;
   return sent;
 }
 

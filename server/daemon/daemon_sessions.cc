@@ -453,6 +453,12 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   message.mutable_rank_gone()->set_closed(closed);
   message.mutable_rank_gone()->set_detail(detail);
   message.mutable_rank_gone()->set_incarnation(session.incarnation);
+  if (job_ != nullptr) {
+    job_->gone[session.rank] = message.rank_gone();
+    if (closed) job_->attachments.erase(session.rank);
+    if (job_->abandoned && sessions_.empty())
+      return EndJob("nobody is left in a job that was lost");
+  }
   Tell(std::move(message));
 }
 

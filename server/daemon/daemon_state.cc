@@ -61,26 +61,35 @@ absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind
   absl::StatusOr<wire::UniqueFd> memory = memory_.Allocate(bytes, "state transfer");
   if (!memory.ok()) return memory.status();
   v1::LaneCommand command;
-  const int64_t request = ++unit_requests_;
-  command.mutable_read_unit()->set_request(request);
   command.mutable_read_unit()->set_unit(id.value());
   command.mutable_read_unit()->set_kind(kind);
   const int32_t lane = unit.owner.value() % options_.lanes;
-  absl::Status sent = job_->lanes[lane].process->Send(command, {memory->get()});
-  if (!sent.ok()) return sent;
-  absl::StatusOr<bool> answered = Wait(
-      [&]() DMUOND_REQUIRES(mutex_) {
-        return unit_answers_.contains(request) || !JobFailure().ok() || job_ == nullptr;
-      },
-      std::chrono::steady_clock::now() + kUnitIoTimeout, cancelled);
-  if (!answered.ok()) return answered.status();
-  const auto answer = unit_answers_.extract(request);
-  if (answer.empty()) {
-    if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-    return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
-                 absl::StrCat("lane ", unit.owner.value(), " has not answered in time"));
+  for (bool answered = false; !answered;) {
+    // A lane that is replaced meanwhile has a successor with the same state.
+    if (absl::Status published = WaitUntilPublished(cancelled); !published.ok()) return published;
+    if (job_ == nullptr || job_->plan == nullptr) {
+      return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
+    }
+    const int64_t request = ++unit_requests_;
+    const uint64_t generation = generation_;
+    command.mutable_read_unit()->set_request(request);
+    absl::Status sent = job_->lanes[lane].process->Send(command, {memory->get()});
+    if (!sent.ok() && !absl::IsUnavailable(sent)) return sent;
+    absl::StatusOr<bool> ended = Wait(
+        [&]() DMUOND_REQUIRES(mutex_) {
+          return unit_answers_.contains(request) || !JobFailure().ok() || generation_ != generation;
+        },
+        std::chrono::steady_clock::now() + kUnitIoTimeout, cancelled);
+    if (!ended.ok()) return ended.status();
+    const auto answer = unit_answers_.extract(request);
+    if (!answer.empty() && !answer.mapped().empty()) return absl::InternalError(answer.mapped());
+    answered = !answer.empty();
+    if (absl::Status failure = JobFailure(); !answered && !failure.ok()) return failure;
+    if (!answered && generation_ == generation) {
+      return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
+                   absl::StrCat("lane ", lane, " has not answered in time"));
+    }
   }
-  if (!answer.mapped().empty()) return absl::InternalError(answer.mapped());
   auto mapping = kernels::cpu::MapShared(memory->get(), bytes);
   if (!mapping.ok()) return mapping.status();
   StateTensor tensor(elements);
@@ -374,7 +383,7 @@ void Daemon::ApplyPending(uint64_t attempt) {
     absl::Status written = WriteUnit(id, v1::STATE_KIND_STEP, &updates, sizeof(updates));
     if (!written.ok()) log::Error("state was not written", {{"what", written}});
   }
-  job_->pending.Clear();
+  // It stays until the lanes have published it: one that dies before has a successor.
 }
 
 absl::Status Daemon::WriteUnit(scheduler::UnitId id, v1::StateKind kind, const void* data,

@@ -181,6 +181,26 @@ absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& re
   return reply;
 }
 
+absl::StatusOr<scheduler::StepAnswer> Daemon::PushOnce(const v1::SessionKey& key,
+                                                       const scheduler::Submission& submission,
+                                                       const PushedState& state,
+                                                       const Cancelled& cancelled) {
+  if (submission.kind == scheduler::AttemptKind::kLoad &&
+      submission.attempt == job_->steps->open().attempt) {
+    absl::Status loaded = WaitUntilPublished(cancelled);
+    if (!loaded.ok()) return loaded;
+    loaded = LoadPushedState(key, state, cancelled);
+    if (!loaded.ok()) return loaded;
+  }
+  absl::StatusOr<Session*> found = Find(key);
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  absl::StatusOr<scheduler::StepAnswer> answer = Submit(**found, submission, "");
+  if (!answer.ok() || !answer->pending()) return answer;
+  return Await(key, submission.step, submission.attempt,
+               std::chrono::steady_clock::now() + options_.step_timeout, cancelled);
+}
+
 absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersRequest& header,
                                                      const PushedState& state,
                                                      const Cancelled& cancelled) {
@@ -191,17 +211,6 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   if (!job_->steps.has_value()) {
     return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
                  absl::StrCat("rank ", (*found)->rank, " must attach its buffers first"));
-  }
-  const bool opens =
-      header.attempt() == 0 || header.attempt() == job_->steps->open().attempt.value();
-  if (header.state() && opens) {
-    absl::Status loaded = WaitUntilPublished(cancelled);
-    if (!loaded.ok()) return loaded;
-    loaded = LoadPushedState(header.key(), state, cancelled);
-    if (!loaded.ok()) return loaded;
-    found = Find(header.key());
-    if (!found.ok()) return found.status();
-    if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   }
   Session& session = **found;
   scheduler::Submission submission;
@@ -228,18 +237,21 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
                    "a push names no parameter and is not of all weights");
     }
   }
-  absl::StatusOr<scheduler::StepAnswer> answer = Submit(session, submission, "");
-  if (!answer.ok()) return answer.status();
-  if (answer->pending()) {
-    answer = Await(header.key(), submission.step, submission.attempt,
-                   std::chrono::steady_clock::now() + options_.step_timeout, cancelled);
-    if (!answer.ok()) return answer.status();
+  absl::StatusOr<scheduler::StepAnswer> answer =
+      PushOnce(header.key(), submission, state, cancelled);
+  // What is pushed still lies where it lay: an attempt that ended for a retry costs only time.
+  while (answer.ok() && answer->refused.ok() && answer->outcome.has_value() &&
+         answer->outcome->retry) {
+    submission.attempt = answer->outcome->next_attempt;
+    answer = PushOnce(header.key(), submission, state, cancelled);
   }
+  if (!answer.ok()) return answer.status();
   if (!answer->refused.ok()) return Refusal(*answer);
   if (answer->pending()) {
-    return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-                 absl::StrCat("rank ", session.rank, " pushed, but not every rank did within ",
-                              options_.step_timeout.count(), " ms"));
+    return Error(
+        absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+        absl::StrCat("rank ", submission.rank.value(), " pushed, but not every rank did within ",
+                     options_.step_timeout.count(), " ms"));
   }
   if (answer->outcome->kind != scheduler::OutcomeKind::kCommitted) {
     return Error(absl::StatusCode::kUnavailable, "PUSH_ABORTED",
@@ -269,6 +281,24 @@ void Daemon::HandleOpen(const v1::OpenAttempt& open) {
   mutex_.Changed();
 }
 
+// A decision that is known is told again when lanes are new: those whose predecessors have not come
+// to the end of a commit finish it.
+void Daemon::FinishAgain(const v1::Decision& wire, const scheduler::Decision& decision) {
+  if (decision.verdict != scheduler::Verdict::kCommit ||
+      job_->published_attempt >= decision.attempt.value()) {
+    return;
+  }
+  if (decision.kind == scheduler::AttemptKind::kLoad) {
+    return ApplyPending(decision.attempt.value());
+  }
+  v1::LaneCommand command;
+  *command.mutable_decision() = wire;
+  for (LaneState& lane : job_->lanes) {
+    if (lane.published_attempt >= decision.attempt.value() || lane.process == nullptr) continue;
+    lane.process->Send(command).IgnoreError();  // its end is reported by OnLaneGone
+  }
+}
+
 void Daemon::HandleDecision(const v1::Decision& wire) {
   if (job_ == nullptr || !job_->steps.has_value()) return;
   absl::StatusOr<scheduler::Decision> decision = FromProto(wire);
@@ -277,6 +307,7 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
     return;
   }
   wire::FaultPoint("daemon.decision");
+  if (decision->attempt < job_->steps->open().attempt) return FinishAgain(wire, *decision);
   if (decision->verdict == scheduler::Verdict::kCommit &&
       decision->kind == scheduler::AttemptKind::kLoad) {
     ApplyPending(decision->attempt.value());
@@ -376,6 +407,7 @@ void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& 
   wire::FaultPoint("daemon.published");
   job_->published_attempt = behind->published_attempt;
   job_->timing = job_->publishing;
+  if (job_->published_attempt >= job_->pending_attempt) job_->pending.Clear();
   if (waiting_for_published_ > 0) mutex_.Changed();
 }
 

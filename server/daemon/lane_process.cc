@@ -133,6 +133,14 @@ void LaneProcess::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+void LaneProcess::Kill() {
+  {
+    MutexLock lock(mutex_);
+    stop_ = true;
+  }
+  Signal(SIGKILL);
+}
+
 bool LaneProcess::WaitUntilGone(std::chrono::milliseconds wait) {
   const Clock::time_point deadline = Clock::now() + wait;
   MutexLock lock(mutex_);

@@ -77,6 +77,8 @@ class LaneProcess {
   // after the call; one that runs is waited for. Returns when the process is gone; may be repeated.
   // REQUIRES: not from a callback, and not with a lock that a callback takes.
   void Stop();
+  // SIGKILL, without waiting; Stop() follows. on_gone is not called.
+  void Kill();
 
  private:
   LaneProcess(Options options, Callbacks callbacks, pid_t pid, UniqueFd socket, UniqueFd output,

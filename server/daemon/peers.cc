@@ -3,7 +3,6 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -197,6 +196,8 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       if (!machine_.has_value() || stopped_) {
         return ToGrpc(absl::UnavailableError("the coordinator is starting or leaving"));
       }
+      // Lanes that were replaced have made epochs that the machine has not.
+      machine_->OnEpoch(scheduler::GroupEpoch(daemon_.newest_epoch()));
       auto actions = machine_->OnJoin(steady_clock::now(), info);
       if (!actions.ok()) {
         log::Warn("a daemon may not join", {{"node", node}, {"what", actions.status()}});
@@ -332,7 +333,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     join.set_version(self.version);
     join.set_device_type(self.device_type);
     join.set_peer_address(self.peer_address);
-    join.set_epoch(epoch_.load());
+    join.set_epoch(std::max(options_.epoch, daemon_.newest_epoch()));
     join.set_boot_id(self.boot_id);
     join.set_lane_memory_bytes(self.lane_memory_bytes);
     return join;
@@ -433,7 +434,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         if (message.has_heartbeat()) continue;
         if (message.has_join()) {
           formed = true;
-          epoch_.store(message.join().epoch());
           daemon_.OnFormed(message.join().epoch());
           continue;
         }
@@ -464,7 +464,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   const PeerCredentials credentials_;
   const uint64_t boot_id_;
   std::unique_ptr<grpc::Server> server_;
-  std::atomic<uint32_t> epoch_{0};
 
   Mutex mutex_;
   CondVar changed_;

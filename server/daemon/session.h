@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -115,6 +116,16 @@ struct NodeJob {
   PendingState pending;                  // pushed state of units owned here, until a load commits
   uint64_t pending_attempt = 0;          // that load's
   std::map<int32_t, Vacancy> vacancies;  // by rank
+  // What the lanes have mapped of each rank, for lanes that are new, and the last end of a session
+  // that the coordinator was told, for one that may have missed it.
+  std::map<int32_t, v1::LaneCommand> attachments;
+  std::map<int32_t, v1::RankGone> gone;
+  uint32_t lane_epoch = 0;                        // that its lanes were started for
+  bool reforming = false;                         // its lanes are being replaced
+  std::set<std::pair<int32_t, int32_t>> mapping;  // (rank, lane) that new lanes still map
+  // Since when the group is broken.
+  std::optional<std::chrono::steady_clock::time_point> broken_since;
+  bool abandoned = false;  // the coordinator has forgotten it: it ends with its last session
   std::map<int32_t, TrainerState> submitted_states;  // by rank: of the open attempt
   std::map<int32_t, TrainerState> trainer_states;    // by rank: of last_committed_step
 };

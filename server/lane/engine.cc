@@ -119,6 +119,14 @@ absl::Status Engine::OnDecision(scheduler::Decision decision) {
   normed_ = collector_->norm_time();
   if (opened_.has_value() && opened_->attempt <= decision.attempt) opened_.reset();
   times_.decided = Clock::now();
+  if (scheduler::EpochOf(decision.attempt).value() < job_.epoch) {
+    // Decided before this lane's time: its predecessor may not have come to the end of it. What is
+    // to be published follows as a republish; loaded state is written again, unit by unit.
+    if (decision.verdict == Verdict::kCommit && decision.kind != AttemptKind::kLoad) {
+      tasks_.push_back({std::move(decision), std::nullopt, /*redo=*/true});
+    }
+    return absl::OkStatus();
+  }
   const bool applies = decision.verdict == Verdict::kCommit || decision.verdict == Verdict::kSkip;
   // Loaded state is written unit by unit and published by a republish.
   if (applies && decision.kind != AttemptKind::kLoad) {
@@ -249,10 +257,11 @@ absl::StatusOr<bool> Engine::StartNext() {
     return true;
   }
   updater_->Start(decision);
+  publishing_ = true;
+  if (task.redo) return true;
   publisher_->Start({.attempt = decision.attempt,
                      .submitted_first = decision.kind == AttemptKind::kStep,
                      .poison = true});
-  publishing_ = true;
   return true;
 }
 
@@ -283,7 +292,8 @@ absl::Status Engine::ReportPublished() {
   published.set_attempt(task.republish.has_value() ? task.republish->attempt.value()
                                                    : task.decision->attempt.value());
   const bool committed = task.decision.has_value() && task.decision->verdict == Verdict::kCommit;
-  if (committed) received_weights_valid_ = true;
+  const bool to_all = task.republish.has_value() && task.republish->ranks.empty();
+  if ((committed && !task.redo) || to_all) received_weights_valid_ = true;
   published.set_matrices(committed ? updater_->matrices() : 0);
   if (task.decision.has_value()) {
     v1::StepTiming& timing = *published.mutable_timing();

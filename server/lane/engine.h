@@ -95,6 +95,7 @@ class Engine {
   struct Task {
     std::optional<scheduler::Decision> decision;
     std::optional<Republish> republish;
+    bool redo = false;  // `decision` is of an older epoch: updated, not published
   };
   std::deque<Task> tasks_;
   bool publishing_ = false;

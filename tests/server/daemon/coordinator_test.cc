@@ -68,6 +68,7 @@ class CoordinatorTest : public ::testing::Test {
   AddressedMessages PlanReady(uint64_t digest) {
     v1::MemberMessage message;
     message.mutable_plan_ready()->set_digest(digest);
+    message.mutable_plan_ready()->set_epoch(5);
     return coordinator_.OnMessage(now_, 0, message);
   }
 

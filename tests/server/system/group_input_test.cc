@@ -147,6 +147,7 @@ TEST_F(CoordinatorInputTest, ANodeWithAnotherPlanIsNamedToTheTrainers) {
       v1::MemberMessage ready;
       ready.mutable_plan_ready()->set_node(1);
       ready.mutable_plan_ready()->set_digest(12345);
+      ready.mutable_plan_ready()->set_epoch(1);
       member.Send(ready);
       return;
     }

@@ -1,0 +1,196 @@
+// New epochs: a broken group, lanes that are replaced, and jobs that are lost.
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+#include "server/lane/publish_board.h"
+
+namespace dmuond::server {
+
+void Daemon::TellMemberState() {
+  v1::MemberMessage message;
+  v1::MemberState& state = *message.mutable_member_state();
+  state.set_epoch(epoch_);
+  if (job_ != nullptr && job_->failed.ok()) {
+    state.set_job(job_->name);
+    state.set_job_incarnation(job_->wire.job_incarnation());
+    state.set_world_size(job_->world_size);
+    state.set_has_memory(job_->plan != nullptr);
+    state.set_has_state(job_->has_state);
+    if (job_->steps.has_value()) {
+      state.set_last_committed_step(job_->steps->last_committed().value());
+    }
+  }
+  Tell(std::move(message));
+}
+
+void Daemon::HandleBroken(const std::string& why) {
+  epoch_ = 0;
+  if (job_ == nullptr) return;
+  const absl::Status lost = Error(absl::StatusCode::kUnavailable, "PEER_LOST", why);
+  if (!job_->steps.has_value() || options_.coordinator.step.session_linger.count() == 0) {
+    return Fail(lost);
+  }
+  if (!job_->broken_since.has_value()) job_->broken_since = std::chrono::steady_clock::now();
+  log::Warn("the job waits for the group to form anew",
+            {{"job", job_->name},
+             {"step", absl::StrCat(job_->steps->last_committed().value())},
+             {"what", why}});
+  mutex_.Changed();
+}
+
+void Daemon::EndBrokenJob() {
+  if (job_ == nullptr || !job_->broken_since.has_value() || !job_->failed.ok()) return;
+  const auto linger = options_.coordinator.step.session_linger;
+  if (std::chrono::steady_clock::now() - *job_->broken_since < linger) return;
+  Abandon(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+                absl::StrCat("the group has not formed anew within ", linger.count(), " ms")));
+}
+
+void Daemon::Abandon(absl::Status status) {
+  log::Error("job lost", {{"job", job_->name}, {"what", std::string(status.message())}});
+  Fail(std::move(status));
+  job_->abandoned = true;
+  if (sessions_.empty()) EndJob("nobody is left in a job that was lost");
+}
+
+void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
+  if (job_ == nullptr || job_->name != ended.job()) return;
+  if (ended.reason().empty()) return EndJob(ended.why());
+  const bool state_lost = ended.reason() == "STATE_LOST";
+  if (job_->steps.has_value()) {
+    // The outcome of the step that was open, for whoever waits for it.
+    const scheduler::OpenAttempt open = job_->steps->open();
+    scheduler::Decision decision;
+    decision.attempt = open.attempt;
+    decision.step = open.step;
+    decision.verdict = scheduler::Verdict::kAbort;
+    decision.outcome.step = open.step;
+    decision.outcome.attempt = open.attempt;
+    decision.outcome.reason =
+        state_lost ? scheduler::OutcomeReason::kStateLost : scheduler::OutcomeReason::kPeerLost;
+    decision.outcome.detail = ended.why();
+    decision.outcome.next_attempt = scheduler::Attempt(open.attempt.value() + 1);
+    job_->steps->OnDecision(decision);
+  }
+  Abandon(Error(state_lost ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable,
+                ended.reason(), ended.why()));
+}
+
+// Kills them: the state table says what they have come to, and whoever waits in a lane's queue is
+// answered by its successor.
+void Daemon::GiveUpLanes() {
+  ++generation_;
+  for (LaneState& lane : job_->lanes) {
+    if (lane.process != nullptr) {
+      lane.process->Kill();
+      dead_lanes_.push_back(std::move(lane.process));
+    }
+    lane.process = nullptr;
+    lane.ready = false;
+    lane.gone = false;
+  }
+}
+
+void Daemon::HandleReform(const v1::Reform& reform) {
+  epoch_ = reform.epoch();
+  newest_epoch_.store(reform.epoch());
+  if (job_ == nullptr || job_->plan == nullptr || !job_->failed.ok()) return;
+  log::Warn(
+      "new lanes",
+      {{"job", job_->name},
+       {"epoch", absl::StrCat(epoch_)},
+       {"step", absl::StrCat(job_->steps.has_value() ? job_->steps->last_committed().value() : 0)},
+       {"what", reform.why()}});
+  job_->reforming = true;
+  job_->broken_since.reset();
+  job_->mapping.clear();
+  for (auto& [id, session] : sessions_) session.lanes_attached.clear();
+  GiveUpLanes();
+  mutex_.Changed();
+}
+
+void Daemon::StartNewLanes() {
+  if (job_ == nullptr || !job_->reforming || !job_->failed.ok() || !dead_lanes_.empty()) return;
+  absl::Status status;
+  for (size_t i = 0; i < job_->lanes.size() && status.ok(); ++i) {
+    if (job_->lanes[i].process != nullptr) return;  // started before
+    if (i == 0) {
+      // What the old lanes have said on the board belongs to the old epoch.
+      status =
+          job_->memory->AllocateBoard(lane::PublishBoardBytes(job_->plan->buckets, options_.lanes));
+    }
+    if (status.ok()) status = StartLane(static_cast<int32_t>(i), *job_->plan);
+  }
+  if (status.ok()) return;
+  v1::MemberMessage message;
+  message.mutable_plan_ready()->set_node(options_.node);
+  message.mutable_plan_ready()->set_epoch(epoch_);
+  message.mutable_plan_ready()->set_error(std::string(status.message()));
+  Tell(std::move(message));
+}
+
+void Daemon::OnLanesReady() {
+  if (job_->reforming) MapAgain();
+  if (job_->mapping.empty()) TellPlanReady();
+}
+
+void Daemon::MapAgain() {
+  for (const auto& [rank, command] : job_->attachments) {
+    std::vector<int> fds;
+    for (const v1::Arena& arena : command.attach().arenas()) {
+      fds.push_back(job_->memory->arena_fd(scheduler::TrainerRank(rank), arena.id()));
+    }
+    fds.push_back(job_->memory->timeline_fd(scheduler::TrainerRank(rank)));
+    for (size_t lane = 0; lane < job_->lanes.size(); ++lane) {
+      // One that is gone already is reported by OnLaneGone.
+      if (!job_->lanes[lane].process->Send(command, fds).ok()) continue;
+      job_->mapping.emplace(rank, static_cast<int32_t>(lane));
+    }
+  }
+}
+
+void Daemon::TellPlanReady() {
+  if (job_->reforming) {
+    job_->reforming = false;
+    TellRanksAgain();
+  }
+  v1::MemberMessage message;
+  v1::PlanReady& ready = *message.mutable_plan_ready();
+  ready.set_node(options_.node);
+  ready.set_digest(job_->plan->digest);
+  ready.set_epoch(job_->lane_epoch);
+  wire::FaultPoint("daemon.plan_ready");
+  Tell(std::move(message));
+  mutex_.Changed();
+}
+
+// The coordinator may have missed what happened here while the link was down. It knows what it
+// knows.
+void Daemon::TellRanksAgain() {
+  for (const auto& [rank, gone] : job_->gone) {
+    v1::MemberMessage message;
+    *message.mutable_rank_gone() = gone;
+    Tell(std::move(message));
+  }
+  std::vector<v1::MemberMessage> messages;
+  for (const auto& [id, session] : sessions_) {
+    v1::RankSession& told = *messages.emplace_back().mutable_rank_session();
+    told.set_rank(session.rank);
+    told.set_node(options_.node);
+    told.set_job(job_->name);
+    told.set_world_size(job_->world_size);
+    told.set_incarnation(session.incarnation);
+    if (session.state != Session::State::kAttached) continue;
+    v1::RankAttached& attached = *messages.emplace_back().mutable_rank_attached();
+    attached.set_rank(session.rank);
+    attached.set_incarnation(session.incarnation);
+  }
+  for (v1::MemberMessage& message : messages) Tell(std::move(message));
+}
+
+}  // namespace dmuond::server
