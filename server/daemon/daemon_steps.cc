@@ -48,6 +48,14 @@ absl::Status CheckScalars(int32_t rank, const scheduler::StepScalars& scalars) {
   return absl::OkStatus();
 }
 
+// An attempt may end while a trainer is between steps: the one that is open now is for it too.
+absl::Status WithOpenAttempt(const absl::Status& status, scheduler::Attempt open) {
+  if (ReasonOf(status) != "ATTEMPT_OUT_OF_ORDER") return status;
+  ErrorMetadata metadata = MetadataOf(status);
+  metadata.emplace_back("next_attempt", absl::StrCat(open.value()));
+  return Error(status.code(), ReasonOf(status), std::string(status.message()), metadata);
+}
+
 // Trainers disagree. A corrected submit needs the attempt that is open now.
 absl::Status Refusal(const scheduler::StepAnswer& answer) {
   ErrorMetadata metadata = MetadataOf(answer.refused);
@@ -74,7 +82,7 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
   absl::StatusOr<scheduler::StepMember::Accepted> accepted = job_->steps->OnSubmission(submission);
-  if (!accepted.ok()) return accepted.status();
+  if (!accepted.ok()) return WithOpenAttempt(accepted.status(), steps.open().attempt);
   if (accepted->forward) {
     // Before anybody is told: the last one's submission may be decided while it is being told.
     job_->submitted_states[session.rank] = {submission.attempt, trainer_state};
@@ -103,6 +111,9 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Await(const v1::SessionKey& key,
           return true;
         }
         answer = job_->steps->OnWait(scheduler::TrainerRank((*session)->rank), step, attempt);
+        if (!answer.ok()) {
+          answer = WithOpenAttempt(answer.status(), job_->steps->open().attempt);
+        }
         if (answer.ok() && answer->pending() && !JobFailure().ok()) answer = JobFailure();
         return !answer.ok() || !answer->pending();
       },
@@ -256,7 +267,8 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   if (answer->outcome->kind != scheduler::OutcomeKind::kCommitted) {
     return Error(absl::StatusCode::kUnavailable, "PUSH_ABORTED",
                  absl::StrCat("the push was aborted: ", answer->outcome->detail),
-                 {{"next_attempt", absl::StrCat(answer->outcome->next_attempt.value())}});
+                 {{"next_attempt", absl::StrCat(answer->outcome->next_attempt.value())},
+                  {"retry", answer->outcome->retry ? "true" : "false"}});
   }
   v1::PushParametersReply reply;
   reply.set_next_attempt(answer->outcome->next_attempt.value());

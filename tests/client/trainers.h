@@ -2,6 +2,7 @@
 #ifndef DMUOND_TESTS_CLIENT_TRAINERS_H_
 #define DMUOND_TESTS_CLIENT_TRAINERS_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -31,7 +32,11 @@ class World {
   World(const std::string& address, int32_t size, const MakeLayout& layout, const Fill& fill)
       : sessions_(size) {
     OnEveryRank(size, [&](int32_t rank) {
-      auto session = client::Session::Open({.address = address, .rank = rank, .world_size = size});
+      // Whoever loses a daemon here hears of it at once.
+      auto session = client::Session::Open({.address = address,
+                                            .rank = rank,
+                                            .world_size = size,
+                                            .reconnect_timeout = std::chrono::milliseconds(0)});
       ASSERT_TRUE(session.ok()) << session.status();
       auto registered = (*session)->Register(layout(rank));
       ASSERT_TRUE(registered.ok()) << registered.status();

@@ -1,9 +1,14 @@
 """Fixtures of the Python tests: a fake daemon, real ones on private sockets, ranks, optimizers."""
 
+import os
+
 import pytest
 from daemons import Daemons
 from fake_daemon import FakeDaemon
 from trainers import Ranks
+
+# Who loses a daemon here for good hears of it at once; tests of successors set it themselves.
+os.environ["DMUOND_RECONNECT_S"] = "0"
 
 
 @pytest.fixture

@@ -49,9 +49,14 @@ class Daemon:
         self.path = str(folder / f"{name}.sock")
         self.log = folder / f"{name}.log"
         self._output = self.log.open("wb")
+        self._flags = flags
+        self.start()
+
+    def start(self):
+        """Again with the same flags, once it has ended: its own successor."""
         environment = {key: v for key, v in os.environ.items() if not key.startswith("DMUOND_")}
         self.process = subprocess.Popen(
-            [program("dmuond"), f"--socket={self.path}", *flags],
+            [program("dmuond"), f"--socket={self.path}", *self._flags],
             stdout=self._output,
             stderr=subprocess.STDOUT,
             env=environment,

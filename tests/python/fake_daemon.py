@@ -5,11 +5,14 @@ it; everything else with the real one.
 """
 
 import ctypes
+import mmap
 import os
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -47,10 +50,15 @@ def abort(context, code, message, reason, **metadata):
 class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
     """For tests to read: submits, pushed, ready_at_submit, ready_at_wait (words of the page).
 
-    To set: outcomes and refusals (to answer next), stored (state by name and kind).
+    To set: outcomes and refusals (to answer next), first (name of a call → what to do, once, before
+    it), stored (state by name and kind). The weights of step n are n, in every element. An abort
+    for the loss of a peer begins a new epoch.
     """
 
-    def __init__(self, path: str):
+    BUCKETS = 2
+
+    def __init__(self, path: str, *, step: int = 0, trainer_state: bytes = b"", epoch: int = 1):
+        """With a step: as one that has found a snapshot of it."""
         self.path = path
         self.submits: list[pb.SubmitStepRequest] = []
         self.pushed: list[pb.StateChunk] = []
@@ -59,11 +67,20 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.ready_at_wait: list[list[int]] = []
         self.outcomes: list[types.Outcome] = []  # instead of committing, in order
         self.refusals: list[tuple] = []
-        self.step = 0
-        self.attempt = EPOCH + 1
-        self.buckets = 2
+        self.first: dict[str, Callable[[grpc.ServicerContext], None]] = {}
+        self.acknowledged: list[int] = []
+        self.opened: list[pb.OpenSessionRequest] = []
+        self.registered: list[pb.RegisterLayoutRequest] = []
+        self.step = step
+        self.trainer_state = trainer_state
+        self.has_state = step > 0
+        self.attempt = epoch * EPOCH + 1 + self.has_state
+        self.goes_back_to: int | None = None
+        self.buckets = self.BUCKETS
+        self.arenas: dict[int, np.ndarray] = {}
         self._client: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        Path(path + ".attach").unlink(missing_ok=True)  # a predecessor's
         self._listener.bind(path + ".attach")
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -86,11 +103,16 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         """As if killed: every socket closes."""
         if self._listener.fileno() < 0:
             return
-        if self._client is not None:
-            self._client.close()
+        # Nobody finds it any more when its trainer hears of its end.
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        if self._client is not None:
+            self._client.close()
         self._server.stop(0).wait()
+
+    def roll_back(self, step: int, trainer_state: bytes = b""):
+        """From now on every call is answered by it, until the trainer has acknowledged."""
+        self.goes_back_to, self.trainer_state = step, trainer_state
 
     # --- calls ---
 
@@ -98,9 +120,21 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         return pb.HelloReply(version=1, server="fake", lanes=1, device_type="cpu")
 
     def OpenSession(self, request, context):  # noqa: N802
-        return pb.OpenSessionReply(session=7, incarnation=3)
+        self.opened.append(request)
+        if request.resume == types.RESUME_REQUIRE and not self.has_state:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            abort(context, code, "job 'default' has no state to resume from", "JOB_HAS_NO_STATE")
+        return pb.OpenSessionReply(
+            session=7,
+            incarnation=3,
+            has_state=self.has_state,
+            last_committed_step=self.step,
+            trainer_state=self.trainer_state,
+            durable_step=self.step if self.has_state else None,
+        )
 
     def RegisterLayout(self, request, context):  # noqa: N802
+        self.registered.append(request)
         reply = pb.RegisterLayoutReply(buckets=self.buckets)
         for index, parameter in enumerate(request.parameters):
             left_alone = parameter.route == types.ROUTE_TRAINER
@@ -117,9 +151,12 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         return reply
 
     def AttachBuffers(self, request, context):  # noqa: N802
+        self._first("AttachBuffers", context)
         for arena in request.arenas:
             descriptor = os.memfd_create("arena")
             os.ftruncate(descriptor, arena.size_bytes)
+            memory = mmap.mmap(descriptor, arena.size_bytes)
+            self.arenas[arena.id] = np.frombuffer(memory, dtype=np.uint8)
             self._send_memory(
                 descriptor,
                 arena={"session": 7, "arena": arena.id, "size_bytes": arena.size_bytes},
@@ -132,7 +169,12 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self._send_memory(
             descriptor, timeline={"session": 7, "buckets": self.buckets, "size_bytes": size}
         )
-        return pb.AttachBuffersReply(timeline_bytes=size, next_attempt=self.attempt)
+        if self.has_state:
+            self._write_weights()
+            self._publish(self.attempt - 1)
+        return pb.AttachBuffersReply(
+            timeline_bytes=size, next_attempt=self.attempt, published=self.has_state
+        )
 
     def _send_memory(self, descriptor, **frame):
         body = attach_pb2.AttachFrame(**frame).SerializeToString()
@@ -140,8 +182,14 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         os.close(descriptor)
 
     def PushParameters(self, requests, context):  # noqa: N802
-        _, *chunks = requests
+        first, *chunks = requests
+        if self.goes_back_to is not None:
+            self._abort_for_rollback(context)
+        self._first("PushParameters", context)
+        assert first.attempt == self.attempt
         self.pushed += [message.chunk for message in chunks]
+        self.pushed_weights = self.arenas[1].copy()
+        self.has_state = True
         attempt, self.attempt = self.attempt, self.attempt + 1
         self._publish(attempt)
         return pb.PushParametersReply(next_attempt=self.attempt, last_committed_step=self.step)
@@ -159,20 +207,26 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
     def SubmitStep(self, request, context):  # noqa: N802
         self.submits.append(request)
         self.ready_at_submit.append([self._ready(b) for b in range(self.buckets)])
+        if self.goes_back_to is not None:
+            return pb.SubmitStepReply(outcome=self._rolled_back())
         if self.refusals:
             abort(context, *self.refusals.pop(0))
         if request.step != self.step + 1 or request.attempt != self.attempt:
+            right_step = request.step == self.step + 1
             abort(
                 context,
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"step {request.step} attempt {request.attempt}; open: {self.step + 1} "
                 f"{self.attempt}",
-                "STEP_OUT_OF_ORDER",
+                "ATTEMPT_OUT_OF_ORDER" if right_step else "STEP_OUT_OF_ORDER",
+                **({"next_attempt": str(self.attempt)} if right_step else {}),
             )
         if self.outcomes:
             outcome = self.outcomes.pop(0)
             outcome.step, outcome.attempt = request.step, self.attempt
             self.attempt += 1
+            if outcome.reason == types.Outcome.REASON_PEER_LOST:
+                self.begin_epoch()
             outcome.next_attempt = self.attempt
             return pb.SubmitStepReply(outcome=outcome)
         if request.absent:
@@ -181,12 +235,55 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
 
     def WaitStep(self, request, context):  # noqa: N802
         self.ready_at_wait.append([self._ready(b) for b in range(self.buckets)])
+        if self.goes_back_to is not None:
+            return pb.WaitStepReply(outcome=self._rolled_back())
+        if request.step != self.submits[-1].step or request.attempt != self.attempt:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            abort(context, code, f"step {request.step} was not submitted", "STEP_OUT_OF_ORDER")
         return pb.WaitStepReply(outcome=self._commit())
+
+    def AckRollback(self, request, context):  # noqa: N802
+        self._first("AckRollback", context)
+        if request.to_step != self.goes_back_to:
+            self._abort_for_rollback(context)
+        self.acknowledged.append(request.to_step)
+        self.step, self.goes_back_to = request.to_step, None
+        self.begin_epoch()
+        return pb.AckRollbackReply(trainer_state=self.trainer_state, next_attempt=self.attempt)
+
+    def SaveSnapshot(self, request, context):  # noqa: N802
+        return pb.SaveSnapshotReply(step=self.step, path="/snapshots/1")
+
+    def LoadSnapshot(self, request, context):  # noqa: N802
+        self.roll_back(request.step, b"of the snapshot")
+        return pb.LoadSnapshotReply(step=request.step)
 
     def CloseSession(self, request, context):  # noqa: N802
         return pb.CloseSessionReply(last_committed_step=self.step)
 
+    def begin_epoch(self):
+        """Publishes the masters under an attempt of a new epoch, and opens the next one."""
+        self.attempt = (self.attempt // EPOCH + 1) * EPOCH + 2
+        self._write_weights()
+        self._publish(self.attempt - 1)
+
     # --- parts ---
+
+    def _first(self, call, context):
+        self.first.pop(call, lambda _: None)(context)
+
+    def _write_weights(self):
+        self.arenas[1].view(np.float32)[...] = self.step
+
+    def _rolled_back(self):
+        return types.Outcome(
+            kind=types.Outcome.KIND_ROLLED_BACK, to_step=self.goes_back_to, durable_step=0
+        )
+
+    def _abort_for_rollback(self, context):
+        code = grpc.StatusCode.FAILED_PRECONDITION
+        step = str(self.goes_back_to)
+        abort(context, code, f"the job went back to step {step}", "ROLLED_BACK", to_step=step)
 
     def _ready(self, bucket: int) -> int:
         return ctypes.c_uint64.from_address(self.page._base + 128 + 16 * bucket).value

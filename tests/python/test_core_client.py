@@ -101,7 +101,7 @@ def test_a_refused_submit_has_reason_and_metadata_and_leaves_the_step_open(fake)
 def test_a_cut_call_is_repeated(fake):
     with open_session(fake) as session:
         two_matrices(session)
-        stub_method = session._channel._stub.SubmitStep
+        stub_method = session._link.channel._stub.SubmitStep
         failures = [2]
 
         def flaky(request, timeout=None):
@@ -110,7 +110,7 @@ def test_a_cut_call_is_repeated(fake):
                 raise _Unavailable()
             return stub_method(request, timeout=timeout)
 
-        session._channel._stub.SubmitStep = flaky
+        session._link.channel._stub.SubmitStep = flaky
         session.step(scalars())
         assert failures == [0]
         assert session.last_committed_step == 1
@@ -160,14 +160,14 @@ def test_an_address_that_is_no_socket_path_is_refused(monkeypatch):
 def test_a_page_of_another_version_is_refused(fake):
     session = open_session(fake)
     session.register([], [], [])
-    stub = session._channel._stub.AttachBuffers
+    stub = session._link.channel._stub.AttachBuffers
 
     def attach_and_spoil(request, timeout=None):
         reply = stub(request)  # descriptors are mapped after the reply
         fake.page._memory[4:8] = b"\x09\0\0\0"
         return reply
 
-    session._channel._stub.AttachBuffers = attach_and_spoil
+    session._link.channel._stub.AttachBuffers = attach_and_spoil
     with pytest.raises(dmuond.Error, match="version 9"):
         session.attach({1: 64})
     session.close()

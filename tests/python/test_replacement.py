@@ -8,7 +8,7 @@ from pathlib import Path
 
 STEPS = 40
 PATIENCE_S = 120.0
-TRAINER = Path(__file__).with_name("resuming_trainer.py")
+TRAINER = Path(__file__).parents[2] / "client/python/examples/survivor.py"
 
 
 def start(address: str, rank: int, resume: bool = False) -> subprocess.Popen:

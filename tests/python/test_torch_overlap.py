@@ -40,7 +40,7 @@ def slow(width=768):
 def unpublished(optimizer):
     """Buckets that have not arrived; sets nothing right."""
     session = optimizer.session
-    return [b for b, a in session._unpublished.items() if session._timeline.published(b) < a]
+    return [b for b, a in session._unpublished.items() if session._link.timeline.published(b) < a]
 
 
 def after_a_step(muon):

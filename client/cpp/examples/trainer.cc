@@ -1,5 +1,7 @@
 // An example trainer: fits a small network to the rows of a CSV file, the optimizer being dmuond's.
 // Each of --world_size processes takes its share of the rows; the daemon averages their gradients.
+// It survives its own death (start it again with --resume), a lane's and a daemon's: what it needs
+// to go on from a step, the state of its random numbers, travels with that step.
 //
 //   dmuond --devices=cpu:1 --socket=/tmp/me/dmuond.sock &
 //   dmuond-example-trainer --address=/tmp/me/dmuond.sock --data=waves.csv --steps=200
@@ -7,6 +9,8 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <random>
+#include <sstream>
 #include <string>
 
 #include "absl/flags/flag.h"
@@ -24,6 +28,7 @@ ABSL_FLAG(int32_t, rank, -1, "Rank of this trainer; -1: RANK or 0");
 ABSL_FLAG(int32_t, world_size, 0, "Trainers in the job; 0: WORLD_SIZE or 1");
 ABSL_FLAG(std::string, data, "client/cpp/examples/waves.csv", "Table to fit: CSV, target last");
 ABSL_FLAG(int64_t, steps, 100, "Steps to train");
+ABSL_FLAG(int32_t, batch_rows, 0, "Rows of a step, drawn at random; 0: all of this trainer's");
 ABSL_FLAG(int32_t, hidden, 32, "Width of the two hidden layers");
 ABSL_FLAG(bool, resume, false, "Go on where the job is, if it has state: replaces a dead trainer");
 ABSL_FLAG(double, learning_rate, 0.05, "At the first step; falls linearly to a tenth of it");
@@ -82,36 +87,90 @@ void PrintRouting(const Registered& registered) {
   }
 }
 
-absl::Status Train(Session& session, const Shape& shape, const Table& table) {
+// Draws a trainer's batches. Its whole state is a line of text.
+class Batches {
+ public:
+  Batches(const Table& table, int32_t rank) : table_(table), random_(rank) {}
+
+  Table Next() {
+    const auto rows = static_cast<size_t>(absl::GetFlag(FLAGS_batch_rows));
+    if (rows == 0) return table_;
+    Table batch{.columns = table_.columns};
+    for (size_t i = 0; i < rows; ++i) {
+      const auto row = static_cast<ptrdiff_t>(random_() % table_.rows());
+      const auto columns = static_cast<ptrdiff_t>(table_.columns);
+      const auto inputs = table_.inputs.begin() + (row * columns);
+      batch.inputs.insert(batch.inputs.end(), inputs, inputs + columns);
+      batch.targets.push_back(table_.targets[row]);
+    }
+    return batch;
+  }
+  [[nodiscard]] std::string Remember() const {
+    std::ostringstream state;
+    state << random_;
+    return state.str();
+  }
+  void Recall(const std::string& state) { std::istringstream(state) >> random_; }
+
+ private:
+  const Table& table_;
+  std::mt19937_64 random_;
+};
+
+struct Model {
   Tensors weights;
   Tensors gradients;
+};
+
+// Where the daemon's memory is mapped: again after each return to a step with fresh memory.
+Model Map(const Session& session) {
+  Model model;
   for (size_t layer = 0; layer < kLayers; ++layer) {
     const auto matrix = static_cast<int32_t>(2 * layer);
-    weights.matrices[layer] = session.Weight<float>(matrix);
-    weights.biases[layer] = session.Weight<float>(matrix + 1);
-    gradients.matrices[layer] = session.Gradient<float>(matrix);
-    gradients.biases[layer] = session.Gradient<float>(matrix + 1);
+    model.weights.matrices[layer] = session.Weight<float>(matrix);
+    model.weights.biases[layer] = session.Weight<float>(matrix + 1);
+    model.gradients.matrices[layer] = session.Gradient<float>(matrix);
+    model.gradients.biases[layer] = session.Gradient<float>(matrix + 1);
   }
+  return model;
+}
+
+absl::Status Train(Session& session, const Shape& shape, const Table& table) {
+  Model model = Map(session);
   if (!session.has_state()) {
-    example::Initialise(shape, /*seed=*/1, weights);
+    example::Initialise(shape, /*seed=*/1, model.weights);
     absl::Status pushed = session.Push();
     if (!pushed.ok()) return pushed;
   }
   Mlp mlp(shape);
+  Batches batches(table, session.rank());
+  const std::string beginning = batches.Remember();
+  const auto recall = [&] {
+    batches.Recall(session.last_committed_step() == 0 ? beginning : session.trainer_state());
+  };
+  recall();
   StepScalars scalars;
   scalars.groups.resize(1);
   const int64_t steps = absl::GetFlag(FLAGS_steps);
-  for (int64_t step = session.last_committed_step() + 1; step <= steps; ++step) {
-    const double loss = mlp.LossAndGradients(table, weights, gradients);
+  while (session.last_committed_step() < steps) {
+    const int64_t step = session.last_committed_step() + 1;
+    const double loss = mlp.LossAndGradients(batches.Next(), model.weights, model.gradients);
     const double done = static_cast<double>(step - 1) / static_cast<double>(steps);
     scalars.groups[0].learning_rate = absl::GetFlag(FLAGS_learning_rate) * (1 - 0.9 * done);
-    absl::StatusOr<Outcome> outcome = session.Step(scalars);
+    absl::StatusOr<Outcome> outcome = session.Step(scalars, {.trainer_state = batches.Remember()});
     if (!outcome.ok()) return outcome.status();
+    if (outcome->kind == Outcome::Kind::kRolledBack) {
+      std::printf("back to %lld\n", static_cast<long long>(outcome->to_step));  // NOLINT
+      model = Map(session);
+      session.ReleaseStale();
+      recall();
+      continue;
+    }
     std::printf("step %lld loss %.6f gradient_norm %.6f %s\n",
                 static_cast<long long>(step),  // NOLINT
                 loss, outcome->gradient_norm, Name(outcome->kind));
   }
-  std::printf("final loss %.6f\n", mlp.LossAndGradients(table, weights, gradients));
+  std::printf("final loss %.6f\n", mlp.LossAndGradients(table, model.weights, model.gradients));
   return session.Close();
 }
 

@@ -1,6 +1,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -27,6 +29,18 @@ absl::Status ReadInteger(const char* name, int32_t& value) {
   const std::string text = Variable(name);
   if (text.empty() || absl::SimpleAtoi(text, &value)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, "='", text, "' is not an integer"));
+}
+
+absl::Status ReadSeconds(const char* name, std::chrono::milliseconds& value) {
+  const std::string text = Variable(name);
+  double seconds = 0;
+  if (text.empty()) return absl::OkStatus();
+  if (!absl::SimpleAtod(text, &seconds) || !(seconds >= 0) || seconds > 1e9) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, "='", text, "' is not a number of at least 0"));
+  }
+  value = std::chrono::milliseconds(std::llround(seconds * 1000));
+  return absl::OkStatus();
 }
 
 absl::Status ReadToken(std::string& token) {
@@ -72,6 +86,7 @@ absl::StatusOr<Options> OptionsFromEnvironment() {
   if (status.ok()) status = ReadInteger("WORLD_SIZE", options.world_size);
   if (status.ok()) status = ReadInteger("LOCAL_RANK", options.home_lane);
   if (status.ok()) status = ReadToken(options.token);
+  if (status.ok()) status = ReadSeconds("DMUOND_RECONNECT_S", options.reconnect_timeout);
   if (!status.ok()) return status;
   if (Variable("DMUOND_RESUME") == "1") options.resume = Resume::kIfPresent;
   options.poison = Variable("DMUOND_POISON") == "1";

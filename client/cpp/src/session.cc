@@ -2,10 +2,7 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "client/cpp/src/session_impl.h"
-#include "client/cpp/src/status.h"
-#include "dmuond/v1/types.pb.h"
 
 namespace dmuond::client {
 
@@ -31,13 +28,13 @@ absl::Status Session::Push(const std::vector<std::string>& parameters) {
 }
 
 std::byte* Session::WeightBytes(int32_t parameter, int32_t fragment) const {
-  return impl_->memory_.Weight(parameter, fragment);
+  return impl_->link().memory().Weight(parameter, fragment);
 }
 std::byte* Session::GradientBytes(int32_t parameter, int32_t fragment) const {
-  return impl_->memory_.Gradient(parameter, fragment);
+  return impl_->link().memory().Gradient(parameter, fragment);
 }
 size_t Session::Size(int32_t parameter, int32_t fragment) const {
-  return impl_->memory_.Elements(parameter, fragment);
+  return impl_->link().memory().Elements(parameter, fragment);
 }
 
 void Session::MarkReady(int32_t bucket) { impl_->MarkReady(bucket); }
@@ -50,25 +47,7 @@ absl::Status Session::WaitPublished(std::chrono::milliseconds timeout) {
 }
 
 absl::StatusOr<Outcome> Session::Step(const StepScalars& scalars, const SubmitOptions& options) {
-  absl::StatusOr<Outcome> outcome = impl_->Submit(scalars, options);
-  // The gradients are those of the first try; what was withdrawn is marked anew.
-  while (outcome.ok() && outcome->kind == Outcome::Kind::kAborted && outcome->retry) {
-    SubmitOptions again = options;
-    again.withdraw = false;
-    outcome = impl_->Submit(scalars, again);
-  }
-  if (!outcome.ok() || outcome->kind == Outcome::Kind::kPending) return outcome;
-  if (outcome->kind == Outcome::Kind::kAborted) {
-    const auto reason = static_cast<v1::Outcome::Reason>(outcome->reason);
-    return MakeError(absl::StatusCode::kAborted,
-                     v1::Outcome::Reason_Name(reason).substr(sizeof("REASON_") - 1).c_str(),
-                     absl::StrCat("step ", outcome->step, " was aborted: ", outcome->detail));
-  }
-  absl::Status status;
-  if (outcome->kind == Outcome::Kind::kRolledBack) status = impl_->AcknowledgeRollback(*outcome);
-  if (status.ok()) status = impl_->WaitPublished(std::chrono::minutes(10));
-  if (!status.ok()) return status;
-  return outcome;
+  return impl_->Step(scalars, options);
 }
 
 absl::StatusOr<std::vector<float>> Session::Pull(int32_t parameter, StateKind kind,
@@ -78,19 +57,23 @@ absl::StatusOr<std::vector<float>> Session::Pull(int32_t parameter, StateKind ki
 absl::Status Session::PushState(const std::vector<StateTensor>& tensors) {
   return impl_->PushState(tensors);
 }
+absl::StatusOr<Snapshot> Session::SaveSnapshot() { return impl_->SaveSnapshot(); }
+absl::StatusOr<int64_t> Session::LoadSnapshot(int64_t step) { return impl_->LoadSnapshot(step); }
+void Session::ReleaseStale() { impl_->ReleaseStale(); }
 absl::Status Session::Close() { return impl_->Close(); }
 
 int32_t Session::rank() const { return impl_->options_.rank; }
 int32_t Session::world_size() const { return impl_->options_.world_size; }
-int32_t Session::lanes() const { return impl_->hello_.lanes(); }
-const std::string& Session::device_type() const { return impl_->hello_.device_type(); }
-const std::string& Session::server() const { return impl_->hello_.server(); }
-bool Session::has_state() const { return impl_->opened_.has_state(); }
+int32_t Session::lanes() const { return impl_->link().hello().lanes(); }
+const std::string& Session::device_type() const { return impl_->link().hello().device_type(); }
+const std::string& Session::server() const { return impl_->link().hello().server(); }
+const Registered& Session::registered() const { return impl_->registered_; }
+bool Session::has_state() const { return impl_->link().opened().has_state(); }
 int64_t Session::last_committed_step() const { return impl_->last_committed_step_; }
 std::optional<int64_t> Session::durable_step() const { return impl_->durable_step_; }
 const std::string& Session::trainer_state() const { return impl_->trainer_state_; }
 uint64_t Session::next_attempt() const { return impl_->next_attempt_; }
 const StepTiming& Session::last_timing() const { return impl_->timing_; }
-bool Session::lost() const { return impl_->lost_.load(); }
+bool Session::lost() const { return impl_->link().lost(); }
 
 }  // namespace dmuond::client

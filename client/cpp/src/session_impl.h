@@ -1,16 +1,19 @@
 // The inside of Session; session.h says what each call means.
+//
+// Public calls are in pairs: what the caller asks for, and one try of it with the daemon that the
+// session is linked to. A try that fails goes through Settle(), which takes the session's place in
+// the job again where the daemon has gone or the job goes back.
 #ifndef DMUOND_CLIENT_CPP_SRC_SESSION_IMPL_H_
 #define DMUOND_CLIENT_CPP_SRC_SESSION_IMPL_H_
 
-#include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "client/cpp/src/attach_socket.h"
-#include "client/cpp/src/channel.h"
-#include "client/cpp/src/session_memory.h"
+#include "client/cpp/src/link.h"
 #include "dmuond/client/session.h"
 #include "dmuond/v1/trainer.pb.h"
 
@@ -30,31 +33,64 @@ class Session::Impl {
   absl::StatusOr<Outcome> Submit(const StepScalars& scalars, const SubmitOptions& options);
   absl::StatusOr<Outcome> Wait(std::chrono::milliseconds wait);
   absl::Status WaitPublished(std::chrono::milliseconds timeout);
-  absl::Status AcknowledgeRollback(const Outcome& outcome);
+  absl::StatusOr<Outcome> Step(const StepScalars& scalars, const SubmitOptions& options);
+  absl::StatusOr<Snapshot> SaveSnapshot();
+  absl::StatusOr<int64_t> LoadSnapshot(int64_t step);
+  void ReleaseStale() { stale_.clear(); }
   absl::Status Close();
 
+  [[nodiscard]] const Link& link() const { return *link_; }
+
   const Options options_;
-  v1::HelloReply hello_;
-  v1::OpenSessionReply opened_;
-  SessionMemory memory_;
+  Registered registered_;
   int64_t last_committed_step_ = 0;
   std::optional<int64_t> durable_step_;
   std::string trainer_state_;
   uint64_t next_attempt_ = 0;
   StepTiming timing_;
-  std::atomic<bool> lost_{false};
 
  private:
+  using Milliseconds = std::chrono::milliseconds;
+
   absl::Status CheckOpen(const char* call) const;
   absl::Status CheckAttached(const char* call) const;
-  absl::Status HoldBack(const std::vector<int32_t>& absent);
-  absl::Status Push(const std::vector<v1::PushParametersRequest>& messages);
+  absl::Status CheckSubmit(const SubmitOptions& options) const;
+  void AdoptOpened();
+
+  // One try each. An outcome ROLLED_BACK is an error of that reason here.
+  absl::StatusOr<Outcome> TrySubmit(const StepScalars& scalars, const SubmitOptions& options);
+  absl::StatusOr<Outcome> TryWait(Milliseconds wait);
+  absl::StatusOr<Outcome> TryStep(const StepScalars& scalars, const SubmitOptions& options);
+  absl::Status TryWaitPublished(Milliseconds timeout);
+  absl::Status TryPush(std::vector<v1::PushParametersRequest>& messages);
+  absl::StatusOr<std::vector<float>> TryPull(int32_t parameter, StateKind kind, int32_t fragment);
+
+  void HoldBack(const std::vector<int32_t>& absent);
+  // A call to a daemon that may be stopped for a while and go on where it was.
+  absl::Status CallPatiently(const std::function<absl::Status()>& call);
   absl::StatusOr<Outcome> Answered(const v1::Outcome& outcome, const v1::StepTiming& timing);
   // An error of a submitted attempt: trainers disagree, or the attempt is no longer the open one.
-  absl::Status Refused(absl::Status status);
-  [[nodiscard]] v1::SessionKey Key() const;
+  absl::StatusOr<Outcome> Refused(absl::Status status);
+  void Follow(const absl::Status& status);
+  // Weights do not come: OK where the daemon has nothing to say of it.
+  absl::Status AskWhy();
 
+  // What the caller is told instead of `status`. Where the job goes back, or the daemon has gone
+  // and has a successor: an error of reason ROLLED_BACK, when the weights of that step lie there.
+  absl::Status Settle(absl::Status status);
+  [[nodiscard]] bool IsTheEnd(const absl::Status& status);
+  absl::Status Acknowledge(int64_t to_step);
+  absl::Status ComeBack(const absl::Status& why);
+  absl::Status TryComeBack();
+  [[nodiscard]] absl::Status NotBack(const absl::Status& last);
+  // The same for calls that answer with an outcome.
+  absl::StatusOr<Outcome> Settle(absl::StatusOr<Outcome> outcome);
+
+  std::string path_;
+  std::optional<Layout> layout_;
   bool closed_ = false;
+  bool in_job_ = false;             // the job has state, and this trainer its place in it
+  bool moved_ = false;              // the memory is another, and the caller has not been told
   bool undecided_ = false;          // a submit has no outcome yet
   uint64_t published_attempt_ = 0;  // whose weights WaitPublished() waits for
   std::string submitted_state_;
@@ -67,9 +103,8 @@ class Session::Impl {
   v1::WaitStepRequest wait_request_;
   v1::WaitStepReply wait_reply_;
 
-  std::unique_ptr<Channel> channel_;
-  // Last: its watcher must end before what it touches.
-  std::unique_ptr<AttachSocket> attach_;
+  std::vector<std::unique_ptr<Link>> stale_;  // for pointers into their memory
+  std::unique_ptr<Link> link_;
 };
 
 }  // namespace dmuond::client

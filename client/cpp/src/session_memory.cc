@@ -1,5 +1,6 @@
 #include "client/cpp/src/session_memory.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,7 +9,6 @@ namespace dmuond::client {
 
 void SessionMemory::SetLayout(Layout layout, const Registered& registered) {
   layout_ = std::move(layout);
-  has_layout_ = true;
   bucket_of_ = registered.parameter_bucket;
   held_.assign(registered.buckets, 0);
   marked_.assign(registered.buckets, 0);
@@ -113,6 +113,18 @@ SessionMemory::Published SessionMemory::WaitPublished(
     if (value < attempt) return Published::kTimeout;
   }
   return Published::kYes;
+}
+
+SessionMemory::Copies SessionMemory::CopyArenas() const {
+  Copies copies;
+  for (const auto& [id, arena] : arenas_) {
+    copies[id].assign(arena.data(), arena.data() + arena.bytes());
+  }
+  return copies;
+}
+
+void SessionMemory::Restore(const Copies& copies) {
+  for (const auto& [id, bytes] : copies) std::ranges::copy(bytes, arenas_.at(id).data());
 }
 
 void SessionMemory::Poison() {

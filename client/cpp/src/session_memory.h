@@ -25,7 +25,6 @@ class SessionMemory {
  public:
   // Before Map(): what the layout says, and the buckets that the daemon made of it.
   void SetLayout(Layout layout, const Registered& registered);
-  [[nodiscard]] bool has_layout() const { return has_layout_; }
   [[nodiscard]] const Layout& layout() const { return layout_; }
   [[nodiscard]] int32_t bucket_of(int32_t parameter) const { return bucket_of_[parameter]; }
 
@@ -52,6 +51,11 @@ class SessionMemory {
   [[nodiscard]] Published WaitPublished(uint64_t attempt,
                                         std::chrono::steady_clock::time_point deadline) const;
 
+  // The arenas' bytes by id, and back.
+  using Copies = std::map<uint32_t, std::vector<std::byte>>;
+  [[nodiscard]] Copies CopyArenas() const;
+  void Restore(const Copies& copies);
+
   // Ends every wait of this page, for good. Allocates nothing.
   void Poison();
 
@@ -60,7 +64,6 @@ class SessionMemory {
   [[nodiscard]] std::byte* At(const Fragment* fragment, const Slice& slice) const;
   [[nodiscard]] wire::TimelinePage page() const { return wire::TimelinePage(timeline_.data()); }
 
-  bool has_layout_ = false;
   Layout layout_;
   std::vector<std::vector<int32_t>> fragments_of_;  // parameter -> its fragments in the layout
   std::vector<int32_t> bucket_of_;                  // parameter -> bucket or -1

@@ -1,6 +1,7 @@
 // Weights and optimizer state that travel outside of steps.
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,25 @@ namespace dmuond::client {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{1} << 20;
+constexpr std::chrono::minutes kPublishedWithin{10};
+// A group that is forming anew may refuse to read state; it has formed by then.
+constexpr std::chrono::seconds kReformedWithin{30};
+constexpr std::chrono::milliseconds kReformPause{250};
+
+uint64_t Epoch(uint64_t attempt) { return attempt >> 32; }
+
+// Whether a push failed through nobody's mistake.
+bool MayPushAgain(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  if (reason == "PUSH_ABORTED") return MetadataOf(status)["retry"] == "true";
+  return reason == "ATTEMPT_OUT_OF_ORDER";
+}
+
+bool IsReforming(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  return absl::IsUnavailable(status) && (reason == "LANE_LOST" || reason == "PEER_LOST" ||
+                                         reason == "NODE_NOT_READY" || reason == "GROUP_NOT_READY");
+}
 
 // The values as on the wire: fp32, but fp64 for the count of updates.
 std::string WireBytes(const StateTensor& tensor) {
@@ -38,71 +58,103 @@ void AddChunks(const StateTensor& tensor, const std::string& name,
 
 }  // namespace
 
-absl::Status Session::Impl::Push(const std::vector<v1::PushParametersRequest>& messages) {
+absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& messages) {
+  absl::Status status = CheckOpen("Push");
+  if (!status.ok()) return status;
+  SessionMemory& memory = link_->memory();
+  v1::PushParametersRequest& first = messages.front();
+  // A group that forms anew publishes its masters: what is pushed must outlive that.
+  SessionMemory::Copies pushed;
+  if (in_job_ && !first.state()) pushed = memory.CopyArenas();
   v1::PushParametersReply reply;
-  absl::Status status = channel_->Push(messages, reply);
-  if (!status.ok()) return Refused(std::move(status));
+  for (;;) {
+    const uint64_t attempt = next_attempt_;
+    *first.mutable_key() = link_->Key();
+    first.set_step(last_committed_step_);
+    first.set_attempt(attempt);
+    status = link_->channel().Push(messages, reply);
+    if (status.ok()) break;
+    undecided_ = false;
+    Follow(status);
+    if (!MayPushAgain(status) || next_attempt_ <= attempt) return status;
+    if (pushed.empty() || Epoch(next_attempt_) == Epoch(attempt)) continue;
+    published_attempt_ = next_attempt_ - 1;
+    status = TryWaitPublished(kPublishedWithin);
+    if (!status.ok()) return status;
+    memory.Restore(pushed);
+  }
+  in_job_ = true;
   next_attempt_ = reply.next_attempt();
   last_committed_step_ = reply.last_committed_step();
   published_attempt_ = reply.next_attempt() - 1;
-  return WaitPublished(std::chrono::minutes(10));
+  return TryWaitPublished(kPublishedWithin);
 }
 
 absl::Status Session::Impl::PushWeights(const std::vector<std::string>* parameters) {
   absl::Status status = CheckAttached("Push");
   if (!status.ok()) return status;
   std::vector<v1::PushParametersRequest> messages(1);
-  *messages[0].mutable_key() = Key();
-  messages[0].set_step(last_committed_step_);
-  messages[0].set_attempt(next_attempt_);
   messages[0].set_all_weights(parameters == nullptr);
   if (parameters != nullptr) {
     for (const std::string& name : *parameters) messages[0].add_weights(name);
   }
-  return Push(messages);
+  return Settle(TryPush(messages));
 }
 
 absl::Status Session::Impl::PushState(const std::vector<StateTensor>& tensors) {
   absl::Status status = CheckAttached("PushState");
   if (!status.ok()) return status;
   std::vector<v1::PushParametersRequest> messages(1);
-  *messages[0].mutable_key() = Key();
-  messages[0].set_step(last_committed_step_);
-  messages[0].set_attempt(next_attempt_);
   messages[0].set_state(true);
   for (const StateTensor& tensor : tensors) {
-    if (!memory_.Holds(tensor.parameter, tensor.fragment)) {
+    if (!link_->memory().Holds(tensor.parameter, tensor.fragment)) {
       return absl::InvalidArgumentError(absl::StrCat("state of fragment ", tensor.fragment,
                                                      " of parameter ", tensor.parameter,
                                                      ", which this trainer does not hold"));
     }
-    const std::string& name = memory_.layout().parameters[tensor.parameter].name;
-    const size_t wanted =
-        tensor.kind == StateKind::kStep ? 1 : memory_.Elements(tensor.parameter, tensor.fragment);
+    const std::string& name = link_->memory().layout().parameters[tensor.parameter].name;
+    const size_t wanted = tensor.kind == StateKind::kStep
+                              ? 1
+                              : link_->memory().Elements(tensor.parameter, tensor.fragment);
     if (tensor.values.size() != wanted) {
       return absl::InvalidArgumentError(absl::StrCat(
           "state of parameter '", name, "' has ", tensor.values.size(), " values, not ", wanted));
     }
     AddChunks(tensor, name, messages);
   }
-  return Push(messages);
+  return Settle(TryPush(messages));
 }
 
 absl::StatusOr<std::vector<float>> Session::Impl::Pull(int32_t parameter, StateKind kind,
                                                        int32_t fragment) {
   absl::Status status = CheckAttached("Pull");
   if (!status.ok()) return status;
-  if (!memory_.Holds(parameter, fragment)) {
+  if (!link_->memory().Holds(parameter, fragment)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "fragment ", fragment, " of parameter ", parameter, ", which this trainer does not hold"));
   }
-  const std::string& name = memory_.layout().parameters[parameter].name;
+  const auto give_up = std::chrono::steady_clock::now() + kReformedWithin;
+  for (;;) {
+    absl::StatusOr<std::vector<float>> values = TryPull(parameter, kind, fragment);
+    if (values.ok()) return values;
+    if (!IsReforming(values.status()) || std::chrono::steady_clock::now() > give_up) {
+      return Settle(values.status());
+    }
+    std::this_thread::sleep_for(kReformPause);
+  }
+}
+
+absl::StatusOr<std::vector<float>> Session::Impl::TryPull(int32_t parameter, StateKind kind,
+                                                          int32_t fragment) {
+  absl::Status status = CheckOpen("Pull");
+  if (!status.ok()) return status;
+  const std::string& name = link_->memory().layout().parameters[parameter].name;
   v1::PullParametersRequest request;
-  *request.mutable_key() = Key();
+  *request.mutable_key() = link_->Key();
   request.add_parameters(name);
   request.add_kinds(static_cast<v1::StateKind>(kind));
   std::string bytes;
-  status = channel_->Pull(request, [&](const v1::PullParametersReply& reply) {
+  status = link_->channel().Pull(request, [&](const v1::PullParametersReply& reply) {
     if (reply.chunk().fragment() != fragment) return absl::OkStatus();
     if (reply.chunk().first_element() == 0) bytes.clear();  // from the beginning again
     bytes += reply.chunk().data();
@@ -115,7 +167,7 @@ absl::StatusOr<std::vector<float>> Session::Impl::Pull(int32_t parameter, StateK
       std::memcpy(&updates, bytes.data(), sizeof(updates));
       return std::vector<float>{static_cast<float>(updates)};
     }
-  } else if (bytes.size() == memory_.Elements(parameter, fragment) * sizeof(float)) {
+  } else if (bytes.size() == link_->memory().Elements(parameter, fragment) * sizeof(float)) {
     std::vector<float> values(bytes.size() / sizeof(float));
     if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;

@@ -6,6 +6,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/client/errors.h"
+#include "dmuond/v1/types.pb.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "grpcpp/support/status.h"
@@ -52,6 +53,27 @@ absl::Status DaemonLost(absl::string_view what) {
 
 absl::Status WrongState(const std::string& message) {
   return MakeError(absl::StatusCode::kFailedPrecondition, kSessionState, message);
+}
+
+absl::Status RolledBack(int64_t to_step, absl::string_view more) {
+  google::rpc::ErrorInfo info;
+  info.set_reason(kRolledBack);
+  info.set_domain(kDomain);
+  (*info.mutable_metadata())["to_step"] = absl::StrCat(to_step);
+  return WithInfo(absl::AbortedError(absl::StrCat("the job went back to step ", to_step, more)),
+                  info);
+}
+
+absl::Status StateLost(const std::string& message) {
+  return MakeError(absl::StatusCode::kDataLoss, kStateLost, message);
+}
+
+absl::Status Aborted(const Outcome& outcome) {
+  const std::string message = absl::StrCat("step ", outcome.step, " was aborted: ", outcome.detail);
+  if (outcome.reason == Outcome::Reason::kStateLost) return StateLost(message);
+  const auto reason = static_cast<v1::Outcome::Reason>(outcome.reason);
+  return MakeError(absl::StatusCode::kAborted,
+                   v1::Outcome::Reason_Name(reason).substr(sizeof("REASON_") - 1).c_str(), message);
 }
 
 absl::Status FromGrpc(const char* name, const grpc::Status& status) {

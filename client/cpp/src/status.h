@@ -2,10 +2,12 @@
 #ifndef DMUOND_CLIENT_CPP_SRC_STATUS_H_
 #define DMUOND_CLIENT_CPP_SRC_STATUS_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "dmuond/client/types.h"
 
 namespace grpc {
 class Status;
@@ -16,12 +18,19 @@ namespace dmuond::client {
 inline constexpr char kDaemonLost[] = "DAEMON_LOST";
 inline constexpr char kDaemonUnreachable[] = "DAEMON_UNREACHABLE";
 inline constexpr char kSessionState[] = "SESSION_STATE";
+inline constexpr char kRolledBack[] = "ROLLED_BACK";
+inline constexpr char kStateLost[] = "STATE_LOST";
 
 // REQUIRES: code is not OK.
 [[nodiscard]] absl::Status MakeError(absl::StatusCode code, const char* reason,
                                      const std::string& message);
 [[nodiscard]] absl::Status DaemonLost(absl::string_view what);
 [[nodiscard]] absl::Status WrongState(const std::string& message);
+// Metadata: to_step.
+[[nodiscard]] absl::Status RolledBack(int64_t to_step, absl::string_view more);
+[[nodiscard]] absl::Status StateLost(const std::string& message);
+// Of an outcome that no retry can help.
+[[nodiscard]] absl::Status Aborted(const Outcome& outcome);
 
 // The error of call `name`, with the reason and metadata of its ErrorInfo.
 [[nodiscard]] absl::Status FromGrpc(const char* name, const grpc::Status& status);

@@ -12,9 +12,11 @@ from dmuond.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     RolledBack,
+    StateLost,
     Unreachable,
 )
-from dmuond.session import Registered, Session, StateTensor
+from dmuond.session import Registered, Session
+from dmuond.state_chunks import StateTensor
 
 __version__ = "0.1.0"
 
@@ -27,6 +29,7 @@ __all__ = [
     "Registered",
     "RolledBack",
     "Session",
+    "StateLost",
     "StateTensor",
     "Unreachable",
     "__version__",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 from dmuond import types
@@ -51,6 +52,20 @@ def integer(name: str, default: int) -> int:
         raise InvalidArgumentError(f"{name}='{text}' is not an integer") from None
 
 
+def number(name: str, default: float) -> float:
+    """The number, finite and not negative, in an environment variable."""
+    text = os.environ.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < math.inf:
+        raise InvalidArgumentError(f"{name}='{text}' is not a number of at least 0")
+    return value
+
+
 def job() -> str:
     return os.environ.get("DMUOND_JOB") or "default"
 
@@ -73,3 +88,8 @@ def resume() -> int:
 
 def poison() -> bool:
     return os.environ.get("DMUOND_POISON") == "1"
+
+
+def reconnect_for_s() -> float:
+    """How long a trainer waits for its daemon's successor: DMUOND_RECONNECT_S, else 10 minutes."""
+    return number("DMUOND_RECONNECT_S", 600.0)

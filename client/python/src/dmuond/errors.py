@@ -50,7 +50,27 @@ class Unreachable(Error, ConnectionError):  # noqa: N818 (a state, not a fault)
 
 
 class DaemonLost(Error, ConnectionError):  # noqa: N818
-    """The daemon has gone while a session was open. The weights in the arenas are undefined."""
+    """The daemon has gone, and none has taken its place in time. The weights are undefined."""
+
+
+class StateLost(Error):  # noqa: N818
+    """No daemon has the job's state any more, and no snapshot does. The message says what is lost.
+
+    last_committed_step: as far as this rank had come. durable_step: the newest snapshot that it
+    had heard of; None: of none.
+    """
+
+    def __init__(self, why: str, last_committed_step: int, durable_step: int | None) -> None:
+        known = (
+            "no snapshot was made" if durable_step is None else f"of step {durable_step} was one"
+        )
+        super().__init__(
+            f"the job's state is lost after step {last_committed_step} (as far as this rank knows, "
+            f"{known}): {why}",
+            reason="STATE_LOST",
+        )
+        self.last_committed_step = last_committed_step
+        self.durable_step = durable_step
 
 
 class Aborted(Error):  # noqa: N818 (names an outcome of the protocol)
@@ -68,13 +88,16 @@ class Aborted(Error):  # noqa: N818 (names an outcome of the protocol)
 class RolledBack(Error):  # noqa: N818 (names an outcome of the protocol)
     """Weights and optimizer are again those after `to_step`; continue the loop from there.
 
-    trainer_state: what this rank handed in with `to_step`.
+    trainer_state: what this rank handed in with `to_step`. fresh_arenas: the daemon has a
+    successor, and weights and gradients lie in other memory now: `Session.arenas` (the optimizer of
+    dmuond.torch has moved its parameters there).
     """
 
-    def __init__(self, to_step: int, trainer_state: bytes) -> None:
-        super().__init__(f"the job was rolled back to step {to_step}: continue from there")
+    def __init__(self, to_step: int, trainer_state: bytes, fresh_arenas: bool = False) -> None:
+        super().__init__(f"the job went back to step {to_step}: continue from there")
         self.to_step = to_step
         self.trainer_state = trainer_state
+        self.fresh_arenas = fresh_arenas
 
 
 _CLASSES: dict[str, type[Error]] = {

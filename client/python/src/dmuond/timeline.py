@@ -6,8 +6,10 @@ Layout and rules: proto/dmuond/wire/timeline.h. Values are attempts, never step 
 from __future__ import annotations
 
 import ctypes
+import enum
 import mmap
 import struct
+import time
 from collections.abc import Callable, Iterable
 
 from dmuond import atomics
@@ -27,6 +29,14 @@ _SLICE_S = 0.5
 
 def page_bytes(buckets: int) -> int:
     return _READY + 2 * buckets * _WORD_BYTES
+
+
+class Published(enum.Enum):
+    """How a wait for weights ended."""
+
+    YES = enum.auto()
+    LATE = enum.auto()  # not in the time given
+    ENDED = enum.auto()  # never: the page was poisoned, or the daemon has gone
 
 
 class Timeline:
@@ -62,10 +72,15 @@ class Timeline:
             self._advance(self._published(bucket), POISON)
 
     def wait_published(
-        self, buckets: Iterable[int], attempt: int, is_lost: Callable[[], bool]
-    ) -> bool:
-        """Waits for the weights after `attempt`. False: poisoned, or the session is lost."""
-        return all(self._wait(self._published(bucket), attempt, is_lost) for bucket in buckets)
+        self, buckets: Iterable[int], attempt: int, is_lost: Callable[[], bool], for_s: float
+    ) -> Published:
+        """Waits for the weights after `attempt`, `for_s` seconds at most."""
+        deadline = time.monotonic() + for_s
+        for bucket in buckets:
+            found = self._wait(self._published(bucket), attempt, is_lost, deadline)
+            if found is not Published.YES:
+                return found
+        return Published.YES
 
     def _published(self, bucket: int) -> int:
         return self._base + _READY + (self.buckets + bucket) * _WORD_BYTES
@@ -77,15 +92,22 @@ class Timeline:
         atomics.futex_wake(word + _CHANGES)
 
     @staticmethod
-    def _wait(word: int, attempt: int, is_lost: Callable[[], bool]) -> bool:
+    def _wait(word: int, attempt: int, is_lost: Callable[[], bool], deadline: float) -> Published:
         for _ in range(_POLLS):
             value = atomics.load(word)
             if value >= attempt:
-                return value < POISON and not is_lost()
+                return _arrived(value, is_lost)
         while not is_lost():
             seen = atomics.load_changes(word + _CHANGES)
             value = atomics.load(word)
             if value >= attempt:
-                return value < POISON and not is_lost()
-            atomics.futex_wait(word + _CHANGES, seen, _SLICE_S)
-        return False
+                return _arrived(value, is_lost)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return Published.LATE
+            atomics.futex_wait(word + _CHANGES, seen, min(left_s, _SLICE_S))
+        return Published.ENDED
+
+
+def _arrived(value: int, is_lost: Callable[[], bool]) -> Published:
+    return Published.YES if value < POISON and not is_lost() else Published.ENDED

@@ -2,7 +2,10 @@
 // carries a stable reason in UPPER_SNAKE_CASE (docs/errors.md lists them) and metadata with the
 // names and both values. Errors of the client itself have reasons too:
 //
-//   DAEMON_LOST         UNAVAILABLE: the daemon has gone; the weights in the arenas are undefined
+//   DAEMON_LOST         UNAVAILABLE: the daemon has gone, and none took its place in time; the
+//                       weights in the arenas are undefined
+//   STATE_LOST          DATA_LOSS: neither a daemon nor a snapshot has the job's state any more
+//   ROLLED_BACK         ABORTED: go on from last_committed_step(); metadata to_step
 //   DAEMON_UNREACHABLE  UNAVAILABLE: no daemon answers at the address
 //   SESSION_STATE       FAILED_PRECONDITION: a call out of order, or after Close
 //

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -29,10 +30,15 @@ struct Options {
   std::string client;      // for logs and status; empty: library, host and process
   // How long Open waits for a daemon that is just starting.
   std::chrono::milliseconds connect_timeout{10'000};
+  // How long a call waits for the successor of a daemon that has gone; 0: DAEMON_LOST at once.
+  std::chrono::milliseconds reconnect_timeout{600'000};
+  // Told when such a wait begins; unset: a line on stderr. From the thread of the call.
+  std::function<void(const std::string& what)> log;
 };
 
 // From DMUOND_ADDRESS, DMUOND_JOB, RANK, WORLD_SIZE, LOCAL_RANK (the home lane, where it is one),
-// DMUOND_RESUME, DMUOND_POISON and DMUOND_TOKEN_FILE; what is not set keeps the default above.
+// DMUOND_RESUME, DMUOND_POISON, DMUOND_TOKEN_FILE and DMUOND_RECONNECT_S (reconnect_timeout, in
+// seconds); what is not set keeps the default above.
 // INVALID_ARGUMENT naming a variable that is not what it should be.
 [[nodiscard]] absl::StatusOr<Options> OptionsFromEnvironment();
 

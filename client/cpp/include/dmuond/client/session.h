@@ -15,14 +15,22 @@
 // overlap calls them itself: MarkReady(bucket) as the backward pass completes a bucket, Submit(),
 // host work, WaitPublished() before the next forward pass reads the weights.
 //
+// Going back: the job may be set back to a step, by a snapshot that is loaded or because a daemon
+// was lost. Step(), Submit() and Wait() then return kRolledBack, and other calls an error of reason
+// ROLLED_BACK, when the weights of that step lie in the arena: go on from last_committed_step()
+// with trainer_state(). When this node's daemon goes, the watcher ends every wait, and the next
+// call waits for the daemon's successor (Options::reconnect_timeout) and takes this trainer's place
+// in the job again, with fresh memory: Outcome::fresh_memory. Without a successor in time it is
+// UNAVAILABLE (DAEMON_LOST), without the job's state DATA_LOSS (STATE_LOST).
+//
 // Ownership: a session owns its connection, its mappings and one watcher thread. Pointers into
-// arenas are valid until it is destroyed; the daemon's end does not unmap them. A session that is
-// destroyed without Close() is, to the daemon, a trainer that died: its replacement may come.
+// arenas are valid until it is destroyed, those into a former daemon's until ReleaseStale(), too.
+// A session that is destroyed without Close() is, to the daemon, a trainer that died: its
+// replacement may come.
 //
 // Threads: one caller at a time. MarkReady may be called by several threads for different buckets
-// while no other method runs. When the daemon goes, the watcher ends every wait and every later
-// call is UNAVAILABLE (DAEMON_LOST). Do not fork without exec while a session is open: gRPC does
-// not survive it.
+// while no other method runs. Do not fork without exec while a session is open: gRPC does not
+// survive it.
 //
 // Errors: absl::Status; ReasonOf() of errors.h gives the stable reason.
 #ifndef DMUOND_CLIENT_SESSION_H_
@@ -115,8 +123,9 @@ class Session {
   absl::StatusOr<Outcome> Wait(std::chrono::milliseconds wait = std::chrono::hours(24));
   // Waits until the weights after the last decided attempt lie in the arenas.
   absl::Status WaitPublished(std::chrono::milliseconds timeout = std::chrono::minutes(10));
-  // A whole step: COMMITTED or SKIPPED with the weights published. An aborted attempt that may be
-  // retried is, with the same gradients; one that may not is ABORTED with the outcome's reason.
+  // A whole step: kCommitted or kSkipped with the weights published, or kRolledBack. An aborted
+  // attempt that may be retried is, with the same gradients; one that may not is ABORTED with the
+  // outcome's reason.
   absl::StatusOr<Outcome> Step(const StepScalars& scalars, const SubmitOptions& options = {});
 
   // ---- optimizer state of this rank's fragments ----
@@ -126,7 +135,18 @@ class Session {
   // Collective: takes effect, and returns, when every rank has pushed. What is not named stays.
   absl::Status PushState(const std::vector<StateTensor>& tensors);
 
+  // ---- snapshots ----
+
+  // Writes one of the last committed step. Any rank, not collective.
+  absl::StatusOr<Snapshot> SaveSnapshot();
+  // Sets the whole job back to one (0: the newest); its step. One rank calls it; every rank's next
+  // step is kRolledBack.
+  absl::StatusOr<int64_t> LoadSnapshot(int64_t step = 0);
+
   // ---- the end ----
+
+  // Unmaps the memory of daemons that have gone: nothing points into it any more.
+  void ReleaseStale();
 
   // Leaves the job, which ends when every rank has closed. Idempotent.
   absl::Status Close();
@@ -138,6 +158,8 @@ class Session {
   [[nodiscard]] int32_t lanes() const;  // of this node
   [[nodiscard]] const std::string& device_type() const;
   [[nodiscard]] const std::string& server() const;
+  // As Register() answered, or the daemon's successor when this trainer came back to it.
+  [[nodiscard]] const Registered& registered() const;
   // The job had optimizer state when the session opened: Attach() brings its weights.
   [[nodiscard]] bool has_state() const;
   [[nodiscard]] int64_t last_committed_step() const;  // or skipped; 0: none
@@ -145,7 +167,8 @@ class Session {
   [[nodiscard]] const std::string& trainer_state() const;  // as of last_committed_step
   [[nodiscard]] uint64_t next_attempt() const;
   [[nodiscard]] const StepTiming& last_timing() const;
-  [[nodiscard]] bool lost() const;  // the daemon has gone: the weights are undefined
+  [[nodiscard]] bool lost()
+      const;  // the daemon has gone: the weights are undefined until a call returns
 
  private:
   class Impl;

@@ -138,7 +138,7 @@ struct Outcome {
     kCommitted = 1,  // applied once, on every owner; consumes the step number
     kSkipped = 2,    // non-finite gradients: nothing has changed; consumes the step number
     kAborted = 3,    // nothing has changed; see `retry`
-    kRolledBack = 4  // weights and optimizer are those after `to_step`
+    kRolledBack = 4  // weights and optimizer are those after `to_step`: go on from there
   };
   enum class Reason : uint8_t {
     kNone = 0,
@@ -163,8 +163,18 @@ struct Outcome {
   double gradient_norm = 0;             // joint norm of all reduced gradients, before clipping
   double clip_coefficient = 1;
   int64_t matrices = 0;  // orthogonalised in this step, in the whole world
+  // kRolledBack: what this trainer submitted with `to_step`, and whether weights and gradients lie
+  // in other memory than before, because the daemon has a successor.
+  std::string trainer_state;
+  bool fresh_memory = false;
 };
 [[nodiscard]] const char* Name(Outcome::Kind kind);  // "committed", …
+
+// A snapshot that is durable.
+struct Snapshot {
+  int64_t step = 0;
+  std::string path;
+};
 
 // How long the parts of the last published step took on this node: microseconds, slowest lane.
 struct StepTiming {

@@ -24,9 +24,14 @@ class EarlySignals:
     ) -> None:
         self._slots = list(slots)
         self._signal = signal
-        self._observing = allowed
-        self._on = False
+        self._allowed = allowed
         self._held = 0  # depth of no_sync
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is known yet of how the program behaves, or (again) of what it does now."""
+        self._observing = self._allowed
+        self._on = False
         self._quiet = 0
         self._observed = 0
         self._calls = [0] * len(self._slots)
@@ -118,7 +123,7 @@ class EarlySignals:
         return False
 
     def _stop(self, name: str, again: bool) -> None:
-        self._on = self._observing = False
+        self._on = self._observing = self._allowed = False
         what = "was computed again" if again else "was changed"
         warnings.warn(
             f"dmuond: the gradient of '{name}' {what} after it had been signalled; the attempt is "

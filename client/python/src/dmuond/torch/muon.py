@@ -15,7 +15,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from dmuond import environment, types
-from dmuond.errors import Error, InvalidArgumentError
+from dmuond.errors import Error, InvalidArgumentError, RolledBack
 from dmuond.session import Registered, Session
 from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
@@ -134,7 +134,7 @@ class Muon(torch.optim.Optimizer):
         rank, world_size = _place(rank, world_size)
         self._session = Session(address, job=job, rank=rank, world_size=world_size, resume=resume)
         try:
-            self._slots, self._registered = registration.register(
+            self._slots = registration.register(
                 self._session,
                 routed,
                 updated,
@@ -153,6 +153,7 @@ class Muon(torch.optim.Optimizer):
         )
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
+        self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
         self._install_hooks()
         if verbose and self._session.rank == 0:
             print(table.format_table(self.routing), file=sys.stderr)
@@ -166,17 +167,26 @@ class Muon(torch.optim.Optimizer):
     @property
     def registered(self) -> Registered:
         """What the daemon answered to the registration: routing table, plan, balance."""
-        return self._registered
+        assert self._session.registered is not None
+        return self._session.registered
 
     @property
     def routing(self) -> tuple[types.RoutingRow, ...]:
         """Every parameter of the job: route, matrices, owners, and why."""
-        return self._registered.routing
+        return self.registered.routing
 
     @property
     def last_committed_step(self) -> int:
         """Steps that the job has behind it, skipped ones too: where the loop starts or goes on."""
         return self._session.last_committed_step
+
+    @property
+    def durable_step(self) -> int | None:
+        """The newest snapshot that this rank has heard of: where a lost daemon sets the job back.
+
+        None: a lost daemon loses the job.
+        """
+        return self._session.durable_step
 
     @property
     def last_outcome(self) -> types.Outcome | None:
@@ -210,13 +220,23 @@ class Muon(torch.optim.Optimizer):
 
         With overlap_forward they are when they are used, or after wait().
 
-        Raises dmuond.RolledBack, Aborted, DaemonLost, InvalidArgumentError. After the last one
-        nothing has changed and the gradients are still there.
+        Raises dmuond.RolledBack: weights and optimizer are those after its to_step, gradients are
+        gone, and the loop goes on from there with its trainer_state. Aborted, DaemonLost,
+        StateLost: the run ends here. InvalidArgumentError: nothing has changed and the gradients
+        are still there.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        try:
+            self._step(grad_scaler)
+        except RolledBack:
+            scaler.forget(grad_scaler, self)
+            raise
+        return loss
+
+    def _step(self, grad_scaler: torch.amp.GradScaler | None) -> None:
         self._check_model()
         self._push_loaded()
         self._check_weights()
@@ -235,7 +255,6 @@ class Muon(torch.optim.Optimizer):
         for slot in self._slots:
             slot.accept(changed=committed)
         scaler.write_back(grad_scaler, self, skipped=not committed)
-        return loss
 
     def wait(self) -> None:
         """Waits until all weights after the last step have arrived (with overlap_forward)."""
@@ -271,6 +290,20 @@ class Muon(torch.optim.Optimizer):
         for slot in self._slots:
             if wanted is None or slot.name in wanted:
                 slot.accept(changed=True)
+
+    def save_snapshot(self) -> tuple[int, str]:
+        """Writes a snapshot of the last committed step; its step and path, once it is durable.
+
+        Not collective.
+        """
+        return self._session.save_snapshot()
+
+    def load_snapshot(self, step: int = 0) -> int:
+        """Sets the whole job back to a snapshot (0: the newest); returns its step.
+
+        One rank calls it; the next step() of every rank raises dmuond.RolledBack.
+        """
+        return self._session.load_snapshot(step)
 
     def close(self) -> None:
         """Leaves the job; the model keeps its weights. Called at the end of a script by itself."""
@@ -387,6 +420,19 @@ class Muon(torch.optim.Optimizer):
                 self._handles.append(module.register_forward_pre_hook(hook))
                 self._handles.append(module.register_state_dict_pre_hook(hook))
 
+    def _on_rolled_back(self, fresh_arenas: bool) -> None:
+        """The weights of another step lie in the arenas; before step() says so to its caller."""
+        with torch.no_grad():
+            if fresh_arenas:
+                registration.map_slots(self._session, self._slots)
+            for slot in self._slots:
+                slot.drop_gradient()
+                slot.bind_published()
+                slot.accept(changed=True)
+        self._early.begin()
+        self._loaded.clear()
+        self._trainer_state = self._session.trainer_state
+
     def _on_gradient(self, slot: Slot) -> None:
         with torch.no_grad():
             slot.adopt_gradient()
@@ -490,6 +536,15 @@ def _check_overlap(models: list[nn.Module], groups: list[dict[str, Any]]) -> Non
             "overlap_forward waits module by module, which a model compiled as a whole does not "
             "run: make the optimizer of a plain model, or compile its blocks"
         )
+
+
+def _rolled_back_hook(reference: weakref.ref[Muon]) -> Callable[[bool], None]:
+    def hook(fresh_arenas: bool) -> None:
+        optimizer = reference()
+        if optimizer is not None:
+            optimizer._on_rolled_back(fresh_arenas)
+
+    return hook
 
 
 def _gradient_hook(reference: weakref.ref[Muon], slot: Slot) -> Callable[[Tensor], None]:

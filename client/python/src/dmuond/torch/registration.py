@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
-from dmuond.session import Registered, Session
+from dmuond.session import Session
 from dmuond.torch.collect import LeftAlone
 from dmuond.torch.fragments import Holding, element_type, holding_of
 from dmuond.torch.routing import ROUTES, Routed
@@ -103,7 +104,7 @@ def register(
     *,
     reduction: str,
     bucket_bytes: int,
-) -> tuple[list[Slot], Registered]:
+) -> list[Slot]:
     """Registers and attaches; the slots are mapped, and hold nothing yet."""
     factor = 1.0 / session.world_size if reduction == "mean" else 1.0
     request = _Request(groups, factor)
@@ -111,18 +112,19 @@ def register(
         request.add(item, ready_order=len(routed) - index)  # backward passes run from the end
     for name, shape, why in left_alone:
         request.add_left_alone(name, shape, why)
-    registered = session.register(
-        request.parameters, request.fragments, configs, bucket_bytes=bucket_bytes
-    )
-    arenas = session.attach({key: max(size, 1) for key, size in request.arena_bytes.items()})
-    fragments = {fragment.parameter: fragment for fragment in request.fragments}
+    session.register(request.parameters, request.fragments, configs, bucket_bytes=bucket_bytes)
+    session.attach({key: max(size, 1) for key, size in request.arena_bytes.items()})
     for slot in request.slots:
-        fragment = fragments[slot.index]
-        slot.bucket = registered.parameter_bucket[slot.index]
-        slot.map(
-            arenas[_WEIGHTS],
-            fragment.weight.offset_bytes,
-            arenas[_GRADIENTS],
-            fragment.gradient.offset_bytes,
-        )
-    return request.slots, registered
+        fragment = request.fragments[slot.index]
+        slot.weight_at = fragment.weight.offset_bytes
+        slot.gradient_at = fragment.gradient.offset_bytes
+    map_slots(session, request.slots)
+    return request.slots
+
+
+def map_slots(session: Session, slots: Iterable[Slot]) -> None:
+    """Puts the slots into the session's arenas, and into the buckets of its plan."""
+    assert session.registered is not None
+    for slot in slots:
+        slot.bucket = session.registered.parameter_bucket[slot.index]
+        slot.map(session.arenas[_WEIGHTS], session.arenas[_GRADIENTS])

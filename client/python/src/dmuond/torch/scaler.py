@@ -34,6 +34,12 @@ def read(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> Scale:
     return Scale(float(scaler.get_scale()), False)
 
 
+def forget(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
+    """The step has not been: the next one may be unscaled again."""
+    if scaler is not None:
+        scaler._per_optimizer_states.pop(id(optimizer), None)
+
+
 def write_back(scaler: GradScaler | None, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
     """What `update()` reads: non-finite anywhere in the world, for all ranks alike."""
     if scaler is not None:

@@ -54,17 +54,20 @@ class Slot:
         self.parameter = routed.named.parameter
         self.index = index  # in this rank's registration
         self.bucket = -1  # known when the daemon has answered
+        self.weight_at, self.gradient_at = 0, 0  # bytes, in their arenas
         self.holding = holding
         self.grad_dtype = grad_dtype
         self._address = 0
         self._version = 0
 
-    def map(self, weights: np.ndarray, weight_at: int, gradients: np.ndarray, grad_at: int) -> None:
+    def map(self, weights: np.ndarray, gradients: np.ndarray) -> None:
+        """Into these arenas. Nothing refers to former ones any more, but the parameter may."""
         shape, strides = self.holding.local_shape, self.holding.strides
-        self.weight = arena_tensor(weights, weight_at, self.parameter.dtype, shape, strides)
-        self.gradient = arena_tensor(gradients, grad_at, self.grad_dtype, shape, strides)
+        dtype, at = self.grad_dtype, self.gradient_at
+        self.weight = arena_tensor(weights, self.weight_at, self.parameter.dtype, shape, strides)
+        self.gradient = arena_tensor(gradients, at, dtype, shape, strides)
         # The same bytes under another storage: stays there when somebody replaces the slot's data.
-        self._gradient_bytes = arena_tensor(gradients, grad_at, self.grad_dtype, shape, strides)
+        self._gradient_bytes = arena_tensor(gradients, at, dtype, shape, strides)
 
     # --- weights ---
 
@@ -106,6 +109,10 @@ class Slot:
             )
 
     # --- gradients ---
+
+    def drop_gradient(self) -> None:
+        """A gradient of a step that has not been."""
+        self.parameter.grad = None
 
     def adopt_gradient(self) -> bool:
         """Sees to it that p.grad is the slot, with the bytes in the arena. False: there is none."""

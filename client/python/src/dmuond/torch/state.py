@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
-from dmuond.session import StateTensor
+from dmuond.state_chunks import StateTensor
 from dmuond.torch.slots import Slot
 
 KEYS = {

@@ -1,0 +1,144 @@
+#include "client/cpp/src/link.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "client/cpp/src/convert.h"
+#include "client/cpp/src/status.h"
+#include "dmuond/wire/fault_point.h"
+
+namespace dmuond::client {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr Milliseconds kHelloTimeout{60'000};
+
+std::string ClientName() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return absl::StrCat("dmuond-cpp ", host.data(), " pid ", ::getpid());
+}
+
+// The answer to a registration is used as an index.
+absl::Status Check(const Registered& registered, size_t parameters) {
+  if (registered.parameter_bucket.size() != parameters) {
+    return absl::InternalError(absl::StrCat("RegisterLayout answered for ",
+                                            registered.parameter_bucket.size(), " parameters of ",
+                                            parameters));
+  }
+  for (const int32_t bucket : registered.parameter_bucket) {
+    if (bucket < -1 || bucket >= static_cast<int64_t>(registered.buckets)) {
+      return absl::InternalError(
+          absl::StrCat("RegisterLayout answered with bucket ", bucket, " of ", registered.buckets));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Link>> Link::Connect(const std::string& path, Milliseconds timeout) {
+  std::unique_ptr<Link> link(new Link());
+  Link& raw = *link;
+  absl::StatusOr<std::unique_ptr<AttachSocket>> attach =
+      AttachSocket::Connect(path + ".attach", timeout, [&raw] {
+        raw.lost_.store(true);
+        raw.memory_.Poison();
+      });
+  if (!attach.ok()) return attach.status();
+  link->attach_ = *std::move(attach);
+  link->channel_ =
+      std::make_unique<Channel>(path, [&raw](Milliseconds grace) { return raw.LostWithin(grace); });
+  return link;
+}
+
+bool Link::LostWithin(Milliseconds grace) {
+  // A call may see the end before the watcher's thread has run: lost() agrees with it.
+  if (attach_ != nullptr && attach_->GoneWithin(grace)) lost_.store(true);
+  return lost_.load();
+}
+
+absl::Status Link::Open(const Options& options, Resume resume) {
+  const std::string client = options.client.empty() ? ClientName() : options.client;
+  v1::HelloRequest hello;
+  hello.set_version_min(kProtocolVersion);
+  hello.set_version_max(kProtocolVersion);
+  hello.set_client(client);
+  absl::Status status =
+      channel_->Call("Hello", &v1::Trainer::Stub::Hello, hello, hello_, {.timeout = kHelloTimeout});
+  if (!status.ok()) return status;
+
+  v1::OpenSessionRequest open;
+  open.set_nonce(attach_->nonce());
+  open.set_job(options.job);
+  open.set_token(options.token);
+  open.set_rank(options.rank);
+  open.set_world_size(options.world_size);
+  open.set_resume(static_cast<v1::OpenSessionRequest::Resume>(resume));
+  open.set_home_lane(options.home_lane < hello_.lanes() ? options.home_lane : -1);
+  open.set_poison_parameters(options.poison);
+  open.set_client(client);
+  status = channel_->Call("OpenSession", &v1::Trainer::Stub::OpenSession, open, opened_, {});
+  if (status.ok()) wire::FaultPoint("trainer.opened");
+  return status;
+}
+
+v1::SessionKey Link::Key() const {
+  v1::SessionKey key;
+  key.set_session(opened_.session());
+  key.set_incarnation(opened_.incarnation());
+  return key;
+}
+
+absl::StatusOr<Registered> Link::Register(const Layout& layout) {
+  v1::RegisterLayoutRequest request;
+  *request.mutable_key() = Key();
+  ToProto(layout, request);
+  v1::RegisterLayoutReply reply;
+  absl::Status status =
+      channel_->Call("RegisterLayout", &v1::Trainer::Stub::RegisterLayout, request, reply, {});
+  if (!status.ok()) return status;
+  wire::FaultPoint("trainer.registered");
+  Registered registered = FromProto(reply);
+  status = Check(registered, layout.parameters.size());
+  if (!status.ok()) return status;
+  memory_.SetLayout(layout, registered);
+  return registered;
+}
+
+absl::StatusOr<v1::AttachBuffersReply> Link::Attach() {
+  v1::AttachBuffersRequest request;
+  *request.mutable_key() = Key();
+  for (const ArenaSpec& spec : memory_.layout().arenas) {
+    v1::Arena& arena = *request.add_arenas();
+    arena.set_id(spec.id);
+    arena.set_size_bytes(spec.size_bytes);
+    arena.mutable_daemon();
+  }
+  v1::AttachBuffersReply reply;
+  absl::Status status =
+      channel_->Call("AttachBuffers", &v1::Trainer::Stub::AttachBuffers, request, reply, {});
+  if (!status.ok()) return status;
+  while (!memory_.complete()) {
+    absl::StatusOr<AttachSocket::Received> received = attach_->NextFrame();
+    if (!received.ok()) return received.status();
+    status = memory_.Map(*received);
+    if (!status.ok()) return status;
+  }
+  wire::FaultPoint("trainer.attached");
+  return reply;
+}
+
+void Link::Disconnect() {
+  // The connection goes first: without the attach socket it is just another caller. The channel
+  // asks the socket whether the daemon lives, so it must not outlive it.
+  channel_.reset();
+  attach_.reset();
+}
+
+}  // namespace dmuond::client

@@ -1,0 +1,184 @@
+// What a session does when the job goes back to a step, or its daemon has gone: it takes its place
+// in the job again, and tells the caller where to go on.
+#include <algorithm>
+#include <iostream>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "client/cpp/src/session_impl.h"
+#include "client/cpp/src/status.h"
+
+namespace dmuond::client {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr Milliseconds kFirstPause{50};
+constexpr Milliseconds kLongestPause{1000};
+// The end of the attach socket may follow an answer that it explains.
+constexpr Milliseconds kGlance{1000};
+// A group that has not noticed the old session's end calls the rank taken.
+constexpr std::chrono::seconds kTakenFor{30};
+constexpr std::chrono::minutes kPublishedWithin{10};
+
+std::string Known(const std::optional<int64_t>& durable_step) {
+  return durable_step.has_value() ? absl::StrCat("step ", *durable_step) : "none is known";
+}
+
+double Seconds(Milliseconds time) { return static_cast<double>(time.count()) / 1000; }
+
+bool NothingLeft(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  return reason == "JOB_HAS_NO_STATE" || reason == kStateLost;
+}
+
+// Whether a later try may succeed: the successor is starting, the group forming, other ranks are on
+// their way.
+bool Passes(const absl::Status& status, Clock::duration tried) {
+  if (NothingLeft(status)) return false;
+  if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+      absl::IsCancelled(status)) {
+    return true;
+  }
+  const std::string reason = ReasonOf(status);
+  // The session ended between two calls: the job began again meanwhile.
+  if (reason == "INCARNATION_OLD") return true;
+  return reason == "RANK_TWICE" && tried < kTakenFor;
+}
+
+}  // namespace
+
+absl::StatusOr<Outcome> Session::Impl::Settle(absl::StatusOr<Outcome> outcome) {
+  if (outcome.ok()) return outcome;
+  absl::Status status = Settle(outcome.status());
+  if (ReasonOf(status) != kRolledBack) return status;
+  return Outcome{.kind = Outcome::Kind::kRolledBack,
+                 .step = last_committed_step_ + 1,
+                 .attempt = next_attempt_ - 1,
+                 .detail = std::string(status.message()),
+                 .next_attempt = next_attempt_,
+                 .durable_step = durable_step_,
+                 .to_step = last_committed_step_,
+                 .trainer_state = trainer_state_,
+                 .fresh_memory = std::exchange(moved_, false)};
+}
+
+absl::Status Session::Impl::Settle(absl::Status status) {
+  for (;;) {
+    const std::string reason = ReasonOf(status);
+    if (reason == kRolledBack) {
+      int64_t to_step = 0;
+      if (!absl::SimpleAtoi(MetadataOf(status)["to_step"], &to_step)) return status;
+      status = Acknowledge(to_step);
+    } else if (IsTheEnd(status)) {
+      absl::Status back = ComeBack(status);
+      if (!back.ok()) return back;
+      status = absl::OkStatus();
+    } else {
+      return status;
+    }
+    undecided_ = false;
+    if (status.ok()) status = TryWaitPublished(kPublishedWithin);
+    if (status.ok()) return RolledBack(last_committed_step_, ": continue from there");
+  }
+}
+
+bool Session::Impl::IsTheEnd(const absl::Status& status) {
+  const std::string reason = ReasonOf(status);
+  if (reason == kDaemonLost) return true;
+  if (reason == "DRAINING") {  // it finishes what it has begun, and leaves
+    return in_job_ && link_->LostWithin(options_.reconnect_timeout);
+  }
+  if (reason == "INCARNATION_OLD") return link_->LostWithin(kGlance);
+  // Other reasons are the daemon's own words; without one a connection broke.
+  return !status.ok() && reason.empty() && link_->lost();
+}
+
+absl::Status Session::Impl::Acknowledge(int64_t to_step) {
+  v1::AckRollbackRequest request;
+  *request.mutable_key() = link_->Key();
+  request.set_to_step(to_step);
+  v1::AckRollbackReply reply;
+  absl::Status status;
+  do {  // until the other ranks have read of it, too
+    status = CheckOpen("AckRollback");
+    if (!status.ok()) return status;
+    status =
+        link_->channel().Call("AckRollback", &v1::Trainer::Stub::AckRollback, request, reply, {});
+  } while (absl::IsDeadlineExceeded(status));
+  if (!status.ok()) return status;
+  next_attempt_ = reply.next_attempt();
+  published_attempt_ = reply.next_attempt() - 1;
+  last_committed_step_ = to_step;
+  if (durable_step_.has_value()) durable_step_ = std::min(*durable_step_, to_step);
+  trainer_state_ = reply.trainer_state();
+  return absl::OkStatus();
+}
+
+absl::Status Session::Impl::ComeBack(const absl::Status& why) {
+  if (!in_job_ || options_.reconnect_timeout.count() <= 0) return why;
+  const std::string waits = absl::StrCat(
+      "rank ", options_.rank, ": the daemon at ", path_, " has gone after step ",
+      last_committed_step_, " (newest snapshot: ", Known(durable_step_), "); waiting up to ",
+      Seconds(options_.reconnect_timeout), " s for its successor");
+  if (options_.log) {
+    options_.log(waits);
+  } else {
+    std::cerr << "dmuond: " << waits << std::endl;
+  }
+  link_->Disconnect();
+  const Clock::time_point started = Clock::now();
+  Milliseconds pause = kFirstPause;
+  for (;;) {
+    absl::Status status = TryComeBack();
+    if (status.ok()) return status;
+    const Clock::duration tried = Clock::now() - started;
+    if (!Passes(status, tried) || tried + pause > options_.reconnect_timeout) {
+      return NotBack(status);
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+absl::Status Session::Impl::TryComeBack() {
+  absl::StatusOr<std::unique_ptr<Link>> link = Link::Connect(path_, Milliseconds(0));
+  if (!link.ok()) return link.status();
+  absl::Status status = (*link)->Open(options_, Resume::kRequire);
+  if (!status.ok()) return status;
+  absl::StatusOr<Registered> registered = (*link)->Register(*layout_);
+  if (!registered.ok()) return registered.status();
+  absl::StatusOr<v1::AttachBuffersReply> attached = (*link)->Attach();
+  if (!attached.ok()) return attached.status();
+  if (!attached->published()) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
+                     "the successor has begun the job anew");
+  }
+  stale_.push_back(std::exchange(link_, *std::move(link)));
+  registered_ = *std::move(registered);
+  moved_ = true;
+  AdoptOpened();
+  next_attempt_ = attached->next_attempt();
+  published_attempt_ = next_attempt_ - 1;
+  return absl::OkStatus();
+}
+
+absl::Status Session::Impl::NotBack(const absl::Status& last) {
+  if (NothingLeft(last)) {
+    return StateLost(absl::StrCat("the job's state is lost after step ", last_committed_step_,
+                                  " (newest snapshot: ", Known(durable_step_),
+                                  "): ", last.message()));
+  }
+  if (!Passes(last, Clock::duration::zero())) return last;
+  return MakeError(
+      absl::StatusCode::kUnavailable, kDaemonLost,
+      absl::StrCat("the daemon at ", path_, " has gone, and no successor took over within ",
+                   Seconds(options_.reconnect_timeout), " s (", last.message(),
+                   "); the weights in the arenas are undefined. Last committed step ",
+                   last_committed_step_, ", newest snapshot: ", Known(durable_step_)));
+}
+
+}  // namespace dmuond::client

@@ -1,0 +1,157 @@
+"""What ties a session to one daemon process: attach socket, calls, shared memory.
+
+A link ends with its daemon; a session that outlives its daemon makes another link to the next one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dmuond import environment, errors
+from dmuond._proto import trainer_pb2 as pb
+from dmuond.attach import AttachSocket
+from dmuond.channel import Channel
+from dmuond.timeline import Published, Timeline
+
+PROTOCOL_VERSION = 1
+_FRAME_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who opens the session; the same with every daemon that it is opened with."""
+
+    job: str
+    token: bytes
+    rank: int
+    world_size: int
+    home_lane: int | None  # None: LOCAL_RANK, where there is such a lane
+    poison: bool
+
+
+class Link:
+    """Connected when it is made. Not for several threads, but for `lost` and the watcher's poison.
+
+    Attributes: key, hello, opened (the daemon's replies), arenas (arrays of bytes by id; each keeps
+    its mapping), timeline, lost (set when the daemon has gone).
+    """
+
+    def __init__(self, path: str, connect_for_s: float = 0.0) -> None:
+        """Raises Unreachable when no daemon answers within `connect_for_s`."""
+        self.lost = threading.Event()
+        self.timeline: Timeline | None = None
+        self.arenas: dict[int, np.ndarray] = {}
+        self._attach = self._connect(path, connect_for_s)
+        self._channel = Channel(path, self.lost.wait)
+
+    def open(self, identity: Identity, resume: int) -> None:
+        client = f"dmuond-python {socket.gethostname()} pid {os.getpid()}"
+        self.hello: pb.HelloReply = self.call(
+            "Hello",
+            pb.HelloRequest(
+                version_min=PROTOCOL_VERSION, version_max=PROTOCOL_VERSION, client=client
+            ),
+        )
+        home_lane = identity.home_lane
+        if home_lane is None:
+            local_rank = environment.integer("LOCAL_RANK", 0)
+            home_lane = local_rank if local_rank < self.hello.lanes else -1
+        self.opened: pb.OpenSessionReply = self.call(
+            "OpenSession",
+            pb.OpenSessionRequest(
+                nonce=self._attach.nonce,
+                job=identity.job,
+                token=identity.token,
+                rank=identity.rank,
+                world_size=identity.world_size,
+                resume=resume,
+                home_lane=home_lane,
+                poison_parameters=identity.poison,
+                client=client,
+            ),
+        )
+        self.key = pb.SessionKey(session=self.opened.session, incarnation=self.opened.incarnation)
+
+    def register(self, layout: pb.RegisterLayoutRequest) -> pb.RegisterLayoutReply:
+        """`layout` has no key: it is the same with every daemon."""
+        request = pb.RegisterLayoutRequest()
+        request.CopyFrom(layout)
+        request.key.CopyFrom(self.key)
+        return self.call("RegisterLayout", request)
+
+    def attach(self, arenas: Mapping[int, int]) -> pb.AttachBuffersReply:
+        """Asks for arenas (id → bytes) and maps them and the timeline."""
+        request = pb.AttachBuffersRequest(key=self.key)
+        for identity, size in arenas.items():
+            request.arenas.add(id=identity, size_bytes=size, daemon=pb.Arena.DaemonMemory())
+        reply = self.call("AttachBuffers", request)
+        while self.timeline is None or len(self.arenas) < len(arenas):
+            self._take_frame()
+        return reply
+
+    def call(self, name: str, request: object, timeout_s: float | None = None) -> Any:
+        return self._channel.call(name, request, timeout_s)
+
+    @property
+    def channel(self) -> Channel:
+        return self._channel
+
+    def wait_published(self, buckets: Iterable[int], attempt: int, for_s: float) -> Published:
+        if self.timeline is None:
+            raise errors.Error("call attach() first")
+        return self.timeline.wait_published(buckets, attempt, self.lost.is_set, for_s)
+
+    def close(self) -> None:
+        """To the daemon, this trainer is gone. What is mapped stays mapped."""
+        self._channel.close()
+        self._attach.close()
+
+    def close_in_child(self) -> None:
+        self._attach.close_in_child()
+
+    # --- parts ---
+
+    def _connect(self, path: str, connect_for_s: float) -> AttachSocket:
+        deadline = time.monotonic() + connect_for_s
+        pause_s = 0.02
+        while True:
+            try:
+                return AttachSocket(environment.attach_path(path), self._on_lost)
+            except errors.Unreachable as error:
+                # A daemon that is just starting has no socket yet; other errors do not pass.
+                cause = error.__cause__
+                starting = isinstance(cause, FileNotFoundError | ConnectionRefusedError)
+                if not starting or time.monotonic() > deadline:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.5)
+
+    def _take_frame(self) -> None:
+        frame = self._attach.next_frame(_FRAME_TIMEOUT_S)
+        try:
+            message = frame.message
+            if message.WhichOneof("frame") == "arena":
+                memory = mmap.mmap(frame.descriptor, message.arena.size_bytes)
+                self.arenas[message.arena.arena] = np.frombuffer(memory, dtype=np.uint8)
+            elif message.WhichOneof("frame") == "timeline":
+                page = message.timeline
+                self.timeline = Timeline(frame.descriptor, page.size_bytes, page.buckets)
+                if self.lost.is_set():  # before the watcher could see the page
+                    self.timeline.poison()
+        finally:
+            frame.close()
+
+    def _on_lost(self) -> None:
+        """By the watcher thread: ends every wait."""
+        self.lost.set()
+        if self.timeline is not None:
+            self.timeline.poison()

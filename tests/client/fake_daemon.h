@@ -1,0 +1,63 @@
+// A daemon of one trainer that computes nothing: real sockets and shared memory. What the client
+// does when a daemon goes, or sets the job back, is tested with it at any point; a whole group that
+// does so is in the tests with real ones.
+//
+//   FakeDaemon daemon(path, {});
+//   … trainer steps …
+//   daemon.GoBackTo(1, "position 1");          // the trainer's calls say so until it acknowledges
+//   daemon.Die();
+//   FakeDaemon successor(path, {.step = 3});   // as one that has found a snapshot of step 3
+//
+// The weights of step n are n, in every element.
+//
+// Threads: any; one trainer at a time.
+#ifndef DMUOND_TESTS_CLIENT_FAKE_DAEMON_H_
+#define DMUOND_TESTS_CLIENT_FAKE_DAEMON_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dmuond/v1/trainer.pb.h"
+
+namespace dmuond::testing {
+
+class FakeDaemon {
+ public:
+  struct State {
+    int64_t step = 0;  // 0: none
+    std::string trainer_state;
+    uint64_t epoch = 1;
+  };
+  FakeDaemon(const std::string& path, State state);
+  ~FakeDaemon();
+  FakeDaemon(const FakeDaemon&) = delete;
+  FakeDaemon& operator=(const FakeDaemon&) = delete;
+
+  // As if killed: every socket closes.
+  void Die();
+  void GoBackTo(int64_t step, const std::string& trainer_state);
+  // All lanes are new, and nothing is lost: the masters are published under the new epoch.
+  void BeginEpoch();
+  // The next submit is aborted by a new epoch, or the next push is.
+  void AbortNextSubmit();
+  void AbortNextPush();
+  // Steps are decided, and their weights never come.
+  void HoldPublishing(bool hold);
+  // The next submit is refused: the daemon is leaving.
+  void RefuseAsDraining();
+
+  [[nodiscard]] std::vector<v1::SubmitStepRequest> submits() const;
+  [[nodiscard]] std::vector<int64_t> acknowledged() const;
+  [[nodiscard]] std::vector<float> pushed() const;  // the weights of the last push
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dmuond::testing
+
+#endif  // DMUOND_TESTS_CLIENT_FAKE_DAEMON_H_

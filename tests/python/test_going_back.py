@@ -1,0 +1,324 @@
+"""The core client when the job goes back to a step: told by its daemon, or by its successor."""
+
+import gc
+import threading
+import time
+import weakref
+
+import dmuond
+import grpc
+import numpy as np
+import pytest
+from dmuond import types
+from fake_daemon import EPOCH, FakeDaemon, abort
+from test_core_client import open_session, scalars, two_matrices
+
+SOON_S = 5.0
+
+
+def weights(session):
+    return session.arenas[1].view(np.float32)
+
+
+def run_to(session, step, **more):
+    while session.last_committed_step < step:
+        session.step(scalars(), **more)
+
+
+@pytest.fixture
+def successors(fake):
+    """Lets the daemon die, and another take its place."""
+    started = []
+
+    def take_over(after_s: float = 0.0, **state):
+        fake.die()
+
+        def start():
+            time.sleep(after_s)
+            started.append(FakeDaemon(fake.path, **state))
+
+        if not after_s:
+            start()
+            return started[-1]
+        threading.Thread(target=start, daemon=True).start()
+        return None
+
+    yield take_over
+    for daemon in started:
+        daemon.die()
+
+
+# --- told by the daemon ---
+
+
+def test_a_rollback_is_acknowledged_and_raised_with_its_step_and_state(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 3)
+        fake.roll_back(1, b"position 1")
+        with pytest.raises(dmuond.RolledBack, match="step 1") as caught:
+            session.step(scalars(), trainer_state=b"position 4")
+        assert (caught.value.to_step, caught.value.trainer_state) == (1, b"position 1")
+        assert not caught.value.fresh_arenas
+        assert fake.acknowledged == [1]
+        assert (session.last_committed_step, session.trainer_state) == (1, b"position 1")
+        assert (weights(session) == 1).all()
+        assert session.next_attempt > 2 * EPOCH
+        session.step(scalars())
+        assert fake.submits[-1].step == 2
+        assert fake.ready_at_submit[-1] == [fake.submits[-1].attempt] * 2
+
+
+def test_a_rollback_ends_a_wait_for_weights_that_nobody_publishes_any_more(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 2)
+        publish, fake._publish = fake._publish, lambda attempt: None
+
+        def go_back():
+            fake._publish = publish
+            fake.roll_back(2)
+
+        timer = threading.Timer(0.3, go_back)
+        timer.start()
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.step(scalars())
+        assert caught.value.to_step == 2
+        assert (weights(session) == 2).all()
+        timer.join()
+
+
+def test_a_rollback_further_back_while_the_first_is_acknowledged_is_the_one_that_counts(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 3)
+        fake.roll_back(2, b"position 2")
+        fake.first["AckRollback"] = lambda _: fake.roll_back(1, b"position 1")
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.step(scalars())
+        assert (caught.value.to_step, caught.value.trainer_state) == (1, b"position 1")
+        assert fake.acknowledged == [1]
+
+
+def test_a_push_hears_of_a_rollback_too(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 2)
+        fake.roll_back(1)
+        with pytest.raises(dmuond.RolledBack):
+            session.push()
+        session.push()
+        assert session.last_committed_step == 1
+
+
+def test_loading_a_snapshot_sets_the_next_step_back(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 3)
+        assert session.load_snapshot(2) == 2
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.step(scalars())
+        assert caught.value.trainer_state == b"of the snapshot"
+
+
+def test_state_that_is_lost_is_told_with_the_last_step(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 2)
+        lost = types.Outcome.REASON_STATE_LOST
+        fake.outcomes = [
+            types.Outcome(kind=types.Outcome.KIND_ABORTED, reason=lost, detail="node 1")
+        ]
+        with pytest.raises(dmuond.StateLost, match="node 1") as caught:
+            session.step(scalars())
+        assert (caught.value.last_committed_step, caught.value.durable_step) == (2, None)
+
+
+# --- new epochs, nothing lost ---
+
+
+def test_an_abort_into_a_new_epoch_is_tried_again_there(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        session.step(scalars())
+        lost = types.Outcome.REASON_PEER_LOST
+        fake.outcomes = [types.Outcome(kind=types.Outcome.KIND_ABORTED, reason=lost, retry=True)]
+        session.step(scalars())
+        first, second = fake.submits[-2:]
+        assert second.attempt > EPOCH * 2 > first.attempt
+        assert fake.ready_at_submit[-1] == [second.attempt] * 2
+
+
+def test_an_attempt_that_ended_between_steps_is_overtaken(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        session.step(scalars())
+        session.signal(0)  # under the attempt that the new epoch ends
+        fake.begin_epoch()
+        session.step(scalars())
+        assert session.last_committed_step == 2
+        assert fake.submits[-1].attempt > EPOCH * 2
+        assert fake.ready_at_submit[-1] == [fake.submits[-1].attempt] * 2
+
+
+def test_weights_of_a_push_that_a_new_epoch_aborts_are_pushed_again(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        session.step(scalars())
+        weights(session)[...] = 42
+
+        def reform(context):
+            fake.begin_epoch()
+            code = grpc.StatusCode.UNAVAILABLE
+            metadata = {"next_attempt": str(fake.attempt), "retry": "true"}
+            abort(context, code, "the push was aborted", "PUSH_ABORTED", **metadata)
+
+        fake.first["PushParameters"] = reform
+        session.push()
+        assert (fake.pushed_weights.view(np.float32) == 42).all()
+
+
+def test_a_push_that_no_retry_can_help_is_raised(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+
+        def refuse(context):
+            metadata = {"next_attempt": str(fake.attempt), "retry": "false"}
+            abort(context, grpc.StatusCode.UNAVAILABLE, "rank 1", "PUSH_ABORTED", **metadata)
+
+        fake.first["PushParameters"] = refuse
+        with pytest.raises(dmuond.Error) as caught:
+            session.push()
+        assert caught.value.reason == "PUSH_ABORTED"
+
+
+# --- told by the daemon's successor ---
+
+
+def test_a_session_outlives_its_daemon(fake, successors):
+    with open_session(fake, reconnect_for_s=SOON_S) as session:
+        two_matrices(session)
+        run_to(session, 5, trainer_state=b"any")
+        old = session.arenas[1]
+        successor = successors(step=3, trainer_state=b"position 3", epoch=4)
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.step(scalars())
+        assert (caught.value.to_step, caught.value.trainer_state) == (3, b"position 3")
+        assert caught.value.fresh_arenas
+        assert session.arenas[1] is not old
+        assert (weights(session) == 3).all()
+        assert session.durable_step == 3
+        assert successor.opened[0].resume == types.RESUME_REQUIRE
+        before, after = fake.registered[0], successor.registered[0]
+        after.ClearField("key"), before.ClearField("key")
+        assert before == after
+        assert not session.lost
+        run_to(session, 5)
+        assert [submit.step for submit in successor.submits] == [4, 5]
+        assert successor.submits[0].attempt > 4 * EPOCH
+
+
+def test_the_old_arenas_go_when_nobody_holds_them(fake, successors):
+    with open_session(fake, reconnect_for_s=SOON_S) as session:
+        two_matrices(session)
+        held = session.arenas[1]
+        gone = weakref.ref(session.arenas[2])
+        successors(step=1)
+        with pytest.raises(dmuond.RolledBack):
+            session.step(scalars())
+        held[...] = 7  # still there
+        gc.collect()
+        assert gone() is None
+
+
+def test_a_wait_for_the_decision_ends_with_the_daemon_and_goes_on_with_the_next(fake, successors):
+    with open_session(fake, reconnect_for_s=SOON_S) as session:
+        two_matrices(session)
+        run_to(session, 2)
+        fake._publish = lambda attempt: None  # decided, and never published
+        timer = threading.Timer(0.2, lambda: successors(after_s=0.5, step=2, epoch=2))
+        timer.start()
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.step(scalars())
+        assert caught.value.to_step == 2
+        timer.join()
+
+
+def test_a_draining_daemon_is_waited_for_and_its_successor_too(fake, successors):
+    with open_session(fake, reconnect_for_s=SOON_S) as session:
+        two_matrices(session)
+        run_to(session, 2)
+        fake.refusals = [(grpc.StatusCode.UNAVAILABLE, "it is leaving", "DRAINING")]
+        timer = threading.Timer(0.3, lambda: successors(step=2, epoch=2))
+        timer.start()
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.step(scalars())
+        assert caught.value.to_step == 2
+        timer.join()
+
+
+def test_a_successor_that_dies_as_well_has_one_itself(fake, successors):
+    with open_session(fake, reconnect_for_s=SOON_S) as session:
+        two_matrices(session)
+        run_to(session, 2)
+        first = successors(step=2, epoch=2)
+        later = []
+
+        def replace():
+            first.die()
+            later.append(FakeDaemon(fake.path, step=1, epoch=3))
+
+        replacing = threading.Thread(target=replace)
+
+        def die_instead(context):
+            replacing.start()
+            while context.is_active():
+                time.sleep(0.01)
+
+        first.first["AttachBuffers"] = die_instead
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.step(scalars())
+        assert caught.value.to_step == 1
+        session.step(scalars())
+        replacing.join()
+        later[0].die()
+
+
+def test_a_successor_without_the_state_says_what_is_lost(fake, successors):
+    with open_session(fake, reconnect_for_s=SOON_S) as session:
+        two_matrices(session)
+        run_to(session, 3)
+        successors()
+        with pytest.raises(dmuond.StateLost, match="after step 3") as caught:
+            session.step(scalars())
+        assert caught.value.durable_step is None
+
+
+def test_without_a_successor_in_time_the_daemon_is_lost(fake):
+    with open_session(fake, reconnect_for_s=0.5) as session:
+        two_matrices(session)
+        run_to(session, 3)
+        fake.die()
+        with pytest.raises(dmuond.DaemonLost, match=r"within 0.5 s.*step 3"):
+            session.step(scalars())
+
+
+def test_a_job_without_state_has_nothing_to_come_back_to(fake, successors):
+    session = open_session(fake, reconnect_for_s=SOON_S)
+    session.register([], [], [])
+    successors(step=3)
+    with pytest.raises(dmuond.DaemonLost):
+        session.attach({1: 64})
+    session.close()
+
+
+def test_the_environment_says_how_long_to_wait(fake, monkeypatch):
+    monkeypatch.setenv("DMUOND_RECONNECT_S", "0.25")
+    with open_session(fake) as session:
+        two_matrices(session)
+        fake.die()
+        with pytest.raises(dmuond.DaemonLost, match=r"0\.25 s"):
+            session.step(scalars())
+    monkeypatch.setenv("DMUOND_RECONNECT_S", "soon")
+    with pytest.raises(dmuond.InvalidArgumentError, match="DMUOND_RECONNECT_S"):
+        open_session(fake)
