@@ -41,6 +41,7 @@ struct DaemonOptions {
   std::string lane_binary;
   std::string rail_address;  // that lanes' peer groups listen on
   std::string socket;
+  int lock = -1;                 // SocketDir's, which lanes inherit
   std::string core_type;         // OpenBLAS core type for the lanes; empty: its own choice
   std::string token;             // that OpenSession must carry; empty: none
   int64_t job_memory_bytes = 0;  // 0: no limit

@@ -79,6 +79,7 @@ absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) 
   LaneProcess::Options options;
   options.binary = options_.lane_binary;
   options.lane_index = lane_index;
+  options.lock = options_.lock;
   options.device = absl::StrCat("cpu:", options_.threads_per_lane);
   if (!options_.core_type.empty()) {
     options.environment.emplace_back("OPENBLAS_CORETYPE", options_.core_type);

@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<LaneProcess>> LaneProcess::Start(Options options,
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
   absl::StatusOr<SpawnedLane> spawned =
-      SpawnLane(options.binary, options.device, options.environment);
+      SpawnLane(options.binary, options.device, options.environment, options.lock);
   if (!spawned.ok()) return spawned.status();
   ::setsockopt(spawned->socket.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes,
                sizeof(kSocketBufferBytes));

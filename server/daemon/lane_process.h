@@ -49,6 +49,7 @@ class LaneProcess {
     // OPENBLAS_CORETYPE (if the daemon's environment has none) and OPENBLAS_NUM_THREADS=1 are set
     // before these.
     std::vector<std::pair<std::string, std::string>> environment;
+    int lock = -1;  // a descriptor that it inherits and never uses: see SocketDir::lock()
     std::chrono::milliseconds stop_grace{3000};  // from Shutdown to SIGTERM, and then to SIGKILL
   };
   struct Callbacks {

@@ -21,10 +21,11 @@ namespace dmuond::server {
 namespace {
 
 constexpr int kLaneFd = 3;  // the first after stdin, stdout and stderr
+constexpr int kLockFd = 4;
 
 // The descriptor's copy above those numbers that the child's own will have.
 wire::UniqueFd MoveUp(wire::UniqueFd fd) {
-  return wire::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, kLaneFd + 1));
+  return wire::UniqueFd(::fcntl(fd.get(), F_DUPFD_CLOEXEC, kLockFd + 1));
 }
 
 // The daemon's environment as the lane gets it, "NAME=value" each.
@@ -61,13 +62,14 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 // posix_spawn's two argument objects, which are made, filled and destroyed by hand.
 class SpawnSetup {
  public:
-  SpawnSetup(int socket, int output) {
+  SpawnSetup(int socket, int output, int lock) {
     ::posix_spawn_file_actions_init(&actions_);
     ::posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     ::posix_spawn_file_actions_adddup2(&actions_, output, STDOUT_FILENO);
     ::posix_spawn_file_actions_adddup2(&actions_, output, STDERR_FILENO);
     ::posix_spawn_file_actions_adddup2(&actions_, socket, kLaneFd);
-    ::posix_spawn_file_actions_addclosefrom_np(&actions_, kLaneFd + 1);
+    if (lock >= 0) ::posix_spawn_file_actions_adddup2(&actions_, lock, kLockFd);
+    ::posix_spawn_file_actions_addclosefrom_np(&actions_, lock >= 0 ? kLockFd + 1 : kLockFd);
 
     ::posix_spawnattr_init(&attributes_);
     ::posix_spawnattr_setflags(
@@ -100,7 +102,7 @@ class SpawnSetup {
 
 absl::StatusOr<SpawnedLane> SpawnLane(
     const std::string& binary, const std::string& device,
-    const std::vector<std::pair<std::string, std::string>>& environment) {
+    const std::vector<std::pair<std::string, std::string>>& environment, int lock) {
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
     return absl::ErrnoToStatus(errno, "socketpair for a lane");
@@ -112,7 +114,9 @@ absl::StatusOr<SpawnedLane> SpawnLane(
   if (::pipe2(pipe, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe for a lane");
   lane.output.Reset(pipe[0]);
   const wire::UniqueFd its_output = MoveUp(wire::UniqueFd(pipe[1]));
-  if (!its_socket.valid() || !its_output.valid() ||
+  const wire::UniqueFd its_lock =
+      lock < 0 ? wire::UniqueFd() : MoveUp(wire::UniqueFd(::fcntl(lock, F_DUPFD_CLOEXEC, 0)));
+  if (!its_socket.valid() || !its_output.valid() || (lock >= 0 && !its_lock.valid()) ||
       ::fcntl(lane.output.get(), F_SETFL, O_NONBLOCK) != 0) {
     return absl::ErrnoToStatus(errno, "descriptors for a lane");
   }
@@ -120,7 +124,7 @@ absl::StatusOr<SpawnedLane> SpawnLane(
   std::vector<std::string> arguments = {binary, absl::StrCat("--fd=", kLaneFd),
                                         absl::StrCat("--device=", device)};
   std::vector<std::string> entries = LaneEnvironment(device, environment);
-  const SpawnSetup setup(its_socket.get(), its_output.get());
+  const SpawnSetup setup(its_socket.get(), its_output.get(), its_lock.get());
   const int error = ::posix_spawn(&lane.pid, binary.c_str(), setup.actions(), setup.attributes(),
                                   Pointers(arguments).data(), Pointers(entries).data());
   if (error != 0) return absl::ErrnoToStatus(error, absl::StrCat("starting lane ", binary));

@@ -134,7 +134,9 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
   if (!token.ok()) return token.status();
 
   kernels::cpu::CpuMemoryHolder memory;
-  Daemon daemon(OptionsOf(config, *token), memory);
+  DaemonOptions options = OptionsOf(config, *token);
+  options.lock = socket_dir->lock();
+  Daemon daemon(std::move(options), memory);
   AttachServer::Options attach_options;
   attach_options.path = config.socket + SocketDir::kAttachSuffix;
   attach_options.mode = config.socket_mode();

@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,9 @@ namespace dmuond::server {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::chrono::seconds kPredecessorsLanes{10};
+constexpr std::chrono::milliseconds kLockPause{10};
 
 constexpr mode_t kRightsBeyond = 0777 & ~0750;
 
@@ -86,27 +91,57 @@ absl::Status CheckDirectory(const fs::path& dir) {
   return absl::OkStatus();
 }
 
-// Field 22 of /proc/self/stat. With the pid it names a process for good: a successor waits for
-// exactly this one. The second field is the name in parentheses, which may hold spaces.
-std::string OwnStartTime() {
-  std::ifstream file("/proc/self/stat");
+// Field 22 of /proc/PID/stat; empty: no such process. With the pid it names a process for good. The
+// second field is the name in parentheses, which may hold spaces.
+std::string StartTimeOf(const std::string& pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::stringstream text;
   text << file.rdbuf();
   const std::string stat = text.str();
   const size_t name_end = stat.rfind(')');
-  if (name_end == std::string::npos) return "0";
+  if (name_end == std::string::npos) return "";
   const std::vector<std::string> fields =
       absl::StrSplit(stat.substr(name_end + 1), ' ', absl::SkipEmpty());
   constexpr size_t kStartTime = 22 - 3;  // the third field comes first here
-  return fields.size() > kStartTime ? fields[kStartTime] : "0";
+  return fields.size() > kStartTime ? fields[kStartTime] : "";
 }
 
-std::string HolderOf(int lock) {
+// The daemon that took the lock last.
+struct Holder {
+  std::string pid = "unknown";
+  bool lives = true;
+};
+
+Holder HolderOf(int lock) {
   char text[64] = {};
   const ssize_t size = ::pread(lock, text, sizeof(text) - 1, 0);
-  const std::vector<std::string> words = absl::StrSplit(
-      absl::string_view(text, size > 0 ? static_cast<size_t>(size) : 0), ' ', absl::SkipEmpty());
-  return words.empty() ? "unknown" : words[0];
+  const std::vector<std::string> words =
+      absl::StrSplit(absl::string_view(text, size > 0 ? static_cast<size_t>(size) : 0),
+                     absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  if (words.size() < 2) return {};  // about to be written
+  return {words[0], StartTimeOf(words[0]) == words[1]};
+}
+
+// The lock of a daemon that has died is held by its lanes until they have ended, too: nobody else
+// writes into trainers' memory beside the new ones.
+absl::Status WaitForLock(int lock, const std::string& path, const std::string& socket) {
+  const auto deadline = std::chrono::steady_clock::now() + kPredecessorsLanes;
+  while (::flock(lock, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("locking ", path));
+    const Holder holder = HolderOf(lock);
+    if (holder.lives) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("another dmuond (pid ", holder.pid, ") serves this socket: ", socket));
+    }
+    if (std::chrono::steady_clock::now() >= deadline) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("lanes of the dmuond that served this socket (pid ", holder.pid,
+                       ", dead) still run: ", socket));
+    }
+    std::this_thread::sleep_for(kLockPause);  // there is no event for a lock that is given up
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<wire::UniqueFd> TakeLock(const std::string& socket) {
@@ -120,12 +155,8 @@ absl::StatusOr<wire::UniqueFd> TakeLock(const std::string& socket) {
     return absl::FailedPreconditionError(
         absl::StrCat("lock file ", path, " is not a file of uid ", ::geteuid()));
   }
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return absl::ErrnoToStatus(errno, absl::StrCat("locking ", path));
-    return absl::AlreadyExistsError(absl::StrCat("another dmuond (pid ", HolderOf(lock.get()),
-                                                 ") serves this socket: ", socket));
-  }
-  const std::string text = absl::StrCat(::getpid(), " ", OwnStartTime(), "\n");
+  if (absl::Status status = WaitForLock(lock.get(), path, socket); !status.ok()) return status;
+  const std::string text = absl::StrCat(::getpid(), " ", StartTimeOf("self"), "\n");
   if (::ftruncate(lock.get(), 0) != 0 ||
       ::pwrite(lock.get(), text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
     return absl::ErrnoToStatus(errno, absl::StrCat("writing lock file ", path));

@@ -38,12 +38,14 @@ class SocketDir {
   // (unset: the process's) is that of a new directory and of the sockets.
   // INVALID_ARGUMENT: path too long or not absolute. FAILED_PRECONDITION: directory, socket or lock
   // belongs to someone else, or is not what it should be. ALREADY_EXISTS: another dmuond (with its
-  // pid) serves this socket.
+  // pid) serves this socket. Waits for the lanes of one that has died.
   static absl::StatusOr<SocketDir> Prepare(const std::string& socket, mode_t socket_mode = 0600,
                                            std::optional<gid_t> group = std::nullopt);
 
   // Gives a socket that was bound here its mode and group. (Until then the directory protects it.)
   [[nodiscard]] absl::Status Restrict(const std::string& path) const;
+  // For processes that must be gone before a successor begins: who inherits it holds the lock.
+  [[nodiscard]] int lock() const { return lock_.get(); }
 
  private:
   SocketDir(mode_t socket_mode, std::optional<gid_t> group, wire::UniqueFd lock)

@@ -9,8 +9,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <future>
 #include <string>
 
 #include "tests/server/daemon/support.h"
@@ -154,6 +156,35 @@ TEST(SocketDirTest, LockEndsWithTheProcess) {
   EXPECT_TRUE(SocketDir::Prepare(dir / "d.sock").ok());
   ::close(held[0]);
   ::close(held[1]);
+}
+
+TEST(SocketDirTest, ASuccessorWaitsForItsPredecessorsLanes) {
+  const TempDir dir;
+  int said[2];
+  ASSERT_EQ(::pipe2(said, O_CLOEXEC), 0);
+  const pid_t daemon = ::fork();
+  ASSERT_GE(daemon, 0);
+  if (daemon == 0) {
+    const auto place = SocketDir::Prepare(dir / "d.sock");
+    const pid_t lane = ::fork();  // has the lock as well
+    if (lane != 0) {
+      [[maybe_unused]] const ssize_t written = ::write(said[1], &lane, sizeof(lane));
+    }
+    for (;;) ::pause();
+  }
+  pid_t lane = 0;
+  ASSERT_EQ(::read(said[0], &lane, sizeof(lane)), sizeof(lane));
+  ASSERT_GT(lane, 0);
+  ::kill(daemon, SIGKILL);
+  ASSERT_EQ(::waitpid(daemon, nullptr, 0), daemon);
+  auto successor =
+      std::async(std::launch::async, [&] { return SocketDir::Prepare(dir / "d.sock").status(); });
+  EXPECT_EQ(successor.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  ::kill(lane, SIGKILL);
+  const absl::Status status = successor.get();
+  EXPECT_TRUE(status.ok()) << status;
+  ::close(said[0]);
+  ::close(said[1]);
 }
 
 TEST(SocketDirTest, UnwritablePlaceIsNamed) {
