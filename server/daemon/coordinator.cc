@@ -18,6 +18,12 @@ namespace {
 
 using scheduler::TimePoint;
 
+// What is said of trainers: it waits until it is known which job goes on.
+bool OfRanks(const v1::MemberMessage& message) {
+  return message.has_rank_session() || message.has_registration() || message.has_rank_gone() ||
+         message.has_rank_attached();
+}
+
 }  // namespace
 
 AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::CoordinatorAction>& actions) {
@@ -52,14 +58,18 @@ AddressedMessages Coordinator::OnFormed(TimePoint /*now*/, uint32_t epoch) {
   epoch_ = epoch;
   attempts_ = 0;
   std::erase_if(states_, [epoch](const auto& entry) { return entry.second.epoch() != epoch; });
-  if (job_ == nullptr || job_->steps != nullptr) return {};
-  return EndJob(absl::StrCat("the group formed anew in epoch ", epoch, " before the job had begun"),
-                "PEER_LOST");
+  // One that was registering is gone: its trainers were told when the group broke.
+  if (job_ != nullptr && job_->steps == nullptr) job_.reset();
+  return {};
 }
 
 AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
                                          const v1::MemberMessage& message) {
   using Kind = v1::MemberMessage::MessageCase;
+  if (states_.size() < static_cast<size_t>(options_.nodes) && OfRanks(message)) {
+    early_.emplace_back(from, message);
+    return {};
+  }
   switch (message.message_case()) {
     case Kind::kRankSession:
       return OnRankSession(from, message.rank_session());
@@ -76,7 +86,7 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
     case Kind::kPlanReady:
       return OnPlanReady(now, message.plan_ready());
     case Kind::kMemberState:
-      return OnMemberState(from, message.member_state());
+      return OnMemberState(now, from, message.member_state());
     case Kind::kRendezvous:
       return OnRendezvous(message.rendezvous());
     case Kind::kLaneLost:
@@ -288,6 +298,7 @@ void Coordinator::EndIfDeserted(AddressedMessages& out) {
 AddressedMessages Coordinator::OnMemberGone(TimePoint now, int32_t node, const std::string& why) {
   const std::string detail = absl::StrCat("the daemon of node ", node, " is gone: ", why);
   states_.clear();
+  early_.clear();
   const bool waits = options_.step.session_linger.count() > 0;
   if (job_ == nullptr || job_->steps == nullptr || job_->steps->lost() || !waits) {
     return Lost(now, scheduler::OutcomeReason::kPeerLost, detail);

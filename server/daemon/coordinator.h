@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dmuond/v1/peer.pb.h"
@@ -84,7 +85,8 @@ class Coordinator {
   AddressedMessages OnRankGone(scheduler::TimePoint now, int32_t from, const v1::RankGone& gone);
   AddressedMessages OnPlanReady(scheduler::TimePoint now, const v1::PlanReady& ready);
   AddressedMessages OnLaneLost(scheduler::TimePoint now, const v1::LaneLost& lost);
-  AddressedMessages OnMemberState(int32_t from, const v1::MemberState& state);
+  AddressedMessages OnMemberState(scheduler::TimePoint now, int32_t from,
+                                  const v1::MemberState& state);
   // Every node has said what it still has of the job.
   AddressedMessages GoOn();
   // New lanes on every node, with the memory that there is, in the present epoch.
@@ -103,7 +105,8 @@ class Coordinator {
   uint32_t epoch_ = 0;
   uint32_t attempts_ = 0;  // counter half of the newest attempt of any job of this epoch
   uint64_t incarnations_ = 0;
-  std::map<int32_t, v1::MemberState> states_;  // by node: since the group formed
+  std::map<int32_t, v1::MemberState> states_;                 // by node: since the group formed
+  std::vector<std::pair<int32_t, v1::MemberMessage>> early_;  // of ranks, before all of them
   std::unique_ptr<Job> job_;
 };
 

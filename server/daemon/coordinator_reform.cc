@@ -1,4 +1,5 @@
 // The coordinator of a job whose lanes or members were lost: who goes on from where.
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -52,44 +53,62 @@ AddressedMessages Coordinator::Reform() {
   return out;
 }
 
-AddressedMessages Coordinator::OnMemberState(int32_t from, const v1::MemberState& state) {
+AddressedMessages Coordinator::OnMemberState(TimePoint now, int32_t from,
+                                             const v1::MemberState& state) {
   if (state.epoch() < epoch_) return {};
   states_[from] = state;
   if (states_.size() < static_cast<size_t>(options_.nodes)) return {};
   for (const auto& [node, told] : states_) {
     if (told.epoch() != epoch_) return {};  // ahead of our own news
   }
-  return GoOn();
+  AddressedMessages out = GoOn();
+  for (const auto& [node, message] : std::exchange(early_, {})) {
+    AddressedMessages more = OnMessage(now, node, message);
+    std::move(more.begin(), more.end(), std::back_inserter(out));
+  }
+  return out;
 }
 
 AddressedMessages Coordinator::GoOn() {
   if (job_ != nullptr && job_->steps != nullptr && job_->steps->lost()) {
     return EndJob("the group formed anew after the job was lost", "PEER_LOST");
   }
-  const v1::MemberState* holder = nullptr;  // anybody with state
-  int32_t without = -1;                     // a node that has lost the job's memory
+  const v1::MemberState* holder = nullptr;  // a node that has the job
+  int32_t without = 0;                      // one that has lost the job's memory
+  bool everywhere = job_ != nullptr && job_->steps != nullptr;
+  bool has_state = false;
   for (const auto& [node, state] : states_) {
-    if (state.has_state()) holder = &state;
-    const bool same = job_ != nullptr && state.job() == job_->name && state.has_memory() &&
-                      job_->inputs != nullptr && state.job_incarnation() == job_->incarnation;
-    if (!same) without = node;
+    if (!state.job().empty() && (holder == nullptr || state.has_state())) holder = &state;
+    has_state = has_state || state.has_state();
+    const bool same = everywhere && state.job() == job_->name && state.has_memory() &&
+                      state.job_incarnation() == job_->incarnation;
+    if (same) continue;
+    everywhere = false;
+    without = node;
   }
-  if (job_ != nullptr && job_->steps != nullptr && without < 0) {
+  if (everywhere) {
     if (!job_->interruption.has_value()) {
       job_->interruption = Interruption{OutcomeReason::kPeerLost, "the group formed anew"};
     }
     return Reform();
   }
-  if (holder == nullptr && (job_ == nullptr || job_->steps == nullptr)) return {};
+  // A job that registers is nobody's yet but its trainers'.
+  if (holder == nullptr) return {};
   const std::string detail =
-      absl::StrCat("the daemon of node ", without,
-                   " began anew: the state that it owned is lost with its predecessor");
-  AddressedMessages out;
-  v1::JobEnded& ended = *out.emplace_back().message.mutable_job_ended();
-  ended.set_job(holder != nullptr ? holder->job() : job_->name);
+      has_state ? absl::StrCat("the daemon of node ", without,
+                               " began anew: the state that it owned is lost with its predecessor")
+                : absl::StrCat("the daemon of node ", without,
+                               " began anew before the job had any state: start the job again");
+  v1::CoordinatorMessage message;
+  v1::JobEnded& ended = *message.mutable_job_ended();
+  ended.set_job(holder->job());
   ended.set_why(detail);
-  ended.set_reason("STATE_LOST");
+  ended.set_reason(has_state ? "STATE_LOST" : "PEER_LOST");
   job_.reset();
+  AddressedMessages out;
+  for (const auto& [node, state] : states_) {
+    if (state.job() == ended.job()) out.push_back({node, message});
+  }
   return out;
 }
 

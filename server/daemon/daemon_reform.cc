@@ -33,7 +33,7 @@ void Daemon::HandleBroken(const std::string& why) {
   if (job_ == nullptr) return;
   const absl::Status lost = Error(absl::StatusCode::kUnavailable, "PEER_LOST", why);
   if (!job_->steps.has_value() || options_.coordinator.step.session_linger.count() == 0) {
-    return Fail(lost);
+    return Abandon(lost);
   }
   if (!job_->broken_since.has_value()) job_->broken_since = std::chrono::steady_clock::now();
   log::Warn("the job waits for the group to form anew",

@@ -164,6 +164,13 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   if (absl::Status vacant = WaitUntilVacant(request, peer.pid, cancelled); !vacant.ok()) {
     return vacant;
   }
+  // A job that was lost ends with its last session; who starts it again may be faster.
+  absl::StatusOr<bool> ended = Wait(
+      [this]() DMUOND_REQUIRES(mutex_) {
+        return job_ == nullptr || !job_->abandoned || (epoch_ == 0 && draining_);
+      },
+      deadline, cancelled);
+  if (!ended.ok()) return ended.status();
   if (draining_) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
@@ -456,10 +463,11 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   if (job_ != nullptr) {
     job_->gone[session.rank] = message.rank_gone();
     if (closed) job_->attachments.erase(session.rank);
-    if (job_->abandoned && sessions_.empty())
-      return EndJob("nobody is left in a job that was lost");
   }
   Tell(std::move(message));
+  if (job_ != nullptr && job_->abandoned && sessions_.empty()) {
+    EndJob("nobody is left in a job that was lost");
+  }
 }
 
 void Daemon::HandleExpel(const v1::ExpelRank& expel) {

@@ -16,6 +16,9 @@ class CoordinatorTest : public ::testing::Test {
  protected:
   CoordinatorTest() : coordinator_(Options()) {
     EXPECT_TRUE(coordinator_.OnFormed(now_, 5).empty());
+    v1::MemberMessage message;
+    message.mutable_member_state()->set_epoch(5);
+    EXPECT_TRUE(coordinator_.OnMessage(now_, 0, message).empty());
   }
 
   static CoordinatorOptions Options() {

@@ -141,6 +141,9 @@ TEST_F(CoordinatorInputTest, ANodeWithAnotherPlanIsNamedToTheTrainers) {
   FakeMember member(coordinator_);
   member.Join(FakeMember::RightJoin());
   ASSERT_TRUE(member.Next().has_value());
+  v1::MemberMessage state;
+  state.mutable_member_state()->set_epoch(1);
+  member.Send(state);
   std::thread node([&] {
     while (const auto message = member.Next()) {
       if (!message->has_plan()) continue;
