@@ -250,9 +250,14 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   }
   absl::StatusOr<scheduler::StepAnswer> answer =
       PushOnce(header.key(), submission, state, cancelled);
-  // What is pushed still lies where it lay: an attempt that ended for a retry costs only time.
+  // What is pushed still lies where it lay: an attempt that ended for a retry costs only time. But
+  // a new epoch publishes the masters over weights in arenas: their trainer writes them again.
+  const auto lies_there = [&](scheduler::Attempt next) DMUOND_REQUIRES(mutex_) {
+    return submission.kind == scheduler::AttemptKind::kLoad || !job_->has_state ||
+           EpochOf(next) == EpochOf(submission.attempt);
+  };
   while (answer.ok() && answer->refused.ok() && answer->outcome.has_value() &&
-         answer->outcome->retry) {
+         answer->outcome->retry && lies_there(answer->outcome->next_attempt)) {
     submission.attempt = answer->outcome->next_attempt;
     answer = PushOnce(header.key(), submission, state, cancelled);
   }

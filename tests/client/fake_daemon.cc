@@ -187,6 +187,11 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
       return Refusal(absl::StatusCode::kUnavailable, "PUSH_ABORTED", "a new epoch",
                      {{"next_attempt", absl::StrCat(attempt_)}, {"retry", "true"}});
     }
+    if (first.attempt() != attempt_) {
+      return Refusal(absl::StatusCode::kFailedPrecondition, "ATTEMPT_OUT_OF_ORDER",
+                     absl::StrCat("attempt ", first.attempt()),
+                     {{"next_attempt", absl::StrCat(attempt_)}});
+    }
     const std::span<const float> weights = Weights();
     pushed_.assign(weights.begin(), weights.end());
     has_state_ = true;

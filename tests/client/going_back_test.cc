@@ -149,6 +149,17 @@ TEST_F(GoingBackTest, APushThatANewEpochAbortsIsPushedAgainWithItsWeights) {
   EXPECT_THAT(daemon_->pushed(), Each(42.0F));
 }
 
+TEST_F(GoingBackTest, WeightsThatANewEpochMayHaveOverwrittenAreNotPushedInSilence) {
+  Train(2);
+  std::ranges::fill(session_->Weight<float>(0), 42.0F);
+  daemon_->BeginEpoch();
+  EXPECT_EQ(ReasonOf(session_->Push()), "WEIGHTS_REPUBLISHED");
+  std::ranges::fill(session_->Weight<float>(0), 43.0F);
+  const absl::Status pushed = session_->Push();
+  ASSERT_TRUE(pushed.ok()) << pushed;
+  EXPECT_THAT(daemon_->pushed(), Each(43.0F));
+}
+
 TEST_F(GoingBackTest, ASessionOutlivesItsDaemon) {
   Train(5);
   const std::span<float> old = session_->Weight<float>(0);

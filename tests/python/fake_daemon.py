@@ -186,7 +186,10 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         if self.goes_back_to is not None:
             self._abort_for_rollback(context)
         self._first("PushParameters", context)
-        assert first.attempt == self.attempt
+        if first.attempt != self.attempt:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            metadata = {"next_attempt": str(self.attempt)}
+            abort(context, code, "another attempt is open", "ATTEMPT_OUT_OF_ORDER", **metadata)
         self.pushed += [message.chunk for message in chunks]
         self.pushed_weights = self.arenas[1].copy()
         self.has_state = True

@@ -132,6 +132,9 @@ def test_state_that_is_lost_is_told_with_the_last_step(fake):
         with pytest.raises(dmuond.StateLost, match="node 1") as caught:
             session.step(scalars())
         assert (caught.value.last_committed_step, caught.value.durable_step) == (2, None)
+        fake.refusals = [(grpc.StatusCode.DATA_LOSS, "node 1 has lost it", "STATE_LOST")]
+        with pytest.raises(dmuond.StateLost, match="node 1"):
+            session.step(scalars())
 
 
 # --- new epochs, nothing lost ---
@@ -176,6 +179,20 @@ def test_weights_of_a_push_that_a_new_epoch_aborts_are_pushed_again(fake):
         fake.first["PushParameters"] = reform
         session.push()
         assert (fake.pushed_weights.view(np.float32) == 42).all()
+
+
+def test_weights_that_a_new_epoch_may_have_overwritten_are_not_pushed_in_silence(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        session.step(scalars())
+        weights(session)[...] = 42
+        fake.begin_epoch()
+        with pytest.raises(dmuond.FailedPreconditionError) as caught:
+            session.push()
+        assert caught.value.reason == "WEIGHTS_REPUBLISHED"
+        weights(session)[...] = 43
+        session.push()
+        assert (fake.pushed_weights.view(np.float32) == 43).all()
 
 
 def test_a_push_that_no_retry_can_help_is_raised(fake):

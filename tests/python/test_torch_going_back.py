@@ -127,6 +127,17 @@ def test_another_plan_of_the_successor_is_taken_over(fake, outlive, monkeypatch)
     opt.close()
 
 
+def test_a_loaded_checkpoint_that_a_new_epoch_overwrote_is_an_error(fake):
+    model, opt = make(fake)
+    train_to(model, opt, 1)
+    checkpoint = {name: torch.full_like(value, 7) for name, value in model.state_dict().items()}
+    model.load_state_dict(checkpoint)
+    fake.begin_epoch()
+    with pytest.raises(dmuond.FailedPreconditionError, match="0.bias': the group has formed anew"):
+        opt.step()
+    opt.close()
+
+
 def test_a_scaler_can_unscale_again_after_a_rollback(fake):
     model, opt = make(fake)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -254,6 +254,7 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
     const Clock::time_point ask = std::min(deadline, Clock::now() + kAskEvery);
     const auto published = link_->memory().WaitPublished(published_attempt_, ask);
     if (published == SessionMemory::Published::kYes) {
+      arrived_attempt_ = link_->memory().NewestPublished();
       wire::FaultPoint("trainer.published");
       return absl::OkStatus();
     }

@@ -65,6 +65,8 @@ class Session::Impl {
   absl::Status TryPush(std::vector<v1::PushParametersRequest>& messages);
   absl::StatusOr<std::vector<float>> TryPull(int32_t parameter, StateKind kind, int32_t fragment);
 
+  // A group that forms anew between two steps publishes the masters over weights that were changed.
+  absl::Status CheckNotRepublished();
   void HoldBack(const std::vector<int32_t>& absent);
   // A call to a daemon that may be stopped for a while and go on where it was.
   absl::Status CallPatiently(const std::function<absl::Status()>& call);
@@ -93,6 +95,7 @@ class Session::Impl {
   bool moved_ = false;              // the memory is another, and the caller has not been told
   bool undecided_ = false;          // a submit has no outcome yet
   uint64_t published_attempt_ = 0;  // whose weights WaitPublished() waits for
+  uint64_t arrived_attempt_ = 0;    // newest whose weights the caller knows to lie there
   std::string submitted_state_;
 
   // Kept from step to step, so that a step allocates no messages.

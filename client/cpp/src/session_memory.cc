@@ -115,6 +115,16 @@ SessionMemory::Published SessionMemory::WaitPublished(
   return Published::kYes;
 }
 
+uint64_t SessionMemory::NewestPublished() const {
+  const auto buckets = static_cast<uint32_t>(held_.size());
+  uint64_t newest = 0;
+  for (uint32_t bucket = 0; bucket < buckets; ++bucket) {
+    if (held_[bucket] == 0) continue;
+    newest = std::max(newest, wire::Read(page().published(bucket, buckets)));
+  }
+  return newest;
+}
+
 SessionMemory::Copies SessionMemory::CopyArenas() const {
   Copies copies;
   for (const auto& [id, arena] : arenas_) {

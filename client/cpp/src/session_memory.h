@@ -51,6 +51,9 @@ class SessionMemory {
   [[nodiscard]] Published WaitPublished(uint64_t attempt,
                                         std::chrono::steady_clock::time_point deadline) const;
 
+  // The newest attempt whose weights have arrived; kPoison where the page has ended.
+  [[nodiscard]] uint64_t NewestPublished() const;
+
   // The arenas' bytes by id, and back.
   using Copies = std::map<uint32_t, std::vector<std::byte>>;
   [[nodiscard]] Copies CopyArenas() const;

@@ -65,7 +65,11 @@ absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& mess
   v1::PushParametersRequest& first = messages.front();
   // A group that forms anew publishes its masters: what is pushed must outlive that.
   SessionMemory::Copies pushed;
-  if (in_job_ && !first.state()) pushed = memory.CopyArenas();
+  if (in_job_ && !first.state()) {
+    pushed = memory.CopyArenas();
+    status = CheckNotRepublished();
+    if (!status.ok()) return status;
+  }
   v1::PushParametersReply reply;
   for (;;) {
     const uint64_t attempt = next_attempt_;
@@ -88,6 +92,17 @@ absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& mess
   last_committed_step_ = reply.last_committed_step();
   published_attempt_ = reply.next_attempt() - 1;
   return TryWaitPublished(kPublishedWithin);
+}
+
+absl::Status Session::Impl::CheckNotRepublished() {
+  const uint64_t newest = link_->memory().NewestPublished();
+  if (newest <= arrived_attempt_ || newest >= wire::kPoison) return absl::OkStatus();
+  arrived_attempt_ = newest;
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, "WEIGHTS_REPUBLISHED",
+      absl::StrCat("Push: the group has formed anew since step ", last_committed_step_,
+                   ", and its masters may have been published over the weights to push: write "
+                   "them again"));
 }
 
 absl::Status Session::Impl::PushWeights(const std::vector<std::string>* parameters) {

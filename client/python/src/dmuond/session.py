@@ -31,7 +31,7 @@ from dmuond import comeback, environment, errors, fork, state_chunks, types
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.link import Identity, Link
 from dmuond.state_chunks import StateTensor
-from dmuond.timeline import Published, Timeline
+from dmuond.timeline import POISON, Published, Timeline
 
 log = logging.getLogger("dmuond")
 
@@ -128,6 +128,7 @@ class Session:
         self._arena_bytes: dict[int, int] = {}
         self._in_job = False  # the job has state, and this rank its place in it
         self._moved = False  # the arenas are others, and the caller has not been told
+        self._published_attempt = 0  # newest whose weights this rank has waited for
         self._signalled: set[int] = set()
         self._unpublished: dict[int, int] = {}  # bucket → attempt that has not been waited for
         self._contributes: frozenset[int] = frozenset()
@@ -205,6 +206,21 @@ class Session:
         self._surviving(lambda: self._push(first, rest))
 
     # --- steps ---
+
+    def check_not_republished(self, what: str) -> None:
+        """Whether the weights that were changed since the last step still lie in the arenas.
+
+        A group that forms anew between two steps publishes the masters over them. Raises
+        FailedPreconditionError (WEIGHTS_REPUBLISHED), once: then they can be changed again.
+        """
+        newest = self._newest_published()
+        if self._published_attempt < newest < POISON:
+            self._published_attempt = newest
+            raise errors.FailedPreconditionError(
+                f"{what}: the group has formed anew since step {self.last_committed_step}, and its "
+                "masters may have been published over them: change the weights again",
+                reason="WEIGHTS_REPUBLISHED",
+            )
 
     def signal(self, bucket: int) -> None:
         """The gradients of a bucket lie in the arena: they may be collected from now on.
@@ -438,6 +454,8 @@ class Session:
                 except errors.Error as error:
                     if error.reason == _ROLLED_BACK:
                         raise self._roll_back(int(error.metadata["to_step"])) from None
+                    if error.reason == "STATE_LOST" and not isinstance(error, errors.StateLost):
+                        raise self._state_lost(str(error)) from error
                     raise
             except errors.Error as error:
                 if not self._is_the_end(error):
@@ -455,6 +473,9 @@ class Session:
             return self._link.lost.wait(_GLANCE_S)
         # Other reasons are the daemon's own words.
         return isinstance(error, errors.DaemonLost) or (self.lost and not error.reason)
+
+    def _state_lost(self, why: str) -> errors.StateLost:
+        return errors.StateLost(why, self.last_committed_step, self.durable_step)
 
     def _come_back(self, cause: errors.Error | None) -> errors.RolledBack:
         """Takes this rank's place with the daemon's successor. Returns what to raise."""
@@ -478,9 +499,7 @@ class Session:
             )
         except errors.Error as error:
             if comeback.nothing_left(error):
-                raise errors.StateLost(
-                    str(error), self.last_committed_step, self.durable_step
-                ) from error
+                raise self._state_lost(str(error)) from error
             if not comeback.passes(error):
                 raise
             raise errors.DaemonLost(
@@ -534,7 +553,10 @@ class Session:
         self._check_alive()
         self._wait_unpublished(None)
         # A group that forms anew publishes its masters: what is pushed must outlive that.
-        pushed = {} if first.state or not self._in_job else _copies(self.arenas)
+        pushed: dict[int, np.ndarray] = {}
+        if self._in_job and not first.state:
+            pushed = {identity: arena.copy() for identity, arena in self.arenas.items()}
+            self.check_not_republished("the weights to push")
         while True:
             attempt = self.next_attempt
             first.key.CopyFrom(self._link.key)
@@ -604,7 +626,7 @@ class Session:
         if outcome.retry:
             return
         if outcome.reason == types.Outcome.REASON_STATE_LOST:
-            raise errors.StateLost(outcome.detail, self.last_committed_step, self.durable_step)
+            raise self._state_lost(outcome.detail)
         raise errors.Aborted(outcome, _reason(outcome))
 
     def _try_step(self, request: pb.SubmitStepRequest, held_back: frozenset[int]) -> types.Outcome:
@@ -675,6 +697,7 @@ class Session:
         while True:
             found = self._link.wait_published(waited, attempt, _ASK_EVERY_S)
             if found is Published.YES:
+                self._published_attempt = self._newest_published()
                 return
             if not self.lost:
                 self._ask_why()
@@ -683,6 +706,10 @@ class Session:
                     f"the daemon has gone before the weights after attempt {attempt} were "
                     "published; they are undefined"
                 )
+
+    def _newest_published(self) -> int:
+        timeline = self._require_timeline()
+        return max((timeline.published(bucket) for bucket in self._receives), default=0)
 
     def _ask_why(self) -> None:
         """Weights do not come: the job may have ended or gone back, which the daemon then says."""
@@ -744,7 +771,3 @@ def _may_push_again(error: errors.Error) -> bool:
 
 def _is_reforming(error: errors.Error) -> bool:
     return error.code == "UNAVAILABLE" and error.reason in _REFORMING
-
-
-def _copies(arenas: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    return {identity: arena.copy() for identity, arena in arenas.items()}

@@ -7,6 +7,8 @@
 //   STATE_LOST          DATA_LOSS: neither a daemon nor a snapshot has the job's state any more
 //   ROLLED_BACK         ABORTED: go on from last_committed_step(); metadata to_step
 //   DAEMON_UNREACHABLE  UNAVAILABLE: no daemon answers at the address
+//   WEIGHTS_REPUBLISHED FAILED_PRECONDITION: weights that were changed may have been overwritten by
+//                       a group that formed anew: write them again, then Push
 //   SESSION_STATE       FAILED_PRECONDITION: a call out of order, or after Close
 //
 //   if (ReasonOf(status) == "JOB_HAS_STATE") …

@@ -86,7 +86,8 @@ class Session {
   // Maps the layout's arenas. With a job that has state, returns when its weights lie in them.
   absl::Status Attach();
   // The weights in the arenas are the truth: all of them, or those of the named parameters.
-  // Collective; returns when they are published to every holder.
+  // Collective; returns when they are published to every holder. WEIGHTS_REPUBLISHED when the group
+  // has formed anew since the last step, and may have overwritten them: write them again.
   absl::Status Push();
   absl::Status Push(const std::vector<std::string>& parameters);
 

@@ -487,6 +487,8 @@ class Muon(torch.optim.Optimizer):
     def _push_loaded(self) -> None:
         """Weights that a checkpoint brought, unless they are the masters' own."""
         if self._loaded:
+            self.wait()
+            self._session.check_not_republished(f"the loaded weights of '{min(self._loaded)}'")
             names = self._differing([slot for slot in self._slots if slot.name in self._loaded])
             self._loaded.clear()
             if names:
