@@ -30,6 +30,8 @@ constexpr int kBacklog = 128;
 constexpr int kSendBufferBytes = 1 << 20;
 // After running out of descriptors; the listener stays readable meanwhile.
 constexpr std::chrono::milliseconds kAcceptPause{100};
+// So late a thread is not by itself.
+constexpr std::chrono::milliseconds kStoppedFor{1'000};
 // Linux 6.5; Debian 12's headers do not know it.
 constexpr int kSoPeerPidFd = 77;
 
@@ -220,7 +222,8 @@ void AttachServer::FillRound(Round& round) {
   }
   if (wake_at != Clock::time_point::max()) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake_at - now).count();
-    round.timeout_ms = static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
+    // In short parts: after one that took much longer, this process has been stopped.
+    round.timeout_ms = static_cast<int>(std::clamp<int64_t>(left, 0, kStoppedFor.count()));
   }
 }
 
@@ -232,6 +235,7 @@ void AttachServer::Run() {
       MutexLock lock(mutex_);
       if (stop_) return;
     }
+    const Clock::time_point due = Clock::now() + std::chrono::milliseconds(round.timeout_ms);
     if (::poll(round.polled.data(), round.polled.size(), round.timeout_ms) < 0 && errno != EINTR) {
       log::Error("attach server cannot poll",
                  {{"error", absl::ErrnoToStatus(errno, "poll").message()}});
@@ -248,8 +252,16 @@ void AttachServer::Run() {
       if (round.polled[i].revents == 0) continue;
       EndByItself(round.connections[round.connection_of[i - 2]]->peer.id);
     }
+    if (round.timeout_ms >= 0 && Clock::now() - due > kStoppedFor) ForgiveTheStopped();
     DropOverdue();
   }
+}
+
+// This process was stopped: claims that came meanwhile lie in the other socket still.
+void AttachServer::ForgiveTheStopped() {
+  const Clock::time_point deadline = Clock::now() + options_.claim_timeout;
+  MutexLock lock(mutex_);
+  for (const auto& [id, connection] : connections_) connection->claim_deadline = deadline;
 }
 
 void AttachServer::EndByItself(AttachId id) {

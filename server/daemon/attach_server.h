@@ -95,6 +95,7 @@ class AttachServer {
   void AcceptAll() DMUOND_EXCLUDES(mutex_);
   void Welcome(wire::UniqueFd socket) DMUOND_EXCLUDES(mutex_);
   void DropOverdue() DMUOND_EXCLUDES(mutex_);
+  void ForgiveTheStopped() DMUOND_EXCLUDES(mutex_);
   void EndByItself(AttachId id) DMUOND_EXCLUDES(mutex_);
   std::shared_ptr<Connection> Remove(AttachId id) DMUOND_REQUIRES(mutex_);
   void Wake();

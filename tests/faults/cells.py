@@ -13,7 +13,8 @@ from processes import WORLD, Group, Loop, Process, signal_if_alive
 STEPS = 8
 LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show what it is worth
 PATIENCE_S = 40.0
-RESTARTS_MAX = 4
+RESTARTS_MAX = 10
+RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
 GROUPS = {"1x1": (1, 1), "1x2": (1, 2), "2x1": (2, 1)}  # daemons x lanes
 KINDS = ("kill", "stop", "cut")
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
@@ -92,7 +93,8 @@ class Run:
         self.steps = steps
         self.patience_s = PATIENCE_S
         self.restarts_max = RESTARTS_MAX
-        self.replacements_are_hurt = False
+        # The second of two faults may befall who has come back from the first.
+        self.replacements_are_hurt = cell is not None and len(cell.faults) > 1
         self.on_step = lambda step: None  # every rank has printed it
         self.reference = reference
         self.nodes, self.lanes = GROUPS[group]
@@ -262,7 +264,11 @@ class Run:
             last = process.lines[-1] if process.lines else ""
             self.stopped = self.stopped or f"rank {process.index} ended with {code}: {last}"
             return
-        # As a launcher does; one that has seen a step does not want to begin from nothing.
+        self.loop.after(RELAUNCH_S if code == 3 else 0, lambda: self._replace(process))
+
+    def _replace(self, process: Process) -> None:
+        """As a launcher does; one that has seen a step does not want to begin from nothing."""
+        rank = self.ranks[process.index]
         rank.process = self.group.start_trainer(
             process.index,
             "require" if rank.step > 0 else "if_present",
@@ -289,7 +295,8 @@ class Run:
             result.outcome = "COMMITTED"
         if self.cell is None:
             return
-        if self.pending and not result.wrong:
+        # A second fault's process may be gone with the first.
+        if self.fired_at is None or (self.pending and len(self.cell.faults) == 1 and result.holds):
             result.wrong.append(f"never passed: {self.pending[0]}")
         if not self.stopped and len(self.after_fault) == WORLD and self.fired_at is not None:
             result.next_step_s = max(self.after_fault.values()) - self.fired_at

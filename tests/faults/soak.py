@@ -1,5 +1,6 @@
-"""Many thousand steps of one job with a random fault every few dozen of them: afterwards weights,
-descriptors, mappings, threads, memory and files are what they would be, and were.
+"""Thousands of steps of one job with a random fault every few dozen of them.
+
+Afterwards weights, descriptors, mappings, threads, memory and files are what they would be.
 
     soak.py [--steps 20000] [--every 50] [--group 1x2] [--seed 1] [--victim trainer]
 """

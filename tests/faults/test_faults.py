@@ -10,7 +10,7 @@ import matrix
 import pytest
 import soak
 
-SAMPLE = {"trainer": 30}  # cells of each victim
+SAMPLE = {"trainer": 30, "lane": 40}  # cells of each victim
 SEED = os.environ.get("DMUOND_SEED", "1")
 LOGS = Path(__file__).parents[2] / "build/test-logs/faults"
 
