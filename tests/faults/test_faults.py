@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 import matrix
+import mutations
 import pytest
 import soak
 
-SAMPLE = {"trainer": 30, "lane": 40}  # cells of each victim
+SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
+TWO_AT_ONCE = 40
 SEED = os.environ.get("DMUOND_SEED", "1")
 LOGS = Path(__file__).parents[2] / "build/test-logs/faults"
 
@@ -22,6 +24,18 @@ def test_what_befalls_a_process_costs_no_step_or_is_named(victim):
     if os.environ.get("DMUOND_FAULTS") != "all":
         arguments += [f"--sample={SAMPLE[victim]}", "--stop-seconds=6"]
     assert matrix.main(arguments) == 0
+
+
+@pytest.mark.timeout(3600)
+def test_two_faults_at_once_are_no_worse():
+    all_of_them = os.environ.get("DMUOND_FAULTS") == "all"
+    count, stop_s = (10 * TWO_AT_ONCE, 10) if all_of_them else (TWO_AT_ONCE, 6)
+    arguments = [f"--two={count}", f"--stop-seconds={stop_s}", f"--seed={SEED}", f"--logs={LOGS}"]
+    assert matrix.main(arguments) == 0
+
+
+def test_the_lines_that_mutations_disable_are_there():
+    assert mutations.main(["--check"]) == 0
 
 
 @pytest.mark.timeout(3600)
