@@ -40,4 +40,25 @@ double UpdateScale(ScaleRule rule, int64_t rows, int64_t cols) {
   return 1.0;
 }
 
+size_t Ops::MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const {
+  size_t bytes = 0;
+  for (const MuonBatch& batch : batches) {
+    bytes = std::max(
+        bytes, MuonWorkspaceBytes(batch.rows, batch.cols,
+                                  static_cast<int64_t>(batch.matrices.size()), *batch.config));
+  }
+  return bytes;
+}
+
+absl::Status Ops::UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
+                                void* workspace) {
+  for (const MuonBatch& batch : batches) {
+    absl::Status status = UpdateMuon(stream, batch, workspace);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Ops::UseChoices(std::span<const KernelChoice>) { return absl::OkStatus(); }
+
 }  // namespace dmuond::kernels

@@ -74,6 +74,13 @@ enum class NormRule : uint8_t {
 };
 enum class ScaleRule : uint8_t { kMatchRmsAdamW = 1, kOriginal = 2, kSpectral = 3, kNone = 4 };
 
+// Whose matrix products, on a device that has several.
+enum class ProductEngine : uint8_t {
+  kDefault = 0,  // the device's own kernels where they run, else the library
+  kOwn = 1,
+  kLibrary = 2
+};
+
 struct NewtonSchulzConfig {
   NewtonSchulzForm form = NewtonSchulzForm::kGram;
   std::vector<std::array<double, 3>> coefficients;  // (a, b, c) per step
@@ -108,6 +115,17 @@ struct UpdateScalars {
   double bias_correction1 = 1;  // 1 - beta1^t
   double bias_correction2 = 1;  // 1 - beta2^t
   uint32_t active = 1;          // 0: state and weights pass unchanged to the new slot
+};
+
+// How matrices of one shape and type are orthogonalised: an input of the plan, since bits depend on
+// it, measured by a tuner. `form`: a Gram iteration may run in standard form, with the same
+// polynomials; never the other way round.
+struct KernelChoice {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  DType dtype = DType::kF16;  // of the Newton-Schulz
+  ProductEngine engine = ProductEngine::kDefault;
+  NewtonSchulzForm form = NewtonSchulzForm::kGram;
 };
 
 // One matrix of a batch. `in` and `out` slots are different memory.
@@ -159,6 +177,18 @@ class Ops {
                                     const MuonConfig& config) const = 0;
   virtual absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) = 0;
   virtual absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) = 0;
+
+  // Several batches, all of a lane's set for instance, in one call: a device overlaps what it can.
+  // The result is that of UpdateMuon() for one batch after the other. A batch's new momentum may go
+  // to where an earlier one's old momentum came from, masters likewise. `workspace`,
+  // MuonSetWorkspaceBytes() of it, serves all of them.
+  [[nodiscard]] virtual size_t MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const;
+  virtual absl::Status UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
+                                     void* workspace);
+
+  // Choices for shapes, before the first workspace is asked for; other shapes keep the default.
+  // UNAVAILABLE where an engine is not there. A device without engines has nothing to choose.
+  virtual absl::Status UseChoices(std::span<const KernelChoice> choices);
 };
 
 }  // namespace dmuond::kernels

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "scheduler/layout.h"
+
 namespace dmuond::scheduler {
 
 struct CostEntry {
@@ -16,10 +18,21 @@ struct CostEntry {
   double microseconds = 0;  // for the whole batch
 };
 
+// What a device computes matrices of one shape with: results' bits depend on it, so that it belongs
+// to the plan. The numbers are those of the enums of kernels/ops.h, which has the meaning.
+struct ShapeChoice {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  ElementType dtype = ElementType::kF16;
+  uint8_t engine = 0;
+  uint8_t form = 0;
+};
+
 // Empty entries: the analytic default with the two rates below.
 struct CostTable {
   std::string device;                    // for which device, driver and build it was measured
   std::vector<CostEntry> entries;        // any order; sorted by the model
+  std::vector<ShapeChoice> choices;      // of shapes that do not take the device's default
   double tflops = 400;                   // sustained rate of symmetric Newton-Schulz, TFLOP/s
   double gigabytes_per_second = 3700;    // passes over memory
   double launch_us = 20;                 // fixed cost of a batch

@@ -45,6 +45,14 @@ void AddCosts(const CostTable& costs, Digest& digest) {
     digest.Add(entry.batch);
     digest.Add(entry.microseconds);
   }
+  digest.Add(costs.choices.size());
+  for (const ShapeChoice& choice : costs.choices) {
+    digest.Add(choice.rows);
+    digest.Add(choice.cols);
+    digest.Add(static_cast<uint8_t>(choice.dtype));
+    digest.Add(choice.engine);
+    digest.Add(choice.form);
+  }
   digest.Add(costs.tflops);
   digest.Add(costs.gigabytes_per_second);
   digest.Add(costs.launch_us);

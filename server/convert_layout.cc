@@ -258,6 +258,11 @@ scheduler::CostTable FromProto(const v1::CostTable& costs) {
   for (const v1::CostTable::Entry& entry : costs.entries()) {
     out.entries.push_back({entry.rows(), entry.cols(), entry.batch(), entry.microseconds()});
   }
+  for (const v1::CostTable::Choice& choice : costs.choices()) {
+    out.choices.push_back(
+        {choice.rows(), choice.cols(), static_cast<scheduler::ElementType>(choice.dtype()),
+         static_cast<uint8_t>(choice.engine()), static_cast<uint8_t>(choice.form())});
+  }
   // An unset rate is the analytic default's.
   if (costs.tflops() > 0) out.tflops = costs.tflops();
   if (costs.gigabytes_per_second() > 0) out.gigabytes_per_second = costs.gigabytes_per_second();
@@ -274,6 +279,14 @@ v1::CostTable ToProto(const scheduler::CostTable& costs) {
     to.set_cols(entry.cols);
     to.set_batch(entry.batch);
     to.set_microseconds(entry.microseconds);
+  }
+  for (const scheduler::ShapeChoice& choice : costs.choices) {
+    v1::CostTable::Choice& to = *out.add_choices();
+    to.set_rows(choice.rows);
+    to.set_cols(choice.cols);
+    to.set_dtype(static_cast<v1::ElementType>(choice.dtype));
+    to.set_engine(static_cast<v1::CostTable::Engine>(choice.engine));
+    to.set_form(static_cast<v1::GroupConfig::Form>(choice.form));
   }
   out.set_tflops(costs.tflops);
   out.set_gigabytes_per_second(costs.gigabytes_per_second);

@@ -2,8 +2,8 @@
 // fp64 run of the same polynomial.
 //   muon_update_bench [-w SECONDS] [-J FILE] [-c ROWSxCOLS:BATCH[,...]] [-p preset] [-t 0|1]
 // -t 0: tiles by rule, not measured.
-// ns: the products alone (time of cast + products, less that of the cast alone, which writes X).
-// update: momentum, norm, cast, products, apply. us per matrix. #wrong: error above 4e-2 (fp16) or
+// ns: the products alone (time of momentum + products, less that of momentum, which writes X).
+// update: all of it. us per matrix. #wrong: error above 4e-2 (fp16) or
 // 3e-2 (bf16), non-finite values, or bits that changed in a second run.
 #include <cmath>
 #include <fstream>
@@ -12,7 +12,7 @@
 
 #include "bench/cuda/harness.cuh"
 #include "bench/cuda/newton_schulz_reference.cuh"
-#include "kernels/cuda/muon_update.h"
+#include "kernels/cuda/muon_set.h"
 
 namespace dmuond::bench {
 namespace {
@@ -82,8 +82,8 @@ class Bench {
     const double scale = kernels::UpdateScale(config_.scale, c.rows, c.cols);
     const PreparedUpdate prepared =
         Prepare(config_, c.rows, c.cols, c.batch, tuned_ ? &tuner_ : nullptr);
-    if (prepared.update == nullptr) return 1;
-    const auto& update = prepared.update;
+    if (prepared.set == nullptr) return 1;
+    const kernels::cuda::MuonUpdate& update = prepared.update();
     ReportTiles();
     std::vector<PassMatrix> matrices;
     for (int64_t z = 0; z < c.batch; ++z) {
@@ -93,7 +93,7 @@ class Bench {
                           host});
     }
     master_out.Fill(0xFF);
-    CUDA_CHECK(update->Launch(nullptr, matrices));
+    CUDA_CHECK(prepared.set->Launch(nullptr, matrices));
     CUDA_CHECK(cudaDeviceSynchronize());
 
     double worst = 0;
@@ -114,41 +114,34 @@ class Bench {
     Buffer<float> second(slot * c.batch);
     CUDA_CHECK(cudaMemcpy(second.get(), master_out.get(), slot * c.batch * sizeof(float),
                           cudaMemcpyDeviceToDevice));
-    CUDA_CHECK(update->Launch(nullptr, matrices));
+    CUDA_CHECK(prepared.set->Launch(nullptr, matrices));
     CUDA_CHECK(cudaDeviceSynchronize());
     wrong += DifferentBits(second.get(), master_out.get(), slot * c.batch);
 
     const int64_t p = std::min(c.rows, c.cols);
     const int64_t x_elements = c.rows * pass_ld(c.cols) * c.batch;
     Buffer<__half> expected(x_elements);
-    CUDA_CHECK(cudaMemcpy(expected.get(), update->newton_schulz().result(), x_elements * 2,
+    CUDA_CHECK(cudaMemcpy(expected.get(), update.newton_schulz().result(), x_elements * 2,
                           cudaMemcpyDeviceToDevice));
     // The products destroy X: each run writes it anew.
     const auto restore = [&](cudaStream_t stream) {
-      CUDA_CHECK(
-          kernels::cuda::LaunchCastInput(stream, update->pass(), matrices, update->buffers()));
+      CUDA_CHECK(kernels::cuda::LaunchMomentum(stream, update.pass(), update.buffers()));
     };
     const Timing cast = TimeSustained(restore, 0.1, nvml_);
     const Timing ns = TimeSustained(
         [&](cudaStream_t stream) {
           restore(stream);
-          CUDA_CHECK(update->newton_schulz().Launch(stream));
+          CUDA_CHECK(update.Products(stream));
         },
         warm_, nvml_);
     // What was timed is what was checked.
-    wrong += DifferentBits(static_cast<const __half*>(update->newton_schulz().result()),
+    wrong += DifferentBits(static_cast<const __half*>(update.newton_schulz().result()),
                            expected.get(), x_elements);
     const Timing whole = TimeSustained(
         [&](cudaStream_t stream) {
-          CUDA_CHECK(
-              kernels::cuda::LaunchMomentum(stream, update->pass(), matrices, update->buffers()));
-          CUDA_CHECK(
-              kernels::cuda::LaunchFinishNorms(stream, update->pass(), c.batch, update->buffers()));
-          CUDA_CHECK(
-              kernels::cuda::LaunchCastInput(stream, update->pass(), matrices, update->buffers()));
-          CUDA_CHECK(update->newton_schulz().Launch(stream));
-          CUDA_CHECK(
-              kernels::cuda::LaunchApply(stream, update->pass(), matrices, update->buffers()));
+          CUDA_CHECK(update.Input(stream));
+          CUDA_CHECK(update.Products(stream));
+          CUDA_CHECK(update.Apply(stream));
         },
         warm_, nvml_);
     const double per_ns = (ns.p50_us - cast.p50_us) / static_cast<double>(c.batch);

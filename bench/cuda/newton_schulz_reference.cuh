@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "bench/cuda/harness.cuh"
-#include "kernels/cuda/muon_update.h"
+#include "kernels/cuda/muon_set.h"
 #include "kernels/presets.h"
 
 namespace dmuond::bench {
@@ -140,26 +140,30 @@ inline MuonConfig PresetConfig(const std::string& preset) {
   return found->config;
 }
 
-// A prepared update and the workspace that it runs in.
+// A prepared batch and the workspace that it runs in.
 struct PreparedUpdate {
   std::unique_ptr<Buffer<uint8_t>> workspace;
-  std::unique_ptr<kernels::cuda::MuonUpdate> update;
+  std::unique_ptr<kernels::cuda::MuonSet> set;
+
+  [[nodiscard]] const kernels::cuda::MuonUpdate& update() const { return set->update(0); }
 };
 inline PreparedUpdate Prepare(const MuonConfig& config, int64_t rows, int64_t cols, int64_t batch,
-                              kernels::cuda::TileTuner* tuner = nullptr) {
+                              kernels::cuda::TileTuner* tuner = nullptr,
+                              kernels::ProductEngine engine = kernels::ProductEngine::kOwn) {
   const auto program = kernels::BuildNewtonSchulz(config.newton_schulz, rows, cols);
   if (!program.ok()) {
     std::printf("# %s\n", std::string(program.status().message()).c_str());
     return {};
   }
+  const kernels::cuda::MuonSetBatch one{&config, &*program, kernels::DType::kBF16, batch, engine};
   PreparedUpdate prepared;
   prepared.workspace =
-      std::make_unique<Buffer<uint8_t>>(kernels::cuda::MuonUpdate::WorkspaceBytes(*program, batch));
+      std::make_unique<Buffer<uint8_t>>(kernels::cuda::MuonSet::WorkspaceBytes({&one, 1}));
   prepared.workspace->Fill(0xFF);
   std::string error;
-  prepared.update = kernels::cuda::MuonUpdate::Create(
-      config, *program, kernels::DType::kBF16, batch, prepared.workspace->get(), tuner, &error);
-  if (prepared.update == nullptr) std::printf("# %s\n", error.c_str());
+  prepared.set =
+      kernels::cuda::MuonSet::Create({&one, 1}, prepared.workspace->get(), tuner, &error);
+  if (prepared.set == nullptr) std::printf("# %s\n", error.c_str());
   return prepared;
 }
 

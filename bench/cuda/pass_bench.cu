@@ -251,24 +251,36 @@ class Bench {
     buffers.scale = norms.get();
     buffers.inverse_norm = norms.get() + 1;
     buffers.inverse_norm_squared = norms.get() + 2;
+    Buffer<uint32_t> recast(1);
+    buffers.recast = recast.get();
+    buffers.count = 1;
     buffers.x = x.get();
     buffers.result = x.get();
     buffers.result_scale = 4;
-    const PassMatrix matrix{g.get(), b.get(), b_out.get(), w.get(), w_out.get(), weight.get(), s};
+    const PassMatrix host{g.get(), b.get(), b_out.get(), w.get(), w_out.get(), weight.get(), s};
+    Buffer<PassMatrix> matrix(1);
+    CUDA_CHECK(cudaMemcpy(matrix.get(), &host, sizeof(host), cudaMemcpyHostToDevice));
+    buffers.matrices = matrix.get();
     const auto momentum = [&](cudaStream_t stream) {
-      CUDA_CHECK(kernels::cuda::LaunchMomentum(stream, shape, {&matrix, 1}, buffers));
+      CUDA_CHECK(kernels::cuda::LaunchMomentum(stream, shape, buffers));
     };
-    const auto cast = [&](cudaStream_t stream) {
-      CUDA_CHECK(kernels::cuda::LaunchCastInput(stream, shape, {&matrix, 1}, buffers));
+    const auto norms_of = [&](cudaStream_t stream) {
+      CUDA_CHECK(kernels::cuda::LaunchEstimate(stream, shape, buffers));
+      CUDA_CHECK(kernels::cuda::LaunchFinishNorms(stream, shape, buffers));
+    };
+    const auto recast_none = [&](cudaStream_t stream) {
+      CUDA_CHECK(kernels::cuda::LaunchRecast(stream, shape, buffers));
     };
     const auto apply = [&](cudaStream_t stream) {
-      CUDA_CHECK(kernels::cuda::LaunchApply(stream, shape, {&matrix, 1}, buffers));
+      CUDA_CHECK(kernels::cuda::LaunchApply(stream, shape, buffers));
     };
+    CUDA_CHECK(kernels::cuda::LaunchEstimate(nullptr, shape, buffers));
     momentum(nullptr);
-    CUDA_CHECK(kernels::cuda::LaunchFinishNorms(nullptr, shape, 1, buffers));
-    cast(nullptr);
+    CUDA_CHECK(kernels::cuda::LaunchFinishNorms(nullptr, shape, buffers));
+    recast_none(nullptr);
     apply(nullptr);
     CUDA_CHECK(cudaDeviceSynchronize());
+    if (recast.ToHost(0, 1)[0] != 0) ++wrong_;  // the estimate is near enough here
     const auto norm = norms.ToHost(0, 3);
     int64_t wrong_b = 0;
     int64_t wrong_x = 0;
@@ -295,9 +307,17 @@ class Bench {
     // u has variance 0.25 (1.95)^2 + (0.95^2 * 3)^2
     const double rms = std::sqrt(0.25 * 1.95 * 1.95 + std::pow(0.95 * 0.95 * 3, 2));
     if (!(std::fabs(1.0 / (norm[1] * norm[0] * kRows) / rms - 1) < 1e-3)) ++wrong_b;
-    Report("momentum, norm", 12, wrong_b, momentum);
-    Report("Nesterov, scale, cast", 10, wrong_x, cast);
+    Report("momentum, squares, cast", 14, wrong_b + wrong_x, momentum);
     Report("decay, update, master, cast", 12, wrong_w, apply);
+    Report("estimate, norm", 8.0 / 512, 0, norms_of);
+    Report("recast, nothing to do", 0, 0, recast_none);
+    // Every matrix, as for a library's products.
+    shape.normalise = 4096;
+    Report("momentum, squares", 12, 0, momentum);
+    Report("estimate, norm, recast", 10, 0, [&](cudaStream_t stream) {
+      norms_of(stream);
+      recast_none(stream);
+    });
   }
 
   const double warm_;

@@ -12,6 +12,7 @@
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_stream.h"
+#include "kernels/cuda/library_product.h"
 
 namespace dmuond::kernels::cuda {
 namespace {
@@ -42,27 +43,50 @@ std::string Uuid(const cudaUUID_t& uuid) {
   return text;
 }
 
-std::string DescribeDevice(const Driver& driver, CUdevice device, const cudaDeviceProp& p) {
+std::string DescribeDevice(const Driver& driver, CUdevice device, const cudaDeviceProp& p,
+                           ProductEngine engine) {
   int version = 0;
   driver.driver_get_version(&version);
   int mps = 0;
   driver.device_get_attribute(&mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device);
-  return absl::StrFormat("cuda %s uuid=%s driver=%d.%d runtime=%d.%d sms=%d mps=%d", p.name,
-                         Uuid(p.uuid), version / 1000, version % 1000 / 10, CUDART_VERSION / 1000,
-                         CUDART_VERSION % 1000 / 10, p.multiProcessorCount, mps);
+  return absl::StrFormat(
+      "cuda %s uuid=%s driver=%d.%d runtime=%d.%d sms=%d mps=%d engine=%s", p.name, Uuid(p.uuid),
+      version / 1000, version % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
+      p.multiProcessorCount, mps,
+      engine == ProductEngine::kOwn ? "own" : absl::StrCat("cublaslt-", LibraryVersion()));
+}
+
+// The engine that `asked` means on this device.
+absl::StatusOr<ProductEngine> EngineOf(int ordinal, const cudaDeviceProp& p, ProductEngine asked) {
+  if (p.major < 8) {
+    return absl::UnimplementedError(absl::StrCat("cuda:", ordinal, " (", p.name,
+                                                 ") has compute capability ", p.major, ".", p.minor,
+                                                 "; the kernels are built for 8.0 and later"));
+  }
+  const bool hopper = p.major == 9 && p.minor == 0;
+  if (asked == ProductEngine::kOwn && !hopper) {
+    return absl::UnimplementedError(absl::StrCat(
+        "cuda:", ordinal, " (", p.name, ") has compute capability ", p.major, ".", p.minor,
+        "; the own matrix products are built for 9.0 (H100, H200): choose cuBLASLt"));
+  }
+  if (asked == ProductEngine::kOwn || (asked == ProductEngine::kDefault && hopper)) {
+    return ProductEngine::kOwn;
+  }
+  if (absl::Status status = CheckLibrary(); !status.ok()) return status;
+  return ProductEngine::kLibrary;
 }
 
 }  // namespace
 
 CudaDevice::CudaDevice(const Driver& driver, CUdevice device, size_t granularity,
-                       std::string description)
+                       std::string description, ProductEngine engine)
     : driver_(driver),
       device_(device),
       granularity_(granularity),
       description_(std::move(description)),
-      ops_(driver) {}
+      ops_(driver, engine) {}
 
-absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal) {
+absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal, ProductEngine asked) {
   const absl::StatusOr<const Driver*> driver = Driver::Get();
   if (!driver.ok()) return driver.status();
   int count = 0;
@@ -75,22 +99,35 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal) {
   cudaDeviceProp properties{};
   status = CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "cudaGetDeviceProperties");
   if (!status.ok()) return status;
-  if (properties.major != 9 || properties.minor != 0) {
-    return absl::UnimplementedError(absl::StrCat(
-        "cuda:", ordinal, " (", properties.name, ") has compute capability ", properties.major, ".",
-        properties.minor, "; the kernels are built for 9.0 (H100, H200)"));
-  }
   // The first call that needs it makes the context.
   status = CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice");
   if (status.ok()) status = CudaStatus(cudaFree(nullptr), "making a CUDA context");
   if (!status.ok()) return status;
+  // Loads the library's handle into this context.
+  const absl::StatusOr<ProductEngine> engine = EngineOf(ordinal, properties, asked);
+  if (!engine.ok()) return engine.status();
   CUdevice device = 0;
   status = (*driver)->Check((*driver)->device_get(&device, ordinal), "cuDeviceGet");
   if (!status.ok()) return status;
   const absl::StatusOr<size_t> granularity = Granularity(**driver, device);
   if (!granularity.ok()) return granularity.status();
   return std::unique_ptr<CudaDevice>(
-      new CudaDevice(**driver, device, *granularity, DescribeDevice(**driver, device, properties)));
+      new CudaDevice(**driver, device, *granularity,
+                     DescribeDevice(**driver, device, properties, *engine), *engine));
+}
+
+std::string CudaDevice::DescribeType() const {
+  cudaDeviceProp p{};
+  int ordinal = 0;
+  int version = 0;
+  if (cudaGetDevice(&ordinal) != cudaSuccess ||
+      cudaGetDeviceProperties(&p, ordinal) != cudaSuccess) {
+    return "cuda";
+  }
+  driver_.driver_get_version(&version);
+  const std::string library = LibraryVersion();
+  return absl::StrFormat("cuda %s sms=%d driver=%d.%d cublaslt=%s", p.name, p.multiProcessorCount,
+                         version / 1000, version % 1000 / 10, library.empty() ? "none" : library);
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> CudaDevice::Map(int fd, size_t bytes) {

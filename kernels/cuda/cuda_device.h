@@ -1,4 +1,4 @@
-// One Hopper GPU as a device. See kernels/device.h.
+// One GPU, from compute capability 8.0, as a device. See kernels/device.h.
 //
 //   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, CudaDevice::Create(/*ordinal=*/0));
 #ifndef DMUOND_KERNELS_CUDA_CUDA_DEVICE_H_
@@ -19,12 +19,18 @@ namespace dmuond::kernels::cuda {
 // Streams and events may outlive the device.
 class CudaDevice final : public Device {
  public:
-  // Makes the device's context current in the calling thread. NOT_FOUND naming the number of
-  // devices; UNIMPLEMENTED for a device that these kernels are not built for.
-  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(int ordinal);
+  // Makes the device's context current in the calling thread. `engine`: whose matrix products;
+  // kDefault is the own kernels on compute capability 9.0 and cuBLASLt elsewhere. NOT_FOUND naming
+  // the number of devices; UNIMPLEMENTED for a device older than 8.0, or own kernels on another
+  // than 9.0; UNAVAILABLE where cuBLASLt is needed and cannot be loaded.
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(
+      int ordinal, ProductEngine engine = ProductEngine::kDefault);
 
-  // "cuda NVIDIA H200 uuid=GPU-… driver=13.0 runtime=13.0 sms=132 mps=0"
+  // "cuda NVIDIA H200 uuid=GPU-… driver=13.0 runtime=13.0 sms=132 mps=0 engine=own"
   [[nodiscard]] std::string Describe() const override { return description_; }
+  // The same of every device of this kind, with this driver: what measurements hold for.
+  // "cuda NVIDIA H200 sms=132 driver=13.0 cublaslt=13.1.0"
+  [[nodiscard]] std::string DescribeType() const;
   // A descriptor of host memory (memfd) is mapped for the host: state tables, boards.
   absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) override;
@@ -34,7 +40,8 @@ class CudaDevice final : public Device {
   [[nodiscard]] Ops& ops() override { return ops_; }
 
  private:
-  CudaDevice(const Driver& driver, CUdevice device, size_t granularity, std::string description);
+  CudaDevice(const Driver& driver, CUdevice device, size_t granularity, std::string description,
+             ProductEngine engine);
 
   const Driver& driver_;
   const CUdevice device_;

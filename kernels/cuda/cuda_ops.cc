@@ -1,8 +1,12 @@
 #include "kernels/cuda/cuda_ops.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_stream.h"
+#include "kernels/cuda/library_product.h"
 #include "kernels/task_checks.h"
 
 namespace dmuond::kernels::cuda {
@@ -33,8 +37,8 @@ PassScalars ToPass(const UpdateScalars& s) {
 
 }  // namespace
 
-CudaOps::CudaOps(const Driver& driver)
-    : driver_(driver), strided_(std::make_unique<StridedSum>()) {}
+CudaOps::CudaOps(const Driver& driver, ProductEngine engine)
+    : driver_(driver), engine_(engine), strided_(std::make_unique<StridedSum>()) {}
 
 absl::Status CudaOps::SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) {
   squares_.clear();
@@ -46,58 +50,143 @@ absl::Status CudaOps::SumsOfSquares(Stream& stream, std::span<const NormTask> ta
   return CudaStatus(LaunchSquares(CudaStream::Of(stream), squares_), "sums of squares");
 }
 
-size_t CudaOps::MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
-                                   const MuonConfig& config) const {
-  const absl::StatusOr<const NewtonSchulzProgram*> program =
-      programs_.Find(rows, cols, config.newton_schulz);
-  if (!program.ok()) return 0;  // UpdateMuon says why
-  return MuonUpdate::WorkspaceBytes(**program, matrices);
+bool CudaOps::BatchKey::Fits(const MuonBatch& batch) const {
+  return rows == batch.rows && cols == batch.cols && matrices == batch.matrices.size() &&
+         weight == batch.weight_dtype && config == *batch.config;
 }
 
-absl::StatusOr<const MuonUpdate*> CudaOps::FindUpdate(const MuonBatch& batch, void* workspace) {
-  for (const KnownUpdate& known : updates_) {
-    if (known.rows == batch.rows && known.cols == batch.cols &&
-        known.matrices == batch.matrices.size() && known.weight == batch.weight_dtype &&
-        known.workspace == workspace && known.config == *batch.config) {
-      return known.update.get();
+const KernelChoice* CudaOps::FindChoice(int64_t rows, int64_t cols, DType dtype) const {
+  const auto found =
+      std::find_if(choices_.begin(), choices_.end(), [&](const KernelChoice& choice) {
+        return choice.rows == rows && choice.cols == cols && choice.dtype == dtype;
+      });
+  return found == choices_.end() ? nullptr : &*found;
+}
+
+absl::Status CudaOps::UseChoices(std::span<const KernelChoice> choices) {
+  for (const KernelChoice& choice : choices) {
+    if (choice.engine == ProductEngine::kLibrary) {
+      if (absl::Status status = CheckLibrary(); !status.ok()) return status;
+    }
+    if (choice.engine == ProductEngine::kOwn && engine_ == ProductEngine::kLibrary) {
+      return absl::UnavailableError(absl::StrCat(
+          "matrices of ", choice.rows, " x ", choice.cols,
+          " are to be computed by the kernels for compute capability 9.0; this device, or its "
+          "--engine, has cuBLASLt alone"));
+    }
+  }
+  choices_.assign(choices.begin(), choices.end());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MuonSetBatch> CudaOps::Resolve(int64_t rows, int64_t cols, int64_t matrices,
+                                              DType weight, const MuonConfig& config) const {
+  const NewtonSchulzConfig* newton_schulz = &config.newton_schulz;
+  NewtonSchulzConfig standard;
+  ProductEngine engine = engine_;
+  if (const KernelChoice* choice = FindChoice(rows, cols, newton_schulz->dtype)) {
+    if (choice->engine != ProductEngine::kDefault) engine = choice->engine;
+    if (choice->form == NewtonSchulzForm::kStandard &&
+        newton_schulz->form == NewtonSchulzForm::kGram) {
+      standard = *newton_schulz;
+      standard.form = NewtonSchulzForm::kStandard;
+      standard.restarts.clear();
+      newton_schulz = &standard;
     }
   }
   const absl::StatusOr<const NewtonSchulzProgram*> program =
-      programs_.Find(batch.rows, batch.cols, batch.config->newton_schulz);
+      programs_.Find(rows, cols, *newton_schulz);
   if (!program.ok()) return program.status();
-  std::string error;
-  std::unique_ptr<MuonUpdate> update =
-      MuonUpdate::Create(*batch.config, **program, batch.weight_dtype,
-                         static_cast<int64_t>(batch.matrices.size()), workspace, &tuner_, &error);
-  if (update == nullptr) {
-    return absl::InternalError(absl::StrCat("Newton-Schulz of ", batch.matrices.size(),
-                                            " matrices of ", batch.rows, " x ", batch.cols, ": ",
-                                            error));
+  return MuonSetBatch{&config, *program, weight, matrices, engine};
+}
+
+absl::StatusOr<std::vector<MuonSetBatch>> CudaOps::ResolveAll(
+    std::span<const MuonBatch> batches) const {
+  std::vector<MuonSetBatch> resolved;
+  for (const MuonBatch& batch : batches) {
+    absl::StatusOr<MuonSetBatch> one =
+        Resolve(batch.rows, batch.cols, static_cast<int64_t>(batch.matrices.size()),
+                batch.weight_dtype, *batch.config);
+    if (!one.ok()) return one.status();
+    if (one->matrices > 0) resolved.push_back(*one);
   }
-  updates_.push_back({batch.rows, batch.cols, batch.matrices.size(), batch.weight_dtype,
-                      *batch.config, workspace, std::move(update)});
-  return updates_.back().update.get();
+  return resolved;
+}
+
+size_t CudaOps::MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
+                                   const MuonConfig& config) const {
+  const absl::StatusOr<MuonSetBatch> batch = Resolve(rows, cols, matrices, DType::kF32, config);
+  if (!batch.ok()) return 0;  // UpdateMuon says why
+  return MuonSet::WorkspaceBytes({&*batch, 1});
+}
+
+size_t CudaOps::MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const {
+  const absl::StatusOr<std::vector<MuonSetBatch>> resolved = ResolveAll(batches);
+  if (!resolved.ok()) return 0;  // UpdateMuonSet says why
+  return MuonSet::WorkspaceBytes(*resolved);
+}
+
+absl::StatusOr<MuonSet*> CudaOps::FindSet(cudaStream_t stream, std::span<const MuonBatch> batches,
+                                          void* workspace) {
+  for (const KnownSet& known : sets_) {
+    if (known.workspace == workspace &&
+        std::equal(known.batches.begin(), known.batches.end(), batches.begin(), batches.end(),
+                   [](const BatchKey& key, const MuonBatch& batch) { return key.Fits(batch); })) {
+      return known.set.get();
+    }
+  }
+  const absl::StatusOr<std::vector<MuonSetBatch>> resolved = ResolveAll(batches);
+  if (!resolved.ok()) return resolved.status();
+  // Tiles are measured in the workspace, where an earlier update may be under way.
+  if (absl::Status status = CudaStatus(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+      !status.ok()) {
+    return status;
+  }
+  std::string error;
+  std::unique_ptr<MuonSet> set = MuonSet::Create(*resolved, workspace, &tuner_, &error);
+  if (set == nullptr) {
+    std::string names;
+    for (const MuonBatch& batch : batches) {
+      absl::StrAppend(&names, names.empty() ? "" : ", ", batch.matrices.size(), " of ", batch.rows,
+                      " x ", batch.cols);
+    }
+    return absl::InternalError(absl::StrCat("Newton-Schulz of ", names, ": ", error));
+  }
+  KnownSet known{{}, workspace, std::move(set)};
+  for (const MuonBatch& batch : batches) {
+    known.batches.push_back(
+        {batch.rows, batch.cols, batch.matrices.size(), batch.weight_dtype, *batch.config});
+  }
+  sets_.push_back(std::move(known));
+  return sets_.back().set.get();
 }
 
 absl::Status CudaOps::UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) {
-  if (batch.matrices.empty()) return absl::OkStatus();
+  return UpdateMuonSet(stream, {&batch, 1}, workspace);
+}
+
+absl::Status CudaOps::UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
+                                    void* workspace) {
+  matrices_.clear();
+  for (const MuonBatch& batch : batches) {
+    for (const MuonMatrix& m : batch.matrices) {
+      if (!Aligned(m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
+                   static_cast<const float*>(m.weight_out))) {
+        return absl::InvalidArgumentError(absl::StrCat("matrix ", &m - batch.matrices.data(),
+                                                       " of ", batch.rows, " x ", batch.cols,
+                                                       " is not aligned to 16 bytes"));
+      }
+      matrices_.push_back({m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
+                           m.weight_out, ToPass(*m.scalars)});
+    }
+  }
+  if (matrices_.empty()) return absl::OkStatus();
   if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
     return absl::InvalidArgumentError("workspace is not aligned to 256 bytes");
   }
-  matrices_.clear();
-  for (const MuonMatrix& m : batch.matrices) {
-    if (!Aligned(m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
-                 static_cast<const float*>(m.weight_out))) {
-      return absl::InvalidArgumentError(absl::StrCat("matrix ", matrices_.size(), " of ",
-                                                     batch.rows, " x ", batch.cols,
-                                                     " is not aligned to 16 bytes"));
-    }
-    matrices_.push_back({m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
-                         m.weight_out, ToPass(*m.scalars)});
-  }
-  const absl::StatusOr<const MuonUpdate*> update = FindUpdate(batch, workspace);
-  if (!update.ok()) return update.status();
-  return CudaStatus((*update)->Launch(CudaStream::Of(stream), matrices_), "a Muon update");
+  const absl::StatusOr<MuonSet*> set = FindSet(CudaStream::Of(stream), batches, workspace);
+  if (!set.ok()) return set.status();
+  return CudaStatus((*set)->Launch(CudaStream::Of(stream), matrices_), "a set of Muon updates");
 }
 
 absl::Status CudaOps::UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) {

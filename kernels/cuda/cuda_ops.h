@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/driver.h"
 #include "kernels/cuda/element_passes.h"
-#include "kernels/cuda/muon_update.h"
+#include "kernels/cuda/muon_set.h"
 #include "kernels/cuda/strided_passes.h"
 #include "kernels/newton_schulz.h"
 #include "kernels/ops.h"
@@ -24,7 +24,8 @@ namespace dmuond::kernels::cuda {
 // sum of more than kStridedSourcesMax sources.
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(const Driver& driver);
+  // `engine`: what ProductEngine::kDefault stands for here.
+  CudaOps(const Driver& driver, ProductEngine engine);
 
   absl::Status Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) override;
   absl::Status Fill(Stream& stream, const StridedBox& dst, float value) override;
@@ -32,31 +33,49 @@ class CudaOps final : public Ops {
   absl::Status SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) override;
   [[nodiscard]] size_t MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
                                           const MuonConfig& config) const override;
-  // The first call for a (shape, number of matrices, config, workspace) prepares its products
-  // and measures tiles for those it has not met: milliseconds, and allocations.
   absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
+  [[nodiscard]] size_t MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const override;
+  // The first call for a list of (shape, number of matrices, config) and a workspace prepares its
+  // products, measures tiles for those it has not met and captures a graph: it waits for the
+  // stream, takes milliseconds and allocates.
+  absl::Status UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
+                             void* workspace) override;
   absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) override;
+  absl::Status UseChoices(std::span<const KernelChoice> choices) override;
 
  private:
   static constexpr int kTypes = 3;
 
-  struct KnownUpdate {
+  // What a prepared set was made for.
+  struct BatchKey {
     int64_t rows;
     int64_t cols;
     size_t matrices;
     DType weight;
     MuonConfig config;
+    [[nodiscard]] bool Fits(const MuonBatch& batch) const;
+  };
+  struct KnownSet {
+    std::vector<BatchKey> batches;
     void* workspace;
-    std::unique_ptr<MuonUpdate> update;
+    std::unique_ptr<MuonSet> set;
   };
 
-  absl::StatusOr<const MuonUpdate*> FindUpdate(const MuonBatch& batch, void* workspace);
+  [[nodiscard]] const KernelChoice* FindChoice(int64_t rows, int64_t cols, DType dtype) const;
+  // As the choices have it.
+  absl::StatusOr<MuonSetBatch> Resolve(int64_t rows, int64_t cols, int64_t matrices, DType weight,
+                                       const MuonConfig& config) const;
+  absl::StatusOr<std::vector<MuonSetBatch>> ResolveAll(std::span<const MuonBatch> batches) const;
+  absl::StatusOr<MuonSet*> FindSet(cudaStream_t stream, std::span<const MuonBatch> batches,
+                                   void* workspace);
   absl::Status AddSum(cudaStream_t stream, const SumTask& task);
 
   const Driver& driver_;
+  const ProductEngine engine_;
   mutable NewtonSchulzPrograms programs_;
+  std::vector<KernelChoice> choices_;
   TileTuner tuner_;
-  std::vector<KnownUpdate> updates_;
+  std::vector<KnownSet> sets_;
 
   // Of the call that runs; by type of element.
   std::array<std::vector<SumPass>, kTypes> sums_;

@@ -8,21 +8,30 @@
 namespace dmuond::kernels::cuda {
 namespace {
 
-// Matrices whose pointers fit into one launch's parameters.
-constexpr int kMatricesPerLaunch = 56;
-
-struct MatrixList {
-  PassMatrix matrices[kMatricesPerLaunch];
-  int first;  // index of matrices[0] in the batch
-};
+// One block per matrix where there is little to do.
+constexpr int kThreadsOfOne = 1024;
+// The estimate reads the first 512 elements of so many stretches (of 4,096) of a matrix.
+constexpr int kSamples = 64;
+// Powers of two by which an estimated scale may be smaller or larger than the exact one. X then has
+// a root mean square of 2^-4.5 … 2^2.5, far from fp16's subnormals, and no entry above
+// kRootMax * 2^2.5.
+constexpr double kScaleBelow = 4;
+constexpr double kScaleAbove = 2;
+constexpr double kRootMax = 8192;
 
 struct PassParams {
+  PassBuffers buffers;
   int64_t elements;
   int64_t cols;
   int64_t x_ld;
-  int64_t x_stride;  // between matrices of X
-  PassBuffers buffers;
-  double scale;  // Apply: update scale / result scale
+  int64_t x_stride;   // between matrices of X
+  int64_t stretches;  // of a matrix
+  double update;      // Apply: update scale / result scale
+  double root;        // root mean square of scale * u is about root / sqrt(elements)
+  double eps;
+  double normalise;
+  PassNorm norm;
+  bool round;  // u to bf16 before everything else
 };
 
 // Finite gradients near the end of fp32 must not make an infinite momentum. NaN stays NaN.
@@ -32,37 +41,107 @@ __device__ __forceinline__ float Saturate(float x) {
   return x < -kMax ? -kMax : x;
 }
 
-struct MomentumStep {
-  float momentum;
-  float one_minus_momentum;
-  float factor;
-  bool ema;
-  bool nesterov;
+template <bool kEma, bool kNesterov>
+class MomentumStep {
+ public:
+  __device__ MomentumStep(const PassScalars& s, bool round)
+      : momentum_(static_cast<float>(s.momentum)),
+        one_minus_momentum_(static_cast<float>(1.0 - s.momentum)),
+        factor_(static_cast<float>(s.gradient_factor)),
+        round_(round) {}
 
   __device__ float Next(float buffer, float gradient) const {
-    const float g = gradient * factor;
-    return Saturate(ema ? Lerp(buffer, g, one_minus_momentum) : momentum * buffer + g);
+    const float g = gradient * factor_;
+    return Saturate(kEma ? Lerp(buffer, g, one_minus_momentum_) : momentum_ * buffer + g);
   }
   // u from the new buffer.
   __device__ float Direction(float next, float gradient) const {
-    if (!nesterov) return next;
-    const float g = gradient * factor;
-    return Saturate(ema ? Lerp(g, next, momentum) : g + momentum * next);
+    float u = next;
+    if constexpr (kNesterov) {
+      const float g = gradient * factor_;
+      u = Saturate(kEma ? Lerp(g, next, momentum_) : g + momentum_ * next);
+    }
+    return round_ ? static_cast<float>(static_cast<__nv_bfloat16>(u)) : u;
   }
+
+ private:
+  float momentum_;
+  float one_minus_momentum_;
+  float factor_;
+  bool round_;
 };
-__device__ __forceinline__ MomentumStep MakeStep(const PassScalars& s, bool ema, bool nesterov) {
-  return {static_cast<float>(s.momentum), static_cast<float>(1.0 - s.momentum),
-          static_cast<float>(s.gradient_factor), ema, nesterov};
+
+// Sum over a block of kThreadsOfOne, in one fixed order; valid in thread 0.
+__device__ __forceinline__ double LargeBlockSum(double x) {
+  __shared__ double warps[kThreadsOfOne / 32];
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) x += __shfl_down_sync(0xFFFFFFFF, x, d);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  double sum = 0;
+  for (const double w : warps) sum += w;
+  return sum;
 }
 
-template <bool kEma, bool kNesterov, bool kRoundToBF16>
-__global__ void __launch_bounds__(kPassThreads)
-    MomentumKernel(const __grid_constant__ MatrixList list, const PassParams p) {
-  const PassMatrix& m = list.matrices[blockIdx.y];
-  const bool active = m.scalars.active != 0;
-  const MomentumStep step = MakeStep(m.scalars, kEma, kNesterov);
-  const int64_t begin = blockIdx.x * static_cast<int64_t>(kStretch) + threadIdx.x * 4;
+__device__ __forceinline__ double ScaleFor(double norm, const PassParams& p) {
+  if (!(norm > 0) || !isfinite(norm)) return 1;
+  return exp2(fmin(fmax(rint(log2(p.root / norm)), -120.0), 120.0));
+}
+
+// One block per matrix.
+template <bool kEma, bool kNesterov>
+__global__ void __launch_bounds__(kThreadsOfOne) EstimateKernel(const PassParams p) {
+  const PassMatrix& m = p.buffers.matrices[blockIdx.x];
+  const MomentumStep<kEma, kNesterov> step(m.scalars, p.round);
   double squares = 0;
+  int64_t seen = 0;
+  if (m.scalars.active != 0) {
+    const int64_t samples = min(p.stretches, static_cast<int64_t>(kSamples));
+    for (int64_t i = threadIdx.x / 32; i < samples; i += kThreadsOfOne / 32) {
+      const int64_t begin = i * p.stretches / samples * kStretch;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int64_t at = begin + (j * 32 + threadIdx.x % 32) * 4;
+        const Four b = Load4(m.momentum_in, at, p.elements);
+        const Four g = Load4(m.gradient, at, p.elements);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const float u = step.Direction(step.Next(b.v[k], g.v[k]), g.v[k]);
+          squares += static_cast<double>(u) * static_cast<double>(u);
+        }
+        seen += max(min(p.elements - at, int64_t{4}), int64_t{0});
+      }
+    }
+  }
+  const double sum = LargeBlockSum(squares);
+  const double count = LargeBlockSum(static_cast<double>(seen));
+  if (threadIdx.x != 0) return;
+  const double norm = count > 0 ? sqrt(sum * (static_cast<double>(p.elements) / count)) : 0.0;
+  p.buffers.scale[blockIdx.x] = static_cast<float>(ScaleFor(norm, p));
+}
+
+template <typename T, bool kContiguous>
+__device__ __forceinline__ void StoreX(const PassParams& p, T* x, int64_t at, const Four& u) {
+  if constexpr (kContiguous) {
+    Store4As<T>(x, at, p.elements, u);
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (at + j >= p.elements) break;
+      x[(at + j) / p.cols * p.x_ld + (at + j) % p.cols] = static_cast<T>(u.v[j]);
+    }
+  }
+}
+
+// kCast: X too, with the scale that lies there.
+template <typename T, bool kEma, bool kNesterov, bool kContiguous, bool kCast>
+__global__ void __launch_bounds__(kPassThreads) MomentumKernel(const PassParams p) {
+  const int64_t z = blockIdx.y;
+  const PassMatrix& m = p.buffers.matrices[z];
+  const bool active = m.scalars.active != 0;
+  const MomentumStep<kEma, kNesterov> step(m.scalars, std::is_same_v<T, __nv_bfloat16> && p.round);
+  const int64_t begin = blockIdx.x * static_cast<int64_t>(kStretch) + threadIdx.x * 4;
   Four g[4];
   Four b[4];
 #pragma unroll
@@ -71,105 +150,111 @@ __global__ void __launch_bounds__(kPassThreads)
     b[i] = Load4(m.momentum_in, at, p.elements);
     g[i] = active ? Load4(m.gradient, at, p.elements) : Four{};
   }
+  const float scale = kCast ? p.buffers.scale[z] : 1.0F;
+  T* const x = static_cast<T*>(p.buffers.x) + z * p.x_stride;
+  double squares = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
+    const int64_t at = begin + i * kPassThreads * 4;
+    Four u{};
     if (active) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float next = step.Next(b[i].v[j], g[i].v[j]);
-        float u = step.Direction(next, g[i].v[j]);
-        if constexpr (kRoundToBF16) u = static_cast<float>(static_cast<__nv_bfloat16>(u));
-        squares += static_cast<double>(u) * static_cast<double>(u);
+        u.v[j] = step.Direction(next, g[i].v[j]);
+        squares += static_cast<double>(u.v[j]) * static_cast<double>(u.v[j]);
+        u.v[j] *= scale;
         b[i].v[j] = next;
       }
     }
-    Store4(m.momentum_out, begin + i * kPassThreads * 4, p.elements, b[i]);
+    Store4(m.momentum_out, at, p.elements, b[i]);
+    if constexpr (kCast) StoreX<T, kContiguous>(p, x, at, u);
   }
   const double sum = BlockSum(squares);
-  if (threadIdx.x == 0) {
-    p.buffers.partials[(list.first + blockIdx.y) * static_cast<int64_t>(gridDim.x) + blockIdx.x] =
-        sum;
-  }
+  if (threadIdx.x == 0) p.buffers.partials[z * p.stretches + blockIdx.x] = sum;
 }
 
-// One block per matrix. scale = 2^k with scale * u of root mean square about 1.
-__global__ void __launch_bounds__(kPassThreads)
-    FinishNormsKernel(PassBuffers buffers, int64_t partials, double root_elements, PassNorm rule,
-                      double eps, bool bf16_norm) {
-  const double* from = buffers.partials + blockIdx.x * partials;
+// One block per matrix.
+__global__ void __launch_bounds__(kThreadsOfOne) FinishNormsKernel(const PassParams p) {
+  const int64_t z = blockIdx.x;
+  const double* const from = p.buffers.partials + z * p.stretches;
   double sum = 0;
-  for (int64_t i = threadIdx.x; i < partials; i += kPassThreads) sum += from[i];
-  const double squared = BlockSum(sum);
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < p.stretches; i += kThreadsOfOne) sum += from[i];
+  const double squared = LargeBlockSum(sum);
   if (threadIdx.x != 0) return;
   const double norm = sqrt(squared);
   double divisor = norm;
-  if (bf16_norm) {
+  if (p.round) {
     const auto rounded = static_cast<float>(static_cast<__nv_bfloat16>(static_cast<float>(norm)));
-    const auto eps32 = static_cast<float>(eps);
-    const float sum = rule == PassNorm::kPlusEps ? rounded + eps32 : fmaxf(rounded, eps32);
-    divisor = static_cast<double>(static_cast<float>(static_cast<__nv_bfloat16>(sum)));
-  } else if (rule == PassNorm::kPlusEps) {
-    divisor = norm + eps;
-  } else if (rule == PassNorm::kClampedEps) {
-    divisor = fmax(norm, eps);
+    const auto eps32 = static_cast<float>(p.eps);
+    const float with_eps = p.norm == PassNorm::kPlusEps ? rounded + eps32 : fmaxf(rounded, eps32);
+    divisor = static_cast<double>(static_cast<float>(static_cast<__nv_bfloat16>(with_eps)));
+  } else if (p.norm == PassNorm::kPlusEps) {
+    divisor = norm + p.eps;
+  } else if (p.norm == PassNorm::kClampedEps) {
+    divisor = fmax(norm, p.eps);
   }
-  double scale = 1;
-  double inverse = 0;
-  if (norm > 0 && isfinite(norm)) {
-    scale = exp2(fmin(fmax(rint(log2(root_elements / norm)), -120.0), 120.0));
-    inverse = 1.0 / (divisor * scale);
-  }
-  buffers.scale[blockIdx.x] = static_cast<float>(scale);
-  buffers.inverse_norm[blockIdx.x] = static_cast<float>(inverse);
-  buffers.inverse_norm_squared[blockIdx.x] = static_cast<float>(inverse * inverse);
+  // What X was cast with is kept where it is near enough.
+  const double exact = ScaleFor(norm, p);
+  double scale = static_cast<double>(p.buffers.scale[z]);
+  const bool recast =
+      p.normalise != 0 || scale > exact * exp2(kScaleAbove) || scale < exact * exp2(-kScaleBelow);
+  if (recast) scale = exact;
+  const double inverse = norm > 0 && isfinite(norm) ? 1.0 / (divisor * scale) : 0.0;
+  p.buffers.recast[z] = recast ? 1 : 0;
+  p.buffers.scale[z] = static_cast<float>(scale);
+  p.buffers.inverse_norm[z] = static_cast<float>(inverse);
+  p.buffers.inverse_norm_squared[z] = static_cast<float>(inverse * inverse);
 }
 
 template <typename T, bool kEma, bool kNesterov, bool kContiguous>
-__global__ void __launch_bounds__(kPassThreads)
-    CastKernel(const __grid_constant__ MatrixList list, const PassParams p) {
-  const PassMatrix& m = list.matrices[blockIdx.y];
+__global__ void __launch_bounds__(kPassThreads) RecastKernel(const PassParams p) {
+  const int64_t z = blockIdx.y;
+  if (p.buffers.recast[z] == 0) return;
+  const PassMatrix& m = p.buffers.matrices[z];
   const bool active = m.scalars.active != 0;
-  const MomentumStep step = MakeStep(m.scalars, kEma, kNesterov);
-  const float scale = p.buffers.scale[list.first + blockIdx.y];
-  T* const x = static_cast<T*>(p.buffers.x) + (list.first + blockIdx.y) * p.x_stride;
-  const int64_t begin = blockIdx.x * static_cast<int64_t>(kStretch) + threadIdx.x * 4;
-  Four g[4];
-  Four b[4];
+  const MomentumStep<kEma, kNesterov> step(m.scalars, std::is_same_v<T, __nv_bfloat16> && p.round);
+  const float scale = p.buffers.scale[z];
+  const float factor =
+      p.normalise == 0
+          ? 1.0F
+          : static_cast<float>(static_cast<double>(p.buffers.inverse_norm[z]) * p.normalise);
+  T* const x = static_cast<T*>(p.buffers.x) + z * p.x_stride;
+  // As a rule there is nothing to do: few blocks look.
+  for (int64_t stretch = blockIdx.x; stretch < p.stretches; stretch += gridDim.x) {
+    const int64_t begin = stretch * kStretch + threadIdx.x * 4;
+    Four g[4];
+    Four b[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int64_t at = begin + i * kPassThreads * 4;
-    b[i] = active ? Load4(m.momentum_out, at, p.elements) : Four{};
-    g[i] = active && kNesterov ? Load4(m.gradient, at, p.elements) : Four{};
-  }
+    for (int i = 0; i < 4; ++i) {
+      const int64_t at = begin + i * kPassThreads * 4;
+      b[i] = active ? Load4(m.momentum_out, at, p.elements) : Four{};
+      g[i] = active && kNesterov ? Load4(m.gradient, at, p.elements) : Four{};
+    }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int64_t at = begin + i * kPassThreads * 4;
-    Four u;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) u.v[j] = scale * step.Direction(b[i].v[j], g[i].v[j]);
-    if constexpr (kContiguous) {
-      Store4As<T>(x, at, p.elements, u);
-    } else {
+    for (int i = 0; i < 4; ++i) {
+      Four u;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (at + j >= p.elements) break;
-        x[(at + j) / p.cols * p.x_ld + (at + j) % p.cols] = static_cast<T>(u.v[j]);
+        u.v[j] = active ? scale * step.Direction(b[i].v[j], g[i].v[j]) * factor : 0.0F;
       }
+      StoreX<T, kContiguous>(p, x, begin + i * kPassThreads * 4, u);
     }
   }
 }
 
 template <typename T, typename W, bool kContiguous>
-__global__ void __launch_bounds__(kPassThreads)
-    ApplyKernel(const __grid_constant__ MatrixList list, const PassParams p) {
-  const PassMatrix& m = list.matrices[blockIdx.y];
-  const PassScalars& s = m.scalars;
-  const bool active = s.active != 0;
-  const bool directed = p.buffers.inverse_norm[list.first + blockIdx.y] != 0.0F;
-  const float keep = active ? static_cast<float>(1.0 - s.learning_rate * s.weight_decay) : 1.0F;
-  const float rate = active ? static_cast<float>(s.learning_rate * p.scale) : 0.0F;
-  const T* const o =
-      static_cast<const T*>(p.buffers.result) + (list.first + blockIdx.y) * p.x_stride;
+__global__ void __launch_bounds__(kPassThreads) ApplyKernel(const PassParams p) {
+  const int64_t z = blockIdx.y;
+  const PassMatrix& m = p.buffers.matrices[z];
+  const bool active = m.scalars.active != 0;
+  const bool directed = p.buffers.inverse_norm[z] != 0.0F;
+  const double learning_rate = m.scalars.learning_rate;
+  const float keep =
+      active ? static_cast<float>(1.0 - learning_rate * m.scalars.weight_decay) : 1.0F;
+  const float rate = active ? static_cast<float>(learning_rate * p.update) : 0.0F;
+  const T* const o = static_cast<const T*>(p.buffers.result) + z * p.x_stride;
   const int64_t begin = blockIdx.x * static_cast<int64_t>(kStretch) + threadIdx.x * 4;
   Four w[4];
   Four update[4];
@@ -204,43 +289,39 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-unsigned Stretches(const PassShape& shape) {
-  return static_cast<unsigned>((shape.rows * shape.cols + kStretch - 1) / kStretch);
+int64_t Stretches(const PassShape& shape) {
+  return (shape.rows * shape.cols + kStretch - 1) / kStretch;
 }
 
 PassParams MakeParams(const PassShape& shape, const PassBuffers& buffers) {
   PassParams p{};
+  p.buffers = buffers;
   p.elements = shape.rows * shape.cols;
   p.cols = shape.cols;
   p.x_ld = shape.x_ld;
   p.x_stride = shape.rows * shape.x_ld;
-  p.buffers = buffers;
-  p.scale = shape.update_scale / buffers.result_scale;
+  p.stretches = Stretches(shape);
+  p.update = shape.update_scale / buffers.result_scale;
+  p.root = std::min(std::sqrt(static_cast<double>(p.elements)), kRootMax);
+  p.eps = shape.eps;
+  p.normalise = shape.normalise;
+  p.norm = shape.norm;
+  p.round = CastsFirst(shape);
   return p;
 }
 
-// Launches `kernel(list, params)` for all matrices, some at a time.
-template <typename Kernel>
-cudaError_t ForMatrices(cudaStream_t stream, const PassShape& shape,
-                        std::span<const PassMatrix> matrices, const PassBuffers& buffers,
-                        Kernel kernel) {
-  const PassParams params = MakeParams(shape, buffers);
-  for (size_t first = 0; first < matrices.size(); first += kMatricesPerLaunch) {
-    const size_t count = std::min<size_t>(kMatricesPerLaunch, matrices.size() - first);
-    MatrixList list{};
-    std::copy_n(matrices.begin() + static_cast<std::ptrdiff_t>(first), count, list.matrices);
-    list.first = static_cast<int>(first);
-    kernel<<<dim3(Stretches(shape), static_cast<unsigned>(count)), kPassThreads, 0, stream>>>(
-        list, params);
-    if (const cudaError_t result = cudaGetLastError(); result != cudaSuccess) return result;
-  }
-  return cudaSuccess;
-}
+using PassKernel = void (*)(PassParams);
 
-template <typename F>
-cudaError_t WithBool(bool value, F&& f) {
-  return value ? f(std::true_type()) : f(std::false_type());
+// `blocks` for each matrix; a grid has room for 65,535 of them.
+cudaError_t Launch(cudaStream_t stream, PassKernel kernel, const PassParams& params,
+                   int64_t blocks) {
+  if (params.buffers.count == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(params.buffers.count));
+  kernel<<<grid, kPassThreads, 0, stream>>>(params);
+  return cudaGetLastError();
 }
+constexpr int64_t kRecastBlocks = 264;  // of a batch
+
 template <typename F>
 cudaError_t WithType(WeightType type, F&& f) {
   switch (type) {
@@ -252,64 +333,85 @@ cudaError_t WithType(WeightType type, F&& f) {
       return f(float());
   }
 }
+template <typename F>
+cudaError_t WithBool(bool value, F&& f) {
+  return value ? f(std::true_type()) : f(std::false_type());
+}
+// f(T(), whether X is contiguous)
+template <typename F>
+cudaError_t ForX(const PassShape& shape, F&& f) {
+  return WithType(shape.type, [&](auto type) {
+    return WithBool(shape.x_ld == shape.cols, [&](auto contiguous) { return f(type, contiguous); });
+  });
+}
+// f(whether EMA, whether Nesterov)
+template <typename F>
+cudaError_t ForMomentum(const PassShape& shape, F&& f) {
+  return WithBool(shape.ema, [&](auto ema) {
+    return WithBool(shape.nesterov, [&](auto nesterov) { return f(ema, nesterov); });
+  });
+}
 
 }  // namespace
 
 int64_t NormPartials(const PassShape& shape) { return Stretches(shape); }
 
+cudaError_t LaunchEstimate(cudaStream_t stream, const PassShape& shape,
+                           const PassBuffers& buffers) {
+  if (buffers.count == 0) return cudaSuccess;
+  return ForMomentum(shape, [&](auto ema, auto nesterov) {
+    EstimateKernel<decltype(ema)::value, decltype(nesterov)::value>
+        <<<static_cast<unsigned>(buffers.count), kThreadsOfOne, 0, stream>>>(
+            MakeParams(shape, buffers));
+    return cudaGetLastError();
+  });
+}
+
 cudaError_t LaunchMomentum(cudaStream_t stream, const PassShape& shape,
-                           std::span<const PassMatrix> matrices, const PassBuffers& buffers) {
-  return WithBool(shape.ema, [&](auto ema) {
-    return WithBool(shape.nesterov, [&](auto nesterov) {
-      return WithBool(CastsFirst(shape), [&](auto rounded) {
-        return ForMatrices(stream, shape, matrices, buffers,
-                           MomentumKernel<decltype(ema)::value, decltype(nesterov)::value,
-                                          decltype(rounded)::value>);
+                           const PassBuffers& buffers) {
+  const PassParams params = MakeParams(shape, buffers);
+  return ForMomentum(shape, [&](auto ema, auto nesterov) {
+    return ForX(shape, [&](auto type, auto contiguous) {
+      return WithBool(shape.normalise == 0, [&](auto cast) {
+        return Launch(
+            stream,
+            MomentumKernel<decltype(type), decltype(ema)::value, decltype(nesterov)::value,
+                           decltype(contiguous)::value, decltype(cast)::value>,
+            params, params.stretches);
       });
     });
   });
 }
 
-cudaError_t LaunchFinishNorms(cudaStream_t stream, const PassShape& shape, int64_t matrices,
+cudaError_t LaunchFinishNorms(cudaStream_t stream, const PassShape& shape,
                               const PassBuffers& buffers) {
-  // Root mean square one, while no entry can be infinite in fp16.
-  const double elements = static_cast<double>(shape.rows) * static_cast<double>(shape.cols);
-  const double root = std::min(std::sqrt(elements), 32768.0);
-  FinishNormsKernel<<<static_cast<unsigned>(matrices), kPassThreads, 0, stream>>>(
-      buffers, NormPartials(shape), root, shape.norm, shape.eps, CastsFirst(shape));
+  if (buffers.count == 0) return cudaSuccess;
+  FinishNormsKernel<<<static_cast<unsigned>(buffers.count), kThreadsOfOne, 0, stream>>>(
+      MakeParams(shape, buffers));
   return cudaGetLastError();
 }
 
-cudaError_t LaunchCastInput(cudaStream_t stream, const PassShape& shape,
-                            std::span<const PassMatrix> matrices, const PassBuffers& buffers) {
-  return WithType(shape.type, [&](auto type) {
-    return WithBool(shape.ema, [&](auto ema) {
-      return WithBool(shape.nesterov, [&](auto nesterov) {
-        return WithBool(shape.x_ld == shape.cols, [&](auto contiguous) {
-          return ForMatrices(stream, shape, matrices, buffers,
-                             CastKernel<decltype(type), decltype(ema)::value,
-                                        decltype(nesterov)::value, decltype(contiguous)::value>);
-        });
-      });
+cudaError_t LaunchRecast(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers) {
+  const PassParams params = MakeParams(shape, buffers);
+  const int64_t few = std::max<int64_t>(1, kRecastBlocks / std::max<int64_t>(1, buffers.count));
+  return ForMomentum(shape, [&](auto ema, auto nesterov) {
+    return ForX(shape, [&](auto type, auto contiguous) {
+      return Launch(stream,
+                    RecastKernel<decltype(type), decltype(ema)::value, decltype(nesterov)::value,
+                                 decltype(contiguous)::value>,
+                    params,
+                    shape.normalise == 0 ? std::min(few, params.stretches) : params.stretches);
     });
   });
 }
 
-cudaError_t LaunchApply(cudaStream_t stream, const PassShape& shape,
-                        std::span<const PassMatrix> matrices, const PassBuffers& buffers) {
-  return WithType(shape.type, [&](auto type) {
-    return WithBool(shape.x_ld == shape.cols, [&](auto contiguous) {
-      using T = decltype(type);
-      constexpr bool kContiguous = decltype(contiguous)::value;
-      switch (shape.weight) {
-        case WeightType::kBF16:
-          return ForMatrices(stream, shape, matrices, buffers,
-                             ApplyKernel<T, __nv_bfloat16, kContiguous>);
-        case WeightType::kF16:
-          return ForMatrices(stream, shape, matrices, buffers, ApplyKernel<T, __half, kContiguous>);
-        default:
-          return ForMatrices(stream, shape, matrices, buffers, ApplyKernel<T, float, kContiguous>);
-      }
+cudaError_t LaunchApply(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers) {
+  const PassParams params = MakeParams(shape, buffers);
+  return ForX(shape, [&](auto type, auto contiguous) {
+    return WithType(shape.weight, [&](auto weight) {
+      return Launch(stream,
+                    ApplyKernel<decltype(type), decltype(weight), decltype(contiguous)::value>,
+                    params, params.stretches);
     });
   });
 }

@@ -1,25 +1,27 @@
 // The passes over memory around Newton-Schulz, for a batch of matrices of one shape:
 //
-//   Momentum     new momentum, and the norm of u          reads g, buf; writes buf
-//   FinishNorms  power-of-two scale and 1 / norm          a few values per matrix
-//   CastInput    X = 16-bit(scale * u)                    reads g, buf; writes X
+//   Estimate     power-of-two scale of u from a sample    reads little of g and buf
+//   Momentum     new momentum, X = 16-bit(scale * u) and   reads g, buf; writes buf, X
+//                the sums of squares of u
+//   FinishNorms  exact norm; was the scale good enough?   a few values per matrix
+//   Recast       X again, of matrices whose scale was     reads g, buf; writes X; as a rule nothing
+//                not good, or of all
 //   Apply        decay, update, master, weight            reads master, O; writes master, weight
 //
-// All enqueue into a stream and return. Sums of squares are fp64 over fixed blocks, added in a
+// All enqueue into a stream and return. Sums of squares are fp64 over fixed stretches, added in a
 // fixed order. A matrix whose `active` is 0 keeps its state: it is copied. One whose u is zero or
 // not finite has no direction: its weight only decays. Momentum, masters and weights have the bits
-// of the CPU device's for the same direction.
+// of the CPU device's for the same direction. No result depends on the batch.
 #ifndef DMUOND_KERNELS_CUDA_MUON_PASSES_H_
 #define DMUOND_KERNELS_CUDA_MUON_PASSES_H_
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <span>
 
 namespace dmuond::kernels::cuda {
 
-// What changes from step to step. Mirrors kernels::UpdateScalars; travels with the launch.
+// What changes from step to step. Mirrors kernels::UpdateScalars.
 struct PassScalars {
   double learning_rate;
   double momentum;
@@ -59,14 +61,20 @@ struct PassShape {
   double eps = 0;
   WeightType weight = WeightType::kF32;
   double update_scale = 1;  // scale(rows, cols) of docs/maths.md
+  // 0: X = scale * u, a power of two; the norm goes into the products. Else X = normalise * u /
+  // norm, which takes a Recast of every matrix.
+  double normalise = 0;
 };
 
 // Device memory of a batch, one entry per matrix (partial sums: NormPartials(shape) per matrix).
 struct PassBuffers {
+  const PassMatrix* matrices = nullptr;
+  int64_t count = 0;
   double* partials = nullptr;
   float* scale = nullptr;
   float* inverse_norm = nullptr;
   float* inverse_norm_squared = nullptr;
+  uint32_t* recast = nullptr;  // whether X has to be cast again
   void* x = nullptr;
   const void* result = nullptr;  // result_scale * O
   float result_scale = 1;
@@ -79,14 +87,13 @@ struct PassBuffers {
 
 [[nodiscard]] int64_t NormPartials(const PassShape& shape);
 
-cudaError_t LaunchMomentum(cudaStream_t stream, const PassShape& shape,
-                           std::span<const PassMatrix> matrices, const PassBuffers& buffers);
-cudaError_t LaunchFinishNorms(cudaStream_t stream, const PassShape& shape, int64_t matrices,
+cudaError_t LaunchEstimate(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers);
+cudaError_t LaunchMomentum(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers);
+cudaError_t LaunchFinishNorms(cudaStream_t stream, const PassShape& shape,
                               const PassBuffers& buffers);
-cudaError_t LaunchCastInput(cudaStream_t stream, const PassShape& shape,
-                            std::span<const PassMatrix> matrices, const PassBuffers& buffers);
-cudaError_t LaunchApply(cudaStream_t stream, const PassShape& shape,
-                        std::span<const PassMatrix> matrices, const PassBuffers& buffers);
+// X of the matrices that FinishNorms marked: all of them where X is to be normalised.
+cudaError_t LaunchRecast(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers);
+cudaError_t LaunchApply(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers);
 
 }  // namespace dmuond::kernels::cuda
 

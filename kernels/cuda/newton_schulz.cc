@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "kernels/cuda/library_product.h"
 #include "kernels/cuda/product_f32.h"
 #include "kernels/cuda/tiles.h"
 
@@ -17,10 +18,16 @@ struct Sizes {
   int64_t cols;
   int64_t ld;
   int64_t p_ld;
-  size_t x_bytes;       // all matrices of the batch
-  size_t square_bytes;  // likewise, p x p
+  size_t x_bytes;        // all matrices of the batch
+  size_t square_bytes;   // likewise, p x p
+  size_t wide_bytes;     // fp32, p x p: what a library's sums of several terms take
+  size_t scratch_bytes;  // of a library
 };
-Sizes SizesOf(const NewtonSchulzProgram& program, int64_t batch) {
+bool AddsSeveral(const Product& product) {
+  return product.add2 != Slot::kNone || product.diagonal != 0;
+}
+
+Sizes SizesOf(const NewtonSchulzProgram& program, int64_t batch, ProductEngine engine) {
   Sizes sizes{};
   sizes.rows = program.tall ? program.q : program.p;
   sizes.cols = program.tall ? program.p : program.q;
@@ -29,6 +36,11 @@ Sizes SizesOf(const NewtonSchulzProgram& program, int64_t batch) {
   const auto element = static_cast<int64_t>(SizeOf(program.dtype));
   sizes.x_bytes = Align(batch * sizes.rows * sizes.ld * element);
   sizes.square_bytes = Align(batch * program.p * sizes.p_ld * element);
+  if (NewtonSchulz::TakesNormalised(program, engine)) {
+    const bool wide = std::any_of(program.products.begin(), program.products.end(), AddsSeveral);
+    sizes.wide_bytes = wide ? Align(batch * program.p * program.p * sizeof(float)) : 0;
+    sizes.scratch_bytes = kLibraryScratchBytes;
+  }
   return sizes;
 }
 
@@ -37,10 +49,10 @@ Sizes SizesOf(const NewtonSchulzProgram& program, int64_t batch) {
 class NewtonSchulzBuilder {
  public:
   NewtonSchulzBuilder(const NewtonSchulzProgram& program, int64_t batch,
-                      const NewtonSchulzNorms& norms, void* workspace, TileTuner* tuner,
-                      std::string* error)
-      : program_(program), batch_(batch), norms_(norms), tuner_(tuner), error_(error) {
-    const Sizes sizes = SizesOf(program, batch);
+                      const NewtonSchulzNorms& norms, void* workspace,
+                      const NewtonSchulzOptions& options, std::string* error)
+      : program_(program), batch_(batch), norms_(norms), options_(options), error_(error) {
+    const Sizes sizes = SizesOf(program, batch, options.engine);
     auto* at = static_cast<std::byte*>(workspace);
     for (const Slot slot : {Slot::kX0, Slot::kX1}) {
       View(slot) = {at, sizes.rows, sizes.cols, sizes.ld, sizes.rows * sizes.ld};
@@ -51,6 +63,7 @@ class NewtonSchulzBuilder {
                                                     program.p * sizes.p_ld};
       at += sizes.square_bytes;
     }
+    library_ = {reinterpret_cast<float*>(at), at + sizes.wide_bytes};
   }
 
   std::unique_ptr<NewtonSchulz> Build() {
@@ -69,8 +82,11 @@ class NewtonSchulzBuilder {
  private:
   MatrixView& View(Slot slot) { return views_[static_cast<size_t>(slot)]; }
 
-  // The program's X0 is input_scale * u / norm, the one in memory 2^k * u.
+  // The program's X0 is input_scale * u / norm; own products take 2^k * u.
   [[nodiscard]] DeviceScalar Factor(const Product& product, double factor) const {
+    if (NewtonSchulz::TakesNormalised(program_, options_.engine)) {
+      return {nullptr, static_cast<float>(factor)};
+    }
     switch (product.input_power) {
       case 0:
         return {nullptr, static_cast<float>(factor)};
@@ -118,8 +134,15 @@ class NewtonSchulzBuilder {
     }
     GemmOptions options;
     options.type = program_.dtype == DType::kF16 ? GemmType::kF16 : GemmType::kBF16;
+    if (options_.engine == ProductEngine::kLibrary) {
+      std::shared_ptr<const LibraryProduct> library =
+          LibraryProduct::Create(p, layout, options.type, library_, error_);
+      if (library == nullptr) return nullptr;
+      return [library](cudaStream_t stream, bool) { return library->Launch(stream); };
+    }
     options.layout = layout;
-    options.tile = tuner_ == nullptr ? TileFor(p, layout) : tuner_->Fastest(p, options);
+    options.tile =
+        options_.tuner == nullptr ? TileFor(p, layout) : options_.tuner->Fastest(p, options);
     std::shared_ptr<const Gemm> gemm = Gemm::Create({&p, 1}, options, error_);
     if (gemm == nullptr) return nullptr;
     return [gemm](cudaStream_t stream, bool overlap) { return gemm->Launch(stream, overlap); };
@@ -128,21 +151,25 @@ class NewtonSchulzBuilder {
   const NewtonSchulzProgram& program_;
   const int64_t batch_;
   const NewtonSchulzNorms norms_;
-  TileTuner* const tuner_;
+  const NewtonSchulzOptions options_;
   std::string* const error_;
   std::array<MatrixView, kSlots> views_;
+  LibraryWorkspace library_;
 };
 
-size_t NewtonSchulz::WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch) {
-  const Sizes sizes = SizesOf(program, batch);
-  return 2 * sizes.x_bytes + program.symmetric_slots * sizes.square_bytes;
+size_t NewtonSchulz::WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch,
+                                    ProductEngine engine) {
+  const Sizes sizes = SizesOf(program, batch, engine);
+  return 2 * sizes.x_bytes + program.symmetric_slots * sizes.square_bytes + sizes.wide_bytes +
+         sizes.scratch_bytes;
 }
 
 std::unique_ptr<NewtonSchulz> NewtonSchulz::Create(const NewtonSchulzProgram& program,
                                                    int64_t batch, const NewtonSchulzNorms& norms,
-                                                   void* workspace, TileTuner* tuner,
+                                                   void* workspace,
+                                                   const NewtonSchulzOptions& options,
                                                    std::string* error) {
-  return NewtonSchulzBuilder(program, batch, norms, workspace, tuner, error).Build();
+  return NewtonSchulzBuilder(program, batch, norms, workspace, options, error).Build();
 }
 
 cudaError_t NewtonSchulz::Launch(cudaStream_t stream) const {

@@ -1,6 +1,7 @@
 // The products of a Newton-Schulz program (kernels/newton_schulz.h) for a batch of matrices of one
 // shape that lie in device memory, prepared once and launched any number of times (also into a CUDA
-// graph). fp16 and bf16 run on tensor cores, fp32 on plain arithmetic.
+// graph). fp16 and bf16 run on tensor cores, by the own kernels or by cuBLASLt; fp32 on plain
+// arithmetic.
 #ifndef DMUOND_KERNELS_CUDA_NEWTON_SCHULZ_H_
 #define DMUOND_KERNELS_CUDA_NEWTON_SCHULZ_H_
 
@@ -27,17 +28,30 @@ struct NewtonSchulzNorms {
   const float* inverse_norm_squared = nullptr;
 };
 
+struct NewtonSchulzOptions {
+  // Whose products: the own kernels' (sm_90 alone) or the library's. Results differ in bits.
+  ProductEngine engine = ProductEngine::kOwn;
+  // Chooses tiles by running the products on what lies there; null: by rule.
+  TileTuner* tuner = nullptr;
+};
+
 class NewtonSchulz {
  public:
   // Columns of X and of the result in memory: cols rounded up for the copy engine.
   static int64_t LeadingDimension(int64_t cols) { return (cols + 7) / 8 * 8; }
-  static size_t WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch);
+  static size_t WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch,
+                               ProductEngine engine);
+  // Whether X is to be input_scale * u / norm, as the program says: one factor for a whole batch is
+  // all that a library takes. Otherwise see NewtonSchulzNorms.
+  static bool TakesNormalised(const NewtonSchulzProgram& program, ProductEngine engine) {
+    return engine == ProductEngine::kLibrary && program.dtype != DType::kF32;
+  }
 
-  // `workspace`: WorkspaceBytes, aligned to 256 bytes; the caller's, outlives this. `tuner`:
-  // chooses tiles by running the products on what lies there; null: by rule.
+  // `workspace`: WorkspaceBytes, aligned to 256 bytes; the caller's, outlives this.
   static std::unique_ptr<NewtonSchulz> Create(const NewtonSchulzProgram& program, int64_t batch,
                                               const NewtonSchulzNorms& norms, void* workspace,
-                                              TileTuner* tuner, std::string* error);
+                                              const NewtonSchulzOptions& options,
+                                              std::string* error);
 
   // Where the caller puts X: rows x LeadingDimension(cols) elements a matrix, one after another.
   // Destroyed by the launch.

@@ -17,6 +17,8 @@ namespace {
 constexpr int kRounds = 5;
 constexpr double kRoundMicroseconds = 400;
 constexpr int kLaunchesMax = 32;
+// Products that take longer have so many tiles that the rule's is right.
+constexpr double kLongMicroseconds = 1000;
 // So much faster than the rule's tile must another be: less is noise.
 constexpr double kGainMin = 0.03;
 
@@ -69,7 +71,7 @@ struct Candidate {
   }
 };
 
-// Empty where anything fails.
+// Empty where anything fails, and of long products.
 std::vector<Candidate> Measure(const GemmProblem& problem, GemmOptions options) {
   std::vector<Candidate> candidates;
   Stopwatch stopwatch;
@@ -80,6 +82,7 @@ std::vector<Candidate> Measure(const GemmProblem& problem, GemmOptions options) 
     if (candidate.gemm == nullptr) return {};
     const std::optional<double> once = stopwatch.Time(*candidate.gemm, 1);
     if (!once.has_value()) return {};
+    if (*once > kLongMicroseconds) return {};
     candidate.launches = std::clamp(static_cast<int>(kRoundMicroseconds / *once), 1, kLaunchesMax);
     candidates.push_back(std::move(candidate));
   }

@@ -1,6 +1,7 @@
 // Norms, AdamW and Muon on the GPU against the CPU device over many steps.
 #include <cmath>
 
+#include "kernels/cuda/library_product.h"
 #include "kernels/presets.h"
 #include "tests/kernels/cuda/gpu.h"
 #include "tests/kernels/random_box.h"
@@ -204,7 +205,18 @@ MuonRun MuonOps::Run(const MuonConfig& config, int64_t rows, int64_t cols, int s
 
 using Shapes = std::vector<std::pair<int64_t, int64_t>>;
 
-TEST_F(MuonOps, EveryPresetFollowsItsFormulasAndTheCpuForTwelveSteps) {
+// The same device with each engine.
+class MuonEngines : public MuonOps, public testing::WithParamInterface<ProductEngine> {
+ protected:
+  MuonEngines() { engine_ = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(Engines, MuonEngines,
+                         testing::Values(ProductEngine::kOwn, ProductEngine::kLibrary),
+                         [](const testing::TestParamInfo<ProductEngine>& info) {
+                           return info.param == ProductEngine::kOwn ? "Own" : "Library";
+                         });
+
+TEST_P(MuonEngines, EveryPresetFollowsItsFormulasAndTheCpuForTwelveSteps) {
   for (const char* name : kPresetNames) {
     for (const auto& [rows, cols] : Shapes{{96, 96}, {64, 200}, {200, 64}, {1, 33}, {257, 130}}) {
       const MuonPreset preset = *FindPreset(name);
@@ -218,7 +230,7 @@ TEST_F(MuonOps, EveryPresetFollowsItsFormulasAndTheCpuForTwelveSteps) {
   }
 }
 
-TEST_F(MuonOps, InFp32EveryPresetIsItsFormula) {
+TEST_P(MuonEngines, InFp32EveryPresetIsItsFormula) {
   for (const char* name : kPresetNames) {
     MuonPreset preset = *FindPreset(name);
     ASSERT_TRUE(OverrideField(preset, "ns_dtype", "fp32").ok());
@@ -227,6 +239,67 @@ TEST_F(MuonOps, InFp32EveryPresetIsItsFormula) {
           << name << " " << rows << " x " << cols;
     }
   }
+}
+
+// Batches of one call: the bits of a call each, also where one writes to what an earlier one read.
+TEST_F(MuonOps, ASetOfBatchesIsItsBatchesOneAfterTheOther) {
+  const MuonConfig config = FindPreset("dmuon")->config;
+  const int64_t rows = 72, cols = 200, n = rows * cols;
+  UpdateScalars scalars;
+  scalars.learning_rate = 0.1;
+  scalars.momentum = 0.9;
+  const Floats g = RandomValues(3 * n, random_);
+  // Four slots of momentum and master: three with state, one free. Each batch is one matrix, which
+  // moves to the slot that the one before it left.
+  const Floats state = RandomValues(8 * n, random_);
+  const auto run = [&](bool together) {
+    const Twin gradient = Put(g);
+    const Twin slots = Put(state);
+    const auto at = [&](int slot, int tensor) {
+      return slots.as<float>() + (2 * slot + tensor) * n;
+    };
+    std::vector<MuonMatrix> matrices;
+    for (int i = 0; i < 3; ++i) {
+      matrices.push_back({gradient.as<float>() + i * n, at(i + 1, 0), at(i, 0), at(i + 1, 1),
+                          at(i, 1), nullptr, &scalars});
+    }
+    std::vector<MuonBatch> batches;
+    for (const MuonMatrix& m : matrices) {
+      batches.push_back({rows, cols, DType::kBF16, &config, {&m, 1}});
+    }
+    const auto workspace = *gpu_->AllocateScratch(gpu_->ops().MuonSetWorkspaceBytes(batches));
+    if (together) {
+      const absl::Status status =
+          gpu_->ops().UpdateMuonSet(*gpu_stream_, batches, workspace->data());
+      EXPECT_TRUE(status.ok()) << status;
+    } else {
+      for (const MuonBatch& batch : batches) {
+        const absl::Status status = gpu_->ops().UpdateMuon(*gpu_stream_, batch, workspace->data());
+        EXPECT_TRUE(status.ok()) << status;
+      }
+    }
+    return slots.ReadAs<float>();
+  };
+  const Floats together = run(true);
+  EXPECT_EQ(together, run(false));
+  EXPECT_NE(together, state);
+}
+
+TEST_F(MuonOps, AChoiceChangesTheEngineAndTheFormOfOneShape) {
+  if (!CheckLibrary().ok()) GTEST_SKIP() << CheckLibrary();
+  const MuonConfig config = FindPreset("dmuon")->config;
+  const size_t own = gpu_->ops().MuonWorkspaceBytes(256, 512, 2, config);
+  const MuonRun before = Run(config, 128, 192, 3);
+  const KernelChoice choices[] = {
+      {256, 512, DType::kF16, ProductEngine::kLibrary, NewtonSchulzForm::kGram},
+      {128, 192, DType::kF16, ProductEngine::kDefault, NewtonSchulzForm::kStandard}};
+  ASSERT_TRUE(gpu_->ops().UseChoices(choices).ok());
+  EXPECT_GT(gpu_->ops().MuonWorkspaceBytes(256, 512, 2, config), own) << "sums in fp32";
+  EXPECT_EQ(gpu_->ops().MuonWorkspaceBytes(512, 256, 2, config), own) << "another shape";
+  EXPECT_LT(Run(config, 256, 512, 3).gpu_error, 0.03);
+  const MuonRun standard = Run(config, 128, 192, 3);
+  EXPECT_LT(standard.gpu_error, 0.03);
+  EXPECT_NE(standard.gpu_error, before.gpu_error) << "the form was not changed";
 }
 
 TEST_F(MuonOps, MisalignedMatricesAreRefused) {

@@ -27,7 +27,7 @@ inline StridedBox Bytes(const void* data, size_t bytes) {
 class GpuTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto device = CudaDevice::Create(0);
+    auto device = CudaDevice::Create(0, engine_);
     if (!device.ok()) GTEST_SKIP() << device.status();
     gpu_ = *std::move(device);
     gpu_stream_ = *gpu_->CreateStream();
@@ -93,6 +93,7 @@ class GpuTest : public testing::Test {
     return Twin(*this, host.data(), host.size() * sizeof(T));
   }
 
+  ProductEngine engine_ = ProductEngine::kDefault;
   std::unique_ptr<CudaDevice> gpu_;
   std::unique_ptr<Stream> gpu_stream_;
   std::unique_ptr<cpu::CpuDevice> cpu_;

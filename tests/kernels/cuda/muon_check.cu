@@ -9,11 +9,13 @@
 
 #include "bench/cuda/harness.cuh"
 #include "bench/cuda/newton_schulz_reference.cuh"
-#include "kernels/cuda/muon_update.h"
+#include "kernels/cuda/library_product.h"
+#include "kernels/cuda/muon_set.h"
 
 namespace dmuond::bench {
 namespace {
 
+using kernels::ProductEngine;
 using kernels::cuda::PassMatrix;
 using kernels::cuda::PassScalars;
 
@@ -61,10 +63,10 @@ struct Batch {
     return m;
   }
   // Updates matrices [first, first + n) in one call.
-  bool Update(const MuonConfig& config, int64_t first, int64_t n) const {
-    const PreparedUpdate prepared = Prepare(config, rows, cols, n);
-    if (prepared.update == nullptr) return false;
-    CUDA_CHECK(prepared.update->Launch(nullptr, Matrices(first, n)));
+  bool Update(const MuonConfig& config, ProductEngine engine, int64_t first, int64_t n) const {
+    const PreparedUpdate prepared = Prepare(config, rows, cols, n, nullptr, engine);
+    if (prepared.set == nullptr) return false;
+    CUDA_CHECK(prepared.set->Launch(nullptr, Matrices(first, n)));
     CUDA_CHECK(cudaDeviceSynchronize());
     return true;
   }
@@ -75,8 +77,13 @@ struct Batch {
   std::vector<PassScalars> host_scalars;
 };
 
-int64_t Row(const char* name, int64_t rows, int64_t cols, double error, int64_t wrong) {
-  std::printf(" %-44s %6ld %6ld %10.2e %8ld\n", name, static_cast<long>(rows),
+const char* Name(ProductEngine engine) {
+  return engine == ProductEngine::kOwn ? "own" : "cublaslt";
+}
+
+int64_t Row(ProductEngine engine, const char* name, int64_t rows, int64_t cols, double error,
+            int64_t wrong) {
+  std::printf(" %-8s %-44s %6ld %6ld %10.2e %8ld\n", Name(engine), name, static_cast<long>(rows),
               static_cast<long>(cols), error, static_cast<long>(wrong));
   std::fflush(stdout);
   return wrong;
@@ -112,8 +119,8 @@ __global__ void Shape(float* g, const float* left, const float* right, int64_t r
 }
 
 // Relative Frobenius error against fp64. Masters start at zero, so the new master is -O.
-int64_t CheckSpectrum(const char* name, Spectrum spectrum, int64_t rows, int64_t cols,
-                      double limit) {
+int64_t CheckSpectrum(ProductEngine engine, const char* name, Spectrum spectrum, int64_t rows,
+                      int64_t cols, double limit) {
   const MuonConfig config = UnscaledConfig();
   Batch batch(rows, cols, 1);
   Buffer<float> left(rows * 10);
@@ -124,7 +131,7 @@ int64_t CheckSpectrum(const char* name, Spectrum spectrum, int64_t rows, int64_t
              Fill::kNormal, 1.0F);
   Shape<<<256, 256>>>(batch.gradient.get(), left.get(), right.get(), rows, cols, spectrum);
   CUDA_CHECK(cudaGetLastError());
-  if (!batch.Update(config, 0, 1)) return 1;
+  if (!batch.Update(config, engine, 0, 1)) return 1;
   Buffer<double> ref(rows * cols);
   Buffer<double> sums(2);
   sums.Fill(0);
@@ -132,12 +139,12 @@ int64_t CheckSpectrum(const char* name, Spectrum spectrum, int64_t rows, int64_t
   Difference<<<256, 256>>>(batch.master_out.get(), ref.get(), rows * cols, 1.0, sums.get());
   const auto s = sums.ToHost(0, 2);
   const double error = std::sqrt(s[0] / s[1]);
-  return Row(name, rows, cols, error, error <= limit ? 0 : 1);
+  return Row(engine, name, rows, cols, error, error <= limit ? 0 : 1);
 }
 
 // Gradients that differ by powers of two give the same update, bit for bit: norms from 1e-20 to
 // 1e20, alone or among others.
-int64_t CheckScaleAndBatch(int64_t rows, int64_t cols) {
+int64_t CheckScaleAndBatch(ProductEngine engine, int64_t rows, int64_t cols) {
   const MuonConfig config = UnscaledConfig();
   constexpr int kExponents[8] = {0, -66, 66, -30, 30, -10, 10, 3};
   Batch together(rows, cols, 8);
@@ -150,9 +157,9 @@ int64_t CheckScaleAndBatch(int64_t rows, int64_t cols) {
       Scale<<<256, 256>>>(g, n, std::ldexp(1.0F, kExponents[z]));
     }
   }
-  if (!together.Update(config, 0, 8)) return 1;
+  if (!together.Update(config, engine, 0, 8)) return 1;
   for (int64_t z = 0; z < 8; ++z) {
-    if (!alone.Update(config, z, 1)) return 1;
+    if (!alone.Update(config, engine, z, 1)) return 1;
   }
   int64_t different = 0;
   for (int64_t z = 0; z < 8; ++z) {
@@ -160,12 +167,12 @@ int64_t CheckScaleAndBatch(int64_t rows, int64_t cols) {
     different += DifferentBits(first, together.master_out.get() + z * together.slot, rows * cols);
     different += DifferentBits(first, alone.master_out.get() + z * alone.slot, rows * cols);
   }
-  return Row("scaled by 2^-66 .. 2^66, batch 1 and 8", rows, cols, 0, different);
+  return Row(engine, "scaled by 2^-66 .. 2^66, batch 1 and 8", rows, cols, 0, different);
 }
 
 // A zero gradient gives decay and nothing else; an inactive matrix keeps every bit, whatever its
 // gradient holds; their neighbour is not disturbed.
-int64_t CheckZeroAndInactive(int64_t rows, int64_t cols) {
+int64_t CheckZeroAndInactive(ProductEngine engine, int64_t rows, int64_t cols) {
   const MuonConfig config = UnscaledConfig();
   const int64_t n = rows * cols;
   Batch batch(rows, cols, 3);
@@ -182,7 +189,7 @@ int64_t CheckZeroAndInactive(int64_t rows, int64_t cols) {
   batch.host_scalars[1].weight_decay = 0.5;
   batch.host_scalars[2].weight_decay = 0.5;
   batch.host_scalars[2].active = 0;
-  if (!batch.Update(config, 0, 3)) return 1;
+  if (!batch.Update(config, engine, 0, 3)) return 1;
   int64_t wrong = 0;
   const auto before = batch.master.ToHost(batch.slot, n);
   const auto after = batch.master_out.ToHost(batch.slot, n);
@@ -200,26 +207,163 @@ int64_t CheckZeroAndInactive(int64_t rows, int64_t cols) {
       wrong += rounded && std::isfinite(master[i]) ? 0 : 1;
     }
   }
-  return Row("zero, inactive with NaN gradient, neighbour", rows, cols, 0, wrong);
+  return Row(engine, "zero, inactive with NaN gradient, neighbour", rows, cols, 0, wrong);
 }
 
-int Main(bool brief) {
-  std::printf("#%-44s %6s %6s %10s %8s\n", "case", "rows", "cols", "error", "#wrong");
+// 56 different matrices together, eight of them, and one alone.
+int64_t CheckBatchBits(ProductEngine engine, const MuonConfig& config, const char* name,
+                       int64_t rows, int64_t cols) {
+  Batch batch(rows, cols, 56);
+  const int64_t n = rows * cols;
+  for (int64_t z = 0; z < 56; ++z) {
+    FillRandom(batch.gradient.get() + z * batch.slot, 1, n, n, n, 1, 40 + z, false, Fill::kNormal,
+               1.0F);
+  }
+  if (!batch.Update(config, engine, 0, 56)) return 1;
+  Buffer<float> all(batch.slot * 56);
+  CUDA_CHECK(cudaMemcpy(all.get(), batch.master_out.get(), batch.slot * 56 * sizeof(float),
+                        cudaMemcpyDeviceToDevice));
+  int64_t different = 0;
+  for (const auto& [first, count] : {std::pair<int64_t, int64_t>{17, 1}, {0, 8}, {55, 1}}) {
+    batch.master_out.Fill(0xFF);
+    if (!batch.Update(config, engine, first, count)) return 1;
+    for (int64_t z = first; z < first + count; ++z) {
+      different +=
+          DifferentBits(all.get() + z * batch.slot, batch.master_out.get() + z * batch.slot, n);
+    }
+  }
+  return Row(engine, name, rows, cols, 0, different);
+}
+
+// A gradient whose scale a sample misjudges: zero, or tiny, wherever the estimate looks. The second
+// cast must repair it.
+__global__ void HideFromSamples(float* g, int64_t count, int64_t stretches, int64_t samples,
+                                float by) {
+  for (int64_t i = threadIdx.x; i < samples * 512; i += blockDim.x) {
+    const int64_t at = i / 512 * stretches / samples * 4096 + i % 512;
+    if (at < count) g[at] *= by;
+  }
+}
+int64_t CheckMisjudgedScale(ProductEngine engine, int64_t rows, int64_t cols, float by,
+                            const char* name) {
+  const MuonConfig config = UnscaledConfig();
+  const int64_t n = rows * cols;
+  Batch batch(rows, cols, 1);
+  FillRandom(batch.gradient.get(), 1, n, n, n, 1, 5, false, Fill::kNormal, 1.0F);
+  const int64_t stretches = (n + 4095) / 4096;
+  HideFromSamples<<<1, 512>>>(batch.gradient.get(), n, stretches, std::min<int64_t>(64, stretches),
+                              by);
+  CUDA_CHECK(cudaGetLastError());
+  if (!batch.Update(config, engine, 0, 1)) return 1;
+  Buffer<double> ref(n);
+  Buffer<double> sums(2);
+  sums.Fill(0);
+  Reference(batch.gradient.get(), rows, cols, config.newton_schulz, ref.get());
+  Difference<<<256, 256>>>(batch.master_out.get(), ref.get(), n, 1.0, sums.get());
+  const auto s = sums.ToHost(0, 2);
+  const double error = std::sqrt(s[0] / s[1]);
+  return Row(engine, name, rows, cols, error, error <= 0.11 ? 0 : 1);
+}
+
+// Several shapes in one launch: the bits of single launches.
+int64_t CheckSet() {
+  struct One {
+    int64_t rows, cols, count;
+  };
+  const std::vector<One> shapes = {{256, 640, 3}, {640, 256, 2}, {256, 640, 2}, {512, 512, 1}};
+  const MuonConfig config = UnscaledConfig();
+  std::vector<std::unique_ptr<Batch>> batches;
+  std::vector<std::unique_ptr<Buffer<float>>> expected;
+  std::vector<std::unique_ptr<kernels::NewtonSchulzProgram>> programs;
+  std::vector<kernels::cuda::MuonSetBatch> set_batches;
+  for (const One& one : shapes) {
+    batches.push_back(std::make_unique<Batch>(one.rows, one.cols, one.count));
+    Batch& batch = *batches.back();
+    FillRandom(batch.gradient.get(), 1, batch.slot * one.count, batch.slot * one.count,
+               batch.slot * one.count, 1, 70 + batches.size(), false, Fill::kNormal, 1.0F);
+    if (!batch.Update(config, ProductEngine::kOwn, 0, one.count)) return 1;
+    expected.push_back(std::make_unique<Buffer<float>>(batch.slot * one.count));
+    CUDA_CHECK(cudaMemcpy(expected.back()->get(), batch.master_out.get(),
+                          batch.slot * one.count * sizeof(float), cudaMemcpyDeviceToDevice));
+    programs.push_back(std::make_unique<kernels::NewtonSchulzProgram>(
+        *kernels::BuildNewtonSchulz(config.newton_schulz, one.rows, one.cols)));
+    set_batches.push_back({&config, programs.back().get(), kernels::DType::kBF16, one.count});
+  }
+  std::vector<PassMatrix> all;
+  for (const auto& batch : batches) {
+    batch->master_out.Fill(0xFF);
+    batch->weight.Fill(0xFF);
+    const std::vector<PassMatrix> some = batch->Matrices(0, batch->count);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  Buffer<uint8_t> workspace(kernels::cuda::MuonSet::WorkspaceBytes(set_batches));
+  workspace.Fill(0xFF);
+  std::string error;
+  const auto set = kernels::cuda::MuonSet::Create(set_batches, workspace.get(), nullptr, &error);
+  if (set == nullptr) {
+    std::printf("# %s\n", error.c_str());
+    return 1;
+  }
+  // More launches than lists that are under way at a time.
+  for (int run = 0; run < 5; ++run) CUDA_CHECK(set->Launch(nullptr, all));
+  CUDA_CHECK(cudaDeviceSynchronize());
+  int64_t different = 0;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    for (int64_t z = 0; z < batches[i]->count; ++z) {
+      different += DifferentBits(expected[i]->get() + z * batches[i]->slot,
+                                 batches[i]->master_out.get() + z * batches[i]->slot,
+                                 batches[i]->rows * batches[i]->cols);
+    }
+  }
+  return Row(ProductEngine::kOwn, "four batches in one launch", 0, 0, 0, different);
+}
+
+int64_t CheckEngine(ProductEngine engine, bool brief) {
   int64_t wrong = 0;
   // Brief: for compute-sanitizer, every kernel once.
   using Shapes = std::vector<std::pair<int64_t, int64_t>>;
   for (const auto& [rows, cols] :
        brief ? Shapes{{136, 200}, {200, 133}}
              : Shapes{{256, 1024}, {1024, 256}, {511, 513}, {1000, 3000}, {512, 512}}) {
-    wrong += CheckSpectrum("gaussian", Spectrum::kGaussian, rows, cols, 0.04);
-    wrong += CheckZeroAndInactive(rows, cols);
+    wrong += CheckSpectrum(engine, "gaussian", Spectrum::kGaussian, rows, cols, 0.04);
+    wrong += CheckZeroAndInactive(engine, rows, cols);
     if (brief) continue;
-    wrong += CheckSpectrum("heavy-tailed", Spectrum::kHeavyTailed, rows, cols, 0.04);
-    wrong += CheckSpectrum("half of the rows zero", Spectrum::kHalfZero, rows, cols, 0.11);
-    wrong += CheckSpectrum("rows fall to exp(-6)", Spectrum::kExponential, rows, cols, 0.11);
-    wrong += CheckSpectrum("rank 10", Spectrum::kRank10, rows, cols, 0.11);
-    wrong += CheckScaleAndBatch(rows, cols);
+    wrong += CheckSpectrum(engine, "heavy-tailed", Spectrum::kHeavyTailed, rows, cols, 0.04);
+    wrong += CheckSpectrum(engine, "half of the rows zero", Spectrum::kHalfZero, rows, cols, 0.11);
+    wrong +=
+        CheckSpectrum(engine, "rows fall to exp(-6)", Spectrum::kExponential, rows, cols, 0.11);
+    wrong += CheckSpectrum(engine, "rank 10", Spectrum::kRank10, rows, cols, 0.11);
+    wrong += CheckScaleAndBatch(engine, rows, cols);
   }
+  wrong += CheckMisjudgedScale(engine, 136, 600, 0, "zero where the estimate looks");
+  if (brief) return wrong;
+  wrong += CheckMisjudgedScale(engine, 512, 1024, 1e-6F, "tiny where the estimate looks");
+  wrong += CheckMisjudgedScale(engine, 512, 1024, 1e6F, "huge where the estimate looks");
+  MuonConfig standard = UnscaledConfig();
+  standard.newton_schulz.form = kernels::NewtonSchulzForm::kStandard;
+  standard.newton_schulz.restarts.clear();
+  MuonConfig bf16 = PresetConfig("torch");
+  for (const auto& [rows, cols] : Shapes{{256, 1536}, {1536, 1536}, {1024, 136}}) {
+    wrong += CheckBatchBits(engine, UnscaledConfig(), "batch 1, 8, 56", rows, cols);
+    wrong += CheckBatchBits(engine, standard, "batch 1, 8, 56, fp16 standard", rows, cols);
+    wrong += CheckBatchBits(engine, bf16, "batch 1, 8, 56, bf16 standard", rows, cols);
+  }
+  return wrong;
+}
+
+int Main(bool brief) {
+  std::printf("#%-8s %-44s %6s %6s %10s %8s\n", "engine", "case", "rows", "cols", "error",
+              "#wrong");
+  int64_t wrong = CheckEngine(ProductEngine::kOwn, brief);
+  const absl::Status library = kernels::cuda::CheckLibrary();
+  if (library.ok()) {
+    std::printf("# cuBLASLt %s\n", kernels::cuda::LibraryVersion().c_str());
+    wrong += CheckEngine(ProductEngine::kLibrary, brief);
+  } else {
+    std::printf("# %s\n", std::string(library.message()).c_str());
+    ++wrong;
+  }
+  wrong += CheckSet();
   std::printf("# %s\n", wrong == 0 ? "all right" : "WRONG RESULTS");
   return wrong == 0 ? 0 : 1;
 }

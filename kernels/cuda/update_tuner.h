@@ -1,0 +1,65 @@
+// Measures what Muon updates cost on this device and which way of computing them is fastest: what
+// the planner's cost table is made of.
+//
+// For each shape the candidates are the engines that are there, in the configured form and, where
+// that is Gram, in the standard one. A candidate may win only if its result agrees with the same
+// polynomial in fp32, and, unless told otherwise, if a matrix's bits do not depend on the batch.
+// Candidates take turns under sustained load, since the chip slows down as it heats up. The winner
+// is then timed, whole updates, for each batch.
+#ifndef DMUOND_KERNELS_CUDA_UPDATE_TUNER_H_
+#define DMUOND_KERNELS_CUDA_UPDATE_TUNER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/tile_tuner.h"
+#include "kernels/ops.h"
+
+namespace dmuond::kernels::cuda {
+
+struct TuningTask {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  std::vector<int32_t> batches;  // ascending; those that do not fit the memory are left out
+};
+
+struct TuningOptions {
+  MuonConfig config;
+  DType weight = DType::kBF16;
+  double seconds = 20;          // for all tasks, about
+  bool fastest = false;         // --numerics=fastest: bits may depend on the batch
+  size_t memory_bytes_max = 0;  // 0: two thirds of what is free
+};
+
+struct TunedCandidate {
+  KernelChoice choice;
+  double error = 0;         // relative Frobenius difference from fp32
+  double microseconds = 0;  // a batch of `batch`; 0: refused
+  int32_t batch = 0;
+  std::string refused;  // why it may not win
+};
+
+struct TunedShape {
+  int64_t rows = 0;
+  int64_t cols = 0;
+  size_t winner = 0;  // in candidates
+  std::vector<TunedCandidate> candidates;
+  std::vector<std::pair<int32_t, double>> times;  // (batch, microseconds) of the winner
+  double seconds = 0;                             // that its tuning took
+};
+
+// `report` is called for each shape as it is done. The device is the current one. UNAVAILABLE where
+// no candidate is right; RESOURCE_EXHAUSTED where not even one matrix fits.
+absl::StatusOr<std::vector<TunedShape>> TuneUpdates(
+    std::span<const TuningTask> tasks, const TuningOptions& options,
+    const std::function<void(const TunedShape&)>& report);
+
+}  // namespace dmuond::kernels::cuda
+
+#endif  // DMUOND_KERNELS_CUDA_UPDATE_TUNER_H_

@@ -1,0 +1,49 @@
+// The cost table as a file.
+#include "server/cost_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+namespace dmuond::server {
+namespace {
+
+std::string Path(const std::string& name) { return testing::TempDir() + "/" + name; }
+
+TEST(CostFileTest, ATableIsReadAsItWasWritten) {
+  scheduler::CostTable table;
+  table.device = "cuda NVIDIA H200 sms=132";
+  table.entries = {{4096, 14336, 1, 4280.5}, {4096, 14336, 4, 17000.25}};
+  table.choices = {{4096, 4096, scheduler::ElementType::kF16, 1, 1}};
+  table.launch_us = 12;
+  const std::string path = Path("costs.txt");
+  ASSERT_TRUE(WriteCostTable(table, path).ok());
+  const absl::StatusOr<scheduler::CostTable> read = ReadCostTable(path);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->device, table.device);
+  ASSERT_EQ(read->entries.size(), 2U);
+  EXPECT_EQ(read->entries[1].rows, 4096);
+  EXPECT_EQ(read->entries[1].cols, 14336);
+  EXPECT_EQ(read->entries[1].batch, 4);
+  EXPECT_EQ(read->entries[1].microseconds, 17000.25);
+  EXPECT_EQ(read->launch_us, 12);
+  const std::vector<kernels::KernelChoice> choices = ToChoices(*read);
+  ASSERT_EQ(choices.size(), 1U);
+  EXPECT_EQ(choices[0].rows, 4096);
+  EXPECT_EQ(choices[0].dtype, kernels::DType::kF16);
+  EXPECT_EQ(choices[0].engine, kernels::ProductEngine::kOwn);
+  EXPECT_EQ(choices[0].form, kernels::NewtonSchulzForm::kStandard);
+}
+
+TEST(CostFileTest, AWrongFileIsNamedWithItsLine) {
+  const std::string path = Path("wrong.txt");
+  std::ofstream(path) << "device: \"x\"\nentries { rows: many }\n";
+  const absl::Status status = ReadCostTable(path).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("wrong.txt:2:"));
+  EXPECT_EQ(ReadCostTable(Path("absent.txt")).status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace dmuond::server
