@@ -142,23 +142,31 @@ int ChildProcess::Wait(std::chrono::milliseconds timeout) {
   return exit_code_;
 }
 
-DaemonProcess::DaemonProcess(std::string directory)
-    : directory_(std::move(directory)), address_(directory_ + "/dmuond.sock") {}
+DaemonProcess::DaemonProcess(Options options, std::string directory)
+    : options_(std::move(options)),
+      directory_(std::move(directory)),
+      address_(directory_ + "/dmuond.sock") {}
 
 absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(Options options) {
   std::string directory = std::filesystem::temp_directory_path() / "dmuond-test-XXXXXX";
   if (::mkdtemp(directory.data()) == nullptr) return absl::ErrnoToStatus(errno, directory);
-  std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(directory));
-  std::vector<std::string> arguments = std::move(options.flags);
-  arguments.push_back("--devices=" + options.devices);
-  arguments.push_back("--socket=" + daemon->address_);
-  absl::StatusOr<std::unique_ptr<ChildProcess>> process =
-      ChildProcess::Start("dmuond", std::move(arguments), directory + "/log");
-  if (!process.ok()) return process.status();
-  daemon->process_ = *std::move(process);
-  absl::Status ready = daemon->WaitServing(options.wait_for, options.timeout);
+  std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(std::move(options), directory));
+  absl::Status ready = daemon->Launch();
   if (!ready.ok()) return ready;
   return daemon;
+}
+
+absl::Status DaemonProcess::StartAgain() { return Launch(); }
+
+absl::Status DaemonProcess::Launch() {
+  std::vector<std::string> arguments = options_.flags;
+  arguments.push_back("--devices=" + options_.devices);
+  arguments.push_back("--socket=" + address_);
+  absl::StatusOr<std::unique_ptr<ChildProcess>> process =
+      ChildProcess::Start("dmuond", std::move(arguments), directory_ + "/log");
+  if (!process.ok()) return process.status();
+  process_ = *std::move(process);
+  return WaitServing(options_.wait_for, options_.timeout);
 }
 
 DaemonProcess::~DaemonProcess() {

@@ -71,10 +71,14 @@ class DaemonProcess {
   // The exit code of one that leaves by itself; -1: it still runs after `timeout`.
   int Wait(std::chrono::milliseconds timeout) { return process_->Wait(timeout); }
   void Kill();
+  // Its successor, with the same flags at the same address. REQUIRES: it has ended.
+  absl::Status StartAgain();
   [[nodiscard]] std::string Log() const;
 
  private:
-  explicit DaemonProcess(std::string directory);
+  explicit DaemonProcess(Options options, std::string directory);
+  absl::Status Launch();
+  const Options options_;
   const std::string directory_;
   const std::string address_;
   std::unique_ptr<ChildProcess> process_;

@@ -61,12 +61,10 @@ class StateLost(Error):  # noqa: N818
     """
 
     def __init__(self, why: str, last_committed_step: int, durable_step: int | None) -> None:
-        known = (
-            "no snapshot was made" if durable_step is None else f"of step {durable_step} was one"
-        )
+        known = "none is known" if durable_step is None else f"step {durable_step}"
         super().__init__(
-            f"the job's state is lost after step {last_committed_step} (as far as this rank knows, "
-            f"{known}): {why}",
+            f"the job's state is lost after step {last_committed_step} (newest snapshot: {known}): "
+            f"{why}",
             reason="STATE_LOST",
         )
         self.last_committed_step = last_committed_step

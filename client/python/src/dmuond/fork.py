@@ -10,12 +10,12 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dmuond.session import Session
+    from dmuond.member import Member
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_sessions: weakref.WeakSet[Member] = weakref.WeakSet()
 
 
-def watch(session: Session) -> None:
+def watch(session: Member) -> None:
     _sessions.add(session)
 
 

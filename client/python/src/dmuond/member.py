@@ -1,0 +1,369 @@
+"""A rank's place in a job: its link to a daemon, what it knows of the job, and how it keeps both.
+
+`Session` builds on it. Here is what happens when the job goes back to a step, or the daemon has
+gone and a successor takes over.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from dmuond import comeback, errors, fork, types
+from dmuond._proto import trainer_pb2 as pb
+from dmuond.link import Identity, Link
+from dmuond.timeline import Published, Timeline
+
+log = logging.getLogger("dmuond")
+
+WAIT_SLACK_S = 60.0  # what a call may take beyond its own wait
+# Weights that are late may not come at all: the daemon is asked this often.
+_ASK_EVERY_S = 1.0
+# The end of the attach socket may follow an answer that it explains.
+_GLANCE_S = 1.0
+_ROLLED_BACK = "ROLLED_BACK"
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """What the daemon answered to a registration."""
+
+    routing: tuple[types.RoutingRow, ...]  # every parameter of the job
+    parameter_bucket: tuple[int, ...]  # per registered parameter; -1: left to the trainer
+    buckets: int
+    plan_digest: int
+    makespan_us: float
+    lower_bound_us: float
+    imbalance: float
+
+
+class Member:
+    """See Session for the attributes. Not for several threads."""
+
+    def __init__(self, path: str, identity: Identity, reconnect_for_s: float) -> None:
+        self.job, self.rank, self.world_size = identity.job, identity.rank, identity.world_size
+        self._path, self._identity = path, identity
+        self._reconnect_for_s = reconnect_for_s
+        self.next_attempt = 0
+        self.last_outcome: types.Outcome | None = None
+        self.last_timing: types.StepTiming | None = None
+        self.registered: Registered | None = None
+        self.arenas: dict[int, np.ndarray] = {}
+        # Called before RolledBack is raised; True: with fresh arenas.
+        self.on_rolled_back: Callable[[bool], None] | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._finalizer: weakref.finalize | None = None
+        self._layout = pb.RegisterLayoutRequest()
+        self._arena_bytes: dict[int, int] = {}
+        self._in_job = False  # the job has state, and this rank its place in it
+        self._moved = False  # the arenas are others, and the caller has not been told
+        self._published_attempt = 0  # newest whose weights this rank has waited for
+        self._signalled: set[int] = set()  # buckets, under next_attempt
+        self._unpublished: dict[int, int] = {}  # bucket → attempt that has not been waited for
+        self._contributes: frozenset[int] = frozenset()
+        self._receives: tuple[int, ...] = ()
+        self._bucket_of: tuple[int, ...] = ()
+
+    def _begin(self, resume: int, connect_for_s: float) -> None:
+        self._link = Link(self._path, connect_for_s)
+        fork.watch(self)
+        try:
+            self._link.open(self._identity, resume)
+        except BaseException:
+            self._disconnect()
+            raise
+        self._adopt_opened()
+        self._watch_for_the_end()
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
+
+    def close(self) -> None:
+        """Leaves the job."""
+        raise NotImplementedError
+
+    @property
+    def lost(self) -> bool:
+        """The daemon has gone: the weights in the arenas are undefined until the next call."""
+        return self._link.lost.is_set()
+
+    @property
+    def in_child(self) -> bool:
+        """Whether this is a forked child, to which the session does not belong."""
+        return self._pid != os.getpid()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def leave_in_child(self) -> None:
+        """Called in a forked child: drops the inherited descriptors."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        if self._closed:
+            return
+        self._closed = True
+        self._link.close_in_child()
+
+    def _adopt_opened(self) -> None:
+        hello, opened = self._link.hello, self._link.opened
+        self.lanes: int = hello.lanes
+        self.device_type: str = hello.device_type
+        self.server: str = hello.server
+        self.job_incarnation: int = opened.job_incarnation
+        self.has_state: bool = opened.has_state
+        self.last_committed_step: int = opened.last_committed_step
+        self.durable_step: int | None = (
+            opened.durable_step if opened.HasField("durable_step") else None
+        )
+        self.trainer_state: bytes = opened.trainer_state
+
+    def _adopt_registered(self, reply: pb.RegisterLayoutReply) -> None:
+        buckets = tuple(reply.parameter_bucket)
+        fragments = self._layout.fragments
+        self._bucket_of = buckets
+        self._contributes = frozenset({buckets[f.parameter] for f in fragments} - {-1})
+        self._receives = tuple(
+            sorted({buckets[f.parameter] for f in fragments if _has_elements(f.box)} - {-1})
+        )
+        self.registered = Registered(
+            routing=tuple(reply.routing),
+            parameter_bucket=buckets,
+            buckets=reply.buckets,
+            plan_digest=reply.plan_digest,
+            makespan_us=reply.makespan_us,
+            lower_bound_us=reply.lower_bound_us,
+            imbalance=reply.imbalance,
+        )
+
+    def _watch_for_the_end(self) -> None:
+        """Whoever drops a session without closing it has died, to the daemon."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, self._link.close)
+        self._finalizer.atexit = False
+
+    def _check_usable(self) -> None:
+        if self.in_child:
+            raise errors.Error("this session belongs to the process that forked this one")
+        if self._closed:
+            raise errors.Error("the session is closed")
+
+    def _check_alive(self) -> None:
+        self._check_usable()
+        if self.lost:
+            raise errors.DaemonLost("the daemon has gone; the weights are undefined")
+
+    def _call(self, name: str, request: object, timeout_s: float | None = None):
+        self._check_alive()
+        return self._link.call(name, request, timeout_s)
+
+    def _require_timeline(self) -> Timeline:
+        if self._link.timeline is None:
+            raise errors.Error("call attach() first")
+        return self._link.timeline
+
+    def _disconnect(self) -> None:
+        self._closed = True
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            atexit.unregister(self._at_exit)
+        self._link.close()
+
+    # --- deaths and rollbacks ---
+
+    def _surviving(self, call: Callable[[], _Answer]) -> _Answer:
+        """Runs `call`. RolledBack where the job goes back, or the daemon goes and has a successor.
+
+        Before the job has state there is nothing to come back to: DaemonLost.
+        """
+        self._check_usable()
+        cause: errors.Error | None = None
+        if not self.lost:
+            try:
+                try:
+                    return call()
+                except errors.Error as error:
+                    if error.reason == _ROLLED_BACK:
+                        raise self._roll_back(int(error.metadata["to_step"])) from None
+                    if error.reason == "STATE_LOST" and not isinstance(error, errors.StateLost):
+                        raise self._state_lost(str(error)) from error
+                    raise
+            except errors.Error as error:
+                if not self._is_the_end(error):
+                    raise
+                cause = error
+        raise self._come_back(cause) from None
+
+    def _is_the_end(self, error: errors.Error) -> bool:
+        """Whether an error means that the daemon goes, or has gone."""
+        if isinstance(error, errors.RolledBack | errors.StateLost):
+            return False
+        if error.reason == "DRAINING":  # it finishes what it has begun, and leaves
+            return self._link.lost.wait(self._reconnect_for_s if self._in_job else 0.0)
+        if error.reason == "INCARNATION_OLD":
+            return self._link.lost.wait(_GLANCE_S)
+        # Other reasons are the daemon's own words.
+        return isinstance(error, errors.DaemonLost) or (self.lost and not error.reason)
+
+    def _state_lost(self, why: str) -> errors.StateLost:
+        return errors.StateLost(why, self.last_committed_step, self.durable_step)
+
+    def _come_back(self, cause: errors.Error | None) -> errors.RolledBack:
+        """Takes this rank's place with the daemon's successor. Returns what to raise."""
+        if not self._in_job or self._reconnect_for_s <= 0:
+            raise cause or errors.DaemonLost("the daemon has gone; the weights are undefined")
+        known = "none is known" if self.durable_step is None else f"step {self.durable_step}"
+        log.warning(
+            "rank %d: the daemon at %s has gone after step %d (newest snapshot: %s); waiting up to "
+            "%g s for its successor",
+            self.rank,
+            self._path,
+            self.last_committed_step,
+            known,
+            self._reconnect_for_s,
+        )
+        self._link.lost.set()
+        self._link.close()
+        try:
+            returned = comeback.come_back(
+                self._path, self._identity, self._layout, self._arena_bytes, self._reconnect_for_s
+            )
+        except errors.Error as error:
+            if comeback.nothing_left(error):
+                raise self._state_lost(str(error)) from error
+            if not comeback.passes(error):
+                raise
+            raise errors.DaemonLost(
+                f"the daemon at {self._path} has gone, and no successor took over within "
+                f"{self._reconnect_for_s:g} s ({error}); the weights are undefined. Last committed "
+                f"step {self.last_committed_step}, newest snapshot: {known}"
+            ) from error
+        self._link = returned.link
+        self._watch_for_the_end()
+        self._adopt_opened()
+        self._adopt_registered(returned.registered)
+        self.arenas = dict(self._link.arenas)
+        self._moved = True
+        return self._go_on_from(returned.attached.next_attempt)
+
+    def _roll_back(self, to_step: int) -> errors.RolledBack:
+        """Lets the daemon write the weights of `to_step`. Returns what to raise."""
+        while True:
+            request = pb.AckRollbackRequest(key=self._link.key, to_step=to_step)
+            try:
+                reply = self._call("AckRollback", request)
+                break
+            except errors.Error as error:
+                if error.reason == _ROLLED_BACK:  # further back meanwhile
+                    to_step = int(error.metadata["to_step"])
+                elif error.code != "DEADLINE_EXCEEDED":  # another rank has not read it yet
+                    raise
+        self.last_committed_step, self.trainer_state = to_step, reply.trainer_state
+        if self.durable_step is not None:
+            self.durable_step = min(self.durable_step, to_step)
+        return self._go_on_from(reply.next_attempt)
+
+    def _go_on_from(self, next_attempt: int) -> errors.RolledBack:
+        self.next_attempt = next_attempt
+        self._signalled.clear()
+        self._unpublished.clear()
+        # If the job goes back further meanwhile, that is what the caller hears.
+        self._surviving(lambda: self._wait_published(max(1, next_attempt - 1)))
+        if self.on_rolled_back is not None:
+            self.on_rolled_back(self._moved)
+        moved, self._moved = self._moved, False
+        return errors.RolledBack(self.last_committed_step, self.trainer_state, moved)
+
+    def _refuse(self, outcome: types.Outcome) -> None:
+        """Returns where the attempt may be tried again."""
+        if outcome.kind == types.Outcome.KIND_ROLLED_BACK:
+            raise self._roll_back(outcome.to_step)
+        if outcome.retry:
+            return
+        if outcome.reason == types.Outcome.REASON_STATE_LOST:
+            raise self._state_lost(outcome.detail)
+        raise errors.Aborted(outcome, _reason(outcome))
+
+    # --- attempts ---
+
+    def _wait_request(self, wait_ms: int) -> pb.WaitStepRequest:
+        step, attempt = self.last_committed_step + 1, self.next_attempt
+        return pb.WaitStepRequest(key=self._link.key, step=step, attempt=attempt, wait_ms=wait_ms)
+
+    def _follow(self, error: errors.Error) -> None:
+        """A refusal names the attempt under which a corrected call may come."""
+        self._begin_attempt(int(error.metadata.get("next_attempt", self.next_attempt)))
+
+    def _begin_attempt(self, attempt: int) -> None:
+        if attempt != self.next_attempt:
+            self.next_attempt = attempt
+            self._signalled.clear()
+
+    # --- weights ---
+
+    def _wait_unpublished(self, buckets: Iterable[int] | None) -> None:
+        for bucket in list(self._unpublished) if buckets is None else buckets:
+            attempt = self._unpublished.pop(bucket, None)  # a failure is told once
+            if attempt is not None:
+                self._wait_published(attempt, (bucket,))
+
+    def _wait_published(self, attempt: int, buckets: Sequence[int] | None = None) -> None:
+        waited = self._receives if buckets is None else buckets
+        while True:
+            found = self._link.wait_published(waited, attempt, _ASK_EVERY_S)
+            if found is Published.YES:
+                self._published_attempt = self._newest_published()
+                return
+            if not self.lost:
+                self._ask_why()
+            if found is Published.ENDED:
+                raise errors.DaemonLost(
+                    f"the daemon has gone before the weights after attempt {attempt} were "
+                    "published; they are undefined"
+                )
+
+    def _newest_published(self) -> int:
+        timeline = self._require_timeline()
+        return max((timeline.published(bucket) for bucket in self._receives), default=0)
+
+    def _ask_why(self) -> None:
+        """Weights do not come: the job may have ended or gone back, which the daemon then says."""
+        try:
+            reply = self._call("WaitStep", self._wait_request(0), WAIT_SLACK_S)
+        except errors.FailedPreconditionError as error:
+            if error.reason in ("STEP_OUT_OF_ORDER", "ATTEMPT_OUT_OF_ORDER"):
+                return  # nothing but that no step has been handed in
+            raise
+        if reply.outcome.kind in (types.Outcome.KIND_ABORTED, types.Outcome.KIND_ROLLED_BACK):
+            self._refuse(reply.outcome)
+
+
+def _close_at_exit(reference: weakref.ref[Member]) -> None:
+    """A script that ends leaves the job; one that fails has died, and its replacement may come."""
+    session = reference()
+    failed = getattr(sys, "last_value", None) is not None
+    if session is None or failed or session.closed or session.in_child:
+        return
+    try:
+        session.close()
+    except errors.Error as error:
+        print(f"dmuond: {error}", file=sys.stderr)
+
+
+def _has_elements(box: types.Box) -> bool:
+    return all(begin < end for begin, end in zip(box.begin, box.end, strict=True))
+
+
+def _reason(outcome: types.Outcome) -> str:
+    return types.Outcome.Reason.Name(outcome.reason).removeprefix("REASON_")
