@@ -14,8 +14,14 @@ STEPS = 8
 LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show what it is worth
 PATIENCE_S = 40.0
 RESTARTS_MAX = 10
+SAVE_EVERY = 2
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
-GROUPS = {"1x1": (1, 1), "1x2": (1, 2), "2x1": (2, 1)}  # daemons x lanes
+# Daemons x lanes, and whether they keep snapshots.
+GROUPS = {
+    "1x1": (1, 1, False),
+    "1x2": (1, 2, False),
+    "2x1": (2, 1, False),
+}
 KINDS = ("kill", "stop", "cut")
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
 
@@ -97,7 +103,7 @@ class Run:
         self.replacements_are_hurt = cell is not None and len(cell.faults) > 1
         self.on_step = lambda step: None  # every rank has printed it
         self.reference = reference
-        self.nodes, self.lanes = GROUPS[group]
+        self.nodes, self.lanes, self.snapshots = GROUPS[group]
         self.result = Result(cell)
         self.pending = list(cell.faults) if cell else []
         self.passings: dict[Fault, int] = {}
@@ -109,6 +115,7 @@ class Run:
         self.daemon_died = False
         self.rolled_back_to: int | None = None
         self.stopped = ""
+        self.durable = -1  # newest step that a trainer was told to be
         self.attempts: set[int] = set()
         self.weights: dict[tuple[int, int], str] = {}
         self.points: dict[str, set[str]] = {}
@@ -120,7 +127,10 @@ class Run:
         self.loop.on_report = self._on_report
         self.loop.on_line = self._on_line
         self.loop.on_end = self._on_end
-        self.group = Group(self.loop, self.nodes, self.lanes, self.steps, [*FLAGS, *extra_flags])
+        flags = [*FLAGS, *extra_flags]
+        if self.snapshots:
+            flags += [f"--snapshot_dir={folder}/snapshots", f"--snapshot_every_steps={SAVE_EVERY}"]
+        self.group = Group(self.loop, self.nodes, self.lanes, self.steps, flags)
         try:
             for node in range(self.nodes):
                 self.daemons[node] = self.group.start_daemon(node, self._points("daemon", node))
@@ -223,6 +233,10 @@ class Run:
             self.result.wrong.append(f"rank {index} commits step {step} after {rank.step}")
         rank.step = step
         self.attempts.add(attempt)
+        durable = int(values[8])
+        if durable > step:
+            self.result.wrong.append(f"rank {index}: step {durable} is durable at step {step}")
+        self.durable = max(self.durable, durable)
         self.weights[index, step] = weights
         if self.reference is not None and step > 0:
             expected = self.reference.weights[index, step]
@@ -237,6 +251,10 @@ class Run:
 
     def _went_back(self, index: int, before: int, to: int) -> None:
         self.rolled_back_to = to
+        if to < self.durable:
+            self.result.wrong.append(
+                f"rank {index} goes back to step {to}, and step {self.durable} was durable"
+            )
         if not self.daemon_died:
             self.result.wrong.append(
                 f"rank {index} goes back from step {before} to {to}, and no daemon has died"
@@ -302,6 +320,8 @@ class Run:
             result.next_step_s = max(self.after_fault.values()) - self.fired_at
 
     def _names_what_is_lost(self) -> bool:
+        if self.durable >= 0:
+            return False
         return self.daemon_died and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
 
 
@@ -317,7 +337,7 @@ def undisturbed(group: str, steps: int = STEPS) -> Undisturbed:
 def all_faults(group: str, points: dict[str, set[str]], seed: int) -> list[Fault]:
     """Every point of every victim with every kind; step, rank and passing by seed."""
     chance = random.Random(f"{seed} {group}")
-    nodes, _ = GROUPS[group]
+    nodes = GROUPS[group][0]
     faults = []
     for victim in sorted(points):
         for point in sorted(points[victim]):

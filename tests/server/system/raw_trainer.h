@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
+#include "dmuond/wire/timeline.h"
 #include "dmuond/wire/unique_fd.h"
 #include "grpcpp/grpcpp.h"
 #include "kernels/device.h"
@@ -56,6 +57,7 @@ class RawTrainer {
   void set_attempt(uint64_t attempt) { attempt_ = attempt; }
   [[nodiscard]] const wire::UniqueFd& arena(int index) const { return arenas_[index]; }
   [[nodiscard]] float* weights() const;
+  [[nodiscard]] wire::TimelinePage page() const { return wire::TimelinePage(timeline_->data()); }
   // The next frame of the attach socket is there already, or comes within 50 ms.
   [[nodiscard]] bool HasFrame() const;
   // One packet on the attach socket, on which trainers have nothing to say.
