@@ -138,22 +138,23 @@ absl::Status CudaOps::AddSum(cudaStream_t stream, const SumTask& task) {
     sums_[static_cast<size_t>(any == nullptr ? DType::kF32 : any->dtype) - 1].push_back(pass);
     return absl::OkStatus();
   }
-  if (task.sources.size() > kStridedSourcesMax) {
-    return absl::UnimplementedError(absl::StrCat("a sum of ", task.sources.size(),
-                                                 " sources; CUDA devices add at most ",
-                                                 kStridedSourcesMax));
-  }
   StridedSum& sum = *strided_;
   sum.destination = reinterpret_cast<float*>(task.dst.data);
   sum.factor = task.factor;
   sum.count = static_cast<int>(task.sources.size());
   SetShape(walk, sum);
+  many_.clear();
   size_t box = 1;
   for (size_t i = 0; i < task.sources.size(); ++i) {
-    StridedOperand& to = sum.sources[i];
-    to = task.sources[i].data == nullptr ? StridedOperand{} : Operand(walk, box++, task.sources[i]);
+    StridedOperand to =
+        task.sources[i].data == nullptr ? StridedOperand{} : Operand(walk, box++, task.sources[i]);
     to.level = task.levels.empty() ? 0 : task.levels[i];
+    many_.push_back(to);
   }
+  if (many_.size() > kStridedSourcesMax) {
+    return CudaStatus(LaunchStridedSumOfMany(stream, sum, many_), "a strided sum of many");
+  }
+  std::copy(many_.begin(), many_.end(), sum.sources);
   return CudaStatus(LaunchStridedSum(stream, sum), "a strided sum");
 }
 

@@ -20,8 +20,7 @@ namespace dmuond::kernels::cuda {
 
 // Threads: the lane's dispatching thread. Boxes that are not contiguous, or are converted, lie in
 // memory that the device can access; contiguous copies may have the process's own memory on a side.
-// INVALID_ARGUMENT: as the CPU's, and matrices or pieces not aligned to 16 bytes. UNIMPLEMENTED: a
-// sum of more than kStridedSourcesMax sources.
+// INVALID_ARGUMENT: as the CPU's, and matrices or pieces not aligned to 16 bytes.
 class CudaOps final : public Ops {
  public:
   // `engine`: what ProductEngine::kDefault stands for here.
@@ -82,6 +81,7 @@ class CudaOps final : public Ops {
   std::array<std::vector<AdamWPass>, kTypes> adamw_;
   std::vector<SquaresPass> squares_;
   std::vector<PassMatrix> matrices_;
+  std::vector<StridedOperand> many_;
   std::unique_ptr<StridedSum> strided_;  // 20 KiB: not for the stack
 };
 

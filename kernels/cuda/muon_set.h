@@ -30,11 +30,17 @@ struct MuonSetBatch {
 
 class MuonSet {
  public:
-  static size_t WorkspaceBytes(std::span<const MuonSetBatch> batches);
+  // Batches of unlike sizes run beside one another, in at most so many branches of the graph: the
+  // end of one batch's product leaves multiprocessors to another's. Those of one size follow one
+  // another, since one may write to memory that an earlier one reads.
+  static constexpr int kBranchesMax = 2;
+
+  static size_t WorkspaceBytes(std::span<const MuonSetBatch> batches, int branches = kBranchesMax);
   // What `batches` points to may be gone afterwards. Nothing may be under way in `workspace`. For
   // `tuner` see newton_schulz.h.
   static std::unique_ptr<MuonSet> Create(std::span<const MuonSetBatch> batches, void* workspace,
-                                         TileTuner* tuner, std::string* error);
+                                         TileTuner* tuner, std::string* error,
+                                         int branches = kBranchesMax);
   ~MuonSet();
   MuonSet(const MuonSet&) = delete;
   MuonSet& operator=(const MuonSet&) = delete;
@@ -49,7 +55,8 @@ class MuonSet {
 
  private:
   MuonSet() = default;
-  cudaError_t Capture();
+  cudaError_t Capture(std::span<const int> branch_of);
+  cudaError_t Enqueue(size_t batch, cudaStream_t stream) const;
 
   // The list on its way to the device, where the kernels read it.
   struct Staging {

@@ -81,9 +81,15 @@ class Tree {
   int depth_ = 0;
 };
 
-// kOne: a single source, which needs no tree.
-template <bool kOne>
-__global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ StridedSum sum) {
+enum class Sources : uint8_t {
+  kOne,   // which needs no tree
+  kSome,  // in the parameters
+  kMany,  // at `many`
+};
+
+template <Sources kSources>
+__global__ void __launch_bounds__(kThreads)
+    SumKernel(const __grid_constant__ StridedSum sum, const StridedOperand* many) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t e = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; e < sum.elements;
        e += step) {
@@ -92,12 +98,12 @@ __global__ void __launch_bounds__(kThreads) SumKernel(const __grid_constant__ St
       return Widened(source.data, source.type, Offset(source.strides, sum.dims, index));
     };
     float value = 0;
-    if constexpr (kOne) {
+    if constexpr (kSources == Sources::kOne) {
       value = load(sum.sources[0]);
     } else {
       Tree tree;
       for (int s = 0; s < sum.count; ++s) {
-        const StridedOperand& source = sum.sources[s];
+        const StridedOperand& source = kSources == Sources::kMany ? many[s] : sum.sources[s];
         const bool present = source.data != nullptr;
         tree.Push(present, present ? load(source) : 0.0F, source.level);
       }
@@ -154,11 +160,30 @@ cudaError_t LaunchStridedSum(cudaStream_t stream, const StridedSum& sum) {
   if (sum.count > kStridedSourcesMax) return cudaErrorInvalidValue;
   if (sum.elements == 0) return cudaSuccess;
   if (sum.count == 1 && sum.sources[0].data != nullptr) {
-    SumKernel<true><<<Blocks(sum.elements), kThreads, 0, stream>>>(sum);
+    SumKernel<Sources::kOne><<<Blocks(sum.elements), kThreads, 0, stream>>>(sum, nullptr);
   } else {
-    SumKernel<false><<<Blocks(sum.elements), kThreads, 0, stream>>>(sum);
+    SumKernel<Sources::kSome><<<Blocks(sum.elements), kThreads, 0, stream>>>(sum, nullptr);
   }
   return cudaGetLastError();
+}
+
+cudaError_t LaunchStridedSumOfMany(cudaStream_t stream, StridedSum sum,
+                                   std::span<const StridedOperand> sources) {
+  if (sum.elements == 0) return cudaSuccess;
+  sum.count = static_cast<int>(sources.size());
+  StridedOperand* many = nullptr;
+  cudaError_t result =
+      cudaMallocAsync(reinterpret_cast<void**>(&many), sources.size_bytes(), stream);
+  if (result != cudaSuccess) return result;
+  // From pageable memory: it is read before this returns.
+  result =
+      cudaMemcpyAsync(many, sources.data(), sources.size_bytes(), cudaMemcpyHostToDevice, stream);
+  if (result == cudaSuccess) {
+    SumKernel<Sources::kMany><<<Blocks(sum.elements), kThreads, 0, stream>>>(sum, many);
+    result = cudaGetLastError();
+  }
+  const cudaError_t freed = cudaFreeAsync(many, stream);
+  return result == cudaSuccess ? freed : result;
 }
 
 cudaError_t LaunchStridedCopy(cudaStream_t stream, const StridedCopy& copy) {

@@ -6,12 +6,14 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/muon_passes.h"
 
 namespace dmuond::kernels::cuda {
 
-// All sources of a sum travel with its launch, whose parameters have at most 32 KiB.
+// So many sources of a sum travel with its launch, whose parameters have at most 32 KiB; more lie
+// in device memory.
 inline constexpr int kStridedSourcesMax = 256;
 inline constexpr int kStridedDimsMax = 8;
 
@@ -34,6 +36,10 @@ struct StridedSum {
   StridedOperand sources[kStridedSourcesMax];
 };
 cudaError_t LaunchStridedSum(cudaStream_t stream, const StridedSum& sum);
+// The same of any number of sources (those in `sum` are not looked at), which may be gone when this
+// returns. Takes device memory for them until the sum is done.
+cudaError_t LaunchStridedSumOfMany(cudaStream_t stream, StridedSum sum,
+                                   std::span<const StridedOperand> sources);
 
 // Elements are converted where the types differ, and moved as bits where they do not.
 struct StridedCopy {

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "scheduler/cost_model.h"
 #include "server/daemon/config.pb.h"
 #include "server/daemon/log.h"
 
@@ -28,8 +29,9 @@ struct Config {
   int32_t lanes = 1;        // of this node
   int32_t threads = 1;      // per lane
   std::string lane_binary;
-  int64_t lane_memory_bytes = 0;  // 0: no limit
-  int64_t job_memory_bytes = 0;   // 0: no limit
+  int64_t lane_memory_bytes = 0;              // 0: no limit
+  std::optional<scheduler::CostTable> costs;  // what --cost_table holds
+  int64_t job_memory_bytes = 0;               // 0: no limit
 
   std::string socket;  // absolute path
   std::optional<gid_t> socket_gid;

@@ -21,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "scheduler/limits.h"
+#include "server/cost_file.h"
 #include "server/daemon/config.h"
 #include "server/daemon/socket_dir.h"
 
@@ -132,6 +133,14 @@ class Checker {
         InRange<int64_t>("lane_memory_bytes", values.lane_memory_bytes(), 0, kMax);
     config_.job_memory_bytes =
         InRange<int64_t>("job_memory_bytes", values.job_memory_bytes(), 0, kMax);
+    if (!values.cost_table().empty()) {
+      absl::StatusOr<scheduler::CostTable> costs = ReadCostTable(values.cost_table());
+      if (costs.ok()) {
+        config_.costs = *std::move(costs);
+      } else {
+        Wrong("cost_table", values.cost_table(), std::string(costs.status().message()));
+      }
+    }
     config_.message_bytes_max = InRange("message_bytes_max", values.message_bytes_max(),
                                         kMessageBytesMin, kMessageBytesMax);
   }

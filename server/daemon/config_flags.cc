@@ -37,6 +37,9 @@ DMUOND_FLAG(int64_t, lane_memory_bytes, 0,
 DMUOND_FLAG(int64_t, job_memory_bytes, 0,
             "a job's state, staging and arenas on this node, bytes; 0: no limit");
 
+DMUOND_FLAG(std::string, cost_table, "",
+            "file of measured update times that node 0 plans with (muon_tune); empty: estimates");
+
 DMUOND_FLAG(std::string, socket, "",
             "path of the gRPC socket; empty: ${XDG_RUNTIME_DIR:-/tmp}/dmuond-$UID/dmuond.sock");
 DMUOND_FLAG(std::string, socket_group, "",

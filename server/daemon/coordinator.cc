@@ -191,6 +191,7 @@ AddressedMessages Coordinator::MakePlanAndTell() {
   message.set_nodes(options_.nodes);
   message.set_lanes_per_node(options_.lanes_per_node);
   message.set_lane_memory_bytes(options_.lane_memory_bytes);
+  if (options_.costs.has_value()) *message.mutable_costs() = ToProto(*options_.costs);
   for (const auto& [rank, registration] : job_->registrations) {
     *message.add_registrations() = registration;
   }

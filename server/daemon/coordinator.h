@@ -26,6 +26,7 @@ struct CoordinatorOptions {
   int32_t nodes = 1;
   int32_t lanes_per_node = 1;
   int64_t lane_memory_bytes = 0;
+  std::optional<scheduler::CostTable> costs;  // nullopt: the analytic default
   std::chrono::milliseconds register_timeout{120'000};
   scheduler::CoordinatorOptions step;
 };

@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "server/convert.h"
+#include "server/cost_file.h"
 #include "server/lane/publish_board.h"
 #include "server/lane/state_table.h"
 
@@ -89,6 +90,9 @@ absl::StatusOr<std::unique_ptr<LaneJob>> LaneJob::Make(const v1::LaneCommand::Co
       scheduler::MakeLaneProgram(job->inputs, job->plan, scheduler::LaneId(configure.lane()));
   if (!program.ok()) return program.status();
   job->program = *std::move(program);
+  if (absl::Status chosen = device.ops().UseChoices(ToChoices(job->inputs.costs)); !chosen.ok()) {
+    return chosen;
+  }
   for (const v1::GroupConfig& group : configure.plan().registrations(0).groups()) {
     absl::StatusOr<kernels::MuonConfig> config = FromProto(group);
     if (!config.ok()) return config.status();

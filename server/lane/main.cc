@@ -30,6 +30,9 @@
 
 ABSL_FLAG(int, fd, -1, "the lane's end of its socket pair with dmuond");
 ABSL_FLAG(std::string, device, "cpu:1", "cpu:THREADS, or cuda:ORDINAL");
+ABSL_FLAG(
+    std::string, engine, "auto",
+    "whose matrix products a GPU runs: own, cublaslt, or auto: own where they run (H100, H200)");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");
 
 namespace {
@@ -39,7 +42,16 @@ using dmuond::server::lane::PeerGroup;
 
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
 #ifdef DMUOND_CUDA
-  auto device = dmuond::kernels::cuda::CudaDevice::Create(ordinal);
+  using dmuond::kernels::ProductEngine;
+  const std::string name = absl::GetFlag(FLAGS_engine);
+  const ProductEngine engine = name == "own"        ? ProductEngine::kOwn
+                               : name == "cublaslt" ? ProductEngine::kLibrary
+                                                    : ProductEngine::kDefault;
+  if (engine == ProductEngine::kDefault && name != "auto") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--engine=", name, ": not auto, own or cublaslt"));
+  }
+  auto device = dmuond::kernels::cuda::CudaDevice::Create(ordinal, engine);
   if (!device.ok()) return device.status();
   return std::unique_ptr<Device>(*std::move(device));
 #else

@@ -114,6 +114,39 @@ TEST_F(BoxOps, SumsAreTheSameTree) {
   }
 }
 
+TEST_F(BoxOps, SumsOfMoreSourcesThanParametersHoldAreTheSameTree) {
+  for (const int count : {257, 1000}) {
+    const int64_t n = 37;
+    std::vector<float> values = RandomValues(count * n, random_);
+    std::vector<float> expected(n, NAN);
+    const Twin twin = Put(values);
+    const Twin result = Put(expected);
+    std::vector<StridedBox> cpu_boxes;
+    std::vector<StridedBox> gpu_boxes;
+    for (int i = 0; i < count; ++i) {
+      const bool present = i % 7 != 3;
+      const auto box = [&](float* data) {
+        return StridedBox{present ? reinterpret_cast<std::byte*>(data + i * n) : nullptr,
+                          DType::kF32,
+                          1,
+                          {n},
+                          {1}};
+      };
+      cpu_boxes.push_back(box(values.data()));
+      gpu_boxes.push_back(box(twin.as<float>()));
+    }
+    const auto dst = [&](void* data) {
+      return StridedBox{static_cast<std::byte*>(data), DType::kF32, 1, {n}, {1}};
+    };
+    const SumTask cpu_task{dst(expected.data()), cpu_boxes, {}, 0.25F};
+    const SumTask gpu_task{dst(result.data()), gpu_boxes, {}, 0.25F};
+    ASSERT_TRUE(cpu_->ops().Sum(*cpu_stream_, {&cpu_task, 1}).ok());
+    const absl::Status status = gpu_->ops().Sum(*gpu_stream_, {&gpu_task, 1});
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(result.ReadAs<float>(), expected) << count;
+  }
+}
+
 TEST_F(BoxOps, ManyTasksInOneCallMatch) {
   std::vector<std::vector<float>> leaves;
   std::vector<Twin> twins;

@@ -9,6 +9,7 @@
 
 #include "bench/cuda/harness.cuh"
 #include "bench/cuda/newton_schulz_reference.cuh"
+#include "kernels/cuda/element_passes.h"
 #include "kernels/cuda/library_product.h"
 #include "kernels/cuda/muon_set.h"
 
@@ -318,6 +319,92 @@ int64_t CheckSet() {
   return Row(ProductEngine::kOwn, "four batches in one launch", 0, 0, 0, different);
 }
 
+// A batch of more than 2^31 elements: its matrices have the bits that they have alone.
+int64_t CheckLargeBatch(ProductEngine engine) {
+  const int64_t rows = 14336, cols = 4096, count = 38, n = rows * cols;
+  static_assert(38LL * 14336 * 4096 > (1LL << 31));
+  const MuonConfig config = UnscaledConfig();
+  Batch batch(rows, cols, count);
+  FillRandom(batch.gradient.get(), 1, n * count, n * count, n * count, 1, 5, false, Fill::kNormal,
+             1.0F);
+  if (!batch.Update(config, engine, 0, count)) return 1;
+  Buffer<float> together(n);
+  int64_t different = 0;
+  for (const int64_t z : {int64_t{0}, int64_t{19}, count - 1}) {
+    float* const master = batch.master_out.get() + z * batch.slot;
+    CUDA_CHECK(cudaMemcpy(together.get(), master, n * sizeof(float), cudaMemcpyDeviceToDevice));
+    CUDA_CHECK(cudaMemset(master, 0xFF, n * sizeof(float)));
+    if (!batch.Update(config, engine, z, 1)) return 1;
+    different += DifferentBits(together.get(), master, n);
+  }
+  return Row(engine, "38 together, 2.2e9 elements", rows, cols, 0, different);
+}
+
+// Passes over more than 2^31 elements: the end of them is what it is alone.
+int64_t CheckLargePasses() {
+  using kernels::cuda::WeightType;
+  const int64_t n = (int64_t{1} << 31) + 12345, tail = 1 << 20;
+  const int64_t first = (n - tail) / 65536 * 65536;
+  int64_t wrong = 0;
+  Buffer<float> out(n);
+  Buffer<float> alone(n - first);
+  {
+    Buffer<__nv_bfloat16> a(n);
+    Buffer<__nv_bfloat16> b(n);
+    FillRandom(a.get(), 1, n, n, n, 1, 1, false, Fill::kNormal, 1.0F);
+    FillRandom(b.get(), 1, n, n, n, 1, 2, false, Fill::kNormal, 1.0F);
+    out.Fill(0xFF);
+    alone.Fill(0xFF);
+    kernels::cuda::SumPass whole{out.get(), n, {a.get(), b.get()}, 2, 0.5F};
+    kernels::cuda::SumPass end{alone.get(), n - first, {a.get() + first, b.get() + first}, 2, 0.5F};
+    CUDA_CHECK(kernels::cuda::LaunchSum(nullptr, WeightType::kBF16, {&whole, 1}));
+    CUDA_CHECK(kernels::cuda::LaunchSum(nullptr, WeightType::kBF16, {&end, 1}));
+    wrong += DifferentBits(out.get() + first, alone.get(), n - first);
+  }
+  {
+    const int64_t blocks = (n + 65535) / 65536;
+    Buffer<double> sums(blocks);
+    Buffer<double> end_sums(blocks);
+    kernels::cuda::SquaresPass whole{out.get(), n, 0, sums.get()};
+    kernels::cuda::SquaresPass end{out.get() + first, n - first, first, end_sums.get()};
+    CUDA_CHECK(kernels::cuda::LaunchSquares(nullptr, {&whole, 1}));
+    CUDA_CHECK(kernels::cuda::LaunchSquares(nullptr, {&end, 1}));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const int64_t from = first / 65536;
+    if (sums.ToHost(from, blocks - from) != end_sums.ToHost(0, blocks - from)) ++wrong;
+  }
+  Buffer<float> v(n);
+  v.Fill(0x3C);
+  Buffer<float> master(n);
+  Buffer<float> master_alone(n - first);
+  kernels::cuda::AdamWPass whole{};
+  whole.elements = n;
+  whole.gradient = whole.m_in = whole.master_in = out.get();
+  whole.v_in = v.get();
+  whole.master_out = master.get();
+  // Outputs that nobody looks at.
+  Buffer<float> m_out(n);
+  whole.m_out = m_out.get();
+  Buffer<float> v_out(n);
+  whole.v_out = v_out.get();
+  whole.scalars.learning_rate = 1e-3;
+  whole.scalars.beta1 = 0.9;
+  whole.scalars.beta2 = 0.99;
+  whole.scalars.eps = 1e-8;
+  whole.scalars.gradient_factor = 1;
+  whole.scalars.bias_correction1 = whole.scalars.bias_correction2 = 1;
+  whole.scalars.active = 1;
+  kernels::cuda::AdamWPass end = whole;
+  end.elements = n - first;
+  end.gradient = end.m_in = end.master_in = out.get() + first;
+  end.v_in = v.get() + first;
+  end.master_out = master_alone.get();
+  CUDA_CHECK(kernels::cuda::LaunchAdamW(nullptr, WeightType::kF32, {&whole, 1}));
+  CUDA_CHECK(kernels::cuda::LaunchAdamW(nullptr, WeightType::kF32, {&end, 1}));
+  wrong += DifferentBits(master.get() + first, master_alone.get(), n - first);
+  return Row(ProductEngine::kOwn, "sum, squares, AdamW of 2^31 elements", n, 1, 0, wrong);
+}
+
 int64_t CheckEngine(ProductEngine engine, bool brief) {
   int64_t wrong = 0;
   // Brief: for compute-sanitizer, every kernel once.
@@ -364,6 +451,11 @@ int Main(bool brief) {
     ++wrong;
   }
   wrong += CheckSet();
+  if (!brief) {
+    wrong += CheckLargePasses();
+    wrong += CheckLargeBatch(ProductEngine::kOwn);
+    if (library.ok()) wrong += CheckLargeBatch(ProductEngine::kLibrary);
+  }
   std::printf("# %s\n", wrong == 0 ? "all right" : "WRONG RESULTS");
   return wrong == 0 ? 0 : 1;
 }

@@ -182,6 +182,7 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--devices=tpu:1", ""},
       {"--threads=-1", ""},
       {"--lane_memory_bytes=-1", ""},
+      {"--cost_table=/nowhere/costs", "/nowhere/costs"},
       {"--job_memory_bytes=-1", ""},
       {"--message_bytes_max=3", ""},
       {"--message_bytes_max=2147483648", ""},
