@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -243,7 +244,9 @@ class Daemon {
   std::set<std::string> opening_ DMUOND_GUARDED_BY(mutex_);  // nonces of sessions being opened
   // By session: answers for who closes again. The newest alone.
   std::map<uint64_t, std::pair<uint64_t, v1::CloseSessionReply>> closed_ DMUOND_GUARDED_BY(mutex_);
-  uint64_t sessions_opened_ DMUOND_GUARDED_BY(mutex_) = 0;
+  // Begins at random: a trainer that wakes after its daemon's end must not speak with the key of
+  // another trainer's session with the successor.
+  uint64_t sessions_opened_ DMUOND_GUARDED_BY(mutex_) = uint64_t{std::random_device()()} << 32;
   std::map<int32_t, uint64_t> incarnations_ DMUOND_GUARDED_BY(mutex_);  // by rank
   std::unique_ptr<NodeJob> job_ DMUOND_GUARDED_BY(mutex_);
   uint64_t generation_ DMUOND_GUARDED_BY(mutex_) = 0;  // of job_: tells late lane reports apart

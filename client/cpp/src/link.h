@@ -36,6 +36,12 @@ class Link {
 
   // To the daemon, this trainer is gone. What is mapped stays mapped.
   void Disconnect();
+  // The same, from a daemon that is of no use any more: lost() from now on.
+  void GiveUp() {
+    lost_.store(true);
+    memory_.Poison();
+    Disconnect();
+  }
 
   [[nodiscard]] bool lost() const { return lost_.load(); }
   // Whether the daemon has gone, or goes within `grace`.

@@ -27,7 +27,9 @@ constexpr std::chrono::minutes kPublishedWithin{10};
 
 absl::Status Session::Impl::CheckOpen(const char* call) const {
   if (closed_) return WrongState(absl::StrCat(call, ": the session is closed"));
-  if (link_->lost()) return DaemonLost(call);
+  // The socket knows before the watcher's thread has run; the channel would find a successor, which
+  // is to hear of this session only when it has come back.
+  if (link_->LostWithin(Milliseconds(0))) return DaemonLost(call);
   return absl::OkStatus();
 }
 
@@ -197,7 +199,7 @@ absl::StatusOr<Outcome> Session::Impl::Answered(const v1::Outcome& message,
   undecided_ = false;
   wire::FaultPoint("trainer.decided");
   timing_ = FromProto(timing);
-  durable_step_ = outcome.durable_step;
+  if (outcome.durable_step.has_value()) durable_step_ = outcome.durable_step;
   if (outcome.kind == Outcome::Kind::kRolledBack) return RolledBack(outcome.to_step, "");
   next_attempt_ = outcome.next_attempt;
   if (outcome.kind == Outcome::Kind::kCommitted || outcome.kind == Outcome::Kind::kSkipped) {

@@ -129,7 +129,7 @@ absl::Status Session::Impl::ComeBack(const absl::Status& why) {
   } else {
     std::cerr << "dmuond: " << waits << std::endl;
   }
-  link_->Disconnect();
+  link_->GiveUp();
   const Clock::time_point started = Clock::now();
   Milliseconds pause = kFirstPause;
   for (;;) {

@@ -71,6 +71,14 @@ class AttachSocket:
             raise DaemonLost("the daemon closed the attach socket")
         return frame
 
+    def has_hung_up(self) -> bool:
+        """Whether the daemon has closed its end, though the watcher may not have run yet."""
+        if self._socket.fileno() < 0:
+            return False  # it is this end that has closed
+        poller = select.poll()
+        poller.register(self._socket, select.POLLRDHUP)
+        return bool(poller.poll(0))
+
     def close(self) -> None:
         """Ends the watcher and closes the socket: to the daemon, this trainer is gone."""
         if self._wake_write < 0:

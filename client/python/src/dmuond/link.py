@@ -98,6 +98,16 @@ class Link:
             self._take_frame()
         return reply
 
+    def is_lost(self) -> bool:
+        """Whether the daemon has gone.
+
+        The socket knows before the watcher's thread has run; the channel would find a successor,
+        which is to hear of this session only when it has come back.
+        """
+        if not self.lost.is_set() and self._attach.has_hung_up():
+            self.lost.set()
+        return self.lost.is_set()
+
     def call(self, name: str, request: object, timeout_s: float | None = None) -> Any:
         return self._channel.call(name, request, timeout_s)
 

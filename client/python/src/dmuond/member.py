@@ -95,7 +95,7 @@ class Member:
     @property
     def lost(self) -> bool:
         """The daemon has gone: the weights in the arenas are undefined until the next call."""
-        return self._link.lost.is_set()
+        return self._link.is_lost()
 
     @property
     def in_child(self) -> bool:
