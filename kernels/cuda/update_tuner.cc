@@ -26,10 +26,12 @@ constexpr int kCompareRounds = 5;
 constexpr double kBatchMicrosecondsMax = 80e3;
 // Batches take turns of so long, without a pause between them: a chip at its power limit is faster
 // after any.
-constexpr double kTurnMicroseconds = 40e3;
+constexpr double kTurnMicroseconds = 30e3;
 // The part of the time for that heats the chip.
 constexpr double kWarmPart = 0.35;
 constexpr int kTurnsMin = 3;
+// What is planned with: turns are not cut short.
+constexpr double kPartOfTime = 0.94;
 constexpr int kTurnsMax = 60;
 
 class DeviceMemory {
@@ -328,20 +330,16 @@ class Tuner {
       const absl::StatusOr<Difference> d = CompareWith(expected);
       if (!d.ok()) return d.status();
       candidate.error = std::sqrt(d->squares / d->reference);
-      if (d->not_finite != 0 || !(candidate.error <= kErrorMax)) {
-        candidate.refused = absl::StrCat("differs from fp32 by ", candidate.error);
-      }
+      uint64_t different = 0;
       for (const int32_t batch : {std::min(3, batch_max), batch_max}) {
-        if (batch == 1 || !candidate.refused.empty() || options_.fastest) continue;
+        if (batch == 1 || options_.fastest) continue;
         status = UpdateFirst(way, batch, workspace_.as<void>(), nullptr);
         if (!status.ok()) return status;
         const absl::StatusOr<Difference> bits = CompareWith(alone);
         if (!bits.ok()) return bits.status();
-        if (bits->different != 0) {
-          candidate.refused = absl::StrCat("bits depend on the batch: ", bits->different,
-                                           " elements differ in a batch of ", batch);
-        }
+        different += bits->different;
       }
+      candidate.refused = RefusalOf(candidate.error, d->not_finite, different, options_.fastest);
       shape.candidates.push_back(candidate);
     }
     return absl::OkStatus();
@@ -470,6 +468,17 @@ class Tuner {
 
 }  // namespace
 
+std::string RefusalOf(double error, uint64_t not_finite, uint64_t different, bool fastest) {
+  if (not_finite != 0) return absl::StrCat(not_finite, " elements are not finite");
+  if (!(error <= kErrorMax)) {
+    return absl::StrCat("differs from fp32 by ", error, ", more than ", kErrorMax);
+  }
+  if (different != 0 && !fastest) {
+    return absl::StrCat("bits depend on the batch: ", different, " elements differ");
+  }
+  return "";
+}
+
 absl::StatusOr<std::vector<TunedShape>> TuneUpdates(
     std::span<const TuningTask> tasks, const TuningOptions& options,
     const std::function<void(const TunedShape&)>& report) {
@@ -478,7 +487,7 @@ absl::StatusOr<std::vector<TunedShape>> TuneUpdates(
   if (absl::Status status = tuner.Start(); !status.ok()) return status;
   std::vector<TunedShape> shapes;
   for (size_t i = 0; i < tasks.size(); ++i) {
-    const double left = options.seconds - clock.seconds();
+    const double left = kPartOfTime * options.seconds - clock.seconds();
     absl::StatusOr<TunedShape> shape =
         tuner.Tune(tasks[i], std::max(0.1, left / static_cast<double>(tasks.size() - i)));
     if (!shape.ok()) return shape.status();

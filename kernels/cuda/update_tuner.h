@@ -54,6 +54,11 @@ struct TunedShape {
   double seconds = 0;                             // that its tuning took
 };
 
+// Why a way of computing may not win; empty if it may. `error` against fp32, values that are not
+// finite, and elements whose bits are others in a larger batch.
+[[nodiscard]] std::string RefusalOf(double error, uint64_t not_finite, uint64_t different,
+                                    bool fastest);
+
 // `report` is called for each shape as it is done. The device is the current one. UNAVAILABLE where
 // no candidate is right; RESOURCE_EXHAUSTED where not even one matrix fits.
 absl::StatusOr<std::vector<TunedShape>> TuneUpdates(

@@ -1,0 +1,56 @@
+// The tuner: what it refuses, and what it finds on a GPU.
+#include "kernels/cuda/library_product.h"
+#include "kernels/cuda/update_tuner.h"
+#include "kernels/presets.h"
+#include "tests/kernels/cuda/gpu.h"
+
+namespace dmuond::kernels::cuda {
+namespace {
+
+TEST(TunerRefuses, WrongNumbersAndBitsThatDependOnTheBatch) {
+  EXPECT_EQ(RefusalOf(1e-3, 0, 0, false), "");
+  EXPECT_NE(RefusalOf(0.05, 0, 0, false), "");
+  EXPECT_NE(RefusalOf(NAN, 0, 0, true), "");
+  EXPECT_NE(RefusalOf(1e-3, 1, 0, true), "");
+  EXPECT_NE(RefusalOf(1e-3, 0, 1, false), "");
+  EXPECT_EQ(RefusalOf(1e-3, 0, 1, true), "") << "--numerics=fastest";
+}
+
+class Tuner : public GpuTest {};
+
+TEST_F(Tuner, EveryEngineAndFormIsCheckedAndOneWins) {
+  TuningOptions options;
+  options.config = FindPreset("dmuon")->config;
+  options.seconds = 1;
+  const TuningTask tasks[] = {{256, 640, {1, 2, 4}}, {512, 512, {1, 3}}};
+  int reported = 0;
+  const auto tuned = TuneUpdates(tasks, options, [&](const TunedShape&) { ++reported; });
+  ASSERT_TRUE(tuned.ok()) << tuned.status();
+  ASSERT_EQ(tuned->size(), 2U);
+  EXPECT_EQ(reported, 2);
+  const size_t engines = CheckLibrary().ok() ? 2 : 1;
+  for (const TunedShape& shape : *tuned) {
+    ASSERT_EQ(shape.candidates.size(), 2 * engines);
+    for (const TunedCandidate& candidate : shape.candidates) {
+      EXPECT_EQ(candidate.refused, "");
+      EXPECT_GT(candidate.error, 0);
+      EXPECT_LT(candidate.error, 0.04);
+      EXPECT_GT(candidate.microseconds, 0);
+    }
+    EXPECT_EQ(shape.times.size(), shape.rows == 256 ? 3U : 2U);
+    for (const auto& [batch, microseconds] : shape.times) EXPECT_GT(microseconds, 0) << batch;
+  }
+}
+
+TEST_F(Tuner, AMatrixThatDoesNotFitIsNamed) {
+  TuningOptions options;
+  options.config = FindPreset("dmuon")->config;
+  options.memory_bytes_max = 1 << 20;
+  const TuningTask task{4096, 4096, {1}};
+  const absl::Status status = TuneUpdates({&task, 1}, options, [](const TunedShape&) {}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(std::string(status.message()).find("4096 x 4096"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace dmuond::kernels::cuda
