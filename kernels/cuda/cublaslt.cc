@@ -7,11 +7,6 @@
 namespace dmuond::kernels::cuda {
 namespace {
 
-struct Loaded {
-  absl::Status status;
-  CublasLt library{};
-};
-
 template <typename Function>
 bool Find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
@@ -35,35 +30,34 @@ bool FindAll(void* library, CublasLt& l) {
          Find(library, "cublasLtMatmul", l.matmul);
 }
 
-Loaded Load() {
-  Loaded loaded;
-  const std::string file = absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR);
+}  // namespace
+
+absl::StatusOr<CublasLt> CublasLt::Load(const std::string& file) {
   // Kept until the process ends: libraries of CUDA do not survive being unloaded.
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    loaded.status = absl::UnavailableError(absl::StrCat(
+    return absl::UnavailableError(absl::StrCat(
         file, " cannot be loaded (", ::dlerror(), "). It comes with the CUDA toolkit ",
         CUBLAS_VER_MAJOR, ".x: add the folder that holds it to LD_LIBRARY_PATH or to ld.so.conf"));
-    return loaded;
   }
-  if (!FindAll(library, loaded.library)) {
-    loaded.status = absl::UnavailableError(absl::StrCat(file, " lacks a function: ", ::dlerror()));
-    return loaded;
+  CublasLt loaded{};
+  if (!FindAll(library, loaded)) {
+    return absl::UnavailableError(absl::StrCat(file, " lacks a function: ", ::dlerror()));
   }
-  if (const cublasStatus_t result = loaded.library.create(&loaded.library.handle);
+  if (const cublasStatus_t result = loaded.create(&loaded.handle);
       result != CUBLAS_STATUS_SUCCESS) {
-    loaded.status =
-        absl::UnavailableError(absl::StrCat(file, ": cublasLtCreate returned ", result));
+    return absl::UnavailableError(absl::StrCat(file, ": cublasLtCreate returned ", result,
+                                               "; it needs a GPU, and a driver for CUDA ",
+                                               CUBLAS_VER_MAJOR));
   }
   return loaded;
 }
 
-}  // namespace
-
 absl::StatusOr<const CublasLt*> CublasLt::Get() {
-  static const Loaded& loaded = *new Loaded(Load());
-  if (!loaded.status.ok()) return loaded.status;
-  return &loaded.library;
+  static const absl::StatusOr<CublasLt>& loaded =
+      *new absl::StatusOr<CublasLt>(Load(absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR)));
+  if (!loaded.ok()) return loaded.status();
+  return &*loaded;
 }
 
 }  // namespace dmuond::kernels::cuda

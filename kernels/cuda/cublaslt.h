@@ -31,6 +31,8 @@ struct CublasLt {
 
   // Loaded once for the process. UNAVAILABLE with what to do about it. Threads: any.
   static absl::StatusOr<const CublasLt*> Get();
+  // From a file of that name; never unloaded.
+  static absl::StatusOr<CublasLt> Load(const std::string& file);
 };
 
 }  // namespace dmuond::kernels::cuda

@@ -1,4 +1,5 @@
 // The tuner: what it refuses, and what it finds on a GPU.
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/library_product.h"
 #include "kernels/cuda/update_tuner.h"
 #include "kernels/presets.h"
@@ -14,6 +15,19 @@ TEST(TunerRefuses, WrongNumbersAndBitsThatDependOnTheBatch) {
   EXPECT_NE(RefusalOf(1e-3, 1, 0, true), "");
   EXPECT_NE(RefusalOf(1e-3, 0, 1, false), "");
   EXPECT_EQ(RefusalOf(1e-3, 0, 1, true), "") << "--numerics=fastest";
+}
+
+TEST(Library, IsThereOrSaysWhatToDo) {
+  const absl::Status absent = CublasLt::Load("libcublasLt.so.none").status();
+  EXPECT_EQ(absent.code(), absl::StatusCode::kUnavailable);
+  EXPECT_NE(std::string(absent.message()).find("libcublasLt.so.none"), std::string::npos) << absent;
+  EXPECT_NE(std::string(absent.message()).find("LD_LIBRARY_PATH"), std::string::npos) << absent;
+  const absl::Status status = CheckLibrary();
+  EXPECT_EQ(LibraryVersion().empty(), !status.ok());
+  if (!status.ok()) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_NE(std::string(status.message()).find("libcublasLt.so."), std::string::npos) << status;
+  }
 }
 
 class Tuner : public GpuTest {};
