@@ -57,19 +57,19 @@ bool EncodeMap(const MatrixView& m, int64_t batch, GemmType type, int box_rows, 
 }
 
 // (rows of D, k), (k, columns of D) as the layout stores them.
-bool CheckShapes(const GemmProblem& p, GemmLayout layout, int64_t* depth, std::string* error) {
+bool CheckShapes(const GemmProblem& p, GemmLayout layout, std::string* error) {
   const bool a_transposed = layout == GemmLayout::kTN;
   const bool b_transposed = layout == GemmLayout::kNT;
   const int64_t m = a_transposed ? p.a.cols : p.a.rows;
   const int64_t k = a_transposed ? p.a.rows : p.a.cols;
   const int64_t k_of_b = b_transposed ? p.b.cols : p.b.rows;
   const int64_t n = b_transposed ? p.b.rows : p.b.cols;
-  *depth = k;
   const auto addend_fits = [&](const MatrixView& c) {
     return c.data == nullptr || (c.rows == m && c.cols == n);
   };
-  if (k != k_of_b || p.d.rows != m || p.d.cols != n || (p.symmetric && m != n) ||
-      (p.diagonal != 0 && !p.symmetric) || !addend_fits(p.c) || !addend_fits(p.c2) || p.batch < 1) {
+  if (k != k_of_b || k > kStepsMax * kTileK || p.d.rows != m || p.d.cols != n ||
+      (p.symmetric && m != n) || (p.diagonal != 0 && !p.symmetric) || !addend_fits(p.c) ||
+      !addend_fits(p.c2) || p.batch < 1) {
     *error = "shapes disagree: " + Describe("a", p.a) + "; " + Describe("b", p.b) + "; " +
              Describe("c", p.c) + "; " + Describe("d", p.d);
     return false;
@@ -78,6 +78,22 @@ bool CheckShapes(const GemmProblem& p, GemmLayout layout, int64_t* depth, std::s
 }
 
 }  // namespace
+
+GemmShape ShapeOf(const GemmProblem& problem, GemmLayout layout) {
+  const MatrixView& a = problem.a;
+  const MatrixView& b = problem.b;
+  GemmShape shape;
+  shape.rows = problem.d.rows;
+  shape.cols = problem.d.cols;
+  shape.depth = layout == GemmLayout::kTN ? a.rows : a.cols;
+  shape.batch = problem.batch;
+  shape.symmetric = problem.symmetric;
+  shape.same_operands = layout != GemmLayout::kNN && a.data == b.data && a.rows == b.rows &&
+                        a.cols == b.cols && a.ld == b.ld && a.batch_stride == b.batch_stride;
+  shape.has_c = problem.c.data != nullptr;
+  shape.has_c2 = problem.c2.data != nullptr;
+  return shape;
+}
 
 int Columns(GemmTile tile) {
   switch (tile) {
@@ -125,8 +141,9 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
   state->variant = options.type == GemmType::kF16
                        ? FindGemm<__half>(options.tile, options.layout)
                        : FindGemm<__nv_bfloat16>(options.tile, options.layout);
-  if (state->variant.function == nullptr || problems.empty()) {
-    *error = std::string("no kernel for tile ") + Name(options.tile) + ", or no problem";
+  if (state->variant.function == nullptr || problems.empty() || problems.size() > kProblemsMax) {
+    *error = std::string("no kernel for tile ") + Name(options.tile) + ", or 0 or more than " +
+             std::to_string(kProblemsMax) + " problems";
     return nullptr;
   }
   const int box_a = BoxA(options.layout);
@@ -135,27 +152,21 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
   for (size_t i = 0; i < problems.size(); ++i) {
     const GemmProblem& p = problems[i];
     DeviceProblem& to = device_problems[i];
-    int64_t depth = 0;
-    if (!CheckShapes(p, options.layout, &depth, error) ||
+    if (!CheckShapes(p, options.layout, error) ||
         !EncodeMap(p.a, p.batch, options.type, box_a, "a", &to.a, error) ||
         !EncodeMap(p.b, p.batch, options.type, kTileUnit, "b", &to.b, error) ||
+        !EncodeMap(p.b, p.batch, options.type, WideBoxB(options.layout), "b", &to.b_wide, error) ||
         !EncodeMap(p.d, p.batch, options.type, 64, "d", &to.d, error) ||
         (p.c.data != nullptr && !EncodeMap(p.c, p.batch, options.type, 64, "c", &to.c, error)) ||
         (p.c2.data != nullptr &&
          !EncodeMap(p.c2, p.batch, options.type, 64, "c2", &to.c2, error))) {
       return nullptr;
     }
-    to.has_c = p.c.data != nullptr ? 1 : 0;
-    to.has_c2 = p.c2.data != nullptr ? 1 : 0;
     to.alpha = p.alpha;
     to.beta = p.beta;
     to.beta2 = p.beta2;
     to.diagonal = p.diagonal;
-    to.rows = static_cast<int>(p.d.rows);
-    to.cols = static_cast<int>(p.d.cols);
-    to.steps = static_cast<int>((depth + kTileK - 1) / kTileK);
-    to.symmetric = p.symmetric ? 1 : 0;
-    shapes.push_back({p.d.rows, p.d.cols, depth, p.batch, p.symmetric});
+    shapes.push_back(ShapeOf(p, options.layout));
   }
 
   const void* function = reinterpret_cast<const void*>(state->variant.function);

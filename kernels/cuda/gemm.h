@@ -65,6 +65,9 @@ struct GemmProblem {
   float diagonal = 0;  // symmetric products only
 };
 
+// What a schedule needs to know of it.
+[[nodiscard]] GemmShape ShapeOf(const GemmProblem& problem, GemmLayout layout);
+
 // 128 rows by so many columns.
 enum class GemmTile : uint8_t { k256 = 1, k192, k128, k64 };
 inline constexpr GemmTile kGemmTiles[] = {GemmTile::k256, GemmTile::k192, GemmTile::k128,

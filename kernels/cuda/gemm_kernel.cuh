@@ -16,6 +16,7 @@ namespace dmuond::kernels::cuda {
 struct DeviceProblem {
   CUtensorMap a;
   CUtensorMap b;
+  CUtensorMap b_wide;  // boxes of WideBoxB
   CUtensorMap c;
   CUtensorMap c2;
   CUtensorMap d;
@@ -23,12 +24,6 @@ struct DeviceProblem {
   DeviceScalar beta;
   DeviceScalar beta2;
   float diagonal;
-  int rows;
-  int cols;
-  int steps;  // along k, 64 at a time
-  int symmetric;
-  int has_c;
-  int has_c2;
 };
 
 struct GemmParams {
@@ -37,15 +32,17 @@ struct GemmParams {
   const GemmJob* jobs;
 };
 
-constexpr int kTileK = 64;
 constexpr int kBoxBytes = 64 * 64 * 2;
 constexpr int kTileABytes = kTileM * kTileK * 2;
 constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 
 // Rows of a load's box of A; what lies M-major comes 64 wide, the width of the swizzle. Boxes of B
-// are a unit wide in every layout.
+// are a unit wide, or two where the layout and the tile allow it.
 constexpr int BoxA(GemmLayout layout) { return layout == GemmLayout::kTN ? 64 : kTileM; }
+constexpr int WideBoxB(GemmLayout layout) {
+  return layout == GemmLayout::kNT ? 2 * kTileUnit : kTileUnit;
+}
 
 // kTileN: the widest tile, 256 or 128 columns.
 template <int kTileN>
@@ -55,7 +52,8 @@ struct GemmTraits {
   // Per consumer two boxes of the mirror image.
   static constexpr int kStagingBytes = kConsumers * 2 * kBoxBytes;
   static constexpr int kBarrierBytes = kStages * 2 * 8;
-  static constexpr int kSharedBytes = kStages * kStageBytes + kStagingBytes + kBarrierBytes;
+  static constexpr int kSharedBytes =
+      kStages * kStageBytes + kStagingBytes + kBarrierBytes + kConsumers * sizeof(float4);
 };
 
 template <typename T>
@@ -115,6 +113,7 @@ struct GemmKernel {
   static constexpr bool kBIsNMajor = kLayout != GemmLayout::kNT;
   static constexpr int kBoxA = BoxA(kLayout);
   static constexpr int kUnit = kTileUnit;
+  static constexpr int kWide = WideBoxB(kLayout);
   static constexpr int kAccumulators = kTileN / 2;  // per thread: 64 x kTileN over 128 threads
 
   const GemmParams& params;
@@ -122,6 +121,7 @@ struct GemmKernel {
   uint32_t staging;
   uint32_t full;
   uint32_t empty;
+  uint32_t scalars;
   uint32_t rank;
 
   __device__ GemmKernel(const GemmParams& kernel_params, uint32_t shared) : params(kernel_params) {
@@ -130,6 +130,7 @@ struct GemmKernel {
     staging = stages + Traits::kStages * Traits::kStageBytes;
     full = staging + Traits::kStagingBytes;
     empty = full + Traits::kStages * 8;
+    scalars = empty + Traits::kStages * 8;
     rank = ptx::ClusterRank();
   }
 
@@ -170,25 +171,54 @@ struct GemmKernel {
     }
   }
 
-  // One stage of the ring: a step along k of both operands.
-  __device__ __forceinline__ void LoadStep(const DeviceProblem& problem, const GemmJob& job, int k,
-                                           uint32_t stage) const {
+  // One stage of the ring: a step along k of both operands, or two.
+  __device__ __forceinline__ void LoadStage(const DeviceProblem& problem, const GemmJob& job,
+                                            int index, uint32_t stage) const {
     const int columns = job.width * kUnit;
-    const int row = job.row * kTileM;
-    const int col = job.col * kUnit;
     const uint32_t barrier = full + stage * 8;
-    const uint32_t to_a = stages + stage * Traits::kStageBytes;
-    const uint32_t to_b = to_a + kTileABytes;
-    ptx::BarrierArriveExpect(barrier, kTileABytes + columns * kTileK * 2);
-    LoadOperand<kAIsMMajor, kBoxA, false>(problem.a, to_a, barrier, k, row, kTileM, job.batch);
-    if (job.paired != 0) {
+    const uint32_t to = stages + stage * Traits::kStageBytes;
+    if (job.doubled) {
+      const uint32_t bytes = columns * kTileK * 2;
+      ptx::BarrierArriveExpect(barrier, 2 * bytes);
+      for (int half = 0; half < 2; ++half) {
+        LoadOperand<kBIsNMajor, kUnit, false>(problem.b, to + kTileABytes + half * bytes, barrier,
+                                              (index * 2 + half) * kTileK, job.col * kUnit, columns,
+                                              job.batch);
+      }
+      return;
+    }
+    const int k = index * kTileK;
+    const bool load_a = !job.a_in_b;
+    ptx::BarrierArriveExpect(barrier, (load_a ? kTileABytes : 0) + columns * kTileK * 2);
+    if (load_a) {
+      LoadOperand<kAIsMMajor, kBoxA, false>(problem.a, to, barrier, k, job.row * kTileM, kTileM,
+                                            job.batch);
+    }
+    LoadB(problem, job, k, to + kTileABytes, barrier);
+  }
+
+  __device__ __forceinline__ void LoadB(const DeviceProblem& problem, const GemmJob& job, int k,
+                                        uint32_t to, uint32_t barrier) const {
+    const int columns = job.width * kUnit;
+    const int col = job.col * kUnit;
+    if (kWide > kUnit && columns == 2 * kWide) {
+      if (job.paired) {
+        // A half each, for both.
+        const int offset = static_cast<int>(rank) * kWide;
+        LoadOperand<kBIsNMajor, kWide, true>(problem.b_wide, to + offset * kTileK * 2, barrier, k,
+                                             col + offset, kWide, job.batch);
+      } else {
+        LoadOperand<kBIsNMajor, kWide, false>(problem.b_wide, to, barrier, k, col, columns,
+                                              job.batch);
+      }
+    } else if (job.paired) {
       // Every other unit each, for both.
       for (int offset = static_cast<int>(rank) * kUnit; offset < columns; offset += 2 * kUnit) {
-        LoadOperand<kBIsNMajor, kUnit, true>(problem.b, to_b + offset * kTileK * 2, barrier, k,
+        LoadOperand<kBIsNMajor, kUnit, true>(problem.b, to + offset * kTileK * 2, barrier, k,
                                              col + offset, kUnit, job.batch);
       }
     } else {
-      LoadOperand<kBIsNMajor, kUnit, false>(problem.b, to_b, barrier, k, col, columns, job.batch);
+      LoadOperand<kBIsNMajor, kUnit, false>(problem.b, to, barrier, k, col, columns, job.batch);
     }
   }
 
@@ -215,8 +245,9 @@ struct GemmKernel {
       const DeviceProblem& problem = Problem(job.problem);
       ptx::PrefetchTensorMap(&problem.a);
       ptx::PrefetchTensorMap(&problem.b);
+      ptx::PrefetchTensorMap(&problem.b_wide);
       ptx::PrefetchTensorMap(&problem.d);
-      if (problem.has_c != 0) ptx::PrefetchTensorMap(&problem.c);
+      if (job.has_c) ptx::PrefetchTensorMap(&problem.c);
     }
     ptx::WaitForPrevious();
     const auto next_stage = [&] {
@@ -226,15 +257,13 @@ struct GemmKernel {
       return stage;
     };
     for (int turn = 1; job.width != 0; ++turn) {
-      const GemmJob next = Job(turn);
       const DeviceProblem& problem = Problem(job.problem);
-      const int steps = problem.steps;
-      for (int step = 0; step < steps; ++step) {
-        LoadStep(problem, job, step * kTileK, next_stage());
-      }
+      for (int i = 0; i < job.stages; ++i) LoadStage(problem, job, i, next_stage());
+      // Not before: it would be waited for (registers are few here) before the first loads.
+      const GemmJob next = Job(turn);
       for (int chunk = 0; chunk < job.width; chunk += 2) {
-        if (problem.has_c2 != 0) LoadAddend(problem.c2, true, job, chunk, next_stage());
-        LoadAddend(problem.c, problem.has_c != 0, job, chunk, next_stage());
+        if (job.has_c2) LoadAddend(problem.c2, true, job, chunk, next_stage());
+        LoadAddend(problem.c, job.has_c, job, chunk, next_stage());
       }
       job = next;
     }
@@ -255,35 +284,49 @@ struct GemmKernel {
     if (place.thread == 32) ptx::BarrierArriveRemote(empty + stage * 8, 1);
   }
 
+  // `second`: how far behind a stage's first step along k the second lies, where there are two.
+  template <int kN, int kSteps>
+  __device__ __forceinline__ void MultiplyStage(float (&acc)[kAccumulators], uint32_t a_offset,
+                                                uint32_t second, uint32_t stage,
+                                                int accumulate) const {
+    const uint32_t at = stages + stage * Traits::kStageBytes;
+    const uint64_t desc_a = ptx::MatrixDescriptor(at + a_offset, kBoxBytes);
+    const uint64_t desc_b = ptx::MatrixDescriptor(at + kTileABytes, kBoxBytes);
+    ptx::WgmmaFence();
+    MultiplyStep<kN>(acc, desc_a, desc_b, accumulate);
+    if constexpr (kSteps == 2) {
+      MultiplyStep<kN>(acc, desc_a + (second >> 4), desc_b + (second >> 4), 1);
+    }
+    ptx::WgmmaCommit();
+  }
+
   template <int kN>
-  __device__ __forceinline__ void MultiplyStage(float (&acc)[kAccumulators], const Place& place,
-                                                uint32_t stage, int accumulate) const {
-    const uint32_t a = stages + stage * Traits::kStageBytes;
-    const uint64_t desc_a = ptx::MatrixDescriptor(a + place.consumer * kBoxBytes, kBoxBytes);
-    const uint64_t desc_b = ptx::MatrixDescriptor(a + kTileABytes, kBoxBytes);
+  __device__ __forceinline__ static void MultiplyStep(float (&acc)[kAccumulators], uint64_t desc_a,
+                                                      uint64_t desc_b, int accumulate) {
     // 16 along k: 32 bytes within a row of 128, or 16 rows of 128 bytes.
     constexpr uint64_t kAdvanceA = (kAIsMMajor ? 2048 : 32) >> 4;
     constexpr uint64_t kAdvanceB = (kBIsNMajor ? 2048 : 32) >> 4;
-    ptx::WgmmaFence();
 #pragma unroll
     for (int i = 0; i < kTileK / 16; ++i) {
       ptx::Wgmma<T, kN, kAIsMMajor ? 1 : 0, kBIsNMajor ? 1 : 0>(
           acc, desc_a + i * kAdvanceA, desc_b + i * kAdvanceB, i > 0 ? 1 : accumulate);
     }
-    ptx::WgmmaCommit();
   }
 
-  // What the epilogue needs of a problem and a job, in registers: the compiler would read the
-  // problem again after every barrier.
+  // Where this consumer's 64 rows of A lie in a stage.
+  __device__ __forceinline__ static uint32_t OffsetOfA(const GemmJob& job, const Place& place) {
+    const int first = job.a_in_b ? job.row * (kTileM / kUnit) - job.col : 0;
+    return (job.a_in_b ? kTileABytes : 0) + (first + place.consumer) * kBoxBytes;
+  }
+
+  // What the epilogue needs of a problem and a job, in registers.
   struct Tile {
-    const CUtensorMap* d;
     float alpha;
     float beta;
     float beta2;
     float diagonal;
     int row;  // of the consumer's 64 rows
     int col;
-    int batch;
     bool symmetric;
     bool has_c;
     bool has_c2;
@@ -291,22 +334,21 @@ struct GemmKernel {
     int width;  // of the job, in chunks: this consumer may need fewer
   };
 
-  __device__ __forceinline__ Tile MakeTile(const DeviceProblem& problem, const GemmJob& job,
-                                           const Place& place) const {
+  // The scalars come from the sender: their way from device memory is long.
+  __device__ __forceinline__ Tile MakeTile(const GemmJob& job, const Place& place) const {
     Tile tile;
-    tile.d = &problem.d;
     tile.row = job.row * kTileM + place.consumer * 64;
     tile.col = job.col * kUnit;
-    tile.batch = job.batch;
-    tile.symmetric = problem.symmetric != 0;
-    tile.has_c = problem.has_c != 0;
-    tile.has_c2 = problem.has_c2 != 0;
-    tile.store = job.store != 0;
+    tile.symmetric = job.symmetric;
+    tile.has_c = job.has_c;
+    tile.has_c2 = job.has_c2;
+    tile.store = job.store;
     tile.width = job.width;
-    tile.alpha = Load(problem.alpha, job.batch);
-    tile.beta = Load(problem.beta, job.batch);
-    tile.beta2 = Load(problem.beta2, job.batch);
-    tile.diagonal = problem.diagonal;
+    const float4 values = ptx::LoadShared4(scalars + place.consumer * sizeof(float4));
+    tile.alpha = values.x;
+    tile.beta = values.y;
+    tile.beta2 = values.z;
+    tile.diagonal = values.w;
     return tile;
   }
 
@@ -384,20 +426,10 @@ struct GemmKernel {
     }
   }
 
-  // One chunk of 64 columns: adds C from its box in the ring, puts D in its place and its mirror
-  // image into a box of its own.
-  __device__ __forceinline__ void StageChunk(float* x, float scale, const Tile& tile,
-                                             const Place& place, int chunk, bool last, uint32_t box,
-                                             uint32_t mirror) const {
-    // Nothing lies right of the diagonal: only the last chunk can be on it.
-    const bool on_diagonal = last && tile.symmetric && tile.col + chunk * 64 == tile.row;
-    if (tile.has_c) {
-      AddBox(x, scale, tile.beta, box, place);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) x[i] *= scale;
-    }
-    if (on_diagonal) {
+  // One chunk of 64 columns of alpha * A * B + …: the diagonal, and rounding.
+  __device__ __forceinline__ static void Round(float* x, const Tile& tile, const Place& place,
+                                               bool on_diagonal, uint32_t (&packed)[16]) {
+    if (on_diagonal && tile.diagonal != 0) {
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const int r = place.warp * 16 + place.lane / 4 + i % 2 * 8;
@@ -406,17 +438,42 @@ struct GemmKernel {
         x[i * 2 + 1] += r == c + 1 ? tile.diagonal : 0.0F;
       }
     }
-    uint32_t packed[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) packed[i] = Pack<T>(x[i * 2], x[i * 2 + 1]);
+  }
 
-    if (on_diagonal) {
-      StageDiagonal(packed, place, mirror);
+  // Two chunks of 64 columns, or one: adds C from its boxes in the ring, puts D in their place and
+  // the mirror images into boxes of their own.
+  template <int kCount, bool kLast>
+  __device__ __forceinline__ void StageChunks(float* x, float scale, const Tile& tile,
+                                              const Place& place, int first, uint32_t stage) const {
+    if (tile.has_c) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        AddBox(x + i * 32, scale, tile.beta, ChunkBox(stage, place.consumer, first + i), place);
+      }
     } else {
-      StageBox(packed, place, box);
-      if (tile.symmetric) StageMirror(packed, place, mirror);
+#pragma unroll
+      for (int i = 0; i < kCount * 32; ++i) x[i] *= scale;
     }
-    ptx::FenceProxyAsync();
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int chunk = first + i;
+      const uint32_t mirror = MirrorBox(stage, place.consumer, chunk);
+      // Nothing lies right of the diagonal: only the last chunk can be on it.
+      const bool on_diagonal =
+          kLast && i + 1 == kCount && tile.symmetric && tile.col + chunk * 64 == tile.row;
+      uint32_t packed[16];
+      Round(x + i * 32, tile, place, on_diagonal, packed);
+      if (on_diagonal) {
+        StageDiagonal(packed, place, mirror);
+      } else {
+        StageBox(packed, place, ChunkBox(stage, place.consumer, chunk));
+        if (tile.symmetric) StageMirror(packed, place, mirror);
+      }
+      ptx::FenceProxyAsync();
+      ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, chunk), kBarrierThreads);
+    }
   }
 
   // Where chunk `chunk` of a consumer's rows lies in a stage of the ring, and its mirror image. A
@@ -445,11 +502,12 @@ struct GemmKernel {
   }
 
   template <int kN>
-  __device__ __forceinline__ void StageTile(float (&acc)[kAccumulators], const Tile& tile,
+  __device__ __forceinline__ void StageTile(float (&acc)[kAccumulators], const GemmJob& job,
                                             const Place& place, Position& at) const {
     constexpr int kChunks = kN / 64;
-    // The last tile's mirror images have been sent.
+    // The last tile's mirror images have been sent, this one's scalars are there.
     ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
+    const Tile tile = MakeTile(job, place);
 #pragma unroll
     for (int first = 0; first < kChunks; first += 2) {
       constexpr bool kBoth = kChunks > 1;
@@ -468,14 +526,15 @@ struct GemmKernel {
         at.Advance();
       }
       ptx::BarrierWait(full + at.stage * 8, at.parity);
-#pragma unroll
-      for (int chunk = first; chunk < first + 2 && chunk < kChunks; ++chunk) {
-        if (tile.store) {
-          StageChunk(acc + chunk * 32, scale, tile, place, chunk, chunk + 1 == kChunks,
-                     ChunkBox(at.stage, place.consumer, chunk),
-                     MirrorBox(at.stage, place.consumer, chunk));
-        }
-        ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, chunk), kBarrierThreads);
+      float* const x = acc + first * 32;
+      if (!tile.store) {
+        ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, first), kBarrierThreads);
+      } else if (first + 2 < kChunks) {
+        StageChunks<2, false>(x, scale, tile, place, first, at.stage);
+      } else if (both) {
+        StageChunks<2, true>(x, scale, tile, place, first, at.stage);
+      } else {
+        StageChunks<1, true>(x, scale, tile, place, first, at.stage);
       }
       at.Advance();
     }
@@ -483,17 +542,18 @@ struct GemmKernel {
       SkipChunks(tile, place, at, (kChunks + 1) / 2 * 2);
   }
 
-  template <int kN>
-  __device__ __forceinline__ void ConsumeTile(const DeviceProblem& problem, const GemmJob& job,
-                                              const Place& place, Position& at) const {
-    float acc[kAccumulators];
+  template <int kN, int kSteps>
+  __device__ __forceinline__ void MultiplyTile(float (&acc)[kAccumulators], const GemmJob& job,
+                                               const Place& place, Position& at) const {
+    const uint32_t a_offset = OffsetOfA(job, place);
+    const uint32_t second = job.width * kBoxBytes;
     uint32_t last_stage = 0;
-    const int steps = problem.steps;
-    const Tile tile = MakeTile(problem, job, place);
-    for (int step = 0; step < steps; ++step) {
+    for (int i = 0; i < job.stages; ++i) {
       ptx::BarrierWait(full + at.stage * 8, at.parity);
-      if constexpr (kN > 0) MultiplyStage<kN>(acc, place, at.stage, step > 0 ? 1 : 0);
-      if (step > 0) {
+      if constexpr (kN > 0) {
+        MultiplyStage<kN, kSteps>(acc, a_offset, second, at.stage, i > 0 ? 1 : 0);
+      }
+      if (i > 0) {
         if constexpr (kN > 0) ptx::WgmmaWait<1>();
         Release(place, last_stage);
       }
@@ -502,7 +562,15 @@ struct GemmKernel {
     }
     if constexpr (kN > 0) ptx::WgmmaWait<0>();
     Release(place, last_stage);
-    StageTile<kN>(acc, tile, place, at);
+  }
+
+  // kSteps: along k, in each stage.
+  template <int kN, int kSteps = 1>
+  __device__ __forceinline__ void ConsumeTile(const GemmJob& job, const Place& place,
+                                              Position& at) const {
+    float acc[kAccumulators];
+    MultiplyTile<kN, kSteps>(acc, job, place, at);
+    StageTile<kN>(acc, job, place, at);
   }
 
   // ---- Senders: a warp for each consumer, so that consumers wait for no store ----
@@ -512,64 +580,86 @@ struct GemmKernel {
     Position at;
     GemmJob job = Job(0);
     ptx::WaitForPrevious();
-    ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
     for (int turn = 1; job.width != 0; ++turn) {
+      SendScalars(job, consumer);
+      ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
       const GemmJob next = Job(turn);
-      const DeviceProblem& problem = Problem(job.problem);
-      const int row = job.row * kTileM + consumer * 64;
-      const int chunks = Columns(problem, job, consumer) / 64;
-      at.Skip(problem.steps);
+      const int chunks = job.store ? Columns(job, consumer) / 64 : 0;
+      at.Skip(job.stages);
       for (int first = 0; first < job.width; first += 2) {
-        if (problem.has_c2 != 0) at.Skip(1);
-        for (int chunk = first; chunk < Reported(first, chunks); ++chunk) {
+        if (job.has_c2) at.Skip(1);
+        // Of a stage of which the consumer needs nothing it reports one chunk.
+        for (int chunk = first; chunk < max(first + 1, min(first + 2, chunks)); ++chunk) {
           ptx::NamedBarrierSync(ReadyBarrier(consumer, chunk), kBarrierThreads);
-          if (elected && job.store != 0 && chunk < chunks) {
-            SendChunk(problem, job, row, chunk, ChunkBox(at.stage, consumer, chunk),
-                      MirrorBox(at.stage, consumer, chunk));
-          }
+          if (elected && chunk < chunks) SendChunk(job, consumer, chunk, at.stage);
         }
         if (elected) {
-          // The stage is the producers' again once the copy engine has read D from it.
-          ptx::BulkWaitRead<0>();
+          // The stage is the producers' again once the copy engine has read D from it. What does
+          // not hold up a stage comes last.
+          if (first + 2 < job.width) {
+            ptx::BulkWaitRead<0>();
+          } else {
+            SendStaged(job, consumer, chunks);
+            ptx::BulkWaitRead<1>();
+          }
           ptx::BarrierArriveRemote(empty + at.stage * 8, 0);
           ptx::BarrierArriveRemote(empty + at.stage * 8, 1);
         }
         at.Skip(1);
       }
+      if (elected) ptx::BulkWaitRead<0>();
       __syncwarp();
-      if (next.width != 0) ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
       job = next;
     }
-    // The end of the kernel waits for the writes themselves.
-    if (elected) ptx::BulkWaitRead<0>();
   }
 
-  // One past the last chunk that a consumer with so many reports ready of the stage that begins
-  // with chunk `first`: a stage of which it needs nothing is reported all the same.
-  __device__ __forceinline__ static int Reported(int first, int chunks) {
-    return max(first + 1, min(first + 2, chunks));
+  // Of a tile, to its consumer.
+  __device__ __forceinline__ void SendScalars(const GemmJob& job, int consumer) const {
+    const DeviceProblem& problem = Problem(job.problem);
+    const float4 values = make_float4(Load(problem.alpha, job.batch), Load(problem.beta, job.batch),
+                                      Load(problem.beta2, job.batch), problem.diagonal);
+    if (threadIdx.x % 32 == 0) {
+      ptx::StoreShared4(scalars + consumer * sizeof(float4), values);
+    }
+    __syncwarp();
   }
 
-  __device__ __forceinline__ static void SendChunk(const DeviceProblem& problem, const GemmJob& job,
-                                                   int row, int chunk, uint32_t box,
-                                                   uint32_t mirror) {
+  // Whether a chunk's mirror image lies in the ring, beside D; the others do not hold up a stage.
+  __device__ __forceinline__ static constexpr bool MirrorInRing(int chunk) {
+    return kTileN == 256 && chunk % 2 == 0;
+  }
+
+  // A chunk from a stage of the ring, and its mirror image if that lies there too.
+  __device__ __forceinline__ void SendChunk(const GemmJob& job, int consumer, int chunk,
+                                            uint32_t stage) const {
+    const DeviceProblem& problem = Problem(job.problem);
+    const int row = job.row * kTileM + consumer * 64;
     const int col = job.col * kUnit + chunk * 64;
-    if (problem.symmetric == 0) {
-      ptx::TensorStore(&problem.d, box, col, row, job.batch);
-    } else if (col == row) {
-      ptx::TensorStore(&problem.d, mirror, col, row, job.batch);
-    } else {
-      ptx::TensorStore(&problem.d, box, col, row, job.batch);
-      ptx::TensorStore(&problem.d, mirror, row, col, job.batch);
+    if (!job.symmetric || col != row) {
+      ptx::TensorStore(&problem.d, ChunkBox(stage, consumer, chunk), col, row, job.batch);
+    }
+    if (job.symmetric && MirrorInRing(chunk)) {
+      ptx::TensorStore(&problem.d, MirrorBox(stage, consumer, chunk), row, col, job.batch);
+    }
+    ptx::BulkCommit();
+  }
+
+  // A tile's mirror images that lie in boxes of their own.
+  __device__ __forceinline__ void SendStaged(const GemmJob& job, int consumer, int chunks) const {
+    const DeviceProblem& problem = Problem(job.problem);
+    const int row = job.row * kTileM + consumer * 64;
+    for (int chunk = 0; job.symmetric && chunk < chunks; ++chunk) {
+      if (MirrorInRing(chunk)) continue;
+      const int col = job.col * kUnit + chunk * 64;
+      ptx::TensorStore(&problem.d, MirrorBox(0, consumer, chunk), row, col, job.batch);
     }
     ptx::BulkCommit();
   }
 
   // Columns that a consumer's 64 rows need: none right of the diagonal.
-  __device__ __forceinline__ static int Columns(const DeviceProblem& problem, const GemmJob& job,
-                                                int consumer) {
+  __device__ __forceinline__ static int Columns(const GemmJob& job, int consumer) {
     const int columns = job.width * kUnit;
-    if (problem.symmetric == 0) return columns;
+    if (!job.symmetric) return columns;
     return min(columns, job.row * kTileM + consumer * 64 + 64 - job.col * kUnit);
   }
 
@@ -584,19 +674,24 @@ struct GemmKernel {
     ptx::WaitForPrevious();
     for (int turn = 1; job.width != 0; ++turn) {
       const GemmJob next = Job(turn);
-      const DeviceProblem& problem = Problem(job.problem);
-      const int columns = Columns(problem, job, place.consumer);
+      const int columns = Columns(job, place.consumer);
       if (columns == kTileN) {
-        ConsumeTile<kTileN>(problem, job, place, at);
+        ConsumeTile<kTileN>(job, place, at);
       } else if (columns == 64) {
-        ConsumeTile<64>(problem, job, place, at);
+        if (kTileN == 256 && job.doubled) {
+          ConsumeTile<64, 2>(job, place, at);
+        } else {
+          ConsumeTile<64>(job, place, at);
+        }
       } else if (columns == 0) {
-        ConsumeTile<0>(problem, job, place, at);
+        ConsumeTile<0>(job, place, at);
       } else if constexpr (kTileN == 256) {
         if (columns == 192) {
-          ConsumeTile<192>(problem, job, place, at);
+          ConsumeTile<192>(job, place, at);
+        } else if (job.doubled) {
+          ConsumeTile<128, 2>(job, place, at);
         } else {
-          ConsumeTile<128>(problem, job, place, at);
+          ConsumeTile<128>(job, place, at);
         }
       }
       job = next;
@@ -613,11 +708,11 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   ptx::LaunchDependents();
   ptx::ClusterSync();
   if (threadIdx.x < 128) {
-    ptx::RegistersDecrease<40>();
+    ptx::RegistersDecrease<56>();
     if (threadIdx.x == 0) kernel.Produce();
     if (threadIdx.x >= 32 && threadIdx.x < 96) kernel.Send(threadIdx.x / 32 - 1);
   } else {
-    ptx::RegistersIncrease<232>();
+    ptx::RegistersIncrease<224>();
     kernel.Consume();
   }
   ptx::ClusterSync();  // a CTA's shared memory is its partner's to write until both are done

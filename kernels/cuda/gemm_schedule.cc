@@ -14,7 +14,9 @@ namespace {
 // each operand.
 constexpr int kStripColumns = 8;
 // The last so many turns are sorted by length, so that short tiles fill the gaps.
-constexpr int kTailTurns = 3;
+constexpr int kTailTurns = 2;
+// Schedules of more turns are balanced without halves.
+constexpr size_t kHalvedTurns = 6;
 
 struct PairJob {
   GemmJob first;
@@ -22,11 +24,24 @@ struct PairJob {
   int64_t cost = 0;
 };
 
+// Cycles, as measured on an H200: a step along k and the rest (first loads, epilogue) of a tile.
+// Tiles without a partner load all of B themselves; narrow ones wait for their loads. Those of the
+// diagonal multiply less.
+int64_t Cost(const GemmJob& job) {
+  constexpr std::array<int64_t, 5> kPaired = {0, 400, 540, 770, 1040};
+  constexpr std::array<int64_t, 5> kSingle = {0, 420, 690, 740, 920};
+  constexpr std::array<int64_t, 5> kAInB = {0, 400, 550, 700, 900};
+  constexpr int64_t kDoubled = 800;
+  const auto& cycles = job.paired ? kPaired : job.a_in_b ? kAInB : kSingle;
+  return job.stages * (job.doubled ? kDoubled : cycles[job.width]) + 1000 +
+         int64_t{job.width} * 1000;
+}
+
 class Builder {
  public:
   Builder(const GemmShape& shape, int problem, int tile_n)
       : shape_(shape), problem_(problem), tile_n_(tile_n), units_(tile_n / kTileUnit) {
-    steps_ = (shape.depth + 63) / 64;
+    steps_ = (shape.depth + kTileK - 1) / kTileK;
   }
 
   void Build(std::vector<PairJob>& out) {
@@ -55,22 +70,27 @@ class Builder {
 
   GemmJob Job(int32_t z, int row, int col, int width, bool paired) const {
     GemmJob job;
-    job.problem = problem_;
+    job.problem = static_cast<uint16_t>(problem_);
     job.batch = z;
     job.row = static_cast<uint16_t>(row);
     job.col = static_cast<uint16_t>(col * units_);
     job.width = static_cast<uint8_t>(width);
-    job.paired = paired ? 1 : 0;
+    job.paired = paired;
+    job.a_in_b = !paired && ContainsRows(row, col, width);
+    // As many loads on their way as latency asks for: a narrow tile's are small.
+    job.doubled = job.a_in_b && 2 * width <= StageUnits(tile_n_);
+    job.stages = static_cast<uint16_t>(job.doubled ? (steps_ + 1) / 2 : steps_);
+    job.symmetric = shape_.symmetric;
+    job.has_c = shape_.has_c;
+    job.has_c2 = shape_.has_c2;
     return job;
   }
 
-  // Cycles, as measured on an H200: a step along k and the rest (first loads, epilogue) of a tile.
-  // Tiles without a partner load all of B themselves; narrow ones are bound by that. Those of the
-  // diagonal multiply less.
-  int64_t Cost(int width, bool paired) const {
-    constexpr std::array<int64_t, 5> kPaired = {0, 400, 540, 770, 1024};
-    constexpr std::array<int64_t, 5> kSingle = {0, 420, 620, 740, 920};
-    return steps_ * (paired ? kPaired : kSingle)[width] + 1000 + int64_t{width} * 1000;
+  // Whether the tile's rows are among its columns, and one load of them is enough.
+  bool ContainsRows(int row, int col, int width) const {
+    constexpr int kUnits = kTileM / kTileUnit;
+    return shape_.same_operands && shape_.symmetric && row * kUnits >= col * units_ &&
+           (row + 1) * kUnits <= col * units_ + width;
   }
 
   // Whether the tile's upper half has fewer columns than its lower one.
@@ -82,30 +102,33 @@ class Builder {
     const int upper = Width(row, col);
     const int lower = row + 1 < row_blocks ? Width(row + 1, col) : 0;
     if (upper > 0 && upper == lower && !OnDiagonal(row, col, upper)) {
-      out.push_back(
-          {Job(z, row, col, upper, true), Job(z, row + 1, col, upper, true), Cost(upper, true)});
+      const GemmJob job = Job(z, row, col, upper, true);
+      out.push_back({job, Job(z, row + 1, col, upper, true), Cost(job)});
       return;
     }
     if (upper > 0) singles_.push_back(Job(z, row, col, upper, false));
     if (lower > 0) singles_.push_back(Job(z, row + 1, col, lower, false));
   }
 
-  // Tiles on the diagonal and in a last odd row of blocks have no partner: two of a width share a
+  // Tiles on the diagonal and in a last odd row of blocks have no partner: two of a kind share a
   // pair of CTAs without sharing loads. One that is left over waits for the next matrix.
   void FlushSingles(std::vector<PairJob>& out, bool last) {
     std::vector<GemmJob> left;
-    for (int width = units_; width > 0; --width) {
+    for (int kind = 2 * units_ + 1; kind > 1; --kind) {
+      const int width = kind / 2;
+      const bool doubled = kind % 2 != 0;
       std::vector<GemmJob> same;
       for (const GemmJob& job : singles_) {
-        if (job.width == width) same.push_back(job);
+        if (job.width == width && job.doubled == doubled) same.push_back(job);
       }
       size_t i = 0;
-      for (; i + 1 < same.size(); i += 2) out.push_back({same[i], same[i + 1], Cost(width, false)});
+      for (; i + 1 < same.size(); i += 2)
+        out.push_back({same[i], same[i + 1], std::max(Cost(same[i]), Cost(same[i + 1]))});
       if (i == same.size()) continue;
       if (last) {
         GemmJob company = same[i];
-        company.store = 0;
-        out.push_back({same[i], company, Cost(width, false)});
+        company.store = false;
+        out.push_back({same[i], company, Cost(company)});
       } else {
         left.push_back(same[i]);
       }
@@ -127,27 +150,11 @@ struct Item {
   int64_t cost = 0;
 };
 
-struct Assignment {
+struct Plan {
+  std::vector<Item> items;
   std::vector<std::vector<const Item*>> lists;  // per cluster
   int64_t longest = 0;
 };
-
-// Each item to the least loaded cluster, in order.
-Assignment Assign(const std::vector<Item>& items, int clusters) {
-  Assignment result;
-  result.lists.resize(clusters);
-  using Load = std::tuple<int64_t, int>;  // (work so far, cluster)
-  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
-  for (int c = 0; c < clusters; ++c) loads.emplace(0, c);
-  for (const Item& item : items) {
-    const auto [load, cluster] = loads.top();
-    loads.pop();
-    result.lists[cluster].push_back(&item);
-    loads.emplace(load + item.cost, cluster);
-    result.longest = std::max(result.longest, load + item.cost);
-  }
-  return result;
-}
 
 // Only the end of the list is sorted by length: before it, a matrix's tiles stay together for L2's
 // sake. `doubled`: the sorted short tiles go two by two, which fits better when two of them and a
@@ -169,6 +176,62 @@ std::vector<Item> MakeItems(const std::vector<PairJob>& work, size_t tail, int s
   return items;
 }
 
+// Each item to the least loaded cluster, in order.
+Plan MakePlan(std::vector<PairJob> work, int tile_n, int clusters, bool doubled) {
+  const size_t tail = std::min<size_t>(work.size(), static_cast<size_t>(clusters) * kTailTurns);
+  std::stable_sort(work.end() - static_cast<std::ptrdiff_t>(tail), work.end(),
+                   [](const PairJob& a, const PairJob& b) { return a.cost > b.cost; });
+  Plan plan;
+  plan.items = MakeItems(work, tail, tile_n / kTileUnit / 2, doubled);
+  plan.lists.resize(clusters);
+  using Load = std::tuple<int64_t, int>;  // (work so far, cluster)
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> loads;
+  for (int c = 0; c < clusters; ++c) loads.emplace(0, c);
+  for (const Item& item : plan.items) {
+    const auto [load, cluster] = loads.top();
+    loads.pop();
+    plan.lists[cluster].push_back(&item);
+    loads.emplace(load + item.cost, cluster);
+    plan.longest = std::max(plan.longest, load + item.cost);
+  }
+  return plan;
+}
+
+// The last `count` pairs of the widest tiles in two halves each: dearer, but easier to fit.
+std::vector<PairJob> Halved(std::vector<PairJob> work, int count, int units) {
+  for (size_t i = work.size(); i-- > 0 && count > 0;) {
+    PairJob& job = work[i];
+    if (!job.first.paired || job.first.width != units) continue;
+    PairJob half = job;
+    for (GemmJob* tile : {&job.first, &job.second}) tile->width = units / 2;
+    for (GemmJob* tile : {&half.first, &half.second}) {
+      tile->width = units - units / 2;
+      tile->col += units / 2;
+    }
+    job.cost = Cost(job.first);
+    half.cost = Cost(half.first);
+    work.push_back(half);
+    --count;
+  }
+  return work;
+}
+
+// The shortest of some plans.
+Plan BestPlan(const std::vector<PairJob>& work, int tile_n, int clusters) {
+  Plan best = MakePlan(work, tile_n, clusters, false);
+  const auto consider = [&](Plan plan) {
+    if (plan.longest < best.longest) best = std::move(plan);
+  };
+  consider(MakePlan(work, tile_n, clusters, true));
+  const int units = tile_n / kTileUnit;
+  if (units < 2 || work.size() > static_cast<size_t>(clusters) * kHalvedTurns) return best;
+  for (int count = 2; count <= clusters; count += count < 16 ? 2 : 8) {
+    const std::vector<PairJob> halved = Halved(work, count, units);
+    for (const bool doubled : {false, true}) consider(MakePlan(halved, tile_n, clusters, doubled));
+  }
+  return best;
+}
+
 }  // namespace
 
 GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n, int clusters) {
@@ -176,37 +239,29 @@ GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n, int clu
   for (size_t i = 0; i < shapes.size(); ++i) {
     Builder(shapes[i], static_cast<int>(i), tile_n).Build(work);
   }
-  const size_t tail = std::min<size_t>(work.size(), static_cast<size_t>(clusters) * kTailTurns);
-  std::stable_sort(work.end() - static_cast<std::ptrdiff_t>(tail), work.end(),
-                   [](const PairJob& a, const PairJob& b) { return a.cost > b.cost; });
-
   GemmSchedule schedule;
-  schedule.clusters = std::max(1, std::min<int>(clusters, static_cast<int>(work.size())));
-  const int short_width = tile_n / kTileUnit / 2;
-  const std::vector<Item> single = MakeItems(work, tail, short_width, false);
-  const std::vector<Item> doubled = MakeItems(work, tail, short_width, true);
-  Assignment assignment = Assign(single, schedule.clusters);
-  if (Assignment other = Assign(doubled, schedule.clusters); other.longest < assignment.longest) {
-    assignment = std::move(other);
-  }
-  schedule.cycles = assignment.longest;
+  // Halves may keep clusters busy that whole pairs do not.
   int64_t total = 0;
   for (const PairJob& job : work) total += job.cost;
+  const Plan plan = BestPlan(work, tile_n, clusters);
+  schedule.cycles = plan.longest;
   if (total > 0) {
-    schedule.imbalance =
-        static_cast<double>(assignment.longest) * clusters / static_cast<double>(total);
+    schedule.imbalance = static_cast<double>(plan.longest) * clusters / static_cast<double>(total);
   }
-  std::vector<std::vector<const PairJob*>> lists(schedule.clusters);
-  for (int c = 0; c < schedule.clusters; ++c) {
-    for (const Item* item : assignment.lists[c]) {
-      for (const PairJob& job : item->jobs) lists[c].push_back(&job);
+  std::vector<std::vector<const PairJob*>> lists;
+  for (const auto& list : plan.lists) {
+    if (list.empty()) continue;
+    lists.emplace_back();
+    for (const Item* item : list) {
+      for (const PairJob& job : item->jobs) lists.back().push_back(&job);
     }
   }
+  schedule.clusters = std::max<int>(1, static_cast<int>(lists.size()));
   size_t turns = 0;
   for (const auto& list : lists) turns = std::max(turns, list.size());
   schedule.turns = static_cast<int>(turns);
   schedule.jobs.assign((turns + 1) * schedule.clusters * 2, GemmJob{});
-  for (int c = 0; c < schedule.clusters; ++c) {
+  for (size_t c = 0; c < lists.size(); ++c) {
     for (size_t t = 0; t < lists[c].size(); ++t) {
       const size_t at = (t * schedule.clusters + c) * 2;
       schedule.jobs[at] = lists[c][t]->first;

@@ -12,19 +12,31 @@ namespace dmuond::kernels::cuda {
 inline constexpr int kTileM = 128;
 // Columns of tiles are counted in these units.
 inline constexpr int kTileUnit = 64;
+// Of one step along k.
+inline constexpr int kTileK = 64;
+// Columns that a stage of the ring has room for, in units: there are two kernels.
+constexpr int StageUnits(int tile_n) { return tile_n > 2 * kTileUnit ? 4 : 2; }
 
-// One tile of one matrix. Both CTAs of a pair take the same number of steps along k.
+// One tile of one matrix, with what a CTA needs to begin it. Both CTAs of a pair take the same
+// number of steps along k.
 struct alignas(16) GemmJob {
-  int32_t problem = 0;
   int32_t batch = 0;
-  uint16_t row = 0;    // in units of kTileM
-  uint16_t col = 0;    // in units of kTileUnit
-  uint8_t width = 0;   // 1 to 4 units of kTileUnit; 0: the list ends here
-  uint8_t paired = 0;  // the pair works on the same columns and shares the loads of B
-  uint8_t store = 1;   // 0: this CTA only keeps its partner company
-  uint8_t reserved = 0;
+  uint16_t problem = 0;
+  uint16_t row = 0;          // in units of kTileM
+  uint16_t col = 0;          // in units of kTileUnit
+  uint16_t stages = 0;       // of the ring: a step of kTileK along k each, or two
+  uint8_t width = 0;         // 1 to 4 units of kTileUnit; 0: the list ends here
+  bool paired : 1 = false;   // the pair works on the same columns and shares the loads of B
+  bool store : 1 = true;     // false: this CTA only keeps its partner company
+  bool a_in_b : 1 = false;   // A's rows are among B's columns, in the same memory: loaded once
+  bool doubled : 1 = false;  // two steps along k in a stage
+  bool symmetric : 1 = false;
+  bool has_c : 1 = false;
+  bool has_c2 : 1 = false;
 };
 static_assert(sizeof(GemmJob) == 16);
+inline constexpr int64_t kProblemsMax = 65535;
+inline constexpr int64_t kStepsMax = 65535;
 
 struct GemmShape {
   int64_t rows = 0;  // of D
@@ -32,6 +44,9 @@ struct GemmShape {
   int64_t depth = 0;  // k
   int64_t batch = 1;
   bool symmetric = false;
+  bool same_operands = false;  // B is A's transpose, in the same memory
+  bool has_c = false;
+  bool has_c2 = false;
 };
 
 struct GemmSchedule {

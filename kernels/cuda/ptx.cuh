@@ -33,10 +33,12 @@ __device__ __forceinline__ uint32_t ClusterCount() {
   asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(count));
   return count;
 }
+// Orders no memory access but what FenceBarrierInit() has made visible: a release would wait for
+// every store that is on its way.
 __device__ __forceinline__ void ClusterSync() {
   asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;\n" ::
+      "barrier.cluster.arrive.relaxed.aligned;\n"
+      "barrier.cluster.wait.aligned;\n" ::
           : "memory");
 }
 
@@ -147,6 +149,22 @@ __device__ __forceinline__ void RegistersIncrease() {
 template <int kRegisters>
 __device__ __forceinline__ void RegistersDecrease() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// ---- ld, st (9.7.9.8, 9.7.9.11): 16 bytes of shared memory ----
+
+__device__ __forceinline__ float4 LoadShared4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void StoreShared4(uint32_t address, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y),
+               "f"(v.z), "f"(v.w)
+               : "memory");
 }
 
 // ---- stmatrix (9.7.14.5.16): 8x8 matrices of 16-bit elements from fragments ----

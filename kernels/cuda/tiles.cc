@@ -14,9 +14,7 @@ constexpr int64_t kTilesMax = 4096;
 }  // namespace
 
 GemmTile TileFor(const GemmProblem& problem, GemmLayout layout) {
-  GemmShape shape{problem.d.rows, problem.d.cols,
-                  layout == GemmLayout::kTN ? problem.a.rows : problem.a.cols, problem.batch,
-                  problem.symmetric};
+  const GemmShape shape = ShapeOf(problem, layout);
   const int64_t tiles = ((shape.rows + 127) / 128) * ((shape.cols + 255) / 256) * shape.batch;
   if (tiles > kTilesMax) return GemmTile::k256;
   GemmTile best = GemmTile::k256;

@@ -17,7 +17,7 @@ using Blocks = std::map<std::tuple<int, int, int64_t, int64_t>, int>;
 Blocks Written(const GemmSchedule& schedule, const std::vector<GemmShape>& shapes) {
   Blocks blocks;
   for (const GemmJob& job : schedule.jobs) {
-    if (job.width == 0 || job.store == 0) continue;
+    if (job.width == 0 || !job.store) continue;
     const GemmShape& shape = shapes[job.problem];
     const int64_t row = int64_t{job.row} * 2;
     const int64_t col = job.col;
@@ -60,10 +60,32 @@ TEST(GemmScheduleTest, PartnersTakeTheSameSteps) {
       const GemmJob& b = schedule.jobs[i + 1];
       ASSERT_EQ(a.problem, b.problem);
       ASSERT_EQ(a.width, b.width);
+      ASSERT_EQ(a.stages, b.stages);
       ASSERT_EQ(a.paired, b.paired);
       if (a.paired != 0) {
         ASSERT_EQ(a.col, b.col);
         ASSERT_EQ(a.batch, b.batch);
+      }
+    }
+  }
+}
+
+// A's rows are loaded once where they are among B's columns; two steps along k then fit a stage.
+TEST(GemmScheduleTest, NarrowTilesOfTheDiagonalTakeTwoStepsAStage) {
+  GemmShape shape{300, 300, 800, 3, true};
+  for (const bool same : {false, true}) {
+    shape.same_operands = same;
+    for (const int tile_n : {256, 192, 128, 64}) {
+      const GemmSchedule schedule = MakeSchedule({&shape, 1}, tile_n, kClusters);
+      for (size_t i = 0; i < schedule.jobs.size(); ++i) {
+        const GemmJob& job = schedule.jobs[i];
+        if (job.width == 0) continue;
+        EXPECT_TRUE(same || !job.a_in_b);
+        EXPECT_EQ(job.stages, job.doubled ? 7 : 13);
+        EXPECT_EQ(job.stages, schedule.jobs[i ^ 1].stages);
+        if (!job.a_in_b) continue;
+        EXPECT_LE(job.col, job.row * 2);
+        EXPECT_GE(job.col + job.width, job.row * 2 + 2);
       }
     }
   }
@@ -78,8 +100,18 @@ TEST(GemmScheduleTest, EveryListEnds) {
 }
 
 TEST(GemmScheduleTest, ATriangleOf4096FillsTheChip) {
-  const std::vector<GemmShape> shapes = {{4096, 4096, 4096, 1, true}};
-  EXPECT_LT(MakeSchedule(shapes, 256, kClusters).imbalance, 1.08);
+  GemmShape shape{4096, 4096, 4096, 1, true};
+  EXPECT_LT(MakeSchedule({&shape, 1}, 256, kClusters).imbalance, 1.1);
+  shape.same_operands = true;
+  EXPECT_LT(MakeSchedule({&shape, 1}, 256, kClusters).imbalance, 1.03);
+}
+
+// 36 pairs of whole tiles would leave 30 clusters idle.
+TEST(GemmScheduleTest, PairsAreHalvedWhereClustersAreLeft) {
+  const GemmShape shape{2048, 2048, 2048, 1, true};
+  const GemmSchedule schedule = MakeSchedule({&shape, 1}, 256, kClusters);
+  EXPECT_EQ(schedule.turns, 1);
+  EXPECT_GT(schedule.clusters, 60);
 }
 
 }  // namespace
