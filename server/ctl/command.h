@@ -29,6 +29,7 @@ struct Options {
   std::string daemon_log;
   absl::Duration ready_timeout;
   absl::Duration drain_timeout;
+  absl::Duration snapshot_timeout;  // snapshot save
 };
 
 inline constexpr int kExitOk = 0;
@@ -47,6 +48,7 @@ int RunLogLevel(const Options& options, const Arguments& arguments);
 int RunDrain(const Options& options, const Arguments& arguments);
 int RunRun(const Options& options, const Arguments& arguments);
 int RunSnapshot(const Options& options, const Arguments& arguments);
+int RunSnapshotSave(const Options& options);
 
 // "dmuonctl: …" on stderr, with the reason where there is one; returns kExitFailed.
 int Fail(const absl::Status& status);

@@ -33,6 +33,8 @@ ABSL_FLAG(absl::Duration, ready_timeout, absl::Seconds(60),
           "run: how long the daemon may take to be ready");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Minutes(2),
           "run, drain: how long the daemon may take to finish its step and leave");
+ABSL_FLAG(absl::Duration, snapshot_timeout, absl::Minutes(10),
+          "snapshot save: how long the snapshot may take to be written");
 
 namespace dmuond::server::ctl {
 namespace {
@@ -62,7 +64,8 @@ constexpr std::array<Subcommand, 9> kSubcommands = {{
     {"snapshot",
      "snapshot list DIRECTORY [JOB]\n"
      "  snapshot verify DIRECTORY [JOB [STEP]]\n"
-     "                             what lies in a snapshot directory, and whether it is whole",
+     "                             what lies in a snapshot directory, and whether it is whole\n"
+     "  snapshot save              save the running job; returns when the snapshot exists",
      RunSnapshot},
 }};
 
@@ -101,7 +104,8 @@ Options ReadOptions() {
           .dmuond = absl::GetFlag(FLAGS_dmuond),
           .daemon_log = absl::GetFlag(FLAGS_daemon_log),
           .ready_timeout = absl::GetFlag(FLAGS_ready_timeout),
-          .drain_timeout = absl::GetFlag(FLAGS_drain_timeout)};
+          .drain_timeout = absl::GetFlag(FLAGS_drain_timeout),
+          .snapshot_timeout = absl::GetFlag(FLAGS_snapshot_timeout)};
 }
 
 int Main(int argc, char** argv) {

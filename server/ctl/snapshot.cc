@@ -162,7 +162,8 @@ int Verify(const Options& options, Storage& storage, const std::string& job,
 
 int RunSnapshot(const Options& options, const Arguments& arguments) {
   constexpr char kUsage[] =
-      "snapshot list DIRECTORY [JOB], or snapshot verify DIRECTORY [JOB [STEP]]";
+      "snapshot list DIRECTORY [JOB], snapshot verify DIRECTORY [JOB [STEP]], or snapshot save";
+  if (arguments.size() == 1 && arguments[0] == "save") return RunSnapshotSave(options);
   if (arguments.size() < 2 || arguments.size() > 4) return FailUsage(kUsage);
   const std::string job = arguments.size() > 2 ? arguments[2] : "";
   std::optional<int64_t> step;

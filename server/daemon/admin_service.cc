@@ -46,6 +46,14 @@ class AdminService final : public v1::Admin::Service {
     drain_();
     return grpc::Status::OK;
   }
+  grpc::Status SaveJob(ServerContext* context, const v1::SaveJobRequest* /*request*/,
+                       v1::SaveJobReply* reply) override {
+    absl::StatusOr<v1::SaveJobReply> saved =
+        daemon_.SaveJob([context] { return context->IsCancelled(); });
+    if (!saved.ok()) return ToGrpc(saved.status());
+    *reply = *std::move(saved);
+    return grpc::Status::OK;
+  }
   grpc::Status SetLogLevel(ServerContext* /*context*/, const v1::SetLogLevelRequest* request,
                            v1::SetLogLevelReply* reply) override {
     absl::StatusOr<log::Level> level = log::ParseLevel(request->level());

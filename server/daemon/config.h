@@ -58,6 +58,12 @@ struct Config {
   std::chrono::milliseconds session_linger{0};
   int32_t skips_max = 0;
 
+  std::string snapshot_dir;                     // absolute; empty: no snapshots
+  int64_t snapshot_every_steps = 0;             // 0: not by steps
+  std::chrono::milliseconds snapshot_every{0};  // 0: not by time
+  int32_t snapshot_keep = 0;
+  int64_t snapshot_staging_bytes = 0;
+
   std::string state_dir;  // empty: nothing is written
   log::Level log_level = log::Level::kInfo;
   log::Format log_format = log::Format::kKeyValue;

@@ -80,6 +80,7 @@ class Checker {
     Group();
     Tls();
     Times();
+    Snapshots();
     Writing();
     if (!mistakes_.empty()) return absl::InvalidArgumentError(absl::StrJoin(mistakes_, "\n"));
     return std::move(config_);
@@ -280,10 +281,28 @@ class Checker {
     config_.skips_max = InRange("skips_max", values.skips_max(), 1, 1'000'000);
   }
 
+  void Snapshots() {
+    constexpr int64_t kStagingBytesMin = int64_t{1} << 20;
+    constexpr int64_t kStepsMax = int64_t{1} << 36;  // as many as the state table counts
+    config::ConfigFile& values = config_.values;
+    config_.snapshot_every_steps =
+        InRange<int64_t>("snapshot_every_steps", values.snapshot_every_steps(), 0, kStepsMax);
+    config_.snapshot_every = Time("snapshot_every", values.snapshot_every(), absl::ZeroDuration());
+    config_.snapshot_keep = InRange("snapshot_keep", values.snapshot_keep(), 1, 1 << 20);
+    config_.snapshot_staging_bytes =
+        InRange<int64_t>("snapshot_staging_bytes", values.snapshot_staging_bytes(),
+                         kStagingBytesMin, std::numeric_limits<int64_t>::max());
+    if (values.snapshot_dir().empty()) return;
+    std::error_code error;
+    config_.snapshot_dir = fs::absolute(values.snapshot_dir(), error).lexically_normal().string();
+    values.set_snapshot_dir(config_.snapshot_dir);
+    CheckWritable("snapshot_dir", config_.snapshot_dir);
+  }
+
   void Writing() {
     const config::ConfigFile& values = config_.values;
     config_.state_dir = values.state_dir();
-    if (!config_.state_dir.empty()) StateDir();
+    if (!config_.state_dir.empty()) CheckWritable("state_dir", config_.state_dir);
     const absl::StatusOr<log::Level> level = log::ParseLevel(values.log_level());
     if (level.ok()) config_.log_level = *level;
     if (!level.ok()) Wrong("log_level", values.log_level(), level.status().message());
@@ -293,14 +312,14 @@ class Checker {
   }
 
   // By writing: rights alone do not show read-only and full file systems.
-  void StateDir() {
+  void CheckWritable(const char* flag, const std::string& directory) {
     std::error_code error;
-    fs::create_directories(config_.state_dir, error);
-    std::string probe = config_.state_dir + "/.dmuond-probe-XXXXXX";
+    fs::create_directories(directory, error);
+    std::string probe = directory + "/.dmuond-probe-XXXXXX";
     const wire::UniqueFd file(::mkstemp(probe.data()));
     if (!file.valid()) {
       const absl::Status why = absl::ErrnoToStatus(errno, "");
-      Wrong("state_dir", config_.state_dir, absl::StrCat("cannot be written", why.message()));
+      Wrong(flag, directory, absl::StrCat("cannot be written", why.message()));
       return;
     }
     ::unlink(probe.c_str());

@@ -79,6 +79,16 @@ DMUOND_FLAG(absl::Duration, session_linger, absl::Minutes(10),
 DMUOND_FLAG(int32_t, skips_max, 50,
             "steps skipped in a row for non-finite gradients before steps fail");
 
+DMUOND_FLAG(std::string, snapshot_dir, "",
+            "directory of snapshots, seen by all daemons of the group; empty: none are made");
+DMUOND_FLAG(int64_t, snapshot_every_steps, 500,
+            "steps from one snapshot to the next; 0: not by steps");
+DMUOND_FLAG(absl::Duration, snapshot_every, absl::Minutes(10),
+            "time from one snapshot to the next; 0: not by time");
+DMUOND_FLAG(int32_t, snapshot_keep, 2, "snapshots of a job that are kept, the newest ones");
+DMUOND_FLAG(int64_t, snapshot_staging_bytes, int64_t{2} << 30,
+            "pinned memory of a lane through which device memory is copied for a snapshot, bytes");
+
 DMUOND_FLAG(std::string, state_dir, "",
             "directory for what outlives the process; empty: nothing is written");
 DMUOND_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");

@@ -78,17 +78,17 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
     case Kind::kRankGone:
       return OnRankGone(now, from, message.rank_gone());
     case Kind::kRankAttached:
-      if (job_ != nullptr && job_->steps != nullptr) {
-        job_->steps->OnRankBack(now, scheduler::TrainerRank(message.rank_attached().rank()),
-                                message.rank_attached().incarnation());
-      }
-      return {};
+      return OnRankAttached(now, message.rank_attached());
     case Kind::kPlanReady:
       return OnPlanReady(now, message.plan_ready());
     case Kind::kMemberState:
       return OnMemberState(now, from, message.member_state());
     case Kind::kRendezvous:
       return OnRendezvous(message.rendezvous());
+    case Kind::kSnapshotRequest:
+    case Kind::kSnapshotWritten:
+    case Kind::kManifestWritten:
+      return OnSnapshotMessage(now, from, message);
     case Kind::kLaneLost:
       return OnLaneLost(now, message.lane_lost());
     default:
@@ -136,6 +136,7 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
     job_->name = session.job();
     job_->world_size = session.world_size();
     job_->incarnation = ++incarnations_;
+    job_->restore_step = session.restore_step();
   }
   std::string refusal;
   absl::string_view reason;
@@ -147,6 +148,11 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
     reason = "WORLD_DIFFERS";
     refusal = absl::StrCat("job '", job_->name, "' has world_size ", job_->world_size, ", rank ",
                            session.rank(), " says ", session.world_size());
+  } else if (job_->plan == nullptr && job_->restore_step != session.restore_step()) {
+    reason = "SNAPSHOTS_DIFFER";
+    refusal = absl::StrCat("job '", job_->name, "' goes on from step ", job_->restore_step,
+                           ", and node ", from, " finds step ", session.restore_step(),
+                           " to be that of its newest snapshot (0: none)");
   } else if (const auto held = job_->open_ranks.find(session.rank());
              held != job_->open_ranks.end() && held->second.first != from) {
     reason = "RANK_TWICE";
@@ -192,6 +198,7 @@ AddressedMessages Coordinator::MakePlanAndTell() {
   message.set_lanes_per_node(options_.lanes_per_node);
   message.set_lane_memory_bytes(options_.lane_memory_bytes);
   if (options_.costs.has_value()) *message.mutable_costs() = ToProto(*options_.costs);
+  message.set_restore_step(job_->restore_step);
   for (const auto& [rank, registration] : job_->registrations) {
     *message.add_registrations() = registration;
   }
@@ -202,6 +209,7 @@ AddressedMessages Coordinator::MakePlanAndTell() {
   if (!plan.ok()) return Refuse(WithReason(plan.status(), "LAYOUT_INVALID"));
   job_->plan = std::make_unique<scheduler::Plan>(*std::move(plan));
   AddressedMessages out;
+  job_->wire = message;
   *out.emplace_back().message.mutable_plan() = std::move(message);
   return out;
 }
@@ -226,20 +234,21 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
   if (job_ == nullptr || job_->plan == nullptr || ready.epoch() != epoch_) return {};
   if (job_->steps != nullptr && !job_->interruption.has_value()) return {};
   std::string error;
-  absl::string_view reason;
+  std::string reason;
+  absl::StatusCode code = absl::StatusCode::kResourceExhausted;
   if (!ready.error().empty()) {
-    reason = "NODE_NOT_READY";
+    reason = ready.reason().empty() ? "NODE_NOT_READY" : ready.reason();
+    if (!ready.reason().empty()) code = absl::StatusCode::kFailedPrecondition;
     error = absl::StrCat("node ", ready.node(), ": ", ready.error());
   } else if (ready.digest() != job_->plan->digest) {
     reason = "PLAN_DIFFERS";
+    code = absl::StatusCode::kInternal;
     error = absl::StrCat("node ", ready.node(), " made plan ", ready.digest(), ", the coordinator ",
                          job_->plan->digest);
   }
   if (!error.empty()) {
     if (job_->steps != nullptr) return Lost(now, scheduler::OutcomeReason::kLaneLost, error);
-    return Refuse(Error(reason == "PLAN_DIFFERS" ? absl::StatusCode::kInternal
-                                                 : absl::StatusCode::kResourceExhausted,
-                        reason, error));
+    return Refuse(Error(code, reason, error));
   }
   job_->ready[ready.node()] = ready.digest();
   if (job_->ready.size() < static_cast<size_t>(options_.nodes)) return {};
@@ -249,8 +258,16 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
     const Interruption why = *std::exchange(job_->interruption, std::nullopt);
     return Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
   }
-  job_->steps = std::make_unique<scheduler::StepCoordinator>(*job_->inputs, *job_->plan, first,
-                                                             scheduler::StepId(0), options_.step);
+  job_->steps = std::make_unique<scheduler::StepCoordinator>(
+      *job_->inputs, *job_->plan, first, scheduler::StepId(job_->restore_step), options_.step);
+  if (options_.snapshots) {
+    job_->snapshots = std::make_unique<SnapshotCoordinator>(
+        SnapshotCoordinator::Job{&job_->wire, job_->inputs.get(), job_->plan.get()},
+        options_.snapshot,
+        job_->restore_step > 0 ? std::optional(scheduler::StepId(job_->restore_step))
+                               : std::nullopt,
+        now);
+  }
   return Broadcast({job_->steps->Current()});
 }
 
@@ -275,6 +292,7 @@ AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1:
     return {};  // a session that was never taken
   }
   job_->open_ranks.erase(open);
+  job_->attached.erase(gone.rank());
   if (job_->plan == nullptr) job_->registrations.erase(gone.rank());
   const bool replaceable = !gone.closed() && job_->steps != nullptr && !job_->steps->lost();
   if (job_->open_ranks.empty() && !(replaceable && job_->steps->has_state())) {

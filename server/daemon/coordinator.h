@@ -19,6 +19,7 @@
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/plan.h"
 #include "scheduler/step_coordinator.h"
+#include "server/daemon/snapshot_coordinator.h"
 
 namespace dmuond::server {
 
@@ -29,6 +30,8 @@ struct CoordinatorOptions {
   std::optional<scheduler::CostTable> costs;  // nullopt: the analytic default
   std::chrono::milliseconds register_timeout{120'000};
   scheduler::CoordinatorOptions step;
+  bool snapshots = false;  // there is a directory for them
+  scheduler::SnapshotOptions snapshot;
 };
 
 // A message for one member, or for all.
@@ -48,6 +51,9 @@ class Coordinator {
                                             const v1::MemberMessage& message);
   [[nodiscard]] AddressedMessages OnMemberGone(scheduler::TimePoint now, int32_t node,
                                                const std::string& why);
+  // Completes what is about to be told to members: decisions name the durable step, and where a
+  // snapshot falls due, the message that begins it follows. Once for all messages.
+  void AddSnapshots(scheduler::TimePoint now, AddressedMessages& messages);
   // Deadlines; call every 100 ms.
   [[nodiscard]] AddressedMessages OnTick(scheduler::TimePoint now);
   // Newest that it has begun; only grows.
@@ -68,7 +74,8 @@ class Coordinator {
     std::map<int32_t, std::pair<int32_t, uint64_t>> open_ranks;
     std::map<int32_t, v1::Registration> registrations;  // by rank
     std::optional<scheduler::TimePoint> register_deadline;
-    std::unique_ptr<scheduler::PlanInputs> inputs;  // set with the plan
+    v1::PlanInputs wire;  // set with the plan
+    std::unique_ptr<scheduler::PlanInputs> inputs;
     std::unique_ptr<scheduler::Plan> plan;
     std::map<int32_t, uint64_t> ready;                        // node -> digest of its plan
     std::map<int32_t, std::map<int32_t, std::string>> blobs;  // rail -> node -> blob
@@ -78,6 +85,9 @@ class Coordinator {
     // Lanes that have died while this step was the next one to commit.
     scheduler::StepId deaths_in;
     int32_t deaths = 0;
+    int64_t restore_step = 0;    // of the snapshot that it goes on from; 0: none
+    std::set<int32_t> attached;  // ranks that can submit
+    std::unique_ptr<SnapshotCoordinator> snapshots;  // set with `steps`, where there are any
   };
 
   AddressedMessages OnRankSession(int32_t from, const v1::RankSession& session);
@@ -92,6 +102,9 @@ class Coordinator {
   AddressedMessages GoOn();
   // New lanes on every node, with the memory that there is, in the present epoch.
   AddressedMessages Reform();
+  AddressedMessages OnRankAttached(scheduler::TimePoint now, const v1::RankAttached& attached);
+  AddressedMessages OnSnapshotMessage(scheduler::TimePoint now, int32_t from,
+                                      const v1::MemberMessage& message);
   AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);
   AddressedMessages MakePlanAndTell();
   // Every waiting registration fails with `status`; the job can be registered anew.

@@ -14,9 +14,13 @@ namespace dmuond::server {
 Daemon::Daemon(DaemonOptions options, kernels::MemoryHolder& memory)
     : options_(std::move(options)), memory_(memory) {
   if (options_.node == 0) coordinator_ = std::make_unique<Coordinator>(options_.coordinator);
+  if (options_.storage != nullptr) disk_ = std::make_unique<StorageThread>();
 }
 
-Daemon::~Daemon() = default;
+Daemon::~Daemon() {
+  StateLock lock(mutex_);
+  if (job_ != nullptr) job_->snapshots.Abandon("the daemon ends");
+}
 
 void Daemon::Bind(AttachServer* attach, PeerLinks* peers) {
   attach_ = attach;
@@ -88,6 +92,7 @@ void Daemon::Tell(v1::MemberMessage message) {
 }
 
 void Daemon::Send(AddressedMessages messages) {
+  coordinator_->AddSnapshots(std::chrono::steady_clock::now(), messages);
   for (Addressed& addressed : messages) {
     const bool remote = !addressed.node.has_value() || *addressed.node != options_.node;
     const bool here = !addressed.node.has_value() || *addressed.node == options_.node;
@@ -162,6 +167,12 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleExpel(message.expel());
     case Kind::kReform:
       return HandleReform(message.reform());
+    case Kind::kSave:
+      return HandleSave(message.save());
+    case Kind::kWriteManifest:
+      return HandleWriteManifest(message.write_manifest());
+    case Kind::kSnapshotDone:
+      return HandleSnapshotDone(message.snapshot_done());
     case Kind::kJobEnded:
       return HandleJobEnded(message.job_ended());
     default:
@@ -299,6 +310,10 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       }
       mutex_.Changed();
       return;
+    case Kind::kCopied:
+      return HandleCopied(lane, report.copied());
+    case Kind::kStateLoaded:
+      return HandleStateLoaded(lane, report.state_loaded());
     case Kind::kFailed:
       log::Error("lane failed", {{"lane", absl::StrCat(lane)}, {"what", report.failed().what()}});
       return;
@@ -311,6 +326,7 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
   StateLock lock(mutex_);
   if (generation != generation_ || job_ == nullptr || job_->lanes[lane].gone) return;
   job_->lanes[lane].gone = true;
+  job_->snapshots.Abandon(absl::StrCat("lane ", lane, " ended: ", last_words));
   const int32_t id = (options_.node * options_.lanes) + lane;
   log::Error("lane lost", {{"job", job_->name}, {"lane", absl::StrCat(id)}, {"what", last_words}});
   v1::MemberMessage message;
@@ -344,6 +360,7 @@ void Daemon::Tick() {
 
 void Daemon::Drain(std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
+  std::unique_ptr<StorageThread> disk;
   {
     StateLock lock(mutex_);
     draining_ = true;
@@ -361,6 +378,7 @@ void Daemon::Drain(std::chrono::milliseconds timeout) {
       log::Warn("drain gave up waiting for the step in flight");
     }
     --waiting_for_published_;
+    SaveBeforeLeaving(deadline);
     if (job_ != nullptr) {
       if (job_->failed.ok()) {
         job_->failed = Error(absl::StatusCode::kUnavailable, "DRAINING",
@@ -368,7 +386,9 @@ void Daemon::Drain(std::chrono::milliseconds timeout) {
       }
       EndJob("the daemon is leaving");
     }
+    disk = std::move(disk_);
   }
+  disk.reset();  // its last work takes the lock
   Tick();
 }
 

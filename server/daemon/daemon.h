@@ -31,6 +31,7 @@
 #include "server/daemon/session.h"
 #include "server/daemon/state_mutex.h"
 #include "server/daemon/state_transfer.h"
+#include "server/daemon/storage_thread.h"
 
 namespace dmuond::server {
 
@@ -48,6 +49,9 @@ struct DaemonOptions {
   int64_t job_memory_bytes = 0;  // 0: no limit
   std::chrono::milliseconds step_timeout{600'000};
   CoordinatorOptions coordinator;
+  storage::Storage* storage = nullptr;  // of snapshots; null: none are made. Outlives the daemon
+  int32_t snapshot_keep = 2;
+  int64_t snapshot_staging_bytes = 0;  // per lane; 0: state is copied straight
 };
 
 // The way to the group's other daemons; peers.h implements it. Threads: any.
@@ -100,11 +104,14 @@ class Daemon {
   absl::Status WatchSession(const v1::WatchSessionRequest& request, const Cancelled& cancelled,
                             const std::function<bool(const v1::SessionEvent&)>& write);
   absl::StatusOr<v1::CloseSessionReply> CloseSession(const v1::CloseSessionRequest& request);
+  absl::StatusOr<v1::SaveSnapshotReply> SaveSnapshot(const v1::SaveSnapshotRequest& request,
+                                                     const Cancelled& cancelled);
 
   // ---- Admin service ----
   v1::GetStatusReply Status();
   absl::StatusOr<v1::GetPlanReply> Plan();
   absl::StatusOr<v1::GetRoutingReply> Routing();
+  absl::StatusOr<v1::SaveJobReply> SaveJob(const Cancelled& cancelled);
 
   // ---- Peer service: state that is owned here, for another node's trainers ----
   absl::StatusOr<StateTensor> ReadStateForPeer(const v1::ReadStateRequest& request,
@@ -224,6 +231,36 @@ class Daemon {
       DMUOND_REQUIRES(mutex_);
   absl::Status KeepPending(const v1::WriteStateRequest& part) DMUOND_REQUIRES(mutex_);
   void ApplyPending(uint64_t attempt) DMUOND_REQUIRES(mutex_);
+  // Snapshots (daemon_snapshots.cc): what the coordinator has said, and what came of it.
+  void HandleSave(const v1::SaveState& save) DMUOND_REQUIRES(mutex_);
+  void HandleWriteManifest(const v1::WriteManifest& write) DMUOND_REQUIRES(mutex_);
+  void HandleSnapshotDone(const v1::SnapshotDone& done) DMUOND_REQUIRES(mutex_);
+  void HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) DMUOND_REQUIRES(mutex_);
+  // Until the state as it is now is durable.
+  absl::StatusOr<v1::SnapshotDone> SaveNow(Deadline deadline, const Cancelled& cancelled)
+      DMUOND_REQUIRES(mutex_);
+  [[nodiscard]] std::string PathOf(const v1::SnapshotDone& done) const DMUOND_REQUIRES(mutex_);
+  // At the end of a drain: what is not durable yet, where it can be.
+  void SaveBeforeLeaving(Deadline deadline) DMUOND_REQUIRES(mutex_);
+  void PlaceHostCopies() DMUOND_REQUIRES(mutex_);
+  // Going on from a snapshot (daemon_restore.cc). FindResume() gives up the lock.
+  absl::StatusOr<std::optional<Restorable>> FindResume(const std::string& job)
+      DMUOND_REQUIRES(mutex_);
+  void StartRestore() DMUOND_REQUIRES(mutex_);
+  void OnRestored(const Restorable& from, std::vector<std::vector<uint64_t>> updates)
+      DMUOND_REQUIRES(mutex_);
+  void HandleStateLoaded(int32_t lane, const v1::LaneReport::StateLoaded& loaded)
+      DMUOND_REQUIRES(mutex_);
+  void TellPlanFailed(const absl::Status& why) DMUOND_REQUIRES(mutex_);
+  // Whether the job has state, or will have it once its ranks are attached.
+  [[nodiscard]] bool JobHasState() const DMUOND_REQUIRES(mutex_) {
+    return job_ != nullptr && (job_->has_state || job_->snapshots.resume.has_value());
+  }
+  [[nodiscard]] int64_t LastCommitted() const DMUOND_REQUIRES(mutex_);
+  // Of the snapshot that the job goes on from; 0: none.
+  [[nodiscard]] int64_t RestoreStep() const DMUOND_REQUIRES(mutex_);
+  // What the rank gave with the last committed step.
+  [[nodiscard]] std::string TrainerStateOf(int32_t rank) const DMUOND_REQUIRES(mutex_);
   void FillJobStatus(v1::JobStatus& status) DMUOND_REQUIRES(mutex_);
 
   const DaemonOptions options_;
@@ -254,6 +291,8 @@ class Daemon {
   int32_t waiting_for_published_ DMUOND_GUARDED_BY(mutex_) = 0;
   int64_t unit_requests_ DMUOND_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, std::string> unit_answers_ DMUOND_GUARDED_BY(mutex_);  // request -> error or ""
+  // Null: no snapshots, or the daemon has left. Its work takes the lock: it ends first.
+  std::unique_ptr<StorageThread> disk_;
 };
 
 }  // namespace dmuond::server

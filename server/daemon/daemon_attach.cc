@@ -233,7 +233,27 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   v1::MemberMessage told;
   told.mutable_rank_attached()->set_rank(session->rank);
   told.mutable_rank_attached()->set_incarnation(session->incarnation);
+  // A job from a snapshot begins when every rank is attached, with the snapshot's weights.
+  const bool begins = !job_->has_state && job_->wire.restore_step() > 0;
   Tell(std::move(told));
+  if (begins) {
+    absl::StatusOr<bool> begun = Wait(
+        [&]() DMUOND_REQUIRES(mutex_) {
+          found = Find(request.key());
+          return !found.ok() || !JobFailure().ok() ||
+                 (job_->has_state && job_->steps->open().attempt.value() > job_->applied_attempt);
+        },
+        deadline, cancelled);
+    if (!begun.ok()) return begun.status();
+    if (!found.ok()) return found.status();
+    if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+    if (!*begun) {
+      return Error(
+          absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+          absl::StrCat("job '", job_->name, "' begins at step ", job_->wire.restore_step() + 1,
+                       " when every rank has attached its buffers; not all have in time"));
+    }
+  }
   v1::AttachBuffersReply reply;
   reply.set_timeline_bytes(timeline_bytes);
   reply.set_next_attempt(job_->steps->open().attempt.value());

@@ -27,18 +27,18 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
   wire::FaultPoint("daemon.plan");
   absl::Status prepared = Prepare(wire);
   mutex_.Changed();
-  if (prepared.ok()) return;
-  v1::MemberMessage message;
-  message.mutable_plan_ready()->set_node(options_.node);
-  message.mutable_plan_ready()->set_epoch(epoch_);
-  message.mutable_plan_ready()->set_error(std::string(prepared.message()));
-  Tell(std::move(message));
+  if (!prepared.ok()) TellPlanFailed(prepared);
 }
 
 absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
   absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(wire);
   if (!inputs.ok()) return inputs.status();
-  job_->inputs = std::make_unique<scheduler::PlanInputs>(*std::move(inputs));
+  job_->inputs = std::make_shared<scheduler::PlanInputs>(*std::move(inputs));
+  if (job_->snapshots.resume.has_value()) {
+    absl::Status same = CheckRestorable(job_->snapshots.resume->manifest, *job_->inputs,
+                                        wire.registrations(0).groups());
+    if (!same.ok()) return same;
+  }
   absl::StatusOr<scheduler::Plan> plan = scheduler::MakePlan(*job_->inputs);
   if (!plan.ok()) return plan.status();
   job_->wire = wire;
@@ -59,10 +59,16 @@ absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
         scheduler::LaneIndex(i), std::max<int64_t>(1, mine.state_bytes),
         std::max<int64_t>(1, mine.staging_bytes), lane::StateTableBytes(plan->units.size()));
     if (!allocated.ok()) return allocated;
+    if (options_.storage != nullptr) {
+      absl::Status copy = job_->memory->AllocateHostCopy(
+          scheduler::LaneIndex(i), storage::PlaceHostCopy(*plan, mine).bytes());
+      if (!copy.ok()) return copy;
+    }
     absl::Status started = StartLane(i, *plan);
     if (!started.ok()) return started;
   }
-  job_->plan = std::make_unique<scheduler::Plan>(*std::move(plan));
+  job_->plan = std::make_shared<scheduler::Plan>(*std::move(plan));
+  if (options_.storage != nullptr) PlaceHostCopies();
   const scheduler::PlanQuality& quality = job_->plan->quality;
   log::Info("plan made", {{"job", job_->name},
                           {"epoch", absl::StrCat(epoch_)},
@@ -111,9 +117,14 @@ absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) 
   configure.set_publish_board_bytes(lane::PublishBoardBytes(plan.buckets, options_.lanes));
   configure.set_threads(options_.threads_per_lane);
   configure.set_bind_address(options_.rail_address);
-  absl::Status sent =
-      (*process)->Send(command, {job_->memory->state_fd(index), job_->memory->staging_fd(index),
-                                 job_->memory->table_fd(index), job_->memory->board_fd()});
+  std::vector<int> fds = {job_->memory->state_fd(index), job_->memory->staging_fd(index),
+                          job_->memory->table_fd(index), job_->memory->board_fd()};
+  if (const auto copy = job_->memory->host_copy(index); copy != nullptr) {
+    configure.set_host_copy_bytes(static_cast<int64_t>(copy->size()));
+    configure.set_snapshot_staging_bytes(options_.snapshot_staging_bytes);
+    fds.push_back(job_->memory->host_copy_fd(index));
+  }
+  absl::Status sent = (*process)->Send(command, fds);
   job_->lanes[lane_index].process = *std::move(process);
   job_->lane_epoch = epoch_;
   return sent;
@@ -142,6 +153,10 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
   }
   ++generation_;
   job_->lanes.clear();
+  job_->snapshots.Abandon("the layout was refused");
+  job_->snapshots.restored = false;
+  job_->snapshots.loading = 0;
+  job_->snapshots.host.reset();
   job_->memory.reset();
   job_->plan.reset();
   job_->inputs.reset();
@@ -177,6 +192,10 @@ void Daemon::FillJobStatus(v1::JobStatus& status) {
   status.set_aborted_attempts(job_->aborted_attempts);
   status.set_gradient_norm(job_->gradient_norm);
   *status.mutable_timing() = job_->timing;
+  const JobSnapshots& snapshots = job_->snapshots;
+  if (snapshots.durable_step.has_value()) status.set_durable_step(*snapshots.durable_step);
+  status.set_snapshots_left_out(snapshots.done.left_out());
+  status.set_snapshots_failed(snapshots.done.failed());
   if (job_->steps.has_value()) {
     status.set_last_committed_step(job_->steps->last_committed().value());
     status.set_attempt(job_->steps->open().attempt.value());

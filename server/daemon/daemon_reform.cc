@@ -85,6 +85,7 @@ void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
 // answered by its successor.
 void Daemon::GiveUpLanes() {
   ++generation_;
+  job_->snapshots.Abandon("the lanes are replaced");
   for (LaneState& lane : job_->lanes) {
     if (lane.process != nullptr) {
       lane.process->Kill();
@@ -127,14 +128,11 @@ void Daemon::StartNewLanes() {
     if (status.ok()) status = StartLane(static_cast<int32_t>(i), *job_->plan);
   }
   if (status.ok()) return;
-  v1::MemberMessage message;
-  message.mutable_plan_ready()->set_node(options_.node);
-  message.mutable_plan_ready()->set_epoch(epoch_);
-  message.mutable_plan_ready()->set_error(std::string(status.message()));
-  Tell(std::move(message));
+  TellPlanFailed(status);
 }
 
 void Daemon::OnLanesReady() {
+  if (job_->wire.restore_step() > 0 && !job_->snapshots.restored) return StartRestore();
   if (job_->reforming) MapAgain();
   if (job_->mapping.empty()) TellPlanReady();
 }
@@ -185,6 +183,7 @@ void Daemon::TellRanksAgain() {
     told.set_job(job_->name);
     told.set_world_size(job_->world_size);
     told.set_incarnation(session.incarnation);
+    told.set_restore_step(RestoreStep());
     if (session.state != Session::State::kAttached) continue;
     v1::RankAttached& attached = *messages.emplace_back().mutable_rank_attached();
     attached.set_rank(session.rank);

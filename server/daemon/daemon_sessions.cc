@@ -171,6 +171,12 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
       },
       deadline, cancelled);
   if (!ended.ok()) return ended.status();
+  std::optional<Restorable> resume;
+  if (job_ == nullptr) {
+    absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job());
+    if (!newest.ok()) return newest.status();
+    resume = *std::move(newest);
+  }
   if (draining_) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
@@ -201,13 +207,15 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
                        home, ", this is node ", options_.node, ": start its replacement there"));
     }
   }
-  const bool has_state = job_ != nullptr && job_->has_state;
+  // What was found counts for the job that it begins.
+  const bool has_state = job_ == nullptr ? resume.has_value() : JobHasState();
+  const int64_t last_committed =
+      job_ == nullptr && resume.has_value() ? resume->id.step.value() : LastCommitted();
   if (has_state && request.resume() != v1::OpenSessionRequest::RESUME_IF_PRESENT &&
       request.resume() != v1::OpenSessionRequest::RESUME_REQUIRE) {
     return Error(
         absl::StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
-        absl::StrCat("job '", request.job(), "' has optimizer state at step ",
-                     job_->steps->last_committed().value(),
+        absl::StrCat("job '", request.job(), "' has optimizer state at step ", last_committed,
                      ": continue it with resume=IF_PRESENT, or start under another job name"));
   }
   if (!has_state && request.resume() == v1::OpenSessionRequest::RESUME_REQUIRE) {
@@ -215,7 +223,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
                  absl::StrCat("job '", request.job(), "' has no state to resume from"));
   }
   if (job_ != nullptr && !job_->failed.ok()) return job_->failed;
-  if (has_state && !job_->vacancies.contains(request.rank())) {
+  if (job_ != nullptr && job_->has_state && !job_->vacancies.contains(request.rank())) {
     // Every rank has pushed to make the state: this one has closed its session since.
     return Error(absl::StatusCode::kUnavailable, "TRAINER_LOST",
                  absl::StrCat("rank ", request.rank(), " has left job '", request.job(),
@@ -228,6 +236,12 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     job_->name = request.job();
     job_->world_size = request.world_size();
     ++generation_;
+    if (resume.has_value()) job_->snapshots.durable_step = resume->id.step.value();
+    job_->snapshots.resume = std::move(resume);
+    if (options_.storage == nullptr) {
+      log::Warn("no snapshots are made: the job's state goes with this daemon (--snapshot_dir)",
+                {{"job", job_->name}});
+    }
   }
   const uint64_t id = ++sessions_opened_;
   Session& session = sessions_[id];
@@ -249,6 +263,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   told.set_job(job_->name);
   told.set_world_size(job_->world_size);
   told.set_incarnation(session.incarnation);
+  told.set_restore_step(RestoreStep());
   Tell(std::move(message));
   // A coordinator in this process has answered already; another one answers RegisterLayout.
   if (!session.denied.ok()) {
@@ -262,13 +277,11 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   reply.set_incarnation(session.incarnation);
   reply.set_job_incarnation(job_ == nullptr ? 0 : job_->wire.job_incarnation());
   reply.set_has_state(has_state);
-  if (job_->steps.has_value()) {
-    reply.set_last_committed_step(job_->steps->last_committed().value());
+  reply.set_last_committed_step(LastCommitted());
+  if (job_->snapshots.durable_step.has_value()) {
+    reply.set_durable_step(*job_->snapshots.durable_step);
   }
-  if (const auto kept = job_->trainer_states.find(session.rank);
-      kept != job_->trainer_states.end()) {
-    reply.set_trainer_state(kept->second.bytes);
-  }
+  reply.set_trainer_state(TrainerStateOf(session.rank));
   reply.set_step_timeout_ms(options_.step_timeout.count());
   wire::FaultPoint("daemon.session");
   session.request = request.SerializeAsString();

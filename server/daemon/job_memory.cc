@@ -102,6 +102,19 @@ absl::Status JobMemory::AllocateLane(LaneIndex lane, int64_t state_bytes, int64_
   return absl::OkStatus();
 }
 
+absl::Status JobMemory::AllocateHostCopy(LaneIndex lane, int64_t bytes) {
+  {
+    MutexLock lock(mutex_);
+    Replace(lanes_[lane].host_copy, Block());
+  }
+  if (bytes == 0) return absl::OkStatus();
+  absl::StatusOr<Block> block = MakeHost(bytes, absl::StrCat("lane", lane.value(), ":copy"));
+  if (!block.ok()) return block.status();
+  MutexLock lock(mutex_);
+  Replace(lanes_[lane].host_copy, *std::move(block));
+  return absl::OkStatus();
+}
+
 absl::Status JobMemory::AllocateBoard(int64_t bytes) {
   absl::StatusOr<Block> block = MakeHost(bytes, "board");
   if (!block.ok()) return block.status();
@@ -196,6 +209,8 @@ int JobMemory::state_fd(LaneIndex lane) const { return LaneFd(lane, &Lane::state
 int JobMemory::staging_fd(LaneIndex lane) const { return LaneFd(lane, &Lane::staging); }
 int JobMemory::table_fd(LaneIndex lane) const { return LaneFd(lane, &Lane::table); }
 
+int JobMemory::host_copy_fd(LaneIndex lane) const { return LaneFd(lane, &Lane::host_copy); }
+
 int JobMemory::board_fd() const {
   MutexLock lock(mutex_);
   return board_.fd.get();
@@ -219,6 +234,12 @@ std::shared_ptr<kernels::Mapping> JobMemory::table(LaneIndex lane) const {
   MutexLock lock(mutex_);
   const auto found = lanes_.find(lane);
   return found == lanes_.end() ? nullptr : found->second.table.mapping;
+}
+
+std::shared_ptr<kernels::Mapping> JobMemory::host_copy(LaneIndex lane) const {
+  MutexLock lock(mutex_);
+  const auto found = lanes_.find(lane);
+  return found == lanes_.end() ? nullptr : found->second.host_copy.mapping;
 }
 
 int64_t JobMemory::bytes() const {

@@ -1,7 +1,7 @@
 // All memory of one job on this node, held by descriptor: it outlives lanes and trainers, and goes
 // with this object.
 //
-//   lane        state and staging (device memory), state table (host memory)
+//   lane        state and staging (device memory), state table and copy of the state (host memory)
 //   node        publish board (host memory)
 //   trainer     arenas (device memory), timeline page (host memory)
 //
@@ -49,6 +49,8 @@ class JobMemory {
   absl::Status AllocateLane(scheduler::LaneIndex lane, int64_t state_bytes, int64_t staging_bytes,
                             int64_t table_bytes);
   absl::Status AllocateBoard(int64_t bytes);
+  // For the copy of a lane's state that a snapshot is written from; 0 bytes: none.
+  absl::Status AllocateHostCopy(scheduler::LaneIndex lane, int64_t bytes);
 
   // The descriptor of an arena. `kept`: it was there with this size already, from an earlier
   // session of the rank, and has kept its contents; otherwise it is new and zero.
@@ -71,11 +73,13 @@ class JobMemory {
   [[nodiscard]] int staging_fd(scheduler::LaneIndex lane) const;
   [[nodiscard]] int table_fd(scheduler::LaneIndex lane) const;
   [[nodiscard]] int board_fd() const;
+  [[nodiscard]] int host_copy_fd(scheduler::LaneIndex lane) const;
   [[nodiscard]] int arena_fd(scheduler::TrainerRank rank, uint32_t arena_id) const;
   [[nodiscard]] int timeline_fd(scheduler::TrainerRank rank) const;
   // The lane's state table as mapped here, size as allocated; shared, so that it outlives a
   // replacement. nullptr: not there.
   [[nodiscard]] std::shared_ptr<kernels::Mapping> table(scheduler::LaneIndex lane) const;
+  [[nodiscard]] std::shared_ptr<kernels::Mapping> host_copy(scheduler::LaneIndex lane) const;
   [[nodiscard]] int64_t bytes() const;  // held now
 
  private:
@@ -88,6 +92,7 @@ class JobMemory {
     Block state;
     Block staging;
     Block table;
+    Block host_copy;
   };
   struct Trainer {
     std::map<uint32_t, Block> arenas;

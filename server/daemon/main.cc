@@ -31,6 +31,7 @@
 #include "server/daemon/services.h"
 #include "server/daemon/socket_dir.h"
 #include "server/daemon/version.h"
+#include "server/storage/posix_storage.h"
 
 namespace dmuond::server {
 namespace {
@@ -40,7 +41,8 @@ constexpr std::chrono::milliseconds kTick{100};
 constexpr int kPollersMin = 2;
 constexpr int kPollersMax = 32;
 
-DaemonOptions OptionsOf(const Config& config, const std::string& token) {
+DaemonOptions OptionsOf(const Config& config, const std::string& token,
+                        storage::Storage* snapshots) {
   DaemonOptions options;
   options.node = config.node_rank;
   options.nodes = config.nodes;
@@ -61,6 +63,11 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token) {
   options.coordinator.step.step_timeout = config.step_timeout;
   options.coordinator.step.session_linger = config.session_linger;
   options.coordinator.step.skips_max = config.skips_max;
+  options.storage = snapshots;
+  options.snapshot_keep = config.snapshot_keep;
+  // options.snapshot_staging_bytes: a CPU lane's state is host memory, and is copied straight.
+  options.coordinator.snapshots = snapshots != nullptr;
+  options.coordinator.snapshot = {config.snapshot_every_steps, config.snapshot_every};
   return options;
 }
 
@@ -134,8 +141,20 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
   absl::StatusOr<std::string> token = config.ReadToken();
   if (!token.ok()) return token.status();
 
+  std::unique_ptr<storage::Storage> snapshots;
+  uint32_t epoch = 0;  // newest of any snapshot
+  if (!config.snapshot_dir.empty()) {
+    absl::StatusOr<std::unique_ptr<storage::Storage>> opened =
+        storage::OpenPosixStorage(config.snapshot_dir);
+    if (!opened.ok()) return opened.status();
+    snapshots = *std::move(opened);
+    absl::StatusOr<uint32_t> newest = NewestEpoch(*snapshots);
+    if (!newest.ok()) return newest.status();
+    epoch = *newest;
+  }
+
   kernels::cpu::CpuMemoryHolder memory;
-  DaemonOptions options = OptionsOf(config, *token);
+  DaemonOptions options = OptionsOf(config, *token, snapshots.get());
   options.lock = socket_dir->lock();
   Daemon daemon(std::move(options), memory);
   AttachServer::Options attach_options;
@@ -150,7 +169,10 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
 
   std::unique_ptr<Peers> peers;
   if (config.nodes > 1) {
-    absl::StatusOr<std::unique_ptr<Peers>> started = Peers::Start(PeerOptionsOf(config), daemon);
+    PeerOptions peer_options = PeerOptionsOf(config);
+    peer_options.epoch = epoch;
+    peer_options.snapshots = snapshots.get();
+    absl::StatusOr<std::unique_ptr<Peers>> started = Peers::Start(std::move(peer_options), daemon);
     if (!started.ok()) return started.status();
     peers = *std::move(started);
   }
@@ -158,7 +180,7 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
   if (peers != nullptr) {
     peers->Join();
   } else {
-    daemon.OnFormed(1);
+    daemon.OnFormed(epoch + 1);
   }
 
   std::atomic<bool> asked_to_drain{false};

@@ -18,10 +18,12 @@
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "kernels/mutex.h"
 #include "scheduler/membership.h"
+#include "server/daemon/directory_proof.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
 #include "server/daemon/peer_credentials.h"
 #include "server/daemon/version.h"
+#include "server/storage/shared_directory.h"
 
 namespace dmuond::server {
 namespace {
@@ -119,6 +121,9 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
   void Join() override {
     if (options_.node == 0) {
+      if (options_.snapshots != nullptr) {
+        storage::RemoveOldProofs(*options_.snapshots).IgnoreError();  // they do no harm
+      }
       MutexLock lock(mutex_);
       machine_.emplace(options_.nodes, Self());
     } else {
@@ -190,6 +195,21 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     }
     const scheduler::MemberInfo info = InfoFrom(message.join());
     const int32_t node = info.node.value();
+    const absl::Status sees =
+        ProveDirectory(options_.snapshots, message.join(),
+                       [&](const v1::DirectoryProof& proof) -> std::optional<v1::DirectoryAnswer> {
+                         v1::CoordinatorMessage question;
+                         *question.mutable_directory_proof() = proof;
+                         if (!stream->Write(question)) return std::nullopt;
+                         while (stream->Read(&message)) {  // its heart beats meanwhile
+                           if (message.has_directory_answer()) return message.directory_answer();
+                         }
+                         return std::nullopt;
+                       });
+    if (!sees.ok()) {
+      log::Warn("a daemon may not join", {{"node", node}, {"what", sees}});
+      return ToGrpc(sees);
+    }
     Effects effects;
     {
       MutexLock lock(mutex_);
@@ -336,6 +356,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     join.set_epoch(std::max(options_.epoch, daemon_.newest_epoch()));
     join.set_boot_id(self.boot_id);
     join.set_lane_memory_bytes(self.lane_memory_bytes);
+    join.set_snapshots(options_.snapshots != nullptr);
     return join;
   }
 
@@ -432,6 +453,14 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
           }
         }
         if (message.has_heartbeat()) continue;
+        if (message.has_directory_proof()) {
+          v1::MemberMessage answer;
+          *answer.mutable_directory_answer() =
+              AnswerDirectory(options_.snapshots, options_.node, message.directory_proof());
+          MutexLock lock(mutex_);
+          to_coordinator_->Push(std::move(answer));
+          continue;
+        }
         if (message.has_join()) {
           formed = true;
           daemon_.OnFormed(message.join().epoch());

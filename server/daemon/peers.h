@@ -32,7 +32,8 @@ struct PeerOptions {
   std::string tls_ca_file;
   std::string tls_certificate_file;
   std::string tls_key_file;
-  uint32_t epoch = 0;  // newest that this node knows
+  uint32_t epoch = 0;                     // newest that this node knows
+  storage::Storage* snapshots = nullptr;  // null: none are made
 };
 
 class Peers : public PeerLinks {

@@ -25,6 +25,7 @@
 #include "server/daemon/attach_server.h"
 #include "server/daemon/job_memory.h"
 #include "server/daemon/lane_process.h"
+#include "server/daemon/node_snapshot.h"
 #include "server/daemon/state_transfer.h"
 
 namespace dmuond::server {
@@ -93,13 +94,35 @@ struct LaneState {
   uint64_t published_attempt = 0;  // newest that it has published
 };
 
+// The job's snapshots, as this node sees them.
+struct JobSnapshots {
+  JobSnapshots() = default;
+  ~JobSnapshots() { Abandon("the job has ended"); }
+  JobSnapshots(const JobSnapshots&) = delete;
+  JobSnapshots& operator=(const JobSnapshots&) = delete;
+  // Ends the wait of who writes for lanes that will not copy any more.
+  void Abandon(const std::string& why) {
+    if (copying != nullptr) copying->Abandon(absl::UnavailableError(why));
+  }
+
+  std::optional<Restorable> resume;  // what the job goes on from, where this node has looked for it
+  bool restored = false;             // the lanes have that state
+  size_t loading = 0;                // lanes that are still taking it
+
+  std::shared_ptr<const std::vector<HostState>> host;  // per lane; null: no snapshots are made
+  std::shared_ptr<CopyProgress> copying;               // of the snapshot that is being written
+  uint64_t attempt = 0;                                // names it
+  std::optional<int64_t> durable_step;
+  v1::SnapshotDone done;  // the last that existed or failed
+};
+
 // The running job, as this node sees it.
 struct NodeJob {
   std::string name;
   int32_t world_size = 0;
-  v1::PlanInputs wire;  // empty until the layout is known
-  std::unique_ptr<scheduler::PlanInputs> inputs;
-  std::unique_ptr<scheduler::Plan> plan;
+  v1::PlanInputs wire;                                  // empty until the layout is known
+  std::shared_ptr<const scheduler::PlanInputs> inputs;  // shared with work that waits for a disk
+  std::shared_ptr<const scheduler::Plan> plan;
   std::unique_ptr<JobMemory> memory;
   std::vector<LaneState> lanes;
   std::optional<scheduler::StepMember> steps;  // set when the first attempt opens
@@ -128,6 +151,7 @@ struct NodeJob {
   bool abandoned = false;  // the coordinator has forgotten it: it ends with its last session
   std::map<int32_t, TrainerState> submitted_states;  // by rank: of the open attempt
   std::map<int32_t, TrainerState> trainer_states;    // by rank: of last_committed_step
+  JobSnapshots snapshots;
 };
 
 }  // namespace dmuond::server

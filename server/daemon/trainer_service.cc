@@ -88,9 +88,9 @@ class TrainerService final : public v1::Trainer::Service {
                            v1::AckRollbackReply* /*reply*/) override {
     return Unimplemented("AckRollback");
   }
-  grpc::Status SaveSnapshot(ServerContext* /*context*/, const v1::SaveSnapshotRequest* /*request*/,
-                            v1::SaveSnapshotReply* /*reply*/) override {
-    return Unimplemented("SaveSnapshot");
+  grpc::Status SaveSnapshot(ServerContext* context, const v1::SaveSnapshotRequest* request,
+                            v1::SaveSnapshotReply* reply) override {
+    return Answer(daemon_.SaveSnapshot(*request, CallerGone(context)), reply);
   }
   grpc::Status LoadSnapshot(ServerContext* /*context*/, const v1::LoadSnapshotRequest* /*request*/,
                             v1::LoadSnapshotReply* /*reply*/) override {

@@ -17,8 +17,8 @@ using scheduler::Verdict;
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Channel& channel,
                                                        kernels::Device& device, PeerGroup* group) {
   std::unique_ptr<Engine> engine(new Engine(job, channel, device, group));
-  for (auto* place :
-       {&engine->collect_stream_, &engine->update_stream_, &engine->publish_stream_}) {
+  for (auto* place : {&engine->collect_stream_, &engine->update_stream_, &engine->publish_stream_,
+                      &engine->snapshot_stream_}) {
     absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device.CreateStream();
     if (!stream.ok()) return stream.status();
     *place = *std::move(stream);
@@ -37,6 +37,9 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Chann
       Publisher::Create(job, engine->trainers_, engine->rail_, device, *engine->publish_stream_);
   if (!publisher.ok()) return publisher.status();
   engine->publisher_ = *std::move(publisher);
+  auto snapshot = SnapshotCopy::Create(job, *engine->slots_, device, *engine->snapshot_stream_);
+  if (!snapshot.ok()) return snapshot.status();
+  engine->snapshot_ = *std::move(snapshot);
   return engine;
 }
 
@@ -123,21 +126,21 @@ absl::Status Engine::OnDecision(scheduler::Decision decision) {
     // Decided before this lane's time: its predecessor may not have come to the end of it. What is
     // to be published follows as a republish; loaded state is written again, unit by unit.
     if (decision.verdict == Verdict::kCommit && decision.kind != AttemptKind::kLoad) {
-      tasks_.push_back({std::move(decision), std::nullopt, /*redo=*/true});
+      tasks_.push_back({.decision = std::move(decision), .redo = true});
     }
     return absl::OkStatus();
   }
   const bool applies = decision.verdict == Verdict::kCommit || decision.verdict == Verdict::kSkip;
   // Loaded state is written unit by unit and published by a republish.
   if (applies && decision.kind != AttemptKind::kLoad) {
-    tasks_.push_back({std::move(decision), std::nullopt});
+    tasks_.push_back({.decision = std::move(decision)});
   }
   return absl::OkStatus();
 }
 
 absl::Status Engine::OnRepublish(const v1::LaneCommand::Republish& republish) {
-  tasks_.push_back({std::nullopt, Republish{scheduler::Attempt(republish.attempt()),
-                                            {republish.ranks().begin(), republish.ranks().end()}}});
+  tasks_.push_back({.republish = Republish{scheduler::Attempt(republish.attempt()),
+                                           {republish.ranks().begin(), republish.ranks().end()}}});
   return absl::OkStatus();
 }
 
@@ -155,6 +158,8 @@ absl::Status Engine::OnReadUnit(const v1::LaneCommand::ReadUnit& read,
 
 absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
                                  const std::vector<wire::UniqueFd>& fds) {
+  // The slot that it frees may be one that is being copied.
+  if (absl::Status left = snapshot_->Leave(); !left.ok()) return left;
   const absl::Status status = fds.size() != 1
                                   ? absl::InvalidArgumentError("WriteUnit needs one descriptor")
                                   : WriteUnit(job_, *slots_, device_, *update_stream_, write.unit(),
@@ -166,6 +171,13 @@ absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
 }
 
 absl::StatusOr<bool> Engine::Progress() {
+  absl::StatusOr<bool> progress = ProgressAttempt();
+  // Where copies are this thread's own work they come after everything that somebody waits for.
+  if (!progress.ok() || *progress || !snapshot_->active()) return progress;
+  return ProgressSnapshot();
+}
+
+absl::StatusOr<bool> Engine::ProgressAttempt() {
   if (publishing_) return ProgressPublish();
   if (!tasks_.empty()) return StartNext();
   if (opened_.has_value()) {
@@ -187,6 +199,7 @@ bool Engine::watches_words() const {
 }
 
 bool Engine::device_busy() const {
+  if (snapshot_->device_busy()) return true;
   if (publishing_) return updater_->device_busy() || publisher_->device_busy();
   // An attempt that waits to be armed waits for the device, too, or for a message.
   return collector_->device_busy() || opened_.has_value();
@@ -244,6 +257,12 @@ absl::StatusOr<bool> Engine::StartNext() {
     publishing_ = true;
     return true;
   }
+  if (task.snapshot.has_value()) {
+    const scheduler::Attempt attempt = *task.snapshot;
+    tasks_.pop_front();
+    if (absl::Status status = StartSnapshot(attempt); !status.ok()) return status;
+    return true;
+  }
   const scheduler::Decision& decision = *task.decision;
   log::Debug("decided", {{"job", job_.name},
                          {"epoch", job_.epoch},
@@ -269,6 +288,12 @@ absl::StatusOr<bool> Engine::ProgressPublish() {
   absl::StatusOr<bool> progress = publisher_->Progress();
   if (!progress.ok()) return progress;
   if (!updater_->done()) {
+    if (!snapshot_->Left(updater_->next_batch())) {
+      if (!held_since_.has_value()) held_since_ = Clock::now();
+      return progress;
+    }
+    if (held_since_.has_value()) held_us_ += Microseconds(*held_since_, Clock::now());
+    held_since_.reset();
     absl::StatusOr<const scheduler::Batch*> batch = updater_->RunBatch();
     if (!batch.ok()) return batch.status();
     if (*batch == nullptr) return progress;

@@ -21,6 +21,7 @@
 #include "server/lane/publisher.h"
 #include "server/lane/rail.h"
 #include "server/lane/slots.h"
+#include "server/lane/snapshot_copy.h"
 #include "server/lane/timing.h"
 #include "server/lane/trainer_memory.h"
 #include "server/lane/updater.h"
@@ -46,6 +47,8 @@ class Engine {
   absl::Status OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
                            const std::vector<wire::UniqueFd>& fds);
   absl::Status OnRepublish(const v1::LaneCommand::Republish& republish);
+  absl::Status OnSnapshot(const v1::LaneCommand::TakeSnapshot& snapshot);
+  absl::Status OnLoadState(const v1::LaneCommand::LoadState& load);
 
   // Does what can be done now. True: something was; drain the command socket and call again.
   absl::StatusOr<bool> Progress();
@@ -63,6 +66,9 @@ class Engine {
         trainers_(job, device) {}
 
   absl::Status LeaveTrainersMemory();
+  absl::StatusOr<bool> ProgressAttempt();
+  absl::StatusOr<bool> ProgressSnapshot();
+  absl::Status StartSnapshot(scheduler::Attempt attempt);
   absl::StatusOr<bool> ArmNext();
   absl::StatusOr<bool> StartNext();
   absl::Status ReportGathered();
@@ -72,16 +78,18 @@ class Engine {
   const LaneJob& job_;
   Channel& channel_;
   kernels::Device& device_;
-  // Three, so that collecting, updating and publishing overlap where the device can.
+  // So that collecting, updating, publishing and copying overlap where the device can.
   std::unique_ptr<kernels::Stream> collect_stream_;
   std::unique_ptr<kernels::Stream> update_stream_;
   std::unique_ptr<kernels::Stream> publish_stream_;
+  std::unique_ptr<kernels::Stream> snapshot_stream_;
   Rail rail_;
   TrainerMemory trainers_;
   std::unique_ptr<Slots> slots_;
   std::unique_ptr<Collector> collector_;
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<Publisher> publisher_;
+  std::unique_ptr<SnapshotCopy> snapshot_;
 
   std::optional<scheduler::OpenAttempt> opened_;    // not armed yet
   std::vector<scheduler::Submission> submissions_;  // of attempts that are not armed yet
@@ -96,11 +104,18 @@ class Engine {
     std::optional<scheduler::Decision> decision;
     std::optional<Republish> republish;
     bool redo = false;  // `decision` is of an older epoch: updated, not published
+    std::optional<scheduler::Attempt> snapshot;  // that it is named by
   };
   std::deque<Task> tasks_;
   bool publishing_ = false;
   // An unfinished push has overwritten what other nodes' weights lay in.
   bool received_weights_valid_ = false;
+
+  // Of the snapshot that is being copied.
+  scheduler::Attempt snapshot_attempt_;
+  int32_t snapshot_batches_ = 0;  // reported
+  std::optional<Clock::time_point> held_since_;
+  double held_us_ = 0;
 
   AttemptTimes times_;
   WorkTime summed_;  // of the attempt that is decided

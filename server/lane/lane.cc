@@ -141,6 +141,10 @@ absl::Status Lane::Handle() {
       return engine_->OnWriteUnit(command_.write_unit(), fds_);
     case Command::kRepublish:
       return engine_->OnRepublish(command_.republish());
+    case Command::kSnapshot:
+      return engine_->OnSnapshot(command_.snapshot());
+    case Command::kLoadState:
+      return engine_->OnLoadState(command_.load_state());
     default:
       return absl::InternalError("a command that this lane does not know");
   }

@@ -1,10 +1,12 @@
 #include "server/lane/lane_job.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/cpu_memory.h"
 #include "server/convert.h"
 #include "server/cost_file.h"
 #include "server/lane/publish_board.h"
@@ -25,12 +27,24 @@ absl::StatusOr<std::unique_ptr<kernels::Mapping>> MapUnlessEmpty(kernels::Device
   return device.Map(fd, static_cast<size_t>(bytes));
 }
 
+absl::Status MapHostCopy(const v1::LaneCommand::Configure& configure, int fd, LaneJob& job) {
+  job.host_copy = storage::PlaceHostCopy(job.plan, job.program);
+  job.snapshot_staging_bytes = configure.snapshot_staging_bytes();
+  absl::Status size = CheckSize("host copy", configure.host_copy_bytes(), job.host_copy.bytes());
+  if (!size.ok() || job.host_copy.bytes() == 0) return size;
+  auto mapping = kernels::cpu::MapShared(fd, static_cast<size_t>(job.host_copy.bytes()));
+  if (!mapping.ok()) return mapping.status();
+  job.host_memory = *std::move(mapping);
+  return absl::OkStatus();
+}
+
 absl::Status MapMemory(const v1::LaneCommand::Configure& configure,
                        const std::vector<wire::UniqueFd>& fds, kernels::Device& device,
                        LaneJob& job) {
-  if (fds.size() != 4) {
+  const size_t wanted = configure.host_copy_bytes() > 0 ? 5 : 4;
+  if (fds.size() != wanted) {
     return absl::InvalidArgumentError(
-        absl::StrCat("Configure came with ", fds.size(), " descriptors instead of 4"));
+        absl::StrCat("Configure came with ", fds.size(), " descriptors instead of ", wanted));
   }
   const scheduler::LaneProgram& program = job.program;
   absl::Status status = CheckSize("state memory", configure.state_bytes(), program.state_bytes);
@@ -44,12 +58,13 @@ absl::Status MapMemory(const v1::LaneCommand::Configure& configure,
   const int64_t sizes[] = {program.state_bytes, program.staging_bytes,
                            configure.state_table_bytes(), configure.publish_board_bytes()};
   std::unique_ptr<kernels::Mapping>* places[] = {&job.state, &job.staging, &job.table, &job.board};
-  for (size_t i = 0; i < fds.size(); ++i) {
+  for (size_t i = 0; i < std::size(sizes); ++i) {
     auto mapping = MapUnlessEmpty(device, fds[i].get(), sizes[i]);
     if (!mapping.ok()) return mapping.status();
     *places[i] = *std::move(mapping);
   }
-  return absl::OkStatus();
+  return configure.host_copy_bytes() > 0 ? MapHostCopy(configure, fds[4].get(), job)
+                                         : absl::OkStatus();
 }
 
 // Which lanes of this node publish a part of which bucket.

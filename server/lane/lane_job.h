@@ -12,6 +12,7 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 #include "scheduler/plan.h"
+#include "server/storage/host_copy.h"
 
 namespace dmuond::server::lane {
 
@@ -32,8 +33,11 @@ struct LaneJob {
   std::unique_ptr<kernels::Mapping> staging;  // null: nothing to stage
   std::unique_ptr<kernels::Mapping> table;
   std::unique_ptr<kernels::Mapping> board;
+  storage::HostCopy host_copy;                    // how state lies in host_memory
+  std::unique_ptr<kernels::Mapping> host_memory;  // null: no snapshots, or nothing owned
+  int64_t snapshot_staging_bytes = 0;
 
-  // Converts, plans, compares the digest, maps. `fds`: state, staging, state table, publish board.
+  // Converts, plans, compares the digest, maps. `fds`: as Configure says.
   // FAILED_PRECONDITION naming both digests, INVALID_ARGUMENT naming both sizes.
   static absl::StatusOr<std::unique_ptr<LaneJob>> Make(const v1::LaneCommand::Configure& configure,
                                                        const std::vector<wire::UniqueFd>& fds,

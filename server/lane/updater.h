@@ -32,6 +32,8 @@ class Updater {
   // Only the current masters' weights into staging memory.
   void StartRefresh();
   [[nodiscard]] bool done() const { return next_batch_ == job_.program.batches.size(); }
+  // REQUIRES: !done().
+  [[nodiscard]] size_t next_batch() const { return next_batch_; }
   // Starts the next batch, if none is under way. The batch once it is complete, null before.
   // REQUIRES: !done().
   absl::StatusOr<const scheduler::Batch*> RunBatch();

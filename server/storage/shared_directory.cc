@@ -47,6 +47,20 @@ bool IsProofName(const std::string& name) {
                      [](unsigned char c) { return absl::ascii_isxdigit(c); });
 }
 
+absl::Status CheckNodes(Storage& storage, const DirectoryProof& proof, int32_t begin, int32_t end) {
+  std::vector<std::string> wrong;
+  for (int32_t node = begin; node < end; ++node) {
+    absl::StatusOr<std::string> answer =
+        ReadSmall(storage, AnswerName(proof.name, scheduler::NodeRank(node)));
+    if (answer.ok() && *answer == proof.secret) continue;
+    wrong.push_back(absl::StrCat(node, answer.ok() ? " (wrote something else)" : ""));
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("the snapshot directory ", storage.Describe(""),
+                                                    " is not the same on all nodes: no proof from ",
+                                                    absl::StrJoin(wrong, ", ")));
+}
+
 }  // namespace
 
 absl::StatusOr<DirectoryProof> BeginProof(Storage& storage, uint64_t nonce, uint64_t secret) {
@@ -77,18 +91,12 @@ absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::N
   return WriteSmall(storage, answer, *secret);
 }
 
+absl::Status CheckAnswer(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank node) {
+  return CheckNodes(storage, proof, node.value(), node.value() + 1);
+}
+
 absl::Status CheckAnswers(Storage& storage, const DirectoryProof& proof, int32_t nodes) {
-  std::vector<std::string> wrong;
-  for (int32_t node = 0; node < nodes; ++node) {
-    absl::StatusOr<std::string> answer =
-        ReadSmall(storage, AnswerName(proof.name, scheduler::NodeRank(node)));
-    if (answer.ok() && *answer == proof.secret) continue;
-    wrong.push_back(absl::StrCat(node, answer.ok() ? " (wrote something else)" : ""));
-  }
-  if (wrong.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("the snapshot directory ", storage.Describe(""),
-                                                    " is not the same on all nodes: no proof from ",
-                                                    absl::StrJoin(wrong, ", ")));
+  return CheckNodes(storage, proof, 0, nodes);
 }
 
 void EndProof(Storage& storage, const DirectoryProof& proof, int32_t nodes) {

@@ -37,6 +37,9 @@ absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::N
 // file system may show a new file late: ask again before giving up.
 absl::Status CheckAnswers(Storage& storage, const DirectoryProof& proof, int32_t nodes);
 
+// The same of one member.
+absl::Status CheckAnswer(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank node);
+
 // Removes the files.
 void EndProof(Storage& storage, const DirectoryProof& proof, int32_t nodes);
 

@@ -99,6 +99,8 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
     end.program = *std::move(program);
     end.state = Hold(end.program.state_bytes);
     end.staging = Hold(end.program.staging_bytes);
+    end.host_copy = storage::PlaceHostCopy(plan_, end.program);
+    if (options_.host_copies) end.host_memory = Hold(end.host_copy.bytes());
     end.table = Hold(StateTableBytes(plan_.units.size()));
     if (lane % lanes_per_node == 0) {
       end.board = Hold(PublishBoardBytes(plan_.buckets, lanes_per_node));
@@ -169,9 +171,14 @@ void Cluster::SendConfigure(int32_t lane) {
   configure.set_publish_board_bytes(
       static_cast<int64_t>(PublishBoardBytes(plan_.buckets, per_node)));
   configure.set_threads(1);
-  Send(lane, command,
-       {end.state.fd.get(), end.staging.fd.get(), end.table.fd.get(),
-        lanes_[lane / per_node * per_node].board.fd.get()});
+  std::vector<int> fds = {end.state.fd.get(), end.staging.fd.get(), end.table.fd.get(),
+                          lanes_[lane / per_node * per_node].board.fd.get()};
+  if (options_.host_copies) {
+    configure.set_host_copy_bytes(end.host_copy.bytes());
+    configure.set_snapshot_staging_bytes(options_.snapshot_staging_bytes);
+    fds.push_back(end.host_memory.fd.get());
+  }
+  Send(lane, command, fds);
 }
 
 void Cluster::Restart(int32_t lane) {
@@ -403,6 +410,22 @@ StateView Cluster::State(int32_t unit) const {
   return ReadEntry(reinterpret_cast<const StateEntry*>(lanes_[owner].table.mapping->data())[unit]);
 }
 
+std::vector<float> Cluster::StateOf(scheduler::UnitId id) const {
+  const scheduler::Unit& unit = plan_.units[id.value()];
+  const LaneEnd& lane = lanes_[unit.owner.value()];
+  std::vector<float> values;
+  for (const scheduler::SlotClass& c : lane.program.slot_classes) {
+    if (std::find(c.units.begin(), c.units.end(), id) == c.units.end()) continue;
+    const std::byte* slot =
+        lane.state.mapping->data() + c.offset_bytes + (State(id.value()).slot * c.slot_bytes);
+    for (int32_t t = 0; t < c.tensors; ++t) {
+      const auto* tensor = reinterpret_cast<const float*>(slot + (t * c.tensor_bytes));
+      values.insert(values.end(), tensor, tensor + (unit.rows * unit.cols));
+    }
+  }
+  return values;
+}
+
 void Cluster::PumpUntil(const std::function<bool()>& done) {
   const auto deadline = steady_clock::now() + std::chrono::seconds(30);
   while (!done()) {
@@ -460,6 +483,12 @@ void Cluster::Handle(int32_t lane, const v1::LaneReport& report) {
       break;
     case Report::kPublished:
       published[lane] = report.published();
+      break;
+    case Report::kCopied:
+      copied.push_back(report.copied());
+      break;
+    case Report::kStateLoaded:
+      state_loaded = report.state_loaded();
       break;
     case Report::kUnitIo:
       unit_io_[report.unit_io().request()] = report.unit_io().error();

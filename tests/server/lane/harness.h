@@ -20,6 +20,7 @@
 #include "scheduler/plan.h"
 #include "scheduler/step.h"
 #include "server/lane/state_table.h"
+#include "server/storage/host_copy.h"
 #include "tests/scheduler/layouts.h"
 
 namespace dmuond::server::lane::testing {
@@ -39,6 +40,8 @@ class Cluster {
     std::string preset = "keller";
     int64_t bucket_bytes = 0;
     bool poison = false;
+    bool host_copies = false;
+    int64_t snapshot_staging_bytes = 0;
   };
   Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t lanes_per_node,
           Options options);
@@ -91,6 +94,14 @@ class Cluster {
     return lanes_[lane].program;
   }
   [[nodiscard]] StateView State(int32_t unit) const;
+  // All tensors of an owned unit's current slot, in the slot's order.
+  [[nodiscard]] std::vector<float> StateOf(scheduler::UnitId unit) const;
+  [[nodiscard]] const storage::HostCopy& host_copy(int32_t lane) const {
+    return lanes_[lane].host_copy;
+  }
+  [[nodiscard]] const std::byte* host_memory(int32_t lane) const {
+    return lanes_[lane].host_memory.mapping->data();
+  }
   [[nodiscard]] int32_t lanes() const { return static_cast<int32_t>(lanes_.size()); }
   [[nodiscard]] uint64_t attempt() const { return attempt_; }
 
@@ -99,6 +110,8 @@ class Cluster {
   std::map<int32_t, v1::UnitNorm> norms;                   // of the last gathered attempt, by unit
   std::string failure;                                     // a lane's last words
   std::map<int32_t, v1::LaneReport::Published> published;  // by lane, of the last attempt
+  std::vector<v1::LaneReport::Copied> copied;              // in the order in which they came
+  std::optional<v1::LaneReport::StateLoaded> state_loaded;
 
  private:
   struct LaneEnd {
@@ -106,7 +119,8 @@ class Cluster {
     wire::UniqueFd socket;
     std::thread thread;
     int pid = -1;
-    Held state, staging, table, board;
+    Held state, staging, table, board, host_memory;
+    storage::HostCopy host_copy;
     bool ready = false;
     bool gathered = false;
   };

@@ -1,0 +1,68 @@
+// The coordinator's part in snapshots, and in a job that goes on from one.
+#include <utility>
+
+#include "server/daemon/coordinator.h"
+
+namespace dmuond::server {
+
+using scheduler::TimePoint;
+
+void Coordinator::AddSnapshots(TimePoint now, AddressedMessages& messages) {
+  if (job_ == nullptr || job_->snapshots == nullptr) return;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    v1::CoordinatorMessage& message = messages[i].message;
+    if (message.has_republish()) job_->snapshots->OnRepublish(message.republish());
+    if (!message.has_decision()) continue;
+    std::optional<v1::SaveState> save = job_->snapshots->OnDecision(now, message.decision());
+    if (const auto durable = job_->snapshots->durable_step()) {
+      message.mutable_decision()->mutable_outcome()->set_durable_step(durable->value());
+    }
+    if (!save.has_value()) continue;
+    Addressed begin;
+    *begin.message.mutable_save() = *std::move(save);
+    messages.insert(messages.begin() + static_cast<std::ptrdiff_t>(i) + 1, std::move(begin));
+  }
+}
+
+AddressedMessages Coordinator::OnSnapshotMessage(TimePoint now, int32_t from,
+                                                 const v1::MemberMessage& message) {
+  AddressedMessages out;
+  if (job_ == nullptr || job_->snapshots == nullptr) return out;
+  if (message.has_snapshot_request()) {
+    SnapshotCoordinator::Answer answer = job_->snapshots->OnRequest(now);
+    if (answer.save.has_value()) {
+      *out.emplace_back().message.mutable_save() = *std::move(answer.save);
+    }
+    if (answer.done.has_value()) {
+      Addressed& done = out.emplace_back();
+      done.node = from;
+      *done.message.mutable_snapshot_done() = *std::move(answer.done);
+    }
+  } else if (message.has_snapshot_written()) {
+    std::optional<v1::WriteManifest> write = job_->snapshots->OnWritten(message.snapshot_written());
+    if (!write.has_value()) return out;
+    Addressed& here = out.emplace_back();
+    here.node = 0;
+    *here.message.mutable_write_manifest() = *std::move(write);
+  } else {
+    std::optional<SnapshotCoordinator::Finished> finished =
+        job_->snapshots->OnManifestWritten(now, message.manifest_written());
+    if (!finished.has_value()) return out;
+    *out.emplace_back().message.mutable_snapshot_done() = std::move(finished->done);
+    if (finished->save.has_value()) {
+      *out.emplace_back().message.mutable_save() = *std::move(finished->save);
+    }
+  }
+  return out;
+}
+
+AddressedMessages Coordinator::OnRankAttached(TimePoint now, const v1::RankAttached& attached) {
+  if (job_ == nullptr || job_->steps == nullptr) return {};
+  job_->steps->OnRankBack(now, scheduler::TrainerRank(attached.rank()), attached.incarnation());
+  job_->attached.insert(attached.rank());
+  const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
+  if (!complete || job_->restore_step == 0 || job_->steps->has_state()) return {};
+  return Broadcast(job_->steps->Restart());
+}
+
+}  // namespace dmuond::server

@@ -1,0 +1,110 @@
+// A job that goes on from a snapshot: what there is, and how it comes into the lanes.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+
+namespace dmuond::server {
+
+absl::StatusOr<std::optional<Restorable>> Daemon::FindResume(const std::string& job) {
+  if (options_.storage == nullptr) return std::nullopt;
+  mutex_.Unlock();
+  absl::StatusOr<std::optional<Restorable>> found = FindRestorable(*options_.storage, job);
+  mutex_.Lock();
+  if (found.ok()) return found;
+  return Error(absl::StatusCode::kFailedPrecondition, "SNAPSHOT_BROKEN",
+               absl::StrCat("job '", job, "' cannot go on from its newest snapshot: ",
+                            found.status().message(), "; docs/snapshots.md says what to do"));
+}
+
+int64_t Daemon::LastCommitted() const {
+  if (job_ == nullptr) return 0;
+  if (job_->steps.has_value()) return job_->steps->last_committed().value();
+  return job_->snapshots.resume.has_value() ? job_->snapshots.resume->id.step.value() : 0;
+}
+
+int64_t Daemon::RestoreStep() const {
+  return job_->snapshots.resume.has_value() ? job_->snapshots.resume->id.step.value() : 0;
+}
+
+std::string Daemon::TrainerStateOf(int32_t rank) const {
+  if (const auto kept = job_->trainer_states.find(rank); kept != job_->trainer_states.end()) {
+    return kept->second.bytes;
+  }
+  if (job_->has_state || !job_->snapshots.resume.has_value()) return "";
+  const auto& saved = job_->snapshots.resume->trainers;
+  const auto kept = saved.find(scheduler::TrainerRank(rank));
+  return kept == saved.end() ? "" : kept->second;
+}
+
+void Daemon::TellPlanFailed(const absl::Status& why) {
+  v1::MemberMessage message;
+  v1::PlanReady& ready = *message.mutable_plan_ready();
+  ready.set_node(options_.node);
+  ready.set_epoch(epoch_);
+  ready.set_error(std::string(why.message()));
+  ready.set_reason(ReasonOf(why));
+  Tell(std::move(message));
+}
+
+void Daemon::StartRestore() {
+  const scheduler::StepId step(job_->wire.restore_step());
+  if (job_->snapshots.host == nullptr || disk_ == nullptr) {
+    return TellPlanFailed(Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
+                                "this node has no --snapshot_dir"));
+  }
+  log::Info("restoring", {{"job", job_->name}, {"step", absl::StrCat(step.value())}});
+  disk_->Post([this, step, generation = generation_, job = job_->name, inputs = job_->inputs,
+               plan = job_->plan, host = job_->snapshots.host,
+               groups = job_->wire.registrations(0).groups()] {
+    absl::StatusOr<Restorable> from = FindRestorable(*options_.storage, job, step);
+    absl::StatusOr<std::vector<std::vector<uint64_t>>> updates =
+        from.ok()
+            ? RestoreHostCopies(*options_.storage, from->manifest, *inputs, groups, *plan, *host)
+            : from.status();
+    StateLock lock(mutex_);
+    if (generation != generation_ || job_ == nullptr) return;
+    if (updates.ok()) return OnRestored(*from, *std::move(updates));
+    log::Error("a snapshot cannot be restored",
+               {{"job", job}, {"step", absl::StrCat(step.value())}, {"what", updates.status()}});
+    TellPlanFailed(WithReason(updates.status(), "SNAPSHOT_BROKEN"));
+  });
+}
+
+void Daemon::OnRestored(const Restorable& from, std::vector<std::vector<uint64_t>> updates) {
+  for (const auto& [rank, bytes] : from.trainers) {
+    const auto& trainers = job_->inputs->layout.trainers;
+    if (static_cast<size_t>(rank.value()) >= trainers.size() ||
+        trainers[rank.value()].node.value() != options_.node) {
+      continue;
+    }
+    job_->trainer_states[rank.value()] = {from.id.attempt, bytes};
+  }
+  job_->snapshots.durable_step = from.id.step.value();
+  job_->snapshots.loading = job_->lanes.size();
+  for (size_t i = 0; i < job_->lanes.size(); ++i) {
+    v1::LaneCommand command;
+    v1::LaneCommand::LoadState& load = *command.mutable_load_state();
+    load.set_step(from.id.step.value());
+    load.mutable_updates()->Add(updates[i].begin(), updates[i].end());
+    // Its end is reported by OnLaneGone.
+    if (job_->lanes[i].process != nullptr) job_->lanes[i].process->Send(command).IgnoreError();
+  }
+}
+
+void Daemon::HandleStateLoaded(int32_t lane, const v1::LaneReport::StateLoaded& loaded) {
+  if (!loaded.error().empty()) {
+    return TellPlanFailed(absl::InternalError(
+        absl::StrCat("lane ", lane, " cannot take the snapshot's state: ", loaded.error())));
+  }
+  if (job_->snapshots.loading == 0 || --job_->snapshots.loading > 0) return;
+  job_->snapshots.restored = true;
+  log::Info("restored", {{"job", job_->name}, {"step", absl::StrCat(job_->wire.restore_step())}});
+  OnLanesReady();
+}
+
+}  // namespace dmuond::server

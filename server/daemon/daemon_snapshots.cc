@@ -1,0 +1,203 @@
+// Snapshots: lanes copy, this node's thread for disks writes, the coordinator's node makes them
+// exist. Nothing here waits for a disk under the daemon's lock.
+#include <chrono>
+#include <ctime>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+#include "server/daemon/version.h"
+
+namespace dmuond::server {
+
+void Daemon::PlaceHostCopies() {
+  auto host = std::make_shared<std::vector<HostState>>();
+  for (int32_t i = 0; i < options_.lanes; ++i) {
+    HostState& state = host->emplace_back();
+    const scheduler::LaneProgram& program = job_->lanes[i].program;
+    state.lane = program.lane;
+    state.layout = storage::PlaceHostCopy(*job_->plan, program);
+    state.units = storage::StateUnitsOf(job_->inputs->layout, *job_->plan, state.layout.units);
+    state.memory = job_->memory->host_copy(scheduler::LaneIndex(i));
+  }
+  job_->snapshots.host = std::move(host);
+}
+
+void Daemon::HandleSave(const v1::SaveState& save) {
+  if (job_ == nullptr || job_->snapshots.host == nullptr || disk_ == nullptr) return;
+  NodeSnapshot snapshot;
+  snapshot.id = {scheduler::Attempt(save.attempt()), scheduler::StepId(save.step())};
+  snapshot.job = job_->name;
+  snapshot.node = scheduler::NodeRank(options_.node);
+  snapshot.lanes = job_->snapshots.host;
+  for (const auto& [rank, state] : job_->trainer_states) {
+    if (!state.bytes.empty()) snapshot.trainers[scheduler::TrainerRank(rank)] = state.bytes;
+  }
+  auto progress = std::make_shared<CopyProgress>(job_->lanes.size());
+  job_->snapshots.copying = progress;
+  job_->snapshots.attempt = save.attempt();
+  v1::LaneCommand command;
+  command.mutable_snapshot()->set_attempt(save.attempt());
+  ToLanes(command);
+  for (const LaneState& lane : job_->lanes) {
+    if (lane.gone) job_->snapshots.Abandon("a lane has ended");
+  }
+  disk_->Post([this, snapshot = std::move(snapshot), progress, attempt = save.attempt()]() mutable {
+    absl::StatusOr<std::vector<v1::SnapshotFile>> files =
+        WriteNodeFiles(*options_.storage, std::move(snapshot), *progress);
+    v1::MemberMessage message;
+    v1::SnapshotWritten& written = *message.mutable_snapshot_written();
+    written.set_attempt(attempt);
+    written.set_node(options_.node);
+    if (files.ok()) {
+      written.mutable_files()->Add(files->begin(), files->end());
+    } else {
+      written.set_error(std::string(files.status().message()));
+    }
+    StateLock lock(mutex_);
+    Tell(std::move(message));
+  });
+}
+
+void Daemon::HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) {
+  if (job_->snapshots.copying == nullptr || copied.attempt() != job_->snapshots.attempt) return;
+  job_->snapshots.copying->Report(static_cast<size_t>(lane), copied.batches(),
+                                  {copied.updates().begin(), copied.updates().end()});
+  if (copied.complete()) {
+    log::Debug("state copied", {{"job", job_->name},
+                                {"lane", absl::StrCat(lane)},
+                                {"held_us", absl::StrCat(copied.held_us())}});
+  }
+}
+
+void Daemon::HandleWriteManifest(const v1::WriteManifest& write) {
+  if (disk_ == nullptr) return;
+  v1::SnapshotManifest manifest = write.manifest();
+  manifest.mutable_time()->set_seconds(std::time(nullptr));
+  manifest.set_version(kBuildVersion);
+  disk_->Post([this, manifest = std::move(manifest)] {
+    absl::Status status;
+    std::vector<absl::Status> warnings;
+    if (manifest.files().empty()) {
+      // A full disk has no room for what is of no use.
+      RemoveUnfinished(*options_.storage, manifest, warnings);
+    } else {
+      status = CommitSnapshot(*options_.storage, manifest, options_.snapshot_keep, warnings);
+      if (!status.ok()) RemoveUnfinished(*options_.storage, manifest, warnings);
+    }
+    for (const absl::Status& warning : warnings) {
+      log::Warn("old snapshots were not removed", {{"job", manifest.job()}, {"what", warning}});
+    }
+    v1::MemberMessage message;
+    message.mutable_manifest_written()->set_attempt(manifest.attempt());
+    if (!status.ok()) {
+      message.mutable_manifest_written()->set_error(std::string(status.message()));
+    }
+    StateLock lock(mutex_);
+    Tell(std::move(message));
+  });
+}
+
+void Daemon::HandleSnapshotDone(const v1::SnapshotDone& done) {
+  if (job_ == nullptr) return;
+  JobSnapshots& snapshots = job_->snapshots;
+  if (done.has_durable_step()) snapshots.durable_step = done.durable_step();
+  snapshots.done = done;
+  if (done.attempt() == snapshots.attempt) snapshots.copying.reset();
+  if (done.error().empty()) {
+    log::Info("snapshot written", {{"job", job_->name}, {"step", absl::StrCat(done.step())}});
+  } else if (done.reason() == "SNAPSHOT_FAILED") {
+    log::Warn(
+        "a snapshot failed; training goes on",
+        {{"job", job_->name},
+         {"step", absl::StrCat(done.step())},
+         {"durable_step", done.has_durable_step() ? absl::StrCat(done.durable_step()) : "none"},
+         {"what", done.error()}});
+  }
+  mutex_.Changed();
+}
+
+absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancelled& cancelled) {
+  if (options_.storage == nullptr) {
+    return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
+                 "this daemon has no --snapshot_dir: no snapshots are made");
+  }
+  if (job_ == nullptr || !job_->steps.has_value() || !job_->has_state) {
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
+                 "no job has state here: there is nothing to save");
+  }
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  const uint64_t wanted = job_->applied_attempt;
+  const uint64_t generation = generation_;
+  job_->snapshots.done.clear_attempt();
+  v1::MemberMessage message;
+  message.mutable_snapshot_request()->set_node(options_.node);
+  Tell(std::move(message));
+  absl::StatusOr<bool> done = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        return generation != generation_ || !JobFailure().ok() ||
+               job_->snapshots.done.attempt() >= wanted;
+      },
+      deadline, cancelled);
+  if (!done.ok()) return done.status();
+  if (generation != generation_ || job_ == nullptr) {
+    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");
+  }
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!*done) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "SNAPSHOT_FAILED",
+                 "the snapshot is still being written");
+  }
+  const v1::SnapshotDone& end = job_->snapshots.done;
+  if (!end.error().empty()) {
+    return Error(absl::StatusCode::kUnavailable, end.reason(),
+                 absl::StrCat("step ", end.step(), " was not saved: ", end.error()));
+  }
+  return end;
+}
+
+absl::StatusOr<v1::SaveSnapshotReply> Daemon::SaveSnapshot(const v1::SaveSnapshotRequest& request,
+                                                           const Cancelled& cancelled) {
+  StateLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  absl::StatusOr<v1::SnapshotDone> done = SaveNow(Deadline::max(), cancelled);
+  if (!done.ok()) return done.status();
+  v1::SaveSnapshotReply reply;
+  reply.set_step(done->step());
+  reply.set_path(PathOf(*done));
+  return reply;
+}
+
+absl::StatusOr<v1::SaveJobReply> Daemon::SaveJob(const Cancelled& cancelled) {
+  StateLock lock(mutex_);
+  absl::StatusOr<v1::SnapshotDone> done = SaveNow(Deadline::max(), cancelled);
+  if (!done.ok()) return done.status();
+  v1::SaveJobReply reply;
+  reply.set_step(done->step());
+  reply.set_path(PathOf(*done));
+  return reply;
+}
+
+std::string Daemon::PathOf(const v1::SnapshotDone& done) const {
+  return options_.storage->Describe(
+      absl::StrCat(job_->name, "/",
+                   storage::DirectoryName(
+                       {scheduler::Attempt(done.attempt()), scheduler::StepId(done.step())})));
+}
+
+void Daemon::SaveBeforeLeaving(Deadline deadline) {
+  if (options_.storage == nullptr || job_ == nullptr || !job_->has_state || !JobFailure().ok()) {
+    return;
+  }
+  absl::StatusOr<v1::SnapshotDone> saved = SaveNow(deadline, [] { return false; });
+  if (saved.ok() || ReasonOf(saved.status()) == "JOB_HAS_NO_STATE") return;
+  const std::string name = job_ == nullptr ? "" : job_->name;
+  log::Warn("the last steps are not in a snapshot", {{"job", name}, {"what", saved.status()}});
+}
+
+}  // namespace dmuond::server

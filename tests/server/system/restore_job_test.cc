@@ -1,0 +1,225 @@
+// Jobs that go on from a snapshot after everything was killed: on other numbers of lanes, daemons
+// and trainers, bit for bit; and what is refused.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/daemon_group.h"
+#include "tests/client/daemon_process.h"
+#include "tests/server/system/daemon_status.h"
+#include "tests/server/system/snapshot_world.h"
+
+namespace dmuond::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using client::Resume;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSteps = 9;
+
+struct Shape {
+  int32_t ranks = 2;
+  int32_t daemons = 1;
+  int32_t lanes = 1;
+};
+
+class RestoreTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto daemon = DaemonProcess::Start({.flags = {"--threads=1"}});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    undisturbed_ = SnapshotWorld::Undisturbed((*daemon)->address(), kSteps);
+    ASSERT_EQ(undisturbed_.size(), kSteps + 1);
+  }
+  void TearDown() override {
+    if (!HasFailure()) return;
+    for (const auto& daemon : group_) std::cerr << daemon->Log() << "----\n";
+  }
+
+  void StartDaemons(const Shape& shape, const std::string& every = "3") {
+    const std::vector<std::string> flags = {"--threads=1", "--snapshot_dir=" + directory_.path(),
+                                            "--snapshot_every_steps=" + every,
+                                            "--register_timeout=20s"};
+    const std::string devices = absl::StrCat("cpu:", shape.lanes);
+    if (shape.daemons > 1) {
+      auto group = StartGroup(shape.daemons, devices, flags);
+      ASSERT_TRUE(group.ok()) << group.status();
+      group_ = *std::move(group);
+    } else {
+      auto daemon = DaemonProcess::Start({.devices = devices, .flags = flags});
+      ASSERT_TRUE(daemon.ok()) << daemon.status();
+      group_.push_back(*std::move(daemon));
+    }
+  }
+  void KillDaemons() {
+    for (const auto& daemon : group_) daemon->Kill();
+    group_.clear();
+  }
+  std::unique_ptr<SnapshotWorld> MakeWorld(SnapshotWorld::Options options) {
+    std::vector<std::string> addresses;
+    addresses.reserve(group_.size());
+    for (const auto& daemon : group_) addresses.push_back(daemon->address());
+    return std::make_unique<SnapshotWorld>(addresses, options);
+  }
+  bool WaitDurable(int64_t step) {
+    return DaemonStatus(group_[0]->address()).WaitFor([step](const v1::GetStatusReply& reply) {
+      return reply.job().has_durable_step() && reply.job().durable_step() >= step;
+    });
+  }
+  // A life of the job, killed after `last` with a durable step `durable`.
+  void LiveUntil(const Shape& shape, Resume resume, int64_t last, int64_t durable) {
+    StartDaemons(shape);
+    auto world = MakeWorld({.ranks = shape.ranks, .resume = resume});
+    const absl::Status started = world->Start();
+    ASSERT_TRUE(started.ok()) << started;
+    for (int64_t step = (*world)[0].last_committed_step() + 1; step <= last; ++step) {
+      ASSERT_TRUE(world->StepUntil(step));
+      EXPECT_EQ(world->Weights(), undisturbed_[step]) << "step " << step;
+      if (step <= durable && step % 3 == 0) {
+        ASSERT_TRUE(WaitDurable(step));
+      }
+    }
+    KillDaemons();
+  }
+  void ExpectGoesOn(const Shape& shape, int64_t from) {
+    StartDaemons(shape);
+    auto world = MakeWorld({.ranks = shape.ranks, .resume = Resume::kRequire});
+    const absl::Status started = world->Start();
+    ASSERT_TRUE(started.ok()) << started;
+    for (int32_t rank = 0; rank < shape.ranks; ++rank) {
+      client::Session& session = (*world)[rank];
+      EXPECT_TRUE(session.has_state());
+      EXPECT_EQ(session.last_committed_step(), from);
+      EXPECT_EQ(session.durable_step(), from);
+      EXPECT_EQ(session.trainer_state(), SnapshotWorld::StateOf(rank, from));
+    }
+    EXPECT_EQ(world->Weights(), undisturbed_[from]);
+    for (int64_t step = from + 1; step <= kSteps; ++step) {
+      ASSERT_TRUE(world->StepUntil(step));
+      EXPECT_EQ(world->Weights(), undisturbed_[step]) << "step " << step;
+    }
+    world->Close();
+  }
+  // The one file of this kind in the newest snapshot.
+  std::string FileOf(int64_t step, const std::string& name) {
+    for (const auto& entry : fs::directory_iterator(directory_.path() + "/run7")) {
+      const std::string prefix =
+          absl::StrCat("step-", std::string(12 - absl::StrCat(step).size(), '0'), step, ".");
+      if (entry.path().filename().string().starts_with(prefix)) return entry.path() / name;
+    }
+    ADD_FAILURE() << "no snapshot of step " << step;
+    return "";
+  }
+
+  static std::vector<Values> undisturbed_;
+  ScratchDirectory directory_;
+  DaemonGroup group_;
+};
+
+std::vector<Values> RestoreTest::undisturbed_;
+
+TEST_F(RestoreTest, EverythingIsKilledAndStartedAnew) {
+  LiveUntil({}, Resume::kNever, 4, 3);
+  ExpectGoesOn({}, 3);
+}
+
+TEST_F(RestoreTest, OnMoreLanesAndFewerTrainers) {
+  LiveUntil({.ranks = 2}, Resume::kNever, 5, 3);
+  ExpectGoesOn({.ranks = 1, .lanes = 3}, 3);
+}
+
+TEST_F(RestoreTest, OnTwoDaemonsAfterOne) {
+  LiveUntil({.ranks = 2}, Resume::kNever, 3, 3);
+  ExpectGoesOn({.ranks = 2, .daemons = 2}, 3);
+}
+
+TEST_F(RestoreTest, OnOneDaemonAfterTwoWithTwoLanesEach) {
+  LiveUntil({.ranks = 2, .daemons = 2, .lanes = 2}, Resume::kNever, 4, 3);
+  ExpectGoesOn({.ranks = 2}, 3);
+}
+
+TEST_F(RestoreTest, SeveralLivesOnSeveralShapes) {
+  LiveUntil({.ranks = 2}, Resume::kNever, 4, 3);
+  LiveUntil({.ranks = 2, .daemons = 2}, Resume::kRequire, 7, 6);
+  ExpectGoesOn({.ranks = 2, .lanes = 2}, 6);
+}
+
+TEST_F(RestoreTest, ATrainerThatDiesRightAfterTheRestartIsReplacedWithoutADisk) {
+  LiveUntil({.ranks = 2, .daemons = 2}, Resume::kNever, 4, 3);
+  StartDaemons({.ranks = 2, .daemons = 2});
+  auto world = MakeWorld({.ranks = 2, .resume = Resume::kRequire});
+  ASSERT_TRUE(world->Start().ok());
+  ASSERT_TRUE(world->Replace(1).ok());
+  ASSERT_TRUE(world->StepUntil(5));
+  EXPECT_EQ(world->Weights(), undisturbed_[5]);
+}
+
+TEST_F(RestoreTest, WhoDoesNotWantTheStateIsToldBothWaysOut) {
+  LiveUntil({}, Resume::kNever, 3, 3);
+  StartDaemons({});
+  auto world = MakeWorld({});
+  const absl::Status refused = world->Start();
+  EXPECT_EQ(client::ReasonOf(refused), "JOB_HAS_STATE") << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("step 3"), HasSubstr("IF_PRESENT"), HasSubstr("another job name")));
+  auto other = MakeWorld({.job = "other", .resume = Resume::kIfPresent});
+  EXPECT_TRUE(other->Start().ok()) << "another name has no state";
+}
+
+TEST_F(RestoreTest, WhoNeedsAStateThatIsNotThereIsTold) {
+  StartDaemons({});
+  auto world = MakeWorld({.resume = Resume::kRequire});
+  EXPECT_EQ(client::ReasonOf(world->Start()), "JOB_HAS_NO_STATE");
+}
+
+TEST_F(RestoreTest, AnotherLayoutIsRefusedByTheParametersName) {
+  LiveUntil({}, Resume::kNever, 3, 3);
+  StartDaemons({});
+  auto world = MakeWorld({.resume = Resume::kRequire, .matrix = {24, 17}});
+  const absl::Status refused = world->Start();
+  EXPECT_EQ(client::ReasonOf(refused), "LAYOUT_DIFFERS") << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("wide"), HasSubstr("24x16"), HasSubstr("24x17")));
+}
+
+TEST_F(RestoreTest, ATruncatedSnapshotIsPassedOverForTheOlderOneWithAWarning) {
+  LiveUntil({}, Resume::kNever, 6, 6);
+  const std::string file = FileOf(6, "lane-00000.safetensors");
+  fs::resize_file(file, fs::file_size(file) - 1);
+  ExpectGoesOn({}, 3);
+  EXPECT_THAT(group_[0]->Log(), AllOf(HasSubstr("a broken snapshot is passed over"),
+                                      HasSubstr("lane-00000.safetensors")));
+}
+
+TEST_F(RestoreTest, AFlippedBitIsRefusedByTheNameOfTheFileAndTheTensor) {
+  LiveUntil({}, Resume::kNever, 6, 6);
+  const std::string path = FileOf(6, "lane-00000.safetensors");
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-5, std::ios::end);
+    const char flipped = static_cast<char>(file.peek() ^ 1);
+    file.seekp(-5, std::ios::end);
+    file.put(flipped);
+  }
+  StartDaemons({});
+  auto world = MakeWorld({.resume = Resume::kRequire});
+  const absl::Status refused = world->Start();
+  EXPECT_EQ(client::ReasonOf(refused), "SNAPSHOT_BROKEN") << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("lane-00000.safetensors"));
+  // As docs/snapshots.md says.
+  KillDaemons();
+  const std::string manifest = FileOf(6, "manifest.json");
+  fs::rename(manifest, FileOf(6, "manifest.set-aside.json"));
+  ExpectGoesOn({}, 3);
+}
+
+}  // namespace
+}  // namespace dmuond::testing
