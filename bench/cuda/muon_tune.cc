@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/numbers.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/update_tuner.h"
 #include "kernels/presets.h"
@@ -81,11 +82,16 @@ std::vector<TuningTask> Tasks(const Options& options) {
     for (const auto& [shape, count] : of_model) add(shape.first, shape.second, count);
   }
   for (const std::string& shape : options.shapes) {
-    long rows = 0;
-    long cols = 0;
-    long count = 1;
-    if (std::sscanf(shape.c_str(), "%ldx%ld:%ld", &rows, &cols, &count) < 2 || rows < 1 ||
-        cols < 1 || count < 1) {
+    const size_t by = shape.find('x');
+    const size_t colon = shape.find(':');
+    int64_t rows = 0;
+    int64_t cols = 0;
+    int64_t count = 1;
+    if (by == std::string::npos || !absl::SimpleAtoi(shape.substr(0, by), &rows) ||
+        !absl::SimpleAtoi(shape.substr(by + 1, colon == std::string::npos ? colon : colon - by - 1),
+                          &cols) ||
+        (colon != std::string::npos && !absl::SimpleAtoi(shape.substr(colon + 1), &count)) ||
+        rows < 1 || cols < 1 || count < 1) {
       Fail(absl::InvalidArgumentError("-c " + shape + ": expected ROWSxCOLS:COUNT"));
     }
     add(rows, cols, count);
@@ -107,8 +113,8 @@ const char* Name(NewtonSchulzForm form) {
 void Print(const TunedShape& shape) {
   for (size_t i = 0; i < shape.candidates.size(); ++i) {
     const TunedCandidate& c = shape.candidates[i];
-    std::printf("%s %6ld %6ld %-9s %-9s %10.2e ", i == shape.winner ? "*" : " ",
-                static_cast<long>(shape.rows), static_cast<long>(shape.cols), Name(c.choice.engine),
+    std::printf("%s %6d %6d %-9s %-9s %10.2e ", i == shape.winner ? "*" : " ",
+                static_cast<int>(shape.rows), static_cast<int>(shape.cols), Name(c.choice.engine),
                 Name(c.choice.form), c.error);
     if (c.refused.empty()) {
       std::printf("%10.1f us, batch %d\n", c.microseconds, c.batch);

@@ -170,7 +170,7 @@ absl::Status CudaOps::Sum(Stream& stream, std::span<const SumTask> tasks) {
   for (const WeightType type : {WeightType::kF32, WeightType::kBF16, WeightType::kF16}) {
     const std::vector<SumPass>& passes = sums_[static_cast<size_t>(type) - 1];
     if (passes.empty()) continue;
-    const absl::Status status =
+    absl::Status status =
         CudaStatus(LaunchSum(CudaStream::Of(stream), type, passes), "an ordered sum");
     if (!status.ok()) return status;
   }

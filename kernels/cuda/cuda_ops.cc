@@ -206,7 +206,7 @@ absl::Status CudaOps::UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pi
   for (const WeightType type : kElementTypes) {
     const std::vector<AdamWPass>& passes = adamw_[IndexOf(static_cast<DType>(type))];
     if (passes.empty()) continue;
-    const absl::Status status =
+    absl::Status status =
         CudaStatus(LaunchAdamW(CudaStream::Of(stream), type, passes), "an AdamW update");
     if (!status.ok()) return status;
   }

@@ -50,8 +50,9 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x % 32 != 0) return;
   atomicAdd(&to->squares, squares);
   atomicAdd(&to->reference, reference);
-  atomicAdd(&to->not_finite, not_finite);
-  atomicAdd(&to->different, different);
+  static_assert(sizeof(to->different) == sizeof(different));
+  atomicAdd(reinterpret_cast<unsigned long long*>(&to->not_finite), not_finite);
+  atomicAdd(reinterpret_cast<unsigned long long*>(&to->different), different);
 }
 
 }  // namespace

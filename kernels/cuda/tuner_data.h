@@ -18,8 +18,8 @@ cudaError_t LaunchRandom(cudaStream_t stream, float* values, int64_t count, uint
 struct Difference {
   double squares = 0;
   double reference = 0;
-  unsigned long long not_finite = 0;
-  unsigned long long different = 0;
+  uint64_t not_finite = 0;
+  uint64_t different = 0;
 };
 cudaError_t LaunchCompare(cudaStream_t stream, const float* a, const float* b, int64_t count,
                           Difference* to);
