@@ -1,5 +1,6 @@
 // Snapshots: lanes copy, this node's thread for disks writes, the coordinator's node makes them
 // exist. Nothing here waits for a disk under the daemon's lock.
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <memory>
@@ -40,11 +41,16 @@ void Daemon::HandleSave(const v1::SaveState& save) {
   auto progress = std::make_shared<CopyProgress>(job_->lanes.size());
   job_->snapshots.copying = progress;
   job_->snapshots.attempt = save.attempt();
-  v1::LaneCommand command;
-  command.mutable_snapshot()->set_attempt(save.attempt());
-  ToLanes(command);
-  for (const LaneState& lane : job_->lanes) {
-    if (lane.gone) job_->snapshots.Abandon("a lane has ended");
+  // While lanes are replaced there is nobody to ask, and nobody who would ever answer.
+  const bool able = std::all_of(job_->lanes.begin(), job_->lanes.end(), [](const LaneState& lane) {
+    return lane.process != nullptr && lane.ready && !lane.gone;
+  });
+  if (able) {
+    v1::LaneCommand command;
+    command.mutable_snapshot()->set_attempt(save.attempt());
+    ToLanes(command);
+  } else {
+    job_->snapshots.Abandon("the node's lanes are being replaced");
   }
   disk_->Post([this, snapshot = std::move(snapshot), progress, attempt = save.attempt()]() mutable {
     absl::StatusOr<std::vector<v1::SnapshotFile>> files =

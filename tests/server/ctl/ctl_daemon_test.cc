@@ -37,7 +37,9 @@ class CtlDaemonTest : public ::testing::Test {
   }
   // One trainer after two steps, with one matrix and one vector.
   void Train() {
-    auto session = Session::Open({.address = daemon_->address(), .job = "night-run"});
+    auto session = Session::Open({.address = daemon_->address(),
+                                  .job = "night-run",
+                                  .reconnect_timeout = std::chrono::milliseconds(0)});
     ASSERT_TRUE(session.ok()) << session.status();
     session_ = *std::move(session);
     LayoutBuilder builder(1);

@@ -186,7 +186,8 @@ class SnapshotWorld {
                                           .job = options_.job,
                                           .rank = rank,
                                           .world_size = options_.ranks,
-                                          .resume = options_.resume});
+                                          .resume = options_.resume,
+                                          .reconnect_timeout = std::chrono::milliseconds(1)});
     if (!session.ok()) return session.status();
     auto registered = (*session)->Register(LayoutOf(rank));
     if (!registered.ok()) return registered.status();

@@ -1,0 +1,186 @@
+// What a disk can do to a running job: training goes on when a snapshot fails, and a daemon that is
+// killed at any point of a snapshot leaves the old one or the new one.
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/unique_fd.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/daemon_process.h"
+#include "tests/server/system/daemon_status.h"
+#include "tests/server/system/snapshot_world.h"
+
+namespace dmuond::testing {
+namespace {
+
+using client::Resume;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kSteps = 8;
+
+// Answers the points of the storage (fault_point.h) in the daemons that are started while it lives.
+class DiskDriver {
+ public:
+  // What is said to a process that has come to a point: "go", "fail ERRNO"; it may be killed first.
+  using Decide = std::function<std::string(pid_t pid, const std::string& point)>;
+
+  DiskDriver(const std::string& path, Decide decide)
+      : decide_(std::move(decide)), socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::snprintf(address.sun_path, sizeof(address.sun_path), "%s", path.c_str());
+    EXPECT_EQ(::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(::listen(socket_.get(), 64), 0);
+    ::setenv("DMUOND_FAULT_SOCKET", path.c_str(), 1);
+    ::setenv("DMUOND_FAULT_POINTS",
+             "storage.create,storage.write,storage.fsync,storage.rename,storage.fsync_directory",
+             1);
+    thread_ = std::thread([this] { Serve(); });
+  }
+  ~DiskDriver() {
+    ::unsetenv("DMUOND_FAULT_SOCKET");
+    ::unsetenv("DMUOND_FAULT_POINTS");
+    ::shutdown(socket_.get(), SHUT_RDWR);
+    thread_.join();
+  }
+  DiskDriver(const DiskDriver&) = delete;
+  DiskDriver& operator=(const DiskDriver&) = delete;
+
+ private:
+  void Serve() {
+    for (;;) {
+      const wire::UniqueFd asking(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!asking.valid()) return;
+      char text[256] = {};
+      if (::recv(asking.get(), text, sizeof(text) - 1, 0) <= 0) continue;
+      int pid = 0;
+      char point[200] = {};
+      if (std::sscanf(text, "%d %199s", &pid, point) != 2) continue;
+      const std::string answer = decide_(pid, point);
+      ::send(asking.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+    }
+  }
+
+  const Decide decide_;
+  const wire::UniqueFd socket_;
+  std::thread thread_;
+};
+
+class StorageFaultsTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto daemon = DaemonProcess::Start({.flags = {"--threads=1"}});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    undisturbed_ = SnapshotWorld::Undisturbed((*daemon)->address(), kSteps);
+    ASSERT_EQ(undisturbed_.size(), kSteps + 1);
+  }
+  std::unique_ptr<DaemonProcess> Start(const std::string& directory) {
+    auto daemon = DaemonProcess::Start(
+        {.flags = {"--threads=1", "--snapshot_dir=" + directory, "--snapshot_every_steps=3"}});
+    EXPECT_TRUE(daemon.ok()) << daemon.status();
+    return daemon.ok() ? *std::move(daemon) : nullptr;
+  }
+  static bool WaitDurable(const DaemonProcess& daemon, int64_t step) {
+    return DaemonStatus(daemon.address()).WaitFor([step](const v1::GetStatusReply& reply) {
+      return reply.job().has_durable_step() && reply.job().durable_step() >= step;
+    });
+  }
+
+  static std::vector<Values> undisturbed_;
+  ScratchDirectory scratch_;
+};
+
+std::vector<Values> StorageFaultsTest::undisturbed_;
+
+TEST_F(StorageFaultsTest, AFullDiskFailsTheSnapshotAndTrainingGoesOnWithAWarning) {
+  std::atomic<bool> full{false};
+  const DiskDriver driver(scratch_.path() + "/driver",
+                          [&](pid_t /*pid*/, const std::string& point) -> std::string {
+                            const bool fails = full.load() && point == "storage.write";
+                            return fails ? absl::StrCat("fail ", ENOSPC) : "go";
+                          });
+  const std::string directory = scratch_.path() + "/snapshots";
+  const auto daemon = Start(directory);
+  ASSERT_NE(daemon, nullptr);
+  SnapshotWorld world({daemon->address()}, {});
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.StepUntil(3));
+  ASSERT_TRUE(WaitDurable(*daemon, 3));
+  full.store(true);
+  ASSERT_TRUE(world.StepUntil(6));
+  ASSERT_TRUE(DaemonStatus(daemon->address()).WaitFor([](const v1::GetStatusReply& reply) {
+    return reply.job().snapshots_failed() == 1;
+  }));
+  ASSERT_TRUE(world.StepUntil(7));
+  EXPECT_EQ(world.Weights(), undisturbed_[7]);
+  EXPECT_EQ(world[0].durable_step(), 3) << "the old one is still what can be gone back to";
+  EXPECT_THAT(daemon->Log(), HasSubstr("a snapshot failed; training goes on"));
+  size_t directories = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(directory + "/run7")) {
+    directories += entry.is_directory() ? 1 : 0;
+  }
+  EXPECT_EQ(directories, 1) << "what was written of the failed one is gone";
+  full.store(false);
+  EXPECT_EQ(daemon->Stop(), 0);
+  EXPECT_THAT(daemon->Log(), ::testing::Not(HasSubstr("not in a snapshot")));
+}
+
+TEST_F(StorageFaultsTest, ADaemonKilledAtAnyPointOfASnapshotLeavesTheOldOneOrTheNewOne) {
+  int runs = 0;
+  int renewed = 0;
+  for (const std::string point : {"storage.create", "storage.write", "storage.fsync",
+                                  "storage.rename", "storage.fsync_directory"}) {
+    for (int occurrence = 1; occurrence <= 3; ++occurrence) {
+      SCOPED_TRACE(absl::StrCat(point, ", time ", occurrence));
+      const std::string directory = absl::StrCat(scratch_.path(), "/", runs++);
+      std::atomic<int> left{0};  // until it is killed; 0: not armed
+      {
+        const DiskDriver driver(directory + ".driver",
+                                [&](pid_t pid, const std::string& at) -> std::string {
+                                  if (at == point && left.load() > 0 && --left == 0) {
+                                    ::kill(pid, SIGKILL);
+                                  }
+                                  return "go";
+                                });
+        const auto daemon = Start(directory);
+        ASSERT_NE(daemon, nullptr);
+        SnapshotWorld world({daemon->address()}, {.ranks = 1});
+        ASSERT_TRUE(world.Start().ok());
+        ASSERT_TRUE(world.StepUntil(3));
+        ASSERT_TRUE(WaitDurable(*daemon, 3));
+        ASSERT_TRUE(world.StepUntil(5));
+        left.store(occurrence);
+        world.Step().status().IgnoreError();  // the kill may be faster than the answer
+        EXPECT_EQ(daemon->Wait(std::chrono::seconds(20)), 128 + SIGKILL);
+      }
+      const auto daemon = Start(directory);
+      ASSERT_NE(daemon, nullptr);
+      SnapshotWorld world({daemon->address()}, {.ranks = 1, .resume = Resume::kRequire});
+      const absl::Status started = world.Start();
+      ASSERT_TRUE(started.ok()) << started;
+      const int64_t from = world[0].last_committed_step();
+      EXPECT_THAT(from, AnyOf(3, 6));
+      renewed += from == 6 ? 1 : 0;
+      EXPECT_EQ(world.Weights(), undisturbed_[from]);
+      ASSERT_TRUE(world.StepUntil(kSteps));
+      EXPECT_EQ(world.Weights(), undisturbed_[kSteps]);
+    }
+  }
+  EXPECT_LT(renewed, runs) << "some kill must have come before the manifest";
+}
+
+}  // namespace
+}  // namespace dmuond::testing
