@@ -14,14 +14,20 @@ STEPS = 8
 LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show what it is worth
 PATIENCE_S = 40.0
 RESTARTS_MAX = 10
-SAVE_EVERY = 2
+GATE = "trainer.gradients"  # where steps wait until the first snapshot is there
+SAVED_BY = 2  # steps
+SAVE_EVERY = 1  # a snapshot that falls due while one is written is skipped
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
 # Daemons x lanes, and whether they keep snapshots.
 GROUPS = {
     "1x1": (1, 1, False),
     "1x2": (1, 2, False),
     "2x1": (2, 1, False),
+    "1x2s": (1, 2, True),
+    "2x1s": (2, 1, True),
 }
+# Those of every run. The groups with snapshots are run where they are named: `--group 2x1s`.
+USUAL_GROUPS = ("1x1", "1x2", "2x1")
 KINDS = ("kill", "stop", "cut")
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
 
@@ -163,6 +169,8 @@ class Run:
             or (role == "daemon" and fault.victim == "lane" and fault.index == index)
             or (role == "daemon" and of_daemon.get(fault.victim) == index)
         ]
+        if role == "trainer" and self.snapshots:
+            points.append(GATE)
         return ",".join(dict.fromkeys(points))
 
     def _victim_of(self, pid: int) -> str:
@@ -178,6 +186,9 @@ class Run:
         victim = self._victim_of(pid)
         self.points.setdefault(victim, set()).add(point)
         committed = max((rank.step for rank in self.ranks.values()), default=0)
+        if point == GATE and self.snapshots and committed >= SAVED_BY and not self._saved():
+            self.loop.after(0.01, self._open_gate)
+            return "later"
         for fault in self.pending:
             if fault.victim != victim or fault.point != point or committed < fault.step - 1:
                 continue
@@ -188,6 +199,16 @@ class Run:
             self.pending.remove(fault)
             return self._hurt(pid, fault)
         return "go"
+
+    def _saved(self) -> bool:
+        found = any((self.loop.folder / "snapshots").glob("**/manifest.json"))
+        return found or self.fired_at is not None
+
+    def _open_gate(self) -> None:
+        if self._saved():
+            self.loop.release()
+        else:
+            self.loop.after(0.01, self._open_gate)
 
     def _hurt(self, pid: int, fault: Fault) -> str | None:
         self.fired_at = time.monotonic()
@@ -342,6 +363,7 @@ def all_faults(group: str, points: dict[str, set[str]], seed: int) -> list[Fault
     for victim in sorted(points):
         for point in sorted(points[victim]):
             setup = point in SETUP_POINTS
+            rare = setup or point.startswith("storage.")
             for kind in KINDS:
                 index = {"trainer": chance.randrange(WORLD), "lane": chance.randrange(nodes)}
                 faults.append(
@@ -351,7 +373,7 @@ def all_faults(group: str, points: dict[str, set[str]], seed: int) -> list[Fault
                         kind,
                         index.get(victim, 0 if victim == "coordinator" else 1),
                         1 if setup else chance.randint(2, LAST_STEP_HURT),
-                        0 if setup else chance.randrange(3),
+                        0 if rare else chance.randrange(3),
                     )
                 )
     return faults

@@ -20,7 +20,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 import table
-from cells import GROUPS, KINDS, Cell, Result, Undisturbed, all_faults, run_cell, undisturbed
+from cells import (
+    GROUPS,
+    KINDS,
+    USUAL_GROUPS,
+    Cell,
+    Result,
+    Undisturbed,
+    all_faults,
+    run_cell,
+    undisturbed,
+)
 
 
 def single_cells(references: dict[str, Undisturbed], seed: int, stop_s: float) -> list[Cell]:
@@ -110,7 +120,8 @@ def main(arguments: list[str]) -> int:
         cells = [Cell.parse(text, options.stop_seconds) for text in options.cell]
         references = {group: undisturbed(group) for group in {cell.group for cell in cells}}
     else:
-        references = {group: undisturbed(group) for group in GROUPS}
+        groups = options.group or USUAL_GROUPS
+        references = {group: undisturbed(group) for group in groups}
         singles = single_cells(references, options.seed, options.stop_seconds)
         cells = chosen(singles, options) if options.sample or not options.two else []
         cells += double_cells(singles, options.two, options.seed)

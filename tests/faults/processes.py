@@ -59,6 +59,7 @@ class Loop:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._held: list[socket.socket] = []
+        self._gated: list[socket.socket] = []  # go on at release()
         self.processes: list[Process] = []
         self.on_report: Callable[[int, str], str | None] = lambda pid, point: "go"
         self.on_line: Callable[[Process, str], None] = lambda process, line: None
@@ -82,6 +83,13 @@ class Loop:
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         self._timers.append((time.monotonic() + seconds, call))
+
+    def release(self) -> None:
+        for connection in self._gated:
+            with suppress(OSError):
+                connection.send(b"go")
+            connection.close()
+        self._gated.clear()
 
     def run(self, done: Callable[[], bool], timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -107,7 +115,7 @@ class Loop:
                 process.popen.wait()
             if process.popen.stdout is not None:
                 process.popen.stdout.close()
-        for held in self._held:
+        for held in self._held + self._gated:
             held.close()
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, int):
@@ -130,6 +138,9 @@ class Loop:
             return
         pid, point = text.split(" ", 1)
         answer = self.on_report(int(pid), point)
+        if answer == "later":
+            self._gated.append(connection)
+            return
         if answer is None:
             self._held.append(connection)  # until its process ends
             return

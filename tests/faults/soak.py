@@ -129,7 +129,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--victim", action="append")
     parser.add_argument("--logs", type=Path, default=Path("build/test-logs/soak.log"))
     options = parser.parse_args(arguments)
-    options.victim = options.victim or ["trainer"]
+    options.victim = options.victim or ["trainer", "lane"]
     return Soak(options).run()
 
 
