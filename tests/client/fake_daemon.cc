@@ -294,9 +294,10 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
       if (!client.valid()) return;
       v1::AttachFrame welcome;
       welcome.mutable_welcome()->set_nonce("0123456789abcdef");
-      if (!wire::SendPacket(client.get(), welcome.SerializeAsString()).ok()) continue;
       MutexLock lock(mutex_);
       client_ = std::move(client);
+      // One that has gone already is none.
+      wire::SendPacket(client_.get(), welcome.SerializeAsString()).IgnoreError();
     }
   }
   void Send(const v1::AttachFrame& frame, const Shared& memory) DMUOND_REQUIRES(mutex_) {

@@ -96,8 +96,8 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             except OSError:
                 return
             frame = attach_pb2.AttachFrame(welcome={"nonce": b"0123456789abcdef"})
+            self._client = client  # before the trainer can ask for what goes over it
             client.send(frame.SerializeToString())
-            self._client = client
 
     def die(self):
         """As if killed: every socket closes."""

@@ -102,13 +102,11 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step) {
   *request.mutable_key() = link_->Key();
   request.set_to_step(to_step);
   v1::AckRollbackReply reply;
-  absl::Status status;
-  do {  // until the other ranks have read of it, too
-    status = CheckOpen("AckRollback");
-    if (!status.ok()) return status;
-    status =
-        link_->channel().Call("AckRollback", &v1::Trainer::Stub::AckRollback, request, reply, {});
-  } while (absl::IsDeadlineExceeded(status));
+  absl::Status status = CheckOpen("AckRollback");
+  if (!status.ok()) return status;
+  // Answers when the other ranks have read of it, too.
+  status =
+      link_->channel().Call("AckRollback", &v1::Trainer::Stub::AckRollback, request, reply, {});
   if (!status.ok()) return status;
   next_attempt_ = reply.next_attempt();
   published_attempt_ = reply.next_attempt() - 1;

@@ -265,10 +265,9 @@ class Member:
                 reply = self._call("AckRollback", request)
                 break
             except errors.Error as error:
-                if error.reason == _ROLLED_BACK:  # further back meanwhile
-                    to_step = int(error.metadata["to_step"])
-                elif error.code != "DEADLINE_EXCEEDED":  # another rank has not read it yet
+                if error.reason != _ROLLED_BACK:
                     raise
+                to_step = int(error.metadata["to_step"])  # further back meanwhile
         self.last_committed_step, self.trainer_state = to_step, reply.trainer_state
         if self.durable_step is not None:
             self.durable_step = min(self.durable_step, to_step)

@@ -1,0 +1,141 @@
+// Daemons that die, and are started again: their trainers go on from the newest snapshot, and end
+// where the undisturbed run ends. The example trainer in real processes.
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client/example_runs.h"
+
+namespace dmuond::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr int kEvery = 50;
+constexpr int kLong = 1500;  // a snapshot is durable long before the end
+
+// What each step was in the end: one that was gone over again counts anew.
+using ByStep = std::map<std::string, std::string>;
+
+ByStep StepsOf(const std::string& output) {
+  ByStep steps;
+  for (const std::string& line : Steps(output)) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    steps[words[1]] = line;
+  }
+  return steps;
+}
+
+// The steps that a trainer was set back to.
+std::vector<int> Returns(const std::string& output) {
+  std::vector<int> returns;
+  std::ifstream file(output);
+  for (std::string line; std::getline(file, line);) {
+    int step = 0;
+    if (absl::StartsWith(line, "back to ") && absl::SimpleAtoi(line.substr(8), &step)) {
+      returns.push_back(step);
+    }
+  }
+  return returns;
+}
+
+class SurvivalTest : public ExampleRuns {
+ protected:
+  void StartGroup(int nodes) {
+    StartDaemons(nodes, "cpu:2",
+                 {"--snapshot_dir=" + directory_, absl::StrCat("--snapshot_every_steps=", kEvery)});
+  }
+  std::vector<Trainer> StartTrainers(const std::string& job) {
+    std::vector<Trainer> trainers;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      trainers.push_back(
+          Start(rank, {"--job=" + job, "--batch_rows=16", absl::StrCat("--steps=", kLong)}));
+    }
+    return trainers;
+  }
+  // The undisturbed run, and the trainers of another.
+  std::vector<Trainer> StartBoth() {
+    std::vector<Trainer> first = StartTrainers("undisturbed");
+    for (Trainer& trainer : first) {
+      ExpectEnd(trainer);
+      expected_.push_back(StepsOf(trainer.output));
+      EXPECT_THAT(expected_.back(), SizeIs(kLong));
+    }
+    return StartTrainers("hurt");
+  }
+  [[nodiscard]] bool HasSnapshot(const std::string& job) const {
+    std::error_code ignored;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(absl::StrCat(directory_, "/", job), ignored)) {
+      if (std::filesystem::exists(entry.path() / "manifest.json")) return true;
+    }
+    return false;
+  }
+  void KillAndStartAgain(int node) {
+    daemon(node).Kill();
+    const absl::Status again = daemon(node).StartAgain();
+    ASSERT_TRUE(again.ok()) << again;
+  }
+  // How often the trainers were set back, all alike.
+  std::vector<int> ExpectTheSameRun(std::vector<Trainer>& trainers) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ExpectEnd(trainers[rank]);
+      EXPECT_EQ(StepsOf(trainers[rank].output), expected_[rank]) << Text(trainers[rank].output);
+    }
+    EXPECT_EQ(Returns(trainers[0].output), Returns(trainers[1].output));
+    return Returns(trainers[0].output);
+  }
+
+  std::vector<ByStep> expected_;
+};
+
+TEST_F(SurvivalTest, AKilledDaemonSetsTheRunBackToItsNewestSnapshot) {
+  StartGroup(1);
+  std::vector<Trainer> trainers = StartBoth();
+  ASSERT_TRUE(Until([this] { return HasSnapshot("hurt"); }));
+  KillAndStartAgain(0);
+  const std::vector<int> returns = ExpectTheSameRun(trainers);
+  ASSERT_THAT(returns, SizeIs(1));
+  EXPECT_EQ(returns[0] % kEvery, 0);
+  EXPECT_GE(returns[0], 50);
+  EXPECT_THAT(Text(trainers[0].output), HasSubstr("s for its successor"));
+  ExpectDaemonsLeave();
+}
+
+TEST_F(SurvivalTest, ADaemonThatIsToldToLeaveLosesNoStep) {
+  StartGroup(1);
+  std::vector<Trainer> trainers = StartBoth();
+  WaitForSteps(trainers[0], 120);
+  ASSERT_EQ(daemon().Stop(), 0);
+  const size_t done = Steps(trainers[0].output).size();
+  const absl::Status again = daemon().StartAgain();
+  ASSERT_TRUE(again.ok()) << again;
+  const std::vector<int> returns = ExpectTheSameRun(trainers);
+  ASSERT_THAT(returns, SizeIs(1));
+  EXPECT_GE(returns[0], static_cast<int>(done));
+  ExpectDaemonsLeave();
+}
+
+TEST_F(SurvivalTest, WithoutASnapshotTheTrainersSayWhatIsLost) {
+  StartDaemons();
+  std::vector<Trainer> trainers = StartTrainers("hurt");
+  WaitForSteps(trainers[0], 50);
+  KillAndStartAgain(0);
+  for (Trainer& trainer : trainers) {
+    EXPECT_EQ(trainer.process->Wait(kPatience), 1);
+    EXPECT_THAT(Text(trainer.output), HasSubstr("STATE_LOST"));
+    EXPECT_THAT(Text(trainer.output), HasSubstr("newest snapshot: none is known"));
+  }
+  ExpectDaemonsLeave();
+}
+
+}  // namespace
+}  // namespace dmuond::testing

@@ -1,0 +1,100 @@
+"""A daemon that dies or leaves has a successor, and its trainers live through it.
+
+They end where the undisturbed run ends, bit for bit.
+"""
+
+import signal
+import time
+
+import pytest
+from survivors import PATIENCE_S, Survivor
+
+STEPS, EVERY, WORLD = 60, 10, 2
+LEAVES_WITHIN_S = 60.0
+
+
+@pytest.fixture
+def start(daemons, tmp_path):
+    """Starts a job on a daemon with snapshots; its trainers end with the test."""
+    started = []
+
+    def start(job: str = "default", address: str | None = None):
+        flags = [f"--snapshot_dir={tmp_path}", f"--snapshot_every_steps={EVERY}"]
+        address = address or daemons.start(1, 2, *flags)[0]
+        trainers = [Survivor(address, rank, WORLD, STEPS) for rank in range(WORLD)]
+        started.extend(trainers)
+        return trainers
+
+    yield start
+    for trainer in started:
+        trainer.end()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What each rank prints when nothing happens. Without snapshots: they must not matter."""
+    from daemons import Daemons
+
+    with Daemons() as group:
+        address = group.start(1, 2)[0]
+        trainers = [Survivor(address, rank, WORLD, STEPS) for rank in range(WORLD)]
+        for trainer in trainers:
+            trainer.finish()
+        return [trainer.run() for trainer in trainers]
+
+
+def finish(trainers, undisturbed):
+    for trainer, expected in zip(trainers, undisturbed, strict=True):
+        trainer.finish()
+        assert trainer.run() == expected
+    assert trainers[0].returns() == trainers[1].returns()
+    return trainers[0].returns()
+
+
+def wait_for_snapshot(folder):
+    deadline = time.monotonic() + PATIENCE_S
+    while not list(folder.glob("**/manifest.json")):
+        assert time.monotonic() < deadline, "no snapshot was made"
+        time.sleep(0.005)
+
+
+def test_a_killed_daemon_sets_the_run_back_to_its_newest_snapshot(
+    daemons, start, undisturbed, tmp_path
+):
+    trainers = start()
+    wait_for_snapshot(tmp_path)
+    daemon = daemons.members[0]
+    daemon.kill()
+    reached = max(trainer.step() for trainer in trainers)
+    daemon.start()
+    (back,) = finish(trainers, undisturbed)
+    assert back % EVERY == 0
+    assert EVERY <= back <= reached + 1
+    assert "waiting up to 120 s for its successor" in trainers[0].errors
+
+
+def test_a_daemon_may_be_killed_again_and_again(daemons, start, undisturbed, tmp_path):
+    trainers = start()
+    wait_for_snapshot(tmp_path)
+    for step in (22, 38, 51):
+        trainers[0].wait_for(step)
+        daemons.members[0].kill()
+        daemons.members[0].start()
+    returns = finish(trainers, undisturbed)
+    assert len(returns) == 3
+    assert returns == sorted(returns)
+
+
+def test_a_daemon_that_is_told_to_leave_loses_no_step(daemons, start, undisturbed):
+    trainers = start()
+    trainers[0].wait_for(23)
+    daemon = daemons.members[0]
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(LEAVES_WITHIN_S) == 0
+    lines = [len(trainer.lines) for trainer in trainers]
+    daemon.start()
+    (back,) = finish(trainers, undisturbed)
+    # What it was told to finish it had: the next line after the return is the step after.
+    for trainer, before in zip(trainers, lines, strict=True):
+        done = [line for line in trainer.lines[:before] if line.startswith("step ")]
+        assert back - 1 <= int(done[-1].split()[1]) <= back
