@@ -405,6 +405,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnReformed(Attempt first, Outcom
 }
 
 std::vector<CoordinatorAction> StepCoordinator::Restart() {
+  suspended_ = false;
   publishing_ = open_.attempt;
   publish_ = RailGate(inputs_.lanes_per_node);
   const Republish republish{open_.attempt, last_committed_};

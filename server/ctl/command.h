@@ -49,6 +49,8 @@ int RunDrain(const Options& options, const Arguments& arguments);
 int RunRun(const Options& options, const Arguments& arguments);
 int RunSnapshot(const Options& options, const Arguments& arguments);
 int RunSnapshotSave(const Options& options);
+// 0: the newest.
+int RunSnapshotLoad(const Options& options, int64_t step);
 
 // "dmuonctl: …" on stderr, with the reason where there is one; returns kExitFailed.
 int Fail(const absl::Status& status);

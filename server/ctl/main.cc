@@ -65,7 +65,8 @@ constexpr std::array<Subcommand, 9> kSubcommands = {{
      "snapshot list DIRECTORY [JOB]\n"
      "  snapshot verify DIRECTORY [JOB [STEP]]\n"
      "                             what lies in a snapshot directory, and whether it is whole\n"
-     "  snapshot save              save the running job; returns when the snapshot exists",
+     "  snapshot save              save the running job; returns when the snapshot exists\n"
+     "  snapshot load [STEP]       the running job goes back to a snapshot (default: the newest)",
      RunSnapshot},
 }};
 

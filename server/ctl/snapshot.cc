@@ -162,8 +162,16 @@ int Verify(const Options& options, Storage& storage, const std::string& job,
 
 int RunSnapshot(const Options& options, const Arguments& arguments) {
   constexpr char kUsage[] =
-      "snapshot list DIRECTORY [JOB], snapshot verify DIRECTORY [JOB [STEP]], or snapshot save";
+      "snapshot list DIRECTORY [JOB], snapshot verify DIRECTORY [JOB [STEP]], snapshot save, or "
+      "snapshot load [STEP]";
   if (arguments.size() == 1 && arguments[0] == "save") return RunSnapshotSave(options);
+  if (!arguments.empty() && arguments.size() <= 2 && arguments[0] == "load") {
+    int64_t step = 0;
+    if (arguments.size() == 2 && (!absl::SimpleAtoi(arguments[1], &step) || step < 1)) {
+      return FailUsage(absl::StrCat("'", arguments[1], "' is no step"));
+    }
+    return RunSnapshotLoad(options, step);
+  }
   if (arguments.size() < 2 || arguments.size() > 4) return FailUsage(kUsage);
   const std::string job = arguments.size() > 2 ? arguments[2] : "";
   std::optional<int64_t> step;

@@ -1,4 +1,4 @@
-// dmuonctl snapshot save: what a running daemon is asked for.
+// dmuonctl snapshot save, snapshot load: what a running daemon is asked for.
 #include <algorithm>
 #include <iostream>
 
@@ -17,6 +17,22 @@ int RunSnapshotSave(const Options& options) {
     PrintJson(ToJson(*reply));
   } else {
     std::cout << "step " << reply->step() << " saved: " << reply->path() << "\n";
+  }
+  return kExitOk;
+}
+
+int RunSnapshotLoad(const Options& options, int64_t step) {
+  Options patient = options;
+  patient.timeout = std::max(options.timeout, options.snapshot_timeout);
+  v1::LoadJobRequest request;
+  request.set_step(step);
+  const auto reply = Call(patient, &v1::Admin::Stub::LoadJob, request);
+  if (!reply.ok()) return Fail(reply.status());
+  if (options.json) {
+    PrintJson(ToJson(*reply));
+  } else {
+    std::cout << "the job goes back to step " << reply->step()
+              << "; its trainers are told with their next call\n";
   }
   return kExitOk;
 }

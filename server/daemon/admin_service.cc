@@ -46,6 +46,14 @@ class AdminService final : public v1::Admin::Service {
     drain_();
     return grpc::Status::OK;
   }
+  grpc::Status LoadJob(ServerContext* context, const v1::LoadJobRequest* request,
+                       v1::LoadJobReply* reply) override {
+    absl::StatusOr<v1::LoadJobReply> loaded =
+        daemon_.LoadJob(*request, [context] { return context->IsCancelled(); });
+    if (!loaded.ok()) return ToGrpc(loaded.status());
+    *reply = *std::move(loaded);
+    return grpc::Status::OK;
+  }
   grpc::Status SaveJob(ServerContext* context, const v1::SaveJobRequest* /*request*/,
                        v1::SaveJobReply* reply) override {
     absl::StatusOr<v1::SaveJobReply> saved =

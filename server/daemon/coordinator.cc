@@ -81,6 +81,8 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
       return OnRankAttached(now, message.rank_attached());
     case Kind::kPlanReady:
       return OnPlanReady(now, message.plan_ready());
+    case Kind::kLoadSnapshot:
+      return OnLoadSnapshot(message.load_snapshot());
     case Kind::kMemberState:
       return OnMemberState(now, from, message.member_state());
     case Kind::kRendezvous:
@@ -247,6 +249,7 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
                          job_->plan->digest);
   }
   if (!error.empty()) {
+    if (job_->rolled_back && job_->steps == nullptr) return EndJob(error, std::string(reason));
     if (job_->steps != nullptr) return Lost(now, scheduler::OutcomeReason::kLaneLost, error);
     return Refuse(Error(code, reason, error));
   }
@@ -256,7 +259,10 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
       scheduler::MakeAttempt(scheduler::GroupEpoch(epoch_), ++attempts_);
   if (job_->steps != nullptr) {
     const Interruption why = *std::exchange(job_->interruption, std::nullopt);
-    return Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
+    AddressedMessages out = Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
+    AddressedMessages restarted = RestartWhenAttached(now);
+    std::move(restarted.begin(), restarted.end(), std::back_inserter(out));
+    return out;
   }
   job_->steps = std::make_unique<scheduler::StepCoordinator>(
       *job_->inputs, *job_->plan, first, scheduler::StepId(job_->restore_step), options_.step);
@@ -268,7 +274,10 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
                                : std::nullopt,
         now);
   }
-  return Broadcast({job_->steps->Current()});
+  AddressedMessages out = Broadcast({job_->steps->Current()});
+  AddressedMessages restarted = RestartWhenAttached(now);
+  std::move(restarted.begin(), restarted.end(), std::back_inserter(out));
+  return out;
 }
 
 AddressedMessages Coordinator::OnRendezvous(const v1::Rendezvous& rendezvous) {
@@ -294,10 +303,11 @@ AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1:
   job_->open_ranks.erase(open);
   job_->attached.erase(gone.rank());
   if (job_->plan == nullptr) job_->registrations.erase(gone.rank());
+  // One that was rolled back has its state in a snapshot, and ranks that come back one by one.
+  if (job_->rolled_back && job_->steps == nullptr && !gone.closed()) return {};
   const bool replaceable = !gone.closed() && job_->steps != nullptr && !job_->steps->lost();
-  if (job_->open_ranks.empty() && !(replaceable && job_->steps->has_state())) {
-    return EndJob("every rank has left");
-  }
+  const bool keeps = job_->rolled_back || (job_->steps != nullptr && job_->steps->has_state());
+  if (job_->open_ranks.empty() && !(replaceable && keeps)) return EndJob("every rank has left");
   if (gone.closed() || job_->steps == nullptr) {
     return Lost(now, scheduler::OutcomeReason::kTrainerMissing, gone.detail());
   }
@@ -318,6 +328,7 @@ AddressedMessages Coordinator::OnMemberGone(TimePoint now, int32_t node, const s
   const std::string detail = absl::StrCat("the daemon of node ", node, " is gone: ", why);
   states_.clear();
   early_.clear();
+  if (job_ != nullptr && job_->steps == nullptr && job_->rolled_back) return {};
   const bool waits = options_.step.session_linger.count() > 0;
   if (job_ == nullptr || job_->steps == nullptr || job_->steps->lost() || !waits) {
     return Lost(now, scheduler::OutcomeReason::kPeerLost, detail);

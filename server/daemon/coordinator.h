@@ -80,6 +80,7 @@ class Coordinator {
     std::map<int32_t, uint64_t> ready;                        // node -> digest of its plan
     std::map<int32_t, std::map<int32_t, std::string>> blobs;  // rail -> node -> blob
     std::unique_ptr<scheduler::StepCoordinator> steps;        // set when every node is ready
+    bool rolled_back = false;  // and not restarted yet: ranks come back one by one
     // Nothing is decided: the group is broken, or its nodes start new lanes.
     std::optional<Interruption> interruption;
     // Lanes that have died while this step was the next one to commit.
@@ -102,6 +103,15 @@ class Coordinator {
   AddressedMessages GoOn();
   // New lanes on every node, with the memory that there is, in the present epoch.
   AddressedMessages Reform();
+  // The job, as `plan` knows it, goes on from the snapshot of `step`, in the present epoch.
+  AddressedMessages RollBack(v1::PlanInputs plan, int64_t step, const std::string& why);
+  AddressedMessages OnLoadSnapshot(const v1::LoadSnapshotOf& load);
+  // The machine of a job that was rolled back, or begins with a snapshot: what ranks have done
+  // meanwhile, and a restart as soon as all are attached.
+  AddressedMessages RestartWhenAttached(scheduler::TimePoint now);
+  void NextEpoch();
+  // Another lane has died while the same step was the next one; false: once too often.
+  bool MayLoseALane();
   AddressedMessages OnRankAttached(scheduler::TimePoint now, const v1::RankAttached& attached);
   AddressedMessages OnSnapshotMessage(scheduler::TimePoint now, int32_t from,
                                       const v1::MemberMessage& message);

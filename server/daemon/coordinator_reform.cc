@@ -1,8 +1,11 @@
 // The coordinator of a job whose lanes or members were lost: who goes on from where.
+#include <algorithm>
 #include <iterator>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/convert.h"
 #include "server/daemon/coordinator.h"
 #include "server/daemon/log.h"
 
@@ -19,27 +22,41 @@ constexpr int32_t kLaneDeathsMax = 3;
 
 AddressedMessages Coordinator::OnLaneLost(TimePoint now, const v1::LaneLost& lost) {
   const std::string detail = absl::StrCat("lane ", lost.lane(), " ended: ", lost.detail());
+  // Of lanes that have been given up since.
+  if (job_ != nullptr && lost.epoch() != epoch_) return {};
+  if (job_ != nullptr && job_->steps == nullptr && job_->rolled_back) {
+    if (!MayLoseALane()) return EndJob(detail, "LANE_LOST");
+    NextEpoch();
+    return RollBack(job_->wire, job_->restore_step, detail);
+  }
   if (job_ == nullptr || job_->steps == nullptr || job_->steps->lost()) {
     return Lost(now, OutcomeReason::kLaneLost, detail);
   }
-  // Of lanes that have been given up since.
-  if (lost.epoch() != epoch_) return {};
   // A broken group forms with new lanes anyway.
   if (states_.size() < static_cast<size_t>(options_.nodes)) return {};
-  const scheduler::StepId step = job_->steps->Current().step;
-  job_->deaths = job_->deaths_in == step ? job_->deaths + 1 : 1;
-  job_->deaths_in = step;
-  if (job_->deaths >= kLaneDeathsMax) {
+  if (!MayLoseALane()) {
     job_->interruption.reset();
     return Lost(now, OutcomeReason::kLaneLost,
                 absl::StrCat(detail, "; lanes have died ", job_->deaths, " times before step ",
-                             step.value(), " came to its end"));
+                             job_->deaths_in.value(), " came to its end"));
   }
   job_->interruption = Interruption{OutcomeReason::kLaneLost, detail};
+  NextEpoch();
+  return Reform();
+}
+
+bool Coordinator::MayLoseALane() {
+  const scheduler::StepId step = job_->steps != nullptr ? job_->steps->Current().step
+                                                        : scheduler::StepId(job_->restore_step + 1);
+  job_->deaths = job_->deaths_in == step ? job_->deaths + 1 : 1;
+  job_->deaths_in = step;
+  return job_->deaths < kLaneDeathsMax;
+}
+
+void Coordinator::NextEpoch() {
   ++epoch_;
   attempts_ = 0;
   for (auto& [node, state] : states_) state.set_epoch(epoch_);
-  return Reform();
 }
 
 AddressedMessages Coordinator::Reform() {
@@ -94,9 +111,18 @@ AddressedMessages Coordinator::GoOn() {
   }
   // A job that registers is nobody's yet but its trainers'.
   if (holder == nullptr) return {};
+  int64_t step = 0;  // of the newest snapshot
+  for (const auto& [node, state] : states_) {
+    if (state.job() == holder->job()) step = std::max(step, state.snapshot_step());
+  }
+  if (has_state && step > 0 && holder->has_plan()) {
+    return RollBack(holder->plan(), step,
+                    absl::StrCat("the daemon of node ", without, " began anew"));
+  }
   const std::string detail =
       has_state ? absl::StrCat("the daemon of node ", without,
-                               " began anew: the state that it owned is lost with its predecessor")
+                               " began anew, and there is no snapshot: the state that it owned is "
+                               "lost with its predecessor")
                 : absl::StrCat("the daemon of node ", without,
                                " began anew before the job had any state: start the job again");
   v1::CoordinatorMessage message;
@@ -110,6 +136,62 @@ AddressedMessages Coordinator::GoOn() {
     if (state.job() == ended.job()) out.push_back({node, message});
   }
   return out;
+}
+
+AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const std::string& why) {
+  plan.set_restore_step(step);
+  auto job = std::make_unique<Job>();
+  job->name = plan.job();
+  job->world_size = plan.registrations_size();
+  job->incarnation = plan.job_incarnation();
+  job->restore_step = step;
+  job->rolled_back = true;
+  if (job_ != nullptr) {
+    // Nodes that keep their sessions tell them again; those of a node that began anew are gone.
+    job->deaths_in = job_->deaths_in;
+    job->deaths = job_->deaths;
+  }
+  incarnations_ = std::max(incarnations_, job->incarnation);
+  absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(plan);
+  absl::StatusOr<scheduler::Plan> made =
+      inputs.ok() ? scheduler::MakePlan(*inputs) : absl::StatusOr<scheduler::Plan>(inputs.status());
+  job_ = std::move(job);
+  if (!made.ok()) return EndJob(std::string(made.status().message()), "STATE_LOST");
+  job_->inputs = std::make_unique<scheduler::PlanInputs>(*std::move(inputs));
+  job_->plan = std::make_unique<scheduler::Plan>(*std::move(made));
+  job_->wire = plan;
+  AddressedMessages out;
+  v1::RollBack& back = *out.emplace_back().message.mutable_roll_back();
+  back.set_epoch(epoch_);
+  *back.mutable_plan() = std::move(plan);
+  back.set_why(why);
+  return out;
+}
+
+AddressedMessages Coordinator::OnLoadSnapshot(const v1::LoadSnapshotOf& load) {
+  if (job_ == nullptr || job_->plan == nullptr) return {};
+  // While the group is broken nobody hears it; who asked will ask again.
+  if (states_.size() < static_cast<size_t>(options_.nodes)) return {};
+  NextEpoch();
+  return RollBack(job_->wire, load.step(), load.why());
+}
+
+AddressedMessages Coordinator::RestartWhenAttached(TimePoint now) {
+  if (!job_->rolled_back) return {};
+  job_->steps->Suspend();
+  for (int32_t rank = 0; rank < job_->world_size; ++rank) {
+    const auto open = job_->open_ranks.find(rank);
+    if (job_->attached.contains(rank) && open != job_->open_ranks.end()) {
+      job_->steps->OnRankBack(now, scheduler::TrainerRank(rank), open->second.second);
+    } else if (open == job_->open_ranks.end()) {
+      // Its place waits, as that of any trainer that died.
+      (void)job_->steps->OnRankGone(now, scheduler::TrainerRank(rank), 0,
+                                    absl::StrCat("rank ", rank, " has not come back"));
+    }
+  }
+  if (job_->attached.size() < static_cast<size_t>(job_->world_size)) return {};
+  job_->rolled_back = false;
+  return Broadcast(job_->steps->Restart());
 }
 
 }  // namespace dmuond::server

@@ -57,11 +57,13 @@ AddressedMessages Coordinator::OnSnapshotMessage(TimePoint now, int32_t from,
 }
 
 AddressedMessages Coordinator::OnRankAttached(TimePoint now, const v1::RankAttached& attached) {
-  if (job_ == nullptr || job_->steps == nullptr) return {};
-  job_->steps->OnRankBack(now, scheduler::TrainerRank(attached.rank()), attached.incarnation());
+  if (job_ == nullptr) return {};
   job_->attached.insert(attached.rank());
+  if (job_->steps == nullptr) return {};
+  job_->steps->OnRankBack(now, scheduler::TrainerRank(attached.rank()), attached.incarnation());
   const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
   if (!complete || job_->restore_step == 0 || job_->steps->has_state()) return {};
+  job_->rolled_back = false;
   return Broadcast(job_->steps->Restart());
 }
 

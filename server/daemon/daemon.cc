@@ -41,8 +41,9 @@ absl::StatusOr<bool> Daemon::Wait(const std::function<bool()>& ready, Deadline d
 }
 
 bool Daemon::Published() const {
-  if (job_ == nullptr || !job_->steps.has_value()) return true;
+  if (job_ == nullptr) return true;
   if (job_->reforming || job_->broken_since.has_value()) return false;
+  if (!job_->steps.has_value()) return true;
   const std::optional<scheduler::Decision>& decided = job_->steps->last_decision();
   if (!decided.has_value()) return true;
   // Attempts that were aborted or refused are not published; the newest one that was is remembered.
@@ -173,6 +174,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleWriteManifest(message.write_manifest());
     case Kind::kSnapshotDone:
       return HandleSnapshotDone(message.snapshot_done());
+    case Kind::kRollBack:
+      return HandleRollBack(message.roll_back());
     case Kind::kJobEnded:
       return HandleJobEnded(message.job_ended());
     default:

@@ -104,6 +104,10 @@ class Daemon {
   absl::Status WatchSession(const v1::WatchSessionRequest& request, const Cancelled& cancelled,
                             const std::function<bool(const v1::SessionEvent&)>& write);
   absl::StatusOr<v1::CloseSessionReply> CloseSession(const v1::CloseSessionRequest& request);
+  absl::StatusOr<v1::AckRollbackReply> AckRollback(const v1::AckRollbackRequest& request,
+                                                   const Cancelled& cancelled);
+  absl::StatusOr<v1::LoadSnapshotReply> LoadSnapshot(const v1::LoadSnapshotRequest& request,
+                                                     const Cancelled& cancelled);
   absl::StatusOr<v1::SaveSnapshotReply> SaveSnapshot(const v1::SaveSnapshotRequest& request,
                                                      const Cancelled& cancelled);
 
@@ -112,6 +116,9 @@ class Daemon {
   absl::StatusOr<v1::GetPlanReply> Plan();
   absl::StatusOr<v1::GetRoutingReply> Routing();
   absl::StatusOr<v1::SaveJobReply> SaveJob(const Cancelled& cancelled);
+  // The running job goes back to the snapshot of a step; 0: the newest.
+  absl::StatusOr<v1::LoadJobReply> LoadJob(const v1::LoadJobRequest& request,
+                                           const Cancelled& cancelled);
 
   // ---- Peer service: state that is owned here, for another node's trainers ----
   absl::StatusOr<StateTensor> ReadStateForPeer(const v1::ReadStateRequest& request,
@@ -172,6 +179,23 @@ class Daemon {
   void TellMemberState() DMUOND_REQUIRES(mutex_);
   void HandleBroken(const std::string& why) DMUOND_REQUIRES(mutex_);
   void HandleReform(const v1::Reform& reform) DMUOND_REQUIRES(mutex_);
+  void ReplaceLanes(uint32_t epoch, const std::string& why) DMUOND_REQUIRES(mutex_);
+  // Jobs that go back to a snapshot (daemon_rollback.cc).
+  void HandleRollBack(const v1::RollBack& back) DMUOND_REQUIRES(mutex_);
+  void ForgetState() DMUOND_REQUIRES(mutex_);
+  // What a trainer hears until it has acknowledged that its job has gone back, as the answer to a
+  // step and as an error. REQUIRES of the first: it must acknowledge.
+  [[nodiscard]] static scheduler::StepAnswer RolledBack(const Session& session,
+                                                        scheduler::StepId step,
+                                                        scheduler::Attempt attempt);
+  [[nodiscard]] static absl::Status RolledBackError(int32_t rank, int64_t to_step);
+  [[nodiscard]] static absl::Status CheckNotRolledBack(const Session& session);
+  // Until every rank is attached and the snapshot's weights are on their way; false: not in time.
+  absl::StatusOr<bool> WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
+                                          const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  // Has the group go back; returns when this node's trainers are told so.
+  absl::StatusOr<int64_t> GoBackTo(int64_t step, const std::string& why, const Cancelled& cancelled)
+      DMUOND_REQUIRES(mutex_);
   void HandleJobEnded(const v1::JobEnded& ended) DMUOND_REQUIRES(mutex_);
   void GiveUpLanes() DMUOND_REQUIRES(mutex_);
   void StartNewLanes() DMUOND_REQUIRES(mutex_);
@@ -254,7 +278,8 @@ class Daemon {
   void TellPlanFailed(const absl::Status& why) DMUOND_REQUIRES(mutex_);
   // Whether the job has state, or will have it once its ranks are attached.
   [[nodiscard]] bool JobHasState() const DMUOND_REQUIRES(mutex_) {
-    return job_ != nullptr && (job_->has_state || job_->snapshots.resume.has_value());
+    return job_ != nullptr &&
+           (job_->has_state || job_->wire.restore_step() > 0 || job_->snapshots.resume.has_value());
   }
   [[nodiscard]] int64_t LastCommitted() const DMUOND_REQUIRES(mutex_);
   // Of the snapshot that the job goes on from; 0: none.

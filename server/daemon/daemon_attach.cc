@@ -237,16 +237,10 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   const bool begins = !job_->has_state && job_->wire.restore_step() > 0;
   Tell(std::move(told));
   if (begins) {
-    absl::StatusOr<bool> begun = Wait(
-        [&]() DMUOND_REQUIRES(mutex_) {
-          found = Find(request.key());
-          return !found.ok() || !JobFailure().ok() ||
-                 (job_->has_state && job_->steps->open().attempt.value() > job_->applied_attempt);
-        },
-        deadline, cancelled);
+    absl::StatusOr<bool> begun = WaitUntilRestarted(request.key(), deadline, cancelled);
     if (!begun.ok()) return begun.status();
+    found = Find(request.key());
     if (!found.ok()) return found.status();
-    if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
     if (!*begun) {
       return Error(
           absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",

@@ -1,5 +1,7 @@
 // New epochs: a broken group, lanes that are replaced, and jobs that are lost.
 #include <chrono>
+#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +14,15 @@
 namespace dmuond::server {
 
 void Daemon::TellMemberState() {
+  int64_t snapshot_step = 0;
+  if (job_ != nullptr && options_.nodes > 1) {
+    absl::StatusOr<std::optional<Restorable>> newest = FindResume(job_->name);
+    if (!newest.ok()) {
+      log::Error("no snapshot can be told of", {{"what", newest.status()}});
+    } else if (newest->has_value()) {
+      snapshot_step = (*newest)->id.step.value();
+    }
+  }
   v1::MemberMessage message;
   v1::MemberState& state = *message.mutable_member_state();
   state.set_epoch(epoch_);
@@ -20,7 +31,9 @@ void Daemon::TellMemberState() {
     state.set_job_incarnation(job_->wire.job_incarnation());
     state.set_world_size(job_->world_size);
     state.set_has_memory(job_->plan != nullptr);
-    state.set_has_state(job_->has_state);
+    state.set_has_state(job_->has_state || job_->wire.restore_step() > 0);
+    if (job_->plan != nullptr) *state.mutable_plan() = job_->wire;
+    state.set_snapshot_step(snapshot_step);
     if (job_->steps.has_value()) {
       state.set_last_committed_step(job_->steps->last_committed().value());
     }
@@ -85,6 +98,7 @@ void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
 // answered by its successor.
 void Daemon::GiveUpLanes() {
   ++generation_;
+  job_->snapshots.Abandon("its lanes are replaced");
   job_->snapshots.Abandon("the lanes are replaced");
   for (LaneState& lane : job_->lanes) {
     if (lane.process != nullptr) {
@@ -101,12 +115,14 @@ void Daemon::HandleReform(const v1::Reform& reform) {
   epoch_ = reform.epoch();
   newest_epoch_.store(reform.epoch());
   if (job_ == nullptr || job_->plan == nullptr || !job_->failed.ok()) return;
-  log::Warn(
-      "new lanes",
-      {{"job", job_->name},
-       {"epoch", absl::StrCat(epoch_)},
-       {"step", absl::StrCat(job_->steps.has_value() ? job_->steps->last_committed().value() : 0)},
-       {"what", reform.why()}});
+  ReplaceLanes(reform.epoch(), reform.why());
+}
+
+void Daemon::ReplaceLanes(uint32_t epoch, const std::string& why) {
+  log::Warn("new lanes", {{"job", job_->name},
+                          {"epoch", absl::StrCat(epoch)},
+                          {"step", absl::StrCat(LastCommitted())},
+                          {"what", why}});
   job_->reforming = true;
   job_->broken_since.reset();
   job_->mapping.clear();
@@ -118,6 +134,12 @@ void Daemon::HandleReform(const v1::Reform& reform) {
 void Daemon::StartNewLanes() {
   if (job_ == nullptr || !job_->reforming || !job_->failed.ok() || !dead_lanes_.empty()) return;
   absl::Status status;
+  if (std::exchange(job_->forget_state, false)) {
+    for (size_t i = 0; i < job_->lanes.size(); ++i) {
+      const auto table = job_->memory->table(scheduler::LaneIndex(static_cast<int32_t>(i)));
+      std::memset(table->data(), 0, table->size());
+    }
+  }
   for (size_t i = 0; i < job_->lanes.size() && status.ok(); ++i) {
     if (job_->lanes[i].process != nullptr) return;  // started before
     if (i == 0) {
@@ -184,7 +206,8 @@ void Daemon::TellRanksAgain() {
     told.set_world_size(job_->world_size);
     told.set_incarnation(session.incarnation);
     told.set_restore_step(RestoreStep());
-    if (session.state != Session::State::kAttached) continue;
+    if (session.state != Session::State::kAttached || session.must_acknowledge.has_value())
+      continue;
     v1::RankAttached& attached = *messages.emplace_back().mutable_rank_attached();
     attached.set_rank(session.rank);
     attached.set_incarnation(session.incarnation);

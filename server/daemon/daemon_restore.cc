@@ -24,6 +24,7 @@ absl::StatusOr<std::optional<Restorable>> Daemon::FindResume(const std::string& 
 int64_t Daemon::LastCommitted() const {
   if (job_ == nullptr) return 0;
   if (job_->steps.has_value()) return job_->steps->last_committed().value();
+  if (job_->wire.restore_step() > 0) return job_->wire.restore_step();
   return job_->snapshots.resume.has_value() ? job_->snapshots.resume->id.step.value() : 0;
 }
 

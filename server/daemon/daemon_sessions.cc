@@ -167,7 +167,11 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   // A job that was lost ends with its last session; who starts it again may be faster.
   absl::StatusOr<bool> ended = Wait(
       [this]() DMUOND_REQUIRES(mutex_) {
-        return job_ == nullptr || !job_->abandoned || (epoch_ == 0 && draining_);
+        if (job_ == nullptr || (epoch_ == 0 && draining_)) return true;
+        // What a rank gave with the step that the job goes back to comes with the snapshot.
+        const bool restoring = job_->failed.ok() && job_->plan != nullptr &&
+                               job_->wire.restore_step() > 0 && !job_->snapshots.restored;
+        return !job_->abandoned && !restoring;
       },
       deadline, cancelled);
   if (!ended.ok()) return ended.status();

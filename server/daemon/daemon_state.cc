@@ -123,6 +123,7 @@ absl::Status Daemon::PullParameters(
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (absl::Status back = CheckNotRolledBack(**found); !back.ok()) return back;
   if (!job_->steps.has_value() || !job_->has_state) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                  "no weights have been pushed yet: there is no state to read");
@@ -204,6 +205,7 @@ absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateCh
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   Session& session = **found;
+  if (absl::Status back = CheckNotRolledBack(session); !back.ok()) return back;
   const auto refuse = [&](const std::string& what) {
     return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
                  absl::StrCat("state ", v1::StateKind_Name(chunk.kind()), " of parameter '",

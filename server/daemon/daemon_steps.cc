@@ -69,6 +69,9 @@ absl::Status Refusal(const scheduler::StepAnswer& answer) {
 absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
                                                      const scheduler::Submission& submission,
                                                      const std::string& trainer_state) {
+  if (session.must_acknowledge.has_value()) {
+    return RolledBack(session, submission.step, submission.attempt);
+  }
   if (session.state != Session::State::kAttached || !job_->steps.has_value()) {
     return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
                  absl::StrCat("rank ", session.rank, " must attach its buffers first"));
@@ -110,6 +113,11 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Await(const v1::SessionKey& key,
           answer = session.status();
           return true;
         }
+        if ((*session)->must_acknowledge.has_value()) {
+          answer = RolledBack(**session, step, attempt);
+          return true;
+        }
+        if (!job_->steps.has_value()) return false;
         answer = job_->steps->OnWait(scheduler::TrainerRank((*session)->rank), step, attempt);
         if (!answer.ok()) {
           answer = WithOpenAttempt(answer.status(), job_->steps->open().attempt);
@@ -177,7 +185,7 @@ absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& re
   StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
-  if (!job_->steps.has_value()) {
+  if (!job_->steps.has_value() && !(*found)->must_acknowledge.has_value()) {
     return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
                  "no step has been submitted");
   }
@@ -196,7 +204,7 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::PushOnce(const v1::SessionKey& key
                                                        const scheduler::Submission& submission,
                                                        const PushedState& state,
                                                        const Cancelled& cancelled) {
-  if (submission.kind == scheduler::AttemptKind::kLoad &&
+  if (submission.kind == scheduler::AttemptKind::kLoad && job_->steps.has_value() &&
       submission.attempt == job_->steps->open().attempt) {
     absl::Status loaded = WaitUntilPublished(cancelled);
     if (!loaded.ok()) return loaded;
@@ -219,6 +227,7 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   absl::StatusOr<Session*> found = Find(header.key());
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (absl::Status back = CheckNotRolledBack(**found); !back.ok()) return back;
   if (!job_->steps.has_value()) {
     return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
                  absl::StrCat("rank ", (*found)->rank, " must attach its buffers first"));
@@ -268,6 +277,9 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
         absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
         absl::StrCat("rank ", submission.rank.value(), " pushed, but not every rank did within ",
                      options_.step_timeout.count(), " ms"));
+  }
+  if (answer->outcome->kind == scheduler::OutcomeKind::kRolledBack) {
+    return RolledBackError(submission.rank.value(), answer->outcome->to_step.value());
   }
   if (answer->outcome->kind != scheduler::OutcomeKind::kCommitted) {
     return Error(absl::StatusCode::kUnavailable, "PUSH_ABORTED",

@@ -68,7 +68,11 @@ struct Session {
   std::optional<v1::AttachBuffersReply> attach_reply;
   uint64_t load_attempt = 0;  // newest whose pushed state is being brought to its owners
   bool loading = false;
-  scheduler::Attempt first_attempt;  // open when it had attached
+  // The job has gone back to this step, and the trainer has not acknowledged it: it gets no other
+  // answer, and nothing of its memory is touched.
+  std::optional<int64_t> must_acknowledge;
+  std::optional<int64_t> acknowledged;  // the last such step, for one that is told again
+  scheduler::Attempt first_attempt;     // open when it had attached
 };
 
 // A rank of this node whose trainer died: what its replacement must wait for.
@@ -143,8 +147,9 @@ struct NodeJob {
   // that the coordinator was told, for one that may have missed it.
   std::map<int32_t, v1::LaneCommand> attachments;
   std::map<int32_t, v1::RankGone> gone;
-  uint32_t lane_epoch = 0;                        // that its lanes were started for
-  bool reforming = false;                         // its lanes are being replaced
+  uint32_t lane_epoch = 0;    // that its lanes were started for
+  bool reforming = false;     // its lanes are being replaced
+  bool forget_state = false;  // what lies in the lanes' memory is void: a snapshot follows
   std::set<std::pair<int32_t, int32_t>> mapping;  // (rank, lane) that new lanes still map
   // Since when the group is broken.
   std::optional<std::chrono::steady_clock::time_point> broken_since;

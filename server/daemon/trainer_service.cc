@@ -21,11 +21,6 @@ Daemon::Cancelled CallerGone(ServerContext* context) {
   return [context] { return context->IsCancelled(); };
 }
 
-grpc::Status Unimplemented(const char* what) {
-  return ToGrpc(Error(absl::StatusCode::kUnimplemented, "UNIMPLEMENTED_YET",
-                      absl::StrCat(what, " is part of the contract, but not of this version")));
-}
-
 class TrainerService final : public v1::Trainer::Service {
  public:
   explicit TrainerService(Daemon& daemon) : daemon_(daemon) {}
@@ -84,17 +79,17 @@ class TrainerService final : public v1::Trainer::Service {
         *request, CallerGone(context),
         [writer](const v1::SessionEvent& event) { return writer->Write(event); }));
   }
-  grpc::Status AckRollback(ServerContext* /*context*/, const v1::AckRollbackRequest* /*request*/,
-                           v1::AckRollbackReply* /*reply*/) override {
-    return Unimplemented("AckRollback");
+  grpc::Status AckRollback(ServerContext* context, const v1::AckRollbackRequest* request,
+                           v1::AckRollbackReply* reply) override {
+    return Answer(daemon_.AckRollback(*request, CallerGone(context)), reply);
   }
   grpc::Status SaveSnapshot(ServerContext* context, const v1::SaveSnapshotRequest* request,
                             v1::SaveSnapshotReply* reply) override {
     return Answer(daemon_.SaveSnapshot(*request, CallerGone(context)), reply);
   }
-  grpc::Status LoadSnapshot(ServerContext* /*context*/, const v1::LoadSnapshotRequest* /*request*/,
-                            v1::LoadSnapshotReply* /*reply*/) override {
-    return Unimplemented("LoadSnapshot");
+  grpc::Status LoadSnapshot(ServerContext* context, const v1::LoadSnapshotRequest* request,
+                            v1::LoadSnapshotReply* reply) override {
+    return Answer(daemon_.LoadSnapshot(*request, CallerGone(context)), reply);
   }
   grpc::Status CloseSession(ServerContext* /*context*/, const v1::CloseSessionRequest* request,
                             v1::CloseSessionReply* reply) override {

@@ -1,0 +1,247 @@
+// A job that goes back to a snapshot while its trainers live: sessions and arenas stay, everything
+// else begins as with a job that is restored.
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
+#include "server/convert.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/log.h"
+
+namespace dmuond::server {
+namespace {
+
+absl::Status SetAsideAfter(storage::Storage& storage, const std::string& job,
+                           scheduler::StepId step) {
+  absl::StatusOr<Restorable> to = FindRestorable(storage, job, step);
+  if (!to.ok()) return to.status();
+  absl::StatusOr<storage::SnapshotStore> store = storage::SnapshotStore::Create(storage, job);
+  return store.ok() ? store->SetAsideAfter(to->id) : store.status();
+}
+
+}  // namespace
+
+void Daemon::HandleRollBack(const v1::RollBack& back) {
+  epoch_ = back.epoch();
+  newest_epoch_.store(back.epoch());
+  const v1::PlanInputs& plan = back.plan();
+  if (job_ != nullptr && (job_->name != plan.job() || !job_->failed.ok())) return;
+  wire::FaultPoint("daemon.rollback");
+  log::Warn("the job goes back to a snapshot", {{"job", plan.job()},
+                                                {"epoch", absl::StrCat(epoch_)},
+                                                {"from_step", absl::StrCat(LastCommitted())},
+                                                {"to_step", absl::StrCat(plan.restore_step())},
+                                                {"what", back.why()}});
+  if (job_ == nullptr || job_->plan == nullptr) {
+    HandlePlan(plan);
+    if (job_->plan == nullptr) return;
+    // Trainers that were faster: they take the places of those that went with the last daemon.
+    for (auto& [id, session] : sessions_) {
+      if (session.state == Session::State::kOpen) continue;
+      session.denied = CheckReplacement(session, session.registration);
+    }
+    return;
+  }
+  for (auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kAttached) {
+      session.must_acknowledge = plan.restore_step();
+    }
+  }
+  job_->wire = plan;
+  ForgetState();
+  ReplaceLanes(back.epoch(), back.why());
+}
+
+void Daemon::ForgetState() {
+  job_->steps.reset();
+  job_->has_state = false;
+  job_->applied_attempt = 0;
+  job_->published_attempt = 0;
+  job_->publishing_attempt = 0;
+  for (LaneState& lane : job_->lanes) lane.published_attempt = 0;
+  job_->pending.Clear();
+  job_->pending_attempt = 0;
+  job_->submitted_states.clear();
+  job_->trainer_states.clear();
+  job_->snapshots.Abandon("the job goes back to an older step");
+  job_->snapshots.restored = false;
+  job_->snapshots.loading = 0;
+  // In a new epoch every attempt is newer than those that trainers have died in.
+  for (auto& [rank, vacancy] : job_->vacancies) vacancy.attempt = scheduler::Attempt(0);
+  job_->forget_state = true;
+  if (options_.node != 0 || disk_ == nullptr) return;
+  // Before anything is written under the new epoch: the thread takes one after the other.
+  disk_->Post([this, job = job_->name, step = scheduler::StepId(job_->wire.restore_step())] {
+    const absl::Status aside = SetAsideAfter(*options_.storage, job, step);
+    if (!aside.ok()) log::Warn("newer snapshots still count", {{"job", job}, {"what", aside}});
+  });
+}
+
+scheduler::StepAnswer Daemon::RolledBack(const Session& session, scheduler::StepId step,
+                                         scheduler::Attempt attempt) {
+  const scheduler::StepId to(*session.must_acknowledge);
+  scheduler::StepAnswer answer;
+  scheduler::Outcome& outcome = answer.outcome.emplace();
+  outcome.kind = scheduler::OutcomeKind::kRolledBack;
+  outcome.step = step;
+  outcome.attempt = attempt;
+  outcome.to_step = to;
+  outcome.durable_step = to;
+  outcome.detail = absl::StrCat("the job has gone back to step ", to.value());
+  return answer;
+}
+
+absl::Status Daemon::RolledBackError(int32_t rank, int64_t to_step) {
+  return Error(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
+               absl::StrCat("the job has gone back to step ", to_step, ": rank ", rank,
+                            " must acknowledge it first"),
+               {{"to_step", absl::StrCat(to_step)}});
+}
+
+absl::Status Daemon::CheckNotRolledBack(const Session& session) {
+  if (!session.must_acknowledge.has_value()) return absl::OkStatus();
+  return RolledBackError(session.rank, *session.must_acknowledge);
+}
+
+absl::StatusOr<bool> Daemon::WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
+                                                const Cancelled& cancelled) {
+  absl::StatusOr<Session*> found = Find(key);
+  absl::StatusOr<bool> begun = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(key);
+        return !found.ok() || !JobFailure().ok() || (*found)->must_acknowledge.has_value() ||
+               (job_->has_state && job_->steps.has_value() &&
+                job_->steps->open().attempt.value() > job_->applied_attempt);
+      },
+      deadline, cancelled);
+  if (!begun.ok()) return begun.status();
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  return begun;
+}
+
+absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRequest& request,
+                                                         const Cancelled& cancelled) {
+  StateLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  Session& session = **found;
+  if (session.must_acknowledge.has_value()) {
+    if (*session.must_acknowledge != request.to_step()) return CheckNotRolledBack(session);
+    session.acknowledged = std::exchange(session.must_acknowledge, std::nullopt);
+    if (!job_->reforming) {
+      v1::MemberMessage message;
+      message.mutable_rank_attached()->set_rank(session.rank);
+      message.mutable_rank_attached()->set_incarnation(session.incarnation);
+      Tell(std::move(message));
+    }
+  } else if (session.acknowledged != request.to_step()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
+                 absl::StrCat("rank ", session.rank, " acknowledges step ", request.to_step(),
+                              ", and the job has not gone back"));
+  }
+  const auto linger = options_.coordinator.step.session_linger;
+  absl::StatusOr<bool> begun = WaitUntilRestarted(
+      request.key(), std::chrono::steady_clock::now() + linger + std::chrono::seconds(10),
+      cancelled);
+  if (!begun.ok()) return begun.status();
+  found = Find(request.key());
+  if (!found.ok()) return found.status();
+  if (absl::Status again = CheckNotRolledBack(**found); !again.ok()) return again;
+  if (!*begun) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                 "not every rank has acknowledged, or come back, in time");
+  }
+  v1::AckRollbackReply reply;
+  reply.set_trainer_state(TrainerStateOf((*found)->rank));
+  reply.set_next_attempt(job_->steps->open().attempt.value());
+  return reply;
+}
+
+absl::StatusOr<int64_t> Daemon::GoBackTo(int64_t step, const std::string& why,
+                                         const Cancelled& cancelled) {
+  if (options_.storage == nullptr) {
+    return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
+                 "this daemon has no --snapshot_dir: there is nothing to load");
+  }
+  if (job_ == nullptr || job_->plan == nullptr || !job_->has_state) {
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
+                 "no job runs here that could go back: a job that begins is resumed instead");
+  }
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  const std::string job = job_->name;
+  const std::shared_ptr<const scheduler::PlanInputs> inputs = job_->inputs;
+  const auto groups = job_->wire.registrations(0).groups();
+  mutex_.Unlock();
+  absl::StatusOr<std::optional<Restorable>> to = std::nullopt;
+  if (step == 0) {
+    to = FindRestorable(*options_.storage, job);
+  } else {
+    absl::StatusOr<Restorable> exactly =
+        FindRestorable(*options_.storage, job, scheduler::StepId(step));
+    if (exactly.ok()) {
+      to = *std::move(exactly);
+    } else {
+      to = exactly.status();
+    }
+  }
+  absl::Status same = to.status();
+  if (to.ok() && to->has_value()) same = CheckRestorable((*to)->manifest, *inputs, groups);
+  mutex_.Lock();
+  if (!same.ok()) {
+    return ReasonOf(same).empty() ? WithReason(same, "SNAPSHOT_BROKEN") : same;
+  }
+  if (!to->has_value()) {
+    return Error(absl::StatusCode::kNotFound, "JOB_HAS_NO_STATE",
+                 absl::StrCat("job '", job, "' has no snapshot"));
+  }
+  if (job_ == nullptr || job_->name != job || !job_->has_state) {
+    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");
+  }
+  const uint32_t before = epoch_;
+  v1::MemberMessage message;
+  message.mutable_load_snapshot()->set_step((*to)->id.step.value());
+  message.mutable_load_snapshot()->set_why(why);
+  Tell(std::move(message));
+  absl::StatusOr<bool> told = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        return job_ == nullptr || !JobFailure().ok() || (epoch_ > before && !job_->has_state);
+      },
+      std::chrono::steady_clock::now() + options_.coordinator.register_timeout, cancelled);
+  if (!told.ok()) return told.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!*told || job_ == nullptr) {
+    return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+                 "the group did not hear of it: ask again when it has formed");
+  }
+  return (*to)->id.step.value();
+}
+
+absl::StatusOr<v1::LoadSnapshotReply> Daemon::LoadSnapshot(const v1::LoadSnapshotRequest& request,
+                                                           const Cancelled& cancelled) {
+  StateLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  absl::StatusOr<int64_t> step =
+      GoBackTo(request.step(), absl::StrCat("rank ", (*found)->rank, " asked for it"), cancelled);
+  if (!step.ok()) return step.status();
+  v1::LoadSnapshotReply reply;
+  reply.set_step(*step);
+  return reply;
+}
+
+absl::StatusOr<v1::LoadJobReply> Daemon::LoadJob(const v1::LoadJobRequest& request,
+                                                 const Cancelled& cancelled) {
+  StateLock lock(mutex_);
+  absl::StatusOr<int64_t> step = GoBackTo(request.step(), "dmuonctl asked for it", cancelled);
+  if (!step.ok()) return step.status();
+  v1::LoadJobReply reply;
+  reply.set_step(*step);
+  return reply;
+}
+
+}  // namespace dmuond::server
