@@ -1,7 +1,9 @@
 """python -m dmuond.demo: a language model trained by Muon through dmuond and by AdamW, compared.
 
-Starts two daemons of one lane each and two trainers on this machine. Where DMUOND_ADDRESS is set
-and --daemons is not, that daemon is used instead. Exits with 1 if Muon's loss is not the lower one.
+Starts two daemons of one lane each and two trainers on this machine; in the middle of the run it
+kills a trainer, then a lane, then a daemon, starts what must be started, and shows how the run goes
+on. Where DMUOND_ADDRESS is set and --daemons is not, that daemon is used instead, and nothing is
+killed. Exits with 1 if Muon's loss is not the lower one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dmuond.demo import daemons, report, runs
+from dmuond.demo import daemons, faults, report, runs
 from dmuond.errors import Error
 
 console = Console()
@@ -33,6 +35,9 @@ def parse() -> argparse.Namespace:
         "--daemons", type=int, default=None, help="daemons to start, two lanes in all (default: 2)"
     )
     parser.add_argument("--trainers", type=int, default=None, help="(default: 2)")
+    parser.add_argument(
+        "--undisturbed", action="store_true", help="kill nothing (needs two trainers otherwise)"
+    )
     parser.add_argument("--output", type=Path, default=Path("out/demo"), help="folder for results")
     arguments = parser.parse_args()
     if arguments.steps < 1:
@@ -45,8 +50,14 @@ def parse() -> argparse.Namespace:
 
 
 def run(
-    optimizer: str, arguments: argparse.Namespace, addresses: list[str], trainers: int, logs: Path
+    optimizer: str,
+    arguments: argparse.Namespace,
+    addresses: list[str],
+    count: int,
+    logs: Path,
+    group: daemons.Group | None = None,
 ) -> runs.Run:
+    """With `group`, its daemons, lanes and trainers are killed on the way."""
     columns = (
         TextColumn("{task.description:<16}"),
         BarColumn(),
@@ -65,11 +76,18 @@ def run(
                 )
             elif event["event"] == "step":
                 progress.update(task, completed=event["step"], loss=f"{event['loss']:.3f}")
+            if hurt is not None:
+                hurt.on_event(event)
 
         options = [f"--steps={arguments.steps}", f"--adamw_lr={arguments.adamw_lr}"]
         if optimizer == "muon":
             options.append(f"--lr={arguments.lr}")
-        return runs.execute(optimizer, options, addresses, trainers, logs, on_event)
+        trainers = runs.Trainers(optimizer, options, addresses, count, logs)
+        result = runs.Run(optimizer, count)
+        hurt = None
+        if group is not None:
+            hurt = faults.Faults(result, trainers, group, arguments.steps, progress.console.print)
+        return runs.execute(result, trainers, on_event)
 
 
 def main() -> int:
@@ -80,14 +98,18 @@ def main() -> int:
     logs = arguments.output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        group = None
         if existing:
             addresses = [existing]
             console.print(f"Using the daemon at {existing}")
         else:
             lanes = 2 // nodes
             console.print(f"Starting {nodes} daemon(s) of {lanes} lane(s), {trainers} trainer(s)")
-            addresses = stack.enter_context(daemons.running(nodes, lanes, logs))
-        muon = run("muon", arguments, addresses, trainers, logs)
+            group = stack.enter_context(daemons.running(nodes, lanes, logs))
+            addresses = group.addresses
+            if arguments.undisturbed or trainers < 2:
+                group = None
+        muon = run("muon", arguments, addresses, trainers, logs, group)
     adamw = run("adamw", arguments, [], 1, logs)
 
     console.print(report.table(muon, adamw))

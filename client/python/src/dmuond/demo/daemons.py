@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -16,6 +18,7 @@ import grpc
 
 _READY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
+SNAPSHOT_EVERY = 20  # steps
 
 
 def find_program(name: str) -> str:
@@ -61,26 +64,71 @@ def _flags(node: int, nodes: int, lanes: int, path: Path, coordinator: str) -> l
     return flags
 
 
+class Group:
+    """Daemons of one group on this machine, which may be killed and started again."""
+
+    def __init__(self, nodes: int, lanes: int, folder: Path, logs: Path) -> None:
+        program = find_program("dmuond")
+        coordinator = f"127.0.0.1:{_free_port()}"
+        self._logs = logs
+        self._paths = [folder / f"{node}.sock" for node in range(nodes)]
+        self._commands = [
+            [
+                program,
+                *_flags(node, nodes, lanes, path, coordinator),
+                f"--snapshot_dir={folder / 'snapshots'}",
+                f"--snapshot_every_steps={SNAPSHOT_EVERY}",
+            ]
+            for node, path in enumerate(self._paths)
+        ]
+        (folder / "snapshots").mkdir()
+        self._processes: list[subprocess.Popen] = []
+        for node in range(nodes):
+            self._processes.append(self._popen(node))
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"unix:{path}" for path in self._paths]
+
+    def wait_ready(self) -> None:
+        for path, process in zip(self._paths, self._processes, strict=True):
+            _wait_ready(path, process, self._logs)
+
+    def kill(self, node: int) -> None:
+        self._processes[node].kill()
+        self._processes[node].wait()
+
+    def start_again(self, node: int) -> None:
+        self._processes[node] = self._popen(node)
+
+    def kill_lane(self, node: int, lane: int = 0) -> None:
+        status = subprocess.run(
+            [find_program("dmuonctl"), f"--address={self._paths[node]}", "status", "--json"],
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        os.kill(int(json.loads(status.stdout)["lanes"][lane]["pid"]), signal.SIGKILL)
+
+    def stop(self) -> None:
+        _stop(self._processes)
+
+    def _popen(self, node: int) -> subprocess.Popen:
+        with (self._logs / f"dmuond-{node}.log").open("ab") as log:
+            return subprocess.Popen(self._commands[node], stdout=log, stderr=subprocess.STDOUT)
+
+
 @contextlib.contextmanager
-def running(nodes: int, lanes: int, logs: Path) -> Iterator[list[str]]:
-    """A group of daemons; yields their addresses. Logs go to `logs`."""
-    program = find_program("dmuond")
-    coordinator = f"127.0.0.1:{_free_port()}"
-    processes: list[subprocess.Popen] = []
+def running(nodes: int, lanes: int, logs: Path) -> Iterator[Group]:
+    """A group that is ready. Logs go to `logs`."""
     with tempfile.TemporaryDirectory(prefix="dmuond-", dir="/tmp") as folder:
+        for node in range(nodes):
+            (logs / f"dmuond-{node}.log").unlink(missing_ok=True)
+        group = Group(nodes, lanes, Path(folder), logs)
         try:
-            paths = [Path(folder, f"{node}.sock") for node in range(nodes)]
-            for node, path in enumerate(paths):
-                with (logs / f"dmuond-{node}.log").open("wb") as log:
-                    flags = _flags(node, nodes, lanes, path, coordinator)
-                    processes.append(
-                        subprocess.Popen([program, *flags], stdout=log, stderr=subprocess.STDOUT)
-                    )
-            for path, process in zip(paths, processes, strict=True):
-                _wait_ready(path, process, logs)
-            yield [f"unix:{path}" for path in paths]
+            group.wait_ready()
+            yield group
         finally:
-            _stop(processes)
+            group.stop()
 
 
 def _wait_ready(path: Path, process: subprocess.Popen, logs: Path) -> None:

@@ -26,8 +26,8 @@ def table(muon: Run, adamw: Run) -> Table:
     row("validation loss, nats per byte", f"{muon.final_loss:.4f}", f"{adamw.final_loss:.4f}")
     row(
         "steps per second",
-        f"{muon.end['steps_per_second']:.2f}",
-        f"{adamw.end['steps_per_second']:.2f}",
+        f"{_steps_per_second(muon):.2f}",
+        f"{_steps_per_second(adamw):.2f}",
     )
     row("forward and backward", _ms(muon, "forward_backward_us"), _ms(adamw, "forward_backward_us"))
     row("optimizer step", _ms(muon, "step_us"), _ms(adamw, "step_us"))
@@ -39,7 +39,23 @@ def table(muon: Run, adamw: Run) -> Table:
         f"{registered['imbalance']:.3f} on {registered['lanes']} lane(s)",
     )
     row("matrices orthogonalised per step", str(muon.steps[-1]["matrices"]))
+    for incident in muon.incidents:
+        if "seconds" in incident:
+            row(f"killed after step {incident['step']}: a {incident['victim']}", _outcome(incident))
     return result
+
+
+def _outcome(incident: dict[str, Any]) -> str:
+    lost = incident["steps_lost"]
+    steps = "no step lost" if lost == 0 else f"back to step {incident['back_to']}"
+    return f"{steps}, went on after {incident['seconds']:.1f} s"
+
+
+def _steps_per_second(run: Run) -> float:
+    """Without the time that deaths took."""
+    steps = len(run.steps)
+    lost_s = sum(incident.get("seconds", 0.0) for incident in run.incidents)
+    return steps / (steps / run.end["steps_per_second"] - lost_s)
 
 
 def _ms(run: Run, key: str, inner: str | None = None) -> str:
@@ -63,6 +79,19 @@ def save_picture(muon: Run, adamw: Run, path: Path) -> None:
             linewidth=1,
         )
         axes.plot(*zip(*run.validation, strict=True), color=color, marker="o", label=name)
+    for incident in muon.incidents:
+        axes.axvline(incident["step"], color="C3", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            f"{incident['victim']} killed",
+            (incident["step"], 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-9, -4),
+            textcoords="offset points",
+            rotation=90,
+            va="top",
+            fontsize=8,
+            color="C3",
+        )
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per byte")
     axes.set_title("Byte-level transformer on Python's standard library")
@@ -81,8 +110,9 @@ def save_json(muon: Run, adamw: Run, options: dict[str, Any], path: Path) -> Non
             "model": run.model,
             "registered": run.registered,
             "validation_loss": run.final_loss,
-            "steps_per_second": run.end["steps_per_second"],
+            "steps_per_second": _steps_per_second(run),
             "steps": run.steps,
+            "incidents": run.incidents,
         }
 
     machine = {"machine": platform.machine(), "python": platform.python_version()}

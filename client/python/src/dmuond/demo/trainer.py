@@ -90,42 +90,99 @@ def train(arguments: argparse.Namespace) -> None:
     rates = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: schedule(step, arguments.steps)
     )
-    share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
-    evaluating_s = 0.0
+    course = Course(arguments, optimizer, rates, model, (training, validation), rank, world)
     begin = time.perf_counter()
-    for step in range(arguments.steps):
-        tokens = text.batch(training, step, BATCH, models.LENGTH)[share]
-        started = time.perf_counter()
-        loss = models.loss_of(model, tokens)
-        loss.backward()
-        computed = time.perf_counter()
-        optimizer.step()
-        optimizer.zero_grad()
-        stepped = time.perf_counter()
-        rates.step()
-        event: dict[str, Any] = {
-            "step": step + 1,
-            "loss": loss.item(),
-            "forward_backward_us": (computed - started) * 1e6,
-            "step_us": (stepped - computed) * 1e6,
-        }
-        if not alone:
-            timing, outcome = optimizer.session.last_timing, optimizer.last_outcome
-            event["phases_us"] = {
-                phase: getattr(timing, f"{phase}_us")
-                for phase in ("collect", "decide", "update", "publish", "quiet")
-            }
-            event["matrices"] = outcome.matrices
-            event["gradient_norm"] = outcome.gradient_norm
-        if rank == 0 and ((step + 1) % EVALUATE_EVERY == 0 or step + 1 == arguments.steps):
-            paused = time.perf_counter()
-            event["validation_loss"] = evaluate(model, validation)
-            evaluating_s += time.perf_counter() - paused
-        report(event="step", **event)
-    seconds = time.perf_counter() - begin - evaluating_s
+    if alone:
+        course.run(0)
+    else:
+        follow(course, optimizer)
+    seconds = time.perf_counter() - begin - course.evaluating_s
     report(event="end", steps_per_second=arguments.steps / seconds)
     if not alone:
         optimizer.close()
+
+
+def follow(course: Course, optimizer: Any) -> None:
+    """From wherever the daemon is, and again from wherever a daemon's death sets it back to."""
+    import dmuond
+
+    beginning = course.remember()
+    while optimizer.last_committed_step < course.steps:
+        course.recall(optimizer.trainer_state or beginning)
+        try:
+            course.run(optimizer.last_committed_step)
+        except dmuond.RolledBack as back:
+            report(event="rolled_back", to_step=back.to_step)
+
+
+class Course:
+    """The training loop, and what it needs besides the optimizer's state to begin anywhere."""
+
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        optimizer: Any,
+        rates: torch.optim.lr_scheduler.LambdaLR,
+        model: torch.nn.Module,
+        texts: tuple[torch.Tensor, torch.Tensor],
+        rank: int,
+        world: int,
+    ) -> None:
+        self.steps = arguments.steps
+        self.evaluating_s = 0.0
+        self._alone = arguments.optimizer == "adamw"
+        self._optimizer, self._rates, self._model = optimizer, rates, model
+        self._training, self._validation = texts
+        self._rank = rank
+        self._share = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+
+    def remember(self) -> bytes:
+        # Batches are a function of the step's number; learning rates are what else moves.
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        return json.dumps([rates, self._rates.last_epoch]).encode()
+
+    def recall(self, state: bytes) -> None:
+        rates, self._rates.last_epoch = json.loads(state)
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        if self._rates.last_epoch < self._optimizer.last_committed_step:
+            self._rates.step()  # as the loop does after the step that is remembered
+
+    def run(self, done: int) -> None:
+        for step in range(done, self.steps):
+            tokens = text.batch(self._training, step, BATCH, models.LENGTH)[self._share]
+            started = time.perf_counter()
+            loss = models.loss_of(self._model, tokens)
+            loss.backward()
+            computed = time.perf_counter()
+            if not self._alone:
+                self._optimizer.trainer_state = self.remember()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            stepped = time.perf_counter()
+            self._rates.step()
+            event: dict[str, Any] = {
+                "step": step + 1,
+                "loss": loss.item(),
+                "forward_backward_us": (computed - started) * 1e6,
+                "step_us": (stepped - computed) * 1e6,
+            }
+            if not self._alone:
+                event |= self._measured()
+            if self._rank == 0 and ((step + 1) % EVALUATE_EVERY == 0 or step + 1 == self.steps):
+                paused = time.perf_counter()
+                event["validation_loss"] = evaluate(self._model, self._validation)
+                self.evaluating_s += time.perf_counter() - paused
+            report(event="step", **event)
+
+    def _measured(self) -> dict[str, Any]:
+        timing, outcome = self._optimizer.session.last_timing, self._optimizer.last_outcome
+        phases = ("collect", "decide", "update", "publish", "quiet")
+        return {
+            "phases_us": {phase: getattr(timing, f"{phase}_us") for phase in phases},
+            "matrices": outcome.matrices,
+            "gradient_norm": outcome.gradient_norm,
+        }
 
 
 def main() -> None:
