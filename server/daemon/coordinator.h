@@ -43,7 +43,7 @@ using AddressedMessages = std::vector<Addressed>;
 
 class Coordinator {
  public:
-  explicit Coordinator(CoordinatorOptions options) : options_(options) {}
+  explicit Coordinator(CoordinatorOptions options) : options_(std::move(options)) {}
 
   // The group has formed (anew). What a running job still has its members say next.
   [[nodiscard]] AddressedMessages OnFormed(scheduler::TimePoint now, uint32_t epoch);

@@ -52,9 +52,9 @@ void Daemon::HandleSave(const v1::SaveState& save) {
   } else {
     job_->snapshots.Abandon("the node's lanes are being replaced");
   }
-  disk_->Post([this, snapshot = std::move(snapshot), progress, attempt = save.attempt()]() mutable {
+  disk_->Post([this, snapshot = std::move(snapshot), progress, attempt = save.attempt()] {
     absl::StatusOr<std::vector<v1::SnapshotFile>> files =
-        WriteNodeFiles(*options_.storage, std::move(snapshot), *progress);
+        WriteNodeFiles(*options_.storage, snapshot, *progress);
     v1::MemberMessage message;
     v1::SnapshotWritten& written = *message.mutable_snapshot_written();
     written.set_attempt(attempt);

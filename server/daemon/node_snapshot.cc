@@ -89,7 +89,7 @@ absl::StatusOr<Restorable> Complete(Storage& storage, storage::SnapshotEntry ent
 }  // namespace
 
 absl::StatusOr<std::vector<v1::SnapshotFile>> WriteNodeFiles(Storage& storage,
-                                                             NodeSnapshot snapshot,
+                                                             const NodeSnapshot& snapshot,
                                                              CopyProgress& progress) {
   absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, snapshot.job);
   if (!store.ok()) return store.status();

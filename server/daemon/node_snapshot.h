@@ -74,7 +74,7 @@ struct NodeSnapshot {
 
 // Durable files; an error names one. Ends when the progress is abandoned.
 absl::StatusOr<std::vector<v1::SnapshotFile>> WriteNodeFiles(storage::Storage& storage,
-                                                             NodeSnapshot snapshot,
+                                                             const NodeSnapshot& snapshot,
                                                              CopyProgress& progress);
 
 // The coordinator's node alone: makes the snapshot exist, and removes what it replaces. An error of

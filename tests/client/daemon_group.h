@@ -43,7 +43,7 @@ using DaemonGroup = std::vector<std::unique_ptr<DaemonProcess>>;
 // Ready when it returns. `flags` are everybody's.
 inline absl::StatusOr<DaemonGroup> StartGroup(int nodes, const std::string& devices,
                                               const std::vector<std::string>& flags = {},
-                                              std::string coordinator = FreeAddress()) {
+                                              const std::string& coordinator = FreeAddress()) {
   DaemonGroup group;
   for (int node = 0; node < nodes; ++node) {
     std::vector<std::string> all = GroupFlags(node, nodes, coordinator);

@@ -63,7 +63,7 @@ class RestoreTest : public ::testing::Test {
     for (const auto& daemon : group_) daemon->Kill();
     group_.clear();
   }
-  std::unique_ptr<SnapshotWorld> MakeWorld(SnapshotWorld::Options options) {
+  std::unique_ptr<SnapshotWorld> MakeWorld(const SnapshotWorld::Options& options) {
     std::vector<std::string> addresses;
     addresses.reserve(group_.size());
     for (const auto& daemon : group_) addresses.push_back(daemon->address());
