@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_process.h"
 #include "tests/server/system/expect_error.h"
@@ -129,9 +130,11 @@ TEST_F(SessionInputTest, NoncesOfNobodyAndKeysOfOthersAreRefused) {
 
   v1::RegisterLayoutRequest layout = stranger->LayoutRequest();
   v1::RegisterLayoutReply reply;
-  layout.mutable_key()->set_session(first_->key().session() + 1000);
-  ExpectRefused(stranger->Call(&Stub::RegisterLayout, layout, &reply),
-                {StatusCode::kFailedPrecondition, "INCARNATION_OLD", {"session 100"}});
+  const uint64_t nobodys = first_->key().session() + 1000;
+  layout.mutable_key()->set_session(nobodys);
+  ExpectRefused(
+      stranger->Call(&Stub::RegisterLayout, layout, &reply),
+      {StatusCode::kFailedPrecondition, "INCARNATION_OLD", {absl::StrCat("session ", nobodys)}});
   *layout.mutable_key() = first_->key();
   layout.mutable_key()->set_incarnation(first_->key().incarnation() - 1);
   ExpectRefused(stranger->Call(&Stub::RegisterLayout, layout, &reply),
