@@ -46,16 +46,16 @@ int TimesBack(const std::string& path) {
 
 class RollbackTest : public ExampleRuns {
  protected:
-  void StartWithSnapshots(int nodes) {
+  // Starts daemons that make snapshots. The undisturbed run, which has had daemons of its own.
+  std::vector<Lines> StartWithSnapshots(int nodes) {
+    StartDaemons(nodes);
+    std::vector<Lines> expected = Undisturbed();
+    ExpectDaemonsLeave();
+    daemons_.clear();
     StartDaemons(nodes, "cpu:2",
                  {absl::StrCat("--snapshot_dir=", directory_, "/snapshots"),
                   absl::StrCat("--snapshot_every_steps=", kSnapshotEvery)});
-  }
-  // Of a job that leaves no snapshots to the next one.
-  std::vector<Lines> UndisturbedFirst() {
-    std::vector<Lines> runs = Undisturbed();
-    std::filesystem::remove_all(absl::StrCat(directory_, "/snapshots/default"));
-    return runs;
+    return expected;
   }
   void WaitForSnapshot() {
     ASSERT_TRUE(Until([&] {
@@ -84,8 +84,7 @@ class RollbackTest : public ExampleRuns {
 };
 
 TEST_F(RollbackTest, TheOnlyDaemonHasASuccessor) {
-  StartWithSnapshots(1);
-  const std::vector<Lines> expected = UndisturbedFirst();
+  const std::vector<Lines> expected = StartWithSnapshots(1);
   std::vector<Trainer> trainers = StartAll();
   WaitForSnapshot();
   ReplaceDaemon(0, trainers[0]);
@@ -94,8 +93,7 @@ TEST_F(RollbackTest, TheOnlyDaemonHasASuccessor) {
 }
 
 TEST_F(RollbackTest, AMemberHasASuccessor) {
-  StartWithSnapshots(2);
-  const std::vector<Lines> expected = UndisturbedFirst();
+  const std::vector<Lines> expected = StartWithSnapshots(2);
   std::vector<Trainer> trainers = StartAll();
   WaitForSnapshot();
   ReplaceDaemon(1, trainers[0]);
@@ -106,8 +104,7 @@ TEST_F(RollbackTest, AMemberHasASuccessor) {
 }
 
 TEST_F(RollbackTest, TheCoordinatorHasASuccessor) {
-  StartWithSnapshots(2);
-  const std::vector<Lines> expected = UndisturbedFirst();
+  const std::vector<Lines> expected = StartWithSnapshots(2);
   std::vector<Trainer> trainers = StartAll();
   WaitForSnapshot();
   ReplaceDaemon(0, trainers[1]);
@@ -116,8 +113,7 @@ TEST_F(RollbackTest, TheCoordinatorHasASuccessor) {
 }
 
 TEST_F(RollbackTest, ADaemonAndATrainerOfAnotherNodeTogether) {
-  StartWithSnapshots(2);
-  const std::vector<Lines> expected = UndisturbedFirst();
+  const std::vector<Lines> expected = StartWithSnapshots(2);
   std::vector<Trainer> trainers = StartAll();
   WaitForSnapshot();
   daemon(1).Kill();
@@ -136,8 +132,7 @@ TEST_F(RollbackTest, ADaemonAndATrainerOfAnotherNodeTogether) {
 }
 
 TEST_F(RollbackTest, ASnapshotIsLoadedIntoTheRunningJob) {
-  StartWithSnapshots(2);
-  const std::vector<Lines> expected = UndisturbedFirst();
+  const std::vector<Lines> expected = StartWithSnapshots(2);
   std::vector<Trainer> trainers = StartAll();
   WaitForSnapshot();
   auto ctl = ChildProcess::Start(
@@ -152,8 +147,7 @@ TEST_F(RollbackTest, ASnapshotIsLoadedIntoTheRunningJob) {
 }
 
 TEST_F(RollbackTest, ADaemonThatLeavesSavesItsLastStep) {
-  StartWithSnapshots(2);
-  const std::vector<Lines> expected = UndisturbedFirst();
+  const std::vector<Lines> expected = StartWithSnapshots(2);
   std::vector<Trainer> trainers = StartAll();
   WaitForSteps(trainers[0], 30);
   EXPECT_EQ(daemon(1).Stop(), 0);
