@@ -249,7 +249,15 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
                          job_->plan->digest);
   }
   if (!error.empty()) {
-    if (job_->rolled_back && job_->steps == nullptr) return EndJob(error, std::string(reason));
+    if (job_->rolled_back && job_->steps == nullptr) {
+      // The newest step that every owner has: not this one. Each time it is an older one.
+      const int64_t older = ready.older_snapshot();
+      if (reason != "SNAPSHOT_BROKEN" || older <= 0 || older >= job_->restore_step) {
+        return EndJob(error, reason);
+      }
+      NextEpoch();
+      return RollBack(job_->wire, older, error);
+    }
     if (job_->steps != nullptr) return Lost(now, scheduler::OutcomeReason::kLaneLost, error);
     return Refuse(Error(code, reason, error));
   }

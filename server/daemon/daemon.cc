@@ -336,7 +336,7 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
   message.mutable_lane_lost()->set_lane(id);
   message.mutable_lane_lost()->set_detail(last_words);
   message.mutable_lane_lost()->set_epoch(job_->lane_epoch);
-  const bool begun = job_->steps.has_value();
+  const bool begun = job_->steps.has_value() || job_->rolled_back;
   Tell(std::move(message));
   // A job that runs gets other lanes; the coordinator says so, or that this was once too often.
   if (begun) return;

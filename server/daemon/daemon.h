@@ -190,6 +190,8 @@ class Daemon {
                                                         scheduler::Attempt attempt);
   [[nodiscard]] static absl::Status RolledBackError(int32_t rank, int64_t to_step);
   [[nodiscard]] static absl::Status CheckNotRolledBack(const Session& session);
+  // Who attaches would go on at a step that is no more.
+  [[nodiscard]] absl::Status CheckUpToDate(const Session& session) const DMUOND_REQUIRES(mutex_);
   // Until every rank is attached and the snapshot's weights are on their way; false: not in time.
   absl::StatusOr<bool> WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
                                           const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
@@ -267,15 +269,17 @@ class Daemon {
   // At the end of a drain: what is not durable yet, where it can be.
   void SaveBeforeLeaving(Deadline deadline) DMUOND_REQUIRES(mutex_);
   void PlaceHostCopies() DMUOND_REQUIRES(mutex_);
-  // Going on from a snapshot (daemon_restore.cc). FindResume() gives up the lock.
+  // Going on from a snapshot (daemon_restore.cc). Both give up the lock.
   absl::StatusOr<std::optional<Restorable>> FindResume(const std::string& job)
       DMUOND_REQUIRES(mutex_);
+  absl::StatusOr<int64_t> FindNewestStep(const std::string& job) DMUOND_REQUIRES(mutex_);
   void StartRestore() DMUOND_REQUIRES(mutex_);
   void OnRestored(const Restorable& from, std::vector<std::vector<uint64_t>> updates)
       DMUOND_REQUIRES(mutex_);
   void HandleStateLoaded(int32_t lane, const v1::LaneReport::StateLoaded& loaded)
       DMUOND_REQUIRES(mutex_);
-  void TellPlanFailed(const absl::Status& why) DMUOND_REQUIRES(mutex_);
+  // `older_snapshot`: the step of one that a job that goes back may go back to instead.
+  void TellPlanFailed(const absl::Status& why, int64_t older_snapshot = 0) DMUOND_REQUIRES(mutex_);
   // Whether the job has state, or will have it once its ranks are attached.
   [[nodiscard]] bool JobHasState() const DMUOND_REQUIRES(mutex_) {
     return job_ != nullptr &&

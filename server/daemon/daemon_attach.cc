@@ -137,6 +137,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
         if (!found.ok() || (*found)->refusals > refusals || !JobFailure().ok()) return true;
+        if (!CheckUpToDate(**found).ok()) return true;
         if (!job_->steps.has_value() || job_->reforming || epoch_ == 0) return false;
         // A replacement joins the attempt after the one that its predecessor's death has ended.
         const auto vacancy = job_->vacancies.find((*found)->rank);
@@ -148,6 +149,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   if (!found.ok()) return found.status();
   if ((*found)->refusals > refusals) return (*found)->refused;
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (absl::Status valid = CheckUpToDate(**found); !valid.ok()) return valid;
   if (!*ready) {
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
                  "not every node's lanes were ready in time");
@@ -207,13 +209,14 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   absl::StatusOr<bool> attached = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
-        if (!found.ok() || !JobFailure().ok()) return true;
+        if (!found.ok() || !JobFailure().ok() || !CheckUpToDate(**found).ok()) return true;
         return !job_->reforming && (*found)->lanes_attached.size() == job_->lanes.size();
       },
       deadline, cancelled);
   if (!attached.ok()) return attached.status();
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (absl::Status valid = CheckUpToDate(**found); !valid.ok()) return valid;
   if (!*attached) {
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
                  "not every lane has mapped the trainer's memory in time");
@@ -241,6 +244,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
     if (!begun.ok()) return begun.status();
     found = Find(request.key());
     if (!found.ok()) return found.status();
+    if (absl::Status valid = CheckUpToDate(**found); !valid.ok()) return valid;
     if (!*begun) {
       return Error(
           absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",

@@ -16,11 +16,11 @@ namespace dmuond::server {
 void Daemon::TellMemberState() {
   int64_t snapshot_step = 0;
   if (job_ != nullptr && options_.nodes > 1) {
-    absl::StatusOr<std::optional<Restorable>> newest = FindResume(job_->name);
+    absl::StatusOr<int64_t> newest = FindNewestStep(job_->name);
     if (!newest.ok()) {
       log::Error("no snapshot can be told of", {{"what", newest.status()}});
-    } else if (newest->has_value()) {
-      snapshot_step = (*newest)->id.step.value();
+    } else {
+      snapshot_step = *newest;
     }
   }
   v1::MemberMessage message;

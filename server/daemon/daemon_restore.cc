@@ -21,6 +21,14 @@ absl::StatusOr<std::optional<Restorable>> Daemon::FindResume(const std::string& 
                             found.status().message(), "; docs/snapshots.md says what to do"));
 }
 
+absl::StatusOr<int64_t> Daemon::FindNewestStep(const std::string& job) {
+  if (options_.storage == nullptr) return 0;
+  mutex_.Unlock();
+  absl::StatusOr<int64_t> newest = NewestStep(*options_.storage, job);
+  mutex_.Lock();
+  return newest;
+}
+
 int64_t Daemon::LastCommitted() const {
   if (job_ == nullptr) return 0;
   if (job_->steps.has_value()) return job_->steps->last_committed().value();
@@ -42,9 +50,10 @@ std::string Daemon::TrainerStateOf(int32_t rank) const {
   return kept == saved.end() ? "" : kept->second;
 }
 
-void Daemon::TellPlanFailed(const absl::Status& why) {
+void Daemon::TellPlanFailed(const absl::Status& why, int64_t older_snapshot) {
   v1::MemberMessage message;
   v1::PlanReady& ready = *message.mutable_plan_ready();
+  ready.set_older_snapshot(older_snapshot);
   ready.set_node(options_.node);
   ready.set_epoch(epoch_);
   ready.set_error(std::string(why.message()));
@@ -67,12 +76,14 @@ void Daemon::StartRestore() {
         from.ok()
             ? RestoreHostCopies(*options_.storage, from->manifest, *inputs, groups, *plan, *host)
             : from.status();
+    const int64_t older =
+        updates.ok() ? 0 : NewestStepBefore(*options_.storage, job, step).value_or(0);
     StateLock lock(mutex_);
     if (generation != generation_ || job_ == nullptr) return;
     if (updates.ok()) return OnRestored(*from, *std::move(updates));
     log::Error("a snapshot cannot be restored",
                {{"job", job}, {"step", absl::StrCat(step.value())}, {"what", updates.status()}});
-    TellPlanFailed(WithReason(updates.status(), "SNAPSHOT_BROKEN"));
+    TellPlanFailed(WithReason(updates.status(), "SNAPSHOT_BROKEN"), older);
   });
 }
 

@@ -39,6 +39,7 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
   if (job_ == nullptr || job_->plan == nullptr) {
     HandlePlan(plan);
     if (job_->plan == nullptr) return;
+    job_->rolled_back = true;
     // Trainers that were faster: they take the places of those that went with the last daemon.
     for (auto& [id, session] : sessions_) {
       if (session.state == Session::State::kOpen) continue;
@@ -46,9 +47,13 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
     }
     return;
   }
+  job_->rolled_back = true;
   for (auto& [id, session] : sessions_) {
     if (session.state == Session::State::kAttached) {
       session.must_acknowledge = plan.restore_step();
+    } else {
+      session.outdated =
+          session.outdated || session.opened.last_committed_step() != plan.restore_step();
     }
   }
   job_->wire = plan;
@@ -105,6 +110,15 @@ absl::Status Daemon::RolledBackError(int32_t rank, int64_t to_step) {
 absl::Status Daemon::CheckNotRolledBack(const Session& session) {
   if (!session.must_acknowledge.has_value()) return absl::OkStatus();
   return RolledBackError(session.rank, *session.must_acknowledge);
+}
+
+absl::Status Daemon::CheckUpToDate(const Session& session) const {
+  if (!session.outdated && !session.must_acknowledge.has_value()) return absl::OkStatus();
+  return Error(
+      absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
+      absl::StrCat("rank ", session.rank, " opened its session at step ",
+                   session.opened.last_committed_step(), ", and job '", job_->name,
+                   "' has gone back to step ", job_->wire.restore_step(), " since: open it again"));
 }
 
 absl::StatusOr<bool> Daemon::WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
@@ -190,7 +204,11 @@ absl::StatusOr<int64_t> Daemon::GoBackTo(int64_t step, const std::string& why,
     }
   }
   absl::Status same = to.status();
-  if (to.ok() && to->has_value()) same = CheckRestorable((*to)->manifest, *inputs, groups);
+  if (to.ok() && to->has_value()) {
+    same = CheckRestorable((*to)->manifest, *inputs, groups);
+    // Nothing is given up for what cannot be read.
+    if (same.ok()) same = VerifyWhole(*options_.storage, **to);
+  }
   mutex_.Lock();
   if (!same.ok()) {
     return ReasonOf(same).empty() ? WithReason(same, "SNAPSHOT_BROKEN") : same;

@@ -462,11 +462,14 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   attach_->Close(session.attach);
   mutex_.Changed();
   if (!session.denied.ok()) return ForgetDenied(id);
-  if (!closed && job_ != nullptr && job_->steps.has_value()) {
+  const bool keeps_place =
+      job_ != nullptr && (job_->steps.has_value() || (job_->rolled_back && job_->failed.ok()));
+  if (!closed && keeps_place) {
+    const scheduler::Attempt ends =
+        job_->steps.has_value() ? job_->steps->open().attempt : scheduler::Attempt(0);
     // A replacement that dies before it has attached leaves the place as it found it.
     Vacancy& vacancy =
-        job_->vacancies.try_emplace(session.rank, Vacancy{.attempt = job_->steps->open().attempt})
-            .first->second;
+        job_->vacancies.try_emplace(session.rank, Vacancy{.attempt = ends}).first->second;
     vacancy.pid = session.pid;
     vacancy.process = session.process;
   } else if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {

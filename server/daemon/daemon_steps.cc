@@ -301,6 +301,7 @@ void Daemon::HandleOpen(const v1::OpenAttempt& open) {
       if (trainer.node.value() == options_.node) local.push_back(trainer.rank);
     }
     job_->steps.emplace(std::move(local), options_.lanes, scheduler::StepId(open.step() - 1));
+    job_->rolled_back = false;
   }
   wire::FaultPoint("daemon.open");
   job_->steps->OnOpen(FromProto(open));

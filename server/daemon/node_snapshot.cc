@@ -143,7 +143,10 @@ absl::StatusOr<uint32_t> NewestEpoch(Storage& storage) {
   return newest;
 }
 
-absl::StatusOr<std::optional<Restorable>> FindRestorable(Storage& storage, const std::string& job) {
+namespace {
+
+absl::StatusOr<std::optional<storage::SnapshotEntry>> FindNewest(Storage& storage,
+                                                                 const std::string& job) {
   absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
   if (!store.ok()) return store.status();
   std::vector<storage::SnapshotEntry> broken;
@@ -153,9 +156,46 @@ absl::StatusOr<std::optional<Restorable>> FindRestorable(Storage& storage, const
         "a broken snapshot is passed over",
         {{"job", job}, {"step", absl::StrCat(entry.id.step.value())}, {"what", entry.problem}});
   }
+  // A job that has lost its state must not begin anew as if it had never had any.
+  if (newest.ok() && !newest->has_value() && !broken.empty()) return broken.front().problem;
+  return newest;
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<Restorable>> FindRestorable(Storage& storage, const std::string& job) {
+  absl::StatusOr<std::optional<storage::SnapshotEntry>> newest = FindNewest(storage, job);
   if (!newest.ok()) return newest.status();
   if (!newest->has_value()) return std::nullopt;
   return Complete(storage, *std::move(*newest));
+}
+
+absl::StatusOr<int64_t> NewestStep(Storage& storage, const std::string& job) {
+  absl::StatusOr<std::optional<storage::SnapshotEntry>> newest = FindNewest(storage, job);
+  if (!newest.ok()) return newest.status();
+  return newest->has_value() ? (*newest)->id.step.value() : 0;
+}
+
+absl::StatusOr<int64_t> NewestStepBefore(Storage& storage, const std::string& job,
+                                         scheduler::StepId step) {
+  absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
+  if (!store.ok()) return store.status();
+  absl::StatusOr<std::vector<storage::SnapshotEntry>> entries = store->List();
+  if (!entries.ok()) return entries.status();
+  bool passed = false;
+  for (const storage::SnapshotEntry& entry : *entries) {  // newest first
+    if (passed && entry.id.step < step && entry.state == storage::SnapshotState::kDurable) {
+      return entry.id.step.value();
+    }
+    passed = passed || entry.id.step == step;
+  }
+  return 0;
+}
+
+absl::Status VerifyWhole(Storage& storage, const Restorable& snapshot) {
+  absl::StatusOr<std::unique_ptr<storage::SnapshotReader>> reader =
+      storage::SnapshotReader::Open(storage, snapshot.manifest);
+  return reader.ok() ? (*reader)->VerifyAll([](int64_t /*bytes*/) {}) : reader.status();
 }
 
 absl::StatusOr<Restorable> FindRestorable(Storage& storage, const std::string& job,

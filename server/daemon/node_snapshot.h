@@ -96,12 +96,21 @@ struct Restorable {
   storage::TrainerStates trainers;  // of all ranks
 };
 // The newest one that is whole as far as manifest and sizes tell; broken ones are passed over and
-// logged by name. DATA_LOSS for one whose trainers' states cannot be read.
+// logged by name. An error names the file: there are broken ones only, or what the trainers gave
+// cannot be read.
 absl::StatusOr<std::optional<Restorable>> FindRestorable(storage::Storage& storage,
                                                          const std::string& job);
 // The one of a step; NOT_FOUND names those that there are.
 absl::StatusOr<Restorable> FindRestorable(storage::Storage& storage, const std::string& job,
                                           scheduler::StepId step);
+
+// The step of the newest that is whole as far as manifest and sizes tell; 0: there is none.
+absl::StatusOr<int64_t> NewestStep(storage::Storage& storage, const std::string& job);
+// The same among those that are older than the one of `step`.
+absl::StatusOr<int64_t> NewestStepBefore(storage::Storage& storage, const std::string& job,
+                                         scheduler::StepId step);
+// Reads every byte. An error names file and tensor.
+absl::Status VerifyWhole(storage::Storage& storage, const Restorable& snapshot);
 
 using GroupConfigs = google::protobuf::RepeatedPtrField<v1::GroupConfig>;
 

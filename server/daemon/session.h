@@ -72,7 +72,8 @@ struct Session {
   // answer, and nothing of its memory is touched.
   std::optional<int64_t> must_acknowledge;
   std::optional<int64_t> acknowledged;  // the last such step, for one that is told again
-  scheduler::Attempt first_attempt;     // open when it had attached
+  bool outdated = false;  // the job has gone back since it was opened, and before it had attached
+  scheduler::Attempt first_attempt;  // open when it had attached
 };
 
 // A rank of this node whose trainer died: what its replacement must wait for.
@@ -149,6 +150,7 @@ struct NodeJob {
   std::map<int32_t, v1::RankGone> gone;
   uint32_t lane_epoch = 0;    // that its lanes were started for
   bool reforming = false;     // its lanes are being replaced
+  bool rolled_back = false;   // it goes back to a snapshot, and no attempt has been opened since
   bool forget_state = false;  // what lies in the lanes' memory is void: a snapshot follows
   std::set<std::pair<int32_t, int32_t>> mapping;  // (rank, lane) that new lanes still map
   // Since when the group is broken.

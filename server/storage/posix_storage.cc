@@ -98,6 +98,9 @@ class PosixReadableFile : public ReadableFile {
 
   absl::Status ReadAt(int64_t offset, std::span<std::byte> out) const override {
     while (!out.empty()) {
+      if (const int error = wire::FaultPoint("storage.read")) {
+        return Failed("read from", path_, error);
+      }
       const ssize_t n = ::pread(fd_.get(), out.data(), std::min(out.size(), kCallBytesMax), offset);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) return Failed("read from", path_, errno);

@@ -1,25 +1,19 @@
 // What a disk can do to a running job: training goes on when a snapshot fails, and a daemon that is
 // killed at any point of a snapshot leaves the old one or the new one.
-#include <sys/socket.h>
-#include <sys/un.h>
-
 #include <atomic>
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
 #include <filesystem>
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_process.h"
 #include "tests/server/system/daemon_status.h"
+#include "tests/server/system/disk_driver.h"
 #include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
@@ -30,54 +24,6 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kSteps = 8;
-
-// Answers the points of the storage (fault_point.h) in the daemons that are started while it lives.
-class DiskDriver {
- public:
-  // What is said to a process that has come to a point: "go", "fail ERRNO"; it may be killed first.
-  using Decide = std::function<std::string(pid_t pid, const std::string& point)>;
-
-  DiskDriver(const std::string& path, Decide decide)
-      : decide_(std::move(decide)), socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::snprintf(address.sun_path, sizeof(address.sun_path), "%s", path.c_str());
-    EXPECT_EQ(::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-    EXPECT_EQ(::listen(socket_.get(), 64), 0);
-    ::setenv("DMUOND_FAULT_SOCKET", path.c_str(), 1);
-    ::setenv("DMUOND_FAULT_POINTS",
-             "storage.create,storage.write,storage.fsync,storage.rename,storage.fsync_directory",
-             1);
-    thread_ = std::thread([this] { Serve(); });
-  }
-  ~DiskDriver() {
-    ::unsetenv("DMUOND_FAULT_SOCKET");
-    ::unsetenv("DMUOND_FAULT_POINTS");
-    ::shutdown(socket_.get(), SHUT_RDWR);
-    thread_.join();
-  }
-  DiskDriver(const DiskDriver&) = delete;
-  DiskDriver& operator=(const DiskDriver&) = delete;
-
- private:
-  void Serve() {
-    for (;;) {
-      const wire::UniqueFd asking(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      if (!asking.valid()) return;
-      char text[256] = {};
-      if (::recv(asking.get(), text, sizeof(text) - 1, 0) <= 0) continue;
-      int pid = 0;
-      char point[200] = {};
-      if (std::sscanf(text, "%d %199s", &pid, point) != 2) continue;
-      const std::string answer = decide_(pid, point);
-      ::send(asking.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
-    }
-  }
-
-  const Decide decide_;
-  const wire::UniqueFd socket_;
-  std::thread thread_;
-};
 
 class StorageFaultsTest : public ::testing::Test {
  protected:
