@@ -71,19 +71,6 @@ class MomentumStep {
   bool round_;
 };
 
-// Sum over a block of kThreadsOfOne, in one fixed order; valid in thread 0.
-__device__ __forceinline__ double LargeBlockSum(double x) {
-  __shared__ double warps[kThreadsOfOne / 32];
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) x += __shfl_down_sync(0xFFFFFFFF, x, d);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
-  __syncthreads();
-  double sum = 0;
-  for (const double w : warps) sum += w;
-  return sum;
-}
-
 __device__ __forceinline__ double ScaleFor(double norm, const PassParams& p) {
   if (!(norm > 0) || !isfinite(norm)) return 1;
   return exp2(fmin(fmax(rint(log2(p.root / norm)), -120.0), 120.0));
@@ -114,8 +101,8 @@ __global__ void __launch_bounds__(kThreadsOfOne) EstimateKernel(const PassParams
       }
     }
   }
-  const double sum = LargeBlockSum(squares);
-  const double count = LargeBlockSum(static_cast<double>(seen));
+  const double sum = BlockSum<kThreadsOfOne>(squares);
+  const double count = BlockSum<kThreadsOfOne>(static_cast<double>(seen));
   if (threadIdx.x != 0) return;
   const double norm = count > 0 ? sqrt(sum * (static_cast<double>(p.elements) / count)) : 0.0;
   p.buffers.scale[blockIdx.x] = static_cast<float>(ScaleFor(norm, p));
@@ -181,7 +168,7 @@ __global__ void __launch_bounds__(kThreadsOfOne) FinishNormsKernel(const PassPar
   double sum = 0;
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < p.stretches; i += kThreadsOfOne) sum += from[i];
-  const double squared = LargeBlockSum(sum);
+  const double squared = BlockSum<kThreadsOfOne>(sum);
   if (threadIdx.x != 0) return;
   const double norm = sqrt(squared);
   double divisor = norm;

@@ -91,9 +91,10 @@ __device__ __forceinline__ float Lerp(float start, float end, float weight) {
   return weight < 0.5F ? start + weight * (end - start) : end - (end - start) * (1.0F - weight);
 }
 
-// Sum over the block, in one fixed order; valid in thread 0.
+// Sum over a block of `threads`, in one fixed order; valid in thread 0.
+template <int threads = kPassThreads>
 __device__ __forceinline__ double BlockSum(double x) {
-  __shared__ double warps[kPassThreads / 32];
+  __shared__ double warps[threads / 32];
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) x += __shfl_down_sync(0xFFFFFFFF, x, d);
   __syncthreads();
