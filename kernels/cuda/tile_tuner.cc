@@ -103,14 +103,15 @@ GemmTile TileTuner::Fastest(const GemmProblem& problem, const GemmOptions& optio
   Choice choice{options.type,
                 options.layout,
                 problem.symmetric,
+                ShapeOf(problem, options.layout).same_operands,
                 (problem.c.data != nullptr ? 1 : 0) + (problem.c2.data != nullptr ? 1 : 0),
                 {problem.d.rows, problem.d.cols, depth, problem.batch},
                 TileFor(problem, options.layout),
                 0};
   for (const Choice& known : choices_) {
     if (known.type == choice.type && known.layout == choice.layout &&
-        known.symmetric == choice.symmetric && known.addends == choice.addends &&
-        known.sizes == choice.sizes) {
+        known.symmetric == choice.symmetric && known.same_operands == choice.same_operands &&
+        known.addends == choice.addends && known.sizes == choice.sizes) {
       return known.tile;
     }
   }

@@ -23,6 +23,7 @@ class TileTuner {
     GemmType type;
     GemmLayout layout;
     bool symmetric;
+    bool same_operands;  // A and B lie in the same memory: some tiles load it once
     int addends;
     std::array<int64_t, 4> sizes;  // rows, columns, depth, batch
     GemmTile tile;
