@@ -196,6 +196,9 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
   if (result == cudaSuccess) {
     result = cudaMemcpy(problems_at, device_problems.data(), problem_bytes, cudaMemcpyHostToDevice);
   }
+  // cudaMemcpy() of pageable memory returns when the data has left it, not when it has arrived, and
+  // a launch may come at once, in a stream that the default stream does not order.
+  if (result == cudaSuccess) result = cudaStreamSynchronize(cudaStreamLegacy);
   if (result != cudaSuccess) {
     *error = std::string("cannot prepare the product: ") + cudaGetErrorString(result);
     return nullptr;

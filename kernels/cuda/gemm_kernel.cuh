@@ -267,6 +267,8 @@ struct GemmKernel {
       }
       job = next;
     }
+    // The pair's last arrivals at this CTA's barriers must find it: no CTA ends before them.
+    for (int i = 0; i < Traits::kStages; ++i) next_stage();
   }
 
   // ---- Consumers: a warpgroup each ----
