@@ -285,4 +285,20 @@ v1::Decision ToProto(const scheduler::Decision& decision) {
   return out;
 }
 
+scheduler::MemberInfo FromProto(const v1::JoinRequest& join) {
+  scheduler::MemberInfo info;
+  info.node = scheduler::NodeRank(join.node());
+  info.nodes = join.nodes();
+  info.lanes = join.lanes();
+  info.version = join.version();
+  info.device_type = join.device_type();
+  info.peer_address = join.peer_address();
+  info.epoch = scheduler::GroupEpoch(join.epoch());
+  info.boot_id = join.boot_id();
+  info.job = join.job();
+  info.last_committed = scheduler::StepId(join.last_committed_step());
+  info.lane_memory_bytes = join.lane_memory_bytes();
+  return info;
+}
+
 }  // namespace dmuond::server

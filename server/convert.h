@@ -20,6 +20,7 @@
 #include "kernels/ops.h"
 #include "scheduler/cost_model.h"
 #include "scheduler/layout.h"
+#include "scheduler/membership.h"
 #include "scheduler/plan.h"
 #include "scheduler/routing.h"
 #include "scheduler/step.h"
@@ -82,6 +83,9 @@ namespace dmuond::server {
 [[nodiscard]] v1::Go ToProto(const scheduler::Go& go);
 
 [[nodiscard]] scheduler::UnitNorm FromProto(const v1::UnitNorm& norm);
+
+// What a member says of itself; whether it may join, MembershipMachine says.
+[[nodiscard]] scheduler::MemberInfo FromProto(const v1::JoinRequest& join);
 [[nodiscard]] v1::UnitNorm ToProto(const scheduler::UnitNorm& norm);
 
 [[nodiscard]] absl::StatusOr<scheduler::Outcome> FromProto(const v1::Outcome& outcome);

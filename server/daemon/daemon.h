@@ -205,6 +205,10 @@ class Daemon {
   void MapAgain() DMUOND_REQUIRES(mutex_);
   void TellPlanReady() DMUOND_REQUIRES(mutex_);
   void TellRanksAgain() DMUOND_REQUIRES(mutex_);
+  // What the coordinator is told of a session, and of one whose memory every lane has mapped.
+  [[nodiscard]] v1::MemberMessage NewsOfSession(const Session& session) const
+      DMUOND_REQUIRES(mutex_);
+  [[nodiscard]] static v1::MemberMessage NewsOfAttached(const Session& session);
   void EndBrokenJob() DMUOND_REQUIRES(mutex_);
   // The job cannot go on, and the coordinator knows it no longer.
   void Abandon(absl::Status status) DMUOND_REQUIRES(mutex_);

@@ -233,12 +233,9 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
     republish.mutable_republish()->add_ranks(session->rank);
     ToLanes(republish);
   }
-  v1::MemberMessage told;
-  told.mutable_rank_attached()->set_rank(session->rank);
-  told.mutable_rank_attached()->set_incarnation(session->incarnation);
   // A job from a snapshot begins when every rank is attached, with the snapshot's weights.
   const bool begins = !job_->has_state && job_->wire.restore_step() > 0;
-  Tell(std::move(told));
+  Tell(NewsOfAttached(*session));
   if (begins) {
     absl::StatusOr<bool> begun = WaitUntilRestarted(request.key(), deadline, cancelled);
     if (!begun.ok()) return begun.status();

@@ -98,7 +98,6 @@ void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
 // answered by its successor.
 void Daemon::GiveUpLanes() {
   ++generation_;
-  job_->snapshots.Abandon("its lanes are replaced");
   job_->snapshots.Abandon("the lanes are replaced");
   for (LaneState& lane : job_->lanes) {
     if (lane.process != nullptr) {
@@ -199,18 +198,10 @@ void Daemon::TellRanksAgain() {
   }
   std::vector<v1::MemberMessage> messages;
   for (const auto& [id, session] : sessions_) {
-    v1::RankSession& told = *messages.emplace_back().mutable_rank_session();
-    told.set_rank(session.rank);
-    told.set_node(options_.node);
-    told.set_job(job_->name);
-    told.set_world_size(job_->world_size);
-    told.set_incarnation(session.incarnation);
-    told.set_restore_step(RestoreStep());
-    if (session.state != Session::State::kAttached || session.must_acknowledge.has_value())
-      continue;
-    v1::RankAttached& attached = *messages.emplace_back().mutable_rank_attached();
-    attached.set_rank(session.rank);
-    attached.set_incarnation(session.incarnation);
+    messages.push_back(NewsOfSession(session));
+    if (session.state == Session::State::kAttached && !session.must_acknowledge.has_value()) {
+      messages.push_back(NewsOfAttached(session));
+    }
   }
   for (v1::MemberMessage& message : messages) Tell(std::move(message));
 }

@@ -147,12 +147,7 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
   if (session.must_acknowledge.has_value()) {
     if (*session.must_acknowledge != request.to_step()) return CheckNotRolledBack(session);
     session.acknowledged = std::exchange(session.must_acknowledge, std::nullopt);
-    if (!job_->reforming) {
-      v1::MemberMessage message;
-      message.mutable_rank_attached()->set_rank(session.rank);
-      message.mutable_rank_attached()->set_incarnation(session.incarnation);
-      Tell(std::move(message));
-    }
+    if (!job_->reforming) Tell(NewsOfAttached(session));
   } else if (session.acknowledged != request.to_step()) {
     return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
                  absl::StrCat("rank ", session.rank, " acknowledges step ", request.to_step(),

@@ -260,15 +260,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
       request.home_lane() >= 0 ? request.home_lane() : request.rank() % options_.lanes;
   session.poison = request.poison_parameters();
 
-  v1::MemberMessage message;
-  v1::RankSession& told = *message.mutable_rank_session();
-  told.set_rank(session.rank);
-  told.set_node(options_.node);
-  told.set_job(job_->name);
-  told.set_world_size(job_->world_size);
-  told.set_incarnation(session.incarnation);
-  told.set_restore_step(RestoreStep());
-  Tell(std::move(message));
+  Tell(NewsOfSession(session));
   // A coordinator in this process has answered already; another one answers RegisterLayout.
   if (!session.denied.ok()) {
     const absl::Status denied = session.denied;
@@ -295,6 +287,25 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
                                {"pid", absl::StrCat(peer.pid)},
                                {"client", request.client()}});
   return reply;
+}
+
+v1::MemberMessage Daemon::NewsOfSession(const Session& session) const {
+  v1::MemberMessage message;
+  v1::RankSession& told = *message.mutable_rank_session();
+  told.set_rank(session.rank);
+  told.set_node(options_.node);
+  told.set_job(job_->name);
+  told.set_world_size(job_->world_size);
+  told.set_incarnation(session.incarnation);
+  told.set_restore_step(RestoreStep());
+  return message;
+}
+
+v1::MemberMessage Daemon::NewsOfAttached(const Session& session) {
+  v1::MemberMessage message;
+  message.mutable_rank_attached()->set_rank(session.rank);
+  message.mutable_rank_attached()->set_incarnation(session.incarnation);
+  return message;
 }
 
 absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(

@@ -18,6 +18,7 @@
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "kernels/mutex.h"
 #include "scheduler/membership.h"
+#include "server/convert.h"
 #include "server/daemon/directory_proof.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
@@ -193,7 +194,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       return ToGrpc(Error(absl::StatusCode::kFailedPrecondition, "NOT_THE_COORDINATOR",
                           absl::StrCat("this is node ", options_.node, "; node 0 coordinates")));
     }
-    const scheduler::MemberInfo info = InfoFrom(message.join());
+    const scheduler::MemberInfo info = FromProto(message.join());
     const int32_t node = info.node.value();
     const absl::Status sees =
         ProveDirectory(options_.snapshots, message.join(),
@@ -327,21 +328,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     info.epoch = scheduler::GroupEpoch(options_.epoch);
     info.boot_id = boot_id_;
     info.lane_memory_bytes = options_.lane_memory_bytes;
-    return info;
-  }
-  static scheduler::MemberInfo InfoFrom(const v1::JoinRequest& join) {
-    scheduler::MemberInfo info;
-    info.node = scheduler::NodeRank(join.node());
-    info.nodes = join.nodes();
-    info.lanes = join.lanes();
-    info.version = join.version();
-    info.device_type = join.device_type();
-    info.peer_address = join.peer_address();
-    info.epoch = scheduler::GroupEpoch(join.epoch());
-    info.boot_id = join.boot_id();
-    info.job = join.job();
-    info.last_committed = scheduler::StepId(join.last_committed_step());
-    info.lane_memory_bytes = join.lane_memory_bytes();
     return info;
   }
   v1::JoinRequest JoinRequest() const {

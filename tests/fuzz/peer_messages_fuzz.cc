@@ -9,6 +9,7 @@
 
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/membership.h"
+#include "server/convert.h"
 #include "server/daemon/coordinator.h"
 #include "server/daemon/log.h"
 
@@ -16,20 +17,6 @@ namespace dmuond::server {
 namespace {
 
 constexpr int32_t kNodes = 2;
-
-scheduler::MemberInfo InfoFrom(const v1::JoinRequest& join) {
-  scheduler::MemberInfo info;
-  info.node = scheduler::NodeRank(join.node());
-  info.nodes = join.nodes();
-  info.lanes = join.lanes();
-  info.version = join.version();
-  info.device_type = join.device_type();
-  info.peer_address = join.peer_address();
-  info.epoch = scheduler::GroupEpoch(join.epoch());
-  info.boot_id = join.boot_id();
-  info.lane_memory_bytes = join.lane_memory_bytes();
-  return info;
-}
 
 void Run(const std::string& input) {
   scheduler::TimePoint now;
@@ -45,7 +32,7 @@ void Run(const std::string& input) {
     v1::MemberMessage message;
     if (message.ParseFromString(input.substr(at + 3, length))) {
       if (message.has_join()) {
-        (void)group.OnJoin(now, InfoFrom(message.join()));
+        (void)group.OnJoin(now, FromProto(message.join()));
         if (group.broken()) group.StartOver();
       }
       (void)coordinator.OnMessage(now, node, message);

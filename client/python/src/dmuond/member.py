@@ -6,6 +6,7 @@ gone and a successor takes over.
 
 from __future__ import annotations
 
+import abc
 import atexit
 import functools
 import logging
@@ -47,7 +48,7 @@ class Registered:
     imbalance: float
 
 
-class Member:
+class Member(abc.ABC):
     """See Session for the attributes. Not for several threads."""
 
     def __init__(self, path: str, identity: Identity, reconnect_for_s: float) -> None:
@@ -88,9 +89,9 @@ class Member:
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Leaves the job."""
-        raise NotImplementedError
 
     @property
     def lost(self) -> bool:
