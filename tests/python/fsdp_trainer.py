@@ -64,6 +64,21 @@ def clipping_late(model, optimizer, step, rank):
     optimizer.step()
 
 
+def signalling_early(model, optimizer, step, rank):
+    loss_of(model, step, rank).backward()
+    assert optimizer.session.is_signalled(0) == (step >= 2)
+    optimizer.step()
+
+
+def clipping_what_was_signalled(model, optimizer, step, rank):
+    """The first withdrawn attempt ends early signals."""
+    loss_of(model, step, rank).backward()
+    assert optimizer.session.is_signalled(0) == (2 <= step <= 3)
+    if step >= 3:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
 def two_backwards(model, optimizer, step, rank):
     loss_of(model, step, rank).backward()
     loss_of(model, step + 50, rank).backward()
@@ -109,7 +124,11 @@ def train(rank, world, folder, loop, model_options=None, **options):
 
 
 def train_clipped(rank, world, folder):
-    return train(rank, world, folder, plain, max_grad_norm=0.1)
+    return train(rank, world, folder, signalling_early, max_grad_norm=0.1)
+
+
+def train_signalling_early(rank, world, folder, loop):
+    return train(rank, world, folder, loop, early_buckets=True)
 
 
 def scaled(rank, world, folder):

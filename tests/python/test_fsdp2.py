@@ -85,6 +85,17 @@ def test_max_grad_norm_equals_clipping_by_torch(sharded):
     assert_trained(results, train_torch(2, loop=clip))
 
 
+def test_early_signals_on_request(sharded):
+    results = sharded(fsdp_trainer.train_signalling_early, 2, fsdp_trainer.signalling_early)
+    assert_trained(results, train_torch(2))
+
+
+def test_what_was_signalled_and_clipped_without_a_trace_is_withdrawn(sharded):
+    loop = fsdp_trainer.clipping_what_was_signalled
+    results = sharded(fsdp_trainer.train_signalling_early, 2, loop)
+    assert_trained(results, train_torch(2, loop=clip_late))
+
+
 def test_replicas_of_shards(sharded):
     """HSDP: a mesh of two replicas of two shards."""
     options = {"mesh_shape": (2, 2)}

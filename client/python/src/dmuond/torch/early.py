@@ -4,6 +4,10 @@ A gradient that changes after its last hook (clipping by hand, a second backward
 collected before the change. So buckets are signalled early only after two steps in which no
 gradient did, and a change seen afterwards withdraws the attempt and ends early signalling for the
 session.
+
+FSDP2's gradients can be changed without a trace (torch's clipping does), so that only a look at
+all their bytes finds out: they are signalled early where the caller asks for it, or has the daemon
+clip.
 """
 
 from __future__ import annotations
@@ -20,11 +24,18 @@ _QUIET_STEPS = 2
 
 class EarlySignals:
     def __init__(
-        self, slots: Iterable[Slot], signal: Callable[[int], None], *, allowed: bool
+        self,
+        slots: Iterable[Slot],
+        signal: Callable[[int], None],
+        *,
+        allowed: bool,
+        sharded: bool,
     ) -> None:
+        """sharded: buckets with shards of FSDP2, too."""
         self._slots = list(slots)
         self._signal = signal
         self._allowed = allowed
+        self._sharded = sharded
         self._held = 0  # depth of no_sync
         self.begin()
 
@@ -43,13 +54,21 @@ class EarlySignals:
         self._members: dict[int, list[int]] = {}
         for position, slot in enumerate(self._slots):
             self._members.setdefault(slot.bucket, []).append(position)
-        # FSDP's gradients can be changed without a trace.
-        self._never = {s.bucket for s in self._slots if isinstance(s, ShardedSlot)}
+        shards = () if self._sharded else self._slots
+        self._never = {slot.bucket for slot in shards if isinstance(slot, ShardedSlot)}
         self._position = {slot.index: position for position, slot in enumerate(self._slots)}
 
     @property
     def active(self) -> bool:
         return self._on
+
+    def watches(self, slot: Slot) -> bool:
+        """Whether on_gradient() is to hear of this slot."""
+        return (self._on or self._observing) and slot.bucket not in self._never
+
+    def has_signalled(self, slot: Slot) -> bool:
+        """Whether the slot's bucket was signalled in this step's backward pass."""
+        return slot.bucket in self._signalled
 
     def hold(self) -> None:
         self._held += 1
@@ -94,7 +113,7 @@ class EarlySignals:
         slot = self._slots[position]
         if slot.parameter.grad is None:
             return self._calls[position] == 0
-        return slot.gradient_in_place() and slot.gradient._version == self._versions[position]
+        return slot.gradient_unchanged(self._versions[position])
 
     def _observe(self, gradients_changed: bool) -> None:
         agreed = self._observed == 0 or self._calls == self._expected

@@ -47,8 +47,8 @@ class Muon(torch.optim.Optimizer):
         -> "muon" | "adamw" | "trainer" | (route, reason) | None, or a list of (pattern, route).
     views: pattern -> RowBlocks, Heads, Experts, "qkv", "heads:N" or "experts".
     reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
-    early_buckets: signal gradients during the backward pass: None when it has shown to be safe,
-        False never.
+    early_buckets: signal gradients during the backward pass: None when it has shown to be safe (of
+        FSDP2's shards, only with max_grad_norm), True of FSDP2's shards too, False never.
     overlap_forward: step() returns when the step is decided, and each module waits for its own
         weights before its forward pass. For models that run module by module: weights that are
         read in other ways need wait() first.
@@ -149,7 +149,10 @@ class Muon(torch.optim.Optimizer):
             self._session.__exit__(*sys.exc_info())
             raise
         self._early = EarlySignals(
-            self._slots, self._session.signal, allowed=early_buckets is not False
+            self._slots,
+            self._session.signal,
+            allowed=early_buckets is not False,
+            sharded=bool(early_buckets or max_grad_norm),
         )
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
@@ -242,7 +245,12 @@ class Muon(torch.optim.Optimizer):
         self._check_weights()
         scale = scaler.read(grad_scaler, self)
         withdraw = self._early.before_step(scale.unscaled)
-        absent = [slot.index for slot in self._slots if not slot.adopt_gradient()]
+        # What was signalled lies in the arena, unchanged; lanes may be reading it.
+        absent = [
+            slot.index
+            for slot in self._slots
+            if (withdraw or not self._early.has_signalled(slot)) and not slot.adopt_gradient()
+        ]
         outcome = self._session.step(
             self._scalars(scale.loss_scale),
             absent=absent,
@@ -409,7 +417,7 @@ class Muon(torch.optim.Optimizer):
         for slot in self._slots:
             if slot.named.module is not None:
                 self._modules_with.setdefault(slot.named.module, []).append(slot.name)
-            if not isinstance(slot, ShardedSlot):
+            if not isinstance(slot, ShardedSlot) or self._early.watches(slot):
                 hook = _gradient_hook(reference, slot)
                 self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
         for module in (module for model in self._models for module in model.modules()):
@@ -434,6 +442,8 @@ class Muon(torch.optim.Optimizer):
         self._trainer_state = self._session.trainer_state
 
     def _on_gradient(self, slot: Slot) -> None:
+        if isinstance(slot, ShardedSlot) and not self._early.watches(slot):
+            return  # step() copies it
         with torch.no_grad():
             slot.adopt_gradient()
         self._early.on_gradient(slot)

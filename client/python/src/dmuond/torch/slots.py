@@ -134,6 +134,10 @@ class Slot:
             and self.gradient.data_ptr() == self._gradient_bytes.data_ptr()
         )
 
+    def gradient_unchanged(self, version: int) -> bool:
+        """Whether p.grad is what lies in the arena, as far as can be seen. `version` of then."""
+        return self.gradient_in_place() and self.gradient._version == version
+
     def gradient_as_bytes(self) -> np.ndarray:
         """The gradient's bytes in the arena."""
         flat = torch.empty(0, dtype=torch.uint8)
@@ -183,6 +187,11 @@ class ShardedSlot(Slot):
             return False
         self._copy_in(given.detach().to_local())
         return True
+
+    def gradient_unchanged(self, version: int) -> bool:
+        """By its bytes: neither its version nor the local tensor's tells."""
+        local = self.parameter.grad.detach().to_local()
+        return same_bytes(local.to(self.grad_dtype), self._gradient_bytes)
 
 
 def slot_bytes(holding: Holding, dtype: torch.dtype) -> int:
