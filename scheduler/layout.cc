@@ -1,6 +1,7 @@
 #include "scheduler/layout.h"
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
 
@@ -42,17 +43,20 @@ int64_t SizeOf(ElementType type) { return type == ElementType::kF32 ? 4 : 2; }
 
 absl::Status SliceEnd(const Slice& slice, const Box& box, ElementType type, int64_t& end_bytes) {
   const auto overflow = [&] {
-    return absl::InvalidArgumentError(absl::StrCat("slice at byte ", slice.offset_bytes, " of box ",
-                                                   ToString(box), " overflows 63 bits"));
+    return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                 Say("slice at byte ", Named("offset_bytes", slice.offset_bytes), " of box ",
+                     Named("box", ToString(box)), " overflows 63 bits"));
   };
   if (slice.offset_bytes < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slice of box ", ToString(box), " at negative offset ", slice.offset_bytes));
+    return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                 Say("slice of box ", Named("box", ToString(box)), " at negative offset ",
+                     Named("offset_bytes", slice.offset_bytes)));
   }
   if (slice.strides.size() != box.begin.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("slice of box ", ToString(box), " has ",
-                                                   slice.strides.size(), " strides for ",
-                                                   box.begin.size(), " dimensions"));
+    return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                 Say("slice of box ", Named("box", ToString(box)), " has ",
+                     Named("strides", slice.strides.size()), " strides for ",
+                     Named("dimensions", box.begin.size()), " dimensions"));
   }
   end_bytes = slice.offset_bytes;
   if (Empty(box)) return absl::OkStatus();
@@ -60,8 +64,9 @@ absl::Status SliceEnd(const Slice& slice, const Box& box, ElementType type, int6
   for (size_t d = 0; d < box.begin.size(); ++d) {
     int64_t step = 0;
     if (slice.strides[d] < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("slice of box ", ToString(box), " has negative stride ", slice.strides[d]));
+      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                   Say("slice of box ", Named("box", ToString(box)), " has negative stride ",
+                       Named("stride", slice.strides[d])));
     }
     if (__builtin_mul_overflow(box.end[d] - box.begin[d] - 1, slice.strides[d], &step) ||
         __builtin_add_overflow(last, step, &last)) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
 namespace {
@@ -33,12 +34,13 @@ int64_t LeadingElements(const Extents& shape) {
 
 absl::Status ValidateView(const Parameter& parameter) {
   const auto refuse = [&](auto&&... words) {
-    return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.name, "' of shape ",
-                                                   ShapeToString(parameter.shape), ": ", words...));
+    return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                 Say("parameter '", Named("parameter", parameter.name), "' of shape ",
+                     Named("shape", ShapeToString(parameter.shape)), ": ", words...));
   };
   if (parameter.shape.size() < 2) {
-    return refuse("route muon needs matrices, and this has ", parameter.shape.size(),
-                  " dimension(s); route it to adamw");
+    return refuse("route muon needs matrices, and this has ",
+                  Named("dimensions", parameter.shape.size()), " dimension(s); route it to adamw");
   }
   const int64_t rows = parameter.shape[parameter.shape.size() - 2];
   switch (parameter.view.kind) {
@@ -47,26 +49,29 @@ absl::Status ValidateView(const Parameter& parameter) {
     case MatrixView::Kind::kRowBlocks: {
       int64_t sum = 0;
       for (int64_t block : parameter.view.row_blocks) {
-        if (block <= 0) return refuse("a row block of ", block, " rows");
+        if (block <= 0) return refuse("a row block of ", Named("block_rows", block), " rows");
         if (block > rows - sum) {
-          return refuse("row blocks (", absl::StrJoin(parameter.view.row_blocks, ", "),
-                        ") have more rows than its ", rows);
+          return refuse("row blocks (",
+                        Named("row_blocks", absl::StrJoin(parameter.view.row_blocks, ", ")),
+                        ") have more rows than its ", Named("rows", rows));
         }
         sum += block;
       }
       if (sum != rows) {
-        return refuse("row blocks (", absl::StrJoin(parameter.view.row_blocks, ", "), ") have ",
-                      sum, " rows of its ", rows);
+        return refuse("row blocks (",
+                      Named("row_blocks", absl::StrJoin(parameter.view.row_blocks, ", ")),
+                      ") have ", sum, " rows of its ", Named("rows", rows));
       }
       return absl::OkStatus();
     }
     case MatrixView::Kind::kHeads:
       if (parameter.view.heads <= 0 || rows % parameter.view.heads != 0) {
-        return refuse(parameter.view.heads, " heads do not divide its ", rows, " rows");
+        return refuse(Named("heads", parameter.view.heads), " heads do not divide its ",
+                      Named("rows", rows), " rows");
       }
       return absl::OkStatus();
   }
-  return refuse("unknown matrix view ", static_cast<int>(parameter.view.kind));
+  return refuse("unknown matrix view ", Named("view", static_cast<int>(parameter.view.kind)));
 }
 
 std::vector<Box> MatricesOf(const Parameter& parameter) {

@@ -17,9 +17,10 @@ template <typename Value>
 absl::Status Differs(const char* reason, const char* what, const MemberInfo& a, const Value& in_a,
                      const MemberInfo& b, const Value& in_b) {
   if (in_a == in_b) return absl::OkStatus();
-  return WithReason(absl::FailedPreconditionError(absl::StrCat(NameOf(a), " has ", what, " ", in_a,
-                                                               ", ", NameOf(b), " has ", in_b)),
-                    reason);
+  return Error(
+      absl::StatusCode::kFailedPrecondition, reason,
+      Say(Named("node", NameOf(a)), " has ", Named("field", what), " ", Named("value", in_a), ", ",
+          Named("other_node", NameOf(b)), " has ", Named("other_value", in_b)));
 }
 
 }  // namespace
@@ -44,9 +45,9 @@ absl::Status MembershipMachine::Check(const MemberInfo& info) const {
                    info.lane_memory_bytes, self_, self_.lane_memory_bytes);
   if (!status.ok()) return status;
   if (info.node.value() < 0 || info.node.value() >= nodes_) {
-    return WithReason(absl::InvalidArgumentError(
-                          absl::StrCat(NameOf(info), " joins a group of nodes 0 to ", nodes_ - 1)),
-                      "RANK_OUT_OF_RANGE");
+    return Error(absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
+                 Say(Named("node", NameOf(info)), " joins a group of nodes 0 to ",
+                     Named("last_node", nodes_ - 1)));
   }
   return absl::OkStatus();
 }
@@ -59,9 +60,8 @@ absl::StatusOr<std::vector<MembershipAction>> MembershipMachine::OnJoin(TimePoin
                                                                         const MemberInfo& info) {
   if (absl::Status status = Check(info); !status.ok()) return status;
   if (broken()) {
-    return WithReason(absl::UnavailableError(absl::StrCat("group epoch ", epoch_.value(),
-                                                          " is broken: ", why_broken_)),
-                      "PEER_LOST");
+    return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+                 Say("group epoch ", Named("epoch", epoch_.value()), " is broken: ", why_broken_));
   }
   const auto holder = others_.find(info.node);
   const bool held = info.node == self_.node || holder != others_.end();
@@ -69,11 +69,12 @@ absl::StatusOr<std::vector<MembershipAction>> MembershipMachine::OnJoin(TimePoin
     const MemberInfo& first = InfoOf(info.node);
     const bool lives = info.node == self_.node || !holder->second.watch.Lost(now, options_);
     if (info.node == self_.node || (lives && first.boot_id != info.boot_id)) {
-      return WithReason(absl::AlreadyExistsError(absl::StrCat(
-                            "node ", info.node.value(), " is held by the process with boot id ",
-                            first.boot_id, " at ", first.peer_address, ", boot id ", info.boot_id,
-                            " at ", info.peer_address, " cannot have it too")),
-                        "RANK_TWICE");
+      return Error(
+          absl::StatusCode::kAlreadyExists, "RANK_TWICE",
+          Say("node ", Named("node", info.node.value()), " is held by the process with boot id ",
+              Named("boot_id", first.boot_id), " at ", Named("address", first.peer_address),
+              ", boot id ", Named("other_boot_id", info.boot_id), " at ",
+              Named("other_address", info.peer_address), " cannot have it too"));
     }
     if (formed()) {
       return Lose(info.node, absl::StrCat(NameOf(info), " lost its stream and joined again"));

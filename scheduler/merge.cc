@@ -60,11 +60,11 @@ absl::Status CheckWorld(const std::vector<const Registration*>& sorted, int32_t 
 absl::Status CheckSame(const Parameter& a, TrainerRank rank_a, const Parameter& b,
                        TrainerRank rank_b) {
   const auto differ = [&](const char* what, const auto& value_a, const auto& value_b) {
-    return WithReason(
-        absl::InvalidArgumentError(absl::StrCat(
-            "parameter '", a.name, "': trainers ", rank_a.value(), " and ", rank_b.value(),
-            " register different ", what, ": ", value_a, " and ", value_b)),
-        "LAYOUT_DIFFERS");
+    return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_DIFFERS",
+                 Say("parameter '", Named("parameter", a.name), "': trainers ",
+                     Named("rank", rank_a.value()), " and ", Named("other_rank", rank_b.value()),
+                     " register different ", Named("field", what), ": ", Named("value", value_a),
+                     " and ", Named("other_value", value_b)));
   };
   if (a.shape != b.shape) {
     return differ("shapes", ShapeToString(a.shape), ShapeToString(b.shape));
@@ -139,11 +139,13 @@ class Merger {
       const Fragment& first = layout_.fragments[begin];
       const Fragment& fragment = layout_.fragments[f];
       if (fragment.contribution != first.contribution) {
-        return WithReason(absl::InvalidArgumentError(absl::StrCat(
-                              "parameter '", parameter.name, "': trainers ", first.rank.value(),
-                              " and ", fragment.rank.value(), " register different contributions: ",
-                              Name(first.contribution), " and ", Name(fragment.contribution))),
-                          "LAYOUT_DIFFERS");
+        return Error(
+            absl::StatusCode::kInvalidArgument, "LAYOUT_DIFFERS",
+            Say("parameter '", Named("parameter", parameter.name), "': trainers ",
+                Named("rank", first.rank.value()), " and ",
+                Named("other_rank", fragment.rank.value()),
+                " register different contributions: ", Named("value", Name(first.contribution)),
+                " and ", Named("other_value", Name(fragment.contribution))));
       }
       holdings.push_back({fragment.box, static_cast<int32_t>(f)});
     }
@@ -155,9 +157,10 @@ class Merger {
     }
     for (const ArrangedCell& cell : *cells) {
       if (!cell.held.empty()) continue;
-      return absl::InvalidArgumentError(absl::StrCat("parameter '", parameter.name, "' of shape ",
-                                                     ShapeToString(parameter.shape),
-                                                     ": no trainer holds ", ToString(cell.box)));
+      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                   Say("parameter '", Named("parameter", parameter.name), "' of shape ",
+                       Named("shape", ShapeToString(parameter.shape)), ": no trainer holds ",
+                       Named("hole", ToString(cell.box))));
     }
     return absl::OkStatus();
   }

@@ -18,6 +18,7 @@
 #include "scheduler/matrix_view.h"
 #include "scheduler/pieces.h"
 #include "scheduler/placement.h"
+#include "scheduler/reason.h"
 #include "scheduler/replicated.h"
 #include "scheduler/state_slots.h"
 #include "scheduler/unit_cells.h"
@@ -320,9 +321,10 @@ absl::StatusOr<Plan> MakePlan(const PlanInputs& inputs) {
     const auto fullest =
         std::max_element(plan->lane_memory_bytes.begin(), plan->lane_memory_bytes.end());
     if (*fullest <= limit) return plan;
-    refusal = absl::ResourceExhaustedError(
-        absl::StrCat("lane ", fullest - plan->lane_memory_bytes.begin(), " would need ", *fullest,
-                     " bytes of its memory limit of ", limit));
+    refusal = Error(absl::StatusCode::kResourceExhausted, "MEMORY_EXHAUSTED",
+                    Say("lane ", Named("lane", fullest - plan->lane_memory_bytes.begin()),
+                        " would need ", Named("wanted_bytes", *fullest),
+                        " bytes of its memory limit of ", Named("limit_bytes", limit)));
     available -= *fullest - limit;
   }
   return refusal;

@@ -1,30 +1,78 @@
-// The stable reason of an error, for programs: what google.rpc.ErrorInfo.reason will say. Travels
-// as a payload of absl::Status, which gRPC knows nothing of. docs/errors.md lists the reasons.
+// What an error tells programs: a stable reason and the names and values of its message, which
+// google.rpc.ErrorInfo will carry. They travel as payloads of absl::Status, which gRPC knows
+// nothing of. docs/errors.md lists the reasons.
 //
-//   return WithReason(absl::FailedPreconditionError("…"), "STEP_OUT_OF_ORDER");
+//   return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
+//                Say("rank ", Named("rank", rank), " is at step ", Named("step", step), …));
+//
+// Threads: any.
 #ifndef DMUOND_SCHEDULER_REASON_H_
 #define DMUOND_SCHEDULER_REASON_H_
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
 namespace dmuond::scheduler {
 
-inline constexpr const char* kReasonUrl = "dmuond/reason";
+// Names and values, in the order of the message.
+using Metadata = std::vector<std::pair<std::string, std::string>>;
 
-// REQUIRES: !status.ok() (a status that is OK keeps no payload).
-[[nodiscard]] inline absl::Status WithReason(absl::Status status, absl::string_view reason) {
-  status.SetPayload(kReasonUrl, absl::Cord(reason));
-  return status;
+struct Message {
+  std::string text;
+  Metadata metadata;
+};
+
+// A part of a message that has a name for programs, lower_snake_case.
+struct NamedPart {
+  const char* name;
+  std::string value;
+};
+template <typename Value>
+[[nodiscard]] NamedPart Named(const char* name, const Value& value) {
+  return {name, absl::StrCat(value)};
 }
 
+inline void AppendPart(Message& message, const NamedPart& part) {
+  message.text += part.value;
+  message.metadata.emplace_back(part.name, part.value);
+}
+inline void AppendPart(Message& message, const absl::AlphaNum& part) {
+  absl::StrAppend(&message.text, part);
+}
+
+inline void AppendPart(Message& message, const Message& part) {
+  message.text += part.text;
+  message.metadata.insert(message.metadata.end(), part.metadata.begin(), part.metadata.end());
+}
+
+// What absl::StrCat makes of the parts, and the named ones.
+template <typename... Parts>
+[[nodiscard]] Message Say(const Parts&... parts) {
+  Message message;
+  (AppendPart(message, parts), ...);
+  return message;
+}
+
+// REQUIRES: code is not OK.
+[[nodiscard]] absl::Status Error(absl::StatusCode code, absl::string_view reason,
+                                 const Message& message);
+
+// REQUIRES: !status.ok() (a status that is OK keeps no payload).
+[[nodiscard]] absl::Status WithReason(absl::Status status, absl::string_view reason);
+[[nodiscard]] absl::Status WithMetadata(absl::Status status, const Metadata& metadata);
+
 // Empty where there is none.
-[[nodiscard]] inline std::string ReasonOf(const absl::Status& status) {
-  const auto payload = status.GetPayload(kReasonUrl);
-  return payload.has_value() ? std::string(*payload) : std::string();
+[[nodiscard]] std::string ReasonOf(const absl::Status& status);
+[[nodiscard]] Metadata MetadataOf(const absl::Status& status);
+
+// As a part of another message.
+[[nodiscard]] inline Message MessageOf(const absl::Status& status) {
+  return {std::string(status.message()), MetadataOf(status)};
 }
 
 }  // namespace dmuond::scheduler

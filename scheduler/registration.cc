@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/str_cat.h"
 #include "scheduler/fragment_algebra.h"
 #include "scheduler/layout.h"
 #include "scheduler/matrix_view.h"
+#include "scheduler/reason.h"
 #include "scheduler/unit.h"
 
 namespace dmuond::scheduler {
@@ -18,28 +18,31 @@ namespace {
 
 template <typename... Words>
 absl::Status Refuse(const Registration& registration, const Words&... words) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("trainer ", registration.rank.value(), ": ", words...));
+  return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+               Say("trainer ", Named("rank", registration.rank.value()), ": ", words...));
 }
 
 absl::Status ValidateShape(const Registration& registration, const Parameter& parameter) {
   if (parameter.shape.size() > kDimsMax) {
-    return Refuse(registration, "parameter '", parameter.name, "' has ", parameter.shape.size(),
-                  " dimensions; at most ", kDimsMax, " are allowed");
+    return Refuse(registration, "parameter '", Named("parameter", parameter.name), "' has ",
+                  Named("dimensions", parameter.shape.size()), " dimensions; at most ", kDimsMax,
+                  " are allowed");
   }
   int64_t elements = 1;
   for (int64_t extent : parameter.shape) {
     if (extent < 0) {
-      return Refuse(registration, "parameter '", parameter.name, "' has the negative extent ",
-                    extent);
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name),
+                    "' has the negative extent ", Named("extent", extent));
     }
     if (extent == 0 && parameter.route != Route::kTrainer) {
-      return Refuse(registration, "parameter '", parameter.name, "' of shape ",
-                    ShapeToString(parameter.shape), " has no elements; route it to trainer");
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name), "' of shape ",
+                    Named("shape", ShapeToString(parameter.shape)),
+                    " has no elements; route it to trainer");
     }
     if (extent > 0 && elements > kElementsMax / extent) {
-      return Refuse(registration, "parameter '", parameter.name, "' of shape ",
-                    ShapeToString(parameter.shape), " has more than ", kElementsMax, " elements");
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name), "' of shape ",
+                    Named("shape", ShapeToString(parameter.shape)), " has more than ", kElementsMax,
+                    " elements");
     }
     elements *= std::max<int64_t>(extent, 1);
   }
@@ -53,32 +56,33 @@ bool Known(ElementType type) {
 absl::Status ValidateParameter(const Registration& registration, const Parameter& parameter) {
   if (parameter.name.empty()) return Refuse(registration, "a parameter without a name");
   if (static_cast<int64_t>(parameter.name.size()) > kNameBytesMax) {
-    return Refuse(registration, "a parameter name of ", parameter.name.size(), " bytes; at most ",
-                  kNameBytesMax, " are allowed");
+    return Refuse(registration, "a parameter name of ", Named("bytes", parameter.name.size()),
+                  " bytes; at most ", kNameBytesMax, " are allowed");
   }
   if (parameter.route != Route::kMuon && parameter.route != Route::kAdamW &&
       parameter.route != Route::kTrainer) {
-    return Refuse(registration, "parameter '", parameter.name, "' has the unknown route ",
-                  static_cast<int>(parameter.route));
+    return Refuse(registration, "parameter '", Named("parameter", parameter.name),
+                  "' has the unknown route ", Named("route", static_cast<int>(parameter.route)));
   }
   if (absl::Status status = ValidateShape(registration, parameter); !status.ok()) return status;
   if (parameter.route == Route::kTrainer) return absl::OkStatus();
   for (ElementType type : {parameter.weight_type, parameter.gradient_type}) {
     if (!Known(type)) {
-      return Refuse(registration, "parameter '", parameter.name, "' has the unknown element type ",
-                    static_cast<int>(type));
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name),
+                    "' has the unknown element type ", Named("type", static_cast<int>(type)));
     }
   }
   if (!std::isfinite(parameter.reduce_factor) || parameter.reduce_factor == 0) {
-    return Refuse(registration, "parameter '", parameter.name, "' has the reduce factor ",
-                  parameter.reduce_factor);
+    return Refuse(registration, "parameter '", Named("parameter", parameter.name),
+                  "' has the reduce factor ", Named("reduce_factor", parameter.reduce_factor));
   }
   if (parameter.group < 0) {
-    return Refuse(registration, "parameter '", parameter.name, "' is in group ", parameter.group);
+    return Refuse(registration, "parameter '", Named("parameter", parameter.name), "' is in group ",
+                  parameter.group);
   }
   if (parameter.route == Route::kMuon) {
     if (absl::Status status = ValidateView(parameter); !status.ok()) {
-      return Refuse(registration, status.message());
+      return Refuse(registration, MessageOf(status));
     }
   }
   return absl::OkStatus();
@@ -104,19 +108,19 @@ bool AddressesDiffer(const Slice& slice, const Box& box) {
 absl::Status ValidateSlice(const Registration& registration, const Parameter& parameter,
                            const Box& box, const char* what, const Slice& slice, ElementType type) {
   const auto refuse = [&](const auto&... words) {
-    return Refuse(registration, "parameter '", parameter.name, "' box ", ToString(box), ": ", what,
-                  " ", words...);
+    return Refuse(registration, "parameter '", Named("parameter", parameter.name), "' box ",
+                  Named("box", ToString(box)), ": ", Named("tensor", what), " ", words...);
   };
   int64_t end_bytes = 0;
   if (absl::Status status = SliceEnd(slice, box, type, end_bytes); !status.ok()) {
-    return refuse(status.message());
+    return refuse(MessageOf(status));
   }
   if (slice.offset_bytes % SizeOf(type) != 0) {
-    return refuse("offset ", slice.offset_bytes, " is not a multiple of the ", SizeOf(type),
-                  " bytes of ", Name(type));
+    return refuse("offset ", Named("offset_bytes", slice.offset_bytes),
+                  " is not a multiple of the ", SizeOf(type), " bytes of ", Name(type));
   }
   if (!Empty(box) && !AddressesDiffer(slice, box)) {
-    return refuse("strides (", ShapeToString(slice.strides),
+    return refuse("strides (", Named("strides", ShapeToString(slice.strides)),
                   ") put several elements at one address");
   }
   return absl::OkStatus();
@@ -124,7 +128,8 @@ absl::Status ValidateSlice(const Registration& registration, const Parameter& pa
 
 absl::Status ValidateFragment(const Registration& registration, const Fragment& fragment) {
   if (fragment.rank != registration.rank) {
-    return Refuse(registration, "a fragment that names trainer ", fragment.rank.value());
+    return Refuse(registration, "a fragment that names trainer ",
+                  Named("fragments_rank", fragment.rank.value()));
   }
   if (fragment.parameter < 0 ||
       fragment.parameter >= static_cast<int64_t>(registration.parameters.size())) {
@@ -134,19 +139,22 @@ absl::Status ValidateFragment(const Registration& registration, const Fragment& 
   const Parameter& parameter = registration.parameters[fragment.parameter];
   const Box& box = fragment.box;
   if (box.begin.size() != parameter.shape.size() || box.end.size() != parameter.shape.size()) {
-    return Refuse(registration, "parameter '", parameter.name, "' of shape ",
-                  ShapeToString(parameter.shape), ": a box of ", box.begin.size(), " dimensions");
+    return Refuse(registration, "parameter '", Named("parameter", parameter.name), "' of shape ",
+                  Named("shape", ShapeToString(parameter.shape)), ": a box of ",
+                  Named("dimensions", box.begin.size()), " dimensions");
   }
   for (size_t d = 0; d < box.begin.size(); ++d) {
     if (box.begin[d] < 0 || box.begin[d] > box.end[d] || box.end[d] > parameter.shape[d]) {
-      return Refuse(registration, "parameter '", parameter.name, "': box ", ToString(box),
-                    " is not inside its shape ", ShapeToString(parameter.shape));
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name), "': box ",
+                    Named("box", ToString(box)), " is not inside its shape ",
+                    Named("shape", ShapeToString(parameter.shape)));
     }
   }
   if (parameter.route == Route::kTrainer) return absl::OkStatus();
   if (fragment.contribution != Contribution::kSum && fragment.contribution != Contribution::kSame) {
-    return Refuse(registration, "parameter '", parameter.name, "' has the unknown contribution ",
-                  static_cast<int>(fragment.contribution));
+    return Refuse(registration, "parameter '", Named("parameter", parameter.name),
+                  "' has the unknown contribution ",
+                  Named("contribution", static_cast<int>(fragment.contribution)));
   }
   if (absl::Status status = ValidateSlice(registration, parameter, box, "gradient",
                                           fragment.gradient, parameter.gradient_type);
@@ -170,19 +178,22 @@ absl::Status ValidateNoOverlap(const Registration& registration) {
     const std::vector<HeldBox> held = GroupEqualBoxes(std::move(holdings));
     for (const HeldBox& box : held) {
       if (box.labels.size() > 1) {
-        return Refuse(registration, "parameter '", parameter.name, "': box ", ToString(box.box),
-                      " is registered ", box.labels.size(), " times");
+        return Refuse(registration, "parameter '", Named("parameter", parameter.name), "': box ",
+                      Named("box", ToString(box.box)), " is registered ",
+                      Named("times", box.labels.size()), " times");
       }
     }
     auto cells = Arrange(WholeBox(parameter.shape), held);
     if (!cells.ok()) {
-      return Refuse(registration, "parameter '", parameter.name, "': ", cells.status().message());
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name),
+                    "': ", cells.status().message());
     }
     for (const ArrangedCell& cell : *cells) {
       if (cell.held.size() < 2) continue;
-      return Refuse(registration, "parameter '", parameter.name, "': its boxes ",
-                    ToString(held[cell.held[0]].box), " and ", ToString(held[cell.held[1]].box),
-                    " overlap in ", ToString(cell.box));
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name),
+                    "': its boxes ", Named("box", ToString(held[cell.held[0]].box)), " and ",
+                    Named("other_box", ToString(held[cell.held[1]].box)), " overlap in ",
+                    Named("overlap", ToString(cell.box)));
     }
   }
   return absl::OkStatus();
@@ -222,11 +233,13 @@ absl::Status ValidateArenas(const Registration& registration) {
   for (const Stretch& s : stretches) {
     const Stretch* before = s.weight ? furthest : furthest_weight;
     if (before != nullptr && before->arena == s.arena && before->end_bytes > s.begin_bytes) {
-      return Refuse(registration, "arena ", s.arena, ": the ",
-                    before->weight ? "weight" : "gradient", " of parameter '", *before->parameter,
-                    "' ends at byte ", before->end_bytes, ", behind the beginning of the ",
-                    s.weight ? "weight" : "gradient", " of '", *s.parameter, "' at byte ",
-                    s.begin_bytes);
+      return Refuse(registration, "arena ", Named("arena", s.arena), ": the ",
+                    before->weight ? "weight" : "gradient", " of parameter '",
+                    Named("parameter", *before->parameter), "' ends at byte ",
+                    Named("end_bytes", before->end_bytes), ", behind the beginning of the ",
+                    s.weight ? "weight" : "gradient", " of '",
+                    Named("other_parameter", *s.parameter), "' at byte ",
+                    Named("begin_bytes", s.begin_bytes));
     }
     const auto further = [&](const Stretch* than) {
       return than == nullptr || than->arena != s.arena || than->end_bytes < s.end_bytes;
@@ -256,9 +269,10 @@ absl::Status Validate(const Registration& registration) {
     }
     const auto [other, added] = names.emplace(parameter.name, &parameter);
     if (!added) {
-      return Refuse(registration, "parameter '", parameter.name,
-                    "' is registered twice, with shapes ", ShapeToString(other->second->shape),
-                    " and ", ShapeToString(parameter.shape));
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name),
+                    "' is registered twice, with shapes ",
+                    Named("other_shape", ShapeToString(other->second->shape)), " and ",
+                    Named("shape", ShapeToString(parameter.shape)));
     }
   }
   for (const Fragment& fragment : registration.fragments) {

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "scheduler/reason.h"
 #include "scheduler/types.h"
 
 namespace dmuond::scheduler {
@@ -128,6 +129,7 @@ struct Decision {
   std::vector<int32_t> pushed;
   std::string refuse_reason;   // kRefuse: "SCALARS_DIFFER", "PUSH_DIFFERS"
   std::string refuse_message;  // names the field, two ranks and both values
+  Metadata refuse_metadata;    // the same for programs
 };
 // A rank counts as dead, whatever its process does: it has not submitted this attempt in time. Its
 // daemon ends its session, unless that began with a later attempt.

@@ -58,11 +58,14 @@ std::string Listed(const char* word, const Numbers& numbers) {
                       }));
 }
 
-// What two ranks have or do, the lower rank first whoever came first.
-template <typename Value>
-std::string Both(TrainerRank rank_a, const Value& a, TrainerRank rank_b, const Value& b) {
+// Two ranks and what each of them does or has; the lower one first. To programs the names of the
+// second one's values begin with "other_".
+Message Both(TrainerRank rank_a, const Message& a, TrainerRank rank_b, const Message& b) {
   if (rank_b < rank_a) return Both(rank_b, b, rank_a, a);
-  return absl::StrCat("rank ", rank_a.value(), " ", a, ", rank ", rank_b.value(), " ", b);
+  Message other = b;
+  for (auto& [name, value] : other.metadata) name = absl::StrCat("other_", name);
+  return Say("rank ", Named("rank", rank_a.value()), " ", a, ", rank ",
+             Named("other_rank", rank_b.value()), " ", other);
 }
 
 }  // namespace
@@ -114,10 +117,10 @@ std::vector<CoordinatorAction> StepCoordinator::OnSubmission(TimePoint now,
                  /*retry=*/true);
   }
   if (submission.step != StepOf(submission.kind)) {
-    return Refuse(
-        {"STEP_OUT_OF_ORDER", absl::StrCat("rank ", rank, " ", Verb(submission.kind), " at step ",
-                                           submission.step.value(), ", the group is at ",
-                                           StepOf(submission.kind).value())});
+    return Refuse({"STEP_OUT_OF_ORDER",
+                   Say("rank ", Named("rank", rank), " ", Verb(submission.kind), " at step ",
+                       Named("step", submission.step.value()), ", the group is at ",
+                       Named("next", StepOf(submission.kind).value()))});
   }
   if (submission.kind == AttemptKind::kPush) {
     if (auto disagreement = AddPushed(submission)) return Refuse(*disagreement);
@@ -150,18 +153,20 @@ std::optional<StepCoordinator::Disagreement> StepCoordinator::Disagree(
   const Submission& first = try_.submissions.at(*try_.first);
   if (submission.withdraw) return std::nullopt;  // ends the attempt whatever else it says
   if (first.kind != submission.kind) {
-    return Disagreement{"KIND_DIFFERS", absl::StrCat("step ", open_.step.value(), ": ",
-                                                     Both(first.rank, Verb(first.kind),
-                                                          submission.rank, Verb(submission.kind)))};
+    return Disagreement{"KIND_DIFFERS",
+                        Say("step ", Named("step", open_.step.value()), ": ",
+                            Both(first.rank, Say(Named("does", Verb(first.kind))), submission.rank,
+                                 Say(Named("does", Verb(submission.kind)))))};
   }
   if (submission.kind != AttemptKind::kStep) return std::nullopt;
   const auto mismatch = Compare(first.scalars, submission.scalars);
   if (!mismatch) return std::nullopt;
   return Disagreement{
       "SCALARS_DIFFER",
-      absl::StrCat("step ", open_.step.value(), ": ", mismatch->field, " differs: ",
-                   Both(first.rank, absl::StrCat("has ", Text(mismatch->first)), submission.rank,
-                        absl::StrCat("has ", Text(mismatch->second))))};
+      Say("step ", Named("step", open_.step.value()), ": ", Named("field", mismatch->field),
+          " differs: ",
+          Both(first.rank, Say("has ", Named("value", Text(mismatch->first))), submission.rank,
+               Say("has ", Named("value", Text(mismatch->second)))))};
 }
 
 // Every holder of a parameter must push it, or none.
@@ -175,8 +180,8 @@ std::optional<StepCoordinator::Disagreement> StepCoordinator::AddPushed(
   for (int32_t parameter : submission.pushed) {
     if (std::binary_search(held.begin(), held.end(), parameter)) continue;
     return Disagreement{"PUSH_DIFFERS",
-                        absl::StrCat("rank ", submission.rank.value(), " pushes parameter ",
-                                     parameter, ", of which it holds nothing")};
+                        Say("rank ", Named("rank", submission.rank.value()), " pushes parameter ",
+                            Named("parameter", parameter), ", of which it holds nothing")};
   }
   for (int32_t parameter : held) {
     auto& mine = pushes(parameter) ? try_.pushed_by : try_.kept_by;
@@ -186,9 +191,9 @@ std::optional<StepCoordinator::Disagreement> StepCoordinator::AddPushed(
       const char* verbs[] = {"does not push it", "pushes it"};
       return Disagreement{
           "PUSH_DIFFERS",
-          absl::StrCat("parameter \"", inputs_.layout.parameters[parameter].name, "\": ",
-                       Both(submission.rank, verbs[pushes(parameter) ? 1 : 0], other->second,
-                            verbs[pushes(parameter) ? 0 : 1]))};
+          Say("parameter \"", Named("parameter", inputs_.layout.parameters[parameter].name), "\": ",
+              Both(submission.rank, Say(Named("does", verbs[pushes(parameter) ? 1 : 0])),
+                   other->second, Say(Named("does", verbs[pushes(parameter) ? 0 : 1]))))};
     }
   }
   return std::nullopt;
@@ -473,8 +478,9 @@ std::vector<CoordinatorAction> StepCoordinator::Abort(OutcomeReason reason, std:
 std::vector<CoordinatorAction> StepCoordinator::Refuse(const Disagreement& disagreement) {
   Decision decision = Blank(Verdict::kRefuse);
   decision.refuse_reason = disagreement.reason;
-  decision.refuse_message = disagreement.message;
-  decision.outcome.detail = disagreement.message;
+  decision.refuse_message = disagreement.message.text;
+  decision.refuse_metadata = disagreement.message.metadata;
+  decision.outcome.detail = disagreement.message.text;
   return Decide(std::move(decision));
 }
 

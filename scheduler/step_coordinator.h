@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "scheduler/clip.h"
 #include "scheduler/plan.h"
+#include "scheduler/reason.h"
 #include "scheduler/step.h"
 #include "scheduler/step_rails.h"
 
@@ -105,7 +106,7 @@ class StepCoordinator {
   // What two ranks disagree on.
   struct Disagreement {
     std::string reason;
-    std::string message;
+    Message message;
   };
   // All that belongs to the open attempt alone.
   struct Try {

@@ -35,8 +35,8 @@ StepAnswer AnswerOf(const Decision& decision) {
   StepAnswer answer;
   answer.next_attempt = decision.outcome.next_attempt;
   if (decision.verdict == Verdict::kRefuse) {
-    answer.refused =
-        WithReason(absl::InvalidArgumentError(decision.refuse_message), decision.refuse_reason);
+    answer.refused = Error(absl::StatusCode::kInvalidArgument, decision.refuse_reason,
+                           Message{decision.refuse_message, decision.refuse_metadata});
   } else {
     answer.outcome = decision.outcome;
   }
@@ -76,24 +76,23 @@ void StepMember::Open(const OpenAttempt& open) {
 
 absl::Status StepMember::CheckLocal(TrainerRank rank) const {
   if (local_ranks_.contains(rank)) return absl::OkStatus();
-  return WithReason(absl::InvalidArgumentError(
-                        absl::StrCat("rank ", rank.value(), " is not a trainer of this node")),
-                    "RANK_OUT_OF_RANGE");
+  return Error(absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
+               Say("rank ", Named("rank", rank.value()), " is not a trainer of this node"));
 }
 
 absl::Status StepMember::OutOfOrder(TrainerRank rank, StepId step, StepId expected,
                                     Attempt attempt) const {
   if (step != expected) {
-    return WithReason(
-        absl::FailedPreconditionError(
-            absl::StrCat("rank ", rank.value(), " is at step ", step.value(), ", the job at ",
-                         expected.value(), " (last committed step ", last_committed_.value(), ")")),
-        "STEP_OUT_OF_ORDER");
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
+        Say("rank ", Named("rank", rank.value()), " is at step ", Named("step", step.value()),
+            ", the job at ", Named("next", expected.value()), " (last committed step ",
+            Named("last_committed_step", last_committed_.value()), ")"));
   }
-  return WithReason(absl::FailedPreconditionError(absl::StrCat(
-                        "rank ", rank.value(), " is at attempt ", attempt.value(), " of step ",
-                        step.value(), ", the job at attempt ", open_.attempt.value())),
-                    "ATTEMPT_OUT_OF_ORDER");
+  return Error(absl::StatusCode::kFailedPrecondition, "ATTEMPT_OUT_OF_ORDER",
+               Say("rank ", Named("rank", rank.value()), " is at attempt ",
+                   Named("attempt", attempt.value()), " of step ", Named("step", step.value()),
+                   ", the job at attempt ", Named("open_attempt", open_.attempt.value())));
 }
 
 const StepMember::Decided* StepMember::Find(Attempt attempt) const {
@@ -117,11 +116,11 @@ absl::StatusOr<StepMember::Accepted> StepMember::OnSubmission(const Submission& 
   const auto [before, inserted] = submissions_.emplace(submission.rank, submission);
   if (inserted) return Accepted{StepAnswer{}, true};
   if (const auto field = Difference(before->second, submission)) {
-    return WithReason(
-        absl::InvalidArgumentError(absl::StrCat(
-            "rank ", submission.rank.value(), " submitted step ", submission.step.value(),
-            ", attempt ", submission.attempt.value(), " twice with different ", *field)),
-        "SUBMISSION_DIFFERS");
+    return Error(absl::StatusCode::kInvalidArgument, "SUBMISSION_DIFFERS",
+                 Say("rank ", Named("rank", submission.rank.value()), " submitted step ",
+                     Named("step", submission.step.value()), ", attempt ",
+                     Named("attempt", submission.attempt.value()), " twice with different ",
+                     Named("field", *field)));
   }
   return Accepted{StepAnswer{}, false};
 }
@@ -142,10 +141,10 @@ absl::StatusOr<StepAnswer> StepMember::OnWait(TrainerRank rank, StepId step,
     return StepAnswer{};
   }
   if (submitted == submissions_.end() && attempt == open_.attempt && step == open_.step) {
-    return WithReason(absl::FailedPreconditionError(absl::StrCat(
-                          "rank ", rank.value(), " waits for step ", step.value(), ", attempt ",
-                          attempt.value(), " without having submitted it")),
-                      "STEP_OUT_OF_ORDER");
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
+        Say("rank ", Named("rank", rank.value()), " waits for step ", Named("step", step.value()),
+            ", attempt ", Named("attempt", attempt.value()), " without having submitted it"));
   }
   return OutOfOrder(rank, step, open_.step, attempt);
 }

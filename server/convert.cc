@@ -260,6 +260,7 @@ absl::StatusOr<scheduler::Decision> FromProto(const v1::Decision& decision) {
   out.pushed = Ascending(decision.pushed());
   out.refuse_reason = decision.reason();
   out.refuse_message = decision.message();
+  out.refuse_metadata = {decision.metadata().begin(), decision.metadata().end()};
   return out;
 }
 static_assert(static_cast<int>(scheduler::Verdict::kCommit) == v1::Decision::VERDICT_COMMIT);
@@ -282,6 +283,9 @@ v1::Decision ToProto(const scheduler::Decision& decision) {
   for (int32_t parameter : decision.pushed) out.add_pushed(parameter);
   out.set_reason(decision.refuse_reason);
   out.set_message(decision.refuse_message);
+  for (const auto& [name, value] : decision.refuse_metadata) {
+    (*out.mutable_metadata())[name] = value;
+  }
   return out;
 }
 

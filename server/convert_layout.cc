@@ -14,17 +14,20 @@ namespace dmuond::server {
 namespace {
 
 using google::protobuf::util::MessageDifferencer;
+using scheduler::Named;
+using scheduler::Say;
 
 // Says whose number is wrong.
 struct Where {
   int32_t rank;
   const std::string& parameter;
-  [[nodiscard]] absl::Status Refuse(const std::string& what) const {
-    return absl::InvalidArgumentError(
-        absl::StrCat("trainer ", rank, ", parameter \"", parameter, "\": ", what));
+  [[nodiscard]] absl::Status Refuse(const scheduler::Message& what) const {
+    return scheduler::Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                            Say("trainer ", Named("rank", rank), ", parameter \"",
+                                Named("parameter", parameter), "\": ", what));
   }
   [[nodiscard]] absl::Status UnknownValue(const char* field, int value) const {
-    return Refuse(absl::StrCat(field, " has the unknown value ", value));
+    return Refuse(Say(Named("field", field), " has the unknown value ", Named("value", value)));
   }
 };
 
@@ -32,8 +35,8 @@ absl::Status CopyExtents(const Where& where, const char* field,
                          const google::protobuf::RepeatedField<int64_t>& from,
                          scheduler::Extents& to) {
   if (from.size() > scheduler::kDimsMax) {
-    return where.Refuse(absl::StrCat(field, " has ", from.size(), " dimensions, at most ",
-                                     scheduler::kDimsMax, " are possible"));
+    return where.Refuse(Say(Named("field", field), " has ", Named("dimensions", from.size()),
+                            " dimensions, at most ", scheduler::kDimsMax, " are possible"));
   }
   to.assign(from.begin(), from.end());
   return absl::OkStatus();
@@ -107,9 +110,11 @@ absl::Status ToSlice(const Where& where, const char* field, const v1::Slice& sli
 absl::StatusOr<scheduler::Fragment> ToFragment(const v1::Registration& registration,
                                                const v1::Fragment& fragment) {
   if (fragment.parameter() < 0 || fragment.parameter() >= registration.parameters_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("trainer ", registration.rank(), ": a fragment names parameter ",
-                     fragment.parameter(), " of ", registration.parameters_size()));
+    return scheduler::Error(
+        absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+        Say("trainer ", Named("rank", registration.rank()), ": a fragment names parameter ",
+            Named("parameter", fragment.parameter()), " of ",
+            Named("parameters", registration.parameters_size())));
   }
   const v1::Parameter& parameter = registration.parameters(fragment.parameter());
   const Where where{registration.rank(), parameter.name()};
@@ -117,7 +122,7 @@ absl::StatusOr<scheduler::Fragment> ToFragment(const v1::Registration& registrat
   out.rank = scheduler::TrainerRank(registration.rank());
   out.parameter = fragment.parameter();
   absl::StatusOr<scheduler::Box> box = FromProto(fragment.box());
-  if (!box.ok()) return where.Refuse(std::string(box.status().message()));
+  if (!box.ok()) return where.Refuse(Say(box.status().message()));
   out.box = *std::move(box);
   if (fragment.contribution() == v1::CONTRIBUTION_SUM ||
       fragment.contribution() == v1::CONTRIBUTION_SAME) {
@@ -145,10 +150,11 @@ void SetSlice(const scheduler::Slice& slice, v1::Slice& out) {
 // What all trainers must say alike besides their parameters.
 absl::Status CheckAlike(const v1::Registration& first, const v1::Registration& other) {
   const auto differ = [&](const char* field, const auto& a, const auto& b) {
-    return scheduler::WithReason(absl::InvalidArgumentError(absl::StrCat(
-                                     "trainers ", first.rank(), " and ", other.rank(),
-                                     " registered different ", field, ": ", a, " and ", b)),
-                                 "LAYOUT_DIFFERS");
+    return scheduler::Error(
+        absl::StatusCode::kInvalidArgument, "LAYOUT_DIFFERS",
+        Say("trainers ", Named("rank", first.rank()), " and ", Named("other_rank", other.rank()),
+            " registered different ", Named("field", field), ": ", Named("value", a), " and ",
+            Named("other_value", b)));
   };
   if (first.world_size() != other.world_size()) {
     return differ("world_size", first.world_size(), other.world_size());
@@ -314,7 +320,8 @@ absl::StatusOr<scheduler::PlanInputs> FromProto(const v1::PlanInputs& inputs) {
       if (parameter.route == scheduler::Route::kTrainer) continue;
       if (parameter.group < 0 || parameter.group >= registration.groups_size()) {
         return Where{registration.rank(), parameter.name}.Refuse(
-            absl::StrCat("group ", parameter.group, " of ", registration.groups_size(), " groups"));
+            Say("group ", Named("group", parameter.group), " of ",
+                Named("groups", registration.groups_size()), " groups"));
       }
     }
     registrations.push_back(*std::move(converted));

@@ -148,9 +148,9 @@ absl::StatusOr<AttachPeer> AttachServer::Claim(absl::string_view nonce) {
   const auto found = nonces_.find(std::string(nonce));
   if (found == nonces_.end()) {
     return Error(absl::StatusCode::kUnauthenticated, "NONCE_UNKNOWN",
-                 absl::StrCat("the nonce (", nonce.size(),
-                              " bytes) is not that of an open attach connection: connect ",
-                              options_.path, " and read Welcome first; a nonce opens one session"));
+                 Say("the nonce (", Named("nonce_bytes", nonce.size()),
+                     " bytes) is not that of an open attach connection: connect ", options_.path,
+                     " and read Welcome first; a nonce opens one session"));
   }
   Connection& connection = *connections_.at(found->second);
   connection.nonce.clear();
@@ -167,7 +167,7 @@ absl::Status AttachServer::Send(AttachId id, const v1::AttachFrame& frame, int f
   }
   if (connection == nullptr) {
     return Error(absl::StatusCode::kNotFound, "TRAINER_LOST",
-                 absl::StrCat("attach connection ", id.value(), " has ended"));
+                 Say("attach connection ", id.value(), " has ended"));
   }
   absl::Status sent = wire::SendPacket(connection->socket.get(), frame.SerializeAsString(),
                                        fd < 0 ? std::vector<int>{} : std::vector<int>{fd});
@@ -175,8 +175,8 @@ absl::Status AttachServer::Send(AttachId id, const v1::AttachFrame& frame, int f
   // The server's thread sees the end and reports it as it reports any other.
   ::shutdown(connection->socket.get(), SHUT_RDWR);
   return Error(absl::StatusCode::kUnavailable, "TRAINER_LOST",
-               absl::StrCat("process ", connection->peer.pid,
-                            " is gone or does not read its attach connection: ", sent.message()));
+               Say("process ", Named("pid", connection->peer.pid),
+                   " is gone or does not read its attach connection: ", sent.message()));
 }
 
 void AttachServer::Close(AttachId id) {

@@ -140,28 +140,30 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
     job_->incarnation = ++incarnations_;
     job_->restore_step = session.restore_step();
   }
-  std::string refusal;
+  scheduler::Message refusal;
   absl::string_view reason;
   if (job_->name != session.job()) {
     reason = "OTHER_JOB";
-    refusal = absl::StrCat("this daemon group runs job '", job_->name, "'; job '", session.job(),
-                           "' must wait until it ends");
+    refusal = Say("this daemon group runs job '", Named("holder", job_->name), "'; job '",
+                  Named("job", session.job()), "' must wait until it ends");
   } else if (job_->world_size != session.world_size()) {
     reason = "WORLD_DIFFERS";
-    refusal = absl::StrCat("job '", job_->name, "' has world_size ", job_->world_size, ", rank ",
-                           session.rank(), " says ", session.world_size());
+    refusal = Say("job '", Named("job", job_->name), "' has world_size ",
+                  Named("world_size", job_->world_size), ", rank ", Named("rank", session.rank()),
+                  " says ", Named("given_world_size", session.world_size()));
   } else if (job_->plan == nullptr && job_->restore_step != session.restore_step()) {
     reason = "SNAPSHOTS_DIFFER";
-    refusal = absl::StrCat("job '", job_->name, "' goes on from step ", job_->restore_step,
-                           ", and node ", from, " finds step ", session.restore_step(),
-                           " to be that of its newest snapshot (0: none)");
+    refusal = Say("job '", Named("job", job_->name), "' goes on from step ",
+                  Named("restore_step", job_->restore_step), ", and node ", Named("node", from),
+                  " finds step ", Named("newest_step", session.restore_step()),
+                  " to be that of its newest snapshot (0: none)");
   } else if (const auto held = job_->open_ranks.find(session.rank());
              held != job_->open_ranks.end() && held->second.first != from) {
     reason = "RANK_TWICE";
-    refusal = absl::StrCat("rank ", session.rank(), " of job '", job_->name,
-                           "' has a live session on another node");
+    refusal = Say("rank ", Named("rank", session.rank()), " of job '", Named("job", job_->name),
+                  "' has a live session on another node");
   }
-  if (refusal.empty()) {
+  if (reason.empty()) {
     job_->open_ranks[session.rank()] = {from, session.incarnation()};
     return out;
   }
@@ -170,7 +172,8 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
   v1::RegistrationRefused& refused = *addressed.message.mutable_refused();
   refused.set_job(session.job());
   refused.set_code(static_cast<int32_t>(absl::StatusCode::kFailedPrecondition));
-  refused.set_message(refusal);
+  refused.set_message(refusal.text);
+  for (const auto& [name, value] : refusal.metadata) (*refused.mutable_metadata())[name] = value;
   refused.set_reason(std::string(reason));
   *refused.mutable_session() = session;
   return out;
@@ -209,6 +212,13 @@ AddressedMessages Coordinator::MakePlanAndTell() {
   job_->inputs = std::make_unique<scheduler::PlanInputs>(*std::move(inputs));
   absl::StatusOr<scheduler::Plan> plan = scheduler::MakePlan(*job_->inputs);
   if (!plan.ok()) return Refuse(WithReason(plan.status(), "LAYOUT_INVALID"));
+  if (plan->units.empty()) {
+    return Refuse(Error(
+        absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+        Say("job '", Named("job", job_->name), "': of ", Named("world_size", job_->world_size),
+            " trainers none has registered "
+            "a parameter on route muon or adamw: there is nothing to update")));
+  }
   job_->plan = std::make_unique<scheduler::Plan>(*std::move(plan));
   AddressedMessages out;
   job_->wire = message;
@@ -223,6 +233,7 @@ AddressedMessages Coordinator::Refuse(const absl::Status& status) {
   refused.set_code(static_cast<int32_t>(status.code()));
   refused.set_message(std::string(status.message()));
   refused.set_reason(ReasonOf(status));
+  for (const auto& [name, value] : MetadataOf(status)) (*refused.mutable_metadata())[name] = value;
   job_->registrations.clear();
   job_->register_deadline.reset();
   job_->inputs.reset();
@@ -235,30 +246,31 @@ AddressedMessages Coordinator::Refuse(const absl::Status& status) {
 AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& ready) {
   if (job_ == nullptr || job_->plan == nullptr || ready.epoch() != epoch_) return {};
   if (job_->steps != nullptr && !job_->interruption.has_value()) return {};
-  std::string error;
+  scheduler::Message error;
   std::string reason;
   absl::StatusCode code = absl::StatusCode::kResourceExhausted;
   if (!ready.error().empty()) {
     reason = ready.reason().empty() ? "NODE_NOT_READY" : ready.reason();
     if (!ready.reason().empty()) code = absl::StatusCode::kFailedPrecondition;
-    error = absl::StrCat("node ", ready.node(), ": ", ready.error());
+    error = Say("node ", Named("node", ready.node()), ": ", ready.error());
   } else if (ready.digest() != job_->plan->digest) {
     reason = "PLAN_DIFFERS";
     code = absl::StatusCode::kInternal;
-    error = absl::StrCat("node ", ready.node(), " made plan ", ready.digest(), ", the coordinator ",
-                         job_->plan->digest);
+    error =
+        Say("node ", Named("node", ready.node()), " made plan ", Named("digest", ready.digest()),
+            ", the coordinator ", Named("coordinators_digest", job_->plan->digest));
   }
-  if (!error.empty()) {
+  if (!reason.empty()) {
     if (job_->rolled_back && job_->steps == nullptr) {
       // The newest step that every owner has: not this one. Each time it is an older one.
       const int64_t older = ready.older_snapshot();
       if (reason != "SNAPSHOT_BROKEN" || older <= 0 || older >= job_->restore_step) {
-        return EndJob(error, reason);
+        return EndJob(error.text, reason);
       }
       NextEpoch();
-      return RollBack(job_->wire, older, error);
+      return RollBack(job_->wire, older, error.text);
     }
-    if (job_->steps != nullptr) return Lost(now, scheduler::OutcomeReason::kLaneLost, error);
+    if (job_->steps != nullptr) return Lost(now, scheduler::OutcomeReason::kLaneLost, error.text);
     return Refuse(Error(code, reason, error));
   }
   job_->ready[ready.node()] = ready.digest();
@@ -365,8 +377,9 @@ AddressedMessages Coordinator::OnTick(TimePoint now) {
     }
     return Refuse(Error(
         absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-        absl::StrCat("job '", job_->name, "': of ", job_->world_size,
-                     " ranks these have not registered in time: ", absl::StrJoin(missing, ", "))));
+        Say("job '", Named("job", job_->name), "': of ", Named("world_size", job_->world_size),
+            " ranks these have not registered in time: ",
+            Named("missing", absl::StrJoin(missing, ", ")))));
   }
   if (job_->steps == nullptr) return {};
   AddressedMessages out = Broadcast(job_->steps->OnTick(now));

@@ -70,15 +70,16 @@ absl::StatusOr<Session*> Daemon::Find(const v1::SessionKey& key) {
   const auto found = sessions_.find(key.session());
   if (found == sessions_.end()) {
     return Error(absl::StatusCode::kFailedPrecondition, "INCARNATION_OLD",
-                 absl::StrCat("session ", key.session(),
-                              " is not open here: it closed, its trainer "
-                              "was gone, or its job ended. Open a new one"));
+                 Say("session ", Named("session", key.session()),
+                     " is not open here: it closed, its trainer "
+                     "was gone, or its job ended. Open a new one"));
   }
   Session& session = found->second;
   if (session.incarnation != key.incarnation()) {
     return Error(absl::StatusCode::kFailedPrecondition, "INCARNATION_OLD",
-                 absl::StrCat("rank ", session.rank, " is at incarnation ", session.incarnation,
-                              ", the call carries ", key.incarnation()));
+                 Say("rank ", Named("rank", session.rank), " is at incarnation ",
+                     Named("incarnation", session.incarnation), ", the call carries ",
+                     Named("given_incarnation", key.incarnation())));
   }
   return &session;
 }
@@ -296,8 +297,8 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
         if (!report.attached().error().empty()) {
           session.attach_error =
               Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-                    absl::StrCat("lane ", lane, " cannot map the memory of rank ", session.rank,
-                                 ": ", report.attached().error()));
+                    Say("lane ", Named("lane", lane), " cannot map the memory of rank ",
+                        Named("rank", session.rank), ": ", report.attached().error()));
         }
       }
       if (job_->mapping.erase({report.attached().rank(), lane}) > 0 && job_->mapping.empty()) {
@@ -341,13 +342,14 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
   // A job that runs gets other lanes; the coordinator says so, or that this was once too often.
   if (begun) return;
   Fail(Error(absl::StatusCode::kUnavailable, "LANE_LOST",
-             absl::StrCat("lane ", id, " ended: ", last_words)));
+             Say("lane ", Named("lane", id), " ended: ", last_words)));
 }
 
 void Daemon::Tick() {
   std::vector<std::unique_ptr<LaneProcess>> dead;
   {
     StateLock lock(mutex_);
+    ForgetRefusedOpens(std::chrono::steady_clock::now());
     if (coordinator_ != nullptr) {
       Send(coordinator_->OnTick(std::chrono::steady_clock::now()));
       Pump();
@@ -384,8 +386,9 @@ void Daemon::Drain(std::chrono::milliseconds timeout) {
     SaveBeforeLeaving(deadline);
     if (job_ != nullptr) {
       if (job_->failed.ok()) {
-        job_->failed = Error(absl::StatusCode::kUnavailable, "DRAINING",
-                             absl::StrCat("the daemon of node ", options_.node, " is leaving"));
+        job_->failed =
+            Error(absl::StatusCode::kUnavailable, "DRAINING",
+                  Say("the daemon of node ", Named("node", options_.node), " is leaving"));
       }
       EndJob("the daemon is leaving");
     }

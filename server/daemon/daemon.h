@@ -227,6 +227,9 @@ class Daemon {
   // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
   absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
                                const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  void ForgetRefusedOpens(Deadline now) DMUOND_REQUIRES(mutex_);
+  // Why its last registration was refused, and how many have been.
+  [[nodiscard]] static absl::Status RefusalOf(const Session& session);
   absl::Status CheckReplacement(const Session& session, const v1::Registration& registration)
       DMUOND_REQUIRES(mutex_);
   absl::Status CheckArenas(const Session& session, const v1::AttachBuffersRequest& request)
@@ -312,6 +315,13 @@ class Daemon {
   bool draining_ DMUOND_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, Session> sessions_ DMUOND_GUARDED_BY(mutex_);
   std::set<std::string> opening_ DMUOND_GUARDED_BY(mutex_);  // nonces of sessions being opened
+  // Attach connections whose OpenSession was refused, for who has lost the answer.
+  struct RefusedOpen {
+    std::string nonce;
+    absl::Status status;
+    Deadline forget_at;
+  };
+  std::map<AttachId, RefusedOpen> refused_opens_ DMUOND_GUARDED_BY(mutex_);
   // By session: answers for who closes again. The newest alone.
   std::map<uint64_t, std::pair<uint64_t, v1::CloseSessionReply>> closed_ DMUOND_GUARDED_BY(mutex_);
   // Begins at random: a trainer that wakes after its daemon's end must not speak with the key of

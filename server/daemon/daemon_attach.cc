@@ -14,37 +14,43 @@ namespace dmuond::server {
 namespace {
 
 constexpr size_t kArenasMax = 64;
+constexpr size_t kCudaIpcHandleBytes = 64;
 
 }  // namespace
 
 absl::Status Daemon::CheckArenas(const Session& session, const v1::AttachBuffersRequest& request) {
   if (request.arenas_size() > static_cast<int>(kArenasMax)) {
     return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-                 absl::StrCat("rank ", session.rank, " asks for ", request.arenas_size(),
-                              " arenas; at most ", kArenasMax, " are allowed"));
+                 Say("rank ", Named("rank", session.rank), " asks for ",
+                     Named("arenas", request.arenas_size()), " arenas; at most ",
+                     Named("arenas_max", kArenasMax), " are allowed"));
   }
   std::map<uint32_t, int64_t> sizes;
   for (const v1::Arena& arena : request.arenas()) {
     if (arena.size_bytes() <= 0) {
-      return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-                   absl::StrCat("arena ", arena.id(), " of rank ", session.rank, " has ",
-                                arena.size_bytes(), " bytes"));
+      return Error(
+          absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+          Say("arena ", Named("arena", arena.id()), " of rank ", Named("rank", session.rank),
+              " has ", Named("bytes", arena.size_bytes()), " bytes"));
     }
     if (arena.has_cuda_ipc()) {
       const size_t length = arena.cuda_ipc().handle().size();
-      if (length != 64) {
-        return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-                     absl::StrCat("arena ", arena.id(), " of rank ", session.rank,
-                                  ": a CUDA IPC handle has 64 bytes, this one ", length));
+      if (length != kCudaIpcHandleBytes) {
+        return Error(
+            absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+            Say("arena ", Named("arena", arena.id()), " of rank ", Named("rank", session.rank),
+                ": a CUDA IPC handle has ", Named("handle_bytes_wanted", kCudaIpcHandleBytes),
+                " bytes, this one ", Named("handle_bytes", length)));
       }
-      return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-                   absl::StrCat("arena ", arena.id(), " of rank ", session.rank,
-                                " is a CUDA IPC handle, but this daemon's device is the CPU"));
-    }
-    if (!sizes.emplace(arena.id(), arena.size_bytes()).second) {
       return Error(
           absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-          absl::StrCat("arena ", arena.id(), " of rank ", session.rank, " is named twice"));
+          Say("arena ", Named("arena", arena.id()), " of rank ", Named("rank", session.rank),
+              " is a CUDA IPC handle, but this daemon's device is the CPU"));
+    }
+    if (!sizes.emplace(arena.id(), arena.size_bytes()).second) {
+      return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+                   Say("arena ", Named("arena", arena.id()), " of rank ",
+                       Named("rank", session.rank), " is named twice"));
     }
   }
   for (const scheduler::Fragment& fragment : session.layout.fragments) {
@@ -55,22 +61,26 @@ absl::Status Daemon::CheckArenas(const Session& session, const v1::AttachBuffers
       int64_t end = 0;
       absl::Status status = scheduler::SliceEnd(slice, fragment.box, type, end);
       if (!status.ok()) {
-        return WithReason(absl::InvalidArgumentError(
-                              absl::StrCat(what, " of parameter '", parameter.name, "', rank ",
-                                           session.rank, ": ", status.message())),
-                          "ARENA_TOO_SMALL");
+        return Error(
+            absl::StatusCode::kInvalidArgument, "ARENA_TOO_SMALL",
+            Say(Named("tensor", what), " of parameter '", Named("parameter", parameter.name),
+                "', rank ", Named("rank", session.rank), ": ", scheduler::MessageOf(status)));
       }
       const auto size = sizes.find(slice.arena);
       if (size == sizes.end()) {
-        return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-                     absl::StrCat(what, " of parameter '", parameter.name, "', rank ", session.rank,
-                                  ": arena ", slice.arena, " is not attached"));
+        return Error(
+            absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
+            Say(Named("tensor", what), " of parameter '", Named("parameter", parameter.name),
+                "', rank ", Named("rank", session.rank), ": arena ", Named("arena", slice.arena),
+                " is not attached"));
       }
       if (end > size->second) {
-        return Error(absl::StatusCode::kInvalidArgument, "ARENA_TOO_SMALL",
-                     absl::StrCat(what, " of parameter '", parameter.name, "', rank ", session.rank,
-                                  ": ends at byte ", end, " of arena ", slice.arena, ", which has ",
-                                  size->second));
+        return Error(
+            absl::StatusCode::kInvalidArgument, "ARENA_TOO_SMALL",
+            Say(Named("tensor", what), " of parameter '", Named("parameter", parameter.name),
+                "', rank ", Named("rank", session.rank), ": ends at byte ", Named("end_bytes", end),
+                " of arena ", Named("arena", slice.arena), ", which has ",
+                Named("arena_bytes", size->second)));
       }
       return absl::OkStatus();
     };
@@ -92,8 +102,8 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
   if (!(*found)->attach_request.empty()) {
     if ((*found)->attach_request != bytes) {
       return Error(absl::StatusCode::kFailedPrecondition, "ARENA_INVALID",
-                   absl::StrCat("rank ", (*found)->rank,
-                                " has attached other buffers before; close the session first"));
+                   Say("rank ", Named("rank", (*found)->rank),
+                       " has attached other buffers before; close the session first"));
     }
     absl::StatusOr<bool> ended = Wait(
         [&]() DMUOND_REQUIRES(mutex_) {
@@ -123,10 +133,12 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   Session* session = *found;
-  if (session->state == Session::State::kOpen && session->refusals > 0) return session->refused;
+  if (session->state == Session::State::kOpen && session->refusals > 0) {
+    return RefusalOf(*session);
+  }
   if (job_->plan == nullptr || session->state == Session::State::kOpen) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISSING",
-                 absl::StrCat("rank ", session->rank, " must register its layout first"));
+                 Say("rank ", Named("rank", session->rank), " must register its layout first"));
   }
   absl::Status checked = CheckArenas(*session, request);
   if (!checked.ok()) return checked;
@@ -147,7 +159,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
       deadline, cancelled);
   if (!ready.ok()) return ready.status();
   if (!found.ok()) return found.status();
-  if ((*found)->refusals > refusals) return (*found)->refused;
+  if ((*found)->refusals > refusals) return RefusalOf(**found);
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   if (absl::Status valid = CheckUpToDate(**found); !valid.ok()) return valid;
   if (!*ready) {
@@ -243,9 +255,9 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
     if (!found.ok()) return found.status();
     if (absl::Status valid = CheckUpToDate(**found); !valid.ok()) return valid;
     if (!*begun) {
-      return Error(
-          absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-          absl::StrCat("job '", job_->name, "' begins at step ", job_->wire.restore_step() + 1,
+      return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                   Say("job '", Named("job", job_->name), "' begins at step ",
+                       Named("step", job_->wire.restore_step() + 1),
                        " when every rank has attached its buffers; not all have in time"));
     }
   }

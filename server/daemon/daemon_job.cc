@@ -133,7 +133,8 @@ absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) 
 void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
   if (job_ == nullptr || job_->name != refused.job()) return;
   const absl::Status status =
-      Error(static_cast<absl::StatusCode>(refused.code()), refused.reason(), refused.message());
+      Error(static_cast<absl::StatusCode>(refused.code()), refused.reason(), refused.message(),
+            {refused.metadata().begin(), refused.metadata().end()});
   if (refused.has_session()) {
     for (auto& [id, session] : sessions_) {
       if (session.rank != refused.session().rank()) continue;

@@ -60,8 +60,9 @@ void Daemon::EndBrokenJob() {
   if (job_ == nullptr || !job_->broken_since.has_value() || !job_->failed.ok()) return;
   const auto linger = options_.coordinator.step.session_linger;
   if (std::chrono::steady_clock::now() - *job_->broken_since < linger) return;
-  Abandon(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-                absl::StrCat("the group has not formed anew within ", linger.count(), " ms")));
+  Abandon(Error(
+      absl::StatusCode::kUnavailable, "PEER_LOST",
+      Say("the group has not formed anew within ", Named("linger_ms", linger.count()), " ms")));
 }
 
 void Daemon::Abandon(absl::Status status) {

@@ -17,8 +17,8 @@ absl::StatusOr<std::optional<Restorable>> Daemon::FindResume(const std::string& 
   mutex_.Lock();
   if (found.ok()) return found;
   return Error(absl::StatusCode::kFailedPrecondition, "SNAPSHOT_BROKEN",
-               absl::StrCat("job '", job, "' cannot go on from its newest snapshot: ",
-                            found.status().message(), "; docs/snapshots.md says what to do"));
+               Say("job '", Named("job", job), "' cannot go on from its newest snapshot: ",
+                   scheduler::MessageOf(found.status()), "; docs/snapshots.md says what to do"));
 }
 
 absl::StatusOr<int64_t> Daemon::FindNewestStep(const std::string& job) {

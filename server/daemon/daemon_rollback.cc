@@ -102,9 +102,8 @@ scheduler::StepAnswer Daemon::RolledBack(const Session& session, scheduler::Step
 
 absl::Status Daemon::RolledBackError(int32_t rank, int64_t to_step) {
   return Error(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
-               absl::StrCat("the job has gone back to step ", to_step, ": rank ", rank,
-                            " must acknowledge it first"),
-               {{"to_step", absl::StrCat(to_step)}});
+               Say("the job has gone back to step ", Named("to_step", to_step), ": rank ",
+                   Named("rank", rank), " must acknowledge it first"));
 }
 
 absl::Status Daemon::CheckNotRolledBack(const Session& session) {
@@ -114,11 +113,11 @@ absl::Status Daemon::CheckNotRolledBack(const Session& session) {
 
 absl::Status Daemon::CheckUpToDate(const Session& session) const {
   if (!session.outdated && !session.must_acknowledge.has_value()) return absl::OkStatus();
-  return Error(
-      absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
-      absl::StrCat("rank ", session.rank, " opened its session at step ",
-                   session.opened.last_committed_step(), ", and job '", job_->name,
-                   "' has gone back to step ", job_->wire.restore_step(), " since: open it again"));
+  return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
+               Say("rank ", Named("rank", session.rank), " opened its session at step ",
+                   session.opened.last_committed_step(), ", and job '", Named("job", job_->name),
+                   "' has gone back to step ", Named("to_step", job_->wire.restore_step()),
+                   " since: open it again"));
 }
 
 absl::StatusOr<bool> Daemon::WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
@@ -150,8 +149,8 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
     if (!job_->reforming) Tell(NewsOfAttached(session));
   } else if (session.acknowledged != request.to_step()) {
     return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
-                 absl::StrCat("rank ", session.rank, " acknowledges step ", request.to_step(),
-                              ", and the job has not gone back"));
+                 Say("rank ", Named("rank", session.rank), " acknowledges step ",
+                     Named("to_step", request.to_step()), ", and the job has not gone back"));
   }
   const auto linger = options_.coordinator.step.session_linger;
   absl::StatusOr<bool> begun = WaitUntilRestarted(
@@ -210,7 +209,7 @@ absl::StatusOr<int64_t> Daemon::GoBackTo(int64_t step, const std::string& why,
   }
   if (!to->has_value()) {
     return Error(absl::StatusCode::kNotFound, "JOB_HAS_NO_STATE",
-                 absl::StrCat("job '", job, "' has no snapshot"));
+                 Say("job '", Named("job", job), "' has no snapshot"));
   }
   if (job_ == nullptr || job_->name != job || !job_->has_state) {
     return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");

@@ -17,22 +17,27 @@ namespace {
 constexpr size_t kJobNameMax = 128;
 constexpr int32_t kWorldMax = 1 << 20;
 constexpr size_t kClosedKept = 1024;
+// Longer than clients repeat a call.
+constexpr std::chrono::seconds kRefusalKept{60};
 
 // What a lane would otherwise find out, and end.
 absl::Status CheckGroups(const v1::Registration& registration) {
   for (int i = 0; i < registration.groups_size(); ++i) {
     const absl::Status valid = FromProto(registration.groups(i)).status();
     if (!valid.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("rank ", registration.rank(), ", groups[", i,
-                                                     "]: ", std::string(valid.message())));
+      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                   Say("rank ", Named("rank", registration.rank()), ", groups[", Named("group", i),
+                       "]: ", valid.message()));
     }
   }
   for (const v1::Parameter& parameter : registration.parameters()) {
     if (parameter.route() == v1::ROUTE_TRAINER) continue;
     if (parameter.group() < 0 || parameter.group() >= registration.groups_size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "rank ", registration.rank(), ": parameter '", parameter.name(), "' is of group ",
-          parameter.group(), ", and there are ", registration.groups_size(), " groups"));
+      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                   Say("rank ", Named("rank", registration.rank()), ": parameter '",
+                       Named("parameter", parameter.name()), "' is of group ",
+                       Named("group", parameter.group()), ", and there are ",
+                       Named("groups", registration.groups_size()), " groups"));
     }
   }
   return absl::OkStatus();
@@ -46,29 +51,38 @@ bool ValidJobName(const std::string& name) {
 }
 
 absl::Status CheckOpenSession(const v1::OpenSessionRequest& request, const DaemonOptions& options) {
+  if (!v1::OpenSessionRequest::Resume_IsValid(request.resume())) {
+    return Error(
+        absl::StatusCode::kInvalidArgument, "RESUME_INVALID",
+        Say("rank ", Named("rank", request.rank()), " of job '", Named("job", request.job()),
+            "' asks for resume ", Named("resume", static_cast<int>(request.resume())),
+            "; known are 1 (NEVER), 2 (IF_PRESENT) and 3 (REQUIRE)"));
+  }
   if (!ValidJobName(request.job())) {
     return Error(absl::StatusCode::kInvalidArgument, "JOB_NAME_INVALID",
-                 absl::StrCat("job name '", request.job(),
-                              "': 1 to 128 letters, digits, '.', '_' or '-' are allowed"));
+                 Say("job name '", Named("job", request.job()),
+                     "': 1 to 128 letters, digits, '.', '_' or '-' are allowed"));
   }
   if (request.world_size() < 1 || request.world_size() > kWorldMax) {
-    return Error(
-        absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
-        absl::StrCat("world_size is ", request.world_size(), ", allowed: 1 to ", kWorldMax));
+    return Error(absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
+                 Say("world_size is ", Named("world_size", request.world_size()),
+                     ", allowed: 1 to ", Named("world_size_max", kWorldMax)));
   }
   if (request.rank() < 0 || request.rank() >= request.world_size()) {
     return Error(absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
-                 absl::StrCat("rank ", request.rank(), " in a world of ", request.world_size()));
+                 Say("rank ", Named("rank", request.rank()), " in a world of ",
+                     Named("world_size", request.world_size())));
   }
   if (request.home_lane() < -1 || request.home_lane() >= options.lanes) {
     return Error(absl::StatusCode::kInvalidArgument, "LANE_OUT_OF_RANGE",
-                 absl::StrCat("rank ", request.rank(), " names home lane ", request.home_lane(),
-                              "; this node has lanes 0 to ", options.lanes - 1));
+                 Say("rank ", Named("rank", request.rank()), " names home lane ",
+                     Named("home_lane", request.home_lane()), "; this node has lanes 0 to ",
+                     Named("last_lane", options.lanes - 1)));
   }
   if (!options.token.empty() && request.token() != options.token) {
     return Error(absl::StatusCode::kPermissionDenied, "TOKEN_WRONG",
-                 absl::StrCat("rank ", request.rank(), " of job '", request.job(),
-                              "' carries the wrong token"));
+                 Say("rank ", Named("rank", request.rank()), " of job '",
+                     Named("job", request.job()), "' carries the wrong token"));
   }
   return absl::OkStatus();
 }
@@ -103,17 +117,18 @@ absl::Status Daemon::WaitUntilVacant(const v1::OpenSessionRequest& request, pid_
   if (!gone.ok()) return gone.status();
   if (*gone) return absl::OkStatus();
   return Error(absl::StatusCode::kUnavailable, "PREDECESSOR_RUNS",
-               absl::StrCat("the last trainer of rank ", request.rank(), " (pid ", vacancy()->pid,
-                            ") has lost its session, but its process still runs: end it first"));
+               Say("the last trainer of rank ", Named("rank", request.rank()), " (pid ",
+                   Named("pid", vacancy()->pid),
+                   ") has lost its session, but its process still runs: end it first"));
 }
 
 absl::StatusOr<v1::HelloReply> Daemon::Hello(const v1::HelloRequest& request) {
   if (request.version_min() > kProtocolVersion || request.version_max() < kProtocolVersion) {
     return Error(absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
-                 absl::StrCat("the client '", request.client(), "' speaks protocol versions ",
-                              request.version_min(), " to ", request.version_max(),
-                              ", this daemon speaks ", kProtocolVersion),
-                 {{"server_version", absl::StrCat(kProtocolVersion)}});
+                 Say("the client '", Named("client", request.client()),
+                     "' speaks protocol versions ", Named("version_min", request.version_min()),
+                     " to ", Named("version_max", request.version_max()), ", this daemon speaks ",
+                     Named("server_version", kProtocolVersion)));
   }
   v1::HelloReply reply;
   reply.set_version(kProtocolVersion);
@@ -136,13 +151,20 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
   for (const auto& [id, session] : sessions_) {
     if (session.request == bytes) return session.opened;
   }
+  for (const auto& [id, refused] : refused_opens_) {
+    if (refused.nonce == request.nonce()) return refused.status;
+  }
   absl::StatusOr<AttachPeer> peer = attach_->Claim(request.nonce());
   if (!peer.ok()) return peer.status();
   opening_.insert(request.nonce());
   absl::StatusOr<v1::OpenSessionReply> opened = OpenClaimed(request, *peer, cancelled);
   opening_.erase(request.nonce());
-  // Who is refused gives the socket up, and starts over with a new one.
-  if (!opened.ok()) attach_->Close(peer->id);
+  // Who is refused starts over with a new socket. This one stays until its other end is closed: who
+  // has lost the refusal asks again, and must not take the daemon for gone.
+  if (!opened.ok()) {
+    refused_opens_[peer->id] = {request.nonce(), opened.status(),
+                                std::chrono::steady_clock::now() + kRefusalKept};
+  }
   mutex_.Changed();
   return opened;
 }
@@ -158,8 +180,8 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   if (!formed.ok()) return formed.status();
   if (!*formed) {
     return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
-                 absl::StrCat("the group of ", options_.nodes,
-                              " daemons has not formed; `dmuonctl status` says who is missing"));
+                 Say("the group of ", Named("nodes", options_.nodes),
+                     " daemons has not formed; `dmuonctl status` says who is missing"));
   }
   if (absl::Status vacant = WaitUntilVacant(request, peer.pid, cancelled); !vacant.ok()) {
     return vacant;
@@ -186,29 +208,31 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   }
   if (job_ != nullptr && job_->name != request.job()) {
     return Error(absl::StatusCode::kFailedPrecondition, "OTHER_JOB",
-                 absl::StrCat("this daemon runs job '", job_->name, "'; job '", request.job(),
-                              "' must wait until it ends"),
-                 {{"holder", job_->name}});
+                 Say("this daemon runs job '", Named("holder", job_->name), "'; job '",
+                     Named("job", request.job()), "' must wait until it ends"));
   }
   if (job_ != nullptr && job_->world_size != request.world_size()) {
-    return Error(absl::StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
-                 absl::StrCat("job '", job_->name, "' has world_size ", job_->world_size, ", rank ",
-                              request.rank(), " says ", request.world_size()));
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
+        Say("job '", Named("job", job_->name), "' has world_size ",
+            Named("world_size", job_->world_size), ", rank ", Named("rank", request.rank()),
+            " says ", Named("given_world_size", request.world_size())));
   }
   for (const auto& [id, session] : sessions_) {
     if (session.rank != request.rank()) continue;
-    return Error(
-        absl::StatusCode::kAlreadyExists, "RANK_TWICE",
-        absl::StrCat("rank ", request.rank(), " of job '", request.job(),
-                     "' has a live session already (pid ", session.pid, ", ", session.client, ")"));
+    return Error(absl::StatusCode::kAlreadyExists, "RANK_TWICE",
+                 Say("rank ", Named("rank", request.rank()), " of job '",
+                     Named("job", request.job()), "' has a live session already (pid ",
+                     Named("pid", session.pid), ", ", Named("client", session.client), ")"));
   }
   if (job_ != nullptr && job_->plan != nullptr) {
     const int32_t home = job_->inputs->layout.trainers[request.rank()].node.value();
     if (home != options_.node) {
       return Error(
           absl::StatusCode::kFailedPrecondition, "RANK_MOVED",
-          absl::StrCat("rank ", request.rank(), " of job '", request.job(), "' belongs to node ",
-                       home, ", this is node ", options_.node, ": start its replacement there"));
+          Say("rank ", Named("rank", request.rank()), " of job '", Named("job", request.job()),
+              "' belongs to node ", Named("home_node", home), ", this is node ",
+              Named("node", options_.node), ": start its replacement there"));
     }
   }
   // What was found counts for the job that it begins.
@@ -217,22 +241,23 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
       job_ == nullptr && resume.has_value() ? resume->id.step.value() : LastCommitted();
   if (has_state && request.resume() != v1::OpenSessionRequest::RESUME_IF_PRESENT &&
       request.resume() != v1::OpenSessionRequest::RESUME_REQUIRE) {
-    return Error(
-        absl::StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
-        absl::StrCat("job '", request.job(), "' has optimizer state at step ", last_committed,
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
+                 Say("job '", Named("job", request.job()), "' has optimizer state at step ",
+                     Named("last_committed_step", last_committed),
                      ": continue it with resume=IF_PRESENT, or start under another job name"));
   }
   if (!has_state && request.resume() == v1::OpenSessionRequest::RESUME_REQUIRE) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
-                 absl::StrCat("job '", request.job(), "' has no state to resume from"));
+                 Say("job '", Named("job", request.job()), "' has no state to resume from"));
   }
   if (job_ != nullptr && !job_->failed.ok()) return job_->failed;
   if (job_ != nullptr && job_->has_state && !job_->vacancies.contains(request.rank())) {
     // Every rank has pushed to make the state: this one has closed its session since.
-    return Error(absl::StatusCode::kUnavailable, "TRAINER_LOST",
-                 absl::StrCat("rank ", request.rank(), " has left job '", request.job(),
-                              "' at step ", job_->steps->last_committed().value(),
-                              ": a job ends when a rank closes its session"));
+    return Error(
+        absl::StatusCode::kUnavailable, "TRAINER_LOST",
+        Say("rank ", Named("rank", request.rank()), " has left job '", Named("job", request.job()),
+            "' at step ", Named("last_committed_step", job_->steps->last_committed().value()),
+            ": a job ends when a rank closes its session"));
   }
 
   if (job_ == nullptr) {
@@ -315,6 +340,8 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   if (!found.ok()) return found.status();
   Session* session = *found;
   if (!session->denied.ok()) return session->denied;
+  // Sent before the caller had read why its last registration was refused: the answer of that one.
+  if (request.has_refusals() && request.refusals() < session->refusals) return RefusalOf(*session);
   v1::Registration registration;
   registration.set_rank(session->rank);
   registration.set_node(options_.node);
@@ -345,8 +372,8 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
     Tell(std::move(message));
   } else if (session->registration.SerializeAsString() != registration.SerializeAsString()) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
-                 absl::StrCat("rank ", session->rank,
-                              " has registered another layout before; close the session first"));
+                 Say("rank ", Named("rank", session->rank),
+                     " has registered another layout before; close the session first"));
   }
 
   const auto refused = [&]() DMUOND_REQUIRES(mutex_) {
@@ -365,7 +392,7 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   if (!planned.ok()) return planned.status();
   if (!found.ok()) return found.status();
   session = *found;
-  if (refused()) return session->denied.ok() ? session->refused : session->denied;
+  if (refused()) return session->denied.ok() ? RefusalOf(*session) : session->denied;
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   if (!*planned) {
     return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
@@ -394,13 +421,17 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   return reply;
 }
 
+absl::Status Daemon::RefusalOf(const Session& session) {
+  return WithMetadata(session.refused, {{"refusals", absl::StrCat(session.refusals)}});
+}
+
 absl::Status Daemon::CheckReplacement(const Session& session,
                                       const v1::Registration& registration) {
   const v1::Registration& before = job_->wire.registrations(session.rank);
   const auto differs = [&session, &job = job_->name](const std::string& what) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
-                 absl::StrCat("rank ", session.rank, " replaces a trainer of job '", job,
-                              "' but registers another ", what));
+                 Say("rank ", Named("rank", session.rank), " replaces a trainer of job '",
+                     Named("job", job), "' but registers another ", what));
   };
   if (before.parameters_size() != registration.parameters_size()) {
     return differs(absl::StrCat("number of parameters: ", registration.parameters_size(),
@@ -511,8 +542,20 @@ void Daemon::HandleExpel(const v1::ExpelRank& expel) {
   }
 }
 
+void Daemon::ForgetRefusedOpens(Deadline now) {
+  for (auto refused = refused_opens_.begin(); refused != refused_opens_.end();) {
+    if (now < refused->second.forget_at) {
+      ++refused;
+      continue;
+    }
+    attach_->Close(refused->first);
+    refused = refused_opens_.erase(refused);
+  }
+}
+
 void Daemon::OnAttachGone(AttachId id) {
   StateLock lock(mutex_);
+  refused_opens_.erase(id);
   for (const auto& [session_id, session] : sessions_) {
     if (session.attach != id) continue;
     RemoveSession(session_id, /*closed=*/false,

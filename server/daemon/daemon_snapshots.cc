@@ -161,7 +161,7 @@ absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancel
   const v1::SnapshotDone& end = job_->snapshots.done;
   if (!end.error().empty()) {
     return Error(absl::StatusCode::kUnavailable, end.reason(),
-                 absl::StrCat("step ", end.step(), " was not saved: ", end.error()));
+                 Say("step ", Named("step", end.step()), " was not saved: ", end.error()));
   }
   return end;
 }

@@ -87,7 +87,7 @@ absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind
     if (absl::Status failure = JobFailure(); !answered && !failure.ok()) return failure;
     if (!answered && generation_ == generation) {
       return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
-                   absl::StrCat("lane ", lane, " has not answered in time"));
+                   Say("lane ", Named("lane", lane), " has not answered in time"));
     }
   }
   auto mapping = kernels::cpu::MapShared(memory->get(), bytes);
@@ -141,7 +141,8 @@ absl::Status Daemon::PullParameters(
                                    [&](const scheduler::Parameter& p) { return p.name == name; });
     if (!known) {
       return Error(absl::StatusCode::kInvalidArgument, "PARAMETER_UNKNOWN",
-                   absl::StrCat("rank ", (*found)->rank, " has not registered '", name, "'"));
+                   Say("rank ", Named("rank", (*found)->rank), " has not registered '",
+                       Named("parameter", name), "'"));
     }
   }
   const auto wanted_parameter = [&](const std::string& name) {
@@ -208,9 +209,10 @@ absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateCh
   if (absl::Status back = CheckNotRolledBack(session); !back.ok()) return back;
   const auto refuse = [&](const std::string& what) {
     return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
-                 absl::StrCat("state ", v1::StateKind_Name(chunk.kind()), " of parameter '",
-                              chunk.parameter(), "', fragment ", chunk.fragment(), ", rank ",
-                              session.rank, ": ", what));
+                 Say("state ", Named("kind", v1::StateKind_Name(chunk.kind())), " of parameter '",
+                     Named("parameter", chunk.parameter()), "', fragment ",
+                     Named("fragment", chunk.fragment()), ", rank ", Named("rank", session.rank),
+                     ": ", what));
   };
   const scheduler::Fragment* fragment = nullptr;
   int32_t seen = 0;
@@ -276,9 +278,10 @@ absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key, const PushedSt
     const std::string& name = layout.parameters[fragment.parameter].name;
     if (tensor.bytes_given != static_cast<int64_t>(tensor.bytes.size())) {
       return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
-                   absl::StrCat("state ", v1::StateKind_Name(kind), " of parameter '", name,
-                                "', rank ", layout.rank.value(), ": ", tensor.bytes_given, " of ",
-                                tensor.bytes.size(), " bytes were pushed"));
+                   Say("state ", Named("kind", v1::StateKind_Name(kind)), " of parameter '",
+                       Named("parameter", name), "', rank ", Named("rank", layout.rank.value()),
+                       ": ", Named("given_bytes", tensor.bytes_given), " of ",
+                       Named("bytes", tensor.bytes.size()), " bytes were pushed"));
     }
     StateTensor values(tensor.bytes.size() / sizeof(float));
     if (kind != v1::STATE_KIND_STEP) {
@@ -331,9 +334,10 @@ absl::Status Daemon::KeepPending(const v1::WriteStateRequest& part) {
   if (job_ == nullptr || job_->plan == nullptr ||
       job_->wire.job_incarnation() != part.job_incarnation() || part.unit() < 0 ||
       part.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
-    return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
-                 absl::StrCat("state for unit ", part.unit(), " of job incarnation ",
-                              part.job_incarnation(), ", which does not run here"));
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
+        Say("state for unit ", Named("unit", part.unit()), " of job incarnation ",
+            Named("job_incarnation", part.job_incarnation()), ", which does not run here"));
   }
   if (part.attempt() < job_->pending_attempt) return absl::OkStatus();  // that load has ended
   if (part.attempt() > job_->pending_attempt) job_->pending.Clear();
@@ -353,9 +357,10 @@ absl::Status Daemon::KeepPending(const v1::WriteStateRequest& part) {
   const auto bytes = static_cast<int64_t>(part.data().size());
   if (box->begin.size() != unit.box.begin.size() || !scheduler::Contains(unit.box, *box) ||
       bytes != scheduler::Elements(*box) * static_cast<int64_t>(sizeof(float))) {
-    return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
-                 absl::StrCat("box ", scheduler::ToString(*box), " with ", bytes,
-                              " bytes does not fit unit ", scheduler::ToString(unit.box)));
+    return Error(
+        absl::StatusCode::kInvalidArgument, "STATE_INVALID",
+        Say("box ", Named("box", scheduler::ToString(*box)), " with ", Named("bytes", bytes),
+            " bytes does not fit unit ", Named("unit_box", scheduler::ToString(unit.box))));
   }
   StateTensor data(part.data().size() / sizeof(float));
   std::memcpy(data.data(), part.data().data(), part.data().size());
@@ -410,13 +415,13 @@ absl::StatusOr<StateTensor> Daemon::ReadStateForPeer(const v1::ReadStateRequest&
       job_->wire.job_incarnation() != request.job_incarnation() || request.unit() < 0 ||
       request.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
-                 absl::StrCat("unit ", request.unit(), " of job incarnation ",
-                              request.job_incarnation(), " is not here"));
+                 Say("unit ", Named("unit", request.unit()), " of job incarnation ",
+                     Named("job_incarnation", request.job_incarnation()), " is not here"));
   }
   const scheduler::UnitId id(request.unit());
   if (job_->plan->units[request.unit()].owner.value() / options_.lanes != options_.node) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
-                 absl::StrCat("unit ", request.unit(), " is owned by another node"));
+                 Say("unit ", Named("unit", request.unit()), " is owned by another node"));
   }
   absl::Status published = WaitUntilPublished(cancelled);
   if (!published.ok()) return published;

@@ -26,9 +26,8 @@ std::chrono::steady_clock::time_point WaitDeadline(int32_t wait_ms) {
 absl::Status CheckScalars(int32_t rank, const scheduler::StepScalars& scalars) {
   const auto refuse = [rank](const std::string& field, double value) {
     return Error(absl::StatusCode::kInvalidArgument, "SCALARS_INVALID",
-                 absl::StrCat("rank ", rank, " submits ", field, " = ", value,
-                              "; it must be finite and not negative"),
-                 {{"field", field}});
+                 Say("rank ", Named("rank", rank), " submits ", Named("field", field), " = ",
+                     Named("value", value), "; it must be finite and not negative"));
   };
   const auto wrong = [](double value) { return !std::isfinite(value) || value < 0; };
   for (size_t g = 0; g < scalars.groups.size(); ++g) {
@@ -74,7 +73,7 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
   }
   if (session.state != Session::State::kAttached || !job_->steps.has_value()) {
     return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
-                 absl::StrCat("rank ", session.rank, " must attach its buffers first"));
+                 Say("rank ", Named("rank", session.rank), " must attach its buffers first"));
   }
   const scheduler::StepMember& steps = *job_->steps;
   if (draining_ && !steps.submitted(scheduler::TrainerRank(session.rank)) &&
@@ -134,8 +133,8 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
                                                        const Cancelled& cancelled) {
   if (request.trainer_state().size() > kTrainerStateMax) {
     return Error(absl::StatusCode::kInvalidArgument, "TRAINER_STATE_TOO_LONG",
-                 absl::StrCat("trainer_state has ", request.trainer_state().size(),
-                              " bytes; at most ", kTrainerStateMax, " are allowed"));
+                 Say("trainer_state has ", Named("bytes", request.trainer_state().size()),
+                     " bytes; at most ", Named("bytes_max", kTrainerStateMax), " are allowed"));
   }
   StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
@@ -150,9 +149,10 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
   submission.withdraw = request.withdraw();
   for (const int32_t index : request.absent()) {
     if (index < 0 || index >= static_cast<int32_t>(session.job_parameter.size())) {
-      return Error(absl::StatusCode::kInvalidArgument, "ABSENT_OUT_OF_RANGE",
-                   absl::StrCat("rank ", session.rank, " calls parameter ", index,
-                                " absent; it registered ", session.job_parameter.size()));
+      return Error(
+          absl::StatusCode::kInvalidArgument, "ABSENT_OUT_OF_RANGE",
+          Say("rank ", Named("rank", session.rank), " calls parameter ", Named("parameter", index),
+              " absent; it registered ", Named("parameters", session.job_parameter.size())));
     }
     submission.absent.push_back(session.job_parameter[index]);
   }
@@ -160,10 +160,11 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
   if (job_->inputs != nullptr && !job_->wire.registrations().empty() &&
       submission.scalars.groups.size() !=
           static_cast<size_t>(job_->wire.registrations(0).groups_size())) {
-    return Error(absl::StatusCode::kInvalidArgument, "SCALARS_DIFFER",
-                 absl::StrCat("rank ", session.rank, " submits scalars of ",
-                              submission.scalars.groups.size(), " groups; ",
-                              job_->wire.registrations(0).groups_size(), " are registered"));
+    return Error(
+        absl::StatusCode::kInvalidArgument, "SCALARS_DIFFER",
+        Say("rank ", Named("rank", session.rank), " submits scalars of ",
+            Named("given_groups", submission.scalars.groups.size()), " groups; ",
+            Named("groups", job_->wire.registrations(0).groups_size()), " are registered"));
   }
   absl::StatusOr<scheduler::StepAnswer> answer =
       Submit(session, submission, request.trainer_state());
@@ -230,7 +231,7 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   if (absl::Status back = CheckNotRolledBack(**found); !back.ok()) return back;
   if (!job_->steps.has_value()) {
     return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
-                 absl::StrCat("rank ", (*found)->rank, " must attach its buffers first"));
+                 Say("rank ", Named("rank", (*found)->rank), " must attach its buffers first"));
   }
   Session& session = **found;
   scheduler::Submission submission;
@@ -246,8 +247,8 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
                                    [&](const v1::Parameter& p) { return p.name() == name; });
       if (at == parameters.end()) {
         return Error(absl::StatusCode::kInvalidArgument, "PARAMETER_UNKNOWN",
-                     absl::StrCat("rank ", session.rank, " pushes '", name,
-                                  "', which it has not registered"));
+                     Say("rank ", Named("rank", session.rank), " pushes '",
+                         Named("parameter", name), "', which it has not registered"));
       }
       submission.pushed.push_back(session.job_parameter[at - parameters.begin()]);
     }
@@ -273,10 +274,10 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   if (!answer.ok()) return answer.status();
   if (!answer->refused.ok()) return Refusal(*answer);
   if (answer->pending()) {
-    return Error(
-        absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-        absl::StrCat("rank ", submission.rank.value(), " pushed, but not every rank did within ",
-                     options_.step_timeout.count(), " ms"));
+    return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                 Say("rank ", Named("rank", submission.rank.value()),
+                     " pushed, but not every rank did within ",
+                     Named("timeout_ms", options_.step_timeout.count()), " ms"));
   }
   if (answer->outcome->kind == scheduler::OutcomeKind::kRolledBack) {
     return RolledBackError(submission.rank.value(), answer->outcome->to_step.value());

@@ -1,21 +1,20 @@
-// Errors with a stable reason. Inside the daemon an error is an absl::Status whose payload carries
-// the reason and the metadata; on the wire it is a google.rpc.Status with a google.rpc.ErrorInfo.
-// docs/errors.md lists every reason.
+// Errors with a stable reason. Inside the daemon an error is an absl::Status whose payloads carry
+// the reason and the metadata (scheduler/reason.h); on the wire it is a google.rpc.Status with a
+// google.rpc.ErrorInfo. docs/errors.md lists every reason.
 //
 //   return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
-//                absl::StrCat("step ", got, " submitted, ", want, " is next"),
-//                {{"step", absl::StrCat(got)}, {"next", absl::StrCat(want)}});
+//                Say("step ", Named("step", got), " submitted, ", Named("next", want), " is
+//                next"));
 //
 // Threads: any.
 #ifndef DMUOND_SERVER_DAEMON_ERRORS_H_
 #define DMUOND_SERVER_DAEMON_ERRORS_H_
 
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "scheduler/reason.h"
 
 namespace grpc {
 class Status;
@@ -25,15 +24,18 @@ namespace dmuond::server {
 
 inline constexpr char kErrorDomain[] = "dmuond";
 
-using ErrorMetadata = std::vector<std::pair<std::string, std::string>>;
+using ErrorMetadata = scheduler::Metadata;
+using scheduler::Error;
+using scheduler::MetadataOf;
+using scheduler::Named;
+using scheduler::ReasonOf;
+using scheduler::Say;
+using scheduler::WithMetadata;
 
-// `reason` is UPPER_SNAKE_CASE. REQUIRES: code is not OK.
+// Of a message that names nothing, or whose metadata is at hand. `reason` is UPPER_SNAKE_CASE.
+// REQUIRES: code is not OK.
 [[nodiscard]] absl::Status Error(absl::StatusCode code, absl::string_view reason,
                                  absl::string_view message, const ErrorMetadata& metadata = {});
-
-// The reason of an error; "" where it has none, or for OK.
-[[nodiscard]] std::string ReasonOf(const absl::Status& status);
-[[nodiscard]] ErrorMetadata MetadataOf(const absl::Status& status);
 
 // Gives a reason to an error that has none. An error that has one, and OK, come back unchanged.
 [[nodiscard]] absl::Status WithReason(absl::Status status, absl::string_view reason);

@@ -23,11 +23,9 @@ absl::Status JobMemory::Reserve(int64_t bytes, const std::string& what) {
   const int64_t limit = options_.bytes_max;
   if (limit > 0 && (bytes > limit || bytes_ > limit - bytes)) {
     return Error(absl::StatusCode::kResourceExhausted, "MEMORY_EXHAUSTED",
-                 absl::StrCat(what, ": ", bytes, " bytes wanted, job ", options_.job, " holds ",
-                              bytes_, " of at most ", limit, " (--job_memory_bytes)"),
-                 {{"wanted_bytes", absl::StrCat(bytes)},
-                  {"held_bytes", absl::StrCat(bytes_)},
-                  {"limit_bytes", absl::StrCat(limit)}});
+                 Say(what, ": ", Named("wanted_bytes", bytes), " bytes wanted, job ",
+                     Named("job", options_.job), " holds ", Named("held_bytes", bytes_),
+                     " of at most ", Named("limit_bytes", limit), " (--job_memory_bytes)"));
   }
   bytes_ += bytes;
   return absl::OkStatus();
@@ -44,7 +42,8 @@ absl::StatusOr<JobMemory::Block> JobMemory::Make(kernels::MemoryHolder& holder, 
   if (!fd.ok()) {
     MutexLock lock(mutex_);
     Return(block);
-    return WithReason(fd.status(), "MEMORY_EXHAUSTED");
+    return WithMetadata(WithReason(fd.status(), "MEMORY_EXHAUSTED"),
+                        {{"wanted_bytes", absl::StrCat(bytes)}});
   }
   block.fd = *std::move(fd);
   return block;
@@ -62,7 +61,8 @@ absl::StatusOr<JobMemory::Block> JobMemory::MakeHost(int64_t bytes, const std::s
   if (!mapping.ok()) {
     MutexLock lock(mutex_);
     Return(*block);
-    return WithReason(mapping.status(), "MEMORY_EXHAUSTED");
+    return WithMetadata(WithReason(mapping.status(), "MEMORY_EXHAUSTED"),
+                        {{"wanted_bytes", absl::StrCat(bytes)}});
   }
   block->mapping = *std::move(mapping);
   return block;

@@ -96,10 +96,9 @@ absl::Status LaneProcess::Send(const v1::LaneCommand& command, const std::vector
     [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
   }
   if (!absl::IsUnavailable(status)) return status;
-  return Error(
-      absl::StatusCode::kUnavailable, "LANE_LOST",
-      absl::StrCat("lane ", options_.lane_index, " (pid ", pid_, ") is gone: ", status.message()),
-      {{"lane", absl::StrCat(options_.lane_index)}});
+  return Error(absl::StatusCode::kUnavailable, "LANE_LOST",
+               Say("lane ", Named("lane", options_.lane_index), " (pid ", Named("pid", pid_),
+                   ") is gone: ", status.message()));
 }
 
 std::vector<std::string> LaneProcess::LastLines() const {

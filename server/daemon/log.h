@@ -31,7 +31,9 @@ struct Field {
   Field(absl::string_view key, const char* value) : key(key), value(value) {}
   Field(absl::string_view key, bool value)
       : key(key), value(value ? "true" : "false"), number(true) {}
-  Field(absl::string_view key, const absl::Status& value) : key(key), value(value.ToString()) {}
+  // Without payloads: what programs read there, the message says to people.
+  Field(absl::string_view key, const absl::Status& value)
+      : key(key), value(value.ToString(absl::StatusToStringMode::kWithNoExtraData)) {}
   template <typename Number>
   requires std::integral<Number> || std::floating_point<Number> Field(absl::string_view key,
                                                                       Number value)

@@ -99,8 +99,9 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
-    return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
-                 absl::StrCat("cannot listen on '", config.health_address, "' for health checks"));
+    return Error(
+        absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+        Say("cannot listen on '", Named("address", config.health_address), "' for health checks"));
   }
   return server;
 }
@@ -204,7 +205,7 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) {
     return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
-                 absl::StrCat("cannot listen on '", config.socket, "'"));
+                 Say("cannot listen on '", Named("address", config.socket), "'"));
   }
   absl::Status restricted = socket_dir->Restrict(config.socket);
   if (!restricted.ok()) return restricted;

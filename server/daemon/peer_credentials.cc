@@ -15,7 +15,7 @@ absl::StatusOr<std::string> ReadPem(const std::string& path) {
   std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (!file.good() && text.empty()) {
     return Error(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID",
-                 absl::StrCat("the TLS file '", path, "' cannot be read"));
+                 Say("the TLS file '", Named("path", path), "' cannot be read"));
   }
   return text;
 }
@@ -35,10 +35,11 @@ absl::StatusOr<PeerCredentials> MakePeerCredentials(const TlsFiles& files, bool 
                     static_cast<int>(!files.key.empty());
   if (given == 0) {
     if (!allow_plaintext && (!IsLoopback(listen) || !IsLoopback(coordinator))) {
-      return Error(absl::StatusCode::kFailedPrecondition, "PLAINTEXT_REFUSED",
-                   absl::StrCat("daemons would speak plaintext beyond loopback (listening on '",
-                                listen, "', coordinator '", coordinator,
-                                "'): give the TLS files, or --allow_plaintext_peers"));
+      return Error(
+          absl::StatusCode::kFailedPrecondition, "PLAINTEXT_REFUSED",
+          Say("daemons would speak plaintext beyond loopback (listening on '",
+              Named("peer_listen", listen), "', coordinator '", Named("coordinator", coordinator),
+              "'): give the TLS files, or --allow_plaintext_peers"));
     }
     return PeerCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials()};
   }

@@ -109,9 +109,8 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
-      return Error(
-          absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
-          absl::StrCat("cannot listen on '", options_.listen,
+      return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+                   Say("cannot listen on '", Named("address", options_.listen),
                        "' for other daemons: the port is taken or the address is not ours"));
     }
     // Without a port of its own, what others reach this daemon by has the one really bound.
@@ -191,8 +190,9 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
                           "a member's first message is its JoinRequest"));
     }
     if (options_.node != 0) {
-      return ToGrpc(Error(absl::StatusCode::kFailedPrecondition, "NOT_THE_COORDINATOR",
-                          absl::StrCat("this is node ", options_.node, "; node 0 coordinates")));
+      return ToGrpc(
+          Error(absl::StatusCode::kFailedPrecondition, "NOT_THE_COORDINATOR",
+                Say("this is node ", Named("node", options_.node), "; node 0 coordinates")));
     }
     const scheduler::MemberInfo info = FromProto(message.join());
     const int32_t node = info.node.value();
@@ -389,7 +389,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       MutexLock lock(mutex_);
       if (node < 0 || node >= static_cast<int32_t>(addresses_.size())) {
         return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-                     absl::StrCat("the group has not formed: node ", node, " is not known"));
+                     Say("the group has not formed: node ", Named("node", node), " is not known"));
       }
       address = addresses_[node];
     }

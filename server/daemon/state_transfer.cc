@@ -18,29 +18,26 @@ Extents RowMajorStrides(const Box& box) {
   return strides;
 }
 
-}  // namespace
-
-void CopyIntersection(const Box& from_box, const StateTensor& from, const Box& to_box,
-                      StateTensor& to) {
-  const Box both = scheduler::Intersect(from_box, to_box);
+// Calls visit(first element in a, first element in b, how many) for each run of consecutive
+// elements that both boxes have.
+template <typename Visit>
+void ForRuns(const Box& a, const Box& b, Visit visit) {
+  const Box both = scheduler::Intersect(a, b);
   if (scheduler::Empty(both)) return;
-  if (both.begin.empty()) {  // a scalar
-    to[0] = from[0];
-    return;
-  }
-  const Extents from_strides = RowMajorStrides(from_box);
-  const Extents to_strides = RowMajorStrides(to_box);
+  if (both.begin.empty()) return visit(0, 0, 1);  // a scalar
+  const Extents a_strides = RowMajorStrides(a);
+  const Extents b_strides = RowMajorStrides(b);
   const size_t last = both.begin.size() - 1;
   const int64_t run = both.end[last] - both.begin[last];
   Extents at = both.begin;
   for (;;) {
-    int64_t source = 0;
-    int64_t target = 0;
+    int64_t in_a = 0;
+    int64_t in_b = 0;
     for (size_t d = 0; d <= last; ++d) {
-      source += (at[d] - from_box.begin[d]) * from_strides[d];
-      target += (at[d] - to_box.begin[d]) * to_strides[d];
+      in_a += (at[d] - a.begin[d]) * a_strides[d];
+      in_b += (at[d] - b.begin[d]) * b_strides[d];
     }
-    std::copy_n(from.begin() + source, run, to.begin() + target);
+    visit(in_a, in_b, run);
     size_t d = last;
     while (d > 0 && ++at[d - 1] == both.end[d - 1]) {
       at[d - 1] = both.begin[d - 1];
@@ -48,6 +45,15 @@ void CopyIntersection(const Box& from_box, const StateTensor& from, const Box& t
     }
     if (d == 0) return;
   }
+}
+
+}  // namespace
+
+void CopyIntersection(const Box& from_box, const StateTensor& from, const Box& to_box,
+                      StateTensor& to) {
+  ForRuns(from_box, to_box, [&](int64_t source, int64_t target, int64_t run) {
+    std::copy_n(from.begin() + source, run, to.begin() + target);
+  });
 }
 
 std::vector<Box> SplitBox(const Box& box, int64_t elements_max) {
@@ -82,8 +88,13 @@ void PendingState::Add(const scheduler::Unit& unit, v1::StateKind kind, const Bo
                        const StateTensor& data) {
   Entry& entry = entries_[{unit.id, kind}];
   entry.data.resize(static_cast<size_t>(scheduler::Elements(unit.box)));
-  CopyIntersection(box, data, unit.box, entry.data);
-  entry.elements_given += scheduler::Elements(box);
+  entry.given.resize(entry.data.size());
+  ForRuns(box, unit.box, [&](int64_t source, int64_t target, int64_t run) {
+    std::copy_n(data.begin() + source, run, entry.data.begin() + target);
+    const auto first = entry.given.begin() + target;
+    entry.elements_given += run - std::count(first, first + run, true);
+    std::fill(first, first + run, true);
+  });
 }
 
 }  // namespace dmuond::server

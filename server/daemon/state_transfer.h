@@ -39,7 +39,8 @@ class PendingState {
 
   struct Entry {
     StateTensor data;
-    int64_t elements_given = 0;  // replicas that give an element again count again
+    std::vector<bool> given;  // by element; replicas give some twice
+    int64_t elements_given = 0;
   };
   using Key = std::pair<scheduler::UnitId, v1::StateKind>;
   [[nodiscard]] const std::map<Key, Entry>& entries() const { return entries_; }

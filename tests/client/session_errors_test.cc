@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_process.h"
+#include "tests/client/trainer_proxy.h"
 #include "tests/client/trainers.h"
 
 namespace dmuond::client {
@@ -105,6 +106,54 @@ TEST_F(SessionErrorsTest, ShapesThatDifferAreRefusedToBothByName) {
     EXPECT_THAT(std::string(registered.status().message()), HasSubstr("matrix"));
     EXPECT_NE(ReasonOf(registered.status()), "");
   });
+}
+
+TEST_F(SessionErrorsTest, ARefusalWhoseAnswerWasLostIsReadByTheRepeatedCall) {
+  testing::TrainerProxy proxy(daemon_->address(), [](const std::string& method, int call) {
+    return method != "Hello" && call == 0 ? testing::Fault::kLoseReply : testing::Fault::kNone;
+  });
+  const auto opened = Session::Open({.address = proxy.address(), .resume = Resume::kRequire});
+  EXPECT_EQ(ReasonOf(opened.status()), "JOB_HAS_NO_STATE") << opened.status();
+  EXPECT_EQ(MetadataOf(opened.status())["job"], "default");
+}
+
+TEST_F(SessionErrorsTest, ALostRefusalOfALayoutIsNoNewRegistration) {
+  OnEveryRank(2, [&](int32_t rank) {
+    testing::TrainerProxy proxy(daemon_->address(), [&](const std::string& method, int call) {
+      const bool lost = rank == 0 && method == "RegisterLayout" && call == 0;
+      return lost ? testing::Fault::kLoseReply : testing::Fault::kNone;
+    });
+    auto session = Session::Open({.address = proxy.address(), .rank = rank, .world_size = 2});
+    ASSERT_TRUE(session.ok()) << session.status();
+    const auto registered = (*session)->Register(OneMatrix(2, 8 + rank));
+    EXPECT_EQ(ReasonOf(registered.status()), "LAYOUT_DIFFERS") << registered.status();
+    auto metadata = MetadataOf(registered.status());
+    EXPECT_EQ(metadata["parameter"], "matrix");
+    EXPECT_EQ(metadata["value"], "8x16");
+    EXPECT_EQ(metadata["other_value"], "9x16");
+    EXPECT_EQ(metadata["refusals"], "1");
+    // The same layout may be right the second time: the other one has changed.
+    EXPECT_TRUE((*session)->Register(OneMatrix(2)).ok());
+    EXPECT_TRUE((*session)->Close().ok());
+  });
+}
+
+TEST_F(SessionErrorsTest, AMessageBeyondTheDaemonsLimitNamesBothSizes) {
+  auto daemon = DaemonProcess::Start({.flags = {"--message_bytes_max=1048576"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  auto session = Session::Open({.address = (*daemon)->address()});
+  ASSERT_TRUE(session.ok()) << session.status();
+  LayoutBuilder builder(1);
+  for (int i = 0; i < 20000; ++i) {
+    builder.Add({.name = "matrix" + std::to_string(i), .shape = {4, 4}});
+  }
+  const absl::Status refused = (*session)->Register(*builder.Build()).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
+  EXPECT_EQ(MetadataOf(refused)["limit_bytes"], "1048576");
+  EXPECT_GT(std::stoll(MetadataOf(refused)["bytes"]), 1048576);
+  EXPECT_TRUE((*session)->Register(OneMatrix(1)).ok());
+  EXPECT_TRUE((*session)->Close().ok());
 }
 
 TEST_F(SessionErrorsTest, AKilledDaemonEndsEveryCallWithAReason) {

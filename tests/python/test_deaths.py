@@ -3,6 +3,7 @@
 Nobody lingers for a replacement here; test_replacement.py has that.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from daemons import program
 
 NOTICED_WITHIN_S = 20.0  # far more than it takes, so that a busy machine does not fail the test
 READY_WITHIN_S = 60.0
@@ -113,13 +115,22 @@ def test_a_dead_daemon_of_another_node_is_named(pair, daemons):
     assert "PEER_LOST" in words or "TRAINER" in words
 
 
+def runs(pid: int) -> bool:
+    """A process that has ended stays visible until somebody waits for it: in a container, never."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
 def test_lanes_end_with_their_daemon(pair, daemons):
     pair()
     lanes = lane_pids(daemons.members[0])
     assert lanes
     daemons.members[0].kill()
     deadline = time.monotonic() + NOTICED_WITHIN_S
-    while any(Path(f"/proc/{lane}").exists() for lane in lanes):
+    while any(runs(lane) for lane in lanes):
         assert time.monotonic() < deadline, "a lane outlives its daemon"
         time.sleep(0.02)
 
@@ -128,5 +139,33 @@ def test_sigterm_finishes_the_step_and_leaves_with_zero(pair, daemons):
     first, second = pair()
     daemons.members[0].process.send_signal(signal.SIGTERM)
     assert daemons.members[0].process.wait(NOTICED_WITHIN_S) == 0
+    for trainer in (first, second):
+        assert trainer.last_words() != ""
+
+
+def wait_until_stalled(address: str):
+    """Until no step has committed for half a second: one is in flight, and stays so."""
+    command = [program("dmuonctl"), "status", "--json", f"--address={address}"]
+    steps = []
+    deadline = time.monotonic() + NOTICED_WITHIN_S
+    while len(steps) < 2 or steps[-1] != steps[-2]:
+        assert time.monotonic() < deadline, f"steps go on: {steps}"
+        time.sleep(0.5)
+        status = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+        steps.append(status["job"]["last_committed_step"])
+
+
+def test_a_second_signal_ends_the_daemon_at_once(pair, daemons):
+    """The first waits for a step that a stopped trainer holds up."""
+    first, second = pair()
+    second.process.send_signal(signal.SIGSTOP)
+    wait_until_stalled(daemons.members[0].path)
+    daemon = daemons.members[0].process
+    daemon.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        daemon.wait(1.0)
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait(NOTICED_WITHIN_S) == 1
+    second.process.send_signal(signal.SIGCONT)
     for trainer in (first, second):
         assert trainer.last_words() != ""

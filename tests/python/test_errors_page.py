@@ -18,3 +18,16 @@ def test_every_reason_is_on_the_page() -> None:
     found = reasons_in_source()
     assert len(found) > 30, "the pattern no longer finds reasons in the sources"
     assert found - listed == set()
+
+
+def test_values_in_messages_have_names() -> None:
+    """Programs find in the metadata what people read: a message is made by Say() of named parts."""
+    plain = re.compile(r'\bError\(\s*absl::StatusCode::\w+,\s*"[A-Z_]+",\s*absl::StrCat\([^;]*;')
+    sources = [*ROOT.glob("server/**/*.cc"), *ROOT.glob("scheduler/*.cc")]
+    nameless = [
+        call
+        for path in sources
+        for call in plain.findall(path.read_text())
+        if "{{" not in call  # metadata of its own
+    ]
+    assert nameless == []

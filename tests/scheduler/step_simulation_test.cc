@@ -32,16 +32,17 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
     all.replacements += counts.replacements;
     all.reformations += counts.reformations;
     all.redone += counts.redone;
+    all.begun += counts.begun;
   }
   std::cout << schedules << " schedules: " << all.commits << " steps, " << all.pushes << " pushes, "
             << all.skips << " skips, " << all.aborts << " aborts, " << all.refusals << " refusals, "
             << all.goes << " rail operations, " << all.repeated_answers
             << " answers to repeated submissions, " << all.replacements << " trainers replaced, "
-            << all.reformations << " new epochs, in which lanes had to apply " << all.redone
-            << " commits again\n";
+            << all.begun << " attempts told to nodes without trainers, " << all.reformations
+            << " new epochs, in which lanes had to apply " << all.redone << " commits again\n";
   if (schedules < 1'000) return;
   for (int64_t count : {all.commits, all.pushes, all.skips, all.aborts, all.refusals, all.goes,
-                        all.repeated_answers, all.replacements, all.reformations}) {
+                        all.repeated_answers, all.replacements, all.reformations, all.begun}) {
     EXPECT_GT(count, static_cast<int64_t>(schedules / 50));
   }
 }

@@ -40,6 +40,7 @@ struct SimulationCounts {
   int64_t replacements = 0;
   int64_t reformations = 0;      // new epochs, because lanes died
   int64_t redone = 0;            // commits that a lane's successor had to apply
+  int64_t begun = 0;             // attempts that nodes without trainers were told of
   int64_t repeated_answers = 0;  // a submission that found its step decided
 };
 
@@ -70,6 +71,7 @@ class StepSimulator {
     LaneIndex rail;
     OpenAttempt armed;
     std::map<Attempt, std::map<TrainerRank, Submission>> submitted;
+    std::map<Attempt, AttemptKind> begun;  // on a node without trainers: what attempts are for
     std::set<BucketId> reported;
     std::set<BucketId> gone;
     bool gathered = false;
@@ -141,7 +143,7 @@ class StepSimulator {
   void Check(const Decision& decision);
   void Check(const OpenAttempt& open);
   void Check(const Go& go);
-  void Check(const Begun& /*begun*/) {}
+  void Check(const Begun& begun);
   void Check(const Expel& /*expel*/) {}
   void Check(const Republish& republish);
 

@@ -3,11 +3,14 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdint>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/convert.h"
 #include "client/cpp/src/status.h"
+#include "dmuond/client/errors.h"
 #include "dmuond/wire/fault_point.h"
 
 namespace dmuond::client {
@@ -99,10 +102,17 @@ absl::StatusOr<Registered> Link::Register(const Layout& layout) {
   v1::RegisterLayoutRequest request;
   *request.mutable_key() = Key();
   ToProto(layout, request);
+  request.set_refusals(refusals_);
   v1::RegisterLayoutReply reply;
   absl::Status status =
       channel_->Call("RegisterLayout", &v1::Trainer::Stub::RegisterLayout, request, reply, {});
-  if (!status.ok()) return status;
+  if (!status.ok()) {
+    const auto metadata = MetadataOf(status);
+    const auto refusals = metadata.find("refusals");
+    int64_t heard = 0;
+    if (refusals != metadata.end() && absl::SimpleAtoi(refusals->second, &heard)) refusals_ = heard;
+    return status;
+  }
   wire::FaultPoint("trainer.registered");
   Registered registered = FromProto(reply);
   status = Check(registered, layout.parameters.size());

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -61,6 +62,7 @@ class Link {
   std::atomic<bool> lost_{false};
   v1::HelloReply hello_;
   v1::OpenSessionReply opened_;
+  int64_t refusals_ = 0;  // of registrations, as far as this end has read them
   SessionMemory memory_;
   std::unique_ptr<Channel> channel_;
   // Last: its watcher must end before what it touches.

@@ -1,5 +1,7 @@
 #include "client/cpp/src/status.h"
 
+#include <cinttypes>
+#include <cstdio>
 #include <map>
 #include <string>
 
@@ -27,6 +29,26 @@ google::rpc::ErrorInfo InfoOf(const absl::Status& status) {
 absl::Status WithInfo(absl::Status status, const google::rpc::ErrorInfo& info) {
   status.SetPayload(kPayload, absl::Cord(info.SerializeAsString()));
   return status;
+}
+
+// gRPC itself refuses messages beyond a limit, before the daemon sees them: "Received message
+// larger than max (SIZE vs. LIMIT)".
+absl::Status TooLarge(const absl::Status& status) {
+  const std::string message(status.message());
+  if (!absl::IsResourceExhausted(status) || message.find("larger than max") == std::string::npos) {
+    return status;
+  }
+  google::rpc::ErrorInfo info;
+  info.set_reason(kMessageTooLarge);
+  info.set_domain(kDomain);
+  const std::string sizes = message.substr(message.rfind('(') + 1);
+  uint64_t bytes = 0;
+  uint64_t limit = 0;
+  if (std::sscanf(sizes.c_str(), "%" SCNu64 " vs. %" SCNu64, &bytes, &limit) == 2) {
+    (*info.mutable_metadata())["bytes"] = absl::StrCat(bytes);
+    (*info.mutable_metadata())["limit_bytes"] = absl::StrCat(limit);
+  }
+  return WithInfo(status, info);
 }
 
 }  // namespace
@@ -82,7 +104,9 @@ absl::Status FromGrpc(const char* name, const grpc::Status& status) {
   const absl::Status error(static_cast<absl::StatusCode>(status.error_code()),
                            absl::StrCat(name, ": ", status.error_message()));
   google::rpc::Status details;
-  if (!details.ParseFromString(status.error_details())) return error;
+  if (!details.ParseFromString(status.error_details()) || details.details().empty()) {
+    return TooLarge(error);
+  }
   for (const auto& detail : details.details()) {
     google::rpc::ErrorInfo info;
     if (detail.UnpackTo(&info) && info.domain() == kDomain) return WithInfo(error, info);

@@ -15,6 +15,7 @@ class Status;
 
 namespace dmuond::client {
 
+inline constexpr char kMessageTooLarge[] = "MESSAGE_TOO_LARGE";
 inline constexpr char kDaemonLost[] = "DAEMON_LOST";
 inline constexpr char kDaemonUnreachable[] = "DAEMON_UNREACHABLE";
 inline constexpr char kSessionState[] = "SESSION_STATE";

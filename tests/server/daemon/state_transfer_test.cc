@@ -69,6 +69,20 @@ TEST(StateTransferTest, PendingStatePutsFragmentsTogetherToAUnit) {
   EXPECT_EQ(entry.elements_given, 4);
 }
 
+TEST(StateTransferTest, WhatReplicasGiveTwiceMakesNoUnitComplete) {
+  scheduler::Unit unit;
+  unit.id = scheduler::UnitId(3);
+  unit.box = Box{{0, 0}, {2, 3}};
+  PendingState pending;
+  pending.Add(unit, v1::STATE_KIND_MOMENTUM, Box{{0, 0}, {2, 2}}, {1, 2, 3, 4});
+  pending.Add(unit, v1::STATE_KIND_MOMENTUM, Box{{0, 1}, {2, 2}}, {2, 4});
+  const PendingState::Entry& entry = pending.entries().at({unit.id, v1::STATE_KIND_MOMENTUM});
+  EXPECT_EQ(entry.elements_given, 4);
+  pending.Add(unit, v1::STATE_KIND_MOMENTUM, Box{{0, 1}, {2, 3}}, {2, 8, 4, 9});
+  EXPECT_EQ(entry.elements_given, 6);
+  EXPECT_THAT(entry.data, ElementsAre(1, 2, 8, 3, 4, 9));
+}
+
 TEST(StateTransferTest, OnlyAdamWPiecesHaveSecondMoments) {
   EXPECT_TRUE(HasState(scheduler::UnitKind::kPiece, v1::STATE_KIND_EXP_AVG_SQ));
   EXPECT_FALSE(HasState(scheduler::UnitKind::kMatrix, v1::STATE_KIND_EXP_AVG_SQ));

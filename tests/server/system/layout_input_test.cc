@@ -152,6 +152,21 @@ const Row kRows[] = {
      },
      {StatusCode::kInvalidArgument, "LAYOUT_INVALID", {"'matrix'", "[0:5", "[3:8", "trainer 1"}},
      /*alone=*/true},
+    {"NothingToUpdate",
+     [](int32_t) {
+       Layout layout = Rows(0, 8);
+       for (Parameter& parameter : layout.parameters) parameter.route = Route::kTrainer;
+       return layout;
+     },
+     {StatusCode::kInvalidArgument, "LAYOUT_INVALID", {"2 trainers", "muon or adamw"}}},
+    {"NoParameters",
+     [](int32_t) {
+       Layout layout = Rows(0, 8);
+       layout.parameters.clear();
+       layout.fragments.clear();
+       return layout;
+     },
+     {StatusCode::kInvalidArgument, "LAYOUT_INVALID", {"2 trainers", "muon or adamw"}}},
     {"UnknownElementType",
      [](int32_t rank) {
        return Changed(rank, [](Layout& layout) {

@@ -6,6 +6,7 @@ An error of the daemon keeps its status code, the stable `reason` of its google.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -112,10 +113,21 @@ def from_rpc(error: grpc.RpcError, call: str) -> Error:
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             reason, metadata = _error_info(value)
+    if not reason:
+        reason, metadata = _too_large(code, error.details() or "")
     suffix = f" [{reason}]" if reason else ""
     return _CLASSES.get(code, Error)(
         f"{call}: {error.details()}{suffix}", code=code, reason=reason, metadata=metadata
     )
+
+
+def _too_large(code: str, details: str) -> tuple[str, dict[str, str]]:
+    """Messages beyond a limit are refused by gRPC itself, before the daemon sees them."""
+    if code != "RESOURCE_EXHAUSTED" or "larger than max" not in details:
+        return "", {}
+    sizes = re.search(r"\((\d+) vs\. (\d+)\)", details)
+    metadata = dict(zip(("bytes", "limit_bytes"), sizes.groups(), strict=True)) if sizes else {}
+    return "MESSAGE_TOO_LARGE", metadata
 
 
 def _error_info(status: bytes) -> tuple[str, dict[str, str]]:

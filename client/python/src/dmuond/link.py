@@ -50,6 +50,7 @@ class Link:
         self.lost = threading.Event()
         self.timeline: Timeline | None = None
         self.arenas: dict[int, np.ndarray] = {}
+        self._refusals = 0  # of registrations, as far as this end has read them
         self._attach = self._connect(path, connect_for_s)
         self._channel = Channel(path, self.lost.wait)
 
@@ -86,7 +87,12 @@ class Link:
         request = pb.RegisterLayoutRequest()
         request.CopyFrom(layout)
         request.key.CopyFrom(self.key)
-        return self.call("RegisterLayout", request)
+        request.refusals = self._refusals
+        try:
+            return self.call("RegisterLayout", request)
+        except errors.Error as error:
+            self._refusals = int(error.metadata.get("refusals", self._refusals))
+            raise
 
     def attach(self, arenas: Mapping[int, int]) -> pb.AttachBuffersReply:
         """Asks for arenas (id → bytes) and maps them and the timeline."""

@@ -10,6 +10,7 @@
 //   WEIGHTS_REPUBLISHED FAILED_PRECONDITION: weights that were changed may have been overwritten by
 //                       a group that formed anew: write them again, then Push
 //   SESSION_STATE       FAILED_PRECONDITION: a call out of order, or after Close
+//   MESSAGE_TOO_LARGE   RESOURCE_EXHAUSTED: beyond --message_bytes_max; metadata bytes, limit_bytes
 //
 //   if (ReasonOf(status) == "JOB_HAS_STATE") …
 //
