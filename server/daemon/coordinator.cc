@@ -279,7 +279,14 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
       scheduler::MakeAttempt(scheduler::GroupEpoch(epoch_), ++attempts_);
   if (job_->steps != nullptr) {
     const Interruption why = *std::exchange(job_->interruption, std::nullopt);
-    AddressedMessages out = Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
+    AddressedMessages out;
+    if (job_->snapshots != nullptr) {
+      if (std::optional<v1::SaveState> again = job_->snapshots->OnReformed()) {
+        *out.emplace_back().message.mutable_save() = *std::move(again);
+      }
+    }
+    AddressedMessages reformed = Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
+    std::move(reformed.begin(), reformed.end(), std::back_inserter(out));
     AddressedMessages restarted = RestartWhenAttached(now);
     std::move(restarted.begin(), restarted.end(), std::back_inserter(out));
     return out;
@@ -327,20 +334,23 @@ AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1:
   if (job_->rolled_back && job_->steps == nullptr && !gone.closed()) return {};
   const bool replaceable = !gone.closed() && job_->steps != nullptr && !job_->steps->lost();
   const bool keeps = job_->rolled_back || (job_->steps != nullptr && job_->steps->has_state());
-  if (job_->open_ranks.empty() && !(replaceable && keeps)) return EndJob("every rank has left");
+  if (job_->open_ranks.empty() && !(replaceable && keeps)) {
+    return EndWhenSaved(now, "every rank has left");
+  }
   if (gone.closed() || job_->steps == nullptr) {
     return Lost(now, scheduler::OutcomeReason::kTrainerMissing, gone.detail());
   }
   AddressedMessages out = Broadcast(job_->steps->OnRankGone(
       now, scheduler::TrainerRank(gone.rank()), gone.incarnation(), gone.detail()));
-  EndIfDeserted(out);
+  EndIfDeserted(now, out);
   return out;
 }
 
 // Nobody is left, and nobody can come back.
-void Coordinator::EndIfDeserted(AddressedMessages& out) {
-  if (!job_->steps->lost() || !job_->open_ranks.empty()) return;
-  AddressedMessages ended = EndJob("every rank has died, and no replacement came in time");
+void Coordinator::EndIfDeserted(TimePoint now, AddressedMessages& out) {
+  if (!job_->steps->lost() || !job_->open_ranks.empty() || job_->ends.has_value()) return;
+  AddressedMessages ended =
+      EndWhenSaved(now, "every rank has died, and no replacement came in time");
   std::move(ended.begin(), ended.end(), std::back_inserter(out));
 }
 
@@ -382,8 +392,11 @@ AddressedMessages Coordinator::OnTick(TimePoint now) {
             Named("missing", absl::StrJoin(missing, ", ")))));
   }
   if (job_->steps == nullptr) return {};
+  if (job_->ends.has_value() && now >= job_->ends_by) return EndJob(*job_->ends);
+  const bool lost = job_->steps->lost();
   AddressedMessages out = Broadcast(job_->steps->OnTick(now));
-  EndIfDeserted(out);
+  if (!lost && job_->steps->lost()) SaveLast(now, out);
+  EndIfDeserted(now, out);
   return out;
 }
 

@@ -89,6 +89,11 @@ class Coordinator {
     int64_t restore_step = 0;    // of the snapshot that it goes on from; 0: none
     std::set<int32_t> attached;  // ranks that can submit
     std::unique_ptr<SnapshotCoordinator> snapshots;  // set with `steps`, where there are any
+    // A rank is missing for good, and what there is is being saved. With a reason: everybody has
+    // left, and the job ends as soon as that is done, or at the deadline.
+    bool saving_last = false;
+    std::optional<std::string> ends;
+    scheduler::TimePoint ends_by;
   };
 
   AddressedMessages OnRankSession(int32_t from, const v1::RankSession& session);
@@ -122,7 +127,10 @@ class Coordinator {
   AddressedMessages Lost(scheduler::TimePoint now, scheduler::OutcomeReason reason,
                          const std::string& detail);
   AddressedMessages EndJob(const std::string& why, const std::string& reason = "");
-  void EndIfDeserted(AddressedMessages& out);
+  void EndIfDeserted(scheduler::TimePoint now, AddressedMessages& out);
+  // A job that has been lost because a rank did not come back: its state, where it can be saved.
+  void SaveLast(scheduler::TimePoint now, AddressedMessages& out);
+  AddressedMessages EndWhenSaved(scheduler::TimePoint now, const std::string& why);
   static AddressedMessages Broadcast(const std::vector<scheduler::CoordinatorAction>& actions);
 
   CoordinatorOptions options_;

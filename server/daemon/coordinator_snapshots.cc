@@ -1,4 +1,5 @@
 // The coordinator's part in snapshots, and in a job that goes on from one.
+#include <iterator>
 #include <utility>
 
 #include "server/daemon/coordinator.h"
@@ -51,9 +52,26 @@ AddressedMessages Coordinator::OnSnapshotMessage(TimePoint now, int32_t from,
     *out.emplace_back().message.mutable_snapshot_done() = std::move(finished->done);
     if (finished->save.has_value()) {
       *out.emplace_back().message.mutable_save() = *std::move(finished->save);
+    } else if (job_->ends.has_value()) {
+      AddressedMessages ended = EndJob(*job_->ends);
+      std::move(ended.begin(), ended.end(), std::back_inserter(out));
     }
   }
   return out;
+}
+
+void Coordinator::SaveLast(TimePoint now, AddressedMessages& out) {
+  if (job_->snapshots == nullptr || !job_->steps->has_state()) return;
+  SnapshotCoordinator::Answer answer = job_->snapshots->OnRequest(now, /*last=*/true);
+  job_->saving_last = true;
+  if (answer.save.has_value()) *out.emplace_back().message.mutable_save() = *std::move(answer.save);
+}
+
+AddressedMessages Coordinator::EndWhenSaved(TimePoint now, const std::string& why) {
+  if (!job_->saving_last || !job_->snapshots->busy()) return EndJob(why);
+  job_->ends = why;
+  job_->ends_by = now + options_.step.step_timeout;
+  return {};
 }
 
 AddressedMessages Coordinator::OnRankAttached(TimePoint now, const v1::RankAttached& attached) {

@@ -269,9 +269,13 @@ class Daemon {
   void HandleWriteManifest(const v1::WriteManifest& write) DMUOND_REQUIRES(mutex_);
   void HandleSnapshotDone(const v1::SnapshotDone& done) DMUOND_REQUIRES(mutex_);
   void HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) DMUOND_REQUIRES(mutex_);
-  // Until the state as it is now is durable.
-  absl::StatusOr<v1::SnapshotDone> SaveNow(Deadline deadline, const Cancelled& cancelled)
+  // Until the state as it is now is durable; while lanes are replaced, that of the new ones. Ends
+  // as soon as `allowed` says so.
+  absl::StatusOr<v1::SnapshotDone> SaveNow(Deadline deadline, const Cancelled& cancelled,
+                                           const std::function<absl::Status()>& allowed)
       DMUOND_REQUIRES(mutex_);
+  // The job's state is in lanes that work, on every node.
+  [[nodiscard]] bool Settled() const DMUOND_REQUIRES(mutex_);
   [[nodiscard]] std::string PathOf(const v1::SnapshotDone& done) const DMUOND_REQUIRES(mutex_);
   // At the end of a drain: what is not durable yet, where it can be.
   void SaveBeforeLeaving(Deadline deadline) DMUOND_REQUIRES(mutex_);

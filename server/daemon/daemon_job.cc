@@ -166,6 +166,13 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
 
 void Daemon::EndJob(const std::string& why) {
   log::Info("job ended", {{"job", job_->name}, {"what", why}});
+  const int64_t durable = job_->snapshots.durable_step.value_or(0);
+  if ((job_->ending || !job_->vacancies.empty()) && job_->has_state && LastCommitted() > durable) {
+    log::Error("state lost: it was in memory alone, and a rank did not come back",
+               {{"job", job_->name},
+                {"after_step", absl::StrCat(durable)},
+                {"last_step", absl::StrCat(LastCommitted())}});
+  }
   for (LaneState& lane : job_->lanes) {
     if (lane.process != nullptr) dead_lanes_.push_back(std::move(lane.process));
   }

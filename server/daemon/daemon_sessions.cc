@@ -193,7 +193,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
         // What a rank gave with the step that the job goes back to comes with the snapshot.
         const bool restoring = job_->failed.ok() && job_->plan != nullptr &&
                                job_->wire.restore_step() > 0 && !job_->snapshots.restored;
-        return !job_->abandoned && !restoring;
+        return !job_->abandoned && !job_->ending && !restoring;
       },
       deadline, cancelled);
   if (!ended.ok()) return ended.status();

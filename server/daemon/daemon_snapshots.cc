@@ -30,6 +30,14 @@ void Daemon::PlaceHostCopies() {
 
 void Daemon::HandleSave(const v1::SaveState& save) {
   if (job_ == nullptr || job_->snapshots.host == nullptr || disk_ == nullptr) return;
+  job_->ending = job_->ending || save.last();
+  if (save.attempt() == job_->snapshots.attempt) {
+    // Said again after a new epoch. While it is being written the answer comes by itself.
+    if (!job_->snapshots.written.has_value()) return;
+    v1::MemberMessage message;
+    *message.mutable_snapshot_written() = *job_->snapshots.written;
+    return Tell(std::move(message));
+  }
   NodeSnapshot snapshot;
   snapshot.id = {scheduler::Attempt(save.attempt()), scheduler::StepId(save.step())};
   snapshot.job = job_->name;
@@ -41,16 +49,20 @@ void Daemon::HandleSave(const v1::SaveState& save) {
   auto progress = std::make_shared<CopyProgress>(job_->lanes.size());
   job_->snapshots.copying = progress;
   job_->snapshots.attempt = save.attempt();
+  job_->snapshots.written.reset();
   // While lanes are replaced there is nobody to ask, and nobody who would ever answer.
   const bool able = std::all_of(job_->lanes.begin(), job_->lanes.end(), [](const LaneState& lane) {
     return lane.process != nullptr && lane.ready && !lane.gone;
   });
-  if (able) {
+  if (!able) {
+    job_->snapshots.Abandon("the node's lanes are being replaced");
+  } else if (save.attempt() != job_->applied_attempt) {
+    // It was said when the link was down, and the state has gone on.
+    job_->snapshots.Abandon("the node heard of it too late");
+  } else {
     v1::LaneCommand command;
     command.mutable_snapshot()->set_attempt(save.attempt());
     ToLanes(command);
-  } else {
-    job_->snapshots.Abandon("the node's lanes are being replaced");
   }
   disk_->Post([this, snapshot = std::move(snapshot), progress, attempt = save.attempt()] {
     absl::StatusOr<std::vector<v1::SnapshotFile>> files =
@@ -65,6 +77,7 @@ void Daemon::HandleSave(const v1::SaveState& save) {
       written.set_error(std::string(files.status().message()));
     }
     StateLock lock(mutex_);
+    if (job_ != nullptr && job_->snapshots.attempt == attempt) job_->snapshots.written = written;
     Tell(std::move(message));
   });
 }
@@ -127,43 +140,61 @@ void Daemon::HandleSnapshotDone(const v1::SnapshotDone& done) {
   mutex_.Changed();
 }
 
-absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancelled& cancelled) {
+absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancelled& cancelled,
+                                                 const std::function<absl::Status()>& allowed) {
   if (options_.storage == nullptr) {
     return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                  "this daemon has no --snapshot_dir: no snapshots are made");
   }
-  if (job_ == nullptr || !job_->steps.has_value() || !job_->has_state) {
+  if (job_ == nullptr || job_->plan == nullptr || !JobHasState()) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                  "no job has state here: there is nothing to save");
   }
-  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  const uint64_t wanted = job_->applied_attempt;
-  const uint64_t generation = generation_;
-  job_->snapshots.done.clear_attempt();
-  v1::MemberMessage message;
-  message.mutable_snapshot_request()->set_node(options_.node);
-  Tell(std::move(message));
-  absl::StatusOr<bool> done = Wait(
-      [&]() DMUOND_REQUIRES(mutex_) {
-        return generation != generation_ || !JobFailure().ok() ||
-               job_->snapshots.done.attempt() >= wanted;
-      },
-      deadline, cancelled);
-  if (!done.ok()) return done.status();
-  if (generation != generation_ || job_ == nullptr) {
-    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");
-  }
-  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  if (!*done) {
+  const std::string name = job_->name;
+  const uint64_t incarnation = job_->wire.job_incarnation();
+  const auto check = [&]() DMUOND_REQUIRES(mutex_) {
+    if (job_ == nullptr || job_->name != name || job_->wire.job_incarnation() != incarnation) {
+      return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");
+    }
+    const absl::Status failure = JobFailure();
+    return failure.ok() ? allowed() : failure;
+  };
+  const auto wait = [&](const std::function<bool()>& ready) DMUOND_REQUIRES(mutex_) {
+    absl::StatusOr<bool> come = Wait(
+        [&]() DMUOND_REQUIRES(mutex_) { return !check().ok() || ready(); }, deadline, cancelled);
+    if (!come.ok()) return come.status();
+    const absl::Status valid = check();
+    if (!valid.ok() || *come) return valid;
     return Error(absl::StatusCode::kDeadlineExceeded, "SNAPSHOT_FAILED",
-                 "the snapshot is still being written");
-  }
-  const v1::SnapshotDone& end = job_->snapshots.done;
-  if (!end.error().empty()) {
+                 Settled() ? "the snapshot is still being written"
+                           : "the group has not formed, or its lanes are being replaced");
+  };
+  for (;;) {
+    absl::Status come = wait([this]() DMUOND_REQUIRES(mutex_) { return Settled(); });
+    if (!come.ok()) return come;
+    const uint64_t wanted = job_->applied_attempt;
+    const uint32_t epoch = epoch_;
+    job_->snapshots.done.clear_attempt();
+    v1::MemberMessage message;
+    message.mutable_snapshot_request()->set_node(options_.node);
+    Tell(std::move(message));
+    come = wait([&]() DMUOND_REQUIRES(mutex_) {
+      return job_->snapshots.done.attempt() >= wanted || epoch_ != epoch || job_->reforming;
+    });
+    if (!come.ok()) return come;
+    const v1::SnapshotDone& end = job_->snapshots.done;
+    const bool done = end.attempt() >= wanted;
+    if (done && end.error().empty()) return end;
+    // Lanes that were to copy are gone, or nobody heard: those that come next are asked.
+    if (!done || epoch_ != epoch || job_->reforming) continue;
     return Error(absl::StatusCode::kUnavailable, end.reason(),
                  Say("step ", Named("step", end.step()), " was not saved: ", end.error()));
   }
-  return end;
+}
+
+bool Daemon::Settled() const {
+  return job_ != nullptr && job_->has_state && job_->steps.has_value() && !job_->reforming &&
+         epoch_ != 0 && scheduler::EpochOf(job_->steps->open().attempt).value() == epoch_;
 }
 
 absl::StatusOr<v1::SaveSnapshotReply> Daemon::SaveSnapshot(const v1::SaveSnapshotRequest& request,
@@ -171,7 +202,11 @@ absl::StatusOr<v1::SaveSnapshotReply> Daemon::SaveSnapshot(const v1::SaveSnapsho
   StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
-  absl::StatusOr<v1::SnapshotDone> done = SaveNow(Deadline::max(), cancelled);
+  absl::StatusOr<v1::SnapshotDone> done =
+      SaveNow(Deadline::max(), cancelled, [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(request.key());
+        return found.ok() ? CheckNotRolledBack(**found) : found.status();
+      });
   if (!done.ok()) return done.status();
   v1::SaveSnapshotReply reply;
   reply.set_step(done->step());
@@ -181,7 +216,8 @@ absl::StatusOr<v1::SaveSnapshotReply> Daemon::SaveSnapshot(const v1::SaveSnapsho
 
 absl::StatusOr<v1::SaveJobReply> Daemon::SaveJob(const Cancelled& cancelled) {
   StateLock lock(mutex_);
-  absl::StatusOr<v1::SnapshotDone> done = SaveNow(Deadline::max(), cancelled);
+  absl::StatusOr<v1::SnapshotDone> done =
+      SaveNow(Deadline::max(), cancelled, [] { return absl::OkStatus(); });
   if (!done.ok()) return done.status();
   v1::SaveJobReply reply;
   reply.set_step(done->step());
@@ -200,7 +236,8 @@ void Daemon::SaveBeforeLeaving(Deadline deadline) {
   if (options_.storage == nullptr || job_ == nullptr || !job_->has_state || !JobFailure().ok()) {
     return;
   }
-  absl::StatusOr<v1::SnapshotDone> saved = SaveNow(deadline, [] { return false; });
+  absl::StatusOr<v1::SnapshotDone> saved = SaveNow(
+      deadline, [] { return false; }, [] { return absl::OkStatus(); });
   if (saved.ok() || ReasonOf(saved.status()) == "JOB_HAS_NO_STATE") return;
   const std::string name = job_ == nullptr ? "" : job_->name;
   log::Warn("the last steps are not in a snapshot", {{"job", name}, {"what", saved.status()}});

@@ -117,6 +117,7 @@ struct JobSnapshots {
   std::shared_ptr<const std::vector<HostState>> host;  // per lane; null: no snapshots are made
   std::shared_ptr<CopyProgress> copying;               // of the snapshot that is being written
   uint64_t attempt = 0;                                // names it
+  std::optional<v1::SnapshotWritten> written;          // what came of it here, once known
   std::optional<int64_t> durable_step;
   v1::SnapshotDone done;  // the last that existed or failed
 };
@@ -155,6 +156,7 @@ struct NodeJob {
   std::set<std::pair<int32_t, int32_t>> mapping;  // (rank, lane) that new lanes still map
   // Since when the group is broken.
   std::optional<std::chrono::steady_clock::time_point> broken_since;
+  bool ending = false;     // a rank is missing for good: the job ends when its state is saved
   bool abandoned = false;  // the coordinator has forgotten it: it ends with its last session
   std::map<int32_t, TrainerState> submitted_states;  // by rank: of the open attempt
   std::map<int32_t, TrainerState> trainer_states;    // by rank: of last_committed_step

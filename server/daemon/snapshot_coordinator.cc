@@ -30,14 +30,25 @@ void SnapshotCoordinator::OnRepublish(const v1::Republish& republish) {
 v1::SaveState SnapshotCoordinator::Begin() {
   requested_ = false;
   writing_ = Writing{.id = *state_};
+  return SaveOf(writing_->id);
+}
+
+v1::SaveState SnapshotCoordinator::SaveOf(const storage::SnapshotId& id) const {
   v1::SaveState save;
-  save.set_attempt(state_->attempt.value());
-  save.set_step(state_->step.value());
+  save.set_attempt(id.attempt.value());
+  save.set_step(id.step.value());
+  save.set_last(last_);
   return save;
 }
 
-SnapshotCoordinator::Answer SnapshotCoordinator::OnRequest(TimePoint now) {
+std::optional<v1::SaveState> SnapshotCoordinator::OnReformed() const {
+  if (!writing_.has_value()) return std::nullopt;
+  return SaveOf(writing_->id);
+}
+
+SnapshotCoordinator::Answer SnapshotCoordinator::OnRequest(TimePoint now, bool last) {
   Answer answer;
+  last_ = last_ || last;
   if (!state_.has_value() || state_->step.value() == 0) {
     answer.done = Done(state_.value_or(storage::SnapshotId{}));
     answer.done->set_reason("JOB_HAS_NO_STATE");

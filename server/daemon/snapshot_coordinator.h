@@ -39,12 +39,14 @@ class SnapshotCoordinator {
   [[nodiscard]] std::optional<v1::SaveState> OnDecision(scheduler::TimePoint now,
                                                         const v1::Decision& decision);
   void OnRepublish(const v1::Republish& republish);
-  // Somebody wants the state as it is now.
+  // Somebody wants the state as it is now. `last`: nothing comes after it, the job ends.
   struct Answer {
     std::optional<v1::SaveState> save;
     std::optional<v1::SnapshotDone> done;  // at once, for who asked
   };
-  [[nodiscard]] Answer OnRequest(scheduler::TimePoint now);
+  [[nodiscard]] Answer OnRequest(scheduler::TimePoint now, bool last = false);
+  // Members may have missed what was said to them, and the coordinator what they said: once more.
+  [[nodiscard]] std::optional<v1::SaveState> OnReformed() const;
   // A manifest, perhaps empty of files after an error, once every node has answered.
   [[nodiscard]] std::optional<v1::WriteManifest> OnWritten(const v1::SnapshotWritten& written);
   struct Finished {
@@ -59,7 +61,8 @@ class SnapshotCoordinator {
   }
   // A snapshot of the newest state exists, or there is nothing to save.
   [[nodiscard]] bool up_to_date() const { return !state_.has_value() || durable_ == state_; }
-  [[nodiscard]] bool writing() const { return writing_.has_value(); }
+  // One is being written, or will be as soon as that is.
+  [[nodiscard]] bool busy() const { return writing_.has_value() || requested_; }
 
  private:
   struct Writing {
@@ -69,6 +72,7 @@ class SnapshotCoordinator {
     std::string error;  // the first
   };
   [[nodiscard]] v1::SaveState Begin();
+  [[nodiscard]] v1::SaveState SaveOf(const storage::SnapshotId& id) const;
   [[nodiscard]] v1::SnapshotDone Done(const storage::SnapshotId& id) const;
   [[nodiscard]] std::string Describe(v1::SnapshotManifest& manifest) const;
 
@@ -78,6 +82,7 @@ class SnapshotCoordinator {
   std::optional<storage::SnapshotId> durable_;  // made by this object
   std::optional<Writing> writing_;
   bool requested_ = false;  // another one, as soon as this is written
+  bool last_ = false;
 };
 
 }  // namespace dmuond::server

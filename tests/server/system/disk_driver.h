@@ -24,7 +24,8 @@ class DiskDriver {
   // What is said to a process that has come to a point: "go", "fail ERRNO"; it may be killed first.
   using Decide = std::function<std::string(pid_t pid, const std::string& point)>;
 
-  DiskDriver(const std::string& path, Decide decide)
+  // `points`: further ones that are asked about, separated by commas.
+  DiskDriver(const std::string& path, Decide decide, const std::string& points = "")
       : decide_(std::move(decide)), socket_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -32,10 +33,11 @@ class DiskDriver {
     EXPECT_EQ(::bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     EXPECT_EQ(::listen(socket_.get(), 64), 0);
     ::setenv("DMUOND_FAULT_SOCKET", path.c_str(), 1);
-    ::setenv("DMUOND_FAULT_POINTS",
-             "storage.create,storage.write,storage.fsync,storage.rename,storage.fsync_directory,"
-             "storage.read",
-             1);
+    const std::string all =
+        "storage.create,storage.write,storage.fsync,storage.rename,storage.fsync_directory,"
+        "storage.read," +
+        points;
+    ::setenv("DMUOND_FAULT_POINTS", all.c_str(), 1);
     thread_ = std::thread([this] { Serve(); });
   }
   ~DiskDriver() {

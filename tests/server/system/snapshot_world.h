@@ -137,6 +137,8 @@ class SnapshotWorld {
     sessions_[rank].reset();
     return StartRank(rank);
   }
+  // The rank's trainer dies.
+  void Drop(int32_t rank) { sessions_[rank].reset(); }
   void Close() {
     OnEveryRank(options_.ranks, [&](int32_t rank) {
       const absl::Status closed = sessions_[rank]->Close();
