@@ -292,6 +292,7 @@ class Checker {
     config_.snapshot_staging_bytes =
         InRange<int64_t>("snapshot_staging_bytes", values.snapshot_staging_bytes(),
                          kStagingBytesMin, std::numeric_limits<int64_t>::max());
+    config_.replan = values.replan();
     if (values.snapshot_dir().empty()) return;
     std::error_code error;
     config_.snapshot_dir = fs::absolute(values.snapshot_dir(), error).lexically_normal().string();

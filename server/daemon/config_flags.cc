@@ -88,6 +88,9 @@ DMUOND_FLAG(absl::Duration, snapshot_every, absl::Minutes(10),
 DMUOND_FLAG(int32_t, snapshot_keep, 2, "snapshots of a job that are kept, the newest ones");
 DMUOND_FLAG(int64_t, snapshot_staging_bytes, int64_t{2} << 30,
             "pinned memory of a lane through which device memory is copied for a snapshot, bytes");
+DMUOND_FLAG(bool, replan, false,
+            "plan a job that goes on from a snapshot with --cost_table, not with the costs that it "
+            "was planned with");
 
 DMUOND_FLAG(std::string, state_dir, "",
             "directory for what outlives the process; empty: nothing is written");

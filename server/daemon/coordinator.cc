@@ -139,6 +139,7 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
     job_->world_size = session.world_size();
     job_->incarnation = ++incarnations_;
     job_->restore_step = session.restore_step();
+    if (session.has_costs()) job_->restore_costs = session.costs();
   }
   scheduler::Message refusal;
   absl::string_view reason;
@@ -194,6 +195,16 @@ AddressedMessages Coordinator::OnRegistration(TimePoint now, int32_t from,
   return MakePlanAndTell();
 }
 
+std::optional<v1::CostTable> Coordinator::CostsOfPlan() const {
+  std::optional<v1::CostTable> here;
+  if (options_.costs.has_value()) here = ToProto(*options_.costs);
+  if (job_->restore_step == 0 || options_.replan) return here;
+  const std::optional<v1::CostTable>& before = job_->restore_costs;
+  // What was measured on another device says nothing of this one.
+  const bool other = here.has_value() && before.has_value() && here->device() != before->device();
+  return other ? here : before;
+}
+
 AddressedMessages Coordinator::MakePlanAndTell() {
   job_->register_deadline.reset();
   v1::PlanInputs message;
@@ -202,7 +213,9 @@ AddressedMessages Coordinator::MakePlanAndTell() {
   message.set_nodes(options_.nodes);
   message.set_lanes_per_node(options_.lanes_per_node);
   message.set_lane_memory_bytes(options_.lane_memory_bytes);
-  if (options_.costs.has_value()) *message.mutable_costs() = ToProto(*options_.costs);
+  if (std::optional<v1::CostTable> costs = CostsOfPlan()) {
+    *message.mutable_costs() = *std::move(costs);
+  }
   message.set_restore_step(job_->restore_step);
   for (const auto& [rank, registration] : job_->registrations) {
     *message.add_registrations() = registration;

@@ -28,6 +28,7 @@ struct CoordinatorOptions {
   int32_t lanes_per_node = 1;
   int64_t lane_memory_bytes = 0;
   std::optional<scheduler::CostTable> costs;  // nullopt: the analytic default
+  bool replan = false;                        // a job that goes on from a snapshot too
   std::chrono::milliseconds register_timeout{120'000};
   scheduler::CoordinatorOptions step;
   bool snapshots = false;  // there is a directory for them
@@ -86,8 +87,9 @@ class Coordinator {
     // Lanes that have died while this step was the next one to commit.
     scheduler::StepId deaths_in;
     int32_t deaths = 0;
-    int64_t restore_step = 0;    // of the snapshot that it goes on from; 0: none
-    std::set<int32_t> attached;  // ranks that can submit
+    int64_t restore_step = 0;                    // of the snapshot that it goes on from; 0: none
+    std::optional<v1::CostTable> restore_costs;  // that it was planned with then
+    std::set<int32_t> attached;                  // ranks that can submit
     std::unique_ptr<SnapshotCoordinator> snapshots;  // set with `steps`, where there are any
     // A rank is missing for good, and what there is is being saved. With a reason: everybody has
     // left, and the job ends as soon as that is done, or at the deadline.
@@ -122,6 +124,8 @@ class Coordinator {
                                       const v1::MemberMessage& message);
   AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);
   AddressedMessages MakePlanAndTell();
+  // Measured anew, the same members would make another plan, whose kernels give other bits.
+  [[nodiscard]] std::optional<v1::CostTable> CostsOfPlan() const;
   // Every waiting registration fails with `status`; the job can be registered anew.
   AddressedMessages Refuse(const absl::Status& status);
   AddressedMessages Lost(scheduler::TimePoint now, scheduler::OutcomeReason reason,

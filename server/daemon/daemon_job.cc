@@ -41,6 +41,12 @@ absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
   }
   absl::StatusOr<scheduler::Plan> plan = scheduler::MakePlan(*job_->inputs);
   if (!plan.ok()) return plan.status();
+  const std::optional<scheduler::CostTable>& costs = options_.coordinator.costs;
+  if (costs.has_value() && wire.restore_step() > 0 &&
+      ToProto(*costs).SerializeAsString() != wire.costs().SerializeAsString()) {
+    log::Info("the job goes on with the costs that it was planned with: --replan takes others",
+              {{"job", job_->name}, {"device", wire.costs().device()}});
+  }
   job_->wire = wire;
   job_->memory = std::make_unique<JobMemory>(
       memory_, JobMemory::Options{.job = job_->name, .bytes_max = options_.job_memory_bytes});

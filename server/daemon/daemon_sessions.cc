@@ -323,6 +323,10 @@ v1::MemberMessage Daemon::NewsOfSession(const Session& session) const {
   told.set_world_size(job_->world_size);
   told.set_incarnation(session.incarnation);
   told.set_restore_step(RestoreStep());
+  if (job_->plan == nullptr && job_->snapshots.resume.has_value()) {
+    const v1::SnapshotPlan& before = job_->snapshots.resume->manifest.plan();
+    if (before.has_costs()) *told.mutable_costs() = before.costs();
+  }
   return message;
 }
 

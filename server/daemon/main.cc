@@ -59,6 +59,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.coordinator.lanes_per_node = config.lanes;
   options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
   options.coordinator.costs = config.costs;
+  options.coordinator.replan = config.replan;
   options.coordinator.register_timeout = config.register_timeout;
   options.coordinator.step.step_timeout = config.step_timeout;
   options.coordinator.step.session_linger = config.session_linger;

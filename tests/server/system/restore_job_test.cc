@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/cost_file.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/daemon_process.h"
 #include "tests/server/system/daemon_status.h"
@@ -44,10 +45,10 @@ class RestoreTest : public ::testing::Test {
     for (const auto& daemon : group_) std::cerr << daemon->Log() << "----\n";
   }
 
-  void StartDaemons(const Shape& shape, const std::string& every = "3") {
-    const std::vector<std::string> flags = {"--threads=1", "--snapshot_dir=" + directory_.path(),
-                                            "--snapshot_every_steps=" + every,
-                                            "--register_timeout=20s"};
+  void StartDaemons(const Shape& shape, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> flags = {"--threads=1", "--snapshot_dir=" + directory_.path(),
+                                      "--snapshot_every_steps=3", "--register_timeout=20s"};
+    flags.insert(flags.end(), more.begin(), more.end());
     const std::string devices = absl::StrCat("cpu:", shape.lanes);
     if (shape.daemons > 1) {
       auto group = StartGroup(shape.daemons, devices, flags);
@@ -158,6 +159,47 @@ TEST_F(RestoreTest, ATrainerThatDiesRightAfterTheRestartIsReplacedWithoutADisk) 
   auto world = MakeWorld({.ranks = 2, .resume = Resume::kRequire});
   ASSERT_TRUE(world->Start().ok());
   ASSERT_TRUE(world->Replace(1).ok());
+  ASSERT_TRUE(world->StepUntil(5));
+  EXPECT_EQ(world->Weights(), undisturbed_[5]);
+}
+
+TEST_F(RestoreTest, TheSamePlanComesOutWhateverIsMeasuredMeanwhile) {
+  const Shape shape{.ranks = 2, .daemons = 1, .lanes = 3};
+  const auto table = [this](const std::string& name, double microseconds) {
+    const scheduler::CostTable costs{
+        .device = name,
+        .entries = {{24, 16, 1, microseconds}, {12, 8, 1, 5}, {12, 8, 3, 12}},
+        .choices = {}};
+    const std::string path = absl::StrCat(directory_.path(), "/", name, microseconds);
+    EXPECT_TRUE(server::WriteCostTable(costs, path).ok());
+    return "--cost_table=" + path;
+  };
+  const std::string first = table("here", 1000);
+  const std::string second = table("here", 10);
+  const std::string elsewhere = table("elsewhere", 10);
+  // The digest of the plan in the job's next life.
+  const auto next_life = [&](const std::vector<std::string>& flags, Resume resume) -> uint64_t {
+    StartDaemons(shape, flags);
+    auto world = MakeWorld({.ranks = shape.ranks, .resume = resume});
+    const absl::Status started = world->Start();
+    EXPECT_TRUE(started.ok()) << started;
+    if (!started.ok()) return 0;
+    EXPECT_TRUE((*world)[0].last_committed_step() > 0 || world->StepUntil(3));
+    EXPECT_TRUE(WaitDurable(3));
+    KillDaemons();
+    return world->plan_digest();
+  };
+  const uint64_t planned = next_life({first}, Resume::kNever);
+  EXPECT_EQ(next_life({}, Resume::kRequire), planned) << "without a table";
+  EXPECT_EQ(next_life({second}, Resume::kRequire), planned) << "another table of this device";
+  const uint64_t anew = next_life({second, "--replan"}, Resume::kRequire);
+  EXPECT_NE(anew, planned) << "what was measured now";
+  EXPECT_EQ(next_life({second}, Resume::kRequire), planned) << "no snapshot was made since";
+  EXPECT_NE(next_life({elsewhere}, Resume::kRequire), planned) << "a table of another device";
+  StartDaemons({.ranks = 2, .daemons = 2, .lanes = 2}, {first});
+  auto world = MakeWorld({.ranks = 2, .resume = Resume::kRequire});
+  ASSERT_TRUE(world->Start().ok());
+  EXPECT_NE(world->plan_digest(), planned) << "another group";
   ASSERT_TRUE(world->StepUntil(5));
   EXPECT_EQ(world->Weights(), undisturbed_[5]);
 }

@@ -147,6 +147,7 @@ class SnapshotWorld {
   }
   client::Session& operator[](int32_t rank) { return *sessions_[rank]; }
   [[nodiscard]] int32_t ranks() const { return options_.ranks; }
+  [[nodiscard]] uint64_t plan_digest() const { return plan_digest_; }
 
  private:
   static constexpr size_t kParameters = 5;
@@ -193,6 +194,7 @@ class SnapshotWorld {
     if (!session.ok()) return session.status();
     auto registered = (*session)->Register(LayoutOf(rank));
     if (!registered.ok()) return registered.status();
+    if (rank == 0) plan_digest_ = registered->plan_digest;
     absl::Status status = (*session)->Attach();
     if (!status.ok()) return status;
     if (!(*session)->has_state()) {
@@ -211,6 +213,7 @@ class SnapshotWorld {
   const std::vector<std::string> addresses_;
   const Options options_;
   std::vector<std::unique_ptr<client::Session>> sessions_;
+  uint64_t plan_digest_ = 0;
 };
 
 }  // namespace dmuond::testing
