@@ -3,7 +3,8 @@
 //   muon_lane_bench [-w SECONDS] [-J FILE] [-m MODEL[:LAYERS],...] [-l LANES]
 //                   [-t COST_TABLE] [-p preset]
 // -t: a table that muon_tune wrote; without it the plan's costs are analytic.
-// input, products, apply: these parts of all batches, each captured and timed alone. sum: the same
+// input, products, apply: these parts of all batches, each captured and timed alone, although the
+// last product does `apply` in a set. sum: the same
 // batches each launched alone, added up. predicted: by the cost table. #wrong:
 // elements of new momenta, masters and weights whose bits differ from those of single batches, or
 // that are not finite.
@@ -364,7 +365,8 @@ class Bench {
       auto program = kernels::BuildNewtonSchulz(config_.newton_schulz, b.rows, b.cols);
       Check(program);
       programs.push_back(std::make_unique<kernels::NewtonSchulzProgram>(*std::move(program)));
-      batches.push_back({&config_, programs.back().get(), kernels::DType::kBF16, b.count});
+      batches.push_back({&config_, programs.back().get(), kernels::DType::kBF16, b.count,
+                         kernels::ProductEngine::kOwn, /*separate=*/true});
     }
     Buffer<uint8_t> workspace(kernels::cuda::MuonSet::WorkspaceBytes(batches));
     std::string error;

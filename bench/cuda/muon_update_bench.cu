@@ -80,9 +80,12 @@ class Bench {
     host.gradient_factor = 1;
     host.active = 1;
     const double scale = kernels::UpdateScale(config_.scale, c.rows, c.cols);
-    const PreparedUpdate prepared =
-        Prepare(config_, c.rows, c.cols, c.batch, tuned_ ? &tuner_ : nullptr);
-    if (prepared.set == nullptr) return 1;
+    kernels::cuda::TileTuner* const tuner = tuned_ ? &tuner_ : nullptr;
+    const PreparedUpdate prepared = Prepare(config_, c.rows, c.cols, c.batch, tuner,
+                                            kernels::ProductEngine::kOwn, /*separate=*/true);
+    // As lanes run it.
+    const PreparedUpdate fused = Prepare(config_, c.rows, c.cols, c.batch, tuner);
+    if (prepared.set == nullptr || fused.set == nullptr) return 1;
     const kernels::cuda::MuonUpdate& update = prepared.update();
     ReportTiles();
     std::vector<PassMatrix> matrices;
@@ -117,6 +120,10 @@ class Bench {
     CUDA_CHECK(prepared.set->Launch(nullptr, matrices));
     CUDA_CHECK(cudaDeviceSynchronize());
     wrong += DifferentBits(second.get(), master_out.get(), slot * c.batch);
+    master_out.Fill(0xFF);
+    CUDA_CHECK(fused.set->Launch(nullptr, matrices));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    wrong += DifferentBits(second.get(), master_out.get(), slot * c.batch);
 
     const int64_t p = std::min(c.rows, c.cols);
     const int64_t x_elements = c.rows * pass_ld(c.cols) * c.batch;
@@ -139,9 +146,9 @@ class Bench {
                            expected.get(), x_elements);
     const Timing whole = TimeSustained(
         [&](cudaStream_t stream) {
-          CUDA_CHECK(update.Input(stream));
-          CUDA_CHECK(update.Products(stream));
-          CUDA_CHECK(update.Apply(stream));
+          CUDA_CHECK(fused.update().Input(stream));
+          CUDA_CHECK(fused.update().Products(stream));
+          CUDA_CHECK(fused.update().Apply(stream));
         },
         warm_, nvml_);
     const double per_ns = (ns.p50_us - cast.p50_us) / static_cast<double>(c.batch);

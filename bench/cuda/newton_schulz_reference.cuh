@@ -149,13 +149,15 @@ struct PreparedUpdate {
 };
 inline PreparedUpdate Prepare(const MuonConfig& config, int64_t rows, int64_t cols, int64_t batch,
                               kernels::cuda::TileTuner* tuner = nullptr,
-                              kernels::ProductEngine engine = kernels::ProductEngine::kOwn) {
+                              kernels::ProductEngine engine = kernels::ProductEngine::kOwn,
+                              bool separate = false,
+                              kernels::DType weight = kernels::DType::kBF16) {
   const auto program = kernels::BuildNewtonSchulz(config.newton_schulz, rows, cols);
   if (!program.ok()) {
     std::printf("# %s\n", std::string(program.status().message()).c_str());
     return {};
   }
-  const kernels::cuda::MuonSetBatch one{&config, &*program, kernels::DType::kBF16, batch, engine};
+  const kernels::cuda::MuonSetBatch one{&config, &*program, weight, batch, engine, separate};
   PreparedUpdate prepared;
   prepared.workspace =
       std::make_unique<Buffer<uint8_t>>(kernels::cuda::MuonSet::WorkspaceBytes({&one, 1}));

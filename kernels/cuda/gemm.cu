@@ -135,15 +135,34 @@ struct Gemm::State {
 Gemm::Gemm(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Gemm::~Gemm() = default;
 
+namespace {
+
+GemmVariant FindVariant(const GemmOptions& options) {
+  const bool f16 = options.type == GemmType::kF16;
+  if (options.update != nullptr) {
+    return f16 ? FindUpdateGemm<__half>(options.tile, options.layout)
+               : FindUpdateGemm<__nv_bfloat16>(options.tile, options.layout);
+  }
+  return f16 ? FindGemm<__half>(options.tile, options.layout)
+             : FindGemm<__nv_bfloat16>(options.tile, options.layout);
+}
+
+}  // namespace
+
 std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
                                    const GemmOptions& options, std::string* error) {
   auto state = std::make_unique<State>();
-  state->variant = options.type == GemmType::kF16
-                       ? FindGemm<__half>(options.tile, options.layout)
-                       : FindGemm<__nv_bfloat16>(options.tile, options.layout);
+  state->variant = FindVariant(options);
   if (state->variant.function == nullptr || problems.empty() || problems.size() > kProblemsMax) {
     *error = std::string("no kernel for tile ") + Name(options.tile) + ", or 0 or more than " +
              std::to_string(kProblemsMax) + " problems";
+    return nullptr;
+  }
+  if (options.update != nullptr &&
+      (problems.size() != 1 || problems[0].symmetric || problems[0].c2.data != nullptr ||
+       !GemmUpdate::Fits(problems[0].d.cols))) {
+    *error = Describe("d", problems[0].d) +
+             ": an update takes one problem that is not symmetric, and columns in multiples of 8";
     return nullptr;
   }
   const int box_a = BoxA(options.layout);
@@ -208,6 +227,15 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
   state->params.problems =
       problems.size() > 1 ? reinterpret_cast<const DeviceProblem*>(problems_at) : nullptr;
   state->params.jobs = static_cast<const GemmJob*>(state->memory);
+  if (options.update != nullptr) {
+    const GemmUpdate& update = *options.update;
+    state->params.update = {update.matrices,
+                            update.inverse_norm,
+                            update.scale,
+                            problems[0].d.cols,
+                            static_cast<int>(problems[0].d.rows),
+                            update.weight};
+  }
   return std::unique_ptr<Gemm>(new Gemm(std::move(state)));
 }
 

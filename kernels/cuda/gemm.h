@@ -23,6 +23,7 @@
 #include <string>
 
 #include "kernels/cuda/gemm_schedule.h"
+#include "kernels/cuda/muon_passes.h"
 
 namespace dmuond::kernels::cuda {
 
@@ -75,10 +76,23 @@ inline constexpr GemmTile kGemmTiles[] = {GemmTile::k256, GemmTile::k192, GemmTi
 [[nodiscard]] int Columns(GemmTile tile);
 [[nodiscard]] const char* Name(GemmTile tile);
 
+// What becomes of D instead of being stored: LaunchApply() of muon_passes.h in the product's
+// epilogue, with the same bits. One entry a matrix of the batch, in device memory.
+struct GemmUpdate {
+  const PassMatrix* matrices = nullptr;
+  const float* inverse_norm = nullptr;  // 0: the matrix has no direction
+  double scale = 1;                     // of D, times the learning rate
+  WeightType weight = WeightType::kF32;
+  // Masters and weights lie as D would, without a gap between rows.
+  [[nodiscard]] static bool Fits(int64_t cols) { return cols % 8 == 0; }
+};
+
 struct GemmOptions {
   GemmType type = GemmType::kF16;
   GemmLayout layout = GemmLayout::kNT;
   GemmTile tile = GemmTile::k256;
+  // Read by Create. One problem, which is not symmetric.
+  const GemmUpdate* update = nullptr;
 };
 
 class Gemm {

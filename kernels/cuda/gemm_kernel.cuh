@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemm_schedule.h"
+#include "kernels/cuda/gemm_update.cuh"
 #include "kernels/cuda/ptx.cuh"
 
 namespace dmuond::kernels::cuda {
@@ -30,6 +31,7 @@ struct GemmParams {
   DeviceProblem inline_problem;   // the one problem, where there is only one
   const DeviceProblem* problems;  // several: in device memory
   const GemmJob* jobs;
+  GemmUpdateParams update;  // of kernels that update
 };
 
 constexpr int kBoxBytes = 64 * 64 * 2;
@@ -52,8 +54,10 @@ struct GemmTraits {
   // Per consumer two boxes of the mirror image.
   static constexpr int kStagingBytes = kConsumers * 2 * kBoxBytes;
   static constexpr int kBarrierBytes = kStages * 2 * 8;
+  // Per consumer a tile's scalars, and what an update needs of a matrix.
+  static constexpr int kScalarBytes = sizeof(float4) + sizeof(MatrixUpdate);
   static constexpr int kSharedBytes =
-      kStages * kStageBytes + kStagingBytes + kBarrierBytes + kConsumers * sizeof(float4);
+      kStages * kStageBytes + kStagingBytes + kBarrierBytes + kConsumers * kScalarBytes;
 };
 
 template <typename T>
@@ -105,7 +109,8 @@ __device__ __forceinline__ uint32_t ReadyBarrier(int consumer, int chunk) {
   return kBarrierReady + consumer * 4 + chunk;
 }
 
-template <typename T, int kTileN, GemmLayout kLayout>
+// kUpdate: D is not stored but applied to masters and weights (gemm_update.cuh).
+template <typename T, int kTileN, GemmLayout kLayout, bool kUpdate>
 struct GemmKernel {
   using Traits = GemmTraits<kTileN>;
   using Position = RingPosition<Traits::kStages>;
@@ -132,6 +137,10 @@ struct GemmKernel {
     empty = full + Traits::kStages * 8;
     scalars = empty + Traits::kStages * 8;
     rank = ptx::ClusterRank();
+  }
+
+  __device__ __forceinline__ uint32_t UpdateAt(int consumer) const {
+    return scalars + kConsumers * sizeof(float4) + consumer * sizeof(MatrixUpdate);
   }
 
   __device__ void InitBarriers() const {
@@ -267,6 +276,9 @@ struct GemmKernel {
       }
       job = next;
     }
+    // Not before: where two branches of a graph share the chip, CTAs of the next product would take
+    // multiprocessors from the other branch to wait for this one's end.
+    ptx::LaunchDependents();
     // The pair's last arrivals at this CTA's barriers must find it: no CTA ends before them.
     for (int i = 0; i < Traits::kStages; ++i) next_stage();
   }
@@ -544,6 +556,50 @@ struct GemmKernel {
       SkipChunks(tile, place, at, (kChunks + 1) / 2 * 2);
   }
 
+  // As StageTile(), of a product that updates. A stage of the ring is given back as soon as C has
+  // been read from it; a chunk's masters are asked for while the one before it is worked on.
+  template <int kN>
+  __device__ __forceinline__ void UpdateTile(float (&acc)[kAccumulators], const GemmJob& job,
+                                             const Place& place, Position& at) const {
+    constexpr int kChunks = kN / 64;
+    ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
+    const Tile tile = MakeTile(job, place);
+    const UpdateEpilogue<T> epilogue(params.update, LoadMatrixUpdate(UpdateAt(place.consumer)),
+                                     tile.row, tile.col, place.warp, place.lane);
+    // Of three halves of chunks: two are on their way while one is worked on.
+    typename UpdateEpilogue<T>::Masters masters[3];
+    const auto load = [&](int half) {
+      if (half < 2 * kChunks) epilogue.LoadMasters(half / 2, half % 2, masters[half % 3]);
+    };
+    if (tile.store) {
+      load(0);
+      load(1);
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      float* const x = acc + chunk * 32;
+      if (chunk % 2 == 0) ptx::BarrierWait(full + at.stage * 8, at.parity);
+      if (tile.has_c) {
+        AddBox(x, tile.alpha, tile.beta, ChunkBox(at.stage, place.consumer, chunk), place);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) x[i] *= tile.alpha;
+      }
+      uint32_t packed[16];
+      Round(x, tile, place, /*on_diagonal=*/false, packed);
+      if (tile.store || chunk % 2 == 0) {
+        ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, chunk), kBarrierThreads);
+      }
+      if (chunk % 2 == 1 || chunk + 1 == kChunks) at.Advance();
+      if (!tile.store) continue;
+#pragma unroll
+      for (int half = 2 * chunk; half < 2 * chunk + 2; ++half) {
+        load(half + 2);
+        epilogue.Apply(chunk, half % 2, packed, masters[half % 3]);
+      }
+    }
+  }
+
   template <int kN, int kSteps>
   __device__ __forceinline__ void MultiplyTile(float (&acc)[kAccumulators], const GemmJob& job,
                                                const Place& place, Position& at) const {
@@ -572,7 +628,11 @@ struct GemmKernel {
                                               Position& at) const {
     float acc[kAccumulators];
     MultiplyTile<kN, kSteps>(acc, job, place, at);
-    StageTile<kN>(acc, job, place, at);
+    if constexpr (kUpdate) {
+      UpdateTile<kN>(acc, job, place, at);
+    } else {
+      StageTile<kN>(acc, job, place, at);
+    }
   }
 
   // ---- Senders: a warp for each consumer, so that consumers wait for no store ----
@@ -584,6 +644,7 @@ struct GemmKernel {
     ptx::WaitForPrevious();
     for (int turn = 1; job.width != 0; ++turn) {
       SendScalars(job, consumer);
+      if constexpr (kUpdate) SendUpdate(job, consumer);
       ptx::NamedBarrierArrive(kBarrierFree + consumer, kBarrierThreads);
       const GemmJob next = Job(turn);
       const int chunks = job.store ? Columns(job, consumer) / 64 : 0;
@@ -593,12 +654,12 @@ struct GemmKernel {
         // Of a stage of which the consumer needs nothing it reports one chunk.
         for (int chunk = first; chunk < max(first + 1, min(first + 2, chunks)); ++chunk) {
           ptx::NamedBarrierSync(ReadyBarrier(consumer, chunk), kBarrierThreads);
-          if (elected && chunk < chunks) SendChunk(job, consumer, chunk, at.stage);
+          if (!kUpdate && elected && chunk < chunks) SendChunk(job, consumer, chunk, at.stage);
         }
         if (elected) {
           // The stage is the producers' again once the copy engine has read D from it. What does
           // not hold up a stage comes last.
-          if (first + 2 < job.width) {
+          if (kUpdate || first + 2 < job.width) {
             ptx::BulkWaitRead<0>();
           } else {
             SendStaged(job, consumer, chunks);
@@ -623,6 +684,13 @@ struct GemmKernel {
     if (threadIdx.x % 32 == 0) {
       ptx::StoreShared4(scalars + consumer * sizeof(float4), values);
     }
+    __syncwarp();
+  }
+
+  // Of a tile's matrix, to its consumer.
+  __device__ __forceinline__ void SendUpdate(const GemmJob& job, int consumer) const {
+    const MatrixUpdate values = ReadMatrixUpdate(params.update, job.batch);
+    if (threadIdx.x % 32 == 0) StoreMatrixUpdate(UpdateAt(consumer), values);
     __syncwarp();
   }
 
@@ -680,17 +748,17 @@ struct GemmKernel {
       if (columns == kTileN) {
         ConsumeTile<kTileN>(job, place, at);
       } else if (columns == 64) {
-        if (kTileN == 256 && job.doubled) {
+        if (!kUpdate && kTileN == 256 && job.doubled) {
           ConsumeTile<64, 2>(job, place, at);
         } else {
           ConsumeTile<64>(job, place, at);
         }
-      } else if (columns == 0) {
+      } else if (!kUpdate && columns == 0) {
         ConsumeTile<0>(job, place, at);
       } else if constexpr (kTileN == 256) {
         if (columns == 192) {
           ConsumeTile<192>(job, place, at);
-        } else if (job.doubled) {
+        } else if (!kUpdate && job.doubled) {
           ConsumeTile<128, 2>(job, place, at);
         } else {
           ConsumeTile<128>(job, place, at);
@@ -701,13 +769,12 @@ struct GemmKernel {
   }
 };
 
-template <typename T, int kTileN, GemmLayout kLayout>
+template <typename T, int kTileN, GemmLayout kLayout, bool kUpdate>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     GemmEntry(const __grid_constant__ GemmParams params) {
   extern __shared__ __align__(1024) uint8_t shared[];
-  GemmKernel<T, kTileN, kLayout> kernel(params, ptx::SharedAddress(shared));
+  GemmKernel<T, kTileN, kLayout, kUpdate> kernel(params, ptx::SharedAddress(shared));
   if (threadIdx.x == 0) kernel.InitBarriers();
-  ptx::LaunchDependents();
   ptx::ClusterSync();
   if (threadIdx.x < 128) {
     ptx::RegistersDecrease<56>();
@@ -728,6 +795,8 @@ struct GemmVariant {
 };
 template <typename T>
 GemmVariant FindGemm(GemmTile tile, GemmLayout layout);
+template <typename T>
+GemmVariant FindUpdateGemm(GemmTile tile, GemmLayout layout);
 
 }  // namespace dmuond::kernels::cuda
 

@@ -6,23 +6,30 @@
 
 namespace dmuond::kernels::cuda {
 
-template <typename T, int kTileN>
+template <typename T, int kTileN, bool kUpdate>
 GemmVariant FindGemmOfTile(GemmLayout layout) {
   constexpr int kBytes = GemmTraits<kTileN>::kSharedBytes;
   switch (layout) {
     case GemmLayout::kNT:
-      return {GemmEntry<T, kTileN, GemmLayout::kNT>, kBytes};
+      return {GemmEntry<T, kTileN, GemmLayout::kNT, kUpdate>, kBytes};
     case GemmLayout::kNN:
-      return {GemmEntry<T, kTileN, GemmLayout::kNN>, kBytes};
+      return {GemmEntry<T, kTileN, GemmLayout::kNN, kUpdate>, kBytes};
     case GemmLayout::kTN:
-      return {GemmEntry<T, kTileN, GemmLayout::kTN>, kBytes};
+      if constexpr (!kUpdate) return {GemmEntry<T, kTileN, GemmLayout::kTN, false>, kBytes};
+      break;
   }
   return {nullptr, 0};
 }
 
 template <typename T>
 GemmVariant FindGemm(GemmTile tile, GemmLayout layout) {
-  return Columns(tile) > 128 ? FindGemmOfTile<T, 256>(layout) : FindGemmOfTile<T, 128>(layout);
+  return Columns(tile) > 128 ? FindGemmOfTile<T, 256, false>(layout)
+                             : FindGemmOfTile<T, 128, false>(layout);
+}
+template <typename T>
+GemmVariant FindUpdateGemm(GemmTile tile, GemmLayout layout) {
+  return Columns(tile) > 128 ? FindGemmOfTile<T, 256, true>(layout)
+                             : FindGemmOfTile<T, 128, true>(layout);
 }
 
 }  // namespace dmuond::kernels::cuda

@@ -86,7 +86,7 @@ std::unique_ptr<MuonSet> MuonSet::Create(std::span<const MuonSetBatch> batches, 
         std::accumulate(branch_bytes.begin(), branch_bytes.begin() + branch_of[i], size_t{0});
     std::unique_ptr<MuonUpdate> update =
         MuonUpdate::Create(*batch.config, *batch.program, batch.weight, batch.matrices, list, place,
-                           {batch.engine, tuner}, error);
+                           {batch.engine, tuner, batch.separate}, error);
     if (update == nullptr) return nullptr;
     set->updates_.push_back(std::move(update));
     list += batch.matrices;

@@ -26,6 +26,7 @@ struct MuonSetBatch {
   DType weight = DType::kF32;
   int64_t matrices = 0;
   ProductEngine engine = ProductEngine::kOwn;
+  bool separate = false;  // see MuonUpdateOptions
 };
 
 class MuonSet {

@@ -49,7 +49,7 @@ size_t MuonUpdate::WorkspaceBytes(const NewtonSchulzProgram& program, int64_t ba
 std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
                                                const NewtonSchulzProgram& program, DType weight,
                                                int64_t batch, const PassMatrix* matrices,
-                                               void* workspace, const NewtonSchulzOptions& options,
+                                               void* workspace, const MuonUpdateOptions& options,
                                                std::string* error) {
   std::unique_ptr<MuonUpdate> update(new MuonUpdate());
   update->pass_ = ShapeOf(config, program, weight, options.engine);
@@ -68,9 +68,11 @@ std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
   buffers.inverse_norm = static_cast<float*>(take(batch * sizeof(float)));
   buffers.inverse_norm_squared = static_cast<float*>(take(batch * sizeof(float)));
   buffers.recast = static_cast<uint32_t*>(take(batch * sizeof(uint32_t)));
-  update->newton_schulz_ =
-      NewtonSchulz::Create(program, batch, {buffers.inverse_norm, buffers.inverse_norm_squared},
-                           workspace, options, error);
+  const GemmUpdate fused{matrices, buffers.inverse_norm, update->pass_.update_scale,
+                         update->pass_.weight};
+  update->newton_schulz_ = NewtonSchulz::Create(
+      program, batch, {buffers.inverse_norm, buffers.inverse_norm_squared}, workspace,
+      {options.engine, options.tuner, options.separate ? nullptr : &fused}, error);
   if (update->newton_schulz_ == nullptr) return nullptr;
   buffers.x = update->newton_schulz_->input();
   buffers.result = update->newton_schulz_->result();
@@ -92,6 +94,7 @@ cudaError_t MuonUpdate::Products(cudaStream_t stream) const {
 }
 
 cudaError_t MuonUpdate::Apply(cudaStream_t stream) const {
+  if (newton_schulz_->updates()) return cudaSuccess;
   return LaunchApply(stream, pass_, buffers_);
 }
 

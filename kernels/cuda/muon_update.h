@@ -17,6 +17,13 @@
 
 namespace dmuond::kernels::cuda {
 
+struct MuonUpdateOptions {
+  ProductEngine engine = ProductEngine::kOwn;
+  TileTuner* tuner = nullptr;  // see newton_schulz.h
+  // Masters and weights in a pass of their own, though the last product could do it. Same bits.
+  bool separate = false;
+};
+
 class MuonUpdate {
  public:
   static size_t WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch,
@@ -26,13 +33,13 @@ class MuonUpdate {
   static std::unique_ptr<MuonUpdate> Create(const MuonConfig& config,
                                             const NewtonSchulzProgram& program, DType weight,
                                             int64_t batch, const PassMatrix* matrices,
-                                            void* workspace, const NewtonSchulzOptions& options,
+                                            void* workspace, const MuonUpdateOptions& options,
                                             std::string* error);
 
   // Momentum, norms, X.
   cudaError_t Input(cudaStream_t stream) const;
   cudaError_t Products(cudaStream_t stream) const;
-  // Masters and weights.
+  // Masters and weights: nothing where the products have done it.
   cudaError_t Apply(cudaStream_t stream) const;
 
   [[nodiscard]] const NewtonSchulz& newton_schulz() const { return *newton_schulz_; }

@@ -71,8 +71,10 @@ class NewtonSchulzBuilder {
     result->input_ = View(Slot::kX0).data;
     result->result_ = View(program_.output).data;
     result->result_scale_ = static_cast<float>(1 / program_.output_scale);
+    result->updates_ = Updates();
     for (const Product& product : program_.products) {
-      NewtonSchulz::LaunchProduct launch = Prepare(product);
+      const bool updates = result->updates_ && &product == &program_.products.back();
+      NewtonSchulz::LaunchProduct launch = Prepare(product, updates);
       if (launch == nullptr) return nullptr;
       result->products_.push_back(std::move(launch));
     }
@@ -98,7 +100,13 @@ class NewtonSchulzBuilder {
     }
   }
 
-  NewtonSchulz::LaunchProduct Prepare(const Product& product) {
+  [[nodiscard]] bool Updates() const {
+    return options_.update != nullptr && options_.engine == ProductEngine::kOwn &&
+           program_.dtype != DType::kF32 &&
+           GemmUpdate::Fits(program_.tall ? program_.p : program_.q);
+  }
+
+  NewtonSchulz::LaunchProduct Prepare(const Product& product, bool updates) {
     GemmProblem p;
     p.batch = batch_;
     p.d = View(product.out);
@@ -143,6 +151,12 @@ class NewtonSchulzBuilder {
     options.layout = layout;
     options.tile =
         options_.tuner == nullptr ? TileFor(p, layout) : options_.tuner->Fastest(p, options);
+    GemmUpdate update;
+    if (updates) {
+      update = *options_.update;
+      update.scale *= program_.output_scale;
+      options.update = &update;
+    }
     std::shared_ptr<const Gemm> gemm = Gemm::Create({&p, 1}, options, error_);
     if (gemm == nullptr) return nullptr;
     return [gemm](cudaStream_t stream, bool overlap) { return gemm->Launch(stream, overlap); };

@@ -33,6 +33,9 @@ struct NewtonSchulzOptions {
   ProductEngine engine = ProductEngine::kOwn;
   // Chooses tiles by running the products on what lies there; null: by rule.
   TileTuner* tuner = nullptr;
+  // Not null: the last product applies O to masters and weights, where it can (see updates()).
+  // `scale` is that of O itself. Read by Create.
+  const GemmUpdate* update = nullptr;
 };
 
 class NewtonSchulz {
@@ -56,6 +59,8 @@ class NewtonSchulz {
   // Where the caller puts X: rows x LeadingDimension(cols) elements a matrix, one after another.
   // Destroyed by the launch.
   [[nodiscard]] void* input() const { return input_; }
+  // Whether the launch is the whole update; result() is not written then.
+  [[nodiscard]] bool updates() const { return updates_; }
   // result_scale() * O, laid out as the input.
   [[nodiscard]] const void* result() const { return result_; }
   [[nodiscard]] float result_scale() const { return result_scale_; }
@@ -71,6 +76,7 @@ class NewtonSchulz {
   void* input_ = nullptr;
   void* result_ = nullptr;
   float result_scale_ = 1;
+  bool updates_ = false;
 };
 
 }  // namespace dmuond::kernels::cuda

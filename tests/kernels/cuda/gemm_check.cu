@@ -190,9 +190,11 @@ int64_t RunCase(const Case& c) {
   return wrong;
 }
 
+__global__ void Nothing() {}
+
 // Products that are launched as soon as they are made, and in long rows of overlapping launches, in
 // a stream that the default stream does not order: as the tuner of tiles does. So small that CTAs
-// end while others of their kind begin. Same bits as alone.
+// end while others of their kind, of another kind, or of other kernels begin. Same bits as alone.
 int64_t RunInHaste(int64_t n, int64_t batch, int rounds) {
   Matrices<__half> x(n, n, batch);
   Matrices<__half> alone(n, n, batch);
@@ -217,13 +219,20 @@ int64_t RunInHaste(int64_t n, int64_t batch, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     d.buffer.Fill(0xFF);
     CUDA_CHECK(cudaDeviceSynchronize());
+    std::unique_ptr<Gemm> last;
     for (const GemmTile tile : kernels::cuda::kGemmTiles) {
       GemmOptions options;
       options.tile = tile;
-      const auto gemm = Gemm::Create({&p, 1}, options, &error);
-      for (int i = 0; i < 64; ++i) CUDA_CHECK(gemm->Launch(stream, i > 0));
+      auto gemm = Gemm::Create({&p, 1}, options, &error);
+      for (int i = 0; i < 64; ++i) {
+        CUDA_CHECK(gemm->Launch(stream, i > 0));
+        if (last != nullptr && i % 2 == 0) CUDA_CHECK(last->Launch(stream, true));
+        if (i % 8 == 0) Nothing<<<1056, 64, 0, stream>>>();
+      }
+      CUDA_CHECK(cudaGetLastError());
       CUDA_CHECK(cudaStreamSynchronize(stream));
       wrong += DifferentBits(d.buffer.get(), alone.buffer.get(), d.stride * batch);
+      last = std::move(gemm);
     }
   }
   CUDA_CHECK(cudaStreamDestroy(stream));

@@ -319,6 +319,56 @@ int64_t CheckSet() {
   return Row(ProductEngine::kOwn, "four batches in one launch", 0, 0, 0, different);
 }
 
+// Masters, weights and momenta have the bits of a pass of their own where the last product writes
+// them: matrices that end within tiles, tall ones, products that read C, zero and inactive ones.
+int64_t CheckFused(const char* preset, int64_t rows, int64_t cols, kernels::DType weight) {
+  constexpr int64_t kCount = 5;
+  const MuonConfig config = PresetConfig(preset);
+  Batch batch(rows, cols, kCount);
+  const int64_t all = batch.slot * kCount;
+  FillRandom(batch.gradient.get(), 1, all, all, all, 1, 31, false, Fill::kNormal, 1e-3F);
+  FillRandom(batch.momentum.get(), 1, all, all, all, 1, 32, false, Fill::kNormal, 1e-3F);
+  FillRandom(batch.master.get(), 1, all, all, all, 1, 33, false, Fill::kNormal, 0.02F);
+  CUDA_CHECK(cudaMemset(batch.gradient.get() + batch.slot, 0, rows * cols * sizeof(float)));
+  CUDA_CHECK(cudaMemset(batch.momentum.get() + batch.slot, 0, rows * cols * sizeof(float)));
+  CUDA_CHECK(cudaMemset(batch.gradient.get() + 2 * batch.slot, 0xFF, rows * cols * sizeof(float)));
+  batch.host_scalars[2].active = 0;
+  CUDA_CHECK(cudaMemset(batch.gradient.get() + 3 * batch.slot, 0xFF, 4));  // one NaN
+  for (PassScalars& s : batch.host_scalars) {
+    s.learning_rate = 0.02;
+    s.weight_decay = 0.1;
+  }
+  Buffer<float> weights(all);
+  Buffer<float> expected(4 * all);
+  int64_t different = 0;
+  for (const bool separate : {true, false}) {
+    batch.momentum_out.Fill(0xFF);
+    batch.master_out.Fill(0xFF);
+    weights.Fill(0xFF);
+    std::vector<PassMatrix> matrices = batch.Matrices(0, kCount);
+    for (int64_t z = 0; z < kCount; ++z) matrices[z].weight_out = weights.get() + z * batch.slot;
+    matrices[kCount - 1].weight_out = nullptr;
+    const PreparedUpdate prepared =
+        Prepare(config, rows, cols, kCount, nullptr, ProductEngine::kOwn, separate, weight);
+    if (prepared.set == nullptr) return 1;
+    if (prepared.update().newton_schulz().updates() == separate) return 1;
+    CUDA_CHECK(prepared.set->Launch(nullptr, matrices));
+    CUDA_CHECK(cudaDeviceSynchronize());
+    const Buffer<float>* const written[] = {&batch.momentum_out, &batch.master_out, &weights};
+    for (int i = 0; i < 3; ++i) {
+      if (separate) {
+        CUDA_CHECK(cudaMemcpy(expected.get() + i * all, written[i]->get(), all * sizeof(float),
+                              cudaMemcpyDeviceToDevice));
+      } else {
+        different += DifferentBits(expected.get() + i * all, written[i]->get(), all);
+      }
+    }
+  }
+  const std::string name =
+      std::string("in the last product, ") + preset + ", " + kernels::Name(weight);
+  return Row(ProductEngine::kOwn, name.c_str(), rows, cols, 0, different);
+}
+
 // A batch of more than 2^31 elements: its matrices have the bits that they have alone.
 int64_t CheckLargeBatch(ProductEngine engine) {
   const int64_t rows = 14336, cols = 4096, count = 38, n = rows * cols;
@@ -451,7 +501,18 @@ int Main(bool brief) {
     ++wrong;
   }
   wrong += CheckSet();
+  using kernels::DType;
+  wrong += CheckFused("dmuon", 136, 200, DType::kBF16);
+  wrong += CheckFused("torch", 200, 136, DType::kF32);
   if (!brief) {
+    for (const char* preset : {"dmuon", "torch"}) {
+      for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
+               {8, 8}, {64, 1000}, {1000, 64}, {512, 512}, {1000, 3000}, {3000, 1000}}) {
+        wrong += CheckFused(preset, rows, cols, DType::kBF16);
+      }
+      wrong += CheckFused(preset, 333, 520, DType::kF16);
+      wrong += CheckFused(preset, 520, 328, DType::kF32);
+    }
     wrong += CheckLargePasses();
     wrong += CheckLargeBatch(ProductEngine::kOwn);
     if (library.ok()) wrong += CheckLargeBatch(ProductEngine::kLibrary);
