@@ -53,12 +53,13 @@ class SurvivalTest : public ExampleRuns {
     StartDaemons(nodes, "cpu:2",
                  {"--snapshot_dir=" + directory_, absl::StrCat("--snapshot_every_steps=", kEvery)});
   }
+  Trainer StartTrainer(int rank, const std::string& job, std::vector<std::string> flags = {}) {
+    flags.insert(flags.end(), {"--job=" + job, "--batch_rows=16", absl::StrCat("--steps=", kLong)});
+    return Start(rank, flags);
+  }
   std::vector<Trainer> StartTrainers(const std::string& job) {
     std::vector<Trainer> trainers;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      trainers.push_back(
-          Start(rank, {"--job=" + job, "--batch_rows=16", absl::StrCat("--steps=", kLong)}));
-    }
+    for (int rank = 0; rank < kRanks; ++rank) trainers.push_back(StartTrainer(rank, job));
     return trainers;
   }
   // The undisturbed run, and the trainers of another.
@@ -121,6 +122,45 @@ TEST_F(SurvivalTest, ADaemonThatIsToldToLeaveLosesNoStep) {
   const std::vector<int> returns = ExpectTheSameRun(trainers);
   ASSERT_THAT(returns, SizeIs(1));
   EXPECT_GE(returns[0], static_cast<int>(done));
+  ExpectDaemonsLeave();
+}
+
+TEST_F(SurvivalTest, ATrainerAndItsDaemonMayDieTogether) {
+  StartGroup(1);
+  std::vector<Trainer> trainers = StartBoth();
+  ASSERT_TRUE(Until([this] { return HasSnapshot("hurt"); }));
+  trainers[1].process->Signal(SIGKILL);
+  KillAndStartAgain(0);
+  ASSERT_EQ(trainers[1].process->Wait(kPatience), 128 + SIGKILL);
+  trainers[1] = StartTrainer(1, "hurt", {"--resume"});
+  for (Trainer& trainer : trainers) ExpectEnd(trainer);
+  EXPECT_EQ(StepsOf(trainers[0].output), expected_[0]) << Text(trainers[0].output);
+  const std::vector<int> returns = Returns(trainers[0].output);
+  ASSERT_THAT(returns, SizeIs(1));
+  const ByStep after = StepsOf(trainers[1].output);
+  EXPECT_EQ(after.size(), static_cast<size_t>(kLong - returns[0]));
+  for (const auto& [step, line] : after) EXPECT_EQ(line, expected_[1][step]);
+  ExpectDaemonsLeave();
+}
+
+TEST_F(SurvivalTest, ATrainerAndTheOtherNodesDaemonMayDieTogether) {
+  StartGroup(2);
+  std::vector<Trainer> trainers = StartBoth();
+  for (const int node : {0, 1}) {
+    const size_t before = Returns(trainers[1].output).size();
+    ASSERT_TRUE(Until([this] { return HasSnapshot("hurt"); }));
+    trainers[0].process->Signal(SIGKILL);
+    KillAndStartAgain(node);
+    ASSERT_EQ(trainers[0].process->Wait(kPatience), 128 + SIGKILL);
+    trainers[0] = StartTrainer(0, "hurt", {"--resume"});
+    ASSERT_TRUE(Until([&] { return Returns(trainers[1].output).size() > before; }))
+        << Text(trainers[1].output);
+  }
+  for (Trainer& trainer : trainers) ExpectEnd(trainer);
+  EXPECT_EQ(StepsOf(trainers[1].output), expected_[1]) << Text(trainers[1].output);
+  const ByStep after = StepsOf(trainers[0].output);
+  EXPECT_FALSE(after.empty());
+  for (const auto& [step, line] : after) EXPECT_EQ(line, expected_[0][step]);
   ExpectDaemonsLeave();
 }
 

@@ -98,3 +98,24 @@ def test_a_daemon_that_is_told_to_leave_loses_no_step(daemons, start, undisturbe
     for trainer, before in zip(trainers, lines, strict=True):
         done = [line for line in trainer.lines[:before] if line.startswith("step ")]
         assert back - 1 <= int(done[-1].split()[1]) <= back
+
+
+def test_a_trainer_and_its_daemon_may_die_together(daemons, start, undisturbed, tmp_path):
+    trainers = start()
+    wait_for_snapshot(tmp_path)
+    trainers[1].end()
+    daemons.members[0].kill()
+    daemons.members[0].start()
+    address = f"unix:{daemons.members[0].path}"
+    replacement = Survivor(address, 1, WORLD, STEPS, resume=True)
+    try:
+        trainers[0].finish()
+        replacement.finish()
+    finally:
+        replacement.end()
+    assert trainers[0].run() == undisturbed[0]
+    after = replacement.run()
+    assert after == {key: undisturbed[1][key] for key in after}
+    (back,) = trainers[0].returns()
+    assert f"step {back + 1}" in after
+    assert f"step {back}" not in after
