@@ -292,14 +292,16 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
       scheduler::MakeAttempt(scheduler::GroupEpoch(epoch_), ++attempts_);
   if (job_->steps != nullptr) {
     const Interruption why = *std::exchange(job_->interruption, std::nullopt);
-    AddressedMessages out;
-    if (job_->snapshots != nullptr) {
-      if (std::optional<v1::SaveState> again = job_->snapshots->OnReformed()) {
-        *out.emplace_back().message.mutable_save() = *std::move(again);
-      }
+    AddressedMessages out = Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
+    std::optional<v1::SaveState> again;
+    if (job_->snapshots != nullptr) again = job_->snapshots->OnReformed();
+    if (again.has_value()) {
+      // After the commit that is told again: lanes copy what they have finished.
+      const bool told = out.size() > 1 && out[1].message.has_decision();
+      Addressed save;
+      *save.message.mutable_save() = *std::move(again);
+      out.insert(out.begin() + (told ? 1 : 0), std::move(save));
     }
-    AddressedMessages reformed = Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
-    std::move(reformed.begin(), reformed.end(), std::back_inserter(out));
     AddressedMessages restarted = RestartWhenAttached(now);
     std::move(restarted.begin(), restarted.end(), std::back_inserter(out));
     return out;
@@ -388,7 +390,10 @@ AddressedMessages Coordinator::Lost(TimePoint now, scheduler::OutcomeReason reas
   if (job_->plan == nullptr && reason == scheduler::OutcomeReason::kTrainerMissing) {
     return {};  // others may still register; the deadline names who is missing
   }
-  return Refuse(Error(absl::StatusCode::kUnavailable, "NODE_NOT_READY", detail));
+  const char* name = reason == scheduler::OutcomeReason::kTrainerMissing ? "TRAINER_LOST"
+                     : reason == scheduler::OutcomeReason::kLaneLost     ? "LANE_LOST"
+                                                                         : "NODE_NOT_READY";
+  return Refuse(Error(absl::StatusCode::kUnavailable, name, detail));
 }
 
 AddressedMessages Coordinator::OnTick(TimePoint now) {

@@ -80,6 +80,8 @@ AddressedMessages Coordinator::OnRankAttached(TimePoint now, const v1::RankAttac
   if (job_->steps == nullptr) return {};
   job_->steps->OnRankBack(now, scheduler::TrainerRank(attached.rank()), attached.incarnation());
   const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
+  // While the group is interrupted its nodes have no lanes: it restarts when they have.
+  if (job_->interruption.has_value()) return {};
   if (!complete || job_->restore_step == 0 || job_->steps->has_state()) return {};
   job_->rolled_back = false;
   return Broadcast(job_->steps->Restart());

@@ -68,6 +68,11 @@ absl::Status Daemon::WaitUntilPublished(const Cancelled& cancelled) {
 
 absl::StatusOr<Session*> Daemon::Find(const v1::SessionKey& key) {
   const auto found = sessions_.find(key.session());
+  if (found == sessions_.end() && ended_sessions_.contains(key.session())) {
+    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED",
+                 Say("the job of session ", Named("session", key.session()),
+                     " ended as the session began: open a new one"));
+  }
   if (found == sessions_.end()) {
     return Error(absl::StatusCode::kFailedPrecondition, "INCARNATION_OLD",
                  Say("session ", Named("session", key.session()),
@@ -337,12 +342,9 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
   message.mutable_lane_lost()->set_lane(id);
   message.mutable_lane_lost()->set_detail(last_words);
   message.mutable_lane_lost()->set_epoch(job_->lane_epoch);
-  const bool begun = job_->steps.has_value() || job_->rolled_back;
+  // The coordinator says what comes of it: other lanes, or that this was once too often, or that a
+  // job that had not begun is refused.
   Tell(std::move(message));
-  // A job that runs gets other lanes; the coordinator says so, or that this was once too often.
-  if (begun) return;
-  Fail(Error(absl::StatusCode::kUnavailable, "LANE_LOST",
-             Say("lane ", Named("lane", id), " ended: ", last_words)));
 }
 
 void Daemon::Tick() {

@@ -179,6 +179,8 @@ class Daemon {
   void TellMemberState() DMUOND_REQUIRES(mutex_);
   void HandleBroken(const std::string& why) DMUOND_REQUIRES(mutex_);
   void HandleReform(const v1::Reform& reform) DMUOND_REQUIRES(mutex_);
+  // The coordinator takes this node to have a job that it has not.
+  void TellCannotGoOn() DMUOND_REQUIRES(mutex_);
   void ReplaceLanes(uint32_t epoch, const std::string& why) DMUOND_REQUIRES(mutex_);
   // Jobs that go back to a snapshot (daemon_rollback.cc).
   void HandleRollBack(const v1::RollBack& back) DMUOND_REQUIRES(mutex_);
@@ -213,6 +215,7 @@ class Daemon {
   // The job cannot go on, and the coordinator knows it no longer.
   void Abandon(absl::Status status) DMUOND_REQUIRES(mutex_);
   void HandleRefused(const v1::RegistrationRefused& refused) DMUOND_REQUIRES(mutex_);
+  void BeginSteps(scheduler::StepId last_committed) DMUOND_REQUIRES(mutex_);
   void HandleOpen(const v1::OpenAttempt& open) DMUOND_REQUIRES(mutex_);
   void HandleExpel(const v1::ExpelRank& expel) DMUOND_REQUIRES(mutex_);
   void HandleDecision(const v1::Decision& decision) DMUOND_REQUIRES(mutex_);
@@ -225,6 +228,7 @@ class Daemon {
   void ForgetDenied(uint64_t id) DMUOND_REQUIRES(mutex_);
   void RemoveSession(uint64_t id, bool closed, const std::string& detail) DMUOND_REQUIRES(mutex_);
   // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
+  [[nodiscard]] bool KnowsItsStep(int32_t rank) const DMUOND_REQUIRES(mutex_);
   absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
                                const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
   void ForgetRefusedOpens(Deadline now) DMUOND_REQUIRES(mutex_);
@@ -327,6 +331,7 @@ class Daemon {
   };
   std::map<AttachId, RefusedOpen> refused_opens_ DMUOND_GUARDED_BY(mutex_);
   // By session: answers for who closes again. The newest alone.
+  std::set<uint64_t> ended_sessions_ DMUOND_GUARDED_BY(mutex_);  // that a job's end found open
   std::map<uint64_t, std::pair<uint64_t, v1::CloseSessionReply>> closed_ DMUOND_GUARDED_BY(mutex_);
   // Begins at random: a trainer that wakes after its daemon's end must not speak with the key of
   // another trainer's session with the successor.

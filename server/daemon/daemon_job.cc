@@ -14,6 +14,11 @@
 #include "server/plan_summary.h"
 
 namespace dmuond::server {
+namespace {
+
+constexpr size_t kEndedKept = 1024;
+
+}  // namespace
 
 void Daemon::HandlePlan(const v1::PlanInputs& wire) {
   if (job_ == nullptr) {
@@ -189,7 +194,9 @@ void Daemon::EndJob(const std::string& why) {
   for (const uint64_t id : open) {
     attach_->Close(sessions_.at(id).attach);
     sessions_.erase(id);
+    ended_sessions_.insert(id);
   }
+  while (ended_sessions_.size() > kEndedKept) ended_sessions_.erase(ended_sessions_.begin());
   job_.reset();
   mutex_.Changed();
 }

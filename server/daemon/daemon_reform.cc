@@ -45,14 +45,12 @@ void Daemon::HandleBroken(const std::string& why) {
   epoch_ = 0;
   if (job_ == nullptr) return;
   const absl::Status lost = Error(absl::StatusCode::kUnavailable, "PEER_LOST", why);
-  if (!job_->steps.has_value() || options_.coordinator.step.session_linger.count() == 0) {
-    return Abandon(lost);
-  }
+  // One that goes back to a snapshot begins to do so again when the group has formed.
+  const bool waits = job_->steps.has_value() || job_->rolled_back;
+  if (!waits || options_.coordinator.step.session_linger.count() == 0) return Abandon(lost);
   if (!job_->broken_since.has_value()) job_->broken_since = std::chrono::steady_clock::now();
   log::Warn("the job waits for the group to form anew",
-            {{"job", job_->name},
-             {"step", absl::StrCat(job_->steps->last_committed().value())},
-             {"what", why}});
+            {{"job", job_->name}, {"step", absl::StrCat(LastCommitted())}, {"what", why}});
   mutex_.Changed();
 }
 
@@ -74,7 +72,12 @@ void Daemon::Abandon(absl::Status status) {
 
 void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
   if (job_ == nullptr || job_->name != ended.job()) return;
-  if (ended.reason().empty()) return EndJob(ended.why());
+  if (ended.reason().empty()) {
+    // One that was lost ends with its last session, which has yet to hear of that. And of one that
+    // registers, the news of who is here now has crossed with this.
+    if (job_->abandoned || (job_->plan == nullptr && !sessions_.empty())) return;
+    return EndJob(ended.why());
+  }
   const bool state_lost = ended.reason() == "STATE_LOST";
   if (job_->steps.has_value()) {
     // The outcome of the step that was open, for whoever waits for it.
@@ -114,8 +117,15 @@ void Daemon::GiveUpLanes() {
 void Daemon::HandleReform(const v1::Reform& reform) {
   epoch_ = reform.epoch();
   newest_epoch_.store(reform.epoch());
-  if (job_ == nullptr || job_->plan == nullptr || !job_->failed.ok()) return;
+  if (job_ == nullptr || job_->plan == nullptr || !job_->failed.ok()) return TellCannotGoOn();
   ReplaceLanes(reform.epoch(), reform.why());
+}
+
+void Daemon::TellCannotGoOn() {
+  TellPlanFailed(job_ == nullptr || job_->failed.ok()
+                     ? Error(absl::StatusCode::kUnavailable, "JOB_ENDED",
+                             "this node does not have the job any more")
+                     : job_->failed);
 }
 
 void Daemon::ReplaceLanes(uint32_t epoch, const std::string& why) {

@@ -29,7 +29,7 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
   epoch_ = back.epoch();
   newest_epoch_.store(back.epoch());
   const v1::PlanInputs& plan = back.plan();
-  if (job_ != nullptr && (job_->name != plan.job() || !job_->failed.ok())) return;
+  if (job_ != nullptr && (job_->name != plan.job() || !job_->failed.ok())) return TellCannotGoOn();
   wire::FaultPoint("daemon.rollback");
   log::Warn("the job goes back to a snapshot", {{"job", plan.job()},
                                                 {"epoch", absl::StrCat(epoch_)},

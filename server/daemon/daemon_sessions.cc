@@ -169,6 +169,16 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
   return opened;
 }
 
+// Whether a replacement can be told where the job is: what the predecessor's last attempt has come
+// to has been heard, in this epoch, and nothing can be committed without the rank any more.
+bool Daemon::KnowsItsStep(int32_t rank) const {
+  if (!job_->failed.ok() || !job_->steps.has_value()) return true;
+  const scheduler::Attempt open = job_->steps->open().attempt;
+  const auto vacancy = job_->vacancies.find(rank);
+  return !job_->reforming && scheduler::EpochOf(open).value() == epoch_ &&
+         (vacancy == job_->vacancies.end() || open > vacancy->second.attempt);
+}
+
 absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRequest& request,
                                                          const AttachPeer& peer,
                                                          const Cancelled& cancelled) {
@@ -186,22 +196,26 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   if (absl::Status vacant = WaitUntilVacant(request, peer.pid, cancelled); !vacant.ok()) {
     return vacant;
   }
-  // A job that was lost ends with its last session; who starts it again may be faster.
-  absl::StatusOr<bool> ended = Wait(
-      [this]() DMUOND_REQUIRES(mutex_) {
-        if (job_ == nullptr || (epoch_ == 0 && draining_)) return true;
-        // What a rank gave with the step that the job goes back to comes with the snapshot.
-        const bool restoring = job_->failed.ok() && job_->plan != nullptr &&
-                               job_->wire.restore_step() > 0 && !job_->snapshots.restored;
-        return !job_->abandoned && !job_->ending && !restoring;
-      },
-      deadline, cancelled);
-  if (!ended.ok()) return ended.status();
   std::optional<Restorable> resume;
-  if (job_ == nullptr) {
+  for (bool settled = false; !settled;) {
+    // A job that was lost ends with its last session; who starts it again may be faster.
+    absl::StatusOr<bool> ended = Wait(
+        [&]() DMUOND_REQUIRES(mutex_) {
+          if (job_ == nullptr || (epoch_ == 0 && draining_)) return true;
+          // What a rank gave with the step that the job goes back to comes with the snapshot.
+          const bool restoring = job_->failed.ok() && job_->plan != nullptr &&
+                                 job_->wire.restore_step() > 0 && !job_->snapshots.restored;
+          return !job_->abandoned && !job_->ending && !restoring && KnowsItsStep(request.rank());
+        },
+        deadline, cancelled);
+    if (!ended.ok()) return ended.status();
+    settled = true;
+    if (job_ != nullptr) break;
     absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job());
     if (!newest.ok()) return newest.status();
     resume = *std::move(newest);
+    // While the disk was read the job may have begun here, and may be going back.
+    settled = job_ == nullptr;
   }
   if (draining_) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
@@ -508,9 +522,8 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   attach_->Close(session.attach);
   mutex_.Changed();
   if (!session.denied.ok()) return ForgetDenied(id);
-  const bool keeps_place =
-      job_ != nullptr && (job_->steps.has_value() || (job_->rolled_back && job_->failed.ok()));
-  if (!closed && keeps_place) {
+  // The coordinator knows whether there is something to wait for, or all have to begin anew.
+  if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
     const scheduler::Attempt ends =
         job_->steps.has_value() ? job_->steps->open().attempt : scheduler::Attempt(0);
     // A replacement that dies before it has attached leaves the place as it found it.
@@ -518,8 +531,6 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
         job_->vacancies.try_emplace(session.rank, Vacancy{.attempt = ends}).first->second;
     vacancy.pid = session.pid;
     vacancy.process = session.process;
-  } else if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
-    job_->failed = Error(absl::StatusCode::kUnavailable, "TRAINER_LOST", detail);
   }
   v1::MemberMessage message;
   message.mutable_rank_gone()->set_rank(session.rank);

@@ -294,16 +294,19 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
   return reply;
 }
 
+void Daemon::BeginSteps(scheduler::StepId last_committed) {
+  if (job_->steps.has_value()) return;
+  std::vector<scheduler::TrainerRank> local;
+  for (const scheduler::Trainer& trainer : job_->inputs->layout.trainers) {
+    if (trainer.node.value() == options_.node) local.push_back(trainer.rank);
+  }
+  job_->steps.emplace(std::move(local), options_.lanes, last_committed);
+  job_->rolled_back = false;
+}
+
 void Daemon::HandleOpen(const v1::OpenAttempt& open) {
   if (job_ == nullptr || job_->plan == nullptr) return;
-  if (!job_->steps.has_value()) {
-    std::vector<scheduler::TrainerRank> local;
-    for (const scheduler::Trainer& trainer : job_->inputs->layout.trainers) {
-      if (trainer.node.value() == options_.node) local.push_back(trainer.rank);
-    }
-    job_->steps.emplace(std::move(local), options_.lanes, scheduler::StepId(open.step() - 1));
-    job_->rolled_back = false;
-  }
+  BeginSteps(scheduler::StepId(open.step() - 1));
   wire::FaultPoint("daemon.open");
   job_->steps->OnOpen(FromProto(open));
   v1::LaneCommand command;
@@ -398,7 +401,9 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
 }
 
 void Daemon::HandleRepublish(const v1::Republish& republish) {
-  if (job_ == nullptr || !job_->steps.has_value()) return;
+  if (job_ == nullptr || job_->plan == nullptr) return;
+  // The link may have broken before the first attempt of a job that went back was heard of.
+  BeginSteps(scheduler::StepId(republish.step()));
   job_->has_state = true;
   job_->applied_attempt = republish.attempt();
   v1::LaneCommand command;

@@ -5,7 +5,7 @@ import shutil
 import signal
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from processes import WORLD, Group, Loop, Process, signal_if_alive
@@ -17,6 +17,7 @@ RESTARTS_MAX = 10
 GATE = "trainer.gradients"  # where steps wait until the first snapshot is there
 SAVED_BY = 2  # steps
 SAVE_EVERY = 1  # a snapshot that falls due while one is written is skipped
+SNAPSHOT_TAKES_S = 0.05  # so long steps wait, where a point of a snapshot has yet to be passed
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
 # Daemons x lanes, and whether they keep snapshots.
 GROUPS = {
@@ -26,8 +27,8 @@ GROUPS = {
     "1x2s": (1, 2, True),
     "2x1s": (2, 1, True),
 }
-# Those of every run. The groups with snapshots are run where they are named: `--group 2x1s`.
-USUAL_GROUPS = ("1x1", "1x2", "2x1")
+# Those of every run.
+USUAL_GROUPS = tuple(GROUPS)
 KINDS = ("kill", "stop", "cut")
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
 
@@ -93,6 +94,10 @@ class Rank:
     step: int = 0
     first_in_process: bool = True
     done: bool = False
+
+
+def _of_snapshots(fault: Fault) -> bool:
+    return fault.point.startswith(("storage.", "lane.snapshot."))
 
 
 class Run:
@@ -188,6 +193,9 @@ class Run:
         committed = max((rank.step for rank in self.ranks.values()), default=0)
         if point == GATE and self.snapshots and committed >= SAVED_BY and not self._saved():
             self.loop.after(0.01, self._open_gate)
+            return "later"
+        if point == GATE and any(_of_snapshots(fault) for fault in self.pending):
+            self.loop.after(SNAPSHOT_TAKES_S, self.loop.release)
             return "later"
         for fault in self.pending:
             if fault.victim != victim or fault.point != point or committed < fault.step - 1:
@@ -362,20 +370,18 @@ def all_faults(group: str, points: dict[str, set[str]], seed: int) -> list[Fault
     faults = []
     for victim in sorted(points):
         for point in sorted(points[victim]):
-            setup = point in SETUP_POINTS
-            rare = setup or point.startswith("storage.")
+            setup = point in SETUP_POINTS or (victim, point) in SETUP_PASSINGS
             for kind in KINDS:
                 index = {"trainer": chance.randrange(WORLD), "lane": chance.randrange(nodes)}
-                faults.append(
-                    Fault(
-                        victim,
-                        point,
-                        kind,
-                        index.get(victim, 0 if victim == "coordinator" else 1),
-                        1 if setup else chance.randint(2, LAST_STEP_HURT),
-                        0 if rare else chance.randrange(3),
-                    )
+                fault = Fault(
+                    victim,
+                    point,
+                    kind,
+                    index.get(victim, 0 if victim == "coordinator" else 1),
+                    1 if setup else chance.randint(2, LAST_STEP_HURT),
+                    0 if setup else chance.randrange(3),
                 )
+                faults.append(replace(fault, passing=0) if _of_snapshots(fault) else fault)
     return faults
 
 
@@ -397,6 +403,8 @@ SETUP_POINTS = {
     "trainer.opened",
     "trainer.registered",
 }
+# Later it is the coordinator's alone.
+SETUP_PASSINGS = {("other", "storage.read")}
 
 
 def run_cell(cell: Cell, reference: Undisturbed) -> Result:

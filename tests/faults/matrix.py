@@ -1,4 +1,4 @@
-"""The fault matrix: every victim, at every point, with every kind of fault, in three groups.
+"""The fault matrix: every victim, at every point, with every kind of fault, in five groups.
 
     matrix.py                     all of it
     matrix.py --sample 60         a seeded sample, the same for the same --seed

@@ -3,6 +3,9 @@
 Afterwards weights, descriptors, mappings, threads, memory and files are what they would be.
 
     soak.py [--steps 20000] [--every 50] [--group 1x2] [--seed 1] [--victim trainer]
+
+In a group with snapshots (--group 2x1s) daemons may be victims too: --victim coordinator, --victim
+other.
 """
 
 import argparse
@@ -23,6 +26,7 @@ WARM_SHARE = 0.1  # of the run, before its footprint is taken
 RESIDENT_SLACK_KIB = 8192  # what allocators keep; a leak of a job's memory at each fault is more
 THREAD_SLACK = 6  # gRPC's come and go
 MAPPING_SLACK = 6 * THREAD_SLACK
+SNAPSHOT_SLACK = 12  # those of one that is being written, and of one that a death has left behind
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Footprint:
     mappings: int
     resident_kib: int
     files: int  # temporary ones, of the whole machine's dmuonds
+    snapshot_files: int
 
     @staticmethod
     def of(pid: int, folder: Path) -> "Footprint":
@@ -44,6 +49,7 @@ class Footprint:
             len((process / "maps").read_text().splitlines()),
             int(resident.split()[1]),
             len(list(folder.iterdir())) + len(list(Path("/dev/shm").glob("*dmuond*"))),
+            sum(path.is_file() for path in (folder / "snapshots").rglob("*")),
         )
 
     def excess(self, before: "Footprint") -> list[str]:
@@ -52,6 +58,7 @@ class Footprint:
             "mappings": MAPPING_SLACK,
             "resident_kib": RESIDENT_SLACK_KIB,
             "descriptors": THREAD_SLACK,  # a call that is just being answered has one
+            "snapshot_files": SNAPSHOT_SLACK,
         }
         return [
             f"{name}: {getattr(before, name)} became {value}"
@@ -68,7 +75,11 @@ def faults(group: str, victims: list[str], options: argparse.Namespace) -> tuple
     for step in range(options.every, options.steps - options.every, options.every):
         victim = chance.choice(victims)
         point = chance.choice(sorted(points[victim] - SETUP_POINTS))
-        index = {"trainer": chance.randrange(WORLD), "lane": chance.randrange(GROUPS[group][0])}
+        index = {
+            "trainer": chance.randrange(WORLD),
+            "lane": chance.randrange(GROUPS[group][0]),
+            "other": 1,
+        }
         kind = chance.choice(["kill", "kill", "stop", "cut"])
         made.append(Fault(victim, point, kind, index.get(victim, 0), step, chance.randrange(3)))
     return tuple(made)

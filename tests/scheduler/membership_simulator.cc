@@ -14,36 +14,23 @@ constexpr int64_t kRejoinAfter = 200;
 constexpr int64_t kTroubleLasts = 60'000;
 constexpr int64_t kSettlesWithin = 60'000;
 
-uint64_t Mix(uint64_t x) {  // splitmix64: the same on every machine
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31);
-}
-
 }  // namespace
 
 MembershipSimulator::MembershipSimulator(uint64_t seed)
-    : state_(Mix(seed)), nodes_(static_cast<int32_t>(Pick(2, 4))) {
+    : chance_(seed), nodes_(static_cast<int32_t>(Pick(2, 4))) {
   processes_.resize(nodes_);
   for (int32_t node = 0; node < nodes_; ++node) processes_[node].node = NodeRank(node);
 }
 
-// ---- chance and network ----
+// ---- network ----
 
-uint64_t MembershipSimulator::Random() { return Mix(state_ += 0x9e3779b97f4a7c15ULL); }
-int64_t MembershipSimulator::Pick(int64_t low, int64_t high) {
-  return low + static_cast<int64_t>(Random() % static_cast<uint64_t>(high - low + 1));
+TimePoint MembershipSimulator::Now() const {
+  return TimePoint(std::chrono::milliseconds(time_.now()));
 }
-bool MembershipSimulator::Chance(int32_t percent) { return Pick(0, 99) < percent; }
-
-void MembershipSimulator::After(Milliseconds delay, Event event) {
-  queue_.push({now_ + delay, sequence_++, std::move(event)});
-}
-
-TimePoint MembershipSimulator::Now() const { return TimePoint(std::chrono::milliseconds(now_)); }
 
 void MembershipSimulator::Fail(const std::string& what) {
-  if (failure_.empty()) failure_ = absl::StrCat("at ", now_, " ms: ", what, "; ", Describe());
+  if (failure_.empty())
+    failure_ = absl::StrCat("at ", time_.now(), " ms: ", what, "; ", Describe());
 }
 
 void MembershipSimulator::In(int32_t node, uint64_t boot, Event event) {
@@ -59,8 +46,8 @@ void MembershipSimulator::In(int32_t node, uint64_t boot, Event event) {
 void MembershipSimulator::Up(uint64_t id, Event at_coordinator) {
   Link& link = links_.at(id);
   if (link.silent || link.ended_here) return;
-  link.last_up = std::max(link.last_up, now_ + Pick(0, Chance(90) ? 5 : 300));
-  After(link.last_up - now_, [this, id, event = std::move(at_coordinator)] {
+  link.last_up = std::max(link.last_up, time_.now() + Pick(0, Chance(90) ? 5 : 300));
+  After(link.last_up - time_.now(), [this, id, event = std::move(at_coordinator)] {
     const Link& now = links_.at(id);
     if (now.silent || now.ended_there) return;
     In(0, now.coordinator_boot, event);
@@ -70,8 +57,8 @@ void MembershipSimulator::Up(uint64_t id, Event at_coordinator) {
 void MembershipSimulator::Down(uint64_t id, Event at_member) {
   Link& link = links_.at(id);
   if (link.silent || link.ended_there) return;
-  link.last_down = std::max(link.last_down, now_ + Pick(0, Chance(90) ? 5 : 300));
-  After(link.last_down - now_, [this, id, event = std::move(at_member)] {
+  link.last_down = std::max(link.last_down, time_.now() + Pick(0, Chance(90) ? 5 : 300));
+  After(link.last_down - time_.now(), [this, id, event = std::move(at_member)] {
     const Link& now = links_.at(id);
     if (now.silent || now.ended_here) return;
     for (const Process& process : processes_) {
@@ -119,7 +106,7 @@ void MembershipSimulator::Join(int32_t node, uint64_t boot) {
   const uint64_t id = ++links_made_;
   links_[id] = {.node = node, .boot = boot, .coordinator_boot = processes_[0].boot};
   process.link = id;
-  process.heard = now_;
+  process.heard = time_.now();
   Up(id, [this, id, info = InfoOf(process)] { Joined(id, info); });
   if (Chance(3)) Up(id, [this, id, info = InfoOf(process)] { Joined(id, info); });  // told twice
 }
@@ -132,9 +119,9 @@ void MembershipSimulator::Beat(int32_t node, uint64_t boot) {
       const auto held = joined_.find(node);
       if (held == joined_.end() || held->second.link != id) return;  // its stream is not read
       machine_->OnHeartbeat(Now(), NodeRank(node));
-      held->second.heard = now_;
+      held->second.heard = time_.now();
     });
-    if (now_ - process.heard >= options_.timeout.count()) {
+    if (time_.now() - process.heard >= options_.timeout.count()) {
       CutLink(id);
       LinkEndedAtMember(id);
     }
@@ -181,7 +168,7 @@ void MembershipSimulator::Joined(uint64_t id, const MemberInfo& info) {
     if (twice && (before == joined_.end() || before->second.boot == info.boot_id)) {
       Fail("a process is refused for its own sake");
     }
-    if (twice && now_ - before->second.heard >= options_.timeout.count()) {
+    if (twice && time_.now() - before->second.heard >= options_.timeout.count()) {
       Fail("a process is refused for one that has been silent");
     }
     link.ended_there = true;
@@ -189,10 +176,10 @@ void MembershipSimulator::Joined(uint64_t id, const MemberInfo& info) {
     return;
   }
   if (before != joined_.end() && before->second.boot != info.boot_id &&
-      now_ - before->second.heard < options_.timeout.count()) {
+      time_.now() - before->second.heard < options_.timeout.count()) {
     Fail("a process has taken the place of a living one");
   }
-  joined_[node] = {info.boot_id, id, now_};
+  joined_[node] = {info.boot_id, id, time_.now()};
   Perform(*actions);
 }
 
@@ -220,7 +207,7 @@ void MembershipSimulator::Tick() {
   const auto actions = machine_->OnTick(Now());
   if (formed) {
     for (const auto& [node, held] : joined_) {
-      if (now_ - held.heard >= options_.timeout.count() && machine_->formed()) {
+      if (time_.now() - held.heard >= options_.timeout.count() && machine_->formed()) {
         Fail(absl::StrCat("node ", node, " has been silent, and the group stands"));
       }
     }
@@ -242,7 +229,7 @@ void MembershipSimulator::Perform(const std::vector<MembershipAction>& actions) 
           if (epoch <= process.epoch) return Fail("a member is told an epoch that is not new");
           process.epoch = epoch;
           process.formed = true;
-          process.heard = now_;
+          process.heard = time_.now();
           epoch_of_boot_[process.boot] = epoch;
         });
       }
@@ -257,7 +244,7 @@ void MembershipSimulator::Perform(const std::vector<MembershipAction>& actions) 
       machine_->StartOver();
     } else if (std::holds_alternative<SendHeartbeat>(action)) {
       for (const auto& [node, held] : joined_) {
-        Down(held.link, [this, node = node] { processes_[node].heard = now_; });
+        Down(held.link, [this, node = node] { processes_[node].heard = time_.now(); });
       }
     } else {
       const auto& dropped = std::get<MemberDropped>(action);
@@ -290,7 +277,7 @@ void MembershipSimulator::Check(const GroupBroken& broken) {
   if (!absl::StrContains(broken.detail, "nothing heard")) return;
   ++counts_.silences;
   const auto held = joined_.find(broken.lost.value());
-  if (held == joined_.end() || now_ - held->second.heard < options_.timeout.count()) {
+  if (held == joined_.end() || time_.now() - held->second.heard < options_.timeout.count()) {
     Fail("a member that was heard of counts as lost by silence");
   }
 }
@@ -351,7 +338,7 @@ void MembershipSimulator::Wake(int32_t node) {
 }
 
 void MembershipSimulator::Disturb() {
-  if (now_ >= calm_from_) return;
+  if (time_.now() >= calm_from_) return;
   const auto node = static_cast<int32_t>(Pick(0, nodes_ - 1));
   const int64_t what = Pick(0, 99);
   if (what < 40) {
@@ -398,12 +385,9 @@ std::string MembershipSimulator::Run() {
   }
   After(Pick(0, 10'000), [this] { Disturb(); });
   const Milliseconds end = calm_from_ + kSettlesWithin;
-  while (!queue_.empty() && failure_.empty() && now_ <= end) {
-    if (now_ >= calm_from_ + 30'000 && Settled()) return "";
-    now_ = queue_.top().at;
-    const Event event = std::move(const_cast<Queued&>(queue_.top()).event);
-    queue_.pop();
-    event();
+  while (!time_.empty() && failure_.empty() && time_.now() <= end) {
+    if (time_.now() >= calm_from_ + 30'000 && Settled()) return "";
+    time_.RunNext();
   }
   if (failure_.empty() && !Settled()) Fail("the group does not form, and nothing hinders it");
   return failure_;

@@ -17,15 +17,15 @@
 #define DMUOND_TESTS_SCHEDULER_MEMBERSHIP_SIMULATOR_H_
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <optional>
-#include <queue>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "scheduler/membership.h"
+#include "tests/scheduler/chance.h"
+#include "tests/scheduler/event_queue.h"
 
 namespace dmuond::scheduler::testing {
 
@@ -49,15 +49,6 @@ class MembershipSimulator {
 
  private:
   using Milliseconds = int64_t;
-  using Event = std::function<void()>;
-  struct Queued {
-    Milliseconds at;
-    uint64_t sequence;
-    Event event;
-    bool operator<(const Queued& other) const {
-      return std::pair(at, sequence) > std::pair(other.at, other.sequence);  // earliest on top
-    }
-  };
   // One connection of a member to the coordinator, with the ends that each side has seen.
   struct Link {
     int32_t node = 0;
@@ -80,10 +71,9 @@ class MembershipSimulator {
     std::vector<Event> waiting;  // what a stopped process will do when it wakes
   };
 
-  uint64_t Random();
-  int64_t Pick(int64_t low, int64_t high);
-  bool Chance(int32_t percent);
-  void After(Milliseconds delay, Event event);
+  int64_t Pick(int64_t low, int64_t high) { return chance_.Pick(low, high); }
+  bool Chance(int32_t percent) { return chance_.Of(percent); }
+  void After(Milliseconds delay, Event event) { time_.After(delay, std::move(event)); }
   void Fail(const std::string& what);
   [[nodiscard]] TimePoint Now() const;
 
@@ -115,12 +105,10 @@ class MembershipSimulator {
   [[nodiscard]] bool Settled() const;
   [[nodiscard]] std::string Describe() const;
 
-  uint64_t state_;
+  testing::Chance chance_;
+  EventQueue time_;  // milliseconds
   const int32_t nodes_;
   const HeartbeatOptions options_;
-  Milliseconds now_ = 0;
-  uint64_t sequence_ = 0;
-  std::priority_queue<Queued> queue_;
   Milliseconds calm_from_ = 0;  // nothing goes wrong after it
 
   uint64_t boots_ = 0;

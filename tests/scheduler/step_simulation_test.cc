@@ -18,32 +18,46 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
   const auto [first, schedules] = testing::SchedulesFromEnvironment(/*by_default=*/100'000);
   SimulationCounts all;
   for (uint64_t seed = first; seed < first + schedules; ++seed) {
-    StepSimulator simulator(worlds[seed % worlds.size()], seed);
+    StepSimulator simulator(worlds[seed % worlds.size()], seed, /*traced=*/schedules == 1);
     const std::string failure = simulator.Run();
     ASSERT_EQ(failure, "") << "replay with DMUOND_SEED=" << seed;
-    const SimulationCounts& counts = simulator.counts();
-    all.commits += counts.commits;
-    all.pushes += counts.pushes;
-    all.skips += counts.skips;
-    all.aborts += counts.aborts;
-    all.refusals += counts.refusals;
-    all.goes += counts.goes;
-    all.repeated_answers += counts.repeated_answers;
-    all.replacements += counts.replacements;
-    all.reformations += counts.reformations;
-    all.redone += counts.redone;
-    all.begun += counts.begun;
+    all.Add(simulator.counts());
   }
   std::cout << schedules << " schedules: " << all.commits << " steps, " << all.pushes << " pushes, "
             << all.skips << " skips, " << all.aborts << " aborts, " << all.refusals << " refusals, "
             << all.goes << " rail operations, " << all.repeated_answers
             << " answers to repeated submissions, " << all.replacements << " trainers replaced, "
-            << all.begun << " attempts told to nodes without trainers, " << all.reformations
-            << " new epochs, in which lanes had to apply " << all.redone << " commits again\n";
+            << all.lane_deaths << " lanes, " << all.daemon_deaths << " daemons and "
+            << all.coordinator_deaths << " coordinators killed, " << all.broken_links
+            << " links cut, " << all.reformations
+            << " new epochs with their memory, in which lanes "
+            << "had to apply " << all.redone << " commits again, " << all.rollbacks
+            << " rollbacks, heard of by " << all.acknowledged << " trainers, " << all.snapshots
+            << " snapshots, " << all.failed_snapshots << " failed, " << all.begun
+            << " attempts told to nodes without trainers, " << all.lost_jobs
+            << " trainers whose job was lost\n";
   if (schedules < 1'000) return;
-  for (int64_t count : {all.commits, all.pushes, all.skips, all.aborts, all.refusals, all.goes,
-                        all.repeated_answers, all.replacements, all.reformations, all.begun}) {
-    EXPECT_GT(count, static_cast<int64_t>(schedules / 50));
+  for (int64_t count : {all.commits,
+                        all.pushes,
+                        all.skips,
+                        all.aborts,
+                        all.refusals,
+                        all.goes,
+                        all.repeated_answers,
+                        all.replacements,
+                        all.lane_deaths,
+                        all.daemon_deaths,
+                        all.coordinator_deaths,
+                        all.broken_links,
+                        all.reformations,
+                        all.redone,
+                        all.rollbacks,
+                        all.acknowledged,
+                        all.snapshots,
+                        all.failed_snapshots,
+                        all.lost_jobs,
+                        all.begun}) {
+    EXPECT_GT(count, static_cast<int64_t>(schedules / 200));
   }
 }
 

@@ -1,0 +1,636 @@
+#include "tests/scheduler/simulated_member.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/reason.h"
+#include "tests/scheduler/simulated_coordinator.h"
+#include "tests/scheduler/simulated_trainer.h"
+
+namespace dmuond::scheduler::testing {
+namespace {
+
+absl::Status Unavailable(const char* reason) {
+  return WithReason(absl::UnavailableError(reason), reason);
+}
+}  // namespace
+
+SimulatedMember::SimulatedMember(Simulation& simulation, NodeRank node,
+                                 std::vector<TrainerRank> ranks)
+    : simulation_(simulation), node_(node), ranks_(std::move(ranks)) {
+  for (int32_t rail = 0; rail < simulation.world.inputs.lanes_per_node; ++rail) {
+    lanes_.emplace_back(simulation, *this, node, LaneIndex(rail));
+  }
+}
+
+void SimulatedMember::BeginAttached() {
+  job_.emplace().has_plan = true;
+  lane_epoch_ = 1;
+  for (TrainerRank rank : ranks_) {
+    Session& session = sessions_[rank];
+    session.incarnation = ++incarnations_[rank];
+    session.attached = session.replied = true;
+  }
+}
+
+// ---- the group ----
+
+void SimulatedMember::Formed(Connection& connection, uint32_t epoch) {
+  connection_ = &connection;
+  epoch_ = epoch;
+  if (epoch > 1) TellState();
+}
+
+void SimulatedMember::TellState() {
+  MemberState state;
+  state.epoch = epoch_;
+  if (job_ && job_->failed.ok()) {
+    state.has_job = true;
+    state.has_memory = job_->has_plan;
+    state.has_state = job_->has_state || job_->restore.has_value();
+    state.newest = Newest();
+  }
+  Tell([this, state](SimulatedCoordinator& c) { c.OnState(node_, state); });
+}
+
+void SimulatedMember::Broken() {
+  simulation_.Trace("node ", node_.value(), " sees the group broken");
+  connection_ = nullptr;
+  epoch_ = 0;
+  if (!job_) return;
+  // One that goes back begins to do so again when the group has formed.
+  if ((!steps_ && !job_->restore) || !simulation_.options.lingers) {
+    Abandon(Unavailable("PEER_LOST"));
+  }
+}
+
+void SimulatedMember::Die() {
+  simulation_.Trace("the daemon of node ", node_.value(), " dies");
+  alive_ = false;
+  ++boot_;
+  connection_ = nullptr;
+  epoch_ = 0;
+  job_.reset();
+  steps_.reset();
+  history_ = {};
+  incarnations_.clear();
+  ended_.clear();
+  copying_.reset();
+  ++generation_;
+  armed_ = republished_ = Attempt(0);
+  for (SimulatedLane& lane : lanes_) {
+    lane.Die();
+    lane.ForgetMemory();
+  }
+  sessions_.clear();
+  for (TrainerRank rank : ranks_) simulation_.trainers[rank.value()]->DaemonDied();
+}
+
+void SimulatedMember::Start() { alive_ = true; }
+
+void SimulatedMember::LaneDies(LaneIndex rail) {
+  SimulatedLane& lane = lanes_[rail.value()];
+  if (!alive_ || !job_ || !job_->has_plan || lane.dead()) return;
+  ++simulation_.counts.lane_deaths;
+  simulation_.Trace("a lane of node ", node_.value(), " dies");
+  lane.Die();
+  EndCopy(false);
+  Tell([epoch = lane_epoch_](SimulatedCoordinator& c) { c.OnLaneLost(epoch); });
+}
+
+// ---- steps ----
+
+void SimulatedMember::BeginSteps(StepId last_committed) {
+  if (!steps_) {
+    steps_.emplace(ranks_, simulation_.world.inputs.lanes_per_node, last_committed);
+  }
+}
+
+void SimulatedMember::Handle(const CoordinatorAction& action) {
+  if (!job_ || !job_->has_plan) return;
+  if (const auto* open = std::get_if<OpenAttempt>(&action)) {
+    BeginSteps(StepId(open->step.value() - 1));
+    steps_->OnOpen(*open);
+    if (armed_ < open->attempt) {
+      armed_ = open->attempt;
+      for (SimulatedLane& lane : lanes_) lane.Arm(*open);
+    }
+    return;
+  }
+  // The link may have broken before the first attempt of a job that went back was heard of.
+  if (const auto* republish = std::get_if<Republish>(&action)) BeginSteps(republish->step);
+  if (!steps_) return;
+  const Attempt before = steps_->open().attempt;
+  if (const auto* decision = std::get_if<Decision>(&action)) {
+    Decide(*decision);
+  } else if (const auto* begun = std::get_if<Begun>(&action)) {
+    if (begun->node != node_) return;
+    for (SimulatedLane& lane : lanes_) lane.Begun(begun->submission);
+  } else if (const auto* expel = std::get_if<Expel>(&action)) {
+    Expelled(*expel);
+  } else if (const auto* republish = std::get_if<Republish>(&action)) {
+    if (republished_ >= republish->attempt) return;
+    republished_ = republish->attempt;
+    job_->has_state = true;
+    job_->applied_attempt = std::max(job_->applied_attempt, republish->attempt);
+    for (SimulatedLane& lane : lanes_) lane.Publish(republish->attempt);
+  } else if (const auto* go = std::get_if<Go>(&action)) {
+    lanes_[go->rail.value()].Go(*go);
+  }
+  if (steps_ && steps_->open().attempt < before) {
+    simulation_.Fail("a member went back to an older attempt");
+  }
+}
+
+void SimulatedMember::Decide(const Decision& decision) {
+  const bool commit = decision.verdict == Verdict::kCommit;
+  if (decision.attempt < steps_->open().attempt) {
+    // Told again: new lanes apply what their predecessors did not live to, and publish later.
+    if (!commit) return;
+    for (SimulatedLane& lane : lanes_) lane.Redo(decision);
+    return;
+  }
+  for (SimulatedLane& lane : lanes_) lane.Decide(decision);
+  steps_->OnDecision(decision);
+  if (steps_->last_decision()->attempt != decision.attempt) {
+    simulation_.Fail("a decision was not heard");
+  }
+  if (!commit && decision.verdict != Verdict::kSkip) return;
+  history_ = simulation_.invariants.Heard(absl::StrCat("the member of node ", node_.value()),
+                                          history_, decision.attempt);
+  job_->applied_attempt = decision.attempt;
+  if (commit) job_->has_state = true;
+  if (decision.outcome.durable_step) {
+    simulation_.invariants.ToldDurable(*decision.outcome.durable_step, steps_->last_committed());
+  }
+}
+
+void SimulatedMember::Expelled(const Expel& expel) {
+  const auto session = sessions_.find(expel.rank);
+  if (session == sessions_.end() || session->second.first_attempt > expel.attempt) return;
+  simulation_.trainers[expel.rank.value()]->Die("it hangs");
+}
+
+void SimulatedMember::RailReady(LaneIndex rail, RailOperation operation, BucketId bucket,
+                                Attempt attempt, AttemptKind kind, bool gradients) {
+  Tell(
+      [=, this](SimulatedCoordinator& c) {
+        c.OnRailReady(node_, rail, operation, bucket, attempt, kind, gradients);
+      },
+      5);
+}
+
+void SimulatedMember::Gathered(LaneIndex rail, Attempt attempt,
+                               const std::vector<UnitNorm>& norms) {
+  if (!steps_) return;
+  auto vote = steps_->OnGathered(attempt, rail, norms);
+  if (!vote) return;
+  Tell([this, attempt,
+        vote = *std::move(vote)](SimulatedCoordinator& c) { c.OnVote(node_, attempt, vote); },
+       5);
+}
+
+void SimulatedMember::ProgressLanes() {
+  for (SimulatedLane& lane : lanes_) {
+    simulation_.time.After(simulation_.chance.Pick(0, 500), [&lane] { lane.Progress(); });
+  }
+}
+
+// ---- new epochs and rollbacks ----
+
+void SimulatedMember::HandleReform(uint32_t epoch) {
+  epoch_ = epoch;
+  if (!job_ || !job_->has_plan || !job_->failed.ok()) return TellPlanFailed();
+  ReplaceLanes();
+}
+
+void SimulatedMember::ReplaceLanes() {
+  job_->reforming = true;
+  const uint64_t generation = ++generation_;
+  EndCopy(false);
+  for (SimulatedLane& lane : lanes_) lane.Die();
+  simulation_.time.After(simulation_.chance.Pick(0, 100 * kMillisecond), [this, generation] {
+    if (generation_ != generation || !job_ || !job_->failed.ok()) return;
+    if (std::exchange(job_->forget_state, false)) {
+      for (SimulatedLane& lane : lanes_) lane.ForgetMemory();
+    }
+    lane_epoch_ = epoch_;
+    for (SimulatedLane& lane : lanes_) lane.Renew(lane_epoch_);
+    simulation_.time.After(simulation_.chance.Pick(0, 200 * kMillisecond), [this, generation] {
+      if (generation_ == generation && job_) LanesReady();
+    });
+  });
+}
+
+void SimulatedMember::LanesReady() {
+  for (const SimulatedLane& lane : lanes_) {
+    if (lane.dead()) return;
+  }
+  if (!job_->restore || job_->restored) return PlanReady();
+  OnDisk([this, generation = generation_, from = *job_->restore] {
+    if (generation_ != generation || !job_) return;
+    const auto found = simulation_.disk.find(from);
+    if (found == simulation_.disk.end()) {
+      return simulation_.Fail("the snapshot that the job goes back to is not there");
+    }
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      if (lanes_[i].dead()) return;
+      lanes_[i].Load(found->second[node_.value() * lanes_.size() + i]);
+    }
+    job_->restored = true;
+    history_ = simulation_.invariants.StateOf(from);
+    LanesReady();
+  });
+}
+
+void SimulatedMember::PlanReady() {
+  simulation_.Trace("node ", node_.value(), " is ready, epoch ", lane_epoch_);
+  if (std::exchange(job_->reforming, false)) TellRanksAgain();
+  Tell([this, epoch = lane_epoch_](SimulatedCoordinator& c) { c.OnPlanReady(node_, epoch); });
+}
+
+void SimulatedMember::TellPlanFailed() {
+  Tell([this, epoch = epoch_](SimulatedCoordinator& c) { c.OnPlanFailed(epoch); });
+}
+
+void SimulatedMember::HandlePlan(std::optional<SnapshotId> restore) {
+  if (!job_) job_.emplace();
+  if (job_->has_plan) return;
+  job_->has_plan = true;
+  job_->restore = restore;
+  const uint64_t generation = ++generation_;
+  lane_epoch_ = epoch_;
+  for (SimulatedLane& lane : lanes_) {
+    lane.ForgetMemory();
+    lane.Renew(lane_epoch_);
+  }
+  simulation_.time.After(simulation_.chance.Pick(0, 200 * kMillisecond), [this, generation] {
+    if (generation_ == generation && job_) LanesReady();
+  });
+}
+
+void SimulatedMember::HandleRefused() {
+  if (!job_) return;
+  for (auto& [rank, session] : sessions_) session.refused = true;
+  ++generation_;
+  for (SimulatedLane& lane : lanes_) lane.Die();
+  EndCopy(false);
+  job_->has_plan = job_->restored = false;
+}
+
+void SimulatedMember::HandleRollBack(uint32_t epoch, const SnapshotId& to) {
+  epoch_ = epoch;
+  if (job_ && !job_->failed.ok()) return TellPlanFailed();
+  if (!job_ || !job_->has_plan) return HandlePlan(to);
+  for (auto& [rank, session] : sessions_) {
+    if (session.attached) {
+      session.must_acknowledge = to.step;
+    } else {
+      session.outdated = session.outdated || session.told != to.step;
+    }
+  }
+  job_->restore = to;
+  ForgetState();
+  ReplaceLanes();
+  for (const auto& [rank, session] : sessions_) {
+    simulation_.trainers[rank.value()]->JobWentBack(to.step);
+  }
+}
+
+void SimulatedMember::ForgetState() {
+  steps_.reset();
+  job_->has_state = false;
+  job_->applied_attempt = Attempt(0);
+  EndCopy(false);
+  job_->restored = false;
+  for (auto& [rank, vacancy] : job_->vacancies) vacancy = Attempt(0);
+  job_->forget_state = true;
+  if (node_.value() != 0) return;
+  OnDisk([this, to = *job_->restore] {
+    simulation_.disk.erase(simulation_.disk.upper_bound(to), simulation_.disk.end());
+  });
+}
+
+void SimulatedMember::TellRanksAgain() {
+  for (const auto& [rank, gone] : job_->gone) TellGone(rank, gone);
+  for (const auto& [rank, session] : sessions_) {
+    TellSession(rank, session);
+    if (session.attached && !session.must_acknowledge) TellAttached(rank, session);
+  }
+}
+
+void SimulatedMember::TellSession(TrainerRank rank, const Session& session) {
+  Tell([this, rank, now = session.incarnation, resume = job_->resume](SimulatedCoordinator& c) {
+    c.OnRankSession(node_, rank, now, resume);
+  });
+}
+
+void SimulatedMember::TellAttached(TrainerRank rank, const Session& session) {
+  Tell([rank, now = session.incarnation](SimulatedCoordinator& c) { c.OnRankAttached(rank, now); });
+}
+
+void SimulatedMember::TellGone(TrainerRank rank, const Gone& gone) {
+  Tell([this, rank, gone](SimulatedCoordinator& c) {
+    c.OnRankGone(node_, rank, gone.incarnation, gone.why);
+  });
+}
+
+// ---- the end of a job ----
+
+void SimulatedMember::Fail(absl::Status why) {
+  if (job_ && job_->failed.ok()) job_->failed = std::move(why);
+}
+
+void SimulatedMember::Abandon(absl::Status why) {
+  Fail(std::move(why));
+  job_->abandoned = true;
+  if (sessions_.empty()) EndJob();
+}
+
+void SimulatedMember::EndJob() {
+  ++generation_;
+  EndCopy(false);
+  for (SimulatedLane& lane : lanes_) lane.Die();
+  sessions_.clear();
+  steps_.reset();
+  job_.reset();
+  history_ = {};
+}
+
+void SimulatedMember::HandleJobEnded(JobEnd why) {
+  simulation_.Trace("node ", node_.value(), " hears that the job ends");
+  if (!job_) return;
+  if (why == JobEnd::kEveryRankLeft) {
+    // One that was lost ends with its last session, which has yet to hear of that. And of one that
+    // registers, the news of who is here now has crossed with this.
+    if (job_->abandoned || (!job_->has_plan && !sessions_.empty())) return;
+    for (const auto& [rank, session] : sessions_) ended_[rank] = session.incarnation;
+    return EndJob();
+  }
+  const bool lost = why == JobEnd::kStateLost;
+  if (steps_) {
+    const OpenAttempt open = steps_->open();
+    Decision decision;
+    decision.attempt = open.attempt;
+    decision.step = open.step;
+    decision.outcome.step = open.step;
+    decision.outcome.attempt = open.attempt;
+    decision.outcome.reason = lost ? OutcomeReason::kStateLost : OutcomeReason::kPeerLost;
+    decision.outcome.next_attempt = Attempt(open.attempt.value() + 1);
+    steps_->OnDecision(decision);
+  }
+  Abandon(lost ? WithReason(absl::DataLossError("the state is lost"), "STATE_LOST")
+               : Unavailable("PEER_LOST"));
+}
+
+// ---- sessions ----
+
+SimulatedMember::Session* SimulatedMember::Find(TrainerRank rank, uint64_t incarnation) {
+  const auto found = sessions_.find(rank);
+  if (found == sessions_.end() || found->second.incarnation != incarnation) return nullptr;
+  return &found->second;
+}
+
+// Whether a replacement can be told where the job is: what the predecessor's last attempt has come
+// to has been heard, in this epoch, and nothing can be committed without the rank any more.
+bool SimulatedMember::KnowsItsStep(TrainerRank rank) const {
+  if (!steps_) return true;
+  const Attempt open = steps_->open().attempt;
+  const auto vacancy = job_->vacancies.find(rank);
+  return !job_->reforming && EpochOf(open).value() == epoch_ &&
+         (vacancy == job_->vacancies.end() || open > vacancy->second);
+}
+
+absl::Status SimulatedMember::NoSession(TrainerRank rank, uint64_t incarnation) const {
+  const auto ended = ended_.find(rank);
+  if (ended != ended_.end() && ended->second == incarnation) return Unavailable("JOB_ENDED");
+  return WithReason(absl::FailedPreconditionError("no such session here"), "INCARNATION_OLD");
+}
+
+SimulatedMember::Later<SimulatedMember::Opened> SimulatedMember::Open(TrainerRank rank,
+                                                                      bool require) {
+  if (!alive_ || epoch_ == 0 || sessions_.contains(rank)) return std::nullopt;
+  if (job_) {
+    const bool restoring = job_->failed.ok() && job_->has_plan && job_->restore && !job_->restored;
+    if (job_->abandoned || restoring) return std::nullopt;
+    if (job_->failed.ok() && !KnowsItsStep(rank)) return std::nullopt;
+  }
+  std::optional<SnapshotId> resume = job_ ? job_->resume : Newest();
+  const bool has_state = job_ ? job_->has_state || job_->restore || resume : resume.has_value();
+  if (require && !has_state) {
+    return WithReason(absl::FailedPreconditionError("nothing to go on from"), "JOB_HAS_NO_STATE");
+  }
+  if (job_ && !job_->failed.ok()) return job_->failed;
+  if (job_ && job_->has_state && !job_->vacancies.contains(rank))
+    return Unavailable("TRAINER_LOST");
+  if (!job_) job_.emplace().resume = resume;
+  Session& session = sessions_[rank];
+  session = Session{};
+  session.incarnation = ++incarnations_[rank];
+  Opened opened;
+  opened.incarnation = session.incarnation;
+  if (steps_ || job_->restored) {
+    opened.at = history_;
+  } else if (resume) {
+    opened.at = simulation_.invariants.StateOf(*resume);
+  }
+  session.told = opened.at.step;
+  TellSession(rank, session);
+  if (!job_->has_plan) {
+    Tell([this, rank](SimulatedCoordinator& c) { c.OnRegistration(node_, rank); });
+  }
+  return opened;
+}
+
+bool SimulatedMember::Restarted() const {
+  return job_->has_state && steps_ && steps_->open().attempt > job_->applied_attempt;
+}
+
+SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64_t incarnation) {
+  Session* session = Find(rank, incarnation);
+  if (session == nullptr) return NoSession(rank, incarnation);
+  if (session->refused) return Unavailable("NODE_NOT_READY");
+  if (!job_->failed.ok()) return job_->failed;
+  // It has been told of another step than the job's.
+  if (!session->replied && (session->outdated || session->must_acknowledge)) {
+    return Unavailable("GROUP_NOT_READY");
+  }
+  if (!session->attached) {
+    if (!job_->has_plan || !steps_ || job_->reforming || epoch_ == 0) return std::nullopt;
+    const auto vacancy = job_->vacancies.find(rank);
+    if (vacancy != job_->vacancies.end() && steps_->open().attempt <= vacancy->second) {
+      return std::nullopt;
+    }
+    session->attached = true;
+    session->first_attempt = steps_->open().attempt;
+    session->begins = !job_->has_state && job_->restore.has_value();
+    job_->vacancies.erase(rank);
+    TellAttached(rank, *session);
+  }
+  if (session->begins && !Restarted()) return std::nullopt;
+  session->replied = true;
+  if (!steps_) simulation_.Fail("a trainer is attached to a job that has not begun");
+  return steps_ ? steps_->open().attempt : Attempt(0);
+}
+
+absl::StatusOr<StepAnswer> SimulatedMember::Step(const Submission& request, uint64_t incarnation,
+                                                 bool wait) {
+  Session* session = Find(request.rank, incarnation);
+  if (session == nullptr) return NoSession(request.rank, incarnation);
+  if (session->must_acknowledge) {
+    StepAnswer answer;
+    Outcome& outcome = answer.outcome.emplace();
+    outcome.kind = OutcomeKind::kRolledBack;
+    outcome.to_step = *session->must_acknowledge;
+    return answer;
+  }
+  if (!session->attached || !steps_) {
+    return WithReason(absl::FailedPreconditionError("not attached"), "BUFFERS_MISSING");
+  }
+  absl::StatusOr<StepAnswer> answer = StepAnswer{};
+  if (wait) {
+    answer = steps_->OnWait(request.rank, request.step, request.attempt);
+  } else {
+    auto accepted = steps_->OnSubmission(request);
+    if (!accepted.ok()) return accepted.status();
+    answer = accepted->answer;
+    if (!accepted->answer.pending()) ++simulation_.counts.repeated_answers;
+    if (accepted->forward) {
+      for (SimulatedLane& lane : lanes_) lane.Submitted(request);
+      Tell([request](SimulatedCoordinator& c) { c.OnSubmission(request); }, 5);
+    }
+  }
+  if (answer.ok() && answer->pending() && !job_->failed.ok()) return job_->failed;
+  return answer;
+}
+
+SimulatedMember::Later<Attempt> SimulatedMember::Acknowledge(TrainerRank rank, uint64_t incarnation,
+                                                             StepId to_step) {
+  Session* session = Find(rank, incarnation);
+  if (session == nullptr) return NoSession(rank, incarnation);
+  const auto back = [&] {
+    return WithReason(
+        absl::FailedPreconditionError(absl::StrCat(session->must_acknowledge->value())),
+        "ROLLED_BACK");
+  };
+  if (session->must_acknowledge) {
+    if (*session->must_acknowledge != to_step) return back();
+    session->acknowledged = std::exchange(session->must_acknowledge, std::nullopt);
+    if (!job_->reforming) TellAttached(rank, *session);
+  } else if (session->acknowledged != to_step) {
+    return WithReason(absl::FailedPreconditionError("the job has not gone back"),
+                      "STEP_OUT_OF_ORDER");
+  }
+  if (!job_->failed.ok()) return job_->failed;
+  if (!Restarted()) return std::nullopt;
+  return steps_->open().attempt;
+}
+
+void SimulatedMember::Leave(TrainerRank rank, uint64_t incarnation, const std::string& why) {
+  if (Find(rank, incarnation) != nullptr) RemoveSession(rank, why);
+}
+
+void SimulatedMember::RemoveSession(TrainerRank rank, const std::string& why) {
+  const uint64_t incarnation = sessions_.at(rank).incarnation;
+  sessions_.erase(rank);
+  if (!job_) return;
+  // The coordinator knows whether there is something to wait for.
+  job_->vacancies.try_emplace(rank, steps_ ? steps_->open().attempt : Attempt(0));
+  job_->gone[rank] = {incarnation, why};
+  TellGone(rank, job_->gone[rank]);
+  if (job_->abandoned && sessions_.empty()) EndJob();
+}
+
+// ---- snapshots ----
+
+std::optional<SnapshotId> SimulatedMember::Newest() const {
+  if (simulation_.disk.empty()) return std::nullopt;
+  return simulation_.disk.rbegin()->first;
+}
+
+// One after the other, as the daemon's thread for disks does it; without the daemon, not at all.
+void SimulatedMember::OnDisk(Event event) {
+  simulation_.network.Send(disk_, simulation_.chance.Pick(0, 30 * kMillisecond), 0,
+                           [this, boot = boot_, event = std::move(event)] {
+                             if (boot_ == boot) event();
+                           });
+}
+
+void SimulatedMember::HandleSave(const SnapshotId& id) {
+  if (!job_ || !job_->has_plan) return;
+  if (copying_ && copying_->id == id) {
+    // Said again after a new epoch. While it is being written the answer comes by itself.
+    if (copying_->answered) TellWritten();
+    return;
+  }
+  EndCopy(false);
+  copying_.emplace();
+  copying_->id = id;
+  copying_->states.resize(lanes_.size());
+  // What was said when the link was down, and the state has gone on, comes too late.
+  bool able = !job_->reforming && id.attempt == job_->applied_attempt;
+  for (const SimulatedLane& lane : lanes_) able = able && !lane.dead();
+  if (!able) return EndCopy(false);
+  for (SimulatedLane& lane : lanes_) lane.Copy(id.attempt);
+}
+
+void SimulatedMember::Copied(LaneIndex rail, Attempt attempt, uint64_t state) {
+  if (!copying_ || copying_->ended || copying_->id.attempt != attempt) return;
+  copying_->states[rail.value()] = state;
+  if (++copying_->copied == lanes_.size()) EndCopy(!simulation_.chance.Of(5));
+}
+
+void SimulatedMember::EndCopy(bool written) {
+  if (!copying_ || std::exchange(copying_->ended, true)) return;
+  OnDisk([this, written, id = copying_->id] {
+    if (!copying_ || copying_->id != id) return;  // of a job that is no more
+    if (!written) copying_->states.clear();
+    copying_->answered = true;
+    TellWritten();
+  });
+}
+
+void SimulatedMember::TellWritten() {
+  Tell([this, attempt = copying_->id.attempt, states = copying_->states](SimulatedCoordinator& c) {
+    c.OnSnapshotWritten(node_, attempt, states);
+  });
+}
+
+void SimulatedMember::HandleWriteManifest(const SnapshotId& id,
+                                          const std::vector<uint64_t>& states) {
+  OnDisk([this, id, states] {
+    const bool written = !states.empty() && !simulation_.chance.Of(5);
+    if (written) {
+      simulation_.disk[id] = states;
+      simulation_.invariants.ManifestExists(id, states);
+    }
+    simulation_.coordinator->OnManifestWritten(id.attempt, written);
+  });
+}
+
+// ---- the end ----
+
+void SimulatedMember::CheckTheEnd(bool given_up) const {
+  if (given_up) return;
+  const History& now = simulation_.invariants.now();
+  if (!job_ || !steps_) return simulation_.Fail("a member has no job at the end");
+  if (history_.consumed != now.consumed) simulation_.Fail("a member did not hear of all");
+  if (steps_->last_committed() != now.step) simulation_.Fail("a member is at another step");
+  for (const SimulatedLane& lane : lanes_) {
+    if (lane.applied() != now.applied) simulation_.Fail("a commit was not applied once");
+    if (lane.publishing()) simulation_.Fail("weights were never published");
+  }
+}
+
+std::string SimulatedMember::Describe() const {
+  std::string text =
+      absl::StrCat("; node ", node_.value(), alive_ ? "" : " dead", " epoch ", epoch_);
+  if (!job_) return text + " no job";
+  absl::StrAppend(&text, job_->has_plan ? " plan" : "", job_->reforming ? " reforming" : "",
+                  job_->failed.ok() ? "" : absl::StrCat(" failed ", ReasonOf(job_->failed)));
+  if (steps_) absl::StrAppend(&text, " open ", steps_->open().attempt.value() & 0xffff);
+  return text;
+}
+
+}  // namespace dmuond::scheduler::testing

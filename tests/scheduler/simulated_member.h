@@ -1,0 +1,190 @@
+// A daemon of the step simulator, without its coordinator: the StepMember under test, and what
+// server/daemon does around it with sessions, lanes, new epochs, rollbacks and snapshots.
+#ifndef DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_
+#define DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "scheduler/step_member.h"
+#include "tests/scheduler/simulated_lane.h"
+#include "tests/scheduler/simulation.h"
+
+namespace dmuond::scheduler::testing {
+
+// What a member says of itself when a group has formed.
+struct MemberState {
+  uint32_t epoch = 0;
+  bool has_job = false;
+  bool has_memory = false;
+  bool has_state = false;
+  std::optional<SnapshotId> newest;  // snapshot
+};
+
+enum class JobEnd : uint8_t { kEveryRankLeft, kPeerLost, kStateLost };
+
+class SimulatedMember {
+ public:
+  SimulatedMember(Simulation& simulation, NodeRank node, std::vector<TrainerRank> ranks);
+  // The job has been registered, and every rank is attached, under this first attempt.
+  void BeginAttached();
+
+  [[nodiscard]] const std::vector<TrainerRank>& ranks() const { return ranks_; }
+  [[nodiscard]] bool alive() const { return alive_; }
+  [[nodiscard]] bool connected() const { return connection_ != nullptr; }
+
+  // ---- the group ----
+  void Formed(Connection& connection, uint32_t epoch);
+  void Broken();
+  void Die();
+  void Start();  // a successor, with nothing
+  void LaneDies(LaneIndex rail);
+
+  // ---- what the coordinator says ----
+  void Handle(const CoordinatorAction& action);
+  void HandleReform(uint32_t epoch);
+  void HandleRollBack(uint32_t epoch, const SnapshotId& to);
+  void HandlePlan(std::optional<SnapshotId> restore);
+  void HandleRefused();
+  void HandleSave(const SnapshotId& id);
+  void HandleWriteManifest(const SnapshotId& id, const std::vector<uint64_t>& states);
+  void HandleJobEnded(JobEnd why);
+
+  // ---- what trainers ask; nullopt: not yet, ask again ----
+  struct Opened {
+    uint64_t incarnation = 0;
+    History at;
+  };
+  template <typename Reply>
+  using Later = std::optional<absl::StatusOr<Reply>>;
+  [[nodiscard]] Later<Opened> Open(TrainerRank rank, bool require);
+  [[nodiscard]] Later<Attempt> Attach(TrainerRank rank, uint64_t incarnation);
+  [[nodiscard]] absl::StatusOr<StepAnswer> Step(const Submission& request, uint64_t incarnation,
+                                                bool wait);
+  [[nodiscard]] Later<Attempt> Acknowledge(TrainerRank rank, uint64_t incarnation, StepId to_step);
+  [[nodiscard]] std::optional<StepId> MustAcknowledge(TrainerRank rank, uint64_t incarnation) {
+    const Session* session = Find(rank, incarnation);
+    return session == nullptr ? std::nullopt : session->must_acknowledge;
+  }
+  // The trainer has died.
+  void Leave(TrainerRank rank, uint64_t incarnation, const std::string& why);
+  // What a trainer that acknowledges, or attaches, goes on from.
+  [[nodiscard]] const History& history() const { return history_; }
+  [[nodiscard]] const StepMember* steps() const { return steps_ ? &*steps_ : nullptr; }
+
+  // ---- what lanes report ----
+  void RailReady(LaneIndex rail, RailOperation operation, BucketId bucket, Attempt attempt,
+                 AttemptKind kind, bool gradients);
+  void Gathered(LaneIndex rail, Attempt attempt, const std::vector<UnitNorm>& norms);
+  void Copied(LaneIndex rail, Attempt attempt, uint64_t state);
+
+  void ProgressLanes();
+  void CheckTheEnd(bool given_up) const;
+  [[nodiscard]] std::string Describe() const;
+
+ private:
+  struct Session {
+    uint64_t incarnation = 0;
+    bool refused = false;
+    bool outdated = false;  // the job has gone back before it was attached
+    bool attached = false;
+    bool begins = false;  // waits for the restart of the job in Attach()
+    bool replied = false;
+    StepId told;  // last committed step, when it was opened
+    Attempt first_attempt;
+    std::optional<StepId> must_acknowledge;
+    std::optional<StepId> acknowledged;
+  };
+  struct Gone {
+    uint64_t incarnation = 0;
+    std::string why;
+  };
+  // A job on this node; what server/daemon calls NodeJob.
+  struct Job {
+    bool has_plan = false;
+    bool has_state = false;
+    bool restored = false;
+    bool reforming = false;
+    bool forget_state = false;
+    bool abandoned = false;
+    absl::Status failed;
+    std::optional<SnapshotId> resume;   // what was found when the job began here
+    std::optional<SnapshotId> restore;  // what its plan begins with
+    Attempt applied_attempt;
+    std::map<TrainerRank, Attempt> vacancies;
+    std::map<TrainerRank, Gone> gone;
+  };
+  struct Copying {
+    SnapshotId id;
+    std::vector<uint64_t> states;  // by lane
+    size_t copied = 0;
+    bool ended = false;     // nothing more is copied
+    bool answered = false;  // without states: it has failed
+  };
+
+  // `event` is called with the coordinator, if it hears it.
+  template <typename Heard>
+  void Tell(Heard event, int32_t replay_percent = 0) {
+    if (connection_ == nullptr) return;  // nobody hears it
+    simulation_.network.Up(*connection_, replay_percent,
+                           [event = std::move(event), this] { event(*simulation_.coordinator); });
+  }
+  void TellSession(TrainerRank rank, const Session& session);
+  void TellAttached(TrainerRank rank, const Session& session);
+  void TellGone(TrainerRank rank, const Gone& gone);
+  void TellRanksAgain();
+  void TellState();
+  void OnDisk(Event event);
+  [[nodiscard]] Session* Find(TrainerRank rank, uint64_t incarnation);
+  [[nodiscard]] std::optional<SnapshotId> Newest() const;
+
+  void BeginSteps(StepId last_committed);
+  void Decide(const Decision& decision);
+  void Expelled(const Expel& expel);
+  void ReplaceLanes();
+  void LanesReady();
+  void PlanReady();
+  void TellPlanFailed();
+  void ForgetState();
+  void EndCopy(bool written);
+  void TellWritten();
+  void Fail(absl::Status why);
+  void Abandon(absl::Status why);
+  void EndJob();
+  void RemoveSession(TrainerRank rank, const std::string& why);
+  [[nodiscard]] absl::Status NoSession(TrainerRank rank, uint64_t incarnation) const;
+  [[nodiscard]] bool KnowsItsStep(TrainerRank rank) const;
+  [[nodiscard]] bool Restarted() const;
+
+  Simulation& simulation_;
+  const NodeRank node_;
+  const std::vector<TrainerRank> ranks_;
+  bool alive_ = true;
+  uint64_t boot_ = 1;
+  Connection* connection_ = nullptr;
+  uint32_t epoch_ = 0;  // 0: no group
+  Stream disk_;
+
+  std::optional<Job> job_;
+  std::optional<StepMember> steps_;
+  History history_;  // as of the last decision that was heard, or the snapshot
+  std::map<TrainerRank, Session> sessions_;
+  std::map<TrainerRank, uint64_t> incarnations_;
+  std::map<TrainerRank, uint64_t> ended_;  // sessions that their job's end has found open
+  std::deque<SimulatedLane> lanes_;
+  uint64_t generation_ = 0;  // of lanes
+  uint32_t lane_epoch_ = 0;
+  Attempt armed_;
+  Attempt republished_;
+  std::optional<Copying> copying_;
+};
+
+}  // namespace dmuond::scheduler::testing
+
+#endif  // DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_

@@ -1,0 +1,64 @@
+#include "tests/scheduler/simulated_world.h"
+
+#include "tests/scheduler/layouts.h"
+
+namespace dmuond::scheduler::testing {
+namespace {
+
+SimulatedWorld Make(const World& world) {
+  SimulatedWorld made;
+  made.inputs = *world.Inputs();
+  made.inputs.bucket_bytes = 1;  // a bucket for each parameter
+  made.plan = *MakePlan(made.inputs);
+  made.tables = *MakeRailTables(made.inputs, made.plan);
+  return made;
+}
+
+}  // namespace
+
+std::vector<SimulatedWorld> SimulatedWorlds() {
+  std::vector<SimulatedWorld> worlds;
+  worlds.push_back(Make(World(2, 1, 1).Replicate(Muon("v", {8, 8})).Replicate(AdamW("b", {8}))));
+  worlds.push_back(Make(World(2, 2, 1)
+                            .Replicate(Muon("u", {8, 8}))
+                            .Replicate(Muon("v", {8, 8}))
+                            .Replicate(AdamW("b", {8}))));
+  worlds.push_back(Make(World(4, 2, 2)
+                            .Replicate(Muon("u", {8, 8}))
+                            .ShardRows(Muon("v", {9, 8}))
+                            .Replicate(Muon("w", {4, 8}))
+                            .ShardRows(AdamW("e", {10, 4}))));
+  worlds.push_back(Make(World(3, 3, 1).Replicate(Muon("u", {8, 8})).ShardRows(Muon("v", {8, 8}))));
+  // The last node of each has no trainers, and owns parameters.
+  worlds.push_back(Make(World(2, 3, 1)
+                            .Replicate(Muon("u", {8, 8}))
+                            .ShardRows(Muon("v", {8, 8}))
+                            .Replicate(Muon("w", {8, 8}))));
+  worlds.push_back(Make(World(1, 2, 2).Replicate(Muon("u", {8, 8})).Replicate(AdamW("b", {8}))));
+  return worlds;
+}
+
+void SimulationCounts::Add(const SimulationCounts& other) {
+  commits += other.commits;
+  pushes += other.pushes;
+  skips += other.skips;
+  aborts += other.aborts;
+  refusals += other.refusals;
+  goes += other.goes;
+  repeated_answers += other.repeated_answers;
+  replacements += other.replacements;
+  lane_deaths += other.lane_deaths;
+  broken_links += other.broken_links;
+  daemon_deaths += other.daemon_deaths;
+  coordinator_deaths += other.coordinator_deaths;
+  reformations += other.reformations;
+  redone += other.redone;
+  rollbacks += other.rollbacks;
+  acknowledged += other.acknowledged;
+  snapshots += other.snapshots;
+  failed_snapshots += other.failed_snapshots;
+  lost_jobs += other.lost_jobs;
+  begun += other.begun;
+}
+
+}  // namespace dmuond::scheduler::testing

@@ -1,0 +1,50 @@
+// The jobs that are simulated, and what their schedules have had in them.
+#ifndef DMUOND_TESTS_SCHEDULER_SIMULATED_WORLD_H_
+#define DMUOND_TESTS_SCHEDULER_SIMULATED_WORLD_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/plan.h"
+#include "scheduler/step_rails.h"
+
+namespace dmuond::scheduler::testing {
+
+struct SimulatedWorld {
+  PlanInputs inputs;
+  Plan plan;
+  RailTables tables;
+};
+
+// Small worlds of several shapes: nodes, lanes, replicated and sharded.
+[[nodiscard]] std::vector<SimulatedWorld> SimulatedWorlds();
+
+// Summed over many schedules, so that a test sees that it tests something.
+struct SimulationCounts {
+  int64_t commits = 0;
+  int64_t pushes = 0;
+  int64_t skips = 0;
+  int64_t aborts = 0;
+  int64_t refusals = 0;
+  int64_t goes = 0;
+  int64_t repeated_answers = 0;  // a submission that found its step decided
+  int64_t replacements = 0;      // trainers that took a dead one's place
+  int64_t lane_deaths = 0;
+  int64_t broken_links = 0;
+  int64_t daemon_deaths = 0;
+  int64_t coordinator_deaths = 0;
+  int64_t reformations = 0;  // new lanes over the same memory
+  int64_t redone = 0;        // commits that a lane's successor had to apply
+  int64_t rollbacks = 0;
+  int64_t acknowledged = 0;  // by trainers that lived through one
+  int64_t snapshots = 0;
+  int64_t failed_snapshots = 0;
+  int64_t lost_jobs = 0;
+  int64_t begun = 0;  // attempts that nodes without trainers were told of
+
+  void Add(const SimulationCounts& other);
+};
+
+}  // namespace dmuond::scheduler::testing
+
+#endif  // DMUOND_TESTS_SCHEDULER_SIMULATED_WORLD_H_

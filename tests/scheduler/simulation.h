@@ -1,0 +1,77 @@
+// One simulated group: what its parts share. A part is a machine under test with the little of a
+// daemon that surrounds it (server/daemon): the coordinator, a member with its lanes, a trainer.
+#ifndef DMUOND_TESTS_SCHEDULER_SIMULATION_H_
+#define DMUOND_TESTS_SCHEDULER_SIMULATION_H_
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <iostream>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/step.h"
+#include "tests/scheduler/chance.h"
+#include "tests/scheduler/event_queue.h"
+#include "tests/scheduler/simulated_network.h"
+#include "tests/scheduler/simulated_world.h"
+#include "tests/scheduler/step_invariants.h"
+
+namespace dmuond::scheduler::testing {
+
+class SimulatedCoordinator;
+class SimulatedMember;
+class SimulatedTrainer;
+
+// What a simulated run is like.
+struct SimulationOptions {
+  StepId last_step{1};
+  bool lingers = true;         // places of dead trainers wait for replacements
+  int64_t snapshot_every = 0;  // steps; 0: none are made
+  std::chrono::milliseconds linger{5'000};
+};
+
+// The directory of snapshots: whole ones by id, with the state of each lane.
+using SimulatedDisk = std::map<SnapshotId, std::vector<uint64_t>>;
+
+struct Simulation {
+  Simulation(const SimulatedWorld& world, uint64_t seed)
+      : world(world), seed(seed), chance(seed), network(chance, time), invariants(world, counts) {}
+
+  const SimulatedWorld& world;
+  const uint64_t seed;
+  Chance chance;
+  EventQueue time;
+  SimulatedNetwork network;
+  SimulationCounts counts;
+  StepInvariants invariants;
+  SimulationOptions options;
+  SimulatedDisk disk;
+  std::deque<Connection> connections;  // of members, all that there have been
+  bool traced = false;
+  bool disturbed = false;  // not all can finish, and somebody is right to give up
+
+  SimulatedCoordinator* coordinator = nullptr;
+  std::vector<SimulatedMember*> members;
+  std::vector<SimulatedTrainer*> trainers;
+
+  [[nodiscard]] TimePoint Now() const { return TimePoint(std::chrono::microseconds(time.now())); }
+  // The same for whoever asks: what all trainers agree on.
+  [[nodiscard]] bool FateOf(StepId step, const char* what, int32_t percent) const {
+    return Mix(seed * 31 + static_cast<uint64_t>(step.value()) * 7 + what[0]) % 100 <
+           static_cast<uint64_t>(percent);
+  }
+  void Fail(const std::string& what) { invariants.Fail(what); }
+  // What a replayed schedule prints, one event a line.
+  template <typename... Parts>
+  void Trace(const Parts&... parts) const {
+    if (traced) std::cout << absl::StrCat(time.now(), " us: ", parts...) << "\n";
+  }
+};
+
+}  // namespace dmuond::scheduler::testing
+
+#endif  // DMUOND_TESTS_SCHEDULER_SIMULATION_H_

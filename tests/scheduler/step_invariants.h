@@ -1,0 +1,115 @@
+// What must hold in every schedule of the step simulator, whatever dies. It sees all that is
+// decided, told, heard and kept, and knows the one history that there may be.
+//
+//   * a step is applied at most once by every owner, in one order, and committed only when every
+//     rank has submitted it, every lane has gathered it, and every owner's state is the newest;
+//   * COMMITTED is never taken back but by ROLLED_BACK: what a trainer hears next follows from
+//     what it has heard, or names the step that it goes back to;
+//   * durable_step <= last_committed_step; a snapshot that counts is whole and of one state; no
+//     rollback goes behind a step that anybody was told to be durable, unless it was asked for;
+//   * attempts only grow, over aborts, epochs, rollbacks and restarts;
+//   * nothing of an older incarnation, epoch or attempt is heard;
+//   * every wait ends (StepSimulator).
+#ifndef DMUOND_TESTS_SCHEDULER_STEP_INVARIANTS_H_
+#define DMUOND_TESTS_SCHEDULER_STEP_INVARIANTS_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "scheduler/step.h"
+#include "tests/scheduler/simulated_world.h"
+
+namespace dmuond::scheduler::testing {
+
+// What a job has come to.
+struct History {
+  StepId step;
+  uint64_t consumed = 0;  // of all that has been committed or skipped, in its order
+  uint64_t applied = 0;   // of all that owners have applied, in its order
+  bool pushed = false;    // since that step
+};
+
+// By which a snapshot is known.
+struct SnapshotId {
+  Attempt attempt;
+  StepId step;
+  auto operator<=>(const SnapshotId&) const = default;
+};
+
+[[nodiscard]] uint64_t AfterApplying(uint64_t applied, Attempt attempt);
+
+class StepInvariants {
+ public:
+  StepInvariants(const SimulatedWorld& world, SimulationCounts& counts)
+      : world_(world), counts_(counts) {}
+
+  [[nodiscard]] const std::string& failure() const { return failure_; }
+  void Fail(const std::string& what) {
+    if (failure_.empty()) failure_ = what;
+  }
+
+  // ---- what trainers and lanes do ----
+  void Submitted(const Submission& submission);
+  // At the coordinator, before it acts on it.
+  void ToldReady(Attempt attempt, RailOperation operation, LaneIndex rail, BucketId bucket,
+                 NodeRank node, bool gradients);
+  void Gathered(LaneId lane, Attempt attempt, uint64_t applied);
+
+  // ---- what the coordinator decides ----
+  // `again`: a decision that was told before may come.
+  void Decided(const Decision& decision, bool again, bool finite);
+  void Opened(const OpenAttempt& open);
+  void Went(const Go& go);
+  void ToldBegun(const Begun& begun);
+  void Republished(const Republish& republish);
+  void SaveBegins(const SnapshotId& id);
+  // A manifest names the lanes' files, of these states.
+  void ManifestExists(const SnapshotId& id, const std::vector<uint64_t>& applied);
+  void ToldDurable(StepId durable, StepId last_committed);
+  void RolledBack(const SnapshotId& to, bool asked_for);
+  void StateLost(bool any_manifest);
+  // The job begins anew, under another machine, because nobody had any state.
+  void BeganAnew();
+
+  // ---- what others hear ----
+  // Of a decision that consumed something: whoever was at `before` is at what it returns.
+  [[nodiscard]] History Heard(const std::string& who, const History& before, Attempt attempt);
+  [[nodiscard]] const Decision* DecisionOf(Attempt attempt) const;
+  [[nodiscard]] History StateOf(const SnapshotId& id) const { return saved_.at(id); }
+
+  [[nodiscard]] const History& now() const { return now_; }
+
+ private:
+  struct Consumed {
+    uint64_t before = 0;  // History::consumed
+    History after;
+  };
+  void CheckCommit(const Decision& decision);
+
+  const SimulatedWorld& world_;
+  SimulationCounts& counts_;
+  std::string failure_;
+
+  History now_;
+  Attempt open_;
+  std::optional<StepId> durable_told_;
+  std::map<Attempt, Decision> decided_;
+  std::map<Attempt, Consumed> consumed_;
+  std::map<SnapshotId, History> saved_;  // states that were to be saved
+
+  std::map<Attempt, std::map<TrainerRank, Submission>> asked_;  // what trainers really submitted
+  std::map<Attempt, std::map<LaneId, uint64_t>> gathered_;
+  std::map<std::pair<Attempt, RailOperation>, std::map<LaneIndex, BucketId>> last_go_;
+  std::set<std::tuple<Attempt, RailOperation, LaneIndex, BucketId, NodeRank>> reports_;
+  std::set<Attempt> gradients_reported_;
+};
+
+}  // namespace dmuond::scheduler::testing
+
+#endif  // DMUOND_TESTS_SCHEDULER_STEP_INVARIANTS_H_

@@ -1,0 +1,145 @@
+// What the coordinator says, and in which order, when lanes are new while other things go on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "scheduler/plan.h"
+#include "server/convert.h"
+#include "server/daemon/coordinator.h"
+
+namespace dmuond::server {
+namespace {
+
+using ::testing::ElementsAre;
+
+// A job of one rank on one node that goes on from the snapshot of step 3.
+class CoordinatorReformTest : public ::testing::Test {
+ protected:
+  CoordinatorReformTest() : coordinator_(Options()) {
+    EXPECT_TRUE(coordinator_.OnFormed(now_, kEpoch).empty());
+    v1::MemberMessage state;
+    state.mutable_member_state()->set_epoch(kEpoch);
+    EXPECT_TRUE(Tell(state).empty());
+    v1::MemberMessage session;
+    session.mutable_rank_session()->set_job("job");
+    session.mutable_rank_session()->set_world_size(1);
+    session.mutable_rank_session()->set_restore_step(3);
+    EXPECT_TRUE(Tell(session).empty());
+    const AddressedMessages planned = Tell(Registration());
+    EXPECT_EQ(planned.size(), 1U);
+    plan_ = *scheduler::MakePlan(*FromProto(planned[0].message.plan()));
+  }
+
+  static constexpr uint32_t kEpoch = 5;
+  static CoordinatorOptions Options() {
+    CoordinatorOptions options;
+    options.snapshots = true;
+    options.step.session_linger = std::chrono::milliseconds(1000);
+    return options;
+  }
+  static v1::MemberMessage Registration() {
+    v1::MemberMessage message;
+    v1::Registration& registration = *message.mutable_registration();
+    registration.set_job("job");
+    registration.set_world_size(1);
+    registration.add_groups()->set_preset("dmuon");
+    v1::Parameter& parameter = *registration.add_parameters();
+    parameter.set_name("w");
+    parameter.set_weight_type(v1::ELEMENT_TYPE_FLOAT32);
+    parameter.set_gradient_type(v1::ELEMENT_TYPE_FLOAT32);
+    parameter.set_route(v1::ROUTE_MUON);
+    parameter.set_reduce_factor(1);
+    v1::Fragment& fragment = *registration.add_fragments();
+    fragment.set_contribution(v1::CONTRIBUTION_SUM);
+    for (int dimension = 0; dimension < 2; ++dimension) {
+      parameter.add_shape(4);
+      fragment.mutable_box()->add_begin(0);
+      fragment.mutable_box()->add_end(4);
+    }
+    for (v1::Slice* slice : {fragment.mutable_gradient(), fragment.mutable_weight()}) {
+      slice->add_strides(4);
+      slice->add_strides(1);
+    }
+    fragment.mutable_weight()->set_arena(1);
+    return message;
+  }
+
+  AddressedMessages Tell(const v1::MemberMessage& message) {
+    AddressedMessages told = coordinator_.OnMessage(now_, 0, message);
+    coordinator_.AddSnapshots(now_, told);
+    return told;
+  }
+  AddressedMessages Attach() {
+    v1::MemberMessage message;
+    message.mutable_rank_attached()->set_rank(0);
+    return Tell(message);
+  }
+  AddressedMessages LanesReady() {
+    v1::MemberMessage message;
+    message.mutable_plan_ready()->set_digest(plan_.digest);
+    message.mutable_plan_ready()->set_epoch(coordinator_.epoch());
+    return Tell(message);
+  }
+  AddressedMessages LoseALane() {
+    v1::MemberMessage message;
+    message.mutable_lane_lost()->set_epoch(coordinator_.epoch());
+    return Tell(message);
+  }
+  // The rank pushes its weights again, which commits.
+  AddressedMessages Push(uint64_t attempt) {
+    v1::MemberMessage submission;
+    submission.mutable_submitted()->set_attempt(attempt);
+    submission.mutable_submitted()->set_step(3);
+    submission.mutable_submitted()->set_kind(v1::ATTEMPT_KIND_PUSH);
+    EXPECT_TRUE(Tell(submission).empty());
+    v1::MemberMessage vote;
+    vote.mutable_vote()->set_attempt(attempt);
+    vote.mutable_vote()->set_plan_digest(plan_.digest);
+    return Tell(vote);
+  }
+  static std::vector<std::string> Words(const AddressedMessages& messages) {
+    std::vector<std::string> words;
+    for (const Addressed& addressed : messages) {
+      const v1::CoordinatorMessage& message = addressed.message;
+      words.emplace_back(message.has_open()        ? "open"
+                         : message.has_decision()  ? "decision"
+                         : message.has_republish() ? "republish"
+                         : message.has_reform()    ? "reform"
+                         : message.has_save()      ? "save"
+                                                   : "other");
+    }
+    return words;
+  }
+
+  scheduler::TimePoint now_;
+  Coordinator coordinator_;
+  scheduler::Plan plan_;
+};
+
+TEST_F(CoordinatorReformTest, AJobRestartsWhenItHasLanesAgainNotWhenItsLastRankAttaches) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  EXPECT_THAT(Words(LoseALane()), ElementsAre("reform"));
+  EXPECT_THAT(Words(Attach()), ElementsAre()) << "there are no lanes that could publish";
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("decision", "open"));
+  EXPECT_THAT(Words(Attach()), ElementsAre("republish", "open")) << "as its node says once more";
+}
+
+TEST_F(CoordinatorReformTest, ASaveThatIsSaidAgainFollowsTheCommitThatLanesMayHaveToFinish) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  const AddressedMessages restarted = Attach();
+  ASSERT_THAT(Words(restarted), ElementsAre("republish", "open"));
+  const AddressedMessages pushed = Push(restarted[1].message.open().attempt());
+  ASSERT_THAT(Words(pushed), ElementsAre("decision", "open"));
+  v1::MemberMessage request;
+  request.mutable_snapshot_request();
+  ASSERT_THAT(Words(Tell(request)), ElementsAre("save"));
+  EXPECT_THAT(Words(LoseALane()), ElementsAre("reform"));
+  const AddressedMessages again = LanesReady();
+  ASSERT_THAT(Words(again), ElementsAre("decision", "save", "decision", "republish", "open"));
+  EXPECT_EQ(again[0].message.decision().attempt(), pushed[0].message.decision().attempt());
+}
+
+}  // namespace
+}  // namespace dmuond::server
