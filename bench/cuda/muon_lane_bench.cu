@@ -1,13 +1,14 @@
 // The update of one lane's share of a model's matrices, from reduced fp32 gradients to bf16
 // weights: the planner's assignment, the slowest lane, all of it in one launch.
 //   muon_lane_bench [-w SECONDS] [-J FILE] [-m MODEL[:LAYERS],...] [-l LANES]
-//                   [-t COST_TABLE] [-p preset]
+//                   [-t COST_TABLE] [-p preset] [-x 0|1]
 // -t: a table that muon_tune wrote; without it the plan's costs are analytic.
 // input, products, apply: these parts of all batches, each captured and timed alone, although the
 // last product does `apply` in a set. sum: the same
 // batches each launched alone, added up. predicted: by the cost table. #wrong:
 // elements of new momenta, masters and weights whose bits differ from those of single batches, or
-// that are not finite.
+// that are not finite. -x 1: also the set in the configured form with a pass of its own for masters
+// and weights, and in one branch and two.
 #include <cmath>
 #include <fstream>
 #include <memory>
@@ -37,6 +38,7 @@ struct Options {
                                      "qwen2.5-1.5b", "llama3.2-3b", "llama3-8b"};
   int lanes = 4;
   std::string table;
+  bool ways = false;
 };
 
 template <typename T>
@@ -285,6 +287,7 @@ class Bench {
       wrong += static_cast<int64_t>(got[i + 1]) + (got[i] == expected[i] ? 0 : 1);
     }
     Report(model, state, timing, TimeParts(share, state), sum_us, share, wrong);
+    if (options_.ways) TimeWays(share, state);
     return wrong == 0 ? 0 : 1;
   }
 
@@ -357,17 +360,52 @@ class Bench {
     double products_us = 0;
     double apply_us = 0;
   };
-  // With the own kernels and the configured form, whatever the choices.
-  Parts TimeParts(const Share& share, const State& state) {
+  struct SetBatches {
     std::vector<std::unique_ptr<kernels::NewtonSchulzProgram>> programs;
     std::vector<kernels::cuda::MuonSetBatch> batches;
+  };
+  // With the own kernels and the configured form, whatever the choices.
+  SetBatches MakeSetBatches(const Share& share, bool separate) const {
+    SetBatches made;
     for (const BatchShape& b : share.batches) {
       auto program = kernels::BuildNewtonSchulz(config_.newton_schulz, b.rows, b.cols);
       Check(program);
-      programs.push_back(std::make_unique<kernels::NewtonSchulzProgram>(*std::move(program)));
-      batches.push_back({&config_, programs.back().get(), kernels::DType::kBF16, b.count,
-                         kernels::ProductEngine::kOwn, /*separate=*/true});
+      made.programs.push_back(std::make_unique<kernels::NewtonSchulzProgram>(*std::move(program)));
+      made.batches.push_back({&config_, made.programs.back().get(), kernels::DType::kBF16, b.count,
+                              kernels::ProductEngine::kOwn, separate});
     }
+    return made;
+  }
+
+  void TimeWays(const Share& share, const State& state) {
+    const cudaStream_t stream = kernels::cuda::CudaStream::Of(*stream_);
+    struct Way {
+      bool separate;
+      int branches;
+      const char* name;
+    };
+    for (const Way way : {Way{true, 1, "a pass of its own, one branch"},
+                          Way{false, 1, "one branch"}, Way{false, 2, "two branches"}}) {
+      const SetBatches made = MakeSetBatches(share, way.separate);
+      Buffer<uint8_t> workspace(kernels::cuda::MuonSet::WorkspaceBytes(made.batches, way.branches));
+      std::string error;
+      const auto set = kernels::cuda::MuonSet::Create(made.batches, workspace.get(), &tuner_,
+                                                      &error, way.branches);
+      if (set == nullptr) {
+        std::printf("# %s\n", error.c_str());
+        return;
+      }
+      const std::vector<PassMatrix> matrices = state.PassMatrices();
+      const Timing t = Time([&] { CUDA_CHECK(set->Launch(stream, matrices)); }, options_.warm / 2);
+      std::printf("#   %-32s %9.2f ms, %d MHz, %d W\n", way.name, t.p50_us * 1e-3, t.sm_mhz,
+                  t.watts);
+      std::fflush(stdout);
+    }
+  }
+
+  Parts TimeParts(const Share& share, const State& state) {
+    const SetBatches made = MakeSetBatches(share, /*separate=*/true);
+    const std::vector<kernels::cuda::MuonSetBatch>& batches = made.batches;
     Buffer<uint8_t> workspace(kernels::cuda::MuonSet::WorkspaceBytes(batches));
     std::string error;
     const auto set = kernels::cuda::MuonSet::Create(batches, workspace.get(), &tuner_, &error);
@@ -449,6 +487,7 @@ int Main(int argc, char** argv) {
     if (flag == "-p") options.preset = argv[i + 1];
     if (flag == "-l") options.lanes = std::atoi(argv[i + 1]);
     if (flag == "-t") options.table = argv[i + 1];
+    if (flag == "-x") options.ways = std::atoi(argv[i + 1]) != 0;
     if (flag == "-m") options.models = SplitList(argv[i + 1]);
   }
   Bench bench(options);

@@ -50,9 +50,24 @@ std::vector<size_t> BranchBytes(std::span<const MuonSetBatch> batches,
   return bytes;
 }
 
+// Floating-point operations of a product above which branches cost more than they bring: about a
+// millisecond's.
+constexpr double kLongProduct = 6e11;
+
 }  // namespace
 
+int MuonSet::Branches(std::span<const MuonSetBatch> batches) {
+  double work = 0;
+  double products = 0;
+  for (const MuonSetBatch& batch : batches) {
+    work += Work(batch);
+    products += static_cast<double>(batch.program->products.size());
+  }
+  return work > kLongProduct * products ? 1 : kBranchesMax;
+}
+
 size_t MuonSet::WorkspaceBytes(std::span<const MuonSetBatch> batches, int branches) {
+  if (branches == 0) branches = Branches(batches);
   const std::vector<size_t> bytes =
       BranchBytes(batches, AssignBranches(batches, branches), branches);
   return std::accumulate(bytes.begin(), bytes.end(), size_t{0});
@@ -60,6 +75,7 @@ size_t MuonSet::WorkspaceBytes(std::span<const MuonSetBatch> batches, int branch
 
 std::unique_ptr<MuonSet> MuonSet::Create(std::span<const MuonSetBatch> batches, void* workspace,
                                          TileTuner* tuner, std::string* error, int branches) {
+  if (branches == 0) branches = Branches(batches);
   std::unique_ptr<MuonSet> set(new MuonSet());
   for (const MuonSetBatch& batch : batches) set->matrices_ += batch.matrices;
   const size_t bytes = set->matrices_ * sizeof(PassMatrix);

@@ -35,13 +35,15 @@ class MuonSet {
   // end of one batch's product leaves multiprocessors to another's. Those of one size follow one
   // another, since one may write to memory that an earlier one reads.
   static constexpr int kBranchesMax = 2;
+  // Two, or one where products take so long that their ends do not count: side by side they would
+  // read more from memory, since they share L2.
+  static int Branches(std::span<const MuonSetBatch> batches);
 
-  static size_t WorkspaceBytes(std::span<const MuonSetBatch> batches, int branches = kBranchesMax);
-  // What `batches` points to may be gone afterwards. Nothing may be under way in `workspace`. For
-  // `tuner` see newton_schulz.h.
+  static size_t WorkspaceBytes(std::span<const MuonSetBatch> batches, int branches = 0);
+  // `branches`: 0 for Branches(batches). What `batches` points to may be gone afterwards. Nothing
+  // may be under way in `workspace`. For `tuner` see newton_schulz.h.
   static std::unique_ptr<MuonSet> Create(std::span<const MuonSetBatch> batches, void* workspace,
-                                         TileTuner* tuner, std::string* error,
-                                         int branches = kBranchesMax);
+                                         TileTuner* tuner, std::string* error, int branches = 0);
   ~MuonSet();
   MuonSet(const MuonSet&) = delete;
   MuonSet& operator=(const MuonSet&) = delete;

@@ -18,7 +18,7 @@ namespace {
 // What fp16 and bf16 may differ from fp32 on random gradients; docs/maths.md, section 4.
 constexpr double kErrorMax = 4e-2;
 // So much faster than the device's default must another way be.
-constexpr double kGainMin = 0.03;
+constexpr double kGainMin = 0.015;
 // Candidates are compared on a batch that takes about so long.
 constexpr double kCompareMicroseconds = 3000;
 constexpr int kCompareRounds = 5;

@@ -369,6 +369,31 @@ int64_t CheckFused(const char* preset, int64_t rows, int64_t cols, kernels::DTyp
   return Row(ProductEngine::kOwn, name.c_str(), rows, cols, 0, different);
 }
 
+// Many launches of small updates one after another, tiles measured before: a product's CTAs must
+// not outlive, nor end before, what they signal. The bits of the first launch.
+int64_t CheckOften(int64_t rows, int64_t cols) {
+  const MuonConfig config = UnscaledConfig();
+  kernels::cuda::TileTuner tuner;
+  int64_t different = 0;
+  for (const int64_t count : {1, 2, 3, 4, 21}) {
+    Batch batch(rows, cols, count);
+    const int64_t all = batch.slot * count;
+    FillRandom(batch.gradient.get(), 1, all, all, all, 1, 40, false, Fill::kNormal, 1.0F);
+    const PreparedUpdate prepared = Prepare(config, rows, cols, count, &tuner);
+    if (prepared.set == nullptr) return 1;
+    CUDA_CHECK(prepared.set->Launch(nullptr, batch.Matrices(0, count)));
+    Buffer<float> first(all);
+    CUDA_CHECK(cudaMemcpy(first.get(), batch.master_out.get(), all * sizeof(float),
+                          cudaMemcpyDeviceToDevice));
+    for (int i = 0; i < 200; ++i) {
+      CUDA_CHECK(prepared.set->Launch(nullptr, batch.Matrices(0, count)));
+    }
+    CUDA_CHECK(cudaDeviceSynchronize());
+    different += DifferentBits(first.get(), batch.master_out.get(), all);
+  }
+  return Row(ProductEngine::kOwn, "1,000 launches", rows, cols, 0, different);
+}
+
 // A batch of more than 2^31 elements: its matrices have the bits that they have alone.
 int64_t CheckLargeBatch(ProductEngine engine) {
   const int64_t rows = 14336, cols = 4096, count = 38, n = rows * cols;
@@ -491,7 +516,11 @@ int64_t CheckEngine(ProductEngine engine, bool brief) {
 int Main(bool brief) {
   std::printf("#%-8s %-44s %6s %6s %10s %8s\n", "engine", "case", "rows", "cols", "error",
               "#wrong");
-  int64_t wrong = CheckEngine(ProductEngine::kOwn, brief);
+  using kernels::DType;
+  int64_t wrong = CheckFused("dmuon", 136, 200, DType::kBF16);
+  wrong += CheckFused("torch", 200, 136, DType::kF32);
+  wrong += CheckSet();
+  wrong += CheckEngine(ProductEngine::kOwn, brief);
   const absl::Status library = kernels::cuda::CheckLibrary();
   if (library.ok()) {
     std::printf("# cuBLASLt %s\n", kernels::cuda::LibraryVersion().c_str());
@@ -500,11 +529,11 @@ int Main(bool brief) {
     std::printf("# %s\n", std::string(library.message()).c_str());
     ++wrong;
   }
-  wrong += CheckSet();
-  using kernels::DType;
-  wrong += CheckFused("dmuon", 136, 200, DType::kBF16);
-  wrong += CheckFused("torch", 200, 136, DType::kF32);
   if (!brief) {
+    for (const auto& [rows, cols] :
+         std::vector<std::pair<int64_t, int64_t>>{{256, 1536}, {1024, 1024}, {2560, 1024}}) {
+      wrong += CheckOften(rows, cols);
+    }
     for (const char* preset : {"dmuon", "torch"}) {
       for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
                {8, 8}, {64, 1000}, {1000, 64}, {512, 512}, {1000, 3000}, {3000, 1000}}) {
