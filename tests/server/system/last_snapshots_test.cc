@@ -208,6 +208,22 @@ TEST_P(LingerTest, WhoComesWhileTheLastStateIsBeingSavedWaitsForItAndGoesOnFromI
   disk.join();
 }
 
+// The successor cannot know that it does not come any more.
+TEST_F(LastSnapshotsTest, WhoWaitsForARankThatHadLeftIsToldItsNameInTime) {
+  StartDaemons(1, {"--register_timeout=300ms"});
+  auto world = MakeWorld({.reconnect_timeout = std::chrono::milliseconds(1500)});
+  ASSERT_TRUE(world->Start().ok());
+  ASSERT_TRUE(world->StepUntil(2));
+  ASSERT_TRUE((*world)[0].SaveSnapshot().ok());
+  ASSERT_TRUE((*world)[1].Close().ok());
+  group_[0]->Kill();
+  ASSERT_TRUE(group_[0]->StartAgain().ok());
+  const auto outcome = (*world)[0].Step({.groups = {{.learning_rate = 0.02}}});
+  EXPECT_EQ(client::ReasonOf(outcome.status()), "DAEMON_LOST") << outcome.status();
+  EXPECT_THAT(std::string(outcome.status().message()),
+              HasSubstr("of 2 ranks these have not registered in time: 1"));
+}
+
 TEST_F(LastSnapshotsTest, WhatIsLostIsSaidWhenTheLastStateCannotBeSaved) {
   std::atomic<bool> full{false};
   const DiskDriver driver(scratch_.path() + "/driver",

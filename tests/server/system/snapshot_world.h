@@ -5,6 +5,7 @@
 #define DMUOND_TESTS_SERVER_SYSTEM_SNAPSHOT_WORLD_H_
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -48,6 +49,7 @@ class SnapshotWorld {
     std::string job = "run7";
     client::Resume resume = client::Resume::kNever;
     client::Extents matrix = {24, 16};  // of one parameter: to make it another job's
+    std::chrono::milliseconds reconnect_timeout{1};
   };
   // By rank: rank r speaks to daemon r mod their number.
   SnapshotWorld(std::vector<std::string> addresses, Options options)
@@ -190,7 +192,7 @@ class SnapshotWorld {
                                           .rank = rank,
                                           .world_size = options_.ranks,
                                           .resume = options_.resume,
-                                          .reconnect_timeout = std::chrono::milliseconds(1)});
+                                          .reconnect_timeout = options_.reconnect_timeout});
     if (!session.ok()) return session.status();
     auto registered = (*session)->Register(LayoutOf(rank));
     if (!registered.ok()) return registered.status();
