@@ -539,6 +539,12 @@ void SimulatedMember::RemoveSession(TrainerRank rank, const std::string& why) {
   job_->vacancies.try_emplace(rank, steps_ ? steps_->open().attempt : Attempt(0));
   job_->gone[rank] = {incarnation, why};
   TellGone(rank, job_->gone[rank]);
+  if (simulation_.chance.Of(20)) {  // once more, when its successor may be known already
+    simulation_.time.After(simulation_.chance.Pick(0, 800 * kMillisecond),
+                           [this, rank, gone = job_->gone[rank], boot = boot_] {
+                             if (boot_ == boot) TellGone(rank, gone);
+                           });
+  }
   if (job_->abandoned && sessions_.empty()) EndJob();
 }
 

@@ -107,6 +107,9 @@ void SimulatedTrainer::Attach(uint64_t call) {
   asked_since_ = -1;
   if (!attached->ok()) return Refused(attached->status());
   attempt_ = **attached;
+  // A rollback to the very step that it was told may have undone a push since: it gets the weights
+  // as they are.
+  if (member_.history().step == at_.step) at_ = member_.history();
   simulation_.Trace("rank ", rank_.value(), " is attached");
   if (lives_on_) ++simulation_.counts.acknowledged;
   lives_on_ = false;

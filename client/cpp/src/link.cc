@@ -20,6 +20,8 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr uint32_t kProtocolVersion = 1;
 constexpr Milliseconds kHelloTimeout{60'000};
+// The news of a daemon's end may be slower than its successor's answer.
+constexpr Milliseconds kNewsTravel{1'000};
 
 std::string ClientName() {
   std::array<char, 256> host{};
@@ -88,6 +90,10 @@ absl::Status Link::Open(const Options& options, Resume resume) {
   open.set_client(client);
   status = channel_->Call("OpenSession", &v1::Trainer::Stub::OpenSession, open, opened_, {});
   if (status.ok()) wire::FaultPoint("trainer.opened");
+  // The nonce was the predecessor's.
+  if (ReasonOf(status) == "NONCE_UNKNOWN" && LostWithin(kNewsTravel)) {
+    return DaemonLost("OpenSession");
+  }
   return status;
 }
 

@@ -24,6 +24,7 @@ from dmuond.timeline import Published, Timeline
 
 PROTOCOL_VERSION = 1
 _FRAME_TIMEOUT_S = 30.0
+_NEWS_TRAVEL_S = 1.0  # of a daemon's end, which its successor may be faster than
 
 
 @dataclass(frozen=True)
@@ -66,20 +67,24 @@ class Link:
         if home_lane is None:
             local_rank = environment.integer("LOCAL_RANK", 0)
             home_lane = local_rank if local_rank < self.hello.lanes else -1
-        self.opened: pb.OpenSessionReply = self.call(
-            "OpenSession",
-            pb.OpenSessionRequest(
-                nonce=self._attach.nonce,
-                job=identity.job,
-                token=identity.token,
-                rank=identity.rank,
-                world_size=identity.world_size,
-                resume=resume,
-                home_lane=home_lane,
-                poison_parameters=identity.poison,
-                client=client,
-            ),
+        request = pb.OpenSessionRequest(
+            nonce=self._attach.nonce,
+            job=identity.job,
+            token=identity.token,
+            rank=identity.rank,
+            world_size=identity.world_size,
+            resume=resume,
+            home_lane=home_lane,
+            poison_parameters=identity.poison,
+            client=client,
         )
+        try:
+            self.opened: pb.OpenSessionReply = self.call("OpenSession", request)
+        except errors.Error as error:
+            # The nonce was the predecessor's of the daemon that answers.
+            if error.reason == "NONCE_UNKNOWN" and self.lost.wait(_NEWS_TRAVEL_S):
+                raise errors.DaemonLost("OpenSession: the daemon has gone") from error
+            raise
         self.key = pb.SessionKey(session=self.opened.session, incarnation=self.opened.incarnation)
 
     def register(self, layout: pb.RegisterLayoutRequest) -> pb.RegisterLayoutReply:
