@@ -22,7 +22,7 @@ CoordinatorOptions SimulatedCoordinator::StepOptions() const {
 }
 
 void SimulatedCoordinator::BeginAttached() {
-  Job& job = job_.emplace();
+  JobOfCoordinator& job = job_.emplace();
   job.planned = true;
   for (SimulatedMember* member : simulation_.members) {
     Connection& connection = simulation_.connections.emplace_back();
@@ -91,7 +91,7 @@ void SimulatedCoordinator::Snapshot(const CoordinatorAction& action) {
             5);
   if (!save) return;
   simulation_.invariants.SaveBegins(*save);
-  job_->writing = Writing{.id = *save};
+  job_->writing = SnapshotUnderWay{.id = *save};
   ToMembers([id = *save](SimulatedMember& member) { member.HandleSave(id); });
 }
 
@@ -323,7 +323,7 @@ void SimulatedCoordinator::Reform() {
 void SimulatedCoordinator::RollBack(const SnapshotId& to, bool asked_for) {
   simulation_.Trace("roll back to step ", to.step.value(), ", epoch ", epoch_);
   simulation_.invariants.RolledBack(to, asked_for);
-  Job job;
+  JobOfCoordinator job;
   job.planned = job.rolled_back = true;
   job.restore = to;
   if (job_) {
@@ -465,7 +465,7 @@ void SimulatedCoordinator::EndJob(JobEnd why) {
 void SimulatedCoordinator::OnSnapshotWritten(NodeRank from, Attempt attempt,
                                              const std::vector<uint64_t>& states) {
   if (!job_ || !job_->writing || job_->writing->id.attempt != attempt) return;
-  Writing& writing = *job_->writing;
+  SnapshotUnderWay& writing = *job_->writing;
   if (writing.states.contains(from)) return;
   writing.failed = writing.failed || states.empty();
   writing.states[from] = states;

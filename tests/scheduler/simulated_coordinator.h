@@ -21,6 +21,32 @@
 
 namespace dmuond::scheduler::testing {
 
+// A snapshot that is being made.
+struct SnapshotUnderWay {
+  SnapshotId id;
+  std::map<NodeRank, std::vector<uint64_t>> states;  // of nodes that have answered
+  bool failed = false;
+};
+
+// A job from its first session to its end.
+struct JobOfCoordinator {
+  bool planned = false;
+  bool rolled_back = false;  // and not restarted yet
+  bool interrupted = false;  // nothing is decided: the group is broken, or lanes are new
+  std::optional<SnapshotId> restore;
+  std::map<TrainerRank, std::pair<NodeRank, uint64_t>> open_ranks;
+  std::map<TrainerRank, uint64_t> incarnations;  // newest that has attached
+  std::set<TrainerRank> registered;
+  std::set<TrainerRank> attached;
+  std::set<NodeRank> ready;
+  std::unique_ptr<StepCoordinator> steps;
+  std::optional<SnapshotSchedule> schedule;
+  std::optional<SnapshotUnderWay> writing;
+  SnapshotId state;  // what a snapshot now would be of
+  StepId deaths_in;
+  int32_t deaths = 0;
+};
+
 class SimulatedCoordinator {
  public:
   explicit SimulatedCoordinator(Simulation& simulation) : simulation_(simulation) {}
@@ -62,28 +88,6 @@ class SimulatedCoordinator {
   void OnLoad();  // somebody wants to go back to the newest snapshot
 
  private:
-  struct Writing {
-    SnapshotId id;
-    std::map<NodeRank, std::vector<uint64_t>> states;  // of nodes that have answered
-    bool failed = false;
-  };
-  struct Job {
-    bool planned = false;
-    bool rolled_back = false;  // and not restarted yet
-    bool interrupted = false;  // nothing is decided: the group is broken, or lanes are new
-    std::optional<SnapshotId> restore;
-    std::map<TrainerRank, std::pair<NodeRank, uint64_t>> open_ranks;
-    std::map<TrainerRank, uint64_t> incarnations;  // newest that has attached
-    std::set<TrainerRank> registered;
-    std::set<TrainerRank> attached;
-    std::set<NodeRank> ready;
-    std::unique_ptr<StepCoordinator> steps;
-    std::optional<SnapshotSchedule> schedule;
-    std::optional<Writing> writing;
-    SnapshotId state;  // what a snapshot now would be of
-    StepId deaths_in;
-    int32_t deaths = 0;
-  };
   using Actions = std::vector<CoordinatorAction>;
 
   template <typename Heard>
@@ -120,7 +124,7 @@ class SimulatedCoordinator {
   std::map<NodeRank, MemberState> states_;
   std::vector<Event> early_;
   std::vector<Connection*> connections_;  // by node
-  std::optional<Job> job_;
+  std::optional<JobOfCoordinator> job_;
 };
 
 }  // namespace dmuond::scheduler::testing

@@ -251,7 +251,7 @@ void SimulatedMember::PlanReady() {
 }
 
 void SimulatedMember::TellPlanFailed() {
-  Tell([this, epoch = epoch_](SimulatedCoordinator& c) { c.OnPlanFailed(epoch); });
+  Tell([epoch = epoch_](SimulatedCoordinator& c) { c.OnPlanFailed(epoch); });
 }
 
 void SimulatedMember::HandlePlan(std::optional<SnapshotId> restore) {
@@ -330,7 +330,7 @@ void SimulatedMember::TellAttached(TrainerRank rank, const Session& session) {
   Tell([rank, now = session.incarnation](SimulatedCoordinator& c) { c.OnRankAttached(rank, now); });
 }
 
-void SimulatedMember::TellGone(TrainerRank rank, const Gone& gone) {
+void SimulatedMember::TellGone(TrainerRank rank, const GoneRank& gone) {
   Tell([this, rank, gone](SimulatedCoordinator& c) {
     c.OnRankGone(node_, rank, gone.incarnation, gone.why);
   });

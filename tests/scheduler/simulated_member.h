@@ -29,6 +29,37 @@ struct MemberState {
 
 enum class JobEnd : uint8_t { kEveryRankLeft, kPeerLost, kStateLost };
 
+// What a coordinator is told again.
+struct GoneRank {
+  uint64_t incarnation = 0;
+  std::string why;
+};
+
+// A job on this node; what server/daemon calls NodeJob.
+struct JobOfMember {
+  bool has_plan = false;
+  bool has_state = false;
+  bool restored = false;
+  bool reforming = false;
+  bool forget_state = false;
+  bool abandoned = false;
+  absl::Status failed;
+  std::optional<SnapshotId> resume;   // what was found when the job began here
+  std::optional<SnapshotId> restore;  // what its plan begins with
+  Attempt applied_attempt;
+  std::map<TrainerRank, Attempt> vacancies;
+  std::map<TrainerRank, GoneRank> gone;
+};
+
+// A snapshot's part of one node.
+struct CopyOfMember {
+  SnapshotId id;
+  std::vector<uint64_t> states;  // by lane
+  size_t copied = 0;
+  bool ended = false;     // nothing more is copied
+  bool answered = false;  // without states: it has failed
+};
+
 class SimulatedMember {
  public:
   SimulatedMember(Simulation& simulation, NodeRank node, std::vector<TrainerRank> ranks);
@@ -101,32 +132,6 @@ class SimulatedMember {
     std::optional<StepId> must_acknowledge;
     std::optional<StepId> acknowledged;
   };
-  struct Gone {
-    uint64_t incarnation = 0;
-    std::string why;
-  };
-  // A job on this node; what server/daemon calls NodeJob.
-  struct Job {
-    bool has_plan = false;
-    bool has_state = false;
-    bool restored = false;
-    bool reforming = false;
-    bool forget_state = false;
-    bool abandoned = false;
-    absl::Status failed;
-    std::optional<SnapshotId> resume;   // what was found when the job began here
-    std::optional<SnapshotId> restore;  // what its plan begins with
-    Attempt applied_attempt;
-    std::map<TrainerRank, Attempt> vacancies;
-    std::map<TrainerRank, Gone> gone;
-  };
-  struct Copying {
-    SnapshotId id;
-    std::vector<uint64_t> states;  // by lane
-    size_t copied = 0;
-    bool ended = false;     // nothing more is copied
-    bool answered = false;  // without states: it has failed
-  };
 
   // `event` is called with the coordinator, if it hears it.
   template <typename Heard>
@@ -137,7 +142,7 @@ class SimulatedMember {
   }
   void TellSession(TrainerRank rank, const Session& session);
   void TellAttached(TrainerRank rank, const Session& session);
-  void TellGone(TrainerRank rank, const Gone& gone);
+  void TellGone(TrainerRank rank, const GoneRank& gone);
   void TellRanksAgain();
   void TellState();
   void OnDisk(Event event);
@@ -171,7 +176,7 @@ class SimulatedMember {
   uint32_t epoch_ = 0;  // 0: no group
   Stream disk_;
 
-  std::optional<Job> job_;
+  std::optional<JobOfMember> job_;
   std::optional<StepMember> steps_;
   History history_;  // as of the last decision that was heard, or the snapshot
   std::map<TrainerRank, Session> sessions_;
@@ -182,7 +187,7 @@ class SimulatedMember {
   uint32_t lane_epoch_ = 0;
   Attempt armed_;
   Attempt republished_;
-  std::optional<Copying> copying_;
+  std::optional<CopyOfMember> copying_;
 };
 
 }  // namespace dmuond::scheduler::testing
