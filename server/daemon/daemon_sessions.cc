@@ -197,7 +197,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     return vacant;
   }
   std::optional<Restorable> resume;
-  for (bool settled = false; !settled;) {
+  for (;;) {
     // A job that was lost ends with its last session; who starts it again may be faster.
     absl::StatusOr<bool> ended = Wait(
         [&]() DMUOND_REQUIRES(mutex_) {
@@ -209,13 +209,12 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
         },
         deadline, cancelled);
     if (!ended.ok()) return ended.status();
-    settled = true;
     if (job_ != nullptr) break;
     absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job());
     if (!newest.ok()) return newest.status();
     resume = *std::move(newest);
     // While the disk was read the job may have begun here, and may be going back.
-    settled = job_ == nullptr;
+    if (job_ == nullptr) break;
   }
   if (draining_) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");

@@ -98,7 +98,7 @@ class Soak:
         hurt = faults(options.group, options.victim, options)
         print(f"# {len(hurt)} faults", flush=True)
         run = Run(Cell(options.group, hurt, STOP_S), options.group, reference, options.steps)
-        run.patience_s = options.steps / 20 + 60
+        run.patience_s = options.steps / 20 + 5 * len(hurt) + 60
         run.restarts_max = 2 * len(hurt) + 4
         run.replacements_are_hurt = True
         run.on_step = lambda step: self._on_step(run, step)

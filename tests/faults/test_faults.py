@@ -39,6 +39,15 @@ def test_the_lines_that_mutations_disable_are_there():
 
 
 @pytest.mark.timeout(3600)
-def test_many_faults_leave_weights_descriptors_and_memory_as_they_were():
-    steps = 20_000 if os.environ.get("DMUOND_SOAK") else 1_500
-    assert soak.main([f"--steps={steps}", f"--seed={SEED}", f"--logs={LOGS / 'soak.log'}"]) == 0
+@pytest.mark.parametrize(
+    ("group", "victims", "share"),
+    [
+        ("1x2", ("trainer", "lane"), 1),
+        ("2x1s", ("trainer", "lane", "coordinator", "other"), 5),  # each goes back by a snapshot
+    ],
+)
+def test_many_faults_leave_weights_descriptors_and_memory_as_they_were(group, victims, share):
+    steps = (20_000 if os.environ.get("DMUOND_SOAK") else 1_500) // share
+    arguments = [f"--group={group}", f"--steps={steps}", f"--seed={SEED}"]
+    arguments += [f"--victim={victim}" for victim in victims]
+    assert soak.main([*arguments, f"--logs={LOGS / f'soak-{group}.log'}"]) == 0
