@@ -163,7 +163,7 @@ absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancel
     absl::StatusOr<bool> come = Wait(
         [&]() DMUOND_REQUIRES(mutex_) { return !check().ok() || ready(); }, deadline, cancelled);
     if (!come.ok()) return come.status();
-    const absl::Status valid = check();
+    absl::Status valid = check();
     if (!valid.ok() || *come) return valid;
     return Error(absl::StatusCode::kDeadlineExceeded, "SNAPSHOT_FAILED",
                  Settled() ? "the snapshot is still being written"
