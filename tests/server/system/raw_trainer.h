@@ -1,30 +1,24 @@
-// A trainer made of the protocol alone: every call by hand, with whatever in it, and a timeline
-// that says what the test wants it to. For what the client library would not let through.
-//
-// Threads: calls from any; the rest one at a time.
+// A ProtocolTrainer over gRPC: for what the client library would not let through.
 #ifndef DMUOND_TESTS_SERVER_SYSTEM_RAW_TRAINER_H_
 #define DMUOND_TESTS_SERVER_SYSTEM_RAW_TRAINER_H_
 
-#include <cstdint>
+#include <chrono>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
-#include "dmuond/wire/timeline.h"
-#include "dmuond/wire/unique_fd.h"
 #include "grpcpp/grpcpp.h"
-#include "kernels/device.h"
 #include "server/daemon/errors.h"
+#include "tests/server/protocol_trainer.h"
 
 namespace dmuond::testing {
 
-class RawTrainer {
+class RawTrainer final : public ProtocolTrainer {
  public:
   using Stub = v1::Trainer::Stub;
 
-  // Connects both sockets and has a nonce. Failures are the test's.
+  // Connects both sockets.
   explicit RawTrainer(const std::string& address);
 
   template <typename Request, typename Reply>
@@ -34,48 +28,30 @@ class RawTrainer {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
     return server::FromGrpc((stub_.get()->*method)(&context, request, reply));
   }
+  absl::Status Call(const v1::OpenSessionRequest& request, v1::OpenSessionReply* reply) override {
+    return Call(&Stub::OpenSession, request, reply);
+  }
+  absl::Status Call(const v1::RegisterLayoutRequest& request,
+                    v1::RegisterLayoutReply* reply) override {
+    return Call(&Stub::RegisterLayout, request, reply);
+  }
+  absl::Status Call(const v1::AttachBuffersRequest& request,
+                    v1::AttachBuffersReply* reply) override {
+    return Call(&Stub::AttachBuffers, request, reply);
+  }
+  absl::Status Call(const v1::PushParametersRequest& request,
+                    v1::PushParametersReply* reply) override;
+  absl::Status Call(const v1::SubmitStepRequest& request, v1::SubmitStepReply* reply) override {
+    return Call(&Stub::SubmitStep, request, reply);
+  }
+  absl::Status Call(const v1::CloseSessionRequest& request, v1::CloseSessionReply* reply) override {
+    return Call(&Stub::CloseSession, request, reply);
+  }
 
-  // ---- requests that are right: tests change one thing ----
-  [[nodiscard]] v1::OpenSessionRequest OpenRequest(int32_t rank = 0, int32_t world = 1) const;
-  // One 8 x 16 matrix "matrix", replicated: gradient in arena 1, weight in arena 2.
-  [[nodiscard]] v1::RegisterLayoutRequest LayoutRequest() const;
-  [[nodiscard]] v1::AttachBuffersRequest AttachRequest() const;
-  [[nodiscard]] v1::SubmitStepRequest SubmitRequest(int64_t step) const;
-
-  // ---- the life of a trainer, by these requests ----
-  absl::Status Open(int32_t rank = 0, int32_t world = 1);
-  absl::Status Register();
-  absl::Status Attach();  // maps arenas and timeline
-  absl::Status Push(int64_t step = 0);
-  absl::Status Submit(const v1::SubmitStepRequest& request, v1::SubmitStepReply* reply);
-  // Signals its bucket and submits: committed, or what came instead.
-  absl::Status Step(int64_t step);
-  absl::Status Close();
-
-  [[nodiscard]] v1::SessionKey& key() { return key_; }
-  [[nodiscard]] uint64_t attempt() const { return attempt_; }
-  void set_attempt(uint64_t attempt) { attempt_ = attempt; }
-  [[nodiscard]] const wire::UniqueFd& arena(int index) const { return arenas_[index]; }
-  [[nodiscard]] float* weights() const;
-  [[nodiscard]] wire::TimelinePage page() const { return wire::TimelinePage(timeline_->data()); }
-  // The next frame of the attach socket is there already, or comes within 50 ms.
-  [[nodiscard]] bool HasFrame() const;
-  // One packet on the attach socket, on which trainers have nothing to say.
-  void Say(const std::string& bytes) const;
-  // Waits until the daemon has closed the attach socket.
-  [[nodiscard]] bool AttachSocketEnds() const;
   [[nodiscard]] Stub& stub() { return *stub_; }
 
  private:
   std::unique_ptr<Stub> stub_;
-  wire::UniqueFd socket_;
-  std::string nonce_;
-  v1::SessionKey key_;
-  uint64_t attempt_ = 0;
-  wire::UniqueFd arenas_[2];
-  std::unique_ptr<kernels::Mapping> gradient_;
-  std::unique_ptr<kernels::Mapping> weight_;
-  std::unique_ptr<kernels::Mapping> timeline_;
 };
 
 }  // namespace dmuond::testing

@@ -1,0 +1,277 @@
+// The daemon's tables of sessions, attach connections and the job, without any service before them:
+// trainers call it from threads of their own, while others come, go, die, look and drain. What the
+// thread sanitizer is to see, so nothing here links gRPC; lanes are real processes.
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_memory.h"
+#include "server/daemon/attach_server.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/errors.h"
+#include "server/daemon/socket_dir.h"
+#include "tests/server/daemon/support.h"
+#include "tests/server/protocol_trainer.h"
+
+namespace dmuond::server {
+namespace {
+
+using ::testing::ElementsAreArray;
+
+// Calls the daemon as its Trainer service would.
+class InProcessTrainer final : public dmuond::testing::ProtocolTrainer {
+ public:
+  InProcessTrainer(Daemon& daemon, const std::string& address)
+      : ProtocolTrainer(address), daemon_(daemon) {}
+
+  absl::Status Call(const v1::OpenSessionRequest& request, v1::OpenSessionReply* reply) override {
+    return Keep(daemon_.OpenSession(request, Never), reply);
+  }
+  absl::Status Call(const v1::RegisterLayoutRequest& request,
+                    v1::RegisterLayoutReply* reply) override {
+    return Keep(daemon_.RegisterLayout(request, Never), reply);
+  }
+  absl::Status Call(const v1::AttachBuffersRequest& request,
+                    v1::AttachBuffersReply* reply) override {
+    return Keep(daemon_.AttachBuffers(request, Never), reply);
+  }
+  absl::Status Call(const v1::PushParametersRequest& request,
+                    v1::PushParametersReply* reply) override {
+    return Keep(daemon_.Push(request, PushedState(), Never), reply);
+  }
+  absl::Status Call(const v1::SubmitStepRequest& request, v1::SubmitStepReply* reply) override {
+    return Keep(daemon_.SubmitStep(request, Never), reply);
+  }
+  absl::Status Call(const v1::CloseSessionRequest& request, v1::CloseSessionReply* reply) override {
+    return Keep(daemon_.CloseSession(request), reply);
+  }
+
+  // Until it can submit.
+  absl::Status Begin(int32_t rank, int32_t world) {
+    absl::Status status = Open(rank, world);
+    if (status.ok()) status = Register();
+    if (status.ok()) status = Attach();
+    if (status.ok()) status = Push();
+    return status;
+  }
+
+ private:
+  static bool Never() { return false; }
+  template <typename Reply>
+  static absl::Status Keep(absl::StatusOr<Reply> from, Reply* reply) {
+    if (from.ok()) *reply = *std::move(from);
+    return from.status();
+  }
+
+  Daemon& daemon_;
+};
+
+class SessionsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    DaemonOptions options;
+    options.lanes = 2;
+    options.socket = socket_;
+    options.lane_binary =
+        std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane";
+    options.coordinator.lanes_per_node = options.lanes;
+    daemon_ = std::make_unique<Daemon>(std::move(options), memory_);
+    auto attach =
+        AttachServer::Start({.path = socket_ + SocketDir::kAttachSuffix},
+                            {.on_gone = [this](AttachId id) { daemon_->OnAttachGone(id); }});
+    ASSERT_TRUE(attach.ok()) << attach.status();
+    attach_ = *std::move(attach);
+    daemon_->Bind(attach_.get(), nullptr);
+    daemon_->OnFormed(1);
+    ticker_ = std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        daemon_->Tick();
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // a clock's tick, no wait
+      }
+    });
+  }
+  void TearDown() override {
+    daemon_->Drain(kPatience);
+    ticker_ = {};
+    attach_.reset();
+    daemon_.reset();
+  }
+
+  std::unique_ptr<InProcessTrainer> NewTrainer() {
+    return std::make_unique<InProcessTrainer>(*daemon_, socket_);
+  }
+  // Somebody who looks at everything until the test's end.
+  [[nodiscard]] std::jthread Looker() {
+    return std::jthread([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        looked_ += daemon_->Status().lanes_size() + (daemon_->Plan().ok() ? 1 : 0) +
+                   (daemon_->Routing().ok() ? 1 : 0);
+      }
+    });
+  }
+  // Of the job that runs.
+  void StepsOf(InProcessTrainer& trainer, int64_t first, int64_t last) {
+    for (int64_t step = first; step <= last; ++step) {
+      const absl::Status done = trainer.Step(step);
+      ASSERT_TRUE(done.ok()) << done;
+    }
+  }
+  // A fresh trainer gets the whole daemon, as soon as what was there before has ended.
+  void ExpectUsable() {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    std::unique_ptr<InProcessTrainer> trainer;
+    absl::Status begun;
+    do {
+      trainer = NewTrainer();
+      begun = trainer->Begin(0, 1);
+    } while (!begun.ok() && std::chrono::steady_clock::now() < deadline);
+    ASSERT_TRUE(begun.ok()) << begun;
+    StepsOf(*trainer, 1, 2);
+    const v1::GetStatusReply status = daemon_->Status();
+    EXPECT_EQ(status.job().trainers_size(), 1);
+    EXPECT_TRUE(trainer->Close().ok());
+  }
+
+  TempDir dir_;
+  std::string socket_ = dir_ / "d.sock";
+  kernels::cpu::CpuMemoryHolder memory_;
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<AttachServer> attach_;
+  std::jthread ticker_;
+  std::atomic<int64_t> looked_ = 0;
+};
+
+TEST_F(SessionsTest, RanksStepWhileOthersLookAndAreRefused) {
+  constexpr int kSteps = 20;
+  const std::jthread looker = Looker();
+  std::vector<std::unique_ptr<InProcessTrainer>> ranks;
+  for (int rank = 0; rank < 2; ++rank) ranks.push_back(NewTrainer());
+  std::atomic<bool> attached[2] = {};
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const absl::Status begun = ranks[rank]->Begin(rank, 2);
+        attached[rank] = true;
+        ASSERT_TRUE(begun.ok()) << begun;
+        StepsOf(*ranks[rank], 1, kSteps);
+      });
+    }
+    // Wrong worlds, wrong keys, connections that say nothing: each with an answer of its own.
+    threads.emplace_back([&] {
+      while (!attached[0] || !attached[1]) std::this_thread::yield();
+      for (int i = 0; i < 30; ++i) {
+        const auto stranger = NewTrainer();
+        EXPECT_EQ(ReasonOf(stranger->Open(2, 3)), "WORLD_DIFFERS");
+        stranger->key().set_session(ranks[0]->key().session() + 1'000);
+        EXPECT_EQ(ReasonOf(stranger->Close()), "INCARNATION_OLD");
+      }
+    });
+  }
+  EXPECT_EQ(daemon_->Status().job().last_committed_step(), kSteps);
+  EXPECT_THAT(std::vector<float>(ranks[0]->weights(), ranks[0]->weights() + 128),
+              ElementsAreArray(ranks[1]->weights(), 128));
+  for (const auto& rank : ranks) EXPECT_TRUE(rank->Close().ok());
+  EXPECT_GT(looked_, 0);
+}
+
+TEST_F(SessionsTest, ManyComeAndGoAtEveryPoint) {
+  const std::jthread looker = Looker();
+  {
+    std::vector<std::jthread> threads;
+    for (int worker = 0; worker < 3; ++worker) {
+      threads.emplace_back([this, worker] {
+        for (int round = 0; round < 5; ++round) {
+          const auto trainer = NewTrainer();
+          if (!trainer->Open(0, 1).ok()) continue;  // another worker's job is there
+          const int until = (round + worker) % 5;
+          if (until > 0 && !trainer->Register().ok()) continue;
+          if (until > 1 && !trainer->Attach().ok()) continue;
+          if (until > 2 && !trainer->Push().ok()) continue;
+          if (until > 3) {
+            const absl::Status stepped = trainer->Step(1);
+            EXPECT_TRUE(stepped.ok()) << stepped;
+          }
+          if (round % 2 != 0) continue;  // its connection ends: a death
+          EXPECT_TRUE(trainer->Close().ok());
+        }
+      });
+    }
+  }
+  ExpectUsable();
+}
+
+TEST_F(SessionsTest, WhoWaitsForADeadRankIsToldSo) {
+  auto survivor = NewTrainer();
+  auto dead = NewTrainer();
+  {
+    const std::jthread other([&] { EXPECT_TRUE(dead->Begin(1, 2).ok()); });
+    const absl::Status begun = survivor->Begin(0, 2);
+    ASSERT_TRUE(begun.ok()) << begun;
+  }
+  std::jthread death([&] { dead.reset(); });
+  const absl::Status stepped = survivor->Step(1);
+  EXPECT_FALSE(stepped.ok());
+  EXPECT_THAT(std::string(stepped.message()), ::testing::HasSubstr("rank 1"));
+  death.join();
+  survivor.reset();
+  ExpectUsable();
+}
+
+TEST_F(SessionsTest, LanesAreReplacedUnderTrainersThatStep) {
+  const std::jthread looker = Looker();
+  auto trainer = NewTrainer();
+  const absl::Status begun = trainer->Begin(0, 1);
+  ASSERT_TRUE(begun.ok()) << begun;
+  for (int64_t step = 1; step <= 9; ++step) {
+    if (step % 3 == 0) {
+      const v1::GetStatusReply status = daemon_->Status();
+      ASSERT_EQ(status.lanes_size(), 2);
+      const int32_t pid = status.lanes(static_cast<int>(step / 3) % 2).pid();
+      if (pid > 0) ::kill(pid, SIGKILL);
+    }
+    absl::Status done;
+    // An attempt that the death has aborted is taken again; the step is applied once.
+    for (int tries = 0; tries < 10; ++tries) {
+      done = trainer->Step(step);
+      if (done.ok() || !absl::IsInternal(done)) break;
+      trainer->set_attempt(daemon_->Status().job().attempt());
+    }
+    ASSERT_TRUE(done.ok()) << done;
+  }
+  EXPECT_EQ(daemon_->Status().job().last_committed_step(), 9);
+}
+
+TEST_F(SessionsTest, DrainEndsEveryCall) {
+  const std::jthread looker = Looker();
+  std::atomic<int> stepping = 0;
+  std::vector<std::jthread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([this, rank, &stepping] {
+      const auto trainer = NewTrainer();
+      const absl::Status begun = trainer->Begin(rank, 2);
+      ASSERT_TRUE(begun.ok()) << begun;
+      for (int64_t step = 1;; ++step) {
+        ++stepping;
+        if (!trainer->Step(step).ok()) break;
+      }
+    });
+  }
+  while (stepping < 10) std::this_thread::yield();
+  daemon_->Drain(kPatience);
+  for (std::jthread& thread : threads) thread.join();
+  EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
+}
+
+}  // namespace
+}  // namespace dmuond::server
