@@ -192,8 +192,6 @@ class Daemon {
                                                         scheduler::Attempt attempt);
   [[nodiscard]] static absl::Status RolledBackError(int32_t rank, int64_t to_step);
   [[nodiscard]] static absl::Status CheckNotRolledBack(const Session& session);
-  // Who attaches would go on at a step that is no more.
-  [[nodiscard]] absl::Status CheckUpToDate(const Session& session) const DMUOND_REQUIRES(mutex_);
   // Until every rank is attached and the snapshot's weights are on their way; false: not in time.
   absl::StatusOr<bool> WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
                                           const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);

@@ -149,7 +149,6 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
         if (!found.ok() || (*found)->refusals > refusals || !JobFailure().ok()) return true;
-        if (!CheckUpToDate(**found).ok()) return true;
         if (!job_->steps.has_value() || job_->reforming || epoch_ == 0) return false;
         // A replacement joins the attempt after the one that its predecessor's death has ended.
         const auto vacancy = job_->vacancies.find((*found)->rank);
@@ -161,7 +160,6 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   if (!found.ok()) return found.status();
   if ((*found)->refusals > refusals) return RefusalOf(**found);
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  if (absl::Status valid = CheckUpToDate(**found); !valid.ok()) return valid;
   if (!*ready) {
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
                  "not every node's lanes were ready in time");
@@ -221,14 +219,14 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   absl::StatusOr<bool> attached = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(request.key());
-        if (!found.ok() || !JobFailure().ok() || !CheckUpToDate(**found).ok()) return true;
-        return !job_->reforming && (*found)->lanes_attached.size() == job_->lanes.size();
+        if (!found.ok() || !JobFailure().ok()) return true;
+        return !job_->reforming && job_->steps.has_value() &&
+               (*found)->lanes_attached.size() == job_->lanes.size();
       },
       deadline, cancelled);
   if (!attached.ok()) return attached.status();
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  if (absl::Status valid = CheckUpToDate(**found); !valid.ok()) return valid;
   if (!*attached) {
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
                  "not every lane has mapped the trainer's memory in time");
@@ -253,7 +251,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
     if (!begun.ok()) return begun.status();
     found = Find(request.key());
     if (!found.ok()) return found.status();
-    if (absl::Status valid = CheckUpToDate(**found); !valid.ok()) return valid;
+    session = *found;
     if (!*begun) {
       return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                    Say("job '", Named("job", job_->name), "' begins at step ",
@@ -265,6 +263,10 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   reply.set_timeline_bytes(timeline_bytes);
   reply.set_next_attempt(job_->steps->open().attempt.value());
   reply.set_published(job_->has_state);
+  if (job_->has_state) {
+    reply.set_last_committed_step(LastCommitted());
+    reply.set_trainer_state(TrainerStateOf(session->rank));
+  }
   return reply;
 }
 

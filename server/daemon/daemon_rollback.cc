@@ -49,12 +49,8 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
   }
   job_->rolled_back = true;
   for (auto& [id, session] : sessions_) {
-    if (session.state == Session::State::kAttached) {
-      session.must_acknowledge = plan.restore_step();
-    } else {
-      session.outdated =
-          session.outdated || session.opened.last_committed_step() != plan.restore_step();
-    }
+    // Who has not heard yet that it is attached learns by that where the job stands.
+    if (session.attach_reply.has_value()) session.must_acknowledge = plan.restore_step();
   }
   job_->wire = plan;
   ForgetState();
@@ -109,15 +105,6 @@ absl::Status Daemon::RolledBackError(int32_t rank, int64_t to_step) {
 absl::Status Daemon::CheckNotRolledBack(const Session& session) {
   if (!session.must_acknowledge.has_value()) return absl::OkStatus();
   return RolledBackError(session.rank, *session.must_acknowledge);
-}
-
-absl::Status Daemon::CheckUpToDate(const Session& session) const {
-  if (!session.outdated && !session.must_acknowledge.has_value()) return absl::OkStatus();
-  return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
-               Say("rank ", Named("rank", session.rank), " opened its session at step ",
-                   session.opened.last_committed_step(), ", and job '", Named("job", job_->name),
-                   "' has gone back to step ", Named("to_step", job_->wire.restore_step()),
-                   " since: open it again"));
 }
 
 absl::StatusOr<bool> Daemon::WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,

@@ -72,8 +72,7 @@ struct Session {
   // answer, and nothing of its memory is touched.
   std::optional<int64_t> must_acknowledge;
   std::optional<int64_t> acknowledged;  // the last such step, for one that is told again
-  bool outdated = false;  // the job has gone back since it was opened, and before it had attached
-  scheduler::Attempt first_attempt;  // open when it had attached
+  scheduler::Attempt first_attempt;     // open when it had attached
 };
 
 // A rank of this node whose trainer died: what its replacement must wait for.

@@ -171,6 +171,8 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     if (has_state_) Publish(attempt_ - 1);
     reply->set_next_attempt(attempt_);
     reply->set_published(has_state_);
+    reply->set_last_committed_step(step_);
+    reply->set_trainer_state(trainer_state_);
     return grpc::Status::OK;
   }
   grpc::Status PushParameters(Context* /*context*/,

@@ -173,7 +173,11 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             self._write_weights()
             self._publish(self.attempt - 1)
         return pb.AttachBuffersReply(
-            timeline_bytes=size, next_attempt=self.attempt, published=self.has_state
+            timeline_bytes=size,
+            next_attempt=self.attempt,
+            published=self.has_state,
+            last_committed_step=self.step,
+            trainer_state=self.trainer_state,
         )
 
     def _send_memory(self, descriptor, **frame):

@@ -77,6 +77,14 @@ void Session::Impl::AdoptOpened() {
   *wait_request_.mutable_key() = link_->Key();
 }
 
+void Session::Impl::AdoptAttached(const v1::AttachBuffersReply& attached) {
+  next_attempt_ = attached.next_attempt();
+  published_attempt_ = std::max<uint64_t>(2, next_attempt_) - 1;
+  last_committed_step_ = attached.last_committed_step();
+  trainer_state_ = attached.trainer_state();
+  if (durable_step_.has_value()) durable_step_ = std::min(*durable_step_, last_committed_step_);
+}
+
 absl::StatusOr<Registered> Session::Impl::Register(const Layout& layout) {
   absl::Status status = CheckOpen("Register");
   if (!status.ok()) return status;
@@ -105,7 +113,7 @@ absl::Status Session::Impl::Attach() {
   next_attempt_ = reply->next_attempt();
   if (!reply->published()) return absl::OkStatus();
   in_job_ = true;
-  published_attempt_ = std::max<uint64_t>(1, next_attempt_) - (next_attempt_ > 1 ? 1 : 0);
+  AdoptAttached(*reply);
   return TryWaitPublished(kPublishedWithin);
 }
 

@@ -56,6 +56,8 @@ class Session::Impl {
   absl::Status CheckAttached(const char* call) const;
   absl::Status CheckSubmit(const SubmitOptions& options) const;
   void AdoptOpened();
+  // REQUIRES: the job has state.
+  void AdoptAttached(const v1::AttachBuffersReply& attached);
 
   // One try each. An outcome ROLLED_BACK is an error of that reason here.
   absl::StatusOr<Outcome> TrySubmit(const StepScalars& scalars, const SubmitOptions& options);

@@ -159,8 +159,7 @@ absl::Status Session::Impl::TryComeBack() {
   registered_ = *std::move(registered);
   moved_ = true;
   AdoptOpened();
-  next_attempt_ = attached->next_attempt();
-  published_attempt_ = next_attempt_ - 1;
+  AdoptAttached(*attached);
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -161,6 +162,32 @@ TEST_F(RestoreTest, ATrainerThatDiesRightAfterTheRestartIsReplacedWithoutADisk) 
   ASSERT_TRUE(world->Replace(1).ok());
   ASSERT_TRUE(world->StepUntil(5));
   EXPECT_EQ(world->Weights(), undisturbed_[5]);
+}
+
+TEST_F(RestoreTest, WhoAttachesAfterTheJobHasGoneBackLearnsWhereItStands) {
+  StartDaemons({.ranks = 2});
+  auto world = MakeWorld({.ranks = 2, .resume = Resume::kIfPresent});
+  ASSERT_TRUE(world->Start().ok());
+  ASSERT_TRUE(world->StepUntil(5));
+  ASSERT_TRUE(WaitDurable(3));
+  world->Drop(1);
+  ASSERT_TRUE(world->Register(1).ok());
+  EXPECT_EQ((*world)[1].last_committed_step(), 5);
+  ASSERT_EQ((*world)[0].LoadSnapshot(3).value_or(-1), 3);
+  // The job begins again when the one has acknowledged, and the other attached.
+  std::thread goes_back([&] {
+    const auto outcome = (*world)[0].Step({.groups = {{.learning_rate = 0.02}}});
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->kind, client::Outcome::Kind::kRolledBack);
+  });
+  const absl::Status attached = (*world)[1].Attach();
+  goes_back.join();
+  ASSERT_TRUE(attached.ok()) << attached;
+  EXPECT_EQ((*world)[1].last_committed_step(), 3);
+  EXPECT_EQ((*world)[1].trainer_state(), SnapshotWorld::StateOf(1, 3));
+  EXPECT_EQ(world->Weights(), undisturbed_[3]);
+  ASSERT_TRUE(world->StepUntil(kSteps));
+  EXPECT_EQ(world->Weights(), undisturbed_[kSteps]);
 }
 
 TEST_F(RestoreTest, TheSamePlanComesOutWhateverIsMeasuredMeanwhile) {

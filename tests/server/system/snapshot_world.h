@@ -139,6 +139,20 @@ class SnapshotWorld {
     sessions_[rank].reset();
     return StartRank(rank);
   }
+  // The first half of a rank's start: its session has a layout and no memory.
+  absl::Status Register(int32_t rank) {
+    auto session = client::Session::Open({.address = addresses_[rank % addresses_.size()],
+                                          .job = options_.job,
+                                          .rank = rank,
+                                          .world_size = options_.ranks,
+                                          .resume = options_.resume,
+                                          .reconnect_timeout = options_.reconnect_timeout});
+    if (!session.ok()) return session.status();
+    sessions_[rank] = *std::move(session);
+    auto registered = sessions_[rank]->Register(LayoutOf(rank));
+    if (registered.ok() && rank == 0) plan_digest_ = registered->plan_digest;
+    return registered.status();
+  }
   // The rank's trainer dies.
   void Drop(int32_t rank) { sessions_[rank].reset(); }
   void Close() {
@@ -187,29 +201,16 @@ class SnapshotWorld {
   }
 
   absl::Status StartRank(int32_t rank) {
-    auto session = client::Session::Open({.address = addresses_[rank % addresses_.size()],
-                                          .job = options_.job,
-                                          .rank = rank,
-                                          .world_size = options_.ranks,
-                                          .resume = options_.resume,
-                                          .reconnect_timeout = options_.reconnect_timeout});
-    if (!session.ok()) return session.status();
-    auto registered = (*session)->Register(LayoutOf(rank));
-    if (!registered.ok()) return registered.status();
-    if (rank == 0) plan_digest_ = registered->plan_digest;
-    absl::Status status = (*session)->Attach();
+    absl::Status status = Register(rank);
     if (!status.ok()) return status;
-    if (!(*session)->has_state()) {
-      for (size_t p = 0; p < kParameters; ++p) {
-        std::span<float> weight = (*session)->Weight<float>(static_cast<int32_t>(p));
-        for (size_t i = 0; i < weight.size(); ++i) {
-          weight[i] = ValueAt(0, p, First(rank, p) + i);
-        }
-      }
-      status = (*session)->Push();
+    client::Session& session = *sessions_[rank];
+    status = session.Attach();
+    if (!status.ok() || session.has_state()) return status;
+    for (size_t p = 0; p < kParameters; ++p) {
+      std::span<float> weight = session.Weight<float>(static_cast<int32_t>(p));
+      for (size_t i = 0; i < weight.size(); ++i) weight[i] = ValueAt(0, p, First(rank, p) + i);
     }
-    sessions_[rank] = *std::move(session);
-    return status;
+    return session.Push();
   }
 
   const std::vector<std::string> addresses_;

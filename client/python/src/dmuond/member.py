@@ -129,6 +129,12 @@ class Member(abc.ABC):
         )
         self.trainer_state: bytes = opened.trainer_state
 
+    def _adopt_attached(self, reply: pb.AttachBuffersReply) -> None:
+        self.last_committed_step = reply.last_committed_step
+        self.trainer_state = reply.trainer_state
+        if self.durable_step is not None:
+            self.durable_step = min(self.durable_step, self.last_committed_step)
+
     def _adopt_registered(self, reply: pb.RegisterLayoutReply) -> None:
         buckets = tuple(reply.parameter_bucket)
         fragments = self._layout.fragments
@@ -254,6 +260,7 @@ class Member(abc.ABC):
         self._watch_for_the_end()
         self._adopt_opened()
         self._adopt_registered(returned.registered)
+        self._adopt_attached(returned.attached)
         self.arenas = dict(self._link.arenas)
         self._moved = True
         return self._go_on_from(returned.attached.next_attempt)

@@ -109,6 +109,9 @@ class Session(Member):
     def attach(self, arenas: Mapping[int, int]) -> dict[int, np.ndarray]:
         """Asks the daemon for arenas (id → bytes); returns them as arrays of bytes, writable.
 
+        The job may have gone back since the session opened: from here on last_committed_step and
+        trainer_state are what the weights in the arenas belong to.
+
         An array keeps its mapping: it stays valid after the session has closed. After a RolledBack
         with fresh_arenas it is of the past: take `arenas` again.
         """
@@ -119,6 +122,7 @@ class Session(Member):
         self.next_attempt = reply.next_attempt
         if reply.published:
             self._in_job = True
+            self._adopt_attached(reply)
             # The masters of a job with state: under the attempt before the next one, where it is
             # known.
             self._wait_published(max(1, reply.next_attempt - 1))

@@ -83,7 +83,8 @@ class Session {
 
   // Answers when the whole world has registered and the plan is made.
   absl::StatusOr<Registered> Register(const Layout& layout);
-  // Maps the layout's arenas. With a job that has state, returns when its weights lie in them.
+  // Maps the layout's arenas. With a job that has state, returns when its weights lie in them; they
+  // are those of last_committed_step(), which may be an older one than when the session opened.
   absl::Status Attach();
   // The weights in the arenas are the truth: all of them, or those of the named parameters.
   // Collective; returns when they are published to every holder. WEIGHTS_REPUBLISHED when the group
