@@ -391,30 +391,33 @@ struct GemmKernel {
     }
   }
 
-  // A box on the diagonal: what lies below it, and its mirror image above.
+  // A box on the diagonal: what lies on and below it, and its mirror image above.
   __device__ __forceinline__ static void StageDiagonal(const uint32_t (&packed)[16],
                                                        const Place& place, uint32_t box) {
-    const int r = place.lane % 8;
     const int row = place.lane / 4;
     const int col = place.lane % 4 * 2;
+    const uint32_t below = (row >= col ? 0xFFFF : 0) | (row >= col + 1 ? 0xFFFF0000 : 0);
+    const auto mirrored = [&](uint32_t value) {
+      return (value & below) | (ptx::TransposeMatrix(value) & ~below);
+    };
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int i = place.warp * 2 + h;  // 8 x 8 block (i, j)
-        uint32_t value = packed[j * 2 + h];
-        if (i < j) continue;
-        if (i == j) {
-          const uint32_t transposed = ptx::TransposeMatrix(value);
-          const uint32_t low = (row >= col ? value : transposed) & 0xFFFF;
-          const uint32_t high = (row >= col + 1 ? value : transposed) & 0xFFFF0000;
-          value = low | high;
-        }
-        ptx::StoreMatrix1(box + (i * 8 + r) * 128 + ((j ^ r) * 16), value);
-        if (i > j) {
-          ptx::StoreMatrix1Transposed(box + (j * 8 + r) * 128 + ((i ^ r) * 16), value);
-        }
+    for (int j = 0; j < 4; ++j) {  // 16 columns at a time
+      if (j > place.warp) break;
+      // 8 x 8 blocks (0, 0), (1, 0), (0, 1), (1, 1) of the warp's rows in these columns.
+      uint32_t v[4] = {packed[j * 4], packed[j * 4 + 1], packed[j * 4 + 2], packed[j * 4 + 3]};
+      if (j == place.warp) {
+        v[0] = mirrored(v[0]);
+        v[2] = ptx::TransposeMatrix(v[1]);
+        v[3] = mirrored(v[3]);
+      } else {
+        const int r = place.lane % 8;
+        const int m = place.lane / 8;
+        const int mirror_row = (j * 2 + (m >> 1)) * 8 + r;
+        const int mirror_col = place.warp * 2 + (m & 1);
+        ptx::StoreMatrix4Transposed(box + mirror_row * 128 + ((mirror_col ^ r) * 16), v[0], v[1],
+                                    v[2], v[3]);
       }
+      ptx::StoreMatrix4(FragmentRow(place, box, j * 2), v[0], v[1], v[2], v[3]);
     }
   }
 

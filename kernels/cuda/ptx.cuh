@@ -181,14 +181,6 @@ __device__ __forceinline__ void StoreMatrix4Transposed(uint32_t row, uint32_t m0
                "r"(m0), "r"(m1), "r"(m2), "r"(m3)
                : "memory");
 }
-__device__ __forceinline__ void StoreMatrix1(uint32_t row, uint32_t m0) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(row), "r"(m0)
-               : "memory");
-}
-__device__ __forceinline__ void StoreMatrix1Transposed(uint32_t row, uint32_t m0) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(row), "r"(m0)
-               : "memory");
-}
 // ldmatrix (9.7.14.5.15): four 8x8 matrices into fragments.
 __device__ __forceinline__ void LoadMatrix4(uint32_t row, uint32_t (&m)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
