@@ -101,8 +101,8 @@ absl::Status Aborted(const Outcome& outcome) {
 absl::Status FromGrpc(const char* name, const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
   // absl and gRPC number their codes alike.
-  const absl::Status error(static_cast<absl::StatusCode>(status.error_code()),
-                           absl::StrCat(name, ": ", status.error_message()));
+  absl::Status error(static_cast<absl::StatusCode>(status.error_code()),
+                     absl::StrCat(name, ": ", status.error_message()));
   google::rpc::Status details;
   if (!details.ParseFromString(status.error_details()) || details.details().empty()) {
     return TooLarge(error);

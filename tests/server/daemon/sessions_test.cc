@@ -69,8 +69,9 @@ class InProcessTrainer final : public dmuond::testing::ProtocolTrainer {
   static bool Never() { return false; }
   template <typename Reply>
   static absl::Status Keep(absl::StatusOr<Reply> from, Reply* reply) {
-    if (from.ok()) *reply = *std::move(from);
-    return from.status();
+    if (!from.ok()) return from.status();
+    *reply = *std::move(from);
+    return absl::OkStatus();
   }
 
   Daemon& daemon_;
