@@ -18,6 +18,7 @@
 #include "tests/client/daemon_process.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/disk_driver.h"
+#include "tests/server/system/snapshot_fixture.h"
 #include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
@@ -32,19 +33,8 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSteps = 8;
 
-class FailingReadsTest : public ::testing::Test {
+class FailingReadsTest : public SnapshotFixture<kSteps> {
  protected:
-  static void SetUpTestSuite() {
-    auto daemon = DaemonProcess::Start({.flags = {"--threads=1"}});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    undisturbed_ = SnapshotWorld::Undisturbed((*daemon)->address(), kSteps);
-    ASSERT_EQ(undisturbed_.size(), kSteps + 1);
-  }
-  void TearDown() override {
-    if (!HasFailure()) return;
-    for (const auto& daemon : group_) std::cerr << daemon->Log() << "----\n";
-  }
-
   void StartDaemons(int nodes) {
     const std::vector<std::string> flags = {"--threads=1", "--snapshot_dir=" + Snapshots(),
                                             "--snapshot_every_steps=3"};
@@ -55,11 +45,6 @@ class FailingReadsTest : public ::testing::Test {
   // Of a job whose trainers are all of node 0: node 1 has lanes.
   std::unique_ptr<SnapshotWorld> MakeWorld(const SnapshotWorld::Options& options = {}) {
     return std::make_unique<SnapshotWorld>(std::vector<std::string>{group_[0]->address()}, options);
-  }
-  bool WaitDurable(int64_t step) {
-    return DaemonStatus(group_[0]->address()).WaitFor([step](const v1::GetStatusReply& reply) {
-      return reply.job().has_durable_step() && reply.job().durable_step() >= step;
-    });
   }
   // A new job with snapshots of every third step up to `last`.
   std::unique_ptr<SnapshotWorld> LiveUntil(int64_t last) {
@@ -91,30 +76,16 @@ class FailingReadsTest : public ::testing::Test {
     EXPECT_EQ(world.Weights(), undisturbed_[kSteps]);
   }
   [[nodiscard]] std::string Snapshots() const { return scratch_.path() + "/snapshots"; }
-  // A file of the snapshot of a step.
-  std::string FileOf(int64_t step, const std::string& name) const {
-    for (const auto& entry : fs::directory_iterator(Snapshots() + "/run7")) {
-      const std::string prefix = absl::StrCat("step-00000000000", step, ".");
-      if (entry.path().filename().string().starts_with(prefix)) return entry.path() / name;
-    }
-    ADD_FAILURE() << "no snapshot of step " << step;
-    return "";
-  }
   void FlipBit(int64_t step, const std::string& name) const {
-    std::fstream file(FileOf(step, name), std::ios::in | std::ios::out | std::ios::binary);
+    std::fstream file(FileOf(Snapshots(), step, name),
+                      std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(-5, std::ios::end);
     const char flipped = static_cast<char>(file.peek() ^ 1);
     file.seekp(-5, std::ios::end);
     file.put(flipped);
     ASSERT_TRUE(file.good());
   }
-
-  static std::vector<Values> undisturbed_;
-  ScratchDirectory scratch_;
-  DaemonGroup group_;
 };
-
-std::vector<Values> FailingReadsTest::undisturbed_;
 
 TEST_F(FailingReadsTest, AnyReadThatFailsWhenAJobBeginsIsNamedOrAnOlderSnapshotIsUsed) {
   StartDaemons(1);
@@ -164,7 +135,7 @@ TEST_F(FailingReadsTest, AnyReadThatFailsWhenAJobBeginsIsNamedOrAnOlderSnapshotI
 TEST_F(FailingReadsTest, AJobWhoseSnapshotsAreAllBrokenDoesNotBeginAnew) {
   StartDaemons(1);
   LiveUntil(3);
-  const std::string file = FileOf(3, "lane-00000.safetensors");
+  const std::string file = FileOf(Snapshots(), 3, "lane-00000.safetensors");
   fs::resize_file(file, fs::file_size(file) - 1);
   ReplaceDaemon(0);
   for (const Resume resume : {Resume::kIfPresent, Resume::kRequire}) {
@@ -198,7 +169,7 @@ TEST_F(FailingReadsTest, AGroupGoesBackToTheOlderSnapshotWhenWhatTrainersGaveCan
 TEST_F(FailingReadsTest, AGroupPassesOverATruncatedSnapshot) {
   StartDaemons(2);
   auto world = LiveUntil(7);
-  const std::string file = FileOf(6, "lane-00000.safetensors");
+  const std::string file = FileOf(Snapshots(), 6, "lane-00000.safetensors");
   fs::resize_file(file, fs::file_size(file) - 1);
   ReplaceDaemon(1);
   ExpectGoesOnFrom(*world, 3);
@@ -223,7 +194,7 @@ TEST_F(FailingReadsTest, ASnapshotThatIsAskedForAndBrokenIsRefusedAndTheJobGoesO
   const auto named = (*world)[0].LoadSnapshot(3);
   EXPECT_EQ(client::ReasonOf(named.status()), "SNAPSHOT_BROKEN") << named.status();
   EXPECT_THAT(std::string(named.status().message()), HasSubstr("lane-00001.safetensors: tensor"));
-  const std::string file = FileOf(6, "lane-00000.safetensors");
+  const std::string file = FileOf(Snapshots(), 6, "lane-00000.safetensors");
   fs::resize_file(file, fs::file_size(file) - 1);
   const auto truncated = (*world)[0].LoadSnapshot(6);
   EXPECT_EQ(client::ReasonOf(truncated.status()), "SNAPSHOT_BROKEN") << truncated.status();

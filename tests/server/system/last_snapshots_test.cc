@@ -20,6 +20,7 @@
 #include "tests/client/daemon_process.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/disk_driver.h"
+#include "tests/server/system/snapshot_fixture.h"
 #include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
@@ -31,30 +32,14 @@ using ::testing::Not;
 
 constexpr int64_t kSteps = 6;
 
-class LastSnapshotsTest : public ::testing::Test {
+class LastSnapshotsTest : public SnapshotFixture<kSteps> {
  protected:
-  static void SetUpTestSuite() {
-    auto daemon = DaemonProcess::Start({.flags = {"--threads=1"}});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    undisturbed_ = SnapshotWorld::Undisturbed((*daemon)->address(), kSteps);
-    ASSERT_EQ(undisturbed_.size(), kSteps + 1);
-  }
-  void TearDown() override {
-    if (!HasFailure()) return;
-    for (const auto& daemon : group_) std::cerr << daemon->Log() << "----\n";
-  }
-
   // No snapshot falls due by itself.
   void StartDaemons(int nodes, std::vector<std::string> flags = {}) {
     flags.insert(flags.end(), {"--threads=1", "--snapshot_dir=" + scratch_.path() + "/snapshots"});
     auto group = StartGroup(nodes, "cpu:2", flags);
     ASSERT_TRUE(group.ok()) << group.status();
     group_ = *std::move(group);
-  }
-  std::unique_ptr<SnapshotWorld> MakeWorld(const SnapshotWorld::Options& options = {}) {
-    std::vector<std::string> addresses;
-    for (const auto& daemon : group_) addresses.push_back(daemon->address());
-    return std::make_unique<SnapshotWorld>(addresses, options);
   }
   std::unique_ptr<SnapshotWorld> LiveUntil(int64_t last) {
     auto world = MakeWorld();
@@ -83,13 +68,7 @@ class LastSnapshotsTest : public ::testing::Test {
     const auto outcome = world[rank].Step({.groups = {{.learning_rate = 0.02}}});
     return outcome.ok() ? "it was decided" : client::ReasonOf(outcome.status());
   }
-
-  static std::vector<Values> undisturbed_;
-  ScratchDirectory scratch_;
-  DaemonGroup group_;
 };
-
-std::vector<Values> LastSnapshotsTest::undisturbed_;
 
 class LaneDeathsTest : public LastSnapshotsTest, public ::testing::WithParamInterface<int> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, LaneDeathsTest, ::testing::Values(1, 2));

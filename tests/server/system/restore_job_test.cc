@@ -15,6 +15,7 @@
 #include "tests/client/daemon_group.h"
 #include "tests/client/daemon_process.h"
 #include "tests/server/system/daemon_status.h"
+#include "tests/server/system/snapshot_fixture.h"
 #include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
@@ -33,21 +34,10 @@ struct Shape {
   int32_t lanes = 1;
 };
 
-class RestoreTest : public ::testing::Test {
+class RestoreTest : public SnapshotFixture<kSteps> {
  protected:
-  static void SetUpTestSuite() {
-    auto daemon = DaemonProcess::Start({.flags = {"--threads=1"}});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    undisturbed_ = SnapshotWorld::Undisturbed((*daemon)->address(), kSteps);
-    ASSERT_EQ(undisturbed_.size(), kSteps + 1);
-  }
-  void TearDown() override {
-    if (!HasFailure()) return;
-    for (const auto& daemon : group_) std::cerr << daemon->Log() << "----\n";
-  }
-
   void StartDaemons(const Shape& shape, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> flags = {"--threads=1", "--snapshot_dir=" + directory_.path(),
+    std::vector<std::string> flags = {"--threads=1", "--snapshot_dir=" + scratch_.path(),
                                       "--snapshot_every_steps=3", "--register_timeout=20s"};
     flags.insert(flags.end(), more.begin(), more.end());
     const std::string devices = absl::StrCat("cpu:", shape.lanes);
@@ -64,17 +54,6 @@ class RestoreTest : public ::testing::Test {
   void KillDaemons() {
     for (const auto& daemon : group_) daemon->Kill();
     group_.clear();
-  }
-  std::unique_ptr<SnapshotWorld> MakeWorld(const SnapshotWorld::Options& options) {
-    std::vector<std::string> addresses;
-    addresses.reserve(group_.size());
-    for (const auto& daemon : group_) addresses.push_back(daemon->address());
-    return std::make_unique<SnapshotWorld>(addresses, options);
-  }
-  bool WaitDurable(int64_t step) {
-    return DaemonStatus(group_[0]->address()).WaitFor([step](const v1::GetStatusReply& reply) {
-      return reply.job().has_durable_step() && reply.job().durable_step() >= step;
-    });
   }
   // A life of the job, killed after `last` with a durable step `durable`.
   void LiveUntil(const Shape& shape, Resume resume, int64_t last, int64_t durable) {
@@ -110,23 +89,7 @@ class RestoreTest : public ::testing::Test {
     }
     world->Close();
   }
-  // The one file of this kind in the newest snapshot.
-  std::string FileOf(int64_t step, const std::string& name) {
-    for (const auto& entry : fs::directory_iterator(directory_.path() + "/run7")) {
-      const std::string prefix =
-          absl::StrCat("step-", std::string(12 - absl::StrCat(step).size(), '0'), step, ".");
-      if (entry.path().filename().string().starts_with(prefix)) return entry.path() / name;
-    }
-    ADD_FAILURE() << "no snapshot of step " << step;
-    return "";
-  }
-
-  static std::vector<Values> undisturbed_;
-  ScratchDirectory directory_;
-  DaemonGroup group_;
 };
-
-std::vector<Values> RestoreTest::undisturbed_;
 
 TEST_F(RestoreTest, EverythingIsKilledAndStartedAnew) {
   LiveUntil({}, Resume::kNever, 4, 3);
@@ -197,7 +160,7 @@ TEST_F(RestoreTest, TheSamePlanComesOutWhateverIsMeasuredMeanwhile) {
         .device = name,
         .entries = {{24, 16, 1, microseconds}, {12, 8, 1, 5}, {12, 8, 3, 12}},
         .choices = {}};
-    const std::string path = absl::StrCat(directory_.path(), "/", name, microseconds);
+    const std::string path = absl::StrCat(scratch_.path(), "/", name, microseconds);
     EXPECT_TRUE(server::WriteCostTable(costs, path).ok());
     return "--cost_table=" + path;
   };
@@ -261,7 +224,7 @@ TEST_F(RestoreTest, AnotherLayoutIsRefusedByTheParametersName) {
 
 TEST_F(RestoreTest, ATruncatedSnapshotIsPassedOverForTheOlderOneWithAWarning) {
   LiveUntil({}, Resume::kNever, 6, 6);
-  const std::string file = FileOf(6, "lane-00000.safetensors");
+  const std::string file = FileOf(scratch_.path(), 6, "lane-00000.safetensors");
   fs::resize_file(file, fs::file_size(file) - 1);
   ExpectGoesOn({}, 3);
   EXPECT_THAT(group_[0]->Log(), AllOf(HasSubstr("a broken snapshot is passed over"),
@@ -270,7 +233,7 @@ TEST_F(RestoreTest, ATruncatedSnapshotIsPassedOverForTheOlderOneWithAWarning) {
 
 TEST_F(RestoreTest, AFlippedBitIsRefusedByTheNameOfTheFileAndTheTensor) {
   LiveUntil({}, Resume::kNever, 6, 6);
-  const std::string path = FileOf(6, "lane-00000.safetensors");
+  const std::string path = FileOf(scratch_.path(), 6, "lane-00000.safetensors");
   {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(-5, std::ios::end);
@@ -285,8 +248,8 @@ TEST_F(RestoreTest, AFlippedBitIsRefusedByTheNameOfTheFileAndTheTensor) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("lane-00000.safetensors"));
   // As docs/snapshots.md says.
   KillDaemons();
-  const std::string manifest = FileOf(6, "manifest.json");
-  fs::rename(manifest, FileOf(6, "manifest.set-aside.json"));
+  const std::string manifest = FileOf(scratch_.path(), 6, "manifest.json");
+  fs::rename(manifest, FileOf(scratch_.path(), 6, "manifest.set-aside.json"));
   ExpectGoesOn({}, 3);
 }
 

@@ -14,6 +14,7 @@
 #include "tests/client/daemon_process.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/disk_driver.h"
+#include "tests/server/system/snapshot_fixture.h"
 #include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
@@ -25,31 +26,15 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSteps = 8;
 
-class StorageFaultsTest : public ::testing::Test {
+class StorageFaultsTest : public SnapshotFixture<kSteps> {
  protected:
-  static void SetUpTestSuite() {
-    auto daemon = DaemonProcess::Start({.flags = {"--threads=1"}});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    undisturbed_ = SnapshotWorld::Undisturbed((*daemon)->address(), kSteps);
-    ASSERT_EQ(undisturbed_.size(), kSteps + 1);
-  }
   std::unique_ptr<DaemonProcess> Start(const std::string& directory) {
     auto daemon = DaemonProcess::Start(
         {.flags = {"--threads=1", "--snapshot_dir=" + directory, "--snapshot_every_steps=3"}});
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     return daemon.ok() ? *std::move(daemon) : nullptr;
   }
-  static bool WaitDurable(const DaemonProcess& daemon, int64_t step) {
-    return DaemonStatus(daemon.address()).WaitFor([step](const v1::GetStatusReply& reply) {
-      return reply.job().has_durable_step() && reply.job().durable_step() >= step;
-    });
-  }
-
-  static std::vector<Values> undisturbed_;
-  ScratchDirectory scratch_;
 };
-
-std::vector<Values> StorageFaultsTest::undisturbed_;
 
 TEST_F(StorageFaultsTest, AFullDiskFailsTheSnapshotAndTrainingGoesOnWithAWarning) {
   std::atomic<bool> full{false};
