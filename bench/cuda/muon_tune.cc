@@ -20,6 +20,7 @@
 #include "scheduler/limits.h"
 #include "scheduler/model_shapes.h"
 #include "server/cost_file.h"
+#include "server/version.h"
 
 namespace dmuond::bench {
 namespace {
@@ -151,7 +152,7 @@ int Main(int argc, char** argv) {
   options.tuning.config = preset->config;
   const std::vector<TuningTask> tasks = Tasks(options);
   const std::string key =
-      (*device)->DescribeType() + " preset=" + options.preset + " build=" DMUOND_VERSION;
+      (*device)->DescribeType() + " preset=" + options.preset + " build=" + server::kBuildVersion;
   std::printf("# %s\n# %zu shapes\n#%6s %6s %-9s %-9s %10s\n", key.c_str(), tasks.size(), "rows",
               "cols", "engine", "form", "error");
   // What has passed since the start belongs to the time that was asked for.

@@ -24,7 +24,7 @@ constexpr int kTrainers = 2;
 constexpr int kWarmUp = 100;
 constexpr int kCounted = 50;
 
-const Model kNothing{.rows = 1, .cols = 1, .matrices = 0, .vector = 1};
+const Model kNothing{.vector = 1};
 
 // A driver that lets everybody go on, and counts.
 class Counter {

@@ -1,20 +1,13 @@
 // What it costs to lose nothing, with real processes: `snapshot` is how much a snapshot lengthens
 // the steps beside it, `kills` how soon a job commits again after a trainer, a lane or a daemon was
 // killed, `calm` what surviving costs a step to which nothing happens.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <fstream>
-#include <iostream>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/strings/str_split.h"
+#include "bench/common/program.h"
 #include "bench/recovery/beside_steps.h"
 #include "bench/recovery/calm.h"
 #include "bench/recovery/kills.h"
@@ -31,7 +24,6 @@ ABSL_FLAG(double, gigabytes, 1, "`snapshot`: of optimizer state");
 ABSL_FLAG(std::vector<std::string>, models, (std::vector<std::string>{"matrices", "adamw"}),
           "`snapshot`: matrices whose steps compute, a vector whose steps only read and write");
 ABSL_FLAG(int32_t, threads, 0, "`snapshot`: of the lane; 0: one per core");
-ABSL_FLAG(std::string, json, "", "write the results to this file, too (-J FILE is the same)");
 
 namespace dmuond::bench {
 namespace {
@@ -96,16 +88,14 @@ absl::Status CalmSteps(json& results) {
 }
 
 absl::Status Snapshots(json& results) {
-  const int threads = absl::GetFlag(FLAGS_threads) > 0
-                          ? absl::GetFlag(FLAGS_threads)
-                          : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
+  const int threads = ThreadsOr(absl::GetFlag(FLAGS_threads));
   std::printf("#\n# snapshots beside steps; the sum of all steps that one was made beside\n");
   std::printf("#%10s %10s %10s %12s %8s %12s %12s %8s\n", "model", "state (GB)", "snapshots",
               "takes (s)", "steps", "sum (s)", "calm (s)", "ratio");
   const double bytes = absl::GetFlag(FLAGS_gigabytes) * 1e9;
-  Model matrices{.rows = 512, .cols = 2048, .matrices = 1};
+  Model matrices{.rows = 512, .cols = 2048};
   matrices.matrices = std::max(1, static_cast<int>(bytes / static_cast<double>(8 * 512 * 2048)));
-  const Model vector{.matrices = 0, .vector = static_cast<int64_t>(bytes / 12)};
+  const Model vector{.vector = static_cast<int64_t>(bytes / 12)};
   for (const auto& [name, model] : {std::pair("matrices", matrices), std::pair("adamw", vector)}) {
     if (!Contains(absl::GetFlag(FLAGS_models), name)) continue;
     const auto beside = SnapshotsBesideSteps(model, threads, absl::GetFlag(FLAGS_snapshots));
@@ -134,42 +124,21 @@ absl::Status Snapshots(json& results) {
   return absl::OkStatus();
 }
 
-int Main() {
-  double load = 0;
-  ::getloadavg(&load, 1);
-  std::printf("# dmuond recovery_bench, built with g++ %s, %ld cores, load before: %.2f\n",
-              __VERSION__, ::sysconf(_SC_NPROCESSORS_ONLN), load);
-  json results = {{"cores", ::sysconf(_SC_NPROCESSORS_ONLN)}, {"load_before", load}};
+absl::Status Measure(json& results) {
   absl::Status status;
   if (Wanted("kills")) status = Kills(results);
   if (status.ok() && Wanted("calm")) status = CalmSteps(results);
   if (status.ok() && Wanted("snapshot")) status = Snapshots(results);
-  if (!status.ok()) {
-    std::cerr << status << "\n";
-    return 1;
-  }
-  const std::string path = absl::GetFlag(FLAGS_json);
-  if (path.empty()) return 0;
-  std::ofstream file(path);
-  file << results.dump(2) << "\n";
-  return file ? 0 : 1;
+  return status;
 }
 
 }  // namespace
 }  // namespace dmuond::bench
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("measures what it costs a job to survive");
-  // nccl-tests' spelling.
-  static char json_flag[] = "--json";
-  for (int i = 1; i < argc; ++i) {
-    if (std::string(argv[i]) == "-J") argv[i] = json_flag;
-  }
-  absl::ParseCommandLine(argc, argv);
-  if (dmuond::bench::IsTrainer()) {
-    const absl::Status status = dmuond::bench::RunTrainer();
-    if (!status.ok()) std::cerr << "trainer: " << status << "\n";
-    return status.ok() ? 0 : 1;
-  }
-  return dmuond::bench::Main();
+  return dmuond::bench::RunProgram({.name = "recovery_bench",
+                                    .usage = "measures what it costs a job to survive",
+                                    .measure = dmuond::bench::Measure,
+                                    .train = dmuond::bench::RunTrainer},
+                                   argc, argv);
 }

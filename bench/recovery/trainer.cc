@@ -2,7 +2,6 @@
 
 #include <ctime>
 #include <fstream>
-#include <span>
 #include <thread>
 #include <utility>
 
@@ -10,13 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/client/session.h"
 
-ABSL_FLAG(int32_t, trainer_rank, -1, "internal: be this trainer");
-ABSL_FLAG(int32_t, trainers, 1, "internal");
-ABSL_FLAG(std::string, address, "", "internal: the daemon's socket");
-ABSL_FLAG(int64_t, rows, 1, "internal");
-ABSL_FLAG(int64_t, cols, 1, "internal");
-ABSL_FLAG(int32_t, matrices, 0, "internal");
-ABSL_FLAG(int64_t, vector, 0, "internal");
 ABSL_FLAG(bool, resume, false, "internal: take a dead trainer's place");
 ABSL_FLAG(int64_t, last_step, 0, "internal");
 ABSL_FLAG(int64_t, trainer_state_bytes, 0, "internal");
@@ -25,39 +17,11 @@ ABSL_FLAG(std::string, log, "", "internal: where it writes what it does");
 namespace dmuond::bench {
 namespace {
 
-using client::LayoutBuilder;
 using client::Outcome;
 using client::Resume;
-using client::Route;
 using client::Session;
 
 constexpr std::chrono::seconds kPatience{60};
-
-absl::StatusOr<client::Layout> MakeLayout(const Model& model, int trainers) {
-  LayoutBuilder builder(trainers);
-  for (int i = 0; i < model.matrices; ++i) {
-    builder.Add({.name = absl::StrCat("matrix", i), .shape = {model.rows, model.cols}});
-  }
-  if (model.vector > 0) {
-    builder.Add({.name = "vector", .shape = {model.vector}, .route = Route::kAdamW});
-  }
-  return builder.Build();
-}
-
-void Fill(std::span<float> values, uint32_t seed) {
-  uint32_t state = seed;
-  for (float& value : values) {
-    state = state * 1664525U + 1013904223U;
-    value = static_cast<float>(static_cast<int32_t>(state)) * 1e-11F;
-  }
-}
-
-void FillGradients(Session& session, size_t parameters, int32_t rank) {
-  for (size_t i = 0; i < parameters; ++i) {
-    const auto index = static_cast<int32_t>(i);
-    Fill(session.Gradient<float>(index), 1000 + index + rank);
-  }
-}
 
 class Log {
  public:
@@ -87,11 +51,9 @@ absl::Status Train(const TrainerOptions& options, Log& log) {
   if (auto registered = session.Register(*layout); !registered.ok()) return registered.status();
   if (absl::Status status = session.Attach(); !status.ok()) return status;
   log.Write({opening, Now(), session.last_committed_step(), Record::Kind::kSession});
-  FillGradients(session, layout->parameters.size(), options.rank);
+  FillGradients(session, options.model, options.rank);
   if (!session.has_state()) {
-    for (size_t i = 0; i < layout->parameters.size(); ++i) {
-      Fill(session.Weight<float>(static_cast<int32_t>(i)), i);
-    }
+    FillWeights(session, options.model);
     if (absl::Status status = session.Push(); !status.ok()) return status;
   }
   const client::StepScalars scalars{.groups = {{.learning_rate = 1e-3}}};
@@ -103,7 +65,7 @@ absl::Status Train(const TrainerOptions& options, Log& log) {
     const bool committed = outcome->kind == Outcome::Kind::kCommitted;
     log.Write(
         {begin, Now(), outcome->step, committed ? Record::Kind::kCommitted : Record::Kind::kOther});
-    if (outcome->fresh_memory) FillGradients(session, layout->parameters.size(), options.rank);
+    if (outcome->fresh_memory) FillGradients(session, options.model, options.rank);
   }
   return session.Close();
 }
@@ -117,16 +79,13 @@ int64_t Now() {
 }
 
 absl::StatusOr<Trainer> Trainer::Start(const TrainerOptions& options, const std::string& log) {
-  auto process = testing::ChildProcess::Start(
-      "recovery_bench",
-      {absl::StrCat("--trainer_rank=", options.rank), absl::StrCat("--trainers=", options.trainers),
-       "--address=" + options.address, absl::StrCat("--rows=", options.model.rows),
-       absl::StrCat("--cols=", options.model.cols),
-       absl::StrCat("--matrices=", options.model.matrices),
-       absl::StrCat("--vector=", options.model.vector),
-       absl::StrCat("--resume=", options.resume ? "true" : "false"),
-       absl::StrCat("--last_step=", options.steps),
-       absl::StrCat("--trainer_state_bytes=", options.trainer_state_bytes), "--log=" + log});
+  std::vector<std::string> flags =
+      TrainerFlags(options.rank, options.trainers, options.address, options.model);
+  flags.push_back(absl::StrCat("--resume=", options.resume ? "true" : "false"));
+  flags.push_back(absl::StrCat("--last_step=", options.steps));
+  flags.push_back(absl::StrCat("--trainer_state_bytes=", options.trainer_state_bytes));
+  flags.push_back("--log=" + log);
+  auto process = testing::ChildProcess::Start("recovery_bench", std::move(flags));
   if (!process.ok()) return process.status();
   return Trainer(*std::move(process), log);
 }
@@ -170,17 +129,12 @@ absl::StatusOr<Record> Trainer::WaitForSession() const {
   return Missing("session");
 }
 
-bool IsTrainer() { return absl::GetFlag(FLAGS_trainer_rank) >= 0; }
-
-absl::Status RunTrainer() {
+absl::Status RunTrainer(int32_t rank) {
   Log log(absl::GetFlag(FLAGS_log));
-  return Train({.address = absl::GetFlag(FLAGS_address),
-                .rank = absl::GetFlag(FLAGS_trainer_rank),
-                .trainers = absl::GetFlag(FLAGS_trainers),
-                .model = {.rows = absl::GetFlag(FLAGS_rows),
-                          .cols = absl::GetFlag(FLAGS_cols),
-                          .matrices = absl::GetFlag(FLAGS_matrices),
-                          .vector = absl::GetFlag(FLAGS_vector)},
+  return Train({.address = AddressOfFlags(),
+                .rank = rank,
+                .trainers = TrainersOfFlags(),
+                .model = ModelOfFlags(),
                 .resume = absl::GetFlag(FLAGS_resume),
                 .steps = absl::GetFlag(FLAGS_last_step),
                 .trainer_state_bytes = absl::GetFlag(FLAGS_trainer_state_bytes)},

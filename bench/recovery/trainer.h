@@ -11,20 +11,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "bench/common/model.h"
 #include "tests/client/daemon_process.h"
 
 namespace dmuond::bench {
-
-// What is trained.
-struct Model {
-  int64_t rows = 64;  // of each matrix
-  int64_t cols = 64;
-  int matrices = 4;    // on Muon
-  int64_t vector = 0;  // elements of one AdamW parameter beside them
-
-  // Of the optimizer: master and momentum, or master and two moments, in fp32.
-  [[nodiscard]] int64_t state_bytes() const { return (rows * cols * matrices * 8) + (vector * 12); }
-};
 
 // Nanoseconds of CLOCK_MONOTONIC, the same in all processes.
 [[nodiscard]] int64_t Now();
@@ -43,7 +33,7 @@ struct TrainerOptions {
   std::string address;
   int32_t rank = 0;
   int32_t trainers = 1;
-  Model model;
+  Model model{.matrices = 4};
   bool resume = false;
   int64_t steps = 0;  // committed, then it leaves; 0: it never does
   int64_t trainer_state_bytes = 0;
@@ -70,9 +60,8 @@ class Trainer {
   std::string log_;
 };
 
-// Whether this process was started as a trainer, and its whole work.
-[[nodiscard]] bool IsTrainer();
-[[nodiscard]] absl::Status RunTrainer();
+// A trainer's whole work.
+[[nodiscard]] absl::Status RunTrainer(int32_t rank);
 
 }  // namespace dmuond::bench
 

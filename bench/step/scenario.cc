@@ -13,13 +13,6 @@
 #include "nlohmann/json.hpp"
 #include "tests/client/daemon_process.h"
 
-// What a trainer process is told by the one that started it.
-ABSL_FLAG(int32_t, trainer_rank, -1, "internal: be this trainer");
-ABSL_FLAG(int32_t, trainers, 1, "internal");
-ABSL_FLAG(std::string, address, "", "internal: the daemon's socket");
-ABSL_FLAG(int64_t, rows, 1, "internal");
-ABSL_FLAG(int64_t, cols, 1, "internal");
-ABSL_FLAG(int32_t, matrices, 0, "internal");
 ABSL_FLAG(int32_t, warmup, 1, "internal");
 ABSL_FLAG(int32_t, measured, 1, "internal: steps");
 ABSL_FLAG(std::string, results, "", "internal: where rank 0 writes what it measured");
@@ -28,31 +21,9 @@ namespace dmuond::bench {
 namespace {
 
 using client::Layout;
-using client::LayoutBuilder;
-using client::Route;
 using client::Session;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
-
-absl::StatusOr<Layout> MakeLayout(const Scenario& scenario) {
-  LayoutBuilder builder(scenario.trainers);
-  if (scenario.matrices == 0) {
-    builder.Add(
-        {.name = "vector", .shape = {scenario.rows * scenario.cols}, .route = Route::kAdamW});
-  }
-  for (int i = 0; i < scenario.matrices; ++i) {
-    builder.Add({.name = absl::StrCat("matrix", i), .shape = {scenario.rows, scenario.cols}});
-  }
-  return builder.Build();
-}
-
-void Fill(std::span<float> values, uint32_t seed) {
-  uint32_t state = seed;
-  for (float& value : values) {
-    state = state * 1664525U + 1013904223U;
-    value = static_cast<float>(static_cast<int32_t>(state)) * 1e-11F;
-  }
-}
 
 json ToJson(const client::StepTiming& timing) {
   return {{"collect_us", timing.collect_us}, {"decide_us", timing.decide_us},
@@ -76,7 +47,7 @@ client::StepTiming TimingFromJson(const json& timing) {
 }
 
 absl::StatusOr<json> Train(const Scenario& scenario, const std::string& address, int32_t rank) {
-  absl::StatusOr<Layout> layout = MakeLayout(scenario);
+  absl::StatusOr<Layout> layout = MakeLayout(scenario.model, scenario.trainers);
   if (!layout.ok()) return layout.status();
   absl::StatusOr<std::unique_ptr<Session>> session =
       Session::Open({.address = address, .rank = rank, .world_size = scenario.trainers});
@@ -85,11 +56,8 @@ absl::StatusOr<json> Train(const Scenario& scenario, const std::string& address,
     return registered.status();
   }
   if (absl::Status status = (*session)->Attach(); !status.ok()) return status;
-  for (size_t i = 0; i < layout->parameters.size(); ++i) {
-    const auto index = static_cast<int32_t>(i);
-    Fill((*session)->Weight<float>(index), index);
-    Fill((*session)->Gradient<float>(index), 1000 + index + rank);
-  }
+  FillWeights(**session, scenario.model);
+  FillGradients(**session, scenario.model, rank);
   if (absl::Status status = (*session)->Push(); !status.ok()) return status;
   const client::StepScalars scalars{.groups = {{.learning_rate = 1e-3}}};
   json measured;
@@ -127,17 +95,12 @@ double Measured::Percentile(double q) const {
   return step_us[std::min(index, step_us.size() - 1)];
 }
 
-bool IsTrainer() { return absl::GetFlag(FLAGS_trainer_rank) >= 0; }
-
-absl::Status RunTrainer() {
-  const int32_t rank = absl::GetFlag(FLAGS_trainer_rank);
-  const Scenario scenario{.rows = absl::GetFlag(FLAGS_rows),
-                          .cols = absl::GetFlag(FLAGS_cols),
-                          .matrices = absl::GetFlag(FLAGS_matrices),
-                          .trainers = absl::GetFlag(FLAGS_trainers),
+absl::Status RunTrainer(int32_t rank) {
+  const Scenario scenario{.model = ModelOfFlags(),
+                          .trainers = TrainersOfFlags(),
                           .steps = absl::GetFlag(FLAGS_measured),
                           .warmup = absl::GetFlag(FLAGS_warmup)};
-  absl::StatusOr<json> measured = Train(scenario, absl::GetFlag(FLAGS_address), rank);
+  absl::StatusOr<json> measured = Train(scenario, AddressOfFlags(), rank);
   if (!measured.ok()) return measured.status();
   if (rank != 0) return absl::OkStatus();
   std::ofstream file(absl::GetFlag(FLAGS_results));
@@ -154,13 +117,12 @@ absl::StatusOr<Measured> Run(const Scenario& scenario) {
   const std::string results = absl::StrCat((*daemon)->address(), ".results");
   std::vector<std::unique_ptr<testing::ChildProcess>> trainers;
   for (int32_t rank = 0; rank < scenario.trainers; ++rank) {
-    auto trainer = testing::ChildProcess::Start(
-        "step_bench",
-        {absl::StrCat("--trainer_rank=", rank), absl::StrCat("--trainers=", scenario.trainers),
-         absl::StrCat("--address=", (*daemon)->address()), absl::StrCat("--rows=", scenario.rows),
-         absl::StrCat("--cols=", scenario.cols), absl::StrCat("--matrices=", scenario.matrices),
-         absl::StrCat("--warmup=", scenario.warmup), absl::StrCat("--measured=", scenario.steps),
-         absl::StrCat("--results=", results)});
+    std::vector<std::string> flags =
+        TrainerFlags(rank, scenario.trainers, (*daemon)->address(), scenario.model);
+    flags.push_back(absl::StrCat("--warmup=", scenario.warmup));
+    flags.push_back(absl::StrCat("--measured=", scenario.steps));
+    flags.push_back(absl::StrCat("--results=", results));
+    auto trainer = testing::ChildProcess::Start("step_bench", std::move(flags));
     if (!trainer.ok()) return trainer.status();
     trainers.push_back(*std::move(trainer));
   }

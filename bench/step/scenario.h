@@ -9,22 +9,19 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "bench/common/model.h"
 #include "dmuond/client/types.h"
 
 namespace dmuond::bench {
 
 struct Scenario {
   std::string name;
-  int64_t rows = 0;  // of each matrix
-  int64_t cols = 0;
-  int matrices = 0;  // on Muon; 0: one AdamW parameter of rows * cols elements
+  Model model;
   int trainers = 1;
   int lanes = 1;
   int threads = 1;  // of each lane
   int steps = 1;    // measured
   int warmup = 1;
-
-  [[nodiscard]] int64_t parameters() const { return rows * cols * (matrices == 0 ? 1 : matrices); }
 };
 
 struct Measured {
@@ -35,9 +32,8 @@ struct Measured {
 
 [[nodiscard]] absl::StatusOr<Measured> Run(const Scenario& scenario);
 
-// Whether this process was started as a trainer, and its whole work.
-[[nodiscard]] bool IsTrainer();
-[[nodiscard]] absl::Status RunTrainer();
+// A trainer's whole work.
+[[nodiscard]] absl::Status RunTrainer(int32_t rank);
 
 }  // namespace dmuond::bench
 

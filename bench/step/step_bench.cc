@@ -1,28 +1,22 @@
 // Steps from end to end, with real processes: `control` is what a step costs when there is nothing
 // to compute, `model` is a step on about 50 million parameters beside the bare matrix products that
 // it needs, and its collecting and publishing beside a plain memcpy.
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
-#include <iostream>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/strings/match.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/str_cat.h"
+#include "bench/common/program.h"
 #include "bench/step/baselines.h"
 #include "bench/step/scenario.h"
 #include "kernels/cpu/core_type.h"
 #include "nlohmann/json.hpp"
 
-ABSL_FLAG(std::string, json, "", "write the results to this file, too (-J FILE is the same)");
 ABSL_FLAG(int32_t, steps, 2000, "measured steps of `control`");
 ABSL_FLAG(int32_t, model_steps, 3, "measured steps of `model`; 0: leave it out");
 ABSL_FLAG(int32_t, threads, 0, "threads of the lane in `model`; 0: one per core");
@@ -32,30 +26,7 @@ namespace {
 
 using nlohmann::json;
 
-std::string CpuName() {
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    if (absl::StartsWith(line, "model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown processor";
-}
-
-void PrintHeader(json& results) {
-  utsname system{};
-  ::uname(&system);
-  double load = 0;
-  ::getloadavg(&load, 1);
-  const char* core_type = std::getenv(kernels::cpu::kCoreTypeVariable);
-  results["machine"] = {{"cpu", CpuName()},
-                        {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
-                        {"kernel", system.release},
-                        {"core_type", core_type == nullptr ? "" : core_type},
-                        {"load_before", load}};
-  std::printf("# dmuond step_bench, built with g++ %s\n", __VERSION__);
-  std::printf("# %s, %ld cores, Linux %s, OpenBLAS core type %s, load before: %.2f\n",
-              CpuName().c_str(), ::sysconf(_SC_NPROCESSORS_ONLN), system.release,
-              core_type == nullptr ? "its own choice" : core_type, load);
+void PrintHeader() {
   std::printf(
       "# A step is from Step() until the new weights lie in the trainer's arena, rank 0.\n");
   std::printf("#\n#%9s %12s %8s %5s %7s %6s %12s %12s %12s\n", "name", "parameters", "trainers",
@@ -66,12 +37,12 @@ void PrintHeader(json& results) {
 
 void PrintRow(const Scenario& scenario, const Measured& measured, json& results) {
   std::printf("%10s %12lld %8d %5d %7d %6d %12.1f %12.1f %12.1f\n", scenario.name.c_str(),
-              static_cast<long long>(scenario.parameters()),  // NOLINT(google-runtime-int)
+              static_cast<long long>(scenario.model.parameters()),  // NOLINT(google-runtime-int)
               scenario.trainers, scenario.lanes, scenario.threads, scenario.steps,
               measured.Percentile(0.5), measured.Percentile(0.99), measured.step_us.front());
   std::fflush(stdout);
   results["steps"].push_back({{"name", scenario.name},
-                              {"parameters", scenario.parameters()},
+                              {"parameters", scenario.model.parameters()},
                               {"trainers", scenario.trainers},
                               {"lanes", scenario.lanes},
                               {"threads", scenario.threads},
@@ -110,7 +81,7 @@ void CompareMemory(const Scenario& scenario, const Measured& measured, json& res
     collect_us = std::min(collect_us, timing.collect_us);
     norm_us = std::min(norm_us, timing.norm_us);
   }
-  const int64_t bytes = scenario.parameters() * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = scenario.model.parameters() * static_cast<int64_t>(sizeof(float));
   const double memcpy_gbs = 2 * MemcpyBytesPerSecond(bytes, scenario.threads, /*repeats=*/30) / 1e9;
   const std::string name = scenario.name + ": ";
   Compare((name + "sums of gradients, with norms").c_str(), sum_gbs, "GB/s", "memcpy, same threads",
@@ -127,49 +98,42 @@ void CompareMemory(const Scenario& scenario, const Measured& measured, json& res
 }
 
 void CompareProducts(const Scenario& scenario, const Measured& measured, json& results) {
-  const double products = ProductSeconds(scenario.rows, scenario.cols, scenario.matrices,
-                                         scenario.threads, /*repeats=*/3);
+  const double products = ProductSeconds(scenario.model.rows, scenario.model.cols,
+                                         scenario.model.matrices, scenario.threads, /*repeats=*/3);
   Compare("model: least step", measured.step_us.front() / 1e6, "s",
           "bare matrix products (OpenBLAS)", products, results);
 }
 
-int Main() {
-  json results;
-  PrintHeader(results);
-  const int threads = absl::GetFlag(FLAGS_threads) > 0
-                          ? absl::GetFlag(FLAGS_threads)
-                          : static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN));
-  std::vector<Scenario> scenarios = {
-      {.name = "control",
-       .rows = 1,
-       .cols = 1,
-       .trainers = 2,
-       .steps = absl::GetFlag(FLAGS_steps),
-       .warmup = 200},
-      {.name = "copies", .rows = 1024, .cols = 4096, .threads = threads, .steps = 20, .warmup = 2}};
+absl::Status Measure(json& results) {
+  PrintHeader();
+  const int threads = ThreadsOr(absl::GetFlag(FLAGS_threads));
+  std::vector<Scenario> scenarios = {{.name = "control",
+                                      .model = {.vector = 1},
+                                      .trainers = 2,
+                                      .steps = absl::GetFlag(FLAGS_steps),
+                                      .warmup = 200},
+                                     {.name = "copies",
+                                      .model = {.vector = 1024 * 4096},
+                                      .threads = threads,
+                                      .steps = 20,
+                                      .warmup = 2}};
   if (absl::GetFlag(FLAGS_model_steps) > 0) {
     scenarios.push_back({.name = "model",
-                         .rows = 512,
-                         .cols = 2048,
-                         .matrices = 48,
+                         .model = {.rows = 512, .cols = 2048, .matrices = 48},
                          .threads = threads,
                          .steps = absl::GetFlag(FLAGS_model_steps)});
   }
   for (const Scenario& scenario : scenarios) {
     const absl::StatusOr<Measured> measured = Run(scenario);
     if (!measured.ok()) {
-      std::cerr << scenario.name << ": " << measured.status() << "\n";
-      return 1;
+      return absl::Status(measured.status().code(),
+                          absl::StrCat(scenario.name, ": ", measured.status().message()));
     }
     PrintRow(scenario, *measured, results);
     if (scenario.name != "control") CompareMemory(scenario, *measured, results);
-    if (scenario.matrices > 0) CompareProducts(scenario, *measured, results);
+    if (scenario.model.matrices > 0) CompareProducts(scenario, *measured, results);
   }
-  const std::string path = absl::GetFlag(FLAGS_json);
-  if (path.empty()) return 0;
-  std::ofstream file(path);
-  file << results.dump(2) << "\n";
-  return file ? 0 : 1;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -185,17 +149,9 @@ int main(int argc, char** argv) {
     if (!core_type.empty()) ::setenv(dmuond::kernels::cpu::kCoreTypeVariable, core_type.c_str(), 0);
     ::execv("/proc/self/exe", argv);
   }
-  absl::SetProgramUsageMessage("measures whole steps through a dmuond of its own");
-  // nccl-tests' spelling.
-  static char json_flag[] = "--json";
-  for (int i = 1; i < argc; ++i) {
-    if (std::string(argv[i]) == "-J") argv[i] = json_flag;
-  }
-  absl::ParseCommandLine(argc, argv);
-  if (dmuond::bench::IsTrainer()) {
-    const absl::Status status = dmuond::bench::RunTrainer();
-    if (!status.ok()) std::cerr << "trainer: " << status << "\n";
-    return status.ok() ? 0 : 1;
-  }
-  return dmuond::bench::Main();
+  return dmuond::bench::RunProgram({.name = "step_bench",
+                                    .usage = "measures whole steps through a dmuond of its own",
+                                    .measure = dmuond::bench::Measure,
+                                    .train = dmuond::bench::RunTrainer},
+                                   argc, argv);
 }

@@ -20,6 +20,7 @@
 #include "server/ctl/connection.h"
 #include "server/ctl/table.h"
 #include "server/daemon/socket_dir.h"
+#include "server/version.h"
 
 namespace dmuond::server::ctl {
 namespace {
@@ -177,9 +178,9 @@ std::vector<Finding> CheckDaemon(const std::string& socket, absl::Duration timeo
   Finding daemon{.what = "daemon",
                  .detail = absl::StrCat("version ", status->version(), ", up ",
                                         HumanSeconds(status->uptime_s()))};
-  if (status->version() != DMUOND_VERSION) {
+  if (status->version() != kBuildVersion) {
     daemon.verdict = Verdict::kWarn;
-    absl::StrAppend(&daemon.detail, ", dmuonctl is ", DMUOND_VERSION);
+    absl::StrAppend(&daemon.detail, ", dmuonctl is ", kBuildVersion);
     daemon.remedy = "restart the daemon with the installed version";
   }
   return {daemon, CheckGroup(*status), CheckLanes(*status), CheckAttach(socket, timeout)};

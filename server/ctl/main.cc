@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "server/ctl/command.h"
 #include "server/ctl/connection.h"
+#include "server/version.h"
 
 ABSL_FLAG(std::string, address, "",
           "the daemon's socket; empty: $DMUOND_ADDRESS, else where dmuond serves by default");
@@ -87,7 +88,7 @@ void SetUsage() {
   usage.contains_helpshort_flags = ours;
   usage.contains_help_flags = ours;
   usage.contains_helppackage_flags = ours;
-  usage.version_string = [] { return std::string("dmuonctl " DMUOND_VERSION "\n"); };
+  usage.version_string = [] { return absl::StrCat("dmuonctl ", server::kBuildVersion, "\n"); };
   absl::SetFlagsUsageConfig(usage);
 }
 

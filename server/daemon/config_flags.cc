@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
+#include "server/version.h"
 
 namespace {
 
@@ -122,7 +123,7 @@ bool SetUsage() {
   usage.contains_helpshort_flags = ours;
   usage.contains_help_flags = ours;
   usage.contains_helppackage_flags = ours;
-  usage.version_string = [] { return std::string("dmuond " DMUOND_VERSION "\n"); };
+  usage.version_string = [] { return absl::StrCat("dmuond ", kBuildVersion, "\n"); };
   absl::SetFlagsUsageConfig(usage);
   return true;
 }

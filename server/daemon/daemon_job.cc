@@ -8,10 +8,10 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
-#include "server/daemon/version.h"
 #include "server/lane/publish_board.h"
 #include "server/lane/state_table.h"
 #include "server/plan_summary.h"
+#include "server/version.h"
 
 namespace dmuond::server {
 namespace {
@@ -172,6 +172,7 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
   job_->memory.reset();
   job_->plan.reset();
   job_->inputs.reset();
+  job_->wire.Clear();
   mutex_.Changed();
 }
 

@@ -11,7 +11,7 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
-#include "server/daemon/version.h"
+#include "server/version.h"
 
 namespace dmuond::server {
 

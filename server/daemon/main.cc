@@ -30,8 +30,8 @@
 #include "server/daemon/peers.h"
 #include "server/daemon/services.h"
 #include "server/daemon/socket_dir.h"
-#include "server/daemon/version.h"
 #include "server/storage/posix_storage.h"
+#include "server/version.h"
 
 namespace dmuond::server {
 namespace {

@@ -23,8 +23,8 @@
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
 #include "server/daemon/peer_credentials.h"
-#include "server/daemon/version.h"
 #include "server/storage/shared_directory.h"
+#include "server/version.h"
 
 namespace dmuond::server {
 namespace {

@@ -43,6 +43,11 @@ def test_a_step_changes_the_weights_in_the_arena(address):
     trainer.session.close()
 
 
+def test_client_and_daemon_are_of_one_version(address):
+    with dmuond.Session(address, rank=0, world_size=1) as session:
+        assert session.server == f"dmuond {dmuond.__version__}"
+
+
 def test_arenas_outlive_their_session(address):
     trainer = trainer_of(address)
     weight = trainer.weights[0]

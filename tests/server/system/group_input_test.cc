@@ -12,7 +12,7 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "server/daemon/errors.h"
-#include "server/daemon/version.h"
+#include "server/version.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/expect_error.h"
