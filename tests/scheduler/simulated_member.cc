@@ -60,7 +60,7 @@ void SimulatedMember::Broken() {
   epoch_ = 0;
   if (!job_) return;
   // One that goes back begins to do so again when the group has formed.
-  if ((!steps_ && !job_->restore) || !simulation_.options.lingers) {
+  if ((!steps_ && !job_->rolled_back) || !simulation_.options.lingers) {
     Abandon(Unavailable("PEER_LOST"));
   }
 }
@@ -102,9 +102,9 @@ void SimulatedMember::LaneDies(LaneIndex rail) {
 // ---- steps ----
 
 void SimulatedMember::BeginSteps(StepId last_committed) {
-  if (!steps_) {
-    steps_.emplace(ranks_, simulation_.world.inputs.lanes_per_node, last_committed);
-  }
+  if (steps_) return;
+  steps_.emplace(ranks_, simulation_.world.inputs.lanes_per_node, last_committed);
+  job_->rolled_back = false;
 }
 
 void SimulatedMember::Handle(const CoordinatorAction& action) {
@@ -277,12 +277,18 @@ void SimulatedMember::HandleRefused() {
   for (SimulatedLane& lane : lanes_) lane.Die();
   EndCopy(false);
   job_->has_plan = job_->restored = false;
+  job_->restore.reset();
 }
 
 void SimulatedMember::HandleRollBack(uint32_t epoch, const SnapshotId& to) {
   epoch_ = epoch;
   if (job_ && !job_->failed.ok()) return TellPlanFailed();
-  if (!job_ || !job_->has_plan) return HandlePlan(to);
+  if (!job_ || !job_->has_plan) {
+    HandlePlan(to);
+    job_->rolled_back = true;
+    return;
+  }
+  job_->rolled_back = true;
   for (auto& [rank, session] : sessions_) {
     if (session.attached) {
       session.must_acknowledge = to.step;

@@ -42,6 +42,7 @@ struct JobOfMember {
   bool restored = false;
   bool reforming = false;
   bool forget_state = false;
+  bool rolled_back = false;  // and no attempt has been opened since
   bool abandoned = false;
   absl::Status failed;
   std::optional<SnapshotId> resume;   // what was found when the job began here
