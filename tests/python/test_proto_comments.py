@@ -1,4 +1,4 @@
-"""The wire contract explains itself: every field and value has a comment."""
+"""The wire contract explains itself: every call, field and value has a comment."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,8 @@ import pytest
 
 PROTOS = sorted((Path(__file__).resolve().parents[2] / "proto" / "dmuond" / "v1").glob("*.proto"))
 FIELD = re.compile(r"\s+(?:[\w.<>, ]+ )?(\w+)\s*=\s*\d+;\s*(//.*)?$")
+
+CALL = re.compile(r"\s+rpc (\w+)\(")
 
 
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.stem)
@@ -21,3 +23,14 @@ def test_every_field_has_a_comment(path: Path) -> None:
         if not match.group(2) and not lines[at - 1].strip().startswith("//")
     ]
     assert bare == []
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PROTOS if "\nservice " in p.read_text()], ids=lambda p: p.stem
+)
+def test_every_call_has_a_comment(path: Path) -> None:
+    """On the line before it."""
+    lines = path.read_text().splitlines()
+    calls = [(at, match) for at, line in enumerate(lines) if (match := CALL.match(line))]
+    assert calls, "the pattern no longer finds calls"
+    assert [m.group(1) for at, m in calls if not lines[at - 1].strip().startswith("//")] == []

@@ -40,11 +40,25 @@ base_python() {
   die "no Python 3.10 or newer with the venv module found; set DMUOND_PYTHON"
 }
 
+# Whether this Python has a torch that the client works with.
+has_usable_torch() { # PYTHON
+  "$1" - <<'PY'
+import re, sys
+from importlib import metadata
+try:
+    found = re.match(r"(\d+)\.(\d+)", metadata.version("torch"))
+except metadata.PackageNotFoundError:
+    found = None
+sys.exit(found is None or tuple(map(int, found.groups())) < (2, 9))
+PY
+}
+
 make_venv() {
   local base options=()
   base=$(base_python)
-  # A torch of the machine (an NVIDIA container's, say) is used rather than downloaded again.
-  if "$base" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; then
+  # A torch of the machine (an NVIDIA container's, say) is used rather than downloaded again, unless it
+  # is too old: Debian 12's own is 1.13, and would stand in the way of the right one.
+  if has_usable_torch "$base"; then
     options=(--system-site-packages)
   fi
   say "making the Python environment .venv with $base ${options[*]}"

@@ -4,7 +4,7 @@ Usage: tidy.py --build DIR [--jobs N] [--changed] [--minutes M]
 
 With --changed only files that the last 20 commits touched are checked (and, for a touched header,
 the source file of the same name or else one that includes it). --minutes bounds the time: newest
-changes go first, and what was not reached is said. Exits 1 when clang-tidy found something.
+changes go first. Exits 1 when clang-tidy found something, or did not reach a file, which is named.
 
 A file that was clean is remembered, by everything that it includes and the configuration, in the
 user's cache directory, and not checked again until one of these changes.
@@ -156,25 +156,31 @@ def main() -> int:
         sources = changed_sources(sources)
     clean_files = CleanFiles(database)
     deadline = time.monotonic() + args.minutes * 60
-    dirty = unreached = 0
+    dirty = 0
+    unreached: list[Path] = []
 
     def check_in_time(source: Path):
         return check(source, database, clean_files) if time.monotonic() < deadline else None
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for number, result in enumerate(pool.map(check_in_time, sources), 1):
+        for number, (source, result) in enumerate(
+            zip(sources, pool.map(check_in_time, sources), strict=True), 1
+        ):
             if result is None:
-                unreached += 1
+                unreached.append(source)
                 continue
-            source, clean, text, seconds = result
+            _, clean, text, seconds = result
             print(f"[{number}/{len(sources)}] {source} {seconds:.0f} s", flush=True)
             if not clean:
                 dirty += 1
                 print(text, flush=True)
-    if unreached:
-        print(f"clang-tidy: {unreached} files not reached in {args.minutes:g} minutes")
-    print(f"clang-tidy: {len(sources) - unreached} files checked, {dirty} with findings")
-    return 1 if dirty else 0
+    for source in unreached:
+        print(f"not reached in {args.minutes:g} minutes: {source}")
+    print(
+        f"clang-tidy: {len(sources) - len(unreached)} files checked, {dirty} with findings, "
+        f"{len(unreached)} not reached"
+    )
+    return 1 if dirty or unreached else 0
 
 
 if __name__ == "__main__":

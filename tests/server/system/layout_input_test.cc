@@ -5,7 +5,7 @@
 // The other rows: session_input_test.cc (sessions, buffers), step_input_test.cc (steps, scalars,
 // sizes), startup_input_test.cc (sockets, ports, directories), group_input_test.cc (daemons of one
 // group). A weight that was changed from outside and not pushed is seen by the torch client:
-// tests/python/test_torch_habits.py, test_weights_changed_by_hand_are_refused_by_name_….
+// tests/python/test_torch_weights.py, test_weights_changed_by_hand_are_refused_by_name_….
 #include <functional>
 #include <memory>
 #include <string>

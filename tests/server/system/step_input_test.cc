@@ -174,7 +174,6 @@ TEST_F(StepInputTest, APushBesideAStepIsRefusedToBoth) {
   ForAll([&](int32_t rank) { EXPECT_TRUE(trainers_[rank]->Step(2).ok()); });
 }
 
-// The one call that is not sent by hand elsewhere: watched twice, cut and watched again.
 // A device's backward pass may still read the weights when the host has submitted.
 TEST_F(StepInputTest, NoWeightIsWrittenBeforeItsTrainersSubmittedWord) {
   Train(1, 1);
@@ -195,6 +194,7 @@ TEST_F(StepInputTest, NoWeightIsWrittenBeforeItsTrainersSubmittedWord) {
   EXPECT_NE(Weights(), before);
 }
 
+// The one call that is not sent by hand elsewhere: watched twice, cut and watched again.
 TEST_F(StepInputTest, AnyNumberOfWatchersSeeTheOutcomesAndChangeNone) {
   Train(1, 1);
   struct Watcher {

@@ -1,0 +1,77 @@
+"""What ./dev does besides building: its checks fail where they must."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def bash(script: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script, "bash", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(not shutil.which("clang-tidy"), reason="needs clang-tidy")
+def test_files_that_clang_tidy_did_not_reach_are_named_and_fail(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "late.cc").write_text("int late();\n")
+    build = tmp_path / "build"
+    build.mkdir()
+    entry = {"directory": str(tmp_path), "file": "late.cc", "command": "c++ -o late.o -c late.cc"}
+    (build / "compile_commands.json").write_text(json.dumps([entry]))
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/dev/tidy.py", "--build", build, "--minutes", "0"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "not reached in 0 minutes: late.cc" in done.stdout
+
+
+USES_A_LOCK = """
+namespace absl { inline namespace lts_20220623 { class Mutex { public: void Lock(); }; } }
+void Use(absl::Mutex& mutex) { mutex.Lock(); }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a compiler")
+@pytest.mark.parametrize(
+    ("source", "good"), [(USES_A_LOCK, False), ("int Use() { return 1; }", True)]
+)
+def test_a_tsan_program_that_locks_with_abseil_is_refused(tmp_path, source, good):
+    (tmp_path / "a.cc").write_text(source)
+    library = tmp_path / "a_test"
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, tmp_path / "a.cc"], check=True)
+    done = bash(
+        'say() { echo "$*" >&2; }; . tools/dev/test.sh; check_tsan_program "$1"', str(library)
+    )
+    assert (done.returncode == 0) == good, done.stderr
+    assert ("absl::lts_20220623::Mutex::Lock()" in done.stderr) != good
+
+
+@pytest.mark.parametrize(
+    ("version", "usable"),
+    [("1.13.1", False), ("2.8.0", False), ("2.9.1+cpu", True), ("2.15.0a0", True)],
+)
+def test_a_torch_of_the_system_is_used_where_it_is_new_enough(tmp_path, version, usable):
+    info = tmp_path / f"torch-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = bash('. tools/dev/setup.sh; has_usable_torch "$1"', str(python))
+    assert (done.returncode == 0) == usable, done.stderr
