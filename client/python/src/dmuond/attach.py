@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 
+from dmuond import environment
 from dmuond._proto import attach_pb2
 from dmuond.errors import DaemonLost, Error, Unreachable
 
@@ -51,7 +52,11 @@ class AttachSocket:
             self.nonce = self._read_welcome()
         except OSError as error:
             self._socket.close()
-            raise Unreachable(f"no dmuond answers at '{path}': {error}") from error
+            raise Unreachable(
+                f"no dmuond answers at {path.removesuffix(environment.ATTACH_SUFFIX)} "
+                f"({error.strerror or error}); address= or DMUOND_ADDRESS names another, `dmuonctl "
+                "run -- COMMAND` starts one, `dmuonctl doctor` looks for the cause"
+            ) from error
         except BaseException:
             self._socket.close()
             raise

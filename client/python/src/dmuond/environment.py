@@ -10,7 +10,7 @@ from dmuond.errors import InvalidArgumentError
 
 # struct sockaddr_un has 108 bytes with the closing zero.
 _PATH_BYTES_MAX = 107
-_ATTACH_SUFFIX = ".attach"
+ATTACH_SUFFIX = ".attach"
 
 
 def socket_path(address: str | None = None) -> str:
@@ -25,9 +25,9 @@ def socket_path(address: str | None = None) -> str:
         raise InvalidArgumentError(
             f"address '{address}' is not the path of a Unix socket (unix:/path/to/dmuond.sock)"
         )
-    if len(path.encode()) + len(_ATTACH_SUFFIX) > _PATH_BYTES_MAX:
+    if len(path.encode()) + len(ATTACH_SUFFIX) > _PATH_BYTES_MAX:
         raise InvalidArgumentError(
-            f"socket path '{path}' is longer than {_PATH_BYTES_MAX - len(_ATTACH_SUFFIX)} bytes"
+            f"socket path '{path}' is longer than {_PATH_BYTES_MAX - len(ATTACH_SUFFIX)} bytes"
         )
     return path
 
@@ -38,7 +38,7 @@ def default_socket_path() -> str:
 
 
 def attach_path(path: str) -> str:
-    return path + _ATTACH_SUFFIX
+    return path + ATTACH_SUFFIX
 
 
 def integer(name: str, default: int) -> int:

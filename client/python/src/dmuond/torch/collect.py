@@ -37,8 +37,8 @@ def groups(params: Any) -> tuple[list[tuple[list[Named], dict[str, Any]]], LeftA
     """Groups of named parameters with options, and what the routing table lists besides."""
     if isinstance(params, str | Mapping) or not isinstance(params, nn.Module | Iterable):
         raise InvalidArgumentError(
-            f"params is of type {type(params).__name__}: pass the model, "
-            "model.named_parameters(), or groups"
+            f"params is of type {type(params).__name__}: pass the model, or groups; "
+            "model.named_parameters() if there is no other way"
         )
     given = params if isinstance(params, nn.Module) else list(params)
     if isinstance(given, list) and given and all(isinstance(item, dict) for item in given):
@@ -78,8 +78,9 @@ def _named(source: Any) -> list[Named]:
         for item in members
     ):
         raise InvalidArgumentError(
-            "parameters need names, for the routing table and for restarts: pass the model, or "
-            "model.named_parameters()"
+            "parameters need names, for the routing table and for restarts: pass the model. "
+            "model.named_parameters() is possible, too; embeddings and heads are told by their "
+            "names alone then"
         )
     return [Named(_clean(name), parameter) for name, parameter in members]
 

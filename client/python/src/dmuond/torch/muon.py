@@ -21,6 +21,7 @@ from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
 from dmuond.torch.early import EarlySignals
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
+from dmuond.torch.model_watch import ModelWatch
 from dmuond.torch.presets import FIXED_OPTIONS, group_config
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.slots import ShardedSlot, Slot, same_bytes
@@ -33,7 +34,8 @@ class Muon(torch.optim.Optimizer):
     """Muon on hidden matrices, AdamW on the rest, computed by the daemon of this node.
 
     params: a model, an iterable of (name, parameter), or groups: dicts whose "params" is either,
-        with options of their own.
+        with options of their own. Pass the model where you can: names alone do not tell what holds
+        a parameter, and no checkpoint that is loaded into it is seen (push_parameters() after it).
     lr: for parameters on muon. With a preset whose scale is match_rms_adamw ("dmuon",
         "moonlight") it is on AdamW's scale; Keller's 0.02 goes with preset="keller".
     adamw_lr: for parameters on adamw; default lr, and required where lr is not on AdamW's scale.
@@ -154,6 +156,7 @@ class Muon(torch.optim.Optimizer):
             allowed=early_buckets is not False,
             sharded=bool(early_buckets or max_grad_norm),
         )
+        self._watch = ModelWatch(self._slots)
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
@@ -259,6 +262,7 @@ class Muon(torch.optim.Optimizer):
             wait=not self._overlap,
         )
         self._early.after_step()
+        self._watch.after_step(absent)
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
         for slot in self._slots:
             slot.accept(changed=committed)
@@ -315,6 +319,7 @@ class Muon(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Leaves the job; the model keeps its weights. Called at the end of a script by itself."""
+        self._watch.close()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -475,17 +480,7 @@ class Muon(torch.optim.Optimizer):
         return scalars
 
     def _check_model(self) -> None:
-        for slot in self._slots:
-            named = slot.named
-            if named.module is None or isinstance(slot, ShardedSlot):
-                continue
-            if named.module._parameters.get(named.attribute) is not slot.parameter:
-                raise Error(
-                    f"'{slot.name}' of the model is no longer the parameter that was registered "
-                    "(load_state_dict(assign=True), or a wrapper applied later): make the "
-                    "optimizer "
-                    "after it"
-                )
+        self._watch.check()
         for named in self._frozen:
             if named.parameter.requires_grad and named.parameter.grad is not None:
                 raise Error(

@@ -36,6 +36,13 @@ _HEAD_NAMES = {
     "unembed",
     "unembedding",
 }
+# Of heads that only their name tells, where they are no part of a numbered block.
+_HEAD_NAMES_OUTSIDE_BLOCKS = {"out", "fc_out", "proj_out", "logits", "to_logits", "decoder"}
+_EMBEDDING = re.compile(r"embed", re.IGNORECASE)
+_EMBEDDING_PART = re.compile(r"embed|(^|_)emb(s|_|$)|^w[tp]e$", re.IGNORECASE)
+_EMBEDDING_OUTSIDE_BLOCKS = re.compile(r"^(tok|token|pos|position|vocab)_", re.IGNORECASE)
+_POSITIONS = re.compile(r"(^|[._])(pos|position|positions|positional|wpe)([._]|$)", re.IGNORECASE)
+_PASS_THE_MODEL = "by its name alone: pass the model, or route="
 _FUSED_NAMES = re.compile(r"(qkv|c_attn|in_proj_weight|query_key_value|wqkv)", re.IGNORECASE)
 
 
@@ -66,6 +73,35 @@ def matches(pattern: Pattern, name: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern)
 
 
+def _parts(named: Named) -> list[str]:
+    """Of the path, as far as the module that holds the parameter, or the bare parameter."""
+    parts = named.name.split(".")
+    return parts[:-1] if len(parts) > 1 and parts[-1] == "weight" else parts
+
+
+def _in_block(named: Named) -> bool:
+    return any(part.isdigit() for part in _parts(named))
+
+
+def _embedding_reason(named: Named) -> str:
+    """Empty: it is none. Where the module's type does not tell, the name does: fail closed."""
+    module = named.module
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "embedding"
+    if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+        return ""
+    kind = type(module).__name__
+    if module is not None and _EMBEDDING.search(kind) and named.attribute == "weight":
+        return f"embedding ({kind})"
+    parts = _parts(named)
+    looks_so = any(_EMBEDDING_PART.search(part) for part in parts) or (
+        _EMBEDDING_OUTSIDE_BLOCKS.search(parts[-1]) and not _in_block(named)
+    )
+    if not looks_so:
+        return ""
+    return f"embedding, {_PASS_THE_MODEL}" if module is None else "embedding, by its name"
+
+
 def _checked_rules(rules: Sequence[tuple[Pattern, str] | RouteCallable]) -> list:
     for rule in [rules] if isinstance(rules, str) else rules:
         pair = isinstance(rule, tuple | list) and len(rule) == 2
@@ -91,9 +127,11 @@ class Router:
     def route(self, parameters: Iterable[Named]) -> list[Routed]:
         found = list(parameters)
         self._vocabularies = {
-            named.module.num_embeddings
+            named.parameter.shape[0]
             for named in found
-            if isinstance(named.module, nn.Embedding | nn.EmbeddingBag)
+            if named.parameter.ndim == 2
+            and _embedding_reason(named)
+            and not _POSITIONS.search(named.name)
         }
         routed = [self._route_one(named) for named in found]
         self._check_all_used()
@@ -150,10 +188,10 @@ class Router:
         parameter, module = named.parameter, named.module
         if parameter.ndim < 2:
             return "adamw", "bias, norm or scalar"
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            return "adamw", "embedding"
-        if self._is_head(named):
-            return "adamw", "output head"
+        if embedding := _embedding_reason(named):
+            return "adamw", embedding
+        if head := self._head_reason(named):
+            return "adamw", head
         if isinstance(module, nn.modules.conv._ConvNd):
             return "adamw", "convolution kernel"
         if parameter.ndim == 2:
@@ -164,16 +202,17 @@ class Router:
             return "muon", "stack of experts"
         return "adamw", f"{parameter.ndim}-D without a view (see views=)"
 
-    def _is_head(self, named: Named) -> bool:
-        parts = named.name.split(".")
-        owner = parts[-2] if len(parts) > 1 and parts[-1] == "weight" else parts[-1]
+    def _head_reason(self, named: Named) -> str:
+        """Empty: it is none."""
+        owner = _parts(named)[-1]
         if owner in _HEAD_NAMES:
-            return True
+            return "output head"
+        if named.module is None and owner in _HEAD_NAMES_OUTSIDE_BLOCKS and not _in_block(named):
+            return f"output head, {_PASS_THE_MODEL}"
         # A projection to the vocabulary, whatever its name.
-        return isinstance(named.module, nn.Linear) and (
-            named.parameter.shape[0] in self._vocabularies
-            and named.parameter.shape[0] > named.parameter.shape[1]
-        )
+        rows, columns = named.parameter.shape[0], named.parameter.shape[1]
+        projection = named.module is None or "Linear" in type(named.module).__name__
+        return "output head" * (projection and rows in self._vocabularies and rows > columns)
 
     def _two_dimensional_reason(self, named: Named) -> str:
         fused = _FUSED_NAMES.search(named.name) and not any(

@@ -1,0 +1,208 @@
+"""Where only names are known, or modules not of torch: routes, and whose weights are trained."""
+
+import copy
+import warnings
+
+import dmuond
+import pytest
+import torch
+from dmuond.torch.collect import groups
+from dmuond.torch.routing import Router
+from habits import Model, loss_of, make_model
+from torch import nn
+
+
+def routes(params) -> dict[str, tuple[str, str]]:
+    """Route and reason of each, by default."""
+    given, _ = groups(params)
+    routed = Router(None, None).route([named for members, _ in given for named in members])
+    return {r.named.name: (r.route, r.reason) for r in routed}
+
+
+def named(name: str, *shape: int):
+    return name, nn.Parameter(torch.empty(shape))
+
+
+class VocabParallelEmbedding(nn.Module):
+    """As in Megatron: no nn.Embedding, and no Linear below the head."""
+
+    def __init__(self, words: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(words, width))
+
+
+class ColumnParallelLinear(VocabParallelEmbedding):
+    pass
+
+
+def test_a_models_names_alone_give_the_routes_of_the_model():
+    model = make_model()
+    by_model = {name: route for name, (route, _) in routes(model).items()}
+    by_names = {name: route for name, (route, _) in routes(model.named_parameters()).items()}
+    assert by_names == by_model
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "embed.weight",
+        "model.embed_tokens.weight",
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+        "tok_embeddings.weight",
+        "bert.embeddings.word_embeddings.weight",
+        "encoder.emb.weight",
+        "tok_table",
+        "pos_table.weight",
+        "out.weight",
+        "model.out.weight",
+        "lm_head.weight",
+        "head.weight",
+        "classifier.weight",
+        "vision.blocks.3.head.weight",
+    ],
+)
+def test_names_of_embeddings_and_heads_go_to_adamw(name):
+    (route, reason), *_ = routes([named(name, 16, 100), named("mlp.up.weight", 16, 8)]).values()
+    assert route == "adamw"
+    assert "embedding" in reason or "head" in reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blocks.0.attn.out.weight",
+        "layers.11.self_attn.out_proj.weight",
+        "layers.2.mlp.fc_out.weight",
+        "layers.2.attn.pos_proj.weight",
+        "mlp.member.weight",
+        "layers.0.q_proj.weight",
+    ],
+)
+def test_names_of_hidden_matrices_go_to_muon(name):
+    assert routes([named(name, 64, 64)])[name][0] == "muon"
+
+
+def test_what_only_a_name_tells_is_said_with_the_remedy():
+    found = routes([named("embed.weight", 100, 16), named("out.weight", 100, 16)])
+    for name in ("embed.weight", "out.weight"):
+        assert found[name][0] == "adamw"
+        assert "pass the model" in found[name][1]
+
+
+def test_a_projection_to_the_vocabulary_is_a_head_whatever_its_name():
+    found = routes([named("wte.weight", 100, 16), named("blocks.9.to_words.weight", 100, 16)])
+    assert found["blocks.9.to_words.weight"] == ("adamw", "output head")
+
+
+def test_embeddings_and_heads_of_foreign_classes_go_to_adamw():
+    model = nn.Module()
+    model.words = VocabParallelEmbedding(100, 16)
+    model.to_words = ColumnParallelLinear(100, 16)
+    model.hidden = ColumnParallelLinear(64, 16)
+    found = routes(model)
+    assert found["words.weight"] == ("adamw", "embedding (VocabParallelEmbedding)")
+    assert found["to_words.weight"] == ("adamw", "output head")
+    assert found["hidden.weight"][0] == "muon"
+
+
+def test_a_bare_table_of_positions_is_an_embedding():
+    model = nn.Module()
+    model.pos_embed = nn.Parameter(torch.zeros(64, 16))
+    model.hidden = nn.Linear(16, 16)
+    assert routes(model)["pos_embed"][0] == "adamw"
+
+
+def test_as_many_positions_as_hidden_units_make_no_head():
+    model = nn.Module()
+    model.positions = nn.Embedding(64, 16)
+    model.up = nn.Linear(16, 64)
+    assert routes(model)["up.weight"][0] == "muon"
+
+
+def test_the_error_of_nameless_parameters_recommends_the_model():
+    with pytest.raises(dmuond.InvalidArgumentError, match="pass the model"):
+        groups(make_model().parameters())
+
+
+def test_the_optimizer_prints_why(muon, capfd):
+    muon(make_model().named_parameters(), verbose=True)
+    printed = capfd.readouterr().err
+    row = next(line for line in printed.splitlines() if "embed.weight" in line)
+    assert "adamw" in row
+    assert "pass the model" in row
+
+
+def test_replaced_parameters_are_refused_where_only_names_are_known_too(muon):
+    model = make_model()
+    optimizer = muon(model.named_parameters())
+    loss_of(model, 0).backward()
+    optimizer.step()
+    other = Model().state_dict()
+    model.load_state_dict(other, assign=True)
+    loss_of(model, 1).backward()
+    with pytest.raises(dmuond.Error, match=r"is no longer the parameter that was registered"):
+        optimizer.step()
+    assert optimizer.last_committed_step == 1
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other[name]), name
+
+
+def test_a_parameter_that_is_put_back_is_no_other(muon):
+    model = make_model()
+    optimizer = muon(model.named_parameters())
+    kept = model.up.weight
+    model.up.weight = nn.Parameter(kept.detach().clone())
+    model.up.weight = kept
+    loss_of(model, 0).backward()
+    optimizer.step()
+    assert optimizer.last_committed_step == 1
+
+
+def test_a_checkpoint_loaded_where_only_names_are_known_is_refused_until_it_is_pushed(muon):
+    model = make_model()
+    optimizer = muon(model.named_parameters())
+    model.load_state_dict(make_model(1).state_dict())
+    loss_of(model, 0).backward()
+    with pytest.raises(dmuond.Error, match=r"push_parameters\(\)"):
+        optimizer.step()
+    optimizer.push_parameters()
+    optimizer.step()
+    assert optimizer.last_committed_step == 1
+
+
+def test_training_a_copy_is_told_once(muon):
+    model = make_model()
+    optimizer = muon(copy.deepcopy(model).named_parameters())
+    loss_of(model, 0).backward()
+    with pytest.warns(UserWarning, match=r"no gradient has come in the first step of embed.weight"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(1, 12):
+            loss_of(model, step).backward()
+            optimizer.step()
+
+
+def test_weights_that_no_step_uses_are_told_once(muon):
+    model = make_model()
+    model.unused = nn.Linear(24, 24)
+    optimizer = muon(model)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for step in range(12):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    told = [str(warning.message) for warning in heard if "no gradient" in str(warning.message)]
+    assert len(told) == 1
+    assert "in 10 steps of unused.weight, unused.bias." in told[0]
+
+
+def test_nobody_at_the_address_is_told_with_the_remedy(tmp_path):
+    path = tmp_path / "nobody.sock"
+    with pytest.raises(dmuond.Unreachable) as told:
+        dmuond.Session(str(path), connect_for_s=0)
+    assert f"no dmuond answers at {path} (" in str(told.value)
+    assert "DMUOND_ADDRESS" in str(told.value)
+    assert "dmuonctl doctor" in str(told.value)
