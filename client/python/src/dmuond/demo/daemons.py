@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -18,7 +19,6 @@ import grpc
 
 _READY_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 20.0
-SNAPSHOT_EVERY = 20  # steps
 
 
 def find_program(name: str) -> str:
@@ -67,7 +67,9 @@ def _flags(node: int, nodes: int, lanes: int, path: Path, coordinator: str) -> l
 class Group:
     """Daemons of one group on this machine, which may be killed and started again."""
 
-    def __init__(self, nodes: int, lanes: int, folder: Path, logs: Path) -> None:
+    def __init__(
+        self, nodes: int, lanes: int, folder: Path, logs: Path, snapshot_every: int
+    ) -> None:
         program = find_program("dmuond")
         coordinator = f"127.0.0.1:{_free_port()}"
         self._logs = logs
@@ -77,7 +79,7 @@ class Group:
                 program,
                 *_flags(node, nodes, lanes, path, coordinator),
                 f"--snapshot_dir={folder / 'snapshots'}",
-                f"--snapshot_every_steps={SNAPSHOT_EVERY}",
+                f"--snapshot_every_steps={snapshot_every}",
             ]
             for node, path in enumerate(self._paths)
         ]
@@ -102,12 +104,19 @@ class Group:
         self._processes[node] = self._popen(node)
 
     def kill_lane(self, node: int, lane: int = 0) -> None:
+        """Returns when it is dead."""
         status = subprocess.run(
             [find_program("dmuonctl"), f"--address={self._paths[node]}", "status", "--json"],
             stdout=subprocess.PIPE,
             check=True,
         )
-        os.kill(int(json.loads(status.stdout)["lanes"][lane]["pid"]), signal.SIGKILL)
+        process = os.pidfd_open(int(json.loads(status.stdout)["lanes"][lane]["pid"]))
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            if not select.select([process], [], [], _STOP_TIMEOUT_S)[0]:
+                raise TimeoutError(f"a killed lane did not end in {_STOP_TIMEOUT_S:g} s")
+        finally:
+            os.close(process)
 
     def stop(self) -> None:
         _stop(self._processes)
@@ -118,12 +127,12 @@ class Group:
 
 
 @contextlib.contextmanager
-def running(nodes: int, lanes: int, logs: Path) -> Iterator[Group]:
-    """A group that is ready. Logs go to `logs`."""
+def running(nodes: int, lanes: int, logs: Path, snapshot_every: int) -> Iterator[Group]:
+    """A group that is ready. Logs go to `logs`. `snapshot_every`: so many steps."""
     with tempfile.TemporaryDirectory(prefix="dmuond-", dir="/tmp") as folder:
         for node in range(nodes):
             (logs / f"dmuond-{node}.log").unlink(missing_ok=True)
-        group = Group(nodes, lanes, Path(folder), logs)
+        group = Group(nodes, lanes, Path(folder), logs, snapshot_every)
         try:
             group.wait_ready()
             yield group

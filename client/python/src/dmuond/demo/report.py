@@ -40,12 +40,13 @@ def table(muon: Run, adamw: Run) -> Table:
     )
     row("matrices orthogonalised per step", str(muon.steps[-1]["matrices"]))
     for incident in muon.incidents:
-        if "seconds" in incident:
-            row(f"killed after step {incident['step']}: a {incident['victim']}", _outcome(incident))
+        row(f"killed after step {incident['step']}: a {incident['victim']}", _outcome(incident))
     return result
 
 
 def _outcome(incident: dict[str, Any]) -> str:
+    if "seconds" not in incident:
+        return "not seen to go on"
     lost = incident["steps_lost"]
     steps = "no step lost" if lost == 0 else f"back to step {incident['back_to']}"
     return f"{steps}, went on after {incident['seconds']:.1f} s"

@@ -151,6 +151,7 @@ class Course:
     def run(self, done: int) -> None:
         for step in range(done, self.steps):
             tokens = text.batch(self._training, step, BATCH, models.LENGTH)[self._share]
+            began_s = time.monotonic()  # on the clock of all processes of this machine
             started = time.perf_counter()
             loss = models.loss_of(self._model, tokens)
             loss.backward()
@@ -166,6 +167,8 @@ class Course:
                 "loss": loss.item(),
                 "forward_backward_us": (computed - started) * 1e6,
                 "step_us": (stepped - computed) * 1e6,
+                "began_s": began_s,
+                "ended_s": began_s + stepped - started,
             }
             if not self._alone:
                 event |= self._measured()
@@ -182,6 +185,7 @@ class Course:
             "phases_us": {phase: getattr(timing, f"{phase}_us") for phase in phases},
             "matrices": outcome.matrices,
             "gradient_norm": outcome.gradient_norm,
+            "durable_step": self._optimizer.durable_step,
         }
 
 
