@@ -50,6 +50,27 @@ class Job:
     # Which ranks' gradient a rank uses: replicas of one shard must say the same.
     gradient_of: tuple[int, ...] | None = None
     name: str = "default"
+    bf16_numbers: bool = False  # weights and gradients are numbers of bf16, whatever their dtype
+
+
+def memory_dtype(tensor: Tensor) -> np.dtype:
+    """The bits, of bfloat16: numpy does not have it."""
+    return np.dtype(np.uint16 if tensor.dtype == "bfloat16" else tensor.dtype)
+
+
+def stored(tensor: Tensor, values: np.ndarray) -> np.ndarray:
+    """fp32 values as they lie in memory, rounded to the nearest."""
+    if tensor.dtype != "bfloat16":
+        return values.astype(tensor.dtype)
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def loaded(tensor: Tensor, memory: np.ndarray) -> np.ndarray:
+    """A copy of what lies in memory, as numbers."""
+    if tensor.dtype != "bfloat16":
+        return memory.copy()
+    return (memory.astype(np.uint32) << 16).view(np.float32)
 
 
 def whole(tensor: Tensor, contribution: str = "SUM") -> Held:
@@ -115,7 +136,7 @@ def _messages(job: Job, rank: int):
                 gradient=types.Slice(arena=2, **piece),
             )
         )
-        offset += -(-int(np.prod(held.shape)) * np.dtype(tensor.dtype).itemsize // 256) * 256
+        offset += -(-int(np.prod(held.shape)) * memory_dtype(tensor).itemsize // 256) * 256
     return parameters, fragments, max(offset, 256), index
 
 
@@ -146,7 +167,7 @@ class Trainer:
             [
                 np.ndarray(
                     held.shape,
-                    self.by_name[held.tensor].dtype,
+                    memory_dtype(self.by_name[held.tensor]),
                     arenas[arena],
                     fragment.weight.offset_bytes,
                 )
@@ -156,14 +177,23 @@ class Trainer:
         )
         if not self.session.has_state:
             for held, weight in zip(job.held[rank], self.weights, strict=True):
-                weight[...] = first_weight(self.by_name[held.tensor])[held.index]
+                tensor = self.by_name[held.tensor]
+                weight[...] = self._in_memory(tensor, first_weight(tensor)[held.index])
             self.session.push()
+
+    def _in_memory(self, tensor: Tensor, values: np.ndarray) -> np.ndarray:
+        if self.job.bf16_numbers:
+            bf16 = Tensor(tensor.name, tensor.shape, dtype="bfloat16")
+            values = loaded(bf16, stored(bf16, values))
+        return stored(tensor, values)
 
     def step(self):
         job, step = self.job, self.session.last_committed_step + 1
         source = job.gradient_of[self.rank] if job.gradient_of else self.rank
         for held, buffer in zip(job.held[self.rank], self.gradients, strict=True):
-            buffer[...] = gradient(self.by_name[held.tensor], step, source)[held.index]
+            tensor = self.by_name[held.tensor]
+            values = gradient(tensor, step, source)[held.index]
+            buffer[...] = self._in_memory(tensor, values)
         absent = [
             index for name, index in self.index.items() if (step, self.rank, name) in job.absent
         ]
@@ -175,14 +205,20 @@ def train(rank: int, world: int, job: Job):
     trainer = Trainer(rank, world, job)
     for _ in range(job.steps):
         outcome = trainer.step()
-    weights = [weight.copy() for weight in trainer.weights]
+    weights = [
+        loaded(trainer.by_name[held.tensor], weight)
+        for held, weight in zip(job.held[rank], trainer.weights, strict=True)
+    ]
     trainer.session.close()
     return weights, outcome.gradient_norm, outcome.matrices
 
 
 def assemble(job: Job, results) -> dict[str, np.ndarray]:
     """The whole tensors, from all ranks' boxes; replicas must be equal bit by bit."""
-    tensors = {t.name: np.full(t.shape, np.nan, t.dtype) for t in job.tensors}
+    tensors = {
+        t.name: np.full(t.shape, np.nan, np.float32 if t.dtype == "bfloat16" else t.dtype)
+        for t in job.tensors
+    }
     for held_by_rank, (weights, _, _) in zip(job.held, results, strict=True):
         for held, weight in zip(held_by_rank, weights, strict=True):
             target = tensors[held.tensor][held.index]

@@ -64,9 +64,23 @@ def many_buckets() -> Job:
     return Job(job.tensors, job.held, bucket_bytes=4096)
 
 
+def of_dtype(tensors, dtype):
+    return tuple(Tensor(t.name, t.shape, t.route, t.view, t.reduce_factor, dtype) for t in tensors)
+
+
 def half_precision() -> Job:
-    tensors = tuple(Tensor(t.name, t.shape, t.route, t.view, 1 / WORLD, "float16") for t in ALL)
+    tensors = of_dtype(with_factor(ALL, 1 / WORLD), "float16")
     return Job(tensors, (tuple(whole(t) for t in tensors),) * WORLD)
+
+
+def bfloat16() -> Job:
+    tensors = of_dtype(with_factor(ALL, 1 / WORLD), "bfloat16")
+    return Job(tensors, (tuple(whole(t) for t in tensors),) * WORLD)
+
+
+def bfloat16_by_rows() -> Job:
+    job = by_rows()
+    return Job(of_dtype(job.tensors, "bfloat16"), job.held, gradient_of=job.gradient_of)
 
 
 def by_rows() -> Job:
@@ -119,6 +133,8 @@ LAYOUTS = [
     clipped,
     many_buckets,
     half_precision,
+    bfloat16,
+    bfloat16_by_rows,
     by_rows,
     by_columns,
     by_rows_and_columns,
@@ -141,6 +157,18 @@ def test_topology_changes_no_bit(daemons, ranks, layout):
         assert norms == first[1], f"{nodes} x {lanes}"
         for name, weight in weights.items():
             assert np.array_equal(weight, first[0][name]), f"{name} on {nodes} x {lanes}"
+
+
+def test_bf16_weights_are_the_masters_rounded_to_the_nearest(daemons, ranks):
+    """Of gradients and first weights in bf16, what fp32 trainers get of the same numbers."""
+    job = bfloat16()
+    rounded = Job(with_factor(ALL, 1 / WORLD), job.held, bf16_numbers=True)
+    address = daemons.start(1, 2)
+    got = core_trainer.assemble(job, ranks.run(core_trainer.train, WORLD, address, job))
+    want = core_trainer.assemble(rounded, ranks.run(core_trainer.train, WORLD, address, rounded))
+    for tensor in job.tensors:
+        in_bf16 = core_trainer.loaded(tensor, core_trainer.stored(tensor, want[tensor.name]))
+        assert np.array_equal(got[tensor.name], in_bf16), tensor.name
 
 
 @pytest.mark.parametrize("home", [0, 1])

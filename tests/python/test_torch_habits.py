@@ -6,6 +6,8 @@ several ranks do in test_torch_ranks.py.
 """
 
 import copy
+import os
+import shutil
 import warnings
 
 import dmuond
@@ -285,9 +287,13 @@ def test_sparse_gradients_are_refused_by_name(muon):
         loss_of(model, 0).backward()
 
 
-def test_a_compiled_model_equals_torch(muon):
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_model_equals_torch(muon, poison, backend):
+    if backend == "inductor" and (poison or shutil.which(os.environ.get("CXX", "g++")) is None):
+        pytest.skip("inductor: once is enough, and it needs a C++ compiler")
+
     def loop(model, optimizer):
-        compiled = torch.compile(model, backend="aot_eager")
+        compiled = torch.compile(model, backend=backend)
         for step in range(STEPS):
             loss_of(compiled, step).backward()
             optimizer.step()
