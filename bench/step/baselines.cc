@@ -55,7 +55,20 @@ struct Buffers {
   std::vector<float> square, square_out, wide, wide_out;
 };
 
-void Multiply(const NewtonSchulzProgram& program, const Product& product, Buffers& buffers) {
+// Of a symmetric result, what lies on and below the diagonal, by blocks of columns: OpenBLAS has no
+// such product of two matrices.
+void MultiplyLowerBlocks(int p, Buffers& buffers) {
+  constexpr int kBlock = 128;
+  for (int begin = 0; begin < p; begin += kBlock) {
+    const int width = std::min(kBlock, p - begin);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, p - begin, width, p, 1,
+                buffers.square.data() + (int64_t{begin} * p), p, buffers.square.data() + begin, p,
+                0, buffers.square_out.data() + (int64_t{begin} * p) + begin, p);
+  }
+}
+
+void Multiply(const NewtonSchulzProgram& program, const Product& product, ProductWork work,
+              Buffers& buffers) {
   const auto p = static_cast<int>(program.p);
   const auto q = static_cast<int>(program.q);
   switch (product.kind) {
@@ -64,6 +77,7 @@ void Multiply(const NewtonSchulzProgram& program, const Product& product, Buffer
                   buffers.square_out.data(), p);
       break;
     case ProductKind::kSymmetric:
+      if (work == ProductWork::kLowerBlocks) return MultiplyLowerBlocks(p, buffers);
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, p, p, p, 1, buffers.square.data(), p,
                   buffers.square.data(), p, 0, buffers.square_out.data(), p);
       break;
@@ -86,7 +100,8 @@ std::byte* SharedMemory(int64_t bytes) {
 
 }  // namespace
 
-double ProductSeconds(int64_t rows, int64_t cols, int count, int threads, int repeats) {
+double ProductSeconds(int64_t rows, int64_t cols, int count, int threads, int repeats,
+                      ProductWork work) {
   const NewtonSchulzProgram program = DefaultProgram(rows, cols);
   std::vector<Buffers> buffers(threads, Buffers(program));
   double least = 1e9;
@@ -95,7 +110,7 @@ double ProductSeconds(int64_t rows, int64_t cols, int count, int threads, int re
     least = std::min(least, SecondsOnThreads(threads, [&](int thread) {
                        while (next.fetch_add(1) < count) {
                          for (const Product& product : program.products) {
-                           Multiply(program, product, buffers[thread]);
+                           Multiply(program, product, work, buffers[thread]);
                          }
                        }
                      }));

@@ -8,9 +8,14 @@ namespace dmuond::bench {
 
 // Seconds that the products of the default preset's Newton-Schulz take for `count` matrices, called
 // directly through OpenBLAS, whole matrices on `threads` threads. Gram matrices by syrk, which
-// computes one triangle; other products by gemm. Least of `repeats`.
-[[nodiscard]] double ProductSeconds(int64_t rows, int64_t cols, int count, int threads,
-                                    int repeats);
+// computes one triangle; symmetric results as `work` says; other products by gemm. Least of
+// `repeats`.
+enum class ProductWork : uint8_t {
+  kWhole,        // by one gemm, as a caller would
+  kLowerBlocks,  // one triangle by a gemm for each block of columns, as a lane does
+};
+[[nodiscard]] double ProductSeconds(int64_t rows, int64_t cols, int count, int threads, int repeats,
+                                    ProductWork work);
 
 // Bytes per second of memcpy from one shared mapping to another, by threads that wait for work as a
 // lane's do. Least time of `repeats`, all pages touched before: what fits into the last-level cache

@@ -116,6 +116,8 @@ class Coordinator {
   // The machine of a job that was rolled back, or begins with a snapshot: what ranks have done
   // meanwhile, and a restart as soon as all are attached.
   AddressedMessages RestartWhenAttached(scheduler::TimePoint now);
+  // With the first attempt after a snapshot. REQUIRES: every rank is attached.
+  AddressedMessages Restart();
   void NextEpoch();
   // Another lane has died while the same step was the next one; false: once too often.
   bool MayLoseALane();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/convert.h"
 #include "server/daemon/coordinator.h"
 #include "server/daemon/log.h"
@@ -60,6 +61,7 @@ void Coordinator::NextEpoch() {
 }
 
 AddressedMessages Coordinator::Reform() {
+  wire::FaultPoint("coordinator.reform");
   job_->steps->Suspend();
   job_->ready.clear();
   job_->blobs.clear();
@@ -139,6 +141,7 @@ AddressedMessages Coordinator::GoOn() {
 }
 
 AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const std::string& why) {
+  wire::FaultPoint("coordinator.roll_back");
   plan.set_restore_step(step);
   auto job = std::make_unique<Job>();
   job->name = plan.job();
@@ -190,6 +193,11 @@ AddressedMessages Coordinator::RestartWhenAttached(TimePoint now) {
     }
   }
   if (job_->attached.size() < static_cast<size_t>(job_->world_size)) return {};
+  return Restart();
+}
+
+AddressedMessages Coordinator::Restart() {
+  wire::FaultPoint("coordinator.restart");
   job_->rolled_back = false;
   return Broadcast(job_->steps->Restart());
 }

@@ -83,8 +83,7 @@ AddressedMessages Coordinator::OnRankAttached(TimePoint now, const v1::RankAttac
   // While the group is interrupted its nodes have no lanes: it restarts when they have.
   if (job_->interruption.has_value()) return {};
   if (!complete || job_->restore_step == 0 || job_->steps->has_state()) return {};
-  job_->rolled_back = false;
-  return Broadcast(job_->steps->Restart());
+  return Restart();
 }
 
 }  // namespace dmuond::server

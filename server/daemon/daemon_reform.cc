@@ -38,11 +38,13 @@ void Daemon::TellMemberState() {
       state.set_last_committed_step(job_->steps->last_committed().value());
     }
   }
+  wire::FaultPoint("daemon.member_state");
   Tell(std::move(message));
 }
 
 void Daemon::HandleBroken(const std::string& why) {
   epoch_ = 0;
+  wire::FaultPoint("daemon.broken");
   if (job_ == nullptr) return;
   const absl::Status lost = Error(absl::StatusCode::kUnavailable, "PEER_LOST", why);
   // One that goes back to a snapshot begins to do so again when the group has formed.
@@ -115,6 +117,7 @@ void Daemon::GiveUpLanes() {
 }
 
 void Daemon::HandleReform(const v1::Reform& reform) {
+  wire::FaultPoint("daemon.reform");
   epoch_ = reform.epoch();
   newest_epoch_.store(reform.epoch());
   if (job_ == nullptr || job_->plan == nullptr || !job_->failed.ok()) return TellCannotGoOn();
@@ -143,6 +146,7 @@ void Daemon::ReplaceLanes(uint32_t epoch, const std::string& why) {
 
 void Daemon::StartNewLanes() {
   if (job_ == nullptr || !job_->reforming || !job_->failed.ok() || !dead_lanes_.empty()) return;
+  wire::FaultPoint("daemon.new_lanes");
   absl::Status status;
   if (std::exchange(job_->forget_state, false)) {
     for (size_t i = 0; i < job_->lanes.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
@@ -114,6 +115,7 @@ void Daemon::HandleStateLoaded(int32_t lane, const v1::LaneReport::StateLoaded& 
         absl::StrCat("lane ", lane, " cannot take the snapshot's state: ", loaded.error())));
   }
   if (job_->snapshots.loading == 0 || --job_->snapshots.loading > 0) return;
+  wire::FaultPoint("daemon.restored");
   job_->snapshots.restored = true;
   log::Info("restored", {{"job", job_->name}, {"step", absl::StrCat(job_->wire.restore_step())}});
   OnLanesReady();

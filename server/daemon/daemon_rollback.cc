@@ -133,6 +133,7 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
   if (session.must_acknowledge.has_value()) {
     if (*session.must_acknowledge != request.to_step()) return CheckNotRolledBack(session);
     session.acknowledged = std::exchange(session.must_acknowledge, std::nullopt);
+    wire::FaultPoint("daemon.acknowledged");
     if (!job_->reforming) Tell(NewsOfAttached(session));
   } else if (session.acknowledged != request.to_step()) {
     return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",

@@ -402,6 +402,7 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
 
 void Daemon::HandleRepublish(const v1::Republish& republish) {
   if (job_ == nullptr || job_->plan == nullptr) return;
+  wire::FaultPoint("daemon.republish");
   // The link may have broken before the first attempt of a job that went back was heard of.
   BeginSteps(scheduler::StepId(republish.step()));
   job_->has_state = true;

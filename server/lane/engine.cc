@@ -139,6 +139,7 @@ absl::Status Engine::OnDecision(scheduler::Decision decision) {
 }
 
 absl::Status Engine::OnRepublish(const v1::LaneCommand::Republish& republish) {
+  wire::FaultPoint("lane.republish");
   tasks_.push_back({.republish = Republish{scheduler::Attempt(republish.attempt()),
                                            {republish.ranks().begin(), republish.ranks().end()}}});
   return absl::OkStatus();

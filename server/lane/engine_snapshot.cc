@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/fault_point.h"
 #include "server/daemon/log.h"
 #include "server/lane/engine.h"
 
@@ -43,6 +44,7 @@ absl::StatusOr<bool> Engine::ProgressSnapshot() {
 }
 
 absl::Status Engine::OnLoadState(const v1::LaneCommand::LoadState& load) {
+  wire::FaultPoint("lane.load_state");
   absl::Status status = snapshot_->Leave();
   if (status.ok()) {
     status = LoadHostCopy(job_, *slots_, device_, *update_stream_, scheduler::StepId(load.step()),

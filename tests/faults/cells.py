@@ -18,6 +18,9 @@ GATE = "trainer.gradients"  # where steps wait until the first snapshot is there
 SAVED_BY = 2  # steps
 SAVE_EVERY = 1  # a snapshot that falls due while one is written is skipped
 SNAPSHOT_TAKES_S = 0.05  # so long steps wait, where a point of a snapshot has yet to be passed
+# Exit codes of tests/faults/fault_trainer.cc.
+REFUSED = 1  # it says what for
+LOST = 3  # its job or its daemon; a launcher starts it again
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
 # Daemons x lanes, and whether they keep snapshots.
 GROUPS = {
@@ -29,7 +32,8 @@ GROUPS = {
 }
 # Those of every run.
 USUAL_GROUPS = tuple(GROUPS)
-KINDS = ("kill", "stop", "cut")
+KINDS = ("kill", "stop", "cut", "detach")
+ONLY = {"detach": "trainer"}  # its attach socket alone is cut
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
 
 
@@ -53,17 +57,21 @@ class Fault:
 
 @dataclass(frozen=True)
 class Cell:
+    """Faults of one run; with `then`, the second waits until the first has been done."""
+
     group: str
     faults: tuple[Fault, ...]
     stop_s: float = 10.0
+    then: bool = False
 
     def __str__(self) -> str:
-        return f"{self.group} " + " ".join(str(fault) for fault in self.faults)
+        return f"{self.group} " + (" then " if self.then else " ").join(map(str, self.faults))
 
     @staticmethod
     def parse(text: str, stop_s: float) -> "Cell":
-        group, *faults = text.split()
-        return Cell(group, tuple(Fault.parse(fault) for fault in faults), stop_s)
+        group, *words = text.split()
+        faults = tuple(Fault.parse(word) for word in words if word != "then")
+        return Cell(group, faults, stop_s, "then" in words)
 
 
 @dataclass
@@ -96,6 +104,10 @@ class Rank:
     done: bool = False
 
 
+def kinds_of(victim: str) -> list[str]:
+    return [kind for kind in KINDS if ONLY.get(kind, victim) == victim]
+
+
 def _of_snapshots(fault: Fault) -> bool:
     return fault.point.startswith(("storage.", "lane.snapshot."))
 
@@ -123,6 +135,7 @@ class Run:
         self.ranks: dict[int, Rank] = {}
         self.daemons: dict[int, Process] = {}
         self.restarts = 0
+        self.killed: set[int] = set()  # by the driver; nobody else may die
         self.daemon_died = False
         self.rolled_back_to: int | None = None
         self.stopped = ""
@@ -130,6 +143,10 @@ class Run:
         self.attempts: set[int] = set()
         self.weights: dict[tuple[int, int], str] = {}
         self.points: dict[str, set[str]] = {}
+        self.points_after: dict[
+            str, set[str]
+        ] = {}  # passed from a fault until all have a later step
+        self.all_points = cell is None and steps == STEPS
         self.after_fault: dict[int, float] = {}
 
     def run(self, extra_flags: tuple[str, ...] = ()) -> Result:
@@ -164,8 +181,8 @@ class Run:
     # ---- faults ----
 
     def _points(self, role: str, index: int) -> str:
-        if self.cell is None:
-            return "*" if self.steps == STEPS else ""
+        if self.all_points or self.cell is None:
+            return "*" if self.all_points else ""
         of_daemon = {"coordinator": 0, "other": 1}
         points = [
             fault.point
@@ -189,7 +206,10 @@ class Run:
 
     def _on_report(self, pid: int, point: str) -> str | None:
         victim = self._victim_of(pid)
-        self.points.setdefault(victim, set()).add(point)
+        if self.fired_at is None:
+            self.points.setdefault(victim, set()).add(point)
+        elif len(self.after_fault) < WORLD:
+            self.points_after.setdefault(victim, set()).add(point)
         committed = max((rank.step for rank in self.ranks.values()), default=0)
         if point == GATE and self.snapshots and committed >= SAVED_BY and not self._saved():
             self.loop.after(0.01, self._open_gate)
@@ -197,7 +217,7 @@ class Run:
         if point == GATE and any(_of_snapshots(fault) for fault in self.pending):
             self.loop.after(SNAPSHOT_TAKES_S, self.loop.release)
             return "later"
-        for fault in self.pending:
+        for fault in self.pending[:1] if self.cell and self.cell.then else self.pending:
             if fault.victim != victim or fault.point != point or committed < fault.step - 1:
                 continue
             passed = self.passings.get(fault, 0)
@@ -223,6 +243,7 @@ class Run:
         self.step_at_fault = max(rank.step for rank in self.ranks.values())
         self.after_fault.clear()
         if fault.kind == "kill":
+            self.killed.add(pid)
             signal_if_alive(pid, signal.SIGKILL)
             return None
         if fault.kind == "stop":
@@ -231,6 +252,8 @@ class Run:
             return "go"
         if fault.kind.startswith("fail"):
             return fault.kind.replace("=", " ")
+        if fault.kind == "detach":
+            return "cut packets"
         tcp = self.nodes > 1 and fault.victim != "trainer"
         return "cut tcp" if tcp else "cut unix"
 
@@ -279,6 +302,9 @@ class Run:
             self.on_step(step)
 
     def _went_back(self, index: int, before: int, to: int) -> None:
+        # With other memory, to where it is, or to the step that it had handed in.
+        if to in (before, before + 1):
+            return
         self.rolled_back_to = to
         if to < self.durable:
             self.result.wrong.append(
@@ -292,7 +318,7 @@ class Run:
     def _on_end(self, process: Process, code: int) -> None:
         if process.role == "daemon":
             self.daemon_died = True
-            if not self.fired_at:
+            if process.pid not in self.killed:
                 self.result.wrong.append(f"daemon {process.index} ended with {code} by itself")
             self.daemons[process.index] = self.group.start_daemon(
                 process.index,
@@ -300,18 +326,26 @@ class Run:
             )
             return
         rank = self.ranks[process.index]
-        if code == 0:
-            rank.done = True
-            return
+        # To be started again is an outcome for one that was killed, and for one that is not in its
+        # job yet.
+        begins = rank.first_in_process or not self._has_state()
+        lost = code == LOST and (begins or rank.step == self.steps)
+        if code not in (0, REFUSED) and process.pid not in self.killed and not lost:
+            last = process.lines[-1] if process.lines else ""
+            self.result.wrong.append(f"rank {process.index} ended with {code} by itself: {last}")
         if rank.step == self.steps:
             rank.done = True  # it had nothing left to do but to close, and its steps stand
             return
+        if code == 0:
+            self.result.wrong.append(f"rank {process.index} left after step {rank.step}")
+            rank.done = True
+            return
         self.restarts += 1
-        if code == 1 or self.restarts > self.restarts_max:
+        if code == REFUSED or self.restarts > self.restarts_max:
             last = process.lines[-1] if process.lines else ""
             self.stopped = self.stopped or f"rank {process.index} ended with {code}: {last}"
             return
-        self.loop.after(RELAUNCH_S if code == 3 else 0, lambda: self._replace(process))
+        self.loop.after(RELAUNCH_S if code == LOST else 0, lambda: self._replace(process))
 
     def _replace(self, process: Process) -> None:
         """As a launcher does; one that has seen a step does not want to begin from nothing."""
@@ -322,6 +356,9 @@ class Run:
             self._points("trainer", process.index) if self.replacements_are_hurt else "",
         )
         rank.first_in_process = True
+
+    def _has_state(self) -> bool:
+        return any(rank.step > 0 for rank in self.ranks.values())
 
     def _finished(self) -> bool:
         return bool(self.stopped) or all(rank.done for rank in self.ranks.values())
@@ -371,7 +408,7 @@ def all_faults(group: str, points: dict[str, set[str]], seed: int) -> list[Fault
     for victim in sorted(points):
         for point in sorted(points[victim]):
             setup = point in SETUP_POINTS or (victim, point) in SETUP_PASSINGS
-            for kind in KINDS:
+            for kind in kinds_of(victim):
                 index = {"trainer": chance.randrange(WORLD), "lane": chance.randrange(nodes)}
                 fault = Fault(
                     victim,
@@ -383,6 +420,42 @@ def all_faults(group: str, points: dict[str, set[str]], seed: int) -> list[Fault
                 )
                 faults.append(replace(fault, passing=0) if _of_snapshots(fault) else fault)
     return faults
+
+
+# What a group recovers from, and how: by a trainer's replacement, by new lanes, by a new epoch with
+# its memory, by going back to a snapshot. All at a point that is passed in every step.
+FIRST = {
+    "1x1": ("trainer0:trainer.submitted:kill:2:0", "lane0:lane.gathered:kill:2:0"),
+    "1x2s": ("coordinator0:daemon.decision:kill:3:0",),
+    "2x1": ("trainer1:trainer.submitted:kill:2:0", "other1:daemon.decision:cut:2:0"),
+    "2x1s": (
+        "lane1:lane.gathered:kill:3:0",
+        "coordinator0:coordinator.decided:kill:3:0",
+        "other1:daemon.decision:kill:3:0",
+    ),
+}
+
+
+def recovery_faults(group: str, reference: Undisturbed, seed: int) -> list[tuple[Fault, Fault]]:
+    """Who recovers from a first fault is hurt at every point that it passes meanwhile."""
+    chance = random.Random(f"{seed} {group} then")
+    pairs = []
+    for first in map(Fault.parse, FIRST.get(group, ())):
+        run = Run(Cell(group, (first,)), group, reference)
+        run.all_points = run.replacements_are_hurt = True
+        result = run.run()
+        if not result.holds:
+            raise RuntimeError(f"{first} alone does not hold: {result.wrong}\n{result.logs}")
+        for victim, points in sorted(run.points_after.items()):
+            for point in sorted(points):
+                for kind in kinds_of(victim):
+                    index = {
+                        "trainer": chance.randrange(WORLD),
+                        "lane": chance.randrange(run.nodes),
+                    }
+                    index |= {"coordinator": 0, "other": 1}
+                    pairs.append((first, Fault(victim, point, kind, index[victim])))
+    return pairs
 
 
 # Passed once by each process, before the first step (or at its end).

@@ -3,6 +3,7 @@
     matrix.py                     all of it
     matrix.py --sample 60         a seeded sample, the same for the same --seed
     matrix.py --two 40            two faults at once, sampled
+    matrix.py --then 40           a fault that befalls who recovers from one, sampled (0: all)
     matrix.py --victim trainer    some rows; --group, --kind, --point (a part of its name) likewise
     matrix.py --cell "1x2 lane0:lane.update.flip:kill:3:1"     one cell again, as it was printed
     matrix.py --write docs/reliability.md    with the table between the page's marks
@@ -28,6 +29,7 @@ from cells import (
     Result,
     Undisturbed,
     all_faults,
+    recovery_faults,
     run_cell,
     undisturbed,
 )
@@ -54,6 +56,17 @@ def double_cells(singles: list[Cell], count: int, seed: int) -> list[Cell]:
         if b.point == "trainer.closing":
             continue
         cells.append(Cell(first.group, (a, b), first.stop_s))
+    return cells
+
+
+def recovery_cells(references: dict[str, Undisturbed], options) -> list[Cell]:
+    cells = [
+        Cell(group, pair, options.stop_seconds, then=True)
+        for group, reference in references.items()
+        for pair in recovery_faults(group, reference, options.seed)
+    ]
+    if options.then and options.then < len(cells):
+        cells = random.Random(f"{options.seed} then").sample(cells, options.then)
     return cells
 
 
@@ -102,6 +115,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--two", type=int, default=0)
+    parser.add_argument("--then", type=int)
     parser.add_argument("--victim", action="append")
     parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--group", action="append", choices=list(GROUPS))
@@ -123,8 +137,11 @@ def main(arguments: list[str]) -> int:
         groups = options.group or USUAL_GROUPS
         references = {group: undisturbed(group) for group in groups}
         singles = single_cells(references, options.seed, options.stop_seconds)
-        cells = chosen(singles, options) if options.sample or not options.two else []
+        more = options.two or options.then is not None
+        cells = chosen(singles, options) if options.sample or not more else []
         cells += double_cells(singles, options.two, options.seed)
+        if options.then is not None:
+            cells += recovery_cells(references, options)
     print(f"# seed {options.seed}, {len(cells)} cells", flush=True)
     results = run_all(cells, references, options)
     if options.write:

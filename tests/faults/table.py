@@ -59,29 +59,56 @@ def rows(results: list[Result]) -> list[str]:
         points = len({r.cell.faults[0].point for r in row})
         kinds = [_entry([r for r in row if r.cell.faults[0].kind == kind]) for kind in KINDS]
         lines.append(f"| {group} | {victim} | {points} | " + " | ".join(kinds) + " |")
-    doubles = [r for r in results if len(r.cell.faults) > 1]
+    doubles = [r for r in results if len(r.cell.faults) > 1 and not r.cell.then]
     for group, row in sorted(_by(doubles, lambda r: r.cell.group).items()):
-        lines.append(f"| {group} | two at once | {len(row)} cells | {_entry(row)} | | |")
+        lines.append(
+            f"| {group} | two at once | {len(row)} cells | {_entry(row)} |"
+            + " |" * (len(KINDS) - 1)
+        )
+    return lines
+
+
+def recovery_rows(results: list[Result]) -> list[str]:
+    """A row for each first fault and each victim of the second."""
+    then = [r for r in results if r.cell.then]
+    if not then:
+        return []
+    lines = [
+        "| group | first | then | points | " + " | ".join(KINDS) + " |",
+        "|---|---|---|---|" + "---|" * len(KINDS),
+    ]
+    grouped = _by(then, lambda r: (r.cell.group, str(r.cell.faults[0]), r.cell.faults[1].victim))
+    for group, first, victim in sorted(grouped, key=lambda k: (*k[:2], VICTIMS.index(k[2]))):
+        row = grouped[group, first, victim]
+        points = len({r.cell.faults[1].point for r in row})
+        kinds = [_entry([r for r in row if r.cell.faults[1].kind == kind]) for kind in KINDS]
+        lines.append(f"| {group} | `{first}` | {victim} | {points} | " + " | ".join(kinds) + " |")
     return lines
 
 
 def points(results: list[Result]) -> list[str]:
-    """A line for each point: in which groups it was passed, and what came of each kind."""
-    singles = [r for r in results if len(r.cell.faults) == 1]
+    """A line for each point, of a run's only fault or of who recovers from another one."""
+    hurt = [r for r in results if len(r.cell.faults) == 1 or r.cell.then]
     lines = ["| point | victim | " + " | ".join(KINDS) + " |", "|---|---|" + "---|" * len(KINDS)]
-    grouped = _by(singles, lambda r: (r.cell.faults[0].victim, r.cell.faults[0].point))
-    for victim, point in sorted(grouped, key=lambda k: (VICTIMS.index(k[0]), k[1])):
+
+    def key(result: Result) -> tuple[str, bool, str]:
+        return result.cell.faults[-1].victim, result.cell.then, result.cell.faults[-1].point
+
+    grouped = _by(hurt, key)
+    for victim, then, point in sorted(grouped, key=lambda k: (VICTIMS.index(k[0]), *k[1:])):
         entries = []
         for kind in KINDS:
-            row = [r for r in grouped[victim, point] if r.cell.faults[0].kind == kind]
+            row = [r for r in grouped[victim, then, point] if r.cell.faults[-1].kind == kind]
             names = {OUTCOMES[_outcome(r)] if r.holds else "**open**" for r in row}
             entries.append(", ".join(sorted(names)))
-        lines.append(f"| `{point}` | {victim} | " + " | ".join(entries) + " |")
+        who = victim + (", recovering" if then else "")
+        lines.append(f"| `{point}` | {who} | " + " | ".join(entries) + " |")
     return lines
 
 
 def summary(results: list[Result]) -> list[str]:
-    return [line for line in rows(results) if not line.startswith("|---")]
+    lines = [*rows(results), *recovery_rows(results)]
+    return [line for line in lines if not line.startswith("|---")]
 
 
 def write(page: Path, results: list[Result], seed: int) -> None:
@@ -95,6 +122,8 @@ def write(page: Path, results: list[Result], seed: int) -> None:
         *rows(results),
         "",
         *points(results),
+        "",
+        *recovery_rows(results),
     ]
     if broken:
         parts += ["", "Open:", "", *(f"* {line}" for line in broken)]

@@ -13,8 +13,10 @@ import soak
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
 TWO_AT_ONCE = 40
+RECOVERING = 40
+ROOT = Path(__file__).parents[2]
 SEED = os.environ.get("DMUOND_SEED", "1")
-LOGS = Path(__file__).parents[2] / "build/test-logs/faults"
+LOGS = ROOT / "build/test-logs/faults"
 
 
 @pytest.mark.timeout(3600)
@@ -31,6 +33,13 @@ def test_two_faults_at_once_are_no_worse():
     all_of_them = os.environ.get("DMUOND_FAULTS") == "all"
     count, stop_s = (10 * TWO_AT_ONCE, 10) if all_of_them else (TWO_AT_ONCE, 6)
     arguments = [f"--two={count}", f"--stop-seconds={stop_s}", f"--seed={SEED}", f"--logs={LOGS}"]
+    assert matrix.main(arguments) == 0
+
+
+@pytest.mark.timeout(3600)
+def test_what_befalls_who_recovers_is_no_worse():
+    count, stop_s = (0, 10) if os.environ.get("DMUOND_FAULTS") == "all" else (RECOVERING, 6)
+    arguments = [f"--then={count}", f"--stop-seconds={stop_s}", f"--seed={SEED}", f"--logs={LOGS}"]
     assert matrix.main(arguments) == 0
 
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/session_impl.h"
 #include "client/cpp/src/status.h"
+#include "dmuond/wire/fault_point.h"
 
 namespace dmuond::client {
 namespace {
@@ -104,6 +105,7 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step) {
   v1::AckRollbackReply reply;
   absl::Status status = CheckOpen("AckRollback");
   if (!status.ok()) return status;
+  wire::FaultPoint("trainer.rolled_back");
   // Answers when the other ranks have read of it, too.
   status =
       link_->channel().Call("AckRollback", &v1::Trainer::Stub::AckRollback, request, reply, {});
@@ -113,6 +115,7 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step) {
   last_committed_step_ = to_step;
   if (durable_step_.has_value()) durable_step_ = std::min(*durable_step_, to_step);
   trainer_state_ = reply.trainer_state();
+  wire::FaultPoint("trainer.acknowledged");
   return absl::OkStatus();
 }
 
@@ -145,6 +148,7 @@ absl::Status Session::Impl::ComeBack(const absl::Status& why) {
 absl::Status Session::Impl::TryComeBack() {
   absl::StatusOr<std::unique_ptr<Link>> link = Link::Connect(path_, Milliseconds(0));
   if (!link.ok()) return link.status();
+  wire::FaultPoint("trainer.returning");
   absl::Status status = (*link)->Open(options_, Resume::kRequire);
   if (!status.ok()) return status;
   absl::StatusOr<Registered> registered = (*link)->Register(*layout_);
@@ -160,6 +164,7 @@ absl::Status Session::Impl::TryComeBack() {
   moved_ = true;
   AdoptOpened();
   AdoptAttached(*attached);
+  wire::FaultPoint("trainer.returned");
   return absl::OkStatus();
 }
 

@@ -10,7 +10,8 @@
 // by commas; "*": all), the process says "PID POINT" on a connection of its own and waits for the
 // answer:
 //   "go"          it goes on; so it does when the driver closes the connection
-//   "cut tcp"     it shuts down its TCP connections, then goes on; "cut unix": its Unix streams
+//   "cut tcp"     it shuts down its TCP connections, then goes on; "cut unix": its Unix streams;
+//                 "cut packets": its Unix packet sockets, a trainer's attach socket
 //   "fail ERRNO"  the point returns that number, where the caller knows what to do with it
 //
 // Threads: any; one that waits holds up no other.
@@ -51,9 +52,9 @@ inline bool Listed(const char* list, const char* name) {
   return false;
 }
 
-// As a broken network or a killed peer would: both ends see the end of the stream. Sockets that
-// listen and the driver's own connection stay.
-inline void Cut(bool tcp) {
+// As a broken network or a killed peer would: both ends see the end of the connection. Sockets that
+// listen and `own`, the driver's connection, stay.
+inline void Cut(bool tcp, int type, int own) {
   const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir("/proc/self/fd"), ::closedir);
   if (open == nullptr) return;
   while (const dirent* entry = ::readdir(open.get())) {
@@ -65,7 +66,7 @@ inline void Cut(bool tcp) {
     };
     const int domain = option(SO_DOMAIN);
     const bool matches = tcp ? domain == AF_INET || domain == AF_INET6 : domain == AF_UNIX;
-    if (matches && option(SO_TYPE) == SOCK_STREAM && option(SO_ACCEPTCONN) == 0) {
+    if (matches && fd != own && option(SO_TYPE) == type && option(SO_ACCEPTCONN) == 0) {
       ::shutdown(fd, SHUT_RDWR);
     }
   }
@@ -88,8 +89,9 @@ inline int Report(const Driver& to, const char* name) {
     do {
       received = ::recv(fd, text.data(), text.size() - 1, 0);
     } while (received < 0 && errno == EINTR);
-    if (std::strcmp(text.data(), "cut tcp") == 0) Cut(/*tcp=*/true);
-    if (std::strcmp(text.data(), "cut unix") == 0) Cut(/*tcp=*/false);
+    if (std::strcmp(text.data(), "cut tcp") == 0) Cut(/*tcp=*/true, SOCK_STREAM, fd);
+    if (std::strcmp(text.data(), "cut unix") == 0) Cut(/*tcp=*/false, SOCK_STREAM, fd);
+    if (std::strcmp(text.data(), "cut packets") == 0) Cut(/*tcp=*/false, SOCK_SEQPACKET, fd);
     if (std::strncmp(text.data(), "fail ", 5) == 0) error = std::atoi(text.data() + 5);
   }
   ::close(fd);
