@@ -106,8 +106,11 @@ class Builder {
   }
 
   [[nodiscard]] bool Restarts(int step) const {
-    return std::find(config_.restarts.begin(), config_.restarts.end(), step) !=
-           config_.restarts.end();
+    const bool near_square = 4 * program_.q <= 5 * program_.p;
+    const std::vector<int>& restarts = near_square && !config_.restarts_near_square.empty()
+                                           ? config_.restarts_near_square
+                                           : config_.restarts;
+    return std::find(restarts.begin(), restarts.end(), step) != restarts.end();
   }
 
   absl::Status CheckBounded() const {

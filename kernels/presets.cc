@@ -125,6 +125,7 @@ absl::Status SetRestarts(absl::string_view field, absl::string_view value,
     }
   }
   config.restarts = std::move(restarts);
+  config.restarts_near_square.clear();
   return absl::OkStatus();
 }
 
@@ -143,6 +144,7 @@ MuonPreset DmuonPreset() {
   preset.config.newton_schulz.coefficients = PolarExpressCoefficients(kSafety);
   // Before step 3 is more accurate on most matrices and overflows on some (docs/maths.md).
   preset.config.newton_schulz.restarts = {2};
+  preset.config.newton_schulz.restarts_near_square = {2, 4};
   return preset;
 }
 

@@ -75,6 +75,7 @@ absl::StatusOr<kernels::MuonConfig> FromProto(const v1::GroupConfig& config) {
       newton_schulz.coefficients.push_back({step.a(), step.b(), step.c()});
     }
     newton_schulz.restarts.assign(config.restarts().begin(), config.restarts().end());
+    newton_schulz.restarts_near_square.clear();
   } else if (config.restarts_size() > 0) {
     return absl::InvalidArgumentError(
         "GroupConfig.restarts without GroupConfig.coefficients: restarts belong to a list");

@@ -86,9 +86,13 @@ TEST(NewtonSchulzCpu, HalfPrecisionGramFollowsThePolynomialOnEverySpectrum) {
   const NewtonSchulzConfig config = Config("dmuon", "float16");
   for (const auto& [rows, cols] : Shapes()) {
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
-      EXPECT_LT(Error(lane, config, matrix), name == "gaussian" ? 0.035 : 0.11)
+      // One restart where the matrix is wide, two where it is nearly square.
+      const bool wide = 4 * std::max(rows, cols) > 5 * std::min(rows, cols);
+      const double bound = !wide ? 0.03 : name == "half zero" ? 0.11 : 0.04;
+      EXPECT_LT(Error(lane, config, matrix), name == "gaussian" ? 5e-3 : bound)
           << name << " " << rows << "x" << cols;
-      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, matrix)), 1.25)
+      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, matrix)),
+                wide ? 1.25 : 1.15)
           << name << " " << rows << "x" << cols;
     }
   }
@@ -99,7 +103,7 @@ TEST(NewtonSchulzCpu, TwoRestartsFollowItClosely) {
   reference::Random random(1);
   NewtonSchulzConfig config = Config("dmuon", "float16");
   config.restarts = {2, 4};
-  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{256, 256}, {384, 128}}) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{256, 512}, {384, 128}}) {
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
       EXPECT_LT(Error(lane, config, matrix), name == "gaussian" ? 5e-3 : 0.03)
           << name << " " << rows << "x" << cols;
@@ -154,7 +158,7 @@ TEST(NewtonSchulzCpu, SinglePrecisionIsTheReferenceUpToItsRounding) {
   for (const auto& [rows, cols] : Shapes()) {
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
       EXPECT_LT(Error(lane, Config("torch", "float32"), matrix), 5e-5) << name << " " << rows;
-      EXPECT_LT(Error(lane, Config("dmuon", "float32"), matrix), name == "gaussian" ? 2e-4 : 1e-3)
+      EXPECT_LT(Error(lane, Config("dmuon", "float32"), matrix), name == "gaussian" ? 2e-5 : 1e-3)
           << name << " " << rows << "x" << cols;
     }
     const Matrix low = WithSpectrum(rows, cols, {1.0, 0.5, 0.25}, random);
