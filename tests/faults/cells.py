@@ -170,9 +170,10 @@ class Run:
                 self.result.wrong.append(
                     f"not done after {patience:.0f} s: somebody waits for ever"
                 )
+                self.result.logs = self.group.status()
             self._judge()
             if self.result.wrong:
-                self.result.logs = self.group.logs()
+                self.result.logs += self.group.logs()
         finally:
             self.loop.close()
             shutil.rmtree(folder, ignore_errors=True)

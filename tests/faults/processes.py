@@ -212,6 +212,21 @@ class Group:
         ]
         return self.loop.start("trainer", rank, command, points)
 
+    def status(self) -> str:
+        """What the daemons that live say of the job, and what each of their trainers is in."""
+        text = []
+        for node in range(self.nodes):
+            command = [program("dmuonctl"), "status", f"--address={self.loop.folder}/{node}.sock"]
+            told = subprocess.run(
+                [*command, "--json"], capture_output=True, text=True, timeout=20, check=False
+            )
+            text.append(f"--- status of node {node}\n{told.stdout}{told.stderr}")
+        for process in self.loop.processes:
+            if process.popen.poll() is None and process.popen.stdout is not None:
+                called = Path(f"/proc/{process.pid}/syscall").read_text()
+                text.append(f"--- {process.role} {process.index}, pid {process.pid}: {called}")
+        return "\n".join(text) + "\n"
+
     def logs(self) -> str:
         text = [
             f"--- {path.name}\n{path.read_text(errors='replace')}"
