@@ -11,6 +11,7 @@ from dmuond._proto import lane_pb2, peer_pb2, trainer_pb2, types_pb2
 CORPUS = Path(__file__).with_name("corpus")
 OWN_KEY, OWN_ATTEMPT = 1, 2
 ROWS, COLUMNS = 8, 16
+OWNER = 0  # the node whose lane gets the matrix
 
 
 def write(target: str, name: str, data: bytes) -> None:
@@ -101,22 +102,69 @@ def peer_messages() -> None:
         body = peer_pb2.MemberMessage(**fields).SerializeToString()
         return bytes([node]) + struct.pack("<H", len(body)) + body
 
-    attempt = (1 << 32) + 1
+    def attempt(number: int) -> int:
+        return (1 << 32) + number
+
+    own_digest = 1
     common = {"job": "fuzz", "world_size": 1}
     join = peer_pb2.JoinRequest(node=1, nodes=2, lanes=1, boot_id=5)
     session = peer_pb2.RankSession(rank=0, node=1, incarnation=1, **common)
     registration = peer_pb2.Registration(rank=0, node=1, home_lane=0, **common, **layout())
-    submitted = {"rank": 0, "attempt": attempt, "step": 1, "scalars": scalars()}
+    attached = peer_pb2.RankAttached(rank=0, incarnation=1)
+
+    def plan_ready(node: int) -> bytes:
+        return at(node, plan_ready=peer_pb2.PlanReady(node=node, digest=own_digest, epoch=1))
+
+    def rail_ready(node: int, number: int, operation: int, kind: int) -> bytes:
+        ready = {"operation": operation, "kind": kind, "bucket": 0, "rail": 0}
+        return at(node, rail_ready=peer_pb2.RailReady(attempt=attempt(number), node=node, **ready))
+
+    def vote(node: int, number: int, kind: int) -> bytes:
+        told = peer_pb2.Vote(attempt=attempt(number), node=node, plan_digest=own_digest)
+        if kind == peer_pb2.ATTEMPT_KIND_STEP and node == OWNER:
+            told.norms.add(unit=0, sums=[1.0])
+        return at(node, vote=told)
+
+    def submitted(number: int, step: int, kind: int) -> bytes:
+        told = {"rank": 0, "attempt": attempt(number), "step": step, "kind": kind}
+        message = peer_pb2.RankSubmitted(incarnation=1, **told)
+        if kind == peer_pb2.ATTEMPT_KIND_STEP:
+            message.scalars.CopyFrom(scalars())
+        return at(1, submitted=message)
+
+    def whole(number: int, step: int, kind: int) -> bytes:
+        collect, publish = peer_pb2.RAIL_OPERATION_COLLECT, peer_pb2.RAIL_OPERATION_PUBLISH
+        parts = [submitted(number, step, kind)]
+        parts += [rail_ready(node, number, collect, kind) for node in (0, 1)]
+        parts += [vote(node, number, kind) for node in (0, 1)]
+        parts += [rail_ready(node, number, publish, kind) for node in (0, 1)]
+        return b"".join(parts)
+
+    push, step = peer_pb2.ATTEMPT_KIND_PUSH, peer_pb2.ATTEMPT_KIND_STEP
     begin = at(1, join=join) + at(1, rank_session=session) + at(1, registration=registration)
+    open_ = begin + plan_ready(0) + plan_ready(1) + at(1, rank_attached=attached)
+    pushed = open_ + whole(1, 0, push)
+    stepped = pushed + whole(2, 1, step)
+    written = {"attempt": attempt(2)}
+    saved = stepped
+    for node in (0, 1):
+        told = peer_pb2.SnapshotWritten(node=node, **written)
+        saved += at(node, snapshot_written=told)
+    saved += at(0, manifest_written=peer_pb2.ManifestWritten(**written))
     for name, messages in {
         "registered": begin,
-        "two_nodes": begin + at(0, plan_ready=peer_pb2.PlanReady(node=0, digest=1)),
-        "gone": begin + at(1, rank_gone=peer_pb2.RankGone(rank=0, incarnation=1, detail="gone")),
-        "submitted": begin + at(1, submitted=peer_pb2.RankSubmitted(**submitted)),
-        "vote": begin + at(1, vote=peer_pb2.Vote(attempt=attempt, node=1, plan_digest=1)),
-        "rail": begin + at(1, rail_ready=peer_pb2.RailReady(attempt=attempt, node=1, bucket=0)),
-        "lane_lost": begin + at(1, lane_lost=peer_pb2.LaneLost(lane=1, detail="killed")),
+        "two_nodes": open_,
+        "pushed": pushed,
+        "stepped": stepped,
+        "saved": saved,
+        "asked": stepped + at(1, snapshot_request=peer_pb2.SnapshotRequest()),
+        "loaded": saved + at(1, load_snapshot=peer_pb2.LoadSnapshotOf(step=1, why="asked")),
+        "state": stepped + at(1, member_state=peer_pb2.MemberState(epoch=1)),
+        "gone": stepped + at(1, rank_gone=peer_pb2.RankGone(rank=0, incarnation=1, detail="gone")),
+        "left": begin + at(1, rank_gone=peer_pb2.RankGone(rank=0, incarnation=1, detail="gone")),
+        "lane_lost": stepped + at(1, lane_lost=peer_pb2.LaneLost(lane=1, detail="killed")),
         "rendezvous": begin + at(1, rendezvous=peer_pb2.Rendezvous(node=1, epoch=1, blob=b"b")),
+        "broken": begin + at(0, plan_ready=peer_pb2.PlanReady(node=0, error="no", epoch=1)),
     }.items():
         write("peer_messages", name, messages)
 
