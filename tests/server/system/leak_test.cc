@@ -38,6 +38,17 @@ constexpr int64_t kResidentSlackKib = 4096 * kSanitizersFactor;
 constexpr int64_t kThreadSlack = 4;
 constexpr int64_t kMappingSlack = 4 * kThreadSlack * kSanitizersFactor;
 
+// Of the process's descriptors, those of shared memory: it has no names.
+int64_t Memfds(const fs::path& descriptors) {
+  int64_t memfds = 0;
+  std::error_code gone;
+  for (const auto& entry : fs::directory_iterator(descriptors, gone)) {
+    const fs::path target = fs::read_symlink(entry.path(), gone);
+    memfds += !gone && target.string().starts_with("/memfd:") ? 1 : 0;
+  }
+  return memfds;
+}
+
 int64_t Entries(const fs::path& directory) {
   std::error_code gone;
   return std::distance(fs::directory_iterator(directory, gone), fs::directory_iterator());
@@ -48,7 +59,7 @@ struct Footprint {
   int64_t threads = 0;
   int64_t mappings = 0;
   int64_t resident_kib = 0;
-  int64_t shared_objects = 0;  // in /dev/shm, of the whole machine
+  int64_t memfds = 0;
 
   static Footprint Of(pid_t pid) {
     const fs::path process = absl::StrCat("/proc/", pid);
@@ -61,10 +72,7 @@ struct Footprint {
     for (std::string line; std::getline(status, line);) {
       if (line.starts_with("VmRSS:")) footprint.resident_kib = std::stoll(line.substr(6));
     }
-    for (const auto& entry : fs::directory_iterator("/dev/shm")) {
-      footprint.shared_objects +=
-          entry.path().filename().string().find("dmuond") != std::string::npos ? 1 : 0;
-    }
+    footprint.memfds = Memfds(process / "fd");
     return footprint;
   }
   // After what the last cycle began has ended: a quarter of a second without any change.
@@ -74,21 +82,21 @@ struct Footprint {
       const Footprint first = Of(pid);
       std::this_thread::sleep_for(std::chrono::milliseconds(250));
       const Footprint second = Of(pid);
-      const bool same = first.descriptors == second.descriptors && first.threads == second.threads;
+      const bool same = first.descriptors == second.descriptors && first.memfds == second.memfds &&
+                        first.threads == second.threads;
       if (same || std::chrono::steady_clock::now() > deadline) return second;
     }
   }
   [[nodiscard]] bool Within(const Footprint& before) const {
     return descriptors <= before.descriptors && threads <= before.threads + kThreadSlack &&
            mappings <= before.mappings + kMappingSlack &&
-           resident_kib <= before.resident_kib + kResidentSlackKib &&
-           shared_objects <= before.shared_objects;
+           resident_kib <= before.resident_kib + kResidentSlackKib && memfds <= before.memfds;
   }
 };
 std::ostream& operator<<(std::ostream& out, const Footprint& footprint) {
   return out << footprint.descriptors << " descriptors, " << footprint.threads << " threads, "
              << footprint.mappings << " mappings, " << footprint.resident_kib << " KiB, "
-             << footprint.shared_objects << " shared objects";
+             << footprint.memfds << " memfds";
 }
 
 client::Layout OneMatrix(int32_t world) {
@@ -197,6 +205,7 @@ TEST_F(LeakTest, KilledTrainerProcessesLeaveNothing) {
   }
   const Footprint after = Footprint::Settled(daemon_->pid());
   EXPECT_LE(after.descriptors, before.descriptors) << before << "\n" << after;
+  EXPECT_LE(after.memfds, before.memfds) << before << "\n" << after;
   EXPECT_LE(after.mappings, before.mappings + kMappingSlack) << before << "\n" << after;
 }
 
