@@ -16,6 +16,7 @@ namespace dmuond::testing {
 namespace {
 
 constexpr std::chrono::milliseconds kDelay{15};
+constexpr int kMuchLater = 4;  // calls
 constexpr int kMessageBytesMax = 256 << 20;
 
 std::string TemporaryDirectory() {
@@ -39,8 +40,8 @@ grpc::Status Broken(const char* what) {
 }  // namespace
 
 const char* Name(Fault fault) {
-  constexpr const char* kNames[] = {"None",        "TwiceAtOnce", "AgainLater", "Delay",
-                                    "LoseRequest", "LoseReply",   "Cut"};
+  constexpr const char* kNames[] = {"None",  "TwiceAtOnce", "AgainLater", "AgainMuchLater",
+                                    "Delay", "LoseRequest", "LoseReply",  "Cut"};
   return kNames[static_cast<size_t>(fault)];
 }
 
@@ -69,6 +70,7 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
     relay_ = std::make_unique<SocketRelay>(address(), directory_ + "/inner", daemon);
   }
   ~Impl() override {
+    for (const Late& late : std::exchange(late_, {})) late.send();
     server_->Shutdown(std::chrono::system_clock::now());
     relay_.reset();
     std::error_code ignored;
@@ -84,7 +86,13 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
   }
   grpc::Status OpenSession(Context* context, const v1::OpenSessionRequest* request,
                            v1::OpenSessionReply* reply) override {
-    return Call("OpenSession", context, &Stub::OpenSession, *request, reply);
+    grpc::Status status = Call("OpenSession", context, &Stub::OpenSession, *request, reply);
+    if (status.ok()) {
+      MutexLock lock(mutex_);
+      key_.set_session(reply->session());
+      key_.set_incarnation(reply->incarnation());
+    }
+    return status;
   }
   grpc::Status RegisterLayout(Context* context, const v1::RegisterLayoutRequest* request,
                               v1::RegisterLayoutReply* reply) override {
@@ -101,6 +109,18 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
   grpc::Status WaitStep(Context* context, const v1::WaitStepRequest* request,
                         v1::WaitStepReply* reply) override {
     return Call("WaitStep", context, &Stub::WaitStep, *request, reply);
+  }
+  grpc::Status AckRollback(Context* context, const v1::AckRollbackRequest* request,
+                           v1::AckRollbackReply* reply) override {
+    return Call("AckRollback", context, &Stub::AckRollback, *request, reply);
+  }
+  grpc::Status SaveSnapshot(Context* context, const v1::SaveSnapshotRequest* request,
+                            v1::SaveSnapshotReply* reply) override {
+    return Call("SaveSnapshot", context, &Stub::SaveSnapshot, *request, reply);
+  }
+  grpc::Status LoadSnapshot(Context* context, const v1::LoadSnapshotRequest* request,
+                            v1::LoadSnapshotReply* reply) override {
+    return Call("LoadSnapshot", context, &Stub::LoadSnapshot, *request, reply);
   }
   grpc::Status CloseSession(Context* context, const v1::CloseSessionRequest* request,
                             v1::CloseSessionReply* reply) override {
@@ -141,6 +161,53 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
     return status;
   }
 
+  // A stream that lasts: what befalls it befalls its beginning.
+  grpc::Status WatchSession(Context* context, const v1::WatchSessionRequest* request,
+                            grpc::ServerWriter<v1::SessionEvent>* writer) override {
+    const Fault fault = Draw("WatchSession");
+    const auto watch = [this, request = *request](grpc::ClientContext& upstream, const auto& take) {
+      const auto reader = stub_->WatchSession(&upstream, request);
+      v1::SessionEvent event;
+      while (reader->Read(&event)) {
+        Note(event);
+        if (!take(event)) upstream.TryCancel();
+      }
+      return reader->Finish();
+    };
+    const auto drop = [](const v1::SessionEvent&) { return false; };
+    const auto keep = [](const v1::SessionEvent&) { return true; };
+    if (fault == Fault::kLoseRequest) return Broken("the request is lost");
+    if (fault == Fault::kDelay) std::this_thread::sleep_for(kDelay);  // the fault itself
+    if (fault == Fault::kAgainLater || fault == Fault::kAgainMuchLater) {
+      SendLater(fault, [watch, drop] {
+        grpc::ClientContext again;
+        again.set_deadline(std::chrono::system_clock::now() + kDelay);
+        [[maybe_unused]] const grpc::Status status = watch(again, drop);
+      });
+    }
+    const auto upstream = grpc::ClientContext::FromServerContext(*context);
+    if (fault == Fault::kLoseReply) {
+      [[maybe_unused]] const grpc::Status status = watch(*upstream, drop);
+      return Broken("an event is lost");
+    }
+    const auto other = grpc::ClientContext::FromServerContext(*context);
+    std::thread beside([&] {
+      if (fault == Fault::kCut) relay_->Cut();
+      if (fault == Fault::kTwiceAtOnce) {
+        [[maybe_unused]] const grpc::Status status = watch(*other, keep);
+      }
+    });
+    grpc::Status status =
+        watch(*upstream, [writer](const v1::SessionEvent& event) { return writer->Write(event); });
+    other->TryCancel();
+    beside.join();
+    return status;
+  }
+
+  [[nodiscard]] v1::SessionKey key() const {
+    MutexLock lock(mutex_);
+    return key_;
+  }
   [[nodiscard]] std::vector<std::string> complaints() const {
     MutexLock lock(mutex_);
     return complaints_;
@@ -151,6 +218,11 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
   }
 
  private:
+  // A copy that is sent when the trainer has made so many further calls.
+  struct Late {
+    int calls = 0;
+    std::function<void()> send;
+  };
   template <typename Message>
   struct Replies {
     std::vector<Message> messages;
@@ -183,22 +255,27 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
   grpc::Status Apply(const std::string& method, Context* context, Reply* reply,
                      Forward<Reply> forward) {
     const Fault fault = Draw(method);
-    std::function<void()> late;
+    std::vector<Late> due;
     {
       MutexLock lock(mutex_);
-      late = std::exchange(late_, nullptr);
+      for (Late& late : std::exchange(late_, {})) {
+        (--late.calls == 0 ? due : late_).push_back(std::move(late));
+      }
     }
     grpc::Status status = Suffer(fault, method, context, reply, forward);
-    if (late != nullptr) late();
-    if (fault == Fault::kAgainLater) {
-      MutexLock lock(mutex_);
-      late_ = [forward] {
+    for (const Late& late : due) late.send();
+    if (fault == Fault::kAgainLater || fault == Fault::kAgainMuchLater) {
+      SendLater(fault, [forward] {
         grpc::ClientContext again;
         Reply ignored;
         [[maybe_unused]] const grpc::Status status = forward(again, ignored);
-      };
+      });
     }
     return status;
+  }
+  void SendLater(Fault fault, std::function<void()> send) {
+    MutexLock lock(mutex_);
+    late_.push_back({fault == Fault::kAgainLater ? 1 : kMuchLater, std::move(send)});
   }
 
   template <typename Reply>
@@ -254,6 +331,17 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
                      second.first.error_message(), "'"));
   }
 
+  // Everybody who watches hears the same of an attempt.
+  void Note(const v1::SessionEvent& event) {
+    if (!event.has_outcome()) return;
+    MutexLock lock(mutex_);
+    const auto [known, fresh] =
+        watched_.emplace(event.outcome().attempt(), event.SerializeAsString());
+    if (fresh || known->second == event.SerializeAsString()) return;
+    complaints_.push_back(
+        absl::StrCat("WatchSession tells two things of attempt ", event.outcome().attempt()));
+  }
+
   const Schedule schedule_;
   const std::string directory_;
   std::unique_ptr<Stub> stub_;
@@ -263,13 +351,16 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
   std::map<std::string, int> calls_ DMUOND_GUARDED_BY(mutex_);
   std::map<std::pair<std::string, Fault>, int> done_ DMUOND_GUARDED_BY(mutex_);
   std::vector<std::string> complaints_ DMUOND_GUARDED_BY(mutex_);
-  std::function<void()> late_ DMUOND_GUARDED_BY(mutex_);
+  std::vector<Late> late_ DMUOND_GUARDED_BY(mutex_);
+  std::map<uint64_t, std::string> watched_ DMUOND_GUARDED_BY(mutex_);  // events by attempt
+  v1::SessionKey key_ DMUOND_GUARDED_BY(mutex_);
 };
 
 TrainerProxy::TrainerProxy(const std::string& daemon, Schedule schedule)
     : impl_(std::make_unique<Impl>(daemon, std::move(schedule))) {}
 TrainerProxy::~TrainerProxy() = default;
 std::string TrainerProxy::address() const { return impl_->address(); }
+v1::SessionKey TrainerProxy::key() const { return impl_->key(); }
 std::vector<std::string> TrainerProxy::complaints() const { return impl_->complaints(); }
 std::map<std::pair<std::string, Fault>, int> TrainerProxy::done() const { return impl_->done(); }
 

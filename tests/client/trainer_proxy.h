@@ -18,19 +18,24 @@
 #include <utility>
 #include <vector>
 
+#include "dmuond/v1/trainer.pb.h"
+
 namespace dmuond::testing {
 
 enum class Fault : uint8_t {
   kNone,
-  kTwiceAtOnce,  // two copies; the trainer gets one answer
-  kAgainLater,   // a second copy arrives after the trainer's next call
-  kDelay,        // others' calls overtake it
-  kLoseRequest,  // never arrives; the trainer sees a broken connection
-  kLoseReply,    // takes effect; the trainer sees a broken connection
-  kCut,          // the connection ends while the daemon works on it
+  kTwiceAtOnce,     // two copies; the trainer gets one answer
+  kAgainLater,      // a second copy arrives after the trainer's next call
+  kAgainMuchLater,  // a second copy arrives after the trainer's fourth next call
+  kDelay,           // others' calls overtake it
+  kLoseRequest,     // never arrives; the trainer sees a broken connection
+  kLoseReply,       // takes effect; the trainer sees a broken connection
+  kCut,             // the connection ends while the daemon works on it
 };
-inline constexpr Fault kAllFaults[] = {Fault::kTwiceAtOnce, Fault::kAgainLater, Fault::kDelay,
-                                       Fault::kLoseRequest, Fault::kLoseReply,  Fault::kCut};
+inline constexpr Fault kAllFaults[] = {
+    Fault::kTwiceAtOnce, Fault::kAgainLater,  Fault::kAgainMuchLater,
+    Fault::kDelay,       Fault::kLoseRequest, Fault::kLoseReply,
+    Fault::kCut};
 [[nodiscard]] const char* Name(Fault fault);
 
 class TrainerProxy {
@@ -44,9 +49,11 @@ class TrainerProxy {
   TrainerProxy& operator=(const TrainerProxy&) = delete;
 
   [[nodiscard]] std::string address() const;
+  // Of the trainer's session, once it is open.
+  [[nodiscard]] v1::SessionKey key() const;
   // Two copies of a call that were answered differently.
   [[nodiscard]] std::vector<std::string> complaints() const;
-  // How often each fault befell each method.
+  // How often each fault befell each method, "SubmitStep" say.
   [[nodiscard]] std::map<std::pair<std::string, Fault>, int> done() const;
 
  private:
