@@ -91,6 +91,7 @@ struct Outcome {
   Attempt next_attempt;
   std::optional<StepId> durable_step;
   StepId to_step;
+  GroupEpoch epoch;  // kRolledBack: that began with it
   double gradient_norm = 0;
   double clip_coefficient = 1;
   int64_t matrices = 0;

@@ -203,6 +203,7 @@ absl::StatusOr<scheduler::Outcome> FromProto(const v1::Outcome& outcome) {
   out.next_attempt = scheduler::Attempt(outcome.next_attempt());
   if (outcome.has_durable_step()) out.durable_step = scheduler::StepId(outcome.durable_step());
   out.to_step = scheduler::StepId(outcome.to_step());
+  out.epoch = scheduler::GroupEpoch(outcome.epoch());
   out.gradient_norm = outcome.gradient_norm();
   out.clip_coefficient = outcome.clip_coefficient();
   out.matrices = outcome.matrices();
@@ -227,6 +228,7 @@ v1::Outcome ToProto(const scheduler::Outcome& outcome) {
   out.set_next_attempt(outcome.next_attempt.value());
   if (outcome.durable_step.has_value()) out.set_durable_step(outcome.durable_step->value());
   out.set_to_step(outcome.to_step.value());
+  out.set_epoch(outcome.epoch.value());
   out.set_gradient_norm(outcome.gradient_norm);
   out.set_clip_coefficient(outcome.clip_coefficient);
   out.set_matrices(outcome.matrices);

@@ -190,14 +190,20 @@ class Daemon {
   [[nodiscard]] static scheduler::StepAnswer RolledBack(const Session& session,
                                                         scheduler::StepId step,
                                                         scheduler::Attempt attempt);
-  [[nodiscard]] static absl::Status RolledBackError(int32_t rank, int64_t to_step);
+  [[nodiscard]] static absl::Status RolledBackError(int32_t rank, const Rollback& back);
   [[nodiscard]] static absl::Status CheckNotRolledBack(const Session& session);
   // Until every rank is attached and the snapshot's weights are on their way; false: not in time.
   absl::StatusOr<bool> WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
                                           const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
-  // Has the group go back; returns when this node's trainers are told so.
-  absl::StatusOr<int64_t> GoBackTo(int64_t step, const std::string& why, const Cancelled& cancelled)
+  // The snapshot that the job can go back to, read whole. Gives up the lock.
+  absl::StatusOr<int64_t> FindWayBack(int64_t step) DMUOND_REQUIRES(mutex_);
+  // Has the group go back, told already or not; returns when this node's trainers are told so.
+  Rollback TellGoBack(int64_t step, const std::string& why) DMUOND_REQUIRES(mutex_);
+  absl::StatusOr<int64_t> WaitUntilBack(const Rollback& told, const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex_);
+  // One caller's part in a LoadSnapshot, which may be repeated meanwhile.
+  absl::StatusOr<int64_t> LoadOnce(const v1::LoadSnapshotRequest& request,
+                                   const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
   void HandleJobEnded(const v1::JobEnded& ended) DMUOND_REQUIRES(mutex_);
   void GiveUpLanes() DMUOND_REQUIRES(mutex_);
   void StartNewLanes() DMUOND_REQUIRES(mutex_);

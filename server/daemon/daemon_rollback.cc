@@ -15,6 +15,9 @@
 namespace dmuond::server {
 namespace {
 
+// Answers of LoadSnapshot for who repeats it. A client has one call on its way.
+constexpr size_t kLoadsKept = 16;
+
 absl::Status SetAsideAfter(storage::Storage& storage, const std::string& job,
                            scheduler::StepId step) {
   absl::StatusOr<Restorable> to = FindRestorable(storage, job, step);
@@ -48,9 +51,11 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
     return;
   }
   job_->rolled_back = true;
+  job_->back_epoch = back.epoch();
   for (auto& [id, session] : sessions_) {
     // Who has not heard yet that it is attached learns by that where the job stands.
-    if (session.attach_reply.has_value()) session.must_acknowledge = plan.restore_step();
+    if (!session.attach_reply.has_value()) continue;
+    session.must_acknowledge = {plan.restore_step(), back.epoch()};
   }
   job_->wire = plan;
   ForgetState();
@@ -84,22 +89,24 @@ void Daemon::ForgetState() {
 
 scheduler::StepAnswer Daemon::RolledBack(const Session& session, scheduler::StepId step,
                                          scheduler::Attempt attempt) {
-  const scheduler::StepId to(*session.must_acknowledge);
+  const scheduler::StepId to(session.must_acknowledge->to_step);
   scheduler::StepAnswer answer;
   scheduler::Outcome& outcome = answer.outcome.emplace();
   outcome.kind = scheduler::OutcomeKind::kRolledBack;
   outcome.step = step;
   outcome.attempt = attempt;
   outcome.to_step = to;
+  outcome.epoch = scheduler::GroupEpoch(session.must_acknowledge->epoch);
   outcome.durable_step = to;
   outcome.detail = absl::StrCat("the job has gone back to step ", to.value());
   return answer;
 }
 
-absl::Status Daemon::RolledBackError(int32_t rank, int64_t to_step) {
+absl::Status Daemon::RolledBackError(int32_t rank, const Rollback& back) {
   return Error(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
-               Say("the job has gone back to step ", Named("to_step", to_step), ": rank ",
-                   Named("rank", rank), " must acknowledge it first"));
+               Say("the job has gone back to step ", Named("to_step", back.to_step), " in epoch ",
+                   Named("epoch", back.epoch), ": rank ", Named("rank", rank),
+                   " must acknowledge it first"));
 }
 
 absl::Status Daemon::CheckNotRolledBack(const Session& session) {
@@ -130,15 +137,18 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
   Session& session = **found;
+  const Rollback acknowledged{request.to_step(), request.epoch()};
   if (session.must_acknowledge.has_value()) {
-    if (*session.must_acknowledge != request.to_step()) return CheckNotRolledBack(session);
+    // A late call of an earlier one is no answer to this one.
+    if (session.must_acknowledge != acknowledged) return CheckNotRolledBack(session);
     session.acknowledged = std::exchange(session.must_acknowledge, std::nullopt);
     wire::FaultPoint("daemon.acknowledged");
     if (!job_->reforming) Tell(NewsOfAttached(session));
-  } else if (session.acknowledged != request.to_step()) {
+  } else if (session.acknowledged != acknowledged) {
     return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
                  Say("rank ", Named("rank", session.rank), " acknowledges step ",
-                     Named("to_step", request.to_step()), ", and the job has not gone back"));
+                     Named("to_step", request.to_step()), " in epoch ",
+                     Named("epoch", request.epoch()), ", and the job has not gone back then"));
   }
   const auto linger = options_.coordinator.step.session_linger;
   absl::StatusOr<bool> begun = WaitUntilRestarted(
@@ -158,8 +168,7 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
   return reply;
 }
 
-absl::StatusOr<int64_t> Daemon::GoBackTo(int64_t step, const std::string& why,
-                                         const Cancelled& cancelled) {
+absl::StatusOr<int64_t> Daemon::FindWayBack(int64_t step) {
   if (options_.storage == nullptr) {
     return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                  "this daemon has no --snapshot_dir: there is nothing to load");
@@ -202,23 +211,59 @@ absl::StatusOr<int64_t> Daemon::GoBackTo(int64_t step, const std::string& why,
   if (job_ == nullptr || job_->name != job || !job_->has_state) {
     return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");
   }
-  const uint32_t before = epoch_;
+  return (*to)->id.step.value();
+}
+
+Rollback Daemon::TellGoBack(int64_t step, const std::string& why) {
+  const Rollback told{step, epoch_};
   v1::MemberMessage message;
-  message.mutable_load_snapshot()->set_step((*to)->id.step.value());
+  message.mutable_load_snapshot()->set_step(step);
   message.mutable_load_snapshot()->set_why(why);
   Tell(std::move(message));
-  absl::StatusOr<bool> told = Wait(
+  return told;
+}
+
+absl::StatusOr<int64_t> Daemon::WaitUntilBack(const Rollback& told, const Cancelled& cancelled) {
+  absl::StatusOr<bool> back = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
-        return job_ == nullptr || !JobFailure().ok() || (epoch_ > before && !job_->has_state);
+        return job_ == nullptr || !JobFailure().ok() || job_->back_epoch > told.epoch;
       },
       std::chrono::steady_clock::now() + options_.coordinator.register_timeout, cancelled);
-  if (!told.ok()) return told.status();
+  if (!back.ok()) return back.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  if (!*told || job_ == nullptr) {
+  if (!*back || job_ == nullptr) {
     return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
                  "the group did not hear of it: ask again when it has formed");
   }
-  return (*to)->id.step.value();
+  return told.to_step;
+}
+
+absl::StatusOr<int64_t> Daemon::LoadOnce(const v1::LoadSnapshotRequest& request,
+                                         const Cancelled& cancelled) {
+  absl::StatusOr<Session*> found = Find(request.key());
+  if (!found.ok()) return found.status();
+  LoadCall* call = &(*found)->loads[request.call()];
+  const std::string why = absl::StrCat("rank ", (*found)->rank, " asked for it");
+  call->running = true;
+  absl::StatusOr<int64_t> answer =
+      call->told.has_value() ? absl::StatusOr<int64_t>(0) : FindWayBack(request.step());
+  // Only the session's own end takes the entry away while it runs.
+  if (found = Find(request.key()); !found.ok()) return found.status();
+  call = &(*found)->loads[request.call()];
+  if (answer.ok()) {
+    const bool first = !call->told.has_value();
+    if (first) call->told = {*answer, epoch_};
+    const Rollback told = *call->told;
+    if (first) TellGoBack(*answer, why);
+    answer = WaitUntilBack(told, cancelled);
+    if (found = Find(request.key()); !found.ok()) return found.status();
+    call = &(*found)->loads[request.call()];
+  }
+  call->running = false;
+  // Whoever repeats a call whose caller has gone goes on with it.
+  if (!absl::IsCancelled(answer.status())) call->answer = answer;
+  mutex_.Changed();
+  return answer;
 }
 
 absl::StatusOr<v1::LoadSnapshotReply> Daemon::LoadSnapshot(const v1::LoadSnapshotRequest& request,
@@ -226,8 +271,28 @@ absl::StatusOr<v1::LoadSnapshotReply> Daemon::LoadSnapshot(const v1::LoadSnapsho
   StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
-  absl::StatusOr<int64_t> step =
-      GoBackTo(request.step(), absl::StrCat("rank ", (*found)->rank, " asked for it"), cancelled);
+  std::map<uint64_t, LoadCall>& loads = (*found)->loads;
+  if (!loads.contains(request.call())) {
+    const uint64_t newest = loads.empty() ? 0 : loads.rbegin()->first;
+    if (request.call() <= newest) {
+      return Error(absl::StatusCode::kFailedPrecondition, "CALL_OUT_OF_ORDER",
+                   Say("LoadSnapshot ", Named("call", request.call()), " of rank ",
+                       Named("rank", (*found)->rank), " comes after ", Named("newest", newest)));
+    }
+    if (absl::Status back = CheckNotRolledBack(**found); !back.ok()) return back;
+    if (loads.size() >= kLoadsKept && !loads.begin()->second.running) loads.erase(loads.begin());
+    loads[request.call()];
+  }
+  absl::StatusOr<bool> turn = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(request.key());
+        return !found.ok() || !(*found)->loads[request.call()].running;
+      },
+      Deadline::max(), cancelled);
+  if (!turn.ok()) return turn.status();
+  if (!found.ok()) return found.status();
+  const std::optional<absl::StatusOr<int64_t>> known = (*found)->loads[request.call()].answer;
+  absl::StatusOr<int64_t> step = known.has_value() ? *known : LoadOnce(request, cancelled);
   if (!step.ok()) return step.status();
   v1::LoadSnapshotReply reply;
   reply.set_step(*step);
@@ -237,7 +302,10 @@ absl::StatusOr<v1::LoadSnapshotReply> Daemon::LoadSnapshot(const v1::LoadSnapsho
 absl::StatusOr<v1::LoadJobReply> Daemon::LoadJob(const v1::LoadJobRequest& request,
                                                  const Cancelled& cancelled) {
   StateLock lock(mutex_);
-  absl::StatusOr<int64_t> step = GoBackTo(request.step(), "dmuonctl asked for it", cancelled);
+  absl::StatusOr<int64_t> step = FindWayBack(request.step());
+  if (step.ok()) {
+    step = WaitUntilBack(TellGoBack(*step, "dmuonctl asked for it"), cancelled);
+  }
   if (!step.ok()) return step.status();
   v1::LoadJobReply reply;
   reply.set_step(*step);

@@ -280,7 +280,8 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
                      Named("timeout_ms", options_.step_timeout.count()), " ms"));
   }
   if (answer->outcome->kind == scheduler::OutcomeKind::kRolledBack) {
-    return RolledBackError(submission.rank.value(), answer->outcome->to_step.value());
+    return RolledBackError(submission.rank.value(),
+                           {answer->outcome->to_step.value(), answer->outcome->epoch.value()});
   }
   if (answer->outcome->kind != scheduler::OutcomeKind::kCommitted) {
     return Error(absl::StatusCode::kUnavailable, "PUSH_ABORTED",

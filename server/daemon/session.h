@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "dmuond/v1/admin.pb.h"
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/trainer.pb.h"
@@ -38,6 +39,21 @@ struct PushedTensor {
 
 // What one load_state_dict has brought so far: (fragment of the registration, kind) -> tensor.
 using PushedState = std::map<std::pair<int32_t, v1::StateKind>, PushedTensor>;
+
+// The job's way back to a step, as a trainer hears of it.
+struct Rollback {
+  int64_t to_step = 0;
+  uint32_t epoch = 0;  // that began with it: no two ways back have the same
+
+  bool operator==(const Rollback&) const = default;
+};
+
+// A LoadSnapshot: what has come of it, for one that is repeated.
+struct LoadCall {
+  bool running = false;          // one caller sees to it; others wait for its answer
+  std::optional<Rollback> told;  // the group has been told, in this epoch: the next one may be it
+  std::optional<absl::StatusOr<int64_t>> answer;
+};
 
 // A trainer of this node, from OpenSession until it closes or is gone.
 struct Session {
@@ -70,9 +86,10 @@ struct Session {
   bool loading = false;
   // The job has gone back to this step, and the trainer has not acknowledged it: it gets no other
   // answer, and nothing of its memory is touched.
-  std::optional<int64_t> must_acknowledge;
-  std::optional<int64_t> acknowledged;  // the last such step, for one that is told again
-  scheduler::Attempt first_attempt;     // open when it had attached
+  std::optional<Rollback> must_acknowledge;
+  std::optional<Rollback> acknowledged;  // the last one, for a call that is repeated
+  std::map<uint64_t, LoadCall> loads;    // by LoadSnapshotRequest.call; the newest alone
+  scheduler::Attempt first_attempt;      // open when it had attached
 };
 
 // A rank of this node whose trainer died: what its replacement must wait for.
@@ -151,6 +168,7 @@ struct NodeJob {
   uint32_t lane_epoch = 0;    // that its lanes were started for
   bool reforming = false;     // its lanes are being replaced
   bool rolled_back = false;   // it goes back to a snapshot, and no attempt has been opened since
+  uint32_t back_epoch = 0;    // that began with its last way back; 0: none
   bool forget_state = false;  // what lies in the lanes' memory is void: a snapshot follows
   std::set<std::pair<int32_t, int32_t>> mapping;  // (rank, lane) that new lanes still map
   // Since when the group is broken.

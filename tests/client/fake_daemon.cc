@@ -108,6 +108,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   void GoBackTo(int64_t step, const std::string& trainer_state) {
     MutexLock lock(mutex_);
     goes_back_to_ = step;
+    ++back_epoch_;
     trainer_state_ = trainer_state;
   }
   void BeginEpoch() {
@@ -213,6 +214,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     if (goes_back_to_.has_value()) {
       outcome.set_kind(v1::Outcome::KIND_ROLLED_BACK);
       outcome.set_to_step(*goes_back_to_);
+      outcome.set_epoch(back_epoch_);
       return grpc::Status::OK;
     }
     if (request->attempt() != attempt_ || request->step() != step_ + 1) {
@@ -247,12 +249,15 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     }
     reply->mutable_outcome()->set_kind(v1::Outcome::KIND_ROLLED_BACK);
     reply->mutable_outcome()->set_to_step(*goes_back_to_);
+    reply->mutable_outcome()->set_epoch(back_epoch_);
     return grpc::Status::OK;
   }
   grpc::Status AckRollback(Context* /*context*/, const v1::AckRollbackRequest* request,
                            v1::AckRollbackReply* reply) override {
     MutexLock lock(mutex_);
-    if (request->to_step() != goes_back_to_) return MustAcknowledge();
+    if (request->to_step() != goes_back_to_ || request->epoch() != back_epoch_) {
+      return MustAcknowledge();
+    }
     acknowledged_.push_back(request->to_step());
     step_ = *std::exchange(goes_back_to_, std::nullopt);
     BeginEpochLocked();
@@ -263,6 +268,8 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   grpc::Status LoadSnapshot(Context* /*context*/, const v1::LoadSnapshotRequest* request,
                             v1::LoadSnapshotReply* reply) override {
     GoBackTo(request->step(), "of the snapshot");
+    MutexLock lock(mutex_);
+    loads_.push_back(request->call());
     reply->set_step(request->step());
     return grpc::Status::OK;
   }
@@ -278,6 +285,10 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   std::vector<int64_t> acknowledged() {
     MutexLock lock(mutex_);
     return acknowledged_;
+  }
+  std::vector<uint64_t> loads() {
+    MutexLock lock(mutex_);
+    return loads_;
   }
   std::vector<float> pushed() {
     MutexLock lock(mutex_);
@@ -321,9 +332,10 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     Publish(attempt_ - 1);
   }
   grpc::Status MustAcknowledge() DMUOND_REQUIRES(mutex_) {
-    return Refusal(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
-                   absl::StrCat("the job went back to step ", *goes_back_to_),
-                   {{"to_step", absl::StrCat(*goes_back_to_)}});
+    return Refusal(
+        absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
+        absl::StrCat("the job went back to step ", *goes_back_to_),
+        {{"to_step", absl::StrCat(*goes_back_to_)}, {"epoch", absl::StrCat(back_epoch_)}});
   }
 
   wire::UniqueFd listener_;
@@ -339,6 +351,8 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   bool has_state_ DMUOND_GUARDED_BY(mutex_);
   uint64_t attempt_ DMUOND_GUARDED_BY(mutex_);
   std::optional<int64_t> goes_back_to_ DMUOND_GUARDED_BY(mutex_);
+  std::vector<uint64_t> loads_ DMUOND_GUARDED_BY(mutex_);
+  uint32_t back_epoch_ DMUOND_GUARDED_BY(mutex_) = 7;  // that begins with the next way back, about
   std::vector<v1::SubmitStepRequest> submits_ DMUOND_GUARDED_BY(mutex_);
   std::vector<int64_t> acknowledged_ DMUOND_GUARDED_BY(mutex_);
   std::vector<float> pushed_ DMUOND_GUARDED_BY(mutex_);
@@ -358,6 +372,7 @@ void FakeDaemon::HoldPublishing(bool hold) { impl_->Set(&Impl::hold_publishing_,
 void FakeDaemon::RefuseAsDraining() { impl_->Set(&Impl::draining_, true); }
 std::vector<v1::SubmitStepRequest> FakeDaemon::submits() const { return impl_->submits(); }
 std::vector<int64_t> FakeDaemon::acknowledged() const { return impl_->acknowledged(); }
+std::vector<uint64_t> FakeDaemon::loads() const { return impl_->loads(); }
 std::vector<float> FakeDaemon::pushed() const { return impl_->pushed(); }
 
 }  // namespace dmuond::testing

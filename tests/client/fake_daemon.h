@@ -51,7 +51,8 @@ class FakeDaemon {
 
   [[nodiscard]] std::vector<v1::SubmitStepRequest> submits() const;
   [[nodiscard]] std::vector<int64_t> acknowledged() const;
-  [[nodiscard]] std::vector<float> pushed() const;  // the weights of the last push
+  [[nodiscard]] std::vector<uint64_t> loads() const;  // LoadSnapshotRequest.call
+  [[nodiscard]] std::vector<float> pushed() const;    // the weights of the last push
 
  private:
   class Impl;

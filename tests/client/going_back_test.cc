@@ -121,6 +121,9 @@ TEST_F(GoingBackTest, ASnapshotThatIsLoadedSetsTheNextStepBack) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(*loaded, 2);
   ExpectRolledBack(session_->Step(Scalars()), 2, "of the snapshot", false);
+  // Each a call of its own to the daemon, which answers a repeated one as the first.
+  ASSERT_TRUE(session_->LoadSnapshot(1).ok());
+  EXPECT_THAT(daemon_->loads(), ElementsAre(1, 2));
 }
 
 TEST_F(GoingBackTest, ANewEpochLosesNothing) {

@@ -69,6 +69,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.refusals: list[tuple] = []
         self.first: dict[str, Callable[[grpc.ServicerContext], None]] = {}
         self.acknowledged: list[int] = []
+        self.loads: list[int] = []  # LoadSnapshotRequest.call
         self.opened: list[pb.OpenSessionRequest] = []
         self.registered: list[pb.RegisterLayoutRequest] = []
         self.step = step
@@ -76,6 +77,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.has_state = step > 0
         self.attempt = epoch * EPOCH + 1 + self.has_state
         self.goes_back_to: int | None = None
+        self.back_epoch = 7  # that begins with the next way back, about
         self.buckets = self.BUCKETS
         self.arenas: dict[int, np.ndarray] = {}
         self._client: socket.socket | None = None
@@ -113,6 +115,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
     def roll_back(self, step: int, trainer_state: bytes = b""):
         """From now on every call is answered by it, until the trainer has acknowledged."""
         self.goes_back_to, self.trainer_state = step, trainer_state
+        self.back_epoch += 1
 
     # --- calls ---
 
@@ -251,7 +254,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
 
     def AckRollback(self, request, context):  # noqa: N802
         self._first("AckRollback", context)
-        if request.to_step != self.goes_back_to:
+        if (request.to_step, request.epoch) != (self.goes_back_to, self.back_epoch):
             self._abort_for_rollback(context)
         self.acknowledged.append(request.to_step)
         self.step, self.goes_back_to = request.to_step, None
@@ -262,6 +265,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         return pb.SaveSnapshotReply(step=self.step, path="/snapshots/1")
 
     def LoadSnapshot(self, request, context):  # noqa: N802
+        self.loads.append(request.call)
         self.roll_back(request.step, b"of the snapshot")
         return pb.LoadSnapshotReply(step=request.step)
 
@@ -284,13 +288,17 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
 
     def _rolled_back(self):
         return types.Outcome(
-            kind=types.Outcome.KIND_ROLLED_BACK, to_step=self.goes_back_to, durable_step=0
+            kind=types.Outcome.KIND_ROLLED_BACK,
+            to_step=self.goes_back_to,
+            epoch=self.back_epoch,
+            durable_step=0,
         )
 
     def _abort_for_rollback(self, context):
         code = grpc.StatusCode.FAILED_PRECONDITION
-        step = str(self.goes_back_to)
-        abort(context, code, f"the job went back to step {step}", "ROLLED_BACK", to_step=step)
+        step, epoch = str(self.goes_back_to), str(self.back_epoch)
+        why = f"the job went back to step {step}"
+        abort(context, code, why, "ROLLED_BACK", to_step=step, epoch=epoch)
 
     def _ready(self, bucket: int) -> int:
         return ctypes.c_uint64.from_address(self.page._base + 128 + 16 * bucket).value

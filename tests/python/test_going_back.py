@@ -119,6 +119,9 @@ def test_loading_a_snapshot_sets_the_next_step_back(fake):
         with pytest.raises(dmuond.RolledBack) as caught:
             session.step(scalars())
         assert caught.value.trainer_state == b"of the snapshot"
+        # Each a call of its own to the daemon, which answers a repeated one as the first.
+        assert session.load_snapshot(1) == 1
+        assert fake.loads == [1, 2]
 
 
 def test_state_that_is_lost_is_told_with_the_last_step(fake):

@@ -208,7 +208,9 @@ absl::StatusOr<Outcome> Session::Impl::Answered(const v1::Outcome& message,
   wire::FaultPoint("trainer.decided");
   timing_ = FromProto(timing);
   if (outcome.durable_step.has_value()) durable_step_ = outcome.durable_step;
-  if (outcome.kind == Outcome::Kind::kRolledBack) return RolledBack(outcome.to_step, "");
+  if (outcome.kind == Outcome::Kind::kRolledBack) {
+    return RolledBack(outcome.to_step, message.epoch(), "");
+  }
   next_attempt_ = outcome.next_attempt;
   if (outcome.kind == Outcome::Kind::kCommitted || outcome.kind == Outcome::Kind::kSkipped) {
     last_committed_step_ = outcome.step;
@@ -297,7 +299,9 @@ absl::Status Session::Impl::AskWhy() {
   }
   if (!status.ok()) return status;
   const Outcome outcome = FromProto(wait_reply_.outcome());
-  if (outcome.kind == Outcome::Kind::kRolledBack) return RolledBack(outcome.to_step, "");
+  if (outcome.kind == Outcome::Kind::kRolledBack) {
+    return RolledBack(outcome.to_step, wait_reply_.outcome().epoch(), "");
+  }
   if (outcome.kind == Outcome::Kind::kAborted && !outcome.retry) return Aborted(outcome);
   return absl::OkStatus();
 }
@@ -358,6 +362,7 @@ absl::StatusOr<int64_t> Session::Impl::LoadSnapshot(int64_t step) {
     v1::LoadSnapshotRequest request;
     *request.mutable_key() = link_->Key();
     request.set_step(step);
+    request.set_call(++loads_);
     status =
         link_->channel().Call("LoadSnapshot", &v1::Trainer::Stub::LoadSnapshot, request, reply, {});
   }

@@ -44,6 +44,7 @@ class Session::Impl {
   const Options options_;
   Registered registered_;
   int64_t last_committed_step_ = 0;
+  uint64_t loads_ = 0;  // LoadSnapshot calls
   std::optional<int64_t> durable_step_;
   std::string trainer_state_;
   uint64_t next_attempt_ = 0;
@@ -83,7 +84,7 @@ class Session::Impl {
   // and has a successor: an error of reason ROLLED_BACK, when the weights of that step lie there.
   absl::Status Settle(absl::Status status);
   [[nodiscard]] bool IsTheEnd(const absl::Status& status);
-  absl::Status Acknowledge(int64_t to_step);
+  absl::Status Acknowledge(int64_t to_step, uint32_t epoch);
   absl::Status ComeBack(const absl::Status& why);
   absl::Status TryComeBack();
   [[nodiscard]] absl::Status NotBack(const absl::Status& last);

@@ -2,6 +2,8 @@
 // in the job again, and tells the caller where to go on.
 #include <algorithm>
 #include <iostream>
+#include <map>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -71,9 +73,14 @@ absl::Status Session::Impl::Settle(absl::Status status) {
   for (;;) {
     const std::string reason = ReasonOf(status);
     if (reason == kRolledBack) {
+      std::map<std::string, std::string> told = MetadataOf(status);
       int64_t to_step = 0;
-      if (!absl::SimpleAtoi(MetadataOf(status)["to_step"], &to_step)) return status;
-      status = Acknowledge(to_step);
+      uint32_t epoch = 0;
+      if (!absl::SimpleAtoi(told["to_step"], &to_step) ||
+          !absl::SimpleAtoi(told["epoch"], &epoch)) {
+        return status;
+      }
+      status = Acknowledge(to_step, epoch);
     } else if (IsTheEnd(status)) {
       absl::Status back = ComeBack(status);
       if (!back.ok()) return back;
@@ -83,7 +90,7 @@ absl::Status Session::Impl::Settle(absl::Status status) {
     }
     undecided_ = false;
     if (status.ok()) status = TryWaitPublished(kPublishedWithin);
-    if (status.ok()) return RolledBack(last_committed_step_, ": continue from there");
+    if (status.ok()) return RolledBack(last_committed_step_, 0, ": continue from there");
   }
 }
 
@@ -98,10 +105,11 @@ bool Session::Impl::IsTheEnd(const absl::Status& status) {
   return !status.ok() && reason.empty() && link_->lost();
 }
 
-absl::Status Session::Impl::Acknowledge(int64_t to_step) {
+absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   v1::AckRollbackRequest request;
   *request.mutable_key() = link_->Key();
   request.set_to_step(to_step);
+  request.set_epoch(epoch);
   v1::AckRollbackReply reply;
   absl::Status status = CheckOpen("AckRollback");
   if (!status.ok()) return status;

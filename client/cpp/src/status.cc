@@ -77,11 +77,12 @@ absl::Status WrongState(const std::string& message) {
   return MakeError(absl::StatusCode::kFailedPrecondition, kSessionState, message);
 }
 
-absl::Status RolledBack(int64_t to_step, absl::string_view more) {
+absl::Status RolledBack(int64_t to_step, uint32_t epoch, absl::string_view more) {
   google::rpc::ErrorInfo info;
   info.set_reason(kRolledBack);
   info.set_domain(kDomain);
   (*info.mutable_metadata())["to_step"] = absl::StrCat(to_step);
+  if (epoch != 0) (*info.mutable_metadata())["epoch"] = absl::StrCat(epoch);
   return WithInfo(absl::AbortedError(absl::StrCat("the job went back to step ", to_step, more)),
                   info);
 }

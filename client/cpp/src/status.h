@@ -27,8 +27,8 @@ inline constexpr char kStateLost[] = "STATE_LOST";
                                      const std::string& message);
 [[nodiscard]] absl::Status DaemonLost(absl::string_view what);
 [[nodiscard]] absl::Status WrongState(const std::string& message);
-// Metadata: to_step.
-[[nodiscard]] absl::Status RolledBack(int64_t to_step, absl::string_view more);
+// Metadata: to_step and, where it is to be acknowledged, epoch (else 0).
+[[nodiscard]] absl::Status RolledBack(int64_t to_step, uint32_t epoch, absl::string_view more);
 [[nodiscard]] absl::Status StateLost(const std::string& message);
 // Of an outcome that no retry can help.
 [[nodiscard]] absl::Status Aborted(const Outcome& outcome);

@@ -68,6 +68,7 @@ class Member(abc.ABC):
         self._layout = pb.RegisterLayoutRequest()
         self._arena_bytes: dict[int, int] = {}
         self._in_job = False  # the job has state, and this rank its place in it
+        self._loads = 0  # calls of LoadSnapshot
         self._moved = False  # the arenas are others, and the caller has not been told
         self._published_attempt = 0  # newest whose weights this rank has waited for
         self._signalled: set[int] = set()  # buckets, under next_attempt
@@ -202,7 +203,7 @@ class Member(abc.ABC):
                     return call()
                 except errors.Error as error:
                     if error.reason == _ROLLED_BACK:
-                        raise self._roll_back(int(error.metadata["to_step"])) from None
+                        raise self._roll_back(*_where_to(error)) from None
                     if error.reason == "STATE_LOST" and not isinstance(error, errors.StateLost):
                         raise self._state_lost(str(error)) from error
                     raise
@@ -265,17 +266,17 @@ class Member(abc.ABC):
         self._moved = True
         return self._go_on_from(returned.attached.next_attempt)
 
-    def _roll_back(self, to_step: int) -> errors.RolledBack:
+    def _roll_back(self, to_step: int, epoch: int) -> errors.RolledBack:
         """Lets the daemon write the weights of `to_step`. Returns what to raise."""
         while True:
-            request = pb.AckRollbackRequest(key=self._link.key, to_step=to_step)
+            request = pb.AckRollbackRequest(key=self._link.key, to_step=to_step, epoch=epoch)
             try:
                 reply = self._call("AckRollback", request)
                 break
             except errors.Error as error:
                 if error.reason != _ROLLED_BACK:
                     raise
-                to_step = int(error.metadata["to_step"])  # further back meanwhile
+                to_step, epoch = _where_to(error)  # back once more meanwhile
         self.last_committed_step, self.trainer_state = to_step, reply.trainer_state
         if self.durable_step is not None:
             self.durable_step = min(self.durable_step, to_step)
@@ -295,7 +296,7 @@ class Member(abc.ABC):
     def _refuse(self, outcome: types.Outcome) -> None:
         """Returns where the attempt may be tried again."""
         if outcome.kind == types.Outcome.KIND_ROLLED_BACK:
-            raise self._roll_back(outcome.to_step)
+            raise self._roll_back(outcome.to_step, outcome.epoch)
         if outcome.retry:
             return
         if outcome.reason == types.Outcome.REASON_STATE_LOST:
@@ -366,6 +367,11 @@ def _close_at_exit(reference: weakref.ref[Member]) -> None:
         session.close()
     except errors.Error as error:
         print(f"dmuond: {error}", file=sys.stderr)
+
+
+def _where_to(error: errors.Error) -> tuple[int, int]:
+    """Step and epoch of an error ROLLED_BACK."""
+    return int(error.metadata["to_step"]), int(error.metadata["epoch"])
 
 
 def _has_elements(box: types.Box) -> bool:

@@ -261,12 +261,9 @@ class Session(Member):
 
         One rank calls it. Every rank's next step raises RolledBack, this one's too.
         """
-        reply = self._surviving(
-            lambda: self._call(
-                "LoadSnapshot", pb.LoadSnapshotRequest(key=self._link.key, step=step)
-            )
-        )
-        return reply.step
+        self._loads += 1
+        request = pb.LoadSnapshotRequest(key=self._link.key, step=step, call=self._loads)
+        return self._surviving(lambda: self._call("LoadSnapshot", request)).step
 
     # --- the end ---
 
