@@ -39,6 +39,17 @@ double NewtonSchulzFlops(int64_t rows, int64_t cols) {
   return p * p * (6 * q + 14 * p);
 }
 
+CostTable CpuCosts(int32_t threads) {
+  // Cores share the way to memory: the second one adds little to it, the tenth nothing.
+  constexpr double kTflopsPerThread = 0.05;
+  constexpr double kGigabytesPerThread = 6;
+  constexpr double kGigabytesMax = 24;
+  CostTable table;
+  table.tflops = kTflopsPerThread * threads;
+  table.gigabytes_per_second = std::min(kGigabytesPerThread * threads, kGigabytesMax);
+  return table;
+}
+
 CostModel::CostModel(CostTable table) : table_(std::move(table)) {
   std::erase_if(table_.entries, [](const CostEntry& entry) {
     return entry.rows <= 0 || entry.cols <= 0 || entry.batch <= 0 || !(entry.microseconds > 0);

@@ -33,12 +33,16 @@ struct CostTable {
   std::string device;                    // for which device, driver and build it was measured
   std::vector<CostEntry> entries;        // any order; sorted by the model
   std::vector<ShapeChoice> choices;      // of shapes that do not take the device's default
-  double tflops = 400;                   // sustained rate of symmetric Newton-Schulz, TFLOP/s
+  double tflops = 400;                   // sustained rate of symmetric Newton-Schulz, TFLOP/s: H200
   double gigabytes_per_second = 3700;    // passes over memory
   double launch_us = 20;                 // fixed cost of a batch
   double piece_bytes_per_element = 32;   // AdamW traffic
   double matrix_bytes_per_element = 38;  // passes around Newton-Schulz
 };
+
+// The analytic default of a lane that is `threads` cores of a CPU: rough, so that times which the
+// planner gives are of the right order. Tables measured on the machine do better.
+[[nodiscard]] CostTable CpuCosts(int32_t threads);
 
 class CostModel {
  public:

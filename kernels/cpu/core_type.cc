@@ -1,5 +1,7 @@
 #include "kernels/cpu/core_type.h"
 
+#include <cstdlib>
+
 namespace dmuond::kernels::cpu {
 
 #if defined(__x86_64__)
@@ -22,5 +24,10 @@ std::string OpenBlasCoreType() {
 std::string OpenBlasCoreType() { return ""; }
 
 #endif
+
+std::string LaneCoreType() {
+  const char* set = std::getenv(kCoreTypeVariable);
+  return set != nullptr ? set : OpenBlasCoreType();
+}
 
 }  // namespace dmuond::kernels::cpu

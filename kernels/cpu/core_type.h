@@ -14,6 +14,8 @@ inline constexpr char kCoreTypeVariable[] = "OPENBLAS_CORETYPE";
 // own choice is as good as any. It is read when the library is loaded, so it must stand in a
 // process's environment before that starts. Threads: any.
 [[nodiscard]] std::string OpenBlasCoreType();
+// What a lane that this process starts has there: what the user has set, else OpenBlasCoreType().
+[[nodiscard]] std::string LaneCoreType();
 
 }  // namespace dmuond::kernels::cpu
 

@@ -178,6 +178,9 @@ std::vector<Finding> CheckDaemon(const std::string& socket, absl::Duration timeo
   Finding daemon{.what = "daemon",
                  .detail = absl::StrCat("version ", status->version(), ", up ",
                                         HumanSeconds(status->uptime_s()))};
+  if (!status->core_type().empty()) {
+    absl::StrAppend(&daemon.detail, ", OpenBLAS core type of its lanes ", status->core_type());
+  }
   if (status->version() != kBuildVersion) {
     daemon.verdict = Verdict::kWarn;
     absl::StrAppend(&daemon.detail, ", dmuonctl is ", kBuildVersion);

@@ -6,12 +6,10 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/parse.h"
-#include "absl/flags/usage.h"
-#include "absl/flags/usage_config.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "server/command_line.h"
 #include "server/ctl/command.h"
 #include "server/ctl/connection.h"
 #include "server/version.h"
@@ -79,19 +77,6 @@ std::string Usage() {
   return usage;
 }
 
-void SetUsage() {
-  absl::SetProgramUsageMessage(Usage());
-  absl::FlagsUsageConfig usage;
-  const auto ours = [](absl::string_view file) {
-    return absl::EndsWith(file, "server/ctl/main.cc");
-  };
-  usage.contains_helpshort_flags = ours;
-  usage.contains_help_flags = ours;
-  usage.contains_helppackage_flags = ours;
-  usage.version_string = [] { return absl::StrCat("dmuonctl ", server::kBuildVersion, "\n"); };
-  absl::SetFlagsUsageConfig(usage);
-}
-
 Options ReadOptions() {
   return {.address = ResolveAddress(absl::GetFlag(FLAGS_address)),
           .json = absl::GetFlag(FLAGS_json),
@@ -111,14 +96,27 @@ Options ReadOptions() {
 }
 
 int Main(int argc, char** argv) {
-  SetUsage();
-  const std::vector<char*> rest = absl::ParseCommandLine(argc, argv);
-  if (rest.size() < 2 || std::string(rest[1]) == "help") {
-    (rest.size() < 2 ? std::cerr : std::cout) << Usage();
-    return rest.size() < 2 ? kExitUsage : kExitOk;
+  const CommandLine line = ReadCommandLine(argc, argv, "server/ctl/main.cc");
+  const std::string name = line.arguments.empty() ? "" : line.arguments[0];
+  // What a command after `run` means by its flags is for the command to say.
+  const bool runs = name == "run" && line.arguments.size() > 1 && !line.separated;
+  if (!runs && (line.help || line.version || name == "help")) {
+    std::cout << (line.version ? absl::StrCat("dmuonctl ", kBuildVersion, "\n")
+                               : absl::StrCat(Usage(), "\n", HelpText("server/ctl/main.cc")));
+    return kExitOk;
   }
-  const std::string name = rest[1];
-  const Arguments arguments(rest.begin() + 2, rest.end());
+  if (runs && (line.help || line.version || !line.mistakes.empty())) {
+    return FailUsage(
+        absl::StrCat("a command with flags of its own stands after `--`: dmuonctl run "
+                     "-- ",
+                     line.arguments[1], " …"));
+  }
+  if (!line.mistakes.empty()) return FailUsage(absl::StrJoin(line.mistakes, "\ndmuonctl: "));
+  if (name.empty()) {
+    std::cerr << Usage();
+    return kExitUsage;
+  }
+  const Arguments arguments(line.arguments.begin() + 1, line.arguments.end());
   for (const Subcommand& subcommand : kSubcommands) {
     if (name == subcommand.name) return subcommand.run(ReadOptions(), arguments);
   }

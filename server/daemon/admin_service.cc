@@ -66,7 +66,7 @@ class AdminService final : public v1::Admin::Service {
                            v1::SetLogLevelReply* reply) override {
     absl::StatusOr<log::Level> level = log::ParseLevel(request->level());
     if (!level.ok()) return ToGrpc(level.status());
-    reply->set_previous(log::Name(log::SetLevel(*level)));
+    reply->set_previous(log::Name(daemon_.SetLogLevel(*level)));
     return grpc::Status::OK;
   }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
@@ -78,16 +79,26 @@ absl::StatusOr<config::ConfigFile> ParseConfigText(const std::string& text,
 absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
   absl::StatusOr<ParsedFlags> flags = ParseFlags(argc, argv);
   if (!flags.ok()) return flags.status();
+  if (!flags->answer.empty()) {
+    Config config;
+    config.answer = flags->answer;
+    return config;
+  }
+  std::vector<std::string> mistakes = std::move(flags->mistakes);
   config::ConfigFile values = flags->defaults;
   if (!flags->config_path.empty()) {
     absl::StatusOr<config::ConfigFile> file = ReadConfigFile(flags->config_path);
-    if (!file.ok()) return file.status();
-    Override(*file, values);
+    if (file.ok()) Override(*file, values);
+    if (!file.ok()) mistakes.emplace_back(file.status().message());
   }
-  if (absl::Status status = OverrideByEnvironment(values); !status.ok()) return status;
+  if (absl::Status status = OverrideByEnvironment(values); !status.ok()) {
+    mistakes.emplace_back(status.message());
+  }
   Override(flags->given, values);
+  // What could not be read stands at its default, which is no further mistake.
   absl::StatusOr<Config> config = Check(values);
-  if (!config.ok()) return config;
+  if (!config.ok()) mistakes.emplace_back(config.status().message());
+  if (!mistakes.empty()) return absl::InvalidArgumentError(absl::StrJoin(mistakes, "\n"));
   config->print_config = flags->print_config;
   config->check_config = flags->check_config;
   return config;

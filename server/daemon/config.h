@@ -65,12 +65,12 @@ struct Config {
   bool replan = false;
   int64_t snapshot_staging_bytes = 0;
 
-  std::string state_dir;  // empty: nothing is written
   log::Level log_level = log::Level::kInfo;
   log::Format log_format = log::Format::kKeyValue;
 
   bool print_config = false;
   bool check_config = false;
+  std::string answer;  // to --help or --version, to be printed; all else is as by default then
   config::ConfigFile values;  // all of this as text, for ToText()
 
   [[nodiscard]] mode_t socket_mode() const { return socket_gid.has_value() ? 0660 : 0600; }
@@ -80,8 +80,7 @@ struct Config {
 };
 
 // Parses the command line, reads file and environment, checks everything. INVALID_ARGUMENT: one
-// line for each mistake, naming flag and value. A command line that absl does not understand ends
-// the process, as do --help and --version.
+// line for each mistake, wherever it was made, naming flag and value.
 [[nodiscard]] absl::StatusOr<Config> LoadConfig(int argc, char** argv);
 
 // The settings as a file that --config would read, values filled in, in the order of config.proto.

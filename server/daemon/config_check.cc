@@ -302,8 +302,6 @@ class Checker {
 
   void Writing() {
     const config::ConfigFile& values = config_.values;
-    config_.state_dir = values.state_dir();
-    if (!config_.state_dir.empty()) CheckWritable("state_dir", config_.state_dir);
     const absl::StatusOr<log::Level> level = log::ParseLevel(values.log_level());
     if (level.ok()) config_.log_level = *level;
     if (!level.ok()) Wrong("log_level", values.log_level(), level.status().message());

@@ -4,6 +4,7 @@
 #define DMUOND_SERVER_DAEMON_CONFIG_FLAGS_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/daemon/config.pb.h"
@@ -16,9 +17,11 @@ struct ParsedFlags {
   std::string config_path;      // empty: no file
   bool print_config = false;
   bool check_config = false;
+  std::string answer;                 // to --help or --version; empty: neither was asked for
+  std::vector<std::string> mistakes;  // what could not be read, one sentence each
 };
 
-// INVALID_ARGUMENT for arguments that are no flags.
+// INTERNAL: flags and fields do not fit each other.
 [[nodiscard]] absl::StatusOr<ParsedFlags> ParseFlags(int argc, char** argv);
 
 // Sets the field from text as it stands on a command line. INVALID_ARGUMENT naming both.

@@ -196,13 +196,14 @@ AddressedMessages Coordinator::OnRegistration(TimePoint now, int32_t from,
 }
 
 std::optional<v1::CostTable> Coordinator::CostsOfPlan() const {
-  std::optional<v1::CostTable> here;
-  if (options_.costs.has_value()) here = ToProto(*options_.costs);
+  const v1::CostTable here = ToProto(options_.costs.value_or(options_.estimates));
   if (job_->restore_step == 0 || options_.replan) return here;
   const std::optional<v1::CostTable>& before = job_->restore_costs;
   // What was measured on another device says nothing of this one.
-  const bool other = here.has_value() && before.has_value() && here->device() != before->device();
-  return other ? here : before;
+  const bool other =
+      options_.costs.has_value() && before.has_value() && here.device() != before->device();
+  if (other) return here;
+  return before;
 }
 
 AddressedMessages Coordinator::MakePlanAndTell() {

@@ -27,7 +27,8 @@ struct CoordinatorOptions {
   int32_t nodes = 1;
   int32_t lanes_per_node = 1;
   int64_t lane_memory_bytes = 0;
-  std::optional<scheduler::CostTable> costs;  // nullopt: the analytic default
+  std::optional<scheduler::CostTable> costs;  // measured; nullopt: estimates
+  scheduler::CostTable estimates;             // analytic, for this daemon's devices
   bool replan = false;                        // a job that goes on from a snapshot too
   std::chrono::milliseconds register_timeout{120'000};
   scheduler::CoordinatorOptions step;

@@ -314,8 +314,10 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
     case Kind::kUnitIo:
       unit_answers_[report.unit_io().request()] = report.unit_io().error();
       if (!report.unit_io().error().empty()) {
-        log::Error("state was not transferred",
-                   {{"lane", absl::StrCat(lane)}, {"what", report.unit_io().error()}});
+        log::Error("state was not transferred", {{"job", job_->name},
+                                                 {"epoch", epoch_},
+                                                 {"lane", lane},
+                                                 {"what", report.unit_io().error()}});
       }
       mutex_.Changed();
       return;
@@ -324,7 +326,10 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
     case Kind::kStateLoaded:
       return HandleStateLoaded(lane, report.state_loaded());
     case Kind::kFailed:
-      log::Error("lane failed", {{"lane", absl::StrCat(lane)}, {"what", report.failed().what()}});
+      log::Error("lane failed", {{"job", job_->name},
+                                 {"epoch", epoch_},
+                                 {"lane", lane},
+                                 {"what", report.failed().what()}});
       return;
     default:
       return;
@@ -337,7 +342,11 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
   job_->lanes[lane].gone = true;
   job_->snapshots.Abandon(absl::StrCat("lane ", lane, " ended: ", last_words));
   const int32_t id = (options_.node * options_.lanes) + lane;
-  log::Error("lane lost", {{"job", job_->name}, {"lane", absl::StrCat(id)}, {"what", last_words}});
+  log::Error("lane lost", {{"job", job_->name},
+                           {"epoch", epoch_},
+                           {"step", LastCommitted()},
+                           {"lane", id},
+                           {"what", last_words}});
   v1::MemberMessage message;
   message.mutable_lane_lost()->set_lane(id);
   message.mutable_lane_lost()->set_detail(last_words);

@@ -28,6 +28,7 @@
 #include "kernels/device.h"
 #include "server/daemon/attach_server.h"
 #include "server/daemon/coordinator.h"
+#include "server/daemon/log.h"
 #include "server/daemon/session.h"
 #include "server/daemon/state_mutex.h"
 #include "server/daemon/state_transfer.h"
@@ -44,7 +45,7 @@ struct DaemonOptions {
   std::string rail_address;  // that lanes' peer groups listen on
   std::string socket;
   int lock = -1;                 // SocketDir's, which lanes inherit
-  std::string core_type;         // OpenBLAS core type for the lanes; empty: its own choice
+  std::string core_type;         // OpenBLAS core type that lanes have; empty: its own choice
   std::string token;             // that OpenSession must carry; empty: none
   int64_t job_memory_bytes = 0;  // 0: no limit
   std::chrono::milliseconds step_timeout{600'000};
@@ -113,6 +114,8 @@ class Daemon {
 
   // ---- Admin service ----
   v1::GetStatusReply Status();
+  // Of this process and its lanes, those that will be started too. Returns the level until now.
+  log::Level SetLogLevel(log::Level level);
   absl::StatusOr<v1::GetPlanReply> Plan();
   absl::StatusOr<v1::GetRoutingReply> Routing();
   absl::StatusOr<v1::SaveJobReply> SaveJob(const Cancelled& cancelled);

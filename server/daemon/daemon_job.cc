@@ -98,10 +98,6 @@ absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) 
   options.lane_index = lane_index;
   options.lock = options_.lock;
   options.device = absl::StrCat("cpu:", options_.threads_per_lane);
-  if (!options_.core_type.empty()) {
-    options.environment.emplace_back("OPENBLAS_CORETYPE", options_.core_type);
-  }
-  options.environment.emplace_back("OPENBLAS_NUM_THREADS", "1");
   LaneProcess::Callbacks callbacks;
   callbacks.on_report = [this, generation = generation_, lane_index](
                             const v1::LaneReport& report,
@@ -154,7 +150,8 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
     mutex_.Changed();
     return;
   }
-  log::Warn("layout refused", {{"job", job_->name}, {"what", refused.message()}});
+  log::Warn("layout refused",
+            {{"job", job_->name}, {"epoch", epoch_}, {"what", refused.message()}});
   for (auto& [id, session] : sessions_) {
     session.refused = status;
     ++session.refusals;
@@ -177,11 +174,13 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
 }
 
 void Daemon::EndJob(const std::string& why) {
-  log::Info("job ended", {{"job", job_->name}, {"what", why}});
+  log::Info("job ended",
+            {{"job", job_->name}, {"epoch", epoch_}, {"step", LastCommitted()}, {"what", why}});
   const int64_t durable = job_->snapshots.durable_step.value_or(0);
   if ((job_->ending || !job_->vacancies.empty()) && job_->has_state && LastCommitted() > durable) {
     log::Error("state lost: it was in memory alone, and a rank did not come back",
                {{"job", job_->name},
+                {"epoch", epoch_},
                 {"after_step", absl::StrCat(durable)},
                 {"last_step", absl::StrCat(LastCommitted())}});
   }
@@ -243,6 +242,20 @@ void Daemon::FillJobStatus(v1::JobStatus& status) {
                       : session.state == Session::State::kRegistered ? "registered"
                                                                      : "open");
   }
+}
+
+log::Level Daemon::SetLogLevel(log::Level level) {
+  StateLock lock(
+      mutex_);  // lanes start under it: each has the new level from the start, or hears it
+  const log::Level previous = log::SetLevel(level);
+  if (job_ == nullptr) return previous;
+  v1::LaneCommand command;
+  command.mutable_log_level()->set_level(log::Name(level));
+  for (LaneState& lane : job_->lanes) {
+    // Not ToLanes(): one that is not ready has begun with the old level.
+    if (lane.process != nullptr) lane.process->Send(command).IgnoreError();
+  }
+  return previous;
 }
 
 v1::GetStatusReply Daemon::Status() {

@@ -18,7 +18,8 @@ void Daemon::TellMemberState() {
   if (job_ != nullptr && options_.nodes > 1) {
     absl::StatusOr<int64_t> newest = FindNewestStep(job_->name);
     if (!newest.ok()) {
-      log::Error("no snapshot can be told of", {{"what", newest.status()}});
+      log::Error("no snapshot can be told of",
+                 {{"job", job_->name}, {"epoch", epoch_}, {"what", newest.status()}});
     } else {
       snapshot_step = *newest;
     }
@@ -52,7 +53,7 @@ void Daemon::HandleBroken(const std::string& why) {
   if (!waits || options_.coordinator.step.session_linger.count() == 0) return Abandon(lost);
   if (!job_->broken_since.has_value()) job_->broken_since = std::chrono::steady_clock::now();
   log::Warn("the job waits for the group to form anew",
-            {{"job", job_->name}, {"step", absl::StrCat(LastCommitted())}, {"what", why}});
+            {{"job", job_->name}, {"epoch", epoch_}, {"step", LastCommitted()}, {"what", why}});
   mutex_.Changed();
 }
 
@@ -66,7 +67,10 @@ void Daemon::EndBrokenJob() {
 }
 
 void Daemon::Abandon(absl::Status status) {
-  log::Error("job lost", {{"job", job_->name}, {"what", std::string(status.message())}});
+  log::Error("job lost", {{"job", job_->name},
+                          {"epoch", epoch_},
+                          {"step", LastCommitted()},
+                          {"what", std::string(status.message())}});
   Fail(std::move(status));
   job_->abandoned = true;
   if (sessions_.empty()) EndJob("nobody is left in a job that was lost");

@@ -68,7 +68,7 @@ void Daemon::StartRestore() {
     return TellPlanFailed(Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                                 "this node has no --snapshot_dir"));
   }
-  log::Info("restoring", {{"job", job_->name}, {"step", absl::StrCat(step.value())}});
+  log::Info("restoring", {{"job", job_->name}, {"epoch", epoch_}, {"step", step}});
   disk_->Post([this, step, generation = generation_, job = job_->name, inputs = job_->inputs,
                plan = job_->plan, host = job_->snapshots.host,
                groups = job_->wire.registrations(0).groups()] {
@@ -83,7 +83,7 @@ void Daemon::StartRestore() {
     if (generation != generation_ || job_ == nullptr) return;
     if (updates.ok()) return OnRestored(*from, *std::move(updates));
     log::Error("a snapshot cannot be restored",
-               {{"job", job}, {"step", absl::StrCat(step.value())}, {"what", updates.status()}});
+               {{"job", job}, {"epoch", epoch_}, {"step", step}, {"what", updates.status()}});
     TellPlanFailed(WithReason(updates.status(), "SNAPSHOT_BROKEN"), older);
   });
 }
@@ -117,7 +117,8 @@ void Daemon::HandleStateLoaded(int32_t lane, const v1::LaneReport::StateLoaded& 
   if (job_->snapshots.loading == 0 || --job_->snapshots.loading > 0) return;
   wire::FaultPoint("daemon.restored");
   job_->snapshots.restored = true;
-  log::Info("restored", {{"job", job_->name}, {"step", absl::StrCat(job_->wire.restore_step())}});
+  log::Info("restored",
+            {{"job", job_->name}, {"epoch", epoch_}, {"step", job_->wire.restore_step()}});
   OnLanesReady();
 }
 

@@ -321,6 +321,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   session.request = request.SerializeAsString();
   session.opened = reply;
   log::Info("session opened", {{"job", request.job()},
+                               {"epoch", epoch_},
                                {"rank", absl::StrCat(request.rank())},
                                {"pid", absl::StrCat(peer.pid)},
                                {"client", request.client()}});
@@ -513,10 +514,17 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
     command.mutable_detach()->set_incarnation(session.incarnation);
     ToLanes(command);
   }
+  const std::string job = job_ == nullptr ? "" : job_->name;
   if (closed) {
-    log::Info("session closed", {{"rank", session.rank}, {"pid", session.pid}});
+    log::Info("session closed",
+              {{"job", job}, {"epoch", epoch_}, {"rank", session.rank}, {"pid", session.pid}});
   } else {
-    log::Warn("trainer gone", {{"rank", session.rank}, {"pid", session.pid}, {"what", detail}});
+    log::Warn("trainer gone", {{"job", job},
+                               {"epoch", epoch_},
+                               {"step", LastCommitted()},
+                               {"rank", session.rank},
+                               {"pid", session.pid},
+                               {"what", detail}});
   }
   attach_->Close(session.attach);
   mutex_.Changed();

@@ -88,6 +88,7 @@ void Daemon::HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) {
                                   {copied.updates().begin(), copied.updates().end()});
   if (copied.complete()) {
     log::Debug("state copied", {{"job", job_->name},
+                                {"epoch", epoch_},
                                 {"lane", absl::StrCat(lane)},
                                 {"held_us", absl::StrCat(copied.held_us())}});
   }
@@ -128,11 +129,12 @@ void Daemon::HandleSnapshotDone(const v1::SnapshotDone& done) {
   snapshots.done = done;
   if (done.attempt() == snapshots.attempt) snapshots.copying.reset();
   if (done.error().empty()) {
-    log::Info("snapshot written", {{"job", job_->name}, {"step", absl::StrCat(done.step())}});
+    log::Info("snapshot written", {{"job", job_->name}, {"epoch", epoch_}, {"step", done.step()}});
   } else if (done.reason() == "SNAPSHOT_FAILED") {
     log::Warn(
         "a snapshot failed; training goes on",
         {{"job", job_->name},
+         {"epoch", epoch_},
          {"step", absl::StrCat(done.step())},
          {"durable_step", done.has_durable_step() ? absl::StrCat(done.durable_step()) : "none"},
          {"what", done.error()}});

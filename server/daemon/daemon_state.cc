@@ -378,17 +378,24 @@ void Daemon::ApplyPending(uint64_t attempt) {
     if (entry.elements_given < scheduler::Elements(unit.box)) {
       log::Warn("state was pushed in part and is left as it was",
                 {{"job", job_->name},
+                 {"epoch", epoch_},
                  {"parameter", job_->inputs->layout.parameters[unit.parameter].name},
                  {"kind", v1::StateKind_Name(kind)}});
       continue;
     }
     const size_t bytes = entry.data.size() * sizeof(float);
     absl::Status written = WriteUnit(id, kind, entry.data.data(), bytes);
-    if (!written.ok()) log::Error("state was not written", {{"what", written}});
+    if (!written.ok()) {
+      log::Error("state was not written",
+                 {{"job", job_->name}, {"epoch", epoch_}, {"what", written}});
+    }
   }
   for (const auto& [id, updates] : job_->pending.updates()) {
     absl::Status written = WriteUnit(id, v1::STATE_KIND_STEP, &updates, sizeof(updates));
-    if (!written.ok()) log::Error("state was not written", {{"what", written}});
+    if (!written.ok()) {
+      log::Error("state was not written",
+                 {{"job", job_->name}, {"epoch", epoch_}, {"what", written}});
+    }
   }
   // It stays until the lanes have published it: one that dies before has a successor.
 }

@@ -338,7 +338,10 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
   if (job_ == nullptr || !job_->steps.has_value()) return;
   absl::StatusOr<scheduler::Decision> decision = FromProto(wire);
   if (!decision.ok()) {
-    log::Error("a decision that cannot be read", {{"what", decision.status().ToString()}});
+    log::Error("a decision that cannot be read", {{"job", job_->name},
+                                                  {"epoch", epoch_},
+                                                  {"step", wire.step()},
+                                                  {"what", decision.status()}});
     return;
   }
   wire::FaultPoint("daemon.decision");

@@ -16,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/core_type.h"
+#include "server/daemon/log.h"
 
 namespace dmuond::server {
 namespace {
@@ -40,8 +41,8 @@ std::vector<std::string> LaneEnvironment(
   }
   if (absl::StartsWith(device, "cpu:")) {
     // OpenBLAS reads both when it is loaded. A core type that the user has set stands.
-    const std::string core_type = kernels::cpu::OpenBlasCoreType();
-    if (!core_type.empty()) values.emplace(kernels::cpu::kCoreTypeVariable, core_type);
+    const std::string core_type = kernels::cpu::LaneCoreType();
+    if (!core_type.empty()) values.insert_or_assign(kernels::cpu::kCoreTypeVariable, core_type);
     values.insert_or_assign("OPENBLAS_NUM_THREADS", "1");
   }
   for (const auto& [name, value] : environment) values[name] = value;
@@ -121,8 +122,10 @@ absl::StatusOr<SpawnedLane> SpawnLane(
     return absl::ErrnoToStatus(errno, "descriptors for a lane");
   }
 
-  std::vector<std::string> arguments = {binary, absl::StrCat("--fd=", kLaneFd),
-                                        absl::StrCat("--device=", device)};
+  std::vector<std::string> arguments = {
+      binary, absl::StrCat("--fd=", kLaneFd), absl::StrCat("--device=", device),
+      absl::StrCat("--log_level=", log::Name(log::CurrentLevel())),
+      absl::StrCat("--log_format=", log::Name(log::CurrentFormat()))};
   std::vector<std::string> entries = LaneEnvironment(device, environment);
   const SpawnSetup setup(its_socket.get(), its_output.get(), its_lock.get());
   const int error = ::posix_spawn(&lane.pid, binary.c_str(), setup.actions(), setup.attributes(),

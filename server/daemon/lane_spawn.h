@@ -20,8 +20,8 @@ struct SpawnedLane {
   wire::UniqueFd output;  // its stdout and stderr, non-blocking
 };
 
-// Runs `binary --fd=3 --device=DEVICE`: see LaneProcess. It inherits `lock` as well, unless that is
-// -1. Threads: any.
+// Runs `binary --fd=3 --device=DEVICE` with this process's log level and format: see LaneProcess.
+// It inherits `lock` as well, unless that is -1. Threads: any.
 absl::StatusOr<SpawnedLane> SpawnLane(
     const std::string& binary, const std::string& device,
     const std::vector<std::pair<std::string, std::string>>& environment, int lock);

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -112,6 +113,27 @@ void Append(Format format, absl::string_view key, absl::string_view value, bool 
   }
 }
 
+// A line of Write(), read again: what stands after the time, in JSON without the last brace.
+struct Written {
+  Level level;
+  absl::string_view text;
+};
+
+std::optional<Written> ReadLine(Format format, absl::string_view line) {
+  const bool json = format == Format::kJson;
+  if (!absl::ConsumePrefix(&line, json ? R"({"time":")" : "time=")) return std::nullopt;
+  const absl::string_view separator = json ? "\"," : " ";
+  const size_t time_end = line.find(separator);
+  if (time_end == absl::string_view::npos) return std::nullopt;
+  line.remove_prefix(time_end + separator.size());
+  if (json && !absl::ConsumeSuffix(&line, "}")) return std::nullopt;
+  absl::string_view after = line;
+  if (!absl::ConsumePrefix(&after, json ? R"("level":")" : "level=")) return std::nullopt;
+  const absl::StatusOr<Level> level = ParseLevel(after.substr(0, after.find(json ? '"' : ' ')));
+  if (!level.ok()) return std::nullopt;
+  return Written{*level, line};
+}
+
 }  // namespace
 
 std::string Render(Format format, Level level, absl::string_view message, Fields fields) {
@@ -130,28 +152,12 @@ void Write(Level level, absl::string_view message, Fields fields) {
 }
 
 void Relay(absl::string_view line, Fields fields) {
-  const size_t time_end = line.find(' ');
-  absl::string_view rest = line;
-  if (!absl::ConsumePrefix(&rest, "time=") || time_end == absl::string_view::npos) {
-    Write(Level::kWarn, line, fields);
-    return;
-  }
-  rest = line.substr(time_end + 1);
-  absl::string_view after = rest;
-  if (!absl::ConsumePrefix(&after, "level=")) {
-    Write(Level::kWarn, line, fields);
-    return;
-  }
-  const absl::StatusOr<Level> level = ParseLevel(after.substr(0, after.find(' ')));
-  if (!level.ok() || current_format.load() == Format::kJson) {
-    Write(level.value_or(Level::kWarn), rest, fields);
-    return;
-  }
-  std::string text(rest);
-  for (const Field& field : fields) {
-    Append(Format::kKeyValue, field.key, field.value, field.number, text);
-  }
-  Logger().log(ToSpdlog(*level), spdlog::string_view_t(text.data(), text.size()));
+  const Format format = current_format.load();
+  const std::optional<Written> written = ReadLine(format, line);
+  if (!written.has_value()) return Write(Level::kWarn, line, fields);
+  std::string text(written->text);
+  for (const Field& field : fields) Append(format, field.key, field.value, field.number, text);
+  Logger().log(ToSpdlog(written->level), spdlog::string_view_t(text.data(), text.size()));
 }
 
 absl::StatusOr<Level> ParseLevel(absl::string_view name) {
@@ -183,6 +189,10 @@ Level SetLevel(Level level) {
   logger.set_level(ToSpdlog(level));
   return previous;
 }
+
+Level CurrentLevel() { return FromSpdlog(Logger().level()); }
+
+Format CurrentFormat() { return current_format.load(); }
 
 void SetFormat(Format format) {
   current_format.store(format);

@@ -68,8 +68,9 @@ inline void Error(absl::string_view message, Fields fields = {}) {
   Write(Level::kError, message, fields);
 }
 
-// A line that another process of ours wrote. Where it is such a line itself (time=… level=… …) it
-// keeps its level, gets a new time and `fields`; any other line is a warning with `fields`.
+// A line that another process of ours wrote. Where it is such a line itself, in the format that
+// holds here, it keeps its level, gets a new time and `fields`; any other line is a warning with
+// `fields`.
 void Relay(absl::string_view line, Fields fields);
 
 // "trace", "debug", "info", "warn", "error". INVALID_ARGUMENT names the text and the choices.
@@ -81,7 +82,9 @@ void Relay(absl::string_view line, Fields fields);
 
 // Lines below `level` are dropped. Returns the level until now; at the start it is kInfo.
 Level SetLevel(Level level);
-void SetFormat(Format format);
+[[nodiscard]] Level CurrentLevel();
+void SetFormat(Format format);  // at the start: kKeyValue
+[[nodiscard]] Format CurrentFormat();
 
 // What Write() puts after the time; for tests and for what is printed elsewhere.
 [[nodiscard]] std::string Render(Format format, Level level, absl::string_view message,

@@ -28,6 +28,7 @@
 #include "server/daemon/health_service.h"
 #include "server/daemon/log.h"
 #include "server/daemon/peers.h"
+#include "server/daemon/reflection.h"
 #include "server/daemon/services.h"
 #include "server/daemon/socket_dir.h"
 #include "server/storage/posix_storage.h"
@@ -51,7 +52,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.lane_binary = config.lane_binary;
   options.rail_address = config.rail_address;
   options.socket = config.socket;
-  options.core_type = kernels::cpu::OpenBlasCoreType();
+  options.core_type = kernels::cpu::LaneCoreType();
   options.token = token;
   options.job_memory_bytes = config.job_memory_bytes;
   options.step_timeout = config.step_timeout;
@@ -59,6 +60,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.coordinator.lanes_per_node = config.lanes;
   options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
   options.coordinator.costs = config.costs;
+  options.coordinator.estimates = scheduler::CpuCosts(config.threads);
   options.coordinator.replan = config.replan;
   options.coordinator.register_timeout = config.register_timeout;
   options.coordinator.step.step_timeout = config.step_timeout;
@@ -94,6 +96,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
                                                                 grpc::Service* health) {
   if (config.health_address.empty()) return std::unique_ptr<grpc::Server>();
   grpc::ServerBuilder builder;
+  builder.SetOption(WithoutReflection());
   builder.RegisterService(health);
   int port = 0;
   builder.AddListeningPort(config.health_address, grpc::InsecureServerCredentials(), &port);
@@ -192,8 +195,12 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
   HealthState health;
   const auto health_service = MakeHealthService(health);
   const auto probe_service = MakeHealthService(health);
-  if (config.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
+  if (config.reflection) {
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // done already; keeps it linked
+  } else {
+    builder.SetOption(WithoutReflection());
+  }
   builder.AddListeningPort("unix:" + config.socket, grpc::InsecureServerCredentials());
   builder.RegisterService(trainer_service.get());
   builder.RegisterService(admin_service.get());
@@ -267,10 +274,16 @@ int main(int argc, char** argv) {
     std::cerr << "dmuond: " << config.status().message() << "\n";
     return 2;
   }
+  if (!config->answer.empty()) {
+    std::cout << config->answer;
+    return 0;
+  }
   if (config->print_config || config->check_config) {
     if (config->print_config) std::cout << dmuond::server::ToText(*config);
     return 0;
   }
+  dmuond::server::log::SetLevel(config->log_level);
+  dmuond::server::log::SetFormat(config->log_format);
   if (dmuond::wire::ConnectFaultDriver()) {
     dmuond::server::log::Warn("a test's fault driver may stop this process at any point");
   }

@@ -23,6 +23,7 @@
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
 #include "server/daemon/peer_credentials.h"
+#include "server/daemon/reflection.h"
 #include "server/storage/shared_directory.h"
 #include "server/version.h"
 
@@ -103,6 +104,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
   absl::Status Listen() {
     grpc::ServerBuilder builder;
+    builder.SetOption(WithoutReflection());
     int port = 0;
     builder.AddListeningPort(options_.listen, credentials_.server, &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);

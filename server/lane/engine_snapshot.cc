@@ -50,7 +50,8 @@ absl::Status Engine::OnLoadState(const v1::LaneCommand::LoadState& load) {
     status = LoadHostCopy(job_, *slots_, device_, *update_stream_, scheduler::StepId(load.step()),
                           {load.updates().begin(), load.updates().end()});
   }
-  log::Info("state loaded", {{"job", job_.name}, {"step", load.step()}, {"what", status}});
+  log::Info("state loaded",
+            {{"job", job_.name}, {"epoch", job_.epoch}, {"step", load.step()}, {"what", status}});
   v1::LaneReport report;
   report.mutable_state_loaded();
   if (!status.ok()) report.mutable_state_loaded()->set_error(std::string(status.message()));

@@ -112,6 +112,11 @@ absl::Status Lane::Handle() {
     case Command::kShutdown:
       shutdown_ = true;
       return absl::OkStatus();
+    case Command::kLogLevel: {
+      const absl::StatusOr<log::Level> level = log::ParseLevel(command_.log_level().level());
+      if (level.ok()) log::SetLevel(*level);
+      return level.status();
+    }
     default:
       break;
   }

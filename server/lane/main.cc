@@ -34,6 +34,7 @@ ABSL_FLAG(
     std::string, engine, "auto",
     "whose matrix products a GPU runs: own, cublaslt, or auto: own where they run (H100, H200)");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");
+ABSL_FLAG(std::string, log_format, "kv", "kv (key=value) or json");
 
 namespace {
 
@@ -103,11 +104,14 @@ int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("computes for one device; started by dmuond");
   absl::ParseCommandLine(argc, argv);
   const auto level = dmuond::server::log::ParseLevel(absl::GetFlag(FLAGS_log_level));
-  if (!level.ok()) {
-    std::fprintf(stderr, "dmuond-lane: %s\n", std::string(level.status().message()).c_str());
+  const auto format = dmuond::server::log::ParseFormat(absl::GetFlag(FLAGS_log_format));
+  for (const absl::Status& status : {level.status(), format.status()}) {
+    if (status.ok()) continue;
+    std::fprintf(stderr, "dmuond-lane: %s\n", std::string(status.message()).c_str());
     return 2;
   }
   dmuond::server::log::SetLevel(*level);
+  dmuond::server::log::SetFormat(*format);
   dmuond::wire::ConnectFaultDriver();
   // Sleeps of some tens of microseconds between looks at timeline words; the default slack of 50 us
   // would more than double them.

@@ -22,12 +22,7 @@ config::ConfigFile Defaults() {
 }
 
 // What would be made on this machine, or looked up in its network.
-void LeaveTheMachineAlone(config::ConfigFile& values) {
-  for (const char* name : {"state_dir", "snapshot_dir"}) {
-    const auto* field = values.GetDescriptor()->FindFieldByName(name);
-    if (field != nullptr) values.GetReflection()->SetString(&values, field, "");
-  }
-}
+void LeaveTheMachineAlone(config::ConfigFile& values) { values.set_snapshot_dir(""); }
 
 }  // namespace
 }  // namespace dmuond::server

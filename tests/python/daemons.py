@@ -106,6 +106,11 @@ class Daemons:
             print(f"--- {daemon.log.name}\n{daemon.text()}")
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def start_alone(self, *flags: str) -> str:
+        """Starts one daemon and does not wait for it: in a group it is not ready alone."""
+        self.members.append(Daemon(self._folder, f"{len(self.members)}", list(flags)))
+        return f"unix:{self.members[-1].path}"
+
     def start(self, nodes: int = 1, lanes: int = 1, *flags: str) -> list[str]:
         """Starts a group of `nodes` daemons with `lanes` lanes each; returns their addresses."""
         common = [f"--devices=cpu:{lanes}", "--threads=1", *flags]

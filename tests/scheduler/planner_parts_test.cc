@@ -28,6 +28,16 @@ TEST(CostModelTest, FlopsAreThoseOfTheTableInTheMaths) {
   EXPECT_DOUBLE_EQ(NewtonSchulzFlops(8000, 1000), 62e9);
 }
 
+TEST(CostModelTest, ProcessorsAreNotTakenForGpus) {
+  // A core does some 30 to 300 GFLOP/s: seconds, where the default for GPUs says half a
+  // millisecond.
+  const double one = CostModel(CpuCosts(1)).MatrixBatch(2048, 2048, 1);
+  EXPECT_GT(one, 500'000);
+  EXPECT_LT(one, 20'000'000);
+  EXPECT_NEAR(CostModel(CpuCosts(4)).MatrixBatch(2048, 2048, 1), one / 4, one / 100);
+  EXPECT_GT(CostModel(CpuCosts(64)).Piece(1 << 20), 1'000);  // memory is shared
+}
+
 TEST(CostModelTest, MeasuredBatchesAreInterpolatedAndExtended) {
   CostTable table;
   table.launch_us = 10;

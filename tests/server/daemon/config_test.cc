@@ -202,7 +202,7 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--log_level=loud", "trace"},
       {"--log_format=xml", "json"},
       {"--lane_binary=/bin", "no program"},
-      {"--state_dir=/proc/nowhere", "cannot be written"},
+      {"--snapshot_dir=/proc/nowhere", "cannot be written"},
       {"--token_file=/nowhere/token", "cannot be read"},
       {"--config=/nowhere/config", "cannot be read"},
   };
@@ -219,6 +219,24 @@ TEST(ConfigTest, AllMistakesAreReportedAtOnce) {
   EXPECT_THAT(mistakes, HasSubstr("--threads=-1"));
   EXPECT_THAT(mistakes, HasSubstr("--log_level=loud"));
   EXPECT_THAT(mistakes, HasSubstr("--skips_max=0"));
+}
+
+TEST(ConfigTest, WhatCannotBeReadIsReportedWithWhatIsWrong) {
+  const std::string mistakes =
+      Mistake({"--step_timeout=abc", "--threads=many", "--nosuch", "--register_timeout=0s"});
+  EXPECT_THAT(mistakes, HasSubstr("--step_timeout=abc"));
+  EXPECT_THAT(mistakes, HasSubstr("--threads=many"));
+  EXPECT_THAT(mistakes, HasSubstr("'--nosuch'"));
+  EXPECT_THAT(mistakes, HasSubstr("--register_timeout=0s "));
+}
+
+TEST(ConfigTest, FlagsAreGivenInAnyOfTheUsualWays) {
+  const Config config = LoadOk({"--threads", "3", "-skips_max=7", "--reflection", "--noreplan"});
+  EXPECT_EQ(config.threads, 3);
+  EXPECT_EQ(config.skips_max, 7);
+  EXPECT_TRUE(config.reflection);
+  EXPECT_FALSE(config.replan);
+  EXPECT_THAT(Mistake({"--threads"}), HasSubstr("--threads needs a value"));
 }
 
 TEST(ConfigTest, ArgumentThatIsNoFlagIsNamed) {
@@ -257,9 +275,9 @@ TEST(ConfigTest, SocketGroupOpensTheSocketToTheGroup) {
   EXPECT_EQ(config.socket_mode(), 0660);
 }
 
-TEST(ConfigTest, StateDirIsMadeAndLeftEmpty) {
+TEST(ConfigTest, SnapshotDirIsMadeAndLeftEmpty) {
   const TempDir dir;
-  EXPECT_EQ(LoadOk({"--state_dir=" + (dir / "a/b")}).state_dir, dir / "a/b");
+  EXPECT_EQ(LoadOk({"--snapshot_dir=" + (dir / "a/b")}).snapshot_dir, dir / "a/b");
   EXPECT_EQ(CountEntries(dir / "a/b"), 0);
 }
 

@@ -101,6 +101,34 @@ TEST_F(LogTest, RelayedLineKeepsItsLevelAndGetsFields) {
   EXPECT_THAT(text, Not(HasSubstr("03:04:05")));
 }
 
+TEST_F(LogTest, RelayedObjectKeepsItsFieldsAndTheirTypes) {
+  ::testing::internal::CaptureStderr();
+  SetFormat(Format::kJson);
+  Relay(R"({"time":"2031-01-02T03:04:05.678Z","level":"debug","msg":"dropped"})", {{"lane", 2}});
+  Relay(R"({"time":"2031-01-02T03:04:05.678Z","level":"error","msg":"no \"memory\"","unit":4})",
+        {{"lane", 2}});
+  const nlohmann::json line = nlohmann::json::parse(::testing::internal::GetCapturedStderr());
+  EXPECT_EQ(line["level"], "error");
+  EXPECT_EQ(line["msg"], "no \"memory\"");
+  EXPECT_EQ(line["unit"], 4);
+  EXPECT_EQ(line["lane"], 2);
+  EXPECT_THAT(line["time"].get<std::string>(), Not(HasSubstr("03:04:05")));
+}
+
+TEST_F(LogTest, RelayedLineThatIsNoObjectIsAWarningWhereObjectsAreWritten) {
+  SetFormat(Format::kJson);
+  for (const char* text :
+       {R"({"time":"x","level":"info","msg":"cut)", R"({"time":"x","level":"loud"})",
+        R"({"time":"x)", "time=x level=info msg=other"}) {
+    ::testing::internal::CaptureStderr();
+    Relay(text, {{"lane", 2}});
+    const nlohmann::json line = nlohmann::json::parse(::testing::internal::GetCapturedStderr());
+    EXPECT_EQ(line["level"], "warn");
+    EXPECT_EQ(line["msg"], text);
+    EXPECT_EQ(line["lane"], 2);
+  }
+}
+
 TEST_F(LogTest, RelayedLineBelowTheLevelIsDropped) {
   SetLevel(Level::kWarn);
   ::testing::internal::CaptureStderr();

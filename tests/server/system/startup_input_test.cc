@@ -136,13 +136,25 @@ TEST_F(StartupInputTest, APortThatIsTakenIsNamed) {
   EXPECT_THAT(ended.output, AllOf(HasSubstr("taken"), HasSubstr(port.address())));
 }
 
-TEST_F(StartupInputTest, AStateDirectoryThatCannotBeWrittenIsNamed) {
+TEST_F(StartupInputTest, ASnapshotDirectoryThatCannotBeWrittenIsNamed) {
   std::ofstream(directory_ / "file") << "no directory";
-  const std::string path = directory_ / "file" / "state";
-  const Ended ended = Run({"--state_dir=" + path});
+  const std::string path = directory_ / "file" / "snapshots";
+  const Ended ended = Run({"--snapshot_dir=" + path});
   EXPECT_EQ(ended.code, kExitConfig);
   EXPECT_THAT(ended.output,
-              AllOf(HasSubstr("--state_dir=" + path), HasSubstr("cannot be written")));
+              AllOf(HasSubstr("--snapshot_dir=" + path), HasSubstr("cannot be written")));
+}
+
+TEST_F(StartupInputTest, ASocketsDirectoryThatCannotBeMadeOrWrittenIsNamed) {
+  std::ofstream(directory_ / "file") << "no directory";
+  const std::string path = directory_ / "file" / "run" / "dmuond.sock";
+  Ended ended = Run({}, path);
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output, HasSubstr((directory_ / "file").string()));
+  fs::remove(directory_ / "log");
+  ended = Run({}, "/proc/self/net/dmuond.sock");  // not even root writes there
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output, HasSubstr("/proc/self/net"));
 }
 
 TEST_F(StartupInputTest, AMissingLaneProgramAndAnUnreadableTokenAreNamed) {

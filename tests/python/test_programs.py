@@ -1,0 +1,189 @@
+"""The programs as a user meets them: their log, their ports, and what a wrong command line gets."""
+
+import json
+import os
+import subprocess
+import time
+
+import dmuond
+import grpc
+import pytest
+from daemons import free_port, program
+from test_core_client import scalars, two_matrices
+
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+LIST_SERVICES = b"\x3a\x00"  # ServerReflectionRequest.list_services = ""
+WITHIN_S = 20.0
+
+
+def run(name: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [program(name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def train(address: str, steps: int = 2) -> None:
+    with dmuond.Session(address, rank=0, world_size=1) as session:
+        two_matrices(session)
+        for _ in range(steps):
+            session.step(scalars())
+
+
+def wait_for(what) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_daemon_that_logs_warnings_is_silent_where_there_are_none(daemons):
+    # Where no snapshots are made a job warns of that, and of nothing else.
+    address = daemons.start(1, 1, "--log_level=warn")[0]
+    train(address)
+    lines = daemons.members[0].text().splitlines()
+    assert [line for line in lines if "no snapshots are made" not in line] == []
+
+
+def test_every_line_is_an_object_where_json_was_asked_for_those_of_lanes_too(daemons):
+    address = daemons.start(1, 1, "--log_format=json", "--log_level=debug")[0]
+    train(address)
+    lines = [json.loads(line) for line in daemons.members[0].text().splitlines()]
+    assert all({"time", "level", "msg"} <= line.keys() for line in lines)
+    decided = [line for line in lines if line["msg"] == "decided"]
+    assert [line["step"] for line in decided if line["step"] > 0] == [1, 2]
+    assert {(line["level"], line["job"], line["lane"]) for line in decided} == {
+        ("debug", "default", 0)
+    }
+
+
+def test_a_changed_level_reaches_lanes_that_run_and_those_that_start_later(daemons):
+    address = daemons.start(1, 1)[0]
+    log = daemons.members[0].text
+    with dmuond.Session(address, rank=0, world_size=1) as session:
+        two_matrices(session)
+        session.step(scalars())
+        assert "msg=decided" not in log()
+        assert run("dmuonctl", "log-level", "debug", f"--address={address}").returncode == 0
+        session.step(scalars())
+        wait_for(lambda: "step=2" in log())
+        assert "level=debug msg=decided" in log()
+        assert run("dmuonctl", "log-level", "error", f"--address={address}").returncode == 0
+    before = log().count("msg=")
+    train(address)
+    assert log().count("msg=") == before
+
+
+def test_lines_about_sessions_and_steps_say_which_job_and_epoch(daemons):
+    address = daemons.start(1, 1)[0]
+    train(address)
+    wait_for(lambda: "session closed" in daemons.members[0].text())
+    for message in ("session opened", "session closed", "plan made", "lane configured"):
+        lines = [line for line in daemons.members[0].text().splitlines() if message in line]
+        assert lines
+        assert all(" job=default " in line and " epoch=1 " in line for line in lines), lines
+
+
+def test_the_log_of_dmuonctl_run_is_warnings_alone():
+    done = run("dmuonctl", "run", "--", "true")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def reflects(target: str) -> bool:
+    """Whether a server lists its services. Raises where it does not answer at all."""
+    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(target, options=options) as channel:
+        call = channel.stream_stream(REFLECTION)
+        try:
+            answers = list(call(iter([LIST_SERVICES]), timeout=10, wait_for_ready=True))
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                return False
+            raise
+        assert b"dmuond.v1.Trainer" in answers[0]
+        return True
+
+
+@pytest.mark.parametrize("flag", ["true", "false"])
+def test_reflection_is_served_on_the_socket_alone_and_where_it_was_asked_for(daemons, flag):
+    health, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    address = daemons.start(1, 1, f"--reflection={flag}", f"--health_address={health}")[0]
+    assert reflects(address) == (flag == "true")
+    assert not reflects(health)
+    # A daemon of a group that has not formed: its port for peers is open, and its socket.
+    daemons.start_alone(
+        f"--reflection={flag}", "--nodes=2", "--node_rank=0", f"--coordinator={peer}"
+    )
+    assert not reflects(peer)
+
+
+@pytest.mark.parametrize("core_type", ["Haswell", "Sandybridge", None])
+def test_a_core_type_that_the_user_has_set_reaches_the_lanes_and_the_status(
+    daemons, monkeypatch, core_type
+):
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    if core_type:
+        monkeypatch.setenv("OPENBLAS_CORETYPE", core_type)
+    address = daemons.start(1, 1)[0]
+    with dmuond.Session(address, rank=0, world_size=1) as session:
+        two_matrices(session)
+        status = json.loads(run("dmuonctl", "status", "--json", f"--address={address}").stdout)
+        doctor = run("dmuonctl", "doctor", f"--address={address}").stdout
+    device = status["lanes"][0]["device"]
+    if core_type:
+        assert status["core_type"] == core_type
+        assert f"openblas={core_type}" in device
+        assert f"core type of its lanes {core_type}" in doctor
+    elif status["core_type"]:  # left to OpenBLAS elsewhere
+        assert f"openblas={status['core_type']}" in device
+
+
+def test_every_mistake_of_a_command_line_and_its_file_is_reported_at_once(tmp_path):
+    file = tmp_path / "config"
+    file.write_text("skips_max: 0\n")
+    done = run(
+        "dmuond",
+        "--check_config",
+        f"--config={file}",
+        "--step_timeout=abc",
+        "--session_linger=0s",
+        "--register_timeout=0s",
+        "--threads=many",
+        "--nosuch=1",
+        "stray",
+    )
+    assert done.returncode == 2
+    for mistake in (
+        "--step_timeout=abc",
+        "--register_timeout=0s",
+        "--threads=many",
+        "'--nosuch=1'",
+        "'stray'",
+        "--skips_max=0",
+    ):
+        assert mistake in done.stderr
+    assert "session_linger" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["dmuond", "dmuonctl"])
+def test_help_and_version_are_answers_and_no_errors(name):
+    helped = run(name, "--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert "--json" in helped.stdout or "--step_timeout (default: 10m)" in helped.stdout
+    told = run(name, "--version")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith(f"{name} ")
+    assert run(name, "--nosuch").returncode == 2
+
+
+def test_a_command_with_flags_needs_the_two_dashes_and_is_told_so():
+    done = run("dmuonctl", "run", "python3", "-c", "print('it ran')")
+    assert done.returncode == 2
+    assert "dmuonctl run -- python3" in done.stderr
+    assert "it ran" not in done.stdout
+    done = run("dmuonctl", "run", "--", "python3", "-c", "print('it ran')")
+    assert (done.returncode, done.stdout) == (0, "it ran\n")
