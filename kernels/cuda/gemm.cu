@@ -1,60 +1,14 @@
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemm_kernel.cuh"
+#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/whole_product.h"
 
 namespace dmuond::kernels::cuda {
 namespace {
-
-PFN_cuTensorMapEncodeTiled_v12000 TensorMapEncoder() {
-  static const PFN_cuTensorMapEncodeTiled_v12000 encoder = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
-                                     &found);
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
-  }();
-  return encoder;
-}
-
-std::string Describe(const char* name, const MatrixView& m) {
-  return std::string(name) + ": " + std::to_string(m.rows) + " x " + std::to_string(m.cols) +
-         ", ld " + std::to_string(m.ld) + ", batch stride " + std::to_string(m.batch_stride);
-}
-
-// Boxes of box_rows x 64 elements; what lies outside the matrix reads as zero and is not written.
-bool EncodeMap(const MatrixView& m, int64_t batch, GemmType type, int box_rows, const char* name,
-               CUtensorMap* map, std::string* error) {
-  const int64_t stride = batch > 1 ? m.batch_stride : m.rows * m.ld;
-  if (m.rows < 1 || m.cols < 1 || m.ld < m.cols || m.ld % 8 != 0 || stride % 8 != 0 ||
-      reinterpret_cast<uintptr_t>(m.data) % 16 != 0) {
-    *error = Describe(name, m) +
-             ": sizes must be positive, address a multiple of 16 bytes, ld and "
-             "batch stride multiples of 8 elements, ld at least cols";
-    return false;
-  }
-  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(m.cols), static_cast<cuuint64_t>(m.rows),
-                               static_cast<cuuint64_t>(batch)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(m.ld) * 2,
-                                 static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_rows), 1};
-  const cuuint32_t element_strides[3] = {1, 1, 1};
-  const CUresult result = TensorMapEncoder()(
-      map,
-      type == GemmType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      3, m.data, sizes, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    *error = Describe(name, m) + ": cuTensorMapEncodeTiled returned " + std::to_string(result);
-    return false;
-  }
-  return true;
-}
 
 // (rows of D, k), (k, columns of D) as the layout stores them.
 bool CheckShapes(const GemmProblem& p, GemmLayout layout, std::string* error) {
@@ -98,6 +52,7 @@ GemmShape ShapeOf(const GemmProblem& problem, GemmLayout layout) {
 int Columns(GemmTile tile) {
   switch (tile) {
     case GemmTile::k256:
+    case GemmTile::kWhole:
       return 256;
     case GemmTile::k192:
       return 192;
@@ -119,11 +74,21 @@ const char* Name(GemmTile tile) {
       return "128";
     case GemmTile::k64:
       return "64";
+    case GemmTile::kWhole:
+      return "whole";
   }
   return "unknown";
 }
 
+bool Fits(GemmTile tile, const GemmProblem& problem, GemmLayout layout) {
+  if (tile != GemmTile::kWhole) return true;
+  const int64_t n = problem.d.rows;
+  return layout == GemmLayout::kNT && problem.symmetric && problem.a.cols == n && n > 192 &&
+         n <= 256;
+}
+
 struct Gemm::State {
+  std::unique_ptr<WholeProduct> whole;  // instead of the rest
   GemmVariant variant{};
   GemmParams params{};
   void* memory = nullptr;  // jobs, then problems
@@ -149,9 +114,22 @@ GemmVariant FindVariant(const GemmOptions& options) {
 
 }  // namespace
 
-std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
-                                   const GemmOptions& options, std::string* error) {
+std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const GemmOptions& wanted,
+                                   std::string* error) {
+  GemmOptions options = wanted;
+  if (options.update != nullptr && options.tile == GemmTile::k64) options.tile = GemmTile::k128;
   auto state = std::make_unique<State>();
+  if (options.tile == GemmTile::kWhole) {
+    if (problems.size() != 1 || options.update != nullptr ||
+        !Fits(options.tile, problems[0], options.layout) ||
+        !CheckShapes(problems[0], options.layout, error)) {
+      *error = "no whole product for " + std::to_string(problems.size()) + " problems";
+      return nullptr;
+    }
+    state->whole = WholeProduct::Create(problems[0], options.type, error);
+    if (state->whole == nullptr) return nullptr;
+    return std::unique_ptr<Gemm>(new Gemm(std::move(state)));
+  }
   state->variant = FindVariant(options);
   if (state->variant.function == nullptr || problems.empty() || problems.size() > kProblemsMax) {
     *error = std::string("no kernel for tile ") + Name(options.tile) + ", or 0 or more than " +
@@ -165,7 +143,7 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
              ": an update takes one problem that is not symmetric, and columns in multiples of 8";
     return nullptr;
   }
-  const int box_a = BoxA(options.layout);
+  const int box_a = BoxA(options.layout, SharingOf(Columns(options.tile)));
   std::vector<DeviceProblem> device_problems(problems.size());
   std::vector<GemmShape> shapes;
   for (size_t i = 0; i < problems.size(); ++i) {
@@ -240,6 +218,7 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems,
 }
 
 cudaError_t Gemm::Launch(cudaStream_t stream, bool overlap) const {
+  if (state_->whole != nullptr) return state_->whole->Launch(stream, overlap);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -48,6 +48,15 @@ class Builder {
     const int row_blocks = static_cast<int>((shape_.rows + kTileM - 1) / kTileM);
     const int col_tiles = static_cast<int>((shape_.cols + tile_n_ - 1) / tile_n_);
     for (int64_t z = 0; z < shape_.batch; ++z) {
+      if (SharingOf(tile_n_) == PairSharing::kRows) {
+        for (int row = 0; row < row_blocks; ++row) {
+          for (int col = 0; col < col_tiles; col += 2) {
+            AddSideBySide(out, static_cast<int32_t>(z), row, col);
+          }
+        }
+        FlushSingles(out, z + 1 == shape_.batch);
+        continue;
+      }
       for (int strip = 0; strip < col_tiles; strip += kStripColumns) {
         for (int row = 0; row < row_blocks; row += 2) {
           for (int col = strip; col < std::min(strip + kStripColumns, col_tiles); ++col) {
@@ -108,6 +117,15 @@ class Builder {
     }
     if (upper > 0) singles_.push_back(Job(z, row, col, upper, false));
     if (lower > 0) singles_.push_back(Job(z, row + 1, col, lower, false));
+  }
+
+  void AddSideBySide(std::vector<PairJob>& out, int32_t z, int row, int col) {
+    if (Width(row, col + 1) > 0) {
+      const GemmJob job = Job(z, row, col, 1, true);
+      out.push_back({job, Job(z, row, col + 1, 1, true), Cost(job)});
+    } else if (Width(row, col) > 0) {
+      singles_.push_back(Job(z, row, col, 1, false));
+    }
   }
 
   // Tiles on the diagonal and in a last odd row of blocks have no partner: two of a kind share a

@@ -14,8 +14,16 @@ inline constexpr int kTileM = 128;
 inline constexpr int kTileUnit = 64;
 // Of one step along k.
 inline constexpr int kTileK = 64;
-// Columns that a stage of the ring has room for, in units: there are two kernels.
-constexpr int StageUnits(int tile_n) { return tile_n > 2 * kTileUnit ? 4 : 2; }
+// Columns that a stage of the ring has room for, in units: there are three kernels.
+constexpr int StageUnits(int tile_n) {
+  return tile_n > 2 * kTileUnit ? 4 : tile_n > kTileUnit ? 2 : 1;
+}
+// What the tiles of a pair have in common, and load once: columns one above the other (B), or rows
+// side by side (A, which is the larger part of what a narrow tile reads).
+enum class PairSharing : uint8_t { kColumns, kRows };
+constexpr PairSharing SharingOf(int tile_n) {
+  return tile_n == kTileUnit ? PairSharing::kRows : PairSharing::kColumns;
+}
 
 // One tile of one matrix, with what a CTA needs to begin it. Both CTAs of a pair take the same
 // number of steps along k.
@@ -26,7 +34,7 @@ struct alignas(16) GemmJob {
   uint16_t col = 0;          // in units of kTileUnit
   uint16_t stages = 0;       // of the ring: a step of kTileK along k each, or two
   uint8_t width = 0;         // 1 to 4 units of kTileUnit; 0: the list ends here
-  bool paired : 1 = false;   // the pair works on the same columns and shares the loads of B
+  bool paired : 1 = false;   // the pair shares loads as PairSharing says
   bool store : 1 = true;     // false: this CTA only keeps its partner company
   bool a_in_b : 1 = false;   // A's rows are among B's columns, in the same memory: loaded once
   bool doubled : 1 = false;  // two steps along k in a stage

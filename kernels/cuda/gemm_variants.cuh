@@ -23,9 +23,11 @@ GemmVariant FindGemmOfTile(GemmLayout layout) {
 
 template <typename T>
 GemmVariant FindGemm(GemmTile tile, GemmLayout layout) {
+  if (Columns(tile) == 64) return FindGemmOfTile<T, 64, false>(layout);
   return Columns(tile) > 128 ? FindGemmOfTile<T, 256, false>(layout)
                              : FindGemmOfTile<T, 128, false>(layout);
 }
+// An update's registers leave no room for the narrowest kernel.
 template <typename T>
 GemmVariant FindUpdateGemm(GemmTile tile, GemmLayout layout) {
   return Columns(tile) > 128 ? FindGemmOfTile<T, 256, true>(layout)

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "kernels/cuda/library_product.h"
 #include "kernels/cuda/product_f32.h"
+#include "kernels/cuda/small_products.h"
 #include "kernels/cuda/tiles.h"
 
 namespace dmuond::kernels::cuda {
@@ -72,11 +75,15 @@ class NewtonSchulzBuilder {
     result->result_ = View(program_.output).data;
     result->result_scale_ = static_cast<float>(1 / program_.output_scale);
     result->updates_ = Updates();
-    for (const Product& product : program_.products) {
-      const bool updates = result->updates_ && &product == &program_.products.back();
-      NewtonSchulz::LaunchProduct launch = Prepare(product, updates);
+    const std::vector<Product>& products = program_.products;
+    for (size_t i = 0; i < products.size();) {
+      const std::optional<SmallRound> round = SmallRoundAt(i);
+      const bool updates = result->updates_ && i + 1 == products.size();
+      NewtonSchulz::LaunchProduct launch =
+          round.has_value() ? PrepareRound(*round) : Prepare(products[i], updates);
       if (launch == nullptr) return nullptr;
       result->products_.push_back(std::move(launch));
+      i += round.has_value() ? round->products : 1;
     }
     return result;
   }
@@ -84,12 +91,42 @@ class NewtonSchulzBuilder {
  private:
   MatrixView& View(Slot slot) { return views_[static_cast<size_t>(slot)]; }
 
+  // Several products in one launch, where the matrices are small.
+  [[nodiscard]] std::optional<SmallRound> SmallRoundAt(size_t first) const {
+    if (options_.engine != ProductEngine::kOwn || program_.dtype != DType::kF16 ||
+        options_.small_rounds == SmallRounds::kNever ||
+        (options_.small_rounds == SmallRounds::kWherePaid && !SmallRoundsPay(program_, batch_))) {
+      return std::nullopt;
+    }
+    const std::span<const Product> products = std::span(program_.products).subspan(first);
+    std::optional<SmallRound> round = PlanSmallRound(products, program_.p, /*applies=*/true);
+    // A product that updates is one of gemm.h.
+    if (round.has_value() && round->products == products.size() && Updates()) {
+      round = PlanSmallRound(products, program_.p, /*applies=*/false);
+    }
+    return round;
+  }
+
+  NewtonSchulz::LaunchProduct PrepareRound(const SmallRound& round) {
+    SmallProblem problem;
+    problem.x = View(round.gram.a);
+    problem.result = View(round.applies ? round.apply.out : round.apply.a);
+    problem.tall = program_.tall;
+    problem.gram_alpha = Factor(round.gram.input_power, round.gram.alpha);
+    problem.apply_alpha = Factor(round.apply.input_power, round.apply.alpha);
+    problem.apply_beta = Factor(round.apply.input_power, round.apply.beta);
+    problem.batch = batch_;
+    std::shared_ptr<const SmallProducts> small = SmallProducts::Create(round, problem, error_);
+    if (small == nullptr) return nullptr;
+    return [small](cudaStream_t stream, bool overlap) { return small->Launch(stream, overlap); };
+  }
+
   // The program's X0 is input_scale * u / norm; own products take 2^k * u.
-  [[nodiscard]] DeviceScalar Factor(const Product& product, double factor) const {
+  [[nodiscard]] DeviceScalar Factor(int input_power, double factor) const {
     if (NewtonSchulz::TakesNormalised(program_, options_.engine)) {
       return {nullptr, static_cast<float>(factor)};
     }
-    switch (product.input_power) {
+    switch (input_power) {
       case 0:
         return {nullptr, static_cast<float>(factor)};
       case 1:
@@ -110,7 +147,7 @@ class NewtonSchulzBuilder {
     GemmProblem p;
     p.batch = batch_;
     p.d = View(product.out);
-    p.alpha = Factor(product, product.alpha);
+    p.alpha = Factor(product.input_power, product.alpha);
     GemmLayout layout = GemmLayout::kNT;
     switch (product.kind) {
       case ProductKind::kGram:
@@ -124,8 +161,8 @@ class NewtonSchulzBuilder {
         p.b = View(product.b);
         if (product.add != Slot::kNone) p.c = View(product.add);
         if (product.add2 != Slot::kNone) p.c2 = View(product.add2);
-        p.beta = Factor(product, product.beta);
-        p.beta2 = Factor(product, product.gamma);
+        p.beta = Factor(product.input_power, product.beta);
+        p.beta2 = Factor(product.input_power, product.gamma);
         p.diagonal = static_cast<float>(product.diagonal);
         p.symmetric = true;
         break;
@@ -133,7 +170,7 @@ class NewtonSchulzBuilder {
         p.a = View(program_.tall ? product.b : product.a);
         p.b = View(program_.tall ? product.a : product.b);
         if (product.beta != 0) p.c = View(product.b);
-        p.beta = Factor(product, product.beta);
+        p.beta = Factor(product.input_power, product.beta);
         layout = program_.tall ? GemmLayout::kNT : GemmLayout::kNN;
         break;
     }

@@ -76,6 +76,7 @@ std::vector<Candidate> Measure(const GemmProblem& problem, GemmOptions options) 
   std::vector<Candidate> candidates;
   Stopwatch stopwatch;
   for (const GemmTile tile : kGemmTiles) {
+    if (!Fits(tile, problem, options.layout)) continue;
     options.tile = tile;
     std::string error;
     Candidate candidate{tile, Gemm::Create({&problem, 1}, options, &error), 1, {}};

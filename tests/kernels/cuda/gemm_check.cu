@@ -127,6 +127,7 @@ int64_t RunCase(const Case& c) {
     options.tile = tile;
     std::string error;
     const GemmProblem whole = problem(0, c.batch, d);
+    if (!Fits(tile, whole, c.layout)) return 0;
     const auto gemm = Gemm::Create({&whole, 1}, options, &error);
     if (gemm == nullptr) {
       std::printf("# %s\n", error.c_str());
@@ -140,7 +141,9 @@ int64_t RunCase(const Case& c) {
     again.buffer.Fill(0xFF);
     std::vector<GemmProblem> singles;
     for (int64_t z = 0; z < c.batch; ++z) singles.push_back(problem(z, 1, again));
-    const auto grouped = Gemm::Create(singles, options, &error);
+    GemmOptions together = options;
+    if (tile == GemmTile::kWhole) together.tile = GemmTile::k64;  // it takes no lists
+    const auto grouped = Gemm::Create(singles, together, &error);
     if (grouped == nullptr) {
       std::printf("# %s\n", error.c_str());
       return 1;
@@ -223,6 +226,7 @@ int64_t RunInHaste(int64_t n, int64_t batch, int rounds, int launches) {
     for (const GemmTile tile : kernels::cuda::kGemmTiles) {
       GemmOptions options;
       options.tile = tile;
+      if (!Fits(tile, p, options.layout)) continue;
       auto gemm = Gemm::Create({&p, 1}, options, &error);
       for (int i = 0; i < launches; ++i) {
         CUDA_CHECK(gemm->Launch(stream, i > 0));
@@ -254,8 +258,8 @@ int Main(int argc, char** argv) {
   const Fill rand = Fill::kNormal;
   const Fill ints = Fill::kSmallIntegers;
   for (const int64_t n : brief ? std::vector<int64_t>{200}
-                               : std::vector<int64_t>{8, 40, 64, 72, 128, 136, 192, 256, 264, 320,
-                                                      384, 511, 512, 1000, 1024, 2568}) {
+                               : std::vector<int64_t>{8, 40, 64, 72, 128, 136, 192, 200, 250, 256,
+                                                      264, 320, 384, 511, 512, 1000, 1024, 2568}) {
     const int64_t batch = n <= 256 ? 5 : 3;
     cases.push_back({nt, n, n, n, batch, true, true, rand});
     cases.push_back({nt, n, n, n, batch, true, true, ints});
