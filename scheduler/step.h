@@ -145,7 +145,15 @@ struct Republish {
   Attempt attempt;
   StepId step;
 };
-using CoordinatorAction = std::variant<OpenAttempt, Go, Decision, Begun, Expel, Republish>;
+// A node has not voted so long after everybody has submitted that something there hangs: it ends
+// who keeps it waiting.
+struct GatherOverdue {
+  NodeRank node;
+  Attempt attempt;
+  std::string detail;
+};
+using CoordinatorAction =
+    std::variant<OpenAttempt, Go, Decision, Begun, Expel, Republish, GatherOverdue>;
 
 }  // namespace dmuond::scheduler
 

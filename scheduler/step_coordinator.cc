@@ -373,15 +373,23 @@ std::vector<CoordinatorAction> StepCoordinator::OnTick(TimePoint now) {
     std::move(aborted.begin(), aborted.end(), std::back_inserter(actions));
     return actions;
   }
-  if (now - try_.last_at < options_.step_timeout) return {};
+  const std::chrono::milliseconds timeout = options_.work_timeout();
+  if (now - try_.last_at < timeout) return {};
   std::vector<NodeRank> missing;
   for (int32_t node = 0; node < inputs_.nodes; ++node) {
     if (!try_.votes.contains(NodeRank(node))) missing.emplace_back(node);
   }
-  return Abort(OutcomeReason::kLaneLost,
-               absl::StrCat("gradients not collected on ", Listed("node", missing), " within ",
-                            options_.step_timeout.count(), " ms of the last submit"),
-               /*retry=*/false);
+  const bool told = std::exchange(try_.overdue, true);
+  if (told && now - try_.last_at < 2 * timeout) return {};
+  const std::string detail =
+      absl::StrCat("gradients not collected on ", Listed("node", missing), " within ",
+                   (told ? 2 : 1) * timeout.count(), " ms of the last submit");
+  if (told) return Abort(OutcomeReason::kLaneLost, detail, /*retry=*/false);
+  Actions actions;
+  for (const NodeRank node : missing) {
+    actions.emplace_back(GatherOverdue{node, open_.attempt, detail});
+  }
+  return actions;
 }
 
 // ---- new epochs and restored jobs ----

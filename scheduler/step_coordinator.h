@@ -6,6 +6,7 @@
 #ifndef DMUOND_SCHEDULER_STEP_COORDINATOR_H_
 #define DMUOND_SCHEDULER_STEP_COORDINATOR_H_
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -25,8 +26,14 @@ namespace dmuond::scheduler {
 
 struct CoordinatorOptions {
   std::chrono::milliseconds step_timeout{600'000};  // a rank without submit, after the first one
+  std::chrono::milliseconds lane_timeout{0};        // of a lane without a sign of life
   std::chrono::milliseconds session_linger{0};      // of a dead rank's place, for a replacement
   int32_t skips_max = 50;                           // in a row; then steps are aborted, no retry
+
+  // What a lane may take for something of which it has all that it needs.
+  [[nodiscard]] std::chrono::milliseconds work_timeout() const {
+    return std::max(step_timeout, lane_timeout);
+  }
 };
 
 class StepCoordinator {
@@ -88,7 +95,9 @@ class StepCoordinator {
   [[nodiscard]] bool has_state() const { return publishing_.value() != 0; }
   // Timeouts. Call at least every 100 ms. When step_timeout has passed since the first submission,
   // ranks that are missing without being known as dead are expelled, and the attempt aborts for a
-  // retry; without retry when it has passed since the last submission and a node's vote is missing.
+  // retry. When a node's vote is missing work_timeout() after the last submission, the node is told
+  // to end who hangs there; after twice that nothing has helped, and the attempt aborts without
+  // retry.
   [[nodiscard]] std::vector<CoordinatorAction> OnTick(TimePoint now);
 
  private:
@@ -117,6 +126,7 @@ class StepCoordinator {
     std::map<int32_t, TrainerRank> pushed_by;  // kPush: parameter -> first holder that pushes it
     std::map<int32_t, TrainerRank> kept_by;    // kPush: … and first holder that does not
     std::set<NodeRank> votes;
+    bool overdue = false;  // nodes without a vote have been told
     std::vector<UnitNorm> norms;
     std::set<NodeRank> heard;  // any of its ranks has submitted
     std::set<NodeRank> early;  // a lane reported gradients to send before that

@@ -278,6 +278,7 @@ class Checker {
     config_.register_timeout = Time("register_timeout", values.register_timeout(), kLeast);
     config_.step_timeout = Time("step_timeout", values.step_timeout(), kLeast);
     config_.session_linger = Time("session_linger", values.session_linger(), absl::ZeroDuration());
+    config_.lane_timeout = Time("lane_timeout", values.lane_timeout(), absl::ZeroDuration());
     config_.skips_max = InRange("skips_max", values.skips_max(), 1, 1'000'000);
   }
 

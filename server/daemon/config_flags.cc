@@ -61,6 +61,8 @@ ABSL_FLAG(absl::Duration, step_timeout, absl::Minutes(10),
           "a rank that has not submitted so long after the first one counts as dead");
 ABSL_FLAG(absl::Duration, session_linger, absl::Minutes(10),
           "how long a job waits for the replacement of a trainer that is gone");
+ABSL_FLAG(absl::Duration, lane_timeout, absl::Seconds(30),
+          "a lane that neither answers nor computes for so long is killed and replaced; 0: never");
 ABSL_FLAG(int32_t, skips_max, 50,
           "steps skipped in a row for non-finite gradients before steps fail");
 

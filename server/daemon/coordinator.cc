@@ -43,6 +43,10 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
       addressed.message.mutable_expel()->set_rank(expel->rank.value());
       addressed.message.mutable_expel()->set_attempt(expel->attempt.value());
       addressed.message.mutable_expel()->set_detail(expel->detail);
+    } else if (const auto* overdue = std::get_if<scheduler::GatherOverdue>(&action)) {
+      addressed.node = overdue->node.value();
+      addressed.message.mutable_gather_overdue()->set_attempt(overdue->attempt.value());
+      addressed.message.mutable_gather_overdue()->set_detail(overdue->detail);
     } else if (const auto* republish = std::get_if<scheduler::Republish>(&action)) {
       addressed.message.mutable_republish()->set_attempt(republish->attempt.value());
       addressed.message.mutable_republish()->set_step(republish->step.value());
@@ -83,6 +87,9 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
       return OnPlanReady(now, message.plan_ready());
     case Kind::kLoadSnapshot:
       return OnLoadSnapshot(message.load_snapshot());
+    case Kind::kNodeProgress:
+      if (job_ != nullptr) job_->progress[from] = message.node_progress();
+      return {};
     case Kind::kMemberState:
       return OnMemberState(now, from, message.member_state());
     case Kind::kRendezvous:
@@ -410,7 +417,9 @@ AddressedMessages Coordinator::OnTick(TimePoint now) {
             " ranks these have not registered in time: ",
             Named("missing", absl::StrJoin(missing, ", ")))));
   }
-  if (job_->steps == nullptr) return {};
+  if (AddressedMessages unready = GiveUpUnready(now); !unready.empty()) return unready;
+  if (job_ == nullptr || job_->steps == nullptr) return {};
+  if (AddressedMessages expelled = ExpelUnattached(now); !expelled.empty()) return expelled;
   if (job_->ends.has_value() && now >= job_->ends_by) return EndJob(*job_->ends);
   const bool lost = job_->steps->lost();
   AddressedMessages out = Broadcast(job_->steps->OnTick(now));

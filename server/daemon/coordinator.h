@@ -23,6 +23,9 @@
 
 namespace dmuond::server {
 
+// A step in which lanes die this often without it, or a push, committing does not go on for ever.
+inline constexpr int32_t kLaneDeathsMax = 3;
+
 struct CoordinatorOptions {
   int32_t nodes = 1;
   int32_t lanes_per_node = 1;
@@ -96,6 +99,19 @@ class Coordinator {
     // left, and the job ends as soon as that is done, or at the deadline.
     bool saving_last = false;
     std::optional<std::string> ends;
+    // What nodes that prepare have said of it, and since when nothing new has been heard.
+    std::map<int32_t, v1::NodeProgress> progress;
+    struct Heard {
+      uint32_t epoch = 0;
+      size_t ready = 0;
+      uint64_t done = 0;
+      bool operator==(const Heard&) const = default;
+    };
+    Heard heard;
+    std::optional<scheduler::TimePoint> unready_since;
+    // A job that goes back: since when ranks are awaited, and none of the others has come.
+    std::optional<scheduler::TimePoint> unattached_since;
+    size_t attached_then = 0;
     scheduler::TimePoint ends_by;
   };
 
@@ -122,6 +138,10 @@ class Coordinator {
   void NextEpoch();
   // Another lane has died while the same step was the next one; false: once too often.
   bool MayLoseALane();
+  // Nodes that were told to prepare and get nothing done: the job does not wait for them.
+  AddressedMessages GiveUpUnready(scheduler::TimePoint now);
+  // Ranks of a job that goes back which live, and do not come to it.
+  AddressedMessages ExpelUnattached(scheduler::TimePoint now);
   AddressedMessages OnRankAttached(scheduler::TimePoint now, const v1::RankAttached& attached);
   AddressedMessages OnSnapshotMessage(scheduler::TimePoint now, int32_t from,
                                       const v1::MemberMessage& message);

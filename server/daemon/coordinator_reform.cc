@@ -16,9 +16,6 @@ namespace {
 using scheduler::OutcomeReason;
 using scheduler::TimePoint;
 
-// A step in which lanes die this often without it, or a push, committing does not go on for ever.
-constexpr int32_t kLaneDeathsMax = 3;
-
 }  // namespace
 
 AddressedMessages Coordinator::OnLaneLost(TimePoint now, const v1::LaneLost& lost) {

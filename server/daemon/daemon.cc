@@ -172,6 +172,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleRepublish(message.republish());
     case Kind::kExpel:
       return HandleExpel(message.expel());
+    case Kind::kGatherOverdue:
+      return HandleGatherOverdue(message.gather_overdue());
     case Kind::kReform:
       return HandleReform(message.reform());
     case Kind::kSave:
@@ -255,6 +257,7 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
   StateLock lock(mutex_);
   if (generation != generation_ || job_ == nullptr) return;
   LaneState& state = job_->lanes[lane];
+  if (state.watch.has_value()) state.watch->OnReport();
   v1::MemberMessage message;
   switch (report.report_case()) {
     case Kind::kReady: {
@@ -273,6 +276,7 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       return Tell(std::move(message));
     case Kind::kGathered: {
       if (!job_->steps.has_value()) return;
+      state.gathered_attempt = report.gathered().attempt();
       std::vector<scheduler::UnitNorm> norms;
       norms.reserve(report.gathered().norms_size());
       for (const v1::UnitNorm& norm : report.gathered().norms()) norms.push_back(FromProto(norm));
@@ -325,6 +329,8 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       return HandleCopied(lane, report.copied());
     case Kind::kStateLoaded:
       return HandleStateLoaded(lane, report.state_loaded());
+    case Kind::kPong:
+      return HandlePong(lane, report.pong());
     case Kind::kFailed:
       log::Error("lane failed", {{"job", job_->name},
                                  {"epoch", epoch_},
@@ -366,6 +372,8 @@ void Daemon::Tick() {
       Pump();
     }
     EndBrokenJob();
+    WatchLanes(std::chrono::steady_clock::now());
+    TellProgress(std::chrono::steady_clock::now());
     dead.swap(dead_lanes_);
   }
   for (const std::unique_ptr<LaneProcess>& lane : dead) lane->Stop();

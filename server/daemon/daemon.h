@@ -49,7 +49,14 @@ struct DaemonOptions {
   std::string token;             // that OpenSession must carry; empty: none
   int64_t job_memory_bytes = 0;  // 0: no limit
   std::chrono::milliseconds step_timeout{600'000};
+  std::chrono::milliseconds lane_timeout{30'000};  // as LaneWatchOptions'
   CoordinatorOptions coordinator;
+  // In the worst case: lanes hang as often as a step bears it, each as long as it may, and are made
+  // anew; and the group falls apart in between.
+  [[nodiscard]] std::chrono::milliseconds published_timeout() const {
+    return kLaneDeathsMax * (2 * coordinator.step.work_timeout() + coordinator.register_timeout) +
+           coordinator.step.session_linger;
+  }
   storage::Storage* storage = nullptr;  // of snapshots; null: none are made. Outlives the daemon
   int32_t snapshot_keep = 2;
   int64_t snapshot_staging_bytes = 0;  // per lane; 0: state is copied straight
@@ -196,6 +203,7 @@ class Daemon {
   [[nodiscard]] static absl::Status RolledBackError(int32_t rank, const Rollback& back);
   [[nodiscard]] static absl::Status CheckNotRolledBack(const Session& session);
   // Until every rank is attached and the snapshot's weights are on their way; false: not in time.
+  [[nodiscard]] std::optional<std::string> WhyNotRestarted() const DMUOND_REQUIRES(mutex_);
   absl::StatusOr<bool> WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
                                           const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
   // The snapshot that the job can go back to, read whole. Gives up the lock.
@@ -219,6 +227,17 @@ class Daemon {
       DMUOND_REQUIRES(mutex_);
   [[nodiscard]] static v1::MemberMessage NewsOfAttached(const Session& session);
   void EndBrokenJob() DMUOND_REQUIRES(mutex_);
+  // Lanes that hang (daemon_watch.cc).
+  void WatchLanes(Deadline now) DMUOND_REQUIRES(mutex_);
+  // What the coordinator is told while this node is not ready.
+  void TellProgress(Deadline now) DMUOND_REQUIRES(mutex_);
+  void HandlePong(int32_t lane, const v1::LaneReport::Pong& pong) DMUOND_REQUIRES(mutex_);
+  void HandleGatherOverdue(const v1::GatherOverdue& overdue) DMUOND_REQUIRES(mutex_);
+  // Kills a lane that hangs; that it is gone is reported by OnLaneGone.
+  void Condemn(int32_t lane, const std::string& why) DMUOND_REQUIRES(mutex_);
+  // The trainers whose words a lane waits for count as dead; false: there are none.
+  bool ExpelAwaited(const LaneState& lane, const std::string& why) DMUOND_REQUIRES(mutex_);
+  [[nodiscard]] std::string AwaitedFrom(int32_t lane) const DMUOND_REQUIRES(mutex_);
   // The job cannot go on, and the coordinator knows it no longer.
   void Abandon(absl::Status status) DMUOND_REQUIRES(mutex_);
   void HandleRefused(const v1::RegistrationRefused& refused) DMUOND_REQUIRES(mutex_);
@@ -234,6 +253,7 @@ class Daemon {
   void EndJob(const std::string& why) DMUOND_REQUIRES(mutex_);
   void ForgetDenied(uint64_t id) DMUOND_REQUIRES(mutex_);
   void RemoveSession(uint64_t id, bool closed, const std::string& detail) DMUOND_REQUIRES(mutex_);
+  [[nodiscard]] absl::Status NotReadyToOpen(int32_t rank) const DMUOND_REQUIRES(mutex_);
   // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
   [[nodiscard]] bool KnowsItsStep(int32_t rank) const DMUOND_REQUIRES(mutex_);
   absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
@@ -302,6 +322,16 @@ class Daemon {
       DMUOND_REQUIRES(mutex_);
   // `older_snapshot`: the step of one that a job that goes back may go back to instead.
   void TellPlanFailed(const absl::Status& why, int64_t older_snapshot = 0) DMUOND_REQUIRES(mutex_);
+  // The job goes on from a snapshot, whose state its lanes do not have yet.
+  [[nodiscard]] bool IsRestoring() const DMUOND_REQUIRES(mutex_) {
+    return job_ != nullptr && job_->failed.ok() && job_->plan != nullptr &&
+           job_->wire.restore_step() > 0 && !job_->snapshots.restored;
+  }
+  // Here, or on a node that this one waits for: a job that goes on from a snapshot has not begun.
+  [[nodiscard]] bool RestoresSomewhere() const DMUOND_REQUIRES(mutex_) {
+    return job_ != nullptr && job_->failed.ok() && job_->plan != nullptr && epoch_ != 0 &&
+           job_->wire.restore_step() > 0 && !job_->steps.has_value();
+  }
   // Whether the job has state, or will have it once its ranks are attached.
   [[nodiscard]] bool JobHasState() const DMUOND_REQUIRES(mutex_) {
     return job_ != nullptr &&

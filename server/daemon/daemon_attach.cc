@@ -142,20 +142,25 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   }
   absl::Status checked = CheckArenas(*session, request);
   if (!checked.ok()) return checked;
-  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+  const auto from_now = [this] {
+    return std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+  };
   const int64_t refusals = session->refusals;
   // Lanes take trainers when they are ready, and an attempt opens when every node's are.
-  absl::StatusOr<bool> ready = Wait(
-      [&]() DMUOND_REQUIRES(mutex_) {
-        found = Find(request.key());
-        if (!found.ok() || (*found)->refusals > refusals || !JobFailure().ok()) return true;
-        if (!job_->steps.has_value() || job_->reforming || epoch_ == 0) return false;
-        // A replacement joins the attempt after the one that its predecessor's death has ended.
-        const auto vacancy = job_->vacancies.find((*found)->rank);
-        return vacancy == job_->vacancies.end() ||
-               job_->steps->open().attempt > vacancy->second.attempt;
-      },
-      deadline, cancelled);
+  const auto lanes_ready = [&]() DMUOND_REQUIRES(mutex_) {
+    found = Find(request.key());
+    if (!found.ok() || (*found)->refusals > refusals || !JobFailure().ok()) return true;
+    if (!job_->steps.has_value() || job_->reforming || epoch_ == 0) return false;
+    // A replacement joins the attempt after the one that its predecessor's death has ended.
+    const auto vacancy = job_->vacancies.find((*found)->rank);
+    return vacancy == job_->vacancies.end() ||
+           job_->steps->open().attempt > vacancy->second.attempt;
+  };
+  absl::StatusOr<bool> ready = false;
+  // As long as nodes get something done, which the coordinator watches: a snapshot may be large.
+  do {
+    ready = Wait(lanes_ready, from_now(), cancelled);
+  } while (ready.ok() && !*ready && RestoresSomewhere());
   if (!ready.ok()) return ready.status();
   if (!found.ok()) return found.status();
   if ((*found)->refusals > refusals) return RefusalOf(**found);
@@ -223,7 +228,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
         return !job_->reforming && job_->steps.has_value() &&
                (*found)->lanes_attached.size() == job_->lanes.size();
       },
-      deadline, cancelled);
+      from_now(), cancelled);
   if (!attached.ok()) return attached.status();
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
@@ -247,7 +252,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   const bool begins = !job_->has_state && job_->wire.restore_step() > 0;
   Tell(NewsOfAttached(*session));
   if (begins) {
-    absl::StatusOr<bool> begun = WaitUntilRestarted(request.key(), deadline, cancelled);
+    absl::StatusOr<bool> begun = WaitUntilRestarted(request.key(), from_now(), cancelled);
     if (!begun.ok()) return begun.status();
     found = Find(request.key());
     if (!found.ok()) return found.status();

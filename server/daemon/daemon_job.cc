@@ -133,6 +133,8 @@ absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) 
   }
   absl::Status sent = (*process)->Send(command, fds);
   job_->lanes[lane_index].process = *std::move(process);
+  job_->lanes[lane_index].watch.emplace(
+      LaneWatchOptions{options_.lane_timeout, options_.coordinator.step.work_timeout()});
   job_->lane_epoch = epoch_;
   return sent;
 }

@@ -117,6 +117,8 @@ void Daemon::GiveUpLanes() {
     lane.process = nullptr;
     lane.ready = false;
     lane.gone = false;
+    lane.condemned_at.reset();
+    lane.watch.reset();
   }
 }
 

@@ -69,14 +69,15 @@ void Daemon::StartRestore() {
                                 "this node has no --snapshot_dir"));
   }
   log::Info("restoring", {{"job", job_->name}, {"epoch", epoch_}, {"step", step}});
-  disk_->Post([this, step, generation = generation_, job = job_->name, inputs = job_->inputs,
-               plan = job_->plan, host = job_->snapshots.host,
+  job_->snapshots.read = std::make_shared<std::atomic<uint64_t>>(0);
+  disk_->Post([this, step, read = job_->snapshots.read, generation = generation_, job = job_->name,
+               inputs = job_->inputs, plan = job_->plan, host = job_->snapshots.host,
                groups = job_->wire.registrations(0).groups()] {
     absl::StatusOr<Restorable> from = FindRestorable(*options_.storage, job, step);
     absl::StatusOr<std::vector<std::vector<uint64_t>>> updates =
-        from.ok()
-            ? RestoreHostCopies(*options_.storage, from->manifest, *inputs, groups, *plan, *host)
-            : from.status();
+        from.ok() ? RestoreHostCopies(*options_.storage, from->manifest, *inputs, groups, *plan,
+                                      *host, read.get())
+                  : from.status();
     const int64_t older =
         updates.ok() ? 0 : NewestStepBefore(*options_.storage, job, step).value_or(0);
     StateLock lock(mutex_);

@@ -121,6 +121,7 @@ absl::StatusOr<bool> Daemon::WaitUntilRestarted(const v1::SessionKey& key, Deadl
       [&]() DMUOND_REQUIRES(mutex_) {
         found = Find(key);
         return !found.ok() || !JobFailure().ok() || (*found)->must_acknowledge.has_value() ||
+               WhyNotRestarted().has_value() ||
                (job_->has_state && job_->steps.has_value() &&
                 job_->steps->open().attempt.value() > job_->applied_attempt);
       },
@@ -128,7 +129,24 @@ absl::StatusOr<bool> Daemon::WaitUntilRestarted(const v1::SessionKey& key, Deadl
   if (!begun.ok()) return begun.status();
   if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (const auto why = WhyNotRestarted(); why.has_value()) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+                 Say("job '", Named("job", job_->name), "' does not go on from step ",
+                     Named("to_step", job_->wire.restore_step()), ": ", *why));
+  }
   return begun;
+}
+
+// A job that goes back opens attempts, and has no state before all ranks have come to it: the only
+// decision that is for good then is that somebody will not.
+std::optional<std::string> Daemon::WhyNotRestarted() const {
+  if (job_ == nullptr || job_->has_state || !job_->steps.has_value()) return std::nullopt;
+  const std::optional<scheduler::Decision>& decided = job_->steps->last_decision();
+  if (!decided.has_value() || decided->verdict != scheduler::Verdict::kAbort ||
+      decided->outcome.retry) {
+    return std::nullopt;
+  }
+  return decided->outcome.detail;
 }
 
 absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRequest& request,
@@ -150,17 +168,24 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
                      Named("to_step", request.to_step()), " in epoch ",
                      Named("epoch", request.epoch()), ", and the job has not gone back then"));
   }
-  const auto linger = options_.coordinator.step.session_linger;
-  absl::StatusOr<bool> begun = WaitUntilRestarted(
-      request.key(), std::chrono::steady_clock::now() + linger + std::chrono::seconds(10),
-      cancelled);
+  // The coordinator ends it by then: a rank that lives has step_timeout to come, and its place
+  // waits session_linger. Ours, a little later, is for a coordinator that is gone.
+  const auto begun_within = options_.coordinator.step.session_linger + options_.step_timeout +
+                            options_.coordinator.register_timeout + std::chrono::seconds(10);
+  absl::StatusOr<bool> begun = false;
+  do {
+    begun = WaitUntilRestarted(request.key(), std::chrono::steady_clock::now() + begun_within,
+                               cancelled);
+  } while (begun.ok() && !*begun && IsRestoring());
   if (!begun.ok()) return begun.status();
   found = Find(request.key());
   if (!found.ok()) return found.status();
   if (absl::Status again = CheckNotRolledBack(**found); !again.ok()) return again;
   if (!*begun) {
     return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-                 "not every rank has acknowledged, or come back, in time");
+                 Say("the coordinator has not said within ",
+                     Named("timeout_ms", std::chrono::milliseconds(begun_within).count()),
+                     " ms that every rank has acknowledged, or come back"));
   }
   v1::AckRollbackReply reply;
   reply.set_trainer_state(TrainerStateOf((*found)->rank));

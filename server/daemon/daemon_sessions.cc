@@ -179,12 +179,26 @@ bool Daemon::KnowsItsStep(int32_t rank) const {
          (vacancy == job_->vacancies.end() || open > vacancy->second.attempt);
 }
 
+// Why a session has to wait for longer than its caller can be kept.
+absl::Status Daemon::NotReadyToOpen(int32_t rank) const {
+  const auto refuse = [&](const char* why) {
+    return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
+                 Say("rank ", Named("rank", rank), " of job '", Named("job", job_->name),
+                     "' cannot begin yet: ", Named("awaited", why), "; ask again"));
+  };
+  if (job_->abandoned) return refuse("a job that was lost still has trainers");
+  if (job_->ending) return refuse("the last state of the job is being saved");
+  if (!job_->failed.ok()) return job_->failed;
+  if (job_->reforming) return refuse("lanes are being replaced");
+  return refuse("the group has to form anew, or to say what became of the rank's last attempt");
+}
+
 absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRequest& request,
                                                          const AttachPeer& peer,
                                                          const Cancelled& cancelled) {
   absl::Status checked = CheckOpenSession(request, options_);
   if (!checked.ok()) return checked;
-  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+  auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
   absl::StatusOr<bool> formed = Wait(
       [this]() DMUOND_REQUIRES(mutex_) { return epoch_ != 0 || draining_; }, deadline, cancelled);
   if (!formed.ok()) return formed.status();
@@ -203,12 +217,17 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
         [&]() DMUOND_REQUIRES(mutex_) {
           if (job_ == nullptr || (epoch_ == 0 && draining_)) return true;
           // What a rank gave with the step that the job goes back to comes with the snapshot.
-          const bool restoring = job_->failed.ok() && job_->plan != nullptr &&
-                                 job_->wire.restore_step() > 0 && !job_->snapshots.restored;
-          return !job_->abandoned && !job_->ending && !restoring && KnowsItsStep(request.rank());
+          return !job_->abandoned && !job_->ending && !IsRestoring() &&
+                 KnowsItsStep(request.rank());
         },
         deadline, cancelled);
     if (!ended.ok()) return ended.status();
+    if (!*ended && IsRestoring()) {
+      // Bytes come, or the coordinator ends it.
+      deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
+      continue;
+    }
+    if (!*ended) return NotReadyToOpen(request.rank());
     if (job_ != nullptr) break;
     absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job());
     if (!newest.ok()) return newest.status();
@@ -317,6 +336,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   }
   reply.set_trainer_state(TrainerStateOf(session.rank));
   reply.set_step_timeout_ms(options_.step_timeout.count());
+  reply.set_published_timeout_ms(options_.published_timeout().count());
   wire::FaultPoint("daemon.session");
   session.request = request.SerializeAsString();
   session.opened = reply;

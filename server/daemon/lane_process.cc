@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <utility>
 
@@ -140,6 +141,29 @@ void LaneProcess::Kill() {
   Signal(SIGKILL);
 }
 
+void LaneProcess::Condemn(std::string why) {
+  {
+    MutexLock lock(mutex_);
+    condemned_ = std::move(why);
+  }
+  Signal(SIGKILL);
+}
+
+std::optional<std::chrono::milliseconds> LaneProcess::ProcessorTime() const {
+  {
+    // Until it is reaped, the pid is nobody else's.
+    MutexLock lock(mutex_);
+    if (gone_) return std::nullopt;
+  }
+  clockid_t clock{};
+  timespec used{};
+  if (::clock_getcpuclockid(pid_, &clock) != 0 || ::clock_gettime(clock, &used) != 0) {
+    return std::nullopt;
+  }
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec));
+}
+
 bool LaneProcess::WaitUntilGone(std::chrono::milliseconds wait) {
   const Clock::time_point deadline = Clock::now() + wait;
   MutexLock lock(mutex_);
@@ -263,6 +287,7 @@ void LaneProcess::ReportEnd() {
     outbox_.Clear();
     gone_changed_.NotifyAll();
     stopped = stop_;
+    if (!condemned_.empty()) last_words = absl::StrCat(condemned_, " (", last_words, ")");
     if (!last_lines_.empty()) absl::StrAppend(&last_words, ": ", last_lines_.back());
   }
   if (!stopped) callbacks_.on_gone(std::move(last_words));

@@ -21,6 +21,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -80,6 +81,10 @@ class LaneProcess {
   void Stop();
   // SIGKILL, without waiting; Stop() follows. on_gone is not called.
   void Kill();
+  // SIGKILL for one that hangs; on_gone follows, with `why` before its last words.
+  void Condemn(std::string why) DMUOND_EXCLUDES(mutex_);
+  // Processor time that it has used, of all its threads; nullopt: it has ended.
+  [[nodiscard]] std::optional<std::chrono::milliseconds> ProcessorTime() const;
 
  private:
   LaneProcess(Options options, Callbacks callbacks, pid_t pid, UniqueFd socket, UniqueFd output,
@@ -120,6 +125,7 @@ class LaneProcess {
   CondVar gone_changed_;
   Outbox outbox_ DMUOND_GUARDED_BY(mutex_);
   std::deque<std::string> last_lines_ DMUOND_GUARDED_BY(mutex_);
+  std::string condemned_ DMUOND_GUARDED_BY(mutex_);  // why it was killed; empty: it was not
 
   Mutex join_mutex_;  // two callers of Stop()
   std::thread thread_ DMUOND_GUARDED_BY(join_mutex_);

@@ -56,6 +56,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.token = token;
   options.job_memory_bytes = config.job_memory_bytes;
   options.step_timeout = config.step_timeout;
+  options.lane_timeout = config.lane_timeout;
   options.coordinator.nodes = config.nodes;
   options.coordinator.lanes_per_node = config.lanes;
   options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
@@ -64,6 +65,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.coordinator.replan = config.replan;
   options.coordinator.register_timeout = config.register_timeout;
   options.coordinator.step.step_timeout = config.step_timeout;
+  options.coordinator.step.lane_timeout = config.lane_timeout;
   options.coordinator.step.session_linger = config.session_linger;
   options.coordinator.step.skips_max = config.skips_max;
   options.storage = snapshots;

@@ -222,7 +222,8 @@ absl::Status CheckRestorable(const v1::SnapshotManifest& manifest,
 
 absl::StatusOr<std::vector<std::vector<uint64_t>>> RestoreHostCopies(
     Storage& storage, const v1::SnapshotManifest& manifest, const scheduler::PlanInputs& inputs,
-    const GroupConfigs& groups, const scheduler::Plan& plan, const std::vector<HostState>& lanes) {
+    const GroupConfigs& groups, const scheduler::Plan& plan, const std::vector<HostState>& lanes,
+    std::atomic<uint64_t>* read) {
   if (absl::Status same = CheckRestorable(manifest, inputs, groups); !same.ok()) return same;
   absl::StatusOr<std::unique_ptr<storage::SnapshotReader>> reader =
       storage::SnapshotReader::Open(storage, manifest);
@@ -254,6 +255,7 @@ absl::StatusOr<std::vector<std::vector<uint64_t>>> RestoreHostCopies(
     const auto kinds = storage::TensorsOf(unit.kind);
     const auto index = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
     const auto elements = static_cast<size_t>(scheduler::Elements(unit.box));
+    if (read != nullptr) *read += elements * sizeof(float);
     return std::span<float>(
         reinterpret_cast<float*>(places[id.value()]) + (static_cast<size_t>(index) * elements),
         elements);

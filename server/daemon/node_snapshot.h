@@ -8,6 +8,7 @@
 #ifndef DMUOND_SERVER_DAEMON_NODE_SNAPSHOT_H_
 #define DMUOND_SERVER_DAEMON_NODE_SNAPSHOT_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -116,11 +117,11 @@ using GroupConfigs = google::protobuf::RepeatedPtrField<v1::GroupConfig>;
 
 // The units' numbers of updates, by lane of `lanes`, in the order of their host copies, which hold
 // the state when OK comes back. DATA_LOSS names file and tensor; FAILED_PRECONDITION names the
-// parameter whose state would be wrong in this job.
+// parameter whose state would be wrong in this job. `read` counts the bytes that are asked for.
 absl::StatusOr<std::vector<std::vector<uint64_t>>> RestoreHostCopies(
     storage::Storage& storage, const v1::SnapshotManifest& manifest,
     const scheduler::PlanInputs& inputs, const GroupConfigs& groups, const scheduler::Plan& plan,
-    const std::vector<HostState>& lanes);
+    const std::vector<HostState>& lanes, std::atomic<uint64_t>* read = nullptr);
 
 // Whether the snapshot's state means the same in the job as it is registered.
 absl::Status CheckRestorable(const v1::SnapshotManifest& manifest,

@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -26,6 +27,7 @@
 #include "server/daemon/attach_server.h"
 #include "server/daemon/job_memory.h"
 #include "server/daemon/lane_process.h"
+#include "server/daemon/lane_watch.h"
 #include "server/daemon/node_snapshot.h"
 #include "server/daemon/state_transfer.h"
 
@@ -113,6 +115,9 @@ struct LaneState {
   std::string device;
   scheduler::LaneProgram program;
   uint64_t published_attempt = 0;  // newest that it has published
+  uint64_t gathered_attempt = 0;   // newest whose gradients it has gathered
+  std::optional<LaneWatch> watch;  // of `process`
+  std::optional<std::chrono::steady_clock::time_point> condemned_at;  // it hangs, was killed
 };
 
 // The job's snapshots, as this node sees them.
@@ -129,6 +134,7 @@ struct JobSnapshots {
   std::optional<Restorable> resume;  // what the job goes on from, where this node has looked for it
   bool restored = false;             // the lanes have that state
   size_t loading = 0;                // lanes that are still taking it
+  std::shared_ptr<std::atomic<uint64_t>> read;  // of it, in bytes, by the thread for disks
 
   std::shared_ptr<const std::vector<HostState>> host;  // per lane; null: no snapshots are made
   std::shared_ptr<CopyProgress> copying;               // of the snapshot that is being written
@@ -165,7 +171,9 @@ struct NodeJob {
   // that the coordinator was told, for one that may have missed it.
   std::map<int32_t, v1::LaneCommand> attachments;
   std::map<int32_t, v1::RankGone> gone;
-  uint32_t lane_epoch = 0;    // that its lanes were started for
+  uint32_t lane_epoch = 0;  // that its lanes were started for
+  std::chrono::steady_clock::time_point progress_told;
+  int progress_tells = 0;     // since it was ready last
   bool reforming = false;     // its lanes are being replaced
   bool rolled_back = false;   // it goes back to a snapshot, and no attempt has been opened since
   uint32_t back_epoch = 0;    // that began with its last way back; 0: none

@@ -367,6 +367,25 @@ bool Collector::watches_words() const {
   return std::any_of(states_.begin(), states_.end(), [](const BucketState& s) { return !s.seen; });
 }
 
+void Collector::AddAwaitedRanks(std::vector<int32_t>& ranks) const {
+  if (!armed_ || unfinished_ == 0 || kind_ != AttemptKind::kStep) return;
+  for (int32_t b = 0; b < job_.buckets(); ++b) {
+    if (states_[b].seen) continue;
+    for (int32_t rank : work()[b].ranks) {
+      const TrainerMemory::Trainer* trainer = trainers_.Find(rank);
+      if (trainer == nullptr || !rank_submitted_[rank]) continue;
+      if (Reached(trainer->page.ready(static_cast<uint32_t>(b)), attempt_.value())) continue;
+      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
+    }
+  }
+}
+
+bool Collector::awaits_rail() const {
+  return armed_ && std::any_of(states_.begin(), states_.end(), [](const BucketState& state) {
+           return state.packed && !state.received;
+         });
+}
+
 void Collector::AddNorms(v1::LaneReport::Gathered& gathered) const {
   if (kind() != AttemptKind::kStep) return;
   for (const UnitSums& sums : unit_sums_) {

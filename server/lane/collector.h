@@ -61,6 +61,10 @@ class Collector {
   [[nodiscard]] bool complete() const;
   // Whether a word of a timeline, not a message, is what may come next.
   [[nodiscard]] bool watches_words() const;
+  // Local trainers that have submitted a step and whose gradients are to come all the same.
+  void AddAwaitedRanks(std::vector<int32_t>& ranks) const;
+  // Whether something lies ready to cross, or crosses.
+  [[nodiscard]] bool awaits_rail() const;
   [[nodiscard]] bool started() const { return started_; }  // a bucket was seen ready
   [[nodiscard]] scheduler::AttemptKind kind() const {
     return kind_.value_or(scheduler::AttemptKind::kStep);

@@ -206,6 +206,25 @@ bool Engine::device_busy() const {
   return collector_->device_busy() || opened_.has_value();
 }
 
+absl::Status Engine::Describe(v1::LaneReport::Pong& pong) {
+  std::vector<int32_t> ranks;
+  absl::StatusOr<bool> idle = collector_->Idle();
+  if (!idle.ok()) return idle.status();
+  bool awaits_go = false;
+  if (publishing_) {
+    publisher_->AddAwaitedRanks(ranks);
+    awaits_go = publisher_->awaits_rail();
+  } else {
+    collector_->AddAwaitedRanks(ranks);
+    awaits_go = collector_->awaits_rail();
+  }
+  pong.set_device_busy(!*idle || updater_->device_busy() || publisher_->device_busy() ||
+                       snapshot_->device_busy());
+  pong.set_awaits_rail(awaits_go || rail_.active());
+  pong.mutable_awaited_ranks()->Add(ranks.begin(), ranks.end());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<bool> Engine::ArmNext() {
   // Messages of an aborted attempt still arrive in memory that the next one uses.
   absl::StatusOr<bool> idle = rail_.Idle();

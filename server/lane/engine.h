@@ -56,6 +56,8 @@ class Engine {
   [[nodiscard]] bool watches_words() const;
   // Whether the device works on something, whose end sends no message either.
   [[nodiscard]] bool device_busy() const;
+  // What it is busy with and what it waits for, for who watches it.
+  absl::Status Describe(v1::LaneReport::Pong& pong);
 
  private:
   Engine(const LaneJob& job, Channel& channel, kernels::Device& device, PeerGroup* group)

@@ -57,6 +57,7 @@ absl::Status Lane::Serve() {
     absl::StatusOr<bool> progress = engine_ != nullptr ? engine_->Progress() : Connect();
     if (!progress.ok()) return progress.status();
     if (*progress) {
+      ++progress_;
       last_progress_ = Clock::now();
       idle_polls = 0;
       continue;
@@ -109,6 +110,8 @@ absl::Status Lane::Handle() {
       return Configure(command_.configure());
     case Command::kRendezvous:
       return CompleteRendezvous(command_.rendezvous());
+    case Command::kPing:
+      return Answer(command_.ping());
     case Command::kShutdown:
       shutdown_ = true;
       return absl::OkStatus();
@@ -153,6 +156,19 @@ absl::Status Lane::Handle() {
     default:
       return absl::InternalError("a command that this lane does not know");
   }
+}
+
+absl::Status Lane::Answer(const v1::LaneCommand::Ping& ping) {
+  v1::LaneReport report;
+  v1::LaneReport::Pong& pong = *report.mutable_pong();
+  pong.set_number(ping.number());
+  pong.set_progress(progress_);
+  if (engine_ == nullptr) {
+    pong.set_awaits_rail(group_ != nullptr);
+  } else if (absl::Status status = engine_->Describe(pong); !status.ok()) {
+    return status;
+  }
+  return channel_.Send(report);
 }
 
 absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {

@@ -48,6 +48,7 @@ class Lane {
   absl::StatusOr<bool> Connect();
   absl::Status Start();
   absl::Status Wait();
+  absl::Status Answer(const v1::LaneCommand::Ping& ping);
 
   kernels::Device& device_;
   Channel channel_;
@@ -57,6 +58,7 @@ class Lane {
   v1::LaneCommand command_;
   std::vector<wire::UniqueFd> fds_;
   bool shutdown_ = false;
+  uint64_t progress_ = 0;  // how often something has got done
   Clock::time_point last_progress_;
 
   std::unique_ptr<LaneJob> job_;

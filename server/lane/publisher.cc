@@ -159,6 +159,20 @@ absl::StatusOr<bool> Publisher::OpenGate() {
   return true;
 }
 
+void Publisher::AddAwaitedRanks(std::vector<int32_t>& ranks) const {
+  if (!running() || gate_open_ || !current_.submitted_first) return;
+  for (int32_t rank : trainers_.attached()) {
+    if (Reached(trainers_.Find(rank)->page.submitted(), current_.attempt.value())) continue;
+    ranks.push_back(rank);
+  }
+}
+
+bool Publisher::awaits_rail() const {
+  return running() && std::any_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) {
+           return bucket.packed && !bucket.received;
+         });
+}
+
 absl::Status Publisher::PoisonWeights() {
   for (const Bucket& bucket : buckets_) {
     for (const auto* copies : {&bucket.own, &bucket.others}) {

@@ -51,6 +51,10 @@ class Publisher {
 
   [[nodiscard]] bool running() const { return unfinished_ > 0; }
   [[nodiscard]] bool watches_words() const { return running() && !gate_open_; }
+  // Local trainers whose `submitted` word is to come before their weights may be written.
+  void AddAwaitedRanks(std::vector<int32_t>& ranks) const;
+  // Whether something lies ready to cross, or crosses.
+  [[nodiscard]] bool awaits_rail() const;
   // When the last `submitted` word was seen; valid once the weights may be written.
   [[nodiscard]] bool gate_open() const { return gate_open_; }
   [[nodiscard]] bool device_busy() const { return in_flight_ > 0; }

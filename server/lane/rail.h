@@ -38,6 +38,8 @@ class Rail {
   }
   // Whether the bucket's operation, started before, is through.
   [[nodiscard]] absl::StatusOr<bool> Done(scheduler::RailOperation operation, int32_t bucket);
+  // Whether anything was started whose end nobody has asked for yet.
+  [[nodiscard]] bool active() const { return !started_.empty(); }
   // Whether nothing is under way: an aborted attempt's messages still arrive.
   [[nodiscard]] absl::StatusOr<bool> Idle();
 

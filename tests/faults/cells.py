@@ -32,8 +32,11 @@ GROUPS = {
 }
 # Those of every run.
 USUAL_GROUPS = tuple(GROUPS)
-KINDS = ("kill", "stop", "cut", "detach")
-ONLY = {"detach": "trainer"}  # its attach socket alone is cut
+KINDS = ("kill", "stop", "cut", "detach", "hang")
+# A trainer's attach socket alone is cut; a lane is stopped for ever (daemons are their peers' and
+# their service manager's to watch, trainers count as dead and are the launcher's).
+ONLY = {"detach": "trainer", "hang": "lane"}
+HANGS_ARE_FOUND = ["--lane_timeout=2s", "--step_timeout=8s"]  # in cells with a "hang"
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
 
 
@@ -156,6 +159,8 @@ class Run:
         self.loop.on_line = self._on_line
         self.loop.on_end = self._on_end
         flags = [*FLAGS, *extra_flags]
+        if self.cell and any(fault.kind == "hang" for fault in self.cell.faults):
+            flags += HANGS_ARE_FOUND
         if self.snapshots:
             flags += [f"--snapshot_dir={folder}/snapshots", f"--snapshot_every_steps={SAVE_EVERY}"]
         self.group = Group(self.loop, self.nodes, self.lanes, self.steps, flags)
@@ -250,6 +255,9 @@ class Run:
         if fault.kind == "stop":
             signal_if_alive(pid, signal.SIGSTOP)
             self.loop.after(self.cell.stop_s, lambda: signal_if_alive(pid, signal.SIGCONT))
+            return "go"
+        if fault.kind == "hang":
+            signal_if_alive(pid, signal.SIGSTOP)  # for ever
             return "go"
         if fault.kind.startswith("fail"):
             return fault.kind.replace("=", " ")

@@ -79,6 +79,8 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.goes_back_to: int | None = None
         self.back_epoch = 7  # that begins with the next way back, about
         self.buckets = self.BUCKETS
+        self.published_timeout_ms = 0
+        self.on_wait = None  # instead of WaitStep
         self.arenas: dict[int, np.ndarray] = {}
         self._client: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -134,6 +136,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             last_committed_step=self.step,
             trainer_state=self.trainer_state,
             durable_step=self.step if self.has_state else None,
+            published_timeout_ms=self.published_timeout_ms,
         )
 
     def RegisterLayout(self, request, context):  # noqa: N802
@@ -244,6 +247,8 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         return pb.SubmitStepReply(outcome=self._commit())
 
     def WaitStep(self, request, context):  # noqa: N802
+        if self.on_wait is not None:
+            return self.on_wait(request, context)
         self.ready_at_wait.append([self._ready(b) for b in range(self.buckets)])
         if self.goes_back_to is not None:
             return pb.WaitStepReply(outcome=self._rolled_back())

@@ -9,7 +9,8 @@ import dmuond
 import grpc
 import numpy as np
 import pytest
-from dmuond import types
+from dmuond import member, types
+from dmuond._proto import trainer_pb2 as pb
 from fake_daemon import EPOCH, FakeDaemon, abort
 from test_core_client import open_session, scalars, two_matrices
 
@@ -86,6 +87,38 @@ def test_a_rollback_ends_a_wait_for_weights_that_nobody_publishes_any_more(fake)
         assert caught.value.to_step == 2
         assert (weights(session) == 2).all()
         timer.join()
+
+
+def test_weights_that_nobody_publishes_are_not_waited_for_for_ever(fake):
+    fake.published_timeout_ms = 1500
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 2)
+        fake._publish = lambda attempt: None
+        with pytest.raises(dmuond.Error) as caught:
+            session.step(scalars())
+        assert caught.value.reason == "NOT_PUBLISHED"
+        assert "1.5 s" in str(caught.value)
+
+
+def test_a_daemon_that_is_stopped_is_asked_again(fake, monkeypatch):
+    monkeypatch.setattr(member, "WAIT_SLACK_S", 0.3)
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 2)
+        publish, fake._publish = fake._publish, lambda attempt: None
+        asked = []
+
+        def silent(request, context):
+            asked.append(request)
+            if len(asked) > 1:
+                publish(fake.attempt - 1)
+            time.sleep(0.5)  # the call's deadline passes meanwhile
+            return pb.WaitStepReply()
+
+        fake.on_wait = silent
+        session.step(scalars())
+        assert len(asked) > 1
 
 
 def test_a_rollback_further_back_while_the_first_is_acknowledged_is_the_one_that_counts(fake):

@@ -12,7 +12,7 @@ namespace dmuond::scheduler::testing {
 void SimulatedLane::Renew(uint32_t epoch) {
   ++generation_;
   epoch_ = epoch;
-  dead_ = false;
+  dead_ = hangs_ = false;
   armed_ = {};
   submitted_.clear();
   begun_.clear();
@@ -117,7 +117,7 @@ void SimulatedLane::Copy(Attempt attempt) {
 // ---- what it does ----
 
 void SimulatedLane::Progress() {
-  if (dead_) return;
+  if (dead_ || hangs_) return;
   if (publishing()) ProgressPublish();
   if (!publishing() && armed_.attempt.value() != 0) ProgressCollect();
 }

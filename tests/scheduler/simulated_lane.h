@@ -30,6 +30,8 @@ class SimulatedLane {
 
   // The process ends; what it has said and not been heard of is lost.
   void Die() { dead_ = true; }
+  // The process lives and does nothing more, for ever.
+  void Hang() { hangs_ = true; }
   // Another one in its place, over the same memory.
   void Renew(uint32_t epoch);
   void ForgetMemory();
@@ -39,6 +41,8 @@ class SimulatedLane {
   void Progress();
 
   [[nodiscard]] bool dead() const { return dead_; }
+  [[nodiscard]] bool hangs() const { return hangs_; }
+  [[nodiscard]] uint32_t generation() const { return generation_; }
   [[nodiscard]] uint64_t applied() const { return applied_; }
   [[nodiscard]] bool publishing() const { return publishing_.value() != 0; }
 
@@ -47,7 +51,7 @@ class SimulatedLane {
   void Tell(F event) {
     simulation_.network.Send(from_member_, simulation_.chance.Pick(0, 100), 0,
                              [this, generation = generation_, event = std::move(event)] {
-                               if (!dead_ && generation_ == generation) event();
+                               if (!dead_ && !hangs_ && generation_ == generation) event();
                              });
   }
   template <typename F>
@@ -74,6 +78,7 @@ class SimulatedLane {
   uint32_t generation_ = 0;  // of processes in this place
   uint32_t epoch_ = 1;
   bool dead_ = false;
+  bool hangs_ = false;
   OpenAttempt armed_;
   std::map<Attempt, std::map<TrainerRank, Submission>> submitted_;
   std::map<Attempt, AttemptKind> begun_;

@@ -11,6 +11,9 @@
 namespace dmuond::scheduler::testing {
 namespace {
 
+// Of a lane's silence: part of it longer than the coordinator waits for a vote.
+constexpr std::chrono::milliseconds kLaneTimeout{2'500};
+
 absl::Status Unavailable(const char* reason) {
   return WithReason(absl::UnavailableError(reason), reason);
 }
@@ -99,6 +102,20 @@ void SimulatedMember::LaneDies(LaneIndex rail) {
   Tell([epoch = lane_epoch_](SimulatedCoordinator& c) { c.OnLaneLost(epoch); });
 }
 
+void SimulatedMember::LaneHangs(LaneIndex rail) {
+  SimulatedLane& lane = lanes_[rail.value()];
+  if (!alive_ || !job_ || !job_->has_plan || lane.dead() || lane.hangs()) return;
+  ++simulation_.counts.lane_hangs;
+  simulation_.Trace("a lane of node ", node_.value(), " hangs");
+  lane.Hang();
+  // Its watch; or the coordinator misses the node's vote before.
+  simulation_.time.After(simulation_.chance.Pick(1, kLaneTimeout.count()) * kMillisecond,
+                         [this, rail, generation = lane.generation()] {
+                           SimulatedLane& hung = lanes_[rail.value()];
+                           if (hung.hangs() && hung.generation() == generation) LaneDies(rail);
+                         });
+}
+
 // ---- steps ----
 
 void SimulatedMember::BeginSteps(StepId last_committed) {
@@ -127,6 +144,11 @@ void SimulatedMember::Handle(const CoordinatorAction& action) {
   } else if (const auto* begun = std::get_if<Begun>(&action)) {
     if (begun->node != node_) return;
     for (SimulatedLane& lane : lanes_) lane.Begun(begun->submission);
+  } else if (const auto* overdue = std::get_if<GatherOverdue>(&action)) {
+    if (overdue->node != node_ || overdue->attempt != steps_->open().attempt) return;
+    for (size_t rail = 0; rail < lanes_.size(); ++rail) {
+      if (lanes_[rail].hangs()) LaneDies(LaneIndex(static_cast<int32_t>(rail)));
+    }
   } else if (const auto* expel = std::get_if<Expel>(&action)) {
     Expelled(*expel);
   } else if (const auto* republish = std::get_if<Republish>(&action)) {

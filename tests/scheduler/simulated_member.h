@@ -77,6 +77,8 @@ class SimulatedMember {
   void Die();
   void Start();  // a successor, with nothing
   void LaneDies(LaneIndex rail);
+  // It hangs for ever; the daemon finds that out, kills it, and says that it has died.
+  void LaneHangs(LaneIndex rail);
 
   // ---- what the coordinator says ----
   void Handle(const CoordinatorAction& action);

@@ -48,6 +48,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   repeated_answers += other.repeated_answers;
   replacements += other.replacements;
   lane_deaths += other.lane_deaths;
+  lane_hangs += other.lane_hangs;
   broken_links += other.broken_links;
   daemon_deaths += other.daemon_deaths;
   coordinator_deaths += other.coordinator_deaths;

@@ -327,10 +327,30 @@ TEST(StepCoordinatorTest, ANodeThatDoesNotVoteInTimeIsNamed) {
   StepGroup group(TwoNodes(), StepId(0), {.step_timeout = std::chrono::milliseconds(100)});
   (void)group.SubmitAll();
   (void)group.Vote(0);
-  const Decision decision =
-      DecisionIn(group.coordinator->OnTick(group.now + std::chrono::milliseconds(100)));
+  const auto after = [&](int ms) {
+    return group.coordinator->OnTick(group.now + std::chrono::milliseconds(ms));
+  };
+  EXPECT_THAT(after(99), IsEmpty());
+  // First the node is to end whoever hangs there.
+  const auto overdue = after(100);
+  ASSERT_EQ(overdue.size(), 1);
+  EXPECT_EQ(std::get<GatherOverdue>(overdue[0]).node, NodeRank(1));
+  EXPECT_EQ(std::get<GatherOverdue>(overdue[0]).attempt, group.coordinator->Current().attempt);
+  EXPECT_THAT(std::get<GatherOverdue>(overdue[0]).detail, HasSubstr("node 1"));
+  EXPECT_THAT(after(199), IsEmpty());
+  const Decision decision = DecisionIn(after(200));
   EXPECT_EQ(decision.outcome.reason, OutcomeReason::kLaneLost);
+  EXPECT_FALSE(decision.outcome.retry);
   EXPECT_THAT(decision.outcome.detail, HasSubstr("node 1"));
+}
+
+TEST(StepCoordinatorTest, GatheringMayTakeAsLongAsALaneMayBeSilent) {
+  StepGroup group(TwoNodes(), StepId(0),
+                  {.step_timeout = std::chrono::milliseconds(100),
+                   .lane_timeout = std::chrono::milliseconds(300)});
+  (void)group.SubmitAll();
+  EXPECT_THAT(group.coordinator->OnTick(group.now + std::chrono::milliseconds(299)), IsEmpty());
+  EXPECT_EQ(group.coordinator->OnTick(group.now + std::chrono::milliseconds(300)).size(), 2);
 }
 
 TEST(StepCoordinatorTest, ALossEndsTheOpenAttemptAndAnswersEverySubmissionAfterIt) {

@@ -27,9 +27,9 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << all.skips << " skips, " << all.aborts << " aborts, " << all.refusals << " refusals, "
             << all.goes << " rail operations, " << all.repeated_answers
             << " answers to repeated submissions, " << all.replacements << " trainers replaced, "
-            << all.lane_deaths << " lanes, " << all.daemon_deaths << " daemons and "
-            << all.coordinator_deaths << " coordinators killed, " << all.broken_links
-            << " links cut, " << all.reformations
+            << all.lane_deaths << " lanes (" << all.lane_hangs << " of them hung), "
+            << all.daemon_deaths << " daemons and " << all.coordinator_deaths
+            << " coordinators killed, " << all.broken_links << " links cut, " << all.reformations
             << " new epochs with their memory, in which lanes "
             << "had to apply " << all.redone << " commits again, " << all.rollbacks
             << " rollbacks, heard of by " << all.acknowledged << " trainers, " << all.snapshots
@@ -37,26 +37,13 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << " attempts told to nodes without trainers, " << all.lost_jobs
             << " trainers whose job was lost\n";
   if (schedules < 1'000) return;
-  for (int64_t count : {all.commits,
-                        all.pushes,
-                        all.skips,
-                        all.aborts,
-                        all.refusals,
-                        all.goes,
-                        all.repeated_answers,
-                        all.replacements,
-                        all.lane_deaths,
-                        all.daemon_deaths,
-                        all.coordinator_deaths,
-                        all.broken_links,
-                        all.reformations,
-                        all.redone,
-                        all.rollbacks,
-                        all.acknowledged,
-                        all.snapshots,
-                        all.failed_snapshots,
-                        all.lost_jobs,
-                        all.begun}) {
+  for (int64_t count : {all.commits,          all.pushes,        all.skips,
+                        all.aborts,           all.refusals,      all.goes,
+                        all.repeated_answers, all.replacements,  all.lane_deaths,
+                        all.lane_hangs,       all.daemon_deaths, all.coordinator_deaths,
+                        all.broken_links,     all.reformations,  all.redone,
+                        all.rollbacks,        all.acknowledged,  all.snapshots,
+                        all.failed_snapshots, all.lost_jobs,     all.begun}) {
     EXPECT_GT(count, static_cast<int64_t>(schedules / 200));
   }
 }

@@ -75,7 +75,11 @@ void StepSimulator::PlanFaults() {
     SimulatedMember& member = members_[chance.Pick(0, nodes - 1)];
     const LaneIndex rail(
         static_cast<int32_t>(chance.Pick(0, simulation_.world.inputs.lanes_per_node - 1)));
-    Later(400, [&member, rail] { member.LaneDies(rail); });
+    if (chance.Of(30)) {
+      Later(400, [&member, rail] { member.LaneHangs(rail); });
+    } else {
+      Later(400, [&member, rail] { member.LaneDies(rail); });
+    }
   }
   if (!group_is_hurt) {
     // Without patience, a group that breaks is the end of its job.

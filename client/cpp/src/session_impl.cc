@@ -21,6 +21,7 @@ constexpr std::chrono::milliseconds kCallWaitMax{10'000};
 constexpr std::chrono::milliseconds kCallSlack{60'000};
 // Weights that are late may not come at all: the daemon is asked this often.
 constexpr std::chrono::milliseconds kAskEvery{1000};
+// Of a daemon that does not say how long weights may take.
 constexpr std::chrono::minutes kPublishedWithin{10};
 
 }  // namespace
@@ -114,7 +115,7 @@ absl::Status Session::Impl::Attach() {
   if (!reply->published()) return absl::OkStatus();
   in_job_ = true;
   AdoptAttached(*reply);
-  return TryWaitPublished(kPublishedWithin);
+  return TryWaitPublished(PublishedWithin());
 }
 
 void Session::Impl::MarkReady(int32_t bucket) {
@@ -255,9 +256,15 @@ absl::StatusOr<Outcome> Session::Impl::TryStep(const StepScalars& scalars,
   }
   if (!outcome.ok() || outcome->kind == Outcome::Kind::kPending) return outcome;
   if (outcome->kind == Outcome::Kind::kAborted) return Aborted(*outcome);
-  absl::Status status = TryWaitPublished(kPublishedWithin);
+  absl::Status status = TryWaitPublished(PublishedWithin());
   if (!status.ok()) return status;
   return outcome;
+}
+
+// By then the daemon has replaced whoever hangs, or ended the job.
+auto Session::Impl::PublishedWithin() const -> Milliseconds {
+  const Milliseconds told(link_->opened().published_timeout_ms());
+  return told.count() > 0 ? told : Milliseconds(kPublishedWithin);
 }
 
 absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {

@@ -25,7 +25,6 @@ constexpr Milliseconds kLongestPause{1000};
 constexpr Milliseconds kGlance{1000};
 // A group that has not noticed the old session's end calls the rank taken.
 constexpr std::chrono::seconds kTakenFor{30};
-constexpr std::chrono::minutes kPublishedWithin{10};
 
 std::string Known(const std::optional<int64_t>& durable_step) {
   return durable_step.has_value() ? absl::StrCat("step ", *durable_step) : "none is known";
@@ -89,7 +88,7 @@ absl::Status Session::Impl::Settle(absl::Status status) {
       return status;
     }
     undecided_ = false;
-    if (status.ok()) status = TryWaitPublished(kPublishedWithin);
+    if (status.ok()) status = TryWaitPublished(PublishedWithin());
     if (status.ok()) return RolledBack(last_committed_step_, 0, ": continue from there");
   }
 }

@@ -12,7 +12,6 @@ namespace dmuond::client {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{1} << 20;
-constexpr std::chrono::minutes kPublishedWithin{10};
 // A group that is forming anew may refuse to read state; it has formed by then.
 constexpr std::chrono::seconds kReformedWithin{30};
 constexpr std::chrono::milliseconds kReformPause{250};
@@ -83,7 +82,7 @@ absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& mess
     if (!MayPushAgain(status) || next_attempt_ <= attempt) return status;
     if (pushed.empty() || Epoch(next_attempt_) == Epoch(attempt)) continue;
     published_attempt_ = next_attempt_ - 1;
-    status = TryWaitPublished(kPublishedWithin);
+    status = TryWaitPublished(PublishedWithin());
     if (!status.ok()) return status;
     memory.Restore(pushed);
   }
@@ -91,7 +90,7 @@ absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& mess
   next_attempt_ = reply.next_attempt();
   last_committed_step_ = reply.last_committed_step();
   published_attempt_ = reply.next_attempt() - 1;
-  return TryWaitPublished(kPublishedWithin);
+  return TryWaitPublished(PublishedWithin());
 }
 
 absl::Status Session::Impl::CheckNotRepublished() {

@@ -71,6 +71,7 @@ TEST(ConfigTest, OneDaemonAloneNeedsNoSettings) {
   EXPECT_EQ(config.socket_mode(), 0600);
   EXPECT_EQ(config.step_timeout, std::chrono::minutes(10));
   EXPECT_EQ(config.register_timeout, std::chrono::minutes(2));
+  EXPECT_EQ(config.lane_timeout, std::chrono::seconds(30));
   EXPECT_EQ(config.message_bytes_max, int64_t{64} << 20);
   EXPECT_EQ(*config.ReadToken(), "");
   EXPECT_FALSE(config.print_config);

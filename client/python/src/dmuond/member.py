@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ log = logging.getLogger("dmuond")
 WAIT_SLACK_S = 60.0  # what a call may take beyond its own wait
 # Weights that are late may not come at all: the daemon is asked this often.
 _ASK_EVERY_S = 1.0
+# Of a daemon that does not say how long weights may take.
+_PUBLISHED_WITHIN_S = 600.0
 # The end of the attach socket may follow an answer that it explains.
 _GLANCE_S = 1.0
 _ROLLED_BACK = "ROLLED_BACK"
@@ -129,6 +132,8 @@ class Member(abc.ABC):
             opened.durable_step if opened.HasField("durable_step") else None
         )
         self.trainer_state: bytes = opened.trainer_state
+        within_s = opened.published_timeout_ms / 1000
+        self._published_within_s: float = within_s or _PUBLISHED_WITHIN_S
 
     def _adopt_attached(self, reply: pb.AttachBuffersReply) -> None:
         self.last_committed_step = reply.last_committed_step
@@ -328,6 +333,7 @@ class Member(abc.ABC):
 
     def _wait_published(self, attempt: int, buckets: Sequence[int] | None = None) -> None:
         waited = self._receives if buckets is None else buckets
+        deadline = time.monotonic() + self._published_within_s
         while True:
             found = self._link.wait_published(waited, attempt, _ASK_EVERY_S)
             if found is Published.YES:
@@ -339,6 +345,15 @@ class Member(abc.ABC):
                 raise errors.DaemonLost(
                     f"the daemon has gone before the weights after attempt {attempt} were "
                     "published; they are undefined"
+                )
+            if time.monotonic() > deadline:
+                # Within that time the daemon replaces who hangs, or ends the job.
+                self._unpublished.clear()  # told once
+                raise errors.Error(
+                    f"the weights after attempt {attempt} are not published after "
+                    f"{self._published_within_s:g} s, though the daemon lives",
+                    code="DEADLINE_EXCEEDED",
+                    reason="NOT_PUBLISHED",
                 )
 
     def _newest_published(self) -> int:
@@ -352,6 +367,11 @@ class Member(abc.ABC):
         except errors.FailedPreconditionError as error:
             if error.reason in ("STEP_OUT_OF_ORDER", "ATTEMPT_OUT_OF_ORDER"):
                 return  # nothing but that no step has been handed in
+            raise
+        except errors.Error as error:
+            # A daemon that is stopped: its end would be seen by the attach socket.
+            if error.code == "DEADLINE_EXCEEDED" and not error.reason:
+                return
             raise
         if reply.outcome.kind in (types.Outcome.KIND_ABORTED, types.Outcome.KIND_ROLLED_BACK):
             self._refuse(reply.outcome)

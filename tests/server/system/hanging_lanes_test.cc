@@ -1,0 +1,108 @@
+// Lanes that are stopped for ever: the daemon finds them out, kills and replaces them, and the run
+// is the undisturbed one bit for bit. At every point of a step: tests/faults/matrix.py --kind hang.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "tests/client/example_runs.h"
+#include "tests/server/system/daemon_status.h"
+
+namespace dmuond::testing {
+namespace {
+
+class HangingLanesTest : public ExampleRuns {
+ protected:
+  void StartGroup(int nodes, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> flags = {"--lane_timeout=1s", "--step_timeout=4s",
+                                      "--register_timeout=5s", "--session_linger=20s"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    StartDaemons(nodes, "cpu:2", flags);
+  }
+  v1::GetStatusReply Status(int node) { return DaemonStatus(daemon(node).address()).Get(); }
+  pid_t LanePid(int node, int lane) {
+    const v1::GetStatusReply status = Status(node);
+    return lane < status.lanes_size() ? static_cast<pid_t>(status.lanes(lane).pid()) : 0;
+  }
+  void Hang(int node, int lane, const Trainer& trainer, size_t steps) {
+    WaitForSteps(trainer, steps);
+    const pid_t pid = LanePid(node, lane);
+    ASSERT_GT(pid, 0);
+    const size_t before = Steps(trainer.output).size();
+    ASSERT_EQ(::kill(pid, SIGSTOP), 0);
+    WaitForSteps(trainer, before + 2);
+    EXPECT_TRUE(absl::StrContains(daemon(node).Log(), absl::StrCat("pid=", pid, " awaited=")))
+        << pid;
+  }
+  void ExpectUndisturbed(std::vector<Trainer>& trainers, const std::vector<Lines>& expected) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ExpectEnd(trainers[rank]);
+      EXPECT_EQ(Steps(trainers[rank].output), expected[rank]);
+    }
+  }
+};
+
+TEST_F(HangingLanesTest, OfOneDaemonAreReplaced) {
+  StartGroup(1);
+  const std::vector<Lines> expected = Undisturbed();
+  std::vector<Trainer> trainers = StartAll();
+  Hang(0, 0, trainers[0], 20);
+  Hang(0, 1, trainers[0], 60);
+  ExpectUndisturbed(trainers, expected);
+  ExpectDaemonsLeave();
+}
+
+TEST_F(HangingLanesTest, OfAGroupAreReplaced) {
+  StartGroup(2);
+  const std::vector<Lines> expected = Undisturbed();
+  std::vector<Trainer> trainers = StartAll();
+  Hang(1, 0, trainers[0], 20);
+  Hang(0, 1, trainers[0], 60);
+  ExpectUndisturbed(trainers, expected);
+  ExpectDaemonsLeave();
+}
+
+TEST_F(HangingLanesTest, ASuccessorThatHangsWhileTheGroupFormsAnewIsReplacedToo) {
+  StartGroup(1);
+  const std::vector<Lines> expected = Undisturbed();
+  std::vector<Trainer> trainers = StartAll();
+  WaitForSteps(trainers[0], 20);
+  const pid_t first = LanePid(0, 0);
+  ASSERT_EQ(::kill(first, SIGKILL), 0);
+  pid_t successor = 0;
+  ASSERT_TRUE(Until([&] {
+    successor = LanePid(0, 0);
+    return successor != 0 && successor != first;
+  }));
+  ASSERT_EQ(::kill(successor, SIGSTOP), 0);
+  ExpectUndisturbed(trainers, expected);
+  EXPECT_TRUE(absl::StrContains(daemon().Log(), "lane hangs and is killed"));
+  ExpectDaemonsLeave();
+}
+
+TEST_F(HangingLanesTest, ThreeInOneStepEndTheJobAndAreNamed) {
+  StartGroup(1);
+  std::vector<Trainer> trainers = StartAll();
+  WaitForSteps(trainers[0], 20);
+  pid_t last = 0;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Until([&] {
+      const pid_t pid = LanePid(0, 0);
+      if (pid == 0 || pid == last || ::kill(pid, SIGSTOP) != 0) return false;
+      last = pid;
+      return true;
+    }));
+  }
+  for (Trainer& trainer : trainers) {
+    EXPECT_EQ(trainer.process->Wait(kPatience), 1);
+    EXPECT_TRUE(absl::StrContains(Text(trainer.output), "it hung and was killed"))
+        << Text(trainer.output);
+    EXPECT_TRUE(absl::StrContains(Text(trainer.output), "3 times")) << Text(trainer.output);
+  }
+  ExpectDaemonsLeave();
+}
+
+}  // namespace
+}  // namespace dmuond::testing
