@@ -96,7 +96,7 @@ StepId StepCoordinator::last_committed() const { return last_committed_; }
 std::vector<CoordinatorAction> StepCoordinator::OnSubmission(TimePoint now,
                                                              const Submission& submission) {
   const int32_t rank = submission.rank.value();
-  if (suspended_) return {};  // answered, with every other one, by OnReformed()
+  if (suspended_ || halted_) return {};  // answered, with every other one, by OnReformed()
   if (submission.attempt != open_.attempt || rank < 0 || rank >= static_cast<int32_t>(held_.size()))
     return {};
   if (try_.submissions.contains(submission.rank)) return {};
@@ -242,7 +242,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint /*now*/, A
     }
     return actions;
   }
-  if (attempt != open_.attempt) return {};
+  if (halted_ || attempt != open_.attempt) return {};
   if (kind == AttemptKind::kStep && tables_.SendsPartials(rail, bucket, node)) {
     if (!try_.submissions.empty() && Kind() != AttemptKind::kStep) {
       return Abort(OutcomeReason::kWithdrawn,
@@ -286,7 +286,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnVote(TimePoint /*now*/, Attemp
                                                        NodeRank node, uint64_t plan_digest,
                                                        const std::vector<UnitNorm>& norms,
                                                        const std::string& error) {
-  if (suspended_) return {};
+  if (suspended_ || halted_) return {};
   if (attempt != open_.attempt || node.value() < 0 || node.value() >= inputs_.nodes) return {};
   if (!try_.votes.insert(node).second) return {};
   if (!error.empty()) {
@@ -320,7 +320,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnLost(TimePoint /*now*/, Outcom
                                                        const std::string& detail) {
   if (lost_) return {};
   lost_ = Loss{reason, detail};
-  suspended_ = false;  // there is nothing left to wait for
+  suspended_ = halted_ = false;  // there is nothing left to wait for
   return Abort(reason, detail, /*retry=*/false);
 }
 
@@ -333,7 +333,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnRankGone(TimePoint now, Traine
   }
   const auto [gone, first] = gone_.try_emplace(rank, Gone{incarnation, now, detail});
   gone->second.incarnation = std::max(gone->second.incarnation, incarnation);
-  if (!first || suspended_) return {};
+  if (!first || suspended_ || halted_) return {};
   // Whoever replaces it all the same hears of the loss as the others do.
   if (lost_) return Abort(lost_->reason, lost_->detail, /*retry=*/false);
   return Abort(OutcomeReason::kTrainerMissing, absl::StrCat(detail, "; its replacement may come"),
@@ -356,7 +356,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnTick(TimePoint now) {
                   absl::StrCat(gone.detail, ", and no replacement came within ",
                                options_.session_linger.count(), " ms"));
   }
-  if (suspended_ || !try_.first) return {};
+  if (suspended_ || halted_ || !try_.first) return {};
   if (!AllSubmitted()) {
     if (now - try_.first_at < options_.step_timeout) return {};
     std::vector<TrainerRank> missing;
@@ -396,9 +396,11 @@ std::vector<CoordinatorAction> StepCoordinator::OnTick(TimePoint now) {
 
 void StepCoordinator::Suspend() { suspended_ = !lost_; }
 
+void StepCoordinator::Halt() { halted_ = !lost_; }
+
 std::vector<CoordinatorAction> StepCoordinator::OnReformed(Attempt first, OutcomeReason reason,
                                                            const std::string& detail) {
-  suspended_ = false;
+  suspended_ = halted_ = false;
   Actions actions;
   if (applied_) actions.emplace_back(*applied_);
   Decision aborted = Blank(Verdict::kAbort);

@@ -82,10 +82,16 @@ class StepCoordinator {
   // The group is losing its lanes, or a member: nothing is decided from here to OnReformed();
   // deaths and returns of trainers are noted.
   void Suspend();
+  // A member is about to leave, with a copy of the state: nothing more is decided from here to
+  // OnReformed(), but what is committed is still published. Deaths and returns of trainers are
+  // noted.
+  void Halt();
+  // Somebody has submitted the open attempt.
+  [[nodiscard]] bool in_flight() const { return try_.first.has_value(); }
   // All lanes are new, under `first`'s epoch, and nothing of the state is lost. Tells the last
   // commit again, for members that missed it and lanes that have to finish it, ends the attempt
   // that was open for a retry under the new epoch, and has everything published. REQUIRES:
-  // suspended.
+  // suspended. Ends a halt too.
   [[nodiscard]] std::vector<CoordinatorAction> OnReformed(Attempt first, OutcomeReason reason,
                                                           const std::string& detail);
   // A job whose state comes from a snapshot, when every rank has attached: under the open attempt
@@ -165,6 +171,7 @@ class StepCoordinator {
   int32_t skips_in_a_row_ = 0;
   std::optional<Loss> lost_;
   bool suspended_ = false;
+  bool halted_ = false;
   std::optional<Decision> applied_;  // the last that consumed a step, or changed the state
   std::map<TrainerRank, Gone> gone_;
   std::map<TrainerRank, uint64_t> incarnations_;  // newest that has attached

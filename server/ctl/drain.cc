@@ -1,11 +1,26 @@
 // dmuonctl drain
 #include <algorithm>
 #include <iostream>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "server/ctl/connection.h"
 #include "server/ctl/to_json.h"
 
 namespace dmuond::server::ctl {
+namespace {
+
+std::string Text(const v1::DrainReply& reply) {
+  if (reply.last_committed_step() == 0) return "left; no step was committed\n";
+  const std::string left = absl::StrCat("left after step ", reply.last_committed_step());
+  if (!reply.has_durable_step()) {
+    return absl::StrCat(left, "; there is no snapshot, its state goes with the daemon\n");
+  }
+  if (reply.durable_step() == reply.last_committed_step()) return left + ", which is saved\n";
+  return absl::StrCat(left, "; the newest snapshot is of step ", reply.durable_step(), "\n");
+}
+
+}  // namespace
 
 int RunDrain(const Options& options, const Arguments& arguments) {
   if (!arguments.empty()) return FailUsage("drain takes no arguments");
@@ -16,7 +31,7 @@ int RunDrain(const Options& options, const Arguments& arguments) {
   if (options.json) {
     PrintJson(ToJson(*reply));
   } else {
-    std::cout << "draining; last committed step " << reply->last_committed_step() << "\n";
+    std::cout << Text(*reply);
   }
   return kExitOk;
 }

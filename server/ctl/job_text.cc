@@ -10,14 +10,20 @@ std::string DurableStep(const v1::JobStatus& job) {
   return job.has_durable_step() ? absl::StrCat(job.durable_step()) : "none";
 }
 
+std::string OpenAttempt(const v1::JobStatus& job) {
+  if (job.attempt() == 0) return "none";
+  return absl::StrCat(job.attempt() >> 32, ".", job.attempt() & 0xffffffff);
+}
+
 std::string JobText(const v1::JobStatus& job) {
-  std::string text =
-      absl::StrCat("job ", job.name(), ": ", job.state(), ", world ", job.world_size(),
-                   ", incarnation ", job.incarnation(), "\n", "step ", job.last_committed_step(),
-                   " committed, ", DurableStep(job), " durable, ", job.skipped_steps(),
-                   " skipped, ", job.aborted_attempts(), " attempts aborted\n", job.parameters(),
-                   " parameters, ", job.matrices(), " matrices orthogonalised, gradient norm ",
-                   absl::StrFormat("%.6g", job.gradient_norm()), "\n");
+  std::string text = absl::StrCat(
+      "job ", job.name(), ": ", job.state(), ", world ", job.world_size(), ", incarnation ",
+      job.incarnation(), "\n", "step ", job.last_committed_step(), " committed, ", DurableStep(job),
+      " durable, attempt ", OpenAttempt(job), " open; ", job.skipped_steps(), " skipped, ",
+      job.aborted_attempts(), " attempts aborted; snapshots: ", job.snapshots_failed(), " failed, ",
+      job.snapshots_left_out(), " left out\n", job.parameters(), " parameters, ", job.matrices(),
+      " matrices orthogonalised, gradient norm ", absl::StrFormat("%.6g", job.gradient_norm()),
+      "\n");
   if (job.has_timing()) {
     const v1::StepTiming& timing = job.timing();
     Table times({">collect", ">decide", ">update", ">publish", ">quiet"});

@@ -12,6 +12,8 @@ namespace dmuond::server::ctl {
 [[nodiscard]] std::string JobText(const v1::JobStatus& job);
 // "committed, durable": "7, 5" or "7, none".
 [[nodiscard]] std::string DurableStep(const v1::JobStatus& job);
+// "epoch.counter", or "none".
+[[nodiscard]] std::string OpenAttempt(const v1::JobStatus& job);
 
 }  // namespace dmuond::server::ctl
 

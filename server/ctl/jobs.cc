@@ -17,12 +17,13 @@ int RunJobs(const Options& options, const Arguments& arguments) {
     PrintJson(ToJson(*reply));
     return kExitOk;
   }
-  Table jobs({"job", "state", ">world", ">step", ">durable", ">skipped", ">aborted", ">parameters",
-              ">matrices"});
+  Table jobs({"job", "state", ">world", ">step", ">durable", ">attempt", ">skipped", ">aborted",
+              ">snapshots failed", ">left out", ">parameters", ">matrices"});
   for (const v1::JobStatus& job : reply->jobs()) {
     jobs.Add({job.name(), job.state(), absl::StrCat(job.world_size()),
-              absl::StrCat(job.last_committed_step()), DurableStep(job),
+              absl::StrCat(job.last_committed_step()), DurableStep(job), OpenAttempt(job),
               absl::StrCat(job.skipped_steps()), absl::StrCat(job.aborted_attempts()),
+              absl::StrCat(job.snapshots_failed()), absl::StrCat(job.snapshots_left_out()),
               absl::StrCat(job.parameters()), absl::StrCat(job.matrices())});
   }
   std::cout << (reply->jobs_size() > 0 ? jobs.Text() : "no job\n");

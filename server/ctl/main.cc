@@ -55,7 +55,7 @@ constexpr std::array<Subcommand, 9> kSubcommands = {{
     {"doctor", "doctor                     what is right and wrong with this machine and daemon",
      RunDoctor},
     {"log-level", "log-level LEVEL            trace, debug, info, warn or error", RunLogLevel},
-    {"drain", "drain                      finish the step and leave", RunDrain},
+    {"drain", "drain                      finish the step, save and leave", RunDrain},
     {"run",
      "run [--devices=cpu:2] -- COMMAND…\n"
      "                             run a command beside a daemon of its own (DMUOND_ADDRESS)",

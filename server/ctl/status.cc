@@ -3,6 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/ctl/connection.h"
 #include "server/ctl/job_text.h"
 #include "server/ctl/table.h"
@@ -11,11 +12,23 @@
 namespace dmuond::server::ctl {
 namespace {
 
+// Why the group has not formed; empty: it has.
+std::string WhoIsMissing(const v1::GetStatusReply& status) {
+  if (status.missing_nodes_size() > 0) {
+    return absl::StrCat(status.missing_nodes_size() == 1 ? "missing: node " : "missing: nodes ",
+                        absl::StrJoin(status.missing_nodes(), ", "), "\n");
+  }
+  if (!status.not_joined().empty()) {
+    return absl::StrCat("not in the group: ", status.not_joined(), "\n");
+  }
+  return "";
+}
+
 void Print(const v1::GetStatusReply& status) {
   std::cout << "dmuond " << status.version() << ", node " << status.node() << " of "
             << status.nodes() << " (" << status.group_state() << ", epoch " << status.epoch()
             << "), up " << HumanSeconds(status.uptime_s()) << ", " << status.socket() << "\n"
-            << "device " << status.device_type();
+            << WhoIsMissing(status) << "device " << status.device_type();
   if (!status.core_type().empty()) std::cout << ", OpenBLAS core type " << status.core_type();
   std::cout << "\n";
   if (status.lanes_size() > 0) {

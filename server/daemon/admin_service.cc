@@ -40,10 +40,13 @@ class AdminService final : public v1::Admin::Service {
     *reply = *std::move(routing);
     return grpc::Status::OK;
   }
-  grpc::Status Drain(ServerContext* /*context*/, const v1::DrainRequest* /*request*/,
+  grpc::Status Drain(ServerContext* context, const v1::DrainRequest* /*request*/,
                      v1::DrainReply* reply) override {
-    reply->set_last_committed_step(daemon_.Status().job().last_committed_step());
     drain_();
+    absl::StatusOr<v1::DrainReply> prepared =
+        daemon_.WaitUntilPrepared([context] { return context->IsCancelled(); });
+    if (!prepared.ok()) return ToGrpc(prepared.status());
+    *reply = *std::move(prepared);
     return grpc::Status::OK;
   }
   grpc::Status LoadJob(ServerContext* context, const v1::LoadJobRequest* request,

@@ -57,6 +57,7 @@ struct Config {
   std::chrono::milliseconds step_timeout{0};
   std::chrono::milliseconds session_linger{0};
   std::chrono::milliseconds lane_timeout{0};  // 0: lanes are not asked
+  std::chrono::milliseconds drain_timeout{0};
   int32_t skips_max = 0;
 
   std::string snapshot_dir;                     // absolute; empty: no snapshots

@@ -279,6 +279,7 @@ class Checker {
     config_.step_timeout = Time("step_timeout", values.step_timeout(), kLeast);
     config_.session_linger = Time("session_linger", values.session_linger(), absl::ZeroDuration());
     config_.lane_timeout = Time("lane_timeout", values.lane_timeout(), absl::ZeroDuration());
+    config_.drain_timeout = Time("drain_timeout", values.drain_timeout(), kLeast);
     config_.skips_max = InRange("skips_max", values.skips_max(), 1, 1'000'000);
   }
 

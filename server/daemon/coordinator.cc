@@ -24,6 +24,12 @@ bool OfRanks(const v1::MemberMessage& message) {
          message.has_rank_attached();
 }
 
+// Nonsense would overflow.
+std::chrono::milliseconds PatienceOf(const v1::Leaving& leaving) {
+  constexpr std::chrono::milliseconds kMax = std::chrono::hours(24);
+  return std::chrono::milliseconds(std::clamp<int64_t>(leaving.patience_ms(), 0, kMax.count()));
+}
+
 }  // namespace
 
 AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::CoordinatorAction>& actions) {
@@ -61,6 +67,7 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
 AddressedMessages Coordinator::OnFormed(TimePoint /*now*/, uint32_t epoch) {
   epoch_ = epoch;
   attempts_ = 0;
+  leavers_.clear();
   std::erase_if(states_, [epoch](const auto& entry) { return entry.second.epoch() != epoch; });
   // One that was registering is gone: its trainers were told when the group broke.
   if (job_ != nullptr && job_->steps == nullptr) job_.reset();
@@ -69,6 +76,13 @@ AddressedMessages Coordinator::OnFormed(TimePoint /*now*/, uint32_t epoch) {
 
 AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
                                          const v1::MemberMessage& message) {
+  AddressedMessages out = Dispatch(now, from, message);
+  HaltForLeavers(now, out);
+  return out;
+}
+
+AddressedMessages Coordinator::Dispatch(TimePoint now, int32_t from,
+                                        const v1::MemberMessage& message) {
   using Kind = v1::MemberMessage::MessageCase;
   if (states_.size() < static_cast<size_t>(options_.nodes) && OfRanks(message)) {
     early_.emplace_back(from, message);
@@ -100,6 +114,9 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
       return OnSnapshotMessage(now, from, message);
     case Kind::kLaneLost:
       return OnLaneLost(now, message.lane_lost());
+    case Kind::kLeaving:
+      leavers_[from] = {now + PatienceOf(message.leaving()), false};
+      return {};
     default:
       break;
   }
@@ -281,6 +298,8 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
         Say("node ", Named("node", ready.node()), " made plan ", Named("digest", ready.digest()),
             ", the coordinator ", Named("coordinators_digest", job_->plan->digest));
   }
+  // It has left already, and the end of its stream is on the way.
+  if (reason == "DRAINING") return OnMemberGone(now, ready.node(), "it leaves");
   if (!reason.empty()) {
     if (job_->rolled_back && job_->steps == nullptr) {
       // The newest step that every owner has: not this one. Each time it is an older one.
@@ -381,6 +400,7 @@ AddressedMessages Coordinator::OnMemberGone(TimePoint now, int32_t node, const s
   const std::string detail = absl::StrCat("the daemon of node ", node, " is gone: ", why);
   states_.clear();
   early_.clear();
+  leavers_.clear();
   if (job_ != nullptr && job_->steps == nullptr && job_->rolled_back) return {};
   const bool waits = options_.step.session_linger.count() > 0;
   if (job_ == nullptr || job_->steps == nullptr || job_->steps->lost() || !waits) {
@@ -405,6 +425,12 @@ AddressedMessages Coordinator::Lost(TimePoint now, scheduler::OutcomeReason reas
 }
 
 AddressedMessages Coordinator::OnTick(TimePoint now) {
+  AddressedMessages out = Advance(now);
+  HaltForLeavers(now, out);
+  return out;
+}
+
+AddressedMessages Coordinator::Advance(TimePoint now) {
   if (job_ == nullptr) return {};
   if (job_->register_deadline.has_value() && now >= *job_->register_deadline) {
     std::vector<int32_t> missing;

@@ -115,6 +115,11 @@ class Coordinator {
     scheduler::TimePoint ends_by;
   };
 
+  AddressedMessages Dispatch(scheduler::TimePoint now, int32_t from,
+                             const v1::MemberMessage& message);
+  AddressedMessages Advance(scheduler::TimePoint now);
+  // Halts the job for those who are leaving, as soon as nothing is in flight, and says so.
+  void HaltForLeavers(scheduler::TimePoint now, AddressedMessages& out);
   AddressedMessages OnRankSession(int32_t from, const v1::RankSession& session);
   AddressedMessages OnRegistration(scheduler::TimePoint now, int32_t from,
                                    const v1::Registration& registration);
@@ -160,12 +165,19 @@ class Coordinator {
   AddressedMessages EndWhenSaved(scheduler::TimePoint now, const std::string& why);
   static AddressedMessages Broadcast(const std::vector<scheduler::CoordinatorAction>& actions);
 
+  // A node that is about to leave.
+  struct Leaver {
+    scheduler::TimePoint patience_ends;  // for the attempt in flight
+    bool told = false;                   // that the job is halted
+  };
+
   CoordinatorOptions options_;
   uint32_t epoch_ = 0;
   uint32_t attempts_ = 0;  // counter half of the newest attempt of any job of this epoch
   uint64_t incarnations_ = 0;
   std::map<int32_t, v1::MemberState> states_;                 // by node: since the group formed
   std::vector<std::pair<int32_t, v1::MemberMessage>> early_;  // of ranks, before all of them
+  std::map<int32_t, Leaver> leavers_;                         // by node: since the group formed
   std::unique_ptr<Job> job_;
 };
 

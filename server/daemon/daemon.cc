@@ -176,6 +176,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleGatherOverdue(message.gather_overdue());
     case Kind::kReform:
       return HandleReform(message.reform());
+    case Kind::kHalted:
+      return HandleHalted(message.halted());
     case Kind::kSave:
       return HandleSave(message.save());
     case Kind::kWriteManifest:
@@ -212,6 +214,8 @@ void Daemon::OnFormed(uint32_t epoch) {
     Pump();
   }
   TellMemberState();
+  halted_ = false;
+  if (leaving_.has_value()) TellLeaving();
   mutex_.Changed();
 }
 
@@ -380,41 +384,6 @@ void Daemon::Tick() {
   // Lanes share memory with their predecessors, which must be gone.
   StateLock lock(mutex_);
   StartNewLanes();
-}
-
-void Daemon::Drain(std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  std::unique_ptr<StorageThread> disk;
-  {
-    StateLock lock(mutex_);
-    draining_ = true;
-    mutex_.Changed();
-    const auto idle = [this]() DMUOND_REQUIRES(mutex_) {
-      if (job_ == nullptr || !job_->steps.has_value() || !job_->failed.ok()) return true;
-      const bool in_flight = std::any_of(
-          sessions_.begin(), sessions_.end(), [this](const auto& entry) DMUOND_REQUIRES(mutex_) {
-            return job_->steps->submitted(scheduler::TrainerRank(entry.second.rank));
-          });
-      return !in_flight && Published();
-    };
-    ++waiting_for_published_;
-    if (!Wait(idle, deadline, [] { return false; }).value_or(false)) {
-      log::Warn("drain gave up waiting for the step in flight");
-    }
-    --waiting_for_published_;
-    SaveBeforeLeaving(deadline);
-    if (job_ != nullptr) {
-      if (job_->failed.ok()) {
-        job_->failed =
-            Error(absl::StatusCode::kUnavailable, "DRAINING",
-                  Say("the daemon of node ", Named("node", options_.node), " is leaving"));
-      }
-      EndJob("the daemon is leaving");
-    }
-    disk = std::move(disk_);
-  }
-  disk.reset();  // its last work takes the lock
-  Tick();
 }
 
 }  // namespace dmuond::server

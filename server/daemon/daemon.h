@@ -62,10 +62,18 @@ struct DaemonOptions {
   int64_t snapshot_staging_bytes = 0;  // per lane; 0: state is copied straight
 };
 
+// Why a group has not formed, as one of its daemons sees it.
+struct GroupGaps {
+  std::vector<int32_t> missing;  // node 0: who has not joined
+  std::string not_joined;        // other nodes: why this one has not
+};
+
 // The way to the group's other daemons; peers.h implements it. Threads: any.
 class PeerLinks {
  public:
   virtual ~PeerLinks() = default;
+  // Never blocks.
+  virtual GroupGaps Gaps() = 0;
   // To one member or, without a node, to all remote ones. Node 0 only. Never blocks.
   virtual void SendToMembers(std::optional<int32_t> node,
                              const v1::CoordinatorMessage& message) = 0;
@@ -147,9 +155,14 @@ class Daemon {
   // Deadlines, and the end of lanes that are no longer needed. Every 100 ms, one thread.
   void Tick();
 
-  // Refuses new sessions, waits until the step in flight is decided and published (at most
-  // `timeout`), aborts what remains, and ends the lanes. Idempotent.
-  void Drain(std::chrono::milliseconds timeout);
+  // A planned departure, in two halves; between them the links to other daemons are given up.
+  // The first refuses new sessions, has the step in flight finished, the job halted and its state
+  // saved, within `timeout`. An error names what failed, and what is lost by that.
+  absl::StatusOr<v1::DrainReply> PrepareToLeave(std::chrono::milliseconds timeout);
+  // The second aborts what remains, and ends the lanes.
+  void Leave();
+  // For who has asked for it: what came of PrepareToLeave().
+  absl::StatusOr<v1::DrainReply> WaitUntilPrepared(const Cancelled& cancelled);
   [[nodiscard]] bool formed();
   // Newest group epoch that it has been part of; 0: none.
   [[nodiscard]] uint32_t newest_epoch() const { return newest_epoch_.load(); }
@@ -308,8 +321,12 @@ class Daemon {
   // The job's state is in lanes that work, on every node.
   [[nodiscard]] bool Settled() const DMUOND_REQUIRES(mutex_);
   [[nodiscard]] std::string PathOf(const v1::SnapshotDone& done) const DMUOND_REQUIRES(mutex_);
-  // At the end of a drain: what is not durable yet, where it can be.
-  void SaveBeforeLeaving(Deadline deadline) DMUOND_REQUIRES(mutex_);
+  // The newest state is in a snapshot.
+  [[nodiscard]] bool Saved() const DMUOND_REQUIRES(mutex_);
+  // Planned departures (daemon_leaving.cc).
+  void TellLeaving() DMUOND_REQUIRES(mutex_);
+  void HandleHalted(const v1::Halted& halted) DMUOND_REQUIRES(mutex_);
+  absl::Status HaltAndSave(Deadline deadline) DMUOND_REQUIRES(mutex_);
   void PlaceHostCopies() DMUOND_REQUIRES(mutex_);
   // Going on from a snapshot (daemon_restore.cc). Both give up the lock.
   absl::StatusOr<std::optional<Restorable>> FindResume(const std::string& job)
@@ -358,6 +375,10 @@ class Daemon {
   uint32_t epoch_ DMUOND_GUARDED_BY(mutex_) = 0;  // 0: the group has not formed
   std::atomic<uint32_t> newest_epoch_{0};
   bool draining_ DMUOND_GUARDED_BY(mutex_) = false;
+  // Set: the group is told that this node leaves, and how long the attempt in flight may take.
+  std::optional<std::chrono::milliseconds> leaving_ DMUOND_GUARDED_BY(mutex_);
+  bool halted_ DMUOND_GUARDED_BY(mutex_) = false;  // for that, nothing more is decided
+  std::optional<absl::StatusOr<v1::DrainReply>> prepared_ DMUOND_GUARDED_BY(mutex_);
   std::map<uint64_t, Session> sessions_ DMUOND_GUARDED_BY(mutex_);
   std::set<std::string> opening_ DMUOND_GUARDED_BY(mutex_);  // nonces of sessions being opened
   // Attach connections whose OpenSession was refused, for who has lost the answer.

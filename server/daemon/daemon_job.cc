@@ -277,6 +277,11 @@ v1::GetStatusReply Daemon::Status() {
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - started_)
           .count());
   reply.set_socket(options_.socket);
+  if (epoch_ == 0 && peers_ != nullptr) {
+    GroupGaps gaps = peers_->Gaps();
+    reply.mutable_missing_nodes()->Assign(gaps.missing.begin(), gaps.missing.end());
+    if (options_.node != 0) reply.set_not_joined(std::move(gaps.not_joined));
+  }
   if (job_ == nullptr) return reply;
   for (size_t i = 0; i < job_->lanes.size(); ++i) {
     const LaneState& state = job_->lanes[i];
@@ -285,6 +290,7 @@ v1::GetStatusReply Daemon::Status() {
     lane.set_pid(state.process == nullptr ? 0 : state.process->pid());
     lane.set_state(state.gone ? "gone" : state.ready ? "ready" : "starting");
     lane.set_device(state.device);
+    lane.set_restarts(state.restarts);
     lane.set_state_bytes(state.program.state_bytes);
     lane.set_staging_bytes(state.program.staging_bytes);
     if (job_->plan != nullptr) {

@@ -46,7 +46,9 @@ void Daemon::TellMemberState() {
 void Daemon::HandleBroken(const std::string& why) {
   epoch_ = 0;
   wire::FaultPoint("daemon.broken");
-  if (job_ == nullptr) return;
+  halted_ = false;
+  mutex_.Changed();
+  if (job_ == nullptr || prepared_.has_value()) return;
   const absl::Status lost = Error(absl::StatusCode::kUnavailable, "PEER_LOST", why);
   // One that goes back to a snapshot begins to do so again when the group has formed.
   const bool waits = job_->steps.has_value() || job_->rolled_back;
@@ -131,10 +133,9 @@ void Daemon::HandleReform(const v1::Reform& reform) {
 }
 
 void Daemon::TellCannotGoOn() {
-  TellPlanFailed(job_ == nullptr || job_->failed.ok()
-                     ? Error(absl::StatusCode::kUnavailable, "JOB_ENDED",
-                             "this node does not have the job any more")
-                     : job_->failed);
+  if (job_ != nullptr && !job_->failed.ok()) return TellPlanFailed(job_->failed);
+  TellPlanFailed(Error(absl::StatusCode::kUnavailable, draining_ ? "DRAINING" : "JOB_ENDED",
+                       "this node does not have the job any more"));
 }
 
 void Daemon::ReplaceLanes(uint32_t epoch, const std::string& why) {
@@ -168,6 +169,7 @@ void Daemon::StartNewLanes() {
           job_->memory->AllocateBoard(lane::PublishBoardBytes(job_->plan->buckets, options_.lanes));
     }
     if (status.ok()) status = StartLane(static_cast<int32_t>(i), *job_->plan);
+    if (status.ok()) ++job_->lanes[i].restarts;
   }
   if (status.ok()) return;
   TellPlanFailed(status);

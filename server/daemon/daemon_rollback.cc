@@ -75,6 +75,7 @@ void Daemon::ForgetState() {
   job_->trainer_states.clear();
   job_->snapshots.Abandon("the job goes back to an older step");
   job_->snapshots.restored = false;
+  job_->snapshots.saved_attempt = 0;
   job_->snapshots.loading = 0;
   // In a new epoch every attempt is newer than those that trainers have died in.
   for (auto& [rank, vacancy] : job_->vacancies) vacancy.attempt = scheduler::Attempt(0);

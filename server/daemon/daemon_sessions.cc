@@ -205,7 +205,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   if (!*formed) {
     return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
                  Say("the group of ", Named("nodes", options_.nodes),
-                     " daemons has not formed; `dmuonctl status` says who is missing"));
+                     " daemons has not formed; `dmuonctl status` on node 0 says who is missing"));
   }
   if (absl::Status vacant = WaitUntilVacant(request, peer.pid, cancelled); !vacant.ok()) {
     return vacant;

@@ -127,7 +127,12 @@ void Daemon::HandleSnapshotDone(const v1::SnapshotDone& done) {
   JobSnapshots& snapshots = job_->snapshots;
   if (done.has_durable_step()) snapshots.durable_step = done.durable_step();
   snapshots.done = done;
-  if (done.attempt() == snapshots.attempt) snapshots.copying.reset();
+  if (done.error().empty()) snapshots.saved_attempt = done.attempt();
+  if (done.attempt() == snapshots.attempt) {
+    snapshots.copying.reset();
+    // The same state may be asked for again, and then it is written again.
+    if (!done.error().empty()) snapshots.attempt = 0;
+  }
   if (done.error().empty()) {
     log::Info("snapshot written", {{"job", job_->name}, {"epoch", epoch_}, {"step", done.step()}});
   } else if (done.reason() == "SNAPSHOT_FAILED") {
@@ -234,15 +239,9 @@ std::string Daemon::PathOf(const v1::SnapshotDone& done) const {
                        {scheduler::Attempt(done.attempt()), scheduler::StepId(done.step())})));
 }
 
-void Daemon::SaveBeforeLeaving(Deadline deadline) {
-  if (options_.storage == nullptr || job_ == nullptr || !job_->has_state || !JobFailure().ok()) {
-    return;
-  }
-  absl::StatusOr<v1::SnapshotDone> saved = SaveNow(
-      deadline, [] { return false; }, [] { return absl::OkStatus(); });
-  if (saved.ok() || ReasonOf(saved.status()) == "JOB_HAS_NO_STATE") return;
-  const std::string name = job_ == nullptr ? "" : job_->name;
-  log::Warn("the last steps are not in a snapshot", {{"job", name}, {"what", saved.status()}});
+bool Daemon::Saved() const {
+  return job_ != nullptr && job_->applied_attempt != 0 &&
+         job_->snapshots.saved_attempt == job_->applied_attempt;
 }
 
 }  // namespace dmuond::server

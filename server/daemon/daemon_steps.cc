@@ -76,11 +76,7 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
                  Say("rank ", Named("rank", session.rank), " must attach its buffers first"));
   }
   const scheduler::StepMember& steps = *job_->steps;
-  if (draining_ && !steps.submitted(scheduler::TrainerRank(session.rank)) &&
-      submission.step > steps.last_committed() &&
-      std::none_of(sessions_.begin(), sessions_.end(), [&steps](const auto& entry) {
-        return steps.submitted(scheduler::TrainerRank(entry.second.rank));
-      })) {
+  if (halted_ && submission.step > steps.last_committed()) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
   absl::StatusOr<scheduler::StepMember::Accepted> accepted = job_->steps->OnSubmission(submission);
@@ -409,6 +405,10 @@ void Daemon::HandleRepublish(const v1::Republish& republish) {
   wire::FaultPoint("daemon.republish");
   // The link may have broken before the first attempt of a job that went back was heard of.
   BeginSteps(scheduler::StepId(republish.step()));
+  // The state as it was, under another attempt.
+  if (Saved() || (job_->snapshots.restored && job_->applied_attempt == 0)) {
+    job_->snapshots.saved_attempt = republish.attempt();
+  }
   job_->has_state = true;
   job_->applied_attempt = republish.attempt();
   v1::LaneCommand command;

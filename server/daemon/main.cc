@@ -236,7 +236,7 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
     log::Info("leaving: finishing the step; a second signal ends at once");
     health.Set("ready", false);
     drain = std::thread([&] {
-      daemon.Drain(config.step_timeout);
+      daemon.PrepareToLeave(config.drain_timeout).IgnoreError();  // it is in the log
       drained.store(true);
     });
   };
@@ -252,9 +252,11 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
     if (!drain.joinable()) health.Set("ready", daemon.formed());
   }
   drain.join();
+  // The others hear of it by the end of the stream, before lanes that they are connected with end.
+  if (peers != nullptr) peers->Stop();
+  daemon.Leave();
   health.Stop();
   server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
-  if (peers != nullptr) peers->Stop();
   log::Info("left");
   return absl::OkStatus();
 }

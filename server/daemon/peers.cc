@@ -34,6 +34,7 @@ using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRejoinAfter{200};
 constexpr std::chrono::milliseconds kRejoinAfterRefusal{2000};
+constexpr std::chrono::seconds kSayJoiningEvery{10};
 constexpr std::chrono::milliseconds kHeartbeatEvery{1000};
 constexpr std::chrono::milliseconds kSilenceMax{5000};
 constexpr std::chrono::seconds kCallTimeout{60};
@@ -144,6 +145,16 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     MutexLock lock(mutex_);
     // Without a stream the group is gone; the daemon hears of it by OnCoordinatorGone.
     if (to_coordinator_ != nullptr) to_coordinator_->Push(message);
+  }
+  GroupGaps Gaps() override {
+    MutexLock lock(mutex_);
+    GroupGaps gaps;
+    gaps.not_joined = not_joined_;
+    if (!machine_.has_value() || machine_->formed()) return gaps;
+    for (const scheduler::NodeRank node : machine_->missing()) {
+      gaps.missing.push_back(node.value());
+    }
+    return gaps;
   }
   absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
                                         size_t elements) override {
@@ -403,7 +414,12 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       const std::string why = JoinOnce();
       MutexLock lock(mutex_);
       if (stopped_) return;
-      log::Debug("joining again", {{"coordinator", options_.coordinator}, {"what", why}});
+      const auto now = steady_clock::now();
+      if (why != not_joined_ || now - said_joining_ >= kSayJoiningEvery) {
+        log::Info("joining again", {{"coordinator", options_.coordinator}, {"what", why}});
+        said_joining_ = now;
+      }
+      not_joined_ = why;
       changed_.WaitUntil(
           mutex_, steady_clock::now() + (refused_.empty() ? kRejoinAfter : kRejoinAfterRefusal));
       if (stopped_) return;
@@ -435,6 +451,10 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         {
           MutexLock lock(mutex_);
           heard_ = steady_clock::now();
+          if (!formed) {
+            not_joined_ =
+                "it has joined, and others have not: dmuonctl status on node 0 names them";
+          }
           if (message.has_join()) {
             addresses_.assign(message.join().peer_addresses().begin(),
                               message.join().peer_addresses().end());
@@ -451,6 +471,10 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         }
         if (message.has_join()) {
           formed = true;
+          {
+            MutexLock lock(mutex_);
+            not_joined_.clear();
+          }
           daemon_.OnFormed(message.join().epoch());
           continue;
         }
@@ -493,6 +517,9 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   steady_clock::time_point heard_ DMUOND_GUARDED_BY(mutex_);
   steady_clock::time_point beaten_ DMUOND_GUARDED_BY(mutex_);
   uint64_t beats_ DMUOND_GUARDED_BY(mutex_) = 0;
+  // Other nodes, until the group has formed: how the last attempt to join ended.
+  std::string not_joined_ DMUOND_GUARDED_BY(mutex_) = "node 0 has not answered yet";
+  steady_clock::time_point said_joining_ DMUOND_GUARDED_BY(mutex_);
   std::string refused_;  // why, the last time; the joiner's own
   std::thread joiner_;
 };

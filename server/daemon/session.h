@@ -112,6 +112,7 @@ struct LaneState {
   std::unique_ptr<LaneProcess> process;
   bool ready = false;
   bool gone = false;
+  int32_t restarts = 0;  // processes that took the place of others
   std::string device;
   scheduler::LaneProgram program;
   uint64_t published_attempt = 0;  // newest that it has published
@@ -141,7 +142,8 @@ struct JobSnapshots {
   uint64_t attempt = 0;                                // names it
   std::optional<v1::SnapshotWritten> written;          // what came of it here, once known
   std::optional<int64_t> durable_step;
-  v1::SnapshotDone done;  // the last that existed or failed
+  v1::SnapshotDone done;       // the last that existed or failed
+  uint64_t saved_attempt = 0;  // whose state the newest has
 };
 
 // The running job, as this node sees it.

@@ -76,7 +76,7 @@ class ExampleRuns : public ::testing::Test {
     std::filesystem::remove_all(directory_);
   }
 
-  // Of `nodes` daemons; rank r trains on node r modulo nodes.
+  // Of `nodes` daemons; rank r trains on node r modulo nodes, or by `trainer_nodes_`.
   void StartDaemons(int nodes = 1, const std::string& devices = "cpu:2",
                     const std::vector<std::string>& flags = {}) {
     coordinator_ = FreeAddress();
@@ -87,7 +87,8 @@ class ExampleRuns : public ::testing::Test {
   [[nodiscard]] DaemonProcess& daemon(int node = 0) const { return *daemons_[node]; }
   Trainer Start(int rank, const std::vector<std::string>& flags = {}) {
     Trainer trainer{nullptr, absl::StrCat(directory_, "/", started_++)};
-    const auto node = rank % static_cast<int>(daemons_.size());
+    const auto node = trainer_nodes_.empty() ? rank % static_cast<int>(daemons_.size())
+                                             : trainer_nodes_[rank % trainer_nodes_.size()];
     std::vector<std::string> all = {"--address=" + daemon(node).address(),
                                     absl::StrCat("--rank=", rank),
                                     absl::StrCat("--world_size=", kRanks),
@@ -132,6 +133,7 @@ class ExampleRuns : public ::testing::Test {
 
   std::string directory_;
   int started_ = 0;
+  std::vector<int> trainer_nodes_;
   std::string coordinator_;  // address
   DaemonGroup daemons_;
 };

@@ -163,6 +163,7 @@ def peer_messages() -> None:
         "gone": stepped + at(1, rank_gone=peer_pb2.RankGone(rank=0, incarnation=1, detail="gone")),
         "left": begin + at(1, rank_gone=peer_pb2.RankGone(rank=0, incarnation=1, detail="gone")),
         "lane_lost": stepped + at(1, lane_lost=peer_pb2.LaneLost(lane=1, detail="killed")),
+        "leaving": stepped + at(1, leaving=peer_pb2.Leaving(node=1, patience_ms=1 << 62)),
         "rendezvous": begin + at(1, rendezvous=peer_pb2.Rendezvous(node=1, epoch=1, blob=b"b")),
         "broken": begin + at(0, plan_ready=peer_pb2.PlanReady(node=0, error="no", epoch=1)),
     }.items():

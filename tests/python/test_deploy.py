@@ -1,5 +1,6 @@
 """What deploy/ ships is valid, and keeps the promises that its comments and docs make."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -105,6 +106,30 @@ def test_no_container_has_privileges(pod: dict):
         assert not context["allowPrivilegeEscalation"]
         assert context["capabilities"]["drop"] == ["ALL"]
         assert container["resources"]["limits"]["memory"]
+
+
+def drain_timeout_s(*arguments: str) -> int:
+    printed = subprocess.run(
+        [program("dmuond"), "--print_config", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    (seconds,) = re.findall(r'^drain_timeout: "(\d+)s"$', printed, re.M)
+    return int(seconds)
+
+
+@pytest.mark.parametrize("pod", pod_specs())
+def test_the_kubelet_waits_until_a_daemon_has_left(pod: dict, tmp_path: Path):
+    arguments = [a.replace("/run/dmuond", str(tmp_path)) for a in sidecar_of(pod)["args"]]
+    assert drain_timeout_s(*arguments) + 10 <= pod["terminationGracePeriodSeconds"]
+
+
+def test_systemd_waits_until_a_daemon_has_left_and_then_lets_it_be():
+    unit = (ROOT / "deploy/systemd/dmuond.service").read_text()
+    (stop_after,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)
+    assert drain_timeout_s() + 10 <= int(stop_after)
+    assert re.findall(r"^Restart=(.*)$", unit, re.M) == ["on-failure"]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")

@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kStepTimeout{2'000};
 constexpr int32_t kLaneDeathsMax = 3;
+constexpr std::chrono::milliseconds kLeaversPatience{1'000};
 
 }  // namespace
 
@@ -89,10 +90,14 @@ void SimulatedCoordinator::Snapshot(const CoordinatorAction& action) {
   ToMembers([shared = std::make_shared<const CoordinatorAction>(std::move(decision))](
                 SimulatedMember& member) { member.Handle(*shared); },
             5);
-  if (!save) return;
-  simulation_.invariants.SaveBegins(*save);
-  job_->writing = SnapshotUnderWay{.id = *save};
-  ToMembers([id = *save](SimulatedMember& member) { member.HandleSave(id); });
+  if (save) BeginSnapshot(*save);
+}
+
+void SimulatedCoordinator::BeginSnapshot(const SnapshotId& id) {
+  job_->requested = false;
+  simulation_.invariants.SaveBegins(id);
+  job_->writing = SnapshotUnderWay{.id = id};
+  ToMembers([id](SimulatedMember& member) { member.HandleSave(id); });
 }
 
 // ---- steps ----
@@ -125,6 +130,7 @@ void SimulatedCoordinator::Tick() {
     if (!lost && job_->steps->lost()) simulation_.disturbed = true;
     if (job_->steps->lost() && job_->open_ranks.empty()) EndJob(JobEnd::kEveryRankLeft);
   }
+  HaltForLeavers();
 }
 
 // ---- ranks ----
@@ -211,6 +217,7 @@ void SimulatedCoordinator::Die() {
   attempts_ = 0;
   states_.clear();
   early_.clear();
+  leavers_.clear();
   job_.reset();
   for (Connection* connection : connections_) connection->ended_at_coordinator = true;
   Break("the coordinator died");
@@ -230,6 +237,7 @@ void SimulatedCoordinator::Break(const std::string& why) {
   formed_ = false;
   states_.clear();
   early_.clear();
+  leavers_.clear();
   for (size_t node = 0; node < connections_.size(); ++node) {
     Connection* connection = connections_[node];
     connection->ended_at_coordinator = true;
@@ -479,8 +487,53 @@ void SimulatedCoordinator::OnSnapshotWritten(NodeRank from, Attempt attempt,
 void SimulatedCoordinator::OnManifestWritten(Attempt attempt, bool written) {
   if (!job_ || !job_->writing || job_->writing->id.attempt != attempt) return;
   if (!written) ++simulation_.counts.failed_snapshots;
+  const SnapshotId id = job_->writing->id;
   job_->writing.reset();
   job_->schedule->OnFinished(written);
+  if (written) job_->durable = id;
+  TellDone(id, written);
+  if (!job_->requested) return;
+  job_->schedule->Request();
+  if (job_->schedule->OnCommitted(job_->state.step, simulation_.Now())) BeginSnapshot(job_->state);
+}
+
+void SimulatedCoordinator::TellDone(const SnapshotId& id, bool written) {
+  ToMembers([id, written](SimulatedMember& member) { member.HandleSnapshotDone(id, written); });
+}
+
+void SimulatedCoordinator::OnSnapshotRequest(NodeRank /*from*/) {
+  if (!job_ || !job_->schedule) return;
+  if (job_->durable == job_->state) return TellDone(job_->state, true);
+  if (job_->writing) {
+    job_->requested = job_->writing->id != job_->state;
+    return;
+  }
+  job_->schedule->Request();
+  if (job_->schedule->OnCommitted(job_->state.step, simulation_.Now())) BeginSnapshot(job_->state);
+}
+
+// ---- planned departures ----
+
+void SimulatedCoordinator::OnLeaving(NodeRank from) {
+  leavers_[from] = {simulation_.Now() + kLeaversPatience, false};
+}
+
+void SimulatedCoordinator::HaltForLeavers() {
+  if (leavers_.empty() || states_.size() < nodes() || (job_ && job_->interrupted)) return;
+  if (job_ && job_->steps) {
+    bool patient = true;
+    for (const auto& [node, leaver] : leavers_) {
+      patient = patient && simulation_.Now() < leaver.first;
+    }
+    if (job_->steps->in_flight() && !job_->steps->lost() && patient) return;
+    job_->steps->Halt();
+  }
+  for (auto& [node, leaver] : leavers_) {
+    if (std::exchange(leaver.second, true)) continue;
+    simulation_.Trace("halted for node ", node.value());
+    simulation_.network.Down(*connections_[node.value()], 0,
+                             [member = simulation_.members[node.value()]] { member->Halted(); });
+  }
 }
 
 // ---- the end ----

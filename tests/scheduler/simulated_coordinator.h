@@ -42,7 +42,9 @@ struct JobOfCoordinator {
   std::unique_ptr<StepCoordinator> steps;
   std::optional<SnapshotSchedule> schedule;
   std::optional<SnapshotUnderWay> writing;
-  SnapshotId state;  // what a snapshot now would be of
+  SnapshotId state;                   // what a snapshot now would be of
+  std::optional<SnapshotId> durable;  // made by this coordinator
+  bool requested = false;             // another snapshot, as soon as this is written
   StepId deaths_in;
   int32_t deaths = 0;
 };
@@ -85,6 +87,10 @@ class SimulatedCoordinator {
   void OnSnapshotWritten(NodeRank from, Attempt attempt,
                          const std::vector<uint64_t>& states);  // none: it has failed
   void OnManifestWritten(Attempt attempt, bool written);
+  void OnLeaving(NodeRank from);
+  void OnSnapshotRequest(NodeRank from);
+  // After each message: for those who leave, nothing more is decided.
+  void HaltForLeavers();
   void OnLoad();  // somebody wants to go back to the newest snapshot
 
  private:
@@ -100,6 +106,8 @@ class SimulatedCoordinator {
   }
   void Perform(const Actions& actions, bool again = false);
   void Snapshot(const CoordinatorAction& action);
+  void BeginSnapshot(const SnapshotId& id);
+  void TellDone(const SnapshotId& id, bool written);
   [[nodiscard]] bool Heard(Event event);  // of ranks: false: later, when all states are known
   void Form();
   void GoOn();
@@ -123,7 +131,8 @@ class SimulatedCoordinator {
   uint32_t attempts_ = 1;
   std::map<NodeRank, MemberState> states_;
   std::vector<Event> early_;
-  std::vector<Connection*> connections_;  // by node
+  std::map<NodeRank, std::pair<TimePoint, bool>> leavers_;  // patience ends; told
+  std::vector<Connection*> connections_;                    // by node
   std::optional<JobOfCoordinator> job_;
 };
 

@@ -13,6 +13,7 @@ namespace {
 
 // Of a lane's silence: part of it longer than the coordinator waits for a vote.
 constexpr std::chrono::milliseconds kLaneTimeout{2'500};
+constexpr Microseconds kLeavesAfter = 3'000 * kMillisecond;  // if it cannot save
 
 absl::Status Unavailable(const char* reason) {
   return WithReason(absl::UnavailableError(reason), reason);
@@ -42,8 +43,12 @@ void SimulatedMember::BeginAttached() {
 void SimulatedMember::Formed(Connection& connection, uint32_t epoch) {
   connection_ = &connection;
   epoch_ = epoch;
+  halted_ = false;
   if (epoch > 1) TellState();
+  if (leaves_) TellLeaving();
 }
+
+void SimulatedMember::CoordinatorHasHeard() { simulation_.coordinator->HaltForLeavers(); }
 
 void SimulatedMember::TellState() {
   MemberState state;
@@ -61,6 +66,7 @@ void SimulatedMember::Broken() {
   simulation_.Trace("node ", node_.value(), " sees the group broken");
   connection_ = nullptr;
   epoch_ = 0;
+  halted_ = false;
   if (!job_) return;
   // One that goes back begins to do so again when the group has formed.
   if ((!steps_ && !job_->rolled_back) || !simulation_.options.lingers) {
@@ -72,8 +78,10 @@ void SimulatedMember::Die() {
   simulation_.Trace("the daemon of node ", node_.value(), " dies");
   alive_ = false;
   ++boot_;
+  if (leaves_) std::exchange(leaves_, nullptr)();
   connection_ = nullptr;
   epoch_ = 0;
+  halted_ = false;
   job_.reset();
   steps_.reset();
   history_ = {};
@@ -438,7 +446,7 @@ absl::Status SimulatedMember::NoSession(TrainerRank rank, uint64_t incarnation) 
 
 SimulatedMember::Later<SimulatedMember::Opened> SimulatedMember::Open(TrainerRank rank,
                                                                       bool require) {
-  if (!alive_ || epoch_ == 0 || sessions_.contains(rank)) return std::nullopt;
+  if (!alive_ || leaves_ || epoch_ == 0 || sessions_.contains(rank)) return std::nullopt;
   if (job_) {
     const bool restoring = job_->failed.ok() && job_->has_plan && job_->restore && !job_->restored;
     if (job_->abandoned || restoring) return std::nullopt;
@@ -640,6 +648,50 @@ void SimulatedMember::HandleWriteManifest(const SnapshotId& id,
       simulation_.invariants.ManifestExists(id, states);
     }
     simulation_.coordinator->OnManifestWritten(id.attempt, written);
+  });
+}
+
+// ---- planned departures ----
+
+void SimulatedMember::PrepareToLeave(Event leaves) {
+  if (!alive_ || leaves_) return leaves();
+  simulation_.Trace("node ", node_.value(), " is told to leave");
+  leaves_ = std::move(leaves);
+  if (!job_ || !job_->has_state || !job_->failed.ok()) return Goes();
+  TellLeaving();
+  simulation_.time.After(kLeavesAfter, [this, boot = boot_] {
+    if (boot_ == boot) Goes();
+  });
+}
+
+void SimulatedMember::TellLeaving() {
+  Tell([this](SimulatedCoordinator& c) { c.OnLeaving(node_); });
+}
+
+void SimulatedMember::Halted() {
+  if (!leaves_) return;
+  halted_ = true;
+  // Nothing is ever saved, and its state goes with it.
+  if (simulation_.options.snapshot_every == 0) return Goes();
+  AskForSnapshot();
+}
+
+void SimulatedMember::AskForSnapshot() {
+  Tell([this](SimulatedCoordinator& c) { c.OnSnapshotRequest(node_); });
+}
+
+void SimulatedMember::HandleSnapshotDone(const SnapshotId& id, bool written) {
+  if (!written && copying_ && copying_->id == id) copying_.reset();
+  if (!leaves_ || !halted_ || !job_ || !job_->has_state) return;
+  // Of lanes that were replaced since, or of a past that is no more.
+  if (!written || id.attempt != job_->applied_attempt) return AskForSnapshot();
+  simulation_.invariants.LeavesWith(id);
+  Goes();
+}
+
+void SimulatedMember::Goes() {
+  simulation_.time.After(simulation_.chance.Pick(0, 5 * kMillisecond), [this, boot = boot_] {
+    if (boot_ == boot && leaves_) std::exchange(leaves_, nullptr)();
   });
 }
 

@@ -79,6 +79,9 @@ class SimulatedMember {
   void LaneDies(LaneIndex rail);
   // It hangs for ever; the daemon finds that out, kills it, and says that it has died.
   void LaneHangs(LaneIndex rail);
+  // It is told to leave, and calls `leaves` when all that there is is on the disk, or is not going
+  // to be.
+  void PrepareToLeave(Event leaves);
 
   // ---- what the coordinator says ----
   void Handle(const CoordinatorAction& action);
@@ -88,6 +91,8 @@ class SimulatedMember {
   void HandleRefused();
   void HandleSave(const SnapshotId& id);
   void HandleWriteManifest(const SnapshotId& id, const std::vector<uint64_t>& states);
+  void HandleSnapshotDone(const SnapshotId& id, bool written);
+  void Halted();
   void HandleJobEnded(JobEnd why);
 
   // ---- what trainers ask; nullopt: not yet, ask again ----
@@ -140,14 +145,20 @@ class SimulatedMember {
   template <typename Heard>
   void Tell(Heard event, int32_t replay_percent = 0) {
     if (connection_ == nullptr) return;  // nobody hears it
-    simulation_.network.Up(*connection_, replay_percent,
-                           [event = std::move(event), this] { event(*simulation_.coordinator); });
+    simulation_.network.Up(*connection_, replay_percent, [event = std::move(event), this] {
+      event(*simulation_.coordinator);
+      CoordinatorHasHeard();
+    });
   }
   void TellSession(TrainerRank rank, const Session& session);
   void TellAttached(TrainerRank rank, const Session& session);
   void TellGone(TrainerRank rank, const GoneRank& gone);
   void TellRanksAgain();
+  void CoordinatorHasHeard();
   void TellState();
+  void TellLeaving();
+  void AskForSnapshot();
+  void Goes();
   void OnDisk(Event event);
   [[nodiscard]] Session* Find(TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] std::optional<SnapshotId> Newest() const;
@@ -191,6 +202,8 @@ class SimulatedMember {
   Attempt armed_;
   Attempt republished_;
   std::optional<CopyOfMember> copying_;
+  Event leaves_;         // it is told to leave
+  bool halted_ = false;  // nothing is decided any more, for that
 };
 
 }  // namespace dmuond::scheduler::testing

@@ -52,6 +52,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   broken_links += other.broken_links;
   daemon_deaths += other.daemon_deaths;
   coordinator_deaths += other.coordinator_deaths;
+  departures += other.departures;
   reformations += other.reformations;
   redone += other.redone;
   rollbacks += other.rollbacks;

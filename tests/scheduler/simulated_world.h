@@ -34,6 +34,7 @@ struct SimulationCounts {
   int64_t broken_links = 0;
   int64_t daemon_deaths = 0;
   int64_t coordinator_deaths = 0;
+  int64_t departures = 0;    // planned, with all that there was on the disk
   int64_t reformations = 0;  // new lanes over the same memory
   int64_t redone = 0;        // commits that a lane's successor had to apply
   int64_t rollbacks = 0;

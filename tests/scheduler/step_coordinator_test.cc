@@ -548,6 +548,35 @@ TEST_F(ReformationTest, ARankThatDiedMeanwhileIsWaitedFor) {
   EXPECT_EQ(DecisionIn(group_.VoteAll()).verdict, Verdict::kCommit);
 }
 
+TEST_F(ReformationTest, AHaltedJobDecidesNothingMoreAndStillPublishes) {
+  EXPECT_TRUE(group_.coordinator->in_flight());
+  (void)group_.Submit(group_.Step(1));
+  const Decision second = DecisionIn(group_.VoteAll());
+  EXPECT_FALSE(group_.coordinator->in_flight());
+  group_.coordinator->Halt();
+  EXPECT_THAT(group_.SubmitAll(), IsEmpty());
+  EXPECT_THAT(group_.VoteAll(), IsEmpty());
+  EXPECT_THAT(group_.coordinator->OnRankGone(group_.now, TrainerRank(1), 1, "rank 1 died"),
+              IsEmpty());
+  EXPECT_THAT(group_.coordinator->OnTick(group_.now + std::chrono::hours(1)), IsEmpty());
+  EXPECT_EQ(group_.coordinator->last_committed(), StepId(2));
+  std::vector<int32_t> gone;
+  for (int32_t bucket = 0; bucket < group_.plan.buckets; ++bucket) {
+    for (int32_t node = 0; node < 2; ++node) {
+      const auto went =
+          BucketsGone(group_.Ready(node, 0, RailOperation::kPublish, bucket, second.attempt));
+      gone.insert(gone.end(), went.begin(), went.end());
+    }
+  }
+  EXPECT_FALSE(gone.empty()) << "what is committed is published";
+  const auto reformed =
+      group_.coordinator->OnReformed(kNewEpoch, OutcomeReason::kPeerLost, "the group formed anew");
+  EXPECT_FALSE(reformed.empty());
+  (void)group_.coordinator->OnRankBack(group_.now, TrainerRank(1), 2);
+  (void)group_.SubmitAll();
+  EXPECT_EQ(DecisionIn(group_.VoteAll()).verdict, Verdict::kCommit) << "it goes on";
+}
+
 TEST(StepCoordinatorTest, ARestoredJobPublishesBeforeItsFirstStep) {
   StepGroup group(TwoNodes(), StepId(7));
   const auto actions = group.coordinator->Restart();

@@ -192,8 +192,17 @@ void StepInvariants::RolledBack(const SnapshotId& to, bool asked_for) {
     Fail(absl::StrCat("rolled back to step ", to.step.value(), ", and step ",
                       durable_told_->value(), " was durable"));
   }
+  if (!asked_for && left_with_ == now_.consumed && saved_.at(to).consumed != now_.consumed) {
+    Fail("a planned departure lost something");
+  }
   if (durable_told_.has_value() && to.step < *durable_told_) durable_told_ = to.step;
   now_ = saved_.at(to);
+}
+
+void StepInvariants::LeavesWith(const SnapshotId& id) {
+  ++counts_.departures;
+  if (saved_.at(id).consumed != now_.consumed) Fail("a daemon leaves, and its snapshot is old");
+  left_with_ = now_.consumed;
 }
 
 void StepInvariants::StateLost(bool any_manifest) {

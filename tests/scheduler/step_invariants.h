@@ -7,6 +7,7 @@
 //     what it has heard, or names the step that it goes back to;
 //   * durable_step <= last_committed_step; a snapshot that counts is whole and of one state; no
 //     rollback goes behind a step that anybody was told to be durable, unless it was asked for;
+//   * a planned departure loses nothing: what the job goes back to is what it had come to;
 //   * attempts only grow, over aborts, epochs, rollbacks and restarts;
 //   * nothing of an older incarnation, epoch or attempt is heard;
 //   * every wait ends (StepSimulator).
@@ -73,6 +74,8 @@ class StepInvariants {
   void ManifestExists(const SnapshotId& id, const std::vector<uint64_t>& applied);
   void ToldDurable(StepId durable, StepId last_committed);
   void RolledBack(const SnapshotId& to, bool asked_for);
+  // A daemon leaves as planned, and takes this snapshot to be the newest state.
+  void LeavesWith(const SnapshotId& id);
   void StateLost(bool any_manifest);
   // The job begins anew, under another machine, because nobody had any state.
   void BeganAnew();
@@ -99,6 +102,7 @@ class StepInvariants {
   History now_;
   Attempt open_;
   std::optional<StepId> durable_told_;
+  std::optional<uint64_t> left_with_;  // History::consumed of the last planned departure
   std::map<Attempt, Decision> decided_;
   std::map<Attempt, Consumed> consumed_;
   std::map<SnapshotId, History> saved_;  // states that were to be saved

@@ -29,7 +29,8 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << " answers to repeated submissions, " << all.replacements << " trainers replaced, "
             << all.lane_deaths << " lanes (" << all.lane_hangs << " of them hung), "
             << all.daemon_deaths << " daemons and " << all.coordinator_deaths
-            << " coordinators killed, " << all.broken_links << " links cut, " << all.reformations
+            << " coordinators killed, " << all.broken_links << " links cut, " << all.departures
+            << " planned departures, " << all.reformations
             << " new epochs with their memory, in which lanes "
             << "had to apply " << all.redone << " commits again, " << all.rollbacks
             << " rollbacks, heard of by " << all.acknowledged << " trainers, " << all.snapshots
@@ -37,13 +38,28 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << " attempts told to nodes without trainers, " << all.lost_jobs
             << " trainers whose job was lost\n";
   if (schedules < 1'000) return;
-  for (int64_t count : {all.commits,          all.pushes,        all.skips,
-                        all.aborts,           all.refusals,      all.goes,
-                        all.repeated_answers, all.replacements,  all.lane_deaths,
-                        all.lane_hangs,       all.daemon_deaths, all.coordinator_deaths,
-                        all.broken_links,     all.reformations,  all.redone,
-                        all.rollbacks,        all.acknowledged,  all.snapshots,
-                        all.failed_snapshots, all.lost_jobs,     all.begun}) {
+  for (int64_t count : {all.commits,
+                        all.pushes,
+                        all.skips,
+                        all.aborts,
+                        all.refusals,
+                        all.goes,
+                        all.repeated_answers,
+                        all.replacements,
+                        all.lane_deaths,
+                        all.lane_hangs,
+                        all.daemon_deaths,
+                        all.coordinator_deaths,
+                        all.broken_links,
+                        all.departures,
+                        all.reformations,
+                        all.redone,
+                        all.rollbacks,
+                        all.acknowledged,
+                        all.snapshots,
+                        all.failed_snapshots,
+                        all.lost_jobs,
+                        all.begun}) {
     EXPECT_GT(count, static_cast<int64_t>(schedules / 200));
   }
 }

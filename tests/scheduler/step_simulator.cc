@@ -89,10 +89,12 @@ void StepSimulator::PlanFaults() {
   do {
     const NodeRank node(static_cast<int32_t>(chance.Pick(0, nodes - 1)));
     const int64_t what = chance.Pick(0, 99);
-    if (what < 50 && nodes > 1) {
+    if (what < 40 && nodes > 1) {
       Later(600, [this, node] { CutLink(node); });
-    } else if (what < 85) {
+    } else if (what < 70) {
       Later(600, [this, node] { KillDaemon(node); });
+    } else if (what < 90) {
+      Later(600, [this, node] { StopDaemon(node); });
     } else {
       Later(600, [this] { coordinator_.OnLoad(); });
     }
@@ -111,9 +113,22 @@ void StepSimulator::CutLink(NodeRank node) {
 }
 
 void StepSimulator::KillDaemon(NodeRank node) {
+  if (!members_[node.value()].alive()) return;
+  ++(node.value() == 0 ? simulation_.counts.coordinator_deaths : simulation_.counts.daemon_deaths);
+  RemoveDaemon(node);
+}
+
+void StepSimulator::StopDaemon(NodeRank node) {
+  ++faults_to_come_;
+  members_[node.value()].PrepareToLeave([this, node] {
+    --faults_to_come_;
+    RemoveDaemon(node);
+  });
+}
+
+void StepSimulator::RemoveDaemon(NodeRank node) {
   SimulatedMember& member = members_[node.value()];
   if (!member.alive()) return;
-  ++(node.value() == 0 ? simulation_.counts.coordinator_deaths : simulation_.counts.daemon_deaths);
   Chance& chance = simulation_.chance;
   Connection* connection = coordinator_.connection(node);
   member.Die();

@@ -31,6 +31,9 @@ class StepSimulator {
   void Later(int64_t until_ms, Event fault);
   void CutLink(NodeRank node);
   void KillDaemon(NodeRank node);
+  void RemoveDaemon(NodeRank node);  // and start its successor
+  // It is told to leave.
+  void StopDaemon(NodeRank node);
 
   void Tick();
   void CheckTheEnd();

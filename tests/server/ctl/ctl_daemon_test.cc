@@ -108,7 +108,7 @@ TEST_F(CtlDaemonTest, JobsHaveOneLineEach) {
   EXPECT_TRUE(CtlJson({"jobs"})["jobs"].empty());
   Train();
   EXPECT_THAT(Ctl({"jobs"}).output,
-              ContainsRegex("\nnight-run +running +1 +2 +none +0 +0 +2 +1\n"));
+              ContainsRegex("\nnight-run +running +1 +2 +none +1\\.[0-9]+ +0 +0 +0 +0 +2 +1\n"));
   const json jobs = CtlJson({"jobs"});
   ASSERT_EQ(jobs["jobs"].size(), 1U);
   EXPECT_EQ(jobs["jobs"][0]["world_size"], 1);
@@ -176,7 +176,7 @@ TEST_F(CtlDaemonTest, DrainFinishesTheStepAndTheDaemonLeavesWithZero) {
   Train();
   const CtlResult drained = Ctl({"drain"});
   EXPECT_EQ(drained.code, kOk) << drained.errors;
-  EXPECT_THAT(drained.output, HasSubstr("last committed step 2"));
+  EXPECT_THAT(drained.output, HasSubstr("left after step 2; there is no snapshot"));
   EXPECT_EQ(daemon_->Wait(std::chrono::seconds(20)), 0);
   EXPECT_TRUE(absl::IsUnavailable(session_->Step({.groups = {{}}}).status()));
 }

@@ -108,6 +108,7 @@ class CoordinatorReformTest : public ::testing::Test {
                          : message.has_republish() ? "republish"
                          : message.has_reform()    ? "reform"
                          : message.has_save()      ? "save"
+                         : message.has_halted()    ? "halted"
                                                    : "other");
     }
     return words;
@@ -139,6 +140,93 @@ TEST_F(CoordinatorReformTest, ASaveThatIsSaidAgainFollowsTheCommitThatLanesMayHa
   const AddressedMessages again = LanesReady();
   ASSERT_THAT(Words(again), ElementsAre("decision", "save", "decision", "republish", "open"));
   EXPECT_EQ(again[0].message.decision().attempt(), pushed[0].message.decision().attempt());
+}
+
+class CoordinatorLeavingTest : public CoordinatorReformTest {
+ protected:
+  // In step 4, which the rank has not submitted.
+  CoordinatorLeavingTest() {
+    (void)LanesReady();
+    restarted_ = Attach()[1].message.open().attempt();
+    open_ = Push(restarted_)[1].message.open().attempt();
+  }
+  AddressedMessages Leave() {
+    v1::MemberMessage message;
+    message.mutable_leaving()->set_patience_ms(1000);
+    return Tell(message);
+  }
+  AddressedMessages Submit() {
+    v1::MemberMessage message;
+    message.mutable_submitted()->set_attempt(open_);
+    message.mutable_submitted()->set_step(4);
+    message.mutable_submitted()->set_kind(v1::ATTEMPT_KIND_STEP);
+    message.mutable_submitted()->mutable_scalars()->add_groups();
+    return Tell(message);
+  }
+  AddressedMessages Vote() {
+    v1::MemberMessage message;
+    message.mutable_vote()->set_attempt(open_);
+    message.mutable_vote()->set_plan_digest(plan_.digest);
+    for (const scheduler::Unit& unit : plan_.units) {
+      v1::UnitNorm& norm = *message.mutable_vote()->add_norms();
+      norm.set_unit(unit.id.value());
+      norm.add_sums(1);
+    }
+    return Tell(message);
+  }
+  uint64_t restarted_ = 0;
+  uint64_t open_ = 0;
+};
+
+TEST_F(CoordinatorLeavingTest, AnIdleJobIsHaltedAtOnce) {
+  const AddressedMessages halted = Leave();
+  ASSERT_THAT(Words(halted), ElementsAre("halted"));
+  EXPECT_EQ(halted[0].message.halted().step(), 3);
+  EXPECT_THAT(Words(Submit()), ElementsAre());
+  EXPECT_THAT(Words(Vote()), ElementsAre());
+}
+
+TEST_F(CoordinatorLeavingTest, TheStepInFlightIsFinishedAndNothingComesAfterIt) {
+  EXPECT_THAT(Words(Submit()), ElementsAre());
+  EXPECT_THAT(Words(Leave()), ElementsAre());
+  const AddressedMessages decided = Vote();
+  ASSERT_THAT(Words(decided), ElementsAre("decision", "open", "halted"));
+  EXPECT_EQ(decided[2].message.halted().step(), 4);
+  open_ = decided[1].message.open().attempt();
+  EXPECT_THAT(Words(Submit()), ElementsAre());
+  EXPECT_THAT(Words(Vote()), ElementsAre());
+}
+
+TEST_F(CoordinatorLeavingTest, AStepThatNobodyFinishesIsWaitedForSoLongAndNotLonger) {
+  EXPECT_THAT(Words(Submit()), ElementsAre());
+  EXPECT_THAT(Words(Leave()), ElementsAre());
+  EXPECT_THAT(Words(coordinator_.OnTick(now_ + std::chrono::milliseconds(999))), ElementsAre());
+  EXPECT_THAT(Words(coordinator_.OnTick(now_ + std::chrono::milliseconds(1000))),
+              ElementsAre("halted"));
+  EXPECT_THAT(Words(Vote()), ElementsAre());
+}
+
+TEST_F(CoordinatorLeavingTest, ItStaysHaltedWhenLanesAreReplaced) {
+  EXPECT_THAT(Words(Leave()), ElementsAre("halted"));
+  EXPECT_THAT(Words(LoseALane()), ElementsAre("reform"));
+  const AddressedMessages again = LanesReady();
+  ASSERT_THAT(Words(again), ElementsAre("decision", "decision", "republish", "open"));
+  open_ = again[3].message.open().attempt();
+  EXPECT_THAT(Words(Submit()), ElementsAre());
+  EXPECT_THAT(Words(Vote()), ElementsAre());
+}
+
+// A lane that was connected with the leaver's dies before the leaver's stream ends.
+TEST_F(CoordinatorLeavingTest, ANodeThatHasLeftAlreadyIsAMemberThatIsGoneAndNoLoss) {
+  EXPECT_THAT(Words(Leave()), ElementsAre("halted"));
+  EXPECT_THAT(Words(LoseALane()), ElementsAre("reform"));
+  v1::MemberMessage left;
+  left.mutable_plan_ready()->set_epoch(coordinator_.epoch());
+  left.mutable_plan_ready()->set_error("this node does not have the job any more");
+  left.mutable_plan_ready()->set_reason("DRAINING");
+  EXPECT_THAT(Words(Tell(left)), ElementsAre()) << "nobody is told of a loss";
+  EXPECT_THAT(Words(coordinator_.OnMemberGone(now_, 0, "the stream ended")), ElementsAre());
+  EXPECT_THAT(Words(coordinator_.OnTick(now_ + std::chrono::seconds(900))), ElementsAre());
 }
 
 }  // namespace

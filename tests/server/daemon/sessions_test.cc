@@ -102,7 +102,8 @@ class SessionsTest : public ::testing::Test {
     });
   }
   void TearDown() override {
-    daemon_->Drain(kPatience);
+    EXPECT_TRUE(daemon_->PrepareToLeave(kPatience).ok());
+    daemon_->Leave();
     ticker_ = {};
     attach_.reset();
     daemon_.reset();
@@ -269,7 +270,8 @@ TEST_F(SessionsTest, DrainEndsEveryCall) {
     });
   }
   while (stepping < 10) std::this_thread::yield();
-  daemon_->Drain(kPatience);
+  EXPECT_TRUE(daemon_->PrepareToLeave(kPatience).ok());
+  daemon_->Leave();
   for (std::jthread& thread : threads) thread.join();
   EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
 }
