@@ -65,17 +65,20 @@ TEST(FaultPointTest, OnlyWhatTheDriverNamedIsReportedAndMayFail) {
   EXPECT_EQ(heard, std::to_string(::getpid()) + " two.three");
 }
 
-TEST(FaultPointTest, CutEndsStreamsOfTheNamedKindAlone) {
+TEST(FaultPointTest, CutEndsConnectionsOfTheNamedKindAlone) {
   int stream[2];
   int packets[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM, 0, stream), 0);
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, packets), 0);
   char byte = 0;
-  fault_internal::Cut(/*tcp=*/true);
+  constexpr int kNone = -1;
+  fault_internal::Cut(/*tcp=*/true, SOCK_STREAM, kNone);
   EXPECT_EQ(::recv(stream[1], &byte, 1, MSG_DONTWAIT), -1);
-  fault_internal::Cut(/*tcp=*/false);
+  fault_internal::Cut(/*tcp=*/false, SOCK_STREAM, kNone);
   EXPECT_EQ(::recv(stream[1], &byte, 1, MSG_DONTWAIT), 0);
   EXPECT_EQ(::recv(packets[1], &byte, 1, MSG_DONTWAIT), -1);
+  fault_internal::Cut(/*tcp=*/false, SOCK_SEQPACKET, kNone);
+  EXPECT_EQ(::recv(packets[1], &byte, 1, MSG_DONTWAIT), 0);
   for (const int fd : {stream[0], stream[1], packets[0], packets[1]}) ::close(fd);
 }
 
