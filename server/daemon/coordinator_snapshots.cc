@@ -29,9 +29,12 @@ AddressedMessages Coordinator::OnSnapshotMessage(TimePoint now, int32_t from,
                                                  const v1::MemberMessage& message) {
   AddressedMessages out;
   if (job_ == nullptr || job_->snapshots == nullptr) return out;
+  // New lanes may have to finish the last commit first: a snapshot that begins while the group is
+  // interrupted is told of when that commit has been told again.
+  const bool interrupted = job_->interruption.has_value();
   if (message.has_snapshot_request()) {
     SnapshotCoordinator::Answer answer = job_->snapshots->OnRequest(now);
-    if (answer.save.has_value()) {
+    if (answer.save.has_value() && !interrupted) {
       *out.emplace_back().message.mutable_save() = *std::move(answer.save);
     }
     if (answer.done.has_value()) {
@@ -51,6 +54,7 @@ AddressedMessages Coordinator::OnSnapshotMessage(TimePoint now, int32_t from,
     if (!finished.has_value()) return out;
     *out.emplace_back().message.mutable_snapshot_done() = std::move(finished->done);
     if (finished->save.has_value()) {
+      if (interrupted) return out;
       *out.emplace_back().message.mutable_save() = *std::move(finished->save);
     } else if (job_->ends.has_value()) {
       AddressedMessages ended = EndJob(*job_->ends);

@@ -97,6 +97,8 @@ void SimulatedCoordinator::BeginSnapshot(const SnapshotId& id) {
   job_->requested = false;
   simulation_.invariants.SaveBegins(id);
   job_->writing = SnapshotUnderWay{.id = id};
+  // New lanes may have to finish the last commit first: it is told again, and this after it.
+  if (job_->interrupted) return;
   ToMembers([id](SimulatedMember& member) { member.HandleSave(id); });
 }
 

@@ -142,6 +142,17 @@ TEST_F(CoordinatorReformTest, ASaveThatIsSaidAgainFollowsTheCommitThatLanesMayHa
   EXPECT_EQ(again[0].message.decision().attempt(), pushed[0].message.decision().attempt());
 }
 
+TEST_F(CoordinatorReformTest, ASaveThatIsAskedForMeanwhileWaitsForThatCommitToo) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  ASSERT_THAT(Words(Push(Attach()[1].message.open().attempt())), ElementsAre("decision", "open"));
+  EXPECT_THAT(Words(LoseALane()), ElementsAre("reform"));
+  v1::MemberMessage request;
+  request.mutable_snapshot_request();
+  EXPECT_THAT(Words(Tell(request)), ElementsAre()) << "lanes may be new and not done with it";
+  EXPECT_THAT(Words(LanesReady()),
+              ElementsAre("decision", "save", "decision", "republish", "open"));
+}
+
 class CoordinatorLeavingTest : public CoordinatorReformTest {
  protected:
   // In step 4, which the rank has not submitted.
