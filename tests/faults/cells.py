@@ -474,6 +474,7 @@ SETUP_POINTS = {
     "daemon.attach",
     "daemon.attached",
     "daemon.formed",
+    "daemon.member_state",
     "daemon.plan",
     "daemon.plan_ready",
     "daemon.session",
