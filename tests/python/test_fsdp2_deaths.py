@@ -123,8 +123,12 @@ def test_all_ranks_start_again_at_the_snapshot_when_their_daemon_was_killed(
 def test_all_ranks_start_again_at_the_same_step_when_one_was_killed(run, undisturbed):
     run.wait_for(f"step {2 * EVERY + 5} ")
     run.ranks[1].kill()
-    assert run.finish() == undisturbed
+    got = run.finish()
     first, *again = run.starts()
     assert first == 0
     assert again
+    # It may have been killed between a step's commit and its own line about it.
+    silent = undisturbed.keys() - got.keys()
+    assert silent <= {f"step {step} rank 1" for step in again}
+    assert got == {key: line for key, line in undisturbed.items() if key not in silent}
     assert all(step >= 2 * EVERY + 4 for step in again)
