@@ -75,7 +75,7 @@ absl::Status Daemon::HaltAndSave(Deadline deadline) {
                                : "the job could not be halted in time");
     }
     if (!halted_ || options_.storage == nullptr) return absl::OkStatus();
-    const absl::Status saved =
+    absl::Status saved =
         SaveNow(
             deadline, [] { return false; },
             [this]() DMUOND_REQUIRES(mutex_) {

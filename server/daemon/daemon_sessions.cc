@@ -181,9 +181,9 @@ bool Daemon::KnowsItsStep(int32_t rank) const {
 
 // Why a session has to wait for longer than its caller can be kept.
 absl::Status Daemon::NotReadyToOpen(int32_t rank) const {
-  const auto refuse = [&](const char* why) {
+  const auto refuse = [rank, &job = job_->name](const char* why) {
     return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
-                 Say("rank ", Named("rank", rank), " of job '", Named("job", job_->name),
+                 Say("rank ", Named("rank", rank), " of job '", Named("job", job),
                      "' cannot begin yet: ", Named("awaited", why), "; ask again"));
   };
   if (job_->abandoned) return refuse("a job that was lost still has trainers");
