@@ -144,6 +144,7 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const 
     return nullptr;
   }
   const int box_a = BoxA(options.layout, SharingOf(Columns(options.tile)));
+  const int wide_b = WideBoxB(options.layout, Columns(options.tile));
   std::vector<DeviceProblem> device_problems(problems.size());
   std::vector<GemmShape> shapes;
   for (size_t i = 0; i < problems.size(); ++i) {
@@ -152,7 +153,7 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const 
     if (!CheckShapes(p, options.layout, error) ||
         !EncodeMap(p.a, p.batch, options.type, box_a, "a", &to.a, error) ||
         !EncodeMap(p.b, p.batch, options.type, kTileUnit, "b", &to.b, error) ||
-        !EncodeMap(p.b, p.batch, options.type, WideBoxB(options.layout), "b", &to.b_wide, error) ||
+        !EncodeMap(p.b, p.batch, options.type, wide_b, "b", &to.b_wide, error) ||
         !EncodeMap(p.d, p.batch, options.type, 64, "d", &to.d, error) ||
         (p.c.data != nullptr && !EncodeMap(p.c, p.batch, options.type, 64, "c", &to.c, error)) ||
         (p.c2.data != nullptr &&
@@ -205,6 +206,7 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const 
   state->params.problems =
       problems.size() > 1 ? reinterpret_cast<const DeviceProblem*>(problems_at) : nullptr;
   state->params.jobs = static_cast<const GemmJob*>(state->memory);
+  state->params.wide_b = wide_b;
   if (options.update != nullptr) {
     const GemmUpdate& update = *options.update;
     state->params.update = {update.matrices,

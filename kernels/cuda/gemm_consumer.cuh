@@ -261,6 +261,75 @@ struct GemmConsumer : GemmCta<kTileN> {
     Release(place, last_stage);
   }
 
+  // The upper half of a tile of the diagonal with a guest: two products of 64 columns.
+  __device__ __forceinline__ void ConsumeWithGuest(const GemmJob& job, const Place& place,
+                                                   Position& at) const {
+    float own[kAccumulators / 2];
+    float guest[kAccumulators / 2];
+    const auto [row, col] = Cta::GuestAt(job);
+    const uint32_t other = row == col ? 0 : kBoxBytes;
+    uint32_t last_stage = 0;
+    for (int i = 0; i < job.stages; ++i) {
+      ptx::BarrierWait(full + at.stage * 8, at.parity);
+      const uint32_t stage = stages + at.stage * Traits::kStageBytes;
+      const uint64_t desc_a = ptx::MatrixDescriptor(stage, kBoxBytes);
+      const uint64_t desc_b = ptx::MatrixDescriptor(stage + other, kBoxBytes);
+      const uint64_t desc_own = ptx::MatrixDescriptor(stage + kTileABytes, kBoxBytes);
+      ptx::WgmmaFence();
+      MultiplyHalves(own, guest, desc_own, desc_a, desc_b, i > 0 ? 1 : 0);
+      ptx::WgmmaCommit();
+      if (i > 0) {
+        ptx::WgmmaWait<1>();
+        Release(place, last_stage);
+      }
+      last_stage = at.stage;
+      at.Advance();
+    }
+    ptx::WgmmaWait<0>();
+    Release(place, last_stage);
+
+    ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
+    const Tile tile = MakeTile(job, place);
+    float scale = tile.alpha;
+    if (tile.has_c2) {
+      const uint32_t from = stages + at.stage * Traits::kStageBytes + place.consumer * kBoxBytes;
+      ptx::BarrierWait(full + at.stage * 8, at.parity);
+      AddBox<T>(own, scale, tile.beta2, from, place);
+      AddBox<T>(guest, scale, tile.beta2, from + 2 * kBoxBytes, place);
+      scale = 1;
+      ptx::NamedBarrierSync(kBarrierAddend + place.consumer, 128);
+      Release(place, at.stage);
+      at.Advance();
+    }
+    ptx::BarrierWait(full + at.stage * 8, at.parity);
+    if (!tile.store) {
+      ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, 0), kBarrierThreads);
+      at.Advance();
+      return;
+    }
+    StageChunks<1, true>(own, scale, tile, place, 0, at.stage);
+    Tile visiting = tile;
+    visiting.row = row;
+    visiting.col = col - 64;  // its chunk is the second
+    StageChunks<1, true>(guest, scale, visiting, place, 1, at.stage);
+    at.Advance();
+  }
+
+  __device__ __forceinline__ static void MultiplyHalves(float (&own)[kAccumulators / 2],
+                                                        float (&guest)[kAccumulators / 2],
+                                                        uint64_t desc_own, uint64_t desc_a,
+                                                        uint64_t desc_b, int accumulate) {
+    // As MultiplyStep().
+    constexpr uint64_t kAdvance = (kBIsNMajor ? 2048 : 32) >> 4;
+#pragma unroll
+    for (int i = 0; i < kTileK / 16; ++i) {
+      ptx::Wgmma<T, 64, kAIsMMajor ? 1 : 0, kBIsNMajor ? 1 : 0>(
+          own, desc_own + i * kAdvance, desc_own + i * kAdvance, i > 0 ? 1 : accumulate);
+      ptx::Wgmma<T, 64, kAIsMMajor ? 1 : 0, kBIsNMajor ? 1 : 0>(
+          guest, desc_a + i * kAdvance, desc_b + i * kAdvance, i > 0 ? 1 : accumulate);
+    }
+  }
+
   // kSteps: along k, in each stage.
   template <int kN, int kSteps = 1>
   __device__ __forceinline__ void ConsumeTile(const GemmJob& job, const Place& place,
@@ -282,7 +351,11 @@ struct GemmConsumer : GemmCta<kTileN> {
     for (int turn = 1; job.width != 0; ++turn) {
       const GemmJob next = Job(turn);
       const int columns = Columns(job, place.consumer);
-      if (columns == kTileN) {
+      if (!kUpdate && Cta::HasGuest(job) && place.consumer == 0) {
+        if constexpr (kTileN == 128 && !kUpdate && kLayout != GemmLayout::kNN) {
+          ConsumeWithGuest(job, place, at);
+        }
+      } else if (columns == kTileN) {
         ConsumeTile<kTileN>(job, place, at);
       } else if (kTileN > 64 && columns == 64) {
         if (!kUpdate && kTileN == 256 && job.doubled) {

@@ -16,7 +16,7 @@ namespace dmuond::kernels::cuda {
 struct DeviceProblem {
   CUtensorMap a;
   CUtensorMap b;
-  CUtensorMap b_wide;  // boxes of WideBoxB
+  CUtensorMap b_wide;  // boxes of GemmParams::wide_b
   CUtensorMap c;
   CUtensorMap c2;
   CUtensorMap d;
@@ -30,6 +30,7 @@ struct GemmParams {
   DeviceProblem inline_problem;   // the one problem, where there is only one
   const DeviceProblem* problems;  // several: in device memory
   const GemmJob* jobs;
+  int wide_b;               // columns of b_wide's boxes: half of the widest tile's
   GemmUpdateParams update;  // of kernels that update
 };
 
@@ -38,12 +39,12 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = 128 * (kConsumers + 1);
 
 // Rows of a load's box of A; what lies M-major comes 64 wide, the width of the swizzle. Boxes of B
-// are a unit wide, or two where the layout and the tile allow it.
+// are a unit wide, or half a tile where the layout allows it and that is more.
 constexpr int BoxA(GemmLayout layout, PairSharing sharing) {
   return layout == GemmLayout::kTN || sharing == PairSharing::kRows ? 64 : kTileM;
 }
-constexpr int WideBoxB(GemmLayout layout) {
-  return layout == GemmLayout::kNT ? 2 * kTileUnit : kTileUnit;
+constexpr int WideBoxB(GemmLayout layout, int tile_n) {
+  return layout == GemmLayout::kNT && tile_n > 2 * kTileUnit ? tile_n / 2 : kTileUnit;
 }
 
 // kTileN: the widest tile, 256, 128 or 64 columns.
@@ -154,10 +155,28 @@ struct GemmCta {
     return kTileN == 256 && chunk % 2 == 0;
   }
 
+  // First row and column of a chunk of a consumer's rows.
+  struct Corner {
+    int row;
+    int col;
+  };
+  __device__ __forceinline__ static Corner GuestAt(const GemmJob& job) {
+    const int block = (job.guest - 1) % 3;
+    const int first = (job.guest - 1) / 3 * kTileM;
+    return {first + (block > 0 ? 64 : 0), first + (block > 1 ? 64 : 0)};
+  }
+  __device__ __forceinline__ static Corner ChunkAt(const GemmJob& job, int consumer, int chunk) {
+    if (HasGuest(job) && consumer == 0 && chunk == 1) return GuestAt(job);
+    return {job.row * kTileM + consumer * 64, job.col * kUnit + chunk * 64};
+  }
+  __device__ __forceinline__ static bool HasGuest(const GemmJob& job) {
+    return kTileN == 2 * kUnit && job.guest != 0;
+  }
+
   // Columns that a consumer's 64 rows need: none right of the diagonal.
   __device__ __forceinline__ static int Columns(const GemmJob& job, int consumer) {
     const int columns = job.width * kUnit;
-    if (!job.symmetric) return columns;
+    if (!job.symmetric || HasGuest(job)) return columns;
     return min(columns, job.row * kTileM + consumer * 64 + 64 - job.col * kUnit);
   }
 };

@@ -25,12 +25,11 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, GemmTraits
   const GemmCta<kTileN> cta(params, ptx::SharedAddress(shared));
   if (threadIdx.x == 0) cta.InitBarriers();
   ptx::ClusterSync();
-  if (threadIdx.x < 128) {
+  const int warp = ptx::WarpIndex();
+  if (warp < 4) {
     ptx::RegistersDecrease<GemmTraits<kTileN>::kProducerRegisters>();
-    if (threadIdx.x == 0) GemmProducer<kTileN, kLayout>{cta}.Produce();
-    if (threadIdx.x >= 32 && threadIdx.x < 96) {
-      GemmSender<kTileN, kUpdate>{cta}.Send(threadIdx.x / 32 - 1);
-    }
+    if (warp == 0 && ptx::Elect()) GemmProducer<kTileN, kLayout>{cta}.Produce();
+    if (warp == 1 || warp == 2) GemmSender<kTileN, kUpdate>{cta}.Send(warp - 1);
   } else {
     ptx::RegistersIncrease<GemmTraits<kTileN>::kConsumerRegisters>();
     GemmConsumer<T, kTileN, kLayout, kUpdate>{cta}.Consume();

@@ -14,6 +14,7 @@ struct GemmProducer : GemmCta<kTileN> {
   using Cta::full;
   using Cta::Job;
   using Cta::kUnit;
+  using Cta::params;
   using Cta::Problem;
   using Cta::rank;
   using Cta::stages;
@@ -22,79 +23,106 @@ struct GemmProducer : GemmCta<kTileN> {
   static constexpr bool kAIsMMajor = kLayout == GemmLayout::kTN;
   static constexpr bool kBIsNMajor = kLayout != GemmLayout::kNT;
   static constexpr int kBoxA = BoxA(kLayout, Traits::kSharing);
-  static constexpr int kWide = WideBoxB(kLayout);
+  static constexpr bool kHasWide = kLayout == GemmLayout::kNT && kTileN == 256;
 
-  // `count` rows (or, MN-major, columns) of an operand from `index` on, and 64 along k.
-  template <bool kMnMajor, int kBox, bool kForPair>
-  __device__ __forceinline__ static void LoadOperand(const CUtensorMap& map, uint32_t to,
-                                                     uint32_t barrier, int k, int index, int count,
-                                                     int batch) {
-#pragma unroll 2
-    for (int i = 0; i < count; i += kBox) {
-      const int x = kMnMajor ? index + i : k;
-      const int y = kMnMajor ? k : index + i;
-      const uint32_t box = to + i * kTileK * 2;
-      if constexpr (kForPair) {
-        ptx::TensorLoadMulticast(box, &map, barrier, 3, x, y, batch);
-      } else {
-        ptx::TensorLoad(box, &map, barrier, x, y, batch);
-      }
+  // The next stage, when both CTAs' consumers have given it back.
+  __device__ __forceinline__ uint32_t NextStage(Position& at) const {
+    ptx::BarrierWait(empty + at.stage * 8, at.parity ^ 1);
+    const uint32_t stage = at.stage;
+    at.Advance();
+    return stage;
+  }
+
+  // All rows of a tile's A, and 64 along k.
+  __device__ __forceinline__ static void LoadA(const DeviceProblem& problem, uint32_t to,
+                                               uint32_t barrier, int k, int row, int batch) {
+#pragma unroll
+    for (int i = 0; i < kTileM; i += kBoxA) {
+      ptx::TensorLoad(to + i * kTileK * 2, &problem.a, barrier, kAIsMMajor ? row + i : k,
+                      kAIsMMajor ? k : row + i, batch);
     }
   }
 
-  // One stage of the ring: a step along k of both operands, or two.
-  __device__ __forceinline__ void LoadStage(const DeviceProblem& problem, const GemmJob& job,
-                                            int index, uint32_t stage) const {
-    const int columns = job.width * kUnit;
-    const uint32_t barrier = full + stage * 8;
-    const uint32_t to = stages + stage * Traits::kStageBytes;
-    if (job.doubled) {
-      const uint32_t bytes = columns * kTileK * 2;
-      ptx::BarrierArriveExpect(barrier, 2 * bytes);
-      for (int half = 0; half < 2; ++half) {
-        LoadOperand<kBIsNMajor, kUnit, false>(problem.b, to + kTileABytes + half * bytes, barrier,
-                                              (index * 2 + half) * kTileK, job.col * kUnit, columns,
-                                              job.batch);
-      }
-      return;
+  // Stages of the ring, one after the other: `load` issues the loads of one, of `bytes` in all, for
+  // (first step along k, address, barrier).
+  template <typename Load>
+  __device__ __forceinline__ void LoadStages(const GemmJob& job, Position& at, int steps,
+                                             uint32_t bytes, const Load& load) const {
+    const int end = job.stages * steps * kTileK;
+    for (int k = 0; k < end; k += steps * kTileK) {
+      const uint32_t stage = NextStage(at);
+      const uint32_t barrier = full + stage * 8;
+      ptx::BarrierArriveExpect(barrier, bytes);
+      load(k, stages + stage * Traits::kStageBytes, barrier);
     }
-    const int k = index * kTileK;
-    const bool load_a = !job.a_in_b;
-    ptx::BarrierArriveExpect(barrier, (load_a ? kTileABytes : 0) + columns * kTileK * 2);
-    if (Traits::kSharing == PairSharing::kRows && job.paired) {
-      // Half of A each, for both.
-      const int offset = static_cast<int>(rank) * kBoxA;
-      LoadOperand<kAIsMMajor, kBoxA, true>(problem.a, to + offset * kTileK * 2, barrier, k,
-                                           job.row * kTileM + offset, kBoxA, job.batch);
-    } else if (load_a) {
-      LoadOperand<kAIsMMajor, kBoxA, false>(problem.a, to, barrier, k, job.row * kTileM, kTileM,
-                                            job.batch);
-    }
-    LoadB(problem, job, k, to + kTileABytes, barrier);
   }
 
-  __device__ __forceinline__ void LoadB(const DeviceProblem& problem, const GemmJob& job, int k,
-                                        uint32_t to, uint32_t barrier) const {
-    const int columns = job.width * kUnit;
+  // A tile's operands. What kind of tile it is, is asked once, not at every stage: from a stage's
+  // release to its next loads it waits for instructions.
+  __device__ __forceinline__ void LoadOperands(const DeviceProblem& problem, const GemmJob& job,
+                                               Position& at) const {
+    const int columns = kTileN == kUnit ? kUnit : job.width * kUnit;
+    const uint32_t bytes_b = columns * kTileK * 2;
+    const uint32_t bytes = kTileABytes + bytes_b;
+    const int row = job.row * kTileM;
     const int col = job.col * kUnit;
-    if (kWide > kUnit && columns == 2 * kWide) {
-      if (job.paired) {
-        // A half each, for both.
-        const int offset = static_cast<int>(rank) * kWide;
-        LoadOperand<kBIsNMajor, kWide, true>(problem.b_wide, to + offset * kTileK * 2, barrier, k,
-                                             col + offset, kWide, job.batch);
-      } else {
-        LoadOperand<kBIsNMajor, kWide, false>(problem.b_wide, to, barrier, k, col, columns,
-                                              job.batch);
+    const int batch = job.batch;
+    const int half = static_cast<int>(rank);
+    const bool wide = kHasWide && columns == 2 * params.wide_b;
+    const CUtensorMap& map_b = wide ? problem.b_wide : problem.b;
+    const int box_b = wide ? params.wide_b : kUnit;
+    const auto load_b = [&](int k, uint32_t to, uint32_t barrier) {
+      for (int i = 0; i < columns; i += box_b) {
+        ptx::TensorLoad(to + i * kTileK * 2, &map_b, barrier, kBIsNMajor ? col + i : k,
+                        kBIsNMajor ? k : col + i, batch);
       }
-    } else if (Traits::kSharing == PairSharing::kColumns && job.paired) {
-      // Every other unit each, for both.
-      for (int offset = static_cast<int>(rank) * kUnit; offset < columns; offset += 2 * kUnit) {
-        LoadOperand<kBIsNMajor, kUnit, true>(problem.b, to + offset * kTileK * 2, barrier, k,
-                                             col + offset, kUnit, job.batch);
-      }
+    };
+    if (kTileN == 256 && job.doubled) {
+      LoadStages(job, at, 2, 2 * bytes_b, [&](int k, uint32_t to, uint32_t barrier) {
+        load_b(k, to + kTileABytes, barrier);
+        load_b(k + kTileK, to + kTileABytes + bytes_b, barrier);
+      });
+    } else if (Cta::HasGuest(job)) {
+      // What the guest needs, in A's place.
+      const auto [guest_row, guest_col] = Cta::GuestAt(job);
+      const int boxes = guest_row == guest_col ? 1 : 2;
+      LoadStages(job, at, 1, bytes_b + boxes * kBoxBytes,
+                 [&, guest = guest_row, other = guest_col](int k, uint32_t to, uint32_t barrier) {
+                   load_b(k, to + kTileABytes, barrier);
+                   ptx::TensorLoad(to, &problem.b, barrier, kBIsNMajor ? guest : k,
+                                   kBIsNMajor ? k : guest, batch);
+                   if (boxes > 1) {
+                     ptx::TensorLoad(to + kBoxBytes, &problem.b, barrier, kBIsNMajor ? other : k,
+                                     kBIsNMajor ? k : other, batch);
+                   }
+                 });
+    } else if (job.a_in_b) {
+      LoadStages(job, at, 1, bytes_b, [&](int k, uint32_t to, uint32_t barrier) {
+        load_b(k, to + kTileABytes, barrier);
+      });
+    } else if (!job.paired) {
+      LoadStages(job, at, 1, bytes, [&](int k, uint32_t to, uint32_t barrier) {
+        LoadA(problem, to, barrier, k, row, batch);
+        load_b(k, to + kTileABytes, barrier);
+      });
+    } else if (Traits::kSharing == PairSharing::kRows) {
+      // Half of A each, for both.
+      const int first = half * kBoxA;
+      LoadStages(job, at, 1, bytes, [&](int k, uint32_t to, uint32_t barrier) {
+        ptx::TensorLoadMulticast(to + first * kTileK * 2, &problem.a, barrier, 3,
+                                 kAIsMMajor ? row + first : k, kAIsMMajor ? k : row + first, batch);
+        load_b(k, to + kTileABytes, barrier);
+      });
     } else {
-      LoadOperand<kBIsNMajor, kUnit, false>(problem.b, to, barrier, k, col, columns, job.batch);
+      // Half of B each, for both, or every other unit.
+      const int first = half * box_b;
+      LoadStages(job, at, 1, bytes, [&](int k, uint32_t to, uint32_t barrier) {
+        LoadA(problem, to, barrier, k, row, batch);
+        for (int i = first; i < columns; i += 2 * box_b) {
+          ptx::TensorLoadMulticast(to + kTileABytes + i * kTileK * 2, &map_b, barrier, 3,
+                                   kBIsNMajor ? col + i : k, kBIsNMajor ? k : col + i, batch);
+        }
+      });
     }
   }
 
@@ -107,10 +135,9 @@ struct GemmProducer : GemmCta<kTileN> {
     const int chunks = min(2, job.width - first_chunk);
     ptx::BarrierArriveExpect(barrier, exists ? chunks * 2 * kBoxBytes : 0);
     if (!exists) return;
-    const int col = job.col * kUnit + first_chunk * 64;
     for (int i = 0; i < chunks * 2; ++i) {
-      ptx::TensorLoad(to + i * kBoxBytes, &map, barrier, col + i / 2 * 64,
-                      job.row * kTileM + i % 2 * 64, job.batch);
+      const auto [row, col] = Cta::ChunkAt(job, i % 2, first_chunk + i / 2);
+      ptx::TensorLoad(to + i * kBoxBytes, &map, barrier, col, row, job.batch);
     }
   }
 
@@ -126,20 +153,14 @@ struct GemmProducer : GemmCta<kTileN> {
       if (job.has_c) ptx::PrefetchTensorMap(&problem.c);
     }
     ptx::WaitForPrevious();
-    const auto next_stage = [&] {
-      ptx::BarrierWait(empty + at.stage * 8, at.parity ^ 1);
-      const uint32_t stage = at.stage;
-      at.Advance();
-      return stage;
-    };
     for (int turn = 1; job.width != 0; ++turn) {
       const DeviceProblem& problem = Problem(job.problem);
-      for (int i = 0; i < job.stages; ++i) LoadStage(problem, job, i, next_stage());
+      LoadOperands(problem, job, at);
       // Not before: it would be waited for (registers are few here) before the first loads.
       const GemmJob next = Job(turn);
       for (int chunk = 0; chunk < job.width; chunk += 2) {
-        if (job.has_c2) LoadAddend(problem.c2, true, job, chunk, next_stage());
-        LoadAddend(problem.c, job.has_c, job, chunk, next_stage());
+        if (job.has_c2) LoadAddend(problem.c2, true, job, chunk, NextStage(at));
+        LoadAddend(problem.c, job.has_c, job, chunk, NextStage(at));
       }
       job = next;
     }
@@ -147,7 +168,7 @@ struct GemmProducer : GemmCta<kTileN> {
     // multiprocessors from the other branch to wait for this one's end.
     ptx::LaunchDependents();
     // The pair's last arrivals at this CTA's barriers must find it: no CTA ends before them.
-    for (int i = 0; i < Traits::kStages; ++i) next_stage();
+    for (int i = 0; i < Traits::kStages; ++i) NextStage(at);
   }
 };
 

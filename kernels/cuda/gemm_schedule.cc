@@ -27,11 +27,13 @@ struct PairJob {
 // Cycles, as measured on an H200: a step along k and the rest (first loads, epilogue) of a tile.
 // Tiles without a partner load all of B themselves; narrow ones wait for their loads. Those of the
 // diagonal multiply less.
-int64_t Cost(const GemmJob& job) {
+int64_t Cost(const GemmJob& job, int tile_n) {
   constexpr std::array<int64_t, 5> kPaired = {0, 400, 540, 770, 1040};
   constexpr std::array<int64_t, 5> kSingle = {0, 420, 690, 740, 920};
   constexpr std::array<int64_t, 5> kAInB = {0, 400, 550, 700, 900};
   constexpr int64_t kDoubled = 800;
+  // The narrowest tiles' own kernel.
+  if (tile_n == kTileUnit) return job.stages * (job.paired ? 340 : 360) + 2000;
   const auto& cycles = job.paired ? kPaired : job.a_in_b ? kAInB : kSingle;
   return job.stages * (job.doubled ? kDoubled : cycles[job.width]) + 1000 +
          int64_t{job.width} * 1000;
@@ -39,8 +41,13 @@ int64_t Cost(const GemmJob& job) {
 
 class Builder {
  public:
-  Builder(const GemmShape& shape, int problem, int tile_n)
-      : shape_(shape), problem_(problem), tile_n_(tile_n), units_(tile_n / kTileUnit) {
+  // `guests`: of four tiles of the diagonal one goes to the others, block by block.
+  Builder(const GemmShape& shape, int problem, int tile_n, bool guests)
+      : shape_(shape),
+        problem_(problem),
+        tile_n_(tile_n),
+        units_(tile_n / kTileUnit),
+        guests_(guests) {
     steps_ = (shape.depth + kTileK - 1) / kTileK;
   }
 
@@ -64,6 +71,7 @@ class Builder {
           }
         }
       }
+      if (guests_) PlaceGuests(static_cast<int32_t>(z));
       FlushSingles(out, z + 1 == shape_.batch);
     }
   }
@@ -112,7 +120,7 @@ class Builder {
     const int lower = row + 1 < row_blocks ? Width(row + 1, col) : 0;
     if (upper > 0 && upper == lower && !OnDiagonal(row, col, upper)) {
       const GemmJob job = Job(z, row, col, upper, true);
-      out.push_back({job, Job(z, row + 1, col, upper, true), Cost(job)});
+      out.push_back({job, Job(z, row + 1, col, upper, true), Cost(job, tile_n_)});
       return;
     }
     if (upper > 0) singles_.push_back(Job(z, row, col, upper, false));
@@ -122,10 +130,34 @@ class Builder {
   void AddSideBySide(std::vector<PairJob>& out, int32_t z, int row, int col) {
     if (Width(row, col + 1) > 0) {
       const GemmJob job = Job(z, row, col, 1, true);
-      out.push_back({job, Job(z, row, col + 1, 1, true), Cost(job)});
+      out.push_back({job, Job(z, row, col + 1, 1, true), Cost(job, tile_n_)});
     } else if (Width(row, col) > 0) {
       singles_.push_back(Job(z, row, col, 1, false));
     }
+  }
+
+  // Three tiles of the diagonal take a block each of a fourth, for which the upper half of each has
+  // room: as many products in each as in a tile below the diagonal.
+  void PlaceGuests(int32_t z) {
+    std::vector<GemmJob> diagonal;
+    std::vector<GemmJob> rest;
+    for (const GemmJob& job : singles_) {
+      const bool takes = job.batch == z && job.a_in_b && job.width == 2 &&
+                         job.col == job.row * (kTileM / kTileUnit);
+      (takes ? diagonal : rest).push_back(job);
+    }
+    while (diagonal.size() >= 4) {
+      const GemmJob guest = diagonal.back();
+      diagonal.pop_back();
+      for (int block = 0; block < 3; ++block) {
+        GemmJob host = diagonal.back();
+        diagonal.pop_back();
+        host.guest = static_cast<uint16_t>(1 + 3 * guest.row + block);
+        rest.push_back(host);
+      }
+    }
+    rest.insert(rest.end(), diagonal.begin(), diagonal.end());
+    singles_ = rest;
   }
 
   // Tiles on the diagonal and in a last odd row of blocks have no partner: two of a kind share a
@@ -141,12 +173,13 @@ class Builder {
       }
       size_t i = 0;
       for (; i + 1 < same.size(); i += 2)
-        out.push_back({same[i], same[i + 1], std::max(Cost(same[i]), Cost(same[i + 1]))});
+        out.push_back(
+            {same[i], same[i + 1], std::max(Cost(same[i], tile_n_), Cost(same[i + 1], tile_n_))});
       if (i == same.size()) continue;
       if (last) {
         GemmJob company = same[i];
         company.store = false;
-        out.push_back({same[i], company, Cost(company)});
+        out.push_back({same[i], company, Cost(company, tile_n_)});
       } else {
         left.push_back(same[i]);
       }
@@ -158,6 +191,7 @@ class Builder {
   const int problem_;
   const int tile_n_;
   const int units_;
+  const bool guests_;
   int64_t steps_ = 0;
   std::vector<GemmJob> singles_;
 };
@@ -216,7 +250,8 @@ Plan MakePlan(std::vector<PairJob> work, int tile_n, int clusters, bool doubled)
 }
 
 // The last `count` pairs of the widest tiles in two halves each: dearer, but easier to fit.
-std::vector<PairJob> Halved(std::vector<PairJob> work, int count, int units) {
+std::vector<PairJob> Halved(std::vector<PairJob> work, int count, int tile_n) {
+  const int units = tile_n / kTileUnit;
   for (size_t i = work.size(); i-- > 0 && count > 0;) {
     PairJob& job = work[i];
     if (!job.first.paired || job.first.width != units) continue;
@@ -226,8 +261,8 @@ std::vector<PairJob> Halved(std::vector<PairJob> work, int count, int units) {
       tile->width = units - units / 2;
       tile->col += units / 2;
     }
-    job.cost = Cost(job.first);
-    half.cost = Cost(half.first);
+    job.cost = Cost(job.first, tile_n);
+    half.cost = Cost(half.first, tile_n);
     work.push_back(half);
     --count;
   }
@@ -244,7 +279,7 @@ Plan BestPlan(const std::vector<PairJob>& work, int tile_n, int clusters) {
   const int units = tile_n / kTileUnit;
   if (units < 2 || work.size() > static_cast<size_t>(clusters) * kHalvedTurns) return best;
   for (int count = 2; count <= clusters; count += count < 16 ? 2 : 8) {
-    const std::vector<PairJob> halved = Halved(work, count, units);
+    const std::vector<PairJob> halved = Halved(work, count, tile_n);
     for (const bool doubled : {false, true}) consider(MakePlan(halved, tile_n, clusters, doubled));
   }
   return best;
@@ -253,15 +288,23 @@ Plan BestPlan(const std::vector<PairJob>& work, int tile_n, int clusters) {
 }  // namespace
 
 GemmSchedule MakeSchedule(std::span<const GemmShape> shapes, int tile_n, int clusters) {
-  std::vector<PairJob> work;
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    Builder(shapes[i], static_cast<int>(i), tile_n).Build(work);
-  }
+  const auto build = [&](bool guests) {
+    std::vector<PairJob> work;
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      Builder(shapes[i], static_cast<int>(i), tile_n, guests).Build(work);
+    }
+    return work;
+  };
+  const std::vector<PairJob> work = build(false);
   GemmSchedule schedule;
   // Halves may keep clusters busy that whole pairs do not.
   int64_t total = 0;
   for (const PairJob& job : work) total += job.cost;
-  const Plan plan = BestPlan(work, tile_n, clusters);
+  Plan plan = BestPlan(work, tile_n, clusters);
+  if (tile_n == 2 * kTileUnit) {
+    Plan with_guests = BestPlan(build(true), tile_n, clusters);
+    if (with_guests.longest < plan.longest) plan = std::move(with_guests);
+  }
   schedule.cycles = plan.longest;
   if (total > 0) {
     schedule.imbalance = static_cast<double>(plan.longest) * clusters / static_cast<double>(total);

@@ -41,6 +41,9 @@ struct alignas(16) GemmJob {
   bool symmetric : 1 = false;
   bool has_c : 1 = false;
   bool has_c2 : 1 = false;
+  // A block of a tile of the diagonal, beside which its upper half has room: 0, or 1 + 3 * (row of
+  // another tile of the diagonal) + (0, 1, 2: its first, second, third block of 64 x 64).
+  uint16_t guest = 0;
 };
 static_assert(sizeof(GemmJob) == 16);
 inline constexpr int64_t kProblemsMax = 65535;

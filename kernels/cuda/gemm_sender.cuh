@@ -24,7 +24,7 @@ struct GemmSender : GemmCta<kTileN> {
   using typename Cta::Position;
 
   __device__ void Send(int consumer) const {
-    const bool elected = threadIdx.x % 32 == 0;
+    const bool elected = ptx::Elect();
     Position at;
     GemmJob job = Job(0);
     ptx::WaitForPrevious();
@@ -84,8 +84,7 @@ struct GemmSender : GemmCta<kTileN> {
   __device__ __forceinline__ void SendChunk(const GemmJob& job, int consumer, int chunk,
                                             uint32_t stage) const {
     const DeviceProblem& problem = Problem(job.problem);
-    const int row = job.row * kTileM + consumer * 64;
-    const int col = job.col * kUnit + chunk * 64;
+    const auto [row, col] = Cta::ChunkAt(job, consumer, chunk);
     if (!job.symmetric || col != row) {
       ptx::TensorStore(&problem.d, ChunkBox(stage, consumer, chunk), col, row, job.batch);
     }
@@ -98,10 +97,9 @@ struct GemmSender : GemmCta<kTileN> {
   // A tile's mirror images that lie in boxes of their own.
   __device__ __forceinline__ void SendStaged(const GemmJob& job, int consumer, int chunks) const {
     const DeviceProblem& problem = Problem(job.problem);
-    const int row = job.row * kTileM + consumer * 64;
     for (int chunk = 0; job.symmetric && chunk < chunks; ++chunk) {
       if (MirrorInRing(chunk)) continue;
-      const int col = job.col * kUnit + chunk * 64;
+      const auto [row, col] = Cta::ChunkAt(job, consumer, chunk);
       ptx::TensorStore(&problem.d, MirrorBox(0, consumer, chunk), row, col, job.batch);
     }
     ptx::BulkCommit();

@@ -155,6 +155,23 @@ __device__ __forceinline__ void FenceProxyAsync() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// ---- elect.sync (9.7.13.15) ----
+
+// True in one thread of the warp, always the same. The compiler knows that what depends on it runs
+// in one thread: without it each copy, whose operands are a warp's, becomes a loop over threads.
+__device__ __forceinline__ bool Elect() {
+  uint32_t elected;
+  asm volatile(
+      "{ .reg .pred p; elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, p; }\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+// The warp's number in its CTA, known to be the same in all its threads.
+__device__ __forceinline__ int WarpIndex() {
+  return __shfl_sync(0xFFFFFFFF, static_cast<int>(threadIdx.x / 32), 0);
+}
+
 // ---- Programmatic dependent launch: griddepcontrol (9.7.13.13) ----
 
 __device__ __forceinline__ void LaunchDependents() {

@@ -269,7 +269,12 @@ int Main(int argc, char** argv) {
     cases.push_back({nt, RoundUp(2 * n + 5), n, n, batch, false, true, ints});
     cases.push_back({tn, n, RoundUp(n / 2 + 3), n + 64, batch, false, false, ints});
   }
+  // Tiles of the diagonal with guests.
+  cases.push_back({nt, 2048, 2048, 128, 1, true, true, rand});
   if (!brief) {
+    cases.push_back({nt, 2048, 2048, 512, 1, true, false, ints});
+    cases.push_back({tn, 2048, 2048, 100, 1, true, true, rand});
+    cases.push_back({nt, 2040, 2040, 200, 1, true, true, rand});
     cases.push_back({nt, 1, 1, 1, 3, true, true, rand});
     cases.push_back({nt, 1, 1, 777, 3, true, false, rand});
     cases.push_back({nn, 1, 4096, 1, 1, false, true, rand});

@@ -21,6 +21,11 @@ Blocks Written(const GemmSchedule& schedule, const std::vector<GemmShape>& shape
     const GemmShape& shape = shapes[job.problem];
     const int64_t row = int64_t{job.row} * 2;
     const int64_t col = job.col;
+    if (job.guest != 0) {
+      const int block = (job.guest - 1) % 3;
+      const int64_t first = int64_t{(job.guest - 1) / 3} * 2;
+      ++blocks[{job.problem, job.batch, first + (block > 0 ? 1 : 0), first + (block > 1 ? 1 : 0)}];
+    }
     for (int64_t r = row; r < row + 2; ++r) {
       for (int64_t c = col; c < col + int64_t{job.width}; ++c) {
         if (r * 64 >= shape.rows || c * 64 >= shape.cols) continue;
@@ -108,6 +113,33 @@ TEST(GemmScheduleTest, ATriangleOf4096FillsTheChip) {
   EXPECT_LT(MakeSchedule({&shape, 1}, 256, kClusters).imbalance, 1.1);
   shape.same_operands = true;
   EXPECT_LT(MakeSchedule({&shape, 1}, 256, kClusters).imbalance, 1.03);
+}
+
+// 120 tiles of 128 x 128 below the diagonal and 16 on it are 68 pairs, but only 132 tiles'
+// products.
+TEST(GemmScheduleTest, GuestsMakeATriangleOf2048OneTurn) {
+  GemmShape shape{2048, 2048, 2048, 1, true};
+  EXPECT_EQ(MakeSchedule({&shape, 1}, 128, kClusters).turns, 2);
+  shape.same_operands = true;
+  for (const int64_t n : {2048, 2040}) {
+    shape.rows = shape.cols = n;
+    const GemmSchedule schedule = MakeSchedule({&shape, 1}, 128, kClusters);
+    EXPECT_EQ(schedule.turns, 1);
+    int guests = 0;
+    for (const GemmJob& job : schedule.jobs) {
+      if (job.guest == 0) continue;
+      ++guests;
+      EXPECT_TRUE(job.a_in_b);
+      EXPECT_EQ(job.width, 2);
+      EXPECT_EQ(job.col, job.row * 2);
+    }
+    EXPECT_GT(guests, 0);
+    EXPECT_EQ(guests % 3, 0);
+    const int64_t rows = (n + 63) / 64;
+    const Blocks blocks = Written(schedule, {shape});
+    EXPECT_EQ(static_cast<int64_t>(blocks.size()), rows * (rows + 1) / 2);
+    for (const auto& [block, count] : blocks) ASSERT_EQ(count, 1);
+  }
 }
 
 // 36 pairs of whole tiles would leave 30 clusters idle.
