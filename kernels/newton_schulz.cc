@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace dmuond::kernels {
 namespace {
@@ -246,9 +247,9 @@ absl::Status Check(const NewtonSchulzConfig& config, int64_t rows, int64_t cols)
   for (size_t i = 0; i < config.restarts.size(); ++i) {
     const int previous = i == 0 ? 0 : config.restarts[i - 1];
     if (config.restarts[i] <= previous || config.restarts[i] >= steps) {
-      return absl::InvalidArgumentError(absl::StrCat("restart before step ", config.restarts[i],
-                                                     ", but it must lie after step ", previous,
-                                                     " and before step ", steps));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "ns_restarts=", absl::StrJoin(config.restarts, ","), ": restarts come before steps 1 to ",
+          steps - 1, " of the ", steps, " (the first is step 0), in increasing order"));
     }
   }
   return absl::OkStatus();

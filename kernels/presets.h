@@ -1,13 +1,12 @@
-// Named sets of Muon's choices, each reproducing one original (docs/maths.md section 2), and the
-// fields that a user may override one by one.
+// Named sets of Muon's choices, each reproducing one original (docs/maths.md section 2).
 //
-//   ASSIGN_OR_RETURN(MuonPreset preset, FindPreset("keller"));
-//   RETURN_IF_ERROR(OverrideField(preset, "ns_dtype", "float32"));
+//   ASSIGN_OR_RETURN(MuonConfig config, FindPreset("keller"));
+//   config.newton_schulz.dtype = DType::kF32;
+//   RETURN_IF_ERROR(CheckConfig(config));
 #ifndef DMUOND_KERNELS_PRESETS_H_
 #define DMUOND_KERNELS_PRESETS_H_
 
 #include <array>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,28 +20,8 @@ inline constexpr std::array<const char*, 4> kPresetNames = {"dmuon", "torch", "k
                                                             "moonlight"};
 inline constexpr char kDefaultPreset[] = "dmuon";
 
-struct MuonPreset {
-  std::string name;
-  MuonConfig config;
-  // Defaults of what travels with each step.
-  double learning_rate = 0;
-  double momentum = 0.95;
-  double weight_decay = 0;
-};
-
 // NOT_FOUND names the presets that exist.
-absl::StatusOr<MuonPreset> FindPreset(absl::string_view name);
-
-// The fields that can be overridden, in the order of the documentation.
-struct PresetField {
-  const char* name;
-  const char* values;  // what may be written, for messages and documents
-};
-[[nodiscard]] const std::vector<PresetField>& PresetFields();
-
-// Sets one field from its text. NOT_FOUND for an unknown field, INVALID_ARGUMENT with field and
-// value for a value that it cannot have; the preset is unchanged then.
-absl::Status OverrideField(MuonPreset& preset, absl::string_view field, absl::string_view value);
+absl::StatusOr<MuonConfig> FindPreset(absl::string_view name);
 
 // OK if the fields fit together, whatever the shape: e.g. the Gram form in bf16 is refused, it is
 // wrong by up to a fifth.
@@ -53,8 +32,6 @@ using Coefficients = std::vector<std::array<double, 3>>;
 [[nodiscard]] Coefficients JordanCoefficients(int steps);
 // The five steps of Polar Express (arXiv 2505.16932), each (a/s, b/s^3, c/s^5) for safety factor s.
 [[nodiscard]] Coefficients PolarExpressCoefficients(double safety);
-// Five steps by You Jiacheng.
-[[nodiscard]] Coefficients YouCoefficients();
 
 }  // namespace dmuond::kernels
 

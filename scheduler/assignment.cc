@@ -18,9 +18,9 @@ absl::Status NoRoom(const AssignmentProblem& problem, const LaneLoads& lanes, in
   const int64_t least = *std::min_element(lanes.bytes().begin(), lanes.bytes().end());
   const MatrixClass& c = problem.classes[k];
   return absl::ResourceExhaustedError(
-      absl::StrCat("a ", c.rows, "x", c.cols, " matrix needs ", 2 * c.slot_bytes + c.staging_bytes,
-                   " bytes of lane memory, and of the ", problem.memory_bytes,
-                   " bytes per lane the emptiest lane has ",
+      absl::StrCat("a ", c.matrix.rows, "x", c.matrix.cols, " matrix needs ",
+                   2 * c.slot_bytes + c.staging_bytes, " bytes of lane memory, and of the ",
+                   problem.memory_bytes, " bytes per lane the emptiest lane has ",
                    std::max<int64_t>(0, problem.memory_bytes - least), " left"));
 }
 
@@ -79,9 +79,9 @@ std::vector<BatchCost> CostsFor(const AssignmentProblem& problem, int32_t halvin
   batches = false;
   for (const MatrixClass& c : problem.classes) {
     const int32_t batch =
-        std::max(1, PreferredBatch(*problem.model, c.rows, c.cols, c.count) >> halvings);
+        std::max(1, PreferredBatch(*problem.model, c.matrix, c.count) >> halvings);
     batches = batches || batch > 1;
-    costs.emplace_back(*problem.model, c.rows, c.cols, c.count, batch);
+    costs.emplace_back(*problem.model, c.matrix, c.count, batch);
   }
   return costs;
 }

@@ -13,8 +13,7 @@ namespace dmuond::scheduler {
 
 // Matrices that cost the same and may share a batch.
 struct MatrixClass {
-  int64_t rows = 0;
-  int64_t cols = 0;
+  MatrixKind matrix;
   int32_t count = 0;
   int64_t slot_bytes = 0;     // state of one matrix
   int64_t staging_bytes = 0;  // gradient and new weight of one matrix

@@ -17,14 +17,14 @@ Nanoseconds FromMicroseconds(double microseconds) {
 
 double ToMicroseconds(Nanoseconds time) { return static_cast<double>(time) / 1e3; }
 
-BatchCost::BatchCost(const CostModel& model, int64_t rows, int64_t cols, int32_t count,
+BatchCost::BatchCost(const CostModel& model, const MatrixKind& matrix, int32_t count,
                      int32_t batch_max)
     : batch_max_(std::clamp(batch_max, 1, std::max(count, 1))),
       cost_(count + 1, 0),
       last_batch_(count + 1, 0) {
   std::vector<Nanoseconds> batch(batch_max_ + 1, 0);
   for (int32_t b = 1; b <= batch_max_; ++b) {
-    batch[b] = std::max(batch[b - 1], FromMicroseconds(model.MatrixBatch(rows, cols, b)));
+    batch[b] = std::max(batch[b - 1], FromMicroseconds(model.MatrixBatch(matrix, b)));
   }
   for (int32_t x = 1; x <= count; ++x) {
     cost_[x] = std::numeric_limits<Nanoseconds>::max();
@@ -44,15 +44,15 @@ std::vector<int32_t> BatchCost::Split(int32_t matrices) const {
   return batches;
 }
 
-int32_t PreferredBatch(const CostModel& model, int64_t rows, int64_t cols, int32_t count) {
+int32_t PreferredBatch(const CostModel& model, const MatrixKind& matrix, int32_t count) {
   constexpr double kSlack = 1.005;
   const int32_t batch_max = std::clamp(count, 1, kBatchMax);
   double best = std::numeric_limits<double>::infinity();
   for (int32_t b = 1; b <= batch_max; ++b) {
-    best = std::min(best, model.MatrixBatch(rows, cols, b) / b);
+    best = std::min(best, model.MatrixBatch(matrix, b) / b);
   }
   for (int32_t b = 1; b < batch_max; ++b) {
-    if (model.MatrixBatch(rows, cols, b) / b <= kSlack * best) return b;
+    if (model.MatrixBatch(matrix, b) / b <= kSlack * best) return b;
   }
   return batch_max;
 }

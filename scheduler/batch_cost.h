@@ -17,8 +17,8 @@ using Nanoseconds = int64_t;
 
 class BatchCost {
  public:
-  // For up to `count` matrices of rows x cols, in batches of at most batch_max.
-  BatchCost(const CostModel& model, int64_t rows, int64_t cols, int32_t count, int32_t batch_max);
+  // For up to `count` such matrices, in batches of at most batch_max.
+  BatchCost(const CostModel& model, const MatrixKind& matrix, int32_t count, int32_t batch_max);
 
   // The least time of updating `matrices` of them; monotone. REQUIRES: matrices <= count.
   [[nodiscard]] Nanoseconds Cost(int32_t matrices) const { return cost_[matrices]; }
@@ -34,7 +34,7 @@ class BatchCost {
 
 // The smallest batch whose time per matrix is within 0.5 % of the best: larger ones only cost spare
 // slots and keep finished weights waiting for their neighbours.
-[[nodiscard]] int32_t PreferredBatch(const CostModel& model, int64_t rows, int64_t cols,
+[[nodiscard]] int32_t PreferredBatch(const CostModel& model, const MatrixKind& matrix,
                                      int32_t count);
 
 }  // namespace dmuond::scheduler

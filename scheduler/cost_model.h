@@ -3,6 +3,7 @@
 #ifndef DMUOND_SCHEDULER_COST_MODEL_H_
 #define DMUOND_SCHEDULER_COST_MODEL_H_
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -11,12 +12,30 @@
 
 namespace dmuond::scheduler {
 
-struct CostEntry {
+// How a matrix is orthogonalised, as far as time goes. Of its `steps` polynomials, `rounds` begin
+// with a product X * X^T and end with one that rewrites X: in Gram form 1 + restarts, in standard
+// form all. The values here are the default preset's.
+struct Iteration {
+  int32_t steps = 5;
+  int32_t rounds = 2;
+  auto operator<=>(const Iteration&) const = default;
+};
+
+// Matrices that take the same time.
+struct MatrixKind {
   int64_t rows = 0;
   int64_t cols = 0;
+  Iteration iteration;
+  auto operator<=>(const MatrixKind&) const = default;
+};
+
+struct CostEntry {
+  MatrixKind matrix;
   int32_t batch = 1;
   double microseconds = 0;  // for the whole batch
 };
+// All numbers above 0 and finite, and no more rounds than steps.
+[[nodiscard]] bool IsPossible(const CostEntry& entry);
 
 // What a device computes matrices of one shape with: results' bits depend on it, so that it belongs
 // to the plan. The numbers are those of the enums of kernels/ops.h, which has the meaning.
@@ -47,8 +66,8 @@ struct CostTable {
 class CostModel {
  public:
   explicit CostModel(CostTable table);
-  // Time of updating `batch` matrices of rows x cols together. Monotone in batch.
-  [[nodiscard]] double MatrixBatch(int64_t rows, int64_t cols, int32_t batch) const;
+  // Time of updating `batch` such matrices together. Monotone in batch.
+  [[nodiscard]] double MatrixBatch(const MatrixKind& matrix, int32_t batch) const;
   // Proportional to the elements: the pieces of a lane are updated in few launches.
   [[nodiscard]] double Piece(int64_t elements) const;
 
@@ -56,9 +75,10 @@ class CostModel {
   CostTable table_;
 };
 
-// FLOPs of five-step Gram Newton-Schulz on symmetric products, one restart (docs/maths.md section
-// 3).
-[[nodiscard]] double NewtonSchulzFlops(int64_t rows, int64_t cols);
+// FLOPs of Newton-Schulz on symmetric products, of which one triangle is computed (docs/maths.md
+// section 3). The restart that the default preset adds in nearly square matrices is not counted: up
+// to 4 %.
+[[nodiscard]] double NewtonSchulzFlops(const MatrixKind& matrix);
 
 }  // namespace dmuond::scheduler
 

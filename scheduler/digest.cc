@@ -36,12 +36,18 @@ void AddLayout(const Layout& layout, Digest& digest) {
   }
 }
 
+void AddIteration(const Iteration& iteration, Digest& digest) {
+  digest.Add(iteration.steps);
+  digest.Add(iteration.rounds);
+}
+
 void AddCosts(const CostTable& costs, Digest& digest) {
   digest.Add(costs.device);
   digest.Add(costs.entries.size());
   for (const CostEntry& entry : costs.entries) {
-    digest.Add(entry.rows);
-    digest.Add(entry.cols);
+    digest.Add(entry.matrix.rows);
+    digest.Add(entry.matrix.cols);
+    AddIteration(entry.matrix.iteration, digest);
     digest.Add(entry.batch);
     digest.Add(entry.microseconds);
   }
@@ -84,6 +90,8 @@ uint64_t DigestOf(const PlanInputs& inputs, const Plan& plan) {
   digest.Add(inputs.lane_memory_bytes);
   digest.Add(inputs.bucket_bytes);
   AddCosts(inputs.costs, digest);
+  digest.Add(inputs.iterations.size());
+  for (const Iteration& iteration : inputs.iterations) AddIteration(iteration, digest);
   AddPlan(plan, digest);
   return digest.value();
 }

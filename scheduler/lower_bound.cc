@@ -17,7 +17,7 @@ struct ClassBound {
 };
 
 ClassBound Bound(const CostModel& model, const MatrixClass& c) {
-  const BatchCost cost(model, c.rows, c.cols, c.count, kBatchMax);
+  const BatchCost cost(model, c.matrix, c.count, kBatchMax);
   ClassBound bound;
   bound.count = c.count;
   for (int32_t x = 0; x <= c.count; ++x) bound.cost.push_back(cost.Cost(x));

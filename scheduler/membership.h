@@ -63,6 +63,8 @@ class MembershipMachine {
   // A group of one is formed from the start. REQUIRES: self.nodes == nodes >= 1, self.node < nodes.
   MembershipMachine(int32_t nodes, MemberInfo self, HeartbeatOptions options = {});
 
+  // What OnJoin() refuses of it whoever else has joined.
+  [[nodiscard]] absl::Status Check(const MemberInfo& info) const;
   // Refused, naming both members and both values, with nothing changed (reasons in brackets):
   // FAILED_PRECONDITION for another group size [GROUP_SIZE_DIFFERS], version [VERSION_MISMATCH],
   // device type [DEVICE_TYPE_DIFFERS], number of lanes [LANES_DIFFER] or memory per lane
@@ -99,7 +101,6 @@ class MembershipMachine {
   };
   using Actions = std::vector<MembershipAction>;
 
-  [[nodiscard]] absl::Status Check(const MemberInfo& info) const;
   [[nodiscard]] const MemberInfo& InfoOf(NodeRank node) const;
   [[nodiscard]] Actions FormIfComplete();
   [[nodiscard]] Actions Lose(NodeRank node, std::string detail);

@@ -45,13 +45,11 @@ absl::Status CheckCosts(const CostTable& costs) {
     }
   }
   for (const CostEntry& entry : costs.entries) {
-    if (entry.rows > 0 && entry.cols > 0 && entry.batch > 0 && std::isfinite(entry.microseconds) &&
-        entry.microseconds > 0) {
-      continue;
-    }
-    return absl::InvalidArgumentError(absl::StrCat("cost table: ", entry.rows, "x", entry.cols,
-                                                   " batch ", entry.batch, " takes ",
-                                                   entry.microseconds, " us"));
+    if (IsPossible(entry)) continue;
+    const auto& [rows, cols, iteration] = entry.matrix;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cost table: ", rows, "x", cols, " batch ", entry.batch, " takes ", entry.microseconds,
+        " us in ", iteration.steps, " steps and ", iteration.rounds, " rounds"));
   }
   return absl::OkStatus();
 }
@@ -152,10 +150,11 @@ class Planner {
     // Classes in order of their keys, so that numbers do not depend on who came first.
     for (auto& [key, k] : index) {
       k = static_cast<int32_t>(classes_.size());
-      const int64_t elements = std::get<0>(key) * std::get<1>(key);
-      classes_.push_back({std::get<0>(key), std::get<1>(key), 0,
-                          SlotBytes(UnitKind::kMatrix, elements),
-                          StagingBytes(elements, std::get<3>(key))});
+      const auto& [rows, cols, group, weight_type] = key;
+      classes_.push_back({{rows, cols, IterationOf(group)},
+                          0,
+                          SlotBytes(UnitKind::kMatrix, rows * cols),
+                          StagingBytes(rows * cols, weight_type)});
     }
     for (const Unit& unit : matrices_) {
       class_of_.push_back(index.at(KeyOf(unit)));
@@ -168,6 +167,11 @@ class Planner {
   [[nodiscard]] ClassKey KeyOf(const Unit& unit) const {
     const Parameter& parameter = layout_.parameters[unit.parameter];
     return {unit.rows, unit.cols, parameter.group, parameter.weight_type};
+  }
+
+  [[nodiscard]] Iteration IterationOf(int32_t group) const {
+    const auto index = static_cast<size_t>(group);
+    return index < inputs_.iterations.size() ? inputs_.iterations[index] : Iteration{};
   }
 
   // Gives shards to the lanes of their holders; returns the cells that are replicas of whole

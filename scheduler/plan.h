@@ -27,6 +27,8 @@ struct PlanInputs {
   int64_t lane_memory_bytes = 0;             // per lane, state + staging + workspace; 0: no limit
   int64_t bucket_bytes = int64_t{32} << 20;  // gradient bytes per bucket, about
   CostTable costs;                           // empty: the analytic default
+  // Per hyperparameter group, what runs on its matrices; others: the default preset's.
+  std::vector<Iteration> iterations;
 };
 
 // How good the assignment is. Times in microseconds by the cost model.

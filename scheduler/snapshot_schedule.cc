@@ -1,7 +1,5 @@
 #include "scheduler/snapshot_schedule.h"
 
-#include <algorithm>
-
 namespace dmuond::scheduler {
 
 bool SnapshotSchedule::OnCommitted(StepId step, TimePoint now) {
@@ -23,20 +21,13 @@ bool SnapshotSchedule::OnCommitted(StepId step, TimePoint now) {
 }
 
 void SnapshotSchedule::OnFinished(bool durable) {
-  if (!writing_.has_value()) return;  // of a past that was rolled back
+  if (!writing_.has_value()) return;  // nothing was begun
   if (durable) {
     durable_ = writing_;
   } else {
     ++failed_;
   }
   writing_.reset();
-}
-
-void SnapshotSchedule::OnRolledBack(StepId step, TimePoint now) {
-  writing_.reset();
-  if (durable_.has_value()) durable_ = std::min(*durable_, step);
-  due_step_ = NextAfter(step);
-  due_ = now + options_.every;
 }
 
 }  // namespace dmuond::scheduler

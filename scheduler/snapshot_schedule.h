@@ -20,6 +20,7 @@ struct SnapshotOptions {
   std::chrono::milliseconds every{600'000};  // 0: not by time
 };
 
+// A job that goes back to a snapshot begins a new one.
 class SnapshotSchedule {
  public:
   // `durable`: the step that the job goes on from, if it comes from a snapshot.
@@ -39,8 +40,6 @@ class SnapshotSchedule {
   // The snapshot that was begun is durable, or has failed. A failed one is not repeated at once:
   // its cause, a full disk say, is likely still there.
   void OnFinished(bool durable);
-  // The job goes on from `step`. What is being written belongs to a past that is no more.
-  void OnRolledBack(StepId step, TimePoint now);
 
   [[nodiscard]] std::optional<StepId> durable_step() const { return durable_; }
   [[nodiscard]] std::optional<StepId> being_written() const { return writing_; }

@@ -43,9 +43,11 @@ namespace dmuond::server {
 [[nodiscard]] scheduler::CostTable FromProto(const v1::CostTable& costs);
 [[nodiscard]] v1::CostTable ToProto(const scheduler::CostTable& costs);
 
-// Merges the registrations. FAILED_PRECONDITION or INVALID_ARGUMENT as MergeRegistrations() says;
+// Merges the registrations, and takes from their groups what the costs of matrices depend on.
+// FAILED_PRECONDITION or INVALID_ARGUMENT as MergeRegistrations() says;
 // INVALID_ARGUMENT also where two ranks gave other groups or bucket sizes (both ranks named), a
-// parameter names a group that is not there, or numbers of nodes and lanes are not positive.
+// parameter names a group that is not there, a group cannot be, or numbers of nodes and lanes are
+// not positive.
 [[nodiscard]] absl::StatusOr<scheduler::PlanInputs> FromProto(const v1::PlanInputs& inputs);
 
 [[nodiscard]] v1::RoutingRow ToProto(const scheduler::RoutingRow& row, int32_t bucket);
@@ -58,6 +60,9 @@ namespace dmuond::server {
 
 // The preset's fields, overridden by those that are set, checked by kernels::CheckConfig().
 [[nodiscard]] absl::StatusOr<kernels::MuonConfig> FromProto(const v1::GroupConfig& config);
+
+// What the planner's costs depend on.
+[[nodiscard]] scheduler::Iteration IterationOf(const kernels::NewtonSchulzConfig& config);
 
 // ---- steps ----
 

@@ -1,9 +1,9 @@
-// Hyperparameter groups: a preset and what overrides it.
+// Hyperparameter groups: a preset and what overrides it, and what that costs.
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "kernels/presets.h"
 #include "server/convert.h"
 
@@ -43,18 +43,17 @@ absl::Status Override(const char* field, int from, int last, Value& to) {
 }  // namespace
 
 absl::StatusOr<kernels::MuonConfig> FromProto(const v1::GroupConfig& config) {
-  absl::StatusOr<kernels::MuonPreset> preset =
+  absl::StatusOr<kernels::MuonConfig> out =
       kernels::FindPreset(config.preset().empty() ? kernels::kDefaultPreset : config.preset());
-  if (!preset.ok()) {
+  if (!out.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("GroupConfig.preset: ", std::string(preset.status().message())));
+        absl::StrCat("GroupConfig.preset: ", std::string(out.status().message())));
   }
-  kernels::MuonConfig out = std::move(preset->config);
-  kernels::NewtonSchulzConfig& newton_schulz = out.newton_schulz;
+  kernels::NewtonSchulzConfig& newton_schulz = out->newton_schulz;
   absl::Status status =
-      Override("momentum", config.momentum(), v1::GroupConfig::MOMENTUM_EMA, out.momentum);
+      Override("momentum", config.momentum(), v1::GroupConfig::MOMENTUM_EMA, out->momentum);
   if (status.ok()) {
-    status = Override("scale", config.scale(), v1::GroupConfig::SCALE_NONE, out.scale);
+    status = Override("scale", config.scale(), v1::GroupConfig::SCALE_NONE, out->scale);
   }
   if (status.ok()) {
     status = Override("form", config.form(), v1::GroupConfig::FORM_GRAM, newton_schulz.form);
@@ -67,21 +66,32 @@ absl::StatusOr<kernels::MuonConfig> FromProto(const v1::GroupConfig& config) {
                       newton_schulz.dtype);
   }
   if (!status.ok()) return status;
-  if (config.has_nesterov()) out.nesterov = config.nesterov();
+  if (config.has_nesterov()) out->nesterov = config.nesterov();
   if (config.has_eps()) newton_schulz.eps = config.eps();
   if (config.coefficients_size() > 0) {
     newton_schulz.coefficients.clear();
     for (const v1::Coefficients& step : config.coefficients()) {
       newton_schulz.coefficients.push_back({step.a(), step.b(), step.c()});
     }
+  }
+  // The preset's own restarts belong to its own coefficients.
+  if (config.coefficients_size() > 0 || config.restarts_size() > 0) {
     newton_schulz.restarts.assign(config.restarts().begin(), config.restarts().end());
     newton_schulz.restarts_near_square.clear();
-  } else if (config.restarts_size() > 0) {
-    return absl::InvalidArgumentError(
-        "GroupConfig.restarts without GroupConfig.coefficients: restarts belong to a list");
   }
-  if (status = kernels::CheckConfig(out); !status.ok()) return status;
+  if (config.restarts_size() > 0 && newton_schulz.form == kernels::NewtonSchulzForm::kStandard) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ns_restarts=", absl::StrJoin(config.restarts(), ","),
+                     ": ns_form=standard has no restarts, X is made anew in every step"));
+  }
+  if (status = kernels::CheckConfig(*out); !status.ok()) return status;
   return out;
+}
+
+scheduler::Iteration IterationOf(const kernels::NewtonSchulzConfig& config) {
+  const auto steps = static_cast<int32_t>(config.coefficients.size());
+  const bool gram = config.form == kernels::NewtonSchulzForm::kGram;
+  return {steps, gram ? 1 + static_cast<int32_t>(config.restarts.size()) : steps};
 }
 
 }  // namespace dmuond::server

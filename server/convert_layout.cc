@@ -262,7 +262,11 @@ scheduler::CostTable FromProto(const v1::CostTable& costs) {
   scheduler::CostTable out;
   out.device = costs.device();
   for (const v1::CostTable::Entry& entry : costs.entries()) {
-    out.entries.push_back({entry.rows(), entry.cols(), entry.batch(), entry.microseconds()});
+    scheduler::Iteration iteration;
+    if (entry.steps() != 0) iteration.steps = entry.steps();
+    if (entry.rounds() != 0) iteration.rounds = entry.rounds();
+    out.entries.push_back(
+        {{entry.rows(), entry.cols(), iteration}, entry.batch(), entry.microseconds()});
   }
   for (const v1::CostTable::Choice& choice : costs.choices()) {
     out.choices.push_back(
@@ -281,8 +285,10 @@ v1::CostTable ToProto(const scheduler::CostTable& costs) {
   out.set_device(costs.device);
   for (const scheduler::CostEntry& entry : costs.entries) {
     v1::CostTable::Entry& to = *out.add_entries();
-    to.set_rows(entry.rows);
-    to.set_cols(entry.cols);
+    to.set_rows(entry.matrix.rows);
+    to.set_cols(entry.matrix.cols);
+    to.set_steps(entry.matrix.iteration.steps);
+    to.set_rounds(entry.matrix.iteration.rounds);
     to.set_batch(entry.batch);
     to.set_microseconds(entry.microseconds);
   }
@@ -335,6 +341,14 @@ absl::StatusOr<scheduler::PlanInputs> FromProto(const v1::PlanInputs& inputs) {
   out.lane_memory_bytes = inputs.lane_memory_bytes();
   if (first.bucket_bytes() != 0) out.bucket_bytes = first.bucket_bytes();
   out.costs = FromProto(inputs.costs());
+  for (int i = 0; i < first.groups_size(); ++i) {
+    absl::StatusOr<kernels::MuonConfig> config = FromProto(first.groups(i));
+    if (!config.ok()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("groups[", i, "]: ", std::string(config.status().message())));
+    }
+    out.iterations.push_back(IterationOf(config->newton_schulz));
+  }
   return out;
 }
 

@@ -1,4 +1,4 @@
-// What the trainers of a benchmark step on: some equal matrices on Muon, and one vector on AdamW.
+// What the trainers of a benchmark step on: matrices on Muon, and one vector on AdamW.
 #ifndef DMUOND_BENCH_COMMON_MODEL_H_
 #define DMUOND_BENCH_COMMON_MODEL_H_
 
@@ -11,15 +11,19 @@
 
 namespace dmuond::bench {
 
-struct Model {
-  int64_t rows = 64;  // of each matrix
+struct Matrices {
+  int64_t rows = 64;  // of each
   int64_t cols = 64;
-  int matrices = 0;
+  int count = 0;
+};
+
+struct Model {
+  std::vector<Matrices> matrices;
   int64_t vector = 0;  // elements; 0: none
 
-  [[nodiscard]] int64_t parameters() const { return (rows * cols * matrices) + vector; }
-  // Of the optimizer: master and momentum, or master and two moments, in fp32.
-  [[nodiscard]] int64_t state_bytes() const { return (rows * cols * matrices * 8) + (vector * 12); }
+  [[nodiscard]] int64_t parameters() const;
+  // Of the optimizer, bytes: master and momentum, or master and two moments, in fp32.
+  [[nodiscard]] int64_t state_bytes() const;
 };
 
 [[nodiscard]] absl::StatusOr<client::Layout> MakeLayout(const Model& model, int trainers);

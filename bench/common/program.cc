@@ -13,7 +13,9 @@
 #include "absl/flags/usage.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "grpcpp/grpcpp.h"
 #include "kernels/cpu/core_type.h"
+#include "server/version.h"
 
 ABSL_FLAG(std::string, json, "", "write the results to this file, too (-J FILE is the same)");
 ABSL_FLAG(int32_t, trainer_rank, -1, "internal: be this trainer");
@@ -39,11 +41,16 @@ json PrintMachine(const std::string& name) {
   ::getloadavg(&load, 1);
   const char* core_type = std::getenv(kernels::cpu::kCoreTypeVariable);
   const std::string cpu = CpuName();
-  std::printf("# dmuond %s, built with g++ %s\n", name.c_str(), __VERSION__);
+  const std::string version = server::kBuildVersion;
+  std::printf("# %s of dmuond %s, g++ %s, gRPC %s\n", name.c_str(), version.c_str(), __VERSION__,
+              grpc::Version().c_str());
   std::printf("# %s, %d cores, Linux %s, OpenBLAS core type %s, load before: %.2f\n", cpu.c_str(),
               ThreadsOr(0), system.release, core_type == nullptr ? "its own choice" : core_type,
               load);
-  return {{"cpu", cpu},
+  return {{"dmuond", version},
+          {"compiler", __VERSION__},
+          {"grpc", grpc::Version()},
+          {"cpu", cpu},
           {"cores", ThreadsOr(0)},
           {"kernel", system.release},
           {"core_type", core_type == nullptr ? "" : core_type},

@@ -20,6 +20,7 @@
 #include "kernels/cuda/cuda_stream.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/plan.h"
+#include "server/convert.h"
 #include "server/cost_file.h"
 
 namespace dmuond::bench {
@@ -66,7 +67,8 @@ struct Share {
 };
 
 // The slowest lane's batches, in the order of the plan.
-Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable& costs) {
+Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable& costs,
+                scheduler::Iteration iteration) {
   const auto colon = model.find(':');
   auto shapes = scheduler::FindModelShapes(
       model.substr(0, colon), colon == std::string::npos ? 0 : std::atoi(&model[colon + 1]));
@@ -76,6 +78,7 @@ Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable&
   inputs.layout = scheduler::LayoutOf(*shapes, 1, lanes);
   inputs.lanes_per_node = lanes;
   inputs.costs = costs;
+  inputs.iterations = {iteration};
   const auto plan = scheduler::MakePlan(inputs);
   Check(plan);
   const auto& load = plan->lane_load_us;
@@ -89,7 +92,7 @@ Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable&
     const auto count = static_cast<int64_t>(batch.units.size());
     share.batches.push_back({batch.rows, batch.cols, count});
     share.predicted_us +=
-        model_costs.MatrixBatch(batch.rows, batch.cols, static_cast<int32_t>(count));
+        model_costs.MatrixBatch({batch.rows, batch.cols, iteration}, static_cast<int32_t>(count));
   }
   share.imbalance = plan->quality.imbalance;
   return share;
@@ -232,7 +235,8 @@ class Bench {
   }
 
   int64_t Run(const std::string& model) {
-    const Share share = PlanShare(model, options_.lanes, costs_);
+    const Share share =
+        PlanShare(model, options_.lanes, costs_, server::IterationOf(config_.newton_schulz));
     std::printf("#   batches:");
     for (const BatchShape& b : share.batches) {
       std::printf(" %ldx%ld:%ld", static_cast<long>(b.rows), static_cast<long>(b.cols),

@@ -19,6 +19,7 @@
 #include "kernels/presets.h"
 #include "scheduler/limits.h"
 #include "scheduler/model_shapes.h"
+#include "server/convert.h"
 #include "server/cost_file.h"
 #include "server/version.h"
 
@@ -149,7 +150,7 @@ int Main(int argc, char** argv) {
   if (!device.ok()) Fail(device.status());
   const auto preset = kernels::FindPreset(options.preset);
   if (!preset.ok()) Fail(preset.status());
-  options.tuning.config = preset->config;
+  options.tuning.config = *preset;
   const std::vector<TuningTask> tasks = Tasks(options);
   const std::string key =
       (*device)->DescribeType() + " preset=" + options.preset + " build=" + server::kBuildVersion;
@@ -162,9 +163,10 @@ int Main(int argc, char** argv) {
   if (!tuned.ok()) Fail(tuned.status());
   scheduler::CostTable table;
   table.device = key;
+  const scheduler::Iteration iteration = server::IterationOf(preset->newton_schulz);
   for (const TunedShape& shape : *tuned) {
     for (const auto& [batch, microseconds] : shape.times) {
-      table.entries.push_back({shape.rows, shape.cols, batch, microseconds});
+      table.entries.push_back({{shape.rows, shape.cols, iteration}, batch, microseconds});
     }
     if (shape.winner == 0) continue;  // the default
     const kernels::KernelChoice& choice = shape.candidates[shape.winner].choice;

@@ -1,6 +1,8 @@
 // Whole Newton-Schulz and whole update of a batch, under sustained load, each checked against an
 // fp64 run of the same polynomial.
 //   muon_update_bench [-w SECONDS] [-J FILE] [-c ROWSxCOLS:BATCH[,...]] [-p preset] [-t 0|1]
+//                     [-r STEP[,...]]
+// -r: other restarts than the preset's, in every shape.
 // -t 0: tiles by rule, not measured.
 // ns: the products alone (time of momentum + products, less that of momentum, which writes X).
 // update: all of it. us per matrix. #wrong: error above 4e-2 (fp16) or
@@ -33,12 +35,19 @@ constexpr double kRate = 0.5;
 
 class Bench {
  public:
-  Bench(double warm, std::string json, const std::string& preset, bool tuned)
+  Bench(double warm, std::string json, const std::string& preset, const std::vector<int>& restarts,
+        bool tuned)
       : warm_(warm),
         json_(std::move(json)),
         preset_(preset),
         config_(PresetConfig(preset)),
         tuned_(tuned) {
+    if (!restarts.empty()) {
+      config_.newton_schulz.restarts = restarts;
+      config_.newton_schulz.restarts_near_square.clear();
+      preset_ += ", restarts";
+      for (const int step : restarts) preset_ += " " + std::to_string(step);
+    }
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     int driver = 0;
@@ -48,7 +57,7 @@ class Bench {
     header_ = std::string(properties.name) + ", driver CUDA " + std::to_string(driver) +
               ", runtime " + std::to_string(runtime);
     std::printf("# %s\n# preset %s; us per matrix, after %.1f s of the same launches\n",
-                header_.c_str(), preset.c_str(), warm_);
+                header_.c_str(), preset_.c_str(), warm_);
     std::printf("#%6s %6s %6s %10s %10s %9s %8s %6s %8s %6s %10s %8s\n", "rows", "cols", "batch",
                 "ns(us)", "update(us)", "TFLOP/s", "SM(MHz)", "W", "SM(MHz)", "W", "error",
                 "#wrong");
@@ -201,7 +210,7 @@ class Bench {
 
   const double warm_;
   const std::string json_;
-  const std::string preset_;
+  std::string preset_;
   MuonConfig config_;
   const bool tuned_;
   kernels::cuda::TileTuner tuner_;
@@ -216,6 +225,7 @@ int Main(int argc, char** argv) {
   double warm = 1.0;
   std::string json;
   std::string preset = "dmuon";
+  std::vector<int> restarts;
   bool tuned = true;
   std::vector<Case> cases = {{4096, 14336, 1}, {4096, 4096, 1},  {1024, 4096, 32},
                              {2048, 2048, 16}, {2048, 6144, 8},  {1536, 8960, 28},
@@ -227,6 +237,10 @@ int Main(int argc, char** argv) {
     if (flag == "-w") warm = std::atof(argv[i + 1]);
     if (flag == "-J") json = argv[i + 1];
     if (flag == "-p") preset = argv[i + 1];
+    if (flag == "-r") {
+      std::stringstream list(argv[i + 1]);
+      for (std::string step; std::getline(list, step, ',');) restarts.push_back(std::stoi(step));
+    }
     if (flag == "-t") tuned = std::atoi(argv[i + 1]) != 0;
     if (flag == "-c") {
       cases.clear();
@@ -240,7 +254,7 @@ int Main(int argc, char** argv) {
       }
     }
   }
-  Bench bench(warm, json, preset, tuned);
+  Bench bench(warm, json, preset, restarts, tuned);
   int64_t wrong = 0;
   for (const Case& c : cases) wrong += bench.Run(c);
   bench.Finish(command);

@@ -2,6 +2,7 @@
 #ifndef DMUOND_BENCH_CUDA_NEWTON_SCHULZ_REFERENCE_CUH_
 #define DMUOND_BENCH_CUDA_NEWTON_SCHULZ_REFERENCE_CUH_
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -132,12 +133,12 @@ __global__ void Difference(const float* values, const double* ref, int64_t count
 }
 
 inline MuonConfig PresetConfig(const std::string& preset) {
-  auto found = kernels::FindPreset(preset);
+  const auto found = kernels::FindPreset(preset);
   if (!found.ok()) {
     std::fprintf(stderr, "%s\n", std::string(found.status().message()).c_str());
     std::exit(2);
   }
-  return found->config;
+  return *found;
 }
 
 // A prepared batch and the workspace that it runs in.

@@ -188,7 +188,7 @@ class Direct {
 };
 
 void BM_MuonSet(benchmark::State& state, const std::string& preset, int threads) {
-  const MuonConfig config = FindPreset(preset)->config;
+  const MuonConfig config = *FindPreset(preset);
   auto device = *cpu::CpuDevice::Create(threads);
   auto stream = *device->CreateStream();
   std::vector<Matrices> model;

@@ -93,8 +93,8 @@ absl::Status Snapshots(json& results) {
   std::printf("#%10s %10s %10s %12s %8s %12s %12s %8s\n", "model", "state (GB)", "snapshots",
               "takes (s)", "steps", "sum (s)", "calm (s)", "ratio");
   const double bytes = absl::GetFlag(FLAGS_gigabytes) * 1e9;
-  Model matrices{.rows = 512, .cols = 2048};
-  matrices.matrices = std::max(1, static_cast<int>(bytes / static_cast<double>(8 * 512 * 2048)));
+  const int count = std::max(1, static_cast<int>(bytes / static_cast<double>(8 * 512 * 2048)));
+  const Model matrices{.matrices = {{.rows = 512, .cols = 2048, .count = count}}};
   const Model vector{.vector = static_cast<int64_t>(bytes / 12)};
   for (const auto& [name, model] : {std::pair("matrices", matrices), std::pair("adamw", vector)}) {
     if (!Contains(absl::GetFlag(FLAGS_models), name)) continue;
@@ -103,7 +103,7 @@ absl::Status Snapshots(json& results) {
     const auto steps = static_cast<int>(beside->step_s.size());
     const double calm_sum_s = steps * beside->calm_step_s;
     // Steps that only read and write memory are there for comparison.
-    const bool counts = model.matrices > 0;
+    const bool counts = !model.matrices.empty();
     std::printf("%11s %10.2f %10d %12.2f %8d %12.2f %12.2f %8.3f%s\n", name,
                 static_cast<double>(model.state_bytes()) / 1e9, beside->snapshots,
                 beside->snapshot_s, steps, beside->sum_s, calm_sum_s, beside->ratio(),

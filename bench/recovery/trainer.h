@@ -33,7 +33,7 @@ struct TrainerOptions {
   std::string address;
   int32_t rank = 0;
   int32_t trainers = 1;
-  Model model{.matrices = 4};
+  Model model{.matrices = {{.count = 4}}};
   bool resume = false;
   int64_t steps = 0;  // committed, then it leaves; 0: it never does
   int64_t trainer_state_bytes = 0;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -36,8 +37,8 @@ double SecondsOnThreads(int threads, const std::function<void(int thread)>& work
 
 NewtonSchulzProgram DefaultProgram(int64_t rows, int64_t cols) {
   const auto preset = kernels::FindPreset(kernels::kDefaultPreset);
-  auto program = preset.ok() ? kernels::BuildNewtonSchulz(preset->config.newton_schulz, rows, cols)
-                             : preset.status();
+  auto program =
+      preset.ok() ? kernels::BuildNewtonSchulz(preset->newton_schulz, rows, cols) : preset.status();
   if (!program.ok()) {
     std::cerr << program.status() << "\n";
     std::exit(1);
@@ -45,12 +46,20 @@ NewtonSchulzProgram DefaultProgram(int64_t rows, int64_t cols) {
   return *std::move(program);
 }
 
-// The values do not matter for the time, as long as they stay finite and normal.
+// Values like a matrix's: on equal ones a processor at its power limit would run faster.
+std::vector<float> Values(int64_t n) {
+  std::minstd_rand random(1);
+  std::normal_distribution<float> normal(0, 1e-2F);
+  std::vector<float> values(n);
+  for (float& value : values) value = normal(random);
+  return values;
+}
+
 struct Buffers {
   explicit Buffers(const NewtonSchulzProgram& program)
-      : square(program.p * program.p, 1e-4F),
+      : square(Values(program.p * program.p)),
         square_out(program.p * program.p),
-        wide(program.p * program.q, 1e-4F),
+        wide(Values(program.p * program.q)),
         wide_out(program.p * program.q) {}
   std::vector<float> square, square_out, wide, wide_out;
 };
@@ -100,15 +109,14 @@ std::byte* SharedMemory(int64_t bytes) {
 
 }  // namespace
 
-double ProductSeconds(int64_t rows, int64_t cols, int count, int threads, int repeats,
-                      ProductWork work) {
-  const NewtonSchulzProgram program = DefaultProgram(rows, cols);
+double ProductSeconds(const Matrices& matrices, int threads, int repeats, ProductWork work) {
+  const NewtonSchulzProgram program = DefaultProgram(matrices.rows, matrices.cols);
   std::vector<Buffers> buffers(threads, Buffers(program));
   double least = 1e9;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     std::atomic<int> next{0};
     least = std::min(least, SecondsOnThreads(threads, [&](int thread) {
-                       while (next.fetch_add(1) < count) {
+                       while (next.fetch_add(1) < matrices.count) {
                          for (const Product& product : program.products) {
                            Multiply(program, product, work, buffers[thread]);
                          }
@@ -116,6 +124,13 @@ double ProductSeconds(int64_t rows, int64_t cols, int count, int threads, int re
                      }));
   }
   return least;
+}
+
+double ProductSeconds(const std::vector<Matrices>& matrices, int threads, int repeats,
+                      ProductWork work) {
+  double seconds = 0;
+  for (const Matrices& equal : matrices) seconds += ProductSeconds(equal, threads, repeats, work);
+  return seconds;
 }
 
 double MemcpyBytesPerSecond(int64_t bytes, int threads, int repeats) {

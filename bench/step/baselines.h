@@ -3,10 +3,13 @@
 #define DMUOND_BENCH_STEP_BASELINES_H_
 
 #include <cstdint>
+#include <vector>
+
+#include "bench/common/model.h"
 
 namespace dmuond::bench {
 
-// Seconds that the products of the default preset's Newton-Schulz take for `count` matrices, called
+// Seconds that the products of the default preset's Newton-Schulz take for `matrices`, called
 // directly through OpenBLAS, whole matrices on `threads` threads. Gram matrices by syrk, which
 // computes one triangle; symmetric results as `work` says; other products by gemm. Least of
 // `repeats`.
@@ -14,7 +17,7 @@ enum class ProductWork : uint8_t {
   kWhole,        // by one gemm, as a caller would
   kLowerBlocks,  // one triangle by a gemm for each block of columns, as a lane does
 };
-[[nodiscard]] double ProductSeconds(int64_t rows, int64_t cols, int count, int threads, int repeats,
+[[nodiscard]] double ProductSeconds(const std::vector<Matrices>& matrices, int threads, int repeats,
                                     ProductWork work);
 
 // Bytes per second of memcpy from one shared mapping to another, by threads that wait for work as a

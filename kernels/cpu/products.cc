@@ -9,8 +9,9 @@
 namespace dmuond::kernels::cpu {
 namespace {
 
-// Columns of a symmetric result per panel. Wider panels make better sgemm calls and hand out less.
-constexpr int64_t kPanel = 256;
+// Columns of a symmetric result per panel. Wider panels make better sgemm calls; narrower ones let
+// threads that share a small matrix end together.
+int64_t PanelWidth(int64_t p) { return p < 1536 ? 128 : 256; }
 // Columns of its diagonal block that are computed together; what lies above the diagonal in there
 // is computed for nothing.
 constexpr int64_t kDiagonalBlock = 128;
@@ -164,14 +165,16 @@ int64_t SymmetricStride(int64_t p) { return (((p + 15) / 16) | 1) * 16; }
 
 int64_t Panels(const NewtonSchulzProgram& program, const Product& product) {
   if (product.kind == ProductKind::kApply) return ApplyPanels(program.q);
-  return (program.p + kPanel - 1) / kPanel;
+  const int64_t width = PanelWidth(program.p);
+  return (program.p + width - 1) / width;
 }
 
 void RunPanel(const NewtonSchulzProgram& program, const Product& product, const ProductSlots& slots,
               int64_t panel) {
   if (product.kind == ProductKind::kApply) return RunApplyPanel(program, product, slots, panel);
-  const SymmetricPanel symmetric{program, product, slots, panel * kPanel,
-                                 std::min(program.p, (panel + 1) * kPanel)};
+  const int64_t width = PanelWidth(program.p);
+  const SymmetricPanel symmetric{program, product, slots, panel * width,
+                                 std::min(program.p, (panel + 1) * width)};
   symmetric.Multiply();
   symmetric.Finish();
 }

@@ -25,6 +25,7 @@ struct Options {
 
   std::string devices;  // run
   int32_t threads = 0;
+  std::string config;
   std::string dmuond;
   std::string daemon_log;
   absl::Duration ready_timeout;

@@ -26,7 +26,6 @@ std::vector<Finding> CheckAll(const Options& options) {
 
 void Print(const std::vector<Finding>& findings) {
   Table table({"", "", ""});
-  std::string remedies;
   for (const Finding& finding : findings) {
     table.Add({Name(finding.verdict), finding.what, finding.detail});
     if (!finding.remedy.empty()) table.Add({"", "", "→ " + finding.remedy});

@@ -25,6 +25,7 @@ ABSL_FLAG(int32_t, layers, 0, "plan --model: another depth than the model's own;
 ABSL_FLAG(int64_t, lane_memory_bytes, 0, "plan --model: memory of a lane, bytes; 0: no limit");
 ABSL_FLAG(std::string, devices, "", "run: the daemon's --devices, as in cpu:2");
 ABSL_FLAG(int32_t, threads, 0, "run: the daemon's --threads; 0: its default");
+ABSL_FLAG(std::string, config, "", "run: the daemon's --config, for everything else");
 ABSL_FLAG(std::string, dmuond, "", "run: the daemon's program; empty: dmuond beside dmuonctl");
 ABSL_FLAG(std::string, daemon_log, "",
           "run: file that the daemon's log is appended to; empty: warnings, on stderr");
@@ -57,7 +58,7 @@ constexpr std::array<Subcommand, 9> kSubcommands = {{
     {"log-level", "log-level LEVEL            trace, debug, info, warn or error", RunLogLevel},
     {"drain", "drain                      finish the step, save and leave", RunDrain},
     {"run",
-     "run [--devices=cpu:2] -- COMMAND…\n"
+     "run [--devices=cpu:2] [--config=FILE] -- COMMAND…\n"
      "                             run a command beside a daemon of its own (DMUOND_ADDRESS)",
      RunRun},
     {"snapshot",
@@ -88,6 +89,7 @@ Options ReadOptions() {
           .lane_memory_bytes = absl::GetFlag(FLAGS_lane_memory_bytes),
           .devices = absl::GetFlag(FLAGS_devices),
           .threads = absl::GetFlag(FLAGS_threads),
+          .config = absl::GetFlag(FLAGS_config),
           .dmuond = absl::GetFlag(FLAGS_dmuond),
           .daemon_log = absl::GetFlag(FLAGS_daemon_log),
           .ready_timeout = absl::GetFlag(FLAGS_ready_timeout),

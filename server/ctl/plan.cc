@@ -94,8 +94,9 @@ int RunPlan(const Options& options, const Arguments& arguments) {
   }
   if (offline) {
     std::cout << options.model << " on " << options.nodes << " nodes of " << options.lanes
-              << " lanes; costs by FLOPs and bytes at " << scheduler::CostTable().tflops
-              << " TFLOP/s and " << scheduler::CostTable().gigabytes_per_second << " GB/s\n";
+              << " lanes; costs of the default preset, by FLOPs and bytes at "
+              << scheduler::CostTable().tflops << " TFLOP/s and "
+              << scheduler::CostTable().gigabytes_per_second << " GB/s\n";
   }
   Print(*plan);
   return kExitOk;

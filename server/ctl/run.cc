@@ -121,6 +121,9 @@ class Runner {
     if (options_.threads > 0) {
       child.arguments.push_back(absl::StrCat("--threads=", options_.threads));
     }
+    if (!options_.config.empty()) {
+      child.arguments.push_back(absl::StrCat("--config=", options_.config));
+    }
     wire::UniqueFd log;
     child.output = STDERR_FILENO;  // stdout is the command's
     if (!options_.daemon_log.empty()) {

@@ -31,6 +31,9 @@ void Print(const v1::GetStatusReply& status) {
             << WhoIsMissing(status) << "device " << status.device_type();
   if (!status.core_type().empty()) std::cout << ", OpenBLAS core type " << status.core_type();
   std::cout << "\n";
+  if (!status.snapshot_dir_hangs().empty()) {
+    std::cout << "the snapshot directory hangs: " << status.snapshot_dir_hangs() << "\n";
+  }
   if (status.lanes_size() > 0) {
     Table lanes({">lane", ">pid", "state", ">restarts", ">state memory", ">staging",
                  ">update (est.)", "device"});

@@ -66,6 +66,7 @@ struct Config {
   int32_t snapshot_keep = 0;
   bool replan = false;
   int64_t snapshot_staging_bytes = 0;
+  std::chrono::milliseconds snapshot_timeout{0};
 
   log::Level log_level = log::Level::kInfo;
   log::Format log_format = log::Format::kKeyValue;

@@ -52,7 +52,7 @@ bool ParseHostPort(const std::string& text, int32_t port_min, HostPort& result) 
 }
 
 bool IsLoopbackHost(const std::string& host) {
-  return absl::StartsWith(host, "127.") || host == "localhost" || host == "[::1]";
+  return absl::StartsWith(host, "127.") || host == "localhost" || host == "[::1]" || host == "::1";
 }
 bool IsAnyHost(const std::string& host) { return host == "0.0.0.0" || host == "[::]"; }
 
@@ -150,6 +150,7 @@ class Checker {
     config::ConfigFile& values = config_.values;
     std::string socket = values.socket().empty() ? DefaultSocket() : values.socket();
     socket = std::string(absl::StripPrefix(socket, "unix:"));
+    if (socket.empty()) Wrong("socket", values.socket(), "names no path");
     std::error_code error;
     config_.socket = fs::absolute(socket, error).lexically_normal().string();
     values.set_socket(config_.socket);
@@ -252,7 +253,8 @@ class Checker {
           "--peer_tls_ca, --peer_tls_certificate and --peer_tls_key go together: "
           "give all three or none");
     }
-    if (given != 0 || config_.nodes == 1 || config_.allow_plaintext_peers) return;
+    if (config_.nodes == 1 || config_.allow_plaintext_peers) return;
+    if (given != 0) return Rail();
     for (const auto& [flag, address] : {std::pair{"coordinator", config_.coordinator},
                                         std::pair{"peer_listen", config_.peer_listen}}) {
       HostPort parts;
@@ -260,6 +262,14 @@ class Checker {
       Wrong(flag, address,
             "lies beyond loopback: give the three --peer_tls_ files, or --allow_plaintext_peers");
     }
+  }
+
+  // The data path between nodes has no TLS: nobody should learn that from his network.
+  void Rail() {
+    if (config_.values.allow_plaintext_rail() || IsLoopbackHost(config_.rail_address)) return;
+    Wrong("rail_address", config_.rail_address,
+          "lies beyond loopback, and lanes exchange gradients and weights without TLS: "
+          "--allow_plaintext_rail, if that network is trusted");
   }
 
   std::chrono::milliseconds Time(const char* flag, const std::string& text, absl::Duration least) {
@@ -294,6 +304,8 @@ class Checker {
     config_.snapshot_staging_bytes =
         InRange<int64_t>("snapshot_staging_bytes", values.snapshot_staging_bytes(),
                          kStagingBytesMin, std::numeric_limits<int64_t>::max());
+    config_.snapshot_timeout =
+        Time("snapshot_timeout", values.snapshot_timeout(), absl::Milliseconds(1));
     config_.replan = values.replan();
     if (values.snapshot_dir().empty()) return;
     std::error_code error;

@@ -50,10 +50,14 @@ ABSL_FLAG(std::string, peer_advertise, "",
           "the port of peer_listen");
 ABSL_FLAG(std::string, rail_address, "",
           "address that lanes listen on for their rails; empty: the host of peer_advertise");
-ABSL_FLAG(bool, allow_plaintext_peers, false, "let daemons talk without TLS beyond loopback");
+ABSL_FLAG(bool, allow_plaintext_peers, false,
+          "let daemons and lanes talk without TLS beyond loopback");
 ABSL_FLAG(std::string, peer_tls_ca, "", "PEM file: who signs the daemons' certificates");
 ABSL_FLAG(std::string, peer_tls_certificate, "", "PEM file: this daemon's certificate");
 ABSL_FLAG(std::string, peer_tls_key, "", "PEM file: the certificate's key");
+ABSL_FLAG(bool, allow_plaintext_rail, false,
+          "let lanes exchange gradients and weights, which is never encrypted, beyond loopback "
+          "while daemons talk TLS");
 
 ABSL_FLAG(absl::Duration, register_timeout, absl::Seconds(120),
           "from the first rank's registration to the last one's");
@@ -78,6 +82,9 @@ ABSL_FLAG(absl::Duration, snapshot_every, absl::Minutes(10),
 ABSL_FLAG(int32_t, snapshot_keep, 2, "snapshots of a job that are kept, the newest ones");
 ABSL_FLAG(int64_t, snapshot_staging_bytes, int64_t{2} << 30,
           "pinned memory of a lane through which device memory is copied for a snapshot, bytes");
+ABSL_FLAG(
+    absl::Duration, snapshot_timeout, absl::Minutes(5),
+    "how long one write or sync in snapshot_dir may take; then it hangs, and the snapshot fails");
 ABSL_FLAG(bool, replan, false,
           "plan a job that goes on from a snapshot with --cost_table, not with the costs that it "
           "was planned with");

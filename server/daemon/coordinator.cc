@@ -67,6 +67,7 @@ AddressedMessages Coordinator::Broadcast(const std::vector<scheduler::Coordinato
 AddressedMessages Coordinator::OnFormed(TimePoint /*now*/, uint32_t epoch) {
   epoch_ = epoch;
   attempts_ = 0;
+  finding_ = false;
   leavers_.clear();
   std::erase_if(states_, [epoch](const auto& entry) { return entry.second.epoch() != epoch; });
   // One that was registering is gone: its trainers were told when the group broke.
@@ -84,7 +85,7 @@ AddressedMessages Coordinator::OnMessage(TimePoint now, int32_t from,
 AddressedMessages Coordinator::Dispatch(TimePoint now, int32_t from,
                                         const v1::MemberMessage& message) {
   using Kind = v1::MemberMessage::MessageCase;
-  if (states_.size() < static_cast<size_t>(options_.nodes) && OfRanks(message)) {
+  if (!Formed() && OfRanks(message)) {
     early_.emplace_back(from, message);
     return {};
   }
@@ -106,6 +107,8 @@ AddressedMessages Coordinator::Dispatch(TimePoint now, int32_t from,
       return {};
     case Kind::kMemberState:
       return OnMemberState(now, from, message.member_state());
+    case Kind::kNewestSnapshot:
+      return OnNewestSnapshot(now, message.newest_snapshot());
     case Kind::kRendezvous:
       return OnRendezvous(message.rendezvous());
     case Kind::kSnapshotRequest:
@@ -399,6 +402,7 @@ void Coordinator::EndIfDeserted(TimePoint now, AddressedMessages& out) {
 AddressedMessages Coordinator::OnMemberGone(TimePoint now, int32_t node, const std::string& why) {
   const std::string detail = absl::StrCat("the daemon of node ", node, " is gone: ", why);
   states_.clear();
+  finding_ = false;
   early_.clear();
   leavers_.clear();
   if (job_ != nullptr && job_->steps == nullptr && job_->rolled_back) return {};

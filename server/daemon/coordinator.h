@@ -128,8 +128,17 @@ class Coordinator {
   AddressedMessages OnLaneLost(scheduler::TimePoint now, const v1::LaneLost& lost);
   AddressedMessages OnMemberState(scheduler::TimePoint now, int32_t from,
                                   const v1::MemberState& state);
-  // Every node has said what it still has of the job.
-  AddressedMessages GoOn();
+  AddressedMessages OnNewestSnapshot(scheduler::TimePoint now, const v1::NewestSnapshot& newest);
+  // Every node has said what it still has of the job. `newest`: null as long as it is not known.
+  AddressedMessages FormAnew(scheduler::TimePoint now, const v1::NewestSnapshot* newest);
+  AddressedMessages GoOn(const v1::NewestSnapshot* newest);
+  // Where the job went with a node's memory: the newest snapshot is all that is left of it.
+  AddressedMessages GoBackOrEnd(const v1::MemberState& holder, bool has_state, int32_t without,
+                                const v1::NewestSnapshot& newest);
+  // It is known what the group goes on with.
+  [[nodiscard]] bool Formed() const {
+    return states_.size() == static_cast<size_t>(options_.nodes) && !finding_;
+  }
   // New lanes on every node, with the memory that there is, in the present epoch.
   AddressedMessages Reform();
   // The job, as `plan` knows it, goes on from the snapshot of `step`, in the present epoch.
@@ -160,6 +169,7 @@ class Coordinator {
                          const std::string& detail);
   AddressedMessages EndJob(const std::string& why, const std::string& reason = "");
   void EndIfDeserted(scheduler::TimePoint now, AddressedMessages& out);
+  void TellSave(std::optional<v1::SaveState> save, AddressedMessages& out) const;
   // A job that has been lost because a rank did not come back: its state, where it can be saved.
   void SaveLast(scheduler::TimePoint now, AddressedMessages& out);
   AddressedMessages EndWhenSaved(scheduler::TimePoint now, const std::string& why);
@@ -176,7 +186,8 @@ class Coordinator {
   uint32_t attempts_ = 0;  // counter half of the newest attempt of any job of this epoch
   uint64_t incarnations_ = 0;
   std::map<int32_t, v1::MemberState> states_;                 // by node: since the group formed
-  std::vector<std::pair<int32_t, v1::MemberMessage>> early_;  // of ranks, before all of them
+  bool finding_ = false;                                      // node 0 looks for a snapshot
+  std::vector<std::pair<int32_t, v1::MemberMessage>> early_;  // of ranks, before Formed()
   std::map<int32_t, Leaver> leavers_;                         // by node: since the group formed
   std::unique_ptr<Job> job_;
 };

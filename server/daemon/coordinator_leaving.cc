@@ -10,7 +10,7 @@ using scheduler::TimePoint;
 
 void Coordinator::HaltForLeavers(TimePoint now, AddressedMessages& out) {
   // What the group goes on with must be known, and in lanes that work.
-  if (leavers_.empty() || states_.size() < static_cast<size_t>(options_.nodes)) return;
+  if (leavers_.empty() || !Formed()) return;
   if (job_ != nullptr && job_->interruption.has_value()) return;
   int64_t step = job_ == nullptr ? 0 : job_->restore_step;
   if (job_ != nullptr && job_->steps != nullptr) {

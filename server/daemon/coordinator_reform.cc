@@ -31,7 +31,7 @@ AddressedMessages Coordinator::OnLaneLost(TimePoint now, const v1::LaneLost& los
     return Lost(now, OutcomeReason::kLaneLost, detail);
   }
   // A broken group forms with new lanes anyway.
-  if (states_.size() < static_cast<size_t>(options_.nodes)) return {};
+  if (!Formed()) return {};
   if (!MayLoseALane()) {
     job_->interruption.reset();
     return Lost(now, OutcomeReason::kLaneLost,
@@ -77,7 +77,18 @@ AddressedMessages Coordinator::OnMemberState(TimePoint now, int32_t from,
   for (const auto& [node, told] : states_) {
     if (told.epoch() != epoch_) return {};  // ahead of our own news
   }
-  AddressedMessages out = GoOn();
+  return FormAnew(now, nullptr);
+}
+
+AddressedMessages Coordinator::OnNewestSnapshot(TimePoint now, const v1::NewestSnapshot& newest) {
+  if (!finding_ || newest.epoch() != epoch_) return {};
+  finding_ = false;
+  return FormAnew(now, &newest);
+}
+
+AddressedMessages Coordinator::FormAnew(TimePoint now, const v1::NewestSnapshot* newest) {
+  AddressedMessages out = GoOn(newest);
+  if (finding_) return out;
   for (const auto& [node, message] : std::exchange(early_, {})) {
     AddressedMessages more = OnMessage(now, node, message);
     std::move(more.begin(), more.end(), std::back_inserter(out));
@@ -85,7 +96,7 @@ AddressedMessages Coordinator::OnMemberState(TimePoint now, int32_t from,
   return out;
 }
 
-AddressedMessages Coordinator::GoOn() {
+AddressedMessages Coordinator::GoOn(const v1::NewestSnapshot* newest) {
   if (job_ != nullptr && job_->steps != nullptr && job_->steps->lost()) {
     return EndJob("the group formed anew after the job was lost", "PEER_LOST");
   }
@@ -110,25 +121,38 @@ AddressedMessages Coordinator::GoOn() {
   }
   // A job that registers is nobody's yet but its trainers'.
   if (holder == nullptr) return {};
-  int64_t step = 0;  // of the newest snapshot
-  for (const auto& [node, state] : states_) {
-    if (state.job() == holder->job()) step = std::max(step, state.snapshot_step());
+  if (!has_state || !options_.snapshots || newest != nullptr) {
+    return GoBackOrEnd(*holder, has_state, without,
+                       newest == nullptr ? v1::NewestSnapshot() : *newest);
   }
-  if (has_state && step > 0 && holder->has_plan()) {
-    return RollBack(holder->plan(), step,
-                    absl::StrCat("the daemon of node ", without, " began anew"));
+  finding_ = true;
+  AddressedMessages out;
+  Addressed& here = out.emplace_back();
+  here.node = 0;
+  here.message.mutable_find_snapshot()->set_epoch(epoch_);
+  here.message.mutable_find_snapshot()->set_job(holder->job());
+  return out;
+}
+
+AddressedMessages Coordinator::GoBackOrEnd(const v1::MemberState& holder, bool has_state,
+                                           int32_t without, const v1::NewestSnapshot& newest) {
+  std::string detail = absl::StrCat("the daemon of node ", without, " began anew");
+  if (has_state && newest.step() > 0 && holder.has_plan()) {
+    return RollBack(holder.plan(), newest.step(), detail);
   }
-  const std::string detail =
-      has_state ? absl::StrCat("the daemon of node ", without,
-                               " began anew, and there is no snapshot: the state that it owned is "
-                               "lost with its predecessor")
-                : absl::StrCat("the daemon of node ", without,
-                               " began anew before the job had any state: start the job again");
+  if (!has_state) {
+    detail += " before the job had any state: start the job again";
+  } else if (newest.error().empty()) {
+    detail += ", and there is no snapshot: the state that it owned is lost with its predecessor";
+  } else {
+    absl::StrAppend(&detail, ", and whether there is a snapshot cannot be said: ", newest.error(),
+                    "; start the job again with resume when it can");
+  }
   v1::CoordinatorMessage message;
   v1::JobEnded& ended = *message.mutable_job_ended();
-  ended.set_job(holder->job());
+  ended.set_job(holder.job());
   ended.set_why(detail);
-  ended.set_reason(has_state ? "STATE_LOST" : "PEER_LOST");
+  ended.set_reason(has_state && newest.error().empty() ? "STATE_LOST" : "PEER_LOST");
   job_.reset();
   AddressedMessages out;
   for (const auto& [node, state] : states_) {
@@ -171,7 +195,7 @@ AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const
 AddressedMessages Coordinator::OnLoadSnapshot(const v1::LoadSnapshotOf& load) {
   if (job_ == nullptr || job_->plan == nullptr) return {};
   // While the group is broken nobody hears it; who asked will ask again.
-  if (states_.size() < static_cast<size_t>(options_.nodes)) return {};
+  if (!Formed()) return {};
   NextEpoch();
   return RollBack(job_->wire, load.step(), load.why());
 }

@@ -25,18 +25,20 @@ void Coordinator::AddSnapshots(TimePoint now, AddressedMessages& messages) {
   }
 }
 
+// New lanes may have to finish the last commit first: a snapshot that begins while the group is
+// interrupted is told of when that commit has been told again.
+void Coordinator::TellSave(std::optional<v1::SaveState> save, AddressedMessages& out) const {
+  if (!save.has_value() || job_->interruption.has_value()) return;
+  *out.emplace_back().message.mutable_save() = *std::move(save);
+}
+
 AddressedMessages Coordinator::OnSnapshotMessage(TimePoint now, int32_t from,
                                                  const v1::MemberMessage& message) {
   AddressedMessages out;
   if (job_ == nullptr || job_->snapshots == nullptr) return out;
-  // New lanes may have to finish the last commit first: a snapshot that begins while the group is
-  // interrupted is told of when that commit has been told again.
-  const bool interrupted = job_->interruption.has_value();
   if (message.has_snapshot_request()) {
     SnapshotCoordinator::Answer answer = job_->snapshots->OnRequest(now);
-    if (answer.save.has_value() && !interrupted) {
-      *out.emplace_back().message.mutable_save() = *std::move(answer.save);
-    }
+    TellSave(std::move(answer.save), out);
     if (answer.done.has_value()) {
       Addressed& done = out.emplace_back();
       done.node = from;
@@ -54,8 +56,7 @@ AddressedMessages Coordinator::OnSnapshotMessage(TimePoint now, int32_t from,
     if (!finished.has_value()) return out;
     *out.emplace_back().message.mutable_snapshot_done() = std::move(finished->done);
     if (finished->save.has_value()) {
-      if (interrupted) return out;
-      *out.emplace_back().message.mutable_save() = *std::move(finished->save);
+      TellSave(std::move(finished->save), out);
     } else if (job_->ends.has_value()) {
       AddressedMessages ended = EndJob(*job_->ends);
       std::move(ended.begin(), ended.end(), std::back_inserter(out));
@@ -68,7 +69,7 @@ void Coordinator::SaveLast(TimePoint now, AddressedMessages& out) {
   if (job_->snapshots == nullptr || !job_->steps->has_state()) return;
   SnapshotCoordinator::Answer answer = job_->snapshots->OnRequest(now, /*last=*/true);
   job_->saving_last = true;
-  if (answer.save.has_value()) *out.emplace_back().message.mutable_save() = *std::move(answer.save);
+  TellSave(std::move(answer.save), out);
 }
 
 AddressedMessages Coordinator::EndWhenSaved(TimePoint now, const std::string& why) {

@@ -17,8 +17,7 @@ using scheduler::TimePoint;
 
 AddressedMessages Coordinator::GiveUpUnready(TimePoint now) {
   const auto nodes = static_cast<size_t>(options_.nodes);
-  const bool prepares = job_->plan != nullptr && states_.size() == nodes &&
-                        job_->ready.size() < nodes &&
+  const bool prepares = job_->plan != nullptr && Formed() && job_->ready.size() < nodes &&
                         (job_->steps == nullptr || job_->interruption.has_value());
   if (!prepares || (job_->steps != nullptr && job_->steps->lost())) {
     job_->unready_since.reset();

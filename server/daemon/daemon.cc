@@ -1,6 +1,7 @@
 #include "server/daemon/daemon.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,11 +11,18 @@
 #include "server/daemon/log.h"
 
 namespace dmuond::server {
+namespace {
+
+constexpr std::chrono::milliseconds kReaped{100};  // how long a tick waits for the end of lanes
+
+}  // namespace
 
 Daemon::Daemon(DaemonOptions options, kernels::MemoryHolder& memory)
     : options_(std::move(options)), memory_(memory) {
   if (options_.node == 0) coordinator_ = std::make_unique<Coordinator>(options_.coordinator);
-  if (options_.storage != nullptr) disk_ = std::make_unique<StorageThread>();
+  if (options_.storage == nullptr) return;
+  writes_ = std::make_unique<Disk>(*options_.storage, options_.snapshot_timeout);
+  reads_ = std::make_unique<Disk>(*options_.storage, options_.snapshot_timeout);
 }
 
 Daemon::~Daemon() {
@@ -69,6 +77,9 @@ absl::Status Daemon::WaitUntilPublished(const Cancelled& cancelled) {
 absl::StatusOr<Session*> Daemon::Find(const v1::SessionKey& key) {
   const auto found = sessions_.find(key.session());
   if (found == sessions_.end() && ended_sessions_.contains(key.session())) {
+    if (draining_) {  // what a trainer hears that waits for the successor
+      return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
+    }
     return Error(absl::StatusCode::kUnavailable, "JOB_ENDED",
                  Say("the job of session ", Named("session", key.session()),
                      " ended as the session began: open a new one"));
@@ -186,6 +197,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleSnapshotDone(message.snapshot_done());
     case Kind::kRollBack:
       return HandleRollBack(message.roll_back());
+    case Kind::kFindSnapshot:
+      return HandleFindSnapshot(message.find_snapshot());
     case Kind::kJobEnded:
       return HandleJobEnded(message.job_ended());
     default:
@@ -213,9 +226,8 @@ void Daemon::OnFormed(uint32_t epoch) {
     Send(coordinator_->OnFormed(std::chrono::steady_clock::now(), epoch));
     Pump();
   }
-  TellMemberState();
   halted_ = false;
-  if (leaving_.has_value()) TellLeaving();
+  TellMemberState();
   mutex_.Changed();
 }
 
@@ -377,12 +389,21 @@ void Daemon::Tick() {
     }
     EndBrokenJob();
     WatchLanes(std::chrono::steady_clock::now());
+    WatchDisks(std::chrono::steady_clock::now());
     TellProgress(std::chrono::steady_clock::now());
     dead.swap(dead_lanes_);
   }
-  for (const std::unique_ptr<LaneProcess>& lane : dead) lane->Stop();
+  // Not for long: heartbeats are due, and not even SIGKILL ends one that hangs in a driver.
+  const Deadline reaped_by = std::chrono::steady_clock::now() + kReaped;
+  std::vector<std::unique_ptr<LaneProcess>> alive;
+  for (std::unique_ptr<LaneProcess>& lane : dead) {
+    lane->BeginStop();
+    if (!lane->WaitUntilGone(reaped_by)) alive.push_back(std::move(lane));
+  }
+  dead.clear();
   // Lanes share memory with their predecessors, which must be gone.
   StateLock lock(mutex_);
+  std::move(alive.begin(), alive.end(), std::back_inserter(dead_lanes_));
   StartNewLanes();
 }
 

@@ -26,13 +26,15 @@
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/trainer.pb.h"
 #include "kernels/device.h"
+#include "scheduler/reason.h"
 #include "server/daemon/attach_server.h"
 #include "server/daemon/coordinator.h"
+#include "server/daemon/disk.h"
 #include "server/daemon/log.h"
 #include "server/daemon/session.h"
 #include "server/daemon/state_mutex.h"
 #include "server/daemon/state_transfer.h"
-#include "server/daemon/storage_thread.h"
+#include "server/storage/storage.h"
 
 namespace dmuond::server {
 
@@ -60,6 +62,8 @@ struct DaemonOptions {
   storage::Storage* storage = nullptr;  // of snapshots; null: none are made. Outlives the daemon
   int32_t snapshot_keep = 2;
   int64_t snapshot_staging_bytes = 0;  // per lane; 0: state is copied straight
+  // Of one operation in the storage: then it hangs.
+  std::chrono::milliseconds snapshot_timeout{300'000};
 };
 
 // Why a group has not formed, as one of its daemons sees it.
@@ -104,10 +108,12 @@ class Daemon {
                                                          const Cancelled& cancelled);
   absl::StatusOr<v1::AttachBuffersReply> AttachBuffers(const v1::AttachBuffersRequest& request,
                                                        const Cancelled& cancelled);
-  // A push of weights, or of the state that KeepStateChunk() has collected.
+  // A push of weights, or of the state that KeepStateChunk() has collected, chunk by chunk, after
+  // CheckMayPush(): nothing is kept for who has no right to it.
   absl::StatusOr<v1::PushParametersReply> Push(const v1::PushParametersRequest& header,
                                                const PushedState& state,
                                                const Cancelled& cancelled);
+  absl::Status CheckMayPush(const v1::SessionKey& key);
   absl::Status KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
                               PushedState& state);
   // `write` returns false when the caller has gone.
@@ -159,8 +165,9 @@ class Daemon {
   // The first refuses new sessions, has the step in flight finished, the job halted and its state
   // saved, within `timeout`. An error names what failed, and what is lost by that.
   absl::StatusOr<v1::DrainReply> PrepareToLeave(std::chrono::milliseconds timeout);
-  // The second aborts what remains, and ends the lanes.
-  void Leave();
+  // The second aborts what remains, and ends the lanes. False: a thread hangs in the snapshot
+  // directory and goes on to use this object, which must not be destroyed.
+  [[nodiscard]] bool Leave();
   // For who has asked for it: what came of PrepareToLeave().
   absl::StatusOr<v1::DrainReply> WaitUntilPrepared(const Cancelled& cancelled);
   [[nodiscard]] bool formed();
@@ -178,6 +185,11 @@ class Daemon {
   absl::Status WaitUntilPublished(const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
   [[nodiscard]] bool Published() const DMUOND_REQUIRES(mutex_);
   absl::StatusOr<Session*> Find(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
+  // The same, of a job that goes on.
+  absl::StatusOr<Session*> FindGoingOn(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
+  // The same, with memory that lanes have mapped.
+  absl::StatusOr<Session*> FindPusher(const v1::SessionKey& key) DMUOND_REQUIRES(mutex_);
+  [[nodiscard]] absl::Status CheckAttached(const Session& session) const DMUOND_REQUIRES(mutex_);
   absl::StatusOr<v1::OpenSessionReply> OpenClaimed(const v1::OpenSessionRequest& request,
                                                    const AttachPeer& peer,
                                                    const Cancelled& cancelled)
@@ -200,6 +212,9 @@ class Daemon {
   absl::Status StartLane(int32_t lane_index, const scheduler::Plan& plan) DMUOND_REQUIRES(mutex_);
   // New epochs (daemon_reform.cc).
   void TellMemberState() DMUOND_REQUIRES(mutex_);
+  void HandleFindSnapshot(const v1::FindSnapshot& find) DMUOND_REQUIRES(mutex_);
+  // REQUIRES: newest_owed_.
+  void TellNewestSnapshot(const absl::StatusOr<int64_t>& step) DMUOND_REQUIRES(mutex_);
   void HandleBroken(const std::string& why) DMUOND_REQUIRES(mutex_);
   void HandleReform(const v1::Reform& reform) DMUOND_REQUIRES(mutex_);
   // The coordinator takes this node to have a job that it has not.
@@ -219,12 +234,17 @@ class Daemon {
   [[nodiscard]] std::optional<std::string> WhyNotRestarted() const DMUOND_REQUIRES(mutex_);
   absl::StatusOr<bool> WaitUntilRestarted(const v1::SessionKey& key, Deadline deadline,
                                           const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
-  // The snapshot that the job can go back to, read whole. Gives up the lock.
-  absl::StatusOr<int64_t> FindWayBack(int64_t step) DMUOND_REQUIRES(mutex_);
-  // Has the group go back, told already or not; returns when this node's trainers are told so.
+  // The snapshot that the job can go back to, read whole, when the group is there to do so.
+  // ROLLED_BACK where it goes back meanwhile. Gives up the lock.
+  absl::StatusOr<int64_t> FindWayBack(int64_t step, const Cancelled& cancelled)
+      DMUOND_REQUIRES(mutex_);
+  // Has the group go back, told already or not; returns when this node's trainers are told so, or
+  // it is known that they are not. REQUIRES of the first: Settled().
   Rollback TellGoBack(int64_t step, const std::string& why) DMUOND_REQUIRES(mutex_);
   absl::StatusOr<int64_t> WaitUntilBack(const Rollback& told, const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex_);
+  // For who wanted the job to go back, and not to where it is. REQUIRES: it has gone back.
+  [[nodiscard]] absl::Status WentElsewhere() const DMUOND_REQUIRES(mutex_);
   // One caller's part in a LoadSnapshot, which may be repeated meanwhile.
   absl::StatusOr<int64_t> LoadOnce(const v1::LoadSnapshotRequest& request,
                                    const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
@@ -299,24 +319,51 @@ class Daemon {
   absl::StatusOr<double> ReadUpdates(scheduler::UnitId id) DMUOND_REQUIRES(mutex_);
   absl::Status WriteUnit(scheduler::UnitId id, v1::StateKind kind, const void* data, size_t bytes)
       DMUOND_REQUIRES(mutex_);
+  // Where the chunk's bytes belong, which are counted already.
+  absl::StatusOr<std::string*> PlaceOfChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
+                                            PushedState& state) DMUOND_REQUIRES(mutex_);
+  // For a chunk of a session that may hold `bytes_max`, and of a job that has a limit of its own.
+  [[nodiscard]] absl::Status CheckRoom(const Session& session, const scheduler::Message& tensor,
+                                       int64_t bytes, int64_t bytes_max) const
+      DMUOND_REQUIRES(mutex_);
   // Once for each attempt: a repeated push waits for the first.
   absl::Status LoadPushedState(const v1::SessionKey& key, const PushedState& state,
                                const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
   absl::Status SpreadPushedState(const v1::SessionKey& key, const PushedState& state,
-                                 uint64_t attempt) DMUOND_REQUIRES(mutex_);
+                                 uint64_t attempt) DMUOND_EXCLUDES(mutex_);
   absl::Status BringToOwner(const scheduler::Unit& unit, const v1::WriteStateRequest& part)
-      DMUOND_REQUIRES(mutex_);
+      DMUOND_EXCLUDES(mutex_);
   absl::Status KeepPending(const v1::WriteStateRequest& part) DMUOND_REQUIRES(mutex_);
   void ApplyPending(uint64_t attempt) DMUOND_REQUIRES(mutex_);
   // Snapshots (daemon_snapshots.cc): what the coordinator has said, and what came of it.
   void HandleSave(const v1::SaveState& save) DMUOND_REQUIRES(mutex_);
   void HandleWriteManifest(const v1::WriteManifest& write) DMUOND_REQUIRES(mutex_);
+  void TellWritten(uint64_t attempt, const std::vector<v1::SnapshotFile>& files,
+                   const std::string& error = "", const std::string& reason = "")
+      DMUOND_REQUIRES(mutex_);
+  void TellManifestWritten(uint64_t attempt, const std::string& error,
+                           const std::string& reason = "") DMUOND_REQUIRES(mutex_);
+  // The directory, and what becomes of waits when it hangs (daemon_disk.cc).
+  void WatchDisks(Deadline now) DMUOND_REQUIRES(mutex_);
+  DiskWatch::News WatchDisk(Disk& disk, Deadline now) DMUOND_REQUIRES(mutex_);
+  // What is being written of a snapshot has failed here, whatever becomes of it. REQUIRES: it
+  // hangs.
+  void GiveUpSnapshot() DMUOND_REQUIRES(mutex_);
+  // Has `work` done on the thread for reads, without the lock, and waits for it. After an error it
+  // may be done yet, or never: what it uses must be its own, and it is told that it is unwanted.
+  absl::Status Read(const std::function<void(storage::Storage&, const Cancelled& unwanted)>& work,
+                    const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  // REQUIRES: it hangs.
+  [[nodiscard]] absl::Status DirectoryHangs(const Disk& disk) const DMUOND_REQUIRES(mutex_);
   void HandleSnapshotDone(const v1::SnapshotDone& done) DMUOND_REQUIRES(mutex_);
   void HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) DMUOND_REQUIRES(mutex_);
   // Until the state as it is now is durable; while lanes are replaced, that of the new ones. Ends
   // as soon as `allowed` says so.
   absl::StatusOr<v1::SnapshotDone> SaveNow(Deadline deadline, const Cancelled& cancelled,
                                            const std::function<absl::Status()>& allowed)
+      DMUOND_REQUIRES(mutex_);
+  // Still the same job, and it can go on.
+  [[nodiscard]] absl::Status CheckStill(const std::string& name, uint64_t incarnation) const
       DMUOND_REQUIRES(mutex_);
   // The job's state is in lanes that work, on every node.
   [[nodiscard]] bool Settled() const DMUOND_REQUIRES(mutex_);
@@ -328,10 +375,10 @@ class Daemon {
   void HandleHalted(const v1::Halted& halted) DMUOND_REQUIRES(mutex_);
   absl::Status HaltAndSave(Deadline deadline) DMUOND_REQUIRES(mutex_);
   void PlaceHostCopies() DMUOND_REQUIRES(mutex_);
-  // Going on from a snapshot (daemon_restore.cc). Both give up the lock.
-  absl::StatusOr<std::optional<Restorable>> FindResume(const std::string& job)
+  // Going on from a snapshot (daemon_restore.cc). Gives up the lock.
+  absl::StatusOr<std::optional<Restorable>> FindResume(const std::string& job,
+                                                       const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex_);
-  absl::StatusOr<int64_t> FindNewestStep(const std::string& job) DMUOND_REQUIRES(mutex_);
   void StartRestore() DMUOND_REQUIRES(mutex_);
   void OnRestored(const Restorable& from, std::vector<std::vector<uint64_t>> updates)
       DMUOND_REQUIRES(mutex_);
@@ -401,8 +448,13 @@ class Daemon {
   int32_t waiting_for_published_ DMUOND_GUARDED_BY(mutex_) = 0;
   int64_t unit_requests_ DMUOND_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, std::string> unit_answers_ DMUOND_GUARDED_BY(mutex_);  // request -> error or ""
-  // Null: no snapshots, or the daemon has left. Its work takes the lock: it ends first.
-  std::unique_ptr<StorageThread> disk_;
+  // The coordinator, which is this node's, waits to hear which snapshot is the newest.
+  std::optional<v1::FindSnapshot> newest_owed_ DMUOND_GUARDED_BY(mutex_);
+  uint64_t committing_ DMUOND_GUARDED_BY(mutex_) = 0;  // manifest that is being written; 0: none
+  // Null: no snapshots, or the daemon has left. Their work takes the lock: it ends first.
+  std::unique_ptr<Disk> writes_ DMUOND_GUARDED_BY(mutex_);  // snapshots
+  // What is brought back from them, and what somebody waits for: beside one that is being written.
+  std::unique_ptr<Disk> reads_ DMUOND_GUARDED_BY(mutex_);
 };
 
 }  // namespace dmuond::server

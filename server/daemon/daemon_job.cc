@@ -32,12 +32,28 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
   wire::FaultPoint("daemon.plan");
   absl::Status prepared = Prepare(wire);
   mutex_.Changed();
-  if (!prepared.ok()) TellPlanFailed(prepared);
+  if (!prepared.ok()) return TellPlanFailed(prepared);
+  // Sessions that the plan does not know as they are: faster than the news of it, or of another
+  // coordinator's mind.
+  for (auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kOpen || !session.denied.ok()) continue;
+    session.denied = CheckReplacement(session, session.registration);
+  }
 }
 
 absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
   absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(wire);
   if (!inputs.ok()) return inputs.status();
+  if (wire.registrations_size() != job_->world_size || wire.nodes() != options_.nodes ||
+      wire.lanes_per_node() != options_.lanes) {
+    return Error(absl::StatusCode::kFailedPrecondition, "PLAN_DIFFERS",
+                 Say("the plan of job '", Named("job", job_->name), "' is for ",
+                     Named("given_world_size", wire.registrations_size()), " ranks, ",
+                     Named("given_nodes", wire.nodes()), " nodes and ",
+                     Named("given_lanes", wire.lanes_per_node()), " lanes on each; here it is ",
+                     Named("world_size", job_->world_size), ", ", Named("nodes", options_.nodes),
+                     " and ", Named("lanes", options_.lanes)));
+  }
   job_->inputs = std::make_shared<scheduler::PlanInputs>(*std::move(inputs));
   if (job_->snapshots.resume.has_value()) {
     absl::Status same = CheckRestorable(job_->snapshots.resume->manifest, *job_->inputs,
@@ -247,8 +263,8 @@ void Daemon::FillJobStatus(v1::JobStatus& status) {
 }
 
 log::Level Daemon::SetLogLevel(log::Level level) {
-  StateLock lock(
-      mutex_);  // lanes start under it: each has the new level from the start, or hears it
+  // Lanes start under it: each has the new level from the start, or hears it.
+  StateLock lock(mutex_);
   const log::Level previous = log::SetLevel(level);
   if (job_ == nullptr) return previous;
   v1::LaneCommand command;
@@ -281,6 +297,12 @@ v1::GetStatusReply Daemon::Status() {
     GroupGaps gaps = peers_->Gaps();
     reply.mutable_missing_nodes()->Assign(gaps.missing.begin(), gaps.missing.end());
     if (options_.node != 0) reply.set_not_joined(std::move(gaps.not_joined));
+  }
+  for (const auto* disk : {&writes_, &reads_}) {
+    if (*disk != nullptr && (*disk)->hangs()) {
+      reply.set_snapshot_dir_hangs((*disk)->hang().Words());
+      break;
+    }
   }
   if (job_ == nullptr) return reply;
   for (size_t i = 0; i < job_->lanes.size(); ++i) {

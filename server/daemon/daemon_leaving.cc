@@ -1,5 +1,6 @@
 // Planned departures: the group halts the job, what it has come to is saved, and only then the node
 // goes. For the others it is a daemon that is gone, whose successor finds everything on the disk.
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -11,6 +12,12 @@
 #include "server/daemon/log.h"
 
 namespace dmuond::server {
+namespace {
+
+// Time for the disk's thread to see that nobody wants what it does any more.
+constexpr std::chrono::seconds kDiskEndsWithin{2};
+
+}  // namespace
 
 absl::StatusOr<v1::DrainReply> Daemon::PrepareToLeave(std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -111,8 +118,8 @@ absl::StatusOr<v1::DrainReply> Daemon::WaitUntilPrepared(const Cancelled& cancel
   return *prepared_;
 }
 
-void Daemon::Leave() {
-  std::unique_ptr<StorageThread> disk;
+bool Daemon::Leave() {
+  std::array<std::unique_ptr<Disk>, 2> disks;
   {
     StateLock lock(mutex_);
     if (job_ != nullptr) {
@@ -121,12 +128,27 @@ void Daemon::Leave() {
             Error(absl::StatusCode::kUnavailable, "DRAINING",
                   Say("the daemon of node ", Named("node", options_.node), " is leaving"));
       }
+      job_->snapshots.GiveUp("the daemon is leaving");
       EndJob("the daemon is leaving");
     }
-    disk = std::move(disk_);
+    disks = {std::move(writes_), std::move(reads_)};
+    mutex_.Changed();
   }
-  disk.reset();  // its last work takes the lock
   Tick();
+  // Their last work takes the lock. A thread that hangs in the directory cannot be ended, and one
+  // that is joined would hold up the process for as long: it stays, with all that it uses, and the
+  // process ends with it. (exit_group() kills a thread that waits for a file server, as SIGKILL
+  // does.)
+  const auto deadline = std::chrono::steady_clock::now() + kDiskEndsWithin;
+  bool ended = true;
+  for (std::unique_ptr<Disk>& disk : disks) {
+    if (disk == nullptr || disk->Stop(deadline)) continue;
+    log::Error("leaving while the snapshot directory hangs: what is being written there is lost",
+               {{"what", disk->Current().value_or("between two operations")}});
+    (void)disk.release();
+    ended = false;
+  }
+  return ended;
 }
 
 }  // namespace dmuond::server

@@ -14,16 +14,6 @@
 namespace dmuond::server {
 
 void Daemon::TellMemberState() {
-  int64_t snapshot_step = 0;
-  if (job_ != nullptr && options_.nodes > 1) {
-    absl::StatusOr<int64_t> newest = FindNewestStep(job_->name);
-    if (!newest.ok()) {
-      log::Error("no snapshot can be told of",
-                 {{"job", job_->name}, {"epoch", epoch_}, {"what", newest.status()}});
-    } else {
-      snapshot_step = *newest;
-    }
-  }
   v1::MemberMessage message;
   v1::MemberState& state = *message.mutable_member_state();
   state.set_epoch(epoch_);
@@ -34,12 +24,40 @@ void Daemon::TellMemberState() {
     state.set_has_memory(job_->plan != nullptr);
     state.set_has_state(job_->has_state || job_->wire.restore_step() > 0);
     if (job_->plan != nullptr) *state.mutable_plan() = job_->wire;
-    state.set_snapshot_step(snapshot_step);
     if (job_->steps.has_value()) {
       state.set_last_committed_step(job_->steps->last_committed().value());
     }
   }
   wire::FaultPoint("daemon.member_state");
+  Tell(std::move(message));
+  if (leaving_.has_value()) TellLeaving();
+}
+
+void Daemon::HandleFindSnapshot(const v1::FindSnapshot& find) {
+  if (reads_ == nullptr) return;
+  newest_owed_ = find;
+  if (reads_->hangs()) return TellNewestSnapshot(DirectoryHangs(*reads_));
+  reads_->Post([this, disk = reads_.get(), find] {
+    const absl::StatusOr<int64_t> newest = NewestStep(disk->storage(), find.job());
+    StateLock lock(mutex_);
+    if (newest_owed_.has_value() && newest_owed_->epoch() == find.epoch()) {
+      TellNewestSnapshot(newest);
+    }
+  });
+}
+
+void Daemon::TellNewestSnapshot(const absl::StatusOr<int64_t>& step) {
+  const v1::FindSnapshot find = *std::exchange(newest_owed_, std::nullopt);
+  v1::MemberMessage message;
+  v1::NewestSnapshot& newest = *message.mutable_newest_snapshot();
+  newest.set_epoch(find.epoch());
+  if (step.ok()) {
+    newest.set_step(*step);
+  } else {
+    log::Error("whether there is a snapshot cannot be said",
+               {{"job", find.job()}, {"epoch", find.epoch()}, {"what", step.status()}});
+    newest.set_error(std::string(step.status().message()));
+  }
   Tell(std::move(message));
 }
 

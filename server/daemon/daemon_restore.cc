@@ -11,23 +11,20 @@
 
 namespace dmuond::server {
 
-absl::StatusOr<std::optional<Restorable>> Daemon::FindResume(const std::string& job) {
+absl::StatusOr<std::optional<Restorable>> Daemon::FindResume(const std::string& job,
+                                                             const Cancelled& cancelled) {
   if (options_.storage == nullptr) return std::nullopt;
-  mutex_.Unlock();
-  absl::StatusOr<std::optional<Restorable>> found = FindRestorable(*options_.storage, job);
-  mutex_.Lock();
-  if (found.ok()) return found;
+  auto newest = std::make_shared<absl::StatusOr<std::optional<Restorable>>>(std::nullopt);
+  absl::Status read =
+      Read([newest, job](storage::Storage& storage,
+                         const Cancelled& /*unwanted*/) { *newest = FindRestorable(storage, job); },
+           cancelled);
+  if (!read.ok()) return read;
+  absl::StatusOr<std::optional<Restorable>>& found = *newest;
+  if (found.ok()) return std::move(found);
   return Error(absl::StatusCode::kFailedPrecondition, "SNAPSHOT_BROKEN",
                Say("job '", Named("job", job), "' cannot go on from its newest snapshot: ",
                    scheduler::MessageOf(found.status()), "; docs/snapshots.md says what to do"));
-}
-
-absl::StatusOr<int64_t> Daemon::FindNewestStep(const std::string& job) {
-  if (options_.storage == nullptr) return 0;
-  mutex_.Unlock();
-  absl::StatusOr<int64_t> newest = NewestStep(*options_.storage, job);
-  mutex_.Lock();
-  return newest;
 }
 
 int64_t Daemon::LastCommitted() const {
@@ -64,22 +61,23 @@ void Daemon::TellPlanFailed(const absl::Status& why, int64_t older_snapshot) {
 
 void Daemon::StartRestore() {
   const scheduler::StepId step(job_->wire.restore_step());
-  if (job_->snapshots.host == nullptr || disk_ == nullptr) {
+  if (job_->snapshots.host == nullptr || reads_ == nullptr) {
     return TellPlanFailed(Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                                 "this node has no --snapshot_dir"));
   }
   log::Info("restoring", {{"job", job_->name}, {"epoch", epoch_}, {"step", step}});
   job_->snapshots.read = std::make_shared<std::atomic<uint64_t>>(0);
-  disk_->Post([this, step, read = job_->snapshots.read, generation = generation_, job = job_->name,
-               inputs = job_->inputs, plan = job_->plan, host = job_->snapshots.host,
-               groups = job_->wire.registrations(0).groups()] {
-    absl::StatusOr<Restorable> from = FindRestorable(*options_.storage, job, step);
+  reads_->Post([this, disk = reads_.get(), step, read = job_->snapshots.read,
+                generation = generation_, job = job_->name, inputs = job_->inputs,
+                plan = job_->plan, host = job_->snapshots.host,
+                groups = job_->wire.registrations(0).groups()] {
+    absl::StatusOr<Restorable> from = FindRestorable(disk->storage(), job, step);
     absl::StatusOr<std::vector<std::vector<uint64_t>>> updates =
-        from.ok() ? RestoreHostCopies(*options_.storage, from->manifest, *inputs, groups, *plan,
+        from.ok() ? RestoreHostCopies(disk->storage(), from->manifest, *inputs, groups, *plan,
                                       *host, read.get())
                   : from.status();
     const int64_t older =
-        updates.ok() ? 0 : NewestStepBefore(*options_.storage, job, step).value_or(0);
+        updates.ok() ? 0 : NewestStepBefore(disk->storage(), job, step).value_or(0);
     StateLock lock(mutex_);
     if (generation != generation_ || job_ == nullptr) return;
     if (updates.ok()) return OnRestored(*from, *std::move(updates));

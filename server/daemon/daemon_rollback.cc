@@ -2,6 +2,7 @@
 // else begins as with a job that is restored.
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -26,6 +27,39 @@ absl::Status SetAsideAfter(storage::Storage& storage, const std::string& job,
   return store.ok() ? store->SetAsideAfter(to->id) : store.status();
 }
 
+// The step of a snapshot that the job can go back to: of that step, or the newest (0).
+absl::StatusOr<int64_t> WayBack(storage::Storage& storage, const std::string& job, int64_t step,
+                                const scheduler::PlanInputs& inputs, const GroupConfigs& groups,
+                                const std::function<bool()>& unwanted) {
+  absl::StatusOr<std::optional<Restorable>> to = std::nullopt;
+  if (step == 0) {
+    to = FindRestorable(storage, job);
+  } else {
+    absl::StatusOr<Restorable> exactly = FindRestorable(storage, job, scheduler::StepId(step));
+    if (exactly.ok()) {
+      to = *std::move(exactly);
+    } else {
+      to = exactly.status();
+    }
+  }
+  if (to.ok() && !to->has_value()) {
+    return Error(absl::StatusCode::kNotFound, "JOB_HAS_NO_STATE",
+                 Say("job '", Named("job", job), "' has no snapshot"));
+  }
+  absl::Status same = to.status();
+  if (same.ok()) same = CheckRestorable((*to)->manifest, inputs, groups);
+  // Nothing is given up for what cannot be read.
+  if (same.ok()) same = VerifyWhole(storage, **to, unwanted);
+  if (same.ok()) return (*to)->id.step.value();
+  return ReasonOf(same).empty() ? WithReason(same, "SNAPSHOT_BROKEN") : same;
+}
+
+// A job goes back under the plan that it has.
+bool SameButForTheStep(v1::PlanInputs a, const v1::PlanInputs& b) {
+  a.set_restore_step(b.restore_step());
+  return a.SerializeAsString() == b.SerializeAsString();
+}
+
 }  // namespace
 
 void Daemon::HandleRollBack(const v1::RollBack& back) {
@@ -43,19 +77,20 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
     HandlePlan(plan);
     if (job_->plan == nullptr) return;
     job_->rolled_back = true;
-    // Trainers that were faster: they take the places of those that went with the last daemon.
-    for (auto& [id, session] : sessions_) {
-      if (session.state == Session::State::kOpen) continue;
-      session.denied = CheckReplacement(session, session.registration);
-    }
     return;
   }
+  if (!SameButForTheStep(plan, job_->wire)) {
+    return TellPlanFailed(Error(absl::StatusCode::kFailedPrecondition, "PLAN_DIFFERS",
+                                Say("job '", Named("job", plan.job()), "' is to go back to step ",
+                                    Named("to_step", plan.restore_step()),
+                                    " under another plan than the one that it has here")));
+  }
   job_->rolled_back = true;
-  job_->back_epoch = back.epoch();
+  job_->back = {plan.restore_step(), back.epoch()};
   for (auto& [id, session] : sessions_) {
     // Who has not heard yet that it is attached learns by that where the job stands.
     if (!session.attach_reply.has_value()) continue;
-    session.must_acknowledge = {plan.restore_step(), back.epoch()};
+    session.must_acknowledge = job_->back;
   }
   job_->wire = plan;
   ForgetState();
@@ -73,19 +108,24 @@ void Daemon::ForgetState() {
   job_->pending_attempt = 0;
   job_->submitted_states.clear();
   job_->trainer_states.clear();
-  job_->snapshots.Abandon("the job goes back to an older step");
+  job_->snapshots.GiveUp("the job goes back to an older step");
   job_->snapshots.restored = false;
   job_->snapshots.saved_attempt = 0;
   job_->snapshots.loading = 0;
   // In a new epoch every attempt is newer than those that trainers have died in.
   for (auto& [rank, vacancy] : job_->vacancies) vacancy.attempt = scheduler::Attempt(0);
   job_->forget_state = true;
-  if (options_.node != 0 || disk_ == nullptr) return;
-  // Before anything is written under the new epoch: the thread takes one after the other.
-  disk_->Post([this, job = job_->name, step = scheduler::StepId(job_->wire.restore_step())] {
-    const absl::Status aside = SetAsideAfter(*options_.storage, job, step);
-    if (!aside.ok()) log::Warn("newer snapshots still count", {{"job", job}, {"what", aside}});
-  });
+  if (options_.node != 0 || reads_ == nullptr) return;
+  committing_ = 0;
+  // By the thread that brings the state back, before it does: nobody goes on while newer snapshots
+  // count. And by the one that writes, before anything of the new epoch: what it is at may be a
+  // manifest.
+  for (Disk* disk : {reads_.get(), writes_.get()}) {
+    disk->Post([disk, job = job_->name, step = scheduler::StepId(job_->wire.restore_step())] {
+      const absl::Status aside = SetAsideAfter(disk->storage(), job, step);
+      if (!aside.ok()) log::Warn("newer snapshots still count", {{"job", job}, {"what", aside}});
+    });
+  }
 }
 
 scheduler::StepAnswer Daemon::RolledBack(const Session& session, scheduler::StepId step,
@@ -194,7 +234,7 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
   return reply;
 }
 
-absl::StatusOr<int64_t> Daemon::FindWayBack(int64_t step) {
+absl::StatusOr<int64_t> Daemon::FindWayBack(int64_t step, const Cancelled& cancelled) {
   if (options_.storage == nullptr) {
     return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                  "this daemon has no --snapshot_dir: there is nothing to load");
@@ -204,40 +244,42 @@ absl::StatusOr<int64_t> Daemon::FindWayBack(int64_t step) {
                  "no job runs here that could go back: a job that begins is resumed instead");
   }
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  // Nobody gives up what is in memory while nothing can be saved.
+  if (writes_ != nullptr && writes_->hangs()) return DirectoryHangs(*writes_);
   const std::string job = job_->name;
+  const uint64_t incarnation = job_->wire.job_incarnation();
+  const Rollback before = job_->back;
   const std::shared_ptr<const scheduler::PlanInputs> inputs = job_->inputs;
   const auto groups = job_->wire.registrations(0).groups();
-  mutex_.Unlock();
-  absl::StatusOr<std::optional<Restorable>> to = std::nullopt;
-  if (step == 0) {
-    to = FindRestorable(*options_.storage, job);
-  } else {
-    absl::StatusOr<Restorable> exactly =
-        FindRestorable(*options_.storage, job, scheduler::StepId(step));
-    if (exactly.ok()) {
-      to = *std::move(exactly);
-    } else {
-      to = exactly.status();
-    }
+  const auto check = [&]() DMUOND_REQUIRES(mutex_) {
+    const absl::Status still = CheckStill(job, incarnation);
+    return still.ok() && job_->back != before ? WentElsewhere() : still;
+  };
+  for (;;) {
+    absl::StatusOr<bool> formed =
+        Wait([&]() DMUOND_REQUIRES(mutex_) { return !check().ok() || Settled(); }, Deadline::max(),
+             cancelled);
+    if (!formed.ok()) return formed.status();
+    if (absl::Status still = check(); !still.ok()) return still;
+    // What is read is of no use in a later one, in which the group may need the disk.
+    const uint32_t epoch = epoch_;
+    auto way = std::make_shared<absl::StatusOr<int64_t>>(0);
+    absl::Status read = Read(
+        [=](storage::Storage& storage, const Cancelled& unwanted) {
+          *way = WayBack(storage, job, step, *inputs, groups, unwanted);
+        },
+        [&]() DMUOND_REQUIRES(mutex_) { return cancelled() || epoch_ != epoch || !check().ok(); });
+    if (absl::Status still = check(); !still.ok()) return still;
+    if (epoch_ != epoch) continue;
+    if (!read.ok()) return read;
+    return *way;
   }
-  absl::Status same = to.status();
-  if (to.ok() && to->has_value()) {
-    same = CheckRestorable((*to)->manifest, *inputs, groups);
-    // Nothing is given up for what cannot be read.
-    if (same.ok()) same = VerifyWhole(*options_.storage, **to);
-  }
-  mutex_.Lock();
-  if (!same.ok()) {
-    return ReasonOf(same).empty() ? WithReason(same, "SNAPSHOT_BROKEN") : same;
-  }
-  if (!to->has_value()) {
-    return Error(absl::StatusCode::kNotFound, "JOB_HAS_NO_STATE",
-                 Say("job '", Named("job", job), "' has no snapshot"));
-  }
-  if (job_ == nullptr || job_->name != job || !job_->has_state) {
-    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");
-  }
-  return (*to)->id.step.value();
+}
+
+absl::Status Daemon::WentElsewhere() const {
+  return Error(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
+               Say("the job has gone back to step ", Named("to_step", job_->back.to_step),
+                   " in epoch ", Named("epoch", job_->back.epoch), " meanwhile"));
 }
 
 Rollback Daemon::TellGoBack(int64_t step, const std::string& why) {
@@ -250,17 +292,22 @@ Rollback Daemon::TellGoBack(int64_t step, const std::string& why) {
 }
 
 absl::StatusOr<int64_t> Daemon::WaitUntilBack(const Rollback& told, const Cancelled& cancelled) {
+  const std::string job = job_ == nullptr ? "" : job_->name;
+  const uint64_t incarnation = job_ == nullptr ? 0 : job_->wire.job_incarnation();
+  const auto went = [&]() DMUOND_REQUIRES(mutex_) { return job_->back.epoch > told.epoch; };
   absl::StatusOr<bool> back = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
-        return job_ == nullptr || !JobFailure().ok() || job_->back_epoch > told.epoch;
+        return !CheckStill(job, incarnation).ok() || went() || (Settled() && epoch_ > told.epoch);
       },
-      std::chrono::steady_clock::now() + options_.coordinator.register_timeout, cancelled);
+      Deadline::max(), cancelled);
   if (!back.ok()) return back.status();
-  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  if (!*back || job_ == nullptr) {
+  if (absl::Status still = CheckStill(job, incarnation); !still.ok()) return still;
+  // A group that goes on in a later epoch without it was broken when it was told.
+  if (!went()) {
     return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-                 "the group did not hear of it: ask again when it has formed");
+                 "the group broke and did not hear of it: ask again");
   }
+  if (job_->back.to_step != told.to_step) return WentElsewhere();
   return told.to_step;
 }
 
@@ -272,7 +319,7 @@ absl::StatusOr<int64_t> Daemon::LoadOnce(const v1::LoadSnapshotRequest& request,
   const std::string why = absl::StrCat("rank ", (*found)->rank, " asked for it");
   call->running = true;
   absl::StatusOr<int64_t> answer =
-      call->told.has_value() ? absl::StatusOr<int64_t>(0) : FindWayBack(request.step());
+      call->told.has_value() ? absl::StatusOr<int64_t>(0) : FindWayBack(request.step(), cancelled);
   // Only the session's own end takes the entry away while it runs.
   if (found = Find(request.key()); !found.ok()) return found.status();
   call = &(*found)->loads[request.call()];
@@ -328,7 +375,7 @@ absl::StatusOr<v1::LoadSnapshotReply> Daemon::LoadSnapshot(const v1::LoadSnapsho
 absl::StatusOr<v1::LoadJobReply> Daemon::LoadJob(const v1::LoadJobRequest& request,
                                                  const Cancelled& cancelled) {
   StateLock lock(mutex_);
-  absl::StatusOr<int64_t> step = FindWayBack(request.step());
+  absl::StatusOr<int64_t> step = FindWayBack(request.step(), cancelled);
   if (step.ok()) {
     step = WaitUntilBack(TellGoBack(*step, "dmuonctl asked for it"), cancelled);
   }

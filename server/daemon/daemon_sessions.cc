@@ -43,6 +43,13 @@ absl::Status CheckGroups(const v1::Registration& registration) {
   return absl::OkStatus();
 }
 
+absl::Status RankMoved(const std::string& job, int32_t rank, int32_t home, int32_t node) {
+  return Error(absl::StatusCode::kFailedPrecondition, "RANK_MOVED",
+               Say("rank ", Named("rank", rank), " of job '", Named("job", job),
+                   "' belongs to node ", Named("home_node", home), ", this is node ",
+                   Named("node", node), ": start its replacement there"));
+}
+
 bool ValidJobName(const std::string& name) {
   if (name.empty() || name.size() > kJobNameMax) return false;
   return std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -229,7 +236,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     }
     if (!*ended) return NotReadyToOpen(request.rank());
     if (job_ != nullptr) break;
-    absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job());
+    absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job(), cancelled);
     if (!newest.ok()) return newest.status();
     resume = *std::move(newest);
     // While the disk was read the job may have begun here, and may be going back.
@@ -259,13 +266,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   }
   if (job_ != nullptr && job_->plan != nullptr) {
     const int32_t home = job_->inputs->layout.trainers[request.rank()].node.value();
-    if (home != options_.node) {
-      return Error(
-          absl::StatusCode::kFailedPrecondition, "RANK_MOVED",
-          Say("rank ", Named("rank", request.rank()), " of job '", Named("job", request.job()),
-              "' belongs to node ", Named("home_node", home), ", this is node ",
-              Named("node", options_.node), ": start its replacement there"));
-    }
+    if (home != options_.node) return RankMoved(request.job(), request.rank(), home, options_.node);
   }
   // What was found counts for the job that it begins.
   const bool has_state = job_ == nullptr ? resume.has_value() : JobHasState();
@@ -471,6 +472,9 @@ absl::Status Daemon::CheckReplacement(const Session& session,
                  Say("rank ", Named("rank", session.rank), " replaces a trainer of job '",
                      Named("job", job), "' but registers another ", what));
   };
+  if (before.node() != options_.node) {
+    return RankMoved(job_->name, session.rank, before.node(), options_.node);
+  }
   if (before.parameters_size() != registration.parameters_size()) {
     return differs(absl::StrCat("number of parameters: ", registration.parameters_size(),
                                 ", before ", before.parameters_size()));

@@ -29,7 +29,7 @@ void Daemon::PlaceHostCopies() {
 }
 
 void Daemon::HandleSave(const v1::SaveState& save) {
-  if (job_ == nullptr || job_->snapshots.host == nullptr || disk_ == nullptr) return;
+  if (job_ == nullptr || job_->snapshots.host == nullptr || writes_ == nullptr) return;
   job_->ending = job_->ending || save.last();
   if (save.attempt() == job_->snapshots.attempt) {
     // Said again after a new epoch. While it is being written the answer comes by itself.
@@ -50,6 +50,7 @@ void Daemon::HandleSave(const v1::SaveState& save) {
   job_->snapshots.copying = progress;
   job_->snapshots.attempt = save.attempt();
   job_->snapshots.written.reset();
+  if (writes_->hangs()) return GiveUpSnapshot();
   // While lanes are replaced there is nobody to ask, and nobody who would ever answer.
   const bool able = std::all_of(job_->lanes.begin(), job_->lanes.end(), [](const LaneState& lane) {
     return lane.process != nullptr && lane.ready && !lane.gone;
@@ -64,22 +65,29 @@ void Daemon::HandleSave(const v1::SaveState& save) {
     command.mutable_snapshot()->set_attempt(save.attempt());
     ToLanes(command);
   }
-  disk_->Post([this, snapshot = std::move(snapshot), progress, attempt = save.attempt()] {
+  writes_->Post([this, disk = writes_.get(), snapshot = std::move(snapshot), progress,
+                 attempt = save.attempt()] {
     absl::StatusOr<std::vector<v1::SnapshotFile>> files =
-        WriteNodeFiles(*options_.storage, snapshot, *progress);
-    v1::MemberMessage message;
-    v1::SnapshotWritten& written = *message.mutable_snapshot_written();
-    written.set_attempt(attempt);
-    written.set_node(options_.node);
-    if (files.ok()) {
-      written.mutable_files()->Add(files->begin(), files->end());
-    } else {
-      written.set_error(std::string(files.status().message()));
-    }
+        WriteNodeFiles(disk->storage(), snapshot, *progress);
     StateLock lock(mutex_);
-    if (job_ != nullptr && job_->snapshots.attempt == attempt) job_->snapshots.written = written;
-    Tell(std::move(message));
+    // It hung, and was answered for. What there is of it has no manifest.
+    if (!progress->given_up().ok()) return;
+    if (!files.ok()) return TellWritten(attempt, {}, std::string(files.status().message()));
+    TellWritten(attempt, *files);
   });
+}
+
+void Daemon::TellWritten(uint64_t attempt, const std::vector<v1::SnapshotFile>& files,
+                         const std::string& error, const std::string& reason) {
+  v1::MemberMessage message;
+  v1::SnapshotWritten& written = *message.mutable_snapshot_written();
+  written.set_attempt(attempt);
+  written.set_node(options_.node);
+  written.mutable_files()->Add(files.begin(), files.end());
+  written.set_error(error);
+  written.set_reason(reason);
+  if (job_ != nullptr && job_->snapshots.attempt == attempt) job_->snapshots.written = written;
+  Tell(std::move(message));
 }
 
 void Daemon::HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) {
@@ -95,31 +103,46 @@ void Daemon::HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) {
 }
 
 void Daemon::HandleWriteManifest(const v1::WriteManifest& write) {
-  if (disk_ == nullptr) return;
+  if (writes_ == nullptr) return;
   v1::SnapshotManifest manifest = write.manifest();
   manifest.mutable_time()->set_seconds(std::time(nullptr));
   manifest.set_version(kBuildVersion);
-  disk_->Post([this, manifest = std::move(manifest)] {
+  committing_ = manifest.attempt();
+  if (writes_->hangs()) return GiveUpSnapshot();
+  writes_->Post([this, disk = writes_.get(), manifest = std::move(manifest)] {
+    {
+      // What came before it took its time, and it was given up.
+      StateLock lock(mutex_);
+      if (committing_ != manifest.attempt() && !manifest.files().empty()) return;
+    }
     absl::Status status;
     std::vector<absl::Status> warnings;
     if (manifest.files().empty()) {
       // A full disk has no room for what is of no use.
-      RemoveUnfinished(*options_.storage, manifest, warnings);
+      RemoveUnfinished(disk->storage(), manifest, warnings);
     } else {
-      status = CommitSnapshot(*options_.storage, manifest, options_.snapshot_keep, warnings);
-      if (!status.ok()) RemoveUnfinished(*options_.storage, manifest, warnings);
+      status = CommitSnapshot(disk->storage(), manifest, options_.snapshot_keep, warnings);
+      if (!status.ok()) RemoveUnfinished(disk->storage(), manifest, warnings);
     }
     for (const absl::Status& warning : warnings) {
       log::Warn("old snapshots were not removed", {{"job", manifest.job()}, {"what", warning}});
     }
-    v1::MemberMessage message;
-    message.mutable_manifest_written()->set_attempt(manifest.attempt());
-    if (!status.ok()) {
-      message.mutable_manifest_written()->set_error(std::string(status.message()));
-    }
     StateLock lock(mutex_);
-    Tell(std::move(message));
+    // It was given up. It may exist now, and is whole if it does.
+    if (committing_ != manifest.attempt()) return;
+    committing_ = 0;
+    TellManifestWritten(manifest.attempt(), status.ok() ? "" : std::string(status.message()));
   });
+}
+
+void Daemon::TellManifestWritten(uint64_t attempt, const std::string& error,
+                                 const std::string& reason) {
+  v1::MemberMessage message;
+  v1::ManifestWritten& written = *message.mutable_manifest_written();
+  written.set_attempt(attempt);
+  written.set_error(error);
+  written.set_reason(reason);
+  Tell(std::move(message));
 }
 
 void Daemon::HandleSnapshotDone(const v1::SnapshotDone& done) {
@@ -135,7 +158,7 @@ void Daemon::HandleSnapshotDone(const v1::SnapshotDone& done) {
   }
   if (done.error().empty()) {
     log::Info("snapshot written", {{"job", job_->name}, {"epoch", epoch_}, {"step", done.step()}});
-  } else if (done.reason() == "SNAPSHOT_FAILED") {
+  } else if (done.reason() != "JOB_HAS_NO_STATE") {
     log::Warn(
         "a snapshot failed; training goes on",
         {{"job", job_->name},
@@ -160,11 +183,8 @@ absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancel
   const std::string name = job_->name;
   const uint64_t incarnation = job_->wire.job_incarnation();
   const auto check = [&]() DMUOND_REQUIRES(mutex_) {
-    if (job_ == nullptr || job_->name != name || job_->wire.job_incarnation() != incarnation) {
-      return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");
-    }
-    const absl::Status failure = JobFailure();
-    return failure.ok() ? allowed() : failure;
+    const absl::Status still = CheckStill(name, incarnation);
+    return still.ok() ? allowed() : still;
   };
   const auto wait = [&](const std::function<bool()>& ready) DMUOND_REQUIRES(mutex_) {
     absl::StatusOr<bool> come = Wait(
@@ -172,9 +192,14 @@ absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancel
     if (!come.ok()) return come.status();
     absl::Status valid = check();
     if (!valid.ok() || *come) return valid;
+    if (!Settled()) {
+      return Error(absl::StatusCode::kDeadlineExceeded, "SNAPSHOT_FAILED",
+                   "the group has not formed, or its lanes are being replaced");
+    }
+    const std::optional<std::string> at = writes_ == nullptr ? std::nullopt : writes_->Current();
     return Error(absl::StatusCode::kDeadlineExceeded, "SNAPSHOT_FAILED",
-                 Settled() ? "the snapshot is still being written"
-                           : "the group has not formed, or its lanes are being replaced");
+                 Say("the snapshot is still being written; this node ",
+                     at.has_value() ? absl::StrCat("is at: ", *at) : "waits for others"));
   };
   for (;;) {
     absl::Status come = wait([this]() DMUOND_REQUIRES(mutex_) { return Settled(); });
@@ -197,6 +222,13 @@ absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancel
     return Error(absl::StatusCode::kUnavailable, end.reason(),
                  Say("step ", Named("step", end.step()), " was not saved: ", end.error()));
   }
+}
+
+absl::Status Daemon::CheckStill(const std::string& name, uint64_t incarnation) const {
+  if (job_ == nullptr || job_->name != name || job_->wire.job_incarnation() != incarnation) {
+    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended meanwhile");
+  }
+  return JobFailure();
 }
 
 bool Daemon::Settled() const {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,41 @@ constexpr std::chrono::seconds kUnitIoTimeout{60};
 constexpr v1::StateKind kAllKinds[] = {v1::STATE_KIND_MASTER, v1::STATE_KIND_MOMENTUM,
                                        v1::STATE_KIND_EXP_AVG, v1::STATE_KIND_EXP_AVG_SQ,
                                        v1::STATE_KIND_STEP};
+
+// A push that is sent again brings anew what the one that broke off has brought, which goes when
+// its end is noticed: a session may hold so many times its whole state.
+constexpr int64_t kPushesHeld = 4;
+
+// Whether the daemon keeps such a tensor of the parameter.
+bool KeepsState(const scheduler::Parameter& parameter, v1::StateKind kind) {
+  switch (parameter.route) {
+    case scheduler::Route::kMuon:
+      return HasState(scheduler::UnitKind::kMatrix, kind);
+    case scheduler::Route::kAdamW:
+      return HasState(scheduler::UnitKind::kPiece, kind);
+    case scheduler::Route::kTrainer:
+      return false;
+  }
+  return false;
+}
+
+// Of a state tensor of a fragment, as on the wire.
+int64_t TensorBytes(const scheduler::Fragment& fragment, v1::StateKind kind) {
+  if (kind == v1::STATE_KIND_STEP) return sizeof(double);
+  return scheduler::Elements(fragment.box) * static_cast<int64_t>(sizeof(float));
+}
+
+// All that a trainer can push, in bytes. REQUIRES: its weights lie in arenas that there are.
+int64_t WholeState(const scheduler::Registration& layout) {
+  int64_t bytes = 0;
+  for (const scheduler::Fragment& fragment : layout.fragments) {
+    for (const v1::StateKind kind : kAllKinds) {
+      if (!KeepsState(layout.parameters[fragment.parameter], kind)) continue;
+      bytes += TensorBytes(fragment, kind);
+    }
+  }
+  return bytes;
+}
 
 // Sends one tensor of one fragment in chunks.
 bool WriteChunks(const v1::StateChunk& name, const std::string& bytes, int64_t element_bytes,
@@ -44,7 +80,8 @@ bool WriteChunks(const v1::StateChunk& name, const std::string& bytes, int64_t e
 
 absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind kind,
                                              const Cancelled& cancelled) {
-  const scheduler::Unit& unit = job_->plan->units[id.value()];
+  const std::shared_ptr<const scheduler::Plan> plan = job_->plan;
+  const scheduler::Unit& unit = plan->units[id.value()];
   const auto elements = static_cast<size_t>(scheduler::Elements(unit.box));
   const int32_t node = unit.owner.value() / options_.lanes;
   if (node != options_.node) {
@@ -67,7 +104,7 @@ absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind
   for (bool answered = false; !answered;) {
     // A lane that is replaced meanwhile has a successor with the same state.
     if (absl::Status published = WaitUntilPublished(cancelled); !published.ok()) return published;
-    if (job_ == nullptr || job_->plan == nullptr) {
+    if (job_ == nullptr || job_->plan != plan) {
       return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
     }
     const int64_t request = ++unit_requests_;
@@ -120,10 +157,8 @@ absl::Status Daemon::PullParameters(
     const v1::PullParametersRequest& request, const Cancelled& cancelled,
     const std::function<bool(const v1::PullParametersReply&)>& write) {
   StateLock lock(mutex_);
-  absl::StatusOr<Session*> found = Find(request.key());
+  absl::StatusOr<Session*> found = FindGoingOn(request.key());
   if (!found.ok()) return found.status();
-  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  if (absl::Status back = CheckNotRolledBack(**found); !back.ok()) return back;
   if (!job_->steps.has_value() || !job_->has_state) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                  "no weights have been pushed yet: there is no state to read");
@@ -133,7 +168,21 @@ absl::Status Daemon::PullParameters(
   found = Find(request.key());
   if (!found.ok()) return found.status();
   const int64_t step = job_->steps->last_committed().value();
-  // Copies: the lock is given up while lanes and peers answer.
+  // Copies: the lock is given up while lanes and peers answer, and while the caller takes what it
+  // gets, who may be stopped.
+  const std::shared_ptr<const scheduler::Plan> plan = job_->plan;
+  const auto unlocked_write = [&](const v1::PullParametersReply& reply) DMUOND_REQUIRES(mutex_) {
+    mutex_.Unlock();
+    const bool written = write(reply);
+    mutex_.Lock();
+    return written;
+  };
+  const auto check_same = [&]() DMUOND_REQUIRES(mutex_) -> absl::Status {
+    const absl::StatusOr<Session*> session = FindGoingOn(request.key());
+    if (!session.ok()) return session.status();
+    if (job_->plan == plan) return absl::OkStatus();
+    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
+  };
   const scheduler::Registration layout = (*found)->layout;
   const std::vector<int32_t> job_parameter = (*found)->job_parameter;
   for (const std::string& name : request.parameters()) {
@@ -159,12 +208,12 @@ absl::Status Daemon::PullParameters(
     if (parameter.route == scheduler::Route::kTrainer || !wanted_parameter(parameter.name))
       continue;
     std::vector<scheduler::UnitId> units;
-    for (const scheduler::Unit& unit : job_->plan->units) {
+    for (const scheduler::Unit& unit : plan->units) {
       if (unit.parameter == job_parameter[p]) units.push_back(unit.id);
     }
     for (const v1::StateKind kind : kAllKinds) {
       if (!wanted_kind(kind)) continue;
-      if (units.empty() || !HasState(job_->plan->units[units[0].value()].kind, kind)) continue;
+      if (units.empty() || !HasState(plan->units[units[0].value()].kind, kind)) continue;
       int32_t index = 0;  // among this rank's fragments of the parameter
       for (const scheduler::Fragment& fragment : layout.fragments) {
         if (fragment.parameter != static_cast<int32_t>(p)) continue;
@@ -176,43 +225,66 @@ absl::Status Daemon::PullParameters(
           absl::StatusOr<double> updates = ReadUpdates(units[0]);
           if (!updates.ok()) return updates.status();
           const std::string bytes(reinterpret_cast<const char*>(&*updates), sizeof(double));
-          if (!WriteChunks(name, bytes, sizeof(double), step, write)) return absl::OkStatus();
+          if (!WriteChunks(name, bytes, sizeof(double), step, unlocked_write)) {
+            return absl::OkStatus();
+          }
+          if (absl::Status same = check_same(); !same.ok()) return same;
           continue;
         }
         StateTensor tensor(static_cast<size_t>(scheduler::Elements(fragment.box)));
         for (const scheduler::UnitId id : units) {
-          const scheduler::Box box = job_->plan->units[id.value()].box;
+          const scheduler::Box box = plan->units[id.value()].box;
           if (scheduler::Empty(scheduler::Intersect(box, fragment.box))) continue;
           absl::StatusOr<StateTensor> unit = ReadUnit(id, kind, cancelled);
           if (!unit.ok()) return unit.status();
-          if (job_ == nullptr || job_->plan == nullptr) {
-            return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
-          }
+          if (absl::Status same = check_same(); !same.ok()) return same;
           CopyIntersection(box, *unit, fragment.box, tensor);
         }
         const std::string bytes(reinterpret_cast<const char*>(tensor.data()),
                                 tensor.size() * sizeof(float));
-        if (!WriteChunks(name, bytes, sizeof(float), step, write)) return absl::OkStatus();
+        if (!WriteChunks(name, bytes, sizeof(float), step, unlocked_write)) {
+          return absl::OkStatus();
+        }
+        if (absl::Status same = check_same(); !same.ok()) return same;
       }
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
-                                    PushedState& state) {
-  StateLock lock(mutex_);
-  absl::StatusOr<Session*> found = Find(key);
+absl::Status Daemon::CheckRoom(const Session& session, const scheduler::Message& tensor,
+                               int64_t bytes, int64_t bytes_max) const {
+  const auto refuse = [&](const scheduler::Message& holder, int64_t held, int64_t limit,
+                          const char* whose) {
+    return Error(
+        absl::StatusCode::kResourceExhausted, "MEMORY_EXHAUSTED",
+        Say(tensor, ": ", Named("wanted_bytes", bytes), " bytes pushed, ", holder, " holds ",
+            Named("held_bytes", held), " of at most ", Named("limit_bytes", limit), whose));
+  };
+  const int64_t held = session.pushed_bytes->load();
+  if (bytes > bytes_max - held) {
+    return refuse(Say("the session"), held, bytes_max, " of pushed state");
+  }
+  int64_t of_job = job_->memory->bytes();
+  for (const auto& [id, other] : sessions_) of_job += other.pushed_bytes->load();
+  if (options_.job_memory_bytes > 0 && bytes > options_.job_memory_bytes - of_job) {
+    return refuse(Say("job ", Named("job", job_->name)), of_job, options_.job_memory_bytes,
+                  " (--job_memory_bytes)");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string*> Daemon::PlaceOfChunk(const v1::SessionKey& key,
+                                                  const v1::StateChunk& chunk, PushedState& state) {
+  absl::StatusOr<Session*> found = FindPusher(key);
   if (!found.ok()) return found.status();
-  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  Session& session = **found;
-  if (absl::Status back = CheckNotRolledBack(session); !back.ok()) return back;
-  const auto refuse = [&](const std::string& what) {
-    return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
-                 Say("state ", Named("kind", v1::StateKind_Name(chunk.kind())), " of parameter '",
-                     Named("parameter", chunk.parameter()), "', fragment ",
-                     Named("fragment", chunk.fragment()), ", rank ", Named("rank", session.rank),
-                     ": ", what));
+  const Session& session = **found;
+  const scheduler::Message what =
+      Say("state ", Named("kind", v1::StateKind_Name(chunk.kind())), " of parameter '",
+          Named("parameter", chunk.parameter()), "', fragment ",
+          Named("fragment", chunk.fragment()), ", rank ", Named("rank", session.rank));
+  const auto refuse = [&](const scheduler::Message& why) {
+    return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID", Say(what, ": ", why));
   };
   const scheduler::Fragment* fragment = nullptr;
   int32_t seen = 0;
@@ -220,23 +292,52 @@ absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateCh
     if (session.layout.parameters[candidate.parameter].name != chunk.parameter()) continue;
     if (seen++ == chunk.fragment()) fragment = &candidate;
   }
-  if (fragment == nullptr) return refuse("this rank has registered no such fragment");
-  const bool is_step = chunk.kind() == v1::STATE_KIND_STEP;
-  const int64_t elements = is_step ? 1 : scheduler::Elements(fragment->box);
-  const int64_t element_bytes = is_step ? sizeof(double) : sizeof(float);
-  const auto bytes = static_cast<int64_t>(chunk.data().size());
-  if (bytes % element_bytes != 0 || chunk.first_element() < 0 || chunk.first_element() > elements ||
-      bytes / element_bytes > elements - chunk.first_element()) {
-    return refuse(absl::StrCat("elements ", chunk.first_element(), " and on, ", bytes,
-                               " bytes, do not fit into ", elements, " elements of ", element_bytes,
-                               " bytes"));
+  if (fragment == nullptr) return refuse(Say("this rank has registered no such fragment"));
+  const scheduler::Parameter& parameter = session.layout.parameters[fragment->parameter];
+  if (!KeepsState(parameter, chunk.kind())) {
+    return refuse(Say("on route ", Named("route", scheduler::Name(parameter.route)),
+                      " it has no such state"));
   }
-  PushedTensor& tensor =
-      state[{static_cast<int32_t>(fragment - session.layout.fragments.data()), chunk.kind()}];
-  tensor.bytes.resize(elements * element_bytes);
-  std::memcpy(tensor.bytes.data() + (chunk.first_element() * element_bytes), chunk.data().data(),
-              chunk.data().size());
-  tensor.bytes_given += bytes;
+  const int64_t element_bytes =
+      chunk.kind() == v1::STATE_KIND_STEP ? sizeof(double) : sizeof(float);
+  const int64_t elements = TensorBytes(*fragment, chunk.kind()) / element_bytes;
+  const auto bytes = static_cast<int64_t>(chunk.data().size());
+  const std::pair<int32_t, v1::StateKind> where(
+      static_cast<int32_t>(fragment - session.layout.fragments.data()), chunk.kind());
+  const auto before = state.tensors.find(where);
+  const int64_t next =
+      before == state.tensors.end() ? 0 : std::ssize(before->second) / element_bytes;
+  if (chunk.first_element() != next) {
+    return refuse(Say("a chunk begins at element ", Named("first_element", chunk.first_element()),
+                      ", and ", Named("next_element", next), " is the next one"));
+  }
+  if (bytes % element_bytes != 0 || bytes / element_bytes > elements - next) {
+    return refuse(Say("elements ", Named("first_element", next), " and on, ", Named("bytes", bytes),
+                      " bytes, do not fit into ", Named("elements", elements), " elements of ",
+                      element_bytes, " bytes"));
+  }
+  if (state.held == nullptr) {
+    state.held = session.pushed_bytes;
+    state.held_max = kPushesHeld * WholeState(session.layout);
+  }
+  absl::Status room = CheckRoom(session, what, bytes, state.held_max);
+  if (!room.ok()) return room;
+  state.bytes += bytes;
+  *state.held += bytes;
+  return &state.tensors[where];
+}
+
+absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
+                                    PushedState& state) {
+  std::string* tensor = nullptr;
+  {
+    StateLock lock(mutex_);
+    absl::StatusOr<std::string*> place = PlaceOfChunk(key, chunk, state);
+    if (!place.ok()) return place.status();
+    tensor = *place;
+  }
+  // Without the lock: what has come is copied when it grows.
+  tensor->append(chunk.data());
   return absl::OkStatus();
 }
 
@@ -249,11 +350,15 @@ absl::Status Daemon::LoadPushedState(const v1::SessionKey& key, const PushedStat
   if ((*found)->load_attempt != attempt) {
     (*found)->load_attempt = attempt;
     (*found)->loading = true;
+    mutex_.Unlock();
     absl::Status spread = SpreadPushedState(key, state, attempt);
+    mutex_.Lock();
     found = Find(key);
     if (!found.ok()) return found.status();
-    (*found)->loading = false;
-    if (!spread.ok()) (*found)->load_attempt = 0;  // a corrected one may follow
+    if ((*found)->load_attempt == attempt) {
+      (*found)->loading = false;
+      if (!spread.ok()) (*found)->load_attempt = 0;  // a corrected one may follow
+    }
     mutex_.Changed();
     return spread;
   }
@@ -266,39 +371,47 @@ absl::Status Daemon::LoadPushedState(const v1::SessionKey& key, const PushedStat
   return loaded.ok() ? found.status() : loaded.status();
 }
 
+// Everything but the parts' places is done without the lock: tensors may have gigabytes.
 absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key, const PushedState& pushed,
                                        uint64_t attempt) {
-  absl::StatusOr<Session*> found = Find(key);
-  if (!found.ok()) return found.status();
-  const scheduler::Registration layout = (*found)->layout;
-  const std::vector<int32_t> job_parameter = (*found)->job_parameter;
-  for (const auto& [where, tensor] : pushed) {
+  scheduler::Registration layout;
+  std::vector<int32_t> job_parameter;
+  std::shared_ptr<const scheduler::Plan> plan;
+  v1::WriteStateRequest part;
+  part.set_attempt(attempt);
+  {
+    StateLock lock(mutex_);
+    absl::StatusOr<Session*> found = FindPusher(key);
+    if (!found.ok()) return found.status();
+    layout = (*found)->layout;
+    job_parameter = (*found)->job_parameter;
+    plan = job_->plan;
+    part.set_job_incarnation(job_->wire.job_incarnation());
+  }
+  for (const auto& [where, bytes] : pushed.tensors) {
     const auto& [fragment_index, kind] = where;
     const scheduler::Fragment& fragment = layout.fragments[fragment_index];
-    const std::string& name = layout.parameters[fragment.parameter].name;
-    if (tensor.bytes_given != static_cast<int64_t>(tensor.bytes.size())) {
+    if (const int64_t wanted = TensorBytes(fragment, kind); std::ssize(bytes) != wanted) {
       return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID",
                    Say("state ", Named("kind", v1::StateKind_Name(kind)), " of parameter '",
-                       Named("parameter", name), "', rank ", Named("rank", layout.rank.value()),
-                       ": ", Named("given_bytes", tensor.bytes_given), " of ",
-                       Named("bytes", tensor.bytes.size()), " bytes were pushed"));
+                       Named("parameter", layout.parameters[fragment.parameter].name), "', rank ",
+                       Named("rank", layout.rank.value()), ": ", Named("given_bytes", bytes.size()),
+                       " of ", Named("bytes", wanted), " bytes were pushed"));
     }
-    StateTensor values(tensor.bytes.size() / sizeof(float));
+    StateTensor values;
     if (kind != v1::STATE_KIND_STEP) {
-      std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+      values.resize(bytes.size() / sizeof(float));
+      std::memcpy(values.data(), bytes.data(), bytes.size());
     }
-    for (size_t u = 0; u < job_->plan->units.size(); ++u) {
-      const scheduler::Unit unit = job_->plan->units[u];
+    for (const scheduler::Unit& unit : plan->units) {
       if (unit.parameter != job_parameter[fragment.parameter] || !HasState(unit.kind, kind))
         continue;
-      v1::WriteStateRequest part;
-      part.set_job_incarnation(job_->wire.job_incarnation());
       part.set_unit(unit.id.value());
       part.set_kind(kind);
-      part.set_attempt(attempt);
+      part.clear_box();
       absl::Status written;
       if (kind == v1::STATE_KIND_STEP) {
-        part.set_data(tensor.bytes);
+        part.set_data(bytes);
         written = BringToOwner(unit, part);
       } else {
         const scheduler::Box both = scheduler::Intersect(unit.box, fragment.box);
@@ -313,9 +426,6 @@ absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key, const PushedSt
         }
       }
       if (!written.ok()) return written;
-      if (job_ == nullptr || job_->plan == nullptr) {
-        return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
-      }
     }
   }
   return absl::OkStatus();
@@ -323,11 +433,7 @@ absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key, const PushedSt
 
 absl::Status Daemon::BringToOwner(const scheduler::Unit& unit, const v1::WriteStateRequest& part) {
   const int32_t node = unit.owner.value() / options_.lanes;
-  if (node == options_.node) return KeepPending(part);
-  mutex_.Unlock();
-  absl::Status written = peers_->WriteState(node, part);
-  mutex_.Lock();
-  return written;
+  return node == options_.node ? WriteStateForPeer(part) : peers_->WriteState(node, part);
 }
 
 absl::Status Daemon::KeepPending(const v1::WriteStateRequest& part) {

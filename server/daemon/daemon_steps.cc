@@ -71,10 +71,7 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
   if (session.must_acknowledge.has_value()) {
     return RolledBack(session, submission.step, submission.attempt);
   }
-  if (session.state != Session::State::kAttached || !job_->steps.has_value()) {
-    return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
-                 Say("rank ", Named("rank", session.rank), " must attach its buffers first"));
-  }
+  if (absl::Status attached = CheckAttached(session); !attached.ok()) return attached;
   const scheduler::StepMember& steps = *job_->steps;
   if (halted_ && submission.step > steps.last_committed()) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
@@ -197,6 +194,34 @@ absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& re
   return reply;
 }
 
+absl::Status Daemon::CheckAttached(const Session& session) const {
+  if (session.state == Session::State::kAttached && job_->steps.has_value()) {
+    return absl::OkStatus();
+  }
+  return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
+               Say("rank ", Named("rank", session.rank), " must attach its buffers first"));
+}
+
+absl::StatusOr<Session*> Daemon::FindGoingOn(const v1::SessionKey& key) {
+  absl::StatusOr<Session*> found = Find(key);
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (absl::Status back = CheckNotRolledBack(**found); !back.ok()) return back;
+  return *found;
+}
+
+absl::StatusOr<Session*> Daemon::FindPusher(const v1::SessionKey& key) {
+  absl::StatusOr<Session*> found = FindGoingOn(key);
+  if (!found.ok()) return found.status();
+  if (absl::Status attached = CheckAttached(**found); !attached.ok()) return attached;
+  return *found;
+}
+
+absl::Status Daemon::CheckMayPush(const v1::SessionKey& key) {
+  StateLock lock(mutex_);
+  return FindPusher(key).status();
+}
+
 absl::StatusOr<scheduler::StepAnswer> Daemon::PushOnce(const v1::SessionKey& key,
                                                        const scheduler::Submission& submission,
                                                        const PushedState& state,
@@ -221,14 +246,8 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
                                                      const PushedState& state,
                                                      const Cancelled& cancelled) {
   StateLock lock(mutex_);
-  absl::StatusOr<Session*> found = Find(header.key());
+  absl::StatusOr<Session*> found = FindPusher(header.key());
   if (!found.ok()) return found.status();
-  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
-  if (absl::Status back = CheckNotRolledBack(**found); !back.ok()) return back;
-  if (!job_->steps.has_value()) {
-    return Error(absl::StatusCode::kFailedPrecondition, "BUFFERS_MISSING",
-                 Say("rank ", Named("rank", (*found)->rank), " must attach its buffers first"));
-  }
   Session& session = **found;
   scheduler::Submission submission;
   submission.rank = scheduler::TrainerRank(session.rank);

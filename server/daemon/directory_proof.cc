@@ -62,7 +62,7 @@ absl::Status ProveDirectory(
     }
     if (!shown.ok()) shown = Differs(std::string(shown.message()));
   }
-  storage::EndProof(*storage, *proof, node.value() + 1);
+  storage::EndProof(*storage, *proof, node);
   return shown;
 }
 

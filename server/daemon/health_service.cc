@@ -1,5 +1,7 @@
 #include "server/daemon/health_service.h"
 
+#include <atomic>
+
 #include "grpc/health/v1/health.grpc.pb.h"
 
 namespace dmuond::server {
@@ -31,6 +33,11 @@ class HealthService final : public health::Health::Service {
 
   grpc::Status Watch(grpc::ServerContext* context, const health::HealthCheckRequest* request,
                      grpc::ServerWriter<health::HealthCheckResponse>* writer) override {
+    const Place place(watches_);
+    if (place.number() > kWatchesMax) {
+      return {grpc::StatusCode::RESOURCE_EXHAUSTED,
+              "health: " + std::to_string(kWatchesMax) + " watches are open, and no more may be"};
+    }
     std::optional<bool> told = state_.Serving(request->service());
     health::HealthCheckResponse response;
     response.set_status(StatusOf(told));
@@ -47,7 +54,22 @@ class HealthService final : public health::Health::Service {
   }
 
  private:
+  // Among the watches that are open.
+  class Place {
+   public:
+    explicit Place(std::atomic<int>& open) : open_(open), number_(++open) {}
+    ~Place() { --open_; }
+    Place(const Place&) = delete;
+    Place& operator=(const Place&) = delete;
+    [[nodiscard]] int number() const { return number_; }
+
+   private:
+    std::atomic<int>& open_;
+    const int number_;
+  };
+
   HealthState& state_;
+  std::atomic<int> watches_{0};
 };
 
 }  // namespace

@@ -22,6 +22,10 @@
 
 namespace dmuond::server {
 
+// A watch holds a thread of its server: so many may be open on each, further ones get
+// RESOURCE_EXHAUSTED.
+inline constexpr int kWatchesMax = 64;
+
 class HealthState {
  public:
   void Set(const std::string& service, bool serving) DMUOND_EXCLUDES(mutex_);

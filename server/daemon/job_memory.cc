@@ -189,16 +189,6 @@ void JobMemory::PoisonAll() {
   for (const auto& [rank, trainer] : trainers_) PoisonPage(trainer);
 }
 
-void JobMemory::DropRank(TrainerRank rank) {
-  MutexLock lock(mutex_);
-  const auto trainer = trainers_.find(rank);
-  if (trainer == trainers_.end()) return;
-  PoisonPage(trainer->second);
-  Return(trainer->second.timeline);
-  for (const auto& [id, arena] : trainer->second.arenas) Return(arena);
-  trainers_.erase(trainer);
-}
-
 int JobMemory::LaneFd(LaneIndex lane, Block Lane::*block) const {
   MutexLock lock(mutex_);
   const auto found = lanes_.find(lane);

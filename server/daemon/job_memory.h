@@ -65,8 +65,6 @@ class JobMemory {
   // time.
   void Poison(scheduler::TrainerRank rank);
   void PoisonAll();
-  // Gives up a rank's arenas and timeline (poisoned).
-  void DropRank(scheduler::TrainerRank rank);
 
   // -1: not there.
   [[nodiscard]] int state_fd(scheduler::LaneIndex lane) const;

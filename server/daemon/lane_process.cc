@@ -28,7 +28,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kLastLines = 20;
 constexpr int kSocketBufferBytes = 4 << 20;
 
 std::string DescribeEnd(int wait_status) {
@@ -91,44 +90,27 @@ absl::Status LaneProcess::Send(const v1::LaneCommand& command, const std::vector
                    : outbox_.Push(socket_.get(), body, fds);
     waiting = !outbox_.empty();
   }
-  if (waiting) {
-    const uint64_t one = 1;
-    // Fails only when the counter is full, and then the thread wakes anyway.
-    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
-  }
+  if (waiting) Wake();
   if (!absl::IsUnavailable(status)) return status;
   return Error(absl::StatusCode::kUnavailable, "LANE_LOST",
                Say("lane ", Named("lane", options_.lane_index), " (pid ", Named("pid", pid_),
                    ") is gone: ", status.message()));
 }
 
-std::vector<std::string> LaneProcess::LastLines() const {
-  MutexLock lock(mutex_);
-  return {last_lines_.begin(), last_lines_.end()};
+void LaneProcess::BeginStop() {
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(stop_, true)) return;
+  }
+  v1::LaneCommand command;
+  command.mutable_shutdown();
+  // A lane that cannot be told is gone, or hears the signals that follow.
+  Send(command).IgnoreError();
+  Wake();
 }
 
 void LaneProcess::Stop() {
-  bool first = false;
-  {
-    MutexLock lock(mutex_);
-    first = !std::exchange(stop_, true);
-  }
-  if (first) {
-    v1::LaneCommand command;
-    command.mutable_shutdown();
-    // A lane that cannot be told is gone, or hears the signals below.
-    [[maybe_unused]] const absl::Status sent = Send(command);
-    if (!WaitUntilGone(options_.stop_grace)) {
-      log::Warn("lane does not stop, SIGTERM follows",
-                {{"lane", options_.lane_index}, {"pid", pid_}});
-      Signal(SIGTERM);
-      if (!WaitUntilGone(options_.stop_grace)) {
-        log::Warn("lane does not stop, SIGKILL follows",
-                  {{"lane", options_.lane_index}, {"pid", pid_}});
-        Signal(SIGKILL);
-      }
-    }
-  }
+  BeginStop();
   MutexLock lock(join_mutex_);
   if (thread_.joinable()) thread_.join();
 }
@@ -164,8 +146,7 @@ std::optional<std::chrono::milliseconds> LaneProcess::ProcessorTime() const {
       std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec));
 }
 
-bool LaneProcess::WaitUntilGone(std::chrono::milliseconds wait) {
-  const Clock::time_point deadline = Clock::now() + wait;
+bool LaneProcess::WaitUntilGone(Clock::time_point deadline) {
   MutexLock lock(mutex_);
   while (!gone_) {
     if (!gone_changed_.WaitUntil(mutex_, deadline)) return gone_;
@@ -176,6 +157,25 @@ bool LaneProcess::WaitUntilGone(std::chrono::milliseconds wait) {
 void LaneProcess::Signal(int signal) const {
   // By pidfd: a pid may belong to another process by now.
   ::syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, nullptr, 0);
+}
+
+void LaneProcess::Wake() const {
+  const uint64_t one = 1;
+  // Fails only when the counter is full, and then the thread wakes anyway.
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+}
+
+// Shutdown has been sent when the first grace begins.
+void LaneProcess::Escalate() {
+  if (stop_signal_ != 0) {
+    log::Warn("lane does not stop", {{"lane", options_.lane_index},
+                                     {"pid", pid_},
+                                     {"follows", stop_signal_ == SIGTERM ? "SIGTERM" : "SIGKILL"}});
+    Signal(stop_signal_);
+  }
+  const bool last = stop_signal_ == SIGKILL;
+  stop_signal_ = stop_signal_ == 0 ? SIGTERM : SIGKILL;
+  escalate_at_ = last ? Clock::time_point::max() : Clock::now() + options_.stop_grace;
 }
 
 bool LaneProcess::stopping() const {
@@ -195,7 +195,8 @@ void LaneProcess::Run() {
                                      {wake_.get(), POLLIN, 0},
                                      {output_open_ ? output_.get() : -1, POLLIN, 0},
                                      {socket_open_ ? socket_.get() : -1, socket_events, 0}}};
-    if (::poll(polled.data(), polled.size(), MillisecondsUntil(kill_at_)) < 0) continue;  // EINTR
+    const Clock::time_point next = std::min(kill_at_, escalate_at_);
+    if (::poll(polled.data(), polled.size(), MillisecondsUntil(next)) < 0) continue;  // EINTR
     if (polled[1].revents != 0) {
       uint64_t count = 0;
       [[maybe_unused]] const ssize_t taken = ::read(wake_.get(), &count, sizeof(count));
@@ -204,6 +205,7 @@ void LaneProcess::Run() {
     if ((polled[3].revents & POLLOUT) != 0) FlushOutbox();
     if ((polled[3].revents & ~POLLOUT) != 0) ReadReport();
     if (polled[0].revents != 0) break;
+    if (Clock::now() >= escalate_at_ || (stop_signal_ == 0 && stopping())) Escalate();
     if (Clock::now() >= kill_at_) {
       Signal(SIGKILL);
       kill_at_ = Clock::time_point::max();
@@ -263,8 +265,7 @@ void LaneProcess::ReadOutput() {
 void LaneProcess::Keep(const std::string& line) {
   log::Relay(line, {{"lane", options_.lane_index}, {"pid", pid_}});
   MutexLock lock(mutex_);
-  last_lines_.push_back(line);
-  if (last_lines_.size() > kLastLines) last_lines_.pop_front();
+  last_line_ = line;
 }
 
 void LaneProcess::ReadRest() {
@@ -288,7 +289,7 @@ void LaneProcess::ReportEnd() {
     gone_changed_.NotifyAll();
     stopped = stop_;
     if (!condemned_.empty()) last_words = absl::StrCat(condemned_, " (", last_words, ")");
-    if (!last_lines_.empty()) absl::StrAppend(&last_words, ": ", last_lines_.back());
+    if (!last_line_.empty()) absl::StrAppend(&last_words, ": ", last_line_);
   }
   if (!stopped) callbacks_.on_gone(std::move(last_words));
 }

@@ -10,15 +10,14 @@
 // that goes line by line into the daemon's log (field lane=). It is its own process group: a ctrl-C
 // in the daemon's terminal does not reach it.
 //
-// Threads: Send(), pid() and LastLines() from any. One thread of its own reads, writes what did not
-// fit into the socket, watches the process, and calls back, holding no lock.
+// Threads: Send() and pid() from any. One thread of its own reads, writes what did not fit into the
+// socket, watches the process, and calls back, holding no lock.
 #ifndef DMUOND_SERVER_DAEMON_LANE_PROCESS_H_
 #define DMUOND_SERVER_DAEMON_LANE_PROCESS_H_
 
 #include <sys/types.h>
 
 #include <chrono>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -72,11 +71,14 @@ class LaneProcess {
   absl::Status Send(const v1::LaneCommand& command, const std::vector<int>& fds = {});
 
   [[nodiscard]] pid_t pid() const { return pid_; }
-  // The last lines that it wrote, oldest first, 20 at most.
-  [[nodiscard]] std::vector<std::string> LastLines() const;
 
   // Ends the process: Shutdown, SIGTERM, SIGKILL, with stop_grace between them. No callback begins
-  // after the call; one that runs is waited for. Returns when the process is gone; may be repeated.
+  // after the call. Returns at once; may be repeated.
+  void BeginStop() DMUOND_EXCLUDES(mutex_);
+  // Whether the process is gone by then.
+  [[nodiscard]] bool WaitUntilGone(std::chrono::steady_clock::time_point deadline)
+      DMUOND_EXCLUDES(mutex_);
+  // BeginStop(), and waits for the end of the process and of a callback that runs.
   // REQUIRES: not from a callback, and not with a lock that a callback takes.
   void Stop();
   // SIGKILL, without waiting; Stop() follows. on_gone is not called.
@@ -99,8 +101,9 @@ class LaneProcess {
   void Keep(const std::string& line) DMUOND_EXCLUDES(mutex_);
   [[nodiscard]] bool stopping() const DMUOND_EXCLUDES(mutex_);
   [[nodiscard]] bool has_waiting() const DMUOND_EXCLUDES(mutex_);
-  [[nodiscard]] bool WaitUntilGone(std::chrono::milliseconds wait) DMUOND_EXCLUDES(mutex_);
   void Signal(int signal) const;
+  void Wake() const;
+  void Escalate();
   void ReportEnd() DMUOND_EXCLUDES(mutex_);
 
   const Options options_;
@@ -116,6 +119,9 @@ class LaneProcess {
   bool output_open_ = true;
   // When a process that has closed its socket, and so is of no use, is killed; max(): not yet.
   std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();
+  // What follows, and when, for one that has been told to stop; max(): nothing, or not yet.
+  int stop_signal_ = 0;
+  std::chrono::steady_clock::time_point escalate_at_ = std::chrono::steady_clock::time_point::max();
   LineBuffer lines_;
 
   mutable Mutex mutex_;
@@ -124,7 +130,7 @@ class LaneProcess {
   bool gone_ DMUOND_GUARDED_BY(mutex_) = false;  // the process has ended and is reaped
   CondVar gone_changed_;
   Outbox outbox_ DMUOND_GUARDED_BY(mutex_);
-  std::deque<std::string> last_lines_ DMUOND_GUARDED_BY(mutex_);
+  std::string last_line_ DMUOND_GUARDED_BY(mutex_);  // that it wrote
   std::string condemned_ DMUOND_GUARDED_BY(mutex_);  // why it was killed; empty: it was not
 
   Mutex join_mutex_;  // two callers of Stop()

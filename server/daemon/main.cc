@@ -2,6 +2,7 @@
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -32,15 +34,24 @@
 #include "server/daemon/services.h"
 #include "server/daemon/socket_dir.h"
 #include "server/storage/posix_storage.h"
+#include "server/storage/shared_directory.h"
 #include "server/version.h"
 
 namespace dmuond::server {
 namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
+constexpr std::chrono::milliseconds kLeavingTick{5};
+// When everything is saved that can be: for the rest of leaving, lanes that do not end included.
+constexpr std::chrono::seconds kGoneWithin{10};
+// Exit codes: 0, nothing is lost; 1, an error; 2, wrong settings.
+constexpr int kNotSaved = 3;  // told to leave, and the last steps are in no snapshot
 // Threads that wait for calls. One polls at a time, the others sleep.
 constexpr int kPollersMin = 2;
 constexpr int kPollersMax = 32;
+// Of the port for probes, which anybody in the network may reach. A call beyond gets
+// RESOURCE_EXHAUSTED.
+constexpr int kProbeThreadsMax = kWatchesMax + 16;
 
 DaemonOptions OptionsOf(const Config& config, const std::string& token,
                         storage::Storage* snapshots) {
@@ -70,6 +81,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.coordinator.step.skips_max = config.skips_max;
   options.storage = snapshots;
   options.snapshot_keep = config.snapshot_keep;
+  options.snapshot_timeout = config.snapshot_timeout;
   // options.snapshot_staging_bytes: a CPU lane's state is host memory, and is copied straight.
   options.coordinator.snapshots = snapshots != nullptr;
   options.coordinator.snapshot = {config.snapshot_every_steps, config.snapshot_every};
@@ -103,6 +115,10 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
   int port = 0;
   builder.AddListeningPort(config.health_address, grpc::InsecureServerCredentials(), &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Callers that do not read their answers hold threads, too.
+  grpc::ResourceQuota quota("probes");
+  builder.SetResourceQuota(quota.SetMaxThreads(kProbeThreadsMax));
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return Error(
@@ -140,7 +156,26 @@ class StopSignals {
   UniqueFd fd_;
 };
 
-absl::Status Serve(const Config& config, StopSignals& signals) {
+// Does what may hang, with the file server that it is about, before the daemon serves: a signal
+// ends it meanwhile.
+template <typename Work>
+auto UnlessStopped(StopSignals& signals, const Work& work) {
+  auto result = std::async(std::launch::async, work);
+  while (result.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    if (!signals.Wait(kLeavingTick)) continue;
+    log::Info("left before it served");
+    ::_exit(0);
+  }
+  return result.get();
+}
+
+[[noreturn]] void EndAtOnce() {
+  log::Warn("a second signal: ending at once");
+  ::_exit(1);
+}
+
+// The exit code.
+absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   if (!signals.valid()) return absl::ErrnoToStatus(errno, "signalfd");
   absl::StatusOr<SocketDir> socket_dir =
       SocketDir::Prepare(config.socket, config.socket_mode(), config.socket_gid);
@@ -155,7 +190,12 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
         storage::OpenPosixStorage(config.snapshot_dir);
     if (!opened.ok()) return opened.status();
     snapshots = *std::move(opened);
-    absl::StatusOr<uint32_t> newest = NewestEpoch(*snapshots);
+    const absl::StatusOr<uint32_t> newest = UnlessStopped(signals, [&] {
+      if (config.node_rank == 0) {
+        storage::RemoveOldProofs(*snapshots).IgnoreError();  // they do no harm
+      }
+      return NewestEpoch(*snapshots);
+    });
     if (!newest.ok()) return newest.status();
     epoch = *newest;
   }
@@ -232,33 +272,49 @@ absl::Status Serve(const Config& config, StopSignals& signals) {
 
   std::thread drain;
   std::atomic<bool> drained{false};
+  int exit_code = 0;
   const auto begin_drain = [&] {
     log::Info("leaving: finishing the step; a second signal ends at once");
     health.Set("ready", false);
     drain = std::thread([&] {
-      daemon.PrepareToLeave(config.drain_timeout).IgnoreError();  // it is in the log
+      // What is lost is in the log.
+      if (!daemon.PrepareToLeave(config.drain_timeout).ok()) exit_code = kNotSaved;
       drained.store(true);
     });
   };
   while (!drained.load()) {
     const bool stop = signals.Wait(kTick);
-    if (stop && drain.joinable()) {
-      log::Warn("a second signal: ending at once");
-      ::_exit(1);
-    }
+    if (stop && drain.joinable()) EndAtOnce();
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
     daemon.Tick();
     if (peers != nullptr) peers->Tick();
     if (!drain.joinable()) health.Set("ready", daemon.formed());
   }
   drain.join();
-  // The others hear of it by the end of the stream, before lanes that they are connected with end.
-  if (peers != nullptr) peers->Stop();
-  daemon.Leave();
-  health.Stop();
-  server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+  // Beside this thread: calls, and streams of other daemons, may hang in the snapshot directory,
+  // which nothing can end but the end of the process.
+  std::atomic<bool> left{false};
+  bool everybody_ended = false;
+  std::thread leave([&] {
+    // The others hear of it by their stream's end, before lanes that they are connected with end.
+    if (peers != nullptr) peers->Stop();
+    everybody_ended = daemon.Leave();
+    health.Stop();
+    server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    left.store(true);
+  });
+  const auto gone_by = std::chrono::steady_clock::now() + kGoneWithin;
+  while (!left.load() && std::chrono::steady_clock::now() < gone_by) {
+    if (signals.Wait(kLeavingTick)) EndAtOnce();
+  }
+  if (!left.load()) {
+    log::Error("leaving without those who do not end", {{"waited_s", kGoneWithin.count()}});
+    ::_exit(exit_code);
+  }
+  leave.join();
   log::Info("left");
-  return absl::OkStatus();
+  if (!everybody_ended) ::_exit(exit_code);
+  return exit_code;
 }
 
 }  // namespace
@@ -273,7 +329,8 @@ int main(int argc, char** argv) {
   // Kept to the end: gRPC's own shutdown waits up to 10 s for the poller that a large transfer
   // leaves behind.
   grpc_init();
-  absl::StatusOr<Config> config = dmuond::server::LoadConfig(argc, argv);
+  const absl::StatusOr<Config> config = dmuond::server::UnlessStopped(
+      signals, [&] { return dmuond::server::LoadConfig(argc, argv); });
   if (!config.ok()) {
     std::cerr << "dmuond: " << config.status().message() << "\n";
     return 2;
@@ -291,10 +348,10 @@ int main(int argc, char** argv) {
   if (dmuond::wire::ConnectFaultDriver()) {
     dmuond::server::log::Warn("a test's fault driver may stop this process at any point");
   }
-  absl::Status served = dmuond::server::Serve(*config, signals);
+  const absl::StatusOr<int> served = dmuond::server::Serve(*config, signals);
   if (!served.ok()) {
-    dmuond::server::log::Error("ended", {{"what", served}});
+    dmuond::server::log::Error("ended", {{"what", served.status()}});
     return 1;
   }
-  return 0;
+  return *served;
 }

@@ -33,22 +33,40 @@ void CopyProgress::Abandon(const absl::Status& why) {
   changed_.NotifyAll();
 }
 
+void CopyProgress::GiveUp(const absl::Status& why) {
+  MutexLock lock(mutex_);
+  if (given_up_.ok()) given_up_ = why;
+  changed_.NotifyAll();
+}
+
+absl::Status CopyProgress::given_up() {
+  MutexLock lock(mutex_);
+  return given_up_;
+}
+
 absl::StatusOr<std::vector<uint64_t>> CopyProgress::WaitForUpdates(size_t lane) {
   MutexLock lock(mutex_);
-  while (!lanes_[lane].begun && abandoned_.ok()) changed_.Wait(mutex_);
+  while (!lanes_[lane].begun && abandoned_.ok() && given_up_.ok()) changed_.Wait(mutex_);
+  if (!given_up_.ok()) return given_up_;
   if (!lanes_[lane].begun) return abandoned_;
   return lanes_[lane].updates;
 }
 
 absl::StatusOr<int32_t> CopyProgress::WaitForMore(size_t lane, int32_t batches) {
   MutexLock lock(mutex_);
-  while (lanes_[lane].batches <= batches && abandoned_.ok()) changed_.Wait(mutex_);
+  while (lanes_[lane].batches <= batches && abandoned_.ok() && given_up_.ok()) {
+    changed_.Wait(mutex_);
+  }
+  if (!given_up_.ok()) return given_up_;
   // What is there is there, whatever became of the lane.
   if (lanes_[lane].batches <= batches) return abandoned_;
   return lanes_[lane].batches;
 }
 
 namespace {
+
+// Between two parts it is seen that nobody wants the file any more.
+constexpr int64_t kPartBytes = int64_t{4} << 20;
 
 absl::StatusOr<v1::SnapshotFile> WriteLane(Storage& storage, const NodeSnapshot& snapshot,
                                            size_t index, CopyProgress& progress) {
@@ -71,9 +89,14 @@ absl::StatusOr<v1::SnapshotFile> WriteLane(Storage& storage, const NodeSnapshot&
     absl::StatusOr<int32_t> there = progress.WaitForMore(index, written);
     if (!there.ok()) return there.status();
     const int32_t end = std::min(*there, batches);
-    absl::Status appended = (*writer)->Append(
-        {lane.memory->data() + offsets[written], lane.memory->data() + offsets[end]});
-    if (!appended.ok()) return appended;
+    for (int64_t at = offsets[written]; at < offsets[end];) {
+      if (absl::Status unwanted = progress.given_up(); !unwanted.ok()) return unwanted;
+      const int64_t part = std::min(kPartBytes, offsets[end] - at);
+      absl::Status appended =
+          (*writer)->Append({lane.memory->data() + at, static_cast<size_t>(part)});
+      if (!appended.ok()) return appended;
+      at += part;
+    }
     written = end;
   }
   return (*writer)->Finish();
@@ -91,6 +114,7 @@ absl::StatusOr<Restorable> Complete(Storage& storage, storage::SnapshotEntry ent
 absl::StatusOr<std::vector<v1::SnapshotFile>> WriteNodeFiles(Storage& storage,
                                                              const NodeSnapshot& snapshot,
                                                              CopyProgress& progress) {
+  if (absl::Status unwanted = progress.given_up(); !unwanted.ok()) return unwanted;
   absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, snapshot.job);
   if (!store.ok()) return store.status();
   if (absl::Status status = store->Prepare(snapshot.id); !status.ok()) return status;
@@ -192,10 +216,12 @@ absl::StatusOr<int64_t> NewestStepBefore(Storage& storage, const std::string& jo
   return 0;
 }
 
-absl::Status VerifyWhole(Storage& storage, const Restorable& snapshot) {
+absl::Status VerifyWhole(Storage& storage, const Restorable& snapshot,
+                         const std::function<bool()>& unwanted) {
   absl::StatusOr<std::unique_ptr<storage::SnapshotReader>> reader =
       storage::SnapshotReader::Open(storage, snapshot.manifest);
-  return reader.ok() ? (*reader)->VerifyAll([](int64_t /*bytes*/) {}) : reader.status();
+  if (!reader.ok()) return reader.status();
+  return (*reader)->VerifyAll([&](int64_t /*bytes*/) { return !unwanted(); });
 }
 
 absl::StatusOr<Restorable> FindRestorable(Storage& storage, const std::string& job,

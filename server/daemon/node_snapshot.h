@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,8 +37,12 @@ class CopyProgress {
 
   // `updates`: of the first report, else empty.
   void Report(size_t lane, int32_t batches, std::vector<uint64_t> updates);
-  // Nothing more will come; the first reason stays.
+  // Nothing more will come; the first reason stays. What is there may still be written.
   void Abandon(const absl::Status& why);
+  // Nothing more is wanted: who writes ends as soon as it can.
+  void GiveUp(const absl::Status& why);
+  // Why it was given up; OK: it was not.
+  absl::Status given_up();
 
   // Waits for the first report of the lane.
   absl::StatusOr<std::vector<uint64_t>> WaitForUpdates(size_t lane);
@@ -53,6 +58,7 @@ class CopyProgress {
   Mutex mutex_;
   CondVar changed_;
   absl::Status abandoned_ DMUOND_GUARDED_BY(mutex_);
+  absl::Status given_up_ DMUOND_GUARDED_BY(mutex_);
   std::vector<Lane> lanes_ DMUOND_GUARDED_BY(mutex_);
 };
 
@@ -73,7 +79,7 @@ struct NodeSnapshot {
   storage::TrainerStates trainers;
 };
 
-// Durable files; an error names one. Ends when the progress is abandoned.
+// Durable files; an error names one. Ends when the progress is abandoned, or given up.
 absl::StatusOr<std::vector<v1::SnapshotFile>> WriteNodeFiles(storage::Storage& storage,
                                                              const NodeSnapshot& snapshot,
                                                              CopyProgress& progress);
@@ -110,8 +116,9 @@ absl::StatusOr<int64_t> NewestStep(storage::Storage& storage, const std::string&
 // The same among those that are older than the one of `step`.
 absl::StatusOr<int64_t> NewestStepBefore(storage::Storage& storage, const std::string& job,
                                          scheduler::StepId step);
-// Reads every byte. An error names file and tensor.
-absl::Status VerifyWhole(storage::Storage& storage, const Restorable& snapshot);
+// Reads every byte. An error names file and tensor; CANCELLED soon after it is `unwanted`.
+absl::Status VerifyWhole(storage::Storage& storage, const Restorable& snapshot,
+                         const std::function<bool()>& unwanted);
 
 using GroupConfigs = google::protobuf::RepeatedPtrField<v1::GroupConfig>;
 

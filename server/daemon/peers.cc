@@ -24,7 +24,6 @@
 #include "server/daemon/log.h"
 #include "server/daemon/peer_credentials.h"
 #include "server/daemon/reflection.h"
-#include "server/storage/shared_directory.h"
 #include "server/version.h"
 
 namespace dmuond::server {
@@ -37,6 +36,8 @@ constexpr std::chrono::milliseconds kRejoinAfterRefusal{2000};
 constexpr std::chrono::seconds kSayJoiningEvery{10};
 constexpr std::chrono::milliseconds kHeartbeatEvery{1000};
 constexpr std::chrono::milliseconds kSilenceMax{5000};
+// What a member may take to show its directory: it is not watched before it has joined.
+constexpr std::chrono::milliseconds kShowMax{10'000};
 constexpr std::chrono::seconds kCallTimeout{60};
 constexpr size_t kReplyBytes = size_t{1} << 20;
 
@@ -124,9 +125,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
   void Join() override {
     if (options_.node == 0) {
-      if (options_.snapshots != nullptr) {
-        storage::RemoveOldProofs(*options_.snapshots).IgnoreError();  // they do no harm
-      }
       MutexLock lock(mutex_);
       machine_.emplace(options_.nodes, Self());
     } else {
@@ -209,40 +207,22 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     }
     const scheduler::MemberInfo info = FromProto(message.join());
     const int32_t node = info.node.value();
-    const absl::Status sees =
-        ProveDirectory(options_.snapshots, message.join(),
-                       [&](const v1::DirectoryProof& proof) -> std::optional<v1::DirectoryAnswer> {
-                         v1::CoordinatorMessage question;
-                         *question.mutable_directory_proof() = proof;
-                         if (!stream->Write(question)) return std::nullopt;
-                         while (stream->Read(&message)) {  // its heart beats meanwhile
-                           if (message.has_directory_answer()) return message.directory_answer();
-                         }
-                         return std::nullopt;
-                       });
-    if (!sees.ok()) {
-      log::Warn("a daemon may not join", {{"node", node}, {"what", sees}});
-      return ToGrpc(sees);
+    const absl::Status admitted =
+        Admit(message.join(), context,
+              [&](const v1::DirectoryProof& proof) -> std::optional<v1::DirectoryAnswer> {
+                v1::CoordinatorMessage question;
+                *question.mutable_directory_proof() = proof;
+                if (!stream->Write(question)) return std::nullopt;
+                while (stream->Read(&message)) {  // its heart beats meanwhile
+                  if (message.has_directory_answer()) return message.directory_answer();
+                }
+                return std::nullopt;
+              });
+    const absl::Status joined = admitted.ok() ? Add(info, context, stream) : admitted;
+    if (!joined.ok()) {
+      log::Warn("a daemon may not join", {{"node", node}, {"what", joined}});
+      return ToGrpc(joined);
     }
-    Effects effects;
-    {
-      MutexLock lock(mutex_);
-      if (!machine_.has_value() || stopped_) {
-        return ToGrpc(absl::UnavailableError("the coordinator is starting or leaving"));
-      }
-      // Lanes that were replaced have made epochs that the machine has not.
-      machine_->OnEpoch(scheduler::GroupEpoch(daemon_.newest_epoch()));
-      auto actions = machine_->OnJoin(steady_clock::now(), info);
-      if (!actions.ok()) {
-        log::Warn("a daemon may not join", {{"node", node}, {"what", actions.status()}});
-        return ToGrpc(actions.status());
-      }
-      members_[node] = {
-          context, std::make_unique<Writer<v1::CoordinatorMessage>>(
-                       [stream](const v1::CoordinatorMessage& m) { return stream->Write(m); })};
-      effects = Take(*actions);
-    }
-    Perform(std::move(effects));
     while (stream->Read(&message)) {
       {
         MutexLock lock(mutex_);
@@ -250,18 +230,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       }
       if (!message.has_heartbeat()) daemon_.OnMemberMessage(node, message);
     }
-    std::unique_ptr<Writer<v1::CoordinatorMessage>> writer;
-    {
-      MutexLock lock(mutex_);
-      const auto mine = members_.find(node);
-      if (mine != members_.end() && mine->second.context == context) {
-        writer = std::move(mine->second.writer);
-        members_.erase(mine);
-      }
-      effects = Take(machine_->OnGone(steady_clock::now(), info.node, info.boot_id));
-    }
-    writer.reset();
-    Perform(std::move(effects));
+    Remove(info, context);
     return grpc::Status::OK;
   }
   grpc::Status ReadState(grpc::ServerContext* context, const v1::ReadStateRequest* request,
@@ -288,10 +257,14 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   // ---- Peers ----
   void Tick() override {
     const auto now = steady_clock::now();
+    MutexLock turn(turns_);
     Effects effects;
     {
       MutexLock lock(mutex_);
       if (machine_.has_value()) effects = Take(machine_->OnTick(now));
+      for (const auto& [node, showing] : showing_) {
+        if (now - showing.began >= kShowMax) showing.context->TryCancel();
+      }
       if (to_coordinator_ != nullptr && now - beaten_ >= kHeartbeatEvery) {
         beaten_ = now;
         v1::MemberMessage beat;
@@ -319,9 +292,82 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
 
  private:
+  // Whether it may join: of this group, with this directory. A process that has joined before need
+  // not show that again: a broken link is mended while the directory hangs. Who does show it may
+  // hang with the directory, and nothing can end that: one thread for each node, not more.
+  absl::Status Admit(
+      const v1::JoinRequest& join, grpc::ServerContext* context,
+      const std::function<std::optional<v1::DirectoryAnswer>(const v1::DirectoryProof&)>& ask) {
+    const scheduler::MemberInfo info = FromProto(join);
+    const int32_t node = info.node.value();
+    {
+      MutexLock lock(mutex_);
+      if (!machine_.has_value() || stopped_) return NotNow();
+      if (absl::Status fits = machine_->Check(info); !fits.ok()) return fits;
+      const auto shown = have_shown_directory_.find(node);
+      if (shown != have_shown_directory_.end() && shown->second == info.boot_id) {
+        return absl::OkStatus();
+      }
+      if (!showing_.try_emplace(node, Showing{context, steady_clock::now()}).second) {
+        return absl::UnavailableError(
+            absl::StrCat("node ", node,
+                         " is showing its snapshot directory already: does it answer on node 0?"));
+      }
+    }
+    absl::Status sees = ProveDirectory(options_.snapshots, join, ask);
+    MutexLock lock(mutex_);
+    showing_.erase(node);
+    if (sees.ok()) have_shown_directory_[node] = info.boot_id;
+    return sees;
+  }
+  static absl::Status NotNow() {
+    return absl::UnavailableError("the coordinator is starting or leaving");
+  }
+
+  absl::Status Add(const scheduler::MemberInfo& info, grpc::ServerContext* context,
+                   grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>* stream) {
+    MutexLock turn(turns_);
+    Effects effects;
+    {
+      MutexLock lock(mutex_);
+      if (stopped_) return NotNow();
+      // Lanes that were replaced have made epochs that the machine has not.
+      machine_->OnEpoch(scheduler::GroupEpoch(daemon_.newest_epoch()));
+      auto actions = machine_->OnJoin(steady_clock::now(), info);
+      if (!actions.ok()) return actions.status();
+      members_[info.node.value()] = {
+          context, std::make_unique<Writer<v1::CoordinatorMessage>>(
+                       [stream](const v1::CoordinatorMessage& m) { return stream->Write(m); })};
+      effects = Take(*actions);
+    }
+    Perform(std::move(effects));
+    return absl::OkStatus();
+  }
+  void Remove(const scheduler::MemberInfo& info, const grpc::ServerContext* context) {
+    MutexLock turn(turns_);
+    std::unique_ptr<Writer<v1::CoordinatorMessage>> writer;
+    Effects effects;
+    {
+      MutexLock lock(mutex_);
+      const auto mine = members_.find(info.node.value());
+      if (mine != members_.end() && mine->second.context == context) {
+        writer = std::move(mine->second.writer);
+        members_.erase(mine);
+      }
+      effects = Take(machine_->OnGone(steady_clock::now(), info.node, info.boot_id));
+    }
+    writer.reset();
+    Perform(std::move(effects));
+  }
+
   struct MemberStream {
     grpc::ServerContext* context = nullptr;
     std::unique_ptr<Writer<v1::CoordinatorMessage>> writer;
+  };
+  // A member that shows that it has this node's snapshot directory, before it joins.
+  struct Showing {
+    grpc::ServerContext* context = nullptr;
+    steady_clock::time_point began;
   };
   // What the membership machine wants of the daemon: done without the lock, since the daemon calls
   // back.
@@ -385,7 +431,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     }
     return effects;
   }
-  void Perform(Effects effects) {
+  void Perform(Effects effects) DMUOND_REQUIRES(turns_) {
     if (effects.formed.has_value()) daemon_.OnFormed(*effects.formed);
     if (!effects.lost.has_value()) return;
     log::Error("group broken", {{"node", effects.lost->first}, {"what", effects.lost->second}});
@@ -506,12 +552,17 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   const uint64_t boot_id_;
   std::unique_ptr<grpc::Server> server_;
 
-  Mutex mutex_;
+  // Held from what the machine says until the daemon has done it: of two events, what comes of the
+  // first is done first.
+  Mutex turns_;
+  Mutex mutex_;  // never held while turns_ is waited for
   CondVar changed_;
   bool stopped_ DMUOND_GUARDED_BY(mutex_) = false;
   std::optional<scheduler::MembershipMachine> machine_ DMUOND_GUARDED_BY(mutex_);  // node 0
   std::map<int32_t, MemberStream> members_ DMUOND_GUARDED_BY(mutex_);              // node 0
-  std::vector<std::string> addresses_ DMUOND_GUARDED_BY(mutex_);                   // by node
+  std::map<int32_t, uint64_t> have_shown_directory_ DMUOND_GUARDED_BY(mutex_);  // boot id by node
+  std::map<int32_t, Showing> showing_ DMUOND_GUARDED_BY(mutex_);                // by node
+  std::vector<std::string> addresses_ DMUOND_GUARDED_BY(mutex_);                // by node
   std::unique_ptr<Writer<v1::MemberMessage>> to_coordinator_ DMUOND_GUARDED_BY(mutex_);
   grpc::ClientContext* joining_ DMUOND_GUARDED_BY(mutex_) = nullptr;
   steady_clock::time_point heard_ DMUOND_GUARDED_BY(mutex_);

@@ -33,14 +33,21 @@
 
 namespace dmuond::server {
 
-// A state tensor of a fragment on its way in; bytes as on the wire.
-struct PushedTensor {
-  std::string bytes;
-  int64_t bytes_given = 0;
-};
+// What one load_state_dict has brought so far: (fragment of the registration, kind) -> the tensor's
+// bytes from its first on, as on the wire. Its call's own; what it holds counts for its session.
+struct PushedState {
+  PushedState() = default;
+  ~PushedState() {
+    if (held != nullptr) *held -= bytes;
+  }
+  PushedState(const PushedState&) = delete;
+  PushedState& operator=(const PushedState&) = delete;
 
-// What one load_state_dict has brought so far: (fragment of the registration, kind) -> tensor.
-using PushedState = std::map<std::pair<int32_t, v1::StateKind>, PushedTensor>;
+  std::map<std::pair<int32_t, v1::StateKind>, std::string> tensors;
+  int64_t bytes = 0;                           // of all of them
+  std::shared_ptr<std::atomic<int64_t>> held;  // Session::pushed_bytes; null: nothing has come yet
+  int64_t held_max = 0;
+};
 
 // The job's way back to a step, as a trainer hears of it.
 struct Rollback {
@@ -86,6 +93,8 @@ struct Session {
   std::optional<v1::AttachBuffersReply> attach_reply;
   uint64_t load_attempt = 0;  // newest whose pushed state is being brought to its owners
   bool loading = false;
+  // Of pushed state that is held now, in all of its calls; these may outlive it.
+  std::shared_ptr<std::atomic<int64_t>> pushed_bytes = std::make_shared<std::atomic<int64_t>>(0);
   // The job has gone back to this step, and the trainer has not acknowledged it: it gets no other
   // answer, and nothing of its memory is touched.
   std::optional<Rollback> must_acknowledge;
@@ -130,6 +139,10 @@ struct JobSnapshots {
   // Ends the wait of who writes for lanes that will not copy any more.
   void Abandon(const std::string& why) {
     if (copying != nullptr) copying->Abandon(absl::UnavailableError(why));
+  }
+  // The same for who can write no more, or should not: nobody wants what is there.
+  void GiveUp(const std::string& why) {
+    if (copying != nullptr) copying->GiveUp(absl::UnavailableError(why));
   }
 
   std::optional<Restorable> resume;  // what the job goes on from, where this node has looked for it
@@ -178,7 +191,7 @@ struct NodeJob {
   int progress_tells = 0;     // since it was ready last
   bool reforming = false;     // its lanes are being replaced
   bool rolled_back = false;   // it goes back to a snapshot, and no attempt has been opened since
-  uint32_t back_epoch = 0;    // that began with its last way back; 0: none
+  Rollback back;              // its last way back; in epoch 0: none
   bool forget_state = false;  // what lies in the lanes' memory is void: a snapshot follows
   std::set<std::pair<int32_t, int32_t>> mapping;  // (rank, lane) that new lanes still map
   // Since when the group is broken.

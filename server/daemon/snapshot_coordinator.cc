@@ -72,6 +72,7 @@ std::optional<v1::WriteManifest> SnapshotCoordinator::OnWritten(
   if (!writing_->nodes.insert(written.node()).second) return std::nullopt;
   if (!written.error().empty() && writing_->error.empty()) {
     writing_->error = absl::StrCat("node ", written.node(), ": ", written.error());
+    writing_->reason = written.reason();
   }
   for (const v1::SnapshotFile& file : written.files()) *writing_->manifest.add_files() = file;
   // Whoever still writes would write beside the next one.
@@ -111,13 +112,15 @@ std::optional<SnapshotCoordinator::Finished> SnapshotCoordinator::OnManifestWrit
     return std::nullopt;
   }
   const storage::SnapshotId id = writing_->id;
-  const std::string error = writing_->error.empty() ? written.error() : writing_->error;
+  const bool first = writing_->error.empty();
+  const std::string error = first ? written.error() : writing_->error;
+  const std::string reason = first ? written.reason() : writing_->reason;
   writing_.reset();
   schedule_.OnFinished(error.empty());
   if (error.empty()) durable_ = id;
   Finished finished{.done = Done(id)};
   finished.done.set_error(error);
-  if (!error.empty()) finished.done.set_reason("SNAPSHOT_FAILED");
+  if (!error.empty()) finished.done.set_reason(reason.empty() ? "SNAPSHOT_FAILED" : reason);
   if (requested_) {
     schedule_.Request();
     if (schedule_.OnCommitted(state_->step, now)) finished.save = Begin();

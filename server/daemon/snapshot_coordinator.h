@@ -59,8 +59,6 @@ class SnapshotCoordinator {
   [[nodiscard]] std::optional<scheduler::StepId> durable_step() const {
     return schedule_.durable_step();
   }
-  // A snapshot of the newest state exists, or there is nothing to save.
-  [[nodiscard]] bool up_to_date() const { return !state_.has_value() || durable_ == state_; }
   // One is being written, or will be as soon as that is.
   [[nodiscard]] bool busy() const { return writing_.has_value() || requested_; }
 
@@ -70,6 +68,7 @@ class SnapshotCoordinator {
     std::set<int32_t> nodes;  // that have answered
     v1::SnapshotManifest manifest;
     std::string error;  // the first
+    std::string reason;
   };
   [[nodiscard]] v1::SaveState Begin();
   [[nodiscard]] v1::SaveState SaveOf(const storage::SnapshotId& id) const;

@@ -4,6 +4,7 @@
 #ifndef DMUOND_SERVER_DAEMON_STORAGE_THREAD_H_
 #define DMUOND_SERVER_DAEMON_STORAGE_THREAD_H_
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <thread>
@@ -20,16 +21,23 @@ class StorageThread {
   // Waits for the work that is being done; what was not begun is dropped. Who makes work wait for
   // something ends that wait first.
   ~StorageThread() {
-    {
-      MutexLock lock(mutex_);
-      stop_ = true;
-      queue_.clear();
-      changed_.NotifyAll();
-    }
+    (void)Stop(std::chrono::steady_clock::now());
     thread_.join();
   }
   StorageThread(const StorageThread&) = delete;
   StorageThread& operator=(const StorageThread&) = delete;
+
+  // The same, and no longer than until the deadline. False: the work is not done, it hangs perhaps;
+  // an object that must not wait for it must not be destroyed either.
+  bool Stop(std::chrono::steady_clock::time_point deadline) {
+    MutexLock lock(mutex_);
+    stop_ = true;
+    queue_.clear();
+    changed_.NotifyAll();
+    while (!done_ && changed_.WaitUntil(mutex_, deadline)) {
+    }
+    return done_;
+  }
 
   // In order. Never blocks.
   void Post(Work work) {
@@ -46,7 +54,8 @@ class StorageThread {
       {
         MutexLock lock(mutex_);
         while (queue_.empty() && !stop_) changed_.Wait(mutex_);
-        if (stop_) return;
+        done_ = stop_;
+        if (stop_) return changed_.NotifyAll();
         work = std::move(queue_.front());
         queue_.pop_front();
       }
@@ -57,6 +66,7 @@ class StorageThread {
   Mutex mutex_;
   CondVar changed_;
   bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
+  bool done_ DMUOND_GUARDED_BY(mutex_) = false;  // nothing more is going to be done
   std::deque<Work> queue_ DMUOND_GUARDED_BY(mutex_);
   std::thread thread_;
 };

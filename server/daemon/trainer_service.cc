@@ -51,10 +51,11 @@ class TrainerService final : public v1::Trainer::Service {
     }
     PushedState state;
     v1::PushParametersRequest message;
-    while (header.state() && reader->Read(&message)) {
-      absl::Status kept = daemon_.KeepStateChunk(header.key(), message.chunk(), state);
-      if (!kept.ok()) return ToGrpc(kept);
+    absl::Status kept = header.state() ? daemon_.CheckMayPush(header.key()) : absl::OkStatus();
+    while (header.state() && kept.ok() && reader->Read(&message)) {
+      kept = daemon_.KeepStateChunk(header.key(), message.chunk(), state);
     }
+    if (!kept.ok()) return ToGrpc(kept);
     // A stream that broke is no shorter push.
     if (context->IsCancelled()) return ToGrpc(absl::CancelledError("the caller has gone"));
     return Answer(daemon_.Push(header, state, CallerGone(context)), reply);

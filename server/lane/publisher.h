@@ -55,8 +55,6 @@ class Publisher {
   void AddAwaitedRanks(std::vector<int32_t>& ranks) const;
   // Whether something lies ready to cross, or crosses.
   [[nodiscard]] bool awaits_rail() const;
-  // When the last `submitted` word was seen; valid once the weights may be written.
-  [[nodiscard]] bool gate_open() const { return gate_open_; }
   [[nodiscard]] bool device_busy() const { return in_flight_ > 0; }
   // Of the copies into local trainers' arenas since Start().
   [[nodiscard]] const WorkTime& copy_time() const { return copy_time_; }

@@ -47,20 +47,6 @@ bool IsProofName(const std::string& name) {
                      [](unsigned char c) { return absl::ascii_isxdigit(c); });
 }
 
-absl::Status CheckNodes(Storage& storage, const DirectoryProof& proof, int32_t begin, int32_t end) {
-  std::vector<std::string> wrong;
-  for (int32_t node = begin; node < end; ++node) {
-    absl::StatusOr<std::string> answer =
-        ReadSmall(storage, AnswerName(proof.name, scheduler::NodeRank(node)));
-    if (answer.ok() && *answer == proof.secret) continue;
-    wrong.push_back(absl::StrCat(node, answer.ok() ? " (wrote something else)" : ""));
-  }
-  if (wrong.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("the snapshot directory ", storage.Describe(""),
-                                                    " is not the same on all nodes: no proof from ",
-                                                    absl::StrJoin(wrong, ", ")));
-}
-
 }  // namespace
 
 absl::StatusOr<DirectoryProof> BeginProof(Storage& storage, uint64_t nonce, uint64_t secret) {
@@ -92,18 +78,17 @@ absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::N
 }
 
 absl::Status CheckAnswer(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank node) {
-  return CheckNodes(storage, proof, node.value(), node.value() + 1);
+  const absl::StatusOr<std::string> answer = ReadSmall(storage, AnswerName(proof.name, node));
+  if (answer.ok() && *answer == proof.secret) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("the snapshot directory ", storage.Describe(""),
+                                                    " is not the same on all nodes: no proof from ",
+                                                    node.value(),
+                                                    answer.ok() ? " (wrote something else)" : ""));
 }
 
-absl::Status CheckAnswers(Storage& storage, const DirectoryProof& proof, int32_t nodes) {
-  return CheckNodes(storage, proof, 0, nodes);
-}
-
-void EndProof(Storage& storage, const DirectoryProof& proof, int32_t nodes) {
+void EndProof(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank node) {
   storage.Remove(proof.name).IgnoreError();
-  for (int32_t node = 0; node < nodes; ++node) {
-    storage.Remove(AnswerName(proof.name, scheduler::NodeRank(node))).IgnoreError();
-  }
+  storage.Remove(AnswerName(proof.name, node)).IgnoreError();
 }
 
 absl::Status RemoveOldProofs(Storage& storage) {

@@ -4,8 +4,8 @@
 //   coordinator                                  member
 //   DirectoryProof proof = Begin(storage, name, secret);
 //   sends proof.name ───────────────────────────→ AnswerProof(storage, name, node)
-//   CheckAnswers(storage, proof, nodes);  ←────── "answered"
-//   EndProof(storage, proof, nodes);
+//   CheckAnswer(storage, proof, node);  ←──────── "answered"
+//   EndProof(storage, proof, node);
 //
 // The secret travels by the directory alone. Threads: any.
 #ifndef DMUOND_SERVER_STORAGE_SHARED_DIRECTORY_H_
@@ -33,15 +33,12 @@ absl::StatusOr<DirectoryProof> BeginProof(Storage& storage, uint64_t nonce, uint
 // the directory where the proof is not in it; INVALID_ARGUMENT for a name that is none.
 absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::NodeRank node);
 
-// FAILED_PRECONDITION naming directory and nodes whose answer is missing or another. A network
-// file system may show a new file late: ask again before giving up.
-absl::Status CheckAnswers(Storage& storage, const DirectoryProof& proof, int32_t nodes);
-
-// The same of one member.
+// FAILED_PRECONDITION naming directory and node whose answer is missing or another. A network file
+// system may show a new file late: ask again before giving up.
 absl::Status CheckAnswer(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank node);
 
-// Removes the files.
-void EndProof(Storage& storage, const DirectoryProof& proof, int32_t nodes);
+// Removes the proof and the node's answer.
+void EndProof(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank node);
 
 // Removes what proofs have left behind that never ended.
 absl::Status RemoveOldProofs(Storage& storage);

@@ -128,13 +128,15 @@ absl::Status SnapshotReader::Read(
   return files_[unit.file]->ReadTensor(unit.tensors.at(kind), take);
 }
 
-absl::Status SnapshotReader::VerifyAll(absl::FunctionRef<void(int64_t bytes)> progress) {
+absl::Status SnapshotReader::VerifyAll(absl::FunctionRef<bool(int64_t bytes)> go_on) {
   for (const std::unique_ptr<SafetensorsReader>& file : files_) {
     for (size_t i = 0; i < file->header().tensors.size(); ++i) {
       absl::Status status =
           file->ReadTensor(i, [](int64_t /*offset*/, std::span<const std::byte> /*data*/) {});
       if (!status.ok()) return status;
-      progress(file->header().tensors[i].end - file->header().tensors[i].begin);
+      if (!go_on(file->header().tensors[i].end - file->header().tensors[i].begin)) {
+        return absl::CancelledError(absl::StrCat(file->name(), " was not read to its end"));
+      }
     }
   }
   return ReadTrainerStates(storage_, manifest_).status();

@@ -40,9 +40,9 @@ class SnapshotReader {
   absl::Status Read(int32_t saved, StateTensor kind,
                     absl::FunctionRef<void(int64_t offset, std::span<const std::byte> data)> take);
 
-  // Reads everything and compares every checksum, those of trainers' states too. `progress` gets
-  // the bytes of each tensor that was right.
-  absl::Status VerifyAll(absl::FunctionRef<void(int64_t bytes)> progress);
+  // Reads everything and compares every checksum, those of trainers' states too. `go_on` gets the
+  // bytes of each tensor that was right; CANCELLED when it says false.
+  absl::Status VerifyAll(absl::FunctionRef<bool(int64_t bytes)> go_on);
 
  private:
   struct Saved {

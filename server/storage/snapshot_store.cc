@@ -164,9 +164,10 @@ absl::Status SnapshotStore::SetAsideAfter(const SnapshotId& id) {
     if (!names.ok()) return names.status();
     if (!Has(*names, kManifestName)) continue;
     const std::string directory = PathOf(other);
-    absl::Status status = storage_->Rename(absl::StrCat(directory, "/", kManifestName),
-                                           absl::StrCat(directory, "/", kSetAsideName));
-    if (status.ok()) status = storage_->SyncDirectory(directory);
+    absl::Status status = UnlessGone(storage_->Rename(absl::StrCat(directory, "/", kManifestName),
+                                                      absl::StrCat(directory, "/", kSetAsideName)));
+    // Also where somebody else has renamed it, who may not have come so far.
+    if (status.ok()) status = UnlessGone(storage_->SyncDirectory(directory));
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

@@ -79,6 +79,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
         step_(state.step),
         trainer_state_(std::move(state.trainer_state)),
         has_state_(state.step > 0),
+        published_timeout_ms_(state.published_timeout_ms),
         attempt_((state.epoch * kEpoch) + 2) {
     ::unlink(path.c_str());
     grpc::ServerBuilder builder;
@@ -141,6 +142,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     reply->set_last_committed_step(step_);
     reply->set_trainer_state(trainer_state_);
     if (has_state_) reply->set_durable_step(step_);
+    reply->set_published_timeout_ms(published_timeout_ms_);
     return grpc::Status::OK;
   }
   grpc::Status RegisterLayout(Context* /*context*/, const v1::RegisterLayoutRequest* request,
@@ -349,6 +351,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   int64_t step_ DMUOND_GUARDED_BY(mutex_);
   std::string trainer_state_ DMUOND_GUARDED_BY(mutex_);
   bool has_state_ DMUOND_GUARDED_BY(mutex_);
+  const int64_t published_timeout_ms_;
   uint64_t attempt_ DMUOND_GUARDED_BY(mutex_);
   std::optional<int64_t> goes_back_to_ DMUOND_GUARDED_BY(mutex_);
   std::vector<uint64_t> loads_ DMUOND_GUARDED_BY(mutex_);

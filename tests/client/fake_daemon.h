@@ -30,6 +30,7 @@ class FakeDaemon {
     int64_t step = 0;  // 0: none
     std::string trainer_state;
     uint64_t epoch = 1;
+    int64_t published_timeout_ms = 0;  // promised at OpenSession; 0: nothing is
   };
   FakeDaemon(const std::string& path, State state);
   ~FakeDaemon();

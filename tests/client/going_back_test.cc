@@ -189,6 +189,19 @@ TEST_F(GoingBackTest, AWaitForWeightsEndsWithTheDaemonAndGoesOnWithTheNext) {
   ExpectRolledBack(outcome, 2, "", true);
 }
 
+TEST_F(GoingBackTest, WeightsThatAreNeverPublishedAreWaitedForAsLongAsTheDaemonSays) {
+  constexpr milliseconds kPromised{1500};
+  Succeed({.published_timeout_ms = kPromised.count()});
+  Train(2);
+  daemon_->HoldPublishing(true);
+  const auto begun = std::chrono::steady_clock::now();
+  const auto outcome = session_->Step(Scalars());
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, kPromised);
+  EXPECT_EQ(ReasonOf(outcome.status()), "NOT_PUBLISHED") << outcome.status();
+  EXPECT_THAT(std::string(outcome.status().message()), HasSubstr("step 3"));
+  EXPECT_THAT(std::string(outcome.status().message()), HasSubstr("not published after 1500 ms"));
+}
+
 TEST_F(GoingBackTest, ADrainingDaemonsSuccessorIsWaitedFor) {
   Train(2);
   daemon_->RefuseAsDraining();

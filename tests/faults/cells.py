@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from daemons import files_below
 from processes import WORLD, Group, Loop, Process, signal_if_alive
 
 STEPS = 8
@@ -235,8 +236,9 @@ class Run:
         return "go"
 
     def _saved(self) -> bool:
-        found = any((self.loop.folder / "snapshots").glob("**/manifest.json"))
-        return found or self.fired_at is not None
+        if self.fired_at is not None:
+            return True
+        return bool(files_below(self.loop.folder / "snapshots", "manifest.json"))
 
     def _open_gate(self) -> None:
         if self._saved():

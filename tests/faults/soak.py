@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 from cells import GROUPS, SETUP_POINTS, Cell, Fault, Run, undisturbed
+from daemons import files_below
 from processes import WORLD
 
 STOP_S = 0.05  # a stopped process only costs time here: the matrix has the long ones
@@ -49,7 +50,7 @@ class Footprint:
             len((process / "maps").read_text().splitlines()),
             int(resident.split()[1]),
             len(list(folder.iterdir())) + len(list(Path("/dev/shm").glob("*dmuond*"))),
-            sum(path.is_file() for path in (folder / "snapshots").rglob("*")),
+            len(files_below(folder / "snapshots")),
         )
 
     def excess(self, before: "Footprint") -> list[str]:

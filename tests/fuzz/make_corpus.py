@@ -6,7 +6,7 @@ usage: PYTHONPATH=client/python/src python tests/fuzz/make_corpus.py   (after a 
 import struct
 from pathlib import Path
 
-from dmuond._proto import lane_pb2, peer_pb2, trainer_pb2, types_pb2
+from dmuond._proto import lane_pb2, peer_pb2, snapshot_pb2, trainer_pb2, types_pb2
 
 CORPUS = Path(__file__).with_name("corpus")
 OWN_KEY, OWN_ATTEMPT = 1, 2
@@ -61,6 +61,17 @@ def trainer_requests() -> None:
     chunk.chunk.kind = trainer_pb2.STATE_KIND_MASTER
     chunk.chunk.data = bytes(ROWS * COLUMNS * 4)
 
+    def half(number: int) -> trainer_pb2.PushParametersRequest:
+        made = trainer_pb2.PushParametersRequest()
+        made.CopyFrom(chunk)
+        made.chunk.first_element = number * ROWS * COLUMNS // 2
+        made.chunk.data = bytes(ROWS * COLUMNS * 2)
+        return made
+
+    unknown = trainer_pb2.PushParametersRequest()
+    unknown.CopyFrom(chunk)
+    unknown.chunk.kind = 77
+
     def stream(*messages) -> bytes:
         parts = (message.SerializeToString() for message in messages)
         return b"".join(struct.pack("<H", len(part)) + part for part in parts)
@@ -75,6 +86,9 @@ def trainer_requests() -> None:
         "push": (4, stream(push)),
         "push_some": (4, stream(some)),
         "push_state": (4, stream(state, chunk)),
+        "push_state_halves": (4, stream(state, half(0), half(1))),
+        "push_state_hole": (4, stream(state, half(1))),
+        "push_state_unknown": (4, stream(state, unknown)),
         "pull": (5, trainer_pb2.PullParametersRequest(parameters=["matrix"])),
         "submit": (6, submit),
         "submit_absent": (6, trainer_pb2.SubmitStepRequest(step=2, scalars=scalars(), absent=[0])),
@@ -91,6 +105,10 @@ def trainer_requests() -> None:
         "log_level": (16, b"\x0a\x05error"),
         "fresh_layout": (17, trainer_pb2.RegisterLayoutRequest(**layout())),
         "attach_socket": (18, b"hello"),
+        "load_job": (19, b""),
+        "save_job": (20, b""),
+        "jobs": (21, b""),
+        "drain": (22, b""),
     }
     for name, (method, request) in requests.items():
         body = request if isinstance(request, bytes) else request.SerializeToString()
@@ -170,6 +188,207 @@ def peer_messages() -> None:
         write("peer_messages", name, messages)
 
 
+def join() -> None:
+    right, answers = 1, 2
+    told, read, write_state = 0, 1, 2
+
+    def thing(kind: int, message) -> bytes:
+        body = message.SerializeToString()
+        return bytes([kind]) + struct.pack("<H", len(body)) + body
+
+    def says(**fields) -> bytes:
+        return thing(told, peer_pb2.MemberMessage(**fields))
+
+    first = says(join=peer_pb2.JoinRequest())
+    state = says(member_state=peer_pb2.MemberState(epoch=1))
+    reads = thing(read, peer_pb2.ReadStateRequest())
+    writes = thing(write_state, peer_pb2.WriteStateRequest())
+    beat = says(heartbeat=peer_pb2.Heartbeat(counter=1))
+    answer = says(directory_answer=peer_pb2.DirectoryAnswer(error="not here"))
+    for name, flags, things in [
+        ("joins", right | answers, first + state + beat),
+        ("has_another_directory", right, first + beat + answer),
+        ("is_another_node", right | answers, says(join=peer_pb2.JoinRequest(node=9))),
+        ("says_nothing_right", 0, first),
+        ("does_not_join", right, beat + state),
+        ("reads_and_writes", right | answers, reads + first + state + reads + writes),
+    ]:
+        write("join", name, bytes([flags]) + things)
+
+
+def coordinator_messages() -> None:
+    trainer, saved = 1, 2
+    saved_step = 3
+    verdict = peer_pb2.Decision
+
+    def thing(kind: int, message=None) -> bytes:
+        body = b"" if message is None else message.SerializeToString()
+        return bytes([kind]) + struct.pack("<H", len(body)) + body
+
+    def told(**fields) -> bytes:
+        return thing(0, peer_pb2.CoordinatorMessage(**fields))
+
+    def attempt(number: int, epoch: int = 1) -> int:
+        return (epoch << 32) + number
+
+    def opened(number: int, step: int, epoch: int = 1) -> bytes:
+        return told(open=peer_pb2.OpenAttempt(attempt=attempt(number, epoch), step=step))
+
+    def decided(number: int, step: int, kind: int, what: int, epoch: int = 1) -> bytes:
+        outcomes = {
+            verdict.VERDICT_COMMIT: types_pb2.Outcome.KIND_COMMITTED,
+            verdict.VERDICT_SKIP: types_pb2.Outcome.KIND_SKIPPED,
+        }
+        decision = peer_pb2.Decision(
+            attempt=attempt(number, epoch), step=step, kind=kind, verdict=what, scalars=scalars()
+        )
+        outcome = decision.outcome
+        outcome.kind = outcomes.get(what, types_pb2.Outcome.KIND_ABORTED)
+        outcome.step = step
+        outcome.attempt = attempt(number, epoch)
+        outcome.next_attempt = attempt(number + 1, epoch)
+        outcome.retry = outcome.kind == types_pb2.Outcome.KIND_ABORTED
+        return told(decision=decision)
+
+    step, push = peer_pb2.ATTEMPT_KIND_STEP, peer_pb2.ATTEMPT_KIND_PUSH
+    load = peer_pb2.ATTEMPT_KIND_LOAD
+    commit, abort = verdict.VERDICT_COMMIT, verdict.VERDICT_ABORT
+    plan = told(plan=peer_pb2.PlanInputs(job="raw"))
+    restored = told(plan=peer_pb2.PlanInputs(job="raw", restore_step=saved_step))
+    registration = peer_pb2.Registration(node=1, job="raw", world_size=1, **layout())
+    given = peer_pb2.PlanInputs(
+        job="raw", job_incarnation=1, nodes=2, lanes_per_node=1, registrations=[registration]
+    )
+    second = peer_pb2.Registration(rank=1, job="raw", world_size=2, **layout())
+    other_back = peer_pb2.RollBack(epoch=2, plan=given)
+    other_back.plan.restore_step = saved_step
+    pushed = plan + opened(1, 1) + decided(1, 0, push, commit) + opened(2, 1)
+    stepped = pushed + decided(2, 1, step, commit) + opened(3, 2)
+    save = told(save=peer_pb2.SaveState(attempt=attempt(2), step=1))
+    removed = snapshot_pb2.SnapshotManifest(job="raw", attempt=attempt(2), step=1)
+    back = peer_pb2.RollBack(epoch=2, why="asked")
+    back.plan.job = "raw"
+    back.plan.restore_step = saved_step
+    republished = told(republish=peer_pb2.Republish(attempt=attempt(1, 2), step=saved_step))
+    gone_back = stepped + told(roll_back=back) + opened(1, 4, 2) + republished + opened(2, 4, 2)
+    reform = told(reform=peer_pb2.Reform(epoch=2, why="a lane"))
+    reformed = stepped + reform + decided(2, 1, step, commit) + opened(4, 2, 2)
+    half = [ROWS // 2, COLUMNS]  # of an arena: the first of two matrices
+    written = peer_pb2.WriteStateRequest(
+        job_incarnation=1, kind=trainer_pb2.STATE_KIND_MOMENTUM, data=bytes(half[0] * half[1] * 4)
+    )
+    written.box.begin.extend([0, 0])
+    written.box.end.extend(half)
+    written.attempt = attempt(3)
+    reads = [
+        peer_pb2.ReadStateRequest(job_incarnation=1, kind=trainer_pb2.STATE_KIND_MASTER, unit=unit)
+        for unit in (0, 1)
+    ]
+    rendezvous = peer_pb2.RendezvousComplete(epoch=1, blobs=[b"a", b"b"])
+    refused = peer_pb2.RegistrationRefused(job="raw", code=3, message="no", reason="LAYOUT_INVALID")
+    session = peer_pb2.RankSession(rank=0, node=1, job="raw", world_size=1, incarnation=1)
+    for name, (flags, things) in {
+        "planned": (trainer, plan),
+        "given": (0, told(plan=given)),
+        "other_layout": (trainer, told(plan=given) + opened(1, 1)),
+        "other_world": (
+            trainer,
+            told(
+                plan=peer_pb2.PlanInputs(job="raw", nodes=2, registrations=[registration, second])
+            ),
+        ),
+        "other_way_back": (trainer | saved, stepped + told(roll_back=other_back) + opened(1, 4, 2)),
+        "stepped": (trainer, stepped),
+        "alone": (0, stepped),
+        "loaded": (trainer, stepped + thing(2, written) + decided(3, 1, load, commit)),
+        "saved": (
+            trainer,
+            stepped
+            + save
+            + told(snapshot_done=peer_pb2.SnapshotDone(attempt=attempt(2), step=1, durable_step=1)),
+        ),
+        "manifest": (0, stepped + save + told(write_manifest={"manifest": removed})),
+        "restored": (trainer | saved, restored + opened(1, 4) + republished + opened(2, 4)),
+        "gone_back": (trainer | saved, gone_back),
+        "gone_back_anew": (saved, told(roll_back=back) + opened(1, 4, 2)),
+        "reformed": (trainer, reformed),
+        "broken": (trainer, stepped + thing(3) + reform),
+        "lane_lost": (trainer, stepped + thing(4) + reform),
+        "aborted": (trainer, pushed + decided(2, 1, step, abort) + opened(3, 1)),
+        "expelled": (
+            trainer,
+            pushed + told(expel=peer_pb2.ExpelRank(rank=0, attempt=attempt(2), detail="late")),
+        ),
+        "overdue": (
+            trainer,
+            pushed + told(gather_overdue=peer_pb2.GatherOverdue(attempt=attempt(2), detail="late")),
+        ),
+        "halted": (trainer, stepped + told(halted=peer_pb2.Halted(node=1, step=1))),
+        "lost": (
+            trainer,
+            stepped + told(job_ended=peer_pb2.JobEnded(job="raw", why="lost", reason="STATE_LOST")),
+        ),
+        "ended": (0, stepped + told(job_ended=peer_pb2.JobEnded(job="raw", why="all left"))),
+        "refused": (trainer, plan + told(refused=refused)),
+        "denied": (
+            trainer,
+            told(refused=peer_pb2.RegistrationRefused(job="raw", code=9, session=session)),
+        ),
+        "read": (0, stepped + thing(1, reads[0]) + thing(1, reads[1])),
+        "go": (
+            0,
+            plan
+            + told(rendezvous=rendezvous)
+            + opened(1, 1)
+            + told(go=peer_pb2.Go(attempt=attempt(1), operation=1, kind=push)),
+        ),
+        "begun": (
+            0,
+            plan
+            + opened(1, 1)
+            + told(submitted=peer_pb2.RankSubmitted(attempt=attempt(1), kind=push)),
+        ),
+        "proof": (0, told(directory_proof=peer_pb2.DirectoryProof(name="proof-1"))),
+    }.items():
+        write("coordinator_messages", name, bytes([flags]) + things)
+
+
+def snapshot_directory() -> None:
+    vouched = 1
+    replaced, changed, cut, removed, exchanged, directory, foreign, proof = range(8)
+    proof_name = ".dmuond-proof-0000000000000007"
+    # In their order: proof, answer, then of each step lane, manifest and trainers.
+    answer, lane, manifest, trainers = 1, 2, 3, 4
+    of_step_2 = 3  # further
+
+    def befalls(what: int, entry: int, body: bytes = b"") -> bytes:
+        return struct.pack("<BBH", what, entry, len(body)) + body
+
+    def at(place: int, body: bytes = b"") -> bytes:
+        return struct.pack("<H", place) + body
+
+    header = b'{"trainer_state/0":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
+    other_rank = struct.pack("<Q", len(header)) + header + b"x"
+    for name, (flags, things) in {
+        "untouched": (0, b""),
+        "changed": (0, befalls(changed, lane + of_step_2, at(5000, b"\x7f"))),
+        "header": (vouched, befalls(changed, lane, at(20, b"F64"))),
+        "vouched": (vouched, befalls(changed, lane + of_step_2, at(5000, b"\x7f"))),
+        "cut": (0, befalls(cut, lane + of_step_2, at(100)) + befalls(cut, manifest, at(100))),
+        "removed": (0, befalls(removed, trainers + of_step_2)),
+        "no_manifest": (0, befalls(removed, manifest + of_step_2)),
+        "exchanged": (0, befalls(exchanged, lane, bytes([lane + of_step_2]))),
+        "manifests": (0, befalls(exchanged, manifest, bytes([manifest + of_step_2]))),
+        "trainers": (vouched, befalls(replaced, trainers, other_rank)),
+        "directory": (0, befalls(directory, 0, b"step-000000000003.1.3")),
+        "foreign": (0, befalls(foreign, lane, b"notes.txt")),
+        "proof": (0, befalls(proof, 0, proof_name.encode())),
+        "escape": (0, befalls(proof, 0, b"../.dmuond-proof-0000000000000007")),
+        "answer": (0, befalls(replaced, answer, b"0000000000000008")),
+    }.items():
+        write("snapshot_directory", name, bytes([flags]) + things)
+
+
 def frames() -> None:
     report = lane_pb2.LaneReport()
     report.gathered.attempt = 1
@@ -201,5 +420,8 @@ def config() -> None:
 if __name__ == "__main__":
     trainer_requests()
     peer_messages()
+    join()
+    coordinator_messages()
+    snapshot_directory()
     frames()
     config()

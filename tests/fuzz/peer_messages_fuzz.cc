@@ -5,7 +5,6 @@
 // They come to a group of two that has formed and has no job yet.
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "server/convert.h"
 #include "server/daemon/coordinator.h"
 #include "server/daemon/log.h"
+#include "tests/fuzz/reached.h"
 
 namespace dmuond::server {
 namespace {
@@ -25,28 +25,7 @@ constexpr uint32_t kEpoch = 1;
 // Stands in an input where a real member would say the digest of its plan.
 constexpr uint64_t kOwnDigest = 1;
 
-// What the inputs have led to, all together: a target that no longer gets there tests nothing.
-struct Reached {
-  int64_t inputs = 0;
-  int64_t plans = 0;
-  int64_t attempts = 0;
-  int64_t commits = 0;
-  int64_t snapshots = 0;
-  int64_t manifests = 0;
-  int64_t rollbacks = 0;
-
-  ~Reached() {
-    if (inputs < 1000) return;
-    std::fprintf(
-        stderr,
-        "plans %ld, attempts %ld, commits %ld, snapshots %ld, manifests %ld, rollbacks %ld\n",
-        plans, attempts, commits, snapshots, manifests, rollbacks);
-    for (const int64_t count : {plans, attempts, commits, snapshots, manifests, rollbacks}) {
-      if (count == 0) std::abort();
-    }
-  }
-};
-Reached reached;
+Reached reached(1000, {"plans", "attempts", "commits", "snapshots", "manifests", "rollbacks"});
 
 class Group {
  public:
@@ -95,11 +74,11 @@ class Group {
     for (const Addressed& addressed : messages) {
       const v1::CoordinatorMessage& message = addressed.message;
       if (message.has_plan()) Planned(message.plan());
-      reached.attempts += message.has_open() ? 1 : 0;
-      reached.commits += message.decision().verdict() == v1::Decision::VERDICT_COMMIT ? 1 : 0;
-      reached.snapshots += message.has_save() ? 1 : 0;
-      reached.manifests += message.has_write_manifest() ? 1 : 0;
-      reached.rollbacks += message.has_roll_back() ? 1 : 0;
+      reached["attempts"] += message.has_open() ? 1 : 0;
+      reached["commits"] += message.decision().verdict() == v1::Decision::VERDICT_COMMIT ? 1 : 0;
+      reached["snapshots"] += message.has_save() ? 1 : 0;
+      reached["manifests"] += message.has_write_manifest() ? 1 : 0;
+      reached["rollbacks"] += message.has_roll_back() ? 1 : 0;
     }
   }
 
@@ -107,7 +86,7 @@ class Group {
     const auto inputs = FromProto(plan);
     const auto made = inputs.ok() ? scheduler::MakePlan(*inputs) : inputs.status();
     if (!made.ok()) std::abort();  // members must be able to make what they are sent
-    ++reached.plans;
+    ++reached["plans"];
     digest_ = made->digest;
   }
 
@@ -118,7 +97,7 @@ class Group {
 };
 
 void Run(const std::string& input) {
-  ++reached.inputs;
+  reached.NextInput();
   Group group;
   for (size_t at = 0; at + 3 <= input.size();) {
     const int32_t node = static_cast<uint8_t>(input[at]) % kNodes;

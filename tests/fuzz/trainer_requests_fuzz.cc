@@ -1,20 +1,26 @@
 // Requests of the Trainer and Admin services out of nowhere, to a real daemon with a real lane and
-// a job in mid-run. Whatever comes, the daemon answers or refuses, lives, and serves the next one.
+// a job in mid-run, of which snapshots are made. Whatever comes, the daemon answers or refuses,
+// lives, and serves the next one.
 //
-// An input: method, flags (1: the job's own session key; 2: its open attempt, or a fresh nonce),
-// and the request's bytes. Bytes that are no message of that kind are gRPC's business.
+// An input: method, flags (1: the job's own session key; 2: its open attempt, a fresh nonce, the
+// next number of a call, or the way back that the job is on), and the request's bytes. Bytes that
+// are no message of that kind are gRPC's business.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "tests/client/daemon_process.h"
+#include "tests/fuzz/reached.h"
+#include "tests/server/daemon/support.h"
 #include "tests/server/system/raw_trainer.h"
 
 namespace dmuond {
@@ -25,18 +31,29 @@ using testing::RawTrainer;
 
 // Calls that wait are hung up on.
 constexpr std::chrono::milliseconds kPatience{50};
+// Except for what a disk or new lanes take; it ends by itself.
+constexpr std::chrono::seconds kLongPatience{5};
 constexpr int kRequestsPerJob = 500;
+// That meet a job which has gone back, before its trainer acknowledges that.
+constexpr int kRequestsOnTheWayBack = 3;
 
 [[noreturn]] void Die(const std::string& what) {
   std::fprintf(stderr, "fuzz: %s\n", what.c_str());
   std::abort();
 }
 
+// Drains that are obeyed: each is a new daemon.
+constexpr int kDrainEvery = 200;
+
+Reached reached(1000, {"saves", "loads", "acknowledged", "drains"});
+
 class Target {
  public:
   Target() {
     auto daemon = DaemonProcess::Start(
-        {.devices = "cpu:1", .flags = {"--session_linger=0", "--log_level=error"}});
+        {.devices = "cpu:1",
+         .flags = {"--session_linger=0", "--log_level=error", "--drain_timeout=2s",
+                   "--snapshot_dir=" + snapshots_.path(), "--snapshot_every_steps=1"}});
     if (!daemon.ok()) Die(daemon.status().ToString());
     daemon_ = *std::move(daemon);
     grpc::ChannelArguments arguments;
@@ -46,10 +63,12 @@ class Target {
   }
 
   void Run(uint8_t method, uint8_t flags, const std::string& body) {
+    reached.NextInput();
     if (trainer_ == nullptr || requests_++ % kRequestsPerJob == 0) NewJob();
+    if (way_back_ > 0 && --way_back_ == 0) Acknowledge();
     own_key_ = (flags & 1) != 0;
     own_attempt_ = (flags & 2) != 0;
-    Dispatch(method % 19, body);
+    Dispatch(method % 23, body);
     if (daemon_->Wait(std::chrono::milliseconds(0)) >= 0)
       Die("the daemon died:\n" + daemon_->Log());
   }
@@ -58,9 +77,11 @@ class Target {
   using Stub = v1::Trainer::Stub;
 
   void NewJob() {
+    way_back_ = 0;
     for (int attempt = 0; attempt < 100; ++attempt) {
       trainer_.reset();
       trainer_ = std::make_unique<RawTrainer>(daemon_->address());
+      ForgetSnapshots();
       // The last job may be ending still.
       if (trainer_->Open().ok() && trainer_->Register().ok() && trainer_->Attach().ok() &&
           trainer_->Push().ok() && trainer_->Step(1).ok()) {
@@ -68,6 +89,14 @@ class Target {
       }
     }
     Die("no job can be made any more:\n" + daemon_->Log());
+  }
+
+  // A job begins with those that there are, and these begin anew.
+  void ForgetSnapshots() const {
+    for (const auto& job : std::filesystem::directory_iterator(snapshots_.path())) {
+      std::error_code ignored;  // the last one may be writing still
+      std::filesystem::remove_all(job, ignored);
+    }
   }
 
   template <typename Request>
@@ -79,6 +108,12 @@ class Target {
     if constexpr (requires { request.set_attempt(uint64_t{}); }) {
       if (own_attempt_) request.set_attempt(trainer_->attempt());
     }
+    if constexpr (requires { request.set_call(uint64_t{}); }) {
+      if (own_attempt_) request.set_call(++calls_);
+    }
+    if constexpr (requires { request.set_epoch(uint32_t{}); }) {
+      if (own_attempt_) SetWayBack(request);
+    }
     if constexpr (requires { request.set_nonce(std::string()); }) {
       if (own_attempt_) {
         fresh_ = std::make_unique<RawTrainer>(daemon_->address());
@@ -87,21 +122,32 @@ class Target {
     }
     return true;
   }
-  static void Hurry(grpc::ClientContext& context) {
-    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  // As a step's outcome names it.
+  template <typename Request>
+  void SetWayBack(Request& request) const {
+    v1::WaitStepRequest wait;
+    *wait.mutable_key() = trainer_->key();
+    v1::WaitStepReply reply;
+    if (!trainer_->Call(&Stub::WaitStep, wait, &reply).ok()) return;
+    request.set_to_step(reply.outcome().to_step());
+    request.set_epoch(reply.outcome().epoch());
+  }
+  static void Hurry(grpc::ClientContext& context, std::chrono::milliseconds patience = kPatience) {
+    context.set_deadline(std::chrono::system_clock::now() + patience);
   }
 
+  // Refused or not: that there is an answer counts. What the answer is, where it is not refused.
   template <typename Service, typename Request, typename Reply>
-  void Unary(Service& stub,
-             grpc::Status (Service::*method)(grpc::ClientContext*, const Request&, Reply*),
-             const std::string& body) {
+  std::optional<Reply> Unary(
+      Service& stub, grpc::Status (Service::*method)(grpc::ClientContext*, const Request&, Reply*),
+      const std::string& body, std::chrono::milliseconds patience = kPatience) {
     Request request;
-    if (!Parse(body, request)) return;
+    if (!Parse(body, request)) return std::nullopt;
     grpc::ClientContext context;
-    Hurry(context);
+    Hurry(context, patience);
     Reply reply;
-    // Refused or not: that there is an answer counts.
-    (void)(stub.*method)(&context, request, &reply);
+    if (!(stub.*method)(&context, request, &reply).ok()) return std::nullopt;
+    return reply;
   }
   template <typename Request, typename Reply>
   void Stream(std::unique_ptr<grpc::ClientReader<Reply>> (Stub::*method)(grpc::ClientContext*,
@@ -134,85 +180,140 @@ class Target {
     (void)writer->Finish();
   }
 
+  // The way back that the job is on, without a body.
+  void Acknowledge(const std::string& body = "") {
+    if (body.empty()) own_key_ = own_attempt_ = true;
+    const auto back = Unary(trainer_->stub(), &Stub::AckRollback, body, kLongPatience);
+    if (!back.has_value()) return;
+    ++reached["acknowledged"];
+    trainer_->set_attempt(back->next_attempt());
+  }
+
   void Dispatch(int method, const std::string& body) {
     using Admin = v1::Admin::Stub;
     Stub& stub = trainer_->stub();
     switch (method) {
       case 0:
-        return Unary(stub, &Stub::Hello, body);
+        (void)Unary(stub, &Stub::Hello, body);
+        return;
       case 1:
-        return Unary(stub, &Stub::OpenSession, body);
+        (void)Unary(stub, &Stub::OpenSession, body);
+        return;
       case 2:
-        return Unary(stub, &Stub::RegisterLayout, body);
+        (void)Unary(stub, &Stub::RegisterLayout, body);
+        return;
       case 3:
-        return Unary(stub, &Stub::AttachBuffers, body);
+        (void)Unary(stub, &Stub::AttachBuffers, body);
+        return;
       case 4:
         return Push(body);
       case 5:
         return Stream(&Stub::PullParameters, body);
       case 6:
-        return Unary(stub, &Stub::SubmitStep, body);
+        (void)Unary(stub, &Stub::SubmitStep, body);
+        return;
       case 7:
-        return Unary(stub, &Stub::WaitStep, body);
+        (void)Unary(stub, &Stub::WaitStep, body);
+        return;
       case 8:
         return Stream(&Stub::WatchSession, body);
       case 9:
-        return Unary(stub, &Stub::AckRollback, body);
+        return Acknowledge(body);
       case 10:
-        return Unary(stub, &Stub::SaveSnapshot, body);
+        if (Unary(stub, &Stub::SaveSnapshot, body, kLongPatience)) ++reached["saves"];
+        return;
       case 11:
-        return Unary(stub, &Stub::LoadSnapshot, body);
+        if (!Unary(stub, &Stub::LoadSnapshot, body, kLongPatience)) return;
+        ++reached["loads"];
+        way_back_ = kRequestsOnTheWayBack;
+        return;
       case 12:
-        Unary(stub, &Stub::CloseSession, body);
+        (void)Unary(stub, &Stub::CloseSession, body);
         if (own_key_) trainer_.reset();
         return;
       case 13:
-        return Unary(*admin_, &Admin::GetStatus, body);
+        (void)Unary(*admin_, &Admin::GetStatus, body);
+        return;
       case 14:
-        return Unary(*admin_, &Admin::GetPlan, body);
+        (void)Unary(*admin_, &Admin::GetPlan, body);
+        return;
       case 15:
-        return Unary(*admin_, &Admin::GetRouting, body);
+        (void)Unary(*admin_, &Admin::GetRouting, body);
+        return;
       case 16:
-        return Unary(*admin_, &Admin::SetLogLevel, body);
+        (void)Unary(*admin_, &Admin::SetLogLevel, body);
+        return;
       case 17: {
         // A session that has a layout and nothing else.
-        RawTrainer other(daemon_->address());
         v1::RegisterLayoutRequest request;
         if (!request.ParseFromString(body)) return;
         trainer_.reset();
-        for (int tries = 0; !other.Open().ok(); ++tries) {
+        std::unique_ptr<RawTrainer> other;
+        for (int tries = 0; other == nullptr || !other->Open().ok(); ++tries) {
           if (tries > 1000) Die("no session can be opened any more:\n" + daemon_->Log());
+          ForgetSnapshots();
+          other = std::make_unique<RawTrainer>(daemon_->address());  // a refusal is its nonce's
         }
-        *request.mutable_key() = other.key();
+        *request.mutable_key() = other->key();
         grpc::ClientContext context;
         context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
         v1::RegisterLayoutReply reply;
-        (void)other.stub().RegisterLayout(&context, request, &reply);
+        (void)other->stub().RegisterLayout(&context, request, &reply);
         return;
       }
-      default: {
+      case 18: {
         // Bytes on the attach socket, where trainers say nothing.
         const RawTrainer talks(daemon_->address());
         return talks.Say(body);
       }
+      case 19:
+        if (Unary(*admin_, &Admin::LoadJob, body, kLongPatience)) {
+          way_back_ = kRequestsOnTheWayBack;
+        }
+        return;
+      case 20:
+        (void)Unary(*admin_, &Admin::SaveJob, body, kLongPatience);
+        return;
+      case 21:
+        (void)Unary(*admin_, &Admin::ListJobs, body);
+        return;
+      default:
+        if (drains_++ % kDrainEvery == 0) Drain(body);
     }
   }
 
+  void Drain(const std::string& body) {
+    if (!Unary(*admin_, &v1::Admin::Stub::Drain, body, kLongPatience)) return;
+    if (daemon_->Wait(std::chrono::seconds(30)) < 0) {
+      Die("the daemon does not leave:\n" + daemon_->Log());
+    }
+    ++reached["drains"];
+    trainer_.reset();
+    fresh_.reset();
+    if (const absl::Status started = daemon_->StartAgain(); !started.ok()) Die(started.ToString());
+    requests_ = 1;
+    NewJob();
+  }
+
+  const server::TempDir snapshots_;
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<v1::Admin::Stub> admin_;
   std::unique_ptr<RawTrainer> trainer_;
   mutable std::unique_ptr<RawTrainer> fresh_;
+  mutable uint64_t calls_ = 0;
+  int way_back_ = 0;
   bool own_key_ = false;
   bool own_attempt_ = false;
   int64_t requests_ = 0;
+  int64_t drains_ = 0;
 };
 
 }  // namespace
 }  // namespace dmuond
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static auto* const target = new dmuond::Target();  // its processes end with this one
+  static dmuond::Target target;
   if (size < 2) return 0;
-  target->Run(data[0], data[1], std::string(reinterpret_cast<const char*>(data) + 2, size - 2));
+  target.Run(data[0], data[1], std::string(reinterpret_cast<const char*>(data) + 2, size - 2));
   return 0;
 }

@@ -21,11 +21,11 @@ struct Named {
   Matrix matrix;
 };
 
-NewtonSchulzConfig Config(const char* preset, const char* dtype) {
-  MuonPreset found = *FindPreset(preset);
-  EXPECT_TRUE(OverrideField(found, "ns_dtype", dtype).ok());
-  EXPECT_TRUE(OverrideField(found, "ns_norm", "exact").ok());
-  return found.config.newton_schulz;
+NewtonSchulzConfig Config(const char* preset, DType dtype) {
+  NewtonSchulzConfig config = FindPreset(preset)->newton_schulz;
+  config.dtype = dtype;
+  config.norm = NormRule::kExact;
+  return config;
 }
 
 double Error(TestLane& lane, const NewtonSchulzConfig& config, const Matrix& u) {
@@ -83,7 +83,7 @@ std::vector<std::pair<int64_t, int64_t>> Shapes() {
 TEST(NewtonSchulzCpu, HalfPrecisionGramFollowsThePolynomialOnEverySpectrum) {
   TestLane lane(2);
   reference::Random random(1);
-  const NewtonSchulzConfig config = Config("dmuon", "float16");
+  const NewtonSchulzConfig config = Config("dmuon", DType::kF16);
   for (const auto& [rows, cols] : Shapes()) {
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
       // One restart where the matrix is wide, two where it is nearly square.
@@ -101,7 +101,7 @@ TEST(NewtonSchulzCpu, HalfPrecisionGramFollowsThePolynomialOnEverySpectrum) {
 TEST(NewtonSchulzCpu, TwoRestartsFollowItClosely) {
   TestLane lane(2);
   reference::Random random(1);
-  NewtonSchulzConfig config = Config("dmuon", "float16");
+  NewtonSchulzConfig config = Config("dmuon", DType::kF16);
   config.restarts = {2, 4};
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{256, 512}, {384, 128}}) {
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
@@ -119,7 +119,7 @@ TEST(NewtonSchulzCpu, TwoRestartsFollowItClosely) {
 TEST(NewtonSchulzCpu, HalfPrecisionGramOfFewDirectionsIsAsGoodAsItsCast) {
   TestLane lane(2);
   reference::Random random(2);
-  const NewtonSchulzConfig config = Config("dmuon", "float16");
+  const NewtonSchulzConfig config = Config("dmuon", DType::kF16);
   for (const int64_t rank : {1, 2, 4, 10}) {
     for (const auto& [rows, cols] : Shapes()) {
       const auto flat = Spectrum(rank, [](int64_t) { return 1.0; });
@@ -140,7 +140,7 @@ TEST(NewtonSchulzCpu, HalfPrecisionGramStaysBoundedOnWideSpectra) {
   TestLane lane(2);
   reference::Random random(7);
   std::uniform_real_distribution<double> exponent(-9, 0);
-  const NewtonSchulzConfig config = FindPreset("dmuon")->config.newton_schulz;
+  const NewtonSchulzConfig config = FindPreset("dmuon")->newton_schulz;
   for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
            {32, 2}, {2, 2}, {3, 40}, {8, 8}, {32, 32}, {64, 16}}) {
     for (int trial = 0; trial < 300; ++trial) {
@@ -157,12 +157,12 @@ TEST(NewtonSchulzCpu, SinglePrecisionIsTheReferenceUpToItsRounding) {
   reference::Random random(3);
   for (const auto& [rows, cols] : Shapes()) {
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
-      EXPECT_LT(Error(lane, Config("torch", "float32"), matrix), 5e-5) << name << " " << rows;
-      EXPECT_LT(Error(lane, Config("dmuon", "float32"), matrix), name == "gaussian" ? 2e-5 : 1e-3)
+      EXPECT_LT(Error(lane, Config("torch", DType::kF32), matrix), 5e-5) << name << " " << rows;
+      EXPECT_LT(Error(lane, Config("dmuon", DType::kF32), matrix), name == "gaussian" ? 2e-5 : 1e-3)
           << name << " " << rows << "x" << cols;
     }
     const Matrix low = WithSpectrum(rows, cols, {1.0, 0.5, 0.25}, random);
-    EXPECT_LT(Error(lane, Config("dmuon", "float32"), low), 1e-3);
+    EXPECT_LT(Error(lane, Config("dmuon", DType::kF32), low), 1e-3);
   }
 }
 
@@ -170,8 +170,7 @@ TEST(NewtonSchulzCpu, BF16StandardStaysWithinItsTolerance) {
   TestLane lane(2);
   reference::Random random(4);
   for (const auto& [rows, cols] : Shapes()) {
-    EXPECT_LT(Error(lane, FindPreset("torch")->config.newton_schulz, Gaussian(rows, cols, random)),
-              0.03);
+    EXPECT_LT(Error(lane, FindPreset("torch")->newton_schulz, Gaussian(rows, cols, random)), 0.03);
   }
 }
 
@@ -189,16 +188,16 @@ TEST(NewtonSchulzCpu, ThinMatricesAndLongOnes) {
                                                                            {257, 255}}) {
     const Matrix u = Gaussian(rows, cols, random);
     // One direction, as above, where a side is one.
-    EXPECT_LT(Error(lane, Config("dmuon", "float16"), u), 0.035) << rows << "x" << cols;
-    EXPECT_LT(Error(lane, Config("dmuon", "float32"), u), 2e-4) << rows << "x" << cols;
-    EXPECT_LT(Error(lane, Config("torch", "float32"), u), 5e-5) << rows << "x" << cols;
+    EXPECT_LT(Error(lane, Config("dmuon", DType::kF16), u), 0.035) << rows << "x" << cols;
+    EXPECT_LT(Error(lane, Config("dmuon", DType::kF32), u), 2e-4) << rows << "x" << cols;
+    EXPECT_LT(Error(lane, Config("torch", DType::kF32), u), 5e-5) << rows << "x" << cols;
   }
 }
 
 TEST(NewtonSchulzCpu, ScaleOfTheGradientDoesNotMatterToDmuon) {
   TestLane lane(1);
   reference::Random random(6);
-  const NewtonSchulzConfig config = FindPreset("dmuon")->config.newton_schulz;
+  const NewtonSchulzConfig config = FindPreset("dmuon")->newton_schulz;
   const Matrix u = Gaussian(96, 200, random);
   const Matrix unit = Combine(1 / reference::FrobeniusNorm(u), u, 0, u);
   const Matrix expected = lane.Orthogonalise(config, unit);
@@ -211,7 +210,7 @@ TEST(NewtonSchulzCpu, ScaleOfTheGradientDoesNotMatterToDmuon) {
 TEST(NewtonSchulzCpu, ZeroGivesZeroAndExtremesStayFinite) {
   TestLane lane(2);
   for (const char* preset : kPresetNames) {
-    const NewtonSchulzConfig config = FindPreset(preset)->config.newton_schulz;
+    const NewtonSchulzConfig config = FindPreset(preset)->newton_schulz;
     EXPECT_EQ(reference::FrobeniusNorm(lane.Orthogonalise(config, Matrix(40, 30))), 0.0) << preset;
     for (const double value : {1e-45, 1e-38, 1e-7, 1.0, 65504.0, 3.4e38}) {
       Matrix u(40, 30);

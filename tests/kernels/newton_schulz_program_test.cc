@@ -77,12 +77,17 @@ struct Case {
 
 std::vector<Case> Cases() {
   const Coefficients polar = PolarExpressCoefficients(1.05);
+  const Coefficients you = {{4.0848, -6.8946, 2.9270},  // by You Jiacheng
+                            {3.9505, -6.3029, 2.6377},
+                            {3.7418, -5.5913, 2.3037},
+                            {2.8769, -3.1427, 1.2046},
+                            {2.8366, -3.0525, 1.2012}};
   return {{NewtonSchulzForm::kStandard, {}, JordanCoefficients(5)},
           {NewtonSchulzForm::kStandard, {}, polar},
           {NewtonSchulzForm::kStandard, {}, JordanCoefficients(1)},
           {NewtonSchulzForm::kGram, {2}, polar},
           {NewtonSchulzForm::kGram, {3}, polar},
-          {NewtonSchulzForm::kGram, {3}, YouCoefficients()},
+          {NewtonSchulzForm::kGram, {3}, you},
           {NewtonSchulzForm::kGram, {1, 2, 3, 4}, polar},
           {NewtonSchulzForm::kGram, {2, 4}, JordanCoefficients(6)},
           {NewtonSchulzForm::kGram, {}, JordanCoefficients(5)},
@@ -118,7 +123,7 @@ TEST(NewtonSchulzProgram, HalfPrecisionStoresKeepFarFromBothEndsOfTheRange) {
   for (const auto& u :
        {reference::Gaussian(96, 160, random), reference::WithSpectrum(96, 160, {1.0}, random),
         reference::WithSpectrum(96, 160, std::vector<double>(96, 1.0), random)}) {
-    const auto program = BuildNewtonSchulz(preset.config.newton_schulz, 96, 160);
+    const auto program = BuildNewtonSchulz(preset.newton_schulz, 96, 160);
     ASSERT_TRUE(program.ok());
     Interpreter interpreter(*program);
     interpreter.Run(u);
@@ -129,7 +134,7 @@ TEST(NewtonSchulzProgram, HalfPrecisionStoresKeepFarFromBothEndsOfTheRange) {
 }
 
 TEST(NewtonSchulzProgram, TellsWhereTheNormOfTheInputEnters) {
-  const auto program = *BuildNewtonSchulz(FindPreset("dmuon")->config.newton_schulz, 32, 64);
+  const auto program = *BuildNewtonSchulz(FindPreset("dmuon")->newton_schulz, 32, 64);
   // A device that casts without dividing by the norm: here of norm 3.
   NewtonSchulzProgram scaled = program;
   for (Product& product : scaled.products) {
@@ -146,8 +151,8 @@ TEST(NewtonSchulzProgram, TellsWhereTheNormOfTheInputEnters) {
 
 TEST(NewtonSchulzProgram, CostsWhatTheFormulasSay) {
   // docs/maths.md section 3: Gram, one restart, symmetric kernels: (6 alpha + 14) p^3.
-  const auto gram = *BuildNewtonSchulz(FindPreset("dmuon")->config.newton_schulz, 64, 128);
-  const auto standard = *BuildNewtonSchulz(FindPreset("torch")->config.newton_schulz, 64, 128);
+  const auto gram = *BuildNewtonSchulz(FindPreset("dmuon")->newton_schulz, 64, 128);
+  const auto standard = *BuildNewtonSchulz(FindPreset("torch")->newton_schulz, 64, 128);
   const auto flops = [](const NewtonSchulzProgram& program) {
     double sum = 0;  // in p^3; alpha = 2
     for (const Product& product : program.products) {

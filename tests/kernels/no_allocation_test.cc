@@ -80,7 +80,7 @@ TEST(NoAllocation, InUpdates) {
     apart[i].weight_out = outputs[3 * i + 2].data();
   }
   for (const char* preset : {"dmuon", "torch"}) {
-    const MuonConfig config = FindPreset(preset)->config;
+    const MuonConfig config = *FindPreset(preset);
     auto device = *CpuDevice::Create(1);
     auto workspace = *device->AllocateScratch(lane.ops().MuonWorkspaceBytes(96, 300, 3, config));
     ExpectNoAllocationTheSecondTime([&] {

@@ -1,5 +1,6 @@
 """Real daemons for tests: processes on private sockets, ready when they are handed out."""
 
+import fnmatch
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import grpc
 ROOT = Path(__file__).parents[2]
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
+SNAPSHOT_TIMEOUT_S = 180.0
 
 
 def program(name: str) -> Path:
@@ -23,6 +25,22 @@ def program(name: str) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there: run ./dev build, or set DMUOND_BIN_DIR")
     return path
+
+
+def files_below(folder: Path, name: str = "*") -> list[Path]:
+    """Unlike Path.rglob, not troubled by a directory that is renamed or removed meanwhile."""
+    return [
+        Path(parent, file)
+        for parent, _, files in os.walk(folder)
+        for file in fnmatch.filter(files, name)
+    ]
+
+
+def wait_for_snapshot(folder: Path) -> None:
+    deadline = time.monotonic() + SNAPSHOT_TIMEOUT_S
+    while not files_below(folder, "manifest.json"):
+        assert time.monotonic() < deadline, "no snapshot was made"
+        time.sleep(0.005)
 
 
 def is_ready(path: str) -> bool:

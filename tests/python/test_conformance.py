@@ -176,6 +176,17 @@ def test_scale_can_be_overridden(address, scale):
     assert max(differences.values()) <= 2e-5, differences
 
 
+def test_restarts_can_be_overridden(address):
+    # Nearly square matrices restart before steps 2 and 4 in any case.
+    start, got, _ = train(address, "dmuon", ns_restarts=(2, 4))
+    _, usual, _ = train(address, "dmuon")
+    assert np.array_equal(got["square"], usual["square"])
+    assert np.array_equal(got["odd"], usual["odd"])
+    assert not np.array_equal(got["wide"], usual["wide"])
+    differences = worst(start, got, lambda name: expected_fp64(name, "dmuon", 0.0), SMALL)
+    assert max(differences.values()) <= 5e-3, differences
+
+
 def test_nesterov_can_be_turned_off(address):
     start, got, _ = train(address, "keller", nesterov=False, ns_dtype=torch.float32)
     differences = worst(

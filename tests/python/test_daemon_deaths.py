@@ -4,10 +4,10 @@ They end where the undisturbed run ends, bit for bit.
 """
 
 import signal
-import time
 
 import pytest
-from survivors import PATIENCE_S, Survivor
+from daemons import wait_for_snapshot
+from survivors import Survivor
 
 STEPS, EVERY, WORLD = 60, 10, 2
 LEAVES_WITHIN_S = 60.0
@@ -49,13 +49,6 @@ def finish(trainers, undisturbed):
         assert trainer.run() == expected
     assert trainers[0].returns() == trainers[1].returns()
     return trainers[0].returns()
-
-
-def wait_for_snapshot(folder):
-    deadline = time.monotonic() + PATIENCE_S
-    while not list(folder.glob("**/manifest.json")):
-        assert time.monotonic() < deadline, "no snapshot was made"
-        time.sleep(0.005)
 
 
 def test_a_killed_daemon_sets_the_run_back_to_its_newest_snapshot(

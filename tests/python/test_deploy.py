@@ -130,6 +130,7 @@ def test_systemd_waits_until_a_daemon_has_left_and_then_lets_it_be():
     (stop_after,) = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.M)
     assert drain_timeout_s() + 10 <= int(stop_after)
     assert re.findall(r"^Restart=(.*)$", unit, re.M) == ["on-failure"]
+    assert re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.M) == ["3"]  # could not save
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")

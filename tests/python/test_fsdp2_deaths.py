@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from daemons import free_port
+from daemons import free_port, wait_for_snapshot
 
 STEPS, EVERY, WORLD = 40, 10, 2
 PATIENCE_S = 180.0
@@ -107,10 +107,7 @@ def test_all_ranks_start_again_at_the_snapshot_when_their_daemon_was_killed(
     run, daemons, undisturbed, tmp_path
 ):
     run.wait_for(f"step {2 * EVERY + 5} ")
-    deadline = time.monotonic() + PATIENCE_S
-    while not list(tmp_path.glob("**/manifest.json")):
-        assert time.monotonic() < deadline, "no snapshot was made"
-        time.sleep(0.005)
+    wait_for_snapshot(tmp_path)
     daemons.members[0].kill()
     daemons.members[0].start()
     assert run.finish() == undisturbed

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import dmuond
 import grpc
@@ -13,6 +14,8 @@ from test_core_client import scalars, two_matrices
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = b"\x3a\x00"  # ServerReflectionRequest.list_services = ""
+LIVE, SERVING = b"\x0a\x04live", b"\x08\x01"  # a health request and its answer
+WATCHES_MAX = 64
 WITHIN_S = 20.0
 
 
@@ -119,6 +122,37 @@ def test_reflection_is_served_on_the_socket_alone_and_where_it_was_asked_for(dae
         f"--reflection={flag}", "--nodes=2", "--node_rank=0", f"--coordinator={peer}"
     )
     assert not reflects(peer)
+
+
+def open_watches(channel: grpc.Channel) -> tuple[list, grpc.StatusCode | None]:
+    """As many watches of a server's health as it takes, and what the first one too many got."""
+    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+    opened = []
+    while len(opened) < 2 * WATCHES_MAX:
+        stream = watch(LIVE, timeout=60, wait_for_ready=True)
+        try:
+            assert next(stream) == SERVING
+        except grpc.RpcError as error:
+            return opened, error.code()
+        opened.append(stream)
+    return opened, None
+
+
+@pytest.mark.parametrize("served", ["port", "socket"])
+def test_a_flood_of_health_watches_is_bounded_and_keeps_nobody_out(daemons, served):
+    port = f"127.0.0.1:{free_port()}"
+    address = daemons.start(1, 1, f"--health_address={port}")[0]
+    threads = Path(f"/proc/{daemons.members[0].process.pid}/task")
+    before = len(list(threads.iterdir()))
+    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(port if served == "port" else address, options=options) as channel:
+        opened, refused = open_watches(channel)
+        assert (len(opened), refused) == (WATCHES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        assert len(list(threads.iterdir())) < before + WATCHES_MAX + 32
+        assert channel.unary_unary("/grpc.health.v1.Health/Check")(LIVE, timeout=10) == SERVING
+        train(address)
+        opened.pop().cancel()  # its place is free as soon as the daemon has noticed
+        wait_for(lambda: opened.extend(open_watches(channel)[0]) or len(opened) == WATCHES_MAX)
 
 
 @pytest.mark.parametrize("core_type", ["Haswell", "Sandybridge", None])

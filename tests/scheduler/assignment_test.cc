@@ -31,7 +31,7 @@ AssignmentProblem RandomProblem(const CostModel& model, int64_t classes, int64_t
     const int64_t rows = Pick(1, 40);
     const int64_t cols = Pick(1, 40);
     problem.classes.push_back(
-        {rows, cols, static_cast<int32_t>(Pick(1, count_max)), rows * cols * 8, rows * cols * 6});
+        {{rows, cols}, static_cast<int32_t>(Pick(1, count_max)), rows * cols * 8, rows * cols * 6});
   }
   for (int64_t lane = 0; lane < lanes; ++lane) {
     problem.base_load.push_back(Pick(0, 3) == 0 ? Pick(0, 200000) : 0);
@@ -44,7 +44,7 @@ AssignmentProblem RandomProblem(const CostModel& model, int64_t classes, int64_t
 Nanoseconds BestMakespan(const AssignmentProblem& problem) {
   std::vector<BatchCost> costs;
   for (const MatrixClass& c : problem.classes) {
-    costs.emplace_back(*problem.model, c.rows, c.cols, c.count, kBatchMax);
+    costs.emplace_back(*problem.model, c.matrix, c.count, kBatchMax);
   }
   std::vector<Nanoseconds> load = problem.base_load;
   Nanoseconds best = INT64_MAX;
@@ -144,7 +144,7 @@ TEST(AssignmentTest, LittleMemoryMakesBatchesSmaller) {
   const CostModel model(table);
   AssignmentProblem problem;
   problem.model = &model;
-  problem.classes = {{64, 64, 16, 1000, 0}};
+  problem.classes = {{{64, 64}, 16, 1000, 0}};
   problem.base_load = {0};
   problem.base_bytes = {0};
   EXPECT_EQ(Assign(problem)->costs[0].Split(16).front(), 16);
@@ -160,7 +160,7 @@ TEST(AssignmentTest, RegularPatternsAreFound) {
   const CostModel model{CostTable{}};
   AssignmentProblem problem;
   problem.model = &model;
-  problem.classes = {{1408, 2048, 3456, 1, 1}, {2048, 1408, 1728, 1, 1}};
+  problem.classes = {{{1408, 2048}, 3456, 1, 1}, {{2048, 1408}, 1728, 1, 1}};
   problem.base_load.assign(1024, 0);
   problem.base_bytes.assign(1024, 0);
   const auto assignment = Assign(problem);

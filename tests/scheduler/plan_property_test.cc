@@ -416,7 +416,7 @@ TEST(PlanPropertyTest, QualityIsWhatTheOwnersAmountTo) {
       for (const Batch& batch : program.batches) {
         if (batch.kind == UnitKind::kMatrix) {
           load +=
-              model.MatrixBatch(batch.rows, batch.cols, static_cast<int32_t>(batch.units.size()));
+              model.MatrixBatch({batch.rows, batch.cols}, static_cast<int32_t>(batch.units.size()));
         } else {
           for (UnitId id : batch.units) load += model.Piece(plan.units[id.value()].cols);
         }

@@ -1,6 +1,8 @@
 #include "scheduler/plan.h"
 
+#include <algorithm>
 #include <set>
+#include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -146,6 +148,34 @@ TEST(PlanTest, AMatrixOfSeveralShardsIsPublishedOnlyWhereItIsHeld) {
   }
   // Lone fragments travel in their own type.
   for (const Transfer& t : program.partials[0]) EXPECT_EQ(t.bytes, 2 * 4 * 4);
+}
+
+TEST(PlanTest, MatricesAreWeighedByTheIterationOfTheirGroup) {
+  // In p^3, the wide one costs 62 in Gram form and 125 in standard form, a square one 20 in both.
+  World world(2, 1, 2);
+  world.Replicate(Muon("wide", {1024, 8192}));
+  for (int i = 0; i < 6; ++i) world.Replicate(Muon("square" + std::to_string(i), {1024, 1024}));
+  PlanInputs inputs = *world.Inputs();
+  const auto beside_the_wide_one = [](const Plan& plan) {
+    return std::count_if(plan.units.begin(), plan.units.end(), [&](const Unit& unit) {
+      return unit.parameter != 0 && unit.owner == plan.units[0].owner;
+    });
+  };
+  const Plan gram = MustPlan(inputs);
+  EXPECT_GE(beside_the_wide_one(gram), 1);
+  inputs.iterations = {{.steps = 5, .rounds = 5}};
+  const Plan standard = MustPlan(inputs);
+  EXPECT_EQ(beside_the_wide_one(standard), 0);
+  EXPECT_LE(standard.quality.imbalance, 1.05);
+  EXPECT_GE(standard.quality.lower_bound_us, 1.2 * gram.quality.makespan_us);
+  EXPECT_NE(standard.digest, gram.digest);
+}
+
+TEST(PlanTest, AnotherIterationIsAnotherPlanWhereTheOwnersAreTheSame) {
+  PlanInputs inputs = *World(1, 1, 1).Replicate(Muon("w", {8, 8})).Inputs();
+  const uint64_t gram = MustPlan(inputs).digest;
+  inputs.iterations = {{.steps = 5, .rounds = 5}};
+  EXPECT_NE(MustPlan(inputs).digest, gram);
 }
 
 TEST(PlanTest, TrainerOnANodeThatIsNotThereIsNamed) {

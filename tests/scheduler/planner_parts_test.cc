@@ -21,42 +21,61 @@ using testing::Muon;
 using testing::Pick;
 using testing::World;
 
+constexpr Iteration kStandard{.steps = 5, .rounds = 5};
+
 TEST(CostModelTest, FlopsAreThoseOfTheTableInTheMaths) {
-  // 6 alpha + 14 times p^3.
-  EXPECT_DOUBLE_EQ(NewtonSchulzFlops(1000, 1000), 20e9);
-  EXPECT_DOUBLE_EQ(NewtonSchulzFlops(1000, 8000), 62e9);
-  EXPECT_DOUBLE_EQ(NewtonSchulzFlops(8000, 1000), 62e9);
+  // Gram, one restart: 6 alpha + 14 times p^3.
+  EXPECT_DOUBLE_EQ(NewtonSchulzFlops({1000, 1000}), 20e9);
+  EXPECT_DOUBLE_EQ(NewtonSchulzFlops({1000, 8000}), 62e9);
+  EXPECT_DOUBLE_EQ(NewtonSchulzFlops({8000, 1000}), 62e9);
+  // Standard: 15 alpha + 5.
+  EXPECT_DOUBLE_EQ(NewtonSchulzFlops({1000, 1000, kStandard}), 20e9);
+  EXPECT_DOUBLE_EQ(NewtonSchulzFlops({1000, 3500, kStandard}), 57.5e9);
+  EXPECT_DOUBLE_EQ(NewtonSchulzFlops({8000, 1000, kStandard}), 125e9);
 }
 
 TEST(CostModelTest, ProcessorsAreNotTakenForGpus) {
   // A core does some 30 to 300 GFLOP/s: seconds, where the default for GPUs says half a
   // millisecond.
-  const double one = CostModel(CpuCosts(1)).MatrixBatch(2048, 2048, 1);
+  const double one = CostModel(CpuCosts(1)).MatrixBatch({2048, 2048}, 1);
   EXPECT_GT(one, 500'000);
   EXPECT_LT(one, 20'000'000);
-  EXPECT_NEAR(CostModel(CpuCosts(4)).MatrixBatch(2048, 2048, 1), one / 4, one / 100);
+  EXPECT_NEAR(CostModel(CpuCosts(4)).MatrixBatch({2048, 2048}, 1), one / 4, one / 100);
   EXPECT_GT(CostModel(CpuCosts(64)).Piece(1 << 20), 1'000);  // memory is shared
 }
 
 TEST(CostModelTest, MeasuredBatchesAreInterpolatedAndExtended) {
   CostTable table;
   table.launch_us = 10;
-  table.entries = {{64, 128, 4, 50}, {64, 128, 1, 20}, {64, 128, 8, 90}};
+  table.entries = {{{64, 128}, 4, 50}, {{64, 128}, 1, 20}, {{64, 128}, 8, 90}};
   const CostModel model(table);
-  EXPECT_DOUBLE_EQ(model.MatrixBatch(64, 128, 1), 20);
-  EXPECT_DOUBLE_EQ(model.MatrixBatch(64, 128, 2), 30);
-  EXPECT_DOUBLE_EQ(model.MatrixBatch(64, 128, 6), 70);
-  EXPECT_DOUBLE_EQ(model.MatrixBatch(64, 128, 10), 110);
+  EXPECT_DOUBLE_EQ(model.MatrixBatch({64, 128}, 1), 20);
+  EXPECT_DOUBLE_EQ(model.MatrixBatch({64, 128}, 2), 30);
+  EXPECT_DOUBLE_EQ(model.MatrixBatch({64, 128}, 6), 70);
+  EXPECT_DOUBLE_EQ(model.MatrixBatch({64, 128}, 10), 110);
   // Transposed costs the same.
-  EXPECT_DOUBLE_EQ(model.MatrixBatch(128, 64, 4), 50);
+  EXPECT_DOUBLE_EQ(model.MatrixBatch({128, 64}, 4), 50);
 }
 
 TEST(CostModelTest, UnmeasuredShapesFollowTheNearestMeasuredOne) {
   const CostModel analytic{CostTable{}};
   CostTable table;
-  table.entries = {{1024, 1024, 1, 3 * analytic.MatrixBatch(1024, 1024, 1)}};
+  table.entries = {{{1024, 1024}, 1, 3 * analytic.MatrixBatch({1024, 1024}, 1)}};
   const CostModel model(table);
-  EXPECT_NEAR(model.MatrixBatch(2048, 1024, 4), 3 * analytic.MatrixBatch(2048, 1024, 4), 1e-6);
+  EXPECT_NEAR(model.MatrixBatch({2048, 1024}, 4), 3 * analytic.MatrixBatch({2048, 1024}, 4), 1e-6);
+}
+
+TEST(CostModelTest, AMeasurementHoldsForItsIterationAndIsAMeasureForOthers) {
+  const CostModel analytic{CostTable{}};
+  const MatrixKind gram{1024, 8192};
+  const MatrixKind standard{1024, 8192, kStandard};
+  CostTable table;
+  table.entries = {{gram, 1, 2 * analytic.MatrixBatch(gram, 1)}};
+  EXPECT_NEAR(CostModel(table).MatrixBatch(standard, 3), 2 * analytic.MatrixBatch(standard, 3),
+              1e-6);
+  table.entries.push_back({standard, 1, 7000});
+  EXPECT_DOUBLE_EQ(CostModel(table).MatrixBatch(standard, 1), 7000);
+  EXPECT_DOUBLE_EQ(CostModel(table).MatrixBatch(gram, 1), 2 * analytic.MatrixBatch(gram, 1));
 }
 
 TEST(CostModelTest, TimeNeverFallsWithTheBatch) {
@@ -64,12 +83,14 @@ TEST(CostModelTest, TimeNeverFallsWithTheBatch) {
     CostTable table;
     const int64_t entries = Pick(0, 6);
     for (int64_t i = 0; i < entries; ++i) {
-      table.entries.push_back({Pick(1, 2) * 64, 64, static_cast<int32_t>(Pick(1, 20)),
+      table.entries.push_back({{Pick(1, 2) * 64, 64},
+                               static_cast<int32_t>(Pick(1, 20)),
                                static_cast<double>(Pick(1, 1000))});
     }
     const CostModel model(table);
     for (int32_t batch = 1; batch < 30; ++batch) {
-      RC_ASSERT(model.MatrixBatch(64, 64, batch) <= model.MatrixBatch(64, 64, batch + 1) + 1e-9);
+      RC_ASSERT(model.MatrixBatch({64, 64}, batch) <=
+                model.MatrixBatch({64, 64}, batch + 1) + 1e-9);
     }
   });
 }
@@ -80,16 +101,16 @@ TEST(BatchCostTest, SplitsHaveTheirCostAndKeepTheLargestBatch) {
     const int64_t entries = Pick(0, 5);
     for (int64_t i = 0; i < entries; ++i) {
       table.entries.push_back(
-          {64, 64, static_cast<int32_t>(Pick(1, 12)), static_cast<double>(Pick(1, 400))});
+          {{64, 64}, static_cast<int32_t>(Pick(1, 12)), static_cast<double>(Pick(1, 400))});
     }
     const CostModel model(table);
-    const BatchCost cost(model, 64, 64, 30, static_cast<int32_t>(Pick(1, 12)));
+    const BatchCost cost(model, {64, 64}, 30, static_cast<int32_t>(Pick(1, 12)));
     for (int32_t x = 0; x <= 30; ++x) {
       Nanoseconds sum = 0;
       int32_t matrices = 0;
       for (int32_t b : cost.Split(x)) {
         RC_ASSERT(b <= cost.batch_max());
-        sum += FromMicroseconds(model.MatrixBatch(64, 64, b));
+        sum += FromMicroseconds(model.MatrixBatch({64, 64}, b));
         matrices += b;
       }
       RC_ASSERT(matrices == x);

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "tests/sanitized.h"
+
 namespace dmuond::scheduler::testing {
 
 struct Schedules {
@@ -14,17 +16,7 @@ struct Schedules {
 };
 
 // Sanitizers cost a factor of ten, and so many schedules.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr uint64_t kSlowdown = 10;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-inline constexpr uint64_t kSlowdown = 10;
-#else
-inline constexpr uint64_t kSlowdown = 1;
-#endif
-#else
-inline constexpr uint64_t kSlowdown = 1;
-#endif
+inline constexpr uint64_t kSlowdown = dmuond::testing::kSanitized ? 10 : 1;
 
 inline Schedules SchedulesFromEnvironment(uint64_t by_default) {
   const auto number = [](const char* name, uint64_t otherwise) {

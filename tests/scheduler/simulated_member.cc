@@ -13,7 +13,6 @@ namespace {
 
 // Of a lane's silence: part of it longer than the coordinator waits for a vote.
 constexpr std::chrono::milliseconds kLaneTimeout{2'500};
-constexpr Microseconds kLeavesAfter = 3'000 * kMillisecond;  // if it cannot save
 
 absl::Status Unavailable(const char* reason) {
   return WithReason(absl::UnavailableError(reason), reason);
@@ -88,6 +87,8 @@ void SimulatedMember::Die() {
   incarnations_.clear();
   ended_.clear();
   copying_.reset();
+  committing_.reset();
+  disk_hangs_ = false;
   ++generation_;
   armed_ = republished_ = Attempt(0);
   for (SimulatedLane& lane : lanes_) {
@@ -319,9 +320,10 @@ void SimulatedMember::HandleRollBack(uint32_t epoch, const SnapshotId& to) {
     return;
   }
   job_->rolled_back = true;
+  const WayBack back{to.step, GroupEpoch(epoch)};
   for (auto& [rank, session] : sessions_) {
     if (session.attached) {
-      session.must_acknowledge = to.step;
+      session.must_acknowledge = back;
     } else {
       session.outdated = session.outdated || session.told != to.step;
     }
@@ -330,7 +332,7 @@ void SimulatedMember::HandleRollBack(uint32_t epoch, const SnapshotId& to) {
   ForgetState();
   ReplaceLanes();
   for (const auto& [rank, session] : sessions_) {
-    simulation_.trainers[rank.value()]->JobWentBack(to.step);
+    simulation_.trainers[rank.value()]->JobWentBack(back);
   }
 }
 
@@ -518,7 +520,8 @@ absl::StatusOr<StepAnswer> SimulatedMember::Step(const Submission& request, uint
     StepAnswer answer;
     Outcome& outcome = answer.outcome.emplace();
     outcome.kind = OutcomeKind::kRolledBack;
-    outcome.to_step = *session->must_acknowledge;
+    outcome.to_step = session->must_acknowledge->to_step;
+    outcome.epoch = session->must_acknowledge->epoch;
     return answer;
   }
   if (!session->attached || !steps_) {
@@ -542,19 +545,23 @@ absl::StatusOr<StepAnswer> SimulatedMember::Step(const Submission& request, uint
 }
 
 SimulatedMember::Later<Attempt> SimulatedMember::Acknowledge(TrainerRank rank, uint64_t incarnation,
-                                                             StepId to_step) {
+                                                             const WayBack& back) {
   Session* session = Find(rank, incarnation);
   if (session == nullptr) return NoSession(rank, incarnation);
-  const auto back = [&] {
-    return WithReason(
-        absl::FailedPreconditionError(absl::StrCat(session->must_acknowledge->value())),
-        "ROLLED_BACK");
-  };
   if (session->must_acknowledge) {
-    if (*session->must_acknowledge != to_step) return back();
+    // A late call of an earlier one is no answer to this one.
+    if (session->must_acknowledge != back) {
+      return WithReason(absl::FailedPreconditionError("the job has gone back"), "ROLLED_BACK");
+    }
     session->acknowledged = std::exchange(session->must_acknowledge, std::nullopt);
     if (!job_->reforming) TellAttached(rank, *session);
-  } else if (session->acknowledged != to_step) {
+    if (simulation_.chance.Of(20)) {  // once more, when the job may have gone back again
+      simulation_.time.After(simulation_.chance.Pick(0, 3'000 * kMillisecond),
+                             [this, rank, incarnation, back, boot = boot_] {
+                               if (boot_ == boot) (void)Acknowledge(rank, incarnation, back);
+                             });
+    }
+  } else if (session->acknowledged != back) {
     return WithReason(absl::FailedPreconditionError("the job has not gone back"),
                       "STEP_OUT_OF_ORDER");
   }
@@ -582,117 +589,6 @@ void SimulatedMember::RemoveSession(TrainerRank rank, const std::string& why) {
                            });
   }
   if (job_->abandoned && sessions_.empty()) EndJob();
-}
-
-// ---- snapshots ----
-
-std::optional<SnapshotId> SimulatedMember::Newest() const {
-  if (simulation_.disk.empty()) return std::nullopt;
-  return simulation_.disk.rbegin()->first;
-}
-
-// One after the other, as the daemon's thread for disks does it; without the daemon, not at all.
-void SimulatedMember::OnDisk(Event event) {
-  simulation_.network.Send(disk_, simulation_.chance.Pick(0, 30 * kMillisecond), 0,
-                           [this, boot = boot_, event = std::move(event)] {
-                             if (boot_ == boot) event();
-                           });
-}
-
-void SimulatedMember::HandleSave(const SnapshotId& id) {
-  if (!job_ || !job_->has_plan) return;
-  if (copying_ && copying_->id == id) {
-    // Said again after a new epoch. While it is being written the answer comes by itself.
-    if (copying_->answered) TellWritten();
-    return;
-  }
-  EndCopy(false);
-  copying_.emplace();
-  copying_->id = id;
-  copying_->states.resize(lanes_.size());
-  // What was said when the link was down, and the state has gone on, comes too late.
-  bool able = !job_->reforming && id.attempt == job_->applied_attempt;
-  for (const SimulatedLane& lane : lanes_) able = able && !lane.dead();
-  if (!able) return EndCopy(false);
-  for (SimulatedLane& lane : lanes_) lane.Copy(id.attempt);
-}
-
-void SimulatedMember::Copied(LaneIndex rail, Attempt attempt, uint64_t state) {
-  if (!copying_ || copying_->ended || copying_->id.attempt != attempt) return;
-  copying_->states[rail.value()] = state;
-  if (++copying_->copied == lanes_.size()) EndCopy(!simulation_.chance.Of(5));
-}
-
-void SimulatedMember::EndCopy(bool written) {
-  if (!copying_ || std::exchange(copying_->ended, true)) return;
-  OnDisk([this, written, id = copying_->id] {
-    if (!copying_ || copying_->id != id) return;  // of a job that is no more
-    if (!written) copying_->states.clear();
-    copying_->answered = true;
-    TellWritten();
-  });
-}
-
-void SimulatedMember::TellWritten() {
-  Tell([this, attempt = copying_->id.attempt, states = copying_->states](SimulatedCoordinator& c) {
-    c.OnSnapshotWritten(node_, attempt, states);
-  });
-}
-
-void SimulatedMember::HandleWriteManifest(const SnapshotId& id,
-                                          const std::vector<uint64_t>& states) {
-  OnDisk([this, id, states] {
-    const bool written = !states.empty() && !simulation_.chance.Of(5);
-    if (written) {
-      simulation_.disk[id] = states;
-      simulation_.invariants.ManifestExists(id, states);
-    }
-    simulation_.coordinator->OnManifestWritten(id.attempt, written);
-  });
-}
-
-// ---- planned departures ----
-
-void SimulatedMember::PrepareToLeave(Event leaves) {
-  if (!alive_ || leaves_) return leaves();
-  simulation_.Trace("node ", node_.value(), " is told to leave");
-  leaves_ = std::move(leaves);
-  if (!job_ || !job_->has_state || !job_->failed.ok()) return Goes();
-  TellLeaving();
-  simulation_.time.After(kLeavesAfter, [this, boot = boot_] {
-    if (boot_ == boot) Goes();
-  });
-}
-
-void SimulatedMember::TellLeaving() {
-  Tell([this](SimulatedCoordinator& c) { c.OnLeaving(node_); });
-}
-
-void SimulatedMember::Halted() {
-  if (!leaves_) return;
-  halted_ = true;
-  // Nothing is ever saved, and its state goes with it.
-  if (simulation_.options.snapshot_every == 0) return Goes();
-  AskForSnapshot();
-}
-
-void SimulatedMember::AskForSnapshot() {
-  Tell([this](SimulatedCoordinator& c) { c.OnSnapshotRequest(node_); });
-}
-
-void SimulatedMember::HandleSnapshotDone(const SnapshotId& id, bool written) {
-  if (!written && copying_ && copying_->id == id) copying_.reset();
-  if (!leaves_ || !halted_ || !job_ || !job_->has_state) return;
-  // Of lanes that were replaced since, or of a past that is no more.
-  if (!written || id.attempt != job_->applied_attempt) return AskForSnapshot();
-  simulation_.invariants.LeavesWith(id);
-  Goes();
-}
-
-void SimulatedMember::Goes() {
-  simulation_.time.After(simulation_.chance.Pick(0, 5 * kMillisecond), [this, boot = boot_] {
-    if (boot_ == boot && leaves_) std::exchange(leaves_, nullptr)();
-  });
 }
 
 // ---- the end ----

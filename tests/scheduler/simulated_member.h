@@ -57,6 +57,7 @@ struct CopyOfMember {
   SnapshotId id;
   std::vector<uint64_t> states;  // by lane
   size_t copied = 0;
+  uint64_t number = 0;    // of all of this member
   bool ended = false;     // nothing more is copied
   bool answered = false;  // without states: it has failed
 };
@@ -79,6 +80,8 @@ class SimulatedMember {
   void LaneDies(LaneIndex rail);
   // It hangs for ever; the daemon finds that out, kills it, and says that it has died.
   void LaneHangs(LaneIndex rail);
+  // What it is doing with its disk comes to an end only so much later; that is found out.
+  void DiskHangs(Microseconds for_so_long);
   // It is told to leave, and calls `leaves` when all that there is is on the disk, or is not going
   // to be.
   void PrepareToLeave(Event leaves);
@@ -106,8 +109,9 @@ class SimulatedMember {
   [[nodiscard]] Later<Attempt> Attach(TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] absl::StatusOr<StepAnswer> Step(const Submission& request, uint64_t incarnation,
                                                 bool wait);
-  [[nodiscard]] Later<Attempt> Acknowledge(TrainerRank rank, uint64_t incarnation, StepId to_step);
-  [[nodiscard]] std::optional<StepId> MustAcknowledge(TrainerRank rank, uint64_t incarnation) {
+  [[nodiscard]] Later<Attempt> Acknowledge(TrainerRank rank, uint64_t incarnation,
+                                           const WayBack& back);
+  [[nodiscard]] std::optional<WayBack> MustAcknowledge(TrainerRank rank, uint64_t incarnation) {
     const Session* session = Find(rank, incarnation);
     return session == nullptr ? std::nullopt : session->must_acknowledge;
   }
@@ -137,8 +141,8 @@ class SimulatedMember {
     bool replied = false;
     StepId told;  // last committed step, when it was opened
     Attempt first_attempt;
-    std::optional<StepId> must_acknowledge;
-    std::optional<StepId> acknowledged;
+    std::optional<WayBack> must_acknowledge;
+    std::optional<WayBack> acknowledged;
   };
 
   // `event` is called with the coordinator, if it hears it.
@@ -160,6 +164,7 @@ class SimulatedMember {
   void AskForSnapshot();
   void Goes();
   void OnDisk(Event event);
+  void GiveUpSnapshot();
   [[nodiscard]] Session* Find(TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] std::optional<SnapshotId> Newest() const;
 
@@ -202,6 +207,9 @@ class SimulatedMember {
   Attempt armed_;
   Attempt republished_;
   std::optional<CopyOfMember> copying_;
+  uint64_t copies_ = 0;
+  std::optional<SnapshotId> committing_;  // manifest that is being written
+  bool disk_hangs_ = false;
   Event leaves_;         // it is told to leave
   bool halted_ = false;  // nothing is decided any more, for that
 };

@@ -75,11 +75,11 @@ void SimulatedTrainer::DaemonDied() {
   Again(0, 50, [this, call] { Open(call); });
 }
 
-void SimulatedTrainer::JobWentBack(StepId to_step) {
+void SimulatedTrainer::JobWentBack(const WayBack& back) {
   if (!finished_) return;
   finished_ = false;
   const uint64_t call = ++call_;
-  Again(0, 50, [this, call, to_step] { Acknowledge(call, to_step); });
+  Again(0, 50, [this, call, back] { Acknowledge(call, back); });
 }
 
 void SimulatedTrainer::Start() {
@@ -116,20 +116,21 @@ void SimulatedTrainer::Attach(uint64_t call) {
   Begin();
 }
 
-void SimulatedTrainer::Acknowledge(uint64_t call, StepId to_step) {
+void SimulatedTrainer::Acknowledge(uint64_t call, const WayBack& back) {
   if (call_ != call) return;
-  auto acknowledged = member_.Acknowledge(rank_, incarnation_, to_step);
-  if (!acknowledged) return AskAgain([this, call, to_step] { Acknowledge(call, to_step); });
+  auto acknowledged = member_.Acknowledge(rank_, incarnation_, back);
+  if (!acknowledged) return AskAgain([this, call, back] { Acknowledge(call, back); });
   asked_since_ = -1;
   if (!acknowledged->ok()) {
     const absl::Status& status = acknowledged->status();
     if (ReasonOf(status) != "ROLLED_BACK") return Refused(status);
-    return Acknowledge(call, StepId(std::stoll(std::string(status.message()))));
+    return Acknowledge(call, *member_.MustAcknowledge(rank_, incarnation_));
   }
   attempt_ = **acknowledged;
   at_ = member_.history();
   simulation_.Trace("rank ", rank_.value(), " goes back to step ", at_.step.value());
-  if (at_.step != to_step) simulation_.Fail("went back to another step than the one it was told");
+  if (at_.step != back.to_step)
+    simulation_.Fail("went back to another step than the one it was told");
   ++simulation_.counts.acknowledged;
   Begin();
 }
@@ -247,7 +248,7 @@ void SimulatedTrainer::Answer(uint64_t call, const absl::StatusOr<StepAnswer>& a
 void SimulatedTrainer::Finish(const StepAnswer& answer) {
   if (answer.outcome && answer.outcome->kind == OutcomeKind::kRolledBack) {
     early_.clear();
-    return Acknowledge(++call_, answer.outcome->to_step);
+    return Acknowledge(++call_, {answer.outcome->to_step, answer.outcome->epoch});
   }
   if (answer.outcome && answer.outcome->kind == OutcomeKind::kAborted && !answer.outcome->retry) {
     if (!simulation_.disturbed) {

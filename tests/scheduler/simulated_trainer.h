@@ -29,7 +29,7 @@ class SimulatedTrainer {
   // Its daemon is gone, with its session.
   void DaemonDied();
   // The job goes back; a trainer that had come to its end has more to do.
-  void JobWentBack(StepId to_step);
+  void JobWentBack(const WayBack& back);
 
   [[nodiscard]] bool HasSignalled(Attempt attempt, BucketId bucket) const {
     return attempt_ == attempt && early_.contains(bucket);
@@ -45,7 +45,7 @@ class SimulatedTrainer {
   void Start();  // a process, that opens a session
   void Open(uint64_t call);
   void Attach(uint64_t call);
-  void Acknowledge(uint64_t call, StepId to_step);
+  void Acknowledge(uint64_t call, const WayBack& back);
   void Begin();
   void Submit(uint64_t call, int64_t patience);
   void Answer(uint64_t call, const absl::StatusOr<StepAnswer>& answer);

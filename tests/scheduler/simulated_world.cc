@@ -59,6 +59,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   acknowledged += other.acknowledged;
   snapshots += other.snapshots;
   failed_snapshots += other.failed_snapshots;
+  hung_snapshots += other.hung_snapshots;
   lost_jobs += other.lost_jobs;
   begun += other.begun;
 }

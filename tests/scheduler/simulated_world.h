@@ -41,6 +41,7 @@ struct SimulationCounts {
   int64_t acknowledged = 0;  // by trainers that lived through one
   int64_t snapshots = 0;
   int64_t failed_snapshots = 0;
+  int64_t hung_snapshots = 0;  // of them: given up because a disk hung
   int64_t lost_jobs = 0;
   int64_t begun = 0;  // attempts that nodes without trainers were told of
 

@@ -34,6 +34,13 @@ struct SimulationOptions {
   std::chrono::milliseconds linger{5'000};
 };
 
+// That a job goes back, as its trainers hear and acknowledge it.
+struct WayBack {
+  StepId to_step;
+  GroupEpoch epoch;
+  bool operator==(const WayBack&) const = default;
+};
+
 // The directory of snapshots: whole ones by id, with the state of each lane.
 using SimulatedDisk = std::map<SnapshotId, std::vector<uint64_t>>;
 

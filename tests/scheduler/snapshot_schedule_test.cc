@@ -71,20 +71,5 @@ TEST(SnapshotScheduleTest, ARequestIsServedByTheNextStepThatCan) {
   EXPECT_FALSE(schedule.OnCommitted(StepId(4), kStart)) << "served once";
 }
 
-TEST(SnapshotScheduleTest, ARollbackForgetsWhatWasBeingWritten) {
-  SnapshotSchedule schedule({.every_steps = 5, .every = milliseconds(0)}, std::nullopt, kStart);
-  EXPECT_TRUE(schedule.OnCommitted(StepId(5), kStart));
-  schedule.OnFinished(true);
-  EXPECT_TRUE(schedule.OnCommitted(StepId(10), kStart));
-  schedule.OnRolledBack(StepId(5), kStart);
-  schedule.OnFinished(true);  // too late
-  EXPECT_EQ(schedule.durable_step(), StepId(5));
-  EXPECT_FALSE(schedule.being_written().has_value());
-  EXPECT_TRUE(schedule.OnCommitted(StepId(10), kStart));
-  schedule.OnFinished(true);
-  schedule.OnRolledBack(StepId(3), kStart);
-  EXPECT_EQ(schedule.durable_step(), StepId(3)) << "loaded from there: durable";
-}
-
 }  // namespace
 }  // namespace dmuond::scheduler

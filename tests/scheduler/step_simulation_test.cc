@@ -34,7 +34,8 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << " new epochs with their memory, in which lanes "
             << "had to apply " << all.redone << " commits again, " << all.rollbacks
             << " rollbacks, heard of by " << all.acknowledged << " trainers, " << all.snapshots
-            << " snapshots, " << all.failed_snapshots << " failed, " << all.begun
+            << " snapshots, " << all.failed_snapshots << " failed, " << all.hung_snapshots
+            << " given up because a disk hung, " << all.begun
             << " attempts told to nodes without trainers, " << all.lost_jobs
             << " trainers whose job was lost\n";
   if (schedules < 1'000) return;
@@ -58,6 +59,7 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
                         all.acknowledged,
                         all.snapshots,
                         all.failed_snapshots,
+                        all.hung_snapshots,
                         all.lost_jobs,
                         all.begun}) {
     EXPECT_GT(count, static_cast<int64_t>(schedules / 200));

@@ -81,6 +81,11 @@ void StepSimulator::PlanFaults() {
       Later(400, [&member, rail] { member.LaneDies(rail); });
     }
   }
+  if (options.snapshot_every > 0 && chance.Of(15)) {
+    SimulatedMember& member = members_[chance.Pick(0, nodes - 1)];
+    Later(400,
+          [this, &member] { member.DiskHangs(simulation_.chance.Pick(1, 300) * kMillisecond); });
+  }
   if (!group_is_hurt) {
     // Without patience, a group that breaks is the end of its job.
     if (nodes > 1 && chance.Of(8)) Later(200, [this] { coordinator_.Break("a node is gone"); });

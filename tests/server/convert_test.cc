@@ -7,8 +7,11 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "google/protobuf/util/message_differencer.h"
+#include "kernels/newton_schulz.h"
+#include "kernels/presets.h"
 #include "tests/scheduler/layouts.h"
 
 namespace dmuond::server {
@@ -64,6 +67,48 @@ TEST(ConvertTest, PlanInputsAreMerged) {
   EXPECT_EQ(inputs->bucket_bytes, int64_t{32} << 20);
   EXPECT_EQ(inputs->costs.tflops, 12);
   EXPECT_EQ(inputs->costs.launch_us, 20);
+}
+
+TEST(ConvertTest, CostsAreOfTheGroupsOwnNewtonSchulz) {
+  v1::PlanInputs message = TwoTrainers();
+  for (v1::Registration& registration : *message.mutable_registrations()) {
+    registration.add_groups();
+    v1::GroupConfig& group = *registration.add_groups();
+    group.set_preset("torch");
+    for (int step = 0; step < 3; ++step) group.add_coefficients()->set_a(1);
+  }
+  auto inputs = FromProto(message);
+  ASSERT_TRUE(inputs.ok()) << inputs.status();
+  EXPECT_THAT(inputs->iterations, ElementsAre(scheduler::Iteration{5, 5}, scheduler::Iteration{},
+                                              scheduler::Iteration{3, 3}));
+}
+
+TEST(ConvertTest, ThePlannersFlopsAreThoseOfTheProductsThatRun) {
+  constexpr int64_t kRows = 96;
+  constexpr int64_t kCols = 64;
+  const auto flops = [](const kernels::NewtonSchulzProgram& program) {
+    const auto p = static_cast<double>(program.p);
+    const auto q = static_cast<double>(program.q);
+    double sum = 0;
+    for (const kernels::Product& product : program.products) {
+      sum += product.kind == kernels::ProductKind::kSymmetric ? p * p * p
+             : product.kind == kernels::ProductKind::kGram    ? p * p * q
+                                                              : 2 * p * p * q;
+    }
+    return sum;
+  };
+  for (const char* preset : kernels::kPresetNames) {
+    for (const std::vector<int32_t>& restarts :
+         std::vector<std::vector<int32_t>>{{}, {2}, {1, 3, 4}}) {
+      v1::GroupConfig group;
+      group.set_preset(preset);
+      kernels::NewtonSchulzConfig config = FromProto(group)->newton_schulz;
+      if (!restarts.empty()) config.restarts.assign(restarts.begin(), restarts.end());
+      EXPECT_EQ(flops(*kernels::BuildNewtonSchulz(config, kRows, kCols)),
+                scheduler::NewtonSchulzFlops({kRows, kCols, IterationOf(config)}))
+          << preset << ", " << restarts.size() << " restarts";
+    }
+  }
 }
 
 TEST(ConvertTest, UnknownEnumValuesNameFieldAndParameter) {
@@ -183,6 +228,28 @@ TEST(ConvertTest, GroupsOverrideTheirPreset) {
   EXPECT_EQ(config->newton_schulz.eps, 1e-5);
   ASSERT_EQ(config->newton_schulz.coefficients.size(), 1);
   EXPECT_EQ(config->newton_schulz.coefficients[0][0], 1.5);
+}
+
+TEST(ConvertTest, RestartsOverrideThePresetsInEveryShape) {
+  v1::GroupConfig group;
+  group.add_restarts(2);
+  group.add_restarts(4);
+  auto config = FromProto(group);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->newton_schulz.restarts, ElementsAre(2, 4));
+  EXPECT_TRUE(config->newton_schulz.restarts_near_square.empty());
+  EXPECT_EQ(config->newton_schulz.coefficients,
+            FromProto(v1::GroupConfig())->newton_schulz.coefficients);
+
+  group.add_restarts(5);
+  EXPECT_THAT(Message(FromProto(group).status()), HasSubstr("ns_restarts=2,4,5: "));
+  group.mutable_restarts()->Truncate(2);
+  group.set_preset("torch");
+  EXPECT_THAT(Message(FromProto(group).status()),
+              HasSubstr("ns_restarts=2,4: ns_form=standard has no restarts"));
+  group.set_form(v1::GroupConfig::FORM_GRAM);
+  group.set_newton_schulz_type(v1::ELEMENT_TYPE_FLOAT16);
+  EXPECT_TRUE(FromProto(group).ok()) << FromProto(group).status();
 }
 
 TEST(ConvertTest, GroupsThatCannotBeAreRefused) {

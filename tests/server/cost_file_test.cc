@@ -14,7 +14,7 @@ std::string Path(const std::string& name) { return testing::TempDir() + "/" + na
 TEST(CostFileTest, ATableIsReadAsItWasWritten) {
   scheduler::CostTable table;
   table.device = "cuda NVIDIA H200 sms=132";
-  table.entries = {{4096, 14336, 1, 4280.5}, {4096, 14336, 4, 17000.25}};
+  table.entries = {{{4096, 14336}, 1, 4280.5}, {{4096, 14336, {5, 5}}, 4, 17000.25}};
   table.choices = {{4096, 4096, scheduler::ElementType::kF16, 1, 1}};
   table.launch_us = 12;
   const std::string path = Path("costs.txt");
@@ -23,8 +23,8 @@ TEST(CostFileTest, ATableIsReadAsItWasWritten) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(read->device, table.device);
   ASSERT_EQ(read->entries.size(), 2U);
-  EXPECT_EQ(read->entries[1].rows, 4096);
-  EXPECT_EQ(read->entries[1].cols, 14336);
+  EXPECT_EQ(read->entries[0].matrix, table.entries[0].matrix);
+  EXPECT_EQ(read->entries[1].matrix, table.entries[1].matrix);
   EXPECT_EQ(read->entries[1].batch, 4);
   EXPECT_EQ(read->entries[1].microseconds, 17000.25);
   EXPECT_EQ(read->launch_us, 12);
@@ -34,6 +34,14 @@ TEST(CostFileTest, ATableIsReadAsItWasWritten) {
   EXPECT_EQ(choices[0].dtype, kernels::DType::kF16);
   EXPECT_EQ(choices[0].engine, kernels::ProductEngine::kOwn);
   EXPECT_EQ(choices[0].form, kernels::NewtonSchulzForm::kStandard);
+}
+
+TEST(CostFileTest, EntriesThatNameNoIterationAreOfTheDefaultPresets) {
+  const std::string path = Path("old.txt");
+  std::ofstream(path) << "entries { rows: 64 cols: 128 batch: 1 microseconds: 20 }\n";
+  const absl::StatusOr<scheduler::CostTable> read = ReadCostTable(path);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->entries[0].matrix, (scheduler::MatrixKind{64, 128}));
 }
 
 TEST(CostFileTest, AWrongFileIsNamedWithItsLine) {

@@ -1,5 +1,5 @@
 # Compiler settings and the two ways in which a folder declares what it is made of:
-#   dmuond_library(scheduler SOURCES … DEPS …)   a static library, alias dmuond::scheduler
+#   dmuond_library(scheduler SOURCES … DEPS … HEADERS …)  a static library, alias dmuond::scheduler
 #   dmuond_test(fragment_test DEPS …)            one GoogleTest program from fragment_test.cc,
 #                                                run in the repository's root
 #   dmuond_fuzz(name_fuzz CORPUS … DEPS …)       a libFuzzer target from name_fuzz.cc; a test too
@@ -8,7 +8,9 @@ include_guard(GLOBAL)
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
+# Libraries and programs are compiled alike, for the same precompiled headers to fit both.
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_COMPILE_OPTIONS_PIE -fPIC)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo)
@@ -27,6 +29,8 @@ if(DMUOND_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+  else()
+    add_compile_options("SHELL:-Xclang -fno-pch-timestamp")
   endif()
 endif()
 find_program(DMUOND_LLD ld.lld)
@@ -37,49 +41,103 @@ endif()
 # Every program and test lies in one folder, where they find each other.
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
-# asan | tsan | fuzz, set by the presets of the same names.
-set(DMUOND_SANITIZE "" CACHE STRING "Sanitizer: empty, address, thread or fuzzer (clang)")
+# asan | tsan, set by the presets of the same names; both are clang's. The address sanitizer's build is also
+# the fuzzers', who watch which edges are taken, not what is compared: that would be a call for each comparison.
+# Of undefined behaviour three kinds are left out, which take a quarter of the compiler's time: a null pointer
+# ends the program anyway, objects that are too small the address sanitizer sees, as do wrong types mostly.
+# Tests' own code and what protoc writes are instrumented for less, since they are not what is tested.
+set(DMUOND_SANITIZE "" CACHE STRING "Sanitizer: empty, address or thread")
+set(DMUOND_TEST_OPTIONS)
+set(DMUOND_GENERATED_OPTIONS)
 if(DMUOND_SANITIZE STREQUAL "address")
-  add_compile_options(-O1 -fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize-recover=undefined)
+  set(coverage inline-8bit-counters,pc-table)
+  add_compile_options(-O1 -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr
+    -fno-omit-frame-pointer -fno-sanitize-recover=undefined -fsanitize-coverage=${coverage})
   add_link_options(-fsanitize=address,undefined)
+  set(DMUOND_TEST_OPTIONS -fno-sanitize=undefined -fno-sanitize-coverage=${coverage})
+  set(DMUOND_GENERATED_OPTIONS -fno-sanitize=address,undefined)
 elseif(DMUOND_SANITIZE STREQUAL "thread")
   add_compile_options(-O1 -fsanitize=thread)
   add_link_options(-fsanitize=thread)
-elseif(DMUOND_SANITIZE STREQUAL "fuzzer")
-  add_compile_options(-O1 -fsanitize=fuzzer-no-link,address,undefined -fno-omit-frame-pointer
-    -fno-sanitize-recover=undefined)
-  add_link_options(-fsanitize=address,undefined)
 endif()
 
 add_library(dmuond_warnings INTERFACE)
 target_compile_options(dmuond_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-sign-compare -Wno-missing-field-initializers>
-  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>
-  # g++ 12 takes the sanitizer's own code for uninitialised reads, in std::regex and std::function.
-  $<$<STREQUAL:${DMUOND_SANITIZE},address>:-Wno-maybe-uninitialized>)
+  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>)
 
 find_package(absl REQUIRED)
 find_package(Threads REQUIRED)
 
+# dmuond_headers(name HEADERS … DEPS … OPTIONS …): headers that are precompiled once, with what DEPS need and
+# OPTIONS. Of other projects, or generated: for a change of one of ours would compile everything anew.
+# dmuond_use_headers(target name): they come first in every source of the target, whose options must fit.
+function(dmuond_headers name)
+  cmake_parse_arguments(ARG "" "" "HEADERS;DEPS;OPTIONS" ${ARGN})
+  add_library(dmuond_${name}_headers OBJECT ${PROJECT_SOURCE_DIR}/tools/cmake/headers.cc)
+  target_compile_options(dmuond_${name}_headers PRIVATE ${ARG_OPTIONS})
+  target_link_libraries(dmuond_${name}_headers PRIVATE ${ARG_DEPS})
+  target_precompile_headers(dmuond_${name}_headers PRIVATE ${ARG_HEADERS})
+endfunction()
+function(dmuond_use_headers target name)
+  target_precompile_headers(${target} REUSE_FROM dmuond_${name}_headers)
+endfunction()
+
+set(DMUOND_COMMON_HEADERS <algorithm> <array> <atomic> <chrono> <cstdint> <cstring> <deque> <functional> <map>
+  <memory> <mutex> <optional> <set> <span> <string> <thread> <tuple> <utility> <vector>
+  <absl/status/status.h> <absl/status/statusor.h> <absl/strings/str_cat.h>)
+set(DMUOND_MESSAGE_HEADERS <dmuond/v1/admin.pb.h> <dmuond/v1/lane.pb.h> <dmuond/v1/peer.pb.h>
+  <dmuond/v1/snapshot.pb.h> <dmuond/v1/trainer.pb.h>)
+dmuond_headers(common DEPS absl::status absl::statusor absl::strings HEADERS ${DMUOND_COMMON_HEADERS})
+
+# HEADERS: common, the default; messages; grpc; or none, where the options are the target's own.
 function(dmuond_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "HEADERS" "SOURCES;DEPS" ${ARGN})
+  if(NOT ARG_HEADERS)
+    set(ARG_HEADERS common)
+  endif()
   add_library(dmuond_${name} STATIC ${ARG_SOURCES})
   add_library(dmuond::${name} ALIAS dmuond_${name})
   target_include_directories(dmuond_${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(dmuond_${name} PUBLIC ${ARG_DEPS} PRIVATE dmuond_warnings)
+  if(NOT ARG_HEADERS STREQUAL "none")
+    dmuond_use_headers(dmuond_${name} ${ARG_HEADERS})
+  endif()
 endfunction()
 
 # What ./dev test --tsan builds: the tests that carry the label tsan. Debian's gRPC and abseil are not
 # instrumented, so a target with this label links no gRPC, and locks with kernels/mutex.h alone.
 add_custom_target(tsan_tests)
 
+# name.cc is compiled for speed of compiling, with -O0; or, if it COMPUTES so much that this would cost more
+# than it saves, with -O1. What it lists in SOURCES, simulators and such, is optimised like everything else.
+# HEADERS: test, the default; test_messages; test_grpc; of COMPUTES always computing_test.
 function(dmuond_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "COMPUTES" "HEADERS;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
-  add_executable(${name} ${name}.cc ${ARG_SOURCES})
+  if(DMUOND_SANITIZE)  # takes three times as long
+    math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")
+  endif()
+  add_executable(${name} ${name}.cc)
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} dmuond_warnings GTest::gmock GTest::gtest_main)
+  if(ARG_COMPUTES)
+    target_compile_options(${name} PRIVATE -O1 ${DMUOND_TEST_OPTIONS})
+    set(ARG_HEADERS computing_test)
+  else()
+    target_compile_options(${name} PRIVATE -O0 ${DMUOND_TEST_OPTIONS})
+    if(NOT ARG_HEADERS)
+      set(ARG_HEADERS test)
+    endif()
+  endif()
+  dmuond_use_headers(${name} ${ARG_HEADERS})
+  if(ARG_SOURCES)
+    add_library(${name}_parts OBJECT ${ARG_SOURCES})
+    target_link_libraries(${name}_parts PRIVATE ${ARG_DEPS} dmuond_warnings GTest::gmock)
+    dmuond_use_headers(${name}_parts common)
+    target_link_libraries(${name} PRIVATE ${name}_parts)
+  endif()
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
   if("tsan" IN_LIST ARG_LABELS)
@@ -87,21 +145,34 @@ function(dmuond_test name)
   endif()
 endfunction()
 
-# name.cc has LLVMFuzzerTestOneInput(). Everywhere it is a test: the corpus (a folder beside it) and
-# ITERATIONS seeded mutations of it, by tests/fuzz/driver.cc. In the preset fuzz it is also the
-# program name_libfuzzer, which searches with coverage until it is stopped; the target fuzzers
-# builds all of those.
-add_custom_target(fuzzers)
+# name.cc has LLVMFuzzerTestOneInput(). Everywhere it is a test: the corpus (a folder beside it) and ITERATIONS
+# seeded mutations of it, by tests/fuzz/driver.cc. In the preset asan it is also the program name_libfuzzer,
+# which searches with coverage until it is stopped; the test name_minute, with the label fuzz, lets it do so
+# for a minute. HEADERS are messages, or grpc for what links it.
 function(dmuond_fuzz name)
-  cmake_parse_arguments(ARG "" "CORPUS;ITERATIONS" "DEPS" ${ARGN})
-  add_executable(${name} ${name}.cc ${PROJECT_SOURCE_DIR}/tests/fuzz/driver.cc)
-  target_link_libraries(${name} PRIVATE ${ARG_DEPS} dmuond_warnings)
+  cmake_parse_arguments(ARG "" "CORPUS;ITERATIONS;HEADERS" "DEPS" ${ARGN})
+  if(NOT ARG_HEADERS)
+    set(ARG_HEADERS messages)
+  endif()
+  add_library(${name}_target OBJECT ${name}.cc)
+  dmuond_use_headers(${name}_target ${ARG_HEADERS})
+  target_link_libraries(${name}_target PUBLIC ${ARG_DEPS} PRIVATE dmuond_warnings)
+  if(NOT TARGET fuzz_driver)
+    add_library(fuzz_driver OBJECT ${PROJECT_SOURCE_DIR}/tests/fuzz/driver.cc)
+    target_link_libraries(fuzz_driver PRIVATE dmuond_warnings)
+  endif()
+  add_executable(${name})
+  target_link_libraries(${name} PRIVATE ${name}_target fuzz_driver)
   add_test(NAME ${name} COMMAND ${name} ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_CORPUS} ${ARG_ITERATIONS})
   set_tests_properties(${name} PROPERTIES TIMEOUT 120)
-  if(DMUOND_SANITIZE STREQUAL "fuzzer")
-    add_executable(${name}_libfuzzer ${name}.cc)
-    target_link_libraries(${name}_libfuzzer PRIVATE ${ARG_DEPS} dmuond_warnings)
+  if(DMUOND_SANITIZE STREQUAL "address")
+    add_executable(${name}_libfuzzer)
+    target_link_libraries(${name}_libfuzzer PRIVATE ${name}_target)
     target_link_options(${name}_libfuzzer PRIVATE -fsanitize=fuzzer)
-    add_dependencies(fuzzers ${name}_libfuzzer)
+    set(found ${CMAKE_BINARY_DIR}/fuzz/${name})  # inputs that reach more than the corpus does
+    file(MAKE_DIRECTORY ${found})
+    add_test(NAME ${name}_minute COMMAND ${name}_libfuzzer -max_total_time=60 -print_final_stats=1
+      -artifact_prefix=${found}- ${found} ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_CORPUS})
+    set_tests_properties(${name}_minute PROPERTIES TIMEOUT 180 LABELS fuzz)
   endif()
 endfunction()

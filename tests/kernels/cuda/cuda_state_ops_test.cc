@@ -219,8 +219,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, MuonEngines,
 TEST_P(MuonEngines, EveryPresetFollowsItsFormulasAndTheCpuForTwelveSteps) {
   for (const char* name : kPresetNames) {
     for (const auto& [rows, cols] : Shapes{{96, 96}, {64, 200}, {200, 64}, {1, 33}, {257, 130}}) {
-      const MuonPreset preset = *FindPreset(name);
-      const MuonRun run = Run(preset.config, rows, cols, 12);
+      const MuonRun run = Run(*FindPreset(name), rows, cols, 12);
       EXPECT_LT(run.gpu_error, 0.03) << name << " " << rows << " x " << cols;
       EXPECT_LT(run.between, 0.03) << name << " " << rows << " x " << cols;
       EXPECT_TRUE(run.same_momentum) << name << " " << rows << " x " << cols;
@@ -232,10 +231,10 @@ TEST_P(MuonEngines, EveryPresetFollowsItsFormulasAndTheCpuForTwelveSteps) {
 
 TEST_P(MuonEngines, InFp32EveryPresetIsItsFormula) {
   for (const char* name : kPresetNames) {
-    MuonPreset preset = *FindPreset(name);
-    ASSERT_TRUE(OverrideField(preset, "ns_dtype", "fp32").ok());
+    MuonConfig config = *FindPreset(name);
+    config.newton_schulz.dtype = DType::kF32;
     for (const auto& [rows, cols] : Shapes{{96, 96}, {64, 200}, {200, 64}, {1, 33}}) {
-      EXPECT_LT(Run(preset.config, rows, cols, 12).gpu_error, 5e-5)
+      EXPECT_LT(Run(config, rows, cols, 12).gpu_error, 5e-5)
           << name << " " << rows << " x " << cols;
     }
   }
@@ -243,7 +242,7 @@ TEST_P(MuonEngines, InFp32EveryPresetIsItsFormula) {
 
 // Batches of one call: the bits of a call each, also where one writes to what an earlier one read.
 TEST_F(MuonOps, ASetOfBatchesIsItsBatchesOneAfterTheOther) {
-  const MuonConfig config = FindPreset("dmuon")->config;
+  const MuonConfig config = *FindPreset("dmuon");
   const int64_t rows = 72, cols = 200, n = rows * cols;
   UpdateScalars scalars;
   scalars.learning_rate = 0.1;
@@ -287,7 +286,7 @@ TEST_F(MuonOps, ASetOfBatchesIsItsBatchesOneAfterTheOther) {
 
 TEST_F(MuonOps, AChoiceChangesTheEngineAndTheFormOfOneShape) {
   if (!CheckLibrary().ok()) GTEST_SKIP() << CheckLibrary();
-  const MuonConfig config = FindPreset("dmuon")->config;
+  const MuonConfig config = *FindPreset("dmuon");
   const size_t own = gpu_->ops().MuonWorkspaceBytes(256, 512, 2, config);
   const MuonRun before = Run(config, 128, 192, 3);
   const KernelChoice choices[] = {
@@ -303,7 +302,7 @@ TEST_F(MuonOps, AChoiceChangesTheEngineAndTheFormOfOneShape) {
 }
 
 TEST_F(MuonOps, MisalignedMatricesAreRefused) {
-  const MuonConfig config = FindPreset("dmuon")->config;
+  const MuonConfig config = *FindPreset("dmuon");
   const auto memory = *gpu_->AllocateScratch(1 << 20);
   auto* const odd = reinterpret_cast<float*>(memory->data() + 4);
   const UpdateScalars scalars;

@@ -34,7 +34,7 @@ class Tuner : public GpuTest {};
 
 TEST_F(Tuner, EveryEngineAndFormIsCheckedAndOneWins) {
   TuningOptions options;
-  options.config = FindPreset("dmuon")->config;
+  options.config = *FindPreset("dmuon");
   options.seconds = 1;
   const TuningTask tasks[] = {{256, 640, {1, 2, 4}}, {512, 512, {1, 3}}};
   int reported = 0;
@@ -58,7 +58,7 @@ TEST_F(Tuner, EveryEngineAndFormIsCheckedAndOneWins) {
 
 TEST_F(Tuner, AMatrixThatDoesNotFitIsNamed) {
   TuningOptions options;
-  options.config = FindPreset("dmuon")->config;
+  options.config = *FindPreset("dmuon");
   options.memory_bytes_max = 1 << 20;
   const TuningTask task{4096, 4096, {1}};
   const absl::Status status = TuneUpdates({&task, 1}, options, [](const TunedShape&) {}).status();

@@ -67,7 +67,7 @@ TEST(SmallPlanTest, EveryRoundComputesWhatTheProgramDoes) {
     for (const std::vector<int>& restarts :
          std::vector<std::vector<int>>{{2}, {3}, {2, 4}, {1}, {1, 2, 3, 4}, {}}) {
       for (const NewtonSchulzForm form : {NewtonSchulzForm::kGram, NewtonSchulzForm::kStandard}) {
-        NewtonSchulzConfig config = FindPreset("dmuon")->config.newton_schulz;
+        NewtonSchulzConfig config = FindPreset("dmuon")->newton_schulz;
         config.form = form;
         config.restarts = restarts;
         const NewtonSchulzProgram program = *BuildNewtonSchulz(config, p, 3 * p);
@@ -96,14 +96,14 @@ TEST(SmallPlanTest, EveryRoundComputesWhatTheProgramDoes) {
 
 TEST(SmallPlanTest, LargerMatricesHaveNone) {
   const NewtonSchulzProgram program =
-      *BuildNewtonSchulz(FindPreset("dmuon")->config.newton_schulz, 257, 1000);
+      *BuildNewtonSchulz(FindPreset("dmuon")->newton_schulz, 257, 1000);
   EXPECT_FALSE(PlanSmallRound(program.products, 257, true).has_value());
   EXPECT_FALSE(PlanSmallRound({}, 64, true).has_value());
 }
 
 // As measured: a chip's worth of matrices, or of small ones fewer.
 TEST(SmallPlanTest, RoundsPayWhereTheyWereFaster) {
-  const NewtonSchulzConfig gram = FindPreset("dmuon")->config.newton_schulz;
+  const NewtonSchulzConfig gram = FindPreset("dmuon")->newton_schulz;
   const auto pay = [&](int64_t p, int64_t q, int64_t batch) {
     return SmallRoundsPay(*BuildNewtonSchulz(gram, p, q), batch);
   };

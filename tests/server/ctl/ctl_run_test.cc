@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -34,6 +35,20 @@ TEST(CtlRunTest, ATrainerTrainsInIt) {
       fs::read_symlink("/proc/self/exe").parent_path() / "dmuond-example-trainer";
   const CtlResult result = RunCtl({"run", "--", trainer, "--steps=3"});
   EXPECT_EQ(result.code, 0) << result.output << result.errors;
+}
+
+TEST(CtlRunTest, ItsDaemonTakesAConfigFile) {
+  std::string directory = fs::temp_directory_path() / "dmuonctl-run-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  const std::string file = directory + "/dmuond.conf";
+  std::ofstream(file) << "devices: 'cpu:3'\nsnapshot_dir: '" << directory << "/snapshots'\n";
+  const CtlResult result = RunCtl({"run", "--config=" + file, "--", "true"});
+  EXPECT_EQ(result.code, 0) << result.errors;
+  EXPECT_TRUE(fs::exists(directory + "/snapshots"));
+  const CtlResult wrong = RunCtl({"run", "--config=" + directory + "/none", "--", "true"});
+  EXPECT_EQ(wrong.code, 1);
+  EXPECT_THAT(wrong.errors, HasSubstr(directory + "/none"));
+  fs::remove_all(directory);
 }
 
 TEST(CtlRunTest, ACommandThatIsNotThereIs127AndNoCommandIsAnswersUsage) {

@@ -166,10 +166,19 @@ TEST(ConfigTest, PlaintextBeyondLoopbackIsRefused) {
 TEST(ConfigTest, TlsFilesGoTogetherAndMustBeReadable) {
   const TempDir dir;
   for (const char* name : {"ca", "crt", "key"}) WriteFile(dir / name, "PEM");
-  const std::vector<std::string> all = {
-      "--nodes=2", "--coordinator=node0:7077", "--peer_tls_ca=" + (dir / "ca"),
-      "--peer_tls_certificate=" + (dir / "crt"), "--peer_tls_key=" + (dir / "key")};
+  const std::vector<std::string> all = {"--nodes=2",
+                                        "--coordinator=node0:7077",
+                                        "--rail_address=::1",
+                                        "--peer_tls_ca=" + (dir / "ca"),
+                                        "--peer_tls_certificate=" + (dir / "crt"),
+                                        "--peer_tls_key=" + (dir / "key")};
   EXPECT_EQ(LoadOk(all).peer_tls_key, dir / "key");
+  std::vector<std::string> wide = all;
+  wide.back() = "--rail_address=10.0.0.1";
+  wide.insert(wide.end(), {all.back(), "--allow_plaintext_rail=false"});
+  EXPECT_THAT(Mistake(wide), AllOf(HasSubstr("--rail_address=10.0.0.1"), HasSubstr("without TLS")));
+  wide.back() = "--allow_plaintext_rail";
+  EXPECT_EQ(LoadOk(wide).rail_address, "10.0.0.1");
   EXPECT_THAT(Mistake({"--peer_tls_ca=" + (dir / "ca")}), HasSubstr("all three"));
   std::vector<std::string> missing = all;
   missing.back() = "--peer_tls_key=/nowhere/key";
@@ -247,6 +256,10 @@ TEST(ConfigTest, ArgumentThatIsNoFlagIsNamed) {
 TEST(ConfigTest, TooLongSocketNamesLengthAndLimit) {
   const std::string socket = "/tmp/" + std::string(96, 's');
   EXPECT_THAT(Mistake({"--socket=" + socket}), HasSubstr("108 bytes, at most 107"));
+}
+
+TEST(ConfigTest, SocketWithoutAPathIsRefused) {
+  EXPECT_THAT(Mistake({"--socket=unix:"}), HasSubstr("names no path"));
 }
 
 TEST(ConfigTest, MistakeInFileHasItsPlace) {

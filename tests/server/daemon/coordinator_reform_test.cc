@@ -8,6 +8,7 @@
 #include "scheduler/plan.h"
 #include "server/convert.h"
 #include "server/daemon/coordinator.h"
+#include "tests/server/daemon/registrations.h"
 
 namespace dmuond::server {
 namespace {
@@ -41,28 +42,7 @@ class CoordinatorReformTest : public ::testing::Test {
   }
   static v1::MemberMessage Registration() {
     v1::MemberMessage message;
-    v1::Registration& registration = *message.mutable_registration();
-    registration.set_job("job");
-    registration.set_world_size(1);
-    registration.add_groups()->set_preset("dmuon");
-    v1::Parameter& parameter = *registration.add_parameters();
-    parameter.set_name("w");
-    parameter.set_weight_type(v1::ELEMENT_TYPE_FLOAT32);
-    parameter.set_gradient_type(v1::ELEMENT_TYPE_FLOAT32);
-    parameter.set_route(v1::ROUTE_MUON);
-    parameter.set_reduce_factor(1);
-    v1::Fragment& fragment = *registration.add_fragments();
-    fragment.set_contribution(v1::CONTRIBUTION_SUM);
-    for (int dimension = 0; dimension < 2; ++dimension) {
-      parameter.add_shape(4);
-      fragment.mutable_box()->add_begin(0);
-      fragment.mutable_box()->add_end(4);
-    }
-    for (v1::Slice* slice : {fragment.mutable_gradient(), fragment.mutable_weight()}) {
-      slice->add_strides(4);
-      slice->add_strides(1);
-    }
-    fragment.mutable_weight()->set_arena(1);
+    *message.mutable_registration() = OfOneMatrix(0, 1);
     return message;
   }
 
@@ -238,6 +218,111 @@ TEST_F(CoordinatorLeavingTest, ANodeThatHasLeftAlreadyIsAMemberThatIsGoneAndNoLo
   EXPECT_THAT(Words(Tell(left)), ElementsAre()) << "nobody is told of a loss";
   EXPECT_THAT(Words(coordinator_.OnMemberGone(now_, 0, "the stream ended")), ElementsAre());
   EXPECT_THAT(Words(coordinator_.OnTick(now_ + std::chrono::seconds(900))), ElementsAre());
+}
+
+// Two nodes with a directory, and a job whose memory one of them may have lost.
+class CoordinatorFormingTest : public ::testing::Test {
+ protected:
+  CoordinatorFormingTest() : coordinator_(Options()) {
+    EXPECT_TRUE(coordinator_.OnFormed(now_, kEpoch).empty());
+    EXPECT_TRUE(TellState(0, {}).empty());
+    EXPECT_TRUE(TellState(1, {}).empty());
+    EXPECT_TRUE(TellSession(0).empty());
+    v1::MemberMessage registration;
+    *registration.mutable_registration() = OfOneMatrix(0, 1);
+    const AddressedMessages planned = Tell(0, registration);
+    EXPECT_EQ(planned.size(), 1U);
+    state_.set_job("job");
+    state_.set_job_incarnation(1);
+    state_.set_has_memory(true);
+    state_.set_has_state(true);
+    *state_.mutable_plan() = planned[0].message.plan();
+    (void)coordinator_.OnMemberGone(now_, 1, "it died");
+    EXPECT_TRUE(coordinator_.OnFormed(now_, kEpoch + 1).empty());
+  }
+
+  static constexpr uint32_t kEpoch = 5;
+  static CoordinatorOptions Options() {
+    CoordinatorOptions options{.nodes = 2, .snapshots = true};
+    options.step.session_linger = std::chrono::milliseconds(1000);
+    return options;
+  }
+  AddressedMessages Tell(int32_t node, const v1::MemberMessage& message) {
+    return coordinator_.OnMessage(now_, node, message);
+  }
+  AddressedMessages TellState(int32_t node, const v1::MemberState& state) {
+    v1::MemberMessage message;
+    *message.mutable_member_state() = state;
+    message.mutable_member_state()->set_epoch(coordinator_.epoch());
+    return Tell(node, message);
+  }
+  AddressedMessages TellSession(int32_t node) {
+    v1::MemberMessage message;
+    message.mutable_rank_session()->set_job("job");
+    message.mutable_rank_session()->set_world_size(1);
+    return Tell(node, message);
+  }
+  AddressedMessages TellNewest(int64_t step, const std::string& error = "", uint32_t ago = 0) {
+    v1::MemberMessage message;
+    message.mutable_newest_snapshot()->set_epoch(coordinator_.epoch() - ago);
+    message.mutable_newest_snapshot()->set_step(step);
+    message.mutable_newest_snapshot()->set_error(error);
+    return Tell(0, message);
+  }
+  // The node that died has a successor without anything.
+  void LoseMemory() {
+    EXPECT_TRUE(TellState(0, state_).empty());
+    const AddressedMessages asked = TellState(1, {});
+    ASSERT_EQ(asked.size(), 1U);
+    EXPECT_EQ(asked[0].node, 0) << "others see the same directory";
+    EXPECT_EQ(asked[0].message.find_snapshot().job(), "job");
+    EXPECT_EQ(asked[0].message.find_snapshot().epoch(), coordinator_.epoch());
+  }
+
+  scheduler::TimePoint now_;
+  Coordinator coordinator_;
+  v1::MemberState state_;  // of a node that has the job
+};
+
+TEST_F(CoordinatorFormingTest, AJobThatLostMemoryGoesBackToTheNewestSnapshotWhenItIsKnown) {
+  LoseMemory();
+  EXPECT_TRUE(TellSession(0).empty()) << "the rank is of a job that is not there yet";
+  EXPECT_TRUE(TellNewest(3, "", /*ago=*/1).empty()) << "an answer of an older epoch";
+  const AddressedMessages told = TellNewest(3);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.roll_back().plan().restore_step(), 3);
+  EXPECT_EQ(told[0].message.roll_back().epoch(), kEpoch + 1);
+  EXPECT_TRUE(TellNewest(6).empty()) << "it is answered";
+}
+
+TEST_F(CoordinatorFormingTest, AJobIsLostWhenThereIsNoSnapshotAndNotWhenThatIsUnknown) {
+  LoseMemory();
+  AddressedMessages told = TellNewest(0);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].node, 0);
+  EXPECT_EQ(told[0].message.job_ended().reason(), "STATE_LOST");
+  EXPECT_TRUE(coordinator_.OnFormed(now_, kEpoch + 2).empty());
+  LoseMemory();
+  told = TellNewest(0, "it hangs");
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.job_ended().reason(), "PEER_LOST");
+}
+
+TEST_F(CoordinatorFormingTest, AGroupThatBreaksWhileItLooksForASnapshotAsksAnew) {
+  LoseMemory();
+  EXPECT_TRUE(coordinator_.OnMemberGone(now_, 1, "it died again").empty());
+  EXPECT_TRUE(coordinator_.OnFormed(now_, kEpoch + 2).empty());
+  EXPECT_TRUE(TellNewest(3, "", /*ago=*/1).empty());
+  LoseMemory();
+  EXPECT_TRUE(TellNewest(3)[0].message.has_roll_back());
+}
+
+TEST_F(CoordinatorFormingTest, NobodyLooksForASnapshotOfAJobThatHadNoState) {
+  state_.set_has_state(false);
+  EXPECT_TRUE(TellState(0, state_).empty());
+  const AddressedMessages told = TellState(1, {});
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.job_ended().reason(), "PEER_LOST");
 }
 
 }  // namespace

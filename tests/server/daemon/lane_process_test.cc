@@ -22,7 +22,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::SizeIs;
 using ::testing::StartsWith;
 
 // The programs of a build lie in one folder.
@@ -116,10 +115,6 @@ TEST_F(LaneProcessTest, InheritsItsOwnDescriptorsAndTheCoreType) {
 TEST_F(LaneProcessTest, ExitCodeAndLastLineAreNamed) {
   Start("die");
   EXPECT_EQ(gone_.Take(), "exit code 1: the end");
-  const std::vector<std::string> lines = lane_->LastLines();
-  ASSERT_THAT(lines, SizeIs(20));
-  EXPECT_EQ(lines[0], "line 12");
-  EXPECT_EQ(lines[19], "the end");
   const absl::Status sent = lane_->Send(Attach(0));
   EXPECT_TRUE(absl::IsUnavailable(sent)) << sent;
   EXPECT_EQ(ReasonOf(sent), "LANE_LOST");
@@ -160,6 +155,18 @@ TEST_F(LaneProcessTest, StopGoesOnToSignals) {
     EXPECT_EQ(::kill(pid, 0), -1) << mode;
     EXPECT_EQ(gone_.size(), 0);
   }
+}
+
+TEST_F(LaneProcessTest, ItsEndNeedNotBeWaitedFor) {
+  Start("hang", std::chrono::milliseconds(200));
+  ASSERT_TRUE(reports_.Take().has_value());
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_EQ(::kill(lane_->pid(), SIGSTOP), 0);
+  lane_->BeginStop();
+  EXPECT_FALSE(lane_->WaitUntilGone(began));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(150));
+  EXPECT_TRUE(lane_->WaitUntilGone(began + kPatience)) << "SIGKILL follows by itself";
+  EXPECT_EQ(gone_.size(), 0);
 }
 
 TEST_F(LaneProcessTest, StoppedProcessIsKilled) {

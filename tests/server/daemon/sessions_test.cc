@@ -6,13 +6,16 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_memory.h"
@@ -20,62 +23,18 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/socket_dir.h"
+#include "tests/server/daemon/in_process_trainer.h"
 #include "tests/server/daemon/support.h"
-#include "tests/server/protocol_trainer.h"
 
 namespace dmuond::server {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+using ::testing::Pair;
 
-// Calls the daemon as its Trainer service would.
-class InProcessTrainer final : public dmuond::testing::ProtocolTrainer {
- public:
-  InProcessTrainer(Daemon& daemon, const std::string& address)
-      : ProtocolTrainer(address), daemon_(daemon) {}
-
-  absl::Status Call(const v1::OpenSessionRequest& request, v1::OpenSessionReply* reply) override {
-    return Keep(daemon_.OpenSession(request, Never), reply);
-  }
-  absl::Status Call(const v1::RegisterLayoutRequest& request,
-                    v1::RegisterLayoutReply* reply) override {
-    return Keep(daemon_.RegisterLayout(request, Never), reply);
-  }
-  absl::Status Call(const v1::AttachBuffersRequest& request,
-                    v1::AttachBuffersReply* reply) override {
-    return Keep(daemon_.AttachBuffers(request, Never), reply);
-  }
-  absl::Status Call(const v1::PushParametersRequest& request,
-                    v1::PushParametersReply* reply) override {
-    return Keep(daemon_.Push(request, PushedState(), Never), reply);
-  }
-  absl::Status Call(const v1::SubmitStepRequest& request, v1::SubmitStepReply* reply) override {
-    return Keep(daemon_.SubmitStep(request, Never), reply);
-  }
-  absl::Status Call(const v1::CloseSessionRequest& request, v1::CloseSessionReply* reply) override {
-    return Keep(daemon_.CloseSession(request), reply);
-  }
-
-  // Until it can submit.
-  absl::Status Begin(int32_t rank, int32_t world) {
-    absl::Status status = Open(rank, world);
-    if (status.ok()) status = Register();
-    if (status.ok()) status = Attach();
-    if (status.ok()) status = Push();
-    return status;
-  }
-
- private:
-  static bool Never() { return false; }
-  template <typename Reply>
-  static absl::Status Keep(absl::StatusOr<Reply> from, Reply* reply) {
-    if (!from.ok()) return from.status();
-    *reply = *std::move(from);
-    return absl::OkStatus();
-  }
-
-  Daemon& daemon_;
-};
+constexpr int64_t kJobMemoryBytes = int64_t{10} << 20;
 
 class SessionsTest : public ::testing::Test {
  protected:
@@ -83,6 +42,7 @@ class SessionsTest : public ::testing::Test {
     DaemonOptions options;
     options.lanes = 2;
     options.socket = socket_;
+    options.job_memory_bytes = kJobMemoryBytes;
     options.lane_binary =
         std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane";
     options.coordinator.lanes_per_node = options.lanes;
@@ -103,7 +63,7 @@ class SessionsTest : public ::testing::Test {
   }
   void TearDown() override {
     EXPECT_TRUE(daemon_->PrepareToLeave(kPatience).ok());
-    daemon_->Leave();
+    EXPECT_TRUE(daemon_->Leave());
     ticker_ = {};
     attach_.reset();
     daemon_.reset();
@@ -127,6 +87,42 @@ class SessionsTest : public ::testing::Test {
       const absl::Status done = trainer.Step(step);
       ASSERT_TRUE(done.ok()) << done;
     }
+  }
+  // A session with an attached matrix of extent x extent.
+  std::unique_ptr<InProcessTrainer> OfMatrix(int64_t extent) {
+    auto trainer = NewTrainer();
+    EXPECT_TRUE(trainer->Open().ok());
+    v1::RegisterLayoutRequest layout = trainer->LayoutRequest();
+    v1::Fragment& fragment = *layout.mutable_fragments(0);
+    for (const int dimension : {0, 1}) {
+      layout.mutable_parameters(0)->set_shape(dimension, extent);
+      fragment.mutable_box()->set_end(dimension, extent);
+    }
+    fragment.mutable_gradient()->set_strides(0, extent);
+    fragment.mutable_weight()->set_strides(0, extent);
+    v1::RegisterLayoutReply registered;
+    EXPECT_TRUE(trainer->Call(layout, &registered).ok());
+    v1::AttachBuffersRequest attach = trainer->AttachRequest();
+    for (v1::Arena& arena : *attach.mutable_arenas()) {
+      arena.set_size_bytes(extent * extent * static_cast<int64_t>(sizeof(float)));
+    }
+    v1::AttachBuffersReply attached;
+    const absl::Status status = trainer->Call(attach, &attached);
+    EXPECT_TRUE(status.ok()) << status;
+    return trainer;
+  }
+  // Calls that have pushed the masters and go no further, until one is refused.
+  absl::Status PushUntilRefused(InProcessTrainer& trainer, int64_t extent,
+                                std::deque<PushedState>& calls) {
+    v1::StateChunk chunk;
+    chunk.set_parameter("matrix");
+    chunk.set_kind(v1::STATE_KIND_MASTER);
+    chunk.set_data(std::string(extent * extent * sizeof(float), 0));
+    absl::Status kept;
+    while (kept.ok() && calls.size() < 100) {
+      kept = daemon_->KeepStateChunk(trainer.key(), chunk, calls.emplace_back());
+    }
+    return kept;
   }
   // A fresh trainer gets the whole daemon, as soon as what was there before has ended.
   void ExpectUsable() {
@@ -224,7 +220,7 @@ TEST_F(SessionsTest, WhoWaitsForADeadRankIsToldSo) {
   std::jthread death([&] { dead.reset(); });
   const absl::Status stepped = survivor->Step(1);
   EXPECT_FALSE(stepped.ok());
-  EXPECT_THAT(std::string(stepped.message()), ::testing::HasSubstr("rank 1"));
+  EXPECT_THAT(std::string(stepped.message()), HasSubstr("rank 1"));
   death.join();
   survivor.reset();
   ExpectUsable();
@@ -254,24 +250,95 @@ TEST_F(SessionsTest, LanesAreReplacedUnderTrainersThatStep) {
   EXPECT_EQ(daemon_->Status().job().last_committed_step(), 9);
 }
 
+TEST_F(SessionsTest, PushedStateIsHeldUpToALimitUntilItsCallsEnd) {
+  const auto trainer = OfMatrix(16);  // tensors of 1024 bytes: two, and a step
+  std::deque<PushedState> calls;
+  const absl::Status refused = PushUntilRefused(*trainer, 16, calls);
+  EXPECT_EQ(ReasonOf(refused), "MEMORY_EXHAUSTED") << refused;
+  EXPECT_EQ(calls.size(), 9);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("MASTER of parameter 'matrix'"));
+  EXPECT_THAT(MetadataOf(refused), Contains(Pair("wanted_bytes", "1024")));
+  EXPECT_THAT(MetadataOf(refused), Contains(Pair("held_bytes", "8192")));
+  EXPECT_THAT(MetadataOf(refused), Contains(Pair("limit_bytes", "8224")));
+  calls.pop_front();
+  calls.pop_back();
+  EXPECT_EQ(ReasonOf(PushUntilRefused(*trainer, 16, calls)), "MEMORY_EXHAUSTED");
+  EXPECT_EQ(calls.size(), 9) << "one more has room for one that has ended";
+  EXPECT_TRUE(trainer->Close().ok());
+  ExpectUsable();
+}
+
+TEST_F(SessionsTest, PushedStateCountsForTheMemoryOfTheJob) {
+  const auto trainer = OfMatrix(512);  // tensors of 1 MiB, of which lanes and arenas have some
+  std::deque<PushedState> calls;
+  const absl::Status refused = PushUntilRefused(*trainer, 512, calls);
+  EXPECT_EQ(ReasonOf(refused), "MEMORY_EXHAUSTED") << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--job_memory_bytes"));
+  EXPECT_THAT(MetadataOf(refused), Contains(Pair("limit_bytes", absl::StrCat(kJobMemoryBytes))));
+  EXPECT_GT(calls.size(), 1);
+  calls.clear();
+  EXPECT_TRUE(trainer->Close().ok());
+  ExpectUsable();
+}
+
+// As one that was stopped in state_dict() does, when no more fits into its socket.
+TEST_F(SessionsTest, WhoDoesNotTakeWhatItHasAskedForKeepsNobodyWaiting) {
+  auto trainer = NewTrainer();
+  const absl::Status begun = trainer->Begin(0, 1);
+  ASSERT_TRUE(begun.ok()) << begun;
+  ASSERT_TRUE(trainer->Step(1).ok());
+  v1::PullParametersRequest request;
+  *request.mutable_key() = trainer->key();
+  std::latch stopped(1);
+  std::latch goes_on(1);
+  absl::Status pulled;
+  std::thread pull([&] {
+    bool first = true;
+    pulled = daemon_->PullParameters(
+        request, [] { return false; },
+        [&](const v1::PullParametersReply&) {
+          if (std::exchange(first, false)) {
+            stopped.count_down();
+            goes_on.wait();
+          }
+          return true;
+        });
+  });
+  stopped.wait();
+  EXPECT_EQ(daemon_->Status().job().last_committed_step(), 1);
+  EXPECT_TRUE(trainer->Close().ok());
+  ExpectUsable();
+  goes_on.count_down();
+  pull.join();
+  EXPECT_FALSE(pulled.ok()) << "the job of the rest has ended";
+}
+
 TEST_F(SessionsTest, DrainEndsEveryCall) {
   const std::jthread looker = Looker();
   std::atomic<int> stepping = 0;
+  std::latch left{1};
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < 2; ++rank) {
-    threads.emplace_back([this, rank, &stepping] {
+    threads.emplace_back([this, rank, &stepping, &left] {
       const auto trainer = NewTrainer();
       const absl::Status begun = trainer->Begin(rank, 2);
       ASSERT_TRUE(begun.ok()) << begun;
-      for (int64_t step = 1;; ++step) {
+      int64_t step = 1;
+      absl::Status told;
+      for (; told.ok(); ++step) {
         ++stepping;
-        if (!trainer->Step(step).ok()) break;
+        told = trainer->Step(step);
       }
+      EXPECT_EQ(ReasonOf(told), "DRAINING") << told;
+      left.wait();
+      told = trainer->Step(step);
+      EXPECT_EQ(ReasonOf(told), "DRAINING") << told << ": a call that comes late is told no more";
     });
   }
   while (stepping < 10) std::this_thread::yield();
   EXPECT_TRUE(daemon_->PrepareToLeave(kPatience).ok());
-  daemon_->Leave();
+  EXPECT_TRUE(daemon_->Leave());
+  left.count_down();
   for (std::jthread& thread : threads) thread.join();
   EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
 }

@@ -151,7 +151,10 @@ TEST(SnapshotReaderTest, VerifyReadsEveryByte) {
     int64_t bytes = 0;
     const auto reader = SnapshotReader::Open(storage, manifest);
     if (!reader.ok()) return reader.status();
-    absl::Status status = (*reader)->VerifyAll([&](int64_t n) { bytes += n; });
+    absl::Status status = (*reader)->VerifyAll([&](int64_t n) {
+      bytes += n;
+      return true;
+    });
     EXPECT_TRUE(!status.ok() || bytes == expected) << bytes << " of " << expected;
     return status;
   };
@@ -161,6 +164,18 @@ TEST(SnapshotReaderTest, VerifyReadsEveryByte) {
   storage.FlipBit(trainers, static_cast<int64_t>(storage.Contents(trainers).size()) * 8 - 1);
   EXPECT_THAT(std::string(verify().message()),
               AllOf(HasSubstr(trainers), HasSubstr("trainer_state/2")));
+}
+
+TEST(SnapshotReaderTest, VerifyReadsNothingMoreWhenNobodyWaitsForIt) {
+  FaultStorage storage(1);
+  ASSERT_TRUE(Save(storage, MakeJob(3, 1, 2), 10).ok());
+  const auto reader = SnapshotReader::Open(storage, NewestOf(storage));
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  int tensors = 0;
+  const absl::Status status =
+      (*reader)->VerifyAll([&](int64_t /*bytes*/) { return ++tensors < 2; });
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_EQ(tensors, 2);
 }
 
 }  // namespace

@@ -8,10 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/restore_plan.h"
 #include "server/convert.h"
+#include "server/storage/checksum.h"
 #include "server/storage/host_copy.h"
 #include "server/storage/layout_check.h"
 #include "server/storage/manifest.h"
 #include "server/storage/restore.h"
+#include "server/storage/safetensors_header.h"
 #include "server/storage/snapshot_reader.h"
 #include "server/storage/state_file.h"
 #include "server/storage/trainers_file.h"
@@ -55,7 +57,7 @@ absl::StatusOr<v1::SnapshotFile> SaveLane(Storage& storage, const Job& job, Lane
   if (!program.ok()) return program.status();
   const HostCopy copy = PlaceHostCopy(job.plan, *program);
   StateFile file{.id = IdAt(step),
-                 .job = kJob,
+                 .job = job.base.job(),
                  .lane = lane,
                  .units = StateUnitsOf(job.inputs.layout, job.plan, copy.units)};
   // What the lane copies of its slots.
@@ -83,24 +85,29 @@ absl::StatusOr<v1::SnapshotFile> SaveLane(Storage& storage, const Job& job, Lane
 
 }  // namespace
 
-Job PlanFor(const scheduler::testing::World& world) {
+Job JobOf(const std::string& name, scheduler::PlanInputs inputs,
+          const google::protobuf::RepeatedPtrField<v1::GroupConfig>& groups) {
   Job job;
-  job.inputs = world.Inputs().value();
+  job.inputs = std::move(inputs);
   job.plan = scheduler::MakePlan(job.inputs).value();
   job.base.set_version("0.1.0");
-  job.base.set_job(kJob);
+  job.base.set_job(name);
   job.base.set_job_incarnation(1);
-  job.base.set_world_size(world.trainers());
+  job.base.set_world_size(static_cast<int32_t>(job.inputs.layout.trainers.size()));
   v1::SnapshotPlan& plan = *job.base.mutable_plan();
   plan.set_nodes(job.inputs.nodes);
   plan.set_lanes_per_node(job.inputs.lanes_per_node);
   plan.set_bucket_bytes(job.inputs.bucket_bytes);
   *plan.mutable_costs() = ToProto(job.inputs.costs);
   plan.set_digest(job.plan.digest);
+  SetLayout(job.inputs.layout.parameters, groups, job.base).IgnoreError();
+  return job;
+}
+
+Job PlanFor(const scheduler::testing::World& world) {
   v1::SnapshotManifest groups;
   groups.add_groups();
-  SetLayout(job.inputs.layout.parameters, groups.groups(), job.base).IgnoreError();
-  return job;
+  return JobOf(kJob, world.Inputs().value(), groups.groups());
 }
 
 Job MakeJob(int32_t trainers, int32_t nodes, int32_t lanes_per_node, bool wide) {
@@ -134,7 +141,7 @@ SnapshotId IdAt(int64_t step) {
 }
 
 absl::Status Save(Storage& storage, const Job& job, int64_t step) {
-  absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, kJob);
+  absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job.base.job());
   if (!store.ok()) return store.status();
   v1::SnapshotManifest manifest = job.base;
   manifest.set_step(step);
@@ -154,11 +161,31 @@ absl::Status Save(Storage& storage, const Job& job, int64_t step) {
       states[scheduler::TrainerRank(rank)] = TrainerStateAt(step, rank);
     }
     absl::StatusOr<v1::SnapshotFile> record =
-        WriteTrainersFile(storage, kJob, IdAt(step), scheduler::NodeRank(node), states);
+        WriteTrainersFile(storage, job.base.job(), IdAt(step), scheduler::NodeRank(node), states);
     if (!record.ok()) return record.status();
     *manifest.add_files() = *std::move(record);
   }
   return store->Commit(manifest);
+}
+
+std::optional<v1::SnapshotFile> RecordOf(const std::string& name, v1::SnapshotFile::Kind kind,
+                                         int32_t owner, const std::string& file) {
+  const auto bytes = std::as_bytes(std::span<const char>(file));
+  const auto size = static_cast<int64_t>(bytes.size());
+  if (size < kLengthBytes) return std::nullopt;
+  const auto json = JsonBytes(bytes.first<kLengthBytes>(), size);
+  if (!json.ok()) return std::nullopt;
+  const int64_t header_bytes = *json + kLengthBytes;
+  const auto header = ParseHeader(bytes.subspan(kLengthBytes, *json), size - header_bytes);
+  if (!header.ok()) return std::nullopt;
+  FileSummary summary{.bytes = size,
+                      .header_bytes = header_bytes,
+                      .header_checksum = ChecksumOf(bytes.first(header_bytes))};
+  for (const TensorInfo& tensor : header->tensors) {
+    summary.tensor_checksums.push_back(
+        ChecksumOf(bytes.subspan(header_bytes + tensor.begin, tensor.end - tensor.begin)));
+  }
+  return ToRecord(name, kind, owner, summary);
 }
 
 absl::Status RestoreAndCompare(Storage& storage, const v1::SnapshotManifest& manifest,

@@ -3,6 +3,7 @@
 #define DMUOND_TESTS_SERVER_STORAGE_SNAPSHOTS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct Job {
 // world of this size. `wide`: with a replicated tensor that is cut over lanes.
 [[nodiscard]] Job MakeJob(int32_t trainers, int32_t nodes, int32_t lanes_per_node,
                           bool wide = false);
+[[nodiscard]] Job JobOf(const std::string& name, scheduler::PlanInputs inputs,
+                        const google::protobuf::RepeatedPtrField<v1::GroupConfig>& groups);
 [[nodiscard]] Job PlanFor(const scheduler::testing::World& world);
 
 // The state's value at an element of a parameter (row-major index) after a step.
@@ -42,6 +45,11 @@ struct Job {
 
 // Everything that daemons and coordinator do for one snapshot, up to its manifest.
 absl::Status Save(Storage& storage, const Job& job, int64_t step);
+
+// The record that vouches for a file as it is; nothing for one without a header.
+[[nodiscard]] std::optional<v1::SnapshotFile> RecordOf(const std::string& name,
+                                                       v1::SnapshotFile::Kind kind, int32_t owner,
+                                                       const std::string& file);
 
 // Restores a snapshot to a job, which may have another plan than the one that saved it, and
 // compares every value, number of updates and trainer's state with those of the snapshot's step.

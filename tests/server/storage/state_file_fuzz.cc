@@ -40,19 +40,6 @@ void CheckHeader(const SafetensorsHeader& header, int64_t data_bytes) {
   Require(again.ok() && *again == header);
 }
 
-// The record that vouches for the file.
-v1::SnapshotFile Vouch(std::span<const std::byte> file, int64_t header_bytes,
-                       const SafetensorsHeader& header) {
-  FileSummary summary{.bytes = static_cast<int64_t>(file.size()),
-                      .header_bytes = header_bytes,
-                      .header_checksum = ChecksumOf(file.first(header_bytes))};
-  for (const TensorInfo& tensor : header.tensors) {
-    summary.tensor_checksums.push_back(
-        ChecksumOf(file.subspan(header_bytes + tensor.begin, tensor.end - tensor.begin)));
-  }
-  return ToRecord(StateFileName(scheduler::LaneId(0)), v1::SnapshotFile::KIND_STATE, 0, summary);
-}
-
 void TryRestore(const std::string& file, const v1::SnapshotFile& record) {
   static const Job* const job = new Job(MakeJob(1, 1, 1));
   v1::SnapshotManifest manifest = job->base;
@@ -91,7 +78,8 @@ void Try(const std::string& file) {
   const auto header = ParseHeader(bytes.subspan(kLengthBytes, *json), data_bytes);
   if (!header.ok()) return;
   CheckHeader(*header, data_bytes);
-  TryRestore(file, Vouch(bytes, header_bytes, *header));
+  TryRestore(file,
+             *RecordOf(StateFileName(scheduler::LaneId(0)), v1::SnapshotFile::KIND_STATE, 0, file));
 }
 
 }  // namespace

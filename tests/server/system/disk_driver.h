@@ -1,27 +1,31 @@
 // A disk that does to daemons what a test wants: at each thing that they do with it they are asked
-// for, and told to go on, to fail, or killed.
+// for, and told to go on, to fail, or killed; or held, as by a file server that does not answer.
 #ifndef DMUOND_TESTS_SERVER_SYSTEM_DISK_DRIVER_H_
 #define DMUOND_TESTS_SERVER_SYSTEM_DISK_DRIVER_H_
 
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "dmuond/wire/unique_fd.h"
 #include "gtest/gtest.h"
+#include "kernels/mutex.h"
 
 namespace dmuond::testing {
 
 // Answers the points of the storage (fault_point.h) in the daemons that are started while it lives.
 class DiskDriver {
  public:
-  // What is said to a process that has come to a point: "go", "fail ERRNO"; it may be killed first.
+  // What is said to a process that has come to a point: "go", "fail ERRNO", or, until Release(),
+  // nothing ("hold"); it may be killed first.
   using Decide = std::function<std::string(pid_t pid, const std::string& point)>;
 
   // `points`: further ones that are asked about, separated by commas.
@@ -46,13 +50,32 @@ class DiskDriver {
     ::shutdown(socket_.get(), SHUT_RDWR);
     thread_.join();
   }
+  // Who is held goes on.
+  void Release() {
+    MutexLock lock(mutex_);
+    held_.clear();
+  }
+  // Whether somebody is held.
+  bool held() {
+    MutexLock lock(mutex_);
+    return !held_.empty();
+  }
+  // Whether somebody comes to be held within 20 s.
+  bool WaitHeld() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    MutexLock lock(mutex_);
+    while (held_.empty()) {
+      if (!changed_.WaitUntil(mutex_, deadline)) return !held_.empty();
+    }
+    return true;
+  }
   DiskDriver(const DiskDriver&) = delete;
   DiskDriver& operator=(const DiskDriver&) = delete;
 
  private:
   void Serve() {
     for (;;) {
-      const wire::UniqueFd asking(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      wire::UniqueFd asking(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       if (!asking.valid()) return;
       char text[256] = {};
       if (::recv(asking.get(), text, sizeof(text) - 1, 0) <= 0) continue;
@@ -60,11 +83,20 @@ class DiskDriver {
       char point[200] = {};
       if (std::sscanf(text, "%d %199s", &pid, point) != 2) continue;
       const std::string answer = decide_(pid, point);
+      if (answer == "hold") {
+        MutexLock lock(mutex_);
+        held_.push_back(std::move(asking));
+        changed_.NotifyAll();
+        continue;
+      }
       ::send(asking.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
     }
   }
 
   const Decide decide_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<wire::UniqueFd> held_ DMUOND_GUARDED_BY(mutex_);
   const wire::UniqueFd socket_;
   std::thread thread_;
 };

@@ -1,10 +1,13 @@
 // Daemons that do not belong together, and trainers that the group refuses: rows of the table "what
 // bad input gets" (layout_input_test.cc says where the others are).
+#include <chrono>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "dmuond/client/session.h"
 #include "dmuond/v1/peer.grpc.pb.h"
@@ -16,6 +19,8 @@
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/expect_error.h"
+#include "tests/server/system/fake_member.h"
+#include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
 namespace {
@@ -37,56 +42,6 @@ void Fill(Session& session) {
   for (float& gradient : session.Gradient<float>(0)) gradient = 0.25F;
 }
 client::StepScalars Scalars() { return {.groups = {{.learning_rate = 0.1}}}; }
-
-// Node 1 of two, made of the protocol alone.
-class FakeMember {
- public:
-  explicit FakeMember(const std::string& coordinator)
-      : stub_(v1::Peer::NewStub(
-            grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()))) {
-    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
-    context_.set_wait_for_ready(true);
-    stream_ = stub_->Join(&context_);
-  }
-  ~FakeMember() { context_.TryCancel(); }
-
-  static v1::JoinRequest RightJoin() {
-    v1::JoinRequest join;
-    join.set_node(1);
-    join.set_nodes(2);
-    join.set_lanes(1);
-    join.set_version(server::kBuildVersion);
-    join.set_device_type("cpu");
-    join.set_peer_address("127.0.0.1:9");
-    join.set_boot_id(42);
-    return join;
-  }
-  void Join(const v1::JoinRequest& join) {
-    v1::MemberMessage message;
-    *message.mutable_join() = join;
-    stream_->Write(message);
-  }
-  void Send(const v1::MemberMessage& message) { stream_->Write(message); }
-  // The next message that is no heartbeat.
-  std::optional<v1::CoordinatorMessage> Next() {
-    v1::CoordinatorMessage message;
-    while (stream_->Read(&message)) {
-      if (!message.has_heartbeat()) return message;
-    }
-    return std::nullopt;
-  }
-  absl::Status Finish() {
-    v1::CoordinatorMessage ignored;
-    while (stream_->Read(&ignored)) {
-    }
-    return server::FromGrpc(stream_->Finish());
-  }
-
- private:
-  grpc::ClientContext context_;
-  std::unique_ptr<v1::Peer::Stub> stub_;
-  std::unique_ptr<grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>> stream_;
-};
 
 class CoordinatorInputTest : public ::testing::Test {
  protected:
@@ -135,6 +90,46 @@ TEST_F(CoordinatorInputTest, DaemonsThatDifferMayNotJoinAndBothValuesAreNamed) {
   const auto formed = member.Next();
   ASSERT_TRUE(formed.has_value());
   EXPECT_TRUE(formed->has_join());
+}
+
+// A member that does not answer holds a thread of the coordinator's for a while, and no more than
+// one, and it must be a node of the group.
+TEST_F(CoordinatorInputTest, OneMemberOfEachNodeAtATimeShowsTheDirectory) {
+  const ScratchDirectory scratch;
+  const std::string coordinator = FreeAddress();
+  std::vector<std::string> flags = GroupFlags(0, 2, coordinator);
+  flags.push_back("--snapshot_dir=" + scratch.path());
+  auto daemon = DaemonProcess::Start({.flags = flags, .wait_for = "live"});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  v1::JoinRequest join = FakeMember::RightJoin();
+  join.set_snapshots(true);
+  FakeMember first(coordinator);
+  first.Join(join);
+  const auto question = first.Next();
+  ASSERT_TRUE(question.has_value() && question->has_directory_proof());
+
+  FakeMember second(coordinator);
+  join.set_boot_id(43);
+  second.Join(join);
+  const absl::Status busy = second.Finish();
+  EXPECT_EQ(busy.code(), StatusCode::kUnavailable) << busy;
+  EXPECT_THAT(std::string(busy.message()), HasSubstr("node 1"));
+  FakeMember stranger(coordinator);
+  join.set_node(std::numeric_limits<int32_t>::max());
+  stranger.Join(join);
+  ExpectRefused(stranger.Finish(), {StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE", {"0 to 1"}});
+
+  EXPECT_EQ(first.Finish().code(), StatusCode::kCancelled) << "it has said nothing";
+  join.set_node(1);
+  std::optional<v1::CoordinatorMessage> again;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!again.has_value() && std::chrono::steady_clock::now() < deadline) {
+    FakeMember successor(coordinator);  // refused while the first one's thread is on its way out
+    successor.Join(join);
+    again = successor.Next();
+  }
+  ASSERT_TRUE(again.has_value());
+  EXPECT_TRUE(again->has_directory_proof());
 }
 
 TEST_F(CoordinatorInputTest, ANodeWithAnotherPlanIsNamedToTheTrainers) {

@@ -2,13 +2,17 @@
 // is the undisturbed one bit for bit. At every point of a step: tests/faults/matrix.py --kind hang.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "tests/client/daemon_group.h"
 #include "tests/client/example_runs.h"
 #include "tests/server/system/daemon_status.h"
+#include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
 namespace {
@@ -42,27 +46,21 @@ class HangingLanesTest : public ExampleRuns {
       EXPECT_EQ(Steps(trainers[rank].output), expected[rank]);
     }
   }
+  // One of the last node, then one of the first.
+  void ExpectReplaced(int nodes) {
+    StartGroup(nodes);
+    const std::vector<Lines> expected = Undisturbed();
+    std::vector<Trainer> trainers = StartAll();
+    Hang(nodes - 1, 0, trainers[0], 20);
+    Hang(0, 1, trainers[0], 60);
+    ExpectUndisturbed(trainers, expected);
+    ExpectDaemonsLeave();
+  }
 };
 
-TEST_F(HangingLanesTest, OfOneDaemonAreReplaced) {
-  StartGroup(1);
-  const std::vector<Lines> expected = Undisturbed();
-  std::vector<Trainer> trainers = StartAll();
-  Hang(0, 0, trainers[0], 20);
-  Hang(0, 1, trainers[0], 60);
-  ExpectUndisturbed(trainers, expected);
-  ExpectDaemonsLeave();
-}
+TEST_F(HangingLanesTest, OfOneDaemonAreReplaced) { ExpectReplaced(1); }
 
-TEST_F(HangingLanesTest, OfAGroupAreReplaced) {
-  StartGroup(2);
-  const std::vector<Lines> expected = Undisturbed();
-  std::vector<Trainer> trainers = StartAll();
-  Hang(1, 0, trainers[0], 20);
-  Hang(0, 1, trainers[0], 60);
-  ExpectUndisturbed(trainers, expected);
-  ExpectDaemonsLeave();
-}
+TEST_F(HangingLanesTest, OfAGroupAreReplaced) { ExpectReplaced(2); }
 
 TEST_F(HangingLanesTest, ASuccessorThatHangsWhileTheGroupFormsAnewIsReplacedToo) {
   StartGroup(1);
@@ -102,6 +100,32 @@ TEST_F(HangingLanesTest, ThreeInOneStepEndTheJobAndAreNamed) {
     EXPECT_TRUE(absl::StrContains(Text(trainer.output), "3 times")) << Text(trainer.output);
   }
   ExpectDaemonsLeave();
+}
+
+// Its daemon beats on meanwhile, though it ends by SIGKILL alone, after 6 s.
+TEST(DepartingLaneTest, OneThatDoesNotEndWithItsJobKeepsNoDaemonFromItsGroup) {
+  auto group = testing::StartGroup(2, "cpu:1", {"--threads=1"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  DaemonStatus status((*group)[1]->address());
+  const uint32_t epoch = status.Get().epoch();
+  pid_t lane = 0;
+  {
+    SnapshotWorld world({(*group)[0]->address(), (*group)[1]->address()}, {.ranks = 2});
+    const absl::Status started = world.Start();
+    ASSERT_TRUE(started.ok()) << started;
+    ASSERT_TRUE(world.StepUntil(2));
+    lane = static_cast<pid_t>(status.Get().lanes(0).pid());
+    ASSERT_EQ(::kill(lane, SIGSTOP), 0);
+    world.Close();
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (::kill(lane, 0) == 0) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    ASSERT_EQ(status.Get().epoch(), epoch);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // between two looks
+  }
+  EXPECT_TRUE(absl::StrContains((*group)[1]->Log(), "follows=SIGKILL"));
+  EXPECT_EQ(status.Get().epoch(), epoch);
 }
 
 }  // namespace

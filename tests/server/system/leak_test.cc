@@ -16,6 +16,7 @@
 #include "dmuond/client/session.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_process.h"
+#include "tests/sanitized.h"
 #include "tests/server/system/daemon_status.h"
 
 namespace dmuond::testing {
@@ -27,11 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr int kCycles = 200;
 // A sanitizer keeps freed memory, and what it knows of it, for a while.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int64_t kSanitizersFactor = 100;
-#else
-constexpr int64_t kSanitizersFactor = 1;
-#endif
+constexpr int64_t kSanitizersFactor = kSanitized ? 100 : 1;
 // Allocators keep some of what they had; 200 sessions with 1 MiB of arenas each would show.
 constexpr int64_t kResidentSlackKib = 4096 * kSanitizersFactor;
 // gRPC's threads come and go, each with its stack and its guard page.

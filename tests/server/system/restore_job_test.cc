@@ -155,11 +155,13 @@ TEST_F(RestoreTest, WhoAttachesAfterTheJobHasGoneBackLearnsWhereItStands) {
 
 TEST_F(RestoreTest, TheSamePlanComesOutWhateverIsMeasuredMeanwhile) {
   const Shape shape{.ranks = 2, .daemons = 1, .lanes = 3};
-  const auto table = [this](const std::string& name, double microseconds) {
-    const scheduler::CostTable costs{
-        .device = name,
-        .entries = {{24, 16, 1, microseconds}, {12, 8, 1, 5}, {12, 8, 3, 12}},
-        .choices = {}};
+  const scheduler::Iteration standard{.steps = 5, .rounds = 5};
+  const auto table = [&](const std::string& name, double microseconds) {
+    const scheduler::CostTable costs{.device = name,
+                                     .entries = {{{24, 16, standard}, 1, microseconds},
+                                                 {{12, 8, standard}, 1, 5},
+                                                 {{12, 8, standard}, 3, 12}},
+                                     .choices = {}};
     const std::string path = absl::StrCat(scratch_.path(), "/", name, microseconds);
     EXPECT_TRUE(server::WriteCostTable(costs, path).ok());
     return "--cost_table=" + path;

@@ -10,10 +10,12 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_process.h"
+#include "tests/server/system/daemon_status.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/raw_trainer.h"
 
@@ -24,6 +26,17 @@ using absl::StatusCode;
 using Stub = RawTrainer::Stub;
 
 constexpr char kToken[] = "correct horse";
+constexpr int64_t kHugeExtent = int64_t{1} << 14;  // squared: 1 GiB of fp32
+constexpr int64_t kResidentSlackKib = 64 << 10;    // far less; what gRPC and sanitizers take
+
+int64_t PeakResidentKib(pid_t pid) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::stoll(line.substr(6));
+  }
+  ADD_FAILURE() << "no process " << pid;
+  return 0;
+}
 
 // A trainer of rank 0 in a world of two that rank 1 of the tests disturbs. Both train at the end.
 class SessionInputTest : public ::testing::Test {
@@ -68,6 +81,32 @@ class SessionInputTest : public ::testing::Test {
     change(request);
     ExpectRefused(Open(*bad, request), refusal);
     ExpectRefused(Open(*bad, request), refusal);
+  }
+  static v1::StateChunk Chunk(int64_t first, int64_t elements) {
+    v1::StateChunk chunk;
+    chunk.set_parameter("matrix");
+    chunk.set_kind(v1::STATE_KIND_MASTER);
+    chunk.set_first_element(first);
+    chunk.set_data(std::string(elements * sizeof(float), 0));
+    return chunk;
+  }
+  // Returns what a load_state_dict of these chunks gets.
+  static absl::Status PushState(RawTrainer& trainer, const std::vector<v1::StateChunk>& chunks) {
+    grpc::ClientContext context;
+    v1::PushParametersReply reply;
+    const auto writer = trainer.stub().PushParameters(&context, &reply);
+    v1::PushParametersRequest message;
+    *message.mutable_key() = trainer.key();
+    message.set_state(true);
+    message.set_step(2);
+    bool heard = writer->Write(message);
+    message.Clear();
+    for (const v1::StateChunk& chunk : chunks) {
+      *message.mutable_chunk() = chunk;
+      heard = heard && writer->Write(message);  // a refusal may come before the last one
+    }
+    writer->WritesDone();
+    return server::FromGrpc(writer->Finish());
   }
   // Both ranks train two steps; nothing of the above is left.
   void BothTrain() {
@@ -214,6 +253,65 @@ TEST_F(SessionInputTest, BuffersMayBeAttachedAgainAlikeButNotOtherwise) {
   larger.mutable_arenas(0)->set_size_bytes(1 << 20);
   ExpectRefused(second->Call(&Stub::AttachBuffers, larger, &reply),
                 {StatusCode::kFailedPrecondition, "ARENA_INVALID", {"rank 1"}});
+}
+
+// A rank whose partner is missing registers a huge matrix, and pushes its first element.
+TEST_F(SessionInputTest, StatePushedBeforeBuffersAreThereIsRefusedAndTakesNoMemory) {
+  auto alone = Trainer();
+  ASSERT_TRUE(OpenWithToken(*alone, 1).ok());
+  ExpectRefused(PushState(*alone, {}),
+                {StatusCode::kFailedPrecondition, "BUFFERS_MISSING", {"rank 1"}});
+  v1::RegisterLayoutRequest huge = alone->LayoutRequest();
+  for (const int dimension : {0, 1}) {
+    huge.mutable_parameters(0)->set_shape(dimension, kHugeExtent);
+    huge.mutable_fragments(0)->mutable_box()->set_end(dimension, kHugeExtent);
+  }
+  for (v1::Slice* slice : {huge.mutable_fragments(0)->mutable_gradient(),
+                           huge.mutable_fragments(0)->mutable_weight()}) {
+    slice->set_strides(0, kHugeExtent);
+  }
+  grpc::ClientContext waits;  // for rank 0
+  std::thread registering([&] {
+    v1::RegisterLayoutReply reply;
+    EXPECT_FALSE(alone->stub().RegisterLayout(&waits, huge, &reply).ok());
+  });
+  DaemonStatus status(daemon_->address());
+  EXPECT_TRUE(status.WaitForTrainer(1, "registered"));
+  const int64_t before = PeakResidentKib(daemon_->pid());
+  ExpectRefused(PushState(*alone, {Chunk(0, 1)}),
+                {StatusCode::kFailedPrecondition, "BUFFERS_MISSING", {"rank 1"}});
+  EXPECT_LT(PeakResidentKib(daemon_->pid()), before + kResidentSlackKib);
+  waits.TryCancel();
+  registering.join();
+  ASSERT_TRUE(alone->Close().ok());
+  alone.reset();
+  BothTrain();
+}
+
+TEST_F(SessionInputTest, ChunksOfStateThatCannotBeAreRefusedByName) {
+  const auto second = Trainer();
+  ASSERT_TRUE(OpenWithToken(*second, 1).ok());
+  BothTrain(*first_, *second);
+  const auto code = StatusCode::kInvalidArgument;
+  ExpectRefused(PushState(*second, {Chunk(0, 64), Chunk(65, 1)}),
+                {code, "STATE_INVALID", {"MASTER", "'matrix'", "rank 1", "element 65", "64 is"}});
+  ExpectRefused(PushState(*second, {Chunk(0, 64), Chunk(0, 64)}),
+                {code, "STATE_INVALID", {"'matrix'", "rank 1", "element 0", "64 is"}});
+  ExpectRefused(PushState(*second, {Chunk(0, 129)}),
+                {code, "STATE_INVALID", {"'matrix'", "rank 1", "516 bytes", "128 elements"}});
+  ExpectRefused(PushState(*second, {Chunk(0, 64)}),
+                {code, "STATE_INVALID", {"'matrix'", "rank 1", "256 of 512"}});
+  v1::StateChunk other = Chunk(0, 128);
+  other.set_kind(v1::STATE_KIND_EXP_AVG);
+  ExpectRefused(PushState(*second, {other}),
+                {code, "STATE_INVALID", {"EXP_AVG", "'matrix'", "rank 1", "route muon"}});
+  other.set_kind(static_cast<v1::StateKind>(77));
+  ExpectRefused(PushState(*second, {other}), {code, "STATE_INVALID", {"'matrix'", "rank 1"}});
+  other.set_parameter("vector");
+  ExpectRefused(PushState(*second, {other}), {code, "STATE_INVALID", {"'vector'", "rank 1"}});
+  std::thread step([this] { EXPECT_TRUE(first_->Step(3).ok()); });
+  EXPECT_TRUE(second->Step(3).ok());
+  step.join();
 }
 
 // On the CPU all memory is the daemon's, sealed: it cannot vanish under a lane.

@@ -62,7 +62,7 @@ class SnapshotsTest : public ::testing::Test {
       steps.push_back(entry.id.step.value());
       auto reader = server::storage::SnapshotReader::Open(**storage, entry.manifest);
       EXPECT_TRUE(reader.ok()) << reader.status();
-      const absl::Status whole = (*reader)->VerifyAll([](int64_t) {});
+      const absl::Status whole = (*reader)->VerifyAll([](int64_t) { return true; });
       EXPECT_TRUE(whole.ok()) << whole;
       auto states = server::storage::ReadTrainerStates(**storage, entry.manifest);
       EXPECT_TRUE(states.ok()) << states.status();

@@ -1,14 +1,19 @@
 // Daemons that cannot start say why, on their last line, and end at once: rows of the table "what
 // bad input gets" (layout_input_test.cc says where the others are). Who runs already goes on.
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -172,6 +177,23 @@ TEST_F(StartupInputTest, PlaintextBeyondLoopbackIsRefused) {
   EXPECT_NE(ended.code, 0);
   EXPECT_NE(ended.code, -1) << "it runs";
   EXPECT_THAT(ended.output, HasSubstr("192.0.2.1"));
+}
+
+// As one does whose file server is gone. Here it reads a pipe that nobody writes to.
+TEST_F(StartupInputTest, ADaemonThatDoesNotServeYetEndsAtTheFirstSignal) {
+  const std::string pipe = directory_ / "config";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  auto process = ChildProcess::Start("dmuond", {"--config=" + pipe, "--socket=" + Socket()});
+  ASSERT_TRUE(process.ok()) << process.status();
+  const auto deadline = std::chrono::steady_clock::now() + kEndsWithin;
+  wire::UniqueFd writer;
+  while (!writer.valid()) {  // until it has begun to read
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    writer.Reset(::open(pipe.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // between two looks
+  }
+  (*process)->Signal(SIGTERM);
+  EXPECT_EQ((*process)->Wait(kEndsWithin), 0) << "nothing is lost";
 }
 
 }  // namespace

@@ -111,16 +111,20 @@ struct GroupConfig {
   std::optional<double> eps;                      // of the norm rule
   std::optional<ElementType> newton_schulz_type;  // what intermediate matrices are rounded to
   std::vector<Coefficients> coefficients;         // one for each iteration; empty: the preset's
-  std::vector<int32_t> restarts;                  // Gram form, with `coefficients` only
+  // Gram form: the steps, counted from 0, before which X is made anew, in every shape. Empty: the
+  // preset's, or none where there are `coefficients`.
+  std::vector<int32_t> restarts;
 };
 
-// The numbers of one step for one group. Every trainer must submit the same, bit by bit.
+// The numbers of one step for one group. Every trainer must submit the same, bit by bit. None of
+// them comes from the group's preset: learning rate and weight decay are what is said here, and 0
+// where nothing is, though originals have defaults of their own (torch and moonlight decay by 0.1).
 struct GroupScalars {
   double learning_rate = 0;
   double weight_decay = 0;
   double momentum = 0.95;  // Muon
   double beta1 = 0.9;      // AdamW
-  double beta2 = 0.95;     // AdamW
+  double beta2 = 0.999;    // AdamW
   double eps = 1e-8;       // AdamW
 };
 

@@ -84,18 +84,23 @@ def group_config(options: dict) -> types.GroupConfig:
 
 
 def _add_steps(config: types.GroupConfig, coefficients: Any, restarts: Any) -> None:
-    if coefficients is None:
-        if restarts is not None:
-            raise InvalidArgumentError("ns_restarts belong to a list: give ns_coefficients, too")
-        return
     try:
-        for a, b, c in coefficients:
+        for a, b, c in () if coefficients is None else coefficients:
             config.coefficients.add(a=a, b=b, c=c)
-        config.restarts.extend(restarts or ())
     except (TypeError, ValueError):
         raise InvalidArgumentError(
-            f"ns_coefficients={coefficients!r}, ns_restarts={restarts!r}: (a, b, c) for each step, "
-            "and numbers of steps"
+            f"ns_coefficients={coefficients!r}: (a, b, c) for each step"
         ) from None
-    if not config.coefficients:
+    if coefficients is not None and not config.coefficients:
         raise InvalidArgumentError("ns_coefficients has no steps")
+    try:
+        config.restarts.extend(() if restarts is None else restarts)
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"ns_restarts={restarts!r}: the steps before which X is made anew, as (2, 4)"
+        ) from None
+    if restarts is not None and not config.restarts and coefficients is None:
+        raise InvalidArgumentError(
+            f"ns_restarts={restarts!r} has no steps: leave it out for the preset's own restarts; "
+            "to have none, give ns_coefficients, too"
+        )

@@ -1,0 +1,270 @@
+// Nobody is waited for without end: nodes that do not become ready, and ranks that do not come back
+// to a job that goes back.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "scheduler/plan.h"
+#include "server/convert.h"
+#include "server/daemon/coordinator.h"
+#include "tests/server/daemon/registrations.h"
+
+namespace dmuond::server {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr uint32_t kEpoch = 5;
+constexpr int32_t kRanks = 3;
+constexpr milliseconds kRegister{1000};
+constexpr milliseconds kStep{4000};
+constexpr milliseconds kLinger{2000};
+constexpr milliseconds kMoment{100};  // from one tick to the next
+
+// A job of three ranks on one node, which has been told to prepare it: anew, or from the snapshot
+// of a step.
+class CoordinatorWatchTest : public ::testing::Test {
+ protected:
+  CoordinatorWatchTest() : coordinator_(Options()) {
+    EXPECT_THAT(coordinator_.OnFormed(now_, kEpoch), IsEmpty());
+    v1::MemberMessage state;
+    state.mutable_member_state()->set_epoch(kEpoch);
+    EXPECT_THAT(Tell(state), IsEmpty());
+  }
+
+  static CoordinatorOptions Options() {
+    CoordinatorOptions options;
+    options.register_timeout = kRegister;
+    options.step.step_timeout = kStep;
+    options.step.session_linger = kLinger;
+    options.snapshots = true;
+    return options;
+  }
+
+  void Plan(int64_t restore_step) {
+    for (int32_t rank = 0; rank < kRanks; ++rank) {
+      v1::MemberMessage session;
+      session.mutable_rank_session()->set_rank(rank);
+      session.mutable_rank_session()->set_job("job");
+      session.mutable_rank_session()->set_world_size(kRanks);
+      session.mutable_rank_session()->set_restore_step(restore_step);
+      EXPECT_THAT(Tell(session), IsEmpty());
+    }
+    AddressedMessages told;
+    for (int32_t rank = 0; rank < kRanks; ++rank) told = Tell(Registration(rank));
+    ASSERT_EQ(told.size(), 1U);
+    plan_ = *scheduler::MakePlan(*FromProto(told[0].message.plan()));
+  }
+  static v1::MemberMessage Registration(int32_t rank) {
+    v1::MemberMessage message;
+    *message.mutable_registration() = OfOneMatrix(rank, kRanks);
+    return message;
+  }
+
+  AddressedMessages Tell(const v1::MemberMessage& message) {
+    return coordinator_.OnMessage(now_, 0, message);
+  }
+  AddressedMessages Progress(uint64_t done, const std::string& awaited) {
+    v1::MemberMessage message;
+    message.mutable_node_progress()->set_epoch(coordinator_.epoch());
+    message.mutable_node_progress()->set_done(done);
+    message.mutable_node_progress()->set_awaited(awaited);
+    return Tell(message);
+  }
+  AddressedMessages LanesReady() {
+    v1::MemberMessage message;
+    message.mutable_plan_ready()->set_digest(plan_.digest);
+    message.mutable_plan_ready()->set_epoch(coordinator_.epoch());
+    return Tell(message);
+  }
+  AddressedMessages LoseALane() {
+    v1::MemberMessage message;
+    message.mutable_lane_lost()->set_epoch(coordinator_.epoch());
+    message.mutable_lane_lost()->set_detail("killed");
+    return Tell(message);
+  }
+  AddressedMessages Attach(int32_t rank) {
+    v1::MemberMessage message;
+    message.mutable_rank_attached()->set_rank(rank);
+    return Tell(message);
+  }
+  AddressedMessages Gone(int32_t rank, const std::string& detail) {
+    v1::MemberMessage message;
+    message.mutable_rank_gone()->set_rank(rank);
+    message.mutable_rank_gone()->set_detail(detail);
+    return Tell(message);
+  }
+  // The first thing that is told within this time, and nothing before.
+  AddressedMessages After(milliseconds wait) {
+    const scheduler::TimePoint end = now_ + wait;
+    for (; now_ < end; now_ += kMoment) {
+      AddressedMessages told = coordinator_.OnTick(now_);
+      if (!told.empty()) return told;
+    }
+    return {};
+  }
+
+  scheduler::TimePoint now_;
+  Coordinator coordinator_;
+  scheduler::Plan plan_;
+};
+
+// ---- nodes that do not become ready ----
+
+TEST_F(CoordinatorWatchTest, ANodeThatIsNotHeardOfIsNamedAndItsJobRefused) {
+  Plan(/*restore_step=*/0);
+  EXPECT_THAT(After(kRegister), IsEmpty());
+  const AddressedMessages told = After(kMoment);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.refused().reason(), "NODE_NOT_READY");
+  EXPECT_THAT(told[0].message.refused().message(), HasSubstr("node 0 (nothing heard of it)"));
+  EXPECT_THAT(After(10 * kRegister), IsEmpty()) << "told twice";
+}
+
+TEST_F(CoordinatorWatchTest, ANodeThatGetsSomethingDoneIsWaitedFor) {
+  Plan(/*restore_step=*/0);
+  uint64_t done = 0;
+  for (; done < 10; ++done) {
+    EXPECT_THAT(Progress(done, "lane 0 (pid 7)"), IsEmpty());
+    EXPECT_THAT(After(kRegister), IsEmpty());
+  }
+  // Saying the same again is not getting something done.
+  EXPECT_THAT(Progress(done - 1, "lane 0 (pid 7)"), IsEmpty());
+  const AddressedMessages told = After(kRegister);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0].message.refused().message(), HasSubstr("node 0 (lane 0 (pid 7))"));
+}
+
+TEST_F(CoordinatorWatchTest, ASnapshotIsReadForAsLongAsBytesComeAndNotLonger) {
+  Plan(/*restore_step=*/3);
+  constexpr uint64_t kHours = 3'600;  // of a register timeout each
+  for (uint64_t bytes = 1; bytes <= kHours; ++bytes) {
+    EXPECT_THAT(Progress(bytes, "the snapshot of step 3"), IsEmpty());
+    ASSERT_THAT(After(kRegister), IsEmpty()) << bytes;
+  }
+  const AddressedMessages told = After(2 * kMoment);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.refused().reason(), "NODE_NOT_READY");
+  EXPECT_THAT(told[0].message.refused().message(), HasSubstr("the snapshot of step 3"));
+}
+
+TEST_F(CoordinatorWatchTest, AJobThatGoesBackEndsWhenItsSnapshotIsNeverRead) {
+  Plan(/*restore_step=*/3);
+  EXPECT_EQ(LanesReady().size(), 1U);
+  v1::MemberMessage load;
+  load.mutable_load_snapshot()->set_step(3);
+  const AddressedMessages back = Tell(load);
+  ASSERT_EQ(back.size(), 1U);
+  ASSERT_TRUE(back[0].message.has_roll_back());
+  EXPECT_THAT(Progress(1, "the snapshot of step 3"), IsEmpty());
+  EXPECT_THAT(After(kRegister), IsEmpty());
+  const AddressedMessages told = After(kMoment);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.job_ended().reason(), "NODE_NOT_READY");
+  EXPECT_THAT(told[0].message.job_ended().why(), HasSubstr("the snapshot of step 3"));
+}
+
+TEST_F(CoordinatorWatchTest, NewLanesHaveSoLongToBecomeReadyAndThenTheJobIsLostByName) {
+  Plan(/*restore_step=*/0);
+  EXPECT_EQ(LanesReady().size(), 1U);
+  for (int32_t rank = 0; rank < kRanks; ++rank) EXPECT_THAT(Attach(rank), IsEmpty());
+  const AddressedMessages reform = LoseALane();
+  ASSERT_EQ(reform.size(), 1U);
+  ASSERT_TRUE(reform[0].message.has_reform());
+  EXPECT_THAT(After(kRegister), IsEmpty());
+  const AddressedMessages told = After(kMoment);
+  ASSERT_FALSE(told.empty());
+  const v1::Outcome& outcome = told[0].message.decision().outcome();
+  EXPECT_FALSE(outcome.retry());
+  EXPECT_EQ(outcome.reason(), v1::Outcome::REASON_LANE_LOST);
+  EXPECT_THAT(outcome.detail(), AllOf(HasSubstr("node 0"), HasSubstr("killed")));
+  EXPECT_THAT(LanesReady(), IsEmpty()) << "it comes too late";
+}
+
+TEST_F(CoordinatorWatchTest, NewLanesThatAreReadyInTimeGoOn) {
+  Plan(/*restore_step=*/0);
+  EXPECT_EQ(LanesReady().size(), 1U);
+  for (int32_t rank = 0; rank < kRanks; ++rank) EXPECT_THAT(Attach(rank), IsEmpty());
+  EXPECT_EQ(LoseALane().size(), 1U);
+  EXPECT_THAT(After(kRegister), IsEmpty());
+  const AddressedMessages told = LanesReady();
+  ASSERT_FALSE(told.empty());
+  EXPECT_TRUE(told.back().message.has_open());
+  EXPECT_THAT(After(10 * kRegister), IsEmpty());
+}
+
+// ---- ranks that do not come back to a job that goes back ----
+
+class CoordinatorGoingBackTest : public CoordinatorWatchTest {
+ protected:
+  CoordinatorGoingBackTest() {
+    Plan(/*restore_step=*/3);
+    EXPECT_FALSE(LanesReady().empty());
+  }
+  // Of the rank that is expelled within this time.
+  std::optional<v1::ExpelRank> ExpelledAfter(milliseconds wait) {
+    const AddressedMessages told = After(wait);
+    if (told.size() != 1 || !told[0].message.has_expel()) return std::nullopt;
+    return told[0].message.expel();
+  }
+};
+
+TEST_F(CoordinatorGoingBackTest, ARankThatDoesNotAcknowledgeIsExpelledAfterTheLastOneThatDid) {
+  EXPECT_THAT(Attach(0), IsEmpty());
+  EXPECT_THAT(After(kStep - kMoment), IsEmpty());
+  EXPECT_THAT(Attach(1), IsEmpty());
+  EXPECT_THAT(After(kStep), IsEmpty()) << "it has come in time, and others may be as slow";
+  const auto expelled = ExpelledAfter(2 * kMoment);
+  ASSERT_TRUE(expelled.has_value());
+  EXPECT_EQ(expelled->rank(), 2);
+  EXPECT_THAT(expelled->detail(), AllOf(HasSubstr("step 3"), HasSubstr("others: 2")));
+}
+
+TEST_F(CoordinatorGoingBackTest, WhoWasExpelledAndIsNotReplacedEndsTheWaitByName) {
+  EXPECT_THAT(Attach(0), IsEmpty());
+  EXPECT_THAT(Attach(1), IsEmpty());
+  const auto expelled = ExpelledAfter(kStep + 2 * kMoment);
+  ASSERT_TRUE(expelled.has_value());
+  const AddressedMessages aborted = Gone(2, expelled->detail());
+  ASSERT_FALSE(aborted.empty());
+  EXPECT_TRUE(aborted[0].message.decision().outcome().retry()) << "its place waits";
+  EXPECT_THAT(After(kLinger), IsEmpty());
+  const AddressedMessages lost = After(2 * kMoment);
+  ASSERT_FALSE(lost.empty());
+  const v1::Outcome& outcome = lost[0].message.decision().outcome();
+  EXPECT_FALSE(outcome.retry());
+  EXPECT_THAT(outcome.detail(), HasSubstr("others: 2"));
+}
+
+TEST_F(CoordinatorGoingBackTest, AReplacementOfWhoWasExpelledIsTheLastToComeAndTheJobRestarts) {
+  EXPECT_THAT(Attach(0), IsEmpty());
+  EXPECT_THAT(Attach(1), IsEmpty());
+  ASSERT_TRUE(ExpelledAfter(kStep + 2 * kMoment).has_value());
+  EXPECT_FALSE(Gone(2, "expelled").empty());
+  v1::MemberMessage session;
+  session.mutable_rank_session()->set_rank(2);
+  session.mutable_rank_session()->set_job("job");
+  session.mutable_rank_session()->set_world_size(kRanks);
+  session.mutable_rank_session()->set_incarnation(2);
+  EXPECT_THAT(Tell(session), IsEmpty());
+  v1::MemberMessage attached;
+  attached.mutable_rank_attached()->set_rank(2);
+  attached.mutable_rank_attached()->set_incarnation(2);
+  const AddressedMessages restarted = Tell(attached);
+  ASSERT_EQ(restarted.size(), 2U);
+  EXPECT_EQ(restarted[0].message.republish().step(), 3);
+  EXPECT_TRUE(restarted[1].message.has_open());
+}
+
+TEST_F(CoordinatorGoingBackTest, NobodyIsExpelledBeforeAnybodyHasCome) {
+  EXPECT_THAT(After(10 * kStep), IsEmpty());
+}
+
+}  // namespace
+}  // namespace dmuond::server

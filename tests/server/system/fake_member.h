@@ -1,0 +1,73 @@
+// A member of a group of daemons that is none: it says to the coordinator what a test wants.
+#ifndef DMUOND_TESTS_SERVER_SYSTEM_FAKE_MEMBER_H_
+#define DMUOND_TESTS_SERVER_SYSTEM_FAKE_MEMBER_H_
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "dmuond/v1/peer.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
+#include "server/daemon/errors.h"
+#include "server/version.h"
+
+namespace dmuond::testing {
+
+// Node 1 of two, made of the protocol alone. Its stream ends after `patience`.
+class FakeMember {
+ public:
+  explicit FakeMember(const std::string& coordinator,
+                      std::chrono::milliseconds patience = std::chrono::seconds(30))
+      : stub_(v1::Peer::NewStub(
+            grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()))) {
+    context_.set_deadline(std::chrono::system_clock::now() + patience);
+    context_.set_wait_for_ready(true);
+    stream_ = stub_->Join(&context_);
+  }
+  ~FakeMember() { context_.TryCancel(); }
+
+  static v1::JoinRequest RightJoin() {
+    v1::JoinRequest join;
+    join.set_node(1);
+    join.set_nodes(2);
+    join.set_lanes(1);
+    join.set_version(server::kBuildVersion);
+    join.set_device_type("cpu");
+    join.set_peer_address("127.0.0.1:9");
+    join.set_boot_id(42);
+    return join;
+  }
+  void Join(const v1::JoinRequest& join) {
+    v1::MemberMessage message;
+    *message.mutable_join() = join;
+    stream_->Write(message);
+  }
+  void Send(const v1::MemberMessage& message) { stream_->Write(message); }
+  // Nothing more is said: the coordinator ends the stream after what was.
+  void Leave() { stream_->WritesDone(); }
+  // The next message that is no heartbeat.
+  std::optional<v1::CoordinatorMessage> Next() {
+    v1::CoordinatorMessage message;
+    while (stream_->Read(&message)) {
+      if (!message.has_heartbeat()) return message;
+    }
+    return std::nullopt;
+  }
+  absl::Status Finish() {
+    v1::CoordinatorMessage ignored;
+    while (stream_->Read(&ignored)) {
+    }
+    return server::FromGrpc(stream_->Finish());
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<v1::Peer::Stub> stub_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>> stream_;
+};
+
+}  // namespace dmuond::testing
+
+#endif  // DMUOND_TESTS_SERVER_SYSTEM_FAKE_MEMBER_H_
