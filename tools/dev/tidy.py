@@ -29,6 +29,11 @@ ARGUMENTS = [
     "--extra-arg=-Wno-unknown-warning-option",
     "--extra-arg=-Wthread-safety",
     "--checks=clang-diagnostic-thread-safety*",
+    # The analyzer follows a function for 20,000 states, not for 225,000: half of a file's time.
+    *(
+        f"--extra-arg={word}"
+        for word in ("-Xclang", "-analyzer-config", "-Xclang", "max-nodes=20000")
+    ),
 ]
 
 
