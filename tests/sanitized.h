@@ -13,6 +13,9 @@ inline constexpr bool kSanitized =
 inline constexpr bool kSanitized = false;
 #endif
 
+// Random and seeded runs are so many fewer under a sanitizer as each of them takes longer.
+inline constexpr int kSlowdown = kSanitized ? 10 : 1;
+
 }  // namespace dmuond::testing
 
 #endif  // DMUOND_TESTS_SANITIZED_H_

@@ -15,16 +15,14 @@ struct Schedules {
   uint64_t count = 1;
 };
 
-// Sanitizers cost a factor of ten, and so many schedules.
-inline constexpr uint64_t kSlowdown = dmuond::testing::kSanitized ? 10 : 1;
-
 inline Schedules SchedulesFromEnvironment(uint64_t by_default) {
   const auto number = [](const char* name, uint64_t otherwise) {
     const char* value = std::getenv(name);
     return value == nullptr ? otherwise : std::strtoull(value, nullptr, 10);
   };
   if (std::getenv("DMUOND_SEED") != nullptr) return {number("DMUOND_SEED", 1), 1};
-  return {number("DMUOND_FIRST_SEED", 1), number("DMUOND_SCHEDULES", by_default / kSlowdown)};
+  return {number("DMUOND_FIRST_SEED", 1),
+          number("DMUOND_SCHEDULES", by_default / dmuond::testing::kSlowdown)};
 }
 
 }  // namespace dmuond::scheduler::testing

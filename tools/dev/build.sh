@@ -1,7 +1,16 @@
 # shellcheck shell=bash
 # Sourced by ./dev: configuring and building a preset.
 
+# One build of a preset at a time: who comes second waits, and finds the work done.
 build_preset() { # PRESET [TARGET...]
+  mkdir -p build || return
+  (
+    flock 9
+    build_alone "$@" 9>&-
+  ) 9> "build/$1.lock"
+}
+
+build_alone() { # PRESET [TARGET...]
   local preset=$1 nvcc
   shift
   if [ "$preset" = cuda ]; then

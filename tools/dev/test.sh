@@ -22,11 +22,6 @@ cmd_test() {
   rm -rf build/test-logs
   mkdir -p build/test-logs
 
-  local sanitizer
-  for sanitizer in "${sanitizers[@]}"; do
-    say "C++ tests under $sanitizer"
-    "test_$sanitizer" 2>&1 | tee "build/test-logs/$sanitizer.log" || failed+=("$sanitizer")
-  done
   say "building"
   build_preset cpu
   build_python
@@ -39,6 +34,11 @@ cmd_test() {
     say "Python tests"
     "$PYTHON" -m pytest "${more[@]}" 2>&1 | tee build/test-logs/pytest.log || failed+=(pytest)
   fi
+  local sanitizer
+  for sanitizer in "${sanitizers[@]}"; do
+    say "C++ tests under $sanitizer"
+    "test_$sanitizer" 2>&1 | tee "build/test-logs/$sanitizer.log" || failed+=("$sanitizer")
+  done
   show_summary | tee build/test-logs/summary.txt
   [ ${#failed[@]} = 0 ] || die "failed: ${failed[*]}"
 }
@@ -46,7 +46,7 @@ cmd_test() {
 # The closing lines of every test run, together, so that the end of the output tells the whole.
 show_summary() {
   local run
-  for run in asan tsan cpu pytest; do
+  for run in cpu pytest asan tsan; do
     [ -f "build/test-logs/$run.log" ] || continue
     echo
     echo "$run:"
