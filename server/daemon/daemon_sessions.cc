@@ -555,8 +555,10 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   if (!session.denied.ok()) return ForgetDenied(id);
   // The coordinator knows whether there is something to wait for, or all have to begin anew.
   if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
+    // The attempt that ends with it. One that a job has gone back to waits for all ranks instead.
+    const bool goes_back = !job_->has_state && job_->wire.restore_step() > 0;
     const scheduler::Attempt ends =
-        job_->steps.has_value() ? job_->steps->open().attempt : scheduler::Attempt(0);
+        job_->steps.has_value() && !goes_back ? job_->steps->open().attempt : scheduler::Attempt(0);
     // A replacement that dies before it has attached leaves the place as it found it.
     Vacancy& vacancy =
         job_->vacancies.try_emplace(session.rank, Vacancy{.attempt = ends}).first->second;

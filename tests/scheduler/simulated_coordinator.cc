@@ -129,10 +129,20 @@ void SimulatedCoordinator::Tick() {
   if (job_ && job_->steps) {
     const bool lost = job_->steps->lost();
     Perform(job_->steps->OnTick(simulation_.Now()));
-    if (!lost && job_->steps->lost()) simulation_.disturbed = true;
+    if (!lost && job_->steps->lost()) GaveUpAPlace();
     if (job_->steps->lost() && job_->open_ranks.empty()) EndJob(JobEnd::kEveryRankLeft);
   }
   HaltForLeavers();
+}
+
+// Places wait for longer than anybody here needs to come back to one.
+void SimulatedCoordinator::GaveUpAPlace() {
+  const auto& trainers = simulation_.trainers;
+  const bool will_not_come = std::any_of(
+      trainers.begin(), trainers.end(),
+      [](const SimulatedTrainer* trainer) { return trainer->Rests() && !trainer->finished(); });
+  if (!will_not_come) simulation_.Fail("a place was given up, and its replacement asks for it");
+  simulation_.disturbed = true;
 }
 
 // ---- ranks ----

@@ -116,6 +116,7 @@ class SimulatedCoordinator {
   void NextEpoch();
   void RestartWhenAttached();
   void Refuse();
+  void GaveUpAPlace();
   void Lost(OutcomeReason reason, const std::string& why);
   void EndJob(JobEnd why);
   [[nodiscard]] bool MayLoseALane();

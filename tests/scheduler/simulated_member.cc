@@ -579,7 +579,9 @@ void SimulatedMember::RemoveSession(TrainerRank rank, const std::string& why) {
   sessions_.erase(rank);
   if (!job_) return;
   // The coordinator knows whether there is something to wait for.
-  job_->vacancies.try_emplace(rank, steps_ ? steps_->open().attempt : Attempt(0));
+  // The attempt that ends with it. One that a job has gone back to waits for all ranks instead.
+  const bool goes_back = !job_->has_state && job_->restore.has_value();
+  job_->vacancies.try_emplace(rank, steps_ && !goes_back ? steps_->open().attempt : Attempt(0));
   job_->gone[rank] = {incarnation, why};
   TellGone(rank, job_->gone[rank]);
   if (simulation_.chance.Of(20)) {  // once more, when its successor may be known already

@@ -43,7 +43,7 @@ void StepSimulator::Later(int64_t until_ms, Event fault) {
                          });
 }
 
-void StepSimulator::PlanTrainerFaults() {
+void StepSimulator::PlanTrainerFaults(int64_t until_ms) {
   Chance& chance = simulation_.chance;
   const SimulationOptions& options = simulation_.options;
   if (chance.Of(10)) {
@@ -56,7 +56,7 @@ void StepSimulator::PlanTrainerFaults() {
     if (!options.lingers || !chance.Of(15)) continue;
     const int64_t deaths = chance.Pick(1, 2);
     for (int64_t i = 0; i < deaths; ++i) {
-      Later(400, [&trainer] { trainer.Die("it was killed"); });
+      Later(until_ms, [&trainer] { trainer.Die("it was killed"); });
     }
   }
 }
@@ -69,7 +69,8 @@ void StepSimulator::PlanFaults() {
   options.snapshot_every = chance.Of(60) ? chance.Pick(1, 2) : 0;
   const bool group_is_hurt = options.lingers && chance.Of(35);
   if (group_is_hurt) options.linger = std::chrono::milliseconds(20'000);
-  PlanTrainerFaults();
+  // Long enough to befall who comes back from what befalls the group.
+  PlanTrainerFaults(group_is_hurt ? 2'000 : 400);
   const int32_t nodes = simulation_.world.inputs.nodes;
   while (chance.Of(15)) {
     SimulatedMember& member = members_[chance.Pick(0, nodes - 1)];

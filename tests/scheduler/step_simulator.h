@@ -27,7 +27,7 @@ class StepSimulator {
  private:
   // Which faults this schedule has, and when.
   void PlanFaults();
-  void PlanTrainerFaults();
+  void PlanTrainerFaults(int64_t until_ms);
   void Later(int64_t until_ms, Event fault);
   void CutLink(NodeRank node);
   void KillDaemon(NodeRank node);
