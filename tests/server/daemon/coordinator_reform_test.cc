@@ -57,16 +57,9 @@ class CoordinatorReformTest : public ::testing::Test {
     return Tell(message);
   }
   AddressedMessages LanesReady() {
-    v1::MemberMessage message;
-    message.mutable_plan_ready()->set_digest(plan_.digest);
-    message.mutable_plan_ready()->set_epoch(coordinator_.epoch());
-    return Tell(message);
+    return Tell(server::LanesReady(plan_.digest, coordinator_.epoch()));
   }
-  AddressedMessages LoseALane() {
-    v1::MemberMessage message;
-    message.mutable_lane_lost()->set_epoch(coordinator_.epoch());
-    return Tell(message);
-  }
+  AddressedMessages LoseALane() { return Tell(LaneLost(coordinator_.epoch())); }
   // The rank pushes its weights again, which commits.
   AddressedMessages Push(uint64_t attempt) {
     v1::MemberMessage submission;

@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+#include "tests/server/daemon/registrations.h"
+
 namespace dmuond::server {
 namespace {
 
@@ -69,10 +71,7 @@ class CoordinatorTest : public ::testing::Test {
     return coordinator_.OnMessage(now_, 0, message);
   }
   AddressedMessages PlanReady(uint64_t digest) {
-    v1::MemberMessage message;
-    message.mutable_plan_ready()->set_digest(digest);
-    message.mutable_plan_ready()->set_epoch(5);
-    return coordinator_.OnMessage(now_, 0, message);
+    return coordinator_.OnMessage(now_, 0, LanesReady(digest, /*epoch=*/5));
   }
 
   scheduler::TimePoint now_;

@@ -78,17 +78,9 @@ class CoordinatorWatchTest : public ::testing::Test {
     return Tell(message);
   }
   AddressedMessages LanesReady() {
-    v1::MemberMessage message;
-    message.mutable_plan_ready()->set_digest(plan_.digest);
-    message.mutable_plan_ready()->set_epoch(coordinator_.epoch());
-    return Tell(message);
+    return Tell(server::LanesReady(plan_.digest, coordinator_.epoch()));
   }
-  AddressedMessages LoseALane() {
-    v1::MemberMessage message;
-    message.mutable_lane_lost()->set_epoch(coordinator_.epoch());
-    message.mutable_lane_lost()->set_detail("killed");
-    return Tell(message);
-  }
+  AddressedMessages LoseALane() { return Tell(LaneLost(coordinator_.epoch())); }
   AddressedMessages Attach(int32_t rank) {
     v1::MemberMessage message;
     message.mutable_rank_attached()->set_rank(rank);

@@ -1,4 +1,4 @@
-// What ranks of a small job register, as the coordinator hears it.
+// What ranks of a small job register, and what becomes of its lanes, as the coordinator hears it.
 #ifndef DMUOND_TESTS_SERVER_DAEMON_REGISTRATIONS_H_
 #define DMUOND_TESTS_SERVER_DAEMON_REGISTRATIONS_H_
 
@@ -34,6 +34,22 @@ inline v1::Registration OfOneMatrix(int32_t rank, int32_t world_size) {
   }
   fragment.mutable_weight()->set_arena(1);
   return registration;
+}
+
+// A node's lanes are ready to compute by the plan, in this epoch.
+inline v1::MemberMessage LanesReady(uint64_t plan_digest, uint32_t epoch) {
+  v1::MemberMessage message;
+  message.mutable_plan_ready()->set_digest(plan_digest);
+  message.mutable_plan_ready()->set_epoch(epoch);
+  return message;
+}
+
+// One that was started for this epoch has died.
+inline v1::MemberMessage LaneLost(uint32_t epoch) {
+  v1::MemberMessage message;
+  message.mutable_lane_lost()->set_epoch(epoch);
+  message.mutable_lane_lost()->set_detail("killed");
+  return message;
 }
 
 }  // namespace dmuond::server
