@@ -286,6 +286,7 @@ class Daemon {
   void EndJob(const std::string& why) DMUOND_REQUIRES(mutex_);
   void ForgetDenied(uint64_t id) DMUOND_REQUIRES(mutex_);
   void RemoveSession(uint64_t id, bool closed, const std::string& detail) DMUOND_REQUIRES(mutex_);
+  [[nodiscard]] absl::Status NotFormed() const;
   [[nodiscard]] absl::Status NotReadyToOpen(int32_t rank) const DMUOND_REQUIRES(mutex_);
   // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
   [[nodiscard]] bool KnowsItsStep(int32_t rank) const DMUOND_REQUIRES(mutex_);

@@ -186,6 +186,12 @@ bool Daemon::KnowsItsStep(int32_t rank) const {
          (vacancy == job_->vacancies.end() || open > vacancy->second.attempt);
 }
 
+absl::Status Daemon::NotFormed() const {
+  return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
+               Say("the group of ", Named("nodes", options_.nodes),
+                   " daemons has not formed; `dmuonctl status` on node 0 says who is missing"));
+}
+
 // Why a session has to wait for longer than its caller can be kept.
 absl::Status Daemon::NotReadyToOpen(int32_t rank) const {
   const auto refuse = [rank, &job = job_->name](const char* why) {
@@ -209,11 +215,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   absl::StatusOr<bool> formed = Wait(
       [this]() DMUOND_REQUIRES(mutex_) { return epoch_ != 0 || draining_; }, deadline, cancelled);
   if (!formed.ok()) return formed.status();
-  if (!*formed) {
-    return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
-                 Say("the group of ", Named("nodes", options_.nodes),
-                     " daemons has not formed; `dmuonctl status` on node 0 says who is missing"));
-  }
+  if (!*formed) return NotFormed();
   if (absl::Status vacant = WaitUntilVacant(request, peer.pid, cancelled); !vacant.ok()) {
     return vacant;
   }
@@ -222,7 +224,9 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     // A job that was lost ends with its last session; who starts it again may be faster.
     absl::StatusOr<bool> ended = Wait(
         [&]() DMUOND_REQUIRES(mutex_) {
-          if (job_ == nullptr || (epoch_ == 0 && draining_)) return true;
+          if (draining_ && epoch_ == 0) return true;
+          // Of a session that begins while the group is broken nobody would hear.
+          if (job_ == nullptr) return epoch_ != 0;
           // What a rank gave with the step that the job goes back to comes with the snapshot.
           return !job_->abandoned && !job_->ending && !IsRestoring() &&
                  KnowsItsStep(request.rank());
@@ -234,13 +238,13 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
       deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
       continue;
     }
-    if (!*ended) return NotReadyToOpen(request.rank());
-    if (job_ != nullptr) break;
+    if (!*ended) return job_ == nullptr ? NotFormed() : NotReadyToOpen(request.rank());
+    if (job_ != nullptr || draining_) break;
     absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job(), cancelled);
     if (!newest.ok()) return newest.status();
     resume = *std::move(newest);
-    // While the disk was read the job may have begun here, and may be going back.
-    if (job_ == nullptr) break;
+    // While the disk was read the job may have begun here, and may be going back; or the group broke.
+    if (job_ == nullptr && epoch_ != 0) break;
   }
   if (draining_) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");

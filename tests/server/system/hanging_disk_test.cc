@@ -5,6 +5,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -87,9 +88,10 @@ class HangingDiskTest : public SnapshotFixture<kSteps> {
   }
   void StartWorld() { Start(MakeWorld({.ranks = 2})); }
   // Trainers of node 0 alone, who live on when another daemon dies.
-  void StartWorldOfNode0(Resume resume = Resume::kNever) {
-    Start(std::make_unique<SnapshotWorld>(std::vector<std::string>{group_[0]->address()},
-                                          SnapshotWorld::Options{.ranks = 2, .resume = resume}));
+  void StartWorldOfNode0(Resume resume = Resume::kNever) { Start(WorldOf(0, resume)); }
+  std::unique_ptr<SnapshotWorld> WorldOf(int node, Resume resume) {
+    return std::make_unique<SnapshotWorld>(std::vector<std::string>{group_[node]->address()},
+                                           SnapshotWorld::Options{.ranks = 2, .resume = resume});
   }
   void Start(std::unique_ptr<SnapshotWorld> world) {
     world_ = std::move(world);
@@ -418,6 +420,30 @@ TEST_F(HangingDiskTest, AManifestThatCompletesAfterTheJobHasGoneBackCountsNoMore
   EXPECT_THAT(Directories(), ::testing::Contains(StartsWith("step-000000000006.")));
   const auto set_aside = (*world_)[0].LoadSnapshot(6);
   EXPECT_THAT(std::string(set_aside.status().message()), HasSubstr("no snapshot of step 6"));
+  world_->Close();
+}
+
+// It would be told to a coordinator that is gone.
+TEST_F(HangingDiskTest, ASessionWhoseDaemonLosesItsGroupMeanwhileBeginsInTheNextGroup) {
+  StartDaemons(2);
+  StartWorld();
+  ASSERT_TRUE(world_->StepUntil(3));
+  ASSERT_TRUE(WaitDurable(3));
+  world_->Close();
+  HangAt("storage.read");
+  world_ = WorldOf(1, Resume::kRequire);
+  std::future<absl::Status> started =
+      std::async(std::launch::async, [this] { return world_->Start(); });
+  ASSERT_TRUE(driver_->WaitHeld());
+  group_[0]->Kill();
+  EXPECT_TRUE(WaitLogged("joining again"));
+  Release();
+  ASSERT_TRUE(group_[0]->StartAgain().ok());
+  const absl::Status status = started.get();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ((*world_)[0].last_committed_step(), 3);
+  ASSERT_TRUE(world_->StepUntil(5));
+  EXPECT_EQ(world_->Weights(), undisturbed_[5]);
   world_->Close();
 }
 
