@@ -87,6 +87,15 @@ MUTATIONS = [
         "{bin}/step_simulation_test",
     ),
     Mutation(
+        "places in a job that goes back",
+        "a trainer that dies before all ranks have come back can be replaced (in the simulator)",
+        "tests/scheduler/simulated_member.cc",
+        "steps_ && !goes_back ? steps_->open().attempt : Attempt(0));",
+        "steps_ ? steps_->open().attempt : Attempt(0));",
+        "step_simulation_test",
+        "{bin}/step_simulation_test",
+    ),
+    Mutation(
         "a commit is told again",
         "members that missed it and lanes that have to finish it hear of it in a new epoch",
         "scheduler/step_coordinator.cc",
