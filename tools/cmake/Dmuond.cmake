@@ -45,15 +45,18 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 # the fuzzers', who watch which edges are taken, not what is compared: that would be a call for each comparison.
 # Of undefined behaviour three kinds are left out, which take a quarter of the compiler's time: a null pointer
 # ends the program anyway, objects that are too small the address sanitizer sees, as do wrong types mostly.
+# Alignment, another quarter, is checked in the folders where bytes become numbers, by DMUOND_BYTES_OPTIONS.
 # Tests' own code and what protoc writes are instrumented for less, since they are not what is tested.
 set(DMUOND_SANITIZE "" CACHE STRING "Sanitizer: empty, address or thread")
+set(DMUOND_BYTES_OPTIONS)
 set(DMUOND_TEST_OPTIONS)
 set(DMUOND_GENERATED_OPTIONS)
 if(DMUOND_SANITIZE STREQUAL "address")
   set(coverage inline-8bit-counters,pc-table)
-  add_compile_options(-O1 -fsanitize=address,undefined -fno-sanitize=null,object-size,vptr
+  add_compile_options(-O1 -fsanitize=address,undefined -fno-sanitize=alignment,null,object-size,vptr
     -fno-omit-frame-pointer -fno-sanitize-recover=undefined -fsanitize-coverage=${coverage})
   add_link_options(-fsanitize=address,undefined)
+  set(DMUOND_BYTES_OPTIONS -fsanitize=alignment)
   set(DMUOND_TEST_OPTIONS -fno-sanitize=undefined -fno-sanitize-coverage=${coverage})
   set(DMUOND_GENERATED_OPTIONS -fno-sanitize=address,undefined)
 elseif(DMUOND_SANITIZE STREQUAL "thread")
