@@ -243,7 +243,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job(), cancelled);
     if (!newest.ok()) return newest.status();
     resume = *std::move(newest);
-    // While the disk was read the job may have begun here, and may be going back; or the group broke.
+    // While the disk was read the job may have begun here, and go back; or the group broke.
     if (job_ == nullptr && epoch_ != 0) break;
   }
   if (draining_) {
