@@ -49,7 +49,7 @@ __global__ void __cluster_dims__(SmallCtas(kStrips), 1, 1)
   ptx::ClusterSync();
   const int group = static_cast<int>(threadIdx.x / 128) - 1;
   if (group < 0) {
-    if (threadIdx.x >= 32) return;
+    if (ptx::WarpIndex() != 0) return;
     SmallProducer<kStrips, kTall>{cta}.Produce();
   } else {
     ConsumeAs<T, kStrips, kTall, 0>(cta, group);

@@ -1,5 +1,5 @@
-// The producer of a small round's kernel, a warp: X for the Gram matrix by slices, and once more by
-// tiles for the product with Q.
+// The producer of a small round's kernel, a warp of which one thread loads: X for the Gram matrix
+// by slices, and once more by tiles for the product with Q.
 #ifndef DMUOND_KERNELS_CUDA_SMALL_PRODUCER_CUH_
 #define DMUOND_KERNELS_CUDA_SMALL_PRODUCER_CUH_
 
@@ -29,7 +29,7 @@ struct SmallProducer : SmallCta<kStrips, kTall> {
   using Cta::Y;
 
   __device__ void Produce() const {
-    const bool elected = threadIdx.x == 0;
+    const bool elected = ptx::Elect();
     if (elected) {
       ptx::PrefetchTensorMap(&params.x);
       ptx::PrefetchTensorMap(&params.result);
@@ -54,7 +54,10 @@ struct SmallProducer : SmallCta<kStrips, kTall> {
       const uint32_t barrier = full + stage * 8;
       ptx::BarrierWait(empty + stage * 8, (i / kSmallStages + 1) & 1);
       ptx::BarrierArriveExpect(barrier, kStrips * kBoxBytes);
-      for (int panel = static_cast<int>(rank); panel < kStrips; panel += kCtas) {
+#pragma unroll
+      for (int first = 0; first < kStrips; first += kCtas) {
+        if (first + kCtas > kStrips && rank > 0) break;  // the odd panel of three
+        const int panel = first + static_cast<int>(rank);
         const uint32_t to = boxes + stage * kSmallStageBytes + panel * kBoxBytes;
         if constexpr (kCtas == 2) {
           ptx::TensorLoadMulticast(to, &params.x, barrier, 3, X(i, panel), Y(i, panel), matrix);
