@@ -91,7 +91,7 @@ MUTATIONS = [
         "a trainer that dies before all ranks have come back can be replaced (in the simulator)",
         "tests/scheduler/simulated_member.cc",
         "steps_ && !goes_back ? steps_->open().attempt : Attempt(0));",
-        "steps_ ? steps_->open().attempt : Attempt(0));",
+        "steps_ && (goes_back || true) ? steps_->open().attempt : Attempt(0));",
         "step_simulation_test",
         "{bin}/step_simulation_test",
     ),
