@@ -1,6 +1,7 @@
 #include "kernels/cuda/tile_tuner.h"
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,7 +16,10 @@ namespace {
 // and the median of the rounds counts. A round's launches follow one another as in a captured
 // iteration.
 constexpr int kRounds = 5;
-constexpr double kRoundMicroseconds = 400;
+// After two rounds only those go on that are within so much of the fastest one.
+constexpr int kRoundsOfAll = 2;
+constexpr double kWithinReach = 1.15;
+constexpr double kRoundMicroseconds = 250;
 constexpr int kLaunchesMax = 32;
 // Products that take longer have so many tiles that the rule's is right.
 constexpr double kLongMicroseconds = 1000;
@@ -69,6 +73,7 @@ struct Candidate {
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
   }
+  [[nodiscard]] double Best() const { return *std::min_element(times.begin(), times.end()); }
 };
 
 // Empty where anything fails, and of long products.
@@ -87,11 +92,14 @@ std::vector<Candidate> Measure(const GemmProblem& problem, GemmOptions options) 
     candidate.launches = std::clamp(static_cast<int>(kRoundMicroseconds / *once), 1, kLaunchesMax);
     candidates.push_back(std::move(candidate));
   }
+  double fastest = std::numeric_limits<double>::infinity();
   for (int round = 0; round < kRounds; ++round) {
     for (Candidate& candidate : candidates) {
+      if (round >= kRoundsOfAll && candidate.Best() > kWithinReach * fastest) continue;
       const std::optional<double> time = stopwatch.Time(*candidate.gemm, candidate.launches);
       if (!time.has_value()) return {};
       candidate.times.push_back(*time);
+      fastest = std::min(fastest, *time);
     }
   }
   return candidates;

@@ -17,6 +17,8 @@ namespace {
 
 // What fp16 and bf16 may differ from fp32 on random gradients; docs/maths.md, section 4.
 constexpr double kErrorMax = 4e-2;
+// One of those in which bits must be the same; it is not timed.
+constexpr int32_t kOddBatch = 3;
 // So much faster than the device's default must another way be.
 constexpr double kGainMin = 0.015;
 // Candidates are compared on a batch that takes about so long.
@@ -26,7 +28,7 @@ constexpr int kCompareRounds = 5;
 constexpr double kBatchMicrosecondsMax = 80e3;
 // Batches take turns of so long, without a pause between them: a chip at its power limit is faster
 // after any.
-constexpr double kTurnMicroseconds = 30e3;
+constexpr double kTurnMicroseconds = 20e3;
 // The part of the time for that heats the chip.
 constexpr double kWarmPart = 0.35;
 constexpr int kTurnsMin = 3;
@@ -251,12 +253,14 @@ class Tuner {
     return largest;
   }
 
-  absl::StatusOr<std::unique_ptr<MuonSet>> Prepare(const Way& way, int64_t count, void* workspace) {
+  // `tiles`: null for those of the rule, whose bits are the same.
+  absl::StatusOr<std::unique_ptr<MuonSet>> Prepare(const Way& way, int64_t count, void* workspace,
+                                                   TileTuner* tiles) {
     const MuonSetBatch batch = way.Batch(options_.weight, count);
     absl::Status status = CudaStatus(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     if (!status.ok()) return status;
     std::string error;
-    std::unique_ptr<MuonSet> set = MuonSet::Create({&batch, 1}, workspace, &tiles_, &error);
+    std::unique_ptr<MuonSet> set = MuonSet::Create({&batch, 1}, workspace, tiles, &error);
     if (set == nullptr) return absl::InternalError(error);
     return set;
   }
@@ -288,7 +292,9 @@ class Tuner {
   absl::Status UpdateFirst(const Way& way, int64_t count, void* workspace, DeviceMemory* to) {
     absl::Status status = state_.Poison(count, stream_);
     if (!status.ok()) return status;
-    absl::StatusOr<std::unique_ptr<MuonSet>> set = Prepare(way, count, workspace);
+    // Not every batch that is checked is timed as well.
+    TileTuner* tiles = count == kOddBatch ? nullptr : &tiles_;
+    absl::StatusOr<std::unique_ptr<MuonSet>> set = Prepare(way, count, workspace, tiles);
     if (!set.ok()) return set.status();
     status = Launch(**set, count);
     if (status.ok() && to != nullptr) {
@@ -331,7 +337,7 @@ class Tuner {
       if (!d.ok()) return d.status();
       candidate.error = std::sqrt(d->squares / d->reference);
       uint64_t different = 0;
-      for (const int32_t batch : {std::min(3, batch_max), batch_max}) {
+      for (const int32_t batch : {std::min(kOddBatch, batch_max), batch_max}) {
         if (batch == 1 || options_.fastest) continue;
         status = UpdateFirst(way, batch, workspace_.as<void>(), nullptr);
         if (!status.ok()) return status;
@@ -369,7 +375,8 @@ class Tuner {
     for (size_t i = 0; i < ways.size(); ++i) {
       if (!shape.candidates[i].refused.empty()) continue;
       if (once_us == 0) {  // the batch is the first one's
-        absl::StatusOr<std::unique_ptr<MuonSet>> one = Prepare(ways[i], 1, workspace_.as<void>());
+        absl::StatusOr<std::unique_ptr<MuonSet>> one =
+            Prepare(ways[i], 1, workspace_.as<void>(), &tiles_);
         if (!one.ok()) return one.status();
         absl::StatusOr<double> time = Time(**one, 1, 1);
         if (time.ok()) time = Time(**one, 1, 1);
@@ -377,7 +384,8 @@ class Tuner {
         batch = std::clamp(static_cast<int32_t>(2 * kCompareMicroseconds / *time), 1, batch_max);
         once_us = *time;
       }
-      absl::StatusOr<std::unique_ptr<MuonSet>> set = Prepare(ways[i], batch, workspace_.as<void>());
+      absl::StatusOr<std::unique_ptr<MuonSet>> set =
+          Prepare(ways[i], batch, workspace_.as<void>(), &tiles_);
       if (!set.ok()) return set.status();
       sets[i] = *std::move(set);
     }
@@ -426,7 +434,8 @@ class Tuner {
                            double seconds, TunedShape& shape) {
     std::vector<Timed> timed;
     for (const int32_t batch : batches) {
-      absl::StatusOr<std::unique_ptr<MuonSet>> set = Prepare(way, batch, workspace_.as<void>());
+      absl::StatusOr<std::unique_ptr<MuonSet>> set =
+          Prepare(way, batch, workspace_.as<void>(), &tiles_);
       if (!set.ok()) return set.status();
       absl::StatusOr<double> once = Time(**set, batch, 1);
       if (once.ok()) once = Time(**set, batch, 1);
