@@ -37,7 +37,7 @@ KINDS = ("kill", "stop", "cut", "detach", "hang")
 # A trainer's attach socket alone is cut; a lane is stopped for ever (daemons are their peers' and
 # their service manager's to watch, trainers count as dead and are the launcher's).
 ONLY = {"detach": "trainer", "hang": "lane"}
-HANGS_ARE_FOUND = ["--lane_timeout=2s", "--step_timeout=8s"]  # in cells with a "hang"
+HANGS_ARE_FOUND_S = 8.0  # --step_timeout, in cells with a "hang"; who is stopped is to wake before
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
 
 
@@ -160,8 +160,12 @@ class Run:
         self.loop.on_line = self._on_line
         self.loop.on_end = self._on_end
         flags = [*FLAGS, *extra_flags]
-        if self.cell and any(fault.kind == "hang" for fault in self.cell.faults):
-            flags += HANGS_ARE_FOUND
+        kinds = {fault.kind for fault in self.cell.faults} if self.cell else set()
+        if "hang" in kinds:
+            patience = HANGS_ARE_FOUND_S
+            if "stop" in kinds:
+                patience = max(patience, self.cell.stop_s + 2)
+            flags += ["--lane_timeout=2s", f"--step_timeout={patience:g}s"]
         if self.snapshots:
             flags += [f"--snapshot_dir={folder}/snapshots", f"--snapshot_every_steps={SAVE_EVERY}"]
         self.group = Group(self.loop, self.nodes, self.lanes, self.steps, flags)
