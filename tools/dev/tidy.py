@@ -12,6 +12,7 @@ user's cache directory, and not checked again until one of these changes.
 
 import argparse
 import concurrent.futures
+import functools
 import hashlib
 import json
 import os
@@ -94,41 +95,60 @@ def changed_sources(sources: list[Path]) -> list[Path]:
     return list(chosen)
 
 
+def dependencies(build: Path) -> dict[str, list[str]]:
+    """What each object was made of, as ninja has noted it; all paths as seen from `build`."""
+    told = subprocess.run(
+        ["ninja", "-C", build, "-t", "deps"], check=True, capture_output=True, text=True
+    ).stdout
+    files = {}
+    for block in told.split("\n\n"):
+        first, *others = block.splitlines() or [""]
+        files[first.partition(": #deps")[0]] = [line.strip() for line in others]
+    return files
+
+
+@functools.cache
+def content(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 class CleanFiles:
     """Remembers files that had no findings, across runs and checkouts."""
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, build: Path) -> None:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self._directory = base / "dmuond-tidy"
         self._directory.mkdir(parents=True, exist_ok=True)
-        entries = json.loads((database / "compile_commands.json").read_text())
-        self._entries = {
-            Path(entry["directory"], entry["file"]).resolve(): entry for entry in entries
+        self._build = build
+        self._dependencies = dependencies(build)
+        entries = json.loads((build / "compile_commands.json").read_text())
+        self._commands = {
+            Path(entry["directory"], entry["file"]).resolve(): entry["command"] for entry in entries
         }
-        configuration = [Path(name).read_bytes() for name in git("ls-files", "*.clang-tidy")]
+        configuration = [content(Path(name)) for name in git("ls-files", "*.clang-tidy")]
         version = subprocess.run(
-            ["clang-tidy", "--version"], capture_output=True, check=True
+            ["clang-tidy", "--version"], check=True, capture_output=True, text=True
         ).stdout
-        self._common = b"".join([version, *configuration, repr(ARGUMENTS).encode()])
+        self._common = [version, *configuration, *ARGUMENTS]
 
     def key(self, source: Path) -> Path | None:
-        """Where a clean result is noted; None if the file cannot be preprocessed."""
-        entry = self._entries[source.resolve()]
-        _, *words = shlex.split(entry["command"])
-        output = words.index("-o")
-        words[output : output + 2] = []
-        words.remove("-c")
-        # Comments count: NOLINT is one.
-        done = subprocess.run(
-            ["clang++", "-E", "-C", "-w", *words],
-            cwd=entry["directory"],
-            capture_output=True,
-            check=False,
-        )
-        if done.returncode != 0:
+        """Where a clean result is noted; None if it is not known what the file includes."""
+        command = self._commands[source.resolve()]
+        words = shlex.split(command)
+        made = [words[words.index("-o") + 1]]
+        # What is in a precompiled header is not among the object's own.
+        made += [
+            os.path.relpath(f"{word}.gch", self._build)
+            for word in words
+            if word.endswith("cmake_pch.hxx")
+        ]
+        if not all(target in self._dependencies for target in made):
             return None
-        text = done.stdout.replace(os.fsencode(Path.cwd()), b".")
-        return self._directory / hashlib.sha256(self._common + text).hexdigest()
+        root = Path.cwd()
+        paths = {(self._build / name).resolve() for t in made for name in self._dependencies[t]}
+        included = [f"{os.path.relpath(path, root)} {content(path)}" for path in sorted(paths)]
+        text = "\n".join([*self._common, command.replace(str(root), "."), *included])
+        return self._directory / hashlib.sha256(text.encode()).hexdigest()
 
 
 def check(source: Path, database: Path, clean_files: CleanFiles) -> tuple[Path, bool, str, float]:
@@ -159,7 +179,7 @@ def main() -> int:
     database, sources = write_database(args.build)
     if args.changed:
         sources = changed_sources(sources)
-    clean_files = CleanFiles(database)
+    clean_files = CleanFiles(args.build)
     deadline = time.monotonic() + args.minutes * 60
     dirty = 0
     unreached: list[Path] = []
