@@ -6,7 +6,8 @@
     matrix.py --then 40           a fault that befalls who recovers from one, sampled (0: all)
     matrix.py --victim trainer    some rows; --group, --kind, --point (a part of its name) likewise
     matrix.py --cell "1x2 lane0:lane.update.flip:kill:3:1"     one cell again, as it was printed
-    matrix.py --write docs/reliability.md    with the table between the page's marks
+    matrix.py --write docs/reliability.md    with the table between the page's marks; all of it:
+              --sample 1000000 --two 400 --then 0
 
 A cell that does not hold prints itself, what was seen, and the logs of all its processes.
 """
