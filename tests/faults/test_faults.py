@@ -5,12 +5,14 @@ sampled DMUOND_FIRST_SEED says; in continuous integration each commit has its ow
 """
 
 import os
+import re
 from pathlib import Path
 
 import matrix
 import mutations
 import pytest
 import soak
+import table
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
 TWO_AT_ONCE = 40
@@ -42,6 +44,18 @@ def test_what_befalls_who_recovers_is_no_worse():
     count, stop_s = (0, 10) if os.environ.get("DMUOND_FAULTS") == "all" else (RECOVERING, 6)
     arguments = [f"--then={count}", f"--stop-seconds={stop_s}", f"--seed={SEED}", f"--logs={LOGS}"]
     assert matrix.main(arguments) == 0
+
+
+def test_the_table_has_the_points_that_the_programs_name():
+    named = set()
+    for folder in ("client/cpp", "server", "kernels", "proto"):
+        for source in (ROOT / folder).rglob("*.cc"):
+            named |= set(re.findall(r'FaultPoint\("([a-z_.]+)"\)', source.read_text()))
+    page = (ROOT / "docs/reliability.md").read_text()
+    generated = page[page.index(table.BEGIN) : page.index(table.END)]
+    assert set(re.findall(r"^\| `([a-z_.]+)` \|", generated, re.MULTILINE)) == named, (
+        "write it anew: tests/faults/matrix.py --help"
+    )
 
 
 def test_the_lines_that_mutations_disable_are_there():

@@ -309,7 +309,11 @@ absl::Status Session::Impl::AskWhy() {
   if (outcome.kind == Outcome::Kind::kRolledBack) {
     return RolledBack(outcome.to_step, wait_reply_.outcome().epoch(), "");
   }
-  if (outcome.kind == Outcome::Kind::kAborted && !outcome.retry) return Aborted(outcome);
+  // The next step lacks a rank; what this one has decided is published all the same.
+  const bool incomplete = outcome.reason == Outcome::Reason::kTrainerMissing;
+  if (outcome.kind == Outcome::Kind::kAborted && !outcome.retry && !incomplete) {
+    return Aborted(outcome);
+  }
   return absl::OkStatus();
 }
 

@@ -373,8 +373,12 @@ class Member(abc.ABC):
             if error.code == "DEADLINE_EXCEEDED" and not error.reason:
                 return
             raise
-        if reply.outcome.kind in (types.Outcome.KIND_ABORTED, types.Outcome.KIND_ROLLED_BACK):
-            self._refuse(reply.outcome)
+        outcome = reply.outcome
+        # The next step lacks a rank; what this one has decided is published all the same.
+        incomplete = outcome.reason == types.Outcome.REASON_TRAINER_MISSING
+        aborted = outcome.kind == types.Outcome.KIND_ABORTED and not incomplete
+        if aborted or outcome.kind == types.Outcome.KIND_ROLLED_BACK:
+            self._refuse(outcome)
 
 
 def _close_at_exit(reference: weakref.ref[Member]) -> None:
