@@ -313,6 +313,10 @@ void SimulatedMember::HandleRefused() {
 
 void SimulatedMember::HandleRollBack(uint32_t epoch, const SnapshotId& to) {
   epoch_ = epoch;
+  if (job_ && job_->abandoned && !job_->has_plan) {
+    for (const auto& [rank, session] : sessions_) ended_[rank] = session.incarnation;
+    EndJob();
+  }
   if (job_ && !job_->failed.ok()) return TellPlanFailed();
   if (!job_ || !job_->has_plan) {
     HandlePlan(to);
