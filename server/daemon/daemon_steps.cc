@@ -109,13 +109,16 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Await(const v1::SessionKey& key,
           answer = RolledBack(**session, step, attempt);
           return true;
         }
-        if (!job_->steps.has_value()) return false;
-        answer = job_->steps->OnWait(scheduler::TrainerRank((*session)->rank), step, attempt);
-        if (!answer.ok()) {
-          answer = WithOpenAttempt(answer.status(), job_->steps->open().attempt);
+        if (job_->steps.has_value()) {
+          answer = job_->steps->OnWait(scheduler::TrainerRank((*session)->rank), step, attempt);
+          if (!answer.ok()) {
+            answer = WithOpenAttempt(answer.status(), job_->steps->open().attempt);
+          }
         }
-        if (answer.ok() && answer->pending() && !JobFailure().ok()) answer = JobFailure();
-        return !answer.ok() || !answer->pending();
+        // Also to who has handed nothing in, and asks why no weights come.
+        const bool answers = answer.ok() && !answer->pending();
+        if (!answers && !JobFailure().ok()) answer = JobFailure();
+        return job_->steps.has_value() ? !answer.ok() || !answer->pending() : !JobFailure().ok();
       },
       deadline, cancelled);
   if (!answered.ok()) return answered.status();

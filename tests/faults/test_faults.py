@@ -46,6 +46,18 @@ def test_what_befalls_who_recovers_is_no_worse():
     assert matrix.main(arguments) == 0
 
 
+@pytest.mark.timeout(600)
+def test_the_last_weights_arrive_though_another_rank_has_closed_its_session():
+    late = [  # for longer than a client waits before it asks why
+        "lane0:lane.publish.announced:stop:8:0",
+        "lane0:lane.publish.copy:stop:8:2",
+        "lane1:lane.publish.bucket:stop:8:2",
+        "lane1:lane.publish.go:stop:8:0",
+    ]
+    arguments = [f"--cell=2x1 {fault}" for fault in late]
+    assert matrix.main([*arguments, "--stop-seconds=3", f"--logs={LOGS}"]) == 0
+
+
 def test_the_table_has_the_points_that_the_programs_name():
     named = set()
     for folder in ("client/cpp", "server", "kernels", "proto"):

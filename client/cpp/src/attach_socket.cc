@@ -110,8 +110,14 @@ absl::StatusOr<AttachSocket::Received> AttachSocket::NextFrame() {
 }
 
 bool AttachSocket::GoneWithin(std::chrono::milliseconds grace) const {
+  const auto deadline = std::chrono::steady_clock::now() + grace;
   pollfd polled{socket_.get(), POLLRDHUP, 0};
-  return ::poll(&polled, 1, static_cast<int>(grace.count())) > 0;
+  for (;;) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const int found = ::poll(&polled, 1, static_cast<int>(std::max<int64_t>(0, left.count())));
+    if (found >= 0 || errno != EINTR) return found > 0;
+  }
 }
 
 void AttachSocket::Watch() const {

@@ -176,8 +176,9 @@ absl::StatusOr<Outcome> Session::Impl::TrySubmit(const StepScalars& scalars,
   if (submit_reply_.outcome().kind() != v1::Outcome::KIND_UNSPECIFIED) {
     return Answered(submit_reply_.outcome(), submit_reply_.timing());
   }
-  return TryWait(
-      std::max(Milliseconds(0), std::chrono::duration_cast<Milliseconds>(deadline - Clock::now())));
+  const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+  if (left.count() <= 0) return Outcome{.step = last_committed_step_ + 1, .attempt = attempt};
+  return TryWait(left);
 }
 
 absl::StatusOr<Outcome> Session::Impl::TryWait(Milliseconds wait) {
@@ -185,11 +186,10 @@ absl::StatusOr<Outcome> Session::Impl::TryWait(Milliseconds wait) {
   wait_request_.set_step(last_committed_step_ + 1);
   wait_request_.set_attempt(next_attempt_);
   for (;;) {
-    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
-    if (left.count() <= 0) return Outcome{.step = wait_request_.step(), .attempt = next_attempt_};
     absl::Status status = CheckOpen("Wait");
     if (!status.ok()) return status;
-    const Milliseconds once = std::min(left, kCallWaitMax);
+    const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
+    const Milliseconds once = std::clamp(left, Milliseconds(0), kCallWaitMax);
     wait_request_.set_wait_ms(static_cast<int32_t>(once.count()));
     status = CallPatiently([&] {
       return link_->channel().Call("WaitStep", &v1::Trainer::Stub::WaitStep, wait_request_,
@@ -198,6 +198,9 @@ absl::StatusOr<Outcome> Session::Impl::TryWait(Milliseconds wait) {
     if (!status.ok()) return Refused(std::move(status));
     if (wait_reply_.outcome().kind() != v1::Outcome::KIND_UNSPECIFIED) {
       return Answered(wait_reply_.outcome(), wait_reply_.timing());
+    }
+    if (Clock::now() >= deadline) {
+      return Outcome{.step = wait_request_.step(), .attempt = next_attempt_};
     }
   }
 }
@@ -278,7 +281,7 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
       return absl::OkStatus();
     }
     if (!link_->LostWithin(Milliseconds(0))) {
-      absl::Status why = AskWhy();
+      absl::Status why = AskWhy(published == SessionMemory::Published::kPoisoned);
       if (!why.ok()) return why;
     }
     if (published == SessionMemory::Published::kPoisoned) {
@@ -292,16 +295,17 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
   }
 }
 
-absl::Status Session::Impl::AskWhy() {
+absl::Status Session::Impl::AskWhy(bool poisoned) {
   wait_request_.set_step(last_committed_step_ + 1);
   wait_request_.set_attempt(next_attempt_);
   wait_request_.set_wait_ms(0);
   absl::Status status = link_->channel().Call("WaitStep", &v1::Trainer::Stub::WaitStep,
                                               wait_request_, wait_reply_, {.timeout = kCallSlack});
   const std::string reason = ReasonOf(status);
-  // Nothing but that no step has been handed in, or that the daemon is stopped.
+  // Nothing but that no step has been handed in, that what others have handed in was refused, or
+  // that the daemon is stopped.
   if (reason == "STEP_OUT_OF_ORDER" || reason == "ATTEMPT_OUT_OF_ORDER" ||
-      (absl::IsDeadlineExceeded(status) && reason.empty())) {
+      absl::IsInvalidArgument(status) || (absl::IsDeadlineExceeded(status) && reason.empty())) {
     return absl::OkStatus();
   }
   if (!status.ok()) return status;
@@ -309,8 +313,9 @@ absl::Status Session::Impl::AskWhy() {
   if (outcome.kind == Outcome::Kind::kRolledBack) {
     return RolledBack(outcome.to_step, wait_reply_.outcome().epoch(), "");
   }
-  // The next step lacks a rank; what this one has decided is published all the same.
-  const bool incomplete = outcome.reason == Outcome::Reason::kTrainerMissing;
+  // The next step lacks a rank; what this one has decided is published all the same, while lanes
+  // live.
+  const bool incomplete = outcome.reason == Outcome::Reason::kTrainerMissing && !poisoned;
   if (outcome.kind == Outcome::Kind::kAborted && !outcome.retry && !incomplete) {
     return Aborted(outcome);
   }

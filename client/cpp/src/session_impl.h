@@ -79,7 +79,7 @@ class Session::Impl {
   absl::StatusOr<Outcome> Refused(absl::Status status);
   void Follow(const absl::Status& status);
   // Weights do not come: OK where the daemon has nothing to say of it.
-  absl::Status AskWhy();
+  absl::Status AskWhy(bool poisoned);
 
   // What the caller is told instead of `status`. Where the job goes back, or the daemon has gone
   // and has a successor: an error of reason ROLLED_BACK, when the weights of that step lie there.

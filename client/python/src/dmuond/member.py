@@ -340,7 +340,7 @@ class Member(abc.ABC):
                 self._published_attempt = self._newest_published()
                 return
             if not self.lost:
-                self._ask_why()
+                self._ask_why(found is Published.ENDED)
             if found is Published.ENDED:
                 raise errors.DaemonLost(
                     f"the daemon has gone before the weights after attempt {attempt} were "
@@ -360,7 +360,7 @@ class Member(abc.ABC):
         timeline = self._require_timeline()
         return max((timeline.published(bucket) for bucket in self._receives), default=0)
 
-    def _ask_why(self) -> None:
+    def _ask_why(self, poisoned: bool) -> None:
         """Weights do not come: the job may have ended or gone back, which the daemon then says."""
         try:
             reply = self._call("WaitStep", self._wait_request(0), WAIT_SLACK_S)
@@ -368,14 +368,17 @@ class Member(abc.ABC):
             if error.reason in ("STEP_OUT_OF_ORDER", "ATTEMPT_OUT_OF_ORDER"):
                 return  # nothing but that no step has been handed in
             raise
+        except errors.InvalidArgumentError:
+            return  # what others have handed in for the next step was refused
         except errors.Error as error:
             # A daemon that is stopped: its end would be seen by the attach socket.
             if error.code == "DEADLINE_EXCEEDED" and not error.reason:
                 return
             raise
         outcome = reply.outcome
-        # The next step lacks a rank; what this one has decided is published all the same.
-        incomplete = outcome.reason == types.Outcome.REASON_TRAINER_MISSING
+        # The next step lacks a rank; what this one has decided is published all the same, while
+        # lanes live.
+        incomplete = not poisoned and outcome.reason == types.Outcome.REASON_TRAINER_MISSING
         aborted = outcome.kind == types.Outcome.KIND_ABORTED and not incomplete
         if aborted or outcome.kind == types.Outcome.KIND_ROLLED_BACK:
             self._refuse(outcome)

@@ -350,7 +350,7 @@ class Session(Member):
     # --- steps ---
 
     def _step(self, request: pb.SubmitStepRequest, wait: bool) -> types.Outcome:
-        held_back = frozenset(self._bucket_of[parameter] for parameter in request.absent)
+        held_back = frozenset(self._bucket_of[parameter] for parameter in request.absent) - {-1}
         while True:
             try:
                 outcome = self._try_step(request, held_back)
