@@ -404,9 +404,9 @@ std::vector<CoordinatorAction> StepCoordinator::OnReformed(Attempt first, Outcom
   Actions actions;
   if (applied_) actions.emplace_back(*applied_);
   Decision aborted = Blank(Verdict::kAbort);
-  aborted.outcome.reason = reason;
-  aborted.outcome.detail = detail;
-  aborted.outcome.retry = true;
+  aborted.outcome.reason = lost_ ? lost_->reason : reason;
+  aborted.outcome.detail = lost_ ? lost_->detail : detail;
+  aborted.outcome.retry = !lost_;
   aborted.outcome.next_attempt = has_state() ? Attempt(first.value() + 1) : first;
   actions.emplace_back(std::move(aborted));
   Open(first);

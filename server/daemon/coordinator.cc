@@ -313,7 +313,7 @@ AddressedMessages Coordinator::OnPlanReady(TimePoint now, const v1::PlanReady& r
       NextEpoch();
       return RollBack(job_->wire, older, error.text);
     }
-    if (job_->steps != nullptr) return Lost(now, scheduler::OutcomeReason::kLaneLost, error.text);
+    if (job_->steps != nullptr) return LanesLost(now, error.text);
     return Refuse(Error(code, reason, error));
   }
   job_->ready[ready.node()] = ready.digest();
@@ -376,7 +376,9 @@ AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1:
   job_->attached.erase(gone.rank());
   if (job_->plan == nullptr) job_->registrations.erase(gone.rank());
   // One that was rolled back has its state in a snapshot, and ranks that come back one by one.
-  if (job_->rolled_back && job_->steps == nullptr && !gone.closed()) return {};
+  if (job_->rolled_back && job_->steps == nullptr) {
+    return gone.closed() ? EndJob(gone.detail(), "TRAINER_LOST") : AddressedMessages();
+  }
   const bool replaceable = !gone.closed() && job_->steps != nullptr && !job_->steps->lost();
   const bool keeps = job_->rolled_back || (job_->steps != nullptr && job_->steps->has_state());
   if (job_->open_ranks.empty() && !(replaceable && keeps)) {

@@ -152,6 +152,7 @@ class Coordinator {
   void NextEpoch();
   // Another lane has died while the same step was the next one; false: once too often.
   bool MayLoseALane();
+  AddressedMessages LanesLost(scheduler::TimePoint now, const std::string& detail);
   // Nodes that were told to prepare and get nothing done: the job does not wait for them.
   AddressedMessages GiveUpUnready(scheduler::TimePoint now);
   // Ranks of a job that goes back which live, and do not come to it.

@@ -22,25 +22,32 @@ AddressedMessages Coordinator::OnLaneLost(TimePoint now, const v1::LaneLost& los
   const std::string detail = absl::StrCat("lane ", lost.lane(), " ended: ", lost.detail());
   // Of lanes that have been given up since.
   if (job_ != nullptr && lost.epoch() != epoch_) return {};
+  // A broken group forms with new lanes anyway.
+  if (!Formed()) return {};
   if (job_ != nullptr && job_->steps == nullptr && job_->rolled_back) {
     if (!MayLoseALane()) return EndJob(detail, "LANE_LOST");
     NextEpoch();
     return RollBack(job_->wire, job_->restore_step, detail);
   }
-  if (job_ == nullptr || job_->steps == nullptr || job_->steps->lost()) {
+  if (job_ == nullptr || job_->steps == nullptr) {
     return Lost(now, OutcomeReason::kLaneLost, detail);
   }
-  // A broken group forms with new lanes anyway.
-  if (!Formed()) return {};
+  // Also of a job that is lost: ranks may wait for what its last step has published.
   if (!MayLoseALane()) {
     job_->interruption.reset();
-    return Lost(now, OutcomeReason::kLaneLost,
-                absl::StrCat(detail, "; lanes have died ", job_->deaths, " times before step ",
-                             job_->deaths_in.value(), " came to its end"));
+    return LanesLost(now,
+                     absl::StrCat(detail, "; lanes have died ", job_->deaths, " times before step ",
+                                  job_->deaths_in.value(), " came to its end"));
   }
   job_->interruption = Interruption{OutcomeReason::kLaneLost, detail};
   NextEpoch();
   return Reform();
+}
+
+// There will be no lanes. Who knows that the job is lost hears of this as its end.
+AddressedMessages Coordinator::LanesLost(TimePoint now, const std::string& detail) {
+  if (job_->steps->lost()) return EndJob(detail, "LANE_LOST");
+  return Lost(now, OutcomeReason::kLaneLost, detail);
 }
 
 bool Coordinator::MayLoseALane() {
@@ -120,7 +127,10 @@ AddressedMessages Coordinator::GoOn(const v1::NewestSnapshot* newest) {
     return Reform();
   }
   // A job that registers is nobody's yet but its trainers'.
-  if (holder == nullptr) return {};
+  if (holder == nullptr) {
+    job_.reset();  // nor is one that every node has given up while the group was broken
+    return {};
+  }
   if (!has_state || !options_.snapshots || newest != nullptr) {
     return GoBackOrEnd(*holder, has_state, without,
                        newest == nullptr ? v1::NewestSnapshot() : *newest);
@@ -201,7 +211,12 @@ AddressedMessages Coordinator::OnLoadSnapshot(const v1::LoadSnapshotOf& load) {
 }
 
 AddressedMessages Coordinator::RestartWhenAttached(TimePoint now) {
-  if (!job_->rolled_back) return {};
+  const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
+  if (!job_->rolled_back) {
+    // The last rank of a job that begins from a snapshot may have come while there were no lanes.
+    if (job_->restore_step == 0 || job_->steps->has_state() || !complete) return {};
+    return Restart();
+  }
   job_->steps->Suspend();
   for (int32_t rank = 0; rank < job_->world_size; ++rank) {
     const auto open = job_->open_ranks.find(rank);
@@ -213,8 +228,7 @@ AddressedMessages Coordinator::RestartWhenAttached(TimePoint now) {
                                     absl::StrCat("rank ", rank, " has not come back"));
     }
   }
-  if (job_->attached.size() < static_cast<size_t>(job_->world_size)) return {};
-  return Restart();
+  return complete ? Restart() : AddressedMessages();
 }
 
 AddressedMessages Coordinator::Restart() {

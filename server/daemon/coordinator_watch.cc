@@ -19,7 +19,7 @@ AddressedMessages Coordinator::GiveUpUnready(TimePoint now) {
   const auto nodes = static_cast<size_t>(options_.nodes);
   const bool prepares = job_->plan != nullptr && Formed() && job_->ready.size() < nodes &&
                         (job_->steps == nullptr || job_->interruption.has_value());
-  if (!prepares || (job_->steps != nullptr && job_->steps->lost())) {
+  if (!prepares) {
     job_->unready_since.reset();
     return {};
   }
@@ -45,8 +45,7 @@ AddressedMessages Coordinator::GiveUpUnready(TimePoint now) {
   if (job_->steps != nullptr) {
     // Who is ready after all comes too late.
     const std::string before = std::exchange(job_->interruption, std::nullopt)->detail;
-    return Lost(now, scheduler::OutcomeReason::kLaneLost,
-                absl::StrCat(why.text, "; the group formed anew because ", before));
+    return LanesLost(now, absl::StrCat(why.text, "; the group formed anew because ", before));
   }
   if (job_->rolled_back) return EndJob(why.text, "NODE_NOT_READY");
   return Refuse(Error(absl::StatusCode::kUnavailable, "NODE_NOT_READY", why));

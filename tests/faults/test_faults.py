@@ -48,13 +48,19 @@ def test_what_befalls_who_recovers_is_no_worse():
 
 @pytest.mark.timeout(600)
 def test_the_last_weights_arrive_though_another_rank_has_closed_its_session():
-    late = [  # for longer than a client waits before it asks why
+    faults = [
+        # Late, for longer than a client waits before it asks why.
         "lane0:lane.publish.announced:stop:8:0",
         "lane0:lane.publish.copy:stop:8:2",
         "lane1:lane.publish.bucket:stop:8:2",
         "lane1:lane.publish.go:stop:8:0",
+        # By a lane's successor.
+        "lane0:lane.publish.announced:kill:8:2",
+        "lane1:lane.publish.announced:hang:8:2",
+        "lane1:lane.publish.bucket:kill:8:2",
+        "lane1:lane.publish.copy:kill:8:2",
     ]
-    arguments = [f"--cell=2x1 {fault}" for fault in late]
+    arguments = [f"--cell=2x1 {fault}" for fault in faults]
     assert matrix.main([*arguments, "--stop-seconds=3", f"--logs={LOGS}"]) == 0
 
 

@@ -313,7 +313,10 @@ void SimulatedCoordinator::GoOn() {
     job_->interrupted = true;
     return Reform();
   }
-  if (!anybody) return;
+  if (!anybody) {
+    job_.reset();
+    return;
+  }
   if (has_state && newest && planned) return RollBack(*newest, /*asked_for=*/false);
   simulation_.disturbed = true;
   if (has_state) simulation_.invariants.StateLost(newest.has_value());
@@ -370,7 +373,7 @@ bool SimulatedCoordinator::MayLoseALane() {
 }
 
 void SimulatedCoordinator::OnLaneLost(uint32_t epoch) {
-  if (!job_ || epoch != epoch_) return;
+  if (!job_ || epoch != epoch_ || states_.size() < nodes()) return;
   if (!job_->steps && job_->rolled_back) {
     if (!MayLoseALane()) {
       simulation_.disturbed = true;
@@ -379,11 +382,10 @@ void SimulatedCoordinator::OnLaneLost(uint32_t epoch) {
     NextEpoch();
     return RollBack(*job_->restore, /*asked_for=*/false);
   }
-  if (!job_->steps || job_->steps->lost()) return Lost(OutcomeReason::kLaneLost, "a lane died");
-  if (states_.size() < nodes()) return;
+  if (!job_->steps) return Lost(OutcomeReason::kLaneLost, "a lane died");
   if (!MayLoseALane()) {
     job_->interrupted = false;
-    return Lost(OutcomeReason::kLaneLost, "lanes die too often");
+    return LanesLost("lanes die too often");
   }
   job_->interrupted = true;
   NextEpoch();
@@ -430,12 +432,16 @@ void SimulatedCoordinator::OnPlanFailed(uint32_t epoch) {
   if (job_->steps && !job_->interrupted) return;
   simulation_.disturbed = true;
   if (job_->rolled_back && !job_->steps) return EndJob(JobEnd::kPeerLost);
-  if (job_->steps) return Lost(OutcomeReason::kLaneLost, "a node cannot go on");
+  if (job_->steps) return LanesLost("a node cannot go on");
   Refuse();
 }
 
 void SimulatedCoordinator::RestartWhenAttached() {
-  if (!job_->rolled_back) return;
+  if (!job_->rolled_back) {
+    const bool complete = job_->attached.size() == world();
+    if (!job_->restore || job_->steps->has_state() || !complete) return;
+    return Perform(job_->steps->Restart());
+  }
   job_->steps->Suspend();
   for (const SimulatedMember* member : simulation_.members) {
     for (const TrainerRank rank : member->ranks()) {
@@ -451,6 +457,11 @@ void SimulatedCoordinator::RestartWhenAttached() {
   if (job_->attached.size() < world()) return;
   job_->rolled_back = false;
   Perform(job_->steps->Restart());
+}
+
+void SimulatedCoordinator::LanesLost(const std::string& why) {
+  if (job_->steps->lost()) return EndJob(JobEnd::kPeerLost);
+  Lost(OutcomeReason::kLaneLost, why);
 }
 
 void SimulatedCoordinator::Lost(OutcomeReason reason, const std::string& why) {

@@ -118,6 +118,7 @@ class SimulatedCoordinator {
   void Refuse();
   void GaveUpAPlace();
   void Lost(OutcomeReason reason, const std::string& why);
+  void LanesLost(const std::string& why);
   void EndJob(JobEnd why);
   [[nodiscard]] bool MayLoseALane();
   [[nodiscard]] CoordinatorOptions StepOptions() const;

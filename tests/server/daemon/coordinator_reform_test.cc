@@ -96,8 +96,8 @@ TEST_F(CoordinatorReformTest, AJobRestartsWhenItHasLanesAgainNotWhenItsLastRankA
   EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
   EXPECT_THAT(Words(LoseALane()), ElementsAre("reform"));
   EXPECT_THAT(Words(Attach()), ElementsAre()) << "there are no lanes that could publish";
-  EXPECT_THAT(Words(LanesReady()), ElementsAre("decision", "open"));
-  EXPECT_THAT(Words(Attach()), ElementsAre("republish", "open")) << "as its node says once more";
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("decision", "open", "republish", "open"));
+  EXPECT_THAT(Words(Attach()), ElementsAre()) << "as its node says once more";
 }
 
 TEST_F(CoordinatorReformTest, ASaveThatIsSaidAgainFollowsTheCommitThatLanesMayHaveToFinish) {
@@ -124,6 +124,20 @@ TEST_F(CoordinatorReformTest, ASaveThatIsAskedForMeanwhileWaitsForThatCommitToo)
   EXPECT_THAT(Words(Tell(request)), ElementsAre()) << "lanes may be new and not done with it";
   EXPECT_THAT(Words(LanesReady()),
               ElementsAre("decision", "save", "decision", "republish", "open"));
+}
+
+// Every node has given it up while the group was broken.
+TEST_F(CoordinatorReformTest, AJobThatNobodyHasAnyMoreMakesRoomForTheNext) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  EXPECT_TRUE(coordinator_.OnMemberGone(now_, 0, "for longer than anybody waits").empty());
+  EXPECT_TRUE(coordinator_.OnFormed(now_, kEpoch + 1).empty());
+  v1::MemberMessage state;
+  state.mutable_member_state()->set_epoch(kEpoch + 1);
+  EXPECT_TRUE(Tell(state).empty());
+  v1::MemberMessage session;
+  session.mutable_rank_session()->set_job("another");
+  session.mutable_rank_session()->set_world_size(1);
+  EXPECT_TRUE(Tell(session).empty()) << "it is not refused";
 }
 
 class CoordinatorLeavingTest : public CoordinatorReformTest {

@@ -179,6 +179,28 @@ TEST_F(CoordinatorWatchTest, NewLanesHaveSoLongToBecomeReadyAndThenTheJobIsLostB
   EXPECT_THAT(LanesReady(), IsEmpty()) << "it comes too late";
 }
 
+// What was decided before the other rank left is still being published.
+TEST_F(CoordinatorWatchTest, LanesOfALostJobAreReplacedOrItEnds) {
+  Plan(/*restore_step=*/0);
+  EXPECT_EQ(LanesReady().size(), 1U);
+  for (int32_t rank = 0; rank < kRanks; ++rank) EXPECT_THAT(Attach(rank), IsEmpty());
+  v1::MemberMessage closed;
+  closed.mutable_rank_gone()->set_rank(1);
+  closed.mutable_rank_gone()->set_closed(true);
+  EXPECT_FALSE(Tell(closed).empty());
+  AddressedMessages told = LoseALane();
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_TRUE(told[0].message.has_reform());
+  told = LanesReady();
+  ASSERT_FALSE(told.empty());
+  EXPECT_FALSE(told[0].message.decision().outcome().retry());
+  EXPECT_EQ(LoseALane().size(), 1U);
+  EXPECT_THAT(After(kRegister), IsEmpty());
+  told = After(kMoment);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.job_ended().reason(), "LANE_LOST");
+}
+
 TEST_F(CoordinatorWatchTest, NewLanesThatAreReadyInTimeGoOn) {
   Plan(/*restore_step=*/0);
   EXPECT_EQ(LanesReady().size(), 1U);
