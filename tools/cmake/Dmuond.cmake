@@ -118,7 +118,7 @@ add_custom_target(tsan_tests)
 function(dmuond_test name)
   cmake_parse_arguments(ARG "COMPUTES" "HEADERS;TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 300)
   endif()
   if(DMUOND_SANITIZE)  # takes three times as long
     math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")
