@@ -97,6 +97,8 @@ def changed_sources(sources: list[Path]) -> list[Path]:
 
 def dependencies(build: Path) -> dict[str, list[str]]:
     """What each object was made of, as ninja has noted it; all paths as seen from `build`."""
+    if not (build / "build.ninja").exists():
+        return {}
     told = subprocess.run(
         ["ninja", "-C", build, "-t", "deps"], check=True, capture_output=True, text=True
     ).stdout
