@@ -23,8 +23,9 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
   arguments.SetMaxReceiveMessageSize(-1);
   // A daemon that starts is met soon after.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
+  // How long a connection may take to stand, whatever the name says.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   return grpc::CreateCustomChannel(absl::StrCat("unix:", socket),
                                    grpc::InsecureChannelCredentials(), arguments);
 }

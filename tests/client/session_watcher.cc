@@ -13,7 +13,6 @@ std::unique_ptr<v1::Trainer::Stub> Connect(const std::string& address) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
   return v1::Trainer::NewStub(grpc::CreateCustomChannel(
       absl::StrCat("unix:", address), grpc::InsecureChannelCredentials(), arguments));
 }

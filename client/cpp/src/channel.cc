@@ -1,6 +1,6 @@
 #include "client/cpp/src/channel.h"
 
-#include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,8 +11,6 @@
 
 namespace dmuond::client {
 namespace {
-
-using Clock = std::chrono::system_clock;
 
 constexpr int kMessageBytesMax = 256 << 20;  // layouts of many thousand parameters
 constexpr std::chrono::seconds kRepeatFor{10};
@@ -37,9 +35,11 @@ Channel::Channel(const std::string& path, GoneWithin gone) : gone_(std::move(gon
   arguments.SetInt(GRPC_ARG_MINIMAL_STACK, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_DEADLINE_CHECKS, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  // A local socket needs no courtesy: gRPC's own first pause is a second.
+  // A local socket needs no courtesy: gRPC's own first pause is a second. What it calls the least
+  // pause is how long a connection may take to stand, on a busy machine more than a few
+  // milliseconds.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   channel_ = grpc::CreateCustomChannel(absl::StrCat("unix:", path),
                                        grpc::InsecureChannelCredentials(), arguments);
@@ -48,10 +48,13 @@ Channel::Channel(const std::string& path, GoneWithin gone) : gone_(std::move(gon
 
 absl::Status Channel::Repeat(const char* name, Policy policy,
                              const std::function<grpc::Status(grpc::ClientContext&)>& attempt) {
-  const Clock::time_point give_up = Clock::now() + kRepeatFor;
+  using std::chrono::steady_clock;
+  const auto deadline = std::chrono::system_clock::now() + policy.timeout;  // as gRPC counts
+  std::optional<steady_clock::time_point> give_up;
   for (;;) {
+    const auto start = steady_clock::now();
     grpc::ClientContext context;
-    context.set_deadline(Clock::now() + policy.timeout);
+    context.set_deadline(deadline);
     const grpc::Status status = attempt(context);
     if (status.ok()) return absl::OkStatus();
     absl::Status error = FromGrpc(name, status);
@@ -59,10 +62,13 @@ absl::Status Channel::Repeat(const char* name, Policy policy,
     if (!(absl::IsUnavailable(error) || absl::IsCancelled(error)) || !ReasonOf(error).empty()) {
       return error;
     }
-    const bool again = absl::IsUnavailable(error) && policy.repeat && Clock::now() < give_up;
+    const auto now = steady_clock::now();
+    // From the first failure in a row: while an attempt waited, the connection was good.
+    if (!give_up.has_value() || now - start > kRepeatFor) give_up = now + kRepeatFor;
+    const bool again = absl::IsUnavailable(error) && policy.repeat && now < *give_up;
     if (gone_(again ? kGoneGlance : kGoneGrace)) return DaemonLost(name);
     if (!again) return error;
-    channel_->WaitForConnected(std::min(give_up, Clock::now() + kReconnectGlance));
+    channel_->WaitForConnected(std::chrono::system_clock::now() + kReconnectGlance);
   }
 }
 

@@ -76,12 +76,12 @@ class CtlDaemonTest : public ::testing::Test {
 
 TEST_F(CtlDaemonTest, StatusShowsDaemonLanesJobAndTrainers) {
   const CtlResult idle = Ctl({"status"});
-  EXPECT_EQ(idle.code, kOk);
+  EXPECT_EQ(idle.code, kOk) << idle.errors;
   EXPECT_THAT(idle.output, AllOf(HasSubstr("node 0 of 1 (alone"), HasSubstr(daemon_->address()),
                                  HasSubstr("no job")));
   Train();
   const CtlResult busy = Ctl({"status"});
-  EXPECT_EQ(busy.code, kOk);
+  EXPECT_EQ(busy.code, kOk) << busy.errors;
   EXPECT_THAT(busy.output, AllOf(HasSubstr("job night-run: running, world 1"),
                                  HasSubstr("step 2 committed, none durable"),
                                  HasSubstr("2 parameters, 1 matrices"), Not(HasSubstr("no job"))));

@@ -60,20 +60,22 @@ class Channel:
             call.cancel()
 
     def _repeat(self, name: str, attempt: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + _RETRY_FOR_S
+        give_up: float | None = None
         pause_s = 0.01
         while True:
+            start = time.monotonic()
             try:
                 return attempt()
             except grpc.RpcError as error:
+                now = time.monotonic()
+                # From the first failure in a row: while an attempt waited, the connection was good.
+                if give_up is None or now - start > _RETRY_FOR_S:
+                    give_up = now + _RETRY_FOR_S
+                    pause_s = 0.01
                 translated = self._translate(name, error)
                 # With a reason it is the daemon that says so; without one the connection broke.
                 cut = error.code() is grpc.StatusCode.UNAVAILABLE and not translated.reason
-                if (
-                    not cut
-                    or isinstance(translated, errors.DaemonLost)
-                    or time.monotonic() > deadline
-                ):
+                if not cut or isinstance(translated, errors.DaemonLost) or now > give_up:
                     raise translated from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
