@@ -12,7 +12,7 @@
 namespace dmuond::scheduler {
 namespace {
 
-std::string Named(const Parameter& parameter, const Box& box) {
+std::string PartName(const Parameter& parameter, const Box& box) {
   return absl::StrCat("parameter '", parameter.name, "' box ", ToString(box));
 }
 
@@ -74,7 +74,7 @@ absl::Status CheckSaved(const Layout& layout, const SavedUnit& unit) {
   if (unit.box.begin.size() != parameter.shape.size() ||
       unit.box.end.size() != parameter.shape.size() || Empty(unit.box) ||
       !Contains(WholeBox(parameter.shape), unit.box)) {
-    return absl::InvalidArgumentError(absl::StrCat("saved state of ", Named(parameter, unit.box),
+    return absl::InvalidArgumentError(absl::StrCat("saved state of ", PartName(parameter, unit.box),
                                                    " is not inside the shape ",
                                                    ShapeToString(parameter.shape)));
   }
@@ -88,7 +88,7 @@ absl::Status CheckDisjoint(const Parameter& parameter, const std::vector<SavedUn
     boxes.ForEach(saved[member].box, [&](int32_t other) {
       if (other <= member || !status.ok()) return;
       status = absl::InvalidArgumentError(
-          absl::StrCat("saved state of ", Named(parameter, saved[member].box), " and box ",
+          absl::StrCat("saved state of ", PartName(parameter, saved[member].box), " and box ",
                        ToString(saved[other].box), " overlaps"));
     });
   }
@@ -108,16 +108,17 @@ absl::Status PlanUnit(const Parameter& parameter, const Unit& unit,
     if (!status.ok()) return;
     if (from.kind != unit.kind) {
       status = absl::FailedPreconditionError(
-          absl::StrCat("saved state of ", Named(parameter, from.box), " is of a ",
+          absl::StrCat("saved state of ", PartName(parameter, from.box), " is of a ",
                        from.kind == UnitKind::kMatrix ? "matrix" : "piece", ", unit ",
                        ToString(unit.box), " is not"));
       return;
     }
     if (first >= 0 && saved[first].updates != from.updates) {
-      status = absl::FailedPreconditionError(absl::StrCat(
-          "saved state of ", Named(parameter, saved[first].box), " has had ", saved[first].updates,
-          " updates, that of box ", ToString(from.box), " ", from.updates, "; box ",
-          ToString(unit.box), " cannot join them: restore with the boxes that were saved"));
+      status = absl::FailedPreconditionError(
+          absl::StrCat("saved state of ", PartName(parameter, saved[first].box), " has had ",
+                       saved[first].updates, " updates, that of box ", ToString(from.box), " ",
+                       from.updates, "; box ", ToString(unit.box),
+                       " cannot join them: restore with the boxes that were saved"));
       return;
     }
     if (first < 0) first = member;
@@ -127,9 +128,9 @@ absl::Status PlanUnit(const Parameter& parameter, const Unit& unit,
   });
   if (!status.ok()) return status;
   if (elements != Elements(unit.box)) {
-    return absl::FailedPreconditionError(absl::StrCat("saved state of ", Named(parameter, unit.box),
-                                                      " has ", elements, " of ", Elements(unit.box),
-                                                      " elements"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("saved state of ", PartName(parameter, unit.box), " has ", elements, " of ",
+                     Elements(unit.box), " elements"));
   }
   plan.updates[unit.id.value()] = saved[first].updates;
   return absl::OkStatus();

@@ -56,7 +56,7 @@ DMUOND_CLONES void Divide(float divisor, float* values, int64_t n) {
 }
 
 // Two short passes over what the first-level cache holds.
-constexpr int64_t kChunk = 4096;
+constexpr int64_t kBlock = 4096;
 
 }  // namespace
 
@@ -76,16 +76,16 @@ void UpdateMomentum(const MuonConfig& config, const UpdateScalars& scalars, cons
 }
 
 void ScaleAndRound(DType dtype, double scale, float* values, int64_t elements) {
-  for (int64_t i = 0; i < elements; i += kChunk) {
-    const int64_t n = std::min(kChunk, elements - i);
+  for (int64_t i = 0; i < elements; i += kBlock) {
+    const int64_t n = std::min(kBlock, elements - i);
     ScaleWide(scale, values + i, n);
     RoundInPlace(dtype, values + i, n);
   }
 }
 
 void DivideAndRound(DType dtype, float divisor, float* values, int64_t elements) {
-  for (int64_t i = 0; i < elements; i += kChunk) {
-    const int64_t n = std::min(kChunk, elements - i);
+  for (int64_t i = 0; i < elements; i += kBlock) {
+    const int64_t n = std::min(kBlock, elements - i);
     Divide(divisor, values + i, n);
     RoundInPlace(dtype, values + i, n);
   }

@@ -66,7 +66,7 @@ absl::StatusOr<std::vector<Listed>> ListAll(Storage& storage, const std::string&
   return listed;
 }
 
-Json ToJson(const Listed& listed) {
+Json ListedToJson(const Listed& listed) {
   const SnapshotEntry& entry = listed.entry;
   Json json = {{"job", listed.job},
                {"step", entry.id.step.value()},
@@ -93,7 +93,7 @@ int List(const Options& options, Storage& storage, const std::string& job) {
   if (!listed.ok()) return Fail(listed.status());
   if (options.json) {
     Json json = Json::array();
-    for (const Listed& one : *listed) json.push_back(ToJson(one));
+    for (const Listed& one : *listed) json.push_back(ListedToJson(one));
     PrintJson(json);
     return kExitOk;
   }
@@ -140,7 +140,7 @@ int Verify(const Options& options, Storage& storage, const std::string& job,
       all_whole = false;
     }
     if (options.json) {
-      json.push_back(ToJson(one));
+      json.push_back(ListedToJson(one));
     } else {
       std::cout << one.job << " " << storage::ToString(entry.id) << ": "
                 << (entry.problem.ok()

@@ -12,7 +12,7 @@ namespace dmuond::server::storage {
 namespace {
 
 // Large enough for a disk to be busy, small enough to stay in the cache until it is copied on.
-constexpr size_t kPartBytes = size_t{1} << 18;
+constexpr size_t kReadBytes = size_t{1} << 18;
 
 }  // namespace
 
@@ -63,10 +63,10 @@ absl::Status SafetensorsReader::ReadTensor(
     size_t tensor, absl::FunctionRef<void(int64_t offset, std::span<const std::byte> data)> take) {
   const TensorInfo& info = header_.tensors[tensor];
   const auto bytes = static_cast<size_t>(info.end - info.begin);
-  buffer_.resize(std::max(buffer_.size(), std::min(bytes, kPartBytes)));
+  buffer_.resize(std::max(buffer_.size(), std::min(bytes, kReadBytes)));
   Checksum checksum;
   for (size_t at = 0; at < bytes;) {
-    const std::span<std::byte> part = std::span(buffer_).first(std::min(kPartBytes, bytes - at));
+    const std::span<std::byte> part = std::span(buffer_).first(std::min(kReadBytes, bytes - at));
     const int64_t offset = expected_.header_bytes + info.begin + static_cast<int64_t>(at);
     if (absl::Status status = file_->ReadAt(offset, part); !status.ok()) return status;
     checksum.Add(part);

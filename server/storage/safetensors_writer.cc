@@ -10,7 +10,7 @@ namespace dmuond::server::storage {
 namespace {
 
 // Checksum and write take turns on parts that stay in the cache between them.
-constexpr size_t kPartBytes = size_t{1} << 18;
+constexpr size_t kWriteBytes = size_t{1} << 18;
 
 }  // namespace
 
@@ -53,7 +53,7 @@ absl::Status SafetensorsWriter::Append(std::span<const std::byte> data) {
                  storage_.Describe(path_), ": ", data.size(), " bytes more than its tensors have"));
     }
     const int64_t left = tensors_[next_tensor()].end - at_;
-    const auto part = data.first(std::min({data.size(), static_cast<size_t>(left), kPartBytes}));
+    const auto part = data.first(std::min({data.size(), static_cast<size_t>(left), kWriteBytes}));
     checksum_.Add(part);
     if (failed_ = file_->Append(part); !failed_.ok()) return failed_;
     at_ += static_cast<int64_t>(part.size());

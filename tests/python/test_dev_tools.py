@@ -22,12 +22,19 @@ def bash(script: str, *arguments: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.skipif(not shutil.which("clang-tidy"), reason="needs clang-tidy")
-def test_files_that_clang_tidy_did_not_reach_are_named_and_fail(tmp_path):
+@pytest.mark.parametrize("unity", [False, True], ids=["alone", "unity"])
+def test_files_that_clang_tidy_did_not_reach_are_named_and_fail(tmp_path, unity):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "late.cc").write_text("int late();\n")
     build = tmp_path / "build"
-    build.mkdir()
-    entry = {"directory": str(tmp_path), "file": "late.cc", "command": "c++ -o late.o -c late.cc"}
+    compiled = "late.cc"
+    if unity:
+        compiled = "build/Unity/unity_0_cxx.cxx"
+        (build / "Unity").mkdir(parents=True)
+        (tmp_path / compiled).write_text(f'#include "{tmp_path}/late.cc"\n')
+    build.mkdir(exist_ok=True)
+    command = f"c++ -o late.o -c {compiled}"
+    entry = {"directory": str(tmp_path), "file": compiled, "command": command}
     (build / "compile_commands.json").write_text(json.dumps([entry]))
     done = subprocess.run(
         [sys.executable, ROOT / "tools/dev/tidy.py", "--build", build, "--minutes", "0"],
@@ -39,6 +46,9 @@ def test_files_that_clang_tidy_did_not_reach_are_named_and_fail(tmp_path):
     )
     assert done.returncode == 1, done.stderr
     assert "not reached in 0 minutes: late.cc" in done.stdout
+    checked = json.loads((build / "tidy/compile_commands.json").read_text())
+    assert [str(tmp_path / one["file"]) for one in checked] == [str(tmp_path / "late.cc")]
+    assert "Unity" not in checked[0]["command"]
 
 
 USES_A_LOCK = """

@@ -64,6 +64,16 @@ elseif(DMUOND_SANITIZE STREQUAL "thread")
   add_link_options(-fsanitize=thread)
 endif()
 
+# Several sources of a library as one: half the time from nothing, and more when one of them has changed.
+# For builds that are made once, like those of continuous integration, and under sanitizers.
+option(DMUOND_UNITY "Compile several sources of a library at a time" OFF)
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
+function(dmuond_unity target)
+  if(DMUOND_UNITY OR DMUOND_SANITIZE)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON)
+  endif()
+endfunction()
+
 add_library(dmuond_warnings INTERFACE)
 target_compile_options(dmuond_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Werror -Wno-sign-compare -Wno-missing-field-initializers>
@@ -106,6 +116,7 @@ function(dmuond_library name)
   if(NOT ARG_HEADERS STREQUAL "none")
     dmuond_use_headers(dmuond_${name} ${ARG_HEADERS})
   endif()
+  dmuond_unity(dmuond_${name})
 endfunction()
 
 # What ./dev test --tsan builds: the tests that carry the label tsan. Debian's gRPC and abseil are not
@@ -139,6 +150,7 @@ function(dmuond_test name)
     add_library(${name}_parts OBJECT ${ARG_SOURCES})
     target_link_libraries(${name}_parts PRIVATE ${ARG_DEPS} dmuond_warnings GTest::gmock)
     dmuond_use_headers(${name}_parts common)
+    dmuond_unity(${name}_parts)
     target_link_libraries(${name} PRIVATE ${name}_parts)
   endif()
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})

@@ -67,8 +67,18 @@ run_ctest() { # PRESET [OPTION...]
 # errexit does not hold inside the two functions below, whose result is asked for: hence each `|| return`.
 test_asan() {
   build_preset asan || return
+  run_under_asan -LE fuzz
+}
+
+run_under_asan() { # OPTION...
   ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-    run_ctest asan
+    run_ctest asan "$@"
+}
+
+cmd_fuzz() {
+  setup_all
+  build_preset asan
+  run_under_asan -L fuzz
 }
 
 # That a program with the label tsan locks with instrumented code alone. abseil's own libraries may

@@ -21,6 +21,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 COMMITS = 20
@@ -58,16 +59,35 @@ def without_precompiled_header(command: str) -> str:
     return shlex.join(kept)
 
 
+def compiled(build: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Each source of ours with its entry in the compilation database.
+
+    Where several are compiled as one (DMUOND_UNITY), each has a copy of that one's entry.
+    """
+    root = Path.cwd()
+    for entry in json.loads((build / "compile_commands.json").read_text()):
+        file = Path(entry["directory"], entry["file"]).resolve()
+        entries = {file: entry}
+        if file.parent.name == "Unity":
+            entries = {
+                Path(name): {
+                    **entry,
+                    "file": name,
+                    "command": entry["command"].replace(entry["file"], name),
+                }
+                for name in re.findall(r'#include "(.*)"', file.read_text())
+            }
+        for source, its_entry in entries.items():
+            if source.is_relative_to(root) and not source.is_relative_to(root / "build"):
+                yield source, its_entry
+
+
 def write_database(build: Path) -> tuple[Path, list[Path]]:
     """A compilation database that clang can read, and the sources of ours in it."""
     root = Path.cwd()
-    entries = json.loads((build / "compile_commands.json").read_text())
-    ours = []
-    for entry in entries:
-        source = Path(entry["directory"], entry["file"]).resolve()
-        if source.is_relative_to(root) and not source.is_relative_to(root / "build"):
-            entry["command"] = without_precompiled_header(entry["command"])
-            ours.append((source, entry))
+    ours = list(compiled(build))
+    for _, entry in ours:
+        entry["command"] = without_precompiled_header(entry["command"])
     directory = build / "tidy"
     directory.mkdir(exist_ok=True)
     (directory / "compile_commands.json").write_text(json.dumps([entry for _, entry in ours]))
@@ -123,10 +143,7 @@ class CleanFiles:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._build = build
         self._dependencies = dependencies(build)
-        entries = json.loads((build / "compile_commands.json").read_text())
-        self._commands = {
-            Path(entry["directory"], entry["file"]).resolve(): entry["command"] for entry in entries
-        }
+        self._commands = {source: entry["command"] for source, entry in compiled(build)}
         configuration = [content(Path(name)) for name in git("ls-files", "*.clang-tidy")]
         version = subprocess.run(
             ["clang-tidy", "--version"], check=True, capture_output=True, text=True
