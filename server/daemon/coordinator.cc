@@ -368,9 +368,11 @@ AddressedMessages Coordinator::OnRendezvous(const v1::Rendezvous& rendezvous) {
 AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1::RankGone& gone) {
   if (job_ == nullptr) return {};
   const auto open = job_->open_ranks.find(gone.rank());
-  if (open == job_->open_ranks.end() ||
-      open->second != std::pair<int32_t, uint64_t>(from, gone.incarnation())) {
-    return {};  // a session that was never taken
+  // A session that was never taken, or one with a successor, which stays. A predecessor is gone
+  // with it, though its own end was not heard.
+  if (open == job_->open_ranks.end() || open->second.first != from ||
+      open->second.second > gone.incarnation()) {
+    return {};
   }
   job_->open_ranks.erase(open);
   job_->attached.erase(gone.rank());

@@ -255,10 +255,13 @@ class Daemon {
   void MapAgain() DMUOND_REQUIRES(mutex_);
   void TellPlanReady() DMUOND_REQUIRES(mutex_);
   void TellRanksAgain() DMUOND_REQUIRES(mutex_);
-  // What the coordinator is told of a session, and of one whose memory every lane has mapped.
+  // What the coordinator is told of a session, of one whose memory every lane has mapped, and of
+  // one that has ended.
   [[nodiscard]] v1::MemberMessage NewsOfSession(const Session& session) const
       DMUOND_REQUIRES(mutex_);
   [[nodiscard]] static v1::MemberMessage NewsOfAttached(const Session& session);
+  [[nodiscard]] static v1::MemberMessage NewsOfEnd(const Session& session, bool closed,
+                                                   const std::string& detail);
   void EndBrokenJob() DMUOND_REQUIRES(mutex_);
   // Lanes that hang (daemon_watch.cc).
   void WatchLanes(Deadline now) DMUOND_REQUIRES(mutex_);

@@ -207,16 +207,20 @@ void Daemon::EndJob(const std::string& why) {
   }
   ++generation_;
   if (job_->memory != nullptr) job_->memory->PoisonAll();
-  std::vector<uint64_t> open;
-  for (const auto& [id, session] : sessions_) open.push_back(id);
-  for (const uint64_t id : open) {
-    attach_->Close(sessions_.at(id).attach);
-    sessions_.erase(id);
+  std::vector<v1::MemberMessage> news;
+  for (const auto& [id, session] : sessions_) {
+    attach_->Close(session.attach);
     ended_sessions_.insert(id);
+    news.push_back(NewsOfEnd(session, /*closed=*/false, why));
   }
+  sessions_.clear();
   while (ended_sessions_.size() > kEndedKept) ended_sessions_.erase(ended_sessions_.begin());
   job_.reset();
   mutex_.Changed();
+  // The coordinator may have taken one that began as the job ended for the first of the next job. A
+  // node that leaves says nothing more: the others wait for its successor.
+  if (draining_) return;
+  for (v1::MemberMessage& message : news) Tell(std::move(message));
 }
 
 void Daemon::FillJobStatus(v1::JobStatus& status) {

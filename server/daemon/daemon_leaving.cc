@@ -122,6 +122,7 @@ bool Daemon::Leave() {
   std::array<std::unique_ptr<Disk>, 2> disks;
   {
     StateLock lock(mutex_);
+    draining_ = true;  // also where nothing was prepared
     if (job_ != nullptr) {
       if (job_->failed.ok()) {
         job_->failed =

@@ -523,7 +523,18 @@ absl::StatusOr<v1::CloseSessionReply> Daemon::CloseSession(const v1::CloseSessio
   return reply;
 }
 
-// A session that the group has never had, and the job that it alone named.
+v1::MemberMessage Daemon::NewsOfEnd(const Session& session, bool closed,
+                                    const std::string& detail) {
+  v1::MemberMessage message;
+  v1::RankGone& gone = *message.mutable_rank_gone();
+  gone.set_rank(session.rank);
+  gone.set_closed(closed);
+  gone.set_detail(detail);
+  gone.set_incarnation(session.incarnation);
+  return message;
+}
+
+// A session that the group does not take, and the job that it alone named.
 void Daemon::ForgetDenied(uint64_t id) {
   sessions_.erase(id);
   if (sessions_.empty() && job_ != nullptr && job_->plan == nullptr) job_.reset();
@@ -556,9 +567,9 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   }
   attach_->Close(session.attach);
   mutex_.Changed();
-  if (!session.denied.ok()) return ForgetDenied(id);
+  const bool denied = !session.denied.ok();
   // The coordinator knows whether there is something to wait for, or all have to begin anew.
-  if (!closed && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
+  if (!closed && !denied && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
     // The attempt that ends with it. One that a job has gone back to waits for all ranks instead.
     const bool goes_back = !job_->has_state && job_->wire.restore_step() > 0;
     const scheduler::Attempt ends =
@@ -569,16 +580,15 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
     vacancy.pid = session.pid;
     vacancy.process = session.process;
   }
-  v1::MemberMessage message;
-  message.mutable_rank_gone()->set_rank(session.rank);
-  message.mutable_rank_gone()->set_closed(closed);
-  message.mutable_rank_gone()->set_detail(detail);
-  message.mutable_rank_gone()->set_incarnation(session.incarnation);
+  // The coordinator may have taken one that this node has denied. Such a one has died, however it
+  // ends: the rank may come again, as one that has closed its session may not.
+  v1::MemberMessage message = NewsOfEnd(session, closed && !denied, detail);
   if (job_ != nullptr) {
     job_->gone[session.rank] = message.rank_gone();
     if (closed) job_->attachments.erase(session.rank);
   }
   Tell(std::move(message));
+  if (denied) ForgetDenied(id);
   if (job_ != nullptr && job_->abandoned && sessions_.empty()) {
     EndJob("nobody is left in a job that was lost");
   }

@@ -29,11 +29,12 @@ class CoordinatorTest : public ::testing::Test {
     return options;
   }
 
-  AddressedMessages Open(int32_t rank, const std::string& job = "job") {
+  AddressedMessages Open(int32_t rank, const std::string& job = "job", uint64_t incarnation = 0) {
     v1::MemberMessage message;
     message.mutable_rank_session()->set_rank(rank);
     message.mutable_rank_session()->set_job(job);
     message.mutable_rank_session()->set_world_size(2);
+    message.mutable_rank_session()->set_incarnation(incarnation);
     return coordinator_.OnMessage(now_, 0, message);
   }
   AddressedMessages Register(int32_t rank, int64_t rows = 4, const std::string& preset = "dmuon") {
@@ -64,11 +65,12 @@ class CoordinatorTest : public ::testing::Test {
     fragment.mutable_weight()->set_arena(1);
     return coordinator_.OnMessage(now_, 0, message);
   }
-  AddressedMessages Gone(int32_t rank) {
+  AddressedMessages Gone(int32_t rank, uint64_t incarnation = 0, int32_t node = 0) {
     v1::MemberMessage message;
     message.mutable_rank_gone()->set_rank(rank);
     message.mutable_rank_gone()->set_detail("rank died");
-    return coordinator_.OnMessage(now_, 0, message);
+    message.mutable_rank_gone()->set_incarnation(incarnation);
+    return coordinator_.OnMessage(now_, node, message);
   }
   AddressedMessages PlanReady(uint64_t digest) {
     return coordinator_.OnMessage(now_, 0, LanesReady(digest, /*epoch=*/5));
@@ -155,6 +157,15 @@ TEST_F(CoordinatorTest, JobEndsWhenEveryRankHasLeft) {
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(told[0].message.job_ended().job(), "job");
   EXPECT_TRUE(Open(0, "next").empty()) << "the group is free for another job";
+}
+
+TEST_F(CoordinatorTest, TheEndOfASessionIsThatOfItsRanksOlderOnesButOfNoNewerOne) {
+  EXPECT_TRUE(Open(0, "job", /*incarnation=*/2).empty());
+  EXPECT_TRUE(Gone(0, /*incarnation=*/1).empty()) << "the second one stays";
+  EXPECT_TRUE(Gone(0, /*incarnation=*/3, /*node=*/1).empty()) << "other nodes count their own";
+  const AddressedMessages told = Gone(0, /*incarnation=*/3);
+  ASSERT_EQ(told.size(), 1U) << "the end of the second one was not heard";
+  EXPECT_EQ(told[0].message.job_ended().job(), "job");
 }
 
 }  // namespace

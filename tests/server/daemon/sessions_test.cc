@@ -10,6 +10,7 @@
 #include <functional>
 #include <latch>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "server/daemon/errors.h"
 #include "server/daemon/socket_dir.h"
 #include "tests/server/daemon/in_process_trainer.h"
+#include "tests/server/daemon/registrations.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {
@@ -46,13 +48,14 @@ class SessionsTest : public ::testing::Test {
     options.lane_binary =
         std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane";
     options.coordinator.lanes_per_node = options.lanes;
+    Join(options);
     daemon_ = std::make_unique<Daemon>(std::move(options), memory_);
     auto attach =
         AttachServer::Start({.path = socket_ + SocketDir::kAttachSuffix},
                             {.on_gone = [this](AttachId id) { daemon_->OnAttachGone(id); }});
     ASSERT_TRUE(attach.ok()) << attach.status();
     attach_ = *std::move(attach);
-    daemon_->Bind(attach_.get(), nullptr);
+    daemon_->Bind(attach_.get(), Links());
     daemon_->OnFormed(1);
     ticker_ = std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
@@ -68,6 +71,10 @@ class SessionsTest : public ::testing::Test {
     attach_.reset();
     daemon_.reset();
   }
+
+  // Alone, where a test does not say otherwise.
+  virtual void Join(DaemonOptions& /*options*/) {}
+  virtual PeerLinks* Links() { return nullptr; }
 
   std::unique_ptr<InProcessTrainer> NewTrainer() {
     return std::make_unique<InProcessTrainer>(*daemon_, socket_);
@@ -343,6 +350,100 @@ TEST_F(SessionsTest, DrainEndsEveryCall) {
   left.count_down();
   for (std::jthread& thread : threads) thread.join();
   EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
+}
+
+// To a coordinator that only listens.
+class LinksOfAMember final : public PeerLinks {
+ public:
+  GroupGaps Gaps() override { return {}; }
+  void SendToMembers(std::optional<int32_t> /*node*/,
+                     const v1::CoordinatorMessage& /*message*/) override {}
+  void SendToCoordinator(const v1::MemberMessage& message) override { told_.Put(message); }
+  absl::StatusOr<StateTensor> ReadState(int32_t /*node*/, const v1::ReadStateRequest& /*request*/,
+                                        size_t /*elements*/) override {
+    return absl::UnimplementedError("no other node has state");
+  }
+  absl::Status WriteState(int32_t /*node*/, const v1::WriteStateRequest& /*request*/) override {
+    return absl::UnimplementedError("no other node has state");
+  }
+  // What is told next of this kind; nothing: it does not come.
+  std::optional<v1::MemberMessage> Next(bool (v1::MemberMessage::*of_kind)() const) {
+    for (;;) {
+      std::optional<v1::MemberMessage> told = told_.Take();
+      if (!told.has_value() || ((*told).*of_kind)()) return told;
+    }
+  }
+
+ private:
+  Inbox<v1::MemberMessage> told_;
+};
+
+// Node 1 of two. What the coordinator says the test says; jobs have one rank.
+class MemberTest : public SessionsTest {
+ protected:
+  void Join(DaemonOptions& options) override {
+    options.node = 1;
+    options.nodes = 2;
+    options.rail_address = "127.0.0.1";
+  }
+  PeerLinks* Links() override { return &links_; }
+
+  // Of a job whose rank is of node 0.
+  static v1::PlanInputs PlanOf(const std::string& job) {
+    v1::PlanInputs plan;
+    plan.set_job(job);
+    plan.set_nodes(2);
+    plan.set_lanes_per_node(2);
+    *plan.add_registrations() = OfOneMatrix(0, 1);
+    return plan;
+  }
+  void HearPlan(const std::string& job) {
+    v1::CoordinatorMessage message;
+    *message.mutable_plan() = PlanOf(job);
+    daemon_->OnCoordinatorMessage(message);
+  }
+  void HearJobEnded(const std::string& job) {
+    v1::CoordinatorMessage message;
+    message.mutable_job_ended()->set_job(job);
+    message.mutable_job_ended()->set_why("every rank has left");
+    daemon_->OnCoordinatorMessage(message);
+  }
+  // Returns when the coordinator has it. Its answer comes before the thread ends.
+  std::jthread Register(InProcessTrainer& trainer, absl::Status& answer) {
+    std::jthread thread([&] { answer = trainer.Register(); });
+    EXPECT_TRUE(links_.Next(&v1::MemberMessage::has_registration).has_value());
+    return thread;
+  }
+
+  LinksOfAMember links_;
+};
+
+TEST_F(MemberTest, TheEndOfASessionThatThePlanDoesNotKnowIsToldAsADeath) {
+  const auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open().ok());
+  absl::Status registered;
+  {
+    const std::jthread waits = Register(*trainer, registered);
+    HearPlan("raw");
+  }
+  EXPECT_EQ(ReasonOf(registered), "RANK_MOVED") << registered;
+  EXPECT_TRUE(trainer->Close().ok());
+  const auto told = links_.Next(&v1::MemberMessage::has_rank_gone);
+  ASSERT_TRUE(told.has_value()) << "to the coordinator its rank is taken";
+  EXPECT_EQ(told->rank_gone().incarnation(), trainer->key().incarnation());
+  EXPECT_FALSE(told->rank_gone().closed()) << "the job would end";
+}
+
+TEST_F(MemberTest, TheEndOfASessionThatBeganAsItsJobEndedIsTold) {
+  const auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open().ok());
+  HearPlan("raw");
+  HearJobEnded("raw");
+  const auto told = links_.Next(&v1::MemberMessage::has_rank_gone);
+  ASSERT_TRUE(told.has_value()) << "to the coordinator it has begun another job";
+  EXPECT_EQ(told->rank_gone().incarnation(), trainer->key().incarnation());
+  EXPECT_FALSE(told->rank_gone().closed());
+  EXPECT_EQ(ReasonOf(trainer->Register()), "JOB_ENDED");
 }
 
 }  // namespace
