@@ -76,10 +76,12 @@ absl::Status Daemon::WaitUntilPublished(const Cancelled& cancelled) {
 
 absl::StatusOr<Session*> Daemon::Find(const v1::SessionKey& key) {
   const auto found = sessions_.find(key.session());
-  if (found == sessions_.end() && ended_sessions_.contains(key.session())) {
+  const auto ended = ended_sessions_.find(key.session());
+  if (found == sessions_.end() && ended != ended_sessions_.end()) {
     if (draining_) {  // what a trainer hears that waits for the successor
       return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
     }
+    if (!ended->second.ok()) return ended->second;
     return Error(absl::StatusCode::kUnavailable, "JOB_ENDED",
                  Say("the job of session ", Named("session", key.session()),
                      " ended as the session began: open a new one"));

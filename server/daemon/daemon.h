@@ -208,6 +208,8 @@ class Daemon {
   void ToLanes(const v1::LaneCommand& command) DMUOND_REQUIRES(mutex_);
 
   void HandlePlan(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
+  // Ends a job that registers here and is not, or is no longer, the one that the group runs.
+  void GiveWayTo(const v1::PlanInputs& plan) DMUOND_REQUIRES(mutex_);
   absl::Status Prepare(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
   absl::Status StartLane(int32_t lane_index, const scheduler::Plan& plan) DMUOND_REQUIRES(mutex_);
   // New epochs (daemon_reform.cc).
@@ -286,15 +288,21 @@ class Daemon {
   void HandleRepublish(const v1::Republish& republish) DMUOND_REQUIRES(mutex_);
   void HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published)
       DMUOND_REQUIRES(mutex_);
-  void EndJob(const std::string& why) DMUOND_REQUIRES(mutex_);
+  // `told`: what its sessions hear; OK: that it has ended, and that they may begin anew.
+  void EndJob(const std::string& why, const absl::Status& told = absl::OkStatus())
+      DMUOND_REQUIRES(mutex_);
   void ForgetDenied(uint64_t id) DMUOND_REQUIRES(mutex_);
   void RemoveSession(uint64_t id, bool closed, const std::string& detail) DMUOND_REQUIRES(mutex_);
+  // For who comes with another job than the group's.
+  [[nodiscard]] static absl::Status OtherJob(const std::string& holder, const std::string& job);
   [[nodiscard]] absl::Status NotFormed() const;
   [[nodiscard]] absl::Status NotReadyToOpen(int32_t rank) const DMUOND_REQUIRES(mutex_);
   // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
   [[nodiscard]] bool KnowsItsStep(int32_t rank) const DMUOND_REQUIRES(mutex_);
   absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
                                const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
+  void KeepRefusal(AttachId attach, const std::string& nonce, const absl::Status& why)
+      DMUOND_REQUIRES(mutex_);
   void ForgetRefusedOpens(Deadline now) DMUOND_REQUIRES(mutex_);
   // Why its last registration was refused, and how many have been.
   [[nodiscard]] static absl::Status RefusalOf(const Session& session);
@@ -432,15 +440,17 @@ class Daemon {
   std::optional<absl::StatusOr<v1::DrainReply>> prepared_ DMUOND_GUARDED_BY(mutex_);
   std::map<uint64_t, Session> sessions_ DMUOND_GUARDED_BY(mutex_);
   std::set<std::string> opening_ DMUOND_GUARDED_BY(mutex_);  // nonces of sessions being opened
-  // Attach connections whose OpenSession was refused, for who has lost the answer.
+  // Attach connections whose OpenSession was refused, or whose session gave way to another job, for
+  // who has lost the answer.
   struct RefusedOpen {
     std::string nonce;
     absl::Status status;
     Deadline forget_at;
   };
   std::map<AttachId, RefusedOpen> refused_opens_ DMUOND_GUARDED_BY(mutex_);
-  // By session: answers for who closes again. The newest alone.
-  std::set<uint64_t> ended_sessions_ DMUOND_GUARDED_BY(mutex_);  // that a job's end found open
+  // By session, the newest alone: what those hear that a job's end found open (EndJob), and answers
+  // for who closes again.
+  std::map<uint64_t, absl::Status> ended_sessions_ DMUOND_GUARDED_BY(mutex_);
   std::map<uint64_t, std::pair<uint64_t, v1::CloseSessionReply>> closed_ DMUOND_GUARDED_BY(mutex_);
   // Begins at random: a trainer that wakes after its daemon's end must not speak with the key of
   // another trainer's session with the successor.

@@ -21,6 +21,7 @@ constexpr size_t kEndedKept = 1024;
 }  // namespace
 
 void Daemon::HandlePlan(const v1::PlanInputs& wire) {
+  GiveWayTo(wire);
   if (job_ == nullptr) {
     // None of its trainers is of this node, whose lanes work for it all the same.
     job_ = std::make_unique<NodeJob>();
@@ -28,7 +29,12 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
     job_->world_size = wire.registrations_size();
     ++generation_;
   }
-  if (job_->name != wire.job() || job_->plan != nullptr) return;
+  if (job_->plan != nullptr) {
+    return TellPlanFailed(Error(
+        absl::StatusCode::kUnavailable, "NODE_NOT_READY",
+        Say("job '", Named("job", wire.job()), "' cannot begin before job '",
+            Named("holder", job_->name), "' has ended here: end the trainers that it still has")));
+  }
   wire::FaultPoint("daemon.plan");
   absl::Status prepared = Prepare(wire);
   mutex_.Changed();
@@ -39,6 +45,26 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
     if (session.state == Session::State::kOpen || !session.denied.ok()) continue;
     session.denied = CheckReplacement(session, session.registration);
   }
+}
+
+// A job that the group has never planned is nobody's but its trainers'.
+void Daemon::GiveWayTo(const v1::PlanInputs& plan) {
+  if (job_ == nullptr || job_->plan != nullptr) return;
+  if (job_->name != plan.job()) {
+    return EndJob(absl::StrCat("the group runs job '", plan.job(), "'"),
+                  OtherJob(plan.job(), job_->name));
+  }
+  if (job_->world_size != plan.registrations_size()) {
+    return EndJob(absl::StrCat("the group runs it with world_size ", plan.registrations_size()),
+                  Error(absl::StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
+                        Say("the group runs job '", Named("job", job_->name), "' with world_size ",
+                            Named("world_size", plan.registrations_size()), ", trainers of node ",
+                            Named("node", options_.node), " say ",
+                            Named("given_world_size", job_->world_size))));
+  }
+  // It is lost, and keeps the group from nothing but its own sessions, which have yet to hear of
+  // that. They begin anew.
+  if (!job_->failed.ok()) EndJob("its group broke while it registered");
 }
 
 absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
@@ -191,7 +217,7 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
   mutex_.Changed();
 }
 
-void Daemon::EndJob(const std::string& why) {
+void Daemon::EndJob(const std::string& why, const absl::Status& told) {
   log::Info("job ended",
             {{"job", job_->name}, {"epoch", epoch_}, {"step", LastCommitted()}, {"what", why}});
   const int64_t durable = job_->snapshots.durable_step.value_or(0);
@@ -209,8 +235,12 @@ void Daemon::EndJob(const std::string& why) {
   if (job_->memory != nullptr) job_->memory->PoisonAll();
   std::vector<v1::MemberMessage> news;
   for (const auto& [id, session] : sessions_) {
-    attach_->Close(session.attach);
-    ended_sessions_.insert(id);
+    if (told.ok()) {
+      attach_->Close(session.attach);
+    } else {
+      KeepRefusal(session.attach, session.nonce, told);
+    }
+    ended_sessions_[id] = told;
     news.push_back(NewsOfEnd(session, /*closed=*/false, why));
   }
   sessions_.clear();

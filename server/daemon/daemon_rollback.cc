@@ -66,11 +66,7 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
   epoch_ = back.epoch();
   newest_epoch_.store(back.epoch());
   const v1::PlanInputs& plan = back.plan();
-  // One that registered here when the group broke is lost, and keeps nobody from going back but its
-  // own sessions, which have yet to hear of that. They begin anew.
-  if (job_ != nullptr && job_->abandoned && job_->plan == nullptr) {
-    EndJob("its group broke while it registered");
-  }
+  GiveWayTo(plan);
   if (job_ != nullptr && (job_->name != plan.job() || !job_->failed.ok())) return TellCannotGoOn();
   wire::FaultPoint("daemon.rollback");
   log::Warn("the job goes back to a snapshot", {{"job", plan.job()},

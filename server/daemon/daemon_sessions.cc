@@ -166,14 +166,15 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
   opening_.insert(request.nonce());
   absl::StatusOr<v1::OpenSessionReply> opened = OpenClaimed(request, *peer, cancelled);
   opening_.erase(request.nonce());
-  // Who is refused starts over with a new socket. This one stays until its other end is closed: who
-  // has lost the refusal asks again, and must not take the daemon for gone.
-  if (!opened.ok()) {
-    refused_opens_[peer->id] = {request.nonce(), opened.status(),
-                                std::chrono::steady_clock::now() + kRefusalKept};
-  }
+  if (!opened.ok()) KeepRefusal(peer->id, request.nonce(), opened.status());
   mutex_.Changed();
   return opened;
+}
+
+// Who is refused starts over with a new socket. This one stays until its other end is closed: who
+// has lost the refusal asks again, and must not take the daemon for gone.
+void Daemon::KeepRefusal(AttachId attach, const std::string& nonce, const absl::Status& why) {
+  refused_opens_[attach] = {nonce, why, std::chrono::steady_clock::now() + kRefusalKept};
 }
 
 // Whether a replacement can be told where the job is: what the predecessor's last attempt has come
@@ -184,6 +185,12 @@ bool Daemon::KnowsItsStep(int32_t rank) const {
   const auto vacancy = job_->vacancies.find(rank);
   return !job_->reforming && scheduler::EpochOf(open).value() == epoch_ &&
          (vacancy == job_->vacancies.end() || open > vacancy->second.attempt);
+}
+
+absl::Status Daemon::OtherJob(const std::string& holder, const std::string& job) {
+  return Error(absl::StatusCode::kFailedPrecondition, "OTHER_JOB",
+               Say("this daemon runs job '", Named("holder", holder), "'; job '", Named("job", job),
+                   "' must wait until it ends"));
 }
 
 absl::Status Daemon::NotFormed() const {
@@ -250,9 +257,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
   if (job_ != nullptr && job_->name != request.job()) {
-    return Error(absl::StatusCode::kFailedPrecondition, "OTHER_JOB",
-                 Say("this daemon runs job '", Named("holder", job_->name), "'; job '",
-                     Named("job", request.job()), "' must wait until it ends"));
+    return OtherJob(job_->name, request.job());
   }
   if (job_ != nullptr && job_->world_size != request.world_size()) {
     return Error(
@@ -314,6 +319,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   session.id = id;
   session.incarnation = ++incarnations_[request.rank()];
   session.attach = peer.id;
+  session.nonce = request.nonce();
   session.pid = peer.pid;
   session.process = peer.process;
   session.client = request.client();

@@ -73,6 +73,7 @@ struct Session {
   std::string request;          // OpenSession's, for one that is repeated
   v1::OpenSessionReply opened;  // its answer
   AttachId attach{};
+  std::string nonce;  // the attach connection's
   pid_t pid = 0;
   std::shared_ptr<const wire::UniqueFd> process;  // its pidfd, as AttachPeer's
   std::string client;

@@ -402,6 +402,12 @@ class MemberTest : public SessionsTest {
     *message.mutable_plan() = PlanOf(job);
     daemon_->OnCoordinatorMessage(message);
   }
+  void HearRollBack(const std::string& job) {
+    v1::CoordinatorMessage message;
+    message.mutable_roll_back()->set_epoch(daemon_->newest_epoch());
+    *message.mutable_roll_back()->mutable_plan() = PlanOf(job);
+    daemon_->OnCoordinatorMessage(message);
+  }
   void HearJobEnded(const std::string& job) {
     v1::CoordinatorMessage message;
     message.mutable_job_ended()->set_job(job);
@@ -413,6 +419,11 @@ class MemberTest : public SessionsTest {
     std::jthread thread([&] { answer = trainer.Register(); });
     EXPECT_TRUE(links_.Next(&v1::MemberMessage::has_registration).has_value());
     return thread;
+  }
+  void ExpectPrepared(const std::string& job) {
+    const v1::JobStatus status = daemon_->Status().job();
+    EXPECT_EQ(status.name(), job);
+    EXPECT_EQ(status.state(), "preparing");
   }
 
   LinksOfAMember links_;
@@ -444,6 +455,62 @@ TEST_F(MemberTest, TheEndOfASessionThatBeganAsItsJobEndedIsTold) {
   EXPECT_EQ(told->rank_gone().incarnation(), trainer->key().incarnation());
   EXPECT_FALSE(told->rank_gone().closed());
   EXPECT_EQ(ReasonOf(trainer->Register()), "JOB_ENDED");
+}
+
+TEST_F(MemberTest, AJobThatRegistersGivesWayToOneThatGoesBack) {
+  const auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open().ok());
+  absl::Status registered;
+  {
+    const std::jthread waits = Register(*trainer, registered);
+    HearRollBack("running");
+  }
+  EXPECT_EQ(ReasonOf(registered), "OTHER_JOB") << registered;
+  EXPECT_THAT(std::string(registered.message()), HasSubstr("runs job 'running'"));
+  ExpectPrepared("running");
+  EXPECT_TRUE(links_.Next(&v1::MemberMessage::has_rank_gone).has_value());
+  EXPECT_FALSE(trainer->HasFrame()) << "it would take the daemon for gone";
+  EXPECT_EQ(ReasonOf(trainer->Close()), "OTHER_JOB") << "and whoever calls next";
+  EXPECT_EQ(ReasonOf(trainer->Open()), "OTHER_JOB") << "and who has lost the first answer";
+}
+
+TEST_F(MemberTest, AJobThatRegistersGivesWayToThePlanOfAnother) {
+  const auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open().ok());
+  HearPlan("running");
+  ExpectPrepared("running");
+  EXPECT_EQ(ReasonOf(trainer->Register()), "OTHER_JOB");
+}
+
+TEST_F(MemberTest, AnotherWorldGivesWayToTheJobOfItsName) {
+  const auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open(0, 2).ok());
+  HearRollBack("raw");
+  ExpectPrepared("raw");
+  const absl::Status registered = trainer->Register();
+  EXPECT_EQ(ReasonOf(registered), "WORLD_DIFFERS") << registered;
+  EXPECT_THAT(MetadataOf(registered), Contains(Pair("world_size", "1")));
+  EXPECT_THAT(MetadataOf(registered), Contains(Pair("given_world_size", "2")));
+}
+
+TEST_F(MemberTest, AJobThatWasLostAsItRegisteredGivesWayToTheNextOfItsName) {
+  const auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open().ok());
+  daemon_->OnCoordinatorGone("the link is cut");
+  daemon_->OnFormed(2);
+  HearPlan("raw");
+  ExpectPrepared("raw");
+  EXPECT_EQ(ReasonOf(trainer->Register()), "JOB_ENDED") << "it may begin anew";
+}
+
+TEST_F(MemberTest, APlanThatMeetsAPlannedJobIsAnswered) {
+  HearPlan("lingering");
+  HearPlan("running");
+  const auto told = links_.Next(&v1::MemberMessage::has_plan_ready);
+  ASSERT_TRUE(told.has_value()) << "the coordinator waits";
+  EXPECT_EQ(told->plan_ready().reason(), "NODE_NOT_READY");
+  EXPECT_THAT(told->plan_ready().error(), HasSubstr("before job 'lingering'"));
+  ExpectPrepared("lingering");
 }
 
 }  // namespace
