@@ -171,7 +171,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     frame.mutable_timeline()->set_buckets(kBuckets);
     frame.mutable_timeline()->set_size_bytes(static_cast<int64_t>(page_->size));
     Send(frame, *page_);
-    if (has_state_) Publish(attempt_ - 1);
+    if (has_state_ && !hold_publishing_) Publish(attempt_ - 1);
     reply->set_next_attempt(attempt_);
     reply->set_published(has_state_);
     reply->set_last_committed_step(step_);
@@ -331,7 +331,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   }
   void BeginEpochLocked() DMUOND_REQUIRES(mutex_) {
     attempt_ = ((attempt_ / kEpoch + 1) * kEpoch) + 2;
-    Publish(attempt_ - 1);
+    if (!hold_publishing_) Publish(attempt_ - 1);
   }
   grpc::Status MustAcknowledge() DMUOND_REQUIRES(mutex_) {
     return Refusal(

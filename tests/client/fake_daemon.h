@@ -45,7 +45,7 @@ class FakeDaemon {
   // The next submit is aborted by a new epoch, or the next push is.
   void AbortNextSubmit();
   void AbortNextPush();
-  // Steps are decided, and their weights never come.
+  // Steps are decided and the job goes back, and no weights come.
   void HoldPublishing(bool hold);
   // The next submit is refused: the daemon is leaving.
   void RefuseAsDraining();

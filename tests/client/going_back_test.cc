@@ -21,6 +21,7 @@ using ::testing::ElementsAre;
 using testing::FakeDaemon;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 constexpr uint64_t kEpoch = uint64_t{1} << 32;
 
@@ -115,6 +116,20 @@ TEST_F(GoingBackTest, SubmitAndPushAndAWaitForWeightsSaySoToo) {
   ExpectBackAt(2, "two");
 }
 
+TEST_F(GoingBackTest, WhereTheWeightsDoNotComeTheNextCallSaysWhereTo) {
+  Succeed({.published_timeout_ms = 300});
+  Train(3);
+  daemon_->GoBackTo(1, "position 1");
+  daemon_->HoldPublishing(true);
+  EXPECT_EQ(ReasonOf(session_->Step(Scalars()).status()), "NOT_PUBLISHED");
+  EXPECT_EQ(ReasonOf(session_->WaitPublished(milliseconds(1))), "NOT_PUBLISHED");
+  EXPECT_THAT(daemon_->submits(), SizeIs(4));
+  daemon_->HoldPublishing(false);
+  daemon_->BeginEpoch();  // whose lanes publish the weights at last
+  ExpectRolledBack(session_->Step(Scalars()), 1, "position 1", false);
+  EXPECT_THAT(daemon_->acknowledged(), ElementsAre(1));
+}
+
 TEST_F(GoingBackTest, ASnapshotThatIsLoadedSetsTheNextStepBack) {
   Train(3);
   const auto loaded = session_->LoadSnapshot(2);
@@ -175,6 +190,16 @@ TEST_F(GoingBackTest, ASessionOutlivesItsDaemon) {
   EXPECT_EQ(session_->durable_step(), 3);
   EXPECT_THAT(logged_, HasSubstr("has gone after step 5"));
   EXPECT_TRUE(session_->Close().ok());
+}
+
+TEST_F(GoingBackTest, WhereASuccessorsWeightsDoNotComeTheNextCallSaysWhereTo) {
+  Train(3);
+  Succeed({.step = 2, .trainer_state = "position 2", .epoch = 4, .published_timeout_ms = 300});
+  daemon_->HoldPublishing(true);
+  EXPECT_EQ(ReasonOf(session_->Step(Scalars()).status()), "NOT_PUBLISHED");
+  daemon_->HoldPublishing(false);
+  daemon_->BeginEpoch();
+  ExpectRolledBack(session_->Step(Scalars()), 2, "position 2", true);
 }
 
 TEST_F(GoingBackTest, AWaitForWeightsEndsWithTheDaemonAndGoesOnWithTheNext) {

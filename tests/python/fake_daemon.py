@@ -69,6 +69,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.refusals: list[tuple] = []
         self.first: dict[str, Callable[[grpc.ServicerContext], None]] = {}
         self.acknowledged: list[int] = []
+        self.lose_acknowledgement = False  # the answer to the next one
         self.loads: list[int] = []  # LoadSnapshotRequest.call
         self.opened: list[pb.OpenSessionRequest] = []
         self.registered: list[pb.RegisterLayoutRequest] = []
@@ -77,6 +78,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.has_state = step > 0
         self.attempt = epoch * EPOCH + 1 + self.has_state
         self.goes_back_to: int | None = None
+        self._acknowledged: tuple[int, int] | None = None  # step and epoch
         self.back_epoch = 7  # that begins with the next way back, about
         self.buckets = self.BUCKETS
         self.published_timeout_ms = 0
@@ -252,18 +254,26 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.ready_at_wait.append([self._ready(b) for b in range(self.buckets)])
         if self.goes_back_to is not None:
             return pb.WaitStepReply(outcome=self._rolled_back())
-        if request.step != self.submits[-1].step or request.attempt != self.attempt:
+        submitted = self.submits[-1].step if self.submits else None
+        if request.step != submitted or request.attempt != self.attempt:
             code = grpc.StatusCode.FAILED_PRECONDITION
             abort(context, code, f"step {request.step} was not submitted", "STEP_OUT_OF_ORDER")
         return pb.WaitStepReply(outcome=self._commit())
 
     def AckRollback(self, request, context):  # noqa: N802
         self._first("AckRollback", context)
-        if (request.to_step, request.epoch) != (self.goes_back_to, self.back_epoch):
+        told = request.to_step, request.epoch
+        if told == (self.goes_back_to, self.back_epoch):
+            self.acknowledged.append(request.to_step)
+            self._acknowledged = told
+            self.step, self.goes_back_to = request.to_step, None
+            self.begin_epoch()
+        elif self.goes_back_to is not None or told != self._acknowledged:
             self._abort_for_rollback(context)
-        self.acknowledged.append(request.to_step)
-        self.step, self.goes_back_to = request.to_step, None
-        self.begin_epoch()
+        if self.lose_acknowledgement:
+            self.lose_acknowledgement = False
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            abort(context, code, "rank 1 has not acknowledged", "RANKS_MISSING")
         return pb.AckRollbackReply(trainer_state=self.trainer_state, next_attempt=self.attempt)
 
     def SaveSnapshot(self, request, context):  # noqa: N802

@@ -133,6 +133,60 @@ def test_a_rollback_further_back_while_the_first_is_acknowledged_is_the_one_that
         assert fake.acknowledged == [1]
 
 
+def hold_publishing(daemon):
+    """Until the function that it returns is called: then a new epoch publishes."""
+    publish, daemon._publish = daemon._publish, lambda attempt: None
+
+    def release():
+        daemon._publish = publish
+        daemon.begin_epoch()
+
+    return release
+
+
+def not_published(call):
+    with pytest.raises(dmuond.Error) as caught:
+        call()
+    assert caught.value.reason == "NOT_PUBLISHED"
+
+
+def test_where_the_weights_do_not_come_the_next_call_says_where_to(fake):
+    fake.published_timeout_ms = 300
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 3)
+        session.on_rolled_back = (told := []).append
+        fake.roll_back(1, b"position 1")
+        release = hold_publishing(fake)
+        not_published(lambda: session.step(scalars()))
+        not_published(session.wait_published)
+        session.signal(0)  # gradients of a step that will not be
+        assert fake._ready(0) < session.next_attempt
+        assert (len(fake.submits), told) == (4, [])
+        release()
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.step(scalars())
+        assert (caught.value.to_step, caught.value.trainer_state) == (1, b"position 1")
+        assert (fake.acknowledged, told) == ([1], [False])
+        session.step(scalars())
+        assert fake.submits[-1].step == 2
+
+
+def test_where_the_acknowledgements_answer_does_not_come_it_is_made_again(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        run_to(session, 3)
+        fake.roll_back(1, b"position 1")
+        fake.lose_acknowledgement = True
+        with pytest.raises(dmuond.Error) as caught:
+            session.step(scalars())
+        assert caught.value.reason == "RANKS_MISSING"
+        with pytest.raises(dmuond.RolledBack, match="step 1"):
+            session.save_snapshot()
+        session.step(scalars())
+        assert fake.submits[-1].step == 2
+
+
 def test_a_push_hears_of_a_rollback_too(fake):
     with open_session(fake) as session:
         two_matrices(session)
@@ -269,6 +323,25 @@ def test_a_session_outlives_its_daemon(fake, successors):
         run_to(session, 5)
         assert [submit.step for submit in successor.submits] == [4, 5]
         assert successor.submits[0].attempt > 4 * EPOCH
+
+
+def test_where_a_successors_weights_do_not_come_the_next_call_says_where_to(fake, successors):
+    with open_session(fake, reconnect_for_s=SOON_S) as session:
+        two_matrices(session)
+        run_to(session, 3)
+        session.on_rolled_back = (told := []).append
+        successor = successors(step=2, trainer_state=b"position 2", epoch=4)
+        successor.published_timeout_ms = 300
+        release = hold_publishing(successor)
+        not_published(lambda: session.step(scalars()))
+        release()
+        with pytest.raises(dmuond.RolledBack) as caught:
+            session.push()
+        assert (caught.value.to_step, caught.value.trainer_state) == (2, b"position 2")
+        assert caught.value.fresh_arenas and told == [True]
+        assert (weights(session) == 2).all()
+        session.step(scalars())
+        assert session.last_committed_step == 3
 
 
 def test_the_old_arenas_go_when_nobody_holds_them(fake, successors):

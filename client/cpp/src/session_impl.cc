@@ -31,7 +31,7 @@ absl::Status Session::Impl::CheckOpen(const char* call) const {
   // The socket knows before the watcher's thread has run; the channel would find a successor, which
   // is to hear of this session only when it has come back.
   if (link_->LostWithin(Milliseconds(0))) return DaemonLost(call);
-  return absl::OkStatus();
+  return going_back_;
 }
 
 absl::Status Session::Impl::CheckAttached(const char* call) const {
@@ -119,7 +119,9 @@ absl::Status Session::Impl::Attach() {
 }
 
 void Session::Impl::MarkReady(int32_t bucket) {
-  if (link_->memory().complete()) link_->memory().MarkReady(bucket, next_attempt_);
+  // On the way back nothing is marked: the caller will come with other gradients.
+  if (!link_->memory().complete() || !going_back_.ok()) return;
+  link_->memory().MarkReady(bucket, next_attempt_);
 }
 
 void Session::Impl::HoldBack(const std::vector<int32_t>& absent) {
@@ -213,7 +215,7 @@ absl::StatusOr<Outcome> Session::Impl::Answered(const v1::Outcome& message,
   timing_ = FromProto(timing);
   if (outcome.durable_step.has_value()) durable_step_ = outcome.durable_step;
   if (outcome.kind == Outcome::Kind::kRolledBack) {
-    return RolledBack(outcome.to_step, message.epoch(), "");
+    return RolledBack(outcome.to_step, message.epoch());
   }
   next_attempt_ = outcome.next_attempt;
   if (outcome.kind == Outcome::Kind::kCommitted || outcome.kind == Outcome::Kind::kSkipped) {
@@ -311,7 +313,7 @@ absl::Status Session::Impl::AskWhy(bool poisoned) {
   if (!status.ok()) return status;
   const Outcome outcome = FromProto(wait_reply_.outcome());
   if (outcome.kind == Outcome::Kind::kRolledBack) {
-    return RolledBack(outcome.to_step, wait_reply_.outcome().epoch(), "");
+    return RolledBack(outcome.to_step, wait_reply_.outcome().epoch());
   }
   // The next step lacks a rank; what this one has decided is published all the same, while lanes
   // live.
@@ -344,14 +346,16 @@ absl::StatusOr<Outcome> Session::Impl::Step(const StepScalars& scalars,
 absl::StatusOr<Outcome> Session::Impl::Wait(Milliseconds wait) {
   absl::Status status = CheckAttached("Wait");
   if (!status.ok()) return status;
-  if (!undecided_) return WrongState("Wait: no step is submitted and undecided");
+  if (!undecided_ && going_back_.ok()) {
+    return WrongState("Wait: no step is submitted and undecided");
+  }
   return Settle(TryWait(wait));
 }
 
 absl::Status Session::Impl::WaitPublished(Milliseconds timeout) {
   absl::Status status = CheckAttached("WaitPublished");
   if (!status.ok()) return status;
-  return Settle(TryWaitPublished(timeout));
+  return Settle(going_back_.ok() ? TryWaitPublished(timeout) : going_back_);
 }
 
 absl::StatusOr<Snapshot> Session::Impl::SaveSnapshot() {

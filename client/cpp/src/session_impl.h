@@ -53,6 +53,7 @@ class Session::Impl {
  private:
   using Milliseconds = std::chrono::milliseconds;
 
+  // ROLLED_BACK where the caller has yet to be told so.
   absl::Status CheckOpen(const char* call) const;
   absl::Status CheckAttached(const char* call) const;
   absl::Status CheckSubmit(const SubmitOptions& options) const;
@@ -97,6 +98,7 @@ class Session::Impl {
   bool closed_ = false;
   bool in_job_ = false;             // the job has state, and this trainer its place in it
   bool moved_ = false;              // the memory is another, and the caller has not been told
+  absl::Status going_back_;         // ROLLED_BACK that the caller has not been told
   bool undecided_ = false;          // a submit has no outcome yet
   uint64_t published_attempt_ = 0;  // whose weights WaitPublished() waits for
   uint64_t arrived_attempt_ = 0;    // newest whose weights the caller knows to lie there

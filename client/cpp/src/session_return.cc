@@ -79,7 +79,9 @@ absl::Status Session::Impl::Settle(absl::Status status) {
           !absl::SimpleAtoi(told["epoch"], &epoch)) {
         return status;
       }
-      status = Acknowledge(to_step, epoch);
+      // Where the way back fails, the next call goes on with it.
+      going_back_ = status;
+      status = epoch == 0 ? absl::OkStatus() : Acknowledge(to_step, epoch);
     } else if (IsTheEnd(status)) {
       absl::Status back = ComeBack(status);
       if (!back.ok()) return back;
@@ -89,7 +91,10 @@ absl::Status Session::Impl::Settle(absl::Status status) {
     }
     undecided_ = false;
     if (status.ok()) status = TryWaitPublished(PublishedWithin());
-    if (status.ok()) return RolledBack(last_committed_step_, 0, ": continue from there");
+    if (status.ok()) {
+      going_back_ = absl::OkStatus();
+      return WentBack(last_committed_step_);
+    }
   }
 }
 
@@ -110,11 +115,10 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   request.set_to_step(to_step);
   request.set_epoch(epoch);
   v1::AckRollbackReply reply;
-  absl::Status status = CheckOpen("AckRollback");
-  if (!status.ok()) return status;
+  if (link_->LostWithin(Milliseconds(0))) return DaemonLost("AckRollback");
   wire::FaultPoint("trainer.rolled_back");
   // Answers when the other ranks have read of it, too.
-  status =
+  absl::Status status =
       link_->channel().Call("AckRollback", &v1::Trainer::Stub::AckRollback, request, reply, {});
   if (!status.ok()) return status;
   next_attempt_ = reply.next_attempt();
@@ -122,6 +126,7 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   last_committed_step_ = to_step;
   if (durable_step_.has_value()) durable_step_ = std::min(*durable_step_, to_step);
   trainer_state_ = reply.trainer_state();
+  going_back_ = RolledBack(last_committed_step_, 0);
   wire::FaultPoint("trainer.acknowledged");
   return absl::OkStatus();
 }
@@ -171,6 +176,7 @@ absl::Status Session::Impl::TryComeBack() {
   moved_ = true;
   AdoptOpened();
   AdoptAttached(*attached);
+  going_back_ = RolledBack(last_committed_step_, 0);
   wire::FaultPoint("trainer.returned");
   return absl::OkStatus();
 }

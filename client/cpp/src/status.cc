@@ -77,13 +77,22 @@ absl::Status WrongState(const std::string& message) {
   return MakeError(absl::StatusCode::kFailedPrecondition, kSessionState, message);
 }
 
-absl::Status RolledBack(int64_t to_step, uint32_t epoch, absl::string_view more) {
+absl::Status RolledBack(int64_t to_step, uint32_t epoch) {
   google::rpc::ErrorInfo info;
   info.set_reason(kRolledBack);
   info.set_domain(kDomain);
   (*info.mutable_metadata())["to_step"] = absl::StrCat(to_step);
-  if (epoch != 0) (*info.mutable_metadata())["epoch"] = absl::StrCat(epoch);
-  return WithInfo(absl::AbortedError(absl::StrCat("the job went back to step ", to_step, more)),
+  (*info.mutable_metadata())["epoch"] = absl::StrCat(epoch);
+  return WithInfo(absl::AbortedError(absl::StrCat("the job went back to step ", to_step)), info);
+}
+
+absl::Status WentBack(int64_t to_step) {
+  google::rpc::ErrorInfo info;
+  info.set_reason(kRolledBack);
+  info.set_domain(kDomain);
+  (*info.mutable_metadata())["to_step"] = absl::StrCat(to_step);
+  return WithInfo(absl::AbortedError(
+                      absl::StrCat("the job went back to step ", to_step, ": continue from there")),
                   info);
 }
 

@@ -27,8 +27,10 @@ inline constexpr char kStateLost[] = "STATE_LOST";
                                      const std::string& message);
 [[nodiscard]] absl::Status DaemonLost(absl::string_view what);
 [[nodiscard]] absl::Status WrongState(const std::string& message);
-// Metadata: to_step and, where it is to be acknowledged, epoch (else 0).
-[[nodiscard]] absl::Status RolledBack(int64_t to_step, uint32_t epoch, absl::string_view more);
+// What Settle() is to do. Metadata: to_step, and epoch, for the acknowledgement; 0: it is made.
+[[nodiscard]] absl::Status RolledBack(int64_t to_step, uint32_t epoch);
+// What the caller is told then. Metadata: to_step.
+[[nodiscard]] absl::Status WentBack(int64_t to_step);
 [[nodiscard]] absl::Status StateLost(const std::string& message);
 // Of an outcome that no retry can help.
 [[nodiscard]] absl::Status Aborted(const Outcome& outcome);

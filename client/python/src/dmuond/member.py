@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
@@ -73,6 +73,9 @@ class Member(abc.ABC):
         self._in_job = False  # the job has state, and this rank its place in it
         self._loads = 0  # calls of LoadSnapshot
         self._moved = False  # the arenas are others, and the caller has not been told
+        # Where the job has gone back to, and the caller has not been told: the step, and the epoch
+        # to acknowledge it with (0: that is done).
+        self._going_back: tuple[int, int] | None = None
         self._published_attempt = 0  # newest whose weights this rank has waited for
         self._signalled: set[int] = set()  # buckets, under next_attempt
         self._unpublished: dict[int, int] = {}  # bucket → attempt that has not been waited for
@@ -198,8 +201,13 @@ class Member(abc.ABC):
     def _surviving(self, call: Callable[[], _Answer]) -> _Answer:
         """Runs `call`. RolledBack where the job goes back, or the daemon goes and has a successor.
 
-        Before the job has state there is nothing to come back to: DaemonLost.
+        Before the job has state there is nothing to come back to: DaemonLost. Where the way back
+        has failed, it goes on with that instead of `call`.
         """
+        return self._settled(call if self._going_back is None else self._go_on_going_back)
+
+    def _settled(self, call: Callable[[], _Answer]) -> _Answer:
+        """As `_surviving`, on the way back too."""
         self._check_usable()
         cause: errors.Error | None = None
         if not self.lost:
@@ -274,6 +282,7 @@ class Member(abc.ABC):
     def _roll_back(self, to_step: int, epoch: int) -> errors.RolledBack:
         """Lets the daemon write the weights of `to_step`. Returns what to raise."""
         while True:
+            self._going_back = to_step, epoch
             request = pb.AckRollbackRequest(key=self._link.key, to_step=to_step, epoch=epoch)
             try:
                 reply = self._call("AckRollback", request)
@@ -291,10 +300,21 @@ class Member(abc.ABC):
         self.next_attempt = next_attempt
         self._signalled.clear()
         self._unpublished.clear()
+        self._going_back = self.last_committed_step, 0
+        return self._arrive()
+
+    def _go_on_going_back(self) -> NoReturn:
+        assert self._going_back is not None
+        to_step, epoch = self._going_back
+        raise self._roll_back(to_step, epoch) if epoch else self._arrive()
+
+    def _arrive(self) -> errors.RolledBack:
+        """Waits for the weights. Returns what to raise."""
         # If the job goes back further meanwhile, that is what the caller hears.
-        self._surviving(lambda: self._wait_published(max(1, next_attempt - 1)))
+        self._settled(lambda: self._wait_published(max(1, self.next_attempt - 1)))
         if self.on_rolled_back is not None:
             self.on_rolled_back(self._moved)
+        self._going_back = None
         moved, self._moved = self._moved, False
         return errors.RolledBack(self.last_committed_step, self.trainer_state, moved)
 

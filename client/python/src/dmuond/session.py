@@ -174,6 +174,8 @@ class Session(Member):
         timeline = self._require_timeline()
         if not 0 <= bucket < timeline.buckets:
             raise errors.InvalidArgumentError(f"bucket {bucket}; there are {timeline.buckets}")
+        if self._going_back is not None:
+            return  # the caller will come with other gradients
         if bucket in self._contributes and bucket not in self._signalled:
             self._signalled.add(bucket)
             timeline.set_ready(bucket, self.next_attempt)
@@ -222,7 +224,7 @@ class Session(Member):
 
         Raises RolledBack, DaemonLost, StateLost.
         """
-        if self._unpublished:
+        if self._unpublished or self._going_back is not None:
             wanted = None if buckets is None else list(buckets)
             self._surviving(lambda: self._wait_unpublished(wanted))
 
