@@ -106,6 +106,7 @@ TEST_F(GoingBackTest, SubmitAndPushAndAWaitForWeightsSaySoToo) {
   const absl::Status pushed = session_->Push();
   EXPECT_EQ(ReasonOf(pushed), "ROLLED_BACK") << pushed;
   EXPECT_EQ(MetadataOf(pushed)["to_step"], "3");
+  EXPECT_EQ(MetadataOf(pushed)["fresh_memory"], "false");
   ExpectBackAt(3, "three");
   daemon_->HoldPublishing(true);
   const auto outcome = session_->Submit(Scalars());
@@ -190,6 +191,19 @@ TEST_F(GoingBackTest, ASessionOutlivesItsDaemon) {
   EXPECT_EQ(session_->durable_step(), 3);
   EXPECT_THAT(logged_, HasSubstr("has gone after step 5"));
   EXPECT_TRUE(session_->Close().ok());
+}
+
+TEST_F(GoingBackTest, AnErrorSaysOnceThatTheMemoryIsAnother) {
+  Train(5);
+  const std::span<float> old = session_->Weight<float>(0);
+  Succeed({.step = 3, .trainer_state = "position 3", .epoch = 4});
+  const absl::Status pushed = session_->Push();
+  EXPECT_EQ(ReasonOf(pushed), "ROLLED_BACK") << pushed;
+  EXPECT_EQ(MetadataOf(pushed)["fresh_memory"], "true");
+  EXPECT_NE(session_->Weight<float>(0).data(), old.data());
+  ExpectBackAt(3, "position 3");
+  daemon_->GoBackTo(2, "position 2");
+  ExpectRolledBack(session_->Step(Scalars()), 2, "position 2", false);
 }
 
 TEST_F(GoingBackTest, WhereASuccessorsWeightsDoNotComeTheNextCallSaysWhereTo) {

@@ -65,7 +65,7 @@ absl::StatusOr<Outcome> Session::Impl::Settle(absl::StatusOr<Outcome> outcome) {
                  .durable_step = durable_step_,
                  .to_step = last_committed_step_,
                  .trainer_state = trainer_state_,
-                 .fresh_memory = std::exchange(moved_, false)};
+                 .fresh_memory = MetadataOf(status)["fresh_memory"] == "true"};
 }
 
 absl::Status Session::Impl::Settle(absl::Status status) {
@@ -93,7 +93,7 @@ absl::Status Session::Impl::Settle(absl::Status status) {
     if (status.ok()) status = TryWaitPublished(PublishedWithin());
     if (status.ok()) {
       going_back_ = absl::OkStatus();
-      return WentBack(last_committed_step_);
+      return WentBack(last_committed_step_, std::exchange(moved_, false));
     }
   }
 }

@@ -86,11 +86,12 @@ absl::Status RolledBack(int64_t to_step, uint32_t epoch) {
   return WithInfo(absl::AbortedError(absl::StrCat("the job went back to step ", to_step)), info);
 }
 
-absl::Status WentBack(int64_t to_step) {
+absl::Status WentBack(int64_t to_step, bool fresh_memory) {
   google::rpc::ErrorInfo info;
   info.set_reason(kRolledBack);
   info.set_domain(kDomain);
   (*info.mutable_metadata())["to_step"] = absl::StrCat(to_step);
+  (*info.mutable_metadata())["fresh_memory"] = fresh_memory ? "true" : "false";
   return WithInfo(absl::AbortedError(
                       absl::StrCat("the job went back to step ", to_step, ": continue from there")),
                   info);

@@ -29,8 +29,8 @@ inline constexpr char kStateLost[] = "STATE_LOST";
 [[nodiscard]] absl::Status WrongState(const std::string& message);
 // What Settle() is to do. Metadata: to_step, and epoch, for the acknowledgement; 0: it is made.
 [[nodiscard]] absl::Status RolledBack(int64_t to_step, uint32_t epoch);
-// What the caller is told then. Metadata: to_step.
-[[nodiscard]] absl::Status WentBack(int64_t to_step);
+// What the caller is told then. Metadata: to_step, and fresh_memory ("true" or "false").
+[[nodiscard]] absl::Status WentBack(int64_t to_step, bool fresh_memory);
 [[nodiscard]] absl::Status StateLost(const std::string& message);
 // Of an outcome that no retry can help.
 [[nodiscard]] absl::Status Aborted(const Outcome& outcome);

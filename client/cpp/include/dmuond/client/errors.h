@@ -5,7 +5,8 @@
 //   DAEMON_LOST         UNAVAILABLE: the daemon has gone, and none took its place in time; the
 //                       weights in the arenas are undefined
 //   STATE_LOST          DATA_LOSS: neither a daemon nor a snapshot has the job's state any more
-//   ROLLED_BACK         ABORTED: go on from last_committed_step(); metadata to_step
+//   ROLLED_BACK         ABORTED: go on from last_committed_step(); metadata to_step, and
+//                       fresh_memory ("true": weights and gradients lie in other memory)
 //   DAEMON_UNREACHABLE  UNAVAILABLE: no daemon answers at the address
 //   WEIGHTS_REPUBLISHED FAILED_PRECONDITION: weights that were changed may have been overwritten by
 //                       a group that formed anew: write them again, then Push

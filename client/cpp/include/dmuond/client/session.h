@@ -20,9 +20,10 @@
 // ROLLED_BACK, when the weights of that step lie in the arena: go on from last_committed_step()
 // with trainer_state(). When this node's daemon goes, the watcher ends every wait, and the next
 // call waits for the daemon's successor (Options::reconnect_timeout) and takes this trainer's place
-// in the job again, with fresh memory: Outcome::fresh_memory. Without a successor in time it is
-// UNAVAILABLE (DAEMON_LOST), without the job's state DATA_LOSS (STATE_LOST). Where the weights do
-// not come it is another error, and the next call goes on with the way back and says where to.
+// in the job again, with fresh memory: Outcome::fresh_memory, or `fresh_memory` in the error's
+// metadata. Without a successor in time it is UNAVAILABLE (DAEMON_LOST), without the job's state
+// DATA_LOSS (STATE_LOST). Where the weights do not come it is another error, and the next call goes
+// on with the way back and says where to.
 //
 // Ownership: a session owns its connection, its mappings and one watcher thread. Pointers into
 // arenas are valid until it is destroyed, those into a former daemon's until ReleaseStale(), too.
