@@ -148,6 +148,30 @@ def test_clipping_that_starts_late_withdraws_and_equals_torch(muon):
         run_both(muon, loop)
 
 
+def test_a_change_that_a_refused_step_has_seen_is_withdrawn_by_the_next(muon):
+    def refuse_a_step(model, optimizer):
+        loss_of(model, 50).backward()
+        clip_by_torch(model, 50)
+        optimizer.trainer_state = bytes(dmuond.session.TRAINER_STATE_BYTES_MAX + 1)
+        with pytest.raises(dmuond.InvalidArgumentError):
+            optimizer.step()
+        optimizer.trainer_state = b""
+        optimizer.zero_grad()
+
+    def loop(model, optimizer):
+        ours = isinstance(optimizer, dmuond.torch.Muon)
+        plain_loop(model, optimizer)
+        if ours:
+            refuse_a_step(model, optimizer)
+            signalled = optimizer.session.next_attempt
+        plain_loop(model, optimizer, range(STEPS, STEPS + 1))
+        if ours:
+            assert optimizer.last_outcome.attempt == signalled + 1
+
+    with pytest.warns(UserWarning, match="withdrawn"):
+        run_both(muon, loop)
+
+
 def test_max_grad_norm_equals_clipping_by_torch(muon):
     model, reference = make_model(), make_model()
     start = weights(reference)

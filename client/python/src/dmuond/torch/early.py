@@ -51,6 +51,7 @@ class EarlySignals:
         self._versions = [0] * len(self._slots)
         self._sums = [0] * len(self._slots)
         self._signalled: set[int] = set()
+        self._broken = False  # one of them has changed, and no step has withdrawn it
         self._members: dict[int, list[int]] = {}
         for position, slot in enumerate(self._slots):
             self._members.setdefault(slot.bucket, []).append(position)
@@ -89,17 +90,20 @@ class EarlySignals:
     def before_step(self, gradients_changed: bool) -> bool:
         """Looks at all gradients; True: the attempt must be withdrawn.
 
+        It stays so until a step succeeds: one that fails may not have come to withdrawing it.
+
         gradients_changed: somebody is known to have changed them (GradScaler.unscale_).
         """
         if self._on:
-            return self._find_broken(gradients_changed)
-        if self._observing:
+            self._find_broken(gradients_changed)
+        elif self._observing:
             self._observe(gradients_changed)
-        return False
+        return self._broken
 
     def after_step(self) -> None:
         self._calls = [0] * len(self._slots)
         self._signalled.clear()
+        self._broken = False
 
     def _signal_if_complete(self, bucket: int) -> None:
         if bucket in self._never:
@@ -132,14 +136,14 @@ class EarlySignals:
         self._on = self._quiet >= _QUIET_STEPS
         self._observing = not self._on and self._observed < _OBSERVED_STEPS_MAX
 
-    def _find_broken(self, gradients_changed: bool) -> bool:
+    def _find_broken(self, gradients_changed: bool) -> None:
         for bucket in self._signalled:
             for position in self._members[bucket]:
                 again = self._calls[position] != self._expected[position]
                 if again or gradients_changed or not self._unchanged(position):
+                    self._broken = True
                     self._stop(self._slots[position].name, again)
-                    return True
-        return False
+                    return
 
     def _stop(self, name: str, again: bool) -> None:
         self._on = self._observing = self._allowed = False
