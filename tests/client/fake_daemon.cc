@@ -277,6 +277,8 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   }
   grpc::Status CloseSession(Context* /*context*/, const v1::CloseSessionRequest* /*request*/,
                             v1::CloseSessionReply* /*reply*/) override {
+    MutexLock lock(mutex_);
+    ++closes_;
     return grpc::Status::OK;
   }
 
@@ -295,6 +297,10 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   std::vector<float> pushed() {
     MutexLock lock(mutex_);
     return pushed_;
+  }
+  int closes() {
+    MutexLock lock(mutex_);
+    return closes_;
   }
 
   bool abort_submit_ DMUOND_GUARDED_BY(mutex_) = false;
@@ -359,6 +365,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   std::vector<v1::SubmitStepRequest> submits_ DMUOND_GUARDED_BY(mutex_);
   std::vector<int64_t> acknowledged_ DMUOND_GUARDED_BY(mutex_);
   std::vector<float> pushed_ DMUOND_GUARDED_BY(mutex_);
+  int closes_ DMUOND_GUARDED_BY(mutex_) = 0;
 };
 
 FakeDaemon::FakeDaemon(const std::string& path, State state)
@@ -377,5 +384,6 @@ std::vector<v1::SubmitStepRequest> FakeDaemon::submits() const { return impl_->s
 std::vector<int64_t> FakeDaemon::acknowledged() const { return impl_->acknowledged(); }
 std::vector<uint64_t> FakeDaemon::loads() const { return impl_->loads(); }
 std::vector<float> FakeDaemon::pushed() const { return impl_->pushed(); }
+int FakeDaemon::closes() const { return impl_->closes(); }
 
 }  // namespace dmuond::testing

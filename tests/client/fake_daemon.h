@@ -54,6 +54,7 @@ class FakeDaemon {
   [[nodiscard]] std::vector<int64_t> acknowledged() const;
   [[nodiscard]] std::vector<uint64_t> loads() const;  // LoadSnapshotRequest.call
   [[nodiscard]] std::vector<float> pushed() const;    // the weights of the last push
+  [[nodiscard]] int closes() const;                   // CloseSession calls
 
  private:
   class Impl;

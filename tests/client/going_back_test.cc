@@ -262,6 +262,14 @@ TEST_F(GoingBackTest, ASuccessorWithoutTheStateSaysWhatIsLost) {
   EXPECT_THAT(std::string(outcome.status().message()), HasSubstr("after step 3"));
 }
 
+TEST_F(GoingBackTest, ASuccessorHearsNothingOfASessionThatClosesWithoutComingBack) {
+  Train(2);
+  Succeed({.step = 2, .epoch = 2});
+  const absl::Status closed = session_->Close();
+  EXPECT_TRUE(closed.ok()) << closed;
+  EXPECT_EQ(daemon_->closes(), 0);
+}
+
 TEST_F(GoingBackTest, WithoutASuccessorInTimeTheDaemonIsLost) {
   Train(3, milliseconds(300));
   daemon_->Die();

@@ -70,6 +70,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.first: dict[str, Callable[[grpc.ServicerContext], None]] = {}
         self.acknowledged: list[int] = []
         self.lose_acknowledgement = False  # the answer to the next one
+        self.closes = 0
         self.loads: list[int] = []  # LoadSnapshotRequest.call
         self.opened: list[pb.OpenSessionRequest] = []
         self.registered: list[pb.RegisterLayoutRequest] = []
@@ -285,6 +286,8 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         return pb.LoadSnapshotReply(step=request.step)
 
     def CloseSession(self, request, context):  # noqa: N802
+        self.closes += 1
+        self._first("CloseSession", context)
         return pb.CloseSessionReply(last_committed_step=self.step)
 
     def begin_epoch(self):

@@ -1,5 +1,6 @@
 """The core client where a daemon misbehaves, as only a fake one can be made to on demand."""
 
+import socket
 import threading
 
 import dmuond
@@ -140,6 +141,45 @@ def test_the_daemons_death_ends_a_wait_and_names_itself(fake):
         session.step(scalars())
     session.close()
     timer.join()
+
+
+def decide_and_die(fake, session):
+    """A step is decided, and its weights never come."""
+    two_matrices(session)
+    fake._publish = lambda attempt: None
+    session.step(scalars(), wait=False)
+    fake.die()
+
+
+def test_closing_says_once_that_the_weights_never_came(fake):
+    session = open_session(fake)
+    decide_and_die(fake, session)
+    with pytest.raises(dmuond.DaemonLost, match="undefined"):
+        session.close()
+    assert session.closed
+    session.close()
+
+
+def test_a_failure_ends_as_itself_and_a_warning_says_that_the_weights_never_came(fake, caplog):
+    session = open_session(fake)
+    decide_and_die(fake, session)
+    with pytest.raises(KeyError), session:
+        raise KeyError
+    assert session.closed
+    assert "the weights after step 1" in caplog.text
+
+
+def test_closing_is_done_when_only_its_answer_is_lost(fake):
+    session = open_session(fake)
+    two_matrices(session)
+
+    def close_without_an_answer(context):
+        fake._client.shutdown(socket.SHUT_RDWR)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+
+    fake.first["CloseSession"] = close_without_an_answer
+    session.close()
+    assert session.closed and fake.closes == 1
 
 
 def test_nobody_at_the_address_is_an_error_with_the_path(tmp_path):

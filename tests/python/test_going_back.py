@@ -198,6 +198,39 @@ def test_a_push_hears_of_a_rollback_too(fake):
         assert session.last_committed_step == 1
 
 
+def go_back_before_the_weights_come(fake, session):
+    two_matrices(session)
+    run_to(session, 2)
+    publish, fake._publish = fake._publish, lambda attempt: None
+    session.step(scalars(), wait=False)
+    fake._publish = publish
+    fake.roll_back(1)
+
+
+def test_closing_hears_of_a_rollback_and_leaves_the_session_open(fake):
+    with open_session(fake) as session:
+        go_back_before_the_weights_come(fake, session)
+        with pytest.raises(dmuond.RolledBack, match="step 1"):
+            session.close()
+        assert not session.closed and fake.closes == 0
+        run_to(session, 3)
+    assert session.closed and fake.closes == 1
+
+
+def test_a_block_that_ends_in_a_rollback_has_ended_as_one_that_fails(fake):
+    with pytest.raises(dmuond.RolledBack), open_session(fake) as session:
+        go_back_before_the_weights_come(fake, session)
+    assert session.closed and fake.closes == 0
+
+
+def test_a_script_that_ends_in_a_rollback_says_so_and_leaves(fake, capsys):
+    session = open_session(fake)
+    go_back_before_the_weights_come(fake, session)
+    member._close_at_exit(weakref.ref(session))
+    assert "back to step 1" in capsys.readouterr().err
+    assert session.closed and fake.closes == 1
+
+
 def test_loading_a_snapshot_sets_the_next_step_back(fake):
     with open_session(fake) as session:
         two_matrices(session)

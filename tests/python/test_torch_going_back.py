@@ -158,6 +158,24 @@ def test_a_scaler_can_unscale_again_after_a_rollback(fake):
     opt.close()
 
 
+def test_closing_before_overlapped_weights_come_hears_of_a_rollback_and_the_loop_goes_on(fake):
+    model, opt = make(fake, overlap_forward=True)
+    train_to(model, opt, 2)
+    publish, fake._publish = fake._publish, lambda attempt: None
+    backward(model)
+    opt.step()
+    fake._publish = publish
+    fake.roll_back(1, b"one")
+    with pytest.raises(dmuond.RolledBack):
+        opt.close()
+    assert all_are(model, 1)
+    train_to(model, opt, 5)
+    backward(model)
+    assert opt.session.is_signalled(0)  # by a hook of its own
+    opt.step()
+    opt.close()
+
+
 def test_overlapped_weights_that_never_come_raise_in_the_forward_pass(fake, outlive):
     model, opt = make(fake, overlap_forward=True)
     train_to(model, opt, 2)

@@ -395,7 +395,7 @@ absl::Status Session::Impl::Close() {
   closed_ = true;
   wire::FaultPoint("trainer.closing");
   absl::Status status;
-  if (!link_->lost()) {
+  if (!link_->LostWithin(Milliseconds(0))) {
     v1::CloseSessionRequest request;
     *request.mutable_key() = link_->Key();
     v1::CloseSessionReply reply;

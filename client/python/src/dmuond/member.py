@@ -98,7 +98,7 @@ class Member(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Leaves the job."""
+        """Leaves the job, unless it raises RolledBack."""
 
     @property
     def lost(self) -> bool:
@@ -242,6 +242,7 @@ class Member(abc.ABC):
 
     def _come_back(self, cause: errors.Error | None) -> errors.RolledBack:
         """Takes this rank's place with the daemon's successor. Returns what to raise."""
+        self._unpublished.clear()  # told once, by whatever is raised
         if not self._in_job or self._reconnect_for_s <= 0:
             raise cause or errors.DaemonLost("the daemon has gone; the weights are undefined")
         known = "none is known" if self.durable_step is None else f"step {self.durable_step}"
@@ -410,10 +411,11 @@ def _close_at_exit(reference: weakref.ref[Member]) -> None:
     failed = getattr(sys, "last_value", None) is not None
     if session is None or failed or session.closed or session.in_child:
         return
-    try:
-        session.close()
-    except errors.Error as error:
-        print(f"dmuond: {error}", file=sys.stderr)
+    while not session.closed:  # not by a call that hears that the job has gone back
+        try:
+            session.close()
+        except errors.Error as error:
+            print(f"dmuond: {error}", file=sys.stderr)
 
 
 def _where_to(error: errors.Error) -> tuple[int, int]:

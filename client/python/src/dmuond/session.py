@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -26,6 +27,8 @@ from dmuond.link import Identity
 from dmuond.member import WAIT_SLACK_S, Member, Registered
 from dmuond.state_chunks import StateTensor
 from dmuond.timeline import POISON
+
+log = logging.getLogger("dmuond")
 
 TRAINER_STATE_BYTES_MAX = 1 << 20
 _WAIT_MS = 10_000  # of one call; calls are repeated until the outcome is there
@@ -270,16 +273,32 @@ class Session(Member):
     # --- the end ---
 
     def close(self) -> None:
-        """Leaves the job. The job ends when every rank has closed. Arenas stay mapped."""
+        """Leaves the job. The job ends when every rank has closed. Arenas stay mapped.
+
+        Waits for weights that are on their way. Raises DaemonLost where they do not come, because
+        the daemon has gone. RolledBack: the session is not closed, and goes on from there; another
+        call closes it.
+        """
         if self._closed:
             return
         try:
+            if not self.in_child:
+                self._wait_unpublished(None)
+        except errors.RolledBack:
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        self._leave()
+
+    def _leave(self) -> None:
+        try:
             if not self.lost and not self.in_child:
-                try:
-                    self._wait_unpublished(None)
-                finally:
-                    request = pb.CloseSessionRequest(key=self._link.key)
-                    self._link.call("CloseSession", request, timeout_s=WAIT_SLACK_S)
+                request = pb.CloseSessionRequest(key=self._link.key)
+                self._link.call("CloseSession", request, timeout_s=WAIT_SLACK_S)
+        except errors.DaemonLost:
+            # The reply was lost: the daemon has closed this rank's attach socket, or is gone.
+            pass
         finally:
             self._disconnect()
 
@@ -292,10 +311,19 @@ class Session(Member):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._disconnect()  # to the daemon this trainer has died: its replacement may come
+        try:
+            if error is None:
+                self.close()
+            elif self._unpublished and self.lost:
+                log.warning(
+                    "rank %d: the daemon has gone before the weights after step %d were "
+                    "published; they are undefined",
+                    self.rank,
+                    self.last_committed_step,
+                )
+        finally:
+            if not self._closed:
+                self._disconnect()  # to the daemon this trainer has died: its replacement may come
 
     # --- pushing and pulling ---
 

@@ -318,12 +318,15 @@ class Muon(torch.optim.Optimizer):
         return self._session.load_snapshot(step)
 
     def close(self) -> None:
-        """Leaves the job; the model keeps its weights. Called at the end of a script by itself."""
-        self._watch.close()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._session.close()
+        """Leaves the job; the model keeps its weights. Called at the end of a script by itself.
+
+        With overlap_forward it may raise dmuond.RolledBack, and the loop goes on from there.
+        """
+        try:
+            self._session.close()
+        finally:
+            if self._session.closed:
+                self._remove_hooks()
 
     def __getstate__(self) -> dict[str, Any]:
         raise Error(
@@ -432,6 +435,12 @@ class Muon(torch.optim.Optimizer):
                 hook = WaitHook(self, buckets)
                 self._handles.append(module.register_forward_pre_hook(hook))
                 self._handles.append(module.register_state_dict_pre_hook(hook))
+
+    def _remove_hooks(self) -> None:
+        self._watch.close()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def _on_rolled_back(self, fresh_arenas: bool) -> None:
         """The weights of another step lie in the arenas; before step() says so to its caller."""
