@@ -314,7 +314,7 @@ class Bench {
     // Every matrix, as for a library's products.
     shape.normalise = 4096;
     Report("momentum, squares", 12, 0, momentum);
-    Report("estimate, norm, recast", 10, 0, [&](cudaStream_t stream) {
+    Report("norm, normalised cast", 10, 0, [&](cudaStream_t stream) {
       norms_of(stream);
       recast_none(stream);
     });

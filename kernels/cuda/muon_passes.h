@@ -87,6 +87,7 @@ struct PassBuffers {
 
 [[nodiscard]] int64_t NormPartials(const PassShape& shape);
 
+// Nothing where X is to be normalised.
 cudaError_t LaunchEstimate(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers);
 cudaError_t LaunchMomentum(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers);
 cudaError_t LaunchFinishNorms(cudaStream_t stream, const PassShape& shape,

@@ -46,15 +46,20 @@ __device__ __forceinline__ uint32_t Pair(float low, float high) {
   T pair[2] = {static_cast<T>(low), static_cast<T>(high)};
   return *reinterpret_cast<const uint32_t*>(pair);
 }
-// Four elements, rounded to the type.
-template <typename T>
+// Four elements, rounded to the type. `stays`: what the next kernel reads; the rest goes past L2,
+// where it would only be in the way.
+template <typename T, bool stays = false>
 __device__ __forceinline__ void Store4As(T* to, int64_t at, int64_t end, const Four& four) {
   if constexpr (std::is_same_v<T, float>) {
     Store4(to, at, end, four);
   } else {
     if (at + 4 <= end) {
       const uint2 bits = {Pair<T>(four.v[0], four.v[1]), Pair<T>(four.v[2], four.v[3])};
-      *reinterpret_cast<uint2*>(to + at) = bits;
+      if constexpr (stays) {
+        *reinterpret_cast<uint2*>(to + at) = bits;
+      } else {
+        __stcs(reinterpret_cast<uint2*>(to + at), bits);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -115,7 +115,7 @@ GemmTile TileTuner::Fastest(const GemmProblem& problem, const GemmOptions& optio
                 ShapeOf(problem, options.layout).same_operands,
                 (problem.c.data != nullptr ? 1 : 0) + (problem.c2.data != nullptr ? 1 : 0),
                 {problem.d.rows, problem.d.cols, depth, problem.batch},
-                TileFor(problem, options.layout),
+                GemmTile::k256,
                 0};
   for (const Choice& known : choices_) {
     if (known.type == choice.type && known.layout == choice.layout &&
@@ -124,7 +124,9 @@ GemmTile TileTuner::Fastest(const GemmProblem& problem, const GemmOptions& optio
       return known.tile;
     }
   }
-  std::vector<Candidate> candidates = Measure(problem, options);
+  choice.tile = TileFor(problem, options.layout);
+  std::vector<Candidate> candidates;
+  if (measures_) candidates = Measure(problem, options);
   for (Candidate& candidate : candidates) {
     if (candidate.tile == choice.tile) choice.microseconds = candidate.Median() * (1 - kGainMin);
   }

@@ -30,13 +30,17 @@ class TileTuner {
     double microseconds;  // of one launch among others of its kind; 0: not measured
   };
 
-  // Measured at the first question for a kind of product, milliseconds on the device: D is
+  // `measures`: false for the rule's tile, TileFor(), which is itself worth remembering.
+  explicit TileTuner(bool measures = true) : measures_(measures) {}
+
+  // Found at the first question for a kind of product, by milliseconds on the device: D is
   // overwritten, operands are read as they are. TileFor(problem) where that fails.
   GemmTile Fastest(const GemmProblem& problem, const GemmOptions& options);
 
   [[nodiscard]] const std::vector<Choice>& choices() const { return choices_; }
 
  private:
+  const bool measures_;
   std::vector<Choice> choices_;
 };
 

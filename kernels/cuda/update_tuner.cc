@@ -253,14 +253,14 @@ class Tuner {
     return largest;
   }
 
-  // `tiles`: null for those of the rule, whose bits are the same.
+  // No tile changes a bit.
   absl::StatusOr<std::unique_ptr<MuonSet>> Prepare(const Way& way, int64_t count, void* workspace,
-                                                   TileTuner* tiles) {
+                                                   TileTuner& tiles) {
     const MuonSetBatch batch = way.Batch(options_.weight, count);
     absl::Status status = CudaStatus(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     if (!status.ok()) return status;
     std::string error;
-    std::unique_ptr<MuonSet> set = MuonSet::Create({&batch, 1}, workspace, tiles, &error);
+    std::unique_ptr<MuonSet> set = MuonSet::Create({&batch, 1}, workspace, &tiles, &error);
     if (set == nullptr) return absl::InternalError(error);
     return set;
   }
@@ -293,7 +293,7 @@ class Tuner {
     absl::Status status = state_.Poison(count, stream_);
     if (!status.ok()) return status;
     // Not every batch that is checked is timed as well.
-    TileTuner* tiles = count == kOddBatch ? nullptr : &tiles_;
+    TileTuner& tiles = count == kOddBatch ? rule_tiles_ : tiles_;
     absl::StatusOr<std::unique_ptr<MuonSet>> set = Prepare(way, count, workspace, tiles);
     if (!set.ok()) return set.status();
     status = Launch(**set, count);
@@ -376,7 +376,7 @@ class Tuner {
       if (!shape.candidates[i].refused.empty()) continue;
       if (once_us == 0) {  // the batch is the first one's
         absl::StatusOr<std::unique_ptr<MuonSet>> one =
-            Prepare(ways[i], 1, workspace_.as<void>(), &tiles_);
+            Prepare(ways[i], 1, workspace_.as<void>(), tiles_);
         if (!one.ok()) return one.status();
         absl::StatusOr<double> time = Time(**one, 1, 1);
         if (time.ok()) time = Time(**one, 1, 1);
@@ -385,7 +385,7 @@ class Tuner {
         once_us = *time;
       }
       absl::StatusOr<std::unique_ptr<MuonSet>> set =
-          Prepare(ways[i], batch, workspace_.as<void>(), &tiles_);
+          Prepare(ways[i], batch, workspace_.as<void>(), tiles_);
       if (!set.ok()) return set.status();
       sets[i] = *std::move(set);
     }
@@ -435,7 +435,7 @@ class Tuner {
     std::vector<Timed> timed;
     for (const int32_t batch : batches) {
       absl::StatusOr<std::unique_ptr<MuonSet>> set =
-          Prepare(way, batch, workspace_.as<void>(), &tiles_);
+          Prepare(way, batch, workspace_.as<void>(), tiles_);
       if (!set.ok()) return set.status();
       absl::StatusOr<double> once = Time(**set, batch, 1);
       if (once.ok()) once = Time(**set, batch, 1);
@@ -470,6 +470,7 @@ class Tuner {
   cudaStream_t stream_ = nullptr;
   std::vector<cudaEvent_t> events_;
   TileTuner tiles_;
+  TileTuner rule_tiles_{/*measures=*/false};
   TunerState state_;
   DeviceMemory workspace_;
   DeviceMemory differences_;
