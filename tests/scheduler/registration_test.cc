@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using testing::Muon;
 using testing::World;
 
-std::string Message(const World& world) {
+std::string MessageOf(const World& world) {
   Layout layout;
   layout.parameters.push_back(Muon("before", {1, 1}));
   const absl::Status status = MergeRegistrations(world.registrations, world.trainers(), layout);
@@ -29,8 +29,8 @@ std::string Message(const World& world) {
 TEST(RegistrationTest, DifferentShapesNameBothTrainersAndBothShapes) {
   World world(3, 1, 1);
   world.Hold(0, Muon("w", {4, 8}), {{0, 0}, {4, 8}}).Hold(2, Muon("w", {4, 9}), {{0, 0}, {4, 9}});
-  EXPECT_THAT(Message(world), AllOf(HasSubstr("'w'"), HasSubstr("trainers 0 and 2"),
-                                    HasSubstr("4x8"), HasSubstr("4x9")));
+  EXPECT_THAT(MessageOf(world), AllOf(HasSubstr("'w'"), HasSubstr("trainers 0 and 2"),
+                                      HasSubstr("4x8"), HasSubstr("4x9")));
 }
 
 TEST(RegistrationTest, EveryOtherDisagreementIsNamedToo) {
@@ -39,7 +39,7 @@ TEST(RegistrationTest, EveryOtherDisagreementIsNamedToo) {
     Parameter other = Muon("w", {4, 4});
     change(other);
     world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}}).Hold(1, other, {{0, 0}, {4, 4}});
-    return Message(world);
+    return MessageOf(world);
   };
   EXPECT_THAT(disagree([](Parameter& p) { p.weight_type = ElementType::kBF16; }),
               HasSubstr("different weight types: float32 and bfloat16"));
@@ -62,27 +62,27 @@ TEST(RegistrationTest, DifferentContributionsAreNamed) {
   World world(2, 1, 1);
   world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}}, Contribution::kSum)
       .Hold(1, Muon("w", {4, 4}), {{0, 0}, {4, 4}}, Contribution::kSame);
-  EXPECT_THAT(Message(world), HasSubstr("trainers 0 and 1 register different contributions: sum "
-                                        "and same"));
+  EXPECT_THAT(MessageOf(world), HasSubstr("trainers 0 and 1 register different contributions: sum "
+                                          "and same"));
 }
 
 TEST(RegistrationTest, HolesAreNamed) {
   World world(2, 1, 1);
   world.Hold(0, AdamW("e", {10, 4}), {{0, 0}, {5, 4}})
       .Hold(1, AdamW("e", {10, 4}), {{7, 0}, {10, 4}});
-  EXPECT_THAT(Message(world), HasSubstr("'e' of shape 10x4: no trainer holds [5:7, 0:4]"));
+  EXPECT_THAT(MessageOf(world), HasSubstr("'e' of shape 10x4: no trainer holds [5:7, 0:4]"));
 }
 
 TEST(RegistrationTest, AParameterThatNobodyHoldsIsAHole) {
   World world(1, 1, 1);
   world.Hold(0, AdamW("e", {10}), {{3}, {3}});
-  EXPECT_THAT(Message(world), HasSubstr("no trainer holds [0:10]"));
+  EXPECT_THAT(MessageOf(world), HasSubstr("no trainer holds [0:10]"));
 }
 
 TEST(RegistrationTest, OwnBoxesThatOverlapAreNamed) {
   World world(1, 1, 1);
   world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {3, 4}}).Hold(0, Muon("w", {4, 4}), {{2, 0}, {4, 4}});
-  EXPECT_THAT(Message(world),
+  EXPECT_THAT(MessageOf(world),
               AllOf(HasSubstr("trainer 0: parameter 'w'"), HasSubstr("[0:3, 0:4] and [2:4, 0:4]"),
                     HasSubstr("overlap in [2:3, 0:4]")));
 }
@@ -90,7 +90,7 @@ TEST(RegistrationTest, OwnBoxesThatOverlapAreNamed) {
 TEST(RegistrationTest, TheSameBoxTwiceIsNamed) {
   World world(1, 1, 1);
   world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}}).Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}});
-  EXPECT_THAT(Message(world), HasSubstr("box [0:4, 0:4] is registered 2 times"));
+  EXPECT_THAT(MessageOf(world), HasSubstr("box [0:4, 0:4] is registered 2 times"));
 }
 
 TEST(RegistrationTest, MissingRanksAreAllNamed) {
@@ -121,12 +121,12 @@ TEST(RegistrationTest, ANameTwiceNamesBothShapes) {
   World world(1, 1, 1);
   world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}});
   world.registrations[0].parameters.push_back(Muon("w", {4, 5}));
-  EXPECT_THAT(Message(world), HasSubstr("'w' is registered twice, with shapes 4x4 and 4x5"));
+  EXPECT_THAT(MessageOf(world), HasSubstr("'w' is registered twice, with shapes 4x4 and 4x5"));
 }
 
 TEST(RegistrationTest, WhatIsNotASetOfMatricesIsRefusedByName) {
   const auto refuse = [](const Parameter& parameter) {
-    return Message(World(1, 1, 1).Replicate(parameter));
+    return MessageOf(World(1, 1, 1).Replicate(parameter));
   };
   EXPECT_THAT(refuse(Muon("bias", {16})), AllOf(HasSubstr("'bias'"), HasSubstr("1 dimension(s)")));
   EXPECT_THAT(refuse(Muon("scalar", {})), HasSubstr("0 dimension(s)"));
@@ -149,7 +149,7 @@ TEST(RegistrationTest, NumbersThatCannotBeAreRefused) {
     World world(1, 1, 1);
     world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {4, 4}});
     change(world.registrations[0]);
-    return Message(world);
+    return MessageOf(world);
   };
   EXPECT_THAT(refuse([](Registration& r) { r.fragments[0].box.end[0] = 5; }),
               HasSubstr("box [0:5, 0:4] is not inside its shape 4x4"));
@@ -184,11 +184,11 @@ TEST(RegistrationTest, WeightsThatShareMemoryAreNamed) {
   World world(1, 1, 1);
   world.Hold(0, Muon("a", {4, 4}), {{0, 0}, {4, 4}}).Hold(0, Muon("b", {4, 4}), {{0, 0}, {4, 4}});
   world.registrations[0].fragments[1].weight.offset_bytes = 60;
-  EXPECT_THAT(Message(world),
+  EXPECT_THAT(MessageOf(world),
               HasSubstr("arena 1: the weight of parameter 'a' ends at byte 64, behind the "
                         "beginning of the weight of 'b' at byte 60"));
   world.registrations[0].fragments[1].weight = {0, 32, {4, 1}};
-  EXPECT_THAT(Message(world), HasSubstr("gradient of parameter 'a' ends at byte 64"));
+  EXPECT_THAT(MessageOf(world), HasSubstr("gradient of parameter 'a' ends at byte 64"));
   // Two parameters may read one gradient.
   world.registrations[0].fragments[1].weight = {1, 64, {4, 1}};
   world.registrations[0].fragments[1].gradient.offset_bytes = 0;

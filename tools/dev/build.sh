@@ -17,7 +17,7 @@ build_alone() { # PRESET [TARGET...]
     nvcc=$(find_nvcc) || die "the cuda preset needs nvcc, which is neither on PATH nor in /usr/local/cuda/bin"
     export CUDACXX=${CUDACXX:-$nvcc}
   fi
-  [ -f "build/$preset/build.ninja" ] || cmake --preset "$preset" || return
+  [ -f "build/$preset/build.ninja" ] || cmake --preset "$preset" "-DDMUOND_UNITY=${DMUOND_UNITY:-OFF}" || return
   cmake --build --preset "$preset" -j "$(count_jobs)" ${@:+--target "$@"}
 }
 

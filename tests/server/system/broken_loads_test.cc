@@ -21,10 +21,8 @@ namespace {
 using client::Outcome;
 using ::testing::HasSubstr;
 
-constexpr int64_t kSteps = 8;
-
 // One trainer, of node 0, which is asked; the other node goes.
-class BrokenLoadsTest : public SnapshotFixture<kSteps> {
+class BrokenLoadsTest : public SnapshotFixture<8> {
  protected:
   void SetUp() override {
     auto group = StartGroup(2, "cpu:1",

@@ -3,7 +3,6 @@
 // Deaths in mid-run, of daemons too and across nodes: tests/python/test_deaths.py.
 #include <signal.h>
 
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -16,11 +15,11 @@
 #include "tests/client/daemon_process.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/daemon_status.h"
+#include "tests/server/system/one_matrix.h"
 
 namespace dmuond::testing {
 namespace {
 
-using client::LayoutBuilder;
 using client::Session;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -29,16 +28,6 @@ using Clock = std::chrono::steady_clock;
 // It takes milliseconds; a busy machine may take longer.
 constexpr std::chrono::seconds kNoticedWithin{5};
 
-client::Layout OneMatrix(int32_t world) {
-  LayoutBuilder builder(world);
-  builder.AddGroup({.preset = "torch"});
-  builder.Add({.name = "matrix", .shape = {8, 16}});
-  return *builder.Build();
-}
-void Fill(Session& session) {
-  std::ranges::fill(session.Weight<float>(0), 0.5F);
-  std::ranges::fill(session.Gradient<float>(0), 0.25F);
-}
 absl::Status Step(Session& session) {
   return session.Step({.groups = {{.learning_rate = 0.1}}}).status();
 }
@@ -94,7 +83,7 @@ class DeathsTest : public ::testing::Test {
     ASSERT_TRUE(session.ok()) << session.status();
     ASSERT_TRUE((*session)->Register(OneMatrix(1)).ok());
     ASSERT_TRUE((*session)->Attach().ok());
-    Fill(**session);
+    FillOneMatrix(**session);
     ASSERT_TRUE((*session)->Push().ok());
     EXPECT_TRUE(Step(**session).ok());
     EXPECT_TRUE((*session)->Close().ok());
@@ -118,7 +107,7 @@ TEST_F(DeathsTest, OfATrainerBeforeItRegisteredLeavesItsPlaceToAReplacement) {
   auto replacement = StartOther("pushed");
   ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
   ASSERT_TRUE((*first)->Attach().ok());
-  Fill(**first);
+  FillOneMatrix(**first);
   const absl::Status pushed = (*first)->Push();
   EXPECT_TRUE(pushed.ok()) << pushed;
 }
@@ -129,7 +118,7 @@ TEST_F(DeathsTest, OfATrainerThatHadRegistered) {
   auto other = StartOther("registered");
   ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
   ASSERT_TRUE((*first)->Attach().ok());
-  Fill(**first);
+  FillOneMatrix(**first);
   ASSERT_TRUE(status_->WaitForTrainer(1, "registered"));
   ExpectNamesRankOne(KilledDuring([&] { other.reset(); }, [&] { return (*first)->Push(); }));
   first = absl::UnknownError("");
@@ -142,7 +131,7 @@ TEST_F(DeathsTest, OfATrainerThatHadAttached) {
   auto other = StartOther("attached");
   ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
   ASSERT_TRUE((*first)->Attach().ok());
-  Fill(**first);
+  FillOneMatrix(**first);
   ASSERT_TRUE(status_->WaitForTrainer(1, "attached"));
   ExpectNamesRankOne(KilledDuring([&] { other.reset(); }, [&] { return (*first)->Push(); }));
   first = absl::UnknownError("");
@@ -155,7 +144,7 @@ TEST_F(DeathsTest, OfATrainerThatHadPushedWhileTheOtherWaitsForItsStep) {
   auto other = StartOther("pushed");
   ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
   ASSERT_TRUE((*first)->Attach().ok());
-  Fill(**first);
+  FillOneMatrix(**first);
   ASSERT_TRUE((*first)->Push().ok());
   ExpectNamesRankOne(KilledDuring(
       [&] {
@@ -173,7 +162,7 @@ TEST_F(DeathsTest, OfATrainerThatHadSubmitted) {
   auto other = StartOther("submitted");
   ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
   ASSERT_TRUE((*first)->Attach().ok());
-  Fill(**first);
+  FillOneMatrix(**first);
   ASSERT_TRUE((*first)->Push().ok());
   ASSERT_TRUE(status_->WaitForTrainer(1, "submitted"));
   other.reset();
@@ -195,7 +184,7 @@ TEST_F(DeathsTest, OfALaneBeforeThePush) {
   ASSERT_TRUE(only.ok()) << only.status();
   ASSERT_TRUE((*only)->Register(OneMatrix(1)).ok());
   ASSERT_TRUE((*only)->Attach().ok());
-  Fill(**only);
+  FillOneMatrix(**only);
   KillLane();
   const absl::Status pushed = (*only)->Push();
   EXPECT_TRUE(pushed.ok()) << pushed;
@@ -207,7 +196,7 @@ TEST_F(DeathsTest, OfALaneBetweenSteps) {
   ASSERT_TRUE(only.ok()) << only.status();
   ASSERT_TRUE((*only)->Register(OneMatrix(1)).ok());
   ASSERT_TRUE((*only)->Attach().ok());
-  Fill(**only);
+  FillOneMatrix(**only);
   ASSERT_TRUE((*only)->Push().ok());
   for (int step = 0; step < 4; ++step) {
     const absl::Status stepped = Step(**only);
@@ -222,7 +211,7 @@ TEST_F(DeathsTest, OfALaneWhileATrainerWaitsForTheOther) {
   auto other = StartOther("pushed");
   ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
   ASSERT_TRUE((*first)->Attach().ok());
-  Fill(**first);
+  FillOneMatrix(**first);
   ASSERT_TRUE((*first)->Push().ok());
   // The wait goes on, for the trainer that is missing.
   ExpectNamesRankOne(KilledDuring(
@@ -244,7 +233,7 @@ TEST_F(DeathsTest, ALaneThatDiesThriceInAStepEndsTheJobWithItsLastWords) {
   auto other = StartOther("pushed");
   ASSERT_TRUE((*first)->Register(OneMatrix(2)).ok());
   ASSERT_TRUE((*first)->Attach().ok());
-  Fill(**first);
+  FillOneMatrix(**first);
   ASSERT_TRUE((*first)->Push().ok());
   ExpectNamesLane(KilledDuring(
       [&] {

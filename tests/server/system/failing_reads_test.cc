@@ -31,9 +31,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kSteps = 8;
-
-class FailingReadsTest : public SnapshotFixture<kSteps> {
+class FailingReadsTest : public SnapshotFixture<8> {
  protected:
   void StartDaemons(int nodes) {
     const std::vector<std::string> flags = {"--threads=1", "--snapshot_dir=" + Snapshots(),

@@ -20,27 +20,16 @@
 #include "tests/client/trainers.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/fake_member.h"
+#include "tests/server/system/one_matrix.h"
 #include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
 namespace {
 
 using absl::StatusCode;
-using client::Layout;
-using client::LayoutBuilder;
 using client::Session;
 using ::testing::HasSubstr;
 
-Layout OneMatrix(int32_t world) {
-  LayoutBuilder builder(world);
-  builder.AddGroup({.preset = "torch"});
-  builder.Add({.name = "matrix", .shape = {8, 16}});
-  return *builder.Build();
-}
-void Fill(Session& session) {
-  for (float& weight : session.Weight<float>(0)) weight = 0.5F;
-  for (float& gradient : session.Gradient<float>(0)) gradient = 0.25F;
-}
 client::StepScalars Scalars() { return {.groups = {{.learning_rate = 0.1}}}; }
 
 class CoordinatorInputTest : public ::testing::Test {
@@ -208,7 +197,7 @@ TEST_F(GroupInputTest, SessionsThatTheOtherNodeKnowsBetterAreRefusedAndTheJobGoe
     ASSERT_TRUE(session.ok()) << session.status();
     ASSERT_TRUE((*session)->Register(OneMatrix(kWorld)).ok());
     ASSERT_TRUE((*session)->Attach().ok());
-    Fill(**session);
+    FillOneMatrix(**session);
     ASSERT_TRUE((*session)->Push().ok());
     sessions[rank] = *std::move(session);
   });

@@ -34,10 +34,9 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr int64_t kSteps = 11;
 constexpr int kNotSaved = 3;  // dmuond's exit code
 
-class HangingDiskTest : public SnapshotFixture<kSteps> {
+class HangingDiskTest : public SnapshotFixture<11> {
  protected:
   void StartDaemons(int nodes, std::vector<std::string> flags = {}) {
     snapshots_ = absl::StrCat(scratch_.path(), "/", runs_++);

@@ -30,9 +30,7 @@ using client::Resume;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int64_t kSteps = 6;
-
-class LastSnapshotsTest : public SnapshotFixture<kSteps> {
+class LastSnapshotsTest : public SnapshotFixture<6> {
  protected:
   // No snapshot falls due by itself.
   void StartDaemons(int nodes, std::vector<std::string> flags = {}) {

@@ -96,7 +96,7 @@ std::ostream& operator<<(std::ostream& out, const Footprint& footprint) {
              << footprint.memfds << " memfds";
 }
 
-client::Layout OneMatrix(int32_t world) {
+client::Layout LargeMatrix(int32_t world) {
   LayoutBuilder builder(world);
   builder.AddGroup({.preset = "torch"});
   builder.Add({.name = "matrix", .shape = {256, 512}});  // two arenas of 512 KiB
@@ -147,8 +147,8 @@ TEST_F(LeakTest, TrainersThatComeAndGoWithinAJobLeaveNothing) {
   };
   std::unique_ptr<Session> first = come();
   ASSERT_NE(first, nullptr);
-  std::thread other([&] { EXPECT_TRUE(first->Register(OneMatrix(2)).ok()); });
-  ASSERT_TRUE((*stays)->Register(OneMatrix(2)).ok());
+  std::thread other([&] { EXPECT_TRUE(first->Register(LargeMatrix(2)).ok()); });
+  ASSERT_TRUE((*stays)->Register(LargeMatrix(2)).ok());
   other.join();
   ASSERT_TRUE((*stays)->Attach().ok());
   EXPECT_TRUE(first->Close().ok());
@@ -159,7 +159,7 @@ TEST_F(LeakTest, TrainersThatComeAndGoWithinAJobLeaveNothing) {
   ExpectSteady(pids, [&](int) {
     const std::unique_ptr<Session> session = come();
     ASSERT_NE(session, nullptr);
-    const auto registered = session->Register(OneMatrix(2));
+    const auto registered = session->Register(LargeMatrix(2));
     ASSERT_TRUE(registered.ok()) << registered.status();
     const absl::Status attached = session->Attach();
     ASSERT_TRUE(attached.ok()) << attached;
@@ -172,7 +172,7 @@ TEST_F(LeakTest, JobsThatCloseOrAreDroppedLeaveNothing) {
     {
       auto session = Session::Open({.address = daemon_->address()});
       ASSERT_TRUE(session.ok()) << session.status();
-      ASSERT_TRUE((*session)->Register(OneMatrix(1)).ok());
+      ASSERT_TRUE((*session)->Register(LargeMatrix(1)).ok());
       ASSERT_TRUE((*session)->Attach().ok());
       std::ranges::fill((*session)->Weight<float>(0), 0.5F);
       ASSERT_TRUE((*session)->Push().ok());

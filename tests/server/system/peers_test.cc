@@ -48,7 +48,7 @@ void FillWith(std::span<float> values, int seed) {
     values[i] = static_cast<float>(static_cast<int>((i * 7 + seed * 13) % 33) - 16) / 32;
   }
 }
-client::StepScalars Scalars() {
+client::StepScalars AllScalars() {
   return {.groups = {{.learning_rate = 0.01, .momentum = 0.95, .beta2 = 0.999}}};
 }
 
@@ -90,7 +90,7 @@ std::vector<std::vector<std::vector<float>>> TrainOn(const DaemonGroup& group) {
     for (int step = 1; step <= 3; ++step) {
       FillWith(session.Gradient<float>(kMatrix), step);
       FillWith(session.Gradient<float>(kVector), step + 1);
-      const auto outcome = session.Step(Scalars());
+      const auto outcome = session.Step(AllScalars());
       ASSERT_TRUE(outcome.ok()) << outcome.status();
       if (step != 2) continue;
       std::vector<float> momentum(kMatrixSize);

@@ -26,15 +26,13 @@ using client::Resume;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kSteps = 9;
-
 struct Shape {
   int32_t ranks = 2;
   int32_t daemons = 1;
   int32_t lanes = 1;
 };
 
-class RestoreTest : public SnapshotFixture<kSteps> {
+class RestoreTest : public SnapshotFixture<9> {
  protected:
   void StartDaemons(const Shape& shape, const std::vector<std::string>& more = {}) {
     std::vector<std::string> flags = {"--threads=1", "--snapshot_dir=" + scratch_.path(),

@@ -24,11 +24,13 @@ namespace dmuond::testing {
 template <int64_t steps>
 class SnapshotFixture : public ::testing::Test {
  protected:
+  static constexpr int64_t kSteps = steps;
+
   static void SetUpTestSuite() {
     auto daemon = DaemonProcess::Start({.flags = {"--threads=1"}});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
-    undisturbed_ = SnapshotWorld::Undisturbed((*daemon)->address(), steps);
-    ASSERT_EQ(undisturbed_.size(), steps + 1);
+    undisturbed_ = SnapshotWorld::Undisturbed((*daemon)->address(), kSteps);
+    ASSERT_EQ(undisturbed_.size(), kSteps + 1);
   }
   void TearDown() override {
     if (!HasFailure()) return;

@@ -24,9 +24,7 @@ using client::Resume;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kSteps = 8;
-
-class StorageFaultsTest : public SnapshotFixture<kSteps> {
+class StorageFaultsTest : public SnapshotFixture<8> {
  protected:
   std::unique_ptr<DaemonProcess> Start(const std::string& directory) {
     auto daemon = DaemonProcess::Start(
