@@ -252,6 +252,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, kPollersMin);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, kPollersMax);
   builder.SetMaxReceiveMessageSize(static_cast<int>(config.message_bytes_max));
+  // Trainers ask by pings whether this process is stopped, in calls that wait for long.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) {
     return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "client/cpp/src/channel.h"
 #include "dmuond/client/session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -65,6 +66,22 @@ TEST(Unreachable, NoDaemonIsUnavailableAfterTheGivenTime) {
   EXPECT_TRUE(absl::IsUnavailable(session.status())) << session.status();
   EXPECT_EQ(ReasonOf(session.status()), "DAEMON_UNREACHABLE");
   EXPECT_THAT(std::string(session.status().message()), HasSubstr("/nonexistent/dmuond.sock"));
+}
+
+TEST_F(SessionErrorsTest, ACallToADaemonThatStaysStoppedEnds) {
+  Channel channel(daemon_->address(), std::chrono::seconds(2),
+                  [](std::chrono::milliseconds) { return false; });
+  v1::HelloRequest hello;
+  hello.set_version_min(1);
+  hello.set_version_max(1);
+  v1::HelloReply reply;
+  ASSERT_TRUE(channel.Call("Hello", &v1::Trainer::Stub::Hello, hello, reply, {}).ok());
+  ASSERT_EQ(::kill(daemon_->pid(), SIGSTOP), 0);
+  const absl::Status status = channel.Call("Hello", &v1::Trainer::Stub::Hello, hello, reply, {});
+  ::kill(daemon_->pid(), SIGCONT);
+  EXPECT_EQ(ReasonOf(status), "DAEMON_UNREACHABLE") << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("stopped"));
+  EXPECT_TRUE(channel.Call("Hello", &v1::Trainer::Stub::Hello, hello, reply, {}).ok());
 }
 
 TEST_F(SessionErrorsTest, CallsOutOfOrderAreRefusedByTheClient) {

@@ -211,6 +211,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         return pb.PushParametersReply(next_attempt=self.attempt, last_committed_step=self.step)
 
     def PullParameters(self, request, context):  # noqa: N802
+        self._first("PullParameters", context)
         for (name, kind), values in self.stored.items():
             if name not in request.parameters or kind not in request.kinds:
                 continue
@@ -296,6 +297,9 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self._write_weights()
         self._publish(self.attempt - 1)
 
+    def publish_bucket(self, bucket: int, attempt: int):
+        self.page._advance(self.page._published(bucket), attempt)
+
     # --- parts ---
 
     def _first(self, call, context):
@@ -336,4 +340,4 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
 
     def _publish(self, attempt):
         for bucket in range(self.buckets):
-            self.page._advance(self.page._published(bucket), attempt)
+            self.publish_bucket(bucket, attempt)

@@ -1,6 +1,7 @@
 """The core client when the job goes back to a step: told by its daemon, or by its successor."""
 
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -316,6 +317,72 @@ def test_weights_that_a_new_epoch_may_have_overwritten_are_not_pushed_in_silence
         weights(session)[...] = 43
         session.push()
         assert (fake.pushed_weights.view(np.float32) == 43).all()
+
+
+def test_weights_are_not_pushed_over_masters_that_are_still_on_their_way(fake):
+    """One bucket of the new epoch came before the last step's wait ended, the other comes later."""
+    with open_session(fake) as session:
+        two_matrices(session)
+        publish = fake._publish
+
+        def publish_first_ahead(attempt):
+            fake.publish_bucket(0, (attempt // EPOCH + 1) * EPOCH + 1)
+            fake.publish_bucket(1, attempt)
+
+        fake._publish = publish_first_ahead
+        session.step(scalars())
+        weights(session)[...] = 42
+
+        def publish_late(attempt):
+            fake.publish_bucket(0, attempt)
+            threading.Timer(0.3, publish, [attempt]).start()
+
+        fake._publish = publish_late
+        fake.begin_epoch()
+        with pytest.raises(dmuond.FailedPreconditionError) as caught:
+            session.push()
+        assert caught.value.reason == "WEIGHTS_REPUBLISHED"
+        assert set(session._published_attempts()) == {fake.attempt - 1}  # what is written now stays
+        fake._publish = publish
+        weights(session)[...] = 43
+        session.push()
+        assert (fake.pushed_weights.view(np.float32) == 43).all()
+
+
+def test_a_wait_for_weights_that_is_interrupted_is_still_to_be_waited_for(fake, monkeypatch):
+    with open_session(fake) as session:
+        two_matrices(session)
+        publish, published = fake._publish, []
+        fake._publish = published.append
+        session.step(scalars(), wait=False)
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        previous = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                session.wait_published()
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        threading.Timer(0.3, publish, published).start()
+        session.wait_published()
+        assert set(session._published_attempts()) == set(published)
+        fake._publish = publish
+
+
+def test_state_is_read_again_after_a_cut_connection(fake):
+    with open_session(fake) as session:
+        two_matrices(session)
+        session.step(scalars())
+        values = np.arange(16, dtype=np.float32)
+        fake.stored["w0", types.STATE_KIND_MASTER] = values
+        fake.first["PullParameters"] = lambda context: context.abort(
+            grpc.StatusCode.UNAVAILABLE, "cut"
+        )
+        (master,) = session.pull(["w0"], [types.STATE_KIND_MASTER])
+        assert np.array_equal(master.values, values)
 
 
 def test_a_push_that_no_retry_can_help_is_raised(fake):

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import dmuond
 import numpy as np
 import pytest
 from core_trainer import Job, Tensor, whole
+from dmuond import channel, member
 
 SQUARE = Tensor("square", (16, 16))
 JOB = Job((SQUARE,), ((whole(SQUARE),),))
@@ -74,11 +76,13 @@ def test_a_forked_child_lets_go_of_the_session(address):
     child = os.fork()
     if child == 0:
         os.close(hold)
-        code = 1
-        try:
-            trainer.step()
-        except dmuond.Error:
-            code = 0
+        refused = 0
+        for call in (trainer.step, lambda: trainer.session.signal(0)):
+            try:
+                call()
+            except dmuond.Error:
+                refused += 1
+        code = 0 if refused == 2 else 1
         os.read(release, 1)  # lives on until the parent has looked
         os._exit(code)
     os.close(release)
@@ -87,6 +91,44 @@ def test_a_forked_child_lets_go_of_the_session(address):
     open_when_the_old_one_is_gone(address).close()
     os.close(hold)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_call_to_a_daemon_that_stays_stopped_ends(daemons, monkeypatch):
+    (path,) = daemons.start(1, 1)
+    daemon = daemons.members[0].process
+    monkeypatch.setattr(member, "WAIT_SLACK_S", 3.0)
+    monkeypatch.setattr(channel, "_RETRY_FOR_S", 1.0)
+    with dmuond.Session(path, rank=0, world_size=1, reconnect_for_s=0) as session:
+        daemon.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(dmuond.Unreachable, match="stopped"):
+                session.register([], [], [])
+        finally:
+            daemon.send_signal(signal.SIGCONT)
+        assert not session.lost
+
+
+def test_a_call_that_waits_longer_than_its_pings_goes_on(daemons, monkeypatch):
+    """The other rank is late: the daemon has nothing to say, but answers."""
+    (path,) = daemons.start(1, 1)
+    monkeypatch.setattr(member, "WAIT_SLACK_S", 1.0)
+    job = Job((SQUARE,), ((whole(SQUARE),), (whole(SQUARE),)))
+    made = {}
+
+    def begin(rank, after_s):
+        time.sleep(after_s)
+        made[rank] = core_trainer.Trainer(rank, 2, job, address=path)
+
+    others = [threading.Thread(target=begin, args=(rank, 3.0 * rank)) for rank in range(2)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join()
+    closing = [threading.Thread(target=made[rank].session.close) for rank in range(2)]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
 
 
 def holdings(pid) -> dict[str, int]:

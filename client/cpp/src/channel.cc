@@ -1,5 +1,6 @@
 #include "client/cpp/src/channel.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -15,6 +16,9 @@ namespace {
 constexpr int kMessageBytesMax = 256 << 20;  // layouts of many thousand parameters
 constexpr std::chrono::seconds kRepeatFor{10};
 constexpr std::chrono::milliseconds kReconnectGlance{200};
+// In the time after which a daemon counts as stopped.
+constexpr int kPings = 8;
+constexpr int64_t kSilentMsMax = 24LL * 3600 * 1000;
 // Long enough for the attach socket's end to show after a call has failed for the same reason; and
 // a look at it before the call is repeated.
 constexpr std::chrono::milliseconds kGoneGrace{1000};
@@ -22,7 +26,8 @@ constexpr std::chrono::milliseconds kGoneGlance{20};
 
 }  // namespace
 
-Channel::Channel(const std::string& path, GoneWithin gone) : gone_(std::move(gone)) {
+Channel::Channel(const std::string& path, std::chrono::milliseconds silent_for, GoneWithin gone)
+    : gone_(std::move(gone)) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   arguments.SetMaxSendMessageSize(kMessageBytesMax);
@@ -41,6 +46,13 @@ Channel::Channel(const std::string& path, GoneWithin gone) : gone_(std::move(gon
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // Most calls wait as long as the daemon wants, and one that is stopped says nothing.
+  const auto silent_ms = static_cast<int>(std::min<int64_t>(silent_for.count(), kSilentMsMax));
+  const int ping_ms = silent_ms / kPings;
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, ping_ms);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, silent_ms - ping_ms);
+  arguments.SetInt("grpc.http2.ping_timeout_ms", silent_ms - ping_ms);  // newer gRPC: a minute
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   channel_ = grpc::CreateCustomChannel(absl::StrCat("unix:", path),
                                        grpc::InsecureChannelCredentials(), arguments);
   stub_ = v1::Trainer::NewStub(channel_);
@@ -67,6 +79,12 @@ absl::Status Channel::Repeat(const char* name, Policy policy,
     if (!give_up.has_value() || now - start > kRepeatFor) give_up = now + kRepeatFor;
     const bool again = absl::IsUnavailable(error) && policy.repeat && now < *give_up;
     if (gone_(again ? kGoneGlance : kGoneGrace)) return DaemonLost(name);
+    if (!again && absl::IsUnavailable(error) && policy.repeat) {
+      return MakeError(
+          absl::StatusCode::kUnavailable, kDaemonUnreachable,
+          absl::StrCat(error.message(),
+                       "; the daemon does not answer, and has not ended: is it stopped?"));
+    }
     if (!again) return error;
     channel_->WaitForConnected(std::chrono::system_clock::now() + kReconnectGlance);
   }

@@ -17,8 +17,9 @@ namespace dmuond::client {
 class Channel {
  public:
   using GoneWithin = std::function<bool(std::chrono::milliseconds)>;
-  // `gone` tells apart a daemon that has ended from a connection that was cut.
-  Channel(const std::string& path, GoneWithin gone);
+  // `gone` tells apart a daemon that has ended from a connection that was cut. One that has not
+  // ended and does not even answer pings for `silent_for` (it is stopped) is DAEMON_UNREACHABLE.
+  Channel(const std::string& path, std::chrono::milliseconds silent_for, GoneWithin gone);
 
   // How long a call may take, and whether it may be repeated: only calls whose answer the daemon
   // keeps.

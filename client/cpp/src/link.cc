@@ -47,7 +47,8 @@ absl::Status Check(const Registered& registered, size_t parameters) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Link>> Link::Connect(const std::string& path, Milliseconds timeout) {
+absl::StatusOr<std::unique_ptr<Link>> Link::Connect(const std::string& path, Milliseconds timeout,
+                                                    Milliseconds silent_for) {
   std::unique_ptr<Link> link(new Link());
   Link& raw = *link;
   absl::StatusOr<std::unique_ptr<AttachSocket>> attach =
@@ -57,8 +58,8 @@ absl::StatusOr<std::unique_ptr<Link>> Link::Connect(const std::string& path, Mil
       });
   if (!attach.ok()) return attach.status();
   link->attach_ = *std::move(attach);
-  link->channel_ =
-      std::make_unique<Channel>(path, [&raw](Milliseconds grace) { return raw.LostWithin(grace); });
+  link->channel_ = std::make_unique<Channel>(
+      path, silent_for, [&raw](Milliseconds grace) { return raw.LostWithin(grace); });
   return link;
 }
 

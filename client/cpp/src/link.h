@@ -24,9 +24,10 @@ namespace dmuond::client {
 
 class Link {
  public:
-  // DAEMON_UNREACHABLE when nobody answers within `timeout`.
+  // DAEMON_UNREACHABLE when nobody answers within `timeout`. For `silent_for` see Channel.
   static absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& path,
-                                                       std::chrono::milliseconds timeout);
+                                                       std::chrono::milliseconds timeout,
+                                                       std::chrono::milliseconds silent_for);
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
 

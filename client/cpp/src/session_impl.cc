@@ -60,7 +60,8 @@ absl::Status Session::Impl::CheckSubmit(const SubmitOptions& options) const {
 
 absl::Status Session::Impl::Open(const std::string& path) {
   path_ = path;
-  absl::StatusOr<std::unique_ptr<Link>> link = Link::Connect(path, options_.connect_timeout);
+  absl::StatusOr<std::unique_ptr<Link>> link =
+      Link::Connect(path, options_.connect_timeout, SilentFor());
   if (!link.ok()) return link.status();
   link_ = *std::move(link);
   absl::Status status = link_->Open(options_, options_.resume);
@@ -133,8 +134,13 @@ void Session::Impl::HoldBack(const std::vector<int32_t>& absent) {
   }
 }
 
+// A daemon that is stopped is waited for as long as one that has to be started again.
+auto Session::Impl::SilentFor() const -> Milliseconds {
+  return kCallSlack + options_.reconnect_timeout;
+}
+
 absl::Status Session::Impl::CallPatiently(const std::function<absl::Status()>& call) {
-  const Clock::time_point give_up = Clock::now() + kCallSlack + options_.reconnect_timeout;
+  const Clock::time_point give_up = Clock::now() + SilentFor();
   for (;;) {
     absl::Status status = call();
     const bool silent = absl::IsDeadlineExceeded(status) && ReasonOf(status).empty();
@@ -278,7 +284,7 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
     const Clock::time_point ask = std::min(deadline, Clock::now() + kAskEvery);
     const auto published = link_->memory().WaitPublished(published_attempt_, ask);
     if (published == SessionMemory::Published::kYes) {
-      arrived_attempt_ = link_->memory().NewestPublished();
+      arrived_attempt_ = link_->memory().ArrivedAttempts().oldest;
       wire::FaultPoint("trainer.published");
       return absl::OkStatus();
     }

@@ -73,6 +73,7 @@ class Session::Impl {
   // A group that forms anew between two steps publishes the masters over weights that were changed.
   absl::Status CheckNotRepublished();
   void HoldBack(const std::vector<int32_t>& absent);
+  [[nodiscard]] Milliseconds SilentFor() const;
   // A call to a daemon that may be stopped for a while and go on where it was.
   absl::Status CallPatiently(const std::function<absl::Status()>& call);
   absl::StatusOr<Outcome> Answered(const v1::Outcome& outcome, const v1::StepTiming& timing);
@@ -101,7 +102,7 @@ class Session::Impl {
   absl::Status going_back_;         // ROLLED_BACK that the caller has not been told
   bool undecided_ = false;          // a submit has no outcome yet
   uint64_t published_attempt_ = 0;  // whose weights WaitPublished() waits for
-  uint64_t arrived_attempt_ = 0;    // newest whose weights the caller knows to lie there
+  uint64_t arrived_attempt_ = 0;    // whose weights, or newer ones, the caller knows to lie there
   std::string submitted_state_;
 
   // Kept from step to step, so that a step allocates no messages.

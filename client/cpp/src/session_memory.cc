@@ -1,6 +1,7 @@
 #include "client/cpp/src/session_memory.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -115,14 +116,16 @@ SessionMemory::Published SessionMemory::WaitPublished(
   return Published::kYes;
 }
 
-uint64_t SessionMemory::NewestPublished() const {
+auto SessionMemory::ArrivedAttempts() const -> Arrived {
   const auto buckets = static_cast<uint32_t>(held_.size());
-  uint64_t newest = 0;
+  std::optional<Arrived> arrived;
   for (uint32_t bucket = 0; bucket < buckets; ++bucket) {
     if (held_[bucket] == 0) continue;
-    newest = std::max(newest, wire::Read(page().published(bucket, buckets)));
+    const uint64_t attempt = wire::Read(page().published(bucket, buckets));
+    if (!arrived.has_value()) arrived = {attempt, attempt};
+    arrived = {std::min(arrived->oldest, attempt), std::max(arrived->newest, attempt)};
   }
-  return newest;
+  return arrived.value_or(Arrived{});
 }
 
 SessionMemory::Copies SessionMemory::CopyArenas() const {

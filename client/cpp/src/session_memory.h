@@ -51,8 +51,13 @@ class SessionMemory {
   [[nodiscard]] Published WaitPublished(uint64_t attempt,
                                         std::chrono::steady_clock::time_point deadline) const;
 
-  // The newest attempt whose weights have arrived; kPoison where the page has ended.
-  [[nodiscard]] uint64_t NewestPublished() const;
+  // Attempts whose weights have arrived, of the bucket that is furthest behind and of the one that
+  // is ahead; wire::kPoison where the page has ended.
+  struct Arrived {
+    uint64_t oldest = 0;
+    uint64_t newest = 0;
+  };
+  [[nodiscard]] Arrived ArrivedAttempts() const;
 
   // The arenas' bytes by id, and back.
   using Copies = std::map<uint32_t, std::vector<std::byte>>;

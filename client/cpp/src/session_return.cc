@@ -158,7 +158,7 @@ absl::Status Session::Impl::ComeBack(const absl::Status& why) {
 }
 
 absl::Status Session::Impl::TryComeBack() {
-  absl::StatusOr<std::unique_ptr<Link>> link = Link::Connect(path_, Milliseconds(0));
+  absl::StatusOr<std::unique_ptr<Link>> link = Link::Connect(path_, Milliseconds(0), SilentFor());
   if (!link.ok()) return link.status();
   wire::FaultPoint("trainer.returning");
   absl::Status status = (*link)->Open(options_, Resume::kRequire);

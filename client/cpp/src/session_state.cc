@@ -94,9 +94,12 @@ absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& mess
 }
 
 absl::Status Session::Impl::CheckNotRepublished() {
-  const uint64_t newest = link_->memory().NewestPublished();
+  const uint64_t newest = link_->memory().ArrivedAttempts().newest;
   if (newest <= arrived_attempt_ || newest >= wire::kPoison) return absl::OkStatus();
-  arrived_attempt_ = newest;
+  // What is written from now on is to stay.
+  published_attempt_ = newest;
+  absl::Status status = TryWaitPublished(PublishedWithin());
+  if (!status.ok()) return status;
   return MakeError(
       absl::StatusCode::kFailedPrecondition, "WEIGHTS_REPUBLISHED",
       absl::StrCat("Push: the group has formed anew since step ", last_committed_step_,

@@ -38,17 +38,14 @@ absl::Status TooLarge(const absl::Status& status) {
   if (!absl::IsResourceExhausted(status) || message.find("larger than max") == std::string::npos) {
     return status;
   }
-  google::rpc::ErrorInfo info;
-  info.set_reason(kMessageTooLarge);
-  info.set_domain(kDomain);
+  std::map<std::string, std::string> metadata;
   const std::string sizes = message.substr(message.rfind('(') + 1);
   uint64_t bytes = 0;
   uint64_t limit = 0;
   if (std::sscanf(sizes.c_str(), "%" SCNu64 " vs. %" SCNu64, &bytes, &limit) == 2) {
-    (*info.mutable_metadata())["bytes"] = absl::StrCat(bytes);
-    (*info.mutable_metadata())["limit_bytes"] = absl::StrCat(limit);
+    metadata = {{"bytes", absl::StrCat(bytes)}, {"limit_bytes", absl::StrCat(limit)}};
   }
-  return WithInfo(status, info);
+  return MakeError(status.code(), kMessageTooLarge, message, metadata);
 }
 
 }  // namespace
@@ -60,10 +57,12 @@ std::map<std::string, std::string> MetadataOf(const absl::Status& status) {
   return {info.metadata().begin(), info.metadata().end()};
 }
 
-absl::Status MakeError(absl::StatusCode code, const char* reason, const std::string& message) {
+absl::Status MakeError(absl::StatusCode code, const char* reason, const std::string& message,
+                       const std::map<std::string, std::string>& metadata) {
   google::rpc::ErrorInfo info;
   info.set_reason(reason);
   info.set_domain(kDomain);
+  info.mutable_metadata()->insert(metadata.begin(), metadata.end());
   return WithInfo(absl::Status(code, message), info);
 }
 
@@ -78,23 +77,16 @@ absl::Status WrongState(const std::string& message) {
 }
 
 absl::Status RolledBack(int64_t to_step, uint32_t epoch) {
-  google::rpc::ErrorInfo info;
-  info.set_reason(kRolledBack);
-  info.set_domain(kDomain);
-  (*info.mutable_metadata())["to_step"] = absl::StrCat(to_step);
-  (*info.mutable_metadata())["epoch"] = absl::StrCat(epoch);
-  return WithInfo(absl::AbortedError(absl::StrCat("the job went back to step ", to_step)), info);
+  return MakeError(absl::StatusCode::kAborted, kRolledBack,
+                   absl::StrCat("the job went back to step ", to_step),
+                   {{"to_step", absl::StrCat(to_step)}, {"epoch", absl::StrCat(epoch)}});
 }
 
 absl::Status WentBack(int64_t to_step, bool fresh_memory) {
-  google::rpc::ErrorInfo info;
-  info.set_reason(kRolledBack);
-  info.set_domain(kDomain);
-  (*info.mutable_metadata())["to_step"] = absl::StrCat(to_step);
-  (*info.mutable_metadata())["fresh_memory"] = fresh_memory ? "true" : "false";
-  return WithInfo(absl::AbortedError(
-                      absl::StrCat("the job went back to step ", to_step, ": continue from there")),
-                  info);
+  return MakeError(
+      absl::StatusCode::kAborted, kRolledBack,
+      absl::StrCat("the job went back to step ", to_step, ": continue from there"),
+      {{"to_step", absl::StrCat(to_step)}, {"fresh_memory", fresh_memory ? "true" : "false"}});
 }
 
 absl::Status StateLost(const std::string& message) {

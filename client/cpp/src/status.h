@@ -3,6 +3,7 @@
 #define DMUOND_CLIENT_CPP_SRC_STATUS_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 
 #include "absl/status/status.h"
@@ -24,7 +25,8 @@ inline constexpr char kStateLost[] = "STATE_LOST";
 
 // REQUIRES: code is not OK.
 [[nodiscard]] absl::Status MakeError(absl::StatusCode code, const char* reason,
-                                     const std::string& message);
+                                     const std::string& message,
+                                     const std::map<std::string, std::string>& metadata = {});
 [[nodiscard]] absl::Status DaemonLost(absl::string_view what);
 [[nodiscard]] absl::Status WrongState(const std::string& message);
 // What Settle() is to do. Metadata: to_step, and epoch, for the acknowledgement; 0: it is made.

@@ -16,14 +16,23 @@ from dmuond._proto.trainer_pb2_grpc import TrainerStub
 
 _MESSAGE_BYTES_MAX = 256 << 20
 _RETRY_FOR_S = 10.0
+_PINGS = 8  # in the time after which a daemon counts as stopped
+_SILENT_FOR_MAX_S = 24 * 3600.0
 # Long enough for the attach socket's end to be seen after a call has failed for the same reason.
 _LOST_GRACE_S = 1.0
 
 
 class Channel:
-    """Threads: one at a time. `wait_lost(seconds)` tells whether the daemon has gone."""
+    """Threads: one at a time. `wait_lost(seconds)` tells whether the daemon has gone.
 
-    def __init__(self, path: str, wait_lost: Callable[[float], bool]) -> None:
+    One that has not gone and does not even answer pings for `silent_for_s` (it is stopped) is
+    Unreachable.
+    """
+
+    def __init__(self, path: str, silent_for_s: float, wait_lost: Callable[[float], bool]) -> None:
+        silent_ms = int(1e3 * min(silent_for_s, _SILENT_FOR_MAX_S))
+        ping_ms = silent_ms // _PINGS
+        self._path = path
         self._channel = grpc.insecure_channel(
             f"unix:{path}",
             options=[
@@ -32,6 +41,12 @@ class Channel:
                 ("grpc.enable_http_proxy", 0),
                 ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
                 ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
+                # How long a connection may take to stand; and that a call may wait for hours.
+                ("grpc.min_reconnect_backoff_ms", 5000),
+                ("grpc.keepalive_time_ms", ping_ms),
+                ("grpc.keepalive_timeout_ms", silent_ms - ping_ms),
+                ("grpc.http2.ping_timeout_ms", silent_ms - ping_ms),
+                ("grpc.http2.max_pings_without_data", 0),
             ],
         )
         self._stub = TrainerStub(self._channel)
@@ -75,8 +90,15 @@ class Channel:
                 translated = self._translate(name, error)
                 # With a reason it is the daemon that says so; without one the connection broke.
                 cut = error.code() is grpc.StatusCode.UNAVAILABLE and not translated.reason
-                if not cut or isinstance(translated, errors.DaemonLost) or now > give_up:
+                if not cut or isinstance(translated, errors.DaemonLost):
                     raise translated from error
+                if now > give_up:
+                    raise errors.Unreachable(
+                        f"{translated}; the daemon at {self._path} does not answer, and has not "
+                        "ended: is it stopped?",
+                        code=translated.code,
+                        reason="DAEMON_UNREACHABLE",
+                    ) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
 

@@ -35,14 +35,19 @@ def come_back(
     identity: Identity,
     layout: pb.RegisterLayoutRequest,
     arenas: Mapping[int, int],
+    *,
     for_s: float,
+    silent_for_s: float,
 ) -> Returned:
-    """Tries for `for_s` seconds. Raises the last error: one that does not pass ends it at once."""
+    """Tries for `for_s` seconds. Raises the last error: one that does not pass ends it at once.
+
+    For `silent_for_s` see Channel.
+    """
     started = time.monotonic()
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            return _try(path, identity, layout, arenas)
+            return _try(Link(path, silent_for_s), identity, layout, arenas)
         except errors.Error as error:
             tried_s = time.monotonic() - started
             if not passes(error, tried_s) or tried_s + pause_s > for_s:
@@ -58,9 +63,8 @@ def nothing_left(error: errors.Error) -> bool:
 
 
 def _try(
-    path: str, identity: Identity, layout: pb.RegisterLayoutRequest, arenas: Mapping[int, int]
+    link: Link, identity: Identity, layout: pb.RegisterLayoutRequest, arenas: Mapping[int, int]
 ) -> Returned:
-    link = Link(path)
     try:
         link.open(identity, types.RESUME_REQUIRE)
         registered = link.register(layout)

@@ -46,14 +46,17 @@ class Link:
     its mapping), timeline, lost (set when the daemon has gone).
     """
 
-    def __init__(self, path: str, connect_for_s: float = 0.0) -> None:
-        """Raises Unreachable when no daemon answers within `connect_for_s`."""
+    def __init__(self, path: str, silent_for_s: float, connect_for_s: float = 0.0) -> None:
+        """Raises Unreachable when no daemon answers within `connect_for_s`.
+
+        For `silent_for_s` see Channel.
+        """
         self.lost = threading.Event()
         self.timeline: Timeline | None = None
         self.arenas: dict[int, np.ndarray] = {}
         self._refusals = 0  # of registrations, as far as this end has read them
         self._attach = self._connect(path, connect_for_s)
-        self._channel = Channel(path, self.lost.wait)
+        self._channel = Channel(path, silent_for_s, self.lost.wait)
 
     def open(self, identity: Identity, resume: int) -> None:
         client = f"dmuond-python {socket.gethostname()} pid {os.getpid()}"

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
@@ -58,6 +58,8 @@ class Member(abc.ABC):
         self.job, self.rank, self.world_size = identity.job, identity.rank, identity.world_size
         self._path, self._identity = path, identity
         self._reconnect_for_s = reconnect_for_s
+        # A daemon that is stopped is waited for as long as one that has to be started again.
+        self._silent_for_s = WAIT_SLACK_S + reconnect_for_s
         self.next_attempt = 0
         self.last_outcome: types.Outcome | None = None
         self.last_timing: types.StepTiming | None = None
@@ -76,7 +78,7 @@ class Member(abc.ABC):
         # Where the job has gone back to, and the caller has not been told: the step, and the epoch
         # to acknowledge it with (0: that is done).
         self._going_back: tuple[int, int] | None = None
-        self._published_attempt = 0  # newest whose weights this rank has waited for
+        self._arrived_attempt = 0  # whose weights, or newer ones, are known to lie there
         self._signalled: set[int] = set()  # buckets, under next_attempt
         self._unpublished: dict[int, int] = {}  # bucket → attempt that has not been waited for
         self._contributes: frozenset[int] = frozenset()
@@ -84,7 +86,7 @@ class Member(abc.ABC):
         self._bucket_of: tuple[int, ...] = ()
 
     def _begin(self, resume: int, connect_for_s: float) -> None:
-        self._link = Link(self._path, connect_for_s)
+        self._link = Link(self._path, self._silent_for_s, connect_for_s)
         fork.watch(self)
         try:
             self._link.open(self._identity, resume)
@@ -259,7 +261,12 @@ class Member(abc.ABC):
         self._link.close()
         try:
             returned = comeback.come_back(
-                self._path, self._identity, self._layout, self._arena_bytes, self._reconnect_for_s
+                self._path,
+                self._identity,
+                self._layout,
+                self._arena_bytes,
+                for_s=self._reconnect_for_s,
+                silent_for_s=self._silent_for_s,
             )
         except errors.Error as error:
             if comeback.nothing_left(error):
@@ -348,9 +355,14 @@ class Member(abc.ABC):
 
     def _wait_unpublished(self, buckets: Iterable[int] | None) -> None:
         for bucket in list(self._unpublished) if buckets is None else buckets:
-            attempt = self._unpublished.pop(bucket, None)  # a failure is told once
-            if attempt is not None:
-                self._wait_published(attempt, (bucket,))
+            if bucket not in self._unpublished:
+                continue
+            try:
+                self._wait_published(self._unpublished[bucket], (bucket,))
+            except errors.Error:
+                self._unpublished.pop(bucket, None)  # told once; not what only interrupts the wait
+                raise
+            del self._unpublished[bucket]
 
     def _wait_published(self, attempt: int, buckets: Sequence[int] | None = None) -> None:
         waited = self._receives if buckets is None else buckets
@@ -358,7 +370,7 @@ class Member(abc.ABC):
         while True:
             found = self._link.wait_published(waited, attempt, _ASK_EVERY_S)
             if found is Published.YES:
-                self._published_attempt = self._newest_published()
+                self._arrived_attempt = min(self._published_attempts(), default=0)
                 return
             if not self.lost:
                 self._ask_why(found is Published.ENDED)
@@ -377,9 +389,9 @@ class Member(abc.ABC):
                     reason="NOT_PUBLISHED",
                 )
 
-    def _newest_published(self) -> int:
+    def _published_attempts(self) -> Iterator[int]:
         timeline = self._require_timeline()
-        return max((timeline.published(bucket) for bucket in self._receives), default=0)
+        return (timeline.published(bucket) for bucket in self._receives)
 
     def _ask_why(self, poisoned: bool) -> None:
         """Weights do not come: the job may have ended or gone back, which the daemon then says."""

@@ -159,9 +159,9 @@ class Session(Member):
         A group that forms anew between two steps publishes the masters over them. Raises
         FailedPreconditionError (WEIGHTS_REPUBLISHED), once: then they can be changed again.
         """
-        newest = self._newest_published()
-        if self._published_attempt < newest < POISON:
-            self._published_attempt = newest
+        newest = max(self._published_attempts(), default=0)
+        if self._arrived_attempt < newest < POISON:
+            self._wait_published(newest)  # what is written from now on is to stay
             raise errors.FailedPreconditionError(
                 f"{what}: the group has formed anew since step {self.last_committed_step}, and its "
                 "masters may have been published over them: change the weights again",
@@ -174,6 +174,7 @@ class Session(Member):
         They must not change until the step is decided. A bucket that is not signalled is, by
         `step`.
         """
+        self._check_usable()
         timeline = self._require_timeline()
         if not 0 <= bucket < timeline.buckets:
             raise errors.InvalidArgumentError(f"bucket {bucket}; there are {timeline.buckets}")
@@ -239,7 +240,7 @@ class Session(Member):
         self.wait_published()
         steps: set[int] = set()
         yielded: set[tuple[str, int, int]] = set()
-        give_up = time.monotonic() + _REFORMED_WITHIN_S
+        give_up: float | None = None
         while True:
             read_next = functools.partial(next, self._pull(request, steps), None)
             try:
@@ -248,9 +249,11 @@ class Session(Member):
                     if identity not in yielded:
                         yielded.add(identity)
                         yield tensor
+                    give_up = None
                 return
             except errors.Error as error:
-                if not _is_reforming(error) or time.monotonic() > give_up:
+                give_up = give_up or time.monotonic() + _REFORMED_WITHIN_S
+                if not _passes(error) or time.monotonic() > give_up:
                     raise
             time.sleep(_REFORM_PAUSE_S)
 
@@ -430,7 +433,7 @@ class Session(Member):
 
     def _patiently(self, name: str, request: pb.SubmitStepRequest | pb.WaitStepRequest):
         """A daemon that is stopped does not answer, and goes on where it was when it wakes."""
-        give_up = time.monotonic() + WAIT_SLACK_S + self._reconnect_for_s
+        give_up = time.monotonic() + self._silent_for_s
         while True:
             try:
                 return self._call(name, request, request.wait_ms / 1e3 + WAIT_SLACK_S)
@@ -463,5 +466,7 @@ def _may_push_again(error: errors.Error) -> bool:
     return error.reason == "ATTEMPT_OUT_OF_ORDER"
 
 
-def _is_reforming(error: errors.Error) -> bool:
-    return error.code == "UNAVAILABLE" and error.reason in _REFORMING
+def _passes(error: errors.Error) -> bool:
+    """Whether state may be read in a while: the group forms anew, or a call was cut."""
+    cut = not error.reason and not isinstance(error, errors.DaemonLost)
+    return error.code == "UNAVAILABLE" and (cut or error.reason in _REFORMING)

@@ -7,7 +7,7 @@
 //   STATE_LOST          DATA_LOSS: neither a daemon nor a snapshot has the job's state any more
 //   ROLLED_BACK         ABORTED: go on from last_committed_step(); metadata to_step, and
 //                       fresh_memory ("true": weights and gradients lie in other memory)
-//   DAEMON_UNREACHABLE  UNAVAILABLE: no daemon answers at the address
+//   DAEMON_UNREACHABLE  UNAVAILABLE: no daemon answers at the address, or it is stopped
 //   WEIGHTS_REPUBLISHED FAILED_PRECONDITION: weights that were changed may have been overwritten by
 //                       a group that formed anew: write them again, then Push
 //   SESSION_STATE       FAILED_PRECONDITION: a call out of order, or after Close
