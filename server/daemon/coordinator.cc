@@ -468,6 +468,7 @@ AddressedMessages Coordinator::EndJob(const std::string& why, const std::string&
   ended.set_job(job_->name);
   ended.set_why(why);
   ended.set_reason(reason);
+  ended_ = {job_->incarnation, out.back().message};
   if (job_->steps != nullptr) {
     // Attempts only grow, whatever job they belong to.
     attempts_ = static_cast<uint32_t>(job_->steps->Current().attempt.value());

@@ -191,6 +191,13 @@ class Coordinator {
   std::vector<std::pair<int32_t, v1::MemberMessage>> early_;  // of ranks, before Formed()
   std::map<int32_t, Leaver> leavers_;                         // by node: since the group formed
   std::unique_ptr<Job> job_;
+  // The last job that ended. Who could not be reached then still holds it when the group forms
+  // anew.
+  struct Ended {
+    uint64_t incarnation = 0;
+    v1::CoordinatorMessage message;
+  };
+  std::optional<Ended> ended_;
 };
 
 }  // namespace dmuond::server

@@ -79,12 +79,21 @@ AddressedMessages Coordinator::Reform() {
 AddressedMessages Coordinator::OnMemberState(TimePoint now, int32_t from,
                                              const v1::MemberState& state) {
   if (state.epoch() < epoch_) return {};
-  states_[from] = state;
-  if (states_.size() < static_cast<size_t>(options_.nodes)) return {};
-  for (const auto& [node, told] : states_) {
-    if (told.epoch() != epoch_) return {};  // ahead of our own news
+  v1::MemberState& known = states_[from] = state;
+  AddressedMessages out;
+  if (ended_.has_value() && state.job() == ended_->message.job_ended().job() &&
+      state.job_incarnation() == ended_->incarnation) {
+    out.push_back({from, ended_->message});
+    known.Clear();  // the rest of what it says is of that job
+    known.set_epoch(state.epoch());
   }
-  return FormAnew(now, nullptr);
+  if (states_.size() < static_cast<size_t>(options_.nodes)) return out;
+  for (const auto& [node, told] : states_) {
+    if (told.epoch() != epoch_) return out;  // ahead of our own news
+  }
+  AddressedMessages more = FormAnew(now, nullptr);
+  std::move(more.begin(), more.end(), std::back_inserter(out));
+  return out;
 }
 
 AddressedMessages Coordinator::OnNewestSnapshot(TimePoint now, const v1::NewestSnapshot& newest) {
@@ -163,6 +172,7 @@ AddressedMessages Coordinator::GoBackOrEnd(const v1::MemberState& holder, bool h
   ended.set_job(holder.job());
   ended.set_why(detail);
   ended.set_reason(has_state && newest.error().empty() ? "STATE_LOST" : "PEER_LOST");
+  ended_ = {holder.job_incarnation(), message};
   job_.reset();
   AddressedMessages out;
   for (const auto& [node, state] : states_) {

@@ -30,6 +30,7 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
     ++generation_;
   }
   if (job_->plan != nullptr) {
+    if (job_->wire.job_incarnation() == wire.job_incarnation()) return;  // told before
     return TellPlanFailed(Error(
         absl::StatusCode::kUnavailable, "NODE_NOT_READY",
         Say("job '", Named("job", wire.job()), "' cannot begin before job '",
@@ -207,6 +208,7 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
   ++generation_;
   job_->lanes.clear();
   job_->snapshots.Abandon("the layout was refused");
+  job_->snapshots.StopRestore();
   job_->snapshots.restored = false;
   job_->snapshots.loading = 0;
   job_->snapshots.host.reset();

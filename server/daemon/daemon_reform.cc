@@ -129,6 +129,7 @@ void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
 void Daemon::GiveUpLanes() {
   ++generation_;
   job_->snapshots.Abandon("the lanes are replaced");
+  job_->snapshots.StopRestore();
   for (LaneState& lane : job_->lanes) {
     if (lane.process != nullptr) {
       lane.process->Kill();

@@ -66,16 +66,23 @@ void Daemon::StartRestore() {
                                 "this node has no --snapshot_dir"));
   }
   log::Info("restoring", {{"job", job_->name}, {"epoch", epoch_}, {"step", step}});
-  job_->snapshots.read = std::make_shared<std::atomic<uint64_t>>(0);
-  reads_->Post([this, disk = reads_.get(), step, read = job_->snapshots.read,
+  job_->snapshots.StopRestore();
+  job_->snapshots.restore = std::make_shared<JobSnapshots::Restoring>();
+  reads_->Post([this, disk = reads_.get(), step, restore = job_->snapshots.restore,
                 generation = generation_, job = job_->name, inputs = job_->inputs,
                 plan = job_->plan, host = job_->snapshots.host,
                 groups = job_->wire.registrations(0).groups()] {
+    if (restore->unwanted) return;
+    const auto go_on = [&](uint64_t bytes) {
+      restore->read_bytes += bytes;
+      return !restore->unwanted;
+    };
     absl::StatusOr<Restorable> from = FindRestorable(disk->storage(), job, step);
     absl::StatusOr<std::vector<std::vector<uint64_t>>> updates =
         from.ok() ? RestoreHostCopies(disk->storage(), from->manifest, *inputs, groups, *plan,
-                                      *host, read.get())
+                                      *host, go_on)
                   : from.status();
+    if (restore->unwanted) return;
     const int64_t older =
         updates.ok() ? 0 : NewestStepBefore(disk->storage(), job, step).value_or(0);
     StateLock lock(mutex_);

@@ -68,7 +68,8 @@ void Daemon::TellProgress(Deadline now) {
   }
   if (!dead_lanes_.empty()) awaited = "the end of older lanes";
   if (awaited.empty() && IsRestoring()) {
-    const uint64_t read = job_->snapshots.read == nullptr ? 0 : job_->snapshots.read->load();
+    const uint64_t read =
+        job_->snapshots.restore == nullptr ? 0 : job_->snapshots.restore->read_bytes.load();
     awaited = absl::StrCat("the snapshot of step ", job_->wire.restore_step(), ", of which ", read,
                            " bytes are read");
     done += read;

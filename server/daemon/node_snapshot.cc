@@ -249,7 +249,7 @@ absl::Status CheckRestorable(const v1::SnapshotManifest& manifest,
 absl::StatusOr<std::vector<std::vector<uint64_t>>> RestoreHostCopies(
     Storage& storage, const v1::SnapshotManifest& manifest, const scheduler::PlanInputs& inputs,
     const GroupConfigs& groups, const scheduler::Plan& plan, const std::vector<HostState>& lanes,
-    std::atomic<uint64_t>* read) {
+    const std::function<bool(uint64_t bytes)>& go_on) {
   if (absl::Status same = CheckRestorable(manifest, inputs, groups); !same.ok()) return same;
   absl::StatusOr<std::unique_ptr<storage::SnapshotReader>> reader =
       storage::SnapshotReader::Open(storage, manifest);
@@ -276,12 +276,15 @@ absl::StatusOr<std::vector<std::vector<uint64_t>>> RestoreHostCopies(
   }
   std::stable_sort(parts.begin(), parts.end(),
                    [](const auto& a, const auto& b) { return a.saved < b.saved; });
-  const auto target = [&](scheduler::UnitId id, storage::StateTensor kind) {
+  const auto target = [&](scheduler::UnitId id,
+                          storage::StateTensor kind) -> absl::StatusOr<std::span<float>> {
     const scheduler::Unit& unit = plan.units[id.value()];
     const auto kinds = storage::TensorsOf(unit.kind);
     const auto index = std::find(kinds.begin(), kinds.end(), kind) - kinds.begin();
     const auto elements = static_cast<size_t>(scheduler::Elements(unit.box));
-    if (read != nullptr) *read += elements * sizeof(float);
+    if (!go_on(elements * sizeof(float))) {
+      return absl::CancelledError("the snapshot is not wanted any more");
+    }
     return std::span<float>(
         reinterpret_cast<float*>(places[id.value()]) + (static_cast<size_t>(index) * elements),
         elements);

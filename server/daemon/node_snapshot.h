@@ -124,11 +124,12 @@ using GroupConfigs = google::protobuf::RepeatedPtrField<v1::GroupConfig>;
 
 // The units' numbers of updates, by lane of `lanes`, in the order of their host copies, which hold
 // the state when OK comes back. DATA_LOSS names file and tensor; FAILED_PRECONDITION names the
-// parameter whose state would be wrong in this job. `read` counts the bytes that are asked for.
+// parameter whose state would be wrong in this job; CANCELLED when `go_on`, which is told of the
+// bytes that are read next, says no.
 absl::StatusOr<std::vector<std::vector<uint64_t>>> RestoreHostCopies(
     storage::Storage& storage, const v1::SnapshotManifest& manifest,
     const scheduler::PlanInputs& inputs, const GroupConfigs& groups, const scheduler::Plan& plan,
-    const std::vector<HostState>& lanes, std::atomic<uint64_t>* read = nullptr);
+    const std::vector<HostState>& lanes, const std::function<bool(uint64_t bytes)>& go_on);
 
 // Whether the snapshot's state means the same in the job as it is registered.
 absl::Status CheckRestorable(const v1::SnapshotManifest& manifest,

@@ -134,7 +134,10 @@ struct LaneState {
 // The job's snapshots, as this node sees them.
 struct JobSnapshots {
   JobSnapshots() = default;
-  ~JobSnapshots() { Abandon("the job has ended"); }
+  ~JobSnapshots() {
+    Abandon("the job has ended");
+    StopRestore();
+  }
   JobSnapshots(const JobSnapshots&) = delete;
   JobSnapshots& operator=(const JobSnapshots&) = delete;
   // Ends the wait of who writes for lanes that will not copy any more.
@@ -146,10 +149,20 @@ struct JobSnapshots {
     if (copying != nullptr) copying->GiveUp(absl::UnavailableError(why));
   }
 
+  // Others wait for the thread for disks, and what it reads goes to lanes that are no more.
+  void StopRestore() {
+    if (restore != nullptr) restore->unwanted = true;
+  }
+
+  // Of a snapshot, by the thread for disks.
+  struct Restoring {
+    std::atomic<uint64_t> read_bytes = 0;
+    std::atomic<bool> unwanted = false;
+  };
   std::optional<Restorable> resume;  // what the job goes on from, where this node has looked for it
   bool restored = false;             // the lanes have that state
   size_t loading = 0;                // lanes that are still taking it
-  std::shared_ptr<std::atomic<uint64_t>> read;  // of it, in bytes, by the thread for disks
+  std::shared_ptr<Restoring> restore;
 
   std::shared_ptr<const std::vector<HostState>> host;  // per lane; null: no snapshots are made
   std::shared_ptr<CopyProgress> copying;               // of the snapshot that is being written

@@ -82,8 +82,9 @@ absl::Status Restore(SnapshotReader& reader, const std::vector<scheduler::SavedU
     for (StateTensor kind : TensorsOf(saved[source].kind)) {
       std::vector<Scatter> scatters;
       for (const RestorePart& part : parts.first(count)) {
-        scatters.emplace_back(saved[source].box, plan.units[part.unit.value()].box, part.part,
-                              target(part.unit, kind));
+        absl::StatusOr<std::span<float>> to = target(part.unit, kind);
+        if (!to.ok()) return to.status();
+        scatters.emplace_back(saved[source].box, plan.units[part.unit.value()].box, part.part, *to);
       }
       absl::Status status =
           reader.Read(source, kind, [&](int64_t offset, std::span<const std::byte> data) {

@@ -6,6 +6,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "scheduler/plan.h"
 #include "scheduler/restore_plan.h"
 #include "server/storage/snapshot_reader.h"
@@ -13,8 +14,9 @@
 namespace dmuond::server::storage {
 
 // Memory for one tensor of one unit: as many values as the unit has elements, row-major in its box.
-// Asked for again whenever another saved box has a part of it.
-using RestoreTarget = absl::FunctionRef<std::span<float>(scheduler::UnitId unit, StateTensor kind)>;
+// Asked for again whenever another saved box has a part of it; an error ends the restore.
+using RestoreTarget =
+    absl::FunctionRef<absl::StatusOr<std::span<float>>(scheduler::UnitId unit, StateTensor kind)>;
 
 // Fills every tensor of every unit that `parts` (one lane's, or several lanes' together, by saved)
 // reads. Each saved tensor is read once, in its order. What the targets hold is the state only if

@@ -37,6 +37,7 @@
 #include "server/storage/posix_storage.h"
 #include "tests/fuzz/reached.h"
 #include "tests/server/daemon/in_process_trainer.h"
+#include "tests/server/daemon/links_of_a_member.h"
 #include "tests/server/daemon/support.h"
 #include "tests/server/storage/snapshots.h"
 
@@ -102,29 +103,6 @@ v1::PlanInputs PlanOf(const testing::ProtocolTrainer& trainer) {
   *registration.mutable_groups() = layout.groups();
   return plan;
 }
-
-// What the member says; the other nodes say nothing.
-class Links final : public PeerLinks {
- public:
-  GroupGaps Gaps() override { return {}; }
-  void SendToMembers(std::optional<int32_t> /*node*/,
-                     const v1::CoordinatorMessage& /*message*/) override {}
-  void SendToCoordinator(const v1::MemberMessage& message) override { told_.Put(message); }
-  absl::StatusOr<StateTensor> ReadState(int32_t /*node*/, const v1::ReadStateRequest& /*request*/,
-                                        size_t elements) override {
-    return StateTensor(elements);
-  }
-  absl::Status WriteState(int32_t /*node*/, const v1::WriteStateRequest& /*request*/) override {
-    return absl::OkStatus();
-  }
-
-  [[nodiscard]] std::optional<v1::MemberMessage> Take(milliseconds patience) {
-    return told_.Take(patience);
-  }
-
- private:
-  Inbox<v1::MemberMessage> told_;
-};
 
 // The snapshot directory that all inputs share, as each finds it.
 class Disk {
@@ -348,7 +326,7 @@ class Member {
   }
   const std::string socket_;
   storage::Storage* const storage_;
-  Links links_;
+  LinksOfAMember links_;
   kernels::cpu::CpuMemoryHolder memory_;
   Daemon daemon_;
   std::unique_ptr<AttachServer> attach_;

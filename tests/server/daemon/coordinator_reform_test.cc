@@ -291,6 +291,22 @@ class CoordinatorFormingTest : public ::testing::Test {
   v1::MemberState state_;  // of a node that has the job
 };
 
+TEST_F(CoordinatorFormingTest, AJobThatHasEndedStaysSoForANodeThatDidNotHearOfIt) {
+  EXPECT_TRUE(TellState(1, state_).empty());
+  ASSERT_EQ(TellState(0, {}).size(), 1U);
+  const AddressedMessages ended = TellNewest(0);
+  ASSERT_EQ(ended.size(), 1U);
+  EXPECT_EQ(ended[0].node, 1);
+  EXPECT_EQ(ended[0].message.job_ended().reason(), "STATE_LOST");
+  (void)coordinator_.OnMemberGone(now_, 1, "the link broke before it heard that");
+  EXPECT_TRUE(coordinator_.OnFormed(now_, kEpoch + 2).empty());
+  EXPECT_TRUE(TellState(0, {}).empty());
+  const AddressedMessages again = TellState(1, state_);
+  ASSERT_EQ(again.size(), 1U) << "nobody looks for a snapshot of it";
+  EXPECT_EQ(again[0].node, 1);
+  EXPECT_EQ(again[0].message.job_ended().why(), ended[0].message.job_ended().why());
+}
+
 TEST_F(CoordinatorFormingTest, AJobThatLostMemoryGoesBackToTheNewestSnapshotWhenItIsKnown) {
   LoseMemory();
   EXPECT_TRUE(TellSession(0).empty()) << "the rank is of a job that is not there yet";
@@ -309,6 +325,7 @@ TEST_F(CoordinatorFormingTest, AJobIsLostWhenThereIsNoSnapshotAndNotWhenThatIsUn
   EXPECT_EQ(told[0].node, 0);
   EXPECT_EQ(told[0].message.job_ended().reason(), "STATE_LOST");
   EXPECT_TRUE(coordinator_.OnFormed(now_, kEpoch + 2).empty());
+  state_.set_job_incarnation(2);  // of the next one
   LoseMemory();
   told = TellNewest(0, "it hangs");
   ASSERT_EQ(told.size(), 1U);

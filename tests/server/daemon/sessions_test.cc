@@ -25,6 +25,7 @@
 #include "server/daemon/errors.h"
 #include "server/daemon/socket_dir.h"
 #include "tests/server/daemon/in_process_trainer.h"
+#include "tests/server/daemon/links_of_a_member.h"
 #include "tests/server/daemon/registrations.h"
 #include "tests/server/daemon/support.h"
 
@@ -352,32 +353,6 @@ TEST_F(SessionsTest, DrainEndsEveryCall) {
   EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
 }
 
-// To a coordinator that only listens.
-class LinksOfAMember final : public PeerLinks {
- public:
-  GroupGaps Gaps() override { return {}; }
-  void SendToMembers(std::optional<int32_t> /*node*/,
-                     const v1::CoordinatorMessage& /*message*/) override {}
-  void SendToCoordinator(const v1::MemberMessage& message) override { told_.Put(message); }
-  absl::StatusOr<StateTensor> ReadState(int32_t /*node*/, const v1::ReadStateRequest& /*request*/,
-                                        size_t /*elements*/) override {
-    return absl::UnimplementedError("no other node has state");
-  }
-  absl::Status WriteState(int32_t /*node*/, const v1::WriteStateRequest& /*request*/) override {
-    return absl::UnimplementedError("no other node has state");
-  }
-  // What is told next of this kind; nothing: it does not come.
-  std::optional<v1::MemberMessage> Next(bool (v1::MemberMessage::*of_kind)() const) {
-    for (;;) {
-      std::optional<v1::MemberMessage> told = told_.Take();
-      if (!told.has_value() || ((*told).*of_kind)()) return told;
-    }
-  }
-
- private:
-  Inbox<v1::MemberMessage> told_;
-};
-
 // Node 1 of two. What the coordinator says the test says; jobs have one rank.
 class MemberTest : public SessionsTest {
  protected:
@@ -389,18 +364,19 @@ class MemberTest : public SessionsTest {
   PeerLinks* Links() override { return &links_; }
 
   // Of a job whose rank is of node 0.
-  static v1::PlanInputs PlanOf(const std::string& job) {
+  v1::PlanInputs PlanOf(const std::string& job) {
     v1::PlanInputs plan;
     plan.set_job(job);
+    plan.set_job_incarnation(++job_incarnations_);
     plan.set_nodes(2);
     plan.set_lanes_per_node(2);
     *plan.add_registrations() = OfOneMatrix(0, 1);
     return plan;
   }
-  void HearPlan(const std::string& job) {
+  void HearPlan(const std::string& job, int times = 1) {
     v1::CoordinatorMessage message;
     *message.mutable_plan() = PlanOf(job);
-    daemon_->OnCoordinatorMessage(message);
+    for (int i = 0; i < times; ++i) daemon_->OnCoordinatorMessage(message);
   }
   void HearRollBack(const std::string& job) {
     v1::CoordinatorMessage message;
@@ -427,6 +403,7 @@ class MemberTest : public SessionsTest {
   }
 
   LinksOfAMember links_;
+  uint64_t job_incarnations_ = 0;
 };
 
 TEST_F(MemberTest, TheEndOfASessionThatThePlanDoesNotKnowIsToldAsADeath) {
@@ -503,13 +480,14 @@ TEST_F(MemberTest, AJobThatWasLostAsItRegisteredGivesWayToTheNextOfItsName) {
   EXPECT_EQ(ReasonOf(trainer->Register()), "JOB_ENDED") << "it may begin anew";
 }
 
-TEST_F(MemberTest, APlanThatMeetsAPlannedJobIsAnswered) {
-  HearPlan("lingering");
+TEST_F(MemberTest, APlanThatMeetsAnotherPlannedJobIsAnswered) {
+  HearPlan("lingering", /*times=*/2);
   HearPlan("running");
   const auto told = links_.Next(&v1::MemberMessage::has_plan_ready);
   ASSERT_TRUE(told.has_value()) << "the coordinator waits";
   EXPECT_EQ(told->plan_ready().reason(), "NODE_NOT_READY");
-  EXPECT_THAT(told->plan_ready().error(), HasSubstr("before job 'lingering'"));
+  EXPECT_THAT(told->plan_ready().error(),
+              HasSubstr("job 'running' cannot begin before job 'lingering'"));
   ExpectPrepared("lingering");
 }
 

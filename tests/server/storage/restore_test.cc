@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "server/storage/manifest.h"
 #include "server/storage/posix_storage.h"
@@ -38,6 +40,29 @@ TEST(RestoreTest, OntoTheSameWorld) {
   ASSERT_TRUE(Save(storage, job, 10).ok());
   const absl::Status restored = RestoreAndCompare(storage, NewestOf(storage), job);
   EXPECT_TRUE(restored.ok()) << restored;
+}
+
+TEST(RestoreTest, EndsWhereItHasNoTarget) {
+  FaultStorage storage(1);
+  const Job job = MakeJob(4, 2, 2, true);
+  ASSERT_TRUE(Save(storage, job, 10).ok());
+  const auto reader = SnapshotReader::Open(storage, NewestOf(storage));
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const auto saved = (*reader)->SavedUnits(job.inputs.layout.parameters);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  const auto plan = scheduler::PlanRestore(job.inputs.layout, job.plan, *saved);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::vector<float> memory;
+  int asked = 0;
+  const absl::Status restored =
+      Restore(**reader, *saved, job.plan, plan->lanes[0],
+              [&](scheduler::UnitId id, StateTensor /*kind*/) -> absl::StatusOr<std::span<float>> {
+                if (++asked == 2) return absl::CancelledError("not wanted any more");
+                memory.resize(scheduler::Elements(job.plan.units[id.value()].box));
+                return std::span<float>(memory);
+              });
+  EXPECT_TRUE(absl::IsCancelled(restored)) << restored;
+  EXPECT_EQ(asked, 2);
 }
 
 TEST(RestoreTest, OntoLargerAndSmallerWorlds) {

@@ -202,11 +202,12 @@ absl::Status RestoreAndCompare(Storage& storage, const v1::SnapshotManifest& man
   std::map<Key, std::vector<float>> memory;
   for (int32_t lane = 0; lane < job.lanes(); ++lane) {
     absl::Status status =
-        Restore(**reader, *saved, job.plan, plan->lanes[lane], [&](UnitId id, StateTensor kind) {
-          std::vector<float>& values = memory[{id, kind}];
-          values.resize(scheduler::Elements(job.plan.units[id.value()].box), -1.0F);
-          return std::span<float>(values);
-        });
+        Restore(**reader, *saved, job.plan, plan->lanes[lane],
+                [&](UnitId id, StateTensor kind) -> absl::StatusOr<std::span<float>> {
+                  std::vector<float>& values = memory[{id, kind}];
+                  values.resize(scheduler::Elements(job.plan.units[id.value()].box), -1.0F);
+                  return std::span<float>(values);
+                });
     if (!status.ok()) return status;
   }
   for (const Unit& unit : job.plan.units) {

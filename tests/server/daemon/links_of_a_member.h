@@ -1,0 +1,50 @@
+// A member's links to a coordinator that only listens, and to no other node. Threads: any.
+#ifndef DMUOND_TESTS_SERVER_DAEMON_LINKS_OF_A_MEMBER_H_
+#define DMUOND_TESTS_SERVER_DAEMON_LINKS_OF_A_MEMBER_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/peer.pb.h"
+#include "server/daemon/daemon.h"
+#include "tests/server/daemon/support.h"
+
+namespace dmuond::server {
+
+class LinksOfAMember final : public PeerLinks {
+ public:
+  GroupGaps Gaps() override { return {}; }
+  void SendToMembers(std::optional<int32_t> /*node*/,
+                     const v1::CoordinatorMessage& /*message*/) override {}
+  void SendToCoordinator(const v1::MemberMessage& message) override { told_.Put(message); }
+  absl::StatusOr<StateTensor> ReadState(int32_t /*node*/, const v1::ReadStateRequest& /*request*/,
+                                        size_t elements) override {
+    return StateTensor(elements);
+  }
+  absl::Status WriteState(int32_t /*node*/, const v1::WriteStateRequest& /*request*/) override {
+    return absl::OkStatus();
+  }
+
+  // What the coordinator is told next; nothing: it does not come within `patience`.
+  std::optional<v1::MemberMessage> Take(std::chrono::milliseconds patience) {
+    return told_.Take(patience);
+  }
+  // The same of one kind; what comes before it is dropped.
+  std::optional<v1::MemberMessage> Next(bool (v1::MemberMessage::*of_kind)() const) {
+    for (;;) {
+      std::optional<v1::MemberMessage> told = told_.Take();
+      if (!told.has_value() || ((*told).*of_kind)()) return told;
+    }
+  }
+
+ private:
+  Inbox<v1::MemberMessage> told_;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_TESTS_SERVER_DAEMON_LINKS_OF_A_MEMBER_H_
