@@ -80,6 +80,8 @@ AddressedMessages Coordinator::OnMemberState(TimePoint now, int32_t from,
                                              const v1::MemberState& state) {
   if (state.epoch() < epoch_) return {};
   v1::MemberState& known = states_[from] = state;
+  // A predecessor may have given more of them.
+  incarnations_ = std::max(incarnations_, state.job_incarnation());
   AddressedMessages out;
   if (ended_.has_value() && state.job() == ended_->message.job_ended().job() &&
       state.job_incarnation() == ended_->incarnation) {

@@ -307,6 +307,19 @@ TEST_F(CoordinatorFormingTest, AJobThatHasEndedStaysSoForANodeThatDidNotHearOfIt
   EXPECT_EQ(again[0].message.job_ended().why(), ended[0].message.job_ended().why());
 }
 
+// Of a coordinator that is gone, whose job its successor ends.
+TEST_F(CoordinatorFormingTest, TheNextJobIsNotTakenForOneThatHasEnded) {
+  state_.set_job_incarnation(7);
+  LoseMemory();
+  EXPECT_EQ(TellNewest(0).size(), 1U);
+  EXPECT_TRUE(TellSession(0).empty());
+  v1::MemberMessage registration;
+  *registration.mutable_registration() = OfOneMatrix(0, 1);
+  const AddressedMessages planned = Tell(0, registration);
+  ASSERT_EQ(planned.size(), 1U);
+  EXPECT_GT(planned[0].message.plan().job_incarnation(), 7U);
+}
+
 TEST_F(CoordinatorFormingTest, AJobThatLostMemoryGoesBackToTheNewestSnapshotWhenItIsKnown) {
   LoseMemory();
   EXPECT_TRUE(TellSession(0).empty()) << "the rank is of a job that is not there yet";
