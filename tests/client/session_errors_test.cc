@@ -1,5 +1,6 @@
 // What a trainer hears when something is wrong, or somebody dies.
 #include <signal.h>
+#include <sys/wait.h>
 
 #include <chrono>
 #include <filesystem>
@@ -77,6 +78,8 @@ TEST_F(SessionErrorsTest, ACallToADaemonThatStaysStoppedEnds) {
   v1::HelloReply reply;
   ASSERT_TRUE(channel.Call("Hello", &v1::Trainer::Stub::Hello, hello, reply, {}).ok());
   ASSERT_EQ(::kill(daemon_->pid(), SIGSTOP), 0);
+  siginfo_t stopped{};  // its threads run for a moment longer
+  ASSERT_EQ(::waitid(P_PID, daemon_->pid(), &stopped, WSTOPPED | WNOWAIT), 0);
   const absl::Status status = channel.Call("Hello", &v1::Trainer::Stub::Hello, hello, reply, {});
   ::kill(daemon_->pid(), SIGCONT);
   EXPECT_EQ(ReasonOf(status), "DAEMON_UNREACHABLE") << status;

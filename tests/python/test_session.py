@@ -100,6 +100,7 @@ def test_a_call_to_a_daemon_that_stays_stopped_ends(daemons, monkeypatch):
     monkeypatch.setattr(channel, "_RETRY_FOR_S", 1.0)
     with dmuond.Session(path, rank=0, world_size=1, reconnect_for_s=0) as session:
         daemon.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, daemon.pid, os.WSTOPPED | os.WNOWAIT)  # threads run for a moment longer
         try:
             with pytest.raises(dmuond.Unreachable, match="stopped"):
                 session.register([], [], [])
