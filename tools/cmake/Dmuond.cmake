@@ -199,9 +199,9 @@ macro(dmuond_test_program)  # a part of dmuond_test
 endmacro()
 
 # name.cc has LLVMFuzzerTestOneInput(). Everywhere it is a test: the corpus (a folder beside it) and ITERATIONS
-# seeded mutations of it, a tenth under sanitizers, by tests/fuzz/driver.cc. In the preset asan it is also the program name_libfuzzer,
-# which searches with coverage until it is stopped; the test name_minute, with the label fuzz, lets it do so
-# for a minute. HEADERS are messages, or grpc for what links it.
+# seeded mutations of it, a tenth under sanitizers, by tests/fuzz/driver.cc. In the preset asan it is also the
+# program name_libfuzzer, which searches with coverage until it is stopped; the test name_minute, with the label
+# fuzz, lets it do so for a minute. HEADERS are messages, or grpc for what links it.
 function(dmuond_fuzz name)
   cmake_parse_arguments(ARG "" "CORPUS;ITERATIONS;HEADERS" "DEPS" ${ARGN})
   if(NOT ARG_HEADERS)
@@ -214,7 +214,7 @@ function(dmuond_fuzz name)
     add_library(fuzz_driver OBJECT ${PROJECT_SOURCE_DIR}/tests/fuzz/driver.cc)
     target_link_libraries(fuzz_driver PRIVATE dmuond_warnings)
   endif()
-  if(DMUOND_SANITIZE)  # whose search is name_minute's
+  if(DMUOND_SANITIZE)
     math(EXPR ARG_ITERATIONS "${ARG_ITERATIONS} / 10")
   endif()
   add_executable(${name})
