@@ -22,12 +22,18 @@ CoordinatorOptions SimulatedCoordinator::StepOptions() const {
           .skips_max = 50};
 }
 
+Connection& SimulatedCoordinator::ConnectNext() {
+  Connection& connection = simulation_.connections.emplace_back();
+  connection.node = NodeRank(static_cast<int32_t>(connections_.size()));
+  connections_.push_back(&connection);
+  return connection;
+}
+
 void SimulatedCoordinator::BeginAttached() {
   JobOfCoordinator& job = job_.emplace();
   job.planned = true;
   for (SimulatedMember* member : simulation_.members) {
-    Connection& connection = simulation_.connections.emplace_back();
-    connections_.push_back(&connection);
+    Connection& connection = ConnectNext();
     member->Formed(connection, epoch_);
     const NodeRank node(static_cast<int32_t>(connections_.size()) - 1);
     states_[node] = {};
@@ -279,8 +285,7 @@ void SimulatedCoordinator::Form() {
   if (job_ && !job_->steps) job_.reset();
   simulation_.Trace("the group forms, epoch ", epoch_);
   for (SimulatedMember* member : simulation_.members) {
-    Connection& connection = simulation_.connections.emplace_back();
-    connections_.push_back(&connection);
+    Connection& connection = ConnectNext();
     simulation_.network.Down(connection, 0, [member, &connection, epoch = epoch_] {
       member->Formed(connection, epoch);
     });

@@ -96,6 +96,7 @@ class SimulatedCoordinator {
  private:
   using Actions = std::vector<CoordinatorAction>;
 
+  Connection& ConnectNext();  // the members' links, in the order of their nodes
   template <typename Heard>
   void ToMembers(const Heard& event, int32_t replay_percent = 0) {
     if (connections_.empty()) return;  // nobody has joined

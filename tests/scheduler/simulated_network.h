@@ -9,6 +9,7 @@
 #include <deque>
 #include <utility>
 
+#include "scheduler/types.h"
 #include "tests/scheduler/chance.h"
 #include "tests/scheduler/event_queue.h"
 
@@ -26,6 +27,7 @@ struct Stream {
 struct Connection {
   Stream up;
   Stream down;
+  NodeRank node;     // the member's
   bool cut = false;  // nothing arrives any more
   bool ended_at_coordinator = false;
   bool ended_at_member = false;

@@ -136,12 +136,14 @@ void StepSimulator::RemoveDaemon(NodeRank node) {
   SimulatedMember& member = members_[node.value()];
   if (!member.alive()) return;
   Chance& chance = simulation_.chance;
-  Connection* connection = coordinator_.connection(node);
   member.Die();
-  if (connection != nullptr) connection->ended_at_member = true;
+  // Nothing that is on its way to it reaches its successor, of a group that is broken neither.
+  for (Connection& theirs : simulation_.connections) {
+    if (theirs.node == node) theirs.ended_at_member = true;
+  }
   if (node.value() == 0) {
     coordinator_.Die();
-  } else if (connection != nullptr) {
+  } else if (Connection* connection = coordinator_.connection(node); connection != nullptr) {
     // What it has said still arrives, until its end is noticed.
     simulation_.time.After(chance.Pick(0, 300 * kMillisecond), [this, node, connection] {
       if (coordinator_.connection(node) == connection) coordinator_.Break("a daemon died");
