@@ -197,6 +197,10 @@ class Daemon {
   absl::StatusOr<v1::AttachBuffersReply> AttachOnce(const v1::AttachBuffersRequest& request,
                                                     const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex_);
+  // Who is told the open attempt waits for the weights of the attempt before: they are published to
+  // it where it has those of attempt `has`, which is older, because an attempt has ended without
+  // any since then.
+  void PublishSince(const Session& session, uint64_t has) DMUOND_REQUIRES(mutex_);
   // The job cannot go on: everybody who waits, or calls from now on, gets `status`.
   void Fail(absl::Status status) DMUOND_REQUIRES(mutex_);
   [[nodiscard]] absl::Status JobFailure() const DMUOND_REQUIRES(mutex_);

@@ -128,6 +128,16 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
   return reply;
 }
 
+void Daemon::PublishSince(const Session& session, uint64_t has) {
+  const scheduler::Attempt open = job_->steps->open().attempt;
+  // Lanes that are new since then publish to everybody, under an attempt of the new epoch.
+  if (open.value() - 1 <= has || job_->reforming || EpochOf(open).value() != epoch_) return;
+  v1::LaneCommand republish;
+  republish.mutable_republish()->set_attempt(open.value() - 1);
+  republish.mutable_republish()->add_ranks(session.rank);
+  ToLanes(republish);
+}
+
 absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffersRequest& request,
                                                           const Cancelled& cancelled) {
   absl::StatusOr<Session*> found = Find(request.key());
@@ -242,12 +252,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   session->state = Session::State::kAttached;
   session->first_attempt = job_->steps->open().attempt;
   job_->vacancies.erase(session->rank);
-  if (job_->has_state) {
-    v1::LaneCommand republish;
-    republish.mutable_republish()->set_attempt(job_->steps->open().attempt.value() - 1);
-    republish.mutable_republish()->add_ranks(session->rank);
-    ToLanes(republish);
-  }
+  if (job_->has_state) PublishSince(*session, /*has=*/0);
   // A job from a snapshot begins when every rank is attached, with the snapshot's weights.
   const bool begins = !job_->has_state && job_->wire.restore_step() > 0;
   Tell(NewsOfAttached(*session));
@@ -263,6 +268,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
                        Named("step", job_->wire.restore_step() + 1),
                        " when every rank has attached its buffers; not all have in time"));
     }
+    PublishSince(*session, job_->applied_attempt);
   }
   v1::AttachBuffersReply reply;
   reply.set_timeline_bytes(timeline_bytes);

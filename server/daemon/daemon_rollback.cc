@@ -202,6 +202,7 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
     // A late call of an earlier one is no answer to this one.
     if (session.must_acknowledge != acknowledged) return CheckNotRolledBack(session);
     session.acknowledged = std::exchange(session.must_acknowledge, std::nullopt);
+    session.acknowledge_reply.reset();
     wire::FaultPoint("daemon.acknowledged");
     if (!job_->reforming) Tell(NewsOfAttached(session));
   } else if (session.acknowledged != acknowledged) {
@@ -229,10 +230,15 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
                      Named("timeout_ms", std::chrono::milliseconds(begun_within).count()),
                      " ms that every rank has acknowledged, or come back"));
   }
-  v1::AckRollbackReply reply;
-  reply.set_trainer_state(TrainerStateOf((*found)->rank));
-  reply.set_next_attempt(job_->steps->open().attempt.value());
-  return reply;
+  // Once: a copy of the call may be late, and the trainer write its weights meanwhile.
+  std::optional<v1::AckRollbackReply>& reply = (*found)->acknowledge_reply;
+  if (!reply.has_value()) {
+    PublishSince(**found, job_->applied_attempt);
+    reply.emplace();
+    reply->set_trainer_state(TrainerStateOf((*found)->rank));
+    reply->set_next_attempt(job_->steps->open().attempt.value());
+  }
+  return *reply;
 }
 
 absl::StatusOr<int64_t> Daemon::FindWayBack(int64_t step, const Cancelled& cancelled) {

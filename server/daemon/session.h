@@ -100,8 +100,9 @@ struct Session {
   // answer, and nothing of its memory is touched.
   std::optional<Rollback> must_acknowledge;
   std::optional<Rollback> acknowledged;  // the last one, for a call that is repeated
-  std::map<uint64_t, LoadCall> loads;    // by LoadSnapshotRequest.call; the newest alone
-  scheduler::Attempt first_attempt;      // open when it had attached
+  std::optional<v1::AckRollbackReply> acknowledge_reply;  // its answer, once there is one
+  std::map<uint64_t, LoadCall> loads;  // by LoadSnapshotRequest.call; the newest alone
+  scheduler::Attempt first_attempt;    // open when it had attached
 };
 
 // A rank of this node whose trainer died: what its replacement must wait for.

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/timeline.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_memory.h"
@@ -24,6 +25,7 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/socket_dir.h"
+#include "server/storage/posix_storage.h"
 #include "tests/server/daemon/in_process_trainer.h"
 #include "tests/server/daemon/links_of_a_member.h"
 #include "tests/server/daemon/registrations.h"
@@ -351,6 +353,76 @@ TEST_F(SessionsTest, DrainEndsEveryCall) {
   left.count_down();
   for (std::jthread& thread : threads) thread.join();
   EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
+}
+
+class GoingBackSessionsTest : public SessionsTest {
+ protected:
+  void Join(DaemonOptions& options) override {
+    absl::StatusOr<std::unique_ptr<storage::Storage>> opened =
+        storage::OpenPosixStorage(dir_.path());
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    snapshots_ = *std::move(opened);
+    options.storage = snapshots_.get();
+    options.coordinator.snapshots = true;
+    options.coordinator.step.session_linger = kPatience;
+  }
+  // Both ranks after step 1, to which the job has gone back since.
+  void StepAndGoBack() {
+    for (auto& rank : ranks_) rank = NewTrainer();
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([this, rank] {
+        const absl::Status begun = ranks_[rank]->Begin(rank, 2);
+        ASSERT_TRUE(begun.ok()) << begun;
+        StepsOf(*ranks_[rank], 1, 1);
+      });
+    }
+    threads.clear();
+    v1::SaveSnapshotRequest save;
+    *save.mutable_key() = ranks_[0]->key();
+    const auto saved = daemon_->SaveSnapshot(save, kNever);
+    ASSERT_TRUE(saved.ok()) << saved.status();
+    const auto back = daemon_->LoadJob({}, kNever);
+    ASSERT_TRUE(back.ok()) << back.status();
+  }
+  v1::AckRollbackRequest Hear(InProcessTrainer& trainer) {
+    v1::SubmitStepReply reply;
+    EXPECT_TRUE(trainer.Submit(trainer.SubmitRequest(2), &reply).ok());
+    EXPECT_EQ(reply.outcome().kind(), v1::Outcome::KIND_ROLLED_BACK);
+    v1::AckRollbackRequest request;
+    *request.mutable_key() = trainer.key();
+    request.set_to_step(reply.outcome().to_step());
+    request.set_epoch(reply.outcome().epoch());
+    return request;
+  }
+
+  const Daemon::Cancelled kNever = [] { return false; };
+  const Daemon::Cancelled kAtOnce = [] { return true; };
+  std::unique_ptr<storage::Storage> snapshots_;
+  std::unique_ptr<InProcessTrainer> ranks_[2];
+};
+
+// Rank 1 dies between the restart and the answer to rank 0, and with it the attempt that was open.
+TEST_F(GoingBackSessionsTest, WeightsOfTheAttemptBeforeTheToldOneComeOnce) {
+  StepAndGoBack();
+  const v1::AckRollbackRequest mine = Hear(*ranks_[0]);
+  EXPECT_TRUE(absl::IsCancelled(daemon_->AckRollback(mine, kAtOnce).status()))
+      << "the other has not acknowledged";
+  const auto others = daemon_->AckRollback(Hear(*ranks_[1]), kNever);
+  ASSERT_TRUE(others.ok()) << others.status();
+  ranks_[1].reset();
+  while (daemon_->Status().job().attempt() == others->next_attempt()) std::this_thread::yield();
+
+  const auto answer = daemon_->AckRollback(mine, kNever);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_GT(answer->next_attempt(), others->next_attempt());
+  const uint64_t before = answer->next_attempt() - 1;
+  EXPECT_EQ(wire::WaitAtLeast(ranks_[0]->page().published(0, 1), before,
+                              std::chrono::steady_clock::now() + kPatience),
+            before);
+  const auto late = daemon_->AckRollback(mine, kNever);
+  ASSERT_TRUE(late.ok()) << late.status();
+  EXPECT_EQ(late->next_attempt(), answer->next_attempt());
 }
 
 // Node 1 of two. What the coordinator says the test says; jobs have one rank.
