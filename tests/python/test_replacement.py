@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 STEPS = 40
@@ -56,3 +57,45 @@ def test_a_killed_trainer_is_replaced_and_the_run_stays_the_same(daemons):
     assert before == expected[1][: len(before)]
     assert after == expected[1][-len(after) :]
     assert len(before) + len(after) > STEPS - 5  # a few may have gone unheard
+
+
+def workers_of(launcher: subprocess.Popen) -> list[int]:
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    return [pid for pid, command in commands.items() if TRAINER.name.encode() in command]
+
+
+def test_torchrun_starts_all_ranks_again_where_their_job_stands(daemons, tmp_path):
+    address, *_ = daemons.start(1, 2)
+    undisturbed = [start(address, rank) for rank in range(2)]
+    expected = [finished(trainer) for trainer in undisturbed]
+
+    def lines(attempt: int, rank: int) -> list[str]:
+        logs = list(tmp_path.glob(f"*/attempt_{attempt}/{rank}/stdout.log"))
+        return logs[0].read_text().splitlines() if logs else []
+
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", *torchrun, f"--log-dir={tmp_path}", "--redirects=1"]
+        + [str(TRAINER), str(STEPS)],
+        env=os.environ | {"DMUOND_ADDRESS": address, "OMP_NUM_THREADS": "1"},
+    ) as launcher:
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while len(lines(0, 1)) < 10:
+                assert launcher.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            workers = workers_of(launcher)
+            assert len(workers) == 2
+            os.kill(workers[1], signal.SIGKILL)
+            assert launcher.wait(PATIENCE_S) == 0
+        finally:
+            launcher.kill()
+    for rank in range(2):
+        before, after = lines(0, rank), lines(1, rank)
+        # The last line may have been cut short, and of a step or two nobody has heard.
+        assert before[:-1] == expected[rank][: len(before) - 1]
+        assert after == expected[rank][-len(after) :]
+        assert len(before) + len(after) > STEPS - 5
+        assert len(after) < STEPS
