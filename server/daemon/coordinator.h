@@ -86,6 +86,7 @@ class Coordinator {
     std::map<int32_t, std::map<int32_t, std::string>> blobs;  // rail -> node -> blob
     std::unique_ptr<scheduler::StepCoordinator> steps;        // set when every node is ready
     bool rolled_back = false;  // and not restarted yet: ranks come back one by one
+    uint32_t back_epoch = 0;   // of its last way back
     // Nothing is decided: the group is broken, or its nodes start new lanes.
     std::optional<Interruption> interruption;
     // Lanes that have died while this step was the next one to commit.

@@ -192,6 +192,7 @@ AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const
   job->incarnation = plan.job_incarnation();
   job->restore_step = step;
   job->rolled_back = true;
+  job->back_epoch = epoch_;
   if (job_ != nullptr) {
     // Nodes that keep their sessions tell them again; those of a node that began anew are gone.
     job->deaths_in = job_->deaths_in;
@@ -216,8 +217,9 @@ AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const
 
 AddressedMessages Coordinator::OnLoadSnapshot(const v1::LoadSnapshotOf& load) {
   if (job_ == nullptr || job_->plan == nullptr) return {};
-  // While the group is broken nobody hears it; who asked will ask again.
-  if (!Formed()) return {};
+  // While the group is broken nobody hears it; who asked will ask again. Nor where the job has gone
+  // back since: who asked hears of that.
+  if (!Formed() || load.epoch() < job_->back_epoch) return {};
   NextEpoch();
   return RollBack(job_->wire, load.step(), load.why());
 }

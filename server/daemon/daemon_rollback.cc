@@ -294,6 +294,7 @@ Rollback Daemon::TellGoBack(int64_t step, const std::string& why) {
   v1::MemberMessage message;
   message.mutable_load_snapshot()->set_step(step);
   message.mutable_load_snapshot()->set_why(why);
+  message.mutable_load_snapshot()->set_epoch(told.epoch);
   Tell(std::move(message));
   return told;
 }

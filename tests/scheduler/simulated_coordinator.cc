@@ -155,7 +155,7 @@ void SimulatedCoordinator::GaveUpAPlace() {
 
 // What is said of trainers waits until it is known which job goes on.
 bool SimulatedCoordinator::Heard(Event event) {
-  if (states_.size() == nodes()) return true;
+  if (Formed()) return true;
   early_.push_back(std::move(event));
   return false;
 }
@@ -235,6 +235,7 @@ void SimulatedCoordinator::Die() {
   attempts_ = 0;
   states_.clear();
   early_.clear();
+  finding_ = false;
   leavers_.clear();
   job_.reset();
   for (Connection* connection : connections_) connection->ended_at_coordinator = true;
@@ -255,6 +256,7 @@ void SimulatedCoordinator::Break(const std::string& why) {
   formed_ = false;
   states_.clear();
   early_.clear();
+  finding_ = false;
   leavers_.clear();
   for (size_t node = 0; node < connections_.size(); ++node) {
     Connection* connection = connections_[node];
@@ -295,24 +297,32 @@ void SimulatedCoordinator::Form() {
 void SimulatedCoordinator::OnState(NodeRank from, const MemberState& state) {
   if (state.epoch < epoch_) return;
   states_[from] = state;
-  if (states_.size() < nodes()) return;
-  GoOn();
+  if (states_.size() == nodes()) FormAnew(std::nullopt);
+}
+
+void SimulatedCoordinator::OnNewest(uint32_t epoch, std::optional<SnapshotId> newest) {
+  if (!finding_ || epoch != epoch_) return;
+  finding_ = false;
+  FormAnew(newest);
+}
+
+void SimulatedCoordinator::FormAnew(std::optional<std::optional<SnapshotId>> newest) {
+  GoOn(newest);
+  if (finding_) return;
   for (Event& event : std::exchange(early_, {})) event();
 }
 
-void SimulatedCoordinator::GoOn() {
+void SimulatedCoordinator::GoOn(std::optional<std::optional<SnapshotId>> newest) {
   if (job_lost()) return EndJob(JobEnd::kPeerLost);
   bool anybody = false;
   bool has_state = false;
   bool everywhere = job_ && job_->steps;
   bool planned = false;  // at who has the job
-  std::optional<SnapshotId> newest;
   for (const auto& [node, state] : states_) {
     if (state.has_job && (!anybody || state.has_state)) planned = state.has_memory;
     anybody = anybody || state.has_job;
     has_state = has_state || state.has_state;
     everywhere = everywhere && state.has_job && state.has_memory;
-    if (state.has_job) newest = std::max(newest, state.newest);
   }
   if (everywhere) {
     job_->interrupted = true;
@@ -322,9 +332,13 @@ void SimulatedCoordinator::GoOn() {
     job_.reset();
     return;
   }
-  if (has_state && newest && planned) return RollBack(*newest, /*asked_for=*/false);
+  if (has_state && !newest) {
+    finding_ = true;
+    return simulation_.members[0]->FindNewest(epoch_);
+  }
+  if (has_state && *newest && planned) return RollBack(**newest, /*asked_for=*/false);
   simulation_.disturbed = true;
-  if (has_state) simulation_.invariants.StateLost(newest.has_value());
+  if (has_state) simulation_.invariants.StateLost(newest->has_value());
   const JobEnd why = has_state ? JobEnd::kStateLost : JobEnd::kPeerLost;
   job_.reset();
   for (const auto& [node, state] : states_) {
@@ -354,6 +368,7 @@ void SimulatedCoordinator::RollBack(const SnapshotId& to, bool asked_for) {
   JobOfCoordinator job;
   job.planned = job.rolled_back = true;
   job.restore = to;
+  job.back_epoch = epoch_;
   if (job_) {
     job.deaths_in = job_->deaths_in;
     job.deaths = job_->deaths;
@@ -362,10 +377,11 @@ void SimulatedCoordinator::RollBack(const SnapshotId& to, bool asked_for) {
   ToMembers([epoch = epoch_, to](SimulatedMember& member) { member.HandleRollBack(epoch, to); });
 }
 
-void SimulatedCoordinator::OnLoad() {
-  if (!job_ || !job_->planned || states_.size() < nodes() || simulation_.disk.empty()) return;
+void SimulatedCoordinator::OnLoad(uint32_t epoch, const SnapshotId& to) {
+  // What was found before the last way back may be set aside.
+  if (!job_ || !job_->planned || !Formed() || epoch < job_->back_epoch) return;
   NextEpoch();
-  RollBack(simulation_.disk.rbegin()->first, /*asked_for=*/true);
+  RollBack(to, /*asked_for=*/true);
 }
 
 bool SimulatedCoordinator::MayLoseALane() {
@@ -378,7 +394,7 @@ bool SimulatedCoordinator::MayLoseALane() {
 }
 
 void SimulatedCoordinator::OnLaneLost(uint32_t epoch) {
-  if (!job_ || epoch != epoch_ || states_.size() < nodes()) return;
+  if (!job_ || epoch != epoch_ || !Formed()) return;
   if (!job_->steps && job_->rolled_back) {
     if (!MayLoseALane()) {
       simulation_.disturbed = true;
@@ -531,6 +547,8 @@ void SimulatedCoordinator::TellDone(const SnapshotId& id, bool written) {
 
 void SimulatedCoordinator::OnSnapshotRequest(NodeRank /*from*/) {
   if (!job_ || !job_->schedule) return;
+  // One that goes back and has not begun again has nothing to save.
+  if (job_->state == SnapshotId{}) return TellDone(job_->state, false);
   if (job_->durable == job_->state) return TellDone(job_->state, true);
   if (job_->writing) {
     job_->requested = job_->writing->id != job_->state;
@@ -547,7 +565,7 @@ void SimulatedCoordinator::OnLeaving(NodeRank from) {
 }
 
 void SimulatedCoordinator::HaltForLeavers() {
-  if (leavers_.empty() || states_.size() < nodes() || (job_ && job_->interrupted)) return;
+  if (leavers_.empty() || !Formed() || (job_ && job_->interrupted)) return;
   if (job_ && job_->steps) {
     bool patient = true;
     for (const auto& [node, leaver] : leavers_) {
@@ -573,7 +591,7 @@ void SimulatedCoordinator::CheckTheEnd() const {
 }
 
 bool SimulatedCoordinator::Settled() const {
-  if (!formed_ || states_.size() < nodes()) return false;
+  if (!formed_ || !Formed()) return false;
   // One that registers, or restarts, may wait for ranks.
   return !job_ || job_lost() || !job_->planned || (job_->steps && !job_->interrupted);
 }

@@ -34,6 +34,7 @@ struct JobOfCoordinator {
   bool rolled_back = false;  // and not restarted yet
   bool interrupted = false;  // nothing is decided: the group is broken, or lanes are new
   std::optional<SnapshotId> restore;
+  uint32_t back_epoch = 0;  // of its last way back
   std::map<TrainerRank, std::pair<NodeRank, uint64_t>> open_ranks;
   std::map<TrainerRank, uint64_t> incarnations;  // newest that has attached
   std::set<TrainerRank> registered;
@@ -72,6 +73,7 @@ class SimulatedCoordinator {
 
   // ---- what members say ----
   void OnState(NodeRank from, const MemberState& state);
+  void OnNewest(uint32_t epoch, std::optional<SnapshotId> newest);  // that node 0 has found
   void OnRankSession(NodeRank from, TrainerRank rank, uint64_t incarnation,
                      std::optional<SnapshotId> resume);
   void OnRegistration(NodeRank from, TrainerRank rank);
@@ -91,7 +93,8 @@ class SimulatedCoordinator {
   void OnSnapshotRequest(NodeRank from);
   // After each message: for those who leave, nothing more is decided.
   void HaltForLeavers();
-  void OnLoad();  // somebody wants to go back to the newest snapshot
+  // Somebody wants to go back to a snapshot that was found in that epoch.
+  void OnLoad(uint32_t epoch, const SnapshotId& to);
 
  private:
   using Actions = std::vector<CoordinatorAction>;
@@ -111,7 +114,10 @@ class SimulatedCoordinator {
   void TellDone(const SnapshotId& id, bool written);
   [[nodiscard]] bool Heard(Event event);  // of ranks: false: later, when all states are known
   void Form();
-  void GoOn();
+  // `newest`: unset before node 0 has looked for one.
+  void FormAnew(std::optional<std::optional<SnapshotId>> newest);
+  void GoOn(std::optional<std::optional<SnapshotId>> newest);
+  [[nodiscard]] bool Formed() const { return states_.size() == nodes() && !finding_; }
   void Reform();
   void RollBack(const SnapshotId& to, bool asked_for);
   void NextEpoch();
@@ -134,6 +140,7 @@ class SimulatedCoordinator {
   uint32_t attempts_ = 1;
   std::map<NodeRank, MemberState> states_;
   std::vector<Event> early_;
+  bool finding_ = false;                                    // node 0 looks for a snapshot
   std::map<NodeRank, std::pair<TimePoint, bool>> leavers_;  // patience ends; told
   std::vector<Connection*> connections_;                    // by node
   std::optional<JobOfCoordinator> job_;

@@ -56,7 +56,6 @@ void SimulatedMember::TellState() {
     state.has_job = true;
     state.has_memory = job_->has_plan;
     state.has_state = job_->has_state || job_->restore.has_value();
-    state.newest = Newest();
   }
   Tell([this, state](SimulatedCoordinator& c) { c.OnState(node_, state); });
 }

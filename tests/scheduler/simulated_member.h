@@ -24,7 +24,6 @@ struct MemberState {
   bool has_job = false;
   bool has_memory = false;
   bool has_state = false;
-  std::optional<SnapshotId> newest;  // snapshot
 };
 
 enum class JobEnd : uint8_t { kEveryRankLeft, kPeerLost, kStateLost };
@@ -85,6 +84,8 @@ class SimulatedMember {
   // It is told to leave, and calls `leaves` when all that there is is on the disk, or is not going
   // to be.
   void PrepareToLeave(Event leaves);
+  // Somebody asks for it here; nothing comes of it while the job is not going on.
+  void GoBackToNewest();
 
   // ---- what the coordinator says ----
   void Handle(const CoordinatorAction& action);
@@ -93,6 +94,7 @@ class SimulatedMember {
   void HandlePlan(std::optional<SnapshotId> restore);
   void HandleRefused();
   void HandleSave(const SnapshotId& id);
+  void FindNewest(uint32_t epoch);  // of node 0, in the coordinator's process
   void HandleWriteManifest(const SnapshotId& id, const std::vector<uint64_t>& states);
   void HandleSnapshotDone(const SnapshotId& id, bool written);
   void Halted();

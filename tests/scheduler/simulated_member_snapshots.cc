@@ -21,6 +21,23 @@ std::optional<SnapshotId> SimulatedMember::Newest() const {
   return simulation_.disk.rbegin()->first;
 }
 
+void SimulatedMember::FindNewest(uint32_t epoch) {
+  OnDisk([this, epoch] { simulation_.coordinator->OnNewest(epoch, Newest()); });
+}
+
+void SimulatedMember::GoBackToNewest() {
+  const auto settled = [this] {
+    return alive_ && job_ && job_->has_state && steps_ && !job_->reforming && epoch_ != 0 &&
+           EpochOf(steps_->open().attempt).value() == epoch_;
+  };
+  if (!settled()) return;
+  OnDisk([this, settled, epoch = epoch_] {
+    const std::optional<SnapshotId> newest = Newest();
+    if (epoch_ != epoch || !settled() || !newest) return;
+    Tell([epoch, to = *newest](SimulatedCoordinator& c) { c.OnLoad(epoch, to); });
+  });
+}
+
 // One after the other, as the daemon's thread for disks does it; without the daemon, not at all.
 void SimulatedMember::OnDisk(Event event) {
   simulation_.network.Send(disk_, simulation_.chance.Pick(0, 30 * kMillisecond), 0,

@@ -102,7 +102,7 @@ void StepSimulator::PlanFaults() {
     } else if (what < 90) {
       Later(600, [this, node] { StopDaemon(node); });
     } else {
-      Later(600, [this] { coordinator_.OnLoad(); });
+      Later(600, [this, node] { members_[node.value()].GoBackToNewest(); });
     }
   } while (chance.Of(40));
 }

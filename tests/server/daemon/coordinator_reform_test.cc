@@ -56,6 +56,13 @@ class CoordinatorReformTest : public ::testing::Test {
     message.mutable_rank_attached()->set_rank(0);
     return Tell(message);
   }
+  // Somebody wants the snapshot of step 3, which was found in that epoch.
+  AddressedMessages Load(uint32_t found_in) {
+    v1::MemberMessage message;
+    message.mutable_load_snapshot()->set_step(3);
+    message.mutable_load_snapshot()->set_epoch(found_in);
+    return Tell(message);
+  }
   AddressedMessages LanesReady() {
     return Tell(server::LanesReady(plan_.digest, coordinator_.epoch()));
   }
@@ -80,6 +87,7 @@ class CoordinatorReformTest : public ::testing::Test {
                          : message.has_decision()  ? "decision"
                          : message.has_republish() ? "republish"
                          : message.has_reform()    ? "reform"
+                         : message.has_roll_back() ? "roll back"
                          : message.has_save()      ? "save"
                          : message.has_halted()    ? "halted"
                                                    : "other");
@@ -124,6 +132,20 @@ TEST_F(CoordinatorReformTest, ASaveThatIsAskedForMeanwhileWaitsForThatCommitToo)
   EXPECT_THAT(Words(Tell(request)), ElementsAre()) << "lanes may be new and not done with it";
   EXPECT_THAT(Words(LanesReady()),
               ElementsAre("decision", "save", "decision", "republish", "open"));
+}
+
+// Two nodes are asked at once. What the second has found may have been set aside for the first.
+TEST_F(CoordinatorReformTest, ASnapshotThatWasFoundBeforeTheJobWentBackIsNotGoneBackTo) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  EXPECT_THAT(Words(Load(kEpoch)), ElementsAre("roll back"));
+  EXPECT_THAT(Words(Load(kEpoch)), ElementsAre()) << "who asked hears of the first one's way back";
+  EXPECT_THAT(Words(Load(kEpoch + 1)), ElementsAre("roll back"));
+}
+
+TEST_F(CoordinatorReformTest, ASnapshotThatWasFoundBeforeLanesWereNewIsThereStill) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  EXPECT_THAT(Words(LoseALane()), ElementsAre("reform"));
+  EXPECT_THAT(Words(Load(kEpoch)), ElementsAre("roll back"));
 }
 
 // Every node has given it up while the group was broken.
