@@ -180,7 +180,7 @@ void SimulatedCoordinator::OnRegistration(NodeRank from, TrainerRank rank) {
   job_->planned = true;
   simulation_.Trace("planned from registrations");
   if (job_->restore) {
-    simulation_.invariants.RolledBack(*job_->restore, /*asked_for=*/false);
+    simulation_.invariants.RolledBack(*job_->restore, GroupEpoch(epoch_), /*asked_for=*/false);
   } else {
     simulation_.invariants.BeganAnew();
   }
@@ -364,7 +364,7 @@ void SimulatedCoordinator::Reform() {
 
 void SimulatedCoordinator::RollBack(const SnapshotId& to, bool asked_for) {
   simulation_.Trace("roll back to step ", to.step.value(), ", epoch ", epoch_);
-  simulation_.invariants.RolledBack(to, asked_for);
+  simulation_.invariants.RolledBack(to, GroupEpoch(epoch_), asked_for);
   JobOfCoordinator job;
   job.planned = job.rolled_back = true;
   job.restore = to;

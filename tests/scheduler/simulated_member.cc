@@ -192,7 +192,8 @@ void SimulatedMember::Decide(const Decision& decision) {
   job_->applied_attempt = decision.attempt;
   if (commit) job_->has_state = true;
   if (decision.outcome.durable_step) {
-    simulation_.invariants.ToldDurable(*decision.outcome.durable_step, steps_->last_committed());
+    simulation_.invariants.ToldDurable(decision.attempt, *decision.outcome.durable_step,
+                                       steps_->last_committed());
   }
 }
 

@@ -180,14 +180,16 @@ void StepInvariants::ManifestExists(const SnapshotId& id, const std::vector<uint
   }
 }
 
-void StepInvariants::ToldDurable(StepId durable, StepId last_committed) {
+void StepInvariants::ToldDurable(Attempt attempt, StepId durable, StepId last_committed) {
   if (durable > last_committed) Fail("a step is durable that is not committed");
+  if (EpochOf(attempt) < asked_back_in_) return;
   if (durable_told_.has_value() && durable < *durable_told_) Fail("a step is durable no more");
   durable_told_ = durable;
 }
 
-void StepInvariants::RolledBack(const SnapshotId& to, bool asked_for) {
+void StepInvariants::RolledBack(const SnapshotId& to, GroupEpoch epoch, bool asked_for) {
   ++counts_.rollbacks;
+  if (asked_for) asked_back_in_ = epoch;
   if (!asked_for && durable_told_.has_value() && to.step < *durable_told_) {
     Fail(absl::StrCat("rolled back to step ", to.step.value(), ", and step ",
                       durable_told_->value(), " was durable"));
@@ -201,6 +203,7 @@ void StepInvariants::RolledBack(const SnapshotId& to, bool asked_for) {
 
 void StepInvariants::LeavesWith(const SnapshotId& id) {
   ++counts_.departures;
+  if (EpochOf(id.attempt) < asked_back_in_) return;
   if (saved_.at(id).consumed != now_.consumed) Fail("a daemon leaves, and its snapshot is old");
   left_with_ = now_.consumed;
 }

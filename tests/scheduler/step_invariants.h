@@ -72,8 +72,10 @@ class StepInvariants {
   void SaveBegins(const SnapshotId& id);
   // A manifest names the lanes' files, of these states.
   void ManifestExists(const SnapshotId& id, const std::vector<uint64_t>& applied);
-  void ToldDurable(StepId durable, StepId last_committed);
-  void RolledBack(const SnapshotId& to, bool asked_for);
+  // By the decision of an attempt.
+  void ToldDurable(Attempt attempt, StepId durable, StepId last_committed);
+  // In a new epoch. Where somebody asked for it, members may not have heard of it for a while.
+  void RolledBack(const SnapshotId& to, GroupEpoch epoch, bool asked_for);
   // A daemon leaves as planned, and takes this snapshot to be the newest state.
   void LeavesWith(const SnapshotId& id);
   void StateLost(bool any_manifest);
@@ -102,6 +104,7 @@ class StepInvariants {
   History now_;
   Attempt open_;
   std::optional<StepId> durable_told_;
+  GroupEpoch asked_back_in_;           // epoch of the last rollback that somebody asked for
   std::optional<uint64_t> left_with_;  // History::consumed of the last planned departure
   std::map<Attempt, Decision> decided_;
   std::map<Attempt, Consumed> consumed_;
