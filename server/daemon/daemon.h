@@ -197,6 +197,10 @@ class Daemon {
   absl::StatusOr<v1::AttachBuffersReply> AttachOnce(const v1::AttachBuffersRequest& request,
                                                     const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex_);
+  // On its attach connection. One that has ended takes its session along: as soon as that has been
+  // noticed, what anybody gets who calls for such a session.
+  absl::Status SendToTrainer(const v1::SessionKey& key, const v1::AttachFrame& frame, int fd)
+      DMUOND_REQUIRES(mutex_);
   // Who is told the open attempt waits for the weights of the attempt before: they are published to
   // it where it has those of attempt `has`, which is older, because an attempt has ended without
   // any since then.

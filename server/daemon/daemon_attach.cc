@@ -128,6 +128,22 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachBuffers(
   return reply;
 }
 
+absl::Status Daemon::SendToTrainer(const v1::SessionKey& key, const v1::AttachFrame& frame,
+                                   int fd) {
+  constexpr std::chrono::seconds kUntilNoticed{10};
+  absl::StatusOr<Session*> found = Find(key);
+  if (!found.ok()) return found.status();
+  absl::Status sent = attach_->Send((*found)->attach, frame, fd);
+  if (ReasonOf(sent) != "TRAINER_LOST") return sent;
+  absl::StatusOr<bool> noticed = Wait(
+      [&]() DMUOND_REQUIRES(mutex_) {
+        found = Find(key);
+        return !found.ok();
+      },
+      std::chrono::steady_clock::now() + kUntilNoticed, [] { return false; });
+  return noticed.ok() && *noticed ? found.status() : sent;
+}
+
 void Daemon::PublishSince(const Session& session, uint64_t has) {
   const scheduler::Attempt open = job_->steps->open().attempt;
   // Lanes that are new since then publish to everybody, under an attempt of the new epoch.
@@ -205,7 +221,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
     memory.set_arena(arena.id());
     memory.set_size_bytes(arena.size_bytes());
     memory.set_kept(kept);
-    absl::Status sent = attach_->Send(session->attach, frame, *fd);
+    absl::Status sent = SendToTrainer(request.key(), frame, *fd);
     if (!sent.ok()) return sent;
     session->arenas[arena.id()] = arena.size_bytes();
     *attach.add_arenas() = arena;
@@ -218,7 +234,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   frame.mutable_timeline()->set_session(session->id);
   frame.mutable_timeline()->set_buckets(buckets);
   frame.mutable_timeline()->set_size_bytes(timeline_bytes);
-  absl::Status sent = attach_->Send(session->attach, frame, *timeline);
+  absl::Status sent = SendToTrainer(request.key(), frame, *timeline);
   if (!sent.ok()) return sent;
   attach.set_timeline_bytes(timeline_bytes);
   fds.push_back(*timeline);

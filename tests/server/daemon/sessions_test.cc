@@ -8,6 +8,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <future>
 #include <latch>
 #include <memory>
 #include <optional>
@@ -53,9 +54,8 @@ class SessionsTest : public ::testing::Test {
     options.coordinator.lanes_per_node = options.lanes;
     Join(options);
     daemon_ = std::make_unique<Daemon>(std::move(options), memory_);
-    auto attach =
-        AttachServer::Start({.path = socket_ + SocketDir::kAttachSuffix},
-                            {.on_gone = [this](AttachId id) { daemon_->OnAttachGone(id); }});
+    auto attach = AttachServer::Start({.path = socket_ + SocketDir::kAttachSuffix},
+                                      {.on_gone = [this](AttachId id) { OnGone(id); }});
     ASSERT_TRUE(attach.ok()) << attach.status();
     attach_ = *std::move(attach);
     daemon_->Bind(attach_.get(), Links());
@@ -78,6 +78,7 @@ class SessionsTest : public ::testing::Test {
   // Alone, where a test does not say otherwise.
   virtual void Join(DaemonOptions& /*options*/) {}
   virtual PeerLinks* Links() { return nullptr; }
+  virtual void OnGone(AttachId id) { daemon_->OnAttachGone(id); }
 
   std::unique_ptr<InProcessTrainer> NewTrainer() {
     return std::make_unique<InProcessTrainer>(*daemon_, socket_);
@@ -353,6 +354,36 @@ TEST_F(SessionsTest, DrainEndsEveryCall) {
   left.count_down();
   for (std::jthread& thread : threads) thread.join();
   EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
+}
+
+// Where the daemon hears late that a trainer's attach connection has ended.
+class LateNewsTest : public SessionsTest {
+ protected:
+  void OnGone(AttachId id) override {
+    ended_.count_down();
+    hears_.wait();
+    daemon_->OnAttachGone(id);
+  }
+
+  std::latch ended_{1};
+  std::latch hears_{1};
+};
+
+TEST_F(LateNewsTest, WhoAttachesIsToldThatItsSessionIsGoneAsAnybodyElse) {
+  auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open().ok());
+  ASSERT_TRUE(trainer->Register().ok());
+  const v1::AttachBuffersRequest request = trainer->AttachRequest();
+  trainer.reset();
+  ended_.wait();
+  auto answer = std::async(std::launch::async, [&] {
+    return daemon_->AttachBuffers(request, [] { return false; }).status();
+  });
+  EXPECT_EQ(answer.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout)
+      << "nobody knows yet";
+  hears_.count_down();
+  const absl::Status told = answer.get();
+  EXPECT_EQ(ReasonOf(told), "INCARNATION_OLD") << told;
 }
 
 class GoingBackSessionsTest : public SessionsTest {
