@@ -128,8 +128,7 @@ void Print(const TunedShape& shape) {
   for (const auto& [batch, microseconds] : shape.times) {
     std::printf(" %d: %.1f", batch, microseconds / batch);
   }
-  std::printf("; %.1f s\n", shape.seconds);
-  std::fflush(stdout);
+  std::printf("\n");
 }
 
 int Main(int argc, char** argv) {
@@ -159,8 +158,9 @@ int Main(int argc, char** argv) {
   // What has passed since the start belongs to the time that was asked for.
   options.tuning.seconds -=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  const auto tuned = kernels::cuda::TuneUpdates(tasks, options.tuning, Print);
+  const auto tuned = kernels::cuda::TuneUpdates(tasks, options.tuning);
   if (!tuned.ok()) Fail(tuned.status());
+  for (const TunedShape& shape : *tuned) Print(shape);
   scheduler::CostTable table;
   table.device = key;
   const scheduler::Iteration iteration = server::IterationOf(preset->newton_schulz);

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <deque>
+#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 
@@ -24,17 +27,23 @@ constexpr double kGainMin = 0.015;
 // Candidates are compared on a batch that takes about so long.
 constexpr double kCompareMicroseconds = 3000;
 constexpr int kCompareRounds = 5;
+// One that takes so much longer than the fastest in the first round takes no part in the others.
+constexpr double kHopeless = 1.25;
 // Larger batches are not timed: their slope is known by then.
 constexpr double kBatchMicrosecondsMax = 80e3;
-// Batches take turns of so long, without a pause between them: a chip at its power limit is faster
-// after any.
-constexpr double kTurnMicroseconds = 20e3;
-// The part of the time for that heats the chip.
-constexpr double kWarmPart = 0.35;
+// Batches take turns, without a pause between them: a chip at its power limit is faster after any.
+// The first turns heat it.
+constexpr int kTurns = 4;
 constexpr int kTurnsMin = 3;
-// What is planned with: turns are not cut short.
-constexpr double kPartOfTime = 0.94;
-constexpr int kTurnsMax = 60;
+constexpr double kTurnMicrosecondsMax = 40e3;
+// Turns of batches that leave the chip so idle, by the time of a matrix in the best batch, are
+// short: others would be faster after them than they are after one another.
+constexpr double kIdle = 1.15;
+constexpr double kIdleTurn = 0.25;
+// What is planned with: a turn is not cut short.
+constexpr double kPartOfTime = 0.97;
+// Of the memory, for the matrices' state; products work in the rest.
+constexpr double kPartForState = 0.6;
 
 class DeviceMemory {
  public:
@@ -66,43 +75,53 @@ class Clock {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// Matrices of one shape with all their state, on the device.
+// The state of matrices, on the device: of one shape after the other, all at the same place.
 class TunerState {
  public:
-  static size_t BytesPerMatrix(int64_t rows, int64_t cols) { return Slot(rows, cols) * 22; }
+  // Between the matrices of a shape.
+  static int64_t Slot(const TuningTask& task) { return (task.rows * task.cols + 63) / 64 * 64; }
+  static size_t BytesPerMatrix(const TuningTask& task) { return Slot(task) * kElementBytes; }
 
-  absl::Status Allocate(int64_t rows, int64_t cols, int64_t count, cudaStream_t stream) {
-    slot_ = Slot(rows, cols);
-    elements_ = rows * cols;
-    const int64_t all = slot_ * count;
-    if (absl::Status status = memory_.Allocate(all * 22); !status.ok()) return status;
+  absl::Status Allocate(size_t bytes) {
+    elements_ = static_cast<int64_t>(bytes / kElementBytes);
+    if (absl::Status status = memory_.Allocate(bytes); !status.ok()) return status;
     gradient_ = memory_.as<float>();
-    momentum_ = gradient_ + all;
-    master_ = momentum_ + all;
-    momentum_out_ = master_ + all;
-    master_out_ = momentum_out_ + all;
-    weight_ = reinterpret_cast<std::byte*>(master_out_ + all);
-    absl::Status status = CudaStatus(LaunchRandom(stream, gradient_, all, 1, 1e-3F), "random data");
-    // Masters are zero: the new ones are the update itself.
-    if (status.ok()) {
-      status = CudaStatus(cudaMemsetAsync(momentum_, 0, all * 8, stream), "clearing state");
-    }
-    return status;
+    momentum_ = gradient_ + elements_;
+    master_ = momentum_ + elements_;
+    momentum_out_ = master_ + elements_;
+    master_out_ = momentum_out_ + elements_;
+    weight_ = reinterpret_cast<std::byte*>(master_out_ + elements_);
+    return absl::OkStatus();
+  }
+  // Random gradients; masters are zero, so that the new ones are the update itself.
+  absl::Status FillForChecks(cudaStream_t stream) {
+    absl::Status status =
+        CudaStatus(LaunchRandom(stream, gradient_, elements_, 1, 1e-3F), "random gradients");
+    if (!status.ok()) return status;
+    return CudaStatus(cudaMemsetAsync(momentum_, 0, elements_ * 8, stream), "clearing state");
+  }
+  // Momentum and masters as of a running job: zeros take less power, and a chip at its limit is
+  // faster with them.
+  absl::Status FillForTimes(cudaStream_t stream) {
+    absl::Status status =
+        CudaStatus(LaunchRandom(stream, momentum_, elements_, 2, 4e-3F), "random momentum");
+    if (!status.ok()) return status;
+    return CudaStatus(LaunchRandom(stream, master_, elements_, 3, 2e-2F), "random masters");
   }
   // Poisons what an update writes.
-  absl::Status Poison(int64_t count, cudaStream_t stream) {
-    return CudaStatus(cudaMemsetAsync(master_out_, 0xFF, slot_ * count * 4, stream), "poison");
+  absl::Status Poison(const TuningTask& task, int64_t count, cudaStream_t stream) {
+    return CudaStatus(cudaMemsetAsync(master_out_, 0xFF, Slot(task) * count * 4, stream), "poison");
   }
-  // Copies of `first` and those after it.
-  [[nodiscard]] std::vector<PassMatrix> Matrices(int64_t count) const {
+  [[nodiscard]] std::vector<PassMatrix> Matrices(const TuningTask& task, int64_t count) const {
     std::vector<PassMatrix> matrices;
     for (int64_t i = 0; i < count; ++i) {
-      PassMatrix m{gradient_ + i * slot_,
-                   momentum_ + i * slot_,
-                   momentum_out_ + i * slot_,
-                   master_ + i * slot_,
-                   master_out_ + i * slot_,
-                   weight_ + i * slot_ * 2,
+      const int64_t at = i * Slot(task);
+      PassMatrix m{gradient_ + at,
+                   momentum_ + at,
+                   momentum_out_ + at,
+                   master_ + at,
+                   master_out_ + at,
+                   weight_ + at * 4,
                    {}};
       m.scalars.learning_rate = 1;
       m.scalars.momentum = 0.95;
@@ -113,21 +132,25 @@ class TunerState {
     return matrices;
   }
   [[nodiscard]] const float* master_out() const { return master_out_; }
-  [[nodiscard]] int64_t elements() const { return elements_; }
 
  private:
-  static int64_t Slot(int64_t rows, int64_t cols) { return (rows * cols + 63) / 64 * 64; }
+  static constexpr size_t kElementBytes = 24;  // weights may be fp32
 
   DeviceMemory memory_;
-  int64_t slot_ = 0;
   int64_t elements_ = 0;
   float* gradient_ = nullptr;
   float* momentum_ = nullptr;
-  float* momentum_out_ = nullptr;
   float* master_ = nullptr;
+  float* momentum_out_ = nullptr;
   float* master_out_ = nullptr;
   std::byte* weight_ = nullptr;
 };
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 // One way of updating the matrices of a shape.
 struct Way {
@@ -153,6 +176,24 @@ absl::StatusOr<Way> MakeWay(int64_t rows, int64_t cols, const MuonConfig& config
   return way;
 }
 
+// A task on its way: the ways of its shape, and what has been found out.
+struct Subject {
+  TuningTask task;
+  std::vector<Way> ways;
+  int32_t batch_max = 0;
+  size_t workspace_bytes = 0;  // of any way
+  TunedShape shape;
+};
+
+// A batch of a subject's winner.
+struct Timed {
+  Subject* subject;
+  int32_t batch;
+  std::unique_ptr<MuonSet> set;
+  double once_us;
+  std::vector<double> times;  // microseconds, one a turn
+};
+
 class Tuner {
  public:
   explicit Tuner(const TuningOptions& options) : options_(options) {}
@@ -163,7 +204,7 @@ class Tuner {
   Tuner(const Tuner&) = delete;
   Tuner& operator=(const Tuner&) = delete;
 
-  absl::Status Start() {
+  absl::Status Start(std::span<const TuningTask> tasks) {
     int device = 0;
     cudaDeviceProp properties{};
     absl::Status status =
@@ -183,45 +224,72 @@ class Tuner {
     size_t total_bytes = 0;
     status = CudaStatus(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
     memory_bytes_ = options_.memory_bytes_max != 0 ? options_.memory_bytes_max : free_bytes / 3 * 2;
+    size_t state_bytes = 0;
+    size_t workspace_bytes = 0;
+    for (const TuningTask& task : tasks) {
+      if (status.ok()) status = Add(task);
+      if (!status.ok()) return status;
+      const Subject& subject = subjects_.back();
+      state_bytes =
+          std::max(state_bytes, subject.batch_max * TunerState::BytesPerMatrix(subject.task));
+      workspace_bytes = std::max(workspace_bytes, subject.workspace_bytes);
+    }
     if (status.ok()) status = differences_.Allocate(sizeof(Difference));
+    if (status.ok()) status = state_.Allocate(state_bytes);
+    if (status.ok()) status = workspace_.Allocate(workspace_bytes);
     return status;
   }
 
-  // `seconds`: what this shape may take.
-  absl::StatusOr<TunedShape> Tune(const TuningTask& task, double seconds) {
-    const Clock clock;
-    TunedShape shape;
-    shape.rows = task.rows;
-    shape.cols = task.cols;
-    absl::StatusOr<std::vector<Way>> ways = Ways(task.rows, task.cols);
-    if (!ways.ok()) return ways.status();
-    const int32_t batch_max = LargestBatch(task, *ways);
-    if (batch_max < 1) {
-      return absl::ResourceExhaustedError(absl::StrCat("a matrix of ", task.rows, " x ", task.cols,
-                                                       " does not fit ", memory_bytes_, " bytes"));
+  // What needs the host between one launch and the next comes first, for all shapes; then the
+  // winners' batches are timed in one go.
+  absl::StatusOr<std::vector<TunedShape>> Tune(const Clock& clock, double seconds) {
+    absl::Status status = state_.FillForChecks(stream_);
+    for (Subject& subject : subjects_) {
+      if (status.ok()) status = Check(subject);
     }
-    size_t workspace_bytes = 0;
-    for (const Way& way : *ways) {
-      const MuonSetBatch batch = way.Batch(options_.weight, batch_max);
-      workspace_bytes = std::max(workspace_bytes, MuonSet::WorkspaceBytes({&batch, 1}));
+    if (status.ok()) status = state_.FillForTimes(stream_);
+    for (Subject& subject : subjects_) {
+      if (status.ok()) status = Compare(subject);
+      if (status.ok()) status = PrepareBatches(subject);
     }
-    absl::Status status = state_.Allocate(task.rows, task.cols, batch_max, stream_);
-    if (status.ok()) status = workspace_.Allocate(workspace_bytes);
-    if (status.ok()) status = Check(*ways, batch_max, shape);
-    if (status.ok()) status = Compare(*ways, batch_max, 0.4 * seconds, shape);
+    if (status.ok()) status = TimeBatches(clock, seconds);
     if (!status.ok()) return status;
-    const Way& winner = (*ways)[shape.winner];
-    std::vector<int32_t> batches;
-    for (const int32_t batch : task.batches) {
-      if (batch <= batch_max) batches.push_back(batch);
-    }
-    status = TimeBatches(winner, batches, clock, seconds, shape);
-    if (!status.ok()) return status;
-    shape.seconds = clock.seconds();
-    return shape;
+    std::vector<TunedShape> shapes;
+    for (Subject& subject : subjects_) shapes.push_back(std::move(subject.shape));
+    return shapes;
   }
 
  private:
+  absl::Status Add(const TuningTask& task) {
+    Subject subject;
+    subject.task = task;
+    subject.shape.rows = task.rows;
+    subject.shape.cols = task.cols;
+    absl::StatusOr<std::vector<Way>> ways = Ways(task.rows, task.cols);
+    if (!ways.ok()) return ways.status();
+    subject.ways = *std::move(ways);
+    const auto state_max = static_cast<size_t>(static_cast<double>(memory_bytes_) * kPartForState);
+    for (const int32_t batch : task.batches) {
+      size_t workspace = 0;
+      for (const Way& way : subject.ways) {
+        const MuonSetBatch one = way.Batch(options_.weight, batch);
+        workspace = std::max(workspace, MuonSet::WorkspaceBytes({&one, 1}));
+      }
+      if (batch * TunerState::BytesPerMatrix(task) > state_max ||
+          workspace > memory_bytes_ - state_max) {
+        break;
+      }
+      subject.batch_max = batch;
+      subject.workspace_bytes = workspace;
+    }
+    if (subject.batch_max < 1) {
+      return absl::ResourceExhaustedError(absl::StrCat("a matrix of ", task.rows, " x ", task.cols,
+                                                       " does not fit ", memory_bytes_, " bytes"));
+    }
+    subjects_.push_back(std::move(subject));
+    return absl::OkStatus();
+  }
+
   // The device's default first.
   absl::StatusOr<std::vector<Way>> Ways(int64_t rows, int64_t cols) const {
     std::vector<Way> ways;
@@ -238,21 +306,6 @@ class Tuner {
     return ways;
   }
 
-  [[nodiscard]] int32_t LargestBatch(const TuningTask& task, const std::vector<Way>& ways) const {
-    int32_t largest = 0;
-    for (const int32_t batch : task.batches) {
-      size_t workspace = 0;
-      for (const Way& way : ways) {
-        const MuonSetBatch one = way.Batch(options_.weight, batch);
-        workspace = std::max(workspace, MuonSet::WorkspaceBytes({&one, 1}));
-      }
-      if (batch * TunerState::BytesPerMatrix(task.rows, task.cols) + workspace <= memory_bytes_) {
-        largest = std::max(largest, batch);
-      }
-    }
-    return largest;
-  }
-
   // No tile changes a bit.
   absl::StatusOr<std::unique_ptr<MuonSet>> Prepare(const Way& way, int64_t count, void* workspace,
                                                    TileTuner& tiles) {
@@ -265,17 +318,18 @@ class Tuner {
     return set;
   }
 
-  absl::Status Launch(MuonSet& set, int64_t count) {
-    return CudaStatus(set.Launch(stream_, state_.Matrices(count)), "an update");
+  absl::Status Launch(const Subject& subject, MuonSet& set, int64_t count) {
+    return CudaStatus(set.Launch(stream_, state_.Matrices(subject.task, count)), "an update");
   }
 
-  absl::StatusOr<Difference> CompareWith(const DeviceMemory& expected) {
+  absl::StatusOr<Difference> CompareWith(const Subject& subject, const DeviceMemory& expected) {
     absl::Status status = CudaStatus(
         cudaMemsetAsync(differences_.as<void>(), 0, sizeof(Difference), stream_), "clearing sums");
     if (status.ok()) {
-      status = CudaStatus(LaunchCompare(stream_, state_.master_out(), expected.as<float>(),
-                                        state_.elements(), differences_.as<Difference>()),
-                          "a comparison");
+      status = CudaStatus(
+          LaunchCompare(stream_, state_.master_out(), expected.as<float>(),
+                        subject.task.rows * subject.task.cols, differences_.as<Difference>()),
+          "a comparison");
     }
     Difference difference;
     if (status.ok()) {
@@ -289,18 +343,20 @@ class Tuner {
   }
 
   // The first matrix's update, in a batch of `count`; into `to` if not null.
-  absl::Status UpdateFirst(const Way& way, int64_t count, void* workspace, DeviceMemory* to) {
-    absl::Status status = state_.Poison(count, stream_);
+  absl::Status UpdateFirst(const Subject& subject, const Way& way, int64_t count, void* workspace,
+                           DeviceMemory* to) {
+    absl::Status status = state_.Poison(subject.task, count, stream_);
     if (!status.ok()) return status;
     // Not every batch that is checked is timed as well.
     TileTuner& tiles = count == kOddBatch ? rule_tiles_ : tiles_;
     absl::StatusOr<std::unique_ptr<MuonSet>> set = Prepare(way, count, workspace, tiles);
     if (!set.ok()) return set.status();
-    status = Launch(**set, count);
+    status = Launch(subject, **set, count);
     if (status.ok() && to != nullptr) {
-      status = CudaStatus(cudaMemcpyAsync(to->as<void>(), state_.master_out(),
-                                          state_.elements() * 4, cudaMemcpyDefault, stream_),
-                          "a copy");
+      status = CudaStatus(
+          cudaMemcpyAsync(to->as<void>(), state_.master_out(),
+                          subject.task.rows * subject.task.cols * 4, cudaMemcpyDefault, stream_),
+          "a copy");
     }
     // The set must outlive its launch.
     if (status.ok()) status = CudaStatus(cudaStreamSynchronize(stream_), "an update");
@@ -308,10 +364,10 @@ class Tuner {
   }
 
   // Whether each way's numbers are right, and independent of the batch.
-  absl::Status Check(const std::vector<Way>& ways, int32_t batch_max, TunedShape& shape) {
-    const KernelChoice& first = ways.front().choice;
+  absl::Status Check(Subject& subject) {
+    const TuningTask& task = subject.task;
     const absl::StatusOr<Way> exact =
-        MakeWay(first.rows, first.cols, options_.config, ProductEngine::kOwn,
+        MakeWay(task.rows, task.cols, options_.config, ProductEngine::kOwn,
                 options_.config.newton_schulz.form, DType::kF32);
     if (!exact.ok()) return exact.status();
     DeviceMemory workspace;
@@ -320,41 +376,41 @@ class Tuner {
     const MuonSetBatch one = exact->Batch(options_.weight, 1);
     absl::Status status = workspace.Allocate(MuonSet::WorkspaceBytes({&one, 1}));
     for (DeviceMemory* memory : {&expected, &alone}) {
-      if (status.ok()) status = memory->Allocate(state_.elements() * 4);
+      if (status.ok()) status = memory->Allocate(task.rows * task.cols * 4);
     }
-    if (status.ok()) status = UpdateFirst(*exact, 1, workspace.as<void>(), &expected);
+    if (status.ok()) status = UpdateFirst(subject, *exact, 1, workspace.as<void>(), &expected);
     if (!status.ok()) return status;
-    for (const Way& way : ways) {
+    for (const Way& way : subject.ways) {
       TunedCandidate candidate{way.choice, 0, 0, 0, ""};
-      status = UpdateFirst(way, 1, workspace_.as<void>(), &alone);
+      status = UpdateFirst(subject, way, 1, workspace_.as<void>(), &alone);
       if (status.code() == absl::StatusCode::kInternal) {  // a library without an algorithm
         candidate.refused = std::string(status.message());
-        shape.candidates.push_back(candidate);
+        subject.shape.candidates.push_back(candidate);
         continue;
       }
       if (!status.ok()) return status;
-      const absl::StatusOr<Difference> d = CompareWith(expected);
+      const absl::StatusOr<Difference> d = CompareWith(subject, expected);
       if (!d.ok()) return d.status();
       candidate.error = std::sqrt(d->squares / d->reference);
       uint64_t different = 0;
-      for (const int32_t batch : {std::min(kOddBatch, batch_max), batch_max}) {
+      for (const int32_t batch : {std::min(kOddBatch, subject.batch_max), subject.batch_max}) {
         if (batch == 1 || options_.fastest) continue;
-        status = UpdateFirst(way, batch, workspace_.as<void>(), nullptr);
+        status = UpdateFirst(subject, way, batch, workspace_.as<void>(), nullptr);
         if (!status.ok()) return status;
-        const absl::StatusOr<Difference> bits = CompareWith(alone);
+        const absl::StatusOr<Difference> bits = CompareWith(subject, alone);
         if (!bits.ok()) return bits.status();
         different += bits->different;
       }
       candidate.refused = RefusalOf(candidate.error, d->not_finite, different, options_.fastest);
-      shape.candidates.push_back(candidate);
+      subject.shape.candidates.push_back(candidate);
     }
     return absl::OkStatus();
   }
 
   // Microseconds of a launch, of `launches` one after the other.
-  absl::StatusOr<double> Time(MuonSet& set, int64_t count, int launches) {
+  absl::StatusOr<double> Time(const Subject& subject, MuonSet& set, int64_t count, int launches) {
     absl::Status status = CudaStatus(cudaEventRecord(events_[0], stream_), "cudaEventRecord");
-    for (int i = 0; i < launches && status.ok(); ++i) status = Launch(set, count);
+    for (int i = 0; i < launches && status.ok(); ++i) status = Launch(subject, set, count);
     if (status.ok()) status = CudaStatus(cudaEventRecord(events_[1], stream_), "cudaEventRecord");
     if (status.ok()) status = CudaStatus(cudaEventSynchronize(events_[1]), "an update");
     float ms = 0;
@@ -365,101 +421,110 @@ class Tuner {
     return 1e3 * static_cast<double>(ms) / launches;
   }
 
+  // A batch's second launch.
+  absl::StatusOr<double> TimeOnce(const Subject& subject, MuonSet& set, int64_t count) {
+    if (absl::StatusOr<double> first = Time(subject, set, count, 1); !first.ok()) return first;
+    return Time(subject, set, count, 1);
+  }
+
   // The fastest of the ways that are right.
-  absl::Status Compare(const std::vector<Way>& ways, int32_t batch_max, double seconds,
-                       TunedShape& shape) {
+  absl::Status Compare(Subject& subject) {
+    const std::vector<Way>& ways = subject.ways;
+    std::vector<TunedCandidate>& candidates = subject.shape.candidates;
     std::vector<std::unique_ptr<MuonSet>> sets(ways.size());
-    std::vector<std::vector<double>> times(ways.size());
-    int32_t batch = batch_max;
-    double once_us = 0;
+    int32_t batch = 0;
+    int launches = 1;
     for (size_t i = 0; i < ways.size(); ++i) {
-      if (!shape.candidates[i].refused.empty()) continue;
-      if (once_us == 0) {  // the batch is the first one's
+      if (!candidates[i].refused.empty()) continue;
+      if (batch == 0) {  // the first one's
         absl::StatusOr<std::unique_ptr<MuonSet>> one =
             Prepare(ways[i], 1, workspace_.as<void>(), tiles_);
         if (!one.ok()) return one.status();
-        absl::StatusOr<double> time = Time(**one, 1, 1);
-        if (time.ok()) time = Time(**one, 1, 1);
+        const absl::StatusOr<double> time = TimeOnce(subject, **one, 1);
         if (!time.ok()) return time.status();
-        batch = std::clamp(static_cast<int32_t>(2 * kCompareMicroseconds / *time), 1, batch_max);
-        once_us = *time;
+        batch = std::clamp(static_cast<int32_t>(2 * kCompareMicroseconds / *time), 1,
+                           subject.batch_max);
+        launches = std::clamp(static_cast<int>(10e3 / (*time * batch)), 1, 20);
       }
       absl::StatusOr<std::unique_ptr<MuonSet>> set =
           Prepare(ways[i], batch, workspace_.as<void>(), tiles_);
       if (!set.ok()) return set.status();
       sets[i] = *std::move(set);
     }
-    if (once_us == 0) {
-      return absl::UnavailableError(absl::StrCat("no way of updating ", shape.rows, " x ",
-                                                 shape.cols,
-                                                 " is right: ", shape.candidates.front().refused));
+    if (batch == 0) {
+      return absl::UnavailableError(absl::StrCat("no way of updating ", subject.task.rows, " x ",
+                                                 subject.task.cols,
+                                                 " is right: ", candidates.front().refused));
     }
-    const Clock clock;
-    for (int round = 0; round < kCompareRounds + 1; ++round) {
-      if (round > 2 && clock.seconds() > seconds) break;
+    std::vector<std::vector<double>> times(ways.size());
+    for (int round = 0; round <= kCompareRounds; ++round) {
+      double fastest = std::numeric_limits<double>::infinity();
       for (size_t i = 0; i < ways.size(); ++i) {
         if (sets[i] == nullptr) continue;
-        const int launches = std::clamp(static_cast<int>(10e3 / (once_us * batch)), 1, 20);
-        const absl::StatusOr<double> time = Time(*sets[i], batch, launches);
+        const absl::StatusOr<double> time = Time(subject, *sets[i], batch, launches);
         if (!time.ok()) return time.status();
-        if (round > 0) times[i].push_back(*time);
+        if (round == 1) times[i].clear();  // the first was to get warm
+        times[i].push_back(*time);
+        fastest = std::min(fastest, *time);
+      }
+      for (size_t i = 0; i < ways.size() && round == 0; ++i) {
+        if (sets[i] != nullptr && times[i].front() > kHopeless * fastest) sets[i].reset();
       }
     }
     std::optional<size_t> winner;
     for (size_t i = 0; i < ways.size(); ++i) {
-      if (sets[i] == nullptr) continue;
-      std::nth_element(times[i].begin(), times[i].begin() + times[i].size() / 2, times[i].end());
-      TunedCandidate& candidate = shape.candidates[i];
-      candidate.microseconds = times[i][times[i].size() / 2];
+      if (times[i].empty()) continue;
+      TunedCandidate& candidate = candidates[i];
+      candidate.microseconds = Median(times[i]);
       candidate.batch = batch;
+      if (sets[i] == nullptr) continue;
       const double gain = winner.has_value() ? kGainMin : 0;
       if (!winner.has_value() ||
-          candidate.microseconds < (1 - gain) * shape.candidates[*winner].microseconds) {
+          candidate.microseconds < (1 - gain) * candidates[*winner].microseconds) {
         winner = i;
       }
     }
-    shape.winner = *winner;
+    subject.shape.winner = *winner;
     return absl::OkStatus();
   }
 
-  struct Timed {
-    int32_t batch;
-    std::unique_ptr<MuonSet> set;
-    int launches;
-    std::vector<double> times;
-  };
-
-  // Each batch under sustained load, until `seconds` of the clock are over.
-  absl::Status TimeBatches(const Way& way, const std::vector<int32_t>& batches, const Clock& clock,
-                           double seconds, TunedShape& shape) {
-    std::vector<Timed> timed;
-    for (const int32_t batch : batches) {
+  absl::Status PrepareBatches(Subject& subject) {
+    for (const int32_t batch : subject.task.batches) {
+      if (batch > subject.batch_max) break;
       absl::StatusOr<std::unique_ptr<MuonSet>> set =
-          Prepare(way, batch, workspace_.as<void>(), tiles_);
+          Prepare(subject.ways[subject.shape.winner], batch, workspace_.as<void>(), tiles_);
       if (!set.ok()) return set.status();
-      absl::StatusOr<double> once = Time(**set, batch, 1);
-      if (once.ok()) once = Time(**set, batch, 1);
+      const absl::StatusOr<double> once = TimeOnce(subject, **set, batch);
       if (!once.ok()) return once.status();
-      const int launches = std::clamp(static_cast<int>(kTurnMicroseconds / *once), 1, 500);
-      timed.push_back({batch, *std::move(set), launches, {}});
+      timed_.push_back({&subject, batch, *std::move(set), *once, {}});
       if (*once > kBatchMicrosecondsMax) break;
     }
-    const double warm_until =
-        clock.seconds() + kWarmPart * std::max(0.0, seconds - clock.seconds());
-    for (int turn = 0; turn < kTurnsMax; ++turn) {
-      for (Timed& t : timed) {
-        const absl::StatusOr<double> time = Time(*t.set, t.batch, t.launches);
+    return absl::OkStatus();
+  }
+
+  // The batches of all shapes under sustained load, until `seconds` of the clock are over.
+  absl::Status TimeBatches(const Clock& clock, double seconds) {
+    const double turn_us = std::min(1e6 * std::max(0.0, seconds - clock.seconds()) /
+                                        (kTurns * static_cast<double>(timed_.size())),
+                                    kTurnMicrosecondsMax);
+    std::map<const Subject*, double> best_us;  // of a matrix
+    for (const Timed& t : timed_) {
+      const double us = t.once_us / t.batch;
+      const auto [best, first] = best_us.emplace(t.subject, us);
+      best->second = std::min(best->second, us);
+    }
+    for (int turn = 0; turn < kTurnsMin || clock.seconds() < seconds; ++turn) {
+      for (Timed& t : timed_) {
+        if (turn >= kTurnsMin && clock.seconds() > seconds) break;
+        const bool idle = t.once_us / t.batch > kIdle * best_us[t.subject];
+        const double us = idle ? kIdleTurn * turn_us : turn_us;
+        const int launches = std::clamp(static_cast<int>(us / t.once_us), 1, 500);
+        const absl::StatusOr<double> time = Time(*t.subject, *t.set, t.batch, launches);
         if (!time.ok()) return time.status();
-        // The first turn counts if there is no time for others.
-        if (turn == 0 || clock.seconds() > warm_until) t.times.push_back(*time);
+        if (turn > 0) t.times.push_back(*time);
       }
-      if (turn + 1 >= kTurnsMin && clock.seconds() > seconds) break;
     }
-    for (Timed& t : timed) {
-      if (t.times.size() > 1) t.times.erase(t.times.begin());
-      std::sort(t.times.begin(), t.times.end());
-      shape.times.emplace_back(t.batch, t.times[t.times.size() / 2]);
-    }
+    for (Timed& t : timed_) t.subject->shape.times.emplace_back(t.batch, Median(t.times));
     return absl::OkStatus();
   }
 
@@ -474,6 +539,8 @@ class Tuner {
   TunerState state_;
   DeviceMemory workspace_;
   DeviceMemory differences_;
+  std::deque<Subject> subjects_;  // pointed to
+  std::vector<Timed> timed_;
 };
 
 }  // namespace
@@ -489,22 +556,12 @@ std::string RefusalOf(double error, uint64_t not_finite, uint64_t different, boo
   return "";
 }
 
-absl::StatusOr<std::vector<TunedShape>> TuneUpdates(
-    std::span<const TuningTask> tasks, const TuningOptions& options,
-    const std::function<void(const TunedShape&)>& report) {
+absl::StatusOr<std::vector<TunedShape>> TuneUpdates(std::span<const TuningTask> tasks,
+                                                    const TuningOptions& options) {
   const Clock clock;
   Tuner tuner(options);
-  if (absl::Status status = tuner.Start(); !status.ok()) return status;
-  std::vector<TunedShape> shapes;
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    const double left = kPartOfTime * options.seconds - clock.seconds();
-    absl::StatusOr<TunedShape> shape =
-        tuner.Tune(tasks[i], std::max(0.1, left / static_cast<double>(tasks.size() - i)));
-    if (!shape.ok()) return shape.status();
-    report(*shape);
-    shapes.push_back(*std::move(shape));
-  }
-  return shapes;
+  if (absl::Status status = tuner.Start(tasks); !status.ok()) return status;
+  return tuner.Tune(clock, kPartOfTime * options.seconds);
 }
 
 }  // namespace dmuond::kernels::cuda

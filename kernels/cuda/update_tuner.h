@@ -4,14 +4,13 @@
 // For each shape the candidates are the engines that are there, in the configured form and, where
 // that is Gram, in the standard one. A candidate may win only if its result agrees with the same
 // polynomial in fp32, and, unless told otherwise, if a matrix's bits do not depend on the batch.
-// Candidates take turns under sustained load, since the chip slows down as it heats up. The winner
-// is then timed, whole updates, for each batch.
+// The winners of all shapes are then timed, whole updates, for each batch, in turns and without a
+// pause: a chip at its power limit is faster for some tenths of a second after any.
 #ifndef DMUOND_KERNELS_CUDA_UPDATE_TUNER_H_
 #define DMUOND_KERNELS_CUDA_UPDATE_TUNER_H_
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -51,7 +50,6 @@ struct TunedShape {
   size_t winner = 0;  // in candidates
   std::vector<TunedCandidate> candidates;
   std::vector<std::pair<int32_t, double>> times;  // (batch, microseconds) of the winner
-  double seconds = 0;                             // that its tuning took
 };
 
 // Why a way of computing may not win; empty if it may. `error` against fp32, values that are not
@@ -59,11 +57,10 @@ struct TunedShape {
 [[nodiscard]] std::string RefusalOf(double error, uint64_t not_finite, uint64_t different,
                                     bool fastest);
 
-// `report` is called for each shape as it is done. The device is the current one. UNAVAILABLE where
-// no candidate is right; RESOURCE_EXHAUSTED where not even one matrix fits.
-absl::StatusOr<std::vector<TunedShape>> TuneUpdates(
-    std::span<const TuningTask> tasks, const TuningOptions& options,
-    const std::function<void(const TunedShape&)>& report);
+// One shape for each task. The device is the current one. UNAVAILABLE where no candidate is right;
+// RESOURCE_EXHAUSTED where not even one matrix fits.
+absl::StatusOr<std::vector<TunedShape>> TuneUpdates(std::span<const TuningTask> tasks,
+                                                    const TuningOptions& options);
 
 }  // namespace dmuond::kernels::cuda
 
