@@ -108,7 +108,9 @@ def trainer_requests() -> None:
         "load_job": (19, b""),
         "save_job": (20, b""),
         "jobs": (21, b""),
-        "drain": (22, b""),
+        "health": (22, b"\x0a\x05ready"),
+        "health_watch": (23, b"\x0a\x05ready"),
+        "drain": (24, b""),
     }
     for name, (method, request) in requests.items():
         body = request if isinstance(request, bytes) else request.SerializeToString()

@@ -1,6 +1,6 @@
-// Requests of the Trainer and Admin services out of nowhere, to a real daemon with a real lane and
-// a job in mid-run, of which snapshots are made. Whatever comes, the daemon answers or refuses,
-// lives, and serves the next one.
+// Requests of the Trainer, Admin and health services out of nowhere, to a real daemon with a real
+// lane and a job in mid-run, of which snapshots are made. Whatever comes, the daemon answers or
+// refuses, lives, and serves the next one.
 //
 // An input: method, flags (1: the job's own session key; 2: its open attempt, a fresh nonce, the
 // next number of a call, or the way back that the job is on), and the request's bytes. Bytes that
@@ -17,6 +17,7 @@
 
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "tests/client/daemon_process.h"
 #include "tests/fuzz/reached.h"
@@ -58,8 +59,10 @@ class Target {
     daemon_ = *std::move(daemon);
     grpc::ChannelArguments arguments;
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
-    admin_ = v1::Admin::NewStub(grpc::CreateCustomChannel(
-        "unix:" + daemon_->address(), grpc::InsecureChannelCredentials(), arguments));
+    const auto channel = grpc::CreateCustomChannel("unix:" + daemon_->address(),
+                                                   grpc::InsecureChannelCredentials(), arguments);
+    admin_ = v1::Admin::NewStub(channel);
+    health_ = grpc::health::v1::Health::NewStub(channel);
   }
 
   void Run(uint8_t method, uint8_t flags, const std::string& body) {
@@ -68,7 +71,7 @@ class Target {
     if (way_back_ > 0 && --way_back_ == 0) Acknowledge();
     own_key_ = (flags & 1) != 0;
     own_attempt_ = (flags & 2) != 0;
-    Dispatch(method % 23, body);
+    Dispatch(method % 25, body);
     if (daemon_->Wait(std::chrono::milliseconds(0)) >= 0)
       Die("the daemon died:\n" + daemon_->Log());
   }
@@ -149,15 +152,16 @@ class Target {
     if (!(stub.*method)(&context, request, &reply).ok()) return std::nullopt;
     return reply;
   }
-  template <typename Request, typename Reply>
-  void Stream(std::unique_ptr<grpc::ClientReader<Reply>> (Stub::*method)(grpc::ClientContext*,
-                                                                         const Request&),
+  template <typename Service, typename Request, typename Reply>
+  void Stream(Service& stub,
+              std::unique_ptr<grpc::ClientReader<Reply>> (Service::*method)(grpc::ClientContext*,
+                                                                            const Request&),
               const std::string& body) {
     Request request;
     if (!Parse(body, request)) return;
     grpc::ClientContext context;
     Hurry(context);
-    auto reader = (trainer_->stub().*method)(&context, request);
+    auto reader = (stub.*method)(&context, request);
     Reply reply;
     while (reader->Read(&reply)) {
     }
@@ -191,6 +195,7 @@ class Target {
 
   void Dispatch(int method, const std::string& body) {
     using Admin = v1::Admin::Stub;
+    using Health = grpc::health::v1::Health::Stub;
     Stub& stub = trainer_->stub();
     switch (method) {
       case 0:
@@ -208,7 +213,7 @@ class Target {
       case 4:
         return Push(body);
       case 5:
-        return Stream(&Stub::PullParameters, body);
+        return Stream(stub, &Stub::PullParameters, body);
       case 6:
         (void)Unary(stub, &Stub::SubmitStep, body);
         return;
@@ -216,7 +221,7 @@ class Target {
         (void)Unary(stub, &Stub::WaitStep, body);
         return;
       case 8:
-        return Stream(&Stub::WatchSession, body);
+        return Stream(stub, &Stub::WatchSession, body);
       case 9:
         return Acknowledge(body);
       case 10:
@@ -277,6 +282,11 @@ class Target {
       case 21:
         (void)Unary(*admin_, &Admin::ListJobs, body);
         return;
+      case 22:
+        (void)Unary(*health_, &Health::Check, body);
+        return;
+      case 23:
+        return Stream(*health_, &Health::Watch, body);
       default:
         if (drains_++ % kDrainEvery == 0) Drain(body);
     }
@@ -298,6 +308,7 @@ class Target {
   const server::TempDir snapshots_;
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<v1::Admin::Stub> admin_;
+  std::unique_ptr<grpc::health::v1::Health::Stub> health_;
   std::unique_ptr<RawTrainer> trainer_;
   mutable std::unique_ptr<RawTrainer> fresh_;
   mutable uint64_t calls_ = 0;
