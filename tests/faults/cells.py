@@ -34,6 +34,7 @@ GROUPS = {
 # Those of every run.
 USUAL_GROUPS = tuple(GROUPS)
 KINDS = ("kill", "stop", "cut", "detach", "hang")
+# Besides, "fail=28" makes the call behind a point of the storage fail with that errno.
 # A trainer's attach socket alone is cut; a lane is stopped for ever (daemons are their peers' and
 # their service manager's to watch, trainers count as dead and are the launcher's).
 ONLY = {"detach": "trainer", "hang": "lane"}
@@ -83,6 +84,7 @@ class Result:
     cell: Cell
     outcome: str = ""  # COMMITTED, RETRIED, ROLLED_BACK, STOPPED
     next_step_s: float | None = None  # from the fault to a later step of every rank
+    unfired: bool = False  # the second of two faults met nobody any more
     wrong: list[str] = field(default_factory=list)
     logs: str = ""
 
@@ -395,6 +397,7 @@ class Run:
         if self.cell is None:
             return
         # A second fault's process may be gone with the first.
+        result.unfired = self.fired_at is not None and bool(self.pending)
         if self.fired_at is None or (self.pending and len(self.cell.faults) == 1 and result.holds):
             result.wrong.append(f"never passed: {self.pending[0]}")
         if not self.stopped and len(self.after_fault) == WORLD and self.fired_at is not None:

@@ -6,6 +6,7 @@
     matrix.py --then 40           a fault that befalls who recovers from one, sampled (0: all)
     matrix.py --victim trainer    some rows; --group, --kind, --point (a part of its name) likewise
     matrix.py --cell "1x2 lane0:lane.update.flip:kill:3:1"     one cell again, as it was printed
+    matrix.py --cell "2x1s coordinator0:storage.write:fail=28:3:0"   a full disk (an errno)
     matrix.py --write docs/reliability.md    with the table between the page's marks; all of it:
               --sample 1000000 --two 400 --then 0
 
@@ -90,7 +91,8 @@ def chosen(cells: list[Cell], options: argparse.Namespace) -> list[Cell]:
 def show(result: Result, logs: Path | None) -> None:
     time = "" if result.next_step_s is None else f"{result.next_step_s:6.2f} s"
     verdict = "holds" if result.holds else "DOES NOT HOLD"
-    print(f"{verdict:<13} {result.outcome:<16} {time:>9}  {result.cell}", flush=True)
+    alone = ", by the first alone" if result.unfired else ""
+    print(f"{verdict:<13} {result.outcome:<16} {time:>9}  {result.cell}{alone}", flush=True)
     for wrong in result.wrong:
         print(f"    {wrong}", flush=True)
     if not result.holds and logs is not None:

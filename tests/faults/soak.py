@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 from cells import GROUPS, SETUP_POINTS, Cell, Fault, Run, undisturbed
-from daemons import files_below
+from daemons import files_below, lane_pids
 from processes import WORLD
 
 STOP_S = 0.05  # a stopped process only costs time here: the matrix has the long ones
@@ -40,7 +40,15 @@ class Footprint:
     snapshot_files: int
 
     @staticmethod
-    def of(pid: int, folder: Path) -> "Footprint":
+    def of(pid: int, folder: Path) -> "Footprint | None":
+        """None: it is gone."""
+        try:
+            return Footprint._of(pid, folder)
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+
+    @staticmethod
+    def _of(pid: int, folder: Path) -> "Footprint":
         process = Path(f"/proc/{pid}")
         status = (process / "status").read_text()
         resident = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
@@ -89,8 +97,9 @@ def faults(group: str, victims: list[str], options: argparse.Namespace) -> tuple
 class Soak:
     def __init__(self, options: argparse.Namespace):
         self.options = options
-        self.before: dict[int, Footprint] = {}
-        self.after: dict[int, Footprint] = {}
+        # By daemon, and by process of a trainer or lane.
+        self.before: dict[str, Footprint] = {}
+        self.after: dict[str, Footprint] = {}
 
     def run(self) -> int:
         options = self.options
@@ -105,12 +114,16 @@ class Soak:
         run.on_step = lambda step: self._on_step(run, step)
         began = time.monotonic()
         result = run.run()
-        for node, before in self.before.items():
-            after = self.after.get(node)
-            if after is None:
-                continue
-            print(f"# daemon {node} before: {before}\n# daemon {node} after:  {after}")
-            result.wrong += [f"daemon {node}: {what}" for what in after.excess(before)]
+        for who in sorted(self.before.keys() | self.after.keys()):
+            before, after = self.before.get(who), self.after.get(who)
+            if before is None or after is None:
+                if who.startswith("daemon"):
+                    result.wrong.append(f"{who}: no footprint {'after' if before else 'before'}")
+                continue  # others are no longer who they were
+            print(f"# {who} before: {before}\n# {who} after:  {after}")
+            result.wrong += [f"{who}: {what}" for what in after.excess(before)]
+        if not self.before:
+            result.wrong.append("no footprint was taken")
         kinds = Counter(f"{fault.victim} {fault.kind}" for fault in hurt)
         print(f"# {dict(kinds)}, {run.restarts} trainers started again")
         print(f"# {result.outcome} after {time.monotonic() - began:.1f} s")
@@ -123,11 +136,25 @@ class Soak:
         return 1 if result.wrong else 0
 
     def _on_step(self, run: Run, step: int) -> None:
-        warm = max(1, int(self.options.steps * WARM_SHARE))
-        if step == warm or step == self.options.steps - 1:
-            into = self.before if step == warm else self.after
-            for node, daemon in run.daemons.items():
-                into[node] = Footprint.of(daemon.pid, run.loop.folder)
+        if step >= self._warm() and not self.before:
+            self.before = self._footprints(run)
+        if step >= self.options.steps - 1 and not self.after:
+            self.after = self._footprints(run)
+
+    def _warm(self) -> int:
+        """Halfway between two faults, and the first step of all ranks from there on."""
+        every = self.options.every
+        return int(self.options.steps * WARM_SHARE) // every * every + every // 2
+
+    def _footprints(self, run: Run) -> dict[str, Footprint]:
+        pids = {f"daemon {node}": daemon.pid for node, daemon in run.daemons.items()}
+        for rank, trainer in run.ranks.items():
+            pids[f"trainer {rank}, {trainer.process.pid}"] = trainer.process.pid
+        for daemon in run.daemons.values():
+            for lane in lane_pids(daemon.pid):
+                pids[f"lane {lane}"] = lane
+        taken = {who: Footprint.of(pid, run.loop.folder) for who, pid in pids.items()}
+        return {who: footprint for who, footprint in taken.items() if footprint is not None}
 
 
 def main(arguments: list[str]) -> int:

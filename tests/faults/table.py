@@ -34,6 +34,9 @@ def _entry(results: list[Result]) -> str:
     parts = [f"{counts[key]} {text}" for key, text in OUTCOMES.items() if counts[key]]
     if broken:
         parts.append(f"**{broken} open**")
+    unfired = sum(r.unfired for r in results)
+    if unfired:
+        parts.append(f"{unfired} by the first alone")
     times = _times([r for r in results if r.holds])
     if times:
         parts.append(f"{statistics.median(times):.2f} s, at most {times[-1]:.2f} s")
@@ -117,7 +120,8 @@ def write(page: Path, results: list[Result], seed: int) -> None:
     parts = [
         BEGIN,
         f"Seed {seed}, {len(results)} cells. Times run from the fault until every rank has"
-        " printed a later step: median, and the longest.",
+        ' printed a later step: median, and the longest. "By the first alone": the second fault\'s'
+        " process was gone, or done, before it passed the point.",
         "",
         *rows(results),
         "",

@@ -15,6 +15,7 @@ import soak
 import table
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
+ALL_TAKES_S = 4 * 3600  # at most, of each test; the sample takes minutes
 TWO_AT_ONCE = 40
 RECOVERING = 40
 ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ SEED = os.environ.get("DMUOND_FIRST_SEED", "1")
 LOGS = ROOT / "build/test-logs/faults"
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(ALL_TAKES_S)
 @pytest.mark.parametrize("victim", SAMPLE)
 def test_what_befalls_a_process_costs_no_step_or_is_named(victim):
     arguments = [f"--victim={victim}", f"--seed={SEED}", f"--logs={LOGS}"]
@@ -31,7 +32,7 @@ def test_what_befalls_a_process_costs_no_step_or_is_named(victim):
     assert matrix.main(arguments) == 0
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(ALL_TAKES_S)
 def test_two_faults_at_once_are_no_worse():
     all_of_them = os.environ.get("DMUOND_FAULTS") == "all"
     count, stop_s = (10 * TWO_AT_ONCE, 10) if all_of_them else (TWO_AT_ONCE, 6)
@@ -39,7 +40,7 @@ def test_two_faults_at_once_are_no_worse():
     assert matrix.main(arguments) == 0
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(ALL_TAKES_S)
 def test_what_befalls_who_recovers_is_no_worse():
     count, stop_s = (0, 10) if os.environ.get("DMUOND_FAULTS") == "all" else (RECOVERING, 6)
     arguments = [f"--then={count}", f"--stop-seconds={stop_s}", f"--seed={SEED}", f"--logs={LOGS}"]
@@ -64,6 +65,19 @@ def test_the_last_weights_arrive_though_another_rank_has_closed_its_session():
     assert matrix.main([*arguments, "--stop-seconds=3", f"--logs={LOGS}"]) == 0
 
 
+@pytest.mark.timeout(600)
+def test_a_full_or_failing_disk_costs_no_step():
+    no_space, io_error = 28, 5
+    faults = [
+        f"coordinator0:storage.write:fail={no_space}:3:0",
+        f"coordinator0:storage.fsync:fail={io_error}:3:1",
+        f"other1:storage.write:fail={no_space}:3:0",
+        f"other1:storage.rename:fail={io_error}:3:0",
+    ]
+    arguments = [f"--cell=2x1s {fault}" for fault in faults]
+    assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
+
+
 def test_the_table_has_the_points_that_the_programs_name():
     named = set()
     for folder in ("client/cpp", "server", "kernels", "proto"):
@@ -80,7 +94,7 @@ def test_the_lines_that_mutations_disable_are_there():
     assert mutations.main(["--check"]) == 0
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(ALL_TAKES_S)
 @pytest.mark.parametrize(
     ("group", "victims", "share"),
     [

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from daemons import program
+from daemons import lane_pids, program
 
 NOTICED_WITHIN_S = 20.0  # far more than it takes, so that a busy machine does not fail the test
 AT_ONCE_S = 1.0
@@ -102,19 +102,6 @@ def test_a_dead_torch_rank_is_noticed_at_once_though_its_forked_workers_live(dae
     pytest.fail(f"noticed after {took_s} s")
 
 
-def lane_pids(daemon) -> list[int]:
-    """Processes called dmuond-lane whose parent is the daemon."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended meanwhile
-        if fields["Name"] == "dmuond-lane" and int(fields["PPid"]) == daemon.process.pid:
-            found.append(int(fields["Pid"]))
-    return found
-
-
 def test_a_dead_trainer_is_named_to_the_other(pair):
     first, second = pair()
     second.process.kill()
@@ -129,10 +116,10 @@ def test_a_dead_trainer_on_another_node_is_named_to_the_other(pair):
 
 def test_a_dead_lane_is_replaced_and_its_trainers_hear_of_nothing(pair, daemons):
     first, second = pair()
-    (lane,) = lane_pids(daemons.members[0])
+    (lane,) = lane_pids(daemons.members[0].process.pid)
     os.kill(lane, signal.SIGKILL)
     deadline = time.monotonic() + NOTICED_WITHIN_S
-    while not set(lane_pids(daemons.members[0])) - {lane}:
+    while not set(lane_pids(daemons.members[0].process.pid)) - {lane}:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     # Both step on: it takes a death to end that.
@@ -166,7 +153,7 @@ def runs(pid: int) -> bool:
 
 def test_lanes_end_with_their_daemon(pair, daemons):
     pair()
-    lanes = lane_pids(daemons.members[0])
+    lanes = lane_pids(daemons.members[0].process.pid)
     assert lanes
     daemons.members[0].kill()
     deadline = time.monotonic() + NOTICED_WITHIN_S
@@ -183,23 +170,25 @@ def test_sigterm_finishes_the_step_and_leaves_with_zero(pair, daemons):
         assert trainer.last_words() != ""
 
 
-def wait_until_stalled(address: str):
-    """Until no step has committed for half a second: one is in flight, and stays so."""
+def wait_until_it_waits_for(rank: int, address: str):
+    """Until the step in flight has been submitted by every other rank, and not by this one."""
     command = [program("dmuonctl"), "status", "--json", f"--address={address}"]
-    steps = []
     deadline = time.monotonic() + NOTICED_WITHIN_S
-    while len(steps) < 2 or steps[-1] != steps[-2]:
-        assert time.monotonic() < deadline, f"steps go on: {steps}"
-        time.sleep(0.5)
+    while True:
         status = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-        steps.append(status["job"]["last_committed_step"])
+        states = {t.get("rank", 0): t["state"] for t in status["job"]["trainers"]}
+        submitted = {other for other, state in states.items() if state == "submitted"}
+        if submitted == states.keys() - {rank}:
+            return
+        assert time.monotonic() < deadline, states
+        time.sleep(0.02)
 
 
 def test_a_second_signal_ends_the_daemon_at_once(pair, daemons):
     """The first waits for a step that a stopped trainer holds up."""
     first, second = pair()
     second.process.send_signal(signal.SIGSTOP)
-    wait_until_stalled(daemons.members[0].path)
+    wait_until_it_waits_for(1, daemons.members[0].path)
     daemon = daemons.members[0].process
     daemon.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):

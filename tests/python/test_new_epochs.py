@@ -10,8 +10,8 @@ import dmuond
 import numpy as np
 import pytest
 from core_trainer import Job, Tensor, whole
+from daemons import lane_pids
 from dmuond import types
-from test_deaths import lane_pids
 
 WIDE = Tensor("wide", (16, 24), reduce_factor=0.5)
 JOB = Job((WIDE,), ((whole(WIDE),),) * 2)
@@ -56,7 +56,7 @@ def pair(daemons):
 def kill_lane_and_wait(daemons, session):
     """Until the new lanes have published the masters."""
     published = max(session._published_attempts())
-    (lane,) = lane_pids(daemons.members[0])
+    (lane,) = lane_pids(daemons.members[0].process.pid)
     os.kill(lane, signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE_S
     while max(session._published_attempts()) >> 32 == published >> 32:
