@@ -32,7 +32,7 @@ constexpr double kHopeless = 1.25;
 // Larger batches are not timed: their slope is known by then.
 constexpr double kBatchMicrosecondsMax = 80e3;
 // Batches take turns, without a pause between them: a chip at its power limit is faster after any.
-// The first turns heat it.
+// The first turn heats it.
 constexpr int kTurns = 4;
 constexpr int kTurnsMin = 3;
 constexpr double kTurnMicrosecondsMax = 40e3;

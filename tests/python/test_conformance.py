@@ -48,6 +48,10 @@ def gradients(step: int, name: str, shape) -> torch.Tensor:
     return torch.randn(shape, generator=generator) * (0.01 if step % 2 else 1.0)
 
 
+def adamw_lr_at(step: int) -> float:
+    return ADAMW_LR * (1 - step / (2 * STEPS))
+
+
 def lr_at(step: int) -> float:
     return 0.02 * (1.0 - step / (2 * STEPS))
 
@@ -76,8 +80,7 @@ def train(address: str, preset: str, **options):
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["momentum"] = momentum_at(step)
-            if group["route"] == "muon":
-                group["lr"] = lr_at(step)
+            group["lr"] = lr_at(step) if group["route"] == "muon" else adamw_lr_at(step)
         for name, p in model.named_parameters():
             p.grad = gradients(step, name, p.shape)
         optimizer.step()
@@ -201,6 +204,7 @@ def test_adamw_parameters_equal_torch_optim_adamw(address):
         p = nn.Parameter(torch.from_numpy(start[name].copy()))
         optimizer = torch.optim.AdamW([p], lr=ADAMW_LR, betas=BETAS, eps=EPS, weight_decay=0.1)
         for step in range(STEPS):
+            optimizer.param_groups[0]["lr"] = adamw_lr_at(step)
             p.grad = gradients(step, name, shape)
             optimizer.step()
         difference = reference.relative_difference(got[name], p.detach().numpy(), start[name])

@@ -1,0 +1,30 @@
+"""Pages that repeat what is in the sources say the same."""
+
+import re
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_flag_of_dmuonctl_is_on_the_page_with_its_default() -> None:
+    source = (ROOT / "server/ctl/main.cc").read_text()
+    flags = dict(re.findall(r"ABSL_FLAG\([^,]+, ([a-z_]+), ([^,]+),", source))
+    defaults = {}
+    for name, value in flags.items():
+        duration = re.fullmatch(r"absl::(Seconds|Minutes)\((\d+)\)", value)
+        if duration:
+            seconds = int(duration[2]) * (60 if duration[1] == "Minutes" else 1)
+            value = f"{seconds // 60}m" if seconds % 60 == 0 else f"{seconds}s"
+        defaults[name] = value.strip('"')
+    page = (ROOT / "docs/configuration.md").read_text()
+    part = page[page.index("## `dmuonctl`") : page.index("## Environment")]
+    rows = re.findall(r"^\| `--([a-z_]+)` \| [^|]+ \| (?:`([^`]*)`)? ?\|", part, re.MULTILINE)
+    assert len(flags) > 10, "the pattern no longer finds flags in the source"
+    assert dict(rows) == defaults
+
+
+def test_the_guide_shows_the_script_that_survives() -> None:
+    script = (ROOT / "client/python/examples/survivor.py").read_text()
+    page = (ROOT / "docs/python.md").read_text()
+    assert textwrap.indent(script, "    ") in page
