@@ -55,6 +55,8 @@ def test_a_daemon_that_logs_warnings_is_silent_where_there_are_none(daemons):
 def test_every_line_is_an_object_where_json_was_asked_for_those_of_lanes_too(daemons):
     address = daemons.start(1, 1, "--log_format=json", "--log_level=debug")[0]
     train(address)
+    # A lane's lines may come after its trainer has left.
+    wait_for(lambda: daemons.members[0].text().count('"msg":"decided"') == 3)
     lines = [json.loads(line) for line in daemons.members[0].text().splitlines()]
     assert all({"time", "level", "msg"} <= line.keys() for line in lines)
     decided = [line for line in lines if line["msg"] == "decided"]
