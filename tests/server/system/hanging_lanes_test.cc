@@ -88,7 +88,7 @@ TEST_F(HangingLanesTest, ThreeInOneStepEndTheJobAndAreNamed) {
   // one.
   pid_t last = 0;
   ASSERT_TRUE(Until([&] {
-    if (absl::StrContains(daemon().Log(), "3 times")) return true;
+    if (absl::StrContains(Text(trainers[0].output), "3 times")) return true;
     const pid_t pid = LanePid(0, 0);
     if (pid != 0 && pid != last && ::kill(pid, SIGSTOP) == 0) last = pid;
     return false;
