@@ -21,7 +21,6 @@
 #include "scheduler/model_shapes.h"
 #include "server/convert.h"
 #include "server/cost_file.h"
-#include "server/version.h"
 
 namespace dmuond::bench {
 namespace {
@@ -151,10 +150,10 @@ int Main(int argc, char** argv) {
   if (!preset.ok()) Fail(preset.status());
   options.tuning.config = *preset;
   const std::vector<TuningTask> tasks = Tasks(options);
-  const std::string key =
-      (*device)->DescribeType() + " preset=" + options.preset + " build=" + server::kBuildVersion;
+  const std::string key = (*device)->DescribeType() + " preset=" + options.preset;
   std::printf("# %s\n# %zu shapes\n#%6s %6s %-9s %-9s %10s\n", key.c_str(), tasks.size(), "rows",
               "cols", "engine", "form", "error");
+  std::fflush(stdout);
   // What has passed since the start belongs to the time that was asked for.
   options.tuning.seconds -=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -4,10 +4,14 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_status.h"
@@ -76,6 +80,19 @@ absl::StatusOr<ProductEngine> EngineOf(int ordinal, const cudaDeviceProp& p, Pro
   return ProductEngine::kLibrary;
 }
 
+// "580.159.04", as the kernel module says; else the CUDA version that the driver speaks.
+std::string DriverVersion(const Driver& driver) {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string line;
+  std::getline(file, line);
+  for (const absl::string_view word : absl::StrSplit(line, ' ', absl::SkipEmpty())) {
+    if (absl::StrContains(word, '.') && absl::ascii_isdigit(word.front())) return std::string(word);
+  }
+  int version = 0;
+  driver.driver_get_version(&version);
+  return absl::StrFormat("cuda-%d.%d", version / 1000, version % 1000 / 10);
+}
+
 }  // namespace
 
 CudaDevice::CudaDevice(const Driver& driver, CUdevice device, size_t granularity,
@@ -119,15 +136,14 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal, Prod
 std::string CudaDevice::DescribeType() const {
   cudaDeviceProp p{};
   int ordinal = 0;
-  int version = 0;
   if (cudaGetDevice(&ordinal) != cudaSuccess ||
       cudaGetDeviceProperties(&p, ordinal) != cudaSuccess) {
     return "cuda";
   }
-  driver_.driver_get_version(&version);
   const std::string library = LibraryVersion();
-  return absl::StrFormat("cuda %s sms=%d driver=%d.%d cublaslt=%s", p.name, p.multiProcessorCount,
-                         version / 1000, version % 1000 / 10, library.empty() ? "none" : library);
+  return absl::StrFormat("cuda %s sms=%d driver=%s cublaslt=%s kernels=%s", p.name,
+                         p.multiProcessorCount, DriverVersion(driver_),
+                         library.empty() ? "none" : library, DMUOND_KERNELS_HASH);
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> CudaDevice::Map(int fd, size_t bytes) {

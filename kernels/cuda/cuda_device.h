@@ -28,8 +28,9 @@ class CudaDevice final : public Device {
 
   // "cuda NVIDIA H200 uuid=GPU-… driver=13.0 runtime=13.0 sms=132 mps=0 engine=own"
   [[nodiscard]] std::string Describe() const override { return description_; }
-  // The same of every device of this kind, with this driver: what measurements hold for.
-  // "cuda NVIDIA H200 sms=132 driver=13.0 cublaslt=13.1.0"
+  // The same of every device of this kind, with this driver and these kernels (a hash of their
+  // sources): what measurements hold for.
+  // "cuda NVIDIA H200 sms=132 driver=580.159.04 cublaslt=13.1.0 kernels=0a1b2c3d4e5f"
   [[nodiscard]] std::string DescribeType() const;
   // A descriptor of host memory (memfd) is mapped for the host: state tables, boards.
   absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;

@@ -24,10 +24,11 @@ constexpr double kErrorMax = 4e-2;
 constexpr int32_t kOddBatch = 3;
 // So much faster than the device's default must another way be.
 constexpr double kGainMin = 0.015;
-// Candidates are compared on a batch that takes about so long.
+// Candidates are compared on a batch that takes about so long, in turns of the second length.
 constexpr double kCompareMicroseconds = 3000;
+constexpr double kCompareTurnMicroseconds = 10e3;
 constexpr int kCompareRounds = 5;
-// One that takes so much longer than the fastest in the first round takes no part in the others.
+// A candidate that takes so much longer than the fastest, each alone, is not compared.
 constexpr double kHopeless = 1.25;
 // Larger batches are not timed: their slope is known by then.
 constexpr double kBatchMicrosecondsMax = 80e3;
@@ -36,14 +37,17 @@ constexpr double kBatchMicrosecondsMax = 80e3;
 constexpr int kTurns = 4;
 constexpr int kTurnsMin = 3;
 constexpr double kTurnMicrosecondsMax = 40e3;
+constexpr double kTurnMicrosecondsMin = 5e3;
 // Turns of batches that leave the chip so idle, by the time of a matrix in the best batch, are
 // short: others would be faster after them than they are after one another.
 constexpr double kIdle = 1.15;
 constexpr double kIdleTurn = 0.25;
 // What is planned with: a turn is not cut short.
 constexpr double kPartOfTime = 0.97;
-// Of the memory, for the matrices' state; products work in the rest.
-constexpr double kPartForState = 0.6;
+// Of the memory, for the matrices' state and for what their products work in; the rest is for the
+// fp32 update that is right.
+constexpr double kPartForState = 0.55;
+constexpr double kPartForWorkspace = 0.3;
 
 class DeviceMemory {
  public:
@@ -181,13 +185,16 @@ struct Subject {
   TuningTask task;
   std::vector<Way> ways;
   int32_t batch_max = 0;
+  Way exact;                   // in fp32
   size_t workspace_bytes = 0;  // of any way
+  size_t exact_bytes = 0;      // of the exact one
   TunedShape shape;
 };
 
-// A batch of a subject's winner.
+// One of a subject's ways, prepared for a batch.
 struct Timed {
   Subject* subject;
+  size_t way;  // in the subject's
   int32_t batch;
   std::unique_ptr<MuonSet> set;
   double once_us;
@@ -226,6 +233,8 @@ class Tuner {
     memory_bytes_ = options_.memory_bytes_max != 0 ? options_.memory_bytes_max : free_bytes / 3 * 2;
     size_t state_bytes = 0;
     size_t workspace_bytes = 0;
+    size_t exact_bytes = 0;
+    int64_t elements = 0;
     for (const TuningTask& task : tasks) {
       if (status.ok()) status = Add(task);
       if (!status.ok()) return status;
@@ -233,10 +242,16 @@ class Tuner {
       state_bytes =
           std::max(state_bytes, subject.batch_max * TunerState::BytesPerMatrix(subject.task));
       workspace_bytes = std::max(workspace_bytes, subject.workspace_bytes);
+      exact_bytes = std::max(exact_bytes, subject.exact_bytes);
+      elements = std::max(elements, subject.task.rows * subject.task.cols);
     }
     if (status.ok()) status = differences_.Allocate(sizeof(Difference));
     if (status.ok()) status = state_.Allocate(state_bytes);
     if (status.ok()) status = workspace_.Allocate(workspace_bytes);
+    if (status.ok()) status = exact_workspace_.Allocate(exact_bytes);
+    for (DeviceMemory* memory : {&expected_, &alone_}) {
+      if (status.ok()) status = memory->Allocate(elements * 4);
+    }
     return status;
   }
 
@@ -249,7 +264,10 @@ class Tuner {
     }
     if (status.ok()) status = state_.FillForTimes(stream_);
     for (Subject& subject : subjects_) {
-      if (status.ok()) status = Compare(subject);
+      if (status.ok()) status = PrepareWays(subject);
+    }
+    if (status.ok()) status = CompareWays();
+    for (Subject& subject : subjects_) {
       if (status.ok()) status = PrepareBatches(subject);
     }
     if (status.ok()) status = TimeBatches(clock, seconds);
@@ -268,15 +286,26 @@ class Tuner {
     absl::StatusOr<std::vector<Way>> ways = Ways(task.rows, task.cols);
     if (!ways.ok()) return ways.status();
     subject.ways = *std::move(ways);
-    const auto state_max = static_cast<size_t>(static_cast<double>(memory_bytes_) * kPartForState);
+    if (subject.ways.empty()) return CheckLibrary();  // neither engine is there
+    absl::StatusOr<Way> exact = MakeWay(task.rows, task.cols, options_.config, ProductEngine::kOwn,
+                                        options_.config.newton_schulz.form, DType::kF32);
+    if (!exact.ok()) return exact.status();
+    subject.exact = *std::move(exact);
+    const MuonSetBatch alone = subject.exact.Batch(options_.weight, 1);
+    subject.exact_bytes = MuonSet::WorkspaceBytes({&alone, 1});
+    const auto bytes = static_cast<double>(memory_bytes_);
+    const auto state_max = static_cast<size_t>(bytes * kPartForState);
+    const auto workspace_max = static_cast<size_t>(bytes * kPartForWorkspace);
+    const bool checkable = subject.exact_bytes + task.rows * task.cols * 8 <=
+                           memory_bytes_ - state_max - workspace_max;
     for (const int32_t batch : task.batches) {
       size_t workspace = 0;
       for (const Way& way : subject.ways) {
         const MuonSetBatch one = way.Batch(options_.weight, batch);
         workspace = std::max(workspace, MuonSet::WorkspaceBytes({&one, 1}));
       }
-      if (batch * TunerState::BytesPerMatrix(task) > state_max ||
-          workspace > memory_bytes_ - state_max) {
+      if (!checkable || batch * TunerState::BytesPerMatrix(task) > state_max ||
+          workspace > workspace_max) {
         break;
       }
       subject.batch_max = batch;
@@ -365,31 +394,19 @@ class Tuner {
 
   // Whether each way's numbers are right, and independent of the batch.
   absl::Status Check(Subject& subject) {
-    const TuningTask& task = subject.task;
-    const absl::StatusOr<Way> exact =
-        MakeWay(task.rows, task.cols, options_.config, ProductEngine::kOwn,
-                options_.config.newton_schulz.form, DType::kF32);
-    if (!exact.ok()) return exact.status();
-    DeviceMemory workspace;
-    DeviceMemory expected;
-    DeviceMemory alone;
-    const MuonSetBatch one = exact->Batch(options_.weight, 1);
-    absl::Status status = workspace.Allocate(MuonSet::WorkspaceBytes({&one, 1}));
-    for (DeviceMemory* memory : {&expected, &alone}) {
-      if (status.ok()) status = memory->Allocate(task.rows * task.cols * 4);
-    }
-    if (status.ok()) status = UpdateFirst(subject, *exact, 1, workspace.as<void>(), &expected);
+    absl::Status status =
+        UpdateFirst(subject, subject.exact, 1, exact_workspace_.as<void>(), &expected_);
     if (!status.ok()) return status;
     for (const Way& way : subject.ways) {
       TunedCandidate candidate{way.choice, 0, 0, 0, ""};
-      status = UpdateFirst(subject, way, 1, workspace_.as<void>(), &alone);
+      status = UpdateFirst(subject, way, 1, workspace_.as<void>(), &alone_);
       if (status.code() == absl::StatusCode::kInternal) {  // a library without an algorithm
         candidate.refused = std::string(status.message());
         subject.shape.candidates.push_back(candidate);
         continue;
       }
       if (!status.ok()) return status;
-      const absl::StatusOr<Difference> d = CompareWith(subject, expected);
+      const absl::StatusOr<Difference> d = CompareWith(subject, expected_);
       if (!d.ok()) return d.status();
       candidate.error = std::sqrt(d->squares / d->reference);
       uint64_t different = 0;
@@ -397,7 +414,7 @@ class Tuner {
         if (batch == 1 || options_.fastest) continue;
         status = UpdateFirst(subject, way, batch, workspace_.as<void>(), nullptr);
         if (!status.ok()) return status;
-        const absl::StatusOr<Difference> bits = CompareWith(subject, alone);
+        const absl::StatusOr<Difference> bits = CompareWith(subject, alone_);
         if (!bits.ok()) return bits.status();
         different += bits->different;
       }
@@ -421,92 +438,104 @@ class Tuner {
     return 1e3 * static_cast<double>(ms) / launches;
   }
 
-  // A batch's second launch.
-  absl::StatusOr<double> TimeOnce(const Subject& subject, MuonSet& set, int64_t count) {
-    if (absl::StatusOr<double> first = Time(subject, set, count, 1); !first.ok()) return first;
-    return Time(subject, set, count, 1);
+  // With the time of a launch: the shorter of two, after a first one.
+  absl::StatusOr<Timed> PrepareTimed(Subject& subject, size_t way, int32_t batch) {
+    absl::StatusOr<std::unique_ptr<MuonSet>> set =
+        Prepare(subject.ways[way], batch, workspace_.as<void>(), tiles_);
+    if (!set.ok()) return set.status();
+    Timed timed{&subject, way, batch, *std::move(set), 0, {}};
+    for (int launch = 0; launch < 3; ++launch) {
+      const absl::StatusOr<double> time = Time(subject, *timed.set, batch, 1);
+      if (!time.ok()) return time.status();
+      timed.once_us = launch < 2 ? *time : std::min(timed.once_us, *time);
+    }
+    return timed;
   }
 
-  // The fastest of the ways that are right.
-  absl::Status Compare(Subject& subject) {
-    const std::vector<Way>& ways = subject.ways;
+  // Launches for about so long; appends a time.
+  absl::Status Turn(Timed& timed, double microseconds) {
+    const int launches = std::clamp(static_cast<int>(microseconds / timed.once_us), 1, 500);
+    const absl::StatusOr<double> time = Time(*timed.subject, *timed.set, timed.batch, launches);
+    if (time.ok()) timed.times.push_back(*time);
+    return time.status();
+  }
+
+  // The ways that are right and not hopeless, in batches of one size. The device's default is among
+  // them if it is right, however slow it seems.
+  absl::Status PrepareWays(Subject& subject) {
     std::vector<TunedCandidate>& candidates = subject.shape.candidates;
-    std::vector<std::unique_ptr<MuonSet>> sets(ways.size());
+    std::vector<Timed> ways;
     int32_t batch = 0;
-    int launches = 1;
-    for (size_t i = 0; i < ways.size(); ++i) {
+    double fastest_us = std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < subject.ways.size(); ++i) {
       if (!candidates[i].refused.empty()) continue;
       if (batch == 0) {  // the first one's
-        absl::StatusOr<std::unique_ptr<MuonSet>> one =
-            Prepare(ways[i], 1, workspace_.as<void>(), tiles_);
+        absl::StatusOr<Timed> one = PrepareTimed(subject, i, 1);
         if (!one.ok()) return one.status();
-        const absl::StatusOr<double> time = TimeOnce(subject, **one, 1);
-        if (!time.ok()) return time.status();
-        batch = std::clamp(static_cast<int32_t>(2 * kCompareMicroseconds / *time), 1,
+        batch = std::clamp(static_cast<int32_t>(2 * kCompareMicroseconds / one->once_us), 1,
                            subject.batch_max);
-        launches = std::clamp(static_cast<int>(10e3 / (*time * batch)), 1, 20);
       }
-      absl::StatusOr<std::unique_ptr<MuonSet>> set =
-          Prepare(ways[i], batch, workspace_.as<void>(), tiles_);
-      if (!set.ok()) return set.status();
-      sets[i] = *std::move(set);
+      absl::StatusOr<Timed> way = PrepareTimed(subject, i, batch);
+      if (!way.ok()) return way.status();
+      candidates[i].microseconds = way->once_us;
+      candidates[i].batch = batch;
+      fastest_us = std::min(fastest_us, way->once_us);
+      ways.push_back(*std::move(way));
     }
-    if (batch == 0) {
+    if (ways.empty()) {
       return absl::UnavailableError(absl::StrCat("no way of updating ", subject.task.rows, " x ",
                                                  subject.task.cols,
                                                  " is right: ", candidates.front().refused));
     }
-    std::vector<std::vector<double>> times(ways.size());
+    for (Timed& way : ways) {
+      if (way.way == 0 || way.once_us <= kHopeless * fastest_us) {
+        compared_.push_back(std::move(way));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // The fastest ones, under sustained load.
+  absl::Status CompareWays() {
     for (int round = 0; round <= kCompareRounds; ++round) {
-      double fastest = std::numeric_limits<double>::infinity();
-      for (size_t i = 0; i < ways.size(); ++i) {
-        if (sets[i] == nullptr) continue;
-        const absl::StatusOr<double> time = Time(subject, *sets[i], batch, launches);
-        if (!time.ok()) return time.status();
-        if (round == 1) times[i].clear();  // the first was to get warm
-        times[i].push_back(*time);
-        fastest = std::min(fastest, *time);
-      }
-      for (size_t i = 0; i < ways.size() && round == 0; ++i) {
-        if (sets[i] != nullptr && times[i].front() > kHopeless * fastest) sets[i].reset();
+      for (Timed& way : compared_) {
+        absl::Status status = Turn(way, kCompareTurnMicroseconds);
+        if (!status.ok()) return status;
+        if (round == 0) way.times.clear();  // it heats the chip
       }
     }
-    std::optional<size_t> winner;
-    for (size_t i = 0; i < ways.size(); ++i) {
-      if (times[i].empty()) continue;
-      TunedCandidate& candidate = candidates[i];
-      candidate.microseconds = Median(times[i]);
-      candidate.batch = batch;
-      if (sets[i] == nullptr) continue;
-      const double gain = winner.has_value() ? kGainMin : 0;
-      if (!winner.has_value() ||
-          candidate.microseconds < (1 - gain) * candidates[*winner].microseconds) {
-        winner = i;
+    const Subject* subject = nullptr;
+    for (const Timed& way : compared_) {
+      TunedShape& shape = way.subject->shape;
+      TunedCandidate& candidate = shape.candidates[way.way];
+      candidate.microseconds = Median(way.times);
+      const bool first = std::exchange(subject, way.subject) != way.subject;
+      if (first ||
+          candidate.microseconds < (1 - kGainMin) * shape.candidates[shape.winner].microseconds) {
+        shape.winner = way.way;
       }
     }
-    subject.shape.winner = *winner;
+    compared_.clear();
     return absl::OkStatus();
   }
 
   absl::Status PrepareBatches(Subject& subject) {
     for (const int32_t batch : subject.task.batches) {
       if (batch > subject.batch_max) break;
-      absl::StatusOr<std::unique_ptr<MuonSet>> set =
-          Prepare(subject.ways[subject.shape.winner], batch, workspace_.as<void>(), tiles_);
-      if (!set.ok()) return set.status();
-      const absl::StatusOr<double> once = TimeOnce(subject, **set, batch);
-      if (!once.ok()) return once.status();
-      timed_.push_back({&subject, batch, *std::move(set), *once, {}});
-      if (*once > kBatchMicrosecondsMax) break;
+      absl::StatusOr<Timed> timed = PrepareTimed(subject, subject.shape.winner, batch);
+      if (!timed.ok()) return timed.status();
+      timed_.push_back(*std::move(timed));
+      if (timed_.back().once_us > kBatchMicrosecondsMax) break;
     }
     return absl::OkStatus();
   }
 
   // The batches of all shapes under sustained load, until `seconds` of the clock are over.
   absl::Status TimeBatches(const Clock& clock, double seconds) {
-    const double turn_us = std::min(1e6 * std::max(0.0, seconds - clock.seconds()) /
-                                        (kTurns * static_cast<double>(timed_.size())),
-                                    kTurnMicrosecondsMax);
+    if (timed_.empty()) return absl::OkStatus();
+    const double left_us = 1e6 * std::max(0.0, seconds - clock.seconds());
+    const double turn_us = std::clamp(left_us / (kTurns * static_cast<double>(timed_.size())),
+                                      kTurnMicrosecondsMin, kTurnMicrosecondsMax);
     std::map<const Subject*, double> best_us;  // of a matrix
     for (const Timed& t : timed_) {
       const double us = t.once_us / t.batch;
@@ -517,11 +546,9 @@ class Tuner {
       for (Timed& t : timed_) {
         if (turn >= kTurnsMin && clock.seconds() > seconds) break;
         const bool idle = t.once_us / t.batch > kIdle * best_us[t.subject];
-        const double us = idle ? kIdleTurn * turn_us : turn_us;
-        const int launches = std::clamp(static_cast<int>(us / t.once_us), 1, 500);
-        const absl::StatusOr<double> time = Time(*t.subject, *t.set, t.batch, launches);
-        if (!time.ok()) return time.status();
-        if (turn > 0) t.times.push_back(*time);
+        absl::Status status = Turn(t, idle ? kIdleTurn * turn_us : turn_us);
+        if (!status.ok()) return status;
+        if (turn == 0) t.times.clear();
       }
     }
     for (Timed& t : timed_) t.subject->shape.times.emplace_back(t.batch, Median(t.times));
@@ -538,8 +565,12 @@ class Tuner {
   TileTuner rule_tiles_{/*measures=*/false};
   TunerState state_;
   DeviceMemory workspace_;
+  DeviceMemory exact_workspace_;
+  DeviceMemory expected_;
+  DeviceMemory alone_;
   DeviceMemory differences_;
   std::deque<Subject> subjects_;  // pointed to
+  std::vector<Timed> compared_;
   std::vector<Timed> timed_;
 };
 

@@ -4,6 +4,7 @@
 // For each shape the candidates are the engines that are there, in the configured form and, where
 // that is Gram, in the standard one. A candidate may win only if its result agrees with the same
 // polynomial in fp32, and, unless told otherwise, if a matrix's bits do not depend on the batch.
+// Candidates of all shapes take turns under sustained load; those much slower alone are left out.
 // The winners of all shapes are then timed, whole updates, for each batch, in turns and without a
 // pause: a chip at its power limit is faster for some tenths of a second after any.
 #ifndef DMUOND_KERNELS_CUDA_UPDATE_TUNER_H_
@@ -31,8 +32,9 @@ struct TuningTask {
 struct TuningOptions {
   MuonConfig config;
   DType weight = DType::kBF16;
-  double seconds = 20;          // for all tasks, about
-  bool fastest = false;         // --numerics=fastest: bits may depend on the batch
+  double seconds = 20;   // for all tasks, about: preparing takes 0.4 to 1 s a shape, more than that
+                         // is not cut short
+  bool fastest = false;  // --numerics=fastest: bits may depend on the batch
   size_t memory_bytes_max = 0;  // 0: two thirds of what is free
 };
 
@@ -58,7 +60,7 @@ struct TunedShape {
                                     bool fastest);
 
 // One shape for each task. The device is the current one. UNAVAILABLE where no candidate is right;
-// RESOURCE_EXHAUSTED where not even one matrix fits.
+// or neither engine is there; RESOURCE_EXHAUSTED where not even one matrix fits.
 absl::StatusOr<std::vector<TunedShape>> TuneUpdates(std::span<const TuningTask> tasks,
                                                     const TuningOptions& options);
 

@@ -2,12 +2,12 @@
 # Builds the GPU checks and benchmarks and collects them in one relocatable folder, with the
 # libraries that the target may lack.
 #   ./dev bundle [OUT]      default: .bundle
-# The target machine needs a driver and, for the comparison column, libcublasLt.so.13.
+# The target machine needs a driver; for the comparison columns libcublasLt.so.13, and a python3 with torch.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=build/cuda
 out=${1:-.bundle}
-programs=(cuda_device_test gemm_check muon_check small_check symmetric_gemm_bench
+programs=(cuda_device_test gemm_check muon_check small_check preset_steps symmetric_gemm_bench
   muon_update_bench muon_lane_bench muon_tune pass_bench)
 [ -f "$build/CMakeCache.txt" ] || cmake --preset cuda
 cmake --build "$build" --target "${programs[@]}"
@@ -22,5 +22,5 @@ done
 strip "$out"/lib/* 2> /dev/null || true
 # The largest one takes a quarter of its room; `run` unpacks it.
 gzip -9 "$out"/lib/libopenblas.so.*
-cp tools/gpu/run "$out/"
+cp tools/gpu/run tests/kernels/cuda/preset_steps.py "$out/"
 du -sh "$out"

@@ -49,9 +49,41 @@ TEST_F(Tuner, EveryEngineAndFormIsCheckedAndOneWins) {
       EXPECT_LT(candidate.error, 0.04);
       EXPECT_GT(candidate.microseconds, 0);
     }
-    EXPECT_EQ(shape.times.size(), shape.rows == 256 ? 3U : 2U);
-    for (const auto& [batch, microseconds] : shape.times) EXPECT_GT(microseconds, 0) << batch;
+    ASSERT_LT(shape.winner, shape.candidates.size());
+    const TunedCandidate& winner = shape.candidates[shape.winner];
+    for (const TunedCandidate& candidate : shape.candidates) {
+      EXPECT_EQ(candidate.batch, winner.batch);
+      EXPECT_LT(winner.microseconds, 1.02 * candidate.microseconds);
+    }
+    std::vector<int32_t> batches;
+    for (const auto& [batch, microseconds] : shape.times) {
+      batches.push_back(batch);
+      EXPECT_GT(microseconds, 0) << batch;
+    }
+    EXPECT_EQ(batches, shape.rows == 256 ? tasks[0].batches : tasks[1].batches);
   }
+}
+
+TEST_F(Tuner, NoTasksTakeNoTime) {
+  TuningOptions options;
+  options.config = *FindPreset("dmuon");
+  const auto begin = std::chrono::steady_clock::now();
+  const auto tuned = TuneUpdates({}, options);
+  ASSERT_TRUE(tuned.ok()) << tuned.status();
+  EXPECT_TRUE(tuned->empty());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+}
+
+TEST_F(Tuner, BatchesThatDoNotFitAreLeftOut) {
+  TuningOptions options;
+  options.config = *FindPreset("dmuon");
+  options.seconds = 0.5;
+  options.memory_bytes_max = size_t{96} << 20;
+  const TuningTask task{512, 512, {1, 2, 64}};
+  const auto tuned = TuneUpdates({&task, 1}, options);
+  ASSERT_TRUE(tuned.ok()) << tuned.status();
+  ASSERT_EQ(tuned->front().times.size(), 2U);
+  EXPECT_EQ(tuned->front().times.back().first, 2);
 }
 
 TEST_F(Tuner, AMatrixThatDoesNotFitIsNamed) {
