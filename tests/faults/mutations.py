@@ -1,4 +1,4 @@
-"""Tests of the tests: each safety line is disabled in turn, and some test must fail.
+"""Tests of the tests: each safety line is disabled in turn, and a test that passes must fail.
 
     mutations.py [NAME...]                  all, or those named; builds in build/cpu
     mutations.py --write docs/reliability.md
@@ -254,19 +254,17 @@ def check(mutations: list[Mutation]) -> None:
             raise SystemExit(f"mutation '{mutation.name}' does not find its line any more")
 
 
-def run(mutation: Mutation) -> bool:
-    """Whether a test has noticed."""
-    path = ROOT / mutation.file
-    original = path.read_text()
-    build = ["ninja", "-C", str(BUILD), mutation.target, "dmuond", "dmuond-lane"]
-    swap(mutation, mutation.before, mutation.after)
+def fails(mutations: list[Mutation]) -> bool:
+    """Whether the one test of these fails, or takes too long, with the sources as they are."""
+    build = ["ninja", "-C", str(BUILD), mutations[0].target, "dmuond", "dmuond-lane"]
+    # Warnings of what is unused now are no errors here.
+    built = subprocess.run(build, capture_output=True, text=True, check=False)
+    names = ", ".join(m.name for m in mutations)
+    if built.returncode != 0:
+        raise SystemExit(f"'{names}' does not build:\n{built.stdout[-3000:]}")
+    command = mutations[0].test.format(bin=BUILD / "bin", python=sys.executable).split()
+    environment = os.environ | {"DMUOND_BIN_DIR": str(BUILD / "bin")}
     try:
-        # Warnings of what is unused now are no errors here.
-        built = subprocess.run(build, capture_output=True, text=True, check=False)
-        if built.returncode != 0:
-            raise SystemExit(f"mutation '{mutation.name}' does not build:\n{built.stdout[-3000:]}")
-        command = mutation.test.format(bin=BUILD / "bin", python=sys.executable).split()
-        environment = os.environ | {"DMUOND_BIN_DIR": str(BUILD / "bin")}
         tested = subprocess.run(
             command,
             cwd=ROOT,
@@ -275,9 +273,28 @@ def run(mutation: Mutation) -> bool:
             check=False,
             timeout=TEST_TAKES_S,
         )
-        return tested.returncode != 0
     except subprocess.TimeoutExpired:
         return True
+    return tested.returncode != 0
+
+
+def pass_unmutated(mutations: list[Mutation]) -> None:
+    """A test that fails anyway notices nothing."""
+    by_test: dict[str, list[Mutation]] = {}
+    for mutation in mutations:
+        by_test.setdefault(mutation.test, []).append(mutation)
+    for same in by_test.values():
+        if fails(same):
+            raise SystemExit(f"this test fails without any mutation: {same[0].test}")
+    print(f"{len(by_test)} tests pass without mutations", flush=True)
+
+
+def noticed_by_its_test(mutation: Mutation) -> bool:
+    path = ROOT / mutation.file
+    original = path.read_text()
+    swap(mutation, mutation.before, mutation.after)
+    try:
+        return fails([mutation])
     finally:
         path.write_text(original)
 
@@ -305,9 +322,10 @@ def main(arguments: list[str]) -> int:
     check(chosen)
     if options.check:
         return 0
+    pass_unmutated(chosen)
     unnoticed = []
     for mutation in chosen:
-        noticed = run(mutation)
+        noticed = noticed_by_its_test(mutation)
         print(f"{'noticed' if noticed else 'NOT NOTICED':<12} {mutation.name}", flush=True)
         if not noticed:
             unnoticed.append(mutation.name)

@@ -76,8 +76,8 @@ int Main(int argc, char** argv) {
     scalars.learning_rate = numbers[0];
     scalars.momentum = numbers[1];
     scalars.weight_decay = numbers[2];
-    const MuonMatrix matrix{parts[kGradient],   parts[kMomentum], parts[kMomentumOut],
-                            parts[kMaster],     parts[kMasterOut], parts[kWeight],
+    const MuonMatrix matrix{parts[kGradient], parts[kMomentum],  parts[kMomentumOut],
+                            parts[kMaster],   parts[kMasterOut], parts[kWeight],
                             &scalars};
     Check(device->ops().UpdateMuon(*stream, {rows, cols, DType::kBF16, &config, {&matrix, 1}},
                                    workspace->data()));
