@@ -16,6 +16,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -284,9 +285,15 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
       drained.store(true);
     });
   };
+  // Of signals alone: `systemctl stop` during a drain that was asked for is the first.
+  bool signalled = false;
+  const auto on_signal = [&] {
+    if (std::exchange(signalled, true)) EndAtOnce();
+    if (drain.joinable()) log::Info("leaving already; a second signal ends at once");
+  };
   while (!drained.load()) {
     const bool stop = signals.Wait(kTick);
-    if (stop && drain.joinable()) EndAtOnce();
+    if (stop) on_signal();
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
     daemon.Tick();
     if (peers != nullptr) peers->Tick();
@@ -307,7 +314,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   });
   const auto gone_by = std::chrono::steady_clock::now() + kGoneWithin;
   while (!left.load() && std::chrono::steady_clock::now() < gone_by) {
-    if (signals.Wait(kLeavingTick)) EndAtOnce();
+    if (signals.Wait(kLeavingTick)) on_signal();
   }
   if (!left.load()) {
     log::Error("leaving without those who do not end", {{"waited_s", kGoneWithin.count()}});

@@ -184,6 +184,32 @@ def wait_until_it_waits_for(rank: int, address: str):
         time.sleep(0.02)
 
 
+def wait_for_line(daemon, text: str):
+    deadline = time.monotonic() + NOTICED_WITHIN_S
+    while text not in daemon.text():
+        assert time.monotonic() < deadline, text
+        time.sleep(0.02)
+
+
+def test_a_signal_during_a_drain_is_the_first_one(pair, daemons):
+    """`systemctl stop` while `dmuonctl drain` waits for a step ends nothing early."""
+    _, second = pair()
+    second.process.send_signal(signal.SIGSTOP)
+    daemon = daemons.members[0]
+    wait_until_it_waits_for(1, daemon.path)
+    drain = subprocess.Popen([program("dmuonctl"), "drain", f"--address={daemon.path}"])
+    try:
+        wait_for_line(daemon, "leaving: finishing the step")
+        daemon.process.send_signal(signal.SIGTERM)
+        wait_for_line(daemon, "leaving already")
+        second.process.send_signal(signal.SIGCONT)
+        assert daemon.process.wait(NOTICED_WITHIN_S) == 0
+        drain.wait(NOTICED_WITHIN_S)
+    finally:
+        drain.kill()
+        drain.wait()
+
+
 def test_a_second_signal_ends_the_daemon_at_once(pair, daemons):
     """The first waits for a step that a stopped trainer holds up."""
     first, second = pair()
