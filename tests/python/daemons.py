@@ -2,6 +2,7 @@
 
 import fnmatch
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import grpc
 
 ROOT = Path(__file__).parents[2]
 READY_TIMEOUT_S = 30.0
+PATIENCE_S = 30.0
 STOP_TIMEOUT_S = 20.0
 SNAPSHOT_TIMEOUT_S = 180.0
 
@@ -47,6 +49,15 @@ def lane_pids(daemon: int) -> list[int]:
         if fields["Name"] == "dmuond-lane" and int(fields["PPid"]) == daemon:
             found.append(int(fields["Pid"]))
     return found
+
+
+def until(look, pattern: str) -> str:
+    """Looks again until the pattern is there."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not re.search(pattern, text := look()):
+        assert time.monotonic() < deadline, f"{pattern!r} is not in\n{text}"
+        time.sleep(0.02)
+    return text
 
 
 def wait_for_snapshot(folder: Path) -> None:

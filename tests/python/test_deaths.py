@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from daemons import lane_pids, program
+from daemons import lane_pids, program, until
 
 NOTICED_WITHIN_S = 20.0  # far more than it takes, so that a busy machine does not fail the test
 AT_ONCE_S = 1.0
@@ -184,13 +184,6 @@ def wait_until_it_waits_for(rank: int, address: str):
         time.sleep(0.02)
 
 
-def wait_for_line(daemon, text: str):
-    deadline = time.monotonic() + NOTICED_WITHIN_S
-    while text not in daemon.text():
-        assert time.monotonic() < deadline, text
-        time.sleep(0.02)
-
-
 def test_a_signal_during_a_drain_is_the_first_one(pair, daemons):
     """`systemctl stop` while `dmuonctl drain` waits for a step ends nothing early."""
     _, second = pair()
@@ -199,9 +192,9 @@ def test_a_signal_during_a_drain_is_the_first_one(pair, daemons):
     wait_until_it_waits_for(1, daemon.path)
     drain = subprocess.Popen([program("dmuonctl"), "drain", f"--address={daemon.path}"])
     try:
-        wait_for_line(daemon, "leaving: finishing the step")
+        until(daemon.text, "leaving: finishing the step")
         daemon.process.send_signal(signal.SIGTERM)
-        wait_for_line(daemon, "leaving already")
+        until(daemon.text, "leaving already")
         second.process.send_signal(signal.SIGCONT)
         assert daemon.process.wait(NOTICED_WITHIN_S) == 0
         drain.wait(NOTICED_WITHIN_S)

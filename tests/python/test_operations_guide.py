@@ -5,17 +5,15 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import core_trainer
 import pytest
 from core_trainer import Job, Tensor, whole
-from daemons import Daemon, program
+from daemons import PATIENCE_S, Daemon, program, until
 from test_new_epochs import on_both
 
 GUIDE = " ".join((Path(__file__).parents[2] / "docs/operations.md").read_text().split())
-PATIENCE_S = 30.0
 WIDE = Tensor("wide", (16, 24), reduce_factor=0.5)
 JOB = Job((WIDE,), ((whole(WIDE),),) * 2)
 
@@ -39,15 +37,6 @@ def ctl(daemon: Daemon, *arguments: str) -> str:
     done = ask(daemon, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def until(look, pattern: str) -> str:
-    """Looks again until the pattern is there."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not re.search(pattern, text := look()):
-        assert time.monotonic() < deadline, f"{pattern!r} is not in\n{text}"
-        time.sleep(0.02)
-    return text
 
 
 @pytest.fixture
