@@ -1,7 +1,7 @@
 """Tests of the tests: each safety line is disabled in turn, and a test that passes must fail.
 
     mutations.py [NAME...]                  all, or those named; builds in build/cpu
-    mutations.py --write docs/reliability.md
+    mutations.py --write bench/results/faults/README.md
     mutations.py --check                    only that every line is still there
 
 The files are changed in place and put back, so they must have no other changes.

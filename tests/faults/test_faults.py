@@ -83,7 +83,7 @@ def test_the_table_has_the_points_that_the_programs_name():
     for folder in ("client/cpp", "server", "kernels", "proto"):
         for source in (ROOT / folder).rglob("*.cc"):
             named |= set(re.findall(r'FaultPoint\("([a-z_.]+)"\)', source.read_text()))
-    page = (ROOT / "docs/reliability.md").read_text()
+    page = (ROOT / "bench/results/faults/README.md").read_text()
     generated = page[page.index(table.BEGIN) : page.index(table.END)]
     assert set(re.findall(r"^\| `([a-z_.]+)` \|", generated, re.MULTILINE)) == named, (
         "write it anew: tests/faults/matrix.py --help"
