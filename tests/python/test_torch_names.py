@@ -90,9 +90,61 @@ def test_what_only_a_name_tells_is_said_with_the_remedy():
         assert "pass the model" in found[name][1]
 
 
+GUESSED_BY_ROWS = (
+    "adamw",
+    "output head (guess: as many rows as the embedding has; route= says otherwise)",
+)
+
+
 def test_a_projection_to_the_vocabulary_is_a_head_whatever_its_name():
-    found = routes([named("wte.weight", 100, 16), named("blocks.9.to_words.weight", 100, 16)])
-    assert found["blocks.9.to_words.weight"] == ("adamw", "output head")
+    found = routes([named("wte.weight", 100, 16), named("to_words.weight", 100, 16)])
+    assert found["to_words.weight"] == GUESSED_BY_ROWS
+    last = routes(nn.Sequential(nn.Embedding(100, 16), nn.Linear(16, 100)))
+    assert last["1.weight"] == GUESSED_BY_ROWS
+
+
+class BytesModel(nn.Module):
+    """256 words, and as many hidden units in each block."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(256, 64)
+        blocks = (
+            nn.ModuleDict({"fc": nn.Linear(64, 256), "gate_proj": nn.Linear(64, 256)})
+            for _ in range(2)
+        )
+        self.blocks = nn.ModuleList(blocks)
+        self.to_bytes = nn.Linear(64, 256)
+
+
+@pytest.mark.parametrize(
+    "of", [lambda m: m, lambda m: m.named_parameters()], ids=["model", "names"]
+)
+def test_as_many_rows_as_words_make_no_head_inside_a_block(of):
+    found = routes(of(BytesModel()))
+    for block in range(2):
+        for name in ("fc", "gate_proj"):
+            assert found[f"blocks.{block}.{name}.weight"] == ("muon", "2-D hidden weight")
+    assert found["to_bytes.weight"] == GUESSED_BY_ROWS
+
+
+def test_reasons_say_what_is_a_guess_and_by_what():
+    model = nn.Module()
+    model.words = nn.Embedding(100, 16)
+    model.tok_emb = nn.Parameter(torch.zeros(50, 16))
+    model.lm_head = nn.Linear(16, 70)
+    model.experts = nn.Parameter(torch.zeros(4, 16, 16))
+    model.norm = nn.LayerNorm(16)
+    found = {name: reason for name, (_, reason) in routes(model).items()}
+    assert found == {
+        "words.weight": "embedding",
+        "tok_emb": "embedding (guess: by its name)",
+        "lm_head.weight": "output head (guess: by its name)",
+        "lm_head.bias": "bias, norm or scalar",
+        "experts": "stack of experts (guess: by its name)",
+        "norm.weight": "bias, norm or scalar",
+        "norm.bias": "bias, norm or scalar",
+    }
 
 
 def test_embeddings_and_heads_of_foreign_classes_go_to_adamw():
@@ -101,8 +153,11 @@ def test_embeddings_and_heads_of_foreign_classes_go_to_adamw():
     model.to_words = ColumnParallelLinear(100, 16)
     model.hidden = ColumnParallelLinear(64, 16)
     found = routes(model)
-    assert found["words.weight"] == ("adamw", "embedding (VocabParallelEmbedding)")
-    assert found["to_words.weight"] == ("adamw", "output head")
+    assert found["words.weight"] == (
+        "adamw",
+        "embedding (guess: by its class, VocabParallelEmbedding)",
+    )
+    assert found["to_words.weight"] == GUESSED_BY_ROWS
     assert found["hidden.weight"][0] == "muon"
 
 

@@ -42,7 +42,9 @@ _EMBEDDING = re.compile(r"embed", re.IGNORECASE)
 _EMBEDDING_PART = re.compile(r"embed|(^|_)emb(s|_|$)|^w[tp]e$", re.IGNORECASE)
 _EMBEDDING_OUTSIDE_BLOCKS = re.compile(r"^(tok|token|pos|position|vocab)_", re.IGNORECASE)
 _POSITIONS = re.compile(r"(^|[._])(pos|position|positions|positional|wpe)([._]|$)", re.IGNORECASE)
-_PASS_THE_MODEL = "by its name alone: pass the model, or route="
+_GUESSED_BY_NAME = "guess: by its name"
+_GUESSED_BY_NAME_ALONE = "guess: by its name alone; pass the model, or route="
+_GUESSED_BY_ROWS = "guess: as many rows as the embedding has; route= says otherwise"
 _FUSED_NAMES = re.compile(r"(qkv|c_attn|in_proj_weight|query_key_value|wqkv)", re.IGNORECASE)
 
 
@@ -54,6 +56,11 @@ class Named:
     parameter: Tensor
     module: nn.Module | None = None  # that holds it; None where only names were given
     attribute: str = ""
+
+    @property
+    def guessed_by_name(self) -> str:
+        """How a reason says that it goes by the name."""
+        return _GUESSED_BY_NAME_ALONE if self.module is None else _GUESSED_BY_NAME
 
 
 @dataclass
@@ -80,7 +87,8 @@ def _parts(named: Named) -> list[str]:
 
 
 def _in_block(named: Named) -> bool:
-    return any(part.isdigit() for part in _parts(named))
+    """A module that is numbered itself, as the last of an nn.Sequential, is in no block by that."""
+    return any(part.isdigit() for part in _parts(named)[:-1])
 
 
 def _embedding_reason(named: Named) -> str:
@@ -92,14 +100,12 @@ def _embedding_reason(named: Named) -> str:
         return ""
     kind = type(module).__name__
     if module is not None and _EMBEDDING.search(kind) and named.attribute == "weight":
-        return f"embedding ({kind})"
+        return f"embedding (guess: by its class, {kind})"
     parts = _parts(named)
     looks_so = any(_EMBEDDING_PART.search(part) for part in parts) or (
         _EMBEDDING_OUTSIDE_BLOCKS.search(parts[-1]) and not _in_block(named)
     )
-    if not looks_so:
-        return ""
-    return f"embedding, {_PASS_THE_MODEL}" if module is None else "embedding, by its name"
+    return f"embedding ({named.guessed_by_name})" if looks_so else ""
 
 
 def _checked_rules(rules: Sequence[tuple[Pattern, str] | RouteCallable]) -> list:
@@ -199,20 +205,24 @@ class Router:
         if any(matches(pattern, named.name) for pattern in self._views):
             return "muon", f"{parameter.ndim}-D with a view"
         if "expert" in named.name.lower():
-            return "muon", "stack of experts"
+            return "muon", f"stack of experts ({named.guessed_by_name})"
         return "adamw", f"{parameter.ndim}-D without a view (see views=)"
 
     def _head_reason(self, named: Named) -> str:
-        """Empty: it is none."""
+        """Empty: it is none. A module's type never tells: all of this is guessing."""
         owner = _parts(named)[-1]
-        if owner in _HEAD_NAMES:
-            return "output head"
-        if named.module is None and owner in _HEAD_NAMES_OUTSIDE_BLOCKS and not _in_block(named):
-            return f"output head, {_PASS_THE_MODEL}"
-        # A projection to the vocabulary, whatever its name.
+        outside = not _in_block(named)
+        if owner in _HEAD_NAMES or (
+            named.module is None and outside and owner in _HEAD_NAMES_OUTSIDE_BLOCKS
+        ):
+            return f"output head ({named.guessed_by_name})"
+        # A projection to the vocabulary has any name, but follows the blocks: inside them, as many
+        # rows are a coincidence, as in models of bytes.
         rows, columns = named.parameter.shape[0], named.parameter.shape[1]
         projection = named.module is None or "Linear" in type(named.module).__name__
-        return "output head" * (projection and rows in self._vocabularies and rows > columns)
+        if outside and projection and rows in self._vocabularies and rows > columns:
+            return f"output head ({_GUESSED_BY_ROWS})"
+        return ""
 
     def _two_dimensional_reason(self, named: Named) -> str:
         fused = _FUSED_NAMES.search(named.name) and not any(
