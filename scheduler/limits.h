@@ -3,6 +3,7 @@
 #define DMUOND_SCHEDULER_LIMITS_H_
 
 #include <cstdint>
+#include <limits>
 
 namespace dmuond::scheduler {
 
@@ -13,6 +14,10 @@ inline constexpr int64_t kElementsMax = int64_t{1} << 56;
 
 // A name goes into every error message and every snapshot's table of contents.
 inline constexpr int64_t kNameBytesMax = 1024;
+
+// Group epochs are 32 bits of every attempt's number and only grow. What somebody says of a larger
+// one is refused, so that a group never comes to where they would begin at 0 again.
+inline constexpr uint32_t kEpochMax = std::numeric_limits<uint32_t>::max() - (1U << 16);
 
 inline constexpr int32_t kWorldMax = 1 << 16;
 inline constexpr int32_t kLanesMax = 1 << 16;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/limits.h"
 #include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
@@ -48,6 +49,13 @@ absl::Status MembershipMachine::Check(const MemberInfo& info) const {
     return Error(absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
                  Say(Named("node", NameOf(info)), " joins a group of nodes 0 to ",
                      Named("last_node", nodes_ - 1)));
+  }
+  if (info.epoch.value() > kEpochMax) {
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "EPOCH_EXHAUSTED",
+        Say(Named("node", NameOf(info)), " knows of group epoch ",
+            Named("epoch", info.epoch.value()), "; a group ends at ", Named("epoch_max", kEpochMax),
+            ", and none comes so far: who or what has told it so?"));
   }
   return absl::OkStatus();
 }

@@ -68,10 +68,11 @@ class MembershipMachine {
   // Refused, naming both members and both values, with nothing changed (reasons in brackets):
   // FAILED_PRECONDITION for another group size [GROUP_SIZE_DIFFERS], version [VERSION_MISMATCH],
   // device type [DEVICE_TYPE_DIFFERS], number of lanes [LANES_DIFFER] or memory per lane
-  // [LANE_MEMORY_DIFFERS]; INVALID_ARGUMENT for a node outside the group [RANK_OUT_OF_RANGE];
-  // ALREADY_EXISTS for a node that another living process holds [RANK_TWICE]; UNAVAILABLE when the
-  // group is broken [PEER_LOST]. A member that joins again while the group is formed has lost
-  // messages with its old stream: it breaks the group.
+  // [LANE_MEMORY_DIFFERS], and for an epoch beyond kEpochMax [EPOCH_EXHAUSTED]; INVALID_ARGUMENT
+  // for a node outside the group [RANK_OUT_OF_RANGE]; ALREADY_EXISTS for a node that another living
+  // process holds [RANK_TWICE]; UNAVAILABLE when the group is broken [PEER_LOST]. A member that
+  // joins again while the group is formed has lost messages with its old stream: it breaks the
+  // group.
   [[nodiscard]] absl::StatusOr<std::vector<MembershipAction>> OnJoin(TimePoint now,
                                                                      const MemberInfo& info);
   // Any message of a member will do.

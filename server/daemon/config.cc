@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -38,6 +39,11 @@ class FirstError : public google::protobuf::io::ErrorCollector {
 };
 
 absl::StatusOr<config::ConfigFile> ReadConfigFile(const std::string& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--config=", path, " is a directory; it must name a file"));
+  }
   std::ifstream file(path);
   std::stringstream text;
   text << file.rdbuf();

@@ -23,6 +23,7 @@
 #include "scheduler/limits.h"
 #include "server/cost_file.h"
 #include "server/daemon/config.h"
+#include "server/daemon/loopback.h"
 #include "server/daemon/socket_dir.h"
 
 namespace dmuond::server {
@@ -51,9 +52,6 @@ bool ParseHostPort(const std::string& text, int32_t port_min, HostPort& result) 
          result.port <= 65535;
 }
 
-bool IsLoopbackHost(const std::string& host) {
-  return absl::StartsWith(host, "127.") || host == "localhost" || host == "[::1]" || host == "::1";
-}
 bool IsAnyHost(const std::string& host) { return host == "0.0.0.0" || host == "[::]"; }
 
 std::string HostName() {
@@ -223,6 +221,7 @@ class Checker {
     }
     config_.peer_listen = absl::StrCat(listen.host, ":", listen.port);
     config_.peer_advertise = absl::StrCat(advertise.host, ":", advertise.port);
+    ReachableByPeers(coordinator.host, advertise.host);
     config_.rail_address = values.rail_address();
     if (config_.rail_address.empty()) {
       // An address, not a place in a URL: IPv6 without brackets.
@@ -232,6 +231,19 @@ class Checker {
     values.set_peer_listen(config_.peer_listen);
     values.set_peer_advertise(config_.peer_advertise);
     values.set_rail_address(config_.rail_address);
+  }
+
+  // A group whose daemons stand on several machines would form, and every job of it fail: lanes
+  // listen where the daemon is advertised.
+  void ReachableByPeers(const std::string& coordinator, const std::string& advertised) {
+    if (coordinator.empty() || advertised.empty() || IsLoopbackHost(coordinator)) return;
+    const std::string address = LoopbackAddressOf(advertised);
+    if (address.empty()) return;
+    Wrong("peer_advertise", config_.peer_advertise,
+          absl::StrCat("leads to ", address,
+                       ", this machine alone, while --coordinator=", config_.coordinator,
+                       " lies beyond loopback: give --peer_advertise=ADDRESS:0, with this "
+                       "machine's address in the network of the nodes"));
   }
 
   void Tls() {

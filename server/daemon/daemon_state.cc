@@ -17,7 +17,7 @@ namespace dmuond::server {
 namespace {
 
 constexpr int64_t kChunkElements = (int64_t{1} << 20) / static_cast<int64_t>(sizeof(float));
-constexpr int64_t kPartElements = int64_t{4} << 20;  // of one WriteState, within the message limit
+constexpr int64_t kPartElements = int64_t{1} << 19;  // of one WriteState: half of gRPC's 4 MiB
 constexpr std::chrono::seconds kUnitIoTimeout{60};
 
 constexpr v1::StateKind kAllKinds[] = {v1::STATE_KIND_MASTER, v1::STATE_KIND_MOMENTUM,

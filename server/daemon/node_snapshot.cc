@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/limits.h"
 #include "scheduler/restore_plan.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
@@ -160,9 +161,20 @@ absl::StatusOr<uint32_t> NewestEpoch(Storage& storage) {
   for (const std::string& job : *jobs) {
     absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
     if (!store.ok()) return store.status();
-    absl::StatusOr<scheduler::GroupEpoch> epoch = store->LargestEpoch();
-    if (!epoch.ok()) return epoch.status();
-    newest = std::max<uint32_t>(newest, epoch->value());
+    absl::StatusOr<std::optional<storage::SnapshotId>> largest = store->Largest();
+    if (!largest.ok()) return largest.status();
+    if (!largest->has_value()) continue;
+    const uint32_t epoch = scheduler::EpochOf((*largest)->attempt).value();
+    if (epoch > scheduler::kEpochMax) {
+      return Error(
+          absl::StatusCode::kFailedPrecondition, "EPOCH_EXHAUSTED",
+          Say("the name of the snapshot '",
+              Named("path", storage.Describe(absl::StrCat(job, "/", DirectoryName(**largest)))),
+              "' has group epoch ", Named("epoch", epoch), "; a group ends at ",
+              Named("epoch_max", scheduler::kEpochMax),
+              ", and none comes so far: move that directory away"));
+    }
+    newest = std::max(newest, epoch);
   }
   return newest;
 }

@@ -94,6 +94,7 @@ void RemoveUnfinished(storage::Storage& storage, const v1::SnapshotManifest& man
                       std::vector<absl::Status>& warnings);
 
 // The largest group epoch of any job's snapshot, whole or not; a new one must be larger. 0: none.
+// FAILED_PRECONDITION (EPOCH_EXHAUSTED) names a snapshot whose epoch is beyond kEpochMax.
 absl::StatusOr<uint32_t> NewestEpoch(storage::Storage& storage);
 
 // A snapshot that a job can go on from.

@@ -117,10 +117,10 @@ absl::StatusOr<SnapshotEntry> SnapshotStore::Find(scheduler::StepId step) {
                     : absl::StrCat("; it has steps ", absl::StrJoin(steps, ", "))));
 }
 
-absl::StatusOr<scheduler::GroupEpoch> SnapshotStore::LargestEpoch() {
+absl::StatusOr<std::optional<SnapshotId>> SnapshotStore::Largest() {
   absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
   if (!ids.ok()) return ids.status();
-  return ids->empty() ? scheduler::GroupEpoch() : scheduler::EpochOf(ids->front().attempt);
+  return ids->empty() ? std::nullopt : std::optional(ids->front());
 }
 
 absl::Status SnapshotStore::Retain(int32_t keep) {

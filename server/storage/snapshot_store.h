@@ -65,8 +65,9 @@ class SnapshotStore {
   // The newest durable one of a step. NOT_FOUND names the steps that there are.
   absl::StatusOr<SnapshotEntry> Find(scheduler::StepId step);
 
-  // The largest epoch in any directory's name, finished or not; a new one must be larger.
-  absl::StatusOr<scheduler::GroupEpoch> LargestEpoch();
+  // What the directory of the largest attempt is called, finished or not; a new epoch must be
+  // larger than its epoch. Nothing: there is none.
+  absl::StatusOr<std::optional<SnapshotId>> Largest();
 
   // Removes all but the newest `keep` durable snapshots. REQUIRES: keep >= 1.
   absl::Status Retain(int32_t keep);

@@ -1,5 +1,7 @@
 #include "scheduler/membership.h"
 
+#include <limits>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "scheduler/reason.h"
@@ -106,6 +108,11 @@ TEST_F(MembershipTest, MembersThatDoNotFitAreRefusedNamingBothAndChangeNothing) 
                 AllOf(HasSubstr("in bytes 5"), HasSubstr("has 1048576")));
   ExpectRefused(Info(3, 3), Code::kInvalidArgument, "RANK_OUT_OF_RANGE", HasSubstr("node 3"));
   ExpectRefused(Info(-1, 3), Code::kInvalidArgument, "RANK_OUT_OF_RANGE", HasSubstr("node -1"));
+  info = Info(1, 3);
+  info.epoch = GroupEpoch(std::numeric_limits<uint32_t>::max());
+  ExpectRefused(info, Code::kFailedPrecondition, "EPOCH_EXHAUSTED",
+                AllOf(HasSubstr("node 1 (host1:7400)"), HasSubstr("epoch 4294967295"),
+                      HasSubstr("ends at 4294901759")));
   info = Info(0, 3);
   info.boot_id = 55;
   ExpectRefused(info, Code::kAlreadyExists, "RANK_TWICE",

@@ -138,9 +138,10 @@ TEST(ConfigTest, WrongEnvironmentIsNamed) {
 
 TEST(ConfigTest, AddressesOfAGroupAreFilledIn) {
   const std::vector<std::string> group = {"--nodes=2", "--node_rank=0", "--allow_plaintext_peers",
-                                          "--coordinator=node0:7077"};
-  const Config config = LoadOk(group);
-  EXPECT_EQ(config.peer_listen, "0.0.0.0:7077");
+                                          "--coordinator=localhost:7077"};
+  std::vector<std::string> everywhere = group;
+  everywhere.emplace_back("--peer_listen=0.0.0.0:7077");
+  const Config config = LoadOk(everywhere);
   EXPECT_THAT(config.peer_advertise, Not(HasSubstr("0.0.0.0")));
   EXPECT_TRUE(absl::EndsWith(config.peer_advertise, ":7077")) << config.peer_advertise;
   EXPECT_TRUE(absl::StartsWith(config.peer_advertise, config.rail_address + ":"));
@@ -154,8 +155,27 @@ TEST(ConfigTest, AddressesOfAGroupAreFilledIn) {
   EXPECT_EQ(given.rail_address, "fe80::1");
 }
 
+// As the name of a machine does on Debian: lanes would listen on it, and every job fail.
+TEST(ConfigTest, AnAdvertisedAddressThatLeadsToLoopbackIsRefusedWithTheRemedy) {
+  const std::vector<std::string> group = {"--nodes=2", "--node_rank=1", "--allow_plaintext_peers",
+                                          "--coordinator=node0:7077"};
+  for (const char* host : {"127.0.1.1", "localhost", "[::1]"}) {
+    std::vector<std::string> here = group;
+    here.push_back(absl::StrCat("--peer_advertise=", host, ":0"));
+    EXPECT_THAT(Mistake(here), AllOf(HasSubstr(absl::StrCat("--peer_advertise=", host, ":0")),
+                                     HasSubstr("--coordinator=node0:7077"),
+                                     HasSubstr("--peer_advertise=ADDRESS:0")));
+    here[3] = "--coordinator=localhost:7077";  // all of them are here
+    LoadOk(here);
+  }
+  std::vector<std::string> beyond = group;
+  beyond.emplace_back("--peer_advertise=192.0.2.1:0");
+  LoadOk(beyond);
+}
+
 TEST(ConfigTest, PlaintextBeyondLoopbackIsRefused) {
-  const std::string mistake = Mistake({"--nodes=2", "--coordinator=node0:7077"});
+  const std::string mistake =
+      Mistake({"--nodes=2", "--coordinator=node0:7077", "--peer_advertise=192.0.2.1:0"});
   EXPECT_THAT(mistake, HasSubstr("--coordinator=node0:7077"));
   EXPECT_THAT(mistake, HasSubstr("--allow_plaintext_peers"));
   EXPECT_THAT(Mistake({"--nodes=2", "--coordinator=localhost:1", "--peer_listen=0.0.0.0:2"}),
@@ -168,6 +188,7 @@ TEST(ConfigTest, TlsFilesGoTogetherAndMustBeReadable) {
   for (const char* name : {"ca", "crt", "key"}) WriteFile(dir / name, "PEM");
   const std::vector<std::string> all = {"--nodes=2",
                                         "--coordinator=node0:7077",
+                                        "--peer_advertise=192.0.2.1:0",
                                         "--rail_address=::1",
                                         "--peer_tls_ca=" + (dir / "ca"),
                                         "--peer_tls_certificate=" + (dir / "crt"),
@@ -215,6 +236,7 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--snapshot_dir=/proc/nowhere", "cannot be written"},
       {"--token_file=/nowhere/token", "cannot be read"},
       {"--config=/nowhere/config", "cannot be read"},
+      {"--config=/tmp", "is a directory"},
   };
   for (const auto& [argument, also] : wrong) {
     const std::string mistake = Mistake({argument});

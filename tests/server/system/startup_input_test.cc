@@ -150,6 +150,21 @@ TEST_F(StartupInputTest, ASnapshotDirectoryThatCannotBeWrittenIsNamed) {
               AllOf(HasSubstr("--snapshot_dir=" + path), HasSubstr("cannot be written")));
 }
 
+// Whoever could write one such name into the directory would end every group that sees it.
+TEST_F(StartupInputTest, ASnapshotsNameWithAnEpochNearTheEndOfThemIsRefusedByName) {
+  const fs::path snapshots = directory_ / "snapshots";
+  fs::create_directories(snapshots / "job" / "step-000000000003.4294967295.1");
+  const std::string flag = "--snapshot_dir=" + snapshots.string();
+  Ended ended = Run({flag});
+  EXPECT_EQ(ended.code, kExitRefused);
+  EXPECT_THAT(ended.output,
+              AllOf(HasSubstr("epoch 4294967295"), HasSubstr("move that directory away"),
+                    HasSubstr((snapshots / "job" / "step-000000000003.4294967295.1").string())));
+  fs::remove_all(snapshots / "job");
+  auto daemon = DaemonProcess::Start({.flags = {flag}});
+  EXPECT_TRUE(daemon.ok()) << daemon.status();
+}
+
 TEST_F(StartupInputTest, ASocketsDirectoryThatCannotBeMadeOrWrittenIsNamed) {
   std::ofstream(directory_ / "file") << "no directory";
   const std::string path = directory_ / "file" / "run" / "dmuond.sock";
