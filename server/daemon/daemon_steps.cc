@@ -1,11 +1,11 @@
 // Steps and pushes: what trainers hand in, and what is decided about it.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/fault_point.h"
+#include "scheduler/scalar_ranges.h"
 #include "server/convert.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
@@ -23,28 +23,13 @@ std::chrono::steady_clock::time_point WaitDeadline(int32_t wait_ms) {
 }
 
 // The scalars agree between trainers or the step is refused; here they must also make sense.
-absl::Status CheckScalars(int32_t rank, const scheduler::StepScalars& scalars) {
-  const auto refuse = [rank](const std::string& field, double value) {
-    return Error(absl::StatusCode::kInvalidArgument, "SCALARS_INVALID",
-                 Say("rank ", Named("rank", rank), " submits ", Named("field", field), " = ",
-                     Named("value", value), "; it must be finite and not negative"));
-  };
-  const auto wrong = [](double value) { return !std::isfinite(value) || value < 0; };
-  for (size_t g = 0; g < scalars.groups.size(); ++g) {
-    const scheduler::GroupScalars& group = scalars.groups[g];
-    const std::pair<const char*, double> fields[] = {{"learning_rate", group.learning_rate},
-                                                     {"weight_decay", group.weight_decay},
-                                                     {"momentum", group.momentum},
-                                                     {"beta1", group.beta1},
-                                                     {"beta2", group.beta2},
-                                                     {"eps", group.eps}};
-    for (const auto& [name, value] : fields) {
-      if (wrong(value)) return refuse(absl::StrCat("groups[", g, "].", name), value);
-    }
-  }
-  if (wrong(scalars.loss_scale)) return refuse("loss_scale", scalars.loss_scale);
-  if (wrong(scalars.max_grad_norm)) return refuse("max_grad_norm", scalars.max_grad_norm);
-  return absl::OkStatus();
+absl::Status CheckScalars(int32_t rank, const scheduler::StepScalars& scalars,
+                          const std::vector<scheduler::Parameter>& parameters) {
+  const auto wrong = scheduler::FindOutOfRange(scalars, parameters);
+  if (!wrong.has_value()) return absl::OkStatus();
+  return Error(absl::StatusCode::kInvalidArgument, "SCALARS_INVALID",
+               Say("rank ", Named("rank", rank), " submits ", Named("field", wrong->field), " = ",
+                   Named("value", wrong->value), "; it must be ", Named("range", wrong->range)));
 }
 
 // An attempt may end while a trainer is between steps: the one that is open now is for it too.
@@ -141,7 +126,10 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
   submission.attempt = scheduler::Attempt(request.attempt());
   submission.step = scheduler::StepId(request.step());
   submission.scalars = FromProto(request.scalars());
-  if (absl::Status sane = CheckScalars(session.rank, submission.scalars); !sane.ok()) return sane;
+  absl::Status sane = CheckScalars(
+      session.rank, submission.scalars,
+      job_->inputs == nullptr ? session.layout.parameters : job_->inputs->layout.parameters);
+  if (!sane.ok()) return sane;
   submission.withdraw = request.withdraw();
   for (const int32_t index : request.absent()) {
     if (index < 0 || index >= static_cast<int32_t>(session.job_parameter.size())) {

@@ -191,6 +191,10 @@ def assert_unchanged_and_alive(model, optimizer, before):
         ("lr", "fast", r"param_groups\[0\].*'fast'"),
         ("betas", (0.9,), r"param_groups\[0\].*\(0.9,\)"),
         ("momentum", -0.5, r"groups\[0\].momentum = -0.5"),
+        # Finite, and yet the step would publish NaN.
+        ("betas", (1.0, 0.999), r"groups\[0\].beta1 = 1; .* less than 1"),
+        ("lr", 1e39, r"groups\[0\].learning_rate = 1e\+39; .* at most 1e\+06"),
+        ("weight_decay", 1e39, r"groups\[0\].weight_decay = 1e\+39"),
     ],
 )
 def test_a_schedule_gone_wrong_is_refused_and_the_step_can_be_repeated(

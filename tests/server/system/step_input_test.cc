@@ -104,6 +104,15 @@ TEST_F(StepInputTest, NumbersThatCannotBeAreNamed) {
                request.mutable_scalars()->set_loss_scale(std::numeric_limits<double>::infinity());
              }),
       {code, "SCALARS_INVALID", {"rank 0", "loss_scale", "inf"}});
+  // Finite, and yet what is computed of them is not.
+  ExpectRefused(Submit(2, [&](auto& request) { group(request)->set_beta1(1); }),
+                {code, "SCALARS_INVALID", {"rank 0", "groups[0].beta1 = 1;", "less than 1"}});
+  ExpectRefused(Submit(2, [&](auto& request) { group(request)->set_learning_rate(1e39); }),
+                {code, "SCALARS_INVALID", {"groups[0].learning_rate = 1e+39;", "at most 1e+06"}});
+  ExpectRefused(Submit(2, [&](auto& request) { group(request)->set_weight_decay(1e39); }),
+                {code, "SCALARS_INVALID", {"groups[0].weight_decay = 1e+39;", "at most 1e+06"}});
+  ExpectRefused(Submit(2, [](auto& request) { request.mutable_scalars()->set_loss_scale(1e-40); }),
+                {code, "SCALARS_INVALID", {"loss_scale = 1e-40;", "at least 1e-37"}});
   ExpectRefused(Submit(2, [](auto& request) { request.mutable_scalars()->add_groups(); }),
                 {code, "SCALARS_DIFFER", {"rank 0", "2 groups", "1 are"}});
   ExpectRefused(Submit(2, [](auto& request) { request.add_absent(9); }),

@@ -1,0 +1,31 @@
+// Which numbers a step may be submitted with: whatever a device makes of those that are let through
+// (1 - lr * weight_decay, lr / (1 - beta1^t), 1 / loss_scale, …) is a finite fp32 number, and no
+// division by zero. docs/maths.md, "What the scalars may be", has the table and its reasons.
+//
+// Pure; threads: any.
+#ifndef DMUOND_SCHEDULER_SCALAR_RANGES_H_
+#define DMUOND_SCHEDULER_SCALAR_RANGES_H_
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "scheduler/layout.h"
+#include "scheduler/step.h"
+
+namespace dmuond::scheduler {
+
+struct ScalarOutOfRange {
+  std::string field;  // "groups[1].beta1"
+  std::string value;  // as few digits as tell it from its neighbours
+  std::string range;  // "at least 0 and less than 1"
+};
+
+// The first that is not in its range. `parameters` are the job's: eps of a group must be above 0
+// only where a parameter of the group is on AdamW. nullopt: all are.
+[[nodiscard]] std::optional<ScalarOutOfRange> FindOutOfRange(
+    const StepScalars& scalars, const std::vector<Parameter>& parameters);
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_SCALAR_RANGES_H_
