@@ -211,9 +211,7 @@ def test_a_closure_and_schedulers_equal_torch(muon):
         torch.optim.lr_scheduler.OneCycleLR(optimizer, [LR, ADAMW_LR], total_steps=STEPS + 1)
     ]
     schedules += [
-        torch.optim.lr_scheduler.OneCycleLR(
-            part, lr, total_steps=STEPS + 1, cycle_momentum=isinstance(part, torch.optim.AdamW)
-        )
+        torch.optim.lr_scheduler.OneCycleLR(part, lr, total_steps=STEPS + 1)
         for part, lr in zip(others.parts, (LR, ADAMW_LR), strict=True)
     ]
     for step in range(STEPS):

@@ -24,6 +24,7 @@ from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.model_watch import ModelWatch
 from dmuond.torch.presets import FIXED_OPTIONS, group_config
 from dmuond.torch.routing import Router, RouteRules
+from dmuond.torch.schedules import Schedules
 from dmuond.torch.slots import ShardedSlot, Slot, same_bytes
 from dmuond.torch.views import Views
 
@@ -120,8 +121,9 @@ class Muon(torch.optim.Optimizer):
         routed = router.route([named for members, _ in given for named in members])
         super().__init__(
             options.split_groups(given, routed, base),
-            {"lr": lr, "momentum": momentum, "betas": betas},
+            {"lr": lr, "momentum": momentum},
         )
+        self._schedules = Schedules(self.param_groups)
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[
@@ -351,6 +353,7 @@ class Muon(torch.optim.Optimizer):
             for slot in self._slots:
                 if slot.name in self._loaded and "master" in pulled.get(slot.name, {}):
                     pulled[slot.name]["master"] = slot.parameter.detach().float().clone()
+        self._schedules.apply(self.param_groups)
         try:
             for slot in self._slots:
                 self.state[slot.parameter] = pulled.get(slot.name, {})
@@ -399,6 +402,7 @@ class Muon(torch.optim.Optimizer):
         for group, loaded in zip(self.param_groups, saved, strict=True):
             kept = {"params", "param_names", "route", *FIXED_OPTIONS}
             group.update({key: value for key, value in loaded.items() if key not in kept})
+        self._schedules.begin(self.param_groups)
 
     # --- parts ---
 
@@ -466,6 +470,8 @@ class Muon(torch.optim.Optimizer):
         self._loaded.update(self._modules_with.get(module, ()))
 
     def _scalars(self, loss_scale: float) -> types.StepScalars:
+        self._schedules.check(self.param_groups)
+        self._schedules.apply(self.param_groups)
         scalars = types.StepScalars(
             loss_scale=loss_scale,
             max_grad_norm=checked_number("max_grad_norm", self.max_grad_norm or 0.0),
