@@ -76,10 +76,12 @@ class SpawnSetup {
     ::posix_spawnattr_setflags(
         &attributes_, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     ::posix_spawnattr_setpgroup(&attributes_, 0);
-    // What the daemon blocks or ignores is its own affair.
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::posix_spawnattr_setsigmask(&attributes_, &none);
+    // What the daemon blocks or ignores is its own affair. A lane ignores SIGHUP, as soon as it
+    // can.
+    sigset_t blocked;
+    ::sigemptyset(&blocked);
+    ::sigaddset(&blocked, SIGHUP);
+    ::posix_spawnattr_setsigmask(&attributes_, &blocked);
     sigset_t all;
     ::sigfillset(&all);
     ::posix_spawnattr_setsigdefault(&attributes_, &all);

@@ -1,18 +1,28 @@
 #include "server/daemon/log.h"
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 
-#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
-#include "spdlog/sinks/stdout_sinks.h"
+#include "scheduler/shown.h"
+#include "server/daemon/line_writer.h"
+#include "spdlog/pattern_formatter.h"
+#include "spdlog/sinks/base_sink.h"
 #include "spdlog/spdlog.h"
 
 namespace dmuond::server::log {
 namespace {
+
+using scheduler::ShownInQuotes;
 
 // spdlog brings time, sink and locks; the rest of the line is rendered here.
 constexpr char kKeyValuePattern[] = "time=%Y-%m-%dT%H:%M:%S.%eZ %v";
@@ -23,6 +33,13 @@ constexpr std::array<std::pair<Level, const char*>, 5> kLevels = {{{Level::kTrac
                                                                    {Level::kInfo, "info"},
                                                                    {Level::kWarn, "warn"},
                                                                    {Level::kError, "error"}}};
+
+// Of one value, the message too: those who read a log for a value want its beginning.
+constexpr size_t kValueBytesMax = 4096;
+// For who does not read stderr for a while: some thousands of lines.
+constexpr size_t kWaitingBytesMax = size_t{1} << 20;
+// Of what still waits when the process ends.
+constexpr std::chrono::milliseconds kFlushWithin{1000};
 
 std::atomic<Format> current_format{Format::kKeyValue};
 
@@ -49,10 +66,44 @@ Level FromSpdlog(spdlog::level::level_enum level) {
   return Level::kError;
 }
 
+constexpr const char* PatternOf(Format format) {
+  return format == Format::kJson ? kJsonPattern : kKeyValuePattern;
+}
+
+std::string LinesLost(int64_t lines) {
+  const Format format = current_format.load();
+  const std::string text =
+      Render(format, Level::kWarn, "lines are lost: stderr was not read", {{"lines", lines}});
+  spdlog::pattern_formatter formatter(PatternOf(format), spdlog::pattern_time_type::utc);
+  spdlog::memory_buf_t line;
+  formatter.format(spdlog::details::log_msg("dmuond", spdlog::level::warn, text), line);
+  return {line.data(), line.size()};
+}
+
 // Lives as long as the process: other threads may log while it ends.
+LineWriter& Writer() {
+  static LineWriter* writer = [] {
+    // At a return from main().
+    std::atexit([] { Flush(); });
+    return new LineWriter(STDERR_FILENO, kWaitingBytesMax, LinesLost);
+  }();
+  return *writer;
+}
+
+class WriterSink final : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    Writer().Write(std::string(line.data(), line.size()));
+  }
+  void flush_() override {}
+};
+
+// Lives as long as the process, too.
 spdlog::logger& Logger() {
   static spdlog::logger* logger = [] {
-    auto* made = new spdlog::logger("dmuond", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto* made = new spdlog::logger("dmuond", std::make_shared<WriterSink>());
     made->set_pattern(kKeyValuePattern, spdlog::pattern_time_type::utc);
     made->set_level(spdlog::level::info);
     return made;
@@ -60,56 +111,29 @@ spdlog::logger& Logger() {
   return *logger;
 }
 
-// Escapes what would end the line or the quotes; the same escapes serve JSON.
-std::string Escape(absl::string_view text) {
-  std::string escaped;
-  escaped.reserve(text.size());
-  for (const char c : text) {
-    switch (c) {
-      case '"':
-        escaped += "\\\"";
-        break;
-      case '\\':
-        escaped += "\\\\";
-        break;
-      case '\n':
-        escaped += "\\n";
-        break;
-      case '\r':
-        escaped += "\\r";
-        break;
-      case '\t':
-        escaped += "\\t";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-          escaped += absl::StrFormat("\\u%04x", static_cast<unsigned>(c));
-        } else {
-          escaped += c;
-        }
-    }
-  }
-  return escaped;
+void FlushAtDeath(int signal) {
+  Flush();
+  ::raise(signal);  // its default action: it was reset when this handler was called
 }
 
 bool IsBare(absl::string_view text) {
   for (const char c : text) {
-    const bool plain = c > ' ' && c != '"' && c != '=' && c != '\\' && c != 0x7f;
-    if (!plain && static_cast<unsigned char>(c) < 0x80) return false;
+    if (c == ' ' || c == '"' || c == '=' || c == '\\') return false;
   }
-  return !text.empty();
+  return !text.empty() && text.size() <= kValueBytesMax && scheduler::IsPlain(text);
 }
 
 void Append(Format format, absl::string_view key, absl::string_view value, bool number,
             std::string& line) {
   if (format == Format::kJson) {
     const char* quote = number ? "" : "\"";
-    absl::StrAppend(&line, line.empty() ? "" : ",", "\"", Escape(key), "\":", quote, Escape(value),
-                    quote);
+    absl::StrAppend(&line, line.empty() ? "" : ",", "\"", ShownInQuotes(key), "\":", quote,
+                    ShownInQuotes(value, kValueBytesMax), quote);
   } else if (IsBare(value)) {
     absl::StrAppend(&line, line.empty() ? "" : " ", key, "=", value);
   } else {
-    absl::StrAppend(&line, line.empty() ? "" : " ", key, "=\"", Escape(value), "\"");
+    absl::StrAppend(&line, line.empty() ? "" : " ", key, "=\"",
+                    ShownInQuotes(value, kValueBytesMax), "\"");
   }
 }
 
@@ -127,6 +151,7 @@ std::optional<Written> ReadLine(Format format, absl::string_view line) {
   if (time_end == absl::string_view::npos) return std::nullopt;
   line.remove_prefix(time_end + separator.size());
   if (json && !absl::ConsumeSuffix(&line, "}")) return std::nullopt;
+  if (!scheduler::IsPlain(line)) return std::nullopt;
   absl::string_view after = line;
   if (!absl::ConsumePrefix(&after, json ? R"("level":")" : "level=")) return std::nullopt;
   const absl::StatusOr<Level> level = ParseLevel(after.substr(0, after.find(json ? '"' : ' ')));
@@ -196,8 +221,28 @@ Format CurrentFormat() { return current_format.load(); }
 
 void SetFormat(Format format) {
   current_format.store(format);
-  Logger().set_pattern(format == Format::kJson ? kJsonPattern : kKeyValuePattern,
-                       spdlog::pattern_time_type::utc);
+  Logger().set_pattern(PatternOf(format), spdlog::pattern_time_type::utc);
+}
+
+void WriteText(std::string text) { Writer().Write(std::move(text)); }
+
+void Flush() { Writer().Flush(kFlushWithin); }
+
+void EndProcess(int exit_code) {
+  Flush();
+  ::_exit(exit_code);
+}
+
+void FlushAtFatalSignals() {
+  Writer();  // a handler must not make it
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+    struct sigaction action {};
+    // Sanitizers have handlers of their own.
+    if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;
+    action.sa_handler = FlushAtDeath;
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+    ::sigaction(signal, &action, nullptr);
+  }
 }
 
 }  // namespace dmuond::server::log

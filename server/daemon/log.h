@@ -1,4 +1,6 @@
-// The daemon's log: one line an event on stderr, key=value (or JSON), quoted where needed.
+// The daemon's log: one line an event on stderr, key=value (or JSON), quoted where needed. What
+// others have written is escaped, and cut where it is long (scheduler/shown.h). Who logs never
+// waits for who reads stderr (server/daemon/line_writer.h).
 //
 //   log::Info("step committed", {{"job", name}, {"epoch", epoch}, {"step", step}});
 //   time=2031-01-02T03:04:05.678Z level=info msg="step committed" job=demo epoch=1 step=7
@@ -85,6 +87,17 @@ Level SetLevel(Level level);
 [[nodiscard]] Level CurrentLevel();
 void SetFormat(Format format);  // at the start: kKeyValue
 [[nodiscard]] Format CurrentFormat();
+
+// Text as it is, with its ends of lines.
+void WriteText(std::string text);
+
+// Waits until what was logged so far is written, for a second at most; may be called in a handler
+// of a signal. A return from main() flushes by itself.
+void Flush();
+// Flush(), then ::_exit().
+[[noreturn]] void EndProcess(int exit_code);
+// Flushes when an error of our own ends the process: abort(), a wild pointer. Once, at the start.
+void FlushAtFatalSignals();
 
 // What Write() puts after the time; for tests and for what is printed elsewhere.
 [[nodiscard]] std::string Render(Format format, Level level, absl::string_view message,

@@ -29,6 +29,7 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/health_service.h"
+#include "server/daemon/library_logs.h"
 #include "server/daemon/log.h"
 #include "server/daemon/peers.h"
 #include "server/daemon/reflection.h"
@@ -129,8 +130,9 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
   return server;
 }
 
-// SIGTERM and SIGINT come through a descriptor and stay blocked in every thread, so that none of
-// them, at no moment, can end the process by its default action.
+// SIGTERM, SIGINT and SIGHUP come through a descriptor and stay blocked in every thread, so that
+// none of them, at no moment, can end the process by its default action. SIGHUP ends nothing: a
+// daemon in the background outlives the terminal that it was started in.
 class StopSignals {
  public:
   // Before any other thread exists: threads inherit the mask.
@@ -139,6 +141,7 @@ class StopSignals {
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     fd_.Reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   }
@@ -150,7 +153,10 @@ class StopSignals {
     pollfd polled{fd_.get(), POLLIN, 0};
     if (::poll(&polled, 1, static_cast<int>(timeout.count())) <= 0) return false;
     signalfd_siginfo signal;
-    return ::read(fd_.get(), &signal, sizeof(signal)) == sizeof(signal);
+    if (::read(fd_.get(), &signal, sizeof(signal)) != sizeof(signal)) return false;
+    if (signal.ssi_signo != SIGHUP) return true;
+    log::Info("SIGHUP: the daemon goes on, with the settings that it was started with");
+    return false;
   }
 
  private:
@@ -165,14 +171,14 @@ auto UnlessStopped(StopSignals& signals, const Work& work) {
   while (result.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     if (!signals.Wait(kLeavingTick)) continue;
     log::Info("left before it served");
-    ::_exit(0);
+    log::EndProcess(0);
   }
   return result.get();
 }
 
 [[noreturn]] void EndAtOnce() {
   log::Warn("a second signal: ending at once");
-  ::_exit(1);
+  log::EndProcess(1);
 }
 
 // The exit code.
@@ -318,11 +324,11 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   }
   if (!left.load()) {
     log::Error("leaving without those who do not end", {{"waited_s", kGoneWithin.count()}});
-    ::_exit(exit_code);
+    log::EndProcess(exit_code);
   }
   leave.join();
   log::Info("left");
-  if (!everybody_ended) ::_exit(exit_code);
+  if (!everybody_ended) log::EndProcess(exit_code);
   return exit_code;
 }
 
@@ -335,13 +341,17 @@ int main(int argc, char** argv) {
   // several microseconds in each call.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   dmuond::server::StopSignals signals;
+  // A reader of stderr, or of a connection, may go: that is an error of the write.
+  std::signal(SIGPIPE, SIG_IGN);
+  dmuond::server::log::FlushAtFatalSignals();
+  dmuond::server::LogForLibraries();
   // Kept to the end: gRPC's own shutdown waits up to 10 s for the poller that a large transfer
   // leaves behind.
   grpc_init();
   const absl::StatusOr<Config> config = dmuond::server::UnlessStopped(
       signals, [&] { return dmuond::server::LoadConfig(argc, argv); });
   if (!config.ok()) {
-    std::cerr << "dmuond: " << config.status().message() << "\n";
+    dmuond::server::log::WriteText(absl::StrCat("dmuond: ", config.status().message(), "\n"));
     return 2;
   }
   if (!config->answer.empty()) {

@@ -94,13 +94,19 @@ void EndWithTheDaemon(int fd) {
     while (::poll(&polled, 1, -1) < 0) {
       // Only EINTR is possible.
     }
-    ::_exit(0);
+    ::_exit(0);  // nobody reads what may wait in its log
   }).detach();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);
+  // A terminal's ^C goes to the whole process group, and its end to all that was started in it; the
+  // daemon decides what its lanes do then.
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGHUP, SIG_IGN);
+  dmuond::server::log::FlushAtFatalSignals();
   absl::SetProgramUsageMessage("computes for one device; started by dmuond");
   absl::ParseCommandLine(argc, argv);
   const auto level = dmuond::server::log::ParseLevel(absl::GetFlag(FLAGS_log_level));
@@ -116,9 +122,6 @@ int main(int argc, char** argv) {
   // Sleeps of some tens of microseconds between looks at timeline words; the default slack of 50 us
   // would more than double them.
   ::prctl(PR_SET_TIMERSLACK, 1);
-  std::signal(SIGPIPE, SIG_IGN);
-  // A terminal's ^C goes to the whole process group; the daemon decides what its lanes do then.
-  std::signal(SIGINT, SIG_IGN);
   if (absl::GetFlag(FLAGS_fd) < 0) {
     std::fputs("dmuond-lane: --fd is missing; dmuond starts its lanes itself\n", stderr);
     return 2;

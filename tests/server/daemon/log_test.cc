@@ -23,6 +23,12 @@ std::string KeyValue(absl::string_view message, Fields fields) {
 
 class LogTest : public ::testing::Test {
  protected:
+  // Lines come a little later.
+  static std::string Captured() {
+    Flush();
+    return ::testing::internal::GetCapturedStderr();
+  }
+
   ~LogTest() override {
     SetLevel(Level::kInfo);
     SetFormat(Format::kKeyValue);
@@ -43,6 +49,25 @@ TEST_F(LogTest, WhatCouldBeMisreadIsQuoted) {
             R"(level=info msg=m a="" b="x=y" c="two\nlines\u0001" d="q\"\\")");
 }
 
+TEST_F(LogTest, WhatOthersHaveWrittenCommandsNoTerminalAndFloodsNoFile) {
+  EXPECT_EQ(KeyValue("m", {{"red", "\x1b[31m"}, {"c1", "\xc2\x9b"}, {"turned", "a\u202eb"}}),
+            R"(level=info msg=m red="\u001b[31m" c1="\u009b" turned="a\u202eb")");
+  EXPECT_EQ(
+      KeyValue("m", {{"bytes", "a\xff"}, {"overlong", "\xc0\xaf"}, {"word", "gr\u00fc\u00dfe"}}),
+      "level=info msg=m bytes=\"a\\ufffd\" overlong=\"\\ufffd\\ufffd\" word=gr\u00fc\u00dfe");
+  const std::string line = KeyValue("m", {{"client", std::string(40 << 20, 'c')}});
+  EXPECT_LT(line.size(), 5000);
+  EXPECT_THAT(line, EndsWith("ccc... (41943040 bytes)\""));
+}
+
+TEST_F(LogTest, JsonIsValidWhateverIsInIt) {
+  for (const char* text :
+       {"\xff\xfe", "\x1b[2J", "\u2028", "\"\\", "\xed\xa0\x80", "\xf0\x9f\x98\x80"}) {
+    const std::string object = "{" + Render(Format::kJson, Level::kInfo, text, {{"x", text}}) + "}";
+    EXPECT_TRUE(nlohmann::json::accept(object)) << object;
+  }
+}
+
 TEST_F(LogTest, JsonIsOneObjectALine) {
   ::testing::internal::CaptureStderr();
   SetFormat(Format::kJson);
@@ -50,7 +75,7 @@ TEST_F(LogTest, JsonIsOneObjectALine) {
                          {"step", 3},
                          {"lost", false},
                          {"norm", std::numeric_limits<double>::quiet_NaN()}});
-  const std::string text = ::testing::internal::GetCapturedStderr();
+  const std::string text = Captured();
   const nlohmann::json line = nlohmann::json::parse(text);
   EXPECT_EQ(line["level"], "warn");
   EXPECT_EQ(line["msg"], "line\n\"two\"");
@@ -64,8 +89,7 @@ TEST_F(LogTest, JsonIsOneObjectALine) {
 TEST_F(LogTest, LineBeginsWithTheTime) {
   ::testing::internal::CaptureStderr();
   Info("hello", {});
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              MatchesRegex("time=....-..-..T..:..:..\\....Z level=info msg=hello\n"));
+  EXPECT_THAT(Captured(), MatchesRegex("time=....-..-..T..:..:..\\....Z level=info msg=hello\n"));
 }
 
 TEST_F(LogTest, LevelDropsWhatLiesBelow) {
@@ -73,7 +97,7 @@ TEST_F(LogTest, LevelDropsWhatLiesBelow) {
   ::testing::internal::CaptureStderr();
   Info("quiet", {});
   Error("loud", {});
-  const std::string text = ::testing::internal::GetCapturedStderr();
+  const std::string text = Captured();
   EXPECT_THAT(text, Not(HasSubstr("quiet")));
   EXPECT_THAT(text, HasSubstr("level=error msg=loud"));
   EXPECT_EQ(SetLevel(Level::kInfo), Level::kWarn);
@@ -94,7 +118,7 @@ TEST_F(LogTest, RelayedLineKeepsItsLevelAndGetsFields) {
   Relay("time=2031-01-02T03:04:05.678Z level=error msg=\"no memory\" unit=4", {{"lane", 2}});
   Relay("OpenBLAS says hello", {{"lane", 2}});
   Relay("time=soon", {{"lane", 2}});
-  const std::string text = ::testing::internal::GetCapturedStderr();
+  const std::string text = Captured();
   EXPECT_THAT(text, HasSubstr("Z level=error msg=\"no memory\" unit=4 lane=2\n"));
   EXPECT_THAT(text, HasSubstr("level=warn msg=\"OpenBLAS says hello\" lane=2\n"));
   EXPECT_THAT(text, HasSubstr("level=warn msg=\"time=soon\" lane=2\n"));
@@ -107,7 +131,7 @@ TEST_F(LogTest, RelayedObjectKeepsItsFieldsAndTheirTypes) {
   Relay(R"({"time":"2031-01-02T03:04:05.678Z","level":"debug","msg":"dropped"})", {{"lane", 2}});
   Relay(R"({"time":"2031-01-02T03:04:05.678Z","level":"error","msg":"no \"memory\"","unit":4})",
         {{"lane", 2}});
-  const nlohmann::json line = nlohmann::json::parse(::testing::internal::GetCapturedStderr());
+  const nlohmann::json line = nlohmann::json::parse(Captured());
   EXPECT_EQ(line["level"], "error");
   EXPECT_EQ(line["msg"], "no \"memory\"");
   EXPECT_EQ(line["unit"], 4);
@@ -122,18 +146,24 @@ TEST_F(LogTest, RelayedLineThatIsNoObjectIsAWarningWhereObjectsAreWritten) {
         R"({"time":"x)", "time=x level=info msg=other"}) {
     ::testing::internal::CaptureStderr();
     Relay(text, {{"lane", 2}});
-    const nlohmann::json line = nlohmann::json::parse(::testing::internal::GetCapturedStderr());
+    const nlohmann::json line = nlohmann::json::parse(Captured());
     EXPECT_EQ(line["level"], "warn");
     EXPECT_EQ(line["msg"], text);
     EXPECT_EQ(line["lane"], 2);
   }
 }
 
+TEST_F(LogTest, RelayedLineWithACommandForTheTerminalIsEscapedAsAWhole) {
+  ::testing::internal::CaptureStderr();
+  Relay("time=x level=info msg=\x1b[2J", {{"lane", 2}});
+  EXPECT_THAT(Captured(), EndsWith("level=warn msg=\"time=x level=info msg=\\u001b[2J\" lane=2\n"));
+}
+
 TEST_F(LogTest, RelayedLineBelowTheLevelIsDropped) {
   SetLevel(Level::kWarn);
   ::testing::internal::CaptureStderr();
   Relay("time=x level=info msg=quiet", {{"lane", 2}});
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(Captured(), "");
 }
 
 }  // namespace

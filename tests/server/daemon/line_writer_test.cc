@@ -1,0 +1,112 @@
+#include "server/daemon/line_writer.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <deque>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::server {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using wire::UniqueFd;
+
+constexpr std::chrono::seconds kPatience{20};
+constexpr std::chrono::milliseconds kBlocked{50};
+
+struct Pipe {
+  Pipe() {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(::pipe2(ends.data(), O_CLOEXEC), 0);
+    reader.Reset(ends[0]);
+    writer.Reset(ends[1]);
+  }
+  // What comes until it ends with `end`.
+  [[nodiscard]] std::string ReadUntil(const std::string& end) const {
+    std::string text;
+    std::array<char, 4096> bytes{};
+    while (!text.ends_with(end)) {
+      const ssize_t n = ::read(reader.get(), bytes.data(), bytes.size());
+      if (n <= 0) break;
+      text.append(bytes.data(), static_cast<size_t>(n));
+    }
+    return text;
+  }
+  UniqueFd reader;
+  UniqueFd writer;
+};
+
+// To the end of the process, as its thread.
+struct Writer {
+  explicit Writer(size_t waiting_bytes_max)
+      : lines(*new LineWriter(pipe.writer.get(), waiting_bytes_max,
+                              [](int64_t n) { return absl::StrCat("lost ", n, "\n"); })) {}
+  static Pipe& KeptPipe() {
+    static auto& kept = *new std::deque<Pipe>;
+    return kept.emplace_back();
+  }
+  Pipe& pipe = KeptPipe();
+  LineWriter& lines;
+};
+
+TEST(LineWriterTest, LinesComeWholeAndInOrder) {
+  const Writer writer(1 << 20);
+  writer.lines.Write("one\n");
+  writer.lines.Write("two\n");
+  EXPECT_TRUE(writer.lines.Flush(kPatience));
+  EXPECT_EQ(writer.pipe.ReadUntil("two\n"), "one\ntwo\n");
+}
+
+TEST(LineWriterTest, NobodyWaitsForAPipeThatIsNotReadAndItsReaderHearsHowManyLinesAreLost) {
+  const Writer writer(2000);
+  const std::string line = std::string(99, 'x') + "\n";
+  int lines = 0;
+  while (writer.lines.Flush(kBlocked)) {
+    writer.lines.Write(line);
+    ++lines;
+  }
+  // The pipe is full. Of these, 20 can wait.
+  for (int i = 0; i < 100; ++i, ++lines) writer.lines.Write(line);
+  writer.lines.Write("last\n");
+  const std::string text = writer.pipe.ReadUntil("last\n");
+  EXPECT_THAT(text, StartsWith(line));
+  EXPECT_THAT(text, HasSubstr("lost 8"));  // about 80
+  const size_t lost_at = text.find("lost ");
+  ASSERT_NE(lost_at, std::string::npos) << text;
+  const int lost = std::stoi(text.substr(lost_at + 5));
+  EXPECT_EQ(std::count(text.begin(), text.end(), 'x') / 99 + lost, lines);
+  EXPECT_THAT(text.substr(lost_at + 1), Not(HasSubstr("lost")));  // said once
+  EXPECT_TRUE(writer.lines.Flush(kPatience));
+}
+
+TEST(LineWriterTest, ADescriptorThatDoesNotWaitLosesNothing) {
+  const Writer writer(1 << 20);
+  ASSERT_EQ(::fcntl(writer.pipe.writer.get(), F_SETFL, O_NONBLOCK), 0);
+  const std::string line = std::string(99, 'x') + "\n";
+  for (int i = 0; i < 1000; ++i) writer.lines.Write(line);
+  writer.lines.Write("last\n");
+  EXPECT_EQ(writer.pipe.ReadUntil("last\n").size(), 1000 * line.size() + 5);
+}
+
+TEST(LineWriterTest, AReaderWhoHasGoneKeepsNobody) {
+  std::signal(SIGPIPE, SIG_IGN);
+  const Writer writer(1 << 20);
+  writer.pipe.reader.Reset();
+  writer.lines.Write("unread\n");
+  EXPECT_TRUE(writer.lines.Flush(kPatience));
+}
+
+}  // namespace
+}  // namespace dmuond::server
