@@ -7,6 +7,8 @@ import torch
 from habits import STEPS, loss_of, make_model, make_optimizer, weights
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -151,8 +153,11 @@ def scaled(rank, world, folder):
         return full_weights(model), scales
 
 
-def saved_and_uninterrupted(rank, world, folder, at):
-    """The whole state after `at` steps, and the weights in the end."""
+def saved_and_uninterrupted(rank, world, folder, at, checkpoint=None):
+    """The whole state after `at` steps, and the weights in the end.
+
+    `checkpoint`: a folder for torch.distributed.checkpoint to save that state in.
+    """
     with process_group(rank, world, folder):
         model = sharded_model(world)
         optimizer = make_optimizer(model)
@@ -169,6 +174,10 @@ def saved_and_uninterrupted(rank, world, folder, at):
             for position, entry in state["state"].items()
         }
         saved = full_weights(model), state | {"state": whole}
+        if checkpoint:
+            model_state, optimizer_state = get_state_dict(model, optimizer)
+            state = {"model": model_state, "optimizer": optimizer_state}
+            dcp.save(state, checkpoint_id=checkpoint)
         for step in range(at, STEPS):
             plain(model, optimizer, step, rank)
             optimizer.zero_grad()
@@ -211,8 +220,6 @@ def continued(rank, world, folder, saved, at):
 
 def through_torchs_checkpoints(rank, world, folder, at):
     """Saved and loaded by torch.distributed.checkpoint's state_dict functions; both ends."""
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
     with process_group(rank, world, folder):
         model = sharded_model(world)
         optimizer = make_optimizer(model)
@@ -240,6 +247,45 @@ def through_torchs_checkpoints(rank, world, folder, at):
             optimizer.zero_grad()
         optimizer.close()
         return want, full_weights(model)
+
+
+def continued_from_checkpoint(rank, world, folder, checkpoint, at):
+    """From what torch.distributed.checkpoint has saved on any number of ranks."""
+    with process_group(rank, world, folder):
+        model = sharded_model(world, seed=5)
+        optimizer = make_optimizer(model)
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state}
+        dcp.load(state, checkpoint_id=checkpoint)
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        for step in range(at, STEPS):
+            plain(model, optimizer, step, rank)
+            optimizer.zero_grad()
+        optimizer.close()
+        return full_weights(model)
+
+
+def own_weights_loaded(rank, world, folder, at):
+    """In bf16: the end of an uninterrupted run, and of one whose weights are loaded into itself."""
+    with process_group(rank, world, folder):
+        ends = []
+        for loads in (False, True):
+            model = sharded_model(world, dtype=torch.bfloat16)
+            optimizer = make_optimizer(model)
+            for step in range(STEPS):
+                if loads and step == at:
+                    own = {name: p.detach().clone() for name, p in model.named_parameters()}
+                    model.load_state_dict(own)
+                plain(model, optimizer, step, rank)
+                optimizer.zero_grad()
+            optimizer.close()
+            ends.append(full_weights(model))
+        return ends
 
 
 def loaded_late(rank, world, folder, checkpoint):

@@ -240,11 +240,43 @@ def test_a_trainer_state_that_is_too_long_is_refused(trained):
     assert_unchanged_and_alive(model, optimizer, before)
 
 
-def test_a_model_converted_afterwards_is_refused(trained):
+def test_a_model_converted_afterwards_is_refused_and_loses_nothing(trained):
+    model, optimizer = trained
+    before = weights(model)
+    model.to(torch.bfloat16)
+    model.zero_grad()
+    loss_of(model, 1).backward()
+    words = (
+        r"'embed.weight' was registered as torch.float32 .* is now torch.bfloat16 .*"
+        "convert or move the model before making the optimizer"
+    )
+    state = optimizer.state_dict()
+    for call in (
+        optimizer.step,
+        optimizer.push_parameters,
+        lambda: optimizer.load_state_dict(state),
+    ):
+        with pytest.raises(InvalidArgumentError, match=words):
+            call()
+    model.to("cpu", torch.float32)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert_unchanged_and_alive(model, optimizer, before)
+
+
+def test_the_state_of_a_model_converted_afterwards_goes_to_a_new_optimizer(trained, make):
     model, optimizer = trained
     model.to(torch.bfloat16)
-    with pytest.raises(InvalidArgumentError, match="registered as torch.float32"):
-        optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.close()
+    again = make(model)
+    again.load_state_dict(state)
+    masters = [entry["master"] for entry in state["state"].values()]
+    for kept, entry in zip(masters, again.state_dict()["state"].values(), strict=True):
+        assert torch.equal(entry["master"], kept)
+    model.zero_grad()
+    loss_of(model, 1).backward()
+    again.step()
+    again.close()
 
 
 def test_an_optimizer_is_not_copied(trained):

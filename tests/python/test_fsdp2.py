@@ -120,13 +120,20 @@ def test_an_overflow_on_one_rank_skips_the_step_everywhere(sharded):
     assert_trained([r[0] for r in results], train_torch(2, loop=without_the_third))
 
 
-def test_a_state_moves_to_another_number_of_ranks(sharded):
-    """Saved on two ranks, continued on four, as torch.optim.Muon continues from it."""
-    results = sharded(fsdp_trainer.saved_and_uninterrupted, 2, AT)
+def test_a_state_moves_to_another_number_of_ranks(sharded, tmp_path):
+    """Saved on two ranks, continued on four, as torch.optim.Muon continues from it.
+
+    On four, one rank has nothing of some parameters.
+    """
+    checkpoint = str(tmp_path / "checkpoint")
+    results = sharded(fsdp_trainer.saved_and_uninterrupted, 2, AT, checkpoint)
     saved, _ = results[0]
     on_four = sharded(fsdp_trainer.continued, 4, saved, AT)
+    from_files = sharded(fsdp_trainer.continued_from_checkpoint, 4, checkpoint, AT)
 
     assert_same_weights(on_four[0], continue_in_torch(saved, 4), saved[0])
+    for name, value in on_four[0].items():
+        assert torch.equal(from_files[0][name], value), name
 
 
 def continue_in_torch(saved, world):
@@ -160,9 +167,16 @@ def test_torchs_distributed_checkpoints_continue_bit_for_bit(sharded):
 
 
 def test_a_checkpoint_loaded_after_the_optimizer_was_made_is_trained(sharded):
+    """One of the four ranks has nothing of some parameters."""
     checkpoint = weights(make_model())
-    results = sharded(fsdp_trainer.loaded_late, 2, checkpoint)
-    assert_trained(results, train_torch(2))
+    results = sharded(fsdp_trainer.loaded_late, 4, checkpoint)
+    assert_trained(results, train_torch(4))
+
+
+def test_loading_the_weights_that_a_model_has_changes_no_bit_of_the_masters(sharded):
+    for uninterrupted, loaded in sharded(fsdp_trainer.own_weights_loaded, 4, AT):
+        for name, value in uninterrupted.items():
+            assert torch.equal(loaded[name], value), name
 
 
 def test_weights_changed_without_a_trace_are_refused_by_name(sharded):

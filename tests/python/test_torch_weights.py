@@ -9,6 +9,7 @@ import dmuond.torch
 import numpy as np
 import pytest
 import torch
+from dmuond.torch.slots import same_bytes
 from habits import (
     MATRICES,
     STEPS,
@@ -87,6 +88,24 @@ def test_parameters_replaced_by_assignment_are_refused(muon):
     loss_of(model, 0).backward()
     with pytest.raises(dmuond.Error, match="make the optimizer after"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(70.0)[::7][:1],  # contiguous by its size, with a stride of 7
+        torch.arange(35.0).as_strided((1, 1, 1), (3, 5, 9)),
+        torch.arange(70.0)[::7][:0],
+        torch.arange(35.0).as_strided((0, 5), (1, 7)),
+        torch.arange(35.0).reshape(5, 7).t(),
+        torch.tensor(3.0),
+    ],
+    ids=lambda t: f"{tuple(t.shape)} by {t.stride()}",
+)
+def test_tensors_of_any_strides_are_compared_byte_by_byte(tensor):
+    assert same_bytes(tensor, tensor.clone())
+    assert same_bytes(tensor, tensor.contiguous())
+    assert same_bytes(tensor, tensor + 1) == (tensor.numel() == 0)
 
 
 def test_saved_weights_are_the_weights_alone(muon):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from dmuond import environment, types
 from dmuond.errors import Error, InvalidArgumentError, RolledBack
 from dmuond.session import Registered, Session
+from dmuond.state_chunks import StateTensor
 from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
 from dmuond.torch.early import EarlySignals
@@ -295,6 +297,7 @@ class Muon(torch.optim.Optimizer):
         unknown = (wanted or set()) - {slot.name for slot in self._slots}
         if unknown:
             raise InvalidArgumentError(f"no parameter '{sorted(unknown)[0]}' is updated by dmuond")
+        self._check_fits()
         with torch.no_grad():
             for slot in self._slots:
                 if wanted is None or slot.name in wanted:
@@ -376,6 +379,7 @@ class Muon(torch.optim.Optimizer):
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
+        self._check_fits()
         entries = state.match(state_dict, self.param_groups, self._slot_of)
         tensors = list(state.to_daemon(entries))
         if all("route" in group for group in state_dict["param_groups"]):
@@ -386,10 +390,7 @@ class Muon(torch.optim.Optimizer):
         self._loaded -= mastered
         self._push_loaded()
         if tensors:
-            self._session.push_state(tensors)
-            for slot in self._slots:
-                slot.bind_published()
-                slot.accept(changed=True)
+            self._push_state(tensors)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
@@ -462,6 +463,8 @@ class Muon(torch.optim.Optimizer):
     def _on_gradient(self, slot: Slot) -> None:
         if isinstance(slot, ShardedSlot) and not self._early.watches(slot):
             return  # step() copies it
+        if not slot.fits():
+            return  # step() says so
         with torch.no_grad():
             slot.adopt_gradient()
         self._early.on_gradient(slot)
@@ -494,8 +497,14 @@ class Muon(torch.optim.Optimizer):
                 ) from error
         return scalars
 
+    def _check_fits(self) -> None:
+        """Nobody has converted the model, or moved it, since the optimizer was made."""
+        for slot in self._slots:
+            slot.check_fits()
+
     def _check_model(self) -> None:
         self._watch.check()
+        self._check_fits()
         for named in self._frozen:
             if named.parameter.requires_grad and named.parameter.grad is not None:
                 raise Error(
@@ -505,15 +514,50 @@ class Muon(torch.optim.Optimizer):
                 )
 
     def _push_loaded(self) -> None:
-        """Weights that a checkpoint brought, unless they are the masters' own."""
-        if self._loaded:
-            self.wait()
-            self._session.check_not_republished(f"the loaded weights of '{min(self._loaded)}'")
-            names = self._differing([slot for slot in self._slots if slot.name in self._loaded])
-            self._loaded.clear()
-            if names:
-                everything = len(names) == len(self._slots)
-                self.push_parameters(None if everything else names)
+        """Weights that a checkpoint brought.
+
+        Where every rank holds all of a parameter, those that are the masters' own need no push. Of
+        shards, one rank's may be so and another's not, and all ranks must do the same: they are
+        pushed in any case.
+        """
+        if not self._loaded:
+            return
+        self.wait()
+        self._session.check_not_republished(f"the loaded weights of '{min(self._loaded)}'")
+        loaded = [slot for slot in self._slots if slot.name in self._loaded]
+        names = self._differing([slot for slot in loaded if not slot.holding.sharded])
+        rounded = []  # whose masters have more bits than the weights
+        for slot in loaded:
+            if not slot.holding.sharded:
+                continue
+            if slot.weight.dtype is torch.float32:
+                names.append(slot.name)
+            else:
+                rounded.append(slot)
+        self._loaded.clear()
+        if names:
+            everything = len(names) == len(self._slots)
+            self.push_parameters(None if everything else names)
+        if rounded:  # afterwards: it publishes all masters
+            self._push_masters(rounded)
+
+    def _push_masters(self, slots: list[Slot]) -> None:
+        """The weights' values go into the masters; a shard of the masters' own values stays."""
+        by_name = {slot.name: slot for slot in slots}
+        pushed = []
+        for tensor in self._session.pull(list(by_name), [types.STATE_KIND_MASTER]):
+            value = by_name[tensor.parameter].value()
+            master = torch.from_numpy(np.array(tensor.values)).reshape(value.shape)
+            if not same_bytes(value, master.to(value.dtype)):
+                master = value.float()
+            pushed.append(dataclasses.replace(tensor, values=master.numpy()))
+        self._push_state(pushed)
+
+    def _push_state(self, tensors: list[StateTensor]) -> None:
+        self._session.push_state(tensors)
+        for slot in self._slots:
+            slot.bind_published()
+            slot.accept(changed=True)
 
     def _check_weights(self) -> None:
         self.wait()
@@ -531,6 +575,8 @@ class Muon(torch.optim.Optimizer):
 
     def _differing(self, slots: list[Slot]) -> list[str]:
         """Names of those whose value is not the master's; the others are taken as they are."""
+        if not slots:
+            return []
         by_name = {slot.name: slot for slot in slots}
         masters = self._session.pull(list(by_name), [types.STATE_KIND_MASTER])
         names = set(by_name)

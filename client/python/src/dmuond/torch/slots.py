@@ -37,9 +37,13 @@ def arena_tensor(
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
     """Bit by bit, so that equal NaNs are equal."""
-    if a.is_contiguous() and b.is_contiguous():
-        return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-    return same_bytes(a.contiguous(), b.contiguous())
+    return torch.equal(_bytes_of(a), _bytes_of(b))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """Row-major. With no element, or one, a tensor has any strides, which view() would refuse."""
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8)
 
 
 class Slot:
@@ -74,7 +78,6 @@ class Slot:
     def write_weight(self) -> None:
         """The parameter's value goes into the arena, and the parameter with it."""
         if self.parameter.data_ptr() != self.weight.data_ptr():
-            self._check_layout()
             self.weight.copy_(self.parameter.detach())
             self.parameter.data = self.weight
 
@@ -98,15 +101,23 @@ class Slot:
         moved = self.parameter.data_ptr() != self._address
         return moved or self.parameter._version != self._version
 
-    def _check_layout(self) -> None:
-        p = self.parameter
-        if p.dtype != self.weight.dtype or p.shape != self.weight.shape or p.device.type != "cpu":
-            raise InvalidArgumentError(
-                f"'{self.name}' was registered as {self.weight.dtype} of shape "
-                f"{list(self.weight.shape)} on cpu and is now {p.dtype} of shape "
-                f"{list(p.shape)} on "
-                f"{p.device}: make the optimizer after moving or converting the model"
-            )
+    def fits(self) -> bool:
+        """Whether the parameter still has the dtype, shape and device that were registered."""
+        now, then = self.value(), self.weight
+        return (now.dtype, now.shape, now.device) == (then.dtype, then.shape, then.device)
+
+    def check_fits(self) -> None:
+        if self.fits():
+            return
+        now, then = self.value(), self.weight
+        kept = str(then.dtype).removeprefix("torch.")
+        raise InvalidArgumentError(
+            f"'{self.name}' was registered as {then.dtype} of shape {list(then.shape)} on "
+            f"{then.device} and is now {now.dtype} of shape {list(now.shape)} on {now.device}: "
+            "convert or move the model before making the optimizer. To go on as before: "
+            f"model.to('cpu', torch.{kept}), then opt.load_state_dict(opt.state_dict()). To train "
+            "the model as it is now: keep opt.state_dict(), opt.close(), and load it into a new one"
+        )
 
     # --- gradients ---
 
@@ -122,9 +133,9 @@ class Slot:
         if given is self.gradient and self.gradient_in_place():
             return True
         self._copy_in(given)
-        if given is self.gradient:  # its .data was replaced
+        if self.gradient.data_ptr() != self._gradient_bytes.data_ptr():  # its .data was replaced
             self.gradient.data = self._gradient_bytes
-        else:
+        if given is not self.gradient:
             self.parameter.grad = self.gradient
         return True
 
