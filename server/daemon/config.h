@@ -38,7 +38,6 @@ struct Config {
   std::vector<uid_t> allowed_uids;  // empty: this process's own
   int32_t connections_max = 0;
   std::string token_file;  // empty: no token is asked for
-  int64_t message_bytes_max = 0;
   bool reflection = false;
   std::string health_address;  // host:port; empty: health is served on the socket alone
 

@@ -34,8 +34,6 @@ namespace fs = std::filesystem;
 // A lane is a process with threads and memory of its own: more than this is a slip of the finger.
 constexpr int32_t kLanesPerNodeMax = 256;
 constexpr int32_t kThreadsMax = 1024;
-constexpr int64_t kMessageBytesMin = int64_t{1} << 20;
-constexpr int64_t kMessageBytesMax = std::numeric_limits<int32_t>::max();  // gRPC counts in int
 
 struct HostPort {
   std::string host;
@@ -140,8 +138,6 @@ class Checker {
         Wrong("cost_table", values.cost_table(), std::string(costs.status().message()));
       }
     }
-    config_.message_bytes_max = InRange("message_bytes_max", values.message_bytes_max(),
-                                        kMessageBytesMin, kMessageBytesMax);
   }
 
   void Access() {

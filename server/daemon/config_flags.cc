@@ -34,7 +34,6 @@ ABSL_FLAG(std::vector<std::string>, allowed_uids, {},
 ABSL_FLAG(int32_t, connections_max, 4096, "attach connections at a time");
 ABSL_FLAG(std::string, token_file, "",
           "file with the token that sessions must present; empty: none is asked for");
-ABSL_FLAG(int64_t, message_bytes_max, int64_t{64} << 20, "largest gRPC request, bytes");
 ABSL_FLAG(bool, reflection, false, "serve gRPC reflection");
 ABSL_FLAG(std::string, health_address, "",
           "host:port that serves gRPC health checks and nothing else; empty: the socket alone");

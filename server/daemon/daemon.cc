@@ -76,17 +76,17 @@ absl::Status Daemon::WaitUntilPublished(const Cancelled& cancelled) {
 
 absl::StatusOr<Session*> Daemon::Find(const v1::SessionKey& key) {
   const auto found = sessions_.find(key.session());
-  const auto ended = ended_sessions_.find(key.session());
-  if (found == sessions_.end() && ended != ended_sessions_.end()) {
+  const absl::Status* ended = ended_sessions_.Find(key);
+  if (found == sessions_.end() && ended != nullptr) {
     if (draining_) {  // what a trainer hears that waits for the successor
       return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
     }
-    if (!ended->second.ok()) return ended->second;
+    if (!ended->ok()) return *ended;
     return Error(absl::StatusCode::kUnavailable, "JOB_ENDED",
                  Say("the job of session ", Named("session", key.session()),
                      " ended as the session began: open a new one"));
   }
-  if (found == sessions_.end()) {
+  if (found == sessions_.end() || !SameSecret(found->second.secret, key.secret())) {
     return Error(absl::StatusCode::kFailedPrecondition, "INCARNATION_OLD",
                  Say("session ", Named("session", key.session()),
                      " is not open here: it closed, its trainer "
@@ -100,6 +100,24 @@ absl::StatusOr<Session*> Daemon::Find(const v1::SessionKey& key) {
                      Named("given_incarnation", key.incarnation())));
   }
   return &session;
+}
+
+absl::Status Daemon::CheckKey(const v1::SessionKey& key, const Caller* caller) {
+  StateLock lock(mutex_);
+  absl::StatusOr<Session*> found = Find(key);
+  if (!found.ok()) return found.status();
+  const Session& session = **found;
+  if (caller == nullptr) return absl::OkStatus();
+  // The session's process lives as long as the session, so its pid is nobody else's. Where the
+  // daemon does not see it, users are told apart, and nothing more.
+  if (session.pid == caller->pid && (session.pid != 0 || session.uid == caller->uid)) {
+    return absl::OkStatus();
+  }
+  return Error(absl::StatusCode::kPermissionDenied, "SESSION_NOT_YOURS",
+               Say("the session of rank ", Named("rank", session.rank), " is that of process ",
+                   Named("pid", session.pid), ", the call comes from process ",
+                   Named("other_pid", caller->pid), " (uid ", Named("other_uid", caller->uid),
+                   "): a child that was forked must open a session of its own"));
 }
 
 absl::Status Daemon::JobFailure() const {

@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -32,6 +31,7 @@
 #include "server/daemon/disk.h"
 #include "server/daemon/log.h"
 #include "server/daemon/session.h"
+#include "server/daemon/session_keys.h"
 #include "server/daemon/state_mutex.h"
 #include "server/daemon/state_transfer.h"
 #include "server/storage/storage.h"
@@ -114,6 +114,11 @@ class Daemon {
                                                const PushedState& state,
                                                const Cancelled& cancelled);
   absl::Status CheckMayPush(const v1::SessionKey& key);
+  // Before more is read, or kept, for a call: its key is that of an open session, and it comes
+  // (null: it is not known from where) from the process that made the session's attach connection:
+  // a child of a trainer does not act for it. PERMISSION_DENIED, reason SESSION_NOT_YOURS: from
+  // another one.
+  absl::Status CheckKey(const v1::SessionKey& key, const Caller* caller);
   absl::Status KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
                               PushedState& state);
   // `write` returns false when the caller has gone.
@@ -456,13 +461,9 @@ class Daemon {
     Deadline forget_at;
   };
   std::map<AttachId, RefusedOpen> refused_opens_ DMUOND_GUARDED_BY(mutex_);
-  // By session, the newest alone: what those hear that a job's end found open (EndJob), and answers
-  // for who closes again.
-  std::map<uint64_t, absl::Status> ended_sessions_ DMUOND_GUARDED_BY(mutex_);
-  std::map<uint64_t, std::pair<uint64_t, v1::CloseSessionReply>> closed_ DMUOND_GUARDED_BY(mutex_);
-  // Begins at random: a trainer that wakes after its daemon's end must not speak with the key of
-  // another trainer's session with the successor.
-  uint64_t sessions_opened_ DMUOND_GUARDED_BY(mutex_) = uint64_t{std::random_device()()} << 32;
+  // What those hear that a job's end found open (EndJob), and answers for who closes again.
+  EndedSessions<absl::Status> ended_sessions_ DMUOND_GUARDED_BY(mutex_);
+  EndedSessions<v1::CloseSessionReply> closed_ DMUOND_GUARDED_BY(mutex_);
   std::map<int32_t, uint64_t> incarnations_ DMUOND_GUARDED_BY(mutex_);  // by rank
   std::unique_ptr<NodeJob> job_ DMUOND_GUARDED_BY(mutex_);
   uint64_t generation_ DMUOND_GUARDED_BY(mutex_) = 0;  // of job_: tells late lane reports apart

@@ -14,11 +14,7 @@
 #include "server/version.h"
 
 namespace dmuond::server {
-namespace {
-
-constexpr size_t kEndedKept = 1024;
-
-}  // namespace
+namespace {}  // namespace
 
 void Daemon::HandlePlan(const v1::PlanInputs& wire) {
   GiveWayTo(wire);
@@ -242,11 +238,10 @@ void Daemon::EndJob(const std::string& why, const absl::Status& told) {
     } else {
       KeepRefusal(session.attach, session.nonce, told);
     }
-    ended_sessions_[id] = told;
+    ended_sessions_.Keep(session.Key(), told);
     news.push_back(NewsOfEnd(session, /*closed=*/false, why));
   }
   sessions_.clear();
-  while (ended_sessions_.size() > kEndedKept) ended_sessions_.erase(ended_sessions_.begin());
   job_.reset();
   mutex_.Changed();
   // The coordinator may have taken one that began as the job ended for the first of the next job. A

@@ -16,7 +16,6 @@ namespace {
 
 constexpr size_t kJobNameMax = 128;
 constexpr int32_t kWorldMax = 1 << 20;
-constexpr size_t kClosedKept = 1024;
 // Longer than clients repeat a call.
 constexpr std::chrono::seconds kRefusalKept{60};
 
@@ -131,11 +130,13 @@ absl::Status Daemon::WaitUntilVacant(const v1::OpenSessionRequest& request, pid_
 
 absl::StatusOr<v1::HelloReply> Daemon::Hello(const v1::HelloRequest& request) {
   if (request.version_min() > kProtocolVersion || request.version_max() < kProtocolVersion) {
-    return Error(absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
-                 Say("the client '", Named("client", request.client()),
-                     "' speaks protocol versions ", Named("version_min", request.version_min()),
-                     " to ", Named("version_max", request.version_max()), ", this daemon speaks ",
-                     Named("server_version", kProtocolVersion)));
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
+        Say("the client '", Named("client", request.client()), "' speaks protocol versions ",
+            Named("version_min", request.version_min()), " to ",
+            Named("version_max", request.version_max()), ", this daemon (",
+            Named("server", kBuildVersion), ") speaks ", Named("server_version", kProtocolVersion),
+            ": update ", request.version_max() < kProtocolVersion ? "the client" : "the daemon"));
   }
   v1::HelloReply reply;
   reply.set_version(kProtocolVersion);
@@ -314,13 +315,16 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
                 {{"job", job_->name}});
     }
   }
-  const uint64_t id = ++sessions_opened_;
+  const v1::SessionKey key = NewSessionKey(++incarnations_[request.rank()]);
+  const uint64_t id = key.session();
   Session& session = sessions_[id];
   session.id = id;
-  session.incarnation = ++incarnations_[request.rank()];
+  session.secret = key.secret();
+  session.incarnation = key.incarnation();
   session.attach = peer.id;
   session.nonce = request.nonce();
   session.pid = peer.pid;
+  session.uid = peer.uid;
   session.process = peer.process;
   session.client = request.client();
   session.rank = request.rank();
@@ -338,6 +342,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
 
   v1::OpenSessionReply reply;
   reply.set_session(id);
+  reply.set_secret(session.secret);
   reply.set_incarnation(session.incarnation);
   reply.set_job_incarnation(job_ == nullptr ? 0 : job_->wire.job_incarnation());
   reply.set_has_state(has_state);
@@ -512,9 +517,8 @@ absl::Status Daemon::CheckReplacement(const Session& session,
 
 absl::StatusOr<v1::CloseSessionReply> Daemon::CloseSession(const v1::CloseSessionRequest& request) {
   StateLock lock(mutex_);
-  const auto before = closed_.find(request.key().session());
-  if (before != closed_.end() && before->second.first == request.key().incarnation()) {
-    return before->second.second;
+  if (const v1::CloseSessionReply* before = closed_.Find(request.key()); before != nullptr) {
+    return *before;
   }
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
@@ -522,8 +526,7 @@ absl::StatusOr<v1::CloseSessionReply> Daemon::CloseSession(const v1::CloseSessio
   if (job_->steps.has_value()) {
     reply.set_last_committed_step(job_->steps->last_committed().value());
   }
-  closed_[(*found)->id] = {(*found)->incarnation, reply};
-  if (closed_.size() > kClosedKept) closed_.erase(closed_.begin());
+  closed_.Keep(request.key(), reply);
   RemoveSession((*found)->id, /*closed=*/true,
                 absl::StrCat("rank ", (*found)->rank, " closed its session"));
   return reply;

@@ -51,6 +51,8 @@ constexpr int kNotSaved = 3;  // told to leave, and the last steps are in no sna
 // Threads that wait for calls. One polls at a time, the others sleep.
 constexpr int kPollersMin = 2;
 constexpr int kPollersMax = 32;
+// Of whatever is sent here; what may be larger comes in parts.
+constexpr int kMessageBytesMax = 4 << 20;
 // Of the port for probes, which anybody in the network may reach. A call beyond gets
 // RESOURCE_EXHAUSTED.
 constexpr int kProbeThreadsMax = kWatchesMax + 16;
@@ -258,7 +260,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, kPollersMin);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, kPollersMax);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(config.message_bytes_max));
+  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   // Trainers ask by pings whether this process is stopped, in calls that wait for long.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();

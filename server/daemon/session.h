@@ -68,13 +68,15 @@ struct LoadCall {
 struct Session {
   enum class State : uint8_t { kOpen, kRegistered, kAttached };
 
-  uint64_t id = 0;
+  uint64_t id = 0;  // with `secret` and `incarnation`: the key of its calls
+  uint64_t secret = 0;
   uint64_t incarnation = 0;
   std::string request;          // OpenSession's, for one that is repeated
   v1::OpenSessionReply opened;  // its answer
   AttachId attach{};
   std::string nonce;  // the attach connection's
   pid_t pid = 0;
+  uid_t uid = 0;
   std::shared_ptr<const wire::UniqueFd> process;  // its pidfd, as AttachPeer's
   std::string client;
   int32_t rank = 0;
@@ -103,6 +105,14 @@ struct Session {
   std::optional<v1::AckRollbackReply> acknowledge_reply;  // its answer, once there is one
   std::map<uint64_t, LoadCall> loads;  // by LoadSnapshotRequest.call; the newest alone
   scheduler::Attempt first_attempt;    // open when it had attached
+
+  [[nodiscard]] v1::SessionKey Key() const {
+    v1::SessionKey key;
+    key.set_session(id);
+    key.set_incarnation(incarnation);
+    key.set_secret(secret);
+    return key;
+  }
 };
 
 // A rank of this node whose trainer died: what its replacement must wait for.

@@ -2,7 +2,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dmuond/wire/layout_parts.h"
 #include "server/daemon/errors.h"
+#include "server/daemon/layout_bytes.h"
 #include "server/daemon/services.h"
 
 namespace dmuond::server {
@@ -33,9 +35,31 @@ class TrainerService final : public v1::Trainer::Service {
                            v1::OpenSessionReply* reply) override {
     return Answer(daemon_.OpenSession(*request, CallerGone(context)), reply);
   }
-  grpc::Status RegisterLayout(ServerContext* context, const v1::RegisterLayoutRequest* request,
-                              v1::RegisterLayoutReply* reply) override {
-    return Answer(daemon_.RegisterLayout(*request, CallerGone(context)), reply);
+  grpc::Status RegisterLayout(
+      ServerContext* context,
+      grpc::ServerReaderWriter<v1::RegisterLayoutReply, v1::RegisterLayoutRequest>* stream)
+      override {
+    v1::RegisterLayoutRequest request;
+    if (!stream->Read(&request)) {
+      return ToGrpc(Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                          "a registration begins with a part that says whose it is"));
+    }
+    absl::Status kept = daemon_.CheckKey(request.key(), nullptr);
+    LayoutBytes::Held held(layout_bytes_, request.key().session());
+    if (kept.ok()) kept = held.Add(static_cast<int64_t>(request.ByteSizeLong()));
+    v1::RegisterLayoutRequest part;
+    while (kept.ok() && stream->Read(&part)) {
+      kept = held.Add(static_cast<int64_t>(part.ByteSizeLong()));
+      if (kept.ok()) wire::Append(request, part);
+    }
+    if (!kept.ok()) return ToGrpc(kept);
+    // A stream that broke is no shorter layout.
+    if (context->IsCancelled()) return ToGrpc(absl::CancelledError("the caller has gone"));
+    absl::StatusOr<v1::RegisterLayoutReply> reply =
+        daemon_.RegisterLayout(request, CallerGone(context));
+    if (!reply.ok()) return ToGrpc(reply.status());
+    wire::WriteParts(*stream, *reply);  // false: the caller has gone
+    return grpc::Status::OK;
   }
   grpc::Status AttachBuffers(ServerContext* context, const v1::AttachBuffersRequest* request,
                              v1::AttachBuffersReply* reply) override {
@@ -99,6 +123,7 @@ class TrainerService final : public v1::Trainer::Service {
 
  private:
   Daemon& daemon_;
+  LayoutBytes layout_bytes_;
 };
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "dmuond/v1/attach.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
 #include "dmuond/wire/frame.h"
+#include "dmuond/wire/layout_parts.h"
 #include "dmuond/wire/timeline.h"
 #include "dmuond/wire/unique_fd.h"
 #include "grpcpp/grpcpp.h"
@@ -80,6 +81,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
         trainer_state_(std::move(state.trainer_state)),
         has_state_(state.step > 0),
         published_timeout_ms_(state.published_timeout_ms),
+        version_(state.version),
         attempt_((state.epoch * kEpoch) + 2) {
     ::unlink(path.c_str());
     grpc::ServerBuilder builder;
@@ -123,15 +125,23 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
 
   // ---- the service ----
 
-  grpc::Status Hello(Context* /*context*/, const v1::HelloRequest* /*request*/,
+  grpc::Status Hello(Context* /*context*/, const v1::HelloRequest* request,
                      v1::HelloReply* reply) override {
-    reply->set_version(1);
+    if (request->version_max() < version_ || request->version_min() > version_) {
+      return Refusal(
+          absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
+          absl::StrCat("the client speaks protocol versions ", request->version_min(), " to ",
+                       request->version_max(), ", this daemon speaks ", version_),
+          {{"server_version", absl::StrCat(version_)}});
+    }
+    reply->set_version(version_);
     reply->set_lanes(1);
     return grpc::Status::OK;
   }
   grpc::Status OpenSession(Context* /*context*/, const v1::OpenSessionRequest* request,
                            v1::OpenSessionReply* reply) override {
     MutexLock lock(mutex_);
+    ++opens_;
     if (request->resume() == v1::OpenSessionRequest::RESUME_REQUIRE && !has_state_) {
       return Refusal(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                      "there is nothing to resume");
@@ -145,10 +155,16 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     reply->set_published_timeout_ms(published_timeout_ms_);
     return grpc::Status::OK;
   }
-  grpc::Status RegisterLayout(Context* /*context*/, const v1::RegisterLayoutRequest* request,
-                              v1::RegisterLayoutReply* reply) override {
-    for (int i = 0; i < request->parameters_size(); ++i) reply->add_parameter_bucket(0);
-    reply->set_buckets(kBuckets);
+  grpc::Status RegisterLayout(
+      Context* /*context*/,
+      grpc::ServerReaderWriter<v1::RegisterLayoutReply, v1::RegisterLayoutRequest>* stream)
+      override {
+    v1::RegisterLayoutRequest request;
+    wire::ReadParts(*stream, request);
+    v1::RegisterLayoutReply reply;
+    for (int i = 0; i < request.parameters_size(); ++i) reply.add_parameter_bucket(0);
+    reply.set_buckets(kBuckets);
+    wire::WriteParts(*stream, reply);
     return grpc::Status::OK;
   }
   grpc::Status AttachBuffers(Context* /*context*/, const v1::AttachBuffersRequest* request,
@@ -298,6 +314,10 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     MutexLock lock(mutex_);
     return pushed_;
   }
+  int opens() {
+    MutexLock lock(mutex_);
+    return opens_;
+  }
   int closes() {
     MutexLock lock(mutex_);
     return closes_;
@@ -358,6 +378,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   std::string trainer_state_ DMUOND_GUARDED_BY(mutex_);
   bool has_state_ DMUOND_GUARDED_BY(mutex_);
   const int64_t published_timeout_ms_;
+  const uint32_t version_;
   uint64_t attempt_ DMUOND_GUARDED_BY(mutex_);
   std::optional<int64_t> goes_back_to_ DMUOND_GUARDED_BY(mutex_);
   std::vector<uint64_t> loads_ DMUOND_GUARDED_BY(mutex_);
@@ -365,6 +386,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   std::vector<v1::SubmitStepRequest> submits_ DMUOND_GUARDED_BY(mutex_);
   std::vector<int64_t> acknowledged_ DMUOND_GUARDED_BY(mutex_);
   std::vector<float> pushed_ DMUOND_GUARDED_BY(mutex_);
+  int opens_ DMUOND_GUARDED_BY(mutex_) = 0;
   int closes_ DMUOND_GUARDED_BY(mutex_) = 0;
 };
 
@@ -384,6 +406,7 @@ std::vector<v1::SubmitStepRequest> FakeDaemon::submits() const { return impl_->s
 std::vector<int64_t> FakeDaemon::acknowledged() const { return impl_->acknowledged(); }
 std::vector<uint64_t> FakeDaemon::loads() const { return impl_->loads(); }
 std::vector<float> FakeDaemon::pushed() const { return impl_->pushed(); }
+int FakeDaemon::opens() const { return impl_->opens(); }
 int FakeDaemon::closes() const { return impl_->closes(); }
 
 }  // namespace dmuond::testing

@@ -31,6 +31,7 @@ class FakeDaemon {
     std::string trainer_state;
     uint64_t epoch = 1;
     int64_t published_timeout_ms = 0;  // promised at OpenSession; 0: nothing is
+    uint32_t version = 2;              // of the protocol
   };
   FakeDaemon(const std::string& path, State state);
   ~FakeDaemon();
@@ -54,6 +55,7 @@ class FakeDaemon {
   [[nodiscard]] std::vector<int64_t> acknowledged() const;
   [[nodiscard]] std::vector<uint64_t> loads() const;  // LoadSnapshotRequest.call
   [[nodiscard]] std::vector<float> pushed() const;    // the weights of the last push
+  [[nodiscard]] int opens() const;                    // OpenSession calls
   [[nodiscard]] int closes() const;                   // CloseSession calls
 
  private:

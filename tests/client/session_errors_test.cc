@@ -166,20 +166,31 @@ TEST_F(SessionErrorsTest, ALostRefusalOfALayoutIsNoNewRegistration) {
   });
 }
 
-TEST_F(SessionErrorsTest, AMessageBeyondTheDaemonsLimitNamesBothSizes) {
-  auto daemon = DaemonProcess::Start({.flags = {"--message_bytes_max=1048576"}});
-  ASSERT_TRUE(daemon.ok()) << daemon.status();
-  auto session = Session::Open({.address = (*daemon)->address()});
+// In parts, both ways: its routing table is larger than one message, too.
+TEST_F(SessionErrorsTest, ALayoutLargerThanAMessageIsRegistered) {
+  auto session = Session::Open({.address = daemon_->address()});
   ASSERT_TRUE(session.ok()) << session.status();
   LayoutBuilder builder(1);
+  const std::string prefix(230, 'x');
   for (int i = 0; i < 20000; ++i) {
-    builder.Add({.name = "matrix" + std::to_string(i), .shape = {4, 4}});
+    builder.Add({.name = prefix + std::to_string(i), .shape = {4}, .route = Route::kAdamW});
   }
+  const auto registered = (*session)->Register(*builder.Build());
+  ASSERT_TRUE(registered.ok()) << registered.status();
+  EXPECT_EQ(registered->parameter_bucket.size(), 20000);
+  EXPECT_TRUE((*session)->Close().ok());
+}
+
+TEST_F(SessionErrorsTest, AMessageBeyondTheDaemonsLimitNamesBothSizes) {
+  auto session = Session::Open({.address = daemon_->address()});
+  ASSERT_TRUE(session.ok()) << session.status();
+  LayoutBuilder builder(1);
+  builder.Add({.name = std::string(5 << 20, 'x'), .shape = {4, 4}});
   const absl::Status refused = (*session)->Register(*builder.Build()).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
-  EXPECT_EQ(MetadataOf(refused)["limit_bytes"], "1048576");
-  EXPECT_GT(std::stoll(MetadataOf(refused)["bytes"]), 1048576);
+  EXPECT_EQ(MetadataOf(refused)["limit_bytes"], "4194304");
+  EXPECT_GT(std::stoll(MetadataOf(refused)["bytes"]), 5 << 20);
   EXPECT_TRUE((*session)->Register(OneMatrix(1)).ok());
   EXPECT_TRUE((*session)->Close().ok());
 }

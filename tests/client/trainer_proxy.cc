@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
+#include "dmuond/wire/layout_parts.h"
 #include "grpcpp/grpcpp.h"
 #include "kernels/mutex.h"
 #include "tests/client/socket_relay.h"
@@ -91,12 +92,24 @@ class TrainerProxy::Impl final : public v1::Trainer::Service {
       MutexLock lock(mutex_);
       key_.set_session(reply->session());
       key_.set_incarnation(reply->incarnation());
+      key_.set_secret(reply->secret());
     }
     return status;
   }
-  grpc::Status RegisterLayout(Context* context, const v1::RegisterLayoutRequest* request,
-                              v1::RegisterLayoutReply* reply) override {
-    return Call("RegisterLayout", context, &Stub::RegisterLayout, *request, reply);
+  grpc::Status RegisterLayout(
+      Context* context,
+      grpc::ServerReaderWriter<v1::RegisterLayoutReply, v1::RegisterLayoutRequest>* stream)
+      override {
+    v1::RegisterLayoutRequest request;
+    if (!wire::ReadParts(*stream, request)) return Broken("the request has not come");
+    v1::RegisterLayoutReply reply;
+    grpc::Status status = Apply<v1::RegisterLayoutReply>(
+        "RegisterLayout", context, &reply,
+        [this, request](grpc::ClientContext& upstream, v1::RegisterLayoutReply& answer) {
+          return wire::RegisterLayout(*stub_, &upstream, request, &answer);
+        });
+    if (status.ok()) wire::WriteParts(*stream, reply);
+    return status;
   }
   grpc::Status AttachBuffers(Context* context, const v1::AttachBuffersRequest* request,
                              v1::AttachBuffersReply* reply) override {

@@ -161,6 +161,7 @@ class SteppingTrainer {
     absl::Status status = trainer_.Call(request, &reply);
     trainer_.key().set_session(reply.session());
     trainer_.key().set_incarnation(reply.incarnation());
+    trainer_.key().set_secret(reply.secret());
     return status;
   }
   absl::Status Register() {

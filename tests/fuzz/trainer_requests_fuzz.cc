@@ -17,6 +17,7 @@
 
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
+#include "dmuond/wire/layout_parts.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "tests/client/daemon_process.h"
@@ -167,6 +168,14 @@ class Target {
     }
     (void)reader->Finish();
   }
+  void Register(const std::string& body) {
+    v1::RegisterLayoutRequest request;
+    if (!Parse(body, request)) return;
+    grpc::ClientContext context;
+    Hurry(context);
+    v1::RegisterLayoutReply reply;
+    (void)wire::RegisterLayout(trainer_->stub(), &context, request, &reply);
+  }
   // Its messages one after another: two bytes of length, then so many of message.
   void Push(const std::string& body) {
     grpc::ClientContext context;
@@ -205,8 +214,7 @@ class Target {
         (void)Unary(stub, &Stub::OpenSession, body);
         return;
       case 2:
-        (void)Unary(stub, &Stub::RegisterLayout, body);
-        return;
+        return Register(body);
       case 3:
         (void)Unary(stub, &Stub::AttachBuffers, body);
         return;
@@ -263,7 +271,7 @@ class Target {
         grpc::ClientContext context;
         context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
         v1::RegisterLayoutReply reply;
-        (void)other->stub().RegisterLayout(&context, request, &reply);
+        (void)wire::RegisterLayout(other->stub(), &context, request, &reply);
         return;
       }
       case 18: {

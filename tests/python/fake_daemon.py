@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from dmuond import timeline, types
+from dmuond import layout_parts, timeline, types
 from dmuond._proto import attach_pb2, trainer_pb2_grpc
 from dmuond._proto import trainer_pb2 as pb
 
@@ -83,6 +83,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.back_epoch = 7  # that begins with the next way back, about
         self.buckets = self.BUCKETS
         self.published_timeout_ms = 0
+        self.version = 2
         self.on_wait = None  # instead of WaitStep
         self.arenas: dict[int, np.ndarray] = {}
         self._client: socket.socket | None = None
@@ -125,7 +126,12 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
     # --- calls ---
 
     def Hello(self, request, context):  # noqa: N802
-        return pb.HelloReply(version=1, server="fake", lanes=1, device_type="cpu")
+        if not request.version_min <= self.version <= request.version_max:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            why = f"the client speaks {request.version_max}, this daemon speaks {self.version}"
+            server_version = str(self.version)
+            abort(context, code, why, "VERSION_MISMATCH", server_version=server_version)
+        return pb.HelloReply(version=self.version, server="fake", lanes=1, device_type="cpu")
 
     def OpenSession(self, request, context):  # noqa: N802
         self.opened.append(request)
@@ -142,7 +148,8 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             published_timeout_ms=self.published_timeout_ms,
         )
 
-    def RegisterLayout(self, request, context):  # noqa: N802
+    def RegisterLayout(self, requests, context):  # noqa: N802
+        request = layout_parts.merge(requests)
         self.registered.append(request)
         reply = pb.RegisterLayoutReply(buckets=self.buckets)
         for index, parameter in enumerate(request.parameters):
@@ -157,7 +164,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
                 why=parameter.route_reason,
                 bucket=bucket,
             )
-        return reply
+        yield from layout_parts.split(reply)
 
     def AttachBuffers(self, request, context):  # noqa: N802
         self._first("AttachBuffers", context)

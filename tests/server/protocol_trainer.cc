@@ -101,6 +101,7 @@ absl::Status ProtocolTrainer::Open(int32_t rank, int32_t world) {
   absl::Status status = Call(OpenRequest(rank, world), &reply);
   key_.set_session(reply.session());
   key_.set_incarnation(reply.incarnation());
+  key_.set_secret(reply.secret());
   return status;
 }
 

@@ -31,6 +31,7 @@ class AttachSocket {
   AttachSocket& operator=(const AttachSocket&) = delete;
 
   [[nodiscard]] const std::string& nonce() const { return nonce_; }
+  [[nodiscard]] int fd() const { return socket_.get(); }
 
   struct Received {
     v1::AttachFrame frame;

@@ -7,13 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/client/errors.h"
+#include "dmuond/wire/layout_parts.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 
 namespace dmuond::client {
 namespace {
 
-constexpr int kMessageBytesMax = 256 << 20;  // layouts of many thousand parameters
+constexpr int kMessageBytesMax = 4 << 20;  // the daemon's; what may be larger goes in parts
 constexpr std::chrono::seconds kRepeatFor{10};
 constexpr std::chrono::milliseconds kReconnectGlance{200};
 // In the time after which a daemon counts as stopped.
@@ -88,6 +89,13 @@ absl::Status Channel::Repeat(const char* name, Policy policy,
     if (!again) return error;
     channel_->WaitForConnected(std::chrono::system_clock::now() + kReconnectGlance);
   }
+}
+
+absl::Status Channel::RegisterLayout(const v1::RegisterLayoutRequest& request,
+                                     v1::RegisterLayoutReply& reply) {
+  return Repeat("RegisterLayout", {}, [&](grpc::ClientContext& context) {
+    return wire::RegisterLayout(*stub_, &context, request, &reply);
+  });
 }
 
 absl::Status Channel::Push(const std::vector<v1::PushParametersRequest>& messages,

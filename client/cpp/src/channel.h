@@ -36,6 +36,9 @@ class Channel {
       return (stub_.get()->*method)(&context, request, &reply);
     });
   }
+  // In parts both ways, repeated like calls.
+  absl::Status RegisterLayout(const v1::RegisterLayoutRequest& request,
+                              v1::RegisterLayoutReply& reply);
   // One push, repeated like calls: it names its attempt.
   absl::Status Push(const std::vector<v1::PushParametersRequest>& messages,
                     v1::PushParametersReply& reply);

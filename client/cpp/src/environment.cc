@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -29,6 +30,17 @@ absl::Status ReadInteger(const char* name, int32_t& value) {
   const std::string text = Variable(name);
   if (text.empty() || absl::SimpleAtoi(text, &value)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(name, "='", text, "' is not an integer"));
+}
+
+absl::Status ReadUid(const char* name, std::optional<uid_t>& value) {
+  const std::string text = Variable(name);
+  uint32_t uid = 0;
+  if (text.empty()) return absl::OkStatus();
+  if (!absl::SimpleAtoi(text, &uid)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, "='", text, "' is not a user's number"));
+  }
+  value = uid;
+  return absl::OkStatus();
 }
 
 absl::Status ReadSeconds(const char* name, std::chrono::milliseconds& value) {
@@ -87,6 +99,7 @@ absl::StatusOr<Options> OptionsFromEnvironment() {
   if (status.ok()) status = ReadInteger("LOCAL_RANK", options.home_lane);
   if (status.ok()) status = ReadToken(options.token);
   if (status.ok()) status = ReadSeconds("DMUOND_RECONNECT_S", options.reconnect_timeout);
+  if (status.ok()) status = ReadUid("DMUOND_SERVER_UID", options.server_uid);
   if (!status.ok()) return status;
   if (Variable("DMUOND_RESUME") == "1") options.resume = Resume::kIfPresent;
   options.poison = Variable("DMUOND_POISON") == "1";

@@ -4,11 +4,14 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/convert.h"
+#include "client/cpp/src/socket_owner.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/client/errors.h"
 #include "dmuond/wire/fault_point.h"
@@ -18,7 +21,7 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kProtocolVersion = 2;
 constexpr Milliseconds kHelloTimeout{60'000};
 // The news of a daemon's end may be slower than its successor's answer.
 constexpr Milliseconds kNewsTravel{1'000};
@@ -27,6 +30,20 @@ std::string ClientName() {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
   return absl::StrCat("dmuond-cpp ", host.data(), " pid ", ::getpid());
+}
+
+// What the daemon says of its version, and what to do: an old one cannot know.
+absl::Status OtherVersion(const absl::Status& refusal) {
+  std::map<std::string, std::string> metadata = MetadataOf(refusal);
+  uint32_t server = 0;
+  const bool known = absl::SimpleAtoi(metadata["server_version"], &server);
+  metadata["client_version"] = absl::StrCat(kProtocolVersion);
+  return MakeError(
+      refusal.code(), kVersionMismatch,
+      absl::StrCat(refusal.message(), ". This client speaks version ", kProtocolVersion,
+                   ": update ", known && server > kProtocolVersion ? "the client" : "the daemon",
+                   ", so that both are of one release"),
+      metadata);
 }
 
 // The answer to a registration is used as an index.
@@ -51,6 +68,7 @@ absl::StatusOr<std::unique_ptr<Link>> Link::Connect(const std::string& path, Mil
                                                     Milliseconds silent_for) {
   std::unique_ptr<Link> link(new Link());
   Link& raw = *link;
+  link->path_ = path;
   absl::StatusOr<std::unique_ptr<AttachSocket>> attach =
       AttachSocket::Connect(path + ".attach", timeout, [&raw] {
         raw.lost_.store(true);
@@ -77,6 +95,15 @@ absl::Status Link::Open(const Options& options, Resume resume) {
   hello.set_client(client);
   absl::Status status =
       channel_->Call("Hello", &v1::Trainer::Stub::Hello, hello, hello_, {.timeout = kHelloTimeout});
+  if (ReasonOf(status) == kVersionMismatch) return OtherVersion(status);
+  if (!status.ok()) return status;
+  if (hello_.version() != kProtocolVersion) {
+    return OtherVersion(MakeError(
+        absl::StatusCode::kFailedPrecondition, kVersionMismatch,
+        absl::StrCat("Hello: ", hello_.server(), " answers in protocol version ", hello_.version()),
+        {{"server_version", absl::StrCat(hello_.version())}}));
+  }
+  status = CheckSocketOwner(path_, attach_->fd(), options.server_uid);
   if (!status.ok()) return status;
 
   v1::OpenSessionRequest open;
@@ -102,6 +129,7 @@ v1::SessionKey Link::Key() const {
   v1::SessionKey key;
   key.set_session(opened_.session());
   key.set_incarnation(opened_.incarnation());
+  key.set_secret(opened_.secret());
   return key;
 }
 
@@ -111,8 +139,7 @@ absl::StatusOr<Registered> Link::Register(const Layout& layout) {
   ToProto(layout, request);
   request.set_refusals(refusals_);
   v1::RegisterLayoutReply reply;
-  absl::Status status =
-      channel_->Call("RegisterLayout", &v1::Trainer::Stub::RegisterLayout, request, reply, {});
+  absl::Status status = channel_->RegisterLayout(request, reply);
   if (!status.ok()) {
     const auto metadata = MetadataOf(status);
     const auto refusals = metadata.find("refusals");

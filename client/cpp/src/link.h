@@ -61,6 +61,7 @@ class Link {
   Link() = default;
 
   std::atomic<bool> lost_{false};
+  std::string path_;
   v1::HelloReply hello_;
   v1::OpenSessionReply opened_;
   int64_t refusals_ = 0;  // of registrations, as far as this end has read them

@@ -19,6 +19,8 @@ namespace dmuond::client {
 inline constexpr char kMessageTooLarge[] = "MESSAGE_TOO_LARGE";
 inline constexpr char kDaemonLost[] = "DAEMON_LOST";
 inline constexpr char kDaemonUnreachable[] = "DAEMON_UNREACHABLE";
+inline constexpr char kVersionMismatch[] = "VERSION_MISMATCH";
+inline constexpr char kSocketOwner[] = "SOCKET_OWNER";
 inline constexpr char kSessionState[] = "SESSION_STATE";
 inline constexpr char kRolledBack[] = "ROLLED_BACK";
 inline constexpr char kStateLost[] = "STATE_LOST";

@@ -72,7 +72,6 @@ TEST(ConfigTest, OneDaemonAloneNeedsNoSettings) {
   EXPECT_EQ(config.step_timeout, std::chrono::minutes(10));
   EXPECT_EQ(config.register_timeout, std::chrono::minutes(2));
   EXPECT_EQ(config.lane_timeout, std::chrono::seconds(30));
-  EXPECT_EQ(config.message_bytes_max, int64_t{64} << 20);
   EXPECT_EQ(*config.ReadToken(), "");
   EXPECT_FALSE(config.print_config);
 }
@@ -215,8 +214,6 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--lane_memory_bytes=-1", ""},
       {"--cost_table=/nowhere/costs", "/nowhere/costs"},
       {"--job_memory_bytes=-1", ""},
-      {"--message_bytes_max=3", ""},
-      {"--message_bytes_max=2147483648", ""},
       {"--connections_max=0", ""},
       {"--socket_group=nobody-has-this-group", ""},
       {"--nodes=0", ""},

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
+#include "dmuond/wire/layout_parts.h"
 #include "grpcpp/grpcpp.h"
 #include "server/daemon/errors.h"
 #include "tests/server/protocol_trainer.h"
@@ -33,7 +34,9 @@ class RawTrainer final : public ProtocolTrainer {
   }
   absl::Status Call(const v1::RegisterLayoutRequest& request,
                     v1::RegisterLayoutReply* reply) override {
-    return Call(&Stub::RegisterLayout, request, reply);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    return server::FromGrpc(wire::RegisterLayout(*stub_, &context, request, reply));
   }
   absl::Status Call(const v1::AttachBuffersRequest& request,
                     v1::AttachBuffersReply* reply) override {

@@ -68,6 +68,7 @@ class SessionInputTest : public ::testing::Test {
     absl::Status status = trainer.Call(&Stub::OpenSession, request, &reply);
     trainer.key().set_session(reply.session());
     trainer.key().set_incarnation(reply.incarnation());
+    trainer.key().set_secret(reply.secret());
     return status;
   }
   absl::Status OpenWithToken(RawTrainer& trainer, int32_t rank) {
@@ -175,21 +176,54 @@ TEST_F(SessionInputTest, NoncesOfNobodyAndKeysOfOthersAreRefused) {
   const uint64_t nobodys = first_->key().session() + 1000;
   layout.mutable_key()->set_session(nobodys);
   ExpectRefused(
-      stranger->Call(&Stub::RegisterLayout, layout, &reply),
+      stranger->Call(layout, &reply),
       {StatusCode::kFailedPrecondition, "INCARNATION_OLD", {absl::StrCat("session ", nobodys)}});
   *layout.mutable_key() = first_->key();
   layout.mutable_key()->set_incarnation(first_->key().incarnation() - 1);
-  ExpectRefused(stranger->Call(&Stub::RegisterLayout, layout, &reply),
-                {StatusCode::kFailedPrecondition,
-                 "INCARNATION_OLD",
-                 {"rank 0", "incarnation 1", "carries 0"}});
+  ExpectRefused(stranger->Call(layout, &reply), {StatusCode::kFailedPrecondition,
+                                                 "INCARNATION_OLD",
+                                                 {"rank 0", "incarnation 1", "carries 0"}});
   v1::HelloRequest hello;
+  v1::HelloReply answer;
+  hello.set_version_min(1);
+  hello.set_version_max(1);
+  ExpectRefused(stranger->Call(&Stub::Hello, hello, &answer),
+                {StatusCode::kFailedPrecondition,
+                 "VERSION_MISMATCH",
+                 {"1 to 1", "speaks 2", "update the client"}});
   hello.set_version_min(7);
   hello.set_version_max(9);
-  v1::HelloReply answer;
   ExpectRefused(stranger->Call(&Stub::Hello, hello, &answer),
-                {StatusCode::kFailedPrecondition, "VERSION_MISMATCH", {"7 to 9", "speaks 1"}});
+                {StatusCode::kFailedPrecondition,
+                 "VERSION_MISMATCH",
+                 {"7 to 9", "speaks 2", "update the daemon"}});
   BothTrain();
+}
+
+// Before, keys were sequential numbers, and who could count could close another's session.
+TEST_F(SessionInputTest, TheNumberOfAnothersSessionWithoutItsSecretIsAsGoodAsNone) {
+  const auto second = Trainer();
+  ASSERT_TRUE(OpenWithToken(*second, 1).ok());
+  const v1::SessionKey own = second->key();
+  EXPECT_NE(own.session(), first_->key().session() + 1);
+  for (const uint64_t secret : {uint64_t{0}, own.secret(), first_->key().secret() ^ 1}) {
+    second->key() = first_->key();
+    second->key().set_secret(secret);
+    const Refusal unknown = {StatusCode::kFailedPrecondition,
+                             "INCARNATION_OLD",
+                             {absl::StrCat("session ", first_->key().session(), " is not open")}};
+    ExpectRefused(second->Close(), unknown);
+    ExpectRefused(second->Register(), unknown);
+    ExpectRefused(PushState(*second, {}), unknown);
+  }
+  second->key() = own;
+  BothTrain(*first_, *second);
+  // Nor does the answer to who has closed go to anybody else.
+  const v1::SessionKey firsts = first_->key();
+  ASSERT_TRUE(first_->Close().ok());
+  second->key() = firsts;
+  second->key().set_secret(own.secret());
+  ExpectRefused(second->Close(), {StatusCode::kFailedPrecondition, "INCARNATION_OLD", {}});
 }
 
 TEST_F(SessionInputTest, BuffersThatCannotBeAreRefusedAndRightOnesAreTakenAfterwards) {
@@ -273,7 +307,7 @@ TEST_F(SessionInputTest, StatePushedBeforeBuffersAreThereIsRefusedAndTakesNoMemo
   grpc::ClientContext waits;  // for rank 0
   std::thread registering([&] {
     v1::RegisterLayoutReply reply;
-    EXPECT_FALSE(alone->stub().RegisterLayout(&waits, huge, &reply).ok());
+    EXPECT_FALSE(wire::RegisterLayout(alone->stub(), &waits, huge, &reply).ok());
   });
   DaemonStatus status(daemon_->address());
   EXPECT_TRUE(status.WaitForTrainer(1, "registered"));

@@ -22,7 +22,7 @@ using Stub = RawTrainer::Stub;
 class StepInputTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto daemon = DaemonProcess::Start({.flags = {"--message_bytes_max=2097152"}});
+    auto daemon = DaemonProcess::Start();
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
   }
@@ -128,11 +128,11 @@ TEST_F(StepInputTest, OversizedMessagesAreRefusedAndTheSessionGoesOn) {
   const std::string state((1 << 20) + 1, 's');
   ExpectRefused(Submit(2, [&](auto& request) { request.set_trainer_state(state); }),
                 {StatusCode::kInvalidArgument, "TRAINER_STATE_TOO_LONG", {"1048577", "1048576"}});
-  // Beyond --message_bytes_max gRPC itself refuses, and names both sizes.
+  // Beyond 4 MiB gRPC itself refuses, and names both sizes.
   const absl::Status refused =
-      Submit(2, [](auto& request) { request.set_trainer_state(std::string(3 << 20, 's')); });
+      Submit(2, [](auto& request) { request.set_trainer_state(std::string(5 << 20, 's')); });
   EXPECT_EQ(refused.code(), StatusCode::kResourceExhausted) << refused;
-  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("2097152"));
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("4194304"));
   EXPECT_TRUE(trainers_[0]->Step(2).ok());
 }
 

@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from dmuond import environment
+from dmuond import environment, socket_owner
 from dmuond._proto import attach_pb2
 from dmuond.errors import DaemonLost, Error, Unreachable
 
@@ -75,6 +75,10 @@ class AttachSocket:
         if frame is None:
             raise DaemonLost("the daemon closed the attach socket")
         return frame
+
+    def check_owner(self, path: str, server_uid: int | None) -> None:
+        """See socket_owner.check."""
+        socket_owner.check(path, self._socket, server_uid)
 
     def has_hung_up(self) -> bool:
         """Whether the daemon has closed its end, though the watcher may not have run yet."""

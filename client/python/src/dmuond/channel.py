@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc
 
-from dmuond import errors
+from dmuond import errors, layout_parts
+from dmuond._proto import trainer_pb2 as pb
 from dmuond._proto.trainer_pb2_grpc import TrainerStub
 
-_MESSAGE_BYTES_MAX = 256 << 20
+_MESSAGE_BYTES_MAX = 4 << 20  # the daemon's; what may be larger goes in parts
 _RETRY_FOR_S = 10.0
 _PINGS = 8  # in the time after which a daemon counts as stopped
 _SILENT_FOR_MAX_S = 24 * 3600.0
@@ -59,6 +60,13 @@ class Channel:
         """Every call may be repeated (the daemon answers as it did the first time)."""
         method = getattr(self._stub, name)
         return self._repeat(name, lambda: method(request, timeout=timeout_s))
+
+    def register_layout(self, request: pb.RegisterLayoutRequest) -> pb.RegisterLayoutReply:
+        """In parts both ways, repeated like calls."""
+        return self._repeat(
+            "RegisterLayout",
+            lambda: layout_parts.merge(self._stub.RegisterLayout(layout_parts.split(request))),
+        )
 
     def send_stream(self, name: str, requests: Callable[[], Iterable[Any]]) -> Any:
         method = getattr(self._stub, name)

@@ -79,6 +79,11 @@ def token() -> bytes:
         return file.read().strip()
 
 
+def server_uid() -> int | None:
+    """The user whose daemon gets the token, beside root and this one: DMUOND_SERVER_UID."""
+    return integer("DMUOND_SERVER_UID", 0) if os.environ.get("DMUOND_SERVER_UID") else None
+
+
 def resume() -> int:
     """IF_PRESENT when torchrun has restarted the worker or DMUOND_RESUME=1; else NEVER."""
     if os.environ.get("DMUOND_RESUME") == "1" or integer("TORCHELASTIC_RESTART_COUNT", 0) > 0:

@@ -22,7 +22,7 @@ from dmuond.attach import AttachSocket
 from dmuond.channel import Channel
 from dmuond.timeline import Published, Timeline
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _FRAME_TIMEOUT_S = 30.0
 _NEWS_TRAVEL_S = 1.0  # of a daemon's end, which its successor may be faster than
 
@@ -37,6 +37,7 @@ class Identity:
     world_size: int
     home_lane: int | None  # None: LOCAL_RANK, where there is such a lane
     poison: bool
+    server_uid: int | None = None  # whose daemon gets the token, too
 
 
 class Link:
@@ -55,17 +56,14 @@ class Link:
         self.timeline: Timeline | None = None
         self.arenas: dict[int, np.ndarray] = {}
         self._refusals = 0  # of registrations, as far as this end has read them
+        self._path = path
         self._attach = self._connect(path, connect_for_s)
         self._channel = Channel(path, silent_for_s, self.lost.wait)
 
     def open(self, identity: Identity, resume: int) -> None:
         client = f"dmuond-python {socket.gethostname()} pid {os.getpid()}"
-        self.hello: pb.HelloReply = self.call(
-            "Hello",
-            pb.HelloRequest(
-                version_min=PROTOCOL_VERSION, version_max=PROTOCOL_VERSION, client=client
-            ),
-        )
+        self.hello = self._say_hello(client)
+        self._attach.check_owner(path=self._path, server_uid=identity.server_uid)
         home_lane = identity.home_lane
         if home_lane is None:
             local_rank = environment.integer("LOCAL_RANK", 0)
@@ -88,7 +86,11 @@ class Link:
             if error.reason == "NONCE_UNKNOWN" and self.lost.wait(_NEWS_TRAVEL_S):
                 raise errors.DaemonLost("OpenSession: the daemon has gone") from error
             raise
-        self.key = pb.SessionKey(session=self.opened.session, incarnation=self.opened.incarnation)
+        self.key = pb.SessionKey(
+            session=self.opened.session,
+            incarnation=self.opened.incarnation,
+            secret=self.opened.secret,
+        )
 
     def register(self, layout: pb.RegisterLayoutRequest) -> pb.RegisterLayoutReply:
         """`layout` has no key: it is the same with every daemon."""
@@ -97,7 +99,7 @@ class Link:
         request.key.CopyFrom(self.key)
         request.refusals = self._refusals
         try:
-            return self.call("RegisterLayout", request)
+            return self._channel.register_layout(request)
         except errors.Error as error:
             self._refusals = int(error.metadata.get("refusals", self._refusals))
             raise
@@ -144,6 +146,22 @@ class Link:
 
     # --- parts ---
 
+    def _say_hello(self, client: str) -> pb.HelloReply:
+        request = pb.HelloRequest(
+            version_min=PROTOCOL_VERSION, version_max=PROTOCOL_VERSION, client=client
+        )
+        try:
+            hello = self.call("Hello", request)
+        except errors.Error as error:
+            if error.reason != "VERSION_MISMATCH":
+                raise
+            # An old daemon cannot know what to do.
+            raise _other_version(str(error), error.metadata) from error
+        if hello.version != PROTOCOL_VERSION:
+            said = f"Hello: {hello.server} answers in protocol version {hello.version}"
+            raise _other_version(said, {"server_version": str(hello.version)})
+        return hello
+
     def _connect(self, path: str, connect_for_s: float) -> AttachSocket:
         deadline = time.monotonic() + connect_for_s
         pause_s = 0.02
@@ -179,3 +197,14 @@ class Link:
         self.lost.set()
         if self.timeline is not None:
             self.timeline.poison()
+
+
+def _other_version(said: str, metadata: Mapping[str, str]) -> errors.Error:
+    newer = int(metadata.get("server_version", 0)) > PROTOCOL_VERSION
+    return errors.FailedPreconditionError(
+        f"{said}. This client speaks version {PROTOCOL_VERSION}: update "
+        f"{'the client' if newer else 'the daemon'}, so that both are of one release",
+        code="FAILED_PRECONDITION",
+        reason="VERSION_MISMATCH",
+        metadata={**metadata, "client_version": str(PROTOCOL_VERSION)},
+    )

@@ -64,14 +64,17 @@ class Session(Member):
         poison: bool | None = None,
         connect_for_s: float = _CONNECT_FOR_S,
         reconnect_for_s: float | None = None,
+        server_uid: int | None = None,
     ) -> None:
         """Connects and opens the session; what is None comes from the environment.
 
         connect_for_s: how long to wait for a daemon that is just starting. reconnect_for_s: how
         long a call waits for the successor of a daemon that has gone (DMUOND_RECONNECT_S, or 10
-        minutes); 0: DaemonLost at once.
+        minutes); 0: DaemonLost at once. server_uid: the user whose daemon gets the token, beside
+        root and this process's own (DMUOND_SERVER_UID).
 
-        Raises: Unreachable when no daemon answers within `connect_for_s`; Error as the daemon says.
+        Raises: Unreachable when no daemon answers within `connect_for_s`; Error as the daemon says,
+        or (SOCKET_OWNER) where the socket is somebody else's.
         """
         _check_identity(job, rank, world_size, resume)
         super().__init__(
@@ -85,6 +88,7 @@ class Session(Member):
                 ),
                 home_lane=home_lane,
                 poison=environment.poison() if poison is None else poison,
+                server_uid=environment.server_uid() if server_uid is None else server_uid,
             ),
             environment.reconnect_for_s() if reconnect_for_s is None else reconnect_for_s,
         )

@@ -11,7 +11,9 @@
 //   WEIGHTS_REPUBLISHED FAILED_PRECONDITION: weights that were changed may have been overwritten by
 //                       a group that formed anew: write them again, then Push
 //   SESSION_STATE       FAILED_PRECONDITION: a call out of order, or after Close
-//   MESSAGE_TOO_LARGE   RESOURCE_EXHAUSTED: beyond --message_bytes_max; metadata bytes, limit_bytes
+//   MESSAGE_TOO_LARGE   RESOURCE_EXHAUSTED: beyond 4 MiB; metadata bytes, limit_bytes
+//   SOCKET_OWNER        PERMISSION_DENIED: the socket is somebody else's, and got no token; see
+//                       Options::server_uid; metadata path, uid, own_uid
 //
 //   if (ReasonOf(status) == "JOB_HAS_STATE") …
 //

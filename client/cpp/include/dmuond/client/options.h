@@ -2,9 +2,12 @@
 #ifndef DMUOND_CLIENT_OPTIONS_H_
 #define DMUOND_CLIENT_OPTIONS_H_
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -24,6 +27,8 @@ struct Options {
   int32_t rank = 0;
   int32_t world_size = 1;
   Resume resume = Resume::kNever;
+  // User, beside root and this process's own, whose daemon may get the token.
+  std::optional<uid_t> server_uid;
   std::string token;       // empty where the daemon asks for none
   int32_t home_lane = -1;  // lane of the trainer's own device; -1: any
   bool poison = false;     // fill this trainer's weights with NaN between decision and publish
@@ -37,8 +42,8 @@ struct Options {
 };
 
 // From DMUOND_ADDRESS, DMUOND_JOB, RANK, WORLD_SIZE, LOCAL_RANK (the home lane, where it is one),
-// DMUOND_RESUME, DMUOND_POISON, DMUOND_TOKEN_FILE and DMUOND_RECONNECT_S (reconnect_timeout, in
-// seconds); what is not set keeps the default above.
+// DMUOND_RESUME, DMUOND_POISON, DMUOND_TOKEN_FILE, DMUOND_SERVER_UID and DMUOND_RECONNECT_S
+// (reconnect_timeout, in seconds); what is not set keeps the default above.
 // INVALID_ARGUMENT naming a variable that is not what it should be.
 [[nodiscard]] absl::StatusOr<Options> OptionsFromEnvironment();
 
