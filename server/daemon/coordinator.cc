@@ -376,6 +376,7 @@ AddressedMessages Coordinator::OnRankGone(TimePoint now, int32_t from, const v1:
   }
   job_->open_ranks.erase(open);
   job_->attached.erase(gone.rank());
+  job_->first_weights.Remove(scheduler::TrainerRank(gone.rank()));
   if (job_->plan == nullptr) job_->registrations.erase(gone.rank());
   // One that was rolled back has its state in a snapshot, and ranks that come back one by one.
   if (job_->rolled_back && job_->steps == nullptr) {
@@ -453,6 +454,7 @@ AddressedMessages Coordinator::Advance(TimePoint now) {
   }
   if (AddressedMessages unready = GiveUpUnready(now); !unready.empty()) return unready;
   if (job_ == nullptr || job_->steps == nullptr) return {};
+  if (job_->steps->has_state()) job_->first_weights.Clear();
   if (AddressedMessages expelled = ExpelUnattached(now); !expelled.empty()) return expelled;
   if (job_->ends.has_value() && now >= job_->ends_by) return EndJob(*job_->ends);
   const bool lost = job_->steps->lost();
@@ -462,12 +464,14 @@ AddressedMessages Coordinator::Advance(TimePoint now) {
   return out;
 }
 
-AddressedMessages Coordinator::EndJob(const std::string& why, const std::string& reason) {
+AddressedMessages Coordinator::EndJob(const std::string& why, const std::string& reason,
+                                      const scheduler::Metadata& metadata) {
   AddressedMessages out;
   v1::JobEnded& ended = *out.emplace_back().message.mutable_job_ended();
   ended.set_job(job_->name);
   ended.set_why(why);
   ended.set_reason(reason);
+  for (const auto& [name, value] : metadata) (*ended.mutable_metadata())[name] = value;
   ended_ = {job_->incarnation, out.back().message};
   if (job_->steps != nullptr) {
     // Attempts only grow, whatever job they belong to.

@@ -19,6 +19,7 @@
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/plan.h"
 #include "scheduler/step_coordinator.h"
+#include "scheduler/weight_digests.h"
 #include "server/daemon/snapshot_coordinator.h"
 
 namespace dmuond::server {
@@ -95,6 +96,7 @@ class Coordinator {
     int64_t restore_step = 0;                    // of the snapshot that it goes on from; 0: none
     std::optional<v1::CostTable> restore_costs;  // that it was planned with then
     std::set<int32_t> attached;                  // ranks that can submit
+    scheduler::WeightDigests first_weights;      // of a job without state
     std::unique_ptr<SnapshotCoordinator> snapshots;  // set with `steps`, where there are any
     // A rank is missing for good, and what there is is being saved. With a reason: everybody has
     // left, and the job ends as soon as that is done, or at the deadline.
@@ -159,6 +161,9 @@ class Coordinator {
   // Ranks of a job that goes back which live, and do not come to it.
   AddressedMessages ExpelUnattached(scheduler::TimePoint now);
   AddressedMessages OnRankAttached(scheduler::TimePoint now, const v1::RankAttached& attached);
+  // Ends a job without state when a rank comes whose weights are not those of another one. Nothing
+  // has been written to an arena by then: that begins when all ranks have pushed.
+  AddressedMessages CompareFirstWeights(const v1::RankAttached& attached);
   AddressedMessages OnSnapshotMessage(scheduler::TimePoint now, int32_t from,
                                       const v1::MemberMessage& message);
   AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);
@@ -169,7 +174,8 @@ class Coordinator {
   AddressedMessages Refuse(const absl::Status& status);
   AddressedMessages Lost(scheduler::TimePoint now, scheduler::OutcomeReason reason,
                          const std::string& detail);
-  AddressedMessages EndJob(const std::string& why, const std::string& reason = "");
+  AddressedMessages EndJob(const std::string& why, const std::string& reason = "",
+                           const scheduler::Metadata& metadata = {});
   void EndIfDeserted(scheduler::TimePoint now, AddressedMessages& out);
   void TellSave(std::optional<v1::SaveState> save, AddressedMessages& out) const;
   // A job that has been lost because a rank did not come back: its state, where it can be saved.

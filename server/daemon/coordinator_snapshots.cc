@@ -84,6 +84,7 @@ AddressedMessages Coordinator::OnRankAttached(TimePoint now, const v1::RankAttac
   job_->attached.insert(attached.rank());
   if (job_->steps == nullptr) return {};
   job_->steps->OnRankBack(now, scheduler::TrainerRank(attached.rank()), attached.incarnation());
+  if (AddressedMessages ended = CompareFirstWeights(attached); !ended.empty()) return ended;
   const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
   // While the group is interrupted its nodes have no lanes: it restarts when they have.
   if (job_->interruption.has_value()) return {};

@@ -274,7 +274,8 @@ class Daemon {
   // one that has ended.
   [[nodiscard]] v1::MemberMessage NewsOfSession(const Session& session) const
       DMUOND_REQUIRES(mutex_);
-  [[nodiscard]] static v1::MemberMessage NewsOfAttached(const Session& session);
+  [[nodiscard]] v1::MemberMessage NewsOfAttached(const Session& session) const
+      DMUOND_REQUIRES(mutex_);
   [[nodiscard]] static v1::MemberMessage NewsOfEnd(const Session& session, bool closed,
                                                    const std::string& detail);
   void EndBrokenJob() DMUOND_REQUIRES(mutex_);

@@ -15,6 +15,26 @@ namespace {
 
 constexpr size_t kArenasMax = 64;
 constexpr size_t kCudaIpcHandleBytes = 64;
+constexpr size_t kDigestBytes = 16;
+
+absl::Status CheckDigests(const Session& session, const v1::AttachBuffersRequest& request) {
+  const int fragments = session.registration.fragments_size();
+  if (!request.weight_digests().empty() && request.weight_digests_size() != fragments) {
+    return Error(absl::StatusCode::kInvalidArgument, "DIGEST_INVALID",
+                 Say("rank ", Named("rank", session.rank), " sends digests of ",
+                     Named("digests", request.weight_digests_size()), " weights; it registered ",
+                     Named("fragments", fragments), " fragments"));
+  }
+  for (int f = 0; f < request.weight_digests_size(); ++f) {
+    const size_t bytes = request.weight_digests(f).size();
+    if (bytes == 0 || bytes == kDigestBytes) continue;
+    return Error(
+        absl::StatusCode::kInvalidArgument, "DIGEST_INVALID",
+        Say("rank ", Named("rank", session.rank), ": the digest of fragment ", Named("fragment", f),
+            " has ", Named("bytes", bytes), " bytes; it must have ", kDigestBytes, ", or none"));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -167,6 +187,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
                  Say("rank ", Named("rank", session->rank), " must register its layout first"));
   }
   absl::Status checked = CheckArenas(*session, request);
+  checked.Update(CheckDigests(*session, request));
   if (!checked.ok()) return checked;
   const auto from_now = [this] {
     return std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
@@ -266,12 +287,16 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   if (!session->attach_error.ok()) return session->attach_error;
   wire::FaultPoint("daemon.attached");
   session->state = Session::State::kAttached;
+  session->weight_digests.assign(request.weight_digests().begin(), request.weight_digests().end());
+  session->broadcast = request.broadcast();
   session->first_attempt = job_->steps->open().attempt;
   job_->vacancies.erase(session->rank);
   if (job_->has_state) PublishSince(*session, /*has=*/0);
   // A job from a snapshot begins when every rank is attached, with the snapshot's weights.
   const bool begins = !job_->has_state && job_->wire.restore_step() > 0;
   Tell(NewsOfAttached(*session));
+  // Its weights may not be those of other ranks.
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   if (begins) {
     absl::StatusOr<bool> begun = WaitUntilRestarted(request.key(), from_now(), cancelled);
     if (!begun.ok()) return begun.status();

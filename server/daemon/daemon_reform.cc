@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/fault_point.h"
 #include "server/daemon/daemon.h"
@@ -105,7 +106,9 @@ void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
     return EndJob(ended.why());
   }
   const bool state_lost = ended.reason() == "STATE_LOST";
-  if (job_->steps.has_value()) {
+  // What is wrong with the trainers' weights is told as an error, under its own reason.
+  const bool weights = absl::StartsWith(ended.reason(), "WEIGHTS_");
+  if (job_->steps.has_value() && !weights) {
     // The outcome of the step that was open, for whoever waits for it.
     const scheduler::OpenAttempt open = job_->steps->open();
     scheduler::Decision decision;
@@ -120,8 +123,11 @@ void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
     decision.outcome.next_attempt = scheduler::Attempt(open.attempt.value() + 1);
     job_->steps->OnDecision(decision);
   }
-  Abandon(Error(state_lost ? absl::StatusCode::kDataLoss : absl::StatusCode::kUnavailable,
-                ended.reason(), ended.why()));
+  const absl::StatusCode code = weights      ? absl::StatusCode::kFailedPrecondition
+                                : state_lost ? absl::StatusCode::kDataLoss
+                                             : absl::StatusCode::kUnavailable;
+  Abandon(
+      Error(code, ended.reason(), ended.why(), {ended.metadata().begin(), ended.metadata().end()}));
 }
 
 // Kills them: the state table says what they have come to, and whoever waits in a lane's queue is

@@ -380,10 +380,17 @@ v1::MemberMessage Daemon::NewsOfSession(const Session& session) const {
   return message;
 }
 
-v1::MemberMessage Daemon::NewsOfAttached(const Session& session) {
+v1::MemberMessage Daemon::NewsOfAttached(const Session& session) const {
   v1::MemberMessage message;
-  message.mutable_rank_attached()->set_rank(session.rank);
-  message.mutable_rank_attached()->set_incarnation(session.incarnation);
+  v1::RankAttached& attached = *message.mutable_rank_attached();
+  attached.set_rank(session.rank);
+  attached.set_incarnation(session.incarnation);
+  attached.set_epoch(epoch_);
+  // Nobody asks a job with state what its ranks have begun with.
+  if (job_->has_state) return message;
+  attached.mutable_weight_digests()->Add(session.weight_digests.begin(),
+                                         session.weight_digests.end());
+  attached.set_broadcast(session.broadcast);
   return message;
 }
 

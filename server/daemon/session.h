@@ -93,6 +93,8 @@ struct Session {
   std::set<int32_t> lanes_attached;    // lane indices that have mapped the trainer's memory
   absl::Status attach_error;
   std::string attach_request;  // AttachBuffers', once begun; repeated ones wait for its end
+  std::vector<std::string> weight_digests;  // its
+  bool broadcast = false;                   // its
   std::optional<v1::AttachBuffersReply> attach_reply;
   uint64_t load_attempt = 0;  // newest whose pushed state is being brought to its owners
   bool loading = false;

@@ -354,7 +354,7 @@ def wrapped_in_ddp(rank, world, folder):
         except ValueError as error:
             words = str(error)
         del wrapped
-        model = make_model(seed=rank)
+        model = make_model()
         optimizer = make_optimizer(model)  # rank and world from the process group
         for step in range(STEPS):
             plain(model, optimizer, step, rank)
@@ -366,7 +366,7 @@ def wrapped_in_ddp(rank, world, folder):
 def inside_ddp(rank, world, folder, as_view):
     """The optimizer made of the plain model, which is then run through DDP all the same."""
     with process_group(rank, world, folder):
-        model = make_model(seed=rank)
+        model = make_model()
         optimizer = make_optimizer(model)
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=as_view)
         for step in range(STEPS):

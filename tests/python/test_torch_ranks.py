@@ -31,9 +31,9 @@ def pair(ranks, daemons, poison):
     return run
 
 
-def train(rank, world, loop, steps=STEPS, **options):
+def train(rank, world, loop, steps=STEPS, seed=0, **options):
     """Weights after `loop` for each step; the loop computes gradients and calls step()."""
-    model = make_model(seed=rank)  # replicas that start unequal have the lowest rank's weights
+    model = make_model(seed)
     optimizer = make_optimizer(model, **options)
     for step in range(steps):
         loop(model, optimizer, step, rank)
@@ -57,6 +57,40 @@ def plain(model, optimizer, step, rank):
 
 def test_the_ranks_gradients_are_averaged(pair):
     results = pair(train, plain)
+    with torch_in_fp32():
+        assert_trained(results, train_torch(WORLD))
+
+
+def beginning_unequal(rank, world, **options):
+    """What the optimizer says, and the model's weights before and after."""
+    model = make_model()
+    if rank == 1:
+        with torch.no_grad():
+            model.up.weight[3, 4] += 1e-3
+    before = weights(model)
+    try:
+        make_optimizer(model, **options).close()
+    except dmuond.FailedPreconditionError as error:
+        return f"{error.reason}: {error}", error.metadata, before, weights(model)
+    return "", {}, before, weights(model)
+
+
+def test_ranks_that_begin_with_different_weights_are_told_and_keep_them(pair):
+    for told, metadata, before, after in pair(beginning_unequal):
+        assert told.startswith("WEIGHTS_DIFFER: ")
+        assert "parameter 'up.weight', box [0:40, 0:24]" in told
+        assert "of rank 0 and of rank 1 differ" in told and "broadcast=True" in told
+        assert (metadata["parameter"], metadata["rank"]) == ("up.weight", "0")
+        for name, want in before.items():
+            assert torch.equal(after[name], want), name
+
+
+def broadcasting(rank, world):
+    return train(rank, world, plain, seed=rank, broadcast=True)
+
+
+def test_broadcast_gives_all_ranks_the_lowest_ones_weights(pair):
+    results = pair(broadcasting)
     with torch_in_fp32():
         assert_trained(results, train_torch(WORLD))
 

@@ -155,9 +155,11 @@ absl::StatusOr<Registered> Link::Register(const Layout& layout) {
   return registered;
 }
 
-absl::StatusOr<v1::AttachBuffersReply> Link::Attach() {
+absl::StatusOr<v1::AttachBuffersReply> Link::Attach(const FirstWeights& first) {
   v1::AttachBuffersRequest request;
   *request.mutable_key() = Key();
+  request.mutable_weight_digests()->Add(first.digests.begin(), first.digests.end());
+  request.set_broadcast(first.broadcast);
   for (const ArenaSpec& spec : memory_.layout().arenas) {
     v1::Arena& arena = *request.add_arenas();
     arena.set_id(spec.id);

@@ -34,7 +34,8 @@ class Link {
   // In this order.
   absl::Status Open(const Options& options, Resume resume);
   absl::StatusOr<Registered> Register(const Layout& layout);
-  absl::StatusOr<v1::AttachBuffersReply> Attach();  // and maps the layout's arenas
+  // And maps the layout's arenas.
+  absl::StatusOr<v1::AttachBuffersReply> Attach(const FirstWeights& first = {});
 
   // To the daemon, this trainer is gone. What is mapped stays mapped.
   void Disconnect();

@@ -21,7 +21,7 @@ Session::~Session() = default;
 absl::StatusOr<Registered> Session::Register(const Layout& layout) {
   return impl_->Register(layout);
 }
-absl::Status Session::Attach() { return impl_->Attach(); }
+absl::Status Session::Attach(const FirstWeights& first) { return impl_->Attach(first); }
 absl::Status Session::Push() { return impl_->PushWeights(nullptr); }
 absl::Status Session::Push(const std::vector<std::string>& parameters) {
   return impl_->PushWeights(&parameters);

@@ -105,12 +105,12 @@ absl::StatusOr<Registered> Session::Impl::Register(const Layout& layout) {
   return registered;
 }
 
-absl::Status Session::Impl::Attach() {
+absl::Status Session::Impl::Attach(const FirstWeights& first) {
   absl::Status status = CheckOpen("Attach");
   if (!status.ok()) return status;
   if (!layout_.has_value()) return WrongState("Attach comes after Register");
   if (link_->memory().complete()) return WrongState("Attach: the buffers are attached already");
-  absl::StatusOr<v1::AttachBuffersReply> reply = link_->Attach();
+  absl::StatusOr<v1::AttachBuffersReply> reply = link_->Attach(first);
   if (!reply.ok()) return reply.status();
   next_attempt_ = reply->next_attempt();
   if (!reply->published()) return absl::OkStatus();

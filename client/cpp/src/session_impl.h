@@ -25,7 +25,7 @@ class Session::Impl {
 
   absl::Status Open(const std::string& path);
   absl::StatusOr<Registered> Register(const Layout& layout);
-  absl::Status Attach();
+  absl::Status Attach(const FirstWeights& first);
   absl::Status PushWeights(const std::vector<std::string>* parameters);
   absl::Status PushState(const std::vector<StateTensor>& tensors);
   absl::StatusOr<std::vector<float>> Pull(int32_t parameter, StateKind kind, int32_t fragment);

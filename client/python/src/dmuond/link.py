@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,9 +104,16 @@ class Link:
             self._refusals = int(error.metadata.get("refusals", self._refusals))
             raise
 
-    def attach(self, arenas: Mapping[int, int]) -> pb.AttachBuffersReply:
+    def attach(
+        self,
+        arenas: Mapping[int, int],
+        weight_digests: Sequence[bytes] = (),
+        broadcast: bool = False,
+    ) -> pb.AttachBuffersReply:
         """Asks for arenas (id → bytes) and maps them and the timeline."""
-        request = pb.AttachBuffersRequest(key=self.key)
+        request = pb.AttachBuffersRequest(
+            key=self.key, weight_digests=weight_digests, broadcast=broadcast
+        )
         for identity, size in arenas.items():
             request.arenas.add(id=identity, size_bytes=size, daemon=pb.Arena.DaemonMemory())
         reply = self.call("AttachBuffers", request)

@@ -113,8 +113,21 @@ class Session(Member):
         assert self.registered is not None
         return self.registered
 
-    def attach(self, arenas: Mapping[int, int]) -> dict[int, np.ndarray]:
+    def attach(
+        self,
+        arenas: Mapping[int, int],
+        *,
+        weight_digests: Sequence[bytes] = (),
+        broadcast: bool = False,
+    ) -> dict[int, np.ndarray]:
         """Asks the daemon for arenas (id → bytes); returns them as arrays of bytes, writable.
+
+        weight_digests: what this rank's first weights are, one for each registered fragment: the
+        first 16 bytes of the SHA-256 of its elements, little-endian, row-major; b"" where there is
+        nothing to compare. A fresh job fails (WEIGHTS_DIFFER, from this call or from the first
+        push) where ranks that hold a box differ, before anything is written to an arena. Without
+        them, or in a job with state, nothing is compared. broadcast, on all ranks: the lowest
+        rank's weights go to all holders of a box, whatever those have.
 
         The job may have gone back since the session opened: from here on last_committed_step and
         trainer_state are what the weights in the arenas belong to.
@@ -124,7 +137,7 @@ class Session(Member):
         """
         self._check_alive()
         self._arena_bytes = dict(arenas)
-        reply = self._link.attach(arenas)
+        reply = self._link.attach(arenas, weight_digests, broadcast)
         self.arenas = dict(self._link.arenas)
         self.next_attempt = reply.next_attempt
         if reply.published:

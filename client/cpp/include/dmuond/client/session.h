@@ -87,7 +87,7 @@ class Session {
   absl::StatusOr<Registered> Register(const Layout& layout);
   // Maps the layout's arenas. With a job that has state, returns when its weights lie in them; they
   // are those of last_committed_step(), which may be an older one than when the session opened.
-  absl::Status Attach();
+  absl::Status Attach(const FirstWeights& first = {});
   // The weights in the arenas are the truth: all of them, or those of the named parameters.
   // Collective; returns when they are published to every holder. WEIGHTS_REPUBLISHED when the group
   // has formed anew since the last step, and may have overwritten them: write them again.

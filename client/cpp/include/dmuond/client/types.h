@@ -128,6 +128,17 @@ struct GroupScalars {
   double eps = 1e-8;       // AdamW
 };
 
+// What a trainer begins with, where it knows its weights before they lie in the arenas.
+struct FirstWeights {
+  // For each fragment of the layout, in its order, the first 16 bytes of the SHA-256 of its
+  // elements, little-endian, row-major; "" where there is nothing to compare. A fresh job fails
+  // (WEIGHTS_DIFFER, from Attach() or Push()) where trainers that hold a box have different ones,
+  // before anything is written to an arena. Empty: nothing is compared.
+  std::vector<std::string> digests;
+  // On all ranks: the lowest rank's weights go to all holders of a box, whatever those have.
+  bool broadcast = false;
+};
+
 struct StepScalars {
   std::vector<GroupScalars> groups;  // one for each registered group, in order
   double loss_scale = 1;             // gradients are divided by it

@@ -52,6 +52,8 @@ class Muon(torch.optim.Optimizer):
         -> "muon" | "adamw" | "trainer" | (route, reason) | None, or a list of (pattern, route).
     views: pattern -> RowBlocks, Heads, Experts, "qkv", "heads:N" or "experts".
     reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
+    broadcast: on all ranks: where ranks begin with different weights of a parameter, the lowest
+        rank's go to all. Without it a fresh job fails there (WEIGHTS_DIFFER).
     early_buckets: signal gradients during the backward pass: None when it has shown to be safe (of
         FSDP2's shards, only with max_grad_norm), True of FSDP2's shards too, False never.
     overlap_forward: step() returns when the step is decided, and each module waits for its own
@@ -84,6 +86,7 @@ class Muon(torch.optim.Optimizer):
         route: RouteRules | None = None,
         views: Views | None = None,
         reduction: str = "mean",
+        broadcast: bool = False,
         early_buckets: bool | None = None,
         overlap_forward: bool = False,
         bucket_bytes: int = 0,
@@ -148,6 +151,7 @@ class Muon(torch.optim.Optimizer):
                 [group_config(group) for group in self.param_groups],
                 reduction=reduction,
                 bucket_bytes=bucket_bytes,
+                broadcast=bool(broadcast),
             )
             self._trainer_state = self._session.trainer_state
             self._first_weights()

@@ -11,6 +11,7 @@ from dmuond import types
 from dmuond.errors import InvalidArgumentError
 from dmuond.session import Session
 from dmuond.torch.collect import LeftAlone
+from dmuond.torch.first_weights import digests
 from dmuond.torch.fragments import Holding, element_type, holding_of
 from dmuond.torch.routing import ROUTES, Routed
 from dmuond.torch.slots import ShardedSlot, Slot, slot_bytes
@@ -104,6 +105,7 @@ def register(
     *,
     reduction: str,
     bucket_bytes: int,
+    broadcast: bool,
 ) -> list[Slot]:
     """Registers and attaches; the slots are mapped, and hold nothing yet."""
     factor = 1.0 / session.world_size if reduction == "mean" else 1.0
@@ -113,7 +115,13 @@ def register(
     for name, shape, why in left_alone:
         request.add_left_alone(name, shape, why)
     session.register(request.parameters, request.fragments, configs, bucket_bytes=bucket_bytes)
-    session.attach({key: max(size, 1) for key, size in request.arena_bytes.items()})
+    # A job with state has weights of its own.
+    known = [] if session.has_state else digests(request.slots, len(request.fragments))
+    session.attach(
+        {key: max(size, 1) for key, size in request.arena_bytes.items()},
+        weight_digests=known,
+        broadcast=broadcast,
+    )
     for slot in request.slots:
         fragment = request.fragments[slot.index]
         slot.weight_at = fragment.weight.offset_bytes
