@@ -2,7 +2,9 @@
 // depend on.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "kernels/cpu/cast.h"
 #include "kernels/presets.h"
@@ -54,14 +56,32 @@ double AccumulatedError(const MuonConfig& config, int64_t rows, int64_t cols) {
   return RelativeDifference(Combine(1, end, -1, start), Combine(1, state.weight, -1, start));
 }
 
+// The bounds of docs/maths.md, section 2. They leave out 1 x 1, whose changes may cancel.
+double HalfPrecisionBound(const std::string& preset, int64_t p, int64_t q) {
+  if (preset == "dmuon") return p >= 16 ? 5e-3 : 0.02;
+  return p >= 8 || q >= 32 ? 0.03 : 0.075;
+}
+
 TEST(MuonUpdate, EveryPresetFollowsItsFormulas) {
-  for (const char* name : kPresetNames) {
-    for (const auto& [rows, cols] :
-         std::vector<std::pair<int64_t, int64_t>>{{96, 96}, {64, 200}, {200, 64}, {1, 33}}) {
+  for (const std::string name : kPresetNames) {
+    for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{96, 96},
+                                                                             {64, 200},
+                                                                             {200, 64},
+                                                                             {1, 33},
+                                                                             {1, 4},
+                                                                             {2, 2},
+                                                                             {3, 3},
+                                                                             {8, 8},
+                                                                             {16, 24},
+                                                                             {32, 48}}) {
+      const int64_t p = std::min(rows, cols);
+      const int64_t q = std::max(rows, cols);
       MuonConfig config = *FindPreset(name);
-      EXPECT_LT(AccumulatedError(config, rows, cols), 0.03) << name << " " << rows;
+      EXPECT_LT(AccumulatedError(config, rows, cols), HalfPrecisionBound(name, p, q))
+          << name << " " << rows << "x" << cols;
       config.newton_schulz.dtype = DType::kF32;
-      EXPECT_LT(AccumulatedError(config, rows, cols), 5e-5) << name << " " << rows;
+      EXPECT_LT(AccumulatedError(config, rows, cols), name == "dmuon" && p >= 8 ? 2e-5 : 5e-5)
+          << name << " " << rows << "x" << cols;
       config.nesterov = false;
       EXPECT_LT(AccumulatedError(config, rows, cols), 5e-5) << name << " " << rows;
     }

@@ -2,9 +2,11 @@
 // section 4.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/presets.h"
 #include "tests/kernels/cpu_muon_helpers.h"
 #include "tests/kernels/reference.h"
@@ -70,84 +72,142 @@ std::vector<Named> FullRank(int64_t rows, int64_t cols, reference::Random& rando
       {"heavy-tailed",
        WithSpectrum(rows, cols, Spectrum(p, [&](int64_t) { return std::abs(heavy(random)); }),
                     random)});
+  if (p == 1) return all;  // half of it is nothing
   all.push_back({"half zero",
                  WithSpectrum(rows, cols, Spectrum(p / 2, [&](int64_t) { return uniform(random); }),
                               random)});
   return all;
 }
 
-std::vector<std::pair<int64_t, int64_t>> Shapes() {
-  return {{256, 256}, {256, 512}, {511, 513}, {384, 128}, {130, 1040}};
+using Shapes = std::vector<std::pair<int64_t, int64_t>>;
+
+Shapes LargeShapes() { return {{256, 256}, {256, 512}, {511, 513}, {384, 128}, {130, 1040}}; }
+
+// The first singular value is 1, the others are log-uniform over nine decades.
+Matrix NineDecades(int64_t rows, int64_t cols, reference::Random& random) {
+  std::uniform_real_distribution<double> exponent(-9, 0);
+  const auto sigma = [&](int64_t i) { return i == 0 ? 1 : std::pow(10.0, exponent(random)); };
+  return WithSpectrum(rows, cols, Spectrum(std::min(rows, cols), sigma), random);
 }
 
-TEST(NewtonSchulzCpu, HalfPrecisionGramFollowsThePolynomialOnEverySpectrum) {
-  TestLane lane(2);
-  reference::Random random(1);
-  const NewtonSchulzConfig config = Config("dmuon", DType::kF16);
-  for (const auto& [rows, cols] : Shapes()) {
-    for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
-      // One restart where the matrix is wide, two where it is nearly square.
-      const bool wide = 4 * std::max(rows, cols) > 5 * std::min(rows, cols);
-      const double bound = !wide ? 0.03 : name == "half zero" ? 0.11 : 0.04;
-      EXPECT_LT(Error(lane, config, matrix), name == "gaussian" ? 5e-3 : bound)
-          << name << " " << rows << "x" << cols;
-      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, matrix)),
-                wide ? 1.25 : 1.15)
-          << name << " " << rows << "x" << cols;
-    }
+// A line of the table in docs/maths.md, section 4: the numbers are the page's.
+struct Bounds {
+  double gaussian;
+  double uniform_or_power_law;
+  double exponential_or_heavy_tailed;
+  double half_zero;
+  double nine_decades;
+  double rank_4_to_10;
+  double rank_2;
+  double rank_1;
+  double sigma_max;
+
+  [[nodiscard]] double Of(const std::string& spectrum) const {
+    if (spectrum == "gaussian") return gaussian;
+    if (spectrum == "uniform" || spectrum == "power law") return uniform_or_power_law;
+    if (spectrum == "half zero") return half_zero;
+    return exponential_or_heavy_tailed;
   }
-}
-
-TEST(NewtonSchulzCpu, TwoRestartsFollowItClosely) {
-  TestLane lane(2);
-  reference::Random random(1);
-  NewtonSchulzConfig config = Config("dmuon", DType::kF16);
-  config.restarts = {2, 4};
-  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{256, 512}, {384, 128}}) {
-    for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
-      EXPECT_LT(Error(lane, config, matrix), name == "gaussian" ? 5e-3 : 0.03)
-          << name << " " << rows << "x" << cols;
-      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, matrix)), 1.13)
-          << name << " " << rows << "x" << cols;
-    }
+  [[nodiscard]] double OfRank(int64_t rank) const {
+    return rank == 1 ? rank_1 : rank == 2 ? rank_2 : rank_4_to_10;
   }
+};
+
+constexpr Bounds kOneRow = {0.026, 0.026, 0.026, 0.026, 0.026, 0, 0, 0, 1.05};
+constexpr Bounds kSquareTo15 = {0.11, 0.10, 0.28, 0.31, 0.29, 0.12, 0.18, 0.31, 1.15};
+constexpr Bounds kSquareTo63 = {0.012, 0.013, 0.11, 0.05, 0.16, 0.12, 0.18, 0.24, 1.15};
+constexpr Bounds kSquareFrom64 = {0.005, 0.006, 0.034, 0.025, 0.06, 0.12, 0.17, 0.22, 1.15};
+constexpr Bounds kWideTo15 = {0.10, 0.13, 0.60, 0.61, 0.61, 0.12, 0.26, 0.63, 1.7};
+constexpr Bounds kWideTo63 = {0.023, 0.033, 0.19, 0.21, 0.25, 0.12, 0.18, 0.41, 1.45};
+constexpr Bounds kWideFrom64 = {0.008, 0.046, 0.065, 0.14, 0.10, 0.12, 0.18, 0.23, 1.3};
+
+struct Line {
+  std::string name;
+  Bounds bounds;
+  int trials;
+  Shapes shapes;
+};
+
+std::vector<Line> NearlySquare() {
+  return {
+      {"OneRow", kOneRow, 50, {{1, 1}, {1, 2}, {7, 1}, {1, 96}, {1, 5000}}},
+      {"SquareTo15", kSquareTo15, 50, {{2, 2}, {3, 3}, {4, 5}, {8, 8}, {10, 8}}},
+      {"SquareTo63", kSquareTo63, 4, {{16, 16}, {16, 20}, {33, 31}, {48, 48}}},
+      {"SquareFrom64", kSquareFrom64, 1, {{64, 64}, {80, 64}, {256, 256}, {511, 513}}},
+  };
 }
 
-// Rounding X to fp16 leaves noise in directions that the matrix does not have; the polynomial has
-// slope 800 there. Of rank r the noise is 1/sqrt(r) of the whole: at rank 1 a sixth from the cast
-// alone, whatever is done afterwards.
-TEST(NewtonSchulzCpu, HalfPrecisionGramOfFewDirectionsIsAsGoodAsItsCast) {
-  TestLane lane(2);
-  reference::Random random(2);
-  const NewtonSchulzConfig config = Config("dmuon", DType::kF16);
-  for (const int64_t rank : {1, 2, 4, 10}) {
-    for (const auto& [rows, cols] : Shapes()) {
-      const auto flat = Spectrum(rank, [](int64_t) { return 1.0; });
-      const auto falling = Spectrum(rank, [](int64_t i) { return std::pow(0.5, i); });
-      const double bound = rank == 1 ? 0.3 : rank == 2 ? 0.15 : 0.11;
-      for (const auto& spectrum : {flat, falling}) {
-        const Matrix u = WithSpectrum(rows, cols, spectrum, random);
-        EXPECT_LT(Error(lane, config, u), bound) << "rank " << rank << " " << rows << "x" << cols;
-        EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, u)), 1.15);
+std::vector<Line> Wide() {
+  return {
+      {"WideTo15", kWideTo15, 50, {{2, 3}, {2, 32}, {40, 3}, {4, 16}, {8, 12}}},
+      {"WideTo63", kWideTo63, 4, {{16, 24}, {1024, 16}, {32, 48}, {48, 64}}},
+      {"WideFrom64", kWideFrom64, 1, {{64, 81}, {64, 200}, {256, 512}, {384, 128}, {130, 1040}}},
+  };
+}
+
+class HalfPrecisionGram : public testing::TestWithParam<Line> {
+ protected:
+  void ExpectWithin(const NewtonSchulzConfig& config, const Bounds& bounds) {
+    TestLane lane(2);
+    reference::Random random(1);
+    const auto expect = [&](const Matrix& u, double bound, const std::string& name) {
+      const std::string what = absl::StrCat(name, " ", u.rows, "x", u.cols);
+      EXPECT_LT(Error(lane, config, u), bound) << what;
+      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, u)), bounds.sigma_max)
+          << what;
+    };
+    for (const auto& [rows, cols] : GetParam().shapes) {
+      for (int trial = 0; trial < GetParam().trials; ++trial) {
+        for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
+          expect(matrix, bounds.Of(name), name);
+        }
+        expect(NineDecades(rows, cols, random), bounds.nine_decades, "nine decades");
+        // Rounding X to fp16 leaves noise in directions that the matrix does not have; the
+        // polynomial has slope 800 there. Of rank r the noise is 1/sqrt(r) of the whole: at rank 1
+        // a sixth from the cast alone, whatever is done afterwards.
+        for (const int64_t rank : {1, 2, 4, 10}) {
+          if (rank >= std::min(rows, cols)) continue;
+          const auto flat = Spectrum(rank, [](int64_t) { return 1.0; });
+          const auto falling = Spectrum(rank, [](int64_t i) { return std::pow(0.5, i); });
+          for (const auto& spectrum : {flat, falling}) {
+            expect(WithSpectrum(rows, cols, spectrum, random), bounds.OfRank(rank),
+                   absl::StrCat("rank ", rank));
+          }
+        }
       }
     }
   }
+};
+
+class WideWithTwoRestarts : public HalfPrecisionGram {};
+
+TEST_P(HalfPrecisionGram, StaysWithinTheBoundsOfItsShape) {
+  ExpectWithin(FindPreset("dmuon")->newton_schulz, GetParam().bounds);
 }
+
+TEST_P(WideWithTwoRestarts, HasTheBoundsOfNearlySquareMatrices) {
+  NewtonSchulzConfig config = FindPreset("dmuon")->newton_schulz;
+  config.restarts = {2, 4};
+  const int64_t p = std::min(GetParam().shapes[0].first, GetParam().shapes[0].second);
+  ExpectWithin(config, p < 16 ? kSquareTo15 : p < 64 ? kSquareTo63 : kSquareFrom64);
+}
+
+const auto kName = [](const auto& info) { return info.param.name; };
+INSTANTIATE_TEST_SUITE_P(NearlySquare, HalfPrecisionGram, testing::ValuesIn(NearlySquare()), kName);
+INSTANTIATE_TEST_SUITE_P(Wide, HalfPrecisionGram, testing::ValuesIn(Wide()), kName);
+INSTANTIATE_TEST_SUITE_P(Wide, WideWithTwoRestarts, testing::ValuesIn(Wide()), kName);
 
 // What rounding loses in a direction is multiplied by all slopes since the last restart: with a
 // restart too late the small matrices of this test overflow (docs/maths.md section 3).
-TEST(NewtonSchulzCpu, HalfPrecisionGramStaysBoundedOnWideSpectra) {
+TEST(NewtonSchulzCpu, HalfPrecisionGramStaysBoundedOnNineDecades) {
   TestLane lane(2);
   reference::Random random(7);
-  std::uniform_real_distribution<double> exponent(-9, 0);
   const NewtonSchulzConfig config = FindPreset("dmuon")->newton_schulz;
-  for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
-           {32, 2}, {2, 2}, {3, 40}, {8, 8}, {32, 32}, {64, 16}}) {
+  for (const auto& [rows, cols] : Shapes{{32, 2}, {2, 2}, {3, 40}, {8, 8}, {32, 32}, {64, 16}}) {
     for (int trial = 0; trial < 300; ++trial) {
-      const auto sigma = [&](int64_t i) { return i == 0 ? 1 : std::pow(10.0, exponent(random)); };
-      const Matrix u = WithSpectrum(rows, cols, Spectrum(std::min(rows, cols), sigma), random);
+      const Matrix u = NineDecades(rows, cols, random);
       const double largest = reference::LargestSingularValue(lane.Orthogonalise(config, u));
-      ASSERT_TRUE(largest < 1.5) << rows << "x" << cols << " trial " << trial << ": " << largest;
+      ASSERT_TRUE(largest < 1.7) << rows << "x" << cols << " trial " << trial << ": " << largest;
     }
   }
 }
@@ -155,13 +215,30 @@ TEST(NewtonSchulzCpu, HalfPrecisionGramStaysBoundedOnWideSpectra) {
 TEST(NewtonSchulzCpu, SinglePrecisionIsTheReferenceUpToItsRounding) {
   TestLane lane(2);
   reference::Random random(3);
-  for (const auto& [rows, cols] : Shapes()) {
+  Shapes shapes = LargeShapes();
+  for (const auto& [rows, cols] : Shapes{{1, 1},
+                                         {1, 7},
+                                         {9, 1},
+                                         {1, 5000},
+                                         {3000, 1},
+                                         {2, 3},
+                                         {3, 3},
+                                         {16, 1024},
+                                         {33, 31},
+                                         {32, 48}}) {
+    shapes.emplace_back(rows, cols);
+  }
+  for (const auto& [rows, cols] : shapes) {
+    const double gaussian = std::min(rows, cols) < 16 ? 4e-5 : 2e-5;
     for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
       EXPECT_LT(Error(lane, Config("torch", DType::kF32), matrix), 5e-5) << name << " " << rows;
-      EXPECT_LT(Error(lane, Config("dmuon", DType::kF32), matrix), name == "gaussian" ? 2e-5 : 1e-3)
+      EXPECT_LT(Error(lane, Config("dmuon", DType::kF32), matrix),
+                name == "gaussian" ? gaussian : 1e-3)
           << name << " " << rows << "x" << cols;
     }
+    if (std::min(rows, cols) < 3) continue;
     const Matrix low = WithSpectrum(rows, cols, {1.0, 0.5, 0.25}, random);
+    EXPECT_LT(Error(lane, Config("torch", DType::kF32), low), 1e-3);
     EXPECT_LT(Error(lane, Config("dmuon", DType::kF32), low), 1e-3);
   }
 }
@@ -169,28 +246,17 @@ TEST(NewtonSchulzCpu, SinglePrecisionIsTheReferenceUpToItsRounding) {
 TEST(NewtonSchulzCpu, BF16StandardStaysWithinItsTolerance) {
   TestLane lane(2);
   reference::Random random(4);
-  for (const auto& [rows, cols] : Shapes()) {
-    EXPECT_LT(Error(lane, FindPreset("torch")->newton_schulz, Gaussian(rows, cols, random)), 0.03);
+  const NewtonSchulzConfig config = FindPreset("torch")->newton_schulz;
+  Shapes shapes = LargeShapes();
+  for (const auto& shape : Shapes{{64, 64}, {64, 200}, {96, 65}}) shapes.push_back(shape);
+  for (const auto& [rows, cols] : shapes) {
+    EXPECT_LT(Error(lane, config, Gaussian(rows, cols, random)), 0.03) << rows << "x" << cols;
   }
-}
-
-TEST(NewtonSchulzCpu, ThinMatricesAndLongOnes) {
-  TestLane lane(3);
-  reference::Random random(5);
-  for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{{1, 1},
-                                                                           {1, 7},
-                                                                           {9, 1},
-                                                                           {1, 5000},
-                                                                           {3000, 1},
-                                                                           {2, 3},
-                                                                           {16, 1024},
-                                                                           {33, 31},
-                                                                           {257, 255}}) {
-    const Matrix u = Gaussian(rows, cols, random);
-    // One direction, as above, where a side is one.
-    EXPECT_LT(Error(lane, Config("dmuon", DType::kF16), u), 0.035) << rows << "x" << cols;
-    EXPECT_LT(Error(lane, Config("dmuon", DType::kF32), u), 2e-4) << rows << "x" << cols;
-    EXPECT_LT(Error(lane, Config("torch", DType::kF32), u), 5e-5) << rows << "x" << cols;
+  for (const auto& [rows, cols] : Shapes{{1, 7}, {2, 2}, {3, 40}, {8, 8}, {32, 48}, {64, 64}}) {
+    for (const auto& [name, matrix] : FullRank(rows, cols, random)) {
+      EXPECT_LT(reference::LargestSingularValue(lane.Orthogonalise(config, matrix)), 1.25)
+          << name << " " << rows << "x" << cols;
+    }
   }
 }
 
@@ -204,6 +270,25 @@ TEST(NewtonSchulzCpu, ScaleOfTheGradientDoesNotMatterToDmuon) {
   for (const double norm : {1e-20, 1e-36, 1e20, 1e36}) {
     const Matrix result = lane.Orthogonalise(config, Combine(norm, unit, 0, unit));
     EXPECT_LT(reference::RelativeDifference(result, expected), 1e-2) << norm;
+  }
+}
+
+// The originals sum squares in fp32 and give zero from 1e18 on.
+TEST(NewtonSchulzCpu, LargeEntriesGiveTheDirectionOfSmallOnes) {
+  TestLane lane(1);
+  reference::Random random(3);
+  const Matrix u = Gaussian(64, 96, random);  // of norm 78
+  for (const char* preset : kPresetNames) {
+    const NewtonSchulzConfig config = FindPreset(preset)->newton_schulz;
+    const bool bf16 = config.dtype == DType::kBF16;
+    for (const double size : {1e18, 1e30, 1e36, 3e37}) {
+      const Matrix large = Combine(size, u, 0, u);
+      if (bf16 && size > 1e37) {  // ‖u‖ is infinite in bf16
+        EXPECT_EQ(reference::FrobeniusNorm(lane.Orthogonalise(config, large)), 0.0) << preset;
+      } else {
+        EXPECT_LT(Error(lane, config, large), bf16 ? 0.03 : 0.008) << preset << " " << size;
+      }
+    }
   }
 }
 

@@ -229,6 +229,102 @@ def test_direction_does_not_depend_on_the_gradients_size(address):
         assert (other - results[0]).norm() <= 5e-3 * results[0].norm()
 
 
+def orthogonalised(address, preset: str, given: dict[str, torch.Tensor]) -> dict:
+    """One orthogonalisation of each matrix: a step without momentum, scale or decay."""
+    model = nn.Module()
+    for name, matrix in given.items():
+        model.register_parameter(name, nn.Parameter(torch.zeros_like(matrix)))
+    optimizer = dmuond.torch.Muon(
+        model,
+        1.0,
+        adamw_lr=1.0,
+        preset=preset,
+        scale="none",
+        momentum=0.0,
+        nesterov=False,
+        weight_decay=0.0,
+        address=address,
+        verbose=False,
+    )
+    for name, p in model.named_parameters():
+        p.grad = given[name].clone()
+    optimizer.step()
+    optimizer.close()
+    return {name: -p.detach().double() for name, p in model.named_parameters()}
+
+
+def by_torch(matrix: torch.Tensor) -> torch.Tensor:
+    """As torch.optim.Muon orthogonalises, in bf16."""
+    return torch.optim._muon._zeropower_via_newtonschulz(
+        matrix, reference.JORDAN[0], len(reference.JORDAN), 1e-7
+    ).double()
+
+
+def in_fp64(matrix: torch.Tensor, preset: str) -> torch.Tensor:
+    made = reference.PRESETS[preset]
+    return torch.from_numpy(
+        reference.newton_schulz(matrix.double().numpy(), made.coefficients, made.norm)
+    )
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def with_spectrum(rows: int, cols: int, sigma, generator) -> torch.Tensor:
+    sides = (
+        torch.linalg.qr(torch.randn(size, min(rows, cols), generator=generator))[0]
+        for size in (rows, cols)
+    )
+    left, right = sides
+    return left @ torch.diag(torch.as_tensor(sigma, dtype=torch.float32)) @ right.T
+
+
+def test_in_bf16_presets_are_as_far_from_fp64_as_their_original_on_every_spectrum(address):
+    """docs/maths.md, section 2."""
+    generator = torch.Generator().manual_seed(5)
+    given = {}
+    for rows, cols in [
+        (3, 3),
+        (8, 8),
+        (8, 32),
+        (16, 16),
+        (32, 48),
+        (48, 160),
+        (64, 64),
+        (128, 384),
+    ]:
+        p = min(rows, cols)
+        spectra = {
+            "uniform": 0.01 + 0.99 * np.random.default_rng(p).random(p),
+            "power": 1.0 / np.arange(1, p + 1),
+            "exponential": np.exp(-20.0 * np.arange(p) / p),
+            "half": np.arange(p) < p // 2,
+            "rank1": np.arange(p) < 1,
+            "rank2": np.arange(p) < 2,
+        }
+        given[f"gaussian {rows}x{cols}"] = torch.randn(rows, cols, generator=generator)
+        for name, sigma in spectra.items():
+            given[f"{name} {rows}x{cols}"] = with_spectrum(rows, cols, sigma, generator)
+    ours = orthogonalised(address, "torch", given)
+    for name, matrix in given.items():
+        original, exact = by_torch(matrix), in_fp64(matrix, "torch")
+        bound = 0.02 if name.startswith("gaussian") else 0.1
+        assert difference(ours[name], original) <= bound, name
+        assert difference(ours[name], exact) <= difference(original, exact) + 0.05, name
+    # What no small bound can be: the original itself is that far from its formulas.
+    assert difference(by_torch(given["rank1 64x64"]), in_fp64(given["rank1 64x64"], "torch")) > 0.5
+
+
+@pytest.mark.parametrize("preset", ["dmuon", "keller", "moonlight", "torch"])
+def test_entries_of_1e18_give_a_right_update_where_torchs_is_zero(address, preset):
+    """The originals' fp32 sum of squares is infinite there: X is zero, and so is the update."""
+    matrix = torch.randn(64, 96, generator=torch.Generator().manual_seed(1)) * 1e18
+    assert not by_torch(matrix).any()
+    ours = orthogonalised(address, preset, {"matrix": matrix})["matrix"]
+    assert difference(ours, in_fp64(matrix, preset)) <= (8e-3 if preset == "dmuon" else 3e-2)
+
+
 def test_a_zero_gradient_gives_no_update(address):
     for preset in ("dmuon", "keller", "torch", "moonlight"):
         model = nn.Linear(8, 8, bias=False)
