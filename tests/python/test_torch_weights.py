@@ -9,7 +9,7 @@ import dmuond.torch
 import numpy as np
 import pytest
 import torch
-from dmuond.torch.slots import same_bytes
+from dmuond.torch.slots import bytes_of, same_bytes
 from habits import (
     MATRICES,
     STEPS,
@@ -106,6 +106,23 @@ def test_tensors_of_any_strides_are_compared_byte_by_byte(tensor):
     assert same_bytes(tensor, tensor.clone())
     assert same_bytes(tensor, tensor.contiguous())
     assert same_bytes(tensor, tensor + 1) == (tensor.numel() == 0)
+    assert bytes_of(tensor).numpy().tobytes() == tensor.numpy().tobytes()
+
+
+def test_a_model_of_parameters_with_odd_strides_is_trained(muon):
+    model = make_model()
+    model.scale = nn.Parameter(torch.arange(70.0)[::7][:1])  # contiguous, with a stride of 7
+    model.turned = nn.Parameter(torch.randn(5, 7).t())
+    model.cut = nn.Parameter(torch.randn(8, 9)[::2, ::3])
+    optimizer = muon(model)
+    for step in range(2):
+        before = weights(model)
+        model.load_state_dict(before)
+        for p in model.parameters():
+            p.grad = torch.full_like(p, 0.1)
+        optimizer.step()
+        for name, value in weights(model).items():
+            assert value.isfinite().all() and not torch.equal(value, before[name]), (step, name)
 
 
 def test_saved_weights_are_the_weights_alone(muon):

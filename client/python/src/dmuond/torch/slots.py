@@ -37,10 +37,10 @@ def arena_tensor(
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
     """Bit by bit, so that equal NaNs are equal."""
-    return torch.equal(_bytes_of(a), _bytes_of(b))
+    return torch.equal(bytes_of(a), bytes_of(b))
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
+def bytes_of(tensor: Tensor) -> Tensor:
     """Row-major. With no element, or one, a tensor has any strides, which view() would refuse."""
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8)
