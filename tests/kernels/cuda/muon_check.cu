@@ -167,15 +167,16 @@ struct Limits {
   double error;
   double sigma;
 };
-// docs/maths.md, section 4.
+// At most what docs/maths.md, section 4, says of matrices from p = 64 on.
 Limits LimitsOf(Spectrum spectrum, int64_t rows, int64_t cols) {
   const auto [p, q] = std::minmax(rows, cols);
   const bool square = 4 * q <= 5 * p;
-  if (spectrum == Spectrum::kRank10) return {0.11, 1.5};
+  const bool half_zero = spectrum == Spectrum::kHalfZero;
   const double sigma = square ? 1.15 : 1.25;
+  if (spectrum == Spectrum::kRank10) return {0.11, sigma};
   if (spectrum == Spectrum::kGaussian) return {5e-3, sigma};
-  if (square) return {0.03, sigma};
-  return {spectrum == Spectrum::kHalfZero ? 0.11 : 0.04, sigma};
+  if (square) return {half_zero ? 0.025 : 0.03, sigma};
+  return {half_zero ? 0.11 : 0.04, sigma};
 }
 
 // Relative Frobenius error against fp64, and (which sanitizers take minutes for) the largest
