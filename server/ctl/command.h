@@ -31,6 +31,7 @@ struct Options {
   absl::Duration ready_timeout;
   absl::Duration drain_timeout;
   absl::Duration snapshot_timeout;  // snapshot save
+  bool save = false;                // job end
 };
 
 inline constexpr int kExitOk = 0;
@@ -42,6 +43,7 @@ using Arguments = std::vector<std::string>;
 
 int RunStatus(const Options& options, const Arguments& arguments);
 int RunJobs(const Options& options, const Arguments& arguments);
+int RunJob(const Options& options, const Arguments& arguments);
 int RunRouting(const Options& options, const Arguments& arguments);
 int RunPlan(const Options& options, const Arguments& arguments);
 int RunDoctor(const Options& options, const Arguments& arguments);

@@ -34,7 +34,9 @@ ABSL_FLAG(absl::Duration, ready_timeout, absl::Seconds(60),
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Minutes(2),
           "run, drain: how long the daemon may take to finish its step and leave");
 ABSL_FLAG(absl::Duration, snapshot_timeout, absl::Minutes(10),
-          "snapshot save: how long the snapshot may take to be written");
+          "snapshot save, job end --save: how long the snapshot may take to be written");
+
+ABSL_FLAG(bool, save, false, "job end: into a snapshot first; where that fails, the job goes on");
 
 namespace dmuond::server::ctl {
 namespace {
@@ -45,9 +47,10 @@ struct Subcommand {
   int (*run)(const Options&, const Arguments&);
 };
 
-constexpr std::array<Subcommand, 9> kSubcommands = {{
+constexpr std::array<Subcommand, 10> kSubcommands = {{
     {"status", "status                     the daemon, its lanes, its job", RunStatus},
     {"jobs", "jobs                       one line for each job", RunJobs},
+    {"job", "job end NAME [--save]      a job ends on all nodes, its trainers are told", RunJob},
     {"routing", "routing                    every parameter: route, owners, why", RunRouting},
     {"plan",
      "plan [--model=NAME --lanes=N --nodes=N [--layers=N]]\n"
@@ -94,7 +97,8 @@ Options ReadOptions() {
           .daemon_log = absl::GetFlag(FLAGS_daemon_log),
           .ready_timeout = absl::GetFlag(FLAGS_ready_timeout),
           .drain_timeout = absl::GetFlag(FLAGS_drain_timeout),
-          .snapshot_timeout = absl::GetFlag(FLAGS_snapshot_timeout)};
+          .snapshot_timeout = absl::GetFlag(FLAGS_snapshot_timeout),
+          .save = absl::GetFlag(FLAGS_save)};
 }
 
 int Main(int argc, char** argv) {

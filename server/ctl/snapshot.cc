@@ -114,7 +114,8 @@ int List(const Options& options, Storage& storage, const std::string& job) {
   return kExitOk;
 }
 
-// Reads every byte. Unfinished and set-aside ones are no snapshots: nothing is said of them.
+// Reads every byte. Unfinished, set-aside and discarded ones are no snapshots: nothing is said of
+// them.
 absl::Status VerifyOne(Storage& storage, const SnapshotEntry& entry) {
   if (!entry.problem.ok()) return entry.problem;
   auto reader = storage::SnapshotReader::Open(storage, entry.manifest);

@@ -65,6 +65,14 @@ class AdminService final : public v1::Admin::Service {
     *reply = *std::move(saved);
     return grpc::Status::OK;
   }
+  grpc::Status EndJob(ServerContext* context, const v1::EndJobRequest* request,
+                      v1::EndJobReply* reply) override {
+    absl::StatusOr<v1::EndJobReply> ended =
+        daemon_.EndJobNamed(*request, [context] { return context->IsCancelled(); });
+    if (!ended.ok()) return ToGrpc(ended.status());
+    *reply = *std::move(ended);
+    return grpc::Status::OK;
+  }
   grpc::Status SetLogLevel(ServerContext* /*context*/, const v1::SetLogLevelRequest* request,
                            v1::SetLogLevelReply* reply) override {
     absl::StatusOr<log::Level> level = log::ParseLevel(request->level());

@@ -12,6 +12,7 @@
 #include "scheduler/reason.h"
 #include "server/convert.h"
 #include "server/daemon/errors.h"
+#include "server/daemon/refusals.h"
 
 namespace dmuond::server {
 namespace {
@@ -21,7 +22,7 @@ using scheduler::TimePoint;
 // What is said of trainers: it waits until it is known which job goes on.
 bool OfRanks(const v1::MemberMessage& message) {
   return message.has_rank_session() || message.has_registration() || message.has_rank_gone() ||
-         message.has_rank_attached();
+         message.has_rank_attached() || message.has_end_job();
 }
 
 // Nonsense would overflow.
@@ -117,6 +118,10 @@ AddressedMessages Coordinator::Dispatch(TimePoint now, int32_t from,
       return OnSnapshotMessage(now, from, message);
     case Kind::kLaneLost:
       return OnLaneLost(now, message.lane_lost());
+    case Kind::kEndJob:
+      return OnEndJob(from, message.end_job());
+    case Kind::kDiscarded:
+      return OnSnapshotsDiscarded(message.discarded());
     case Kind::kLeaving:
       leavers_[from] = {now + PatienceOf(message.leaving()), false};
       return {};
@@ -167,43 +172,43 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
     job_->incarnation = ++incarnations_;
     job_->restore_step = session.restore_step();
     if (session.has_costs()) job_->restore_costs = session.costs();
+    if (session.discard()) BeginAnew(session, out);
+  } else if (session.discard() && job_->name == session.job()) {
+    if (absl::Status same = CheckLaunch(session); !same.ok()) return Deny(from, session, same);
   }
   scheduler::Message refusal;
   absl::string_view reason;
   if (job_->name != session.job()) {
-    reason = "OTHER_JOB";
-    refusal = Say("this daemon group runs job '", Named("holder", job_->name), "'; job '",
-                  Named("job", session.job()), "' must wait until it ends");
-  } else if (job_->world_size != session.world_size()) {
-    reason = "WORLD_DIFFERS";
-    refusal = Say("job '", Named("job", job_->name), "' has world_size ",
-                  Named("world_size", job_->world_size), ", rank ", Named("rank", session.rank()),
-                  " says ", Named("given_world_size", session.world_size()));
-  } else if (job_->plan == nullptr && job_->restore_step != session.restore_step()) {
+    return Deny(from, session, OtherJob(job_->name, session.job()));
+  }
+  if (job_->world_size != session.world_size()) {
+    return Deny(from, session,
+                WorldDiffers(job_->name, job_->world_size, session.rank(), session.world_size()));
+  }
+  if (job_->plan == nullptr && job_->restore_step != session.restore_step()) {
     reason = "SNAPSHOTS_DIFFER";
-    refusal = Say("job '", Named("job", job_->name), "' goes on from step ",
-                  Named("restore_step", job_->restore_step), ", and node ", Named("node", from),
-                  " finds step ", Named("newest_step", session.restore_step()),
-                  " to be that of its newest snapshot (0: none)");
+    refusal =
+        Say("job '", Named("job", job_->name), "' goes on from step ",
+            Named("restore_step", job_->restore_step), ", and node ", Named("node", from),
+            " finds step ", Named("newest_step", session.restore_step()),
+            " to be that of its newest snapshot (0: none): `dmuonctl snapshot list DIRECTORY ",
+            job_->name,
+            "` on both nodes shows whether they see one directory; ranks of one "
+            "start all say discard, or none");
   } else if (const auto held = job_->open_ranks.find(session.rank());
              held != job_->open_ranks.end() && held->second.first != from) {
     reason = "RANK_TWICE";
     refusal = Say("rank ", Named("rank", session.rank()), " of job '", Named("job", job_->name),
-                  "' has a live session on another node");
+                  "' has a live session on node ", Named("live_node", held->second.first),
+                  ": end that process, or give this one a RANK of its own");
   }
   if (reason.empty()) {
     job_->open_ranks[session.rank()] = {from, session.incarnation()};
     return out;
   }
-  Addressed& addressed = out.emplace_back();
-  addressed.node = from;
-  v1::RegistrationRefused& refused = *addressed.message.mutable_refused();
-  refused.set_job(session.job());
-  refused.set_code(static_cast<int32_t>(absl::StatusCode::kFailedPrecondition));
-  refused.set_message(refusal.text);
-  for (const auto& [name, value] : refusal.metadata) (*refused.mutable_metadata())[name] = value;
-  refused.set_reason(std::string(reason));
-  *refused.mutable_session() = session;
+  AddressedMessages denied =
+      Deny(from, session, Error(absl::StatusCode::kFailedPrecondition, reason, refusal));
+  std::move(denied.begin(), denied.end(), std::back_inserter(out));
   return out;
 }
 
@@ -234,7 +239,9 @@ std::optional<v1::CostTable> Coordinator::CostsOfPlan() const {
 }
 
 AddressedMessages Coordinator::MakePlanAndTell() {
+  if (job_->discarding) return {};
   job_->register_deadline.reset();
+  if (!job_->discard_error.ok()) return Refuse(job_->discard_error);
   v1::PlanInputs message;
   message.set_job(job_->name);
   message.set_job_incarnation(job_->incarnation);
@@ -245,6 +252,7 @@ AddressedMessages Coordinator::MakePlanAndTell() {
     *message.mutable_costs() = *std::move(costs);
   }
   message.set_restore_step(job_->restore_step);
+  message.set_launch(job_->launch);
   for (const auto& [rank, registration] : job_->registrations) {
     *message.add_registrations() = registration;
   }
@@ -441,7 +449,8 @@ AddressedMessages Coordinator::OnTick(TimePoint now) {
 
 AddressedMessages Coordinator::Advance(TimePoint now) {
   if (job_ == nullptr) return {};
-  if (job_->register_deadline.has_value() && now >= *job_->register_deadline) {
+  const bool complete = job_->registrations.size() == static_cast<size_t>(job_->world_size);
+  if (job_->register_deadline.has_value() && now >= *job_->register_deadline && !complete) {
     std::vector<int32_t> missing;
     for (int32_t rank = 0; rank < job_->world_size; ++rank) {
       if (!job_->registrations.contains(rank)) missing.push_back(rank);
@@ -450,7 +459,8 @@ AddressedMessages Coordinator::Advance(TimePoint now) {
         absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
         Say("job '", Named("job", job_->name), "': of ", Named("world_size", job_->world_size),
             " ranks these have not registered in time: ",
-            Named("missing", absl::StrJoin(missing, ", ")))));
+            Named("missing", absl::StrJoin(missing, ", ")),
+            ": look at their logs, and start all of them again")));
   }
   if (AddressedMessages unready = GiveUpUnready(now); !unready.empty()) return unready;
   if (job_ == nullptr || job_->steps == nullptr) return {};

@@ -95,8 +95,11 @@ class Coordinator {
     int32_t deaths = 0;
     int64_t restore_step = 0;                    // of the snapshot that it goes on from; 0: none
     std::optional<v1::CostTable> restore_costs;  // that it was planned with then
-    std::set<int32_t> attached;                  // ranks that can submit
-    scheduler::WeightDigests first_weights;      // of a job without state
+    std::string launch;          // that has begun it with RESUME_DISCARD; empty: it began otherwise
+    bool discarding = false;     // older snapshots still count: there is no plan before they do not
+    absl::Status discard_error;  // why they go on to count
+    std::set<int32_t> attached;  // ranks that can submit
+    scheduler::WeightDigests first_weights;          // of a job without state
     std::unique_ptr<SnapshotCoordinator> snapshots;  // set with `steps`, where there are any
     // A rank is missing for good, and what there is is being saved. With a reason: everybody has
     // left, and the job ends as soon as that is done, or at the deadline.
@@ -176,6 +179,15 @@ class Coordinator {
                          const std::string& detail);
   AddressedMessages EndJob(const std::string& why, const std::string& reason = "",
                            const scheduler::Metadata& metadata = {});
+  // Jobs that are ended, or begun anew (coordinator_discard.cc).
+  AddressedMessages OnEndJob(int32_t from, const v1::EndJob& end);
+  AddressedMessages OnSnapshotsDiscarded(const v1::SnapshotsDiscarded& discarded);
+  void BeginAnew(const v1::RankSession& session, AddressedMessages& out);
+  // Why the job there is stays, though the session discards it; OK: it is of the same launch.
+  [[nodiscard]] absl::Status CheckLaunch(const v1::RankSession& session) const;
+  // To the session's node.
+  static AddressedMessages Deny(int32_t node, const v1::RankSession& session,
+                                const absl::Status& why);
   void EndIfDeserted(scheduler::TimePoint now, AddressedMessages& out);
   void TellSave(std::optional<v1::SaveState> save, AddressedMessages& out) const;
   // A job that has been lost because a rank did not come back: its state, where it can be saved.

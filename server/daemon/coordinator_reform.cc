@@ -191,6 +191,7 @@ AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const
   job->world_size = plan.registrations_size();
   job->incarnation = plan.job_incarnation();
   job->restore_step = step;
+  job->launch = plan.launch();
   job->rolled_back = true;
   job->back_epoch = epoch_;
   if (job_ != nullptr) {

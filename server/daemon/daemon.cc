@@ -219,6 +219,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleRollBack(message.roll_back());
     case Kind::kFindSnapshot:
       return HandleFindSnapshot(message.find_snapshot());
+    case Kind::kDiscard:
+      return HandleDiscard(message.discard());
     case Kind::kJobEnded:
       return HandleJobEnded(message.job_ended());
     default:

@@ -89,6 +89,9 @@ class PeerLinks {
   virtual absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request) = 0;
 };
 
+// Names the start that a session which discards belongs to; empty: it discards nothing.
+[[nodiscard]] std::string LaunchOf(const v1::OpenSessionRequest& request);
+
 class Daemon {
  public:
   // Whether the caller of a waiting RPC has gone; asked now and then.
@@ -148,6 +151,10 @@ class Daemon {
   // The running job goes back to the snapshot of a step; 0: the newest.
   absl::StatusOr<v1::LoadJobReply> LoadJob(const v1::LoadJobRequest& request,
                                            const Cancelled& cancelled);
+
+  // The job of this name ends on all nodes; returns when nothing of it is left here.
+  absl::StatusOr<v1::EndJobReply> EndJobNamed(const v1::EndJobRequest& request,
+                                              const Cancelled& cancelled);
 
   // ---- Peer service: state that is owned here, for another node's trainers ----
   absl::StatusOr<StateTensor> ReadStateForPeer(const v1::ReadStateRequest& request,
@@ -307,8 +314,18 @@ class Daemon {
       DMUOND_REQUIRES(mutex_);
   void ForgetDenied(uint64_t id) DMUOND_REQUIRES(mutex_);
   void RemoveSession(uint64_t id, bool closed, const std::string& detail) DMUOND_REQUIRES(mutex_);
-  // For who comes with another job than the group's.
-  [[nodiscard]] static absl::Status OtherJob(const std::string& holder, const std::string& job);
+  // Jobs that are ended, or begun anew (daemon_discard.cc).
+  [[nodiscard]] bool MustDiscard(const v1::OpenSessionRequest& request) const
+      DMUOND_REQUIRES(mutex_);
+  // Until the job that there is of another launch has ended. Gives up the lock.
+  absl::Status DiscardOlder(const v1::OpenSessionRequest& request, const Cancelled& cancelled)
+      DMUOND_REQUIRES(mutex_);
+  // REQUIRES: there is a job. `discard`: as EndJob.discard.
+  void TellEndJob(const std::string& why, const v1::RankSession* discard = nullptr)
+      DMUOND_REQUIRES(mutex_);
+  void HandleDiscard(const v1::DiscardSnapshots& discard) DMUOND_REQUIRES(mutex_);
+  // REQUIRES: discarding_.
+  void TellDiscarded(const absl::Status& done) DMUOND_REQUIRES(mutex_);
   [[nodiscard]] absl::Status NotFormed() const;
   [[nodiscard]] absl::Status NotReadyToOpen(int32_t rank) const DMUOND_REQUIRES(mutex_);
   // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
@@ -466,6 +483,10 @@ class Daemon {
   EndedSessions<absl::Status> ended_sessions_ DMUOND_GUARDED_BY(mutex_);
   EndedSessions<v1::CloseSessionReply> closed_ DMUOND_GUARDED_BY(mutex_);
   std::map<int32_t, uint64_t> incarnations_ DMUOND_GUARDED_BY(mutex_);  // by rank
+  // By rank: why the coordinator lets a job stay that the rank wants to begin anew.
+  std::map<int32_t, absl::Status> discard_refusals_ DMUOND_GUARDED_BY(mutex_);
+  // The coordinator, which is this node's, waits until older snapshots count no more.
+  std::optional<v1::DiscardSnapshots> discarding_ DMUOND_GUARDED_BY(mutex_);
   std::unique_ptr<NodeJob> job_ DMUOND_GUARDED_BY(mutex_);
   uint64_t generation_ DMUOND_GUARDED_BY(mutex_) = 0;  // of job_: tells late lane reports apart
   std::vector<std::unique_ptr<LaneProcess>> dead_lanes_ DMUOND_GUARDED_BY(mutex_);

@@ -232,6 +232,11 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   attach.set_poison_parameters(session->poison);
   const scheduler::TrainerRank rank(session->rank);
   std::vector<int> fds;
+  // Its process still uses what it has mapped, which goes with the last who does.
+  if (request.fresh()) {
+    job_->memory->DropArenas(rank);
+    job_->attachments.erase(session->rank);
+  }
   for (const v1::Arena& arena : request.arenas()) {
     bool kept = false;
     absl::StatusOr<int> fd = job_->memory->Arena(rank, arena.id(), arena.size_bytes(), kept);
@@ -307,7 +312,8 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
       return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                    Say("job '", Named("job", job_->name), "' begins at step ",
                        Named("step", job_->wire.restore_step() + 1),
-                       " when every rank has attached its buffers; not all have in time"));
+                       " when every rank has attached its buffers; not all have in time: `dmuonctl "
+                       "status` on each node lists those that have"));
     }
     PublishSince(*session, job_->applied_attempt);
   }

@@ -33,7 +33,10 @@ DiskWatch::News Daemon::WatchDisk(Disk& disk, Deadline now) {
 }
 
 void Daemon::WatchDisks(Deadline now) {
-  if (writes_ != nullptr && WatchDisk(*writes_, now) == DiskWatch::News::kHangs) GiveUpSnapshot();
+  if (writes_ != nullptr && WatchDisk(*writes_, now) == DiskWatch::News::kHangs) {
+    GiveUpSnapshot();
+    if (discarding_.has_value()) TellDiscarded(DirectoryHangs(*writes_));
+  }
   if (reads_ == nullptr || WatchDisk(*reads_, now) != DiskWatch::News::kHangs) return;
   mutex_.Changed();
   if (newest_owed_.has_value()) TellNewestSnapshot(DirectoryHangs(*reads_));

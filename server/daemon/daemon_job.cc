@@ -8,6 +8,7 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
+#include "server/daemon/refusals.h"
 #include "server/lane/publish_board.h"
 #include "server/lane/state_table.h"
 #include "server/plan_summary.h"
@@ -23,7 +24,7 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
     job_ = std::make_unique<NodeJob>();
     job_->name = wire.job();
     job_->world_size = wire.registrations_size();
-    ++generation_;
+    job_->number = ++generation_;
   }
   if (job_->plan != nullptr) {
     if (job_->wire.job_incarnation() == wire.job_incarnation()) return;  // told before
@@ -57,7 +58,8 @@ void Daemon::GiveWayTo(const v1::PlanInputs& plan) {
                         Say("the group runs job '", Named("job", job_->name), "' with world_size ",
                             Named("world_size", plan.registrations_size()), ", trainers of node ",
                             Named("node", options_.node), " say ",
-                            Named("given_world_size", job_->world_size))));
+                            Named("given_world_size", job_->world_size),
+                            ": all ranks of a job have one WORLD_SIZE")));
   }
   // It is lost, and keeps the group from nothing but its own sessions, which have yet to hear of
   // that. They begin anew.
@@ -92,6 +94,7 @@ absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
               {{"job", job_->name}, {"device", wire.costs().device()}});
   }
   job_->wire = wire;
+  job_->launch = wire.launch();
   job_->memory = std::make_unique<JobMemory>(
       memory_, JobMemory::Options{.job = job_->name, .bytes_max = options_.job_memory_bytes});
   absl::Status board =
@@ -184,6 +187,10 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
       Error(static_cast<absl::StatusCode>(refused.code()), refused.reason(), refused.message(),
             {refused.metadata().begin(), refused.metadata().end()});
   if (refused.has_session()) {
+    // Before there is a session: the job that there is does not end for it.
+    if (refused.session().discard() && refused.session().incarnation() == 0) {
+      discard_refusals_[refused.session().rank()] = status;
+    }
     for (auto& [id, session] : sessions_) {
       if (session.rank != refused.session().rank()) continue;
       if (session.incarnation == refused.session().incarnation()) session.denied = status;
@@ -219,7 +226,9 @@ void Daemon::EndJob(const std::string& why, const absl::Status& told) {
   log::Info("job ended",
             {{"job", job_->name}, {"epoch", epoch_}, {"step", LastCommitted()}, {"what", why}});
   const int64_t durable = job_->snapshots.durable_step.value_or(0);
-  if ((job_->ending || !job_->vacancies.empty()) && job_->has_state && LastCommitted() > durable) {
+  const bool meant = ReasonOf(told) == kJobEnded;
+  if (!meant && (job_->ending || !job_->vacancies.empty()) && job_->has_state &&
+      LastCommitted() > durable) {
     log::Error("state lost: it was in memory alone, and a rank did not come back",
                {{"job", job_->name},
                 {"epoch", epoch_},
@@ -237,6 +246,8 @@ void Daemon::EndJob(const std::string& why, const absl::Status& told) {
       attach_->Close(session.attach);
     } else {
       KeepRefusal(session.attach, session.nonce, told);
+      // Who was computing meanwhile must not take the daemon for gone, and the job up again.
+      if (meant) refused_opens_[session.attach].forget_at = Deadline::max();
     }
     ended_sessions_.Keep(session.Key(), told);
     news.push_back(NewsOfEnd(session, /*closed=*/false, why));

@@ -10,6 +10,7 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
+#include "server/daemon/refusals.h"
 #include "server/lane/publish_board.h"
 
 namespace dmuond::server {
@@ -104,6 +105,9 @@ void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
     // registers, the news of who is here now has crossed with this.
     if (job_->abandoned || (job_->plan == nullptr && !sessions_.empty())) return;
     return EndJob(ended.why());
+  }
+  if (ended.reason() == kJobEnded) {
+    return EndJob(ended.why(), JobWasEnded(job_->name, LastCommitted(), ended.why()));
   }
   const bool state_lost = ended.reason() == "STATE_LOST";
   // What is wrong with the trainers' weights is told as an error, under its own reason.

@@ -9,12 +9,15 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
+#include "server/daemon/refusals.h"
 #include "server/version.h"
 
 namespace dmuond::server {
 namespace {
 
 constexpr size_t kJobNameMax = 128;
+constexpr size_t kLaunchMax = 128;
+constexpr size_t kEndJobMax = 1024;
 constexpr int32_t kWorldMax = 1 << 20;
 // Longer than clients repeat a call.
 constexpr std::chrono::seconds kRefusalKept{60};
@@ -62,7 +65,18 @@ absl::Status CheckOpenSession(const v1::OpenSessionRequest& request, const Daemo
         absl::StatusCode::kInvalidArgument, "RESUME_INVALID",
         Say("rank ", Named("rank", request.rank()), " of job '", Named("job", request.job()),
             "' asks for resume ", Named("resume", static_cast<int>(request.resume())),
-            "; known are 1 (NEVER), 2 (IF_PRESENT) and 3 (REQUIRE)"));
+            "; known are 1 (NEVER), 2 (IF_PRESENT), 3 (REQUIRE) and 4 (DISCARD)"));
+  }
+  const bool discards = request.resume() == v1::OpenSessionRequest::RESUME_DISCARD;
+  if (request.launch().size() > kLaunchMax ||
+      (discards && request.world_size() > 1 && request.launch().empty())) {
+    return Error(
+        absl::StatusCode::kInvalidArgument, "LAUNCH_INVALID",
+        Say("rank ", Named("rank", request.rank()), " of job '", Named("job", request.job()),
+            "' has a launch of ", Named("launch_bytes", request.launch().size()),
+            " bytes; with discard and more than one rank it has 1 to ",
+            Named("launch_bytes_max", kLaunchMax),
+            ": set DMUOND_LAUNCH to one value on all ranks of a start"));
   }
   if (!ValidJobName(request.job())) {
     return Error(absl::StatusCode::kInvalidArgument, "JOB_NAME_INVALID",
@@ -86,9 +100,11 @@ absl::Status CheckOpenSession(const v1::OpenSessionRequest& request, const Daemo
                      Named("last_lane", options.lanes - 1)));
   }
   if (!options.token.empty() && request.token() != options.token) {
-    return Error(absl::StatusCode::kPermissionDenied, "TOKEN_WRONG",
-                 Say("rank ", Named("rank", request.rank()), " of job '",
-                     Named("job", request.job()), "' carries the wrong token"));
+    return Error(
+        absl::StatusCode::kPermissionDenied, "TOKEN_WRONG",
+        Say("rank ", Named("rank", request.rank()), " of job '", Named("job", request.job()),
+            "' carries the wrong token: DMUOND_TOKEN_FILE names the file that has the right "
+            "one"));
   }
   return absl::OkStatus();
 }
@@ -122,10 +138,7 @@ absl::Status Daemon::WaitUntilVacant(const v1::OpenSessionRequest& request, pid_
       now + options_.coordinator.register_timeout, cancelled);
   if (!gone.ok()) return gone.status();
   if (*gone) return absl::OkStatus();
-  return Error(absl::StatusCode::kUnavailable, "PREDECESSOR_RUNS",
-               Say("the last trainer of rank ", Named("rank", request.rank()), " (pid ",
-                   Named("pid", vacancy()->pid),
-                   ") has lost its session, but its process still runs: end it first"));
+  return PredecessorRuns(request.rank(), vacancy()->pid);
 }
 
 absl::StatusOr<v1::HelloReply> Daemon::Hello(const v1::HelloRequest& request) {
@@ -188,12 +201,6 @@ bool Daemon::KnowsItsStep(int32_t rank) const {
          (vacancy == job_->vacancies.end() || open > vacancy->second.attempt);
 }
 
-absl::Status Daemon::OtherJob(const std::string& holder, const std::string& job) {
-  return Error(absl::StatusCode::kFailedPrecondition, "OTHER_JOB",
-               Say("this daemon runs job '", Named("holder", holder), "'; job '", Named("job", job),
-                   "' must wait until it ends"));
-}
-
 absl::Status Daemon::NotFormed() const {
   return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
                Say("the group of ", Named("nodes", options_.nodes),
@@ -232,7 +239,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     // A job that was lost ends with its last session; who starts it again may be faster.
     absl::StatusOr<bool> ended = Wait(
         [&]() DMUOND_REQUIRES(mutex_) {
-          if (draining_ && epoch_ == 0) return true;
+          if ((draining_ && epoch_ == 0) || MustDiscard(request)) return true;
           // Of a session that begins while the group is broken nobody would hear.
           if (job_ == nullptr) return epoch_ != 0;
           // What a rank gave with the step that the job goes back to comes with the snapshot.
@@ -247,7 +254,12 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
       continue;
     }
     if (!*ended) return job_ == nullptr ? NotFormed() : NotReadyToOpen(request.rank());
-    if (job_ != nullptr || draining_) break;
+    if (MustDiscard(request) && !draining_) {
+      if (absl::Status ends = DiscardOlder(request, cancelled); !ends.ok()) return ends;
+      continue;
+    }
+    const bool anew = request.resume() == v1::OpenSessionRequest::RESUME_DISCARD;
+    if (job_ != nullptr || draining_ || anew) break;
     absl::StatusOr<std::optional<Restorable>> newest = FindResume(request.job(), cancelled);
     if (!newest.ok()) return newest.status();
     resume = *std::move(newest);
@@ -261,18 +273,11 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     return OtherJob(job_->name, request.job());
   }
   if (job_ != nullptr && job_->world_size != request.world_size()) {
-    return Error(
-        absl::StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
-        Say("job '", Named("job", job_->name), "' has world_size ",
-            Named("world_size", job_->world_size), ", rank ", Named("rank", request.rank()),
-            " says ", Named("given_world_size", request.world_size())));
+    return WorldDiffers(job_->name, job_->world_size, request.rank(), request.world_size());
   }
   for (const auto& [id, session] : sessions_) {
     if (session.rank != request.rank()) continue;
-    return Error(absl::StatusCode::kAlreadyExists, "RANK_TWICE",
-                 Say("rank ", Named("rank", request.rank()), " of job '",
-                     Named("job", request.job()), "' has a live session already (pid ",
-                     Named("pid", session.pid), ", ", Named("client", session.client), ")"));
+    return RankTwice(request.job(), request.rank(), session.pid, session.client);
   }
   if (job_ != nullptr && job_->plan != nullptr) {
     const int32_t home = job_->inputs->layout.trainers[request.rank()].node.value();
@@ -284,14 +289,12 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
       job_ == nullptr && resume.has_value() ? resume->id.step.value() : LastCommitted();
   if (has_state && request.resume() != v1::OpenSessionRequest::RESUME_IF_PRESENT &&
       request.resume() != v1::OpenSessionRequest::RESUME_REQUIRE) {
-    return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
-                 Say("job '", Named("job", request.job()), "' has optimizer state at step ",
-                     Named("last_committed_step", last_committed),
-                     ": continue it with resume=IF_PRESENT, or start under another job name"));
+    return request.resume() == v1::OpenSessionRequest::RESUME_DISCARD
+               ? LaunchHasState(request.job(), LaunchOf(request), last_committed)
+               : server::JobHasState(request.job(), last_committed);
   }
   if (!has_state && request.resume() == v1::OpenSessionRequest::RESUME_REQUIRE) {
-    return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
-                 Say("job '", Named("job", request.job()), "' has no state to resume from"));
+    return JobHasNoState(request.job());
   }
   if (job_ != nullptr && !job_->failed.ok()) return job_->failed;
   if (job_ != nullptr && job_->has_state && !job_->vacancies.contains(request.rank())) {
@@ -300,14 +303,17 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
         absl::StatusCode::kUnavailable, "TRAINER_LOST",
         Say("rank ", Named("rank", request.rank()), " has left job '", Named("job", request.job()),
             "' at step ", Named("last_committed_step", job_->steps->last_committed().value()),
-            ": a job ends when a rank closes its session"));
+            ": a job ends when a rank closes its session; start it again when the other ranks have "
+            "ended, or end it now: `dmuonctl job end ",
+            request.job(), "`"));
   }
 
   if (job_ == nullptr) {
     job_ = std::make_unique<NodeJob>();
     job_->name = request.job();
     job_->world_size = request.world_size();
-    ++generation_;
+    job_->launch = LaunchOf(request);
+    job_->number = ++generation_;
     if (resume.has_value()) job_->snapshots.durable_step = resume->id.step.value();
     job_->snapshots.resume = std::move(resume);
     if (options_.storage == nullptr) {
@@ -331,6 +337,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   session.home_lane =
       request.home_lane() >= 0 ? request.home_lane() : request.rank() % options_.lanes;
   session.poison = request.poison_parameters();
+  session.discards = request.resume() == v1::OpenSessionRequest::RESUME_DISCARD;
 
   Tell(NewsOfSession(session));
   // A coordinator in this process has answered already; another one answers RegisterLayout.
@@ -353,6 +360,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   reply.set_trainer_state(TrainerStateOf(session.rank));
   reply.set_step_timeout_ms(options_.step_timeout.count());
   reply.set_published_timeout_ms(options_.published_timeout().count());
+  reply.set_session_linger_ms(options_.coordinator.step.session_linger.count());
   wire::FaultPoint("daemon.session");
   session.request = request.SerializeAsString();
   session.opened = reply;
@@ -373,6 +381,9 @@ v1::MemberMessage Daemon::NewsOfSession(const Session& session) const {
   told.set_world_size(job_->world_size);
   told.set_incarnation(session.incarnation);
   told.set_restore_step(RestoreStep());
+  // Once it has a plan the job is its launch's own: what is told again discards nothing.
+  told.set_discard(session.discards && job_->plan == nullptr);
+  told.set_launch(job_->launch);
   if (job_->plan == nullptr && job_->snapshots.resume.has_value()) {
     const v1::SnapshotPlan& before = job_->snapshots.resume->manifest.plan();
     if (before.has_costs()) *told.mutable_costs() = before.costs();
@@ -456,8 +467,10 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   if (refused()) return session->denied.ok() ? RefusalOf(*session) : session->denied;
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
   if (!*planned) {
-    return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-                 "the coordinator has not answered in time");
+    return Error(
+        absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
+        "the coordinator has not answered in time: `dmuonctl status` on node 0 says whether "
+        "it lives, and who is missing");
   }
 
   v1::RegisterLayoutReply reply;
@@ -492,7 +505,9 @@ absl::Status Daemon::CheckReplacement(const Session& session,
   const auto differs = [&session, &job = job_->name](const std::string& what) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
                  Say("rank ", Named("rank", session.rank), " replaces a trainer of job '",
-                     Named("job", job), "' but registers another ", what));
+                     Named("job", job), "' but registers another ", what,
+                     "; start it with the model that the job has, or all ranks with "
+                     "DMUOND_RESUME=discard, which begins the job anew"));
   };
   if (before.node() != options_.node) {
     return RankMoved(job_->name, session.rank, before.node(), options_.node);
@@ -529,13 +544,23 @@ absl::StatusOr<v1::CloseSessionReply> Daemon::CloseSession(const v1::CloseSessio
   }
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
+  if (request.end_job().size() > kEndJobMax) {
+    return Error(absl::StatusCode::kInvalidArgument, "END_JOB_TOO_LONG",
+                 Say("rank ", Named("rank", (*found)->rank), " ends its job for a reason of ",
+                     Named("bytes", request.end_job().size()), " bytes; at most ",
+                     Named("bytes_max", kEndJobMax), " are possible"));
+  }
   v1::CloseSessionReply reply;
   if (job_->steps.has_value()) {
     reply.set_last_committed_step(job_->steps->last_committed().value());
   }
+  const uint64_t id = (*found)->id;
+  const int32_t rank = (*found)->rank;
   closed_.Keep(request.key(), reply);
-  RemoveSession((*found)->id, /*closed=*/true,
-                absl::StrCat("rank ", (*found)->rank, " closed its session"));
+  if (!request.end_job().empty()) {
+    TellEndJob(absl::StrCat("rank ", rank, " has ended it: ", request.end_job()));
+  }
+  RemoveSession(id, /*closed=*/true, absl::StrCat("rank ", rank, " closed its session"));
   return reply;
 }
 

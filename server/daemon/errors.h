@@ -24,6 +24,9 @@ namespace dmuond::server {
 
 inline constexpr char kErrorDomain[] = "dmuond";
 
+// The job was ended on purpose.
+inline constexpr char kJobEnded[] = "JOB_ENDED";
+
 using ErrorMetadata = scheduler::Metadata;
 using scheduler::Error;
 using scheduler::MetadataOf;

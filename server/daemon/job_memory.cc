@@ -150,6 +150,14 @@ absl::StatusOr<int> JobMemory::Arena(TrainerRank rank, uint32_t arena_id, int64_
   return place.fd.get();
 }
 
+void JobMemory::DropArenas(TrainerRank rank) {
+  MutexLock lock(mutex_);
+  const auto trainer = trainers_.find(rank);
+  if (trainer == trainers_.end()) return;
+  for (const auto& [id, arena] : trainer->second.arenas) Return(arena);
+  trainer->second.arenas.clear();
+}
+
 absl::StatusOr<int> JobMemory::Timeline(TrainerRank rank, uint32_t buckets) {
   const std::string name = absl::StrCat("rank", rank.value(), ":timeline");
   if (buckets > wire::kBucketsMax) {

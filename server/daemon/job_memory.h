@@ -56,6 +56,8 @@ class JobMemory {
   // session of the rank, and has kept its contents; otherwise it is new and zero.
   absl::StatusOr<int> Arena(scheduler::TrainerRank rank, uint32_t arena_id, int64_t bytes,
                             bool& kept);
+  // The rank's next arenas are new ones.
+  void DropArenas(scheduler::TrainerRank rank);
   // A fresh page set, header written, words zero; the rank's old one is poisoned first.
   // INVALID_ARGUMENT: more than wire::kBucketsMax buckets.
   absl::StatusOr<int> Timeline(scheduler::TrainerRank rank, uint32_t buckets);

@@ -82,6 +82,7 @@ struct Session {
   int32_t rank = 0;
   int32_t home_lane = 0;
   bool poison = false;
+  bool discards = false;  // RESUME_DISCARD
   State state = State::kOpen;
   v1::Registration registration;       // as sent to the coordinator
   scheduler::Registration layout;      // the same, parsed
@@ -190,7 +191,9 @@ struct JobSnapshots {
 struct NodeJob {
   std::string name;
   int32_t world_size = 0;
-  v1::PlanInputs wire;                                  // empty until the layout is known
+  std::string launch;   // that has begun it with RESUME_DISCARD; empty: it began otherwise
+  uint64_t number = 0;  // no two jobs of this process have the same
+  v1::PlanInputs wire;  // empty until the layout is known
   std::shared_ptr<const scheduler::PlanInputs> inputs;  // shared with work that waits for a disk
   std::shared_ptr<const scheduler::Plan> plan;
   std::unique_ptr<JobMemory> memory;

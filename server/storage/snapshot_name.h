@@ -27,6 +27,8 @@ struct SnapshotId {
 inline constexpr char kManifestName[] = "manifest.json";
 // A manifest that no longer counts, because the job went back before it.
 inline constexpr char kSetAsideName[] = "manifest.set-aside.json";
+// The same, because the job was begun anew (RESUME_DISCARD).
+inline constexpr char kDiscardedName[] = "manifest.discarded.json";
 inline constexpr char kTemporarySuffix[] = ".tmp";
 
 [[nodiscard]] std::string DirectoryName(const SnapshotId& id);

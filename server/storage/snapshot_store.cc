@@ -33,6 +33,8 @@ const char* Name(SnapshotState state) {
       return "set aside";
     case SnapshotState::kBroken:
       return "broken";
+    case SnapshotState::kDiscarded:
+      return "discarded";
   }
   return "?";
 }
@@ -132,8 +134,8 @@ absl::Status SnapshotStore::Retain(int32_t keep) {
       ++kept;
       continue;
     }
-    // Broken ones stay for a person to look at. Those set aside go like others: when enough newer
-    // ones are there.
+    // Broken and discarded ones stay for a person to look at. Those set aside go like others: when
+    // enough newer ones are there.
     const bool counted =
         entry.state == SnapshotState::kDurable || entry.state == SnapshotState::kSetAside;
     if (!counted || kept < keep) continue;
@@ -149,7 +151,9 @@ absl::Status SnapshotStore::RemoveLeftovers(scheduler::Attempt oldest_live) {
     if (id.attempt >= oldest_live) continue;
     absl::StatusOr<std::vector<std::string>> names = NamesIn(id);
     if (!names.ok()) return names.status();
-    if (Has(*names, kManifestName) || Has(*names, kSetAsideName)) continue;
+    const bool kept =
+        Has(*names, kManifestName) || Has(*names, kSetAsideName) || Has(*names, kDiscardedName);
+    if (kept) continue;
     if (absl::Status status = RemoveSnapshot(id); !status.ok()) return status;
   }
   return absl::OkStatus();
@@ -160,17 +164,30 @@ absl::Status SnapshotStore::SetAsideAfter(const SnapshotId& id) {
   if (!ids.ok()) return ids.status();
   for (const SnapshotId& other : *ids) {  // newest first: those left are always older
     if (other <= id) continue;
-    absl::StatusOr<std::vector<std::string>> names = NamesIn(other);
-    if (!names.ok()) return names.status();
-    if (!Has(*names, kManifestName)) continue;
-    const std::string directory = PathOf(other);
-    absl::Status status = UnlessGone(storage_->Rename(absl::StrCat(directory, "/", kManifestName),
-                                                      absl::StrCat(directory, "/", kSetAsideName)));
-    // Also where somebody else has renamed it, who may not have come so far.
-    if (status.ok()) status = UnlessGone(storage_->SyncDirectory(directory));
-    if (!status.ok()) return status;
+    if (absl::Status status = RenameManifest(other, kSetAsideName); !status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+absl::Status SnapshotStore::DiscardAll() {
+  absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
+  if (!ids.ok()) return ids.status();
+  for (const SnapshotId& id : *ids) {
+    if (absl::Status status = RenameManifest(id, kDiscardedName); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SnapshotStore::RenameManifest(const SnapshotId& id, const char* to) {
+  absl::StatusOr<std::vector<std::string>> names = NamesIn(id);
+  if (!names.ok()) return names.status();
+  if (!Has(*names, kManifestName)) return absl::OkStatus();
+  const std::string directory = PathOf(id);
+  absl::Status status = UnlessGone(storage_->Rename(absl::StrCat(directory, "/", kManifestName),
+                                                    absl::StrCat(directory, "/", to)));
+  // Also where somebody else has renamed it, who may not have come so far.
+  if (status.ok()) status = UnlessGone(storage_->SyncDirectory(directory));
+  return status;
 }
 
 absl::StatusOr<std::vector<SnapshotId>> SnapshotStore::Directories() {
@@ -202,6 +219,7 @@ SnapshotEntry SnapshotStore::Look(const SnapshotId& id) {
   if (!names.ok()) return broken(names.status());
   if (!Has(*names, kManifestName)) {
     if (Has(*names, kSetAsideName)) entry.state = SnapshotState::kSetAside;
+    if (Has(*names, kDiscardedName)) entry.state = SnapshotState::kDiscarded;
     return entry;
   }
   absl::StatusOr<v1::SnapshotManifest> manifest = ReadManifest(id);

@@ -9,7 +9,7 @@
 //                                                 store.Retain(2);
 //
 // Threads: calls of one object one at a time. Of several daemons, only the coordinator calls
-// Commit(), Retain(), RemoveLeftovers() and SetAsideAfter().
+// Commit(), Retain(), RemoveLeftovers(), SetAsideAfter() and DiscardAll().
 #ifndef DMUOND_SERVER_STORAGE_SNAPSHOT_STORE_H_
 #define DMUOND_SERVER_STORAGE_SNAPSHOT_STORE_H_
 
@@ -31,7 +31,8 @@ enum class SnapshotState : uint8_t {
   kDurable = 1,     // its manifest is there and whole, and its files have their sizes
   kUnfinished = 2,  // no manifest: being written, or left behind
   kSetAside = 3,    // the job went back before it
-  kBroken = 4       // `problem` says why
+  kBroken = 4,      // `problem` says why
+  kDiscarded = 5    // the job was begun anew after it
 };
 [[nodiscard]] const char* Name(SnapshotState state);
 
@@ -77,6 +78,9 @@ class SnapshotStore {
   // Snapshots newer than `id` count no more: the job is set back to `id` and goes on from there.
   // Their files stay until retention removes them.
   absl::Status SetAsideAfter(const SnapshotId& id);
+  // The job is begun anew: what there is of it counts no more, durably. Retention removes none of
+  // it, nor counts it.
+  absl::Status DiscardAll();
 
   [[nodiscard]] const std::string& job() const { return job_; }
   // Of the snapshot's directory, relative to the storage.
@@ -86,6 +90,7 @@ class SnapshotStore {
   SnapshotStore(Storage& storage, std::string job) : storage_(&storage), job_(std::move(job)) {}
   absl::StatusOr<std::vector<SnapshotId>> Directories();  // newest first
   absl::StatusOr<std::vector<std::string>> NamesIn(const SnapshotId& id);
+  absl::Status RenameManifest(const SnapshotId& id, const char* to);
   SnapshotEntry Look(const SnapshotId& id);
   absl::StatusOr<v1::SnapshotManifest> ReadManifest(const SnapshotId& id);
   absl::Status CheckFiles(const v1::SnapshotManifest& manifest);

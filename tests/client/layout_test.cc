@@ -1,8 +1,11 @@
 #include "dmuond/client/layout.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "dmuond/client/options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -98,8 +101,11 @@ TEST(LayoutBuilder, ShapesThatCannotBeCountedAreRefused) {
 class Environment : public ::testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : {"DMUOND_ADDRESS", "DMUOND_JOB", "RANK", "WORLD_SIZE", "LOCAL_RANK",
-                             "DMUOND_RESUME", "DMUOND_POISON", "DMUOND_TOKEN_FILE"}) {
+    for (const char* name :
+         {"DMUOND_ADDRESS", "DMUOND_JOB", "RANK", "WORLD_SIZE", "LOCAL_RANK", "DMUOND_RESUME",
+          "DMUOND_POISON", "DMUOND_TOKEN_FILE", "DMUOND_LAUNCH", "TORCHELASTIC_RUN_ID",
+          "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "LOCAL_WORLD_SIZE",
+          "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}) {
       ::unsetenv(name);
     }
   }
@@ -132,6 +138,28 @@ TEST_F(Environment, TorchrunsVariablesAndOursAreRead) {
   EXPECT_EQ(options->home_lane, 1);
   EXPECT_EQ(options->resume, Resume::kIfPresent);
   EXPECT_TRUE(options->poison);
+}
+
+TEST_F(Environment, ADiscardBelongsToAStartAndIsNotRepeatedByARestart) {
+  Set("DMUOND_RESUME", "discard");
+  EXPECT_EQ(OptionsFromEnvironment()->resume, Resume::kDiscard);
+  EXPECT_EQ(OptionsFromEnvironment()->launch, "");
+  Set("MASTER_ADDR", "host");
+  Set("MASTER_PORT", "29500");
+  Set("SLURM_JOB_ID", "7");
+  Set("SLURM_STEP_ID", "0");
+  EXPECT_EQ(OptionsFromEnvironment()->launch, "master:host:29500/slurm:7.0.0");
+  Set("WORLD_SIZE", "2");
+  Set("LOCAL_WORLD_SIZE", "2");
+  EXPECT_THAT(OptionsFromEnvironment()->launch,
+              HasSubstr(absl::StrCat("/parent:", ::getppid(), ".")));
+  Set("DMUOND_LAUNCH", "mine");
+  EXPECT_EQ(OptionsFromEnvironment()->launch, "mine");
+  Set("TORCHELASTIC_RESTART_COUNT", "1");
+  EXPECT_EQ(OptionsFromEnvironment()->resume, Resume::kIfPresent);
+  Set("DMUOND_RESUME", "yes");
+  EXPECT_THAT(std::string(OptionsFromEnvironment().status().message()),
+              HasSubstr("DMUOND_RESUME='yes'"));
 }
 
 TEST_F(Environment, AWrongVariableIsNamed) {

@@ -124,6 +124,31 @@ TEST_F(SessionTest, ReplicasThatBeganUnequalAreEqualAfterThePush) {
   world.Close();
 }
 
+TEST_F(SessionTest, ATrainerThatDiedBeginsAnewAtOnceWithDiscard) {
+  StartDaemon();
+  const auto open = [&](Resume resume) {
+    return Session::Open({.address = daemon_->address(), .resume = resume});
+  };
+  {
+    auto world = MakeWorld(1);
+    ASSERT_TRUE(world->complete());
+    FillGradients((*world)[0], 5);
+    ASSERT_TRUE((*world)[0].Step(Scalars(0.01)).ok());
+  }
+  const absl::Status refused = open(Resume::kNever).status();
+  EXPECT_EQ(ReasonOf(refused), "JOB_HAS_STATE");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("DMUOND_RESUME=discard"));
+  auto session = open(Resume::kDiscard);
+  ASSERT_TRUE(session.ok()) << session.status();
+  EXPECT_FALSE((*session)->has_state());
+  EXPECT_EQ((*session)->last_committed_step(), 0);
+  EXPECT_TRUE((*session)->Close().ok());
+  const absl::Status nameless =
+      Session::Open({.address = daemon_->address(), .world_size = 2, .resume = Resume::kDiscard})
+          .status();
+  EXPECT_THAT(std::string(nameless.message()), HasSubstr("DMUOND_LAUNCH"));
+}
+
 // Four steps of one trainer with the mean of the gradients that two trainers have.
 TEST_F(SessionTest, TwoTrainersOnTwoLanesAreOneTrainerWithTheMeanOfTheirGradients) {
   constexpr int kSteps = 4;

@@ -4,11 +4,17 @@ import os
 
 import pytest
 from daemons import Daemons
+from dmuond import places
 from fake_daemon import FakeDaemon
 from trainers import Ranks
 
 # Who loses a daemon here for good hears of it at once; tests of successors set it themselves.
 os.environ["DMUOND_RECONNECT_S"] = "0"
+
+
+def pytest_sessionfinish():
+    """Tests leave jobs in every way; what became of them is no news at the end."""
+    places.forget()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "client/cpp/src/launch.h"
 #include "dmuond/client/options.h"
 
 namespace dmuond::client {
@@ -52,6 +53,24 @@ absl::Status ReadSeconds(const char* name, std::chrono::milliseconds& value) {
         absl::StrCat(name, "='", text, "' is not a number of at least 0"));
   }
   value = std::chrono::milliseconds(std::llround(seconds * 1000));
+  return absl::OkStatus();
+}
+
+absl::Status ReadResume(Resume& resume) {
+  const std::string text = Variable("DMUOND_RESUME");
+  int32_t restarts = 0;
+  absl::Status status = ReadInteger("TORCHELASTIC_RESTART_COUNT", restarts);
+  if (!status.ok() || text.empty() || text == "0" || text == "never") return status;
+  if (text == "1" || text == "if_present") {
+    resume = Resume::kIfPresent;
+  } else if (text == "require") {
+    resume = Resume::kRequire;
+  } else if (text == "discard") {
+    resume = restarts > 0 ? Resume::kIfPresent : Resume::kDiscard;
+  } else {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "DMUOND_RESUME='", text, "' is none of 1, never, if_present, require, discard"));
+  }
   return absl::OkStatus();
 }
 
@@ -97,11 +116,12 @@ absl::StatusOr<Options> OptionsFromEnvironment() {
   absl::Status status = ReadInteger("RANK", options.rank);
   if (status.ok()) status = ReadInteger("WORLD_SIZE", options.world_size);
   if (status.ok()) status = ReadInteger("LOCAL_RANK", options.home_lane);
+  if (status.ok()) status = ReadResume(options.resume);
   if (status.ok()) status = ReadToken(options.token);
   if (status.ok()) status = ReadSeconds("DMUOND_RECONNECT_S", options.reconnect_timeout);
   if (status.ok()) status = ReadUid("DMUOND_SERVER_UID", options.server_uid);
   if (!status.ok()) return status;
-  if (Variable("DMUOND_RESUME") == "1") options.resume = Resume::kIfPresent;
+  options.launch = LaunchFromEnvironment();
   options.poison = Variable("DMUOND_POISON") == "1";
   return options;
 }

@@ -113,6 +113,7 @@ absl::Status Link::Open(const Options& options, Resume resume) {
   open.set_rank(options.rank);
   open.set_world_size(options.world_size);
   open.set_resume(static_cast<v1::OpenSessionRequest::Resume>(resume));
+  if (resume == Resume::kDiscard) open.set_launch(options.launch);
   open.set_home_lane(options.home_lane < hello_.lanes() ? options.home_lane : -1);
   open.set_poison_parameters(options.poison);
   open.set_client(client);

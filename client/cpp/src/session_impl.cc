@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/convert.h"
+#include "client/cpp/src/launch.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/wire/fault_point.h"
 
@@ -59,6 +60,7 @@ absl::Status Session::Impl::CheckSubmit(const SubmitOptions& options) const {
 }
 
 absl::Status Session::Impl::Open(const std::string& path) {
+  if (absl::Status known = CheckLaunch(options_); !known.ok()) return known;
   path_ = path;
   absl::StatusOr<std::unique_ptr<Link>> link =
       Link::Connect(path, options_.connect_timeout, SilentFor());

@@ -75,6 +75,18 @@ TEST_F(JobMemoryTest, ArenaOfTheSameSizeIsKeptWithItsContents) {
   EXPECT_EQ(memory_.bytes(), 4096);
 }
 
+TEST_F(JobMemoryTest, AnArenaThatWasDroppedIsNewThoughItsSizeIsTheSame) {
+  bool kept = true;
+  ASSERT_EQ(::pwrite(ArenaFd(memory_, 2, 7, 4096, kept), "weights", 7, 0), 7);
+  memory_.DropArenas(TrainerRank(2));
+  memory_.DropArenas(TrainerRank(3));
+  EXPECT_EQ(memory_.bytes(), 0);
+  char text[8] = {'x'};
+  ASSERT_EQ(::pread(ArenaFd(memory_, 2, 7, 4096, kept), text, 1, 0), 1);
+  EXPECT_FALSE(kept);
+  EXPECT_EQ(text[0], 0);
+}
+
 TEST_F(JobMemoryTest, ArenaOfAnotherSizeOrRankIsNewAndZero) {
   bool kept = true;
   ASSERT_EQ(::pwrite(ArenaFd(memory_, 0, 0, 4096, kept), "weights", 7, 0), 7);

@@ -126,6 +126,19 @@ TEST_F(SnapshotStoreTest, WhatIsSetAsideCountsNoMoreAndGoesWhenNewerOnesAreThere
   EXPECT_THAT(Listed(), ElementsAre("4 durable"));
 }
 
+TEST_F(SnapshotStoreTest, WhatIsDiscardedCountsNoMoreAndStays) {
+  SaveAll({7, 8});
+  ASSERT_TRUE(store_.DiscardAll().ok());
+  EXPECT_FALSE(store_.Newest()->has_value());
+  storage_.Restart();
+  EXPECT_FALSE(store_.Newest()->has_value()) << "discarded durably";
+  SaveAll({9, 10, 11});
+  ASSERT_TRUE(store_.RemoveLeftovers(IdAt(12).attempt).ok());
+  ASSERT_TRUE(store_.SetAsideAfter(IdAt(10)).ok());
+  ASSERT_TRUE(store_.Retain(1).ok());
+  EXPECT_THAT(Listed(), ElementsAre("11 set aside", "10 durable", "8 discarded", "7 discarded"));
+}
+
 TEST_F(SnapshotStoreTest, CommitLooksForEveryFile) {
   SaveAll({1});
   v1::SnapshotManifest manifest = store_.Newest()->value().manifest;

@@ -201,7 +201,7 @@ TEST_F(RestoreTest, WhoDoesNotWantTheStateIsToldBothWaysOut) {
   const absl::Status refused = world->Start();
   EXPECT_EQ(client::ReasonOf(refused), "JOB_HAS_STATE") << refused;
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("step 3"), HasSubstr("IF_PRESENT"), HasSubstr("another job name")));
+              AllOf(HasSubstr("step 3"), HasSubstr("if_present"), HasSubstr("another job name")));
   auto other = MakeWorld({.job = "other", .resume = Resume::kIfPresent});
   EXPECT_TRUE(other->Start().ok()) << "another name has no state";
 }

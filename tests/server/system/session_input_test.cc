@@ -159,6 +159,16 @@ TEST_F(SessionInputTest, SessionsThatCannotBeAreRefusedAndTheOtherGoesOn) {
   ExpectNotOpened(
       [](auto& request) { request.set_resume(static_cast<v1::OpenSessionRequest::Resume>(9)); },
       {StatusCode::kInvalidArgument, "RESUME_INVALID", {"rank 1", "'raw'", "9"}});
+  ExpectNotOpened([](auto& request) { request.set_resume(v1::OpenSessionRequest::RESUME_DISCARD); },
+                  {StatusCode::kInvalidArgument, "LAUNCH_INVALID", {"rank 1", "DMUOND_LAUNCH"}});
+  ExpectNotOpened(
+      [](auto& request) {
+        request.set_resume(v1::OpenSessionRequest::RESUME_DISCARD);
+        request.set_launch("second");
+      },
+      {StatusCode::kFailedPrecondition,
+       "JOB_IN_USE",
+       {"rank 1", "rank 0", "pid", "dmuonctl job end raw"}});
   BothTrain();
 }
 
@@ -370,7 +380,8 @@ TEST_F(SessionInputTest, AFreshStartUnderTheNameOfAJobWithStateNamesItsStepAndCh
   ASSERT_TRUE(second->Close().ok());
   ExpectNotOpened([](auto&) {}, {StatusCode::kFailedPrecondition,
                                  "JOB_HAS_STATE",
-                                 {"'raw'", "step 2", "IF_PRESENT", "another job name"}});
+                                 {"'raw'", "step 2", "\"if_present\"", "DMUOND_RESUME=discard",
+                                  "another job name"}});
   ExpectNotOpened(
       [](auto& request) { request.set_resume(v1::OpenSessionRequest::RESUME_IF_PRESENT); },
       {StatusCode::kUnavailable, "TRAINER_LOST", {"rank 1", "'raw'", "step 2"}});

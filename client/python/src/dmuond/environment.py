@@ -84,11 +84,26 @@ def server_uid() -> int | None:
     return integer("DMUOND_SERVER_UID", 0) if os.environ.get("DMUOND_SERVER_UID") else None
 
 
-def resume() -> int:
-    """IF_PRESENT when torchrun has restarted the worker or DMUOND_RESUME=1; else NEVER."""
-    if os.environ.get("DMUOND_RESUME") == "1" or integer("TORCHELASTIC_RESTART_COUNT", 0) > 0:
-        return types.RESUME_IF_PRESENT
-    return types.RESUME_NEVER
+def resume(given: str | int | None = None) -> int:
+    """What becomes of state that is there: argument, DMUOND_RESUME (a word, or 1), or the default.
+
+    The default is NEVER, and IF_PRESENT where torchrun has restarted the worker, which does not
+    discard what its own run has come to either.
+    """
+    restarted = integer("TORCHELASTIC_RESTART_COUNT", 0) > 0
+    if given is None:
+        text = os.environ.get("DMUOND_RESUME", "")
+        if text not in ("", "0", "1", *types.RESUMES):
+            raise InvalidArgumentError(
+                f"DMUOND_RESUME='{text}' is none of 1, {', '.join(types.RESUMES)}"
+            )
+        default = "if_present" if restarted or text == "1" else "never"
+        given = text if text in types.RESUMES else default
+    if isinstance(given, bool) or given not in (*types.RESUMES, *types.RESUMES.values()):
+        words = " | ".join(f'"{word}"' for word in types.RESUMES)
+        raise InvalidArgumentError(f"resume={given!r} is none of {words}")
+    mode = types.RESUMES[given] if isinstance(given, str) else given
+    return types.RESUME_IF_PRESENT if mode == types.RESUME_DISCARD and restarted else mode
 
 
 def poison() -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dmuond import environment, errors
+from dmuond import environment, errors, launch
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.attach import AttachSocket
 from dmuond.channel import Channel
@@ -68,6 +68,7 @@ class Link:
         if home_lane is None:
             local_rank = environment.integer("LOCAL_RANK", 0)
             home_lane = local_rank if local_rank < self.hello.lanes else -1
+        discards = resume == pb.OpenSessionRequest.RESUME_DISCARD
         request = pb.OpenSessionRequest(
             nonce=self._attach.nonce,
             job=identity.job,
@@ -75,6 +76,7 @@ class Link:
             rank=identity.rank,
             world_size=identity.world_size,
             resume=resume,
+            launch=launch.name(identity.world_size) if discards else "",
             home_lane=home_lane,
             poison_parameters=identity.poison,
             client=client,
@@ -109,10 +111,14 @@ class Link:
         arenas: Mapping[int, int],
         weight_digests: Sequence[bytes] = (),
         broadcast: bool = False,
+        fresh: bool = False,
     ) -> pb.AttachBuffersReply:
-        """Asks for arenas (id → bytes) and maps them and the timeline."""
+        """Asks for arenas (id → bytes) and maps them and the timeline.
+
+        fresh: not those that an earlier session of this rank has mapped.
+        """
         request = pb.AttachBuffersRequest(
-            key=self.key, weight_digests=weight_digests, broadcast=broadcast
+            key=self.key, weight_digests=weight_digests, broadcast=broadcast, fresh=fresh
         )
         for identity, size in arenas.items():
             request.arenas.add(id=identity, size_bytes=size, daemon=pb.Arena.DaemonMemory())

@@ -11,7 +11,6 @@ import atexit
 import functools
 import logging
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,9 +19,10 @@ from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from dmuond import comeback, errors, fork, types
+from dmuond import comeback, errors, fork, places, types
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.link import Identity, Link
+from dmuond.places import Place
 from dmuond.timeline import Published, Timeline
 
 log = logging.getLogger("dmuond")
@@ -54,8 +54,12 @@ class Registered:
 class Member(abc.ABC):
     """See Session for the attributes. Not for several threads."""
 
-    def __init__(self, path: str, identity: Identity, reconnect_for_s: float) -> None:
+    def __init__(
+        self, path: str, identity: Identity, reconnect_for_s: float, on_error: str
+    ) -> None:
         self.job, self.rank, self.world_size = identity.job, identity.rank, identity.world_size
+        self.place = Place(path, identity.job, identity.rank)
+        self._on_error = on_error
         self._path, self._identity = path, identity
         self._reconnect_for_s = reconnect_for_s
         # A daemon that is stopped is waited for as long as one that has to be started again.
@@ -67,12 +71,15 @@ class Member(abc.ABC):
         self.arenas: dict[int, np.ndarray] = {}
         # Called before RolledBack is raised; True: with fresh arenas.
         self.on_rolled_back: Callable[[bool], None] | None = None
+        # Called when another session of this process has taken the place of this one.
+        self.on_taken_over: Callable[[], None] | None = None
+        self._taken_over = False
         self._pid = os.getpid()
         self._closed = False
         self._finalizer: weakref.finalize | None = None
         self._layout = pb.RegisterLayoutRequest()
         self._arena_bytes: dict[int, int] = {}
-        self._in_job = False  # the job has state, and this rank its place in it
+        self._fresh_arenas = False  # those that this process had mapped before may be in use
         self._loads = 0  # calls of LoadSnapshot
         self._moved = False  # the arenas are others, and the caller has not been told
         # Where the job has gone back to, and the caller has not been told: the step, and the epoch
@@ -85,7 +92,16 @@ class Member(abc.ABC):
         self._receives: tuple[int, ...] = ()
         self._bucket_of: tuple[int, ...] = ()
 
+    @property
+    def _in_job(self) -> bool:
+        return self.place.in_job
+
+    @_in_job.setter
+    def _in_job(self, value: bool) -> None:
+        self.place.in_job = value
+
     def _begin(self, resume: int, connect_for_s: float) -> None:
+        self._fresh_arenas = places.take(self, resume)
         self._link = Link(self._path, self._silent_for_s, connect_for_s)
         fork.watch(self)
         try:
@@ -125,6 +141,41 @@ class Member(abc.ABC):
         self._closed = True
         self._link.close_in_child()
 
+    def give_way(self) -> None:
+        """To the daemon this trainer has died; another session of the process takes its place."""
+        self._taken_over = True
+        timeline = self._link.timeline
+        self._disconnect()
+        if timeline is not None:
+            timeline.poison()  # of whoever waits: nobody publishes to it any more
+        if self.on_taken_over is not None:
+            self.on_taken_over()
+
+    def drop(self) -> None:
+        """To the daemon this trainer has died: its replacement may come."""
+        places.leave(self.place)
+        self._disconnect()
+
+    def end_by(self, error: BaseException) -> None:
+        """The script ends, or leaves a block of its session, by an error that nobody has caught."""
+        if places.has_ended(error) or self.lost:
+            self._disconnect()
+            return
+        if not places.ends_job(error, self._on_error):
+            self.drop()
+            return
+        why = places.describe(error)
+        saved = "none" if self.durable_step is None else f"that of step {self.durable_step}"
+        places.tell(
+            f"{why}: job '{self.job}' ends after step {self.last_committed_step}; its newest "
+            f"snapshot: {saved}"
+        )
+        self._leave(why)
+
+    @abc.abstractmethod
+    def _leave(self, end_job: str = "") -> None:
+        """Closes the session; with a reason to end the job, the job ends with it."""
+
     def _adopt_opened(self) -> None:
         hello, opened = self._link.hello, self._link.opened
         self.lanes: int = hello.lanes
@@ -137,6 +188,8 @@ class Member(abc.ABC):
             opened.durable_step if opened.HasField("durable_step") else None
         )
         self.trainer_state: bytes = opened.trainer_state
+        if opened.HasField("session_linger_ms"):
+            self.place.linger_ms = opened.session_linger_ms
         within_s = opened.published_timeout_ms / 1000
         self._published_within_s: float = within_s or _PUBLISHED_WITHIN_S
 
@@ -168,12 +221,18 @@ class Member(abc.ABC):
         """Whoever drops a session without closing it has died, to the daemon."""
         if self._finalizer is not None:
             self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, self._link.close)
+        self._finalizer = weakref.finalize(self, _die, self._link, self.place)
         self._finalizer.atexit = False
 
     def _check_usable(self) -> None:
         if self.in_child:
             raise errors.Error("this session belongs to the process that forked this one")
+        if self._taken_over:
+            raise errors.Error(
+                f"another optimizer of this process has taken rank {self.rank} of job "
+                f"'{self.job}' over: go on with that one",
+                reason="TAKEN_OVER",
+            )
         if self._closed:
             raise errors.Error("the session is closed")
 
@@ -417,17 +476,24 @@ class Member(abc.ABC):
             self._refuse(outcome)
 
 
+def _die(link: Link, place: Place) -> None:
+    """By the garbage collector: the session was dropped without being closed."""
+    link.close()
+    places.leave(place)
+
+
 def _close_at_exit(reference: weakref.ref[Member]) -> None:
     """A script that ends leaves the job; one that fails has died, and its replacement may come."""
     session = reference()
-    failed = getattr(sys, "last_value", None) is not None
-    if session is None or failed or session.closed or session.in_child:
-        return
-    while not session.closed:  # not by a call that hears that the job has gone back
+    error = places.script_error()
+    while session is not None and not session.closed and not session.in_child:
         try:
-            session.close()
-        except errors.Error as error:
-            print(f"dmuond: {error}", file=sys.stderr)
+            if error is not None:
+                session.end_by(error)
+            else:
+                session.close()  # not by a call that hears that the job has gone back
+        except errors.Error as problem:
+            places.tell(str(problem))
 
 
 def _where_to(error: errors.Error) -> tuple[int, int]:

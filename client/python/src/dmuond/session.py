@@ -58,7 +58,8 @@ class Session(Member):
         job: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        resume: int | None = None,
+        resume: str | int | None = None,
+        on_error: str = "leave",
         token: bytes | None = None,
         home_lane: int | None = None,
         poison: bool | None = None,
@@ -68,6 +69,14 @@ class Session(Member):
     ) -> None:
         """Connects and opens the session; what is None comes from the environment.
 
+        resume: what becomes of the state of a job of this name: "never" (it is an error; the
+        default), "if_present" (go on with it where there is any), "require" (none is an error),
+        "discard" (the job that there is ends, once for each start of all ranks; refused while a
+        rank of another start is attached; snapshots stay, and count no more). on_error: what an
+        exception that ends the script, or a `with` block of the session, means for the job:
+        "leave" (the rank's place waits for a replacement, --session_linger long) or "end" (the job
+        ends on all nodes). Ctrl-C ends it, but under torchrun or in a notebook.
+
         connect_for_s: how long to wait for a daemon that is just starting. reconnect_for_s: how
         long a call waits for the successor of a daemon that has gone (DMUOND_RECONNECT_S, or 10
         minutes); 0: DaemonLost at once. server_uid: the user whose daemon gets the token, beside
@@ -76,7 +85,10 @@ class Session(Member):
         Raises: Unreachable when no daemon answers within `connect_for_s`; Error as the daemon says,
         or (SOCKET_OWNER) where the socket is somebody else's.
         """
-        _check_identity(job, rank, world_size, resume)
+        _check_identity(job, rank, world_size)
+        mode = environment.resume(resume)
+        if on_error not in ("leave", "end"):
+            raise errors.InvalidArgumentError(f"on_error={on_error!r} is neither 'leave' nor 'end'")
         super().__init__(
             environment.socket_path(address),
             Identity(
@@ -91,8 +103,9 @@ class Session(Member):
                 server_uid=environment.server_uid() if server_uid is None else server_uid,
             ),
             environment.reconnect_for_s() if reconnect_for_s is None else reconnect_for_s,
+            on_error,
         )
-        self._begin(environment.resume() if resume is None else resume, connect_for_s)
+        self._begin(mode, connect_for_s)
 
     # --- before the first step ---
 
@@ -137,7 +150,7 @@ class Session(Member):
         """
         self._check_alive()
         self._arena_bytes = dict(arenas)
-        reply = self._link.attach(arenas, weight_digests, broadcast)
+        reply = self._link.attach(arenas, weight_digests, broadcast, self._fresh_arenas)
         self.arenas = dict(self._link.arenas)
         self.next_attempt = reply.next_attempt
         if reply.published:
@@ -311,14 +324,17 @@ class Session(Member):
             raise
         self._leave()
 
-    def _leave(self) -> None:
+    def _leave(self, end_job: str = "") -> None:
         try:
             if not self.lost and not self.in_child:
-                request = pb.CloseSessionRequest(key=self._link.key)
+                request = pb.CloseSessionRequest(key=self._link.key, end_job=end_job)
                 self._link.call("CloseSession", request, timeout_s=WAIT_SLACK_S)
         except errors.DaemonLost:
             # The reply was lost: the daemon has closed this rank's attach socket, or is gone.
             pass
+        except errors.Error as error:
+            if error.reason != "JOB_ENDED":  # then there is nothing left to leave
+                raise
         finally:
             self._disconnect()
 
@@ -343,7 +359,10 @@ class Session(Member):
                 )
         finally:
             if not self._closed:
-                self._disconnect()  # to the daemon this trainer has died: its replacement may come
+                if error is None:
+                    self.drop()
+                else:
+                    self.end_by(error)
 
     # --- pushing and pulling ---
 
@@ -464,16 +483,12 @@ class Session(Member):
             self.signal(bucket)
 
 
-def _check_identity(job: object, rank: object, world_size: object, resume: object) -> None:
+def _check_identity(job: object, rank: object, world_size: object) -> None:
     if not isinstance(job, str | None):
         raise errors.InvalidArgumentError(f"job={job!r} is not a name")
-    for name, value in (("rank", rank), ("world_size", world_size), ("resume", resume)):
+    for name, value in (("rank", rank), ("world_size", world_size)):
         if value is not None and (not isinstance(value, int) or abs(value) >= 1 << 31):
             raise errors.InvalidArgumentError(f"{name}={value!r} is not an integer")
-    if resume is not None and resume not in types.RESUMES:
-        raise errors.InvalidArgumentError(
-            f"resume={resume} is none of types.RESUME_NEVER, RESUME_IF_PRESENT, RESUME_REQUIRE"
-        )
 
 
 def _may_push_again(error: errors.Error) -> bool:

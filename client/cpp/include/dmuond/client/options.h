@@ -18,7 +18,10 @@ namespace dmuond::client {
 enum class Resume : uint8_t {
   kNever = 1,      // state is an error: a crashed run must not seep into the next one
   kIfPresent = 2,  // continue where there is state, else start
-  kRequire = 3     // no state is an error
+  kRequire = 3,    // no state is an error
+  // The job that there is ends, once for each start of all ranks (Options::launch); refused while a
+  // rank of another start is attached. Its snapshots stay, and count no more.
+  kDiscard = 4
 };
 
 struct Options {
@@ -29,6 +32,9 @@ struct Options {
   Resume resume = Resume::kNever;
   // User, beside root and this process's own, whose daemon may get the token.
   std::optional<uid_t> server_uid;
+  // Names the start of all ranks together that this trainer belongs to, for Resume::kDiscard: equal
+  // on all of them, another one with the next start; at most 128 bytes. Not needed in a world of 1.
+  std::string launch;
   std::string token;       // empty where the daemon asks for none
   int32_t home_lane = -1;  // lane of the trainer's own device; -1: any
   bool poison = false;     // fill this trainer's weights with NaN between decision and publish
@@ -42,8 +48,10 @@ struct Options {
 };
 
 // From DMUOND_ADDRESS, DMUOND_JOB, RANK, WORLD_SIZE, LOCAL_RANK (the home lane, where it is one),
-// DMUOND_RESUME, DMUOND_POISON, DMUOND_TOKEN_FILE, DMUOND_SERVER_UID and DMUOND_RECONNECT_S
-// (reconnect_timeout, in seconds); what is not set keeps the default above.
+// DMUOND_RESUME (1, never, if_present, require or discard; after a restart by torchrun discard
+// means if_present: the state that is there is the run's own), DMUOND_LAUNCH (or what torchrun and
+// Slurm say of the start), DMUOND_POISON, DMUOND_TOKEN_FILE, DMUOND_SERVER_UID and
+// DMUOND_RECONNECT_S (reconnect_timeout, in seconds); what is not set keeps the default above.
 // INVALID_ARGUMENT naming a variable that is not what it should be.
 [[nodiscard]] absl::StatusOr<Options> OptionsFromEnvironment();
 

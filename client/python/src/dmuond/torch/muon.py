@@ -59,7 +59,9 @@ class Muon(torch.optim.Optimizer):
     overlap_forward: step() returns when the step is decided, and each module waits for its own
         weights before its forward pass. For models that run module by module: weights that are
         read in other ways need wait() first.
-    address, job, rank, world_size, resume: from the environment where None (docs/python.md).
+    address, job, rank, world_size: from the environment where None (docs/python.md).
+    resume: "never" | "if_present" | "require" | "discard", and on_error: "leave" | "end": as
+        `dmuond.Session` has them.
     verbose: print the routing table on rank 0.
 
     The daemon reads gradients from, and writes weights into, shared memory that the parameters are
@@ -94,7 +96,8 @@ class Muon(torch.optim.Optimizer):
         job: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        resume: int | None = None,
+        resume: str | int | None = None,
+        on_error: str = "leave",
         verbose: bool = True,
         **overrides: Any,
     ) -> None:
@@ -141,7 +144,9 @@ class Muon(torch.optim.Optimizer):
         updated = {id(p): index for index, g in enumerate(self.param_groups) for p in g["params"]}
         self._frozen = [r.named for r in routed if not r.named.parameter.requires_grad]
         rank, world_size = _place(rank, world_size)
-        self._session = Session(address, job=job, rank=rank, world_size=world_size, resume=resume)
+        self._session = Session(
+            address, job=job, rank=rank, world_size=world_size, resume=resume, on_error=on_error
+        )
         try:
             self._slots = registration.register(
                 self._session,
@@ -156,7 +161,7 @@ class Muon(torch.optim.Optimizer):
             self._trainer_state = self._session.trainer_state
             self._first_weights()
         except BaseException:
-            self._session.__exit__(*sys.exc_info())
+            self._session.drop()
             raise
         self._early = EarlySignals(
             self._slots,
@@ -169,6 +174,7 @@ class Muon(torch.optim.Optimizer):
         self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
         self._install_hooks()
+        self._session.on_taken_over = _taken_over_hook(weakref.ref(self))
         if verbose and self._session.rank == 0:
             print(table.format_table(self.routing), file=sys.stderr)
 
@@ -615,6 +621,15 @@ def _rolled_back_hook(reference: weakref.ref[Muon]) -> Callable[[bool], None]:
         optimizer = reference()
         if optimizer is not None:
             optimizer._on_rolled_back(fresh_arenas)
+
+    return hook
+
+
+def _taken_over_hook(reference: weakref.ref[Muon]) -> Callable[[], None]:
+    def hook() -> None:
+        optimizer = reference()
+        if optimizer is not None:
+            optimizer._remove_hooks()  # the model may be the successor's
 
     return hook
 
