@@ -275,8 +275,9 @@ class Daemon {
   void StartNewLanes() DMUOND_REQUIRES(mutex_);
   void OnLanesReady() DMUOND_REQUIRES(mutex_);
   void MapAgain() DMUOND_REQUIRES(mutex_);
+  // The job may have ended when it returns.
   void TellPlanReady() DMUOND_REQUIRES(mutex_);
-  void TellRanksAgain() DMUOND_REQUIRES(mutex_);
+  void QueueRanksAgain() DMUOND_REQUIRES(mutex_);
   // What the coordinator is told of a session, of one whose memory every lane has mapped, and of
   // one that has ended.
   [[nodiscard]] v1::MemberMessage NewsOfSession(const Session& session) const

@@ -226,36 +226,30 @@ void Daemon::MapAgain() {
 }
 
 void Daemon::TellPlanReady() {
-  if (job_->reforming) {
-    job_->reforming = false;
-    TellRanksAgain();
-  }
+  if (std::exchange(job_->reforming, false)) QueueRanksAgain();
   v1::MemberMessage message;
   v1::PlanReady& ready = *message.mutable_plan_ready();
   ready.set_node(options_.node);
   ready.set_digest(job_->plan->digest);
   ready.set_epoch(job_->lane_epoch);
   wire::FaultPoint("daemon.plan_ready");
-  Tell(std::move(message));
   mutex_.Changed();
+  // Last: if every rank has left meanwhile, the coordinator in this process ends the job by this.
+  Tell(std::move(message));
 }
 
-// The coordinator may have missed what happened here while the link was down. It knows what it
-// knows.
-void Daemon::TellRanksAgain() {
+// The coordinator may have missed what happened here while the link was down; it ignores what it
+// knows already. Only queues: the coordinator's answer may end the job that is read here.
+void Daemon::QueueRanksAgain() {
   for (const auto& [rank, gone] : job_->gone) {
-    v1::MemberMessage message;
-    *message.mutable_rank_gone() = gone;
-    Tell(std::move(message));
+    *told_.emplace_back().mutable_rank_gone() = gone;
   }
-  std::vector<v1::MemberMessage> messages;
   for (const auto& [id, session] : sessions_) {
-    messages.push_back(NewsOfSession(session));
+    told_.push_back(NewsOfSession(session));
     if (session.state == Session::State::kAttached && !session.must_acknowledge.has_value()) {
-      messages.push_back(NewsOfAttached(session));
+      told_.push_back(NewsOfAttached(session));
     }
   }
-  for (v1::MemberMessage& message : messages) Tell(std::move(message));
 }
 
 }  // namespace dmuond::server

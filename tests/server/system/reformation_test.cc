@@ -2,6 +2,7 @@
 // the run is the undisturbed one bit for bit.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <string>
@@ -10,6 +11,8 @@
 #include "absl/strings/match.h"
 #include "tests/client/example_runs.h"
 #include "tests/server/system/daemon_status.h"
+#include "tests/server/system/disk_driver.h"
+#include "tests/server/system/raw_trainer.h"
 
 namespace dmuond::testing {
 namespace {
@@ -96,6 +99,41 @@ TEST_F(ReformationTest, AStoppedMemberComesBackWithItsMemory) {
     WaitForSteps(trainers[0], Steps(trainers[0].output).size() + 2);
   }
   ExpectUndisturbed(trainers, expected);
+  ExpectDaemonsLeave();
+}
+
+// Node 1 cuts its links as it hears that a step is decided, and once more as it says what it holds.
+// What node 0 has heard between the two, that every rank has left, is told again.
+TEST_F(ReformationTest, AJobWhoseRanksLeaveBetweenTwoCutsEndsWhenTheGroupHasFormedAnew) {
+  std::atomic<pid_t> node1 = 0;
+  std::atomic<int> decisions = 0;  // that node 1 has heard: a push, then a step
+  DiskDriver driver(
+      directory_ + "/driver",
+      [&](pid_t pid, const std::string& point) -> std::string {
+        if (pid != node1) return "go";
+        if (point == "daemon.broken") return decisions == 2 ? "hold" : "go";
+        if (point == "daemon.decision") return ++decisions == 2 ? "cut tcp" : "go";
+        if (decisions != 2) return "go";
+        decisions = 3;
+        return "cut tcp";  // daemon.member_state
+      },
+      "daemon.decision,daemon.broken,daemon.member_state");
+  StartDaemons(2);
+  node1 = daemon(1).pid();
+  {
+    RawTrainer alone(daemon(0).address());
+    ASSERT_TRUE(alone.Open().ok());
+    ASSERT_TRUE(alone.Register().ok());
+    ASSERT_TRUE(alone.Attach().ok());
+    ASSERT_TRUE(alone.Push().ok());
+    ASSERT_TRUE(alone.Step(1).ok());
+    ASSERT_TRUE(driver.WaitHeld());
+    ASSERT_TRUE(
+        Until([&] { return absl::StrContains(daemon(0).Log(), "the job waits for the group"); }));
+    ASSERT_TRUE(alone.Close().ok());
+  }
+  driver.Release();
+  ASSERT_TRUE(DaemonStatus(daemon(0).address()).WaitForNoJob());
   ExpectDaemonsLeave();
 }
 
