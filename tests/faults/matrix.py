@@ -7,7 +7,7 @@
     matrix.py --victim trainer    some rows; --group, --kind, --point (a part of its name) likewise
     matrix.py --cell "1x2 lane0:lane.update.flip:kill:3:1"     one cell again, as it was printed
     matrix.py --cell "2x1s coordinator0:storage.write:fail=28:3:0"   a full disk (an errno)
-    matrix.py --write bench/results/faults/README.md    with the table between the page's marks; all of it:
+    matrix.py --write bench/results/faults/README.md    the table between the page's marks; all:
               --sample 1000000 --two 400 --then 0
 
 A cell that does not hold prints itself, what was seen, and the logs of all its processes.
