@@ -140,6 +140,9 @@ struct MuonMatrix {
   float* master_out = nullptr;
   void* weight_out = nullptr;  // the new weight in weight_dtype
   const UpdateScalars* scalars = nullptr;
+  // Not null: set to 1, and never to 0, where a new weight is infinite or NaN, as it is in
+  // weight_dtype. Host-visible memory. The CPU looks; a CUDA device does not yet, and leaves it.
+  uint32_t* non_finite = nullptr;
 };
 struct MuonBatch {
   int64_t rows = 0;
@@ -162,6 +165,7 @@ struct AdamWPiece {
   float* master_out = nullptr;
   void* weight_out = nullptr;
   const UpdateScalars* scalars = nullptr;
+  uint32_t* non_finite = nullptr;  // as MuonMatrix's
 };
 
 class Ops {

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/cpu/cast.h"
 #include "kernels/cpu/clones.h"
 #include "kernels/cpu/lerp.h"
+#include "kernels/cpu/weights.h"
 
 namespace dmuond::kernels::cpu {
 namespace {
@@ -55,11 +55,7 @@ void UpdateAdamWElements(const AdamWPiece& piece, int64_t begin, int64_t end) {
            piece.v_in + begin, piece.v_out + begin, piece.master_in + begin,
            piece.master_out + begin, n);
   }
-  if (piece.weight_out == nullptr) return;
-  Narrow(piece.weight_dtype, piece.master_out + begin,
-         static_cast<std::byte*>(piece.weight_out) +
-             static_cast<size_t>(begin) * SizeOf(piece.weight_dtype),
-         static_cast<size_t>(n));
+  StoreWeights(piece.weight_dtype, piece.master_out, piece.weight_out, begin, n, piece.non_finite);
 }
 
 }  // namespace dmuond::kernels::cpu

@@ -9,6 +9,7 @@
 #include "kernels/cpu/momentum.h"
 #include "kernels/cpu/norms.h"
 #include "kernels/cpu/products.h"
+#include "kernels/cpu/weights.h"
 
 namespace dmuond::kernels::cpu {
 namespace {
@@ -155,10 +156,7 @@ class MatrixUpdate {
   }
 
   void StoreWeight(DType dtype, int64_t begin, int64_t length) {
-    if (matrix_.weight_out == nullptr) return;
-    Narrow(dtype, matrix_.master_out + begin,
-           static_cast<std::byte*>(matrix_.weight_out) + begin * SizeOf(dtype),
-           static_cast<size_t>(length));
+    StoreWeights(dtype, matrix_.master_out, matrix_.weight_out, begin, length, matrix_.non_finite);
   }
 
   const MuonConfig& config_;

@@ -151,6 +151,7 @@ AddressedMessages Coordinator::Dispatch(TimePoint now, int32_t from,
     case Kind::kVote: {
       const v1::Vote& vote = message.vote();
       wire::FaultPoint("coordinator.vote");
+      if (AddressedMessages ended = EndWhereNotFinite(vote); !ended.empty()) return ended;
       std::vector<scheduler::UnitNorm> norms;
       norms.reserve(vote.norms_size());
       for (const v1::UnitNorm& norm : vote.norms()) norms.push_back(FromProto(norm));

@@ -167,6 +167,8 @@ class Coordinator {
   // Ends a job without state when a rank comes whose weights are not those of another one. Nothing
   // has been written to an arena by then: that begins when all ranks have pushed.
   AddressedMessages CompareFirstWeights(const v1::RankAttached& attached);
+  // Ends a job in which an update has made weights infinite or NaN, in place of the next decision.
+  AddressedMessages EndWhereNotFinite(const v1::Vote& vote);
   AddressedMessages OnSnapshotMessage(scheduler::TimePoint now, int32_t from,
                                       const v1::MemberMessage& message);
   AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);

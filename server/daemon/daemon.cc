@@ -315,6 +315,8 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
     case Kind::kGathered: {
       if (!job_->steps.has_value()) return;
       state.gathered_attempt = report.gathered().attempt();
+      state.non_finite.assign(report.gathered().non_finite().begin(),
+                              report.gathered().non_finite().end());
       std::vector<scheduler::UnitNorm> norms;
       norms.reserve(report.gathered().norms_size());
       for (const v1::UnitNorm& norm : report.gathered().norms()) norms.push_back(FromProto(norm));
@@ -327,6 +329,9 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       vote.set_node(options_.node);
       vote.set_plan_digest(job_->plan->digest);
       for (const scheduler::UnitNorm& norm : *vote_norms) *vote.add_norms() = ToProto(norm);
+      for (const LaneState& each : job_->lanes) {
+        vote.mutable_non_finite()->Add(each.non_finite.begin(), each.non_finite.end());
+      }
       wire::FaultPoint("daemon.vote");
       Tell(std::move(message));
       wire::FaultPoint("daemon.vote.sent");

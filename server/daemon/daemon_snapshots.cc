@@ -14,6 +14,11 @@
 #include "server/version.h"
 
 namespace dmuond::server {
+namespace {
+
+constexpr char kWeightsNotFinite[] = "WEIGHTS_NOT_FINITE";
+
+}  // namespace
 
 void Daemon::PlaceHostCopies() {
   auto host = std::make_shared<std::vector<HostState>>();
@@ -49,6 +54,7 @@ void Daemon::HandleSave(const v1::SaveState& save) {
   auto progress = std::make_shared<CopyProgress>(job_->lanes.size());
   job_->snapshots.copying = progress;
   job_->snapshots.attempt = save.attempt();
+  job_->snapshots.non_finite.clear();
   job_->snapshots.written.reset();
   if (writes_->hangs()) return GiveUpSnapshot();
   // While lanes are replaced there is nobody to ask, and nobody who would ever answer.
@@ -73,6 +79,10 @@ void Daemon::HandleSave(const v1::SaveState& save) {
     // It hung, and was answered for. What there is of it has no manifest.
     if (!progress->given_up().ok()) return;
     if (!files.ok()) return TellWritten(attempt, {}, std::string(files.status().message()));
+    if (job_ != nullptr && job_->snapshots.attempt == attempt &&
+        !job_->snapshots.non_finite.empty()) {
+      return TellWritten(attempt, {}, job_->snapshots.non_finite, kWeightsNotFinite);
+    }
     TellWritten(attempt, *files);
   });
 }
@@ -92,6 +102,13 @@ void Daemon::TellWritten(uint64_t attempt, const std::vector<v1::SnapshotFile>& 
 
 void Daemon::HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) {
   if (job_->snapshots.copying == nullptr || copied.attempt() != job_->snapshots.attempt) return;
+  for (const int32_t unit : copied.non_finite()) {
+    if (unit < 0 || unit >= static_cast<int32_t>(job_->plan->units.size())) continue;
+    job_->snapshots.non_finite =
+        absl::StrCat("the weights of parameter '",
+                     job_->inputs->layout.parameters[job_->plan->units[unit].parameter].name,
+                     "' are infinite or NaN; the job ends with its next step");
+  }
   job_->snapshots.copying->Report(static_cast<size_t>(lane), copied.batches(),
                                   {copied.updates().begin(), copied.updates().end()});
   if (copied.complete()) {

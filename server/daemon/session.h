@@ -139,9 +139,10 @@ struct LaneState {
   int32_t restarts = 0;  // processes that took the place of others
   std::string device;
   scheduler::LaneProgram program;
-  uint64_t published_attempt = 0;  // newest that it has published
-  uint64_t gathered_attempt = 0;   // newest whose gradients it has gathered
-  std::optional<LaneWatch> watch;  // of `process`
+  uint64_t published_attempt = 0;   // newest that it has published
+  uint64_t gathered_attempt = 0;    // newest whose gradients it has gathered
+  std::vector<int32_t> non_finite;  // units with infinite or NaN weights, as it said with those
+  std::optional<LaneWatch> watch;   // of `process`
   std::optional<std::chrono::steady_clock::time_point> condemned_at;  // it hangs, was killed
 };
 
@@ -181,7 +182,8 @@ struct JobSnapshots {
   std::shared_ptr<const std::vector<HostState>> host;  // per lane; null: no snapshots are made
   std::shared_ptr<CopyProgress> copying;               // of the snapshot that is being written
   uint64_t attempt = 0;                                // names it
-  std::optional<v1::SnapshotWritten> written;          // what came of it here, once known
+  std::string non_finite;  // why it must not exist: weights in it are infinite or NaN
+  std::optional<v1::SnapshotWritten> written;  // what came of it here, once known
   std::optional<int64_t> durable_step;
   v1::SnapshotDone done;       // the last that existed or failed
   uint64_t saved_attempt = 0;  // whose state the newest has

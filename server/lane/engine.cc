@@ -254,6 +254,10 @@ absl::Status Engine::ReportGathered() {
   gathered.set_attempt(collector_->attempt().value());
   gathered.set_collect_us(Microseconds(times_.first_ready, times_.gathered));
   collector_->AddNorms(gathered);
+  // A push may be what replaces such weights.
+  if (collector_->kind() == AttemptKind::kStep) {
+    slots_->AddNonFinite(*gathered.mutable_non_finite());
+  }
   wire::FaultPoint("lane.gathered");
   absl::Status sent = channel_.Send(report_);
   wire::FaultPoint("lane.gathered.sent");

@@ -26,6 +26,7 @@ absl::Status Engine::StartSnapshot(scheduler::Attempt attempt) {
   copied.set_batches(snapshot_batches_);
   copied.set_complete(!snapshot_->active());
   copied.mutable_updates()->Add(updates.begin(), updates.end());
+  slots_->AddNonFinite(*copied.mutable_non_finite());
   return channel_.Send(report);
 }
 

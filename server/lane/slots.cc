@@ -55,6 +55,14 @@ void Slots::Flip(UnitId id, int32_t slot, scheduler::StepId step, uint64_t updat
   if (old.exists()) free_[class_of_[job_.staged_index[id.value()]]].push_back(old.slot);
 }
 
+void Slots::AddNonFinite(google::protobuf::RepeatedField<int32_t>& units) const {
+  for (const scheduler::SlotClass& slot_class : job_.program.slot_classes) {
+    for (const UnitId id : slot_class.units) {
+      if (Entry(id).non_finite.load(std::memory_order_acquire) != 0) units.Add(id.value());
+    }
+  }
+}
+
 float* Slots::Tensor(UnitId id, int32_t slot, int32_t tensor) const {
   const scheduler::SlotClass& c = ClassOf(id);
   return reinterpret_cast<float*>(job_.state->data() + c.offset_bytes + (slot * c.slot_bytes) +

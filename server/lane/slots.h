@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "google/protobuf/repeated_field.h"
 #include "scheduler/types.h"
 #include "server/lane/lane_job.h"
 #include "server/lane/state_table.h"
@@ -27,6 +28,13 @@ class Slots {
   absl::StatusOr<int32_t> TakeFree(scheduler::UnitId id);
   // Makes a taken slot the unit's state; the old one becomes free.
   void Flip(scheduler::UnitId id, int32_t slot, scheduler::StepId step, uint64_t updates);
+  // Of the state that is about to be flipped in: the step whose update has made its weights
+  // infinite or NaN; 0: they are finite.
+  void SetNonFinite(scheduler::UnitId id, scheduler::StepId step) {
+    Entry(id).non_finite.store(static_cast<uint64_t>(step.value()), std::memory_order_release);
+  }
+  // Owned units whose weights are, in the order of the plan's classes.
+  void AddNonFinite(google::protobuf::RepeatedField<int32_t>& units) const;
 
   [[nodiscard]] int32_t tensors(scheduler::UnitId id) const { return ClassOf(id).tensors; }
   [[nodiscard]] float* Tensor(scheduler::UnitId id, int32_t slot, int32_t tensor) const;

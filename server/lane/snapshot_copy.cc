@@ -177,6 +177,7 @@ absl::Status LoadHostCopy(const LaneJob& job, Slots& slots, kernels::Device& dev
     // A slot counts when it is complete.
     if (status.ok()) status = stream.Synchronize();
     if (!status.ok()) return status;
+    slots.SetNonFinite(units[i], scheduler::StepId());
     slots.Flip(units[i], *slot, step, updates[i]);
   }
   return absl::OkStatus();

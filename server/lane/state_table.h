@@ -7,6 +7,9 @@
 // the last step applied. `updates_by_parity[flips & 1]` counts the updates applied to the unit
 // (AdamW's t); the other one is written before the flip makes it current.
 //
+// `non_finite`: the step whose update has made the unit's weights infinite or NaN; 0: they are
+// finite. Written before the flip: the next vote tells of it, by this lane or the next one.
+//
 // Threads: one writer, the lane; any reader in any process.
 #ifndef DMUOND_SERVER_LANE_STATE_TABLE_H_
 #define DMUOND_SERVER_LANE_STATE_TABLE_H_
@@ -22,7 +25,7 @@ namespace dmuond::server::lane {
 struct StateEntry {
   std::atomic<uint64_t> current;
   std::atomic<uint64_t> updates_by_parity[2];
-  uint64_t reserved;
+  std::atomic<uint64_t> non_finite;
 };
 static_assert(sizeof(StateEntry) == 32);
 

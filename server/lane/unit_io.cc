@@ -123,8 +123,11 @@ absl::Status WriteUnit(const LaneJob& job, Slots& slots, kernels::Device& device
     }
   }
   if (status.ok()) status = stream.Synchronize();
-  if (status.ok()) slots.Flip(*id, *slot, state.step, updates);
-  return status;
+  if (!status.ok()) return status;
+  // A trainer's own weights are the trainer's business.
+  if (kind == v1::STATE_KIND_MASTER) slots.SetNonFinite(*id, scheduler::StepId());
+  slots.Flip(*id, *slot, state.step, updates);
+  return absl::OkStatus();
 }
 
 }  // namespace dmuond::server::lane

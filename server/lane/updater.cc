@@ -40,6 +40,10 @@ absl::StatusOr<std::unique_ptr<Updater>> Updater::Create(const LaneJob& job, Slo
     if (!scalars.ok()) return scalars.status();
     updater->scalars_memory_ = *std::move(scalars);
     updater->scalars_ = reinterpret_cast<kernels::UpdateScalars*>(updater->scalars_memory_->data());
+    auto flags = device.AllocateHost(units * sizeof(uint32_t));
+    if (!flags.ok()) return flags.status();
+    updater->flags_memory_ = *std::move(flags);
+    updater->non_finite_ = reinterpret_cast<uint32_t*>(updater->flags_memory_->data());
   }
   auto event = device.CreateEvent();
   if (!event.ok()) return event.status();
@@ -96,6 +100,8 @@ absl::StatusOr<const Batch*> Updater::RunBatch() {
   running_ = false;
   wire::FaultPoint("lane.update.before_flip");
   for (const Place& place : places_) {
+    const bool non_finite = place.non_finite != nullptr && *place.non_finite != 0;
+    slots_.SetNonFinite(place.unit, non_finite ? place.step : scheduler::StepId());
     slots_.Flip(place.unit, place.slot, place.step, place.updates);
     wire::FaultPoint("lane.update.flip");
   }
@@ -215,10 +221,12 @@ absl::Status Updater::Step(const Batch& batch) {
     }
     absl::StatusOr<int32_t> slot = slots_.TakeFree(id);
     if (!slot.ok()) return slot.status();
+    uint32_t* const non_finite = &non_finite_[scalars_used_];
+    *non_finite = 0;
     kernels::UpdateScalars& scalars = scalars_[scalars_used_++];
     scalars = ScalarsOf(id, state.updates + 1);
     const bool active = scalars.active != 0;
-    places_.push_back({id, *slot, state.updates + (active ? 1 : 0), decision_->step});
+    places_.push_back({id, *slot, state.updates + (active ? 1 : 0), decision_->step, non_finite});
     const scheduler::Unit& unit = job_.unit(id);
     if (batch.kind == UnitKind::kMatrix) {
       matrices_ += active ? 1 : 0;
@@ -228,7 +236,8 @@ absl::Status Updater::Step(const Batch& batch) {
                                 .master_in = slots_.Tensor(id, state.slot, 1),
                                 .master_out = slots_.Tensor(id, *slot, 1),
                                 .weight_out = Weight(id),
-                                .scalars = &scalars});
+                                .scalars = &scalars,
+                                .non_finite = non_finite});
     } else {
       pieces_args_.push_back({.elements = unit.rows * unit.cols,
                               .weight_dtype = ToDType(job_.parameter(id).weight_type),
@@ -240,7 +249,8 @@ absl::Status Updater::Step(const Batch& batch) {
                               .master_in = slots_.Tensor(id, state.slot, 2),
                               .master_out = slots_.Tensor(id, *slot, 2),
                               .weight_out = Weight(id),
-                              .scalars = &scalars});
+                              .scalars = &scalars,
+                              .non_finite = non_finite});
     }
   }
   if (!matrices_args_.empty()) {

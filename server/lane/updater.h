@@ -49,6 +49,7 @@ class Updater {
     int32_t slot = 0;
     uint64_t updates = 0;  // after the flip
     scheduler::StepId step;
+    const uint32_t* non_finite = nullptr;  // what the device has found; null: it was not asked
   };
 
   absl::Status Step(const scheduler::Batch& batch);
@@ -67,6 +68,7 @@ class Updater {
 
   std::unique_ptr<kernels::Mapping> workspace_;
   std::unique_ptr<kernels::Mapping> scalars_memory_;  // the device reads it
+  std::unique_ptr<kernels::Mapping> flags_memory_;    // the device writes it
   std::unique_ptr<kernels::Event> event_;
 
   const scheduler::Decision* decision_ = nullptr;  // null: refresh only
@@ -77,6 +79,7 @@ class Updater {
   // Of the batch that runs.
   std::vector<Place> places_;
   kernels::UpdateScalars* scalars_ = nullptr;  // in scalars_memory_, one for each unit of a batch
+  uint32_t* non_finite_ = nullptr;             // in flags_memory_, likewise
   size_t scalars_used_ = 0;
   std::vector<kernels::MuonMatrix> matrices_args_;
   std::vector<kernels::AdamWPiece> pieces_args_;

@@ -278,6 +278,14 @@ TEST_F(SessionInputTest, BuffersThatCannotBeAreRefusedAndRightOnesAreTakenAfterw
         }
       },
       {code, "ARENA_INVALID", {"rank 1", "65", "64"}});
+  expect([](auto& request) { request.add_weight_digests("short"); },
+         {code, "DIGEST_INVALID", {"rank 1", "fragment 0", "5 bytes", "16"}});
+  expect(
+      [](auto& request) {
+        request.add_weight_digests();
+        request.add_weight_digests();
+      },
+      {code, "DIGEST_INVALID", {"rank 1", "digests of 2 weights", "1 fragments"}});
   // More than any machine has, asked for after what fits: that one is given back.
   v1::AttachBuffersRequest huge = second->AttachRequest();
   huge.mutable_arenas(1)->set_size_bytes(int64_t{1} << 60);
