@@ -4,6 +4,8 @@
 #define DMUOND_SCHEDULER_FRAGMENT_ALGEBRA_H_
 
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -32,11 +34,24 @@ struct ArrangedCell {
   std::vector<int32_t> held;  // indices into the HeldBoxes, ascending; empty: a hole
 };
 
+// Two boxes of those given that have an element in common, as indices; nothing where no two have.
+// Time grows with the square of the boxes where they are chosen out of malice.
+[[nodiscard]] std::optional<std::pair<int32_t, int32_t>> FindOverlap(const std::vector<Box>& boxes);
+
 // Partition of `within` into boxes with one set of holders each, neighbours with equal sets merged
 // where slabs agree; in row-major order of their begins. RESOURCE_EXHAUSTED beyond
 // kCellsPerParameterMax cells. REQUIRES: `held` not empty boxes, of within's dims.
 [[nodiscard]] absl::StatusOr<std::vector<ArrangedCell>> Arrange(const Box& within,
                                                                 const std::vector<HeldBox>& held);
+// Looks at those HeldBoxes only, as indices, ascending: REQUIRES that no others reach into
+// `within`.
+[[nodiscard]] absl::StatusOr<std::vector<ArrangedCell>> Arrange(
+    const Box& within, const std::vector<HeldBox>& held, const std::vector<int32_t>& candidates);
+
+// Whether they can be arranged with so much work (kArrangeWorkMin), which is taken from `work`: the
+// same cells, or RESOURCE_EXHAUSTED as soon as it is used up.
+[[nodiscard]] absl::StatusOr<std::vector<ArrangedCell>> ArrangeWithin(
+    int64_t& work, const Box& within, const std::vector<HeldBox>& held);
 
 // The labels of all who hold the cell, ascending.
 [[nodiscard]] std::vector<int32_t> LabelsOf(const ArrangedCell& cell,

@@ -9,8 +9,12 @@ namespace dmuond::scheduler {
 
 inline constexpr int kDimsMax = 8;  // as in kernels: a strided box has room for eight dimensions
 
-// Elements of one parameter: byte counts of eight times this still fit in 63 bits.
-inline constexpr int64_t kElementsMax = int64_t{1} << 56;
+// Elements of one parameter, and of all of a job together that muon or adamw train. The largest
+// tensors of today's models have 2^34 elements, the largest models 2^40; the state of 2^42 elements
+// is 32 TiB or more. Pieces are counted by these, so that who asks for more is refused before
+// anything is cut.
+inline constexpr int64_t kElementsMax = int64_t{1} << 40;
+inline constexpr int64_t kJobElementsMax = int64_t{1} << 42;
 
 // A name goes into every error message and every snapshot's table of contents.
 inline constexpr int64_t kNameBytesMax = 1024;
@@ -23,12 +27,39 @@ inline constexpr int32_t kWorldMax = 1 << 16;
 inline constexpr int32_t kLanesMax = 1 << 16;
 inline constexpr int32_t kParametersMax = 1 << 20;
 
+// Boxes of one parameter that one trainer holds: they are compared with each other. Sharding makes
+// one, a flat shard three, heads or experts that do not lie beside each other a few hundred.
+inline constexpr int64_t kBoxesPerParameterMax = 1024;
+// Boxes that one trainer holds in all: one who holds a whole model of 61 layers of 384 experts has
+// 70,000.
+inline constexpr int64_t kFragmentsMax = 1 << 18;
+
+// Hyperparameter groups: each step carries the scalars of all of them.
+inline constexpr int32_t kGroupsMax = 4096;
+// Iterations of Newton-Schulz in a group; presets have five to ten.
+inline constexpr int32_t kNewtonSchulzStepsMax = 256;
+
+// Work with which the boxes of all parameters may be arranged, and cells that they may fall apart
+// into: so much, and more for each fragment. Shards of practice take four to eight steps and one
+// cell for each; boxes chosen out of malice the square.
+inline constexpr int64_t kArrangeWorkMin = int64_t{1} << 23;
+inline constexpr int64_t kArrangeWorkPerFragment = 64;
+inline constexpr int64_t kCellsMin = int64_t{1} << 16;
+inline constexpr int64_t kCellsPerFragment = 2;
+
+// Pairs of a matrix and a trainer's box that reaches into it, in a job: lists of the plan have an
+// entry for each. A model of 23,000 experts on 1,024 trainers of 8 experts each has 24 million.
+inline constexpr int64_t kMatrixHoldersMax = int64_t{1} << 26;
+
 // Boxes that a parameter falls apart into. Layouts of practice have at most one per trainer; boxes
 // chosen out of malice have the square of that.
 inline constexpr int64_t kCellsPerParameterMax = 1 << 18;
 
-// Units have 32-bit ids and a few hundred bytes each.
-inline constexpr int64_t kUnitsMax = int64_t{1} << 22;
+// Matrices of a job. A model of 61 layers of 384 experts has 70,000.
+inline constexpr int64_t kMatricesMax = int64_t{1} << 18;
+// Matrices and pieces: a few hundred bytes each. Vectors that thousands of trainers hold in shards
+// make more of them than matrices do.
+inline constexpr int64_t kUnitsMax = int64_t{1} << 20;
 
 // One 64-bit word each in the timeline page of a trainer, twice (ready and published).
 inline constexpr int32_t kBucketsMax = 4096;

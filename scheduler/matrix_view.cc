@@ -24,6 +24,14 @@ std::vector<int64_t> BlockRows(const Parameter& parameter) {
   return {};
 }
 
+// So many that a message stays readable.
+std::string ListOf(const std::vector<int64_t>& numbers) {
+  constexpr size_t kShown = 16;
+  if (numbers.size() <= kShown) return absl::StrJoin(numbers, ", ");
+  return absl::StrCat(absl::StrJoin(numbers.begin(), numbers.begin() + kShown, ", "), ", ... (",
+                      numbers.size(), " in all)");
+}
+
 int64_t LeadingElements(const Extents& shape) {
   int64_t count = 1;
   for (size_t d = 0; d + 2 < shape.size(); ++d) count *= shape[d];
@@ -51,15 +59,13 @@ absl::Status ValidateView(const Parameter& parameter) {
       for (int64_t block : parameter.view.row_blocks) {
         if (block <= 0) return refuse("a row block of ", Named("block_rows", block), " rows");
         if (block > rows - sum) {
-          return refuse("row blocks (",
-                        Named("row_blocks", absl::StrJoin(parameter.view.row_blocks, ", ")),
+          return refuse("row blocks (", Named("row_blocks", ListOf(parameter.view.row_blocks)),
                         ") have more rows than its ", Named("rows", rows));
         }
         sum += block;
       }
       if (sum != rows) {
-        return refuse("row blocks (",
-                      Named("row_blocks", absl::StrJoin(parameter.view.row_blocks, ", ")),
+        return refuse("row blocks (", Named("row_blocks", ListOf(parameter.view.row_blocks)),
                       ") have ", sum, " rows of its ", Named("rows", rows));
       }
       return absl::OkStatus();
@@ -117,8 +123,7 @@ std::string ToString(const MatrixView& view) {
     case MatrixView::Kind::kWhole:
       return "whole";
     case MatrixView::Kind::kRowBlocks:
-      return absl::StrCat(view.row_blocks.size(), " row blocks (",
-                          absl::StrJoin(view.row_blocks, ", "), ")");
+      return absl::StrCat(view.row_blocks.size(), " row blocks (", ListOf(view.row_blocks), ")");
     case MatrixView::Kind::kHeads:
       return absl::StrCat(view.heads, " heads");
   }

@@ -1,5 +1,6 @@
 // MergeRegistrations(): one layout out of what all trainers of a world say.
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -118,12 +119,17 @@ class Merger {
 
   // REQUIRES: fragments sorted by parameter.
   absl::Status CheckWhole() const {
+    if (absl::Status status = CheckElements(); !status.ok()) return status;
+    const int64_t fragments = std::ssize(layout_.fragments);
+    Budget budget = {.work = kArrangeWorkMin + kArrangeWorkPerFragment * fragments,
+                     .cells = kCellsMin + kCellsPerFragment * fragments};
     size_t begin = 0;
     for (size_t p = 0; p < layout_.parameters.size(); ++p) {
       size_t end = begin;
       while (end < layout_.fragments.size() && layout_.fragments[end].parameter == p) ++end;
       if (layout_.parameters[p].route != Route::kTrainer) {
-        if (absl::Status status = CheckParameter(layout_.parameters[p], begin, end); !status.ok()) {
+        if (absl::Status status = CheckParameter(layout_.parameters[p], begin, end, budget);
+            !status.ok()) {
           return status;
         }
       }
@@ -133,7 +139,31 @@ class Merger {
   }
 
  private:
-  absl::Status CheckParameter(const Parameter& parameter, size_t begin, size_t end) const {
+  // What arranging all boxes may cost yet.
+  struct Budget {
+    int64_t work = 0;
+    int64_t cells = 0;
+  };
+
+  absl::Status CheckElements() const {
+    int64_t elements = 0;
+    for (const Parameter& parameter : layout_.parameters) {
+      if (parameter.route == Route::kTrainer) continue;
+      const int64_t its = Elements(WholeBox(parameter.shape));
+      if (its > kJobElementsMax - elements) {
+        return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                     Say("the parameters up to '", Named("parameter", parameter.name),
+                         "' of shape ", Named("shape", ShapeToString(parameter.shape)), " have ",
+                         Named("elements", elements + its), " elements in all; at most ",
+                         Named("at_most", kJobElementsMax), " are allowed in a job"));
+      }
+      elements += its;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckParameter(const Parameter& parameter, size_t begin, size_t end,
+                              Budget& budget) const {
     std::vector<Holding> holdings;
     for (size_t f = begin; f < end; ++f) {
       const Fragment& first = layout_.fragments[begin];
@@ -150,10 +180,20 @@ class Merger {
       holdings.push_back({fragment.box, static_cast<int32_t>(f)});
     }
     const std::vector<HeldBox> held = GroupEqualBoxes(std::move(holdings));
-    auto cells = Arrange(WholeBox(parameter.shape), held);
+    auto cells = ArrangeWithin(budget.work, WholeBox(parameter.shape), held);
     if (!cells.ok()) {
-      return absl::Status(cells.status().code(), absl::StrCat("parameter '", parameter.name,
-                                                              "': ", cells.status().message()));
+      return Error(
+          cells.status().code(), "LAYOUT_INVALID",
+          Say("parameter '", Named("parameter", parameter.name), "': ", cells.status().message()));
+    }
+    budget.cells -= std::ssize(*cells);
+    if (budget.cells < 0) {
+      return Error(
+          absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+          Say("up to parameter '", Named("parameter", parameter.name),
+              "' the boxes of all trainers fall apart into more than ",
+              Named("at_most", kCellsMin + kCellsPerFragment * std::ssize(layout_.fragments)),
+              " cells: shards that are rows, columns or tiles of one grid do not"));
     }
     for (const ArrangedCell& cell : *cells) {
       if (!cell.held.empty()) continue;

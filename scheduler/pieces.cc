@@ -1,6 +1,7 @@
 #include "scheduler/pieces.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <numeric>
 #include <utility>
 
@@ -22,6 +23,15 @@ struct CutPlaces {
   int64_t step = 1;
 };
 
+// Of an odd number, modulo 2^64: each round doubles the bits that are right, of which there are
+// three at first.
+uint64_t Inverse(uint64_t odd) {
+  uint64_t inverse = odd;
+  for (int bits = 3; bits < 64; bits *= 2) inverse *= 2 - odd * inverse;
+  return inverse;
+}
+static_assert((kPieceCut & (kPieceCut - 1)) == 0, "a power of two");
+
 // Places at multiples of kPieceCut of the tensor's row-major elements; step 0 where there are none.
 // `inner`: elements of the box per index of the dimension.
 CutPlaces AlignedPlaces(const Extents& shape, const Box& box, size_t dim, int64_t inner) {
@@ -31,12 +41,15 @@ CutPlaces AlignedPlaces(const Extents& shape, const Box& box, size_t dim, int64_
     const int64_t step = kPieceCut / std::gcd(kPieceCut, inner);
     return {step, step};
   }
-  const int64_t step = kPieceCut / std::gcd(kPieceCut, strides[dim]);
+  const int64_t common = std::gcd(kPieceCut, strides[dim]);
+  const int64_t step = kPieceCut / common;
   const int64_t start = FlatIndex(shape, box.begin) % kPieceCut;
-  for (int64_t row = 1; row <= step; ++row) {
-    if ((start + row * (strides[dim] % kPieceCut)) % kPieceCut == 0) return {row, step};
-  }
-  return {0, 0};
+  // start + row * stride is a multiple of kPieceCut.
+  if (start % common != 0) return {0, 0};
+  const auto odd = static_cast<uint64_t>(strides[dim] / common);
+  const uint64_t row = (0 - static_cast<uint64_t>(start / common)) * Inverse(odd);
+  const auto first = static_cast<int64_t>(row % static_cast<uint64_t>(step));
+  return {first == 0 ? step : first, step};
 }
 
 // The place nearest to `row`, 0 and `extent` included.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -126,11 +127,15 @@ class Planner {
     for (size_t p = 0; p < layout_.parameters.size(); ++p) {
       const Parameter& parameter = layout_.parameters[p];
       if (parameter.route != Route::kMuon) continue;
-      if (CountMatrices(parameter) > kUnitsMax - static_cast<int64_t>(matrices_.size())) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat("parameter '", parameter.name, "' has ", CountMatrices(parameter),
-                         " matrices, and in all at most ", kUnitsMax, " units are possible"));
+      const int64_t all = CountMatrices(parameter) + std::ssize(matrices_);
+      if (all > kMatricesMax) {
+        return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                     Say("up to parameter '", Named("parameter", parameter.name), "' of shape ",
+                         Named("shape", ShapeToString(parameter.shape)), " the job has ",
+                         Named("matrices", all), " matrices; at most ",
+                         Named("at_most", kMatricesMax), " are allowed"));
       }
+      const size_t first = matrices_.size();
       for (Box& box : MatricesOf(parameter)) {
         Unit unit;
         unit.parameter = static_cast<int32_t>(p);
@@ -140,11 +145,10 @@ class Planner {
         unit.bucket = BucketId(plan_.parameter_bucket[p]);
         unit.box = std::move(box);
         index.emplace(KeyOf(unit), 0);
-        std::vector<int32_t>& holders = matrix_holders_.emplace_back();
-        for (int32_t f = ranges[p].first; f < ranges[p].second; ++f) {
-          if (Intersects(layout_.fragments[f].box, unit.box)) holders.push_back(f);
-        }
         matrices_.push_back(std::move(unit));
+      }
+      if (absl::Status status = FindHolders(parameter, first, ranges[p]); !status.ok()) {
+        return status;
       }
     }
     // Classes in order of their keys, so that numbers do not depend on who came first.
@@ -161,6 +165,41 @@ class Planner {
       ++classes_[class_of_.back()].count;
     }
     class_index_ = std::move(index);
+    return absl::OkStatus();
+  }
+
+  // Of the matrices from `first` on, all of the parameter whose fragments are given.
+  absl::Status FindHolders(const Parameter& parameter, size_t first,
+                           std::pair<int32_t, int32_t> fragments) {
+    matrix_holders_.resize(matrices_.size());
+    // In the outermost dimension matrices are in order, and equal or apart: those that a fragment
+    // reaches into are neighbours.
+    const auto from = matrices_.begin() + static_cast<std::ptrdiff_t>(first);
+    std::vector<std::pair<size_t, size_t>> near;
+    for (int32_t f = fragments.first; f < fragments.second; ++f) {
+      const Box& box = layout_.fragments[f].box;
+      const auto begin = std::partition_point(from, matrices_.end(), [&](const Unit& matrix) {
+        return matrix.box.end[0] <= box.begin[0];
+      });
+      const auto end = std::partition_point(begin, matrices_.end(), [&](const Unit& matrix) {
+        return matrix.box.begin[0] < box.end[0];
+      });
+      near.emplace_back(begin - matrices_.begin(), end - matrices_.begin());
+      holders_ += end - begin;
+    }
+    if (holders_ > kMatrixHoldersMax) {
+      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                   Say("up to parameter '", Named("parameter", parameter.name), "' of shape ",
+                       Named("shape", ShapeToString(parameter.shape)), " ",
+                       Named("holders", holders_), " parts of matrices are held; at most ",
+                       Named("at_most", kMatrixHoldersMax), " are allowed"));
+    }
+    for (size_t i = 0; i < near.size(); ++i) {
+      const int32_t f = fragments.first + static_cast<int32_t>(i);
+      for (size_t m = near[i].first; m < near[i].second; ++m) {
+        if (Intersects(layout_.fragments[f].box, matrices_[m].box)) matrix_holders_[m].push_back(f);
+      }
+    }
     return absl::OkStatus();
   }
 
@@ -247,8 +286,10 @@ class Planner {
     plan_.units = std::move(matrices_);
     plan_.units.insert(plan_.units.end(), pieces_.begin(), pieces_.end());
     if (static_cast<int64_t>(plan_.units.size()) > kUnitsMax) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          plan_.units.size(), " matrices and pieces; at most ", kUnitsMax, " are possible"));
+      return Error(
+          absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+          Say("the job has ", Named("units", plan_.units.size()), " matrices and pieces; at most ",
+              Named("at_most", kUnitsMax), " are allowed"));
     }
     std::sort(plan_.units.begin(), plan_.units.end(), [](const Unit& a, const Unit& b) {
       return a.parameter != b.parameter ? a.parameter < b.parameter : Before(a.box, b.box);
@@ -298,6 +339,7 @@ class Planner {
   Plan plan_;
   std::vector<Unit> matrices_;
   std::vector<std::vector<int32_t>> matrix_holders_;  // as matrices_
+  int64_t holders_ = 0;                               // of all of them, about
   std::vector<int32_t> class_of_;                     // as matrices_
   std::map<ClassKey, int32_t> class_index_;
   std::vector<MatrixClass> classes_;

@@ -1,6 +1,7 @@
 // Validate(): what can be said of one trainer's registration without the others'.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -41,8 +42,8 @@ absl::Status ValidateShape(const Registration& registration, const Parameter& pa
     }
     if (extent > 0 && elements > kElementsMax / extent) {
       return Refuse(registration, "parameter '", Named("parameter", parameter.name), "' of shape ",
-                    Named("shape", ShapeToString(parameter.shape)), " has more than ", kElementsMax,
-                    " elements");
+                    Named("shape", ShapeToString(parameter.shape)), " has more than ",
+                    Named("elements_max", kElementsMax), " elements");
     }
     elements *= std::max<int64_t>(extent, 1);
   }
@@ -165,36 +166,52 @@ absl::Status ValidateFragment(const Registration& registration, const Fragment& 
                        parameter.weight_type);
 }
 
-absl::Status ValidateNoOverlap(const Registration& registration) {
-  std::vector<std::vector<const Fragment*>> by_parameter(registration.parameters.size());
+// Counts, before anything is done whose time grows faster than they do.
+absl::Status ValidateCounts(const Registration& registration) {
+  const auto most = [&](size_t count, const char* what, int64_t count_max) {
+    return Refuse(registration, Named(what, count), " ", what, "; at most ",
+                  Named("at_most", count_max), " are allowed");
+  };
+  if (registration.parameters.size() > kParametersMax) {
+    return most(registration.parameters.size(), "parameters", kParametersMax);
+  }
+  if (registration.fragments.size() > kFragmentsMax) {
+    return most(registration.fragments.size(), "fragments", kFragmentsMax);
+  }
+  std::vector<int32_t> boxes(registration.parameters.size(), 0);
   for (const Fragment& fragment : registration.fragments) {
-    by_parameter[fragment.parameter].push_back(&fragment);
+    const bool known = fragment.parameter >= 0 && fragment.parameter < std::ssize(boxes);
+    if (known) ++boxes[fragment.parameter];  // others are refused by name
+  }
+  for (size_t p = 0; p < boxes.size(); ++p) {
+    if (boxes[p] <= kBoxesPerParameterMax) continue;
+    return Refuse(registration, "parameter '", Named("parameter", registration.parameters[p].name),
+                  "' has ", Named("fragments", boxes[p]), " fragments; at most ",
+                  Named("at_most", kBoxesPerParameterMax), " are allowed for one trainer");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateNoOverlap(const Registration& registration) {
+  std::vector<std::vector<Box>> by_parameter(registration.parameters.size());
+  for (const Fragment& fragment : registration.fragments) {
+    by_parameter[fragment.parameter].push_back(fragment.box);
   }
   for (size_t p = 0; p < by_parameter.size(); ++p) {
-    if (by_parameter[p].size() < 2) continue;
-    std::vector<Holding> holdings;
-    for (const Fragment* fragment : by_parameter[p]) holdings.push_back({fragment->box, 0});
+    const auto overlap = FindOverlap(by_parameter[p]);
+    if (!overlap.has_value()) continue;
     const Parameter& parameter = registration.parameters[p];
-    const std::vector<HeldBox> held = GroupEqualBoxes(std::move(holdings));
-    for (const HeldBox& box : held) {
-      if (box.labels.size() > 1) {
-        return Refuse(registration, "parameter '", Named("parameter", parameter.name), "': box ",
-                      Named("box", ToString(box.box)), " is registered ",
-                      Named("times", box.labels.size()), " times");
-      }
+    const Box& a = by_parameter[p][overlap->first];
+    const Box& b = by_parameter[p][overlap->second];
+    if (a == b) {
+      return Refuse(registration, "parameter '", Named("parameter", parameter.name), "': box ",
+                    Named("box", ToString(a)), " is registered ",
+                    Named("times", std::count(by_parameter[p].begin(), by_parameter[p].end(), a)),
+                    " times");
     }
-    auto cells = Arrange(WholeBox(parameter.shape), held);
-    if (!cells.ok()) {
-      return Refuse(registration, "parameter '", Named("parameter", parameter.name),
-                    "': ", cells.status().message());
-    }
-    for (const ArrangedCell& cell : *cells) {
-      if (cell.held.size() < 2) continue;
-      return Refuse(registration, "parameter '", Named("parameter", parameter.name),
-                    "': its boxes ", Named("box", ToString(held[cell.held[0]].box)), " and ",
-                    Named("other_box", ToString(held[cell.held[1]].box)), " overlap in ",
-                    Named("overlap", ToString(cell.box)));
-    }
+    return Refuse(registration, "parameter '", Named("parameter", parameter.name), "': its boxes ",
+                  Named("box", ToString(a)), " and ", Named("other_box", ToString(b)),
+                  " overlap in ", Named("overlap", ToString(Intersect(a, b))));
   }
   return absl::OkStatus();
 }
@@ -258,10 +275,7 @@ absl::Status Validate(const Registration& registration) {
     return Refuse(registration, "negative rank, node ", registration.node.value(), " or lane ",
                   registration.home.value());
   }
-  if (registration.parameters.size() > kParametersMax) {
-    return Refuse(registration, registration.parameters.size(), " parameters; at most ",
-                  kParametersMax, " are allowed");
-  }
+  if (absl::Status status = ValidateCounts(registration); !status.ok()) return status;
   absl::flat_hash_map<std::string, const Parameter*> names;
   for (const Parameter& parameter : registration.parameters) {
     if (absl::Status status = ValidateParameter(registration, parameter); !status.ok()) {

@@ -13,9 +13,20 @@ absl::Status FillParameter(const Layout& layout, int32_t begin, int32_t end, siz
   std::vector<Holding> holdings;
   for (int32_t f = begin; f < end; ++f) holdings.push_back({layout.fragments[f].box, f});
   const std::vector<HeldBox> held = GroupEqualBoxes(std::move(holdings));
+  // Units and boxes are in order of where they begin: a box that ends before a unit begins reaches
+  // into no later one.
+  std::vector<int32_t> near;
+  size_t next = 0;
   for (size_t u = first; u < last; ++u) {
     const Unit& unit = plan.units[u];
-    auto cells = Arrange(unit.box, held);
+    if (!unit.box.begin.empty()) {
+      std::erase_if(near, [&](int32_t h) { return held[h].box.end[0] <= unit.box.begin[0]; });
+    }
+    while (next < held.size() &&
+           (unit.box.begin.empty() || held[next].box.begin[0] < unit.box.end[0])) {
+      near.push_back(static_cast<int32_t>(next++));
+    }
+    auto cells = Arrange(unit.box, held, near);
     if (!cells.ok()) {
       return absl::Status(cells.status().code(),
                           absl::StrCat("parameter '", layout.parameters[unit.parameter].name,
@@ -30,8 +41,8 @@ absl::Status FillParameter(const Layout& layout, int32_t begin, int32_t end, siz
       plan.gradient_cells[u].push_back({std::move(cell.box), std::move(fragments)});
     }
     ArrangedCell all;
-    for (size_t h = 0; h < held.size(); ++h) {
-      if (Intersects(held[h].box, unit.box)) all.held.push_back(static_cast<int32_t>(h));
+    for (const int32_t h : near) {
+      if (Intersects(held[h].box, unit.box)) all.held.push_back(h);
     }
     plan.holders[u] = LabelsOf(all, held);
   }

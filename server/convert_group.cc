@@ -1,10 +1,12 @@
 // Hyperparameter groups: a preset and what overrides it, and what that costs.
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/presets.h"
+#include "scheduler/limits.h"
 #include "server/convert.h"
 
 namespace dmuond::server {
@@ -68,6 +70,13 @@ absl::StatusOr<kernels::MuonConfig> FromProto(const v1::GroupConfig& config) {
   if (!status.ok()) return status;
   if (config.has_nesterov()) out->nesterov = config.nesterov();
   if (config.has_eps()) newton_schulz.eps = config.eps();
+  for (const auto& [field, count] : {std::pair("coefficients", config.coefficients_size()),
+                                     std::pair("restarts", config.restarts_size())}) {
+    if (count <= scheduler::kNewtonSchulzStepsMax) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("GroupConfig.", field, " has ", count, " entries; at most ",
+                     scheduler::kNewtonSchulzStepsMax, " are allowed"));
+  }
   if (config.coefficients_size() > 0) {
     newton_schulz.coefficients.clear();
     for (const v1::Coefficients& step : config.coefficients()) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/fault_point.h"
 #include "server/convert.h"
+#include "server/daemon/checked_layout.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
@@ -21,29 +22,6 @@ constexpr size_t kEndJobMax = 1024;
 constexpr int32_t kWorldMax = 1 << 20;
 // Longer than clients repeat a call.
 constexpr std::chrono::seconds kRefusalKept{60};
-
-// What a lane would otherwise find out, and end.
-absl::Status CheckGroups(const v1::Registration& registration) {
-  for (int i = 0; i < registration.groups_size(); ++i) {
-    const absl::Status valid = FromProto(registration.groups(i)).status();
-    if (!valid.ok()) {
-      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
-                   Say("rank ", Named("rank", registration.rank()), ", groups[", Named("group", i),
-                       "]: ", valid.message()));
-    }
-  }
-  for (const v1::Parameter& parameter : registration.parameters()) {
-    if (parameter.route() == v1::ROUTE_TRAINER) continue;
-    if (parameter.group() < 0 || parameter.group() >= registration.groups_size()) {
-      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
-                   Say("rank ", Named("rank", registration.rank()), ": parameter '",
-                       Named("parameter", parameter.name()), "' is of group ",
-                       Named("group", parameter.group()), ", and there are ",
-                       Named("groups", registration.groups_size()), " groups"));
-    }
-  }
-  return absl::OkStatus();
-}
 
 absl::Status RankMoved(const std::string& job, int32_t rank, int32_t home, int32_t node) {
   return Error(absl::StatusCode::kFailedPrecondition, "RANK_MOVED",
@@ -407,6 +385,21 @@ v1::MemberMessage Daemon::NewsOfAttached(const Session& session) const {
 
 absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
     const v1::RegisterLayoutRequest& request, const Cancelled& cancelled) {
+  v1::Registration registration;
+  {
+    StateLock lock(mutex_);
+    absl::StatusOr<Session*> found = Find(request.key());
+    if (!found.ok()) return found.status();
+    const Session& session = **found;
+    registration.set_rank(session.rank);
+    registration.set_node(options_.node);
+    registration.set_home_lane(session.home_lane);
+    registration.set_job(job_->name);
+    registration.set_world_size(job_->world_size);
+  }
+  // Nobody waits while it is looked at.
+  absl::StatusOr<CheckedLayout> checked = CheckLayout(std::move(registration), request);
+
   StateLock lock(mutex_);
   absl::StatusOr<Session*> found = Find(request.key());
   if (!found.ok()) return found.status();
@@ -414,21 +407,8 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   if (!session->denied.ok()) return session->denied;
   // Sent before the caller had read why its last registration was refused: the answer of that one.
   if (request.has_refusals() && request.refusals() < session->refusals) return RefusalOf(*session);
-  v1::Registration registration;
-  registration.set_rank(session->rank);
-  registration.set_node(options_.node);
-  registration.set_home_lane(session->home_lane);
-  registration.set_job(job_->name);
-  registration.set_world_size(job_->world_size);
-  *registration.mutable_parameters() = request.parameters();
-  *registration.mutable_fragments() = request.fragments();
-  *registration.mutable_groups() = request.groups();
-  registration.set_bucket_bytes(request.bucket_bytes());
-  absl::StatusOr<scheduler::Registration> parsed = FromProto(registration);
-  if (!parsed.ok()) return WithReason(parsed.status(), "LAYOUT_INVALID");
-  absl::Status valid = scheduler::Validate(*parsed);
-  if (valid.ok()) valid = CheckGroups(registration);
-  if (!valid.ok()) return WithReason(valid, "LAYOUT_INVALID");
+  if (!checked.ok()) return checked.status();
+  registration = std::move(checked->wire);
   if (job_->plan != nullptr && session->state == Session::State::kOpen) {
     absl::Status same = CheckReplacement(*session, registration);
     if (!same.ok()) return same;
@@ -437,7 +417,7 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   const int64_t refusals = session->refusals;
   if (session->state == Session::State::kOpen) {
     session->registration = registration;
-    session->layout = *std::move(parsed);
+    session->layout = std::move(checked->layout);
     session->state = Session::State::kRegistered;
     v1::MemberMessage message;
     *message.mutable_registration() = std::move(registration);

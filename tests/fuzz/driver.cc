@@ -3,6 +3,10 @@
 // two numbers that it prints.
 //
 //   state_file_fuzz CORPUS ITERATIONS [SEED [ONLY_ITERATION]]
+//
+// An input that takes longer than kInputSecondsMax, or that brings the process beyond
+// kResidentKibMax, fails. tools/cmake/Dmuond.cmake gives libFuzzer the same budgets.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +29,9 @@ namespace {
 using Input = std::string;
 
 constexpr size_t kInputBytesMax = size_t{1} << 20;
+// Targets with a daemon wait for up to 30 s until one has left.
+constexpr unsigned kInputSecondsMax = 60;
+constexpr int64_t kResidentKibMax = int64_t{2} << 20;
 
 volatile uint64_t g_seed = 0;
 volatile int64_t g_iteration = -1;  // -1: the corpus as it is
@@ -127,7 +134,15 @@ class Mutator {
 };
 
 void Run(const Input& input) {
+  alarm(kInputSecondsMax);
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+  alarm(0);
+  rusage usage{};
+  if (getrusage(RUSAGE_SELF, &usage) == 0 && usage.ru_maxrss > kResidentKibMax) {
+    std::fprintf(stderr, "fuzz: %ld KiB of memory, beyond %lld\n", usage.ru_maxrss,
+                 static_cast<long long>(kResidentKibMax));  // NOLINT
+    std::abort();
+  }
 }
 
 }  // namespace
@@ -137,7 +152,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: %s CORPUS ITERATIONS [SEED [ONLY_ITERATION]]\n", argv[0]);
     return 2;
   }
-  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
+  for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM}) {
     std::signal(signal, SayWhere);
   }
   const std::vector<Input> corpus = ReadCorpus(argv[1]);

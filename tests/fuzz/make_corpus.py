@@ -39,6 +39,34 @@ def layout() -> dict:
     return {"parameters": [parameter], "fragments": [fragment], "groups": [group]}
 
 
+def huge_layout() -> dict:
+    """More elements than a job can have: 2^31 pieces."""
+    made = layout()
+    made["parameters"][0].route = types_pb2.ROUTE_ADAMW
+    made["parameters"][0].shape[:] = made["fragments"][0].box.end[:] = [1 << 28, 1 << 27]
+    for part in (made["fragments"][0].gradient, made["fragments"][0].weight):
+        part.strides[:] = [1 << 27, 1]
+    return made
+
+
+def rows_layout(count: int) -> dict:
+    """Each row of a tensor is a fragment; one trainer may have 1,024."""
+    made = layout()
+    made["parameters"][0].route = types_pb2.ROUTE_ADAMW
+    made["parameters"][0].shape[:] = [count]
+    made["fragments"] = []
+    for row in range(count):
+        fragment = types_pb2.Fragment(contribution=types_pb2.CONTRIBUTION_SUM)
+        fragment.box.begin.append(row)
+        fragment.box.end.append(row + 1)
+        for arena, part in ((1, fragment.gradient), (2, fragment.weight)):
+            part.arena = arena
+            part.offset_bytes = 4 * row
+            part.strides.append(1)
+        made["fragments"].append(fragment)
+    return made
+
+
 def scalars() -> types_pb2.StepScalars:
     made = types_pb2.StepScalars(loss_scale=1, clip_muon=True)
     made.groups.add(learning_rate=0.01, momentum=0.95, beta1=0.9, beta2=0.95, eps=1e-8)
@@ -104,6 +132,9 @@ def trainer_requests() -> None:
         "routing": (15, b""),
         "log_level": (16, b"\x0a\x05error"),
         "fresh_layout": (17, trainer_pb2.RegisterLayoutRequest(**layout())),
+        "fresh_layout_huge": (17, trainer_pb2.RegisterLayoutRequest(**huge_layout())),
+        "fresh_layout_rows": (17, trainer_pb2.RegisterLayoutRequest(**rows_layout(1024))),
+        "fresh_layout_more_rows": (17, trainer_pb2.RegisterLayoutRequest(**rows_layout(1025))),
         "attach_socket": (18, b"hello"),
         "load_job": (19, b""),
         "save_job": (20, b""),

@@ -1,6 +1,6 @@
 // Requests of the Trainer, Admin and health services out of nowhere, to a real daemon with a real
 // lane and a job in mid-run, of which snapshots are made. Whatever comes, the daemon answers or
-// refuses, lives, and serves the next one.
+// refuses, lives, and serves the next one soon: what a request costs is bounded before it is done.
 //
 // An input: method, flags (1: the job's own session key; 2: its open attempt, a fresh nonce, the
 // next number of a call, or the way back that the job is on), and the request's bytes. Bytes that
@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,6 +46,18 @@ constexpr int kRequestsOnTheWayBack = 3;
   std::abort();
 }
 
+// Processor time that one request may cost the daemon, its plan included: its lock is kept for
+// less. Not of the clock, which goes on while others have the processors.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#else
+constexpr bool kSanitized = false;
+#endif
+constexpr std::chrono::milliseconds kProcessorTimeMax{kSanitized ? 5000 : 1000};
+constexpr int64_t kResidentKibMax = int64_t{kSanitized ? 4 : 1} << 20;
+
 // Drains that are obeyed: each is a new daemon.
 constexpr int kDrainEvery = 200;
 
@@ -72,13 +86,41 @@ class Target {
     if (way_back_ > 0 && --way_back_ == 0) Acknowledge();
     own_key_ = (flags & 1) != 0;
     own_attempt_ = (flags & 2) != 0;
+    const pid_t pid = daemon_->pid();
+    const auto before = ProcessorTime(pid);
     Dispatch(method % 25, body);
     if (daemon_->Wait(std::chrono::milliseconds(0)) >= 0)
       Die("the daemon died:\n" + daemon_->Log());
+    if (daemon_->pid() == pid) CheckBudget(before);
   }
 
  private:
   using Stub = v1::Trainer::Stub;
+
+  static std::chrono::milliseconds ProcessorTime(pid_t pid) {
+    clockid_t clock{};
+    timespec used{};
+    if (::clock_getcpuclockid(pid, &clock) != 0 || ::clock_gettime(clock, &used) != 0) return {};
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec));
+  }
+  // That it answers another caller, who needs its lock too, and what the request has cost.
+  void CheckBudget(std::chrono::milliseconds before) {
+    if (!Unary(*admin_, &v1::Admin::Stub::GetStatus, "", std::chrono::seconds(30)).has_value()) {
+      Die("the daemon does not answer any more:\n" + daemon_->Log());
+    }
+    const auto used = ProcessorTime(daemon_->pid()) - before;
+    if (used > kProcessorTimeMax) {
+      Die("a request took " + std::to_string(used.count()) + " ms of the daemon's time");
+    }
+    const std::string path = "/proc/" + std::to_string(daemon_->pid()) + "/status";
+    std::ifstream status(path);
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("VmHWM:") && std::stoll(line.substr(6)) > kResidentKibMax) {
+        Die("the daemon has grown: " + line);
+      }
+    }
+  }
 
   void NewJob() {
     way_back_ = 0;

@@ -42,6 +42,25 @@ void ForEachPoint(const Box& box, const std::function<void(const Box&)>& visit) 
   descend(0);
 }
 
+TEST(FragmentAlgebraTest, TwoBoxesThatOverlapAreFoundWhereThereAreSome) {
+  ForAll(20000, [] {
+    const Extents shape = RandomShape(3, 6);
+    std::vector<Box> boxes;
+    const int64_t count = Pick(0, 5);
+    for (int64_t i = 0; i < count; ++i) boxes.push_back(RandomBox(shape));
+    bool some = false;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) some = some || !Empty(Intersect(boxes[i], boxes[j]));
+    }
+    const auto found = FindOverlap(boxes);
+    RC_ASSERT(found.has_value() == some);
+    if (some) {
+      RC_ASSERT(found->first < found->second);
+      RC_ASSERT(!Empty(Intersect(boxes[found->first], boxes[found->second])));
+    }
+  });
+}
+
 TEST(FragmentAlgebraTest, EveryElementLiesInOneCellWithExactlyItsHolders) {
   ForAll(25000, [] {
     const Extents shape = RandomShape(3, 6);

@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "scheduler/reason.h"
 #include "scheduler/routing.h"
 #include "tests/scheduler/layouts.h"
 
@@ -202,6 +203,15 @@ TEST(PlanTest, RoutingTableSaysWhoOwnsWhatAndWhy) {
   EXPECT_THAT(rows[0].owners, ElementsAre(LaneId(0)));
   EXPECT_EQ(rows[1].matrices, 0);
   EXPECT_TRUE(rows[2].owners.empty());
+}
+
+TEST(PlanTest, MoreMatricesThanAJobCanHaveAreRefusedByName) {
+  const Extents stack = {1'000'000, 2, 3};
+  const auto plan = MakePlan(*World(1, 1, 1).Replicate(Muon("experts", stack)).Inputs());
+  EXPECT_EQ(ReasonOf(plan.status()), "LAYOUT_INVALID");
+  EXPECT_THAT(std::string(plan.status().message()),
+              HasSubstr("'experts' of shape 1000000x2x3 the job has 1000000 matrices; at "
+                        "most 262144 are allowed"));
 }
 
 }  // namespace

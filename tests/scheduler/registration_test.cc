@@ -1,6 +1,8 @@
 // What bad registrations get: the parameter, the trainers and both values, and nothing changed.
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -225,6 +227,63 @@ TEST(RegistrationTest, ParametersLeftToTheTrainerNeedNoFragments) {
   world.registrations[0].parameters.push_back(left);
   Layout layout;
   EXPECT_TRUE(MergeRegistrations(world.registrations, 1, layout).ok());
+}
+
+// A registration of one trainer whose boxes these are.
+World Holding(const Parameter& parameter, const std::vector<Box>& boxes) {
+  World world(1, 1, 1);
+  for (const Box& box : boxes) world.Hold(0, parameter, box);
+  return world;
+}
+
+TEST(RegistrationTest, MoreThanAJobCanHaveIsRefusedByNameBeforeItIsLookedAt) {
+  const Extents huge = {int64_t{1} << 28, int64_t{1} << 27};
+  for (const Parameter& parameter : {AdamW("huge", huge), Muon("huge", huge)}) {
+    EXPECT_THAT(MessageOf(Holding(parameter, {WholeBox(huge)})),
+                HasSubstr("parameter 'huge' of shape 268435456x134217728 has more than "
+                          "1099511627776 elements"));
+  }
+  std::vector<Box> rows;
+  for (int64_t i = 0; i < 261'000; ++i) rows.push_back({{i, 0}, {i + 1, 4}});
+  EXPECT_THAT(MessageOf(Holding(AdamW("rows", {261'000, 4}), rows)),
+              HasSubstr("parameter 'rows' has 261000 fragments; at most 1024 are allowed"));
+  const Extents large = {1 << 20, 1 << 20};
+  World world(1, 1, 1);
+  for (int i = 0; i < 5; ++i) world.Hold(0, AdamW("w" + std::to_string(i), large), WholeBox(large));
+  EXPECT_THAT(MessageOf(world),
+              HasSubstr("the parameters up to 'w4' of shape 1048576x1048576 have 5497558138880 "
+                        "elements in all; at most 4398046511104 are allowed in a job"));
+}
+
+TEST(RegistrationTest, BoxesThatFallApartIntoFarMoreCellsThanTheyAreAreRefused) {
+  World world(1, 1, 1);
+  constexpr int64_t kSide = 1 << 16;
+  for (int p = 0; p < 8; ++p) {
+    const Parameter parameter = AdamW("bricks" + std::to_string(p), {kSide, kSide});
+    for (int64_t i = 0; i < 32; ++i) {
+      // Each column of bricks is cut at other rows.
+      for (int64_t j = 0, from = 0; j < 32; ++j) {
+        const int64_t to = j == 31 ? kSide : (j + 1) * 2000 + i;
+        world.Hold(0, parameter, {{from, i * 2048}, {to, (i + 1) * 2048}});
+        from = to;
+      }
+    }
+  }
+  EXPECT_THAT(MessageOf(world), AllOf(HasSubstr("'bricks"), HasSubstr("cells")));
+}
+
+TEST(RegistrationTest, TheLargestModelOfTodayOnManyTrainersIsNot) {
+  World world(64, 8, 8);
+  // 61 layers of 384 experts, 10^12 elements, as stacks of matrices; vectors in shards.
+  for (int layer = 0; layer < 61; ++layer) {
+    for (const char* name : {"gate", "up", "down"}) {
+      world.ShardRows(Muon(name + std::to_string(layer), {384, 7168, 2048}));
+    }
+    world.ShardRows(AdamW("norm" + std::to_string(layer), {7168}));
+  }
+  Layout layout;
+  const absl::Status merged = MergeRegistrations(world.registrations, 64, layout);
+  EXPECT_TRUE(merged.ok()) << merged;
 }
 
 }  // namespace

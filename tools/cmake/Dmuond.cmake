@@ -227,7 +227,9 @@ function(dmuond_fuzz name)
     target_link_options(${name}_libfuzzer PRIVATE -fsanitize=fuzzer)
     set(found ${CMAKE_BINARY_DIR}/fuzz/${name})  # inputs that reach more than the corpus does
     file(MAKE_DIRECTORY ${found})
+    # Budgets of one input, as in tests/fuzz/driver.cc.
     add_test(NAME ${name}_minute COMMAND ${name}_libfuzzer -max_total_time=60 -print_final_stats=1
+      -timeout=60 -rss_limit_mb=2048 -malloc_limit_mb=1024
       -artifact_prefix=${found}- ${found} ${CMAKE_CURRENT_SOURCE_DIR}/${ARG_CORPUS})
     set_tests_properties(${name}_minute PROPERTIES TIMEOUT 180 LABELS fuzz)
   endif()

@@ -197,6 +197,37 @@ const Row kRows[] = {
      },
      {StatusCode::kInvalidArgument, "LAYOUT_INVALID", {"'matrix'", "1099511627776"}},
      /*alone=*/true},
+    {"MoreElementsThanAModelHas",
+     [](int32_t rank) {
+       return Changed(rank, [](Layout& layout) {
+         layout.parameters[1].shape = {int64_t{1} << 28, int64_t{1} << 27};
+         layout.fragments[1].box = {{0, 0}, {int64_t{1} << 28, int64_t{1} << 27}};
+         layout.fragments[1].gradient.strides = {int64_t{1} << 27, 1};
+         layout.fragments[1].weight.strides = {int64_t{1} << 27, 1};
+       });
+     },
+     {StatusCode::kInvalidArgument,
+      "LAYOUT_INVALID",
+      {"'vector'", "268435456x134217728", "1099511627776", "trainer 1"}},
+     /*alone=*/true},
+    {"MoreFragmentsThanATrainerHas",
+     [](int32_t rank) {
+       return Changed(rank, [](Layout& layout) {
+         // Each a row: none overlaps another.
+         constexpr int64_t kRows = 261'000;
+         layout.parameters[1].shape = {kRows};
+         Fragment row = layout.fragments.back();
+         layout.fragments.pop_back();
+         for (int64_t i = 0; i < kRows; ++i) {
+           row.box = {{i}, {i + 1}};
+           layout.fragments.push_back(row);
+         }
+       });
+     },
+     {StatusCode::kInvalidArgument,
+      "LAYOUT_INVALID",
+      {"'vector'", "261000 fragments", "1024", "trainer 1"}},
+     /*alone=*/true},
     {"OffsetThatOverflows",
      [](int32_t rank) {
        return Changed(
