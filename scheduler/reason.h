@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "scheduler/shown.h"
 
 namespace dmuond::scheduler {
 
@@ -27,7 +28,8 @@ struct Message {
   Metadata metadata;
 };
 
-// A part of a message that has a name for programs, lower_snake_case.
+// A part of a message that has a name for programs, lower_snake_case. In the text it is shown as
+// scheduler/shown.h says, whoever has written it; programs get it as it is.
 struct NamedPart {
   const char* name;
   std::string value;
@@ -38,7 +40,7 @@ template <typename Value>
 }
 
 inline void AppendPart(Message& message, const NamedPart& part) {
-  message.text += part.value;
+  message.text += Shown(part.value);
   message.metadata.emplace_back(part.name, part.value);
 }
 inline void AppendPart(Message& message, const absl::AlphaNum& part) {

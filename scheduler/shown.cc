@@ -87,6 +87,15 @@ std::string ShownInQuotes(absl::string_view text, size_t bytes_max) {
   return Show(text, bytes_max, /*in_quotes=*/true);
 }
 
+bool IsUtf8(absl::string_view text) {
+  while (!text.empty()) {
+    const size_t bytes = First(text).bytes;
+    if (bytes == 0) return false;
+    text.remove_prefix(bytes);
+  }
+  return true;
+}
+
 bool IsPlain(absl::string_view text) {
   while (!text.empty()) {
     const Character c = First(text);

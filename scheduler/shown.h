@@ -25,6 +25,8 @@ inline constexpr size_t kShownBytesMax = 1024;
 // wants it.
 [[nodiscard]] std::string ShownInQuotes(absl::string_view text, size_t bytes_max = kShownBytesMax);
 
+[[nodiscard]] bool IsUtf8(absl::string_view text);
+
 // Whether Shown() leaves it as it is, however long it is.
 [[nodiscard]] bool IsPlain(absl::string_view text);
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "scheduler/shown.h"
 
 namespace dmuond::server::ctl {
 namespace {
@@ -27,7 +28,10 @@ Table::Table(std::vector<std::string> header) {
   rows_.push_back(std::move(header));
 }
 
-void Table::Add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+void Table::Add(std::vector<std::string> cells) {
+  for (std::string& cell : cells) cell = scheduler::Shown(cell);
+  rows_.push_back(std::move(cells));
+}
 
 std::string Table::Text() const {
   std::vector<size_t> widths(right_.size());

@@ -15,7 +15,8 @@ namespace dmuond::server::ctl {
 class Table {
  public:
   explicit Table(std::vector<std::string> header);
-  // REQUIRES: as many cells as the header has.
+  // What others have written is escaped (scheduler/shown.h). REQUIRES: as many cells as the header
+  // has.
   void Add(std::vector<std::string> cells);
   // A line for the header, one for each row; widths in characters, UTF-8.
   [[nodiscard]] std::string Text() const;

@@ -4,6 +4,7 @@
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
 #include "server/daemon/services.h"
+#include "server/daemon/text_limits.h"
 
 namespace dmuond::server {
 namespace {
@@ -75,6 +76,7 @@ class AdminService final : public v1::Admin::Service {
   }
   grpc::Status SetLogLevel(ServerContext* /*context*/, const v1::SetLogLevelRequest* request,
                            v1::SetLogLevelReply* reply) override {
+    if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
     absl::StatusOr<log::Level> level = log::ParseLevel(request->level());
     if (!level.ok()) return ToGrpc(level.status());
     reply->set_previous(log::Name(daemon_.SetLogLevel(*level)));

@@ -45,7 +45,8 @@ using scheduler::WithMetadata;
 
 // To the wire and back (errors_grpc.cc, the only part that needs gRPC). Every error carries an
 // ErrorInfo: one without a reason gets "INTERNAL_ERROR" for INTERNAL and UNKNOWN and its code's
-// name otherwise. Details that are no google.rpc.Status are left out.
+// name otherwise. What others have written is escaped, and what is too long for gRPC's trailers is
+// cut. Details that are no google.rpc.Status are left out.
 [[nodiscard]] grpc::Status ToGrpc(const absl::Status& status);
 [[nodiscard]] absl::Status FromGrpc(const grpc::Status& status);
 

@@ -6,6 +6,7 @@
 #include "server/daemon/errors.h"
 #include "server/daemon/layout_bytes.h"
 #include "server/daemon/services.h"
+#include "server/daemon/text_limits.h"
 
 namespace dmuond::server {
 namespace {
@@ -19,6 +20,13 @@ grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
   return grpc::Status::OK;
 }
 
+// What `call` answers to a request whose strings are not too long.
+template <typename Request, typename Reply, typename Call>
+grpc::Status Checked(const Request& request, Reply* reply, const Call& call) {
+  if (absl::Status checked = CheckText(request); !checked.ok()) return ToGrpc(checked);
+  return Answer(call(), reply);
+}
+
 Daemon::Cancelled CallerGone(ServerContext* context) {
   return [context] { return context->IsCancelled(); };
 }
@@ -29,11 +37,12 @@ class TrainerService final : public v1::Trainer::Service {
 
   grpc::Status Hello(ServerContext* /*context*/, const v1::HelloRequest* request,
                      v1::HelloReply* reply) override {
-    return Answer(daemon_.Hello(*request), reply);
+    return Checked(*request, reply, [&] { return daemon_.Hello(*request); });
   }
   grpc::Status OpenSession(ServerContext* context, const v1::OpenSessionRequest* request,
                            v1::OpenSessionReply* reply) override {
-    return Answer(daemon_.OpenSession(*request, CallerGone(context)), reply);
+    return Checked(*request, reply,
+                   [&] { return daemon_.OpenSession(*request, CallerGone(context)); });
   }
   grpc::Status RegisterLayout(
       ServerContext* context,
@@ -52,6 +61,7 @@ class TrainerService final : public v1::Trainer::Service {
       kept = held.Add(static_cast<int64_t>(part.ByteSizeLong()));
       if (kept.ok()) wire::Append(request, part);
     }
+    if (kept.ok()) kept = CheckText(request);
     if (!kept.ok()) return ToGrpc(kept);
     // A stream that broke is no shorter layout.
     if (context->IsCancelled()) return ToGrpc(absl::CancelledError("the caller has gone"));
@@ -63,7 +73,8 @@ class TrainerService final : public v1::Trainer::Service {
   }
   grpc::Status AttachBuffers(ServerContext* context, const v1::AttachBuffersRequest* request,
                              v1::AttachBuffersReply* reply) override {
-    return Answer(daemon_.AttachBuffers(*request, CallerGone(context)), reply);
+    return Checked(*request, reply,
+                   [&] { return daemon_.AttachBuffers(*request, CallerGone(context)); });
   }
   grpc::Status PushParameters(ServerContext* context,
                               grpc::ServerReader<v1::PushParametersRequest>* reader,
@@ -75,9 +86,11 @@ class TrainerService final : public v1::Trainer::Service {
     }
     PushedState state;
     v1::PushParametersRequest message;
-    absl::Status kept = header.state() ? daemon_.CheckMayPush(header.key()) : absl::OkStatus();
+    absl::Status kept = CheckText(header);
+    if (kept.ok() && header.state()) kept = daemon_.CheckMayPush(header.key());
     while (header.state() && kept.ok() && reader->Read(&message)) {
-      kept = daemon_.KeepStateChunk(header.key(), message.chunk(), state);
+      kept = CheckText(message);
+      if (kept.ok()) kept = daemon_.KeepStateChunk(header.key(), message.chunk(), state);
     }
     if (!kept.ok()) return ToGrpc(kept);
     // A stream that broke is no shorter push.
@@ -86,17 +99,20 @@ class TrainerService final : public v1::Trainer::Service {
   }
   grpc::Status PullParameters(ServerContext* context, const v1::PullParametersRequest* request,
                               grpc::ServerWriter<v1::PullParametersReply>* writer) override {
+    if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
     return ToGrpc(daemon_.PullParameters(
         *request, CallerGone(context),
         [writer](const v1::PullParametersReply& reply) { return writer->Write(reply); }));
   }
   grpc::Status SubmitStep(ServerContext* context, const v1::SubmitStepRequest* request,
                           v1::SubmitStepReply* reply) override {
-    return Answer(daemon_.SubmitStep(*request, CallerGone(context)), reply);
+    return Checked(*request, reply,
+                   [&] { return daemon_.SubmitStep(*request, CallerGone(context)); });
   }
   grpc::Status WaitStep(ServerContext* context, const v1::WaitStepRequest* request,
                         v1::WaitStepReply* reply) override {
-    return Answer(daemon_.WaitStep(*request, CallerGone(context)), reply);
+    return Checked(*request, reply,
+                   [&] { return daemon_.WaitStep(*request, CallerGone(context)); });
   }
   grpc::Status WatchSession(ServerContext* context, const v1::WatchSessionRequest* request,
                             grpc::ServerWriter<v1::SessionEvent>* writer) override {
@@ -106,19 +122,22 @@ class TrainerService final : public v1::Trainer::Service {
   }
   grpc::Status AckRollback(ServerContext* context, const v1::AckRollbackRequest* request,
                            v1::AckRollbackReply* reply) override {
-    return Answer(daemon_.AckRollback(*request, CallerGone(context)), reply);
+    return Checked(*request, reply,
+                   [&] { return daemon_.AckRollback(*request, CallerGone(context)); });
   }
   grpc::Status SaveSnapshot(ServerContext* context, const v1::SaveSnapshotRequest* request,
                             v1::SaveSnapshotReply* reply) override {
-    return Answer(daemon_.SaveSnapshot(*request, CallerGone(context)), reply);
+    return Checked(*request, reply,
+                   [&] { return daemon_.SaveSnapshot(*request, CallerGone(context)); });
   }
   grpc::Status LoadSnapshot(ServerContext* context, const v1::LoadSnapshotRequest* request,
                             v1::LoadSnapshotReply* reply) override {
-    return Answer(daemon_.LoadSnapshot(*request, CallerGone(context)), reply);
+    return Checked(*request, reply,
+                   [&] { return daemon_.LoadSnapshot(*request, CallerGone(context)); });
   }
   grpc::Status CloseSession(ServerContext* /*context*/, const v1::CloseSessionRequest* request,
                             v1::CloseSessionReply* reply) override {
-    return Answer(daemon_.CloseSession(*request), reply);
+    return Checked(*request, reply, [&] { return daemon_.CloseSession(*request); });
   }
 
  private:

@@ -22,6 +22,14 @@ TEST(TableTest, WidthIsInCharacters) {
   EXPECT_EQ(table.Text(), "a   b\n…   x\nab  y\n");
 }
 
+TEST(TableTest, WhatOthersHaveWrittenNeitherCommandsTheTerminalNorMakesRows) {
+  Table table({"name", "client"});
+  table.Add({"a\nb", "\x1b[2J"});
+  EXPECT_EQ(table.Text(),
+            "name  client\n"
+            "a\\nb  \\u001b[2J\n");
+}
+
 TEST(TableTest, NumbersForPeople) {
   EXPECT_EQ(HumanBytes(0), "0 B");
   EXPECT_EQ(HumanBytes(1023), "1023 B");

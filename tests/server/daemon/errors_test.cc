@@ -56,6 +56,39 @@ TEST(ErrorsTest, WireFormIsErrorInfo) {
   EXPECT_EQ(info.metadata().at("step"), "9");
 }
 
+// As gRPC counts a status: the message with %XX for what is not printed ASCII, details in base64.
+size_t TrailerBytes(const grpc::Status& status) {
+  size_t bytes = status.error_details().size() * 4 / 3;
+  for (const char c : status.error_message()) bytes += c >= ' ' && c <= '~' && c != '%' ? 1 : 3;
+  return bytes;
+}
+
+TEST(ErrorsTest, AnErrorThatQuotesLongStringsStaysWithinTheTrailersThatAClientTakes) {
+  for (const std::string& piece : {std::string("n"), std::string("\u00fc"), std::string("%")}) {
+    std::string name;
+    while (name.size() + piece.size() <= 1024) name += piece;
+    const absl::Status error =
+        Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+              Say("parameters '", Named("parameter", name), "', '", Named("other", name), "', '",
+                  Named("third", name), "' and '", Named("fourth", name), "' of rank ",
+                  Named("rank", 7)));
+    const grpc::Status status = ToGrpc(error);
+    EXPECT_LT(TrailerBytes(status), 8000);
+    const google::rpc::ErrorInfo info = InfoOf(status);
+    EXPECT_EQ(info.reason(), "LAYOUT_INVALID");
+    EXPECT_EQ(info.metadata().at("rank"), "7");
+  }
+}
+
+TEST(ErrorsTest, WhatOthersHaveWrittenIsShownEscaped) {
+  const absl::Status error = Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                                   Say("parameter '", Named("parameter", "a\x1b[2J\nb"), "'\nend"));
+  EXPECT_EQ(error.message(), "parameter 'a\\u001b[2J\\nb'\nend");
+  EXPECT_EQ(InfoOf(ToGrpc(error)).metadata().at("parameter"), "a\x1b[2J\nb");  // for programs
+  const grpc::Status status = ToGrpc(absl::InternalError("no UTF-8: \xff"));
+  EXPECT_EQ(status.error_message(), "no UTF-8: \\ufffd");
+}
+
 TEST(ErrorsTest, EveryErrorHasSomeReasonOnTheWire) {
   EXPECT_EQ(InfoOf(ToGrpc(absl::InternalError("x"))).reason(), "INTERNAL_ERROR");
   EXPECT_EQ(InfoOf(ToGrpc(absl::NotFoundError("x"))).reason(), "NOT_FOUND");

@@ -197,6 +197,20 @@ const Row kRows[] = {
      },
      {StatusCode::kInvalidArgument, "LAYOUT_INVALID", {"'matrix'", "1099511627776"}},
      /*alone=*/true},
+    // The longest names, twice in the message: gRPC's trailers would not hold it all.
+    {"WeightsThatShareMemory",
+     [](int32_t rank) {
+       return Changed(rank, [](Layout& layout) {
+         layout.parameters[0].name = std::string(1024, 'a');
+         layout.parameters[1].name = std::string(1024, 'b');
+         layout.fragments[1].weight.arena = layout.fragments[0].weight.arena;
+         layout.fragments[1].weight.offset_bytes = layout.fragments[0].weight.offset_bytes;
+       });
+     },
+     {StatusCode::kInvalidArgument,
+      "LAYOUT_INVALID",
+      {std::string(1024, 'a'), "behind the beginning of the weight of 'bbb", "trainer 1"}},
+     /*alone=*/true},
     {"MoreElementsThanAModelHas",
      [](int32_t rank) {
        return Changed(rank, [](Layout& layout) {

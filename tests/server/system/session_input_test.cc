@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -140,6 +141,12 @@ TEST_F(SessionInputTest, SessionsThatCannotBeAreRefusedAndTheOtherGoesOn) {
                   {StatusCode::kPermissionDenied, "TOKEN_WRONG", {"rank 1"}});
   ExpectNotOpened([](auto& request) { request.set_job("../etc"); },
                   {StatusCode::kInvalidArgument, "JOB_NAME_INVALID", {"../etc"}});
+  ExpectNotOpened([](auto& request) { request.set_job(std::string(1 << 20, 'j')); },
+                  {StatusCode::kInvalidArgument, "JOB_NAME_INVALID", {"job", "1048576", "128"}});
+  ExpectNotOpened([](auto& request) { request.set_client(std::string(1 << 20, 'c')); },
+                  {StatusCode::kInvalidArgument, "STRING_TOO_LONG", {"client", "1048576", "256"}});
+  ExpectNotOpened([](auto& request) { request.set_launch(std::string(129, 'l')); },
+                  {StatusCode::kInvalidArgument, "STRING_TOO_LONG", {"launch", "129", "128"}});
   ExpectNotOpened([](auto& request) { request.set_rank(2); },
                   {StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE", {"rank 2", "world of 2"}});
   ExpectNotOpened([](auto& request) { request.set_rank(-1); },
@@ -234,6 +241,21 @@ TEST_F(SessionInputTest, TheNumberOfAnothersSessionWithoutItsSecretIsAsGoodAsNon
   second->key() = firsts;
   second->key().set_secret(own.secret());
   ExpectRefused(second->Close(), {StatusCode::kFailedPrecondition, "INCARNATION_OLD", {}});
+}
+
+TEST_F(SessionInputTest, AClientsNameCommandsNoTerminalAndMakesNoLineOfTheLog) {
+  const auto second = Trainer();
+  v1::OpenSessionRequest request = Request(*second, 1);
+  request.set_client("\x1b[2J\nlevel=error");
+  ASSERT_TRUE(Open(*second, request).ok());
+  ExpectNotOpened([](auto&) {}, {StatusCode::kAlreadyExists, "RANK_TWICE", {"b[2J\\nlevel=error"}});
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const std::string shown = R"(client="\u001b[2J\nlevel=error")";
+  while (daemon_->Log().find(shown) == std::string::npos) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << daemon_->Log();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  BothTrain(*first_, *second);
 }
 
 TEST_F(SessionInputTest, BuffersThatCannotBeAreRefusedAndRightOnesAreTakenAfterwards) {
