@@ -5,7 +5,9 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "server/convert.h"
 #include "server/daemon/daemon.h"
@@ -74,6 +76,18 @@ bool WriteChunks(const v1::StateChunk& name, const std::string& bytes, int64_t e
     if (elements == 0) break;
   }
   return true;
+}
+
+// Units are in order of their parameters.
+std::vector<scheduler::UnitId> UnitsOf(const scheduler::Plan& plan, int32_t parameter) {
+  std::vector<scheduler::UnitId> units;
+  auto unit = std::partition_point(
+      plan.units.begin(), plan.units.end(),
+      [parameter](const scheduler::Unit& before) { return before.parameter < parameter; });
+  for (; unit != plan.units.end() && unit->parameter == parameter; ++unit) {
+    units.push_back(unit->id);
+  }
+  return units;
 }
 
 }  // namespace
@@ -185,38 +199,39 @@ absl::Status Daemon::PullParameters(
   };
   const scheduler::Registration layout = (*found)->layout;
   const std::vector<int32_t> job_parameter = (*found)->job_parameter;
+  absl::flat_hash_set<absl::string_view> registered;
+  for (const scheduler::Parameter& parameter : layout.parameters) registered.insert(parameter.name);
   for (const std::string& name : request.parameters()) {
-    const bool known = std::any_of(layout.parameters.begin(), layout.parameters.end(),
-                                   [&](const scheduler::Parameter& p) { return p.name == name; });
-    if (!known) {
+    if (!registered.contains(name)) {
       return Error(absl::StatusCode::kInvalidArgument, "PARAMETER_UNKNOWN",
                    Say("rank ", Named("rank", (*found)->rank), " has not registered '",
                        Named("parameter", name), "'"));
     }
   }
+  const absl::flat_hash_set<absl::string_view> named(request.parameters().begin(),
+                                                     request.parameters().end());
   const auto wanted_parameter = [&](const std::string& name) {
-    return request.parameters().empty() ||
-           std::find(request.parameters().begin(), request.parameters().end(), name) !=
-               request.parameters().end();
+    return named.empty() || named.contains(name);
   };
   const auto wanted_kind = [&](v1::StateKind kind) {
     return request.kinds().empty() ||
            std::find(request.kinds().begin(), request.kinds().end(), kind) != request.kinds().end();
   };
+  std::vector<std::vector<int32_t>> fragments(layout.parameters.size());
+  for (size_t f = 0; f < layout.fragments.size(); ++f) {
+    fragments[layout.fragments[f].parameter].push_back(static_cast<int32_t>(f));
+  }
   for (size_t p = 0; p < layout.parameters.size(); ++p) {
     const scheduler::Parameter& parameter = layout.parameters[p];
     if (parameter.route == scheduler::Route::kTrainer || !wanted_parameter(parameter.name))
       continue;
-    std::vector<scheduler::UnitId> units;
-    for (const scheduler::Unit& unit : plan->units) {
-      if (unit.parameter == job_parameter[p]) units.push_back(unit.id);
-    }
+    const std::vector<scheduler::UnitId> units = UnitsOf(*plan, job_parameter[p]);
     for (const v1::StateKind kind : kAllKinds) {
       if (!wanted_kind(kind)) continue;
       if (units.empty() || !HasState(plan->units[units[0].value()].kind, kind)) continue;
       int32_t index = 0;  // among this rank's fragments of the parameter
-      for (const scheduler::Fragment& fragment : layout.fragments) {
-        if (fragment.parameter != static_cast<int32_t>(p)) continue;
+      for (const int32_t f : fragments[p]) {
+        const scheduler::Fragment& fragment = layout.fragments[f];
         v1::StateChunk name;
         name.set_parameter(parameter.name);
         name.set_fragment(index++);

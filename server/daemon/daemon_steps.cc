@@ -3,7 +3,9 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "dmuond/wire/fault_point.h"
 #include "scheduler/scalar_ranges.h"
 #include "server/convert.h"
@@ -46,6 +48,12 @@ absl::Status Refusal(const scheduler::StepAnswer& answer) {
   metadata.emplace_back("next_attempt", absl::StrCat(answer.next_attempt.value()));
   return Error(answer.refused.code(), ReasonOf(answer.refused),
                std::string(answer.refused.message()), metadata);
+}
+
+// What a list names, each once however often it was named.
+void SortOnce(std::vector<int32_t>& parameters) {
+  std::sort(parameters.begin(), parameters.end());
+  parameters.erase(std::unique(parameters.begin(), parameters.end()), parameters.end());
 }
 
 }  // namespace
@@ -140,7 +148,7 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
     }
     submission.absent.push_back(session.job_parameter[index]);
   }
-  std::sort(submission.absent.begin(), submission.absent.end());
+  SortOnce(submission.absent);
   if (job_->inputs != nullptr && !job_->wire.registrations().empty() &&
       submission.scalars.groups.size() !=
           static_cast<size_t>(job_->wire.registrations(0).groups_size())) {
@@ -247,18 +255,20 @@ absl::StatusOr<v1::PushParametersReply> Daemon::Push(const v1::PushParametersReq
       header.attempt() == 0 ? job_->steps->open().attempt : scheduler::Attempt(header.attempt());
   submission.step = scheduler::StepId(header.step());
   if (!header.all_weights() && !header.state()) {
+    absl::flat_hash_map<absl::string_view, int32_t> job_parameter;
+    for (int i = 0; i < session.registration.parameters_size(); ++i) {
+      job_parameter.emplace(session.registration.parameters(i).name(), session.job_parameter[i]);
+    }
     for (const std::string& name : header.weights()) {
-      const auto& parameters = session.registration.parameters();
-      const auto at = std::find_if(parameters.begin(), parameters.end(),
-                                   [&](const v1::Parameter& p) { return p.name() == name; });
-      if (at == parameters.end()) {
+      const auto at = job_parameter.find(name);
+      if (at == job_parameter.end()) {
         return Error(absl::StatusCode::kInvalidArgument, "PARAMETER_UNKNOWN",
                      Say("rank ", Named("rank", session.rank), " pushes '",
                          Named("parameter", name), "', which it has not registered"));
       }
-      submission.pushed.push_back(session.job_parameter[at - parameters.begin()]);
+      submission.pushed.push_back(at->second);
     }
-    std::sort(submission.pushed.begin(), submission.pushed.end());
+    SortOnce(submission.pushed);
     if (submission.pushed.empty()) {
       return Error(absl::StatusCode::kInvalidArgument, "PARAMETER_UNKNOWN",
                    "a push names no parameter and is not of all weights");
