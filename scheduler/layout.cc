@@ -35,6 +35,8 @@ const char* Name(Contribution contribution) {
       return "sum";
     case Contribution::kSame:
       return "same";
+    case Contribution::kNone:
+      return "none";
   }
   return "unknown";
 }

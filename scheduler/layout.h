@@ -18,10 +18,14 @@ namespace dmuond::scheduler {
 
 enum class Route : uint8_t { kMuon = 1, kAdamW = 2, kTrainer = 3 };
 enum class ElementType : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };  // values as in kernels::DType
-enum class Contribution : uint8_t { kSum = 1, kSame = 2 };
+enum class Contribution : uint8_t {
+  kSum = 1,   // added over all holders that say so
+  kSame = 2,  // equal at all holders: the lowest rank's is taken
+  kNone = 3   // not read: equals that of another holder, which says kSum
+};
 [[nodiscard]] const char* Name(Route route);
 [[nodiscard]] const char* Name(ElementType type);           // "float32", "bfloat16", "float16"
-[[nodiscard]] const char* Name(Contribution contribution);  // "sum", "same"
+[[nodiscard]] const char* Name(Contribution contribution);  // "sum", "same", "none"
 [[nodiscard]] int64_t SizeOf(ElementType type);
 
 // Which logical 2-D matrices a muon parameter consists of.
@@ -49,6 +53,7 @@ struct Parameter {
   int32_t group = 0;         // index of its hyperparameter group
   double reduce_factor = 1;  // multiplies the reduced gradient
   int32_t ready_order = 0;   // parameters whose gradients are ready earlier have smaller numbers
+  bool held_by_all = false;  // reduce_factor is right only where every rank holds all of it
 };
 
 // Where a trainer keeps one box of a tensor: element strides in an arena, outermost dimension
@@ -103,9 +108,10 @@ struct Registration {
 // parameter, both trainers and both values): same name, other shape, dtype, route, view, group,
 // factor or contribution; SUM boxes may coincide or overlap across ranks, SAME boxes likewise, one
 // rank's own boxes of a parameter must not overlap; together the boxes of a parameter must cover
-// its shape. A rank twice, or one missing (FAILED_PRECONDITION; all missing ranks are named). The
-// order of `registrations` does not matter. Where trainers give a parameter other reasons or ready
-// orders, the lowest rank's count.
+// its shape. NONE goes with SUM, and what a NONE box covers, a SUM box covers too. What one trainer
+// takes to be held by all ranks must be. A rank twice, or one missing (FAILED_PRECONDITION; all
+// missing ranks are named). The order of `registrations` does not matter. Where trainers give a
+// parameter other reasons or ready orders, the lowest rank's count.
 [[nodiscard]] absl::Status MergeRegistrations(const std::vector<Registration>& registrations,
                                               int32_t world_size, Layout& layout);
 

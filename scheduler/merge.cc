@@ -109,6 +109,7 @@ class Merger {
                  !status.ok()) {
         return status;
       }
+      layout_.parameters[index[p]].held_by_all |= parameter.held_by_all;
     }
     for (const Fragment& fragment : registration.fragments) {
       layout_.fragments.push_back(fragment);
@@ -164,11 +165,13 @@ class Merger {
 
   absl::Status CheckParameter(const Parameter& parameter, size_t begin, size_t end,
                               Budget& budget) const {
+    if (absl::Status status = CheckHeldByAll(parameter, begin, end); !status.ok()) return status;
     std::vector<Holding> holdings;
     for (size_t f = begin; f < end; ++f) {
       const Fragment& first = layout_.fragments[begin];
       const Fragment& fragment = layout_.fragments[f];
-      if (fragment.contribution != first.contribution) {
+      if ((fragment.contribution == Contribution::kSame) !=
+          (first.contribution == Contribution::kSame)) {
         return Error(
             absl::StatusCode::kInvalidArgument, "LAYOUT_DIFFERS",
             Say("parameter '", Named("parameter", parameter.name), "': trainers ",
@@ -195,14 +198,55 @@ class Merger {
               Named("at_most", kCellsMin + kCellsPerFragment * std::ssize(layout_.fragments)),
               " cells: shards that are rows, columns or tiles of one grid do not"));
     }
+    std::vector<bool> gives;  // by held box: whether one of its holders gives a gradient
+    gives.reserve(held.size());
+    for (const HeldBox& box : held) {
+      gives.push_back(std::any_of(box.labels.begin(), box.labels.end(), [&](int32_t f) {
+        return layout_.fragments[f].contribution != Contribution::kNone;
+      }));
+    }
     for (const ArrangedCell& cell : *cells) {
-      if (!cell.held.empty()) continue;
-      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
-                   Say("parameter '", Named("parameter", parameter.name), "' of shape ",
-                       Named("shape", ShapeToString(parameter.shape)), ": no trainer holds ",
-                       Named("hole", ToString(cell.box))));
+      if (cell.held.empty()) {
+        return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                     Say("parameter '", Named("parameter", parameter.name), "' of shape ",
+                         Named("shape", ShapeToString(parameter.shape)), ": no trainer holds ",
+                         Named("hole", ToString(cell.box))));
+      }
+      if (std::none_of(cell.held.begin(), cell.held.end(), [&](int32_t h) { return gives[h]; })) {
+        return Error(
+            absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+            Say("parameter '", Named("parameter", parameter.name), "': of ",
+                Named("box", ToString(cell.box)), " no trainer gives a gradient; trainer(s) ",
+                Named("ranks", Ranges(RanksOf(LabelsOf(cell, held)))),
+                " register the contribution none"));
+      }
     }
     return absl::OkStatus();
+  }
+
+  // Whoever divides by the world's size has taken every rank for a holder of the whole.
+  absl::Status CheckHeldByAll(const Parameter& parameter, size_t begin, size_t end) const {
+    if (!parameter.held_by_all) return absl::OkStatus();
+    const Box all = WholeBox(parameter.shape);
+    std::vector<int32_t> whole;
+    for (size_t f = begin; f < end; ++f) {
+      if (layout_.fragments[f].box == all) whole.push_back(static_cast<int32_t>(f));
+    }
+    const size_t world_size = layout_.trainers.size();
+    if (whole.size() == world_size) return absl::OkStatus();
+    return Error(absl::StatusCode::kInvalidArgument, "DIVISOR_UNKNOWN",
+                 Say("parameter '", Named("parameter", parameter.name), "' is held whole by ",
+                     Named("holders", whole.size()), " of ", Named("world_size", world_size),
+                     " trainers (", Named("ranks", Ranges(RanksOf(whole))),
+                     "), and nothing says what its gradient is divided by: a stage of a pipeline "
+                     "and an expert look alike here. Say what reduce_factor is"));
+  }
+
+  [[nodiscard]] std::vector<int32_t> RanksOf(const std::vector<int32_t>& fragments) const {
+    std::vector<int32_t> ranks;
+    ranks.reserve(fragments.size());
+    for (int32_t f : fragments) ranks.push_back(layout_.fragments[f].rank.value());
+    return ranks;
   }
 
   Layout& layout_;

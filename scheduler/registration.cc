@@ -152,7 +152,8 @@ absl::Status ValidateFragment(const Registration& registration, const Fragment& 
     }
   }
   if (parameter.route == Route::kTrainer) return absl::OkStatus();
-  if (fragment.contribution != Contribution::kSum && fragment.contribution != Contribution::kSame) {
+  if (fragment.contribution != Contribution::kSum && fragment.contribution != Contribution::kSame &&
+      fragment.contribution != Contribution::kNone) {
     return Refuse(registration, "parameter '", Named("parameter", parameter.name),
                   "' has the unknown contribution ",
                   Named("contribution", static_cast<int>(fragment.contribution)));

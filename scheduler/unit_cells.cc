@@ -1,5 +1,7 @@
 #include "scheduler/unit_cells.h"
 
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "scheduler/fragment_algebra.h"
 
@@ -37,6 +39,10 @@ absl::Status FillParameter(const Layout& layout, int32_t begin, int32_t end, siz
       plan.weight_cells[u].push_back({cell.box, {fragments.front()}});
       if (layout.fragments[fragments.front()].contribution == Contribution::kSame) {
         fragments.resize(1);
+      } else {
+        std::erase_if(fragments, [&](int32_t f) {
+          return layout.fragments[f].contribution == Contribution::kNone;
+        });
       }
       plan.gradient_cells[u].push_back({std::move(cell.box), std::move(fragments)});
     }

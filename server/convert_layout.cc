@@ -54,6 +54,7 @@ static_assert(static_cast<int>(scheduler::Route::kAdamW) == v1::ROUTE_ADAMW);
 static_assert(static_cast<int>(scheduler::Route::kTrainer) == v1::ROUTE_TRAINER);
 static_assert(static_cast<int>(scheduler::Contribution::kSum) == v1::CONTRIBUTION_SUM);
 static_assert(static_cast<int>(scheduler::Contribution::kSame) == v1::CONTRIBUTION_SAME);
+static_assert(static_cast<int>(scheduler::Contribution::kNone) == v1::CONTRIBUTION_NONE);
 static_assert(static_cast<int>(scheduler::MatrixView::Kind::kWhole) == v1::MatrixView::KIND_WHOLE);
 static_assert(static_cast<int>(scheduler::MatrixView::Kind::kRowBlocks) ==
               v1::MatrixView::KIND_ROW_BLOCKS);
@@ -97,6 +98,7 @@ absl::StatusOr<scheduler::Parameter> ToParameter(int32_t rank, const v1::Paramet
   out.group = parameter.group();
   out.reduce_factor = parameter.reduce_factor();
   out.ready_order = parameter.ready_order();
+  out.held_by_all = parameter.held_by_all();
   return out;
 }
 
@@ -124,8 +126,8 @@ absl::StatusOr<scheduler::Fragment> ToFragment(const v1::Registration& registrat
   absl::StatusOr<scheduler::Box> box = FromProto(fragment.box());
   if (!box.ok()) return where.Refuse(Say(box.status().message()));
   out.box = *std::move(box);
-  if (fragment.contribution() == v1::CONTRIBUTION_SUM ||
-      fragment.contribution() == v1::CONTRIBUTION_SAME) {
+  if (fragment.contribution() >= v1::CONTRIBUTION_SUM &&
+      fragment.contribution() <= v1::CONTRIBUTION_NONE) {
     out.contribution = static_cast<scheduler::Contribution>(fragment.contribution());
   } else if (parameter.route() != v1::ROUTE_TRAINER) {
     return where.UnknownValue("contribution", fragment.contribution());
@@ -246,6 +248,7 @@ v1::Registration ToProto(const scheduler::Registration& registration) {
     to.set_group(parameter.group);
     to.set_reduce_factor(parameter.reduce_factor);
     to.set_ready_order(parameter.ready_order);
+    to.set_held_by_all(parameter.held_by_all);
   }
   for (const scheduler::Fragment& fragment : registration.fragments) {
     v1::Fragment& to = *out.add_fragments();

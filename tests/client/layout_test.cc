@@ -23,7 +23,9 @@ TEST(LayoutBuilder, ReplicatedParametersAreAveraged) {
   const absl::StatusOr<Layout> layout = builder.Build();
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->parameters[0].reduce_factor, 0.25);
+  EXPECT_TRUE(layout->parameters[0].held_by_all);
   EXPECT_EQ(layout->parameters[1].reduce_factor, 1);
+  EXPECT_FALSE(layout->parameters[1].held_by_all);
   EXPECT_THAT(layout->fragments[0].box.begin, ElementsAre(0, 0));
   EXPECT_THAT(layout->fragments[0].box.end, ElementsAre(3, 5));
   EXPECT_THAT(layout->fragments[0].weight.strides, ElementsAre(5, 1));

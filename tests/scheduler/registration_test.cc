@@ -7,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "scheduler/layout.h"
+#include "scheduler/reason.h"
 #include "tests/scheduler/layouts.h"
 
 namespace dmuond::scheduler {
@@ -66,6 +67,47 @@ TEST(RegistrationTest, DifferentContributionsAreNamed) {
       .Hold(1, Muon("w", {4, 4}), {{0, 0}, {4, 4}}, Contribution::kSame);
   EXPECT_THAT(MessageOf(world), HasSubstr("trainers 0 and 1 register different contributions: sum "
                                           "and same"));
+}
+
+TEST(RegistrationTest, NoneGoesWithSumAlone) {
+  const Box whole = {{0, 0}, {4, 4}};
+  World with_sum(3, 1, 1);
+  with_sum.Hold(0, Muon("w", {4, 4}), whole, Contribution::kNone)
+      .Hold(1, Muon("w", {4, 4}), whole, Contribution::kSum)
+      .Hold(2, Muon("w", {4, 4}), whole, Contribution::kNone);
+  EXPECT_TRUE(with_sum.Inputs().ok());
+  World with_same(2, 1, 1);
+  with_same.Hold(0, Muon("w", {4, 4}), whole, Contribution::kSame)
+      .Hold(1, Muon("w", {4, 4}), whole, Contribution::kNone);
+  EXPECT_THAT(MessageOf(with_same),
+              HasSubstr("trainers 0 and 1 register different contributions: same and none"));
+}
+
+TEST(RegistrationTest, WhatNobodyGivesAGradientOfIsNamed) {
+  World world(3, 1, 1);
+  world.Hold(0, Muon("w", {4, 4}), {{0, 0}, {2, 4}}, Contribution::kSum)
+      .Hold(1, Muon("w", {4, 4}), {{0, 0}, {4, 4}}, Contribution::kNone)
+      .Hold(2, Muon("w", {4, 4}), {{0, 0}, {4, 4}}, Contribution::kNone);
+  EXPECT_THAT(MessageOf(world), HasSubstr("'w': of [2:4, 0:4] no trainer gives a gradient; "
+                                          "trainer(s) 1-2 register the contribution none"));
+}
+
+TEST(RegistrationTest, WhatIsTakenToBeHeldByAllAndIsNotIsRefused) {
+  Parameter stage = Muon("stage.0", {4, 4});
+  stage.held_by_all = true;
+  World everywhere(3, 1, 1);
+  everywhere.Replicate(stage);
+  EXPECT_TRUE(everywhere.Inputs().ok());
+  World pipeline(3, 1, 1);
+  pipeline.Hold(0, stage, {{0, 0}, {4, 4}}).Hold(1, stage, {{0, 0}, {4, 4}});
+  pipeline.Hold(2, Muon("stage.1", {4, 4}), {{0, 0}, {4, 4}});
+  const absl::Status refused = pipeline.Inputs().status();
+  EXPECT_EQ(ReasonOf(refused), "DIVISOR_UNKNOWN");
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("'stage.0' is held whole by 2 of 3 trainers (0-1), and nothing says"));
+  // One of its holders saying so is enough.
+  pipeline.registrations[0].parameters[0].held_by_all = false;
+  EXPECT_EQ(ReasonOf(pipeline.Inputs().status()), "DIVISOR_UNKNOWN");
 }
 
 TEST(RegistrationTest, HolesAreNamed) {

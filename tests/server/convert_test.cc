@@ -29,7 +29,9 @@ v1::PlanInputs TwoTrainers() {
   w.view.kind = scheduler::MatrixView::Kind::kHeads;
   w.view.heads = 2;
   w.reduce_factor = 0.5;
-  world.ShardRows(w).Replicate(scheduler::testing::AdamW("b", {3}));
+  scheduler::Parameter b = scheduler::testing::AdamW("b", {3});
+  b.held_by_all = true;
+  world.ShardRows(w).Hold(0, b, {{0}, {3}}).Hold(1, b, {{0}, {3}}, scheduler::Contribution::kNone);
   v1::PlanInputs inputs;
   inputs.set_nodes(1);
   inputs.set_lanes_per_node(1);

@@ -14,6 +14,7 @@ static_assert(static_cast<int>(Route::kAdamW) == v1::ROUTE_ADAMW);
 static_assert(static_cast<int>(Route::kTrainer) == v1::ROUTE_TRAINER);
 static_assert(static_cast<int>(Contribution::kSum) == v1::CONTRIBUTION_SUM);
 static_assert(static_cast<int>(Contribution::kSame) == v1::CONTRIBUTION_SAME);
+static_assert(static_cast<int>(Contribution::kNone) == v1::CONTRIBUTION_NONE);
 static_assert(static_cast<int>(MatrixView::Kind::kWhole) == v1::MatrixView::KIND_WHOLE);
 static_assert(static_cast<int>(MatrixView::Kind::kRowBlocks) == v1::MatrixView::KIND_ROW_BLOCKS);
 static_assert(static_cast<int>(MatrixView::Kind::kHeads) == v1::MatrixView::KIND_HEADS);
@@ -59,6 +60,7 @@ void ToProto(const Parameter& parameter, v1::Parameter& message) {
   message.set_group(parameter.group);
   message.set_reduce_factor(parameter.reduce_factor);
   message.set_ready_order(parameter.ready_order);
+  message.set_held_by_all(parameter.held_by_all);
 }
 
 void ToProto(const Slice& slice, v1::Slice& message) {

@@ -87,6 +87,7 @@ absl::StatusOr<Layout> LayoutBuilder::Build() const {
     parameter.view = spec.view;
     parameter.group = spec.group;
     parameter.reduce_factor = spec.reduce_factor.value_or(sums_replicas ? 1.0 / world_size_ : 1.0);
+    parameter.held_by_all = sums_replicas && !spec.reduce_factor.has_value();
     parameter.ready_order = spec.ready_order.value_or(static_cast<int32_t>(specs_.size() - 1 - i));
 
     Fragment fragment;

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "dmuond/wire/frame.h"
 #include "kernels/cpu/cpu_device.h"
@@ -103,6 +104,37 @@ TEST(LaneTest, ThreeReplicasAreSummedInTreeOrderAndUpdatedAsTheKernelsDo) {
     for (float g : gradient) sum += double{g} * g;
     EXPECT_NEAR(cluster.norms.at(0).sums(0), sum, 1e-12 * sum);
   }
+}
+
+TEST(LaneTest, WhoGivesNoGradientIsNeitherReadNorAwaitedAndGetsTheWeights) {
+  // Ranks 0 and 2 give theirs; 1 and 3, on the other node too, hold replicas of these.
+  const auto run = [](bool replicas) {
+    World world(4, 2, 1);
+    scheduler::Parameter w = Muon("w", {24, 16});
+    for (int32_t rank = 0; rank < 4; ++rank) {
+      const bool gives = rank % 2 == 0;
+      if (!gives && !replicas) continue;
+      world.Hold(rank, w, {{0, 0}, {24, 16}}, gives ? Contribution::kSum : Contribution::kNone);
+    }
+    Cluster cluster(world, 2, 1);
+    cluster.FillWeights([](int32_t, int32_t, int64_t i) { return Value(9, 0, i); });
+    cluster.Push();
+    cluster.FillGradients([](int32_t rank, int32_t, int64_t i) {
+      return rank % 2 == 0 ? Value(rank, 1, i) : std::numeric_limits<float>::quiet_NaN();
+    });
+    cluster.Open();
+    for (const int32_t rank : {0, 2}) cluster.SignalReady(rank, 0);
+    for (int32_t rank = 0; rank < 4; ++rank) cluster.Submit(rank);
+    cluster.WaitGathered();
+    cluster.Decide(Verdict::kCommit);
+    cluster.WaitPublished();
+    // Rank 0 has none in this step, and that rank 1 says nothing of it changes nothing.
+    cluster.Step({{0, {0}}});
+    return cluster.Weights("w");
+  };
+  const std::vector<float> alone = run(false);
+  EXPECT_TRUE(SameBits(run(true), alone));
+  EXPECT_TRUE(std::isfinite(alone[0]));
 }
 
 // The same parameters and gradients, cut otherwise.

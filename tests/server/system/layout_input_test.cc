@@ -126,6 +126,13 @@ const Row kRows[] = {
            rank, [](Layout& layout) { layout.fragments[0].contribution = Contribution::kSame; });
      },
      {StatusCode::kInvalidArgument, "LAYOUT_DIFFERS", {"'matrix'", "trainers 0 and 1"}}},
+    {"StagesWithoutADivisor",
+     [](int32_t rank) {
+       LayoutBuilder builder(kWorld);
+       builder.Add({.name = rank == 0 ? "first" : "second", .shape = {8, 16}});
+       return *builder.Build();
+     },
+     {StatusCode::kInvalidArgument, "DIVISOR_UNKNOWN", {"'first'", "1 of 2 trainers (0)"}}},
     {"OtherPresets",
      [](int32_t rank) {
        return Changed(rank, [](Layout& layout) { layout.groups[0].preset = "keller"; });

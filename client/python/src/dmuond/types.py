@@ -12,6 +12,7 @@ from dmuond._proto.trainer_pb2 import (
     OpenSessionRequest,
 )
 from dmuond._proto.types_pb2 import (
+    CONTRIBUTION_NONE,
     CONTRIBUTION_SAME,
     CONTRIBUTION_SUM,
     ELEMENT_TYPE_BFLOAT16,
@@ -49,6 +50,7 @@ RESUMES = {
 ELEMENT_BYTES = {ELEMENT_TYPE_FLOAT32: 4, ELEMENT_TYPE_BFLOAT16: 2, ELEMENT_TYPE_FLOAT16: 2}
 
 __all__ = [
+    "CONTRIBUTION_NONE",
     "CONTRIBUTION_SAME",
     "CONTRIBUTION_SUM",
     "ELEMENT_BYTES",

@@ -47,7 +47,8 @@ struct ParameterSpec {
   // What this trainer holds; unset: all of it, as every other trainer does (replicated).
   std::optional<Box> box;
   Contribution contribution = Contribution::kSum;
-  // Unset: 1 / world size for a replicated sum, else 1.
+  // Unset: 1 / world size for a replicated sum, which every rank must hold then (the daemon refuses
+  // it otherwise, DIVISOR_UNKNOWN: a pipeline's stage, an expert), else 1.
   std::optional<double> reduce_factor;
   // Unset: the parameter added last is ready first, as in a backward pass.
   std::optional<int32_t> ready_order;

@@ -29,8 +29,9 @@ enum class Route : uint8_t {
 
 // How the gradients of one box at several holders come together.
 enum class Contribution : uint8_t {
-  kSum = 1,  // added over all holders
-  kSame = 2  // equal everywhere already: the lowest rank's is taken
+  kSum = 1,   // added over all holders that say so
+  kSame = 2,  // equal everywhere already: the lowest rank's is taken
+  kNone = 3   // not read: equals that of another holder, which says kSum
 };
 
 // Which 2-D matrices a parameter on Route::kMuon consists of. Dimensions before the last two are a
@@ -65,6 +66,9 @@ struct Parameter {
   int32_t group = 0;         // index of its hyperparameter group
   double reduce_factor = 1;  // multiplies the reduced gradient, e.g. 1 / world size
   int32_t ready_order = 0;   // smaller: its gradient is complete earlier in the backward pass
+  // `reduce_factor` is right only where every rank holds all of it; where one does not, the daemon
+  // refuses (DIVISOR_UNKNOWN).
+  bool held_by_all = false;
 };
 
 // Where one box lies in an arena of this trainer.
