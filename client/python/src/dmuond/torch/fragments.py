@@ -21,14 +21,13 @@ ELEMENT_TYPES = {
 
 @dataclass(frozen=True)
 class Holding:
-    """This rank's box of a parameter, and how its gradients come together."""
+    """This rank's box of a parameter."""
 
     shape: tuple[int, ...]  # global
     begin: tuple[int, ...]
     local_shape: tuple[int, ...]
     strides: tuple[int, ...]  # elements, of the slot in the arena
     sharded: bool  # the parameter is a DTensor
-    averaged: bool  # its gradient has been reduced over the ranks already
 
     @property
     def box(self) -> types.Box:
@@ -44,7 +43,7 @@ def holding_of(name: str, parameter: Tensor) -> Holding:
     if isinstance(parameter, DTensor):
         return _sharded(name, parameter)
     shape = tuple(parameter.shape)
-    return Holding(shape, (0,) * len(shape), shape, _strides(parameter), False, False)
+    return Holding(shape, (0,) * len(shape), shape, _strides(parameter), False)
 
 
 def element_type(name: str, dtype: torch.dtype, what: str) -> int:
@@ -75,7 +74,7 @@ def _sharded(name: str, parameter: DTensor) -> Holding:
             f"{list(local_shape)}"
         )
     strides = _contiguous(tuple(local_shape))
-    return Holding(tuple(parameter.shape), tuple(offset), tuple(local_shape), strides, True, True)
+    return Holding(tuple(parameter.shape), tuple(offset), tuple(local_shape), strides, True)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from dmuond import environment, types
@@ -25,6 +26,7 @@ from dmuond.torch.early import EarlySignals
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.model_watch import ModelWatch
 from dmuond.torch.presets import FIXED_OPTIONS, group_config
+from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.schedules import Schedules
 from dmuond.torch.slots import ShardedSlot, Slot, same_bytes
@@ -54,6 +56,11 @@ class Muon(torch.optim.Optimizer):
     reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
     broadcast: on all ranks: where ranks begin with different weights of a parameter, the lowest
         rank's go to all. Without it a fresh job fails there (WEIGHTS_DIFFER).
+    mesh, mesh_roles: the DeviceMesh of all ranks, and for each of its dimensions what the ranks
+        along it see: "mean", "sum", "same" or "stages" (docs/python.md). For tensor parallel,
+        pipelines, and shards with replicas beside them.
+    data_parallel_size: what reduction="mean" divides by without a mesh, where parameters are not
+        on all ranks: how many ranks have other data, their losses averaged.
     early_buckets: signal gradients during the backward pass: None when it has shown to be safe (of
         FSDP2's shards, only with max_grad_norm), True of FSDP2's shards too, False never.
     overlap_forward: step() returns when the step is decided, and each module waits for its own
@@ -89,6 +96,9 @@ class Muon(torch.optim.Optimizer):
         views: Views | None = None,
         reduction: str = "mean",
         broadcast: bool = False,
+        mesh: DeviceMesh | None = None,
+        mesh_roles: Mapping[str, str] | None = None,
+        data_parallel_size: int | None = None,
         early_buckets: bool | None = None,
         overlap_forward: bool = False,
         bucket_bytes: int = 0,
@@ -101,8 +111,6 @@ class Muon(torch.optim.Optimizer):
         verbose: bool = True,
         **overrides: Any,
     ) -> None:
-        if reduction not in ("mean", "sum"):
-            raise InvalidArgumentError(f"reduction='{reduction}' is neither 'mean' nor 'sum'")
         checked_number("max_grad_norm", max_grad_norm or 0.0)
         if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
             raise InvalidArgumentError(f"bucket_bytes={bucket_bytes!r} is no number of bytes")
@@ -144,6 +152,8 @@ class Muon(torch.optim.Optimizer):
         updated = {id(p): index for index, g in enumerate(self.param_groups) for p in g["params"]}
         self._frozen = [r.named for r in routed if not r.named.parameter.requires_grad]
         rank, world_size = _place(rank, world_size)
+        reduced = Reduction.of(reduction, data_parallel_size, mesh, mesh_roles, world_size)
+        shares = reduced.shares(routed)
         self._session = Session(
             address, job=job, rank=rank, world_size=world_size, resume=resume, on_error=on_error
         )
@@ -154,7 +164,7 @@ class Muon(torch.optim.Optimizer):
                 updated,
                 left_alone,
                 [group_config(group) for group in self.param_groups],
-                reduction=reduction,
+                shares=shares,
                 bucket_bytes=bucket_bytes,
                 broadcast=bool(broadcast),
             )
@@ -475,6 +485,8 @@ class Muon(torch.optim.Optimizer):
             return  # step() copies it
         if not slot.fits():
             return  # step() says so
+        if isinstance(slot, ShardedSlot) and not slot.gradient_is_placed():
+            return  # likewise, when it has been put there
         with torch.no_grad():
             slot.adopt_gradient()
         self._early.on_gradient(slot)

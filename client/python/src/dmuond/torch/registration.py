@@ -13,6 +13,7 @@ from dmuond.session import Session
 from dmuond.torch.collect import LeftAlone
 from dmuond.torch.first_weights import digests
 from dmuond.torch.fragments import Holding, element_type, holding_of
+from dmuond.torch.reduction import Share, divisor_unknown
 from dmuond.torch.routing import ROUTES, Routed
 from dmuond.torch.slots import ShardedSlot, Slot, slot_bytes
 
@@ -24,7 +25,7 @@ class _Request:
     """A registration in the making. `groups`: index of a parameter's group, by id."""
 
     groups: dict[int, int]
-    reduce_factor: float  # of gradients that torch has not reduced
+    shares: dict[int, Share]  # in a parameter's gradient, by id
     parameters: list[types.Parameter] = field(default_factory=list)
     fragments: list[types.Fragment] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
@@ -32,16 +33,16 @@ class _Request:
 
     def add(self, item: Routed, ready_order: int) -> None:
         name, p = item.named.name, item.named.parameter
-        holding = holding_of(name, p)
         if item.route == "trainer":
-            self.add_left_alone(name, holding.shape, item.reason)
+            self.add_left_alone(name, tuple(p.shape), item.reason)
             return
+        holding = holding_of(name, p)
         if p.device.type != "cpu":
             raise InvalidArgumentError(
                 f"'{name}' is on {p.device}; this client's arenas are in host memory: train on cpu"
             )
         grad_dtype = getattr(p, "grad_dtype", None) or p.dtype
-        averaged = holding.averaged
+        share = self.shares[id(p)]
         index = len(self.parameters)
         self.parameters.append(
             types.Parameter(
@@ -53,21 +54,25 @@ class _Request:
                 route_reason=item.reason,
                 view=item.view if item.route == "muon" else None,
                 group=self.groups[id(p)],
-                reduce_factor=1.0 if averaged else self.reduce_factor,
+                reduce_factor=share.factor,
                 ready_order=ready_order,
+                held_by_all=share.held_by_all,
             )
         )
         self.fragments.append(
             types.Fragment(
                 parameter=index,
                 box=holding.box,
-                contribution=types.CONTRIBUTION_SAME if averaged else types.CONTRIBUTION_SUM,
+                contribution=share.contribution,
                 gradient=self._slice(_GRADIENTS, holding, grad_dtype),
                 weight=self._slice(_WEIGHTS, holding, p.dtype),
             )
         )
-        kind = ShardedSlot if holding.sharded else Slot
-        self.slots.append(kind(item, index, holding, grad_dtype))
+        if holding.sharded:
+            slot = ShardedSlot(item, index, holding, grad_dtype, share.added_dims)
+        else:
+            slot = Slot(item, index, holding, grad_dtype)
+        self.slots.append(slot)
 
     def add_left_alone(self, name: str, shape: tuple[int, ...], why: str) -> None:
         """In the routing table, and nowhere else: the daemon does not touch or restore it."""
@@ -103,18 +108,27 @@ def register(
     left_alone: LeftAlone,
     configs: list[types.GroupConfig],
     *,
-    reduction: str,
+    shares: dict[int, Share],
     bucket_bytes: int,
     broadcast: bool,
 ) -> list[Slot]:
     """Registers and attaches; the slots are mapped, and hold nothing yet."""
-    factor = 1.0 / session.world_size if reduction == "mean" else 1.0
-    request = _Request(groups, factor)
+    request = _Request(groups, shares)
     for index, item in enumerate(routed):
         request.add(item, ready_order=len(routed) - index)  # backward passes run from the end
     for name, shape, why in left_alone:
         request.add_left_alone(name, shape, why)
-    session.register(request.parameters, request.fragments, configs, bucket_bytes=bucket_bytes)
+    try:
+        session.register(request.parameters, request.fragments, configs, bucket_bytes=bucket_bytes)
+    except InvalidArgumentError as error:
+        if error.reason != "DIVISOR_UNKNOWN":
+            raise
+        raise InvalidArgumentError(
+            divisor_unknown(str(error), error.metadata),
+            code=error.code,
+            reason=error.reason,
+            metadata=error.metadata,
+        ) from error
     # A job with state has weights of its own.
     known = [] if session.has_state else digests(request.slots, len(request.fragments))
     session.attach(

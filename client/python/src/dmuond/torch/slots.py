@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement
 
 from dmuond.errors import InvalidArgumentError
 from dmuond.torch.fragments import Holding
@@ -169,6 +170,18 @@ class Slot:
 class ShardedSlot(Slot):
     """A shard of a DTensor: FSDP may replace its local tensor, so it is copied in and out."""
 
+    def __init__(
+        self,
+        routed: Routed,
+        index: int,
+        holding: Holding,
+        grad_dtype: torch.dtype,
+        added_dims: frozenset[int],
+    ) -> None:
+        """added_dims: of the parameter's mesh; what lies there is added up by the daemon."""
+        super().__init__(routed, index, holding, grad_dtype)
+        self._added_dims = added_dims
+
     def _local(self) -> Tensor:
         return self.parameter.detach().to_local()
 
@@ -196,8 +209,27 @@ class ShardedSlot(Slot):
         given = self.parameter.grad
         if given is None:
             return False
+        if not self.gradient_is_placed():
+            # Tensor parallel code leaves parts (of a norm under sequence parallel), or the whole
+            # of a shard (of an embedding). Torch's own optimizers do this inside their arithmetic.
+            given = given.redistribute(placements=self._placements(given))
+            self.parameter.grad = given
         self._copy_in(given.detach().to_local())
         return True
+
+    def gradient_is_placed(self) -> bool:
+        """Whether the gradient lies as the parameter does, where it is not added up."""
+        given = self.parameter.grad
+        return given is None or tuple(given.placements) == self._placements(given)
+
+    def _placements(self, gradient: DTensor) -> tuple[Placement, ...]:
+        own = self.parameter.placements
+        return tuple(
+            gradient.placements[dim]
+            if dim in self._added_dims and not gradient.placements[dim].is_shard()
+            else own[dim]
+            for dim in range(len(own))
+        )
 
     def gradient_unchanged(self, version: int) -> bool:
         """By its bytes: neither its version nor the local tensor's tells."""
