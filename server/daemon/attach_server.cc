@@ -26,6 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kNonceBytes = 16;
 constexpr int kBacklog = 128;
+constexpr size_t kExpiredKept = 1024;
 // An attach sends one small frame for each arena before the trainer reads the first of them.
 constexpr int kSendBufferBytes = 1 << 20;
 // After running out of descriptors; the listener stays readable meanwhile.
@@ -146,6 +147,15 @@ void AttachServer::Wake() {
 absl::StatusOr<AttachPeer> AttachServer::Claim(absl::string_view nonce) {
   MutexLock lock(mutex_);
   const auto found = nonces_.find(std::string(nonce));
+  if (found == nonces_.end() &&
+      std::find(expired_.begin(), expired_.end(), nonce) != expired_.end()) {
+    return Error(absl::StatusCode::kUnauthenticated, "CLAIM_EXPIRED",
+                 Say("the session was opened later than ",
+                     Named("timeout_ms", options_.claim_timeout.count()),
+                     " ms after its attach connection, which is closed: connect ", options_.path,
+                     " again, as clients do by themselves; a larger --claim_timeout gives slow "
+                     "starts more time"));
+  }
   if (found == nonces_.end()) {
     return Error(absl::StatusCode::kUnauthenticated, "NONCE_UNKNOWN",
                  Say("the nonce (", Named("nonce_bytes", nonce.size()),
@@ -289,7 +299,11 @@ void AttachServer::DropOverdue() {
         overdue.push_back(connection);
       }
     }
-    for (const auto& connection : overdue) Remove(connection->peer.id);
+    for (const auto& connection : overdue) {
+      expired_.push_back(connection->nonce);
+      if (expired_.size() > kExpiredKept) expired_.pop_front();
+      Remove(connection->peer.id);
+    }
   }
   for (const auto& connection : overdue) {
     log::Info("attach connection closed: no session opened in time",

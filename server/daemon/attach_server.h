@@ -17,6 +17,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -55,7 +56,7 @@ class AttachServer {
     std::optional<gid_t> group;       // of the socket file; unset: the process's
     std::vector<uid_t> allowed_uids;  // empty: the daemon's own
     int connections_max = 4096;       // further ones are closed at once
-    std::chrono::milliseconds claim_timeout{10'000};
+    std::chrono::milliseconds claim_timeout{60'000};
   };
   struct Callbacks {
     // A claimed connection has ended by itself. Once each, from the server's thread, which holds no
@@ -73,8 +74,9 @@ class AttachServer {
   AttachServer& operator=(const AttachServer&) = delete;
 
   // Each nonce is good for one call. UNAUTHENTICATED, reason NONCE_UNKNOWN: never handed out, used,
-  // or its connection is gone. The caller now ends the connection with Close(), unless it ends by
-  // itself.
+  // or its connection is gone; reason CLAIM_EXPIRED: its connection was closed because this call
+  // came later than claim_timeout (of the last 1024 such connections). The caller now ends the
+  // connection with Close(), unless it ends by itself.
   absl::StatusOr<AttachPeer> Claim(absl::string_view nonce);
 
   // Never blocks. `fd` (-1: none) stays the caller's. NOT_FOUND, reason TRAINER_LOST: the
@@ -111,6 +113,7 @@ class AttachServer {
   uint64_t next_id_ DMUOND_GUARDED_BY(mutex_) = 1;
   std::map<AttachId, std::shared_ptr<Connection>> connections_ DMUOND_GUARDED_BY(mutex_);
   std::map<std::string, AttachId> nonces_ DMUOND_GUARDED_BY(mutex_);
+  std::deque<std::string> expired_ DMUOND_GUARDED_BY(mutex_);  // nonces, the newest last
 
   std::thread thread_;
 };

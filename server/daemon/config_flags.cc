@@ -32,6 +32,8 @@ ABSL_FLAG(std::string, socket_group, "",
 ABSL_FLAG(std::vector<std::string>, allowed_uids, {},
           "numeric users whose trainers are served, with commas; empty: the daemon's own");
 ABSL_FLAG(int32_t, connections_max, 4096, "attach connections at a time");
+ABSL_FLAG(absl::Duration, claim_timeout, absl::Seconds(60),
+          "an attach connection that has not opened a session after so long is closed");
 ABSL_FLAG(std::string, token_file, "",
           "file with the token that sessions must present; empty: none is asked for");
 ABSL_FLAG(bool, reflection, false, "serve gRPC reflection");

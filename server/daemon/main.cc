@@ -219,6 +219,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   attach_options.group = config.socket_gid;
   attach_options.allowed_uids = config.allowed_uids;
   attach_options.connections_max = config.connections_max;
+  attach_options.claim_timeout = config.claim_timeout;
   absl::StatusOr<std::unique_ptr<AttachServer>> attach = AttachServer::Start(
       std::move(attach_options), {.on_gone = [&daemon](AttachId id) { daemon.OnAttachGone(id); }});
   if (!attach.ok()) return attach.status();

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/wire/frame.h"
 
@@ -21,6 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kFrameTimeout{30};
+constexpr std::chrono::milliseconds kWelcomeTimeout{10'000};
 
 absl::Status Unreachable(const std::string& path, const std::string& why) {
   return MakeError(absl::StatusCode::kUnavailable, kDaemonUnreachable,
@@ -68,6 +70,14 @@ absl::StatusOr<std::unique_ptr<AttachSocket>> AttachSocket::Connect(
     const std::string& path, std::chrono::milliseconds timeout, std::function<void()> on_lost) {
   absl::StatusOr<wire::UniqueFd> socket = ConnectUntil(path, Clock::now() + timeout);
   if (!socket.ok()) return socket.status();
+  DaemonProcess daemon(socket->get());
+  pollfd answer{socket->get(), POLLIN, 0};
+  if (::poll(&answer, 1, static_cast<int>(kWelcomeTimeout.count())) == 0) {
+    return MakeError(absl::StatusCode::kUnavailable, kDaemonUnreachable,
+                     absl::StrCat(daemon.Text(), " at '", path, "' has not answered for ",
+                                  absl::FormatDuration(absl::FromChrono(kWelcomeTimeout)),
+                                  ", and has not ended: it is stopped, or gets no processor time"));
+  }
   absl::StatusOr<wire::Frame> packet = wire::ReceivePacket(socket->get());
   v1::AttachFrame frame;
   if (!packet.ok() || !frame.ParseFromString(packet->body) || !frame.has_welcome()) {
@@ -77,15 +87,17 @@ absl::StatusOr<std::unique_ptr<AttachSocket>> AttachSocket::Connect(
   }
   wire::UniqueFd stop(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  std::unique_ptr<AttachSocket> attach(new AttachSocket(
-      *std::move(socket), std::move(stop), frame.welcome().nonce(), std::move(on_lost)));
+  std::unique_ptr<AttachSocket> attach(new AttachSocket(*std::move(socket), std::move(daemon),
+                                                        std::move(stop), frame.welcome().nonce(),
+                                                        std::move(on_lost)));
   attach->watcher_ = std::thread([raw = attach.get()] { raw->Watch(); });
   return attach;
 }
 
-AttachSocket::AttachSocket(wire::UniqueFd socket, wire::UniqueFd stop, std::string nonce,
-                           std::function<void()> on_lost)
+AttachSocket::AttachSocket(wire::UniqueFd socket, DaemonProcess daemon, wire::UniqueFd stop,
+                           std::string nonce, std::function<void()> on_lost)
     : socket_(std::move(socket)),
+      daemon_(std::move(daemon)),
       stop_(std::move(stop)),
       nonce_(std::move(nonce)),
       on_lost_(std::move(on_lost)) {}
@@ -99,7 +111,7 @@ AttachSocket::~AttachSocket() {
 
 absl::StatusOr<AttachSocket::Received> AttachSocket::NextFrame() {
   absl::StatusOr<wire::Frame> packet = wire::ReceivePacket(socket_.get());
-  if (!packet.ok()) return DaemonLost(packet.status().message());
+  if (!packet.ok()) return DaemonLost(packet.status().message(), HowItEnded());
   Received received;
   if (!received.frame.ParseFromString(packet->body) || packet->fds.size() != 1) {
     return absl::InternalError(absl::StrCat("an attach frame of ", packet->body.size(),

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "client/cpp/src/daemon_process.h"
 #include "dmuond/v1/attach.pb.h"
 #include "dmuond/wire/unique_fd.h"
 
@@ -42,13 +43,16 @@ class AttachSocket {
 
   // Whether the daemon has gone, or goes within `grace`.
   [[nodiscard]] bool GoneWithin(std::chrono::milliseconds grace) const;
+  // For people, once it has gone: whether it has ended or has closed the connection.
+  [[nodiscard]] std::string HowItEnded() const { return daemon_.HowItEnded(); }
 
  private:
-  AttachSocket(wire::UniqueFd socket, wire::UniqueFd stop, std::string nonce,
+  AttachSocket(wire::UniqueFd socket, DaemonProcess daemon, wire::UniqueFd stop, std::string nonce,
                std::function<void()> on_lost);
   void Watch() const;
 
   const wire::UniqueFd socket_;
+  const DaemonProcess daemon_;
   const wire::UniqueFd stop_;  // an eventfd
   const std::string nonce_;
   const std::function<void()> on_lost_;

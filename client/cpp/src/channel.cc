@@ -27,8 +27,9 @@ constexpr std::chrono::milliseconds kGoneGlance{20};
 
 }  // namespace
 
-Channel::Channel(const std::string& path, std::chrono::milliseconds silent_for, GoneWithin gone)
-    : gone_(std::move(gone)) {
+Channel::Channel(const std::string& path, std::chrono::milliseconds silent_for, GoneWithin gone,
+                 std::function<std::string()> how_it_ended)
+    : gone_(std::move(gone)), how_it_ended_(std::move(how_it_ended)) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   arguments.SetMaxSendMessageSize(kMessageBytesMax);
@@ -79,7 +80,7 @@ absl::Status Channel::Repeat(const char* name, Policy policy,
     // From the first failure in a row: while an attempt waited, the connection was good.
     if (!give_up.has_value() || now - start > kRepeatFor) give_up = now + kRepeatFor;
     const bool again = absl::IsUnavailable(error) && policy.repeat && now < *give_up;
-    if (gone_(again ? kGoneGlance : kGoneGrace)) return DaemonLost(name);
+    if (gone_(again ? kGoneGlance : kGoneGrace)) return DaemonLost(name, how_it_ended_());
     if (!again && absl::IsUnavailable(error) && policy.repeat) {
       return MakeError(
           absl::StatusCode::kUnavailable, kDaemonUnreachable,

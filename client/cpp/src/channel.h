@@ -19,7 +19,9 @@ class Channel {
   using GoneWithin = std::function<bool(std::chrono::milliseconds)>;
   // `gone` tells apart a daemon that has ended from a connection that was cut. One that has not
   // ended and does not even answer pings for `silent_for` (it is stopped) is DAEMON_UNREACHABLE.
-  Channel(const std::string& path, std::chrono::milliseconds silent_for, GoneWithin gone);
+  // `how_it_ended`: AttachSocket's.
+  Channel(const std::string& path, std::chrono::milliseconds silent_for, GoneWithin gone,
+          std::function<std::string()> how_it_ended);
 
   // How long a call may take, and whether it may be repeated: only calls whose answer the daemon
   // keeps.
@@ -51,6 +53,7 @@ class Channel {
                       const std::function<grpc::Status(grpc::ClientContext&)>& attempt);
 
   const GoneWithin gone_;
+  const std::function<std::string()> how_it_ended_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Trainer::Stub> stub_;
 };

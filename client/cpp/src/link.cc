@@ -77,7 +77,8 @@ absl::StatusOr<std::unique_ptr<Link>> Link::Connect(const std::string& path, Mil
   if (!attach.ok()) return attach.status();
   link->attach_ = *std::move(attach);
   link->channel_ = std::make_unique<Channel>(
-      path, silent_for, [&raw](Milliseconds grace) { return raw.LostWithin(grace); });
+      path, silent_for, [&raw](Milliseconds grace) { return raw.LostWithin(grace); },
+      [&raw] { return raw.HowItEnded(); });
   return link;
 }
 
@@ -95,6 +96,12 @@ absl::Status Link::Open(const Options& options, Resume resume) {
   hello.set_client(client);
   absl::Status status =
       channel_->Call("Hello", &v1::Trainer::Stub::Hello, hello, hello_, {.timeout = kHelloTimeout});
+  if (absl::IsDeadlineExceeded(status) && ReasonOf(status).empty()) {
+    return MakeError(absl::StatusCode::kUnavailable, kDaemonUnreachable,
+                     absl::StrCat("Hello: the daemon has not answered for ", kHelloTimeout.count(),
+                                  " ms, and has not ended: it is stopped, or gets no processor "
+                                  "time"));
+  }
   if (ReasonOf(status) == kVersionMismatch) return OtherVersion(status);
   if (!status.ok()) return status;
   if (hello_.version() != kProtocolVersion) {
@@ -121,7 +128,7 @@ absl::Status Link::Open(const Options& options, Resume resume) {
   if (status.ok()) wire::FaultPoint("trainer.opened");
   // The nonce was the predecessor's.
   if (ReasonOf(status) == "NONCE_UNKNOWN" && LostWithin(kNewsTravel)) {
-    return DaemonLost("OpenSession");
+    return DaemonLost("OpenSession", HowItEnded());
   }
   return status;
 }

@@ -43,12 +43,17 @@ class Link {
   void GiveUp() {
     lost_.store(true);
     memory_.Poison();
+    how_it_ended_ = HowItEnded();
     Disconnect();
   }
 
   [[nodiscard]] bool lost() const { return lost_.load(); }
   // Whether the daemon has gone, or goes within `grace`.
   [[nodiscard]] bool LostWithin(std::chrono::milliseconds grace);
+  // For people, once it has gone: whether it has ended or has closed the connection.
+  [[nodiscard]] std::string HowItEnded() const {
+    return attach_ != nullptr ? attach_->HowItEnded() : how_it_ended_;
+  }
 
   [[nodiscard]] const v1::HelloReply& hello() const { return hello_; }
   [[nodiscard]] const v1::OpenSessionReply& opened() const { return opened_; }
@@ -67,6 +72,7 @@ class Link {
   v1::OpenSessionReply opened_;
   int64_t refusals_ = 0;  // of registrations, as far as this end has read them
   SessionMemory memory_;
+  std::string how_it_ended_;  // when it was disconnected
   std::unique_ptr<Channel> channel_;
   // Last: its watcher must end before what it touches.
   std::unique_ptr<AttachSocket> attach_;

@@ -22,6 +22,9 @@ constexpr std::chrono::milliseconds kCallWaitMax{10'000};
 constexpr std::chrono::milliseconds kCallSlack{60'000};
 // Weights that are late may not come at all: the daemon is asked this often.
 constexpr std::chrono::milliseconds kAskEvery{1000};
+// A start that is slower than the daemon's --claim_timeout connects again: so often at least, and
+// as long as it may wait for a daemon.
+constexpr int kClaimsMin = 3;
 // Of a daemon that does not say how long weights may take.
 constexpr std::chrono::minutes kPublishedWithin{10};
 
@@ -31,14 +34,15 @@ absl::Status Session::Impl::CheckOpen(const char* call) const {
   if (closed_) return WrongState(absl::StrCat(call, ": the session is closed"));
   // The socket knows before the watcher's thread has run; the channel would find a successor, which
   // is to hear of this session only when it has come back.
-  if (link_->LostWithin(Milliseconds(0))) return DaemonLost(call);
+  if (link_->LostWithin(Milliseconds(0))) return DaemonLost(call, link_->HowItEnded());
   return going_back_;
 }
 
 absl::Status Session::Impl::CheckAttached(const char* call) const {
   if (closed_) return WrongState(absl::StrCat(call, ": the session is closed"));
   if (!link_->memory().complete()) {
-    return link_->lost() ? DaemonLost(call) : WrongState(absl::StrCat(call, " comes after Attach"));
+    return link_->lost() ? DaemonLost(call, link_->HowItEnded())
+                         : WrongState(absl::StrCat(call, " comes after Attach"));
   }
   return absl::OkStatus();
 }
@@ -62,13 +66,19 @@ absl::Status Session::Impl::CheckSubmit(const SubmitOptions& options) const {
 absl::Status Session::Impl::Open(const std::string& path) {
   if (absl::Status known = CheckLaunch(options_); !known.ok()) return known;
   path_ = path;
-  absl::StatusOr<std::unique_ptr<Link>> link =
-      Link::Connect(path, options_.connect_timeout, SilentFor());
-  if (!link.ok()) return link.status();
-  link_ = *std::move(link);
-  absl::Status status = link_->Open(options_, options_.resume);
-  if (status.ok()) AdoptOpened();
-  return status;
+  const Clock::time_point give_up = Clock::now() + options_.connect_timeout;
+  for (int tries = 1;; ++tries) {
+    const auto left = std::chrono::ceil<Milliseconds>(give_up - Clock::now());
+    absl::StatusOr<std::unique_ptr<Link>> link =
+        Link::Connect(path, std::max(left, Milliseconds(0)), SilentFor());
+    if (!link.ok()) return link.status();
+    link_ = *std::move(link);
+    absl::Status status = link_->Open(options_, options_.resume);
+    const bool late = ReasonOf(status) == kClaimExpired;
+    if (late && (tries < kClaimsMin || Clock::now() < give_up)) continue;
+    if (status.ok()) AdoptOpened();
+    return status;
+  }
 }
 
 void Session::Impl::AdoptOpened() {
@@ -295,7 +305,8 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
       if (!why.ok()) return why;
     }
     if (published == SessionMemory::Published::kPoisoned) {
-      return DaemonLost(absl::StrCat("waiting for the weights after step ", last_committed_step_));
+      return DaemonLost(absl::StrCat("waiting for the weights after step ", last_committed_step_),
+                        link_->HowItEnded());
     }
     if (Clock::now() < deadline) continue;
     return MakeError(

@@ -115,7 +115,7 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   request.set_to_step(to_step);
   request.set_epoch(epoch);
   v1::AckRollbackReply reply;
-  if (link_->LostWithin(Milliseconds(0))) return DaemonLost("AckRollback");
+  if (link_->LostWithin(Milliseconds(0))) return DaemonLost("AckRollback", link_->HowItEnded());
   wire::FaultPoint("trainer.rolled_back");
   // Answers when the other ranks have read of it, too.
   absl::Status status =
@@ -134,7 +134,7 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
 absl::Status Session::Impl::ComeBack(const absl::Status& why) {
   if (!in_job_ || options_.reconnect_timeout.count() <= 0) return why;
   const std::string waits = absl::StrCat(
-      "rank ", options_.rank, ": the daemon at ", path_, " has gone after step ",
+      "rank ", options_.rank, ": ", link_->HowItEnded(), ", at ", path_, ", after step ",
       last_committed_step_, " (newest snapshot: ", Known(durable_step_), "); waiting up to ",
       Seconds(options_.reconnect_timeout), " s for its successor");
   if (options_.log) {

@@ -66,10 +66,9 @@ absl::Status MakeError(absl::StatusCode code, const char* reason, const std::str
   return WithInfo(absl::Status(code, message), info);
 }
 
-absl::Status DaemonLost(absl::string_view what) {
-  return MakeError(
-      absl::StatusCode::kUnavailable, kDaemonLost,
-      absl::StrCat(what, ": the daemon has gone; the weights in the arenas are undefined"));
+absl::Status DaemonLost(absl::string_view what, absl::string_view how) {
+  return MakeError(absl::StatusCode::kUnavailable, kDaemonLost,
+                   absl::StrCat(what, ": ", how, "; the weights in the arenas are undefined"));
 }
 
 absl::Status WrongState(const std::string& message) {

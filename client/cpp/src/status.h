@@ -21,6 +21,7 @@ inline constexpr char kDaemonLost[] = "DAEMON_LOST";
 inline constexpr char kDaemonUnreachable[] = "DAEMON_UNREACHABLE";
 inline constexpr char kVersionMismatch[] = "VERSION_MISMATCH";
 inline constexpr char kSocketOwner[] = "SOCKET_OWNER";
+inline constexpr char kClaimExpired[] = "CLAIM_EXPIRED";
 inline constexpr char kSessionState[] = "SESSION_STATE";
 inline constexpr char kRolledBack[] = "ROLLED_BACK";
 inline constexpr char kStateLost[] = "STATE_LOST";
@@ -29,7 +30,8 @@ inline constexpr char kStateLost[] = "STATE_LOST";
 [[nodiscard]] absl::Status MakeError(absl::StatusCode code, const char* reason,
                                      const std::string& message,
                                      const std::map<std::string, std::string>& metadata = {});
-[[nodiscard]] absl::Status DaemonLost(absl::string_view what);
+// `how`: AttachSocket::HowItEnded().
+[[nodiscard]] absl::Status DaemonLost(absl::string_view what, absl::string_view how);
 [[nodiscard]] absl::Status WrongState(const std::string& message);
 // What Settle() is to do. Metadata: to_step, and epoch, for the acknowledgement; 0: it is made.
 [[nodiscard]] absl::Status RolledBack(int64_t to_step, uint32_t epoch);

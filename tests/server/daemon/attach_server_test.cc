@@ -100,7 +100,9 @@ TEST_F(AttachServerTest, NonceDiesWithItsConnection) {
   const wire::UniqueFd socket = Connect();
   const std::string nonce = ReadNonce(socket.get());
   ASSERT_TRUE(EndComes(socket.get()));
-  EXPECT_EQ(ReasonOf(server_->Claim(nonce).status()), "NONCE_UNKNOWN");
+  const absl::Status late = server_->Claim(nonce).status();
+  EXPECT_EQ(ReasonOf(late), "CLAIM_EXPIRED") << late;
+  EXPECT_THAT(late.message(), testing::HasSubstr("--claim_timeout"));
   EXPECT_EQ(gone_.size(), 0) << "nobody knew of it";
 }
 

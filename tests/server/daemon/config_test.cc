@@ -215,6 +215,7 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--cost_table=/nowhere/costs", "/nowhere/costs"},
       {"--job_memory_bytes=-1", ""},
       {"--connections_max=0", ""},
+      {"--claim_timeout=0s", "as in 90s"},
       {"--socket_group=nobody-has-this-group", ""},
       {"--nodes=0", ""},
       {"--node_rank=1", "--nodes=1"},

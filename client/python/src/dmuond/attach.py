@@ -12,11 +12,14 @@ from collections.abc import Callable
 
 from dmuond import environment, socket_owner
 from dmuond._proto import attach_pb2
+from dmuond.daemon_process import DaemonProcess
 from dmuond.errors import DaemonLost, Error, Unreachable
 
 _PACKET_BYTES_MAX = 64 << 10
 _DESCRIPTORS_MAX = 253  # SCM_MAX_FD
 _WELCOME_TIMEOUT_S = 10.0
+# A process that ends closes its sockets first.
+_ENDS_WITHIN_S = 0.5
 
 
 class Frame:
@@ -47,18 +50,30 @@ class AttachSocket:
     def __init__(self, path: str, on_lost: Callable[[], None]) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self._wake_read, self._wake_write = -1, -1
+        self._daemon: DaemonProcess | None = None
+        address = path.removesuffix(environment.ATTACH_SUFFIX)
         try:
             self._socket.connect(path)
+            self._daemon = DaemonProcess(self._socket)
             self.nonce = self._read_welcome()
-        except OSError as error:
-            self._socket.close()
+        except TimeoutError as error:
+            what = str(self._daemon)
+            self._close_first()
             raise Unreachable(
-                f"no dmuond answers at {path.removesuffix(environment.ATTACH_SUFFIX)} "
-                f"({error.strerror or error}); address= or DMUOND_ADDRESS names another, `dmuonctl "
-                "run -- COMMAND` starts one, `dmuonctl doctor` looks for the cause"
+                f"{what} at {address} has not answered for {_WELCOME_TIMEOUT_S:g} s, and has not "
+                "ended: it is stopped, or gets no processor time",
+                code="UNAVAILABLE",
+                reason="DAEMON_UNREACHABLE",
+            ) from error
+        except OSError as error:
+            self._close_first()
+            raise Unreachable(
+                f"no dmuond answers at {address} ({error.strerror or error}); address= or "
+                "DMUOND_ADDRESS names another, `dmuonctl run -- COMMAND` starts one, `dmuonctl "
+                "doctor` looks for the cause"
             ) from error
         except BaseException:
-            self._socket.close()
+            self._close_first()
             raise
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._on_lost = on_lost
@@ -73,7 +88,7 @@ class AttachSocket:
         except queue.Empty:
             raise Error(f"no descriptor came over the attach socket in {timeout_s:g} s") from None
         if frame is None:
-            raise DaemonLost("the daemon closed the attach socket")
+            raise DaemonLost(self.how_it_ended())
         return frame
 
     def check_owner(self, path: str, server_uid: int | None) -> None:
@@ -88,6 +103,14 @@ class AttachSocket:
         poller.register(self._socket, select.POLLRDHUP)
         return bool(poller.poll(0))
 
+    def how_it_ended(self) -> str:
+        """For people: why the socket has hung up."""
+        assert self._daemon is not None
+        if self._daemon.has_ended(_ENDS_WITHIN_S):
+            return f"{self._daemon} has ended"
+        lives = ", which has not ended," if self._daemon.pid else " has ended, or"
+        return f"{self._daemon}{lives} has closed its connection to this trainer"
+
     def close(self) -> None:
         """Ends the watcher and closes the socket: to the daemon, this trainer is gone."""
         if self._wake_write < 0:
@@ -101,8 +124,14 @@ class AttachSocket:
         """After a fork: the child must not keep the trainer alive in the daemon's eyes."""
         self._close_descriptors()
 
-    def _close_descriptors(self) -> None:
+    def _close_first(self) -> None:
+        """Of a socket that never came to have a watcher."""
         self._socket.close()
+        if self._daemon is not None:
+            self._daemon.close()
+
+    def _close_descriptors(self) -> None:
+        self._close_first()
         for descriptor in (self._wake_read, self._wake_write):
             if descriptor >= 0:
                 os.close(descriptor)

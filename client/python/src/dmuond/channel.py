@@ -24,13 +24,20 @@ _LOST_GRACE_S = 1.0
 
 
 class Channel:
-    """Threads: one at a time. `wait_lost(seconds)` tells whether the daemon has gone.
+    """Calls may be made by several threads.
 
-    One that has not gone and does not even answer pings for `silent_for_s` (it is stopped) is
-    Unreachable.
+    `wait_lost(seconds)` tells whether the daemon has gone, and `how_it_ended()`, for people, what
+    became of it. One that has not gone and does not even answer pings for `silent_for_s` (it is
+    stopped) is Unreachable.
     """
 
-    def __init__(self, path: str, silent_for_s: float, wait_lost: Callable[[float], bool]) -> None:
+    def __init__(
+        self,
+        path: str,
+        silent_for_s: float,
+        wait_lost: Callable[[float], bool],
+        how_it_ended: Callable[[], str],
+    ) -> None:
         silent_ms = int(1e3 * min(silent_for_s, _SILENT_FOR_MAX_S))
         ping_ms = silent_ms // _PINGS
         self._path = path
@@ -51,7 +58,7 @@ class Channel:
             ],
         )
         self._stub = TrainerStub(self._channel)
-        self._wait_lost = wait_lost
+        self._wait_lost, self._how_it_ended = wait_lost, how_it_ended
 
     def close(self) -> None:
         self._channel.close()
@@ -114,5 +121,5 @@ class Channel:
         translated = errors.from_rpc(error, name)
         broken = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         if broken and not translated.reason and self._wait_lost(_LOST_GRACE_S):
-            return errors.DaemonLost(f"{name}: the daemon has gone; the weights are undefined")
+            return errors.DaemonLost(f"{name}: {self._how_it_ended()}; the weights are undefined")
         return translated

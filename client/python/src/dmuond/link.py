@@ -58,7 +58,7 @@ class Link:
         self._refusals = 0  # of registrations, as far as this end has read them
         self._path = path
         self._attach = self._connect(path, connect_for_s)
-        self._channel = Channel(path, silent_for_s, self.lost.wait)
+        self._channel = Channel(path, silent_for_s, self.lost.wait, self.how_it_ended)
 
     def open(self, identity: Identity, resume: int) -> None:
         client = f"dmuond-python {socket.gethostname()} pid {os.getpid()}"
@@ -86,7 +86,7 @@ class Link:
         except errors.Error as error:
             # The nonce was the predecessor's of the daemon that answers.
             if error.reason == "NONCE_UNKNOWN" and self.lost.wait(_NEWS_TRAVEL_S):
-                raise errors.DaemonLost("OpenSession: the daemon has gone") from error
+                raise errors.DaemonLost(f"OpenSession: {self.how_it_ended()}") from error
             raise
         self.key = pb.SessionKey(
             session=self.opened.session,
@@ -137,6 +137,10 @@ class Link:
             self.lost.set()
         return self.lost.is_set()
 
+    def how_it_ended(self) -> str:
+        """For people: "the daemon (pid 4711) has ended", or has closed the connection."""
+        return self._attach.how_it_ended()
+
     def call(self, name: str, request: object, timeout_s: float | None = None) -> Any:
         return self._channel.call(name, request, timeout_s)
 
@@ -185,6 +189,7 @@ class Link:
                 # A daemon that is just starting has no socket yet; other errors do not pass.
                 cause = error.__cause__
                 starting = isinstance(cause, FileNotFoundError | ConnectionRefusedError)
+                starting = starting or error.reason == "DAEMON_UNREACHABLE"
                 if not starting or time.monotonic() > deadline:
                     raise
             time.sleep(pause_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import atexit
 import functools
+import itertools
 import logging
 import os
 import time
@@ -34,6 +35,9 @@ _ASK_EVERY_S = 1.0
 _PUBLISHED_WITHIN_S = 600.0
 # The end of the attach socket may follow an answer that it explains.
 _GLANCE_S = 1.0
+# A start that is slower than the daemon's --claim_timeout connects again: so often at least, and as
+# long as it may wait for a daemon.
+_CLAIMS_MIN = 3
 _ROLLED_BACK = "ROLLED_BACK"
 _Answer = TypeVar("_Answer")
 
@@ -102,13 +106,26 @@ class Member(abc.ABC):
 
     def _begin(self, resume: int, connect_for_s: float) -> None:
         self._fresh_arenas = places.take(self, resume)
-        self._link = Link(self._path, self._silent_for_s, connect_for_s)
-        fork.watch(self)
-        try:
-            self._link.open(self._identity, resume)
-        except BaseException:
-            self._disconnect()
-            raise
+        started = time.monotonic()
+        for tries in itertools.count(1):
+            left_s = connect_for_s - (time.monotonic() - started)
+            self._link = Link(self._path, self._silent_for_s, max(0.0, left_s))
+            fork.watch(self)
+            try:
+                self._link.open(self._identity, resume)
+                break
+            except errors.Error as error:
+                late = error.reason == "CLAIM_EXPIRED"
+                if not late or (
+                    tries >= _CLAIMS_MIN and time.monotonic() > started + connect_for_s
+                ):
+                    self._disconnect()
+                    raise
+                log.info("rank %d connects again: %s", self.rank, error)
+                self._link.close()
+            except BaseException:
+                self._disconnect()
+                raise
         self._adopt_opened()
         self._watch_for_the_end()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -239,7 +256,7 @@ class Member(abc.ABC):
     def _check_alive(self) -> None:
         self._check_usable()
         if self.lost:
-            raise errors.DaemonLost("the daemon has gone; the weights are undefined")
+            raise errors.DaemonLost(f"{self._link.how_it_ended()}; the weights are undefined")
 
     def _call(self, name: str, request: object, timeout_s: float | None = None):
         self._check_alive()
@@ -305,12 +322,15 @@ class Member(abc.ABC):
         """Takes this rank's place with the daemon's successor. Returns what to raise."""
         self._unpublished.clear()  # told once, by whatever is raised
         if not self._in_job or self._reconnect_for_s <= 0:
-            raise cause or errors.DaemonLost("the daemon has gone; the weights are undefined")
+            raise cause or errors.DaemonLost(
+                f"{self._link.how_it_ended()}; the weights are undefined"
+            )
         known = "none is known" if self.durable_step is None else f"step {self.durable_step}"
         log.warning(
-            "rank %d: the daemon at %s has gone after step %d (newest snapshot: %s); waiting up to "
-            "%g s for its successor",
+            "rank %d: %s, at %s, after step %d (newest snapshot: %s); waiting up to %g s for its "
+            "successor",
             self.rank,
+            self._link.how_it_ended(),
             self._path,
             self.last_committed_step,
             known,
@@ -435,8 +455,8 @@ class Member(abc.ABC):
                 self._ask_why(found is Published.ENDED)
             if found is Published.ENDED:
                 raise errors.DaemonLost(
-                    f"the daemon has gone before the weights after attempt {attempt} were "
-                    "published; they are undefined"
+                    f"{self._link.how_it_ended()} before the weights after attempt {attempt} "
+                    "were published; they are undefined"
                 )
             if time.monotonic() > deadline:
                 # Within that time the daemon replaces who hangs, or ends the job.

@@ -352,9 +352,10 @@ class Session(Member):
                 self.close()
             elif self._unpublished and self.lost:
                 log.warning(
-                    "rank %d: the daemon has gone before the weights after step %d were "
-                    "published; they are undefined",
+                    "rank %d: %s before the weights after step %d were published; they are "
+                    "undefined",
                     self.rank,
+                    self._link.how_it_ended(),
                     self.last_committed_step,
                 )
         finally:
