@@ -148,7 +148,9 @@ class Coordinator {
   // New lanes on every node, with the memory that there is, in the present epoch.
   AddressedMessages Reform();
   // The job, as `plan` knows it, goes on from the snapshot of `step`, in the present epoch.
-  AddressedMessages RollBack(v1::PlanInputs plan, int64_t step, const std::string& why);
+  // `asked`: somebody has loaded it; else memory was lost.
+  AddressedMessages RollBack(v1::PlanInputs plan, int64_t step, const std::string& why,
+                             bool asked = false);
   AddressedMessages OnLoadSnapshot(const v1::LoadSnapshotOf& load);
   // The machine of a job that was rolled back, or begins with a snapshot: what ranks have done
   // meanwhile, and a restart as soon as all are attached.

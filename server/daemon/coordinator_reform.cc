@@ -183,7 +183,8 @@ AddressedMessages Coordinator::GoBackOrEnd(const v1::MemberState& holder, bool h
   return out;
 }
 
-AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const std::string& why) {
+AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const std::string& why,
+                                        bool asked) {
   wire::FaultPoint("coordinator.roll_back");
   plan.set_restore_step(step);
   auto job = std::make_unique<Job>();
@@ -213,6 +214,7 @@ AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const
   back.set_epoch(epoch_);
   *back.mutable_plan() = std::move(plan);
   back.set_why(why);
+  back.set_asked(asked);
   return out;
 }
 
@@ -222,7 +224,7 @@ AddressedMessages Coordinator::OnLoadSnapshot(const v1::LoadSnapshotOf& load) {
   // back since: who asked hears of that.
   if (!Formed() || load.epoch() < job_->back_epoch) return {};
   NextEpoch();
-  return RollBack(job_->wire, load.step(), load.why());
+  return RollBack(job_->wire, load.step(), load.why(), /*asked=*/true);
 }
 
 AddressedMessages Coordinator::RestartWhenAttached(TimePoint now) {

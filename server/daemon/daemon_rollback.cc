@@ -87,7 +87,7 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
                                     " under another plan than the one that it has here")));
   }
   job_->rolled_back = true;
-  job_->back = {plan.restore_step(), back.epoch()};
+  job_->back = {plan.restore_step(), back.epoch(), back.asked()};
   for (auto& [id, session] : sessions_) {
     // Who has not heard yet that it is attached learns by that where the job stands.
     if (!session.attach_reply.has_value()) continue;
@@ -135,6 +135,7 @@ scheduler::StepAnswer Daemon::RolledBack(const Session& session, scheduler::Step
   scheduler::StepAnswer answer;
   scheduler::Outcome& outcome = answer.outcome.emplace();
   outcome.kind = scheduler::OutcomeKind::kRolledBack;
+  if (!session.must_acknowledge->asked) outcome.reason = scheduler::OutcomeReason::kPeerLost;
   outcome.step = step;
   outcome.attempt = attempt;
   outcome.to_step = to;
@@ -147,8 +148,9 @@ scheduler::StepAnswer Daemon::RolledBack(const Session& session, scheduler::Step
 absl::Status Daemon::RolledBackError(int32_t rank, const Rollback& back) {
   return Error(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
                Say("the job has gone back to step ", Named("to_step", back.to_step), " in epoch ",
-                   Named("epoch", back.epoch), ": rank ", Named("rank", rank),
-                   " must acknowledge it first"));
+                   Named("epoch", back.epoch), " (",
+                   Named("cause", back.asked ? "LOAD_SNAPSHOT" : "PEER_LOST"), "): rank ",
+                   Named("rank", rank), " must acknowledge it first"));
 }
 
 absl::Status Daemon::CheckNotRolledBack(const Session& session) {

@@ -53,8 +53,12 @@ struct PushedState {
 struct Rollback {
   int64_t to_step = 0;
   uint32_t epoch = 0;  // that began with it: no two ways back have the same
+  // Somebody has loaded a snapshot. Else memory was lost: who stands at this step need not know.
+  bool asked = false;
 
-  bool operator==(const Rollback&) const = default;
+  bool operator==(const Rollback& other) const {
+    return to_step == other.to_step && epoch == other.epoch;
+  }
 };
 
 // A LoadSnapshot: what has come of it, for one that is repeated.

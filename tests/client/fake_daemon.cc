@@ -29,7 +29,9 @@ namespace dmuond::testing {
 namespace {
 
 constexpr uint32_t kBuckets = 1;
-constexpr uint32_t kWeights = 2;  // the arena, as LayoutBuilder numbers them
+// The arenas, as LayoutBuilder numbers them.
+constexpr uint32_t kGradients = 1;
+constexpr uint32_t kWeights = 2;
 constexpr uint64_t kEpoch = uint64_t{1} << 32;
 
 wire::UniqueFd Listen(const std::string& path) {
@@ -82,6 +84,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
         has_state_(state.step > 0),
         published_timeout_ms_(state.published_timeout_ms),
         version_(state.version),
+        late_claims_(state.late_claims),
         attempt_((state.epoch * kEpoch) + 2) {
     ::unlink(path.c_str());
     grpc::ServerBuilder builder;
@@ -108,9 +111,10 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     server_->Wait();
     server_.reset();
   }
-  void GoBackTo(int64_t step, const std::string& trainer_state) {
+  void GoBackTo(int64_t step, const std::string& trainer_state, bool asked) {
     MutexLock lock(mutex_);
     goes_back_to_ = step;
+    asked_ = asked;
     ++back_epoch_;
     trainer_state_ = trainer_state;
   }
@@ -141,7 +145,9 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   grpc::Status OpenSession(Context* /*context*/, const v1::OpenSessionRequest* request,
                            v1::OpenSessionReply* reply) override {
     MutexLock lock(mutex_);
-    ++opens_;
+    if (opens_++ < late_claims_) {
+      return Refusal(absl::StatusCode::kUnauthenticated, "CLAIM_EXPIRED", "it comes too late");
+    }
     if (request->resume() == v1::OpenSessionRequest::RESUME_REQUIRE && !has_state_) {
       return Refusal(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                      "there is nothing to resume");
@@ -232,6 +238,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     if (goes_back_to_.has_value()) {
       outcome.set_kind(v1::Outcome::KIND_ROLLED_BACK);
       outcome.set_to_step(*goes_back_to_);
+      if (!asked_) outcome.set_reason(v1::Outcome::REASON_PEER_LOST);
       outcome.set_epoch(back_epoch_);
       return grpc::Status::OK;
     }
@@ -267,6 +274,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     }
     reply->mutable_outcome()->set_kind(v1::Outcome::KIND_ROLLED_BACK);
     reply->mutable_outcome()->set_to_step(*goes_back_to_);
+    if (!asked_) reply->mutable_outcome()->set_reason(v1::Outcome::REASON_PEER_LOST);
     reply->mutable_outcome()->set_epoch(back_epoch_);
     return grpc::Status::OK;
   }
@@ -285,7 +293,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   }
   grpc::Status LoadSnapshot(Context* /*context*/, const v1::LoadSnapshotRequest* request,
                             v1::LoadSnapshotReply* reply) override {
-    GoBackTo(request->step(), "of the snapshot");
+    GoBackTo(request->step(), "of the snapshot", /*asked=*/true);
     MutexLock lock(mutex_);
     loads_.push_back(request->call());
     reply->set_step(request->step());
@@ -317,6 +325,12 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   int opens() {
     MutexLock lock(mutex_);
     return opens_;
+  }
+  std::vector<float> gradients() {
+    MutexLock lock(mutex_);
+    const Shared& arena = arenas_.at(kGradients);
+    const auto* first = reinterpret_cast<const float*>(arena.data);
+    return {first, first + (arena.size / sizeof(float))};
   }
   int closes() {
     MutexLock lock(mutex_);
@@ -360,10 +374,11 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     if (!hold_publishing_) Publish(attempt_ - 1);
   }
   grpc::Status MustAcknowledge() DMUOND_REQUIRES(mutex_) {
-    return Refusal(
-        absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
-        absl::StrCat("the job went back to step ", *goes_back_to_),
-        {{"to_step", absl::StrCat(*goes_back_to_)}, {"epoch", absl::StrCat(back_epoch_)}});
+    return Refusal(absl::StatusCode::kFailedPrecondition, "ROLLED_BACK",
+                   absl::StrCat("the job went back to step ", *goes_back_to_),
+                   {{"to_step", absl::StrCat(*goes_back_to_)},
+                    {"epoch", absl::StrCat(back_epoch_)},
+                    {"cause", asked_ ? "LOAD_SNAPSHOT" : "PEER_LOST"}});
   }
 
   wire::UniqueFd listener_;
@@ -379,8 +394,10 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
   bool has_state_ DMUOND_GUARDED_BY(mutex_);
   const int64_t published_timeout_ms_;
   const uint32_t version_;
+  const int late_claims_;
   uint64_t attempt_ DMUOND_GUARDED_BY(mutex_);
   std::optional<int64_t> goes_back_to_ DMUOND_GUARDED_BY(mutex_);
+  bool asked_ DMUOND_GUARDED_BY(mutex_) = true;
   std::vector<uint64_t> loads_ DMUOND_GUARDED_BY(mutex_);
   uint32_t back_epoch_ DMUOND_GUARDED_BY(mutex_) = 7;  // that begins with the next way back, about
   std::vector<v1::SubmitStepRequest> submits_ DMUOND_GUARDED_BY(mutex_);
@@ -394,8 +411,8 @@ FakeDaemon::FakeDaemon(const std::string& path, State state)
     : impl_(std::make_unique<Impl>(path, std::move(state))) {}
 FakeDaemon::~FakeDaemon() = default;
 void FakeDaemon::Die() { impl_->Die(); }
-void FakeDaemon::GoBackTo(int64_t step, const std::string& trainer_state) {
-  impl_->GoBackTo(step, trainer_state);
+void FakeDaemon::GoBackTo(int64_t step, const std::string& trainer_state, bool asked) {
+  impl_->GoBackTo(step, trainer_state, asked);
 }
 void FakeDaemon::BeginEpoch() { impl_->BeginEpoch(); }
 void FakeDaemon::AbortNextSubmit() { impl_->Set(&Impl::abort_submit_, true); }
@@ -407,6 +424,7 @@ std::vector<int64_t> FakeDaemon::acknowledged() const { return impl_->acknowledg
 std::vector<uint64_t> FakeDaemon::loads() const { return impl_->loads(); }
 std::vector<float> FakeDaemon::pushed() const { return impl_->pushed(); }
 int FakeDaemon::opens() const { return impl_->opens(); }
+std::vector<float> FakeDaemon::gradients() const { return impl_->gradients(); }
 int FakeDaemon::closes() const { return impl_->closes(); }
 
 }  // namespace dmuond::testing

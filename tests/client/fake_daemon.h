@@ -32,6 +32,7 @@ class FakeDaemon {
     uint64_t epoch = 1;
     int64_t published_timeout_ms = 0;  // promised at OpenSession; 0: nothing is
     uint32_t version = 2;              // of the protocol
+    int late_claims = 0;               // OpenSession calls that come too late
   };
   FakeDaemon(const std::string& path, State state);
   ~FakeDaemon();
@@ -40,7 +41,8 @@ class FakeDaemon {
 
   // As if killed: every socket closes.
   void Die();
-  void GoBackTo(int64_t step, const std::string& trainer_state);
+  // `asked`: as if somebody had loaded a snapshot; else another daemon's memory is lost.
+  void GoBackTo(int64_t step, const std::string& trainer_state, bool asked = true);
   // All lanes are new, and nothing is lost: the masters are published under the new epoch.
   void BeginEpoch();
   // The next submit is aborted by a new epoch, or the next push is.
@@ -53,10 +55,11 @@ class FakeDaemon {
 
   [[nodiscard]] std::vector<v1::SubmitStepRequest> submits() const;
   [[nodiscard]] std::vector<int64_t> acknowledged() const;
-  [[nodiscard]] std::vector<uint64_t> loads() const;  // LoadSnapshotRequest.call
-  [[nodiscard]] std::vector<float> pushed() const;    // the weights of the last push
-  [[nodiscard]] int opens() const;                    // OpenSession calls
-  [[nodiscard]] int closes() const;                   // CloseSession calls
+  [[nodiscard]] std::vector<uint64_t> loads() const;   // LoadSnapshotRequest.call
+  [[nodiscard]] std::vector<float> pushed() const;     // the weights of the last push
+  [[nodiscard]] std::vector<float> gradients() const;  // as of now
+  [[nodiscard]] int opens() const;                     // OpenSession calls
+  [[nodiscard]] int closes() const;                    // CloseSession calls
 
  private:
   class Impl;

@@ -87,6 +87,12 @@ class GoingBackTest : public ::testing::Test {
     ExpectBackAt(step, trainer_state);
   }
 
+  static void ExpectCommitted(const absl::StatusOr<Outcome>& outcome, int64_t step) {
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->kind, Outcome::Kind::kCommitted);
+    EXPECT_EQ(outcome->step, step);
+  }
+
   std::string directory_;
   std::string logged_;
   std::unique_ptr<FakeDaemon> daemon_;
@@ -257,7 +263,42 @@ TEST_F(GoingBackTest, ADrainingDaemonsSuccessorIsWaitedFor) {
   });
   const auto outcome = session_->Step(Scalars());
   leaving.join();
-  ExpectRolledBack(outcome, 2, "", true);
+  ExpectCommitted(outcome, 3);  // from step 2, where it stands, it need not go back
+}
+
+TEST_F(GoingBackTest, WhereASessionStandsItGoesOnInTheMemoryThatItHas) {
+  Train(2);
+  const std::span<float> weights = session_->Weight<float>(0);
+  const std::span<float> gradients = session_->Gradient<float>(0);
+  std::ranges::fill(gradients, 5.0F);
+  std::ranges::fill(weights, 7.0F);  // as a daemon that dies while it writes those of a next step
+  Succeed({.step = 2, .trainer_state = "two", .epoch = 4});
+  ASSERT_TRUE(session_->SaveSnapshot().ok());
+  EXPECT_THAT(weights, Each(2.0F));
+  EXPECT_THAT(daemon_->gradients(), Each(5.0F));
+  EXPECT_EQ(session_->Weight<float>(0).data(), weights.data());
+  EXPECT_EQ(session_->Gradient<float>(0).data(), gradients.data());
+  std::ranges::fill(gradients, 6.0F);
+  ExpectCommitted(session_->Step(Scalars(), {.trainer_state = "three"}), 3);
+  EXPECT_THAT(weights, Each(3.0F));
+  EXPECT_THAT(daemon_->gradients(), Each(6.0F));
+  EXPECT_THAT(logged_, HasSubstr("goes on after step 2 with the daemon's successor"));
+}
+
+TEST_F(GoingBackTest, TheLossOfAnotherNodesMemoryAtThisStepIsAcknowledgedAndNotTold) {
+  Train(2);
+  daemon_->GoBackTo(2, "two", /*asked=*/false);
+  ExpectCommitted(session_->Step(Scalars()), 3);
+  EXPECT_THAT(daemon_->acknowledged(), ElementsAre(2));
+  daemon_->GoBackTo(3, "three", /*asked=*/true);
+  ExpectRolledBack(session_->Step(Scalars()), 3, "three", false);
+}
+
+TEST_F(GoingBackTest, WhatWasPushedAfterTheStepMayNotBeInItsSnapshot) {
+  Train(2);
+  ASSERT_TRUE(session_->Push().ok());
+  Succeed({.step = 2, .trainer_state = "two", .epoch = 4});
+  ExpectRolledBack(session_->Step(Scalars()), 2, "two", true);
 }
 
 TEST_F(GoingBackTest, ASuccessorWithoutTheStateSaysWhatIsLost) {
@@ -286,7 +327,7 @@ TEST_F(GoingBackTest, WithoutASuccessorInTimeTheDaemonIsLost) {
   EXPECT_THAT(std::string(outcome.status().message()), HasSubstr("step 3"));
   // Asked again, it looks again.
   daemon_ = std::make_unique<FakeDaemon>(path(), FakeDaemon::State{.step = 3, .epoch = 2});
-  ExpectRolledBack(session_->Step(Scalars()), 3, "", true);
+  ExpectCommitted(session_->Step(Scalars()), 4);
 }
 
 }  // namespace

@@ -84,5 +84,19 @@ TEST_F(WhoseDaemonTest, AStrangerWhoListensThereGetsNoToken) {
   ExpectNotTrusted(daemon, path() + ".attach");
 }
 
+TEST_F(WhoseDaemonTest, AStartThatComesAfterTheClaimTimeoutConnectsAgain) {
+  const FakeDaemon daemon(path(), {.late_claims = 2});
+  const auto session = Session::Open({.address = path(), .connect_timeout = {}});
+  EXPECT_TRUE(session.ok()) << session.status();
+  EXPECT_EQ(daemon.opens(), 3);
+}
+
+TEST_F(WhoseDaemonTest, OneThatIsAlwaysLateHearsOfTheTimeoutAndNotOfTheDaemonsEnd) {
+  const FakeDaemon daemon(path(), {.late_claims = 100});
+  const absl::Status late = Session::Open({.address = path(), .connect_timeout = {}}).status();
+  EXPECT_EQ(ReasonOf(late), "CLAIM_EXPIRED") << late;
+  EXPECT_EQ(daemon.opens(), 3);
+}
+
 }  // namespace
 }  // namespace dmuond::client

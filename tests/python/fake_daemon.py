@@ -79,6 +79,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.has_state = step > 0
         self.attempt = epoch * EPOCH + 1 + self.has_state
         self.goes_back_to: int | None = None
+        self.asked = True  # somebody wants it to go back
         self._acknowledged: tuple[int, int] | None = None  # step and epoch
         self.back_epoch = 7  # that begins with the next way back, about
         self.buckets = self.BUCKETS
@@ -118,9 +119,13 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             self._client.close()
         self._server.stop(0).wait()
 
-    def roll_back(self, step: int, trainer_state: bytes = b""):
-        """From now on every call is answered by it, until the trainer has acknowledged."""
+    def roll_back(self, step: int, trainer_state: bytes = b"", asked: bool = True):
+        """From now on every call is answered by it, until the trainer has acknowledged.
+
+        asked: as if somebody had loaded a snapshot; else another daemon's memory is lost.
+        """
         self.goes_back_to, self.trainer_state = step, trainer_state
+        self.asked = asked
         self.back_epoch += 1
 
     # --- calls ---
@@ -320,6 +325,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             kind=types.Outcome.KIND_ROLLED_BACK,
             to_step=self.goes_back_to,
             epoch=self.back_epoch,
+            reason=0 if self.asked else types.Outcome.REASON_PEER_LOST,
             durable_step=0,
         )
 
@@ -327,7 +333,8 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         code = grpc.StatusCode.FAILED_PRECONDITION
         step, epoch = str(self.goes_back_to), str(self.back_epoch)
         why = f"the job went back to step {step}"
-        abort(context, code, why, "ROLLED_BACK", to_step=step, epoch=epoch)
+        cause = "LOAD_SNAPSHOT" if self.asked else "PEER_LOST"
+        abort(context, code, why, "ROLLED_BACK", to_step=step, epoch=epoch, cause=cause)
 
     def _ready(self, bucket: int) -> int:
         return ctypes.c_uint64.from_address(self.page._base + 128 + 16 * bucket).value

@@ -100,7 +100,7 @@ def test_signals_during_the_backward_pass_begin_anew(fake, outlive):
     model, opt = make(fake)
     train_to(model, opt, 4)
     assert opt._early.active
-    successor = outlive(step=4, epoch=3)
+    successor = outlive(step=3, epoch=3)
     with pytest.raises(dmuond.RolledBack):
         train_to(model, opt, 5)
     assert not opt._early.active

@@ -33,6 +33,15 @@ class Mapping {
     if (data_ != nullptr) ::munmap(data_, bytes_);
   }
 
+  // At the addresses of `place`, which gives them up. REQUIRES: equal sizes.
+  absl::Status MoveTo(Mapping& place) {
+    void* moved = ::mremap(data_, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, place.data_);
+    if (moved == MAP_FAILED) return absl::ErrnoToStatus(errno, "mremap of the daemon's memory");
+    data_ = std::exchange(place.data_, nullptr);
+    place.bytes_ = 0;
+    return absl::OkStatus();
+  }
+
   [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(data_); }
   [[nodiscard]] size_t bytes() const { return bytes_; }
 

@@ -233,10 +233,13 @@ absl::StatusOr<Outcome> Session::Impl::Answered(const v1::Outcome& message,
   timing_ = FromProto(timing);
   if (outcome.durable_step.has_value()) durable_step_ = outcome.durable_step;
   if (outcome.kind == Outcome::Kind::kRolledBack) {
-    return RolledBack(outcome.to_step, message.epoch());
+    return RolledBack(outcome.to_step, message.epoch(),
+                      outcome.reason != Outcome::Reason::kPeerLost);
   }
   next_attempt_ = outcome.next_attempt;
   if (outcome.kind == Outcome::Kind::kCommitted || outcome.kind == Outcome::Kind::kSkipped) {
+    state_known_ = true;
+    stands_at_.reset();  // until the weights have arrived
     last_committed_step_ = outcome.step;
     published_attempt_ = outcome.attempt;
     trainer_state_.swap(submitted_state_);
@@ -297,6 +300,7 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
     const auto published = link_->memory().WaitPublished(published_attempt_, ask);
     if (published == SessionMemory::Published::kYes) {
       arrived_attempt_ = link_->memory().ArrivedAttempts().oldest;
+      if (state_known_ && going_back_.ok()) stands_at_ = last_committed_step_;
       wire::FaultPoint("trainer.published");
       return absl::OkStatus();
     }
@@ -332,7 +336,8 @@ absl::Status Session::Impl::AskWhy(bool poisoned) {
   if (!status.ok()) return status;
   const Outcome outcome = FromProto(wait_reply_.outcome());
   if (outcome.kind == Outcome::Kind::kRolledBack) {
-    return RolledBack(outcome.to_step, wait_reply_.outcome().epoch());
+    return RolledBack(outcome.to_step, wait_reply_.outcome().epoch(),
+                      outcome.reason != Outcome::Reason::kPeerLost);
   }
   // The next step lacks a rank; what this one has decided is published all the same, while lanes
   // live.
@@ -350,7 +355,7 @@ absl::StatusOr<Outcome> Session::Impl::Submit(const StepScalars& scalars,
     status = WrongState("Submit: the last one is undecided; call Wait");
   if (status.ok()) status = CheckSubmit(options);
   if (!status.ok()) return status;
-  return Settle(TrySubmit(scalars, options));
+  return Surviving([&] { return TrySubmit(scalars, options); });
 }
 
 absl::StatusOr<Outcome> Session::Impl::Step(const StepScalars& scalars,
@@ -359,7 +364,7 @@ absl::StatusOr<Outcome> Session::Impl::Step(const StepScalars& scalars,
   if (status.ok() && undecided_) status = WrongState("Step: the last one is undecided; call Wait");
   if (status.ok()) status = CheckSubmit(options);
   if (!status.ok()) return status;
-  return Settle(TryStep(scalars, options));
+  return Surviving([&] { return TryStep(scalars, options); });
 }
 
 absl::StatusOr<Outcome> Session::Impl::Wait(Milliseconds wait) {
@@ -368,27 +373,38 @@ absl::StatusOr<Outcome> Session::Impl::Wait(Milliseconds wait) {
   if (!undecided_ && going_back_.ok()) {
     return WrongState("Wait: no step is submitted and undecided");
   }
-  return Settle(TryWait(wait));
+  absl::StatusOr<Outcome> outcome = Settle(TryWait(wait));
+  if (!carried_on_) return outcome;
+  // The daemon that had the submission has gone with it.
+  return Outcome{.kind = Outcome::Kind::kAborted,
+                 .step = last_committed_step_ + 1,
+                 .attempt = next_attempt_ - 1,
+                 .reason = Outcome::Reason::kPeerLost,
+                 .detail = "a daemon was lost, and the job has gone on from this step's beginning",
+                 .retry = true,
+                 .next_attempt = next_attempt_,
+                 .durable_step = durable_step_};
 }
 
 absl::Status Session::Impl::WaitPublished(Milliseconds timeout) {
   absl::Status status = CheckAttached("WaitPublished");
   if (!status.ok()) return status;
-  return Settle(going_back_.ok() ? TryWaitPublished(timeout) : going_back_);
+  return Surviving([&] { return going_back_.ok() ? TryWaitPublished(timeout) : going_back_; });
 }
 
 absl::StatusOr<Snapshot> Session::Impl::SaveSnapshot() {
   absl::Status status = CheckAttached("SaveSnapshot");
   if (!status.ok()) return status;
   v1::SaveSnapshotReply reply;
-  status = CheckOpen("SaveSnapshot");
-  if (status.ok()) {
+  status = Surviving([&] {
+    absl::Status open = CheckOpen("SaveSnapshot");
+    if (!open.ok()) return open;
     v1::SaveSnapshotRequest request;
     *request.mutable_key() = link_->Key();
-    status =
-        link_->channel().Call("SaveSnapshot", &v1::Trainer::Stub::SaveSnapshot, request, reply, {});
-  }
-  if (!status.ok()) return Settle(std::move(status));
+    return link_->channel().Call("SaveSnapshot", &v1::Trainer::Stub::SaveSnapshot, request, reply,
+                                 {});
+  });
+  if (!status.ok()) return status;
   return Snapshot{.step = reply.step(), .path = reply.path()};
 }
 
@@ -396,16 +412,18 @@ absl::StatusOr<int64_t> Session::Impl::LoadSnapshot(int64_t step) {
   absl::Status status = CheckAttached("LoadSnapshot");
   if (!status.ok()) return status;
   v1::LoadSnapshotReply reply;
-  status = CheckOpen("LoadSnapshot");
-  if (status.ok()) {
+  ++loads_;
+  status = Surviving([&] {
+    absl::Status open = CheckOpen("LoadSnapshot");
+    if (!open.ok()) return open;
     v1::LoadSnapshotRequest request;
     *request.mutable_key() = link_->Key();
     request.set_step(step);
-    request.set_call(++loads_);
-    status =
-        link_->channel().Call("LoadSnapshot", &v1::Trainer::Stub::LoadSnapshot, request, reply, {});
-  }
-  if (!status.ok()) return Settle(std::move(status));
+    request.set_call(loads_);
+    return link_->channel().Call("LoadSnapshot", &v1::Trainer::Stub::LoadSnapshot, request, reply,
+                                 {});
+  });
+  if (!status.ok()) return status;
   return reply.step();
 }
 

@@ -85,6 +85,8 @@ class Session::Impl {
 
   // What the caller is told instead of `status`. Where the job goes back, or the daemon has gone
   // and has a successor: an error of reason ROLLED_BACK, when the weights of that step lie there.
+  // Where that is the step at which this trainer stands, there is nothing to tell: OK, and
+  // carried_on_, and the call is to be tried again.
   absl::Status Settle(absl::Status status);
   [[nodiscard]] bool IsTheEnd(const absl::Status& status);
   absl::Status Acknowledge(int64_t to_step, uint32_t epoch);
@@ -93,13 +95,34 @@ class Session::Impl {
   [[nodiscard]] absl::Status NotBack(const absl::Status& last);
   // The same for calls that answer with an outcome.
   absl::StatusOr<Outcome> Settle(absl::StatusOr<Outcome> outcome);
+  template <typename Try>
+  auto Surviving(const Try& attempt) -> decltype(attempt()) {
+    for (;;) {
+      auto answer = Settle(attempt());
+      if (!carried_on_) return answer;
+    }
+  }
+  // The way back has come to its end: whether the caller need not know. REQUIRES: not told yet.
+  absl::StatusOr<bool> CarryOn(uint64_t arrived_before);
+  // What is pushed from here on, no snapshot of the last step need have.
+  void ForgetState() {
+    state_known_ = false;
+    stands_at_.reset();
+  }
+  void Say(const std::string& what) const;
 
   std::string path_;
   std::optional<Layout> layout_;
   bool closed_ = false;
-  bool in_job_ = false;             // the job has state, and this trainer its place in it
-  bool moved_ = false;              // the memory is another, and the caller has not been told
-  absl::Status going_back_;         // ROLLED_BACK that the caller has not been told
+  bool in_job_ = false;      // the job has state, and this trainer its place in it
+  bool moved_ = false;       // the memory is another, and the caller has not been told
+  absl::Status going_back_;  // ROLLED_BACK that the caller has not been told
+  Link* shown_ = nullptr;    // with moved_: whose memory the caller has
+  bool carried_on_ = false;  // Settle() has nothing to tell
+  // The step whose weights have arrived here, and after which nothing was pushed: its state is what
+  // any snapshot of it has. And the same but for the weights' arrival.
+  std::optional<int64_t> stands_at_;
+  bool state_known_ = false;
   bool undecided_ = false;          // a submit has no outcome yet
   uint64_t published_attempt_ = 0;  // whose weights WaitPublished() waits for
   uint64_t arrived_attempt_ = 0;    // whose weights, or newer ones, the caller knows to lie there

@@ -2,11 +2,32 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace dmuond::client {
+namespace {
+
+// The elements of a box, from one arena to the same place of another one.
+void CopyBox(std::byte* to, const std::byte* from, std::span<const int64_t> extents,
+             std::span<const int64_t> strides, int64_t element_bytes) {
+  if (extents.empty()) {
+    std::copy_n(from, element_bytes, to);
+    return;
+  }
+  if (extents.size() == 1 && strides[0] == 1) {
+    std::copy_n(from, extents[0] * element_bytes, to);
+    return;
+  }
+  for (int64_t i = 0; i < extents[0]; ++i) {
+    const int64_t offset = i * strides[0] * element_bytes;
+    CopyBox(to + offset, from + offset, extents.subspan(1), strides.subspan(1), element_bytes);
+  }
+}
+
+}  // namespace
 
 void SessionMemory::SetLayout(Layout layout, const Registered& registered) {
   layout_ = std::move(layout);
@@ -138,6 +159,29 @@ SessionMemory::Copies SessionMemory::CopyArenas() const {
 
 void SessionMemory::Restore(const Copies& copies) {
   for (const auto& [id, bytes] : copies) std::ranges::copy(bytes, arenas_.at(id).data());
+}
+
+absl::Status SessionMemory::TakeOver(SessionMemory& kept) {
+  for (auto& [id, arena] : arenas_) {
+    const std::vector<std::byte> published(arena.data(), arena.data() + arena.bytes());
+    std::copy_n(kept.arenas_.at(id).data(), arena.bytes(), arena.data());
+    for (const Fragment& fragment : layout_.fragments) {
+      const Parameter& parameter = layout_.parameters[fragment.parameter];
+      const Slice& weight = fragment.weight;
+      if (parameter.route == Route::kTrainer || weight.arena != id) continue;
+      Extents extents = fragment.box.end;
+      for (size_t i = 0; i < extents.size(); ++i) extents[i] -= fragment.box.begin[i];
+      if (std::ranges::any_of(extents, [](int64_t extent) { return extent <= 0; })) continue;
+      CopyBox(arena.data() + weight.offset_bytes, published.data() + weight.offset_bytes, extents,
+              weight.strides, SizeOf(parameter.weight_type));
+    }
+  }
+  for (auto& [id, arena] : arenas_) {
+    absl::Status moved = arena.MoveTo(kept.arenas_.at(id));
+    if (!moved.ok()) return moved;
+  }
+  kept.arenas_.clear();
+  return absl::OkStatus();
 }
 
 void SessionMemory::Poison() {

@@ -64,6 +64,11 @@ class SessionMemory {
   [[nodiscard]] Copies CopyArenas() const;
   void Restore(const Copies& copies);
 
+  // These arenas in the place of `kept`'s, at the same addresses. What those held stays, gradients
+  // too; but weights are those that have been published to these, because the predecessor may have
+  // died while it wrote others. REQUIRES: of one layout.
+  absl::Status TakeOver(SessionMemory& kept);
+
   // Ends every wait of this page, for good. Allocates nothing.
   void Poison();
 

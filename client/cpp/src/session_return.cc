@@ -54,8 +54,10 @@ bool Passes(const absl::Status& status, Clock::duration tried) {
 }  // namespace
 
 absl::StatusOr<Outcome> Session::Impl::Settle(absl::StatusOr<Outcome> outcome) {
+  carried_on_ = false;
   if (outcome.ok()) return outcome;
   absl::Status status = Settle(outcome.status());
+  if (carried_on_) return Outcome{};
   if (ReasonOf(status) != kRolledBack) return status;
   return Outcome{.kind = Outcome::Kind::kRolledBack,
                  .step = last_committed_step_ + 1,
@@ -69,6 +71,10 @@ absl::StatusOr<Outcome> Session::Impl::Settle(absl::StatusOr<Outcome> outcome) {
 }
 
 absl::Status Session::Impl::Settle(absl::Status status) {
+  carried_on_ = false;
+  // The caller has heard since that something is amiss, and may have looked where things lie now.
+  if (!going_back_.ok()) stands_at_.reset();
+  const uint64_t arrived_before = arrived_attempt_;
   for (;;) {
     const std::string reason = ReasonOf(status);
     if (reason == kRolledBack) {
@@ -79,6 +85,7 @@ absl::Status Session::Impl::Settle(absl::Status status) {
           !absl::SimpleAtoi(told["epoch"], &epoch)) {
         return status;
       }
+      if (epoch != 0 && told["cause"] != kPeerLost) stands_at_.reset();  // somebody asked for it
       // Where the way back fails, the next call goes on with it.
       going_back_ = status;
       status = epoch == 0 ? absl::OkStatus() : Acknowledge(to_step, epoch);
@@ -91,10 +98,38 @@ absl::Status Session::Impl::Settle(absl::Status status) {
     }
     undecided_ = false;
     if (status.ok()) status = TryWaitPublished(PublishedWithin());
-    if (status.ok()) {
-      going_back_ = absl::OkStatus();
-      return WentBack(last_committed_step_, std::exchange(moved_, false));
-    }
+    if (!status.ok()) continue;
+    absl::StatusOr<bool> carried = CarryOn(arrived_before);
+    if (!carried.ok()) return carried.status();
+    going_back_ = absl::OkStatus();
+    const bool moved = std::exchange(moved_, false);
+    carried_on_ = *carried;
+    if (carried_on_) return absl::OkStatus();
+    state_known_ = true;
+    stands_at_ = last_committed_step_;
+    return WentBack(last_committed_step_, moved);
+  }
+}
+
+absl::StatusOr<bool> Session::Impl::CarryOn(uint64_t arrived_before) {
+  if (stands_at_ != last_committed_step_) return false;
+  if (moved_) {
+    absl::Status taken = link_->memory().TakeOver(shown_->memory());
+    if (!taken.ok()) return taken;
+    Say(absl::StrCat("rank ", options_.rank, " goes on after step ", last_committed_step_,
+                     " with the daemon's successor; nothing is lost"));
+  }
+  // Weights that the caller has written since, to push them, are not there any more.
+  arrived_attempt_ = arrived_before;
+  return true;
+}
+
+void Session::Impl::Say(const std::string& what) const {
+  if (what.empty()) return;
+  if (options_.log) {
+    options_.log(what);
+  } else {
+    std::cerr << "dmuond: " << what << std::endl;
   }
 }
 
@@ -126,22 +161,17 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   last_committed_step_ = to_step;
   if (durable_step_.has_value()) durable_step_ = std::min(*durable_step_, to_step);
   trainer_state_ = reply.trainer_state();
-  going_back_ = RolledBack(last_committed_step_, 0);
+  going_back_ = RolledBack(last_committed_step_, 0, /*asked=*/false);
   wire::FaultPoint("trainer.acknowledged");
   return absl::OkStatus();
 }
 
 absl::Status Session::Impl::ComeBack(const absl::Status& why) {
   if (!in_job_ || options_.reconnect_timeout.count() <= 0) return why;
-  const std::string waits = absl::StrCat(
-      "rank ", options_.rank, ": ", link_->HowItEnded(), ", at ", path_, ", after step ",
-      last_committed_step_, " (newest snapshot: ", Known(durable_step_), "); waiting up to ",
-      Seconds(options_.reconnect_timeout), " s for its successor");
-  if (options_.log) {
-    options_.log(waits);
-  } else {
-    std::cerr << "dmuond: " << waits << std::endl;
-  }
+  Say(absl::StrCat("rank ", options_.rank, ": ", link_->HowItEnded(), ", at ", path_,
+                   ", after step ", last_committed_step_,
+                   " (newest snapshot: ", Known(durable_step_), "); waiting up to ",
+                   Seconds(options_.reconnect_timeout), " s for its successor"));
   link_->GiveUp();
   const Clock::time_point started = Clock::now();
   Milliseconds pause = kFirstPause;
@@ -171,12 +201,16 @@ absl::Status Session::Impl::TryComeBack() {
     return MakeError(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                      "the successor has begun the job anew");
   }
+  if (!moved_) shown_ = link_.get();
   stale_.push_back(std::exchange(link_, *std::move(link)));
+  if (registered->parameter_bucket != registered_.parameter_bucket) {
+    stands_at_.reset();  // the caller's buckets are others now
+  }
   registered_ = *std::move(registered);
   moved_ = true;
   AdoptOpened();
   AdoptAttached(*attached);
-  going_back_ = RolledBack(last_committed_step_, 0);
+  going_back_ = RolledBack(last_committed_step_, 0, /*asked=*/false);
   wire::FaultPoint("trainer.returned");
   return absl::OkStatus();
 }

@@ -115,6 +115,7 @@ absl::Status Session::Impl::PushWeights(const std::vector<std::string>* paramete
   if (parameters != nullptr) {
     for (const std::string& name : *parameters) messages[0].add_weights(name);
   }
+  ForgetState();
   return Settle(TryPush(messages));
 }
 
@@ -139,6 +140,7 @@ absl::Status Session::Impl::PushState(const std::vector<StateTensor>& tensors) {
     }
     AddChunks(tensor, name, messages);
   }
+  ForgetState();
   return Settle(TryPush(messages));
 }
 
@@ -155,7 +157,9 @@ absl::StatusOr<std::vector<float>> Session::Impl::Pull(int32_t parameter, StateK
     absl::StatusOr<std::vector<float>> values = TryPull(parameter, kind, fragment);
     if (values.ok()) return values;
     if (!IsReforming(values.status()) || std::chrono::steady_clock::now() > give_up) {
-      return Settle(values.status());
+      status = Settle(values.status());
+      if (!carried_on_) return status;
+      continue;
     }
     std::this_thread::sleep_for(kReformPause);
   }

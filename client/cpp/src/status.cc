@@ -75,10 +75,12 @@ absl::Status WrongState(const std::string& message) {
   return MakeError(absl::StatusCode::kFailedPrecondition, kSessionState, message);
 }
 
-absl::Status RolledBack(int64_t to_step, uint32_t epoch) {
+absl::Status RolledBack(int64_t to_step, uint32_t epoch, bool asked) {
   return MakeError(absl::StatusCode::kAborted, kRolledBack,
                    absl::StrCat("the job went back to step ", to_step),
-                   {{"to_step", absl::StrCat(to_step)}, {"epoch", absl::StrCat(epoch)}});
+                   {{"to_step", absl::StrCat(to_step)},
+                    {"epoch", absl::StrCat(epoch)},
+                    {"cause", asked ? "LOAD_SNAPSHOT" : kPeerLost}});
 }
 
 absl::Status WentBack(int64_t to_step, bool fresh_memory) {

@@ -24,6 +24,7 @@ inline constexpr char kSocketOwner[] = "SOCKET_OWNER";
 inline constexpr char kClaimExpired[] = "CLAIM_EXPIRED";
 inline constexpr char kSessionState[] = "SESSION_STATE";
 inline constexpr char kRolledBack[] = "ROLLED_BACK";
+inline constexpr char kPeerLost[] = "PEER_LOST";
 inline constexpr char kStateLost[] = "STATE_LOST";
 
 // REQUIRES: code is not OK.
@@ -34,7 +35,8 @@ inline constexpr char kStateLost[] = "STATE_LOST";
 [[nodiscard]] absl::Status DaemonLost(absl::string_view what, absl::string_view how);
 [[nodiscard]] absl::Status WrongState(const std::string& message);
 // What Settle() is to do. Metadata: to_step, and epoch, for the acknowledgement; 0: it is made.
-[[nodiscard]] absl::Status RolledBack(int64_t to_step, uint32_t epoch);
+// And cause: PEER_LOST, where nobody has asked for it.
+[[nodiscard]] absl::Status RolledBack(int64_t to_step, uint32_t epoch, bool asked);
 // What the caller is told then. Metadata: to_step, and fresh_memory ("true" or "false").
 [[nodiscard]] absl::Status WentBack(int64_t to_step, bool fresh_memory);
 [[nodiscard]] absl::Status StateLost(const std::string& message);

@@ -16,11 +16,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from dmuond import comeback, errors, fork, places, types
+from dmuond import arenas, comeback, errors, fork, places, types
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.link import Identity, Link
 from dmuond.places import Place
@@ -78,6 +78,9 @@ class Member(abc.ABC):
         # Called when another session of this process has taken the place of this one.
         self.on_taken_over: Callable[[], None] | None = None
         self._taken_over = False
+        # Whether the caller's weights are those of the last step, as far as the caller can tell:
+        # asked before a way back to that very step is kept from it. None: they are.
+        self.weights_unchanged: Callable[[], bool] | None = None
         self._pid = os.getpid()
         self._closed = False
         self._finalizer: weakref.finalize | None = None
@@ -89,6 +92,11 @@ class Member(abc.ABC):
         # Where the job has gone back to, and the caller has not been told: the step, and the epoch
         # to acknowledge it with (0: that is done).
         self._going_back: tuple[int, int] | None = None
+        # The step whose weights, all of them, this rank has seen arrive, and after which nothing
+        # was pushed: its state is what any snapshot of it has. None: not known to be so.
+        self._stands_at: int | None = None
+        self._state_known = False  # the same, but for the weights' arrival
+        self._carried = 0  # ways back that the caller was not told of
         self._arrived_attempt = 0  # whose weights, or newer ones, are known to lie there
         self._signalled: set[int] = set()  # buckets, under next_attempt
         self._unpublished: dict[int, int] = {}  # bucket → attempt that has not been waited for
@@ -279,30 +287,36 @@ class Member(abc.ABC):
     def _surviving(self, call: Callable[[], _Answer]) -> _Answer:
         """Runs `call`. RolledBack where the job goes back, or the daemon goes and has a successor.
 
+        Where it goes back to where this rank stands, there is nothing to tell: `call` runs again.
         Before the job has state there is nothing to come back to: DaemonLost. Where the way back
-        has failed, it goes on with that instead of `call`.
+        has failed, it goes on with that before `call`.
         """
-        return self._settled(call if self._going_back is None else self._go_on_going_back)
+        if self._going_back is not None:
+            self._settled(self._go_on_going_back)
+        return self._settled(call)
 
     def _settled(self, call: Callable[[], _Answer]) -> _Answer:
         """As `_surviving`, on the way back too."""
         self._check_usable()
-        cause: errors.Error | None = None
-        if not self.lost:
-            try:
+        while True:
+            cause: errors.Error | None = None
+            if not self.lost:
                 try:
-                    return call()
+                    try:
+                        return call()
+                    except errors.Error as error:
+                        if error.reason == "STATE_LOST" and not isinstance(error, errors.StateLost):
+                            raise self._state_lost(str(error)) from error
+                        if error.reason != _ROLLED_BACK:
+                            raise
+                        back = _where_to(error)
+                    self._roll_back(*back)
+                    continue
                 except errors.Error as error:
-                    if error.reason == _ROLLED_BACK:
-                        raise self._roll_back(*_where_to(error)) from None
-                    if error.reason == "STATE_LOST" and not isinstance(error, errors.StateLost):
-                        raise self._state_lost(str(error)) from error
-                    raise
-            except errors.Error as error:
-                if not self._is_the_end(error):
-                    raise
-                cause = error
-        raise self._come_back(cause) from None
+                    if not self._is_the_end(error):
+                        raise
+                    cause = error
+            self._come_back(cause)
 
     def _is_the_end(self, error: errors.Error) -> bool:
         """Whether an error means that the daemon goes, or has gone."""
@@ -318,9 +332,11 @@ class Member(abc.ABC):
     def _state_lost(self, why: str) -> errors.StateLost:
         return errors.StateLost(why, self.last_committed_step, self.durable_step)
 
-    def _come_back(self, cause: errors.Error | None) -> errors.RolledBack:
-        """Takes this rank's place with the daemon's successor. Returns what to raise."""
-        self._unpublished.clear()  # told once, by whatever is raised
+    def _come_back(self, cause: errors.Error | None) -> None:
+        """Takes this rank's place with the successor. RolledBack unless it stands there."""
+        if self._unpublished:  # told once, by whatever is raised
+            self._unpublished.clear()
+            self._state_known = False
         if not self._in_job or self._reconnect_for_s <= 0:
             raise cause or errors.DaemonLost(
                 f"{self._link.how_it_ended()}; the weights are undefined"
@@ -360,16 +376,22 @@ class Member(abc.ABC):
         self._link = returned.link
         self._watch_for_the_end()
         self._adopt_opened()
+        if tuple(returned.registered.parameter_bucket) != self._bucket_of:
+            self._stands_at = None  # the caller's buckets are others now
         self._adopt_registered(returned.registered)
         self._adopt_attached(returned.attached)
-        self.arenas = dict(self._link.arenas)
         self._moved = True
-        return self._go_on_from(returned.attached.next_attempt)
+        self._go_on_from(returned.attached.next_attempt)
 
-    def _roll_back(self, to_step: int, epoch: int) -> errors.RolledBack:
-        """Lets the daemon write the weights of `to_step`. Returns what to raise."""
+    def _roll_back(self, to_step: int, epoch: int, asked: bool) -> None:
+        """Lets the daemon write the weights of `to_step`. RolledBack unless this rank stands there.
+
+        asked: somebody has loaded a snapshot, and all ranks are to hear of it.
+        """
         while True:
             self._going_back = to_step, epoch
+            if asked:
+                self._stands_at = None
             request = pb.AckRollbackRequest(key=self._link.key, to_step=to_step, epoch=epoch)
             try:
                 reply = self._call("AckRollback", request)
@@ -377,38 +399,70 @@ class Member(abc.ABC):
             except errors.Error as error:
                 if error.reason != _ROLLED_BACK:
                     raise
-                to_step, epoch = _where_to(error)  # back once more meanwhile
+                to_step, epoch, asked = _where_to(error)  # back once more meanwhile
         self.last_committed_step, self.trainer_state = to_step, reply.trainer_state
         if self.durable_step is not None:
             self.durable_step = min(self.durable_step, to_step)
-        return self._go_on_from(reply.next_attempt)
+        self._go_on_from(reply.next_attempt)
 
-    def _go_on_from(self, next_attempt: int) -> errors.RolledBack:
+    def _go_on_from(self, next_attempt: int) -> None:
         self.next_attempt = next_attempt
         self._signalled.clear()
         self._unpublished.clear()
         self._going_back = self.last_committed_step, 0
-        return self._arrive()
+        self._arrive()
 
-    def _go_on_going_back(self) -> NoReturn:
+    def _go_on_going_back(self) -> None:
         assert self._going_back is not None
         to_step, epoch = self._going_back
-        raise self._roll_back(to_step, epoch) if epoch else self._arrive()
+        if epoch:
+            self._roll_back(to_step, epoch, asked=False)
+        else:
+            self._arrive()
 
-    def _arrive(self) -> errors.RolledBack:
-        """Waits for the weights. Returns what to raise."""
+    def _arrive(self) -> None:
+        """Waits for the weights. RolledBack unless they are those that the caller has."""
+        arrived = self._arrived_attempt
         # If the job goes back further meanwhile, that is what the caller hears.
         self._settled(lambda: self._wait_published(max(1, self.next_attempt - 1)))
+        if self._going_back is None:
+            return  # it went back once more meanwhile, and has arrived there
+        moved = self._moved
+        if self._stands_there():
+            if moved:
+                arenas.take_over(self._layout, self.arenas, self._link.arenas)
+                self._link.arenas = dict(self.arenas)
+                log.warning(
+                    "rank %d goes on after step %d with the daemon's successor; nothing is lost",
+                    self.rank,
+                    self.last_committed_step,
+                )
+            if self.weights_unchanged is None:
+                # Weights that the caller has written since, to push them, are not there any more.
+                self._arrived_attempt = arrived
+            self._carried += 1
+            self._going_back, self._moved = None, False
+            return
+        if moved:
+            self.arenas = dict(self._link.arenas)
+        self._stands_at, self._state_known = self.last_committed_step, True
         if self.on_rolled_back is not None:
-            self.on_rolled_back(self._moved)
-        self._going_back = None
-        moved, self._moved = self._moved, False
-        return errors.RolledBack(self.last_committed_step, self.trainer_state, moved)
+            self.on_rolled_back(moved)
+        self._going_back, self._moved = None, False
+        raise errors.RolledBack(self.last_committed_step, self.trainer_state, moved)
+
+    def _stands_there(self) -> bool:
+        """Whether the job has gone back to where this rank is already."""
+        return self._stands_at == self.last_committed_step and (
+            self.weights_unchanged is None or self.weights_unchanged()
+        )
 
     def _refuse(self, outcome: types.Outcome) -> None:
         """Returns where the attempt may be tried again."""
         if outcome.kind == types.Outcome.KIND_ROLLED_BACK:
-            raise self._roll_back(outcome.to_step, outcome.epoch)
+            asked = outcome.reason != types.Outcome.REASON_PEER_LOST
+            self._roll_back(outcome.to_step, outcome.epoch, asked)
+            return
         if outcome.retry:
             return
         if outcome.reason == types.Outcome.REASON_STATE_LOST:
@@ -438,10 +492,13 @@ class Member(abc.ABC):
                 continue
             try:
                 self._wait_published(self._unpublished[bucket], (bucket,))
-            except errors.Error:
+            except errors.Error as error:
                 self._unpublished.pop(bucket, None)  # told once; not what only interrupts the wait
+                self._state_known = self._state_known and isinstance(error, errors.RolledBack)
                 raise
-            del self._unpublished[bucket]
+            self._unpublished.pop(bucket, None)
+        if self._state_known and not self._unpublished:
+            self._stands_at = self.last_committed_step
 
     def _wait_published(self, attempt: int, buckets: Sequence[int] | None = None) -> None:
         waited = self._receives if buckets is None else buckets
@@ -516,9 +573,10 @@ def _close_at_exit(reference: weakref.ref[Member]) -> None:
             places.tell(str(problem))
 
 
-def _where_to(error: errors.Error) -> tuple[int, int]:
-    """Step and epoch of an error ROLLED_BACK."""
-    return int(error.metadata["to_step"]), int(error.metadata["epoch"])
+def _where_to(error: errors.Error) -> tuple[int, int, bool]:
+    """Step and epoch of an error ROLLED_BACK, and whether somebody has asked for it."""
+    asked = error.metadata.get("cause") != "PEER_LOST"
+    return int(error.metadata["to_step"]), int(error.metadata["epoch"]), asked
 
 
 def _has_elements(box: types.Box) -> bool:

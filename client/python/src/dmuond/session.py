@@ -12,7 +12,6 @@ returns session.close()
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import time
@@ -152,6 +151,7 @@ class Session(Member):
         self._arena_bytes = dict(arenas)
         reply = self._link.attach(arenas, weight_digests, broadcast, self._fresh_arenas)
         self.arenas = dict(self._link.arenas)
+        self._stands_at, self._state_known = None, False
         self.next_attempt = reply.next_attempt
         if reply.published:
             self._in_job = True
@@ -168,6 +168,7 @@ class Session(Member):
         is aborted without fault of this rank is repeated.
         """
         names = [] if weights is None else list(weights)
+        self._stands_at, self._state_known = None, False
         first = pb.PushParametersRequest(all_weights=weights is None, weights=names)
         self._surviving(lambda: self._push(first, lambda: ()))
 
@@ -177,6 +178,7 @@ class Session(Member):
         Collective, as `push` is. State that is not named stays.
         """
         kept = list(tensors)
+        self._stands_at, self._state_known = None, False
         first = pb.PushParametersRequest(state=True)
         rest = lambda: (pb.PushParametersRequest(chunk=c) for c in state_chunks.cut(kept))  # noqa: E731
         self._surviving(lambda: self._push(first, rest))
@@ -272,7 +274,7 @@ class Session(Member):
         yielded: set[tuple[str, int, int]] = set()
         give_up: float | None = None
         while True:
-            read_next = functools.partial(next, self._pull(request, steps), None)
+            read_next = self._reader(request, steps)
             try:
                 while (tensor := self._surviving(read_next)) is not None:
                     identity = (tensor.parameter, tensor.fragment, tensor.kind)
@@ -300,8 +302,7 @@ class Session(Member):
         One rank calls it. Every rank's next step raises RolledBack, this one's too.
         """
         self._loads += 1
-        request = pb.LoadSnapshotRequest(key=self._link.key, step=step, call=self._loads)
-        return self._surviving(lambda: self._call("LoadSnapshot", request)).step
+        return self._surviving(lambda: self._load(step)).step
 
     # --- the end ---
 
@@ -401,6 +402,27 @@ class Session(Member):
         self.last_committed_step = reply.last_committed_step
         self._wait_published(reply.next_attempt - 1)
 
+    def _load(self, step: int) -> pb.LoadSnapshotReply:
+        request = pb.LoadSnapshotRequest(key=self._link.key, step=step, call=self._loads)
+        return self._call("LoadSnapshot", request)
+
+    def _reader(
+        self, request: pb.PullParametersRequest, steps: set[int]
+    ) -> Callable[[], StateTensor | None]:
+        """Reads one after the other. A way back that the caller is not told of cuts the stream."""
+        tensors: Iterator[StateTensor] | None = None
+        carried = 0
+
+        def read_next() -> StateTensor | None:
+            nonlocal tensors, carried
+            if tensors is None:
+                tensors, carried = self._pull(request, steps), self._carried
+            elif self._carried != carried:
+                raise errors.Error("PullParameters: the stream was cut", code="UNAVAILABLE")
+            return next(tensors, None)
+
+        return read_next
+
     def _pull(self, request: pb.PullParametersRequest, steps: set[int]) -> Iterator[StateTensor]:
         """One try. `steps` is kept from try to try: all must be of one step."""
         self._check_alive()
@@ -435,6 +457,7 @@ class Session(Member):
             if outcome.kind in (types.Outcome.KIND_COMMITTED, types.Outcome.KIND_SKIPPED):
                 self.last_committed_step = outcome.step
                 self.trainer_state = request.trainer_state
+                self._stands_at, self._state_known = None, True
                 self._unpublished = dict.fromkeys(self._receives, outcome.attempt)
                 if wait:
                     self._wait_unpublished(None)

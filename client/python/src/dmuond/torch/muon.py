@@ -183,6 +183,7 @@ class Muon(torch.optim.Optimizer):
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
+        self._session.weights_unchanged = _unchanged_hook(weakref.ref(self))
         self._install_hooks()
         self._session.on_taken_over = _taken_over_hook(weakref.ref(self))
         if verbose and self._session.rank == 0:
@@ -480,6 +481,10 @@ class Muon(torch.optim.Optimizer):
         self._loaded.clear()
         self._trainer_state = self._session.trainer_state
 
+    def _weights_unchanged(self) -> bool:
+        """Whether nobody has changed the model's weights since the last step."""
+        return not self._loaded and not any(slot.weight_changed() for slot in self._slots)
+
     def _on_gradient(self, slot: Slot) -> None:
         if isinstance(slot, ShardedSlot) and not self._early.watches(slot):
             return  # step() copies it
@@ -642,6 +647,14 @@ def _taken_over_hook(reference: weakref.ref[Muon]) -> Callable[[], None]:
         optimizer = reference()
         if optimizer is not None:
             optimizer._remove_hooks()  # the model may be the successor's
+
+    return hook
+
+
+def _unchanged_hook(reference: weakref.ref[Muon]) -> Callable[[], bool]:
+    def hook() -> bool:
+        optimizer = reference()
+        return optimizer is None or optimizer._weights_unchanged()
 
     return hook
 

@@ -1,0 +1,114 @@
+"""Two ranks and a real daemon: who is awaited is known, and a planned restart loses nothing."""
+
+import logging
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import dmuond
+import numpy as np
+import pytest
+from daemons import program, until
+from dmuond import types
+
+SIDE, WORLD = 16, 2
+PLACE = {"offset_bytes": 0, "strides": [SIDE, 1]}
+
+
+def open_rank(address, rank, **more):
+    return dmuond.Session(address, rank=rank, world_size=WORLD, reconnect_for_s=20.0, **more)
+
+
+def register(session):
+    parameter = types.Parameter(
+        name="w",
+        shape=[SIDE, SIDE],
+        weight_type=types.ELEMENT_TYPE_FLOAT32,
+        gradient_type=types.ELEMENT_TYPE_FLOAT32,
+        route=types.ROUTE_MUON,
+        reduce_factor=0.5,
+    )
+    fragment = types.Fragment(
+        parameter=0,
+        box=types.Box(begin=[0, 0], end=[SIDE, SIDE]),
+        contribution=types.CONTRIBUTION_SUM,
+        weight=types.Slice(arena=1, **PLACE),
+        gradient=types.Slice(arena=2, **PLACE),
+    )
+    session.register([parameter], [fragment], [types.GroupConfig(preset="keller")])
+    session.attach({1: SIDE * SIDE * 4, 2: SIDE * SIDE * 4})
+
+
+def step(session, number):
+    seed = 100 * session.rank + number
+    gradient = np.random.default_rng(seed).standard_normal(SIDE * SIDE).astype(np.float32)
+    session.arenas[2].view(np.float32)[...] = gradient
+    scalars = types.StepScalars(groups=[types.GroupScalars(learning_rate=0.1, momentum=0.9)])
+    return session.step(scalars)
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(WORLD) as pool:
+        yield pool
+
+
+def begin(address, threads, **more):
+    """Both ranks with equal weights, after step 1."""
+    sessions = [open_rank(address, rank, **more) for rank in range(WORLD)]
+
+    def first_step(session):
+        register(session)
+        session.arenas[1].view(np.float32)[...] = np.linspace(-1, 1, SIDE * SIDE)
+        session.push()
+        step(session, 1)
+
+    list(threads.map(first_step, sessions))
+    return sessions
+
+
+def status(address):
+    command = [program("dmuonctl"), f"--address={address}", "--json", "status"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def finish(sessions, threads, number):
+    """Step `number` of both; what the weights are then."""
+    outcomes = list(threads.map(lambda session: step(session, number), sessions))
+    assert [outcome.step for outcome in outcomes] == [number] * WORLD
+    return [session.arenas[1].tobytes() for session in sessions]
+
+
+def restart(daemon):
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(30) == 0
+    daemon.start()
+
+
+def test_a_planned_restart_is_not_noticed_between_two_steps_nor_in_one(
+    daemons, threads, tmp_path, caplog
+):
+    address = daemons.start(1, 1, f"--snapshot_dir={tmp_path}", "--drain_timeout=2s")[0]
+    daemon = daemons.members[0]
+    undisturbed = begin(address, threads, job="undisturbed")
+    expected = [finish(undisturbed, threads, number) for number in (2, 3, 4)]
+    for session in undisturbed:
+        session.close()
+    caplog.set_level(logging.INFO, "dmuond")
+    sessions = begin(address, threads)
+    memory = [dict(session.arenas) for session in sessions]
+    restart(daemon)  # between two steps
+    assert finish(sessions, threads, 2) == expected[0]
+    first = threading.Thread(target=step, args=(sessions[0], 3))
+    first.start()
+    until(lambda: status(address), '"submitted"')
+    restart(daemon)  # while one rank waits for the other in a step
+    step(sessions[1], 3)
+    first.join()
+    assert [session.arenas[1].tobytes() for session in sessions] == expected[1]
+    assert finish(sessions, threads, 4) == expected[2]
+    for session, held in zip(sessions, memory, strict=True):
+        assert all(session.arenas[identity] is arena for identity, arena in held.items())
+        session.close()
+    assert caplog.text.count("with the daemon's successor; nothing is lost") == 2 * WORLD
