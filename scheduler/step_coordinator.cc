@@ -349,6 +349,23 @@ void StepCoordinator::OnRankBack(TimePoint now, TrainerRank rank, uint64_t incar
   if (try_.first) try_.first_at = now;
 }
 
+StepLacks StepCoordinator::Lacks() const {
+  StepLacks lacks{.step = open_.step, .kind = Kind()};
+  for (const auto& [rank, gone] : gone_) lacks.dead.emplace(rank, gone.since);
+  if (suspended_ || halted_ || !try_.first) return lacks;
+  lacks.first_at = try_.first_at;
+  lacks.last_at = try_.last_at;
+  for (int32_t rank = 0; rank < static_cast<int32_t>(held_.size()); ++rank) {
+    const TrainerRank asked(rank);
+    if (!try_.submissions.contains(asked) && !gone_.contains(asked)) lacks.silent.push_back(asked);
+  }
+  if (!AllSubmitted()) return lacks;
+  for (int32_t node = 0; node < inputs_.nodes; ++node) {
+    if (!try_.votes.contains(NodeRank(node))) lacks.gathering.emplace_back(node);
+  }
+  return lacks;
+}
+
 std::vector<CoordinatorAction> StepCoordinator::OnTick(TimePoint now) {
   for (const auto& [rank, gone] : gone_) {
     if (lost_ || now - gone.since < options_.session_linger) continue;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "scheduler/awaited.h"
 #include "scheduler/clip.h"
 #include "scheduler/plan.h"
 #include "scheduler/reason.h"
@@ -99,6 +100,8 @@ class StepCoordinator {
   [[nodiscard]] std::vector<CoordinatorAction> Restart();
   // A step, push, load or restart has committed: there is something to keep for who comes back.
   [[nodiscard]] bool has_state() const { return publishing_.value() != 0; }
+  // Whom the open attempt waits for.
+  [[nodiscard]] StepLacks Lacks() const;
   // Timeouts. Call at least every 100 ms. When step_timeout has passed since the first submission,
   // ranks that are missing without being known as dead are expelled, and the attempt aborts for a
   // retry. When a node's vote is missing work_timeout() after the last submission, the node is told

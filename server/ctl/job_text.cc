@@ -24,6 +24,15 @@ std::string JobText(const v1::JobStatus& job) {
       job.snapshots_left_out(), " left out\n", job.parameters(), " parameters, ", job.matrices(),
       " matrices orthogonalised, gradient norm ", absl::StrFormat("%.6g", job.gradient_norm()),
       "\n");
+  for (const v1::Awaited& awaited : job.awaited()) {
+    absl::StrAppend(&text, "waits, for ", HumanSeconds(awaited.since_ms() / 1000), " now, for ",
+                    awaited.what());
+    if (awaited.patience_ms() > 0) {
+      absl::StrAppend(&text, "; in ", HumanSeconds(awaited.patience_ms() / 1000), " ",
+                      awaited.otherwise());
+    }
+    absl::StrAppend(&text, "\n");
+  }
   if (job.has_timing()) {
     const v1::StepTiming& timing = job.timing();
     Table times({">collect", ">decide", ">update", ">publish", ">quiet"});

@@ -70,6 +70,7 @@ AddressedMessages Coordinator::OnFormed(TimePoint /*now*/, uint32_t epoch) {
   attempts_ = 0;
   finding_ = false;
   leavers_.clear();
+  waiting_.Forget();
   std::erase_if(states_, [epoch](const auto& entry) { return entry.second.epoch() != epoch; });
   // One that was registering is gone: its trainers were told when the group broke.
   if (job_ != nullptr && job_->steps == nullptr) job_.reset();
@@ -205,6 +206,7 @@ AddressedMessages Coordinator::OnRankSession(int32_t from, const v1::RankSession
   }
   if (reason.empty()) {
     job_->open_ranks[session.rank()] = {from, session.incarnation()};
+    job_->places[session.rank()] = {.node = from, .pid = session.pid()};
     return out;
   }
   AddressedMessages denied =
@@ -445,6 +447,7 @@ AddressedMessages Coordinator::Lost(TimePoint now, scheduler::OutcomeReason reas
 AddressedMessages Coordinator::OnTick(TimePoint now) {
   AddressedMessages out = Advance(now);
   HaltForLeavers(now, out);
+  TellWaiting(now, out);
   return out;
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "dmuond/v1/peer.pb.h"
+#include "scheduler/awaited.h"
 #include "scheduler/plan.h"
 #include "scheduler/step_coordinator.h"
 #include "scheduler/weight_digests.h"
@@ -78,7 +79,8 @@ class Coordinator {
     uint64_t incarnation = 0;
     // Sessions that are neither closed nor gone: rank -> node and incarnation.
     std::map<int32_t, std::pair<int32_t, uint64_t>> open_ranks;
-    std::map<int32_t, v1::Registration> registrations;  // by rank
+    std::map<int32_t, scheduler::JobLacks::Place> places;  // by rank: for people
+    std::map<int32_t, v1::Registration> registrations;     // by rank
     std::optional<scheduler::TimePoint> register_deadline;
     v1::PlanInputs wire;  // set with the plan
     std::unique_ptr<scheduler::PlanInputs> inputs;
@@ -165,6 +167,12 @@ class Coordinator {
   AddressedMessages GiveUpUnready(scheduler::TimePoint now);
   // Ranks of a job that goes back which live, and do not come to it.
   AddressedMessages ExpelUnattached(scheduler::TimePoint now);
+  // Who keeps the job waiting, told to all once it has done so for a while
+  // (coordinator_waiting.cc). REQUIRES of the first: there is a job.
+  [[nodiscard]] scheduler::JobLacks Lacks() const;
+  void TellWaiting(scheduler::TimePoint now, AddressedMessages& out);
+  // What a node that is not ready waits for, as it has said.
+  [[nodiscard]] std::string AwaitedBy(int32_t node) const;
   AddressedMessages OnRankAttached(scheduler::TimePoint now, const v1::RankAttached& attached);
   // Ends a job without state when a rank comes whose weights are not those of another one. Nothing
   // has been written to an arena by then: that begins when all ranks have pushed.
@@ -214,6 +222,7 @@ class Coordinator {
   std::vector<std::pair<int32_t, v1::MemberMessage>> early_;  // of ranks, before Formed()
   std::map<int32_t, Leaver> leavers_;                         // by node: since the group formed
   std::unique_ptr<Job> job_;
+  scheduler::AwaitedNews waiting_;
   // The last job that ended. Who could not be reached then still holds it when the group forms
   // anew.
   struct Ended {

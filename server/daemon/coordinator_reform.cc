@@ -199,6 +199,7 @@ AddressedMessages Coordinator::RollBack(v1::PlanInputs plan, int64_t step, const
     // Nodes that keep their sessions tell them again; those of a node that began anew are gone.
     job->deaths_in = job_->deaths_in;
     job->deaths = job_->deaths;
+    job->places = job_->places;
   }
   incarnations_ = std::max(incarnations_, job->incarnation);
   absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(plan);

@@ -30,8 +30,7 @@ AddressedMessages Coordinator::GiveUpUnready(TimePoint now) {
     const auto told = job_->progress.find(node);
     const bool current = told != job_->progress.end() && told->second.epoch() == epoch_;
     if (current) heard.done += told->second.done();
-    missing.push_back(absl::StrCat("node ", node, " (",
-                                   current ? told->second.awaited() : "nothing heard of it", ")"));
+    missing.push_back(absl::StrCat("node ", node, " (", AwaitedBy(node), ")"));
   }
   if (!job_->unready_since.has_value() || heard != job_->heard) {
     job_->unready_since = now;
@@ -49,6 +48,12 @@ AddressedMessages Coordinator::GiveUpUnready(TimePoint now) {
   }
   if (job_->rolled_back) return EndJob(why.text, "NODE_NOT_READY");
   return Refuse(Error(absl::StatusCode::kUnavailable, "NODE_NOT_READY", why));
+}
+
+std::string Coordinator::AwaitedBy(int32_t node) const {
+  const auto told = job_->progress.find(node);
+  const bool current = told != job_->progress.end() && told->second.epoch() == epoch_;
+  return current ? told->second.awaited() : "nothing heard of it";
 }
 
 AddressedMessages Coordinator::ExpelUnattached(TimePoint now) {

@@ -221,6 +221,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleFindSnapshot(message.find_snapshot());
     case Kind::kDiscard:
       return HandleDiscard(message.discard());
+    case Kind::kWaiting:
+      return HandleWaiting(message.waiting());
     case Kind::kJobEnded:
       return HandleJobEnded(message.job_ended());
     default:

@@ -291,6 +291,10 @@ class Daemon {
   void WatchLanes(Deadline now) DMUOND_REQUIRES(mutex_);
   // What the coordinator is told while this node is not ready.
   void TellProgress(Deadline now) DMUOND_REQUIRES(mutex_);
+  // Who keeps the job waiting (daemon_waiting.cc), for some seconds at least.
+  void HandleWaiting(const v1::Waiting& waiting) DMUOND_REQUIRES(mutex_);
+  void FillAwaited(google::protobuf::RepeatedPtrField<v1::Awaited>& awaited) const
+      DMUOND_REQUIRES(mutex_);
   void HandlePong(int32_t lane, const v1::LaneReport::Pong& pong) DMUOND_REQUIRES(mutex_);
   void HandleGatherOverdue(const v1::GatherOverdue& overdue) DMUOND_REQUIRES(mutex_);
   // Kills a lane that hangs; that it is gone is reported by OnLaneGone.

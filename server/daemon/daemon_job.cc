@@ -265,10 +265,12 @@ void Daemon::FillJobStatus(v1::JobStatus& status) {
   status.set_name(job_->name);
   status.set_incarnation(job_->wire.job_incarnation());
   status.set_world_size(job_->world_size);
-  status.set_state(!job_->failed.ok()        ? "failed"
-                   : job_->steps.has_value() ? "running"
-                   : job_->plan != nullptr   ? "preparing"
-                                             : "registering");
+  FillAwaited(*status.mutable_awaited());
+  status.set_state(!job_->failed.ok()          ? "failed"
+                   : status.awaited_size() > 0 ? "waiting"
+                   : job_->steps.has_value()   ? "running"
+                   : job_->plan != nullptr     ? "preparing"
+                                               : "registering");
   status.set_skipped_steps(job_->skipped_steps);
   status.set_aborted_attempts(job_->aborted_attempts);
   status.set_gradient_norm(job_->gradient_norm);

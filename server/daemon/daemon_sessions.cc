@@ -358,6 +358,7 @@ v1::MemberMessage Daemon::NewsOfSession(const Session& session) const {
   told.set_job(job_->name);
   told.set_world_size(job_->world_size);
   told.set_incarnation(session.incarnation);
+  told.set_pid(session.pid);
   told.set_restore_step(RestoreStep());
   // Once it has a plan the job is its launch's own: what is told again discards nothing.
   told.set_discard(session.discards && job_->plan == nullptr);

@@ -190,6 +190,7 @@ absl::StatusOr<v1::WaitStepReply> Daemon::WaitStep(const v1::WaitStepRequest& re
   v1::WaitStepReply reply;
   if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
   *reply.mutable_timing() = job_->timing;
+  if (answer->pending()) FillAwaited(*reply.mutable_awaited());
   return reply;
 }
 

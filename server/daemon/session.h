@@ -230,6 +230,9 @@ struct NodeJob {
   Rollback back;              // its last way back; in epoch 0: none
   bool forget_state = false;  // what lies in the lanes' memory is void: a snapshot follows
   std::set<std::pair<int32_t, int32_t>> mapping;  // (rank, lane) that new lanes still map
+  // What the coordinator has said last of who keeps it waiting, and when.
+  v1::Waiting waiting;
+  std::chrono::steady_clock::time_point waiting_told;
   // Since when the group is broken.
   std::optional<std::chrono::steady_clock::time_point> broken_since;
   bool ending = false;     // a rank is missing for good: the job ends when its state is saved

@@ -1,5 +1,6 @@
 """Two ranks and a real daemon: who is awaited is known, and a planned restart loses nothing."""
 
+import json
 import logging
 import signal
 import subprocess
@@ -71,6 +72,32 @@ def begin(address, threads, **more):
 def status(address):
     command = [program("dmuonctl"), f"--address={address}", "--json", "status"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_who_is_awaited_is_in_the_log_and_in_the_status(daemons, threads, caplog):
+    address = daemons.start(1, 1)[0]
+    survivor, victim = begin(address, threads)
+    victim.__exit__(RuntimeError, RuntimeError("it dies"), None)
+    waiting = threads.submit(step, survivor, 2)
+    job = json.loads(until(lambda: status(address), '"waiting"'))["job"]
+    (awaited,) = job["awaited"]
+    assert awaited["what"].startswith("rank 1 (pid ")
+    assert awaited["what"].endswith(" on node 0), whose trainer has died")
+    assert awaited["since_ms"] >= 5000
+    assert 590_000 < awaited["patience_ms"] <= 595_000
+    command = [program("dmuonctl"), f"--address={address}", "status"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "waits, for 5s now, for rank 1 (pid " in text
+    assert "the job ends with TRAINER_MISSING, unless a replacement has come" in text
+    until(lambda: caplog.text, r"rank 0: step 2 has waited 5 s so far, for rank 1 \(pid \d+ on")
+    replacement = open_rank(address, 1, resume=types.RESUME_REQUIRE)
+    register(replacement)
+    step(replacement, 2)
+    assert waiting.result().step == 2
+    until(lambda: caplog.text, "rank 0: step 2 goes on after")
+    until(lambda: status(address), '"running"')
+    survivor.close()
+    replacement.close()
 
 
 def finish(sessions, threads, number):

@@ -176,7 +176,11 @@ absl::StatusOr<Outcome> Session::Impl::TrySubmit(const StepScalars& scalars,
   memory.MarkSubmitted(attempt);
   wire::FaultPoint("trainer.marked");
 
-  const Milliseconds wait = marks_later ? Milliseconds(0) : std::min(options.wait, kCallWaitMax);
+  if (!notice_.has_value() || notice_->step() != last_committed_step_ + 1) {
+    notice_.emplace(options_.rank, last_committed_step_ + 1);
+  }
+  const Milliseconds wait =
+      marks_later ? Milliseconds(0) : std::min({options.wait, kCallWaitMax, notice_->Left()});
   submit_request_.set_step(last_committed_step_ + 1);
   submit_request_.set_attempt(attempt);
   ToProto(scalars, *submit_request_.mutable_scalars());
@@ -209,7 +213,9 @@ absl::StatusOr<Outcome> Session::Impl::TryWait(Milliseconds wait) {
     absl::Status status = CheckOpen("Wait");
     if (!status.ok()) return status;
     const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
-    const Milliseconds once = std::clamp(left, Milliseconds(0), kCallWaitMax);
+    const Milliseconds longest =
+        notice_.has_value() ? std::min(kCallWaitMax, notice_->Left()) : kCallWaitMax;
+    const Milliseconds once = std::clamp(left, Milliseconds(0), longest);
     wait_request_.set_wait_ms(static_cast<int32_t>(once.count()));
     status = CallPatiently([&] {
       return link_->channel().Call("WaitStep", &v1::Trainer::Stub::WaitStep, wait_request_,
@@ -219,6 +225,7 @@ absl::StatusOr<Outcome> Session::Impl::TryWait(Milliseconds wait) {
     if (wait_reply_.outcome().kind() != v1::Outcome::KIND_UNSPECIFIED) {
       return Answered(wait_reply_.outcome(), wait_reply_.timing());
     }
+    if (notice_.has_value()) Say(notice_->Hear(wait_reply_));
     if (Clock::now() >= deadline) {
       return Outcome{.step = wait_request_.step(), .attempt = next_attempt_};
     }
@@ -238,6 +245,8 @@ absl::StatusOr<Outcome> Session::Impl::Answered(const v1::Outcome& message,
   }
   next_attempt_ = outcome.next_attempt;
   if (outcome.kind == Outcome::Kind::kCommitted || outcome.kind == Outcome::Kind::kSkipped) {
+    if (notice_.has_value()) Say(notice_->End());
+    notice_.reset();
     state_known_ = true;
     stands_at_.reset();  // until the weights have arrived
     last_committed_step_ = outcome.step;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "client/cpp/src/link.h"
+#include "client/cpp/src/wait_notice.h"
 #include "dmuond/client/session.h"
 #include "dmuond/v1/trainer.pb.h"
 
@@ -123,9 +124,10 @@ class Session::Impl {
   // any snapshot of it has. And the same but for the weights' arrival.
   std::optional<int64_t> stands_at_;
   bool state_known_ = false;
-  bool undecided_ = false;          // a submit has no outcome yet
-  uint64_t published_attempt_ = 0;  // whose weights WaitPublished() waits for
-  uint64_t arrived_attempt_ = 0;    // whose weights, or newer ones, the caller knows to lie there
+  std::optional<WaitNotice> notice_;  // of the step that is submitted
+  bool undecided_ = false;            // a submit has no outcome yet
+  uint64_t published_attempt_ = 0;    // whose weights WaitPublished() waits for
+  uint64_t arrived_attempt_ = 0;      // whose weights, or newer ones, the caller knows to lie there
   std::string submitted_state_;
 
   // Kept from step to step, so that a step allocates no messages.

@@ -105,6 +105,7 @@ absl::Status Session::Impl::Settle(absl::Status status) {
     const bool moved = std::exchange(moved_, false);
     carried_on_ = *carried;
     if (carried_on_) return absl::OkStatus();
+    notice_.reset();
     state_known_ = true;
     stands_at_ = last_committed_step_;
     return WentBack(last_committed_step_, moved);

@@ -12,6 +12,7 @@ returns session.close()
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import time
@@ -26,11 +27,13 @@ from dmuond.link import Identity
 from dmuond.member import WAIT_SLACK_S, Member, Registered
 from dmuond.state_chunks import StateTensor
 from dmuond.timeline import POISON
+from dmuond.waiting import WaitNotice
 
 log = logging.getLogger("dmuond")
 
 TRAINER_STATE_BYTES_MAX = 1 << 20
 _WAIT_MS = 10_000  # of one call; calls are repeated until the outcome is there
+_ASK_FOR_S = 5.0  # who keeps a push waiting
 _CONNECT_FOR_S = 10.0
 # A group that is forming anew may refuse to read state; it has formed by then.
 _REFORMED_WITHIN_S, _REFORM_PAUSE_S = 30.0, 0.25
@@ -253,7 +256,8 @@ class Session(Member):
         request = pb.SubmitStepRequest(
             scalars=scalars, absent=absent, withdraw=withdraw, trainer_state=trainer_state
         )
-        return self._surviving(lambda: self._step(request, wait))
+        notice = WaitNotice(self.rank, f"step {self.last_committed_step + 1}")
+        return self._surviving(lambda: self._step(request, wait, notice))
 
     def wait_published(self, buckets: Iterable[int] | None = None) -> None:
         """Waits for the weights after the last step: all of them, or those of some buckets.
@@ -380,14 +384,18 @@ class Session(Member):
         if self._in_job and not first.state:
             pushed = {identity: arena.copy() for identity, arena in self.arenas.items()}
             self.check_not_republished("the weights to push")
+        notice = WaitNotice(self.rank, "a push")
         while True:
             attempt = self.next_attempt
             first.key.CopyFrom(self._link.key)
             first.step, first.attempt = self.last_committed_step, attempt
+            ask = functools.partial(self._who_keeps_a_push, first.step, attempt)
             try:
-                reply = self._link.channel.send_stream(
-                    "PushParameters", lambda: itertools.chain([first], rest())
-                )
+                with notice.asking(ask):
+                    reply = self._link.channel.send_stream(
+                        "PushParameters", lambda: itertools.chain([first], rest())
+                    )
+                notice.end()
                 break
             except errors.Error as error:
                 self._follow(error)
@@ -401,6 +409,15 @@ class Session(Member):
         self._begin_attempt(reply.next_attempt)
         self.last_committed_step = reply.last_committed_step
         self._wait_published(reply.next_attempt - 1)
+
+    def _who_keeps_a_push(self, step: int, attempt: int) -> Iterable[types.Awaited]:
+        """By another thread. The daemon may have begun a later attempt of the same push."""
+        while True:
+            request = pb.WaitStepRequest(key=self._link.key, step=step, attempt=attempt)
+            reply = self._link.channel.call("WaitStep", request, _ASK_FOR_S)
+            if not reply.outcome.retry:
+                return reply.awaited
+            attempt = reply.outcome.next_attempt
 
     def _load(self, step: int) -> pb.LoadSnapshotReply:
         request = pb.LoadSnapshotRequest(key=self._link.key, step=step, call=self._loads)
@@ -441,11 +458,11 @@ class Session(Member):
 
     # --- steps ---
 
-    def _step(self, request: pb.SubmitStepRequest, wait: bool) -> types.Outcome:
+    def _step(self, request: pb.SubmitStepRequest, wait: bool, notice: WaitNotice) -> types.Outcome:
         held_back = frozenset(self._bucket_of[parameter] for parameter in request.absent) - {-1}
         while True:
             try:
-                outcome = self._try_step(request, held_back)
+                outcome = self._try_step(request, held_back, notice)
             except errors.FailedPreconditionError as error:
                 # The attempt ended unheard; the step is still the open one.
                 overtaken = error.reason == "ATTEMPT_OUT_OF_ORDER"
@@ -455,6 +472,7 @@ class Session(Member):
                 continue
             request.withdraw = False
             if outcome.kind in (types.Outcome.KIND_COMMITTED, types.Outcome.KIND_SKIPPED):
+                notice.end()
                 self.last_committed_step = outcome.step
                 self.trainer_state = request.trainer_state
                 self._stands_at, self._state_known = None, True
@@ -464,7 +482,9 @@ class Session(Member):
                 return outcome
             self._refuse(outcome)
 
-    def _try_step(self, request: pb.SubmitStepRequest, held_back: frozenset[int]) -> types.Outcome:
+    def _try_step(
+        self, request: pb.SubmitStepRequest, held_back: frozenset[int], notice: WaitNotice
+    ) -> types.Outcome:
         """Signals, submits and waits for the outcome of one attempt."""
         self._check_alive()
         self._wait_unpublished(None)
@@ -475,13 +495,14 @@ class Session(Member):
         request.key.CopyFrom(self._link.key)
         request.step, request.attempt = self.last_committed_step + 1, self.next_attempt
         # Lanes learn of absent gradients by the submit: those buckets are signalled after it.
-        request.wait_ms = 0 if held_back and not request.withdraw else _WAIT_MS
+        request.wait_ms = 0 if held_back and not request.withdraw else _wait_ms(notice)
         try:
             reply = self._patiently("SubmitStep", request)
             if not request.withdraw:
                 self._signal_all(held_back)
             while reply.outcome.kind == types.Outcome.KIND_UNSPECIFIED:
-                reply = self._patiently("WaitStep", self._wait_request(_WAIT_MS))
+                reply = self._patiently("WaitStep", self._wait_request(_wait_ms(notice)))
+                notice.hear(reply.awaited)
         except errors.Error as error:
             self._follow(error)
             raise
@@ -505,6 +526,10 @@ class Session(Member):
     def _signal_all(self, buckets: Iterable[int]) -> None:
         for bucket in sorted(buckets):
             self.signal(bucket)
+
+
+def _wait_ms(notice: WaitNotice) -> int:
+    return min(_WAIT_MS, int(1e3 * notice.left_s()) + 1)
 
 
 def _check_identity(job: object, rank: object, world_size: object) -> None:

@@ -43,7 +43,8 @@ struct Options {
   std::chrono::milliseconds connect_timeout{10'000};
   // How long a call waits for the successor of a daemon that has gone; 0: DAEMON_LOST at once.
   std::chrono::milliseconds reconnect_timeout{600'000};
-  // Told when such a wait begins; unset: a line on stderr. From the thread of the call.
+  // Told when such a wait begins and ends, and whom a step that has waited for 5 s waits for, then
+  // less and less often; unset: a line on stderr. From the thread of the call.
   std::function<void(const std::string& what)> log;
 };
 
