@@ -17,7 +17,7 @@ std::unique_ptr<v1::Admin::Stub> AdminOf(const std::string& address) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
   return v1::Admin::NewStub(grpc::CreateCustomChannel(
-      absl::StrCat("unix:", address), grpc::InsecureChannelCredentials(), arguments));
+      absl::StrCat("unix:", address, ".admin"), grpc::InsecureChannelCredentials(), arguments));
 }
 
 absl::Status ToStatus(const grpc::Status& status) {

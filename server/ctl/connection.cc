@@ -1,5 +1,7 @@
 #include "server/ctl/connection.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
@@ -26,13 +28,20 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
   // How long a connection may take to stand, whatever the name says.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5000);
-  return grpc::CreateCustomChannel(absl::StrCat("unix:", socket),
+  return grpc::CreateCustomChannel(absl::StrCat("unix:", socket, SocketDir::kAdminSuffix),
                                    grpc::InsecureChannelCredentials(), arguments);
 }
 
 absl::Status Explain(const grpc::Status& status, const std::string& socket) {
   absl::Status error = FromGrpc(status);
   if (!absl::IsUnavailable(error) || !ReasonOf(error).empty()) return error;
+  if (::access(socket.c_str(), F_OK) == 0 &&
+      ::access((socket + SocketDir::kAdminSuffix).c_str(), F_OK) != 0) {
+    return absl::UnavailableError(absl::StrCat(
+        "there is ", socket, " and no ", socket, SocketDir::kAdminSuffix,
+        ": a dmuond of an older release serves it, whose own dmuonctl must be used, or the socket "
+        "is left over from one that has ended; `dmuonctl doctor` looks"));
+  }
   return absl::UnavailableError(absl::StrCat("no dmuond answers at ", socket, " (", error.message(),
                                              "); --address or DMUOND_ADDRESS names another, "
                                              "`dmuonctl doctor` looks for the cause"));

@@ -17,6 +17,7 @@ namespace dmuond::server::ctl {
 
 // `address` without "unix:"; empty: $DMUOND_ADDRESS, else the default socket.
 [[nodiscard]] std::string ResolveAddress(const std::string& address);
+// To the socket for administration beside the trainers', `socket`.
 [[nodiscard]] std::shared_ptr<grpc::Channel> Connect(const std::string& socket);
 // What FromGrpc says, with a hint where nobody listens.
 [[nodiscard]] absl::Status Explain(const grpc::Status& status, const std::string& socket);

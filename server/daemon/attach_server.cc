@@ -4,20 +4,18 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/frame.h"
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
+#include "server/daemon/unix_listener.h"
 
 namespace dmuond::server {
 namespace {
@@ -25,7 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kNonceBytes = 16;
-constexpr int kBacklog = 128;
 constexpr size_t kExpiredKept = 1024;
 // An attach sends one small frame for each arena before the trainer reads the first of them.
 constexpr int kSendBufferBytes = 1 << 20;
@@ -35,10 +32,6 @@ constexpr std::chrono::milliseconds kAcceptPause{100};
 constexpr std::chrono::milliseconds kStoppedFor{1'000};
 // Linux 6.5; Debian 12's headers do not know it.
 constexpr int kSoPeerPidFd = 77;
-
-absl::Status ErrnoAt(const std::string& what, const std::string& path) {
-  return absl::ErrnoToStatus(errno, absl::StrCat(what, " of attach socket ", path));
-}
 
 absl::StatusOr<std::string> MakeNonce() {
   std::string nonce(kNonceBytes, '\0');
@@ -58,30 +51,6 @@ wire::UniqueFd PeerPidFd(int socket, pid_t pid) {
   }
   if (pid <= 0) return {};
   return wire::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-}
-
-absl::StatusOr<wire::UniqueFd> Listen(const AttachServer::Options& options) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (options.path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("attach socket ", options.path, " has ",
-                                                   options.path.size(), " bytes, at most ",
-                                                   sizeof(address.sun_path) - 1, " are possible"));
-  }
-  std::memcpy(address.sun_path, options.path.data(), options.path.size());
-  wire::UniqueFd listener(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener.valid()) return ErrnoAt("socket()", options.path);
-  if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    return ErrnoAt("bind()", options.path);
-  }
-  // Nobody can connect before listen(): the right mode and group are in place by then.
-  if (::chmod(options.path.c_str(), options.mode) != 0) return ErrnoAt("chmod()", options.path);
-  if (options.group.has_value() &&
-      ::chown(options.path.c_str(), static_cast<uid_t>(-1), *options.group) != 0) {
-    return ErrnoAt("chown()", options.path);
-  }
-  if (::listen(listener.get(), kBacklog) != 0) return ErrnoAt("listen()", options.path);
-  return listener;
 }
 
 }  // namespace
@@ -111,7 +80,11 @@ struct AttachServer::Round {
 absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(Options options,
                                                                   Callbacks callbacks) {
   if (options.allowed_uids.empty()) options.allowed_uids.push_back(::geteuid());
-  absl::StatusOr<wire::UniqueFd> listener = Listen(options);
+  absl::StatusOr<wire::UniqueFd> listener = Listen({.what = "attach socket",
+                                                    .path = options.path,
+                                                    .type = SOCK_SEQPACKET,
+                                                    .mode = options.mode,
+                                                    .group = options.group});
   if (!listener.ok()) return listener.status();
   wire::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
@@ -126,7 +99,8 @@ AttachServer::AttachServer(Options options, Callbacks callbacks, wire::UniqueFd 
     : options_(std::move(options)),
       callbacks_(std::move(callbacks)),
       listener_(std::move(listener)),
-      wake_(std::move(wake)) {}
+      wake_(std::move(wake)),
+      limits_(options_.limits) {}
 
 AttachServer::~AttachServer() {
   {
@@ -165,7 +139,13 @@ absl::StatusOr<AttachPeer> AttachServer::Claim(absl::string_view nonce) {
   Connection& connection = *connections_.at(found->second);
   connection.nonce.clear();
   nonces_.erase(found);
+  limits_.MakeKnown(connection.peer.id.value(), connection.peer.uid);
   return connection.peer;
+}
+
+bool AttachServer::Knows(absl::string_view nonce) {
+  MutexLock lock(mutex_);
+  return nonces_.contains(std::string(nonce));
 }
 
 absl::Status AttachServer::Send(AttachId id, const v1::AttachFrame& frame, int fd) {
@@ -206,6 +186,7 @@ std::shared_ptr<AttachServer::Connection> AttachServer::Remove(AttachId id) {
   if (found == connections_.end()) return nullptr;
   std::shared_ptr<Connection> connection = std::move(found->second);
   connections_.erase(found);
+  limits_.Remove(id.value(), connection->peer.uid);
   if (!connection->nonce.empty()) nonces_.erase(connection->nonce);
   return connection;
 }
@@ -333,11 +314,17 @@ void AttachServer::Welcome(wire::UniqueFd socket) {
   ucred peer{};
   socklen_t size = sizeof(peer);
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return;
+  const auto refuse = [&](const char* why) {
+    const std::optional<int64_t> before = refusals_.Now(Clock::now());
+    if (!before.has_value()) return;
+    log::Warn("attach connection refused", {{"why", why},
+                                            {"uid", peer.uid},
+                                            {"pid", peer.pid},
+                                            {"others_since_the_last_line", *before}});
+  };
   const auto& allowed = options_.allowed_uids;
   if (std::find(allowed.begin(), allowed.end(), peer.uid) == allowed.end()) {
-    log::Warn("attach connection refused: user not allowed",
-              {{"uid", peer.uid}, {"pid", peer.pid}, {"remedy", "--allowed_uids"}});
-    return;
+    return refuse("user not allowed (--allowed_uids)");
   }
   absl::StatusOr<std::string> nonce = MakeNonce();
   if (!nonce.ok()) {
@@ -353,10 +340,14 @@ void AttachServer::Welcome(wire::UniqueFd socket) {
   connection->claim_deadline = Clock::now() + options_.claim_timeout;
   {
     MutexLock lock(mutex_);
-    if (connections_.size() >= static_cast<size_t>(options_.connections_max)) {
-      log::Warn("attach connection refused: too many",
-                {{"limit", options_.connections_max}, {"pid", peer.pid}});
-      return;
+    const ConnectionLimits::Verdict verdict = limits_.Add(next_id_, peer.uid);
+    if (!verdict.taken) {
+      return refuse("too many (--connections_max, --connections_per_uid)");
+    }
+    if (verdict.instead.has_value()) {
+      refuse("its user has too many without a session: the oldest is closed");
+      const std::shared_ptr<Connection> oldest = Remove(AttachId(*verdict.instead));
+      ::shutdown(oldest->socket.get(), SHUT_RDWR);
     }
     connection->peer = {.id = AttachId(next_id_++), .pid = peer.pid, .uid = peer.uid};
     if (process.valid()) {

@@ -33,6 +33,8 @@
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/mutex.h"
 #include "scheduler/types.h"
+#include "server/daemon/connection_limits.h"
+#include "server/daemon/seldom.h"
 
 namespace dmuond::server {
 
@@ -55,8 +57,8 @@ class AttachServer {
     mode_t mode = 0600;               // 0600 or 0660
     std::optional<gid_t> group;       // of the socket file; unset: the process's
     std::vector<uid_t> allowed_uids;  // empty: the daemon's own
-    int connections_max = 4096;       // further ones are closed at once
     std::chrono::milliseconds claim_timeout{60'000};
+    ConnectionLimits::Limits limits;  // a connection that is not claimed is a stranger's
   };
   struct Callbacks {
     // A claimed connection has ended by itself. Once each, from the server's thread, which holds no
@@ -78,6 +80,9 @@ class AttachServer {
   // came later than claim_timeout (of the last 1024 such connections). The caller now ends the
   // connection with Close(), unless it ends by itself.
   absl::StatusOr<AttachPeer> Claim(absl::string_view nonce);
+
+  // Whether a nonce could be claimed now.
+  [[nodiscard]] bool Knows(absl::string_view nonce);
 
   // Never blocks. `fd` (-1: none) stays the caller's. NOT_FOUND, reason TRAINER_LOST: the
   // connection has ended. A peer that does not read its frames is closed, and counts as gone.
@@ -107,10 +112,12 @@ class AttachServer {
   const wire::UniqueFd listener_;
   const wire::UniqueFd wake_;
   std::chrono::steady_clock::time_point accept_again_{};  // the thread's own
+  Seldom refusals_;                                       // the thread's own
 
   Mutex mutex_;
   bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
   uint64_t next_id_ DMUOND_GUARDED_BY(mutex_) = 1;
+  ConnectionLimits limits_ DMUOND_GUARDED_BY(mutex_);
   std::map<AttachId, std::shared_ptr<Connection>> connections_ DMUOND_GUARDED_BY(mutex_);
   std::map<std::string, AttachId> nonces_ DMUOND_GUARDED_BY(mutex_);
   std::deque<std::string> expired_ DMUOND_GUARDED_BY(mutex_);  // nonces, the newest last

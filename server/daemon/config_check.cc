@@ -158,6 +158,8 @@ class Checker {
     config_.allowed_uids.assign(values.allowed_uids().begin(), values.allowed_uids().end());
     config_.connections_max = InRange("connections_max", values.connections_max(), 1, 1 << 20);
     config_.claim_timeout = Time("claim_timeout", values.claim_timeout(), absl::Milliseconds(1));
+    config_.connections_per_uid =
+        InRange("connections_per_uid", values.connections_per_uid(), 1, 1 << 20);
     config_.reflection = values.reflection();
     config_.token_file = values.token_file();
     if (absl::Status token = config_.ReadToken().status(); !token.ok()) {

@@ -31,9 +31,10 @@ ABSL_FLAG(std::string, socket_group, "",
           "group (name or number) that may connect too; empty: the owner alone");
 ABSL_FLAG(std::vector<std::string>, allowed_uids, {},
           "numeric users whose trainers are served, with commas; empty: the daemon's own");
-ABSL_FLAG(int32_t, connections_max, 4096, "attach connections at a time");
 ABSL_FLAG(absl::Duration, claim_timeout, absl::Seconds(60),
           "an attach connection that has not opened a session after so long is closed");
+ABSL_FLAG(int32_t, connections_max, 4096, "connections of each socket at a time");
+ABSL_FLAG(int32_t, connections_per_uid, 256, "of those, of one user");
 ABSL_FLAG(std::string, token_file, "",
           "file with the token that sessions must present; empty: none is asked for");
 ABSL_FLAG(bool, reflection, false, "serve gRPC reflection");

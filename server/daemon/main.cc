@@ -4,9 +4,11 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/resource_quota.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -28,6 +30,7 @@
 #include "server/daemon/config.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/errors.h"
+#include "server/daemon/grpc_socket.h"
 #include "server/daemon/health_service.h"
 #include "server/daemon/library_logs.h"
 #include "server/daemon/log.h"
@@ -35,6 +38,7 @@
 #include "server/daemon/reflection.h"
 #include "server/daemon/services.h"
 #include "server/daemon/socket_dir.h"
+#include "server/daemon/stream_watch.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/shared_directory.h"
 #include "server/version.h"
@@ -56,6 +60,30 @@ constexpr int kMessageBytesMax = 4 << 20;
 // Of the port for probes, which anybody in the network may reach. A call beyond gets
 // RESOURCE_EXHAUSTED.
 constexpr int kProbeThreadsMax = kWatchesMax + 16;
+
+// What gRPC may hold of messages that come in and go out. It reads one whole before it refuses it
+// for its size. When there is more it breaks calls off, anybody's, and clients make them again.
+constexpr size_t kTrainersBytesMax = size_t{512} << 20;
+constexpr size_t kAdminBytesMax = size_t{64} << 20;
+// Streams that one connection has open at a time; further ones wait at its other end.
+constexpr int kStreamsMax = 8;
+constexpr int kAdminStreamsMax = 4;
+constexpr size_t kAdminConnectionsMax = 1024;
+constexpr size_t kAdminConnectionsPerUid = 32;
+constexpr int kAdminThreadsMax = 512;
+constexpr int64_t kThreadsMax = 1 << 15;
+// For a connection to `.admin` on which no call is made.
+constexpr std::chrono::seconds kIdleFor{30};
+constexpr std::chrono::seconds kShutdownWithin{1};
+// Beside connections: lanes, memory, snapshots, peers.
+constexpr int64_t kOwnDescriptors = 512;
+
+absl::StatusOr<std::unique_ptr<GrpcSocket>> WithTaken(
+    absl::StatusOr<std::unique_ptr<GrpcSocket>> socket, const std::string& path) {
+  if (socket.ok()) return socket;
+  return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+               Say("cannot listen on '", Named("address", path), "': ", socket.status().message()));
+}
 
 DaemonOptions OptionsOf(const Config& config, const std::string& token,
                         storage::Storage* snapshots) {
@@ -132,6 +160,101 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
   return server;
 }
 
+ConnectionLimits::Limits LimitsOf(const Config& config) {
+  ConnectionLimits::Limits limits;
+  limits.all = static_cast<size_t>(config.connections_max);
+  limits.per_uid = static_cast<size_t>(config.connections_per_uid);
+  return limits;
+}
+
+GrpcSocket::Options SocketOf(const Config& config, const std::string& path) {
+  GrpcSocket::Options options;
+  options.path = path;
+  options.mode = config.socket_mode();
+  options.group = config.socket_gid;
+  return options;
+}
+
+// Trainers' calls. Other users' connections are closed before a byte of theirs is read.
+absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenForTrainers(const Config& config) {
+  GrpcSocket::Options options = SocketOf(config, config.socket);
+  options.allowed_uids = config.allowed_uids;
+  for (const uid_t always : {uid_t{0}, ::geteuid()}) options.allowed_uids->push_back(always);
+  options.limits = LimitsOf(config);
+  options.strange_for = config.claim_timeout;
+  return WithTaken(GrpcSocket::Listen(std::move(options)), config.socket);
+}
+
+// What every server here has in common.
+void SetUp(grpc::ServerBuilder& builder, bool reflection, int streams_max, int64_t threads_max,
+           size_t bytes_max) {
+  if (!reflection) builder.SetOption(WithoutReflection());
+  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, streams_max);
+  // A call beyond gets RESOURCE_EXHAUSTED.
+  grpc::ResourceQuota quota;
+  quota.Resize(bytes_max);
+  builder.SetResourceQuota(
+      quota.SetMaxThreads(static_cast<int>(std::min<int64_t>(threads_max, kThreadsMax))));
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+}
+
+// A server that takes its connections from a socket; both end with it.
+class SocketServer {
+ public:
+  SocketServer(std::unique_ptr<GrpcSocket> socket, std::unique_ptr<grpc::Server> server)
+      : socket_(std::move(socket)), server_(std::move(server)) {
+    socket_->Serve(*server_);
+  }
+  ~SocketServer() { Stop(); }
+  SocketServer(const SocketServer&) = delete;
+  SocketServer& operator=(const SocketServer&) = delete;
+  void Stop() {
+    socket_->Stop();
+    server_->Shutdown(std::chrono::system_clock::now() + kShutdownWithin);
+  }
+
+ private:
+  const std::unique_ptr<GrpcSocket> socket_;
+  const std::unique_ptr<grpc::Server> server_;  // ends first
+};
+
+// Who fills the trainers' socket does not keep an operator from looking, or ending it.
+absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& config,
+                                                               v1::Admin::Service* admin,
+                                                               grpc::Service* health) {
+  const std::string path = config.socket + SocketDir::kAdminSuffix;
+  GrpcSocket::Options options = SocketOf(config, path);
+  options.limits = {.all = kAdminConnectionsMax,
+                    .per_uid = kAdminConnectionsPerUid,
+                    .strangers_per_uid = kAdminConnectionsPerUid};
+  absl::StatusOr<std::unique_ptr<GrpcSocket>> socket =
+      WithTaken(GrpcSocket::Listen(std::move(options)), path);
+  if (!socket.ok()) return socket.status();
+  grpc::ServerBuilder builder;
+  SetUp(builder, config.reflection, kAdminStreamsMax, kAdminThreadsMax, kAdminBytesMax);
+  builder.RegisterService(admin);
+  builder.RegisterService(health);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                             static_cast<int>(std::chrono::milliseconds(kIdleFor).count()));
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr) return absl::InternalError("no server for administration");
+  return std::make_unique<SocketServer>(*std::move(socket), std::move(server));
+}
+
+// Each connection takes two descriptors of the trainers' socket, or two of the attach socket.
+void AllowDescriptors(const Config& config) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // down to what it was is possible, and no error
+  const auto wanted =
+      static_cast<rlim_t>(4 * int64_t{config.connections_per_uid} + kOwnDescriptors);
+  if (limit.rlim_max >= wanted) return;
+  log::Warn("one user's connections can take all descriptors (ulimit -n, --connections_per_uid)",
+            {{"descriptors", limit.rlim_max}, {"descriptors_for_one_user", wanted}});
+}
+
 // SIGTERM, SIGINT and SIGHUP come through a descriptor and stay blocked in every thread, so that
 // none of them, at no moment, can end the process by its default action. SIGHUP ends nothing: a
 // daemon in the background outlives the terminal that it was started in.
@@ -191,6 +314,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   if (!socket_dir.ok()) return socket_dir.status();
   absl::StatusOr<std::string> token = config.ReadToken();
   if (!token.ok()) return token.status();
+  AllowDescriptors(config);
 
   std::unique_ptr<storage::Storage> snapshots;
   uint32_t epoch = 0;  // newest of any snapshot
@@ -218,8 +342,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   attach_options.mode = config.socket_mode();
   attach_options.group = config.socket_gid;
   attach_options.allowed_uids = config.allowed_uids;
-  attach_options.connections_max = config.connections_max;
   attach_options.claim_timeout = config.claim_timeout;
+  attach_options.limits = LimitsOf(config);
   absl::StatusOr<std::unique_ptr<AttachServer>> attach = AttachServer::Start(
       std::move(attach_options), {.on_gone = [&daemon](AttachId id) { daemon.OnAttachGone(id); }});
   if (!attach.ok()) return attach.status();
@@ -241,36 +365,40 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   }
 
   std::atomic<bool> asked_to_drain{false};
-  const auto trainer_service = MakeTrainerService(daemon);
+  HealthState health;
+  absl::StatusOr<std::unique_ptr<GrpcSocket>> socket = ListenForTrainers(config);
+  if (!socket.ok()) return socket.status();
+  StreamWatch streams;
+  const auto trainer_service = MakeTrainerService(daemon, **attach, **socket, streams);
+  const auto admin_elsewhere = MakeAdminElsewhere(config.socket + SocketDir::kAdminSuffix);
   const auto admin_service =
       MakeAdminService(daemon, [&asked_to_drain] { asked_to_drain.store(true); });
-  HealthState health;
+  const auto admin_health = MakeHealthService(health);
   const auto health_service = MakeHealthService(health);
   const auto probe_service = MakeHealthService(health);
-  grpc::ServerBuilder builder;
   if (config.reflection) {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // done already; keeps it linked
-  } else {
-    builder.SetOption(WithoutReflection());
   }
-  builder.AddListeningPort("unix:" + config.socket, grpc::InsecureServerCredentials());
+  grpc::ServerBuilder builder;
+  // So that what one user's connections may hold leaves enough for every other user's.
+  SetUp(builder, config.reflection, kStreamsMax,
+        kStreamsMax * int64_t{config.connections_per_uid} *
+            static_cast<int64_t>(config.allowed_uids.size() + 2),
+        kTrainersBytesMax);
   builder.RegisterService(trainer_service.get());
-  builder.RegisterService(admin_service.get());
+  builder.RegisterService(admin_elsewhere.get());
   builder.RegisterService(health_service.get());
   // A waiting call holds a thread, and the default keeps two: each step would start and end some.
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, kPollersMin);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, kPollersMax);
-  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   // Trainers ask by pings whether this process is stopped, in calls that wait for long.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr) {
-    return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
-                 Say("cannot listen on '", Named("address", config.socket), "'"));
-  }
-  absl::Status restricted = socket_dir->Restrict(config.socket);
-  if (!restricted.ok()) return restricted;
+  std::unique_ptr<grpc::Server> built = builder.BuildAndStart();
+  if (built == nullptr) return absl::InternalError("no server for trainers");
+  SocketServer server(*std::move(socket), std::move(built));
+  const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server =
+      StartAdminServer(config, admin_service.get(), admin_health.get());
+  if (!admin_server.ok()) return admin_server.status();
   absl::StatusOr<std::unique_ptr<grpc::Server>> health_server =
       StartHealthServer(config, probe_service.get());
   if (!health_server.ok()) return health_server.status();
@@ -305,6 +433,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     if (stop) on_signal();
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
     daemon.Tick();
+    streams.Tick();
     if (peers != nullptr) peers->Tick();
     if (!drain.joinable()) health.Set("ready", daemon.formed());
   }
@@ -318,7 +447,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     if (peers != nullptr) peers->Stop();
     everybody_ended = daemon.Leave();
     health.Stop();
-    server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(1));
+    server.Stop();
+    (*admin_server)->Stop();
     left.store(true);
   });
   const auto gone_by = std::chrono::steady_clock::now() + kGoneWithin;

@@ -5,17 +5,28 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
+#include "server/daemon/attach_server.h"
 #include "server/daemon/daemon.h"
+#include "server/daemon/grpc_socket.h"
+#include "server/daemon/stream_watch.h"
 
 namespace dmuond::server {
 
-[[nodiscard]] std::unique_ptr<v1::Trainer::Service> MakeTrainerService(Daemon& daemon);
+// `socket` is that of the server which has the service. All must outlive it.
+[[nodiscard]] std::unique_ptr<v1::Trainer::Service> MakeTrainerService(Daemon& daemon,
+                                                                       AttachServer& attach,
+                                                                       GrpcSocket& socket,
+                                                                       StreamWatch& streams);
 // `drain` begins to end the process; it must not block.
 [[nodiscard]] std::unique_ptr<v1::Admin::Service> MakeAdminService(Daemon& daemon,
                                                                    std::function<void()> drain);
+
+// On the trainers' socket, for a dmuonctl of an older release: where administration is now.
+[[nodiscard]] std::unique_ptr<v1::Admin::Service> MakeAdminElsewhere(const std::string& path);
 
 }  // namespace dmuond::server
 

@@ -197,20 +197,16 @@ absl::StatusOr<SocketDir> SocketDir::Prepare(const std::string& socket, mode_t s
   if (absl::Status status = CheckDirectory(dir); !status.ok()) return status;
   absl::StatusOr<wire::UniqueFd> lock = TakeLock(socket);
   if (!lock.ok()) return lock.status();
-  for (const std::string& path : {socket, socket + kAttachSuffix}) {
+  for (const std::string& path : {socket, socket + kAttachSuffix, socket + kAdminSuffix}) {
     if (absl::Status status = RemoveStale(path); !status.ok()) return status;
   }
-  return SocketDir(socket_mode, group, *std::move(lock));
+  return SocketDir(*std::move(lock));
 }
 
 std::string DefaultSocket() {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
   const std::string base = runtime != nullptr && *runtime != '\0' ? runtime : "/tmp";
   return absl::StrCat(base, "/dmuond-", ::geteuid(), "/dmuond.sock");
-}
-
-absl::Status SocketDir::Restrict(const std::string& path) const {
-  return GiveTo(path, socket_mode_, group_);
 }
 
 }  // namespace dmuond::server

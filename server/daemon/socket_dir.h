@@ -1,9 +1,9 @@
-// The place of the daemon's sockets on disk: <dir>/NAME (gRPC), <dir>/NAME.attach, <dir>/NAME.lock.
+// The place of the daemon's sockets on disk: <dir>/NAME (gRPC, for trainers), <dir>/NAME.attach,
+// <dir>/NAME.admin (gRPC, for dmuonctl), <dir>/NAME.lock.
 // Checks that nobody else can put anything there, and that one daemon at a time serves it.
 //
 //   absl::StatusOr<SocketDir> place = SocketDir::Prepare(config.socket);
-//   … bind config.socket …
-//   RETURN_IF_ERROR(place->Restrict(config.socket));
+//   … listen at config.socket, and with each suffix …
 //
 // The lock is held as long as the object lives, and ends with the process however that ends. Its
 // file stays: removing it would let two daemons lock two files of one name.
@@ -27,7 +27,8 @@ namespace dmuond::server {
 
 class SocketDir {
  public:
-  static constexpr char kAttachSuffix[] = ".attach";
+  static constexpr char kAttachSuffix[] = ".attach";  // the longest
+  static constexpr char kAdminSuffix[] = ".admin";
   static constexpr char kLockSuffix[] = ".lock";
   // sockaddr_un has room for 107 bytes and a zero.
   static constexpr size_t kPathBytesMax = 107;
@@ -42,17 +43,12 @@ class SocketDir {
   static absl::StatusOr<SocketDir> Prepare(const std::string& socket, mode_t socket_mode = 0600,
                                            std::optional<gid_t> group = std::nullopt);
 
-  // Gives a socket that was bound here its mode and group. (Until then the directory protects it.)
-  [[nodiscard]] absl::Status Restrict(const std::string& path) const;
   // For processes that must be gone before a successor begins: who inherits it holds the lock.
   [[nodiscard]] int lock() const { return lock_.get(); }
 
  private:
-  SocketDir(mode_t socket_mode, std::optional<gid_t> group, wire::UniqueFd lock)
-      : socket_mode_(socket_mode), group_(group), lock_(std::move(lock)) {}
+  explicit SocketDir(wire::UniqueFd lock) : lock_(std::move(lock)) {}
 
-  mode_t socket_mode_;
-  std::optional<gid_t> group_;
   wire::UniqueFd lock_;
 };
 

@@ -83,8 +83,8 @@ class HealthWatch {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
     arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
-    return grpc::CreateCustomChannel("unix:" + address, grpc::InsecureChannelCredentials(),
-                                     arguments);
+    return grpc::CreateCustomChannel("unix:" + address + ".admin",
+                                     grpc::InsecureChannelCredentials(), arguments);
   }
   bool Done() {
     void* tag = nullptr;

@@ -74,10 +74,12 @@ class Target {
     daemon_ = *std::move(daemon);
     grpc::ChannelArguments arguments;
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
-    const auto channel = grpc::CreateCustomChannel("unix:" + daemon_->address(),
-                                                   grpc::InsecureChannelCredentials(), arguments);
-    admin_ = v1::Admin::NewStub(channel);
-    health_ = grpc::health::v1::Health::NewStub(channel);
+    const auto channel = [&](const std::string& address) {
+      return grpc::CreateCustomChannel("unix:" + address, grpc::InsecureChannelCredentials(),
+                                       arguments);
+    };
+    admin_ = v1::Admin::NewStub(channel(daemon_->address() + ".admin"));
+    health_ = grpc::health::v1::Health::NewStub(channel(daemon_->address()));
   }
 
   void Run(uint8_t method, uint8_t flags, const std::string& body) {

@@ -1,5 +1,6 @@
 """The programs as a user meets them: their log, their ports, and what a wrong command line gets."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = b"\x3a\x00"  # ServerReflectionRequest.list_services = ""
 LIVE, SERVING = b"\x0a\x04live", b"\x08\x01"  # a health request and its answer
 WATCHES_MAX = 64
+STREAMS_MAX = 8  # of one connection of the trainers' socket
 WITHIN_S = 20.0
 
 
@@ -126,11 +128,17 @@ def test_reflection_is_served_on_the_socket_alone_and_where_it_was_asked_for(dae
     assert not reflects(peer)
 
 
-def open_watches(channel: grpc.Channel) -> tuple[list, grpc.StatusCode | None]:
-    """As many watches of a server's health as it takes, and what the first one too many got."""
-    watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+def open_watches(
+    channels: list[grpc.Channel], before: int = 0
+) -> tuple[list, grpc.StatusCode | None]:
+    """As many watches of a server's health as it takes, and what the first one too many got.
+
+    STREAMS_MAX of them over each connection.
+    """
     opened = []
-    while len(opened) < 2 * WATCHES_MAX:
+    while before + len(opened) < STREAMS_MAX * len(channels):
+        channel = channels[(before + len(opened)) // STREAMS_MAX]
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
         stream = watch(LIVE, timeout=60, wait_for_ready=True)
         try:
             assert next(stream) == SERVING
@@ -147,14 +155,25 @@ def test_a_flood_of_health_watches_is_bounded_and_keeps_nobody_out(daemons, serv
     threads = Path(f"/proc/{daemons.members[0].process.pid}/task")
     before = len(list(threads.iterdir()))
     options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(port if served == "port" else address, options=options) as channel:
-        opened, refused = open_watches(channel)
+    with contextlib.ExitStack() as connections:
+        channels = [
+            connections.enter_context(
+                grpc.insecure_channel(port if served == "port" else address, options=options)
+            )
+            for _ in range(2 * WATCHES_MAX // STREAMS_MAX)
+        ]
+        opened, refused = open_watches(channels)
         assert (len(opened), refused) == (WATCHES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED)
         assert len(list(threads.iterdir())) < before + WATCHES_MAX + 32
-        assert channel.unary_unary("/grpc.health.v1.Health/Check")(LIVE, timeout=10) == SERVING
+        check = channels[-1].unary_unary("/grpc.health.v1.Health/Check")
+        assert check(LIVE, timeout=10) == SERVING
         train(address)
         opened.pop().cancel()  # its place is free as soon as the daemon has noticed
-        wait_for(lambda: opened.extend(open_watches(channel)[0]) or len(opened) == WATCHES_MAX)
+        wait_for(
+            lambda: (
+                opened.extend(open_watches(channels, len(opened))[0]) or len(opened) == WATCHES_MAX
+            )
+        )
 
 
 @pytest.mark.parametrize("core_type", ["Haswell", "Sandybridge", None])

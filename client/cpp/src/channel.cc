@@ -72,6 +72,10 @@ absl::Status Channel::Repeat(const char* name, Policy policy,
     const grpc::Status status = attempt(context);
     if (status.ok()) return absl::OkStatus();
     absl::Status error = FromGrpc(name, status);
+    // The daemon's gRPC is short of memory, through whomever, and has broken the call off.
+    const bool shed = absl::IsResourceExhausted(error) && ReasonOf(error).empty() &&
+                      status.error_message().find("RST_STREAM") != std::string::npos;
+    if (shed) error = absl::UnavailableError(error.message());
     // With a reason it is the daemon that says so.
     if (!(absl::IsUnavailable(error) || absl::IsCancelled(error)) || !ReasonOf(error).empty()) {
       return error;

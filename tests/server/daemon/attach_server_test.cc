@@ -223,7 +223,7 @@ TEST_F(AttachServerTest, UserWhoIsNotAllowedGetsNothing) {
 }
 
 TEST_F(AttachServerTest, MoreConnectionsThanAllowedAreClosed) {
-  Start({.connections_max = 2});
+  Start({.limits = {.all = 2}});
   const Trainer first = ClaimedTrainer();
   Trainer second = ClaimedTrainer();
   {
@@ -234,6 +234,22 @@ TEST_F(AttachServerTest, MoreConnectionsThanAllowedAreClosed) {
   ASSERT_EQ(gone_.Take(), second.peer.id);
   const Trainer fourth = ClaimedTrainer();
   EXPECT_GT(fourth.peer.id, second.peer.id) << "ids are not used again";
+}
+
+// However many connect and say nothing: who claims at once gets in.
+TEST_F(AttachServerTest, TheOldestThatIsNotClaimedMakesRoom) {
+  Start({.limits = {.all = 8, .per_uid = 4, .strangers_per_uid = 2}});
+  const Trainer first = ClaimedTrainer();
+  const wire::UniqueFd oldest = Connect();
+  ReadNonce(oldest.get());
+  const wire::UniqueFd silent = Connect();
+  const std::string nonce = ReadNonce(silent.get());
+  const Trainer second = ClaimedTrainer();
+  EXPECT_FALSE(wire::ReceivePacket(oldest.get()).ok()) << "it still holds its place";
+  EXPECT_TRUE(server_->Claim(nonce).ok());
+  const Trainer fourth = ClaimedTrainer();
+  const wire::UniqueFd fifth = Connect();
+  EXPECT_FALSE(wire::ReceivePacket(fifth.get()).ok()) << "its user has four that are claimed";
 }
 
 TEST_F(AttachServerTest, SocketHasTheModeAskedFor) {

@@ -216,6 +216,7 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--job_memory_bytes=-1", ""},
       {"--connections_max=0", ""},
       {"--claim_timeout=0s", "as in 90s"},
+      {"--connections_per_uid=0", ""},
       {"--socket_group=nobody-has-this-group", ""},
       {"--nodes=0", ""},
       {"--node_rank=1", "--nodes=1"},

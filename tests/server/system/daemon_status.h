@@ -20,7 +20,7 @@ class DaemonStatus {
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
     stub_ = v1::Admin::NewStub(grpc::CreateCustomChannel(
-        absl::StrCat("unix:", address), grpc::InsecureChannelCredentials(), arguments));
+        absl::StrCat("unix:", address, ".admin"), grpc::InsecureChannelCredentials(), arguments));
   }
   // Empty when nobody answers.
   v1::GetStatusReply Get() {

@@ -18,7 +18,7 @@ from dmuond.errors import (
 from dmuond.session import Registered, Session
 from dmuond.state_chunks import StateTensor
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Aborted",

@@ -104,7 +104,9 @@ class Channel:
                     pause_s = 0.01
                 translated = self._translate(name, error)
                 # With a reason it is the daemon that says so; without one the connection broke.
-                cut = error.code() is grpc.StatusCode.UNAVAILABLE and not translated.reason
+                cut = not translated.reason and (
+                    error.code() is grpc.StatusCode.UNAVAILABLE or _is_shed(error)
+                )
                 if not cut or isinstance(translated, errors.DaemonLost):
                     raise translated from error
                 if now > give_up:
@@ -123,3 +125,9 @@ class Channel:
         if broken and not translated.reason and self._wait_lost(_LOST_GRACE_S):
             return errors.DaemonLost(f"{name}: {self._how_it_ended()}; the weights are undefined")
         return translated
+
+
+def _is_shed(error: grpc.RpcError) -> bool:
+    """Whether the daemon's gRPC, short of memory through whomever, has broken the call off."""
+    exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    return exhausted and "RST_STREAM" in (error.details() or "")
