@@ -117,7 +117,11 @@ class Member(abc.ABC):
         started = time.monotonic()
         for tries in itertools.count(1):
             left_s = connect_for_s - (time.monotonic() - started)
-            self._link = Link(self._path, self._silent_for_s, max(0.0, left_s))
+            try:
+                self._link = Link(self._path, self._silent_for_s, max(0.0, left_s))
+            except BaseException:
+                self._closed = True  # it has no place that another session could take
+                raise
             fork.watch(self)
             try:
                 self._link.open(self._identity, resume)
