@@ -28,10 +28,10 @@ absl::Status CheckDigests(const Session& session, const v1::AttachBuffersRequest
   for (int f = 0; f < request.weight_digests_size(); ++f) {
     const size_t bytes = request.weight_digests(f).size();
     if (bytes == 0 || bytes == kDigestBytes) continue;
-    return Error(
-        absl::StatusCode::kInvalidArgument, "DIGEST_INVALID",
-        Say("rank ", Named("rank", session.rank), ": the digest of fragment ", Named("fragment", f),
-            " has ", Named("bytes", bytes), " bytes; it must have ", kDigestBytes, ", or none"));
+    return Error(absl::StatusCode::kInvalidArgument, "DIGEST_INVALID",
+                 Say("rank ", Named("rank", session.rank), ": the digest of fragment ",
+                     Named("fragment", f), " has ", Named("bytes", bytes), " bytes; it must have ",
+                     Named("bytes_wanted", kDigestBytes), ", or none"));
   }
   return absl::OkStatus();
 }
@@ -300,8 +300,11 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   // A job from a snapshot begins when every rank is attached, with the snapshot's weights.
   const bool begins = !job_->has_state && job_->wire.restore_step() > 0;
   Tell(NewsOfAttached(*session));
-  // Its weights may not be those of other ranks.
+  // Its weights may not be those of other ranks: then the job has ended.
+  found = Find(request.key());
+  if (!found.ok()) return found.status();
   if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  session = *found;
   if (begins) {
     absl::StatusOr<bool> begun = WaitUntilRestarted(request.key(), from_now(), cancelled);
     if (!begun.ok()) return begun.status();

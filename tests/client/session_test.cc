@@ -375,6 +375,24 @@ TEST_F(SessionTest, StateCanBePulledAndPushedBack) {
   world->Close();
 }
 
+TEST_F(SessionTest, TrainersThatSayThatTheyBeginUnequalAreTold) {
+  StartDaemon();
+  const std::string one(16, '1');
+  OnEveryRank(2, [&](int32_t rank) {
+    auto session = Session::Open({.address = daemon_->address(), .rank = rank, .world_size = 2});
+    ASSERT_TRUE(session.ok()) << session.status();
+    ASSERT_TRUE((*session)->Register(Replicated(2)).ok());
+    const std::string other = rank == 0 ? one : std::string(16, '2');
+    absl::Status status = (*session)->Attach({.digests = {one, other}});
+    if (status.ok()) {
+      FillWeights(**session);
+      status = (*session)->Push();
+    }
+    EXPECT_EQ(ReasonOf(status), "WEIGHTS_DIFFER") << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("parameter 'vector', box [0:100]"));
+  });
+}
+
 TEST_F(SessionTest, PoisonedWeightsAreAllWrittenBeforeAStepReturns) {
   StartDaemon();
   auto session = Session::Open({.address = daemon_->address(), .poison = true});
