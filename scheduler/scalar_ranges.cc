@@ -27,15 +27,15 @@ struct Range {
   }
 };
 
-std::string Text(double value) {
+std::string Shortest(double value) {
   std::array<char, 32> text{};
   const std::to_chars_result end = std::to_chars(text.data(), text.data() + text.size(), value);
   return {text.data(), end.ptr};
 }
 
-std::string Text(const Range& range) {
-  return absl::StrCat("at least ", Text(range.least),
-                      range.below_most ? " and less than " : " and at most ", Text(range.most));
+std::string Words(const Range& range) {
+  return absl::StrCat("at least ", Shortest(range.least),
+                      range.below_most ? " and less than " : " and at most ", Shortest(range.most));
 }
 
 std::vector<bool> GroupsOnAdamW(size_t groups, const std::vector<Parameter>& parameters) {
@@ -61,7 +61,7 @@ std::optional<ScalarOutOfRange> FindOutOfRange(const StepScalars& scalars,
   };
   const auto check = [](const Field& field) -> std::optional<ScalarOutOfRange> {
     if (field.range.Holds(field.value)) return std::nullopt;
-    return ScalarOutOfRange{field.name, Text(field.value), Text(field.range)};
+    return ScalarOutOfRange{field.name, Shortest(field.value), Words(field.range)};
   };
   for (size_t g = 0; g < scalars.groups.size(); ++g) {
     const GroupScalars& group = scalars.groups[g];

@@ -15,17 +15,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "client/cpp/src/launch.h"
+#include "client/cpp/src/variable.h"
 #include "dmuond/client/options.h"
 
 namespace dmuond::client {
 namespace {
 
 constexpr char kAttachSuffix[] = ".attach";
-
-std::string Variable(const char* name) {
-  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
-  return value == nullptr ? "" : value;
-}
 
 absl::Status ReadInteger(const char* name, int32_t& value) {
   const std::string text = Variable(name);

@@ -10,16 +10,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "client/cpp/src/variable.h"
 
 namespace dmuond::client {
 namespace {
 
 constexpr size_t kLaunchMax = 128;
-
-std::string Variable(const char* name) {
-  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe)
-  return value == nullptr ? "" : value;
-}
 
 // When a process began, in clock ticks since the machine did: pids are used again.
 std::string Started(pid_t pid) {

@@ -21,12 +21,12 @@ using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-constexpr uint32_t kEpoch = 5;
-constexpr int32_t kRanks = 2;
-
 // A job of two ranks on one node.
 class CoordinatorWaitingTest : public ::testing::Test {
  protected:
+  static constexpr uint32_t kEpoch = 5;
+  static constexpr int32_t kRanks = 2;
+
   CoordinatorWaitingTest() : coordinator_(Options()) {
     std::ignore = coordinator_.OnFormed(now_, kEpoch);
     v1::MemberMessage state;

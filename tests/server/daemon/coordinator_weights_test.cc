@@ -18,14 +18,15 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr uint32_t kEpoch = 5;
-constexpr int32_t kRanks = 3;
 const std::string kOne(16, 'a');
 const std::string kOther(16, 'b');
 
 // A job of three ranks that hold one matrix, whose node is ready; fresh, or from a snapshot.
 class CoordinatorWeightsTest : public ::testing::Test {
  protected:
+  static constexpr uint32_t kEpoch = 5;
+  static constexpr int32_t kRanks = 3;
+
   void Begin(int64_t restore_step = 0) {
     EXPECT_THAT(coordinator_.OnFormed(now_, kEpoch), IsEmpty());
     v1::MemberMessage state;
