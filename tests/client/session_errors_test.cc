@@ -70,11 +70,12 @@ TEST(Unreachable, NoDaemonIsUnavailableAfterTheGivenTime) {
 }
 
 TEST_F(SessionErrorsTest, ACallToADaemonThatStaysStoppedEnds) {
-  Channel channel(daemon_->address(), std::chrono::seconds(2),
-                  [](std::chrono::milliseconds) { return false; });
+  Channel channel(
+      daemon_->address(), std::chrono::seconds(2), [](std::chrono::milliseconds) { return false; },
+      [] { return std::string("has ended"); });
   v1::HelloRequest hello;
-  hello.set_version_min(1);
-  hello.set_version_max(1);
+  hello.set_version_min(2);
+  hello.set_version_max(2);
   v1::HelloReply reply;
   ASSERT_TRUE(channel.Call("Hello", &v1::Trainer::Stub::Hello, hello, reply, {}).ok());
   ASSERT_EQ(::kill(daemon_->pid(), SIGSTOP), 0);
