@@ -28,6 +28,7 @@ struct Options {
   std::string config;
   std::string dmuond;
   std::string daemon_log;
+  std::string peer_secret_file;
   absl::Duration ready_timeout;
   absl::Duration drain_timeout;
   absl::Duration snapshot_timeout;  // snapshot save
@@ -50,6 +51,7 @@ int RunDoctor(const Options& options, const Arguments& arguments);
 int RunLogLevel(const Options& options, const Arguments& arguments);
 int RunDrain(const Options& options, const Arguments& arguments);
 int RunRun(const Options& options, const Arguments& arguments);
+int RunSecret(const Options& options, const Arguments& arguments);
 int RunSnapshot(const Options& options, const Arguments& arguments);
 int RunSnapshotSave(const Options& options);
 // 0: the newest.

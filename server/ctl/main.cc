@@ -29,6 +29,8 @@ ABSL_FLAG(std::string, config, "", "run: the daemon's --config, for everything e
 ABSL_FLAG(std::string, dmuond, "", "run: the daemon's program; empty: dmuond beside dmuonctl");
 ABSL_FLAG(std::string, daemon_log, "",
           "run: file that the daemon's log is appended to; empty: warnings, on stderr");
+ABSL_FLAG(std::string, peer_secret_file, "",
+          "run: the daemon's --peer_secret_file, made if it is not there");
 ABSL_FLAG(absl::Duration, ready_timeout, absl::Seconds(60),
           "run: how long the daemon may take to be ready");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Minutes(2),
@@ -47,7 +49,7 @@ struct Subcommand {
   int (*run)(const Options&, const Arguments&);
 };
 
-constexpr std::array<Subcommand, 10> kSubcommands = {{
+constexpr std::array<Subcommand, 11> kSubcommands = {{
     {"status", "status                     the daemon, its lanes, its job", RunStatus},
     {"jobs", "jobs                       one line for each job", RunJobs},
     {"job", "job end NAME [--save]      a job ends on all nodes, its trainers are told", RunJob},
@@ -64,6 +66,9 @@ constexpr std::array<Subcommand, 10> kSubcommands = {{
      "run [--devices=cpu:2] [--config=FILE] -- COMMAND…\n"
      "                             run a command beside a daemon of its own (DMUOND_ADDRESS)",
      RunRun},
+    {"secret",
+     "secret new FILE            make the secret of a group of daemons (--peer_secret_file)",
+     RunSecret},
     {"snapshot",
      "snapshot list DIRECTORY [JOB]\n"
      "  snapshot verify DIRECTORY [JOB [STEP]]\n"
@@ -95,6 +100,7 @@ Options ReadOptions() {
           .config = absl::GetFlag(FLAGS_config),
           .dmuond = absl::GetFlag(FLAGS_dmuond),
           .daemon_log = absl::GetFlag(FLAGS_daemon_log),
+          .peer_secret_file = absl::GetFlag(FLAGS_peer_secret_file),
           .ready_timeout = absl::GetFlag(FLAGS_ready_timeout),
           .drain_timeout = absl::GetFlag(FLAGS_drain_timeout),
           .snapshot_timeout = absl::GetFlag(FLAGS_snapshot_timeout),

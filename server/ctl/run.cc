@@ -20,6 +20,7 @@
 #include "server/ctl/child.h"
 #include "server/ctl/command.h"
 #include "server/ctl/ready_wait.h"
+#include "server/ctl/secret.h"
 
 namespace dmuond::server::ctl {
 namespace {
@@ -123,6 +124,11 @@ class Runner {
     }
     if (!options_.config.empty()) {
       child.arguments.push_back(absl::StrCat("--config=", options_.config));
+    }
+    if (!options_.peer_secret_file.empty()) {
+      const absl::Status made = MakeSecretFile(options_.peer_secret_file);
+      if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
+      child.arguments.push_back(absl::StrCat("--peer_secret_file=", options_.peer_secret_file));
     }
     wire::UniqueFd log;
     child.output = STDERR_FILENO;  // stdout is the command's

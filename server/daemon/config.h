@@ -53,6 +53,9 @@ struct Config {
   std::string peer_tls_ca;
   std::string peer_tls_certificate;
   std::string peer_tls_key;
+  std::string peer_secret_file;             // empty: the group has no secret
+  std::vector<std::string> peer_tls_names;  // by node; empty: names are not looked at
+  int64_t peer_message_bytes_max = 0;
 
   std::chrono::milliseconds register_timeout{0};
   std::chrono::milliseconds step_timeout{0};
@@ -81,6 +84,8 @@ struct Config {
   // The token that OpenSession must carry: the file without space at its end; "" without a file.
   // INVALID_ARGUMENT: unreadable, empty, or readable by everybody.
   [[nodiscard]] absl::StatusOr<std::string> ReadToken() const;
+  // The same of the group's secret, which is long.
+  [[nodiscard]] absl::StatusOr<std::string> ReadPeerSecret() const;
 };
 
 // Parses the command line, reads file and environment, checks everything. INVALID_ARGUMENT: one

@@ -24,6 +24,7 @@
 #include "server/cost_file.h"
 #include "server/daemon/config.h"
 #include "server/daemon/loopback.h"
+#include "server/daemon/peer_names.h"
 #include "server/daemon/socket_dir.h"
 
 namespace dmuond::server {
@@ -34,6 +35,10 @@ namespace fs = std::filesystem;
 // A lane is a process with threads and memory of its own: more than this is a slip of the finger.
 constexpr int32_t kLanesPerNodeMax = 256;
 constexpr int32_t kThreadsMax = 1024;
+constexpr int64_t kPeerMessageBytesMin = int64_t{1} << 20;
+// What fits into one frame to a lane, with what stands beside it.
+constexpr int64_t kPeerMessageBytesMax = (int64_t{1} << 30) - (int64_t{1} << 20);
+constexpr size_t kSecretCharactersMin = 32;
 
 struct HostPort {
   std::string host;
@@ -75,6 +80,7 @@ class Checker {
     Access();
     Group();
     Tls();
+    Proofs();
     Times();
     Snapshots();
     Writing();
@@ -283,6 +289,38 @@ class Checker {
           "--allow_plaintext_rail, if that network is trusted");
   }
 
+  // Whoever reaches the port, every user of this machine included, could be a node of the group.
+  void Proofs() {
+    const config::ConfigFile& values = config_.values;
+    config_.peer_message_bytes_max =
+        InRange("peer_message_bytes_max", values.peer_message_bytes_max(), kPeerMessageBytesMin,
+                kPeerMessageBytesMax);
+    config_.peer_secret_file = values.peer_secret_file();
+    if (absl::Status secret = config_.ReadPeerSecret().status(); !secret.ok()) {
+      mistakes_.emplace_back(secret.message());
+    }
+    absl::StatusOr<std::vector<std::string>> names =
+        NamesByNode(values.peer_tls_names(), config_.nodes);
+    if (names.ok()) {
+      config_.peer_tls_names = *std::move(names);
+    } else {
+      Wrong("peer_tls_names", values.peer_tls_names(), names.status().message());
+    }
+    const bool tls = !config_.peer_tls_certificate.empty();
+    const bool named = !values.peer_tls_names().empty();
+    if (named && !tls) {
+      Wrong("peer_tls_names", values.peer_tls_names(),
+            "needs the three --peer_tls_ files: names stand in certificates");
+    }
+    if (config_.nodes == 1 || !config_.peer_secret_file.empty() || named) return;
+    Wrong("peer_secret_file", "",
+          absl::StrCat("must be given with --nodes=", config_.nodes,
+                       tls ? ", or --peer_tls_names: every certificate of one authority would be "
+                             "any node"
+                           : ": who reaches the port would be any node",
+                       ". Make one for all of them: dmuonctl secret new FILE"));
+  }
+
   std::chrono::milliseconds Time(const char* flag, const std::string& text, absl::Duration least) {
     absl::Duration value;
     if (!absl::ParseDuration(text, &value) || value < least || value > absl::Hours(24 * 365)) {
@@ -355,21 +393,38 @@ class Checker {
 
 }  // namespace
 
-absl::StatusOr<std::string> Config::ReadToken() const {
-  if (token_file.empty()) return std::string();
-  const auto wrong = [this](const char* why) {
-    return absl::InvalidArgumentError(absl::StrCat("--token_file=", token_file, " ", why));
+namespace {
+
+// What a file holds that only some may read, without space at its end. "" without a file.
+absl::StatusOr<std::string> ReadSecret(const char* flag, const std::string& path) {
+  if (path.empty()) return std::string();
+  const auto wrong = [&](const char* why) {
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, " ", why));
   };
   struct stat status {};
-  std::ifstream file(token_file);
+  std::ifstream file(path);
   std::stringstream text;
   text << file.rdbuf();
-  if (!file || ::stat(token_file.c_str(), &status) != 0) return wrong("cannot be read");
+  if (!file || ::stat(path.c_str(), &status) != 0) return wrong("cannot be read");
   if ((status.st_mode & 0007) != 0) return wrong("is open to everybody: chmod o= it");
-  std::string token = text.str();
-  absl::StripTrailingAsciiWhitespace(&token);
-  if (token.empty()) return wrong("is empty");
-  return token;
+  std::string secret = text.str();
+  absl::StripTrailingAsciiWhitespace(&secret);
+  if (secret.empty()) return wrong("is empty");
+  return secret;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> Config::ReadToken() const {
+  return ReadSecret("token_file", token_file);
+}
+
+absl::StatusOr<std::string> Config::ReadPeerSecret() const {
+  absl::StatusOr<std::string> secret = ReadSecret("peer_secret_file", peer_secret_file);
+  if (!secret.ok() || secret->empty() || secret->size() >= kSecretCharactersMin) return secret;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--peer_secret_file=", peer_secret_file, " has ", secret->size(), " characters, at least ",
+      kSecretCharactersMin, " are needed: dmuonctl secret new FILE"));
 }
 
 absl::StatusOr<Config> Check(const config::ConfigFile& values) { return Checker(values).Run(); }

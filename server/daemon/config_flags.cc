@@ -57,6 +57,14 @@ ABSL_FLAG(bool, allow_plaintext_peers, false,
 ABSL_FLAG(std::string, peer_tls_ca, "", "PEM file: who signs the daemons' certificates");
 ABSL_FLAG(std::string, peer_tls_certificate, "", "PEM file: this daemon's certificate");
 ABSL_FLAG(std::string, peer_tls_key, "", "PEM file: the certificate's key");
+ABSL_FLAG(std::string, peer_tls_names, "",
+          "the names that nodes' certificates must have: one with {rank} in it, as in "
+          "node{rank}.cluster, or one for each node, with commas; empty: not looked at");
+ABSL_FLAG(std::string, peer_secret_file, "",
+          "file with the secret of the group, by which daemons prove who they are; `dmuonctl "
+          "secret new FILE` makes one");
+ABSL_FLAG(int64_t, peer_message_bytes_max, int64_t{512} << 20,
+          "largest message of a proven daemon, bytes: a plan's inputs");
 ABSL_FLAG(bool, allow_plaintext_rail, false,
           "let lanes exchange gradients and weights, which is never encrypted, beyond loopback "
           "while daemons talk TLS");

@@ -259,6 +259,7 @@ AddressedMessages Coordinator::MakePlanAndTell() {
   for (const auto& [rank, registration] : job_->registrations) {
     *message.add_registrations() = registration;
   }
+  if (absl::Status fits = CheckPlanBytes(message); !fits.ok()) return Refuse(fits);
   absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(message);
   if (!inputs.ok()) return Refuse(WithReason(inputs.status(), "LAYOUT_INVALID"));
   job_->inputs = std::make_unique<scheduler::PlanInputs>(*std::move(inputs));
@@ -276,6 +277,17 @@ AddressedMessages Coordinator::MakePlanAndTell() {
   job_->wire = message;
   *out.emplace_back().message.mutable_plan() = std::move(message);
   return out;
+}
+
+absl::Status Coordinator::CheckPlanBytes(const v1::PlanInputs& inputs) const {
+  const auto bytes = static_cast<int64_t>(inputs.ByteSizeLong());
+  if (options_.nodes == 1 || bytes <= options_.peer_message_bytes_max) return absl::OkStatus();
+  return Error(absl::StatusCode::kResourceExhausted, "LAYOUT_TOO_LARGE",
+               Say("job '", Named("job", inputs.job()), "': what its ",
+                   Named("world_size", inputs.registrations_size()), " trainers register has ",
+                   Named("bytes", bytes), " bytes, at most ",
+                   Named("limit_bytes", options_.peer_message_bytes_max),
+                   " cross between daemons: a larger --peer_message_bytes_max, on all of them"));
 }
 
 AddressedMessages Coordinator::Refuse(const absl::Status& status) {

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -35,6 +36,8 @@ struct CoordinatorOptions {
   std::optional<scheduler::CostTable> costs;  // measured; nullopt: estimates
   scheduler::CostTable estimates;             // analytic, for this daemon's devices
   bool replan = false;                        // a job that goes on from a snapshot too
+  // Inputs of a plan that is for several nodes; they cross as one message.
+  int64_t peer_message_bytes_max = std::numeric_limits<int64_t>::max();
   std::chrono::milliseconds register_timeout{120'000};
   scheduler::CoordinatorOptions step;
   bool snapshots = false;  // there is a directory for them
@@ -183,6 +186,8 @@ class Coordinator {
                                       const v1::MemberMessage& message);
   AddressedMessages OnRendezvous(const v1::Rendezvous& rendezvous);
   AddressedMessages MakePlanAndTell();
+  // RESOURCE_EXHAUSTED (LAYOUT_TOO_LARGE): the other nodes would not take so much.
+  [[nodiscard]] absl::Status CheckPlanBytes(const v1::PlanInputs& inputs) const;
   // Measured anew, the same members would make another plan, whose kernels give other bits.
   [[nodiscard]] std::optional<v1::CostTable> CostsOfPlan() const;
   // Every waiting registration fails with `status`; the job can be registered anew.

@@ -410,6 +410,14 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
   if (request.has_refusals() && request.refusals() < session->refusals) return RefusalOf(*session);
   if (!checked.ok()) return checked.status();
   registration = std::move(checked->wire);
+  const int64_t bytes_max = options_.coordinator.peer_message_bytes_max;
+  if (options_.nodes > 1 && static_cast<int64_t>(registration.ByteSizeLong()) > bytes_max) {
+    return Error(absl::StatusCode::kResourceExhausted, "LAYOUT_TOO_LARGE",
+                 Say("what rank ", Named("rank", session->rank), " registers has ",
+                     Named("bytes", registration.ByteSizeLong()), " bytes, at most ",
+                     Named("limit_bytes", bytes_max),
+                     " cross between daemons: a larger --peer_message_bytes_max, on all of them"));
+  }
   if (job_->plan != nullptr && session->state == Session::State::kOpen) {
     absl::Status same = CheckReplacement(*session, registration);
     if (!same.ok()) return same;

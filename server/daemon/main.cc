@@ -106,6 +106,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.coordinator.costs = config.costs;
   options.coordinator.estimates = scheduler::CpuCosts(config.threads);
   options.coordinator.replan = config.replan;
+  options.coordinator.peer_message_bytes_max = config.peer_message_bytes_max;
   options.coordinator.register_timeout = config.register_timeout;
   options.coordinator.step.step_timeout = config.step_timeout;
   options.coordinator.step.lane_timeout = config.lane_timeout;
@@ -120,7 +121,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   return options;
 }
 
-PeerOptions PeerOptionsOf(const Config& config) {
+PeerOptions PeerOptionsOf(const Config& config, const std::string& secret) {
   PeerOptions options;
   options.node = config.node_rank;
   options.nodes = config.nodes;
@@ -133,6 +134,9 @@ PeerOptions PeerOptionsOf(const Config& config) {
   options.tls_ca_file = config.peer_tls_ca;
   options.tls_certificate_file = config.peer_tls_certificate;
   options.tls_key_file = config.peer_tls_key;
+  if (!secret.empty()) options.proofs.secret.emplace(secret);
+  options.proofs.tls_names = config.peer_tls_names;
+  options.message_bytes_max = config.peer_message_bytes_max;
   return options;
 }
 
@@ -350,7 +354,9 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
 
   std::unique_ptr<Peers> peers;
   if (config.nodes > 1) {
-    PeerOptions peer_options = PeerOptionsOf(config);
+    const absl::StatusOr<std::string> secret = config.ReadPeerSecret();
+    if (!secret.ok()) return secret.status();
+    PeerOptions peer_options = PeerOptionsOf(config, *secret);
     peer_options.epoch = epoch;
     peer_options.snapshots = snapshots.get();
     absl::StatusOr<std::unique_ptr<Peers>> started = Peers::Start(std::move(peer_options), daemon);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/daemon/errors.h"
 
 namespace dmuond::server {
@@ -62,6 +63,29 @@ absl::StatusOr<PeerCredentials> MakePeerCredentials(const TlsFiles& files, bool 
   channel.pem_cert_chain = *certificate;
   channel.pem_private_key = *key;
   return PeerCredentials{grpc::SslServerCredentials(server), grpc::SslCredentials(channel)};
+}
+
+std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address, int32_t node,
+                                         const PeerCredentials& credentials,
+                                         const PeerProofs& proofs) {
+  grpc::ChannelArguments arguments;
+  if (!proofs.tls_names.empty()) arguments.SetSslTargetNameOverride(proofs.tls_names[node]);
+  return grpc::CreateCustomChannel(address, credentials.channel, arguments);
+}
+
+absl::Status CheckNodeName(const grpc::AuthContext& caller, const std::vector<std::string>& names,
+                           int32_t node) {
+  if (names.empty()) return absl::OkStatus();
+  const bool known = node >= 0 && node < static_cast<int32_t>(names.size());
+  std::vector<std::string> has;
+  for (const grpc::string_ref& name : caller.FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME)) {
+    has.emplace_back(name.data(), name.size());
+    if (known && has.back() == names[node]) return absl::OkStatus();
+  }
+  return Error(absl::StatusCode::kUnauthenticated, "PEER_NOT_PROVEN",
+               Say("the certificate of who says it is node ", Named("node", node),
+                   " has the names '", Named("names", absl::StrJoin(has, ", ")), "', not '",
+                   Named("name", known ? names[node] : ""), "' (--peer_tls_names)"));
 }
 
 }  // namespace dmuond::server

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -23,7 +22,11 @@
 #include "server/daemon/errors.h"
 #include "server/daemon/log.h"
 #include "server/daemon/peer_credentials.h"
+#include "server/daemon/peer_handshake.h"
 #include "server/daemon/reflection.h"
+#include "server/daemon/state_calls.h"
+#include "server/daemon/stream_writer.h"
+#include "server/daemon/unproven_streams.h"
 #include "server/version.h"
 
 namespace dmuond::server {
@@ -38,52 +41,20 @@ constexpr std::chrono::milliseconds kHeartbeatEvery{1000};
 constexpr std::chrono::milliseconds kSilenceMax{5000};
 // What a member may take to show its directory: it is not watched before it has joined.
 constexpr std::chrono::milliseconds kShowMax{10'000};
-constexpr std::chrono::seconds kCallTimeout{60};
 constexpr size_t kReplyBytes = size_t{1} << 20;
+// What a stream that has proven nothing may take, and a connection that does nothing.
+constexpr std::chrono::milliseconds kUnprovenMax{5000};
+constexpr std::chrono::milliseconds kIdleConnectionMax{30'000};
+constexpr std::chrono::seconds kSayUnprovenEvery{10};
+// Beside the inputs of a plan, whose limit is `message_bytes_max`, in a message.
+constexpr int64_t kBesideBytesMax = int64_t{64} << 10;
 
-// One direction of a stream: messages queue here and a thread writes them, so that no caller
-// blocks.
-template <typename Message>
-class Writer {
- public:
-  explicit Writer(std::function<bool(const Message&)> write)
-      : write_(std::move(write)), thread_([this] { Run(); }) {}
-  ~Writer() {
-    {
-      MutexLock lock(mutex_);
-      stop_ = true;
-      changed_.NotifyAll();
-    }
-    thread_.join();
-  }
-  void Push(Message message) {
-    MutexLock lock(mutex_);
-    queue_.push_back(std::move(message));
-    changed_.NotifyAll();
-  }
-
- private:
-  void Run() {
-    for (;;) {
-      Message message;
-      {
-        MutexLock lock(mutex_);
-        while (queue_.empty() && !stop_) changed_.Wait(mutex_);
-        if (queue_.empty()) return;
-        message = std::move(queue_.front());
-        queue_.pop_front();
-      }
-      if (!write_(message)) return;  // the reader of the same stream sees its end
-    }
-  }
-
-  const std::function<bool(const Message&)> write_;
-  Mutex mutex_;
-  CondVar changed_;
-  bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
-  std::deque<Message> queue_ DMUOND_GUARDED_BY(mutex_);
-  std::thread thread_;
-};
+size_t UnprovenStreamsMax(int32_t nodes) { return 16 + 2 * static_cast<size_t>(nodes); }
+// Streams, a call of every trainer of nodes with 32 of them, and gRPC's own: more threads than
+// daemons ever keep busy, and a bound for strangers. A call beyond gets RESOURCE_EXHAUSTED.
+int ThreadsMax(int32_t nodes) {
+  return static_cast<int>(UnprovenStreamsMax(nodes)) + nodes + 64 + 32 * nodes;
+}
 
 uint64_t RandomBootId() {
   uint64_t id = 0;
@@ -101,7 +72,9 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       : options_(std::move(options)),
         daemon_(daemon),
         credentials_(std::move(credentials)),
-        boot_id_(RandomBootId()) {}
+        boot_id_(RandomBootId()),
+        calls_(options_.node, options_.nodes, options_.proofs, credentials_),
+        unproven_(UnprovenStreamsMax(options_.nodes), kUnprovenMax) {}
   ~GrpcPeers() override { Stop(); }
 
   absl::Status Listen() {
@@ -110,6 +83,13 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     int port = 0;
     builder.AddListeningPort(options_.listen, credentials_.server, &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                               static_cast<int>(kUnprovenMax.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                               static_cast<int>(kIdleConnectionMax.count()));
+    grpc::ResourceQuota quota("peers");
+    builder.SetResourceQuota(quota.SetMaxThreads(ThreadsMax(options_.nodes)));
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
@@ -134,9 +114,10 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
   // ---- PeerLinks ----
   void SendToMembers(std::optional<int32_t> node, const v1::CoordinatorMessage& message) override {
+    const SharedParts<v1::CoordinatorMessage> parts = ShareParts(message);
     MutexLock lock(mutex_);
     for (auto& [member, stream] : members_) {
-      if (!node.has_value() || *node == member) stream.writer->Push(message);
+      if (!node.has_value() || *node == member) stream.writer->Push(parts);
     }
   }
   void SendToCoordinator(const v1::MemberMessage& message) override {
@@ -156,45 +137,16 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
   absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
                                         size_t elements) override {
-    absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> stub = StubOf(node);
-    if (!stub.ok()) return stub.status();
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kCallTimeout);
-    auto reader = (*stub)->ReadState(&context, request);
-    StateTensor tensor(elements);
-    v1::ReadStateReply reply;
-    size_t received = 0;
-    while (reader->Read(&reply)) {
-      const auto first = static_cast<size_t>(reply.first_element());
-      const size_t count = reply.data().size() / sizeof(float);
-      if (first > elements || count > elements - first) {
-        context.TryCancel();
-        return absl::InternalError(absl::StrCat("node ", node, " sent state out of range"));
-      }
-      std::memcpy(tensor.data() + first, reply.data().data(), count * sizeof(float));
-      received += count;
-    }
-    const grpc::Status status = reader->Finish();
-    if (!status.ok()) return FromGrpc(status);
-    if (received != elements) {
-      return absl::InternalError(
-          absl::StrCat("node ", node, " sent ", received, " of ", elements, " elements"));
-    }
-    return tensor;
+    return calls_.ReadState(node, request, elements);
   }
   absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request) override {
-    absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> stub = StubOf(node);
-    if (!stub.ok()) return stub.status();
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kCallTimeout);
-    v1::WriteStateReply reply;
-    return FromGrpc((*stub)->WriteState(&context, request, &reply));
+    return calls_.WriteState(node, request);
   }
 
   // ---- Peer service ----
-  grpc::Status Join(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>* stream) override {
+  grpc::Status Join(grpc::ServerContext* context, MemberServerStream* stream) override {
+    std::optional<UnprovenStreams::Entry> unproven(
+        unproven_.Enter(steady_clock::now(), [context] { context->TryCancel(); }));
     v1::MemberMessage message;
     if (!stream->Read(&message) || !message.has_join()) {
       return ToGrpc(Error(absl::StatusCode::kInvalidArgument, "JOIN_INVALID",
@@ -205,36 +157,51 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
           Error(absl::StatusCode::kFailedPrecondition, "NOT_THE_COORDINATOR",
                 Say("this is node ", Named("node", options_.node), "; node 0 coordinates")));
     }
-    const scheduler::MemberInfo info = FromProto(message.join());
+    const v1::JoinRequest join = message.join();
+    // Before anything that it says is looked at, or anything is done for it.
+    if (absl::Status proven = ProveMember(options_.proofs, join, *context, *stream); !proven.ok()) {
+      SayUnproven(proven);
+      return ToGrpc(proven);
+    }
+    unproven.reset();
+    const scheduler::MemberInfo info = FromProto(join);
     const int32_t node = info.node.value();
-    const absl::Status admitted =
-        Admit(message.join(), context,
-              [&](const v1::DirectoryProof& proof) -> std::optional<v1::DirectoryAnswer> {
-                v1::CoordinatorMessage question;
-                *question.mutable_directory_proof() = proof;
-                if (!stream->Write(question)) return std::nullopt;
-                while (stream->Read(&message)) {  // its heart beats meanwhile
-                  if (message.has_directory_answer()) return message.directory_answer();
-                }
-                return std::nullopt;
-              });
+    const absl::Status admitted = Admit(
+        join, context, [&](const v1::DirectoryProof& proof) -> std::optional<v1::DirectoryAnswer> {
+          v1::CoordinatorMessage question;
+          *question.mutable_directory_proof() = proof;
+          if (!stream->Write(question)) return std::nullopt;
+          while (stream->Read(&message)) {  // its heart beats meanwhile
+            if (message.has_directory_answer()) return message.directory_answer();
+          }
+          return std::nullopt;
+        });
     const absl::Status joined = admitted.ok() ? Add(info, context, stream) : admitted;
     if (!joined.ok()) {
       log::Warn("a daemon may not join", {{"node", node}, {"what", joined}});
       return ToGrpc(joined);
     }
-    while (stream->Read(&message)) {
+    PartReader<v1::MemberMessage> parts(options_.message_bytes_max + kBesideBytesMax);
+    absl::StatusOr<bool> whole = true;
+    while (whole.ok() && stream->Read(&message)) {
       {
         MutexLock lock(mutex_);
         machine_->OnHeartbeat(steady_clock::now(), info.node);
       }
-      if (!message.has_heartbeat()) daemon_.OnMemberMessage(node, message);
+      whole = parts.Take(message);
+      if (whole.ok() && *whole && !message.has_heartbeat()) daemon_.OnMemberMessage(node, message);
     }
     Remove(info, context);
-    return grpc::Status::OK;
+    if (whole.ok()) return grpc::Status::OK;
+    log::Error("a daemon is shut out", {{"node", node}, {"what", whole.status()}});
+    return ToGrpc(whole.status());
   }
   grpc::Status ReadState(grpc::ServerContext* context, const v1::ReadStateRequest* request,
                          grpc::ServerWriter<v1::ReadStateReply>* writer) override {
+    if (absl::Status called = calls_.Check("ReadState", *request, *context); !called.ok()) {
+      SayUnproven(called);
+      return ToGrpc(called);
+    }
     absl::StatusOr<StateTensor> tensor =
         daemon_.ReadStateForPeer(*request, [context] { return context->IsCancelled(); });
     if (!tensor.ok()) return ToGrpc(tensor.status());
@@ -249,14 +216,19 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     }
     return grpc::Status::OK;
   }
-  grpc::Status WriteState(grpc::ServerContext* /*context*/, const v1::WriteStateRequest* request,
+  grpc::Status WriteState(grpc::ServerContext* context, const v1::WriteStateRequest* request,
                           v1::WriteStateReply* /*reply*/) override {
+    if (absl::Status called = calls_.Check("WriteState", *request, *context); !called.ok()) {
+      SayUnproven(called);
+      return ToGrpc(called);
+    }
     return ToGrpc(daemon_.WriteStateForPeer(*request));
   }
 
   // ---- Peers ----
   void Tick() override {
     const auto now = steady_clock::now();
+    unproven_.Tick(now);
     MutexLock turn(turns_);
     Effects effects;
     {
@@ -271,7 +243,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         beat.mutable_heartbeat()->set_counter(++beats_);
         to_coordinator_->Push(std::move(beat));
       }
-      if (joining_ != nullptr && to_coordinator_ != nullptr && now - heard_ >= kSilenceMax) {
+      if (joining_ != nullptr && heard_.has_value() && now - *heard_ >= kSilenceMax) {
         joining_->TryCancel();
       }
     }
@@ -283,6 +255,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       MutexLock lock(mutex_);
       if (stopped_) return;
       stopped_ = true;
+      calls_.Stop();
       if (joining_ != nullptr) joining_->TryCancel();
       for (auto& [node, stream] : members_) stream.context->TryCancel();
       changed_.NotifyAll();
@@ -292,6 +265,18 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
 
  private:
+  // Strangers do not fill the log.
+  void SayUnproven(const absl::Status& status) {
+    if (!absl::IsUnauthenticated(status)) return;
+    {
+      MutexLock lock(mutex_);
+      const auto now = steady_clock::now();
+      if (said_unproven_.has_value() && now - *said_unproven_ < kSayUnprovenEvery) return;
+      said_unproven_ = now;
+    }
+    log::Warn("somebody who is not proven calls", {{"what", status}});
+  }
+
   // Whether it may join: of this group, with this directory. A process that has joined before need
   // not show that again: a broken link is mended while the directory hangs. Who does show it may
   // hang with the directory, and nothing can end that: one thread for each node, not more.
@@ -325,7 +310,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
 
   absl::Status Add(const scheduler::MemberInfo& info, grpc::ServerContext* context,
-                   grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>* stream) {
+                   MemberServerStream* stream) {
     MutexLock turn(turns_);
     Effects effects;
     {
@@ -336,7 +321,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       auto actions = machine_->OnJoin(steady_clock::now(), info);
       if (!actions.ok()) return actions.status();
       members_[info.node.value()] = {
-          context, std::make_unique<Writer<v1::CoordinatorMessage>>(
+          context, std::make_unique<StreamWriter<v1::CoordinatorMessage>>(
                        [stream](const v1::CoordinatorMessage& m) { return stream->Write(m); })};
       effects = Take(*actions);
     }
@@ -345,7 +330,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
   void Remove(const scheduler::MemberInfo& info, const grpc::ServerContext* context) {
     MutexLock turn(turns_);
-    std::unique_ptr<Writer<v1::CoordinatorMessage>> writer;
+    std::unique_ptr<StreamWriter<v1::CoordinatorMessage>> writer;
     Effects effects;
     {
       MutexLock lock(mutex_);
@@ -362,7 +347,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
   struct MemberStream {
     grpc::ServerContext* context = nullptr;
-    std::unique_ptr<Writer<v1::CoordinatorMessage>> writer;
+    std::unique_ptr<StreamWriter<v1::CoordinatorMessage>> writer;
   };
   // A member that shows that it has this node's snapshot directory, before it joins.
   struct Showing {
@@ -402,6 +387,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     join.set_boot_id(self.boot_id);
     join.set_lane_memory_bytes(self.lane_memory_bytes);
     join.set_snapshots(options_.snapshots != nullptr);
+    if (options_.proofs.secret.has_value()) join.set_nonce(NewNonce());
     return join;
   }
 
@@ -411,10 +397,11 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       if (const auto* formed = std::get_if<scheduler::GroupFormed>(&action)) {
         v1::CoordinatorMessage message;
         message.mutable_join()->set_epoch(formed->epoch.value());
+        message.mutable_join()->set_nonce(NewNonce());
         for (const std::string& address : formed->peer_addresses) {
           message.mutable_join()->add_peer_addresses(address);
         }
-        addresses_ = formed->peer_addresses;
+        calls_.OnFormed(message.join());
         for (auto& [node, stream] : members_) stream.writer->Push(message);
         effects.formed = formed->epoch.value();
       } else if (const auto* broken = std::get_if<scheduler::GroupBroken>(&action)) {
@@ -442,19 +429,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     for (auto& [node, stream] : members_) stream.context->TryCancel();
   }
 
-  absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> StubOf(int32_t node) {
-    std::string address;
-    {
-      MutexLock lock(mutex_);
-      if (node < 0 || node >= static_cast<int32_t>(addresses_.size())) {
-        return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-                     Say("the group has not formed: node ", Named("node", node), " is not known"));
-      }
-      address = addresses_[node];
-    }
-    return v1::Peer::NewStub(grpc::CreateChannel(address, credentials_.channel));
-  }
-
   void JoinUntilStopped() {
     for (;;) {
       const std::string why = JoinOnce();
@@ -474,7 +448,8 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
   // One stream to the coordinator, from its opening to its end; says why it ended.
   std::string JoinOnce() {
-    auto stub = v1::Peer::NewStub(grpc::CreateChannel(options_.coordinator, credentials_.channel));
+    auto stub =
+        v1::Peer::NewStub(ChannelTo(options_.coordinator, 0, credentials_, options_.proofs));
     grpc::ClientContext context;
     {
       MutexLock lock(mutex_);
@@ -485,13 +460,16 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     v1::MemberMessage join;
     *join.mutable_join() = JoinRequest();
     bool formed = false;
-    if (stream->Write(join)) {
+    std::string unproven;
+    absl::StatusOr<bool> whole = true;
+    if (stream->Write(join) && BeginToListen() &&
+        ProveSelf(options_.proofs, join.join(), *stream, unproven)) {
       {
         MutexLock lock(mutex_);
-        heard_ = steady_clock::now();
-        to_coordinator_ = std::make_unique<Writer<v1::MemberMessage>>(
+        to_coordinator_ = std::make_unique<StreamWriter<v1::MemberMessage>>(
             [&stream](const v1::MemberMessage& m) { return stream->Write(m); });
       }
+      PartReader<v1::CoordinatorMessage> parts(options_.message_bytes_max + kBesideBytesMax);
       v1::CoordinatorMessage message;
       while (stream->Read(&message)) {
         {
@@ -501,12 +479,10 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
             not_joined_ =
                 "it has joined, and others have not: dmuonctl status on node 0 names them";
           }
-          if (message.has_join()) {
-            addresses_.assign(message.join().peer_addresses().begin(),
-                              message.join().peer_addresses().end());
-          }
         }
-        if (message.has_heartbeat()) continue;
+        whole = parts.Take(message);
+        if (!whole.ok()) break;
+        if (!*whole || message.has_heartbeat()) continue;
         if (message.has_directory_proof()) {
           v1::MemberMessage answer;
           *answer.mutable_directory_answer() =
@@ -517,6 +493,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         }
         if (message.has_join()) {
           formed = true;
+          calls_.OnFormed(message.join());
           {
             MutexLock lock(mutex_);
             not_joined_.clear();
@@ -527,29 +504,46 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         daemon_.OnCoordinatorMessage(message);
       }
     }
-    std::unique_ptr<Writer<v1::MemberMessage>> writer;
+    if (!unproven.empty() || !whole.ok()) context.TryCancel();
+    std::unique_ptr<StreamWriter<v1::MemberMessage>> writer;
     {
       MutexLock lock(mutex_);
       writer = std::move(to_coordinator_);
       joining_ = nullptr;
+      heard_.reset();
     }
     writer.reset();  // the stream has ended, and with it a write that waits
     const grpc::Status status = stream->Finish();
     std::string why = status.ok() ? "the coordinator closed the stream" : status.error_message();
-    const bool refused = !formed && (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
-                                     status.error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+    if (!unproven.empty()) why = unproven;
+    if (!whole.ok()) why = std::string(whole.status().message());
+    const bool refused =
+        !formed && (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+                    status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
+                    status.error_code() == grpc::StatusCode::UNAUTHENTICATED || !unproven.empty());
     if (formed) daemon_.OnCoordinatorGone(why);
     if (refused && refused_ != why) {
-      log::Error("the coordinator refuses this daemon", {{"what", why}});
+      log::Error(unproven.empty() ? "the coordinator refuses this daemon"
+                                  : "the coordinator is not proven",
+                 {{"what", why}});
     }
     refused_ = refused ? why : "";
     return why;
+  }
+
+  // From now on the coordinator must be heard of.
+  bool BeginToListen() {
+    MutexLock lock(mutex_);
+    heard_ = steady_clock::now();
+    return true;
   }
 
   PeerOptions options_;
   Daemon& daemon_;
   const PeerCredentials credentials_;
   const uint64_t boot_id_;
+  StateCalls calls_;
+  UnprovenStreams unproven_;
   std::unique_ptr<grpc::Server> server_;
 
   // Held from what the machine says until the daemon has done it: of two events, what comes of the
@@ -562,10 +556,11 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   std::map<int32_t, MemberStream> members_ DMUOND_GUARDED_BY(mutex_);              // node 0
   std::map<int32_t, uint64_t> have_shown_directory_ DMUOND_GUARDED_BY(mutex_);  // boot id by node
   std::map<int32_t, Showing> showing_ DMUOND_GUARDED_BY(mutex_);                // by node
-  std::vector<std::string> addresses_ DMUOND_GUARDED_BY(mutex_);                // by node
-  std::unique_ptr<Writer<v1::MemberMessage>> to_coordinator_ DMUOND_GUARDED_BY(mutex_);
+  std::unique_ptr<StreamWriter<v1::MemberMessage>> to_coordinator_ DMUOND_GUARDED_BY(mutex_);
   grpc::ClientContext* joining_ DMUOND_GUARDED_BY(mutex_) = nullptr;
-  steady_clock::time_point heard_ DMUOND_GUARDED_BY(mutex_);
+  // Other nodes: when something of the coordinator came last, since the request to join was sent.
+  std::optional<steady_clock::time_point> heard_ DMUOND_GUARDED_BY(mutex_);
+  std::optional<steady_clock::time_point> said_unproven_ DMUOND_GUARDED_BY(mutex_);
   steady_clock::time_point beaten_ DMUOND_GUARDED_BY(mutex_);
   uint64_t beats_ DMUOND_GUARDED_BY(mutex_) = 0;
   // Other nodes, until the group has formed: how the last attempt to join ended.

@@ -2,6 +2,10 @@
 // group when exactly `nodes` members have joined; every other node keeps one stream to it and joins
 // again after a cut. Any node serves ReadState and WriteState.
 //
+// Every end proves itself before it is listened to, on loopback too: a stream by peer_handshake.h,
+// the other calls by state_calls.h. Strangers hold a bounded number of threads, each for a bounded
+// time.
+//
 // Threads: one that joins (other nodes), one writer a stream; gRPC's for what comes in.
 #ifndef DMUOND_SERVER_DAEMON_PEERS_H_
 #define DMUOND_SERVER_DAEMON_PEERS_H_
@@ -16,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/daemon/daemon.h"
+#include "server/daemon/peer_credentials.h"
 
 namespace dmuond::server {
 
@@ -32,6 +37,8 @@ struct PeerOptions {
   std::string tls_ca_file;
   std::string tls_certificate_file;
   std::string tls_key_file;
+  PeerProofs proofs;
+  int64_t message_bytes_max = 0;          // of one message of a proven daemon
   uint32_t epoch = 0;                     // newest that this node knows
   storage::Storage* snapshots = nullptr;  // null: none are made
 };

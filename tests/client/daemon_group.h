@@ -4,7 +4,10 @@
 
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,10 +34,25 @@ inline std::string FreeAddress() {
   return absl::StrCat("127.0.0.1:", ntohs(at.sin_port));
 }
 
+// What every group of these tests proves itself by, in a file that ends with this process.
+inline constexpr char kGroupSecret[] = "a secret that every daemon of a test's group knows";
+inline const std::string& GroupSecretFile() {
+  static const struct File {
+    File() {
+      const wire::UniqueFd file(::mkstemp(path.data()));  // mode 0600
+      const bool written = ::write(file.get(), kGroupSecret, sizeof(kGroupSecret) - 1) > 0;
+      if (!written) std::abort();
+    }
+    ~File() { ::unlink(path.c_str()); }
+    std::string path = std::filesystem::temp_directory_path() / "dmuond-secret-XXXXXX";
+  } file;
+  return file.path;
+}
+
 // The flags of one of a group's daemons.
 inline std::vector<std::string> GroupFlags(int node, int nodes, const std::string& coordinator) {
   return {absl::StrCat("--nodes=", nodes), absl::StrCat("--node_rank=", node),
-          "--coordinator=" + coordinator,
+          "--coordinator=" + coordinator, "--peer_secret_file=" + GroupSecretFile(),
           "--peer_listen=" + (node == 0 ? coordinator : std::string("127.0.0.1:0"))};
 }
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from daemons import free_port, program
+from daemons import free_port, program, secret_file
 
 WORLD = 2
 FAULT_VARIABLES = ("DMUOND_FAULT_SOCKET", "DMUOND_FAULT_POINTS")
@@ -197,6 +197,7 @@ class Group:
                 f"--nodes={self.nodes}",
                 f"--coordinator={self.coordinator}",
                 f"--peer_listen={listen}",
+                f"--peer_secret_file={secret_file(self.loop.folder)}",
             ]
         with (self.loop.folder / f"daemon{node}.log").open("ab") as log:
             return self.loop.start("daemon", node, command, points, log)

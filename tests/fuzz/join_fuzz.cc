@@ -31,6 +31,7 @@ using testing::FakeMember;
 // Bits of the first byte.
 constexpr uint8_t kRightJoin = 1;  // what the input does not say of a JoinRequest is as it must be
 constexpr uint8_t kAnswersProof = 2;  // as a member with the same directory does
+constexpr uint8_t kIsStranger = 4;    // who does not know the group's secret
 // What a message is.
 constexpr uint8_t kReadState = 1;
 constexpr uint8_t kWriteState = 2;
@@ -99,7 +100,11 @@ class Target {
       join.MergeFrom(message.join());
       *message.mutable_join() = join;
     }
-    member.Send(message);
+    if ((flags & kIsStranger) == 0 && message.has_join()) {
+      member.Join(message.join());
+    } else {
+      member.Send(message);
+    }
     std::optional<v1::CoordinatorMessage> answer = member.Next();
     if (answer.has_value() && answer->has_directory_proof()) {
       ++reached["proofs"];

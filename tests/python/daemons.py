@@ -3,6 +3,7 @@
 import fnmatch
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -78,6 +79,15 @@ def is_ready(path: str) -> bool:
             return check(b"\x0a\x05ready", timeout=2) == b"\x08\x01"
         except grpc.RpcError:
             return False
+
+
+def secret_file(folder: Path) -> Path:
+    """The secret of the groups of one folder."""
+    path = folder / "peer-secret"
+    if not path.exists():
+        path.touch(0o600)
+        path.write_text(secrets.token_hex(32))
+    return path
 
 
 def free_port() -> int:
@@ -167,6 +177,7 @@ class Daemons:
                     f"--nodes={nodes}",
                     f"--coordinator={coordinator}",
                     f"--peer_listen={listen}",
+                    f"--peer_secret_file={secret_file(self._folder)}",
                 ]
             self.members.append(Daemon(self._folder, f"{base + node}", common + peers))
         for daemon in self.members[base:]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import dmuond
 import grpc
 import pytest
-from daemons import free_port, program
+from daemons import free_port, program, secret_file
 from test_core_client import scalars, two_matrices
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -116,14 +116,20 @@ def reflects(target: str) -> bool:
 
 
 @pytest.mark.parametrize("flag", ["true", "false"])
-def test_reflection_is_served_on_the_socket_alone_and_where_it_was_asked_for(daemons, flag):
+def test_reflection_is_served_on_the_socket_alone_and_where_it_was_asked_for(
+    daemons, flag, tmp_path
+):
     health, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
     address = daemons.start(1, 1, f"--reflection={flag}", f"--health_address={health}")[0]
     assert reflects(address) == (flag == "true")
     assert not reflects(health)
     # A daemon of a group that has not formed: its port for peers is open, and its socket.
     daemons.start_alone(
-        f"--reflection={flag}", "--nodes=2", "--node_rank=0", f"--coordinator={peer}"
+        f"--reflection={flag}",
+        "--nodes=2",
+        "--node_rank=0",
+        f"--coordinator={peer}",
+        f"--peer_secret_file={secret_file(tmp_path)}",
     )
     assert not reflects(peer)
 

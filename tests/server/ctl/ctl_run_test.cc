@@ -4,11 +4,14 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/client/daemon_group.h"
 #include "tests/client/daemon_process.h"
 #include "tests/server/ctl/ctl_process.h"
 
@@ -48,6 +51,42 @@ TEST(CtlRunTest, ItsDaemonTakesAConfigFile) {
   const CtlResult wrong = RunCtl({"run", "--config=" + directory + "/none", "--", "true"});
   EXPECT_EQ(wrong.code, 1);
   EXPECT_THAT(wrong.errors, HasSubstr(directory + "/none"));
+  fs::remove_all(directory);
+}
+
+// Where both see one directory, as on one machine or in a home that nodes share.
+TEST(CtlRunTest, DaemonsOfAGroupMakeTheirSecretOnceAndProveThemselvesByIt) {
+  std::string directory = fs::temp_directory_path() / "dmuonctl-run-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  const std::string secret = directory + "/secret";
+  const std::string coordinator = FreeAddress();
+  std::unique_ptr<ChildProcess> runs[2];
+  for (const int node : {0, 1}) {
+    const std::string config = absl::StrCat(directory, "/", node);
+    std::ofstream(config) << "nodes: 2 node_rank: " << node << " threads: 1 coordinator: '"
+                          << coordinator << "'\n";
+    auto run = ChildProcess::Start(
+        "dmuonctl", {"run", "--config=" + config, "--peer_secret_file=" + secret, "--", "true"},
+        directory + "/output");
+    ASSERT_TRUE(run.ok()) << run.status();
+    runs[node] = *std::move(run);
+  }
+  for (const auto& run : runs) {
+    EXPECT_EQ(run->Wait(std::chrono::seconds(30)), 0) << ReadFile(directory + "/output");
+  }
+  const std::string first = ReadFile(secret);
+  EXPECT_EQ(first.size(), 65);
+  const CtlResult again = RunCtl({"secret", "new", secret});
+  EXPECT_EQ(again.code, 1);
+  EXPECT_THAT(again.errors, AllOf(HasSubstr(secret), HasSubstr("is there already")));
+  EXPECT_EQ(ReadFile(secret), first);
+  const CtlResult other = RunCtl({"secret", "new", secret + ".2"});
+  EXPECT_EQ(other.code, 0) << other.errors;
+  EXPECT_NE(ReadFile(secret + ".2"), first);
+  for (const std::string& path : {secret, secret + ".2"}) {
+    EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  }
+  EXPECT_EQ(RunCtl({"secret"}).code, 2);
   fs::remove_all(directory);
 }
 

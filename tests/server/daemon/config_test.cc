@@ -39,9 +39,19 @@ class ScopedVariable {
   const char* name_;
 };
 
+// Without a secret there is no group of several nodes.
+std::string SecretFile() {
+  static const TempDir dir;
+  const std::string path = dir / "secret";
+  WriteFile(path, std::string(64, 's'));
+  EXPECT_EQ(::chmod(path.c_str(), 0600), 0);
+  return path;
+}
+
 absl::StatusOr<Config> Load(std::vector<std::string> arguments) {
   const absl::FlagSaver saver;
-  arguments.insert(arguments.begin(), {"dmuond", "--lane_binary=/bin/true"});
+  arguments.insert(arguments.begin(),
+                   {"dmuond", "--lane_binary=/bin/true", "--peer_secret_file=" + SecretFile()});
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
@@ -205,6 +215,46 @@ TEST(ConfigTest, TlsFilesGoTogetherAndMustBeReadable) {
   EXPECT_THAT(Mistake(missing), HasSubstr("--peer_tls_key=/nowhere/key"));
 }
 
+// On loopback too, where every user of the machine comes.
+TEST(ConfigTest, DaemonsOfAGroupProveThemselvesByASecretOrByNamesInCertificates) {
+  const TempDir dir;
+  for (const char* name : {"ca", "crt", "key"}) WriteFile(dir / name, "PEM");
+  const auto with = [&](std::vector<std::string> arguments, bool tls) {
+    arguments.insert(arguments.begin(), {"--nodes=2", "--coordinator=127.0.0.1:7077"});
+    if (!tls) return arguments;
+    arguments.insert(arguments.end(),
+                     {"--peer_tls_ca=" + (dir / "ca"), "--peer_tls_certificate=" + (dir / "crt"),
+                      "--peer_tls_key=" + (dir / "key")});
+    return arguments;
+  };
+  EXPECT_THAT(Mistake(with({"--peer_secret_file="}, false)),
+              AllOf(HasSubstr("--peer_secret_file= "), HasSubstr("dmuonctl secret new FILE")));
+  EXPECT_THAT(Mistake(with({"--peer_secret_file=", "--allow_plaintext_peers"}, false)),
+              HasSubstr("dmuonctl secret new FILE"));
+  EXPECT_THAT(Mistake(with({"--peer_secret_file="}, true)),
+              AllOf(HasSubstr("--peer_tls_names"), HasSubstr("dmuonctl secret new FILE")));
+  EXPECT_THAT(LoadOk(with({"--peer_secret_file=", "--peer_tls_names=node{rank}.cluster"}, true))
+                  .peer_tls_names,
+              ElementsAre("node0.cluster", "node1.cluster"));
+  EXPECT_THAT(LoadOk(with({"--peer_tls_names=a,10.0.0.2"}, true)).peer_tls_names,
+              ElementsAre("a", "10.0.0.2"));
+  EXPECT_THAT(Mistake(with({"--peer_tls_names=a,b"}, false)), HasSubstr("--peer_tls_ files"));
+  EXPECT_THAT(Mistake(with({"--peer_tls_names=a,b,c"}, true)), HasSubstr("3 names for 2 nodes"));
+  EXPECT_THAT(Mistake(with({"--peer_tls_names=a,a"}, true)), HasSubstr("'a'"));
+  EXPECT_THAT(Mistake(with({"--peer_tls_names=*.a,b"}, true)), HasSubstr("wildcards"));
+
+  const std::string secret = dir / "secret";
+  WriteFile(secret, std::string(64, 'f') + "\n");
+  ASSERT_EQ(::chmod(secret.c_str(), 0640), 0);
+  const std::string flag = "--peer_secret_file=" + secret;
+  EXPECT_EQ(*LoadOk(with({flag}, false)).ReadPeerSecret(), std::string(64, 'f'));
+  ASSERT_EQ(::chmod(secret.c_str(), 0604), 0);
+  EXPECT_THAT(Mistake({flag}), HasSubstr("open to everybody"));
+  ASSERT_EQ(::chmod(secret.c_str(), 0600), 0);
+  WriteFile(secret, "hunter2");
+  EXPECT_THAT(Mistake({flag}), AllOf(HasSubstr("7 characters"), HasSubstr("at least 32")));
+}
+
 TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
   const std::map<std::string, std::string> wrong = {
       {"--devices=cpu", ""},
@@ -234,6 +284,8 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--lane_binary=/bin", "no program"},
       {"--snapshot_dir=/proc/nowhere", "cannot be written"},
       {"--token_file=/nowhere/token", "cannot be read"},
+      {"--peer_secret_file=/nowhere/secret", "cannot be read"},
+      {"--peer_message_bytes_max=1000", "is not between"},
       {"--config=/nowhere/config", "cannot be read"},
       {"--config=/tmp", "is a directory"},
   };

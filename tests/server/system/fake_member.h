@@ -11,7 +11,9 @@
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "server/daemon/errors.h"
+#include "server/daemon/peer_secret.h"
 #include "server/version.h"
+#include "tests/client/daemon_group.h"
 
 namespace dmuond::testing {
 
@@ -39,11 +41,21 @@ class FakeMember {
     join.set_boot_id(42);
     return join;
   }
+  // As a daemon that knows the group's secret; what the coordinator says to it is read next.
   void Join(const v1::JoinRequest& join) {
     v1::MemberMessage message;
     *message.mutable_join() = join;
+    if (join.nonce().empty()) message.mutable_join()->set_nonce(server::NewNonce());
+    v1::CoordinatorMessage question;
+    if (!stream_->Write(message) || !stream_->Read(&question)) return;
+    const server::PeerSecret secret(kGroupSecret);
+    proven_ = secret.CheckChallenge(message.join(), question.peer_challenge());
+    const v1::PeerAnswer answer = secret.Answer(message.join(), question.peer_challenge());
+    *message.mutable_peer_answer() = answer;
     stream_->Write(message);
   }
+  // Whether the coordinator has proven itself.
+  [[nodiscard]] bool proven() const { return proven_; }
   void Send(const v1::MemberMessage& message) { stream_->Write(message); }
   // Nothing more is said: the coordinator ends the stream after what was.
   void Leave() { stream_->WritesDone(); }
@@ -64,6 +76,7 @@ class FakeMember {
 
  private:
   grpc::ClientContext context_;
+  bool proven_ = false;
   std::unique_ptr<v1::Peer::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>> stream_;
 };

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "dmuond/client/session.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -259,6 +260,55 @@ TEST_F(GroupInputTest, ANodeWithoutTrainersTakesPart) {
   const auto outcome = (*session)->Step({.groups = {{.learning_rate = 0.1}}});
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->kind, client::Outcome::Kind::kCommitted);
+}
+
+// Names of the greatest length: over 4 MiB of inputs to the plan, which is what gRPC takes from
+// anybody, with little to plan.
+client::Layout LongNames(int32_t world, int parameters) {
+  client::LayoutBuilder builder(world);
+  builder.AddGroup({.preset = "torch"});
+  for (int i = 0; i < parameters; ++i) {
+    std::string name = absl::StrCat("p", i, ".");
+    name.resize(1000, 'x');
+    builder.Add({.name = name,
+                 .shape = {4},
+                 .route = client::Route::kAdamW,
+                 .contribution = client::Contribution::kSame,
+                 .reduce_factor = 1});
+  }
+  return *builder.Build();
+}
+
+TEST_F(GroupInputTest, APlanOfManyMebibytesOfInputsIsMadeAndTrains) {
+  constexpr int32_t kWorld = 2;
+  OnEveryRank(kWorld, [&](int32_t rank) {
+    auto session = Open(rank, rank, kWorld);
+    ASSERT_TRUE(session.ok()) << session.status();
+    const auto registered = (*session)->Register(LongNames(kWorld, 2300));
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    ASSERT_TRUE((*session)->Attach().ok());
+    ASSERT_TRUE((*session)->Push().ok());
+    const auto outcome =
+        (*session)->Step({.groups = {{.learning_rate = 0.1, .momentum = 0.95, .beta2 = 0.999}}});
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->kind, client::Outcome::Kind::kCommitted);
+    EXPECT_TRUE((*session)->Close().ok());
+  });
+}
+
+TEST(PlanBytesTest, ALayoutBeyondWhatDaemonsTakeFromEachOtherIsRefusedWithBothValues) {
+  auto group = StartGroup(2, "cpu:1", {"--threads=1", "--peer_message_bytes_max=1048576"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  OnEveryRank(2, [&](int32_t rank) {
+    auto session =
+        Session::Open({.address = (*group)[rank]->address(), .rank = rank, .world_size = 2});
+    ASSERT_TRUE(session.ok()) << session.status();
+    // One rank's fits, both together do not.
+    ExpectRefused((*session)->Register(LongNames(2, 700)).status(),
+                  {StatusCode::kResourceExhausted, "LAYOUT_TOO_LARGE", {"at most 1048576"}});
+    ExpectRefused((*session)->Register(LongNames(2, 1100)).status(),
+                  {StatusCode::kResourceExhausted, "LAYOUT_TOO_LARGE", {"rank", "1048576"}});
+  });
 }
 
 }  // namespace

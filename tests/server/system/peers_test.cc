@@ -4,8 +4,11 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -133,36 +136,51 @@ class Certificates {
     std::string pattern = fs::temp_directory_path() / "dmuond-tls-XXXXXX";
     if (::mkdtemp(pattern.data()) == nullptr) std::abort();
     directory_ = pattern;
-    constexpr char kNewKey[] = " -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
     for (const char* authority : {"ours", "theirs"}) {
       const std::string name = absl::StrCat(directory_, "/", authority);
       Run(absl::StrCat("req -x509 -days 1 -subj /CN=", authority, kNewKey, "-keyout ", name,
                        "-ca.key -out ", name, "-ca.pem"));
-      Run(absl::StrCat("req -subj /CN=dmuond", kNewKey, "-keyout ", name, ".key -out ", name,
-                       ".csr"));
-      Run(absl::StrCat("x509 -req -days 1 -in ", name, ".csr -CA ", name, "-ca.pem -CAkey ", name,
-                       "-ca.key -CAcreateserial -out ", name, ".pem -extfile ", AddressFile()));
+      Issue(authority, authority, "IP:127.0.0.1");
     }
+  }
+  // A certificate of "ours" with another name.
+  void IssueNamed(const std::string& file, const std::string& dns_name) const {
+    Issue("ours", file, "DNS:" + dns_name);
   }
   ~Certificates() { fs::remove_all(directory_); }
   Certificates(const Certificates&) = delete;
   Certificates& operator=(const Certificates&) = delete;
 
-  [[nodiscard]] std::vector<std::string> Flags(const std::string& authority,
+  [[nodiscard]] std::vector<std::string> Flags(const std::string& certificate,
                                                const std::string& trusted) const {
     return {"--peer_tls_ca=" + directory_ + "/" + trusted + "-ca.pem",
-            "--peer_tls_certificate=" + directory_ + "/" + authority + ".pem",
-            "--peer_tls_key=" + directory_ + "/" + authority + ".key"};
+            "--peer_tls_certificate=" + directory_ + "/" + certificate + ".pem",
+            "--peer_tls_key=" + directory_ + "/" + certificate + ".key"};
+  }
+  // The same without a secret: names are the proof.
+  [[nodiscard]] std::vector<std::string> NamedFlags(const std::string& certificate) const {
+    std::vector<std::string> flags = Flags(certificate, "ours");
+    flags.insert(flags.end(), {"--peer_tls_names=node{rank}.cluster", "--peer_secret_file="});
+    return flags;
+  }
+  [[nodiscard]] std::string Read(const std::string& file) const {
+    std::ifstream in(directory_ + "/" + file);
+    return {std::istreambuf_iterator<char>(in), {}};
   }
 
  private:
+  static constexpr char kNewKey[] = " -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
+  void Issue(const std::string& authority, const std::string& file, const std::string& name) const {
+    const std::string path = absl::StrCat(directory_, "/", file);
+    const std::string by = absl::StrCat(directory_, "/", authority);
+    std::ofstream(path + ".name") << "subjectAltName=" << name << "\n";
+    Run(absl::StrCat("req -subj /CN=dmuond", kNewKey, "-keyout ", path, ".key -out ", path,
+                     ".csr"));
+    Run(absl::StrCat("x509 -req -days 1 -in ", path, ".csr -CA ", by, "-ca.pem -CAkey ", by,
+                     "-ca.key -CAcreateserial -out ", path, ".pem -extfile ", path, ".name"));
+  }
   static void Run(const std::string& arguments) {
     ASSERT_EQ(std::system(("openssl " + arguments + " >/dev/null 2>&1").c_str()), 0) << arguments;
-  }
-  std::string AddressFile() const {
-    std::string path = directory_ + "/address";
-    EXPECT_EQ(std::system(("echo subjectAltName=IP:127.0.0.1 > " + path).c_str()), 0);
-    return path;
   }
   std::string directory_;
 };
@@ -225,6 +243,93 @@ TEST_F(MutualTlsTest, ACallerWithoutCertificateGetsNothing) {
     const auto stub = v1::Peer::NewStub(grpc::CreateChannel(address, credentials));
     const grpc::Status status = stub->WriteState(&context, v1::WriteStateRequest(), &reply);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  }
+}
+
+// Without a secret: every certificate of the authority could be any node, if nobody looked at
+// names.
+TEST_F(MutualTlsTest, ACertificateWithTheNodesNameIsAProofAndAnotherOfItsAuthorityIsNone) {
+  for (const char* name : {"node0", "node1", "other"}) {
+    certificates_.IssueNamed(name, absl::StrCat(name, ".cluster"));
+  }
+  const std::string address = FreeAddress();
+  auto coordinator = DaemonProcess::Start(
+      {.flags = Joined(GroupFlags(0, 2, address), certificates_.NamedFlags("node0")),
+       .wait_for = "live"});
+  ASSERT_TRUE(coordinator.ok()) << coordinator.status();
+  const auto expect_in_log = [](const DaemonProcess& daemon, const std::string& text) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (daemon.Log().find(text) == std::string::npos) {
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << daemon.Log();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // between two looks
+    }
+  };
+  const auto start_member = [&](const std::string& at, const std::string& certificate) {
+    auto member = DaemonProcess::Start(
+        {.flags = Joined(GroupFlags(1, 2, at), certificates_.NamedFlags(certificate)),
+         .wait_for = "live"});
+    EXPECT_TRUE(member.ok()) << member.status();
+    return *std::move(member);
+  };
+  {
+    const auto other = start_member(address, "other");
+    expect_in_log(*other, "'other.cluster', not 'node1.cluster'");
+  }
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = certificates_.Read("ours-ca.pem");
+  options.pem_cert_chain = certificates_.Read("other.pem");
+  options.pem_private_key = certificates_.Read("other.key");
+  grpc::ChannelArguments arguments;
+  arguments.SetSslTargetNameOverride("node0.cluster");
+  const auto stub = v1::Peer::NewStub(
+      grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments));
+  grpc::ClientContext context;
+  v1::WriteStateRequest request;
+  request.mutable_proof()->set_node(1);
+  v1::WriteStateReply reply;
+  EXPECT_EQ(stub->WriteState(&context, request, &reply).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+
+  DaemonGroup group;
+  group.push_back(*std::move(coordinator));
+  group.push_back(start_member(address, "node1"));
+  for (const auto& daemon : group) {
+    const absl::Status ready = daemon->WaitServing("ready", std::chrono::seconds(20));
+    ASSERT_TRUE(ready.ok()) << ready;
+  }
+  const auto pulled = TrainOn(group);  // reads and writes state of both nodes
+  EXPECT_EQ(pulled[0], pulled[1]);
+
+  // Nor does a member believe a coordinator with another name.
+  const std::string elsewhere = FreeAddress();
+  auto false_one = DaemonProcess::Start(
+      {.flags = Joined(GroupFlags(0, 2, elsewhere), certificates_.NamedFlags("other")),
+       .wait_for = "live"});
+  ASSERT_TRUE(false_one.ok()) << false_one.status();
+  const auto member = start_member(elsewhere, "node1");
+  EXPECT_FALSE(member->WaitServing("ready", std::chrono::milliseconds(500)).ok());
+}
+
+// More than gRPC takes in one message, for a unit that one rank's node does not own.
+TEST(StateAcrossNodesTest, ATensorOfManyMebibytesIsPushedToWhoOwnsIt) {
+  auto group = StartGroup(2, "cpu:1", {"--threads=1"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  for (int node = 0; node < 2; ++node) {  // neither owns what it pushes, in one of both
+    auto session = Session::Open({.address = (*group)[node]->address()});
+    ASSERT_TRUE(session.ok()) << session.status();
+    LayoutBuilder builder(1);
+    builder.AddGroup({.preset = "torch"});
+    builder.Add({.name = "matrix", .shape = {1100, 1200}});
+    ASSERT_TRUE((*session)->Register(*builder.Build()).ok());
+    ASSERT_TRUE((*session)->Attach().ok());
+    ASSERT_TRUE((*session)->Push().ok());
+    std::vector<float> momentum(1100 * 1200);
+    FillWith(momentum, 5);
+    const absl::Status loaded =
+        (*session)->PushState({{.parameter = 0, .kind = StateKind::kMomentum, .values = momentum}});
+    ASSERT_TRUE(loaded.ok()) << loaded;
+    EXPECT_EQ((*session)->Pull(0, StateKind::kMomentum).value(), momentum);
+    EXPECT_TRUE((*session)->Close().ok());
   }
 }
 

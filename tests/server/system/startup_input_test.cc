@@ -21,6 +21,7 @@
 #include "dmuond/wire/unique_fd.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/client/daemon_group.h"
 #include "tests/client/daemon_process.h"
 
 namespace dmuond::testing {
@@ -135,8 +136,7 @@ TEST_F(StartupInputTest, APortThatIsTakenIsNamed) {
   EXPECT_EQ(ended.code, kExitRefused);
   EXPECT_THAT(ended.output, AllOf(HasSubstr("health"), HasSubstr(port.address())));
   fs::remove(directory_ / "log");
-  ended = Run({"--nodes=2", "--node_rank=0", "--coordinator=" + port.address(),
-               "--peer_listen=" + port.address()});
+  ended = Run(GroupFlags(0, 2, port.address()));
   EXPECT_EQ(ended.code, kExitRefused);
   EXPECT_THAT(ended.output, AllOf(HasSubstr("taken"), HasSubstr(port.address())));
 }
@@ -192,6 +192,14 @@ TEST_F(StartupInputTest, PlaintextBeyondLoopbackIsRefused) {
   EXPECT_NE(ended.code, 0);
   EXPECT_NE(ended.code, -1) << "it runs";
   EXPECT_THAT(ended.output, HasSubstr("192.0.2.1"));
+}
+
+// Loopback is open to every user of the machine.
+TEST_F(StartupInputTest, AGroupWhoseDaemonsProveNothingIsRefusedWithTheRemedy) {
+  const Ended ended = Run({"--nodes=2", "--node_rank=0", "--coordinator=127.0.0.1:7000"});
+  EXPECT_EQ(ended.code, kExitConfig);
+  EXPECT_THAT(ended.output,
+              AllOf(HasSubstr("--peer_secret_file="), HasSubstr("dmuonctl secret new FILE")));
 }
 
 // As one does whose file server is gone. Here it reads a pipe that nobody writes to.

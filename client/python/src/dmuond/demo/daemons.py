@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -51,7 +52,9 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _flags(node: int, nodes: int, lanes: int, path: Path, coordinator: str) -> list[str]:
+def _flags(
+    node: int, nodes: int, lanes: int, path: Path, coordinator: str, secret: Path
+) -> list[str]:
     flags = [f"--devices=cpu:{lanes}", "--threads=1", f"--socket={path}"]
     if nodes > 1:
         listen = coordinator if node == 0 else "127.0.0.1:0"
@@ -60,6 +63,7 @@ def _flags(node: int, nodes: int, lanes: int, path: Path, coordinator: str) -> l
             f"--nodes={nodes}",
             f"--coordinator={coordinator}",
             f"--peer_listen={listen}",
+            f"--peer_secret_file={secret}",
         ]
     return flags
 
@@ -72,12 +76,15 @@ class Group:
     ) -> None:
         program = find_program("dmuond")
         coordinator = f"127.0.0.1:{_free_port()}"
+        secret = folder / "peer-secret"
+        secret.touch(0o600)
+        secret.write_text(secrets.token_hex(32))
         self._logs = logs
         self._paths = [folder / f"{node}.sock" for node in range(nodes)]
         self._commands = [
             [
                 program,
-                *_flags(node, nodes, lanes, path, coordinator),
+                *_flags(node, nodes, lanes, path, coordinator, secret),
                 f"--snapshot_dir={folder / 'snapshots'}",
                 f"--snapshot_every_steps={snapshot_every}",
             ]

@@ -1,0 +1,235 @@
+// What daemons prove to each other, and what of it nobody else can use; parts of large messages;
+// how many strangers there may be.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/reason.h"
+#include "server/daemon/message_parts.h"
+#include "server/daemon/peer_calls.h"
+#include "server/daemon/peer_secret.h"
+#include "server/daemon/unproven_streams.h"
+
+namespace dmuond::server {
+namespace {
+
+using scheduler::ReasonOf;
+using ::testing::ElementsAre;
+
+const PeerSecret kOurs("the group's secret");
+const PeerSecret kAnother("another secret");
+
+v1::JoinRequest JoinOf(int32_t node) {
+  v1::JoinRequest join;
+  join.set_node(node);
+  join.set_nodes(3);
+  join.set_nonce(NewNonce());
+  return join;
+}
+
+TEST(PeerSecretTest, ProofsAreHmacSha256OverLabelAndPartsWithTheirLengths) {
+  // Python: hmac.new(b"key", struct.pack("<Q", 5) + b"label" + struct.pack("<Q", 2) + b"ab" +
+  //         struct.pack("<Q", 0), "sha256").hexdigest()
+  const std::string proof = PeerSecret("key").Prove("label", {"ab", ""});
+  std::string hex;
+  for (const unsigned char c : proof) hex += absl::StrCat(absl::Hex(c, absl::kZeroPad2));
+  EXPECT_EQ(hex, "323ff1c70172175d0cf62e3e974c28b2b065c8d84161a3c7059ca27e6528d394");
+  EXPECT_NE(PeerSecret("key").Prove("label", {"a", "b"}), proof);
+}
+
+TEST(PeerSecretTest, BothEndsOfAStreamProveThatTheyKnowTheSecret) {
+  const v1::JoinRequest join = JoinOf(1);
+  const v1::PeerChallenge challenge = kOurs.Challenge(join);
+  EXPECT_TRUE(kOurs.CheckChallenge(join, challenge));
+  EXPECT_TRUE(kOurs.CheckAnswer(join, challenge, kOurs.Answer(join, challenge)));
+  EXPECT_FALSE(kAnother.CheckChallenge(join, challenge));
+  EXPECT_FALSE(kOurs.CheckAnswer(join, challenge, kAnother.Answer(join, challenge)));
+  EXPECT_FALSE(kOurs.CheckAnswer(join, challenge, v1::PeerAnswer()));
+  EXPECT_FALSE(kOurs.CheckChallenge(join, v1::PeerChallenge()));
+}
+
+TEST(PeerSecretTest, AProofIsOfNoUseToTheOtherEndElsewhereOrAgain) {
+  const v1::JoinRequest join = JoinOf(1);
+  const v1::PeerChallenge challenge = kOurs.Challenge(join);
+  const v1::PeerAnswer answer = kOurs.Answer(join, challenge);
+  v1::PeerAnswer reflected;  // who does not know the secret sends back what it was sent
+  reflected.set_proof(challenge.proof());
+  EXPECT_FALSE(kOurs.CheckAnswer(join, challenge, reflected));
+  v1::PeerChallenge turned = challenge;
+  turned.set_proof(answer.proof());
+  EXPECT_FALSE(kOurs.CheckChallenge(join, turned));
+
+  EXPECT_FALSE(kOurs.CheckAnswer(join, kOurs.Challenge(join), answer)) << "a later stream";
+  EXPECT_FALSE(kOurs.CheckChallenge(JoinOf(1), challenge)) << "a later stream";
+  v1::JoinRequest changed = join;
+  changed.set_node(2);
+  EXPECT_FALSE(kOurs.CheckAnswer(changed, challenge, answer)) << "another node";
+  changed = join;
+  changed.set_epoch(7);
+  EXPECT_FALSE(kOurs.CheckAnswer(changed, challenge, answer)) << "another epoch";
+}
+
+class PeerCallsTest : public ::testing::Test {
+ protected:
+  PeerCallsTest() {
+    for (PeerCalls* node : {&first_, &second_, &third_}) node->OnFormed(4, "nonce of the group");
+  }
+  static v1::ReadStateRequest Read(int32_t unit = 3) {
+    v1::ReadStateRequest request;
+    request.set_unit(unit);
+    return request;
+  }
+  PeerCalls first_{0, 3, kOurs};
+  PeerCalls second_{1, 3, kOurs};
+  PeerCalls third_{2, 3, kOurs};
+};
+
+TEST_F(PeerCallsTest, AnotherNodeOfTheGroupMayCallAndKnowsTheAnswer) {
+  v1::ReadStateRequest request = Read();
+  const std::string awaited = first_.Prove("ReadState", 1, request);
+  EXPECT_TRUE(second_.Check("ReadState", request).ok());
+  EXPECT_EQ(second_.ReplyProof(request.proof()), awaited);
+  EXPECT_NE(PeerCalls(1, 3, kAnother).ReplyProof(request.proof()), awaited);
+}
+
+TEST_F(PeerCallsTest, AProofIsForOneCallToOneNodeOnceInOneGroup) {
+  const auto expect_refused = [](PeerCalls& callee, const char* method,
+                                 const v1::ReadStateRequest& request, const std::string& why) {
+    const absl::Status status = callee.Check(method, request);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << why;
+    EXPECT_EQ(ReasonOf(status), "PEER_NOT_PROVEN") << why;
+  };
+  expect_refused(second_, "ReadState", Read(), "no proof");
+  v1::ReadStateRequest request = Read();
+  (void)first_.Prove("ReadState", 1, request);
+  expect_refused(third_, "ReadState", request, "to another node");
+  expect_refused(second_, "WriteState", request, "another call");
+  v1::ReadStateRequest changed = request;
+  changed.set_unit(4);
+  expect_refused(second_, "ReadState", changed, "another unit");
+  changed = request;
+  changed.mutable_proof()->set_counter(9);
+  expect_refused(second_, "ReadState", changed, "another counter");
+  changed = request;
+  changed.mutable_proof()->set_node(2);
+  expect_refused(second_, "ReadState", changed, "in another node's name");
+  changed.mutable_proof()->set_node(1);
+  expect_refused(second_, "ReadState", changed, "in its own name");
+  v1::ReadStateRequest strange = Read();
+  PeerCalls stranger(0, 3, kAnother);
+  stranger.OnFormed(4, "nonce of the group");
+  (void)stranger.Prove("ReadState", 1, strange);
+  expect_refused(second_, "ReadState", strange, "another secret");
+
+  EXPECT_TRUE(second_.Check("ReadState", request).ok());
+  expect_refused(second_, "ReadState", request, "again");
+  second_.OnFormed(4, "nonce of the group after everybody has been started anew");
+  expect_refused(second_, "ReadState", request, "in a later group of the same epoch");
+}
+
+TEST_F(PeerCallsTest, WhoHasNotHeardYetThatTheGroupHasFormedAnewIsToldToCallAgain) {
+  first_.OnFormed(5, "next");
+  v1::ReadStateRequest request = Read();
+  (void)first_.Prove("ReadState", 1, request);
+  const absl::Status status = second_.Check("ReadState", request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(status), "PEER_EPOCH_DIFFERS");
+  second_.OnFormed(5, "next");
+  EXPECT_TRUE(second_.Check("ReadState", request).ok());
+}
+
+TEST_F(PeerCallsTest, ConcurrentCallsMayOvertakeEachOther) {
+  UsedCounters used;
+  for (const uint64_t counter : {3U, 1U, 2U, 5U, 4U}) EXPECT_TRUE(used.Use(counter));
+  for (const uint64_t counter : {0U, 1U, 2U, 3U, 4U, 5U}) EXPECT_FALSE(used.Use(counter));
+  constexpr uint64_t kFar = 5 + 2 * UsedCounters::kWindow;
+  EXPECT_TRUE(used.Use(kFar));
+  EXPECT_FALSE(used.Use(kFar));
+  EXPECT_TRUE(used.Use(kFar - UsedCounters::kWindow + 1));
+  EXPECT_FALSE(used.Use(kFar - UsedCounters::kWindow)) << "it may have been used";
+  EXPECT_TRUE(used.Use(kFar + 1));
+  EXPECT_FALSE(used.Use(kFar + 1));
+}
+
+// ---- parts of messages ----
+
+v1::MemberMessage Large(size_t bytes) {
+  v1::MemberMessage message;
+  message.mutable_rank_gone()->set_detail(std::string(bytes, 'x'));
+  return message;
+}
+
+TEST(MessagePartsTest, ALargeMessageArrivesWholeAndASmallOneAsItIs) {
+  PartReader<v1::MemberMessage> reader(int64_t{8} << 20);
+  for (const size_t bytes : {size_t{10}, kPartBytesMax, size_t{3} << 20, size_t{5'000'000}}) {
+    const v1::MemberMessage sent = Large(bytes);
+    std::vector<bool> whole;
+    v1::MemberMessage message;
+    for (v1::MemberMessage& piece : CutIntoParts(sent)) {
+      EXPECT_LE(piece.ByteSizeLong(), kPartBytesMax + 64);
+      message = std::move(piece);
+      whole.push_back(reader.Take(message).value());
+    }
+    ASSERT_TRUE(whole.back());
+    EXPECT_EQ(std::count(whole.begin(), whole.end(), true), 1);
+    EXPECT_EQ(message.SerializeAsString(), sent.SerializeAsString());
+  }
+}
+
+TEST(MessagePartsTest, TheQuotaIsCheckedAtTheFirstPartAndPartsMustFit) {
+  const auto take = [](const std::vector<v1::MemberMessage>& pieces) {
+    PartReader<v1::MemberMessage> reader(int64_t{4} << 20);
+    for (v1::MemberMessage piece : pieces) {
+      absl::StatusOr<bool> taken = reader.Take(piece);
+      if (!taken.ok()) return ReasonOf(taken.status());
+    }
+    return std::string();
+  };
+  const auto pieces = CutIntoParts(Large(3'000'000));
+  ASSERT_EQ(pieces.size(), 3);
+  EXPECT_EQ(take(pieces), "");
+  EXPECT_EQ(take({CutIntoParts(Large(5'000'000))[0]}), "PEER_MESSAGE_TOO_LARGE");
+  EXPECT_EQ(take({pieces[0], Large(1)}), "MESSAGE_PARTS_INVALID");
+  EXPECT_EQ(take({pieces[0], pieces[2]}), "MESSAGE_PARTS_INVALID");
+  EXPECT_EQ(take({pieces[0], pieces[1], pieces[1]}), "MESSAGE_PARTS_INVALID");
+  v1::MemberMessage wrong = pieces[0];
+  wrong.mutable_part()->set_last(true);
+  EXPECT_EQ(take({wrong}), "MESSAGE_PARTS_INVALID");
+  wrong = pieces[0];
+  wrong.mutable_part()->set_total(-1);
+  EXPECT_EQ(take({wrong}), "MESSAGE_PARTS_INVALID");
+  wrong.mutable_part()->set_total(3);
+  wrong.mutable_part()->set_data("\xff\xff\xff");
+  wrong.mutable_part()->set_last(true);
+  EXPECT_EQ(take({wrong}), "MESSAGE_PARTS_INVALID") << "no message";
+}
+
+// ---- strangers ----
+
+TEST(UnprovenStreamsTest, AFurtherOneEndsTheOldestAndEachHasItsTime) {
+  using std::chrono::seconds;
+  UnprovenStreams streams(2, seconds(5));
+  std::vector<int> ended;
+  const auto enter = [&](int name, seconds at) {
+    return streams.Enter(UnprovenStreams::TimePoint(at), [&, name] { ended.push_back(name); });
+  };
+  const auto first = enter(1, seconds(0));
+  { const auto proven = enter(2, seconds(1)); }
+  const auto third = enter(3, seconds(2));
+  EXPECT_THAT(ended, ElementsAre());
+  const auto fourth = enter(4, seconds(3));
+  EXPECT_THAT(ended, ElementsAre(1)) << "though it has not gone yet";
+  streams.Tick(UnprovenStreams::TimePoint(seconds(6)));
+  EXPECT_THAT(ended, ElementsAre(1));
+  streams.Tick(UnprovenStreams::TimePoint(seconds(7)));
+  EXPECT_THAT(ended, ElementsAre(1, 3));
+  const auto fifth = enter(5, seconds(8));
+  EXPECT_THAT(ended, ElementsAre(1, 3)) << "there is room again";
+}
+
+}  // namespace
+}  // namespace dmuond::server
