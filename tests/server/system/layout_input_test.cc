@@ -6,6 +6,8 @@
 // sizes), startup_input_test.cc (sockets, ports, directories), group_input_test.cc (daemons of one
 // group). A weight that was changed from outside and not pushed is seen by the torch client:
 // tests/python/test_torch_weights.py, test_weights_changed_by_hand_are_refused_by_name_….
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -15,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "tests/client/daemon_process.h"
 #include "tests/client/trainers.h"
+#include "tests/server/system/daemon_status.h"
 #include "tests/server/system/expect_error.h"
 
 namespace dmuond::client {
@@ -22,6 +25,7 @@ namespace {
 
 using absl::StatusCode;
 using testing::DaemonProcess;
+using testing::DaemonStatus;
 using testing::ExpectRefused;
 using testing::OnEveryRank;
 using testing::Refusal;
@@ -70,8 +74,22 @@ class LayoutInputTest : public ::testing::TestWithParam<Row> {
 };
 std::unique_ptr<DaemonProcess> LayoutInputTest::daemon_;
 
+// Somebody else is answered soon, again and again until `done`.
+void ExpectAnswers(const std::string& address, const std::atomic<bool>& done) {
+  constexpr std::chrono::seconds kSoon{1};
+  constexpr std::chrono::seconds kPatience{60};
+  DaemonStatus status(address);
+  const auto begun = std::chrono::steady_clock::now();
+  do {
+    const auto asked = std::chrono::steady_clock::now();
+    EXPECT_FALSE(status.Get().version().empty());
+    EXPECT_LT(std::chrono::steady_clock::now() - asked, kSoon);
+  } while (!done && std::chrono::steady_clock::now() - begun < kPatience);
+}
+
 TEST_P(LayoutInputTest, IsRefusedByNameAndACorrectedOneTrains) {
   const Row& row = GetParam();
+  std::atomic<bool> refused = false;
   OnEveryRank(kWorld, [&](int32_t rank) {
     auto opened =
         Session::Open({.address = daemon_->address(), .rank = rank, .world_size = kWorld});
@@ -79,6 +97,9 @@ TEST_P(LayoutInputTest, IsRefusedByNameAndACorrectedOneTrains) {
     Session& session = **opened;
     if (!row.alone || rank == 1) {
       ExpectRefused(session.Register(row.layout(rank)).status(), row.refusal);
+      refused = true;
+    } else {
+      ExpectAnswers(daemon_->address(), refused);
     }
     const auto registered = session.Register(Good(rank));
     ASSERT_TRUE(registered.ok()) << registered.status();
