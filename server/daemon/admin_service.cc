@@ -68,6 +68,7 @@ class AdminService final : public v1::Admin::Service {
   }
   grpc::Status EndJob(ServerContext* context, const v1::EndJobRequest* request,
                       v1::EndJobReply* reply) override {
+    if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
     absl::StatusOr<v1::EndJobReply> ended =
         daemon_.EndJobNamed(*request, [context] { return context->IsCancelled(); });
     if (!ended.ok()) return ToGrpc(ended.status());
