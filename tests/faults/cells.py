@@ -18,7 +18,7 @@ RESTARTS_MAX = 10
 GATE = "trainer.gradients"  # where steps wait until the first snapshot is there
 SAVED_BY = 2  # steps
 SAVE_EVERY = 1  # a snapshot that falls due while one is written is skipped
-SNAPSHOT_TAKES_S = 0.05  # so long steps wait, where a point of a snapshot has yet to be passed
+SNAPSHOT_WITHIN_S = 5.0  # steps wait for the last one's, where a point of it has yet to be passed
 # Exit codes of tests/faults/fault_trainer.cc.
 REFUSED = 1  # it says what for
 LOST = 3  # its job or its daemon; a launcher starts it again
@@ -228,7 +228,8 @@ class Run:
             self.loop.after(0.01, self._open_gate)
             return "later"
         if point == GATE and any(_of_snapshots(fault) for fault in self.pending):
-            self.loop.after(SNAPSHOT_TAKES_S, self.loop.release)
+            by = time.monotonic() + SNAPSHOT_WITHIN_S
+            self.loop.after(0, lambda: self._open_when_saved(committed, by))
             return "later"
         for fault in self.pending[:1] if self.cell and self.cell.then else self.pending:
             if fault.victim != victim or fault.point != point or committed < fault.step - 1:
@@ -244,7 +245,24 @@ class Run:
     def _saved(self) -> bool:
         if self.fired_at is not None:
             return True
-        return bool(files_below(self.loop.folder / "snapshots", "manifest.json"))
+        return bool(self._manifests())
+
+    def _manifests(self) -> list[Path]:
+        return files_below(self.loop.folder / "snapshots", "manifest.json")
+
+    def _open_when_saved(self, step: int, deadline: float) -> None:
+        """Opens it when the snapshot of the step is there, or is not to be expected."""
+        newest = max(
+            (
+                int(path.parent.name.split(".")[0].removeprefix("step-"))
+                for path in self._manifests()
+            ),
+            default=0,
+        )
+        if newest >= step or self.fired_at is not None or time.monotonic() > deadline:
+            self.loop.release()
+        else:
+            self.loop.after(0.005, lambda: self._open_when_saved(step, deadline))
 
     def _open_gate(self) -> None:
         if self._saved():
