@@ -37,8 +37,8 @@ struct Config {
   std::optional<gid_t> socket_gid;
   std::vector<uid_t> allowed_uids;  // empty: this process's own
   int32_t connections_max = 0;
-  std::chrono::milliseconds claim_timeout{0};
   int32_t connections_per_uid = 0;
+  std::chrono::milliseconds claim_timeout{0};
   std::string token_file;  // empty: no token is asked for
   bool reflection = false;
   std::string health_address;  // host:port; empty: health is served on the socket alone

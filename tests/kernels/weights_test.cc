@@ -48,10 +48,10 @@ TEST(WeightsTest, AFiniteMasterThatTheTrainersTypeCannotHoldCounts) {
 }
 
 TEST(WeightsTest, WithoutAFlagWeightsAreStoredAllTheSame) {
-  const std::vector<float> masters = {1.0F, kInfinity, 2.0F};
+  const std::vector<float> masters = {1.0F, HUGE_VALF, 2.0F};
   std::vector<uint16_t> weights(3);
   StoreWeights(DType::kBF16, masters.data(), weights.data(), 1, 2, nullptr);
-  EXPECT_EQ(weights, (std::vector<uint16_t>{0, ToBF16(kInfinity), ToBF16(2.0F)}));
+  EXPECT_EQ(weights, (std::vector<uint16_t>{0, ToBF16(HUGE_VALF), ToBF16(2.0F)}));
 }
 
 }  // namespace
