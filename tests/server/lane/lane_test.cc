@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -355,7 +356,8 @@ TEST(LaneTest, UnitsAreReadAndWritten) {
     return error;
   };
   EXPECT_EQ(io(false, v1::STATE_KIND_MASTER), "");
-  EXPECT_EQ(std::memcmp(memory.data(), cluster.Weights("b").data(), 32), 0);
+  const std::vector<float> weights = cluster.Weights("b");
+  EXPECT_TRUE(std::equal(weights.begin(), weights.begin() + 8, memory.floats()));
   EXPECT_EQ(io(false, v1::STATE_KIND_EXP_AVG), "");
   const float m = memory.floats()[3];
   EXPECT_NEAR(m, 0.1 * Value(0, 1, 3), 1e-6);
