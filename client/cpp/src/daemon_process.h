@@ -12,7 +12,7 @@
 
 namespace dmuond::client {
 
-// Who listens at the other end of a connected Unix socket.
+// The process that listens at the other end of a connected Unix socket.
 class DaemonProcess {
  public:
   explicit DaemonProcess(int connected);

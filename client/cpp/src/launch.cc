@@ -53,7 +53,7 @@ std::string LaunchFromEnvironment() {
     const pid_t parent = ::getppid();
     parts.push_back(absl::StrCat("parent:", parent, ".", Started(parent)));
   }
-  // What comes last tells the most.
+  // A name that is too long keeps its end, in which starts differ most.
   const std::string all = absl::StrJoin(parts, "/");
   return all.size() > kLaunchMax ? all.substr(all.size() - kLaunchMax) : all;
 }

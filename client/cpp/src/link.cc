@@ -32,7 +32,7 @@ std::string ClientName() {
   return absl::StrCat("dmuond-cpp ", host.data(), " pid ", ::getpid());
 }
 
-// What the daemon says of its version, and what to do: an old one cannot know.
+// The daemon's refusal, with the side to update: a daemon of before does not name one.
 absl::Status OtherVersion(const absl::Status& refusal) {
   std::map<std::string, std::string> metadata = MetadataOf(refusal);
   uint32_t server = 0;

@@ -86,8 +86,8 @@ class Session::Impl {
 
   // What the caller is told instead of `status`. Where the job goes back, or the daemon has gone
   // and has a successor: an error of reason ROLLED_BACK, when the weights of that step lie there.
-  // Where that is the step at which this trainer stands, there is nothing to tell: OK, and
-  // carried_on_, and the call is to be tried again.
+  // If the job has gone back to the step at which this trainer stands, the caller need not hear
+  // of it: returns OK and sets carried_on_, and the call is to be tried again.
   absl::Status Settle(absl::Status status);
   [[nodiscard]] bool IsTheEnd(const absl::Status& status);
   absl::Status Acknowledge(int64_t to_step, uint32_t epoch);
@@ -105,7 +105,7 @@ class Session::Impl {
   }
   // The way back has come to its end: whether the caller need not know. REQUIRES: not told yet.
   absl::StatusOr<bool> CarryOn(uint64_t arrived_before);
-  // What is pushed from here on, no snapshot of the last step need have.
+  // A push changes the state: a snapshot of the last step may lack what is pushed from here on.
   void ForgetState() {
     state_known_ = false;
     stands_at_.reset();

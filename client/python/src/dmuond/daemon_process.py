@@ -12,7 +12,7 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred
 
 
 class DaemonProcess:
-    """Who listens at the other end of a connected Unix socket. Owns a pidfd.
+    """The process that listens at the other end of a connected Unix socket. Owns a pidfd.
 
     pid: 0 where the process is not visible (in another pid namespace); then nothing is known of its
     end.

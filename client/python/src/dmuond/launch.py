@@ -26,7 +26,7 @@ def name(world_size: int) -> str:
         return given
     if world_size == 1:
         return uuid.uuid4().hex
-    # What comes last tells the most; it is what a name that is too long keeps.
+    # A name that is too long keeps its end, in which starts differ most.
     found = "/".join(_parts()).encode()[-BYTES_MAX:].decode(errors="ignore")
     if not found:
         raise InvalidArgumentError(

@@ -132,7 +132,7 @@ struct GroupScalars {
   double eps = 1e-8;       // AdamW
 };
 
-// What a trainer begins with, where it knows its weights before they lie in the arenas.
+// The weights that a trainer begins with, as digests. For one that knows them before Attach().
 struct FirstWeights {
   // For each fragment of the layout, in its order, the first 16 bytes of the SHA-256 of its
   // elements, little-endian, row-major; "" where there is nothing to compare. A fresh job fails
