@@ -103,7 +103,8 @@ absl::StatusOr<Assignment> Assign(const AssignmentProblem& problem) {
     // Closer than this is within what the choice of batch sizes leaves open.
     const Nanoseconds target = assignment.lower_bound + assignment.lower_bound / 1000;
     ImproveSlowestLane(target, lanes);
-    if (lanes.slowest() > target) {
+    // A single lane has everything, however it is filled.
+    if (lanes.lanes() > 1 && lanes.slowest() > target) {
       ImproveByFilling(problem, assignment.costs, assignment.lower_bound, lanes);
     }
     assignment.counts = lanes.counts();

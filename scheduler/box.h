@@ -10,7 +10,8 @@
 
 namespace dmuond::scheduler {
 
-using Extents = absl::InlinedVector<int64_t, 4>;
+// Most tensors have two dimensions at most; a job has millions of these.
+using Extents = absl::InlinedVector<int64_t, 2>;
 
 // A half-open n-d box of element indices. Zero-dimensional (a scalar) has one element.
 struct Box {

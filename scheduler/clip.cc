@@ -102,7 +102,7 @@ std::vector<bool> ActiveUnits(const Layout& layout, const Plan& plan,
       return !std::binary_search(absent.begin(), absent.end(),
                                  AbsentFragment{layout.fragments[fragment].rank, unit.parameter});
     };
-    const std::vector<Cell>& cells = plan.gradient_cells[unit.id.value()];
+    const std::vector<Cell>& cells = plan.cells[unit.id.value()];
     active[unit.id.value()] = std::any_of(cells.begin(), cells.end(), [&](const Cell& cell) {
       return std::any_of(cell.fragments.begin(), cell.fragments.end(), present);
     });

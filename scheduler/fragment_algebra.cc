@@ -18,28 +18,37 @@ class Arranger {
   Arranger(const Box& within, const std::vector<HeldBox>& held, bool presence_only, int64_t work)
       : within_(within), held_(held), presence_only_(presence_only), work_(work) {}
 
-  // Cells of the part of `within` that lies in the dimensions from `dim` on; boxes of the result
-  // have their begins and ends of earlier dimensions unset. `reaching` ascending.
-  std::vector<ArrangedCell> Cut(size_t dim, const std::vector<int32_t>& reaching) {
-    work_ -= static_cast<int64_t>(reaching.size()) + 1;
-    if (work_ < 0) {
-      too_many_ = true;
-      return {};
+  // Appends the cells of the part of `within` that lies in the dimensions from `dim` on; begins and
+  // ends of their boxes in earlier dimensions are the caller's to set. `reaching` ascending.
+  void Cut(size_t dim, const std::vector<int32_t>& reaching, std::vector<ArrangedCell>& cells) {
+    const size_t dims = within_.begin.size();
+    // Where all boxes go from end to end nothing is cut in the dimensions that are left.
+    const bool uncut = std::all_of(reaching.begin(), reaching.end(),
+                                   [&](int32_t i) { return Spans(held_[i].box, dim); });
+    const auto steps = static_cast<int64_t>(uncut && !reaching.empty() ? dims - dim + 1 : 1);
+    work_ -= (static_cast<int64_t>(reaching.size()) + 1) * steps;
+    if (work_ < 0) too_many_ = true;
+    if (too_many_) return;
+    if (uncut) {
+      AddRest(reaching, cells.emplace_back());
+      return;
     }
-    if (dim == within_.begin.size() || reaching.empty()) return {Rest(dim, reaching)};
     std::vector<int32_t> by_begin = reaching;
-    std::stable_sort(by_begin.begin(), by_begin.end(), [&](int32_t a, int32_t b) {
+    const auto begins_before = [&](int32_t a, int32_t b) {
       return held_[a].box.begin[dim] < held_[b].box.begin[dim];
-    });
-    std::vector<ArrangedCell> cells;
-    std::vector<ArrangedCell> previous;  // of the slab before, for merging
-    std::vector<int32_t> current;        // boxes that reach into the slab, ascending
+    };
+    if (!std::is_sorted(by_begin.begin(), by_begin.end(), begins_before)) {
+      std::stable_sort(by_begin.begin(), by_begin.end(), begins_before);
+    }
+    FindCoordinates(dim, reaching);
+    const size_t first = cells.size();
+    size_t previous = first;       // where the cells of the slab before begin
+    std::vector<int32_t> current;  // boxes that reach into the slab, ascending
     size_t next = 0;
-    for (int64_t from : Coordinates(dim, reaching)) {
-      if (from == within_.end[dim]) break;
-      const int64_t to =
-          *std::upper_bound(coordinates_[dim].begin(), coordinates_[dim].end(), from);
-      std::erase_if(current, [&](int32_t i) { return held_[i].box.end[dim] <= from; });
+    for (size_t i = 0; i + 1 < coordinates_[dim].size(); ++i) {
+      const int64_t from = coordinates_[dim][i];
+      const int64_t to = coordinates_[dim][i + 1];
+      std::erase_if(current, [&](int32_t h) { return held_[h].box.end[dim] <= from; });
       bool grew = false;
       for (; next < by_begin.size() && held_[by_begin[next]].box.begin[dim] <= from; ++next) {
         if (held_[by_begin[next]].box.end[dim] <= from) continue;
@@ -47,43 +56,49 @@ class Arranger {
         grew = true;
       }
       if (grew) std::sort(current.begin(), current.end());
-      std::vector<ArrangedCell> slab = Cut(dim + 1, current);
-      if (SameSlab(slab, previous, dim + 1)) {
-        for (size_t i = cells.size() - slab.size(); i < cells.size(); ++i) {
-          cells[i].box.end[dim] = to;
-        }
-        continue;
+      const size_t slab = cells.size();
+      Cut(dim + 1, current, cells);
+      if (too_many_) return;
+      const bool same = SameSlabs(cells, previous, slab, dim + 1);
+      if (same) cells.resize(slab);
+      for (size_t c = same ? previous : slab; c < cells.size(); ++c) {
+        if (!same) cells[c].box.begin[dim] = from;
+        cells[c].box.end[dim] = to;
       }
+      if (same) continue;
       previous = slab;
-      for (ArrangedCell& cell : slab) {
-        cell.box.begin[dim] = from;
-        cell.box.end[dim] = to;
-        cells.push_back(std::move(cell));
-      }
-      if (static_cast<int64_t>(cells.size()) > kCellsPerParameterMax) {
+      if (static_cast<int64_t>(cells.size() - first) > kCellsPerParameterMax) {
         too_many_ = true;
-        return {};
+        return;
       }
-      if (too_many_) return {};
     }
-    return cells;
   }
 
   [[nodiscard]] bool too_many() const { return too_many_; }
   [[nodiscard]] int64_t work() const { return work_; }
 
  private:
-  [[nodiscard]] ArrangedCell Rest(size_t dim, const std::vector<int32_t>& reaching) const {
-    ArrangedCell cell{within_, reaching};
-    if (presence_only_ && !reaching.empty()) cell.held = {0};
-    for (size_t d = 0; d < dim; ++d) cell.box.begin[d] = cell.box.end[d] = 0;
-    return cell;
+  // Whether the box goes through all of `within` in the dimensions from `dim` on.
+  [[nodiscard]] bool Spans(const Box& box, size_t dim) const {
+    for (size_t d = dim; d < within_.begin.size(); ++d) {
+      if (box.begin[d] > within_.begin[d] || box.end[d] < within_.end[d]) return false;
+    }
+    return true;
+  }
+
+  void AddRest(const std::vector<int32_t>& reaching, ArrangedCell& cell) const {
+    cell.box = within_;
+    if (presence_only_ && !reaching.empty()) {
+      cell.held.assign(1, 0);
+    } else {
+      cell.held.assign(reaching.begin(), reaching.end());
+    }
   }
 
   // Where slabs of this dimension begin, and the end of `within`. Kept per dimension: a deeper
   // call only touches deeper ones.
-  std::vector<int64_t> Coordinates(size_t dim, const std::vector<int32_t>& reaching) {
-    if (coordinates_.size() <= dim) coordinates_.resize(within_.begin.size());
+  void FindCoordinates(size_t dim, const std::vector<int32_t>& reaching) {
+    if (coordinates_.empty()) coordinates_.resize(within_.begin.size());
     std::vector<int64_t>& c = coordinates_[dim];
     c = {within_.begin[dim], within_.end[dim]};
     for (int32_t i : reaching) {
@@ -93,16 +108,18 @@ class Arranger {
     }
     std::sort(c.begin(), c.end());
     c.erase(std::unique(c.begin(), c.end()), c.end());
-    return c;
   }
 
-  static bool SameSlab(const std::vector<ArrangedCell>& a, const std::vector<ArrangedCell>& b,
-                       size_t from_dim) {
-    if (a.size() != b.size()) return false;
-    for (size_t i = 0; i < a.size(); ++i) {
-      if (a[i].held != b[i].held) return false;
-      for (size_t d = from_dim; d < a[i].box.begin.size(); ++d) {
-        if (a[i].box.begin[d] != b[i].box.begin[d] || a[i].box.end[d] != b[i].box.end[d]) {
+  // Whether cells [a, b) and [b, …) are alike in holders and in the dimensions from `from_dim` on.
+  static bool SameSlabs(const std::vector<ArrangedCell>& cells, size_t a, size_t b,
+                        size_t from_dim) {
+    if (a == b || cells.size() - b != b - a) return false;
+    for (size_t i = 0; i < b - a; ++i) {
+      const ArrangedCell& before = cells[a + i];
+      const ArrangedCell& here = cells[b + i];
+      if (before.held != here.held) return false;
+      for (size_t d = from_dim; d < here.box.begin.size(); ++d) {
+        if (before.box.begin[d] != here.box.begin[d] || before.box.end[d] != here.box.end[d]) {
           return false;
         }
       }
@@ -130,7 +147,8 @@ absl::StatusOr<std::vector<ArrangedCell>> ArrangeImpl(const Box& within,
     if (Intersects(held[i].box, within)) reaching.push_back(i);
   }
   Arranger arranger(within, held, presence_only, work);
-  std::vector<ArrangedCell> cells = arranger.Cut(0, reaching);
+  std::vector<ArrangedCell> cells;
+  arranger.Cut(0, reaching, cells);
   work = arranger.work();
   if (work < 0) {
     return absl::ResourceExhaustedError(
@@ -151,7 +169,25 @@ std::vector<int32_t> All(const std::vector<HeldBox>& held) {
   return all;
 }
 
-// The dimension in which most boxes begin at places of their own.
+}  // namespace
+
+std::vector<HeldBox> GroupEqualBoxes(std::vector<Holding> holdings) {
+  std::erase_if(holdings, [](const Holding& h) { return Empty(h.box); });
+  const auto before = [](const Holding& a, const Holding& b) {
+    if (a.box == b.box) return a.label < b.label;
+    return Before(a.box, b.box);
+  };
+  if (!std::is_sorted(holdings.begin(), holdings.end(), before)) {
+    std::sort(holdings.begin(), holdings.end(), before);
+  }
+  std::vector<HeldBox> held;
+  for (Holding& h : holdings) {
+    if (held.empty() || held.back().box != h.box) held.emplace_back().box = std::move(h.box);
+    held.back().labels.push_back(h.label);
+  }
+  return held;
+}
+
 size_t MostDifferent(const std::vector<Box>& boxes) {
   size_t best = 0;
   size_t most = 0;
@@ -168,22 +204,6 @@ size_t MostDifferent(const std::vector<Box>& boxes) {
     }
   }
   return best;
-}
-
-}  // namespace
-
-std::vector<HeldBox> GroupEqualBoxes(std::vector<Holding> holdings) {
-  std::erase_if(holdings, [](const Holding& h) { return Empty(h.box); });
-  std::sort(holdings.begin(), holdings.end(), [](const Holding& a, const Holding& b) {
-    if (a.box == b.box) return a.label < b.label;
-    return Before(a.box, b.box);
-  });
-  std::vector<HeldBox> held;
-  for (Holding& h : holdings) {
-    if (held.empty() || held.back().box != h.box) held.push_back({std::move(h.box), {}});
-    held.back().labels.push_back(h.label);
-  }
-  return held;
 }
 
 std::optional<std::pair<int32_t, int32_t>> FindOverlap(const std::vector<Box>& boxes) {
@@ -227,12 +247,12 @@ absl::StatusOr<std::vector<ArrangedCell>> ArrangeWithin(int64_t& work, const Box
   return ArrangeImpl(within, held, All(held), /*presence_only=*/false, work);
 }
 
-std::vector<int32_t> LabelsOf(const ArrangedCell& cell, const std::vector<HeldBox>& held) {
-  std::vector<int32_t> labels;
+Indices LabelsOf(const ArrangedCell& cell, const std::vector<HeldBox>& held) {
+  Indices labels;
   for (int32_t i : cell.held) {
     labels.insert(labels.end(), held[i].labels.begin(), held[i].labels.end());
   }
-  std::sort(labels.begin(), labels.end());
+  if (cell.held.size() > 1) std::sort(labels.begin(), labels.end());
   return labels;
 }
 

@@ -10,13 +10,14 @@
 
 #include "absl/status/statusor.h"
 #include "scheduler/box.h"
+#include "scheduler/types.h"
 
 namespace dmuond::scheduler {
 
 // Boxes with the labels (fragment indices, say) of those who hold them: equal boxes once.
 struct HeldBox {
   Box box;
-  std::vector<int32_t> labels;  // ascending
+  Indices labels;  // ascending
 };
 
 struct Holding {
@@ -31,12 +32,16 @@ struct Holding {
 // A part of space in which every element is held by the same HeldBoxes.
 struct ArrangedCell {
   Box box;
-  std::vector<int32_t> held;  // indices into the HeldBoxes, ascending; empty: a hole
+  Indices held;  // indices into the HeldBoxes, ascending; empty: a hole
 };
 
 // Two boxes of those given that have an element in common, as indices; nothing where no two have.
 // Time grows with the square of the boxes where they are chosen out of malice.
 [[nodiscard]] std::optional<std::pair<int32_t, int32_t>> FindOverlap(const std::vector<Box>& boxes);
+
+// The dimension in which most boxes begin at places of their own: sorted along it, each box is
+// compared with few others. REQUIRES: `boxes` not empty, all of the same dimensions.
+[[nodiscard]] size_t MostDifferent(const std::vector<Box>& boxes);
 
 // Partition of `within` into boxes with one set of holders each, neighbours with equal sets merged
 // where slabs agree; in row-major order of their begins. RESOURCE_EXHAUSTED beyond
@@ -54,8 +59,7 @@ struct ArrangedCell {
     int64_t& work, const Box& within, const std::vector<HeldBox>& held);
 
 // The labels of all who hold the cell, ascending.
-[[nodiscard]] std::vector<int32_t> LabelsOf(const ArrangedCell& cell,
-                                            const std::vector<HeldBox>& held);
+[[nodiscard]] Indices LabelsOf(const ArrangedCell& cell, const std::vector<HeldBox>& held);
 
 // Disjoint boxes that together cover exactly what `boxes` cover of `within`; few of them: what
 // merges slab by slab is merged.

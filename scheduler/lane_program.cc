@@ -49,13 +49,13 @@ class ProgramBuilder {
   void AddToLists(const Unit& unit) {
     const bool owned = unit.owner == program_.lane;
     const auto here = [&](int32_t fragment) { return NodeOf(fragment) == program_.node; };
-    const std::vector<Cell>& cells = plan_.gradient_cells[unit.id.value()];
+    const std::vector<Cell>& cells = plan_.cells[unit.id.value()];
     if (owned || std::any_of(cells.begin(), cells.end(), [&](const Cell& cell) {
           return std::any_of(cell.fragments.begin(), cell.fragments.end(), here);
         })) {
       program_.collect[unit.bucket.value()].push_back(unit.id);
     }
-    const std::vector<int32_t>& holders = plan_.holders[unit.id.value()];
+    const Indices& holders = plan_.holders[unit.id.value()];
     if (std::any_of(holders.begin(), holders.end(), here)) {
       program_.publish[unit.bucket.value()].push_back(unit.id);
     }

@@ -10,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "scheduler/box.h"
 #include "scheduler/types.h"
 
@@ -103,6 +105,9 @@ struct Registration {
 // and trainer. Of parameters on route kTrainer only name, shape and boxes are looked at: their
 // slices may be left empty.
 [[nodiscard]] absl::Status Validate(const Registration& registration);
+// The same of the fragments alone: enough where another registration with these parameters, and as
+// many fragments of each, has been validated.
+[[nodiscard]] absl::Status ValidateFragments(const Registration& registration);
 
 // Merges the registrations of all ranks of a world and checks the whole (fails closed, naming the
 // parameter, both trainers and both values): same name, other shape, dtype, route, view, group,
@@ -114,6 +119,32 @@ struct Registration {
 // parameter other reasons or ready orders, the lowest rank's count.
 [[nodiscard]] absl::Status MergeRegistrations(const std::vector<Registration>& registrations,
                                               int32_t world_size, Layout& layout);
+
+// The same, one registration after the other: a world's registrations together are many times its
+// layout.
+//
+//   RegistrationMerger merger(world_size);
+//   for (…) indices = merger.Add(registration);
+//   absl::Status status = merger.Finish(layout);
+class RegistrationMerger {
+ public:
+  explicit RegistrationMerger(int32_t world_size) : world_size_(world_size) {}
+
+  // Returns the index in the layout of each of its parameters. REQUIRES: it is valid, and its rank
+  // not below that of the one before.
+  [[nodiscard]] absl::StatusOr<std::vector<int32_t>> Add(const Registration& registration);
+  // One whose parameters are those of an earlier one, for which Add() returned `indices`.
+  void AddLike(const std::vector<int32_t>& indices, const Registration& registration);
+  // Once, when all are added. `layout` stays as it is where the whole is refused.
+  [[nodiscard]] absl::Status Finish(Layout& layout);
+
+ private:
+  const int32_t world_size_;
+  Layout layout_;                                 // but for the fragments
+  std::vector<std::vector<Fragment>> fragments_;  // per parameter of the layout, by rank
+  absl::flat_hash_map<std::string, int32_t> index_;
+  std::vector<TrainerRank> first_rank_;  // per parameter of the layout
+};
 
 // Bytes of the arena that a slice of `box` touches: offset + extent, overflow-checked. Used against
 // the arena's size. INVALID_ARGUMENT when it overflows.

@@ -24,6 +24,22 @@ absl::Status Differs(const char* reason, const char* what, const MemberInfo& a, 
           Named("other_node", NameOf(b)), " has ", Named("other_value", in_b)));
 }
 
+std::string ProtocolsOf(const MemberInfo& info) {
+  return absl::StrCat(info.protocol_min, " to ", info.protocol_max);
+}
+
+absl::Status CheckProtocols(const MemberInfo& a, const MemberInfo& b) {
+  if (a.protocol_min <= b.protocol_max && b.protocol_min <= a.protocol_max) {
+    return absl::OkStatus();
+  }
+  return Error(
+      absl::StatusCode::kFailedPrecondition, "VERSION_MISMATCH",
+      Say(Named("node", NameOf(a)), ", dmuond ", Named("version", a.version), ", speaks protocols ",
+          Named("protocols", ProtocolsOf(a)), " with other daemons, ",
+          Named("other_node", NameOf(b)), ", dmuond ", Named("other_version", b.version),
+          ", speaks ", Named("other_protocols", ProtocolsOf(b)), ": update the older one"));
+}
+
 }  // namespace
 
 MembershipMachine::MembershipMachine(int32_t nodes, MemberInfo self, HeartbeatOptions options)
@@ -32,13 +48,21 @@ MembershipMachine::MembershipMachine(int32_t nodes, MemberInfo self, HeartbeatOp
 }
 
 absl::Status MembershipMachine::Check(const MemberInfo& info) const {
-  absl::Status status =
-      Differs("VERSION_MISMATCH", "version", info, info.version, self_, self_.version);
+  absl::Status status = CheckProtocols(info, self_);
   if (!status.ok()) return status;
   status = Differs("GROUP_SIZE_DIFFERS", "group size", info, info.nodes, self_, nodes_);
   if (!status.ok()) return status;
   status = Differs("DEVICE_TYPE_DIFFERS", "device type", info, info.device_type, self_,
                    self_.device_type);
+  if (!status.ok()) return status;
+  status = Differs("BITS_DIFFER", "hash of lane and kernels", info, info.bits.code, self_,
+                   self_.bits.code);
+  if (!status.ok()) return status;
+  status =
+      Differs("BITS_DIFFER", "core type", info, info.bits.core_type, self_, self_.bits.core_type);
+  if (!status.ok()) return status;
+  status =
+      Differs("BITS_DIFFER", "numeric library", info, info.bits.library, self_, self_.bits.library);
   if (!status.ok()) return status;
   status = Differs("LANES_DIFFER", "number of lanes", info, info.lanes, self_, self_.lanes);
   if (!status.ok()) return status;
@@ -70,6 +94,11 @@ absl::StatusOr<std::vector<MembershipAction>> MembershipMachine::OnJoin(TimePoin
   if (broken()) {
     return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
                  Say("group epoch ", Named("epoch", epoch_.value()), " is broken: ", why_broken_));
+  }
+  // Members call each other, too. Ranges that overlap in pairs have a version that is in all.
+  for (const auto& [node, member] : others_) {
+    if (node == info.node) continue;
+    if (absl::Status status = CheckProtocols(info, member.info); !status.ok()) return status;
   }
   const auto holder = others_.find(info.node);
   const bool held = info.node == self_.node || holder != others_.end();

@@ -23,18 +23,26 @@
 
 namespace dmuond::scheduler {
 
+// What decides the bits that a daemon's lanes compute, beside the plan.
+struct LaneBits {
+  std::string code;       // hash of lane and kernels
+  std::string library;    // of matrix products and functions, with versions
+  std::string core_type;  // the library's kernels that run
+};
+
 // What a daemon says of itself when it joins.
 struct MemberInfo {
   NodeRank node;
   int32_t nodes = 1;  // group size that it was started with
   int32_t lanes = 1;
-  std::string version;
-  std::string device_type;   // "cpu", "cuda"
+  std::string version;        // build, for people
+  uint32_t protocol_min = 0;  // oldest that it speaks with other daemons
+  uint32_t protocol_max = 0;  // newest
+  std::string device_type;    // "cpu", "cuda"
+  LaneBits bits;
   std::string peer_address;  // host:port
   GroupEpoch epoch;          // newest that it knows; 0: none
   uint64_t boot_id = 0;      // random per process
-  std::string job;           // that it holds state of; empty: none
-  StepId last_committed;
   int64_t lane_memory_bytes = 0;
 };
 
@@ -66,9 +74,10 @@ class MembershipMachine {
   // What OnJoin() refuses of it whoever else has joined.
   [[nodiscard]] absl::Status Check(const MemberInfo& info) const;
   // Refused, naming both members and both values, with nothing changed (reasons in brackets):
-  // FAILED_PRECONDITION for another group size [GROUP_SIZE_DIFFERS], version [VERSION_MISMATCH],
-  // device type [DEVICE_TYPE_DIFFERS], number of lanes [LANES_DIFFER] or memory per lane
-  // [LANE_MEMORY_DIFFERS], and for an epoch beyond kEpochMax [EPOCH_EXHAUSTED]; INVALID_ARGUMENT
+  // FAILED_PRECONDITION for no protocol in common [VERSION_MISMATCH], another group size
+  // [GROUP_SIZE_DIFFERS], device type [DEVICE_TYPE_DIFFERS], lanes that would compute other bits
+  // [BITS_DIFFER], number of lanes [LANES_DIFFER] or memory per lane [LANE_MEMORY_DIFFERS], and for
+  // an epoch beyond kEpochMax [EPOCH_EXHAUSTED]; INVALID_ARGUMENT
   // for a node outside the group [RANK_OUT_OF_RANGE]; ALREADY_EXISTS for a node that another living
   // process holds [RANK_TWICE]; UNAVAILABLE when the group is broken [PEER_LOST]. A member that
   // joins again while the group is formed has lost messages with its old stream: it breaks the

@@ -32,15 +32,15 @@ std::string Ranges(const std::vector<int32_t>& ranks) {
 }
 
 // Ranks 0 … world-1, each once. `sorted` by rank.
-absl::Status CheckWorld(const std::vector<const Registration*>& sorted, int32_t world_size) {
+absl::Status CheckWorld(const std::vector<Trainer>& sorted, int32_t world_size) {
   if (world_size < 1 || world_size > kWorldMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("world size ", world_size, " is not within 1 and ", kWorldMax));
   }
   std::vector<int32_t> missing;
   int32_t expected = 0;
-  for (const Registration* registration : sorted) {
-    const int32_t rank = registration->rank.value();
+  for (const Trainer& trainer : sorted) {
+    const int32_t rank = trainer.rank.value();
     if (rank >= world_size) {
       return absl::InvalidArgumentError(
           absl::StrCat("trainer ", rank, " is outside the world of ", world_size));
@@ -88,38 +88,12 @@ absl::Status CheckSame(const Parameter& a, TrainerRank rank_a, const Parameter& 
   return absl::OkStatus();
 }
 
-class Merger {
+// What must hold of the layout of a whole world. Fragments are sorted by parameter.
+class WholeCheck {
  public:
-  explicit Merger(Layout& layout) : layout_(layout) {}
+  explicit WholeCheck(const Layout& layout) : layout_(layout) {}
 
-  absl::Status Add(const Registration& registration) {
-    layout_.trainers.push_back({registration.rank, registration.node, registration.home});
-    std::vector<int32_t> index(registration.parameters.size());
-    for (size_t p = 0; p < registration.parameters.size(); ++p) {
-      const Parameter& parameter = registration.parameters[p];
-      const auto [found, added] =
-          index_.emplace(parameter.name, static_cast<int32_t>(layout_.parameters.size()));
-      index[p] = found->second;
-      if (added) {
-        layout_.parameters.push_back(parameter);
-        first_rank_.push_back(registration.rank);
-      } else if (absl::Status status =
-                     CheckSame(layout_.parameters[index[p]], first_rank_[index[p]], parameter,
-                               registration.rank);
-                 !status.ok()) {
-        return status;
-      }
-      layout_.parameters[index[p]].held_by_all |= parameter.held_by_all;
-    }
-    for (const Fragment& fragment : registration.fragments) {
-      layout_.fragments.push_back(fragment);
-      layout_.fragments.back().parameter = index[fragment.parameter];
-    }
-    return absl::OkStatus();
-  }
-
-  // REQUIRES: fragments sorted by parameter.
-  absl::Status CheckWhole() const {
+  [[nodiscard]] absl::Status Run() const {
     if (absl::Status status = CheckElements(); !status.ok()) return status;
     const int64_t fragments = std::ssize(layout_.fragments);
     Budget budget = {.work = kArrangeWorkMin + kArrangeWorkPerFragment * fragments,
@@ -167,6 +141,7 @@ class Merger {
                               Budget& budget) const {
     if (absl::Status status = CheckHeldByAll(parameter, begin, end); !status.ok()) return status;
     std::vector<Holding> holdings;
+    holdings.reserve(end - begin);
     for (size_t f = begin; f < end; ++f) {
       const Fragment& first = layout_.fragments[begin];
       const Fragment& fragment = layout_.fragments[f];
@@ -228,7 +203,7 @@ class Merger {
   absl::Status CheckHeldByAll(const Parameter& parameter, size_t begin, size_t end) const {
     if (!parameter.held_by_all) return absl::OkStatus();
     const Box all = WholeBox(parameter.shape);
-    std::vector<int32_t> whole;
+    Indices whole;
     for (size_t f = begin; f < end; ++f) {
       if (layout_.fragments[f].box == all) whole.push_back(static_cast<int32_t>(f));
     }
@@ -242,19 +217,71 @@ class Merger {
                      "and an expert look alike here. Say what reduce_factor is"));
   }
 
-  [[nodiscard]] std::vector<int32_t> RanksOf(const std::vector<int32_t>& fragments) const {
+  [[nodiscard]] std::vector<int32_t> RanksOf(const Indices& fragments) const {
     std::vector<int32_t> ranks;
     ranks.reserve(fragments.size());
     for (int32_t f : fragments) ranks.push_back(layout_.fragments[f].rank.value());
     return ranks;
   }
 
-  Layout& layout_;
-  absl::flat_hash_map<std::string, int32_t> index_;
-  std::vector<TrainerRank> first_rank_;  // per parameter of the layout
+  const Layout& layout_;
 };
 
 }  // namespace
+
+absl::StatusOr<std::vector<int32_t>> RegistrationMerger::Add(const Registration& registration) {
+  std::vector<int32_t> indices(registration.parameters.size());
+  for (size_t p = 0; p < registration.parameters.size(); ++p) {
+    const Parameter& parameter = registration.parameters[p];
+    const auto [found, added] =
+        index_.emplace(parameter.name, static_cast<int32_t>(layout_.parameters.size()));
+    indices[p] = found->second;
+    if (added) {
+      layout_.parameters.push_back(parameter);
+      fragments_.emplace_back();
+      first_rank_.push_back(registration.rank);
+    } else if (absl::Status status =
+                   CheckSame(layout_.parameters[indices[p]], first_rank_[indices[p]], parameter,
+                             registration.rank);
+               !status.ok()) {
+      return status;
+    }
+    layout_.parameters[indices[p]].held_by_all |= parameter.held_by_all;
+  }
+  AddLike(indices, registration);
+  return indices;
+}
+
+void RegistrationMerger::AddLike(const std::vector<int32_t>& indices,
+                                 const Registration& registration) {
+  layout_.trainers.push_back({registration.rank, registration.node, registration.home});
+  for (const Fragment& fragment : registration.fragments) {
+    const int32_t p = indices[fragment.parameter];
+    fragments_[p].push_back(fragment);
+    fragments_[p].back().parameter = p;
+  }
+}
+
+absl::Status RegistrationMerger::Finish(Layout& layout) {
+  if (absl::Status status = CheckWorld(layout_.trainers, world_size_); !status.ok()) return status;
+  size_t fragments = 0;
+  for (const std::vector<Fragment>& of : fragments_) fragments += of.size();
+  layout_.fragments.reserve(fragments);
+  for (std::vector<Fragment>& of : fragments_) {
+    for (auto begin = of.begin(); begin != of.end();) {
+      const auto end =
+          std::find_if(begin, of.end(), [&](const Fragment& f) { return f.rank != begin->rank; });
+      std::sort(begin, end,
+                [](const Fragment& a, const Fragment& b) { return Before(a.box, b.box); });
+      begin = end;
+    }
+    std::move(of.begin(), of.end(), std::back_inserter(layout_.fragments));
+    of = {};
+  }
+  if (absl::Status status = WholeCheck(layout_).Run(); !status.ok()) return status;
+  layout = std::move(layout_);
+  return absl::OkStatus();
+}
 
 absl::Status MergeRegistrations(const std::vector<Registration>& registrations, int32_t world_size,
                                 Layout& layout) {
@@ -266,21 +293,11 @@ absl::Status MergeRegistrations(const std::vector<Registration>& registrations, 
   for (const Registration* registration : sorted) {
     if (absl::Status status = Validate(*registration); !status.ok()) return status;
   }
-  if (absl::Status status = CheckWorld(sorted, world_size); !status.ok()) return status;
-  Layout merged;
-  Merger merger(merged);
+  RegistrationMerger merger(world_size);
   for (const Registration* registration : sorted) {
-    if (absl::Status status = merger.Add(*registration); !status.ok()) return status;
+    if (auto added = merger.Add(*registration); !added.ok()) return added.status();
   }
-  std::stable_sort(merged.fragments.begin(), merged.fragments.end(),
-                   [](const Fragment& a, const Fragment& b) {
-                     if (a.parameter != b.parameter) return a.parameter < b.parameter;
-                     if (a.rank != b.rank) return a.rank < b.rank;
-                     return Before(a.box, b.box);
-                   });
-  if (absl::Status status = merger.CheckWhole(); !status.ok()) return status;
-  layout = std::move(merged);
-  return absl::OkStatus();
+  return merger.Finish(layout);
 }
 
 }  // namespace dmuond::scheduler

@@ -62,6 +62,7 @@ const std::vector<Model>& Models() {
       {"llama3.2-3b", 28, Decoder(3072, 8192, 1024, 128256, 2)},
       {"qwen2.5-7b", 28, WithRows(Decoder(3584, 18944, 512, 152064, 2), Biases(3584, 512))},
       {"llama3-8b", 32, Decoder(4096, 14336, 1024, 128256, 2)},
+      {"llama3-70b", 80, Decoder(8192, 28672, 1024, 128256, 2)},
       // Qwen3 normalises each head of 128 in q and in k.
       {"qwen3-1.7b", 28,
        WithRows(Decoder(2048, 6144, 1024, 151936, 1),

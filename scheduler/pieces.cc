@@ -139,6 +139,7 @@ absl::StatusOr<std::vector<HeldCell>> AdamWCells(const Layout& layout) {
     const Parameter& parameter = layout.parameters[p];
     if (parameter.route == Route::kAdamW) {
       std::vector<Holding> holdings;
+      holdings.reserve(end - begin);
       for (size_t f = begin; f < end; ++f) {
         holdings.push_back({layout.fragments[f].box, static_cast<int32_t>(f)});
       }
@@ -150,7 +151,10 @@ absl::StatusOr<std::vector<HeldCell>> AdamWCells(const Layout& layout) {
             absl::StrCat("parameter '", parameter.name, "': ", arranged.status().message()));
       }
       for (ArrangedCell& cell : *arranged) {
-        cells.push_back({static_cast<int32_t>(p), std::move(cell.box), LabelsOf(cell, held)});
+        HeldCell& held_cell = cells.emplace_back();
+        held_cell.parameter = static_cast<int32_t>(p);
+        held_cell.fragments = LabelsOf(cell, held);
+        held_cell.box = std::move(cell.box);
       }
     }
     begin = end;

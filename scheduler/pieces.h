@@ -29,7 +29,7 @@ namespace dmuond::scheduler {
 struct HeldCell {
   int32_t parameter = 0;
   Box box;
-  std::vector<int32_t> fragments;  // ascending
+  Indices fragments;  // ascending
 };
 // The cells of all AdamW parameters.
 [[nodiscard]] absl::StatusOr<std::vector<HeldCell>> AdamWCells(const Layout& layout);

@@ -41,12 +41,9 @@ struct PlanQuality {
 };
 
 struct Plan {
-  std::vector<Unit> units;  // by parameter, then box
-  std::vector<std::vector<Cell>>
-      gradient_cells;  // per unit: what is summed or gathered for its gradient
-  std::vector<std::vector<Cell>>
-      weight_cells;                           // per unit: boxes read from the lowest holder (adopt)
-  std::vector<std::vector<int32_t>> holders;  // per unit: all fragments that receive its weights
+  std::vector<Unit> units;               // by parameter, then box
+  std::vector<std::vector<Cell>> cells;  // per unit: what comes together to its gradient
+  std::vector<Indices> holders;          // per unit: all fragments that receive its weights
   int32_t buckets = 0;
   std::vector<int32_t> parameter_bucket;   // per parameter; -1 for route kTrainer
   std::vector<double> lane_load_us;        // per LaneId

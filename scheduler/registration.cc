@@ -2,12 +2,15 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <map>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/string_view.h"
 #include "scheduler/fragment_algebra.h"
 #include "scheduler/layout.h"
 #include "scheduler/matrix_view.h"
@@ -21,6 +24,15 @@ template <typename... Words>
 absl::Status Refuse(const Registration& registration, const Words&... words) {
   return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
                Say("trainer ", Named("rank", registration.rank.value()), ": ", words...));
+}
+
+absl::Status ValidatePlace(const Registration& registration) {
+  if (registration.rank.value() >= 0 && registration.node.value() >= 0 &&
+      registration.home.value() >= 0) {
+    return absl::OkStatus();
+  }
+  return Refuse(registration, "negative rank, node ", registration.node.value(), " or lane ",
+                registration.home.value());
 }
 
 absl::Status ValidateShape(const Registration& registration, const Parameter& parameter) {
@@ -92,7 +104,7 @@ absl::Status ValidateParameter(const Registration& registration, const Parameter
 // Whether no two elements of the box lie at the same address: sorted by stride, each step jumps
 // over everything that the smaller strides reach.
 bool AddressesDiffer(const Slice& slice, const Box& box) {
-  std::vector<std::pair<int64_t, int64_t>> steps;  // stride, extent
+  absl::InlinedVector<std::pair<int64_t, int64_t>, 4> steps;  // stride, extent
   for (size_t d = 0; d < box.begin.size(); ++d) {
     const int64_t extent = box.end[d] - box.begin[d];
     if (extent > 1) steps.emplace_back(slice.strides[d], extent);
@@ -194,21 +206,22 @@ absl::Status ValidateCounts(const Registration& registration) {
 }
 
 absl::Status ValidateNoOverlap(const Registration& registration) {
-  std::vector<std::vector<Box>> by_parameter(registration.parameters.size());
+  std::vector<int32_t> count(registration.parameters.size(), 0);
+  for (const Fragment& fragment : registration.fragments) ++count[fragment.parameter];
+  std::map<int32_t, std::vector<Box>> several;  // of parameters with more than one box
   for (const Fragment& fragment : registration.fragments) {
-    by_parameter[fragment.parameter].push_back(fragment.box);
+    if (count[fragment.parameter] > 1) several[fragment.parameter].push_back(fragment.box);
   }
-  for (size_t p = 0; p < by_parameter.size(); ++p) {
-    const auto overlap = FindOverlap(by_parameter[p]);
+  for (const auto& [p, boxes] : several) {
+    const auto overlap = FindOverlap(boxes);
     if (!overlap.has_value()) continue;
     const Parameter& parameter = registration.parameters[p];
-    const Box& a = by_parameter[p][overlap->first];
-    const Box& b = by_parameter[p][overlap->second];
+    const Box& a = boxes[overlap->first];
+    const Box& b = boxes[overlap->second];
     if (a == b) {
       return Refuse(registration, "parameter '", Named("parameter", parameter.name), "': box ",
                     Named("box", ToString(a)), " is registered ",
-                    Named("times", std::count(by_parameter[p].begin(), by_parameter[p].end(), a)),
-                    " times");
+                    Named("times", std::count(boxes.begin(), boxes.end(), a)), " times");
     }
     return Refuse(registration, "parameter '", Named("parameter", parameter.name), "': its boxes ",
                   Named("box", ToString(a)), " and ", Named("other_box", ToString(b)),
@@ -230,6 +243,7 @@ struct Stretch {
 // Looked at where slices are consecutive memory; interleaved ones may lie between each other.
 absl::Status ValidateArenas(const Registration& registration) {
   std::vector<Stretch> stretches;
+  stretches.reserve(2 * registration.fragments.size());
   for (const Fragment& fragment : registration.fragments) {
     const Parameter& parameter = registration.parameters[fragment.parameter];
     if (parameter.route == Route::kTrainer || Empty(fragment.box)) continue;
@@ -271,13 +285,10 @@ absl::Status ValidateArenas(const Registration& registration) {
 }  // namespace
 
 absl::Status Validate(const Registration& registration) {
-  if (registration.rank.value() < 0 || registration.node.value() < 0 ||
-      registration.home.value() < 0) {
-    return Refuse(registration, "negative rank, node ", registration.node.value(), " or lane ",
-                  registration.home.value());
-  }
+  if (absl::Status status = ValidatePlace(registration); !status.ok()) return status;
   if (absl::Status status = ValidateCounts(registration); !status.ok()) return status;
-  absl::flat_hash_map<std::string, const Parameter*> names;
+  absl::flat_hash_map<absl::string_view, const Parameter*> names;
+  names.reserve(registration.parameters.size());
   for (const Parameter& parameter : registration.parameters) {
     if (absl::Status status = ValidateParameter(registration, parameter); !status.ok()) {
       return status;
@@ -290,6 +301,11 @@ absl::Status Validate(const Registration& registration) {
                     Named("shape", ShapeToString(parameter.shape)));
     }
   }
+  return ValidateFragments(registration);
+}
+
+absl::Status ValidateFragments(const Registration& registration) {
+  if (absl::Status status = ValidatePlace(registration); !status.ok()) return status;
   for (const Fragment& fragment : registration.fragments) {
     if (absl::Status status = ValidateFragment(registration, fragment); !status.ok()) {
       return status;

@@ -7,6 +7,7 @@
 #define DMUOND_SCHEDULER_SNAPSHOT_SCHEDULE_H_
 
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <optional>
 
@@ -14,6 +15,13 @@
 #include "scheduler/types.h"
 
 namespace dmuond::scheduler {
+
+// Names the state after an attempt. Ordered by attempt: the larger one is the newer snapshot.
+struct SnapshotId {
+  Attempt attempt;
+  StepId step;
+  auto operator<=>(const SnapshotId&) const = default;
+};
 
 struct SnapshotOptions {
   int64_t every_steps = 500;                 // 0: not by steps

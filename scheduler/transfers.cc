@@ -1,5 +1,6 @@
 #include "scheduler/transfers.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -40,15 +41,22 @@ absl::StatusOr<UnitTransfers> TransfersOf(const PlanInputs& inputs, const Plan& 
     return LaneId(node.value() * inputs.lanes_per_node + rail);
   };
 
-  const std::vector<Cell>& gradient_cells = plan.gradient_cells[id.value()];
-  for (size_t c = 0; c < gradient_cells.size(); ++c) {
-    for (const Subtree& subtree : MaximalSubtrees(LeafNodes(layout, gradient_cells[c]))) {
+  const auto node_of = [&](int32_t fragment) {
+    return layout.trainers[layout.fragments[fragment].rank.value()].node;
+  };
+
+  const std::vector<Cell>& cells = plan.cells[id.value()];
+  for (size_t c = 0; c < cells.size(); ++c) {
+    const bool all_here = std::all_of(cells[c].fragments.begin(), cells[c].fragments.end(),
+                                      [&](int32_t f) { return node_of(f) == home; });
+    if (all_here) continue;
+    for (const Subtree& subtree : MaximalSubtrees(LeafNodes(layout, cells[c]))) {
       if (subtree.node == home) continue;
       Transfer t{.kind = TransferKind::kPartial,
                  .unit = id,
                  .from = lane_on(subtree.node),
                  .to = unit.owner,
-                 .box = gradient_cells[c].box,
+                 .box = cells[c].box,
                  .cell = static_cast<int32_t>(c),
                  .subtree = subtree};
       t.type = subtree.leaves == 1 ? parameter.gradient_type : ElementType::kF32;
@@ -59,9 +67,8 @@ absl::StatusOr<UnitTransfers> TransfersOf(const PlanInputs& inputs, const Plan& 
 
   std::map<NodeRank, std::vector<Box>> held_on;
   for (int32_t f : plan.holders[id.value()]) {
-    const Fragment& fragment = layout.fragments[f];
-    const NodeRank node = layout.trainers[fragment.rank.value()].node;
-    if (node != home) held_on[node].push_back(fragment.box);
+    const NodeRank node = node_of(f);
+    if (node != home) held_on[node].push_back(layout.fragments[f].box);
   }
   for (const auto& [node, held] : held_on) {
     auto boxes = NeededBoxes(unit, held);
@@ -79,16 +86,14 @@ absl::StatusOr<UnitTransfers> TransfersOf(const PlanInputs& inputs, const Plan& 
     }
   }
 
-  const std::vector<Cell>& weight_cells = plan.weight_cells[id.value()];
-  for (size_t c = 0; c < weight_cells.size(); ++c) {
-    const Fragment& lowest = layout.fragments[weight_cells[c].fragments.front()];
-    const NodeRank node = layout.trainers[lowest.rank.value()].node;
+  for (size_t c = 0; c < cells.size(); ++c) {
+    const NodeRank node = node_of(cells[c].lowest);
     if (node == home) continue;
     Transfer t{.kind = TransferKind::kAdopt,
                .unit = id,
                .from = lane_on(node),
                .to = unit.owner,
-               .box = weight_cells[c].box,
+               .box = cells[c].box,
                .cell = static_cast<int32_t>(c),
                .type = parameter.weight_type};
     t.bytes = Elements(t.box) * SizeOf(t.type);

@@ -26,7 +26,7 @@ struct Transfer {
   // What it carries, row-major and contiguous at both ends: a gradient cell (kPartial), what
   // holders on the receiver's node need (kWeight), a weight cell (kAdopt).
   Box box;
-  int32_t cell = 0;  // kPartial: index into Plan::gradient_cells[unit]; kAdopt: weight_cells[unit]
+  int32_t cell = 0;  // kPartial, kAdopt: index into Plan::cells[unit]
   Subtree subtree;   // kPartial: which leaves of the cell's summation tree are in it
   // A lone gradient fragment travels in its own dtype, sums in fp32, weights in the weight dtype.
   ElementType type = ElementType::kF32;

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
+
 namespace dmuond::scheduler {
 
 // An integer of its own type. Explicit both ways; ordered; hashable.
@@ -36,6 +38,10 @@ using LaneId = Strong<struct LaneIdTag, int32_t>;        // node * lanes_per_nod
 using TrainerRank = Strong<struct TrainerRankTag, int32_t>;  // 0 … world-1
 using UnitId = Strong<struct UnitIdTag, int32_t>;            // index into Plan::units
 using BucketId = Strong<struct BucketIdTag, int32_t>;
+
+// Indices of fragments or boxes. Of sharded tensors most lists have one entry, which needs no
+// memory of its own.
+using Indices = absl::InlinedVector<int32_t, 4>;
 
 constexpr Attempt MakeAttempt(GroupEpoch epoch, uint32_t counter) {
   return Attempt((uint64_t{epoch.value()} << 32) | counter);

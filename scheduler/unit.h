@@ -33,13 +33,13 @@ struct Unit {
   int32_t batch = -1;  // index into the owner's LaneProgram::batches
 };
 
-// How one cell of a unit comes together: the box and the ranks whose fragments contribute to it, in
-// rank order. SAME: one rank. The order of summation is the fixed tree over this list
-// (summation_tree.h).
+// How one cell of a unit comes together: the box and the ranks whose fragments contribute to its
+// gradient, in rank order. SAME: one rank. The order of summation is the fixed tree over this list
+// (summation_tree.h). The first weights of the box are those of its lowest holder.
 struct Cell {
-  Box box;  // in the parameter, inside the unit's box
-  std::vector<int32_t>
-      fragments;  // indices into Layout::fragments, by rank; SAME: the lowest rank's only
+  Box box;             // in the parameter, inside the unit's box
+  Indices fragments;   // into Layout::fragments, by rank; SAME: the lowest rank's only
+  int32_t lowest = 0;  // into Layout::fragments: of the lowest rank that holds the box
 };
 
 // Memory of a unit (reduced gradient, state tensors, new weights) is its box, row-major and

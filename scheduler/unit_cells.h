@@ -14,7 +14,7 @@ namespace dmuond::scheduler {
 // [begin, end) of every parameter's fragments in Layout::fragments.
 [[nodiscard]] std::vector<std::pair<int32_t, int32_t>> FragmentRanges(const Layout& layout);
 
-// Fills plan.gradient_cells, weight_cells and holders for plan.units.
+// Fills plan.cells and plan.holders for plan.units.
 [[nodiscard]] absl::Status FillCells(const Layout& layout, Plan& plan);
 
 }  // namespace dmuond::scheduler

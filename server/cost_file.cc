@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
 
 namespace dmuond::server {
 namespace {

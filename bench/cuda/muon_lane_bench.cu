@@ -18,9 +18,9 @@
 #include "bench/cuda/newton_schulz_reference.cuh"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_stream.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/plan.h"
-#include "server/convert.h"
 #include "server/cost_file.h"
 
 namespace dmuond::bench {
@@ -236,7 +236,7 @@ class Bench {
 
   int64_t Run(const std::string& model) {
     const Share share =
-        PlanShare(model, options_.lanes, costs_, server::IterationOf(config_.newton_schulz));
+        PlanShare(model, options_.lanes, costs_, IterationOf(config_.newton_schulz));
     std::printf("#   batches:");
     for (const BatchShape& b : share.batches) {
       std::printf(" %ldx%ld:%ld", static_cast<long>(b.rows), static_cast<long>(b.cols),

@@ -17,9 +17,9 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/update_tuner.h"
 #include "kernels/presets.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/limits.h"
 #include "scheduler/model_shapes.h"
-#include "server/convert.h"
 #include "server/cost_file.h"
 
 namespace dmuond::bench {
@@ -162,7 +162,7 @@ int Main(int argc, char** argv) {
   for (const TunedShape& shape : *tuned) Print(shape);
   scheduler::CostTable table;
   table.device = key;
-  const scheduler::Iteration iteration = server::IterationOf(preset->newton_schulz);
+  const scheduler::Iteration iteration = IterationOf(preset->newton_schulz);
   for (const TunedShape& shape : *tuned) {
     for (const auto& [batch, microseconds] : shape.times) {
       table.entries.push_back({{shape.rows, shape.cols, iteration}, batch, microseconds});

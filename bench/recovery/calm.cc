@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/recovery/group.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/unique_fd.h"
 
 namespace dmuond::bench {
@@ -124,7 +124,7 @@ double PointNanoseconds() {
   constexpr int kTimes = 20'000'000;
   int failed = 0;
   const int64_t begin = Now();
-  for (int i = 0; i < kTimes; ++i) failed += wire::FaultPoint("bench.point") != 0 ? 1 : 0;
+  for (int i = 0; i < kTimes; ++i) failed += fault::FaultPoint("bench.point") != 0 ? 1 : 0;
   const int64_t end = Now();
   return failed == 0 ? static_cast<double>(end - begin) / kTimes : 0;
 }

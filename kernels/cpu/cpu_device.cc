@@ -32,8 +32,12 @@ absl::StatusOr<std::unique_ptr<CpuDevice>> CpuDevice::Create(int threads) {
   return std::unique_ptr<CpuDevice>(new CpuDevice(threads));
 }
 
+std::string CpuDevice::Library() { return openblas_get_config(); }
+
+std::string CpuDevice::CoreType() { return openblas_get_corename(); }
+
 std::string CpuDevice::Describe() const {
-  return absl::StrCat("cpu threads=", pool_.threads(), " openblas=", openblas_get_corename());
+  return absl::StrCat("cpu threads=", pool_.threads(), " openblas=", CoreType());
 }
 
 absl::StatusOr<std::unique_ptr<Mapping>> CpuDevice::Map(int fd, size_t bytes) {

@@ -25,6 +25,11 @@ class CpuDevice final : public Device {
   static absl::StatusOr<std::unique_ptr<CpuDevice>> Create(int threads);
   static constexpr int kThreadsMax = 1024;
 
+  // The library that computes matrix products in this process: "OpenBLAS 0.3.21 … SkylakeX
+  // MAX_THREADS=64", and those of its kernels that run: "SkylakeX".
+  [[nodiscard]] static std::string Library();
+  [[nodiscard]] static std::string CoreType();
+
   [[nodiscard]] std::string Describe() const override;
   absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) override;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/fault/fault_point.h"
 
 namespace dmuond::kernels::cpu {
 namespace {
@@ -54,6 +55,9 @@ absl::StatusOr<uint64_t> FileBytes(int fd) {
 
 absl::StatusOr<std::unique_ptr<Mapping>> MapOrError(int fd, size_t bytes, int flags) {
   if (bytes == 0) return absl::InvalidArgumentError("cannot map 0 bytes");
+  if (const int error = fault::FaultPoint("memory.map")) {
+    return absl::ErrnoToStatus(error, absl::StrCat("mmap of ", bytes, " bytes"));
+  }
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
   if (data == MAP_FAILED) {
     return absl::ErrnoToStatus(errno, absl::StrCat("mmap of ", bytes, " bytes"));
@@ -73,14 +77,19 @@ absl::StatusOr<UniqueFd> CpuMemoryHolder::Allocate(size_t bytes, const std::stri
     return absl::ResourceExhaustedError(
         absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available, " available"));
   }
+  if (const int error = fault::FaultPoint("memory.create")) {
+    return absl::ErrnoToStatus(error, absl::StrCat("memfd_create '", name, "'"));
+  }
   // The kernel refuses names longer than 249 bytes.
   UniqueFd fd(::memfd_create(name.substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("memfd_create '", name, "'"));
   const auto length = static_cast<off_t>(bytes);
-  int error = 0;
-  do {
-    error = ::posix_fallocate(fd.get(), 0, length);
-  } while (error == EINTR);
+  int error = fault::FaultPoint("memory.allocate");
+  if (error == 0) {
+    do {
+      error = ::posix_fallocate(fd.get(), 0, length);
+    } while (error == EINTR);
+  }
   if (error != 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available,

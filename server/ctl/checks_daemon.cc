@@ -19,7 +19,7 @@
 #include "server/ctl/checks.h"
 #include "server/ctl/connection.h"
 #include "server/ctl/table.h"
-#include "server/daemon/socket_dir.h"
+#include "server/daemon/process/socket_dir.h"
 #include "server/version.h"
 
 namespace dmuond::server::ctl {

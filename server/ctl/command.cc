@@ -2,7 +2,7 @@
 
 #include <iostream>
 
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 
 namespace dmuond::server::ctl {
 

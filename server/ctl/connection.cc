@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/socket_dir.h"
+#include "server/common/errors.h"
+#include "server/daemon/process/socket_dir.h"
 
 namespace dmuond::server::ctl {
 

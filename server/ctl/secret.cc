@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/unique_fd.h"
 #include "server/ctl/command.h"
-#include "server/daemon/peer_secret.h"
+#include "server/daemon/group/peer_secret.h"
 
 namespace dmuond::server::ctl {
 

@@ -5,21 +5,57 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/convert.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 
 namespace dmuond::server {
 namespace {
 
 constexpr std::chrono::milliseconds kReaped{100};  // how long a tick waits for the end of lanes
 
+// Fault points of what the coordinator is about to say. It has decided, and nobody knows yet.
+void AboutToSend(const v1::CoordinatorMessage& message) {
+  if (message.has_open()) fault::FaultPoint("coordinator.open");
+  if (message.has_go()) fault::FaultPoint("coordinator.go");
+  if (message.has_decision()) {
+    fault::FaultPoint("coordinator.decided");
+    fault::FaultPoint("coordinator.before_send");
+  }
+  if (message.has_reform()) fault::FaultPoint("coordinator.reform");
+  if (message.has_roll_back()) fault::FaultPoint("coordinator.roll_back");
+  if (message.has_republish()) fault::FaultPoint("coordinator.restart");
+}
+
+// Fault points of what the coordinator is about to hear.
+void AboutToHear(const v1::MemberMessage& message) {
+  if (message.has_registration()) fault::FaultPoint("coordinator.registration");
+  if (message.has_submitted()) fault::FaultPoint("coordinator.submission");
+  if (message.has_vote()) fault::FaultPoint("coordinator.vote");
+}
+
 }  // namespace
 
 Daemon::Daemon(DaemonOptions options, kernels::MemoryHolder& memory)
-    : options_(std::move(options)), memory_(memory) {
-  if (options_.node == 0) coordinator_ = std::make_unique<Coordinator>(options_.coordinator);
+    : options_(std::move(options)),
+      memory_(memory),
+      lane_host_(
+          {.binary = options_.lane_binary,
+           .device = absl::StrCat("cpu:", options_.threads_per_lane),
+           .lanes = options_.lanes,
+           .lock = options_.lock},
+          {.on_report =
+               [this](uint64_t generation, scheduler::LaneIndex lane,
+                      const v1::LaneReport& report) { OnLaneReport(generation, lane, report); },
+           .on_gone =
+               [this](uint64_t generation, scheduler::LaneIndex lane,
+                      const std::string& last_words) {
+                 OnLaneGone(generation, lane, last_words);
+               }}) {
+  if (options_.node == 0) {
+    coordinator_ = std::make_unique<scheduler::GroupJob>(options_.coordinator);
+  }
   if (options_.storage == nullptr) return;
   writes_ = std::make_unique<Disk>(*options_.storage, options_.snapshot_timeout);
   reads_ = std::make_unique<Disk>(*options_.storage, options_.snapshot_timeout);
@@ -129,16 +165,29 @@ void Daemon::Tell(v1::MemberMessage message) {
   Pump();
 }
 
-void Daemon::Send(AddressedMessages messages) {
-  coordinator_->AddSnapshots(std::chrono::steady_clock::now(), messages);
-  for (Addressed& addressed : messages) {
+void Daemon::Perform(scheduler::GroupActions actions) {
+  for (scheduler::Addressed& addressed : actions.messages) {
+    AboutToSend(addressed.message);
     const bool remote = !addressed.node.has_value() || *addressed.node != options_.node;
     const bool here = !addressed.node.has_value() || *addressed.node == options_.node;
-    if (addressed.message.has_decision()) wire::FaultPoint("coordinator.before_send");
     if (remote && options_.nodes > 1) peers_->SendToMembers(addressed.node, addressed.message);
-    if (addressed.message.has_decision()) wire::FaultPoint("coordinator.sent");
+    if (addressed.message.has_decision()) fault::FaultPoint("coordinator.sent");
     if (here) heard_.push_back(std::move(addressed.message));
   }
+  // A daemon that has left has no worker, and its coordinator no group.
+  if (!actions.plan.has_value() || worker_ == nullptr) return;
+  worker_->Post([this, order = *std::move(actions.plan)] {
+    absl::StatusOr<scheduler::PlannedJob> made = planner_.Make(*order.inputs);
+    StateLock lock(mutex_);
+    Perform(
+        coordinator_->OnPlanMade(std::chrono::steady_clock::now(), order.number, std::move(made)));
+    Pump();
+  });
+}
+
+void Daemon::CoordinatorHears(int32_t node, const v1::MemberMessage& message) {
+  AboutToHear(message);
+  Perform(coordinator_->OnMessage(std::chrono::steady_clock::now(), node, message));
 }
 
 // Moves messages between this node's member and the coordinator until both are idle. What they
@@ -156,7 +205,7 @@ void Daemon::Pump() {
     const v1::MemberMessage message = std::move(told_.front());
     told_.pop_front();
     if (coordinator_ != nullptr) {
-      Send(coordinator_->OnMessage(std::chrono::steady_clock::now(), options_.node, message));
+      CoordinatorHears(options_.node, message);
     } else {
       peers_->SendToCoordinator(message);
     }
@@ -173,23 +222,17 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
       return HandleRefused(message.refused());
     case Kind::kRendezvous: {
       if (job_ == nullptr) return;
-      const auto rail = static_cast<size_t>(message.rendezvous().rail());
-      if (rail >= job_->lanes.size() || job_->lanes[rail].process == nullptr) return;
       v1::LaneCommand command;
       *command.mutable_rendezvous() = message.rendezvous();
-      job_->lanes[rail].process->Send(command).IgnoreError();  // its end is reported by OnLaneGone
-      return;
+      return ToLane(scheduler::LaneIndex(message.rendezvous().rail()), command);
     }
     case Kind::kOpen:
       return HandleOpen(message.open());
     case Kind::kGo: {
       if (job_ == nullptr) return;
-      const auto rail = static_cast<size_t>(message.go().rail());
-      if (rail >= job_->lanes.size() || job_->lanes[rail].process == nullptr) return;
       v1::LaneCommand command;
       *command.mutable_go() = message.go();
-      job_->lanes[rail].process->Send(command).IgnoreError();
-      return;
+      return ToLane(scheduler::LaneIndex(message.go().rail()), command);
     }
     case Kind::kSubmitted: {
       if (job_ == nullptr) return;
@@ -230,11 +273,16 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
   }
 }
 
+void Daemon::ToLane(scheduler::LaneIndex lane, const v1::LaneCommand& command,
+                    const std::vector<int>& fds) {
+  lane_host_.Send(lane, command, fds).IgnoreError();
+}
+
 void Daemon::ToLanes(const v1::LaneCommand& command) {
-  for (LaneState& lane : job_->lanes) {
-    // A lane that is gone says so through OnLaneGone; one that is new hears what it needs when it
-    // is ready.
-    if (lane.process != nullptr && lane.ready) lane.process->Send(command).IgnoreError();
+  for (size_t i = 0; i < job_->lanes.size(); ++i) {
+    const scheduler::LaneIndex lane(static_cast<int32_t>(i));
+    // One that is new hears what it needs when it is ready.
+    if (job_->lanes[lane].ready()) ToLane(lane, command);
   }
 }
 
@@ -242,12 +290,12 @@ void Daemon::OnFormed(uint32_t epoch) {
   StateLock lock(mutex_);
   epoch_ = epoch;
   newest_epoch_.store(epoch);
-  wire::FaultPoint("daemon.formed");
+  fault::FaultPoint("daemon.formed");
   log::Info("group formed",
             {{"epoch", absl::StrCat(epoch)}, {"nodes", absl::StrCat(options_.nodes)}});
   if (job_ != nullptr) job_->broken_since.reset();
   if (coordinator_ != nullptr) {
-    Send(coordinator_->OnFormed(std::chrono::steady_clock::now(), epoch));
+    Perform(coordinator_->OnFormed(std::chrono::steady_clock::now(), epoch));
     Pump();
   }
   halted_ = false;
@@ -262,13 +310,13 @@ bool Daemon::formed() {
 
 void Daemon::OnMemberMessage(int32_t node, const v1::MemberMessage& message) {
   StateLock lock(mutex_);
-  Send(coordinator_->OnMessage(std::chrono::steady_clock::now(), node, message));
+  CoordinatorHears(node, message);
   Pump();
 }
 
 void Daemon::OnMemberGone(int32_t node, const std::string& why) {
   StateLock lock(mutex_);
-  Send(coordinator_->OnMemberGone(std::chrono::steady_clock::now(), node, why));
+  Perform(coordinator_->OnMemberGone(std::chrono::steady_clock::now(), node, why));
   Pump();
   HandleBroken(absl::StrCat("the daemon of node ", node, " is gone: ", why));
 }
@@ -292,20 +340,16 @@ void Daemon::Fail(absl::Status status) {
   mutex_.Changed();
 }
 
-void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneReport& report) {
+void Daemon::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
+                          const v1::LaneReport& report) {
   using Kind = v1::LaneReport::ReportCase;
   StateLock lock(mutex_);
   if (generation != generation_ || job_ == nullptr) return;
-  LaneState& state = job_->lanes[lane];
-  if (state.watch.has_value()) state.watch->OnReport();
+  job_->lanes.OnReport(lane);
   v1::MemberMessage message;
   switch (report.report_case()) {
     case Kind::kReady: {
-      state.ready = true;
-      state.device = report.ready().device();
-      const bool all = std::all_of(job_->lanes.begin(), job_->lanes.end(),
-                                   [](const LaneState& l) { return l.ready; });
-      if (all) OnLanesReady();
+      if (job_->lanes.OnReady(lane, report.ready().device())) OnLanesReady();
       return;
     }
     case Kind::kRendezvous:
@@ -316,27 +360,27 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       return Tell(std::move(message));
     case Kind::kGathered: {
       if (!job_->steps.has_value()) return;
-      state.gathered_attempt = report.gathered().attempt();
-      state.non_finite.assign(report.gathered().non_finite().begin(),
-                              report.gathered().non_finite().end());
+      job_->lanes.OnGathered(
+          lane, report.gathered().attempt(),
+          {report.gathered().non_finite().begin(), report.gathered().non_finite().end()});
       std::vector<scheduler::UnitNorm> norms;
       norms.reserve(report.gathered().norms_size());
       for (const v1::UnitNorm& norm : report.gathered().norms()) norms.push_back(FromProto(norm));
-      const auto vote_norms =
-          job_->steps->OnGathered(scheduler::Attempt(report.gathered().attempt()),
-                                  scheduler::LaneIndex(lane), std::move(norms));
+      const auto vote_norms = job_->steps->OnGathered(
+          scheduler::Attempt(report.gathered().attempt()), lane, std::move(norms));
       if (!vote_norms.has_value()) return;
       v1::Vote& vote = *message.mutable_vote();
       vote.set_attempt(report.gathered().attempt());
       vote.set_node(options_.node);
       vote.set_plan_digest(job_->plan->digest);
       for (const scheduler::UnitNorm& norm : *vote_norms) *vote.add_norms() = ToProto(norm);
-      for (const LaneState& each : job_->lanes) {
-        vote.mutable_non_finite()->Add(each.non_finite.begin(), each.non_finite.end());
+      for (int32_t i = 0; i < options_.lanes; ++i) {
+        const std::vector<int32_t>& units = job_->lanes[scheduler::LaneIndex(i)].non_finite;
+        vote.mutable_non_finite()->Add(units.begin(), units.end());
       }
-      wire::FaultPoint("daemon.vote");
+      fault::FaultPoint("daemon.vote");
       Tell(std::move(message));
-      wire::FaultPoint("daemon.vote.sent");
+      fault::FaultPoint("daemon.vote.sent");
       return;
     }
     case Kind::kPublished:
@@ -347,17 +391,15 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
             session.incarnation != report.attached().incarnation()) {
           continue;
         }
-        session.lanes_attached.insert(lane);
+        session.lanes_attached.insert(lane.value());
         if (!report.attached().error().empty()) {
           session.attach_error =
               Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-                    Say("lane ", Named("lane", lane), " cannot map the memory of rank ",
+                    Say("lane ", Named("lane", lane.value()), " cannot map the memory of rank ",
                         Named("rank", session.rank), ": ", report.attached().error()));
         }
       }
-      if (job_->mapping.erase({report.attached().rank(), lane}) > 0 && job_->mapping.empty()) {
-        TellPlanReady();
-      }
+      if (job_->lanes.OnMapped(report.attached().rank(), lane)) TellPlanReady();
       mutex_.Changed();
       return;
     case Kind::kUnitIo:
@@ -365,7 +407,7 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
       if (!report.unit_io().error().empty()) {
         log::Error("state was not transferred", {{"job", job_->name},
                                                  {"epoch", epoch_},
-                                                 {"lane", lane},
+                                                 {"lane", lane.value()},
                                                  {"what", report.unit_io().error()}});
       }
       mutex_.Changed();
@@ -379,7 +421,7 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
     case Kind::kFailed:
       log::Error("lane failed", {{"job", job_->name},
                                  {"epoch", epoch_},
-                                 {"lane", lane},
+                                 {"lane", lane.value()},
                                  {"what", report.failed().what()}});
       return;
     default:
@@ -387,12 +429,12 @@ void Daemon::OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneRepor
   }
 }
 
-void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& last_words) {
+void Daemon::OnLaneGone(uint64_t generation, scheduler::LaneIndex lane,
+                        const std::string& last_words) {
   StateLock lock(mutex_);
-  if (generation != generation_ || job_ == nullptr || job_->lanes[lane].gone) return;
-  job_->lanes[lane].gone = true;
-  job_->snapshots.Abandon(absl::StrCat("lane ", lane, " ended: ", last_words));
-  const int32_t id = (options_.node * options_.lanes) + lane;
+  if (generation != generation_ || job_ == nullptr || !job_->lanes.OnGone(lane)) return;
+  job_->snapshots.Abandon(absl::StrCat("lane ", lane.value(), " ended: ", last_words));
+  const int32_t id = job_->lanes[lane].id.value();
   log::Error("lane lost", {{"job", job_->name},
                            {"epoch", epoch_},
                            {"step", LastCommitted()},
@@ -401,38 +443,30 @@ void Daemon::OnLaneGone(uint64_t generation, int32_t lane, const std::string& la
   v1::MemberMessage message;
   message.mutable_lane_lost()->set_lane(id);
   message.mutable_lane_lost()->set_detail(last_words);
-  message.mutable_lane_lost()->set_epoch(job_->lane_epoch);
+  message.mutable_lane_lost()->set_epoch(job_->lanes.epoch());
   // The coordinator says what comes of it: other lanes, or that this was once too often, or that a
   // job that had not begun is refused.
   Tell(std::move(message));
 }
 
 void Daemon::Tick() {
-  std::vector<std::unique_ptr<LaneProcess>> dead;
+  std::optional<LaneHost::Reaper> reaper;
   {
     StateLock lock(mutex_);
     ForgetRefusedOpens(std::chrono::steady_clock::now());
     if (coordinator_ != nullptr) {
-      Send(coordinator_->OnTick(std::chrono::steady_clock::now()));
+      Perform(coordinator_->OnTick(std::chrono::steady_clock::now()));
       Pump();
     }
     EndBrokenJob();
     WatchLanes(std::chrono::steady_clock::now());
     WatchDisks(std::chrono::steady_clock::now());
     TellProgress(std::chrono::steady_clock::now());
-    dead.swap(dead_lanes_);
+    reaper = lane_host_.BeginReaping();
   }
-  // Not for long: heartbeats are due, and not even SIGKILL ends one that hangs in a driver.
-  const Deadline reaped_by = std::chrono::steady_clock::now() + kReaped;
-  std::vector<std::unique_ptr<LaneProcess>> alive;
-  for (std::unique_ptr<LaneProcess>& lane : dead) {
-    lane->BeginStop();
-    if (!lane->WaitUntilGone(reaped_by)) alive.push_back(std::move(lane));
-  }
-  dead.clear();
-  // Lanes share memory with their predecessors, which must be gone.
+  reaper->Wait(std::chrono::steady_clock::now() + kReaped);
   StateLock lock(mutex_);
-  std::move(alive.begin(), alive.end(), std::back_inserter(dead_lanes_));
+  lane_host_.EndReaping(*std::move(reaper));
   StartNewLanes();
 }
 

@@ -25,15 +25,19 @@
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/trainer.pb.h"
 #include "kernels/device.h"
+#include "scheduler/job/group_job.h"
 #include "scheduler/reason.h"
-#include "server/daemon/attach_server.h"
-#include "server/daemon/coordinator.h"
-#include "server/daemon/disk.h"
-#include "server/daemon/log.h"
+#include "server/common/log.h"
+#include "server/daemon/calls/attach_server.h"
+#include "server/daemon/calls/session_keys.h"
+#include "server/daemon/lanes/lane_host.h"
+#include "server/daemon/memory/prepared_job.h"
+#include "server/daemon/memory/state_transfer.h"
+#include "server/daemon/planner.h"
 #include "server/daemon/session.h"
-#include "server/daemon/session_keys.h"
+#include "server/daemon/snapshots/disk.h"
 #include "server/daemon/state_mutex.h"
-#include "server/daemon/state_transfer.h"
+#include "server/daemon/work_thread.h"
 #include "server/storage/storage.h"
 
 namespace dmuond::server {
@@ -52,11 +56,12 @@ struct DaemonOptions {
   int64_t job_memory_bytes = 0;  // 0: no limit
   std::chrono::milliseconds step_timeout{600'000};
   std::chrono::milliseconds lane_timeout{30'000};  // as LaneWatchOptions'
-  CoordinatorOptions coordinator;
+  scheduler::GroupJobOptions coordinator;
   // In the worst case: lanes hang as often as a step bears it, each as long as it may, and are made
   // anew; and the group falls apart in between.
   [[nodiscard]] std::chrono::milliseconds published_timeout() const {
-    return kLaneDeathsMax * (2 * coordinator.step.work_timeout() + coordinator.register_timeout) +
+    return scheduler::kLaneDeathsMax *
+               (2 * coordinator.step.work_timeout() + coordinator.register_timeout) +
            coordinator.step.session_linger;
   }
   storage::Storage* storage = nullptr;  // of snapshots; null: none are made. Outlives the daemon
@@ -159,12 +164,12 @@ class Daemon {
   // ---- Peer service: state that is owned here, for another node's trainers ----
   absl::StatusOr<StateTensor> ReadStateForPeer(const v1::ReadStateRequest& request,
                                                const Cancelled& cancelled);
-  absl::Status WriteStateForPeer(const v1::WriteStateRequest& request);
+  absl::Status WriteStateForPeer(const v1::WriteStateRequest& part);
 
   // ---- Events, from their sources' threads ----
   void OnAttachGone(AttachId id);
-  void OnLaneReport(uint64_t generation, int32_t lane, const v1::LaneReport& report);
-  void OnLaneGone(uint64_t generation, int32_t lane, const std::string& last_words);
+  void OnLaneReport(uint64_t generation, scheduler::LaneIndex lane, const v1::LaneReport& report);
+  void OnLaneGone(uint64_t generation, scheduler::LaneIndex lane, const std::string& last_words);
   void OnFormed(uint32_t epoch);
   void OnMemberMessage(int32_t node, const v1::MemberMessage& message);  // node 0
   void OnMemberGone(int32_t node, const std::string& why);               // node 0
@@ -206,6 +211,19 @@ class Daemon {
                                                    const AttachPeer& peer,
                                                    const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex_);
+  // Descriptors of a trainer's memory, which stay the job's memory's.
+  struct TrainerMemory {
+    struct Arena {
+      int fd = -1;
+      bool kept = false;
+    };
+    std::vector<Arena> arenas;  // as in the request
+    int timeline = -1;
+  };
+  // Made without the lock: the session, and the job, may have ended when it returns. REQUIRES: the
+  // session is there, and the job's memory.
+  absl::StatusOr<TrainerMemory> AllocateForTrainer(const v1::AttachBuffersRequest& request,
+                                                   uint32_t buckets) DMUOND_REQUIRES(mutex_);
   absl::StatusOr<v1::AttachBuffersReply> AttachOnce(const v1::AttachBuffersRequest& request,
                                                     const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex_);
@@ -222,16 +240,29 @@ class Daemon {
   [[nodiscard]] absl::Status JobFailure() const DMUOND_REQUIRES(mutex_);
 
   void Tell(v1::MemberMessage message) DMUOND_REQUIRES(mutex_);
-  void Send(AddressedMessages messages) DMUOND_REQUIRES(mutex_);
+  void Perform(scheduler::GroupActions actions) DMUOND_REQUIRES(mutex_);
+  void CoordinatorHears(int32_t node, const v1::MemberMessage& message) DMUOND_REQUIRES(mutex_);
   void Pump() DMUOND_REQUIRES(mutex_);
   void Handle(const v1::CoordinatorMessage& message) DMUOND_REQUIRES(mutex_);
+  // Where it is; its end is reported by OnLaneGone().
+  void ToLane(scheduler::LaneIndex lane, const v1::LaneCommand& command,
+              const std::vector<int>& fds = {}) DMUOND_REQUIRES(mutex_);
   void ToLanes(const v1::LaneCommand& command) DMUOND_REQUIRES(mutex_);
 
   void HandlePlan(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
   // Ends a job that registers here and is not, or is no longer, the one that the group runs.
   void GiveWayTo(const v1::PlanInputs& plan) DMUOND_REQUIRES(mutex_);
-  absl::Status Prepare(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
-  absl::Status StartLane(int32_t lane_index, const scheduler::Plan& plan) DMUOND_REQUIRES(mutex_);
+  void BeginJob(const std::string& name, int32_t world_size) DMUOND_REQUIRES(mutex_);
+  // A worker makes the plan's memory; OnPrepared() goes on when it is there.
+  void StartPreparing(const v1::PlanInputs& wire) DMUOND_REQUIRES(mutex_);
+  void OnPrepared(absl::StatusOr<PreparedJob> prepared) DMUOND_REQUIRES(mutex_);
+  // Ends the job's use of its memory, which the worker gives back: gigabytes take seconds.
+  void DropMemory() DMUOND_REQUIRES(mutex_);
+  void LetGo(std::shared_ptr<void> memory) DMUOND_REQUIRES(mutex_);
+  absl::Status StartLanes() DMUOND_REQUIRES(mutex_);
+  // The first command of a lane, and the descriptors that go with it.
+  [[nodiscard]] v1::LaneCommand ConfigureOf(scheduler::LaneIndex lane, std::vector<int>& fds) const
+      DMUOND_REQUIRES(mutex_);
   // New epochs (daemon_reform.cc).
   void TellMemberState() DMUOND_REQUIRES(mutex_);
   void HandleFindSnapshot(const v1::FindSnapshot& find) DMUOND_REQUIRES(mutex_);
@@ -295,13 +326,16 @@ class Daemon {
   void HandleWaiting(const v1::Waiting& waiting) DMUOND_REQUIRES(mutex_);
   void FillAwaited(google::protobuf::RepeatedPtrField<v1::Awaited>& awaited) const
       DMUOND_REQUIRES(mutex_);
-  void HandlePong(int32_t lane, const v1::LaneReport::Pong& pong) DMUOND_REQUIRES(mutex_);
+  // What lanes are waited for, of which they have all that they need.
+  [[nodiscard]] scheduler::LaneSet::Owed OwedByLanes() const DMUOND_REQUIRES(mutex_);
+  void Obey(const std::vector<scheduler::LaneSet::Order>& orders, const std::string& why)
+      DMUOND_REQUIRES(mutex_);
+  void HandlePong(scheduler::LaneIndex lane, const v1::LaneReport::Pong& pong)
+      DMUOND_REQUIRES(mutex_);
   void HandleGatherOverdue(const v1::GatherOverdue& overdue) DMUOND_REQUIRES(mutex_);
-  // Kills a lane that hangs; that it is gone is reported by OnLaneGone.
-  void Condemn(int32_t lane, const std::string& why) DMUOND_REQUIRES(mutex_);
-  // The trainers whose words a lane waits for count as dead; false: there are none.
-  bool ExpelAwaited(const LaneState& lane, const std::string& why) DMUOND_REQUIRES(mutex_);
-  [[nodiscard]] std::string AwaitedFrom(int32_t lane) const DMUOND_REQUIRES(mutex_);
+  void KillLane(const scheduler::LaneSet::Kill& kill) DMUOND_REQUIRES(mutex_);
+  // These trainers count as dead; false: there are none. The job may end by that.
+  bool Expel(const std::vector<int32_t>& ranks, const std::string& why) DMUOND_REQUIRES(mutex_);
   // The job cannot go on, and the coordinator knows it no longer.
   void Abandon(absl::Status status) DMUOND_REQUIRES(mutex_);
   void HandleRefused(const v1::RegistrationRefused& refused) DMUOND_REQUIRES(mutex_);
@@ -312,7 +346,7 @@ class Daemon {
   void FinishAgain(const v1::Decision& wire, const scheduler::Decision& decision)
       DMUOND_REQUIRES(mutex_);
   void HandleRepublish(const v1::Republish& republish) DMUOND_REQUIRES(mutex_);
-  void HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published)
+  void HandleLanePublished(scheduler::LaneIndex lane, const v1::LaneReport::Published& published)
       DMUOND_REQUIRES(mutex_);
   // `told`: what its sessions hear; OK: that it has ended, and that they may begin anew.
   void EndJob(const std::string& why, const absl::Status& told = absl::OkStatus())
@@ -365,8 +399,6 @@ class Daemon {
   absl::StatusOr<StateTensor> ReadUnit(scheduler::UnitId id, v1::StateKind kind,
                                        const Cancelled& cancelled) DMUOND_REQUIRES(mutex_);
   absl::StatusOr<double> ReadUpdates(scheduler::UnitId id) DMUOND_REQUIRES(mutex_);
-  absl::Status WriteUnit(scheduler::UnitId id, v1::StateKind kind, const void* data, size_t bytes)
-      DMUOND_REQUIRES(mutex_);
   // Where the chunk's bytes belong, which are counted already.
   absl::StatusOr<std::string*> PlaceOfChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
                                             PushedState& state) DMUOND_REQUIRES(mutex_);
@@ -381,14 +413,13 @@ class Daemon {
                                  uint64_t attempt) DMUOND_EXCLUDES(mutex_);
   absl::Status BringToOwner(const scheduler::Unit& unit, const v1::WriteStateRequest& part)
       DMUOND_EXCLUDES(mutex_);
-  absl::Status KeepPending(const v1::WriteStateRequest& part) DMUOND_REQUIRES(mutex_);
   void ApplyPending(uint64_t attempt) DMUOND_REQUIRES(mutex_);
   // Snapshots (daemon_snapshots.cc): what the coordinator has said, and what came of it.
   void HandleSave(const v1::SaveState& save) DMUOND_REQUIRES(mutex_);
   void HandleWriteManifest(const v1::WriteManifest& write) DMUOND_REQUIRES(mutex_);
-  void TellWritten(uint64_t attempt, const std::vector<v1::SnapshotFile>& files,
-                   const std::string& error = "", const std::string& reason = "")
+  void WriteSnapshot(const v1::SaveState& save, const std::string& abandoned)
       DMUOND_REQUIRES(mutex_);
+  void TellWritten(const v1::SnapshotWritten& written) DMUOND_REQUIRES(mutex_);
   void TellManifestWritten(uint64_t attempt, const std::string& error,
                            const std::string& reason = "") DMUOND_REQUIRES(mutex_);
   // The directory, and what becomes of waits when it hangs (daemon_disk.cc).
@@ -404,7 +435,8 @@ class Daemon {
   // REQUIRES: it hangs.
   [[nodiscard]] absl::Status DirectoryHangs(const Disk& disk) const DMUOND_REQUIRES(mutex_);
   void HandleSnapshotDone(const v1::SnapshotDone& done) DMUOND_REQUIRES(mutex_);
-  void HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) DMUOND_REQUIRES(mutex_);
+  void HandleCopied(scheduler::LaneIndex lane, const v1::LaneReport::Copied& copied)
+      DMUOND_REQUIRES(mutex_);
   // Until the state as it is now is durable; while lanes are replaced, that of the new ones. Ends
   // as soon as `allowed` says so.
   absl::StatusOr<v1::SnapshotDone> SaveNow(Deadline deadline, const Cancelled& cancelled,
@@ -418,11 +450,13 @@ class Daemon {
   [[nodiscard]] std::string PathOf(const v1::SnapshotDone& done) const DMUOND_REQUIRES(mutex_);
   // The newest state is in a snapshot.
   [[nodiscard]] bool Saved() const DMUOND_REQUIRES(mutex_);
+  // A snapshot of `wanted` or of a later attempt exists, or has failed, since there were `before`
+  // of them.
+  [[nodiscard]] bool Answered(uint64_t before, uint64_t wanted) const DMUOND_REQUIRES(mutex_);
   // Planned departures (daemon_leaving.cc).
   void TellLeaving() DMUOND_REQUIRES(mutex_);
   void HandleHalted(const v1::Halted& halted) DMUOND_REQUIRES(mutex_);
   absl::Status HaltAndSave(Deadline deadline) DMUOND_REQUIRES(mutex_);
-  void PlaceHostCopies() DMUOND_REQUIRES(mutex_);
   // Going on from a snapshot (daemon_restore.cc). Gives up the lock.
   absl::StatusOr<std::optional<Restorable>> FindResume(const std::string& job,
                                                        const Cancelled& cancelled)
@@ -430,19 +464,19 @@ class Daemon {
   void StartRestore() DMUOND_REQUIRES(mutex_);
   void OnRestored(const Restorable& from, std::vector<std::vector<uint64_t>> updates)
       DMUOND_REQUIRES(mutex_);
-  void HandleStateLoaded(int32_t lane, const v1::LaneReport::StateLoaded& loaded)
+  void HandleStateLoaded(scheduler::LaneIndex lane, const v1::LaneReport::StateLoaded& loaded)
       DMUOND_REQUIRES(mutex_);
   // `older_snapshot`: the step of one that a job that goes back may go back to instead.
   void TellPlanFailed(const absl::Status& why, int64_t older_snapshot = 0) DMUOND_REQUIRES(mutex_);
   // The job goes on from a snapshot, whose state its lanes do not have yet.
   [[nodiscard]] bool IsRestoring() const DMUOND_REQUIRES(mutex_) {
-    return job_ != nullptr && job_->failed.ok() && job_->plan != nullptr &&
-           job_->wire.restore_step() > 0 && !job_->snapshots.restored;
+    return job_ != nullptr && job_->failed.ok() && job_->wire.restore_step() > 0 &&
+           !job_->snapshots.restored;
   }
   // Here, or on a node that this one waits for: a job that goes on from a snapshot has not begun.
   [[nodiscard]] bool RestoresSomewhere() const DMUOND_REQUIRES(mutex_) {
-    return job_ != nullptr && job_->failed.ok() && job_->plan != nullptr && epoch_ != 0 &&
-           job_->wire.restore_step() > 0 && !job_->steps.has_value();
+    return job_ != nullptr && job_->failed.ok() && epoch_ != 0 && job_->wire.restore_step() > 0 &&
+           !job_->steps.has_value();
   }
   // Whether the job has state, or will have it once its ranks are attached.
   [[nodiscard]] bool JobHasState() const DMUOND_REQUIRES(mutex_) {
@@ -463,7 +497,7 @@ class Daemon {
   PeerLinks* peers_ = nullptr;
 
   StateMutex mutex_;
-  std::unique_ptr<Coordinator> coordinator_ DMUOND_GUARDED_BY(mutex_);  // node 0
+  std::unique_ptr<scheduler::GroupJob> coordinator_ DMUOND_GUARDED_BY(mutex_);  // node 0
   std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex_);        // to the coordinator
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex_);  // from it
   bool pumping_ DMUOND_GUARDED_BY(mutex_) = false;
@@ -476,6 +510,7 @@ class Daemon {
   std::optional<absl::StatusOr<v1::DrainReply>> prepared_ DMUOND_GUARDED_BY(mutex_);
   std::map<uint64_t, Session> sessions_ DMUOND_GUARDED_BY(mutex_);
   std::set<std::string> opening_ DMUOND_GUARDED_BY(mutex_);  // nonces of sessions being opened
+  std::set<int32_t> allocating_ DMUOND_GUARDED_BY(mutex_);   // ranks whose memory is being made
   // Attach connections whose OpenSession was refused, or whose session gave way to another job, for
   // who has lost the answer.
   struct RefusedOpen {
@@ -494,13 +529,16 @@ class Daemon {
   std::optional<v1::DiscardSnapshots> discarding_ DMUOND_GUARDED_BY(mutex_);
   std::unique_ptr<NodeJob> job_ DMUOND_GUARDED_BY(mutex_);
   uint64_t generation_ DMUOND_GUARDED_BY(mutex_) = 0;  // of job_: tells late lane reports apart
-  std::vector<std::unique_ptr<LaneProcess>> dead_lanes_ DMUOND_GUARDED_BY(mutex_);
+  LaneHost lane_host_ DMUOND_GUARDED_BY(mutex_);
   int32_t waiting_for_published_ DMUOND_GUARDED_BY(mutex_) = 0;
   int64_t unit_requests_ DMUOND_GUARDED_BY(mutex_) = 0;
   std::map<int64_t, std::string> unit_answers_ DMUOND_GUARDED_BY(mutex_);  // request -> error or ""
   // The coordinator, which is this node's, waits to hear which snapshot is the newest.
   std::optional<v1::FindSnapshot> newest_owed_ DMUOND_GUARDED_BY(mutex_);
   uint64_t committing_ DMUOND_GUARDED_BY(mutex_) = 0;  // manifest that is being written; 0: none
+  Planner planner_;
+  // Plans, and a job's memory: made, and given back. As the disks, null when the daemon has left.
+  std::unique_ptr<WorkThread> worker_ DMUOND_GUARDED_BY(mutex_) = std::make_unique<WorkThread>();
   // Null: no snapshots, or the daemon has left. Their work takes the lock: it ends first.
   std::unique_ptr<Disk> writes_ DMUOND_GUARDED_BY(mutex_);  // snapshots
   // What is brought back from them, and what somebody waits for: beside one that is being written.

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/timeline.h"
+#include "server/common/errors.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
 
 namespace dmuond::server {
 namespace {
@@ -174,6 +174,38 @@ void Daemon::PublishSince(const Session& session, uint64_t has) {
   ToLanes(republish);
 }
 
+absl::StatusOr<Daemon::TrainerMemory> Daemon::AllocateForTrainer(
+    const v1::AttachBuffersRequest& request, uint32_t buckets) {
+  const scheduler::TrainerRank rank(Find(request.key()).value()->rank);
+  // A predecessor's call may still be at it, whose descriptors go when the rank asks again.
+  absl::StatusOr<bool> alone =
+      Wait([&]() DMUOND_REQUIRES(mutex_) { return !allocating_.contains(rank.value()); },
+           Deadline::max(), [] { return false; });
+  if (!alone.ok()) return alone.status();
+  if (absl::StatusOr<Session*> found = Find(request.key()); !found.ok()) return found.status();
+  const std::shared_ptr<JobMemory> memory = job_->memory;
+  allocating_.insert(rank.value());
+  mutex_.Unlock();
+  absl::StatusOr<TrainerMemory> made = [&]() -> absl::StatusOr<TrainerMemory> {
+    TrainerMemory made;
+    if (request.fresh()) memory->DropArenas(rank);
+    for (const v1::Arena& arena : request.arenas()) {
+      TrainerMemory::Arena& place = made.arenas.emplace_back();
+      absl::StatusOr<int> fd = memory->Arena(rank, arena.id(), arena.size_bytes(), place.kept);
+      if (!fd.ok()) return fd.status();
+      place.fd = *fd;
+    }
+    absl::StatusOr<int> timeline = memory->Timeline(rank, buckets);
+    if (!timeline.ok()) return timeline.status();
+    made.timeline = *timeline;
+    return made;
+  }();
+  mutex_.Lock();
+  allocating_.erase(rank.value());
+  mutex_.Changed();
+  return made;
+}
+
 absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffersRequest& request,
                                                           const Cancelled& cancelled) {
   absl::StatusOr<Session*> found = Find(request.key());
@@ -230,48 +262,43 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   attach.set_incarnation(session->incarnation);
   attach.set_buckets(buckets);
   attach.set_poison_parameters(session->poison);
-  const scheduler::TrainerRank rank(session->rank);
-  std::vector<int> fds;
   // Its process still uses what it has mapped, which goes with the last who does.
-  if (request.fresh()) {
-    job_->memory->DropArenas(rank);
-    job_->attachments.erase(session->rank);
-  }
-  for (const v1::Arena& arena : request.arenas()) {
-    bool kept = false;
-    absl::StatusOr<int> fd = job_->memory->Arena(rank, arena.id(), arena.size_bytes(), kept);
-    if (!fd.ok()) return WithReason(fd.status(), "MEMORY_EXHAUSTED");
+  if (request.fresh()) job_->attachments.erase(session->rank);
+  absl::StatusOr<TrainerMemory> memory = AllocateForTrainer(request, buckets);
+  if (found = Find(request.key()); !found.ok()) return found.status();
+  if (absl::Status failure = JobFailure(); !failure.ok()) return failure;
+  if (!memory.ok()) return WithReason(memory.status(), "MEMORY_EXHAUSTED");
+  session = *found;
+  std::vector<int> fds;
+  for (size_t i = 0; i < memory->arenas.size(); ++i) {
+    const v1::Arena& arena = request.arenas(static_cast<int>(i));
     v1::AttachFrame frame;
-    v1::AttachFrame::ArenaMemory& memory = *frame.mutable_arena();
-    memory.set_session(session->id);
-    memory.set_arena(arena.id());
-    memory.set_size_bytes(arena.size_bytes());
-    memory.set_kept(kept);
-    absl::Status sent = SendToTrainer(request.key(), frame, *fd);
+    v1::AttachFrame::ArenaMemory& told = *frame.mutable_arena();
+    told.set_session(session->id);
+    told.set_arena(arena.id());
+    told.set_size_bytes(arena.size_bytes());
+    told.set_kept(memory->arenas[i].kept);
+    absl::Status sent = SendToTrainer(request.key(), frame, memory->arenas[i].fd);
     if (!sent.ok()) return sent;
     session->arenas[arena.id()] = arena.size_bytes();
     *attach.add_arenas() = arena;
-    fds.push_back(*fd);
+    fds.push_back(memory->arenas[i].fd);
   }
-  absl::StatusOr<int> timeline = job_->memory->Timeline(rank, buckets);
-  if (!timeline.ok()) return WithReason(timeline.status(), "MEMORY_EXHAUSTED");
   const auto timeline_bytes = static_cast<int64_t>(wire::TimelineBytes(buckets));
   v1::AttachFrame frame;
   frame.mutable_timeline()->set_session(session->id);
   frame.mutable_timeline()->set_buckets(buckets);
   frame.mutable_timeline()->set_size_bytes(timeline_bytes);
-  absl::Status sent = SendToTrainer(request.key(), frame, *timeline);
+  absl::Status sent = SendToTrainer(request.key(), frame, memory->timeline);
   if (!sent.ok()) return sent;
   attach.set_timeline_bytes(timeline_bytes);
-  fds.push_back(*timeline);
-  wire::FaultPoint("daemon.attach");
+  fds.push_back(memory->timeline);
+  fault::FaultPoint("daemon.attach");
   session->lanes_attached.clear();
   session->attach_error = absl::OkStatus();
   job_->attachments[session->rank] = command;
-  for (LaneState& lane : job_->lanes) {
-    // A lane that is gone is replaced, and the new one maps what is attached.
-    if (lane.process != nullptr) lane.process->Send(command, fds).IgnoreError();
-  }
+  // A lane that is gone is replaced, and the new one maps what is attached.
+  for (int32_t i = 0; i < options_.lanes; ++i) ToLane(scheduler::LaneIndex(i), command, fds);
 
   absl::StatusOr<bool> attached = Wait(
       [&]() DMUOND_REQUIRES(mutex_) {
@@ -290,7 +317,7 @@ absl::StatusOr<v1::AttachBuffersReply> Daemon::AttachOnce(const v1::AttachBuffer
   }
   session = *found;
   if (!session->attach_error.ok()) return session->attach_error;
-  wire::FaultPoint("daemon.attached");
+  fault::FaultPoint("daemon.attached");
   session->state = Session::State::kAttached;
   session->weight_digests.assign(request.weight_digests().begin(), request.weight_digests().end());
   session->broadcast = request.broadcast();

@@ -6,10 +6,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "scheduler/job/refusals.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
-#include "server/daemon/refusals.h"
 
 namespace dmuond::server {
 
@@ -36,7 +36,8 @@ absl::Status Daemon::DiscardOlder(const v1::OpenSessionRequest& request,
     absl::Status refused;
     if (!sessions_.empty()) {
       const Session& live = sessions_.begin()->second;
-      refused = JobInUse(job_->name, rank, live.rank, absl::StrCat("(pid ", live.pid, ")"));
+      refused =
+          scheduler::JobInUse(job_->name, rank, live.rank, absl::StrCat("(pid ", live.pid, ")"));
     } else {
       discard_refusals_.erase(rank);
       const uint32_t epoch = epoch_;
@@ -100,13 +101,11 @@ absl::StatusOr<v1::EndJobReply> Daemon::EndJobNamed(const v1::EndJobRequest& req
       std::chrono::steady_clock::now() + options_.coordinator.register_timeout;
   while (!gone()) {
     reply.set_last_committed_step(LastCommitted());
-    if (job_->snapshots.durable_step.has_value()) {
-      reply.set_durable_step(*job_->snapshots.durable_step);
-    }
+    if (const auto step = job_->snapshots.part.durable_step()) reply.set_durable_step(*step);
     const uint32_t epoch = epoch_;
     constexpr char kWhy[] = "`dmuonctl job end` has ended it";
     if (job_->abandoned) {  // the coordinator knows it no longer
-      EndJob(kWhy, JobWasEnded(job_->name, LastCommitted(), kWhy));
+      EndJob(kWhy, scheduler::JobWasEnded(job_->name, LastCommitted(), kWhy));
       break;
     }
     TellEndJob(kWhy);

@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
 
 namespace dmuond::server {
 namespace {
@@ -47,11 +47,11 @@ void Daemon::GiveUpSnapshot() {
   if (const uint64_t attempt = std::exchange(committing_, 0); attempt != 0) {
     TellManifestWritten(attempt, why, kHangs);
   }
-  if (job_ == nullptr || job_->snapshots.attempt == 0 || job_->snapshots.written.has_value()) {
-    return;
-  }
+  if (job_ == nullptr) return;
+  const std::optional<v1::SnapshotWritten> answer = job_->snapshots.part.OnDiskHangs(why);
+  if (!answer.has_value()) return;
   job_->snapshots.GiveUp(why);
-  TellWritten(job_->snapshots.attempt, {}, why, kHangs);
+  TellWritten(*answer);
 }
 
 absl::Status Daemon::Read(

@@ -3,15 +3,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/convert.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
+#include "scheduler/convert/registrations.h"
+#include "scheduler/job/refusals.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
-#include "server/daemon/refusals.h"
-#include "server/lane/publish_board.h"
-#include "server/lane/state_table.h"
 #include "server/plan_summary.h"
+#include "server/shared/publish_board.h"
+#include "server/shared/state_table.h"
 #include "server/version.h"
 
 namespace dmuond::server {
@@ -21,42 +22,31 @@ void Daemon::HandlePlan(const v1::PlanInputs& wire) {
   GiveWayTo(wire);
   if (job_ == nullptr) {
     // None of its trainers is of this node, whose lanes work for it all the same.
-    job_ = std::make_unique<NodeJob>();
-    job_->name = wire.job();
-    job_->world_size = wire.registrations_size();
-    job_->number = ++generation_;
+    BeginJob(wire.job(), WorldSizeOf(wire));
   }
-  if (job_->plan != nullptr) {
+  if (job_->planned()) {
     if (job_->wire.job_incarnation() == wire.job_incarnation()) return;  // told before
     return TellPlanFailed(Error(
         absl::StatusCode::kUnavailable, "NODE_NOT_READY",
         Say("job '", Named("job", wire.job()), "' cannot begin before job '",
             Named("holder", job_->name), "' has ended here: end the trainers that it still has")));
   }
-  wire::FaultPoint("daemon.plan");
-  absl::Status prepared = Prepare(wire);
-  mutex_.Changed();
-  if (!prepared.ok()) return TellPlanFailed(prepared);
-  // Sessions that the plan does not know as they are: faster than the news of it, or of another
-  // coordinator's mind.
-  for (auto& [id, session] : sessions_) {
-    if (session.state == Session::State::kOpen || !session.denied.ok()) continue;
-    session.denied = CheckReplacement(session, session.registration);
-  }
+  fault::FaultPoint("daemon.plan");
+  StartPreparing(wire);
 }
 
 // A job that the group has never planned is nobody's but its trainers'.
 void Daemon::GiveWayTo(const v1::PlanInputs& plan) {
-  if (job_ == nullptr || job_->plan != nullptr) return;
+  if (job_ == nullptr || job_->planned()) return;
   if (job_->name != plan.job()) {
     return EndJob(absl::StrCat("the group runs job '", plan.job(), "'"),
-                  OtherJob(plan.job(), job_->name));
+                  scheduler::OtherJob(plan.job(), job_->name));
   }
-  if (job_->world_size != plan.registrations_size()) {
-    return EndJob(absl::StrCat("the group runs it with world_size ", plan.registrations_size()),
+  if (job_->world_size != WorldSizeOf(plan)) {
+    return EndJob(absl::StrCat("the group runs it with world_size ", WorldSizeOf(plan)),
                   Error(absl::StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
                         Say("the group runs job '", Named("job", job_->name), "' with world_size ",
-                            Named("world_size", plan.registrations_size()), ", trainers of node ",
+                            Named("world_size", WorldSizeOf(plan)), ", trainers of node ",
                             Named("node", options_.node), " say ",
                             Named("given_world_size", job_->world_size),
                             ": all ranks of a job have one WORLD_SIZE")));
@@ -66,62 +56,70 @@ void Daemon::GiveWayTo(const v1::PlanInputs& plan) {
   if (!job_->failed.ok()) EndJob("its group broke while it registered");
 }
 
-absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
-  absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(wire);
-  if (!inputs.ok()) return inputs.status();
-  if (wire.registrations_size() != job_->world_size || wire.nodes() != options_.nodes ||
+void Daemon::BeginJob(const std::string& name, int32_t world_size) {
+  job_ = std::make_unique<NodeJob>();
+  job_->name = name;
+  job_->world_size = world_size;
+  job_->number = ++generation_;
+  job_->snapshots.part = scheduler::SnapshotPart(options_.node);
+}
+
+void Daemon::StartPreparing(const v1::PlanInputs& wire) {
+  if (WorldSizeOf(wire) != job_->world_size || wire.nodes() != options_.nodes ||
       wire.lanes_per_node() != options_.lanes) {
-    return Error(absl::StatusCode::kFailedPrecondition, "PLAN_DIFFERS",
-                 Say("the plan of job '", Named("job", job_->name), "' is for ",
-                     Named("given_world_size", wire.registrations_size()), " ranks, ",
-                     Named("given_nodes", wire.nodes()), " nodes and ",
-                     Named("given_lanes", wire.lanes_per_node()), " lanes on each; here it is ",
-                     Named("world_size", job_->world_size), ", ", Named("nodes", options_.nodes),
-                     " and ", Named("lanes", options_.lanes)));
+    return TellPlanFailed(
+        Error(absl::StatusCode::kFailedPrecondition, "PLAN_DIFFERS",
+              Say("the plan of job '", Named("job", job_->name), "' is for ",
+                  Named("given_world_size", WorldSizeOf(wire)), " ranks, ",
+                  Named("given_nodes", wire.nodes()), " nodes and ",
+                  Named("given_lanes", wire.lanes_per_node()), " lanes on each; here it is ",
+                  Named("world_size", job_->world_size), ", ", Named("nodes", options_.nodes),
+                  " and ", Named("lanes", options_.lanes))));
   }
-  job_->inputs = std::make_shared<scheduler::PlanInputs>(*std::move(inputs));
-  if (job_->snapshots.resume.has_value()) {
-    absl::Status same = CheckRestorable(job_->snapshots.resume->manifest, *job_->inputs,
-                                        wire.registrations(0).groups());
-    if (!same.ok()) return same;
+  if (worker_ == nullptr) return TellCannotGoOn();
+  job_->wire = wire;
+  job_->launch = wire.launch();
+  job_->preparing = std::make_shared<PrepareProgress>();
+  PrepareOptions options;
+  options.node = options_.node;
+  options.lanes = options_.lanes;
+  options.job_memory_bytes = options_.job_memory_bytes;
+  options.host_copies = options_.storage != nullptr;
+  if (job_->snapshots.resume.has_value()) options.resume = job_->snapshots.resume->manifest;
+  worker_->Post([this, wire, options = std::move(options), progress = job_->preparing] {
+    absl::StatusOr<PreparedJob> prepared = PrepareJob(planner_, memory_, wire, options, *progress);
+    StateLock lock(mutex_);
+    if (job_ == nullptr || job_->preparing != progress) {
+      // The job has ended, or is prepared anew.
+      if (prepared.ok()) LetGo(std::move(prepared->memory));
+      return;
+    }
+    OnPrepared(std::move(prepared));
+  });
+}
+
+void Daemon::OnPrepared(absl::StatusOr<PreparedJob> prepared) {
+  job_->preparing.reset();
+  mutex_.Changed();
+  if (!prepared.ok()) {
+    job_->wire.Clear();
+    return TellPlanFailed(prepared.status());
   }
-  absl::StatusOr<scheduler::Plan> plan = scheduler::MakePlan(*job_->inputs);
-  if (!plan.ok()) return plan.status();
+  const v1::PlanInputs& wire = job_->wire;
   const std::optional<scheduler::CostTable>& costs = options_.coordinator.costs;
   if (costs.has_value() && wire.restore_step() > 0 &&
       ToProto(*costs).SerializeAsString() != wire.costs().SerializeAsString()) {
     log::Info("the job goes on with the costs that it was planned with: --replan takes others",
               {{"job", job_->name}, {"device", wire.costs().device()}});
   }
-  job_->wire = wire;
-  job_->launch = wire.launch();
-  job_->memory = std::make_unique<JobMemory>(
-      memory_, JobMemory::Options{.job = job_->name, .bytes_max = options_.job_memory_bytes});
-  absl::Status board =
-      job_->memory->AllocateBoard(lane::PublishBoardBytes(plan->buckets, options_.lanes));
-  if (!board.ok()) return board;
-  job_->lanes.resize(options_.lanes);
-  for (int32_t i = 0; i < options_.lanes; ++i) {
-    absl::StatusOr<scheduler::LaneProgram> program = scheduler::MakeLaneProgram(
-        *job_->inputs, *plan, scheduler::LaneId((options_.node * options_.lanes) + i));
-    if (!program.ok()) return program.status();
-    job_->lanes[i].program = *std::move(program);
-    const scheduler::LaneProgram& mine = job_->lanes[i].program;
-    // A lane may own nothing: its memory is a byte then, not none.
-    absl::Status allocated = job_->memory->AllocateLane(
-        scheduler::LaneIndex(i), std::max<int64_t>(1, mine.state_bytes),
-        std::max<int64_t>(1, mine.staging_bytes), lane::StateTableBytes(plan->units.size()));
-    if (!allocated.ok()) return allocated;
-    if (options_.storage != nullptr) {
-      absl::Status copy = job_->memory->AllocateHostCopy(
-          scheduler::LaneIndex(i), storage::PlaceHostCopy(*plan, mine).bytes());
-      if (!copy.ok()) return copy;
-    }
-    absl::Status started = StartLane(i, *plan);
-    if (!started.ok()) return started;
-  }
-  job_->plan = std::make_shared<scheduler::Plan>(*std::move(plan));
-  if (options_.storage != nullptr) PlaceHostCopies();
+  job_->inputs = std::move(prepared->planned.inputs);
+  job_->plan = std::move(prepared->planned.plan);
+  job_->memory = std::move(prepared->memory);
+  job_->snapshots.host = std::move(prepared->host);
+  job_->programs = std::move(prepared->programs);
+  job_->lanes =
+      scheduler::LaneSet(scheduler::LaneId(options_.node * options_.lanes), options_.lanes,
+                         {options_.lane_timeout, options_.coordinator.step.work_timeout()});
   const scheduler::PlanQuality& quality = job_->plan->quality;
   log::Info("plan made", {{"job", job_->name},
                           {"epoch", absl::StrCat(epoch_)},
@@ -130,55 +128,65 @@ absl::Status Daemon::Prepare(const v1::PlanInputs& wire) {
                           {"makespan_us", absl::StrCat(quality.makespan_us)},
                           {"gap", absl::StrCat(quality.gap)},
                           {"imbalance", absl::StrCat(quality.imbalance)}});
+  // Sessions that the plan does not know as they are: faster than the news of it, or of another
+  // coordinator's mind.
+  for (auto& [id, session] : sessions_) {
+    if (session.state == Session::State::kOpen || !session.denied.ok()) continue;
+    session.denied = CheckReplacement(session, session.registration);
+  }
+  // One that was lost meanwhile ends with its sessions. While the group is broken there is no epoch
+  // that lanes could be started for: one that goes back is told to again when it has formed.
+  if (!job_->failed.ok() || epoch_ == 0) return;
+  if (absl::Status started = StartLanes(); !started.ok()) TellPlanFailed(started);
+}
+
+void Daemon::DropMemory() {
+  if (job_->preparing != nullptr) job_->preparing->unwanted = true;
+  job_->preparing.reset();
+  job_->snapshots.host.reset();
+  if (job_->memory == nullptr) return;
+  job_->memory->PoisonAll();
+  LetGo(std::exchange(job_->memory, nullptr));
+}
+
+void Daemon::LetGo(std::shared_ptr<void> memory) {
+  if (worker_ != nullptr) worker_->Post([memory = std::move(memory)] {});
+}
+
+absl::Status Daemon::StartLanes() {
+  for (int32_t i = 0; i < options_.lanes; ++i) {
+    const scheduler::LaneIndex lane(i);
+    std::vector<int> fds;
+    const v1::LaneCommand configure = ConfigureOf(lane, fds);
+    absl::Status started = lane_host_.Start(lane, generation_, configure, fds);
+    if (!started.ok()) return started;
+    job_->lanes.OnStarted(lane, epoch_);
+  }
   return absl::OkStatus();
 }
 
-absl::Status Daemon::StartLane(int32_t lane_index, const scheduler::Plan& plan) {
-  const scheduler::LaneIndex index(lane_index);
-  LaneProcess::Options options;
-  options.binary = options_.lane_binary;
-  options.lane_index = lane_index;
-  options.lock = options_.lock;
-  options.device = absl::StrCat("cpu:", options_.threads_per_lane);
-  LaneProcess::Callbacks callbacks;
-  callbacks.on_report = [this, generation = generation_, lane_index](
-                            const v1::LaneReport& report,
-                            const std::vector<wire::UniqueFd>& /*fds*/) {
-    OnLaneReport(generation, lane_index, report);
-  };
-  callbacks.on_gone = [this, generation = generation_, lane_index](const std::string& last_words) {
-    OnLaneGone(generation, lane_index, last_words);
-  };
-  absl::StatusOr<std::unique_ptr<LaneProcess>> process =
-      LaneProcess::Start(std::move(options), std::move(callbacks));
-  if (!process.ok()) return process.status();
-
-  const scheduler::LaneProgram& program = job_->lanes[lane_index].program;
+v1::LaneCommand Daemon::ConfigureOf(scheduler::LaneIndex lane, std::vector<int>& fds) const {
+  const scheduler::LaneProgram& program = job_->programs[lane.value()];
   v1::LaneCommand command;
   v1::LaneCommand::Configure& configure = *command.mutable_configure();
   configure.set_lane(program.lane.value());
   configure.set_epoch(epoch_);
   *configure.mutable_plan() = job_->wire;
-  configure.set_plan_digest(plan.digest);
+  configure.set_plan_digest(job_->plan->digest);
   configure.set_state_bytes(std::max<int64_t>(1, program.state_bytes));
   configure.set_staging_bytes(std::max<int64_t>(1, program.staging_bytes));
-  configure.set_state_table_bytes(lane::StateTableBytes(plan.units.size()));
-  configure.set_publish_board_bytes(lane::PublishBoardBytes(plan.buckets, options_.lanes));
+  configure.set_state_table_bytes(lane::StateTableBytes(job_->plan->units.size()));
+  configure.set_publish_board_bytes(lane::PublishBoardBytes(job_->plan->buckets, options_.lanes));
   configure.set_threads(options_.threads_per_lane);
   configure.set_bind_address(options_.rail_address);
-  std::vector<int> fds = {job_->memory->state_fd(index), job_->memory->staging_fd(index),
-                          job_->memory->table_fd(index), job_->memory->board_fd()};
-  if (const auto copy = job_->memory->host_copy(index); copy != nullptr) {
+  fds = {job_->memory->state_fd(lane), job_->memory->staging_fd(lane), job_->memory->table_fd(lane),
+         job_->memory->board_fd()};
+  if (const auto copy = job_->memory->host_copy(lane); copy != nullptr) {
     configure.set_host_copy_bytes(static_cast<int64_t>(copy->size()));
     configure.set_snapshot_staging_bytes(options_.snapshot_staging_bytes);
-    fds.push_back(job_->memory->host_copy_fd(index));
+    fds.push_back(job_->memory->host_copy_fd(lane));
   }
-  absl::Status sent = (*process)->Send(command, fds);
-  job_->lanes[lane_index].process = *std::move(process);
-  job_->lanes[lane_index].watch.emplace(
-      LaneWatchOptions{options_.lane_timeout, options_.coordinator.step.work_timeout()});
-  job_->lane_epoch = epoch_;
-  return sent;
+  return command;
 }
 
 void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
@@ -205,17 +213,14 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
     ++session.refusals;
     session.state = Session::State::kOpen;  // a corrected layout may be registered
   }
-  for (LaneState& lane : job_->lanes) {
-    if (lane.process != nullptr) dead_lanes_.push_back(std::move(lane.process));
-  }
+  lane_host_.EndAll();
   ++generation_;
-  job_->lanes.clear();
+  job_->lanes = {};
+  job_->programs.clear();
   job_->snapshots.Abandon("the layout was refused");
   job_->snapshots.StopRestore();
   job_->snapshots.restored = false;
-  job_->snapshots.loading = 0;
-  job_->snapshots.host.reset();
-  job_->memory.reset();
+  DropMemory();
   job_->plan.reset();
   job_->inputs.reset();
   job_->wire.Clear();
@@ -225,8 +230,8 @@ void Daemon::HandleRefused(const v1::RegistrationRefused& refused) {
 void Daemon::EndJob(const std::string& why, const absl::Status& told) {
   log::Info("job ended",
             {{"job", job_->name}, {"epoch", epoch_}, {"step", LastCommitted()}, {"what", why}});
-  const int64_t durable = job_->snapshots.durable_step.value_or(0);
-  const bool meant = ReasonOf(told) == kJobEnded;
+  const int64_t durable = job_->snapshots.part.durable_step().value_or(0);
+  const bool meant = ReasonOf(told) == scheduler::kJobEnded;
   if (!meant && (job_->ending || !job_->vacancies.empty()) && job_->has_state &&
       LastCommitted() > durable) {
     log::Error("state lost: it was in memory alone, and a rank did not come back",
@@ -235,11 +240,9 @@ void Daemon::EndJob(const std::string& why, const absl::Status& told) {
                 {"after_step", absl::StrCat(durable)},
                 {"last_step", absl::StrCat(LastCommitted())}});
   }
-  for (LaneState& lane : job_->lanes) {
-    if (lane.process != nullptr) dead_lanes_.push_back(std::move(lane.process));
-  }
+  lane_host_.EndAll();
   ++generation_;
-  if (job_->memory != nullptr) job_->memory->PoisonAll();
+  DropMemory();
   std::vector<v1::MemberMessage> news;
   for (const auto& [id, session] : sessions_) {
     if (told.ok()) {
@@ -269,16 +272,16 @@ void Daemon::FillJobStatus(v1::JobStatus& status) {
   status.set_state(!job_->failed.ok()          ? "failed"
                    : status.awaited_size() > 0 ? "waiting"
                    : job_->steps.has_value()   ? "running"
-                   : job_->plan != nullptr     ? "preparing"
+                   : job_->planned()           ? "preparing"
                                                : "registering");
   status.set_skipped_steps(job_->skipped_steps);
   status.set_aborted_attempts(job_->aborted_attempts);
   status.set_gradient_norm(job_->gradient_norm);
   *status.mutable_timing() = job_->timing;
-  const JobSnapshots& snapshots = job_->snapshots;
-  if (snapshots.durable_step.has_value()) status.set_durable_step(*snapshots.durable_step);
-  status.set_snapshots_left_out(snapshots.done.left_out());
-  status.set_snapshots_failed(snapshots.done.failed());
+  const scheduler::SnapshotPart& snapshots = job_->snapshots.part;
+  if (const auto step = snapshots.durable_step()) status.set_durable_step(*step);
+  status.set_snapshots_left_out(snapshots.done().left_out());
+  status.set_snapshots_failed(snapshots.done().failed());
   if (job_->steps.has_value()) {
     status.set_last_committed_step(job_->steps->last_committed().value());
     status.set_attempt(job_->steps->open().attempt.value());
@@ -313,10 +316,8 @@ log::Level Daemon::SetLogLevel(log::Level level) {
   if (job_ == nullptr) return previous;
   v1::LaneCommand command;
   command.mutable_log_level()->set_level(log::Name(level));
-  for (LaneState& lane : job_->lanes) {
-    // Not ToLanes(): one that is not ready has begun with the old level.
-    if (lane.process != nullptr) lane.process->Send(command).IgnoreError();
-  }
+  // Not ToLanes(): one that is not ready has begun with the old level.
+  for (int32_t i = 0; i < options_.lanes; ++i) ToLane(scheduler::LaneIndex(i), command);
   return previous;
 }
 
@@ -350,18 +351,19 @@ v1::GetStatusReply Daemon::Status() {
   }
   if (job_ == nullptr) return reply;
   for (size_t i = 0; i < job_->lanes.size(); ++i) {
-    const LaneState& state = job_->lanes[i];
+    const scheduler::LaneIndex index(static_cast<int32_t>(i));
+    const scheduler::LaneSet::Lane& state = job_->lanes[index];
     v1::LaneStatus& lane = *reply.add_lanes();
-    lane.set_lane(state.program.lane.value());
-    lane.set_pid(state.process == nullptr ? 0 : state.process->pid());
-    lane.set_state(state.gone ? "gone" : state.ready ? "ready" : "starting");
+    lane.set_lane(state.id.value());
+    lane.set_pid(lane_host_.pid(index));
+    lane.set_state(state.state == scheduler::LaneSet::State::kGone ? "gone"
+                   : state.ready()                                 ? "ready"
+                                                                   : "starting");
     lane.set_device(state.device);
-    lane.set_restarts(state.restarts);
-    lane.set_state_bytes(state.program.state_bytes);
-    lane.set_staging_bytes(state.program.staging_bytes);
-    if (job_->plan != nullptr) {
-      lane.set_load_us(job_->plan->lane_load_us[state.program.lane.value()]);
-    }
+    lane.set_restarts(std::max(0, state.starts - 1));
+    lane.set_state_bytes(job_->programs[i].state_bytes);
+    lane.set_staging_bytes(job_->programs[i].staging_bytes);
+    lane.set_load_us(job_->plan->lane_load_us[state.id.value()]);
   }
   FillJobStatus(*reply.mutable_job());
   return reply;

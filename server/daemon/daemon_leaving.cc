@@ -7,15 +7,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
 
 namespace dmuond::server {
 namespace {
 
-// Time for the disk's thread to see that nobody wants what it does any more.
-constexpr std::chrono::seconds kDiskEndsWithin{2};
+// Time for the threads of disks and memory to see that nobody wants what they do any more.
+constexpr std::chrono::seconds kThreadsEndWithin{2};
 
 }  // namespace
 
@@ -36,7 +36,7 @@ absl::StatusOr<v1::DrainReply> Daemon::PrepareToLeave(std::chrono::milliseconds 
                 {{"job", name}, {"last_step", absl::StrCat(LastCommitted())}});
     }
     if (!saved.ok()) {
-      const int64_t durable = job_ == nullptr ? 0 : job_->snapshots.durable_step.value_or(0);
+      const int64_t durable = job_ == nullptr ? 0 : job_->snapshots.part.durable_step().value_or(0);
       log::Error("the last steps are not in a snapshot",
                  {{"job", name},
                   {"after_step", absl::StrCat(durable)},
@@ -55,8 +55,8 @@ absl::StatusOr<v1::DrainReply> Daemon::PrepareToLeave(std::chrono::milliseconds 
       deadline, [] { return false; });
   --waiting_for_published_;
   reply.set_last_committed_step(LastCommitted());
-  if (job_ != nullptr && job_->snapshots.durable_step.has_value()) {
-    reply.set_durable_step(*job_->snapshots.durable_step);
+  if (job_ != nullptr) {
+    if (const auto step = job_->snapshots.part.durable_step()) reply.set_durable_step(*step);
   }
   prepared_ = saved.ok() ? absl::StatusOr<v1::DrainReply>(std::move(reply)) : saved;
   mutex_.Changed();
@@ -120,6 +120,7 @@ absl::StatusOr<v1::DrainReply> Daemon::WaitUntilPrepared(const Cancelled& cancel
 
 bool Daemon::Leave() {
   std::array<std::unique_ptr<Disk>, 2> disks;
+  std::unique_ptr<WorkThread> worker;
   {
     StateLock lock(mutex_);
     draining_ = true;  // also where nothing was prepared
@@ -133,6 +134,7 @@ bool Daemon::Leave() {
       EndJob("the daemon is leaving");
     }
     disks = {std::move(writes_), std::move(reads_)};
+    worker = std::move(worker_);
     mutex_.Changed();
   }
   Tick();
@@ -140,8 +142,10 @@ bool Daemon::Leave() {
   // that is joined would hold up the process for as long: it stays, with all that it uses, and the
   // process ends with it. (exit_group() kills a thread that waits for a file server, as SIGKILL
   // does.)
-  const auto deadline = std::chrono::steady_clock::now() + kDiskEndsWithin;
-  bool ended = true;
+  const auto deadline = std::chrono::steady_clock::now() + kThreadsEndWithin;
+  bool ended = worker == nullptr || worker->Stop(deadline);
+  // It makes memory that nobody wants any more, gigabytes of it perhaps.
+  if (!ended) (void)worker.release();
   for (std::unique_ptr<Disk>& disk : disks) {
     if (disk == nullptr || disk->Stop(deadline)) continue;
     log::Error("leaving while the snapshot directory hangs: what is being written there is lost",

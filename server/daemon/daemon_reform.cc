@@ -6,12 +6,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/job/refusals.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
-#include "server/daemon/refusals.h"
-#include "server/lane/publish_board.h"
+#include "server/shared/publish_board.h"
 
 namespace dmuond::server {
 
@@ -25,12 +25,9 @@ void Daemon::TellMemberState() {
     state.set_world_size(job_->world_size);
     state.set_has_memory(job_->plan != nullptr);
     state.set_has_state(job_->has_state || job_->wire.restore_step() > 0);
-    if (job_->plan != nullptr) *state.mutable_plan() = job_->wire;
-    if (job_->steps.has_value()) {
-      state.set_last_committed_step(job_->steps->last_committed().value());
-    }
+    if (job_->planned()) *state.mutable_plan() = job_->wire;
   }
-  wire::FaultPoint("daemon.member_state");
+  fault::FaultPoint("daemon.member_state");
   Tell(std::move(message));
   if (leaving_.has_value()) TellLeaving();
 }
@@ -65,7 +62,7 @@ void Daemon::TellNewestSnapshot(const absl::StatusOr<int64_t>& step) {
 
 void Daemon::HandleBroken(const std::string& why) {
   epoch_ = 0;
-  wire::FaultPoint("daemon.broken");
+  fault::FaultPoint("daemon.broken");
   halted_ = false;
   mutex_.Changed();
   if (job_ == nullptr || prepared_.has_value()) return;
@@ -103,11 +100,11 @@ void Daemon::HandleJobEnded(const v1::JobEnded& ended) {
   if (ended.reason().empty()) {
     // One that was lost ends with its last session, which has yet to hear of that. And of one that
     // registers, the news of who is here now has crossed with this.
-    if (job_->abandoned || (job_->plan == nullptr && !sessions_.empty())) return;
+    if (job_->abandoned || (!job_->planned() && !sessions_.empty())) return;
     return EndJob(ended.why());
   }
-  if (ended.reason() == kJobEnded) {
-    return EndJob(ended.why(), JobWasEnded(job_->name, LastCommitted(), ended.why()));
+  if (ended.reason() == scheduler::kJobEnded) {
+    return EndJob(ended.why(), scheduler::JobWasEnded(job_->name, LastCommitted(), ended.why()));
   }
   const bool state_lost = ended.reason() == "STATE_LOST";
   // What is wrong with the trainers' weights is told as an error, under its own reason.
@@ -140,21 +137,12 @@ void Daemon::GiveUpLanes() {
   ++generation_;
   job_->snapshots.Abandon("the lanes are replaced");
   job_->snapshots.StopRestore();
-  for (LaneState& lane : job_->lanes) {
-    if (lane.process != nullptr) {
-      lane.process->Kill();
-      dead_lanes_.push_back(std::move(lane.process));
-    }
-    lane.process = nullptr;
-    lane.ready = false;
-    lane.gone = false;
-    lane.condemned_at.reset();
-    lane.watch.reset();
-  }
+  lane_host_.KillAll();
+  job_->lanes.GiveUp();
 }
 
 void Daemon::HandleReform(const v1::Reform& reform) {
-  wire::FaultPoint("daemon.reform");
+  fault::FaultPoint("daemon.reform");
   epoch_ = reform.epoch();
   newest_epoch_.store(reform.epoch());
   if (job_ == nullptr || job_->plan == nullptr || !job_->failed.ok()) return TellCannotGoOn();
@@ -174,40 +162,48 @@ void Daemon::ReplaceLanes(uint32_t epoch, const std::string& why) {
                           {"what", why}});
   job_->reforming = true;
   job_->broken_since.reset();
-  job_->mapping.clear();
   for (auto& [id, session] : sessions_) session.lanes_attached.clear();
   GiveUpLanes();
   mutex_.Changed();
 }
 
 void Daemon::StartNewLanes() {
-  if (job_ == nullptr || !job_->reforming || !job_->failed.ok() || !dead_lanes_.empty()) return;
-  wire::FaultPoint("daemon.new_lanes");
-  absl::Status status;
+  if (job_ == nullptr || !job_->reforming || !job_->failed.ok() || lane_host_.ending() ||
+      job_->preparing != nullptr || !job_->lanes.all_absent()) {
+    return;
+  }
+  fault::FaultPoint("daemon.new_lanes");
   if (std::exchange(job_->forget_state, false)) {
-    for (size_t i = 0; i < job_->lanes.size(); ++i) {
-      const auto table = job_->memory->table(scheduler::LaneIndex(static_cast<int32_t>(i)));
+    for (int32_t i = 0; i < options_.lanes; ++i) {
+      const auto table = job_->memory->table(scheduler::LaneIndex(i));
       std::memset(table->data(), 0, table->size());
     }
   }
-  for (size_t i = 0; i < job_->lanes.size() && status.ok(); ++i) {
-    if (job_->lanes[i].process != nullptr) return;  // started before
-    if (i == 0) {
-      // What the old lanes have said on the board belongs to the old epoch.
-      status =
-          job_->memory->AllocateBoard(lane::PublishBoardBytes(job_->plan->buckets, options_.lanes));
-    }
-    if (status.ok()) status = StartLane(static_cast<int32_t>(i), *job_->plan);
-    if (status.ok()) ++job_->lanes[i].restarts;
-  }
+  // What the old lanes have said on the board belongs to the old epoch.
+  absl::Status status =
+      job_->memory->AllocateBoard(lane::PublishBoardBytes(job_->plan->buckets, options_.lanes));
+  if (status.ok()) status = StartLanes();
+  const auto now = std::chrono::steady_clock::now();
+  std::optional<std::chrono::steady_clock::time_point>& since = job_->lanes_lack_resources_since;
+  if (!absl::IsResourceExhausted(status)) since.reset();
   if (status.ok()) return;
+  if (absl::IsResourceExhausted(status)) {
+    if (!since.has_value()) {
+      since = now;
+      log::Warn("new lanes wait for what the machine lacks",
+                {{"job", job_->name}, {"epoch", epoch_}, {"what", status}});
+    }
+    // The job's state may be in this memory alone, and what is lacking now there may be at the next
+    // tick. The coordinator waits for a --register_timeout, and is told why before that.
+    if (now - *since < options_.coordinator.register_timeout / 2) return GiveUpLanes();
+  }
   TellPlanFailed(status);
 }
 
 void Daemon::OnLanesReady() {
   if (job_->wire.restore_step() > 0 && !job_->snapshots.restored) return StartRestore();
   if (job_->reforming) MapAgain();
-  if (job_->mapping.empty()) TellPlanReady();
+  if (!job_->lanes.mapping()) TellPlanReady();
 }
 
 void Daemon::MapAgain() {
@@ -217,10 +213,10 @@ void Daemon::MapAgain() {
       fds.push_back(job_->memory->arena_fd(scheduler::TrainerRank(rank), arena.id()));
     }
     fds.push_back(job_->memory->timeline_fd(scheduler::TrainerRank(rank)));
-    for (size_t lane = 0; lane < job_->lanes.size(); ++lane) {
+    for (int32_t i = 0; i < options_.lanes; ++i) {
+      const scheduler::LaneIndex lane(i);
       // One that is gone already is reported by OnLaneGone.
-      if (!job_->lanes[lane].process->Send(command, fds).ok()) continue;
-      job_->mapping.emplace(rank, static_cast<int32_t>(lane));
+      if (lane_host_.Send(lane, command, fds).ok()) job_->lanes.BeginMapping(rank, lane);
     }
   }
 }
@@ -231,8 +227,8 @@ void Daemon::TellPlanReady() {
   v1::PlanReady& ready = *message.mutable_plan_ready();
   ready.set_node(options_.node);
   ready.set_digest(job_->plan->digest);
-  ready.set_epoch(job_->lane_epoch);
-  wire::FaultPoint("daemon.plan_ready");
+  ready.set_epoch(job_->lanes.epoch());
+  fault::FaultPoint("daemon.plan_ready");
   mutex_.Changed();
   // Last: if every rank has left meanwhile, the coordinator in this process ends the job by this.
   Tell(std::move(message));

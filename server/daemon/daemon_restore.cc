@@ -4,10 +4,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/registrations.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
 
 namespace dmuond::server {
 
@@ -71,7 +72,7 @@ void Daemon::StartRestore() {
   reads_->Post([this, disk = reads_.get(), step, restore = job_->snapshots.restore,
                 generation = generation_, job = job_->name, inputs = job_->inputs,
                 plan = job_->plan, host = job_->snapshots.host,
-                groups = job_->wire.registrations(0).groups()] {
+                groups = AnyOf(job_->wire).groups()] {
     if (restore->unwanted) return;
     const auto go_on = [&](uint64_t bytes) {
       restore->read_bytes += bytes;
@@ -103,25 +104,25 @@ void Daemon::OnRestored(const Restorable& from, std::vector<std::vector<uint64_t
     }
     job_->trainer_states[rank.value()] = {from.id.attempt, bytes};
   }
-  job_->snapshots.durable_step = from.id.step.value();
-  job_->snapshots.loading = job_->lanes.size();
+  job_->snapshots.part.set_durable_step(from.id.step.value());
+  job_->lanes.BeginLoading();
   for (size_t i = 0; i < job_->lanes.size(); ++i) {
     v1::LaneCommand command;
     v1::LaneCommand::LoadState& load = *command.mutable_load_state();
     load.set_step(from.id.step.value());
     load.mutable_updates()->Add(updates[i].begin(), updates[i].end());
-    // Its end is reported by OnLaneGone.
-    if (job_->lanes[i].process != nullptr) job_->lanes[i].process->Send(command).IgnoreError();
+    ToLane(scheduler::LaneIndex(static_cast<int32_t>(i)), command);
   }
 }
 
-void Daemon::HandleStateLoaded(int32_t lane, const v1::LaneReport::StateLoaded& loaded) {
+void Daemon::HandleStateLoaded(scheduler::LaneIndex lane,
+                               const v1::LaneReport::StateLoaded& loaded) {
   if (!loaded.error().empty()) {
-    return TellPlanFailed(absl::InternalError(
-        absl::StrCat("lane ", lane, " cannot take the snapshot's state: ", loaded.error())));
+    return TellPlanFailed(absl::InternalError(absl::StrCat(
+        "lane ", lane.value(), " cannot take the snapshot's state: ", loaded.error())));
   }
-  if (job_->snapshots.loading == 0 || --job_->snapshots.loading > 0) return;
-  wire::FaultPoint("daemon.restored");
+  if (!job_->lanes.OnLoaded(lane)) return;
+  fault::FaultPoint("daemon.restored");
   job_->snapshots.restored = true;
   log::Info("restored",
             {{"job", job_->name}, {"epoch", epoch_}, {"step", job_->wire.restore_step()}});

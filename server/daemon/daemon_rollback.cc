@@ -7,11 +7,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/convert.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
+#include "scheduler/convert/registrations.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
 
 namespace dmuond::server {
 namespace {
@@ -68,16 +69,15 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
   const v1::PlanInputs& plan = back.plan();
   GiveWayTo(plan);
   if (job_ != nullptr && (job_->name != plan.job() || !job_->failed.ok())) return TellCannotGoOn();
-  wire::FaultPoint("daemon.rollback");
+  fault::FaultPoint("daemon.rollback");
   log::Warn("the job goes back to a snapshot", {{"job", plan.job()},
                                                 {"epoch", absl::StrCat(epoch_)},
                                                 {"from_step", absl::StrCat(LastCommitted())},
                                                 {"to_step", absl::StrCat(plan.restore_step())},
                                                 {"what", back.why()}});
-  if (job_ == nullptr || job_->plan == nullptr) {
+  if (job_ == nullptr || !job_->planned()) {
     HandlePlan(plan);
-    if (job_->plan == nullptr) return;
-    job_->rolled_back = true;
+    job_->rolled_back = job_->planned();
     return;
   }
   if (!SameButForTheStep(plan, job_->wire)) {
@@ -94,6 +94,8 @@ void Daemon::HandleRollBack(const v1::RollBack& back) {
     session.must_acknowledge = job_->back;
   }
   job_->wire = plan;
+  // What is being prepared has no state yet, and no lanes: they start when it is there.
+  if (job_->preparing != nullptr) return;
   ForgetState();
   ReplaceLanes(back.epoch(), back.why());
 }
@@ -104,15 +106,13 @@ void Daemon::ForgetState() {
   job_->applied_attempt = 0;
   job_->published_attempt = 0;
   job_->publishing_attempt = 0;
-  for (LaneState& lane : job_->lanes) lane.published_attempt = 0;
-  job_->pending.Clear();
-  job_->pending_attempt = 0;
+  job_->lanes.ForgetState();
+  LetGo(std::exchange(job_->pending, std::make_shared<PendingState>()));
   job_->submitted_states.clear();
   job_->trainer_states.clear();
   job_->snapshots.GiveUp("the job goes back to an older step");
   job_->snapshots.restored = false;
-  job_->snapshots.saved_attempt = 0;
-  job_->snapshots.loading = 0;
+  job_->snapshots.part.GoBack();
   // In a new epoch every attempt is newer than those that trainers have died in.
   for (auto& [rank, vacancy] : job_->vacancies) vacancy.attempt = scheduler::Attempt(0);
   job_->forget_state = true;
@@ -205,7 +205,7 @@ absl::StatusOr<v1::AckRollbackReply> Daemon::AckRollback(const v1::AckRollbackRe
     if (session.must_acknowledge != acknowledged) return CheckNotRolledBack(session);
     session.acknowledged = std::exchange(session.must_acknowledge, std::nullopt);
     session.acknowledge_reply.reset();
-    wire::FaultPoint("daemon.acknowledged");
+    fault::FaultPoint("daemon.acknowledged");
     if (!job_->reforming) Tell(NewsOfAttached(session));
   } else if (session.acknowledged != acknowledged) {
     return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
@@ -248,7 +248,9 @@ absl::StatusOr<int64_t> Daemon::FindWayBack(int64_t step, const Cancelled& cance
     return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                  "this daemon has no --snapshot_dir: there is nothing to load");
   }
-  if (job_ == nullptr || job_->plan == nullptr || !job_->has_state) {
+  // One that goes back, or begins from a snapshot, is waited for until it has.
+  if (job_ == nullptr || job_->plan == nullptr ||
+      (!job_->has_state && job_->wire.restore_step() == 0)) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                  "no job runs here that could go back: a job that begins is resumed instead");
   }
@@ -259,7 +261,7 @@ absl::StatusOr<int64_t> Daemon::FindWayBack(int64_t step, const Cancelled& cance
   const uint64_t incarnation = job_->wire.job_incarnation();
   const Rollback before = job_->back;
   const std::shared_ptr<const scheduler::PlanInputs> inputs = job_->inputs;
-  const auto groups = job_->wire.registrations(0).groups();
+  const auto groups = AnyOf(job_->wire).groups();
   const auto check = [&]() DMUOND_REQUIRES(mutex_) {
     const absl::Status still = CheckStill(job, incarnation);
     return still.ok() && job_->back != before ? WentElsewhere() : still;

@@ -3,14 +3,17 @@
 #include <chrono>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/convert.h"
-#include "server/daemon/checked_layout.h"
+#include "absl/strings/string_view.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
+#include "scheduler/convert/registrations.h"
+#include "scheduler/job/refusals.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
+#include "server/daemon/calls/checked_layout.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
-#include "server/daemon/refusals.h"
 #include "server/version.h"
 
 namespace dmuond::server {
@@ -87,6 +90,40 @@ absl::Status CheckOpenSession(const v1::OpenSessionRequest& request, const Daemo
   return absl::OkStatus();
 }
 
+// By parameter of the registration: its index in the job's layout, which has every name of it.
+std::vector<int32_t> JobParameters(const scheduler::Registration& layout,
+                                   const scheduler::PlanInputs& inputs) {
+  absl::flat_hash_map<absl::string_view, int32_t> index;
+  const std::vector<scheduler::Parameter>& parameters = inputs.layout.parameters;
+  index.reserve(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    index.emplace(parameters[i].name, static_cast<int32_t>(i));
+  }
+  std::vector<int32_t> job_parameter;
+  job_parameter.reserve(layout.parameters.size());
+  for (const scheduler::Parameter& parameter : layout.parameters) {
+    job_parameter.push_back(index.at(parameter.name));
+  }
+  return job_parameter;
+}
+
+v1::RegisterLayoutReply ReplyOf(const scheduler::PlanInputs& inputs, const scheduler::Plan& plan,
+                                const std::vector<int32_t>& job_parameter) {
+  v1::RegisterLayoutReply reply;
+  for (v1::RoutingRow& row : RoutingRows(inputs.layout, plan)) {
+    *reply.add_routing() = std::move(row);
+  }
+  for (const int32_t parameter : job_parameter) {
+    reply.add_parameter_bucket(plan.parameter_bucket[parameter]);
+  }
+  reply.set_buckets(plan.buckets);
+  reply.set_plan_digest(plan.digest);
+  reply.set_makespan_us(plan.quality.makespan_us);
+  reply.set_lower_bound_us(plan.quality.lower_bound_us);
+  reply.set_imbalance(plan.quality.imbalance);
+  return reply;
+}
+
 }  // namespace
 
 absl::Status Daemon::WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
@@ -116,7 +153,7 @@ absl::Status Daemon::WaitUntilVacant(const v1::OpenSessionRequest& request, pid_
       now + options_.coordinator.register_timeout, cancelled);
   if (!gone.ok()) return gone.status();
   if (*gone) return absl::OkStatus();
-  return PredecessorRuns(request.rank(), vacancy()->pid);
+  return scheduler::PredecessorRuns(request.rank(), vacancy()->pid);
 }
 
 absl::StatusOr<v1::HelloReply> Daemon::Hello(const v1::HelloRequest& request) {
@@ -248,14 +285,15 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
   if (job_ != nullptr && job_->name != request.job()) {
-    return OtherJob(job_->name, request.job());
+    return scheduler::OtherJob(job_->name, request.job());
   }
   if (job_ != nullptr && job_->world_size != request.world_size()) {
-    return WorldDiffers(job_->name, job_->world_size, request.rank(), request.world_size());
+    return scheduler::WorldDiffers(job_->name, job_->world_size, request.rank(),
+                                   request.world_size());
   }
   for (const auto& [id, session] : sessions_) {
     if (session.rank != request.rank()) continue;
-    return RankTwice(request.job(), request.rank(), session.pid, session.client);
+    return scheduler::RankTwice(request.job(), request.rank(), session.pid, session.client);
   }
   if (job_ != nullptr && job_->plan != nullptr) {
     const int32_t home = job_->inputs->layout.trainers[request.rank()].node.value();
@@ -268,11 +306,11 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   if (has_state && request.resume() != v1::OpenSessionRequest::RESUME_IF_PRESENT &&
       request.resume() != v1::OpenSessionRequest::RESUME_REQUIRE) {
     return request.resume() == v1::OpenSessionRequest::RESUME_DISCARD
-               ? LaunchHasState(request.job(), LaunchOf(request), last_committed)
-               : server::JobHasState(request.job(), last_committed);
+               ? scheduler::LaunchHasState(request.job(), LaunchOf(request), last_committed)
+               : scheduler::JobHasState(request.job(), last_committed);
   }
   if (!has_state && request.resume() == v1::OpenSessionRequest::RESUME_REQUIRE) {
-    return JobHasNoState(request.job());
+    return scheduler::JobHasNoState(request.job());
   }
   if (job_ != nullptr && !job_->failed.ok()) return job_->failed;
   if (job_ != nullptr && job_->has_state && !job_->vacancies.contains(request.rank())) {
@@ -287,12 +325,9 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   }
 
   if (job_ == nullptr) {
-    job_ = std::make_unique<NodeJob>();
-    job_->name = request.job();
-    job_->world_size = request.world_size();
+    BeginJob(request.job(), request.world_size());
     job_->launch = LaunchOf(request);
-    job_->number = ++generation_;
-    if (resume.has_value()) job_->snapshots.durable_step = resume->id.step.value();
+    if (resume.has_value()) job_->snapshots.part.set_durable_step(resume->id.step.value());
     job_->snapshots.resume = std::move(resume);
     if (options_.storage == nullptr) {
       log::Warn("no snapshots are made: the job's state goes with this daemon (--snapshot_dir)",
@@ -332,14 +367,12 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenClaimed(const v1::OpenSessionRe
   reply.set_job_incarnation(job_ == nullptr ? 0 : job_->wire.job_incarnation());
   reply.set_has_state(has_state);
   reply.set_last_committed_step(LastCommitted());
-  if (job_->snapshots.durable_step.has_value()) {
-    reply.set_durable_step(*job_->snapshots.durable_step);
-  }
+  if (const auto step = job_->snapshots.part.durable_step()) reply.set_durable_step(*step);
   reply.set_trainer_state(TrainerStateOf(session.rank));
   reply.set_step_timeout_ms(options_.step_timeout.count());
   reply.set_published_timeout_ms(options_.published_timeout().count());
   reply.set_session_linger_ms(options_.coordinator.step.session_linger.count());
-  wire::FaultPoint("daemon.session");
+  fault::FaultPoint("daemon.session");
   session.request = request.SerializeAsString();
   session.opened = reply;
   log::Info("session opened", {{"job", request.job()},
@@ -361,9 +394,9 @@ v1::MemberMessage Daemon::NewsOfSession(const Session& session) const {
   told.set_pid(session.pid);
   told.set_restore_step(RestoreStep());
   // Once it has a plan the job is its launch's own: what is told again discards nothing.
-  told.set_discard(session.discards && job_->plan == nullptr);
+  told.set_discard(session.discards && !job_->planned());
   told.set_launch(job_->launch);
-  if (job_->plan == nullptr && job_->snapshots.resume.has_value()) {
+  if (!job_->planned() && job_->snapshots.resume.has_value()) {
     const v1::SnapshotPlan& before = job_->snapshots.resume->manifest.plan();
     if (before.has_costs()) *told.mutable_costs() = before.costs();
   }
@@ -429,7 +462,7 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
     session->layout = std::move(checked->layout);
     session->state = Session::State::kRegistered;
     v1::MemberMessage message;
-    *message.mutable_registration() = std::move(registration);
+    *message.mutable_registration() = Pack(std::move(registration));
     Tell(std::move(message));
   } else if (session->registration.SerializeAsString() != registration.SerializeAsString()) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
@@ -441,15 +474,18 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
     return (*found)->refusals > refusals || !(*found)->denied.ok();
   };
   // The coordinator's deadline ends the wait; ours, a little later, is for a coordinator that is
-  // gone.
-  const auto deadline = std::chrono::steady_clock::now() + options_.coordinator.register_timeout +
-                        std::chrono::seconds(10);
-  absl::StatusOr<bool> planned = Wait(
-      [&]() DMUOND_REQUIRES(mutex_) {
-        found = Find(request.key());
-        return !found.ok() || refused() || !JobFailure().ok() || job_->plan != nullptr;
-      },
-      deadline, cancelled);
+  // gone. While memory is made here it watches that something gets done.
+  absl::StatusOr<bool> planned = false;
+  do {
+    planned = Wait(
+        [&]() DMUOND_REQUIRES(mutex_) {
+          found = Find(request.key());
+          return !found.ok() || refused() || !JobFailure().ok() || job_->plan != nullptr;
+        },
+        std::chrono::steady_clock::now() + options_.coordinator.register_timeout +
+            std::chrono::seconds(10),
+        cancelled);
+  } while (planned.ok() && !*planned && job_->preparing != nullptr);
   if (!planned.ok()) return planned.status();
   if (!found.ok()) return found.status();
   session = *found;
@@ -462,25 +498,16 @@ absl::StatusOr<v1::RegisterLayoutReply> Daemon::RegisterLayout(
         "it lives, and who is missing");
   }
 
-  v1::RegisterLayoutReply reply;
-  for (v1::RoutingRow& row : RoutingRows(job_->inputs->layout, *job_->plan)) {
-    *reply.add_routing() = std::move(row);
-  }
-  std::map<std::string, int32_t> index;
-  const std::vector<scheduler::Parameter>& parameters = job_->inputs->layout.parameters;
-  for (size_t i = 0; i < parameters.size(); ++i)
-    index[parameters[i].name] = static_cast<int32_t>(i);
-  session->job_parameter.clear();
-  for (const v1::Parameter& parameter : session->registration.parameters()) {
-    const int32_t job_index = index.at(parameter.name());
-    session->job_parameter.push_back(job_index);
-    reply.add_parameter_bucket(job_->plan->parameter_bucket[job_index]);
-  }
-  reply.set_buckets(job_->plan->buckets);
-  reply.set_plan_digest(job_->plan->digest);
-  reply.set_makespan_us(job_->plan->quality.makespan_us);
-  reply.set_lower_bound_us(job_->plan->quality.lower_bound_us);
-  reply.set_imbalance(job_->plan->quality.imbalance);
+  const std::shared_ptr<const scheduler::PlanInputs> inputs = job_->inputs;
+  const std::shared_ptr<const scheduler::Plan> plan = job_->plan;
+  const scheduler::Registration layout = session->layout;
+  // The lock is not held for what has the size of a model.
+  mutex_.Unlock();
+  std::vector<int32_t> job_parameter = JobParameters(layout, *inputs);
+  v1::RegisterLayoutReply reply = ReplyOf(*inputs, *plan, job_parameter);
+  mutex_.Lock();
+  if (found = Find(request.key()); !found.ok()) return found.status();
+  (*found)->job_parameter = std::move(job_parameter);
   return reply;
 }
 
@@ -490,7 +517,9 @@ absl::Status Daemon::RefusalOf(const Session& session) {
 
 absl::Status Daemon::CheckReplacement(const Session& session,
                                       const v1::Registration& registration) {
-  const v1::Registration& before = job_->wire.registrations(session.rank);
+  const absl::StatusOr<v1::Registration> known = RegistrationOf(job_->wire, session.rank);
+  if (!known.ok()) return known.status();
+  const v1::Registration& before = *known;
   const auto differs = [&session, &job = job_->name](const std::string& what) {
     return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
                  Say("rank ", Named("rank", session.rank), " replaces a trainer of job '",
@@ -501,6 +530,7 @@ absl::Status Daemon::CheckReplacement(const Session& session,
   if (before.node() != options_.node) {
     return RankMoved(job_->name, session.rank, before.node(), options_.node);
   }
+  if (before.SerializeAsString() == registration.SerializeAsString()) return absl::OkStatus();
   if (before.parameters_size() != registration.parameters_size()) {
     return differs(absl::StrCat("number of parameters: ", registration.parameters_size(),
                                 ", before ", before.parameters_size()));
@@ -567,7 +597,7 @@ v1::MemberMessage Daemon::NewsOfEnd(const Session& session, bool closed,
 // A session that the group does not take, and the job that it alone named.
 void Daemon::ForgetDenied(uint64_t id) {
   sessions_.erase(id);
-  if (sessions_.empty() && job_ != nullptr && job_->plan == nullptr) job_.reset();
+  if (sessions_.empty() && job_ != nullptr && !job_->planned()) job_.reset();
 }
 
 void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) {
@@ -599,7 +629,7 @@ void Daemon::RemoveSession(uint64_t id, bool closed, const std::string& detail) 
   mutex_.Changed();
   const bool denied = !session.denied.ok();
   // The coordinator knows whether there is something to wait for, or all have to begin anew.
-  if (!closed && !denied && job_ != nullptr && job_->plan != nullptr && job_->failed.ok()) {
+  if (!closed && !denied && job_ != nullptr && job_->planned() && job_->failed.ok()) {
     // The attempt that ends with it. One that a job has gone back to waits for all ranks instead.
     const bool goes_back = !job_->has_state && job_->wire.restore_step() > 0;
     const scheduler::Attempt ends =

@@ -4,45 +4,34 @@
 #include <chrono>
 #include <ctime>
 #include <memory>
+#include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/registrations.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
+#include "server/storage/layout_check.h"
 #include "server/version.h"
 
 namespace dmuond::server {
-namespace {
-
-constexpr char kWeightsNotFinite[] = "WEIGHTS_NOT_FINITE";
-
-}  // namespace
-
-void Daemon::PlaceHostCopies() {
-  auto host = std::make_shared<std::vector<HostState>>();
-  for (int32_t i = 0; i < options_.lanes; ++i) {
-    HostState& state = host->emplace_back();
-    const scheduler::LaneProgram& program = job_->lanes[i].program;
-    state.lane = program.lane;
-    state.layout = storage::PlaceHostCopy(*job_->plan, program);
-    state.units = storage::StateUnitsOf(job_->inputs->layout, *job_->plan, state.layout.units);
-    state.memory = job_->memory->host_copy(scheduler::LaneIndex(i));
-  }
-  job_->snapshots.host = std::move(host);
-}
-
 void Daemon::HandleSave(const v1::SaveState& save) {
   if (job_ == nullptr || job_->snapshots.host == nullptr || writes_ == nullptr) return;
   job_->ending = job_->ending || save.last();
-  if (save.attempt() == job_->snapshots.attempt) {
-    // Said again after a new epoch. While it is being written the answer comes by itself.
-    if (!job_->snapshots.written.has_value()) return;
-    v1::MemberMessage message;
-    *message.mutable_snapshot_written() = *job_->snapshots.written;
-    return Tell(std::move(message));
+  const scheduler::SnapshotPart::Order order = job_->snapshots.part.OnSave(
+      save, {.lanes_ready = job_->lanes.all_ready(),
+             .applied_attempt = job_->applied_attempt,
+             .disk_hangs = writes_->hangs() ? writes_->hang().Words() : ""});
+  if (const auto* answer = std::get_if<v1::SnapshotWritten>(&order)) return TellWritten(*answer);
+  if (const auto* write = std::get_if<scheduler::SnapshotPart::Write>(&order)) {
+    WriteSnapshot(save, write->abandoned);
   }
+}
+
+void Daemon::WriteSnapshot(const v1::SaveState& save, const std::string& abandoned) {
   NodeSnapshot snapshot;
   snapshot.id = {scheduler::Attempt(save.attempt()), scheduler::StepId(save.step())};
   snapshot.job = job_->name;
@@ -51,70 +40,53 @@ void Daemon::HandleSave(const v1::SaveState& save) {
   for (const auto& [rank, state] : job_->trainer_states) {
     if (!state.bytes.empty()) snapshot.trainers[scheduler::TrainerRank(rank)] = state.bytes;
   }
+  job_->snapshots.GiveUp("another snapshot is wanted");
   auto progress = std::make_shared<CopyProgress>(job_->lanes.size());
   job_->snapshots.copying = progress;
-  job_->snapshots.attempt = save.attempt();
-  job_->snapshots.non_finite.clear();
-  job_->snapshots.written.reset();
-  if (writes_->hangs()) return GiveUpSnapshot();
-  // While lanes are replaced there is nobody to ask, and nobody who would ever answer.
-  const bool able = std::all_of(job_->lanes.begin(), job_->lanes.end(), [](const LaneState& lane) {
-    return lane.process != nullptr && lane.ready && !lane.gone;
-  });
-  if (!able) {
-    job_->snapshots.Abandon("the node's lanes are being replaced");
-  } else if (save.attempt() != job_->applied_attempt) {
-    // It was said when the link was down, and the state has gone on.
-    job_->snapshots.Abandon("the node heard of it too late");
-  } else {
+  if (abandoned.empty()) {
     v1::LaneCommand command;
     command.mutable_snapshot()->set_attempt(save.attempt());
     ToLanes(command);
+  } else {
+    job_->snapshots.Abandon(abandoned);
   }
   writes_->Post([this, disk = writes_.get(), snapshot = std::move(snapshot), progress,
-                 attempt = save.attempt()] {
+                 attempt = save.attempt(), number = job_->number] {
     absl::StatusOr<std::vector<v1::SnapshotFile>> files =
         WriteNodeFiles(disk->storage(), snapshot, *progress);
     StateLock lock(mutex_);
-    // It hung, and was answered for. What there is of it has no manifest.
-    if (!progress->given_up().ok()) return;
-    if (!files.ok()) return TellWritten(attempt, {}, std::string(files.status().message()));
-    if (job_ != nullptr && job_->snapshots.attempt == attempt &&
-        !job_->snapshots.non_finite.empty()) {
-      return TellWritten(attempt, {}, job_->snapshots.non_finite, kWeightsNotFinite);
-    }
-    TellWritten(attempt, *files);
+    if (job_ == nullptr || job_->number != number) return;
+    const std::optional<v1::SnapshotWritten> answer = job_->snapshots.part.OnWritten(
+        attempt, files.ok() ? *files : std::vector<v1::SnapshotFile>(),
+        std::string(files.status().message()));
+    if (answer.has_value()) TellWritten(*answer);
   });
 }
 
-void Daemon::TellWritten(uint64_t attempt, const std::vector<v1::SnapshotFile>& files,
-                         const std::string& error, const std::string& reason) {
+void Daemon::TellWritten(const v1::SnapshotWritten& written) {
   v1::MemberMessage message;
-  v1::SnapshotWritten& written = *message.mutable_snapshot_written();
-  written.set_attempt(attempt);
-  written.set_node(options_.node);
-  written.mutable_files()->Add(files.begin(), files.end());
-  written.set_error(error);
-  written.set_reason(reason);
-  if (job_ != nullptr && job_->snapshots.attempt == attempt) job_->snapshots.written = written;
+  *message.mutable_snapshot_written() = written;
   Tell(std::move(message));
 }
 
-void Daemon::HandleCopied(int32_t lane, const v1::LaneReport::Copied& copied) {
-  if (job_->snapshots.copying == nullptr || copied.attempt() != job_->snapshots.attempt) return;
+void Daemon::HandleCopied(scheduler::LaneIndex lane, const v1::LaneReport::Copied& copied) {
+  if (job_->snapshots.copying == nullptr || copied.attempt() != job_->snapshots.part.attempt()) {
+    return;
+  }
   for (const int32_t unit : copied.non_finite()) {
     if (unit < 0 || unit >= static_cast<int32_t>(job_->plan->units.size())) continue;
-    job_->snapshots.non_finite =
+    job_->snapshots.part.OnNonFinite(
+        copied.attempt(),
         absl::StrCat("the weights of parameter '",
                      job_->inputs->layout.parameters[job_->plan->units[unit].parameter].name,
-                     "' are infinite or NaN; the job ends with its next step");
+                     "' are infinite or NaN; the job ends with its next step"));
   }
-  job_->snapshots.copying->Report(static_cast<size_t>(lane), copied.batches(),
+  job_->snapshots.copying->Report(static_cast<size_t>(lane.value()), copied.batches(),
                                   {copied.updates().begin(), copied.updates().end()});
   if (copied.complete()) {
     log::Debug("state copied", {{"job", job_->name},
                                 {"epoch", epoch_},
-                                {"lane", absl::StrCat(lane)},
+                                {"lane", lane.value()},
                                 {"held_us", absl::StrCat(copied.held_us())}});
   }
 }
@@ -124,15 +96,25 @@ void Daemon::HandleWriteManifest(const v1::WriteManifest& write) {
   v1::SnapshotManifest manifest = write.manifest();
   manifest.mutable_time()->set_seconds(std::time(nullptr));
   manifest.set_version(kBuildVersion);
+  // The coordinator leaves to its own node what is long, and what only storage knows the form of.
+  absl::Status described;
+  if (!manifest.files().empty()) {
+    described = job_ == nullptr || job_->plan == nullptr ||
+                        job_->wire.job_incarnation() != manifest.job_incarnation()
+                    ? absl::InternalError("the job of this snapshot is not here")
+                    : storage::SetLayout(job_->inputs->layout.parameters,
+                                         AnyOf(job_->wire).groups(), manifest);
+  }
+  if (!described.ok()) manifest.clear_files();
   committing_ = manifest.attempt();
   if (writes_->hangs()) return GiveUpSnapshot();
-  writes_->Post([this, disk = writes_.get(), manifest = std::move(manifest)] {
+  writes_->Post([this, described, disk = writes_.get(), manifest = std::move(manifest)] {
     {
       // What came before it took its time, and it was given up.
       StateLock lock(mutex_);
       if (committing_ != manifest.attempt() && !manifest.files().empty()) return;
     }
-    absl::Status status;
+    absl::Status status = described;
     std::vector<absl::Status> warnings;
     if (manifest.files().empty()) {
       // A full disk has no room for what is of no use.
@@ -164,15 +146,7 @@ void Daemon::TellManifestWritten(uint64_t attempt, const std::string& error,
 
 void Daemon::HandleSnapshotDone(const v1::SnapshotDone& done) {
   if (job_ == nullptr) return;
-  JobSnapshots& snapshots = job_->snapshots;
-  if (done.has_durable_step()) snapshots.durable_step = done.durable_step();
-  snapshots.done = done;
-  if (done.error().empty()) snapshots.saved_attempt = done.attempt();
-  if (done.attempt() == snapshots.attempt) {
-    snapshots.copying.reset();
-    // The same state may be asked for again, and then it is written again.
-    if (!done.error().empty()) snapshots.attempt = 0;
-  }
+  if (job_->snapshots.part.OnDone(done)) job_->snapshots.copying.reset();
   if (done.error().empty()) {
     log::Info("snapshot written", {{"job", job_->name}, {"epoch", epoch_}, {"step", done.step()}});
   } else if (done.reason() != "JOB_HAS_NO_STATE") {
@@ -223,16 +197,16 @@ absl::StatusOr<v1::SnapshotDone> Daemon::SaveNow(Deadline deadline, const Cancel
     if (!come.ok()) return come;
     const uint64_t wanted = job_->applied_attempt;
     const uint32_t epoch = epoch_;
-    job_->snapshots.done.clear_attempt();
+    const uint64_t before = job_->snapshots.part.times_done();
     v1::MemberMessage message;
     message.mutable_snapshot_request()->set_node(options_.node);
     Tell(std::move(message));
     come = wait([&]() DMUOND_REQUIRES(mutex_) {
-      return job_->snapshots.done.attempt() >= wanted || epoch_ != epoch || job_->reforming;
+      return Answered(before, wanted) || epoch_ != epoch || job_->reforming;
     });
     if (!come.ok()) return come;
-    const v1::SnapshotDone& end = job_->snapshots.done;
-    const bool done = end.attempt() >= wanted;
+    const v1::SnapshotDone& end = job_->snapshots.part.done();
+    const bool done = Answered(before, wanted);
     if (done && end.error().empty()) return end;
     // Lanes that were to copy are gone, or nobody heard: those that come next are asked.
     if (!done || epoch_ != epoch || job_->reforming) continue;
@@ -289,8 +263,12 @@ std::string Daemon::PathOf(const v1::SnapshotDone& done) const {
 }
 
 bool Daemon::Saved() const {
-  return job_ != nullptr && job_->applied_attempt != 0 &&
-         job_->snapshots.saved_attempt == job_->applied_attempt;
+  return job_ != nullptr && job_->snapshots.part.Saved(job_->applied_attempt);
+}
+
+bool Daemon::Answered(uint64_t before, uint64_t wanted) const {
+  const scheduler::SnapshotPart& part = job_->snapshots.part;
+  return part.times_done() > before && part.done().attempt() >= wanted;
 }
 
 }  // namespace dmuond::server

@@ -9,11 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/cpu/cpu_memory.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
-#include "server/lane/state_table.h"
+#include "server/shared/state_table.h"
 
 namespace dmuond::server {
 namespace {
@@ -62,7 +62,7 @@ int64_t WholeState(const scheduler::Registration& layout) {
 }
 
 // Sends one tensor of one fragment in chunks.
-bool WriteChunks(const v1::StateChunk& name, const std::string& bytes, int64_t element_bytes,
+bool WriteChunks(const v1::StateChunk& name, absl::string_view bytes, int64_t element_bytes,
                  int64_t step, const std::function<bool(const v1::PullParametersReply&)>& write) {
   const int64_t elements = static_cast<int64_t>(bytes.size()) / element_bytes;
   for (int64_t first = 0; first < elements || first == 0; first += kChunkElements) {
@@ -71,7 +71,8 @@ bool WriteChunks(const v1::StateChunk& name, const std::string& bytes, int64_t e
     reply.set_step(step);
     *reply.mutable_chunk() = name;
     reply.mutable_chunk()->set_first_element(first);
-    reply.mutable_chunk()->set_data(bytes.substr(first * element_bytes, count * element_bytes));
+    reply.mutable_chunk()->set_data(
+        std::string(bytes.substr(first * element_bytes, count * element_bytes)));
     if (!write(reply)) return false;
     if (elements == 0) break;
   }
@@ -88,6 +89,41 @@ std::vector<scheduler::UnitId> UnitsOf(const scheduler::Plan& plan, int32_t para
     units.push_back(unit->id);
   }
   return units;
+}
+
+absl::StatusOr<StateTensor> CopyOf(int memory, size_t elements) {
+  auto mapping = kernels::cpu::MapShared(memory, elements * sizeof(float));
+  if (!mapping.ok()) return mapping.status();
+  StateTensor tensor(elements);
+  std::memcpy(tensor.data(), (*mapping)->data(), elements * sizeof(float));
+  return tensor;
+}
+
+// One part of a push. Errors name what does not fit.
+absl::Status KeepPart(PendingState& pending, const scheduler::Unit& unit,
+                      const v1::WriteStateRequest& part) {
+  if (part.kind() == v1::STATE_KIND_STEP) {
+    double updates = 0;
+    if (part.data().size() != sizeof(updates)) {
+      return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID", "a step of another size");
+    }
+    std::memcpy(&updates, part.data().data(), sizeof(updates));
+    return pending.SetUpdates(part.attempt(), unit.id, updates);
+  }
+  absl::StatusOr<scheduler::Box> box = FromProto(part.box());
+  if (!box.ok()) return box.status();
+  const auto bytes = static_cast<int64_t>(part.data().size());
+  if (box->begin.size() != unit.box.begin.size() || !scheduler::Contains(unit.box, *box) ||
+      bytes != scheduler::Elements(*box) * static_cast<int64_t>(sizeof(float))) {
+    return Error(
+        absl::StatusCode::kInvalidArgument, "STATE_INVALID",
+        Say("box ", Named("box", scheduler::ToString(*box)), " with ", Named("bytes", bytes),
+            " bytes does not fit unit ", Named("unit_box", scheduler::ToString(unit.box))));
+  }
+  StateTensor values(part.data().size() / sizeof(float));
+  std::memcpy(values.data(), part.data().data(), part.data().size());
+  return WithReason(pending.Add(part.attempt(), unit, part.kind(), *box, values),
+                    "MEMORY_EXHAUSTED");
 }
 
 }  // namespace
@@ -109,8 +145,11 @@ absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind
     return remote;
   }
   const size_t bytes = elements * sizeof(float);
-  absl::StatusOr<wire::UniqueFd> memory = memory_.Allocate(bytes, "state transfer");
-  if (!memory.ok()) return memory.status();
+  kernels::cpu::CpuMemoryHolder holder;
+  mutex_.Unlock();
+  absl::StatusOr<wire::UniqueFd> memory = holder.Allocate(bytes, "state transfer");
+  mutex_.Lock();
+  if (!memory.ok()) return WithReason(memory.status(), "MEMORY_EXHAUSTED");
   v1::LaneCommand command;
   command.mutable_read_unit()->set_unit(id.value());
   command.mutable_read_unit()->set_kind(kind);
@@ -124,7 +163,7 @@ absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind
     const int64_t request = ++unit_requests_;
     const uint64_t generation = generation_;
     command.mutable_read_unit()->set_request(request);
-    absl::Status sent = job_->lanes[lane].process->Send(command, {memory->get()});
+    absl::Status sent = lane_host_.Send(scheduler::LaneIndex(lane), command, {memory->get()});
     if (!sent.ok() && !absl::IsUnavailable(sent)) return sent;
     absl::StatusOr<bool> ended = Wait(
         [&]() DMUOND_REQUIRES(mutex_) {
@@ -141,10 +180,9 @@ absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind
                    Say("lane ", Named("lane", lane), " has not answered in time"));
     }
   }
-  auto mapping = kernels::cpu::MapShared(memory->get(), bytes);
-  if (!mapping.ok()) return mapping.status();
-  StateTensor tensor(elements);
-  std::memcpy(tensor.data(), (*mapping)->data(), bytes);
+  mutex_.Unlock();
+  absl::StatusOr<StateTensor> tensor = CopyOf(memory->get(), elements);
+  mutex_.Lock();
   return tensor;
 }
 
@@ -253,10 +291,12 @@ absl::Status Daemon::PullParameters(
           absl::StatusOr<StateTensor> unit = ReadUnit(id, kind, cancelled);
           if (!unit.ok()) return unit.status();
           if (absl::Status same = check_same(); !same.ok()) return same;
+          mutex_.Unlock();
           CopyIntersection(box, *unit, fragment.box, tensor);
+          mutex_.Lock();
         }
-        const std::string bytes(reinterpret_cast<const char*>(tensor.data()),
-                                tensor.size() * sizeof(float));
+        const absl::string_view bytes(reinterpret_cast<const char*>(tensor.data()),
+                                      tensor.size() * sizeof(float));
         if (!WriteChunks(name, bytes, sizeof(float), step, unlocked_write)) {
           return absl::OkStatus();
         }
@@ -451,89 +491,50 @@ absl::Status Daemon::BringToOwner(const scheduler::Unit& unit, const v1::WriteSt
   return node == options_.node ? WriteStateForPeer(part) : peers_->WriteState(node, part);
 }
 
-absl::Status Daemon::KeepPending(const v1::WriteStateRequest& part) {
-  if (job_ == nullptr || job_->plan == nullptr ||
-      job_->wire.job_incarnation() != part.job_incarnation() || part.unit() < 0 ||
-      part.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
-    return Error(
-        absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
-        Say("state for unit ", Named("unit", part.unit()), " of job incarnation ",
-            Named("job_incarnation", part.job_incarnation()), ", which does not run here"));
-  }
-  if (part.attempt() < job_->pending_attempt) return absl::OkStatus();  // that load has ended
-  if (part.attempt() > job_->pending_attempt) job_->pending.Clear();
-  job_->pending_attempt = part.attempt();
-  const scheduler::Unit& unit = job_->plan->units[part.unit()];
-  if (part.kind() == v1::STATE_KIND_STEP) {
-    double updates = 0;
-    if (part.data().size() != sizeof(updates)) {
-      return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID", "a step of another size");
+absl::Status Daemon::WriteStateForPeer(const v1::WriteStateRequest& part) {
+  std::shared_ptr<PendingState> pending;
+  std::shared_ptr<const scheduler::Plan> plan;
+  {
+    StateLock lock(mutex_);
+    if (job_ == nullptr || job_->plan == nullptr ||
+        job_->wire.job_incarnation() != part.job_incarnation() || part.unit() < 0 ||
+        part.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
+      return Error(
+          absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
+          Say("state for unit ", Named("unit", part.unit()), " of job incarnation ",
+              Named("job_incarnation", part.job_incarnation()), ", which does not run here"));
     }
-    std::memcpy(&updates, part.data().data(), sizeof(updates));
-    job_->pending.SetUpdates(unit.id, updates);
-    return absl::OkStatus();
+    pending = job_->pending;
+    plan = job_->plan;
   }
-  absl::StatusOr<scheduler::Box> box = FromProto(part.box());
-  if (!box.ok()) return box.status();
-  const auto bytes = static_cast<int64_t>(part.data().size());
-  if (box->begin.size() != unit.box.begin.size() || !scheduler::Contains(unit.box, *box) ||
-      bytes != scheduler::Elements(*box) * static_cast<int64_t>(sizeof(float))) {
-    return Error(
-        absl::StatusCode::kInvalidArgument, "STATE_INVALID",
-        Say("box ", Named("box", scheduler::ToString(*box)), " with ", Named("bytes", bytes),
-            " bytes does not fit unit ", Named("unit_box", scheduler::ToString(unit.box))));
-  }
-  StateTensor data(part.data().size() / sizeof(float));
-  std::memcpy(data.data(), part.data().data(), part.data().size());
-  job_->pending.Add(unit, part.kind(), *box, data);
-  return absl::OkStatus();
+  return KeepPart(*pending, plan->units[part.unit()], part);
 }
 
 // A load has committed: what was pushed for units owned here goes to their lanes, before the
-// decision does, after which they publish it.
+// decision does, after which they publish it. It stays until they have: a lane that dies before has
+// a successor.
 void Daemon::ApplyPending(uint64_t attempt) {
-  if (job_->pending_attempt != attempt) job_->pending.Clear();
-  for (const auto& [key, entry] : job_->pending.entries()) {
-    const auto& [id, kind] = key;
-    const scheduler::Unit& unit = job_->plan->units[id.value()];
-    if (entry.elements_given < scheduler::Elements(unit.box)) {
+  for (const PendingState::Tensor& tensor : job_->pending->Tensors(attempt)) {
+    const scheduler::Unit& unit = job_->plan->units[tensor.unit.value()];
+    if (!tensor.whole) {
       log::Warn("state was pushed in part and is left as it was",
                 {{"job", job_->name},
                  {"epoch", epoch_},
                  {"parameter", job_->inputs->layout.parameters[unit.parameter].name},
-                 {"kind", v1::StateKind_Name(kind)}});
+                 {"kind", v1::StateKind_Name(tensor.kind)}});
       continue;
     }
-    const size_t bytes = entry.data.size() * sizeof(float);
-    absl::Status written = WriteUnit(id, kind, entry.data.data(), bytes);
+    v1::LaneCommand command;
+    command.mutable_write_unit()->set_request(++unit_requests_);
+    command.mutable_write_unit()->set_unit(tensor.unit.value());
+    command.mutable_write_unit()->set_kind(tensor.kind);
+    const int32_t lane = unit.owner.value() % options_.lanes;
+    absl::Status written = lane_host_.Send(scheduler::LaneIndex(lane), command, {tensor.fd});
     if (!written.ok()) {
       log::Error("state was not written",
                  {{"job", job_->name}, {"epoch", epoch_}, {"what", written}});
     }
   }
-  for (const auto& [id, updates] : job_->pending.updates()) {
-    absl::Status written = WriteUnit(id, v1::STATE_KIND_STEP, &updates, sizeof(updates));
-    if (!written.ok()) {
-      log::Error("state was not written",
-                 {{"job", job_->name}, {"epoch", epoch_}, {"what", written}});
-    }
-  }
-  // It stays until the lanes have published it: one that dies before has a successor.
-}
-
-absl::Status Daemon::WriteUnit(scheduler::UnitId id, v1::StateKind kind, const void* data,
-                               size_t bytes) {
-  absl::StatusOr<wire::UniqueFd> memory = memory_.Allocate(bytes, "state transfer");
-  if (!memory.ok()) return memory.status();
-  auto mapping = kernels::cpu::MapShared(memory->get(), bytes);
-  if (!mapping.ok()) return mapping.status();
-  std::memcpy((*mapping)->data(), data, bytes);
-  v1::LaneCommand command;
-  command.mutable_write_unit()->set_request(++unit_requests_);
-  command.mutable_write_unit()->set_unit(id.value());
-  command.mutable_write_unit()->set_kind(kind);
-  const int32_t lane = job_->plan->units[id.value()].owner.value() % options_.lanes;
-  return job_->lanes[lane].process->Send(command, {memory->get()});
 }
 
 absl::StatusOr<StateTensor> Daemon::ReadStateForPeer(const v1::ReadStateRequest& request,
@@ -559,11 +560,6 @@ absl::StatusOr<StateTensor> Daemon::ReadStateForPeer(const v1::ReadStateRequest&
     return StateTensor{static_cast<float>(*updates)};
   }
   return ReadUnit(id, request.kind(), cancelled);
-}
-
-absl::Status Daemon::WriteStateForPeer(const v1::WriteStateRequest& request) {
-  StateLock lock(mutex_);
-  return KeepPending(request);
 }
 
 }  // namespace dmuond::server

@@ -6,12 +6,13 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
+#include "scheduler/convert/registrations.h"
 #include "scheduler/scalar_ranges.h"
-#include "server/convert.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
 
 namespace dmuond::server {
 namespace {
@@ -149,14 +150,12 @@ absl::StatusOr<v1::SubmitStepReply> Daemon::SubmitStep(const v1::SubmitStepReque
     submission.absent.push_back(session.job_parameter[index]);
   }
   SortOnce(submission.absent);
-  if (job_->inputs != nullptr && !job_->wire.registrations().empty() &&
-      submission.scalars.groups.size() !=
-          static_cast<size_t>(job_->wire.registrations(0).groups_size())) {
-    return Error(
-        absl::StatusCode::kInvalidArgument, "SCALARS_DIFFER",
-        Say("rank ", Named("rank", session.rank), " submits scalars of ",
-            Named("given_groups", submission.scalars.groups.size()), " groups; ",
-            Named("groups", job_->wire.registrations(0).groups_size()), " are registered"));
+  if (job_->inputs != nullptr && WorldSizeOf(job_->wire) > 0 &&
+      submission.scalars.groups.size() != static_cast<size_t>(AnyOf(job_->wire).groups_size())) {
+    return Error(absl::StatusCode::kInvalidArgument, "SCALARS_DIFFER",
+                 Say("rank ", Named("rank", session.rank), " submits scalars of ",
+                     Named("given_groups", submission.scalars.groups.size()), " groups; ",
+                     Named("groups", AnyOf(job_->wire).groups_size()), " are registered"));
   }
   absl::StatusOr<scheduler::StepAnswer> answer =
       Submit(session, submission, request.trainer_state());
@@ -325,7 +324,7 @@ void Daemon::BeginSteps(scheduler::StepId last_committed) {
 void Daemon::HandleOpen(const v1::OpenAttempt& open) {
   if (job_ == nullptr || job_->plan == nullptr) return;
   BeginSteps(scheduler::StepId(open.step() - 1));
-  wire::FaultPoint("daemon.open");
+  fault::FaultPoint("daemon.open");
   job_->steps->OnOpen(FromProto(open));
   v1::LaneCommand command;
   *command.mutable_arm() = open;
@@ -345,9 +344,9 @@ void Daemon::FinishAgain(const v1::Decision& wire, const scheduler::Decision& de
   }
   v1::LaneCommand command;
   *command.mutable_decision() = wire;
-  for (LaneState& lane : job_->lanes) {
-    if (lane.published_attempt >= decision.attempt.value() || lane.process == nullptr) continue;
-    lane.process->Send(command).IgnoreError();  // its end is reported by OnLaneGone
+  for (int32_t i = 0; i < options_.lanes; ++i) {
+    const scheduler::LaneIndex lane(i);
+    if (job_->lanes[lane].published_attempt < decision.attempt.value()) ToLane(lane, command);
   }
 }
 
@@ -361,7 +360,7 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
                                                   {"what", decision.status()}});
     return;
   }
-  wire::FaultPoint("daemon.decision");
+  fault::FaultPoint("daemon.decision");
   if (decision->attempt < job_->steps->open().attempt) return FinishAgain(wire, *decision);
   if (decision->verdict == scheduler::Verdict::kCommit &&
       decision->kind == scheduler::AttemptKind::kLoad) {
@@ -380,9 +379,9 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
       std::any_of(sessions_.begin(), sessions_.end(), [&steps = *job_->steps](const auto& entry) {
         return steps.submitted(scheduler::TrainerRank(entry.second.rank));
       });
-  wire::FaultPoint("daemon.decision.to_lanes");
+  fault::FaultPoint("daemon.decision.to_lanes");
   job_->steps->OnDecision(*decision);
-  wire::FaultPoint("daemon.decision.known");
+  fault::FaultPoint("daemon.decision.known");
   job_->gradient_norm = decision->outcome.gradient_norm;
   if (decision->verdict == scheduler::Verdict::kCommit ||
       decision->verdict == scheduler::Verdict::kSkip) {
@@ -423,13 +422,13 @@ void Daemon::HandleDecision(const v1::Decision& wire) {
 
 void Daemon::HandleRepublish(const v1::Republish& republish) {
   if (job_ == nullptr || job_->plan == nullptr) return;
-  wire::FaultPoint("daemon.republish");
+  fault::FaultPoint("daemon.republish");
   // The link may have broken before the first attempt of a job that went back was heard of.
   BeginSteps(scheduler::StepId(republish.step()));
   // The state as it was, under another attempt.
-  if (Saved() || (job_->snapshots.restored && job_->applied_attempt == 0)) {
-    job_->snapshots.saved_attempt = republish.attempt();
-  }
+  job_->snapshots.part.OnRepublished(
+      job_->applied_attempt, republish.attempt(),
+      /*from_snapshot=*/job_->snapshots.restored && job_->applied_attempt == 0);
   job_->has_state = true;
   job_->applied_attempt = republish.attempt();
   v1::LaneCommand command;
@@ -438,9 +437,9 @@ void Daemon::HandleRepublish(const v1::Republish& republish) {
   mutex_.Changed();
 }
 
-void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& published) {
-  LaneState& state = job_->lanes[lane];
-  state.published_attempt = std::max(state.published_attempt, published.attempt());
+void Daemon::HandleLanePublished(scheduler::LaneIndex lane,
+                                 const v1::LaneReport::Published& published) {
+  job_->lanes.OnPublished(lane, published.attempt());
   if (published.attempt() > job_->publishing_attempt) {
     job_->publishing_attempt = published.attempt();
     job_->publishing.Clear();
@@ -461,15 +460,12 @@ void Daemon::HandleLanePublished(int32_t lane, const v1::LaneReport::Published& 
     slowest.set_copy_us(timing.copy_us());
     slowest.set_copy_bytes(timing.copy_bytes());
   }
-  const auto behind = std::min_element(job_->lanes.begin(), job_->lanes.end(),
-                                       [](const LaneState& a, const LaneState& b) {
-                                         return a.published_attempt < b.published_attempt;
-                                       });
-  if (behind->published_attempt <= job_->published_attempt) return;
-  wire::FaultPoint("daemon.published");
-  job_->published_attempt = behind->published_attempt;
+  const uint64_t everywhere = job_->lanes.published_attempt();
+  if (everywhere <= job_->published_attempt) return;
+  fault::FaultPoint("daemon.published");
+  job_->published_attempt = everywhere;
   job_->timing = job_->publishing;
-  if (job_->published_attempt >= job_->pending_attempt) job_->pending.Clear();
+  LetGo(job_->pending->DropThrough(job_->published_attempt));
   if (waiting_for_published_ > 0) mutex_.Changed();
 }
 

@@ -1,72 +1,76 @@
 // Lanes that live and do nothing: they are found out, killed, and replaced as any lane that dies.
 #include <chrono>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
 
 namespace dmuond::server {
-namespace {
 
-// A process that SIGKILL does not end by then never ends.
-constexpr std::chrono::seconds kKilledWithin{60};
-
-}  // namespace
+scheduler::LaneSet::Owed Daemon::OwedByLanes() const {
+  if (job_->reforming || !job_->steps.has_value()) return {};
+  return {job_->applied_attempt, job_->steps->open().attempt.value()};
+}
 
 void Daemon::WatchLanes(Deadline now) {
   if (job_ == nullptr || !job_->failed.ok()) return;
-  for (size_t i = 0; i < job_->lanes.size(); ++i) {
-    LaneState& lane = job_->lanes[i];
-    if (lane.process == nullptr || lane.gone) continue;
-    if (lane.condemned_at.has_value()) {
-      if (now - *lane.condemned_at < kKilledWithin) continue;
+  Obey(job_->lanes.OnTick(now, OwedByLanes(),
+                          [this](scheduler::LaneIndex lane)
+                              DMUOND_REQUIRES(mutex_) { return lane_host_.ProcessorTime(lane); }),
+       absl::StrCat("the weights after attempt ", job_->applied_attempt,
+                    " wait for its `submitted` word"));
+}
+
+void Daemon::Obey(const std::vector<scheduler::LaneSet::Order>& orders, const std::string& why) {
+  using scheduler::LaneSet;
+  for (const LaneSet::Order& order : orders) {
+    if (const auto* ping = std::get_if<LaneSet::Ping>(&order)) {
+      v1::LaneCommand command;
+      command.mutable_ping()->set_number(ping->number);
+      ToLane(ping->lane, command);
+    } else if (const auto* kill = std::get_if<LaneSet::Kill>(&order)) {
+      KillLane(*kill);
+    } else if (const auto* expel = std::get_if<LaneSet::Expel>(&order)) {
+      if (Expel(expel->ranks, why)) return;  // the job may be another now
+      if (!expel->else_condemn) continue;
+      KillLane(
+          job_->lanes.Condemn(std::chrono::steady_clock::now(), expel->lane, why, OwedByLanes()));
+    } else {
+      const scheduler::LaneIndex lane = std::get<LaneSet::Unkillable>(order).lane;
       return Abandon(Error(
           absl::StatusCode::kUnavailable, "LANE_LOST",
-          Say("lane ", Named("lane", lane.program.lane.value()), " (pid ",
-              Named("pid", lane.process->pid()), ") hangs and does not even end by SIGKILL: the ",
+          Say("lane ", Named("lane", job_->lanes[lane].id.value()), " (pid ",
+              Named("pid", lane_host_.pid(lane)), ") hangs and does not even end by SIGKILL: the ",
               "kernel holds it, in the device's driver, say. Its memory cannot be given to ",
               "another one")));
     }
-    const bool owes = lane.ready && !job_->reforming && job_->steps.has_value() &&
-                      lane.published_attempt < job_->applied_attempt;
-    const LaneWatch::Look look = lane.watch->OnTick(
-        now, owes, [&process = *lane.process] { return process.ProcessorTime(); });
-    if (!look.hangs.empty()) {
-      Condemn(static_cast<int32_t>(i), look.hangs);
-      continue;
-    }
-    if (look.overdue &&
-        ExpelAwaited(lane, absl::StrCat("the weights after attempt ", job_->applied_attempt,
-                                        " wait for its `submitted` word"))) {
-      return;  // the job may be another now
-    }
-    if (!look.ping.has_value()) continue;
-    v1::LaneCommand command;
-    command.mutable_ping()->set_number(*look.ping);
-    lane.process->Send(command).IgnoreError();  // its end is reported by OnLaneGone
   }
 }
 
 void Daemon::TellProgress(Deadline now) {
   constexpr std::chrono::seconds kEvery{1};
   constexpr int kLogEvery = 10;
-  if (job_ == nullptr || job_->plan == nullptr || !job_->failed.ok() || epoch_ == 0) return;
+  if (job_ == nullptr || !job_->planned() || !job_->failed.ok() || epoch_ == 0) return;
   std::string awaited;
-  uint64_t done = job_->attachments.size() * job_->lanes.size() - job_->mapping.size();
+  uint64_t done = job_->lanes.done();
   for (size_t i = 0; i < job_->lanes.size(); ++i) {
-    const LaneState& lane = job_->lanes[i];
-    if (lane.ready) ++done;
-    if (!lane.ready || job_->snapshots.loading > 0 || !job_->mapping.empty()) {
-      absl::StrAppend(&awaited, awaited.empty() ? "" : "; ", "lane ", lane.program.lane.value(),
-                      " ",
-                      lane.process == nullptr ? "waits for its predecessor's end"
-                                              : AwaitedFrom(static_cast<int32_t>(i)));
-    }
+    const scheduler::LaneIndex index(static_cast<int32_t>(i));
+    const scheduler::LaneSet::Lane& lane = job_->lanes[index];
+    if (lane.ready() && !job_->lanes.loading() && !job_->lanes.mapping()) continue;
+    absl::StrAppend(&awaited, awaited.empty() ? "" : "; ", "lane ", lane.id.value(), " ",
+                    lane.lives() ? job_->lanes.AwaitedFrom(index, OwedByLanes())
+                                 : "waits for its predecessor's end");
   }
-  if (!dead_lanes_.empty()) awaited = "the end of older lanes";
+  if (lane_host_.ending()) awaited = "the end of older lanes";
+  if (const PrepareProgress* preparing = job_->preparing.get(); preparing != nullptr) {
+    done = preparing->done;
+    awaited = preparing->planned ? absl::StrCat("memory, of which ", done, " bytes are there")
+                                 : "its plan";
+  }
   if (awaited.empty() && IsRestoring()) {
     const uint64_t read =
         job_->snapshots.restore == nullptr ? 0 : job_->snapshots.restore->read_bytes.load();
@@ -93,14 +97,14 @@ void Daemon::TellProgress(Deadline now) {
   Tell(std::move(message));
 }
 
-void Daemon::HandlePong(int32_t lane, const v1::LaneReport::Pong& pong) {
-  LaneWatch::Answer answer;
+void Daemon::HandlePong(scheduler::LaneIndex lane, const v1::LaneReport::Pong& pong) {
+  scheduler::LaneWatch::Answer answer;
   answer.number = pong.number();
   answer.progress = pong.progress();
   answer.device_busy = pong.device_busy();
   answer.awaits_rail = pong.awaits_rail();
   answer.awaited_ranks = {pong.awaited_ranks().begin(), pong.awaited_ranks().end()};
-  if (job_->lanes[lane].watch.has_value()) job_->lanes[lane].watch->OnAnswer(answer);
+  job_->lanes.OnPong(lane, answer);
 }
 
 void Daemon::HandleGatherOverdue(const v1::GatherOverdue& overdue) {
@@ -108,22 +112,14 @@ void Daemon::HandleGatherOverdue(const v1::GatherOverdue& overdue) {
       job_->steps->open().attempt.value() != overdue.attempt()) {
     return;
   }
-  for (size_t i = 0; i < job_->lanes.size(); ++i) {
-    const LaneState& lane = job_->lanes[i];
-    if (lane.process == nullptr || lane.gone || lane.gathered_attempt >= overdue.attempt()) {
-      continue;
-    }
-    const bool answers = lane.watch->answers();
-    if (answers && ExpelAwaited(lane, overdue.detail())) return;
-    // It is the other node's lane that hangs, and that node is told, too.
-    if (answers && lane.watch->last().awaits_rail) continue;
-    Condemn(static_cast<int32_t>(i), overdue.detail());
-  }
+  Obey(job_->lanes.OnGatherOverdue(std::chrono::steady_clock::now(), overdue.attempt(),
+                                   overdue.detail()),
+       overdue.detail());
 }
 
-bool Daemon::ExpelAwaited(const LaneState& lane, const std::string& why) {
+bool Daemon::Expel(const std::vector<int32_t>& ranks, const std::string& why) {
   std::vector<uint64_t> expelled;
-  for (const int32_t rank : lane.watch->last().awaited_ranks) {
+  for (const int32_t rank : ranks) {
     for (const auto& [id, session] : sessions_) {
       if (session.rank == rank) expelled.push_back(id);
     }
@@ -141,33 +137,14 @@ bool Daemon::ExpelAwaited(const LaneState& lane, const std::string& why) {
   return !expelled.empty();
 }
 
-void Daemon::Condemn(int32_t lane, const std::string& why) {
-  LaneState& state = job_->lanes[lane];
-  if (state.condemned_at.has_value()) return;
-  state.condemned_at = std::chrono::steady_clock::now();
-  const std::string awaited = AwaitedFrom(lane);
+void Daemon::KillLane(const scheduler::LaneSet::Kill& kill) {
   log::Error("lane hangs and is killed", {{"job", job_->name},
-                                          {"lane", absl::StrCat(state.program.lane.value())},
-                                          {"pid", absl::StrCat(state.process->pid())},
-                                          {"awaited", awaited},
-                                          {"what", why}});
-  state.process->Condemn(absl::StrCat("it hung and was killed: ", why, "; awaited: ", awaited));
-}
-
-std::string Daemon::AwaitedFrom(int32_t lane) const {
-  const LaneState& state = job_->lanes[lane];
-  if (!state.ready) return "to be ready";
-  if (job_->snapshots.loading > 0) return "to take the state of a snapshot";
-  for (const auto& [rank, mapper] : job_->mapping) {
-    if (mapper == lane) return absl::StrCat("to map the memory of rank ", rank);
-  }
-  if (!job_->steps.has_value()) return "nothing yet";
-  if (state.published_attempt < job_->applied_attempt) {
-    return absl::StrCat("the weights after attempt ", job_->applied_attempt);
-  }
-  const uint64_t open = job_->steps->open().attempt.value();
-  if (state.gathered_attempt < open) return absl::StrCat("the gradients of attempt ", open);
-  return absl::StrCat("the decision of attempt ", open);
+                                          {"lane", absl::StrCat(job_->lanes[kill.lane].id.value())},
+                                          {"pid", absl::StrCat(lane_host_.pid(kill.lane))},
+                                          {"awaited", kill.awaited},
+                                          {"what", kill.why}});
+  lane_host_.Condemn(
+      kill.lane, absl::StrCat("it hung and was killed: ", kill.why, "; awaited: ", kill.awaited));
 }
 
 }  // namespace dmuond::server

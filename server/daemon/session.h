@@ -21,15 +21,18 @@
 #include "dmuond/v1/admin.pb.h"
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/trainer.pb.h"
+#include "scheduler/convert/registrations.h"
+#include "scheduler/job/lane_set.h"
+#include "scheduler/job/snapshot_part.h"
 #include "scheduler/layout.h"
 #include "scheduler/plan.h"
 #include "scheduler/step_member.h"
-#include "server/daemon/attach_server.h"
-#include "server/daemon/job_memory.h"
-#include "server/daemon/lane_process.h"
-#include "server/daemon/lane_watch.h"
-#include "server/daemon/node_snapshot.h"
-#include "server/daemon/state_transfer.h"
+#include "server/daemon/calls/attach_server.h"
+#include "server/daemon/memory/job_memory.h"
+#include "server/daemon/memory/pending_state.h"
+#include "server/daemon/memory/prepared_job.h"
+#include "server/daemon/memory/state_transfer.h"
+#include "server/daemon/snapshots/node_snapshot.h"
 
 namespace dmuond::server {
 
@@ -135,21 +138,6 @@ struct TrainerState {
   std::string bytes;
 };
 
-// One local lane of a job.
-struct LaneState {
-  std::unique_ptr<LaneProcess> process;
-  bool ready = false;
-  bool gone = false;
-  int32_t restarts = 0;  // processes that took the place of others
-  std::string device;
-  scheduler::LaneProgram program;
-  uint64_t published_attempt = 0;   // newest that it has published
-  uint64_t gathered_attempt = 0;    // newest whose gradients it has gathered
-  std::vector<int32_t> non_finite;  // units with infinite or NaN weights, as it said with those
-  std::optional<LaneWatch> watch;   // of `process`
-  std::optional<std::chrono::steady_clock::time_point> condemned_at;  // it hangs, was killed
-};
-
 // The job's snapshots, as this node sees them.
 struct JobSnapshots {
   JobSnapshots() = default;
@@ -180,66 +168,64 @@ struct JobSnapshots {
   };
   std::optional<Restorable> resume;  // what the job goes on from, where this node has looked for it
   bool restored = false;             // the lanes have that state
-  size_t loading = 0;                // lanes that are still taking it
   std::shared_ptr<Restoring> restore;
 
   std::shared_ptr<const std::vector<HostState>> host;  // per lane; null: no snapshots are made
   std::shared_ptr<CopyProgress> copying;               // of the snapshot that is being written
-  uint64_t attempt = 0;                                // names it
-  std::string non_finite;  // why it must not exist: weights in it are infinite or NaN
-  std::optional<v1::SnapshotWritten> written;  // what came of it here, once known
-  std::optional<int64_t> durable_step;
-  v1::SnapshotDone done;       // the last that existed or failed
-  uint64_t saved_attempt = 0;  // whose state the newest has
+  scheduler::SnapshotPart part;
 };
 
 // The running job, as this node sees it.
 struct NodeJob {
   std::string name;
   int32_t world_size = 0;
-  std::string launch;   // that has begun it with RESUME_DISCARD; empty: it began otherwise
-  uint64_t number = 0;  // no two jobs of this process have the same
-  v1::PlanInputs wire;  // empty until the layout is known
+  int32_t progress_tells = 0;  // since it was ready last
+  bool has_state = false;      // a push, load or step has committed
+  bool reforming = false;      // its lanes are being replaced
+  bool rolled_back = false;    // it goes back to a snapshot, and no attempt has been opened since
+  bool forget_state = false;   // what lies in the lanes' memory is void: a snapshot follows
+  bool ending = false;         // a rank is missing for good: the job ends when its state is saved
+  bool abandoned = false;      // the coordinator has forgotten it: it ends with its last session
+  std::string launch;          // that has begun it with RESUME_DISCARD; empty: it began otherwise
+  uint64_t number = 0;         // no two jobs of this process have the same
+  v1::PlanInputs wire;         // empty until the group has planned it
+  std::shared_ptr<PrepareProgress> preparing;           // by the worker; null: it is not
   std::shared_ptr<const scheduler::PlanInputs> inputs;  // shared with work that waits for a disk
   std::shared_ptr<const scheduler::Plan> plan;
-  std::unique_ptr<JobMemory> memory;
-  std::vector<LaneState> lanes;
-  std::optional<scheduler::StepMember> steps;  // set when the first attempt opens
-  bool has_state = false;                      // a push, load or step has committed
-  absl::Status failed;                         // the job cannot go on; all calls answer this
+  std::shared_ptr<JobMemory> memory;  // also of who allocates in it without the lock
+  scheduler::LaneSet lanes;
+  std::vector<scheduler::LaneProgram> programs;  // by lane
+  std::optional<scheduler::StepMember> steps;    // set when the first attempt opens
+  absl::Status failed;                           // the job cannot go on; all calls answer this
   int64_t skipped_steps = 0;
   int64_t aborted_attempts = 0;
   double gradient_norm = 0;
-  uint64_t applied_attempt = 0;          // newest that committed or was skipped
-  uint64_t published_attempt = 0;        // newest that every local lane has published
-  v1::StepTiming timing;                 // of published_attempt
-  uint64_t publishing_attempt = 0;       // newest that any lane has published
-  v1::StepTiming publishing;             // slowest lane so far of publishing_attempt
-  PendingState pending;                  // pushed state of units owned here, until a load commits
-  uint64_t pending_attempt = 0;          // that load's
+  uint64_t applied_attempt = 0;     // newest that committed or was skipped
+  uint64_t published_attempt = 0;   // newest that every local lane has published
+  v1::StepTiming timing;            // of published_attempt
+  uint64_t publishing_attempt = 0;  // newest that any lane has published
+  v1::StepTiming publishing;        // slowest lane so far of publishing_attempt
+  std::shared_ptr<PendingState> pending = std::make_shared<PendingState>();
   std::map<int32_t, Vacancy> vacancies;  // by rank
   // What the lanes have mapped of each rank, for lanes that are new, and the last end of a session
   // that the coordinator was told, for one that may have missed it.
   std::map<int32_t, v1::LaneCommand> attachments;
   std::map<int32_t, v1::RankGone> gone;
-  uint32_t lane_epoch = 0;  // that its lanes were started for
   std::chrono::steady_clock::time_point progress_told;
-  int progress_tells = 0;     // since it was ready last
-  bool reforming = false;     // its lanes are being replaced
-  bool rolled_back = false;   // it goes back to a snapshot, and no attempt has been opened since
-  Rollback back;              // its last way back; in epoch 0: none
-  bool forget_state = false;  // what lies in the lanes' memory is void: a snapshot follows
-  std::set<std::pair<int32_t, int32_t>> mapping;  // (rank, lane) that new lanes still map
+  // Since when the machine has had no memory, descriptors or processes for its new lanes.
+  std::optional<std::chrono::steady_clock::time_point> lanes_lack_resources_since;
+  Rollback back;  // its last way back; in epoch 0: none
   // What the coordinator has said last of who keeps it waiting, and when.
   v1::Waiting waiting;
   std::chrono::steady_clock::time_point waiting_told;
   // Since when the group is broken.
   std::optional<std::chrono::steady_clock::time_point> broken_since;
-  bool ending = false;     // a rank is missing for good: the job ends when its state is saved
-  bool abandoned = false;  // the coordinator has forgotten it: it ends with its last session
   std::map<int32_t, TrainerState> submitted_states;  // by rank: of the open attempt
   std::map<int32_t, TrainerState> trainer_states;    // by rank: of last_committed_step
   JobSnapshots snapshots;
+
+  // The group has planned it: it is being prepared, or is.
+  [[nodiscard]] bool planned() const { return WorldSizeOf(wire) > 0; }
 };
 
 }  // namespace dmuond::server

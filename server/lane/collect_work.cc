@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
 #include "server/lane/strided.h"
 
 namespace dmuond::server::lane {
@@ -53,14 +53,16 @@ class WorkBuilder {
 
  private:
   [[nodiscard]] const std::vector<Cell>& CellsOf(UnitId id) const {
-    return gradients_ ? job_.plan.gradient_cells[id.value()] : job_.plan.weight_cells[id.value()];
+    return job_.plan.cells[id.value()];
   }
-  // Leaves of a cell's tree. A weight comes from its lowest holder alone.
-  [[nodiscard]] int32_t LeavesOf(const Cell& cell) const {
-    return gradients_ ? static_cast<int32_t>(cell.fragments.size()) : 1;
-  }
+  // A weight comes from its lowest holder alone.
   [[nodiscard]] const Fragment& FragmentOf(const Cell& cell, int32_t leaf) const {
-    return job_.inputs.layout.fragments[cell.fragments[leaf]];
+    return job_.inputs.layout.fragments[gradients_ ? cell.fragments[leaf] : cell.lowest];
+  }
+  // The nodes of the leaves of a cell's tree.
+  [[nodiscard]] std::vector<scheduler::NodeRank> NodesOf(const Cell& cell) const {
+    if (gradients_) return scheduler::LeafNodes(job_.inputs.layout, cell);
+    return {job_.inputs.layout.trainers[FragmentOf(cell, 0).rank.value()].node};
   }
   [[nodiscard]] kernels::DType TypeOf(const Unit& unit) const {
     const scheduler::Parameter& parameter = job_.inputs.layout.parameters[unit.parameter];
@@ -116,9 +118,7 @@ class WorkBuilder {
     task.first_source = static_cast<int32_t>(bucket.sources.size());
     task.reduce_factor =
         gradients_ ? job_.inputs.layout.parameters[unit.parameter].reduce_factor : 1;
-    std::vector<scheduler::NodeRank> nodes = scheduler::LeafNodes(job_.inputs.layout, cell);
-    nodes.resize(LeavesOf(cell));
-    for (const Subtree& subtree : scheduler::MaximalSubtrees(nodes)) {
+    for (const Subtree& subtree : scheduler::MaximalSubtrees(NodesOf(cell))) {
       if (subtree.node == job_.program.node) {
         for (int32_t i = 0; i < subtree.leaves; ++i) {
           AddTrainerSource(bucket, unit, cell, subtree.first + i);

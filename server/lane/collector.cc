@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 
 namespace dmuond::server::lane {
 
@@ -134,13 +134,12 @@ absl::Status Collector::OnGo(const scheduler::Go& go) {
   }
   const bool gradients = kind() != AttemptKind::kPush;
   states_[b].started = true;
-  wire::FaultPoint("lane.collect.go");
+  fault::FaultPoint("lane.collect.go");
   // What nobody has is neither sent nor waited for: both ends read it from the same GO.
   return rail_.Start(
       RailOperation::kCollect, b, *work()[b].transfers, [&](const scheduler::Transfer& transfer) {
         if (!gradients) return true;
-        const scheduler::Cell& cell =
-            job_.plan.gradient_cells[transfer.unit.value()][transfer.cell];
+        const scheduler::Cell& cell = job_.plan.cells[transfer.unit.value()][transfer.cell];
         for (int32_t i = 0; i < transfer.subtree.leaves; ++i) {
           const scheduler::Fragment& fragment =
               job_.inputs.layout.fragments[cell.fragments[transfer.subtree.first + i]];
@@ -178,7 +177,7 @@ absl::StatusOr<bool> Collector::Progress() {
     if (!state.seen) {
       if (!ContributorsReady(b)) continue;
       state.seen = true;
-      wire::FaultPoint("lane.collect.bucket");
+      fault::FaultPoint("lane.collect.bucket");
       started_ = job_.has_trainers;
       if (!kind_.has_value() && job_.has_trainers) kind_ = AttemptKind::kStep;
       any = true;
@@ -210,7 +209,7 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
     if (!packed.ok() || !*packed) return packed;
     state.packing = false;
     state.packed = any = true;
-    wire::FaultPoint("lane.collect.packed");
+    fault::FaultPoint("lane.collect.packed");
     if (NeedsRail(b)) {
       absl::Status status = rail_.ReportReady(attempt_, RailOperation::kCollect, b, kind());
       if (!status.ok()) return status;
@@ -259,7 +258,7 @@ absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
   }
   state.reduced = true;
   --unfinished_;
-  wire::FaultPoint("lane.collect.reduced");
+  fault::FaultPoint("lane.collect.reduced");
   return true;
 }
 

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/convert.h"
-#include "server/daemon/log.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
+#include "server/common/log.h"
 #include "server/lane/unit_io.h"
 
 namespace dmuond::server::lane {
@@ -59,7 +59,7 @@ absl::Status Engine::OnAttach(const v1::LaneCommand::AttachTrainer& attach,
   attached.set_rank(attach.rank());
   attached.set_incarnation(attach.incarnation());
   if (!status.ok()) attached.set_error(std::string(status.message()));
-  wire::FaultPoint("lane.attached");
+  fault::FaultPoint("lane.attached");
   return channel_.Send(report);
 }
 
@@ -116,7 +116,7 @@ absl::Status Engine::OnGo(const scheduler::Go& go) {
 
 absl::Status Engine::OnDecision(scheduler::Decision decision) {
   if (collector_->armed() && decision.attempt < collector_->attempt()) return absl::OkStatus();
-  wire::FaultPoint("lane.decision");
+  fault::FaultPoint("lane.decision");
   collector_->Disarm();
   summed_ = collector_->sum_time();
   normed_ = collector_->norm_time();
@@ -139,7 +139,7 @@ absl::Status Engine::OnDecision(scheduler::Decision decision) {
 }
 
 absl::Status Engine::OnRepublish(const v1::LaneCommand::Republish& republish) {
-  wire::FaultPoint("lane.republish");
+  fault::FaultPoint("lane.republish");
   tasks_.push_back({.republish = Republish{scheduler::Attempt(republish.attempt()),
                                            {republish.ranks().begin(), republish.ranks().end()}}});
   return absl::OkStatus();
@@ -234,7 +234,7 @@ absl::StatusOr<bool> Engine::ArmNext() {
   gathered_ = false;
   collector_->Arm(opened_->attempt);
   opened_.reset();
-  wire::FaultPoint("lane.armed");
+  fault::FaultPoint("lane.armed");
   for (const scheduler::Submission& submission : submissions_) {
     if (submission.attempt != collector_->attempt()) continue;
     collector_->OnSubmission(submission);
@@ -258,9 +258,9 @@ absl::Status Engine::ReportGathered() {
   if (collector_->kind() == AttemptKind::kStep) {
     slots_->AddNonFinite(*gathered.mutable_non_finite());
   }
-  wire::FaultPoint("lane.gathered");
+  fault::FaultPoint("lane.gathered");
   absl::Status sent = channel_.Send(report_);
-  wire::FaultPoint("lane.gathered.sent");
+  fault::FaultPoint("lane.gathered.sent");
   return sent;
 }
 
@@ -354,9 +354,9 @@ absl::Status Engine::ReportPublished() {
     timing.set_copy_bytes(committed ? publisher_->copy_time().bytes : 0);
   }
   tasks_.pop_front();
-  wire::FaultPoint("lane.published");
+  fault::FaultPoint("lane.published");
   absl::Status sent = channel_.Send(report_);
-  wire::FaultPoint("lane.published.sent");
+  fault::FaultPoint("lane.published.sent");
   return sent;
 }
 

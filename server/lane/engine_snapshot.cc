@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/daemon/log.h"
+#include "dmuond/fault/fault_point.h"
+#include "server/common/log.h"
 #include "server/lane/engine.h"
 
 namespace dmuond::server::lane {
@@ -45,7 +45,7 @@ absl::StatusOr<bool> Engine::ProgressSnapshot() {
 }
 
 absl::Status Engine::OnLoadState(const v1::LaneCommand::LoadState& load) {
-  wire::FaultPoint("lane.load_state");
+  fault::FaultPoint("lane.load_state");
   absl::Status status = snapshot_->Leave();
   if (status.ok()) {
     status = LoadHostCopy(job_, *slots_, device_, *update_stream_, scheduler::StepId(load.step()),

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/convert.h"
-#include "server/daemon/log.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
+#include "server/common/log.h"
 
 namespace dmuond::server::lane {
 namespace {
@@ -176,7 +176,7 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
   absl::StatusOr<std::unique_ptr<LaneJob>> job = LaneJob::Make(configure, fds_, device_);
   if (!job.ok()) return job.status();
   job_ = *std::move(job);
-  wire::FaultPoint("lane.configured");
+  fault::FaultPoint("lane.configured");
   log::Info("lane configured", {{"job", job_->name},
                                 {"epoch", job_->epoch},
                                 {"units", job_->program.staged.size()},
@@ -230,7 +230,7 @@ absl::Status Lane::Start() {
   engine_ = *std::move(engine);
   v1::LaneReport report;
   report.mutable_ready()->set_device(device_.Describe());
-  wire::FaultPoint("lane.ready");
+  fault::FaultPoint("lane.ready");
   return channel_.Send(report);
 }
 

@@ -7,10 +7,11 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/cpu_memory.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
+#include "scheduler/convert/registrations.h"
 #include "server/cost_file.h"
-#include "server/lane/publish_board.h"
-#include "server/lane/state_table.h"
+#include "server/shared/publish_board.h"
+#include "server/shared/state_table.h"
 
 namespace dmuond::server::lane {
 namespace {
@@ -71,7 +72,7 @@ absl::Status MapMemory(const v1::LaneCommand::Configure& configure,
 void FindPublishers(LaneJob& job) {
   job.publishers.resize(job.buckets());
   for (const scheduler::Unit& unit : job.plan.units) {
-    const std::vector<int32_t>& holders = job.plan.holders[unit.id.value()];
+    const scheduler::Indices& holders = job.plan.holders[unit.id.value()];
     const bool held_here = std::any_of(holders.begin(), holders.end(), [&](int32_t f) {
       return job.is_local(job.inputs.layout.fragments[f]);
     });
@@ -108,7 +109,7 @@ absl::StatusOr<std::unique_ptr<LaneJob>> LaneJob::Make(const v1::LaneCommand::Co
   if (absl::Status chosen = device.ops().UseChoices(ToChoices(job->inputs.costs)); !chosen.ok()) {
     return chosen;
   }
-  for (const v1::GroupConfig& group : configure.plan().registrations(0).groups()) {
+  for (const v1::GroupConfig& group : AnyOf(configure.plan()).groups()) {
     absl::StatusOr<kernels::MuonConfig> config = FromProto(group);
     if (!config.ok()) return config.status();
     job->configs.push_back(*std::move(config));

@@ -1,5 +1,7 @@
 // dmuond-lane: computes for one device. Started by dmuond, never by hand.
 #include <fcntl.h>
+#include <gnu/libc-version.h>
+#include <google/protobuf/text_format.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -19,9 +21,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
+#include "dmuond/v1/peer.pb.h"
 #include "kernels/cpu/cpu_device.h"
-#include "server/daemon/log.h"
+#include "server/common/log.h"
+#include "server/lane/code_hash.h"
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
 #ifdef DMUOND_CUDA
@@ -29,16 +33,22 @@
 #endif
 
 ABSL_FLAG(int, fd, -1, "the lane's end of its socket pair with dmuond");
+ABSL_FLAG(int, lane, 0, "which of its node's lanes it is, for who looks at processes");
 ABSL_FLAG(std::string, device, "cpu:1", "cpu:THREADS, or cuda:ORDINAL");
 ABSL_FLAG(
     std::string, engine, "auto",
     "whose matrix products a GPU runs: own, cublaslt, or auto: own where they run (H100, H200)");
+ABSL_FLAG(
+    bool, print_bits, false,
+    "print what decides the bits that this lane computes (LaneBits of peer.proto, as protobuf "
+    "text), and end");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");
 ABSL_FLAG(std::string, log_format, "kv", "kv (key=value) or json");
 
 namespace {
 
 using dmuond::kernels::Device;
+using dmuond::kernels::cpu::CpuDevice;
 using dmuond::server::lane::PeerGroup;
 
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
@@ -72,9 +82,33 @@ absl::StatusOr<std::unique_ptr<Device>> MakeDevice(absl::string_view spec) {
     return absl::InvalidArgumentError(
         absl::StrCat("--device=", spec, ": not cpu:THREADS or cuda:ORDINAL"));
   }
-  auto device = dmuond::kernels::cpu::CpuDevice::Create(number);
+  auto device = CpuDevice::Create(number);
   if (!device.ok()) return device.status();
   return std::unique_ptr<Device>(*std::move(device));
+}
+
+int PrintBits(absl::string_view spec) {
+  const auto device = MakeDevice(spec);
+  if (!device.ok()) {
+    std::fprintf(stderr, "dmuond-lane: %s\n", std::string(device.status().message()).c_str());
+    return 2;
+  }
+  dmuond::v1::LaneBits bits;
+  bits.set_code(dmuond::server::lane::kCodeHash);
+  std::string library = CpuDevice::Library();
+  bits.set_core_type(CpuDevice::CoreType());
+#ifdef DMUOND_CUDA
+  if (absl::StartsWith(spec, "cuda:")) {
+    library = static_cast<const dmuond::kernels::cuda::CudaDevice&>(**device).DescribeType();
+    bits.set_core_type(absl::GetFlag(FLAGS_engine));
+  }
+#endif
+  // AdamW's bias corrections are powers, which are the C library's on every device.
+  bits.set_library(absl::StrCat(library, ", glibc ", ::gnu_get_libc_version()));
+  std::string text;
+  google::protobuf::TextFormat::PrintToString(bits, &text);
+  std::fputs(text.c_str(), stdout);
+  return std::fflush(stdout) == 0 ? 0 : 1;
 }
 
 // Gloo sends the host's memory.
@@ -118,10 +152,11 @@ int main(int argc, char** argv) {
   }
   dmuond::server::log::SetLevel(*level);
   dmuond::server::log::SetFormat(*format);
-  dmuond::wire::ConnectFaultDriver();
+  dmuond::fault::ConnectFaultDriver();
   // Sleeps of some tens of microseconds between looks at timeline words; the default slack of 50 us
   // would more than double them.
   ::prctl(PR_SET_TIMERSLACK, 1);
+  if (absl::GetFlag(FLAGS_print_bits)) return PrintBits(absl::GetFlag(FLAGS_device));
   if (absl::GetFlag(FLAGS_fd) < 0) {
     std::fputs("dmuond-lane: --fd is missing; dmuond starts its lanes itself\n", stderr);
     return 2;

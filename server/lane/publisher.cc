@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/convert.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
 #include "server/lane/strided.h"
 
 namespace dmuond::server::lane {
@@ -140,7 +140,7 @@ absl::Status Publisher::OnGo(int32_t b) {
                                             current_.attempt.value(), ", which is not ready here"));
   }
   bucket.started = true;
-  wire::FaultPoint("lane.publish.go");
+  fault::FaultPoint("lane.publish.go");
   return rail_.Start(RailOperation::kPublish, b, job_.program.weights[b],
                      [](const Transfer&) { return true; });
 }
@@ -152,7 +152,7 @@ absl::StatusOr<bool> Publisher::OpenGate() {
     }
   }
   gate_open_ = true;
-  wire::FaultPoint("lane.publish.gate");
+  fault::FaultPoint("lane.publish.gate");
   if (current_.poison) {
     if (absl::Status status = PoisonWeights(); !status.ok()) return status;
   }
@@ -256,9 +256,9 @@ absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
     if (!copied.ok() || !*copied) return copied.ok() ? absl::StatusOr<bool>(any) : copied;
     bucket.finished = true;
     --unfinished_;
-    wire::FaultPoint("lane.publish.bucket");
+    fault::FaultPoint("lane.publish.bucket");
     Announce(b);
-    wire::FaultPoint("lane.publish.announced");
+    fault::FaultPoint("lane.publish.announced");
     any = true;
   }
   return any;
@@ -282,7 +282,7 @@ absl::StatusOr<bool> Publisher::ProgressCopies(Bucket& bucket, const std::vector
 }
 
 absl::Status Publisher::Copy(const std::vector<CopyOut>& copies) {
-  wire::FaultPoint("lane.publish.copy");
+  fault::FaultPoint("lane.publish.copy");
   for (const CopyOut& copy : copies) {
     if (!Wanted(copy.rank)) continue;
     kernels::StridedBox dst = copy.dst;

@@ -16,10 +16,10 @@
 #include "kernels/ops.h"
 #include "scheduler/plan.h"
 #include "server/lane/lane_job.h"
-#include "server/lane/publish_board.h"
 #include "server/lane/rail.h"
 #include "server/lane/timing.h"
 #include "server/lane/trainer_memory.h"
+#include "server/shared/publish_board.h"
 
 namespace dmuond::server::lane {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
 
 namespace dmuond::server::lane {
 

@@ -11,7 +11,7 @@
 #include "google/protobuf/repeated_field.h"
 #include "scheduler/types.h"
 #include "server/lane/lane_job.h"
-#include "server/lane/state_table.h"
+#include "server/shared/state_table.h"
 
 namespace dmuond::server::lane {
 

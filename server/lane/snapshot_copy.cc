@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 #include "server/lane/strided.h"
 
 namespace dmuond::server::lane {
@@ -115,7 +115,7 @@ absl::Status SnapshotCopy::Leave() {
 
 // As many consecutive tensors, or parts of one, as a chunk holds.
 absl::Status SnapshotCopy::StartChunk() {
-  wire::FaultPoint("lane.snapshot.copy");
+  fault::FaultPoint("lane.snapshot.copy");
   Chunk chunk{.begin = started_,
               .end = std::min(started_ + kChunkBytes, job_.host_copy.bytes()),
               .place = next_place_};

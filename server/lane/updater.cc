@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
-#include "server/convert.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
 #include "server/lane/strided.h"
 
 namespace dmuond::server::lane {
@@ -90,7 +90,7 @@ absl::Status Updater::StartBatch(const Batch& batch) {
 absl::StatusOr<const Batch*> Updater::RunBatch() {
   const Batch& batch = job_.program.batches[next_batch_];
   if (!running_) {
-    wire::FaultPoint("lane.update.before_batch");
+    fault::FaultPoint("lane.update.before_batch");
     if (absl::Status status = StartBatch(batch); !status.ok()) return status;
     running_ = true;
   }
@@ -98,14 +98,14 @@ absl::StatusOr<const Batch*> Updater::RunBatch() {
   if (!complete.ok()) return complete.status();
   if (!*complete) return nullptr;
   running_ = false;
-  wire::FaultPoint("lane.update.before_flip");
+  fault::FaultPoint("lane.update.before_flip");
   for (const Place& place : places_) {
     const bool non_finite = place.non_finite != nullptr && *place.non_finite != 0;
     slots_.SetNonFinite(place.unit, non_finite ? place.step : scheduler::StepId());
     slots_.Flip(place.unit, place.slot, place.step, place.updates);
-    wire::FaultPoint("lane.update.flip");
+    fault::FaultPoint("lane.update.flip");
   }
-  wire::FaultPoint("lane.update.after_flip");
+  fault::FaultPoint("lane.update.after_flip");
   ++next_batch_;
   return &batch;
 }
@@ -167,7 +167,7 @@ absl::Status Updater::Push(const Batch& batch) {
 
 bool Updater::Active(UnitId id) const {
   if (decision_->absent.empty()) return true;
-  for (const scheduler::Cell& cell : job_.plan.gradient_cells[id.value()]) {
+  for (const scheduler::Cell& cell : job_.plan.cells[id.value()]) {
     for (int32_t f : cell.fragments) {
       const scheduler::Fragment& fragment = job_.inputs.layout.fragments[f];
       const scheduler::AbsentFragment leaf{fragment.rank, fragment.parameter};

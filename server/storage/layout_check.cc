@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/digest.h"
 #include "scheduler/matrix_view.h"
-#include "server/convert.h"
 #include "server/storage/quote.h"
 
 namespace dmuond::server::storage {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/unique_fd.h"
 
 namespace dmuond::server::storage {
@@ -52,7 +52,7 @@ class PosixWritableFile : public WritableFile {
 
   absl::Status Append(std::span<const std::byte> data) override {
     while (!data.empty()) {
-      if (const int error = wire::FaultPoint("storage.write")) {
+      if (const int error = fault::FaultPoint("storage.write")) {
         return Failed("write to", path_, error);
       }
       const ssize_t n = ::write(fd_.get(), data.data(), std::min(data.size(), kCallBytesMax));
@@ -66,7 +66,7 @@ class PosixWritableFile : public WritableFile {
   }
 
   absl::Status Sync() override {
-    if (const int error = wire::FaultPoint("storage.fsync")) return Failed("fsync", path_, error);
+    if (const int error = fault::FaultPoint("storage.fsync")) return Failed("fsync", path_, error);
     return ::fsync(fd_.get()) == 0 ? absl::OkStatus() : Failed("fsync", path_, errno);
   }
 
@@ -98,7 +98,7 @@ class PosixReadableFile : public ReadableFile {
 
   absl::Status ReadAt(int64_t offset, std::span<std::byte> out) const override {
     while (!out.empty()) {
-      if (const int error = wire::FaultPoint("storage.read")) {
+      if (const int error = fault::FaultPoint("storage.read")) {
         return Failed("read from", path_, error);
       }
       const ssize_t n = ::pread(fd_.get(), out.data(), std::min(out.size(), kCallBytesMax), offset);
@@ -129,7 +129,7 @@ class PosixStorage : public Storage {
   }
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
-    if (const int error = wire::FaultPoint("storage.create")) {
+    if (const int error = fault::FaultPoint("storage.create")) {
       return Failed("create", Describe(path), error);
     }
     UniqueFd fd(::openat(root_.get(), path.c_str(),
@@ -152,7 +152,7 @@ class PosixStorage : public Storage {
   }
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
-    if (const int error = wire::FaultPoint("storage.rename")) {
+    if (const int error = fault::FaultPoint("storage.rename")) {
       return Failed("rename", absl::StrCat(Describe(from), " to ", Describe(to)), error);
     }
     if (::renameat(root_.get(), from.c_str(), root_.get(), to.c_str()) == 0) {
@@ -173,7 +173,7 @@ class PosixStorage : public Storage {
   }
 
   absl::Status SyncDirectory(const std::string& path) override {
-    if (const int error = wire::FaultPoint("storage.fsync_directory")) {
+    if (const int error = fault::FaultPoint("storage.fsync_directory")) {
       return Failed("fsync directory", Describe(path), error);
     }
     absl::StatusOr<UniqueFd> fd = OpenDirectory(path);

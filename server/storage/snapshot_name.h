@@ -8,21 +8,16 @@
 #ifndef DMUOND_SERVER_STORAGE_SNAPSHOT_NAME_H_
 #define DMUOND_SERVER_STORAGE_SNAPSHOT_NAME_H_
 
-#include <compare>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "scheduler/snapshot_schedule.h"
 #include "scheduler/types.h"
 
 namespace dmuond::server::storage {
 
-// Ordered by attempt: the larger one is the newer snapshot.
-struct SnapshotId {
-  scheduler::Attempt attempt;
-  scheduler::StepId step;
-  auto operator<=>(const SnapshotId&) const = default;
-};
+using scheduler::SnapshotId;
 
 inline constexpr char kManifestName[] = "manifest.json";
 // A manifest that no longer counts, because the job went back before it.

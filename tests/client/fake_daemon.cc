@@ -23,7 +23,7 @@
 #include "dmuond/wire/unique_fd.h"
 #include "grpcpp/grpcpp.h"
 #include "kernels/mutex.h"
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 
 namespace dmuond::testing {
 namespace {

@@ -1,15 +1,22 @@
 """One cell of the fault matrix: a group, what is done to whom at which point, what came of it."""
 
+import errno
+import functools
+import os
 import random
+import re
+import resource
 import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from daemons import files_below
-from processes import WORLD, Group, Loop, Process, signal_if_alive
+from processes import Group, Loop, Process, Shape, signal_if_alive
 
 STEPS = 8
 LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show what it is worth
@@ -23,21 +30,37 @@ SNAPSHOT_WITHIN_S = 5.0  # steps wait for the last one's, where a point of it ha
 REFUSED = 1  # it says what for
 LOST = 3  # its job or its daemon; a launcher starts it again
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
-# Daemons x lanes, and whether they keep snapshots.
+# Daemons x lanes; s: with snapshots, p: trainers in Python, m: in both languages, t: on torch, e:
+# they signal early, and in Python wait for weights as late as they can.
 GROUPS = {
-    "1x1": (1, 1, False),
-    "1x2": (1, 2, False),
-    "2x1": (2, 1, False),
-    "1x2s": (1, 2, True),
-    "2x1s": (2, 1, True),
+    "1x1": Shape(1, 1),
+    "1x2": Shape(1, 2),
+    "2x1": Shape(2, 1),
+    "2x2": Shape(2, 2),
+    "3x1": Shape(3, 1),
+    "1x2s": Shape(1, 2, snapshots=True),
+    "2x1s": Shape(2, 1, snapshots=True),
+    "2x2s": Shape(2, 2, snapshots=True),
+    "3x1s": Shape(3, 1, snapshots=True),
+    "1x2e": Shape(1, 2, early=True),
+    "1x2p": Shape(1, 2, clients=("python",)),
+    "1x2m": Shape(1, 2, clients=("cpp", "python")),
+    "2x1ps": Shape(2, 1, snapshots=True, clients=("python",)),
+    "2x1pes": Shape(2, 1, snapshots=True, clients=("python",), early=True),
+    "1x2te": Shape(1, 2, clients=("torch",), early=True),
 }
-# Those of every run.
-USUAL_GROUPS = tuple(GROUPS)
-KINDS = ("kill", "stop", "cut", "detach", "hang")
+USUAL_GROUPS = tuple(name for name, shape in GROUPS.items() if "torch" not in shape.clients)
+
+KINDS = ("kill", "stop", "cut", "detach", "hang", "nomem", "nofile")
 # Besides, "fail=28" makes the call behind a point of the storage fail with that errno.
 # A trainer's attach socket alone is cut; a lane is stopped for ever (daemons are their peers' and
 # their service manager's to watch, trainers count as dead and are the launcher's).
 ONLY = {"detach": "trainer", "hang": "lane"}
+# Where the call behind the point may fail with ENOMEM.
+ALLOCATING = ("memory.create", "memory.allocate", "memory.map", "daemon.spawn")
+# A process gets no descriptor for that long: EMFILE of whatever asks the kernel for one.
+NO_FILES_S = 1.5
+NAMED_ERRORS = {"nomem": errno.ENOMEM, "nofile": errno.EMFILE}
 HANGS_ARE_FOUND_S = 8.0  # --step_timeout, in cells with a "hang"; who is stopped is to wake before
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
 
@@ -47,7 +70,7 @@ class Fault:
     victim: str  # "trainer", "lane", "coordinator" or "other"
     point: str
     kind: str
-    index: int = 0  # rank, or the node of the lane
+    index: int = 0  # rank, node, or lane (those of node 0 first)
     step: int = 1  # from when this step is under way
     passing: int = 0  # so many passings later
 
@@ -57,12 +80,13 @@ class Fault:
     @staticmethod
     def parse(text: str) -> "Fault":
         victim, point, kind, step, passing = text.split(":")
-        return Fault(victim[:-1], point, kind, int(victim[-1]), int(step), int(passing))
+        name, index = re.fullmatch(r"([a-z]+)(\d+)", victim).groups()
+        return Fault(name, point, kind, int(index), int(step), int(passing))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Faults of one run; with `then`, the second waits until the first has been done."""
+    """Faults of one run; with `then`, each waits until the one before has been done."""
 
     group: str
     faults: tuple[Fault, ...]
@@ -95,10 +119,11 @@ class Result:
 
 @dataclass
 class Undisturbed:
-    """What each rank's weights are after each step; and the points that it passes."""
+    """What each rank's weights are after each step; and the points that each process passes."""
 
     weights: dict[tuple[int, int], str]
-    points: dict[str, set[str]]  # victim -> points
+    points: dict[str, dict[str, set[int]]]  # victim -> points -> which of them pass it
+    at_start: Counter  # (victim, index, point) -> how often before the first step
     attempts: int
 
 
@@ -110,8 +135,16 @@ class Rank:
     done: bool = False
 
 
-def kinds_of(victim: str) -> list[str]:
-    return [kind for kind in KINDS if ONLY.get(kind, victim) == victim]
+def kinds_of(group: str, victim: str, point: str) -> list[str]:
+    # gRPC 1.51 shuts a port for good when accept() finds no descriptor: nobody could join again.
+    listens = victim == "coordinator" and not group.startswith("1x")
+    return [
+        kind
+        for kind in KINDS
+        if ONLY.get(kind, victim) == victim
+        and (kind != "nomem" or point in ALLOCATING)
+        and (kind != "nofile" or (victim != "trainer" and not listens))
+    ]
 
 
 def _of_snapshots(fault: Fault) -> bool:
@@ -131,8 +164,10 @@ class Run:
         # The second of two faults may befall who has come back from the first.
         self.replacements_are_hurt = cell is not None and len(cell.faults) > 1
         self.on_step = lambda step: None  # every rank has printed it
+        self.on_fault = lambda pid, fault: None  # is about to befall that process
         self.reference = reference
-        self.nodes, self.lanes, self.snapshots = GROUPS[group]
+        self.shape = GROUPS[group]
+        self.world, self.snapshots = self.shape.world, self.shape.snapshots
         self.result = Result(cell)
         self.pending = list(cell.faults) if cell else []
         self.passings: dict[Fault, int] = {}
@@ -148,10 +183,10 @@ class Run:
         self.durable = -1  # newest step that a trainer was told to be
         self.attempts: set[int] = set()
         self.weights: dict[tuple[int, int], str] = {}
-        self.points: dict[str, set[str]] = {}
-        self.points_after: dict[
-            str, set[str]
-        ] = {}  # passed from a fault until all have a later step
+        self.points: dict[str, dict[str, set[int]]] = {}
+        # Passed from a fault until all have a later step.
+        self.points_after: dict[str, dict[str, set[int]]] = {}
+        self.at_start: Counter = Counter()
         self.all_points = cell is None and steps == STEPS
         self.after_fault: dict[int, float] = {}
 
@@ -170,11 +205,11 @@ class Run:
             flags += ["--lane_timeout=2s", f"--step_timeout={patience:g}s"]
         if self.snapshots:
             flags += [f"--snapshot_dir={folder}/snapshots", f"--snapshot_every_steps={SAVE_EVERY}"]
-        self.group = Group(self.loop, self.nodes, self.lanes, self.steps, flags)
+        self.group = Group(self.loop, self.shape, self.steps, flags)
         try:
-            for node in range(self.nodes):
+            for node in range(self.shape.nodes):
                 self.daemons[node] = self.group.start_daemon(node, self._points("daemon", node))
-            for rank in range(WORLD):
+            for rank in range(self.world):
                 process = self.group.start_trainer(rank, points=self._points("trainer", rank))
                 self.ranks[rank] = Rank(process)
             patience = self.patience_s + (self.cell.stop_s if self.cell else 0) * len(self.pending)
@@ -196,34 +231,47 @@ class Run:
     def _points(self, role: str, index: int) -> str:
         if self.all_points or self.cell is None:
             return "*" if self.all_points else ""
-        of_daemon = {"coordinator": 0, "other": 1}
-        points = [
-            fault.point
-            for fault in self.cell.faults
-            if (role == "trainer" and fault.victim == "trainer" and fault.index == index)
-            or (role == "daemon" and fault.victim == "lane" and fault.index == index)
-            or (role == "daemon" and of_daemon.get(fault.victim) == index)
-        ]
+        points = [fault.point for fault in self.cell.faults if self._passes_it(fault, role, index)]
         if role == "trainer" and self.snapshots:
             points.append(GATE)
         return ",".join(dict.fromkeys(points))
 
-    def _victim_of(self, pid: int) -> str:
-        for rank in self.ranks.values():
+    def _passes_it(self, fault: Fault, role: str, index: int) -> bool:
+        """Whether the fault befalls that process, or a lane that gets its environment from it."""
+        if fault.victim == "trainer" or role == "trainer":
+            return fault.victim == role and fault.index == index
+        node = fault.index // self.shape.lanes if fault.victim == "lane" else fault.index
+        return node == index
+
+    def _victim_of(self, pid: int) -> tuple[str, int]:
+        for index, rank in self.ranks.items():
             if rank.process.pid == pid:
-                return "trainer"
+                return "trainer", index
         for node, daemon in self.daemons.items():
             if daemon.pid == pid:
-                return "coordinator" if node == 0 else "other"
-        return "lane"
+                return ("coordinator" if node == 0 else "other"), node
+        return "lane", self.lane_of(pid)
+
+    def lane_of(self, pid: int) -> int:
+        """-1: it has ended, or its daemon has."""
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text()
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            return -1
+        lane = re.search(r"--lane=(\d+)", command)
+        nodes = [node for node, daemon in self.daemons.items() if daemon.pid == parent]
+        return nodes[0] * self.shape.lanes + int(lane[1]) if lane and nodes else -1
 
     def _on_report(self, pid: int, point: str) -> str | None:
-        victim = self._victim_of(pid)
+        victim, index = self._victim_of(pid)
         if self.fired_at is None:
-            self.points.setdefault(victim, set()).add(point)
-        elif len(self.after_fault) < WORLD:
-            self.points_after.setdefault(victim, set()).add(point)
+            self.points.setdefault(victim, {}).setdefault(point, set()).add(index)
+        elif len(self.after_fault) < self.world:
+            self.points_after.setdefault(victim, {}).setdefault(point, set()).add(index)
         committed = max((rank.step for rank in self.ranks.values()), default=0)
+        if committed == 0:
+            self.at_start[victim, index, point] += 1
         if point == GATE and self.snapshots and committed >= SAVED_BY and not self._saved():
             self.loop.after(0.01, self._open_gate)
             return "later"
@@ -232,7 +280,9 @@ class Run:
             self.loop.after(0, lambda: self._open_when_saved(committed, by))
             return "later"
         for fault in self.pending[:1] if self.cell and self.cell.then else self.pending:
-            if fault.victim != victim or fault.point != point or committed < fault.step - 1:
+            if (fault.victim, fault.index, fault.point) != (victim, index, point):
+                continue
+            if committed < fault.step - 1:
                 continue
             passed = self.passings.get(fault, 0)
             self.passings[fault] = passed + 1
@@ -271,6 +321,7 @@ class Run:
             self.loop.after(0.01, self._open_gate)
 
     def _hurt(self, pid: int, fault: Fault) -> str | None:
+        self.on_fault(pid, fault)
         self.fired_at = time.monotonic()
         self.step_at_fault = max(rank.step for rank in self.ranks.values())
         self.after_fault.clear()
@@ -285,12 +336,26 @@ class Run:
         if fault.kind == "hang":
             signal_if_alive(pid, signal.SIGSTOP)  # for ever
             return "go"
+        if fault.kind == "nofile":
+            self._starve(pid)
+            return "go"
+        if fault.kind == "nomem":
+            return f"fail {errno.ENOMEM}"
         if fault.kind.startswith("fail"):
             return fault.kind.replace("=", " ")
         if fault.kind == "detach":
             return "cut packets"
-        tcp = self.nodes > 1 and fault.victim != "trainer"
+        tcp = self.shape.nodes > 1 and fault.victim != "trainer"
         return "cut tcp" if tcp else "cut unix"
+
+    def _starve(self, pid: int) -> None:
+        """Only what it has open stays open: the limit is of the numbers that descriptors get."""
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        lowest = next(number for number in range(len(taken) + 1) if number not in taken)
+        # The last one below it is most probably this very report's.
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest - 1, before[1]))
+        self.loop.after(NO_FILES_S, lambda: _allow(pid, before))
 
     # ---- what the processes do ----
 
@@ -353,7 +418,7 @@ class Run:
     def _on_end(self, process: Process, code: int) -> None:
         if process.role == "daemon":
             self.daemon_died = True
-            if process.pid not in self.killed:
+            if process.pid not in self.killed and not self._could_not_start(process):
                 self.result.wrong.append(f"daemon {process.index} ended with {code} by itself")
             self.daemons[process.index] = self.group.start_daemon(
                 process.index,
@@ -364,9 +429,11 @@ class Run:
         # To be started again is an outcome for one that was killed, and for one that is not in its
         # job yet.
         begins = rank.first_in_process or not self._has_state()
+        last = next((text for text in process.lines if text.startswith("ended")), "")
         lost = code == LOST and (begins or rank.step == self.steps)
-        if code not in (0, REFUSED) and process.pid not in self.killed and not lost:
-            last = process.lines[-1] if process.lines else ""
+        # What the machine lacks now it may have when the launcher tries again.
+        lacks = self._has_state() and self._names_what_is_lacking(last)
+        if not lacks and not lost and code not in (0, REFUSED) and process.pid not in self.killed:
             self.result.wrong.append(f"rank {process.index} ended with {code} by itself: {last}")
         if rank.step == self.steps:
             rank.done = True  # it had nothing left to do but to close, and its steps stand
@@ -375,12 +442,14 @@ class Run:
             self.result.wrong.append(f"rank {process.index} left after step {rank.step}")
             rank.done = True
             return
-        self.restarts += 1
-        if code == REFUSED or self.restarts > self.restarts_max:
-            last = process.lines[-1] if process.lines else ""
+        # It lacks it for a while, which a cell's own deadline bounds.
+        self.restarts += 0 if lacks else 1
+        if (code == REFUSED and not lacks) or self.restarts > self.restarts_max:
             self.stopped = self.stopped or f"rank {process.index} ended with {code}: {last}"
             return
-        self.loop.after(RELAUNCH_S if code == LOST else 0, lambda: self._replace(process))
+        self.loop.after(
+            RELAUNCH_S if lacks or code in (LOST, REFUSED) else 0, lambda: self._replace(process)
+        )
 
     def _replace(self, process: Process) -> None:
         """As a launcher does; one that has seen a step does not want to begin from nothing."""
@@ -404,7 +473,7 @@ class Run:
         result = self.result
         if self.stopped:
             result.outcome = "STOPPED"
-            if not self._names_what_is_lost():
+            if not self._names_what_is_lost() and not self._names_what_failed():
                 result.wrong.append(self.stopped)
         elif self.rolled_back_to is not None:
             result.outcome = f"ROLLED_BACK({self.rolled_back_to})"
@@ -418,7 +487,7 @@ class Run:
         result.unfired = self.fired_at is not None and bool(self.pending)
         if self.fired_at is None or (self.pending and len(self.cell.faults) == 1 and result.holds):
             result.wrong.append(f"never passed: {self.pending[0]}")
-        if not self.stopped and len(self.after_fault) == WORLD and self.fired_at is not None:
+        if not self.stopped and len(self.after_fault) == self.world and self.fired_at is not None:
             result.next_step_s = max(self.after_fault.values()) - self.fired_at
 
     def _names_what_is_lost(self) -> bool:
@@ -426,33 +495,56 @@ class Run:
             return False
         return self.daemon_died and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
 
+    def _names_what_failed(self) -> bool:
+        """What the machine lacks for a while keeps a job from beginning, and ends none."""
+        return not self._has_state() and self._names_what_is_lacking(self.stopped)
 
+    def _could_not_start(self, daemon: Process) -> bool:
+        """It said so and why, and its service manager starts it again."""
+        log = (self.loop.folder / f"daemon{daemon.index}.log").read_text(errors="replace")
+        last = log.rstrip().rpartition("\n")[2]
+        return "msg=ended" in last and self._names_what_is_lacking(last)
+
+    def _names_what_is_lacking(self, text: str) -> bool:
+        if self.cell is None:
+            return False
+        fired = {fault.kind for fault in self.cell.faults if fault not in self.pending}
+        errors = (NAMED_ERRORS[kind] for kind in fired & NAMED_ERRORS.keys())
+        return any(os.strerror(error) in text for error in errors)
+
+
+def _allow(pid: int, limits: tuple[int, int]) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+@functools.cache
 def undisturbed(group: str, steps: int = STEPS) -> Undisturbed:
     run = Run(None, group, None, steps)
     run.patience_s += steps / 50
     result = run.run()
     if result.wrong or any(rank.step != steps for rank in run.ranks.values()):
         raise RuntimeError(f"the undisturbed run of {group} fails: {result.wrong}\n{result.logs}")
-    return Undisturbed(run.weights, run.points, max(run.attempts))
+    return Undisturbed(run.weights, run.points, run.at_start, max(run.attempts))
 
 
-def all_faults(group: str, points: dict[str, set[str]], seed: int) -> list[Fault]:
-    """Every point of every victim with every kind; step, rank and passing by seed."""
+def all_faults(group: str, reference: Undisturbed, seed: int) -> list[Fault]:
+    """Every point of every victim with every kind; who of them, step and passing by seed."""
     chance = random.Random(f"{seed} {group}")
-    nodes = GROUPS[group][0]
     faults = []
-    for victim in sorted(points):
-        for point in sorted(points[victim]):
+    for victim, points in sorted(reference.points.items()):
+        for point, indices in sorted(points.items()):
             setup = point in SETUP_POINTS or (victim, point) in SETUP_PASSINGS
-            for kind in kinds_of(victim):
-                index = {"trainer": chance.randrange(WORLD), "lane": chance.randrange(nodes)}
+            for kind in kinds_of(group, victim, point):
+                index = chance.choice(sorted(indices))
+                passings = reference.at_start[victim, index, point] if setup else 3
                 fault = Fault(
                     victim,
                     point,
                     kind,
-                    index.get(victim, 0 if victim == "coordinator" else 1),
+                    index,
                     1 if setup else chance.randint(2, LAST_STEP_HURT),
-                    0 if setup else chance.randrange(3),
+                    chance.randrange(max(1, passings)),
                 )
                 faults.append(replace(fault, passing=0) if _of_snapshots(fault) else fault)
     return faults
@@ -469,6 +561,10 @@ FIRST = {
         "coordinator0:coordinator.decided:kill:3:0",
         "other1:daemon.decision:kill:3:0",
     ),
+    "2x2s": ("lane3:lane.gathered:kill:3:0",),
+    "3x1s": ("other2:daemon.decision:kill:3:0",),
+    "2x1ps": ("coordinator0:coordinator.decided:kill:3:0",),
+    "2x1pes": ("trainer1:trainer.submitted:kill:3:0",),
 }
 
 
@@ -483,14 +579,10 @@ def recovery_faults(group: str, reference: Undisturbed, seed: int) -> list[tuple
         if not result.holds:
             raise RuntimeError(f"{first} alone does not hold: {result.wrong}\n{result.logs}")
         for victim, points in sorted(run.points_after.items()):
-            for point in sorted(points):
-                for kind in kinds_of(victim):
-                    index = {
-                        "trainer": chance.randrange(WORLD),
-                        "lane": chance.randrange(run.nodes),
-                    }
-                    index |= {"coordinator": 0, "other": 1}
-                    pairs.append((first, Fault(victim, point, kind, index[victim])))
+            for point, indices in sorted(points.items()):
+                for kind in kinds_of(group, victim, point):
+                    index = chance.choice(sorted(indices - {-1}) or [0])
+                    pairs.append((first, Fault(victim, point, kind, index)))
     return pairs
 
 
@@ -512,6 +604,7 @@ SETUP_POINTS = {
     "trainer.closing",
     "trainer.opened",
     "trainer.registered",
+    *ALLOCATING,
 }
 # Later it is the coordinator's alone.
 SETUP_PASSINGS = {("other", "storage.read")}

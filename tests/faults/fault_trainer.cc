@@ -6,23 +6,27 @@
 //   rolled_back STEP weights HASH at NANOSECONDS
 // Exit codes: 0 all steps done; 3 what the job's members can mend while a new trainer starts;
 // 1 refused or stopped for good; the reason is the last line.
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <iostream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/client/session.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 
 ABSL_FLAG(std::string, address, "", "socket of the daemon");
 ABSL_FLAG(int32_t, rank, 0, "");
 ABSL_FLAG(int32_t, world_size, 1, "");
 ABSL_FLAG(int64_t, steps, 8, "");
+ABSL_FLAG(bool, early, false, "signals each bucket as soon as its gradients are there");
 ABSL_FLAG(std::string, resume, "never", "never, if_present or require");
 
 namespace {
@@ -53,7 +57,9 @@ absl::StatusOr<dmuond::client::Layout> MakeLayout(int32_t rank, int32_t world) {
 
 class Model {
  public:
-  Model(Session& session, int32_t parameters) : session_(session), parameters_(parameters) {}
+  // early: the bucket of each parameter, where buckets are to be signalled; else empty.
+  Model(Session& session, int32_t parameters, std::vector<int32_t> early)
+      : session_(session), parameters_(parameters), early_(std::move(early)) {}
 
   void Initialise() {
     for (int32_t p = 0; p < parameters_; ++p) {
@@ -61,12 +67,18 @@ class Model {
       for (float& w : session_.Weight<float>(p)) w = Noise(x);
     }
   }
+  // Backwards, so that the first buckets are complete before the last gradient is there.
   void Gradients(int64_t step) {
-    for (int32_t p = 0; p < parameters_; ++p) {
+    std::vector<int32_t> left = early_;
+    for (int32_t p = parameters_ - 1; p >= 0; --p) {
       const auto weights = session_.Weight<float>(p);
       const auto gradients = session_.Gradient<float>(p);
       uint64_t x = (step * 1'000'003) + (p * 101) + session_.rank();
       for (size_t i = 0; i < weights.size(); ++i) gradients[i] = 0.3F * weights[i] + Noise(x);
+      if (left.empty()) continue;
+      const int32_t bucket = left.back();
+      left.pop_back();
+      if (std::find(left.begin(), left.end(), bucket) == left.end()) session_.MarkReady(bucket);
     }
   }
   // FNV-1a of all bytes that this trainer holds.
@@ -88,6 +100,7 @@ class Model {
 
   Session& session_;
   const int32_t parameters_;
+  const std::vector<int32_t> early_;
 };
 
 void Print(const char* what, int64_t step, const Session& session, uint64_t attempt,
@@ -166,11 +179,12 @@ absl::Status Run() {
   absl::StatusOr<dmuond::client::Layout> layout = MakeLayout(rank, world);
   if (!layout.ok()) return layout.status();
   const auto parameters = static_cast<int32_t>(layout->parameters.size());
-  absl::Status status = (*session)->Register(*layout).status();
+  absl::StatusOr<dmuond::client::Registered> registered = (*session)->Register(*layout);
+  if (!registered.ok()) return registered.status();
+  absl::Status status = (*session)->Attach();
   if (!status.ok()) return status;
-  status = (*session)->Attach();
-  if (!status.ok()) return status;
-  Model model(**session, parameters);
+  Model model(**session, parameters,
+              absl::GetFlag(FLAGS_early) ? registered->parameter_bucket : std::vector<int32_t>());
   return Train(**session, model);
 }
 
@@ -179,7 +193,7 @@ absl::Status Run() {
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
-  dmuond::wire::ConnectFaultDriver();
+  dmuond::fault::ConnectFaultDriver();
   const absl::Status status = Run();
   if (status.ok()) return 0;
   std::cout << "ended " << dmuond::client::ReasonOf(status) << " " << status << "\n" << std::flush;

@@ -1,14 +1,15 @@
-"""The fault matrix: every victim, at every point, with every kind of fault, in five groups.
+"""The fault matrix: every victim, at every point, with every kind of fault, in every group.
 
     matrix.py                     all of it
     matrix.py --sample 60         a seeded sample, the same for the same --seed
     matrix.py --two 40            two faults at once, sampled
+    matrix.py --all-at-once 20    several faults of different kinds in one run, sampled
     matrix.py --then 40           a fault that befalls who recovers from one, sampled (0: all)
     matrix.py --victim trainer    some rows; --group, --kind, --point (a part of its name) likewise
     matrix.py --cell "1x2 lane0:lane.update.flip:kill:3:1"     one cell again, as it was printed
     matrix.py --cell "2x1s coordinator0:storage.write:fail=28:3:0"   a full disk (an errno)
     matrix.py --write bench/results/faults/README.md    the table between the page's marks; all:
-              --sample 1000000 --two 400 --then 0
+              --sample 1000000 --two 400 --all-at-once 200 --then 0
 
 A cell that does not hold prints itself, what was seen, and the logs of all its processes.
 """
@@ -26,8 +27,10 @@ import table
 from cells import (
     GROUPS,
     KINDS,
+    SETUP_POINTS,
     USUAL_GROUPS,
     Cell,
+    Fault,
     Result,
     Undisturbed,
     all_faults,
@@ -36,12 +39,14 @@ from cells import (
     undisturbed,
 )
 
+AT_ONCE_MAX = 6  # faults of one run
+
 
 def single_cells(references: dict[str, Undisturbed], seed: int, stop_s: float) -> list[Cell]:
     return [
         Cell(group, (fault,), stop_s)
         for group, reference in references.items()
-        for fault in all_faults(group, reference.points, seed)
+        for fault in all_faults(group, reference, seed)
     ]
 
 
@@ -61,6 +66,26 @@ def double_cells(singles: list[Cell], count: int, seed: int) -> list[Cell]:
     return cells
 
 
+def storm_cells(singles: list[Cell], count: int, seed: int) -> list[Cell]:
+    """Faults of as many kinds and processes as chance brings together, each group in its turn."""
+    chance = random.Random(f"{seed} all at once")
+    groups = list(dict.fromkeys(cell.group for cell in singles))
+    chance.shuffle(groups)
+    cells = []
+    for number in range(count):
+        group = groups[number % len(groups)]
+        faults: list[Fault] = []
+        candidates = [cell.faults[0] for cell in singles if cell.group == group]
+        for fault in chance.sample(candidates, len(candidates)):
+            met = {(f.victim, f.index) for f in faults}
+            kinds = {f.kind for f in faults}
+            fits = (fault.victim, fault.index) not in met and fault.kind not in kinds
+            if fits and fault.point not in SETUP_POINTS:  # a job is to be there, to be hurt
+                faults.append(fault)
+        cells.append(Cell(group, tuple(faults[:AT_ONCE_MAX]), singles[0].stop_s))
+    return cells
+
+
 def recovery_cells(references: dict[str, Undisturbed], options) -> list[Cell]:
     cells = [
         Cell(group, pair, options.stop_seconds, then=True)
@@ -68,7 +93,7 @@ def recovery_cells(references: dict[str, Undisturbed], options) -> list[Cell]:
         for pair in recovery_faults(group, reference, options.seed)
     ]
     if options.then and options.then < len(cells):
-        cells = random.Random(f"{options.seed} then").sample(cells, options.then)
+        cells = sampled(cells, options.then, options.seed, by_point=options.write is not None)
     return cells
 
 
@@ -84,8 +109,23 @@ def chosen(cells: list[Cell], options: argparse.Namespace) -> list[Cell]:
 
     cells = [cell for cell in cells if fits(cell)]
     if options.sample and options.sample < len(cells):
-        cells = random.Random(options.seed).sample(cells, options.sample)
+        cells = sampled(cells, options.sample, options.seed)
     return cells
+
+
+def sampled(cells: list[Cell], count: int, seed: int, by_point: bool = True) -> list[Cell]:
+    """Each group, kind and point at least once; more than `count` where that takes more."""
+
+    def shows(cell: Cell) -> set:
+        fault = cell.faults[-1]
+        return {cell.group, fault.kind} | ({(fault.victim, fault.point)} if by_point else set())
+
+    missing = set().union(*map(shows, cells))
+    first, rest = [], []
+    for cell in random.Random(seed).sample(cells, len(cells)):
+        (first if shows(cell) & missing else rest).append(cell)
+        missing -= shows(cell)
+    return first + rest[: max(0, count - len(first))]
 
 
 def show(result: Result, logs: Path | None) -> None:
@@ -118,6 +158,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--two", type=int, default=0)
+    parser.add_argument("--all-at-once", type=int, default=0)
     parser.add_argument("--then", type=int)
     parser.add_argument("--victim", action="append")
     parser.add_argument("--kind", action="append", choices=KINDS)
@@ -140,9 +181,10 @@ def main(arguments: list[str]) -> int:
         groups = options.group or USUAL_GROUPS
         references = {group: undisturbed(group) for group in groups}
         singles = single_cells(references, options.seed, options.stop_seconds)
-        more = options.two or options.then is not None
+        more = options.two or options.all_at_once or options.then is not None
         cells = chosen(singles, options) if options.sample or not more else []
         cells += double_cells(singles, options.two, options.seed)
+        cells += storm_cells(singles, options.all_at_once, options.seed)
         if options.then is not None:
             cells += recovery_cells(references, options)
     print(f"# seed {options.seed}, {len(cells)} cells", flush=True)

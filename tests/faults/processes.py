@@ -5,6 +5,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,13 +14,35 @@ from pathlib import Path
 
 from daemons import free_port, program, secret_file
 
-WORLD = 2
+ROOT = Path(__file__).parents[2]
+PYTHON_TRAINERS = {
+    "python": Path(__file__).with_name("fault_trainer.py"),
+    "torch": Path(__file__).with_name("fault_trainer_torch.py"),
+}
+PYTHON_PATH = (ROOT / "client/python/src",)
 FAULT_VARIABLES = ("DMUOND_FAULT_SOCKET", "DMUOND_FAULT_POINTS")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a group: its daemons, their lanes, and the trainers of its job."""
+
+    nodes: int
+    lanes: int  # of each node
+    snapshots: bool = False
+    clients: tuple[str, ...] = ("cpp",)  # of the ranks, in turn: "cpp", "python" or "torch"
+    early: bool = False  # buckets are signalled early; on Python weights are waited for late, too
+
+    @property
+    def world(self) -> int:
+        return max(2, self.nodes)
 
 
 def environment(faults: Path | None, points: str) -> dict[str, str]:
     clean = {key: v for key, v in os.environ.items() if not key.startswith("DMUOND_")}
+    clean["DMUOND_CHECKED"] = "1"
     clean["DMUOND_BIN_DIR"] = str(program("dmuond").parent)
+    clean["PYTHONPATH"] = os.pathsep.join(map(str, PYTHON_PATH))
     if faults is not None:
         clean |= dict(zip(FAULT_VARIABLES, (str(faults), points), strict=True))
     return clean
@@ -174,10 +197,11 @@ class Loop:
 class Group:
     """The daemons and trainers of a cell, and how each is started and started again."""
 
-    def __init__(self, loop: Loop, nodes: int, lanes: int, steps: int, flags: list[str]):
+    def __init__(self, loop: Loop, shape: Shape, steps: int, flags: list[str]):
         self.loop = loop
-        self.nodes = nodes
-        self.lanes = lanes
+        self.shape = shape
+        self.nodes = shape.nodes
+        self.lanes = shape.lanes
         self.steps = steps
         self.flags = flags
         self.coordinator = f"127.0.0.1:{free_port()}"
@@ -203,13 +227,16 @@ class Group:
             return self.loop.start("daemon", node, command, points, log)
 
     def start_trainer(self, rank: int, resume: str = "never", points: str = "") -> Process:
+        client = self.shape.clients[rank % len(self.shape.clients)]
+        script = [sys.executable, PYTHON_TRAINERS.get(client)]
         command = [
-            program("fault_trainer"),
+            *(script if client in PYTHON_TRAINERS else [program("fault_trainer")]),
             f"--address={self.loop.folder}/{rank % self.nodes}.sock",
             f"--rank={rank}",
-            f"--world_size={WORLD}",
+            f"--world_size={self.shape.world}",
             f"--steps={self.steps}",
             f"--resume={resume}",
+            *(["--early"] if self.shape.early else []),
         ]
         return self.loop.start("trainer", rank, command, points)
 

@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 from cells import GROUPS, SETUP_POINTS, Cell, Fault, Run, undisturbed
 from daemons import files_below, lane_pids
-from processes import WORLD
 
 STOP_S = 0.05  # a stopped process only costs time here: the matrix has the long ones
 WARM_SHARE = 0.1  # of the run, before its footprint is taken
@@ -83,14 +82,10 @@ def faults(group: str, victims: list[str], options: argparse.Namespace) -> tuple
     made = []
     for step in range(options.every, options.steps - options.every, options.every):
         victim = chance.choice(victims)
-        point = chance.choice(sorted(points[victim] - SETUP_POINTS))
-        index = {
-            "trainer": chance.randrange(WORLD),
-            "lane": chance.randrange(GROUPS[group][0]),
-            "other": 1,
-        }
+        point = chance.choice(sorted(points[victim].keys() - SETUP_POINTS))
+        index = chance.choice(sorted(points[victim][point]))
         kind = chance.choice(["kill", "kill", "stop", "cut"])
-        made.append(Fault(victim, point, kind, index.get(victim, 0), step, chance.randrange(3)))
+        made.append(Fault(victim, point, kind, index, step, chance.randrange(3)))
     return tuple(made)
 
 

@@ -62,11 +62,14 @@ def rows(results: list[Result]) -> list[str]:
         points = len({r.cell.faults[0].point for r in row})
         kinds = [_entry([r for r in row if r.cell.faults[0].kind == kind]) for kind in KINDS]
         lines.append(f"| {group} | {victim} | {points} | " + " | ".join(kinds) + " |")
-    doubles = [r for r in results if len(r.cell.faults) > 1 and not r.cell.then]
-    for group, row in sorted(_by(doubles, lambda r: r.cell.group).items()):
+    together = [r for r in results if len(r.cell.faults) > 1 and not r.cell.then]
+    for (group, two), row in sorted(
+        _by(together, lambda r: (r.cell.group, len(r.cell.faults) == 2)).items(),
+        key=lambda item: (not item[0][1], item[0][0]),
+    ):
         lines.append(
-            f"| {group} | two at once | {len(row)} cells | {_entry(row)} |"
-            + " |" * (len(KINDS) - 1)
+            f"| {group} | {'two' if two else 'everything'} at once | {len(row)} cells "
+            f"| {_entry(row)} |" + " |" * (len(KINDS) - 1)
         )
     return lines
 

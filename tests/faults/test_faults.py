@@ -13,6 +13,7 @@ import mutations
 import pytest
 import soak
 import table
+from cells import USUAL_GROUPS, Cell, Run, undisturbed
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
 ALL_TAKES_S = 4 * 3600  # at most, of each test; the sample takes minutes
@@ -78,11 +79,64 @@ def test_a_full_or_failing_disk_costs_no_step():
     assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
 
 
+@pytest.mark.timeout(ALL_TAKES_S)
+def test_everything_at_once_is_no_worse():
+    all_of_them = os.environ.get("DMUOND_FAULTS") == "all"
+    count, stop_s = (200, 10) if all_of_them else (len(USUAL_GROUPS), 6)
+    arguments = [f"--all-at-once={count}", f"--stop-seconds={stop_s}"]
+    assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_process_that_gets_no_memory_or_no_descriptors_goes_on_or_names_it():
+    faults = [
+        # A lane's command carries descriptors, of which its daemon has none left.
+        "2x1ps coordinator0:daemon.attach:nofile:1:0",
+        # Lanes' memory, and a lane of which the kernel makes no process.
+        "1x2 coordinator0:memory.create:nofile:1:0",
+        "1x2 coordinator0:memory.allocate:nomem:1:0",
+        "1x2 lane1:memory.map:nomem:1:0",
+        "2x2 other1:daemon.spawn:nomem:1:0",
+        # While lanes come back.
+        "1x2 lane0:lane.gathered:kill:2:0 then coordinator0:daemon.spawn:nomem:1:0",
+        "1x2p lane1:lane.gathered:kill:2:0 then coordinator0:daemon.new_lanes:nofile:1:0",
+        # Files of snapshots.
+        "2x1s other1:storage.create:nofile:3:0",
+    ]
+    arguments = [f"--cell={fault}" for fault in faults]
+    assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
+
+
+@pytest.mark.timeout(600)
+def test_torch_with_overlap_and_early_signals_loses_nothing():
+    faults = ["trainer0:trainer.signalled_early:kill:5:0", "lane1:lane.publish.bucket:kill:6:0"]
+    arguments = [f"--cell=1x2te {fault}" for fault in faults]
+    assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
+
+
+def test_trainers_of_all_clients_compute_the_same_bits():
+    weights = undisturbed("1x2").weights
+    for group in ("1x2e", "1x2p", "1x2m", "2x1pes"):
+        assert undisturbed(group).weights == weights, group
+
+
+def test_a_cell_names_the_lane_that_dies():
+    """Both lanes of a node pass the point; each cell hurts its own."""
+    for lane in (0, 1, 2, 3):
+        cell = Cell.parse(f"2x2 lane{lane}:lane.gathered:kill:2:0", stop_s=1)
+        hurt = []
+        run = Run(cell, cell.group, undisturbed(cell.group))
+        run.on_fault = lambda pid, fault, run=run, hurt=hurt: hurt.append(run.lane_of(pid))
+        assert run.run().holds
+        assert hurt == [lane]
+
+
 def test_the_table_has_the_points_that_the_programs_name():
     named = set()
-    for folder in ("client/cpp", "server", "kernels", "proto"):
-        for source in (ROOT / folder).rglob("*.cc"):
-            named |= set(re.findall(r'FaultPoint\("([a-z_.]+)"\)', source.read_text()))
+    for folder in ("client", "server", "kernels", "proto"):
+        for source in (*(ROOT / folder).rglob("*.cc"), *(ROOT / folder).rglob("*.py")):
+            call = r'(?:FaultPoint|fault_point)\("([a-z_.]+)"\)'
+            named |= set(re.findall(call, source.read_text()))
     page = (ROOT / "bench/results/faults/README.md").read_text()
     generated = page[page.index(table.BEGIN) : page.index(table.END)]
     assert set(re.findall(r"^\| `([a-z_.]+)` \|", generated, re.MULTILINE)) == named, (
@@ -90,8 +144,22 @@ def test_the_table_has_the_points_that_the_programs_name():
     )
 
 
+def test_both_clients_name_the_same_points():
+    def named(pattern, call):
+        texts = (source.read_text() for source in (ROOT / "client").rglob(pattern))
+        return {name for text in texts for name in re.findall(call, text)}
+
+    python = named("*.py", r'fault_point\("([a-z_.]+)"\)')
+    assert python == named("*.cc", r'FaultPoint\("([a-z_.]+)"\)')
+
+
 def test_the_lines_that_mutations_disable_are_there():
     assert mutations.main(["--check"]) == 0
+
+
+@pytest.mark.timeout(1800)
+def test_a_handful_of_mutations_is_noticed():
+    assert mutations.main([f"--handful={SEED}"]) == 0
 
 
 @pytest.mark.timeout(ALL_TAKES_S)

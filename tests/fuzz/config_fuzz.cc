@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "server/daemon/config.h"
-#include "server/daemon/config_flags.h"
+#include "server/daemon/process/config.h"
+#include "server/daemon/process/config_flags.h"
 
 namespace dmuond::server {
 namespace {

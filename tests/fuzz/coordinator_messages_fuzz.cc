@@ -25,15 +25,15 @@
 
 #include "dmuond/v1/peer.pb.h"
 #include "kernels/cpu/cpu_memory.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/plan.h"
-#include "server/convert.h"
-#include "server/daemon/attach_server.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
+#include "server/daemon/calls/attach_server.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/directory_proof.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/log.h"
-#include "server/daemon/node_snapshot.h"
-#include "server/daemon/socket_dir.h"
+#include "server/daemon/group/directory_proof.h"
+#include "server/daemon/process/socket_dir.h"
+#include "server/daemon/snapshots/node_snapshot.h"
 #include "server/storage/posix_storage.h"
 #include "tests/fuzz/reached.h"
 #include "tests/server/daemon/in_process_trainer.h"
@@ -279,8 +279,10 @@ class Member {
       }
     }
   }
-  [[nodiscard]] bool LanesStart() {
+  // The job's memory is being made, or its lanes start.
+  [[nodiscard]] bool Prepares() {
     const v1::GetStatusReply status = daemon_.Status();
+    if (status.lanes().empty()) return status.job().state() == "preparing";
     return std::any_of(status.lanes().begin(), status.lanes().end(),
                        [](const v1::LaneStatus& lane) { return lane.state() == "starting"; });
   }
@@ -294,7 +296,7 @@ class Member {
   void Settle(const v1::CoordinatorMessage& message) {
     const auto ready = [](const v1::MemberMessage& told) { return told.has_plan_ready(); };
     if (message.has_plan() || message.has_reform() || message.has_roll_back()) {
-      (void)Await(ready, LanesStart() ? kLanesStart : milliseconds(0));
+      (void)Await(ready, Prepares() ? kLanesStart : milliseconds(0));
     } else if (message.has_save()) {
       (void)Await([](const v1::MemberMessage& told) { return told.has_snapshot_written(); }, kSoon);
     } else if (message.has_write_manifest()) {

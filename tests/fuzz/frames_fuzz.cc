@@ -9,7 +9,7 @@
 #include "dmuond/v1/attach.pb.h"
 #include "dmuond/v1/lane.pb.h"
 #include "dmuond/wire/frame.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
 
 namespace dmuond {
 namespace {
@@ -29,14 +29,14 @@ struct Pair {
 void Convert(const std::string& body) {
   v1::LaneReport report;
   if (report.ParseFromString(body)) {
-    for (const v1::UnitNorm& norm : report.gathered().norms()) (void)server::FromProto(norm);
+    for (const v1::UnitNorm& norm : report.gathered().norms()) (void)FromProto(norm);
   }
   v1::LaneCommand command;
   if (!command.ParseFromString(body)) return;
-  if (command.has_submitted()) (void)server::FromProto(command.submitted());
-  if (command.has_go()) (void)server::FromProto(command.go());
-  if (command.has_decision()) (void)server::FromProto(command.decision());
-  if (command.has_configure()) (void)server::FromProto(command.configure().plan());
+  if (command.has_submitted()) (void)FromProto(command.submitted());
+  if (command.has_go()) (void)FromProto(command.go());
+  if (command.has_decision()) (void)FromProto(command.decision());
+  if (command.has_configure()) (void)FromProto(command.configure().plan());
 }
 
 void Stream(const std::string& bytes) {

@@ -15,7 +15,7 @@
 
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
-#include "server/daemon/directory_proof.h"
+#include "server/daemon/group/directory_proof.h"
 #include "server/storage/posix_storage.h"
 #include "tests/client/daemon_group.h"
 #include "tests/fuzz/reached.h"

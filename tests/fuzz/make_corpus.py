@@ -1,11 +1,13 @@
 """Makes the corpora of the fuzz targets beside it: messages as clients and members send them.
 
-usage: PYTHONPATH=client/python/src python tests/fuzz/make_corpus.py   (after a change of the proto)
+usage, after a change of the proto:
+    PYTHONPATH=client/python/src:tests/python python tests/fuzz/make_corpus.py
 """
 
 import struct
 from pathlib import Path
 
+import one_matrix
 from dmuond._proto import lane_pb2, peer_pb2, snapshot_pb2, trainer_pb2, types_pb2
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -21,22 +23,9 @@ def write(target: str, name: str, data: bytes) -> None:
 
 
 def layout() -> dict:
-    parameter = types_pb2.Parameter(
-        name="matrix",
-        shape=[ROWS, COLUMNS],
-        weight_type=types_pb2.ELEMENT_TYPE_FLOAT32,
-        gradient_type=types_pb2.ELEMENT_TYPE_FLOAT32,
-        route=types_pb2.ROUTE_MUON,
-        reduce_factor=1,
+    return one_matrix.layout(
+        ROWS, COLUMNS, name="matrix", preset="torch", reduce_factor=1, weight=2, gradient=1
     )
-    fragment = types_pb2.Fragment(contribution=types_pb2.CONTRIBUTION_SUM)
-    fragment.box.begin.extend([0, 0])
-    fragment.box.end.extend([ROWS, COLUMNS])
-    for arena, part in ((1, fragment.gradient), (2, fragment.weight)):
-        part.arena = arena
-        part.strides.extend([COLUMNS, 1])
-    group = types_pb2.GroupConfig(preset="torch")
-    return {"parameters": [parameter], "fragments": [fragment], "groups": [group]}
 
 
 def huge_layout() -> dict:

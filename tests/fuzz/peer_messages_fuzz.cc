@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "dmuond/v1/peer.pb.h"
+#include "scheduler/convert/convert.h"
+#include "scheduler/job/group_job.h"
 #include "scheduler/membership.h"
 #include "scheduler/plan.h"
-#include "server/convert.h"
-#include "server/daemon/coordinator.h"
-#include "server/daemon/log.h"
+#include "server/common/log.h"
 #include "tests/fuzz/reached.h"
 
 namespace dmuond::server {
@@ -57,8 +57,8 @@ class Group {
   void End() { Hear(coordinator_.OnMemberGone(now_, 1, "the input has ended")); }
 
  private:
-  static CoordinatorOptions Options() {
-    CoordinatorOptions options{.nodes = kNodes, .lanes_per_node = 1, .snapshots = true};
+  static scheduler::GroupJobOptions Options() {
+    scheduler::GroupJobOptions options{.nodes = kNodes, .lanes_per_node = 1, .snapshots = true};
     options.step.session_linger = std::chrono::minutes(1);
     options.snapshot.every_steps = 1;
     return options;
@@ -69,9 +69,8 @@ class Group {
     return self;
   }
 
-  void Hear(AddressedMessages messages) {
-    coordinator_.AddSnapshots(now_, messages);
-    for (const Addressed& addressed : messages) {
+  void Hear(const scheduler::GroupActions& actions) {
+    for (const scheduler::Addressed& addressed : actions.messages) {
       const v1::CoordinatorMessage& message = addressed.message;
       if (message.has_plan()) Planned(message.plan());
       reached["attempts"] += message.has_open() ? 1 : 0;
@@ -80,6 +79,9 @@ class Group {
       reached["manifests"] += message.has_write_manifest() ? 1 : 0;
       reached["rollbacks"] += message.has_roll_back() ? 1 : 0;
     }
+    if (!actions.plan.has_value()) return;
+    auto made = scheduler::MakePlannedJob(*actions.plan->inputs);
+    Hear(coordinator_.OnPlanMade(now_, actions.plan->number, std::move(made)));
   }
 
   void Planned(const v1::PlanInputs& plan) {
@@ -91,7 +93,7 @@ class Group {
   }
 
   scheduler::TimePoint now_;
-  Coordinator coordinator_;
+  scheduler::GroupJob coordinator_;
   scheduler::MembershipMachine members_;
   uint64_t digest_ = 0;
 };

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/daemon/directory_proof.h"
-#include "server/daemon/log.h"
-#include "server/daemon/node_snapshot.h"
+#include "server/common/log.h"
+#include "server/daemon/group/directory_proof.h"
+#include "server/daemon/snapshots/node_snapshot.h"
 #include "server/storage/manifest.h"
 #include "server/storage/safetensors_header.h"
 #include "server/storage/shared_directory.h"

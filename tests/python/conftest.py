@@ -2,6 +2,10 @@
 
 import os
 
+# Threads that spin for each other make products of small matrices up to 600 times as slow on a busy
+# machine. Said before numpy and torch are imported, and to trainers in processes of their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from daemons import Daemons
 from dmuond import places
@@ -10,6 +14,8 @@ from trainers import Ranks
 
 # Who loses a daemon here for good hears of it at once; tests of successors set it themselves.
 os.environ["DMUOND_RECONNECT_S"] = "0"
+# A daemon whose state machines meet an event that they cannot have ends here.
+os.environ["DMUOND_CHECKED"] = "1"
 
 
 def pytest_sessionfinish():

@@ -1,6 +1,7 @@
-"""The presets' mathematics in fp64, written from the formulas of docs/maths.md alone.
+"""The mathematics of dmuon and torch in fp64, written from the formulas of docs/maths.md alone.
 
-Independent of the client and the daemon: nothing here is imported from dmuond.
+Independent of the client and the daemon: nothing here is imported from dmuond. The other presets
+are compared with their authors' publications: originals.py.
 """
 
 from dataclasses import dataclass
@@ -24,15 +25,13 @@ class Preset:
     momentum_form: str
     scale: str
     coefficients: tuple
-    norm: str  # "exact", "plus_eps", "clamped_eps"
+    norm: str  # "exact", "clamped_eps"
     weight_decay: float
 
 
 PRESETS = {
     "dmuon": Preset("sum", "match_rms_adamw", tuple(POLAR_EXPRESS), "exact", 0.0),
     "torch": Preset("ema", "original", tuple(JORDAN), "clamped_eps", 0.1),
-    "keller": Preset("ema", "original", tuple(JORDAN), "plus_eps", 0.0),
-    "moonlight": Preset("sum", "match_rms_adamw", tuple(JORDAN), "plus_eps", 0.1),
 }
 
 
@@ -53,8 +52,6 @@ def newton_schulz(u: np.ndarray, coefficients, norm: str, eps: float = 1e-7) -> 
         if size == 0:
             return np.zeros_like(u)
         x = x / size
-    elif norm == "plus_eps":
-        x = x / (size + eps)
     else:
         x = x / max(size, eps)
     for a, b, c in coefficients:

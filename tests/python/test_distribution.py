@@ -214,7 +214,7 @@ def blocks_of(tensor: Tensor):
 @pytest.mark.parametrize("layout", [replicated, replicated_with_absent, by_rows, experts_of_some])
 def test_several_trainers_compute_what_the_formulas_say(daemons, ranks, layout):
     job = layout()
-    job = Job(**{**job.__dict__, "ns_dtype": "float32", "preset": "keller"})
+    job = Job(**{**job.__dict__, "ns_dtype": "float32", "preset": "torch"})
     addresses = daemons.start(2, 1)
     got = core_trainer.assemble(job, ranks.run(core_trainer.train, WORLD, addresses, job))
     for tensor in job.tensors:
@@ -226,7 +226,7 @@ def test_several_trainers_compute_what_the_formulas_say(daemons, ranks, layout):
 def expected(job: Job, tensor: Tensor, start: np.ndarray) -> np.ndarray:
     muon = tensor.route == "muon"
     blocks = blocks_of(tensor) if muon else [np.s_[:]]
-    units = [MuonMatrix(start[b], "keller") if muon else AdamW(start[b]) for b in blocks]
+    units = [MuonMatrix(start[b], "torch") if muon else AdamW(start[b]) for b in blocks]
     for step in range(1, job.steps + 1):
         reduced = reduce(job, tensor, step)
         if reduced is None:

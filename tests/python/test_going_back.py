@@ -102,6 +102,14 @@ def test_weights_that_nobody_publishes_are_not_waited_for_for_ever(fake):
         assert "1.5 s" in str(caught.value)
 
 
+def ended(context) -> threading.Event:
+    """Set when the call has ended, by its deadline or with its connection."""
+    event = threading.Event()
+    if not context.add_callback(event.set):
+        event.set()
+    return event
+
+
 def test_a_daemon_that_is_stopped_is_asked_again(fake, monkeypatch):
     monkeypatch.setattr(member, "WAIT_SLACK_S", 0.3)
     with open_session(fake) as session:
@@ -114,7 +122,7 @@ def test_a_daemon_that_is_stopped_is_asked_again(fake, monkeypatch):
             asked.append(request)
             if len(asked) > 1:
                 publish(fake.attempt - 1)
-            time.sleep(0.5)  # the call's deadline passes meanwhile
+            ended(context).wait(10)  # the call's deadline passes
             return pb.WaitStepReply()
 
         fake.on_wait = silent
@@ -497,8 +505,7 @@ def test_a_successor_that_dies_as_well_has_one_itself(fake, successors):
 
         def die_instead(context):
             replacing.start()
-            while context.is_active():
-                time.sleep(0.01)
+            ended(context).wait(10)
 
         first.first["AttachBuffers"] = die_instead
         with pytest.raises(dmuond.RolledBack) as caught:

@@ -9,36 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import dmuond
 import numpy as np
+import one_matrix
 import pytest
 from daemons import program, until
 from dmuond import types
 
-SIDE, WORLD = 16, 2
-PLACE = {"offset_bytes": 0, "strides": [SIDE, 1]}
+SIDE, WORLD = one_matrix.SIDE, 2
 
 
 def open_rank(address, rank, **more):
     return dmuond.Session(address, rank=rank, world_size=WORLD, reconnect_for_s=20.0, **more)
-
-
-def register(session):
-    parameter = types.Parameter(
-        name="w",
-        shape=[SIDE, SIDE],
-        weight_type=types.ELEMENT_TYPE_FLOAT32,
-        gradient_type=types.ELEMENT_TYPE_FLOAT32,
-        route=types.ROUTE_MUON,
-        reduce_factor=0.5,
-    )
-    fragment = types.Fragment(
-        parameter=0,
-        box=types.Box(begin=[0, 0], end=[SIDE, SIDE]),
-        contribution=types.CONTRIBUTION_SUM,
-        weight=types.Slice(arena=1, **PLACE),
-        gradient=types.Slice(arena=2, **PLACE),
-    )
-    session.register([parameter], [fragment], [types.GroupConfig(preset="keller")])
-    session.attach({1: SIDE * SIDE * 4, 2: SIDE * SIDE * 4})
 
 
 def step(session, number):
@@ -60,7 +40,7 @@ def begin(address, threads, **more):
     sessions = [open_rank(address, rank, **more) for rank in range(WORLD)]
 
     def first_step(session):
-        register(session)
+        one_matrix.register(session)
         session.arenas[1].view(np.float32)[...] = np.linspace(-1, 1, SIDE * SIDE)
         session.push()
         step(session, 1)
@@ -91,7 +71,7 @@ def test_who_is_awaited_is_in_the_log_and_in_the_status(daemons, threads, caplog
     assert "the job ends with TRAINER_MISSING, unless a replacement has come" in text
     until(lambda: caplog.text, r"rank 0: step 2 has waited 5 s so far, for rank 1 \(pid \d+ on")
     replacement = open_rank(address, 1, resume=types.RESUME_REQUIRE)
-    register(replacement)
+    one_matrix.register(replacement)
     step(replacement, 2)
     assert waiting.result().step == 2
     until(lambda: caplog.text, "rank 0: step 2 goes on after")

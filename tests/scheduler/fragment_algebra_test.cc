@@ -81,7 +81,7 @@ TEST(FragmentAlgebraTest, EveryElementLiesInOneCellWithExactlyItsHolders) {
     }
     RC_ASSERT(elements == Elements(within));
     ForEachPoint(within, [&](const Box& point) {
-      std::vector<int32_t> holders;
+      Indices holders;
       for (const Holding& h : holdings) {
         if (Contains(h.box, point)) holders.push_back(h.label);
       }

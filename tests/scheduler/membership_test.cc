@@ -21,6 +21,9 @@ MemberInfo Info(int32_t node, int32_t nodes) {
   info.nodes = nodes;
   info.lanes = 2;
   info.version = "1.0";
+  info.protocol_min = 2;
+  info.protocol_max = 3;
+  info.bits = {.code = "abc", .library = "OpenBLAS 0.3.21", .core_type = "Zen"};
   info.device_type = "cpu";
   info.peer_address = "host" + std::to_string(node) + ":7400";
   info.boot_id = 100 + node;
@@ -92,8 +95,26 @@ TEST_F(MembershipTest, MembersThatDoNotFitAreRefusedNamingBothAndChangeNothing) 
                       HasSubstr("node 0 (host0:7400) has 3")));
   info = Info(1, 3);
   info.version = "1.1";
+  info.protocol_min = 4;
+  info.protocol_max = 5;
   ExpectRefused(info, Code::kFailedPrecondition, "VERSION_MISMATCH",
-                AllOf(HasSubstr("node 1 (host1:7400) has version 1.1"), HasSubstr("has 1.0")));
+                AllOf(HasSubstr("node 1 (host1:7400), dmuond 1.1, speaks protocols 4 to 5"),
+                      HasSubstr("node 0 (host0:7400), dmuond 1.0, speaks 2 to 3")));
+  info.protocol_min = info.protocol_max = 1;
+  ExpectRefused(info, Code::kFailedPrecondition, "VERSION_MISMATCH", HasSubstr("1 to 1"));
+  info = Info(1, 3);
+  info.bits.code = "def";
+  ExpectRefused(info, Code::kFailedPrecondition, "BITS_DIFFER",
+                AllOf(HasSubstr("node 1 (host1:7400) has hash of lane and kernels def"),
+                      HasSubstr("node 0 (host0:7400) has abc")));
+  info = Info(1, 3);
+  info.bits.library = "OpenBLAS 0.3.22";
+  ExpectRefused(info, Code::kFailedPrecondition, "BITS_DIFFER",
+                AllOf(HasSubstr("numeric library OpenBLAS 0.3.22"), HasSubstr("0.3.21")));
+  info = Info(1, 3);
+  info.bits.core_type = "Haswell";
+  ExpectRefused(info, Code::kFailedPrecondition, "BITS_DIFFER",
+                AllOf(HasSubstr("core type Haswell"), HasSubstr("has Zen")));
   info = Info(1, 3);
   info.device_type = "cuda";
   ExpectRefused(info, Code::kFailedPrecondition, "DEVICE_TYPE_DIFFERS",
@@ -117,6 +138,24 @@ TEST_F(MembershipTest, MembersThatDoNotFitAreRefusedNamingBothAndChangeNothing) 
   info.boot_id = 55;
   ExpectRefused(info, Code::kAlreadyExists, "RANK_TWICE",
                 AllOf(HasSubstr("boot id 100"), HasSubstr("boot id 55")));
+}
+
+TEST_F(MembershipTest, AnotherBuildThatComputesTheSameBitsAndSharesAProtocolMayJoin) {
+  MemberInfo newer = Info(1, 3);
+  newer.version = "2.0";
+  newer.protocol_min = 3;
+  newer.protocol_max = 7;
+  MemberInfo older = Info(2, 3);
+  older.version = "0.9";
+  older.protocol_min = 1;
+  older.protocol_max = 2;
+  (void)Join(newer);
+  const auto refused = group_.OnJoin(now_, older);
+  EXPECT_EQ(ReasonOf(refused.status()), "VERSION_MISMATCH") << "it cannot speak with node 1";
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("(host1:7400), dmuond 2.0"));
+  older.protocol_max = 3;
+  (void)Join(older);
+  EXPECT_TRUE(group_.formed());
 }
 
 TEST_F(MembershipTest, ASecondProcessCannotTakeTheNodeOfALivingOne) {

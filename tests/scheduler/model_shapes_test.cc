@@ -54,6 +54,7 @@ int64_t CountElements(const ModelShapes& model) {
 // As the models' authors publish them: a wrong row would show here.
 TEST(ModelShapesTest, ElementsAddUpToThePublishedSizes) {
   EXPECT_EQ(CountElements(*FindModelShapes("llama3-8b")), 8'030'261'248);
+  EXPECT_EQ(CountElements(*FindModelShapes("llama3-70b")), 70'553'706'496);
   EXPECT_EQ(CountElements(*FindModelShapes("qwen2.5-1.5b")), 1'543'714'304);
   EXPECT_EQ(CountElements(*FindModelShapes("qwen2.5-7b")), 7'615'616'512);
 }

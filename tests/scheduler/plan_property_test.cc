@@ -188,8 +188,7 @@ TEST(PlanPropertyTest, EveryElementHasOneUnitAndIsContributedExactlyByItsHolders
           if (unit.parameter != p || !Contains(unit.box, point)) continue;
           ++units;
           const auto u = static_cast<size_t>(unit.id.value());
-          RC_ASSERT(CellAt(plan.weight_cells[u], point).fragments ==
-                    std::vector<int32_t>{holders[0]});
+          RC_ASSERT(CellAt(plan.cells[u], point).lowest == holders[0]);
           std::vector<int32_t> contributors = holders;
           if (layout.fragments[holders[0]].contribution == Contribution::kSame) {
             contributors.resize(1);
@@ -197,7 +196,8 @@ TEST(PlanPropertyTest, EveryElementHasOneUnitAndIsContributedExactlyByItsHolders
           std::erase_if(contributors, [&](int32_t f) {
             return layout.fragments[f].contribution == Contribution::kNone;
           });
-          RC_ASSERT(CellAt(plan.gradient_cells[u], point).fragments == contributors);
+          const Indices& given = CellAt(plan.cells[u], point).fragments;
+          RC_ASSERT(std::vector<int32_t>(given.begin(), given.end()) == contributors);
           for (int32_t f : holders) {
             RC_ASSERT(std::count(plan.holders[u].begin(), plan.holders[u].end(), f) == 1);
           }
@@ -252,9 +252,9 @@ TEST(PlanPropertyTest, OwnersGetEveryLeafAndHoldersEveryWeight) {
       const LaneProgram& owner = programs[unit.owner.value()];
       const auto u = static_cast<size_t>(unit.id.value());
       const auto bucket = static_cast<size_t>(unit.bucket.value());
-      for (size_t c = 0; c < plan.gradient_cells[u].size(); ++c) {
+      for (size_t c = 0; c < plan.cells[u].size(); ++c) {
         // Leaves that are here, and leaves that arrive in sums: each once.
-        const std::vector<int32_t>& fragments = plan.gradient_cells[u][c].fragments;
+        const Indices& fragments = plan.cells[u][c].fragments;
         std::vector<int> seen(fragments.size(), 0);
         for (size_t i = 0; i < fragments.size(); ++i) {
           const TrainerRank rank = layout.fragments[fragments[i]].rank;
@@ -263,7 +263,7 @@ TEST(PlanPropertyTest, OwnersGetEveryLeafAndHoldersEveryWeight) {
         for (const Transfer& t : owner.partials[bucket]) {
           const bool of_cell = t.unit == unit.id && t.cell == static_cast<int32_t>(c);
           if (!of_cell || t.to != owner.lane) continue;
-          RC_ASSERT(t.box == plan.gradient_cells[u][c].box);
+          RC_ASSERT(t.box == plan.cells[u][c].box);
           for (int32_t i = 0; i < t.subtree.leaves; ++i) ++seen[t.subtree.first + i];
         }
         RC_ASSERT(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
@@ -283,8 +283,8 @@ TEST(PlanPropertyTest, OwnersGetEveryLeafAndHoldersEveryWeight) {
           RC_ASSERT(arrives == 1);
         }
       }
-      for (const Cell& cell : plan.weight_cells[u]) {
-        const TrainerRank lowest = layout.fragments[cell.fragments[0]].rank;
+      for (const Cell& cell : plan.cells[u]) {
+        const TrainerRank lowest = layout.fragments[cell.lowest].rank;
         int arrives = layout.trainers[lowest.value()].node == owner.node ? 1 : 0;
         for (const Transfer& t : owner.adopts[bucket]) {
           arrives += t.unit == unit.id && t.to == owner.lane && t.box == cell.box ? 1 : 0;

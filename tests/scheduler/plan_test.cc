@@ -37,9 +37,9 @@ TEST(PlanTest, OneMatrixOnOneLaneIsOneUnitThatAllReplicasContributeTo) {
   ASSERT_EQ(plan.units.size(), 1);
   EXPECT_EQ(plan.units[0].rows, 64);
   EXPECT_EQ(plan.units[0].cols, 32);
-  ASSERT_EQ(plan.gradient_cells[0].size(), 1);
-  EXPECT_THAT(plan.gradient_cells[0][0].fragments, ElementsAre(0, 1));
-  EXPECT_THAT(plan.weight_cells[0][0].fragments, ElementsAre(0));
+  ASSERT_EQ(plan.cells[0].size(), 1);
+  EXPECT_THAT(plan.cells[0][0].fragments, ElementsAre(0, 1));
+  EXPECT_EQ(plan.cells[0][0].lowest, 0);
   EXPECT_THAT(plan.holders[0], ElementsAre(0, 1));
   const LaneProgram program = MustProgram(inputs, plan, 0);
   ASSERT_EQ(program.batches.size(), 1);
@@ -52,7 +52,7 @@ TEST(PlanTest, RowShardsAreGatheredCellByCell) {
   const PlanInputs inputs = *World(4, 1, 2).ShardRows(Muon("w", {9, 4})).Inputs();
   const Plan plan = MustPlan(inputs);
   ASSERT_EQ(plan.units.size(), 1);
-  EXPECT_THAT(plan.gradient_cells[0].size(), 3);  // 3 + 3 + 3 + 0 rows
+  EXPECT_THAT(plan.cells[0].size(), 3);  // 3 + 3 + 3 + 0 rows
   EXPECT_THAT(plan.holders[0], ElementsAre(0, 1, 2));
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/reason.h"
 #include "tests/scheduler/simulated_coordinator.h"
 #include "tests/scheduler/simulated_trainer.h"
@@ -27,13 +28,126 @@ SimulatedMember::SimulatedMember(Simulation& simulation, NodeRank node,
   }
 }
 
-void SimulatedMember::BeginAttached() {
-  job_.emplace().has_plan = true;
+void SimulatedMember::BeginAttached(const v1::PlanInputs& plan) {
+  job_.emplace().plan = std::make_shared<const v1::PlanInputs>(plan);
   lane_epoch_ = 1;
   for (TrainerRank rank : ranks_) {
     Session& session = sessions_[rank];
     session.incarnation = ++incarnations_[rank];
     session.attached = session.replied = true;
+  }
+}
+
+// ---- what it says ----
+
+void SimulatedMember::Tell(v1::MemberMessage message, int32_t replay_percent, Event heard) {
+  if (connection_ == nullptr) return;  // nobody hears it
+  simulation_.network.Up(*connection_, replay_percent,
+                         [message = std::make_shared<const v1::MemberMessage>(std::move(message)),
+                          heard = std::move(heard), this] {
+                           if (heard) heard();
+                           TellHere(*message);
+                         });
+}
+
+void SimulatedMember::TellHere(const v1::MemberMessage& message) {
+  simulation_.coordinator->Hear(node_, message);
+}
+
+v1::MemberMessage SimulatedMember::State() const {
+  v1::MemberMessage message;
+  v1::MemberState& state = *message.mutable_member_state();
+  state.set_epoch(epoch_);
+  if (!job_ || !job_->failed.ok()) return message;
+  state.set_job(kSimulatedJob);
+  state.set_has_memory(job_->has_plan());
+  state.set_has_state(job_->has_state || job_->restore.has_value());
+  if (!job_->has_plan()) return message;
+  state.set_job_incarnation(job_->plan->job_incarnation());
+  *state.mutable_plan() = *job_->plan;
+  return message;
+}
+
+v1::MemberMessage SimulatedMember::SessionOf(TrainerRank rank) const {
+  v1::MemberMessage message;
+  v1::RankSession& session = *message.mutable_rank_session();
+  session.set_rank(rank.value());
+  session.set_node(node_.value());
+  session.set_job(kSimulatedJob);
+  session.set_world_size(static_cast<int32_t>(simulation_.world.registrations.size()));
+  const auto found = sessions_.find(rank);
+  session.set_incarnation(found == sessions_.end() ? 1 : found->second.incarnation);
+  if (job_ && job_->resume) session.set_restore_step(job_->resume->step.value());
+  return message;
+}
+
+v1::MemberMessage SimulatedMember::RegistrationOf(TrainerRank rank) const {
+  v1::MemberMessage message;
+  *message.mutable_registration() = simulation_.world.registrations[rank.value()];
+  return message;
+}
+
+v1::MemberMessage SimulatedMember::AttachedOf(TrainerRank rank) const {
+  v1::MemberMessage message;
+  message.mutable_rank_attached()->set_rank(rank.value());
+  message.mutable_rank_attached()->set_incarnation(sessions_.at(rank).incarnation);
+  message.mutable_rank_attached()->set_epoch(epoch_);
+  return message;
+}
+
+v1::MemberMessage SimulatedMember::Ready() const {
+  v1::MemberMessage message;
+  message.mutable_plan_ready()->set_node(node_.value());
+  message.mutable_plan_ready()->set_digest(simulation_.world.plan.digest);
+  message.mutable_plan_ready()->set_epoch(lane_epoch_);
+  return message;
+}
+
+// ---- what it hears ----
+
+void SimulatedMember::Hear(const std::shared_ptr<const v1::CoordinatorMessage>& message) {
+  using Kind = v1::CoordinatorMessage::MessageCase;
+  const v1::CoordinatorMessage& heard = *message;
+  switch (heard.message_case()) {
+    case Kind::kOpen:
+      return HandleAttempt(FromProto(heard.open()));
+    case Kind::kGo:
+      return HandleAttempt(*FromProto(heard.go()));
+    case Kind::kSubmitted:
+      return HandleAttempt(Begun{node_, *FromProto(heard.submitted())});
+    case Kind::kDecision:
+      return HandleAttempt(*FromProto(heard.decision()));
+    case Kind::kRepublish:
+      return HandleAttempt(
+          Republish{Attempt(heard.republish().attempt()), StepId(heard.republish().step())});
+    case Kind::kExpel:
+      return HandleAttempt(Expel{TrainerRank(heard.expel().rank()),
+                                 Attempt(heard.expel().attempt()), heard.expel().detail()});
+    case Kind::kGatherOverdue:
+      return HandleAttempt(GatherOverdue{node_, Attempt(heard.gather_overdue().attempt()),
+                                         heard.gather_overdue().detail()});
+    case Kind::kReform:
+      return HandleReform(heard.reform().epoch());
+    case Kind::kRollBack:
+      return HandleRollBack(heard.roll_back().epoch(), {message, &heard.roll_back().plan()});
+    case Kind::kPlan:
+      return HandlePlan({message, &heard.plan()});
+    case Kind::kRefused:
+      return HandleRefused();
+    case Kind::kSave:
+      return HandleSave({Attempt(heard.save().attempt()), StepId(heard.save().step())});
+    case Kind::kFindSnapshot:
+      return FindNewest(heard.find_snapshot().epoch());
+    case Kind::kWriteManifest:
+      return HandleWriteManifest(heard.write_manifest().manifest());
+    case Kind::kSnapshotDone:
+      return HandleSnapshotDone(heard.snapshot_done());
+    case Kind::kHalted:
+      return HandleHalted(heard.halted());
+    case Kind::kJobEnded:
+      return HandleJobEnded(heard.job_ended());
+    default:
+      simulation_.Fail("a member hears what it does not know");
   }
 }
 
@@ -43,21 +157,8 @@ void SimulatedMember::Formed(Connection& connection, uint32_t epoch) {
   connection_ = &connection;
   epoch_ = epoch;
   halted_ = false;
-  if (epoch > 1) TellState();
+  if (epoch > 1) Tell(State());
   if (leaves_) TellLeaving();
-}
-
-void SimulatedMember::CoordinatorHasHeard() { simulation_.coordinator->HaltForLeavers(); }
-
-void SimulatedMember::TellState() {
-  MemberState state;
-  state.epoch = epoch_;
-  if (job_ && job_->failed.ok()) {
-    state.has_job = true;
-    state.has_memory = job_->has_plan;
-    state.has_state = job_->has_state || job_->restore.has_value();
-  }
-  Tell([this, state](SimulatedCoordinator& c) { c.OnState(node_, state); });
 }
 
 void SimulatedMember::Broken() {
@@ -102,17 +203,22 @@ void SimulatedMember::Start() { alive_ = true; }
 
 void SimulatedMember::LaneDies(LaneIndex rail) {
   SimulatedLane& lane = lanes_[rail.value()];
-  if (!alive_ || !job_ || !job_->has_plan || lane.dead()) return;
+  if (!alive_ || !job_ || !job_->has_plan() || lane.dead()) return;
   ++simulation_.counts.lane_deaths;
   simulation_.Trace("a lane of node ", node_.value(), " dies");
   lane.Die();
   EndCopy(false);
-  Tell([epoch = lane_epoch_](SimulatedCoordinator& c) { c.OnLaneLost(epoch); });
+  v1::MemberMessage message;
+  message.mutable_lane_lost()->set_lane(node_.value() * static_cast<int32_t>(lanes_.size()) +
+                                        rail.value());
+  message.mutable_lane_lost()->set_epoch(lane_epoch_);
+  message.mutable_lane_lost()->set_detail("it died");
+  Tell(std::move(message));
 }
 
 void SimulatedMember::LaneHangs(LaneIndex rail) {
   SimulatedLane& lane = lanes_[rail.value()];
-  if (!alive_ || !job_ || !job_->has_plan || lane.dead() || lane.hangs()) return;
+  if (!alive_ || !job_ || !job_->has_plan() || lane.dead() || lane.hangs()) return;
   ++simulation_.counts.lane_hangs;
   simulation_.Trace("a lane of node ", node_.value(), " hangs");
   lane.Hang();
@@ -132,8 +238,8 @@ void SimulatedMember::BeginSteps(StepId last_committed) {
   job_->rolled_back = false;
 }
 
-void SimulatedMember::Handle(const CoordinatorAction& action) {
-  if (!job_ || !job_->has_plan) return;
+void SimulatedMember::HandleAttempt(const CoordinatorAction& action) {
+  if (!job_ || !job_->has_plan()) return;
   if (const auto* open = std::get_if<OpenAttempt>(&action)) {
     BeginSteps(StepId(open->step.value() - 1));
     steps_->OnOpen(*open);
@@ -205,21 +311,31 @@ void SimulatedMember::Expelled(const Expel& expel) {
 
 void SimulatedMember::RailReady(LaneIndex rail, RailOperation operation, BucketId bucket,
                                 Attempt attempt, AttemptKind kind, bool gradients) {
-  Tell(
-      [=, this](SimulatedCoordinator& c) {
-        c.OnRailReady(node_, rail, operation, bucket, attempt, kind, gradients);
-      },
-      5);
+  v1::MemberMessage message;
+  v1::RailReady& ready = *message.mutable_rail_ready();
+  ready.set_node(node_.value());
+  ready.set_rail(rail.value());
+  ready.set_operation(ToProto(operation));
+  ready.set_bucket(bucket.value());
+  ready.set_attempt(attempt.value());
+  ready.set_kind(ToProto(kind));
+  Tell(std::move(message), 5, [=, this] {
+    simulation_.invariants.ToldReady(attempt, operation, rail, bucket, node_, gradients);
+  });
 }
 
 void SimulatedMember::Gathered(LaneIndex rail, Attempt attempt,
                                const std::vector<UnitNorm>& norms) {
   if (!steps_) return;
-  auto vote = steps_->OnGathered(attempt, rail, norms);
-  if (!vote) return;
-  Tell([this, attempt,
-        vote = *std::move(vote)](SimulatedCoordinator& c) { c.OnVote(node_, attempt, vote); },
-       5);
+  const auto norms_of_node = steps_->OnGathered(attempt, rail, norms);
+  if (!norms_of_node) return;
+  v1::MemberMessage message;
+  v1::Vote& vote = *message.mutable_vote();
+  vote.set_attempt(attempt.value());
+  vote.set_node(node_.value());
+  vote.set_plan_digest(simulation_.world.plan.digest);
+  for (const UnitNorm& norm : *norms_of_node) *vote.add_norms() = ToProto(norm);
+  Tell(std::move(message), 5);
 }
 
 void SimulatedMember::ProgressLanes() {
@@ -232,7 +348,7 @@ void SimulatedMember::ProgressLanes() {
 
 void SimulatedMember::HandleReform(uint32_t epoch) {
   epoch_ = epoch;
-  if (!job_ || !job_->has_plan || !job_->failed.ok()) return TellPlanFailed();
+  if (!job_ || !job_->has_plan() || !job_->failed.ok()) return TellPlanFailed();
   ReplaceLanes();
 }
 
@@ -278,18 +394,31 @@ void SimulatedMember::LanesReady() {
 void SimulatedMember::PlanReady() {
   simulation_.Trace("node ", node_.value(), " is ready, epoch ", lane_epoch_);
   if (std::exchange(job_->reforming, false)) TellRanksAgain();
-  Tell([this, epoch = lane_epoch_](SimulatedCoordinator& c) { c.OnPlanReady(node_, epoch); });
+  Tell(Ready());
+}
+
+// The snapshot that the job is to go on from.
+std::optional<SnapshotId> SimulatedMember::RestoredBy(const v1::PlanInputs& plan) const {
+  if (plan.restore_step() == 0) return std::nullopt;
+  const StepId step(plan.restore_step());
+  const std::optional<SnapshotId> found = simulation_.SnapshotOf(step);
+  if (!found) simulation_.Fail("the snapshot that the job goes on from is not there");
+  return found.value_or(SnapshotId{Attempt(0), step});
 }
 
 void SimulatedMember::TellPlanFailed() {
-  Tell([epoch = epoch_](SimulatedCoordinator& c) { c.OnPlanFailed(epoch); });
+  v1::MemberMessage message;
+  message.mutable_plan_ready()->set_node(node_.value());
+  message.mutable_plan_ready()->set_epoch(epoch_);
+  message.mutable_plan_ready()->set_error("it cannot go on");
+  Tell(std::move(message));
 }
 
-void SimulatedMember::HandlePlan(std::optional<SnapshotId> restore) {
+void SimulatedMember::HandlePlan(const std::shared_ptr<const v1::PlanInputs>& plan) {
   if (!job_) job_.emplace();
-  if (job_->has_plan) return;
-  job_->has_plan = true;
-  job_->restore = restore;
+  if (job_->has_plan()) return;
+  job_->plan = plan;
+  job_->restore = RestoredBy(*plan);
   const uint64_t generation = ++generation_;
   lane_epoch_ = epoch_;
   for (SimulatedLane& lane : lanes_) {
@@ -307,32 +436,35 @@ void SimulatedMember::HandleRefused() {
   ++generation_;
   for (SimulatedLane& lane : lanes_) lane.Die();
   EndCopy(false);
-  job_->has_plan = job_->restored = false;
+  job_->plan.reset();
+  job_->restored = false;
   job_->restore.reset();
 }
 
-void SimulatedMember::HandleRollBack(uint32_t epoch, const SnapshotId& to) {
+void SimulatedMember::HandleRollBack(uint32_t epoch,
+                                     const std::shared_ptr<const v1::PlanInputs>& plan) {
   epoch_ = epoch;
-  if (job_ && job_->abandoned && !job_->has_plan) {
+  if (job_ && job_->abandoned && !job_->has_plan()) {
     for (const auto& [rank, session] : sessions_) ended_[rank] = session.incarnation;
     EndJob();
   }
   if (job_ && !job_->failed.ok()) return TellPlanFailed();
-  if (!job_ || !job_->has_plan) {
-    HandlePlan(to);
+  if (!job_ || !job_->has_plan()) {
+    HandlePlan(plan);
     job_->rolled_back = true;
     return;
   }
   job_->rolled_back = true;
-  const WayBack back{to.step, GroupEpoch(epoch)};
+  const WayBack back{StepId(plan->restore_step()), GroupEpoch(epoch)};
   for (auto& [rank, session] : sessions_) {
     if (session.attached) {
       session.must_acknowledge = back;
     } else {
-      session.outdated = session.outdated || session.told != to.step;
+      session.outdated = session.outdated || session.told != back.to_step;
     }
   }
-  job_->restore = to;
+  job_->plan = plan;
+  job_->restore = RestoredBy(*plan);
   ForgetState();
   ReplaceLanes();
   for (const auto& [rank, session] : sessions_) {
@@ -357,25 +489,17 @@ void SimulatedMember::ForgetState() {
 void SimulatedMember::TellRanksAgain() {
   for (const auto& [rank, gone] : job_->gone) TellGone(rank, gone);
   for (const auto& [rank, session] : sessions_) {
-    TellSession(rank, session);
-    if (session.attached && !session.must_acknowledge) TellAttached(rank, session);
+    Tell(SessionOf(rank));
+    if (session.attached && !session.must_acknowledge) Tell(AttachedOf(rank));
   }
 }
 
-void SimulatedMember::TellSession(TrainerRank rank, const Session& session) {
-  Tell([this, rank, now = session.incarnation, resume = job_->resume](SimulatedCoordinator& c) {
-    c.OnRankSession(node_, rank, now, resume);
-  });
-}
-
-void SimulatedMember::TellAttached(TrainerRank rank, const Session& session) {
-  Tell([rank, now = session.incarnation](SimulatedCoordinator& c) { c.OnRankAttached(rank, now); });
-}
-
 void SimulatedMember::TellGone(TrainerRank rank, const GoneRank& gone) {
-  Tell([this, rank, gone](SimulatedCoordinator& c) {
-    c.OnRankGone(node_, rank, gone.incarnation, gone.why);
-  });
+  v1::MemberMessage message;
+  message.mutable_rank_gone()->set_rank(rank.value());
+  message.mutable_rank_gone()->set_incarnation(gone.incarnation);
+  message.mutable_rank_gone()->set_detail(gone.why);
+  Tell(std::move(message));
 }
 
 // ---- the end of a job ----
@@ -400,17 +524,17 @@ void SimulatedMember::EndJob() {
   history_ = {};
 }
 
-void SimulatedMember::HandleJobEnded(JobEnd why) {
+void SimulatedMember::HandleJobEnded(const v1::JobEnded& ended) {
   simulation_.Trace("node ", node_.value(), " hears that the job ends");
   if (!job_) return;
-  if (why == JobEnd::kEveryRankLeft) {
+  if (ended.reason().empty()) {
     // One that was lost ends with its last session, which has yet to hear of that. And of one that
     // registers, the news of who is here now has crossed with this.
-    if (job_->abandoned || (!job_->has_plan && !sessions_.empty())) return;
+    if (job_->abandoned || (!job_->has_plan() && !sessions_.empty())) return;
     for (const auto& [rank, session] : sessions_) ended_[rank] = session.incarnation;
     return EndJob();
   }
-  const bool lost = why == JobEnd::kStateLost;
+  const bool lost = ended.reason() == "STATE_LOST";
   if (steps_) {
     const OpenAttempt open = steps_->open();
     Decision decision;
@@ -454,7 +578,8 @@ SimulatedMember::Later<SimulatedMember::Opened> SimulatedMember::Open(TrainerRan
                                                                       bool require) {
   if (!alive_ || leaves_ || epoch_ == 0 || sessions_.contains(rank)) return std::nullopt;
   if (job_) {
-    const bool restoring = job_->failed.ok() && job_->has_plan && job_->restore && !job_->restored;
+    const bool restoring =
+        job_->failed.ok() && job_->has_plan() && job_->restore && !job_->restored;
     if (job_->abandoned || restoring) return std::nullopt;
     if (job_->failed.ok() && !KnowsItsStep(rank)) return std::nullopt;
   }
@@ -478,9 +603,9 @@ SimulatedMember::Later<SimulatedMember::Opened> SimulatedMember::Open(TrainerRan
     opened.at = simulation_.invariants.StateOf(*resume);
   }
   session.told = opened.at.step;
-  TellSession(rank, session);
-  if (!job_->has_plan) {
-    Tell([this, rank](SimulatedCoordinator& c) { c.OnRegistration(node_, rank); });
+  Tell(SessionOf(rank));
+  if (!job_->has_plan()) {
+    Tell(RegistrationOf(rank));
   }
   return opened;
 }
@@ -499,7 +624,7 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
     return Unavailable("GROUP_NOT_READY");
   }
   if (!session->attached) {
-    if (!job_->has_plan || !steps_ || job_->reforming || epoch_ == 0) return std::nullopt;
+    if (!job_->has_plan() || !steps_ || job_->reforming || epoch_ == 0) return std::nullopt;
     const auto vacancy = job_->vacancies.find(rank);
     if (vacancy != job_->vacancies.end() && steps_->open().attempt <= vacancy->second) {
       return std::nullopt;
@@ -508,7 +633,7 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
     session->first_attempt = steps_->open().attempt;
     session->begins = !job_->has_state && job_->restore.has_value();
     job_->vacancies.erase(rank);
-    TellAttached(rank, *session);
+    Tell(AttachedOf(rank));
   }
   if (session->begins && !Restarted()) return std::nullopt;
   session->replied = true;
@@ -541,7 +666,9 @@ absl::StatusOr<StepAnswer> SimulatedMember::Step(const Submission& request, uint
     if (!accepted->answer.pending()) ++simulation_.counts.repeated_answers;
     if (accepted->forward) {
       for (SimulatedLane& lane : lanes_) lane.Submitted(request);
-      Tell([request](SimulatedCoordinator& c) { c.OnSubmission(request); }, 5);
+      v1::MemberMessage message;
+      *message.mutable_submitted() = ToProto(request);
+      Tell(std::move(message), 5);
     }
   }
   if (answer.ok() && answer->pending() && !job_->failed.ok()) return job_->failed;
@@ -558,7 +685,7 @@ SimulatedMember::Later<Attempt> SimulatedMember::Acknowledge(TrainerRank rank, u
       return WithReason(absl::FailedPreconditionError("the job has gone back"), "ROLLED_BACK");
     }
     session->acknowledged = std::exchange(session->must_acknowledge, std::nullopt);
-    if (!job_->reforming) TellAttached(rank, *session);
+    if (!job_->reforming) Tell(AttachedOf(rank));
     if (simulation_.chance.Of(20)) {  // once more, when the job may have gone back again
       simulation_.time.After(simulation_.chance.Pick(0, 3'000 * kMillisecond),
                              [this, rank, incarnation, back, boot = boot_] {
@@ -615,7 +742,7 @@ std::string SimulatedMember::Describe() const {
   std::string text =
       absl::StrCat("; node ", node_.value(), alive_ ? "" : " dead", " epoch ", epoch_);
   if (!job_) return text + " no job";
-  absl::StrAppend(&text, job_->has_plan ? " plan" : "", job_->reforming ? " reforming" : "",
+  absl::StrAppend(&text, job_->has_plan() ? " plan" : "", job_->reforming ? " reforming" : "",
                   job_->failed.ok() ? "" : absl::StrCat(" failed ", ReasonOf(job_->failed)));
   if (steps_) absl::StrAppend(&text, " open ", steps_->open().attempt.value() & 0xffff);
   return text;

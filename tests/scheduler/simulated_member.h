@@ -6,27 +6,19 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "dmuond/v1/peer.pb.h"
 #include "scheduler/step_member.h"
 #include "tests/scheduler/simulated_lane.h"
 #include "tests/scheduler/simulation.h"
 
 namespace dmuond::scheduler::testing {
-
-// What a member says of itself when a group has formed.
-struct MemberState {
-  uint32_t epoch = 0;
-  bool has_job = false;
-  bool has_memory = false;
-  bool has_state = false;
-};
-
-enum class JobEnd : uint8_t { kEveryRankLeft, kPeerLost, kStateLost };
 
 // What a coordinator is told again.
 struct GoneRank {
@@ -36,7 +28,8 @@ struct GoneRank {
 
 // A job on this node; what server/daemon calls NodeJob.
 struct JobOfMember {
-  bool has_plan = false;
+  [[nodiscard]] bool has_plan() const { return plan != nullptr; }
+  std::shared_ptr<const v1::PlanInputs> plan;
   bool has_state = false;
   bool restored = false;
   bool reforming = false;
@@ -64,9 +57,10 @@ struct CopyOfMember {
 class SimulatedMember {
  public:
   SimulatedMember(Simulation& simulation, NodeRank node, std::vector<TrainerRank> ranks);
-  // The job has been registered, and every rank is attached, under this first attempt.
-  void BeginAttached();
+  // The job has been registered with this plan, and every rank is attached.
+  void BeginAttached(const v1::PlanInputs& plan);
 
+  [[nodiscard]] NodeRank node() const { return node_; }
   [[nodiscard]] const std::vector<TrainerRank>& ranks() const { return ranks_; }
   [[nodiscard]] bool alive() const { return alive_; }
   [[nodiscard]] bool connected() const { return connection_ != nullptr; }
@@ -87,18 +81,15 @@ class SimulatedMember {
   // Somebody asks for it here; nothing comes of it while the job is not going on.
   void GoBackToNewest();
 
-  // ---- what the coordinator says ----
-  void Handle(const CoordinatorAction& action);
-  void HandleReform(uint32_t epoch);
-  void HandleRollBack(uint32_t epoch, const SnapshotId& to);
-  void HandlePlan(std::optional<SnapshotId> restore);
-  void HandleRefused();
-  void HandleSave(const SnapshotId& id);
-  void FindNewest(uint32_t epoch);  // of node 0, in the coordinator's process
-  void HandleWriteManifest(const SnapshotId& id, const std::vector<uint64_t>& states);
-  void HandleSnapshotDone(const SnapshotId& id, bool written);
-  void Halted();
-  void HandleJobEnded(JobEnd why);
+  // What the coordinator says.
+  void Hear(const std::shared_ptr<const v1::CoordinatorMessage>& message);
+
+  // ---- what it says to the coordinator ----
+  [[nodiscard]] v1::MemberMessage State() const;
+  [[nodiscard]] v1::MemberMessage SessionOf(TrainerRank rank) const;
+  [[nodiscard]] v1::MemberMessage RegistrationOf(TrainerRank rank) const;
+  [[nodiscard]] v1::MemberMessage AttachedOf(TrainerRank rank) const;
+  [[nodiscard]] v1::MemberMessage Ready() const;
 
   // ---- what trainers ask; nullopt: not yet, ask again ----
   struct Opened {
@@ -147,26 +138,29 @@ class SimulatedMember {
     std::optional<WayBack> acknowledged;
   };
 
-  // `event` is called with the coordinator, if it hears it.
-  template <typename Heard>
-  void Tell(Heard event, int32_t replay_percent = 0) {
-    if (connection_ == nullptr) return;  // nobody hears it
-    simulation_.network.Up(*connection_, replay_percent, [event = std::move(event), this] {
-      event(*simulation_.coordinator);
-      CoordinatorHasHeard();
-    });
-  }
-  void TellSession(TrainerRank rank, const Session& session);
-  void TellAttached(TrainerRank rank, const Session& session);
+  // `heard` is called when the coordinator is about to hear it.
+  void Tell(v1::MemberMessage message, int32_t replay_percent = 0, Event heard = {});
+  // The coordinator's process is this one.
+  void TellHere(const v1::MemberMessage& message);
+  void TellManifestWritten(Attempt attempt, bool written);
   void TellGone(TrainerRank rank, const GoneRank& gone);
   void TellRanksAgain();
-  void CoordinatorHasHeard();
-  void TellState();
   void TellLeaving();
   void AskForSnapshot();
   void Goes();
   void OnDisk(Event event);
   void GiveUpSnapshot();
+  void HandleAttempt(const CoordinatorAction& action);
+  void HandleReform(uint32_t epoch);
+  void HandleRollBack(uint32_t epoch, const std::shared_ptr<const v1::PlanInputs>& plan);
+  void HandlePlan(const std::shared_ptr<const v1::PlanInputs>& plan);
+  void HandleRefused();
+  void HandleSave(const SnapshotId& id);
+  void FindNewest(uint32_t epoch);  // of node 0
+  void HandleWriteManifest(const v1::SnapshotManifest& manifest);
+  void HandleSnapshotDone(const v1::SnapshotDone& done);
+  void HandleHalted(const v1::Halted& halted);
+  void HandleJobEnded(const v1::JobEnded& ended);
   [[nodiscard]] Session* Find(TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] std::optional<SnapshotId> Newest() const;
 
@@ -176,6 +170,7 @@ class SimulatedMember {
   void ReplaceLanes();
   void LanesReady();
   void PlanReady();
+  [[nodiscard]] std::optional<SnapshotId> RestoredBy(const v1::PlanInputs& plan) const;
   void TellPlanFailed();
   void ForgetState();
   void EndCopy(bool written);

@@ -1,8 +1,10 @@
 // What a simulated daemon saves, and how it leaves.
+#include <chrono>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "tests/scheduler/simulated_coordinator.h"
 #include "tests/scheduler/simulated_member.h"
 
@@ -11,6 +13,7 @@ namespace {
 
 constexpr Microseconds kLeavesAfter = 3'000 * kMillisecond;  // if it cannot save
 constexpr Microseconds kDiskTimeout = 50 * kMillisecond;
+constexpr std::chrono::milliseconds kLeaversPatience{1'000};
 
 }  // namespace
 
@@ -22,7 +25,14 @@ std::optional<SnapshotId> SimulatedMember::Newest() const {
 }
 
 void SimulatedMember::FindNewest(uint32_t epoch) {
-  OnDisk([this, epoch] { simulation_.coordinator->OnNewest(epoch, Newest()); });
+  OnDisk([this, epoch] {
+    v1::MemberMessage message;
+    message.mutable_newest_snapshot()->set_epoch(epoch);
+    if (const auto newest = Newest()) {
+      message.mutable_newest_snapshot()->set_step(newest->step.value());
+    }
+    TellHere(message);
+  });
 }
 
 void SimulatedMember::GoBackToNewest() {
@@ -34,7 +44,10 @@ void SimulatedMember::GoBackToNewest() {
   OnDisk([this, settled, epoch = epoch_] {
     const std::optional<SnapshotId> newest = Newest();
     if (epoch_ != epoch || !settled() || !newest) return;
-    Tell([epoch, to = *newest](SimulatedCoordinator& c) { c.OnLoad(epoch, to); });
+    v1::MemberMessage message;
+    message.mutable_load_snapshot()->set_step(newest->step.value());
+    message.mutable_load_snapshot()->set_epoch(epoch);
+    Tell(std::move(message));
   });
 }
 
@@ -66,8 +79,7 @@ void SimulatedMember::DiskHangs(Microseconds for_so_long) {
 void SimulatedMember::GiveUpSnapshot() {
   if (committing_) {
     ++simulation_.counts.hung_snapshots;
-    simulation_.coordinator->OnManifestWritten(std::exchange(committing_, std::nullopt)->attempt,
-                                               false);
+    TellManifestWritten(std::exchange(committing_, std::nullopt)->attempt, false);
   }
   if (!copying_ || copying_->answered) return;
   ++simulation_.counts.hung_snapshots;
@@ -77,7 +89,7 @@ void SimulatedMember::GiveUpSnapshot() {
 }
 
 void SimulatedMember::HandleSave(const SnapshotId& id) {
-  if (!job_ || !job_->has_plan) return;
+  if (!job_ || !job_->has_plan()) return;
   if (copying_ && copying_->id == id) {
     // Said again after a new epoch. While it is being written the answer comes by itself.
     if (copying_->answered) TellWritten();
@@ -114,20 +126,41 @@ void SimulatedMember::EndCopy(bool written) {
 }
 
 void SimulatedMember::TellWritten() {
-  Tell([this, attempt = copying_->id.attempt, states = copying_->states](SimulatedCoordinator& c) {
-    c.OnSnapshotWritten(node_, attempt, states);
-  });
+  v1::MemberMessage message;
+  v1::SnapshotWritten& written = *message.mutable_snapshot_written();
+  written.set_attempt(copying_->id.attempt.value());
+  written.set_node(node_.value());
+  if (copying_->states.empty()) written.set_error("it has failed");
+  for (size_t rail = 0; rail < copying_->states.size(); ++rail) {
+    v1::SnapshotFile& file = *written.add_files();
+    // Manifests have them in the order of their names.
+    file.set_name(absl::StrCat("lane-", absl::Dec(node_.value(), absl::kZeroPad4), "-",
+                               absl::Dec(rail, absl::kZeroPad4)));
+    file.set_bytes(static_cast<int64_t>(copying_->states[rail]));
+  }
+  Tell(std::move(message));
 }
 
-void SimulatedMember::HandleWriteManifest(const SnapshotId& id,
-                                          const std::vector<uint64_t>& states) {
+void SimulatedMember::TellManifestWritten(Attempt attempt, bool written) {
+  v1::MemberMessage message;
+  message.mutable_manifest_written()->set_attempt(attempt.value());
+  if (!written) message.mutable_manifest_written()->set_error("it has failed");
+  TellHere(message);
+}
+
+void SimulatedMember::HandleWriteManifest(const v1::SnapshotManifest& manifest) {
+  const SnapshotId id{Attempt(manifest.attempt()), StepId(manifest.step())};
+  std::vector<uint64_t> states;
+  for (const v1::SnapshotFile& file : manifest.files()) {
+    states.push_back(static_cast<uint64_t>(file.bytes()));
+  }
   committing_ = id;
   if (disk_hangs_) {  // not within the coordinator's own call
     return simulation_.time.After(0, [this, boot = boot_] {
       if (boot_ == boot) GiveUpSnapshot();
     });
   }
-  OnDisk([this, id, states] {
+  OnDisk([this, id, states = std::move(states)] {
     const bool written = !states.empty() && !simulation_.chance.Of(5);
     if (written) {
       simulation_.disk[id] = states;
@@ -135,7 +168,7 @@ void SimulatedMember::HandleWriteManifest(const SnapshotId& id,
     }
     if (committing_ != id) return;  // it hung, and was answered for
     committing_.reset();
-    simulation_.coordinator->OnManifestWritten(id.attempt, written);
+    TellManifestWritten(id.attempt, written);
   });
 }
 
@@ -153,11 +186,14 @@ void SimulatedMember::PrepareToLeave(Event leaves) {
 }
 
 void SimulatedMember::TellLeaving() {
-  Tell([this](SimulatedCoordinator& c) { c.OnLeaving(node_); });
+  v1::MemberMessage message;
+  message.mutable_leaving()->set_node(node_.value());
+  message.mutable_leaving()->set_patience_ms(kLeaversPatience.count());
+  Tell(std::move(message));
 }
 
-void SimulatedMember::Halted() {
-  if (!leaves_) return;
+void SimulatedMember::HandleHalted(const v1::Halted& halted) {
+  if (!leaves_ || halted.node() != node_.value()) return;
   halted_ = true;
   // Nothing is ever saved, and its state goes with it.
   if (simulation_.options.snapshot_every == 0) return Goes();
@@ -165,10 +201,14 @@ void SimulatedMember::Halted() {
 }
 
 void SimulatedMember::AskForSnapshot() {
-  Tell([this](SimulatedCoordinator& c) { c.OnSnapshotRequest(node_); });
+  v1::MemberMessage message;
+  message.mutable_snapshot_request()->set_node(node_.value());
+  Tell(std::move(message));
 }
 
-void SimulatedMember::HandleSnapshotDone(const SnapshotId& id, bool written) {
+void SimulatedMember::HandleSnapshotDone(const v1::SnapshotDone& done) {
+  const SnapshotId id{Attempt(done.attempt()), StepId(done.step())};
+  const bool written = done.error().empty();
   if (!written && copying_ && copying_->id == id) copying_.reset();
   if (!leaves_ || !halted_ || !job_ || !job_->has_state) return;
   // Of lanes that were replaced since, or of a past that is no more.

@@ -1,5 +1,6 @@
 #include "tests/scheduler/simulated_world.h"
 
+#include "scheduler/convert/convert.h"
 #include "tests/scheduler/layouts.h"
 
 namespace dmuond::scheduler::testing {
@@ -7,9 +8,22 @@ namespace {
 
 SimulatedWorld Make(const World& world) {
   SimulatedWorld made;
-  made.inputs = *world.Inputs();
-  made.inputs.bucket_bytes = 1;  // a bucket for each parameter
-  made.plan = *MakePlan(made.inputs);
+  v1::PlanInputs wire;
+  wire.set_job(kSimulatedJob);
+  wire.set_nodes(world.Inputs()->nodes);
+  wire.set_lanes_per_node(world.Inputs()->lanes_per_node);
+  for (const Registration& registration : world.registrations) {
+    v1::Registration& to = *wire.add_registrations();
+    to = ToProto(registration);
+    to.set_job(kSimulatedJob);
+    to.set_world_size(world.trainers());
+    to.set_bucket_bytes(1);  // a bucket for each parameter
+    for (int group = 0; group < 2; ++group) to.add_groups()->set_preset("dmuon");
+    made.registrations.push_back(to);
+  }
+  made.planned = *MakePlannedJob(wire);
+  made.inputs = *made.planned.inputs;
+  made.plan = *made.planned.plan;
   made.tables = *MakeRailTables(made.inputs, made.plan);
   return made;
 }

@@ -5,12 +5,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "dmuond/v1/peer.pb.h"
+#include "scheduler/job/planned_job.h"
 #include "scheduler/plan.h"
 #include "scheduler/step_rails.h"
 
 namespace dmuond::scheduler::testing {
 
+inline constexpr char kSimulatedJob[] = "job";
+
 struct SimulatedWorld {
+  std::vector<v1::Registration> registrations;  // by rank
+  PlannedJob planned;                           // of them
+  // The same, at hand.
   PlanInputs inputs;
   Plan plan;
   RailTables tables;

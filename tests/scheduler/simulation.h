@@ -8,6 +8,7 @@
 #include <deque>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -65,6 +66,13 @@ struct Simulation {
   std::vector<SimulatedMember*> members;
   std::vector<SimulatedTrainer*> trainers;
 
+  // What is restored where somebody names a step: the newest snapshot of it.
+  [[nodiscard]] std::optional<SnapshotId> SnapshotOf(StepId step) const {
+    for (auto snapshot = disk.rbegin(); snapshot != disk.rend(); ++snapshot) {
+      if (snapshot->first.step == step) return snapshot->first;
+    }
+    return std::nullopt;
+  }
   [[nodiscard]] TimePoint Now() const { return TimePoint(std::chrono::microseconds(time.now())); }
   // The same for whoever asks: what all trainers agree on.
   [[nodiscard]] bool FateOf(StepId step, const char* what, int32_t percent) const {

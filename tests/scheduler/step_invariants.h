@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "scheduler/snapshot_schedule.h"
 #include "scheduler/step.h"
 #include "tests/scheduler/simulated_world.h"
 
@@ -34,13 +35,6 @@ struct History {
   uint64_t consumed = 0;  // of all that has been committed or skipped, in its order
   uint64_t applied = 0;   // of all that owners have applied, in its order
   bool pushed = false;    // since that step
-};
-
-// By which a snapshot is known.
-struct SnapshotId {
-  Attempt attempt;
-  StepId step;
-  auto operator<=>(const SnapshotId&) const = default;
 };
 
 [[nodiscard]] uint64_t AfterApplying(uint64_t applied, Attempt attempt);

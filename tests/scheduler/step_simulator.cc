@@ -180,7 +180,6 @@ void StepSimulator::Tick() {
 
 std::string StepSimulator::Run() {
   PlanFaults();
-  for (SimulatedMember& member : members_) member.BeginAttached();
   coordinator_.BeginAttached();
   for (SimulatedTrainer& trainer : trainers_) trainer.BeginAttached(kFirstAttempt);
   simulation_.time.After(100 * kMillisecond, [this] { Tick(); });

@@ -1,4 +1,4 @@
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -12,8 +12,10 @@
 #include "dmuond/wire/unique_fd.h"
 #include "gtest/gtest.h"
 
-namespace dmuond::wire {
+namespace dmuond::fault {
 namespace {
+
+using wire::UniqueFd;
 
 // Hears reports and gives the same answer to each.
 class Driver {
@@ -72,15 +74,15 @@ TEST(FaultPointTest, CutEndsConnectionsOfTheNamedKindAlone) {
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, packets), 0);
   char byte = 0;
   constexpr int kNone = -1;
-  fault_internal::Cut(/*tcp=*/true, SOCK_STREAM, kNone);
+  internal::Cut(/*tcp=*/true, SOCK_STREAM, kNone);
   EXPECT_EQ(::recv(stream[1], &byte, 1, MSG_DONTWAIT), -1);
-  fault_internal::Cut(/*tcp=*/false, SOCK_STREAM, kNone);
+  internal::Cut(/*tcp=*/false, SOCK_STREAM, kNone);
   EXPECT_EQ(::recv(stream[1], &byte, 1, MSG_DONTWAIT), 0);
   EXPECT_EQ(::recv(packets[1], &byte, 1, MSG_DONTWAIT), -1);
-  fault_internal::Cut(/*tcp=*/false, SOCK_SEQPACKET, kNone);
+  internal::Cut(/*tcp=*/false, SOCK_SEQPACKET, kNone);
   EXPECT_EQ(::recv(packets[1], &byte, 1, MSG_DONTWAIT), 0);
   for (const int fd : {stream[0], stream[1], packets[0], packets[1]}) ::close(fd);
 }
 
 }  // namespace
-}  // namespace dmuond::wire
+}  // namespace dmuond::fault

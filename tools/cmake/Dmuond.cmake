@@ -163,7 +163,9 @@ function(dmuond_test name)
     target_link_libraries(${name} PRIVATE ${name}_parts)
   endif()
   add_test(NAME ${name} COMMAND ${program} ${filter} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+  # Daemons under test end where a state machine meets an event that it cannot have.
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    ENVIRONMENT DMUOND_CHECKED=1)
   if("tsan" IN_LIST ARG_LABELS)
     add_dependencies(tsan_tests ${name})
   endif()

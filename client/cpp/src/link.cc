@@ -14,7 +14,7 @@
 #include "client/cpp/src/socket_owner.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/client/errors.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 
 namespace dmuond::client {
 namespace {
@@ -125,7 +125,7 @@ absl::Status Link::Open(const Options& options, Resume resume) {
   open.set_poison_parameters(options.poison);
   open.set_client(client);
   status = channel_->Call("OpenSession", &v1::Trainer::Stub::OpenSession, open, opened_, {});
-  if (status.ok()) wire::FaultPoint("trainer.opened");
+  if (status.ok()) fault::FaultPoint("trainer.opened");
   // The nonce was the predecessor's.
   if (ReasonOf(status) == "NONCE_UNKNOWN" && LostWithin(kNewsTravel)) {
     return DaemonLost("OpenSession", HowItEnded());
@@ -155,7 +155,7 @@ absl::StatusOr<Registered> Link::Register(const Layout& layout) {
     if (refusals != metadata.end() && absl::SimpleAtoi(refusals->second, &heard)) refusals_ = heard;
     return status;
   }
-  wire::FaultPoint("trainer.registered");
+  fault::FaultPoint("trainer.registered");
   Registered registered = FromProto(reply);
   status = Check(registered, layout.parameters.size());
   if (!status.ok()) return status;
@@ -184,7 +184,7 @@ absl::StatusOr<v1::AttachBuffersReply> Link::Attach(const FirstWeights& first) {
     status = memory_.Map(*received);
     if (!status.ok()) return status;
   }
-  wire::FaultPoint("trainer.attached");
+  fault::FaultPoint("trainer.attached");
   return reply;
 }
 

@@ -8,7 +8,7 @@
 #include "client/cpp/src/convert.h"
 #include "client/cpp/src/launch.h"
 #include "client/cpp/src/status.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 
 namespace dmuond::client {
 namespace {
@@ -135,6 +135,7 @@ void Session::Impl::MarkReady(int32_t bucket) {
   // On the way back nothing is marked: the caller will come with other gradients.
   if (!link_->memory().complete() || !going_back_.ok()) return;
   link_->memory().MarkReady(bucket, next_attempt_);
+  fault::FaultPoint("trainer.signalled_early");
 }
 
 void Session::Impl::HoldBack(const std::vector<int32_t>& absent) {
@@ -170,11 +171,11 @@ absl::StatusOr<Outcome> Session::Impl::TrySubmit(const StepScalars& scalars,
   const uint64_t attempt = next_attempt_;
   // Lanes learn of absent gradients by the submit: buckets with one are marked after it.
   const bool marks_later = !options.absent.empty() && !options.withdraw;
-  wire::FaultPoint("trainer.gradients");
+  fault::FaultPoint("trainer.gradients");
   if (!options.withdraw) memory.MarkAllReady(held_back_, attempt);
-  wire::FaultPoint("trainer.signalled");
+  fault::FaultPoint("trainer.signalled");
   memory.MarkSubmitted(attempt);
-  wire::FaultPoint("trainer.marked");
+  fault::FaultPoint("trainer.marked");
 
   if (!notice_.has_value() || notice_->step() != last_committed_step_ + 1) {
     notice_.emplace(options_.rank, last_committed_step_ + 1);
@@ -196,7 +197,7 @@ absl::StatusOr<Outcome> Session::Impl::TrySubmit(const StepScalars& scalars,
   if (!status.ok()) return Refused(std::move(status));
   if (marks_later) memory.MarkAllReady(hold_none_, attempt);
   undecided_ = true;
-  wire::FaultPoint("trainer.submitted");
+  fault::FaultPoint("trainer.submitted");
   if (submit_reply_.outcome().kind() != v1::Outcome::KIND_UNSPECIFIED) {
     return Answered(submit_reply_.outcome(), submit_reply_.timing());
   }
@@ -236,7 +237,7 @@ absl::StatusOr<Outcome> Session::Impl::Answered(const v1::Outcome& message,
                                                 const v1::StepTiming& timing) {
   Outcome outcome = FromProto(message);
   undecided_ = false;
-  wire::FaultPoint("trainer.decided");
+  fault::FaultPoint("trainer.decided");
   timing_ = FromProto(timing);
   if (outcome.durable_step.has_value()) durable_step_ = outcome.durable_step;
   if (outcome.kind == Outcome::Kind::kRolledBack) {
@@ -310,7 +311,7 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
     if (published == SessionMemory::Published::kYes) {
       arrived_attempt_ = link_->memory().ArrivedAttempts().oldest;
       if (state_known_ && going_back_.ok()) stands_at_ = last_committed_step_;
-      wire::FaultPoint("trainer.published");
+      fault::FaultPoint("trainer.published");
       return absl::OkStatus();
     }
     if (!link_->LostWithin(Milliseconds(0))) {
@@ -439,7 +440,7 @@ absl::StatusOr<int64_t> Session::Impl::LoadSnapshot(int64_t step) {
 absl::Status Session::Impl::Close() {
   if (closed_) return absl::OkStatus();
   closed_ = true;
-  wire::FaultPoint("trainer.closing");
+  fault::FaultPoint("trainer.closing");
   absl::Status status;
   if (!link_->LostWithin(Milliseconds(0))) {
     v1::CloseSessionRequest request;

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/session_impl.h"
 #include "client/cpp/src/status.h"
-#include "dmuond/wire/fault_point.h"
+#include "dmuond/fault/fault_point.h"
 
 namespace dmuond::client {
 namespace {
@@ -152,7 +152,7 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   request.set_epoch(epoch);
   v1::AckRollbackReply reply;
   if (link_->LostWithin(Milliseconds(0))) return DaemonLost("AckRollback", link_->HowItEnded());
-  wire::FaultPoint("trainer.rolled_back");
+  fault::FaultPoint("trainer.rolled_back");
   // Answers when the other ranks have read of it, too.
   absl::Status status =
       link_->channel().Call("AckRollback", &v1::Trainer::Stub::AckRollback, request, reply, {});
@@ -163,7 +163,7 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   if (durable_step_.has_value()) durable_step_ = std::min(*durable_step_, to_step);
   trainer_state_ = reply.trainer_state();
   going_back_ = RolledBack(last_committed_step_, 0, /*asked=*/false);
-  wire::FaultPoint("trainer.acknowledged");
+  fault::FaultPoint("trainer.acknowledged");
   return absl::OkStatus();
 }
 
@@ -191,7 +191,7 @@ absl::Status Session::Impl::ComeBack(const absl::Status& why) {
 absl::Status Session::Impl::TryComeBack() {
   absl::StatusOr<std::unique_ptr<Link>> link = Link::Connect(path_, Milliseconds(0), SilentFor());
   if (!link.ok()) return link.status();
-  wire::FaultPoint("trainer.returning");
+  fault::FaultPoint("trainer.returning");
   absl::Status status = (*link)->Open(options_, Resume::kRequire);
   if (!status.ok()) return status;
   absl::StatusOr<Registered> registered = (*link)->Register(*layout_);
@@ -212,7 +212,7 @@ absl::Status Session::Impl::TryComeBack() {
   AdoptOpened();
   AdoptAttached(*attached);
   going_back_ = RolledBack(last_committed_step_, 0, /*asked=*/false);
-  wire::FaultPoint("trainer.returned");
+  fault::FaultPoint("trainer.returned");
   return absl::OkStatus();
 }
 

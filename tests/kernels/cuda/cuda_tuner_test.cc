@@ -64,14 +64,12 @@ TEST_F(Tuner, EveryEngineAndFormIsCheckedAndOneWins) {
   }
 }
 
-TEST_F(Tuner, NoTasksTakeNoTime) {
+TEST_F(Tuner, NoTasksHaveNoResults) {
   TuningOptions options;
   options.config = *FindPreset("dmuon");
-  const auto begin = std::chrono::steady_clock::now();
   const auto tuned = TuneUpdates({}, options);
   ASSERT_TRUE(tuned.ok()) << tuned.status();
   EXPECT_TRUE(tuned->empty());
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
 }
 
 TEST_F(Tuner, BatchesThatDoNotFitAreLeftOut) {

@@ -1,4 +1,4 @@
-#include "server/daemon/attach_server.h"
+#include "server/daemon/calls/attach_server.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "dmuond/wire/frame.h"
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {

@@ -1,4 +1,4 @@
-#include "server/daemon/config.h"
+#include "server/daemon/process/config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "server/daemon/config_flags.h"
+#include "server/daemon/process/config_flags.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {

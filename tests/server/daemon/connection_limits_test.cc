@@ -1,4 +1,4 @@
-#include "server/daemon/connection_limits.h"
+#include "server/daemon/calls/connection_limits.h"
 
 #include <optional>
 

@@ -1,4 +1,4 @@
-#include "server/daemon/disk_watch.h"
+#include "server/daemon/snapshots/disk_watch.h"
 
 #include <optional>
 

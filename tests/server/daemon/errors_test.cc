@@ -1,4 +1,4 @@
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "server/daemon/job_memory.h"
+#include "server/daemon/memory/job_memory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "kernels/cpu/cpu_memory.h"
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {

@@ -1,9 +1,10 @@
-#include "server/daemon/lane_process.h"
+#include "server/daemon/lanes/lane_process.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <csignal>
 #include <filesystem>
@@ -14,7 +15,7 @@
 
 #include "absl/strings/str_split.h"
 #include "kernels/cpu/core_type.h"
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {
@@ -158,14 +159,22 @@ TEST_F(LaneProcessTest, StopGoesOnToSignals) {
 }
 
 TEST_F(LaneProcessTest, ItsEndNeedNotBeWaitedFor) {
-  Start("hang", std::chrono::milliseconds(200));
+  Start("hang");
   ASSERT_TRUE(reports_.Take().has_value());
-  const auto began = std::chrono::steady_clock::now();
   ASSERT_EQ(::kill(lane_->pid(), SIGSTOP), 0);
   lane_->BeginStop();
-  EXPECT_FALSE(lane_->WaitUntilGone(began));
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(150));
-  EXPECT_TRUE(lane_->WaitUntilGone(began + kPatience)) << "SIGKILL follows by itself";
+  EXPECT_FALSE(lane_->WaitUntilGone(std::chrono::steady_clock::now())) << "both have waited";
+  lane_->Kill();
+  EXPECT_TRUE(lane_->WaitUntilGone(std::chrono::steady_clock::now() + kPatience));
+  EXPECT_EQ(gone_.size(), 0);
+}
+
+TEST_F(LaneProcessTest, AfterBeginStopTheSignalsFollowByThemselves) {
+  Start("hang", std::chrono::milliseconds(20));
+  ASSERT_TRUE(reports_.Take().has_value());
+  ASSERT_EQ(::kill(lane_->pid(), SIGSTOP), 0);
+  lane_->BeginStop();
+  EXPECT_TRUE(lane_->WaitUntilGone(std::chrono::steady_clock::now() + kPatience));
   EXPECT_EQ(gone_.size(), 0);
 }
 
@@ -182,6 +191,21 @@ TEST_F(LaneProcessTest, LaneThatSpeaksNonsenseIsKilled) {
   const auto words = gone_.Take();
   ASSERT_TRUE(words.has_value());
   EXPECT_THAT(*words, StartsWith("killed by signal 9"));
+}
+
+TEST_F(LaneProcessTest, LaneThatMissesACommandIsKilled) {
+  Start("");
+  const UniqueFd memory(::memfd_create("test", MFD_CLOEXEC));
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{static_cast<rlim_t>(memory.get()), before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status sent = lane_->Send(Attach(1), {memory.get()});
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(sent)) << sent;
+  const auto words = gone_.Take();
+  ASSERT_TRUE(words.has_value());
+  EXPECT_THAT(*words, HasSubstr("Too many open files"));
 }
 
 TEST_F(LaneProcessTest, LaneWithoutSocketIsKilled) {

@@ -1,4 +1,4 @@
-#include "server/daemon/line_writer.h"
+#include "server/common/line_writer.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

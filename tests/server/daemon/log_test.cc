@@ -1,4 +1,4 @@
-#include "server/daemon/log.h"
+#include "server/common/log.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

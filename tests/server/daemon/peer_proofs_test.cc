@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/reason.h"
-#include "server/daemon/message_parts.h"
-#include "server/daemon/peer_calls.h"
-#include "server/daemon/peer_secret.h"
-#include "server/daemon/unproven_streams.h"
+#include "server/daemon/group/message_parts.h"
+#include "server/daemon/group/peer_calls.h"
+#include "server/daemon/group/peer_secret.h"
+#include "server/daemon/group/unproven_streams.h"
 
 namespace dmuond::server {
 namespace {

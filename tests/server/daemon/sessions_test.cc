@@ -12,6 +12,7 @@
 #include <latch>
 #include <memory>
 #include <optional>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,14 +23,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_memory.h"
-#include "server/daemon/attach_server.h"
+#include "kernels/mutex.h"
+#include "server/common/errors.h"
+#include "server/daemon/calls/attach_server.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/socket_dir.h"
+#include "server/daemon/process/socket_dir.h"
 #include "server/storage/posix_storage.h"
+#include "tests/scheduler/job/registrations.h"
 #include "tests/server/daemon/in_process_trainer.h"
 #include "tests/server/daemon/links_of_a_member.h"
-#include "tests/server/daemon/registrations.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {
@@ -41,6 +43,44 @@ using ::testing::HasSubstr;
 using ::testing::Pair;
 
 constexpr int64_t kJobMemoryBytes = int64_t{10} << 20;
+
+// Memory that takes as long as a test wants.
+class HeldMemory final : public kernels::MemoryHolder {
+ public:
+  absl::StatusOr<wire::UniqueFd> Allocate(size_t bytes, const std::string& name) override {
+    {
+      MutexLock lock(mutex_);
+      ++waiting_;
+      changed_.NotifyAll();
+      while (held_) changed_.Wait(mutex_);
+      --waiting_;
+    }
+    return memory_.Allocate(bytes, name);
+  }
+  absl::Status Check(int fd, size_t bytes) override { return memory_.Check(fd, bytes); }
+
+  void Hold() {
+    MutexLock lock(mutex_);
+    held_ = true;
+  }
+  void Release() {
+    MutexLock lock(mutex_);
+    held_ = false;
+    changed_.NotifyAll();
+  }
+  // Until somebody waits for memory.
+  void WaitUntilHeld() {
+    MutexLock lock(mutex_);
+    while (waiting_ == 0) changed_.Wait(mutex_);
+  }
+
+ private:
+  kernels::cpu::CpuMemoryHolder memory_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool held_ DMUOND_GUARDED_BY(mutex_) = false;
+  int waiting_ DMUOND_GUARDED_BY(mutex_) = 0;
+};
 
 class SessionsTest : public ::testing::Test {
  protected:
@@ -153,7 +193,7 @@ class SessionsTest : public ::testing::Test {
 
   TempDir dir_;
   std::string socket_ = dir_ / "d.sock";
-  kernels::cpu::CpuMemoryHolder memory_;
+  HeldMemory memory_;
   std::unique_ptr<Daemon> daemon_;
   std::unique_ptr<AttachServer> attach_;
   std::jthread ticker_;
@@ -324,6 +364,45 @@ TEST_F(SessionsTest, WhoDoesNotTakeWhatItHasAskedForKeepsNobodyWaiting) {
   EXPECT_FALSE(pulled.ok()) << "the job of the rest has ended";
 }
 
+// Gigabytes take seconds to make, and the daemon answers meanwhile.
+TEST_F(SessionsTest, MemoryThatIsBeingMadeKeepsNobodyWaiting) {
+  memory_.Hold();
+  const auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open(0, 1).ok());
+  std::jthread registers([&] {
+    const absl::Status registered = trainer->Register();
+    EXPECT_TRUE(registered.ok()) << registered;
+  });
+  memory_.WaitUntilHeld();
+  EXPECT_EQ(daemon_->Status().job().state(), "preparing");
+  memory_.Release();
+  registers.join();
+
+  memory_.Hold();
+  std::jthread attaches([&] {
+    const absl::Status attached = trainer->Attach();
+    EXPECT_TRUE(attached.ok()) << attached;
+  });
+  memory_.WaitUntilHeld();
+  EXPECT_EQ(daemon_->Status().job().trainers(0).state(), "registered");
+  memory_.Release();
+  attaches.join();
+  EXPECT_TRUE(trainer->Push().ok());
+  StepsOf(*trainer, 1, 2);
+}
+
+TEST_F(SessionsTest, AJobMayEndWhileItsMemoryIsBeingMade) {
+  memory_.Hold();
+  auto trainer = NewTrainer();
+  ASSERT_TRUE(trainer->Open(0, 1).ok());
+  std::jthread registers([&] { EXPECT_FALSE(trainer->Register().ok()); });
+  memory_.WaitUntilHeld();
+  EXPECT_TRUE(trainer->Close().ok());
+  registers.join();
+  memory_.Release();
+  ExpectUsable();
+}
+
 TEST_F(SessionsTest, DrainEndsEveryCall) {
   const std::jthread looker = Looker();
   std::atomic<int> stepping = 0;
@@ -376,14 +455,29 @@ TEST_F(LateNewsTest, WhoAttachesIsToldThatItsSessionIsGoneAsAnybodyElse) {
   const v1::AttachBuffersRequest request = trainer->AttachRequest();
   trainer.reset();
   ended_.wait();
-  auto answer = std::async(std::launch::async, [&] {
-    return daemon_->AttachBuffers(request, [] { return false; }).status();
-  });
-  EXPECT_EQ(answer.wait_for(std::chrono::milliseconds(500)), std::future_status::timeout)
-      << "nobody knows yet";
+  // Twice the same call: one waits for the news, the other for the first one's answer, and while a
+  // call waits for that the daemon asks whether its caller is still there. So the news comes when
+  // both wait, or when one has been told too early.
+  std::counting_semaphore<> waits_or_ends{0};
+  const auto attach = [&] {
+    const absl::Status told = daemon_
+                                  ->AttachBuffers(request,
+                                                  [&] {
+                                                    waits_or_ends.release();
+                                                    return false;
+                                                  })
+                                  .status();
+    waits_or_ends.release();
+    return told;
+  };
+  auto first = std::async(std::launch::async, attach);
+  auto second = std::async(std::launch::async, attach);
+  waits_or_ends.acquire();
   hears_.count_down();
-  const absl::Status told = answer.get();
-  EXPECT_EQ(ReasonOf(told), "INCARNATION_OLD") << told;
+  for (auto* answer : {&first, &second}) {
+    const absl::Status told = answer->get();
+    EXPECT_EQ(ReasonOf(told), "INCARNATION_OLD") << told;
+  }
 }
 
 class GoingBackSessionsTest : public SessionsTest {
@@ -473,7 +567,7 @@ class MemberTest : public SessionsTest {
     plan.set_job_incarnation(++job_incarnations_);
     plan.set_nodes(2);
     plan.set_lanes_per_node(2);
-    *plan.add_registrations() = OfOneMatrix(0, 1);
+    *plan.add_registrations() = scheduler::OfOneMatrix(0, 1);
     return plan;
   }
   void HearPlan(const std::string& job, int times = 1) {

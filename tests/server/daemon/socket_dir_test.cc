@@ -1,4 +1,4 @@
-#include "server/daemon/socket_dir.h"
+#include "server/daemon/process/socket_dir.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -12,8 +12,11 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <string>
+#include <system_error>
+#include <thread>
 
 #include "tests/server/daemon/support.h"
 
@@ -152,6 +155,24 @@ TEST(SocketDirTest, LockEndsWithTheProcess) {
   ::close(held[1]);
 }
 
+// Whether this process has the file open.
+bool IsOpen(const std::string& path) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed_since;
+    if (std::filesystem::read_symlink(entry.path(), closed_since) == path) return true;
+  }
+  return false;
+}
+
+// Whether a thread of this process sleeps, by the third field of its stat.
+bool Sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const size_t name_end = text.rfind(") ");
+  return name_end != std::string::npos && text.substr(name_end + 2, 1) == "S";
+}
+
 TEST(SocketDirTest, ASuccessorWaitsForItsPredecessorsLanes) {
   const TempDir dir;
   int said[2];
@@ -171,9 +192,18 @@ TEST(SocketDirTest, ASuccessorWaitsForItsPredecessorsLanes) {
   ASSERT_GT(lane, 0);
   ::kill(daemon, SIGKILL);
   ASSERT_EQ(::waitpid(daemon, nullptr, 0), daemon);
-  auto successor =
-      std::async(std::launch::async, [&] { return SocketDir::Prepare(dir / "d.sock").status(); });
-  EXPECT_EQ(successor.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
+  std::promise<pid_t> thread;
+  auto successor = std::async(std::launch::async, [&] {
+    thread.set_value(::gettid());
+    return SocketDir::Prepare(dir / "d.sock").status();
+  });
+  // It has found the lock taken when it sleeps with the lock's file open: it sleeps nowhere else.
+  const pid_t waiting = thread.get_future().get();
+  const auto over = [&] {
+    return successor.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  while (!over() && !(IsOpen(dir / "d.sock.lock") && Sleeps(waiting))) std::this_thread::yield();
+  EXPECT_FALSE(over()) << "the lane has the lock";
   ::kill(lane, SIGKILL);
   const absl::Status status = successor.get();
   EXPECT_TRUE(status.ok()) << status;

@@ -1,4 +1,4 @@
-#include "server/daemon/state_transfer.h"
+#include "server/daemon/memory/state_transfer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,32 +55,6 @@ TEST(StateTransferTest, PartsOfABoxCoverItOnceAndAreSmallEnough) {
 
 TEST(StateTransferTest, AnEmptyBoxHasNoParts) {
   EXPECT_TRUE(SplitBox(Box{{0, 0}, {0, 5}}, 10).empty());
-}
-
-TEST(StateTransferTest, PendingStatePutsFragmentsTogetherToAUnit) {
-  scheduler::Unit unit;
-  unit.id = scheduler::UnitId(3);
-  unit.box = Box{{0, 0}, {2, 2}};
-  PendingState pending;
-  pending.Add(unit, v1::STATE_KIND_MOMENTUM, Box{{0, 0}, {1, 2}}, {1, 2});
-  pending.Add(unit, v1::STATE_KIND_MOMENTUM, Box{{1, 0}, {2, 2}}, {3, 4});
-  const PendingState::Entry& entry = pending.entries().at({unit.id, v1::STATE_KIND_MOMENTUM});
-  EXPECT_THAT(entry.data, ElementsAre(1, 2, 3, 4));
-  EXPECT_EQ(entry.elements_given, 4);
-}
-
-TEST(StateTransferTest, WhatReplicasGiveTwiceMakesNoUnitComplete) {
-  scheduler::Unit unit;
-  unit.id = scheduler::UnitId(3);
-  unit.box = Box{{0, 0}, {2, 3}};
-  PendingState pending;
-  pending.Add(unit, v1::STATE_KIND_MOMENTUM, Box{{0, 0}, {2, 2}}, {1, 2, 3, 4});
-  pending.Add(unit, v1::STATE_KIND_MOMENTUM, Box{{0, 1}, {2, 2}}, {2, 4});
-  const PendingState::Entry& entry = pending.entries().at({unit.id, v1::STATE_KIND_MOMENTUM});
-  EXPECT_EQ(entry.elements_given, 4);
-  pending.Add(unit, v1::STATE_KIND_MOMENTUM, Box{{0, 1}, {2, 3}}, {2, 8, 4, 9});
-  EXPECT_EQ(entry.elements_given, 6);
-  EXPECT_THAT(entry.data, ElementsAre(1, 2, 8, 3, 4, 9));
 }
 
 TEST(StateTransferTest, OnlyAdamWPiecesHaveSecondMoments) {

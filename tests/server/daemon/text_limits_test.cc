@@ -1,4 +1,4 @@
-#include "server/daemon/text_limits.h"
+#include "server/daemon/calls/text_limits.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include "dmuond/v1/admin.pb.h"
 #include "dmuond/v1/trainer.pb.h"
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 
 namespace dmuond::server {
 namespace {

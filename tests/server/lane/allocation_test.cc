@@ -8,13 +8,13 @@
 
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/cpu_memory.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
 #include "server/lane/collector.h"
-#include "server/lane/publish_board.h"
 #include "server/lane/publisher.h"
 #include "server/lane/rail.h"
 #include "server/lane/slots.h"
 #include "server/lane/updater.h"
+#include "server/shared/publish_board.h"
 #include "tests/scheduler/layouts.h"
 #include "tests/server/lane/values.h"
 

@@ -16,10 +16,10 @@
 #include "dmuond/wire/frame.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cpu/cpu_memory.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
-#include "server/lane/publish_board.h"
+#include "server/shared/publish_board.h"
 #include "tests/server/lane/late_device.h"
 
 namespace dmuond::server::lane::testing {

@@ -19,7 +19,7 @@
 #include "kernels/device.h"
 #include "scheduler/plan.h"
 #include "scheduler/step.h"
-#include "server/lane/state_table.h"
+#include "server/shared/state_table.h"
 #include "server/storage/host_copy.h"
 #include "tests/scheduler/layouts.h"
 

@@ -9,7 +9,7 @@
 
 #include "dmuond/wire/frame.h"
 #include "kernels/cpu/cpu_device.h"
-#include "server/convert.h"
+#include "scheduler/convert/convert.h"
 #include "tests/server/lane/harness.h"
 #include "tests/server/lane/values.h"
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/restore_plan.h"
-#include "server/convert.h"
 #include "server/storage/checksum.h"
 #include "server/storage/host_copy.h"
 #include "server/storage/layout_check.h"

@@ -10,7 +10,7 @@
 #include "dmuond/client/errors.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 
 namespace dmuond::testing {
 

@@ -3,6 +3,8 @@
 #define DMUOND_TESTS_SERVER_SYSTEM_FAKE_MEMBER_H_
 
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,8 +12,9 @@
 #include "absl/status/status.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/peer_secret.h"
+#include "server/common/errors.h"
+#include "server/daemon/group/peer_secret.h"
+#include "server/daemon/lanes/lane_bits.h"
 #include "server/version.h"
 #include "tests/client/daemon_group.h"
 
@@ -36,10 +39,20 @@ class FakeMember {
     join.set_nodes(2);
     join.set_lanes(1);
     join.set_version(server::kBuildVersion);
+    join.set_protocol_min(server::kPeerProtocolMin);
+    join.set_protocol_max(server::kPeerProtocolMax);
+    *join.mutable_bits() = RightBits();
     join.set_device_type("cpu");
     join.set_peer_address("127.0.0.1:9");
     join.set_boot_id(42);
     return join;
+  }
+  // As a daemon with the lanes beside this program says them.
+  static const v1::LaneBits& RightBits() {
+    static const auto bits = server::AskForBits(
+        std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane", "cpu:1");
+    if (!bits.ok()) std::abort();
+    return *bits;
   }
   // As a daemon that knows the group's secret; what the coordinator says to it is read next.
   void Join(const v1::JoinRequest& join) {
@@ -59,6 +72,11 @@ class FakeMember {
   void Send(const v1::MemberMessage& message) { stream_->Write(message); }
   // Nothing more is said: the coordinator ends the stream after what was.
   void Leave() { stream_->WritesDone(); }
+  // Whether the coordinator counts it as a member: then its heart beats for it.
+  bool IsTaken() {
+    v1::CoordinatorMessage message;
+    return stream_->Read(&message) && message.has_heartbeat();
+  }
   // The next message that is no heartbeat.
   std::optional<v1::CoordinatorMessage> Next() {
     v1::CoordinatorMessage message;

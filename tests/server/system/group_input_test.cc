@@ -1,6 +1,7 @@
 // Daemons that do not belong together, and trainers that the group refuses: rows of the table "what
 // bad input gets" (layout_input_test.cc says where the others are).
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -9,13 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/client/session.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 #include "server/version.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
@@ -59,8 +61,24 @@ TEST_F(CoordinatorInputTest, DaemonsThatDifferMayNotJoinAndBothValuesAreNamed) {
     ExpectRefused(member.Finish(), refusal);
   };
   const auto code = StatusCode::kFailedPrecondition;
-  expect([](auto& join) { join.set_version("0.0.7"); },
-         {code, "VERSION_MISMATCH", {"0.0.7", server::kBuildVersion, "node 1"}});
+  expect(
+      [](auto& join) {
+        join.set_version("0.0.7");
+        join.set_protocol_min(0);
+        join.set_protocol_max(0);
+      },
+      {code,
+       "VERSION_MISMATCH",
+       {"0.0.7", server::kBuildVersion, "node 1", "protocols 0 to 0",
+        absl::StrCat("speaks ", server::kPeerProtocolMin, " to ", server::kPeerProtocolMax)}});
+  const v1::LaneBits right = FakeMember::RightBits();
+  expect([](auto& join) { join.mutable_bits()->set_code("other code"); },
+         {code, "BITS_DIFFER", {"other code", right.code(), "node 1"}});
+  expect([](auto& join) { join.mutable_bits()->set_core_type("Prescott"); },
+         {code, "BITS_DIFFER", {"Prescott", right.core_type(), "node 1"}});
+  expect([](auto& join) { join.mutable_bits()->set_library("OpenBLAS 0.2"); },
+         {code, "BITS_DIFFER", {"OpenBLAS 0.2", right.library(), "node 1"}});
+  expect([](auto& join) { join.clear_bits(); }, {code, "BITS_DIFFER", {right.code(), "node 1"}});
   expect([](auto& join) { join.set_nodes(3); }, {code, "GROUP_SIZE_DIFFERS", {"3", "2", "node 1"}});
   expect([](auto& join) { join.set_lanes(8); }, {code, "LANES_DIFFER", {"8", "1", "node 1"}});
   expect([](auto& join) { join.set_device_type("cuda"); },
@@ -74,12 +92,61 @@ TEST_F(CoordinatorInputTest, DaemonsThatDifferMayNotJoinAndBothValuesAreNamed) {
   FakeMember silent(coordinator_);
   silent.Send(v1::MemberMessage());
   ExpectRefused(silent.Finish(), {StatusCode::kInvalidArgument, "JOIN_INVALID", {}});
-  // The right one may.
+  // The right one may, of another build too.
   FakeMember member(coordinator_);
-  member.Join(FakeMember::RightJoin());
+  v1::JoinRequest other_build = FakeMember::RightJoin();
+  other_build.set_version("0.0.7");
+  other_build.set_protocol_max(server::kPeerProtocolMax + 1);
+  member.Join(other_build);
   const auto formed = member.Next();
   ASSERT_TRUE(formed.has_value());
   EXPECT_TRUE(formed->has_join());
+}
+
+TEST(JoinTest, AProcessThatJoinsAgainIsAMemberWhenItsOldStreamEnds) {
+  const std::string address = FreeAddress();
+  auto coordinator = DaemonProcess::Start({.flags = GroupFlags(0, 3, address), .wait_for = "live"});
+  ASSERT_TRUE(coordinator.ok()) << coordinator.status();
+  v1::JoinRequest join = FakeMember::RightJoin();
+  join.set_nodes(3);
+  FakeMember old_stream(address);
+  old_stream.Join(join);
+  ASSERT_TRUE(old_stream.IsTaken());
+  FakeMember new_stream(address);
+  new_stream.Join(join);
+  EXPECT_EQ(old_stream.Finish().code(), StatusCode::kCancelled);
+  ASSERT_TRUE(new_stream.IsTaken());
+  join.set_node(2);
+  join.set_boot_id(43);
+  FakeMember last(address);
+  last.Join(join);
+  const auto formed = new_stream.Next();
+  ASSERT_TRUE(formed.has_value()) << (*coordinator)->Log();
+  EXPECT_TRUE(formed->has_join());
+}
+
+// OpenBLAS computes the same product with other bits on another type of core.
+TEST(CoreTypeTest, DaemonsWhoseLanesRunOtherKernelsFormNoGroupAndBothAreNamed) {
+  const std::string address = FreeAddress();
+  const char* set = std::getenv("OPENBLAS_CORETYPE");
+  const std::string before = set == nullptr ? "" : set;
+  std::vector<std::unique_ptr<DaemonProcess>> group;
+  for (const char* core_type : {"Nehalem", "Sandybridge"}) {
+    ::setenv("OPENBLAS_CORETYPE", core_type, 1);
+    const auto node = static_cast<int>(group.size());
+    auto daemon = DaemonProcess::Start({.flags = GroupFlags(node, 2, address), .wait_for = "live"});
+    if (daemon.ok()) group.push_back(*std::move(daemon));
+  }
+  before.empty() ? ::unsetenv("OPENBLAS_CORETYPE")
+                 : ::setenv("OPENBLAS_CORETYPE", before.c_str(), 1);
+  ASSERT_EQ(group.size(), 2);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!absl::StrContains(group[1]->Log(), "the coordinator refuses this daemon")) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << group[1]->Log();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // between two looks
+  }
+  EXPECT_THAT(group[1]->Log(),
+              AllOf(HasSubstr("has core type Sandybridge, "), HasSubstr("has Nehalem")));
 }
 
 // A member that does not answer holds a thread of the coordinator's for a while, and no more than
@@ -264,11 +331,11 @@ TEST_F(GroupInputTest, ANodeWithoutTrainersTakesPart) {
 
 // Names of the greatest length: over 4 MiB of inputs to the plan, which is what gRPC takes from
 // anybody, with little to plan.
-client::Layout LongNames(int32_t world, int parameters) {
+client::Layout LongNames(int32_t world, int parameters, const std::string& prefix = "p") {
   client::LayoutBuilder builder(world);
   builder.AddGroup({.preset = "torch"});
   for (int i = 0; i < parameters; ++i) {
-    std::string name = absl::StrCat("p", i, ".");
+    std::string name = absl::StrCat(prefix, i, ".");
     name.resize(1000, 'x');
     builder.Add({.name = name,
                  .shape = {4},
@@ -303,10 +370,11 @@ TEST(PlanBytesTest, ALayoutBeyondWhatDaemonsTakeFromEachOtherIsRefusedWithBothVa
     auto session =
         Session::Open({.address = (*group)[rank]->address(), .rank = rank, .world_size = 2});
     ASSERT_TRUE(session.ok()) << session.status();
-    // One rank's fits, both together do not.
-    ExpectRefused((*session)->Register(LongNames(2, 700)).status(),
+    // One rank's fits, both together do not: stages of a model, which have no parameter in common.
+    const std::string stage = absl::StrCat("stage", rank, ".");
+    ExpectRefused((*session)->Register(LongNames(2, 700, stage)).status(),
                   {StatusCode::kResourceExhausted, "LAYOUT_TOO_LARGE", {"at most 1048576"}});
-    ExpectRefused((*session)->Register(LongNames(2, 1100)).status(),
+    ExpectRefused((*session)->Register(LongNames(2, 1100, stage)).status(),
                   {StatusCode::kResourceExhausted, "LAYOUT_TOO_LARGE", {"rank", "1048576"}});
   });
 }

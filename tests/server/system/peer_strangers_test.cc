@@ -21,8 +21,8 @@
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "kernels/mutex.h"
-#include "server/daemon/errors.h"
-#include "server/daemon/state_calls.h"
+#include "server/common/errors.h"
+#include "server/daemon/group/state_calls.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/expect_error.h"
@@ -172,10 +172,9 @@ TEST_F(PeerStrangersTest, AFloodOfThemHoldsFewThreadsAndKeepsNobodyOut) {
   const auto before = threads();
   std::vector<std::unique_ptr<FakeMember>> flood(200);
   for (auto& one : flood) one = std::make_unique<FakeMember>(coordinator_);
-  // The first ones end for the later ones' sake, before their time is over.
-  const auto began = std::chrono::steady_clock::now();
+  // That the oldest end for the later ones' sake, and not by their time alone, is shown with a
+  // clock of its own in peer_proofs_test.
   EXPECT_FALSE(flood[0]->Finish().ok());
-  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(4));
   EXPECT_LT(threads(), before + 150);
   FakeMember member(coordinator_);
   member.Join(FakeMember::RightJoin());

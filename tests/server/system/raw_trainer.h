@@ -10,7 +10,7 @@
 #include "dmuond/v1/trainer.grpc.pb.h"
 #include "dmuond/wire/layout_parts.h"
 #include "grpcpp/grpcpp.h"
-#include "server/daemon/errors.h"
+#include "server/common/errors.h"
 #include "tests/server/protocol_trainer.h"
 
 namespace dmuond::testing {

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dmuond import errors, types
 from dmuond._proto import trainer_pb2 as pb
+from dmuond.fault_point import fault_point
 from dmuond.link import Identity, Link
 
 log = logging.getLogger("dmuond")
@@ -66,6 +67,7 @@ def _try(
     link: Link, identity: Identity, layout: pb.RegisterLayoutRequest, arenas: Mapping[int, int]
 ) -> Returned:
     try:
+        fault_point("trainer.returning")
         link.open(identity, types.RESUME_REQUIRE)
         registered = link.register(layout)
         attached = link.attach(arenas)

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from dmuond.member import Member
-
-_sessions: weakref.WeakSet[Member] = weakref.WeakSet()
+from typing import Protocol
 
 
-def watch(session: Member) -> None:
+class Inherited(Protocol):
+    def leave_in_child(self) -> None:
+        """Called in a forked child: drops the inherited descriptors."""
+
+
+_sessions: weakref.WeakSet[Inherited] = weakref.WeakSet()
+
+
+def watch(session: Inherited) -> None:
     _sessions.add(session)
 
 

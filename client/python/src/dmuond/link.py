@@ -20,6 +20,7 @@ from dmuond import environment, errors, launch
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.attach import AttachSocket
 from dmuond.channel import Channel
+from dmuond.fault_point import fault_point
 from dmuond.timeline import Published, Timeline
 
 PROTOCOL_VERSION = 2
@@ -83,6 +84,7 @@ class Link:
         )
         try:
             self.opened: pb.OpenSessionReply = self.call("OpenSession", request)
+            fault_point("trainer.opened")
         except errors.Error as error:
             # The nonce was the predecessor's of the daemon that answers.
             if error.reason == "NONCE_UNKNOWN" and self.lost.wait(_NEWS_TRAVEL_S):
@@ -101,10 +103,12 @@ class Link:
         request.key.CopyFrom(self.key)
         request.refusals = self._refusals
         try:
-            return self._channel.register_layout(request)
+            reply = self._channel.register_layout(request)
         except errors.Error as error:
             self._refusals = int(error.metadata.get("refusals", self._refusals))
             raise
+        fault_point("trainer.registered")
+        return reply
 
     def attach(
         self,
@@ -125,6 +129,7 @@ class Link:
         reply = self.call("AttachBuffers", request)
         while self.timeline is None or len(self.arenas) < len(arenas):
             self._take_frame()
+        fault_point("trainer.attached")
         return reply
 
     def is_lost(self) -> bool:

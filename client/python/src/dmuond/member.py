@@ -22,6 +22,7 @@ import numpy as np
 
 from dmuond import arenas, comeback, errors, fork, places, types
 from dmuond._proto import trainer_pb2 as pb
+from dmuond.fault_point import fault_point
 from dmuond.link import Identity, Link
 from dmuond.places import Place
 from dmuond.timeline import Published, Timeline
@@ -385,6 +386,7 @@ class Member(abc.ABC):
         self._adopt_registered(returned.registered)
         self._adopt_attached(returned.attached)
         self._moved = True
+        fault_point("trainer.returned")
         self._go_on_from(returned.attached.next_attempt)
 
     def _roll_back(self, to_step: int, epoch: int, asked: bool) -> None:
@@ -397,6 +399,7 @@ class Member(abc.ABC):
             if asked:
                 self._stands_at = None
             request = pb.AckRollbackRequest(key=self._link.key, to_step=to_step, epoch=epoch)
+            fault_point("trainer.rolled_back")
             try:
                 reply = self._call("AckRollback", request)
                 break
@@ -407,6 +410,7 @@ class Member(abc.ABC):
         self.last_committed_step, self.trainer_state = to_step, reply.trainer_state
         if self.durable_step is not None:
             self.durable_step = min(self.durable_step, to_step)
+        fault_point("trainer.acknowledged")
         self._go_on_from(reply.next_attempt)
 
     def _go_on_from(self, next_attempt: int) -> None:
@@ -511,6 +515,7 @@ class Member(abc.ABC):
             found = self._link.wait_published(waited, attempt, _ASK_EVERY_S)
             if found is Published.YES:
                 self._arrived_attempt = min(self._published_attempts(), default=0)
+                fault_point("trainer.published")
                 return
             if not self.lost:
                 self._ask_why(found is Published.ENDED)

@@ -13,12 +13,9 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dmuond import environment, errors, types
-
-if TYPE_CHECKING:
-    from dmuond.member import Member
 
 _WHY_CHARACTERS = 300
 
@@ -61,30 +58,48 @@ class Place:
         )
 
 
-_sessions: dict[tuple[str, str, int], weakref.ref[Member]] = {}  # the newest of each place
+class Holder(Protocol):
+    """A session, as far as the places know it; Member says what its attributes mean."""
+
+    place: Place
+    last_committed_step: int
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def in_child(self) -> bool: ...
+
+    @property
+    def lost(self) -> bool: ...
+
+    def give_way(self) -> None: ...
+
+
+_sessions: dict[tuple[str, str, int], weakref.ref[Holder]] = {}  # the newest of each place
 _left: dict[tuple[str, str, int], Place] = {}
 
 
-def take(member: Member, resume: int) -> bool:
+def take(holder: Holder, resume: int) -> bool:
     """For a new session; one that this process has of the same rank gives way to it.
 
     Returns whether there has been one: memory that it had mapped may be in use still. Raises
     FailedPreconditionError, and leaves it alone, where it has state that `resume` does not want.
     """
-    key = member.place.key
+    key = holder.place.key
     reference = _sessions.get(key)
     older = reference() if reference is not None else None
     if older is not None and not older.closed and not older.in_child:
         if resume == types.RESUME_NEVER and older.place.in_job and not older.lost:
             raise errors.FailedPreconditionError(
-                f"rank {member.rank} of job '{member.job}' has a live session in this very process "
-                f"(pid {os.getpid()}), at step {older.last_committed_step}: "
+                f"rank {holder.place.rank} of job '{holder.place.job}' has a live session in this "
+                f"very process (pid {os.getpid()}), at step {older.last_committed_step}: "
                 'resume="discard" starts anew in its place, resume="if_present" goes on with '
                 "its state; or close() it first",
                 reason="JOB_HAS_STATE",
             )
         older.give_way()
-    _sessions[key] = weakref.ref(member)
+    _sessions[key] = weakref.ref(holder)
     _left.pop(key, None)
     return reference is not None
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from dmuond import environment, errors, state_chunks, types
 from dmuond._proto import trainer_pb2 as pb
+from dmuond.fault_point import fault_point
 from dmuond.link import Identity
 from dmuond.member import WAIT_SLACK_S, Member, Registered
 from dmuond.state_chunks import StateTensor
@@ -215,9 +216,8 @@ class Session(Member):
             raise errors.InvalidArgumentError(f"bucket {bucket}; there are {timeline.buckets}")
         if self._going_back is not None:
             return  # the caller will come with other gradients
-        if bucket in self._contributes and bucket not in self._signalled:
-            self._signalled.add(bucket)
-            timeline.set_ready(bucket, self.next_attempt)
+        self._signal_all([bucket])
+        fault_point("trainer.signalled_early")
 
     def is_signalled(self, bucket: int) -> bool:
         """Whether the bucket has been signalled for the step to come."""
@@ -331,6 +331,7 @@ class Session(Member):
 
     def _leave(self, end_job: str = "") -> None:
         try:
+            fault_point("trainer.closing")
             if not self.lost and not self.in_child:
                 request = pb.CloseSessionRequest(key=self._link.key, end_job=end_job)
                 self._link.call("CloseSession", request, timeout_s=WAIT_SLACK_S)
@@ -488,10 +489,12 @@ class Session(Member):
         """Signals, submits and waits for the outcome of one attempt."""
         self._check_alive()
         self._wait_unpublished(None)
-        timeline = self._require_timeline()
+        fault_point("trainer.gradients")
         if not request.withdraw:
             self._signal_all(self._contributes - held_back)
-        timeline.set_submitted(self.next_attempt)
+        fault_point("trainer.signalled")
+        self._require_timeline().set_submitted(self.next_attempt)
+        fault_point("trainer.marked")
         request.key.CopyFrom(self._link.key)
         request.step, request.attempt = self.last_committed_step + 1, self.next_attempt
         # Lanes learn of absent gradients by the submit: those buckets are signalled after it.
@@ -500,12 +503,14 @@ class Session(Member):
             reply = self._patiently("SubmitStep", request)
             if not request.withdraw:
                 self._signal_all(held_back)
+            fault_point("trainer.submitted")
             while reply.outcome.kind == types.Outcome.KIND_UNSPECIFIED:
                 reply = self._patiently("WaitStep", self._wait_request(_wait_ms(notice)))
                 notice.hear(reply.awaited)
         except errors.Error as error:
             self._follow(error)
             raise
+        fault_point("trainer.decided")
         self.last_outcome, self.last_timing = reply.outcome, reply.timing
         if reply.outcome.HasField("durable_step"):
             self.durable_step = reply.outcome.durable_step
@@ -524,8 +529,10 @@ class Session(Member):
                     raise
 
     def _signal_all(self, buckets: Iterable[int]) -> None:
-        for bucket in sorted(buckets):
-            self.signal(bucket)
+        timeline = self._require_timeline()
+        for bucket in sorted(self._contributes.intersection(buckets) - self._signalled):
+            self._signalled.add(bucket)
+            timeline.set_ready(bucket, self.next_attempt)
 
 
 def _wait_ms(notice: WaitNotice) -> int:

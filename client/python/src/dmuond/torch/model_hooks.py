@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from torch import nn
 
-if TYPE_CHECKING:
-    from dmuond.torch.muon import Muon
-    from dmuond.torch.slots import Slot
+from dmuond.torch.slots import Slot
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class _Hook:
-    """Knows its optimizer, if that lives. A copied or saved model takes an inert one along."""
+    """Calls a bound method while its object lives. A copied or saved model has an inert one."""
 
-    def __init__(self, optimizer: Muon | None = None) -> None:
-        self._optimizer = weakref.ref(optimizer) if optimizer is not None else lambda: None
+    def __init__(self, method: Callable[..., None] | None = None) -> None:
+        self._method = weakref.WeakMethod(method) if method is not None else lambda: None
 
     def __deepcopy__(self, memo: dict) -> _Hook:
         return type(self)()
@@ -29,25 +27,30 @@ class _Hook:
 
 
 class LoadHook(_Hook):
-    """Post-hook of load_state_dict."""
+    """Post-hook of load_state_dict: calls `method` with the module."""
 
     def __call__(self, module: nn.Module, incompatible_keys: object) -> None:
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            optimizer._on_loaded(module)
+        on_loaded = self._method()
+        if on_loaded is not None:
+            on_loaded(module)
 
 
 class WaitHook(_Hook):
-    """Pre-hook of forward and of state_dict: the module's weights have arrived when it returns."""
+    """Pre-hook of forward and of state_dict: the module's weights have arrived when it returns.
 
-    def __init__(self, optimizer: Muon | None = None, buckets: Iterable[int] = ()) -> None:
-        super().__init__(optimizer)
+    `method` waits for the weights of the buckets that it is called with.
+    """
+
+    def __init__(
+        self, method: Callable[..., None] | None = None, buckets: Iterable[int] = ()
+    ) -> None:
+        super().__init__(method)
         self._buckets = tuple(buckets)
 
     def __call__(self, module: nn.Module, *_: object) -> None:
-        optimizer = self._optimizer()
-        if optimizer is not None:
-            optimizer.session.wait_published(self._buckets)
+        wait_published = self._method()
+        if wait_published is not None:
+            wait_published(self._buckets)
 
 
 def buckets_of(module: nn.Module, slots: Mapping[int, Slot]) -> set[int]:

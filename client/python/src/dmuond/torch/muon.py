@@ -455,10 +455,12 @@ class Muon(torch.optim.Optimizer):
                 hook = _gradient_hook(reference, slot)
                 self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
         for module in (module for model in self._models for module in model.modules()):
-            self._handles.append(module.register_load_state_dict_post_hook(LoadHook(self)))
+            self._handles.append(
+                module.register_load_state_dict_post_hook(LoadHook(self._on_loaded))
+            )
             buckets = buckets_of(module, self._slot_of) if self._overlap else ()
             if buckets:
-                hook = WaitHook(self, buckets)
+                hook = WaitHook(self._session.wait_published, buckets)
                 self._handles.append(module.register_forward_pre_hook(hook))
                 self._handles.append(module.register_state_dict_pre_hook(hook))
 

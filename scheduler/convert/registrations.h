@@ -1,0 +1,85 @@
+// The registrations of many trainers in few bytes. Trainers of one model say the same of its
+// parameters, and differ in numbers alone: rank, node, home lane, boxes, offsets, strides. Those
+// that do are a class, which says the rest once; and of the numbers most are equal too, or are
+// those of another fragment shifted by something.
+//
+//   v1::Registration packed = Pack(registration);            // a daemon, to the coordinator
+//   absl::Status added = AddRegistrations(by_rank, inputs);  // the coordinator, into the plan's
+//   inputs absl::StatusOr<v1::Registration> one = RegistrationOf(inputs, rank);  // byte for byte
+//   as it was
+//
+// The numbers of a registration are, for each fragment in turn, those of its box (begin, end), of
+// its gradient and of its weight (offset_bytes, strides), as far as the fragment has these.
+// Threads: any; nothing is kept.
+#ifndef DMUOND_SCHEDULER_CONVERT_REGISTRATIONS_H_
+#define DMUOND_SCHEDULER_CONVERT_REGISTRATIONS_H_
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/peer.pb.h"
+#include "scheduler/layout.h"
+
+namespace dmuond {
+
+// The registration with `common` and `numbers` in place of what the trainer said. Who compares two
+// need not read what they have in common, and who has many keeps that once.
+[[nodiscard]] v1::Registration Pack(v1::Registration registration);
+// INVALID_ARGUMENT where it cannot have come from Pack().
+[[nodiscard]] absl::StatusOr<v1::Registration> Unpack(const v1::Registration& packed);
+
+// Registrations by rank, packed or not: those of one class as a class, the others as they are.
+// INVALID_ARGUMENT as Unpack().
+[[nodiscard]] absl::Status AddRegistrations(
+    const std::map<int32_t, v1::Registration>& registrations, v1::PlanInputs& inputs);
+
+// How many trainers have registered.
+[[nodiscard]] int32_t WorldSizeOf(const v1::PlanInputs& inputs);
+
+// The registration of one rank, perhaps without its numbers. World size, groups and bucket size are
+// equal in all of them. Empty where nobody has registered.
+[[nodiscard]] const v1::Registration& AnyOf(const v1::PlanInputs& inputs);
+
+// NOT_FOUND: the rank has not registered. INVALID_ARGUMENT: a class that says less or more than it
+// should.
+[[nodiscard]] absl::StatusOr<v1::Registration> RegistrationOf(const v1::PlanInputs& inputs,
+                                                              int32_t rank);
+
+// A class, read: numbers by rank without copies of the rest.
+class ClassReader {
+ public:
+  // INVALID_ARGUMENT: numbers that do not fit the class, ranks that do not ascend, or more of
+  // anything than a job can have. `wire` must outlive this.
+  [[nodiscard]] static absl::StatusOr<ClassReader> Make(const v1::RegistrationClass& wire);
+
+  [[nodiscard]] int32_t size() const { return size_; }
+  [[nodiscard]] int32_t rank(int32_t member) const { return Int(member, 0); }
+  [[nodiscard]] int32_t node(int32_t member) const { return Int(member, 1); }
+  [[nodiscard]] int32_t home_lane(int32_t member) const { return Int(member, 2); }
+  // The i-th number of the member's fragments.
+  [[nodiscard]] int64_t number(int32_t member, size_t i) const { return At(member, i + 3); }
+  [[nodiscard]] const v1::Registration& common() const { return wire_->common(); }
+
+ private:
+  [[nodiscard]] int64_t At(int32_t member, size_t i) const;
+  [[nodiscard]] int32_t Int(int32_t member, size_t i) const {
+    return static_cast<int32_t>(At(member, i));
+  }
+
+  const v1::RegistrationClass* wire_ = nullptr;
+  int32_t size_ = 0;
+  std::vector<std::vector<int64_t>> columns_;  // by member: beyond the first's
+};
+
+// The places in `registration`, made of `common` by FromProto(), of the numbers of its fragments,
+// in their order. They hold until its fragments change in number.
+[[nodiscard]] std::vector<int64_t*> NumbersIn(const v1::Registration& common,
+                                              scheduler::Registration& registration);
+
+}  // namespace dmuond
+
+#endif  // DMUOND_SCHEDULER_CONVERT_REGISTRATIONS_H_

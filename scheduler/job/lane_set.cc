@@ -1,0 +1,218 @@
+#include "scheduler/job/lane_set.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/job/impossible.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+// A process that SIGKILL does not end by then never ends.
+constexpr std::chrono::seconds kKilledWithin{60};
+
+LaneIndex Index(size_t i) { return LaneIndex(static_cast<int32_t>(i)); }
+
+}  // namespace
+
+const char* Name(LaneSet::State state) {
+  switch (state) {
+    case LaneSet::State::kAbsent:
+      return "Absent";
+    case LaneSet::State::kStarting:
+      return "Starting";
+    case LaneSet::State::kReady:
+      return "Ready";
+    case LaneSet::State::kCondemned:
+      return "Condemned";
+    case LaneSet::State::kGone:
+      return "Gone";
+  }
+  return "unknown";
+}
+
+LaneSet::LaneSet(LaneId first, int32_t lanes, LaneWatchOptions watch)
+    : options_(watch), lanes_(lanes) {
+  for (int32_t i = 0; i < lanes; ++i) lanes_[i].known.id = LaneId(first.value() + i);
+}
+
+bool LaneSet::all_ready() const {
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](const Place& place) { return place.known.ready(); });
+}
+
+bool LaneSet::all_absent() const {
+  return std::all_of(lanes_.begin(), lanes_.end(),
+                     [](const Place& place) { return place.known.state == State::kAbsent; });
+}
+
+uint64_t LaneSet::published_attempt() const {
+  const auto behind =
+      std::min_element(lanes_.begin(), lanes_.end(), [](const Place& a, const Place& b) {
+        return a.known.published_attempt < b.known.published_attempt;
+      });
+  return behind == lanes_.end() ? 0 : behind->known.published_attempt;
+}
+
+// ---- processes ----
+
+void LaneSet::OnStarted(LaneIndex lane, uint32_t epoch) {
+  Place& place = At(lane);
+  if (place.known.state != State::kAbsent) {
+    Impossible("LaneSet", Name(place.known.state), "started");
+    return;
+  }
+  epoch_ = epoch;
+  place.known.state = State::kStarting;
+  ++place.known.starts;
+  place.watch.emplace(options_);
+}
+
+bool LaneSet::OnReady(LaneIndex lane, std::string device) {
+  Lane& known = At(lane).known;
+  if (known.state == State::kCondemned || known.state == State::kGone) return false;
+  if (known.state != State::kStarting) return Impossible("LaneSet", Name(known.state), "ready");
+  known.state = State::kReady;
+  known.device = std::move(device);
+  return all_ready();
+}
+
+bool LaneSet::OnGone(LaneIndex lane) {
+  Lane& known = At(lane).known;
+  if (known.state == State::kGone) return false;
+  if (known.state == State::kAbsent) return Impossible("LaneSet", Name(known.state), "gone");
+  known.state = State::kGone;
+  return true;
+}
+
+void LaneSet::GiveUp() {
+  for (Place& place : lanes_) {
+    place.known.state = State::kAbsent;
+    place.watch.reset();
+  }
+  mapping_.clear();
+  loading_.clear();
+}
+
+void LaneSet::ForgetState() {
+  for (Place& place : lanes_) place.known.published_attempt = 0;
+  loading_.clear();
+}
+
+// ---- what new lanes do before they work ----
+
+bool LaneSet::OnMapped(int32_t rank, LaneIndex lane) {
+  return mapping_.erase({rank, lane}) > 0 && mapping_.empty();
+}
+
+void LaneSet::BeginLoading() {
+  for (size_t i = 0; i < lanes_.size(); ++i) loading_.insert(Index(i));
+}
+
+bool LaneSet::OnLoaded(LaneIndex lane) { return loading_.erase(lane) > 0 && loading_.empty(); }
+
+uint64_t LaneSet::done() const {
+  const auto ready = std::count_if(lanes_.begin(), lanes_.end(),
+                                   [](const Place& place) { return place.known.ready(); });
+  // What is still to be mapped and loaded shrinks, from what there could be at most.
+  constexpr uint64_t kMost = uint64_t{1} << 32;
+  return kMost + static_cast<uint64_t>(ready) - mapping_.size() - loading_.size();
+}
+
+// ---- steps ----
+
+void LaneSet::OnGathered(LaneIndex lane, uint64_t attempt, std::vector<int32_t> non_finite) {
+  Lane& known = At(lane).known;
+  known.gathered_attempt = attempt;
+  known.non_finite = std::move(non_finite);
+}
+
+void LaneSet::OnPublished(LaneIndex lane, uint64_t attempt) {
+  Lane& known = At(lane).known;
+  known.published_attempt = std::max(known.published_attempt, attempt);
+}
+
+// ---- lanes that hang ----
+
+void LaneSet::OnReport(LaneIndex lane) {
+  if (At(lane).watch.has_value()) At(lane).watch->OnReport();
+}
+
+void LaneSet::OnPong(LaneIndex lane, const LaneWatch::Answer& answer) {
+  if (At(lane).watch.has_value()) At(lane).watch->OnAnswer(answer);
+}
+
+std::vector<LaneSet::Order> LaneSet::OnTick(TimePoint now, const Owed& owed,
+                                            const ProcessorTime& used) {
+  std::vector<Order> orders;
+  std::vector<Order> expelled;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const LaneIndex lane = Index(i);
+    Place& place = lanes_[i];
+    if (place.known.state == State::kCondemned) {
+      if (now - place.condemned_at >= kKilledWithin) orders.emplace_back(Unkillable{lane});
+      continue;
+    }
+    if (!place.known.lives()) continue;
+    const bool owes = place.known.ready() && place.known.published_attempt < owed.applied_attempt;
+    const LaneWatch::Look look = place.watch->OnTick(now, owes, [&] { return used(lane); });
+    if (!look.hangs.empty()) {
+      orders.emplace_back(Condemn(now, lane, look.hangs, owed));
+      continue;
+    }
+    const std::vector<int32_t>& ranks = place.watch->last().awaited_ranks;
+    if (look.overdue && !ranks.empty()) expelled.emplace_back(Expel{lane, ranks});
+    if (look.ping.has_value()) orders.emplace_back(Ping{lane, *look.ping});
+  }
+  std::move(expelled.begin(), expelled.end(), std::back_inserter(orders));
+  return orders;
+}
+
+std::vector<LaneSet::Order> LaneSet::OnGatherOverdue(TimePoint now, uint64_t attempt,
+                                                     const std::string& why) {
+  std::vector<Order> orders;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const LaneIndex lane = Index(i);
+    Place& place = lanes_[i];
+    const bool works = place.known.state == State::kStarting || place.known.state == State::kReady;
+    if (!works || place.known.gathered_attempt >= attempt) continue;
+    const bool answers = place.watch->answers();
+    // It is the other node's lane that hangs, and that node is told, too.
+    const bool excused = answers && place.watch->last().awaits_rail;
+    if (answers && !place.watch->last().awaited_ranks.empty()) {
+      orders.emplace_back(Expel{lane, place.watch->last().awaited_ranks, !excused});
+      continue;
+    }
+    if (excused) continue;
+    orders.emplace_back(Condemn(now, lane, why, {.open_attempt = attempt}));
+  }
+  return orders;
+}
+
+LaneSet::Kill LaneSet::Condemn(TimePoint now, LaneIndex lane, std::string why, const Owed& owed) {
+  Kill kill{lane, std::move(why), AwaitedFrom(lane, owed)};
+  At(lane).known.state = State::kCondemned;
+  At(lane).condemned_at = now;
+  return kill;
+}
+
+std::string LaneSet::AwaitedFrom(LaneIndex lane, const Owed& owed) const {
+  const Lane& known = lanes_[lane.value()].known;
+  if (known.state == State::kStarting) return "to be ready";
+  if (loading_.contains(lane)) return "to take the state of a snapshot";
+  for (const auto& [rank, mapper] : mapping_) {
+    if (mapper == lane) return absl::StrCat("to map the memory of rank ", rank);
+  }
+  if (known.published_attempt < owed.applied_attempt) {
+    return absl::StrCat("the weights after attempt ", owed.applied_attempt);
+  }
+  if (owed.open_attempt == 0) return "nothing yet";
+  if (known.gathered_attempt < owed.open_attempt) {
+    return absl::StrCat("the gradients of attempt ", owed.open_attempt);
+  }
+  return absl::StrCat("the decision of attempt ", owed.open_attempt);
+}
+
+}  // namespace dmuond::scheduler

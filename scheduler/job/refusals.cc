@@ -1,0 +1,82 @@
+#include "scheduler/job/refusals.h"
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/reason.h"
+
+namespace dmuond::scheduler {
+
+using absl::StatusCode;
+
+absl::Status OtherJob(const std::string& holder, const std::string& job) {
+  return Error(StatusCode::kFailedPrecondition, "OTHER_JOB",
+               Say("this daemon group runs job '", Named("holder", holder), "'; job '",
+                   Named("job", job), "' must wait until it ends: `dmuonctl job end ", holder,
+                   "` ends it now, `dmuonctl job end ", holder, " --save` with a snapshot"));
+}
+
+absl::Status WorldDiffers(const std::string& job, int32_t world_size, int32_t rank, int32_t given) {
+  return Error(
+      StatusCode::kFailedPrecondition, "WORLD_DIFFERS",
+      Say("job '", Named("job", job), "' has world_size ", Named("world_size", world_size),
+          ", rank ", Named("rank", rank), " says ", Named("given_world_size", given),
+          ": start it with WORLD_SIZE=", world_size, ", or end the job first: `dmuonctl job end ",
+          job, " --save` (it can go on from a snapshot with any number of ranks)"));
+}
+
+absl::Status JobHasState(const std::string& job, int64_t step) {
+  return Error(StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
+               Say("job '", Named("job", job), "' has optimizer state at step ",
+                   Named("last_committed_step", step),
+                   ": resume=\"if_present\" (DMUOND_RESUME=1) goes on with it, ", kBeginAnew,
+                   ", another job name leaves it alone"));
+}
+
+absl::Status JobHasNoState(const std::string& job) {
+  return Error(StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
+               Say("job '", Named("job", job),
+                   "' has no state to resume from: resume=\"if_present\" (DMUOND_RESUME=1) begins "
+                   "it where there is none"));
+}
+
+absl::Status LaunchHasState(const std::string& job, const std::string& launch, int64_t step) {
+  return Error(
+      StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
+      Say("launch '", Named("launch", launch), "' has begun job '", Named("job", job),
+          "' anew already, and it is at step ", Named("last_committed_step", step),
+          ": resume=\"if_present\" (DMUOND_RESUME=1) goes on with it; a new start of all ranks "
+          "says so by another DMUOND_LAUNCH"));
+}
+
+absl::Status JobInUse(const std::string& job, int32_t rank, int32_t live_rank,
+                      const std::string& live) {
+  return Error(
+      StatusCode::kFailedPrecondition, "JOB_IN_USE",
+      Say("rank ", Named("rank", rank), " is to begin job '", Named("job", job),
+          "' anew, and rank ", Named("live_rank", live_rank), " ", Named("live", live),
+          " of another start has a live session: end that process, or `dmuonctl job end ", job,
+          "` ends its job (all ranks of one start say discard, and have one DMUOND_LAUNCH)"));
+}
+
+absl::Status RankTwice(const std::string& job, int32_t rank, pid_t pid, const std::string& client) {
+  return Error(
+      StatusCode::kAlreadyExists, "RANK_TWICE",
+      Say("rank ", Named("rank", rank), " of job '", Named("job", job),
+          "' has a live session already (pid ", Named("pid", pid), ", ", Named("client", client),
+          "): end that process (`kill ", pid, "`), or give this one a RANK of its own"));
+}
+
+absl::Status JobWasEnded(const std::string& job, int64_t step, const std::string& why) {
+  return Error(StatusCode::kFailedPrecondition, kJobEnded,
+               Say("job '", Named("job", job), "' ended after step ",
+                   Named("last_committed_step", step), ": ", why));
+}
+
+absl::Status PredecessorRuns(int32_t rank, pid_t pid) {
+  return Error(StatusCode::kUnavailable, "PREDECESSOR_RUNS",
+               Say("the last trainer of rank ", Named("rank", rank), " (pid ", Named("pid", pid),
+                   ") has lost its session, but its process still runs and could write beside its "
+                   "replacement: end it first, `kill -9 ",
+                   pid, "`"));
+}
+
+}  // namespace dmuond::scheduler

@@ -1,0 +1,25 @@
+// What one trainer registers, checked by itself: numbers, boxes, groups. A function of its
+// arguments, so that it needs no lock of the daemon's however large the layout is.
+#ifndef DMUOND_SERVER_DAEMON_CALLS_CHECKED_LAYOUT_H_
+#define DMUOND_SERVER_DAEMON_CALLS_CHECKED_LAYOUT_H_
+
+#include "absl/status/statusor.h"
+#include "dmuond/v1/peer.pb.h"
+#include "dmuond/v1/trainer.pb.h"
+#include "scheduler/layout.h"
+
+namespace dmuond::server {
+
+struct CheckedLayout {
+  v1::Registration wire;
+  scheduler::Registration layout;
+};
+
+// `who`: a registration that says whose it is, and has no layout yet. LAYOUT_INVALID names the
+// parameter, or the group, and the values.
+[[nodiscard]] absl::StatusOr<CheckedLayout> CheckLayout(v1::Registration who,
+                                                        const v1::RegisterLayoutRequest& request);
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CALLS_CHECKED_LAYOUT_H_

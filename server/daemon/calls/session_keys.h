@@ -1,0 +1,65 @@
+// Who may speak for a session. A key is 128 bits that nobody can guess: the session's number and a
+// secret, both random. Who has it not gets the answer that an unknown session gets, so that the
+// number alone tells nothing. The number is looked up in a map, whose time may depend on it; the
+// secret is compared in constant time.
+#ifndef DMUOND_SERVER_DAEMON_CALLS_SESSION_KEYS_H_
+#define DMUOND_SERVER_DAEMON_CALLS_SESSION_KEYS_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <utility>
+
+#include "dmuond/v1/trainer.pb.h"
+
+namespace dmuond::server {
+
+// From the kernel; never 0.
+[[nodiscard]] uint64_t RandomKeyHalf();
+
+// Constant time, whatever the compiler makes of it.
+[[nodiscard]] bool SameSecret(uint64_t one, uint64_t other);
+
+// The process at the other end of a connection, as the kernel names it.
+struct Caller {
+  pid_t pid = 0;  // 0: in a pid namespace that the daemon does not see
+  uid_t uid = 0;
+};
+
+// A key of a session and an incarnation that nobody has had.
+[[nodiscard]] v1::SessionKey NewSessionKey(uint64_t incarnation);
+
+// What those hear whose session has ended: kept for the newest sessions. Threads: one.
+template <typename Answer>
+class EndedSessions {
+ public:
+  static constexpr size_t kKept = 1024;
+
+  void Keep(const v1::SessionKey& key, Answer answer) {
+    answers_[key.session()] = {key, std::move(answer)};
+    order_.push_back(key.session());
+    if (order_.size() <= kKept) return;
+    answers_.erase(order_.front());
+    order_.pop_front();
+  }
+  // Null: the key is that of no session that is kept.
+  [[nodiscard]] const Answer* Find(const v1::SessionKey& key) const {
+    const auto found = answers_.find(key.session());
+    if (found == answers_.end() || !SameSecret(found->second.first.secret(), key.secret()) ||
+        found->second.first.incarnation() != key.incarnation()) {
+      return nullptr;
+    }
+    return &found->second.second;
+  }
+
+ private:
+  std::map<uint64_t, std::pair<v1::SessionKey, Answer>> answers_;
+  std::deque<uint64_t> order_;  // oldest first
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CALLS_SESSION_KEYS_H_

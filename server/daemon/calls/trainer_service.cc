@@ -1,0 +1,200 @@
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/wire/layout_parts.h"
+#include "server/common/errors.h"
+#include "server/daemon/calls/calls_in_flight.h"
+#include "server/daemon/calls/layout_bytes.h"
+#include "server/daemon/calls/services.h"
+#include "server/daemon/calls/text_limits.h"
+
+namespace dmuond::server {
+namespace {
+
+using grpc::ServerContext;
+
+template <typename Reply>
+grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
+  if (!result.ok()) return ToGrpc(result.status());
+  *reply = *std::move(result);
+  return grpc::Status::OK;
+}
+
+// What `call` answers to a request whose strings are not too long.
+template <typename Request, typename Reply, typename Call>
+grpc::Status Checked(const Request& request, Reply* reply, const Call& call) {
+  if (absl::Status checked = CheckText(request); !checked.ok()) return ToGrpc(checked);
+  return Answer(call(), reply);
+}
+
+Daemon::Cancelled CallerGone(ServerContext* context) {
+  return [context] { return context->IsCancelled(); };
+}
+
+absl::Status Gone() { return absl::CancelledError("the caller has gone"); }
+
+class TrainerService final : public v1::Trainer::Service {
+ public:
+  TrainerService(Daemon& daemon, AttachServer& attach, GrpcSocket& socket, StreamWatch& streams)
+      : daemon_(daemon), attach_(attach), socket_(socket), streams_(streams) {}
+
+  grpc::Status Hello(ServerContext* /*context*/, const v1::HelloRequest* request,
+                     v1::HelloReply* reply) override {
+    return Checked(*request, reply, [&] { return daemon_.Hello(*request); });
+  }
+  grpc::Status OpenSession(ServerContext* context, const v1::OpenSessionRequest* request,
+                           v1::OpenSessionReply* reply) override {
+    // It may wait for long: who has an attach connection is no stranger.
+    if (attach_.Knows(request->nonce())) socket_.MakeKnown(*context);
+    return Checked(*request, reply,
+                   [&] { return daemon_.OpenSession(*request, CallerGone(context)); });
+  }
+  grpc::Status RegisterLayout(
+      ServerContext* context,
+      grpc::ServerReaderWriter<v1::RegisterLayoutReply, v1::RegisterLayoutRequest>* stream)
+      override {
+    v1::RegisterLayoutRequest request;
+    if (!ReadFirst(context, *stream, request)) {
+      return ToGrpc(Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+                          "a registration begins with a part that says whose it is"));
+    }
+    return Keyed(context, request.key(), [&](absl::Status kept) {
+      LayoutBytes::Held held(layout_bytes_, request.key().session());
+      if (kept.ok()) kept = held.Add(static_cast<int64_t>(request.ByteSizeLong()));
+      v1::RegisterLayoutRequest part;
+      while (kept.ok() && stream->Read(&part)) {
+        kept = held.Add(static_cast<int64_t>(part.ByteSizeLong()));
+        if (kept.ok()) wire::Append(request, part);
+      }
+      if (kept.ok()) kept = CheckText(request);
+      // A stream that broke is no shorter layout.
+      if (kept.ok() && context->IsCancelled()) kept = Gone();
+      if (!kept.ok()) return ToGrpc(kept);
+      absl::StatusOr<v1::RegisterLayoutReply> reply =
+          daemon_.RegisterLayout(request, CallerGone(context));
+      if (!reply.ok()) return ToGrpc(reply.status());
+      wire::WriteParts(*stream, *reply);  // false: the caller has gone
+      return grpc::Status::OK;
+    });
+  }
+  grpc::Status AttachBuffers(ServerContext* context, const v1::AttachBuffersRequest* request,
+                             v1::AttachBuffersReply* reply) override {
+    return Waiting(context, *request, reply, &Daemon::AttachBuffers);
+  }
+  grpc::Status PushParameters(ServerContext* context,
+                              grpc::ServerReader<v1::PushParametersRequest>* reader,
+                              v1::PushParametersReply* reply) override {
+    v1::PushParametersRequest header;
+    if (!ReadFirst(context, *reader, header)) {
+      return ToGrpc(Error(absl::StatusCode::kInvalidArgument, "PUSH_EMPTY",
+                          "a push begins with a message that says what is pushed"));
+    }
+    return Keyed(context, header.key(), [&](const absl::Status& /*open*/) {
+      PushedState state;
+      v1::PushParametersRequest message;
+      absl::Status kept = CheckText(header);
+      if (kept.ok() && header.state()) kept = daemon_.CheckMayPush(header.key());
+      while (header.state() && kept.ok() && reader->Read(&message)) {
+        kept = CheckText(message);
+        if (kept.ok()) kept = daemon_.KeepStateChunk(header.key(), message.chunk(), state);
+      }
+      // A stream that broke is no shorter push.
+      if (kept.ok() && context->IsCancelled()) kept = Gone();
+      if (!kept.ok()) return ToGrpc(kept);
+      return Answer(daemon_.Push(header, state, CallerGone(context)), reply);
+    });
+  }
+  grpc::Status PullParameters(ServerContext* context, const v1::PullParametersRequest* request,
+                              grpc::ServerWriter<v1::PullParametersReply>* writer) override {
+    return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
+      if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
+      return ToGrpc(daemon_.PullParameters(
+          *request, CallerGone(context),
+          [writer](const v1::PullParametersReply& reply) { return writer->Write(reply); }));
+    });
+  }
+  grpc::Status SubmitStep(ServerContext* context, const v1::SubmitStepRequest* request,
+                          v1::SubmitStepReply* reply) override {
+    return Waiting(context, *request, reply, &Daemon::SubmitStep);
+  }
+  grpc::Status WaitStep(ServerContext* context, const v1::WaitStepRequest* request,
+                        v1::WaitStepReply* reply) override {
+    return Waiting(context, *request, reply, &Daemon::WaitStep);
+  }
+  grpc::Status WatchSession(ServerContext* context, const v1::WatchSessionRequest* request,
+                            grpc::ServerWriter<v1::SessionEvent>* writer) override {
+    return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
+      return ToGrpc(daemon_.WatchSession(
+          *request, CallerGone(context),
+          [writer](const v1::SessionEvent& event) { return writer->Write(event); }));
+    });
+  }
+  grpc::Status AckRollback(ServerContext* context, const v1::AckRollbackRequest* request,
+                           v1::AckRollbackReply* reply) override {
+    return Waiting(context, *request, reply, &Daemon::AckRollback);
+  }
+  grpc::Status SaveSnapshot(ServerContext* context, const v1::SaveSnapshotRequest* request,
+                            v1::SaveSnapshotReply* reply) override {
+    return Waiting(context, *request, reply, &Daemon::SaveSnapshot);
+  }
+  grpc::Status LoadSnapshot(ServerContext* context, const v1::LoadSnapshotRequest* request,
+                            v1::LoadSnapshotReply* reply) override {
+    return Waiting(context, *request, reply, &Daemon::LoadSnapshot);
+  }
+  grpc::Status CloseSession(ServerContext* context, const v1::CloseSessionRequest* request,
+                            v1::CloseSessionReply* reply) override {
+    return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
+      return Checked(*request, reply, [&] { return daemon_.CloseSession(*request); });
+    });
+  }
+
+ private:
+  // A caller that says nothing is not waited for.
+  template <typename Stream, typename Message>
+  bool ReadFirst(ServerContext* context, Stream& stream, Message& message) {
+    const StreamWatch::First first(streams_, context);
+    return stream.Read(&message);
+  }
+
+  // What every call with a key passes before it may wait. `work` gets OK, or why the key's session
+  // is not open: then the call itself says what has become of it.
+  template <typename Work>
+  grpc::Status Keyed(ServerContext* context, const v1::SessionKey& key, const Work& work) {
+    const std::optional<Caller> caller = socket_.CallerOf(*context);
+    if (!caller.has_value()) return ToGrpc(Gone());
+    const absl::Status open = daemon_.CheckKey(key, &*caller);
+    if (ReasonOf(open) == "SESSION_NOT_YOURS") return ToGrpc(open);
+    if (!open.ok()) return work(open);
+    socket_.MakeKnown(*context);
+    const CallsInFlight::Held held(calls_, key.session());
+    if (!held.status().ok()) return ToGrpc(held.status());
+    return work(open);
+  }
+
+  template <typename Request, typename Reply>
+  grpc::Status Waiting(ServerContext* context, const Request& request, Reply* reply,
+                       absl::StatusOr<Reply> (Daemon::*call)(const Request&,
+                                                             const Daemon::Cancelled&)) {
+    return Keyed(context, request.key(), [&](const absl::Status& /*open*/) {
+      return Checked(request, reply, [&] { return (daemon_.*call)(request, CallerGone(context)); });
+    });
+  }
+
+  Daemon& daemon_;
+  AttachServer& attach_;
+  GrpcSocket& socket_;
+  StreamWatch& streams_;
+  LayoutBytes layout_bytes_;
+  CallsInFlight calls_;
+};
+
+}  // namespace
+
+std::unique_ptr<v1::Trainer::Service> MakeTrainerService(Daemon& daemon, AttachServer& attach,
+                                                         GrpcSocket& socket, StreamWatch& streams) {
+  return std::make_unique<TrainerService>(daemon, attach, socket, streams);
+}
+
+}  // namespace dmuond::server

@@ -1,0 +1,49 @@
+#include "server/daemon/calls/unix_listener.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace dmuond::server {
+namespace {
+
+constexpr int kBacklog = 128;
+
+}  // namespace
+
+absl::StatusOr<wire::UniqueFd> Listen(const UnixListener& listener) {
+  const std::string& path = listener.path;
+  const auto failed = [&](const char* call) {
+    return absl::ErrnoToStatus(errno, absl::StrCat(call, " of ", listener.what, " ", path));
+  };
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError(absl::StrCat(listener.what, " ", path, " has ", path.size(),
+                                                   " bytes, at most ", sizeof(address.sun_path) - 1,
+                                                   " are possible"));
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  wire::UniqueFd socket(::socket(AF_UNIX, listener.type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid()) return failed("socket()");
+  if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    return failed("bind()");
+  }
+  // Nobody can connect before listen(): the right mode and group are in place by then.
+  if (::chmod(path.c_str(), listener.mode) != 0) return failed("chmod()");
+  if (listener.group.has_value() &&
+      ::chown(path.c_str(), static_cast<uid_t>(-1), *listener.group) != 0) {
+    return failed("chown()");
+  }
+  if (::listen(socket.get(), kBacklog) != 0) return failed("listen()");
+  return socket;
+}
+
+}  // namespace dmuond::server

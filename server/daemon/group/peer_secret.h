@@ -1,0 +1,62 @@
+// The secret that the daemons of a group share (--peer_secret_file), and what they prove with it:
+// HMAC-SHA-256, by OpenSSL, over a label that no other proof has, and everything that the proof is
+// about, each part with its length before it. docs/security.md says what that keeps out.
+//
+//   member                                             coordinator
+//   join = {…, nonce}                          ──►
+//                                              ◄──     Challenge(join): {nonce, its proof}
+//   Answer(join, challenge): {its proof}       ──►     CheckAnswer(join, challenge, answer)
+//
+// Both proofs cover the whole JoinRequest, with the member's nonce, node and group size in it, and
+// the coordinator's nonce, so that neither can be used again, elsewhere, or by the other end.
+//
+// Threads: any; a secret does not change.
+#ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_SECRET_H_
+#define DMUOND_SERVER_DAEMON_GROUP_PEER_SECRET_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "dmuond/v1/peer.pb.h"
+
+namespace dmuond::server {
+
+// Random bytes of OpenSSL's generator, as many as a nonce has.
+[[nodiscard]] std::string NewNonce();
+inline constexpr size_t kNonceBytes = 32;
+
+class PeerSecret {
+ public:
+  // REQUIRES: `key` is not empty. Config::ReadPeerSecret() reads it.
+  explicit PeerSecret(std::string key) : key_(std::move(key)) {}
+
+  // ---- when a member joins ----
+  // By the coordinator. REQUIRES: the join's nonce has kNonceBytes.
+  [[nodiscard]] v1::PeerChallenge Challenge(const v1::JoinRequest& join) const;
+  // By the member: whether who sent the challenge knows the secret.
+  [[nodiscard]] bool CheckChallenge(const v1::JoinRequest& join,
+                                    const v1::PeerChallenge& challenge) const;
+  [[nodiscard]] v1::PeerAnswer Answer(const v1::JoinRequest& join,
+                                      const v1::PeerChallenge& challenge) const;
+  // By the coordinator: whether the member does.
+  [[nodiscard]] bool CheckAnswer(const v1::JoinRequest& join, const v1::PeerChallenge& challenge,
+                                 const v1::PeerAnswer& answer) const;
+
+  // ---- in other calls; peer_calls.h puts the parts together ----
+  // The proof of `parts` for the purpose that `label` names: 32 bytes.
+  [[nodiscard]] std::string Prove(absl::string_view label,
+                                  const std::vector<std::string>& parts) const;
+  // In constant time.
+  [[nodiscard]] bool Proves(const std::string& proof, absl::string_view label,
+                            const std::vector<std::string>& parts) const;
+
+ private:
+  std::string key_;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_GROUP_PEER_SECRET_H_

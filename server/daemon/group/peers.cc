@@ -1,0 +1,603 @@
+#include "server/daemon/group/peers.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "dmuond/v1/peer.grpc.pb.h"
+#include "kernels/mutex.h"
+#include "scheduler/convert/convert.h"
+#include "scheduler/membership.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
+#include "server/daemon/group/delivery_queue.h"
+#include "server/daemon/group/directory_proof.h"
+#include "server/daemon/group/peer_credentials.h"
+#include "server/daemon/group/peer_handshake.h"
+#include "server/daemon/group/state_calls.h"
+#include "server/daemon/group/stream_writer.h"
+#include "server/daemon/group/unproven_streams.h"
+#include "server/daemon/process/reflection.h"
+#include "server/version.h"
+
+namespace dmuond::server {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kRejoinAfter{200};
+constexpr std::chrono::milliseconds kRejoinAfterRefusal{2000};
+constexpr std::chrono::seconds kSayJoiningEvery{10};
+constexpr std::chrono::milliseconds kLookEvery{100};
+constexpr std::chrono::milliseconds kHeartbeatEvery{1000};
+constexpr std::chrono::milliseconds kSilenceMax{5000};
+// What a member may take to show its directory: it is not watched before it has joined.
+constexpr std::chrono::milliseconds kShowMax{10'000};
+constexpr size_t kReplyBytes = size_t{1} << 20;
+// What a stream that has proven nothing may take, and a connection that does nothing.
+constexpr std::chrono::milliseconds kUnprovenMax{5000};
+constexpr std::chrono::milliseconds kIdleConnectionMax{30'000};
+constexpr std::chrono::seconds kSayUnprovenEvery{10};
+// Beside the inputs of a plan, whose limit is `message_bytes_max`, in a message.
+constexpr int64_t kBesideBytesMax = int64_t{64} << 10;
+
+size_t UnprovenStreamsMax(int32_t nodes) { return 16 + 2 * static_cast<size_t>(nodes); }
+// Streams, a call of every trainer of nodes with 32 of them, and gRPC's own: more threads than
+// daemons ever keep busy, and a bound for strangers. A call beyond gets RESOURCE_EXHAUSTED.
+int ThreadsMax(int32_t nodes) {
+  return static_cast<int>(UnprovenStreamsMax(nodes)) + nodes + 64 + 32 * nodes;
+}
+
+uint64_t RandomBootId() {
+  uint64_t id = 0;
+  while (::getrandom(&id, sizeof(id), 0) != sizeof(id)) {
+  }
+  return id;
+}
+
+// Of host:port.
+std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+
+class GrpcPeers final : public Peers, public v1::Peer::Service {
+ public:
+  GrpcPeers(PeerOptions options, Daemon& daemon, PeerCredentials credentials)
+      : options_(std::move(options)),
+        daemon_(daemon),
+        credentials_(std::move(credentials)),
+        boot_id_(RandomBootId()),
+        calls_(options_.node, options_.nodes, options_.proofs, credentials_),
+        unproven_(UnprovenStreamsMax(options_.nodes), kUnprovenMax),
+        to_core_(static_cast<size_t>(options_.message_bytes_max + kBesideBytesMax)) {}
+  ~GrpcPeers() override { Stop(); }
+
+  absl::Status Listen() {
+    grpc::ServerBuilder builder;
+    builder.SetOption(WithoutReflection());
+    int port = 0;
+    builder.AddListeningPort(options_.listen, credentials_.server, &port);
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                               static_cast<int>(kUnprovenMax.count()));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                               static_cast<int>(kIdleConnectionMax.count()));
+    grpc::ResourceQuota quota("peers");
+    builder.SetResourceQuota(quota.SetMaxThreads(ThreadsMax(options_.nodes)));
+    builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port == 0) {
+      return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+                   Say("cannot listen on '", Named("address", options_.listen),
+                       "' for other daemons: the port is taken or the address is not ours"));
+    }
+    // Without a port of its own, what others reach this daemon by has the one really bound.
+    std::string& advertise = options_.advertise;
+    if (advertise.empty()) advertise = absl::StrCat(HostOf(options_.listen), ":0");
+    if (absl::EndsWith(advertise, ":0")) advertise = absl::StrCat(HostOf(advertise), ":", port);
+    return absl::OkStatus();
+  }
+  void Join() override {
+    if (options_.node == 0) {
+      MutexLock lock(mutex_);
+      machine_.emplace(options_.nodes, FromProto(JoinRequest()));
+    } else {
+      joiner_ = std::thread([this] { JoinUntilStopped(); });
+    }
+    pulse_ = std::thread([this] { BeatUntilStopped(); });
+  }
+
+  // ---- PeerLinks ----
+  void SendToMembers(std::optional<int32_t> node, const v1::CoordinatorMessage& message) override {
+    const SharedParts<v1::CoordinatorMessage> parts = ShareParts(message);
+    MutexLock lock(mutex_);
+    for (auto& [member, stream] : members_) {
+      if (!node.has_value() || *node == member) stream.writer->Push(parts);
+    }
+  }
+  void SendToCoordinator(const v1::MemberMessage& message) override {
+    MutexLock lock(mutex_);
+    // Without a stream the group is gone; the daemon hears of it by OnCoordinatorGone.
+    if (to_coordinator_ != nullptr) to_coordinator_->Push(message);
+  }
+  GroupGaps Gaps() override {
+    MutexLock lock(mutex_);
+    GroupGaps gaps;
+    gaps.not_joined = not_joined_;
+    if (!machine_.has_value() || machine_->formed()) return gaps;
+    for (const scheduler::NodeRank node : machine_->missing()) {
+      gaps.missing.push_back(node.value());
+    }
+    return gaps;
+  }
+  absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
+                                        size_t elements) override {
+    return calls_.ReadState(node, request, elements);
+  }
+  absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request) override {
+    return calls_.WriteState(node, request);
+  }
+
+  // ---- Peer service ----
+  grpc::Status Join(grpc::ServerContext* context, MemberServerStream* stream) override {
+    std::optional<UnprovenStreams::Entry> unproven(
+        unproven_.Enter(steady_clock::now(), [context] { context->TryCancel(); }));
+    v1::MemberMessage message;
+    if (!stream->Read(&message) || !message.has_join()) {
+      return ToGrpc(Error(absl::StatusCode::kInvalidArgument, "JOIN_INVALID",
+                          "a member's first message is its JoinRequest"));
+    }
+    if (options_.node != 0) {
+      return ToGrpc(
+          Error(absl::StatusCode::kFailedPrecondition, "NOT_THE_COORDINATOR",
+                Say("this is node ", Named("node", options_.node), "; node 0 coordinates")));
+    }
+    const v1::JoinRequest join = message.join();
+    // Before anything that it says is looked at, or anything is done for it.
+    if (absl::Status proven = ProveMember(options_.proofs, join, *context, *stream); !proven.ok()) {
+      SayUnproven(proven);
+      return ToGrpc(proven);
+    }
+    unproven.reset();
+    const scheduler::MemberInfo info = FromProto(join);
+    const int32_t node = info.node.value();
+    const absl::Status admitted = Admit(
+        join, context, [&](const v1::DirectoryProof& proof) -> std::optional<v1::DirectoryAnswer> {
+          v1::CoordinatorMessage question;
+          *question.mutable_directory_proof() = proof;
+          if (!stream->Write(question)) return std::nullopt;
+          while (stream->Read(&message)) {  // its heart beats meanwhile
+            if (message.has_directory_answer()) return message.directory_answer();
+          }
+          return std::nullopt;
+        });
+    StreamWriter<v1::CoordinatorMessage> writer(
+        [stream](const v1::CoordinatorMessage& m) { return stream->Write(m); });
+    const absl::Status joined = admitted.ok() ? Add(info, {context, &writer}) : admitted;
+    if (!joined.ok()) {
+      log::Warn("a daemon may not join", {{"node", node}, {"what", joined}});
+      return ToGrpc(joined);
+    }
+    PartReader<v1::MemberMessage> parts(options_.message_bytes_max + kBesideBytesMax);
+    absl::StatusOr<bool> whole = true;
+    while (whole.ok() && stream->Read(&message)) {
+      OnHeartbeat(info.node, context);
+      whole = parts.Take(message);
+      if (!whole.ok() || !*whole || message.has_heartbeat()) continue;
+      DeliverOf(info.node, context, std::exchange(message, {}));
+      to_core_.WaitForRoom();
+    }
+    Remove(info, context);
+    if (whole.ok()) return grpc::Status::OK;
+    log::Error("a daemon is shut out", {{"node", node}, {"what", whole.status()}});
+    return ToGrpc(whole.status());
+  }
+  grpc::Status ReadState(grpc::ServerContext* context, const v1::ReadStateRequest* request,
+                         grpc::ServerWriter<v1::ReadStateReply>* writer) override {
+    if (absl::Status called = calls_.Check("ReadState", *request, *context); !called.ok()) {
+      SayUnproven(called);
+      return ToGrpc(called);
+    }
+    absl::StatusOr<StateTensor> tensor =
+        daemon_.ReadStateForPeer(*request, [context] { return context->IsCancelled(); });
+    if (!tensor.ok()) return ToGrpc(tensor.status());
+    const size_t per_reply = kReplyBytes / sizeof(float);
+    for (size_t first = 0; first < tensor->size(); first += per_reply) {
+      const size_t count = std::min(per_reply, tensor->size() - first);
+      v1::ReadStateReply reply;
+      reply.set_first_element(static_cast<int64_t>(first));
+      reply.set_data(std::string(reinterpret_cast<const char*>(tensor->data() + first),
+                                 count * sizeof(float)));
+      if (!writer->Write(reply)) break;
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status WriteState(grpc::ServerContext* context, const v1::WriteStateRequest* request,
+                          v1::WriteStateReply* /*reply*/) override {
+    if (absl::Status called = calls_.Check("WriteState", *request, *context); !called.ok()) {
+      SayUnproven(called);
+      return ToGrpc(called);
+    }
+    return ToGrpc(daemon_.WriteStateForPeer(*request));
+  }
+
+  // ---- Peers ----
+  void Stop() override {
+    {
+      MutexLock lock(mutex_);
+      if (stopped_) return;
+      stopped_ = true;
+      calls_.Stop();
+      if (joining_ != nullptr) joining_->TryCancel();
+      for (auto& [node, stream] : members_) stream.context->TryCancel();
+      changed_.NotifyAll();
+    }
+    if (pulse_.joinable()) pulse_.join();
+    if (joiner_.joinable()) joiner_.join();
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+    to_core_.WaitUntilDelivered();  // the last that it hears of the group
+  }
+
+ private:
+  // Strangers do not fill the log.
+  void SayUnproven(const absl::Status& status) {
+    if (!absl::IsUnauthenticated(status)) return;
+    {
+      MutexLock lock(mutex_);
+      const auto now = steady_clock::now();
+      if (said_unproven_.has_value() && now - *said_unproven_ < kSayUnprovenEvery) return;
+      said_unproven_ = now;
+    }
+    log::Warn("somebody who is not proven calls", {{"what", status}});
+  }
+
+  // Whether it may join: of this group, with this directory. A process that has joined before need
+  // not show that again: a broken link is mended while the directory hangs. Who does show it may
+  // hang with the directory, and nothing can end that: one thread for each node, not more.
+  absl::Status Admit(
+      const v1::JoinRequest& join, grpc::ServerContext* context,
+      const std::function<std::optional<v1::DirectoryAnswer>(const v1::DirectoryProof&)>& ask) {
+    const scheduler::MemberInfo info = FromProto(join);
+    const int32_t node = info.node.value();
+    {
+      MutexLock lock(mutex_);
+      if (!machine_.has_value() || stopped_) return NotNow();
+      if (absl::Status fits = machine_->Check(info); !fits.ok()) return fits;
+      const auto shown = have_shown_directory_.find(node);
+      if (shown != have_shown_directory_.end() && shown->second == info.boot_id) {
+        return absl::OkStatus();
+      }
+      if (!showing_.try_emplace(node, Showing{context, steady_clock::now()}).second) {
+        return absl::UnavailableError(
+            absl::StrCat("node ", node,
+                         " is showing its snapshot directory already: does it answer on node 0?"));
+      }
+    }
+    absl::Status sees = ProveDirectory(options_.snapshots, join, ask);
+    MutexLock lock(mutex_);
+    showing_.erase(node);
+    if (sees.ok()) have_shown_directory_[node] = info.boot_id;
+    return sees;
+  }
+  static absl::Status NotNow() {
+    return absl::UnavailableError("the coordinator is starting or leaving");
+  }
+
+  // A member's stream, which its handler owns and takes away before it returns.
+  struct MemberStream {
+    grpc::ServerContext* context = nullptr;
+    StreamWriter<v1::CoordinatorMessage>* writer = nullptr;
+    bool ended = false;  // with the group that it was of: what it still says is of none
+  };
+
+  absl::Status Add(const scheduler::MemberInfo& info, const MemberStream& stream) {
+    MutexLock lock(mutex_);
+    if (stopped_) return NotNow();
+    // Lanes that were replaced have made epochs that the machine has not.
+    machine_->OnEpoch(scheduler::GroupEpoch(daemon_.newest_epoch()));
+    const auto actions = machine_->OnJoin(steady_clock::now(), info);
+    if (!actions.ok()) return actions.status();
+    const auto before = members_.find(info.node.value());
+    if (before != members_.end()) before->second.context->TryCancel();
+    members_[info.node.value()] = stream;
+    Perform(*actions);
+    return absl::OkStatus();
+  }
+  void Remove(const scheduler::MemberInfo& info, const grpc::ServerContext* context) {
+    MutexLock lock(mutex_);
+    const auto mine = members_.find(info.node.value());
+    // The same process may have joined again: this end is not that stream's.
+    if (mine == members_.end() || mine->second.context != context) return;
+    const bool ended = mine->second.ended;
+    members_.erase(mine);
+    if (!ended) Perform(machine_->OnGone(steady_clock::now(), info.node, info.boot_id));
+  }
+  void OnHeartbeat(scheduler::NodeRank node, const grpc::ServerContext* context) {
+    MutexLock lock(mutex_);
+    if (IsOfGroup(node, context)) machine_->OnHeartbeat(steady_clock::now(), node);
+  }
+  void DeliverOf(scheduler::NodeRank node, const grpc::ServerContext* context,
+                 v1::MemberMessage message) {
+    const size_t bytes = message.ByteSizeLong();
+    MutexLock lock(mutex_);
+    if (!IsOfGroup(node, context)) return;
+    to_core_.Append([this, node = node.value(),
+                     message = std::move(message)] { daemon_.OnMemberMessage(node, message); },
+                    bytes);
+  }
+  [[nodiscard]] bool IsOfGroup(scheduler::NodeRank node, const grpc::ServerContext* context) const
+      DMUOND_REQUIRES(mutex_) {
+    const auto found = members_.find(node.value());
+    return found != members_.end() && found->second.context == context && !found->second.ended;
+  }
+  // A member that shows that it has this node's snapshot directory, before it joins.
+  struct Showing {
+    grpc::ServerContext* context = nullptr;
+    steady_clock::time_point began;
+  };
+  // What it says of itself wherever a new group begins.
+  v1::JoinRequest JoinRequest() const {
+    v1::JoinRequest join;
+    join.set_node(options_.node);
+    join.set_nodes(options_.nodes);
+    join.set_lanes(options_.lanes);
+    join.set_version(kBuildVersion);
+    join.set_protocol_min(kPeerProtocolMin);
+    join.set_protocol_max(kPeerProtocolMax);
+    join.set_device_type("cpu");
+    *join.mutable_bits() = options_.bits;
+    join.set_peer_address(options_.advertise);
+    join.set_epoch(std::max(options_.epoch, daemon_.newest_epoch()));
+    join.set_boot_id(boot_id_);
+    join.set_lane_memory_bytes(options_.lane_memory_bytes);
+    join.set_snapshots(options_.snapshots != nullptr);
+    if (options_.proofs.secret.has_value()) join.set_nonce(NewNonce());
+    return join;
+  }
+
+  // Tells members and core what the membership machine has decided. Since whatever the core hears
+  // is appended under the lock, it hears it in this order: a group has formed; all that members
+  // say in it; it has broken; and then nothing of it any more.
+  void Perform(const std::vector<scheduler::MembershipAction>& actions) DMUOND_REQUIRES(mutex_) {
+    for (const scheduler::MembershipAction& action : actions) {
+      if (const auto* formed = std::get_if<scheduler::GroupFormed>(&action)) {
+        v1::CoordinatorMessage message;
+        message.mutable_join()->set_epoch(formed->epoch.value());
+        message.mutable_join()->set_nonce(NewNonce());
+        for (const std::string& address : formed->peer_addresses) {
+          message.mutable_join()->add_peer_addresses(address);
+        }
+        calls_.OnFormed(message.join());
+        for (auto& [node, stream] : members_) stream.writer->Push(message);
+        to_core_.Append([this, epoch = formed->epoch.value()] { daemon_.OnFormed(epoch); });
+      } else if (const auto* broken = std::get_if<scheduler::GroupBroken>(&action)) {
+        Break(broken->lost.value(), broken->detail);
+      } else if (const auto* beat = std::get_if<scheduler::SendHeartbeat>(&action)) {
+        v1::CoordinatorMessage message;
+        message.mutable_heartbeat()->set_counter(beat->counter);
+        for (auto& [node, stream] : members_) stream.writer->Push(message);
+      } else {
+        const auto& dropped = std::get<scheduler::MemberDropped>(action);
+        const auto found = members_.find(dropped.node.value());
+        if (found != members_.end()) found->second.context->TryCancel();
+      }
+    }
+  }
+  // Everybody joins anew, for the next epoch; a stream's end is what tells them. Nobody is admitted
+  // before the core has heard of this epoch's end, so that it says nothing of it to the next one.
+  void Break(int32_t lost, const std::string& why) DMUOND_REQUIRES(mutex_) {
+    log::Error("group broken", {{"node", lost}, {"what", why}});
+    for (auto& [node, stream] : members_) {
+      stream.ended = true;
+      stream.context->TryCancel();
+    }
+    to_core_.Append([this, lost, why] {
+      daemon_.OnMemberGone(lost, why);
+      MutexLock lock(mutex_);
+      machine_->StartOver();
+    });
+  }
+
+  // Beats, and judges silence, whatever the core does meanwhile.
+  void BeatUntilStopped() {
+    for (;;) {
+      const auto now = steady_clock::now();
+      unproven_.Tick(now);
+      MutexLock lock(mutex_);
+      if (stopped_) return;
+      const bool listens = !to_core_.full();
+      if (machine_.has_value()) {
+        for (const auto& [node, stream] : members_) {
+          if (!listens) machine_->OnHeartbeat(now, scheduler::NodeRank(node));
+        }
+        Perform(machine_->OnTick(now));
+      }
+      for (const auto& [node, showing] : showing_) {
+        if (now - showing.began >= kShowMax) showing.context->TryCancel();
+      }
+      if (to_coordinator_ != nullptr && now - beaten_ >= kHeartbeatEvery) {
+        beaten_ = now;
+        v1::MemberMessage beat;
+        beat.mutable_heartbeat()->set_counter(++beats_);
+        to_coordinator_->Push(std::move(beat));
+      }
+      if (heard_.has_value() && !listens) heard_ = now;
+      if (joining_ != nullptr && heard_.has_value() && now - *heard_ >= kSilenceMax) {
+        joining_->TryCancel();
+      }
+      changed_.WaitUntil(mutex_, now + kLookEvery);
+    }
+  }
+
+  void JoinUntilStopped() {
+    for (;;) {
+      const std::string why = JoinOnce();
+      MutexLock lock(mutex_);
+      if (stopped_) return;
+      const auto now = steady_clock::now();
+      if (why != not_joined_ || now - said_joining_ >= kSayJoiningEvery) {
+        log::Info("joining again", {{"coordinator", options_.coordinator}, {"what", why}});
+        said_joining_ = now;
+      }
+      not_joined_ = why;
+      changed_.WaitUntil(
+          mutex_, steady_clock::now() + (refused_.empty() ? kRejoinAfter : kRejoinAfterRefusal));
+      if (stopped_) return;
+    }
+  }
+
+  // One stream to the coordinator, from its opening to its end; says why it ended.
+  std::string JoinOnce() {
+    auto stub =
+        v1::Peer::NewStub(ChannelTo(options_.coordinator, 0, credentials_, options_.proofs));
+    grpc::ClientContext context;
+    {
+      MutexLock lock(mutex_);
+      if (stopped_) return "stopped";
+      joining_ = &context;
+    }
+    auto stream = stub->Join(&context);
+    v1::MemberMessage join;
+    *join.mutable_join() = JoinRequest();
+    bool formed = false;
+    std::string unproven;
+    absl::StatusOr<bool> whole = true;
+    if (stream->Write(join) && BeginToListen() &&
+        ProveSelf(options_.proofs, join.join(), *stream, unproven)) {
+      {
+        MutexLock lock(mutex_);
+        to_coordinator_ = std::make_unique<StreamWriter<v1::MemberMessage>>(
+            [&stream](const v1::MemberMessage& m) { return stream->Write(m); });
+      }
+      PartReader<v1::CoordinatorMessage> parts(options_.message_bytes_max + kBesideBytesMax);
+      v1::CoordinatorMessage message;
+      while (stream->Read(&message)) {
+        {
+          MutexLock lock(mutex_);
+          heard_ = steady_clock::now();
+          if (!formed) {
+            not_joined_ =
+                "it has joined, and others have not: dmuonctl status on node 0 names them";
+          }
+        }
+        whole = parts.Take(message);
+        if (!whole.ok()) break;
+        if (!*whole || message.has_heartbeat()) continue;
+        if (message.has_directory_proof()) {
+          v1::MemberMessage answer;
+          *answer.mutable_directory_answer() =
+              AnswerDirectory(options_.snapshots, options_.node, message.directory_proof());
+          MutexLock lock(mutex_);
+          to_coordinator_->Push(std::move(answer));
+          continue;
+        }
+        if (message.has_join()) {
+          formed = true;
+          calls_.OnFormed(message.join());
+          {
+            MutexLock lock(mutex_);
+            not_joined_.clear();
+          }
+          to_core_.Append([this, epoch = message.join().epoch()] { daemon_.OnFormed(epoch); });
+          continue;
+        }
+        const size_t bytes = message.ByteSizeLong();
+        to_core_.Append(
+            [this, message = std::exchange(message, {})] { daemon_.OnCoordinatorMessage(message); },
+            bytes);
+        to_core_.WaitForRoom();
+      }
+    }
+    if (!unproven.empty() || !whole.ok()) context.TryCancel();
+    std::unique_ptr<StreamWriter<v1::MemberMessage>> writer;
+    {
+      MutexLock lock(mutex_);
+      writer = std::move(to_coordinator_);
+      joining_ = nullptr;
+      heard_.reset();
+    }
+    writer.reset();  // the stream has ended, and with it a write that waits
+    const grpc::Status status = stream->Finish();
+    std::string why = status.ok() ? "the coordinator closed the stream" : status.error_message();
+    if (!unproven.empty()) why = unproven;
+    if (!whole.ok()) why = std::string(whole.status().message());
+    const bool refused =
+        !formed && (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+                    status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
+                    status.error_code() == grpc::StatusCode::UNAUTHENTICATED || !unproven.empty());
+    if (formed) {
+      // The core says nothing of the epoch that has ended to the coordinator that is joined next.
+      to_core_.Append([this, why] { daemon_.OnCoordinatorGone(why); });
+      to_core_.WaitUntilDelivered();
+    }
+    if (refused && refused_ != why) {
+      log::Error(unproven.empty() ? "the coordinator refuses this daemon"
+                                  : "the coordinator is not proven",
+                 {{"what", why}});
+    }
+    refused_ = refused ? why : "";
+    return why;
+  }
+
+  // From now on the coordinator must be heard of.
+  bool BeginToListen() {
+    MutexLock lock(mutex_);
+    heard_ = steady_clock::now();
+    return true;
+  }
+
+  PeerOptions options_;
+  Daemon& daemon_;
+  const PeerCredentials credentials_;
+  const uint64_t boot_id_;
+  StateCalls calls_;
+  UnprovenStreams unproven_;
+  std::unique_ptr<grpc::Server> server_;
+
+  DeliveryQueue to_core_;
+
+  Mutex mutex_;  // never held while the core is called
+  CondVar changed_;
+  bool stopped_ DMUOND_GUARDED_BY(mutex_) = false;
+  std::optional<scheduler::MembershipMachine> machine_ DMUOND_GUARDED_BY(mutex_);  // node 0
+  std::map<int32_t, MemberStream> members_ DMUOND_GUARDED_BY(mutex_);              // node 0
+  std::map<int32_t, uint64_t> have_shown_directory_ DMUOND_GUARDED_BY(mutex_);  // boot id by node
+  std::map<int32_t, Showing> showing_ DMUOND_GUARDED_BY(mutex_);                // by node
+  std::unique_ptr<StreamWriter<v1::MemberMessage>> to_coordinator_ DMUOND_GUARDED_BY(mutex_);
+  grpc::ClientContext* joining_ DMUOND_GUARDED_BY(mutex_) = nullptr;
+  // Other nodes: when something of the coordinator came last, since the request to join was sent.
+  std::optional<steady_clock::time_point> heard_ DMUOND_GUARDED_BY(mutex_);
+  std::optional<steady_clock::time_point> said_unproven_ DMUOND_GUARDED_BY(mutex_);
+  steady_clock::time_point beaten_ DMUOND_GUARDED_BY(mutex_);
+  uint64_t beats_ DMUOND_GUARDED_BY(mutex_) = 0;
+  // Other nodes, until the group has formed: how the last attempt to join ended.
+  std::string not_joined_ DMUOND_GUARDED_BY(mutex_) = "node 0 has not answered yet";
+  steady_clock::time_point said_joining_ DMUOND_GUARDED_BY(mutex_);
+  std::string refused_;  // why, the last time; the joiner's own
+  std::thread joiner_;
+  std::thread pulse_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Peers>> Peers::Start(PeerOptions options, Daemon& daemon) {
+  absl::StatusOr<PeerCredentials> credentials =
+      MakePeerCredentials({options.tls_ca_file, options.tls_certificate_file, options.tls_key_file},
+                          options.allow_plaintext, options.listen, options.coordinator);
+  if (!credentials.ok()) return credentials.status();
+  auto peers = std::make_unique<GrpcPeers>(std::move(options), daemon, *std::move(credentials));
+  absl::Status listening = peers->Listen();
+  if (!listening.ok()) return listening;
+  return peers;
+}
+
+}  // namespace dmuond::server

@@ -1,0 +1,122 @@
+#include "server/daemon/group/state_calls.h"
+
+#include <chrono>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "server/common/errors.h"
+
+namespace dmuond::server {
+namespace {
+
+using std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kCallTimeout{60};
+// Nodes hear one after the other that the group has formed anew: so long a call waits for the last.
+constexpr std::chrono::milliseconds kEpochPatience{5000};
+constexpr std::chrono::milliseconds kCallAgainAfter{20};
+
+// Whether the node that was called has answered, and not somebody else at its address. `awaited`:
+// what PeerCalls::Prove() has returned.
+absl::Status CheckReply(const grpc::ClientContext& context, int32_t node,
+                        const std::string& awaited) {
+  if (awaited.empty()) return absl::OkStatus();
+  const auto& metadata = context.GetServerInitialMetadata();
+  const auto found = metadata.find(kReplyProof);
+  if (found != metadata.end() &&
+      found->second == grpc::string_ref(awaited.data(), awaited.size())) {
+    return absl::OkStatus();
+  }
+  return Error(absl::StatusCode::kUnavailable, "PEER_NOT_PROVEN",
+               Say("who answers at the address of node ", Named("node", node),
+                   " does not know the group's secret"));
+}
+
+}  // namespace
+
+void StateCalls::OnFormed(const v1::JoinReply& formed) {
+  calls_.OnFormed(formed.epoch(), formed.nonce());
+  MutexLock lock(mutex_);
+  addresses_.assign(formed.peer_addresses().begin(), formed.peer_addresses().end());
+}
+
+void StateCalls::Stop() {
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.NotifyAll();
+}
+
+absl::StatusOr<StateTensor> StateCalls::ReadState(int32_t node, const v1::ReadStateRequest& request,
+                                                  size_t elements) {
+  const auto deadline = steady_clock::now() + kEpochPatience;
+  absl::StatusOr<StateTensor> tensor = ReadOnce(node, request, elements);
+  while (MayCallAgain(tensor.status(), deadline)) tensor = ReadOnce(node, request, elements);
+  return tensor;
+}
+
+absl::Status StateCalls::WriteState(int32_t node, const v1::WriteStateRequest& request) {
+  const auto deadline = steady_clock::now() + kEpochPatience;
+  absl::Status status = WriteOnce(node, request);
+  while (MayCallAgain(status, deadline)) status = WriteOnce(node, request);
+  return status;
+}
+
+bool StateCalls::MayCallAgain(const absl::Status& status, steady_clock::time_point deadline) {
+  if (ReasonOf(status) != "PEER_EPOCH_DIFFERS") return false;
+  MutexLock lock(mutex_);
+  if (!stopped_) changed_.WaitUntil(mutex_, steady_clock::now() + kCallAgainAfter);
+  return !stopped_ && steady_clock::now() < deadline;
+}
+
+absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> StateCalls::StubOf(int32_t node) {
+  MutexLock lock(mutex_);
+  if (node < 0 || node >= static_cast<int32_t>(addresses_.size())) {
+    return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+                 Say("the group has not formed: node ", Named("node", node), " is not known"));
+  }
+  return v1::Peer::NewStub(ChannelTo(addresses_[node], node, credentials_, proofs_));
+}
+
+absl::StatusOr<StateTensor> StateCalls::ReadOnce(int32_t node, v1::ReadStateRequest request,
+                                                 size_t elements) {
+  absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> stub = StubOf(node);
+  if (!stub.ok()) return stub.status();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kCallTimeout);
+  const std::string awaited = calls_.Prove("ReadState", node, request);
+  auto reader = (*stub)->ReadState(&context, request);
+  StateTensor tensor(elements);
+  v1::ReadStateReply reply;
+  size_t received = 0;
+  while (reader->Read(&reply)) {
+    const auto first = static_cast<size_t>(reply.first_element());
+    const size_t count = reply.data().size() / sizeof(float);
+    if (first > elements || count > elements - first) {
+      context.TryCancel();
+      return absl::InternalError(absl::StrCat("node ", node, " sent state out of range"));
+    }
+    std::memcpy(tensor.data() + first, reply.data().data(), count * sizeof(float));
+    received += count;
+  }
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return FromGrpc(status);
+  if (absl::Status proven = CheckReply(context, node, awaited); !proven.ok()) return proven;
+  if (received != elements) {
+    return absl::InternalError(
+        absl::StrCat("node ", node, " sent ", received, " of ", elements, " elements"));
+  }
+  return tensor;
+}
+
+absl::Status StateCalls::WriteOnce(int32_t node, v1::WriteStateRequest request) {
+  absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> stub = StubOf(node);
+  if (!stub.ok()) return stub.status();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kCallTimeout);
+  const std::string awaited = calls_.Prove("WriteState", node, request);
+  v1::WriteStateReply reply;
+  const grpc::Status status = (*stub)->WriteState(&context, request, &reply);
+  return status.ok() ? CheckReply(context, node, awaited) : FromGrpc(status);
+}
+
+}  // namespace dmuond::server

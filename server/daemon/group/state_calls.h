@@ -1,0 +1,71 @@
+// The calls between any two nodes of a group, for state of units that the other one owns: made,
+// and checked where they come in. peer_calls.h has what caller and callee prove.
+//
+// Threads: any.
+#ifndef DMUOND_SERVER_DAEMON_GROUP_STATE_CALLS_H_
+#define DMUOND_SERVER_DAEMON_GROUP_STATE_CALLS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/peer.grpc.pb.h"
+#include "kernels/mutex.h"
+#include "server/daemon/group/peer_calls.h"
+#include "server/daemon/group/peer_credentials.h"
+#include "server/daemon/memory/state_transfer.h"
+
+namespace dmuond::server {
+
+class StateCalls {
+ public:
+  // Both must outlive it.
+  StateCalls(int32_t node, int32_t nodes, const PeerProofs& proofs,
+             const PeerCredentials& credentials)
+      : proofs_(proofs), credentials_(credentials), calls_(node, nodes, proofs.secret) {}
+
+  // Calls of before do not count any more.
+  void OnFormed(const v1::JoinReply& formed);
+  // Nobody waits for a group that forms anew any more.
+  void Stop();
+
+  // ---- of this node: blocking ----
+  absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
+                                        size_t elements);
+  absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request);
+
+  // ---- of other nodes ----
+  // Whether a node of the group makes this call now; if so, the answer will prove this node.
+  template <typename Request>
+  absl::Status Check(const char* method, const Request& request, grpc::ServerContext& context) {
+    absl::Status status =
+        CheckNodeName(*context.auth_context(), proofs_.tls_names, request.proof().node());
+    if (status.ok()) status = calls_.Check(method, request);
+    if (status.ok()) context.AddInitialMetadata(kReplyProof, calls_.ReplyProof(request.proof()));
+    return status;
+  }
+
+ private:
+  absl::StatusOr<StateTensor> ReadOnce(int32_t node, v1::ReadStateRequest request, size_t elements);
+  absl::Status WriteOnce(int32_t node, v1::WriteStateRequest request);
+  absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> StubOf(int32_t node);
+  // False: waited long enough.
+  bool MayCallAgain(const absl::Status& status, std::chrono::steady_clock::time_point deadline);
+
+  const PeerProofs& proofs_;
+  const PeerCredentials& credentials_;
+  PeerCalls calls_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopped_ DMUOND_GUARDED_BY(mutex_) = false;
+  std::vector<std::string> addresses_ DMUOND_GUARDED_BY(mutex_);  // by node
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_GROUP_STATE_CALLS_H_

@@ -1,0 +1,144 @@
+// One lane's process as the daemon sees it: started with a socket pair, spoken to in frames,
+// watched until it ends.
+//
+//   auto lane = LaneProcess::Start({.binary = "/usr/bin/dmuond-lane", .lane_index = 0,
+//                                   .device = "cpu:2"},
+//                                  {.on_report = …, .on_gone = …});
+//   RETURN_IF_ERROR((*lane)->Send(configure, {state_fd, staging_fd, table_fd, board_fd}));
+//
+// The process inherits its socket (descriptor 3), an empty stdin, and a pipe for stdout and stderr
+// that goes line by line into the daemon's log (field lane=). It is its own process group: a ctrl-C
+// in the daemon's terminal does not reach it.
+//
+// Threads: Send() and pid() from any. One thread of its own reads, writes what did not fit into the
+// socket, watches the process, and calls back, holding no lock.
+#ifndef DMUOND_SERVER_DAEMON_LANES_LANE_PROCESS_H_
+#define DMUOND_SERVER_DAEMON_LANES_LANE_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "dmuond/v1/lane.pb.h"
+#include "dmuond/wire/unique_fd.h"
+#include "kernels/mutex.h"
+#include "server/common/line_buffer.h"
+#include "server/daemon/lanes/outbox.h"
+
+namespace dmuond::server {
+
+using wire::UniqueFd;
+
+class LaneProcess {
+ public:
+  struct Options {
+    std::string binary;  // path of dmuond-lane
+    int lane_index = 0;  // on this node; for the log, and for who looks at processes
+    std::string device;  // "cpu:THREADS"
+    // Added to the daemon's own environment, or in place of what it says. For the CPU device,
+    // OPENBLAS_CORETYPE (if the daemon's environment has none) and OPENBLAS_NUM_THREADS=1 are set
+    // before these.
+    std::vector<std::pair<std::string, std::string>> environment;
+    int lock = -1;  // a descriptor that it inherits and never uses: see SocketDir::lock()
+    std::chrono::milliseconds stop_grace{3000};  // from Shutdown to SIGTERM, and then to SIGKILL
+  };
+  struct Callbacks {
+    std::function<void(const v1::LaneReport&, std::vector<UniqueFd>)> on_report;
+    // Once, after the last report, if the process ended before Stop() was called: "killed by signal
+    // 9 (Killed)", "exit code 1", then ": " and its last line on stderr where there is one.
+    std::function<void(std::string last_words)> on_gone;
+  };
+
+  // NOT_FOUND or PERMISSION_DENIED naming the binary when it cannot be started.
+  static absl::StatusOr<std::unique_ptr<LaneProcess>> Start(Options options, Callbacks callbacks);
+
+  ~LaneProcess();  // Stop()
+  LaneProcess(const LaneProcess&) = delete;
+  LaneProcess& operator=(const LaneProcess&) = delete;
+
+  // In order, never blocking; `fds` stay the caller's and may be closed at once. UNAVAILABLE,
+  // reason LANE_LOST: the process is gone. RESOURCE_EXHAUSTED: it has not read for a long time, or
+  // this process has no descriptors left; it is killed, for it has missed the command, unless that
+  // was its configuration.
+  absl::Status Send(const v1::LaneCommand& command, const std::vector<int>& fds = {});
+
+  [[nodiscard]] pid_t pid() const { return pid_; }
+
+  // Ends the process: Shutdown, SIGTERM, SIGKILL, with stop_grace between them. No callback begins
+  // after the call. Returns at once; may be repeated.
+  void BeginStop() DMUOND_EXCLUDES(mutex_);
+  // Whether the process is gone by then.
+  [[nodiscard]] bool WaitUntilGone(std::chrono::steady_clock::time_point deadline)
+      DMUOND_EXCLUDES(mutex_);
+  // BeginStop(), and waits for the end of the process and of a callback that runs.
+  // REQUIRES: not from a callback, and not with a lock that a callback takes.
+  void Stop();
+  // SIGKILL, without waiting; Stop() follows. on_gone is not called.
+  void Kill();
+  // SIGKILL for one that hangs; on_gone follows, with `why` before its last words.
+  void Condemn(std::string why) DMUOND_EXCLUDES(mutex_);
+  // Processor time that it has used, of all its threads; nullopt: it has ended.
+  [[nodiscard]] std::optional<std::chrono::milliseconds> ProcessorTime() const;
+
+ private:
+  LaneProcess(Options options, Callbacks callbacks, pid_t pid, UniqueFd socket, UniqueFd output,
+              UniqueFd pidfd, UniqueFd wake);
+
+  void Run();
+  void ReadReport();
+  void ReadOutput();
+  void ReadRest();
+  void FlushOutbox() DMUOND_EXCLUDES(mutex_);
+  void CloseSocket() DMUOND_EXCLUDES(mutex_);
+  void Keep(const std::string& line) DMUOND_EXCLUDES(mutex_);
+  [[nodiscard]] bool stopping() const DMUOND_EXCLUDES(mutex_);
+  [[nodiscard]] bool has_waiting() const DMUOND_EXCLUDES(mutex_);
+  void Signal(int signal) const;
+  void Wake() const;
+  void Escalate();
+  void ReportEnd() DMUOND_EXCLUDES(mutex_);
+
+  const Options options_;
+  const Callbacks callbacks_;
+  const pid_t pid_;
+  const UniqueFd socket_;
+  const UniqueFd output_;
+  const UniqueFd pidfd_;
+  const UniqueFd wake_;
+
+  // The thread's own.
+  bool socket_open_ = true;
+  bool output_open_ = true;
+  // When a process that has closed its socket, and so is of no use, is killed; max(): not yet.
+  std::chrono::steady_clock::time_point kill_at_ = std::chrono::steady_clock::time_point::max();
+  // What follows, and when, for one that has been told to stop; max(): nothing, or not yet.
+  int stop_signal_ = 0;
+  std::chrono::steady_clock::time_point escalate_at_ = std::chrono::steady_clock::time_point::max();
+  LineBuffer lines_;
+
+  mutable Mutex mutex_;
+  bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
+  bool deaf_ DMUOND_GUARDED_BY(mutex_) = false;  // nothing that is sent can arrive any more
+  bool gone_ DMUOND_GUARDED_BY(mutex_) = false;  // the process has ended and is reaped
+  CondVar gone_changed_;
+  Outbox outbox_ DMUOND_GUARDED_BY(mutex_);
+  std::string last_line_ DMUOND_GUARDED_BY(mutex_);  // that it wrote
+  std::string condemned_ DMUOND_GUARDED_BY(mutex_);  // why it was killed; empty: it was not
+
+  Mutex join_mutex_;  // two callers of Stop()
+  std::thread thread_ DMUOND_GUARDED_BY(join_mutex_);
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_LANES_LANE_PROCESS_H_

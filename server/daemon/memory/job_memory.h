@@ -1,0 +1,127 @@
+// All memory of one job on this node, held by descriptor: it outlives lanes and trainers, and goes
+// with this object.
+//
+//   lane        state and staging (device memory), state table and copy of the state (host memory)
+//   node        publish board (host memory)
+//   trainer     arenas (device memory), timeline page (host memory)
+//
+// Descriptors that the getters return stay this object's. Those of a trainer are valid until its
+// rank asks again or is dropped: the caller keeps the calls of one rank apart.
+//
+// Threads: any; allocations of different lanes and ranks run beside each other.
+#ifndef DMUOND_SERVER_DAEMON_MEMORY_JOB_MEMORY_H_
+#define DMUOND_SERVER_DAEMON_MEMORY_JOB_MEMORY_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/wire/timeline.h"
+#include "dmuond/wire/unique_fd.h"
+#include "kernels/cpu/cpu_memory.h"
+#include "kernels/device.h"
+#include "kernels/mutex.h"
+#include "scheduler/types.h"
+
+namespace dmuond::server {
+
+class JobMemory {
+ public:
+  struct Options {
+    std::string job;        // in the memory's names, for /proc and messages
+    int64_t bytes_max = 0;  // all of the job's memory on this node; 0: no limit
+  };
+
+  // `holder` makes device memory and must outlive this object. Host memory is made here.
+  JobMemory(kernels::MemoryHolder& holder, Options options);
+  ~JobMemory();  // PoisonAll(), then everything is closed
+  JobMemory(const JobMemory&) = delete;
+  JobMemory& operator=(const JobMemory&) = delete;
+
+  // RESOURCE_EXHAUSTED, reason MEMORY_EXHAUSTED, with the bytes wanted and the limit. A second call
+  // for the same lane, or for the board, replaces what was there: its old memory lives on only
+  // where a process maps it. Sizes must be > 0.
+  absl::Status AllocateLane(scheduler::LaneIndex lane, int64_t state_bytes, int64_t staging_bytes,
+                            int64_t table_bytes);
+  absl::Status AllocateBoard(int64_t bytes);
+  // For the copy of a lane's state that a snapshot is written from; 0 bytes: none.
+  absl::Status AllocateHostCopy(scheduler::LaneIndex lane, int64_t bytes);
+
+  // The descriptor of an arena. `kept`: it was there with this size already, from an earlier
+  // session of the rank, and has kept its contents; otherwise it is new and zero.
+  absl::StatusOr<int> Arena(scheduler::TrainerRank rank, uint32_t arena_id, int64_t bytes,
+                            bool& kept);
+  // The rank's next arenas are new ones.
+  void DropArenas(scheduler::TrainerRank rank);
+  // A fresh page set, header written, words zero; the rank's old one is poisoned first.
+  // INVALID_ARGUMENT: more than wire::kBucketsMax buckets.
+  absl::StatusOr<int> Timeline(scheduler::TrainerRank rank, uint32_t buckets);
+
+  // Ends the waits of a rank's trainer, or of all: poison into their `published` words. (Lanes wait
+  // for the other words; they are told by command.) Anybody who maps the page may do so at any
+  // time.
+  void Poison(scheduler::TrainerRank rank);
+  void PoisonAll();
+
+  // -1: not there.
+  [[nodiscard]] int state_fd(scheduler::LaneIndex lane) const;
+  [[nodiscard]] int staging_fd(scheduler::LaneIndex lane) const;
+  [[nodiscard]] int table_fd(scheduler::LaneIndex lane) const;
+  [[nodiscard]] int board_fd() const;
+  [[nodiscard]] int host_copy_fd(scheduler::LaneIndex lane) const;
+  [[nodiscard]] int arena_fd(scheduler::TrainerRank rank, uint32_t arena_id) const;
+  [[nodiscard]] int timeline_fd(scheduler::TrainerRank rank) const;
+  // The lane's state table as mapped here, size as allocated; shared, so that it outlives a
+  // replacement. nullptr: not there.
+  [[nodiscard]] std::shared_ptr<kernels::Mapping> table(scheduler::LaneIndex lane) const;
+  [[nodiscard]] std::shared_ptr<kernels::Mapping> host_copy(scheduler::LaneIndex lane) const;
+  [[nodiscard]] int64_t bytes() const;  // held now
+
+ private:
+  struct Block {
+    wire::UniqueFd fd;
+    int64_t bytes = 0;
+    std::shared_ptr<kernels::Mapping> mapping;  // host memory only
+  };
+  struct Lane {
+    Block state;
+    Block staging;
+    Block table;
+    Block host_copy;
+  };
+  struct Trainer {
+    std::map<uint32_t, Block> arenas;
+    Block timeline;
+    uint32_t buckets = 0;
+  };
+
+  absl::StatusOr<Block> MakeDevice(int64_t bytes, const std::string& what) DMUOND_EXCLUDES(mutex_);
+  absl::StatusOr<Block> MakeHost(int64_t bytes, const std::string& what) DMUOND_EXCLUDES(mutex_);
+  absl::StatusOr<Block> Make(kernels::MemoryHolder& holder, int64_t bytes, const std::string& what)
+      DMUOND_EXCLUDES(mutex_);
+  absl::Status Reserve(int64_t bytes, const std::string& what) DMUOND_EXCLUDES(mutex_);
+  void Return(const Block& block) DMUOND_REQUIRES(mutex_);
+  void Replace(Block& place, Block block) DMUOND_REQUIRES(mutex_);
+  static void PoisonPage(const Trainer& trainer);
+  [[nodiscard]] int LaneFd(scheduler::LaneIndex lane, Block Lane::*block) const
+      DMUOND_EXCLUDES(mutex_);
+
+  kernels::MemoryHolder& device_;
+  kernels::cpu::CpuMemoryHolder host_;
+  const Options options_;
+
+  mutable Mutex mutex_;
+  int64_t bytes_ DMUOND_GUARDED_BY(mutex_) = 0;  // held, or reserved by an allocation under way
+  std::map<scheduler::LaneIndex, Lane> lanes_ DMUOND_GUARDED_BY(mutex_);
+  std::map<scheduler::TrainerRank, Trainer> trainers_ DMUOND_GUARDED_BY(mutex_);
+  Block board_ DMUOND_GUARDED_BY(mutex_);
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_MEMORY_JOB_MEMORY_H_

@@ -1,0 +1,529 @@
+// dmuond: reads its configuration, opens its sockets, and serves until it is told to leave.
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <future>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "dmuond/fault/fault_point.h"
+#include "dmuond/wire/unique_fd.h"
+#include "kernels/cpu/core_type.h"
+#include "kernels/cpu/cpu_memory.h"
+#include "scheduler/job/impossible.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
+#include "server/daemon/calls/attach_server.h"
+#include "server/daemon/calls/grpc_socket.h"
+#include "server/daemon/calls/services.h"
+#include "server/daemon/calls/stream_watch.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/group/peers.h"
+#include "server/daemon/lanes/lane_bits.h"
+#include "server/daemon/process/config.h"
+#include "server/daemon/process/health_service.h"
+#include "server/daemon/process/library_logs.h"
+#include "server/daemon/process/reflection.h"
+#include "server/daemon/process/socket_dir.h"
+#include "server/storage/posix_storage.h"
+#include "server/storage/shared_directory.h"
+#include "server/version.h"
+
+namespace dmuond::server {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{100};
+constexpr std::chrono::milliseconds kLeavingTick{5};
+// A core that has not come through a tick for so long is not live: something holds its lock.
+constexpr std::chrono::seconds kTurnMax{10};
+// When everything is saved that can be: for the rest of leaving, lanes that do not end included.
+constexpr std::chrono::seconds kGoneWithin{10};
+// Exit codes: 0, nothing is lost; 1, an error; 2, wrong settings.
+constexpr int kNotSaved = 3;  // told to leave, and the last steps are in no snapshot
+// Threads that wait for calls. One polls at a time, the others sleep.
+constexpr int kPollersMin = 2;
+constexpr int kPollersMax = 32;
+// Of whatever is sent here; what may be larger comes in parts.
+constexpr int kMessageBytesMax = 4 << 20;
+// Of the port for probes, which anybody in the network may reach. A call beyond gets
+// RESOURCE_EXHAUSTED.
+constexpr int kProbeThreadsMax = kWatchesMax + 16;
+
+// What gRPC may hold of messages that come in and go out. It reads one whole before it refuses it
+// for its size. When there is more it breaks calls off, anybody's, and clients make them again.
+constexpr size_t kTrainersBytesMax = size_t{512} << 20;
+constexpr size_t kAdminBytesMax = size_t{64} << 20;
+// Streams that one connection has open at a time; further ones wait at its other end.
+constexpr int kStreamsMax = 8;
+constexpr int kAdminStreamsMax = 4;
+constexpr size_t kAdminConnectionsMax = 1024;
+constexpr size_t kAdminConnectionsPerUid = 32;
+constexpr int kAdminThreadsMax = 512;
+constexpr int64_t kThreadsMax = 1 << 15;
+// For a connection to `.admin` on which no call is made.
+constexpr std::chrono::seconds kIdleFor{30};
+constexpr std::chrono::seconds kShutdownWithin{1};
+// Beside connections: lanes, memory, snapshots, peers.
+constexpr int64_t kOwnDescriptors = 512;
+
+absl::StatusOr<std::unique_ptr<GrpcSocket>> WithTaken(
+    absl::StatusOr<std::unique_ptr<GrpcSocket>> socket, const std::string& path) {
+  if (socket.ok()) return socket;
+  return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+               Say("cannot listen on '", Named("address", path), "': ", socket.status().message()));
+}
+
+DaemonOptions OptionsOf(const Config& config, const std::string& token,
+                        storage::Storage* snapshots) {
+  DaemonOptions options;
+  options.node = config.node_rank;
+  options.nodes = config.nodes;
+  options.lanes = config.lanes;
+  options.threads_per_lane = config.threads;
+  options.lane_binary = config.lane_binary;
+  options.rail_address = config.rail_address;
+  options.socket = config.socket;
+  options.core_type = kernels::cpu::LaneCoreType();
+  options.token = token;
+  options.job_memory_bytes = config.job_memory_bytes;
+  options.step_timeout = config.step_timeout;
+  options.lane_timeout = config.lane_timeout;
+  options.coordinator.nodes = config.nodes;
+  options.coordinator.lanes_per_node = config.lanes;
+  options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
+  options.coordinator.costs = config.costs;
+  options.coordinator.estimates = scheduler::CpuCosts(config.threads);
+  options.coordinator.replan = config.replan;
+  options.coordinator.peer_message_bytes_max = config.peer_message_bytes_max;
+  options.coordinator.register_timeout = config.register_timeout;
+  options.coordinator.step.step_timeout = config.step_timeout;
+  options.coordinator.step.lane_timeout = config.lane_timeout;
+  options.coordinator.step.session_linger = config.session_linger;
+  options.coordinator.step.skips_max = config.skips_max;
+  options.storage = snapshots;
+  options.snapshot_keep = config.snapshot_keep;
+  options.snapshot_timeout = config.snapshot_timeout;
+  // options.snapshot_staging_bytes: a CPU lane's state is host memory, and is copied straight.
+  options.coordinator.snapshots = snapshots != nullptr;
+  options.coordinator.snapshot = {config.snapshot_every_steps, config.snapshot_every};
+  return options;
+}
+
+PeerOptions PeerOptionsOf(const Config& config, const std::string& secret) {
+  PeerOptions options;
+  options.node = config.node_rank;
+  options.nodes = config.nodes;
+  options.lanes = config.lanes;
+  options.lane_memory_bytes = config.lane_memory_bytes;
+  options.listen = config.peer_listen;
+  options.advertise = config.peer_advertise;
+  options.coordinator = config.coordinator;
+  options.allow_plaintext = config.allow_plaintext_peers;
+  options.tls_ca_file = config.peer_tls_ca;
+  options.tls_certificate_file = config.peer_tls_certificate;
+  options.tls_key_file = config.peer_tls_key;
+  if (!secret.empty()) options.proofs.secret.emplace(secret);
+  options.proofs.tls_names = config.peer_tls_names;
+  options.message_bytes_max = config.peer_message_bytes_max;
+  return options;
+}
+
+// Probes of an orchestrator come by TCP; nothing but health is served there. Null where not asked
+// for.
+absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& config,
+                                                                grpc::Service* health) {
+  if (config.health_address.empty()) return std::unique_ptr<grpc::Server>();
+  grpc::ServerBuilder builder;
+  builder.SetOption(WithoutReflection());
+  builder.RegisterService(health);
+  int port = 0;
+  builder.AddListeningPort(config.health_address, grpc::InsecureServerCredentials(), &port);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // Callers that do not read their answers hold threads, too.
+  grpc::ResourceQuota quota("probes");
+  builder.SetResourceQuota(quota.SetMaxThreads(kProbeThreadsMax));
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    return Error(
+        absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+        Say("cannot listen on '", Named("address", config.health_address), "' for health checks"));
+  }
+  return server;
+}
+
+ConnectionLimits::Limits LimitsOf(const Config& config) {
+  ConnectionLimits::Limits limits;
+  limits.all = static_cast<size_t>(config.connections_max);
+  limits.per_uid = static_cast<size_t>(config.connections_per_uid);
+  return limits;
+}
+
+GrpcSocket::Options SocketOf(const Config& config, const std::string& path) {
+  GrpcSocket::Options options;
+  options.path = path;
+  options.mode = config.socket_mode();
+  options.group = config.socket_gid;
+  return options;
+}
+
+// Trainers' calls. Other users' connections are closed before a byte of theirs is read.
+absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenForTrainers(const Config& config) {
+  GrpcSocket::Options options = SocketOf(config, config.socket);
+  options.allowed_uids = config.allowed_uids;
+  for (const uid_t always : {uid_t{0}, ::geteuid()}) options.allowed_uids->push_back(always);
+  options.limits = LimitsOf(config);
+  options.strange_for = config.claim_timeout;
+  return WithTaken(GrpcSocket::Listen(std::move(options)), config.socket);
+}
+
+// What every server here has in common.
+void SetUp(grpc::ServerBuilder& builder, bool reflection, int streams_max, int64_t threads_max,
+           size_t bytes_max) {
+  if (!reflection) builder.SetOption(WithoutReflection());
+  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, streams_max);
+  // A call beyond gets RESOURCE_EXHAUSTED.
+  grpc::ResourceQuota quota;
+  quota.Resize(bytes_max);
+  builder.SetResourceQuota(
+      quota.SetMaxThreads(static_cast<int>(std::min<int64_t>(threads_max, kThreadsMax))));
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+}
+
+// A server that takes its connections from a socket; both end with it.
+class SocketServer {
+ public:
+  SocketServer(std::unique_ptr<GrpcSocket> socket, std::unique_ptr<grpc::Server> server)
+      : socket_(std::move(socket)), server_(std::move(server)) {
+    socket_->Serve(*server_);
+  }
+  ~SocketServer() { Stop(); }
+  SocketServer(const SocketServer&) = delete;
+  SocketServer& operator=(const SocketServer&) = delete;
+  void Stop() {
+    socket_->Stop();
+    server_->Shutdown(std::chrono::system_clock::now() + kShutdownWithin);
+  }
+
+ private:
+  const std::unique_ptr<GrpcSocket> socket_;
+  const std::unique_ptr<grpc::Server> server_;  // ends first
+};
+
+// Who fills the trainers' socket does not keep an operator from looking, or ending it.
+absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& config,
+                                                               v1::Admin::Service* admin,
+                                                               grpc::Service* health) {
+  const std::string path = config.socket + SocketDir::kAdminSuffix;
+  GrpcSocket::Options options = SocketOf(config, path);
+  options.limits = {.all = kAdminConnectionsMax,
+                    .per_uid = kAdminConnectionsPerUid,
+                    .strangers_per_uid = kAdminConnectionsPerUid};
+  absl::StatusOr<std::unique_ptr<GrpcSocket>> socket =
+      WithTaken(GrpcSocket::Listen(std::move(options)), path);
+  if (!socket.ok()) return socket.status();
+  grpc::ServerBuilder builder;
+  SetUp(builder, config.reflection, kAdminStreamsMax, kAdminThreadsMax, kAdminBytesMax);
+  builder.RegisterService(admin);
+  builder.RegisterService(health);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                             static_cast<int>(std::chrono::milliseconds(kIdleFor).count()));
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr) return absl::InternalError("no server for administration");
+  return std::make_unique<SocketServer>(*std::move(socket), std::move(server));
+}
+
+// Each connection takes two descriptors of the trainers' socket, or two of the attach socket.
+void AllowDescriptors(const Config& config) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);  // down to what it was is possible, and no error
+  const auto wanted =
+      static_cast<rlim_t>(4 * int64_t{config.connections_per_uid} + kOwnDescriptors);
+  if (limit.rlim_max >= wanted) return;
+  log::Warn("one user's connections can take all descriptors (ulimit -n, --connections_per_uid)",
+            {{"descriptors", limit.rlim_max}, {"descriptors_for_one_user", wanted}});
+}
+
+// SIGTERM, SIGINT and SIGHUP come through a descriptor and stay blocked in every thread, so that
+// none of them, at no moment, can end the process by its default action. SIGHUP ends nothing: a
+// daemon in the background outlives the terminal that it was started in.
+class StopSignals {
+ public:
+  // Before any other thread exists: threads inherit the mask.
+  StopSignals() {
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    fd_.Reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+  }
+
+  [[nodiscard]] bool valid() const { return fd_.valid(); }
+
+  // Waits for at most `timeout`; true: a signal to stop came.
+  bool Wait(std::chrono::milliseconds timeout) {
+    pollfd polled{fd_.get(), POLLIN, 0};
+    if (::poll(&polled, 1, static_cast<int>(timeout.count())) <= 0) return false;
+    signalfd_siginfo signal;
+    if (::read(fd_.get(), &signal, sizeof(signal)) != sizeof(signal)) return false;
+    if (signal.ssi_signo != SIGHUP) return true;
+    log::Info("SIGHUP: the daemon goes on, with the settings that it was started with");
+    return false;
+  }
+
+ private:
+  UniqueFd fd_;
+};
+
+// Does what may hang, with the file server that it is about, before the daemon serves: a signal
+// ends it meanwhile.
+template <typename Work>
+auto UnlessStopped(StopSignals& signals, const Work& work) {
+  auto result = std::async(std::launch::async, work);
+  while (result.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    if (!signals.Wait(kLeavingTick)) continue;
+    log::Info("left before it served");
+    log::EndProcess(0);
+  }
+  return result.get();
+}
+
+[[noreturn]] void EndAtOnce() {
+  log::Warn("a second signal: ending at once");
+  log::EndProcess(1);
+}
+
+// The exit code.
+absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
+  if (!signals.valid()) return absl::ErrnoToStatus(errno, "signalfd");
+  absl::StatusOr<SocketDir> socket_dir =
+      SocketDir::Prepare(config.socket, config.socket_mode(), config.socket_gid);
+  if (!socket_dir.ok()) return socket_dir.status();
+  absl::StatusOr<std::string> token = config.ReadToken();
+  if (!token.ok()) return token.status();
+  AllowDescriptors(config);
+
+  std::unique_ptr<storage::Storage> snapshots;
+  uint32_t epoch = 0;  // newest of any snapshot
+  if (!config.snapshot_dir.empty()) {
+    absl::StatusOr<std::unique_ptr<storage::Storage>> opened =
+        storage::OpenPosixStorage(config.snapshot_dir);
+    if (!opened.ok()) return opened.status();
+    snapshots = *std::move(opened);
+    const absl::StatusOr<uint32_t> newest = UnlessStopped(signals, [&] {
+      if (config.node_rank == 0) {
+        storage::RemoveOldProofs(*snapshots).IgnoreError();  // they do no harm
+      }
+      return NewestEpoch(*snapshots);
+    });
+    if (!newest.ok()) return newest.status();
+    epoch = *newest;
+  }
+
+  kernels::cpu::CpuMemoryHolder memory;
+  DaemonOptions options = OptionsOf(config, *token, snapshots.get());
+  options.lock = socket_dir->lock();
+  Daemon daemon(std::move(options), memory);
+  AttachServer::Options attach_options;
+  attach_options.path = config.socket + SocketDir::kAttachSuffix;
+  attach_options.mode = config.socket_mode();
+  attach_options.group = config.socket_gid;
+  attach_options.allowed_uids = config.allowed_uids;
+  attach_options.claim_timeout = config.claim_timeout;
+  attach_options.limits = LimitsOf(config);
+  absl::StatusOr<std::unique_ptr<AttachServer>> attach = AttachServer::Start(
+      std::move(attach_options), {.on_gone = [&daemon](AttachId id) { daemon.OnAttachGone(id); }});
+  if (!attach.ok()) return attach.status();
+
+  std::unique_ptr<Peers> peers;
+  if (config.nodes > 1) {
+    const absl::StatusOr<std::string> secret = config.ReadPeerSecret();
+    if (!secret.ok()) return secret.status();
+    PeerOptions peer_options = PeerOptionsOf(config, *secret);
+    peer_options.epoch = epoch;
+    peer_options.snapshots = snapshots.get();
+    absl::StatusOr<v1::LaneBits> bits =
+        UnlessStopped(signals, [&] { return AskForBits(config.lane_binary, "cpu:1"); });
+    if (!bits.ok()) return bits.status();
+    peer_options.bits = *std::move(bits);
+    absl::StatusOr<std::unique_ptr<Peers>> started = Peers::Start(std::move(peer_options), daemon);
+    if (!started.ok()) return started.status();
+    peers = *std::move(started);
+  }
+  daemon.Bind(attach->get(), peers.get());
+  if (peers != nullptr) {
+    peers->Join();
+  } else {
+    daemon.OnFormed(epoch + 1);
+  }
+
+  std::atomic<bool> asked_to_drain{false};
+  HealthState health;
+  absl::StatusOr<std::unique_ptr<GrpcSocket>> socket = ListenForTrainers(config);
+  if (!socket.ok()) return socket.status();
+  StreamWatch streams;
+  const auto trainer_service = MakeTrainerService(daemon, **attach, **socket, streams);
+  const auto admin_elsewhere = MakeAdminElsewhere(config.socket + SocketDir::kAdminSuffix);
+  const auto admin_service =
+      MakeAdminService(daemon, [&asked_to_drain] { asked_to_drain.store(true); });
+  const auto admin_health = MakeHealthService(health);
+  const auto health_service = MakeHealthService(health);
+  const auto probe_service = MakeHealthService(health);
+  if (config.reflection) {
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // done already; keeps it linked
+  }
+  grpc::ServerBuilder builder;
+  // So that what one user's connections may hold leaves enough for every other user's.
+  SetUp(builder, config.reflection, kStreamsMax,
+        kStreamsMax * int64_t{config.connections_per_uid} *
+            static_cast<int64_t>(config.allowed_uids.size() + 2),
+        kTrainersBytesMax);
+  builder.RegisterService(trainer_service.get());
+  builder.RegisterService(admin_elsewhere.get());
+  builder.RegisterService(health_service.get());
+  // A waiting call holds a thread, and the default keeps two: each step would start and end some.
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, kPollersMin);
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, kPollersMax);
+  // Trainers ask by pings whether this process is stopped, in calls that wait for long.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  std::unique_ptr<grpc::Server> built = builder.BuildAndStart();
+  if (built == nullptr) return absl::InternalError("no server for trainers");
+  SocketServer server(*std::move(socket), std::move(built));
+  const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server =
+      StartAdminServer(config, admin_service.get(), admin_health.get());
+  if (!admin_server.ok()) return admin_server.status();
+  absl::StatusOr<std::unique_ptr<grpc::Server>> health_server =
+      StartHealthServer(config, probe_service.get());
+  if (!health_server.ok()) return health_server.status();
+  health.SetFor("live", kTurnMax);
+  health.Set("ready", daemon.formed());
+  log::Info("serving", {{"version", kBuildVersion},
+                        {"socket", config.socket},
+                        {"node", config.node_rank},
+                        {"nodes", config.nodes},
+                        {"lanes", config.lanes}});
+
+  std::thread drain;
+  std::atomic<bool> drained{false};
+  int exit_code = 0;
+  const auto begin_drain = [&] {
+    log::Info("leaving: finishing the step; a second signal ends at once");
+    health.Set("ready", false);
+    drain = std::thread([&] {
+      // What is lost is in the log.
+      if (!daemon.PrepareToLeave(config.drain_timeout).ok()) exit_code = kNotSaved;
+      drained.store(true);
+    });
+  };
+  // Of signals alone: `systemctl stop` during a drain that was asked for is the first.
+  bool signalled = false;
+  const auto on_signal = [&] {
+    if (std::exchange(signalled, true)) EndAtOnce();
+    if (drain.joinable()) log::Info("leaving already; a second signal ends at once");
+  };
+  while (!drained.load()) {
+    const bool stop = signals.Wait(kTick);
+    if (stop) on_signal();
+    if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
+    daemon.Tick();
+    streams.Tick();
+    health.SetFor("live", kTurnMax);
+    if (!drain.joinable()) health.Set("ready", daemon.formed());
+  }
+  drain.join();
+  // Beside this thread: calls, and streams of other daemons, may hang in the snapshot directory,
+  // which nothing can end but the end of the process.
+  std::atomic<bool> left{false};
+  bool everybody_ended = false;
+  std::thread leave([&] {
+    // The others hear of it by their stream's end, before lanes that they are connected with end.
+    if (peers != nullptr) peers->Stop();
+    everybody_ended = daemon.Leave();
+    health.Stop();
+    server.Stop();
+    (*admin_server)->Stop();
+    left.store(true);
+  });
+  const auto gone_by = std::chrono::steady_clock::now() + kGoneWithin;
+  while (!left.load() && std::chrono::steady_clock::now() < gone_by) {
+    if (signals.Wait(kLeavingTick)) on_signal();
+  }
+  if (!left.load()) {
+    log::Error("leaving without those who do not end", {{"waited_s", kGoneWithin.count()}});
+    log::EndProcess(exit_code);
+  }
+  leave.join();
+  log::Info("left");
+  if (!everybody_ended) log::EndProcess(exit_code);
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace dmuond::server
+
+int main(int argc, char** argv) {
+  using dmuond::server::Config;
+  // gRPC's locks are abseil's. Debian builds them with their search for lock cycles, which costs
+  // several microseconds in each call.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  dmuond::server::StopSignals signals;
+  // A reader of stderr, or of a connection, may go: that is an error of the write.
+  std::signal(SIGPIPE, SIG_IGN);
+  dmuond::server::log::FlushAtFatalSignals();
+  dmuond::server::LogForLibraries();
+  // Kept to the end: gRPC's own shutdown waits up to 10 s for the poller that a large transfer
+  // leaves behind.
+  grpc_init();
+  const absl::StatusOr<Config> config = dmuond::server::UnlessStopped(
+      signals, [&] { return dmuond::server::LoadConfig(argc, argv); });
+  if (!config.ok()) {
+    dmuond::server::log::WriteText(absl::StrCat("dmuond: ", config.status().message(), "\n"));
+    return 2;
+  }
+  if (!config->answer.empty()) {
+    std::cout << config->answer;
+    return 0;
+  }
+  if (config->print_config || config->check_config) {
+    if (config->print_config) std::cout << dmuond::server::ToText(*config);
+    return 0;
+  }
+  dmuond::server::log::SetLevel(config->log_level);
+  dmuond::server::log::SetFormat(config->log_format);
+  if (std::getenv("DMUOND_CHECKED") == nullptr) {  // which tests set
+    dmuond::scheduler::on_impossible = [](const std::string& what) {
+      dmuond::server::log::Error("an event that cannot be was refused", {{"what", what}});
+    };
+  }
+  if (dmuond::fault::ConnectFaultDriver()) {
+    dmuond::server::log::Warn("a test's fault driver may stop this process at any point");
+  }
+  const absl::StatusOr<int> served = dmuond::server::Serve(*config, signals);
+  if (!served.ok()) {
+    dmuond::server::log::Error("ended", {{"what", served.status()}});
+    return 1;
+  }
+  return *served;
+}

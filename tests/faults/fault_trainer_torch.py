@@ -1,0 +1,53 @@
+"""fault_trainer.py on dmuond.torch, with early signals and overlap_forward: seconds to start."""
+
+import torch
+from dmuond.torch import Muon
+from fault_trainer import LEARNING_RATE, Trainer, main
+from torch import nn
+
+
+class TorchTrainer(Trainer):
+    def __init__(self, options):
+        torch.set_num_threads(1)
+        torch.manual_seed(77)
+        self.options = options
+        self.unsaid = False
+        self.model = nn.Sequential(nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 24), nn.Tanh())
+        self.optimizer = Muon(
+            self.model,
+            lr=LEARNING_RATE,
+            weight_decay=0.01,
+            max_grad_norm=3,
+            overlap_forward=options.early,
+            bucket_bytes=1000,
+            address=options.address,
+            rank=options.rank,
+            world_size=options.world_size,
+            resume=options.resume,
+            verbose=False,
+        )
+        self.session = self.optimizer.session
+
+    @property
+    def weights(self):
+        return [parameter.detach().numpy() for parameter in self.model.parameters()]
+
+    def take_arenas(self):
+        """The optimizer has moved the parameters there."""
+
+    def first_weights(self):
+        """The optimizer has pushed them."""
+
+    def step(self, step):
+        chance = torch.Generator().manual_seed(1000 * step + self.options.rank)
+        output = self.model(torch.randn(8, 24, generator=chance))
+        if self.unsaid:
+            self.say("step")
+        self.optimizer.zero_grad()
+        output.square().mean().backward()
+        self.optimizer.trainer_state = str(step).encode()
+        self.optimizer.step()
+
+
+if __name__ == "__main__":
+    main(TorchTrainer)

@@ -1,0 +1,96 @@
+// A daemon whose core's lock is held for long by a message that takes long to handle: the group
+// stays, the health service says so, and everything goes on afterwards.
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/client/daemon_group.h"
+#include "tests/client/trainers.h"
+#include "tests/server/system/daemon_status.h"
+#include "tests/server/system/disk_driver.h"
+#include "tests/server/system/one_matrix.h"
+#include "tests/server/system/snapshot_world.h"
+
+namespace dmuond::testing {
+namespace {
+
+constexpr std::chrono::seconds kPatience{60};
+
+// Holds a daemon where it opens an attempt, which it does under its core's lock.
+class CoreHolder {
+ public:
+  CoreHolder()
+      : driver_(
+            scratch_.path() + "/points",
+            [this](pid_t pid, const std::string& /*point*/) {
+              return victim_.load() == pid ? "hold" : "go";
+            },
+            "daemon.open") {}
+  // From its next attempt on.
+  void Hold(const DaemonProcess& daemon) { victim_.store(daemon.pid()); }
+  [[nodiscard]] bool WaitHeld() { return driver_.WaitHeld(); }
+  void Release() {
+    victim_.store(0);
+    driver_.Release();
+  }
+
+ private:
+  const ScratchDirectory scratch_;
+  std::atomic<pid_t> victim_{0};
+  DiskDriver driver_;
+};
+
+// Whether its health service stops calling it live.
+bool StopsBeingLive(const DaemonProcess& daemon) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (daemon.WaitServing("live", std::chrono::seconds(2)).ok()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    // Between two looks: each leaves a watch behind for a quarter of a second, of which 64 may be.
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return true;
+}
+
+class HeldCoreTest : public ::testing::TestWithParam<size_t> {};
+INSTANTIATE_TEST_SUITE_P(NodeThatIsHeld, HeldCoreTest, ::testing::Values(0, 1));
+
+// Silence counts as death after 5 s, and a core is live for 10 s after it has turned.
+TEST_P(HeldCoreTest, TheGroupStaysAndOnlyLiveFailsThere) {
+  CoreHolder holder;
+  auto group = StartGroup(2, "cpu:1", {"--threads=1"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  const DaemonProcess& held = *(*group)[GetParam()];
+  const DaemonProcess& other = *(*group)[1 - GetParam()];
+  World world(
+      other.address(), 1, [](int32_t /*rank*/) { return OneMatrix(1); }, FillOneMatrix);
+  ASSERT_TRUE(world.complete());
+
+  holder.Hold(held);
+  const client::StepScalars scalars{.groups = {{.learning_rate = 0.1}}};
+  std::vector<absl::StatusOr<client::Outcome>> first;
+  std::thread trainer([&] { first = world.Step(scalars); });  // the next attempt is opened with it
+  EXPECT_TRUE(holder.WaitHeld());
+  EXPECT_TRUE(StopsBeingLive(held)) << held.Log();
+  EXPECT_TRUE(other.WaitServing("live", std::chrono::seconds(2)).ok()) << other.Log();
+  holder.Release();
+  trainer.join();
+
+  ASSERT_TRUE(first.at(0).ok()) << first[0].status();
+  const auto second = world.Step(scalars);
+  ASSERT_TRUE(second.at(0).ok()) << second[0].status();
+  EXPECT_EQ(second[0]->step, 2);
+  const absl::Status live = held.WaitServing("live", kPatience);
+  EXPECT_TRUE(live.ok()) << live;
+  for (const auto& daemon : *group) {
+    EXPECT_EQ(DaemonStatus(daemon->address()).Get().epoch(), 1) << daemon->Log();
+  }
+  world.Close();
+}
+
+}  // namespace
+}  // namespace dmuond::testing
