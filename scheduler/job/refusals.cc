@@ -71,6 +71,13 @@ absl::Status JobWasEnded(const std::string& job, int64_t step, const std::string
                    Named("last_committed_step", step), ": ", why));
 }
 
+absl::Status RankMoved(const std::string& job, int32_t rank, int32_t home, int32_t node) {
+  return Error(absl::StatusCode::kFailedPrecondition, "RANK_MOVED",
+               Say("rank ", Named("rank", rank), " of job '", Named("job", job),
+                   "' belongs to node ", Named("home_node", home), ", this is node ",
+                   Named("node", node), ": start its replacement there"));
+}
+
 absl::Status PredecessorRuns(int32_t rank, pid_t pid) {
   return Error(StatusCode::kUnavailable, "PREDECESSOR_RUNS",
                Say("the last trainer of rank ", Named("rank", rank), " (pid ", Named("pid", pid),

@@ -35,6 +35,9 @@ inline constexpr char kBeginAnew[] = "resume=\"discard\" (DMUOND_RESUME=discard)
 // On purpose, for who was in it.
 [[nodiscard]] absl::Status JobWasEnded(const std::string& job, int64_t step,
                                        const std::string& why);
+// Its trainer must be started on `home`.
+[[nodiscard]] absl::Status RankMoved(const std::string& job, int32_t rank, int32_t home,
+                                     int32_t node);
 [[nodiscard]] absl::Status PredecessorRuns(int32_t rank, pid_t pid);
 
 }  // namespace dmuond::scheduler

@@ -1,0 +1,405 @@
+// The sessions of this node's trainers: who may open one, what the coordinator is told of them, and
+// their end.
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
+#include "scheduler/convert/registrations.h"
+#include "scheduler/job/node_job.h"
+#include "scheduler/job/refusals.h"
+#include "scheduler/reason.h"
+
+namespace dmuond::scheduler {
+
+using Resume = v1::OpenSessionRequest;
+
+// ---- opening ----
+
+// Whether a replacement can be told where the job is: what the predecessor's last attempt has come
+// to has been heard, in this epoch, and nothing can be committed without the rank any more.
+bool NodeJob::KnowsItsStep(int32_t rank) const {
+  if (!job_->failed.ok() || !job_->steps.has_value()) return true;
+  const Attempt open = job_->steps->open().attempt;
+  const RankTable::Vacancy* vacancy = ranks_.VacancyOf(rank);
+  return !lanes_come() && EpochOf(open).value() == epoch_ &&
+         (vacancy == nullptr || open > vacancy->attempt);
+}
+
+absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
+  const auto refuse = [rank, &job = job_->name](const char* why) {
+    return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
+                 scheduler::Say("rank ", Named("rank", rank), " of job '", Named("job", job),
+                                "' cannot begin yet: ", Named("awaited", why), "; ask again"));
+  };
+  if (job_->phase == Phase::kFailed) return refuse("a job that was lost still has trainers");
+  if (job_->ending) return refuse("the last state of the job is being saved");
+  if (lanes_come()) return refuse("lanes are being replaced");
+  return refuse("the group has to form anew, or to say what became of the rank's last attempt");
+}
+
+std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(const Opening& opening, bool has_state,
+                                                       int64_t last_committed) const {
+  if (job_ != nullptr && job_->name != opening.job) return OtherJob(job_->name, opening.job);
+  if (job_ != nullptr && job_->world_size != opening.world_size) {
+    return WorldDiffers(job_->name, job_->world_size, opening.rank, opening.world_size);
+  }
+  if (const RankTable::Session* other = ranks_.OfRank(opening.rank); other != nullptr) {
+    return RankTwice(opening.job, opening.rank, static_cast<pid_t>(other->pid), other->client);
+  }
+  if (job_ != nullptr && job_->planned.plan != nullptr) {
+    const int32_t home = job_->planned.inputs->layout.trainers[opening.rank].node.value();
+    if (home != options_.node) return RankMoved(opening.job, opening.rank, home, options_.node);
+  }
+  if (has_state && opening.resume != Resume::RESUME_IF_PRESENT &&
+      opening.resume != Resume::RESUME_REQUIRE) {
+    return opening.resume == Resume::RESUME_DISCARD
+               ? LaunchHasState(opening.job, opening.launch, last_committed)
+               : JobHasState(opening.job, last_committed);
+  }
+  if (!has_state && opening.resume == Resume::RESUME_REQUIRE) return JobHasNoState(opening.job);
+  if (job_ != nullptr && !job_->failed.ok()) return job_->failed;
+  if (job_ != nullptr && job_->has_state && ranks_.VacancyOf(opening.rank) == nullptr) {
+    // Every rank has pushed to make the state: this one has closed its session since.
+    return Error(
+        absl::StatusCode::kUnavailable, "TRAINER_LOST",
+        scheduler::Say("rank ", Named("rank", opening.rank), " has left job '",
+                       Named("job", opening.job), "' at step ",
+                       Named("last_committed_step", job_->steps->last_committed().value()),
+                       ": a job ends when a rank closes its session; start it again when the other "
+                       "ranks have ended, or end it now: `dmuonctl job end ",
+                       opening.job, "`"));
+  }
+  return std::nullopt;
+}
+
+NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
+                                  const std::optional<std::optional<ResumePoint>>& resume,
+                                  node::Actions& actions) {
+  const auto not_formed = [&] {
+    return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
+                 scheduler::Say("the group of ", Named("nodes", options_.nodes),
+                                " daemons has not formed; `dmuonctl status` on node 0 says who is "
+                                "missing"));
+  };
+  if (leaves_) {
+    return Error(absl::StatusCode::kUnavailable, "DRAINING",
+                 scheduler::Say("this daemon is leaving"));
+  }
+  const bool discards = opening.resume == Resume::RESUME_DISCARD;
+  if (discards && job_ != nullptr && job_->name == opening.job && job_->launch != opening.launch) {
+    return MustDiscard{};
+  }
+  if (job_ == nullptr) {
+    // Of a session that begins while the group is broken nobody would hear.
+    if (epoch_ == 0) return Later{not_formed()};
+    if (!discards && !resume.has_value()) return NeedsResume{};
+  } else if (restores()) {
+    // What a rank gave with the step that the job goes back to comes with the snapshot.
+    return Later{NotReadyToOpen(opening.rank), /*restores=*/true};
+  } else if (job_->phase == Phase::kFailed || job_->ending || !KnowsItsStep(opening.rank)) {
+    // A job that was lost ends with its last session; who starts it again may be faster.
+    return Later{NotReadyToOpen(opening.rank)};
+  }
+  // What was found counts for the job that it begins.
+  const bool begins = job_ == nullptr;
+  const std::optional<ResumePoint> found =
+      begins && resume.has_value() ? *resume : std::optional<ResumePoint>();
+  const bool has_state = begins ? found.has_value() : HasOrGetsState();
+  const int64_t last_committed = begins && found.has_value() ? found->step() : LastCommitted();
+  if (auto why = WhyNotOpen(opening, has_state, last_committed); why.has_value()) return *why;
+
+  if (begins) {
+    BeginJob(opening.job, opening.world_size);
+    job_->launch = opening.launch;
+    if (found.has_value()) job_->snapshot.set_durable_step(found->step());
+    job_->resume = found;
+    if (!options_.snapshots) {
+      Say(node::Note::Level::kWarn,
+          "no snapshots are made: the job's state goes with this daemon (--snapshot_dir)");
+    }
+  }
+  RankTable::Session opened;
+  opened.id = opening.id;
+  opened.rank = opening.rank;
+  opened.pid = opening.pid;
+  opened.client = opening.client;
+  opened.home_lane = opening.home_lane;
+  opened.discards = discards;
+  const RankTable::Session& session = ranks_.Open(std::move(opened));
+  Tell(NewsOfSession(session));
+  Opened answer;
+  answer.incarnation = session.incarnation;
+  answer.job_incarnation = job_->wire.job_incarnation();
+  answer.has_state = has_state;
+  answer.last_committed = LastCommitted();
+  answer.durable_step = job_->snapshot.durable_step();
+  answer.trainer_state = TrainerStateOf(opening.rank);
+  answer.begins_job = begins;
+  actions = Take();
+  return answer;
+}
+
+void NodeJob::DropDenied(uint64_t id) {
+  if (ranks_.Find(id) != nullptr) ranks_.End(id, std::nullopt);
+  if (ranks_.empty() && job_ != nullptr && !planned()) job_.reset();
+}
+
+node::Actions NodeJob::ForgetDenied(uint64_t id) {
+  Do(node::SessionEnded{id});
+  DropDenied(id);
+  return Take();
+}
+
+node::Actions NodeJob::Discard(const Opening& opening) {
+  v1::MemberMessage message;
+  v1::EndJob& end = *message.mutable_end_job();
+  end.set_job(job_->name);
+  end.set_why(absl::StrCat("rank ", opening.rank, " begins it anew"));
+  end.set_node(options_.node);
+  v1::RankSession& discard = *end.mutable_discard();
+  discard.set_rank(opening.rank);
+  discard.set_node(options_.node);
+  discard.set_job(job_->name);
+  discard.set_discard(true);
+  discard.set_launch(opening.launch);
+  Tell(std::move(message));
+  return Take();
+}
+
+node::Actions NodeJob::AskForEnd(const std::string& why) {
+  v1::MemberMessage message;
+  message.mutable_end_job()->set_job(job_->name);
+  message.mutable_end_job()->set_why(why);
+  message.mutable_end_job()->set_node(options_.node);
+  Tell(std::move(message));
+  return Take();
+}
+
+// ---- what the coordinator is told ----
+
+v1::MemberMessage NodeJob::NewsOfSession(const RankTable::Session& session) const {
+  v1::MemberMessage message;
+  v1::RankSession& told = *message.mutable_rank_session();
+  told.set_rank(session.rank);
+  told.set_node(options_.node);
+  told.set_job(job_->name);
+  told.set_world_size(job_->world_size);
+  told.set_incarnation(session.incarnation);
+  told.set_pid(session.pid);
+  if (job_->resume.has_value()) told.set_restore_step(job_->resume->step());
+  // Once it has a plan the job is its launch's own: what is told again discards nothing.
+  told.set_discard(session.discards && !planned());
+  told.set_launch(job_->launch);
+  if (!planned() && job_->resume.has_value() && job_->resume->manifest.plan().has_costs()) {
+    *told.mutable_costs() = job_->resume->manifest.plan().costs();
+  }
+  return message;
+}
+
+v1::MemberMessage NodeJob::NewsOfAttached(const RankTable::Session& session) const {
+  v1::MemberMessage message;
+  v1::RankAttached& attached = *message.mutable_rank_attached();
+  attached.set_rank(session.rank);
+  attached.set_incarnation(session.incarnation);
+  attached.set_epoch(epoch_);
+  // Nobody asks a job with state what its ranks have begun with.
+  if (job_->has_state) return message;
+  attached.mutable_weight_digests()->Add(session.weight_digests.begin(),
+                                         session.weight_digests.end());
+  attached.set_broadcast(session.broadcast);
+  return message;
+}
+
+// ---- layout and memory ----
+
+absl::Status NodeJob::CheckReplacement(const RankTable::Session& session,
+                                       const v1::Registration& registration) const {
+  const absl::StatusOr<v1::Registration> known = RegistrationOf(job_->wire, session.rank);
+  if (!known.ok()) return known.status();
+  const v1::Registration& before = *known;
+  const auto differs = [&session, &job = job_->name](const std::string& what) {
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
+        scheduler::Say("rank ", Named("rank", session.rank), " replaces a trainer of job '",
+                       Named("job", job), "' but registers another ", what,
+                       "; start it with the model that the job has, or all ranks with "
+                       "DMUOND_RESUME=discard, which begins the job anew"));
+  };
+  if (before.node() != options_.node) {
+    return RankMoved(job_->name, session.rank, before.node(), options_.node);
+  }
+  if (before.SerializeAsString() == registration.SerializeAsString()) return absl::OkStatus();
+  if (before.parameters_size() != registration.parameters_size()) {
+    return differs(absl::StrCat("number of parameters: ", registration.parameters_size(),
+                                ", before ", before.parameters_size()));
+  }
+  for (int i = 0; i < before.parameters_size(); ++i) {
+    const v1::Parameter& was = before.parameters(i);
+    const v1::Parameter& is = registration.parameters(i);
+    if (was.SerializeAsString() == is.SerializeAsString()) continue;
+    return differs(absl::StrCat("parameter ", i, ": {", is.ShortDebugString(), "}, before {",
+                                was.ShortDebugString(), "}"));
+  }
+  const auto text = [](const auto& messages) {
+    std::string all;
+    for (const auto& message : messages) absl::StrAppend(&all, message.ShortDebugString(), ";");
+    return all;
+  };
+  if (text(before.fragments()) != text(registration.fragments())) return differs("set of boxes");
+  if (text(before.groups()) != text(registration.groups())) return differs("set of groups");
+  if (before.bucket_bytes() != registration.bucket_bytes()) {
+    return differs(absl::StrCat("bucket_bytes: ", registration.bucket_bytes(), ", before ",
+                                before.bucket_bytes()));
+  }
+  return absl::OkStatus();
+}
+
+node::Actions NodeJob::Register(uint64_t id, v1::Registration registration,
+                                std::shared_ptr<const Registration> layout) {
+  v1::MemberMessage message;
+  *message.mutable_registration() = Pack(registration);
+  ranks_.Register(id, std::move(registration), std::move(layout));
+  Tell(std::move(message));
+  return Take();
+}
+
+std::optional<absl::Status> NodeJob::WhyNotYetMapped(uint64_t id) const {
+  const auto not_yet = Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
+                             scheduler::Say("not every node's lanes were ready in time"));
+  if (!job_->steps.has_value() || lanes_come() || epoch_ == 0) return not_yet;
+  // A replacement joins the attempt after the one that its predecessor's death has ended.
+  const RankTable::Vacancy* vacancy = ranks_.VacancyOf(ranks_.Find(id)->rank);
+  if (vacancy != nullptr && job_->steps->open().attempt <= vacancy->attempt) return not_yet;
+  return std::nullopt;
+}
+
+node::Actions NodeJob::BeginMapping(uint64_t id, v1::LaneCommand command) {
+  ranks_.BeginMapping(id, command);
+  // A lane that is gone is replaced, and the new one maps what is attached.
+  node::CommandLanes order;
+  for (size_t i = 0; i < job_->lanes.size(); ++i) {
+    order.lanes.emplace_back(static_cast<int32_t>(i));
+  }
+  order.command = std::move(command);
+  Do(std::move(order));
+  return Take();
+}
+
+bool NodeJob::AllMapped(uint64_t id) const {
+  return !lanes_come() && job_->steps.has_value() &&
+         ranks_.Find(id)->lanes_mapped.size() == job_->lanes.size();
+}
+
+node::Actions NodeJob::Attach(uint64_t id, std::vector<std::string> weight_digests,
+                              bool broadcast) {
+  ranks_.Attach(id, job_->steps->open().attempt, std::move(weight_digests), broadcast);
+  node::Actions publishes;
+  if (job_->has_state) publishes = PublishSince(id, /*has=*/0);
+  for (node::Action& action : publishes) Do(std::move(action));
+  Tell(NewsOfAttached(*ranks_.Find(id)));
+  Wake();
+  return Take();
+}
+
+node::Actions NodeJob::PublishSince(uint64_t id, uint64_t has) {
+  const Attempt open = job_->steps->open().attempt;
+  // Lanes that are new since then publish to everybody, under an attempt of the new epoch.
+  if (open.value() - 1 <= has || lanes_come() || EpochOf(open).value() != epoch_) return Take();
+  v1::LaneCommand republish;
+  republish.mutable_republish()->set_attempt(open.value() - 1);
+  republish.mutable_republish()->add_ranks(ranks_.Find(id)->rank);
+  ToReadyLanes(republish);
+  return Take();
+}
+
+node::Actions NodeJob::Acknowledge(uint64_t id) {
+  ranks_.Acknowledge(id);
+  if (!lanes_come()) Tell(NewsOfAttached(*ranks_.Find(id)));
+  Wake();
+  return Take();
+}
+
+// ---- their end ----
+
+node::Actions NodeJob::Close(uint64_t id) {
+  EndSession(id, /*closed=*/true,
+             absl::StrCat("rank ", ranks_.Find(id)->rank, " closed its session"));
+  return Take();
+}
+
+node::Actions NodeJob::OnTrainerGone(uint64_t id, const std::string& why) {
+  if (ranks_.Find(id) != nullptr) EndSession(id, /*closed=*/false, why);
+  return Take();
+}
+
+void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
+  const bool denied = !ranks_.Find(id)->denied.ok();
+  std::optional<Attempt> vacant;
+  // The coordinator knows whether there is something to wait for, or all have to begin anew.
+  if (!closed && !denied && planned() && job_->failed.ok()) {
+    // The attempt that ends with it. One that a job has gone back to waits for all ranks instead.
+    vacant = job_->steps.has_value() && !begins_from_snapshot() ? job_->steps->open().attempt
+                                                                : Attempt(0);
+  }
+  const RankTable::Session session = ranks_.End(id, vacant);
+  // The lanes keep what a dead trainer has: the daemon holds that memory, what is committed is
+  // published into it, and the replacement maps it again.
+  if (session.mapped() && closed) {
+    v1::LaneCommand command;
+    command.mutable_detach()->set_rank(session.rank);
+    command.mutable_detach()->set_incarnation(session.incarnation);
+    ToReadyLanes(command);
+  }
+  if (closed) {
+    Say(node::Note::Level::kInfo, "session closed", {{"rank", session.rank}, {"pid", session.pid}});
+  } else {
+    Say(node::Note::Level::kWarn, "trainer gone",
+        {{"step", LastCommitted()},
+         {"rank", session.rank},
+         {"pid", session.pid},
+         {"what", detail}});
+  }
+  Do(node::SessionEnded{id});
+  Wake();
+  // The coordinator may have taken one that this node has denied. Such a one has died, however it
+  // ends: the rank may come again, as one that has closed its session may not.
+  v1::MemberMessage message;
+  v1::RankGone& gone = *message.mutable_rank_gone();
+  gone.set_rank(session.rank);
+  gone.set_closed(closed && !denied);
+  gone.set_detail(detail);
+  gone.set_incarnation(session.incarnation);
+  ranks_.KeepGone(gone);
+  if (closed) ranks_.DropAttachment(session.rank);
+  Tell(std::move(message));
+  if (denied) DropDenied(id);
+  if (job_ != nullptr && job_->phase == Phase::kFailed && ranks_.empty()) {
+    EndJob("nobody is left in a job that was lost");
+  }
+}
+
+void NodeJob::OnExpel(const v1::ExpelRank& expel) {
+  const RankTable::Session* session = ranks_.OfRank(expel.rank());
+  if (session == nullptr || session->first_attempt.value() > expel.attempt()) return;
+  EndSession(session->id, /*closed=*/false,
+             absl::StrCat("rank ", session->rank, " (pid ", session->pid,
+                          ") counts as dead: ", expel.detail()));
+}
+
+bool NodeJob::Expel(const std::vector<int32_t>& ranks, const std::string& why) {
+  bool any = false;
+  for (const int32_t rank : ranks) {
+    const RankTable::Session* session = ranks_.OfRank(rank);
+    if (session == nullptr) continue;
+    any = true;
+    EndSession(session->id, /*closed=*/false,
+               absl::StrCat("rank ", rank, " (pid ", session->pid,
+                            ") counts as dead: it has submitted, and its device has not come to "
+                            "it; ",
+                            why));
+  }
+  return any;
+}
+
+}  // namespace dmuond::scheduler

@@ -1,0 +1,133 @@
+// This node's part in the job's snapshots, and what the coordinator is asked for on behalf of who
+// wants one, or wants the job to go back to one, or wants this node to leave.
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "scheduler/job/node_job.h"
+
+namespace dmuond::scheduler {
+
+void NodeJob::OnSave(const v1::SaveState& save) {
+  if (job_ == nullptr || !job_->host_copies) return;
+  job_->ending = job_->ending || save.last();
+  const SnapshotPart::Order order =
+      job_->snapshot.OnSave(save, {.lanes_ready = job_->lanes.all_ready(),
+                                   .applied_attempt = job_->applied_attempt,
+                                   .disk_hangs = disk_hangs_});
+  if (const auto* answer = std::get_if<v1::SnapshotWritten>(&order)) {
+    v1::MemberMessage message;
+    *message.mutable_snapshot_written() = *answer;
+    return Tell(std::move(message));
+  }
+  const auto* write = std::get_if<SnapshotPart::Write>(&order);
+  if (write == nullptr) return;
+  node::WriteSnapshot snapshot;
+  snapshot.save = save;
+  snapshot.abandoned = write->abandoned;
+  for (const auto& [rank, state] : job_->trainer_states) {
+    if (!state.bytes.empty()) snapshot.trainers[TrainerRank(rank)] = state.bytes;
+  }
+  Do(std::move(snapshot));
+  if (!write->abandoned.empty()) return;
+  v1::LaneCommand command;
+  command.mutable_snapshot()->set_attempt(save.attempt());
+  ToReadyLanes(command);
+}
+
+void NodeJob::OnCopied(LaneIndex lane, const v1::LaneReport::Copied& copied) {
+  if (copied.attempt() != job_->snapshot.attempt()) return;
+  for (const int32_t unit : copied.non_finite()) {
+    const Plan& plan = *job_->planned.plan;
+    if (unit < 0 || unit >= static_cast<int32_t>(plan.units.size())) continue;
+    job_->snapshot.OnNonFinite(
+        copied.attempt(),
+        absl::StrCat("the weights of parameter '",
+                     job_->planned.inputs->layout.parameters[plan.units[unit].parameter].name,
+                     "' are infinite or NaN; the job ends with its next step"));
+  }
+  Do(node::Copied{lane, copied});
+  if (!copied.complete()) return;
+  Say(node::Note::Level::kDebug, "state copied",
+      {{"lane", lane.value()}, {"held_us", copied.held_us()}});
+}
+
+node::Actions NodeJob::OnWritten(uint64_t attempt,
+                                 const absl::StatusOr<std::vector<v1::SnapshotFile>>& files) {
+  if (job_ == nullptr) return Take();
+  std::optional<v1::SnapshotWritten> answer =
+      job_->snapshot.OnWritten(attempt, files.ok() ? *files : std::vector<v1::SnapshotFile>(),
+                               std::string(files.status().message()));
+  if (answer.has_value()) {
+    v1::MemberMessage message;
+    *message.mutable_snapshot_written() = *std::move(answer);
+    Tell(std::move(message));
+  }
+  return Take();
+}
+
+node::Actions NodeJob::OnDiskHangs(const std::string& how) {
+  if (job_ == nullptr) return Take();
+  std::optional<v1::SnapshotWritten> answer = job_->snapshot.OnDiskHangs(how);
+  if (answer.has_value()) {
+    Do(node::GiveUpCopies{how});
+    v1::MemberMessage message;
+    *message.mutable_snapshot_written() = *std::move(answer);
+    Tell(std::move(message));
+  }
+  return Take();
+}
+
+void NodeJob::OnSnapshotDone(const v1::SnapshotDone& done) {
+  if (job_ == nullptr) return;
+  if (job_->snapshot.OnDone(done)) Do(node::ForgetCopies{});
+  if (done.error().empty()) {
+    Say(node::Note::Level::kInfo, "snapshot written", {{"step", done.step()}});
+  } else if (done.reason() != "JOB_HAS_NO_STATE") {
+    Say(node::Note::Level::kWarn, "a snapshot failed; training goes on",
+        {{"step", done.step()},
+         {"durable_step", done.has_durable_step() ? absl::StrCat(done.durable_step()) : "none"},
+         {"what", done.error()}});
+  }
+  Wake();
+}
+
+bool NodeJob::Saved() const {
+  return job_ != nullptr && job_->snapshot.Saved(job_->applied_attempt);
+}
+
+node::Actions NodeJob::AskForSnapshot() {
+  v1::MemberMessage message;
+  message.mutable_snapshot_request()->set_node(options_.node);
+  Tell(std::move(message));
+  return Take();
+}
+
+node::Actions NodeJob::AskToGoBack(int64_t step, const std::string& why) {
+  v1::MemberMessage message;
+  message.mutable_load_snapshot()->set_step(step);
+  message.mutable_load_snapshot()->set_why(why);
+  message.mutable_load_snapshot()->set_epoch(epoch_);
+  Tell(std::move(message));
+  return Take();
+}
+
+// ---- departures ----
+
+node::Actions NodeJob::AskToHalt(std::chrono::milliseconds patience) {
+  v1::MemberMessage message;
+  message.mutable_leaving()->set_node(options_.node);
+  message.mutable_leaving()->set_patience_ms(patience.count());
+  Tell(std::move(message));
+  return Take();
+}
+
+void NodeJob::OnHalted(const v1::Halted& halted) {
+  Say(node::Note::Level::kInfo, "a daemon is leaving",
+      {{"node", halted.node()}, {"step", halted.step()}});
+  if (halted.node() != options_.node) return;
+  halted_ = true;
+  Wake();
+}
+
+}  // namespace dmuond::scheduler

@@ -1,0 +1,163 @@
+// The ranks of one job that run on one node: which of them has a session, how far it has come, and
+// what a replacement must know of its predecessor. Pure.
+//
+//                     open    register    attach       tell        goes back        acknowledge
+//                     ends
+//   Empty             Open    x           x            x           Empty            x            x
+//   Vacant            Open    x           x            x           Vacant           x            x
+//   Open              x       Registered  x            x           Open             x (1)
+//   Registered        x       Registered  Mapped       x           Registered       x (1) Mapped x
+//   x           Mapped       Attached    Mapped           x            (1) Attached          x x x
+//   Attached    MustAcknowledge  x            (1) MustAcknowledge   x       x           x x
+//   MustAcknowledge  Attached     (1)
+//
+// (1) Vacant where its trainer has died and may be replaced; else Empty. x: impossible
+// (impossible.h). A layout that is refused brings every session back to Open.
+//
+// A session is Mapped when every lane has mapped its memory: its trainer can submit. It is Attached
+// when its trainer has been told so, with the step that it begins at; before that it need not hear
+// that the job goes back.
+#ifndef DMUOND_SCHEDULER_JOB_RANK_TABLE_H_
+#define DMUOND_SCHEDULER_JOB_RANK_TABLE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "dmuond/v1/lane.pb.h"
+#include "dmuond/v1/peer.pb.h"
+#include "scheduler/layout.h"
+#include "scheduler/step.h"
+#include "scheduler/types.h"
+
+namespace dmuond::scheduler {
+
+// That a job goes back to a step, as its trainers hear of it.
+struct Rollback {
+  int64_t to_step = 0;
+  uint32_t epoch = 0;  // that began with it: no two rollbacks have the same; 0: there was none
+  // Somebody has loaded a snapshot. Else memory was lost, and a trainer that stands at this step
+  // need not know.
+  bool asked = false;
+
+  bool operator==(const Rollback& other) const {
+    return to_step == other.to_step && epoch == other.epoch;
+  }
+};
+
+class RankTable {
+ public:
+  enum class State : uint8_t {
+    kEmpty,
+    kVacant,
+    kOpen,
+    kRegistered,
+    kMapped,
+    kAttached,
+    kMustAcknowledge
+  };
+
+  // A trainer of this node, from OpenSession until it closes or is gone.
+  struct Session {
+    uint64_t id = 0;  // given by who opens it; no two have the same
+    int32_t rank = 0;
+    uint64_t incarnation = 0;  // of the rank: 1, 2, …
+    int64_t pid = 0;           // 0: not known
+    std::string client;        // "dmuond-python 1.2": for people
+    int32_t home_lane = 0;
+    bool discards = false;  // RESUME_DISCARD
+    State state = State::kOpen;
+
+    v1::Registration registration;               // as sent to the coordinator
+    std::shared_ptr<const Registration> layout;  // the same, parsed; null: not registered
+    absl::Status refused;                        // why the whole layout was refused last
+    int64_t refusals = 0;                        // how often
+    absl::Status denied;                         // the group does not take this session
+    std::set<LaneIndex> lanes_mapped;            // lanes that have mapped the trainer's memory
+    absl::Status map_error;                      // why a lane cannot
+    std::vector<std::string> weight_digests;     // AttachBuffersRequest's
+    bool broadcast = false;                      // AttachBuffersRequest's
+    Attempt first_attempt;                       // open when it was mapped
+    std::optional<Rollback> must_acknowledge;    // in kMustAcknowledge
+    std::optional<Rollback> acknowledged;        // the last one
+    // It can submit.
+    [[nodiscard]] bool mapped() const { return state >= State::kMapped; }
+  };
+
+  // The place of a trainer that has died, until its replacement is mapped.
+  struct Vacancy {
+    int64_t pid = 0;
+    uint64_t session = 0;  // id of the dead trainer's
+    Attempt attempt;       // open when it died, and ended by that; 0: it ends none
+  };
+
+  [[nodiscard]] State StateOf(int32_t rank) const;
+  [[nodiscard]] const std::map<uint64_t, Session>& sessions() const { return sessions_; }
+  [[nodiscard]] bool empty() const { return sessions_.empty(); }
+  // Null: there is none.
+  [[nodiscard]] const Session* Find(uint64_t id) const;
+  [[nodiscard]] const Session* OfRank(int32_t rank) const;
+  [[nodiscard]] const Vacancy* VacancyOf(int32_t rank) const;
+  [[nodiscard]] const std::map<int32_t, Vacancy>& vacancies() const { return vacancies_; }
+
+  // The session's incarnation is given here. REQUIRES: the rank is Empty or Vacant.
+  const Session& Open(Session session);
+  // REQUIRES: Open or, with the same layout, Registered.
+  void Register(uint64_t id, v1::Registration registration,
+                std::shared_ptr<const Registration> layout);
+  // The coordinator takes no part of what was registered.
+  void RefuseAll(const absl::Status& why);
+  void Deny(int32_t rank, uint64_t incarnation, const absl::Status& why);
+
+  // Lanes are to map the memory of a session, by this command; lanes that are new later, too.
+  void BeginMapping(uint64_t id, v1::LaneCommand command);
+  void OnLaneMapped(int32_t rank, uint64_t incarnation, LaneIndex lane, const std::string& error);
+  // Lanes are replaced: none of the new ones has mapped anything.
+  void ForgetMappings();
+  // By rank: the commands by which lanes have mapped what trainers, dead ones too, have attached.
+  [[nodiscard]] const std::map<int32_t, v1::LaneCommand>& attachments() const {
+    return attachments_;
+  }
+  // What the rank has attached before goes with the trainer that attached it.
+  void DropAttachment(int32_t rank) { attachments_.erase(rank); }
+  // Every lane has mapped it. The rank is not vacant any more.
+  void Attach(uint64_t id, Attempt open, std::vector<std::string> weight_digests, bool broadcast);
+  // Its trainer is told so.
+  void Tell(uint64_t id);
+
+  void GoBack(const Rollback& back);
+  void Acknowledge(uint64_t id);
+
+  // The session ends. `vacant`: its trainer has died, and its place waits for a replacement; the
+  // attempt is the one that ends by that.
+  Session End(uint64_t id, std::optional<Attempt> vacant);
+  // The last end of a session of each rank that the coordinator was told.
+  void KeepGone(const v1::RankGone& gone) { gone_[gone.rank()] = gone; }
+  [[nodiscard]] const std::map<int32_t, v1::RankGone>& gone() const { return gone_; }
+  // In a new epoch every attempt is newer than those in which trainers have died.
+  void VacanciesEndNothing();
+  // The job ends; incarnations go on.
+  void Clear();
+
+ private:
+  [[nodiscard]] Session& At(uint64_t id) { return sessions_.at(id); }
+  // Logs, or ends the program: see impossible.h. Always false.
+  bool Refuse(const Session& session, const char* event) const;
+
+  std::map<uint64_t, Session> sessions_;            // by id
+  std::map<int32_t, Vacancy> vacancies_;            // by rank
+  std::map<int32_t, uint64_t> incarnations_;        // by rank: the newest
+  std::map<int32_t, v1::LaneCommand> attachments_;  // by rank
+  std::map<int32_t, v1::RankGone> gone_;            // by rank
+};
+
+[[nodiscard]] const char* Name(RankTable::State state);
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_JOB_RANK_TABLE_H_
