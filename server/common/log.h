@@ -12,13 +12,13 @@
 #include <cmath>
 #include <concepts>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace dmuond::server::log {
 
@@ -51,7 +51,7 @@ struct Field {
   std::string value;
   bool number = false;  // JSON needs no quotes
 };
-using Fields = std::initializer_list<Field>;
+using Fields = absl::Span<const Field>;
 
 void Write(Level level, absl::string_view message, Fields fields = {});
 inline void Trace(absl::string_view message, Fields fields = {}) {

@@ -147,7 +147,7 @@ class SteppingTrainer {
     absl::Status status = Open();
     if (status.ok()) status = Register();
     if (status.ok()) status = trainer_.Attach();
-    if (status.ok() && !daemon_.Status().job().has_durable_step()) (void)trainer_.Push();
+    if (status.ok() && !daemon_.admin().Status().job().has_durable_step()) (void)trainer_.Push();
     for (int failures = 0; status.ok() && !stop_ && failures < kFailuresMax;) {
       if (!Step()) ++failures;
     }
@@ -169,7 +169,7 @@ class SteppingTrainer {
     return trainer_.Call(LayoutOf(trainer_), &reply);
   }
   bool Step() {
-    const v1::JobStatus job = daemon_.Status().job();
+    const v1::JobStatus job = daemon_.admin().Status().job();
     trainer_.set_attempt(job.attempt());
     v1::SubmitStepReply reply;
     const absl::Status status =
@@ -182,7 +182,8 @@ class SteppingTrainer {
     *request.mutable_key() = trainer_.key();
     request.set_to_step(outcome.to_step());
     request.set_epoch(outcome.epoch());
-    const bool acknowledged = daemon_.AckRollback(request, [this] { return stop_.load(); }).ok();
+    const bool acknowledged =
+        daemon_.buffers().AckRollback(request, [this] { return stop_.load(); }).ok();
     if (acknowledged) ++reached["acknowledged"];
     return acknowledged;
   }
@@ -200,16 +201,16 @@ class Member {
       : socket_(socket), storage_(disk.storage()), daemon_(Options(disk, socket), memory_) {
     auto attach =
         AttachServer::Start({.path = socket + SocketDir::kAttachSuffix},
-                            {.on_gone = [this](AttachId id) { daemon_.OnAttachGone(id); }});
+                            {.on_gone = [this](AttachId id) { daemon_.core().OnAttachGone(id); }});
     if (!attach.ok()) Die(attach.status().ToString());
     attach_ = *std::move(attach);
     daemon_.Bind(attach_.get(), &links_);
-    daemon_.OnFormed(kEpoch);
+    daemon_.core().OnFormed(kEpoch);
   }
   ~Member() {
     if (trainer_ != nullptr) trainer_->Stop();
-    daemon_.OnCoordinatorGone("the input has ended");  // wakes who waits
-    if (!daemon_.Leave()) Die("the thread for disks is still at something");
+    daemon_.core().OnCoordinatorGone("the input has ended");  // wakes who waits
+    if (!daemon_.admin().Leave()) Die("the thread for disks is still at something");
     trainer_.reset();
     while (const auto told = links_.Take(milliseconds(0))) Count(*told);
     attach_.reset();
@@ -227,24 +228,24 @@ class Member {
       (void)AnswerDirectory(storage_, kNode, message.directory_proof());
     }
     if (message.has_roll_back()) goes_back_ = true;
-    daemon_.OnCoordinatorMessage(message);
+    daemon_.core().OnCoordinatorMessage(message);
     Settle(message);
   }
   void ReadState(const v1::ReadStateRequest& request) {
     const auto hangs_up = steady_clock::now() + 10 * kSoon;
-    const auto read =
-        daemon_.ReadStateForPeer(request, [&] { return steady_clock::now() >= hangs_up; });
+    const auto read = daemon_.tensors().ReadStateForPeer(
+        request, [&] { return steady_clock::now() >= hangs_up; });
     if (read.ok()) ++reached["reads"];
   }
   void WriteState(const v1::WriteStateRequest& request) {
-    if (daemon_.WriteStateForPeer(request).ok()) ++reached["writes"];
+    if (daemon_.tensors().WriteStateForPeer(request).ok()) ++reached["writes"];
   }
   void FormAnew() {
-    daemon_.OnCoordinatorGone("the link is cut");
-    daemon_.OnFormed(daemon_.newest_epoch() + 1);
+    daemon_.core().OnCoordinatorGone("the link is cut");
+    daemon_.core().OnFormed(daemon_.newest_epoch() + 1);
   }
   void KillALane() {
-    const v1::GetStatusReply status = daemon_.Status();
+    const v1::GetStatusReply status = daemon_.admin().Status();
     if (status.lanes().empty() || status.lanes(0).pid() == 0) return;
     ::kill(status.lanes(0).pid(), SIGKILL);
     (void)Await([](const v1::MemberMessage& told) { return told.has_lane_lost(); }, kLanesStart);
@@ -270,7 +271,7 @@ class Member {
   bool Await(const Kind& kind, milliseconds patience) {
     const auto deadline = steady_clock::now() + patience;
     for (;;) {
-      daemon_.Tick();
+      daemon_.core().Tick();
       if (const auto told = links_.Take(milliseconds(1))) {
         Count(*told);
         if (kind(*told)) return true;
@@ -281,14 +282,14 @@ class Member {
   }
   // The job's memory is being made, or its lanes start.
   [[nodiscard]] bool Prepares() {
-    const v1::GetStatusReply status = daemon_.Status();
+    const v1::GetStatusReply status = daemon_.admin().Status();
     if (status.lanes().empty()) return status.job().state() == "preparing";
     return std::any_of(status.lanes().begin(), status.lanes().end(),
                        [](const v1::LaneStatus& lane) { return lane.state() == "starting"; });
   }
 
   [[nodiscard]] bool TrainerIs(const std::string& state) {
-    const v1::JobStatus job = daemon_.Status().job();
+    const v1::JobStatus job = daemon_.admin().Status().job();
     return !job.trainers().empty() && job.trainers(0).state() == state;
   }
 

@@ -18,25 +18,25 @@ class AdminService final : public v1::Admin::Service {
 
   grpc::Status GetStatus(ServerContext* /*context*/, const v1::GetStatusRequest* /*request*/,
                          v1::GetStatusReply* reply) override {
-    *reply = daemon_.Status();
+    *reply = daemon_.admin().Status();
     return grpc::Status::OK;
   }
   grpc::Status ListJobs(ServerContext* /*context*/, const v1::ListJobsRequest* /*request*/,
                         v1::ListJobsReply* reply) override {
-    const v1::GetStatusReply status = daemon_.Status();
+    const v1::GetStatusReply status = daemon_.admin().Status();
     if (status.has_job()) *reply->add_jobs() = status.job();
     return grpc::Status::OK;
   }
   grpc::Status GetPlan(ServerContext* /*context*/, const v1::GetPlanRequest* /*request*/,
                        v1::GetPlanReply* reply) override {
-    absl::StatusOr<v1::GetPlanReply> plan = daemon_.Plan();
+    absl::StatusOr<v1::GetPlanReply> plan = daemon_.admin().Plan();
     if (!plan.ok()) return ToGrpc(plan.status());
     *reply = *std::move(plan);
     return grpc::Status::OK;
   }
   grpc::Status GetRouting(ServerContext* /*context*/, const v1::GetRoutingRequest* /*request*/,
                           v1::GetRoutingReply* reply) override {
-    absl::StatusOr<v1::GetRoutingReply> routing = daemon_.Routing();
+    absl::StatusOr<v1::GetRoutingReply> routing = daemon_.admin().Routing();
     if (!routing.ok()) return ToGrpc(routing.status());
     *reply = *std::move(routing);
     return grpc::Status::OK;
@@ -45,7 +45,7 @@ class AdminService final : public v1::Admin::Service {
                      v1::DrainReply* reply) override {
     drain_();
     absl::StatusOr<v1::DrainReply> prepared =
-        daemon_.WaitUntilPrepared([context] { return context->IsCancelled(); });
+        daemon_.admin().WaitUntilPrepared([context] { return context->IsCancelled(); });
     if (!prepared.ok()) return ToGrpc(prepared.status());
     *reply = *std::move(prepared);
     return grpc::Status::OK;
@@ -53,7 +53,7 @@ class AdminService final : public v1::Admin::Service {
   grpc::Status LoadJob(ServerContext* context, const v1::LoadJobRequest* request,
                        v1::LoadJobReply* reply) override {
     absl::StatusOr<v1::LoadJobReply> loaded =
-        daemon_.LoadJob(*request, [context] { return context->IsCancelled(); });
+        daemon_.snapshots().LoadJob(*request, [context] { return context->IsCancelled(); });
     if (!loaded.ok()) return ToGrpc(loaded.status());
     *reply = *std::move(loaded);
     return grpc::Status::OK;
@@ -61,7 +61,7 @@ class AdminService final : public v1::Admin::Service {
   grpc::Status SaveJob(ServerContext* context, const v1::SaveJobRequest* /*request*/,
                        v1::SaveJobReply* reply) override {
     absl::StatusOr<v1::SaveJobReply> saved =
-        daemon_.SaveJob([context] { return context->IsCancelled(); });
+        daemon_.snapshots().SaveJob([context] { return context->IsCancelled(); });
     if (!saved.ok()) return ToGrpc(saved.status());
     *reply = *std::move(saved);
     return grpc::Status::OK;
@@ -70,7 +70,7 @@ class AdminService final : public v1::Admin::Service {
                       v1::EndJobReply* reply) override {
     if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
     absl::StatusOr<v1::EndJobReply> ended =
-        daemon_.EndJobNamed(*request, [context] { return context->IsCancelled(); });
+        daemon_.admin().EndJobNamed(*request, [context] { return context->IsCancelled(); });
     if (!ended.ok()) return ToGrpc(ended.status());
     *reply = *std::move(ended);
     return grpc::Status::OK;
@@ -80,7 +80,7 @@ class AdminService final : public v1::Admin::Service {
     if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
     absl::StatusOr<log::Level> level = log::ParseLevel(request->level());
     if (!level.ok()) return ToGrpc(level.status());
-    reply->set_previous(log::Name(daemon_.SetLogLevel(*level)));
+    reply->set_previous(log::Name(daemon_.admin().SetLogLevel(*level)));
     return grpc::Status::OK;
   }
 

@@ -42,14 +42,14 @@ class TrainerService final : public v1::Trainer::Service {
 
   grpc::Status Hello(ServerContext* /*context*/, const v1::HelloRequest* request,
                      v1::HelloReply* reply) override {
-    return Checked(*request, reply, [&] { return daemon_.Hello(*request); });
+    return Checked(*request, reply, [&] { return daemon_.sessions().Hello(*request); });
   }
   grpc::Status OpenSession(ServerContext* context, const v1::OpenSessionRequest* request,
                            v1::OpenSessionReply* reply) override {
     // It may wait for long: who has an attach connection is no stranger.
     if (attach_.Knows(request->nonce())) socket_.MakeKnown(*context);
     return Checked(*request, reply,
-                   [&] { return daemon_.OpenSession(*request, CallerGone(context)); });
+                   [&] { return daemon_.sessions().OpenSession(*request, CallerGone(context)); });
   }
   grpc::Status RegisterLayout(
       ServerContext* context,
@@ -73,7 +73,7 @@ class TrainerService final : public v1::Trainer::Service {
       if (kept.ok() && context->IsCancelled()) kept = Gone();
       if (!kept.ok()) return ToGrpc(kept);
       absl::StatusOr<v1::RegisterLayoutReply> reply =
-          daemon_.RegisterLayout(request, CallerGone(context));
+          daemon_.sessions().RegisterLayout(request, CallerGone(context));
       if (!reply.ok()) return ToGrpc(reply.status());
       wire::WriteParts(*stream, *reply);  // false: the caller has gone
       return grpc::Status::OK;
@@ -81,7 +81,7 @@ class TrainerService final : public v1::Trainer::Service {
   }
   grpc::Status AttachBuffers(ServerContext* context, const v1::AttachBuffersRequest* request,
                              v1::AttachBuffersReply* reply) override {
-    return Waiting(context, *request, reply, &Daemon::AttachBuffers);
+    return Waiting(context, *request, reply, daemon_.buffers(), &AttachCalls::AttachBuffers);
   }
   grpc::Status PushParameters(ServerContext* context,
                               grpc::ServerReader<v1::PushParametersRequest>* reader,
@@ -95,58 +95,59 @@ class TrainerService final : public v1::Trainer::Service {
       PushedState state;
       v1::PushParametersRequest message;
       absl::Status kept = CheckText(header);
-      if (kept.ok() && header.state()) kept = daemon_.CheckMayPush(header.key());
+      if (kept.ok() && header.state()) kept = daemon_.tensors().CheckMayPush(header.key());
       while (header.state() && kept.ok() && reader->Read(&message)) {
         kept = CheckText(message);
-        if (kept.ok()) kept = daemon_.KeepStateChunk(header.key(), message.chunk(), state);
+        if (kept.ok())
+          kept = daemon_.tensors().KeepStateChunk(header.key(), message.chunk(), state);
       }
       // A stream that broke is no shorter push.
       if (kept.ok() && context->IsCancelled()) kept = Gone();
       if (!kept.ok()) return ToGrpc(kept);
-      return Answer(daemon_.Push(header, state, CallerGone(context)), reply);
+      return Answer(daemon_.steps().Push(header, state, CallerGone(context)), reply);
     });
   }
   grpc::Status PullParameters(ServerContext* context, const v1::PullParametersRequest* request,
                               grpc::ServerWriter<v1::PullParametersReply>* writer) override {
     return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
       if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
-      return ToGrpc(daemon_.PullParameters(
+      return ToGrpc(daemon_.tensors().PullParameters(
           *request, CallerGone(context),
           [writer](const v1::PullParametersReply& reply) { return writer->Write(reply); }));
     });
   }
   grpc::Status SubmitStep(ServerContext* context, const v1::SubmitStepRequest* request,
                           v1::SubmitStepReply* reply) override {
-    return Waiting(context, *request, reply, &Daemon::SubmitStep);
+    return Waiting(context, *request, reply, daemon_.steps(), &StepCalls::SubmitStep);
   }
   grpc::Status WaitStep(ServerContext* context, const v1::WaitStepRequest* request,
                         v1::WaitStepReply* reply) override {
-    return Waiting(context, *request, reply, &Daemon::WaitStep);
+    return Waiting(context, *request, reply, daemon_.steps(), &StepCalls::WaitStep);
   }
   grpc::Status WatchSession(ServerContext* context, const v1::WatchSessionRequest* request,
                             grpc::ServerWriter<v1::SessionEvent>* writer) override {
     return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
-      return ToGrpc(daemon_.WatchSession(
+      return ToGrpc(daemon_.sessions().WatchSession(
           *request, CallerGone(context),
           [writer](const v1::SessionEvent& event) { return writer->Write(event); }));
     });
   }
   grpc::Status AckRollback(ServerContext* context, const v1::AckRollbackRequest* request,
                            v1::AckRollbackReply* reply) override {
-    return Waiting(context, *request, reply, &Daemon::AckRollback);
+    return Waiting(context, *request, reply, daemon_.buffers(), &AttachCalls::AckRollback);
   }
   grpc::Status SaveSnapshot(ServerContext* context, const v1::SaveSnapshotRequest* request,
                             v1::SaveSnapshotReply* reply) override {
-    return Waiting(context, *request, reply, &Daemon::SaveSnapshot);
+    return Waiting(context, *request, reply, daemon_.snapshots(), &SnapshotCalls::SaveSnapshot);
   }
   grpc::Status LoadSnapshot(ServerContext* context, const v1::LoadSnapshotRequest* request,
                             v1::LoadSnapshotReply* reply) override {
-    return Waiting(context, *request, reply, &Daemon::LoadSnapshot);
+    return Waiting(context, *request, reply, daemon_.snapshots(), &SnapshotCalls::LoadSnapshot);
   }
   grpc::Status CloseSession(ServerContext* context, const v1::CloseSessionRequest* request,
                             v1::CloseSessionReply* reply) override {
     return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
-      return Checked(*request, reply, [&] { return daemon_.CloseSession(*request); });
+      return Checked(*request, reply, [&] { return daemon_.sessions().CloseSession(*request); });
     });
   }
 
@@ -164,7 +165,7 @@ class TrainerService final : public v1::Trainer::Service {
   grpc::Status Keyed(ServerContext* context, const v1::SessionKey& key, const Work& work) {
     const std::optional<Caller> caller = socket_.CallerOf(*context);
     if (!caller.has_value()) return ToGrpc(Gone());
-    const absl::Status open = daemon_.CheckKey(key, &*caller);
+    const absl::Status open = daemon_.sessions().CheckKey(key, &*caller);
     if (ReasonOf(open) == "SESSION_NOT_YOURS") return ToGrpc(open);
     if (!open.ok()) return work(open);
     socket_.MakeKnown(*context);
@@ -173,12 +174,12 @@ class TrainerService final : public v1::Trainer::Service {
     return work(open);
   }
 
-  template <typename Request, typename Reply>
-  grpc::Status Waiting(ServerContext* context, const Request& request, Reply* reply,
-                       absl::StatusOr<Reply> (Daemon::*call)(const Request&,
-                                                             const Daemon::Cancelled&)) {
+  template <typename Calls, typename Request, typename Reply>
+  grpc::Status Waiting(ServerContext* context, const Request& request, Reply* reply, Calls& calls,
+                       absl::StatusOr<Reply> (Calls::*call)(const Request&,
+                                                            const Core::Cancelled&)) {
     return Keyed(context, request.key(), [&](const absl::Status& /*open*/) {
-      return Checked(request, reply, [&] { return (daemon_.*call)(request, CallerGone(context)); });
+      return Checked(request, reply, [&] { return (calls.*call)(request, CallerGone(context)); });
     });
   }
 

@@ -208,7 +208,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       return ToGrpc(called);
     }
     absl::StatusOr<StateTensor> tensor =
-        daemon_.ReadStateForPeer(*request, [context] { return context->IsCancelled(); });
+        daemon_.tensors().ReadStateForPeer(*request, [context] { return context->IsCancelled(); });
     if (!tensor.ok()) return ToGrpc(tensor.status());
     const size_t per_reply = kReplyBytes / sizeof(float);
     for (size_t first = 0; first < tensor->size(); first += per_reply) {
@@ -227,7 +227,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       SayUnproven(called);
       return ToGrpc(called);
     }
-    return ToGrpc(daemon_.WriteStateForPeer(*request));
+    return ToGrpc(daemon_.tensors().WriteStateForPeer(*request));
   }
 
   // ---- Peers ----
@@ -330,9 +330,11 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     const size_t bytes = message.ByteSizeLong();
     MutexLock lock(mutex_);
     if (!IsOfGroup(node, context)) return;
-    to_core_.Append([this, node = node.value(),
-                     message = std::move(message)] { daemon_.OnMemberMessage(node, message); },
-                    bytes);
+    to_core_.Append(
+        [this, node = node.value(), message = std::move(message)] {
+          daemon_.core().OnMemberMessage(node, message);
+        },
+        bytes);
   }
   [[nodiscard]] bool IsOfGroup(scheduler::NodeRank node, const grpc::ServerContext* context) const
       DMUOND_REQUIRES(mutex_) {
@@ -378,7 +380,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         }
         calls_.OnFormed(message.join());
         for (auto& [node, stream] : members_) stream.writer->Push(message);
-        to_core_.Append([this, epoch = formed->epoch.value()] { daemon_.OnFormed(epoch); });
+        to_core_.Append([this, epoch = formed->epoch.value()] { daemon_.core().OnFormed(epoch); });
       } else if (const auto* broken = std::get_if<scheduler::GroupBroken>(&action)) {
         Break(broken->lost.value(), broken->detail);
       } else if (const auto* beat = std::get_if<scheduler::SendHeartbeat>(&action)) {
@@ -401,7 +403,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       stream.context->TryCancel();
     }
     to_core_.Append([this, lost, why] {
-      daemon_.OnMemberGone(lost, why);
+      daemon_.core().OnMemberGone(lost, why);
       MutexLock lock(mutex_);
       machine_->StartOver();
     });
@@ -507,13 +509,14 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
             MutexLock lock(mutex_);
             not_joined_.clear();
           }
-          to_core_.Append([this, epoch = message.join().epoch()] { daemon_.OnFormed(epoch); });
+          to_core_.Append(
+              [this, epoch = message.join().epoch()] { daemon_.core().OnFormed(epoch); });
           continue;
         }
         const size_t bytes = message.ByteSizeLong();
-        to_core_.Append(
-            [this, message = std::exchange(message, {})] { daemon_.OnCoordinatorMessage(message); },
-            bytes);
+        to_core_.Append([this, message = std::exchange(
+                                   message, {})] { daemon_.core().OnCoordinatorMessage(message); },
+                        bytes);
         to_core_.WaitForRoom();
       }
     }
@@ -536,7 +539,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
                     status.error_code() == grpc::StatusCode::UNAUTHENTICATED || !unproven.empty());
     if (formed) {
       // The core says nothing of the epoch that has ended to the coordinator that is joined next.
-      to_core_.Append([this, why] { daemon_.OnCoordinatorGone(why); });
+      to_core_.Append([this, why] { daemon_.core().OnCoordinatorGone(why); });
       to_core_.WaitUntilDelivered();
     }
     if (refused && refused_ != why) {

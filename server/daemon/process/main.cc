@@ -353,8 +353,9 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   attach_options.allowed_uids = config.allowed_uids;
   attach_options.claim_timeout = config.claim_timeout;
   attach_options.limits = LimitsOf(config);
-  absl::StatusOr<std::unique_ptr<AttachServer>> attach = AttachServer::Start(
-      std::move(attach_options), {.on_gone = [&daemon](AttachId id) { daemon.OnAttachGone(id); }});
+  absl::StatusOr<std::unique_ptr<AttachServer>> attach =
+      AttachServer::Start(std::move(attach_options),
+                          {.on_gone = [&daemon](AttachId id) { daemon.core().OnAttachGone(id); }});
   if (!attach.ok()) return attach.status();
 
   std::unique_ptr<Peers> peers;
@@ -376,7 +377,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   if (peers != nullptr) {
     peers->Join();
   } else {
-    daemon.OnFormed(epoch + 1);
+    daemon.core().OnFormed(epoch + 1);
   }
 
   std::atomic<bool> asked_to_drain{false};
@@ -433,7 +434,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     health.Set("ready", false);
     drain = std::thread([&] {
       // What is lost is in the log.
-      if (!daemon.PrepareToLeave(config.drain_timeout).ok()) exit_code = kNotSaved;
+      if (!daemon.admin().PrepareToLeave(config.drain_timeout).ok()) exit_code = kNotSaved;
       drained.store(true);
     });
   };
@@ -447,7 +448,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     const bool stop = signals.Wait(kTick);
     if (stop) on_signal();
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
-    daemon.Tick();
+    daemon.core().Tick();
     streams.Tick();
     health.SetFor("live", kTurnMax);
     if (!drain.joinable()) health.Set("ready", daemon.formed());
@@ -460,7 +461,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   std::thread leave([&] {
     // The others hear of it by their stream's end, before lanes that they are connected with end.
     if (peers != nullptr) peers->Stop();
-    everybody_ended = daemon.Leave();
+    everybody_ended = daemon.admin().Leave();
     health.Stop();
     server.Stop();
     (*admin_server)->Stop();

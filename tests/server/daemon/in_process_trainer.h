@@ -22,25 +22,25 @@ class InProcessTrainer final : public dmuond::testing::ProtocolTrainer {
       : ProtocolTrainer(address), daemon_(daemon), cancelled_(std::move(cancelled)) {}
 
   absl::Status Call(const v1::OpenSessionRequest& request, v1::OpenSessionReply* reply) override {
-    return Keep(daemon_.OpenSession(request, cancelled_), reply);
+    return Keep(daemon_.sessions().OpenSession(request, cancelled_), reply);
   }
   absl::Status Call(const v1::RegisterLayoutRequest& request,
                     v1::RegisterLayoutReply* reply) override {
-    return Keep(daemon_.RegisterLayout(request, cancelled_), reply);
+    return Keep(daemon_.sessions().RegisterLayout(request, cancelled_), reply);
   }
   absl::Status Call(const v1::AttachBuffersRequest& request,
                     v1::AttachBuffersReply* reply) override {
-    return Keep(daemon_.AttachBuffers(request, cancelled_), reply);
+    return Keep(daemon_.buffers().AttachBuffers(request, cancelled_), reply);
   }
   absl::Status Call(const v1::PushParametersRequest& request,
                     v1::PushParametersReply* reply) override {
-    return Keep(daemon_.Push(request, PushedState(), cancelled_), reply);
+    return Keep(daemon_.steps().Push(request, PushedState(), cancelled_), reply);
   }
   absl::Status Call(const v1::SubmitStepRequest& request, v1::SubmitStepReply* reply) override {
-    return Keep(daemon_.SubmitStep(request, cancelled_), reply);
+    return Keep(daemon_.steps().SubmitStep(request, cancelled_), reply);
   }
   absl::Status Call(const v1::CloseSessionRequest& request, v1::CloseSessionReply* reply) override {
-    return Keep(daemon_.CloseSession(request), reply);
+    return Keep(daemon_.sessions().CloseSession(request), reply);
   }
 
   // Until it can submit.

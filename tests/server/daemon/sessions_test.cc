@@ -99,17 +99,17 @@ class SessionsTest : public ::testing::Test {
     ASSERT_TRUE(attach.ok()) << attach.status();
     attach_ = *std::move(attach);
     daemon_->Bind(attach_.get(), Links());
-    daemon_->OnFormed(1);
+    daemon_->core().OnFormed(1);
     ticker_ = std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
-        daemon_->Tick();
+        daemon_->core().Tick();
         std::this_thread::sleep_for(std::chrono::milliseconds(10));  // a clock's tick, no wait
       }
     });
   }
   void TearDown() override {
-    EXPECT_TRUE(daemon_->PrepareToLeave(kPatience).ok());
-    EXPECT_TRUE(daemon_->Leave());
+    EXPECT_TRUE(daemon_->admin().PrepareToLeave(kPatience).ok());
+    EXPECT_TRUE(daemon_->admin().Leave());
     ticker_ = {};
     attach_.reset();
     daemon_.reset();
@@ -118,7 +118,7 @@ class SessionsTest : public ::testing::Test {
   // Alone, where a test does not say otherwise.
   virtual void Join(DaemonOptions& /*options*/) {}
   virtual PeerLinks* Links() { return nullptr; }
-  virtual void OnGone(AttachId id) { daemon_->OnAttachGone(id); }
+  virtual void OnGone(AttachId id) { daemon_->core().OnAttachGone(id); }
 
   std::unique_ptr<InProcessTrainer> NewTrainer() {
     return std::make_unique<InProcessTrainer>(*daemon_, socket_);
@@ -127,8 +127,8 @@ class SessionsTest : public ::testing::Test {
   [[nodiscard]] std::jthread Looker() {
     return std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
-        looked_ += daemon_->Status().lanes_size() + (daemon_->Plan().ok() ? 1 : 0) +
-                   (daemon_->Routing().ok() ? 1 : 0);
+        looked_ += daemon_->admin().Status().lanes_size() + (daemon_->admin().Plan().ok() ? 1 : 0) +
+                   (daemon_->admin().Routing().ok() ? 1 : 0);
       }
     });
   }
@@ -171,7 +171,7 @@ class SessionsTest : public ::testing::Test {
     chunk.set_data(std::string(extent * extent * sizeof(float), 0));
     absl::Status kept;
     while (kept.ok() && calls.size() < 100) {
-      kept = daemon_->KeepStateChunk(trainer.key(), chunk, calls.emplace_back());
+      kept = daemon_->tensors().KeepStateChunk(trainer.key(), chunk, calls.emplace_back());
     }
     return kept;
   }
@@ -186,7 +186,7 @@ class SessionsTest : public ::testing::Test {
     } while (!begun.ok() && std::chrono::steady_clock::now() < deadline);
     ASSERT_TRUE(begun.ok()) << begun;
     StepsOf(*trainer, 1, 2);
-    const v1::GetStatusReply status = daemon_->Status();
+    const v1::GetStatusReply status = daemon_->admin().Status();
     EXPECT_EQ(status.job().trainers_size(), 1);
     EXPECT_TRUE(trainer->Close().ok());
   }
@@ -227,7 +227,7 @@ TEST_F(SessionsTest, RanksStepWhileOthersLookAndAreRefused) {
       }
     });
   }
-  EXPECT_EQ(daemon_->Status().job().last_committed_step(), kSteps);
+  EXPECT_EQ(daemon_->admin().Status().job().last_committed_step(), kSteps);
   EXPECT_THAT(std::vector<float>(ranks[0]->weights(), ranks[0]->weights() + 128),
               ElementsAreArray(ranks[1]->weights(), 128));
   for (const auto& rank : ranks) EXPECT_TRUE(rank->Close().ok());
@@ -284,7 +284,7 @@ TEST_F(SessionsTest, LanesAreReplacedUnderTrainersThatStep) {
   ASSERT_TRUE(begun.ok()) << begun;
   for (int64_t step = 1; step <= 9; ++step) {
     if (step % 3 == 0) {
-      const v1::GetStatusReply status = daemon_->Status();
+      const v1::GetStatusReply status = daemon_->admin().Status();
       ASSERT_EQ(status.lanes_size(), 2);
       const int32_t pid = status.lanes(static_cast<int>(step / 3) % 2).pid();
       if (pid > 0) ::kill(pid, SIGKILL);
@@ -294,11 +294,11 @@ TEST_F(SessionsTest, LanesAreReplacedUnderTrainersThatStep) {
     for (int tries = 0; tries < 10; ++tries) {
       done = trainer->Step(step);
       if (done.ok() || !absl::IsInternal(done)) break;
-      trainer->set_attempt(daemon_->Status().job().attempt());
+      trainer->set_attempt(daemon_->admin().Status().job().attempt());
     }
     ASSERT_TRUE(done.ok()) << done;
   }
-  EXPECT_EQ(daemon_->Status().job().last_committed_step(), 9);
+  EXPECT_EQ(daemon_->admin().Status().job().last_committed_step(), 9);
 }
 
 TEST_F(SessionsTest, PushedStateIsHeldUpToALimitUntilItsCallsEnd) {
@@ -345,7 +345,7 @@ TEST_F(SessionsTest, WhoDoesNotTakeWhatItHasAskedForKeepsNobodyWaiting) {
   absl::Status pulled;
   std::thread pull([&] {
     bool first = true;
-    pulled = daemon_->PullParameters(
+    pulled = daemon_->tensors().PullParameters(
         request, [] { return false; },
         [&](const v1::PullParametersReply&) {
           if (std::exchange(first, false)) {
@@ -356,7 +356,7 @@ TEST_F(SessionsTest, WhoDoesNotTakeWhatItHasAskedForKeepsNobodyWaiting) {
         });
   });
   stopped.wait();
-  EXPECT_EQ(daemon_->Status().job().last_committed_step(), 1);
+  EXPECT_EQ(daemon_->admin().Status().job().last_committed_step(), 1);
   EXPECT_TRUE(trainer->Close().ok());
   ExpectUsable();
   goes_on.count_down();
@@ -374,7 +374,7 @@ TEST_F(SessionsTest, MemoryThatIsBeingMadeKeepsNobodyWaiting) {
     EXPECT_TRUE(registered.ok()) << registered;
   });
   memory_.WaitUntilHeld();
-  EXPECT_EQ(daemon_->Status().job().state(), "preparing");
+  EXPECT_EQ(daemon_->admin().Status().job().state(), "preparing");
   memory_.Release();
   registers.join();
 
@@ -384,7 +384,7 @@ TEST_F(SessionsTest, MemoryThatIsBeingMadeKeepsNobodyWaiting) {
     EXPECT_TRUE(attached.ok()) << attached;
   });
   memory_.WaitUntilHeld();
-  EXPECT_EQ(daemon_->Status().job().trainers(0).state(), "registered");
+  EXPECT_EQ(daemon_->admin().Status().job().trainers(0).state(), "registered");
   memory_.Release();
   attaches.join();
   EXPECT_TRUE(trainer->Push().ok());
@@ -428,8 +428,8 @@ TEST_F(SessionsTest, DrainEndsEveryCall) {
     });
   }
   while (stepping < 10) std::this_thread::yield();
-  EXPECT_TRUE(daemon_->PrepareToLeave(kPatience).ok());
-  EXPECT_TRUE(daemon_->Leave());
+  EXPECT_TRUE(daemon_->admin().PrepareToLeave(kPatience).ok());
+  EXPECT_TRUE(daemon_->admin().Leave());
   left.count_down();
   for (std::jthread& thread : threads) thread.join();
   EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
@@ -441,7 +441,7 @@ class LateNewsTest : public SessionsTest {
   void OnGone(AttachId id) override {
     ended_.count_down();
     hears_.wait();
-    daemon_->OnAttachGone(id);
+    daemon_->core().OnAttachGone(id);
   }
 
   std::latch ended_{1};
@@ -460,12 +460,12 @@ TEST_F(LateNewsTest, WhoAttachesIsToldThatItsSessionIsGoneAsAnybodyElse) {
   // both wait, or when one has been told too early.
   std::counting_semaphore<> waits_or_ends{0};
   const auto attach = [&] {
-    const absl::Status told = daemon_
-                                  ->AttachBuffers(request,
-                                                  [&] {
-                                                    waits_or_ends.release();
-                                                    return false;
-                                                  })
+    const absl::Status told = daemon_->buffers()
+                                  .AttachBuffers(request,
+                                                 [&] {
+                                                   waits_or_ends.release();
+                                                   return false;
+                                                 })
                                   .status();
     waits_or_ends.release();
     return told;
@@ -505,9 +505,9 @@ class GoingBackSessionsTest : public SessionsTest {
     threads.clear();
     v1::SaveSnapshotRequest save;
     *save.mutable_key() = ranks_[0]->key();
-    const auto saved = daemon_->SaveSnapshot(save, kNever);
+    const auto saved = daemon_->snapshots().SaveSnapshot(save, kNever);
     ASSERT_TRUE(saved.ok()) << saved.status();
-    const auto back = daemon_->LoadJob({}, kNever);
+    const auto back = daemon_->snapshots().LoadJob({}, kNever);
     ASSERT_TRUE(back.ok()) << back.status();
   }
   v1::AckRollbackRequest Hear(InProcessTrainer& trainer) {
@@ -531,21 +531,22 @@ class GoingBackSessionsTest : public SessionsTest {
 TEST_F(GoingBackSessionsTest, WeightsOfTheAttemptBeforeTheToldOneComeOnce) {
   StepAndGoBack();
   const v1::AckRollbackRequest mine = Hear(*ranks_[0]);
-  EXPECT_TRUE(absl::IsCancelled(daemon_->AckRollback(mine, kAtOnce).status()))
+  EXPECT_TRUE(absl::IsCancelled(daemon_->buffers().AckRollback(mine, kAtOnce).status()))
       << "the other has not acknowledged";
-  const auto others = daemon_->AckRollback(Hear(*ranks_[1]), kNever);
+  const auto others = daemon_->buffers().AckRollback(Hear(*ranks_[1]), kNever);
   ASSERT_TRUE(others.ok()) << others.status();
   ranks_[1].reset();
-  while (daemon_->Status().job().attempt() == others->next_attempt()) std::this_thread::yield();
+  while (daemon_->admin().Status().job().attempt() == others->next_attempt())
+    std::this_thread::yield();
 
-  const auto answer = daemon_->AckRollback(mine, kNever);
+  const auto answer = daemon_->buffers().AckRollback(mine, kNever);
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_GT(answer->next_attempt(), others->next_attempt());
   const uint64_t before = answer->next_attempt() - 1;
   EXPECT_EQ(wire::WaitAtLeast(ranks_[0]->page().published(0, 1), before,
                               std::chrono::steady_clock::now() + kPatience),
             before);
-  const auto late = daemon_->AckRollback(mine, kNever);
+  const auto late = daemon_->buffers().AckRollback(mine, kNever);
   ASSERT_TRUE(late.ok()) << late.status();
   EXPECT_EQ(late->next_attempt(), answer->next_attempt());
 }
@@ -573,19 +574,19 @@ class MemberTest : public SessionsTest {
   void HearPlan(const std::string& job, int times = 1) {
     v1::CoordinatorMessage message;
     *message.mutable_plan() = PlanOf(job);
-    for (int i = 0; i < times; ++i) daemon_->OnCoordinatorMessage(message);
+    for (int i = 0; i < times; ++i) daemon_->core().OnCoordinatorMessage(message);
   }
   void HearRollBack(const std::string& job) {
     v1::CoordinatorMessage message;
     message.mutable_roll_back()->set_epoch(daemon_->newest_epoch());
     *message.mutable_roll_back()->mutable_plan() = PlanOf(job);
-    daemon_->OnCoordinatorMessage(message);
+    daemon_->core().OnCoordinatorMessage(message);
   }
   void HearJobEnded(const std::string& job) {
     v1::CoordinatorMessage message;
     message.mutable_job_ended()->set_job(job);
     message.mutable_job_ended()->set_why("every rank has left");
-    daemon_->OnCoordinatorMessage(message);
+    daemon_->core().OnCoordinatorMessage(message);
   }
   // Returns when the coordinator has it. Its answer comes before the thread ends.
   std::jthread Register(InProcessTrainer& trainer, absl::Status& answer) {
@@ -594,7 +595,7 @@ class MemberTest : public SessionsTest {
     return thread;
   }
   void ExpectPrepared(const std::string& job) {
-    const v1::JobStatus status = daemon_->Status().job();
+    const v1::JobStatus status = daemon_->admin().Status().job();
     EXPECT_EQ(status.name(), job);
     EXPECT_EQ(status.state(), "preparing");
   }
@@ -670,8 +671,8 @@ TEST_F(MemberTest, AnotherWorldGivesWayToTheJobOfItsName) {
 TEST_F(MemberTest, AJobThatWasLostAsItRegisteredGivesWayToTheNextOfItsName) {
   const auto trainer = NewTrainer();
   ASSERT_TRUE(trainer->Open().ok());
-  daemon_->OnCoordinatorGone("the link is cut");
-  daemon_->OnFormed(2);
+  daemon_->core().OnCoordinatorGone("the link is cut");
+  daemon_->core().OnFormed(2);
   HearPlan("raw");
   ExpectPrepared("raw");
   EXPECT_EQ(ReasonOf(trainer->Register()), "JOB_ENDED") << "it may begin anew";

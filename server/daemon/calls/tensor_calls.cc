@@ -1,4 +1,5 @@
-// state_dict and load_state_dict: state tensors read from and written to the units that own them.
+#include "server/daemon/calls/tensor_calls.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -12,7 +13,6 @@
 #include "scheduler/convert/convert.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
-#include "server/daemon/daemon.h"
 #include "server/shared/state_table.h"
 
 namespace dmuond::server {
@@ -128,114 +128,119 @@ absl::Status KeepPart(PendingState& pending, const scheduler::Unit& unit,
 
 }  // namespace
 
-absl::StatusOr<StateTensor> Daemon::ReadUnit(scheduler::UnitId id, v1::StateKind kind,
-                                             const Cancelled& cancelled) {
-  const std::shared_ptr<const scheduler::Plan> plan = job_->plan;
+absl::StatusOr<StateTensor> TensorCalls::ReadUnit(scheduler::UnitId id, v1::StateKind kind,
+                                                  const Core::Cancelled& cancelled) {
+  const std::shared_ptr<const scheduler::Plan> plan = core_.job.plan();
   const scheduler::Unit& unit = plan->units[id.value()];
   const auto elements = static_cast<size_t>(scheduler::Elements(unit.box));
-  const int32_t node = unit.owner.value() / options_.lanes;
-  if (node != options_.node) {
+  const int32_t node = core_.NodeOf(unit.owner);
+  if (node != core_.options.node) {
     v1::ReadStateRequest request;
-    request.set_job_incarnation(job_->wire.job_incarnation());
+    request.set_job_incarnation(core_.job.wire().job_incarnation());
     request.set_unit(id.value());
     request.set_kind(kind);
-    mutex_.Unlock();
-    absl::StatusOr<StateTensor> remote = peers_->ReadState(node, request, elements);
-    mutex_.Lock();
+    core_.mutex.Unlock();
+    absl::StatusOr<StateTensor> remote = core_.peers->ReadState(node, request, elements);
+    core_.mutex.Lock();
     return remote;
   }
   const size_t bytes = elements * sizeof(float);
   kernels::cpu::CpuMemoryHolder holder;
-  mutex_.Unlock();
+  core_.mutex.Unlock();
   absl::StatusOr<wire::UniqueFd> memory = holder.Allocate(bytes, "state transfer");
-  mutex_.Lock();
+  core_.mutex.Lock();
   if (!memory.ok()) return WithReason(memory.status(), "MEMORY_EXHAUSTED");
   v1::LaneCommand command;
   command.mutable_read_unit()->set_unit(id.value());
   command.mutable_read_unit()->set_kind(kind);
-  const int32_t lane = unit.owner.value() % options_.lanes;
+  const scheduler::LaneIndex lane = core_.RailOf(unit.owner);
   for (bool answered = false; !answered;) {
     // A lane that is replaced meanwhile has a successor with the same state.
-    if (absl::Status published = WaitUntilPublished(cancelled); !published.ok()) return published;
-    if (job_ == nullptr || job_->plan != plan) {
+    if (absl::Status published = core_.WaitUntilPublished(cancelled); !published.ok())
+      return published;
+    if (!core_.job.exists() || core_.job.plan() != plan) {
       return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
     }
-    const int64_t request = ++unit_requests_;
-    const uint64_t generation = generation_;
+    const int64_t request = ++core_.unit_requests;
+    const uint64_t generation = core_.lanes.generation();
     command.mutable_read_unit()->set_request(request);
-    absl::Status sent = lane_host_.Send(scheduler::LaneIndex(lane), command, {memory->get()});
+    absl::Status sent = core_.lanes.Send(lane, command, {memory->get()});
     if (!sent.ok() && !absl::IsUnavailable(sent)) return sent;
-    absl::StatusOr<bool> ended = Wait(
-        [&]() DMUOND_REQUIRES(mutex_) {
-          return unit_answers_.contains(request) || !JobFailure().ok() || generation_ != generation;
+    absl::StatusOr<bool> ended = core_.Wait(
+        [&]() DMUOND_REQUIRES(core_.mutex) {
+          return core_.unit_answers.contains(request) || !core_.job.failure().ok() ||
+                 core_.lanes.generation() != generation;
         },
         std::chrono::steady_clock::now() + kUnitIoTimeout, cancelled);
     if (!ended.ok()) return ended.status();
-    const auto answer = unit_answers_.extract(request);
+    const auto answer = core_.unit_answers.extract(request);
     if (!answer.empty() && !answer.mapped().empty()) return absl::InternalError(answer.mapped());
     answered = !answer.empty();
-    if (absl::Status failure = JobFailure(); !answered && !failure.ok()) return failure;
-    if (!answered && generation_ == generation) {
+    if (absl::Status failure = core_.job.failure(); !answered && !failure.ok()) return failure;
+    if (!answered && core_.lanes.generation() == generation) {
       return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
-                   Say("lane ", Named("lane", lane), " has not answered in time"));
+                   Say("lane ", Named("lane", lane.value()), " has not answered in time"));
     }
   }
-  mutex_.Unlock();
+  core_.mutex.Unlock();
   absl::StatusOr<StateTensor> tensor = CopyOf(memory->get(), elements);
-  mutex_.Lock();
+  core_.mutex.Lock();
   return tensor;
 }
 
-absl::StatusOr<double> Daemon::ReadUpdates(scheduler::UnitId id) {
-  const scheduler::Unit& unit = job_->plan->units[id.value()];
-  const int32_t node = unit.owner.value() / options_.lanes;
-  if (node != options_.node) {
+absl::StatusOr<double> TensorCalls::ReadUpdates(scheduler::UnitId id) {
+  const scheduler::Unit& unit = core_.job.plan()->units[id.value()];
+  const int32_t node = core_.NodeOf(unit.owner);
+  if (node != core_.options.node) {
     v1::ReadStateRequest request;
-    request.set_job_incarnation(job_->wire.job_incarnation());
+    request.set_job_incarnation(core_.job.wire().job_incarnation());
     request.set_unit(id.value());
     request.set_kind(v1::STATE_KIND_STEP);
-    mutex_.Unlock();
-    absl::StatusOr<StateTensor> remote = peers_->ReadState(node, request, 1);
-    mutex_.Lock();
+    core_.mutex.Unlock();
+    absl::StatusOr<StateTensor> remote = core_.peers->ReadState(node, request, 1);
+    core_.mutex.Lock();
     if (!remote.ok()) return remote.status();
     return static_cast<double>(remote->front());
   }
-  const auto table = job_->memory->table(scheduler::LaneIndex(unit.owner.value() % options_.lanes));
+  const auto table = core_.memory.memory()->table(core_.RailOf(unit.owner));
   const auto* entries = reinterpret_cast<const lane::StateEntry*>(table->data());
   return static_cast<double>(lane::ReadEntry(entries[id.value()]).updates);
 }
 
-absl::Status Daemon::PullParameters(
-    const v1::PullParametersRequest& request, const Cancelled& cancelled,
+absl::Status TensorCalls::PullParameters(
+    const v1::PullParametersRequest& request, const Core::Cancelled& cancelled,
     const std::function<bool(const v1::PullParametersReply&)>& write) {
-  StateLock lock(mutex_);
-  absl::StatusOr<Session*> found = FindGoingOn(request.key());
+  StateLock lock(core_.mutex);
+  absl::StatusOr<Client*> found = core_.FindGoingOn(request.key());
   if (!found.ok()) return found.status();
-  if (!job_->steps.has_value() || !job_->has_state) {
+  if (core_.job.steps() == nullptr || !core_.job.has_state()) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                  "no weights have been pushed yet: there is no state to read");
   }
-  absl::Status published = WaitUntilPublished(cancelled);
+  absl::Status published = core_.WaitUntilPublished(cancelled);
   if (!published.ok()) return published;
-  found = Find(request.key());
+  found = core_.Find(request.key());
   if (!found.ok()) return found.status();
-  const int64_t step = job_->steps->last_committed().value();
+  const int64_t step = core_.job.steps()->last_committed().value();
   // Copies: the lock is given up while lanes and peers answer, and while the caller takes what it
   // gets, who may be stopped.
-  const std::shared_ptr<const scheduler::Plan> plan = job_->plan;
-  const auto unlocked_write = [&](const v1::PullParametersReply& reply) DMUOND_REQUIRES(mutex_) {
-    mutex_.Unlock();
-    const bool written = write(reply);
-    mutex_.Lock();
-    return written;
-  };
-  const auto check_same = [&]() DMUOND_REQUIRES(mutex_) -> absl::Status {
-    const absl::StatusOr<Session*> session = FindGoingOn(request.key());
+  const std::shared_ptr<const scheduler::Plan> plan = core_.job.plan();
+  const auto unlocked_write = [&](const v1::PullParametersReply& reply)
+                                  DMUOND_REQUIRES(core_.mutex) {
+                                    core_.mutex.Unlock();
+                                    const bool written = write(reply);
+                                    core_.mutex.Lock();
+                                    return written;
+                                  };
+  const auto check_same = [&]() DMUOND_REQUIRES(core_.mutex) -> absl::Status {
+    const absl::StatusOr<Client*> session = core_.FindGoingOn(request.key());
     if (!session.ok()) return session.status();
-    if (job_->plan == plan) return absl::OkStatus();
+    if (core_.job.plan() == plan) return absl::OkStatus();
     return Error(absl::StatusCode::kUnavailable, "JOB_ENDED", "the job ended");
   };
-  const scheduler::Registration layout = (*found)->layout;
+  const std::shared_ptr<const scheduler::Registration> registered_layout =
+      core_.SessionOf(**found).layout;
+  const scheduler::Registration& layout = *registered_layout;
   const std::vector<int32_t> job_parameter = (*found)->job_parameter;
   absl::flat_hash_set<absl::string_view> registered;
   for (const scheduler::Parameter& parameter : layout.parameters) registered.insert(parameter.name);
@@ -291,9 +296,9 @@ absl::Status Daemon::PullParameters(
           absl::StatusOr<StateTensor> unit = ReadUnit(id, kind, cancelled);
           if (!unit.ok()) return unit.status();
           if (absl::Status same = check_same(); !same.ok()) return same;
-          mutex_.Unlock();
+          core_.mutex.Unlock();
           CopyIntersection(box, *unit, fragment.box, tensor);
-          mutex_.Lock();
+          core_.mutex.Lock();
         }
         const absl::string_view bytes(reinterpret_cast<const char*>(tensor.data()),
                                       tensor.size() * sizeof(float));
@@ -307,8 +312,8 @@ absl::Status Daemon::PullParameters(
   return absl::OkStatus();
 }
 
-absl::Status Daemon::CheckRoom(const Session& session, const scheduler::Message& tensor,
-                               int64_t bytes, int64_t bytes_max) const {
+absl::Status TensorCalls::CheckRoom(const Client& client, const scheduler::Message& tensor,
+                                    int64_t bytes, int64_t bytes_max) {
   const auto refuse = [&](const scheduler::Message& holder, int64_t held, int64_t limit,
                           const char* whose) {
     return Error(
@@ -316,39 +321,46 @@ absl::Status Daemon::CheckRoom(const Session& session, const scheduler::Message&
         Say(tensor, ": ", Named("wanted_bytes", bytes), " bytes pushed, ", holder, " holds ",
             Named("held_bytes", held), " of at most ", Named("limit_bytes", limit), whose));
   };
-  const int64_t held = session.pushed_bytes->load();
+  const int64_t held = client.pushed_bytes->load();
   if (bytes > bytes_max - held) {
     return refuse(Say("the session"), held, bytes_max, " of pushed state");
   }
-  int64_t of_job = job_->memory->bytes();
-  for (const auto& [id, other] : sessions_) of_job += other.pushed_bytes->load();
-  if (options_.job_memory_bytes > 0 && bytes > options_.job_memory_bytes - of_job) {
-    return refuse(Say("job ", Named("job", job_->name)), of_job, options_.job_memory_bytes,
-                  " (--job_memory_bytes)");
+  int64_t of_job = core_.memory.memory()->bytes();
+  for (const auto& [id, other] : core_.clients.all()) of_job += other.pushed_bytes->load();
+  if (core_.options.job_memory_bytes > 0 && bytes > core_.options.job_memory_bytes - of_job) {
+    return refuse(Say("job ", Named("job", core_.job.name())), of_job,
+                  core_.options.job_memory_bytes, " (--job_memory_bytes)");
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string*> Daemon::PlaceOfChunk(const v1::SessionKey& key,
-                                                  const v1::StateChunk& chunk, PushedState& state) {
-  absl::StatusOr<Session*> found = FindPusher(key);
+absl::Status TensorCalls::CheckMayPush(const v1::SessionKey& key) {
+  StateLock lock(core_.mutex);
+  return core_.FindPusher(key).status();
+}
+
+absl::StatusOr<std::string*> TensorCalls::PlaceOfChunk(const v1::SessionKey& key,
+                                                       const v1::StateChunk& chunk,
+                                                       PushedState& state) {
+  absl::StatusOr<Client*> found = core_.FindPusher(key);
   if (!found.ok()) return found.status();
-  const Session& session = **found;
+  const Client& client = **found;
+  const scheduler::Registration& layout = *core_.SessionOf(client).layout;
   const scheduler::Message what =
       Say("state ", Named("kind", v1::StateKind_Name(chunk.kind())), " of parameter '",
           Named("parameter", chunk.parameter()), "', fragment ",
-          Named("fragment", chunk.fragment()), ", rank ", Named("rank", session.rank));
+          Named("fragment", chunk.fragment()), ", rank ", Named("rank", client.rank));
   const auto refuse = [&](const scheduler::Message& why) {
     return Error(absl::StatusCode::kInvalidArgument, "STATE_INVALID", Say(what, ": ", why));
   };
   const scheduler::Fragment* fragment = nullptr;
   int32_t seen = 0;
-  for (const scheduler::Fragment& candidate : session.layout.fragments) {
-    if (session.layout.parameters[candidate.parameter].name != chunk.parameter()) continue;
+  for (const scheduler::Fragment& candidate : layout.fragments) {
+    if (layout.parameters[candidate.parameter].name != chunk.parameter()) continue;
     if (seen++ == chunk.fragment()) fragment = &candidate;
   }
   if (fragment == nullptr) return refuse(Say("this rank has registered no such fragment"));
-  const scheduler::Parameter& parameter = session.layout.parameters[fragment->parameter];
+  const scheduler::Parameter& parameter = layout.parameters[fragment->parameter];
   if (!KeepsState(parameter, chunk.kind())) {
     return refuse(Say("on route ", Named("route", scheduler::Name(parameter.route)),
                       " it has no such state"));
@@ -358,7 +370,7 @@ absl::StatusOr<std::string*> Daemon::PlaceOfChunk(const v1::SessionKey& key,
   const int64_t elements = TensorBytes(*fragment, chunk.kind()) / element_bytes;
   const auto bytes = static_cast<int64_t>(chunk.data().size());
   const std::pair<int32_t, v1::StateKind> where(
-      static_cast<int32_t>(fragment - session.layout.fragments.data()), chunk.kind());
+      static_cast<int32_t>(fragment - layout.fragments.data()), chunk.kind());
   const auto before = state.tensors.find(where);
   const int64_t next =
       before == state.tensors.end() ? 0 : std::ssize(before->second) / element_bytes;
@@ -372,21 +384,21 @@ absl::StatusOr<std::string*> Daemon::PlaceOfChunk(const v1::SessionKey& key,
                       element_bytes, " bytes"));
   }
   if (state.held == nullptr) {
-    state.held = session.pushed_bytes;
-    state.held_max = kPushesHeld * WholeState(session.layout);
+    state.held = client.pushed_bytes;
+    state.held_max = kPushesHeld * WholeState(layout);
   }
-  absl::Status room = CheckRoom(session, what, bytes, state.held_max);
+  absl::Status room = CheckRoom(client, what, bytes, state.held_max);
   if (!room.ok()) return room;
   state.bytes += bytes;
   *state.held += bytes;
   return &state.tensors[where];
 }
 
-absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
-                                    PushedState& state) {
+absl::Status TensorCalls::KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
+                                         PushedState& state) {
   std::string* tensor = nullptr;
   {
-    StateLock lock(mutex_);
+    StateLock lock(core_.mutex);
     absl::StatusOr<std::string*> place = PlaceOfChunk(key, chunk, state);
     if (!place.ok()) return place.status();
     tensor = *place;
@@ -397,52 +409,53 @@ absl::Status Daemon::KeepStateChunk(const v1::SessionKey& key, const v1::StateCh
 }
 
 // Brings what a rank has pushed to the units' owners; they keep it until the load commits.
-absl::Status Daemon::LoadPushedState(const v1::SessionKey& key, const PushedState& state,
-                                     const Cancelled& cancelled) {
-  absl::StatusOr<Session*> found = Find(key);
+absl::Status TensorCalls::LoadPushedState(const v1::SessionKey& key, const PushedState& state,
+                                          const Core::Cancelled& cancelled) {
+  absl::StatusOr<Client*> found = core_.Find(key);
   if (!found.ok()) return found.status();
-  const uint64_t attempt = job_->steps->open().attempt.value();
+  const uint64_t attempt = core_.job.steps()->open().attempt.value();
   if ((*found)->load_attempt != attempt) {
     (*found)->load_attempt = attempt;
     (*found)->loading = true;
-    mutex_.Unlock();
+    core_.mutex.Unlock();
     absl::Status spread = SpreadPushedState(key, state, attempt);
-    mutex_.Lock();
-    found = Find(key);
+    core_.mutex.Lock();
+    found = core_.Find(key);
     if (!found.ok()) return found.status();
     if ((*found)->load_attempt == attempt) {
       (*found)->loading = false;
       if (!spread.ok()) (*found)->load_attempt = 0;  // a corrected one may follow
     }
-    mutex_.Changed();
+    core_.mutex.Changed();
     return spread;
   }
-  absl::StatusOr<bool> loaded = Wait(
-      [&]() DMUOND_REQUIRES(mutex_) {
-        found = Find(key);
-        return !found.ok() || !(*found)->loading || !JobFailure().ok();
+  absl::StatusOr<bool> loaded = core_.Wait(
+      [&]() DMUOND_REQUIRES(core_.mutex) {
+        found = core_.Find(key);
+        return !found.ok() || !(*found)->loading || !core_.job.failure().ok();
       },
-      Deadline::max(), cancelled);
+      Core::Deadline::max(), cancelled);
   return loaded.ok() ? found.status() : loaded.status();
 }
 
 // Everything but the parts' places is done without the lock: tensors may have gigabytes.
-absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key, const PushedState& pushed,
-                                       uint64_t attempt) {
-  scheduler::Registration layout;
+absl::Status TensorCalls::SpreadPushedState(const v1::SessionKey& key, const PushedState& pushed,
+                                            uint64_t attempt) {
+  std::shared_ptr<const scheduler::Registration> registered;
   std::vector<int32_t> job_parameter;
   std::shared_ptr<const scheduler::Plan> plan;
   v1::WriteStateRequest part;
   part.set_attempt(attempt);
   {
-    StateLock lock(mutex_);
-    absl::StatusOr<Session*> found = FindPusher(key);
+    StateLock lock(core_.mutex);
+    absl::StatusOr<Client*> found = core_.FindPusher(key);
     if (!found.ok()) return found.status();
-    layout = (*found)->layout;
+    registered = core_.SessionOf(**found).layout;
     job_parameter = (*found)->job_parameter;
-    plan = job_->plan;
-    part.set_job_incarnation(job_->wire.job_incarnation());
+    plan = core_.job.plan();
+    part.set_job_incarnation(core_.job.wire().job_incarnation());
   }
+  const scheduler::Registration& layout = *registered;
   for (const auto& [where, bytes] : pushed.tensors) {
     const auto& [fragment_index, kind] = where;
     const scheduler::Fragment& fragment = layout.fragments[fragment_index];
@@ -486,73 +499,47 @@ absl::Status Daemon::SpreadPushedState(const v1::SessionKey& key, const PushedSt
   return absl::OkStatus();
 }
 
-absl::Status Daemon::BringToOwner(const scheduler::Unit& unit, const v1::WriteStateRequest& part) {
-  const int32_t node = unit.owner.value() / options_.lanes;
-  return node == options_.node ? WriteStateForPeer(part) : peers_->WriteState(node, part);
+absl::Status TensorCalls::BringToOwner(const scheduler::Unit& unit,
+                                       const v1::WriteStateRequest& part) {
+  const int32_t node = core_.NodeOf(unit.owner);
+  return node == core_.options.node ? WriteStateForPeer(part) : core_.peers->WriteState(node, part);
 }
 
-absl::Status Daemon::WriteStateForPeer(const v1::WriteStateRequest& part) {
+absl::Status TensorCalls::WriteStateForPeer(const v1::WriteStateRequest& part) {
   std::shared_ptr<PendingState> pending;
   std::shared_ptr<const scheduler::Plan> plan;
   {
-    StateLock lock(mutex_);
-    if (job_ == nullptr || job_->plan == nullptr ||
-        job_->wire.job_incarnation() != part.job_incarnation() || part.unit() < 0 ||
-        part.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
+    StateLock lock(core_.mutex);
+    if (!core_.job.exists() || core_.job.plan() == nullptr ||
+        core_.job.wire().job_incarnation() != part.job_incarnation() || part.unit() < 0 ||
+        part.unit() >= static_cast<int32_t>(core_.job.plan()->units.size())) {
       return Error(
           absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
           Say("state for unit ", Named("unit", part.unit()), " of job incarnation ",
               Named("job_incarnation", part.job_incarnation()), ", which does not run here"));
     }
-    pending = job_->pending;
-    plan = job_->plan;
+    pending = core_.memory.pending();
+    plan = core_.job.plan();
   }
   return KeepPart(*pending, plan->units[part.unit()], part);
 }
 
-// A load has committed: what was pushed for units owned here goes to their lanes, before the
-// decision does, after which they publish it. It stays until they have: a lane that dies before has
-// a successor.
-void Daemon::ApplyPending(uint64_t attempt) {
-  for (const PendingState::Tensor& tensor : job_->pending->Tensors(attempt)) {
-    const scheduler::Unit& unit = job_->plan->units[tensor.unit.value()];
-    if (!tensor.whole) {
-      log::Warn("state was pushed in part and is left as it was",
-                {{"job", job_->name},
-                 {"epoch", epoch_},
-                 {"parameter", job_->inputs->layout.parameters[unit.parameter].name},
-                 {"kind", v1::StateKind_Name(tensor.kind)}});
-      continue;
-    }
-    v1::LaneCommand command;
-    command.mutable_write_unit()->set_request(++unit_requests_);
-    command.mutable_write_unit()->set_unit(tensor.unit.value());
-    command.mutable_write_unit()->set_kind(tensor.kind);
-    const int32_t lane = unit.owner.value() % options_.lanes;
-    absl::Status written = lane_host_.Send(scheduler::LaneIndex(lane), command, {tensor.fd});
-    if (!written.ok()) {
-      log::Error("state was not written",
-                 {{"job", job_->name}, {"epoch", epoch_}, {"what", written}});
-    }
-  }
-}
-
-absl::StatusOr<StateTensor> Daemon::ReadStateForPeer(const v1::ReadStateRequest& request,
-                                                     const Cancelled& cancelled) {
-  StateLock lock(mutex_);
-  if (job_ == nullptr || job_->plan == nullptr ||
-      job_->wire.job_incarnation() != request.job_incarnation() || request.unit() < 0 ||
-      request.unit() >= static_cast<int32_t>(job_->plan->units.size())) {
+absl::StatusOr<StateTensor> TensorCalls::ReadStateForPeer(const v1::ReadStateRequest& request,
+                                                          const Core::Cancelled& cancelled) {
+  StateLock lock(core_.mutex);
+  if (!core_.job.exists() || core_.job.plan() == nullptr ||
+      core_.job.wire().job_incarnation() != request.job_incarnation() || request.unit() < 0 ||
+      request.unit() >= static_cast<int32_t>(core_.job.plan()->units.size())) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
                  Say("unit ", Named("unit", request.unit()), " of job incarnation ",
                      Named("job_incarnation", request.job_incarnation()), " is not here"));
   }
   const scheduler::UnitId id(request.unit());
-  if (job_->plan->units[request.unit()].owner.value() / options_.lanes != options_.node) {
+  if (core_.NodeOf(core_.job.plan()->units[request.unit()].owner) != core_.options.node) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_ENDED",
                  Say("unit ", Named("unit", request.unit()), " is owned by another node"));
   }
-  absl::Status published = WaitUntilPublished(cancelled);
+  absl::Status published = core_.WaitUntilPublished(cancelled);
   if (!published.ok()) return published;
   if (request.kind() == v1::STATE_KIND_STEP) {
     absl::StatusOr<double> updates = ReadUpdates(id);

@@ -1,0 +1,49 @@
+// What operators call, and what the daemon's own end calls.
+//
+// Threads: any; they block.
+#ifndef DMUOND_SERVER_DAEMON_CALLS_ADMIN_CALLS_H_
+#define DMUOND_SERVER_DAEMON_CALLS_ADMIN_CALLS_H_
+
+#include <chrono>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "dmuond/v1/admin.pb.h"
+#include "server/common/log.h"
+#include "server/daemon/core.h"
+
+namespace dmuond::server {
+
+class AdminCalls {
+ public:
+  explicit AdminCalls(Core& core) : core_(core) {}
+
+  v1::GetStatusReply Status();
+  // Of this process and its lanes, those that will be started too. Returns the level until now.
+  log::Level SetLogLevel(log::Level level);
+  absl::StatusOr<v1::GetPlanReply> Plan();
+  absl::StatusOr<v1::GetRoutingReply> Routing();
+  // The job of this name ends on all nodes; returns when nothing of it is left here.
+  absl::StatusOr<v1::EndJobReply> EndJobNamed(const v1::EndJobRequest& request,
+                                              const Core::Cancelled& cancelled);
+
+  // A planned departure, in two halves; between them the links to other daemons are given up.
+  // The first refuses new sessions, has the step in flight finished, the job halted and its state
+  // saved, within `timeout`. An error names what failed, and what is lost by that.
+  absl::StatusOr<v1::DrainReply> PrepareToLeave(std::chrono::milliseconds timeout);
+  // For who has asked for it: what came of PrepareToLeave().
+  absl::StatusOr<v1::DrainReply> WaitUntilPrepared(const Core::Cancelled& cancelled);
+  // The second aborts what remains, and ends the lanes. False: a thread hangs in the snapshot
+  // directory and goes on to use the core, which must not be destroyed.
+  [[nodiscard]] bool Leave();
+
+ private:
+  void FillJobStatus(v1::JobStatus& status) DMUOND_REQUIRES(core_.mutex);
+
+  Core& core_;
+  std::optional<absl::StatusOr<v1::DrainReply>> prepared_ DMUOND_GUARDED_BY(core_.mutex);
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CALLS_ADMIN_CALLS_H_

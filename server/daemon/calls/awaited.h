@@ -1,0 +1,17 @@
+// Who keeps the job waiting, as this node knows it: for trainers that wait, and for status.
+#ifndef DMUOND_SERVER_DAEMON_CALLS_AWAITED_H_
+#define DMUOND_SERVER_DAEMON_CALLS_AWAITED_H_
+
+#include "dmuond/v1/types.pb.h"
+#include "google/protobuf/repeated_field.h"
+#include "server/daemon/core.h"
+
+namespace dmuond::server {
+
+// Empty where nobody has been awaited for some seconds.
+void FillAwaited(Core& core, google::protobuf::RepeatedPtrField<v1::Awaited>& awaited)
+    DMUOND_REQUIRES(core.mutex);
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CALLS_AWAITED_H_

@@ -1,0 +1,60 @@
+// Trainers' sessions: Hello, OpenSession, RegisterLayout, WatchSession, CloseSession.
+//
+// Threads: any; they block.
+#ifndef DMUOND_SERVER_DAEMON_CALLS_SESSION_CALLS_H_
+#define DMUOND_SERVER_DAEMON_CALLS_SESSION_CALLS_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/trainer.pb.h"
+#include "server/daemon/core.h"
+
+namespace dmuond::server {
+
+class SessionCalls {
+ public:
+  explicit SessionCalls(Core& core) : core_(core) {}
+
+  absl::StatusOr<v1::HelloReply> Hello(const v1::HelloRequest& request);
+  absl::StatusOr<v1::OpenSessionReply> OpenSession(const v1::OpenSessionRequest& request,
+                                                   const Core::Cancelled& cancelled);
+  // Before more is read, or kept, for a call: its key is that of an open session, and it comes
+  // (null: it is not known from where) from the process that made the session's attach connection:
+  // a child of a trainer does not act for it. PERMISSION_DENIED, reason SESSION_NOT_YOURS: from
+  // another one.
+  absl::Status CheckKey(const v1::SessionKey& key, const Caller* caller);
+  absl::StatusOr<v1::RegisterLayoutReply> RegisterLayout(const v1::RegisterLayoutRequest& request,
+                                                         const Core::Cancelled& cancelled);
+  // `write` returns false when the caller has gone.
+  absl::Status WatchSession(const v1::WatchSessionRequest& request,
+                            const Core::Cancelled& cancelled,
+                            const std::function<bool(const v1::SessionEvent&)>& write);
+  absl::StatusOr<v1::CloseSessionReply> CloseSession(const v1::CloseSessionRequest& request);
+
+ private:
+  absl::StatusOr<v1::OpenSessionReply> OpenClaimed(const v1::OpenSessionRequest& request,
+                                                   const AttachPeer& peer,
+                                                   const Core::Cancelled& cancelled)
+      DMUOND_REQUIRES(core_.mutex);
+  // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
+  absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
+                               const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);
+  // Until the job that there is of another launch has ended. Gives up the lock.
+  absl::Status DiscardOlder(const scheduler::NodeJob::Opening& opening,
+                            const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);
+  // The newest snapshot that a job of this name can go on from. Gives up the lock.
+  absl::StatusOr<std::optional<scheduler::ResumePoint>> FindResume(const std::string& job,
+                                                                   const Core::Cancelled& cancelled)
+      DMUOND_REQUIRES(core_.mutex);
+
+  Core& core_;
+};
+
+// Why the session's last registration was refused, and how many have been. REQUIRES: one was.
+[[nodiscard]] absl::Status RefusalOf(const scheduler::RankTable::Session& session);
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CALLS_SESSION_CALLS_H_

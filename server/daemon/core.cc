@@ -1,0 +1,384 @@
+#include "server/daemon/core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/registrations.h"
+#include "scheduler/job/save_request.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
+
+namespace dmuond::server {
+namespace {
+
+constexpr std::chrono::milliseconds kReaped{100};  // how long a tick waits for the end of lanes
+
+scheduler::TimePoint Now() { return std::chrono::steady_clock::now(); }
+
+scheduler::NodeJobOptions JobOptions(const DaemonOptions& options) {
+  scheduler::NodeJobOptions job;
+  job.node = options.node;
+  job.nodes = options.nodes;
+  job.lanes = options.lanes;
+  job.snapshots = options.storage != nullptr;
+  job.watch = {options.lane_timeout, options.coordinator.step.work_timeout()};
+  job.register_timeout = options.coordinator.register_timeout;
+  job.session_linger = options.coordinator.step.session_linger;
+  return job;
+}
+
+JobLanes::Options LaneOptions(const DaemonOptions& options) {
+  return {.host = {.binary = options.lane_binary,
+                   .device = absl::StrCat("cpu:", options.threads_per_lane),
+                   .lanes = options.lanes,
+                   .lock = options.lock},
+          .threads_per_lane = options.threads_per_lane,
+          .rail_address = options.rail_address,
+          .snapshot_staging_bytes = options.snapshot_staging_bytes};
+}
+
+// Fault points of what a daemon is about to hear, as coordinator and as member.
+void AboutToHear(const v1::MemberMessage& message) {
+  if (message.has_registration()) fault::FaultPoint("coordinator.registration");
+  if (message.has_submitted()) fault::FaultPoint("coordinator.submission");
+  if (message.has_vote()) fault::FaultPoint("coordinator.vote");
+}
+void AboutToHear(const v1::CoordinatorMessage& message) {
+  if (message.has_open()) fault::FaultPoint("daemon.open");
+  if (message.has_decision()) fault::FaultPoint("daemon.decision");
+  if (message.has_republish()) fault::FaultPoint("daemon.republish");
+  if (message.has_reform()) fault::FaultPoint("daemon.reform");
+  if (message.has_roll_back()) fault::FaultPoint("daemon.rollback");
+}
+
+}  // namespace
+
+Core::Core(DaemonOptions daemon_options, kernels::MemoryHolder& memory_holder)
+    : options(std::move(daemon_options)),
+      job(JobOptions(options)),
+      lanes(LaneOptions(options),
+            {.on_report =
+                 [this](uint64_t generation, scheduler::LaneIndex lane,
+                        const v1::LaneReport& report) { OnLaneReport(generation, lane, report); },
+             .on_gone =
+                 [this](uint64_t generation, scheduler::LaneIndex lane,
+                        const std::string& last_words) {
+                   OnLaneGone(generation, lane, last_words);
+                 }}),
+      memory({.node = options.node,
+              .lanes = options.lanes,
+              .job_memory_bytes = options.job_memory_bytes,
+              .host_copies = options.storage != nullptr},
+             memory_holder, planner, [this](const auto& event) { Enter(event); }),
+      disks({.node = options.node,
+             .keep = options.snapshot_keep,
+             .timeout = options.snapshot_timeout},
+            options.storage,
+            {.enter = [this](const auto& event) { Enter(event); },
+             .tell = [this](v1::MemberMessage message)
+                         DMUOND_REQUIRES(mutex) { Tell(std::move(message)); },
+             .on_written =
+                 [this](uint64_t attempt, absl::StatusOr<std::vector<v1::SnapshotFile>> files)
+                     DMUOND_REQUIRES(mutex) { Do(job.OnWritten(attempt, files)); },
+             .on_restored =
+                 [this](absl::StatusOr<scheduler::NodeJob::Restored> restored, int64_t older)
+                     DMUOND_REQUIRES(mutex) {
+                       Do(job.OnRestored(Now(), std::move(restored), older));
+                     },
+             .on_hangs = [this](const std::string& how)
+                             DMUOND_REQUIRES(mutex) { Do(job.OnDiskHangs(how)); },
+             .changed = [this]() DMUOND_REQUIRES(mutex) { mutex.Changed(); }}) {
+  if (options.node == 0) {
+    coordinator = std::make_unique<scheduler::GroupJob>(options.coordinator);
+  }
+}
+
+Core::~Core() {
+  StateLock lock(mutex);
+  disks.AbandonCopies("the daemon ends");
+  disks.StopRestoring();
+}
+
+// ---- the turn ----
+
+void Core::Enter(const std::function<void()>& event) {
+  StateLock lock(mutex);
+  event();
+}
+
+void Core::Tell(v1::MemberMessage message) {
+  told_.push_back(std::move(message));
+  Pump();
+}
+
+void Core::CoordinatorHears(int32_t node, const v1::MemberMessage& message) {
+  AboutToHear(message);
+  Do(coordinator->OnMessage(Now(), node, message));
+}
+
+void Core::Pump() {
+  if (pumping_) return;
+  pumping_ = true;
+  while (!told_.empty() || !heard_.empty()) {
+    if (!heard_.empty()) {
+      const v1::CoordinatorMessage message = std::move(heard_.front());
+      heard_.pop_front();
+      Handle(message);
+      continue;
+    }
+    const v1::MemberMessage message = std::move(told_.front());
+    told_.pop_front();
+    if (coordinator != nullptr) {
+      CoordinatorHears(options.node, message);
+    } else {
+      peers->SendToCoordinator(message);
+    }
+    if (message.has_vote()) fault::FaultPoint("daemon.vote.sent");
+  }
+  pumping_ = false;
+}
+
+void Core::Handle(const v1::CoordinatorMessage& message) {
+  AboutToHear(message);
+  using Kind = v1::CoordinatorMessage::MessageCase;
+  switch (message.message_case()) {
+    case Kind::kFindSnapshot:
+      return disks.Find(message.find_snapshot());
+    case Kind::kWriteManifest:
+      return disks.WriteManifest(message.write_manifest(), JobForDisks());
+    case Kind::kDiscard:
+      return disks.Discard(message.discard());
+    case Kind::kDecision: {
+      const scheduler::StepMember* steps = job.exists() ? job.steps() : nullptr;
+      const bool news =
+          steps != nullptr && message.decision().attempt() >= steps->open().attempt.value();
+      Do(job.OnMessage(Now(), message));
+      if (!news) return;
+      fault::FaultPoint("daemon.decision.to_lanes");
+      fault::FaultPoint("daemon.decision.known");
+      return;
+    }
+    default:
+      break;
+  }
+  Do(job.OnMessage(Now(), message));
+  if (message.has_reform() || message.has_roll_back()) newest_epoch.store(job.epoch());
+}
+
+SnapshotDisks::Job Core::JobForDisks() const {
+  if (!job.exists()) return {};
+  return {.name = job.name(),
+          .incarnation = job.wire().job_incarnation(),
+          .planned = {job.inputs(), job.plan()},
+          .groups = AnyOf(job.wire()).groups(),
+          .host = memory.host()};
+}
+
+// ---- events ----
+
+void Core::OnFormed(uint32_t epoch) {
+  StateLock lock(mutex);
+  newest_epoch.store(epoch);
+  fault::FaultPoint("daemon.formed");
+  log::Info("group formed", {{"epoch", epoch}, {"nodes", options.nodes}});
+  if (coordinator != nullptr) Do(coordinator->OnFormed(Now(), epoch));
+  Do(job.OnFormed(Now(), epoch));
+  Do(departure.OnFormed(job));
+}
+
+void Core::OnMemberMessage(int32_t node, const v1::MemberMessage& message) {
+  StateLock lock(mutex);
+  CoordinatorHears(node, message);
+}
+
+void Core::OnMemberGone(int32_t node, const std::string& why) {
+  StateLock lock(mutex);
+  Do(coordinator->OnMemberGone(Now(), node, why));
+  Do(job.OnBroken(Now(), absl::StrCat("the daemon of node ", node, " is gone: ", why)));
+  fault::FaultPoint("daemon.broken");
+}
+
+void Core::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
+  StateLock lock(mutex);
+  heard_.push_back(message);
+  Pump();
+}
+
+void Core::OnCoordinatorGone(const std::string& why) {
+  StateLock lock(mutex);
+  Do(job.OnBroken(Now(), absl::StrCat("the coordinating daemon is gone: ", why)));
+  fault::FaultPoint("daemon.broken");
+}
+
+void Core::OnAttachGone(AttachId id) {
+  StateLock lock(mutex);
+  const std::optional<uint64_t> session = clients.OnAttachGone(id);
+  if (!session.has_value()) return;
+  const scheduler::RankTable::Session* ended = job.ranks().Find(*session);
+  if (ended == nullptr) return;
+  Do(job.OnTrainerGone(*session,
+                       absl::StrCat("the trainer of rank ", ended->rank, " (pid ", ended->pid,
+                                    ") is gone without closing its session")));
+}
+
+void Core::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
+                        const v1::LaneReport& report) {
+  StateLock lock(mutex);
+  if (generation != lanes.generation() || !job.exists()) return;
+  if (report.has_unit_io()) {
+    unit_answers[report.unit_io().request()] = report.unit_io().error();
+    if (!report.unit_io().error().empty()) {
+      log::Error("state was not transferred", {{"job", job.name()},
+                                               {"epoch", job.epoch()},
+                                               {"lane", lane.value()},
+                                               {"what", report.unit_io().error()}});
+    }
+    mutex.Changed();
+  }
+  const bool restores = job.restores();
+  const scheduler::node::Actions actions = job.OnLaneReport(Now(), lane, report);
+  if (restores && !job.restores()) fault::FaultPoint("daemon.restored");
+  Do(actions);
+}
+
+void Core::OnLaneGone(uint64_t generation, scheduler::LaneIndex lane,
+                      const std::string& last_words) {
+  StateLock lock(mutex);
+  if (generation != lanes.generation()) return;
+  Do(job.OnLaneGone(Now(), lane, last_words));
+}
+
+void Core::Tick() {
+  std::optional<LaneHost::Reaper> reaper;
+  {
+    StateLock lock(mutex);
+    const scheduler::TimePoint now = Now();
+    clients.OnTick(now);
+    if (coordinator != nullptr) Do(coordinator->OnTick(now));
+    scheduler::NodeJob::Sight sight;
+    sight.lanes_end = lanes.host().ending();
+    sight.processor_time = [this](scheduler::LaneIndex lane)
+                               DMUOND_REQUIRES(mutex) { return lanes.host().ProcessorTime(lane); };
+    sight.pid = [this](scheduler::LaneIndex lane)
+                    DMUOND_REQUIRES(mutex) { return static_cast<int64_t>(lanes.host().pid(lane)); };
+    if (const PrepareProgress* preparing = memory.preparing(); preparing != nullptr) {
+      sight.prepared_bytes = preparing->done;
+      sight.planned = preparing->planned;
+    }
+    sight.read_bytes = disks.read_bytes();
+    Do(job.OnTick(now, sight));
+    disks.OnTick(now, job.exists() ? job.name() : "", job.epoch());
+    job.SetDiskHangs(disks.HangOfWrites());
+    reaper = lanes.host().BeginReaping();
+  }
+  reaper->Wait(Now() + kReaped);
+  StateLock lock(mutex);
+  lanes.host().EndReaping(*std::move(reaper));
+  if (!lanes.host().ending()) Do(job.OnPlacesFree());
+}
+
+// ---- for calls ----
+
+absl::StatusOr<bool> Core::Wait(const std::function<bool()>& ready, Deadline deadline,
+                                const Cancelled& cancelled) {
+  // A caller that hangs up is noticed within this time.
+  constexpr std::chrono::milliseconds kLookAtCaller{250};
+  bool is_ready = ready();
+  while (!is_ready) {
+    const auto now = Now();
+    if (now >= deadline) return false;
+    mutex.WaitUntil(std::min(deadline, now + kLookAtCaller));
+    is_ready = ready();
+    if (!is_ready && cancelled()) return absl::CancelledError("the caller has gone");
+  }
+  return true;
+}
+
+absl::Status Core::WaitUntilPublished(const Cancelled& cancelled) {
+  constexpr std::chrono::seconds kPublishTimeout{60};
+  ++waiting_for_published;
+  absl::StatusOr<bool> published =
+      Wait([this]() DMUOND_REQUIRES(mutex) { return job.Published() || !job.failure().ok(); },
+           Now() + kPublishTimeout, cancelled);
+  --waiting_for_published;
+  if (!published.ok()) return published.status();
+  if (absl::Status failure = job.failure(); !failure.ok()) return failure;
+  if (!*published) {
+    return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
+                 "the lanes have not published the last step in time");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Client*> Core::Find(const v1::SessionKey& key) {
+  return clients.Find(key, job.leaves());
+}
+
+absl::StatusOr<Client*> Core::FindGoingOn(const v1::SessionKey& key) {
+  absl::StatusOr<Client*> found = Find(key);
+  if (!found.ok()) return found.status();
+  if (absl::Status failure = job.failure(); !failure.ok()) return failure;
+  absl::Status back = scheduler::NodeJob::CheckNotRolledBack(SessionOf(**found));
+  if (!back.ok()) return back;
+  return *found;
+}
+
+absl::StatusOr<Client*> Core::FindPusher(const v1::SessionKey& key) {
+  absl::StatusOr<Client*> found = FindGoingOn(key);
+  if (!found.ok()) return found.status();
+  if (absl::Status attached = job.CheckAttached(SessionOf(**found)); !attached.ok()) {
+    return attached;
+  }
+  return *found;
+}
+
+absl::Status Core::Read(const SnapshotDisks::Work& work, const Cancelled& cancelled) {
+  auto done = std::make_shared<bool>(false);
+  auto unwanted = std::make_shared<std::atomic<bool>>(false);
+  disks.Read(work, unwanted, [this, done]() DMUOND_REQUIRES(mutex) {
+    *done = true;
+    mutex.Changed();
+  });
+  absl::StatusOr<bool> ended =
+      Wait([&]() DMUOND_REQUIRES(
+               mutex) { return *done || disks.reads() == nullptr || disks.reads()->hangs(); },
+           Deadline::max(), cancelled);
+  unwanted->store(true);
+  if (!ended.ok()) return ended.status();
+  if (*done) return absl::OkStatus();
+  if (disks.reads() == nullptr) {
+    return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
+  }
+  return disks.Hangs(*disks.reads());
+}
+
+absl::StatusOr<v1::SnapshotDone> Core::SaveNow(const Cancelled& cancelled,
+                                               const std::function<absl::Status()>& allowed) {
+  if (options.storage == nullptr) {
+    return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
+                 "this daemon has no --snapshot_dir: no snapshots are made");
+  }
+  if (!job.exists() || job.plan() == nullptr || !job.HasOrGetsState()) {
+    return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
+                 "no job has state here: there is nothing to save");
+  }
+  scheduler::SaveRequest request(job);
+  std::optional<absl::StatusOr<v1::SnapshotDone>> done;
+  absl::StatusOr<bool> ended = Wait(
+      [&]() DMUOND_REQUIRES(mutex) {
+        scheduler::node::Actions actions;
+        done = request.Advance(job, actions);
+        Do(actions);
+        if (!done.has_value()) {
+          if (absl::Status may = allowed(); !may.ok()) done = may;
+        }
+        return done.has_value();
+      },
+      Deadline::max(), cancelled);
+  if (!ended.ok()) return ended.status();
+  return *std::move(done);
+}
+
+}  // namespace dmuond::server

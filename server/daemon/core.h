@@ -1,0 +1,147 @@
+// The daemon's core: the state machines, under one lock, and the turn.
+//
+// A turn: an event enters a machine (a call, a lane's report, another daemon's message, a tick);
+// the machine says what is to be done; that is performed at once, in order, and what machines say
+// to each other is handled until nobody says any more. Performing only enqueues: what can block has
+// a thread of its own, which comes back as an event. No reference into a machine outlives the turn.
+//
+//   StateLock lock(core.mutex);
+//   core.Do(core.job.Close(id));
+//
+// Its members are public for the files of calls/, which are the rest of it: each call checks,
+// enters an event, waits for what it is about, and answers.
+#ifndef DMUOND_SERVER_DAEMON_CORE_H_
+#define DMUOND_SERVER_DAEMON_CORE_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/peer.pb.h"
+#include "kernels/device.h"
+#include "scheduler/job/departure.h"
+#include "scheduler/job/group_job.h"
+#include "scheduler/job/node_job.h"
+#include "server/daemon/calls/clients.h"
+#include "server/daemon/group/peer_links.h"
+#include "server/daemon/lanes/job_lanes.h"
+#include "server/daemon/memory/node_memory.h"
+#include "server/daemon/options.h"
+#include "server/daemon/planner.h"
+#include "server/daemon/snapshots/snapshot_disks.h"
+#include "server/daemon/state_mutex.h"
+
+namespace dmuond::server {
+
+struct Core {
+  using Deadline = std::chrono::steady_clock::time_point;
+  // Whether the caller of a waiting RPC has gone; asked now and then.
+  using Cancelled = std::function<bool()>;
+
+  Core(DaemonOptions options, kernels::MemoryHolder& memory_holder);
+  ~Core();
+
+  // ---- the turn ----
+  void Do(scheduler::node::Actions actions) DMUOND_REQUIRES(mutex);
+  void Do(scheduler::GroupActions actions) DMUOND_REQUIRES(mutex);
+  // A message of this node for the coordinator, of none of its machines.
+  void Tell(v1::MemberMessage message) DMUOND_REQUIRES(mutex);
+  // An event of another thread: under the lock, as a turn.
+  void Enter(const std::function<void()>& event) DMUOND_EXCLUDES(mutex);
+
+  // ---- events, from their sources' threads ----
+  void OnAttachGone(AttachId id);
+  void OnLaneReport(uint64_t generation, scheduler::LaneIndex lane, const v1::LaneReport& report);
+  void OnLaneGone(uint64_t generation, scheduler::LaneIndex lane, const std::string& last_words);
+  void OnFormed(uint32_t epoch);
+  void OnMemberMessage(int32_t node, const v1::MemberMessage& message);  // node 0
+  void OnMemberGone(int32_t node, const std::string& why);               // node 0
+  void OnCoordinatorMessage(const v1::CoordinatorMessage& message);      // other nodes
+  void OnCoordinatorGone(const std::string& why);                        // other nodes
+  // Deadlines, and the end of lanes that are no longer needed. Every 100 ms, one thread.
+  void Tick();
+
+  // ---- for calls ----
+  // Waits for `ready`, which is called once whenever something has changed, and may enter events
+  // itself; CANCELLED when the caller has gone, else false at the deadline.
+  absl::StatusOr<bool> Wait(const std::function<bool()>& ready, Deadline deadline,
+                            const Cancelled& cancelled) DMUOND_REQUIRES(mutex);
+  // Until every local lane has published the last decided attempt: then the units' state is that of
+  // the last committed step.
+  absl::Status WaitUntilPublished(const Cancelled& cancelled) DMUOND_REQUIRES(mutex);
+  // The session of a key; of a job that goes on; of one whose memory lanes have mapped.
+  absl::StatusOr<Client*> Find(const v1::SessionKey& key) DMUOND_REQUIRES(mutex);
+  absl::StatusOr<Client*> FindGoingOn(const v1::SessionKey& key) DMUOND_REQUIRES(mutex);
+  absl::StatusOr<Client*> FindPusher(const v1::SessionKey& key) DMUOND_REQUIRES(mutex);
+  // What the job knows of it. REQUIRES: it is open.
+  [[nodiscard]] const scheduler::RankTable::Session& SessionOf(const Client& client) const
+      DMUOND_REQUIRES(mutex) {
+    return *job.ranks().Find(client.id);
+  }
+  // Has `work` done on the thread for reads, without the lock, and waits for it. After an error it
+  // may be done yet, or never: what it uses must be its own, and it is told that it is unwanted.
+  absl::Status Read(const SnapshotDisks::Work& work, const Cancelled& cancelled)
+      DMUOND_REQUIRES(mutex);
+  // The state as it is now is in a snapshot when it returns; while lanes are replaced, that of the
+  // new ones. Ends as soon as `allowed` says so.
+  absl::StatusOr<v1::SnapshotDone> SaveNow(const Cancelled& cancelled,
+                                           const std::function<absl::Status()>& allowed)
+      DMUOND_REQUIRES(mutex);
+  [[nodiscard]] SnapshotDisks::Job JobForDisks() const DMUOND_REQUIRES(mutex);
+  [[nodiscard]] int32_t NodeOf(scheduler::LaneId lane) const {
+    return lane.value() / options.lanes;
+  }
+  [[nodiscard]] scheduler::LaneIndex RailOf(scheduler::LaneId lane) const {
+    return scheduler::LaneIndex(lane.value() % options.lanes);
+  }
+
+  const DaemonOptions options;
+  const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+  AttachServer* attach = nullptr;
+  PeerLinks* peers = nullptr;             // null in a group of one
+  std::atomic<uint32_t> newest_epoch{0};  // that this daemon has been part of; 0: none
+  Planner planner;
+
+  StateMutex mutex;
+  // ---- machines ----
+  std::unique_ptr<scheduler::GroupJob> coordinator DMUOND_GUARDED_BY(mutex);  // node 0
+  scheduler::NodeJob job DMUOND_GUARDED_BY(mutex);
+  scheduler::Departure departure DMUOND_GUARDED_BY(mutex);
+  // ---- performers ----
+  Clients clients DMUOND_GUARDED_BY(mutex);
+  JobLanes lanes DMUOND_GUARDED_BY(mutex);
+  NodeMemory memory DMUOND_GUARDED_BY(mutex);
+  SnapshotDisks disks DMUOND_GUARDED_BY(mutex);
+  // ---- what calls wait for ----
+  std::set<int32_t> allocating DMUOND_GUARDED_BY(mutex);  // ranks whose memory is being made
+  int32_t waiting_for_published DMUOND_GUARDED_BY(mutex) = 0;
+  int64_t unit_requests DMUOND_GUARDED_BY(mutex) = 0;
+  std::map<int64_t, std::string> unit_answers DMUOND_GUARDED_BY(mutex);  // request -> error or ""
+
+ private:
+  // What is to be done, by its kind (perform.cc).
+  template <typename Order>
+  void Perform(Order& order) DMUOND_REQUIRES(mutex);
+  // Moves messages between this node's machines until both are idle. What they cause is queued, not
+  // nested: neither sees a half-handled message of its own.
+  void Pump() DMUOND_REQUIRES(mutex);
+  void Handle(const v1::CoordinatorMessage& message) DMUOND_REQUIRES(mutex);
+  void CoordinatorHears(int32_t node, const v1::MemberMessage& message) DMUOND_REQUIRES(mutex);
+
+  std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex);        // to the coordinator
+  std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
+  bool pumping_ DMUOND_GUARDED_BY(mutex) = false;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CORE_H_

@@ -1,0 +1,43 @@
+// The way to the group's other daemons, as the core sees it; peers.h implements it.
+#ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_LINKS_H_
+#define DMUOND_SERVER_DAEMON_GROUP_PEER_LINKS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/peer.pb.h"
+#include "server/daemon/memory/state_transfer.h"
+
+namespace dmuond::server {
+
+// Why a group has not formed, as one of its daemons sees it.
+struct GroupGaps {
+  std::vector<int32_t> missing;  // node 0: who has not joined
+  std::string not_joined;        // other nodes: why this one has not
+};
+
+// Threads: any.
+class PeerLinks {
+ public:
+  virtual ~PeerLinks() = default;
+  // Never blocks.
+  virtual GroupGaps Gaps() = 0;
+  // To one member or, without a node, to all remote ones. Node 0 only. Never blocks.
+  virtual void SendToMembers(std::optional<int32_t> node,
+                             const v1::CoordinatorMessage& message) = 0;
+  // From the other nodes. Never blocks.
+  virtual void SendToCoordinator(const v1::MemberMessage& message) = 0;
+  // Blocking calls to a member's Peer service.
+  virtual absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
+                                                size_t elements) = 0;
+  virtual absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request) = 0;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_GROUP_PEER_LINKS_H_

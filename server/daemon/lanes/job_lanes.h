@@ -1,0 +1,64 @@
+// The lanes of the job on this node, as processes over its memory: performs what NodeJob orders.
+//
+// Threads: the daemon's lock, but for Reaper::Wait().
+#ifndef DMUOND_SERVER_DAEMON_LANES_JOB_LANES_H_
+#define DMUOND_SERVER_DAEMON_LANES_JOB_LANES_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "dmuond/v1/lane.pb.h"
+#include "scheduler/job/node_actions.h"
+#include "scheduler/plan.h"
+#include "server/daemon/lanes/lane_host.h"
+#include "server/daemon/memory/node_memory.h"
+
+namespace dmuond::server {
+
+class JobLanes {
+ public:
+  struct Options {
+    LaneHost::Options host;
+    int32_t threads_per_lane = 1;
+    std::string rail_address;  // that lanes' peer groups listen on
+    int64_t snapshot_staging_bytes = 0;
+  };
+  // As LaneHost's; what processes say that were ended is not told.
+  JobLanes(Options options, LaneHost::Callbacks callbacks);
+
+  // REQUIRES: `memory` is prepared. RESOURCE_EXHAUSTED: the machine lacks memory, descriptors or
+  // processes.
+  absl::Status Start(const scheduler::node::StartLanes& order, const v1::PlanInputs& wire,
+                     const scheduler::Plan& plan, NodeMemory& memory);
+  void Command(const scheduler::node::CommandLanes& order, const NodeMemory& memory);
+  // To every process that there is, ready or not.
+  void Broadcast(const v1::LaneCommand& command);
+  // For what is named by number nowhere: `fds` go with the command.
+  absl::Status Send(scheduler::LaneIndex lane, const v1::LaneCommand& command,
+                    const std::vector<int>& fds) {
+    return host_.Send(lane, command, fds);
+  }
+  void End(bool kill);
+  void Condemn(const scheduler::node::CondemnLane& order) { host_.Condemn(order.lane, order.why); }
+
+  // Names the processes that there are: those of another one have been ended.
+  [[nodiscard]] uint64_t generation() const { return generation_; }
+  [[nodiscard]] LaneHost& host() { return host_; }
+
+ private:
+  // The first command of a lane, and the descriptors that go with it.
+  [[nodiscard]] v1::LaneCommand ConfigureOf(uint32_t epoch, scheduler::LaneIndex lane,
+                                            const v1::PlanInputs& wire, const scheduler::Plan& plan,
+                                            const NodeMemory& memory, std::vector<int>& fds) const;
+
+  const Options options_;
+  LaneHost host_;
+  uint64_t generation_ = 0;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_LANES_JOB_LANES_H_

@@ -1,0 +1,79 @@
+// The job's memory on this node, from the plan's order to its end: performs what NodeJob orders.
+// What takes seconds (making it, giving it back) is done by a thread of its own.
+//
+// Threads: the daemon's lock.
+#ifndef DMUOND_SERVER_DAEMON_MEMORY_NODE_MEMORY_H_
+#define DMUOND_SERVER_DAEMON_MEMORY_NODE_MEMORY_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "scheduler/job/node_actions.h"
+#include "scheduler/plan.h"
+#include "server/daemon/memory/job_memory.h"
+#include "server/daemon/memory/pending_state.h"
+#include "server/daemon/memory/prepared_job.h"
+#include "server/daemon/planner.h"
+#include "server/daemon/work_thread.h"
+
+namespace dmuond::server {
+
+class NodeMemory {
+ public:
+  struct Options {
+    int32_t node = 0;
+    int32_t lanes = 1;
+    int64_t job_memory_bytes = 0;  // 0: no limit
+    bool host_copies = false;      // snapshots are made
+  };
+  using Done = std::function<void(absl::StatusOr<scheduler::PlannedJob>, bool host_copies)>;
+  // `holder` and `planner` outlive it. `enter` takes the daemon's lock and runs what it is given.
+  NodeMemory(Options options, kernels::MemoryHolder& holder, Planner& planner,
+             std::function<void(const std::function<void()>&)> enter);
+
+  // `done` is called under the lock, unless Drop() comes first.
+  void Prepare(const scheduler::node::Prepare& order, Done done);
+  // While it prepares: how far it has come.
+  [[nodiscard]] const PrepareProgress* preparing() const { return preparing_.get(); }
+  // Trainers that wait for weights are woken; all of it is given back, and what is being made too.
+  void Drop();
+  void Poison();
+  // What lies in the lanes' memory counts no more.
+  void VoidState(int32_t lanes);
+  // Whatever it is, it is given back where nobody waits: gigabytes take seconds.
+  void LetGo(std::shared_ptr<void> memory);
+
+  // Null: there is none. Shared: who allocates in it does so without the lock.
+  [[nodiscard]] const std::shared_ptr<JobMemory>& memory() const { return memory_; }
+  [[nodiscard]] const std::vector<scheduler::LaneProgram>& programs() const { return programs_; }
+  // Per lane; null: no snapshots are made.
+  [[nodiscard]] const std::shared_ptr<const std::vector<HostState>>& host() const { return host_; }
+  // State that trainers have pushed for units of this node.
+  [[nodiscard]] const std::shared_ptr<PendingState>& pending() const { return pending_; }
+  void ForgetPending();
+
+  // Null when the daemon has left.
+  [[nodiscard]] WorkThread* worker() { return worker_.get(); }
+  [[nodiscard]] std::unique_ptr<WorkThread> TakeWorker() { return std::move(worker_); }
+
+ private:
+  const Options options_;
+  kernels::MemoryHolder& holder_;
+  Planner& planner_;
+  const std::function<void(const std::function<void()>&)> enter_;
+  std::shared_ptr<PrepareProgress> preparing_;
+  std::shared_ptr<JobMemory> memory_;
+  std::vector<scheduler::LaneProgram> programs_;  // by lane
+  std::shared_ptr<const std::vector<HostState>> host_;
+  std::shared_ptr<PendingState> pending_ = std::make_shared<PendingState>();
+  std::unique_ptr<WorkThread> worker_ = std::make_unique<WorkThread>();
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_MEMORY_NODE_MEMORY_H_

@@ -1,0 +1,46 @@
+// How a daemon is set up, once its flags are read.
+#ifndef DMUOND_SERVER_DAEMON_OPTIONS_H_
+#define DMUOND_SERVER_DAEMON_OPTIONS_H_
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "scheduler/job/group_job.h"
+#include "server/storage/storage.h"
+
+namespace dmuond::server {
+
+struct DaemonOptions {
+  int32_t node = 0;
+  int32_t nodes = 1;
+  int32_t lanes = 1;
+  int32_t threads_per_lane = 1;
+  std::string lane_binary;
+  std::string rail_address;  // that lanes' peer groups listen on
+  std::string socket;
+  int lock = -1;                 // SocketDir's, which lanes inherit
+  std::string core_type;         // OpenBLAS core type that lanes have; empty: its own choice
+  std::string token;             // that OpenSession must carry; empty: none
+  int64_t job_memory_bytes = 0;  // 0: no limit
+  std::chrono::milliseconds step_timeout{600'000};
+  std::chrono::milliseconds lane_timeout{30'000};  // as LaneWatchOptions'
+  scheduler::GroupJobOptions coordinator;
+  storage::Storage* storage = nullptr;  // of snapshots; null: none are made. Outlives the daemon
+  int32_t snapshot_keep = 2;
+  int64_t snapshot_staging_bytes = 0;  // per lane; 0: state is copied straight
+  // Of one operation in the storage: then it hangs.
+  std::chrono::milliseconds snapshot_timeout{300'000};
+
+  // How long a trainer waits for weights at most: lanes hang as often as a step bears it, each as
+  // long as it may, and are made anew; and the group falls apart in between.
+  [[nodiscard]] std::chrono::milliseconds published_timeout() const {
+    return scheduler::kLaneDeathsMax *
+               (2 * coordinator.step.work_timeout() + coordinator.register_timeout) +
+           coordinator.step.session_linger;
+  }
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_OPTIONS_H_

@@ -1,0 +1,255 @@
+// How what NodeJob and GroupJob order is performed: by whom, and what comes back. Nothing here
+// decides.
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
+#include "server/common/errors.h"
+#include "server/common/log.h"
+#include "server/daemon/core.h"
+
+namespace dmuond::server {
+namespace node = scheduler::node;
+namespace {
+
+// Fault points of what the coordinator is about to say. It has decided, and nobody knows yet.
+void AboutToSend(const v1::CoordinatorMessage& message) {
+  if (message.has_open()) fault::FaultPoint("coordinator.open");
+  if (message.has_go()) fault::FaultPoint("coordinator.go");
+  if (message.has_decision()) {
+    fault::FaultPoint("coordinator.decided");
+    fault::FaultPoint("coordinator.before_send");
+  }
+  if (message.has_reform()) fault::FaultPoint("coordinator.reform");
+  if (message.has_roll_back()) fault::FaultPoint("coordinator.roll_back");
+  if (message.has_republish()) fault::FaultPoint("coordinator.restart");
+}
+
+// The same of a member.
+void AboutToSend(const v1::MemberMessage& message) {
+  if (message.has_vote()) fault::FaultPoint("daemon.vote");
+  if (message.has_member_state()) fault::FaultPoint("daemon.member_state");
+  if (message.has_plan_ready() && message.plan_ready().error().empty()) {
+    fault::FaultPoint("daemon.plan_ready");
+  }
+}
+
+log::Level LevelOf(node::Note::Level level) {
+  switch (level) {
+    case node::Note::Level::kDebug:
+      return log::Level::kDebug;
+    case node::Note::Level::kInfo:
+      return log::Level::kInfo;
+    case node::Note::Level::kWarn:
+      return log::Level::kWarn;
+    case node::Note::Level::kError:
+      return log::Level::kError;
+  }
+  return log::Level::kError;
+}
+
+}  // namespace
+
+template <>
+void Core::Perform(node::Wake& /*order*/) {
+  mutex.Changed();
+}
+
+template <>
+void Core::Perform(node::Note& note) {
+  std::vector<log::Field> fields;
+  fields.reserve(note.fields.size());
+  for (const node::Note::Field& field : note.fields) {
+    fields.emplace_back(field.key, field.value).number = field.number;
+  }
+  log::Write(LevelOf(note.level), note.message, fields);
+}
+
+template <>
+void Core::Perform(node::TellCoordinator& order) {
+  AboutToSend(order.message);
+  told_.push_back(std::move(order.message));
+}
+
+// ---- lanes ----
+
+template <>
+void Core::Perform(node::CommandLanes& order) {
+  lanes.Command(order, memory);
+}
+
+template <>
+void Core::Perform(node::StartLanes& order) {
+  if (order.anew) fault::FaultPoint("daemon.new_lanes");
+  const absl::Status lanes_started = lanes.Start(order, job.wire(), *job.plan(), memory);
+  Do(job.OnLanesStarted(std::chrono::steady_clock::now(), lanes_started));
+}
+
+template <>
+void Core::Perform(node::EndLanes& order) {
+  lanes.End(order.kill);
+}
+
+template <>
+void Core::Perform(node::CondemnLane& order) {
+  lanes.Condemn(order);
+}
+
+// ---- memory ----
+
+template <>
+void Core::Perform(node::Prepare& order) {
+  fault::FaultPoint("daemon.plan");
+  memory.Prepare(order, [this](absl::StatusOr<scheduler::PlannedJob> planned,
+                               bool host_copies) DMUOND_REQUIRES(mutex) {
+    const std::optional<scheduler::CostTable>& costs = options.coordinator.costs;
+    if (planned.ok() && costs.has_value() && job.wire().restore_step() > 0 &&
+        ToProto(*costs).SerializeAsString() != job.wire().costs().SerializeAsString()) {
+      log::Info("the job goes on with the costs that it was planned with: --replan takes others",
+                {{"job", job.name()}, {"device", job.wire().costs().device()}});
+    }
+    using Prepared = absl::StatusOr<scheduler::NodeJob::Prepared>;
+    Do(job.OnPrepared(
+        std::chrono::steady_clock::now(),
+        planned.ok() ? Prepared({*std::move(planned), host_copies}) : Prepared(planned.status())));
+  });
+}
+
+template <>
+void Core::Perform(node::DropMemory& /*order*/) {
+  memory.Drop();
+}
+
+template <>
+void Core::Perform(node::Poison& /*order*/) {
+  memory.Poison();
+}
+
+// ---- pushed state ----
+
+template <>
+void Core::Perform(node::ApplyLoad& order) {
+  for (const PendingState::Tensor& tensor : memory.pending()->Tensors(order.attempt)) {
+    const scheduler::Unit& unit = job.plan()->units[tensor.unit.value()];
+    if (!tensor.whole) {
+      log::Warn("state was pushed in part and is left as it was",
+                {{"job", job.name()},
+                 {"epoch", job.epoch()},
+                 {"parameter", job.inputs()->layout.parameters[unit.parameter].name},
+                 {"kind", v1::StateKind_Name(tensor.kind)}});
+      continue;
+    }
+    v1::LaneCommand command;
+    command.mutable_write_unit()->set_request(++unit_requests);
+    command.mutable_write_unit()->set_unit(tensor.unit.value());
+    command.mutable_write_unit()->set_kind(tensor.kind);
+    absl::Status written = lanes.Send(RailOf(unit.owner), command, {tensor.fd});
+    if (!written.ok()) {
+      log::Error("state was not written",
+                 {{"job", job.name()}, {"epoch", job.epoch()}, {"what", written}});
+    }
+  }
+}
+
+template <>
+void Core::Perform(node::DropLoads& order) {
+  fault::FaultPoint("daemon.published");
+  memory.LetGo(memory.pending()->DropThrough(order.through));
+  if (waiting_for_published > 0) mutex.Changed();
+}
+
+template <>
+void Core::Perform(node::ForgetLoads& /*order*/) {
+  memory.ForgetPending();
+}
+
+// ---- snapshots ----
+
+template <>
+void Core::Perform(node::WriteSnapshot& order) {
+  disks.Write(order, job.name(), memory.host());
+}
+
+template <>
+void Core::Perform(node::Copied& order) {
+  disks.OnCopied(order);
+}
+
+template <>
+void Core::Perform(node::AbandonCopies& order) {
+  disks.AbandonCopies(order.why);
+}
+
+template <>
+void Core::Perform(node::GiveUpCopies& order) {
+  disks.GiveUpCopies(order.why);
+}
+
+template <>
+void Core::Perform(node::ForgetCopies& /*order*/) {
+  disks.ForgetCopies();
+}
+
+template <>
+void Core::Perform(node::Restore& order) {
+  disks.Restore(order, JobForDisks());
+}
+
+template <>
+void Core::Perform(node::StopRestoring& /*order*/) {
+  disks.StopRestoring();
+}
+
+template <>
+void Core::Perform(node::SetSnapshotsAside& order) {
+  disks.SetAside(order, job.name());
+}
+
+// ---- sessions ----
+
+template <>
+void Core::Perform(node::SessionEnded& order) {
+  clients.OnEnded(order);
+}
+
+template <>
+void Core::Perform(node::DiscardRefused& order) {
+  clients.discard_refusals()[order.rank] = order.why;
+}
+
+// ---- all of it ----
+
+void Core::Do(scheduler::GroupActions actions) {
+  for (scheduler::Addressed& addressed : actions.messages) {
+    AboutToSend(addressed.message);
+    const bool remote = !addressed.node.has_value() || *addressed.node != options.node;
+    const bool here = !addressed.node.has_value() || *addressed.node == options.node;
+    if (remote && options.nodes > 1) peers->SendToMembers(addressed.node, addressed.message);
+    if (addressed.message.has_decision()) fault::FaultPoint("coordinator.sent");
+    if (here) heard_.push_back(std::move(addressed.message));
+  }
+  // A daemon that has left has no worker, and its coordinator no group.
+  if (actions.plan.has_value() && memory.worker() != nullptr) {
+    memory.worker()->Post([this, order = *std::move(actions.plan)] {
+      auto made =
+          std::make_shared<absl::StatusOr<scheduler::PlannedJob>>(planner.Make(*order.inputs));
+      Enter([&]() DMUOND_REQUIRES(mutex) {
+        Do(coordinator->OnPlanMade(std::chrono::steady_clock::now(), order.number,
+                                   std::move(*made)));
+      });
+    });
+  }
+  Pump();
+}
+
+void Core::Do(node::Actions actions) {
+  for (node::Action& action : actions) {
+    std::visit([this](auto& order) DMUOND_REQUIRES(mutex) { Perform(order); }, action);
+  }
+  Pump();
+}
+
+}  // namespace dmuond::server

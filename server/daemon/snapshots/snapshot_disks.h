@@ -1,0 +1,134 @@
+// What this node does in the snapshot directory: performs what NodeJob and the coordinator order,
+// on two threads, so that what somebody waits for is read beside what is being written. A directory
+// that does not answer is noticed, and nobody waits for it any longer. The thread that hangs in it
+// can neither be woken nor ended: it goes on by itself when the directory answers again, or ends
+// with the process.
+//
+// Threads: the daemon's lock.
+#ifndef DMUOND_SERVER_DAEMON_SNAPSHOTS_SNAPSHOT_DISKS_H_
+#define DMUOND_SERVER_DAEMON_SNAPSHOTS_SNAPSHOT_DISKS_H_
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/peer.pb.h"
+#include "scheduler/job/node_actions.h"
+#include "scheduler/job/node_job.h"
+#include "scheduler/step.h"
+#include "server/daemon/snapshots/disk.h"
+#include "server/daemon/snapshots/node_snapshot.h"
+#include "server/storage/storage.h"
+
+namespace dmuond::server {
+
+class SnapshotDisks {
+ public:
+  struct Options {
+    int32_t node = 0;
+    int32_t keep = 2;                     // snapshots of a job
+    std::chrono::milliseconds timeout{};  // of one operation: then it hangs
+  };
+  struct Events {
+    // Takes the daemon's lock and runs what it is given.
+    std::function<void(const std::function<void()>&)> enter;
+    // The following are called under the lock.
+    std::function<void(v1::MemberMessage)> tell;  // the coordinator
+    std::function<void(uint64_t attempt, absl::StatusOr<std::vector<v1::SnapshotFile>>)> on_written;
+    std::function<void(absl::StatusOr<scheduler::NodeJob::Restored>, int64_t older)> on_restored;
+    std::function<void(const std::string& how)> on_hangs;  // what is being written has failed
+    std::function<void()> changed;                         // who waits looks again
+  };
+  // `storage`: null: no snapshots are made. Outlives this object.
+  SnapshotDisks(Options options, storage::Storage* storage, Events events);
+
+  // ---- orders of NodeJob ----
+  // `lanes`: of the job, with the memory that they copy into.
+  void Write(const scheduler::node::WriteSnapshot& order, const std::string& job,
+             std::shared_ptr<const std::vector<HostState>> lanes);
+  void OnCopied(const scheduler::node::Copied& order);
+  void AbandonCopies(const std::string& why);
+  void GiveUpCopies(const std::string& why);
+  void ForgetCopies() { copying_.reset(); }
+  // What the job is, for a thread that reads or writes for it.
+  struct Job {
+    std::string name;
+    uint64_t incarnation = 0;
+    scheduler::PlannedJob planned;  // null: it has no plan here
+    GroupConfigs groups;
+    std::shared_ptr<const std::vector<HostState>> host;
+  };
+  void Restore(const scheduler::node::Restore& order, Job job);
+  void StopRestoring();
+  void SetAside(const scheduler::node::SetSnapshotsAside& order, const std::string& job);
+
+  // ---- orders of the coordinator, to its own node ----
+  void WriteManifest(const v1::WriteManifest& order, const Job& job);
+  void Find(const v1::FindSnapshot& order);
+  void Discard(const v1::DiscardSnapshots& order);
+
+  // ---- for calls ----
+  // `work` is done by the thread for reads, without the lock, and says `done` under it. It is told
+  // when it is unwanted. False: there is no such thread, or it hangs.
+  using Work = std::function<void(storage::Storage&, const std::function<bool()>& unwanted)>;
+  bool Read(Work work, std::shared_ptr<std::atomic<bool>> unwanted, std::function<void()> done);
+
+  // ---- time ----
+  // `job` and `epoch` are for the log.
+  void OnTick(scheduler::TimePoint now, const std::string& job, uint32_t epoch);
+  [[nodiscard]] uint64_t read_bytes() const;  // of the snapshot that is being restored
+  // Null: no snapshots, or the daemon has left.
+  [[nodiscard]] Disk* writes() { return writes_.get(); }
+  [[nodiscard]] Disk* reads() { return reads_.get(); }
+  // How it hangs; empty: it does not.
+  [[nodiscard]] std::string HangOfWrites() const;
+  // REQUIRES: it hangs.
+  [[nodiscard]] absl::Status Hangs(const Disk& disk) const;
+  [[nodiscard]] std::array<std::unique_ptr<Disk>, 2> TakeDisks();
+
+ private:
+  // Of a snapshot, by the thread for reads.
+  struct Restoring {
+    std::atomic<uint64_t> read_bytes = 0;
+    std::atomic<bool> unwanted = false;
+  };
+  DiskWatch::News Watch(Disk& disk, scheduler::TimePoint now, const std::string& job,
+                        uint32_t epoch);
+  // What is being written of a snapshot has failed here, whatever becomes of it. REQUIRES: it
+  // hangs.
+  void GiveUpWriting();
+  void TellManifestWritten(uint64_t attempt, const std::string& error,
+                           const std::string& reason = "");
+  void TellNewest(const absl::StatusOr<int64_t>& step);
+  void TellDiscarded(const absl::Status& done);
+
+  const Options options_;
+  const Events events_;
+  std::unique_ptr<Disk> writes_;
+  std::unique_ptr<Disk> reads_;
+  std::shared_ptr<CopyProgress> copying_;    // of the snapshot that is being written
+  uint64_t writing_ = 0;                     // counts what was ordered to be written
+  std::shared_ptr<Restoring> restoring_;     // null: nothing has been restored
+  uint64_t committing_ = 0;                  // manifest that is being written; 0: none
+  std::optional<v1::FindSnapshot> finding_;  // the coordinator waits to hear which is the newest
+  std::optional<v1::DiscardSnapshots> discarding_;  // it waits until older ones count no more
+};
+
+// The step of a snapshot that a job can go back to: of that step, or the newest (0). Reads all of
+// it: nothing is given up for what cannot be read.
+[[nodiscard]] absl::StatusOr<int64_t> FindWayBack(storage::Storage& storage, const std::string& job,
+                                                  int64_t step, const scheduler::PlanInputs& inputs,
+                                                  const GroupConfigs& groups,
+                                                  const std::function<bool()>& unwanted);
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_SNAPSHOTS_SNAPSHOT_DISKS_H_
