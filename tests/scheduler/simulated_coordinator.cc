@@ -56,39 +56,19 @@ Connection& SimulatedCoordinator::ConnectNext() {
 
 void SimulatedCoordinator::BeginAttached() {
   job_.emplace(Options());
-  const auto tell = [this](int32_t node, const v1::MemberMessage& message) {
-    return job_->OnMessage(simulation_.Now(), node, message);
-  };
-  (void)job_->OnFormed(simulation_.Now(), newest_epoch_);
+  simulation_.instant = true;
+  for (size_t node = 0; node < nodes(); ++node) ConnectNext();
+  Perform(job_->OnFormed(simulation_.Now(), newest_epoch_));
   for (SimulatedMember* member : simulation_.members) {
-    member->Formed(ConnectNext(), newest_epoch_);
-    (void)tell(member->node().value(), member->State());
+    member->Formed(*connections_[member->node().value()], newest_epoch_);
   }
-  GroupActions ordered;
-  for (const bool register_it : {false, true}) {
-    for (SimulatedMember* member : simulation_.members) {
-      for (const TrainerRank rank : member->ranks()) {
-        const int32_t node = member->node().value();
-        ordered = tell(node, register_it ? member->RegistrationOf(rank) : member->SessionOf(rank));
-      }
-    }
-  }
-  GroupActions planned =
-      job_->OnPlanMade(simulation_.Now(), ordered.plan->number, simulation_.world.planned);
-  GroupActions begun;
   for (SimulatedMember* member : simulation_.members) {
-    member->BeginAttached(planned.messages[0].message.plan());
-    begun = tell(member->node().value(), member->Ready());
+    for (const TrainerRank rank : member->ranks()) member->BeginRegistered(rank);
   }
-  // Nobody is attached before its node knows of the first attempt.
-  const v1::CoordinatorMessage& open = begun.messages[0].message;
-  simulation_.invariants.Opened(FromProto(open.open()));
   for (SimulatedMember* member : simulation_.members) {
-    member->Hear(std::make_shared<const v1::CoordinatorMessage>(open));
-    for (const TrainerRank rank : member->ranks()) {
-      (void)tell(member->node().value(), member->AttachedOf(rank));
-    }
+    for (const TrainerRank rank : member->ranks()) member->BeginAttached(rank);
   }
+  simulation_.instant = false;
 }
 
 // ---- what it says, and has done ----
@@ -109,6 +89,10 @@ void SimulatedCoordinator::Perform(GroupActions actions, bool again) {
     if (connections_.empty()) continue;  // nobody has joined
     for (size_t node = 0; node < nodes(); ++node) {
       if (to.has_value() && static_cast<size_t>(*to) != node) continue;
+      if (simulation_.instant) {
+        simulation_.members[node]->Hear(message);
+        continue;
+      }
       simulation_.network.Down(
           *connections_[node], ReplayPercent(*message),
           [message, member = simulation_.members[node]] { member->Hear(message); });
@@ -118,6 +102,9 @@ void SimulatedCoordinator::Perform(GroupActions actions, bool again) {
 }
 
 void SimulatedCoordinator::HaveMade(const PlanOrder& order) {
+  if (simulation_.instant) {
+    return Perform(job_->OnPlanMade(simulation_.Now(), order.number, simulation_.world.planned));
+  }
   Chance& chance = simulation_.chance;
   // What has been planned once can be planned again.
   const bool fails = order.inputs->restore_step() == 0 && chance.Of(5);

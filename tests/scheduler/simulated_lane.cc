@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "scheduler/convert/convert.h"
 #include "tests/scheduler/simulated_member.h"
 #include "tests/scheduler/simulated_trainer.h"
 
@@ -19,9 +20,36 @@ void SimulatedLane::Renew(uint32_t epoch) {
   reported_.clear();
   gone_.clear();
   gathered_ = false;
-  publishing_ = Attempt(0);
+  publishing_ = published_attempt_ = Attempt(0);
   published_.clear();
   publish_reported_ = false;
+}
+
+void SimulatedLane::SayReady(Microseconds after) {
+  const auto ready = [this, generation = generation_] {
+    if (dead_ || hangs_ || generation_ != generation) return;
+    v1::LaneReport report;
+    report.mutable_ready()->set_device("simulated");
+    Report(std::move(report));
+  };
+  if (simulation_.instant) return ready();
+  simulation_.time.After(after, ready);
+}
+
+void SimulatedLane::Die() {
+  dead_ = true;
+  publishing_ = Attempt(0);
+  simulation_.network.Send(to_member_, simulation_.chance.Pick(0, 300), 0,
+                           [this, generation = generation_] {
+                             if (generation_ == generation) member_.LaneGone(rail_);
+                           });
+}
+
+void SimulatedLane::End() {
+  ++generation_;
+  dead_ = true;
+  hangs_ = false;
+  publishing_ = Attempt(0);
 }
 
 void SimulatedLane::ForgetMemory() {
@@ -30,51 +58,95 @@ void SimulatedLane::ForgetMemory() {
   applied_ = 0;
 }
 
-// ---- what its daemon says ----
+// ---- what its daemon says, and hears ----
 
-void SimulatedLane::Arm(const OpenAttempt& open) {
-  Tell([this, open] {
-    armed_ = open;
-    reported_.clear();
-    gone_.clear();
-    gathered_ = false;
-    Progress();
-  });
+void SimulatedLane::Told(const v1::LaneCommand& command) {
+  if (simulation_.instant) return Hear(command);
+  simulation_.network.Send(from_member_, simulation_.chance.Pick(0, 100), 0,
+                           [this, generation = generation_, command] {
+                             if (generation_ == generation) Hear(command);
+                           });
 }
 
-void SimulatedLane::Submitted(const Submission& submission) {
-  Tell([this, submission] {
-    submitted_[submission.attempt][submission.rank] = submission;
-    Progress();
-  });
+void SimulatedLane::Report(v1::LaneReport report) {
+  if (simulation_.instant) return member_.Reported(rail_, report);
+  simulation_.network.Send(to_member_, simulation_.chance.Pick(0, 300), 0,
+                           [this, generation = generation_, report = std::move(report)] {
+                             if (generation_ == generation) member_.Reported(rail_, report);
+                           });
 }
 
-void SimulatedLane::Begun(const Submission& first) {
-  Tell([this, attempt = first.attempt, kind = first.kind] {
-    begun_.emplace(attempt, kind);
-    Progress();
-  });
-}
-
-void SimulatedLane::Decide(const Decision& decision) {
-  Tell([this, decision] {
-    if (decision.verdict == Verdict::kCommit) {
-      Apply(decision);
-      // A commit of an older epoch is published with the state, anew.
-      if (EpochOf(decision.attempt).value() == epoch_) {
-        if (publishing()) simulation_.Fail("committed while a lane was still publishing");
-        publishing_ = decision.attempt;
-        published_.clear();
-        publish_reported_ = false;
+void SimulatedLane::Hear(const v1::LaneCommand& command) {
+  using Kind = v1::LaneCommand::CommandCase;
+  if (dead_ || hangs_) return;
+  ++progress_;
+  v1::LaneReport report;
+  switch (command.command_case()) {
+    case Kind::kArm:
+      armed_ = FromProto(command.arm());
+      reported_.clear();
+      gone_.clear();
+      gathered_ = false;
+      return Progress();
+    case Kind::kSubmitted: {
+      const Submission submission = *FromProto(command.submitted());
+      if (member_.ranks().empty()) {
+        begun_.emplace(submission.attempt, submission.kind);
+      } else {
+        submitted_[submission.attempt][submission.rank] = submission;
       }
+      return Progress();
     }
-    armed_ = {};
-    Progress();
-  });
+    case Kind::kDecision:
+      return Decided(*FromProto(command.decision()));
+    case Kind::kGo:
+      return Went(*FromProto(command.go()));
+    case Kind::kRepublish:
+      // To one rank alone: its weights, and nothing that others see.
+      if (!command.republish().ranks().empty()) return;
+      return Publish(Attempt(command.republish().attempt()));
+    case Kind::kAttach:
+      report.mutable_attached()->set_rank(command.attach().rank());
+      report.mutable_attached()->set_incarnation(command.attach().incarnation());
+      return Report(std::move(report));
+    case Kind::kSnapshot:
+      report.mutable_copied()->set_attempt(command.snapshot().attempt());
+      report.mutable_copied()->add_updates(applied_);
+      report.mutable_copied()->set_complete(true);
+      return Report(std::move(report));
+    case Kind::kLoadState:
+      applied_ = command.load_state().updates(0);
+      report.mutable_state_loaded();
+      return Report(std::move(report));
+    case Kind::kPing:
+      report.mutable_pong()->set_number(command.ping().number());
+      report.mutable_pong()->set_progress(progress_);
+      report.mutable_pong()->set_awaits_rail(publishing() || armed_.attempt.value() != 0);
+      return Report(std::move(report));
+    default:
+      return;
+  }
 }
 
-void SimulatedLane::Redo(const Decision& decision) {
-  Tell([this, decision] { Apply(decision); });
+void SimulatedLane::Decided(const Decision& decision) {
+  if (decision.verdict == Verdict::kCommit) {
+    Apply(decision);
+    // A commit of an older epoch is published with the state, anew; one that is known is told
+    // again.
+    if (EpochOf(decision.attempt).value() == epoch_ && publishing_ < decision.attempt &&
+        published_attempt_ < decision.attempt) {
+      if (publishing()) simulation_.Fail("committed while a lane was still publishing");
+      publishing_ = decision.attempt;
+      published_.clear();
+      publish_reported_ = false;
+    }
+  }
+  if (decision.verdict == Verdict::kSkip && published_attempt_ < decision.attempt) {
+    published_attempt_ = decision.attempt;  // the same weights
+    ReportPublished();
+  }
+  if (armed_.attempt <= decision.attempt) armed_ = {};
+  Progress();
 }
 
 // A commit, once, from the gradients that lie gathered: in the lane's own life or its successor's.
@@ -86,32 +158,23 @@ void SimulatedLane::Apply(const Decision& decision) {
   if (EpochOf(decision.attempt).value() != epoch_) ++simulation_.counts.redone;
 }
 
-void SimulatedLane::Go(const scheduler::Go& go) {
-  Tell([this, go] {
-    if (go.operation == RailOperation::kCollect && go.attempt == armed_.attempt) {
-      gone_.insert(go.bucket);
-    }
-    if (go.operation == RailOperation::kPublish && go.attempt == publishing_) {
-      published_.insert(go.bucket);
-    }
-    Progress();
-  });
+void SimulatedLane::Went(const Go& go) {
+  if (go.operation == RailOperation::kCollect && go.attempt == armed_.attempt) {
+    gone_.insert(go.bucket);
+  }
+  if (go.operation == RailOperation::kPublish && go.attempt == publishing_) {
+    published_.insert(go.bucket);
+  }
+  Progress();
 }
 
 void SimulatedLane::Publish(Attempt attempt) {
-  Tell([this, attempt] {
-    if (publishing()) simulation_.Fail("published anew while a lane was still publishing");
-    publishing_ = attempt;
-    published_.clear();
-    publish_reported_ = false;
-    Progress();
-  });
-}
-
-void SimulatedLane::Copy(Attempt attempt) {
-  Tell([this, attempt] {
-    Report([this, attempt, state = applied_] { member_.Copied(rail_, attempt, state); });
-  });
+  if (publishing_ >= attempt || published_attempt_ >= attempt) return;  // told again
+  if (publishing()) simulation_.Fail("published anew while a lane was still publishing");
+  publishing_ = attempt;
+  published_.clear();
+  publish_reported_ = false;
+  Progress();
 }
 
 // ---- what it does ----
@@ -123,8 +186,16 @@ void SimulatedLane::Progress() {
 }
 
 void SimulatedLane::ReportReady(RailOperation operation, BucketId bucket, Attempt attempt,
-                                AttemptKind kind, bool gradients) {
-  Report([=, this] { member_.RailReady(rail_, operation, bucket, attempt, kind, gradients); });
+                                AttemptKind kind) {
+  v1::LaneReport report;
+  v1::RailReady& ready = *report.mutable_rail_ready();
+  ready.set_node(node_.value());
+  ready.set_rail(rail_.value());
+  ready.set_operation(ToProto(operation));
+  ready.set_bucket(bucket.value());
+  ready.set_attempt(attempt.value());
+  ready.set_kind(ToProto(kind));
+  Report(std::move(report));
 }
 
 void SimulatedLane::ProgressCollect() {
@@ -149,7 +220,7 @@ void SimulatedLane::ProgressCollect() {
     });
     if ((ready || only_receives) && reported_.insert(bucket).second) {
       ReportReady(RailOperation::kCollect, bucket, attempt,
-                  step ? AttemptKind::kStep : AttemptKind::kPush, step && !only_receives);
+                  step ? AttemptKind::kStep : AttemptKind::kPush);
     }
     complete = complete && gone_.contains(bucket);
   }
@@ -159,11 +230,14 @@ void SimulatedLane::ProgressCollect() {
   simulation_.invariants.Gathered(id(), attempt, applied_);
   const double sum =
       simulation_.FateOf(armed_.step, "nan", 15) ? std::numeric_limits<double>::quiet_NaN() : 1;
-  std::vector<UnitNorm> norms;
+  v1::LaneReport report;
+  report.mutable_gathered()->set_attempt(attempt.value());
   for (const Unit& unit : world.plan.units) {
-    if (step && unit.owner == id()) norms.push_back({unit.id, 0, {sum}, unit.first_element});
+    if (!step || unit.owner != id()) continue;
+    *report.mutable_gathered()->add_norms() =
+        ToProto(UnitNorm{unit.id, 0, {sum}, unit.first_element});
   }
-  Report([this, attempt, norms = std::move(norms)] { member_.Gathered(rail_, attempt, norms); });
+  Report(std::move(report));
 }
 
 void SimulatedLane::ProgressPublish() {
@@ -178,10 +252,18 @@ void SimulatedLane::ProgressPublish() {
       std::swap(order[i], order[simulation_.chance.Pick(0, static_cast<int64_t>(i))]);
     }
     for (BucketId bucket : order) {
-      ReportReady(RailOperation::kPublish, bucket, publishing_, AttemptKind::kStep, false);
+      ReportReady(RailOperation::kPublish, bucket, publishing_, AttemptKind::kStep);
     }
   }
-  if (published_.size() == mine.size()) publishing_ = Attempt(0);
+  if (published_.size() < mine.size()) return;
+  published_attempt_ = std::exchange(publishing_, Attempt(0));
+  ReportPublished();
+}
+
+void SimulatedLane::ReportPublished() {
+  v1::LaneReport report;
+  report.mutable_published()->set_attempt(published_attempt_.value());
+  Report(std::move(report));
 }
 
 }  // namespace dmuond::scheduler::testing

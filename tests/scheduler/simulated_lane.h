@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "dmuond/v1/lane.pb.h"
 #include "tests/scheduler/simulation.h"
 
 namespace dmuond::scheduler::testing {
@@ -19,53 +20,39 @@ class SimulatedLane {
       : simulation_(simulation), member_(member), node_(node), rail_(rail) {}
 
   // Its daemon's side. Everything takes a while, and is lost if the lane is by then.
-  void Arm(const OpenAttempt& open);
-  void Submitted(const Submission& submission);
-  void Begun(const Submission& first);  // on a node without trainers: what an attempt is for
-  void Decide(const Decision& decision);
-  void Redo(const Decision& decision);
-  void Go(const scheduler::Go& go);
-  void Publish(Attempt attempt);
-  void Copy(Attempt attempt);
+  void Told(const v1::LaneCommand& command);
 
-  // The process ends; what it has said and not been heard of is lost.
-  void Die() { dead_ = true; }
+  // The process ends; what it has said still arrives, and then its end.
+  void Die();
+  // The process is ended: nothing of it arrives any more.
+  void End();
   // The process lives and does nothing more, for ever.
   void Hang() { hangs_ = true; }
-  // Another one in its place, over the same memory.
+  // Another one in its place, over the same memory; it says so after a while.
   void Renew(uint32_t epoch);
+  void SayReady(Microseconds after);
   void ForgetMemory();
-  void Load(uint64_t applied) { applied_ = applied; }
 
   // Signals of trainers, which no message tells.
   void Progress();
 
   [[nodiscard]] bool dead() const { return dead_; }
   [[nodiscard]] bool hangs() const { return hangs_; }
-  [[nodiscard]] uint32_t generation() const { return generation_; }
   [[nodiscard]] uint64_t applied() const { return applied_; }
   [[nodiscard]] bool publishing() const { return publishing_.value() != 0; }
 
  private:
-  template <typename F>
-  void Tell(F event) {
-    simulation_.network.Send(from_member_, simulation_.chance.Pick(0, 100), 0,
-                             [this, generation = generation_, event = std::move(event)] {
-                               if (!dead_ && !hangs_ && generation_ == generation) event();
-                             });
-  }
-  template <typename F>
-  void Report(F event) {
-    simulation_.network.Send(to_member_, simulation_.chance.Pick(0, 300), 0,
-                             [this, generation = generation_, event = std::move(event)] {
-                               if (generation_ == generation) event();
-                             });
-  }
+  // By streams that keep the order.
+  void Report(v1::LaneReport report);
+  void Hear(const v1::LaneCommand& command);
+  void Decided(const Decision& decision);
+  void Went(const Go& go);
+  void Publish(Attempt attempt);
   void Apply(const Decision& decision);
   void ProgressCollect();
   void ProgressPublish();
-  void ReportReady(RailOperation operation, BucketId bucket, Attempt attempt, AttemptKind kind,
-                   bool gradients);
+  void ReportPublished();
+  void ReportReady(RailOperation operation, BucketId bucket, Attempt attempt, AttemptKind kind);
   [[nodiscard]] LaneId id() const {
     return LaneId(node_.value() * simulation_.world.inputs.lanes_per_node + rail_.value());
   }
@@ -77,7 +64,8 @@ class SimulatedLane {
 
   uint32_t generation_ = 0;  // of processes in this place
   uint32_t epoch_ = 1;
-  bool dead_ = false;
+  uint64_t progress_ = 0;
+  bool dead_ = true;
   bool hangs_ = false;
   OpenAttempt armed_;
   std::map<Attempt, std::map<TrainerRank, Submission>> submitted_;
@@ -85,7 +73,8 @@ class SimulatedLane {
   std::set<BucketId> reported_;
   std::set<BucketId> gone_;
   bool gathered_ = false;
-  Attempt publishing_;  // 0: nothing
+  Attempt publishing_;         // 0: nothing
+  Attempt published_attempt_;  // newest that it has published
   std::set<BucketId> published_;
   bool publish_reported_ = false;
 

@@ -1,5 +1,5 @@
-// A daemon of the step simulator, without its coordinator: the StepMember under test, and what
-// server/daemon does around it with sessions, lanes, new epochs, rollbacks and snapshots.
+// A daemon of the step simulator, without its coordinator: the NodeJob and Departure that ship, and
+// performers that are simulated. Memory, lanes and disks take their time, fail, die and hang.
 #ifndef DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_
 #define DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_
 
@@ -13,52 +13,22 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "dmuond/v1/lane.pb.h"
 #include "dmuond/v1/peer.pb.h"
-#include "scheduler/step_member.h"
+#include "scheduler/job/departure.h"
+#include "scheduler/job/node_job.h"
 #include "tests/scheduler/simulated_lane.h"
 #include "tests/scheduler/simulation.h"
 
 namespace dmuond::scheduler::testing {
 
-// What a coordinator is told again.
-struct GoneRank {
-  uint64_t incarnation = 0;
-  std::string why;
-};
-
-// A job on this node; what server/daemon calls NodeJob.
-struct JobOfMember {
-  [[nodiscard]] bool has_plan() const { return plan != nullptr; }
-  std::shared_ptr<const v1::PlanInputs> plan;
-  bool has_state = false;
-  bool restored = false;
-  bool reforming = false;
-  bool forget_state = false;
-  bool rolled_back = false;  // and no attempt has been opened since
-  bool abandoned = false;
-  absl::Status failed;
-  std::optional<SnapshotId> resume;   // what was found when the job began here
-  std::optional<SnapshotId> restore;  // what its plan begins with
-  Attempt applied_attempt;
-  std::map<TrainerRank, Attempt> vacancies;
-  std::map<TrainerRank, GoneRank> gone;
-};
-
-// A snapshot's part of one node.
-struct CopyOfMember {
-  SnapshotId id;
-  std::vector<uint64_t> states;  // by lane
-  size_t copied = 0;
-  uint64_t number = 0;    // of all of this member
-  bool ended = false;     // nothing more is copied
-  bool answered = false;  // without states: it has failed
-};
-
 class SimulatedMember {
  public:
   SimulatedMember(Simulation& simulation, NodeRank node, std::vector<TrainerRank> ranks);
-  // The job has been registered with this plan, and every rank is attached.
-  void BeginAttached(const v1::PlanInputs& plan);
+  // Of a simulation that begins (Simulation::instant): the rank opens its session and registers;
+  // and, when lanes are ready, attaches.
+  void BeginRegistered(TrainerRank rank);
+  void BeginAttached(TrainerRank rank);
 
   [[nodiscard]] NodeRank node() const { return node_; }
   [[nodiscard]] const std::vector<TrainerRank>& ranks() const { return ranks_; }
@@ -68,10 +38,16 @@ class SimulatedMember {
   // ---- the group ----
   void Formed(Connection& connection, uint32_t epoch);
   void Broken();
+  // What the coordinator says.
+  void Hear(const std::shared_ptr<const v1::CoordinatorMessage>& message);
+  // Every 100 ms.
+  void Tick();
+
+  // ---- faults ----
   void Die();
   void Start();  // a successor, with nothing
   void LaneDies(LaneIndex rail);
-  // It hangs for ever; the daemon finds that out, kills it, and says that it has died.
+  // It does nothing more, for ever.
   void LaneHangs(LaneIndex rail);
   // What it is doing with its disk comes to an end only so much later; that is found out.
   void DiskHangs(Microseconds for_so_long);
@@ -81,107 +57,99 @@ class SimulatedMember {
   // Somebody asks for it here; nothing comes of it while the job is not going on.
   void GoBackToNewest();
 
-  // What the coordinator says.
-  void Hear(const std::shared_ptr<const v1::CoordinatorMessage>& message);
-
-  // ---- what it says to the coordinator ----
-  [[nodiscard]] v1::MemberMessage State() const;
-  [[nodiscard]] v1::MemberMessage SessionOf(TrainerRank rank) const;
-  [[nodiscard]] v1::MemberMessage RegistrationOf(TrainerRank rank) const;
-  [[nodiscard]] v1::MemberMessage AttachedOf(TrainerRank rank) const;
-  [[nodiscard]] v1::MemberMessage Ready() const;
-
   // ---- what trainers ask; nullopt: not yet, ask again ----
-  struct Opened {
+  struct OpenedSession {
     uint64_t incarnation = 0;
     History at;
   };
   template <typename Reply>
   using Later = std::optional<absl::StatusOr<Reply>>;
-  [[nodiscard]] Later<Opened> Open(TrainerRank rank, bool require);
+  [[nodiscard]] Later<OpenedSession> Open(TrainerRank rank, bool require);
   [[nodiscard]] Later<Attempt> Attach(TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] absl::StatusOr<StepAnswer> Step(const Submission& request, uint64_t incarnation,
                                                 bool wait);
   [[nodiscard]] Later<Attempt> Acknowledge(TrainerRank rank, uint64_t incarnation,
                                            const WayBack& back);
-  [[nodiscard]] std::optional<WayBack> MustAcknowledge(TrainerRank rank, uint64_t incarnation) {
-    const Session* session = Find(rank, incarnation);
-    return session == nullptr ? std::nullopt : session->must_acknowledge;
-  }
+  [[nodiscard]] std::optional<WayBack> MustAcknowledge(TrainerRank rank,
+                                                       uint64_t incarnation) const;
   // The trainer has died.
   void Leave(TrainerRank rank, uint64_t incarnation, const std::string& why);
   // What a trainer that acknowledges, or attaches, goes on from.
   [[nodiscard]] const History& history() const { return history_; }
-  [[nodiscard]] const StepMember* steps() const { return steps_ ? &*steps_ : nullptr; }
 
-  // ---- what lanes report ----
-  void RailReady(LaneIndex rail, RailOperation operation, BucketId bucket, Attempt attempt,
-                 AttemptKind kind, bool gradients);
-  void Gathered(LaneIndex rail, Attempt attempt, const std::vector<UnitNorm>& norms);
-  void Copied(LaneIndex rail, Attempt attempt, uint64_t state);
-
+  // ---- lanes ----
+  void Reported(LaneIndex rail, const v1::LaneReport& report);
+  void LaneGone(LaneIndex rail);
   void ProgressLanes();
+
+  // Nothing more comes of it by itself.
+  [[nodiscard]] bool Settled() const;
   void CheckTheEnd(bool given_up) const;
   [[nodiscard]] std::string Describe() const;
 
  private:
-  struct Session {
+  // What a trainer's client, and the calls that it waits in, know of its session.
+  struct Client {
+    uint64_t id = 0;
     uint64_t incarnation = 0;
-    bool refused = false;
-    bool outdated = false;  // the job has gone back before it was attached
+    StepId told;  // last committed step, when it was opened
+    bool mapping = false;
     bool attached = false;
     bool begins = false;  // waits for the restart of the job in Attach()
-    bool replied = false;
-    StepId told;  // last committed step, when it was opened
-    Attempt first_attempt;
-    std::optional<WayBack> must_acknowledge;
-    std::optional<WayBack> acknowledged;
+  };
+  // A snapshot's part of one node, as its thread for writes has it.
+  struct Copies {
+    Attempt attempt;
+    std::vector<std::optional<uint64_t>> states;  // by lane
+    uint64_t number = 0;                          // of all of this member
+    bool ended = false;                           // nothing more is copied
   };
 
-  // `heard` is called when the coordinator is about to hear it.
-  void Tell(v1::MemberMessage message, int32_t replay_percent = 0, Event heard = {});
+  [[nodiscard]] NodeJobOptions Options() const;
+  void Perform(node::Actions actions);
+  void Do(const node::Wake& /*order*/) {}
+  void Do(const node::Note& order);
+  void Do(node::TellCoordinator& order) { Tell(std::move(order.message)); }
+  void Do(const node::CommandLanes& order);
+  void Do(const node::StartLanes& order);
+  void Do(const node::EndLanes& order);
+  void Do(const node::CondemnLane& order);
+  void Do(const node::Prepare& order);
+  void Do(const node::DropMemory& order);
+  void Do(const node::Poison& /*order*/) {}
+  void Do(const node::ApplyLoad& /*order*/) {}
+  void Do(const node::DropLoads& /*order*/) {}
+  void Do(const node::ForgetLoads& /*order*/) {}
+  void Do(const node::WriteSnapshot& order);
+  void Do(const node::Copied& order);
+  void Do(const node::AbandonCopies& /*order*/) { EndCopy(false); }
+  void Do(const node::GiveUpCopies& /*order*/) { EndCopy(false); }
+  void Do(const node::ForgetCopies& /*order*/) { copies_.reset(); }
+  void Do(const node::Restore& order);
+  void Do(const node::StopRestoring& /*order*/) { ++restores_; }
+  void Do(const node::SetSnapshotsAside& order);
+  void Do(const node::SessionEnded& order);
+  void Do(const node::DiscardRefused& /*order*/) {}
+
+  void Tell(v1::MemberMessage message);
   // The coordinator's process is this one.
   void TellHere(const v1::MemberMessage& message);
   void TellManifestWritten(Attempt attempt, bool written);
-  void TellGone(TrainerRank rank, const GoneRank& gone);
-  void TellRanksAgain();
-  void TellLeaving();
-  void AskForSnapshot();
-  void Goes();
-  void OnDisk(Event event);
-  void GiveUpSnapshot();
-  void HandleAttempt(const CoordinatorAction& action);
-  void HandleReform(uint32_t epoch);
-  void HandleRollBack(uint32_t epoch, const std::shared_ptr<const v1::PlanInputs>& plan);
-  void HandlePlan(const std::shared_ptr<const v1::PlanInputs>& plan);
-  void HandleRefused();
-  void HandleSave(const SnapshotId& id);
   void FindNewest(uint32_t epoch);  // of node 0
-  void HandleWriteManifest(const v1::SnapshotManifest& manifest);
-  void HandleSnapshotDone(const v1::SnapshotDone& done);
-  void HandleHalted(const v1::Halted& halted);
-  void HandleJobEnded(const v1::JobEnded& ended);
-  [[nodiscard]] Session* Find(TrainerRank rank, uint64_t incarnation);
-  [[nodiscard]] std::optional<SnapshotId> Newest() const;
-
-  void BeginSteps(StepId last_committed);
-  void Decide(const Decision& decision);
-  void Expelled(const Expel& expel);
-  void ReplaceLanes();
-  void LanesReady();
-  void PlanReady();
-  [[nodiscard]] std::optional<SnapshotId> RestoredBy(const v1::PlanInputs& plan) const;
-  void TellPlanFailed();
-  void ForgetState();
+  void WriteManifest(const v1::SnapshotManifest& manifest);
+  void HearDecision(const v1::CoordinatorMessage& message);
+  void OnDisk(Event event);
+  void GiveUpWriting();
   void EndCopy(bool written);
-  void TellWritten();
-  void Fail(absl::Status why);
-  void Abandon(absl::Status why);
-  void EndJob();
-  void RemoveSession(TrainerRank rank, const std::string& why);
+  void AdvanceDeparture();
+  void Goes();
+  [[nodiscard]] Client* Find(TrainerRank rank, uint64_t incarnation);
+  [[nodiscard]] const RankTable::Session& SessionOf(const Client& client) const {
+    return *job_->ranks().Find(client.id);
+  }
   [[nodiscard]] absl::Status NoSession(TrainerRank rank, uint64_t incarnation) const;
-  [[nodiscard]] bool KnowsItsStep(TrainerRank rank) const;
-  [[nodiscard]] bool Restarted() const;
+  [[nodiscard]] std::optional<SnapshotId> Newest() const;
+  [[nodiscard]] Microseconds Soon(int64_t most_ms);  // 0 while the simulation begins
 
   Simulation& simulation_;
   const NodeRank node_;
@@ -189,26 +157,25 @@ class SimulatedMember {
   bool alive_ = true;
   uint64_t boot_ = 1;
   Connection* connection_ = nullptr;
-  uint32_t epoch_ = 0;  // 0: no group
   Stream disk_;
 
-  std::optional<JobOfMember> job_;
-  std::optional<StepMember> steps_;
+  std::optional<NodeJob> job_;  // a new one in each of its processes
+  Departure departure_;
+  uint64_t job_number_ = 0;
   History history_;  // as of the last decision that was heard, or the snapshot
-  std::map<TrainerRank, Session> sessions_;
-  std::map<TrainerRank, uint64_t> incarnations_;
-  std::map<TrainerRank, uint64_t> ended_;  // sessions that their job's end has found open
+  std::map<TrainerRank, Client> clients_;
+  std::map<TrainerRank, uint64_t> ended_;  // incarnations that their job's end has found open
+  std::optional<TrainerRank> leaving_;     // whose session ends by its own doing
+  uint64_t sessions_ = 0;
   std::deque<SimulatedLane> lanes_;
-  uint64_t generation_ = 0;  // of lanes
-  uint32_t lane_epoch_ = 0;
-  Attempt armed_;
-  Attempt republished_;
-  std::optional<CopyOfMember> copying_;
-  uint64_t copies_ = 0;
+  uint64_t prepares_ = 0;
+  uint64_t restores_ = 0;
+  uint64_t endings_ = 0;
+  bool lanes_end_ = false;
+  std::optional<Copies> copies_;
+  uint64_t writes_ = 0;
   std::optional<SnapshotId> committing_;  // manifest that is being written
-  bool disk_hangs_ = false;
-  Event leaves_;         // it is told to leave
-  bool halted_ = false;  // nothing is decided any more, for that
+  Event leaves_;                          // it is told to leave
 };
 
 }  // namespace dmuond::scheduler::testing

@@ -11,13 +11,13 @@
 namespace dmuond::scheduler::testing {
 namespace {
 
-constexpr Microseconds kLeavesAfter = 3'000 * kMillisecond;  // if it cannot save
+constexpr std::chrono::milliseconds kLeavesWithin{3'000};
 constexpr Microseconds kDiskTimeout = 50 * kMillisecond;
 constexpr std::chrono::milliseconds kLeaversPatience{1'000};
 
 }  // namespace
 
-// ---- snapshots ----
+// ---- the disk ----
 
 std::optional<SnapshotId> SimulatedMember::Newest() const {
   if (simulation_.disk.empty()) return std::nullopt;
@@ -36,18 +36,11 @@ void SimulatedMember::FindNewest(uint32_t epoch) {
 }
 
 void SimulatedMember::GoBackToNewest() {
-  const auto settled = [this] {
-    return alive_ && job_ && job_->has_state && steps_ && !job_->reforming && epoch_ != 0 &&
-           EpochOf(steps_->open().attempt).value() == epoch_;
-  };
-  if (!settled()) return;
-  OnDisk([this, settled, epoch = epoch_] {
+  if (!alive_ || !job_->settled()) return;
+  OnDisk([this, epoch = job_->epoch()] {
     const std::optional<SnapshotId> newest = Newest();
-    if (epoch_ != epoch || !settled() || !newest) return;
-    v1::MemberMessage message;
-    message.mutable_load_snapshot()->set_step(newest->step.value());
-    message.mutable_load_snapshot()->set_epoch(epoch);
-    Tell(std::move(message));
+    if (job_->epoch() != epoch || !job_->settled() || !newest) return;
+    Perform(job_->AskToGoBack(newest->step.value(), "somebody asked for it"));
   });
 }
 
@@ -67,78 +60,86 @@ void SimulatedMember::DiskHangs(Microseconds for_so_long) {
   if (for_so_long <= kDiskTimeout) return;
   simulation_.time.After(kDiskTimeout, [this, boot = boot_] {
     if (boot_ != boot) return;
-    disk_hangs_ = true;
-    GiveUpSnapshot();
+    GiveUpWriting();
+    job_->SetDiskHangs("the disk hangs");
   });
   simulation_.time.At(disk_.last, [this, boot = boot_] {
-    if (boot_ == boot) disk_hangs_ = false;
+    if (boot_ == boot) job_->SetDiskHangs("");
   });
 }
 
 // It has failed here, whatever becomes of it.
-void SimulatedMember::GiveUpSnapshot() {
+void SimulatedMember::GiveUpWriting() {
   if (committing_) {
     ++simulation_.counts.hung_snapshots;
     TellManifestWritten(std::exchange(committing_, std::nullopt)->attempt, false);
   }
-  if (!copying_ || copying_->answered) return;
-  ++simulation_.counts.hung_snapshots;
-  copying_->ended = copying_->answered = true;
-  copying_->states.clear();
-  TellWritten();
+  if (copies_ && !copies_->ended) ++simulation_.counts.hung_snapshots;
+  Perform(job_->OnDiskHangs("the disk hangs"));
 }
 
-void SimulatedMember::HandleSave(const SnapshotId& id) {
-  if (!job_ || !job_->has_plan()) return;
-  if (copying_ && copying_->id == id) {
-    // Said again after a new epoch. While it is being written the answer comes by itself.
-    if (copying_->answered) TellWritten();
-    return;
-  }
+// ---- snapshots ----
+
+void SimulatedMember::Do(const node::WriteSnapshot& order) {
   EndCopy(false);
-  copying_.emplace();
-  copying_->id = id;
-  copying_->number = ++copies_;
-  if (disk_hangs_) return GiveUpSnapshot();
-  copying_->states.resize(lanes_.size());
-  // What was said when the link was down, and the state has gone on, comes too late.
-  bool able = !job_->reforming && id.attempt == job_->applied_attempt;
-  for (const SimulatedLane& lane : lanes_) able = able && !lane.dead();
-  if (!able) return EndCopy(false);
-  for (SimulatedLane& lane : lanes_) lane.Copy(id.attempt);
+  copies_.emplace();
+  copies_->attempt = Attempt(order.save.attempt());
+  copies_->number = ++writes_;
+  copies_->states.resize(lanes_.size());
+  if (!order.abandoned.empty()) EndCopy(false);
 }
 
-void SimulatedMember::Copied(LaneIndex rail, Attempt attempt, uint64_t state) {
-  if (!copying_ || copying_->ended || copying_->id.attempt != attempt) return;
-  copying_->states[rail.value()] = state;
-  if (++copying_->copied == lanes_.size()) EndCopy(!simulation_.chance.Of(5));
+void SimulatedMember::Do(const node::Copied& order) {
+  if (!copies_ || copies_->ended) return;
+  copies_->states[order.lane.value()] = order.report.updates(0);
+  for (const auto& state : copies_->states) {
+    if (!state) return;
+  }
+  EndCopy(!simulation_.chance.Of(5));
 }
 
 void SimulatedMember::EndCopy(bool written) {
-  if (!copying_ || std::exchange(copying_->ended, true)) return;
-  OnDisk([this, written, number = copying_->number] {
-    // Of a job that is no more; or it hung, and was answered for.
-    if (!copying_ || copying_->number != number || copying_->answered) return;
-    if (!written) copying_->states.clear();
-    copying_->answered = true;
-    TellWritten();
-  });
-}
-
-void SimulatedMember::TellWritten() {
-  v1::MemberMessage message;
-  v1::SnapshotWritten& written = *message.mutable_snapshot_written();
-  written.set_attempt(copying_->id.attempt.value());
-  written.set_node(node_.value());
-  if (copying_->states.empty()) written.set_error("it has failed");
-  for (size_t rail = 0; rail < copying_->states.size(); ++rail) {
-    v1::SnapshotFile& file = *written.add_files();
+  if (!copies_ || std::exchange(copies_->ended, true)) return;
+  std::vector<v1::SnapshotFile> files;
+  for (size_t rail = 0; written && rail < copies_->states.size(); ++rail) {
+    v1::SnapshotFile& file = files.emplace_back();
     // Manifests have them in the order of their names.
     file.set_name(absl::StrCat("lane-", absl::Dec(node_.value(), absl::kZeroPad4), "-",
                                absl::Dec(rail, absl::kZeroPad4)));
-    file.set_bytes(static_cast<int64_t>(copying_->states[rail]));
+    file.set_bytes(static_cast<int64_t>(*copies_->states[rail]));
   }
-  Tell(std::move(message));
+  OnDisk([this, written, number = copies_->number, attempt = copies_->attempt,
+          files = std::move(files)] {
+    if (writes_ != number) return;
+    absl::StatusOr<std::vector<v1::SnapshotFile>> result = absl::UnavailableError("it has failed");
+    if (written) result = files;
+    Perform(job_->OnWritten(attempt.value(), result));
+  });
+}
+
+void SimulatedMember::Do(const node::Restore& order) {
+  OnDisk([this, number = ++restores_, step = order.step] {
+    if (restores_ != number) return;
+    const std::optional<SnapshotId> from = simulation_.SnapshotOf(step);
+    if (!from) return simulation_.Fail("the snapshot that the job goes back to is not there");
+    const std::vector<uint64_t>& states = simulation_.disk.at(*from);
+    NodeJob::Restored restored;
+    restored.from.manifest.set_step(from->step.value());
+    restored.from.manifest.set_attempt(from->attempt.value());
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      restored.updates.push_back({states[node_.value() * lanes_.size() + i]});
+    }
+    history_ = simulation_.invariants.StateOf(*from);
+    Perform(job_->OnRestored(simulation_.Now(), std::move(restored)));
+  });
+}
+
+void SimulatedMember::Do(const node::SetSnapshotsAside& order) {
+  committing_.reset();
+  OnDisk([this, step = order.after] {
+    const std::optional<SnapshotId> to = simulation_.SnapshotOf(step);
+    if (to) simulation_.disk.erase(simulation_.disk.upper_bound(*to), simulation_.disk.end());
+  });
 }
 
 void SimulatedMember::TellManifestWritten(Attempt attempt, bool written) {
@@ -148,18 +149,13 @@ void SimulatedMember::TellManifestWritten(Attempt attempt, bool written) {
   TellHere(message);
 }
 
-void SimulatedMember::HandleWriteManifest(const v1::SnapshotManifest& manifest) {
+void SimulatedMember::WriteManifest(const v1::SnapshotManifest& manifest) {
   const SnapshotId id{Attempt(manifest.attempt()), StepId(manifest.step())};
   std::vector<uint64_t> states;
   for (const v1::SnapshotFile& file : manifest.files()) {
     states.push_back(static_cast<uint64_t>(file.bytes()));
   }
   committing_ = id;
-  if (disk_hangs_) {  // not within the coordinator's own call
-    return simulation_.time.After(0, [this, boot = boot_] {
-      if (boot_ == boot) GiveUpSnapshot();
-    });
-  }
   OnDisk([this, id, states = std::move(states)] {
     const bool written = !states.empty() && !simulation_.chance.Of(5);
     if (written) {
@@ -178,42 +174,19 @@ void SimulatedMember::PrepareToLeave(Event leaves) {
   if (!alive_ || leaves_) return leaves();
   simulation_.Trace("node ", node_.value(), " is told to leave");
   leaves_ = std::move(leaves);
-  if (!job_ || !job_->has_state || !job_->failed.ok()) return Goes();
-  TellLeaving();
-  simulation_.time.After(kLeavesAfter, [this, boot = boot_] {
-    if (boot_ == boot) Goes();
-  });
+  Perform(departure_.Begin(*job_, simulation_.Now() + kLeavesWithin, kLeaversPatience,
+                           simulation_.options.snapshot_every > 0));
+  AdvanceDeparture();
 }
 
-void SimulatedMember::TellLeaving() {
-  v1::MemberMessage message;
-  message.mutable_leaving()->set_node(node_.value());
-  message.mutable_leaving()->set_patience_ms(kLeaversPatience.count());
-  Tell(std::move(message));
-}
-
-void SimulatedMember::HandleHalted(const v1::Halted& halted) {
-  if (!leaves_ || halted.node() != node_.value()) return;
-  halted_ = true;
-  // Nothing is ever saved, and its state goes with it.
-  if (simulation_.options.snapshot_every == 0) return Goes();
-  AskForSnapshot();
-}
-
-void SimulatedMember::AskForSnapshot() {
-  v1::MemberMessage message;
-  message.mutable_snapshot_request()->set_node(node_.value());
-  Tell(std::move(message));
-}
-
-void SimulatedMember::HandleSnapshotDone(const v1::SnapshotDone& done) {
-  const SnapshotId id{Attempt(done.attempt()), StepId(done.step())};
-  const bool written = done.error().empty();
-  if (!written && copying_ && copying_->id == id) copying_.reset();
-  if (!leaves_ || !halted_ || !job_ || !job_->has_state) return;
-  // Of lanes that were replaced since, or of a past that is no more.
-  if (!written || id.attempt != job_->applied_attempt) return AskForSnapshot();
-  simulation_.invariants.LeavesWith(id);
+void SimulatedMember::AdvanceDeparture() {
+  if (!departure_.begun() || departure_.state() == Departure::State::kPrepared) return;
+  Perform(departure_.Advance(simulation_.Now(), *job_));
+  if (departure_.state() != Departure::State::kPrepared) return;
+  if (departure_.saved().ok() && job_->exists() && job_->Saved()) {
+    simulation_.invariants.LeavesWith(
+        {Attempt(job_->applied_attempt()), StepId(job_->LastCommitted())});
+  }
   Goes();
 }
 

@@ -60,6 +60,7 @@ struct Simulation {
   SimulatedDisk disk;
   std::deque<Connection> connections;  // of members, all that there have been
   bool traced = false;
+  bool instant = false;    // it begins: nothing takes time, and nothing fails
   bool disturbed = false;  // not all can finish, and somebody is right to give up
 
   SimulatedCoordinator* coordinator = nullptr;
@@ -83,7 +84,7 @@ struct Simulation {
   // What a replayed schedule prints, one event a line.
   template <typename... Parts>
   void Trace(const Parts&... parts) const {
-    if (traced) std::cout << absl::StrCat(time.now(), " us: ", parts...) << "\n";
+    if (traced) std::cout << absl::StrCat(time.now(), " us: ", parts...) << std::endl;
   }
 };
 

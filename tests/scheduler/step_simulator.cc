@@ -5,12 +5,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/job/impossible.h"
 #include "tests/scheduler/step_group.h"
 
 namespace dmuond::scheduler::testing {
 namespace {
 
 constexpr Microseconds kGivesUpAfter = 600'000 * kMillisecond;
+
+// Of the simulation that runs: a machine that is told what its state cannot have fails it.
+StepInvariants* running = nullptr;
 
 }  // namespace
 
@@ -172,13 +176,22 @@ std::string StepSimulator::Describe() const {
 
 void StepSimulator::Tick() {
   coordinator_.Tick();
-  if (faults_to_come_ == 0 && AllRest() && (coordinator_.Settled() || !coordinator_.has_job())) {
+  bool settled = true;
+  for (SimulatedMember& member : members_) {
+    member.Tick();
+    settled = settled && member.Settled();
+  }
+  // As long as anything else is to happen, time goes on for the machines.
+  if (simulation_.time.empty() && faults_to_come_ == 0 && settled && AllRest() &&
+      (coordinator_.Settled() || !coordinator_.has_job())) {
     return;
   }
   simulation_.time.After(100 * kMillisecond, [this] { Tick(); });
 }
 
 std::string StepSimulator::Run() {
+  running = &simulation_.invariants;
+  on_impossible.store([](const std::string& what) { running->Fail(what); });
   PlanFaults();
   coordinator_.BeginAttached();
   for (SimulatedTrainer& trainer : trainers_) trainer.BeginAttached(kFirstAttempt);
