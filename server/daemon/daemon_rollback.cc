@@ -330,6 +330,7 @@ absl::StatusOr<int64_t> Daemon::LoadOnce(const v1::LoadSnapshotRequest& request,
   LoadCall* call = &(*found)->loads[request.call()];
   const std::string why = absl::StrCat("rank ", (*found)->rank, " asked for it");
   call->running = true;
+  log::Info("a trainer asks for a snapshot", {{"rank", (*found)->rank}, {"step", request.step()}});
   absl::StatusOr<int64_t> answer =
       call->told.has_value() ? absl::StatusOr<int64_t>(0) : FindWayBack(request.step(), cancelled);
   // Only the session's own end takes the entry away while it runs.

@@ -137,8 +137,8 @@ MUTATIONS = [
         "server/lane/publisher.cc",
         "current_.attempt.value())) return false;",
         "0)) return false;",
-        "step_input_test",
-        "{bin}/step_input_test",
+        "lane_test",
+        "{bin}/lane_test",
     ),
     Mutation(
         "manifest after fsync",
