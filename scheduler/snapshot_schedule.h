@@ -1,5 +1,5 @@
-// When a snapshot is made. The coordinator asks after each decision that consumes a step; it alone
-// knows the answer, and sends it along with the decision. Pure; the clock is the caller's.
+// Decides when a snapshot is made. The coordinator asks after each decision that consumes a step,
+// and sends the answer along with the decision. Pure; time is passed in.
 //
 //   if (schedule.OnCommitted(step, now)) …save the state after `step`…
 //   schedule.OnFinished(durable, now);
@@ -28,7 +28,7 @@ struct SnapshotOptions {
   std::chrono::milliseconds every{600'000};  // 0: not by time
 };
 
-// How many of a job's snapshots there are not.
+// How many snapshots of a job were due and do not exist.
 struct SnapshotCounts {
   int64_t left_out = 0;  // fell due while another one was being written
   int64_t failed = 0;
