@@ -1,5 +1,6 @@
-// How many matrices of each shape every lane owns. Matrices of one shape are interchangeable here,
-// so the variables are counts; which matrix goes where is decided later (placement.h).
+// Decides how many matrices of each shape every lane owns. Matrices of one shape are
+// interchangeable here, so the variables are counts; placement.h decides later which matrix goes
+// where.
 #ifndef DMUOND_SCHEDULER_ASSIGNMENT_H_
 #define DMUOND_SCHEDULER_ASSIGNMENT_H_
 
@@ -22,7 +23,7 @@ struct MatrixClass {
 struct AssignmentProblem {
   const CostModel* model = nullptr;
   std::vector<MatrixClass> classes;
-  std::vector<Nanoseconds> base_load;  // per lane: work that is not to be moved
+  std::vector<Nanoseconds> base_load;  // per lane: work that it has in any case
   std::vector<int64_t> base_bytes;     // per lane: memory that is taken already
   int64_t memory_bytes = 0;            // per lane; 0: no limit
   // Work that can be spread over lanes at will afterwards (pieces of replicated tensors); counts in
@@ -33,9 +34,9 @@ struct AssignmentProblem {
 struct Assignment {
   std::vector<std::vector<int32_t>> counts;  // [lane][class]
   std::vector<BatchCost> costs;              // per class, with the batch sizes that fit the memory
-  std::vector<Nanoseconds> load;             // per lane, with base, without the divisible work
-  std::vector<int64_t> bytes;                // per lane, with base and spare slots
-  Nanoseconds lower_bound = 0;               // of the slowest lane with the divisible work
+  std::vector<Nanoseconds> load;             // per lane: base_load and matrices, nothing divisible
+  std::vector<int64_t> bytes;                // per lane: base_bytes, matrices and spare slots
+  Nanoseconds lower_bound = 0;               // no assignment's slowest lane takes less
 };
 
 // RESOURCE_EXHAUSTED, naming both byte counts, when memory does not suffice even without batches.

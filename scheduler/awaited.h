@@ -1,5 +1,5 @@
-// Who or what keeps a job waiting, since when, until when, and what happens then: facts in, words
-// for people out. Pure; nothing here decides anything.
+// Says in words who or what keeps a job waiting, since when, until when, and what happens then. The
+// facts come from the coordinator's machines. Pure; nothing here decides anything.
 #ifndef DMUOND_SCHEDULER_AWAITED_H_
 #define DMUOND_SCHEDULER_AWAITED_H_
 
@@ -24,20 +24,20 @@ struct Awaited {
   bool operator==(const Awaited&) const = default;
 };
 
-// Whom the open attempt lacks, as StepCoordinator knows it.
+// What the open attempt still needs, as StepCoordinator knows it.
 struct StepLacks {
   StepId step;  // that is open
   AttemptKind kind = AttemptKind::kStep;
-  std::map<TrainerRank, TimePoint> dead;  // since then; their replacements may come
-  // Live, and have not handed in what others have. The time of the first of those.
+  std::map<TrainerRank, TimePoint> dead;  // when each died; a replacement may come
+  // Ranks that live and have not submitted, while others have: the first of those at first_at.
   std::vector<TrainerRank> silent;
   TimePoint first_at;
-  // All ranks have handed it in, the last one at last_at, and these have not voted.
+  // Nodes that have not voted although all ranks have submitted: the last one at last_at.
   std::vector<NodeRank> gathering;
   TimePoint last_at;
 };
 
-// All that the coordinator knows of who is awaited. What is empty is not.
+// All that the coordinator knows of who is awaited. An empty list means that nobody of its kind is.
 struct JobLacks {
   // The trainer that has a rank's place, or had it last.
   struct Place {
@@ -47,17 +47,17 @@ struct JobLacks {
   };
   std::map<int32_t, Place> places;  // by rank
 
-  std::vector<int32_t> unregistered;  // ranks, while others have registered since:
-  TimePoint registering_since;
-  std::vector<int32_t> not_back;  // ranks of a job that goes back, while others are there since:
-  TimePoint back_since;
-  int64_t back_to = 0;                       // the step
-  std::map<int32_t, std::string> preparing;  // node -> what it waits for itself; since:
-  TimePoint preparing_since;
+  std::vector<int32_t> unregistered;         // ranks that have not registered
+  TimePoint registering_since;               // when the first of the others did
+  std::vector<int32_t> not_back;             // ranks that have not come to the step of a rollback
+  TimePoint back_since;                      // when the last of the others did
+  int64_t back_to = 0;                       // that step
+  std::map<int32_t, std::string> preparing;  // node -> what it waits for itself
+  TimePoint preparing_since;                 // when a node last got something done
   std::optional<StepLacks> steps;
 };
 
-// How long each is awaited.
+// How long each of them is awaited before the job goes on without or ends.
 struct Patience {
   std::chrono::milliseconds registration{0};
   std::chrono::milliseconds step{0};         // CoordinatorOptions' step_timeout
@@ -68,15 +68,15 @@ struct Patience {
 // Who has been awaited the longest comes first.
 [[nodiscard]] std::vector<Awaited> WhoIsAwaited(const JobLacks& lacks, const Patience& patience);
 
-// What is worth telling: nothing before something has been awaited for kAwaitedQuiet, and nothing
-// twice.
+// Picks what is worth telling: what has been awaited for kAwaitedQuiet, and each thing once.
 inline constexpr std::chrono::milliseconds kAwaitedQuiet{5'000};
 class AwaitedNews {
  public:
-  // What to tell now; empty: that nothing is awaited any more; unset: nothing new.
+  // Returns what to tell now: an empty list says that nobody is awaited any more; nullopt that
+  // there is nothing new.
   [[nodiscard]] std::optional<std::vector<Awaited>> Update(TimePoint now,
                                                            std::vector<Awaited> awaited);
-  // Nobody knows what was told before.
+  // Whoever was told is gone: everything is news again.
   void Forget() { told_.clear(); }
 
  private:

@@ -1,4 +1,5 @@
-// What it costs one lane to update some number of equal matrices, when it may choose the batches.
+// The least time in which one lane updates some number of equal matrices, over all ways to divide
+// them into batches.
 //
 // Times are whole nanoseconds: sums do not depend on their order, nor comparisons on the compiler.
 #ifndef DMUOND_SCHEDULER_BATCH_COST_H_
@@ -17,12 +18,13 @@ using Nanoseconds = int64_t;
 
 class BatchCost {
  public:
-  // For up to `count` such matrices, in batches of at most batch_max.
+  // Works the costs out for 0 to `count` such matrices, in batches of at most batch_max.
   BatchCost(const CostModel& model, const MatrixKind& matrix, int32_t count, int32_t batch_max);
 
-  // The least time of updating `matrices` of them; monotone. REQUIRES: matrices <= count.
+  // The least time for `matrices` of them; it never falls as they become more. REQUIRES:
+  // matrices <= count.
   [[nodiscard]] Nanoseconds Cost(int32_t matrices) const { return cost_[matrices]; }
-  // Batch sizes with that time, largest first.
+  // The sizes of the batches that take that time, largest first.
   [[nodiscard]] std::vector<int32_t> Split(int32_t matrices) const;
   [[nodiscard]] int32_t batch_max() const { return batch_max_; }
 

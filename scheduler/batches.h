@@ -10,9 +10,9 @@
 
 namespace dmuond::scheduler {
 
-// Sets Unit::batch of all units of one lane. `split(matrix, n)` returns the sizes of the
-// batches for n matrices like the given one. Neighbours in bucket order come into
-// one batch, and batches whose last bucket is ready earlier come first.
+// Sets Unit::batch of all units of one lane. `split(matrix, n)` returns the sizes of the batches
+// for n matrices like the given one. Units that are neighbours in bucket order share a batch, and
+// batches whose last bucket is ready earlier come first.
 void AssignBatches(const Layout& layout,
                    const std::function<std::vector<int32_t>(const Unit&, int32_t)>& split,
                    const std::vector<UnitId>& lane_units, std::vector<Unit>& units);

@@ -14,9 +14,9 @@ struct Buckets {
   std::vector<int32_t> of_parameter;  // -1 for route kTrainer
 };
 
-// Parameters by ready_order, cut where a bucket would pass `bucket_bytes` of gradients on the
-// trainer that holds most of them; a parameter is never cut. Where that makes more than kBucketsMax
-// buckets, they are larger.
+// Takes parameters in their ready_order and begins a new bucket where the gradients of this one
+// would pass `bucket_bytes` on the trainer that holds most of them. A parameter is never divided.
+// Buckets are larger where there would be more than kBucketsMax of them.
 [[nodiscard]] Buckets MakeBuckets(const Layout& layout, int64_t bucket_bytes);
 
 }  // namespace dmuond::scheduler

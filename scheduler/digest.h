@@ -54,8 +54,8 @@ class Digest {
 struct Plan;
 struct PlanInputs;
 
-// Of the inputs and what was decided from them. Where in their arenas fragments lie is each node's
-// own business and not in it.
+// The digest of a plan and of the inputs that it was made from. It leaves out where fragments lie
+// in their arenas, which only their own node knows.
 [[nodiscard]] uint64_t DigestOf(const PlanInputs& inputs, const Plan& plan);
 
 }  // namespace dmuond::scheduler

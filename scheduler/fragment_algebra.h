@@ -1,4 +1,4 @@
-// What the boxes of several holders make together: the cells of their arrangement, holes, overlaps,
+// Geometry of the boxes that several trainers hold of one tensor: their cells, holes, overlaps and
 // unions.
 #ifndef DMUOND_SCHEDULER_FRAGMENT_ALGEBRA_H_
 #define DMUOND_SCHEDULER_FRAGMENT_ALGEBRA_H_
@@ -14,7 +14,7 @@
 
 namespace dmuond::scheduler {
 
-// Boxes with the labels (fragment indices, say) of those who hold them: equal boxes once.
+// A box with the labels (fragment indices, say) of all who hold it.
 struct HeldBox {
   Box box;
   Indices labels;  // ascending
@@ -35,34 +35,35 @@ struct ArrangedCell {
   Indices held;  // indices into the HeldBoxes, ascending; empty: a hole
 };
 
-// Two boxes of those given that have an element in common, as indices; nothing where no two have.
-// Time grows with the square of the boxes where they are chosen out of malice.
+// Returns the indices of two boxes that have an element in common, or nullopt. The time grows with
+// the square of their number only for boxes that were made to be slow.
 [[nodiscard]] std::optional<std::pair<int32_t, int32_t>> FindOverlap(const std::vector<Box>& boxes);
 
-// The dimension in which most boxes begin at places of their own: sorted along it, each box is
-// compared with few others. REQUIRES: `boxes` not empty, all of the same dimensions.
+// The dimension in which boxes have the most different begins: sorted along it, each box has few
+// others to be compared with. REQUIRES: `boxes` is not empty, and all have the same dimensions.
 [[nodiscard]] size_t MostDifferent(const std::vector<Box>& boxes);
 
-// Partition of `within` into boxes with one set of holders each, neighbours with equal sets merged
-// where slabs agree; in row-major order of their begins. RESOURCE_EXHAUSTED beyond
-// kCellsPerParameterMax cells. REQUIRES: `held` not empty boxes, of within's dims.
+// Divides `within` into boxes each of which has one set of holders. Neighbours with equal sets are
+// merged where slabs agree; the result is in row-major order of begins. RESOURCE_EXHAUSTED beyond
+// kCellsPerParameterMax cells. REQUIRES: no box of `held` is empty, and all have within's
+// dimensions.
 [[nodiscard]] absl::StatusOr<std::vector<ArrangedCell>> Arrange(const Box& within,
                                                                 const std::vector<HeldBox>& held);
-// Looks at those HeldBoxes only, as indices, ascending: REQUIRES that no others reach into
-// `within`.
+// The same, looking only at the HeldBoxes with the ascending indices `candidates`. REQUIRES: no
+// other one reaches into `within`.
 [[nodiscard]] absl::StatusOr<std::vector<ArrangedCell>> Arrange(
     const Box& within, const std::vector<HeldBox>& held, const std::vector<int32_t>& candidates);
 
-// Whether they can be arranged with so much work (kArrangeWorkMin), which is taken from `work`: the
-// same cells, or RESOURCE_EXHAUSTED as soon as it is used up.
+// The same with a budget (kArrangeWorkMin): what arranging takes is subtracted from `work`, and
+// RESOURCE_EXHAUSTED comes back as soon as nothing is left.
 [[nodiscard]] absl::StatusOr<std::vector<ArrangedCell>> ArrangeWithin(
     int64_t& work, const Box& within, const std::vector<HeldBox>& held);
 
 // The labels of all who hold the cell, ascending.
 [[nodiscard]] Indices LabelsOf(const ArrangedCell& cell, const std::vector<HeldBox>& held);
 
-// Disjoint boxes that together cover exactly what `boxes` cover of `within`; few of them: what
-// merges slab by slab is merged.
+// Returns disjoint boxes that together cover exactly what `boxes` cover of `within`. Boxes that fit
+// together slab by slab are merged, so that there are few.
 [[nodiscard]] absl::StatusOr<std::vector<Box>> Union(const Box& within,
                                                      const std::vector<Box>& boxes);
 

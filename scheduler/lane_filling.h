@@ -8,10 +8,10 @@
 
 namespace dmuond::scheduler {
 
-// Puts all matrices of the problem on lanes, none of them done later than `makespan`; false if that
-// did not work out (which proves nothing). `lanes` must be empty and is left half filled then.
-// Each lane gets the set of what is left that fills it best by an exact dynamic program over time
-// in steps of makespan / 2048, rounded up.
+// Puts all matrices of the problem on lanes such that no lane takes longer than `makespan`. False:
+// it found no way (there may be one), and `lanes` is left half filled. Each lane in turn gets the
+// set of remaining matrices that fills it best, found by an exact dynamic program over time in
+// steps of makespan / 2048, rounded up. REQUIRES: `lanes` is empty.
 [[nodiscard]] bool FillLanes(const AssignmentProblem& problem, const std::vector<BatchCost>& costs,
                              Nanoseconds makespan, LaneLoads& lanes);
 

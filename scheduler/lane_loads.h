@@ -1,5 +1,5 @@
-// Counts per lane and class with the loads and bytes that follow from them: what the search for a
-// better assignment works on.
+// How many matrices of each class every lane has, with the loads and bytes that follow: the state
+// on which the search for a better assignment works.
 #ifndef DMUOND_SCHEDULER_LANE_LOADS_H_
 #define DMUOND_SCHEDULER_LANE_LOADS_H_
 

@@ -23,7 +23,7 @@ enum class ElementType : uint8_t { kF32 = 1, kBF16 = 2, kF16 = 3 };  // values a
 enum class Contribution : uint8_t {
   kSum = 1,   // added over all holders that say so
   kSame = 2,  // equal at all holders: the lowest rank's is taken
-  kNone = 3   // not read: equals that of another holder, which says kSum
+  kNone = 3   // not read: another holder of the box gives the same gradient as kSum
 };
 [[nodiscard]] const char* Name(Route route);
 [[nodiscard]] const char* Name(ElementType type);           // "float32", "bfloat16", "float16"
@@ -55,7 +55,7 @@ struct Parameter {
   int32_t group = 0;         // index of its hyperparameter group
   double reduce_factor = 1;  // multiplies the reduced gradient
   int32_t ready_order = 0;   // parameters whose gradients are ready earlier have smaller numbers
-  bool held_by_all = false;  // reduce_factor is right only where every rank holds all of it
+  bool held_by_all = false;  // the trainer computed reduce_factor as if every rank held all of it
 };
 
 // Where a trainer keeps one box of a tensor: element strides in an arena, outermost dimension
@@ -105,8 +105,8 @@ struct Registration {
 // and trainer. Of parameters on route kTrainer only name, shape and boxes are looked at: their
 // slices may be left empty.
 [[nodiscard]] absl::Status Validate(const Registration& registration);
-// The same of the fragments alone: enough where another registration with these parameters, and as
-// many fragments of each, has been validated.
+// Checks the fragments alone. That is enough where another registration with the same parameters,
+// and as many fragments of each, has been validated.
 [[nodiscard]] absl::Status ValidateFragments(const Registration& registration);
 
 // Merges the registrations of all ranks of a world and checks the whole (fails closed, naming the
@@ -120,8 +120,8 @@ struct Registration {
 [[nodiscard]] absl::Status MergeRegistrations(const std::vector<Registration>& registrations,
                                               int32_t world_size, Layout& layout);
 
-// The same, one registration after the other: a world's registrations together are many times its
-// layout.
+// The same, one registration after the other, so that they need not be in memory together: they
+// take many times the room of the layout.
 //
 //   RegistrationMerger merger(world_size);
 //   for (…) indices = merger.Add(registration);

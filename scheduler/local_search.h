@@ -6,11 +6,11 @@
 
 namespace dmuond::scheduler {
 
-// Moves up to a few matrices from the slowest lane to another, or swaps them for a few of another
-// class, as long as that makes both lanes faster than the slowest was; of all such moves the one
-// that leaves the slower of the two fastest. Ends when there is none, when no lane is above
-// `target`, or after a fixed number of looked-at moves (never by the clock: the result is a
-// function of the input).
+// Again and again moves a few matrices from the slowest lane to another one, or swaps them for a
+// few of another class. A move counts if both lanes are then faster than the slowest was; of all
+// such moves the one is made whose slower lane is fastest. Ends when there is no such move, when no
+// lane is above `target`, or after a fixed number of moves was looked at. It never looks at the
+// clock: the result is a function of the input.
 void ImproveSlowestLane(Nanoseconds target, LaneLoads& lanes);
 
 }  // namespace dmuond::scheduler

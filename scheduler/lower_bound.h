@@ -15,9 +15,8 @@ namespace dmuond::scheduler {
 // Let b_l be the load that lane l has anyway.
 //  1. T >= max_l b_l.
 //  2. Every matrix lies somewhere: T >= min_l b_l + f_k(1).
-//  3. Area: class k lies on at least m_k = ceil(n_k / max{x : f_k(x) <= T - min_l b_l}) lanes, so
-//  all
-//     work together is at least sum_k (t_k n_k + s_k m_k) + divisible, and must fit into
+//  3. Area: class k lies on at least m_k = ceil(n_k / max{x : f_k(x) <= T - min_l b_l}) lanes.
+//     All work together is at least sum_k (t_k n_k + s_k m_k) + divisible, and must fit into
 //     sum_l max(0, T - b_l).
 //  4. Pigeonhole: of the classes with the largest t, a lane with room r = T - b_l holds at most
 //     floor((r - min s) / min t) matrices; together the lanes must hold all of them.

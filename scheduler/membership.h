@@ -23,7 +23,7 @@
 
 namespace dmuond::scheduler {
 
-// What decides the bits that a daemon's lanes compute, beside the plan.
+// What decides, beside the plan, which bits a daemon's lanes compute.
 struct LaneBits {
   std::string code;       // hash of lane and kernels
   std::string library;    // of matrix products and functions, with versions
@@ -59,7 +59,7 @@ struct GroupBroken {
 struct SendHeartbeat {
   uint64_t counter = 0;
 };
-// One that had joined a group that is not complete yet: close its stream.
+// A member was lost before the group was complete: its stream is to be closed.
 struct MemberDropped {
   NodeRank node;
   std::string detail;
@@ -71,7 +71,7 @@ class MembershipMachine {
   // A group of one is formed from the start. REQUIRES: self.nodes == nodes >= 1, self.node < nodes.
   MembershipMachine(int32_t nodes, MemberInfo self, HeartbeatOptions options = {});
 
-  // What OnJoin() refuses of it whoever else has joined.
+  // The error with which OnJoin() would refuse such a member whoever else has joined; else OK.
   [[nodiscard]] absl::Status Check(const MemberInfo& info) const;
   // Refused, naming both members and both values, with nothing changed (reasons in brackets):
   // FAILED_PRECONDITION for no protocol in common [VERSION_MISMATCH], another group size
@@ -84,15 +84,16 @@ class MembershipMachine {
   // group.
   [[nodiscard]] absl::StatusOr<std::vector<MembershipAction>> OnJoin(TimePoint now,
                                                                      const MemberInfo& info);
-  // Any message of a member will do.
+  // A member has sent a message, of whatever kind: it lives.
   void OnHeartbeat(TimePoint now, NodeRank node);
-  // Its stream has ended. `boot_id`: which process's; a successor that has joined since is not
-  // meant.
+  // The stream of a member has ended. With `boot_id` only that process is meant: nothing happens if
+  // its successor has joined since.
   [[nodiscard]] std::vector<MembershipAction> OnGone(TimePoint now, NodeRank node,
                                                      std::optional<uint64_t> boot_id = {});
   // Call at least every 100 ms: sends heartbeats, notices silence.
   [[nodiscard]] std::vector<MembershipAction> OnTick(TimePoint now);
-  // The group has begun epochs of itself, without anybody joining: the next one is larger.
+  // The group has begun `epoch` without anybody joining, because lanes died, say: the next one will
+  // be larger.
   void OnEpoch(GroupEpoch epoch);
   // After a break: everyone but this daemon must join anew, for a larger epoch.
   void StartOver();

@@ -1,5 +1,5 @@
-// A layout for a model that nobody has registered: what `dmuonctl plan --model` and benchmarks
-// plan.
+// Layouts of well-known models, as trainers would register them. `dmuonctl plan --model` and
+// benchmarks plan with these.
 #ifndef DMUOND_SCHEDULER_MODEL_LAYOUT_H_
 #define DMUOND_SCHEDULER_MODEL_LAYOUT_H_
 
@@ -10,10 +10,10 @@
 
 namespace dmuond::scheduler {
 
-// One trainer per lane. Every trainer holds every tensor (data parallel), but of tensors named
-// "experts." only each kExpertRanks-th trainer the same one (expert parallel, replicated over the
-// rest; all trainers divide the experts where there are fewer). Gradients and weights in bf16; the
-// last layer is ready first.
+// One trainer per lane. Every trainer holds every tensor (data parallel), except those named
+// "experts.": kExpertRanks trainers divide these among them (expert parallel), and so does each
+// further group of as many; where there are fewer trainers, all divide them. Gradients and weights
+// are bf16; the last layer is ready first.
 inline constexpr int32_t kExpertRanks = 64;
 [[nodiscard]] Layout LayoutOf(const ModelShapes& model, int32_t nodes, int32_t lanes_per_node);
 

@@ -1,5 +1,6 @@
-// AdamW tensors in pieces. What one trainer alone holds stays with its lane and is only cut where
-// it is too large for one spare slot; what several hold is cut over lanes.
+// Cuts AdamW tensors into pieces. A box that one trainer alone holds stays with the lane of that
+// trainer, and is cut only where it is too large for a spare slot. A box that several hold is
+// divided among lanes.
 #ifndef DMUOND_SCHEDULER_PIECES_H_
 #define DMUOND_SCHEDULER_PIECES_H_
 
@@ -25,7 +26,7 @@ namespace dmuond::scheduler {
 [[nodiscard]] std::vector<Box> CutByShares(const Extents& shape, const Box& box,
                                            const std::vector<int64_t>& shares);
 
-// An AdamW cell and who holds it.
+// A box of an AdamW tensor with one set of holders.
 struct HeldCell {
   int32_t parameter = 0;
   Box box;

@@ -1,5 +1,5 @@
-// Which matrix goes to which lane, once it is known how many of each shape every lane owns. All
-// choices here cost the same time; the owner is chosen where most of the matrix lies already.
+// Decides which matrix goes to which lane, once it is known how many of each shape every lane owns.
+// All choices take the same time to update; a matrix goes where most of it lies already.
 #ifndef DMUOND_SCHEDULER_PLACEMENT_H_
 #define DMUOND_SCHEDULER_PLACEMENT_H_
 

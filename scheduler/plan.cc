@@ -55,6 +55,16 @@ absl::Status CheckCosts(const CostTable& costs) {
   return absl::OkStatus();
 }
 
+// The parameters up to this one have so many of something, and no job may have as many.
+absl::Status TooMany(const Parameter& parameter, const char* name, int64_t count, const char* what,
+                     int64_t at_most) {
+  return Error(
+      absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
+      Say("up to parameter '", Named("parameter", parameter.name), "' of shape ",
+          Named("shape", ShapeToString(parameter.shape)), " the job has ", Named(name, count), " ",
+          what, "; at most ", Named("at_most", at_most), " are allowed"));
+}
+
 absl::Status CheckInputs(const PlanInputs& inputs) {
   if (inputs.nodes < 1 || inputs.lanes_per_node < 1 ||
       int64_t{inputs.nodes} * inputs.lanes_per_node > kLanesMax) {
@@ -129,11 +139,7 @@ class Planner {
       if (parameter.route != Route::kMuon) continue;
       const int64_t all = CountMatrices(parameter) + std::ssize(matrices_);
       if (all > kMatricesMax) {
-        return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
-                     Say("up to parameter '", Named("parameter", parameter.name), "' of shape ",
-                         Named("shape", ShapeToString(parameter.shape)), " the job has ",
-                         Named("matrices", all), " matrices; at most ",
-                         Named("at_most", kMatricesMax), " are allowed"));
+        return TooMany(parameter, "matrices", all, "matrices", kMatricesMax);
       }
       const size_t first = matrices_.size();
       for (Box& box : MatricesOf(parameter)) {
@@ -188,11 +194,8 @@ class Planner {
       holders_ += end - begin;
     }
     if (holders_ > kMatrixHoldersMax) {
-      return Error(absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",
-                   Say("up to parameter '", Named("parameter", parameter.name), "' of shape ",
-                       Named("shape", ShapeToString(parameter.shape)), " ",
-                       Named("holders", holders_), " parts of matrices are held; at most ",
-                       Named("at_most", kMatrixHoldersMax), " are allowed"));
+      return TooMany(parameter, "holders", holders_, "parts of matrices that trainers hold",
+                     kMatrixHoldersMax);
     }
     for (size_t i = 0; i < near.size(); ++i) {
       const int32_t f = fragments.first + static_cast<int32_t>(i);

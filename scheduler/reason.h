@@ -1,6 +1,6 @@
-// What an error tells programs: a stable reason and the names and values of its message, which
-// google.rpc.ErrorInfo will carry. They travel as payloads of absl::Status, which gRPC knows
-// nothing of. docs/errors.md lists the reasons.
+// What an error tells programs: a stable reason, and the values of its message by name. Inside a
+// process they are payloads of an absl::Status; on the wire server/common/errors.h puts them into a
+// google.rpc.ErrorInfo. docs/errors.md lists the reasons.
 //
 //   return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
 //                Say("rank ", Named("rank", rank), " is at step ", Named("step", step), …));

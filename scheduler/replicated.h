@@ -1,4 +1,4 @@
-// Replicated AdamW tensors over all lanes: whoever has less to do gets more of them.
+// Divides replicated AdamW tensors among all lanes: a lane with less other work gets more of them.
 #ifndef DMUOND_SCHEDULER_REPLICATED_H_
 #define DMUOND_SCHEDULER_REPLICATED_H_
 
@@ -19,9 +19,9 @@ struct LaneBudget {
   int64_t memory_bytes = 0;  // per lane; 0: no limit
 };
 
-// Cuts the cells over all lanes so that loads become level (and so do bytes among lanes of equal
-// load), raises `budget` by what each lane gets, and appends the pieces. Cells of up to
-// kPieceWholeMax elements stay whole.
+// Divides the cells among all lanes so that loads become level, and bytes among lanes of equal
+// load. Adds to `budget` what each lane gets, and appends the pieces. Cells of up to kPieceWholeMax
+// elements stay whole.
 void SpreadReplicated(const Layout& layout, const CostModel& model,
                       const std::vector<HeldCell>& cells, LaneBudget& budget,
                       std::vector<Unit>& pieces);

@@ -1,6 +1,6 @@
-// From the state that some owners have saved to the units of another plan: who reads what.
-// Restoring onto another number of nodes, lanes or trainers is a planning, not a conversion of
-// files. Pure.
+// Decides which lane reads which part of a snapshot, where the plan of the job is another one than
+// when it was saved. So a job is restored onto other nodes, lanes or trainers without a conversion
+// of files. Pure.
 //
 //   absl::StatusOr<RestorePlan> reads = PlanRestore(layout, plan, saved);
 //   for (const RestorePart& part : reads->lanes[lane.value()]) …

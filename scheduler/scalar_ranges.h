@@ -1,6 +1,6 @@
-// Which numbers a step may be submitted with: whatever a device makes of those that are let through
-// (1 - lr * weight_decay, lr / (1 - beta1^t), 1 / loss_scale, …) is a finite fp32 number, and no
-// division by zero. docs/maths.md, "What the scalars may be", has the table and its reasons.
+// The ranges of the numbers that a step is submitted with. Whatever a device computes from numbers
+// in their ranges (1 - lr * weight_decay, lr / (1 - beta1^t), 1 / loss_scale, …) is a finite fp32
+// number. docs/maths.md, "What the scalars may be", has the table and its reasons.
 //
 // Pure; threads: any.
 #ifndef DMUOND_SCHEDULER_SCALAR_RANGES_H_
@@ -21,8 +21,8 @@ struct ScalarOutOfRange {
   std::string range;  // "at least 0 and less than 1"
 };
 
-// The first that is not in its range. `parameters` are the job's: eps of a group must be above 0
-// only where a parameter of the group is on AdamW. nullopt: all are.
+// Returns the first number that is not in its range, or nullopt. `parameters` are the job's: the
+// eps of a group must be above 0 only where a parameter of the group is on AdamW.
 [[nodiscard]] std::optional<ScalarOutOfRange> FindOutOfRange(
     const StepScalars& scalars, const std::vector<Parameter>& parameters);
 

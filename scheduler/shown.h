@@ -1,6 +1,6 @@
-// Text that somebody else has written, as it is shown to people: in a message, a line of the log, a
-// table. What is shown cannot end the line, command a terminal, turn the direction of the text
-// around, or flood the reader; it is UTF-8, whatever came in.
+// Makes text that somebody else has written safe to show to people, in a message, the log or a
+// table: it cannot end the line, command a terminal, reverse the direction of text or flood the
+// reader. The result is UTF-8, whatever came in.
 //
 // Threads: any.
 #ifndef DMUOND_SCHEDULER_SHOWN_H_
@@ -27,7 +27,7 @@ inline constexpr size_t kShownBytesMax = 1024;
 
 [[nodiscard]] bool IsUtf8(absl::string_view text);
 
-// Whether Shown() leaves it as it is, however long it is.
+// Whether Shown() would only shorten it.
 [[nodiscard]] bool IsPlain(absl::string_view text);
 
 }  // namespace dmuond::scheduler

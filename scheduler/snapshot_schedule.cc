@@ -8,7 +8,7 @@ bool SnapshotSchedule::OnCommitted(StepId step, TimePoint now) {
   if (!by_steps && !by_time && !requested_) return false;
   if (writing_.has_value()) {
     // A request waits for its turn; it is not left out.
-    if (by_steps || by_time) ++left_out_;
+    if (by_steps || by_time) ++counts_.left_out;
     if (by_steps) due_step_ = NextAfter(step);
     if (by_time) due_ = now + options_.every;
     return false;
@@ -25,7 +25,7 @@ void SnapshotSchedule::OnFinished(bool durable) {
   if (durable) {
     durable_ = writing_;
   } else {
-    ++failed_;
+    ++counts_.failed;
   }
   writing_.reset();
 }

@@ -1,5 +1,5 @@
-// When a snapshot is made. The coordinator asks after each decision that consumes a step; it alone
-// knows the answer, and sends it along with the decision. Pure; the clock is the caller's.
+// Decides when a snapshot is made. The coordinator asks after each decision that consumes a step,
+// and sends the answer along with the decision. Pure; time is passed in.
 //
 //   if (schedule.OnCommitted(step, now)) …save the state after `step`…
 //   schedule.OnFinished(durable, now);
@@ -28,13 +28,21 @@ struct SnapshotOptions {
   std::chrono::milliseconds every{600'000};  // 0: not by time
 };
 
-// A job that goes back to a snapshot begins a new one.
+// How many snapshots of a job were due and do not exist.
+struct SnapshotCounts {
+  int64_t left_out = 0;  // fell due while another one was being written
+  int64_t failed = 0;
+};
+
+// A job that goes back to a snapshot begins a new schedule, with the counts of the one before.
 class SnapshotSchedule {
  public:
   // `durable`: the step that the job goes on from, if it comes from a snapshot.
-  SnapshotSchedule(SnapshotOptions options, std::optional<StepId> durable, TimePoint now)
+  SnapshotSchedule(SnapshotOptions options, std::optional<StepId> durable, TimePoint now,
+                   SnapshotCounts counts = {})
       : options_(options),
         durable_(durable),
+        counts_(counts),
         due_step_(NextAfter(durable)),
         due_(now + options.every) {}
 
@@ -51,8 +59,7 @@ class SnapshotSchedule {
 
   [[nodiscard]] std::optional<StepId> durable_step() const { return durable_; }
   [[nodiscard]] std::optional<StepId> being_written() const { return writing_; }
-  [[nodiscard]] int64_t left_out() const { return left_out_; }  // due while one was being written
-  [[nodiscard]] int64_t failed() const { return failed_; }
+  [[nodiscard]] const SnapshotCounts& counts() const { return counts_; }
 
  private:
   [[nodiscard]] int64_t NextAfter(std::optional<StepId> step) const {
@@ -61,12 +68,11 @@ class SnapshotSchedule {
 
   SnapshotOptions options_;
   std::optional<StepId> durable_;
+  SnapshotCounts counts_;
   std::optional<StepId> writing_;
   int64_t due_step_;
   TimePoint due_;
   bool requested_ = false;
-  int64_t left_out_ = 0;
-  int64_t failed_ = 0;
 };
 
 }  // namespace dmuond::scheduler

@@ -15,9 +15,10 @@ namespace dmuond::scheduler {
 [[nodiscard]] int64_t TensorBytes(int64_t elements);               // fp32, aligned
 [[nodiscard]] int64_t SlotBytes(UnitKind kind, int64_t elements);  // all tensors of a unit
 
-// Sizes of pieces of one lane, largest first, joined into classes: a smaller size joins the next
-// larger class where the spare slot that it saves is larger than the room that it wastes. Returns
-// for each size the index of the size whose slots it uses. `sizes` descending, distinct.
+// Joins the sizes of one lane's pieces into slot classes. A smaller size joins the class of the
+// next larger one where the spare slot that this saves is larger than the room that it wastes.
+// Returns for each size the index of the size whose slots it uses. REQUIRES: `sizes` are distinct
+// and descend.
 struct PieceSize {
   int64_t elements = 0;
   int32_t count = 0;

@@ -1,5 +1,5 @@
-// The words of the step protocol, shared by its two state machines (step_coordinator.h,
-// step_member.h). Plain values: the server translates them from and to dmuond.v1.
+// The messages of the step protocol as plain values, for its two state machines
+// (step_coordinator.h, step_member.h). scheduler/convert translates them from and to dmuond.v1.
 #ifndef DMUOND_SCHEDULER_STEP_H_
 #define DMUOND_SCHEDULER_STEP_H_
 
@@ -113,7 +113,8 @@ struct Go {
   std::vector<AbsentFragment> absent;     // kCollect: of the parameters in this bucket
   AttemptKind kind = AttemptKind::kStep;  // kCollect
 };
-// To nodes without trainers, whose lanes would not hear of it: the first submission of an attempt.
+// The first submission of an attempt, for a node without trainers, whose lanes would not hear of
+// any.
 struct Begun {
   NodeRank node;
   Submission submission;
@@ -132,8 +133,8 @@ struct Decision {
   std::string refuse_message;  // names the field, two ranks and both values
   Metadata refuse_metadata;    // the same for programs
 };
-// A rank counts as dead, whatever its process does: it has not submitted this attempt in time. Its
-// daemon ends its session, unless that began with a later attempt.
+// A rank has not submitted this attempt in time and counts as dead, whatever its process does. Its
+// daemon ends the rank's session, unless that began with a later attempt.
 struct Expel {
   TrainerRank rank;
   Attempt attempt;
@@ -145,8 +146,8 @@ struct Republish {
   Attempt attempt;
   StepId step;
 };
-// A node has not voted so long after everybody has submitted that something there hangs: it ends
-// who keeps it waiting.
+// A node has not voted for so long after the last submission that something there hangs. The node
+// ends the lane or the session that keeps it waiting.
 struct GatherOverdue {
   NodeRank node;
   Attempt attempt;

@@ -1,8 +1,8 @@
-// Decides every attempt of a job: opens it, lets rails go, and ends it as commit, skip, abort or
-// refuse. Lives in the daemon of node 0. Pure: time is passed in, what it wants done is returned.
-// Every action goes to every member, in the order returned. Messages of other attempts than the
-// current one are ignored, so duplicates and stragglers do no harm. Only the publishing of the last
-// committed attempt goes on beside its successor.
+// Decides every attempt of a job: opens it, lets buckets cross the rails, and ends the attempt as
+// commit, skip, abort or refuse. Lives in the daemon of node 0. Pure: time is passed in, and what
+// is to be done is returned. Every action goes to every member, in the order returned. Messages of
+// other attempts than the current one are ignored, so duplicates and stragglers do no harm. Only
+// the publishing of the last committed attempt goes on beside its successor.
 #ifndef DMUOND_SCHEDULER_STEP_COORDINATOR_H_
 #define DMUOND_SCHEDULER_STEP_COORDINATOR_H_
 
@@ -31,7 +31,7 @@ struct CoordinatorOptions {
   std::chrono::milliseconds session_linger{0};      // of a dead rank's place, for a replacement
   int32_t skips_max = 50;                           // in a row; then steps are aborted, no retry
 
-  // What a lane may take for something of which it has all that it needs.
+  // How long a lane may take for work for which it has all that it needs.
   [[nodiscard]] std::chrono::milliseconds work_timeout() const {
     return std::max(step_timeout, lane_timeout);
   }
@@ -65,15 +65,15 @@ class StepCoordinator {
                                                       uint64_t plan_digest,
                                                       const std::vector<UnitNorm>& norms,
                                                       const std::string& error);
-  // Whoever is gone for good makes the open attempt impossible: it aborts, naming them. retry:
-  // false until somebody can take the place. From then on every submission is answered by the same
-  // outcome under its own attempt (each ends it and opens the next one), so nobody waits for the
-  // lost one; a job that goes on is a new machine. A second loss changes nothing.
+  // Somebody is gone for good, and the job cannot go on: the open attempt aborts without retry, and
+  // `detail` names who it is. From then on every submission is answered at once by the same outcome
+  // under its own attempt (each ends that attempt and opens the next one), so nobody waits for the
+  // lost one. A job that goes on nevertheless gets a new machine. A second loss changes nothing.
   [[nodiscard]] std::vector<CoordinatorAction> OnLost(TimePoint now, OutcomeReason reason,
                                                       const std::string& detail);
-  // A trainer died. The open attempt aborts for a retry, which waits for a replacement: OnRankBack
-  // within session_linger, else the loss is for good, as OnLost. News of an incarnation of the rank
-  // that has a successor already is ignored.
+  // A trainer died. The open attempt aborts for a retry, which waits for a replacement. If none has
+  // attached (OnRankBack) within session_linger, the loss is for good, as in OnLost. News of an
+  // incarnation that has a successor already is ignored.
   [[nodiscard]] std::vector<CoordinatorAction> OnRankGone(TimePoint now, TrainerRank rank,
                                                           uint64_t incarnation,
                                                           const std::string& detail);
@@ -98,9 +98,9 @@ class StepCoordinator {
   // A job whose state comes from a snapshot, when every rank has attached: under the open attempt
   // every trainer gets the weights of last_committed(), and the next one opens.
   [[nodiscard]] std::vector<CoordinatorAction> Restart();
-  // A step, push, load or restart has committed: there is something to keep for who comes back.
+  // Whether a step, push, load or restart has committed: a returning trainer then gets the state.
   [[nodiscard]] bool has_state() const { return publishing_.value() != 0; }
-  // Whom the open attempt waits for.
+  // What the open attempt waits for.
   [[nodiscard]] StepLacks Lacks() const;
   // Timeouts. Call at least every 100 ms. When step_timeout has passed since the first submission,
   // ranks that are missing without being known as dead are expelled, and the attempt aborts for a

@@ -1,7 +1,7 @@
-// One daemon's view of the steps: takes local trainers' submissions exactly once, collects what its
-// lanes report into one vote, and keeps outcomes for whoever asks again: the last that consumed a
-// step number or committed a push, and those of the latest attempts after it (a trainer may have
-// been slow for several that were aborted). Pure.
+// One daemon's view of the steps. Takes each submission of its local trainers exactly once,
+// collects its lanes' reports into one vote, and keeps outcomes for trainers that ask again: the
+// last outcome that consumed a step number or committed a push, and those of the attempts after it,
+// since a slow trainer may have missed several that were aborted. Pure.
 //
 // A decision names the next attempt, which is open from then on: a trainer that has heard its
 // outcome may submit before OnOpen() has said so again.
@@ -22,7 +22,8 @@
 
 namespace dmuond::scheduler {
 
-// Answer to a submit or a wait: exactly one of the three.
+// The answer to a submission or a wait. It is exactly one of the three: an outcome, refused, or
+// pending.
 struct StepAnswer {
   std::optional<Outcome> outcome;
   absl::Status refused;  // not OK: trainers disagree (kRefuse); the machine is at `next_attempt`
@@ -48,7 +49,8 @@ class StepMember {
   // The answer of (step, attempt), if there is one. FAILED_PRECONDITION as above.
   [[nodiscard]] absl::StatusOr<StepAnswer> OnWait(TrainerRank rank, StepId step,
                                                   Attempt attempt) const;
-  // A lane has all its gradients. Non-empty: this node's vote, all lanes' norms by unit.
+  // A lane has all its gradients. When it was the last one of this node, returns the node's vote:
+  // the norms of all lanes by unit.
   [[nodiscard]] std::optional<std::vector<UnitNorm>> OnGathered(Attempt attempt, LaneIndex lane,
                                                                 std::vector<UnitNorm> norms);
   void OnDecision(const Decision& decision);

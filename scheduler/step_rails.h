@@ -1,4 +1,4 @@
-// Which lanes take part in a bucket's operation on their rail, and when it may go. Pure.
+// Knows which lanes take part when a bucket crosses a rail, and when all of them are ready. Pure.
 #ifndef DMUOND_SCHEDULER_STEP_RAILS_H_
 #define DMUOND_SCHEDULER_STEP_RAILS_H_
 
@@ -25,11 +25,11 @@ struct RailTables {
 };
 [[nodiscard]] absl::StatusOr<RailTables> MakeRailTables(const PlanInputs& inputs, const Plan& plan);
 
-// Lets the buckets of one operation of one attempt go: each once, when all its lanes have reported,
-// and on every rail in the order of buckets.
+// Lets the buckets of one operation of one attempt cross: each once, when all lanes with a part in
+// it have reported, and on every rail in the order of buckets.
 class RailGate {
  public:
-  RailGate() = default;  // nothing ever goes
+  RailGate() = default;  // lets nothing cross
   explicit RailGate(int32_t rails) : rails_(rails) {}
 
   void Report(LaneIndex rail, BucketId bucket, NodeRank node);

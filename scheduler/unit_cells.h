@@ -1,4 +1,5 @@
-// The cells of every unit: who contributes to what, whose weights are read first, who receives.
+// Works out the cells of every unit: which fragments contribute to which box, whose weights are
+// taken at the start, and who receives new ones.
 #ifndef DMUOND_SCHEDULER_UNIT_CELLS_H_
 #define DMUOND_SCHEDULER_UNIT_CELLS_H_
 

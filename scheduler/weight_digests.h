@@ -1,7 +1,8 @@
-// The first weights of a fresh job, as digests: whether all who hold a box of a parameter mean the
-// same. Each rank hands in what it has; the first difference is found as soon as both ranks have.
+// Compares the first weights of a fresh job, by their digests: all trainers that hold a box of a
+// parameter should begin with the same values. Each rank hands in its digests; a difference is
+// found as soon as both ranks have.
 //
-// Plain and pure; threads: one at a time.
+// Pure; threads: one at a time.
 #ifndef DMUOND_SCHEDULER_WEIGHT_DIGESTS_H_
 #define DMUOND_SCHEDULER_WEIGHT_DIGESTS_H_
 
@@ -20,8 +21,8 @@ namespace dmuond::scheduler {
 
 class WeightDigests {
  public:
-  // What a rank has, in place of what it had: a digest for each fragment of its registration, in
-  // that order. A digest that is empty, and one of a parameter on route kTrainer, is not compared.
+  // Hands in, or replaces, the digests of a rank: one for each fragment of its registration, in
+  // that order. An empty digest, and one of a parameter on route kTrainer, is not compared.
   // `broadcast`: the rank takes the lowest rank's weights where it has others, and lets others take
   // its own; a difference between two ranks counts unless both say so. Boxes of one parameter that
   // overlap without being equal cannot be compared: they count as different.

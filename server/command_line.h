@@ -1,5 +1,5 @@
-// A command line of absl flags, read without ending the process: every mistake is kept, and each
-// flag's text stands as it was written ("0s" stays "0s").
+// Reads a command line of absl flags without ending the process. All mistakes are collected, and
+// each flag's text is kept as it was written ("0s" stays "0s").
 //
 //   const CommandLine line = ReadCommandLine(argc, argv, "server/ctl/main.cc");
 //   if (line.help) std::cout << HelpText("server/ctl/main.cc");

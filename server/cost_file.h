@@ -1,5 +1,5 @@
-// The planner's cost table as a file: v1::CostTable in protobuf's text format. What muon_tune
-// measured on a device and `dmuond --cost_table` loads.
+// The planner's cost table as a file: v1::CostTable in protobuf's text format. muon_tune writes
+// what it has measured on a device, and `dmuond --cost_table` loads it.
 #ifndef DMUOND_SERVER_COST_FILE_H_
 #define DMUOND_SERVER_COST_FILE_H_
 

@@ -8,9 +8,10 @@
 #include <memory>
 #include <sstream>
 
-#include "bench/cuda/cublaslt.h"
 #include "bench/cuda/harness.cuh"
+#include "bench/cuda/library_product.h"
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/library_product.h"
 
 namespace dmuond::bench {
 namespace {
@@ -37,9 +38,10 @@ class Bench {
     int runtime = 0;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
+    const std::string library = kernels::cuda::LibraryVersion();
     header_ = std::string(properties.name) + ", " + std::to_string(properties.multiProcessorCount) +
               " SMs, driver CUDA " + std::to_string(driver) + ", runtime " +
-              std::to_string(runtime) + ", cuBLASLt " + LibraryProduct::Version();
+              std::to_string(runtime) + ", cuBLASLt " + (library.empty() ? "none" : library);
     std::printf("# %s\n# D = %.2f*S*S %+.2f*S, fp16, random; after %.1f s of the same launches\n",
                 header_.c_str(), kAlpha, kBeta, warm_);
     std::printf("#%6s %6s %-18s %10s %10s %8s %8s %6s %10s %8s\n", "n", "batch", "kernel",

@@ -1,5 +1,5 @@
-// dmuond.v1 messages to and from the values of scheduler/ and kernels/. Shared by the daemon and
-// its lanes, so that both read the wire alike.
+// Converts dmuond.v1 messages to and from the values of scheduler/ and kernels/. The daemon and its
+// lanes use the same functions, so both read the wire alike.
 //
 //   absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(configure.plan());
 //
@@ -33,11 +33,11 @@ namespace dmuond {
 // INVALID_ARGUMENT: begin and end of different length, or more than kDimsMax dimensions.
 [[nodiscard]] absl::StatusOr<scheduler::Box> FromProto(const v1::Box& box);
 
-// One trainer's words, not yet checked against each other. Whoever takes a request with home_lane
-// -1 (any) chooses a lane first: here it is INVALID_ARGUMENT.
+// One trainer's registration, whose fields have not been checked against each other. A home_lane of
+// -1 (any) is INVALID_ARGUMENT here: the daemon chooses a lane first.
 [[nodiscard]] absl::StatusOr<scheduler::Registration> FromProto(
     const v1::Registration& registration);
-// Job, world size, groups and bucket size are the caller's to add: the value does not have them.
+// The caller adds job, world size, groups and bucket size, which the value does not have.
 [[nodiscard]] v1::Registration ToProto(const scheduler::Registration& registration);
 
 [[nodiscard]] scheduler::CostTable FromProto(const v1::CostTable& costs);
@@ -58,7 +58,8 @@ namespace dmuond {
 
 // ---- what is computed ----
 
-// The preset's fields, overridden by those that are set, checked by kernels::CheckConfig().
+// The preset's configuration with the fields that are set in place of its own, checked by
+// kernels::CheckConfig().
 [[nodiscard]] absl::StatusOr<kernels::MuonConfig> FromProto(const v1::GroupConfig& config);
 
 // What the planner's costs depend on.
@@ -77,7 +78,7 @@ namespace dmuond {
 [[nodiscard]] scheduler::AbsentFragment FromProto(const v1::AbsentFragment& absent);
 [[nodiscard]] v1::AbsentFragment ToProto(const scheduler::AbsentFragment& absent);
 
-// Lists of parameters come out ascending, each once. The incarnation is the caller's to add.
+// Lists of parameters come out ascending, each once. The caller adds the incarnation.
 [[nodiscard]] absl::StatusOr<scheduler::Submission> FromProto(const v1::RankSubmitted& submitted);
 [[nodiscard]] v1::RankSubmitted ToProto(const scheduler::Submission& submission);
 
@@ -89,7 +90,7 @@ namespace dmuond {
 
 [[nodiscard]] scheduler::UnitNorm FromProto(const v1::UnitNorm& norm);
 
-// What a member says of itself; whether it may join, MembershipMachine says.
+// What a member says of itself. MembershipMachine decides whether it may join.
 [[nodiscard]] scheduler::MemberInfo FromProto(const v1::JoinRequest& join);
 [[nodiscard]] v1::UnitNorm ToProto(const scheduler::UnitNorm& norm);
 

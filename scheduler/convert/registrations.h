@@ -1,12 +1,14 @@
-// The registrations of many trainers in few bytes. Trainers of one model say the same of its
-// parameters, and differ in numbers alone: rank, node, home lane, boxes, offsets, strides. Those
-// that do are a class, which says the rest once; and of the numbers most are equal too, or are
-// those of another fragment shifted by something.
+// Packs the registrations of many trainers into few bytes. Trainers of one model say the same of
+// its parameters, and differ only in numbers: rank, node, home lane, boxes, offsets, strides. Such
+// trainers form a class, which stores the common part once. Of the numbers, most are equal as well,
+// or are those of another fragment plus a constant.
 //
-//   v1::Registration packed = Pack(registration);            // a daemon, to the coordinator
-//   absl::Status added = AddRegistrations(by_rank, inputs);  // the coordinator, into the plan's
-//   inputs absl::StatusOr<v1::Registration> one = RegistrationOf(inputs, rank);  // byte for byte
-//   as it was
+//   a daemon, to the coordinator:
+//     v1::Registration packed = Pack(registration);
+//   the coordinator, into the plan's inputs:
+//     absl::Status added = AddRegistrations(by_rank, inputs);
+//   whoever needs one, byte for byte as the trainer sent it:
+//     absl::StatusOr<v1::Registration> one = RegistrationOf(inputs, rank);
 //
 // The numbers of a registration are, for each fragment in turn, those of its box (begin, end), of
 // its gradient and of its weight (offset_bytes, strides), as far as the fragment has these.
@@ -26,8 +28,8 @@
 
 namespace dmuond {
 
-// The registration with `common` and `numbers` in place of what the trainer said. Who compares two
-// need not read what they have in common, and who has many keeps that once.
+// The registration with `common` and `numbers` in place of parameters and fragments. Two of one
+// class can be compared by their numbers, and many of them share one `common`.
 [[nodiscard]] v1::Registration Pack(v1::Registration registration);
 // INVALID_ARGUMENT where it cannot have come from Pack().
 [[nodiscard]] absl::StatusOr<v1::Registration> Unpack(const v1::Registration& packed);
@@ -49,7 +51,7 @@ namespace dmuond {
 [[nodiscard]] absl::StatusOr<v1::Registration> RegistrationOf(const v1::PlanInputs& inputs,
                                                               int32_t rank);
 
-// A class, read: numbers by rank without copies of the rest.
+// Reads a class: gives the numbers of each member without copying the rest.
 class ClassReader {
  public:
   // INVALID_ARGUMENT: numbers that do not fit the class, ranks that do not ascend, or more of

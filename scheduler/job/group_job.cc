@@ -442,7 +442,8 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
     job_->snapshots = std::make_unique<SnapshotRound>(
         SnapshotRound::Job{job_->wire.get(), job_->planned.inputs.get(), job_->planned.plan.get()},
         options_.snapshot,
-        job_->restore_step > 0 ? std::optional(StepId(job_->restore_step)) : std::nullopt, now);
+        job_->restore_step > 0 ? std::optional(StepId(job_->restore_step)) : std::nullopt, now,
+        job_->snapshot_counts);
   }
   AddressedMessages out = Broadcast({job_->steps->Current()});
   AddressedMessages restarted = RestartWhenAttached(now);

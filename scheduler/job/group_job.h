@@ -174,6 +174,7 @@ class GroupJob {
     std::set<int32_t> attached;  // ranks that can submit
     WeightDigests first_weights;               // of a job without state
     std::unique_ptr<SnapshotRound> snapshots;  // set with `steps`, where there are any
+    SnapshotCounts snapshot_counts;            // from before the job went back
     // What nodes that prepare have said of it, and since when nothing new has been heard.
     std::map<int32_t, v1::NodeProgress> progress;
     struct Heard {

@@ -201,6 +201,8 @@ void GroupJob::RollBack(v1::PlanInputs plan, int64_t step, const std::string& wh
     job->deaths_in = job_->deaths_in;
     job->deaths = job_->deaths;
     job->places = job_->places;
+    job->snapshot_counts =
+        job_->snapshots != nullptr ? job_->snapshots->counts() : job_->snapshot_counts;
   }
   incarnations_ = std::max(incarnations_, job->incarnation);
   job->wire = std::make_shared<const v1::PlanInputs>(std::move(plan));

@@ -63,10 +63,11 @@ struct StartLanes {
 struct EndLanes {
   bool kill = false;
 };
-// One that hangs is killed. Its end is told as any other's.
+// One that hangs is killed, and the log says so. Its end is told as any other's.
 struct CondemnLane {
   LaneIndex lane;
   std::string why;
+  std::string awaited;  // from it
 };
 
 // ---- memory ----

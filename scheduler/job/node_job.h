@@ -430,7 +430,6 @@ class NodeJob {
   void WatchLanes(TimePoint now, const Sight& sight);
   void Obey(TimePoint now, const std::vector<LaneSet::Order>& orders, const std::string& why,
             const Sight& sight);
-  void KillLane(const LaneSet::Kill& kill);
   // These trainers count as dead; false: there are none.
   bool Expel(const std::vector<int32_t>& ranks, const std::string& why);
   void TellProgress(TimePoint now, const Sight& sight);

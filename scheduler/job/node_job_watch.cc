@@ -53,11 +53,12 @@ void NodeJob::Obey(TimePoint now, const std::vector<LaneSet::Order>& orders, con
       command.mutable_ping()->set_number(ping->number);
       ToLane(ping->lane, std::move(command));
     } else if (const auto* kill = std::get_if<LaneSet::Kill>(&order)) {
-      KillLane(*kill);
+      Do(node::CondemnLane{kill->lane, kill->why, kill->awaited});
     } else if (const auto* expel = std::get_if<LaneSet::Expel>(&order)) {
       if (Expel(expel->ranks, why)) return;
       if (!expel->else_condemn) continue;
-      KillLane(job_->lanes.Condemn(now, expel->lane, why, Owed()));
+      const LaneSet::Kill blamed = job_->lanes.Condemn(now, expel->lane, why, Owed());
+      Do(node::CondemnLane{blamed.lane, blamed.why, blamed.awaited});
     } else {
       const LaneIndex lane = std::get<LaneSet::Unkillable>(order).lane;
       return Abandon(Error(
@@ -68,13 +69,6 @@ void NodeJob::Obey(TimePoint now, const std::vector<LaneSet::Order>& orders, con
                          "device's driver, say. Its memory cannot be given to another one")));
     }
   }
-}
-
-void NodeJob::KillLane(const LaneSet::Kill& kill) {
-  Do(node::CondemnLane{
-      kill.lane, absl::StrCat("it hung and was killed: ", kill.why, "; awaited: ", kill.awaited)});
-  Say(node::Note::Level::kError, "lane hangs and is killed",
-      {{"lane", job_->lanes[kill.lane].id.value()}, {"awaited", kill.awaited}, {"what", kill.why}});
 }
 
 void NodeJob::TellProgress(TimePoint now, const Sight& sight) {

@@ -125,8 +125,8 @@ v1::SnapshotDone SnapshotRound::Done(const SnapshotId& id) const {
   v1::SnapshotDone done;
   done.set_attempt(id.attempt.value());
   done.set_step(id.step.value());
-  done.set_left_out(schedule_.left_out());
-  done.set_failed(schedule_.failed());
+  done.set_left_out(schedule_.counts().left_out);
+  done.set_failed(schedule_.counts().failed);
   if (const auto durable = schedule_.durable_step()) done.set_durable_step(durable->value());
   return done;
 }

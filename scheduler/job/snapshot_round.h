@@ -28,9 +28,11 @@ class SnapshotRound {
     const PlanInputs* inputs = nullptr;
     const Plan* plan = nullptr;
   };
-  // `durable`: the step that the job goes on from, if it comes from a snapshot.
-  SnapshotRound(Job job, SnapshotOptions options, std::optional<StepId> durable, TimePoint now)
-      : job_(job), schedule_(options, durable, now) {}
+  // `durable`: the step that the job goes on from, if it comes from a snapshot. `counts`: what was
+  // counted before the job went back to it.
+  SnapshotRound(Job job, SnapshotOptions options, std::optional<StepId> durable, TimePoint now,
+                SnapshotCounts counts = {})
+      : job_(job), schedule_(options, durable, now, counts) {}
 
   // A commit or skip is about to be told, or a republish of the state under a new attempt; what
   // comes back follows it.
@@ -55,6 +57,7 @@ class SnapshotRound {
                                                           const v1::ManifestWritten& written);
 
   [[nodiscard]] std::optional<StepId> durable_step() const { return schedule_.durable_step(); }
+  [[nodiscard]] const SnapshotCounts& counts() const { return schedule_.counts(); }
   // One is being written, or will be as soon as that is.
   [[nodiscard]] bool busy() const { return writing_.has_value() || requested_; }
 

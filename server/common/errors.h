@@ -3,8 +3,7 @@
 // google.rpc.ErrorInfo. docs/errors.md lists every reason.
 //
 //   return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
-//                Say("step ", Named("step", got), " submitted, ", Named("next", want), " is
-//                next"));
+//                Say("step ", Named("step", got), " came, not ", Named("next", want)));
 //
 // Threads: any.
 #ifndef DMUOND_SERVER_COMMON_ERRORS_H_
@@ -32,8 +31,8 @@ using scheduler::ReasonOf;
 using scheduler::Say;
 using scheduler::WithMetadata;
 
-// Of a message that names nothing, or whose metadata is at hand. `reason` is UPPER_SNAKE_CASE.
-// REQUIRES: code is not OK.
+// An error whose message has no named parts, or whose metadata the caller has already. `reason` is
+// UPPER_SNAKE_CASE. REQUIRES: code is not OK.
 [[nodiscard]] absl::Status Error(absl::StatusCode code, absl::string_view reason,
                                  absl::string_view message, const ErrorMetadata& metadata = {});
 
@@ -41,9 +40,9 @@ using scheduler::WithMetadata;
 [[nodiscard]] absl::Status WithReason(absl::Status status, absl::string_view reason);
 
 // To the wire and back (errors_grpc.cc, the only part that needs gRPC). Every error carries an
-// ErrorInfo: one without a reason gets "INTERNAL_ERROR" for INTERNAL and UNKNOWN and its code's
-// name otherwise. What others have written is escaped, and what is too long for gRPC's trailers is
-// cut. Details that are no google.rpc.Status are left out.
+// ErrorInfo; the reason of an error without one is "INTERNAL_ERROR" for INTERNAL and UNKNOWN, and
+// its code's name otherwise. Text that others have written is escaped, and text that is too long
+// for gRPC's trailers is cut. Details that are no google.rpc.Status are left out.
 [[nodiscard]] grpc::Status ToGrpc(const absl::Status& status);
 [[nodiscard]] absl::Status FromGrpc(const grpc::Status& status);
 

@@ -1,9 +1,9 @@
-// Lines for a descriptor, written by a thread of its own: whoever has a line never waits for the
-// one who reads, be it a full pipe that nobody empties or a terminal that was stopped with Ctrl-S.
-// While the reader does not take them so many wait as there is room for; then the oldest are
-// dropped, and the next line that gets through is preceded by one that says how many.
+// Writes lines to a descriptor in a thread of its own, so that no caller ever waits for the reader:
+// a pipe that nobody empties, say, or a terminal that was stopped with Ctrl-S. While the reader
+// takes nothing, lines wait up to a limit of bytes. Beyond it the oldest are dropped, and a line
+// that says how many goes before the next one that gets through.
 //
-// Never destroyed: other threads may have lines while the process ends. Threads: any.
+// Objects are never destroyed: other threads may write lines while the process ends. Threads: any.
 #ifndef DMUOND_SERVER_COMMON_LINE_WRITER_H_
 #define DMUOND_SERVER_COMMON_LINE_WRITER_H_
 
@@ -21,11 +21,11 @@ namespace dmuond::server {
 
 class LineWriter {
  public:
-  // The line, with its end, that says that `lines` were dropped.
+  // Returns the line, with its end, that says that so many were dropped.
   using Lost = std::function<std::string(int64_t lines)>;
 
-  // Starts the thread, which goes on to the end of the process: REQUIRES that the object does, too.
-  // The descriptor is the caller's.
+  // Starts the thread, which runs until the process ends. REQUIRES: the object lives as long. The
+  // caller owns the descriptor.
   LineWriter(int fd, size_t waiting_bytes_max, Lost lost);
   LineWriter(const LineWriter&) = delete;
   LineWriter& operator=(const LineWriter&) = delete;
@@ -33,8 +33,8 @@ class LineWriter {
   // Never waits. `line` with its end.
   void Write(std::string line);
 
-  // Waits until everything up to now is written or dropped; false: it is not, after `within`. May
-  // be called in a handler of a signal, the one that ends the process say.
+  // Waits until everything up to now is written or dropped; false if it is not after `within`. May
+  // be called in a signal handler.
   bool Flush(std::chrono::milliseconds within) const;
 
  private:

@@ -1,6 +1,6 @@
-// The daemon's log: one line an event on stderr, key=value (or JSON), quoted where needed. What
-// others have written is escaped, and cut where it is long (scheduler/shown.h). Who logs never
-// waits for who reads stderr (server/common/line_writer.h).
+// The log of every program: one line for each event on stderr, as key=value (or JSON), quoted where
+// needed. Text that others have written is escaped, and cut where it is long (scheduler/shown.h).
+// Logging never waits for the reader of stderr (server/common/line_writer.h).
 //
 //   log::Info("step committed", {{"job", name}, {"epoch", epoch}, {"step", step}});
 //   time=2031-01-02T03:04:05.678Z level=info msg="step committed" job=demo epoch=1 step=7
@@ -33,7 +33,7 @@ struct Field {
   Field(absl::string_view key, const char* value) : key(key), value(value) {}
   Field(absl::string_view key, bool value)
       : key(key), value(value ? "true" : "false"), number(true) {}
-  // Without payloads: what programs read there, the message says to people.
+  // Without the status's payloads, which are for programs: the message says the same.
   Field(absl::string_view key, const absl::Status& value)
       : key(key), value(value.ToString(absl::StatusToStringMode::kWithNoExtraData)) {}
   template <typename Number>
@@ -70,9 +70,8 @@ inline void Error(absl::string_view message, Fields fields = {}) {
   Write(Level::kError, message, fields);
 }
 
-// A line that another process of ours wrote. Where it is such a line itself, in the format that
-// holds here, it keeps its level, gets a new time and `fields`; any other line is a warning with
-// `fields`.
+// Writes a line that came from another process of ours. A line of this log's format keeps its level
+// and gets a new time and `fields`; any other line becomes a warning with `fields`.
 void Relay(absl::string_view line, Fields fields);
 
 // "trace", "debug", "info", "warn", "error". INVALID_ARGUMENT names the text and the choices.
@@ -82,24 +81,25 @@ void Relay(absl::string_view line, Fields fields);
 [[nodiscard]] absl::StatusOr<Format> ParseFormat(absl::string_view name);
 [[nodiscard]] const char* Name(Format format);
 
-// Lines below `level` are dropped. Returns the level until now; at the start it is kInfo.
+// Drops lines below `level` from now on. Returns the level before; at the start it is kInfo.
 Level SetLevel(Level level);
 [[nodiscard]] Level CurrentLevel();
 void SetFormat(Format format);  // at the start: kKeyValue
 [[nodiscard]] Format CurrentFormat();
 
-// Text as it is, with its ends of lines.
+// Writes text as it is, line ends included.
 void WriteText(std::string text);
 
-// Waits until what was logged so far is written, for a second at most; may be called in a handler
-// of a signal. A return from main() flushes by itself.
+// Waits until what was logged so far is written, for a second at most. May be called in a signal
+// handler. A return from main() flushes by itself.
 void Flush();
 // Flush(), then ::_exit().
 [[noreturn]] void EndProcess(int exit_code);
-// Flushes when an error of our own ends the process: abort(), a wild pointer. Once, at the start.
+// From now on the log is flushed when abort() or a wild pointer ends the process. Call it once, at
+// the start.
 void FlushAtFatalSignals();
 
-// What Write() puts after the time; for tests and for what is printed elsewhere.
+// The part of a line after its time, for tests and for programs that print it elsewhere.
 [[nodiscard]] std::string Render(Format format, Level level, absl::string_view message,
                                  Fields fields);
 

@@ -1,4 +1,4 @@
-// Lets a line into the log once a second at most, however often a stranger gives cause for it.
+// Limits a line of the log to one a second, however often a stranger causes it.
 // Threads: one.
 #ifndef DMUOND_SERVER_COMMON_SELDOM_H_
 #define DMUOND_SERVER_COMMON_SELDOM_H_
@@ -12,7 +12,8 @@ namespace dmuond::server {
 
 class Seldom {
  public:
-  // How many causes were passed over since the last line; unset: this one is, too.
+  // nullopt: do not log this time. Else log, and say how many times were passed over since the last
+  // line.
   std::optional<int64_t> Now(std::chrono::steady_clock::time_point now) {
     if (now < next_) {
       ++passed_over_;

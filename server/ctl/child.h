@@ -1,4 +1,4 @@
-// A process that `dmuonctl run` starts, and how it ended. Threads: one.
+// A process that `dmuonctl run` starts and waits for. Threads: one.
 #ifndef DMUOND_SERVER_CTL_CHILD_H_
 #define DMUOND_SERVER_CTL_CHILD_H_
 

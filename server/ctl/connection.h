@@ -19,7 +19,7 @@ namespace dmuond::server::ctl {
 [[nodiscard]] std::string ResolveAddress(const std::string& address);
 // To the socket for administration beside the trainers', `socket`.
 [[nodiscard]] std::shared_ptr<grpc::Channel> Connect(const std::string& socket);
-// What FromGrpc says, with a hint where nobody listens.
+// The error as FromGrpc() gives it, with a hint if nobody listens there.
 [[nodiscard]] absl::Status Explain(const grpc::Status& status, const std::string& socket);
 
 // One call: Call(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()).

@@ -8,7 +8,8 @@
 
 namespace dmuond::server::ctl {
 
-// Makes a file of this user's alone with a new secret, 64 hexadecimal digits, whole or not at all.
+// Writes a new secret, 64 hexadecimal digits, into a file that this user alone can read. After an
+// error there is no file.
 // ALREADY_EXISTS: there is a file, which stays as it is.
 [[nodiscard]] absl::Status MakeSecretFile(const std::string& path);
 

@@ -95,6 +95,11 @@ void Core::Perform(node::EndLanes& order) {
 
 template <>
 void Core::Perform(node::CondemnLane& order) {
+  log::Error("lane hangs and is killed", {{"job", job.name()},
+                                          {"lane", job.lanes()[order.lane].id},
+                                          {"pid", lanes.host().pid(order.lane)},
+                                          {"awaited", order.awaited},
+                                          {"what", order.why}});
   lanes.Condemn(order);
 }
 

@@ -1,5 +1,6 @@
-// What a lane reads in an attempt, worked out once from the plan: per bucket which boxes of which
-// trainers come together where. Gradients and, for a push, first weights have the same form.
+// What a lane reads in an attempt, worked out once from the plan: for each bucket, which boxes of
+// which trainers are added into which memory. Gradients and, for a push, first weights are
+// described alike.
 #ifndef DMUOND_SERVER_LANE_COLLECT_WORK_H_
 #define DMUOND_SERVER_LANE_COLLECT_WORK_H_
 

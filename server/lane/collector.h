@@ -1,6 +1,6 @@
-// Brings the gradients of an attempt (or the weights of a push) together: reads local trainers'
-// arenas as they become ready, hands what other nodes' owners need to the rail, and leaves every
-// owned unit's reduced gradient, with its sums of squares, in staging memory. Arenas are only read,
+// Collects the gradients of an attempt (or the weights of a push). It reads local trainers' arenas
+// as they become ready, sends along the rail what other nodes' owners need, and leaves the reduced
+// gradient of every owned unit, with its sums of squares, in staging memory. Arenas are only read,
 // so an aborted attempt can be collected again from the same bytes.
 //
 // Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
@@ -37,7 +37,7 @@ class Collector {
   // Forgets everything and collects `attempt` from now on.
   void Arm(scheduler::Attempt attempt);
   void Disarm() { armed_ = false; }
-  // Whether the device is through with everything that was enqueued, for aborted attempts too.
+  // Whether the device has done everything that was enqueued, for aborted attempts too.
   [[nodiscard]] absl::StatusOr<bool> Idle() const;
   // Whether the device works on the armed attempt.
   [[nodiscard]] bool device_busy() const { return armed_ && in_flight_ > 0; }
@@ -46,22 +46,22 @@ class Collector {
 
   // A local trainer's submission of the armed attempt.
   void OnSubmission(const scheduler::Submission& submission);
-  // The trainer's arenas are about to be unmapped: what still was to be read from them waits for
-  // the next attempt.
+  // The trainer's arenas are about to be unmapped: this attempt reads nothing more from them.
   void OnDetach(int32_t rank);
   // The rail may exchange a bucket. Ignored where this lane has no part in it.
   absl::Status OnGo(const scheduler::Go& go);
 
-  // Does what can be done. True: something was; drain the command socket and call again. A bucket
-  // that was seen ready is read at the next call only: absences that belong to it were in the
-  // socket before its ready word was written.
+  // Does what can be done now. True: it did something; read the command socket and call again. A
+  // bucket that was seen ready is read at the next call only: absences that belong to it were in
+  // the socket before its ready word was written.
   absl::StatusOr<bool> Progress();
 
-  // Everything that this lane owns lies reduced, with the scalars that its trainers submitted.
+  // Whether the gradients of everything that this lane owns are reduced, under the loss scale that
+  // its trainers have submitted.
   [[nodiscard]] bool complete() const;
-  // Whether a word of a timeline, not a message, is what may come next.
+  // Whether a timeline has to be polled, since its next word comes without a message.
   [[nodiscard]] bool watches_words() const;
-  // Local trainers that have submitted a step and whose gradients are to come all the same.
+  // Adds the local trainers that have submitted a step and whose gradients have not come.
   void AddAwaitedRanks(std::vector<int32_t>& ranks) const;
   // Whether something lies ready to cross, or crosses.
   [[nodiscard]] bool awaits_rail() const;

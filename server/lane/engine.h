@@ -50,13 +50,13 @@ class Engine {
   absl::Status OnSnapshot(const v1::LaneCommand::TakeSnapshot& snapshot);
   absl::Status OnLoadState(const v1::LaneCommand::LoadState& load);
 
-  // Does what can be done now. True: something was; drain the command socket and call again.
+  // Does what can be done now. True: it did something; read the command socket and call again.
   absl::StatusOr<bool> Progress();
-  // Whether words of trainers' timelines are awaited, not only messages.
+  // Whether trainers' timelines have to be polled, since their next word comes without a message.
   [[nodiscard]] bool watches_words() const;
   // Whether the device works on something, whose end sends no message either.
   [[nodiscard]] bool device_busy() const;
-  // What it is busy with and what it waits for, for who watches it.
+  // Fills in what the lane is busy with and what it waits for.
   absl::Status Describe(v1::LaneReport::Pong& pong);
 
  private:

@@ -25,8 +25,8 @@
 
 namespace dmuond::server::lane {
 
-// Makes this lane's end of its rail. `notify` may be called from any thread whenever something that
-// the group was asked for may be through.
+// Makes this lane's end of its rail. The group calls `notify`, from any thread, when something that
+// it was asked for may be done.
 using PeerGroupFactory = std::function<absl::StatusOr<std::unique_ptr<PeerGroup>>(
     int rank, int size, const std::string& bind_address, std::function<void()> notify)>;
 

@@ -1,4 +1,5 @@
-// What a lane knows and holds of its job: plan, program, and the daemon's memory, mapped.
+// What a lane knows and holds of its job: the plan, its program, and its mappings of the daemon's
+// memory.
 #ifndef DMUOND_SERVER_LANE_LANE_JOB_H_
 #define DMUOND_SERVER_LANE_LANE_JOB_H_
 

@@ -23,9 +23,9 @@ class PeerGroup {
  public:
   virtual ~PeerGroup() = default;
 
-  // What the others must know to connect. Exchanged by the daemons.
+  // What the other members must know to connect to this one. The daemons exchange it.
   [[nodiscard]] virtual const std::string& blob() const = 0;
-  // All members' blobs, by rank; starts connecting.
+  // Starts connecting. `blobs`: those of all members, by rank.
   virtual absl::Status Connect(const std::vector<std::string>& blobs) = 0;
   // Whether all members are connected. ABORTED: they will never be.
   [[nodiscard]] virtual absl::StatusOr<bool> Ready() = 0;

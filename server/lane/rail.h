@@ -1,6 +1,6 @@
-// A lane's view of its rail within an attempt: says when its part of a bucket's operation lies
-// ready, starts it on GO, and knows when it is through.
-// Threads: the lane's dispatching thread.
+// A lane's side of its rail. For each bucket of an attempt it reports that this lane's part is
+// ready, starts the exchange on GO, and tells when it has ended. Threads: the lane's dispatching
+// thread.
 #ifndef DMUOND_SERVER_LANE_RAIL_H_
 #define DMUOND_SERVER_LANE_RAIL_H_
 
@@ -36,11 +36,11 @@ class Rail {
     }
     return StartMessages(operation, bucket);
   }
-  // Whether the bucket's operation, started before, is through.
+  // Whether the bucket's operation, which was started before, has ended.
   [[nodiscard]] absl::StatusOr<bool> Done(scheduler::RailOperation operation, int32_t bucket);
-  // Whether anything was started whose end nobody has asked for yet.
+  // Whether an operation was started whose end Done() has not said yet.
   [[nodiscard]] bool active() const { return !started_.empty(); }
-  // Whether nothing is under way: an aborted attempt's messages still arrive.
+  // Whether nothing is under way. After an abort, messages of that attempt still arrive.
   [[nodiscard]] absl::StatusOr<bool> Idle();
 
  private:

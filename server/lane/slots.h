@@ -1,4 +1,4 @@
-// Optimizer state of the owned units: which slot of the state memory is whose, which are free.
+// Knows which slot of the state memory holds which owned unit's state, and which slots are free.
 // Threads: the lane's dispatching thread.
 #ifndef DMUOND_SERVER_LANE_SLOTS_H_
 #define DMUOND_SERVER_LANE_SLOTS_H_
@@ -18,22 +18,22 @@ namespace dmuond::server::lane {
 // Tensors of a slot. Matrix: momentum, master. Piece: exp_avg, exp_avg_sq, master.
 class Slots {
  public:
-  // Reads the state table: slots that it names are taken, all others free. `job` must outlive the
-  // object. DATA_LOSS when the table names a slot that is not there, or one twice.
+  // Reads the state table: slots that it names are taken, all others are free. `job` must outlive
+  // the object. DATA_LOSS when the table names a slot twice, or one that does not exist.
   static absl::StatusOr<std::unique_ptr<Slots>> Create(const LaneJob& job);
 
   [[nodiscard]] StateView Current(scheduler::UnitId id) const { return ReadEntry(Entry(id)); }
-  // A slot that is nobody's, for the unit's next state. RESOURCE_EXHAUSTED: the plan's spare slots
-  // are all taken, which is our own bug.
+  // Takes a free slot for the unit's next state. RESOURCE_EXHAUSTED: the plan's spare slots are all
+  // taken, which is our own bug.
   absl::StatusOr<int32_t> TakeFree(scheduler::UnitId id);
   // Makes a taken slot the unit's state; the old one becomes free.
   void Flip(scheduler::UnitId id, int32_t slot, scheduler::StepId step, uint64_t updates);
-  // Of the state that is about to be flipped in: the step whose update has made its weights
-  // infinite or NaN; 0: they are finite.
+  // Notes, before the flip, the step whose update has made the unit's weights infinite or NaN; 0:
+  // they are finite.
   void SetNonFinite(scheduler::UnitId id, scheduler::StepId step) {
     Entry(id).non_finite.store(static_cast<uint64_t>(step.value()), std::memory_order_release);
   }
-  // Owned units whose weights are, in the order of the plan's classes.
+  // Adds the owned units whose weights are infinite or NaN, in the order of the plan's classes.
   void AddNonFinite(google::protobuf::RepeatedField<int32_t>& units) const;
 
   [[nodiscard]] int32_t tensors(scheduler::UnitId id) const { return ClassOf(id).tensors; }

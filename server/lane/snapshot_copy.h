@@ -1,10 +1,10 @@
-// Copies the state of a lane's units into the host copy that the daemon writes a snapshot from,
-// beside training: in the order of updates, a chunk at a time, from the slots that are current when
-// it starts. Such a slot is written again only after the unit's next update, so an update of a
-// batch waits for that batch's copy and for nothing else.
+// Copies the state of a lane's units, while training goes on, into the host copy from which the
+// daemon writes a snapshot. It copies in the order of updates, a chunk at a time, from the slots
+// that are current when it starts. Such a slot is written again only after the unit's next update,
+// so an update of a batch waits for that batch's copy and for nothing else.
 //
-// Where the device has memory of its own, chunks go through a ring of pinned memory, which the
-// device leaves faster than the host copies take in; else straight.
+// Where the device has memory of its own, chunks go through a ring of pinned memory, because the
+// device writes that faster than the host copy; else they are copied directly.
 //
 // Threads: the lane's dispatching thread.
 #ifndef DMUOND_SERVER_LANE_SNAPSHOT_COPY_H_
@@ -32,17 +32,18 @@ class SnapshotCopy {
                                                               kernels::Device& device,
                                                               kernels::Stream& stream);
 
-  // From here on; `updates` is filled with each unit's number, in the order of the host copy.
-  // FAILED_PRECONDITION: a unit has no state, or another copy is under way.
+  // Starts a copy of the state as it is now. Fills `updates` with how many each unit has had, in
+  // the order of the host copy. FAILED_PRECONDITION: a unit has no state, or another copy is under
+  // way.
   absl::Status Start(std::vector<uint64_t>& updates);
   [[nodiscard]] bool active() const { return active_; }
-  // Starts a chunk, or brings one to its place. True: something was done.
+  // Starts a chunk, or moves one on. True: it did something.
   absl::StatusOr<bool> Progress();
   // Whether the batch's slots may be written again.
   [[nodiscard]] bool Left(size_t batch) const {
     return !active_ || left_ >= job_.host_copy.batch_offset_bytes[batch + 1];
   }
-  // Brings all of them that far.
+  // Works until this holds for all batches.
   absl::Status Leave();
   // How many batches lie in the host copy.
   [[nodiscard]] int32_t batches() const { return batches_; }
@@ -80,8 +81,8 @@ class SnapshotCopy {
   int32_t batches_ = 0;
 };
 
-// The reverse, at once: the host copy's contents become the state of all units, of which `updates`
-// (in its order) were applied up to `step`.
+// The reverse, in one call: the host copy's contents become the state of all units. `updates`, in
+// its order, says how many each has had up to `step`.
 absl::Status LoadHostCopy(const LaneJob& job, Slots& slots, kernels::Device& device,
                           kernels::Stream& stream, scheduler::StepId step,
                           const std::vector<uint64_t>& updates);

@@ -25,7 +25,7 @@ struct WorkTime {
   int64_t bytes = 0;
 };
 
-// Microseconds from `a` to `b`; 0 where one of them was not met.
+// Microseconds from `a` to `b`; 0 where one of them did not happen.
 [[nodiscard]] inline double Microseconds(Clock::time_point a, Clock::time_point b) {
   if (a == Clock::time_point() || b < a) return 0;
   return std::chrono::duration<double, std::micro>(b - a).count();

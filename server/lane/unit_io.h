@@ -1,4 +1,4 @@
-// State of single units, out of and into the lane: state_dict, load_state_dict, other nodes.
+// Reads and writes the state of single units: for state_dict, load_state_dict and other nodes.
 // Threads: the lane's dispatching thread.
 #ifndef DMUOND_SERVER_LANE_UNIT_IO_H_
 #define DMUOND_SERVER_LANE_UNIT_IO_H_
@@ -18,8 +18,8 @@ namespace dmuond::server::lane {
 absl::Status ReadUnit(const LaneJob& job, const Slots& slots, kernels::Device& device,
                       kernels::Stream& stream, int32_t unit, v1::StateKind kind, int fd);
 
-// The reverse, into a free slot, which then is current. Tensors of other kinds keep their values,
-// those of a unit without state are zero. The step of the entry stays.
+// Copies one state tensor from `fd` into a free slot, which then becomes current. Tensors of other
+// kinds keep their values, or are zero if the unit had no state. The step of the entry stays.
 absl::Status WriteUnit(const LaneJob& job, Slots& slots, kernels::Device& device,
                        kernels::Stream& stream, int32_t unit, v1::StateKind kind, int fd);
 

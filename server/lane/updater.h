@@ -29,13 +29,13 @@ class Updater {
 
   // A committed step, push or load. `decision` must stay until done().
   void Start(const scheduler::Decision& decision);
-  // Only the current masters' weights into staging memory.
+  // Writes the weights of the current masters into staging memory, and updates nothing.
   void StartRefresh();
   [[nodiscard]] bool done() const { return next_batch_ == job_.program.batches.size(); }
   // REQUIRES: !done().
   [[nodiscard]] size_t next_batch() const { return next_batch_; }
-  // Starts the next batch, if none is under way. The batch once it is complete, null before.
-  // REQUIRES: !done().
+  // Starts the next batch, if none is under way. Returns the batch when it is complete, null until
+  // then. REQUIRES: !done().
   absl::StatusOr<const scheduler::Batch*> RunBatch();
   [[nodiscard]] bool device_busy() const { return running_; }
   [[nodiscard]] int32_t matrices() const { return matrices_; }  // orthogonalised since Start()

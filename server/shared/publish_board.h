@@ -1,10 +1,10 @@
-// The publish board of a node: memory that all of its lanes map, where each says how far it has
-// published its part of each bucket. The lane that sees all parts done tells the trainers; two may
-// see it, which is harmless.
+// The publish board of a node: memory that all of its lanes map, and in which each lane writes how
+// far it has published its part of each bucket. The lane that sees all parts done tells the
+// trainers. Two lanes may see it at once, which is harmless.
 //
-// `attempt` is the last attempt published. A republish to a trainer that came later goes to
-// attempts that were published before; those are told apart by `republished`, a count: lanes of a
-// node are sent the same republish commands in the same order.
+// `attempt` is the last attempt published. A republish, to a trainer that came later, is of an
+// attempt that was published before, so it needs another mark: `republished` counts them. That
+// works because all lanes of a node get the same republish commands in the same order.
 //
 // Threads: an entry has one writer, its lane; all lanes read. Stores and loads are sequentially
 // consistent: of two lanes that store and then look, one sees both.

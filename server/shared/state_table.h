@@ -1,14 +1,15 @@
-// The state table: in memory that the daemon holds and its lane maps, one entry per unit of the
-// plan (index: UnitId), saying in which slot of its class a unit's state lies. A lane writes an
-// update into a free slot and then flips the entry, so that a lane that dies leaves whole states
-// behind.
+// The state table: memory that the daemon holds and its lane maps. It has one entry for each unit
+// of the plan (index: UnitId), which says in which slot of its class the unit's state lies. A lane
+// writes an update into a free slot and then flips the entry, so that a lane that dies leaves no
+// half update behind.
 //
 // `current`: bits 0-19 slot + 1 (0: no state yet), bits 20-27 flips, counted modulo 256, bits 28-63
 // the last step applied. `updates_by_parity[flips & 1]` counts the updates applied to the unit
 // (AdamW's t); the other one is written before the flip makes it current.
 //
 // `non_finite`: the step whose update has made the unit's weights infinite or NaN; 0: they are
-// finite. Written before the flip: the next vote tells of it, by this lane or the next one.
+// finite. It is written before the flip, and this lane, or its successor, reports it with its next
+// vote.
 //
 // Threads: one writer, the lane; any reader in any process.
 #ifndef DMUOND_SERVER_SHARED_STATE_TABLE_H_

@@ -1,4 +1,5 @@
-// XXH3, 64 bits: finds flipped bits and torn files at the speed of memory, not attackers.
+// XXH3 of 64 bits. It finds flipped bits and torn files at the speed of memory; it does not protect
+// from attackers.
 #ifndef DMUOND_SERVER_STORAGE_CHECKSUM_H_
 #define DMUOND_SERVER_STORAGE_CHECKSUM_H_
 

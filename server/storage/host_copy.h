@@ -1,10 +1,11 @@
-// How a lane's state lies in the host copy that a snapshot is written from: in the order of the
+// How a lane's state lies in the host copy from which a snapshot is written: in the order of the
 // lane's updates and of its file, so that what a lane has copied after a batch is what the writer
-// appends next. Lane and daemon compute it for themselves. Pure.
+// appends next. Lane and daemon each compute the same. Pure.
 //
-//   lane      after batch b: slots' tensors → copy + copy.unit_offset_bytes[i]; "batch b lies
-//   there" daemon    writer->Append(memory[copy.batch_offset_bytes[b], copy.batch_offset_bytes[b +
-//   1]))
+//   lane, after batch b:
+//     copies the tensors of slot i to memory + copy.unit_offset_bytes[i], and reports batch b
+//   daemon, then:
+//     appends memory[copy.batch_offset_bytes[b], copy.batch_offset_bytes[b + 1]) to the file
 #ifndef DMUOND_SERVER_STORAGE_HOST_COPY_H_
 #define DMUOND_SERVER_STORAGE_HOST_COPY_H_
 

@@ -1,7 +1,7 @@
-// Whether a snapshot's state means the same in a job as registered now. What may differ: world,
-// nodes, lanes, who holds what, element types of weights and gradients, reduce factors. What may
-// not: which parameters the daemon trains, their shapes, routes and matrices, and the form of
-// Muon's momentum, since state of one is wrong in the other. Pure.
+// Checks that the state in a snapshot means the same in a job as it is registered now. World,
+// nodes, lanes, holders, element types of weights and gradients, and reduce factors may differ. The
+// parameters that the daemon trains, their shapes, routes and matrices, and the form of Muon's
+// momentum may not: state of one would be wrong in the other. Pure.
 #ifndef DMUOND_SERVER_STORAGE_LAYOUT_CHECK_H_
 #define DMUOND_SERVER_STORAGE_LAYOUT_CHECK_H_
 

@@ -8,8 +8,8 @@ namespace dmuond::server::storage {
 
 [[nodiscard]] bool IsUtf8(const std::string& text);
 
-// In double quotes, control characters escaped, cut where it is long. What comes out is UTF-8, as
-// messages on a wire must be.
+// The text in double quotes, with control characters escaped, and cut where it is long. The result
+// is UTF-8, as messages on a wire must be.
 [[nodiscard]] std::string Quote(const std::string& text);
 
 }  // namespace dmuond::server::storage

@@ -1,4 +1,4 @@
-// Carries out what scheduler::PlanRestore() has planned: from a snapshot's files into host memory.
+// Reads a snapshot's files into host memory, as scheduler::PlanRestore() has planned.
 #ifndef DMUOND_SERVER_STORAGE_RESTORE_H_
 #define DMUOND_SERVER_STORAGE_RESTORE_H_
 
@@ -13,8 +13,9 @@
 
 namespace dmuond::server::storage {
 
-// Memory for one tensor of one unit: as many values as the unit has elements, row-major in its box.
-// Asked for again whenever another saved box has a part of it; an error ends the restore.
+// Returns the memory for one tensor of one unit: as many values as the unit has elements, row-major
+// in its box. It is called again for each saved box that has a part of the tensor. An error ends
+// the restore.
 using RestoreTarget =
     absl::FunctionRef<absl::StatusOr<std::span<float>>(scheduler::UnitId unit, StateTensor kind)>;
 

@@ -1,5 +1,5 @@
-// Writes a safetensors file whose tensors' sizes are known beforehand and whose bytes come later,
-// in order, without ever holding them. Each tensor's checksum is made on the way.
+// Writes a safetensors file. The tensors' sizes are given first; their bytes follow in order and
+// are not kept in memory. Each tensor's checksum is computed on the way.
 //
 //   auto writer = SafetensorsWriter::Create(storage, "job/step/lane.tmp", metadata, tensors);
 //   for (…) writer->Append(bytes);

@@ -33,14 +33,14 @@ absl::StatusOr<DirectoryProof> BeginProof(Storage& storage, uint64_t nonce, uint
 // the directory where the proof is not in it; INVALID_ARGUMENT for a name that is none.
 absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::NodeRank node);
 
-// FAILED_PRECONDITION naming directory and node whose answer is missing or another. A network file
-// system may show a new file late: ask again before giving up.
+// FAILED_PRECONDITION names the directory and the node whose answer is missing or wrong. A network
+// file system may show a new file late: call it again before giving up.
 absl::Status CheckAnswer(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank node);
 
 // Removes the proof and the node's answer.
 void EndProof(Storage& storage, const DirectoryProof& proof, scheduler::NodeRank node);
 
-// Removes what proofs have left behind that never ended.
+// Removes the files of proofs that never ended.
 absl::Status RemoveOldProofs(Storage& storage);
 
 }  // namespace dmuond::server::storage

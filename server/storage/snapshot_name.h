@@ -1,10 +1,11 @@
 // Where a job's snapshots lie below --snapshot_dir:
 //
-//   JOB/step-000000001200.3.1105/manifest.json            step 1200, committed by attempt 1105 of
-//   epoch 3 JOB/step-000000001200.3.1105/lane-00000.safetensors
+//   JOB/step-000000001200.3.1105/manifest.json
+//   JOB/step-000000001200.3.1105/lane-00000.safetensors
 //   JOB/step-000000001200.3.1105/trainers-00000.safetensors
 //
-// The attempt tells apart what two lives of a job say of one step, and only grows.
+// is the snapshot of step 1200, which attempt 1105 of epoch 3 committed. A job that went back may
+// commit a step again: the attempt, which only grows, tells the two snapshots apart.
 #ifndef DMUOND_SERVER_STORAGE_SNAPSHOT_NAME_H_
 #define DMUOND_SERVER_STORAGE_SNAPSHOT_NAME_H_
 
@@ -20,9 +21,9 @@ namespace dmuond::server::storage {
 using scheduler::SnapshotId;
 
 inline constexpr char kManifestName[] = "manifest.json";
-// A manifest that no longer counts, because the job went back before it.
+// The name of a manifest that no longer counts, because the job went back to before it.
 inline constexpr char kSetAsideName[] = "manifest.set-aside.json";
-// The same, because the job was begun anew (RESUME_DISCARD).
+// The name of one that no longer counts because the job was begun anew (RESUME_DISCARD).
 inline constexpr char kDiscardedName[] = "manifest.discarded.json";
 inline constexpr char kTemporarySuffix[] = ".tmp";
 

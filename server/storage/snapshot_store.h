@@ -57,17 +57,17 @@ class SnapshotStore {
   // that is not there: the daemons do not share the directory.
   absl::Status Commit(const v1::SnapshotManifest& manifest);
 
-  // All of them, newest first; looks at manifests and sizes, not at the data. A job without a
-  // directory has none.
+  // Lists all snapshots, newest first, from manifests and file sizes without reading the data. A
+  // job without a directory has none.
   absl::StatusOr<std::vector<SnapshotEntry>> List();
-  // The newest durable one. Nothing: there is none. Broken ones are passed over, and appended to
-  // `broken` if it is given: they are worth a warning.
+  // The newest durable snapshot, or nullopt. Broken ones are passed over, and appended to `broken`
+  // if it is given, so that the caller can warn of them.
   absl::StatusOr<std::optional<SnapshotEntry>> Newest(std::vector<SnapshotEntry>* broken = nullptr);
   // The newest durable one of a step. NOT_FOUND names the steps that there are.
   absl::StatusOr<SnapshotEntry> Find(scheduler::StepId step);
 
-  // What the directory of the largest attempt is called, finished or not; a new epoch must be
-  // larger than its epoch. Nothing: there is none.
+  // The id of the directory with the largest attempt, finished or not, or nullopt. A new group
+  // epoch must be larger than its epoch.
   absl::StatusOr<std::optional<SnapshotId>> Largest();
 
   // Removes all but the newest `keep` durable snapshots. REQUIRES: keep >= 1.
@@ -75,11 +75,11 @@ class SnapshotStore {
   // Removes what has no manifest and was begun by an older attempt than `oldest_live`: that of the
   // snapshot being written, or the open one.
   absl::Status RemoveLeftovers(scheduler::Attempt oldest_live);
-  // Snapshots newer than `id` count no more: the job is set back to `id` and goes on from there.
+  // Marks the snapshots newer than `id` so that they no longer count: the job goes back to `id`.
   // Their files stay until retention removes them.
   absl::Status SetAsideAfter(const SnapshotId& id);
-  // The job is begun anew: what there is of it counts no more, durably. Retention removes none of
-  // it, nor counts it.
+  // Marks all snapshots, durably, so that they no longer count: the job is begun anew. Retention
+  // neither removes nor counts them.
   absl::Status DiscardAll();
 
   [[nodiscard]] const std::string& job() const { return job_; }

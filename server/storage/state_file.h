@@ -1,6 +1,6 @@
-// The file of one lane: what it owns, unit by unit. The writer takes the units in the order in
-// which they were declared (a lane's order of updates, say), each as its tensors in the order of a
-// slot.
+// The file of one lane: the state of the units that it owns. The writer takes units in the order in
+// which they were declared (the lane's order of updates, say), and the tensors of a unit in the
+// order of its slot.
 //
 //   StateFile file{.id = {attempt, step}, .job = "run7", .lane = lane, .units = …};
 //   auto writer = CreateStateFile(storage, file);

@@ -1,9 +1,9 @@
 // Names of tensors in snapshot files.
 //
-//   layers.0.wq.weight/momentum                      the whole parameter
-//   embedding.weight/exp_avg[0:32000,0:4096]         a box of it
-//   embedding.weight/updates[0:32000,0:4096]         how many updates that box has had: I64, a
-//   scalar trainer_state/17                                 what rank 17 gave with the step: U8
+//   layers.0.wq.weight/momentum                 the whole parameter
+//   embedding.weight/exp_avg[0:32000,0:4096]    a box of it
+//   embedding.weight/updates[0:32000,0:4096]    how many updates that box has had: one I64
+//   trainer_state/17                            what rank 17 gave with the step: U8
 #ifndef DMUOND_SERVER_STORAGE_TENSOR_NAME_H_
 #define DMUOND_SERVER_STORAGE_TENSOR_NAME_H_
 
@@ -33,7 +33,8 @@ struct TensorName {
 [[nodiscard]] std::string TensorNameOf(const std::string& parameter,
                                        const scheduler::Extents& parameter_shape, StateTensor kind,
                                        const scheduler::Box& box);
-// Nothing: no such name. Boxes are well-formed (0 <= begin < end) and otherwise unchecked.
+// nullopt: the text is no such name. Boxes are well-formed (0 <= begin < end) and otherwise
+// unchecked.
 [[nodiscard]] std::optional<TensorName> ParseTensorName(const std::string& name);
 
 }  // namespace dmuond::server::storage

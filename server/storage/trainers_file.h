@@ -1,4 +1,5 @@
-// The file with what the ranks of one node gave along with the step: data positions, RNG states.
+// The file with the trainer states of one node's ranks: what each submitted with the step (data
+// positions, RNG states).
 #ifndef DMUOND_SERVER_STORAGE_TRAINERS_FILE_H_
 #define DMUOND_SERVER_STORAGE_TRAINERS_FILE_H_
 
@@ -14,7 +15,7 @@
 
 namespace dmuond::server::storage {
 
-// Opaque bytes by rank; ranks that gave none are not in it.
+// By rank, opaque bytes; ranks that submitted none are not in it.
 using TrainerStates = std::map<scheduler::TrainerRank, std::string>;
 
 // Writes the file and makes it durable under its name.

@@ -1,13 +1,13 @@
-// A storage that shows what it is at, for somebody else to look: an operation that the file system
-// never ends (its server is gone, say) keeps the thread that is in it for ever.
+// A storage that lets another thread see which operation is under way. An operation that the file
+// system never ends (its server is gone, say) holds its own thread for ever.
 //
 //   WatchedStorage watched(storage);
 //   one thread: … WriteNodeFiles(watched, …) …
 //   another:    if (auto at = watched.Current()) … at->what …
 //
-// What is one operation here is little: a part of a file that is written or read, one sync, one
-// rename. As long as bytes come forward, operations end.
-// Threads: the storage and its files by one at a time, Current() by any.
+// Operations are small: one part of a file that is written or read, one sync, one rename. So they
+// end as long as bytes move at all. Threads: the storage and its files by one at a time, Current()
+// by any.
 #ifndef DMUOND_SERVER_STORAGE_WATCHED_STORAGE_H_
 #define DMUOND_SERVER_STORAGE_WATCHED_STORAGE_H_
 

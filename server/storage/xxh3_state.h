@@ -1,10 +1,10 @@
-// xxHash's state, whichever instructions it is fed with.
+// xxHash's state, for all sets of instructions.
 #ifndef DMUOND_SERVER_STORAGE_XXH3_STATE_H_
 #define DMUOND_SERVER_STORAGE_XXH3_STATE_H_
 
 #include <cstddef>
 
-// All of xxHash inside whoever includes this: programs need no library at run time.
+// Includers get all of xxHash inlined, so programs need no library at run time.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

@@ -9,12 +9,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
@@ -194,6 +197,15 @@ void DaemonProcess::Kill() {
 std::string DaemonProcess::Log() const {
   std::ifstream file(directory_ + "/log");
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+bool DaemonProcess::WaitLogged(const std::string& text) const {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!absl::StrContains(Log(), text)) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // between two looks
+  }
+  return true;
 }
 
 }  // namespace dmuond::testing

@@ -74,6 +74,8 @@ class DaemonProcess {
   // Its successor, with the same flags at the same address. REQUIRES: it has ended.
   absl::Status StartAgain();
   [[nodiscard]] std::string Log() const;
+  // Waits until the log has the text; false when it has not after half a minute.
+  [[nodiscard]] bool WaitLogged(const std::string& text) const;
 
  private:
   explicit DaemonProcess(Options options, std::string directory);

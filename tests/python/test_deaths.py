@@ -15,7 +15,6 @@ import pytest
 from daemons import lane_pids, program, until
 
 NOTICED_WITHIN_S = 20.0  # far more than it takes, so that a busy machine does not fail the test
-AT_ONCE_S = 1.0
 READY_WITHIN_S = 60.0
 
 TRAINER = Path(__file__).with_name("endless_trainer.py")
@@ -64,42 +63,26 @@ def pair(daemons):
         trainer.end()
 
 
-def test_a_dead_torch_rank_is_noticed_at_once_though_its_forked_workers_live(daemons):
-    """One time of three within a second.
-
-    A busy machine is late now and then, a worker that holds the socket every time.
-    """
+def test_a_dead_torch_rank_is_noticed_while_its_forked_workers_live(daemons):
+    """A worker that held the rank's socket would keep the news until its own end."""
     (address,) = daemons.start(1, 1, "--session_linger=0")
     (daemon,) = daemons.members
-    took_s = []
-    for life in range(3):
-        environment = os.environ | {"DMUOND_ADDRESS": address, "DMUOND_JOB": f"life{life}"}
-        with subprocess.Popen(
-            [sys.executable, str(LOADING_TRAINER)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            # Its workers are ended with it.
-            start_new_session=True,
-        ) as trainer:
-            try:
-                workers = [int(pid) for pid in trainer.stdout.readline().split()]
-                assert len(workers) == 2
-                before = daemon.text().count("trainer gone")
-                trainer.kill()
-                killed_at = time.monotonic()
-                while daemon.text().count("trainer gone") == before:
-                    assert time.monotonic() < killed_at + NOTICED_WITHIN_S
-                    time.sleep(0.005)
-                took_s.append(time.monotonic() - killed_at)
-                assert all(runs(worker) for worker in workers), "its workers ended before"
-                line = daemon.text().rpartition("trainer gone")[2].splitlines()[0]
-                assert "rank=0" in line and f"pid={trainer.pid}" in line
-            finally:
-                os.killpg(trainer.pid, signal.SIGKILL)
-        if took_s[-1] < AT_ONCE_S:
-            return
-    pytest.fail(f"noticed after {took_s} s")
+    with subprocess.Popen(
+        [sys.executable, str(LOADING_TRAINER)],
+        env=os.environ | {"DMUOND_ADDRESS": address},
+        stdout=subprocess.PIPE,
+        text=True,
+        # Its workers are ended with it.
+        start_new_session=True,
+    ) as trainer:
+        try:
+            workers = [int(pid) for pid in trainer.stdout.readline().split()]
+            assert len(workers) == 2
+            trainer.kill()
+            until(daemon.text, rf"trainer gone.* rank=0 .*pid={trainer.pid}\b")
+            assert all(runs(worker) for worker in workers), "its workers ended before"
+        finally:
+            os.killpg(trainer.pid, signal.SIGKILL)
 
 
 def test_a_dead_trainer_is_named_to_the_other(pair):

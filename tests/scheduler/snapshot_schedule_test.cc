@@ -16,7 +16,7 @@ TEST(SnapshotScheduleTest, EverySoManySteps) {
     schedule.OnFinished(true);
   }
   EXPECT_EQ(schedule.durable_step(), StepId(6));
-  EXPECT_EQ(schedule.left_out(), 0);
+  EXPECT_EQ(schedule.counts().left_out, 0);
 }
 
 TEST(SnapshotScheduleTest, OrWhenTheTimeHasCome) {
@@ -39,9 +39,9 @@ TEST(SnapshotScheduleTest, WhatFallsDueMeanwhileIsLeftOutAndCounted) {
   EXPECT_TRUE(schedule.OnCommitted(StepId(2), kStart));
   EXPECT_FALSE(schedule.OnCommitted(StepId(3), kStart));
   EXPECT_FALSE(schedule.OnCommitted(StepId(4), kStart));
-  EXPECT_EQ(schedule.left_out(), 1);
+  EXPECT_EQ(schedule.counts().left_out, 1);
   EXPECT_FALSE(schedule.OnCommitted(StepId(5), kStart));
-  EXPECT_EQ(schedule.left_out(), 1) << "counted once";
+  EXPECT_EQ(schedule.counts().left_out, 1) << "counted once";
   schedule.OnFinished(true);
   EXPECT_EQ(schedule.durable_step(), StepId(2));
   EXPECT_FALSE(schedule.OnCommitted(StepId(5), kStart));
@@ -53,7 +53,7 @@ TEST(SnapshotScheduleTest, AFailedOneIsNotDurableAndTheNextComesInItsTurn) {
   EXPECT_TRUE(schedule.OnCommitted(StepId(2), kStart));
   schedule.OnFinished(false);
   EXPECT_EQ(schedule.durable_step(), StepId(0));
-  EXPECT_EQ(schedule.failed(), 1);
+  EXPECT_EQ(schedule.counts().failed, 1);
   EXPECT_FALSE(schedule.OnCommitted(StepId(3), kStart));
   EXPECT_TRUE(schedule.OnCommitted(StepId(4), kStart));
 }
@@ -64,7 +64,7 @@ TEST(SnapshotScheduleTest, ARequestIsServedByTheNextStepThatCan) {
   EXPECT_TRUE(schedule.OnCommitted(StepId(1), kStart));
   schedule.Request();
   EXPECT_FALSE(schedule.OnCommitted(StepId(2), kStart));
-  EXPECT_EQ(schedule.left_out(), 0) << "a request waits";
+  EXPECT_EQ(schedule.counts().left_out, 0) << "a request waits";
   schedule.OnFinished(true);
   EXPECT_TRUE(schedule.OnCommitted(StepId(3), kStart));
   schedule.OnFinished(true);

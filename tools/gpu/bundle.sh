@@ -22,5 +22,5 @@ done
 strip "$out"/lib/* 2> /dev/null || true
 # The largest one takes a quarter of its room; `run` unpacks it.
 gzip -9 "$out"/lib/libopenblas.so.*
-cp tools/gpu/run tests/kernels/cuda/preset_steps.py "$out/"
+cp tools/gpu/run tests/kernels/cuda/preset_steps.py tests/python/originals.py "$out/"
 du -sh "$out"

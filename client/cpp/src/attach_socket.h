@@ -1,6 +1,7 @@
-// The attach socket (proto/dmuond/v1/attach.proto): nonce, descriptors of memory, and the sign that
-// the daemon lives. A watcher thread sees the daemon's end and calls back, once. It only watches
-// for that and reads nothing, so that frames stay for who expects them and nothing needs a lock.
+// The attach socket (proto/dmuond/v1/attach.proto) brings the nonce and descriptors of memory, and
+// shows that the daemon lives. A watcher thread notices the daemon's end and calls back, once. It
+// reads nothing from the socket, so frames stay for the caller who expects them and nothing needs a
+// lock.
 //
 // Threads: one caller; `on_lost` comes from the watcher.
 #ifndef DMUOND_CLIENT_CPP_SRC_ATTACH_SOCKET_H_
@@ -43,7 +44,7 @@ class AttachSocket {
 
   // Whether the daemon has gone, or goes within `grace`.
   [[nodiscard]] bool GoneWithin(std::chrono::milliseconds grace) const;
-  // For people, once it has gone: whether it has ended or has closed the connection.
+  // Says in words, once the daemon has gone, whether it has ended or has closed the connection.
   [[nodiscard]] std::string HowItEnded() const { return daemon_.HowItEnded(); }
 
  private:

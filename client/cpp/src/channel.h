@@ -1,5 +1,5 @@
-// Calls of the Trainer service: blocking, errors with their reasons, repeated where the connection
-// alone was cut. Threads: one at a time.
+// Makes calls of the Trainer service. They block, return errors with their reasons, and are
+// repeated where only the connection was cut. Threads: one at a time.
 #ifndef DMUOND_CLIENT_CPP_SRC_CHANNEL_H_
 #define DMUOND_CLIENT_CPP_SRC_CHANNEL_H_
 
@@ -23,8 +23,8 @@ class Channel {
   Channel(const std::string& path, std::chrono::milliseconds silent_for, GoneWithin gone,
           std::function<std::string()> how_it_ended);
 
-  // How long a call may take, and whether it may be repeated: only calls whose answer the daemon
-  // keeps.
+  // How long a call may take, and whether it may be repeated. Only calls whose answer the daemon
+  // keeps may.
   struct Policy {
     std::chrono::milliseconds timeout{24LL * 3600 * 1000};
     bool repeat = true;
@@ -44,7 +44,7 @@ class Channel {
   // One push, repeated like calls: it names its attempt.
   absl::Status Push(const std::vector<v1::PushParametersRequest>& messages,
                     v1::PushParametersReply& reply);
-  // `take` gets what comes; the same again when the connection was cut.
+  // Hands each message to `take`. After a cut connection they come again from the first one.
   absl::Status Pull(const v1::PullParametersRequest& request,
                     const std::function<absl::Status(const v1::PullParametersReply&)>& take);
 

@@ -81,13 +81,14 @@ class Session::Impl {
   // An error of a submitted attempt: trainers disagree, or the attempt is no longer the open one.
   absl::StatusOr<Outcome> Refused(absl::Status status);
   void Follow(const absl::Status& status);
-  // Weights do not come: OK where the daemon has nothing to say of it.
+  // Asks the daemon why weights do not come. OK: it knows no reason.
   absl::Status AskWhy(bool poisoned);
 
-  // What the caller is told instead of `status`. Where the job goes back, or the daemon has gone
-  // and has a successor: an error of reason ROLLED_BACK, when the weights of that step lie there.
-  // If the job has gone back to the step at which this trainer stands, the caller need not hear
-  // of it: returns OK and sets carried_on_, and the call is to be tried again.
+  // Turns the error of a try into what the caller is told. Where the job goes back, or the daemon
+  // has gone and has a successor, it waits until the weights of the step that the job goes back to
+  // lie in the arenas, and returns ROLLED_BACK. If that is the step at which this trainer stands
+  // already, the caller need not know: it returns OK and sets carried_on_, and the call is to be
+  // tried again.
   absl::Status Settle(absl::Status status);
   [[nodiscard]] bool IsTheEnd(const absl::Status& status);
   absl::Status Acknowledge(int64_t to_step, uint32_t epoch);
@@ -103,7 +104,8 @@ class Session::Impl {
       if (!carried_on_) return answer;
     }
   }
-  // The way back has come to its end: whether the caller need not know. REQUIRES: not told yet.
+  // The rollback is complete. Whether the caller need not know. REQUIRES: the caller has not been
+  // told.
   absl::StatusOr<bool> CarryOn(uint64_t arrived_before);
   // A push changes the state: a snapshot of the last step may lack what is pushed from here on.
   void ForgetState() {

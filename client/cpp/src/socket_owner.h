@@ -1,5 +1,5 @@
-// Whose daemon it is, before it gets a token: whoever may write into the directory can put a socket
-// of his own there. Threads: any.
+// Checks whose daemon it is before it gets the token: anybody who can write into the directory
+// could put a socket of their own there. Threads: any.
 #ifndef DMUOND_CLIENT_CPP_SRC_SOCKET_OWNER_H_
 #define DMUOND_CLIENT_CPP_SRC_SOCKET_OWNER_H_
 

@@ -1,4 +1,5 @@
-// Who keeps a step waiting: said after 5 s, then less and less often. Threads: one caller.
+// Decides when to tell people who keeps a step waiting: after 5 s, then less and less often.
+// Threads: one caller.
 #ifndef DMUOND_CLIENT_CPP_SRC_WAIT_NOTICE_H_
 #define DMUOND_CLIENT_CPP_SRC_WAIT_NOTICE_H_
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/convert/registrations.h"
 #include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/storage/snapshot_store.h"
 
 namespace dmuond::server {
@@ -149,6 +150,7 @@ absl::StatusOr<int64_t> SnapshotCalls::LoadOnce(const v1::LoadSnapshotRequest& r
   LoadCall* call = &(*found)->loads[request.call()];
   const std::string why = absl::StrCat("rank ", (*found)->rank, " asked for it");
   call->running = true;
+  log::Info("a trainer asks for a snapshot", {{"rank", (*found)->rank}, {"step", request.step()}});
   absl::StatusOr<int64_t> answer =
       call->told.has_value() ? absl::StatusOr<int64_t>(0) : FindSnapshot(request.step(), cancelled);
   // Only the session's own end takes the entry away while it runs.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/shared/publish_board.h"
 #include "server/shared/state_table.h"
 
@@ -76,6 +77,11 @@ void JobLanes::Broadcast(const v1::LaneCommand& command) {
   for (int32_t i = 0; i < options_.host.lanes; ++i) {
     host_.Send(scheduler::LaneIndex(i), command).IgnoreError();
   }
+}
+
+void JobLanes::Condemn(const scheduler::node::CondemnLane& order) {
+  host_.Condemn(order.lane, absl::StrCat("it hung and was killed: ", order.why,
+                                         "; awaited: ", order.awaited));
 }
 
 void JobLanes::End(bool kill) {

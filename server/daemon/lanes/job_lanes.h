@@ -42,7 +42,7 @@ class JobLanes {
     return host_.Send(lane, command, fds);
   }
   void End(bool kill);
-  void Condemn(const scheduler::node::CondemnLane& order) { host_.Condemn(order.lane, order.why); }
+  void Condemn(const scheduler::node::CondemnLane& order);
 
   // Names the processes that there are: those of another one have been ended.
   [[nodiscard]] uint64_t generation() const { return generation_; }

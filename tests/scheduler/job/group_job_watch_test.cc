@@ -46,6 +46,16 @@ class GroupJobWatchTest : public OneNodeJobTest {
     message.mutable_node_progress()->set_awaited(awaited);
     return Tell(message);
   }
+  // Somebody loads the snapshot of this step, and the node is told to go back to it.
+  void Load(int64_t step) {
+    v1::MemberMessage load;
+    load.mutable_load_snapshot()->set_step(step);
+    load.mutable_load_snapshot()->set_epoch(coordinator_.epoch());
+    const AddressedMessages back = Tell(load);
+    ASSERT_EQ(back.size(), 1U);
+    ASSERT_TRUE(back[0].message.has_roll_back());
+    plan_ = *MakePlannedJob(back[0].message.roll_back().plan())->plan;
+  }
   // The first thing that is told within this time, and nothing before.
   AddressedMessages After(milliseconds wait) {
     const TimePoint end = now_ + wait;
@@ -99,17 +109,25 @@ TEST_F(GroupJobWatchTest, ASnapshotIsReadForAsLongAsBytesComeAndNotLonger) {
 TEST_F(GroupJobWatchTest, AJobThatGoesBackEndsWhenItsSnapshotIsNeverRead) {
   Plan(/*restore_step=*/3);
   EXPECT_EQ(LanesReady().size(), 1U);
-  v1::MemberMessage load;
-  load.mutable_load_snapshot()->set_step(3);
-  const AddressedMessages back = Tell(load);
-  ASSERT_EQ(back.size(), 1U);
-  ASSERT_TRUE(back[0].message.has_roll_back());
+  Load(3);
   EXPECT_THAT(Progress(1, "the snapshot of step 3"), IsEmpty());
   EXPECT_THAT(After(kRegister), IsEmpty());
   const AddressedMessages told = After(kMoment);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(told[0].message.job_ended().reason(), "NODE_NOT_READY");
   EXPECT_THAT(told[0].message.job_ended().why(), HasSubstr("the snapshot of step 3"));
+}
+
+TEST_F(GroupJobWatchTest, ASecondWayBackHasAsLongAsTheFirst) {
+  Plan(/*restore_step=*/3);
+  EXPECT_EQ(LanesReady().size(), 1U);
+  Load(3);
+  EXPECT_THAT(After(kRegister), IsEmpty());
+  Load(3);
+  EXPECT_THAT(After(kRegister), IsEmpty()) << "nodes have begun anew";
+  const AddressedMessages told = After(2 * kMoment);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].message.job_ended().reason(), "NODE_NOT_READY");
 }
 
 TEST_F(GroupJobWatchTest, NewLanesHaveSoLongToBecomeReadyAndThenTheJobIsLostByName) {
@@ -225,6 +243,27 @@ TEST_F(GroupJobGoingBackTest, AReplacementOfWhoWasExpelledIsTheLastToComeAndTheJ
 
 TEST_F(GroupJobGoingBackTest, NobodyIsExpelledBeforeAnybodyHasCome) {
   EXPECT_THAT(After(10 * kStep), IsEmpty());
+}
+
+TEST_F(GroupJobGoingBackTest, SnapshotsThatFailedBeforeAWayBackStayCounted) {
+  for (const int failed : {1, 2}) {
+    for (int32_t rank = 0; rank < kRanks; ++rank) Attach(rank);
+    v1::MemberMessage request;
+    request.mutable_snapshot_request();
+    const AddressedMessages asked = Tell(request);
+    ASSERT_EQ(asked.size(), 1U);
+    v1::MemberMessage written;
+    written.mutable_snapshot_written()->set_attempt(asked[0].message.save().attempt());
+    written.mutable_snapshot_written()->set_error("the disk is full");
+    EXPECT_EQ(Tell(written).size(), 1U);
+    v1::MemberMessage manifest;
+    manifest.mutable_manifest_written()->set_attempt(asked[0].message.save().attempt());
+    const AddressedMessages done = Tell(manifest);
+    ASSERT_EQ(done.size(), 1U);
+    EXPECT_EQ(done[0].message.snapshot_done().failed(), failed);
+    Load(3);
+    EXPECT_FALSE(LanesReady().empty());
+  }
 }
 
 }  // namespace

@@ -322,10 +322,18 @@ void Cluster::SendSubmission(int32_t rank, scheduler::AttemptKind kind,
   }
 }
 
-void Cluster::Submit(int32_t rank, const std::vector<int32_t>& absent) {
+void Cluster::StoreSubmitted(int32_t rank) {
   const wire::TimelinePage page(trainers_[rank].timeline.mapping->data());
   wire::Advance(page.submitted(), attempt_);
+}
+
+void Cluster::SubmitFromHost(int32_t rank, const std::vector<int32_t>& absent) {
   SendSubmission(rank, scheduler::AttemptKind::kStep, absent);
+}
+
+void Cluster::Submit(int32_t rank, const std::vector<int32_t>& absent) {
+  StoreSubmitted(rank);
+  SubmitFromHost(rank, absent);
 }
 
 void Cluster::PushFrom(int32_t rank) { SendSubmission(rank, scheduler::AttemptKind::kPush, {}); }
@@ -403,6 +411,28 @@ void Cluster::Step(const std::map<int32_t, std::vector<int32_t>>& absent) {
 void Cluster::WaitUnitIo(int64_t request, std::string* error) {
   PumpUntil([&] { return unit_io_.count(request) != 0; });
   *error = unit_io_[request];
+}
+
+std::vector<int32_t> Cluster::WaitUpdated() {
+  const auto updated = [&](scheduler::UnitId unit) {
+    return State(unit.value()).step.value() == step_;
+  };
+  std::vector<int32_t> awaited;
+  PumpUntil([&] {
+    if (published.contains(0)) return true;
+    if (pong_.has_value()) {
+      awaited.assign(pong_->awaited_ranks().begin(), pong_->awaited_ranks().end());
+      if (!awaited.empty() && std::ranges::all_of(plan_.units, updated, &scheduler::Unit::id)) {
+        return true;
+      }
+      pong_.reset();
+    }
+    v1::LaneCommand command;
+    command.mutable_ping();
+    Send(0, command);
+    return false;
+  });
+  return awaited;
 }
 
 StateView Cluster::State(int32_t unit) const {
@@ -492,6 +522,9 @@ void Cluster::Handle(int32_t lane, const v1::LaneReport& report) {
       break;
     case Report::kUnitIo:
       unit_io_[report.unit_io().request()] = report.unit_io().error();
+      break;
+    case Report::kPong:
+      pong_ = report.pong();
       break;
     case Report::kFailed:
       failure = report.failed().what();

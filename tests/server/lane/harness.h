@@ -66,6 +66,9 @@ class Cluster {
   void SignalReady(int32_t rank);
   void SignalReady(int32_t rank, int32_t bucket);
   void Submit(int32_t rank, const std::vector<int32_t>& absent = {});
+  // The two halves of Submit(): the trainer's host has called, its device has nothing more to run.
+  void SubmitFromHost(int32_t rank, const std::vector<int32_t>& absent = {});
+  void StoreSubmitted(int32_t rank);
   void PushFrom(int32_t rank);
   [[nodiscard]] uint64_t Published(int32_t rank, int32_t bucket) const;
   void Attach(int32_t rank);
@@ -78,6 +81,9 @@ class Cluster {
   void Decide(scheduler::Verdict verdict);
   void WaitPublished();
   void WaitUnitIo(int64_t request, std::string* error);
+  // Asks lane 0 until it has updated everything of the decided step, and names trainers whose
+  // words it then awaits. Returns them; nobody, if it publishes the step without waiting.
+  std::vector<int32_t> WaitUpdated();
 
   // From open to published.
   void Push();
@@ -159,6 +165,7 @@ class Cluster {
   int64_t attached_ = 0;
   int64_t detached_ = 0;
   std::map<int64_t, std::string> unit_io_;
+  std::optional<v1::LaneReport::Pong> pong_;                       // the last one
   std::map<std::tuple<int, int, int>, std::set<int>> rail_ready_;  // (rail, operation, bucket)
   std::map<std::pair<int, int>, std::set<int>> rail_done_;         // (rail, operation): buckets
   scheduler::AttemptKind kind_ = scheduler::AttemptKind::kStep;

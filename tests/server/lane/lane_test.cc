@@ -193,6 +193,31 @@ TEST(LaneTest, PoisonedWeightsAreAllOverwritten) {
   }
 }
 
+// A device's backward pass may still read the weights when its host has submitted.
+TEST(LaneTest, NoWeightIsWrittenBeforeItsTrainersSubmittedWord) {
+  World world(2, 1, 1);
+  world.Replicate(Muon("w", {16, 8})).Replicate(AdamW("b", {8}));
+  Cluster cluster(world, 1, 1);
+  cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(7, p, i); });
+  cluster.Push();
+  const std::vector<float> before = cluster.Weights("w");
+  const uint64_t pushed = cluster.attempt();
+  cluster.FillGradients([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
+  cluster.Open();
+  cluster.Submit(0);
+  cluster.SubmitFromHost(1);
+  for (const int32_t rank : {0, 1}) cluster.SignalReady(rank);
+  cluster.WaitGathered();
+  cluster.Decide(Verdict::kCommit);
+  EXPECT_THAT(cluster.WaitUpdated(), ::testing::ElementsAre(1));
+  EXPECT_TRUE(SameBits(cluster.Weights("w"), before));
+  for (const int32_t rank : {0, 1}) EXPECT_EQ(cluster.Published(rank, 0), pushed);
+  cluster.StoreSubmitted(1);
+  cluster.WaitPublished();
+  EXPECT_FALSE(SameBits(cluster.Weights("w"), before));
+  for (const int32_t rank : {0, 1}) EXPECT_EQ(cluster.Published(rank, 0), cluster.attempt());
+}
+
 TEST(LaneTest, AbsentGradientsCountAsZeroAndAbsentEverywhereChangesNothing) {
   World world(3, 1, 1);
   world.Replicate(Muon("w", {8, 8})).Replicate(AdamW("b", {8}));

@@ -10,7 +10,6 @@
 #include <thread>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/client/session.h"
 #include "dmuond/v1/peer.grpc.pb.h"
@@ -140,11 +139,7 @@ TEST(CoreTypeTest, DaemonsWhoseLanesRunOtherKernelsFormNoGroupAndBothAreNamed) {
   before.empty() ? ::unsetenv("OPENBLAS_CORETYPE")
                  : ::setenv("OPENBLAS_CORETYPE", before.c_str(), 1);
   ASSERT_EQ(group.size(), 2);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!absl::StrContains(group[1]->Log(), "the coordinator refuses this daemon")) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << group[1]->Log();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // between two looks
-  }
+  ASSERT_TRUE(group[1]->WaitLogged("the coordinator refuses this daemon")) << group[1]->Log();
   EXPECT_THAT(group[1]->Log(),
               AllOf(HasSubstr("has core type Sandybridge, "), HasSubstr("has Nehalem")));
 }
@@ -223,11 +218,7 @@ TEST_F(CoordinatorInputTest, ARealDaemonWithOtherLanesIsRefusedAndSaysWhy) {
       {.devices = "cpu:2", .flags = GroupFlags(1, 2, coordinator_), .wait_for = "live"});
   ASSERT_TRUE(other.ok()) << other.status();
   // It goes on trying; its log says what is wrong.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while ((*other)->Log().find("number of lanes") == std::string::npos) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << (*other)->Log();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  ASSERT_TRUE((*other)->WaitLogged("number of lanes")) << (*other)->Log();
   EXPECT_THAT((*other)->Log(), HasSubstr("refuses this daemon"));
   EXPECT_FALSE((*other)->WaitServing("ready", std::chrono::milliseconds(10)).ok());
   EXPECT_EQ((*other)->Stop(), 0);

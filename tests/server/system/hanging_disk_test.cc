@@ -8,7 +8,6 @@
 #include <future>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -110,15 +109,6 @@ class HangingDiskTest : public SnapshotFixture<11> {
       return reply.job().snapshots_failed() >= snapshots;
     });
   }
-  bool WaitLogged(const std::string& text) { return WaitLogged(text, *group_.back()); }
-  static bool WaitLogged(const std::string& text, const DaemonProcess& daemon) {
-    const auto deadline = steady_clock::now() + std::chrono::seconds(20);
-    while (!absl::StrContains(daemon.Log(), text)) {
-      if (steady_clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // between two looks
-    }
-    return true;
-  }
   [[nodiscard]] std::vector<std::string> Directories() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(snapshots_ + "/run7")) {
@@ -150,7 +140,7 @@ TEST_P(NodesTest, AWriteThatHangsFailsItsSnapshotAndTrainingGoesOnAndLaterOnesWo
   ASSERT_TRUE(world_->StepUntil(7)) << "the snapshot of step 6 is being written";
   ASSERT_TRUE(driver_->WaitHeld());
   ASSERT_TRUE(WaitFailed(1));
-  EXPECT_TRUE(WaitLogged("level=warn msg=\"the snapshot directory hangs\""));
+  EXPECT_TRUE(group_.back()->WaitLogged("level=warn msg=\"the snapshot directory hangs\""));
   EXPECT_THAT(group_.back()->Log(),
               AllOf(HasSubstr("what=\"write to " + snapshots_), HasSubstr("since=20")));
   EXPECT_TRUE(absl::StrContains(group_[0]->Log(), "a snapshot failed; training goes on"));
@@ -171,7 +161,7 @@ TEST_P(NodesTest, AWriteThatHangsFailsItsSnapshotAndTrainingGoesOnAndLaterOnesWo
   EXPECT_EQ((*world_)[1].durable_step(), 3);
 
   Release();
-  ASSERT_TRUE(WaitLogged("the snapshot directory answers again"));
+  ASSERT_TRUE(group_.back()->WaitLogged("the snapshot directory answers again"));
   EXPECT_EQ(status.Get().snapshot_dir_hangs(), "");
   const auto saved = (*world_)[1].SaveSnapshot();
   ASSERT_TRUE(saved.ok()) << saved.status();
@@ -216,7 +206,7 @@ TEST_F(HangingDiskTest, WhatCompletesLateLeavesTheOldSnapshotOrTheNewOne) {
       ASSERT_TRUE(WaitFailed(1));
       EXPECT_EQ(world_->Weights(), undisturbed_[8]);
       Release();
-      ASSERT_TRUE(WaitLogged("the snapshot directory answers again"));
+      ASSERT_TRUE(group_.back()->WaitLogged("the snapshot directory answers again"));
       group_[0]->Kill();
       Restart();
       const int64_t from = (*world_)[0].last_committed_step();
@@ -288,7 +278,7 @@ TEST_F(HangingDiskTest, WhoOpensASessionIsToldThatTheDirectoryHangsAndOpensItWhe
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("node 0"), HasSubstr("read from " + snapshots_)));
   Release();
-  ASSERT_TRUE(WaitLogged("the snapshot directory answers again"));
+  ASSERT_TRUE(group_.back()->WaitLogged("the snapshot directory answers again"));
   world_ = MakeWorld({.ranks = 2, .resume = Resume::kRequire});
   const absl::Status started = world_->Start();
   ASSERT_TRUE(started.ok()) << started;
@@ -347,7 +337,7 @@ TEST_F(HangingDiskTest, AGroupThatLosesADaemonWhileTheDirectoryHangsEndsTheJobAn
               AllOf(HasSubstr("whether there is a snapshot cannot be said"),
                     HasSubstr("read from " + snapshots_)));
   Release();
-  ASSERT_TRUE(WaitLogged("the snapshot directory answers again", *group_[0]));
+  ASSERT_TRUE(group_[0]->WaitLogged("the snapshot directory answers again"));
   world_.reset();
   StartWorldOfNode0(Resume::kRequire);
   EXPECT_EQ((*world_)[0].last_committed_step(), 3);
@@ -366,7 +356,7 @@ TEST_F(HangingDiskTest, AJobThatGoesBackDoesNotWaitForASnapshotThatNobodyWants) 
   ASSERT_TRUE(world_->StepUntil(7)) << "the state of step 6 is copied, and not written";
   ASSERT_TRUE(driver_->WaitHeld());
   ReplaceDaemon(1);
-  ASSERT_TRUE(WaitLogged("the job goes back to a snapshot", *group_[0]));
+  ASSERT_TRUE(group_[0]->WaitLogged("the job goes back to a snapshot"));
   Release();
   HangAt("storage.fsync", 1, group_[0]->pid());
   ExpectGoesOnFrom(3);
@@ -435,7 +425,7 @@ TEST_F(HangingDiskTest, ASessionWhoseDaemonLosesItsGroupMeanwhileBeginsInTheNext
       std::async(std::launch::async, [this] { return world_->Start(); });
   ASSERT_TRUE(driver_->WaitHeld());
   group_[0]->Kill();
-  EXPECT_TRUE(WaitLogged("joining again"));
+  EXPECT_TRUE(group_.back()->WaitLogged("joining again"));
   Release();
   ASSERT_TRUE(group_[0]->StartAgain().ok());
   const absl::Status status = started.get();

@@ -20,8 +20,8 @@ namespace {
 class HangingLanesTest : public ExampleRuns {
  protected:
   void StartGroup(int nodes, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> flags = {"--lane_timeout=1s", "--step_timeout=4s",
-                                      "--register_timeout=5s", "--session_linger=20s"};
+    std::vector<std::string> flags = {"--lane_timeout=2s", "--step_timeout=60s",
+                                      "--register_timeout=30s", "--session_linger=60s"};
     flags.insert(flags.end(), more.begin(), more.end());
     StartDaemons(nodes, "cpu:2", flags);
   }

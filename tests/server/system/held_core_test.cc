@@ -1,13 +1,16 @@
-// A daemon whose core's lock is held for long by a message that takes long to handle: the group
-// stays, the health service says so, and everything goes on afterwards.
+// A daemon that is slow at something for longer than silence counts as death: its group stays, and
+// everything goes on afterwards.
 #include <sys/types.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
@@ -21,17 +24,17 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{60};
 
-// Holds a daemon where it opens an attempt, which it does under its core's lock.
-class CoreHolder {
+// Holds a daemon at a point that it comes to.
+class Holder {
  public:
-  CoreHolder()
+  explicit Holder(const std::string& point)
       : driver_(
             scratch_.path() + "/points",
             [this](pid_t pid, const std::string& /*point*/) {
               return victim_.load() == pid ? "hold" : "go";
             },
-            "daemon.open") {}
-  // From its next attempt on.
+            point) {}
+  // From its next passing on.
   void Hold(const DaemonProcess& daemon) { victim_.store(daemon.pid()); }
   [[nodiscard]] bool WaitHeld() { return driver_.WaitHeld(); }
   void Release() {
@@ -56,12 +59,19 @@ bool StopsBeingLive(const DaemonProcess& daemon) {
   return true;
 }
 
+void ExpectFirstEpoch(const DaemonGroup& group) {
+  for (const auto& daemon : group) {
+    EXPECT_EQ(DaemonStatus(daemon->address()).Get().epoch(), 1) << daemon->Log();
+  }
+}
+
 class HeldCoreTest : public ::testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(NodeThatIsHeld, HeldCoreTest, ::testing::Values(0, 1));
 
-// Silence counts as death after 5 s, and a core is live for 10 s after it has turned.
+// Silence counts as death after 5 s, and a core is live for 10 s after it has turned. An attempt is
+// opened under the core's lock.
 TEST_P(HeldCoreTest, TheGroupStaysAndOnlyLiveFailsThere) {
-  CoreHolder holder;
+  Holder holder("daemon.open");
   auto group = StartGroup(2, "cpu:1", {"--threads=1"});
   ASSERT_TRUE(group.ok()) << group.status();
   const DaemonProcess& held = *(*group)[GetParam()];
@@ -86,10 +96,35 @@ TEST_P(HeldCoreTest, TheGroupStaysAndOnlyLiveFailsThere) {
   EXPECT_EQ(second[0]->step, 2);
   const absl::Status live = held.WaitServing("live", kPatience);
   EXPECT_TRUE(live.ok()) << live;
-  for (const auto& daemon : *group) {
-    EXPECT_EQ(DaemonStatus(daemon->address()).Get().epoch(), 1) << daemon->Log();
-  }
+  ExpectFirstEpoch(*group);
   world.Close();
+}
+
+// Gigabytes of memory take seconds to make. Who is awaited is told after 5 s, as long as silence
+// may be.
+TEST_P(HeldCoreTest, TheGroupStaysWhileAJobsMemoryIsBeingMade) {
+  Holder holder("memory.allocate");
+  auto group = StartGroup(2, "cpu:1", {"--threads=1"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  const std::string& address = (*group)[1 - GetParam()]->address();
+  holder.Hold(*(*group)[GetParam()]);
+  std::thread trainer([&] {
+    World world(
+        address, 1, [](int32_t /*rank*/) { return OneMatrix(1); }, FillOneMatrix);
+    ASSERT_TRUE(world.complete());
+    const auto step = world.Step({.groups = {{.learning_rate = 0.1}}});
+    EXPECT_TRUE(step.at(0).ok()) << step[0].status();
+    world.Close();
+  });
+  EXPECT_TRUE(holder.WaitHeld());
+  EXPECT_TRUE(DaemonStatus(address).WaitFor([&](const v1::GetStatusReply& status) {
+    return std::ranges::any_of(status.job().awaited(), [&](const v1::Awaited& awaited) {
+      return absl::StrContains(awaited.what(), absl::StrCat("node ", GetParam()));
+    });
+  })) << DaemonStatus(address).Get().DebugString();
+  holder.Release();
+  trainer.join();
+  ExpectFirstEpoch(*group);
 }
 
 }  // namespace

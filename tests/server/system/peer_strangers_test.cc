@@ -10,7 +10,6 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -34,17 +33,6 @@ namespace {
 
 using absl::StatusCode;
 using client::Session;
-
-constexpr std::chrono::seconds kWithin{20};
-
-// Waits until a daemon's log has the text.
-void ExpectInLog(const DaemonProcess& daemon, const std::string& text) {
-  const auto deadline = std::chrono::steady_clock::now() + kWithin;
-  while (daemon.Log().find(text) == std::string::npos) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << daemon.Log();
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // between two looks
-  }
-}
 
 class PeerStrangersTest : public ::testing::Test {
  protected:
@@ -116,8 +104,8 @@ TEST_F(PeerStrangersTest, ADaemonWithAnotherSecretJoinsNoGroupAndSaysWhy) {
     ASSERT_EQ(::write(made.get(), text.data(), text.size()), std::ssize(text));
   }
   const auto member = StartMember({"--peer_secret_file=" + file});
-  ExpectInLog(*member, "does not know the group's secret");
-  ExpectInLog(*daemon_, "who joins as node 1 does not prove itself");
+  EXPECT_TRUE(member->WaitLogged("does not know the group's secret")) << member->Log();
+  EXPECT_TRUE(daemon_->WaitLogged("who joins as node 1 does not prove itself")) << daemon_->Log();
   EXPECT_FALSE(member->WaitServing("ready", std::chrono::milliseconds(10)).ok());
   std::filesystem::remove(file);
 }
@@ -159,7 +147,7 @@ TEST_F(PeerStrangersTest, AMemberTellsNothingToACoordinatorThatIsNotProven) {
   daemon_->Kill();
   FalseCoordinator stranger(coordinator_);
   const auto member = StartMember();
-  ExpectInLog(*member, "does not know the group's secret");
+  EXPECT_TRUE(member->WaitLogged("does not know the group's secret")) << member->Log();
   EXPECT_EQ(stranger.told(), 0);
 }
 

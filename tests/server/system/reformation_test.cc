@@ -93,8 +93,7 @@ TEST_F(ReformationTest, AStoppedMemberComesBackWithItsMemory) {
   for (const int node : {1, 0}) {
     WaitForSteps(trainers[0], Steps(trainers[0].output).size() + 20);
     ASSERT_EQ(::kill(daemon(node).pid(), SIGSTOP), 0);
-    ASSERT_TRUE(Until(
-        [&] { return absl::StrContains(daemon(1 - node).Log(), "the job waits for the group"); }));
+    ASSERT_TRUE(daemon(1 - node).WaitLogged("the job waits for the group"));
     ASSERT_EQ(::kill(daemon(node).pid(), SIGCONT), 0);
     WaitForSteps(trainers[0], Steps(trainers[0].output).size() + 2);
   }
@@ -128,8 +127,7 @@ TEST_F(ReformationTest, AJobWhoseRanksLeaveBetweenTwoCutsEndsWhenTheGroupHasForm
     ASSERT_TRUE(alone.Push().ok());
     ASSERT_TRUE(alone.Step(1).ok());
     ASSERT_TRUE(driver.WaitHeld());
-    ASSERT_TRUE(
-        Until([&] { return absl::StrContains(daemon(0).Log(), "the job waits for the group"); }));
+    ASSERT_TRUE(daemon(0).WaitLogged("the job waits for the group"));
     ASSERT_TRUE(alone.Close().ok());
   }
   driver.Release();
@@ -142,8 +140,7 @@ TEST_F(ReformationTest, ALostDaemonWithoutASnapshotEndsTheJobNamingWhatIsLost) {
   std::vector<Trainer> trainers = StartAll();
   WaitForSteps(trainers[0], 20);
   daemons_[1]->Kill();
-  ASSERT_TRUE(
-      Until([&] { return absl::StrContains(daemon(0).Log(), "the job waits for the group"); }));
+  ASSERT_TRUE(daemon(0).WaitLogged("the job waits for the group"));
   // Its successor has nothing.
   auto successor = DaemonProcess::Start(
       {.devices = "cpu:2", .flags = GroupFlags(1, 2, coordinator_), .wait_for = "live"});

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -249,12 +248,7 @@ TEST_F(SessionInputTest, AClientsNameCommandsNoTerminalAndMakesNoLineOfTheLog) {
   request.set_client("\x1b[2J\nlevel=error");
   ASSERT_TRUE(Open(*second, request).ok());
   ExpectNotOpened([](auto&) {}, {StatusCode::kAlreadyExists, "RANK_TWICE", {"b[2J\\nlevel=error"}});
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  const std::string shown = R"(client="\u001b[2J\nlevel=error")";
-  while (daemon_->Log().find(shown) == std::string::npos) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << daemon_->Log();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
+  EXPECT_TRUE(daemon_->WaitLogged(R"(client="\u001b[2J\nlevel=error")")) << daemon_->Log();
   BothTrain(*first_, *second);
 }
 

@@ -5,10 +5,8 @@
 #include <iterator>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -163,12 +161,8 @@ std::string WhyNotTaken(const std::vector<std::string>& first,
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     group.push_back(*std::move(daemon));
   }
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   const std::string refusal = "the coordinator refuses this daemon";
-  while (!absl::StrContains(group[1]->Log(), refusal)) {
-    if (std::chrono::steady_clock::now() > deadline) return "it was not refused";
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // between two looks
-  }
+  if (!group[1]->WaitLogged(refusal)) return "it was not refused";
   EXPECT_FALSE(group[0]->WaitServing("ready", std::chrono::milliseconds(1)).ok());
   const std::string log = group[1]->Log();
   return log.substr(log.find(refusal));

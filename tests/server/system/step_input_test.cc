@@ -183,26 +183,6 @@ TEST_F(StepInputTest, APushBesideAStepIsRefusedToBoth) {
   ForAll([&](int32_t rank) { EXPECT_TRUE(trainers_[rank]->Step(2).ok()); });
 }
 
-// A device's backward pass may still read the weights when the host has submitted.
-TEST_F(StepInputTest, NoWeightIsWrittenBeforeItsTrainersSubmittedWord) {
-  Train(1, 1);
-  RawTrainer& trainer = *trainers_[0];
-  const std::vector<float> before = Weights();
-  wire::Advance(trainer.page().ready(0), trainer.attempt());
-  v1::SubmitStepReply reply;
-  ASSERT_TRUE(trainer.Submit(trainer.SubmitRequest(2), &reply).ok());
-  ASSERT_EQ(reply.outcome().kind(), v1::Outcome::KIND_COMMITTED);
-  const auto published_within = [&](std::chrono::milliseconds time) {
-    return wire::WaitAtLeast(trainer.page().published(0, 1), trainer.attempt(),
-                             std::chrono::steady_clock::now() + time);
-  };
-  EXPECT_LT(published_within(std::chrono::milliseconds(200)), trainer.attempt());
-  EXPECT_EQ(Weights(), before);
-  wire::Advance(trainer.page().submitted(), trainer.attempt());
-  EXPECT_EQ(published_within(std::chrono::seconds(20)), trainer.attempt());
-  EXPECT_NE(Weights(), before);
-}
-
 // The one call that is not sent by hand elsewhere: watched twice, cut and watched again.
 TEST_F(StepInputTest, AnyNumberOfWatchersSeeTheOutcomesAndChangeNone) {
   Train(1, 1);

@@ -1,4 +1,4 @@
-"""Memory of a daemon's successor in the place of its predecessor's, at the same addresses."""
+"""Maps the arenas of a daemon's successor over those of its predecessor, at the same addresses."""
 
 from __future__ import annotations
 

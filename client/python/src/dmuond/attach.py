@@ -1,4 +1,4 @@
-"""The attach socket: nonce, descriptors of memory, and the sign that the daemon lives."""
+"""The attach socket, which brings the nonce and descriptors, and shows that the daemon lives."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class AttachSocket:
         return bool(poller.poll(0))
 
     def how_it_ended(self) -> str:
-        """For people: why the socket has hung up."""
+        """Says in words why the socket has hung up."""
         assert self._daemon is not None
         if self._daemon.has_ended(_ENDS_WITHIN_S):
             return f"{self._daemon} has ended"
@@ -125,7 +125,7 @@ class AttachSocket:
         self._close_descriptors()
 
     def _close_first(self) -> None:
-        """Of a socket that never came to have a watcher."""
+        """Closes a socket that never got a watcher."""
         self._socket.close()
         if self._daemon is not None:
             self._daemon.close()

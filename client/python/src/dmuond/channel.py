@@ -1,4 +1,4 @@
-"""Calls of the Trainer service: plain unary calls, errors as exceptions, repeated when cut off.
+"""Makes calls of the Trainer service: errors become exceptions, calls that are cut off repeat.
 
 No call is in flight when a method has returned, so that the trainer may fork between steps.
 """
@@ -128,6 +128,6 @@ class Channel:
 
 
 def _is_shed(error: grpc.RpcError) -> bool:
-    """Whether the daemon's gRPC, short of memory through whomever, has broken the call off."""
+    """Whether the daemon's gRPC has broken the call off because its memory is short."""
     exhausted = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     return exhausted and "RST_STREAM" in (error.details() or "")

@@ -40,7 +40,7 @@ def come_back(
     for_s: float,
     silent_for_s: float,
 ) -> Returned:
-    """Tries for `for_s` seconds. Raises the last error: one that does not pass ends it at once.
+    """Tries for `for_s` seconds, then raises the last error; one that cannot pass at once.
 
     For `silent_for_s` see Channel.
     """

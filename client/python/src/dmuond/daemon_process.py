@@ -44,7 +44,7 @@ class DaemonProcess:
 
 
 def _pidfd(connected: socket.socket, pid: int) -> int:
-    """From the socket where the kernel can, because a pid may be used again."""
+    """Opens it from the socket where the kernel can, because a pid may be used again."""
     try:
         return connected.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:

@@ -80,12 +80,12 @@ def token() -> bytes:
 
 
 def server_uid() -> int | None:
-    """The user whose daemon gets the token, beside root and this one: DMUOND_SERVER_UID."""
+    """A user whose daemon may get the token, beside root and this one: DMUOND_SERVER_UID."""
     return integer("DMUOND_SERVER_UID", 0) if os.environ.get("DMUOND_SERVER_UID") else None
 
 
 def resume(given: str | int | None = None) -> int:
-    """What becomes of state that is there: argument, DMUOND_RESUME (a word, or 1), or the default.
+    """What to do with a job's state: the argument, DMUOND_RESUME (a word, or 1), or the default.
 
     The default is NEVER, and IF_PRESENT where torchrun has restarted the worker, which does not
     discard what its own run has come to either.

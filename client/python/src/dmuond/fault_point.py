@@ -58,7 +58,7 @@ def fault_point(name: str) -> int:
 
 
 def _cut(domains: tuple[int, ...], kind: int, own: int) -> None:
-    """As a killed peer would: both ends see the end of the connection. Listeners stay."""
+    """Shuts connections: both ends see them end, as if a peer was killed. Listeners stay."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed by another thread meanwhile
             if int(name) != own and os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

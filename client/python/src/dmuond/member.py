@@ -172,7 +172,7 @@ class Member(abc.ABC):
         self._link.close_in_child()
 
     def give_way(self) -> None:
-        """To the daemon this trainer has died; another session of the process takes its place."""
+        """Ends the session as if this trainer had died: another one takes its place."""
         self._taken_over = True
         timeline = self._link.timeline
         self._disconnect()
@@ -182,12 +182,12 @@ class Member(abc.ABC):
             self.on_taken_over()
 
     def drop(self) -> None:
-        """To the daemon this trainer has died: its replacement may come."""
+        """Ends the session as if this trainer had died, so that its replacement may come."""
         places.leave(self.place)
         self._disconnect()
 
     def end_by(self, error: BaseException) -> None:
-        """The script ends, or leaves a block of its session, by an error that nobody has caught."""
+        """Ends the session after an uncaught error in the script or the session's block."""
         if places.has_ended(error) or self.lost:
             self._disconnect()
             return
@@ -248,7 +248,7 @@ class Member(abc.ABC):
         )
 
     def _watch_for_the_end(self) -> None:
-        """Whoever drops a session without closing it has died, to the daemon."""
+        """Arranges that a session which is dropped unclosed counts as a dead trainer."""
         if self._finalizer is not None:
             self._finalizer.detach()
         self._finalizer = weakref.finalize(self, _die, self._link, self.place)
@@ -301,7 +301,7 @@ class Member(abc.ABC):
         return self._settled(call)
 
     def _settled(self, call: Callable[[], _Answer]) -> _Answer:
-        """As `_surviving`, on the way back too."""
+        """Does what `_surviving` does, and also finishes a rollback that is under way."""
         self._check_usable()
         while True:
             cause: errors.Error | None = None
@@ -338,7 +338,7 @@ class Member(abc.ABC):
         return errors.StateLost(why, self.last_committed_step, self.durable_step)
 
     def _come_back(self, cause: errors.Error | None) -> None:
-        """Takes this rank's place with the successor. RolledBack unless it stands there."""
+        """Takes this rank's place with the successor. RolledBack unless the job is at its step."""
         if self._unpublished:  # told once, by whatever is raised
             self._unpublished.clear()
             self._state_known = False
@@ -429,7 +429,7 @@ class Member(abc.ABC):
             self._arrive()
 
     def _arrive(self) -> None:
-        """Waits for the weights. RolledBack unless they are those that the caller has."""
+        """Waits for the weights. Raises RolledBack unless the caller has them already."""
         arrived = self._arrived_attempt
         # If the job goes back further meanwhile, that is what the caller hears.
         self._settled(lambda: self._wait_published(max(1, self.next_attempt - 1)))
@@ -466,7 +466,7 @@ class Member(abc.ABC):
         )
 
     def _refuse(self, outcome: types.Outcome) -> None:
-        """Returns where the attempt may be tried again."""
+        """Raises what the caller is to hear; returns if the attempt may be tried again."""
         if outcome.kind == types.Outcome.KIND_ROLLED_BACK:
             asked = outcome.reason != types.Outcome.REASON_PEER_LOST
             self._roll_back(outcome.to_step, outcome.epoch, asked)
@@ -484,7 +484,7 @@ class Member(abc.ABC):
         return pb.WaitStepRequest(key=self._link.key, step=step, attempt=attempt, wait_ms=wait_ms)
 
     def _follow(self, error: errors.Error) -> None:
-        """A refusal names the attempt under which a corrected call may come."""
+        """Takes over the attempt under which a corrected call may come, which a refusal names."""
         self._begin_attempt(int(error.metadata.get("next_attempt", self.next_attempt)))
 
     def _begin_attempt(self, attempt: int) -> None:
@@ -539,7 +539,7 @@ class Member(abc.ABC):
         return (timeline.published(bucket) for bucket in self._receives)
 
     def _ask_why(self, poisoned: bool) -> None:
-        """Weights do not come: the job may have ended or gone back, which the daemon then says."""
+        """Asks the daemon why weights do not come: the job may have ended or gone back."""
         try:
             reply = self._call("WaitStep", self._wait_request(0), WAIT_SLACK_S)
         except errors.FailedPreconditionError as error:
@@ -563,7 +563,7 @@ class Member(abc.ABC):
 
 
 def _die(link: Link, place: Place) -> None:
-    """By the garbage collector: the session was dropped without being closed."""
+    """Called by the garbage collector: the session was dropped without being closed."""
     link.close()
     places.leave(place)
 

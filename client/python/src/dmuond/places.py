@@ -41,7 +41,7 @@ class Place:
         return f"dmuonctl job end {self.job}" + f" --address={self.path}" * elsewhere
 
     def fate(self) -> str:
-        """What becomes of the job, for people. REQUIRES: in_job."""
+        """Says in words what becomes of the job. REQUIRES: in_job."""
         if self.linger_ms == 0:
             return (
                 f"job '{self.job}' ends with rank {self.rank}, which has not closed its session: "
@@ -105,14 +105,14 @@ def take(holder: Holder, resume: int) -> bool:
 
 
 def leave(place: Place) -> None:
-    """The place is given up without closing: to the daemon, this trainer has died."""
+    """Gives the place up without closing: the daemon takes this trainer for dead."""
     if place.in_job:
         place.left_at = time.monotonic()
         _left[place.key] = place
 
 
 def script_error() -> BaseException | None:
-    """What ends the script, where something that nobody caught does."""
+    """The uncaught error that ends the script, if one does."""
     return getattr(sys, "last_value", None)
 
 
@@ -152,7 +152,7 @@ def _tell_fates() -> None:
 
 
 def forget() -> None:
-    """Nothing is told of what was left until now."""
+    """Forgets the places given up so far: nothing is told of them at the end."""
     _left.clear()
 
 

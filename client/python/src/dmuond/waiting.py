@@ -1,4 +1,4 @@
-"""Who keeps a call waiting: said by the log after 5 s, then less and less often."""
+"""Logs who keeps a call waiting, after 5 s, then less and less often."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class WaitNotice:
             self._due_s = next(self._times, self._due_s + _SAID_EVERY_S)
 
     def end(self) -> None:
-        """It waits no longer."""
+        """The wait is over."""
         if self._said:
             log.warning(
                 "rank %d: %s goes on after %s",
@@ -65,7 +65,7 @@ class WaitNotice:
 
     @contextlib.contextmanager
     def asking(self, ask: Callable[[], Iterable[Awaited]]) -> Iterator[None]:
-        """While the caller waits in a call that does not say: another thread asks now and then."""
+        """Asks now and then in a thread, while the caller waits in a call that does not say."""
         over = threading.Event()
 
         def run() -> None:

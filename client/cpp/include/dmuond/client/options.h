@@ -19,8 +19,9 @@ enum class Resume : uint8_t {
   kNever = 1,      // state is an error: a crashed run must not seep into the next one
   kIfPresent = 2,  // continue where there is state, else start
   kRequire = 3,    // no state is an error
-  // The job that there is ends, once for each start of all ranks (Options::launch); refused while a
-  // rank of another start is attached. Its snapshots stay, and count no more.
+  // A job that has state is ended first, once for each start of all ranks (Options::launch).
+  // Refused while a rank of another start is attached. Its snapshots stay on disk and no longer
+  // count.
   kDiscard = 4
 };
 
@@ -30,7 +31,8 @@ struct Options {
   int32_t rank = 0;
   int32_t world_size = 1;
   Resume resume = Resume::kNever;
-  // User, beside root and this process's own, whose daemon may get the token.
+  // The token goes to a daemon of this user, too, not only to one of root or of this process's
+  // user.
   std::optional<uid_t> server_uid;
   // Names the start of all ranks together that this trainer belongs to, for Resume::kDiscard: equal
   // on all of them, another one with the next start; at most 128 bytes. Not needed in a world of 1.
@@ -43,8 +45,9 @@ struct Options {
   std::chrono::milliseconds connect_timeout{10'000};
   // How long a call waits for the successor of a daemon that has gone; 0: DAEMON_LOST at once.
   std::chrono::milliseconds reconnect_timeout{600'000};
-  // Told when such a wait begins and ends, and whom a step that has waited for 5 s waits for, then
-  // less and less often; unset: a line on stderr. From the thread of the call.
+  // Called with a line for people when such a wait begins and ends; and when a step has waited for
+  // 5 s, and then less and less often, with whom it waits for. It runs in the thread of the call.
+  // Unset: the line goes to stderr.
   std::function<void(const std::string& what)> log;
 };
 

@@ -40,7 +40,7 @@ class EarlySignals:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is known yet of how the program behaves, or (again) of what it does now."""
+        """Forgets what was learnt of the program: it is watched from the beginning again."""
         self._observing = self._allowed
         self._on = False
         self._quiet = 0
@@ -78,7 +78,7 @@ class EarlySignals:
         self._held -= 1
 
     def on_gradient(self, slot: Slot) -> None:
-        """A hook has fired and the gradient lies in the arena."""
+        """Called by a hook when the gradient lies in the arena."""
         position = self._position[slot.index]
         self._calls[position] += 1
         self._versions[position] = slot.gradient._version

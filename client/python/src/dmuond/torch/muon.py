@@ -307,7 +307,7 @@ class Muon(torch.optim.Optimizer):
             self._early.release()
 
     def push_parameters(self, names: Iterable[str] | None = None) -> None:
-        """The model's weights are the truth (all, or those named): after changing them by hand.
+        """Makes the model's weights the masters (all, or those named), after changing them by hand.
 
         Collective: on all ranks, between the same two steps.
         """
@@ -527,7 +527,7 @@ class Muon(torch.optim.Optimizer):
         return scalars
 
     def _check_fits(self) -> None:
-        """Nobody has converted the model, or moved it, since the optimizer was made."""
+        """Raises if somebody has converted or moved the model since the optimizer was made."""
         for slot in self._slots:
             slot.check_fits()
 
@@ -543,7 +543,7 @@ class Muon(torch.optim.Optimizer):
                 )
 
     def _push_loaded(self) -> None:
-        """Weights that a checkpoint brought.
+        """Pushes the weights that a checkpoint brought.
 
         Where every rank holds all of a parameter, those that are the masters' own need no push. Of
         shards, one rank's may be so and another's not, and all ranks must do the same: they are
@@ -571,7 +571,7 @@ class Muon(torch.optim.Optimizer):
             self._push_masters(rounded)
 
     def _push_masters(self, slots: list[Slot]) -> None:
-        """The weights' values go into the masters; a shard of the masters' own values stays."""
+        """Puts the weights' values into the masters; shards that are equal to the masters stay."""
         by_name = {slot.name: slot for slot in slots}
         pushed = []
         for tensor in self._session.pull(list(by_name), [types.STATE_KIND_MASTER]):
@@ -603,7 +603,7 @@ class Muon(torch.optim.Optimizer):
             )
 
     def _differing(self, slots: list[Slot]) -> list[str]:
-        """Names of those whose value is not the master's; the others are taken as they are."""
+        """Names of the slots whose value is not the master's; the others are accepted."""
         if not slots:
             return []
         by_name = {slot.name: slot for slot in slots}

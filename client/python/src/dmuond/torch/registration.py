@@ -75,7 +75,7 @@ class _Request:
         self.slots.append(slot)
 
     def add_left_alone(self, name: str, shape: tuple[int, ...], why: str) -> None:
-        """In the routing table, and nowhere else: the daemon does not touch or restore it."""
+        """Adds it to the routing table alone: the daemon does not touch or restore it."""
         self.parameters.append(
             types.Parameter(
                 name=name,
@@ -112,7 +112,7 @@ def register(
     bucket_bytes: int,
     broadcast: bool,
 ) -> list[Slot]:
-    """Registers and attaches; the slots are mapped, and hold nothing yet."""
+    """Registers and attaches. The slots it returns are mapped and hold nothing yet."""
     request = _Request(groups, shares)
     for index, item in enumerate(routed):
         request.add(item, ready_order=len(routed) - index)  # backward passes run from the end

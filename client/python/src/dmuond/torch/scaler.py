@@ -35,13 +35,13 @@ def read(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> Scale:
 
 
 def forget(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
-    """The step has not been: the next one may be unscaled again."""
+    """The step did not happen: the next one may be unscaled again."""
     if scaler is not None:
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
 def write_back(scaler: GradScaler | None, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
-    """What `update()` reads: non-finite anywhere in the world, for all ranks alike."""
+    """Writes what `update()` reads: whether any gradient in the world was not finite."""
     if scaler is not None:
         device = scaler._scale.device if scaler._scale is not None else torch.device("cpu")
         found = torch.full((), float(skipped), dtype=torch.float32, device=device)

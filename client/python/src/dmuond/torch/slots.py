@@ -37,12 +37,12 @@ def arena_tensor(
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:
-    """Bit by bit, so that equal NaNs are equal."""
+    """Compares bit by bit, so that equal NaNs are equal."""
     return torch.equal(bytes_of(a), bytes_of(b))
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Row-major. With no element, or one, a tensor has any strides, which view() would refuse."""
+    """The tensor's bytes, row-major. view() would refuse some strides of at most one element."""
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8)
 
@@ -66,7 +66,7 @@ class Slot:
         self._version = 0
 
     def map(self, weights: np.ndarray, gradients: np.ndarray) -> None:
-        """Into these arenas. Nothing refers to former ones any more, but the parameter may."""
+        """Maps the slot into these arenas. Only the parameter may still refer to former ones."""
         shape, strides = self.holding.local_shape, self.holding.strides
         dtype, at = self.grad_dtype, self.gradient_at
         self.weight = arena_tensor(weights, self.weight_at, self.parameter.dtype, shape, strides)
@@ -77,18 +77,18 @@ class Slot:
     # --- weights ---
 
     def write_weight(self) -> None:
-        """The parameter's value goes into the arena, and the parameter with it."""
+        """Writes the parameter's value into the arena, and moves the parameter there."""
         if self.parameter.data_ptr() != self.weight.data_ptr():
             self.weight.copy_(self.parameter.detach())
             self.parameter.data = self.weight
 
     def bind_published(self) -> None:
-        """The arena holds the truth: the parameter is put there."""
+        """Makes the parameter what the arena holds."""
         if self.parameter.data_ptr() != self.weight.data_ptr():
             self.parameter.data = self.weight
 
     def accept(self, changed: bool) -> None:
-        """The arena's weights are the parameter's now; what changes from here on is noticed."""
+        """Takes the arena's weights for the parameter's; changes from here on are noticed."""
         if changed:  # as an optimizer's own writes would
             torch.autograd.graph.increment_version(self.parameter)
         self._address = self.parameter.data_ptr()
@@ -123,11 +123,11 @@ class Slot:
     # --- gradients ---
 
     def drop_gradient(self) -> None:
-        """A gradient of a step that has not been."""
+        """Drops the gradient of a step that did not happen."""
         self.parameter.grad = None
 
     def adopt_gradient(self) -> bool:
-        """Sees to it that p.grad is the slot, with the bytes in the arena. False: there is none."""
+        """Makes p.grad the slot, with its bytes in the arena. False: there is no gradient."""
         given = self.parameter.grad
         if given is None:
             return False

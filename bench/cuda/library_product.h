@@ -1,13 +1,12 @@
-// The library's product of the same operands, for comparison: cuBLASLt, loaded at run time.
-#ifndef DMUOND_BENCH_CUDA_CUBLASLT_H_
-#define DMUOND_BENCH_CUDA_CUBLASLT_H_
+// cuBLASLt's product of the same operands, for comparison: the fastest that it has for them. The
+// one that the product runs (kernels/cuda/library_product.h) has one algorithm for every batch.
+#ifndef DMUOND_BENCH_CUDA_LIBRARY_PRODUCT_H_
+#define DMUOND_BENCH_CUDA_LIBRARY_PRODUCT_H_
 
-#include <cublasLt.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
 #include <memory>
-#include <string>
 
 namespace dmuond::bench {
 
@@ -32,7 +31,6 @@ class LibraryProduct {
   static std::unique_ptr<LibraryProduct> Create(const Problem& problem);
   ~LibraryProduct();
   void Launch(cudaStream_t stream) const;
-  static std::string Version();
 
  private:
   struct State;
@@ -42,4 +40,4 @@ class LibraryProduct {
 
 }  // namespace dmuond::bench
 
-#endif  // DMUOND_BENCH_CUDA_CUBLASLT_H_
+#endif  // DMUOND_BENCH_CUDA_LIBRARY_PRODUCT_H_

@@ -1,59 +1,23 @@
-#include "bench/cuda/cublaslt.h"
-
-#include <dlfcn.h>
+#include "bench/cuda/library_product.h"
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/cublaslt.h"
+
 namespace dmuond::bench {
 namespace {
 
+using kernels::cuda::CublasLt;
+
 constexpr size_t kWorkspaceBytes = 64 << 20;
-
-struct Library {
-  void* handle = nullptr;
-  decltype(&cublasLtCreate) create = nullptr;
-  decltype(&cublasLtGetVersion) version = nullptr;
-  decltype(&cublasLtMatmulDescCreate) desc_create = nullptr;
-  decltype(&cublasLtMatmulDescSetAttribute) desc_set = nullptr;
-  decltype(&cublasLtMatrixLayoutCreate) layout_create = nullptr;
-  decltype(&cublasLtMatrixLayoutSetAttribute) layout_set = nullptr;
-  decltype(&cublasLtMatmulPreferenceCreate) preference_create = nullptr;
-  decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
-  decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
-  decltype(&cublasLtMatmul) matmul = nullptr;
-};
-
-const Library& Load() {
-  static const Library library = [] {
-    Library l;
-    l.handle = dlopen("libcublasLt.so.13", RTLD_NOW);
-    if (l.handle == nullptr) return l;
-    const auto bind = [&](auto& function, const char* name) {
-      function =
-          reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(l.handle, name));
-    };
-    bind(l.create, "cublasLtCreate");
-    bind(l.version, "cublasLtGetVersion");
-    bind(l.desc_create, "cublasLtMatmulDescCreate");
-    bind(l.desc_set, "cublasLtMatmulDescSetAttribute");
-    bind(l.layout_create, "cublasLtMatrixLayoutCreate");
-    bind(l.layout_set, "cublasLtMatrixLayoutSetAttribute");
-    bind(l.preference_create, "cublasLtMatmulPreferenceCreate");
-    bind(l.preference_set, "cublasLtMatmulPreferenceSetAttribute");
-    bind(l.heuristic, "cublasLtMatmulAlgoGetHeuristic");
-    bind(l.matmul, "cublasLtMatmul");
-    return l;
-  }();
-  return library;
-}
 
 }  // namespace
 
 struct LibraryProduct::State {
+  const CublasLt& library;
   Problem problem;
-  cublasLtHandle_t handle = nullptr;
   cublasLtMatmulDesc_t desc = nullptr;
   cublasLtMatrixLayout_t a = nullptr;
   cublasLtMatrixLayout_t b = nullptr;
@@ -64,9 +28,9 @@ struct LibraryProduct::State {
   cublasStatus_t Run(const cublasLtMatmulAlgo_t& algo, cudaStream_t stream) const {
     const Problem& p = problem;
     // Column-major: D' = B' * A seen from the library.
-    return Load().matmul(handle, desc, &p.alpha, p.b, b, p.a, a, &p.beta,
-                         p.c == nullptr ? p.d : p.c, d, p.d, d, &algo, workspace, kWorkspaceBytes,
-                         stream);
+    return library.matmul(library.handle, desc, &p.alpha, p.b, b, p.a, a, &p.beta,
+                          p.c == nullptr ? p.d : p.c, d, p.d, d, &algo, workspace, kWorkspaceBytes,
+                          stream);
   }
 };
 
@@ -75,21 +39,11 @@ LibraryProduct::~LibraryProduct() {
   if (state_ != nullptr) cudaFree(state_->workspace);
 }
 
-std::string LibraryProduct::Version() {
-  return Load().handle == nullptr ? "none" : std::to_string(Load().version());
-}
-
 std::unique_ptr<LibraryProduct> LibraryProduct::Create(const Problem& problem) {
-  const Library& l = Load();
-  if (l.handle == nullptr) return nullptr;
-  auto s = std::make_unique<State>();
-  s->problem = problem;
-  static cublasLtHandle_t handle = [&] {
-    cublasLtHandle_t created = nullptr;
-    l.create(&created);
-    return created;
-  }();
-  s->handle = handle;
+  const absl::StatusOr<const CublasLt*> library = CublasLt::Get();
+  if (!library.ok()) return nullptr;
+  const CublasLt& l = **library;
+  auto s = std::make_unique<State>(l, problem);
   const cudaDataType_t type = problem.bf16 ? CUDA_R_16BF : CUDA_R_16F;
   l.desc_create(&s->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   const cublasOperation_t transpose = CUBLAS_OP_T;
@@ -110,7 +64,7 @@ std::unique_ptr<LibraryProduct> LibraryProduct::Create(const Problem& problem) {
   l.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof(bytes));
   std::vector<cublasLtMatmulHeuristicResult_t> found(8);
   int count = 0;
-  l.heuristic(s->handle, s->desc, s->b, s->a, s->d, s->d, preference, 8, found.data(), &count);
+  l.heuristic(l.handle, s->desc, s->b, s->a, s->d, s->d, preference, 8, found.data(), &count);
   float best = 1e30F;
   cudaEvent_t start;
   cudaEvent_t stop;
