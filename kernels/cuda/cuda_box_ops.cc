@@ -27,6 +27,8 @@ bool IsRows(const BoxWalk& walk, size_t box, int64_t element_bytes) {
          walk.stride(box, 0) * element_bytes <= kPitchMax;
 }
 
+CUdeviceptr Address(const std::byte* data) { return reinterpret_cast<CUdeviceptr>(data); }
+
 template <typename Pass>
 void SetShape(const BoxWalk& walk, Pass& pass) {
   pass.elements = walk.elements();
@@ -66,18 +68,24 @@ absl::Status CudaOps::Copy(Stream& stream, const StridedBox& dst, const StridedB
   BoxWalk walk(dst);
   walk.Add(src);
   walk.Simplify();
-  cudaStream_t to = CudaStream::Of(stream);
+  CUstream to = CudaStream::Of(stream);
   const auto bytes = static_cast<int64_t>(SizeOf(dst.dtype));
   if (dst.dtype == src.dtype && IsRun(walk, 0) && IsRun(walk, 1)) {
-    return CudaStatus(
-        cudaMemcpyAsync(dst.data, src.data, walk.elements() * bytes, cudaMemcpyDefault, to),
-        "cudaMemcpyAsync");
+    return driver_.Check(
+        driver_.memcpy_async(Address(dst.data), Address(src.data), walk.elements() * bytes, to),
+        "cuMemcpyAsync");
   }
   if (dst.dtype == src.dtype && IsRows(walk, 0, bytes) && IsRows(walk, 1, bytes)) {
-    return CudaStatus(
-        cudaMemcpy2DAsync(dst.data, walk.stride(0, 0) * bytes, src.data, walk.stride(1, 0) * bytes,
-                          walk.size(1) * bytes, walk.size(0), cudaMemcpyDefault, to),
-        "cudaMemcpy2DAsync");
+    CUDA_MEMCPY2D rows{};
+    rows.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+    rows.srcDevice = Address(src.data);
+    rows.srcPitch = walk.stride(1, 0) * bytes;
+    rows.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    rows.dstDevice = Address(dst.data);
+    rows.dstPitch = walk.stride(0, 0) * bytes;
+    rows.WidthInBytes = walk.size(1) * bytes;
+    rows.Height = walk.size(0);
+    return driver_.Check(driver_.memcpy_2d_async(&rows, to), "cuMemcpy2DAsync");
   }
   StridedCopy copy;
   copy.destination = dst.data;
@@ -92,9 +100,9 @@ absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {
   if (Elements(dst) == 0) return absl::OkStatus();
   BoxWalk walk(dst);
   walk.Simplify();
-  cudaStream_t to = CudaStream::Of(stream);
+  CUstream to = CudaStream::Of(stream);
   if (IsRun(walk, 0)) {
-    const auto address = reinterpret_cast<CUdeviceptr>(dst.data);
+    const CUdeviceptr address = Address(dst.data);
     const auto count = static_cast<size_t>(walk.elements());
     if (dst.dtype == DType::kF32) {
       uint32_t bits = 0;
@@ -112,7 +120,7 @@ absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {
   return CudaStatus(LaunchStridedCopy(to, fill), "a strided fill");
 }
 
-absl::Status CudaOps::AddSum(cudaStream_t stream, const SumTask& task) {
+absl::Status CudaOps::AddSum(CUstream stream, const SumTask& task) {
   BoxWalk walk(task.dst);
   bool simple =
       task.sources.size() <= kSumSourcesMax && reinterpret_cast<uintptr_t>(task.dst.data) % 16 == 0;

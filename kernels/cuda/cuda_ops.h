@@ -65,9 +65,9 @@ class CudaOps final : public Ops {
   absl::StatusOr<MuonSetBatch> Resolve(int64_t rows, int64_t cols, int64_t matrices, DType weight,
                                        const MuonConfig& config) const;
   absl::StatusOr<std::vector<MuonSetBatch>> ResolveAll(std::span<const MuonBatch> batches) const;
-  absl::StatusOr<MuonSet*> FindSet(cudaStream_t stream, std::span<const MuonBatch> batches,
+  absl::StatusOr<MuonSet*> FindSet(CUstream stream, std::span<const MuonBatch> batches,
                                    void* workspace);
-  absl::Status AddSum(cudaStream_t stream, const SumTask& task);
+  absl::Status AddSum(CUstream stream, const SumTask& task);
 
   const Driver& driver_;
   const ProductEngine engine_;
