@@ -32,13 +32,21 @@ std::vector<Contract>& Contracts() {
   return all;
 }
 
-void* Symbol(const char* name) {
+namespace {
+void* Library() {
   static void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) throw Broken{Text("no driver: %s", ::dlerror())};
-  void* const symbol = ::dlsym(library, name);
+  return library;
+}
+}  // namespace
+
+void* Symbol(const char* name) {
+  void* const symbol = ::dlsym(Library(), name);
   if (symbol == nullptr) throw Broken{Text("the driver has no %s", name)};
   return symbol;
 }
+
+bool IsFake() { return ::dlsym(Library(), "fakeCudaLaunch") != nullptr; }
 
 std::string Name(CUresult result) {
   const char* name = nullptr;

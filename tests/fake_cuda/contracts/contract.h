@@ -62,6 +62,7 @@ struct Broken {
 
 // Of libcuda.so.1, or Broken.
 [[nodiscard]] void* Symbol(const char* name);
+[[nodiscard]] bool IsFake();
 #define DMUOND_TEXT_OF(name) #name
 #define DMUOND_CALL(name) (*reinterpret_cast<decltype(&::name)>(Symbol(DMUOND_TEXT_OF(name))))
 // A function of the driver, in the version that <cuda.h> declares: CU(cuMemAlloc)(&address, bytes).

@@ -1,5 +1,5 @@
 // What is taken for granted of the CUDA driver, statement by statement: one line for each, with a
-// verdict and what was seen. Ends with 1 where one does not hold.
+// verdict and what was seen. Ends with 1 where one does not hold, with 2 where there is no driver.
 //
 //   driver_contracts            all of them
 //   driver_contracts NAME...    these
@@ -88,12 +88,15 @@ int Run(int argc, char** argv) {
     try {
       PrintDevices();
     } catch (const Broken& broken) {
-      std::printf("# %s\n", broken.what.c_str());
+      std::fprintf(stderr, "driver_contracts: %s\n", broken.what.c_str());
+      ::_exit(1);
     }
     std::fflush(stdout);
     ::_exit(0);
   }
-  ::wait(nullptr);
+  int status = 0;
+  ::wait(&status);
+  if (status != 0) return 2;
   int counts[3] = {};
   const double begin = NowMs();
   for (const Contract& contract : Contracts()) {
