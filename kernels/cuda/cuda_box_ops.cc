@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/box_walk.h"
+#include "kernels/cpu/cast.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_stream.h"
@@ -45,19 +46,6 @@ StridedOperand Operand(const BoxWalk& walk, size_t box, const StridedBox& from) 
   operand.type = static_cast<WeightType>(from.dtype);
   for (int d = 0; d < walk.dims(); ++d) operand.strides[d] = walk.stride(box, d);
   return operand;
-}
-
-uint16_t Bits16(DType dtype, float value) {
-  if (dtype == DType::kF16) {
-    const auto half = static_cast<_Float16>(value);
-    uint16_t bits = 0;
-    std::memcpy(&bits, &half, sizeof(bits));
-    return bits;
-  }
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to even
 }
 
 }  // namespace
@@ -109,8 +97,8 @@ absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {
       std::memcpy(&bits, &value, sizeof(bits));
       return driver_.Check(driver_.memset_d32_async(address, bits, count, to), "cuMemsetD32Async");
     }
-    return driver_.Check(driver_.memset_d16_async(address, Bits16(dst.dtype, value), count, to),
-                         "cuMemsetD16Async");
+    const uint16_t bits = dst.dtype == DType::kF16 ? cpu::ToF16(value) : cpu::ToBF16(value);
+    return driver_.Check(driver_.memset_d16_async(address, bits, count, to), "cuMemsetD16Async");
   }
   StridedCopy fill;
   fill.destination = dst.data;

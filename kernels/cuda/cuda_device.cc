@@ -44,17 +44,6 @@ int AttributeOf(const Driver& driver, CUdevice device, CUdevice_attribute attrib
   return value;
 }
 
-std::string UuidOf(const Driver& driver, CUdevice device) {
-  CUuuid uuid{};
-  driver.device_get_uuid(&uuid, device);
-  std::string text = "GPU-";
-  for (int i = 0; i < 16; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
-    absl::StrAppendFormat(&text, "%02x", static_cast<unsigned char>(uuid.bytes[i]));
-  }
-  return text;
-}
-
 std::string ModelOf(const Driver& driver, CUdevice device) {
   char name[256] = "";
   driver.device_get_name(name, sizeof(name), device);
@@ -119,6 +108,7 @@ CudaDevice::CudaDevice(const Driver& driver, CUdevice device, size_t granularity
       device_(device),
       granularity_(granularity),
       description_(std::move(description)),
+      handles_(driver, device),
       ops_(driver, engine) {}
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal, ProductEngine asked) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "kernels/cuda/cuda_handles.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/device.h"
@@ -34,6 +35,9 @@ class CudaDevice final : public Device {
   // `fd`: of device memory, of this device or of one whose memory it can access. Host memory (state
   // tables, boards, timelines) is mapped by cpu::MapShared().
   absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Mapping>> MapHandle(const HandleMemory& memory) override {
+    return handles_.Map(memory);
+  }
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateHost(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
@@ -48,6 +52,7 @@ class CudaDevice final : public Device {
   const CUdevice device_;
   const size_t granularity_;
   const std::string description_;
+  CudaHandles handles_;
   CudaOps ops_;
 };
 

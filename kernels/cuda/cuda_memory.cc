@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_handles.h"
 
 namespace dmuond::kernels::cuda {
 namespace {
@@ -70,7 +71,8 @@ class Range final : public Mapping {
     if (!status.ok()) return status;
     const CUresult result = driver.mem_map(range->address_, range->reserved_, 0, handle.get(), 0);
     if (result != CUDA_SUCCESS) {
-      return absl::OutOfRangeError(absl::StrCat("cannot map ", bytes, " bytes of device memory: ",
+      return absl::OutOfRangeError(absl::StrCat("cannot map ", bytes,
+                                                " bytes of device memory, which is mapped whole: ",
                                                 driver.Check(result, "cuMemMap").message()));
     }
     range->mapped_ = true;
@@ -161,17 +163,7 @@ absl::StatusOr<std::unique_ptr<Mapping>> MapForDevice(const Driver& driver, CUde
   if (!handle.ok()) return handle.status();
   const absl::StatusOr<CUdevice> owner = DeviceOf(driver, **handle);
   if (!owner.ok()) return owner.status();
-  int reachable = *owner == device ? 1 : 0;
-  if (reachable == 0) {
-    absl::Status status = driver.Check(driver.device_can_access_peer(&reachable, device, *owner),
-                                       "cuDeviceCanAccessPeer");
-    if (!status.ok()) return status;
-  }
-  if (reachable == 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(NameOf(driver, device), " cannot access the memory of ",
-                     NameOf(driver, *owner), ": there is no peer access between them"));
-  }
+  if (absl::Status status = CheckAccess(driver, device, *owner); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<Range>> range = Range::Make(driver, **handle, granularity, bytes);
   if (!range.ok()) return range.status();
   if (absl::Status status = (*range)->Allow(device); !status.ok()) return status;

@@ -22,7 +22,7 @@ class CudaMemoryHolder final : public MemoryHolder {
   // it would get again: what it hands out reads as zero.
   absl::StatusOr<UniqueFd> Allocate(size_t bytes, const std::string& name) override;
   // Also whether it is memory of this very device. Sizes of such memory cannot be asked for: the
-  // mapping fails where `bytes` is too much, and is tried here.
+  // mapping, which is tried here, fails where `bytes` is not as allocated.
   absl::Status Check(int fd, size_t bytes) override;
 
  private:

@@ -39,6 +39,10 @@ namespace dmuond::kernels::cuda {
   X(mem_set_access, cuMemSetAccess)                                        \
   X(mem_alloc, cuMemAlloc)                                                 \
   X(mem_free, cuMemFree)                                                   \
+  X(mem_get_address_range, cuMemGetAddressRange)                           \
+  X(ipc_get, cuIpcGetMemHandle)                                            \
+  X(ipc_open, cuIpcOpenMemHandle)                                          \
+  X(ipc_close, cuIpcCloseMemHandle)                                        \
   X(mem_host_alloc, cuMemHostAlloc)                                        \
   X(mem_free_host, cuMemFreeHost)                                          \
   X(memcpy_async, cuMemcpyAsync)                                           \

@@ -64,6 +64,7 @@ TEST_F(CudaMemory, CheckKnowsDescriptorsAndSizes) {
   const UniqueFd fd = *holder_->Allocate(kBytes, "state");
   EXPECT_TRUE(holder_->Check(fd.get(), kBytes).ok());
   EXPECT_FALSE(holder_->Check(fd.get(), kBytes * 100).ok());
+  EXPECT_FALSE(holder_->Check(fd.get(), kBytes / 5).ok()) << "such memory is mapped whole";
   const UniqueFd host(::memfd_create("host", MFD_CLOEXEC));
   EXPECT_FALSE(holder_->Check(host.get(), 4096).ok());
   EXPECT_FALSE(gpu_->Map(fd.get(), kBytes * 100).ok());
