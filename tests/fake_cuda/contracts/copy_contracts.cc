@@ -196,7 +196,7 @@ CONTRACT(host_copies_take_an_engine,
 }
 
 CONTRACT(own_copies_need_a_kernel,
-         "copies within one device, rows and fills included, need a multiprocessor") {
+         "copies within one device, rows and large fills included, need a multiprocessor") {
   UseContext();
   const CUdeviceptr memory = Map(Make(kBytes), kBytes);
   const CUdeviceptr other = Map(Make(kBytes), kBytes);
@@ -207,10 +207,46 @@ CONTRACT(own_copies_need_a_kernel,
     MUST(cuMemcpy2DAsync, &parameters, s);
   });
   const bool fill = ByEngine([=](CUstream s) { MUST(cuMemsetD32Async, memory, 1, kBytes / 4, s); });
-  const bool small_fill = ByEngine([=](CUstream s) { MUST(cuMemsetD32Async, memory, 1, 1, s); });
-  const std::string seen = Text("by engine: 8 MiB %d, 64 bytes %d, rows %d, fill %d, small fill %d",
-                                large, small, rows, fill, small_fill);
-  return !large && !small && !rows && !fill && !small_fill ? Holds(seen) : Fails(seen);
+  size_t largest = 0;  // of small fills, as a stream's words are written
+  for (const size_t bytes : {size_t{4}, size_t{64}, size_t{1024}, size_t{65536}}) {
+    if (!ByEngine([=](CUstream s) { MUST(cuMemsetD32Async, memory, 1, bytes / 4, s); })) break;
+    largest = bytes;
+  }
+  const std::string seen = Text(
+      "by engine: 8 MiB %d, 64 bytes %d, rows %d, fill of 8 MiB %d; fills without a kernel up to "
+      "%zu bytes",
+      large, small, rows, fill, largest);
+  return !large && !small && !rows && !fill ? Holds(seen) : Fails(seen);
+}
+
+CONTRACT(copies_run_beside_other_processes,
+         "copies by engine, and a kernel, are done while another process's kernel has the whole "
+         "device") {
+  Child other([](Channel& parent) {
+    UseContext();
+    const Spin spin;
+    parent.Send("runs");
+    parent.Receive();
+  });
+  other.channel().Receive();
+  UseContext();
+  const CUdeviceptr memory = Map(Make(kBytes), kBytes);
+  uint64_t* host = Pinned(kBytes);
+  CUstream stream = MakeStream();
+  double start = NowMs();
+  MUST(cuMemcpyAsync, At(host), memory, kBytes, stream);
+  if (!Within(5000, [&] { return CU(cuStreamQuery)(stream) == CUDA_SUCCESS; })) {
+    return Fails("the copy is not done");
+  }
+  const double copy_ms = NowMs() - start;
+  start = NowMs();
+  Store(stream, memory, 1);
+  const bool stored = Within(5000, [&] { return CU(cuStreamQuery)(stream) == CUDA_SUCCESS; });
+  const double store_ms = NowMs() - start;
+  other.channel().Send("end");
+  if (!stored) return Fails(Text("copy in %.1f ms; the kernel waits for the other's end", copy_ms));
+  return Holds(Text("copy in %.1f ms, kernel in %.1f ms, MPS %d", copy_ms, store_ms,
+                    Attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED)));
 }
 
 CONTRACT(words_are_written_without_a_kernel,

@@ -1,8 +1,9 @@
 // What is taken for granted of the CUDA driver, statement by statement: one line for each, with a
 // verdict and what was seen. Ends with 1 where one does not hold, with 2 where there is no driver.
 //
-//   driver_contracts            all of them
-//   driver_contracts NAME...    these
+//   driver_contracts                       all of them
+//   driver_contracts NAME...               these
+//   driver_contracts --json PATH [NAME...]  and writes them to a file
 //
 // It needs nothing but libcuda.so.1: the driver's, or the fake one (LD_LIBRARY_PATH).
 #include <poll.h>
@@ -10,10 +11,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "tests/fake_cuda/contracts/contract.h"
 
@@ -22,17 +26,23 @@ namespace {
 
 constexpr int kLimitMs = 20000;  // of one statement
 
-void PrintDevices() {
-  const int count = Devices();
-  int version = 0;
-  MUST(cuDriverGetVersion, &version);
-  std::printf("# driver for CUDA %d.%d, %d device(s):", version / 1000, version % 1000 / 10, count);
-  for (int device = 0; device < count; ++device) {
-    char name[128];
-    MUST(cuDeviceGetName, name, sizeof(name), device);
-    std::printf(" %s", name);
-  }
-  std::printf("\n");
+// "CUDA 13.0, 1 device: NVIDIA H200, MPS 0". In a process of its own: this one stays without a
+// driver, and can fork.
+std::string DescribeDevices() {
+  Child asked([](Channel& parent) {
+    const int count = Devices();
+    int version = 0;
+    MUST(cuDriverGetVersion, &version);
+    std::string text = Text("CUDA %d.%d, %d device%s:", version / 1000, version % 1000 / 10, count,
+                            count == 1 ? "" : "s");
+    for (int device = 0; device < count; ++device) {
+      char name[128];
+      MUST(cuDeviceGetName, name, sizeof(name), device);
+      text += Text("%s %s", device == 0 ? "" : ",", name);
+    }
+    parent.Send(text + Text(", MPS %d", Attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED)));
+  });
+  return asked.channel().Receive();
 }
 
 const char* Name(Verdict verdict) {
@@ -77,40 +87,47 @@ Seen InAProcess(const Contract& contract) {
                                    : std::string("ended without an answer"));
 }
 
-bool Wanted(const Contract& contract, int argc, char** argv) {
-  return argc < 2 || std::any_of(argv + 1, argv + argc, [&](const char* name) {
-           return std::strcmp(name, contract.name) == 0;
-         });
+bool Wanted(const Contract& contract, const std::vector<std::string>& names) {
+  return names.empty() || std::find(names.begin(), names.end(), contract.name) != names.end();
 }
 
-int Run(int argc, char** argv) {
-  if (::fork() == 0) {  // this process stays without a driver, and can fork
-    try {
-      PrintDevices();
-    } catch (const Broken& broken) {
-      std::fprintf(stderr, "driver_contracts: %s\n", broken.what.c_str());
-      ::_exit(1);
-    }
-    std::fflush(stdout);
-    ::_exit(0);
+bool WriteJson(const std::string& path, const std::string& driver, const nlohmann::json& rows) {
+  std::ofstream file(path);
+  file << nlohmann::json{{"driver", driver}, {"contracts", rows}}.dump(1) << "\n";
+  file.close();
+  if (!file) std::fprintf(stderr, "driver_contracts: cannot write %s\n", path.c_str());
+  return file.good();
+}
+
+int Run(std::vector<std::string> arguments) {
+  std::string json;
+  if (arguments.size() >= 2 && arguments[0] == "--json") {
+    json = arguments[1];
+    arguments.erase(arguments.begin(), arguments.begin() + 2);
   }
-  int status = 0;
-  ::wait(&status);
-  if (status != 0) return 2;
+  const std::string driver = DescribeDevices();
+  std::printf("# %s\n", driver.c_str());
+  nlohmann::json rows = nlohmann::json::array();
   int counts[3] = {};
   const double begin = NowMs();
   for (const Contract& contract : Contracts()) {
-    if (!Wanted(contract, argc, argv)) continue;
+    if (!Wanted(contract, arguments)) continue;
     const double start = NowMs();
     const Seen seen = InAProcess(contract);
+    const double took = NowMs() - start;
     ++counts[static_cast<int>(seen.verdict)];
     std::printf("%-7s  %-40s  %s%s%s  [%.0f ms]\n", Name(seen.verdict), contract.name,
-                contract.statement, seen.what.empty() ? "" : ": ", seen.what.c_str(),
-                NowMs() - start);
+                contract.statement, seen.what.empty() ? "" : ": ", seen.what.c_str(), took);
     std::fflush(stdout);
+    rows.push_back({{"name", contract.name},
+                    {"statement", contract.statement},
+                    {"verdict", Name(seen.verdict)},
+                    {"seen", seen.what},
+                    {"ms", std::round(took)}});
   }
   std::printf("# %d hold, %d fail, %d skipped, in %.1f s\n", counts[0], counts[1], counts[2],
               (NowMs() - begin) / 1000);
+  if (!json.empty() && !WriteJson(json, driver, rows)) return 2;
   return counts[1] == 0 ? 0 : 1;
 }
 
@@ -119,5 +136,10 @@ int Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
-  return dmuond::contracts::Run(argc, argv);
+  try {
+    return dmuond::contracts::Run({argv + 1, argv + argc});
+  } catch (const dmuond::contracts::Broken& broken) {
+    std::fprintf(stderr, "driver_contracts: %s\n", broken.what.c_str());
+    return 2;
+  }
 }

@@ -2,9 +2,13 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstdlib>
+#include <cstring>
 
 #include "tests/fake_cuda/contracts/contract.h"
 
@@ -279,7 +283,8 @@ CONTRACT(imported_memory_names_its_device, "imported memory says whose it is, wi
   return right ? Holds(seen) : Fails(seen);
 }
 
-CONTRACT(mapping_beyond_the_end_is_refused, "an address range larger than the memory is refused") {
+CONTRACT(memory_is_mapped_whole,
+         "an address range that is larger or smaller than the memory is refused") {
   Devices();
   const CUmemGenericAllocationHandle handle = Import(Export(Make(kBytes)));
   CUdeviceptr address = 0;
@@ -287,7 +292,53 @@ CONTRACT(mapping_beyond_the_end_is_refused, "an address range larger than the me
   const CUresult more = CU(cuMemMap)(address, 2 * kBytes, 0, handle, 0);
   const CUresult part = CU(cuMemMap)(address, kBytes / 2, 0, handle, 0);
   const std::string seen = Text("twice: %s, half: %s", Name(more).c_str(), Name(part).c_str());
-  return more != CUDA_SUCCESS && part == CUDA_SUCCESS ? Holds(seen) : Fails(seen);
+  return more != CUDA_SUCCESS && part != CUDA_SUCCESS ? Holds(seen) : Fails(seen);
+}
+
+CONTRACT(descriptors_are_no_memory_of_the_host, "the host cannot map a descriptor for itself") {
+  Devices();
+  void* const mapped =
+      ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, Export(Make(kBytes)), 0);
+  return mapped == MAP_FAILED ? Holds(std::strerror(errno)) : Fails("it can");
+}
+
+CONTRACT(device_addresses_are_not_the_hosts, "the host that reads a device address gets SIGSEGV") {
+  UseContext();
+  const CUdeviceptr address = Map(Make(kBytes), kBytes);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    std::signal(SIGSEGV, SIG_DFL);
+    ::_exit(*reinterpret_cast<volatile char*>(address));
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV ? Holds()
+                                                            : Fails(Text("status %#x", status));
+}
+
+CONTRACT(processes_share_memory,
+         "what one process writes another one that has mapped it before reads") {
+  Child writer([](Channel& parent) {
+    int fd = -1;
+    parent.Receive(&fd);
+    UseContext();
+    const CUdeviceptr address = Map(Import(fd), kBytes);
+    parent.Send("mapped");
+    parent.Receive();
+    Set(address, kBytes, 49);
+    parent.Send("written");
+    ::pause();
+  });
+  UseContext();
+  const CUmemGenericAllocationHandle handle = Make(kBytes);
+  const CUdeviceptr address = Map(handle, kBytes);
+  Set(address, kBytes, 1);
+  writer.channel().Send("here", Export(handle));
+  writer.channel().Receive();
+  writer.channel().Send("write");
+  writer.channel().Receive();
+  std::string word;
+  return All(address, kBytes, 49, &word) ? Holds() : Fails(word);
 }
 
 CONTRACT(mapped_ranges_must_be_unmapped_whole,

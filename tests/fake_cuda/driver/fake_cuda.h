@@ -10,6 +10,9 @@
 //
 // The address of device memory is mapped for nobody: a host that reads or writes it gets SIGSEGV.
 //
+// Fault points (dmuond/fault/fault_point.h), at which a test can stop the process, too: cuda.create
+// (fails: out of memory), cuda.map (the same) and cuda.kernel (fails: illegal access).
+//
 // Environment, read by cuInit():
 //   FAKE_CUDA_DEVICES       how many devices; 1
 //   FAKE_CUDA_MEMORY_MIB    memory of each; 4096. Counted is what this process has made and what is
@@ -48,9 +51,6 @@ CUresult fakeCudaLaunch(CUstream stream, const char* name, const FakeCudaRange* 
                         size_t count, void (*run)(void* argument), void* argument);
 // Where a kernel finds what lies at a device address; other addresses are returned as they are.
 void* fakeCudaAlias(const void* address);
-// Called with "cuda.kernel" before each kernel; where it returns anything but 0, the kernel makes
-// an illegal access.
-void fakeCudaSetFaultHook(int (*hook)(const char* point));
 
 }  // extern "C"
 

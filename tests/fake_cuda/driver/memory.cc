@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 
+#include "dmuond/fault/fault_point.h"
 #include "tests/fake_cuda/driver/state.h"
 
 namespace dmuond::fake_cuda {
@@ -198,9 +199,10 @@ CUresult MapAt(uintptr_t address, size_t bytes, std::shared_ptr<Allocation> allo
   uintptr_t begin = 0;
   Reservation* reservation = FindReservation(address, &begin);
   if (reservation == nullptr || address + bytes > begin + reservation->bytes || bytes == 0 ||
-      bytes % kGranularity != 0 || bytes > allocation->bytes) {
+      bytes % kGranularity != 0) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (bytes != allocation->bytes) return CUDA_ERROR_NOT_SUPPORTED;
   for (const auto& [other, mapped] : reservation->mapped) {
     if (Overlap({other, mapped.bytes}, address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   }
@@ -301,6 +303,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
       properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  if (dmuond::fault::FaultPoint("cuda.create") != 0) return CUDA_ERROR_OUT_OF_MEMORY;
   State& all = All();
   std::lock_guard lock(all.mutex);
   std::shared_ptr<Allocation> allocation;
@@ -353,7 +356,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, vo
   std::lock_guard lock(all.mutex);
   std::shared_ptr<Allocation> allocation =
       Open(PathOf(::getpid(), static_cast<int>(reinterpret_cast<intptr_t>(fd))));
-  if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (allocation == nullptr) return CUDA_ERROR_UNKNOWN;
   *handle = all.next_handle++;
   all.handles[*handle] = std::move(allocation);
   return CUDA_SUCCESS;
@@ -384,6 +387,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long) {
   if (const CUresult result = NeedDriver(); result != CUDA_SUCCESS) return result;
   if (offset != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (dmuond::fault::FaultPoint("cuda.map") != 0) return CUDA_ERROR_OUT_OF_MEMORY;
   std::lock_guard lock(All().mutex);
   const auto at = All().handles.find(handle);
   if (at == All().handles.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -578,7 +582,7 @@ CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigne
     const std::shared_ptr<Allocation> allocation = Open(PathOf(bytes.pid, bytes.fd));
     if (allocation == nullptr || allocation->inode != bytes.inode) {
       all.opened.erase({bytes.pid, bytes.inode});
-      return CUDA_ERROR_INVALID_VALUE;
+      return CUDA_ERROR_INVALID_HANDLE;
     }
     uintptr_t place = 0;
     CUresult result = CUDA_SUCCESS;

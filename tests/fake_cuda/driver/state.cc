@@ -9,6 +9,8 @@
 #include <ctime>
 #include <fstream>
 
+#include "dmuond/fault/fault_point.h"
+
 namespace dmuond::fake_cuda {
 namespace {
 
@@ -143,6 +145,7 @@ CUresult cuInit(unsigned) {
   State& all = All();
   std::lock_guard lock(all.mutex);
   if (all.pid != 0) return NeedDriver();
+  dmuond::fault::ConnectFaultDriver();
   all.settings = ReadSettings();
   if (all.settings.devices == 0) return CUDA_ERROR_NO_DEVICE;
   for (int device = 0; device < all.settings.devices; ++device) {
@@ -171,6 +174,7 @@ CUresult cuGetErrorName(CUresult error, const char** name) {
     DMUOND_ERROR(CUDA_ERROR_INVALID_DEVICE)
     DMUOND_ERROR(CUDA_ERROR_INVALID_CONTEXT)
     DMUOND_ERROR(CUDA_ERROR_INVALID_HANDLE)
+    DMUOND_ERROR(CUDA_ERROR_UNKNOWN)
     DMUOND_ERROR(CUDA_ERROR_NOT_FOUND)
     DMUOND_ERROR(CUDA_ERROR_NOT_READY)
     DMUOND_ERROR(CUDA_ERROR_NOT_SUPPORTED)
@@ -323,7 +327,5 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned) {
              ? CUDA_SUCCESS
              : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 }
-
-void fakeCudaSetFaultHook(int (*hook)(const char* point)) { All().fault_hook = hook; }
 
 }  // extern "C"

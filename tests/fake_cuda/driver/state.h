@@ -184,7 +184,6 @@ struct State {
   };
   std::list<Made> made;
   std::atomic<int64_t> kernels{0};
-  std::atomic<int (*)(const char*)> fault_hook{nullptr};
 };
 [[nodiscard]] State& All();
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "dmuond/fault/fault_point.h"
 #include "tests/fake_cuda/driver/state.h"
 
 using namespace dmuond::fake_cuda;  // NOLINT: the driver's interface is global
@@ -171,8 +172,8 @@ const KnownKernel kKernels[] = {
 bool Fails() {
   State& all = All();
   const int64_t number = ++all.kernels;
-  int (*hook)(const char*) = all.fault_hook;
-  return number == all.settings.fault_kernel || (hook != nullptr && hook("cuda.kernel") != 0);
+  const bool told = dmuond::fault::FaultPoint("cuda.kernel") != 0;
+  return told || number == all.settings.fault_kernel;
 }
 
 void AddKernel(Stream& stream, std::string name, std::vector<Range> ranges,
