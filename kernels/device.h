@@ -60,6 +60,7 @@ class Event {
 // Threads: one thread per stream.
 class Stream {
  public:
+  // Waits until the stream is empty.
   virtual ~Stream() = default;
   // `event`, of the same device, now stands for this point of the stream. Never blocks.
   virtual absl::Status Record(Event& event) = 0;

@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "kernels/cpu/cpu_memory.h"
 #include "kernels/cuda/cuda_memory.h"
@@ -27,6 +31,47 @@ Held Allocate(size_t bytes, int32_t lane) {
   EXPECT_TRUE(mapping.ok()) << mapping.status();
   held.mapping = *std::move(mapping);
   return held;
+}
+
+int64_t LinesOf(const std::string& path) {
+  std::ifstream file(path);
+  return std::count(std::istreambuf_iterator<char>(file), {}, '\n');
+}
+
+// Nothing may be unmapped under queued work, or the driver ends the lane by a signal.
+TEST(LaneOnFakeCudaTest, EndsWithWorkQueued) {
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("lane_log_" + std::to_string(::getpid()));
+  std::filesystem::create_directory(folder);
+  ::setenv("FAKE_CUDA_LOG", folder.c_str(), 1);
+  ::setenv("FAKE_CUDA_DELAY_US", "20000", 1);
+  for (const bool decided : {false, true}) {
+    scheduler::testing::World world(2, 1, 1);
+    for (int i = 0; i < 16; ++i) {
+      world.Replicate(scheduler::testing::Muon("w" + std::to_string(i), {96, 64}));
+    }
+    Cluster cluster(world, 1, 1, {.bucket_bytes = 1024});
+    cluster.Push();
+    cluster.Open();
+    const auto work_goes_on = [&folder, before = LinesOf(folder / "device-0.log")] {
+      return LinesOf(folder / "device-0.log") > before;
+    };
+    for (const int32_t rank : {0, 1}) {
+      cluster.SignalReady(rank);
+      cluster.Submit(rank);
+    }
+    cluster.PumpUntil(work_goes_on);
+    if (decided) {
+      cluster.WaitGathered();
+      const int64_t gathered = LinesOf(folder / "device-0.log");
+      cluster.Decide(scheduler::Verdict::kCommit);
+      cluster.PumpUntil([&] { return LinesOf(folder / "device-0.log") > gathered; });
+    }
+    EXPECT_EQ(cluster.Shutdown(0), 0);
+  }
+  ::unsetenv("FAKE_CUDA_LOG");
+  ::unsetenv("FAKE_CUDA_DELAY_US");
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -197,6 +197,16 @@ void Cluster::SendConfigure(int32_t lane) {
   Send(lane, command, fds);
 }
 
+int Cluster::Shutdown(int32_t lane) {
+  v1::LaneCommand command;
+  command.mutable_shutdown();
+  Send(lane, command);
+  int status = 0;
+  ::waitpid(lanes_[lane].pid, &status, 0);
+  lanes_[lane].pid = -1;
+  return status;
+}
+
 void Cluster::Restart(int32_t lane) {
   ::kill(lanes_[lane].pid, SIGKILL);
   ::waitpid(lanes_[lane].pid, nullptr, 0);

@@ -96,6 +96,8 @@ class Cluster {
   void Send(int32_t lane, const v1::LaneCommand& command, const std::vector<int>& fds = {});
   // Handles reports until `done` or half a minute has passed.
   void PumpUntil(const std::function<bool()>& done);
+  // Tells the process to end, and waits; its status as of waitpid().
+  int Shutdown(int32_t lane);
   void Restart(int32_t lane);  // kills the process and starts another on the same memory
 
   [[nodiscard]] const scheduler::Plan& plan() const { return plan_; }
