@@ -44,6 +44,8 @@ double UpdateScale(ScaleRule rule, int64_t rows, int64_t cols) {
   return 1.0;
 }
 
+bool Ops::CopiesByEngine(const StridedBox&, const StridedBox&) const { return true; }
+
 size_t Ops::MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const {
   size_t bytes = 0;
   for (const MuonBatch& batch : batches) {

@@ -30,6 +30,31 @@ bool IsRows(const BoxWalk& walk, size_t box, int64_t element_bytes) {
 
 CUdeviceptr Address(const std::byte* data) { return reinterpret_cast<CUdeviceptr>(data); }
 
+// Whose memory it is; -1: the host's.
+int OwnerOf(const Driver& driver, const std::byte* data) {
+  unsigned type = CU_MEMORYTYPE_HOST;
+  int device = -1;
+  // Memory that is not pinned is none that the driver knows.
+  if (driver.pointer_get_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Address(data)) !=
+          CUDA_SUCCESS ||
+      type == CU_MEMORYTYPE_HOST) {
+    return -1;
+  }
+  driver.pointer_get_attribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, Address(data));
+  return device;
+}
+
+// One run or rows of one type, which the driver copies.
+struct DriversCopy {
+  bool run = false;
+  bool rows = false;
+};
+DriversCopy CopyOf(const BoxWalk& walk, const StridedBox& dst, const StridedBox& src) {
+  if (dst.dtype != src.dtype) return {};
+  const auto bytes = static_cast<int64_t>(SizeOf(dst.dtype));
+  return {IsRun(walk, 0) && IsRun(walk, 1), IsRows(walk, 0, bytes) && IsRows(walk, 1, bytes)};
+}
+
 template <typename Pass>
 void SetShape(const BoxWalk& walk, Pass& pass) {
   pass.elements = walk.elements();
@@ -58,12 +83,13 @@ absl::Status CudaOps::Copy(Stream& stream, const StridedBox& dst, const StridedB
   walk.Simplify();
   CUstream to = CudaStream::Of(stream);
   const auto bytes = static_cast<int64_t>(SizeOf(dst.dtype));
-  if (dst.dtype == src.dtype && IsRun(walk, 0) && IsRun(walk, 1)) {
+  const DriversCopy by_driver = CopyOf(walk, dst, src);
+  if (by_driver.run) {
     return driver_.Check(
         driver_.memcpy_async(Address(dst.data), Address(src.data), walk.elements() * bytes, to),
         "cuMemcpyAsync");
   }
-  if (dst.dtype == src.dtype && IsRows(walk, 0, bytes) && IsRows(walk, 1, bytes)) {
+  if (by_driver.rows) {
     CUDA_MEMCPY2D rows{};
     rows.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
     rows.srcDevice = Address(src.data);
@@ -81,6 +107,16 @@ absl::Status CudaOps::Copy(Stream& stream, const StridedBox& dst, const StridedB
   SetShape(walk, copy);
   copy.source = Operand(walk, 1, src);
   return CudaStatus(LaunchStridedCopy(to, copy), "a strided copy");
+}
+
+bool CudaOps::CopiesByEngine(const StridedBox& dst, const StridedBox& src) const {
+  if (Elements(dst) == 0) return true;
+  BoxWalk walk(dst);
+  walk.Add(src);
+  walk.Simplify();
+  const DriversCopy by_driver = CopyOf(walk, dst, src);
+  return (by_driver.run || by_driver.rows) &&
+         OwnerOf(driver_, dst.data) != OwnerOf(driver_, src.data);
 }
 
 absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {

@@ -27,6 +27,8 @@ class CudaOps final : public Ops {
   CudaOps(const Driver& driver, ProductEngine engine);
 
   absl::Status Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) override;
+  // Runs and rows between two devices' memories, or a device's and the host's.
+  [[nodiscard]] bool CopiesByEngine(const StridedBox& dst, const StridedBox& src) const override;
   absl::Status Fill(Stream& stream, const StridedBox& dst, float value) override;
   absl::Status Sum(Stream& stream, std::span<const SumTask> tasks) override;
   absl::Status SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) override;

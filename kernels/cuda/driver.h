@@ -40,6 +40,7 @@ namespace dmuond::kernels::cuda {
   X(mem_alloc, cuMemAlloc)                                                 \
   X(mem_free, cuMemFree)                                                   \
   X(mem_get_address_range, cuMemGetAddressRange)                           \
+  X(pointer_get_attribute, cuPointerGetAttribute)                          \
   X(ipc_get, cuIpcGetMemHandle)                                            \
   X(ipc_open, cuIpcOpenMemHandle)                                          \
   X(ipc_close, cuIpcCloseMemHandle)                                        \
@@ -60,6 +61,7 @@ namespace dmuond::kernels::cuda {
 
 // Threads: any.
 struct Driver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define DMUOND_DRIVER_MEMBER(member, function) decltype(&::function) member;
   DMUOND_DRIVER_FUNCTIONS(DMUOND_DRIVER_MEMBER)
 #undef DMUOND_DRIVER_MEMBER
