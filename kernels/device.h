@@ -60,6 +60,7 @@ class Event {
 // Threads: one thread per stream.
 class Stream {
  public:
+  // Waits until the stream is empty.
   virtual ~Stream() = default;
   // `event`, of the same device, now stands for this point of the stream. Never blocks.
   virtual absl::Status Record(Event& event) = 0;
@@ -67,6 +68,19 @@ class Stream {
   virtual absl::Status WaitFor(Event& event) = 0;
   // Blocks the host until the stream is empty. Not used in the steady state of a step.
   virtual absl::Status Synchronize() = 0;
+};
+
+// Memory of another process that it did not get from a MemoryHolder: a part of an allocation, whose
+// handle the device's driver gave to that process.
+inline constexpr uint64_t kHandleOffsetAlignment = 16;
+struct HandleMemory {
+  std::string handle;       // 64 bytes
+  std::string device_uuid;  // "GPU-…": whose memory it is
+  uint64_t offset = 0;      // of the part, a multiple of kHandleOffsetAlignment
+  size_t bytes = 0;         // of the part
+  // Tell allocations apart that have the same handle one after the other.
+  uint64_t buffer = 0;
+  uint64_t generation = 0;
 };
 
 class Ops;
@@ -78,8 +92,14 @@ class Device {
   [[nodiscard]] virtual std::string Describe()
       const = 0;  // type, uuid, driver: for logs and cost tables
   // Maps memory that a MemoryHolder made (or a trainer's own, already checked). The descriptor may
-  // be closed afterwards. `bytes` must not exceed the size of the memory.
+  // be closed afterwards. `bytes` as they were allocated; the CPU's memory may be mapped in part.
   virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) = 0;
+  // Maps the memory of such a handle. The allocation is closed with its last mapping; parts of it
+  // that are mapped at once are of one generation. INVALID_ARGUMENT: a handle of another length, or
+  // that cannot be opened; NOT_FOUND: no such device here; FAILED_PRECONDITION: its memory cannot
+  // be accessed from here, or an older generation is mapped; OUT_OF_RANGE: beyond the allocation;
+  // UNIMPLEMENTED: this device has no handles.
+  virtual absl::StatusOr<std::unique_ptr<Mapping>> MapHandle(const HandleMemory& memory);
   // Private scratch of this process, for workspaces. Contents undefined.
   virtual absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) = 0;
   // Private memory that both the device's work and the host read and write (pinned). Zero-filled.

@@ -19,6 +19,10 @@ const char* Name(DType dtype) {
   return "unknown";
 }
 
+absl::StatusOr<std::unique_ptr<Mapping>> Device::MapHandle(const HandleMemory&) {
+  return absl::UnimplementedError("this device has no handles of other processes' memory");
+}
+
 int64_t NormBlocks(int64_t first_element, int64_t elements) {
   if (elements <= 0) return 0;
   return (first_element + elements - 1) / kNormBlock - first_element / kNormBlock + 1;
@@ -39,6 +43,8 @@ double UpdateScale(ScaleRule rule, int64_t rows, int64_t cols) {
   }
   return 1.0;
 }
+
+bool Ops::CopiesByEngine(const StridedBox&, const StridedBox&) const { return true; }
 
 size_t Ops::MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const {
   size_t bytes = 0;

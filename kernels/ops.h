@@ -174,6 +174,9 @@ class Ops {
 
   // Copies (and converts, where dtypes differ) a box; shapes equal.
   virtual absl::Status Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) = 0;
+  // Whether Copy() of these boxes takes no multiprocessor from whoever computes on the device: a
+  // copy engine does it. A device that has none to take says true.
+  [[nodiscard]] virtual bool CopiesByEngine(const StridedBox& dst, const StridedBox& src) const;
   virtual absl::Status Fill(Stream& stream, const StridedBox& dst, float value) = 0;
   virtual absl::Status Sum(Stream& stream, std::span<const SumTask> tasks) = 0;
   virtual absl::Status SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) = 0;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/box_walk.h"
+#include "kernels/cpu/cast.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_stream.h"
@@ -27,6 +28,33 @@ bool IsRows(const BoxWalk& walk, size_t box, int64_t element_bytes) {
          walk.stride(box, 0) * element_bytes <= kPitchMax;
 }
 
+CUdeviceptr Address(const std::byte* data) { return reinterpret_cast<CUdeviceptr>(data); }
+
+// Whose memory it is; -1: the host's.
+int OwnerOf(const Driver& driver, const std::byte* data) {
+  unsigned type = CU_MEMORYTYPE_HOST;
+  int device = -1;
+  // Memory that is not pinned is none that the driver knows.
+  if (driver.pointer_get_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Address(data)) !=
+          CUDA_SUCCESS ||
+      type == CU_MEMORYTYPE_HOST) {
+    return -1;
+  }
+  driver.pointer_get_attribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, Address(data));
+  return device;
+}
+
+// One run or rows of one type, which the driver copies.
+struct DriversCopy {
+  bool run = false;
+  bool rows = false;
+};
+DriversCopy CopyOf(const BoxWalk& walk, const StridedBox& dst, const StridedBox& src) {
+  if (dst.dtype != src.dtype) return {};
+  const auto bytes = static_cast<int64_t>(SizeOf(dst.dtype));
+  return {IsRun(walk, 0) && IsRun(walk, 1), IsRows(walk, 0, bytes) && IsRows(walk, 1, bytes)};
+}
+
 template <typename Pass>
 void SetShape(const BoxWalk& walk, Pass& pass) {
   pass.elements = walk.elements();
@@ -45,19 +73,6 @@ StridedOperand Operand(const BoxWalk& walk, size_t box, const StridedBox& from) 
   return operand;
 }
 
-uint16_t Bits16(DType dtype, float value) {
-  if (dtype == DType::kF16) {
-    const auto half = static_cast<_Float16>(value);
-    uint16_t bits = 0;
-    std::memcpy(&bits, &half, sizeof(bits));
-    return bits;
-  }
-  uint32_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if (value != value) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);  // to even
-}
-
 }  // namespace
 
 absl::Status CudaOps::Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) {
@@ -66,18 +81,25 @@ absl::Status CudaOps::Copy(Stream& stream, const StridedBox& dst, const StridedB
   BoxWalk walk(dst);
   walk.Add(src);
   walk.Simplify();
-  cudaStream_t to = CudaStream::Of(stream);
+  CUstream to = CudaStream::Of(stream);
   const auto bytes = static_cast<int64_t>(SizeOf(dst.dtype));
-  if (dst.dtype == src.dtype && IsRun(walk, 0) && IsRun(walk, 1)) {
-    return CudaStatus(
-        cudaMemcpyAsync(dst.data, src.data, walk.elements() * bytes, cudaMemcpyDefault, to),
-        "cudaMemcpyAsync");
+  const DriversCopy by_driver = CopyOf(walk, dst, src);
+  if (by_driver.run) {
+    return driver_.Check(
+        driver_.memcpy_async(Address(dst.data), Address(src.data), walk.elements() * bytes, to),
+        "cuMemcpyAsync");
   }
-  if (dst.dtype == src.dtype && IsRows(walk, 0, bytes) && IsRows(walk, 1, bytes)) {
-    return CudaStatus(
-        cudaMemcpy2DAsync(dst.data, walk.stride(0, 0) * bytes, src.data, walk.stride(1, 0) * bytes,
-                          walk.size(1) * bytes, walk.size(0), cudaMemcpyDefault, to),
-        "cudaMemcpy2DAsync");
+  if (by_driver.rows) {
+    CUDA_MEMCPY2D rows{};
+    rows.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+    rows.srcDevice = Address(src.data);
+    rows.srcPitch = walk.stride(1, 0) * bytes;
+    rows.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    rows.dstDevice = Address(dst.data);
+    rows.dstPitch = walk.stride(0, 0) * bytes;
+    rows.WidthInBytes = walk.size(1) * bytes;
+    rows.Height = walk.size(0);
+    return driver_.Check(driver_.memcpy_2d_async(&rows, to), "cuMemcpy2DAsync");
   }
   StridedCopy copy;
   copy.destination = dst.data;
@@ -87,22 +109,32 @@ absl::Status CudaOps::Copy(Stream& stream, const StridedBox& dst, const StridedB
   return CudaStatus(LaunchStridedCopy(to, copy), "a strided copy");
 }
 
+bool CudaOps::CopiesByEngine(const StridedBox& dst, const StridedBox& src) const {
+  if (Elements(dst) == 0) return true;
+  BoxWalk walk(dst);
+  walk.Add(src);
+  walk.Simplify();
+  const DriversCopy by_driver = CopyOf(walk, dst, src);
+  return (by_driver.run || by_driver.rows) &&
+         OwnerOf(driver_, dst.data) != OwnerOf(driver_, src.data);
+}
+
 absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {
   if (absl::Status status = CheckBox(dst, "destination of a fill"); !status.ok()) return status;
   if (Elements(dst) == 0) return absl::OkStatus();
   BoxWalk walk(dst);
   walk.Simplify();
-  cudaStream_t to = CudaStream::Of(stream);
+  CUstream to = CudaStream::Of(stream);
   if (IsRun(walk, 0)) {
-    const auto address = reinterpret_cast<CUdeviceptr>(dst.data);
+    const CUdeviceptr address = Address(dst.data);
     const auto count = static_cast<size_t>(walk.elements());
     if (dst.dtype == DType::kF32) {
       uint32_t bits = 0;
       std::memcpy(&bits, &value, sizeof(bits));
       return driver_.Check(driver_.memset_d32_async(address, bits, count, to), "cuMemsetD32Async");
     }
-    return driver_.Check(driver_.memset_d16_async(address, Bits16(dst.dtype, value), count, to),
-                         "cuMemsetD16Async");
+    const uint16_t bits = dst.dtype == DType::kF16 ? cpu::ToF16(value) : cpu::ToBF16(value);
+    return driver_.Check(driver_.memset_d16_async(address, bits, count, to), "cuMemsetD16Async");
   }
   StridedCopy fill;
   fill.destination = dst.data;
@@ -112,7 +144,7 @@ absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {
   return CudaStatus(LaunchStridedCopy(to, fill), "a strided fill");
 }
 
-absl::Status CudaOps::AddSum(cudaStream_t stream, const SumTask& task) {
+absl::Status CudaOps::AddSum(CUstream stream, const SumTask& task) {
   BoxWalk walk(task.dst);
   bool simple =
       task.sources.size() <= kSumSourcesMax && reinterpret_cast<uintptr_t>(task.dst.data) % 16 == 0;

@@ -4,11 +4,10 @@
 #ifndef DMUOND_KERNELS_CUDA_CUDA_DEVICE_H_
 #define DMUOND_KERNELS_CUDA_CUDA_DEVICE_H_
 
-#include <cuda_runtime.h>
-
 #include <memory>
 #include <string>
 
+#include "kernels/cuda/cuda_handles.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/device.h"
@@ -16,13 +15,14 @@
 namespace dmuond::kernels::cuda {
 
 // Threads: one thread, the lane's dispatching one, for the device, its streams, events and ops.
-// Streams and events may outlive the device.
+// Streams and events may outlive the device. Its context is the primary one, which the runtime of
+// kernels and libraries shares; it is kept until the process ends.
 class CudaDevice final : public Device {
  public:
-  // Makes the device's context current in the calling thread. `engine`: whose matrix products;
-  // kDefault is the own kernels on compute capability 9.0 and cuBLASLt elsewhere. NOT_FOUND naming
-  // the number of devices; UNIMPLEMENTED for a device older than 8.0, or own kernels on another
-  // than 9.0; UNAVAILABLE where cuBLASLt is needed and cannot be loaded.
+  // Makes the device's primary context current in the calling thread. `engine`: whose matrix
+  // products; kDefault is the own kernels on compute capability 9.0 and cuBLASLt elsewhere.
+  // NOT_FOUND naming the number of devices; UNIMPLEMENTED for a device older than 8.0, or own
+  // kernels on another than 9.0; UNAVAILABLE where cuBLASLt is needed and cannot be loaded.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(
       int ordinal, ProductEngine engine = ProductEngine::kDefault);
 
@@ -32,8 +32,12 @@ class CudaDevice final : public Device {
   // sources): what measurements hold for.
   // "cuda NVIDIA H200 sms=132 driver=580.159.04 cublaslt=13.1.0 kernels=0a1b2c3d4e5f"
   [[nodiscard]] std::string DescribeType() const;
-  // A descriptor of host memory (memfd) is mapped for the host: state tables, boards.
+  // `fd`: of device memory, of this device or of one whose memory it can access. Host memory (state
+  // tables, boards, timelines) is mapped by cpu::MapShared().
   absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<Mapping>> MapHandle(const HandleMemory& memory) override {
+    return handles_.Map(memory);
+  }
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateScratch(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Mapping>> AllocateHost(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream() override;
@@ -48,6 +52,7 @@ class CudaDevice final : public Device {
   const CUdevice device_;
   const size_t granularity_;
   const std::string description_;
+  CudaHandles handles_;
   CudaOps ops_;
 };
 

@@ -1,14 +1,19 @@
 #include "kernels/cuda/cuda_memory.h"
 
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/cuda_handles.h"
 
 namespace dmuond::kernels::cuda {
 namespace {
 
+// 0 where the result would not fit.
 size_t RoundUp(size_t bytes, size_t granularity) {
-  return (bytes + granularity - 1) / granularity * granularity;
+  return bytes > std::numeric_limits<size_t>::max() - granularity
+             ? 0
+             : (bytes + granularity - 1) / granularity * granularity;
 }
 
 // A handle of memory; mappings and descriptors keep the memory without it.
@@ -39,20 +44,35 @@ absl::StatusOr<std::unique_ptr<Handle>> Import(const Driver& driver, int fd) {
   return std::make_unique<Handle>(driver, handle);
 }
 
+// Whose memory it is.
+absl::StatusOr<CUdevice> DeviceOf(const Driver& driver, const Handle& handle) {
+  CUmemAllocationProp properties{};
+  absl::Status status =
+      driver.Check(driver.mem_get_allocation_properties(&properties, handle.get()),
+                   "cuMemGetAllocationPropertiesFromHandle");
+  if (!status.ok()) return status;
+  return properties.location.id;
+}
+
 // A range of addresses with memory behind it, which no device may access yet.
 class Range final : public Mapping {
  public:
   static absl::StatusOr<std::unique_ptr<Range>> Make(const Driver& driver, const Handle& handle,
                                                      size_t granularity, size_t bytes) {
     if (bytes == 0) return absl::InvalidArgumentError("cannot map 0 bytes");
-    std::unique_ptr<Range> range(new Range(driver, bytes, RoundUp(bytes, granularity)));
+    const size_t rounded = RoundUp(bytes, granularity);
+    if (rounded == 0) {
+      return absl::OutOfRangeError(absl::StrCat("cannot map ", bytes, " bytes of device memory"));
+    }
+    std::unique_ptr<Range> range(new Range(driver, bytes, rounded));
     absl::Status status = driver.Check(
         driver.mem_address_reserve(&range->address_, range->reserved_, granularity, 0, 0),
         "cuMemAddressReserve");
     if (!status.ok()) return status;
     const CUresult result = driver.mem_map(range->address_, range->reserved_, 0, handle.get(), 0);
     if (result != CUDA_SUCCESS) {
-      return absl::OutOfRangeError(absl::StrCat("cannot map ", bytes, " bytes of device memory: ",
+      return absl::OutOfRangeError(absl::StrCat("cannot map ", bytes,
+                                                " bytes of device memory, which is mapped whole: ",
                                                 driver.Check(result, "cuMemMap").message()));
     }
     range->mapped_ = true;
@@ -94,19 +114,11 @@ absl::StatusOr<std::unique_ptr<CudaMemoryHolder>> CudaMemoryHolder::Create(int o
   const absl::StatusOr<const Driver*> driver = Driver::Get();
   if (!driver.ok()) return driver.status();
   const Driver& d = **driver;
-  int count = 0;
-  absl::Status status = d.Check(d.device_get_count(&count), "cuDeviceGetCount");
-  if (!status.ok()) return status;
-  if (ordinal < 0 || ordinal >= count) {
-    return absl::NotFoundError(
-        absl::StrCat("there is no device cuda:", ordinal, "; this machine has ", count));
-  }
-  CUdevice device = 0;
-  status = d.Check(d.device_get(&device, ordinal), "cuDeviceGet");
-  if (!status.ok()) return status;
-  const absl::StatusOr<size_t> granularity = Granularity(d, device);
+  const absl::StatusOr<CUdevice> device = FindDevice(d, ordinal);
+  if (!device.ok()) return device.status();
+  const absl::StatusOr<size_t> granularity = Granularity(d, *device);
   if (!granularity.ok()) return granularity.status();
-  return std::unique_ptr<CudaMemoryHolder>(new CudaMemoryHolder(d, device, *granularity));
+  return std::unique_ptr<CudaMemoryHolder>(new CudaMemoryHolder(d, *device, *granularity));
 }
 
 absl::StatusOr<UniqueFd> CudaMemoryHolder::Allocate(size_t bytes, const std::string& name) {
@@ -115,8 +127,9 @@ absl::StatusOr<UniqueFd> CudaMemoryHolder::Allocate(size_t bytes, const std::str
   }
   const CUmemAllocationProp properties = SharedMemoryOf(device_);
   CUmemGenericAllocationHandle created = 0;
-  const CUresult result =
-      driver_.mem_create(&created, RoundUp(bytes, granularity_), &properties, 0);
+  const size_t rounded = RoundUp(bytes, granularity_);
+  const CUresult result = rounded == 0 ? CUDA_ERROR_OUT_OF_MEMORY
+                                       : driver_.mem_create(&created, rounded, &properties, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
     return absl::ResourceExhaustedError(absl::StrCat("memory '", name, "': ", bytes,
                                                      " bytes wanted, device ", device_,
@@ -135,6 +148,12 @@ absl::StatusOr<UniqueFd> CudaMemoryHolder::Allocate(size_t bytes, const std::str
 absl::Status CudaMemoryHolder::Check(int fd, size_t bytes) {
   const absl::StatusOr<std::unique_ptr<Handle>> handle = Import(driver_, fd);
   if (!handle.ok()) return handle.status();
+  const absl::StatusOr<CUdevice> device = DeviceOf(driver_, **handle);
+  if (!device.ok()) return device.status();
+  if (*device != device_) {
+    return absl::InvalidArgumentError(absl::StrCat("the memory is of ", NameOf(driver_, *device),
+                                                   ", not of ", NameOf(driver_, device_)));
+  }
   return Range::Make(driver_, **handle, granularity_, bytes).status();
 }
 
@@ -142,6 +161,9 @@ absl::StatusOr<std::unique_ptr<Mapping>> MapForDevice(const Driver& driver, CUde
                                                       size_t granularity, int fd, size_t bytes) {
   const absl::StatusOr<std::unique_ptr<Handle>> handle = Import(driver, fd);
   if (!handle.ok()) return handle.status();
+  const absl::StatusOr<CUdevice> owner = DeviceOf(driver, **handle);
+  if (!owner.ok()) return owner.status();
+  if (absl::Status status = CheckAccess(driver, device, *owner); !status.ok()) return status;
   absl::StatusOr<std::unique_ptr<Range>> range = Range::Make(driver, **handle, granularity, bytes);
   if (!range.ok()) return range.status();
   if (absl::Status status = (*range)->Allow(device); !status.ok()) return status;

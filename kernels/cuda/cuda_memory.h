@@ -21,8 +21,8 @@ class CudaMemoryHolder final : public MemoryHolder {
   // The driver clears memory before it gives it to another process, and the holder frees none that
   // it would get again: what it hands out reads as zero.
   absl::StatusOr<UniqueFd> Allocate(size_t bytes, const std::string& name) override;
-  // Sizes of such memory cannot be asked for: the mapping fails where `bytes` is too much, and is
-  // tried here.
+  // Also whether it is memory of this very device. Sizes of such memory cannot be asked for: the
+  // mapping, which is tried here, fails where `bytes` is not as allocated.
   absl::Status Check(int fd, size_t bytes) override;
 
  private:
@@ -35,6 +35,7 @@ class CudaMemoryHolder final : public MemoryHolder {
 };
 
 // Maps such memory, of any device of this machine, for kernels and copies of `device`.
+// FAILED_PRECONDITION naming both devices where this one cannot access that one's memory.
 // REQUIRES: the calling thread has a context of `device`.
 absl::StatusOr<std::unique_ptr<Mapping>> MapForDevice(const Driver& driver, CUdevice device,
                                                       size_t granularity, int fd, size_t bytes);

@@ -126,7 +126,7 @@ size_t CudaOps::MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const 
   return MuonSet::WorkspaceBytes(*resolved);
 }
 
-absl::StatusOr<MuonSet*> CudaOps::FindSet(cudaStream_t stream, std::span<const MuonBatch> batches,
+absl::StatusOr<MuonSet*> CudaOps::FindSet(CUstream stream, std::span<const MuonBatch> batches,
                                           void* workspace) {
   for (const KnownSet& known : sets_) {
     if (known.workspace == workspace &&
@@ -138,7 +138,8 @@ absl::StatusOr<MuonSet*> CudaOps::FindSet(cudaStream_t stream, std::span<const M
   const absl::StatusOr<std::vector<MuonSetBatch>> resolved = ResolveAll(batches);
   if (!resolved.ok()) return resolved.status();
   // Tiles are measured in the workspace, where an earlier update may be under way.
-  if (absl::Status status = CudaStatus(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  if (absl::Status status =
+          driver_.Check(driver_.stream_synchronize(stream), "cuStreamSynchronize");
       !status.ok()) {
     return status;
   }

@@ -27,6 +27,8 @@ class CudaOps final : public Ops {
   CudaOps(const Driver& driver, ProductEngine engine);
 
   absl::Status Copy(Stream& stream, const StridedBox& dst, const StridedBox& src) override;
+  // Runs and rows between two devices' memories, or a device's and the host's.
+  [[nodiscard]] bool CopiesByEngine(const StridedBox& dst, const StridedBox& src) const override;
   absl::Status Fill(Stream& stream, const StridedBox& dst, float value) override;
   absl::Status Sum(Stream& stream, std::span<const SumTask> tasks) override;
   absl::Status SumsOfSquares(Stream& stream, std::span<const NormTask> tasks) override;
@@ -65,9 +67,9 @@ class CudaOps final : public Ops {
   absl::StatusOr<MuonSetBatch> Resolve(int64_t rows, int64_t cols, int64_t matrices, DType weight,
                                        const MuonConfig& config) const;
   absl::StatusOr<std::vector<MuonSetBatch>> ResolveAll(std::span<const MuonBatch> batches) const;
-  absl::StatusOr<MuonSet*> FindSet(cudaStream_t stream, std::span<const MuonBatch> batches,
+  absl::StatusOr<MuonSet*> FindSet(CUstream stream, std::span<const MuonBatch> batches,
                                    void* workspace);
-  absl::Status AddSum(cudaStream_t stream, const SumTask& task);
+  absl::Status AddSum(CUstream stream, const SumTask& task);
 
   const Driver& driver_;
   const ProductEngine engine_;

@@ -1,46 +1,48 @@
 #include "kernels/cuda/cuda_stream.h"
 
-#include "kernels/cuda/cuda_status.h"
-
 namespace dmuond::kernels::cuda {
 
-absl::StatusOr<std::unique_ptr<Event>> CudaEvent::Create() {
-  cudaEvent_t event = nullptr;
+absl::StatusOr<std::unique_ptr<Event>> CudaEvent::Create(const Driver& driver) {
+  CUevent event = nullptr;
   const absl::Status status =
-      CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+      driver.Check(driver.event_create(&event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
   if (!status.ok()) return status;
-  return std::unique_ptr<Event>(new CudaEvent(event));
+  return std::unique_ptr<Event>(new CudaEvent(driver, event));
 }
 
-CudaEvent::~CudaEvent() { cudaEventDestroy(event_); }
+CudaEvent::~CudaEvent() { driver_.event_destroy(event_); }
 
 absl::StatusOr<bool> CudaEvent::Done() {
-  const cudaError_t result = cudaEventQuery(event_);
-  if (result == cudaErrorNotReady) return false;
-  if (absl::Status status = CudaStatus(result, "cudaEventQuery"); !status.ok()) return status;
+  const CUresult result = driver_.event_query(event_);
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  if (absl::Status status = driver_.Check(result, "cuEventQuery"); !status.ok()) return status;
   return true;
 }
 
-absl::StatusOr<std::unique_ptr<Stream>> CudaStream::Create() {
-  cudaStream_t stream = nullptr;
+absl::StatusOr<std::unique_ptr<Stream>> CudaStream::Create(const Driver& driver) {
+  CUstream stream = nullptr;
   const absl::Status status =
-      CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+      driver.Check(driver.stream_create(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   if (!status.ok()) return status;
-  return std::unique_ptr<Stream>(new CudaStream(stream));
+  return std::unique_ptr<Stream>(new CudaStream(driver, stream));
 }
 
-CudaStream::~CudaStream() { cudaStreamDestroy(stream_); }
+CudaStream::~CudaStream() {
+  driver_.stream_synchronize(stream_);
+  driver_.stream_destroy(stream_);
+}
 
 absl::Status CudaStream::Record(Event& event) {
-  return CudaStatus(cudaEventRecord(CudaEvent::Of(event), stream_), "cudaEventRecord");
+  return driver_.Check(driver_.event_record(CudaEvent::Of(event), stream_), "cuEventRecord");
 }
 
 absl::Status CudaStream::WaitFor(Event& event) {
-  return CudaStatus(cudaStreamWaitEvent(stream_, CudaEvent::Of(event), 0), "cudaStreamWaitEvent");
+  return driver_.Check(driver_.stream_wait_event(stream_, CudaEvent::Of(event), 0),
+                       "cuStreamWaitEvent");
 }
 
 absl::Status CudaStream::Synchronize() {
-  return CudaStatus(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+  return driver_.Check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
 }
 
 }  // namespace dmuond::kernels::cuda

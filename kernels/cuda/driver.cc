@@ -20,24 +20,17 @@ bool Find(void* library, const char* name, Function& function) {
   return function != nullptr;
 }
 
-// Names carry the version of the interface that <cuda.h> declares.
-bool FindAll(void* library, Driver& d) {
-  return Find(library, "cuDeviceGet", d.device_get) &&
-         Find(library, "cuDeviceGetCount", d.device_get_count) &&
-         Find(library, "cuDeviceGetAttribute", d.device_get_attribute) &&
-         Find(library, "cuDriverGetVersion", d.driver_get_version) &&
-         Find(library, "cuGetErrorName", d.get_error_name) &&
-         Find(library, "cuMemGetAllocationGranularity", d.mem_get_allocation_granularity) &&
-         Find(library, "cuMemCreate", d.mem_create) &&
-         Find(library, "cuMemRelease", d.mem_release) &&
-         Find(library, "cuMemExportToShareableHandle", d.mem_export) &&
-         Find(library, "cuMemImportFromShareableHandle", d.mem_import) &&
-         Find(library, "cuMemAddressReserve", d.mem_address_reserve) &&
-         Find(library, "cuMemAddressFree", d.mem_address_free) &&
-         Find(library, "cuMemMap", d.mem_map) && Find(library, "cuMemUnmap", d.mem_unmap) &&
-         Find(library, "cuMemSetAccess", d.mem_set_access) &&
-         Find(library, "cuMemsetD16Async", d.memset_d16_async) &&
-         Find(library, "cuMemsetD32Async", d.memset_d32_async);
+// Names carry the version of the interface that <cuda.h> declares, which are macros of it.
+#define DMUOND_TEXT(function) #function
+bool FindAll(void* library, Driver& driver, std::string& missing) {
+#define DMUOND_FIND(member, function)                         \
+  if (!Find(library, DMUOND_TEXT(function), driver.member)) { \
+    missing = DMUOND_TEXT(function);                          \
+    return false;                                             \
+  }
+  DMUOND_DRIVER_FUNCTIONS(DMUOND_FIND)
+#undef DMUOND_FIND
+  return true;
 }
 
 Loaded Load() {
@@ -48,8 +41,10 @@ Loaded Load() {
     return loaded;
   }
   decltype(&::cuInit) init = nullptr;
-  if (!Find(library, "cuInit", init) || !FindAll(library, loaded.driver)) {
-    loaded.status = absl::UnavailableError("the CUDA driver is older than 11.0");
+  std::string missing = "cuInit";
+  if (!Find(library, "cuInit", init) || !FindAll(library, loaded.driver, missing)) {
+    loaded.status = absl::UnavailableError(
+        absl::StrCat("the CUDA driver is older than 11.4: it has no ", missing));
     return loaded;
   }
   if (const CUresult result = init(0); result != CUDA_SUCCESS) {
@@ -76,6 +71,26 @@ absl::Status Driver::Check(CUresult result, absl::string_view call) const {
                    static_cast<int>(result), ")");
   return result == CUDA_ERROR_OUT_OF_MEMORY ? absl::ResourceExhaustedError(message)
                                             : absl::InternalError(message);
+}
+
+absl::StatusOr<CUdevice> FindDevice(const Driver& driver, int ordinal) {
+  int count = 0;
+  absl::Status status = driver.Check(driver.device_get_count(&count), "cuDeviceGetCount");
+  if (!status.ok()) return status;
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no device cuda:", ordinal, "; this machine has ", count));
+  }
+  CUdevice device = 0;
+  status = driver.Check(driver.device_get(&device, ordinal), "cuDeviceGet");
+  if (!status.ok()) return status;
+  return device;
+}
+
+std::string NameOf(const Driver& driver, CUdevice device) {
+  char name[256] = "unknown";
+  driver.device_get_name(name, sizeof(name), device);
+  return absl::StrCat("cuda:", device, " (", name, ")");
 }
 
 CUmemAllocationProp SharedMemoryOf(CUdevice device) {

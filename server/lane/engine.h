@@ -80,11 +80,6 @@ class Engine {
   const LaneJob& job_;
   Channel& channel_;
   kernels::Device& device_;
-  // So that collecting, updating, publishing and copying overlap where the device can.
-  std::unique_ptr<kernels::Stream> collect_stream_;
-  std::unique_ptr<kernels::Stream> update_stream_;
-  std::unique_ptr<kernels::Stream> publish_stream_;
-  std::unique_ptr<kernels::Stream> snapshot_stream_;
   Rail rail_;
   TrainerMemory trainers_;
   std::unique_ptr<Slots> slots_;
@@ -92,6 +87,12 @@ class Engine {
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<SnapshotCopy> snapshot_;
+  // So that collecting, updating, publishing and copying overlap where the device can. Destroyed
+  // before what their work uses, and not before that work is done.
+  std::unique_ptr<kernels::Stream> collect_stream_;
+  std::unique_ptr<kernels::Stream> update_stream_;
+  std::unique_ptr<kernels::Stream> publish_stream_;
+  std::unique_ptr<kernels::Stream> snapshot_stream_;
 
   std::optional<scheduler::OpenAttempt> opened_;    // not armed yet
   std::vector<scheduler::Submission> submissions_;  // of attempts that are not armed yet

@@ -22,10 +22,12 @@ absl::Status CheckSize(const char* what, int64_t given, int64_t needed) {
       absl::StrCat(what, " has ", given, " bytes, the plan needs ", needed));
 }
 
-absl::StatusOr<std::unique_ptr<kernels::Mapping>> MapUnlessEmpty(kernels::Device& device, int fd,
+// Of the device, or of the host where there is none.
+absl::StatusOr<std::unique_ptr<kernels::Mapping>> MapUnlessEmpty(kernels::Device* device, int fd,
                                                                  int64_t bytes) {
   if (bytes == 0) return std::unique_ptr<kernels::Mapping>();
-  return device.Map(fd, static_cast<size_t>(bytes));
+  return device == nullptr ? kernels::cpu::MapShared(fd, static_cast<size_t>(bytes))
+                           : device->Map(fd, static_cast<size_t>(bytes));
 }
 
 absl::Status MapHostCopy(const v1::LaneCommand::Configure& configure, int fd, LaneJob& job) {
@@ -59,8 +61,10 @@ absl::Status MapMemory(const v1::LaneCommand::Configure& configure,
   const int64_t sizes[] = {program.state_bytes, program.staging_bytes,
                            configure.state_table_bytes(), configure.publish_board_bytes()};
   std::unique_ptr<kernels::Mapping>* places[] = {&job.state, &job.staging, &job.table, &job.board};
+  // Table and board are host memory on every device.
+  kernels::Device* const devices[] = {&device, &device, nullptr, nullptr};
   for (size_t i = 0; i < std::size(sizes); ++i) {
-    auto mapping = MapUnlessEmpty(device, fds[i].get(), sizes[i]);
+    auto mapping = MapUnlessEmpty(devices[i], fds[i].get(), sizes[i]);
     if (!mapping.ok()) return mapping.status();
     *places[i] = *std::move(mapping);
   }

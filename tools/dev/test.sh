@@ -55,6 +55,8 @@ show_summary() {
       *) sed -n '/tests passed,.*tests failed/,$p; /^No tests were found/p' "build/test-logs/$run.log" ;;
     esac
   done
+  ! grep -q '^DMUOND_CUDA_INCLUDE:.*-NOTFOUND' build/cpu/CMakeCache.txt ||
+    printf '\nleft out: tests on a fake CUDA driver, which need the headers of a CUDA toolkit (CUDA_HOME, /usr/local/cuda)\n'
 }
 
 run_ctest() { # PRESET [OPTION...]

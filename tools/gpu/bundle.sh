@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=build/cuda
 out=${1:-.bundle}
-programs=(cuda_device_test gemm_check muon_check small_check preset_steps symmetric_gemm_bench
+programs=(driver_contracts cuda_device_test gemm_check muon_check small_check preset_steps symmetric_gemm_bench
   muon_update_bench muon_lane_bench muon_tune pass_bench)
 [ -f "$build/CMakeCache.txt" ] || cmake --preset cuda
 cmake --build "$build" --target "${programs[@]}"

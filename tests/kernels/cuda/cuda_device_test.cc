@@ -64,25 +64,27 @@ TEST_F(CudaMemory, CheckKnowsDescriptorsAndSizes) {
   const UniqueFd fd = *holder_->Allocate(kBytes, "state");
   EXPECT_TRUE(holder_->Check(fd.get(), kBytes).ok());
   EXPECT_FALSE(holder_->Check(fd.get(), kBytes * 100).ok());
+  EXPECT_FALSE(holder_->Check(fd.get(), kBytes / 5).ok()) << "such memory is mapped whole";
   const UniqueFd host(::memfd_create("host", MFD_CLOEXEC));
   EXPECT_FALSE(holder_->Check(host.get(), 4096).ok());
   EXPECT_FALSE(gpu_->Map(fd.get(), kBytes * 100).ok());
   EXPECT_FALSE(gpu_->Map(fd.get(), 0).ok());
 }
 
-TEST_F(CudaMemory, HostMemoryIsMappedForTheHost) {
+TEST_F(CudaMemory, MemoryOfTheHostIsRefused) {
   const UniqueFd host(::memfd_create("table", MFD_CLOEXEC));
-  ASSERT_EQ(::ftruncate(host.get(), 8192), 0);
-  const auto first = *gpu_->Map(host.get(), 8192);
-  const auto second = *gpu_->Map(host.get(), 8192);
-  std::memset(first->data(), 0x5A, 8192);
-  EXPECT_EQ(std::memcmp(first->data(), second->data(), 8192), 0);
+  ASSERT_EQ(::ftruncate(host.get(), kBytes), 0);
+  EXPECT_EQ(gpu_->Map(host.get(), kBytes).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(CudaMemory, RefusesWhatCannotBe) {
   EXPECT_EQ(holder_->Allocate(0, "nothing").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(holder_->Allocate(size_t{1} << 50, "everything").status().code(),
             absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(holder_->Allocate(SIZE_MAX - 1, "everything").status().code(),
+            absl::StatusCode::kResourceExhausted);
+  const UniqueFd fd = *holder_->Allocate(kBytes, "state");
+  EXPECT_EQ(gpu_->Map(fd.get(), SIZE_MAX - 1).status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_EQ(CudaMemoryHolder::Create(1000).status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(CudaDevice::Create(1000).status().code(), absl::StatusCode::kNotFound);
   EXPECT_NE(gpu_->Describe().find("uuid=GPU-"), std::string::npos) << gpu_->Describe();

@@ -40,14 +40,24 @@ Held Hold(size_t bytes) {
   return held;
 }
 
-std::string ProgramPath() {
+std::string PathOf(const std::string& program) {
   char path[PATH_MAX] = {};
   EXPECT_GT(::readlink("/proc/self/exe", path, sizeof(path) - 1), 0);
   std::string self(path);
-  return self.substr(0, self.rfind('/')) + "/dmuond-lane";
+  return self.substr(0, self.rfind('/')) + "/" + program;
 }
 
 }  // namespace
+
+DeviceUnderTest& OtherDevice() {
+  static DeviceUnderTest& device = *new DeviceUnderTest();
+  return device;
+}
+
+Held Cluster::HoldOnDevice(size_t bytes, int32_t lane) const {
+  return on_other_device() ? OtherDevice().allocate(std::max<size_t>(bytes, 64), lane)
+                           : Hold(bytes);
+}
 
 Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t lanes_per_node,
                  Options options)
@@ -86,8 +96,9 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
     }
     TrainerEnd end;
     end.node = trainer.node.value();
-    end.gradients = Hold(bytes);
-    end.weights = Hold(bytes);
+    const int32_t device = trainer.rank.value() % lanes_per_node;
+    end.gradients = HoldOnDevice(bytes, device);
+    end.weights = HoldOnDevice(bytes, device);
     trainers_.push_back(std::move(end));
   }
   const int32_t lanes = nodes * lanes_per_node;
@@ -97,8 +108,8 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
     auto program = scheduler::MakeLaneProgram(inputs_, plan_, scheduler::LaneId(lane));
     EXPECT_TRUE(program.ok()) << program.status();
     end.program = *std::move(program);
-    end.state = Hold(end.program.state_bytes);
-    end.staging = Hold(end.program.staging_bytes);
+    end.state = HoldOnDevice(end.program.state_bytes, lane);
+    end.staging = HoldOnDevice(end.program.staging_bytes, lane);
     end.host_copy = storage::PlaceHostCopy(plan_, end.program);
     if (options_.host_copies) end.host_memory = Hold(end.host_copy.bytes());
     end.table = Hold(StateTableBytes(plan_.units.size()));
@@ -121,7 +132,10 @@ Cluster::~Cluster() {
   for (LaneEnd& lane : lanes_) {
     lane.socket.Reset();
     if (lane.thread.joinable()) lane.thread.join();
-    if (lane.pid > 0) ::waitpid(lane.pid, nullptr, 0);
+    if (lane.pid <= 0) continue;
+    int status = 0;
+    ::waitpid(lane.pid, &status, 0);
+    EXPECT_FALSE(WIFSIGNALED(status)) << "a lane ended by signal " << WTERMSIG(status);
   }
 }
 
@@ -131,23 +145,25 @@ void Cluster::StartLane(int32_t lane) {
   LaneEnd& end = lanes_[lane];
   end.socket.Reset(ends[0]);
   end.ready = false;
-  if (options_.run_as == RunAs::kLateThread) {
+  if (!on_other_device() && options_.run_as == RunAs::kLateThread) {
     end.thread = std::thread([fd = ends[1]] {
       LateDevice device;
       Lane(device, wire::UniqueFd(fd), MakeGlooGroup).Run().IgnoreError();
     });
-  } else if (options_.run_as == RunAs::kThread) {
+  } else if (!on_other_device() && options_.run_as == RunAs::kThread) {
     end.thread = std::thread([fd = ends[1]] {
       auto device = kernels::cpu::CpuDevice::Create(1);
       ASSERT_TRUE(device.ok());
       Lane(**device, wire::UniqueFd(fd), MakeGlooGroup).Run().IgnoreError();
     });
   } else {
-    const std::string program = ProgramPath();
+    const DeviceUnderTest& other = OtherDevice();
+    const std::string program = PathOf(on_other_device() ? other.lane_program : "dmuond-lane");
+    const std::string device = "--device=" + (on_other_device() ? other.flag(lane) : "cpu:1");
     end.pid = ::fork();
     if (end.pid == 0) {
       ::dup2(ends[1], 3);
-      ::execl(program.c_str(), program.c_str(), "--fd=3", "--device=cpu:1", "--log_level=warn",
+      ::execl(program.c_str(), program.c_str(), "--fd=3", device.c_str(), "--log_level=warn",
               nullptr);
       ::_exit(127);
     }
@@ -179,6 +195,16 @@ void Cluster::SendConfigure(int32_t lane) {
     fds.push_back(end.host_memory.fd.get());
   }
   Send(lane, command, fds);
+}
+
+int Cluster::Shutdown(int32_t lane) {
+  v1::LaneCommand command;
+  command.mutable_shutdown();
+  Send(lane, command);
+  int status = 0;
+  ::waitpid(lanes_[lane].pid, &status, 0);
+  lanes_[lane].pid = -1;
+  return status;
 }
 
 void Cluster::Restart(int32_t lane) {

@@ -4,6 +4,7 @@
 #define DMUOND_TESTS_SERVER_LANE_HARNESS_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,6 +33,15 @@ struct Held {  // memory of the daemon, with its own view of it
   wire::UniqueFd fd;
   std::unique_ptr<kernels::Mapping> mapping;
 };
+
+// Another device than the CPU, for the lanes of clusters of one node: they are processes then.
+struct DeviceUnderTest {
+  std::string lane_program;                                  // beside this one
+  std::function<std::string(int32_t lane)> flag;             // of --device
+  std::function<Held(size_t bytes, int32_t lane)> allocate;  // memory of that lane's device
+};
+// Set before the first cluster is made.
+[[nodiscard]] DeviceUnderTest& OtherDevice();
 
 class Cluster {
  public:
@@ -92,6 +102,8 @@ class Cluster {
   void Send(int32_t lane, const v1::LaneCommand& command, const std::vector<int>& fds = {});
   // Handles reports until `done` or half a minute has passed.
   void PumpUntil(const std::function<bool()>& done);
+  // Tells the process to end, and waits; its status as of waitpid().
+  int Shutdown(int32_t lane);
   void Restart(int32_t lane);  // kills the process and starts another on the same memory
 
   [[nodiscard]] const scheduler::Plan& plan() const { return plan_; }
@@ -148,6 +160,10 @@ class Cluster {
   }
   void ForEach(const scheduler::Fragment& fragment,
                const std::function<void(int64_t local, int64_t flat)>& visit) const;
+  [[nodiscard]] bool on_other_device() const {
+    return inputs_.nodes == 1 && !OtherDevice().lane_program.empty();
+  }
+  [[nodiscard]] Held HoldOnDevice(size_t bytes, int32_t lane) const;
   void StartLane(int32_t lane);
   void SendConfigure(int32_t lane);
   void Handle(int32_t lane, const v1::LaneReport& report);

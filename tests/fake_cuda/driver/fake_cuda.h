@@ -1,0 +1,57 @@
+// What the fake driver has beyond the real one's interface, for the doubles of kernels and for
+// tests. libcuda.so.1 of this folder behaves as the statements in ../contracts say, with host
+// memory for device memory and threads for streams, and ends the process, with a reason, where the
+// product does what it must never do:
+//
+//   * memory is unmapped, freed or unregistered that queued work uses;
+//   * work goes to a stream of another device than the current context's;
+//   * a kernel gets an address that is not aligned as it needs;
+//   * a program that may have no context (FAKE_CUDA_NO_CONTEXT) asks for one.
+//
+// The address of device memory is mapped for nobody: a host that reads or writes it gets SIGSEGV.
+//
+// Fault points (dmuond/fault/fault_point.h), at which a test can stop the process, too: cuda.create
+// (fails: out of memory), cuda.map (the same) and cuda.kernel (fails: illegal access).
+//
+// Environment, read by cuInit():
+//   FAKE_CUDA_DEVICES       how many devices; 1
+//   FAKE_CUDA_MEMORY_MIB    memory of each; 4096. Counted is what this process has made and what is
+//                           held, by whomever
+//   FAKE_CUDA_NAME          their name; "Fake GPU"
+//   FAKE_CUDA_CAPABILITY    compute capability; 9.0
+//   FAKE_CUDA_PEERS         0: no device can access another's memory; 1
+//   FAKE_CUDA_MPS           what the attribute says; 0
+//   FAKE_CUDA_DELAY_US      work begins up to so many microseconds late, at random; 50
+//   FAKE_CUDA_SEED          of these delays; 1
+//   FAKE_CUDA_FAULT_KERNEL  the kernel with this number (the process's first is 1) makes an illegal
+//                           access: error 700, for all that the context does from then on
+//   FAKE_CUDA_NO_CONTEXT    the name (as in /proc/PID/comm) of the program that may have no context
+//   FAKE_CUDA_LOG           a folder: device-N.log has a line for each piece of work that is done:
+//                           "begin_ns end_ns pid=P stream=S kernel|engine|word NAME bytes=B", times
+//                           of CLOCK_MONOTONIC
+//   CUDA_VISIBLE_DEVICES    numbers alone
+#ifndef DMUOND_TESTS_FAKE_CUDA_DRIVER_FAKE_CUDA_H_
+#define DMUOND_TESTS_FAKE_CUDA_DRIVER_FAKE_CUDA_H_
+
+#include <cuda.h>
+
+#include <cstddef>
+
+extern "C" {
+
+struct FakeCudaRange {
+  const void* address;  // nullptr: none
+  size_t bytes;
+  size_t alignment;
+};
+
+// Enqueues a kernel that is `run(argument)`, on a worker of the stream. `ranges`: all the memory
+// that it touches; a range that the stream's device may not access makes error 700 of it.
+CUresult fakeCudaLaunch(CUstream stream, const char* name, const FakeCudaRange* ranges,
+                        size_t count, void (*run)(void* argument), void* argument);
+// Where a kernel finds what lies at a device address; other addresses are returned as they are.
+void* fakeCudaAlias(const void* address);
+
+}  // extern "C"
+
+#endif  // DMUOND_TESTS_FAKE_CUDA_DRIVER_FAKE_CUDA_H_
