@@ -166,17 +166,19 @@ absl::Status Daemon::StartLanes() {
 }
 
 v1::LaneCommand Daemon::ConfigureOf(scheduler::LaneIndex lane, std::vector<int>& fds) const {
-  const scheduler::LaneProgram& program = job_->programs[lane.value()];
+  const v1::LaneProgram& program = job_->programs[lane.value()];
   v1::LaneCommand command;
   v1::LaneCommand::Configure& configure = *command.mutable_configure();
-  configure.set_lane(program.lane.value());
+  *configure.mutable_program() = program;
   configure.set_epoch(epoch_);
-  *configure.mutable_plan() = job_->wire;
-  configure.set_plan_digest(job_->plan->digest);
-  configure.set_state_bytes(std::max<int64_t>(1, program.state_bytes));
-  configure.set_staging_bytes(std::max<int64_t>(1, program.staging_bytes));
-  configure.set_state_table_bytes(lane::StateTableBytes(job_->plan->units.size()));
-  configure.set_publish_board_bytes(lane::PublishBoardBytes(job_->plan->buckets, options_.lanes));
+  configure.set_job(job_->name);
+  *configure.mutable_groups() = AnyOf(job_->wire).groups();
+  *configure.mutable_choices() = job_->wire.costs().choices();
+  configure.set_state_bytes(std::max<int64_t>(1, program.state_bytes()));
+  configure.set_staging_bytes(std::max<int64_t>(1, program.staging_bytes()));
+  configure.set_state_table_bytes(lane::StateTableBytes(program.plan_units()));
+  configure.set_publish_board_bytes(
+      lane::PublishBoardBytes(program.buckets_size(), options_.lanes));
   configure.set_threads(options_.threads_per_lane);
   configure.set_bind_address(options_.rail_address);
   fds = {job_->memory->state_fd(lane), job_->memory->staging_fd(lane), job_->memory->table_fd(lane),
@@ -361,8 +363,8 @@ v1::GetStatusReply Daemon::Status() {
                                                                    : "starting");
     lane.set_device(state.device);
     lane.set_restarts(std::max(0, state.starts - 1));
-    lane.set_state_bytes(job_->programs[i].state_bytes);
-    lane.set_staging_bytes(job_->programs[i].staging_bytes);
+    lane.set_state_bytes(job_->programs[i].state_bytes());
+    lane.set_staging_bytes(job_->programs[i].staging_bytes());
     lane.set_load_us(job_->plan->lane_load_us[state.id.value()]);
   }
   FillJobStatus(*reply.mutable_job());

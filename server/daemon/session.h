@@ -194,9 +194,9 @@ struct NodeJob {
   std::shared_ptr<const scheduler::Plan> plan;
   std::shared_ptr<JobMemory> memory;  // also of who allocates in it without the lock
   scheduler::LaneSet lanes;
-  std::vector<scheduler::LaneProgram> programs;  // by lane
-  std::optional<scheduler::StepMember> steps;    // set when the first attempt opens
-  absl::Status failed;                           // the job cannot go on; all calls answer this
+  std::vector<v1::LaneProgram> programs;       // by lane
+  std::optional<scheduler::StepMember> steps;  // set when the first attempt opens
+  absl::Status failed;                         // the job cannot go on; all calls answer this
   int64_t skipped_steps = 0;
   int64_t aborted_attempts = 0;
   double gradient_norm = 0;

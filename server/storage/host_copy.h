@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "scheduler/plan.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/types.h"
 
 namespace dmuond::server::storage {
@@ -24,8 +24,7 @@ struct HostCopy {
   [[nodiscard]] int64_t bytes() const { return batch_offset_bytes.back(); }
 };
 
-[[nodiscard]] HostCopy PlaceHostCopy(const scheduler::Plan& plan,
-                                     const scheduler::LaneProgram& program);
+[[nodiscard]] HostCopy PlaceHostCopy(const scheduler::LaneProgram& program);
 
 }  // namespace dmuond::server::storage
 
