@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "scheduler/plan.h"
+#include "scheduler/lane_program.h"
 
 namespace dmuond::scheduler {
 

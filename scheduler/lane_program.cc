@@ -1,8 +1,11 @@
 // MakeLaneProgram(): what one lane does, and where in its memory everything lies.
+#include "scheduler/lane_program.h"
+
 #include <algorithm>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "scheduler/batches.h"
@@ -20,19 +23,27 @@ class ProgramBuilder {
     program_.lane = lane;
     program_.node = NodeRank(lane.value() / inputs.lanes_per_node);
     program_.rail = LaneIndex(lane.value() % inputs.lanes_per_node);
-    program_.collect.resize(plan.buckets);
-    program_.publish.resize(plan.buckets);
+    program_.nodes = inputs.nodes;
+    program_.lanes_per_node = inputs.lanes_per_node;
+    program_.world_size = static_cast<int32_t>(inputs.layout.trainers.size());
+    program_.plan_digest = plan.digest;
+    program_.plan_units = static_cast<int32_t>(plan.units.size());
+    program_.publishers.resize(plan.buckets);
     program_.partials.resize(plan.buckets);
     program_.weights.resize(plan.buckets);
     program_.adopts.resize(plan.buckets);
+    for (const Trainer& trainer : inputs.layout.trainers) {
+      if (trainer.node == program_.node) program_.trainers.push_back(trainer.rank);
+    }
   }
 
   absl::StatusOr<LaneProgram> Build() {
     std::vector<UnitId> owned;
     for (const Unit& unit : plan_.units) {
+      FindPublisher(unit);
       if (unit.owner.value() % inputs_.lanes_per_node != program_.rail.value()) continue;
       if (unit.owner == program_.lane) owned.push_back(unit.id);
-      AddToLists(unit);
+      AddUnit(unit);
     }
     program_.batches = CollectBatches(inputs_.layout, owned, plan_.units);
     program_.slot_classes = MakeSlotClasses(plan_.units, program_.batches, program_.state_bytes);
@@ -45,20 +56,63 @@ class ProgramBuilder {
   [[nodiscard]] NodeRank NodeOf(int32_t fragment) const {
     return inputs_.layout.trainers[inputs_.layout.fragments[fragment].rank.value()].node;
   }
+  [[nodiscard]] bool Here(int32_t fragment) const { return NodeOf(fragment) == program_.node; }
 
-  void AddToLists(const Unit& unit) {
-    const bool owned = unit.owner == program_.lane;
-    const auto here = [&](int32_t fragment) { return NodeOf(fragment) == program_.node; };
-    const std::vector<Cell>& cells = plan_.cells[unit.id.value()];
-    if (owned || std::any_of(cells.begin(), cells.end(), [&](const Cell& cell) {
-          return std::any_of(cell.fragments.begin(), cell.fragments.end(), here);
-        })) {
-      program_.collect[unit.bucket.value()].push_back(unit.id);
-    }
+  // Which lanes of this node publish a part of which bucket.
+  void FindPublisher(const Unit& unit) {
+    Indices& lanes = program_.publishers[unit.bucket.value()];
+    const int32_t lane = unit.owner.value() % inputs_.lanes_per_node;
+    if (std::find(lanes.begin(), lanes.end(), lane) != lanes.end()) return;
     const Indices& holders = plan_.holders[unit.id.value()];
-    if (std::any_of(holders.begin(), holders.end(), here)) {
-      program_.publish[unit.bucket.value()].push_back(unit.id);
+    if (std::any_of(holders.begin(), holders.end(), [&](int32_t f) { return Here(f); })) {
+      lanes.push_back(lane);
     }
+  }
+
+  // The program's number of a fragment of this node.
+  int32_t Local(int32_t fragment) {
+    const auto [found, added] =
+        local_.try_emplace(fragment, static_cast<int32_t>(program_.fragments.size()));
+    if (added) program_.fragments.push_back(inputs_.layout.fragments[fragment]);
+    return found->second;
+  }
+
+  CellLeaf LeafOf(int32_t fragment, size_t place) {
+    return {static_cast<int32_t>(place), inputs_.layout.fragments[fragment].rank, NodeOf(fragment),
+            Here(fragment) ? Local(fragment) : -1};
+  }
+
+  void AddUnit(const Unit& unit) {
+    LaneUnit of{.unit = unit};
+    const bool owned = unit.owner == program_.lane;
+    if (!owned) of.unit.batch = -1;
+    const std::vector<Cell>& cells = plan_.cells[unit.id.value()];
+    for (size_t c = 0; c < cells.size(); ++c) {
+      const Cell& cell = cells[c];
+      LaneCell part{.number = static_cast<int32_t>(c)};
+      for (size_t i = 0; i < cell.fragments.size(); ++i) {
+        if (owned || Here(cell.fragments[i])) part.leaves.push_back(LeafOf(cell.fragments[i], i));
+      }
+      if (part.leaves.empty() && !Here(cell.lowest)) continue;
+      part.box = cell.box;
+      part.lowest = LeafOf(cell.lowest, 0);
+      of.cells.push_back(std::move(part));
+    }
+    for (int32_t f : plan_.holders[unit.id.value()]) {
+      if (Here(f)) of.holders.push_back(Local(f));
+    }
+    if (of.cells.empty() && of.holders.empty()) return;
+    AddParameter(unit.parameter);
+    program_.units.push_back(std::move(of));
+  }
+
+  void AddParameter(int32_t index) {
+    // Units are sorted by parameter.
+    if (!program_.parameters.empty() && program_.parameters.back().index == index) return;
+    const Parameter& parameter = inputs_.layout.parameters[index];
+    program_.parameters.push_back({index, parameter.name, parameter.weight_type,
+                                   parameter.gradient_type, parameter.group,
+                                   parameter.reduce_factor});
   }
 
   [[nodiscard]] static int64_t Take(int64_t& end_bytes, int64_t bytes) {
@@ -81,8 +135,9 @@ class ProgramBuilder {
   absl::Status AddTransfers() {
     int64_t step_end = program_.staging_bytes;
     int64_t adopt_end = program_.staging_bytes;
-    for (const Unit& unit : plan_.units) {
-      if (unit.owner.value() % inputs_.lanes_per_node != program_.rail.value()) continue;
+    // Who takes no part in a unit sends and receives nothing of it.
+    for (const LaneUnit& of : program_.units) {
+      const Unit& unit = of.unit;
       auto transfers = TransfersOf(inputs_, plan_, unit.id);
       if (!transfers.ok()) return transfers.status();
       const int32_t bucket = unit.bucket.value();
@@ -94,7 +149,7 @@ class ProgramBuilder {
       for (Transfer& t : transfers->weights) {
         if (!Mine(t)) continue;
         t.in_place = t.in_place && t.from == program_.lane;
-        t.offset_bytes = t.in_place ? InPlace(unit, t) : Take(step_end, t.bytes);
+        t.offset_bytes = t.in_place ? OffsetInPlace(program_, of, t) : Take(step_end, t.bytes);
         program_.weights[bucket].push_back(std::move(t));
       }
       for (Transfer& t : transfers->adopts) {
@@ -107,20 +162,65 @@ class ProgramBuilder {
     return absl::OkStatus();
   }
 
-  // Where an owner's message lies in the unit's own weight memory.
-  [[nodiscard]] int64_t InPlace(const Unit& unit, const Transfer& t) const {
-    const auto staged =
-        std::lower_bound(program_.staged.begin(), program_.staged.end(), unit.id,
-                         [](const StagedUnit& s, UnitId id) { return s.unit < id; });
-    return staged->weight_offset_bytes + ViewInUnit(unit, t.box).offset_elements * SizeOf(t.type);
-  }
-
   const PlanInputs& inputs_;
   const Plan& plan_;
   LaneProgram program_;
+  absl::flat_hash_map<int32_t, int32_t> local_;  // Layout::fragments to program_.fragments
 };
 
 }  // namespace
+
+const LaneUnit* LaneProgram::Find(UnitId id) const {
+  const auto found =
+      std::lower_bound(units.begin(), units.end(), id,
+                       [](const LaneUnit& of, UnitId wanted) { return of.unit.id < wanted; });
+  return found != units.end() && found->unit.id == id ? &*found : nullptr;
+}
+
+const LaneParameter* LaneProgram::FindParameter(int32_t index) const {
+  const auto found = std::lower_bound(
+      parameters.begin(), parameters.end(), index,
+      [](const LaneParameter& parameter, int32_t wanted) { return parameter.index < wanted; });
+  return found != parameters.end() && found->index == index ? &*found : nullptr;
+}
+
+const StagedUnit* LaneProgram::FindStaged(UnitId id) const {
+  const auto found =
+      std::lower_bound(staged.begin(), staged.end(), id,
+                       [](const StagedUnit& of, UnitId wanted) { return of.unit < wanted; });
+  return found != staged.end() && found->unit == id ? &*found : nullptr;
+}
+
+const LaneCell* FindCell(const LaneUnit& of, int32_t number) {
+  const auto found =
+      std::lower_bound(of.cells.begin(), of.cells.end(), number,
+                       [](const LaneCell& cell, int32_t wanted) { return cell.number < wanted; });
+  return found != of.cells.end() && found->number == number ? &*found : nullptr;
+}
+
+std::span<const CellLeaf> LeavesOf(const LaneCell& cell, const Subtree& subtree) {
+  const auto before = [](const CellLeaf& leaf, int64_t place) { return leaf.place < place; };
+  const auto begin =
+      std::lower_bound(cell.leaves.begin(), cell.leaves.end(), int64_t{subtree.first}, before);
+  const auto end =
+      std::lower_bound(begin, cell.leaves.end(), int64_t{subtree.first} + subtree.leaves, before);
+  return {begin, end};
+}
+
+std::span<const Transfer> TransfersOfUnit(const std::vector<Transfer>& transfers, UnitId unit) {
+  const auto begin =
+      std::lower_bound(transfers.begin(), transfers.end(), unit,
+                       [](const Transfer& t, UnitId wanted) { return t.unit < wanted; });
+  const auto end =
+      std::upper_bound(begin, transfers.end(), unit,
+                       [](UnitId wanted, const Transfer& t) { return wanted < t.unit; });
+  return {begin, end};
+}
+
+int64_t OffsetInPlace(const LaneProgram& program, const LaneUnit& of, const Transfer& t) {
+  return program.FindStaged(of.unit.id)->weight_offset_bytes +
+         ViewInUnit(of.unit, t.box).offset_elements * SizeOf(t.type);
+}
 
 absl::StatusOr<LaneProgram> MakeLaneProgram(const PlanInputs& inputs, const Plan& plan,
                                             LaneId lane) {

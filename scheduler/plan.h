@@ -1,8 +1,8 @@
 // The plan: who owns what, in which batches, by which transfers. A pure function of PlanInputs:
-// every daemon and every lane computes it for itself and compares digests.
+// every daemon computes it for itself, and their digests are compared. A lane gets its own part of
+// it (lane_program.h).
 //
 //   absl::StatusOr<Plan> plan = MakePlan(inputs);
-//   LaneProgram program = MakeLaneProgram(inputs, *plan, LaneId(3));
 #ifndef DMUOND_SCHEDULER_PLAN_H_
 #define DMUOND_SCHEDULER_PLAN_H_
 
@@ -56,65 +56,6 @@ struct Plan {
 // both values) when the lanes' memory does not suffice or a limit of limits.h is passed. REQUIRES:
 // inputs.layout was made by MergeRegistrations().
 [[nodiscard]] absl::StatusOr<Plan> MakePlan(const PlanInputs& inputs);
-
-// ---- what one lane does ----
-
-// Matrices of one shape, or pieces, that are updated together: they need as many free slots at once
-// as they are units.
-struct Batch {
-  UnitKind kind = UnitKind::kMatrix;
-  int64_t rows = 0;  // matrices only; pieces of a batch may differ in size
-  int64_t cols = 0;
-  int32_t group = 0;  // kMatrix: all of a batch share muon configuration, i.e. group
-  ElementType weight_type = ElementType::kF32;
-  std::vector<UnitId> units;
-};
-
-// Slots of one size class of a lane's state memory: `slots` places of `slot_bytes` from
-// `offset_bytes` (a multiple of kAlignment, as is slot_bytes). A matrix slot holds momentum then
-// master, a piece slot m, v, master: fp32 tensors of the unit's rows*cols elements, contiguous, one
-// every tensor_bytes. There are as many spare slots (slots - units) as the largest number of the
-// class's units in one batch. Small pieces may live in a class of somewhat larger ones.
-struct SlotClass {
-  int64_t elements = 0;      // room of one tensor in the slot: the largest unit's rows*cols
-  int32_t tensors = 2;       // matrix 2, piece 3
-  int64_t tensor_bytes = 0;  // distance between the tensors of a slot: elements * 4, aligned
-  int64_t slot_bytes = 0;    // tensors * tensor_bytes
-  int64_t offset_bytes = 0;
-  int32_t slots = 0;
-  std::vector<UnitId> units;  // units whose state lives in this class
-};
-
-// Placement of an owned unit in the lane's staging memory; both in the order of ViewInUnit().
-struct StagedUnit {
-  UnitId unit;
-  int64_t gradient_offset_bytes = 0;  // fp32: the reduced gradient, kept until the update is done
-  int64_t weight_offset_bytes = 0;    // weight type: what is published
-};
-
-// Everything the lane process needs, in the order in which it does it. Units of the lane's rail:
-// those it owns, and those that other nodes' lanes on the same rail own and whose fragments live on
-// this node. Lists of transfers are subsequences of one order that all lanes of the rail share
-// (bucket, unit, cell, place in the tree), so grouped sends and receives of a bucket pair up.
-struct LaneProgram {
-  LaneId lane;
-  NodeRank node;
-  LaneIndex rail;
-  std::vector<std::vector<UnitId>>
-      collect;  // per bucket: rail units with local contributors or owned here
-  std::vector<std::vector<UnitId>> publish;     // per bucket: rail units with local holders
-  std::vector<std::vector<Transfer>> partials;  // per bucket: gradients to owners on other nodes
-  std::vector<std::vector<Transfer>> weights;   // per bucket: new weights from owners
-  std::vector<std::vector<Transfer>> adopts;    // per bucket: first weights to owners; once per job
-  std::vector<Batch> batches;                   // owned, in update order
-  std::vector<SlotClass> slot_classes;
-  std::vector<StagedUnit> staged;  // owned units, sorted by unit
-  int64_t state_bytes = 0;
-  int64_t staging_bytes = 0;  // staged units and the transfers' memory
-};
-
-[[nodiscard]] absl::StatusOr<LaneProgram> MakeLaneProgram(const PlanInputs& inputs,
-                                                          const Plan& plan, LaneId lane);
 
 }  // namespace dmuond::scheduler
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "scheduler/plan.h"
+#include "scheduler/lane_program.h"
 
 namespace dmuond::scheduler {
 

@@ -19,6 +19,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "scheduler/convert/convert.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/plan.h"
 #include "server/cost_file.h"

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/plan.h"
 

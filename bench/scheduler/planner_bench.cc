@@ -4,6 +4,7 @@
 #include <string>
 
 #include "benchmark/benchmark.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/plan.h"
 

@@ -1,7 +1,7 @@
 // Converts dmuond.v1 messages to and from the values of scheduler/ and kernels/. The daemon and its
 // lanes use the same functions, so both read the wire alike.
 //
-//   absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(configure.plan());
+//   absl::StatusOr<scheduler::LaneProgram> program = FromProto(configure.program());
 //
 // FromProto() fails closed: an enum value that this build does not know, or a number that does not
 // fit its type, is INVALID_ARGUMENT naming the field and, where there is one, the parameter. What
@@ -19,6 +19,7 @@
 #include "dmuond/v1/types.pb.h"
 #include "kernels/ops.h"
 #include "scheduler/cost_model.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/layout.h"
 #include "scheduler/membership.h"
 #include "scheduler/plan.h"
@@ -53,6 +54,10 @@ namespace dmuond {
 [[nodiscard]] v1::RoutingRow ToProto(const scheduler::RoutingRow& row, int32_t bucket);
 [[nodiscard]] std::vector<v1::RoutingRow> RoutingRows(const scheduler::Layout& layout,
                                                       const scheduler::Plan& plan);
+
+// What the lane is told can be followed without another look: checked by CheckLaneProgram().
+[[nodiscard]] absl::StatusOr<scheduler::LaneProgram> FromProto(const v1::LaneProgram& program);
+[[nodiscard]] v1::LaneProgram ToProto(const scheduler::LaneProgram& program);
 
 [[nodiscard]] kernels::DType ToDType(scheduler::ElementType type);
 

@@ -1,7 +1,9 @@
 #include "server/lane/collect_work.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -11,12 +13,13 @@
 namespace dmuond::server::lane {
 namespace {
 
-using scheduler::Cell;
+using scheduler::CellLeaf;
 using scheduler::Fragment;
+using scheduler::LaneCell;
+using scheduler::LaneUnit;
 using scheduler::Subtree;
 using scheduler::Transfer;
 using scheduler::Unit;
-using scheduler::UnitId;
 
 class WorkBuilder {
  public:
@@ -32,15 +35,14 @@ class WorkBuilder {
       }
     }
     for (const scheduler::StagedUnit& staged : job_.program.staged) {
-      CollectBucket& bucket = work_[job_.unit(staged.unit).bucket.value()];
+      const LaneUnit& of = job_.lane_unit(staged.unit);
+      CollectBucket& bucket = work_[of.unit.bucket.value()];
       bucket.units.push_back(staged.unit);
-      const std::vector<Cell>& cells = CellsOf(staged.unit);
-      const bool fused = gradients_ && cells.size() == 1 &&
-                         job_.unit(staged.unit).first_element % kernels::kNormBlock == 0;
+      const bool fused =
+          gradients_ && of.cells.size() == 1 && of.unit.first_element % kernels::kNormBlock == 0;
       if (gradients_ && !fused) bucket.norm_units.push_back(staged.unit);
-      for (size_t c = 0; c < cells.size(); ++c) {
-        absl::Status status = AddOwned(bucket, staged, static_cast<int32_t>(c));
-        if (!status.ok()) return status;
+      for (const LaneCell& cell : of.cells) {
+        if (absl::Status status = AddOwned(bucket, staged, of, cell); !status.ok()) return status;
         if (fused) bucket.owned.back().squares_of = staged.unit.value();
       }
     }
@@ -52,29 +54,28 @@ class WorkBuilder {
   }
 
  private:
-  [[nodiscard]] const std::vector<Cell>& CellsOf(UnitId id) const {
-    return job_.plan.cells[id.value()];
-  }
   // A weight comes from its lowest holder alone.
-  [[nodiscard]] const Fragment& FragmentOf(const Cell& cell, int32_t leaf) const {
-    return job_.inputs.layout.fragments[gradients_ ? cell.fragments[leaf] : cell.lowest];
+  [[nodiscard]] std::span<const CellLeaf> LeavesOf(const LaneCell& cell,
+                                                   const Subtree& subtree) const {
+    if (gradients_) return scheduler::LeavesOf(cell, subtree);
+    return {&cell.lowest, 1};
   }
-  // The nodes of the leaves of a cell's tree.
-  [[nodiscard]] std::vector<scheduler::NodeRank> NodesOf(const Cell& cell) const {
-    if (gradients_) return scheduler::LeafNodes(job_.inputs.layout, cell);
-    return {job_.inputs.layout.trainers[FragmentOf(cell, 0).rank.value()].node};
+  // What an owned cell is put together of.
+  [[nodiscard]] std::vector<Subtree> SubtreesOf(const LaneCell& cell) const {
+    if (!gradients_) return {Subtree{.node = cell.lowest.node}};
+    std::vector<scheduler::NodeRank> nodes;
+    nodes.reserve(cell.leaves.size());
+    for (const CellLeaf& leaf : cell.leaves) nodes.push_back(leaf.node);
+    return scheduler::MaximalSubtrees(nodes);
   }
   [[nodiscard]] kernels::DType TypeOf(const Unit& unit) const {
-    const scheduler::Parameter& parameter = job_.inputs.layout.parameters[unit.parameter];
+    const scheduler::LaneParameter& parameter = *job_.program.FindParameter(unit.parameter);
     return ToDType(gradients_ ? parameter.gradient_type : parameter.weight_type);
   }
 
-  void AddLeafName(CollectBucket& bucket, const Fragment& fragment) {
-    bucket.leaves.push_back({fragment.rank, fragment.parameter});
-  }
-
-  void AddTrainerSource(CollectBucket& bucket, const Unit& unit, const Cell& cell, int32_t leaf) {
-    const Fragment& fragment = FragmentOf(cell, leaf);
+  void AddTrainerSource(CollectBucket& bucket, const Unit& unit, const LaneCell& cell,
+                        const CellLeaf& leaf) {
+    const Fragment& fragment = job_.program.fragments[leaf.fragment];
     const scheduler::Slice& slice = gradients_ ? fragment.gradient : fragment.weight;
     const kernels::DType dtype = TypeOf(unit);
     const scheduler::StridedView view =
@@ -85,7 +86,7 @@ class WorkBuilder {
     source.offset_bytes = OffsetBytes(slice, view, dtype);
     source.box = At(nullptr, dtype, view);
     source.first_leaf = static_cast<int32_t>(bucket.leaves.size());
-    AddLeafName(bucket, fragment);
+    bucket.leaves.push_back({leaf.rank, unit.parameter});
     bucket.sources.push_back(source);
     bucket.ranks.push_back(source.rank);
   }
@@ -96,36 +97,34 @@ class WorkBuilder {
   }
 
   void AddSend(CollectBucket& bucket, const Transfer& transfer) {
-    const Unit& unit = job_.unit(transfer.unit);
-    const Cell& cell = CellsOf(transfer.unit)[transfer.cell];
+    const LaneUnit& of = *job_.program.Find(transfer.unit);
+    const LaneCell& cell = *scheduler::FindCell(of, transfer.cell);
     CollectTask task;
     task.dst = TransferBox(transfer);
     task.first_source = static_cast<int32_t>(bucket.sources.size());
-    const Subtree subtree = gradients_ ? transfer.subtree : Subtree{};
-    for (int32_t i = 0; i < subtree.leaves; ++i) {
-      AddTrainerSource(bucket, unit, cell, subtree.first + i);
+    for (const CellLeaf& leaf : LeavesOf(cell, transfer.subtree)) {
+      AddTrainerSource(bucket, of.unit, cell, leaf);
     }
-    task.sources = subtree.leaves;
-    (subtree.leaves == 1 ? bucket.lones : bucket.sums).push_back(task);
+    task.sources = static_cast<int32_t>(bucket.sources.size()) - task.first_source;
+    (task.sources == 1 ? bucket.lones : bucket.sums).push_back(task);
   }
 
-  absl::Status AddOwned(CollectBucket& bucket, const scheduler::StagedUnit& staged, int32_t c) {
-    const Unit& unit = job_.unit(staged.unit);
-    const Cell& cell = CellsOf(staged.unit)[c];
+  absl::Status AddOwned(CollectBucket& bucket, const scheduler::StagedUnit& staged,
+                        const LaneUnit& of, const LaneCell& cell) {
     CollectTask task;
     task.dst = At(job_.staging->data() + staged.gradient_offset_bytes, kernels::DType::kF32,
-                  scheduler::ViewInUnit(unit, cell.box));
+                  scheduler::ViewInUnit(of.unit, cell.box));
     task.first_source = static_cast<int32_t>(bucket.sources.size());
-    task.reduce_factor =
-        gradients_ ? job_.inputs.layout.parameters[unit.parameter].reduce_factor : 1;
-    for (const Subtree& subtree : scheduler::MaximalSubtrees(NodesOf(cell))) {
+    task.reduce_factor = gradients_ ? job_.parameter(staged.unit).reduce_factor : 1;
+    for (const Subtree& subtree : SubtreesOf(cell)) {
       if (subtree.node == job_.program.node) {
-        for (int32_t i = 0; i < subtree.leaves; ++i) {
-          AddTrainerSource(bucket, unit, cell, subtree.first + i);
+        for (const CellLeaf& leaf : LeavesOf(cell, subtree)) {
+          AddTrainerSource(bucket, of.unit, cell, leaf);
         }
-      } else if (!AddPartial(bucket, staged.unit, cell, c, subtree)) {
-        return absl::InternalError(absl::StrCat("unit ", staged.unit.value(), ", cell ", c,
-                                                ": no transfer from node ", subtree.node.value()));
+      } else if (!AddPartial(bucket, of.unit, cell, subtree)) {
+        return absl::InvalidArgumentError(absl::StrCat("unit ", staged.unit.value(), ", cell ",
+                                                       cell.number, ": no transfer from node ",
+                                                       subtree.node.value()));
       }
     }
     task.sources = static_cast<int32_t>(bucket.sources.size()) - task.first_source;
@@ -139,23 +138,31 @@ class WorkBuilder {
     return absl::OkStatus();
   }
 
-  [[nodiscard]] bool AddPartial(CollectBucket& bucket, UnitId id, const Cell& cell, int32_t c,
+  // Adds the sum that comes along the rail; false: none does.
+  [[nodiscard]] bool AddPartial(CollectBucket& bucket, const Unit& unit, const LaneCell& cell,
                                 const Subtree& subtree) {
-    for (const Transfer& transfer : *bucket.transfers) {
-      if (transfer.unit != id || transfer.cell != c || transfer.to != job_.program.lane) continue;
-      if (gradients_ && transfer.subtree.first != subtree.first) continue;
-      CollectSource source;
-      source.box = TransferBox(transfer);
-      source.level = subtree.level;
-      source.first_leaf = static_cast<int32_t>(bucket.leaves.size());
-      source.leaves = subtree.leaves;
-      for (int32_t i = 0; i < subtree.leaves; ++i) {
-        AddLeafName(bucket, FragmentOf(cell, subtree.first + i));
-      }
-      bucket.sources.push_back(source);
-      return true;
+    // In the order of cells and first leaves.
+    const std::span<const Transfer> transfers =
+        scheduler::TransfersOfUnit(*bucket.transfers, unit.id);
+    const auto wanted = std::pair(cell.number, gradients_ ? subtree.first : 0);
+    const auto key = [&](const Transfer& transfer) {
+      return std::pair(transfer.cell, gradients_ ? transfer.subtree.first : 0);
+    };
+    const auto found = std::lower_bound(
+        transfers.begin(), transfers.end(), wanted,
+        [&](const Transfer& transfer, const auto& value) { return key(transfer) < value; });
+    if (found == transfers.end() || key(*found) != wanted) return false;
+    if (gradients_ && found->subtree.leaves != subtree.leaves) return false;
+    CollectSource source;
+    source.box = TransferBox(*found);
+    source.level = subtree.level;
+    source.first_leaf = static_cast<int32_t>(bucket.leaves.size());
+    source.leaves = subtree.leaves;
+    for (const CellLeaf& leaf : LeavesOf(cell, subtree)) {
+      bucket.leaves.push_back({leaf.rank, unit.parameter});
     }
-    return false;
+    bucket.sources.push_back(source);
+    return true;
   }
 
   const LaneJob& job_;

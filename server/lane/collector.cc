@@ -139,14 +139,14 @@ absl::Status Collector::OnGo(const scheduler::Go& go) {
   return rail_.Start(
       RailOperation::kCollect, b, *work()[b].transfers, [&](const scheduler::Transfer& transfer) {
         if (!gradients) return true;
-        const scheduler::Cell& cell = job_.plan.cells[transfer.unit.value()][transfer.cell];
-        for (int32_t i = 0; i < transfer.subtree.leaves; ++i) {
-          const scheduler::Fragment& fragment =
-              job_.inputs.layout.fragments[cell.fragments[transfer.subtree.first + i]];
-          const AbsentFragment leaf{fragment.rank, fragment.parameter};
-          if (!std::binary_search(absent_.begin(), absent_.end(), leaf)) return true;
-        }
-        return false;
+        if (absent_.empty()) return true;
+        const scheduler::LaneUnit& of = *job_.program.Find(transfer.unit);
+        const auto leaves =
+            scheduler::LeavesOf(*scheduler::FindCell(of, transfer.cell), transfer.subtree);
+        return !std::all_of(leaves.begin(), leaves.end(), [&](const scheduler::CellLeaf& leaf) {
+          return std::binary_search(absent_.begin(), absent_.end(),
+                                    AbsentFragment{leaf.rank, of.unit.parameter});
+        });
       });
 }
 
@@ -331,7 +331,7 @@ absl::Status Collector::SumTasks(const CollectBucket& bucket, const std::vector<
     if (!all_leaves) sum.levels = {levels_.data() + first, static_cast<size_t>(task.sources)};
     sum.factor = divisor == 0 ? 1.0F : static_cast<float>(task.reduce_factor / divisor);
     if (task.squares_of >= 0) {
-      sum.squares = sums_ + unit_sums_[job_.staged_index[task.squares_of]].first;
+      sum.squares = sums_ + unit_sums_[job_.staged_index(scheduler::UnitId(task.squares_of))].first;
     }
     sum_tasks_.push_back(sum);
   }
@@ -349,7 +349,7 @@ absl::Status Collector::Norms(const CollectBucket& bucket) {
     norm_tasks_.push_back({reinterpret_cast<const float*>(job_.staging->data() +
                                                           job_.staged(id).gradient_offset_bytes),
                            unit.rows * unit.cols, unit.first_element,
-                           sums_ + unit_sums_[job_.staged_index[id.value()]].first});
+                           sums_ + unit_sums_[job_.staged_index(id)].first});
   }
   return device_.ops().SumsOfSquares(stream_, norm_tasks_);
 }

@@ -269,7 +269,7 @@ absl::StatusOr<bool> Engine::StartNext() {
   if (task.republish.has_value()) {
     // One trainer alone: other nodes do not take part, their weights lie here since the last time.
     const bool all = task.republish->ranks.empty();
-    if (!all && job_.inputs.nodes > 1 && !received_weights_valid_) {
+    if (!all && job_.program.nodes > 1 && !received_weights_valid_) {
       return absl::FailedPreconditionError(
           "republish: weights of other nodes' owners do not lie here");
     }

@@ -181,10 +181,11 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
                                 {"epoch", job_->epoch},
                                 {"units", job_->program.staged.size()},
                                 {"batches", job_->program.batches.size()},
-                                {"buckets", job_->buckets()}});
-  if (job_->inputs.nodes == 1) return Start();
-  auto group = make_group_(job_->program.node.value(), job_->inputs.nodes, configure.bind_address(),
-                           [fd = wake_.get()] {
+                                {"buckets", job_->buckets()},
+                                {"program_bytes", configure.program().ByteSizeLong()}});
+  if (job_->program.nodes == 1) return Start();
+  auto group = make_group_(job_->program.node.value(), job_->program.nodes,
+                           configure.bind_address(), [fd = wake_.get()] {
                              const uint64_t one = 1;
                              // A full counter wakes as well.
                              [[maybe_unused]] const ssize_t n = ::write(fd, &one, sizeof(one));

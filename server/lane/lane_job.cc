@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "scheduler/convert/convert.h"
-#include "scheduler/convert/registrations.h"
 #include "server/cost_file.h"
 #include "server/shared/publish_board.h"
 #include "server/shared/state_table.h"
@@ -19,7 +18,7 @@ namespace {
 absl::Status CheckSize(const char* what, int64_t given, int64_t needed) {
   if (given >= needed) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(what, " has ", given, " bytes, the plan needs ", needed));
+      absl::StrCat(what, " has ", given, " bytes, the program needs ", needed));
 }
 
 // Of the device, or of the host where there is none.
@@ -31,7 +30,7 @@ absl::StatusOr<std::unique_ptr<kernels::Mapping>> MapUnlessEmpty(kernels::Device
 }
 
 absl::Status MapHostCopy(const v1::LaneCommand::Configure& configure, int fd, LaneJob& job) {
-  job.host_copy = storage::PlaceHostCopy(job.plan, job.program);
+  job.host_copy = storage::PlaceHostCopy(job.program);
   job.snapshot_staging_bytes = configure.snapshot_staging_bytes();
   absl::Status size = CheckSize("host copy", configure.host_copy_bytes(), job.host_copy.bytes());
   if (!size.ok() || job.host_copy.bytes() == 0) return size;
@@ -53,10 +52,10 @@ absl::Status MapMemory(const v1::LaneCommand::Configure& configure,
   absl::Status status = CheckSize("state memory", configure.state_bytes(), program.state_bytes);
   status.Update(CheckSize("staging memory", configure.staging_bytes(), program.staging_bytes));
   status.Update(CheckSize("state table", configure.state_table_bytes(),
-                          static_cast<int64_t>(StateTableBytes(job.plan.units.size()))));
+                          static_cast<int64_t>(StateTableBytes(program.plan_units))));
   status.Update(
       CheckSize("publish board", configure.publish_board_bytes(),
-                static_cast<int64_t>(PublishBoardBytes(job.buckets(), job.inputs.lanes_per_node))));
+                static_cast<int64_t>(PublishBoardBytes(job.buckets(), program.lanes_per_node))));
   if (!status.ok()) return status;
   const int64_t sizes[] = {program.state_bytes, program.staging_bytes,
                            configure.state_table_bytes(), configure.publish_board_bytes()};
@@ -72,61 +71,49 @@ absl::Status MapMemory(const v1::LaneCommand::Configure& configure,
                                          : absl::OkStatus();
 }
 
-// Which lanes of this node publish a part of which bucket.
-void FindPublishers(LaneJob& job) {
-  job.publishers.resize(job.buckets());
-  for (const scheduler::Unit& unit : job.plan.units) {
-    const scheduler::Indices& holders = job.plan.holders[unit.id.value()];
-    const bool held_here = std::any_of(holders.begin(), holders.end(), [&](int32_t f) {
-      return job.is_local(job.inputs.layout.fragments[f]);
-    });
-    if (!held_here) continue;
-    std::vector<int32_t>& lanes = job.publishers[unit.bucket.value()];
-    const int32_t lane = unit.owner.value() % job.inputs.lanes_per_node;
-    if (std::find(lanes.begin(), lanes.end(), lane) == lanes.end()) lanes.push_back(lane);
-  }
-}
-
 }  // namespace
+
+absl::Status LaneJob::ReadProgram(const v1::LaneCommand::Configure& configure) {
+  absl::StatusOr<scheduler::LaneProgram> read = FromProto(configure.program());
+  if (!read.ok()) return read.status();
+  program = *std::move(read);
+  for (const v1::GroupConfig& group : configure.groups()) {
+    absl::StatusOr<kernels::MuonConfig> config = FromProto(group);
+    if (!config.ok()) return config.status();
+    configs.push_back(*std::move(config));
+  }
+  for (const scheduler::LaneParameter& parameter : program.parameters) {
+    if (static_cast<size_t>(parameter.group) < configs.size()) continue;
+    return absl::InvalidArgumentError(absl::StrCat("parameter \"", parameter.name,
+                                                   "\" is of group ", parameter.group, " of ",
+                                                   configs.size(), " groups"));
+  }
+  local.assign(program.world_size, false);
+  for (const scheduler::TrainerRank rank : program.trainers) local[rank.value()] = true;
+  has_trainers = !program.trainers.empty();
+  for (size_t i = 0; i < program.staged.size(); ++i) {
+    const scheduler::LaneUnit* of = program.Find(program.staged[i].unit);
+    const scheduler::LaneParameter* parameter = program.FindParameter(of->unit.parameter);
+    own_.emplace(of->unit.id.value(),
+                 Place{.staged = static_cast<int32_t>(i),
+                       .unit = static_cast<int32_t>(of - program.units.data()),
+                       .parameter = static_cast<int32_t>(parameter - program.parameters.data())});
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<LaneJob>> LaneJob::Make(const v1::LaneCommand::Configure& configure,
                                                        const std::vector<wire::UniqueFd>& fds,
                                                        kernels::Device& device) {
   auto job = std::make_unique<LaneJob>();
-  absl::StatusOr<scheduler::PlanInputs> inputs = FromProto(configure.plan());
-  if (!inputs.ok()) return inputs.status();
-  job->name = configure.plan().job();
+  job->name = configure.job();
   job->epoch = configure.epoch();
-  job->inputs = *std::move(inputs);
-  absl::StatusOr<scheduler::Plan> plan = scheduler::MakePlan(job->inputs);
-  if (!plan.ok()) return plan.status();
-  job->plan = *std::move(plan);
-  if (job->plan.digest != configure.plan_digest()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the daemon's plan has digest ", configure.plan_digest(), ", lane ",
-                     configure.lane(), " made one of ", job->plan.digest));
-  }
-  absl::StatusOr<scheduler::LaneProgram> program =
-      scheduler::MakeLaneProgram(job->inputs, job->plan, scheduler::LaneId(configure.lane()));
-  if (!program.ok()) return program.status();
-  job->program = *std::move(program);
-  if (absl::Status chosen = device.ops().UseChoices(ToChoices(job->inputs.costs)); !chosen.ok()) {
+  if (absl::Status read = job->ReadProgram(configure); !read.ok()) return read;
+  v1::CostTable costs;
+  *costs.mutable_choices() = configure.choices();
+  if (absl::Status chosen = device.ops().UseChoices(ToChoices(FromProto(costs))); !chosen.ok()) {
     return chosen;
   }
-  for (const v1::GroupConfig& group : AnyOf(configure.plan()).groups()) {
-    absl::StatusOr<kernels::MuonConfig> config = FromProto(group);
-    if (!config.ok()) return config.status();
-    job->configs.push_back(*std::move(config));
-  }
-  for (const scheduler::Trainer& trainer : job->inputs.layout.trainers) {
-    job->local.push_back(trainer.node == job->program.node);
-  }
-  job->staged_index.assign(job->plan.units.size(), -1);
-  for (size_t i = 0; i < job->program.staged.size(); ++i) {
-    job->staged_index[job->program.staged[i].unit.value()] = static_cast<int32_t>(i);
-  }
-  job->has_trainers = std::find(job->local.begin(), job->local.end(), true) != job->local.end();
-  FindPublishers(*job);
   if (absl::Status mapped = MapMemory(configure, fds, device, *job); !mapped.ok()) return mapped;
   return job;
 }

@@ -22,16 +22,15 @@ Publisher::Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& ra
       rail_(rail),
       device_(device),
       stream_(stream),
-      board_(job.board == nullptr ? nullptr : job.board->data(), job.inputs.lanes_per_node),
+      board_(job.board == nullptr ? nullptr : job.board->data(), job.program.lanes_per_node),
       buckets_(job.buckets()) {
   for (const scheduler::StagedUnit& staged : job.program.staged) {
     Bucket& bucket = buckets_[job.unit(staged.unit).bucket.value()];
     ++bucket.owned_units;
     AddPacks(bucket, staged.unit);
   }
-  for (int32_t b = 0; b < job.buckets(); ++b) {
-    for (UnitId id : job.program.publish[b]) AddUnit(id);
-    buckets_[b].part = !job.program.publish[b].empty();
+  for (const scheduler::LaneUnit& of : job.program.units) {
+    if (!of.holders.empty()) AddUnit(of);
   }
 }
 
@@ -53,8 +52,9 @@ absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Create(const LaneJob& job,
 void Publisher::AddPacks(Bucket& bucket, UnitId id) {
   const scheduler::Unit& unit = job_.unit(id);
   const kernels::DType dtype = ToDType(job_.parameter(id).weight_type);
-  for (const Transfer& transfer : job_.program.weights[unit.bucket.value()]) {
-    if (transfer.unit != id || transfer.from != job_.program.lane || transfer.in_place) continue;
+  const auto& transfers = job_.program.weights[unit.bucket.value()];
+  for (const Transfer& transfer : scheduler::TransfersOfUnit(transfers, id)) {
+    if (transfer.in_place) continue;
     std::byte* const staging = job_.staging->data();
     bucket.packs.push_back({At(staging + transfer.offset_bytes, dtype,
                                scheduler::ViewInBox(transfer.box, transfer.box)),
@@ -63,14 +63,17 @@ void Publisher::AddPacks(Bucket& bucket, UnitId id) {
   }
 }
 
-void Publisher::AddUnit(UnitId id) {
-  const scheduler::Unit& unit = job_.unit(id);
+void Publisher::AddUnit(const scheduler::LaneUnit& of) {
+  const scheduler::Unit& unit = of.unit;
   Bucket& bucket = buckets_[unit.bucket.value()];
-  const kernels::DType dtype = ToDType(job_.parameter(id).weight_type);
+  bucket.part = true;
+  const bool owned = job_.program.Owns(of);
+  const kernels::DType dtype = ToDType(job_.program.FindParameter(unit.parameter)->weight_type);
   std::byte* const staging = job_.staging->data();
-  for (int32_t f : job_.plan.holders[id.value()]) {
-    const scheduler::Fragment& fragment = job_.inputs.layout.fragments[f];
-    if (!job_.is_local(fragment)) continue;
+  const auto transfers =
+      scheduler::TransfersOfUnit(job_.program.weights[unit.bucket.value()], unit.id);
+  for (const int32_t f : of.holders) {
+    const scheduler::Fragment& fragment = job_.program.fragments[f];
     const Box part = scheduler::Intersect(fragment.box, unit.box);
     const auto add = [&](const Box& box, const kernels::StridedBox& src,
                          std::vector<CopyOut>& copies) {
@@ -81,15 +84,14 @@ void Publisher::AddUnit(UnitId id) {
            At(nullptr, dtype, view), src,
            2 * scheduler::Elements(box) * static_cast<int64_t>(kernels::SizeOf(dtype))});
     };
-    if (job_.owns(id)) {
+    if (owned) {
       add(part,
-          At(staging + job_.staged(id).weight_offset_bytes, dtype,
+          At(staging + job_.staged(unit.id).weight_offset_bytes, dtype,
              scheduler::ViewInUnit(unit, part)),
           bucket.own);
       continue;
     }
-    for (const Transfer& transfer : job_.program.weights[unit.bucket.value()]) {
-      if (transfer.unit != id || transfer.to != job_.program.lane) continue;
+    for (const Transfer& transfer : transfers) {
       const Box box = scheduler::Intersect(part, transfer.box);
       if (scheduler::Empty(box)) continue;
       add(box, At(staging + transfer.offset_bytes, dtype, scheduler::ViewInBox(transfer.box, box)),
@@ -303,7 +305,7 @@ void Publisher::Announce(int32_t b) {
   };
   const uint64_t value = current_.republish ? republished_ : current_.attempt.value();
   field(job_.program.rail.value()).store(value);
-  for (int32_t lane : job_.publishers[b]) {
+  for (int32_t lane : job_.program.publishers[b]) {
     if (field(lane).load() < value) return;
   }
   for (int32_t rank : trainers_.attached()) {

@@ -14,7 +14,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
-#include "scheduler/plan.h"
+#include "scheduler/lane_program.h"
 #include "server/lane/lane_job.h"
 #include "server/lane/rail.h"
 #include "server/lane/timing.h"
@@ -96,7 +96,7 @@ class Publisher {
   Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail, kernels::Device& device,
             kernels::Stream& stream);
 
-  void AddUnit(scheduler::UnitId id);
+  void AddUnit(const scheduler::LaneUnit& of);
   void AddPacks(Bucket& bucket, scheduler::UnitId id);
   absl::Status PoisonWeights();
   absl::StatusOr<bool> OpenGate();

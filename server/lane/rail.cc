@@ -22,7 +22,7 @@ absl::Status Rail::ReportReady(scheduler::Attempt attempt, scheduler::RailOperat
 void Rail::Add(const scheduler::Transfer& transfer) {
   const bool send = transfer.from == job_.program.lane;
   const int32_t peer_lane = send ? transfer.to.value() : transfer.from.value();
-  messages_.push_back({send, peer_lane / job_.inputs.lanes_per_node,
+  messages_.push_back({send, peer_lane / job_.program.lanes_per_node,
                        job_.staging->data() + transfer.offset_bytes,
                        static_cast<size_t>(transfer.bytes)});
 }

@@ -20,7 +20,7 @@ absl::StatusOr<std::unique_ptr<Slots>> Slots::Create(const LaneJob& job) {
     }
     std::vector<bool> taken(classes[c].slots);
     for (UnitId id : classes[c].units) {
-      slots->class_of_[job.staged_index[id.value()]] = static_cast<int32_t>(c);
+      slots->class_of_[job.staged_index(id)] = static_cast<int32_t>(c);
       const StateView state = slots->Current(id);
       if (!state.exists()) continue;
       if (state.slot >= classes[c].slots || taken[state.slot]) {
@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<Slots>> Slots::Create(const LaneJob& job) {
 }
 
 absl::StatusOr<int32_t> Slots::TakeFree(UnitId id) {
-  std::vector<int32_t>& free = free_[class_of_[job_.staged_index[id.value()]]];
+  std::vector<int32_t>& free = free_[class_of_[job_.staged_index(id)]];
   if (free.empty()) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no spare slot for unit ", id.value(), " among ", ClassOf(id).slots));
@@ -52,7 +52,7 @@ absl::StatusOr<int32_t> Slots::TakeFree(UnitId id) {
 void Slots::Flip(UnitId id, int32_t slot, scheduler::StepId step, uint64_t updates) {
   const StateView old = Current(id);
   FlipEntry(Entry(id), slot, step, updates);
-  if (old.exists()) free_[class_of_[job_.staged_index[id.value()]]].push_back(old.slot);
+  if (old.exists()) free_[class_of_[job_.staged_index(id)]].push_back(old.slot);
 }
 
 void Slots::AddNonFinite(google::protobuf::RepeatedField<int32_t>& units) const {

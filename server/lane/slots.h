@@ -49,7 +49,7 @@ class Slots {
     return reinterpret_cast<StateEntry*>(job_.table->data())[id.value()];
   }
   [[nodiscard]] const scheduler::SlotClass& ClassOf(scheduler::UnitId id) const {
-    return job_.program.slot_classes[class_of_[job_.staged_index[id.value()]]];
+    return job_.program.slot_classes[class_of_[job_.staged_index(id)]];
   }
 
   const LaneJob& job_;

@@ -60,7 +60,7 @@ absl::Status TrainerMemory::Attach(const v1::LaneCommand::AttachTrainer& attach,
 absl::Status TrainerMemory::CheckSlices(int32_t rank, const Trainer& trainer) const {
   const auto check = [&](const scheduler::Fragment& fragment, const scheduler::Slice& slice,
                          scheduler::ElementType type) -> absl::Status {
-    const std::string& name = job_.inputs.layout.parameters[fragment.parameter].name;
+    const std::string& name = job_.program.FindParameter(fragment.parameter)->name;
     int64_t end = 0;
     absl::Status status = scheduler::SliceEnd(slice, fragment.box, type, end);
     if (!status.ok()) return status;
@@ -76,10 +76,9 @@ absl::Status TrainerMemory::CheckSlices(int32_t rank, const Trainer& trainer) co
     return absl::InvalidArgumentError(absl::StrCat("trainer ", rank, ", parameter \"", name,
                                                    "\": arena ", slice.arena, " is not attached"));
   };
-  for (const scheduler::Fragment& fragment : job_.inputs.layout.fragments) {
-    if (fragment.rank.value() != rank || scheduler::Empty(fragment.box)) continue;
-    const scheduler::Parameter& parameter = job_.inputs.layout.parameters[fragment.parameter];
-    if (parameter.route == scheduler::Route::kTrainer) continue;
+  for (const scheduler::Fragment& fragment : job_.program.fragments) {
+    if (fragment.rank.value() != rank) continue;
+    const scheduler::LaneParameter& parameter = *job_.program.FindParameter(fragment.parameter);
     absl::Status status = check(fragment, fragment.gradient, parameter.gradient_type);
     if (status.ok()) status = check(fragment, fragment.weight, parameter.weight_type);
     if (!status.ok()) return status;

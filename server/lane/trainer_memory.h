@@ -35,9 +35,9 @@ class TrainerMemory {
   // `job` and `device` must outlive the object.
   TrainerMemory(const LaneJob& job, kernels::Device& device);
 
-  // Maps a trainer of this node; replaces what an older incarnation of the rank had. Every slice of
-  // its fragments must lie inside its arenas: INVALID_ARGUMENT naming parameter, trainer and both
-  // numbers.
+  // Maps a trainer of this node; replaces what an older incarnation of the rank had. Every slice
+  // that the lane reads or writes must lie inside its arenas: INVALID_ARGUMENT naming parameter,
+  // trainer and both numbers.
   absl::Status Attach(const v1::LaneCommand::AttachTrainer& attach,
                       const std::vector<wire::UniqueFd>& fds);
   // Unmaps it. A newer incarnation stays.

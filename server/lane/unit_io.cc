@@ -43,9 +43,7 @@ absl::StatusOr<int32_t> TensorOf(const scheduler::Unit& unit, v1::StateKind kind
 }
 
 absl::StatusOr<UnitId> OwnedUnit(const LaneJob& job, int32_t unit) {
-  if (unit >= 0 && unit < static_cast<int32_t>(job.plan.units.size()) && job.owns(UnitId(unit))) {
-    return UnitId(unit);
-  }
+  if (job.owns(UnitId(unit))) return UnitId(unit);
   return absl::NotFoundError(
       absl::StrCat("unit ", unit, " is not owned by lane ", job.program.lane.value()));
 }

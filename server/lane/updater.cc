@@ -167,11 +167,11 @@ absl::Status Updater::Push(const Batch& batch) {
 
 bool Updater::Active(UnitId id) const {
   if (decision_->absent.empty()) return true;
-  for (const scheduler::Cell& cell : job_.plan.cells[id.value()]) {
-    for (int32_t f : cell.fragments) {
-      const scheduler::Fragment& fragment = job_.inputs.layout.fragments[f];
-      const scheduler::AbsentFragment leaf{fragment.rank, fragment.parameter};
-      if (std::find(decision_->absent.begin(), decision_->absent.end(), leaf) ==
+  const scheduler::LaneUnit& of = job_.lane_unit(id);
+  for (const scheduler::LaneCell& cell : of.cells) {
+    for (const scheduler::CellLeaf& leaf : cell.leaves) {
+      const scheduler::AbsentFragment fragment{leaf.rank, of.unit.parameter};
+      if (std::find(decision_->absent.begin(), decision_->absent.end(), fragment) ==
           decision_->absent.end()) {
         return true;
       }

@@ -4,13 +4,13 @@
 
 namespace dmuond::server::storage {
 
-HostCopy PlaceHostCopy(const scheduler::Plan& plan, const scheduler::LaneProgram& program) {
+HostCopy PlaceHostCopy(const scheduler::LaneProgram& program) {
   HostCopy copy;
   int64_t at = 0;
   copy.batch_offset_bytes.push_back(0);
   for (const scheduler::Batch& batch : program.batches) {
     for (scheduler::UnitId id : batch.units) {
-      const scheduler::Unit& unit = plan.units[id.value()];
+      const scheduler::Unit& unit = program.Find(id)->unit;
       copy.units.push_back(id);
       copy.unit_offset_bytes.push_back(at);
       at += scheduler::Elements(unit.box) * static_cast<int64_t>(sizeof(float)) *

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "scheduler/plan.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/types.h"
 
 namespace dmuond::server::storage {
@@ -25,8 +25,7 @@ struct HostCopy {
   [[nodiscard]] int64_t bytes() const { return batch_offset_bytes.back(); }
 };
 
-[[nodiscard]] HostCopy PlaceHostCopy(const scheduler::Plan& plan,
-                                     const scheduler::LaneProgram& program);
+[[nodiscard]] HostCopy PlaceHostCopy(const scheduler::LaneProgram& program);
 
 }  // namespace dmuond::server::storage
 

@@ -36,7 +36,7 @@ void Convert(const std::string& body) {
   if (command.has_submitted()) (void)FromProto(command.submitted());
   if (command.has_go()) (void)FromProto(command.go());
   if (command.has_decision()) (void)FromProto(command.decision());
-  if (command.has_configure()) (void)FromProto(command.configure().plan());
+  if (command.has_configure()) (void)FromProto(command.configure().program());
 }
 
 void Stream(const std::string& bytes) {

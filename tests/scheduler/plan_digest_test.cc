@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "scheduler/digest.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/plan.h"
 #include "tests/scheduler/chance.h"
@@ -40,13 +41,29 @@ void AddTransfers(const std::vector<std::vector<Transfer>>& transfers, Digest& d
   }
 }
 
-void AddProgram(const LaneProgram& program, Digest& digest) {
-  for (const auto* lists : {&program.collect, &program.publish}) {
-    for (const std::vector<UnitId>& units : *lists) {
-      digest.Add(units.size());
-      for (UnitId unit : units) digest.Add(unit.value());
-    }
+// Per bucket, the units of which `wanted` holds.
+template <typename Wanted>
+void AddUnits(const LaneProgram& program, const Wanted& wanted, Digest& digest) {
+  std::vector<std::vector<int32_t>> buckets(program.buckets());
+  for (const LaneUnit& of : program.units) {
+    if (wanted(of)) buckets[of.unit.bucket.value()].push_back(of.unit.id.value());
   }
+  for (const std::vector<int32_t>& units : buckets) {
+    digest.Add(units.size());
+    for (const int32_t unit : units) digest.Add(unit);
+  }
+}
+
+void AddProgram(const LaneProgram& program, Digest& digest) {
+  AddUnits(
+      program,
+      [](const LaneUnit& of) {
+        return std::any_of(of.cells.begin(), of.cells.end(),
+                           [](const LaneCell& cell) { return !cell.leaves.empty(); });
+      },
+      digest);
+  AddUnits(
+      program, [](const LaneUnit& of) { return !of.holders.empty(); }, digest);
   AddTransfers(program.partials, digest);
   AddTransfers(program.weights, digest);
   AddTransfers(program.adopts, digest);

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/matrix_view.h"
 #include "scheduler/plan.h"
 #include "tests/sanitized.h"
@@ -272,8 +273,12 @@ TEST(PlanPropertyTest, OwnersGetEveryLeafAndHoldersEveryWeight) {
         const NodeRank node = layout.trainers[layout.fragments[f].rank.value()].node;
         const LaneProgram& local =
             programs[node.value() * inputs.lanes_per_node + owner.rail.value()];
-        const auto& publish = local.publish[bucket];
-        RC_ASSERT(std::count(publish.begin(), publish.end(), unit.id) == 1);
+        const LaneUnit* publish = local.Find(unit.id);
+        RC_ASSERT(publish != nullptr);
+        RC_ASSERT(std::count_if(publish->holders.begin(), publish->holders.end(), [&](int32_t i) {
+                    return local.fragments[i].rank == layout.fragments[f].rank &&
+                           local.fragments[i].box == layout.fragments[f].box;
+                  }) == 1);
         if (node == owner.node) continue;
         for (const Box& point : Points(Intersect(layout.fragments[f].box, unit.box))) {
           int arrives = 0;

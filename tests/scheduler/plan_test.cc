@@ -6,6 +6,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/reason.h"
 #include "scheduler/routing.h"
 #include "tests/scheduler/layouts.h"

@@ -4,6 +4,7 @@
 #include "scheduler/batch_cost.h"
 #include "scheduler/buckets.h"
 #include "scheduler/cost_model.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/matrix_view.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/plan.h"

@@ -119,8 +119,8 @@ v1::GetStatusReply AdminCalls::Status() {
     lane.set_state(NameOf(state));
     lane.set_device(state.device);
     lane.set_restarts(std::max(0, state.starts - 1));
-    lane.set_state_bytes(core_.memory.programs()[i].state_bytes);
-    lane.set_staging_bytes(core_.memory.programs()[i].staging_bytes);
+    lane.set_state_bytes(core_.memory.programs()[i].state_bytes());
+    lane.set_staging_bytes(core_.memory.programs()[i].staging_bytes());
     lane.set_load_us(job.plan()->lane_load_us[state.id.value()]);
   }
   FillJobStatus(*reply.mutable_job());

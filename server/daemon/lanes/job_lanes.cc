@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/registrations.h"
 #include "server/shared/publish_board.h"
 #include "server/shared/state_table.h"
 
@@ -24,7 +25,7 @@ absl::Status JobLanes::Start(const scheduler::node::StartLanes& order, const v1:
   for (int32_t i = 0; i < options_.host.lanes; ++i) {
     const scheduler::LaneIndex lane(i);
     std::vector<int> fds;
-    const v1::LaneCommand configure = ConfigureOf(order.epoch, lane, wire, plan, memory, fds);
+    const v1::LaneCommand configure = ConfigureOf(order.epoch, lane, wire, memory, fds);
     absl::Status started = host_.Start(lane, generation_, configure, fds);
     if (!started.ok()) return started;
   }
@@ -32,20 +33,22 @@ absl::Status JobLanes::Start(const scheduler::node::StartLanes& order, const v1:
 }
 
 v1::LaneCommand JobLanes::ConfigureOf(uint32_t epoch, scheduler::LaneIndex lane,
-                                      const v1::PlanInputs& wire, const scheduler::Plan& plan,
-                                      const NodeMemory& memory, std::vector<int>& fds) const {
-  const scheduler::LaneProgram& program = memory.programs()[lane.value()];
+                                      const v1::PlanInputs& wire, const NodeMemory& memory,
+                                      std::vector<int>& fds) const {
+  const v1::LaneProgram& program = memory.programs()[lane.value()];
   const JobMemory& of_job = *memory.memory();
   v1::LaneCommand command;
   v1::LaneCommand::Configure& configure = *command.mutable_configure();
-  configure.set_lane(program.lane.value());
+  *configure.mutable_program() = program;
   configure.set_epoch(epoch);
-  *configure.mutable_plan() = wire;
-  configure.set_plan_digest(plan.digest);
-  configure.set_state_bytes(std::max<int64_t>(1, program.state_bytes));
-  configure.set_staging_bytes(std::max<int64_t>(1, program.staging_bytes));
-  configure.set_state_table_bytes(lane::StateTableBytes(plan.units.size()));
-  configure.set_publish_board_bytes(lane::PublishBoardBytes(plan.buckets, options_.host.lanes));
+  configure.set_job(wire.job());
+  *configure.mutable_groups() = AnyOf(wire).groups();
+  *configure.mutable_choices() = wire.costs().choices();
+  configure.set_state_bytes(std::max<int64_t>(1, program.state_bytes()));
+  configure.set_staging_bytes(std::max<int64_t>(1, program.staging_bytes()));
+  configure.set_state_table_bytes(lane::StateTableBytes(program.plan_units()));
+  configure.set_publish_board_bytes(
+      lane::PublishBoardBytes(program.buckets_size(), options_.host.lanes));
   configure.set_threads(options_.threads_per_lane);
   configure.set_bind_address(options_.rail_address);
   fds = {of_job.state_fd(lane), of_job.staging_fd(lane), of_job.table_fd(lane), of_job.board_fd()};

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "dmuond/v1/lane_program.pb.h"
 #include "kernels/device.h"
 #include "scheduler/job/node_actions.h"
 #include "scheduler/plan.h"
@@ -50,7 +51,7 @@ class NodeMemory {
 
   // Null: there is none. Shared: who allocates in it does so without the lock.
   [[nodiscard]] const std::shared_ptr<JobMemory>& memory() const { return memory_; }
-  [[nodiscard]] const std::vector<scheduler::LaneProgram>& programs() const { return programs_; }
+  [[nodiscard]] const std::vector<v1::LaneProgram>& programs() const { return programs_; }
   // Per lane; null: no snapshots are made.
   [[nodiscard]] const std::shared_ptr<const std::vector<HostState>>& host() const { return host_; }
   // State that trainers have pushed for units of this node.
@@ -68,7 +69,7 @@ class NodeMemory {
   const std::function<void(const std::function<void()>&)> enter_;
   std::shared_ptr<PrepareProgress> preparing_;
   std::shared_ptr<JobMemory> memory_;
-  std::vector<scheduler::LaneProgram> programs_;  // by lane
+  std::vector<v1::LaneProgram> programs_;  // by lane
   std::shared_ptr<const std::vector<HostState>> host_;
   std::shared_ptr<PendingState> pending_ = std::make_shared<PendingState>();
   std::unique_ptr<WorkThread> worker_ = std::make_unique<WorkThread>();

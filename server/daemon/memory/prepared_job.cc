@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/plan.h"
 #include "server/shared/publish_board.h"
 #include "server/shared/state_table.h"
@@ -45,14 +47,14 @@ absl::StatusOr<PreparedJob> PrepareJob(Planner& planner, kernels::MemoryHolder& 
     if (options.host_copies) {
       HostState& state = host->emplace_back();
       state.lane = program->lane;
-      state.layout = storage::PlaceHostCopy(plan, *program);
+      state.layout = storage::PlaceHostCopy(*program);
       state.units = storage::StateUnitsOf(inputs.layout, plan, state.layout.units);
       absl::Status copy = memory.AllocateHostCopy(index, state.layout.bytes());
       if (!copy.ok()) return copy;
       state.memory = memory.host_copy(index);
       progress.done = memory.bytes();
     }
-    prepared.programs.push_back(*std::move(program));
+    prepared.programs.push_back(ToProto(*program));
   }
   if (options.host_copies) prepared.host = std::move(host);
   prepared.planned = *std::move(planned);

@@ -42,7 +42,7 @@ struct PrepareProgress {
 
 struct PreparedJob {
   scheduler::PlannedJob planned;
-  std::vector<scheduler::LaneProgram> programs;  // by lane of the node
+  std::vector<v1::LaneProgram> programs;  // by lane of the node
   std::unique_ptr<JobMemory> memory;
   std::shared_ptr<const std::vector<HostState>> host;  // null: no snapshots are made
 };

@@ -41,22 +41,24 @@ TEST(AllocationTest, NothingIsAllocatedFromReadyToPublished) {
   scheduler::testing::World world(2, 1, 1);
   for (int i = 0; i < 4; ++i) world.Replicate(Muon("w" + std::to_string(i), {32, 16}));
   world.ShardRows(AdamW("e", {64, 8}));
-  v1::LaneCommand::Configure configure;
+  v1::PlanInputs wire;
   for (const scheduler::Registration& registration : world.registrations) {
-    v1::Registration& to = *configure.mutable_plan()->add_registrations();
+    v1::Registration& to = *wire.add_registrations();
     to = ToProto(registration);
     to.set_world_size(2);
     to.add_groups()->set_preset("keller");
   }
-  configure.mutable_plan()->set_nodes(1);
-  configure.mutable_plan()->set_lanes_per_node(1);
-  auto inputs = FromProto(configure.plan());
+  wire.set_nodes(1);
+  wire.set_lanes_per_node(1);
+  auto inputs = FromProto(wire);
   ASSERT_TRUE(inputs.ok());
   auto plan = scheduler::MakePlan(*inputs);
   ASSERT_TRUE(plan.ok());
   auto program = scheduler::MakeLaneProgram(*inputs, *plan, scheduler::LaneId(0));
   ASSERT_TRUE(program.ok());
-  configure.set_plan_digest(plan->digest);
+  v1::LaneCommand::Configure configure;
+  *configure.mutable_program() = ToProto(*program);
+  configure.add_groups()->set_preset("keller");
   configure.set_state_bytes(program->state_bytes);
   configure.set_staging_bytes(program->staging_bytes);
   configure.set_state_table_bytes(static_cast<int64_t>(StateTableBytes(plan->units.size())));

@@ -64,17 +64,17 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
     : options_(std::move(options)) {
   // Makes the logger before lanes share it: a lane process has one thread, the harness several.
   spdlog::set_level(spdlog::level::warn);
+  v1::PlanInputs wire;
   for (const scheduler::Registration& registration : world.registrations) {
-    v1::Registration& to = *wire_inputs_.add_registrations();
+    v1::Registration& to = *wire.add_registrations();
     to = ToProto(registration);
     to.set_world_size(world.trainers());
     to.set_bucket_bytes(options_.bucket_bytes);
     to.add_groups()->set_preset(options_.preset);
   }
-  wire_inputs_.set_job("test");
-  wire_inputs_.set_nodes(nodes);
-  wire_inputs_.set_lanes_per_node(lanes_per_node);
-  auto inputs = FromProto(wire_inputs_);
+  wire.set_nodes(nodes);
+  wire.set_lanes_per_node(lanes_per_node);
+  auto inputs = FromProto(wire);
   EXPECT_TRUE(inputs.ok()) << inputs.status();
   inputs_ = *std::move(inputs);
   auto plan = scheduler::MakePlan(inputs_);
@@ -110,7 +110,7 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
     end.program = *std::move(program);
     end.state = HoldOnDevice(end.program.state_bytes, lane);
     end.staging = HoldOnDevice(end.program.staging_bytes, lane);
-    end.host_copy = storage::PlaceHostCopy(plan_, end.program);
+    end.host_copy = storage::PlaceHostCopy(end.program);
     if (options_.host_copies) end.host_memory = Hold(end.host_copy.bytes());
     end.table = Hold(StateTableBytes(plan_.units.size()));
     if (lane % lanes_per_node == 0) {
@@ -177,10 +177,10 @@ void Cluster::SendConfigure(int32_t lane) {
   const int32_t per_node = inputs_.lanes_per_node;
   v1::LaneCommand command;
   v1::LaneCommand::Configure& configure = *command.mutable_configure();
-  configure.set_lane(lane);
+  *configure.mutable_program() = ToProto(end.program);
   configure.set_epoch(1);
-  *configure.mutable_plan() = wire_inputs_;
-  configure.set_plan_digest(plan_.digest);
+  configure.set_job("test");
+  configure.add_groups()->set_preset(options_.preset);
   configure.set_state_bytes(end.program.state_bytes);
   configure.set_staging_bytes(end.program.staging_bytes);
   configure.set_state_table_bytes(static_cast<int64_t>(end.table.mapping->size()));

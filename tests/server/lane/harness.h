@@ -18,6 +18,7 @@
 #include "dmuond/wire/timeline.h"
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/device.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/plan.h"
 #include "scheduler/step.h"
 #include "server/shared/state_table.h"
@@ -173,7 +174,6 @@ class Cluster {
 
   Options options_;
   scheduler::PlanInputs inputs_;
-  v1::PlanInputs wire_inputs_;
   scheduler::Plan plan_;
   std::vector<LaneEnd> lanes_;
   std::vector<TrainerEnd> trainers_;

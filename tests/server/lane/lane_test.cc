@@ -399,7 +399,7 @@ TEST(LaneTest, UnitsAreReadAndWritten) {
   EXPECT_EQ(cluster.Weights("b")[3], 0.25F);
 }
 
-TEST(LaneTest, APlanThatDiffersEndsTheLane) {
+TEST(LaneTest, ASecondProgramEndsTheLane) {
   World world(1, 1, 1);
   world.Replicate(Muon("w", {4, 8}));
   Cluster cluster(world, 1, 1);

@@ -55,7 +55,7 @@ absl::StatusOr<v1::SnapshotFile> SaveLane(Storage& storage, const Job& job, Lane
   absl::StatusOr<scheduler::LaneProgram> program =
       scheduler::MakeLaneProgram(job.inputs, job.plan, lane);
   if (!program.ok()) return program.status();
-  const HostCopy copy = PlaceHostCopy(job.plan, *program);
+  const HostCopy copy = PlaceHostCopy(*program);
   StateFile file{.id = IdAt(step),
                  .job = job.base.job(),
                  .lane = lane,
