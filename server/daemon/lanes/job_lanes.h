@@ -51,8 +51,8 @@ class JobLanes {
  private:
   // The first command of a lane, and the descriptors that go with it.
   [[nodiscard]] v1::LaneCommand ConfigureOf(uint32_t epoch, scheduler::LaneIndex lane,
-                                            const v1::PlanInputs& wire, const scheduler::Plan& plan,
-                                            const NodeMemory& memory, std::vector<int>& fds) const;
+                                            const v1::PlanInputs& wire, const NodeMemory& memory,
+                                            std::vector<int>& fds) const;
 
   const Options options_;
   LaneHost host_;
