@@ -187,8 +187,8 @@ TEST_P(LingerTest, WhoComesWhileTheLastStateIsBeingSavedWaitsForItAndGoesOnFromI
 
 // The successor cannot know that it does not come any more.
 TEST_F(LastSnapshotsTest, WhoWaitsForARankThatHadLeftIsToldItsNameInTime) {
-  StartDaemons(1, {"--register_timeout=300ms"});
-  auto world = MakeWorld({.reconnect_timeout = std::chrono::milliseconds(1500)});
+  StartDaemons(1, {"--register_timeout=1s"});
+  auto world = MakeWorld({.reconnect_timeout = std::chrono::milliseconds(4000)});
   ASSERT_TRUE(world->Start().ok());
   ASSERT_TRUE(world->StepUntil(2));
   ASSERT_TRUE((*world)[0].SaveSnapshot().ok());

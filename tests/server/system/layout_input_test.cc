@@ -300,7 +300,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, LayoutInputTest, ::testing::ValuesIn(kRows),
                          [](const auto& info) { return info.param.name; });
 
 TEST(RanksMissingTest, AreNamedAtTheDeadlineAndMayStillCome) {
-  auto daemon = DaemonProcess::Start({.flags = {"--register_timeout=300ms"}});
+  auto daemon = DaemonProcess::Start({.flags = {"--register_timeout=1s"}});
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   const auto open = [&](int32_t rank) {
     return Session::Open({.address = (*daemon)->address(), .rank = rank, .world_size = kWorld});
