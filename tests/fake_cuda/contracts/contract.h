@@ -53,27 +53,27 @@ struct Registered {
   static const Registered registered_##name(#name, statement, name); \
   static Seen name()
 
-// Ends a statement that cannot be checked further.
+// Is thrown where a statement cannot be checked further: it does not hold.
 struct Broken {
   std::string what;
 };
 
 // ---- The driver ----
 
-// Of libcuda.so.1, or Broken.
+// Returns the address of a function in libcuda.so.1. Throws Broken where there is none.
 [[nodiscard]] void* Symbol(const char* name);
 [[nodiscard]] bool IsFake();
 #define DMUOND_TEXT_OF(name) #name
 #define DMUOND_CALL(name) (*reinterpret_cast<decltype(&::name)>(Symbol(DMUOND_TEXT_OF(name))))
-// A function of the driver, in the version that <cuda.h> declares: CU(cuMemAlloc)(&address, bytes).
+// Is a function of the driver, in the version that <cuda.h> declares: CU(cuMemAlloc)(&address, n).
 #define CU(name) DMUOND_CALL(name)
 
 [[nodiscard]] std::string Name(CUresult result);
 void Must(CUresult result, const char* call);
-// Calls it; Broken where it does not succeed.
+// Calls a function of the driver, and throws Broken where it does not succeed.
 #define MUST(name, ...) Must(CU(name)(__VA_ARGS__), #name)
 
-// ---- What most statements need. All of it stays until the process ends. ----
+// ---- What most statements need. Nothing is given back before the process ends. ----
 
 inline constexpr size_t kMiB = size_t{1} << 20;
 
@@ -91,17 +91,17 @@ CUcontext UseContext(int device = 0);  // initialises the driver; the device's p
 void Unmap(CUdeviceptr address, size_t bytes);
 [[nodiscard]] CUstream MakeStream();  // non-blocking
 [[nodiscard]] CUevent MakeEvent(unsigned flags = CU_EVENT_DISABLE_TIMING);
-// Of zeros, pinned, the same address for host and device.
+// Makes pinned memory, filled with zeros. It has the same address for host and device.
 [[nodiscard]] uint64_t* Pinned(size_t bytes);
 [[nodiscard]] inline CUdeviceptr At(const void* host) {
   return reinterpret_cast<CUdeviceptr>(host);
 }
-// Every 32-bit word becomes `value`; complete when it returns.
+// Makes every 32-bit word `value`, and waits until that is done.
 void Set(CUdeviceptr address, size_t bytes, uint32_t value);
-// Whether all 32-bit words are `value`; says which is not. Waits for the device.
+// Returns whether all 32-bit words are `value`, and says in `other` which is not.
 [[nodiscard]] bool All(CUdeviceptr address, size_t bytes, uint32_t value, std::string* other);
 
-// Whether `done` becomes true in that time.
+// Returns whether `done` becomes true in that time.
 bool Within(int milliseconds, const std::function<bool()>& done);
 [[nodiscard]] double NowMs();
 
@@ -137,8 +137,8 @@ class Channel {
   int socket_;
 };
 
-// A fork, to be made before this process initialises the driver: it has no use of it afterwards.
-// It ends when `run` does, or with this process.
+// Is a fork that runs `run`. It must be made before this process initialises the driver, which a
+// fork cannot use afterwards. It ends when `run` returns, and at the latest with this process.
 class Child {
  public:
   explicit Child(const std::function<void(Channel&)>& run);
@@ -156,8 +156,8 @@ class Child {
 
 // ---- Kernels ----
 
-// A kernel that takes every multiprocessor until it is told to end: what ends before it has not
-// been computed by one.
+// Runs a kernel that has every multiprocessor until it is told to end. Work that is done meanwhile
+// took none of them.
 class Spin {
  public:
   Spin();
@@ -170,7 +170,7 @@ class Spin {
   uint64_t* stop_;
   CUstream stream_;
 };
-// A kernel that stores `value` to `address`; in `stream`.
+// Enqueues a kernel that stores `value` to `address`.
 void Store(CUstream stream, CUdeviceptr address, uint64_t value);
 
 }  // namespace dmuond::contracts

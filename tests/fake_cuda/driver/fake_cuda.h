@@ -45,11 +45,12 @@ struct FakeCudaRange {
   size_t alignment;
 };
 
-// Enqueues a kernel that is `run(argument)`, on a worker of the stream. `ranges`: all the memory
-// that it touches; a range that the stream's device may not access makes error 700 of it.
+// Enqueues a kernel: a worker of the stream calls `run(argument)`. `ranges` are all the memory that
+// it touches; if the stream's device may not access one of them, it fails with error 700 instead.
 CUresult fakeCudaLaunch(CUstream stream, const char* name, const FakeCudaRange* ranges,
                         size_t count, void (*run)(void* argument), void* argument);
-// Where a kernel finds what lies at a device address; other addresses are returned as they are.
+// Returns where a kernel finds what lies at a device address. Other addresses are returned as they
+// are.
 void* fakeCudaAlias(const void* address);
 
 }  // extern "C"

@@ -47,8 +47,8 @@ struct Settings {
 
 // ---- Memory ----
 
-// Memory of one device; of other processes too, who have it by descriptor. Lives as long as a
-// handle or mapping here.
+// Memory of one device. This process keeps it as long as it has a handle or a mapping of it; other
+// processes may have it by descriptor.
 struct Allocation {
   ~Allocation();
   int fd = -1;
@@ -65,7 +65,8 @@ struct Mapped {
   bool legacy = false;   // of cuMemAlloc: copies reach it from everywhere, kernels of peers too
 };
 
-// Addresses for devices, and behind them the same number for workers.
+// A range of addresses that no one may access. Workers find the bytes behind it: the place has room
+// for twice as many.
 struct Reservation {
   size_t bytes = 0;
   std::byte* place = nullptr;  // what munmap() takes
@@ -92,7 +93,7 @@ struct Range {
 
 enum class WorkKind : uint8_t { kKernel, kEngine, kWord, kOther };
 
-// When a record, or a copy that its call waits for, is done.
+// Says whether a record is done, or a copy that its call waits for.
 struct Point {
   std::mutex mutex;
   std::condition_variable changed;
@@ -187,29 +188,30 @@ struct State {
 };
 [[nodiscard]] State& All();
 
-// CUDA_SUCCESS, or the error of a call that needs the driver, or a context.
+// Return CUDA_SUCCESS, or the error of a call that needs the driver, or a context.
 [[nodiscard]] CUresult NeedDriver();
 [[nodiscard]] CUresult NeedContext(Context** context);
 [[nodiscard]] CUresult NeedDevice(CUdevice device);
-// The stream of a call: that of the current context for nullptr. Ends the process where it is of
-// another device.
+// Finds the stream of a call; nullptr means the default stream of the current context. Ends the
+// process where the stream is of another context.
 [[nodiscard]] CUresult NeedStream(CUstream stream, std::shared_ptr<Stream>* found);
 
 // The calls below REQUIRE All().mutex.
 
-// The mapping that holds an address, and where it begins; nullptr: none.
+// Returns the mapping that holds an address, and where it begins; nullptr where there is none.
 [[nodiscard]] Mapped* FindMapped(uintptr_t address, uintptr_t* begin = nullptr);
 [[nodiscard]] Reservation* FindReservation(uintptr_t address, uintptr_t* begin = nullptr);
 [[nodiscard]] bool IsPinned(uintptr_t address, size_t bytes);
 enum class Use : uint8_t { kCopy, kKernel };
-// Whether work of a device may touch the range; host memory always.
+// Returns whether work of a device may touch the range. Copies may touch any memory of the host,
+// kernels what is pinned.
 [[nodiscard]] bool Accessible(uintptr_t address, size_t bytes, const Context& context, Use use);
-// Whose memory it is; -1: the host's.
+// Returns the device whose memory it is; -1 for the host's.
 [[nodiscard]] int OwnerOf(uintptr_t address);
 // Ends the process if queued work uses the range.
 void MustBeIdle(uintptr_t address, size_t bytes, const char* call);
 [[nodiscard]] size_t UsedBytes(int device);
-// Address and worker's address of new memory; CUDA_ERROR_OUT_OF_MEMORY.
+// Makes memory of a device. CUDA_ERROR_OUT_OF_MEMORY where it has not as much left.
 [[nodiscard]] CUresult MakeAllocation(size_t bytes, int device, std::shared_ptr<Allocation>* made);
 [[nodiscard]] CUresult Reserve(size_t bytes, size_t alignment, uintptr_t* address);
 [[nodiscard]] CUresult MapAt(uintptr_t address, size_t bytes,
@@ -217,7 +219,7 @@ void MustBeIdle(uintptr_t address, size_t bytes, const char* call);
 void UnmapAt(uintptr_t address);
 void FreeReservation(uintptr_t address);
 
-// Takes the lock.
+// Returns where workers find what lies at a device address. Takes the lock.
 [[nodiscard]] std::byte* Alias(uintptr_t address);
 
 void Log(int device, const std::string& line);
