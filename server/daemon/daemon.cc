@@ -18,7 +18,7 @@ constexpr std::chrono::milliseconds kReaped{100};  // how long a tick waits for 
 // Fault points of what the coordinator is about to say. It has decided, and nobody knows yet.
 void AboutToSend(const v1::CoordinatorMessage& message) {
   if (message.has_open()) fault::FaultPoint("coordinator.open");
-  if (message.has_go()) fault::FaultPoint("coordinator.go");
+  if (message.has_goes()) fault::FaultPoint("coordinator.go");
   if (message.has_decision()) {
     fault::FaultPoint("coordinator.decided");
     fault::FaultPoint("coordinator.before_send");
@@ -31,7 +31,7 @@ void AboutToSend(const v1::CoordinatorMessage& message) {
 // Fault points of what the coordinator is about to hear.
 void AboutToHear(const v1::MemberMessage& message) {
   if (message.has_registration()) fault::FaultPoint("coordinator.registration");
-  if (message.has_submitted()) fault::FaultPoint("coordinator.submission");
+  if (message.reports().submitted_size() > 0) fault::FaultPoint("coordinator.submission");
   if (message.has_vote()) fault::FaultPoint("coordinator.vote");
 }
 
@@ -161,8 +161,19 @@ absl::Status Daemon::JobFailure() const {
 }
 
 void Daemon::Tell(v1::MemberMessage message) {
-  told_.push_back(std::move(message));
+  Send(reports_.Tell(std::chrono::steady_clock::now(), std::move(message)));
+}
+
+void Daemon::Send(scheduler::OutgoingReports::Messages messages) {
+  std::move(messages.begin(), messages.end(), std::back_inserter(told_));
   Pump();
+}
+
+void Daemon::OnDue() {
+  StateLock lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (coordinator_ != nullptr) Perform(coordinator_->OnDue(now));
+  Send(reports_.OnDue(now));
 }
 
 void Daemon::Perform(scheduler::GroupActions actions) {
@@ -211,6 +222,10 @@ void Daemon::Pump() {
     }
   }
   pumping_ = false;
+  for (const auto due :
+       {reports_.due(), coordinator_ != nullptr ? coordinator_->due() : std::nullopt}) {
+    if (due.has_value()) due_timer_.Set(*due);
+  }
 }
 
 void Daemon::Handle(const v1::CoordinatorMessage& message) {
@@ -228,12 +243,8 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
     }
     case Kind::kOpen:
       return HandleOpen(message.open());
-    case Kind::kGo: {
-      if (job_ == nullptr) return;
-      v1::LaneCommand command;
-      *command.mutable_go() = message.go();
-      return ToLane(scheduler::LaneIndex(message.go().rail()), command);
-    }
+    case Kind::kGoes:
+      return HandleGoes(message.goes());
     case Kind::kSubmitted: {
       if (job_ == nullptr) return;
       v1::LaneCommand command;
@@ -273,6 +284,19 @@ void Daemon::Handle(const v1::CoordinatorMessage& message) {
   }
 }
 
+void Daemon::HandleGoes(const v1::Goes& goes) {
+  if (job_ == nullptr) return;
+  for (int32_t rail = 0; rail < options_.lanes; ++rail) {
+    v1::LaneCommand command;
+    for (const v1::Go& go : goes.goes()) {
+      if (go.rail() == rail) *command.mutable_goes()->add_goes() = go;
+    }
+    if (!command.has_goes()) continue;
+    *command.mutable_goes()->mutable_absent() = goes.absent();
+    ToLane(scheduler::LaneIndex(rail), command);
+  }
+}
+
 void Daemon::ToLane(scheduler::LaneIndex lane, const v1::LaneCommand& command,
                     const std::vector<int>& fds) {
   lane_host_.Send(lane, command, fds).IgnoreError();
@@ -290,6 +314,7 @@ void Daemon::OnFormed(uint32_t epoch) {
   StateLock lock(mutex_);
   epoch_ = epoch;
   newest_epoch_.store(epoch);
+  reports_.Forget();
   fault::FaultPoint("daemon.formed");
   log::Info("group formed",
             {{"epoch", absl::StrCat(epoch)}, {"nodes", absl::StrCat(options_.nodes)}});
@@ -356,7 +381,7 @@ void Daemon::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
       *message.mutable_rendezvous() = report.rendezvous();
       return Tell(std::move(message));
     case Kind::kRailReady:
-      *message.mutable_rail_ready() = report.rail_ready();
+      *message.mutable_reports()->add_ready() = report.rail_ready();
       return Tell(std::move(message));
     case Kind::kGathered: {
       if (!job_->steps.has_value()) return;

@@ -26,10 +26,12 @@
 #include "dmuond/v1/trainer.pb.h"
 #include "kernels/device.h"
 #include "scheduler/job/group_job.h"
+#include "scheduler/job/outgoing_reports.h"
 #include "scheduler/reason.h"
 #include "server/common/log.h"
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/calls/session_keys.h"
+#include "server/daemon/due_timer.h"
 #include "server/daemon/lanes/lane_host.h"
 #include "server/daemon/memory/prepared_job.h"
 #include "server/daemon/memory/state_transfer.h"
@@ -240,10 +242,14 @@ class Daemon {
   [[nodiscard]] absl::Status JobFailure() const DMUOND_REQUIRES(mutex_);
 
   void Tell(v1::MemberMessage message) DMUOND_REQUIRES(mutex_);
+  void Send(scheduler::OutgoingReports::Messages messages) DMUOND_REQUIRES(mutex_);
+  // What was held back to be gathered is due. From the timer's thread.
+  void OnDue();
   void Perform(scheduler::GroupActions actions) DMUOND_REQUIRES(mutex_);
   void CoordinatorHears(int32_t node, const v1::MemberMessage& message) DMUOND_REQUIRES(mutex_);
   void Pump() DMUOND_REQUIRES(mutex_);
   void Handle(const v1::CoordinatorMessage& message) DMUOND_REQUIRES(mutex_);
+  void HandleGoes(const v1::Goes& goes) DMUOND_REQUIRES(mutex_);
   // Where it is; its end is reported by OnLaneGone().
   void ToLane(scheduler::LaneIndex lane, const v1::LaneCommand& command,
               const std::vector<int>& fds = {}) DMUOND_REQUIRES(mutex_);
@@ -498,6 +504,7 @@ class Daemon {
 
   StateMutex mutex_;
   std::unique_ptr<scheduler::GroupJob> coordinator_ DMUOND_GUARDED_BY(mutex_);  // node 0
+  scheduler::OutgoingReports reports_ DMUOND_GUARDED_BY(mutex_){options_.nodes > 1};
   std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex_);        // to the coordinator
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex_);  // from it
   bool pumping_ DMUOND_GUARDED_BY(mutex_) = false;
@@ -543,6 +550,7 @@ class Daemon {
   std::unique_ptr<Disk> writes_ DMUOND_GUARDED_BY(mutex_);  // snapshots
   // What is brought back from them, and what somebody waits for: beside one that is being written.
   std::unique_ptr<Disk> reads_ DMUOND_GUARDED_BY(mutex_);
+  DueTimer due_timer_{[this] { OnDue(); }};  // takes the lock: it ends first
 };
 
 }  // namespace dmuond::server

@@ -117,6 +117,11 @@ void Daemon::OnPrepared(absl::StatusOr<PreparedJob> prepared) {
   job_->memory = std::move(prepared->memory);
   job_->snapshots.host = std::move(prepared->host);
   job_->programs = std::move(prepared->programs);
+  const std::vector<scheduler::Trainer>& trainers = job_->inputs->layout.trainers;
+  reports_.OnPlan(job_->programs, static_cast<int32_t>(std::count_if(
+                                      trainers.begin(), trainers.end(), [this](const auto& t) {
+                                        return t.node.value() == options_.node;
+                                      })));
   job_->lanes =
       scheduler::LaneSet(scheduler::LaneId(options_.node * options_.lanes), options_.lanes,
                          {options_.lane_timeout, options_.coordinator.step.work_timeout()});

@@ -76,11 +76,12 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
     // Before anybody is told: the last one's submission may be decided while it is being told.
     job_->submitted_states[session.rank] = {submission.attempt, trainer_state};
     v1::MemberMessage message;
-    *message.mutable_submitted() = ToProto(submission);
-    message.mutable_submitted()->set_incarnation(session.incarnation);
+    v1::RankSubmitted& submitted = *message.mutable_reports()->add_submitted();
+    submitted = ToProto(submission);
+    submitted.set_incarnation(session.incarnation);
     // Lanes first: one that sees `ready` must find what is absent.
     v1::LaneCommand command;
-    *command.mutable_submitted() = message.submitted();
+    *command.mutable_submitted() = submitted;
     ToLanes(command);
     Tell(std::move(message));
   }
@@ -326,6 +327,7 @@ void Daemon::HandleOpen(const v1::OpenAttempt& open) {
   BeginSteps(scheduler::StepId(open.step() - 1));
   fault::FaultPoint("daemon.open");
   job_->steps->OnOpen(FromProto(open));
+  reports_.OnOpen(std::chrono::steady_clock::now(), FromProto(open));
   v1::LaneCommand command;
   *command.mutable_arm() = open;
   ToLanes(command);

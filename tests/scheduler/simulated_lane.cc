@@ -88,11 +88,15 @@ void SimulatedLane::Apply(const Decision& decision) {
 
 void SimulatedLane::Go(const scheduler::Go& go) {
   Tell([this, go] {
-    if (go.operation == RailOperation::kCollect && go.attempt == armed_.attempt) {
-      gone_.insert(go.bucket);
-    }
-    if (go.operation == RailOperation::kPublish && go.attempt == publishing_) {
-      published_.insert(go.bucket);
+    for (const BucketRun& run : go.buckets) {
+      for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
+        if (go.operation == RailOperation::kCollect && go.attempt == armed_.attempt) {
+          gone_.insert(BucketId(b));
+        }
+        if (go.operation == RailOperation::kPublish && go.attempt == publishing_) {
+          published_.insert(BucketId(b));
+        }
+      }
     }
     Progress();
   });
@@ -123,8 +127,10 @@ void SimulatedLane::Progress() {
 }
 
 void SimulatedLane::ReportReady(RailOperation operation, BucketId bucket, Attempt attempt,
-                                AttemptKind kind, bool gradients) {
-  Report([=, this] { member_.RailReady(rail_, operation, bucket, attempt, kind, gradients); });
+                                AttemptKind kind) {
+  RailReady ready{.attempt = attempt, .rail = rail_, .operation = operation, .kind = kind};
+  Append(ready.buckets, {bucket, 1});
+  Report([this, ready = std::move(ready)] { member_.Ready(ready); });
 }
 
 void SimulatedLane::ProgressCollect() {
@@ -139,9 +145,9 @@ void SimulatedLane::ProgressCollect() {
   const RailTable& table = step ? world.tables.partials : world.tables.adopts;
   const std::vector<TrainerRank>& ranks = member_.ranks();
   bool complete = away ? begun != begun_.end() : submitted.size() == ranks.size();
-  for (const auto& entry : table[rail_.value()]) {
-    const BucketId bucket = entry.first;
-    if (!entry.second.contains(node_)) continue;
+  for (int32_t b = 0; b < world.plan.buckets; ++b) {
+    const BucketId bucket(b);
+    if (!table[rail_.value()][b].contains(node_)) continue;
     const bool only_receives = step && !world.tables.SendsPartials(rail_, bucket, node_);
     const bool ready = std::all_of(ranks.begin(), ranks.end(), [&](TrainerRank rank) {
       return submitted.contains(rank) ||
@@ -149,7 +155,7 @@ void SimulatedLane::ProgressCollect() {
     });
     if ((ready || only_receives) && reported_.insert(bucket).second) {
       ReportReady(RailOperation::kCollect, bucket, attempt,
-                  step ? AttemptKind::kStep : AttemptKind::kPush, step && !only_receives);
+                  step ? AttemptKind::kStep : AttemptKind::kPush);
     }
     complete = complete && gone_.contains(bucket);
   }
@@ -168,8 +174,8 @@ void SimulatedLane::ProgressCollect() {
 
 void SimulatedLane::ProgressPublish() {
   std::vector<BucketId> mine;
-  for (const auto& [bucket, members] : simulation_.world.tables.weights[rail_.value()]) {
-    if (members.contains(node_)) mine.push_back(bucket);
+  for (int32_t b = 0; b < simulation_.world.plan.buckets; ++b) {
+    if (simulation_.world.tables.weights[rail_.value()][b].contains(node_)) mine.emplace_back(b);
   }
   if (!publish_reported_) {
     publish_reported_ = true;
@@ -178,7 +184,7 @@ void SimulatedLane::ProgressPublish() {
       std::swap(order[i], order[simulation_.chance.Pick(0, static_cast<int64_t>(i))]);
     }
     for (BucketId bucket : order) {
-      ReportReady(RailOperation::kPublish, bucket, publishing_, AttemptKind::kStep, false);
+      ReportReady(RailOperation::kPublish, bucket, publishing_, AttemptKind::kStep);
     }
   }
   if (published_.size() == mine.size()) publishing_ = Attempt(0);

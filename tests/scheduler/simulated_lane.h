@@ -64,8 +64,7 @@ class SimulatedLane {
   void Apply(const Decision& decision);
   void ProgressCollect();
   void ProgressPublish();
-  void ReportReady(RailOperation operation, BucketId bucket, Attempt attempt, AttemptKind kind,
-                   bool gradients);
+  void ReportReady(RailOperation operation, BucketId bucket, Attempt attempt, AttemptKind kind);
   [[nodiscard]] LaneId id() const {
     return LaneId(node_.value() * simulation_.world.inputs.lanes_per_node + rail_.value());
   }

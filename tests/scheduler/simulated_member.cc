@@ -22,7 +22,10 @@ absl::Status Unavailable(const char* reason) {
 
 SimulatedMember::SimulatedMember(Simulation& simulation, NodeRank node,
                                  std::vector<TrainerRank> ranks)
-    : simulation_(simulation), node_(node), ranks_(std::move(ranks)) {
+    : simulation_(simulation),
+      node_(node),
+      ranks_(std::move(ranks)),
+      reports_(simulation.world.inputs.nodes > 1) {
   for (int32_t rail = 0; rail < simulation.world.inputs.lanes_per_node; ++rail) {
     lanes_.emplace_back(simulation, *this, node, LaneIndex(rail));
   }
@@ -30,6 +33,7 @@ SimulatedMember::SimulatedMember(Simulation& simulation, NodeRank node,
 
 void SimulatedMember::BeginAttached(const v1::PlanInputs& plan) {
   job_.emplace().plan = std::make_shared<const v1::PlanInputs>(plan);
+  PlanReports();
   lane_epoch_ = 1;
   for (TrainerRank rank : ranks_) {
     Session& session = sessions_[rank];
@@ -40,14 +44,29 @@ void SimulatedMember::BeginAttached(const v1::PlanInputs& plan) {
 
 // ---- what it says ----
 
-void SimulatedMember::Tell(v1::MemberMessage message, int32_t replay_percent, Event heard) {
-  if (connection_ == nullptr) return;  // nobody hears it
-  simulation_.network.Up(*connection_, replay_percent,
-                         [message = std::make_shared<const v1::MemberMessage>(std::move(message)),
-                          heard = std::move(heard), this] {
-                           if (heard) heard();
-                           TellHere(*message);
-                         });
+void SimulatedMember::Tell(v1::MemberMessage message) {
+  Send(reports_.Tell(simulation_.Now(), std::move(message)));
+}
+
+void SimulatedMember::Send(OutgoingReports::Messages messages) {
+  for (v1::MemberMessage& message : messages) {
+    if (connection_ == nullptr) continue;  // nobody hears it
+    // What belongs to one attempt is repeated now and then, as after a reconnect.
+    const int32_t replay_percent = message.has_reports() || message.has_vote() ? 5 : 0;
+    simulation_.network.Up(*connection_, replay_percent,
+                           [message = std::make_shared<const v1::MemberMessage>(std::move(message)),
+                            this] { TellHere(*message); });
+  }
+  simulation_.At(reports_.due(), [this, boot = boot_] {
+    if (boot_ == boot) Send(reports_.OnDue(simulation_.Now()));
+  });
+}
+
+void SimulatedMember::PlanReports() {
+  const auto first = simulation_.world.programs.begin() +
+                     static_cast<std::ptrdiff_t>(node_.value() * lanes_.size());
+  reports_.OnPlan({first, first + static_cast<std::ptrdiff_t>(lanes_.size())},
+                  static_cast<int32_t>(ranks_.size()));
 }
 
 void SimulatedMember::TellHere(const v1::MemberMessage& message) {
@@ -95,7 +114,7 @@ v1::MemberMessage SimulatedMember::AttachedOf(TrainerRank rank) const {
   return message;
 }
 
-v1::MemberMessage SimulatedMember::Ready() const {
+v1::MemberMessage SimulatedMember::PlanIsReady() const {
   v1::MemberMessage message;
   message.mutable_plan_ready()->set_node(node_.value());
   message.mutable_plan_ready()->set_digest(simulation_.world.plan.digest);
@@ -111,8 +130,9 @@ void SimulatedMember::Hear(const std::shared_ptr<const v1::CoordinatorMessage>& 
   switch (heard.message_case()) {
     case Kind::kOpen:
       return HandleAttempt(FromProto(heard.open()));
-    case Kind::kGo:
-      return HandleAttempt(*FromProto(heard.go()));
+    case Kind::kGoes:
+      for (const v1::Go& go : heard.goes().goes()) HandleAttempt(*FromProto(go));
+      return;
     case Kind::kSubmitted:
       return HandleAttempt(Begun{node_, *FromProto(heard.submitted())});
     case Kind::kDecision:
@@ -157,6 +177,7 @@ void SimulatedMember::Formed(Connection& connection, uint32_t epoch) {
   connection_ = &connection;
   epoch_ = epoch;
   halted_ = false;
+  reports_.Forget();
   if (epoch > 1) Tell(State());
   if (leaves_) TellLeaving();
 }
@@ -186,6 +207,7 @@ void SimulatedMember::Die() {
   history_ = {};
   incarnations_.clear();
   ended_.clear();
+  reports_.Forget();
   copying_.reset();
   committing_.reset();
   disk_hangs_ = false;
@@ -243,6 +265,7 @@ void SimulatedMember::HandleAttempt(const CoordinatorAction& action) {
   if (const auto* open = std::get_if<OpenAttempt>(&action)) {
     BeginSteps(StepId(open->step.value() - 1));
     steps_->OnOpen(*open);
+    reports_.OnOpen(simulation_.Now(), *open);
     if (armed_ < open->attempt) {
       armed_ = open->attempt;
       for (SimulatedLane& lane : lanes_) lane.Arm(*open);
@@ -309,19 +332,10 @@ void SimulatedMember::Expelled(const Expel& expel) {
   simulation_.trainers[expel.rank.value()]->Die("it hangs");
 }
 
-void SimulatedMember::RailReady(LaneIndex rail, RailOperation operation, BucketId bucket,
-                                Attempt attempt, AttemptKind kind, bool gradients) {
+void SimulatedMember::Ready(const RailReady& ready) {
   v1::MemberMessage message;
-  v1::RailReady& ready = *message.mutable_rail_ready();
-  ready.set_node(node_.value());
-  ready.set_rail(rail.value());
-  ready.set_operation(ToProto(operation));
-  ready.set_bucket(bucket.value());
-  ready.set_attempt(attempt.value());
-  ready.set_kind(ToProto(kind));
-  Tell(std::move(message), 5, [=, this] {
-    simulation_.invariants.ToldReady(attempt, operation, rail, bucket, node_, gradients);
-  });
+  ToProto(ready, *message.mutable_reports()->add_ready());
+  Tell(std::move(message));
 }
 
 void SimulatedMember::Gathered(LaneIndex rail, Attempt attempt,
@@ -335,7 +349,7 @@ void SimulatedMember::Gathered(LaneIndex rail, Attempt attempt,
   vote.set_node(node_.value());
   vote.set_plan_digest(simulation_.world.plan.digest);
   for (const UnitNorm& norm : *norms_of_node) *vote.add_norms() = ToProto(norm);
-  Tell(std::move(message), 5);
+  Tell(std::move(message));
 }
 
 void SimulatedMember::ProgressLanes() {
@@ -394,7 +408,7 @@ void SimulatedMember::LanesReady() {
 void SimulatedMember::PlanReady() {
   simulation_.Trace("node ", node_.value(), " is ready, epoch ", lane_epoch_);
   if (std::exchange(job_->reforming, false)) TellRanksAgain();
-  Tell(Ready());
+  Tell(PlanIsReady());
 }
 
 // The snapshot that the job is to go on from.
@@ -418,6 +432,7 @@ void SimulatedMember::HandlePlan(const std::shared_ptr<const v1::PlanInputs>& pl
   if (!job_) job_.emplace();
   if (job_->has_plan()) return;
   job_->plan = plan;
+  PlanReports();
   job_->restore = RestoredBy(*plan);
   const uint64_t generation = ++generation_;
   lane_epoch_ = epoch_;
@@ -667,8 +682,8 @@ absl::StatusOr<StepAnswer> SimulatedMember::Step(const Submission& request, uint
     if (accepted->forward) {
       for (SimulatedLane& lane : lanes_) lane.Submitted(request);
       v1::MemberMessage message;
-      *message.mutable_submitted() = ToProto(request);
-      Tell(std::move(message), 5);
+      *message.mutable_reports()->add_submitted() = ToProto(request);
+      Tell(std::move(message));
     }
   }
   if (answer.ok() && answer->pending() && !job_->failed.ok()) return job_->failed;

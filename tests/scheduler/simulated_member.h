@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
+#include "scheduler/job/outgoing_reports.h"
 #include "scheduler/step_member.h"
 #include "tests/scheduler/simulated_lane.h"
 #include "tests/scheduler/simulation.h"
@@ -89,7 +90,7 @@ class SimulatedMember {
   [[nodiscard]] v1::MemberMessage SessionOf(TrainerRank rank) const;
   [[nodiscard]] v1::MemberMessage RegistrationOf(TrainerRank rank) const;
   [[nodiscard]] v1::MemberMessage AttachedOf(TrainerRank rank) const;
-  [[nodiscard]] v1::MemberMessage Ready() const;
+  [[nodiscard]] v1::MemberMessage PlanIsReady() const;
 
   // ---- what trainers ask; nullopt: not yet, ask again ----
   struct Opened {
@@ -115,8 +116,7 @@ class SimulatedMember {
   [[nodiscard]] const StepMember* steps() const { return steps_ ? &*steps_ : nullptr; }
 
   // ---- what lanes report ----
-  void RailReady(LaneIndex rail, RailOperation operation, BucketId bucket, Attempt attempt,
-                 AttemptKind kind, bool gradients);
+  void Ready(const RailReady& ready);
   void Gathered(LaneIndex rail, Attempt attempt, const std::vector<UnitNorm>& norms);
   void Copied(LaneIndex rail, Attempt attempt, uint64_t state);
 
@@ -138,8 +138,9 @@ class SimulatedMember {
     std::optional<WayBack> acknowledged;
   };
 
-  // `heard` is called when the coordinator is about to hear it.
-  void Tell(v1::MemberMessage message, int32_t replay_percent = 0, Event heard = {});
+  void Tell(v1::MemberMessage message);
+  void Send(OutgoingReports::Messages messages);
+  void PlanReports();  // the lanes' programs are known
   // The coordinator's process is this one.
   void TellHere(const v1::MemberMessage& message);
   void TellManifestWritten(Attempt attempt, bool written);
@@ -190,6 +191,7 @@ class SimulatedMember {
   uint64_t boot_ = 1;
   Connection* connection_ = nullptr;
   uint32_t epoch_ = 0;  // 0: no group
+  OutgoingReports reports_;
   Stream disk_;
 
   std::optional<JobOfMember> job_;
