@@ -78,7 +78,7 @@ absl::StatusOr<bool> Daemon::Wait(const std::function<bool()>& ready, Deadline d
   while (!ready()) {
     const auto now = std::chrono::steady_clock::now();
     if (now >= deadline) return false;
-    mutex_.WaitUntil(std::min(deadline, now + kLookAtCaller));
+    mutex_.WaitUntil(ready, std::min(deadline, now + kLookAtCaller));
     if (!ready() && cancelled()) return absl::CancelledError("the caller has gone");
   }
   return true;
