@@ -26,6 +26,18 @@ constexpr GroupField kGroupFields[] = {
 
 }  // namespace
 
+void Append(BucketRuns& runs, const BucketRun& run) {
+  if (!runs.empty() && runs.back().end() == run.first) {
+    runs.back().count += run.count;
+  } else {
+    runs.push_back(run);
+  }
+}
+
+void Append(BucketRuns& runs, const BucketRuns& more) {
+  for (const BucketRun& run : more) Append(runs, run);
+}
+
 std::optional<ScalarMismatch> Compare(const StepScalars& a, const StepScalars& b) {
   if (a.groups.size() != b.groups.size()) {
     return ScalarMismatch{"groups.size", static_cast<double>(a.groups.size()),

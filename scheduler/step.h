@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "scheduler/reason.h"
 #include "scheduler/types.h"
 
@@ -99,19 +100,49 @@ struct Outcome {
 
 enum class Verdict : uint8_t { kCommit = 1, kSkip = 2, kAbort = 3, kRefuse = 4 };
 
+// Gathering delays a GO by a twentieth of the last backward pass, within these bounds. A message
+// costs the coordinator about 10 us, so that a group of 1,000 nodes that reports every 20 ms keeps
+// it half busy; a first step that compiles for a minute must not make the second one wait for
+// seconds.
+inline constexpr std::chrono::microseconds kGatherMin{1'000};
+inline constexpr std::chrono::microseconds kGatherMax{20'000};
+inline constexpr int32_t kGatherParts = 20;
+
 // What the coordinator tells every member.
 struct OpenAttempt {
   Attempt attempt;
   StepId step;
+  std::chrono::microseconds gather{0};  // see dmuond.v1.OpenAttempt
 };
 enum class RailOperation : uint8_t { kCollect = 1, kPublish = 2 };
+// `count` buckets from `first` on.
+struct BucketRun {
+  BucketId first;
+  int32_t count = 0;
+  [[nodiscard]] BucketId end() const { return BucketId(first.value() + count); }
+  bool operator==(const BucketRun&) const = default;
+};
+using BucketRuns = absl::InlinedVector<BucketRun, 2>;
+// Appends the run, or the runs; one that follows the last of `runs` makes that longer.
+void Append(BucketRuns& runs, const BucketRun& run);
+void Append(BucketRuns& runs, const BucketRuns& more);
+
+// A lane's parts of these buckets lie ready to cross.
+struct RailReady {
+  Attempt attempt;
+  LaneIndex rail;
+  RailOperation operation = RailOperation::kCollect;
+  AttemptKind kind = AttemptKind::kStep;  // kCollect
+  BucketRuns buckets;
+};
 struct Go {
   Attempt attempt;
   LaneIndex rail;
   RailOperation operation = RailOperation::kCollect;
-  BucketId bucket;
-  std::vector<AbsentFragment> absent;     // kCollect: of the parameters in this bucket
   AttemptKind kind = AttemptKind::kStep;  // kCollect
+  BucketRuns buckets;                     // ascending
+  bool last = false;                      // nothing more of the operation is to go on any rail
+  std::vector<AbsentFragment> absent;     // kCollect: of the parameters in these buckets
 };
 // The first submission of an attempt, for a node without trainers, whose lanes would not hear of
 // any.

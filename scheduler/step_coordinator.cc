@@ -79,10 +79,14 @@ StepCoordinator::StepCoordinator(const PlanInputs& inputs, const Plan& plan, Att
       without_trainers_(NodesWithoutTrainers(inputs)),
       open_{first_attempt, StepId(last_committed.value() + 1)},
       last_committed_(last_committed) {
+  open_.gather = gather_;
   auto tables = MakeRailTables(inputs, plan);
   if (tables.ok()) {
     tables_ = *std::move(tables);
-    try_.collect = RailGate(inputs.lanes_per_node);
+    partials_ = CountBuckets(tables_.partials);
+    weights_ = CountBuckets(tables_.weights);
+    adopts_ = CountBuckets(tables_.adopts);
+    try_.collect = NewGate();
   } else {
     lost_ = Loss{OutcomeReason::kLayoutChanged, std::string(tables.status().message())};
   }
@@ -109,6 +113,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnSubmission(TimePoint now,
   }
   try_.last_at = now;
   try_.submissions.emplace(submission.rank, submission);
+  NoteAbsent(submission);
 
   if (lost_) return Abort(lost_->reason, lost_->detail, /*retry=*/false);
   if (submission.withdraw) {
@@ -126,7 +131,6 @@ std::vector<CoordinatorAction> StepCoordinator::OnSubmission(TimePoint now,
     if (auto disagreement = AddPushed(submission)) return Refuse(*disagreement);
   }
   const NodeRank node = inputs_.layout.trainers[rank].node;
-  try_.heard.insert(node);
   if (submission.kind != AttemptKind::kStep && try_.early.contains(node)) {
     return Abort(OutcomeReason::kWithdrawn,
                  absl::StrCat("rank ", rank, " ", Verb(submission.kind),
@@ -228,32 +232,42 @@ std::vector<int32_t> StepCoordinator::Pushed() const {
 
 // ---- rails ----
 
-std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint /*now*/, Attempt attempt,
-                                                            NodeRank node, LaneIndex rail,
-                                                            RailOperation operation,
-                                                            BucketId bucket, AttemptKind kind) {
+std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint now, NodeRank node,
+                                                            const RailReady& ready) {
   Actions actions;
-  if (suspended_) return {};
-  if (operation == RailOperation::kPublish) {
-    if (attempt != publishing_) return {};
-    publish_.Report(rail, bucket, node);
-    for (BucketId go : publish_.Take(rail, tables_.weights)) {
-      actions.push_back(Go{attempt, rail, operation, go, {}, AttemptKind::kStep});
-    }
+  if (suspended_ || node.value() < 0 || node.value() >= inputs_.nodes) return {};
+  if (ready.operation == RailOperation::kPublish) {
+    if (ready.attempt != publishing_) return {};
+    for (const BucketRun& run : ready.buckets) publish_.Report(ready.rail, run, node);
+    AppendGo(publish_, tables_.weights,
+             {.attempt = publishing_, .rail = ready.rail, .operation = RailOperation::kPublish},
+             actions);
     return actions;
   }
-  if (halted_ || attempt != open_.attempt) return {};
-  if (kind == AttemptKind::kStep && tables_.SendsPartials(rail, bucket, node)) {
-    if (!try_.submissions.empty() && Kind() != AttemptKind::kStep) {
+  if (halted_ || ready.attempt != open_.attempt) return {};
+  if (ready.kind == AttemptKind::kStep) {
+    if (!try_.collects_from.has_value()) try_.collects_from = now;
+    try_.collects_until = now;
+    const auto sends = [&](const BucketRun& run) {
+      const int32_t end = std::min(run.end().value(), plan_.buckets);
+      for (int32_t b = run.first.value(); b < end; ++b) {
+        if (tables_.SendsPartials(ready.rail, BucketId(b), node)) return true;
+      }
+      return false;
+    };
+    if (!try_.early.contains(node) &&
+        std::any_of(ready.buckets.begin(), ready.buckets.end(), sends)) {
+      try_.early.Add(node);
+    }
+    if (try_.early.contains(node) && Kind() != AttemptKind::kStep) {
       return Abort(OutcomeReason::kWithdrawn,
                    absl::StrCat("node ", node.value(),
                                 " has gradients to send in an attempt that is a push"),
                    /*retry=*/true);
     }
-    try_.early.insert(node);
   }
-  try_.collect.Report(rail, bucket, node);
-  AppendCollectGoes(rail, actions);
+  for (const BucketRun& run : ready.buckets) try_.collect.Report(ready.rail, run, node);
+  AppendCollectGoes(ready.rail, actions);
   return actions;
 }
 
@@ -262,22 +276,40 @@ void StepCoordinator::AppendCollectGoes(LaneIndex rail, Actions& actions) {
   // Until all have submitted nobody knows that they all push: a lane that takes part in a step
   // would send something else.
   if (!step && !AllSubmitted()) return;
-  for (BucketId go : try_.collect.Take(rail, step ? tables_.partials : tables_.adopts)) {
-    actions.push_back(Go{open_.attempt, rail, RailOperation::kCollect, go, AbsentIn(go), Kind()});
-  }
+  AppendGo(try_.collect, step ? tables_.partials : tables_.adopts,
+           {.attempt = open_.attempt,
+            .rail = rail,
+            .operation = RailOperation::kCollect,
+            .kind = Kind()},
+           actions);
 }
 
-// Complete when it is asked for: a bucket in which a rank lacks a gradient is only reported after
-// that rank's submission, by the same member and on the same stream.
-std::vector<AbsentFragment> StepCoordinator::AbsentIn(BucketId bucket) const {
-  std::vector<AbsentFragment> absent = Absent();
-  const auto elsewhere = [&](const AbsentFragment& fragment) {
-    const auto& buckets = plan_.parameter_bucket;
-    return fragment.parameter < 0 || fragment.parameter >= static_cast<int32_t>(buckets.size()) ||
-           buckets[fragment.parameter] != bucket.value();
-  };
-  absent.erase(std::remove_if(absent.begin(), absent.end(), elsewhere), absent.end());
-  return absent;
+void StepCoordinator::AppendGo(RailGate& gate, const RailTable& table, Go go,
+                               Actions& actions) const {
+  go.buckets = gate.Take(go.rail, table);
+  if (go.buckets.empty()) return;
+  const bool collect = go.operation == RailOperation::kCollect;
+  go.last = gate.taken() == (!collect                        ? weights_
+                             : go.kind == AttemptKind::kStep ? partials_
+                                                             : adopts_);
+  // Complete: a bucket in which a rank lacks a gradient is only reported after that rank's
+  // submission, by the same member and on the same stream.
+  for (const BucketRun& run : go.buckets) {
+    if (!collect) break;
+    for (auto absent = try_.absent_in.lower_bound(run.first.value());
+         absent != try_.absent_in.end() && absent->first < run.end().value(); ++absent) {
+      go.absent.insert(go.absent.end(), absent->second.begin(), absent->second.end());
+    }
+  }
+  actions.emplace_back(std::move(go));
+}
+
+void StepCoordinator::NoteAbsent(const Submission& submission) {
+  const auto& buckets = plan_.parameter_bucket;
+  for (const int32_t parameter : submission.absent) {
+    if (parameter < 0 || parameter >= static_cast<int32_t>(buckets.size())) continue;
+    try_.absent_in[buckets[parameter]].push_back({submission.rank, parameter});
+  }
 }
 
 // ---- votes ----
@@ -439,7 +471,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnReformed(Attempt first, Outcom
 std::vector<CoordinatorAction> StepCoordinator::Restart() {
   suspended_ = false;
   publishing_ = open_.attempt;
-  publish_ = RailGate(inputs_.lanes_per_node);
+  publish_ = NewGate();
   const Republish republish{open_.attempt, last_committed_};
   Open(Attempt(open_.attempt.value() + 1));
   return {republish, open_};
@@ -528,8 +560,13 @@ std::vector<CoordinatorAction> StepCoordinator::Decide(Decision decision) {
   const bool step = decision.kind == AttemptKind::kStep;
   if (committed) {
     publishing_ = decision.attempt;
-    publish_ = RailGate(inputs_.lanes_per_node);
+    publish_ = NewGate();
     if (step) skips_in_a_row_ = 0;
+  }
+  if (step && committed && try_.collects_from.has_value()) {
+    const auto pass = std::chrono::duration_cast<std::chrono::microseconds>(try_.collects_until -
+                                                                            *try_.collects_from);
+    gather_ = std::clamp(pass / kGatherParts, kGatherMin, kGatherMax);
   }
   if (decision.verdict == Verdict::kSkip) ++skips_in_a_row_;
   if ((committed && step) || decision.verdict == Verdict::kSkip) last_committed_ = decision.step;
@@ -543,9 +580,9 @@ std::vector<CoordinatorAction> StepCoordinator::Decide(Decision decision) {
 }
 
 void StepCoordinator::Open(Attempt attempt) {
-  open_ = {attempt, StepId(last_committed_.value() + 1)};
+  open_ = {attempt, StepId(last_committed_.value() + 1), gather_};
   try_ = Try{};
-  try_.collect = RailGate(inputs_.lanes_per_node);
+  try_.collect = NewGate();
 }
 
 }  // namespace dmuond::scheduler

@@ -46,19 +46,19 @@ class StepCoordinator {
   // The attempt now open; told to members when they are ready.
   [[nodiscard]] OpenAttempt Current() const;
   [[nodiscard]] StepId last_committed() const;
+  // Who has a part in what goes. REQUIRES: not lost from the beginning.
+  [[nodiscard]] const RailTables& tables() const { return tables_; }
 
   [[nodiscard]] std::vector<CoordinatorAction> OnSubmission(TimePoint now,
                                                             const Submission& submission);
-  // One lane's part of a bucket's operation on its rail lies ready to cross. All lanes that have
-  // transfers of it must report; then it goes, in the order of buckets within (rail, operation).
-  // kCollect means the adopts of a push or load, which go when every rank has submitted, and else
-  // partial gradients, which may go before anybody has; `kind` says which the lane means. A rank
-  // that pushes after gradients of its node were reported (buckets signalled early, then weights
-  // loaded) ends the attempt for a retry.
-  [[nodiscard]] std::vector<CoordinatorAction> OnRailReady(TimePoint now, Attempt attempt,
-                                                           NodeRank node, LaneIndex rail,
-                                                           RailOperation operation, BucketId bucket,
-                                                           AttemptKind kind);
+  // A lane's parts of buckets of its rail lie ready to cross. All lanes that have transfers of a
+  // bucket must report it; then it goes, in the order of buckets within (rail, operation). kCollect
+  // means the adopts of a push or load, which go when every rank has submitted, and else partial
+  // gradients, which may go before anybody has; `ready.kind` says which the lane means. A rank that
+  // pushes after gradients of its node were reported (buckets signalled early, then weights loaded)
+  // ends the attempt for a retry.
+  [[nodiscard]] std::vector<CoordinatorAction> OnRailReady(TimePoint now, NodeRank node,
+                                                           const RailReady& ready);
   // A node holds every gradient that its owners need. Non-empty `error`: it cannot commit. Such a
   // node, or one with another plan, aborts the attempt at once and is named.
   [[nodiscard]] std::vector<CoordinatorAction> OnVote(TimePoint now, Attempt attempt, NodeRank node,
@@ -137,9 +137,13 @@ class StepCoordinator {
     std::set<NodeRank> votes;
     bool overdue = false;  // nodes without a vote have been told
     std::vector<UnitNorm> norms;
-    std::set<NodeRank> heard;  // any of its ranks has submitted
-    std::set<NodeRank> early;  // a lane reported gradients to send before that
+    // Of all submissions, by bucket: what a GO names.
+    std::map<int32_t, std::vector<AbsentFragment>> absent_in;
+    NodeSet early;  // nodes of which a lane has reported gradients to send
     RailGate collect;
+    // When gradients were reported as ready, for the first and for the last time.
+    std::optional<TimePoint> collects_from;
+    TimePoint collects_until;
   };
   using Actions = std::vector<CoordinatorAction>;
 
@@ -160,13 +164,19 @@ class StepCoordinator {
   [[nodiscard]] Actions DecideStep();
   [[nodiscard]] Actions Skip(const GradientNorm& norm);
 
+  [[nodiscard]] RailGate NewGate() const { return {inputs_.lanes_per_node, plan_.buckets}; }
   void AppendCollectGoes(LaneIndex rail, Actions& actions);
-  [[nodiscard]] std::vector<AbsentFragment> AbsentIn(BucketId bucket) const;
+  void AppendGo(RailGate& gate, const RailTable& table, Go go, Actions& actions) const;
+  void NoteAbsent(const Submission& submission);
 
   const PlanInputs& inputs_;
   const Plan& plan_;
   const CoordinatorOptions options_;
   RailTables tables_;
+  int32_t partials_ = 0;  // CountBuckets() of the tables
+  int32_t weights_ = 0;
+  int32_t adopts_ = 0;
+  std::chrono::microseconds gather_ = kGatherMin;
   std::vector<std::vector<int32_t>> held_;  // per rank: parameters, ascending
   std::vector<NodeRank> without_trainers_;
   OpenAttempt open_;

@@ -136,25 +136,84 @@ v1::RankSubmitted ToProto(const scheduler::Submission& submission) {
 }
 
 scheduler::OpenAttempt FromProto(const v1::OpenAttempt& open) {
-  return {scheduler::Attempt(open.attempt()), scheduler::StepId(open.step())};
+  const int64_t gather_us = std::clamp<int64_t>(open.gather_us(), 0, scheduler::kGatherMax.count());
+  return {scheduler::Attempt(open.attempt()), scheduler::StepId(open.step()),
+          std::chrono::microseconds(gather_us)};
 }
 v1::OpenAttempt ToProto(const scheduler::OpenAttempt& open) {
   v1::OpenAttempt out;
   out.set_attempt(open.attempt.value());
   out.set_step(open.step.value());
+  out.set_gather_us(open.gather.count());
   return out;
+}
+
+namespace {
+
+using Runs = google::protobuf::RepeatedField<uint32_t>;
+
+absl::StatusOr<scheduler::BucketRuns> RunsOf(const Runs& wire) {
+  constexpr auto kMax = static_cast<uint32_t>(scheduler::kBucketsMax);
+  if (wire.size() % 2 != 0 || wire.size() > 2 * scheduler::kBucketsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("buckets: ", wire.size(), " numbers are no runs of at most ", kMax));
+  }
+  scheduler::BucketRuns runs;
+  runs.reserve(static_cast<size_t>(wire.size() / 2));
+  for (int i = 0; i < wire.size(); i += 2) {
+    if (wire[i] >= kMax || wire[i + 1] > kMax - wire[i]) {
+      return absl::InvalidArgumentError(absl::StrCat("buckets: ", wire[i + 1], " from ", wire[i],
+                                                     " on; a plan has at most ", kMax));
+    }
+    runs.push_back(
+        {scheduler::BucketId(static_cast<int32_t>(wire[i])), static_cast<int32_t>(wire[i + 1])});
+  }
+  return runs;
+}
+
+void AddRuns(const scheduler::BucketRuns& runs, Runs& wire) {
+  wire.Reserve(wire.size() + 2 * static_cast<int>(runs.size()));
+  for (const scheduler::BucketRun& run : runs) {
+    wire.Add(static_cast<uint32_t>(run.first.value()));
+    wire.Add(static_cast<uint32_t>(run.count));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<scheduler::RailReady> FromProto(const v1::RailReady& ready) {
+  absl::StatusOr<scheduler::RailOperation> operation = FromProto(ready.operation());
+  if (!operation.ok()) return operation.status();
+  absl::StatusOr<scheduler::BucketRuns> buckets = RunsOf(ready.buckets());
+  if (!buckets.ok()) return buckets.status();
+  scheduler::RailReady out;
+  out.attempt = scheduler::Attempt(ready.attempt());
+  out.rail = scheduler::LaneIndex(ready.rail());
+  out.operation = *operation;
+  if (ready.kind() == v1::ATTEMPT_KIND_PUSH) out.kind = scheduler::AttemptKind::kPush;
+  out.buckets = *std::move(buckets);
+  return out;
+}
+void ToProto(const scheduler::RailReady& ready, v1::RailReady& out) {
+  out.set_attempt(ready.attempt.value());
+  out.set_rail(ready.rail.value());
+  out.set_operation(ToProto(ready.operation));
+  out.set_kind(ToProto(ready.kind));
+  out.clear_buckets();
+  AddRuns(ready.buckets, *out.mutable_buckets());
 }
 
 absl::StatusOr<scheduler::Go> FromProto(const v1::Go& go) {
   absl::StatusOr<scheduler::RailOperation> operation = FromProto(go.operation());
   if (!operation.ok()) return operation.status();
+  absl::StatusOr<scheduler::BucketRuns> buckets = RunsOf(go.buckets());
+  if (!buckets.ok()) return buckets.status();
   scheduler::Go out;
   out.attempt = scheduler::Attempt(go.attempt());
   out.rail = scheduler::LaneIndex(go.rail());
   out.operation = *operation;
-  out.bucket = scheduler::BucketId(go.bucket());
-  for (const v1::AbsentFragment& absent : go.absent()) out.absent.push_back(FromProto(absent));
   if (go.kind() == v1::ATTEMPT_KIND_PUSH) out.kind = scheduler::AttemptKind::kPush;
+  out.buckets = *std::move(buckets);
   return out;
 }
 v1::Go ToProto(const scheduler::Go& go) {
@@ -162,9 +221,8 @@ v1::Go ToProto(const scheduler::Go& go) {
   out.set_attempt(go.attempt.value());
   out.set_rail(go.rail.value());
   out.set_operation(ToProto(go.operation));
-  out.set_bucket(go.bucket.value());
-  for (const scheduler::AbsentFragment& absent : go.absent) *out.add_absent() = ToProto(absent);
   out.set_kind(ToProto(go.kind));
+  AddRuns(go.buckets, *out.mutable_buckets());
   return out;
 }
 

@@ -90,6 +90,10 @@ namespace dmuond {
 [[nodiscard]] scheduler::OpenAttempt FromProto(const v1::OpenAttempt& open);
 [[nodiscard]] v1::OpenAttempt ToProto(const scheduler::OpenAttempt& open);
 
+// INVALID_ARGUMENT: buckets that no plan has, or too many runs of them.
+[[nodiscard]] absl::StatusOr<scheduler::RailReady> FromProto(const v1::RailReady& ready);
+void ToProto(const scheduler::RailReady& ready, v1::RailReady& out);
+// Without the absent fragments, which Goes has for all of its own.
 [[nodiscard]] absl::StatusOr<scheduler::Go> FromProto(const v1::Go& go);
 [[nodiscard]] v1::Go ToProto(const scheduler::Go& go);
 

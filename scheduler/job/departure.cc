@@ -38,6 +38,21 @@ void Departure::End(absl::Status saved) {
   state_ = State::kPublishing;
 }
 
+bool Departure::HasNews(const NodeJob& job) const {
+  switch (state_) {
+    case State::kHalting:
+      return !job.CheckStill(number_).ok() || job.halted() || (job.epoch() == 0 && job.Saved());
+    case State::kSaving:
+      return !job.CheckStill(number_).ok() || !job.halted() || request_->HasNews(job);
+    case State::kPublishing:
+      return job.epoch() == 0 || job.Published() || !job.failure().ok();
+    case State::kServing:
+    case State::kPrepared:
+      return true;
+  }
+  return true;
+}
+
 node::Actions Departure::Advance(TimePoint now, NodeJob& job) {
   node::Actions actions;
   if (state_ == State::kHalting || state_ == State::kSaving) {

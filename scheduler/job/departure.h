@@ -34,8 +34,9 @@ class Departure {
   // `saves`: there is a directory for snapshots.
   [[nodiscard]] node::Actions Begin(NodeJob& job, TimePoint deadline,
                                     std::chrono::milliseconds patience, bool saves);
-  // After every event. REQUIRES: begun.
+  // Whenever HasNews(), and at the deadline. REQUIRES: begun.
   [[nodiscard]] node::Actions Advance(TimePoint now, NodeJob& job);
+  [[nodiscard]] bool HasNews(const NodeJob& job) const;
   // The group has formed anew: it is told again.
   [[nodiscard]] node::Actions OnFormed(NodeJob& job) const;
 

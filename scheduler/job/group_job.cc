@@ -48,14 +48,16 @@ std::chrono::milliseconds PatienceOf(const v1::Leaving& leaving) {
 
 }  // namespace
 
-AddressedMessages GroupJob::Broadcast(const std::vector<CoordinatorAction>& actions) {
+AddressedMessages GroupJob::Broadcast(TimePoint now, std::vector<CoordinatorAction> actions) {
   AddressedMessages out;
-  for (const CoordinatorAction& action : actions) {
+  for (CoordinatorAction& action : actions) {
+    if (auto* go = std::get_if<Go>(&action)) {
+      job_->goes->Add(now, job_->steps->Current().gather, std::move(*go));
+      continue;
+    }
     Addressed& addressed = out.emplace_back();
     if (const auto* open = std::get_if<OpenAttempt>(&action)) {
       *addressed.message.mutable_open() = ToProto(*open);
-    } else if (const auto* go = std::get_if<Go>(&action)) {
-      *addressed.message.mutable_go() = ToProto(*go);
     } else if (const auto* begun = std::get_if<Begun>(&action)) {
       addressed.node = begun->node.value();
       *addressed.message.mutable_submitted() = ToProto(begun->submission);
@@ -109,6 +111,11 @@ void GroupJob::Job::Enter(Phase next) {
 
 GroupActions GroupJob::Complete(TimePoint now, AddressedMessages messages) {
   AddSnapshots(now, messages);
+  if (const auto held = due(); held.has_value() && (!messages.empty() || *held <= now)) {
+    AddressedMessages goes = job_->goes->Take(now);
+    messages.insert(messages.begin(), std::make_move_iterator(goes.begin()),
+                    std::make_move_iterator(goes.end()));
+  }
   return {std::move(messages), std::exchange(order_, std::nullopt)};
 }
 
@@ -178,34 +185,38 @@ AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
   }
   if (job_ == nullptr || !job_->has_steps()) return {};
   switch (message.message_case()) {
-    case Kind::kSubmitted: {
-      absl::StatusOr<Submission> submission = FromProto(message.submitted());
-      if (!submission.ok()) return {};  // the member checked it: a member of another build is out
-      return Broadcast(job_->steps->OnSubmission(now, *submission));
-    }
-    case Kind::kRailReady: {
-      const v1::RailReady& ready = message.rail_ready();
-      const auto operation = ready.operation() == v1::RAIL_OPERATION_PUBLISH
-                                 ? RailOperation::kPublish
-                                 : RailOperation::kCollect;
-      const auto kind =
-          ready.kind() == v1::ATTEMPT_KIND_PUSH ? AttemptKind::kPush : AttemptKind::kStep;
-      return Broadcast(job_->steps->OnRailReady(now, Attempt(ready.attempt()),
-                                                NodeRank(ready.node()), LaneIndex(ready.rail()),
-                                                operation, BucketId(ready.bucket()), kind));
-    }
+    case Kind::kReports:
+      return OnReports(now, from, message.reports());
     case Kind::kVote: {
       const v1::Vote& vote = message.vote();
       if (AddressedMessages ended = EndWhereNotFinite(vote); !ended.empty()) return ended;
       std::vector<UnitNorm> norms;
       norms.reserve(vote.norms_size());
       for (const v1::UnitNorm& norm : vote.norms()) norms.push_back(FromProto(norm));
-      return Broadcast(job_->steps->OnVote(now, Attempt(vote.attempt()), NodeRank(vote.node()),
-                                           vote.plan_digest(), norms, vote.error()));
+      return Broadcast(now, job_->steps->OnVote(now, Attempt(vote.attempt()), NodeRank(vote.node()),
+                                                vote.plan_digest(), norms, vote.error()));
     }
     default:
       return {};
   }
+}
+
+AddressedMessages GroupJob::OnReports(TimePoint now, int32_t from, const v1::Reports& reports) {
+  AddressedMessages out;
+  const auto perform = [&](std::vector<CoordinatorAction> actions) {
+    AddressedMessages told = Broadcast(now, std::move(actions));
+    std::move(told.begin(), told.end(), std::back_inserter(out));
+  };
+  // What cannot be read comes from another build, which does not come so far.
+  for (const v1::RankSubmitted& submitted : reports.submitted()) {
+    const absl::StatusOr<Submission> submission = FromProto(submitted);
+    if (submission.ok()) perform(job_->steps->OnSubmission(now, *submission));
+  }
+  for (const v1::RailReady& wire : reports.ready()) {
+    const absl::StatusOr<RailReady> ready = FromProto(wire);
+    if (ready.ok()) perform(job_->steps->OnRailReady(now, NodeRank(from), *ready));
+  }
+  return out;
 }
 
 AddressedMessages GroupJob::OnRankSession(int32_t from, const v1::RankSession& session) {
@@ -415,7 +426,7 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
   if (job_->interrupted()) {
     job_->Enter(Phase::kRunning);
     const Interruption why = std::exchange(job_->interruption, {});
-    AddressedMessages out = Broadcast(job_->steps->OnReformed(first, why.reason, why.detail));
+    AddressedMessages out = Broadcast(now, job_->steps->OnReformed(first, why.reason, why.detail));
     std::optional<v1::SaveState> again;
     if (job_->snapshots != nullptr) again = job_->snapshots->OnReformed();
     if (again.has_value()) {
@@ -432,6 +443,7 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
   job_->Enter(Phase::kRunning);
   job_->steps = std::make_unique<StepCoordinator>(*job_->planned.inputs, *job_->planned.plan, first,
                                                   StepId(job_->restore_step), options_.step);
+  job_->goes.emplace(job_->steps->tables(), options_.nodes);
   if (options_.snapshots) {
     job_->snapshots = std::make_unique<SnapshotRound>(
         SnapshotRound::Job{job_->wire.get(), job_->planned.inputs.get(), job_->planned.plan.get()},
@@ -439,7 +451,7 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
         job_->restore_step > 0 ? std::optional(StepId(job_->restore_step)) : std::nullopt, now,
         job_->snapshot_counts);
   }
-  AddressedMessages out = Broadcast({job_->steps->Current()});
+  AddressedMessages out = Broadcast(now, {job_->steps->Current()});
   AddressedMessages restarted = RestartWhenAttached(now);
   std::move(restarted.begin(), restarted.end(), std::back_inserter(out));
   return out;
@@ -485,6 +497,7 @@ AddressedMessages GroupJob::OnRankGone(TimePoint now, int32_t from, const v1::Ra
     return Lost(now, OutcomeReason::kTrainerMissing, gone.detail());
   }
   AddressedMessages out = Broadcast(
+      now,
       job_->steps->OnRankGone(now, TrainerRank(gone.rank()), gone.incarnation(), gone.detail()));
   EndIfDeserted(now, out);
   return out;
@@ -514,6 +527,7 @@ AddressedMessages GroupJob::MemberGone(TimePoint now, int32_t node, const std::s
     return Lost(now, OutcomeReason::kPeerLost, detail);
   }
   job_->steps->Suspend();
+  job_->goes->Forget();
   job_->Enter(Phase::kInterrupted);
   job_->interruption = Interruption{OutcomeReason::kPeerLost, detail};
   return {};
@@ -521,7 +535,7 @@ AddressedMessages GroupJob::MemberGone(TimePoint now, int32_t node, const std::s
 
 AddressedMessages GroupJob::Lost(TimePoint now, OutcomeReason reason, const std::string& detail) {
   if (job_ == nullptr) return {};
-  if (job_->has_steps()) return Broadcast(job_->steps->OnLost(now, reason, detail));
+  if (job_->has_steps()) return Broadcast(now, job_->steps->OnLost(now, reason, detail));
   if (!job_->has_plan() && reason == OutcomeReason::kTrainerMissing) {
     return {};  // others may still register; the deadline names who is missing
   }
@@ -559,7 +573,7 @@ AddressedMessages GroupJob::Advance(TimePoint now) {
   if (AddressedMessages expelled = ExpelUnattached(now); !expelled.empty()) return expelled;
   if (job_->ends.has_value() && now >= job_->ends_by) return EndJob(*job_->ends);
   const bool lost = job_->steps->lost();
-  AddressedMessages out = Broadcast(job_->steps->OnTick(now));
+  AddressedMessages out = Broadcast(now, job_->steps->OnTick(now));
   if (!lost && job_->steps->lost()) SaveLast(now, out);
   EndIfDeserted(now, out);
   return out;

@@ -44,6 +44,8 @@
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/awaited.h"
 #include "scheduler/convert/registrations.h"
+#include "scheduler/job/addressed.h"
+#include "scheduler/job/outgoing_goes.h"
 #include "scheduler/job/planned_job.h"
 #include "scheduler/job/snapshot_round.h"
 #include "scheduler/plan.h"
@@ -69,13 +71,6 @@ struct GroupJobOptions {
   bool snapshots = false;  // there is a directory for them
   SnapshotOptions snapshot;
 };
-
-// A message for one member, or for all.
-struct Addressed {
-  std::optional<int32_t> node;
-  v1::CoordinatorMessage message;
-};
-using AddressedMessages = std::vector<Addressed>;
 
 // A plan is wanted: OnPlanMade() takes it with the order's number.
 struct PlanOrder {
@@ -103,6 +98,11 @@ class GroupJob {
                                         absl::StatusOr<PlannedJob> made);
   // Deadlines; call every 100 ms.
   [[nodiscard]] GroupActions OnTick(TimePoint now);
+  // When OnDue() is due: GOs are held back, to be gathered. nullopt: nothing is.
+  [[nodiscard]] std::optional<TimePoint> due() const {
+    return job_ != nullptr && job_->goes.has_value() ? job_->goes->due() : std::nullopt;
+  }
+  [[nodiscard]] GroupActions OnDue(TimePoint now) { return Complete(now, {}); }
   // Newest that it has begun; only grows.
   [[nodiscard]] uint32_t epoch() const { return epoch_; }
 
@@ -166,6 +166,7 @@ class GroupJob {
     std::map<int32_t, uint64_t> ready;                        // node -> digest of its plan
     std::map<int32_t, std::map<int32_t, std::string>> blobs;  // rail -> node -> blob
     std::unique_ptr<StepCoordinator> steps;                   // from kRunning on
+    std::optional<OutgoingGoes> goes;                         // set with `steps`
     std::string back_why;                                     // for people
     Interruption interruption;  // in kInterrupted: the group is broken, or nodes start new lanes
     int64_t restore_step = 0;   // of the snapshot that it goes on from; 0: none
@@ -192,8 +193,9 @@ class GroupJob {
     TimePoint ends_by;
   };
 
-  // Completes what is about to be told: decisions name the durable step, and where a snapshot falls
-  // due, the message that begins it follows. Once for all messages.
+  // Completes what is about to be told: decisions name the durable step, where a snapshot falls due
+  // the message that begins it follows, and GOs that were held back go first. Once for all
+  // messages.
   [[nodiscard]] GroupActions Complete(TimePoint now, AddressedMessages messages);
   void AddSnapshots(TimePoint now, AddressedMessages& messages);
   AddressedMessages Dispatch(TimePoint now, int32_t from, const v1::MemberMessage& message);
@@ -205,6 +207,7 @@ class GroupJob {
   AddressedMessages OnRegistration(TimePoint now, int32_t from,
                                    const v1::Registration& registration);
   AddressedMessages OnRankGone(TimePoint now, int32_t from, const v1::RankGone& gone);
+  AddressedMessages OnReports(TimePoint now, int32_t from, const v1::Reports& reports);
   AddressedMessages OnPlanReady(TimePoint now, const v1::PlanReady& ready);
   AddressedMessages OnLaneLost(TimePoint now, const v1::LaneLost& lost);
   AddressedMessages OnMemberState(TimePoint now, int32_t from, const v1::MemberState& state);
@@ -226,7 +229,7 @@ class GroupJob {
   // meanwhile, and a restart as soon as all are attached.
   AddressedMessages RestartWhenAttached(TimePoint now);
   // With the first attempt after a snapshot. REQUIRES: every rank is attached.
-  AddressedMessages Restart();
+  AddressedMessages Restart(TimePoint now);
   void NextEpoch();
   // Another lane has died while the same step was the next one; false: once too often.
   bool MayLoseALane();
@@ -279,7 +282,8 @@ class GroupJob {
   // A job that has been lost because a rank did not come back: its state, where it can be saved.
   void SaveLast(TimePoint now, AddressedMessages& out);
   AddressedMessages EndWhenSaved(TimePoint now, const std::string& why);
-  static AddressedMessages Broadcast(const std::vector<CoordinatorAction>& actions);
+  // What the step machine wants said. GOs are held back instead, and Complete() adds them.
+  AddressedMessages Broadcast(TimePoint now, std::vector<CoordinatorAction> actions);
 
   // A node that is about to leave.
   struct Leaver {

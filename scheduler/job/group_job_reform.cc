@@ -63,6 +63,7 @@ void GroupJob::NextEpoch() {
 
 AddressedMessages GroupJob::Reform() {
   job_->steps->Suspend();
+  job_->goes->Forget();
   job_->ready.clear();
   job_->blobs.clear();
   AddressedMessages out;
@@ -223,7 +224,7 @@ AddressedMessages GroupJob::RestartWhenAttached(TimePoint now) {
   if (!job_->goes_back) {
     // The last rank of a job that begins from a snapshot may have come while there were no lanes.
     if (job_->restore_step == 0 || job_->steps->has_state() || !complete) return {};
-    return Restart();
+    return Restart(now);
   }
   job_->steps->Suspend();
   for (int32_t rank = 0; rank < job_->world_size; ++rank) {
@@ -236,12 +237,12 @@ AddressedMessages GroupJob::RestartWhenAttached(TimePoint now) {
                                     absl::StrCat("rank ", rank, " has not come back"));
     }
   }
-  return complete ? Restart() : AddressedMessages();
+  return complete ? Restart(now) : AddressedMessages();
 }
 
-AddressedMessages GroupJob::Restart() {
+AddressedMessages GroupJob::Restart(TimePoint now) {
   job_->goes_back = false;
-  return Broadcast(job_->steps->Restart());
+  return Broadcast(now, job_->steps->Restart());
 }
 
 }  // namespace dmuond::scheduler

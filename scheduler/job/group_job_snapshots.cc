@@ -89,7 +89,7 @@ AddressedMessages GroupJob::OnRankAttached(TimePoint now, const v1::RankAttached
   // While the group is interrupted its nodes have no lanes: it restarts when they have.
   if (job_->interrupted()) return {};
   if (!complete || job_->restore_step == 0 || job_->steps->has_state()) return {};
-  return Restart();
+  return Restart(now);
 }
 
 }  // namespace dmuond::scheduler

@@ -81,7 +81,7 @@ AddressedMessages GroupJob::ExpelUnattached(TimePoint now) {
                      " ms of the others: ", absl::StrJoin(silent, ", "));
     actions.emplace_back(Expel{TrainerRank(rank), job_->steps->Current().attempt, detail});
   }
-  return Broadcast(actions);
+  return Broadcast(now, std::move(actions));
 }
 
 }  // namespace dmuond::scheduler

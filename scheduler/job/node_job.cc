@@ -166,13 +166,9 @@ node::Actions NodeJob::OnMessage(TimePoint now, const v1::CoordinatorMessage& me
     case Kind::kOpen:
       OnOpenAttempt(message.open());
       break;
-    case Kind::kGo: {
-      if (job_ == nullptr) break;
-      v1::LaneCommand command;
-      *command.mutable_go() = message.go();
-      ToLane(LaneIndex(message.go().rail()), std::move(command));
+    case Kind::kGoes:
+      if (job_ != nullptr) OnGoes(message.goes());
       break;
-    }
     case Kind::kSubmitted: {
       if (job_ == nullptr) break;
       v1::LaneCommand command;
@@ -557,7 +553,7 @@ node::Actions NodeJob::OnLaneReport(TimePoint /*now*/, LaneIndex lane,
     }
     case Kind::kRailReady: {
       v1::MemberMessage message;
-      *message.mutable_rail_ready() = report.rail_ready();
+      *message.mutable_reports()->add_ready() = report.rail_ready();
       Tell(std::move(message));
       break;
     }

@@ -182,7 +182,11 @@ class NodeJob {
     bool begins_job = false;  // it is the first session of a job
   };
   using OpenAnswer = std::variant<Later, MustDiscard, NeedsResume, absl::Status, Opened>;
-  // `resume`: what the directory has, once it was looked at for this call.
+  // Why the session cannot be open now; nullopt: it can. `resume`: what the directory has, once it
+  // was looked at for this call.
+  [[nodiscard]] std::optional<OpenAnswer> WhyNotOpen(
+      const Opening& opening, const std::optional<std::optional<ResumePoint>>& resume) const;
+  // Opened, or WhyNotOpen().
   [[nodiscard]] OpenAnswer Open(TimePoint now, const Opening& opening,
                                 const std::optional<std::optional<ResumePoint>>& resume,
                                 node::Actions& actions);
@@ -390,6 +394,7 @@ class NodeJob {
   void OnPlan(const v1::PlanInputs& wire);
   void OnRefused(const v1::RegistrationRefused& refused);
   void OnOpenAttempt(const v1::OpenAttempt& open);
+  void OnGoes(const v1::Goes& goes);
   void OnDecision(const v1::Decision& wire);
   void OnRepublish(const v1::Republish& republish);
   void OnExpel(const v1::ExpelRank& expel);
@@ -440,8 +445,8 @@ class NodeJob {
   // `told`: what its sessions hear; OK: that it has ended, and that they may begin anew.
   void EndJob(const std::string& why, const absl::Status& told = absl::OkStatus());
   [[nodiscard]] bool KnowsItsStep(int32_t rank) const;
-  [[nodiscard]] std::optional<OpenAnswer> WhyNotOpen(const Opening& opening, bool has_state,
-                                                     int64_t last_committed) const;
+  [[nodiscard]] absl::Status CheckOpen(const Opening& opening, bool has_state,
+                                       int64_t last_committed) const;
 
   const NodeJobOptions options_;
   uint32_t epoch_ = 0;  // 0: broken

@@ -38,8 +38,8 @@ absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
   return refuse("the group has to form anew, or to say what became of the rank's last attempt");
 }
 
-std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(const Opening& opening, bool has_state,
-                                                       int64_t last_committed) const {
+absl::Status NodeJob::CheckOpen(const Opening& opening, bool has_state,
+                                int64_t last_committed) const {
   if (job_ != nullptr && job_->name != opening.job) return OtherJob(job_->name, opening.job);
   if (job_ != nullptr && job_->world_size != opening.world_size) {
     return WorldDiffers(job_->name, job_->world_size, opening.rank, opening.world_size);
@@ -70,18 +70,11 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(const Opening& opening, b
                        "ranks have ended, or end it now: `dmuonctl job end ",
                        opening.job, "`"));
   }
-  return std::nullopt;
+  return absl::OkStatus();
 }
 
-NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
-                                  const std::optional<std::optional<ResumePoint>>& resume,
-                                  node::Actions& actions) {
-  const auto not_formed = [&] {
-    return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
-                 scheduler::Say("the group of ", Named("nodes", options_.nodes),
-                                " daemons has not formed; `dmuonctl status` on node 0 says who is "
-                                "missing"));
-  };
+std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
+    const Opening& opening, const std::optional<std::optional<ResumePoint>>& resume) const {
   if (leaves_) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING",
                  scheduler::Say("this daemon is leaving"));
@@ -92,7 +85,12 @@ NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
   }
   if (job_ == nullptr) {
     // Of a session that begins while the group is broken nobody would hear.
-    if (epoch_ == 0) return Later{not_formed()};
+    if (epoch_ == 0) {
+      return Later{Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
+                         scheduler::Say("the group of ", Named("nodes", options_.nodes),
+                                        " daemons has not formed; `dmuonctl status` on node 0 "
+                                        "says who is missing"))};
+    }
     if (!discards && !resume.has_value()) return NeedsResume{};
   } else if (restores()) {
     // What a rank gave with the step that the job goes back to comes with the snapshot.
@@ -102,13 +100,23 @@ NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
     return Later{NotReadyToOpen(opening.rank)};
   }
   // What was found counts for the job that it begins.
+  const bool found = job_ == nullptr && resume.has_value() && resume->has_value();
+  const absl::Status refused =
+      CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
+                found ? (*resume)->step() : LastCommitted());
+  if (refused.ok()) return std::nullopt;
+  return refused;
+}
+
+NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
+                                  const std::optional<std::optional<ResumePoint>>& resume,
+                                  node::Actions& actions) {
+  if (auto why = WhyNotOpen(opening, resume); why.has_value()) return *std::move(why);
   const bool begins = job_ == nullptr;
+  const bool discards = opening.resume == Resume::RESUME_DISCARD;
   const std::optional<ResumePoint> found =
       begins && resume.has_value() ? *resume : std::optional<ResumePoint>();
   const bool has_state = begins ? found.has_value() : HasOrGetsState();
-  const int64_t last_committed = begins && found.has_value() ? found->step() : LastCommitted();
-  if (auto why = WhyNotOpen(opening, has_state, last_committed); why.has_value()) return *why;
-
   if (begins) {
     BeginJob(opening.job, opening.world_size);
     job_->launch = opening.launch;

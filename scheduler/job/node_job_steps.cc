@@ -72,11 +72,12 @@ absl::StatusOr<StepAnswer> NodeJob::Submit(uint64_t id, const Submission& submis
   if (accepted->forward) {
     job_->submitted_states[session.rank] = {submission.attempt, trainer_state};
     v1::MemberMessage message;
-    *message.mutable_submitted() = ToProto(submission);
-    message.mutable_submitted()->set_incarnation(session.incarnation);
+    v1::RankSubmitted& submitted = *message.mutable_reports()->add_submitted();
+    submitted = ToProto(submission);
+    submitted.set_incarnation(session.incarnation);
     // Lanes first: one that sees `ready` must find what is absent.
     v1::LaneCommand command;
-    *command.mutable_submitted() = message.submitted();
+    *command.mutable_submitted() = submitted;
     ToReadyLanes(command);
     Tell(std::move(message));
     actions = Take();
@@ -121,6 +122,18 @@ void NodeJob::OnOpenAttempt(const v1::OpenAttempt& open) {
   *command.mutable_arm() = open;
   ToReadyLanes(command);
   Wake();
+}
+
+void NodeJob::OnGoes(const v1::Goes& goes) {
+  for (int32_t rail = 0; rail < options_.lanes; ++rail) {
+    v1::LaneCommand command;
+    for (const v1::Go& go : goes.goes()) {
+      if (go.rail() == rail) *command.mutable_goes()->add_goes() = go;
+    }
+    if (!command.has_goes()) continue;
+    *command.mutable_goes()->mutable_absent() = goes.absent();
+    ToLane(LaneIndex(rail), std::move(command));
+  }
 }
 
 // A decision that is known is told again when lanes are new: those whose predecessors have not come

@@ -6,19 +6,30 @@
 
 namespace dmuond::scheduler {
 
+bool SaveRequest::Done(const NodeJob& job) const {
+  return job.snapshot().times_done() > before_ && job.snapshot().done().attempt() >= wanted_;
+}
+
+bool SaveRequest::SameLanes(const NodeJob& job) const {
+  return job.epoch() == epoch_ && !job.lanes_come();
+}
+
+bool SaveRequest::HasNews(const NodeJob& job) const {
+  if (!job.CheckStill(number_).ok()) return true;
+  return asked_ && (Done(job) || SameLanes(job)) ? Done(job) : job.settled();
+}
+
 std::optional<absl::StatusOr<v1::SnapshotDone>> SaveRequest::Advance(NodeJob& job,
                                                                      node::Actions& actions) {
   if (absl::Status still = job.CheckStill(number_); !still.ok()) return still;
   if (asked_) {
     const v1::SnapshotDone& end = job.snapshot().done();
-    const bool done = job.snapshot().times_done() > before_ && end.attempt() >= wanted_;
-    const bool same_lanes = job.epoch() == epoch_ && !job.lanes_come();
-    if (done && end.error().empty()) return end;
-    if (done && same_lanes) {
+    if (Done(job) && end.error().empty()) return end;
+    if (Done(job) && SameLanes(job)) {
       return Error(absl::StatusCode::kUnavailable, end.reason(),
                    Say("step ", Named("step", end.step()), " was not saved: ", end.error()));
     }
-    if (same_lanes) return std::nullopt;
+    if (SameLanes(job)) return std::nullopt;
     // Lanes that were to copy are gone, or nobody heard: those that come next are asked.
     asked_ = false;
   }

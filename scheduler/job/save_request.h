@@ -2,7 +2,7 @@
 // were to copy are replaced, and says when it exists. Pure.
 //
 //   SaveRequest request;
-//   auto done = request.Advance(job, actions);   // after every event, until it has a value
+//   auto done = request.Advance(job, actions);   // whenever HasNews(), until it has a value
 #ifndef DMUOND_SCHEDULER_JOB_SAVE_REQUEST_H_
 #define DMUOND_SCHEDULER_JOB_SAVE_REQUEST_H_
 
@@ -23,8 +23,12 @@ class SaveRequest {
   // error: it was not saved, or the job has ended.
   [[nodiscard]] std::optional<absl::StatusOr<v1::SnapshotDone>> Advance(NodeJob& job,
                                                                         node::Actions& actions);
+  // Advance() has something to do, or to say.
+  [[nodiscard]] bool HasNews(const NodeJob& job) const;
 
  private:
+  [[nodiscard]] bool Done(const NodeJob& job) const;
+  [[nodiscard]] bool SameLanes(const NodeJob& job) const;
   uint64_t number_;  // of the job
   bool asked_ = false;
   uint64_t wanted_ = 0;  // attempt whose state is to be saved

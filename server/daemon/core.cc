@@ -1,10 +1,12 @@
 #include "server/daemon/core.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/fault/fault_point.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/save_request.h"
 #include "server/common/errors.h"
@@ -42,7 +44,7 @@ JobLanes::Options LaneOptions(const DaemonOptions& options) {
 // Fault points of what a daemon is about to hear, as coordinator and as member.
 void AboutToHear(const v1::MemberMessage& message) {
   if (message.has_registration()) fault::FaultPoint("coordinator.registration");
-  if (message.has_submitted()) fault::FaultPoint("coordinator.submission");
+  if (message.reports().submitted_size() > 0) fault::FaultPoint("coordinator.submission");
   if (message.has_vote()) fault::FaultPoint("coordinator.vote");
 }
 void AboutToHear(const v1::CoordinatorMessage& message) {
@@ -58,6 +60,7 @@ void AboutToHear(const v1::CoordinatorMessage& message) {
 Core::Core(DaemonOptions daemon_options, kernels::MemoryHolder& memory_holder)
     : options(std::move(daemon_options)),
       job(JobOptions(options)),
+      reports(/*gathers=*/options.nodes > 1),
       lanes(LaneOptions(options),
             {.on_report =
                  [this](uint64_t generation, scheduler::LaneIndex lane,
@@ -109,7 +112,18 @@ void Core::Enter(const std::function<void()>& event) {
 }
 
 void Core::Tell(v1::MemberMessage message) {
-  told_.push_back(std::move(message));
+  Queue(reports.Tell(Now(), std::move(message)));
+  Pump();
+}
+
+void Core::Queue(scheduler::OutgoingReports::Messages messages) {
+  std::move(messages.begin(), messages.end(), std::back_inserter(told_));
+}
+
+void Core::OnDue() {
+  StateLock lock(mutex);
+  if (coordinator != nullptr) Do(coordinator->OnDue(Now()));
+  Queue(reports.OnDue(Now()));
   Pump();
 }
 
@@ -138,6 +152,10 @@ void Core::Pump() {
     if (message.has_vote()) fault::FaultPoint("daemon.vote.sent");
   }
   pumping_ = false;
+  for (const auto due :
+       {reports.due(), coordinator != nullptr ? coordinator->due() : std::nullopt}) {
+    if (due.has_value()) due_timer_.Set(*due);
+  }
 }
 
 void Core::Handle(const v1::CoordinatorMessage& message) {
@@ -163,6 +181,9 @@ void Core::Handle(const v1::CoordinatorMessage& message) {
     default:
       break;
   }
+  if (message.has_open() && job.exists() && job.plan() != nullptr) {
+    reports.OnOpen(Now(), FromProto(message.open()));
+  }
   Do(job.OnMessage(Now(), message));
   if (message.has_reform() || message.has_roll_back()) newest_epoch.store(job.epoch());
 }
@@ -181,6 +202,7 @@ SnapshotDisks::Job Core::JobForDisks() const {
 void Core::OnFormed(uint32_t epoch) {
   StateLock lock(mutex);
   newest_epoch.store(epoch);
+  reports.Forget();
   fault::FaultPoint("daemon.formed");
   log::Info("group formed", {{"epoch", epoch}, {"nodes", options.nodes}});
   if (coordinator != nullptr) Do(coordinator->OnFormed(Now(), epoch));
@@ -289,7 +311,7 @@ absl::StatusOr<bool> Core::Wait(const std::function<bool()>& ready, Deadline dea
   while (!is_ready) {
     const auto now = Now();
     if (now >= deadline) return false;
-    mutex.WaitUntil(std::min(deadline, now + kLookAtCaller));
+    mutex.WaitUntil(ready, std::min(deadline, now + kLookAtCaller));
     is_ready = ready();
     if (!is_ready && cancelled()) return absl::CancelledError("the caller has gone");
   }
@@ -365,20 +387,17 @@ absl::StatusOr<v1::SnapshotDone> Core::SaveNow(const Cancelled& cancelled,
                  "no job has state here: there is nothing to save");
   }
   scheduler::SaveRequest request(job);
-  std::optional<absl::StatusOr<v1::SnapshotDone>> done;
-  absl::StatusOr<bool> ended = Wait(
-      [&]() DMUOND_REQUIRES(mutex) {
-        scheduler::node::Actions actions;
-        done = request.Advance(job, actions);
-        Do(actions);
-        if (!done.has_value()) {
-          if (absl::Status may = allowed(); !may.ok()) done = may;
-        }
-        return done.has_value();
-      },
-      Deadline::max(), cancelled);
-  if (!ended.ok()) return ended.status();
-  return *std::move(done);
+  for (;;) {
+    scheduler::node::Actions actions;
+    auto done = request.Advance(job, actions);
+    if (done.has_value()) return *std::move(done);
+    Do(std::move(actions));
+    absl::StatusOr<bool> news = Wait(
+        [&]() DMUOND_REQUIRES(mutex) { return request.HasNews(job) || !allowed().ok(); },
+        Deadline::max(), cancelled);
+    if (!news.ok()) return news.status();
+    if (absl::Status may = allowed(); !may.ok()) return may;
+  }
 }
 
 }  // namespace dmuond::server

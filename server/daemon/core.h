@@ -31,7 +31,9 @@
 #include "scheduler/job/departure.h"
 #include "scheduler/job/group_job.h"
 #include "scheduler/job/node_job.h"
+#include "scheduler/job/outgoing_reports.h"
 #include "server/daemon/calls/clients.h"
+#include "server/daemon/due_timer.h"
 #include "server/daemon/group/peer_links.h"
 #include "server/daemon/lanes/job_lanes.h"
 #include "server/daemon/memory/node_memory.h"
@@ -71,8 +73,8 @@ struct Core {
   void Tick();
 
   // ---- for calls ----
-  // Waits for `ready`, which is called once whenever something has changed, and may enter events
-  // itself; CANCELLED when the caller has gone, else false at the deadline.
+  // Waits for `ready`, which changes nothing in the core: whoever gives up the lock looks at it.
+  // CANCELLED when the caller has gone, else false at the deadline.
   absl::StatusOr<bool> Wait(const std::function<bool()>& ready, Deadline deadline,
                             const Cancelled& cancelled) DMUOND_REQUIRES(mutex);
   // Until every local lane has published the last decided attempt: then the units' state is that of
@@ -116,6 +118,8 @@ struct Core {
   std::unique_ptr<scheduler::GroupJob> coordinator DMUOND_GUARDED_BY(mutex);  // node 0
   scheduler::NodeJob job DMUOND_GUARDED_BY(mutex);
   scheduler::Departure departure DMUOND_GUARDED_BY(mutex);
+  // What this node tells the coordinator passes through it.
+  scheduler::OutgoingReports reports DMUOND_GUARDED_BY(mutex);
   // ---- performers ----
   Clients clients DMUOND_GUARDED_BY(mutex);
   JobLanes lanes DMUOND_GUARDED_BY(mutex);
@@ -131,15 +135,21 @@ struct Core {
   // What is to be done, by its kind (perform.cc).
   template <typename Order>
   void Perform(Order& order) DMUOND_REQUIRES(mutex);
+  void TellReports(const scheduler::Layout& layout) DMUOND_REQUIRES(mutex);
   // Moves messages between this node's machines until both are idle. What they cause is queued, not
   // nested: neither sees a half-handled message of its own.
   void Pump() DMUOND_REQUIRES(mutex);
   void Handle(const v1::CoordinatorMessage& message) DMUOND_REQUIRES(mutex);
   void CoordinatorHears(int32_t node, const v1::MemberMessage& message) DMUOND_REQUIRES(mutex);
+  // To the coordinator, as soon as the machines are idle.
+  void Queue(scheduler::OutgoingReports::Messages messages) DMUOND_REQUIRES(mutex);
+  // What was held back to be gathered is due. From the timer's thread.
+  void OnDue();
 
   std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex);        // to the coordinator
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
   bool pumping_ DMUOND_GUARDED_BY(mutex) = false;
+  DueTimer due_timer_{[this] { OnDue(); }};  // the last: it takes the lock, and ends first
 };
 
 }  // namespace dmuond::server

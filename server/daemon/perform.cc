@@ -1,5 +1,6 @@
 // How what NodeJob and GroupJob order is performed: by whom, and what comes back. Nothing here
 // decides.
+#include <algorithm>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -18,7 +19,7 @@ namespace {
 // Fault points of what the coordinator is about to say. It has decided, and nobody knows yet.
 void AboutToSend(const v1::CoordinatorMessage& message) {
   if (message.has_open()) fault::FaultPoint("coordinator.open");
-  if (message.has_go()) fault::FaultPoint("coordinator.go");
+  if (message.has_goes()) fault::FaultPoint("coordinator.go");
   if (message.has_decision()) {
     fault::FaultPoint("coordinator.decided");
     fault::FaultPoint("coordinator.before_send");
@@ -71,7 +72,7 @@ void Core::Perform(node::Note& note) {
 template <>
 void Core::Perform(node::TellCoordinator& order) {
   AboutToSend(order.message);
-  told_.push_back(std::move(order.message));
+  Queue(reports.Tell(std::chrono::steady_clock::now(), std::move(order.message)));
 }
 
 // ---- lanes ----
@@ -116,11 +117,23 @@ void Core::Perform(node::Prepare& order) {
       log::Info("the job goes on with the costs that it was planned with: --replan takes others",
                 {{"job", job.name()}, {"device", job.wire().costs().device()}});
     }
+    if (planned.ok()) TellReports(planned->inputs->layout);
     using Prepared = absl::StatusOr<scheduler::NodeJob::Prepared>;
     Do(job.OnPrepared(
         std::chrono::steady_clock::now(),
         planned.ok() ? Prepared({*std::move(planned), host_copies}) : Prepared(planned.status())));
   });
+}
+
+// What lanes and trainers of this node are going to report, so that nothing waits for more.
+void Core::TellReports(const scheduler::Layout& layout) {
+  std::vector<scheduler::LaneProgram> programs;
+  for (const v1::LaneProgram& program : memory.programs()) programs.push_back(*FromProto(program));
+  reports.OnPlan(programs, static_cast<int32_t>(std::count_if(
+                               layout.trainers.begin(), layout.trainers.end(),
+                               [this](const scheduler::Trainer& trainer) {
+                                 return trainer.node.value() == options.node;
+                               })));
 }
 
 template <>

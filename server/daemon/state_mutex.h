@@ -1,14 +1,20 @@
-// The daemon's lock together with its one condition. Who changes what others may wait for says
-// Changed(); they are woken when the lock is given up. Woken before, each of them would only run
-// into the lock, and on a small machine take the processor from its holder.
+// The daemon's lock together with those who wait for something under it. Who changes what others
+// may wait for says Changed(); when the lock is given up, everybody's condition is looked at, and
+// only those are woken for whom it holds. They are woken a few at a time: each wakes the next one
+// when it gives up the lock, into which all of them together would only run.
 //
 //   { StateLock lock(mutex_); ++count_; mutex_.Changed(); }
-//   { StateLock lock(mutex_); while (count_ == 0) mutex_.WaitUntil(deadline); }
+//   const std::function<bool()> any = [&] { return count_ > 0; };
+//   { StateLock lock(mutex_); while (!any()) mutex_.WaitUntil(any, deadline); }
 #ifndef DMUOND_SERVER_DAEMON_STATE_MUTEX_H_
 #define DMUOND_SERVER_DAEMON_STATE_MUTEX_H_
 
 #include <chrono>
-#include <utility>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
 
 #include "kernels/mutex.h"
 
@@ -16,31 +22,48 @@ namespace dmuond::server {
 
 class DMUOND_CAPABILITY("mutex") StateMutex {
  public:
-  void Lock() DMUOND_ACQUIRE() { LockInner(); }
-  void Unlock() DMUOND_RELEASE() { UnlockInner(); }
+  using Condition = std::function<bool()>;
+
+  StateMutex();
+  void Lock() DMUOND_ACQUIRE();
+  void Unlock() DMUOND_RELEASE();
   void Changed() DMUOND_REQUIRES(this) { changed_ = true; }
-  // Until woken or the deadline; gives up the lock meanwhile.
-  void WaitUntil(std::chrono::steady_clock::time_point deadline) DMUOND_REQUIRES(this) {
-    if (std::exchange(changed_, false)) condition_.NotifyAll();
-    WaitInner(deadline);
-  }
+  // Until the condition holds or the deadline has passed; gives up the lock meanwhile. Others look
+  // at the condition, under the lock, and may change what it holds for again before this returns.
+  void WaitUntil(const Condition& condition, std::chrono::steady_clock::time_point deadline)
+      DMUOND_REQUIRES(this);
 
  private:
-  // The compiler's check knows the outer capability; these keep the inner one from it.
-  void LockInner() DMUOND_THREAD_ANNOTATION(no_thread_safety_analysis) { inner_.Lock(); }
-  void UnlockInner() DMUOND_THREAD_ANNOTATION(no_thread_safety_analysis) {
-    const bool changed = std::exchange(changed_, false);
-    inner_.Unlock();
-    if (changed) condition_.NotifyAll();
-  }
-  void WaitInner(std::chrono::steady_clock::time_point deadline)
-      DMUOND_THREAD_ANNOTATION(no_thread_safety_analysis) {
-    condition_.WaitUntil(inner_, deadline);
-  }
+  // Where one waits. A place outlives who waits at it: who wakes it has given up the lock by then.
+  struct Place {
+    enum class State : uint8_t { kFree, kWaiting, kHolds, kWoken };
+    State state = State::kFree;
+    const Condition* condition = nullptr;
+    CondVar woken;
+  };
+  static constexpr size_t kWokenMax = 8;
+  // Who is to be woken: the first `count`.
+  struct Woken {
+    CondVar* places[kWokenMax];
+    size_t count = 0;
+  };
 
+  Place& Take(const Condition& condition);
+  void Leave(Place& place);
+  // Of those whose condition holds, who has waited longest, and may be woken now.
+  Woken Choose();
+  static void Wake(const Woken& woken);
+
+  // So many find a processor beside the one who wakes them, and come to the lock in turn.
+  const size_t woken_max_;
   Mutex inner_;
-  CondVar condition_;
-  bool changed_ = false;  // under inner_
+  // All that follows is guarded by inner_.
+  bool changed_ = false;
+  std::deque<Place> places_;
+  std::vector<Place*> free_;
+  std::vector<Place*> waiting_;  // whose condition did not hold when it was looked at last
+  std::deque<Place*> hold_;      // whose condition holds: to be woken, in this order
+  size_t woken_ = 0;             // and have not come to the lock yet
 };
 
 class DMUOND_SCOPED_CAPABILITY StateLock {

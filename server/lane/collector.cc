@@ -119,18 +119,26 @@ void Collector::OnDetach(int32_t rank) {
 }
 
 absl::Status Collector::OnGo(const scheduler::Go& go) {
-  const int32_t b = go.bucket.value();
-  if (!states_[b].packed || states_[b].received) return absl::OkStatus();  // not reported: no part
-  if (states_[b].started) {
-    return absl::InternalError(
-        absl::StrCat("a second GO to collect bucket ", b, " of attempt ", attempt_.value()));
-  }
   if (!kind_.has_value() && !job_.has_trainers) kind_ = go.kind;  // before the submission's news
   const size_t known = absent_.size();
   absent_.insert(absent_.end(), go.absent.begin(), go.absent.end());
   if (absent_.size() != known) {
     std::sort(absent_.begin(), absent_.end());
     absent_.erase(std::unique(absent_.begin(), absent_.end()), absent_.end());
+  }
+  for (const scheduler::BucketRun& run : go.buckets) {
+    for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
+      if (absl::Status status = StartRail(b); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Collector::StartRail(int32_t b) {
+  if (!states_[b].packed || states_[b].received) return absl::OkStatus();  // not reported: no part
+  if (states_[b].started) {
+    return absl::InternalError(
+        absl::StrCat("a second GO to collect bucket ", b, " of attempt ", attempt_.value()));
   }
   const bool gradients = kind() != AttemptKind::kPush;
   states_[b].started = true;

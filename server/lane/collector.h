@@ -48,7 +48,7 @@ class Collector {
   void OnSubmission(const scheduler::Submission& submission);
   // The trainer's arenas are about to be unmapped: this attempt reads nothing more from them.
   void OnDetach(int32_t rank);
-  // The rail may exchange a bucket. Ignored where this lane has no part in it.
+  // The rail may exchange buckets in which this lane has a part.
   absl::Status OnGo(const scheduler::Go& go);
 
   // Does what can be done now. True: it did something; read the command socket and call again. A
@@ -99,6 +99,7 @@ class Collector {
   [[nodiscard]] const std::vector<CollectBucket>& work() const {
     return kind() == scheduler::AttemptKind::kPush ? weights_ : gradients_;
   }
+  absl::Status StartRail(int32_t bucket);
   [[nodiscard]] bool ContributorsReady(int32_t bucket) const;
   [[nodiscard]] bool IsAbsent(const CollectBucket& bucket, const CollectSource& source) const;
   absl::StatusOr<bool> ProgressBucket(int32_t bucket);

@@ -98,15 +98,12 @@ absl::Status Engine::OnSubmitted(const scheduler::Submission& submission) {
 
 absl::Status Engine::OnGo(const scheduler::Go& go) {
   if (go.rail != job_.program.rail) return absl::OkStatus();
-  if (go.bucket.value() < 0 || go.bucket.value() >= job_.buckets()) {
-    return absl::InternalError(absl::StrCat("GO for bucket ", go.bucket.value()));
+  for (const scheduler::BucketRun& run : go.buckets) {
+    if (run.first.value() >= 0 && run.end().value() <= job_.buckets()) continue;
+    return absl::InternalError(
+        absl::StrCat("GO for ", run.count, " buckets from ", run.first.value(), " on"));
   }
-  if (go.operation == scheduler::RailOperation::kPublish) {
-    if (job_.program.weights[go.bucket.value()].empty()) return absl::OkStatus();
-    return publisher_->OnGo(go.bucket.value());
-  }
-  // GO waits for every lane with a part in it to report, and goes to all: who has not even armed
-  // the attempt has no part.
+  if (go.operation == scheduler::RailOperation::kPublish) return publisher_->OnGo(go);
   if (!collector_->armed() || go.attempt != collector_->attempt()) return absl::OkStatus();
   if (collector_->kind() == AttemptKind::kPush || go.kind == AttemptKind::kPush) {
     received_weights_valid_ = false;
@@ -173,8 +170,10 @@ absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
 
 absl::StatusOr<bool> Engine::Progress() {
   absl::StatusOr<bool> progress = ProgressAttempt();
+  if (!progress.ok()) return progress;
+  if (absl::Status sent = rail_.SendReports(); !sent.ok()) return sent;
   // Where copies are this thread's own work they come after everything that somebody waits for.
-  if (!progress.ok() || *progress || !snapshot_->active()) return progress;
+  if (*progress || !snapshot_->active()) return progress;
   return ProgressSnapshot();
 }
 

@@ -135,10 +135,8 @@ absl::Status Lane::Handle() {
       absl::StatusOr<scheduler::Submission> submission = FromProto(command_.submitted());
       return submission.ok() ? engine_->OnSubmitted(*submission) : submission.status();
     }
-    case Command::kGo: {
-      absl::StatusOr<scheduler::Go> go = FromProto(command_.go());
-      return go.ok() ? engine_->OnGo(*go) : go.status();
-    }
+    case Command::kGoes:
+      return OnGoes(command_.goes());
     case Command::kDecision: {
       absl::StatusOr<scheduler::Decision> decision = FromProto(command_.decision());
       return decision.ok() ? engine_->OnDecision(*std::move(decision)) : decision.status();
@@ -156,6 +154,16 @@ absl::Status Lane::Handle() {
     default:
       return absl::InternalError("a command that this lane does not know");
   }
+}
+
+absl::Status Lane::OnGoes(const v1::Goes& goes) {
+  for (const v1::Go& wire : goes.goes()) {
+    absl::StatusOr<scheduler::Go> go = FromProto(wire);
+    if (!go.ok()) return go.status();
+    for (const v1::AbsentFragment& absent : goes.absent()) go->absent.push_back(FromProto(absent));
+    if (absl::Status status = engine_->OnGo(*go); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Lane::Answer(const v1::LaneCommand::Ping& ping) {

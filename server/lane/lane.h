@@ -48,6 +48,7 @@ class Lane {
   absl::StatusOr<bool> Connect();
   absl::Status Start();
   absl::Status Wait();
+  absl::Status OnGoes(const v1::Goes& goes);
   absl::Status Answer(const v1::LaneCommand::Ping& ping);
 
   kernels::Device& device_;

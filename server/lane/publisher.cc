@@ -135,7 +135,16 @@ bool Publisher::Wanted(int32_t rank) const {
          std::find(current_.ranks->begin(), current_.ranks->end(), rank) != current_.ranks->end();
 }
 
-absl::Status Publisher::OnGo(int32_t b) {
+absl::Status Publisher::OnGo(const scheduler::Go& go) {
+  for (const scheduler::BucketRun& run : go.buckets) {
+    for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
+      if (absl::Status status = StartRail(b); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Publisher::StartRail(int32_t b) {
   Bucket& bucket = buckets_[b];
   if (!running() || !bucket.packed || bucket.started) {
     return absl::InternalError(absl::StrCat("GO to publish bucket ", b, " of attempt ",

@@ -45,7 +45,7 @@ class Publisher {
 
   // The units of a batch have their new weights in staging memory.
   void OnBatch(const scheduler::Batch& batch);
-  absl::Status OnGo(int32_t bucket);
+  absl::Status OnGo(const scheduler::Go& go);
   // Does what can be done. True: something was.
   absl::StatusOr<bool> Progress();
 
@@ -98,6 +98,7 @@ class Publisher {
 
   void AddUnit(const scheduler::LaneUnit& of);
   void AddPacks(Bucket& bucket, scheduler::UnitId id);
+  absl::Status StartRail(int32_t b);
   absl::Status PoisonWeights();
   absl::StatusOr<bool> OpenGate();
   absl::StatusOr<bool> ProgressBucket(int32_t b);

@@ -9,13 +9,21 @@ namespace dmuond::server::lane {
 
 absl::Status Rail::ReportReady(scheduler::Attempt attempt, scheduler::RailOperation operation,
                                int32_t bucket, scheduler::AttemptKind kind) {
-  v1::RailReady& ready = *report_.mutable_rail_ready();
-  ready.set_attempt(attempt.value());
-  ready.set_node(job_.program.node.value());
-  ready.set_rail(job_.program.rail.value());
-  ready.set_operation(ToProto(operation));
-  ready.set_bucket(bucket);
-  ready.set_kind(ToProto(kind));
+  if (ready_.attempt != attempt || ready_.operation != operation || ready_.kind != kind) {
+    if (absl::Status sent = SendReports(); !sent.ok()) return sent;
+    ready_.attempt = attempt;
+    ready_.rail = job_.program.rail;
+    ready_.operation = operation;
+    ready_.kind = kind;
+  }
+  scheduler::Append(ready_.buckets, {scheduler::BucketId(bucket), 1});
+  return absl::OkStatus();
+}
+
+absl::Status Rail::SendReports() {
+  if (ready_.buckets.empty()) return absl::OkStatus();
+  ToProto(ready_, *report_.mutable_rail_ready());
+  ready_.buckets.clear();
   return channel_.Send(report_);
 }
 

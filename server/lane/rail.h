@@ -1,5 +1,5 @@
-// A lane's side of its rail. For each bucket of an attempt it reports that this lane's part is
-// ready, starts the exchange on GO, and tells when it has ended. Threads: the lane's dispatching
+// A lane's side of its rail. For the buckets of an attempt it reports that this lane's parts are
+// ready, starts the exchanges on GO, and tells when they have ended. Threads: the lane's dispatching
 // thread.
 #ifndef DMUOND_SERVER_LANE_RAIL_H_
 #define DMUOND_SERVER_LANE_RAIL_H_
@@ -24,8 +24,10 @@ class Rail {
   Rail(const LaneJob& job, Channel& channel, PeerGroup* group)
       : job_(job), channel_(channel), group_(group) {}
 
+  // Reported by the next SendReports(), in one message with others of the same operation.
   absl::Status ReportReady(scheduler::Attempt attempt, scheduler::RailOperation operation,
                            int32_t bucket, scheduler::AttemptKind kind);
+  absl::Status SendReports();
   // Starts those of `transfers` for which `crosses(transfer)` holds, in their order.
   template <typename Crosses>
   absl::Status Start(scheduler::RailOperation operation, int32_t bucket,
@@ -58,6 +60,7 @@ class Rail {
   PeerGroup* group_;
   std::vector<PeerGroup::Message> messages_;  // of the call that runs
   std::vector<Started> started_;
+  scheduler::RailReady ready_;  // not reported yet
   v1::LaneReport report_;
 };
 

@@ -305,13 +305,14 @@ class Member {
     }
     if (trainer_ == nullptr || !trainer_->runs()) return;
     const auto trainer = [](const v1::MemberMessage& told) {
-      return told.has_submitted() || told.has_rank_attached() || told.has_rank_gone();
+      return told.has_reports() || told.has_rank_attached() || told.has_rank_gone();
     };
     const bool begins = message.has_open() || message.has_republish() || message.has_roll_back();
     if (begins || message.has_decision() || message.has_expel()) (void)Await(trainer, kSoon);
     // One that has attached submits at once.
     if (message.has_open() && TrainerIs("attached")) {
-      (void)Await([](const v1::MemberMessage& told) { return told.has_submitted(); }, 10 * kSoon);
+      (void)Await([](const v1::MemberMessage& told) { return told.reports().submitted_size() > 0; },
+                  10 * kSoon);
     }
   }
 
@@ -321,7 +322,7 @@ class Member {
          : told.plan_ready().epoch() > kEpoch ? reached["reforms"]
                                               : reached["plans"]);
     }
-    reached["submissions"] += told.has_submitted() ? 1 : 0;
+    reached["submissions"] += told.reports().submitted_size();
     reached["saves"] +=
         told.has_snapshot_written() && told.snapshot_written().error().empty() ? 1 : 0;
     reached["manifests"] +=

@@ -34,7 +34,7 @@ void Convert(const std::string& body) {
   v1::LaneCommand command;
   if (!command.ParseFromString(body)) return;
   if (command.has_submitted()) (void)FromProto(command.submitted());
-  if (command.has_go()) (void)FromProto(command.go());
+  for (const v1::Go& go : command.goes().goes()) (void)FromProto(go);
   if (command.has_decision()) (void)FromProto(command.decision());
   if (command.has_configure()) (void)FromProto(command.configure().program());
 }

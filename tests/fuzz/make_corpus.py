@@ -157,8 +157,9 @@ def peer_messages() -> None:
         return at(node, plan_ready=peer_pb2.PlanReady(node=node, digest=own_digest, epoch=1))
 
     def rail_ready(node: int, number: int, operation: int, kind: int) -> bytes:
-        ready = {"operation": operation, "kind": kind, "bucket": 0, "rail": 0}
-        return at(node, rail_ready=peer_pb2.RailReady(attempt=attempt(number), node=node, **ready))
+        ready = {"operation": operation, "kind": kind, "buckets": [0, 1], "rail": 0}
+        told = peer_pb2.RailReady(attempt=attempt(number), **ready)
+        return at(node, reports=peer_pb2.Reports(ready=[told]))
 
     def vote(node: int, number: int, kind: int) -> bytes:
         told = peer_pb2.Vote(attempt=attempt(number), node=node, plan_digest=own_digest)
@@ -171,7 +172,7 @@ def peer_messages() -> None:
         message = peer_pb2.RankSubmitted(incarnation=1, **told)
         if kind == peer_pb2.ATTEMPT_KIND_STEP:
             message.scalars.CopyFrom(scalars())
-        return at(1, submitted=message)
+        return at(1, reports=peer_pb2.Reports(submitted=[message]))
 
     def whole(number: int, step: int, kind: int) -> bytes:
         collect, publish = peer_pb2.RAIL_OPERATION_COLLECT, peer_pb2.RAIL_OPERATION_PUBLISH
@@ -363,7 +364,13 @@ def coordinator_messages() -> None:
             plan
             + told(rendezvous=rendezvous)
             + opened(1, 1)
-            + told(go=peer_pb2.Go(attempt=attempt(1), operation=1, kind=push)),
+            + told(
+                goes=peer_pb2.Goes(
+                    goes=[
+                        peer_pb2.Go(attempt=attempt(1), operation=1, kind=push, buckets=[0, 1]),
+                    ],
+                ),
+            ),
         ),
         "begun": (
             0,

@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kStepTimeout{2'000};
 int32_t ReplayPercent(const v1::CoordinatorMessage& message) {
   switch (message.message_case()) {
     case Kind::kOpen:
-    case Kind::kGo:
+    case Kind::kGoes:
     case Kind::kDecision:
     case Kind::kSubmitted:
     case Kind::kExpel:
@@ -99,6 +99,9 @@ void SimulatedCoordinator::Perform(GroupActions actions, bool again) {
     }
   }
   if (actions.plan.has_value()) HaveMade(*actions.plan);
+  simulation_.At(job_->due(), [this, boot = boot_] {
+    if (boot_ == boot) Perform(job_->OnDue(simulation_.Now()));
+  });
 }
 
 void SimulatedCoordinator::HaveMade(const PlanOrder& order) {
@@ -123,8 +126,8 @@ void SimulatedCoordinator::Check(const Addressed& addressed, bool again) {
   switch (message.message_case()) {
     case Kind::kOpen:
       return invariants.Opened(FromProto(message.open()));
-    case Kind::kGo:
-      return invariants.Went(*FromProto(message.go()));
+    case Kind::kGoes:
+      return invariants.Went(addressed.node, message.goes());
     case Kind::kSubmitted:
       return invariants.ToldBegun({NodeRank(*addressed.node), *FromProto(message.submitted())});
     case Kind::kRepublish:
@@ -194,6 +197,9 @@ void SimulatedCoordinator::Hear(NodeRank from, const v1::MemberMessage& message)
   if (message.has_newest_snapshot()) found_snapshot_ = message.newest_snapshot().step() > 0;
   const v1::PlanReady& ready = message.plan_ready();
   if (!ready.error().empty() && ready.epoch() == job_->epoch()) simulation_.disturbed = true;
+  for (const v1::RailReady& ready_to_cross : message.reports().ready()) {
+    simulation_.invariants.ToldReady(from, *FromProto(ready_to_cross));
+  }
   const bool lost = job_->lost();
   Perform(job_->OnMessage(simulation_.Now(), from.value(), message), message.has_plan_ready());
   if (!lost && job_->lost()) simulation_.disturbed = true;

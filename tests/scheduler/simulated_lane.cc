@@ -99,8 +99,9 @@ void SimulatedLane::Hear(const v1::LaneCommand& command) {
     }
     case Kind::kDecision:
       return Decided(*FromProto(command.decision()));
-    case Kind::kGo:
-      return Went(*FromProto(command.go()));
+    case Kind::kGoes:
+      for (const v1::Go& go : command.goes().goes()) Went(*FromProto(go));
+      return Progress();
     case Kind::kRepublish:
       // To one rank alone: its weights, and nothing that others see.
       if (!command.republish().ranks().empty()) return;
@@ -159,13 +160,16 @@ void SimulatedLane::Apply(const Decision& decision) {
 }
 
 void SimulatedLane::Went(const Go& go) {
-  if (go.operation == RailOperation::kCollect && go.attempt == armed_.attempt) {
-    gone_.insert(go.bucket);
+  for (const BucketRun& run : go.buckets) {
+    for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
+      if (go.operation == RailOperation::kCollect && go.attempt == armed_.attempt) {
+        gone_.insert(BucketId(b));
+      }
+      if (go.operation == RailOperation::kPublish && go.attempt == publishing_) {
+        published_.insert(BucketId(b));
+      }
+    }
   }
-  if (go.operation == RailOperation::kPublish && go.attempt == publishing_) {
-    published_.insert(go.bucket);
-  }
-  Progress();
 }
 
 void SimulatedLane::Publish(Attempt attempt) {
@@ -187,14 +191,10 @@ void SimulatedLane::Progress() {
 
 void SimulatedLane::ReportReady(RailOperation operation, BucketId bucket, Attempt attempt,
                                 AttemptKind kind) {
+  RailReady ready{.attempt = attempt, .rail = rail_, .operation = operation, .kind = kind};
+  Append(ready.buckets, {bucket, 1});
   v1::LaneReport report;
-  v1::RailReady& ready = *report.mutable_rail_ready();
-  ready.set_node(node_.value());
-  ready.set_rail(rail_.value());
-  ready.set_operation(ToProto(operation));
-  ready.set_bucket(bucket.value());
-  ready.set_attempt(attempt.value());
-  ready.set_kind(ToProto(kind));
+  ToProto(ready, *report.mutable_rail_ready());
   Report(std::move(report));
 }
 
@@ -210,9 +210,9 @@ void SimulatedLane::ProgressCollect() {
   const RailTable& table = step ? world.tables.partials : world.tables.adopts;
   const std::vector<TrainerRank>& ranks = member_.ranks();
   bool complete = away ? begun != begun_.end() : submitted.size() == ranks.size();
-  for (const auto& entry : table[rail_.value()]) {
-    const BucketId bucket = entry.first;
-    if (!entry.second.contains(node_)) continue;
+  for (int32_t b = 0; b < world.plan.buckets; ++b) {
+    const BucketId bucket(b);
+    if (!table[rail_.value()][b].contains(node_)) continue;
     const bool only_receives = step && !world.tables.SendsPartials(rail_, bucket, node_);
     const bool ready = std::all_of(ranks.begin(), ranks.end(), [&](TrainerRank rank) {
       return submitted.contains(rank) ||
@@ -242,8 +242,8 @@ void SimulatedLane::ProgressCollect() {
 
 void SimulatedLane::ProgressPublish() {
   std::vector<BucketId> mine;
-  for (const auto& [bucket, members] : simulation_.world.tables.weights[rail_.value()]) {
-    if (members.contains(node_)) mine.push_back(bucket);
+  for (int32_t b = 0; b < simulation_.world.plan.buckets; ++b) {
+    if (simulation_.world.tables.weights[rail_.value()][b].contains(node_)) mine.emplace_back(b);
   }
   if (!publish_reported_) {
     publish_reported_ = true;

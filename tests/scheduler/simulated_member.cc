@@ -24,14 +24,17 @@ absl::Status Unavailable(const char* reason) {
 
 // What belongs to one attempt is repeated now and then, as after a reconnect.
 int32_t ReplayPercent(const v1::MemberMessage& message) {
-  return message.has_rail_ready() || message.has_vote() || message.has_submitted() ? 5 : 0;
+  return message.has_reports() || message.has_vote() ? 5 : 0;
 }
 
 }  // namespace
 
 SimulatedMember::SimulatedMember(Simulation& simulation, NodeRank node,
                                  std::vector<TrainerRank> ranks)
-    : simulation_(simulation), node_(node), ranks_(std::move(ranks)) {
+    : simulation_(simulation),
+      node_(node),
+      ranks_(std::move(ranks)),
+      reports_(/*gathers=*/simulation.world.inputs.nodes > 1) {
   for (int32_t rail = 0; rail < simulation.world.inputs.lanes_per_node; ++rail) {
     lanes_.emplace_back(simulation, *this, node, LaneIndex(rail));
   }
@@ -56,40 +59,43 @@ Microseconds SimulatedMember::Soon(int64_t most_ms) {
 // ---- the group ----
 
 void SimulatedMember::Tell(v1::MemberMessage message) {
-  if (connection_ == nullptr) return;  // nobody hears it
-  if (simulation_.instant) return TellHere(message);
-  const bool is_gone = message.has_rank_gone();
-  const auto told = std::make_shared<const v1::MemberMessage>(std::move(message));
-  const auto up = [this, told] {
-    if (connection_ == nullptr) return;
-    simulation_.network.Up(*connection_, ReplayPercent(*told), [this, told] { TellHere(*told); });
-  };
-  up();
-  if (is_gone && simulation_.chance.Of(20)) {  // once more, when its successor may be known already
-    simulation_.time.After(simulation_.chance.Pick(0, 800 * kMillisecond),
-                           [this, up, boot = boot_] {
-                             if (boot_ == boot) up();
-                           });
+  Send(reports_.Tell(simulation_.Now(), std::move(message)));
+}
+
+void SimulatedMember::Send(OutgoingReports::Messages messages) {
+  for (v1::MemberMessage& message : messages) {
+    if (connection_ == nullptr) continue;  // nobody hears it
+    if (simulation_.instant) {
+      TellHere(message);
+      continue;
+    }
+    const bool is_gone = message.has_rank_gone();
+    const auto told = std::make_shared<const v1::MemberMessage>(std::move(message));
+    const auto up = [this, told] {
+      if (connection_ == nullptr) return;
+      simulation_.network.Up(*connection_, ReplayPercent(*told), [this, told] { TellHere(*told); });
+    };
+    up();
+    if (is_gone && simulation_.chance.Of(20)) {  // once more, when its successor may be known
+      simulation_.time.After(simulation_.chance.Pick(0, 800 * kMillisecond),
+                             [this, up, boot = boot_] {
+                               if (boot_ == boot) up();
+                             });
+    }
   }
+  simulation_.At(reports_.due(), [this, boot = boot_] {
+    if (boot_ == boot) Send(reports_.OnDue(simulation_.Now()));
+  });
 }
 
 void SimulatedMember::TellHere(const v1::MemberMessage& message) {
-  if (message.has_rail_ready()) {
-    const v1::RailReady& ready = message.rail_ready();
-    const LaneIndex rail(ready.rail());
-    const BucketId bucket(ready.bucket());
-    const bool gradients = ready.operation() == v1::RAIL_OPERATION_COLLECT &&
-                           ready.kind() == v1::ATTEMPT_KIND_STEP &&
-                           simulation_.world.tables.SendsPartials(rail, bucket, node_);
-    simulation_.invariants.ToldReady(Attempt(ready.attempt()), *FromProto(ready.operation()), rail,
-                                     bucket, node_, gradients);
-  }
   simulation_.coordinator->Hear(node_, message);
 }
 
 void SimulatedMember::Formed(Connection& connection, uint32_t epoch) {
   if (!job_) job_.emplace(Options());
   connection_ = &connection;
+  reports_.Forget();
   Perform(job_->OnFormed(simulation_.Now(), epoch));
   Perform(departure_.OnFormed(*job_));
 }
@@ -109,6 +115,9 @@ void SimulatedMember::Hear(const std::shared_ptr<const v1::CoordinatorMessage>& 
   } else {
     const StepMember* steps = job_->exists() ? job_->steps() : nullptr;
     const Attempt before = steps == nullptr ? Attempt(0) : steps->open().attempt;
+    if (message->has_open() && job_->exists() && job_->plan() != nullptr) {
+      reports_.OnOpen(simulation_.Now(), FromProto(message->open()));
+    }
     Perform(job_->OnMessage(simulation_.Now(), *message));
     steps = job_->exists() ? job_->steps() : nullptr;
     if (steps != nullptr && steps->open().attempt < before) {
@@ -229,6 +238,10 @@ void SimulatedMember::Do(const node::Prepare& /*order*/) {
   const auto done = [this, number = ++prepares_] {
     if (prepares_ != number) return;
     for (SimulatedLane& lane : lanes_) lane.ForgetMemory();
+    const auto first = simulation_.world.programs.begin() +
+                       static_cast<std::ptrdiff_t>(node_.value() * lanes_.size());
+    reports_.OnPlan({first, first + static_cast<std::ptrdiff_t>(lanes_.size())},
+                    static_cast<int32_t>(ranks_.size()));
     Perform(job_->OnPrepared(
         simulation_.Now(),
         NodeJob::Prepared{simulation_.world.planned, simulation_.options.snapshot_every > 0}));
@@ -297,6 +310,7 @@ void SimulatedMember::Die() {
   connection_ = nullptr;
   job_.emplace(Options());
   departure_ = {};
+  reports_.Forget();
   history_ = {};
   ended_.clear();
   copies_.reset();

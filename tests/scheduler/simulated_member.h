@@ -17,6 +17,7 @@
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/job/departure.h"
 #include "scheduler/job/node_job.h"
+#include "scheduler/job/outgoing_reports.h"
 #include "tests/scheduler/simulated_lane.h"
 #include "tests/scheduler/simulation.h"
 
@@ -132,6 +133,7 @@ class SimulatedMember {
   void Do(const node::DiscardRefused& /*order*/) {}
 
   void Tell(v1::MemberMessage message);
+  void Send(OutgoingReports::Messages messages);
   // The coordinator's process is this one.
   void TellHere(const v1::MemberMessage& message);
   void TellManifestWritten(Attempt attempt, bool written);
@@ -161,6 +163,7 @@ class SimulatedMember {
 
   std::optional<NodeJob> job_;  // a new one in each of its processes
   Departure departure_;
+  OutgoingReports reports_;
   uint64_t job_number_ = 0;
   History history_;  // as of the last decision that was heard, or the snapshot
   std::map<TrainerRank, Client> clients_;

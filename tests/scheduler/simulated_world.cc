@@ -25,6 +25,10 @@ SimulatedWorld Make(const World& world) {
   made.inputs = *made.planned.inputs;
   made.plan = *made.planned.plan;
   made.tables = *MakeRailTables(made.inputs, made.plan);
+  const int32_t lanes = made.inputs.nodes * made.inputs.lanes_per_node;
+  for (int32_t lane = 0; lane < lanes; ++lane) {
+    made.programs.push_back(*MakeLaneProgram(made.inputs, made.plan, LaneId(lane)));
+  }
   return made;
 }
 

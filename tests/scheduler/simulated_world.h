@@ -21,6 +21,7 @@ struct SimulatedWorld {
   PlanInputs inputs;
   Plan plan;
   RailTables tables;
+  std::vector<LaneProgram> programs;  // by lane
 };
 
 // Small worlds of several shapes: nodes, lanes, replicated and sharded.

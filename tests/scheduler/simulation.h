@@ -75,6 +75,12 @@ struct Simulation {
     return std::nullopt;
   }
   [[nodiscard]] TimePoint Now() const { return TimePoint(std::chrono::microseconds(time.now())); }
+  // When a machine has said that something is due; nullopt: nothing is.
+  void At(const std::optional<TimePoint>& due, Event event) {
+    if (!due.has_value()) return;
+    const auto at = std::chrono::ceil<std::chrono::microseconds>(due->time_since_epoch());
+    time.At(std::max(time.now(), static_cast<Microseconds>(at.count())), std::move(event));
+  }
   // The same for whoever asks: what all trainers agree on.
   [[nodiscard]] bool FateOf(StepId step, const char* what, int32_t percent) const {
     return Mix(seed * 31 + static_cast<uint64_t>(step.value()) * 7 + what[0]) % 100 <

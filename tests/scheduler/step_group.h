@@ -90,8 +90,12 @@ class StepGroup {
   }
   std::vector<CoordinatorAction> Ready(int32_t node, int32_t rail, RailOperation operation,
                                        int32_t bucket, Attempt attempt) {
-    return coordinator->OnRailReady(now, attempt, NodeRank(node), LaneIndex(rail), operation,
-                                    BucketId(bucket), ready_kind);
+    return coordinator->OnRailReady(now, NodeRank(node),
+                                    {.attempt = attempt,
+                                     .rail = LaneIndex(rail),
+                                     .operation = operation,
+                                     .kind = ready_kind,
+                                     .buckets = {{BucketId(bucket), 1}}});
   }
 
   AttemptKind ready_kind = AttemptKind::kStep;  // what lanes report to be ready
@@ -119,7 +123,11 @@ inline Decision DecisionIn(const std::vector<CoordinatorAction>& actions) {
 inline std::vector<int32_t> BucketsGone(const std::vector<CoordinatorAction>& actions) {
   std::vector<int32_t> buckets;
   for (const CoordinatorAction& action : actions) {
-    if (const auto* go = std::get_if<Go>(&action)) buckets.push_back(go->bucket.value());
+    const auto* go = std::get_if<Go>(&action);
+    if (go == nullptr) continue;
+    for (const BucketRun& run : go->buckets) {
+      for (int32_t b = run.first.value(); b < run.end().value(); ++b) buckets.push_back(b);
+    }
   }
   return buckets;
 }

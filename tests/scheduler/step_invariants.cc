@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "tests/scheduler/chance.h"
 
 namespace dmuond::scheduler::testing {
@@ -24,10 +25,17 @@ void StepInvariants::Submitted(const Submission& submission) {
   asked_[submission.attempt][submission.rank] = submission;
 }
 
-void StepInvariants::ToldReady(Attempt attempt, RailOperation operation, LaneIndex rail,
-                               BucketId bucket, NodeRank node, bool gradients) {
-  if (gradients) gradients_reported_.insert(attempt);
-  reports_.insert({attempt, operation, rail, bucket, node});
+void StepInvariants::ToldReady(NodeRank node, const RailReady& ready) {
+  for (const BucketRun& run : ready.buckets) {
+    for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
+      const BucketId bucket(b);
+      reports_.insert({ready.attempt, ready.operation, ready.rail, bucket, node});
+      if (ready.operation == RailOperation::kCollect && ready.kind == AttemptKind::kStep &&
+          world_.tables.SendsPartials(ready.rail, bucket, node)) {
+        gradients_reported_.insert(ready.attempt);
+      }
+    }
+  }
 }
 
 void StepInvariants::Gathered(LaneId lane, Attempt attempt, uint64_t applied) {
@@ -128,38 +136,66 @@ void StepInvariants::Republished(const Republish& republish) {
   if (republish.step != now_.step) Fail("published anew another step than the last one");
 }
 
-void StepInvariants::Went(const Go& go) {
-  ++counts_.goes;
-  auto& last = last_go_[{go.attempt, go.operation}];
-  const auto [before, first] = last.emplace(go.rail, go.bucket);
-  if (!first && !(before->second < go.bucket)) Fail("buckets went out of order");
-  before->second = go.bucket;
+void StepInvariants::Went(std::optional<int32_t> to, const v1::Goes& goes) {
+  std::set<AbsentFragment> absent;
+  for (const v1::AbsentFragment& fragment : goes.absent()) absent.insert(FromProto(fragment));
+  for (const v1::Go& wire : goes.goes()) {
+    const Go go = *FromProto(wire);
+    for (const AbsentFragment& fragment : absent) {
+      if (go.operation == RailOperation::kCollect && !IsAbsent(go.attempt, fragment)) {
+        Fail("a go names a fragment that is not absent");
+      }
+    }
+    for (int32_t node = 0; node < world_.inputs.nodes; ++node) {
+      if (to.value_or(node) == node) CheckGo(NodeRank(node), go, absent);
+    }
+  }
+}
+
+bool StepInvariants::IsAbsent(Attempt attempt, const AbsentFragment& fragment) const {
+  const auto asked = asked_.find(attempt);
+  if (asked == asked_.end()) return false;
+  const auto submission = asked->second.find(fragment.rank);
+  if (submission == asked->second.end()) return false;
+  const std::vector<int32_t>& absent = submission->second.absent;
+  return std::find(absent.begin(), absent.end(), fragment.parameter) != absent.end();
+}
+
+void StepInvariants::CheckGo(NodeRank to, const Go& go, const std::set<AbsentFragment>& absent) {
   const bool collect = go.operation == RailOperation::kCollect;
   const auto& asked = asked_[go.attempt];
   const bool step = !std::any_of(asked.begin(), asked.end(),
                                  [](const auto& a) { return a.second.kind != AttemptKind::kStep; });
-  const RailTable& table = !collect ? world_.tables.weights
-                           : step   ? world_.tables.partials
-                                    : world_.tables.adopts;
-  const auto& buckets = table[go.rail.value()];
-  if (!buckets.contains(go.bucket)) {
-    if (step || !collect) Fail("a bucket without messages went");
-    return;  // gradients that went before anybody knew of the push, which then ends the attempt
-  }
-  for (NodeRank node : buckets.at(go.bucket)) {
-    if (collect && !step) continue;
-    if (!reports_.contains({go.attempt, go.operation, go.rail, go.bucket, node})) {
-      Fail("a bucket went before all its lanes were ready");
-    }
-    // A lane that only receives may be ready before its own trainers are: they are in no message.
-    if (!collect || !world_.tables.SendsPartials(go.rail, go.bucket, node)) continue;
-    for (const auto& [rank, submission] : asked) {
-      if (world_.inputs.layout.trainers[rank.value()].node != node) continue;
-      for (int32_t p : submission.absent) {
-        const bool told = std::find(go.absent.begin(), go.absent.end(), AbsentFragment{rank, p}) !=
-                          go.absent.end();
-        if (told != (world_.plan.parameter_bucket[p] == go.bucket.value())) {
-          Fail("a go does not name the absent fragments of its bucket");
+  const RailTable& table = !collect                        ? world_.tables.weights
+                           : go.kind == AttemptKind::kStep ? world_.tables.partials
+                                                           : world_.tables.adopts;
+  for (const BucketRun& run : go.buckets) {
+    for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
+      ++counts_.goes;
+      const BucketId bucket(b);
+      const auto [before, first] =
+          last_go_.emplace(std::tuple(go.attempt, go.operation, go.rail, to), bucket);
+      if (!first && !(before->second < bucket)) Fail("buckets went out of order, or twice");
+      before->second = bucket;
+      if (!table[go.rail.value()][b].contains(to)) Fail("a go came to a node without a part in it");
+      // Gradients may go before anybody knows of a push, which then ends the attempt.
+      if (collect && !step) continue;
+      for (int32_t n = 0; n < world_.inputs.nodes; ++n) {
+        const NodeRank node(n);
+        if (!table[go.rail.value()][b].contains(node)) continue;
+        if (!reports_.contains({go.attempt, go.operation, go.rail, bucket, node})) {
+          Fail("a bucket went before all its lanes were ready");
+        }
+        // A lane that only receives may be ready before its own trainers are: they are in no
+        // message.
+        if (!collect || !world_.tables.SendsPartials(go.rail, bucket, node)) continue;
+        for (const auto& [rank, submission] : asked) {
+          if (world_.inputs.layout.trainers[rank.value()].node != node) continue;
+          for (const int32_t p : submission.absent) {
+            if (world_.plan.parameter_bucket[p] == b && !absent.contains({rank, p})) {
+              Fail("a go does not name the absent fragments of its buckets");
+            }
+          }
         }
       }
     }

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "dmuond/v1/peer.pb.h"
 #include "scheduler/snapshot_schedule.h"
 #include "scheduler/step.h"
 #include "tests/scheduler/simulated_world.h"
@@ -52,15 +53,15 @@ class StepInvariants {
   // ---- what trainers and lanes do ----
   void Submitted(const Submission& submission);
   // At the coordinator, before it acts on it.
-  void ToldReady(Attempt attempt, RailOperation operation, LaneIndex rail, BucketId bucket,
-                 NodeRank node, bool gradients);
+  void ToldReady(NodeRank node, const RailReady& ready);
   void Gathered(LaneId lane, Attempt attempt, uint64_t applied);
 
   // ---- what the coordinator decides ----
   // `again`: a decision that was told before may come.
   void Decided(const Decision& decision, bool again, bool finite);
   void Opened(const OpenAttempt& open);
-  void Went(const Go& go);
+  // To one node; nullopt: to all.
+  void Went(std::optional<int32_t> to, const v1::Goes& goes);
   void ToldBegun(const Begun& begun);
   void Republished(const Republish& republish);
   void SaveBegins(const SnapshotId& id);
@@ -90,6 +91,8 @@ class StepInvariants {
     History after;
   };
   void CheckCommit(const Decision& decision);
+  void CheckGo(NodeRank to, const Go& go, const std::set<AbsentFragment>& absent);
+  [[nodiscard]] bool IsAbsent(Attempt attempt, const AbsentFragment& fragment) const;
 
   const SimulatedWorld& world_;
   SimulationCounts& counts_;
@@ -106,7 +109,7 @@ class StepInvariants {
 
   std::map<Attempt, std::map<TrainerRank, Submission>> asked_;  // what trainers really submitted
   std::map<Attempt, std::map<LaneId, uint64_t>> gathered_;
-  std::map<std::pair<Attempt, RailOperation>, std::map<LaneIndex, BucketId>> last_go_;
+  std::map<std::tuple<Attempt, RailOperation, LaneIndex, NodeRank>, BucketId> last_go_;
   std::set<std::tuple<Attempt, RailOperation, LaneIndex, BucketId, NodeRank>> reports_;
   std::set<Attempt> gradients_reported_;
 };

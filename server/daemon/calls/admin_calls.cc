@@ -215,13 +215,13 @@ absl::StatusOr<v1::DrainReply> AdminCalls::PrepareToLeave(std::chrono::milliseco
   const bool halts = core_.departure.state() == scheduler::Departure::State::kHalting;
   core_.mutex.Changed();
   ++core_.waiting_for_published;
-  (void)core_.Wait(
-      [&]() DMUOND_REQUIRES(core_.mutex) {
-        core_.Do(core_.departure.Advance(std::chrono::steady_clock::now(), job));
-        return core_.departure.state() == scheduler::Departure::State::kPrepared;
-      },
-      deadline, [] { return false; });
-  core_.Do(core_.departure.Advance(deadline, job));
+  for (;;) {
+    core_.Do(core_.departure.Advance(std::chrono::steady_clock::now(), job));
+    if (core_.departure.state() == scheduler::Departure::State::kPrepared) break;
+    (void)core_.Wait(
+        [&]() DMUOND_REQUIRES(core_.mutex) { return core_.departure.HasNews(job); }, deadline,
+        [] { return false; });
+  }
   --core_.waiting_for_published;
   absl::Status saved = core_.departure.saved();
   const int64_t last = job.LastCommitted();

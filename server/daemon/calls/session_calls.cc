@@ -311,11 +311,12 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   for (;;) {
     absl::StatusOr<bool> come = core_.Wait(
         [&]() DMUOND_REQUIRES(core_.mutex) {
-          answer = core_.job.Open(std::chrono::steady_clock::now(), opening, resume, actions);
-          return !std::holds_alternative<NodeJob::Later>(answer);
+          const auto why = core_.job.WhyNotOpen(opening, resume);
+          return !why.has_value() || !std::holds_alternative<NodeJob::Later>(*why);
         },
         deadline, cancelled);
     if (!come.ok()) return come.status();
+    answer = core_.job.Open(std::chrono::steady_clock::now(), opening, resume, actions);
     if (const auto* later = std::get_if<NodeJob::Later>(&answer)) {
       // Bytes come, or the coordinator ends it.
       if (!later->restores) return later->why;

@@ -36,9 +36,10 @@ class GroupJobReformTest : public OneNodeJobTest {
   // The rank pushes its weights again, which commits.
   AddressedMessages Push(uint64_t attempt) {
     v1::MemberMessage submission;
-    submission.mutable_submitted()->set_attempt(attempt);
-    submission.mutable_submitted()->set_step(3);
-    submission.mutable_submitted()->set_kind(v1::ATTEMPT_KIND_PUSH);
+    v1::RankSubmitted& submitted = *submission.mutable_reports()->add_submitted();
+    submitted.set_attempt(attempt);
+    submitted.set_step(3);
+    submitted.set_kind(v1::ATTEMPT_KIND_PUSH);
     EXPECT_TRUE(Tell(submission).empty());
     v1::MemberMessage vote;
     vote.mutable_vote()->set_attempt(attempt);
@@ -139,10 +140,11 @@ class GroupJobLeavingTest : public GroupJobReformTest {
   }
   AddressedMessages Submit() {
     v1::MemberMessage message;
-    message.mutable_submitted()->set_attempt(open_);
-    message.mutable_submitted()->set_step(4);
-    message.mutable_submitted()->set_kind(v1::ATTEMPT_KIND_STEP);
-    message.mutable_submitted()->mutable_scalars()->add_groups();
+    v1::RankSubmitted& submitted = *message.mutable_reports()->add_submitted();
+    submitted.set_attempt(open_);
+    submitted.set_step(4);
+    submitted.set_kind(v1::ATTEMPT_KIND_STEP);
+    submitted.mutable_scalars()->add_groups();
     return Tell(message);
   }
   AddressedMessages Vote() {

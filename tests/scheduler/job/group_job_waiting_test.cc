@@ -50,10 +50,11 @@ class GroupJobWaitingTest : public OneNodeJobTest {
   }
   void Submit(int32_t rank) {
     v1::MemberMessage message;
-    message.mutable_submitted()->set_rank(rank);
-    message.mutable_submitted()->set_attempt(attempt_);
-    message.mutable_submitted()->set_step(1);
-    message.mutable_submitted()->set_kind(v1::ATTEMPT_KIND_STEP);
+    v1::RankSubmitted& submitted = *message.mutable_reports()->add_submitted();
+    submitted.set_rank(rank);
+    submitted.set_attempt(attempt_);
+    submitted.set_step(1);
+    submitted.set_kind(v1::ATTEMPT_KIND_STEP);
     Tell(message);
   }
   // What is told as time passes, tick by tick: "what (since, patience: otherwise)".

@@ -533,7 +533,7 @@ void Cluster::Handle(int32_t lane, const v1::LaneReport& report) {
       ++detached_;
       break;
     case Report::kRailReady:
-      OnRailReady(report.rail_ready());
+      OnRailReady(lane / inputs_.lanes_per_node, report.rail_ready());
       break;
     case Report::kGathered:
       EXPECT_EQ(report.gathered().attempt(), attempt_);
@@ -563,35 +563,43 @@ void Cluster::Handle(int32_t lane, const v1::LaneReport& report) {
   }
 }
 
-void Cluster::OnRailReady(const v1::RailReady& ready) {
-  EXPECT_EQ(ready.attempt(), attempt_);
-  rail_ready_[{ready.rail(), ready.operation(), ready.bucket()}].insert(ready.node());
+void Cluster::OnRailReady(int32_t node, const v1::RailReady& wire) {
+  const scheduler::RailReady ready = *FromProto(wire);
+  EXPECT_EQ(ready.attempt.value(), attempt_);
+  const int32_t rail = ready.rail.value();
+  const int operation = wire.operation();
+  for (const scheduler::BucketRun& run : ready.buckets) {
+    for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
+      rail_ready_[{rail, operation, b}].insert(node);
+    }
+  }
   // GO in the order of buckets, once all lanes with transfers have reported.
-  const bool publish = ready.operation() == v1::RAIL_OPERATION_PUBLISH;
-  auto& done = rail_done_[{ready.rail(), ready.operation()}];
+  const bool publish = ready.operation == scheduler::RailOperation::kPublish;
+  auto& done = rail_done_[{rail, operation}];
   for (int32_t b = 0; b < plan_.buckets; ++b) {
     if (done.count(b) != 0) continue;
-    size_t needed = 0;
-    for (int32_t node = 0; node < inputs_.nodes; ++node) {
-      const scheduler::LaneProgram& p =
-          lanes_[(node * inputs_.lanes_per_node) + ready.rail()].program;
+    std::set<int32_t> needed;
+    for (int32_t n = 0; n < inputs_.nodes; ++n) {
+      const scheduler::LaneProgram& p = lanes_[(n * inputs_.lanes_per_node) + rail].program;
       const bool push = kind_ == scheduler::AttemptKind::kPush;
-      needed += !(publish ? p.weights[b] : push ? p.adopts[b] : p.partials[b]).empty() ? 1 : 0;
+      if (!(publish ? p.weights[b] : push ? p.adopts[b] : p.partials[b]).empty()) needed.insert(n);
     }
-    if (needed == 0) continue;
-    if (rail_ready_[{ready.rail(), ready.operation(), b}].size() < needed) break;
+    if (needed.empty()) continue;
+    const std::set<int32_t>& reported = rail_ready_[{rail, operation, b}];
+    if (!std::includes(reported.begin(), reported.end(), needed.begin(), needed.end())) break;
     done.insert(b);
     scheduler::Go go;
-    go.attempt = scheduler::Attempt(attempt_);
-    go.rail = scheduler::LaneIndex(ready.rail());
-    go.operation = *FromProto(ready.operation());
-    go.bucket = scheduler::BucketId(b);
-    for (const scheduler::AbsentFragment& absent : absent_) {
-      if (plan_.parameter_bucket[absent.parameter] == b) go.absent.push_back(absent);
-    }
+    go.attempt = ready.attempt;
+    go.rail = ready.rail;
+    go.operation = ready.operation;
+    go.buckets = {{scheduler::BucketId(b), 1}};
     v1::LaneCommand command;
-    *command.mutable_go() = ToProto(go);
-    for (int32_t lane = 0; lane < lanes(); ++lane) Send(lane, command);
+    *command.mutable_goes()->add_goes() = ToProto(go);
+    for (const scheduler::AbsentFragment& absent : absent_) {
+      if (plan_.parameter_bucket[absent.parameter] != b) continue;
+      *command.mutable_goes()->add_absent() = ToProto(absent);
+    }
+    for (const int32_t n : needed) Send((n * inputs_.lanes_per_node) + rail, command);
   }
 }
 

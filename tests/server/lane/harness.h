@@ -169,7 +169,7 @@ class Cluster {
   void StartLane(int32_t lane);
   void SendConfigure(int32_t lane);
   void Handle(int32_t lane, const v1::LaneReport& report);
-  void OnRailReady(const v1::RailReady& ready);
+  void OnRailReady(int32_t node, const v1::RailReady& wire);
   void SendSubmission(int32_t rank, scheduler::AttemptKind kind,
                       const std::vector<int32_t>& absent);
 

@@ -1,0 +1,22 @@
+// A coordinator's message with whom it is for.
+#ifndef DMUOND_SCHEDULER_JOB_ADDRESSED_H_
+#define DMUOND_SCHEDULER_JOB_ADDRESSED_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "dmuond/v1/peer.pb.h"
+
+namespace dmuond::scheduler {
+
+// For one member, or for all.
+struct Addressed {
+  std::optional<int32_t> node;
+  v1::CoordinatorMessage message;
+};
+using AddressedMessages = std::vector<Addressed>;
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_SCHEDULER_JOB_ADDRESSED_H_
