@@ -12,7 +12,7 @@ std::vector<int64_t> LargestShares(const Layout& layout) {
   std::vector<int64_t> shares(layout.parameters.size(), 0);
   int64_t share = 0;
   for (size_t f = 0; f < layout.fragments.size(); ++f) {
-    const Fragment& fragment = layout.fragments[f];
+    const LayoutFragment& fragment = layout.fragments[f];
     const bool same_holder = f > 0 && layout.fragments[f - 1].parameter == fragment.parameter &&
                              layout.fragments[f - 1].rank == fragment.rank;
     if (!same_holder) share = 0;

@@ -28,7 +28,7 @@ void AddLayout(const Layout& layout, Digest& digest) {
     digest.Add(parameter.ready_order);
   }
   digest.Add(layout.fragments.size());
-  for (const Fragment& fragment : layout.fragments) {
+  for (const LayoutFragment& fragment : layout.fragments) {
     digest.Add(fragment.rank.value());
     digest.Add(fragment.parameter);
     digest.Add(static_cast<uint8_t>(fragment.contribution));

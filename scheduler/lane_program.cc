@@ -73,7 +73,7 @@ class ProgramBuilder {
   int32_t Local(int32_t fragment) {
     const auto [found, added] =
         local_.try_emplace(fragment, static_cast<int32_t>(program_.fragments.size()));
-    if (added) program_.fragments.push_back(inputs_.layout.fragments[fragment]);
+    if (added) program_.fragments.push_back(inputs_.layout.FragmentAt(fragment));
     return found->second;
   }
 

@@ -101,13 +101,13 @@ struct LaneProgram {
   int32_t nodes = 1;
   int32_t lanes_per_node = 1;
   int32_t world_size = 0;
-  std::vector<TrainerRank> trainers;            // of the lane's node, ascending
-  uint64_t plan_digest = 0;                     // of the plan that it was cut out of
-  int32_t plan_units = 0;                       // of all lanes
-  std::vector<LaneParameter> parameters;        // of its units, by index
-  std::vector<Fragment> fragments;              // what it reads or writes of the node's trainers
-  std::vector<LaneUnit> units;                  // by id
-  std::vector<Indices> publishers;              // per bucket: the node's lanes that publish to it
+  std::vector<TrainerRank> trainers;      // of the lane's node, ascending
+  uint64_t plan_digest = 0;               // of the plan that it was cut out of
+  int32_t plan_units = 0;                 // of all lanes
+  std::vector<LaneParameter> parameters;  // of its units, by index
+  std::vector<Fragment> fragments;        // what it reads or writes of the node's trainers
+  std::vector<LaneUnit> units;            // by id
+  std::vector<Indices> publishers;        // per bucket: the node's lanes that publish to it
   // On the way to the lane Transfer::subtree loses level and node, which follow from the leaves.
   std::vector<std::vector<Transfer>> partials;  // per bucket: gradients to owners on other nodes
   std::vector<std::vector<Transfer>> weights;   // per bucket: new weights from owners

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -77,6 +78,30 @@ struct Fragment {
   Slice weight;
 };
 
+// Where a trainer keeps a fragment.
+struct Places {
+  Slice gradient;
+  Slice weight;
+  bool operator==(const Places&) const = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const Places& places) {
+    for (const Slice* slice : {&places.gradient, &places.weight}) {
+      state = H::combine(std::move(state), slice->arena, slice->offset_bytes, slice->strides);
+    }
+    return state;
+  }
+};
+
+// A fragment in the layout of a whole job. Trainers of one model keep theirs in equal places, and a
+// job has a million fragments: Layout::places says each of them once.
+struct LayoutFragment {
+  TrainerRank rank;
+  int32_t parameter = 0;  // index into Layout::parameters
+  Box box;
+  Contribution contribution = Contribution::kSum;
+  int32_t places = 0;  // index into Layout::places
+};
+
 struct Trainer {
   TrainerRank rank;
   NodeRank node;
@@ -88,7 +113,15 @@ struct Trainer {
 struct Layout {
   std::vector<Trainer> trainers;  // sorted by rank, complete: 0 … world-1
   std::vector<Parameter> parameters;
-  std::vector<Fragment> fragments;
+  std::vector<LayoutFragment> fragments;
+  std::vector<Places> places;
+
+  // All that is known of a fragment.
+  [[nodiscard]] Fragment FragmentAt(size_t index) const {
+    const LayoutFragment& of = fragments[index];
+    const Places& where = places[of.places];
+    return {of.rank, of.parameter, of.box, of.contribution, where.gradient, where.weight};
+  }
 };
 
 // What one trainer registers, before it is merged with the others'.
@@ -140,10 +173,11 @@ class RegistrationMerger {
 
  private:
   const int32_t world_size_;
-  Layout layout_;                                 // but for the fragments
-  std::vector<std::vector<Fragment>> fragments_;  // per parameter of the layout, by rank
+  Layout layout_;                                       // but for the fragments
+  std::vector<std::vector<LayoutFragment>> fragments_;  // per parameter of the layout, by rank
   absl::flat_hash_map<std::string, int32_t> index_;
-  std::vector<TrainerRank> first_rank_;  // per parameter of the layout
+  absl::flat_hash_map<Places, int32_t> places_;  // into layout_.places
+  std::vector<TrainerRank> first_rank_;          // per parameter of the layout
 };
 
 // Bytes of the arena that a slice of `box` touches: offset + extent, overflow-checked. Used against

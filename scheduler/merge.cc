@@ -143,8 +143,8 @@ class WholeCheck {
     std::vector<Holding> holdings;
     holdings.reserve(end - begin);
     for (size_t f = begin; f < end; ++f) {
-      const Fragment& first = layout_.fragments[begin];
-      const Fragment& fragment = layout_.fragments[f];
+      const LayoutFragment& first = layout_.fragments[begin];
+      const LayoutFragment& fragment = layout_.fragments[f];
       if ((fragment.contribution == Contribution::kSame) !=
           (first.contribution == Contribution::kSame)) {
         return Error(
@@ -257,22 +257,34 @@ void RegistrationMerger::AddLike(const std::vector<int32_t>& indices,
   layout_.trainers.push_back({registration.rank, registration.node, registration.home});
   for (const Fragment& fragment : registration.fragments) {
     const int32_t p = indices[fragment.parameter];
-    fragments_[p].push_back(fragment);
-    fragments_[p].back().parameter = p;
+    std::vector<LayoutFragment>& held = fragments_[p];
+    Places places{fragment.gradient, fragment.weight};
+    int32_t index = 0;
+    // Mostly those of the trainer before.
+    if (!held.empty() && layout_.places[held.back().places] == places) {
+      index = held.back().places;
+    } else {
+      const auto [found, added] =
+          places_.try_emplace(std::move(places), static_cast<int32_t>(layout_.places.size()));
+      if (added) layout_.places.push_back(found->first);
+      index = found->second;
+    }
+    held.push_back({fragment.rank, p, fragment.box, fragment.contribution, index});
   }
 }
 
 absl::Status RegistrationMerger::Finish(Layout& layout) {
   if (absl::Status status = CheckWorld(layout_.trainers, world_size_); !status.ok()) return status;
   size_t fragments = 0;
-  for (const std::vector<Fragment>& of : fragments_) fragments += of.size();
+  for (const std::vector<LayoutFragment>& of : fragments_) fragments += of.size();
   layout_.fragments.reserve(fragments);
-  for (std::vector<Fragment>& of : fragments_) {
+  for (std::vector<LayoutFragment>& of : fragments_) {
     for (auto begin = of.begin(); begin != of.end();) {
-      const auto end =
-          std::find_if(begin, of.end(), [&](const Fragment& f) { return f.rank != begin->rank; });
-      std::sort(begin, end,
-                [](const Fragment& a, const Fragment& b) { return Before(a.box, b.box); });
+      const auto end = std::find_if(begin, of.end(),
+                                    [&](const LayoutFragment& f) { return f.rank != begin->rank; });
+      std::sort(begin, end, [](const LayoutFragment& a, const LayoutFragment& b) {
+        return Before(a.box, b.box);
+      });
       begin = end;
     }
     std::move(of.begin(), of.end(), std::back_inserter(layout_.fragments));

@@ -54,14 +54,17 @@ class LayoutBuilder {
   void Hold(const Parameter& parameter, int32_t first, int32_t stride) {
     const Box whole = WholeBox(parameter.shape);
     for (auto rank = first; rank < static_cast<int32_t>(ends_bytes_.size()); rank += stride) {
-      Fragment fragment;
+      const Extents strides = RowMajorStrides(parameter.shape);
+      Places places{{0, ends_bytes_[rank], strides}, {1, ends_bytes_[rank], strides}};
+      if (layout_.places.empty() || layout_.places.back() != places) {
+        layout_.places.push_back(std::move(places));
+      }
+      LayoutFragment& fragment = layout_.fragments.emplace_back();
       fragment.rank = TrainerRank(rank);
       fragment.parameter = static_cast<int32_t>(layout_.parameters.size());
       fragment.box = whole;
-      fragment.gradient = {0, ends_bytes_[rank], RowMajorStrides(parameter.shape)};
-      fragment.weight = {1, ends_bytes_[rank], RowMajorStrides(parameter.shape)};
+      fragment.places = static_cast<int32_t>(layout_.places.size()) - 1;
       ends_bytes_[rank] += Elements(whole) * SizeOf(parameter.weight_type);
-      layout_.fragments.push_back(std::move(fragment));
     }
   }
 

@@ -101,12 +101,12 @@ class Planner {
     plan_.buckets = buckets.count;
     plan_.parameter_bucket = std::move(buckets.of_parameter);
     if (absl::Status status = MakeMatrices(); !status.ok()) return status;
-    auto cells = AdamWCells(layout_);
-    if (!cells.ok()) return cells.status();
     budget_.load.assign(members_.lanes(), 0);
     budget_.bytes.assign(members_.lanes(), 0);
     budget_.memory_bytes = memory_bytes_;
-    const std::vector<HeldCell> replicated = KeepShards(*cells);
+    auto cells = AdamWCells(layout_);
+    if (!cells.ok()) return cells.status();
+    const std::vector<HeldCell> replicated = KeepShards(*std::move(cells));
     if (absl::Status status = AssignMatrices(replicated); !status.ok()) return status;
     SpreadReplicated(layout_, model_, replicated, budget_, pieces_);
     if (absl::Status status = CollectUnits(); !status.ok()) return status;
@@ -215,7 +215,7 @@ class Planner {
 
   // Gives shards to the lanes of their holders; returns the cells that are replicas of whole
   // tensors.
-  std::vector<HeldCell> KeepShards(std::vector<HeldCell>& cells) {
+  std::vector<HeldCell> KeepShards(std::vector<HeldCell> cells) {
     std::vector<HeldCell> replicated;
     for (HeldCell& cell : cells) {
       const Parameter& parameter = layout_.parameters[cell.parameter];
@@ -283,8 +283,11 @@ class Planner {
     for (Unit& piece : pieces_) {
       piece.bucket = BucketId(plan_.parameter_bucket[piece.parameter]);
     }
-    plan_.units = std::move(matrices_);
-    plan_.units.insert(plan_.units.end(), pieces_.begin(), pieces_.end());
+    plan_.units = std::exchange(matrices_, {});
+    plan_.units.reserve(plan_.units.size() + pieces_.size());
+    std::move(pieces_.begin(), pieces_.end(), std::back_inserter(plan_.units));
+    pieces_ = {};
+    matrix_holders_ = {};
     if (static_cast<int64_t>(plan_.units.size()) > kUnitsMax) {
       return Error(
           absl::StatusCode::kInvalidArgument, "LAYOUT_INVALID",

@@ -38,7 +38,7 @@ std::vector<NodeRank> NodesWithoutTrainers(const PlanInputs& inputs) {
 
 std::vector<std::vector<int32_t>> HeldParameters(const Layout& layout) {
   std::vector<std::vector<int32_t>> held(layout.trainers.size());
-  for (const Fragment& fragment : layout.fragments) {  // sorted by parameter
+  for (const LayoutFragment& fragment : layout.fragments) {  // sorted by parameter
     std::vector<int32_t>& parameters = held[fragment.rank.value()];
     if (parameters.empty() || parameters.back() != fragment.parameter) {
       parameters.push_back(fragment.parameter);

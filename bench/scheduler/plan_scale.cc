@@ -1,10 +1,10 @@
-// This bench measures a job's registration in one process, from the bytes of the plan's inputs to a
-// lane's program: milliseconds of each stage, bytes of the inputs, and memory. It runs one case at
-// a time, because memory is counted for the process:
+// This bench measures what a job's size costs the coordinating node's daemon, from the messages of
+// all ranks to the programs of its lanes, and then one of these lanes, in a process of its own:
+// milliseconds of each stage, bytes of what is sent, and memory. It runs one case at a time,
+// because memory is counted for the process:
 //
-//   plan_scale one-trainer | sharded-llama3-70b | replicated-llama3-8b | columns
-#include <malloc.h>
-
+//   plan_scale CASE   (without one it names them)
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -12,19 +12,27 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "bench/scheduler/plan_scale_lane.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
+#include "scheduler/job/group_job.h"
 #include "scheduler/lane_program.h"
 #include "scheduler/model_layout.h"
 #include "scheduler/plan.h"
 
 namespace dmuond::server {
 namespace {
+
+using bench::MemoryMiB;
+using bench::Timed;
 
 struct Case {
   int32_t nodes = 1;
@@ -76,6 +84,31 @@ scheduler::Registration OneTrainer(int32_t rank) {
   return registration;
 }
 
+// Rows that tensor parallel has cut into eight, and FSDP cuts again: what torch calls strided.
+scheduler::Registration Strided(const scheduler::ModelShapes& model, int32_t rank,
+                                int32_t world_size) {
+  constexpr int32_t kTensor = 8;
+  scheduler::Registration registration =
+      scheduler::ShardedRegistration(model, rank, world_size, kTensor);
+  const auto cut = [](int64_t& begin, int64_t& end, int32_t parts, int32_t part) {
+    const int64_t chunk = (end - begin + parts - 1) / parts;
+    end = std::min(end, begin + chunk * (part + 1));
+    begin = std::min(end, begin + chunk * part);
+  };
+  int64_t offset_bytes = 0;
+  for (scheduler::Fragment& fragment : registration.fragments) {
+    const scheduler::Parameter& parameter = registration.parameters[fragment.parameter];
+    fragment.box = scheduler::WholeBox(parameter.shape);
+    cut(fragment.box.begin[0], fragment.box.end[0], kTensor, rank % kTensor);
+    cut(fragment.box.begin[0], fragment.box.end[0], world_size / kTensor, rank / kTensor);
+    const scheduler::Extents strides = scheduler::RowMajorStrides(scheduler::ShapeOf(fragment.box));
+    fragment.gradient = {0, offset_bytes, strides};
+    fragment.weight = {1, offset_bytes, strides};
+    offset_bytes += scheduler::Elements(fragment.box) * scheduler::SizeOf(parameter.weight_type);
+  }
+  return registration;
+}
+
 // AdamW tensors that are cut into columns.
 scheduler::Registration Columns(int32_t rank, int32_t world_size, int32_t lanes_per_node) {
   scheduler::Registration registration;
@@ -97,8 +130,9 @@ scheduler::Registration Replicated(const scheduler::Layout& layout, int32_t rank
   registration.node = trainer.node;
   registration.home = trainer.home;
   registration.parameters = layout.parameters;
-  for (const scheduler::Fragment& fragment : layout.fragments) {
-    if (fragment.rank == trainer.rank) registration.fragments.push_back(fragment);
+  for (size_t f = 0; f < layout.fragments.size(); ++f) {
+    if (layout.fragments[f].rank != trainer.rank) continue;
+    registration.fragments.push_back(layout.FragmentAt(f));
   }
   return registration;
 }
@@ -113,6 +147,11 @@ std::map<std::string, Case> Cases() {
        {kNodes, kLanes,
         [model = *scheduler::FindModelShapes("llama3-70b")](int32_t rank) {
           return scheduler::ShardedRegistration(model, rank, kTrainers, kLanes);
+        }}},
+      {"strided-llama3-70b",
+       {kNodes, kLanes,
+        [model = *scheduler::FindModelShapes("llama3-70b")](int32_t rank) {
+          return Strided(model, rank, kTrainers);
         }}},
       {"replicated-llama3-8b",
        {kNodes, kLanes,
@@ -140,44 +179,6 @@ v1::Registration OnTheWire(const Case& of, int32_t rank) {
   return wire;
 }
 
-double MemoryMiB(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind(field, 0) == 0)
-      return std::strtod(line.c_str() + field.size() + 1, nullptr) / 1024;
-  }
-  return 0;
-}
-
-template <typename Work>
-auto Timed(const char* stage, Work work) {
-  const auto start = std::chrono::steady_clock::now();
-  auto result = work();
-  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
-  std::printf("%-24s %9.1f ms %9.1f MiB now %9.1f MiB at most\n", stage, took.count(),
-              MemoryMiB("VmRSS"), MemoryMiB("VmHWM"));
-  return result;
-}
-
-// As the coordinator makes them of what its members send.
-std::string Inputs(const Case& of) {
-  std::map<int32_t, v1::Registration> registrations;
-  int64_t sent_bytes = 0;
-  for (int32_t rank = 0; rank < of.trainers(); ++rank) {
-    registrations[rank] = Pack(OnTheWire(of, rank));
-    sent_bytes += static_cast<int64_t>(registrations[rank].ByteSizeLong());
-  }
-  v1::PlanInputs inputs;
-  inputs.set_job("bench");
-  inputs.set_nodes(of.nodes);
-  inputs.set_lanes_per_node(of.lanes_per_node);
-  std::printf("# registrations of %.3f MB\n", static_cast<double>(sent_bytes) / 1e6);
-  const absl::Status added =
-      Timed("make classes", [&] { return AddRegistrations(registrations, inputs); });
-  if (!added.ok()) std::exit(1);
-  return inputs.SerializeAsString();
-}
-
 template <typename Value>
 Value Must(absl::StatusOr<Value> value) {
   if (value.ok()) return *std::move(value);
@@ -185,13 +186,57 @@ Value Must(absl::StatusOr<Value> value) {
   std::exit(1);
 }
 
+using scheduler::TimePoint;
+
+// The coordinator hears of every rank, as its members' messages have it: the time is that of
+// reading and of deciding. What it wants planned then.
+scheduler::PlanOrder Register(const Case& of, scheduler::GroupJob& job) {
+  constexpr uint32_t kEpoch = 1;
+  (void)job.OnFormed(TimePoint(), kEpoch);
+  for (int32_t node = 0; node < of.nodes; ++node) {
+    v1::MemberMessage message;
+    message.mutable_member_state()->set_epoch(kEpoch);
+    (void)job.OnMessage(TimePoint(), node, message);
+  }
+  std::optional<scheduler::PlanOrder> order;
+  bench::Stopwatch watch;
+  int64_t sent_bytes = 0;
+  for (const bool registers : {false, true}) {
+    for (int32_t rank = 0; rank < of.trainers(); ++rank) {
+      v1::MemberMessage message;
+      if (registers) {
+        *message.mutable_registration() = Pack(OnTheWire(of, rank));
+      } else {
+        v1::RankSession& session = *message.mutable_rank_session();
+        session.set_rank(rank);
+        session.set_job("bench");
+        session.set_world_size(of.trainers());
+      }
+      const std::string bytes = message.SerializeAsString();
+      sent_bytes += static_cast<int64_t>(bytes.size());
+      watch.Start();
+      v1::MemberMessage heard;
+      if (!heard.ParseFromString(bytes)) std::exit(1);
+      scheduler::GroupActions actions = job.OnMessage(TimePoint(), rank / of.lanes_per_node, heard);
+      watch.Stop();
+      if (actions.plan.has_value()) order = *std::move(actions.plan);
+    }
+  }
+  if (!order.has_value()) std::exit(1);
+  watch.Print("register");
+  std::printf("# heard %.3f MB\n", static_cast<double>(sent_bytes) / 1e6);
+  return *std::move(order);
+}
+
 void Run(const std::string& name, const Case& of) {
-  std::string bytes = Inputs(of);
-  malloc_trim(0);
-  // From here on the most memory is counted anew.
-  std::ofstream("/proc/self/clear_refs") << "5";
+  scheduler::GroupJobOptions options;
+  options.nodes = of.nodes;
+  options.lanes_per_node = of.lanes_per_node;
+  scheduler::GroupJob job(options);
+  const scheduler::PlanOrder order = Register(of, job);
   std::printf("# %s: %d trainers on %d nodes of %d lanes; inputs of %.3f MB\n", name.c_str(),
-              of.trainers(), of.nodes, of.lanes_per_node, static_cast<double>(bytes.size()) / 1e6);
+              of.trainers(), of.nodes, of.lanes_per_node,
+              static_cast<double>(order.inputs->ByteSizeLong()) / 1e6);
   {
     const v1::Registration wire = OnTheWire(of, 0);
     Timed("check one trainer's", [&] {
@@ -199,27 +244,40 @@ void Run(const std::string& name, const Case& of) {
       return scheduler::Validate(registration).ok();
     });
   }
-  const scheduler::PlanInputs inputs = [&] {
-    const v1::PlanInputs wire = Timed("parse the inputs", [&] {
-      v1::PlanInputs parsed;
-      if (!parsed.ParseFromString(bytes)) std::exit(1);
-      return parsed;
-    });
-    bytes = {};
-    return Timed("merge registrations", [&] { return Must(FromProto(wire)); });
-  }();
-  const scheduler::Plan plan = Timed("MakePlan", [&] { return Must(scheduler::MakePlan(inputs)); });
-  Timed("MakeLaneProgram",
-        [&] { return Must(scheduler::MakeLaneProgram(inputs, plan, scheduler::LaneId(0))); });
+  auto inputs = std::make_shared<const scheduler::PlanInputs>(
+      Timed("merge registrations", [&] { return Must(FromProto(*order.inputs)); }));
+  auto plan = std::make_shared<const scheduler::Plan>(
+      Timed("MakePlan", [&] { return Must(scheduler::MakePlan(*inputs)); }));
+  Timed("tell the plan", [&] {
+    return job.OnPlanMade(TimePoint(), order.number, scheduler::PlannedJob{inputs, plan})
+        .messages.size();
+  });
+  const std::vector<v1::LaneProgram> programs = Timed("programs of a node", [&] {
+    std::vector<v1::LaneProgram> made;
+    for (int32_t lane = 0; lane < of.lanes_per_node; ++lane) {
+      made.push_back(
+          ToProto(Must(scheduler::MakeLaneProgram(*inputs, *plan, scheduler::LaneId(lane)))));
+    }
+    return made;
+  });
   std::printf("# %zu parameters, %zu fragments, %zu units, plan %016llx\n",
-              inputs.layout.parameters.size(), inputs.layout.fragments.size(), plan.units.size(),
-              static_cast<unsigned long long>(plan.digest));
+              inputs->layout.parameters.size(), inputs->layout.fragments.size(), plan->units.size(),
+              static_cast<unsigned long long>(plan->digest));
+  const auto largest = std::max_element(
+      programs.begin(), programs.end(),
+      [](const auto& a, const auto& b) { return a.ByteSizeLong() < b.ByteSizeLong(); });
+  std::printf("# lane %d: a program of %.3f MB\n", largest->lane(),
+              static_cast<double>(largest->ByteSizeLong()) / 1e6);
+  bench::RunAsLane(*largest);
 }
 
 }  // namespace
 }  // namespace dmuond::server
 
 int main(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == dmuond::bench::kAsLane) {
+    return dmuond::bench::BeLane(argv[2]);
+  }
   const auto cases = dmuond::server::Cases();
   const auto found = argc == 2 ? cases.find(argv[1]) : cases.end();
   if (found == cases.end()) {

@@ -85,52 +85,23 @@ void SetRuns(const std::vector<int64_t>& beyond, v1::RegistrationClass::Column& 
   }
 }
 
-// `members` packed, by rank, of one `common`; at least one.
-absl::Status AddClass(const std::vector<const v1::Registration*>& members, v1::PlanInputs& inputs) {
-  v1::RegistrationClass& out = *inputs.add_classes();
-  const v1::Registration& lowest = *members.front();
-  if (!out.mutable_common()->ParseFromString(lowest.common())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("trainer ", lowest.rank(), ": a registration that cannot be read"));
+// Numbers as bytes, of which small ones take one.
+void AppendNumber(int64_t number, std::string& out) {
+  auto zigzag = (static_cast<uint64_t>(number) << 1) ^ static_cast<uint64_t>(number >> 63);
+  for (; zigzag >= 0x80; zigzag >>= 7) out.push_back(static_cast<char>(zigzag | 0x80));
+  out.push_back(static_cast<char>(zigzag));
+}
+
+// REQUIRES: the bytes are AppendNumber()'s.
+int64_t TakeNumber(absl::string_view& in) {
+  uint64_t zigzag = 0;
+  for (int shift = 0;; shift += 7) {
+    const auto byte = static_cast<uint8_t>(in.front());
+    in.remove_prefix(1);
+    zigzag |= uint64_t{byte & 0x7fU} << shift;
+    if (byte < 0x80) break;
   }
-  const int64_t count = CountNumbers(out.common());
-  for (const v1::Registration* member : members) {
-    if (member->numbers_size() == count) continue;
-    return WrongNumbers(absl::StrCat("the registration of trainer ", member->rank()).c_str(),
-                        member->numbers_size(), count);
-  }
-  const auto number = [](const v1::Registration& of, int64_t i) -> int64_t {
-    if (i == 0) return of.rank();
-    if (i == 1) return of.node();
-    return i == 2 ? of.home_lane() : of.numbers(static_cast<int>(i - kOwn));
-  };
-  out.set_ranks(static_cast<int32_t>(members.size()));
-  for (int64_t i = 0; i < count + kOwn; ++i) out.add_numbers(number(lowest, i));
-  // beyond[i] holds how much the later members' i-th numbers are above the first's, where any is.
-  std::vector<std::vector<int64_t>> beyond(count + kOwn);
-  for (size_t m = 1; m < members.size(); ++m) {
-    for (int64_t i = 0; i < count + kOwn; ++i) {
-      const int64_t difference = Minus(number(*members[m], i), out.numbers(static_cast<int>(i)));
-      if (difference == 0 && beyond[i].empty()) continue;
-      if (beyond[i].empty()) {
-        beyond[i].reserve(members.size() - 1);
-        beyond[i].assign(m - 1, 0);
-      }
-      beyond[i].push_back(difference);
-    }
-  }
-  absl::flat_hash_map<std::vector<int64_t>, uint32_t> known;  // column -> its number, from 1
-  for (std::vector<int64_t>& one : beyond) {
-    if (one.empty()) {
-      out.add_column_of(0);
-      continue;
-    }
-    const auto [found, added] =
-        known.try_emplace(std::move(one), static_cast<uint32_t>(out.columns_size() + 1));
-    if (added) SetRuns(found->first, *out.add_columns());
-    out.add_column_of(found->second);
-  }
-  return absl::OkStatus();
+  return static_cast<int64_t>(zigzag >> 1) ^ -static_cast<int64_t>(zigzag & 1);
 }
 
 v1::Registration MemberOf(const ClassReader& reader, int32_t member) {
@@ -180,26 +151,117 @@ absl::StatusOr<v1::Registration> Unpack(const v1::Registration& packed) {
   return registration;
 }
 
-absl::Status AddRegistrations(const std::map<int32_t, v1::Registration>& registrations,
-                              v1::PlanInputs& inputs) {
-  std::vector<v1::Registration> packed;
-  packed.reserve(registrations.size());
-  absl::flat_hash_map<absl::string_view, std::vector<const v1::Registration*>> classes;
-  std::vector<absl::string_view> order;  // classes, by their lowest rank
-  for (const auto& [rank, registration] : registrations) {
-    const v1::Registration* one = &registration;
-    if (one->common().empty()) one = &packed.emplace_back(Pack(registration));
-    std::vector<const v1::Registration*>& members = classes[one->common()];
-    if (members.empty()) order.emplace_back(one->common());
-    members.push_back(one);
+bool GatheredRegistrations::Set(const v1::Registration& registration) {
+  const bool is_packed = !registration.common().empty();
+  const v1::Registration packed = is_packed ? registration : Pack(registration);
+  const auto [known, is_new] =
+      class_of_.try_emplace(packed.common(), static_cast<int32_t>(classes_.size()));
+  if (is_new) {
+    classes_.push_back({{packed.numbers().begin(), packed.numbers().end()}});
   }
-  for (const absl::string_view common : order) {
-    const std::vector<const v1::Registration*>& members = classes[common];
-    if (members.size() > 1) {
-      if (absl::Status added = AddClass(members, inputs); !added.ok()) return added;
+  const std::vector<int64_t>& first = classes_[known->second].numbers;
+  Member member{.of_class = known->second};
+  member.rest.set_rank(packed.rank());
+  member.rest.set_node(packed.node());
+  member.rest.set_home_lane(packed.home_lane());
+  member.rest.set_job(packed.job());
+  member.rest.set_world_size(packed.world_size());
+  for (int i = 0; i < packed.numbers_size(); ++i) {
+    const int64_t of_first = static_cast<size_t>(i) < first.size() ? first[i] : 0;
+    AppendNumber(Minus(packed.numbers(i), of_first), member.differences);
+  }
+  member.differences.shrink_to_fit();
+  Member& place = by_rank_[packed.rank()];
+  const bool same = place.of_class == member.of_class && place.differences == member.differences &&
+                    place.rest.SerializeAsString() == member.rest.SerializeAsString();
+  place = std::move(member);
+  return !same;
+}
+
+std::vector<int64_t> GatheredRegistrations::NumbersOf(const Member& member) const {
+  const std::vector<int64_t>& first = classes_[member.of_class].numbers;
+  std::vector<int64_t> numbers;
+  numbers.reserve(first.size());
+  for (absl::string_view left = member.differences; !left.empty();) {
+    const int64_t of_first = numbers.size() < first.size() ? first[numbers.size()] : 0;
+    numbers.push_back(Plus(TakeNumber(left), of_first));
+  }
+  return numbers;
+}
+
+// `members` of one class, by rank; at least one.
+absl::Status GatheredRegistrations::AddClass(const std::string& common,
+                                             const std::vector<const Member*>& members,
+                                             v1::PlanInputs& inputs) const {
+  v1::RegistrationClass& out = *inputs.add_classes();
+  const v1::Registration& lowest = members.front()->rest;
+  if (!out.mutable_common()->ParseFromString(common)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("trainer ", lowest.rank(), ": a registration that cannot be read"));
+  }
+  const int64_t count = CountNumbers(out.common());
+  out.set_ranks(static_cast<int32_t>(members.size()));
+  // beyond[i] holds how much the later members' i-th numbers are above the first's, where any is.
+  std::vector<std::vector<int64_t>> beyond(count + kOwn);
+  for (size_t m = 0; m < members.size(); ++m) {
+    const v1::Registration& rest = members[m]->rest;
+    const std::vector<int64_t> numbers = NumbersOf(*members[m]);
+    if (static_cast<int64_t>(numbers.size()) != count) {
+      return WrongNumbers(absl::StrCat("the registration of trainer ", rest.rank()).c_str(),
+                          static_cast<int64_t>(numbers.size()), count);
+    }
+    const auto number = [&](int64_t i) -> int64_t {
+      if (i == 0) return rest.rank();
+      if (i == 1) return rest.node();
+      return i == 2 ? rest.home_lane() : numbers[i - kOwn];
+    };
+    if (m == 0) {
+      for (int64_t i = 0; i < count + kOwn; ++i) out.add_numbers(number(i));
       continue;
     }
-    absl::StatusOr<v1::Registration> one = Unpack(*members.front());
+    for (int64_t i = 0; i < count + kOwn; ++i) {
+      const int64_t difference = Minus(number(i), out.numbers(static_cast<int>(i)));
+      if (difference == 0 && beyond[i].empty()) continue;
+      if (beyond[i].empty()) {
+        beyond[i].reserve(members.size() - 1);
+        beyond[i].assign(m - 1, 0);
+      }
+      beyond[i].push_back(difference);
+    }
+  }
+  absl::flat_hash_map<std::vector<int64_t>, uint32_t> known;  // column -> its number, from 1
+  for (std::vector<int64_t>& one : beyond) {
+    if (one.empty()) {
+      out.add_column_of(0);
+      continue;
+    }
+    const auto [found, added] =
+        known.try_emplace(std::move(one), static_cast<uint32_t>(out.columns_size() + 1));
+    if (added) SetRuns(found->first, *out.add_columns());
+    out.add_column_of(found->second);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GatheredRegistrations::AddTo(v1::PlanInputs& inputs) const {
+  std::vector<std::vector<const Member*>> members(classes_.size());
+  std::vector<int32_t> order;  // classes, by their lowest rank
+  for (const auto& [rank, member] : by_rank_) {
+    if (members[member.of_class].empty()) order.push_back(member.of_class);
+    members[member.of_class].push_back(&member);
+  }
+  std::vector<const std::string*> commons(classes_.size());
+  for (const auto& [common, index] : class_of_) commons[index] = &common;
+  for (const int32_t c : order) {
+    if (members[c].size() > 1) {
+      if (absl::Status added = AddClass(*commons[c], members[c], inputs); !added.ok()) return added;
+      continue;
+    }
+    v1::Registration packed = members[c].front()->rest;
+    packed.set_common(*commons[c]);
+    const std::vector<int64_t> numbers = NumbersOf(*members[c].front());
+    packed.mutable_numbers()->Add(numbers.begin(), numbers.end());
+    absl::StatusOr<v1::Registration> one = Unpack(packed);
     if (!one.ok()) return one.status();
     *inputs.add_registrations() = *std::move(one);
   }

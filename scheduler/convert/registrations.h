@@ -3,10 +3,11 @@
 // that do are a class, which says the rest once; and of the numbers most are equal too, or are
 // those of another fragment shifted by something.
 //
-//   v1::Registration packed = Pack(registration);            // a daemon, to the coordinator
-//   absl::Status added = AddRegistrations(by_rank, inputs);  // the coordinator, into the plan's
-//   inputs absl::StatusOr<v1::Registration> one = RegistrationOf(inputs, rank);  // byte for byte
-//   as it was
+//   v1::Registration packed = Pack(registration);  // a daemon, to the coordinator
+//   gathered.Set(packed);                          // the coordinator, of each rank
+//   absl::Status added = gathered.AddTo(inputs);   // of all of them, into the plan's inputs
+//   absl::StatusOr<v1::Registration> one = RegistrationOf(inputs, rank);  // byte for byte as it
+//   was
 //
 // The numbers of a registration are, for each fragment in turn, those of its box (begin, end), of
 // its gradient and of its weight (offset_bytes, strides), as far as the fragment has these.
@@ -16,9 +17,11 @@
 
 #include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
@@ -32,10 +35,38 @@ namespace dmuond {
 // INVALID_ARGUMENT where it cannot have come from Pack().
 [[nodiscard]] absl::StatusOr<v1::Registration> Unpack(const v1::Registration& packed);
 
-// Registrations by rank, packed or not: those of one class as a class, the others as they are.
-// INVALID_ARGUMENT as Unpack().
-[[nodiscard]] absl::Status AddRegistrations(
-    const std::map<int32_t, v1::Registration>& registrations, v1::PlanInputs& inputs);
+// What has been registered while others are awaited. Of each trainer it keeps how its numbers
+// differ from those of the first one of its class: a thousand of one model take ten times as much
+// as one.
+class GatheredRegistrations {
+ public:
+  // Packed or not; false: the rank's is the same already.
+  bool Set(const v1::Registration& registration);
+  void Erase(int32_t rank) { by_rank_.erase(rank); }
+  [[nodiscard]] bool Contains(int32_t rank) const { return by_rank_.contains(rank); }
+  [[nodiscard]] size_t size() const { return by_rank_.size(); }
+  void Clear() { *this = {}; }
+
+  // Those of one class as a class, the others as they are. INVALID_ARGUMENT as Unpack().
+  [[nodiscard]] absl::Status AddTo(v1::PlanInputs& inputs) const;
+
+ private:
+  struct Class {
+    std::vector<int64_t> numbers;  // of the first one, which may have gone since
+  };
+  struct Member {
+    int32_t of_class = -1;    // into classes_
+    v1::Registration rest;    // what is neither common nor a number
+    std::string differences;  // numbers less those of the class
+  };
+  [[nodiscard]] std::vector<int64_t> NumbersOf(const Member& member) const;
+  absl::Status AddClass(const std::string& common, const std::vector<const Member*>& members,
+                        v1::PlanInputs& inputs) const;
+
+  std::vector<Class> classes_;
+  absl::flat_hash_map<std::string, int32_t> class_of_;  // Registration.common -> into classes_
+  std::map<int32_t, Member> by_rank_;
+};
 
 // How many trainers have registered.
 [[nodiscard]] int32_t WorldSizeOf(const v1::PlanInputs& inputs);

@@ -43,6 +43,7 @@
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/awaited.h"
+#include "scheduler/convert/registrations.h"
 #include "scheduler/job/planned_job.h"
 #include "scheduler/job/snapshot_round.h"
 #include "scheduler/plan.h"
@@ -157,8 +158,8 @@ class GroupJob {
     uint64_t incarnation = 0;
     // Sessions that are neither closed nor gone: rank -> node and incarnation.
     std::map<int32_t, std::pair<int32_t, uint64_t>> open_ranks;
-    std::map<int32_t, JobLacks::Place> places;          // by rank: for people
-    std::map<int32_t, v1::Registration> registrations;  // by rank
+    std::map<int32_t, JobLacks::Place> places;  // by rank: for people
+    GatheredRegistrations registrations;
     std::optional<TimePoint> register_deadline;
     std::shared_ptr<const v1::PlanInputs> wire;               // from kPlanning on
     PlannedJob planned;                                       // from kPreparing on

@@ -15,7 +15,7 @@ JobLacks GroupJob::Lacks() const {
   if (job_->register_deadline.has_value()) {
     lacks.registering_since = *job_->register_deadline - options_.register_timeout;
     for (int32_t rank = 0; rank < job_->world_size; ++rank) {
-      if (!job_->registrations.contains(rank)) lacks.unregistered.push_back(rank);
+      if (!job_->registrations.Contains(rank)) lacks.unregistered.push_back(rank);
     }
   }
   if (job_->unattached_since.has_value()) {

@@ -1,5 +1,5 @@
-// What a lane reads in an attempt, worked out once from the plan: per bucket which boxes of which
-// trainers come together where. Gradients and, for a push, first weights have the same form.
+// What a lane reads in an attempt, worked out once from its program: per bucket which boxes of
+// which trainers come together where. Gradients and, for a push, first weights have the same form.
 #ifndef DMUOND_SERVER_LANE_COLLECT_WORK_H_
 #define DMUOND_SERVER_LANE_COLLECT_WORK_H_
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import one_matrix
 from dmuond._proto import lane_pb2, peer_pb2, snapshot_pb2, trainer_pb2, types_pb2
+from google.protobuf import text_format
 
 CORPUS = Path(__file__).with_name("corpus")
 OWN_KEY, OWN_ATTEMPT = 1, 2
@@ -411,6 +412,28 @@ def snapshot_directory() -> None:
         write("snapshot_directory", name, bytes([flags]) + things)
 
 
+# Of a lane that owns one matrix, which one trainer holds.
+PROGRAM = """
+  nodes: 1 lanes_per_node: 1 world_size: 1 trainers: 0 plan_digest: 7 plan_units: 1
+  parameters { name: "w" weight_type: 1 gradient_type: 1 reduce_factor: 1 }
+  fragments {
+    box { begin: 0 begin: 0 end: 4 end: 4 }
+    gradient { strides: 4 strides: 1 } weight { arena: 1 strides: 4 strides: 1 }
+  }
+  units {
+    kind: 1 box { begin: 0 begin: 0 end: 4 end: 4 } rows: 4 cols: 4 holders: 0
+    weight_offset_bytes: 256
+    cells {
+      box { begin: 0 begin: 0 end: 4 end: 4 } leaf_ranks: 0 leaf_nodes: 0 leaf_fragments: 0
+    }
+  }
+  buckets { publishers: 0 }
+  batches { kind: 1 rows: 4 cols: 4 weight_type: 1 units: 0 }
+  slot_classes { elements: 16 tensors: 2 slots: 2 units: 0 }
+  state_bytes: 1024 staging_bytes: 512
+"""
+
+
 def frames() -> None:
     report = lane_pb2.LaneReport()
     report.gathered.attempt = 1
@@ -418,7 +441,9 @@ def frames() -> None:
     command = lane_pb2.LaneCommand()
     command.submitted.rank = 0
     command.submitted.scalars.CopyFrom(scalars())
-    for name, message in (("report", report), ("command", command)):
+    program = lane_pb2.LaneCommand()
+    text_format.Parse(PROGRAM, program.configure.program)
+    for name, message in (("report", report), ("command", command), ("program", program)):
         body = message.SerializeToString()
         write("frames", name, struct.pack("<II", len(body), 0) + body)
         write("frames", f"{name}_alone", body)

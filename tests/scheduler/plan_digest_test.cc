@@ -113,7 +113,9 @@ uint64_t DigestOfAll(const PlanInputs& inputs, const Plan& plan) {
   for (int32_t lane = 0; lane < inputs.nodes * inputs.lanes_per_node; ++lane) {
     const auto program = MakeLaneProgram(inputs, plan, LaneId(lane));
     EXPECT_TRUE(program.ok()) << program.status();
-    if (program.ok()) AddProgram(*program, digest);
+    if (!program.ok()) continue;
+    EXPECT_EQ(CheckLaneProgram(*program), absl::OkStatus());
+    AddProgram(*program, digest);
   }
   return digest.value();
 }

@@ -243,6 +243,16 @@ TEST(PlanPropertyTest, EverySendHasItsReceiveInTheSameOrder) {
   });
 }
 
+TEST(PlanPropertyTest, ALaneTakesEveryProgramThatIsMadeForIt) {
+  ForAll(3000, [] {
+    const PlanInputs inputs = MustInputs(RandomWorld());
+    for (const LaneProgram& program : MustPrograms(inputs, MustPlan(inputs))) {
+      const absl::Status sound = CheckLaneProgram(program);
+      RC_ASSERT(sound.ToString() == "OK");
+    }
+  });
+}
+
 TEST(PlanPropertyTest, OwnersGetEveryLeafAndHoldersEveryWeight) {
   ForAll(3000, [] {
     const PlanInputs inputs = MustInputs(RandomWorld());

@@ -148,7 +148,7 @@ TEST(BucketsTest, ThereAreNeverMoreThanThePageHasWordsFor) {
   for (int i = 0; i < 9000; ++i) world.registrations[0].parameters.push_back(AdamW("x", {1}));
   Layout layout;
   layout.parameters = world.registrations[0].parameters;
-  Fragment fragment;
+  LayoutFragment fragment;
   fragment.box = {{0}, {1}};
   for (; fragment.parameter < 9000; ++fragment.parameter) layout.fragments.push_back(fragment);
   const Buckets buckets = MakeBuckets(layout, 0);

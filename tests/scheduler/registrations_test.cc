@@ -43,7 +43,12 @@ v1::PlanInputs InputsOf(const ByRank& registrations) {
   v1::PlanInputs inputs;
   inputs.set_nodes(1);
   inputs.set_lanes_per_node(1);
-  EXPECT_TRUE(AddRegistrations(registrations, inputs).ok());
+  GatheredRegistrations gathered;
+  for (const auto& [rank, registration] : registrations) {
+    EXPECT_TRUE(gathered.Set(registration));
+    EXPECT_FALSE(gathered.Set(Pack(registration))) << "said twice";
+  }
+  EXPECT_TRUE(gathered.AddTo(inputs).ok());
   v1::PlanInputs received;
   EXPECT_TRUE(received.ParseFromString(inputs.SerializeAsString()));
   return received;
@@ -167,7 +172,8 @@ TEST(RegistrationsTest, APlanOfClassesIsThePlanOfTheirRegistrations) {
       const auto plan = scheduler::MakePlan(*inputs);
       ASSERT_TRUE(plan.ok()) << plan.status();
       text = absl::StrCat(plan->digest);
-      for (const scheduler::Fragment& fragment : inputs->layout.fragments) {
+      for (size_t f = 0; f < inputs->layout.fragments.size(); ++f) {
+        const scheduler::Fragment fragment = inputs->layout.FragmentAt(f);
         absl::StrAppend(&text, " ", fragment.gradient.offset_bytes, " ",
                         fragment.weight.offset_bytes, ToString(fragment.box));
       }
@@ -249,6 +255,29 @@ TEST(RegistrationsTest, WhoHasNotRegisteredIsNotFound) {
   EXPECT_EQ(AnyOf({}).world_size(), 0);
 }
 
+TEST(RegistrationsTest, WhoLeavesOrSaysSomethingElseTakesNothingFromTheOthers) {
+  World world(4, 1, 1);
+  world.ShardRows(scheduler::testing::Muon("w", {9, 4}));
+  ByRank registrations = OnTheWire(world);
+  GatheredRegistrations gathered;
+  for (const auto& [rank, registration] : registrations) gathered.Set(registration);
+  // The first of the class, by whose numbers the others are known.
+  gathered.Erase(0);
+  EXPECT_FALSE(gathered.Contains(0));
+  registrations[2].mutable_fragments(0)->mutable_weight()->set_offset_bytes(4096);
+  EXPECT_TRUE(gathered.Set(registrations[2]));
+  registrations.erase(0);
+  v1::PlanInputs inputs;
+  EXPECT_TRUE(gathered.AddTo(inputs).ok());
+  EXPECT_EQ(inputs.SerializeAsString(), [&] {
+    GatheredRegistrations of_the_rest;
+    for (const auto& [rank, registration] : registrations) of_the_rest.Set(registration);
+    v1::PlanInputs wanted;
+    EXPECT_TRUE(of_the_rest.AddTo(wanted).ok());
+    return wanted.SerializeAsString();
+  }());
+}
+
 TEST(RegistrationsTest, PackedBytesThatCannotBeAreRefused) {
   v1::Registration packed =
       Pack(OnTheWire(World(1, 1, 1).Replicate(scheduler::testing::Muon("w", {4, 4})))[0]);
@@ -258,7 +287,9 @@ TEST(RegistrationsTest, PackedBytesThatCannotBeAreRefused) {
   packed.set_common("no message");
   EXPECT_THAT(Unpack(packed).status().ToString(), HasSubstr("cannot be read"));
   v1::PlanInputs inputs;
-  EXPECT_FALSE(AddRegistrations({{0, packed}}, inputs).ok());
+  GatheredRegistrations gathered;
+  gathered.Set(packed);
+  EXPECT_FALSE(gathered.AddTo(inputs).ok());
 }
 
 }  // namespace

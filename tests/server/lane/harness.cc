@@ -67,6 +67,9 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
   auto inputs = FromProto(wire);
   EXPECT_TRUE(inputs.ok()) << inputs.status();
   inputs_ = *std::move(inputs);
+  for (size_t f = 0; f < inputs_.layout.fragments.size(); ++f) {
+    fragments_.push_back(inputs_.layout.FragmentAt(f));
+  }
   auto plan = scheduler::MakePlan(inputs_);
   EXPECT_TRUE(plan.ok()) << plan.status();
   plan_ = *std::move(plan);
@@ -79,7 +82,7 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
                             .eps = 1e-8});
   for (const scheduler::Trainer& trainer : inputs_.layout.trainers) {
     int64_t bytes = 0;
-    for (const scheduler::Fragment& fragment : inputs_.layout.fragments) {
+    for (const scheduler::Fragment& fragment : fragments_) {
       if (fragment.rank != trainer.rank) continue;
       bytes =
           std::max(bytes, fragment.gradient.offset_bytes + 4 * scheduler::Elements(fragment.box));
@@ -276,7 +279,7 @@ void Cluster::ForEach(const scheduler::Fragment& fragment,
 std::vector<float> Cluster::Weights(const std::string& parameter) {
   std::vector<float> whole;
   std::vector<bool> seen;
-  for (const scheduler::Fragment& fragment : inputs_.layout.fragments) {
+  for (const scheduler::Fragment& fragment : fragments_) {
     const scheduler::Parameter& p = inputs_.layout.parameters[fragment.parameter];
     if (p.name != parameter) continue;
     const auto elements = static_cast<size_t>(scheduler::Elements(scheduler::WholeBox(p.shape)));

@@ -91,6 +91,7 @@ class Cluster {
 
   [[nodiscard]] const scheduler::Plan& plan() const { return plan_; }
   [[nodiscard]] const scheduler::PlanInputs& inputs() const { return inputs_; }
+  [[nodiscard]] const std::vector<scheduler::Fragment>& fragments() const { return fragments_; }
   [[nodiscard]] const scheduler::LaneProgram& program(int32_t lane) const {
     return lanes_[lane].program;
   }
@@ -133,7 +134,7 @@ class Cluster {
 
   template <typename Function>
   void Fill(bool weights, Function function) {
-    for (const scheduler::Fragment& fragment : inputs_.layout.fragments) {
+    for (const scheduler::Fragment& fragment : fragments_) {
       const int32_t rank = fragment.rank.value();
       float* data = weights ? Weight(rank, fragment) : Gradient(rank, fragment);
       ForEach(fragment, [&](int64_t local, int64_t flat) {
@@ -152,6 +153,7 @@ class Cluster {
 
   Options options_;
   scheduler::PlanInputs inputs_;
+  std::vector<scheduler::Fragment> fragments_;  // of the layout
   scheduler::Plan plan_;
   std::vector<LaneEnd> lanes_;
   std::vector<TrainerEnd> trainers_;

@@ -101,7 +101,7 @@ TEST(RailTest, AReplacedTrainerGetsItsWeightsFromItsOwnNode) {
   cluster.Step();
   const std::vector<float> before = cluster.Weights("r1");
   cluster.Detach(3);
-  for (const scheduler::Fragment& fragment : cluster.inputs().layout.fragments) {
+  for (const scheduler::Fragment& fragment : cluster.fragments()) {
     if (fragment.rank.value() == 3) {
       std::fill_n(cluster.Weight(3, fragment), scheduler::Elements(fragment.box), -1.0F);
     }
