@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "dmuond/v1/peer.pb.h"
-#include "scheduler/plan.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/step.h"
 
 namespace dmuond::scheduler {

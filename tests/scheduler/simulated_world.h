@@ -7,6 +7,7 @@
 
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/job/planned_job.h"
+#include "scheduler/lane_program.h"
 #include "scheduler/plan.h"
 #include "scheduler/step_rails.h"
 
