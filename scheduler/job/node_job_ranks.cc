@@ -101,9 +101,8 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
   }
   // What was found counts for the job that it begins.
   const bool found = job_ == nullptr && resume.has_value() && resume->has_value();
-  const absl::Status refused =
-      CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
-                found ? (*resume)->step() : LastCommitted());
+  const absl::Status refused = CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
+                                         found ? (*resume)->step() : LastCommitted());
   if (refused.ok()) return std::nullopt;
   return refused;
 }

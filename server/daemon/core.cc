@@ -392,9 +392,9 @@ absl::StatusOr<v1::SnapshotDone> Core::SaveNow(const Cancelled& cancelled,
     auto done = request.Advance(job, actions);
     if (done.has_value()) return *std::move(done);
     Do(std::move(actions));
-    absl::StatusOr<bool> news = Wait(
-        [&]() DMUOND_REQUIRES(mutex) { return request.HasNews(job) || !allowed().ok(); },
-        Deadline::max(), cancelled);
+    absl::StatusOr<bool> news =
+        Wait([&]() DMUOND_REQUIRES(mutex) { return request.HasNews(job) || !allowed().ok(); },
+             Deadline::max(), cancelled);
     if (!news.ok()) return news.status();
     if (absl::Status may = allowed(); !may.ok()) return may;
   }

@@ -129,11 +129,11 @@ void Core::Perform(node::Prepare& order) {
 void Core::TellReports(const scheduler::Layout& layout) {
   std::vector<scheduler::LaneProgram> programs;
   for (const v1::LaneProgram& program : memory.programs()) programs.push_back(*FromProto(program));
-  reports.OnPlan(programs, static_cast<int32_t>(std::count_if(
-                               layout.trainers.begin(), layout.trainers.end(),
-                               [this](const scheduler::Trainer& trainer) {
-                                 return trainer.node.value() == options.node;
-                               })));
+  reports.OnPlan(programs,
+                 static_cast<int32_t>(std::count_if(layout.trainers.begin(), layout.trainers.end(),
+                                                    [this](const scheduler::Trainer& trainer) {
+                                                      return trainer.node.value() == options.node;
+                                                    })));
 }
 
 template <>

@@ -1,6 +1,6 @@
 // A lane's side of its rail. For the buckets of an attempt it reports that this lane's parts are
-// ready, starts the exchanges on GO, and tells when they have ended. Threads: the lane's dispatching
-// thread.
+// ready, starts the exchanges on GO, and tells when they have ended. Threads: the lane's
+// dispatching thread.
 #ifndef DMUOND_SERVER_LANE_RAIL_H_
 #define DMUOND_SERVER_LANE_RAIL_H_
 

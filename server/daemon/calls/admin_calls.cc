@@ -218,9 +218,8 @@ absl::StatusOr<v1::DrainReply> AdminCalls::PrepareToLeave(std::chrono::milliseco
   for (;;) {
     core_.Do(core_.departure.Advance(std::chrono::steady_clock::now(), job));
     if (core_.departure.state() == scheduler::Departure::State::kPrepared) break;
-    (void)core_.Wait(
-        [&]() DMUOND_REQUIRES(core_.mutex) { return core_.departure.HasNews(job); }, deadline,
-        [] { return false; });
+    (void)core_.Wait([&]() DMUOND_REQUIRES(core_.mutex) { return core_.departure.HasNews(job); },
+                     deadline, [] { return false; });
   }
   --core_.waiting_for_published;
   absl::Status saved = core_.departure.saved();

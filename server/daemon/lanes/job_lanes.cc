@@ -83,8 +83,8 @@ void JobLanes::Broadcast(const v1::LaneCommand& command) {
 }
 
 void JobLanes::Condemn(const scheduler::node::CondemnLane& order) {
-  host_.Condemn(order.lane, absl::StrCat("it hung and was killed: ", order.why,
-                                         "; awaited: ", order.awaited));
+  host_.Condemn(order.lane,
+                absl::StrCat("it hung and was killed: ", order.why, "; awaited: ", order.awaited));
 }
 
 void JobLanes::End(bool kill) {

@@ -33,8 +33,7 @@ TEST(DepartureTest, NoSessionOpensOnANodeThatLeaves) {
   Departure departure;
   (void)departure.Begin(job, TimePoint() + seconds(5), seconds(2), true);
   node::Actions actions;
-  const auto answer =
-      job.Open(TimePoint(), {.id = 1, .world_size = 1, .job = "job"}, {}, actions);
+  const auto answer = job.Open(TimePoint(), {.id = 1, .world_size = 1, .job = "job"}, {}, actions);
   ASSERT_TRUE(std::holds_alternative<absl::Status>(answer));
   EXPECT_EQ(ReasonOf(std::get<absl::Status>(answer)), "DRAINING");
 }

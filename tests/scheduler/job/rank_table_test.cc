@@ -17,8 +17,8 @@ namespace dmuond::scheduler {
 namespace {
 
 using State = RankTable::State;
-constexpr State kStates[] = {State::kEmpty,    State::kVacant,  State::kOpen,
-                             State::kRegistered, State::kMapped, State::kAttached,
+constexpr State kStates[] = {State::kEmpty,          State::kVacant, State::kOpen,
+                             State::kRegistered,     State::kMapped, State::kAttached,
                              State::kMustAcknowledge};
 constexpr uint64_t kId = 11;
 constexpr Rollback kBack{.to_step = 4, .epoch = 2};
