@@ -30,6 +30,7 @@ namespace dmuond {
 
 // ---- layout ----
 
+[[nodiscard]] v1::Slice ToProto(const scheduler::Slice& slice);
 [[nodiscard]] v1::Box ToProto(const scheduler::Box& box);
 // INVALID_ARGUMENT: begin and end of different length, or more than kDimsMax dimensions.
 [[nodiscard]] absl::StatusOr<scheduler::Box> FromProto(const v1::Box& box);

@@ -145,12 +145,6 @@ void AddAll(const Numbers& from, google::protobuf::RepeatedField<int64_t>* to) {
   to->Add(from.begin(), from.end());
 }
 
-void SetSlice(const scheduler::Slice& slice, v1::Slice& out) {
-  out.set_arena(slice.arena);
-  out.set_offset_bytes(slice.offset_bytes);
-  AddAll(slice.strides, out.mutable_strides());
-}
-
 // What all trainers must say alike besides their parameters.
 absl::Status CheckAlike(const v1::Registration& first, int32_t first_rank,
                         const v1::Registration& other, int32_t other_rank) {
@@ -304,6 +298,14 @@ static_assert(static_cast<int>(scheduler::ElementType::kBF16) ==
 static_assert(static_cast<int>(scheduler::ElementType::kF16) ==
               static_cast<int>(kernels::DType::kF16));
 
+v1::Slice ToProto(const scheduler::Slice& slice) {
+  v1::Slice out;
+  out.set_arena(slice.arena);
+  out.set_offset_bytes(slice.offset_bytes);
+  AddAll(slice.strides, out.mutable_strides());
+  return out;
+}
+
 v1::Box ToProto(const scheduler::Box& box) {
   v1::Box out;
   AddAll(box.begin, out.mutable_begin());
@@ -373,8 +375,8 @@ v1::Registration ToProto(const scheduler::Registration& registration) {
     to.set_parameter(fragment.parameter);
     *to.mutable_box() = ToProto(fragment.box);
     to.set_contribution(static_cast<v1::Contribution>(fragment.contribution));
-    SetSlice(fragment.gradient, *to.mutable_gradient());
-    SetSlice(fragment.weight, *to.mutable_weight());
+    *to.mutable_gradient() = ToProto(fragment.gradient);
+    *to.mutable_weight() = ToProto(fragment.weight);
   }
   return out;
 }

@@ -35,12 +35,6 @@ v1::ElementType OnTheWire(scheduler::ElementType type) {
 
 // ---- to the lane ----
 
-void SetSlice(const scheduler::Slice& slice, v1::Slice& out) {
-  out.set_arena(slice.arena);
-  out.set_offset_bytes(slice.offset_bytes);
-  out.mutable_strides()->Add(slice.strides.begin(), slice.strides.end());
-}
-
 void SetUnits(const std::vector<UnitId>& units, Numbers& out) {
   for (const UnitId id : units) out.Add(id.value());
 }
@@ -230,8 +224,8 @@ v1::LaneProgram ToProto(const scheduler::LaneProgram& program) {
     to.set_rank(fragment.rank.value());
     to.set_parameter(fragment.parameter);
     *to.mutable_box() = ToProto(fragment.box);
-    SetSlice(fragment.gradient, *to.mutable_gradient());
-    SetSlice(fragment.weight, *to.mutable_weight());
+    *to.mutable_gradient() = ToProto(fragment.gradient);
+    *to.mutable_weight() = ToProto(fragment.weight);
   }
   for (const scheduler::LaneUnit& of : program.units) SetUnit(program, of, *out.add_units());
   for (int32_t b = 0; b < program.buckets(); ++b) {
