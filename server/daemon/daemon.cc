@@ -160,9 +160,7 @@ absl::Status Daemon::JobFailure() const {
   return job_ == nullptr ? absl::OkStatus() : job_->failed;
 }
 
-void Daemon::Tell(v1::MemberMessage message) {
-  Send(reports_.Tell(std::chrono::steady_clock::now(), std::move(message)));
-}
+void Daemon::Tell(v1::MemberMessage message) { Send(reports_.Tell(std::move(message))); }
 
 void Daemon::Send(scheduler::OutgoingReports::Messages messages) {
   std::move(messages.begin(), messages.end(), std::back_inserter(told_));
@@ -380,9 +378,11 @@ void Daemon::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
     case Kind::kRendezvous:
       *message.mutable_rendezvous() = report.rendezvous();
       return Tell(std::move(message));
-    case Kind::kRailReady:
-      *message.mutable_reports()->add_ready() = report.rail_ready();
-      return Tell(std::move(message));
+    case Kind::kRailReady: {
+      const absl::StatusOr<scheduler::RailReady> ready = FromProto(report.rail_ready());
+      if (!ready.ok()) return;  // a lane is of the same build as its daemon
+      return Send(reports_.OnReady(std::chrono::steady_clock::now(), *ready));
+    }
     case Kind::kGathered: {
       if (!job_->steps.has_value()) return;
       job_->lanes.OnGathered(

@@ -75,15 +75,13 @@ absl::StatusOr<scheduler::StepAnswer> Daemon::Submit(Session& session,
   if (accepted->forward) {
     // Before anybody is told: the last one's submission may be decided while it is being told.
     job_->submitted_states[session.rank] = {submission.attempt, trainer_state};
-    v1::MemberMessage message;
-    v1::RankSubmitted& submitted = *message.mutable_reports()->add_submitted();
-    submitted = ToProto(submission);
+    v1::RankSubmitted submitted = ToProto(submission);
     submitted.set_incarnation(session.incarnation);
     // Lanes first: one that sees `ready` must find what is absent.
     v1::LaneCommand command;
     *command.mutable_submitted() = submitted;
     ToLanes(command);
-    Tell(std::move(message));
+    Send(reports_.OnSubmitted(std::chrono::steady_clock::now(), std::move(submitted)));
   }
   return accepted->answer;
 }

@@ -44,9 +44,7 @@ void SimulatedMember::BeginAttached(const v1::PlanInputs& plan) {
 
 // ---- what it says ----
 
-void SimulatedMember::Tell(v1::MemberMessage message) {
-  Send(reports_.Tell(simulation_.Now(), std::move(message)));
-}
+void SimulatedMember::Tell(v1::MemberMessage message) { Send(reports_.Tell(std::move(message))); }
 
 void SimulatedMember::Send(OutgoingReports::Messages messages) {
   for (v1::MemberMessage& message : messages) {
@@ -333,9 +331,7 @@ void SimulatedMember::Expelled(const Expel& expel) {
 }
 
 void SimulatedMember::Ready(const RailReady& ready) {
-  v1::MemberMessage message;
-  ToProto(ready, *message.mutable_reports()->add_ready());
-  Tell(std::move(message));
+  Send(reports_.OnReady(simulation_.Now(), ready));
 }
 
 void SimulatedMember::Gathered(LaneIndex rail, Attempt attempt,
@@ -681,9 +677,7 @@ absl::StatusOr<StepAnswer> SimulatedMember::Step(const Submission& request, uint
     if (!accepted->answer.pending()) ++simulation_.counts.repeated_answers;
     if (accepted->forward) {
       for (SimulatedLane& lane : lanes_) lane.Submitted(request);
-      v1::MemberMessage message;
-      *message.mutable_reports()->add_submitted() = ToProto(request);
-      Tell(std::move(message));
+      Send(reports_.OnSubmitted(simulation_.Now(), ToProto(request)));
     }
   }
   if (answer.ok() && answer->pending() && !job_->failed.ok()) return job_->failed;
