@@ -239,9 +239,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint now, NodeR
   if (ready.operation == RailOperation::kPublish) {
     if (ready.attempt != publishing_) return {};
     for (const BucketRun& run : ready.buckets) publish_.Report(ready.rail, run, node);
-    AppendGo(publish_, tables_.weights,
-             {.attempt = publishing_, .rail = ready.rail, .operation = RailOperation::kPublish},
-             actions);
+    AppendGo(publish_, tables_.weights, weights_, ready, actions);
     return actions;
   }
   if (halted_ || ready.attempt != open_.attempt) return {};
@@ -276,22 +274,21 @@ void StepCoordinator::AppendCollectGoes(LaneIndex rail, Actions& actions) {
   // Until all have submitted nobody knows that they all push: a lane that takes part in a step
   // would send something else.
   if (!step && !AllSubmitted()) return;
-  AppendGo(try_.collect, step ? tables_.partials : tables_.adopts,
-           {.attempt = open_.attempt,
-            .rail = rail,
-            .operation = RailOperation::kCollect,
-            .kind = Kind()},
-           actions);
+  AppendGo(try_.collect, step ? tables_.partials : tables_.adopts, step ? partials_ : adopts_,
+           {.attempt = open_.attempt, .rail = rail, .kind = Kind()}, actions);
 }
 
-void StepCoordinator::AppendGo(RailGate& gate, const RailTable& table, Go go,
-                               Actions& actions) const {
-  go.buckets = gate.Take(go.rail, table);
-  if (go.buckets.empty()) return;
-  const bool collect = go.operation == RailOperation::kCollect;
-  go.last = gate.taken() == (!collect                        ? weights_
-                             : go.kind == AttemptKind::kStep ? partials_
-                                                             : adopts_);
+void StepCoordinator::AppendGo(RailGate& gate, const RailTable& table, int32_t all,
+                               const RailReady& of, Actions& actions) const {
+  BucketRuns buckets = gate.Take(of.rail, table);
+  if (buckets.empty()) return;
+  const bool collect = of.operation == RailOperation::kCollect;
+  Go go{.attempt = of.attempt,
+        .rail = of.rail,
+        .operation = of.operation,
+        .kind = collect ? of.kind : AttemptKind::kStep,
+        .buckets = std::move(buckets),
+        .last = gate.taken() == all};
   // Complete: a bucket in which a rank lacks a gradient is only reported after that rank's
   // submission, by the same member and on the same stream.
   for (const BucketRun& run : go.buckets) {
@@ -566,7 +563,8 @@ std::vector<CoordinatorAction> StepCoordinator::Decide(Decision decision) {
   if (step && committed && try_.collects_from.has_value()) {
     const auto pass = std::chrono::duration_cast<std::chrono::microseconds>(try_.collects_until -
                                                                             *try_.collects_from);
-    gather_ = std::clamp(pass / kGatherParts, kGatherMin, kGatherMax);
+    // The first report has waited for half a round, in the middle; the last one has not.
+    gather_ = std::clamp((pass + gather_ / 2) / kGatherParts, kGatherMin, kGatherMax);
   }
   if (decision.verdict == Verdict::kSkip) ++skips_in_a_row_;
   if ((committed && step) || decision.verdict == Verdict::kSkip) last_committed_ = decision.step;

@@ -166,7 +166,10 @@ class StepCoordinator {
 
   [[nodiscard]] RailGate NewGate() const { return {inputs_.lanes_per_node, plan_.buckets}; }
   void AppendCollectGoes(LaneIndex rail, Actions& actions);
-  void AppendGo(RailGate& gate, const RailTable& table, Go go, Actions& actions) const;
+  // What may go by now. `all`: how many buckets the table has; `of`: attempt, rail, operation and
+  // kind.
+  void AppendGo(RailGate& gate, const RailTable& table, int32_t all, const RailReady& of,
+                Actions& actions) const;
   void NoteAbsent(const Submission& submission);
 
   const PlanInputs& inputs_;

@@ -204,6 +204,7 @@ AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
 AddressedMessages GroupJob::OnReports(TimePoint now, int32_t from, const v1::Reports& reports) {
   AddressedMessages out;
   const auto perform = [&](std::vector<CoordinatorAction> actions) {
+    if (actions.empty()) return;
     AddressedMessages told = Broadcast(now, std::move(actions));
     std::move(told.begin(), told.end(), std::back_inserter(out));
   };

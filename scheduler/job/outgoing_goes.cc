@@ -11,7 +11,7 @@ namespace dmuond::scheduler {
 namespace {
 
 // Of the gathering time: how long a GO waits for others of the same round.
-constexpr int32_t kRoundParts = 10;
+constexpr int32_t kRoundParts = 20;
 
 bool SameStream(const Go& a, const Go& b) {
   return std::tie(a.attempt, a.rail, a.operation, a.kind) ==
@@ -89,9 +89,9 @@ v1::Goes OutgoingGoes::GoesOf(const Alike& alike) const {
   v1::Goes goes;
   std::vector<AbsentFragment> absent;
   for (const Go& held : held_) {
-    Go go = held;
+    Go go{
+        .attempt = held.attempt, .rail = held.rail, .operation = held.operation, .kind = held.kind};
     const std::vector<NodeSet>& table = TableOf(held)[held.rail.value()];
-    go.buckets.clear();
     for (const BucketRun& run : held.buckets) {
       for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
         if (table[b].contains(any)) Append(go.buckets, {BucketId(b), 1});

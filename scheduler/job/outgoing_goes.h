@@ -2,8 +2,8 @@
 // that it has a part in. Pure: time is passed in.
 //
 // Nodes report in rounds that begin for all of them at about the same time, so what a round lets go
-// goes within a tenth of the gathering time, in one message. A GO after which nothing more of its
-// operation is to go is due at once.
+// goes within a twentieth of the gathering time, in one message. A GO after which nothing more of
+// its operation is to go is due at once.
 #ifndef DMUOND_SCHEDULER_JOB_OUTGOING_GOES_H_
 #define DMUOND_SCHEDULER_JOB_OUTGOING_GOES_H_
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <tuple>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "scheduler/convert/convert.h"
 
 namespace dmuond::scheduler {
@@ -42,26 +42,44 @@ void OutgoingReports::OnOpen(TimePoint now, const OpenAttempt& open) {
   gather_ = open.gather;
 }
 
-OutgoingReports::Messages OutgoingReports::Tell(TimePoint now, v1::MemberMessage message) {
-  if (!message.has_reports()) {
-    Messages out = Take();
-    out.push_back(std::move(message));
-    return out;
-  }
-  bool at_once = !gathers_ || gather_.count() == 0;
+OutgoingReports::Messages OutgoingReports::OnSubmitted(TimePoint now, v1::RankSubmitted submitted) {
+  const bool last = CompletesSubmissions(submitted);
+  const bool waits = !last && !submitted.withdraw();
+  held_submissions_.push_back(std::move(submitted));
+  return TakeUnless(waits, now);
+}
+
+OutgoingReports::Messages OutgoingReports::OnReady(TimePoint now, const RailReady& ready) {
+  Hold(ready);
+  return TakeUnless(!Completes(ready), now);
+}
+
+OutgoingReports::Messages OutgoingReports::Tell(v1::MemberMessage message) {
+  Messages out = Take();
+  out.push_back(std::move(message));
+  return out;
+}
+
+OutgoingReports::Messages OutgoingReports::TakeUnless(bool waits, TimePoint now) {
+  if (!waits || !gathers_ || gather_.count() == 0) return Take();
+  if (!due_.has_value()) due_ = EndOfRound(now);
+  return {};
+}
+
+OutgoingReports::Messages OutgoingReports::Pass(TimePoint now, v1::MemberMessage message) {
+  if (!message.has_reports()) return Tell(std::move(message));
+  Messages out;
+  const auto add = [&out](Messages more) {
+    std::move(more.begin(), more.end(), std::back_inserter(out));
+  };
   for (v1::RankSubmitted& submitted : *message.mutable_reports()->mutable_submitted()) {
-    at_once = CompletesSubmissions(submitted) || submitted.withdraw() || at_once;
-    held_submissions_.push_back(std::move(submitted));
+    add(OnSubmitted(now, std::move(submitted)));
   }
   for (const v1::RailReady& wire : message.reports().ready()) {
     const absl::StatusOr<RailReady> ready = FromProto(wire);
-    if (!ready.ok()) continue;  // a lane is of the same build as its daemon
-    at_once = Completes(*ready) || at_once;
-    Hold(*ready);
+    if (ready.ok()) add(OnReady(now, *ready));  // a lane is of the same build as its daemon
   }
-  if (at_once) return Take();
-  if (!due_.has_value()) due_ = EndOfRound(now);
-  return {};
+  return out;
 }
 
 OutgoingReports::Messages OutgoingReports::OnDue(TimePoint now) {
@@ -76,7 +94,7 @@ void OutgoingReports::Forget() {
 }
 
 TimePoint OutgoingReports::EndOfRound(TimePoint now) const {
-  const std::chrono::nanoseconds round = std::max(kGatherMin, gather_ * 9 / 10);
+  const std::chrono::nanoseconds round = std::max(kGatherMin, gather_ * 17 / 20);
   return opened_at_ + ((now - opened_at_) / round + 1) * round;
 }
 

@@ -1,9 +1,9 @@
 // What a node's trainers and lanes report, on its way to the coordinator: submissions, and buckets
 // that lie ready to cross. They are gathered into few messages. Pure: time is passed in.
 //
-// Rounds begin when the node hears of an attempt, and take nine tenths of the attempt's gathering
+// Rounds begin when the node hears of an attempt, and take 17/20 of the attempt's gathering
 // time: all nodes' rounds end at about the same time, and the coordinator lets go what they bring
-// in the tenth that is left. At the end of a round everything that was reported in it is sent; an
+// in the time that is left. At the end of a round everything that was reported in it is sent; an
 // idle node sends nothing. Sent at once, with all that is held back:
 //
 //   * the last submission of the node's ranks, and one that withdraws gradients;
@@ -32,8 +32,13 @@ class OutgoingReports {
   // A job's plan: its lanes' programs, by lane index, and how many ranks it has here.
   void OnPlan(const std::vector<LaneProgram>& programs, int32_t ranks);
   void OnOpen(TimePoint now, const OpenAttempt& open);
-  // A message to the coordinator. Returns what is to be sent now, in this order.
-  [[nodiscard]] Messages Tell(TimePoint now, v1::MemberMessage message);
+  // Each returns what is to be sent now, in this order.
+  [[nodiscard]] Messages OnSubmitted(TimePoint now, v1::RankSubmitted submitted);
+  [[nodiscard]] Messages OnReady(TimePoint now, const RailReady& ready);
+  // Any other message to the coordinator. REQUIRES: it has no Reports.
+  [[nodiscard]] Messages Tell(v1::MemberMessage message);
+  // Any message: one of the three, as it is made of.
+  [[nodiscard]] Messages Pass(TimePoint now, v1::MemberMessage message);
   // When OnDue() is due; nullopt: nothing is held back.
   [[nodiscard]] std::optional<TimePoint> due() const { return due_; }
   // Returns what is to be sent; nothing before due().
@@ -55,6 +60,7 @@ class OutgoingReports {
     Attempt attempt;
     Buckets buckets;
   };
+  [[nodiscard]] Messages TakeUnless(bool waits, TimePoint now);
   void Hold(const RailReady& ready);
   // Notes the report; true: nothing is left of its operation by that.
   bool Completes(const RailReady& ready);

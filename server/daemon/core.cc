@@ -112,7 +112,7 @@ void Core::Enter(const std::function<void()>& event) {
 }
 
 void Core::Tell(v1::MemberMessage message) {
-  Queue(reports.Tell(Now(), std::move(message)));
+  Queue(reports.Pass(Now(), std::move(message)));
   Pump();
 }
 

@@ -72,7 +72,7 @@ void Core::Perform(node::Note& note) {
 template <>
 void Core::Perform(node::TellCoordinator& order) {
   AboutToSend(order.message);
-  Queue(reports.Tell(std::chrono::steady_clock::now(), std::move(order.message)));
+  Queue(reports.Pass(std::chrono::steady_clock::now(), std::move(order.message)));
 }
 
 // ---- lanes ----

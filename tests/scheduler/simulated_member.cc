@@ -59,7 +59,7 @@ Microseconds SimulatedMember::Soon(int64_t most_ms) {
 // ---- the group ----
 
 void SimulatedMember::Tell(v1::MemberMessage message) {
-  Send(reports_.Tell(simulation_.Now(), std::move(message)));
+  Send(reports_.Pass(simulation_.Now(), std::move(message)));
 }
 
 void SimulatedMember::Send(OutgoingReports::Messages messages) {

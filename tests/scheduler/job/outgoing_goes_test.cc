@@ -49,9 +49,9 @@ class OutgoingGoesTest : public ::testing::Test {
 TEST_F(OutgoingGoesTest, AGoWaitsForOthersOfItsRound) {
   EXPECT_EQ(goes_.due(), std::nullopt);
   goes_.Add(now_, kGather, Collect(0, 1));
-  EXPECT_EQ(goes_.due(), now_ + kGather / 10);
+  EXPECT_EQ(goes_.due(), now_ + kGather / 20);
   goes_.Add(now_ + microseconds(100), kGather, Collect(1, 1));
-  EXPECT_EQ(goes_.due(), now_ + kGather / 10);
+  EXPECT_EQ(goes_.due(), now_ + kGather / 20);
   EXPECT_EQ(goes_.Take(now_).size(), 3);
   EXPECT_EQ(goes_.due(), std::nullopt);
   EXPECT_THAT(goes_.Take(now_), IsEmpty());

@@ -6,7 +6,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "scheduler/convert/convert.h"
 #include "scheduler/plan.h"
 #include "tests/scheduler/layouts.h"
 
@@ -40,26 +39,22 @@ class OutgoingReportsTest : public ::testing::Test {
     reports_.OnPlan(programs_, /*ranks=*/2);
     reports_.OnOpen(now_, {kAttempt, StepId(1), milliseconds(5)});
   }
-  static v1::MemberMessage Submitted(int32_t rank, Attempt attempt = kAttempt) {
-    v1::MemberMessage message;
-    v1::RankSubmitted& submitted = *message.mutable_reports()->add_submitted();
+  static v1::RankSubmitted Submitted(int32_t rank, Attempt attempt = kAttempt) {
+    v1::RankSubmitted submitted;
     submitted.set_rank(rank);
     submitted.set_attempt(attempt.value());
-    return message;
+    return submitted;
   }
-  static v1::MemberMessage Ready(int32_t rail, int32_t bucket,
-                                 RailOperation operation = RailOperation::kCollect) {
-    v1::MemberMessage message;
-    ToProto({.attempt = kAttempt,
-             .rail = LaneIndex(rail),
-             .operation = operation,
-             .buckets = {{BucketId(bucket), 1}}},
-            *message.mutable_reports()->add_ready());
-    return message;
+  static RailReady Ready(int32_t rail, int32_t bucket,
+                         RailOperation operation = RailOperation::kCollect) {
+    return {.attempt = kAttempt,
+            .rail = LaneIndex(rail),
+            .operation = operation,
+            .buckets = {{BucketId(bucket), 1}}};
   }
   // All that the lanes have to send of an operation.
-  [[nodiscard]] std::vector<v1::MemberMessage> AllReady(RailOperation operation) const {
-    std::vector<v1::MemberMessage> all;
+  [[nodiscard]] std::vector<RailReady> AllReady(RailOperation operation) const {
+    std::vector<RailReady> all;
     for (int32_t rail = 0; rail < 2; ++rail) {
       const auto& transfers =
           operation == RailOperation::kCollect ? programs_[rail].partials : programs_[rail].weights;
@@ -77,38 +72,38 @@ class OutgoingReportsTest : public ::testing::Test {
 
 TEST_F(OutgoingReportsTest, AReportWaitsForTheEndOfItsRound) {
   EXPECT_EQ(reports_.due(), std::nullopt);
-  EXPECT_THAT(reports_.Tell(now_ + milliseconds(1), Ready(0, 0)), IsEmpty());
-  EXPECT_THAT(reports_.Tell(now_ + milliseconds(2), Ready(0, 1)), IsEmpty());
-  EXPECT_THAT(reports_.Tell(now_ + milliseconds(2), Ready(1, 1)), IsEmpty());
-  // Nine tenths of the gathering time after the attempt was opened, not after the first report.
-  EXPECT_EQ(reports_.due(), now_ + microseconds(4500));
-  EXPECT_THAT(reports_.OnDue(now_ + microseconds(4499)), IsEmpty());
-  const auto sent = reports_.OnDue(now_ + microseconds(4500));
+  EXPECT_THAT(reports_.OnReady(now_ + milliseconds(1), Ready(0, 0)), IsEmpty());
+  EXPECT_THAT(reports_.OnReady(now_ + milliseconds(2), Ready(0, 1)), IsEmpty());
+  EXPECT_THAT(reports_.OnReady(now_ + milliseconds(2), Ready(1, 1)), IsEmpty());
+  // 17/20 of the gathering time after the attempt was opened, not after the first report.
+  EXPECT_EQ(reports_.due(), now_ + microseconds(4250));
+  EXPECT_THAT(reports_.OnDue(now_ + microseconds(4249)), IsEmpty());
+  const auto sent = reports_.OnDue(now_ + microseconds(4250));
   ASSERT_EQ(sent.size(), 1);
   ASSERT_EQ(sent[0].reports().ready_size(), 2);
   EXPECT_THAT(sent[0].reports().ready(0).buckets(), ElementsAre(0, 2));
   EXPECT_THAT(sent[0].reports().ready(1).buckets(), ElementsAre(1, 1));
   EXPECT_EQ(reports_.due(), std::nullopt);
   EXPECT_THAT(reports_.OnDue(now_ + milliseconds(20)), IsEmpty());
-  EXPECT_THAT(reports_.Tell(now_ + milliseconds(20), Ready(0, 2)), IsEmpty());
-  EXPECT_EQ(reports_.due(), now_ + 5 * microseconds(4500));
+  EXPECT_THAT(reports_.OnReady(now_ + milliseconds(20), Ready(0, 2)), IsEmpty());
+  EXPECT_EQ(reports_.due(), now_ + 5 * microseconds(4250));
 }
 
 TEST_F(OutgoingReportsTest, RoundsAreNeverShorterThanAMillisecond) {
   reports_.OnOpen(now_, {kAttempt, StepId(1), kGatherMin});
-  EXPECT_THAT(reports_.Tell(now_, Ready(0, 0)), IsEmpty());
+  EXPECT_THAT(reports_.OnReady(now_, Ready(0, 0)), IsEmpty());
   EXPECT_EQ(reports_.due(), now_ + milliseconds(1));
 }
 
 TEST_F(OutgoingReportsTest, WhatCompletesAnOperationIsSentAtOnceWithAllThatWaited) {
   for (const RailOperation operation : {RailOperation::kCollect, RailOperation::kPublish}) {
-    const std::vector<v1::MemberMessage> all = AllReady(operation);
+    const std::vector<RailReady> all = AllReady(operation);
     ASSERT_GT(all.size(), 6);
     for (size_t i = 0; i + 1 < all.size(); ++i) {
-      EXPECT_THAT(reports_.Tell(now_, all[i]), IsEmpty());
-      EXPECT_THAT(reports_.Tell(now_, all[i]), IsEmpty());  // said twice it is not the last one
+      EXPECT_THAT(reports_.OnReady(now_, all[i]), IsEmpty());
+      EXPECT_THAT(reports_.OnReady(now_, all[i]), IsEmpty());  // said twice it is not the last one
     }
-    const auto sent = reports_.Tell(now_, all.back());
+    const auto sent = reports_.OnReady(now_, all.back());
     ASSERT_EQ(sent.size(), 1);
     EXPECT_EQ(sent[0].reports().ready_size(), 2);
     EXPECT_EQ(reports_.due(), std::nullopt);
@@ -116,49 +111,49 @@ TEST_F(OutgoingReportsTest, WhatCompletesAnOperationIsSentAtOnceWithAllThatWaite
 }
 
 TEST_F(OutgoingReportsTest, TheLastSubmissionIsSentAtOnce) {
-  EXPECT_THAT(reports_.Tell(now_, Submitted(2)), IsEmpty());
-  const auto sent = reports_.Tell(now_, Submitted(3));
+  EXPECT_THAT(reports_.OnSubmitted(now_, Submitted(2)), IsEmpty());
+  const auto sent = reports_.OnSubmitted(now_, Submitted(3));
   ASSERT_EQ(sent.size(), 1);
   ASSERT_EQ(sent[0].reports().submitted_size(), 2);
   EXPECT_EQ(sent[0].reports().submitted(0).rank(), 2);
   EXPECT_EQ(sent[0].reports().submitted(1).rank(), 3);
   // Of the next attempt again.
-  EXPECT_THAT(reports_.Tell(now_, Submitted(3, Attempt(kAttempt.value() + 1))), IsEmpty());
-  EXPECT_EQ(reports_.Tell(now_, Submitted(2, Attempt(kAttempt.value() + 1))).size(), 1);
+  EXPECT_THAT(reports_.OnSubmitted(now_, Submitted(3, Attempt(kAttempt.value() + 1))), IsEmpty());
+  EXPECT_EQ(reports_.OnSubmitted(now_, Submitted(2, Attempt(kAttempt.value() + 1))).size(), 1);
 }
 
 TEST_F(OutgoingReportsTest, AWithdrawalIsSentAtOnce) {
-  v1::MemberMessage message = Submitted(2);
-  message.mutable_reports()->mutable_submitted(0)->set_withdraw(true);
-  EXPECT_EQ(reports_.Tell(now_, message).size(), 1);
+  v1::RankSubmitted withdrawal = Submitted(2);
+  withdrawal.set_withdraw(true);
+  EXPECT_EQ(reports_.OnSubmitted(now_, withdrawal).size(), 1);
 }
 
 TEST_F(OutgoingReportsTest, EveryOtherMessageIsSentAtOnceAfterWhatWaited) {
-  EXPECT_THAT(reports_.Tell(now_, Submitted(2)), IsEmpty());
-  EXPECT_THAT(reports_.Tell(now_, Ready(0, 0)), IsEmpty());
+  EXPECT_THAT(reports_.OnSubmitted(now_, Submitted(2)), IsEmpty());
+  EXPECT_THAT(reports_.OnReady(now_, Ready(0, 0)), IsEmpty());
   v1::MemberMessage gone;
   gone.mutable_rank_gone()->set_rank(2);
-  const auto sent = reports_.Tell(now_, gone);
+  const auto sent = reports_.Tell(gone);
   ASSERT_EQ(sent.size(), 2);
   EXPECT_EQ(sent[0].reports().submitted_size(), 1);
   EXPECT_EQ(sent[0].reports().ready_size(), 1);
   EXPECT_TRUE(sent[1].has_rank_gone());
-  EXPECT_EQ(reports_.Tell(now_, gone).size(), 1);
+  EXPECT_EQ(reports_.Tell(gone).size(), 1);
 }
 
 TEST_F(OutgoingReportsTest, AloneNothingWaits) {
   OutgoingReports alone(/*gathers=*/false);
   alone.OnPlan(programs_, 2);
   alone.OnOpen(now_, {kAttempt, StepId(1), milliseconds(5)});
-  EXPECT_EQ(alone.Tell(now_, Submitted(2)).size(), 1);
-  EXPECT_EQ(alone.Tell(now_, Ready(0, 0)).size(), 1);
+  EXPECT_EQ(alone.OnSubmitted(now_, Submitted(2)).size(), 1);
+  EXPECT_EQ(alone.OnReady(now_, Ready(0, 0)).size(), 1);
 }
 
 TEST_F(OutgoingReportsTest, WhatWaitsForACoordinatorThatIsGoneIsForgotten) {
-  EXPECT_THAT(reports_.Tell(now_, Submitted(2)), IsEmpty());
+  EXPECT_THAT(reports_.OnSubmitted(now_, Submitted(2)), IsEmpty());
   reports_.Forget();
   EXPECT_EQ(reports_.due(), std::nullopt);
-  EXPECT_EQ(reports_.Tell(now_, v1::MemberMessage()).size(), 1);
+  EXPECT_EQ(reports_.Tell(v1::MemberMessage()).size(), 1);
 }
 
 }  // namespace
