@@ -105,15 +105,15 @@ v1::Registration RegistrationOf(const Shape& shape, int32_t rank) {
 
 Job MakeJob(const Shape& shape) {
   Job job;
-  std::map<int32_t, v1::Registration> packed;
+  GatheredRegistrations gathered;
   for (int32_t rank = 0; rank < shape.nodes * shape.lanes; ++rank) {
-    packed[rank] = Pack(RegistrationOf(shape, rank));
-    job.registrations.push_back(packed[rank]);
+    job.registrations.push_back(Pack(RegistrationOf(shape, rank)));
+    gathered.Set(job.registrations.back());
   }
   job.wire.set_job("bench");
   job.wire.set_nodes(shape.nodes);
   job.wire.set_lanes_per_node(shape.lanes);
-  if (!AddRegistrations(packed, job.wire).ok()) std::exit(1);
+  if (!gathered.AddTo(job.wire).ok()) std::exit(1);
   job.planned = Must(MakePlannedJob(job.wire));
   auto plan = std::make_shared<Plan>(*job.planned.plan);
   std::vector<int32_t> in_bucket(plan->buckets);

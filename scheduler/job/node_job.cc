@@ -463,6 +463,8 @@ void NodeJob::PrepareLanes() {
 
 node::Actions NodeJob::OnRestored(TimePoint /*now*/, absl::StatusOr<Restored> restored,
                                   int64_t older_snapshot) {
+  // A node that cannot restore ends the job on all of them; others may be at it.
+  if (job_ != nullptr && job_->phase == Phase::kFailed) return Take();
   if (job_ == nullptr || job_->phase != Phase::kRestoring || job_->lanes.loading()) {
     Impossible("NodeJob", Name(phase()), "restored");
     return Take();
@@ -498,6 +500,7 @@ node::Actions NodeJob::OnRestored(TimePoint /*now*/, absl::StatusOr<Restored> re
 }
 
 void NodeJob::OnStateLoaded(LaneIndex lane, const v1::LaneReport::StateLoaded& loaded) {
+  if (job_->phase != Phase::kRestoring) return;
   if (!loaded.error().empty()) {
     return TellPlanFailed(absl::InternalError(absl::StrCat(
         "lane ", lane.value(), " cannot take the snapshot's state: ", loaded.error())));
@@ -716,6 +719,7 @@ void NodeJob::Abandon(const absl::Status& why) {
       {{"step", LastCommitted()}, {"what", std::string(why.message())}});
   if (job_->failed.ok()) job_->failed = why;
   job_->Enter(Phase::kFailed);
+  Do(node::StopRestoring{});
   // Who waits for weights that nobody will publish is woken by poison, and then asks why.
   Do(node::Poison{});
   Wake();

@@ -214,6 +214,20 @@ TEST_F(NodeJobTest, ALaneThatDiesWhileASnapshotIsRestoredIsReplacedAndItsSuccess
   EXPECT_EQ(job_.LastCommitted(), 5);
 }
 
+TEST_F(NodeJobTest, WhatIsRestoredForAJobThatWasLostMeanwhileIsNotWanted) {
+  Register(Open());
+  Plan(/*restore_step=*/5);
+  Prepared();
+  LanesReady();
+  v1::CoordinatorMessage ended;
+  ended.mutable_job_ended()->set_job("job");
+  ended.mutable_job_ended()->set_reason("SNAPSHOT_BROKEN");
+  Hear(ended);
+  EXPECT_FALSE(Taken<node::StopRestoring>().empty());
+  Perform(job_.OnRestored(now_, NodeJob::Restored{}));
+  EXPECT_EQ(job_.phase(), Phase::kFailed);
+}
+
 TEST_F(NodeJobTest, LanesForWhichThereIsNoMemoryAreTriedAgain) {
   Run();
   Reform(kEpoch + 1);
