@@ -40,7 +40,7 @@ const char* NameOf(const scheduler::LaneSet::Lane& lane) {
 // ---- looking ----
 
 void AdminCalls::FillJobStatus(v1::JobStatus& status) {
-  const NodeJob& job = core_.job;
+  const NodeJob& job = core_.held_job();
   status.set_name(job.name());
   status.set_incarnation(job.wire().job_incarnation());
   status.set_world_size(job.world_size());
@@ -81,7 +81,7 @@ void AdminCalls::FillJobStatus(v1::JobStatus& status) {
 
 v1::GetStatusReply AdminCalls::Status() {
   StateLock lock(core_.mutex);
-  const NodeJob& job = core_.job;
+  const NodeJob& job = core_.held_job();
   const DaemonOptions& options = core_.options;
   v1::GetStatusReply reply;
   reply.set_version(kBuildVersion);
@@ -162,7 +162,7 @@ log::Level AdminCalls::SetLogLevel(log::Level level) {
 absl::StatusOr<v1::EndJobReply> AdminCalls::EndJobNamed(const v1::EndJobRequest& request,
                                                         const Core::Cancelled& cancelled) {
   StateLock lock(core_.mutex);
-  NodeJob& job = core_.job;
+  NodeJob& job = core_.held_job();
   if (!job.exists() || job.name() != request.name()) {
     return Error(absl::StatusCode::kNotFound, "NO_JOB",
                  Say("no job '", Named("job", request.name()), "' is here: ",
@@ -208,7 +208,7 @@ absl::StatusOr<v1::EndJobReply> AdminCalls::EndJobNamed(const v1::EndJobRequest&
 absl::StatusOr<v1::DrainReply> AdminCalls::PrepareToLeave(std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   StateLock lock(core_.mutex);
-  NodeJob& job = core_.job;
+  NodeJob& job = core_.held_job();
   const std::string name = job.exists() ? job.name() : "";
   // Half of the time is for the attempt in flight: the rest is to save.
   core_.Do(core_.departure.Begin(job, deadline, timeout / 2, core_.options.storage != nullptr));

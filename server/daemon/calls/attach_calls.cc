@@ -264,7 +264,7 @@ absl::Status AttachCalls::HandOut(const v1::AttachBuffersRequest& request,
 
 absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
     const v1::AttachBuffersRequest& request) {
-  NodeJob& job = core_.job;
+  NodeJob& job = core_.held_job();
   absl::StatusOr<Client*> found = core_.Find(request.key());
   if (!found.ok()) return found.status();
   const uint64_t id = (*found)->id;
@@ -356,7 +356,7 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
 absl::StatusOr<bool> AttachCalls::WaitUntilRestarted(const v1::SessionKey& key,
                                                      Core::Deadline deadline,
                                                      const Core::Cancelled& cancelled) {
-  const NodeJob& job = core_.job;
+  const NodeJob& job = core_.held_job();
   absl::StatusOr<Client*> found = core_.Find(key);
   absl::StatusOr<bool> begun = core_.Wait(
       [&]() DMUOND_REQUIRES(core_.mutex) {
@@ -380,7 +380,7 @@ absl::StatusOr<bool> AttachCalls::WaitUntilRestarted(const v1::SessionKey& key,
 absl::StatusOr<v1::AckRollbackReply> AttachCalls::AckRollback(const v1::AckRollbackRequest& request,
                                                               const Core::Cancelled& cancelled) {
   StateLock lock(core_.mutex);
-  NodeJob& job = core_.job;
+  NodeJob& job = core_.held_job();
   absl::StatusOr<Client*> found = core_.Find(request.key());
   if (!found.ok()) return found.status();
   const RankTable::Session& session = core_.SessionOf(**found);

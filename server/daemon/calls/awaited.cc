@@ -13,7 +13,7 @@ namespace dmuond::server {
 using std::chrono::milliseconds;
 
 void FillAwaited(Core& core, google::protobuf::RepeatedPtrField<v1::Awaited>& awaited) {
-  const scheduler::NodeJob& job = core.job;
+  const scheduler::NodeJob& job = core.held_job();
   awaited.Clear();
   if (!job.exists() || !job.failure().ok()) return;
   const auto now = std::chrono::steady_clock::now();

@@ -163,7 +163,7 @@ absl::StatusOr<v1::HelloReply> SessionCalls::Hello(const v1::HelloRequest& reque
 absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenSession(
     const v1::OpenSessionRequest& request, const Core::Cancelled& cancelled) {
   StateLock lock(core_.mutex);
-  Clients& clients = core_.clients;
+  Clients& clients = core_.held_clients();
   absl::StatusOr<bool> alone = core_.Wait(
       [&]() DMUOND_REQUIRES(core_.mutex) { return !clients.opening().contains(request.nonce()); },
       Core::Deadline::max(), cancelled);
@@ -236,7 +236,7 @@ absl::Status SessionCalls::DiscardOlder(const NodeJob::Opening& opening,
   // A start may be faster than the news of the end of the one before.
   constexpr std::chrono::seconds kNewsTravel{1};
   constexpr std::chrono::milliseconds kPause{50};
-  const NodeJob& job = core_.job;
+  const NodeJob& job = core_.held_job();
   const Core::Deadline begun = std::chrono::steady_clock::now();
   const auto over = [&]() DMUOND_REQUIRES(core_.mutex) {
     return !job.exists() || job.name() != opening.job || job.launch() == opening.launch ||
@@ -503,7 +503,7 @@ absl::Status SessionCalls::WatchSession(const v1::WatchSessionRequest& request,
     v1::SessionEvent event;
     {
       StateLock lock(core_.mutex);
-      const NodeJob& job = core_.job;
+      const NodeJob& job = core_.held_job();
       absl::StatusOr<Client*> found = core_.Find(request.key());
       if (!found.ok()) return found.status();
       const auto news = [&]() -> const scheduler::Decision* {

@@ -60,7 +60,7 @@ std::string SnapshotCalls::PathOf(const v1::SnapshotDone& done) const {
 
 absl::StatusOr<int64_t> SnapshotCalls::FindSnapshot(int64_t step,
                                                     const Core::Cancelled& cancelled) {
-  const scheduler::NodeJob& job = core_.job;
+  const scheduler::NodeJob& job = core_.held_job();
   if (core_.options.storage == nullptr) {
     return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                  "this daemon has no --snapshot_dir: there is nothing to load");
@@ -123,7 +123,7 @@ scheduler::Rollback SnapshotCalls::TellGoBack(int64_t step, const std::string& w
 
 absl::StatusOr<int64_t> SnapshotCalls::WaitUntilBack(const scheduler::Rollback& told,
                                                      const Core::Cancelled& cancelled) {
-  const scheduler::NodeJob& job = core_.job;
+  const scheduler::NodeJob& job = core_.held_job();
   const uint64_t number = job.number();
   const auto went = [&]() DMUOND_REQUIRES(core_.mutex) { return job.back().epoch > told.epoch; };
   absl::StatusOr<bool> back = core_.Wait(

@@ -80,7 +80,7 @@ absl::StatusOr<v1::SubmitStepReply> StepCalls::SubmitStep(const v1::SubmitStepRe
   if (!found.ok()) return found.status();
   const Client& client = **found;
   const scheduler::RankTable::Session& session = core_.SessionOf(client);
-  const scheduler::NodeJob& job = core_.job;
+  const scheduler::NodeJob& job = core_.held_job();
   scheduler::Submission submission;
   submission.rank = scheduler::TrainerRank(session.rank);
   submission.attempt = scheduler::Attempt(request.attempt());
@@ -153,7 +153,7 @@ absl::StatusOr<scheduler::StepAnswer> StepCalls::PushOnce(const v1::SessionKey& 
                                                           const scheduler::Submission& submission,
                                                           const PushedState& state,
                                                           const Core::Cancelled& cancelled) {
-  const scheduler::NodeJob& job = core_.job;
+  const scheduler::NodeJob& job = core_.held_job();
   if (submission.kind == scheduler::AttemptKind::kLoad && job.steps() != nullptr &&
       submission.attempt == job.steps()->open().attempt) {
     absl::Status loaded = core_.WaitUntilPublished(cancelled);
@@ -181,7 +181,7 @@ absl::StatusOr<v1::PushParametersReply> StepCalls::Push(const v1::PushParameters
   if (!found.ok()) return found.status();
   const Client& client = **found;
   const scheduler::RankTable::Session& session = core_.SessionOf(client);
-  const scheduler::NodeJob& job = core_.job;
+  const scheduler::NodeJob& job = core_.held_job();
   scheduler::Submission submission;
   submission.rank = scheduler::TrainerRank(session.rank);
   submission.kind = header.state() ? scheduler::AttemptKind::kLoad : scheduler::AttemptKind::kPush;

