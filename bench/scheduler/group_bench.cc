@@ -315,7 +315,7 @@ class SimulatedGroup {
       work();
     }
   }
-  void Send(Node& node, OutgoingReports::Messages messages) {
+  void Send(Node& node, const OutgoingReports::Messages& messages) {
     for (const v1::MemberMessage& message : messages) {
       const auto bytes = std::make_shared<const std::string>(message.SerializeAsString());
       if (node.rank != 0) {

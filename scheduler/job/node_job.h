@@ -101,7 +101,7 @@ class NodeJob {
     kFailed
   };
 
-  explicit NodeJob(NodeJobOptions options) : options_(std::move(options)) {}
+  explicit NodeJob(const NodeJobOptions& options) : options_(options) {}
 
   // ---- the group ----
   [[nodiscard]] node::Actions OnFormed(TimePoint now, uint32_t epoch);

@@ -123,8 +123,9 @@ node::Actions NodeJob::AskToHalt(std::chrono::milliseconds patience) {
 }
 
 void NodeJob::OnHalted(const v1::Halted& halted) {
-  Say(node::Note::Level::kInfo, "a daemon is leaving",
-      {{"node", halted.node()}, {"step", halted.step()}});
+  Do(node::Note{node::Note::Level::kInfo,
+                "a daemon is leaving",
+                {{"node", halted.node()}, {"step", halted.step()}}});
   if (halted.node() != options_.node) return;
   halted_ = true;
   Wake();

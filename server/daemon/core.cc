@@ -82,9 +82,9 @@ Core::Core(DaemonOptions daemon_options, kernels::MemoryHolder& memory_holder)
             {.enter = [this](const auto& event) { Enter(event); },
              .tell = [this](v1::MemberMessage message)
                          DMUOND_REQUIRES(mutex) { Tell(std::move(message)); },
-             .on_written =
-                 [this](uint64_t attempt, absl::StatusOr<std::vector<v1::SnapshotFile>> files)
-                     DMUOND_REQUIRES(mutex) { Do(job.OnWritten(attempt, files)); },
+             .on_written = [this](uint64_t attempt,
+                                  const absl::StatusOr<std::vector<v1::SnapshotFile>>& files)
+                               DMUOND_REQUIRES(mutex) { Do(job.OnWritten(attempt, files)); },
              .on_restored =
                  [this](absl::StatusOr<scheduler::NodeJob::Restored> restored, int64_t older)
                      DMUOND_REQUIRES(mutex) {

@@ -82,7 +82,7 @@ void SimulatedMember::GiveUpWriting() {
 
 void SimulatedMember::Do(const node::WriteSnapshot& order) {
   EndCopy(false);
-  copies_.emplace();
+  copies_.emplace(Copies{});
   copies_->attempt = Attempt(order.save.attempt());
   copies_->number = ++writes_;
   copies_->states.resize(lanes_.size());

@@ -86,13 +86,11 @@ absl::StatusOr<v1::SubmitStepReply> StepCalls::SubmitStep(const v1::SubmitStepRe
   submission.attempt = scheduler::Attempt(request.attempt());
   submission.step = scheduler::StepId(request.step());
   submission.scalars = FromProto(request.scalars());
-  static const std::vector<scheduler::Parameter> kNone;
-  const std::vector<scheduler::Parameter>& parameters =
-      job.inputs() != nullptr     ? job.inputs()->layout.parameters
-      : session.layout != nullptr ? session.layout->parameters
-                                  : kNone;
-  absl::Status sane = CheckScalars(session.rank, submission.scalars, parameters);
-  if (!sane.ok()) return sane;
+  if (job.inputs() != nullptr) {
+    absl::Status sane =
+        CheckScalars(session.rank, submission.scalars, job.inputs()->layout.parameters);
+    if (!sane.ok()) return sane;
+  }
   submission.withdraw = request.withdraw();
   for (const int32_t index : request.absent()) {
     if (index < 0 || index >= static_cast<int32_t>(client.job_parameter.size())) {

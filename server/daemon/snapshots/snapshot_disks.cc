@@ -77,7 +77,7 @@ void SnapshotDisks::Write(const scheduler::node::WriteSnapshot& order, const std
         WriteNodeFiles(disk->storage(), snapshot, *progress);
     events_.enter([&] {
       // Of a job that is no more, or while another one is wanted, nobody waits for it.
-      if (writing_ == number) events_.on_written(attempt, std::move(files));
+      if (writing_ == number) events_.on_written(attempt, files);
     });
   });
 }

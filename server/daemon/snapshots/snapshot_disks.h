@@ -42,7 +42,8 @@ class SnapshotDisks {
     std::function<void(const std::function<void()>&)> enter;
     // The following are called under the lock.
     std::function<void(v1::MemberMessage)> tell;  // the coordinator
-    std::function<void(uint64_t attempt, absl::StatusOr<std::vector<v1::SnapshotFile>>)> on_written;
+    std::function<void(uint64_t attempt, const absl::StatusOr<std::vector<v1::SnapshotFile>>&)>
+        on_written;
     std::function<void(absl::StatusOr<scheduler::NodeJob::Restored>, int64_t older)> on_restored;
     std::function<void(const std::string& how)> on_hangs;  // what is being written has failed
     std::function<void()> changed;                         // who waits looks again

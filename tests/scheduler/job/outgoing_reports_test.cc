@@ -20,7 +20,7 @@ using ::testing::IsEmpty;
 using testing::Muon;
 using testing::World;
 
-constexpr Attempt kAttempt = MakeAttempt(GroupEpoch(1), 7);
+constexpr Attempt kGathered = MakeAttempt(GroupEpoch(1), 7);
 
 // Node 1 of two, with two lanes and two ranks; its lanes have three buckets each at least.
 class OutgoingReportsTest : public ::testing::Test {
@@ -37,9 +37,9 @@ class OutgoingReportsTest : public ::testing::Test {
       programs_.push_back(*MakeLaneProgram(inputs, plan, LaneId(lane)));
     }
     reports_.OnPlan(programs_, /*ranks=*/2);
-    reports_.OnOpen(now_, {kAttempt, StepId(1), milliseconds(5)});
+    reports_.OnOpen(now_, {kGathered, StepId(1), milliseconds(5)});
   }
-  static v1::RankSubmitted Submitted(int32_t rank, Attempt attempt = kAttempt) {
+  static v1::RankSubmitted Submitted(int32_t rank, Attempt attempt = kGathered) {
     v1::RankSubmitted submitted;
     submitted.set_rank(rank);
     submitted.set_attempt(attempt.value());
@@ -47,7 +47,7 @@ class OutgoingReportsTest : public ::testing::Test {
   }
   static RailReady Ready(int32_t rail, int32_t bucket,
                          RailOperation operation = RailOperation::kCollect) {
-    return {.attempt = kAttempt,
+    return {.attempt = kGathered,
             .rail = LaneIndex(rail),
             .operation = operation,
             .buckets = {{BucketId(bucket), 1}}};
@@ -90,7 +90,7 @@ TEST_F(OutgoingReportsTest, AReportWaitsForTheEndOfItsRound) {
 }
 
 TEST_F(OutgoingReportsTest, RoundsAreNeverShorterThanAMillisecond) {
-  reports_.OnOpen(now_, {kAttempt, StepId(1), kGatherMin});
+  reports_.OnOpen(now_, {kGathered, StepId(1), kGatherMin});
   EXPECT_THAT(reports_.OnReady(now_, Ready(0, 0)), IsEmpty());
   EXPECT_EQ(reports_.due(), now_ + milliseconds(1));
 }
@@ -118,8 +118,8 @@ TEST_F(OutgoingReportsTest, TheLastSubmissionIsSentAtOnce) {
   EXPECT_EQ(sent[0].reports().submitted(0).rank(), 2);
   EXPECT_EQ(sent[0].reports().submitted(1).rank(), 3);
   // Of the next attempt again.
-  EXPECT_THAT(reports_.OnSubmitted(now_, Submitted(3, Attempt(kAttempt.value() + 1))), IsEmpty());
-  EXPECT_EQ(reports_.OnSubmitted(now_, Submitted(2, Attempt(kAttempt.value() + 1))).size(), 1);
+  EXPECT_THAT(reports_.OnSubmitted(now_, Submitted(3, Attempt(kGathered.value() + 1))), IsEmpty());
+  EXPECT_EQ(reports_.OnSubmitted(now_, Submitted(2, Attempt(kGathered.value() + 1))).size(), 1);
 }
 
 TEST_F(OutgoingReportsTest, AWithdrawalIsSentAtOnce) {
@@ -144,7 +144,7 @@ TEST_F(OutgoingReportsTest, EveryOtherMessageIsSentAtOnceAfterWhatWaited) {
 TEST_F(OutgoingReportsTest, AloneNothingWaits) {
   OutgoingReports alone(/*gathers=*/false);
   alone.OnPlan(programs_, 2);
-  alone.OnOpen(now_, {kAttempt, StepId(1), milliseconds(5)});
+  alone.OnOpen(now_, {kGathered, StepId(1), milliseconds(5)});
   EXPECT_EQ(alone.OnSubmitted(now_, Submitted(2)).size(), 1);
   EXPECT_EQ(alone.OnReady(now_, Ready(0, 0)).size(), 1);
 }

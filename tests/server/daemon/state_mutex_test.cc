@@ -37,7 +37,7 @@ class Waiters {
       mutex.Changed();
     });
   }
-  void Until(const std::function<bool()>& condition) {
+  void Until(const std::function<bool()>& condition) DMUOND_REQUIRES(mutex) {
     const auto deadline = steady_clock::now() + kPatience;
     while (!condition()) {
       ASSERT_LT(steady_clock::now(), deadline);

@@ -27,7 +27,7 @@ using client::Session;
 namespace fs = std::filesystem;
 
 constexpr int kCycles = 200;
-constexpr std::chrono::seconds kPatience{20};
+constexpr std::chrono::seconds kSettlesWithin{20};
 // A sanitizer keeps freed memory, and what it knows of it, for a while.
 constexpr int64_t kSanitizersFactor = kSanitized ? 100 : 1;
 // Allocators keep some of what they had; 200 sessions with 1 MiB of arenas each would show.
@@ -119,7 +119,7 @@ class LeakTest : public ::testing::Test {
       }
     }
     for (int i = 0; i < cycles && !HasFatalFailure(); ++i) cycle(i);
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kSettlesWithin;
     for (size_t p = 0; p < pids.size(); ++p) {
       Footprint after = Footprint::Of(pids[p]);
       while (!after.Within(before[p]) && std::chrono::steady_clock::now() < deadline) {
