@@ -331,13 +331,13 @@ class SimulatedGroup {
     time_.At(std::max(time_.now(), due->time_since_epoch().count()), [this, &node] {
       OutgoingReports::Messages sent;
       OnNode(node, [&] { sent = node.reports.OnDue(Now()); });
-      Send(node, std::move(sent));
+      Send(node, sent);
     });
   }
   void Tell(Node& node, v1::MemberMessage message) {
     OutgoingReports::Messages sent;
     OnNode(node, [&] { sent = node.reports.Tell(std::move(message)); });
-    Send(node, std::move(sent));
+    Send(node, sent);
   }
 
   void Hear(Node& node, const v1::CoordinatorMessage& message) {
@@ -390,7 +390,7 @@ class SimulatedGroup {
           OnNode(node, [&] { (void)node.steps->OnSubmission(submission); });
           OutgoingReports::Messages sent;
           OnNode(node, [&] { sent = node.reports.OnSubmitted(Now(), ToProto(submission)); });
-          Send(node, std::move(sent));
+          Send(node, sent);
         });
       }
     }
@@ -424,7 +424,7 @@ class SimulatedGroup {
       Append(ready.buckets, {BucketId(bucket), 1});
       OutgoingReports::Messages sent;
       OnNode(node, [&] { sent = node.reports.OnReady(Now(), ready); });
-      Send(node, std::move(sent));
+      Send(node, sent);
     });
   }
   static void InOrder(Ideal& ideal) {

@@ -31,7 +31,6 @@
 namespace dmuond::server {
 namespace {
 
-using bench::MemoryMiB;
 using bench::Timed;
 
 struct Case {

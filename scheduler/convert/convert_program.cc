@@ -104,8 +104,9 @@ absl::Status Refuse(const char* what, int64_t number) {
 template <typename Out>
 absl::Status GetBox(const v1::Box& box, Out& out) {
   absl::StatusOr<scheduler::Box> read = FromProto(box);
-  if (read.ok()) out.box = *std::move(read);
-  return read.status();
+  if (!read.ok()) return read.status();
+  out.box = *std::move(read);
+  return absl::OkStatus();
 }
 
 absl::Status GetSlice(const v1::Slice& slice, scheduler::Slice& out) {

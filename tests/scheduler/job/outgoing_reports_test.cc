@@ -14,7 +14,6 @@ namespace {
 
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
-using testing::AdamW;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using testing::Muon;
