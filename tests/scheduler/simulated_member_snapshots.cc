@@ -74,7 +74,9 @@ void SimulatedMember::GiveUpWriting() {
     ++simulation_.counts.hung_snapshots;
     TellManifestWritten(std::exchange(committing_, std::nullopt)->attempt, false);
   }
-  if (copies_ && !copies_->ended) ++simulation_.counts.hung_snapshots;
+  if (job_->exists() && job_->snapshot().state() == SnapshotPart::State::kWriting) {
+    ++simulation_.counts.hung_snapshots;
+  }
   Perform(job_->OnDiskHangs("the disk hangs"));
 }
 
