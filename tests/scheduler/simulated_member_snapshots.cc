@@ -186,8 +186,11 @@ void SimulatedMember::AdvanceDeparture() {
   Perform(departure_.Advance(simulation_.Now(), *job_));
   if (departure_.state() != Departure::State::kPrepared) return;
   if (departure_.saved().ok() && job_->exists() && job_->Saved()) {
-    simulation_.invariants.LeavesWith(
-        {Attempt(job_->applied_attempt()), StepId(job_->LastCommitted())});
+    // The state may have another attempt since, in a new epoch.
+    const v1::SnapshotDone& done = job_->snapshot().done();
+    if (done.error().empty() && done.attempt() != 0) {
+      simulation_.invariants.LeavesWith({Attempt(done.attempt()), StepId(done.step())});
+    }
   }
   Goes();
 }

@@ -86,7 +86,7 @@ void StepSimulator::PlanFaults() {
       Later(400, [&member, rail] { member.LaneDies(rail); });
     }
   }
-  if (options.snapshot_every > 0 && chance.Of(15)) {
+  if (options.snapshot_every > 0 && chance.Of(40)) {
     SimulatedMember& member = members_[chance.Pick(0, nodes - 1)];
     Later(400,
           [this, &member] { member.DiskHangs(simulation_.chance.Pick(1, 300) * kMillisecond); });
