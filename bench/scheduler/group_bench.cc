@@ -129,7 +129,7 @@ Job MakeJob(const Shape& shape) {
   return job;
 }
 
-// What one step has come to.
+// The messages, bytes and times of one step.
 struct StepFigures {
   int64_t up = 0;  // messages of nodes but the coordinating one
   int64_t down = 0;

@@ -54,7 +54,8 @@ auto Timed(const char* stage, Work work) {
 // Starts this program again, as that lane, and waits for it.
 void RunAsLane(const v1::LaneProgram& program);
 
-// What it is started with then, before the path of the command; its exit code.
+// A process started with kAsLane and a path acts as the lane; BeLane runs it and returns its exit
+// code.
 inline constexpr char kAsLane[] = "--as_lane";
 int BeLane(const std::string& path);
 

@@ -86,14 +86,14 @@ class SharedBarrier {
   pthread_barrier_t* barrier_;
 };
 
-// Of a process, until now.
+// Counts what a process has used since it started.
 struct Usage {
   double cpu_us = 0;
   int64_t switches = 0;  // of threads that live
   int64_t segments = 0;  // with data, from and to other daemons
 };
 
-// Of all connections to a port of this machine.
+// Returns the segments with data, in both directions, of all connections to a local port.
 int64_t SegmentsOf(int port) {
   if (port == 0) return 0;
   const std::string command = absl::StrCat("ss -tinH sport = :", port);
@@ -254,7 +254,8 @@ absl::StatusOr<json> RunAlone(int trainers, const Model& model, int rounds) {
   return Run(alone, 0, trainers, model, rounds);
 }
 
-// What the coordinator does for a message, beside what it does for its own trainer and lane alone.
+// Measures what a segment costs the coordinator: its CPU time of a group's step, less a lone
+// node's.
 absl::Status MeasureGroup(json& results) {
   const int nodes = absl::GetFlag(FLAGS_nodes);
   if (nodes < 2) return absl::OkStatus();
