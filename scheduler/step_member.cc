@@ -155,7 +155,7 @@ std::optional<std::vector<UnitNorm>> StepMember::OnGathered(Attempt attempt, Lan
     return std::nullopt;
   }
   if (!gathered_.emplace(lane, std::move(norms)).second) return std::nullopt;
-  if (static_cast<int32_t>(gathered_.size()) < local_lanes_) return std::nullopt;
+  if (!voted()) return std::nullopt;
   std::vector<UnitNorm> vote;
   for (auto& [index, part] : gathered_) {
     std::move(part.begin(), part.end(), std::back_inserter(vote));

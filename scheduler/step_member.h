@@ -56,6 +56,10 @@ class StepMember {
   void OnDecision(const Decision& decision);
 
   [[nodiscard]] OpenAttempt open() const;
+  // This node has voted for the open attempt, which may have been decided without its hearing so.
+  [[nodiscard]] bool voted() const {
+    return static_cast<int32_t>(gathered_.size()) == local_lanes_;
+  }
   [[nodiscard]] StepId last_committed() const;
   [[nodiscard]] const std::optional<Decision>& last_decision() const;
   [[nodiscard]] bool submitted(TrainerRank rank) const;  // under the open attempt

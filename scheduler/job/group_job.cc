@@ -221,6 +221,8 @@ AddressedMessages GroupJob::OnReports(TimePoint now, int32_t from, const v1::Rep
 }
 
 AddressedMessages GroupJob::OnRankSession(int32_t from, const v1::RankSession& session) {
+  const uint64_t joined = session.job_incarnation();
+  if (joined != 0 && (job_ == nullptr || job_->incarnation != joined)) return {};
   AddressedMessages out;
   if (job_ == nullptr) {
     job_ = std::make_unique<Job>();

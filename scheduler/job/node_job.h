@@ -307,7 +307,7 @@ class NodeJob {
   [[nodiscard]] bool settled() const;
   // Every lane has published the last decided attempt: the units' state is that of LastCommitted().
   [[nodiscard]] bool Published() const;
-  // The newest state is in a snapshot.
+  // The newest state is in a snapshot, and no step that this node has yet to hear of can follow.
   [[nodiscard]] bool Saved() const;
   [[nodiscard]] int64_t LastCommitted() const;  // 0 where there is no job
   [[nodiscard]] uint64_t applied_attempt() const { return job_->applied_attempt; }
@@ -451,6 +451,7 @@ class NodeJob {
   const NodeJobOptions options_;
   uint32_t epoch_ = 0;  // 0: broken
   bool halted_ = false;
+  Attempt halted_attempt_;  // the one that was open when the job was halted: never decided
   bool leaves_ = false;
   std::string disk_hangs_;
   uint64_t jobs_ = 0;  // that there have been

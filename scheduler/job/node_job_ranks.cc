@@ -194,6 +194,7 @@ v1::MemberMessage NodeJob::NewsOfSession(const RankTable::Session& session) cons
   told.set_world_size(job_->world_size);
   told.set_incarnation(session.incarnation);
   told.set_pid(session.pid);
+  told.set_job_incarnation(job_->wire.job_incarnation());
   if (job_->resume.has_value()) told.set_restore_step(job_->resume->step());
   // Once it has a plan the job is its launch's own: what is told again discards nothing.
   told.set_discard(session.discards && !planned());

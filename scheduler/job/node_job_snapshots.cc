@@ -93,7 +93,10 @@ void NodeJob::OnSnapshotDone(const v1::SnapshotDone& done) {
 }
 
 bool NodeJob::Saved() const {
-  return job_ != nullptr && job_->snapshot.Saved(job_->applied_attempt);
+  if (job_ == nullptr || !job_->snapshot.Saved(job_->applied_attempt)) return false;
+  // A vote that has no answer may have committed a step that this node does not know of.
+  return !job_->steps.has_value() || !job_->steps->voted() ||
+         job_->steps->open().attempt == halted_attempt_;
 }
 
 node::Actions NodeJob::AskForSnapshot() {
@@ -128,6 +131,7 @@ void NodeJob::OnHalted(const v1::Halted& halted) {
                 {{"node", halted.node()}, {"step", halted.step()}}});
   if (halted.node() != options_.node) return;
   halted_ = true;
+  if (job_ != nullptr && job_->steps.has_value()) halted_attempt_ = job_->steps->open().attempt;
   Wake();
 }
 

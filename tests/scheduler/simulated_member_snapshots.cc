@@ -124,6 +124,10 @@ void SimulatedMember::Do(const node::Restore& order) {
     if (restores_ != number) return;
     const std::optional<SnapshotId> from = simulation_.SnapshotOf(step);
     if (!from) return simulation_.Fail("the snapshot that the job goes back to is not there");
+    // Whether an older snapshot can be read is for the directory to know; here none can.
+    if (simulation_.chance.Of(3)) {
+      return Perform(job_->OnRestored(simulation_.Now(), absl::DataLossError("a file is broken")));
+    }
     const std::vector<uint64_t>& states = simulation_.disk.at(*from);
     NodeJob::Restored restored;
     restored.from.manifest.set_step(from->step.value());

@@ -14,7 +14,10 @@
 namespace dmuond::server {
 namespace {
 
-constexpr int kBacklog = 128;
+// gRPC's clients do not wait for a place in the queue of a Unix socket: a trainer that finds it
+// full is told UNAVAILABLE. So it has room for whatever a neighbour opens meanwhile; the kernel's
+// own bound (net.core.somaxconn, 4096 by default) is below this one.
+constexpr int kBacklog = 65'536;
 
 }  // namespace
 

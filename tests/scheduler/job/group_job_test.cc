@@ -160,6 +160,25 @@ TEST_F(GroupJobTest, JobEndsWhenEveryRankHasLeft) {
   EXPECT_TRUE(Open(0, "next").empty()) << "the group is free for another job";
 }
 
+// Seen in a simulated schedule: a node whose lanes were new told of its sessions again while the
+// job was given up elsewhere. That began a job of which nobody knew, and the next start was
+// refused.
+TEST_F(GroupJobTest, LateNewsOfAJobThatHasEndedBeginsNoOther) {
+  v1::MemberMessage late;
+  v1::RankSession& session = *late.mutable_rank_session();
+  session.set_job("job");
+  session.set_world_size(2);
+  session.set_job_incarnation(7);
+  EXPECT_TRUE(coordinator_.OnMessage(now_, 0, late).empty());
+  session.set_job("another");
+  session.set_job_incarnation(0);
+  EXPECT_TRUE(coordinator_.OnMessage(now_, 0, late).empty()) << "there was no job";
+  session.set_job("job");
+  session.set_job_incarnation(7);
+  EXPECT_TRUE(coordinator_.OnMessage(now_, 0, late).empty())
+      << "the job that there is hears nothing of it";
+}
+
 TEST_F(GroupJobTest, TheEndOfASessionIsThatOfItsRanksOlderOnesButOfNoNewerOne) {
   EXPECT_TRUE(Open(0, "job", /*incarnation=*/2).empty());
   EXPECT_TRUE(Gone(0, /*incarnation=*/1).empty()) << "the second one stays";

@@ -270,6 +270,46 @@ TEST_F(NodeJobTest, ARunningJobWaitsForTheGroupToFormAnew) {
   EXPECT_EQ(job_.phase(), Phase::kFailed);
 }
 
+// Seen in a simulated schedule: the group broke between a vote and its decision, and a daemon that
+// was told to leave went with the snapshot of the step before.
+TEST_F(NodeJobTest, NothingIsSavedWhileAVoteHasNoAnswer) {
+  Run();
+  const auto gathered = [&](uint32_t counter) {
+    for (int32_t i = 0; i < 2; ++i) {
+      v1::LaneReport report;
+      report.mutable_gathered()->set_attempt(MakeAttempt(GroupEpoch(kEpoch), counter).value());
+      Perform(job_.OnLaneReport(now_, LaneIndex(i), report));
+    }
+  };
+  gathered(1);
+  Decision commit;
+  commit.attempt = MakeAttempt(GroupEpoch(kEpoch), 1);
+  commit.step = StepId(1);
+  commit.verdict = Verdict::kCommit;
+  v1::CoordinatorMessage decided;
+  *decided.mutable_decision() = ToProto(commit);
+  Hear(decided);
+  v1::CoordinatorMessage saved;
+  saved.mutable_snapshot_done()->set_attempt(decided.decision().attempt());
+  saved.mutable_snapshot_done()->set_step(1);
+  saved.mutable_snapshot_done()->set_durable_step(1);
+  Hear(saved);
+  OpenAttempt(2, 2);
+  EXPECT_TRUE(job_.Saved());
+  gathered(2);
+  EXPECT_FALSE(job_.Saved()) << "step 2 may have been committed";
+  Perform(job_.OnBroken(now_, "a link is gone"));
+  EXPECT_FALSE(job_.Saved());
+  // Once the job is halted, nothing that is open is decided.
+  Perform(job_.OnFormed(now_, kEpoch));
+  v1::CoordinatorMessage halted;
+  halted.mutable_halted();
+  Hear(halted);
+  EXPECT_TRUE(job_.Saved());
+  Perform(job_.OnBroken(now_, "others leave too"));
+  EXPECT_TRUE(job_.Saved());
+}
+
 // Seen in a simulated schedule: the session of a lost job was to register again, and its trainer,
 // which submitted, heard that it must attach first instead of why its job was lost.
 TEST_F(NodeJobTest, ALostJobIsNotRefusedTheLayoutOfTheNextOneOfItsName) {
