@@ -181,6 +181,8 @@ void StepSimulator::Tick() {
     member.Tick();
     settled = settled && member.Settled();
   }
+  // A job that is given up because its lanes die gets no others, and ends with its last session.
+  settled = settled || coordinator_.job_lost();
   // As long as anything else is to happen, time goes on for the machines.
   if (simulation_.time.empty() && faults_to_come_ == 0 && settled && AllRest() &&
       (coordinator_.Settled() || !coordinator_.has_job())) {
