@@ -232,8 +232,8 @@ class SimulatedGroup {
         actions = tell(node, message);
       }
     }
-    if (!actions.plan.has_value()) std::exit(1);
-    (void)coordinator_->OnPlanMade(Now(), actions.plan->number, job_.planned);
+    if (actions.plans.empty()) std::exit(1);
+    (void)coordinator_->OnPlanMade(Now(), actions.plans.front(), job_.planned);
     for (const Node& node : nodes_) {
       v1::MemberMessage ready;
       ready.mutable_plan_ready()->set_node(node.rank);

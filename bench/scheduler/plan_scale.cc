@@ -218,7 +218,7 @@ scheduler::PlanOrder Register(const Case& of, scheduler::GroupJob& job) {
       if (!heard.ParseFromString(bytes)) std::exit(1);
       scheduler::GroupActions actions = job.OnMessage(TimePoint(), rank / of.lanes_per_node, heard);
       watch.Stop();
-      if (actions.plan.has_value()) order = *std::move(actions.plan);
+      if (!actions.plans.empty()) order = std::move(actions.plans.front());
     }
   }
   if (!order.has_value()) std::exit(1);
@@ -248,8 +248,7 @@ void Run(const std::string& name, const Case& of) {
   auto plan = std::make_shared<const scheduler::Plan>(
       Timed("MakePlan", [&] { return Must(scheduler::MakePlan(*inputs)); }));
   Timed("tell the plan", [&] {
-    return job.OnPlanMade(TimePoint(), order.number, scheduler::PlannedJob{inputs, plan})
-        .messages.size();
+    return job.OnPlanMade(TimePoint(), order, scheduler::PlannedJob{inputs, plan}).messages.size();
   });
   const std::vector<v1::LaneProgram> programs = Timed("programs of a node", [&] {
     std::vector<v1::LaneProgram> made;

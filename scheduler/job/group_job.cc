@@ -19,6 +19,11 @@ namespace dmuond::scheduler {
 namespace {
 
 // What is said of trainers: it waits until it is known which job goes on.
+// It may begin a job, or is of whatever job there is.
+bool OfAnyJob(const v1::MemberMessage& message) {
+  return message.has_rank_session() || message.has_member_state() || message.has_leaving();
+}
+
 bool OfRanks(const v1::MemberMessage& message) {
   return message.has_rank_session() || message.has_registration() || message.has_rank_gone() ||
          message.has_rank_attached() || message.has_end_job();
@@ -116,7 +121,16 @@ GroupActions GroupJob::Complete(TimePoint now, AddressedMessages messages) {
     messages.insert(messages.begin(), std::make_move_iterator(goes.begin()),
                     std::make_move_iterator(goes.end()));
   }
-  return {std::move(messages), std::exchange(order_, std::nullopt)};
+  if (job_ != nullptr) name_ = job_->name;
+  for (auto& [node, message] : messages) {
+    message.set_job(message.has_refused()         ? message.refused().job()
+                    : message.has_job_ended()     ? message.job_ended().job()
+                    : message.has_find_snapshot() ? message.find_snapshot().job()
+                                                  : name_);
+  }
+  GroupActions actions{std::move(messages), {}};
+  if (order_.has_value()) actions.plans.push_back(*std::exchange(order_, std::nullopt));
+  return actions;
 }
 
 GroupActions GroupJob::OnFormed(TimePoint now, uint32_t epoch) {
@@ -137,6 +151,11 @@ GroupActions GroupJob::OnMessage(TimePoint now, int32_t from, const v1::MemberMe
   return Complete(now, std::move(out));
 }
 
+bool GroupJob::OfAnotherJob(const v1::MemberMessage& message) const {
+  return job_ != nullptr && !message.job().empty() && message.job() != job_->name &&
+         !OfAnyJob(message);
+}
+
 AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
                                      const v1::MemberMessage& message) {
   using Kind = v1::MemberMessage::MessageCase;
@@ -144,6 +163,7 @@ AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
     early_.emplace_back(from, message);
     return {};
   }
+  if (OfAnotherJob(message)) return {};
   switch (message.message_case()) {
     case Kind::kRankSession:
       return OnRankSession(from, message.rank_session());
@@ -337,10 +357,11 @@ void GroupJob::DropOrder(TimePoint now) {
   job_->register_deadline = now + options_.register_timeout;
 }
 
-GroupActions GroupJob::OnPlanMade(TimePoint now, uint64_t number, absl::StatusOr<PlannedJob> made) {
+GroupActions GroupJob::OnPlanMade(TimePoint now, const PlanOrder& order,
+                                  absl::StatusOr<PlannedJob> made) {
   // The job has ended, or is planned anew. Of one that goes back while the group is broken, it is
   // known when the group has formed what is left.
-  const bool wanted = job_ != nullptr && job_->phase == Phase::kPlanning && number == orders_;
+  const bool wanted = job_ != nullptr && job_->phase == Phase::kPlanning && order.number == orders_;
   if (!wanted || !Formed()) return {};
   AddressedMessages out;
   if (!made.ok()) {

@@ -29,6 +29,7 @@
 #ifndef DMUOND_SCHEDULER_JOB_GROUP_JOB_H_
 #define DMUOND_SCHEDULER_JOB_GROUP_JOB_H_
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -72,7 +73,7 @@ struct GroupJobOptions {
   SnapshotOptions snapshot;
 };
 
-// A plan is wanted: OnPlanMade() takes it with the order's number.
+// A plan is wanted: OnPlanMade() takes it with the order.
 struct PlanOrder {
   uint64_t number = 0;
   std::shared_ptr<const v1::PlanInputs> inputs;
@@ -81,7 +82,7 @@ struct PlanOrder {
 // What is to be done, in any order but that of the messages.
 struct GroupActions {
   AddressedMessages messages;
-  std::optional<PlanOrder> plan;
+  std::vector<PlanOrder> plans;
 };
 
 class GroupJob {
@@ -94,7 +95,7 @@ class GroupJob {
                                        const v1::MemberMessage& message);
   [[nodiscard]] GroupActions OnMemberGone(TimePoint now, int32_t node, const std::string& why);
   // What came of an order. That of an order that is no longer wanted is ignored.
-  [[nodiscard]] GroupActions OnPlanMade(TimePoint now, uint64_t number,
+  [[nodiscard]] GroupActions OnPlanMade(TimePoint now, const PlanOrder& order,
                                         absl::StatusOr<PlannedJob> made);
   // Deadlines; call every 100 ms.
   [[nodiscard]] GroupActions OnTick(TimePoint now);
@@ -105,6 +106,11 @@ class GroupJob {
   [[nodiscard]] GroupActions OnDue(TimePoint now) { return Complete(now, {}); }
   // Newest that it has begun; only grows.
   [[nodiscard]] uint32_t epoch() const { return epoch_; }
+  // No job that begins from now on has this incarnation, or an older one.
+  void KnowIncarnations(uint64_t newest) { incarnations_ = std::max(incarnations_, newest); }
+  [[nodiscard]] uint64_t incarnations() const { return incarnations_; }
+  // There is a job, or one is being looked for, or was told of too early.
+  [[nodiscard]] bool busy() const { return job_ != nullptr || finding_ || !early_.empty(); }
 
   enum class Phase : uint8_t { kRegistering, kPlanning, kPreparing, kRunning, kInterrupted };
   // ---- for who watches it ----
@@ -198,6 +204,8 @@ class GroupJob {
   // messages.
   [[nodiscard]] GroupActions Complete(TimePoint now, AddressedMessages messages);
   void AddSnapshots(TimePoint now, AddressedMessages& messages);
+  // The message is of another job than the one that there is, and of none that is to begin.
+  [[nodiscard]] bool OfAnotherJob(const v1::MemberMessage& message) const;
   AddressedMessages Dispatch(TimePoint now, int32_t from, const v1::MemberMessage& message);
   AddressedMessages Advance(TimePoint now);
   AddressedMessages MemberGone(TimePoint now, int32_t node, const std::string& why);
@@ -300,6 +308,7 @@ class GroupJob {
   std::vector<std::pair<int32_t, v1::MemberMessage>> early_;  // of ranks, before Formed()
   std::map<int32_t, Leaver> leavers_;                         // by node: since the group formed
   std::unique_ptr<Job> job_;
+  std::string name_;                // of the job that there is, or was last
   uint64_t orders_ = 0;             // of plans; the newest one's number
   std::optional<PlanOrder> order_;  // that the caller is about to be given
   AwaitedNews waiting_;

@@ -128,7 +128,7 @@ AddressedMessages GroupJob::GoOn(const v1::NewestSnapshot* newest) {
                       state.job_incarnation() == job_->incarnation;
     if (same) continue;
     everywhere = false;
-    without = node;
+    if (!state.has_memory()) without = node;
   }
   if (everywhere) {
     if (!job_->interrupted()) {

@@ -87,6 +87,13 @@ void NodeJob::Say(node::Note::Level level, const char* message,
   Do(std::move(note));
 }
 
+void NodeJob::Tell(v1::MemberMessage message) {
+  if (message.job().empty()) {
+    message.set_job(!about_.empty() || job_ == nullptr ? about_ : job_->name);
+  }
+  Do(node::TellCoordinator{std::move(message)});
+}
+
 void NodeJob::ToLane(LaneIndex lane, v1::LaneCommand command) {
   Do(node::CommandLanes{{lane}, std::move(command)});
 }
@@ -147,9 +154,17 @@ node::Actions NodeJob::OnBroken(TimePoint now, const std::string& why) {
   return Take();
 }
 
+bool NodeJob::OfAnotherJob() const {
+  return job_ != nullptr && !about_.empty() && job_->name != about_;
+}
+
 node::Actions NodeJob::OnMessage(TimePoint now, const v1::CoordinatorMessage& message) {
   using Kind = v1::CoordinatorMessage::MessageCase;
-  switch (message.message_case()) {
+  about_ = message.job();
+  const bool begins_or_ends = message.has_plan() || message.has_refused() || message.has_reform() ||
+                              message.has_roll_back() || message.has_job_ended();
+  const bool concerns_it = begins_or_ends || !OfAnotherJob();
+  switch (concerns_it ? message.message_case() : Kind::MESSAGE_NOT_SET) {
     case Kind::kPlan:
       OnPlan(message.plan());
       break;
@@ -214,6 +229,7 @@ node::Actions NodeJob::OnMessage(TimePoint now, const v1::CoordinatorMessage& me
     default:
       break;
   }
+  about_.clear();
   return Take();
 }
 
@@ -339,7 +355,9 @@ void NodeJob::TellPlanFailed(const absl::Status& why, int64_t older_snapshot) {
 }
 
 void NodeJob::TellCannotGoOn() {
-  if (job_ != nullptr && !job_->failed.ok()) return TellPlanFailed(job_->failed);
+  if (job_ != nullptr && !OfAnotherJob() && !job_->failed.ok()) {
+    return TellPlanFailed(job_->failed);
+  }
   TellPlanFailed(Error(absl::StatusCode::kUnavailable, leaves_ ? "DRAINING" : "JOB_ENDED",
                        scheduler::Say("this node does not have the job any more")));
 }
@@ -623,7 +641,7 @@ node::Actions NodeJob::OnLaneGone(TimePoint /*now*/, LaneIndex lane,
 
 void NodeJob::OnReform(const v1::Reform& reform) {
   epoch_ = reform.epoch();
-  if (job_ == nullptr || job_->planned.plan == nullptr || !job_->failed.ok()) {
+  if (job_ == nullptr || OfAnotherJob() || job_->planned.plan == nullptr || !job_->failed.ok()) {
     return TellCannotGoOn();
   }
   ReplaceLanes(reform.why());
@@ -743,7 +761,8 @@ void NodeJob::EndJob(const std::string& why, const absl::Status& told) {
   std::vector<v1::MemberMessage> news;
   for (const auto& [id, session] : ranks_.sessions()) {
     Do(node::SessionEnded{id, /*with_job=*/true, told});
-    v1::RankGone& gone = *news.emplace_back().mutable_rank_gone();
+    news.emplace_back().set_job(job_->name);
+    v1::RankGone& gone = *news.back().mutable_rank_gone();
     gone.set_rank(session.rank);
     gone.set_detail(why);
     gone.set_incarnation(session.incarnation);

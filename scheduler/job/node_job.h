@@ -106,8 +106,9 @@ class NodeJob {
   // ---- the group ----
   [[nodiscard]] node::Actions OnFormed(TimePoint now, uint32_t epoch);
   [[nodiscard]] node::Actions OnBroken(TimePoint now, const std::string& why);
-  // What the coordinator says of the job. Orders for a node's snapshot directory (FindSnapshot,
-  // WriteManifest, DiscardSnapshots) are not this machine's.
+  // What the coordinator says of the job; what it says of another one is ignored, unless that is to
+  // begin or to end here. Orders for a node's snapshot directory (FindSnapshot, WriteManifest,
+  // DiscardSnapshots) are not this machine's.
   [[nodiscard]] node::Actions OnMessage(TimePoint now, const v1::CoordinatorMessage& message);
   // What is only seen from outside, for OnTick().
   struct Sight {
@@ -384,7 +385,8 @@ class NodeJob {
   void Do(node::Action action) { actions_.push_back(std::move(action)); }
   [[nodiscard]] node::Actions Take() { return std::exchange(actions_, {}); }
   void Wake() { Do(node::Wake{}); }
-  void Tell(v1::MemberMessage message) { Do(node::TellCoordinator{std::move(message)}); }
+  // In the job's name.
+  void Tell(v1::MemberMessage message);
   void Say(node::Note::Level level, const char* message,
            std::vector<node::Note::Field> fields = {});
   void ToLane(LaneIndex lane, v1::LaneCommand command);
@@ -399,6 +401,8 @@ class NodeJob {
   void OnRepublish(const v1::Republish& republish);
   void OnExpel(const v1::ExpelRank& expel);
   void OnGatherOverdue(TimePoint now, const v1::GatherOverdue& overdue);
+  // The message that is being handled is of a job that this node does not have.
+  [[nodiscard]] bool OfAnotherJob() const;
   void OnReform(const v1::Reform& reform);
   void OnRollBack(const v1::RollBack& back);
   void OnSave(const v1::SaveState& save);
@@ -457,7 +461,9 @@ class NodeJob {
   uint64_t jobs_ = 0;  // that there have been
   RankTable ranks_;
   std::unique_ptr<Job> job_;
-  node::Actions actions_;  // of the event that is being handled
+  // Of the event that is being handled.
+  node::Actions actions_;
+  std::string about_;  // the job that a message names
 };
 
 [[nodiscard]] const char* Name(NodeJob::Phase phase);

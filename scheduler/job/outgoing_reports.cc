@@ -68,6 +68,7 @@ OutgoingReports::Messages OutgoingReports::TakeUnless(bool waits, TimePoint now)
 
 OutgoingReports::Messages OutgoingReports::Pass(TimePoint now, v1::MemberMessage message) {
   if (!message.has_reports()) return Tell(std::move(message));
+  job_ = message.job();
   Messages out;
   const auto add = [&out](Messages more) {
     std::move(more.begin(), more.end(), std::back_inserter(out));
@@ -149,7 +150,8 @@ bool OutgoingReports::Completes(const RailReady& ready) {
 OutgoingReports::Messages OutgoingReports::Take() {
   Messages out;
   if (!held_submissions_.empty() || !held_.empty()) {
-    v1::Reports& reports = *out.emplace_back().mutable_reports();
+    out.emplace_back().set_job(job_);
+    v1::Reports& reports = *out.back().mutable_reports();
     for (v1::RankSubmitted& submitted : held_submissions_) {
       *reports.add_submitted() = std::move(submitted);
     }

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "dmuond/v1/peer.pb.h"
@@ -80,6 +81,7 @@ class OutgoingReports {
   Attempt submitting_;
   int32_t submitted_ = 0;  // ranks, under `submitting_`
 
+  std::string job_;  // that all of it is of
   std::vector<v1::RankSubmitted> held_submissions_;
   std::vector<RailReady> held_;  // one for each attempt, rail, operation and kind
   std::optional<TimePoint> due_;

@@ -94,7 +94,7 @@ Core::Core(DaemonOptions daemon_options, kernels::MemoryHolder& memory_holder)
                              DMUOND_REQUIRES(mutex) { Do(job.OnDiskHangs(how)); },
              .changed = [this]() DMUOND_REQUIRES(mutex) { mutex.Changed(); }}) {
   if (options.node == 0) {
-    coordinator = std::make_unique<scheduler::GroupJob>(options.coordinator);
+    coordinator = std::make_unique<scheduler::GroupJobs>(options.coordinator);
   }
 }
 

@@ -250,13 +250,13 @@ void Core::Do(scheduler::GroupActions actions) {
     if (here) heard_.push_back(std::move(addressed.message));
   }
   // A daemon that has left has no worker, and its coordinator no group.
-  if (actions.plan.has_value() && memory.worker() != nullptr) {
-    memory.worker()->Post([this, order = *std::move(actions.plan)] {
+  for (scheduler::PlanOrder& plan : actions.plans) {
+    if (memory.worker() == nullptr) break;
+    memory.worker()->Post([this, order = std::move(plan)] {
       auto made =
           std::make_shared<absl::StatusOr<scheduler::PlannedJob>>(planner.Make(*order.inputs));
       Enter([&]() DMUOND_REQUIRES(mutex) {
-        Do(coordinator->OnPlanMade(std::chrono::steady_clock::now(), order.number,
-                                   std::move(*made)));
+        Do(coordinator->OnPlanMade(std::chrono::steady_clock::now(), order, std::move(*made)));
       });
     });
   }

@@ -11,7 +11,7 @@
 
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/convert/convert.h"
-#include "scheduler/job/group_job.h"
+#include "scheduler/job/group_jobs.h"
 #include "scheduler/membership.h"
 #include "scheduler/plan.h"
 #include "server/common/log.h"
@@ -29,7 +29,7 @@ Reached reached(1000, {"plans", "attempts", "commits", "snapshots", "manifests",
 
 class Group {
  public:
-  Group() : coordinator_(Options()), members_(kNodes, Self()) {
+  Group() : coordinator_(Options(), 1), members_(kNodes, Self()) {
     Hear(coordinator_.OnFormed(now_, kEpoch));
     for (int32_t node = 0; node < kNodes; ++node) {
       v1::MemberMessage message;
@@ -79,9 +79,10 @@ class Group {
       reached["manifests"] += message.has_write_manifest() ? 1 : 0;
       reached["rollbacks"] += message.has_roll_back() ? 1 : 0;
     }
-    if (!actions.plan.has_value()) return;
-    auto made = scheduler::MakePlannedJob(*actions.plan->inputs);
-    Hear(coordinator_.OnPlanMade(now_, actions.plan->number, std::move(made)));
+    for (const scheduler::PlanOrder& order : actions.plans) {
+      auto made = scheduler::MakePlannedJob(*order.inputs);
+      Hear(coordinator_.OnPlanMade(now_, order, std::move(made)));
+    }
   }
 
   void Planned(const v1::PlanInputs& plan) {
@@ -93,7 +94,7 @@ class Group {
   }
 
   scheduler::TimePoint now_;
-  scheduler::GroupJob coordinator_;
+  scheduler::GroupJobs coordinator_;
   scheduler::MembershipMachine members_;
   uint64_t digest_ = 0;
 };

@@ -17,6 +17,7 @@ class EventQueue {
  public:
   [[nodiscard]] int64_t now() const { return now_; }
   [[nodiscard]] bool empty() const { return queue_.empty(); }
+  [[nodiscard]] size_t size() const { return queue_.size(); }
   // When the next event happens. REQUIRES: not empty.
   [[nodiscard]] int64_t next_at() const { return queue_.front().at; }
 

@@ -62,16 +62,20 @@ void SimulatedLane::ForgetMemory() {
 
 void SimulatedLane::Told(const v1::LaneCommand& command) {
   if (simulation_.instant) return Hear(command);
+  simulation_.group.pings += command.has_ping() ? 1 : 0;
   simulation_.network.Send(from_member_, simulation_.chance.Pick(0, 100), 0,
                            [this, generation = generation_, command] {
+                             simulation_.group.pings -= command.has_ping() ? 1 : 0;
                              if (generation_ == generation) Hear(command);
                            });
 }
 
 void SimulatedLane::Report(v1::LaneReport report) {
   if (simulation_.instant) return member_.Reported(rail_, report);
+  simulation_.group.pings += report.has_pong() ? 1 : 0;
   simulation_.network.Send(to_member_, simulation_.chance.Pick(0, 300), 0,
                            [this, generation = generation_, report = std::move(report)] {
+                             simulation_.group.pings -= report.has_pong() ? 1 : 0;
                              if (generation_ == generation) member_.Reported(rail_, report);
                            });
 }

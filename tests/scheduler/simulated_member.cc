@@ -89,7 +89,7 @@ void SimulatedMember::Send(OutgoingReports::Messages messages) {
 }
 
 void SimulatedMember::TellHere(const v1::MemberMessage& message) {
-  simulation_.coordinator->Hear(node_, message);
+  simulation_.group.coordinator->Hear(node_, simulation_, message);
 }
 
 void SimulatedMember::Formed(Connection& connection, uint32_t epoch) {
@@ -97,6 +97,8 @@ void SimulatedMember::Formed(Connection& connection, uint32_t epoch) {
   connection_ = &connection;
   reports_.Forget();
   Perform(job_->OnFormed(simulation_.Now(), epoch));
+  // Others of this daemon's jobs have yet to be saved: this one may go on meanwhile.
+  if (leaves_ && departure_.state() == Departure::State::kPrepared) BeginDeparture();
   Perform(departure_.OnFormed(*job_));
 }
 
@@ -195,7 +197,7 @@ void SimulatedMember::Perform(node::Actions actions) {
 }
 
 void SimulatedMember::Do(const node::Note& order) {
-  if (!simulation_.traced) return;
+  if (!simulation_.group.traced) return;
   std::string line = absl::StrCat("node ", node_.value(), ": ", order.message);
   for (const node::Note::Field& field : order.fields) {
     absl::StrAppend(&line, " ", field.key, "=", field.value);
@@ -306,7 +308,7 @@ void SimulatedMember::Die() {
   simulation_.Trace("the daemon of node ", node_.value(), " dies");
   alive_ = false;
   ++boot_;
-  if (leaves_) std::exchange(leaves_, nullptr)();
+  leaves_ = nullptr;
   connection_ = nullptr;
   job_.emplace(Options());
   departure_ = {};
@@ -359,7 +361,7 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(Tra
   opening.id = ++sessions_;
   opening.rank = rank.value();
   opening.world_size = static_cast<int32_t>(simulation_.world.registrations.size());
-  opening.job = kSimulatedJob;
+  opening.job = simulation_.name();
   opening.resume =
       require ? v1::OpenSessionRequest::RESUME_REQUIRE : v1::OpenSessionRequest::RESUME_IF_PRESENT;
   node::Actions actions;

@@ -1,5 +1,6 @@
-// A daemon of the step simulator, without its coordinator: the NodeJob and Departure that ship, and
-// performers that are simulated. Memory, lanes and disks take their time, fail, die and hang.
+// A daemon's side of one job in the step simulator, without its coordinator: the NodeJob and
+// Departure that ship, and performers that are simulated. Memory, lanes and disks take their time,
+// fail, die and hang.
 #ifndef DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_
 #define DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_
 
@@ -52,9 +53,10 @@ class SimulatedMember {
   void LaneHangs(LaneIndex rail);
   // What it is doing with its disk comes to an end only so much later; that is found out.
   void DiskHangs(Microseconds for_so_long);
-  // It is told to leave, and calls `leaves` when all that there is is on the disk, or is not going
-  // to be.
+  // Its daemon is told to leave; calls `leaves` whenever all that there is is on the disk, or is
+  // not going to be.
   void PrepareToLeave(Event leaves);
+  [[nodiscard]] bool prepared() const { return departure_.state() == Departure::State::kPrepared; }
   // Somebody asks for it here; nothing comes of it while the job is not going on.
   void GoBackToNewest();
 
@@ -143,8 +145,8 @@ class SimulatedMember {
   void OnDisk(Event event);
   void GiveUpWriting();
   void EndCopy(bool written);
+  void BeginDeparture();
   void AdvanceDeparture();
-  void Goes();
   [[nodiscard]] Client* Find(TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] const RankTable::Session& SessionOf(const Client& client) const {
     return *job_->ranks().Find(client.id);
@@ -178,7 +180,8 @@ class SimulatedMember {
   std::optional<Copies> copies_;
   uint64_t writes_ = 0;
   std::optional<SnapshotId> committing_;  // manifest that is being written
-  Event leaves_;                          // it is told to leave
+  TimePoint leaves_by_;
+  Event leaves_;  // set: its daemon is told to leave
 };
 
 }  // namespace dmuond::scheduler::testing

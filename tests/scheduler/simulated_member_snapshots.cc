@@ -27,6 +27,7 @@ std::optional<SnapshotId> SimulatedMember::Newest() const {
 void SimulatedMember::FindNewest(uint32_t epoch) {
   OnDisk([this, epoch] {
     v1::MemberMessage message;
+    message.set_job(simulation_.name());
     message.mutable_newest_snapshot()->set_epoch(epoch);
     if (const auto newest = Newest()) {
       message.mutable_newest_snapshot()->set_step(newest->step.value());
@@ -150,6 +151,7 @@ void SimulatedMember::Do(const node::SetSnapshotsAside& order) {
 
 void SimulatedMember::TellManifestWritten(Attempt attempt, bool written) {
   v1::MemberMessage message;
+  message.set_job(simulation_.name());
   message.mutable_manifest_written()->set_attempt(attempt.value());
   if (!written) message.mutable_manifest_written()->set_error("it has failed");
   TellHere(message);
@@ -177,18 +179,23 @@ void SimulatedMember::WriteManifest(const v1::SnapshotManifest& manifest) {
 // ---- planned departures ----
 
 void SimulatedMember::PrepareToLeave(Event leaves) {
-  if (!alive_ || leaves_) return leaves();
   simulation_.Trace("node ", node_.value(), " is told to leave");
   leaves_ = std::move(leaves);
-  Perform(departure_.Begin(*job_, simulation_.Now() + kLeavesWithin, kLeaversPatience,
-                           simulation_.options.snapshot_every > 0));
+  leaves_by_ = simulation_.Now() + kLeavesWithin;
+  BeginDeparture();
   AdvanceDeparture();
 }
 
+void SimulatedMember::BeginDeparture() {
+  departure_ = {};
+  Perform(departure_.Begin(*job_, leaves_by_, kLeaversPatience,
+                           simulation_.options.snapshot_every > 0));
+}
+
 void SimulatedMember::AdvanceDeparture() {
-  if (!departure_.begun() || departure_.state() == Departure::State::kPrepared) return;
+  if (!departure_.begun() || prepared()) return;
   Perform(departure_.Advance(simulation_.Now(), *job_));
-  if (departure_.state() != Departure::State::kPrepared) return;
+  if (!prepared()) return;
   if (departure_.saved().ok() && job_->exists() && job_->Saved()) {
     // The state may have another attempt since, in a new epoch.
     const v1::SnapshotDone& done = job_->snapshot().done();
@@ -196,12 +203,8 @@ void SimulatedMember::AdvanceDeparture() {
       simulation_.invariants.LeavesWith({Attempt(done.attempt()), StepId(done.step())});
     }
   }
-  Goes();
-}
-
-void SimulatedMember::Goes() {
   simulation_.time.After(simulation_.chance.Pick(0, 5 * kMillisecond), [this, boot = boot_] {
-    if (boot_ == boot && leaves_) std::exchange(leaves_, nullptr)();
+    if (boot_ == boot && leaves_) leaves_();
   });
 }
 

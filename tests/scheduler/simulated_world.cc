@@ -1,21 +1,23 @@
 #include "tests/scheduler/simulated_world.h"
 
+#include <array>
+
 #include "scheduler/convert/convert.h"
 #include "tests/scheduler/layouts.h"
 
 namespace dmuond::scheduler::testing {
 namespace {
 
-SimulatedWorld Make(const World& world) {
+SimulatedWorld Make(const std::string& job, const World& world) {
   SimulatedWorld made;
   v1::PlanInputs wire;
-  wire.set_job(kSimulatedJob);
+  wire.set_job(job);
   wire.set_nodes(world.Inputs()->nodes);
   wire.set_lanes_per_node(world.Inputs()->lanes_per_node);
   for (const Registration& registration : world.registrations) {
     v1::Registration& to = *wire.add_registrations();
     to = ToProto(registration);
-    to.set_job(kSimulatedJob);
+    to.set_job(job);
     to.set_world_size(world.trainers());
     to.set_bucket_bytes(1);  // a bucket for each parameter
     for (int group = 0; group < 2; ++group) to.add_groups()->set_preset("dmuon");
@@ -34,26 +36,34 @@ SimulatedWorld Make(const World& world) {
 
 }  // namespace
 
-std::vector<SimulatedWorld> SimulatedWorlds() {
+std::vector<SimulatedWorld> SimulatedWorlds(const std::string& job) {
   std::vector<SimulatedWorld> worlds;
-  worlds.push_back(Make(World(2, 1, 1).Replicate(Muon("v", {8, 8})).Replicate(AdamW("b", {8}))));
-  worlds.push_back(Make(World(2, 2, 1)
-                            .Replicate(Muon("u", {8, 8}))
-                            .Replicate(Muon("v", {8, 8}))
-                            .Replicate(AdamW("b", {8}))));
-  worlds.push_back(Make(World(4, 2, 2)
-                            .Replicate(Muon("u", {8, 8}))
-                            .ShardRows(Muon("v", {9, 8}))
-                            .Replicate(Muon("w", {4, 8}))
-                            .ShardRows(AdamW("e", {10, 4}))));
-  worlds.push_back(Make(World(3, 3, 1).Replicate(Muon("u", {8, 8})).ShardRows(Muon("v", {8, 8}))));
+  worlds.push_back(
+      Make(job, World(2, 1, 1).Replicate(Muon("v", {8, 8})).Replicate(AdamW("b", {8}))));
+  worlds.push_back(Make(job, World(2, 2, 1)
+                                 .Replicate(Muon("u", {8, 8}))
+                                 .Replicate(Muon("v", {8, 8}))
+                                 .Replicate(AdamW("b", {8}))));
+  worlds.push_back(Make(job, World(4, 2, 2)
+                                 .Replicate(Muon("u", {8, 8}))
+                                 .ShardRows(Muon("v", {9, 8}))
+                                 .Replicate(Muon("w", {4, 8}))
+                                 .ShardRows(AdamW("e", {10, 4}))));
+  worlds.push_back(
+      Make(job, World(3, 3, 1).Replicate(Muon("u", {8, 8})).ShardRows(Muon("v", {8, 8}))));
   // The last node of each has no trainers, and owns parameters.
-  worlds.push_back(Make(World(2, 3, 1)
-                            .Replicate(Muon("u", {8, 8}))
-                            .ShardRows(Muon("v", {8, 8}))
-                            .Replicate(Muon("w", {8, 8}))));
-  worlds.push_back(Make(World(1, 2, 2).Replicate(Muon("u", {8, 8})).Replicate(AdamW("b", {8}))));
+  worlds.push_back(Make(job, World(2, 3, 1)
+                                 .Replicate(Muon("u", {8, 8}))
+                                 .ShardRows(Muon("v", {8, 8}))
+                                 .Replicate(Muon("w", {8, 8}))));
+  worlds.push_back(
+      Make(job, World(1, 2, 2).Replicate(Muon("u", {8, 8})).Replicate(AdamW("b", {8}))));
   return worlds;
+}
+
+size_t WorldBeside(size_t world) {
+  constexpr std::array<size_t, 6> kBeside = {0, 1, 5, 4, 3, 2};
+  return kBeside[world];
 }
 
 void SimulationCounts::Add(const SimulationCounts& other) {

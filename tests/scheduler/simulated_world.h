@@ -3,6 +3,7 @@
 #define DMUOND_TESTS_SCHEDULER_SIMULATED_WORLD_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "dmuond/v1/peer.pb.h"
@@ -13,9 +14,9 @@
 
 namespace dmuond::scheduler::testing {
 
-inline constexpr char kSimulatedJob[] = "job";
-
 struct SimulatedWorld {
+  [[nodiscard]] const std::string& name() const { return registrations.front().job(); }
+
   std::vector<v1::Registration> registrations;  // by rank
   PlannedJob planned;                           // of them
   // The same, at hand.
@@ -25,8 +26,10 @@ struct SimulatedWorld {
   std::vector<LaneProgram> programs;  // by lane
 };
 
-// Small worlds of several shapes: nodes, lanes, replicated and sharded.
-[[nodiscard]] std::vector<SimulatedWorld> SimulatedWorlds();
+// Small worlds of several shapes: nodes, lanes, replicated and sharded. Their jobs have the name.
+[[nodiscard]] std::vector<SimulatedWorld> SimulatedWorlds(const std::string& job);
+// Of one that has as many nodes and lanes as that of `world`: their jobs can run side by side.
+[[nodiscard]] size_t WorldBeside(size_t world);
 
 // Summed over many schedules, so that a test sees that it tests something.
 struct SimulationCounts {

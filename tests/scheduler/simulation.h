@@ -1,5 +1,7 @@
-// One simulated group: what its parts share. A part is a machine under test with the little of a
-// daemon that surrounds it (server/daemon): the coordinator, a member with its lanes, a trainer.
+// One simulated group, and each of its jobs: what their parts share. A part is a machine under test
+// with the little of a daemon that surrounds it (server/daemon): the coordinator, a member with its
+// lanes, a trainer. Jobs run side by side: they have the daemons, the links and the coordinator in
+// common, and each its own members (a daemon's side of one job), trainers and snapshots.
 #ifndef DMUOND_TESTS_SCHEDULER_SIMULATION_H_
 #define DMUOND_TESTS_SCHEDULER_SIMULATION_H_
 
@@ -45,28 +47,57 @@ struct WayBack {
 // The directory of snapshots: whole ones by id, with the state of each lane.
 using SimulatedDisk = std::map<SnapshotId, std::vector<uint64_t>>;
 
-struct Simulation {
-  Simulation(const SimulatedWorld& world, uint64_t seed)
-      : world(world), seed(seed), chance(seed), network(chance, time), invariants(world, counts) {}
+struct Simulation;
 
-  const SimulatedWorld& world;
+struct SimulatedGroup {
+  explicit SimulatedGroup(uint64_t seed) : seed(seed), chance(seed), network(chance, time) {}
+
+  // Daemons with all of their members; REQUIRES of the following: there is a job.
+  [[nodiscard]] int32_t nodes() const;
+  [[nodiscard]] std::vector<SimulatedMember*> MembersOf(NodeRank node) const;
+
   const uint64_t seed;
   Chance chance;
   EventQueue time;
   SimulatedNetwork network;
   SimulationCounts counts;
-  StepInvariants invariants;
   SimulationOptions options;
-  SimulatedDisk disk;
-  std::deque<Connection> connections;  // of members, all that there have been
+  std::deque<Connection> connections;  // of daemons, all that there have been
+  size_t pings = 0;  // of lanes, and their answers, that are on their way: there always are some
   bool traced = false;
-  bool instant = false;    // it begins: nothing takes time, and nothing fails
-  bool disturbed = false;  // not all can finish, and somebody is right to give up
-
+  bool instant = false;  // it begins: nothing takes time, and nothing fails
   SimulatedCoordinator* coordinator = nullptr;
-  std::vector<SimulatedMember*> members;
+  std::vector<Simulation*> jobs;
+};
+
+// Of one job.
+struct Simulation {
+  Simulation(SimulatedGroup& group, const SimulatedWorld& world)
+      : group(group),
+        world(world),
+        chance(group.chance),
+        time(group.time),
+        network(group.network),
+        counts(group.counts),
+        options(group.options),
+        instant(group.instant),
+        invariants(world, group.counts) {}
+
+  SimulatedGroup& group;
+  const SimulatedWorld& world;
+  Chance& chance;
+  EventQueue& time;
+  SimulatedNetwork& network;
+  SimulationCounts& counts;
+  const SimulationOptions& options;
+  const bool& instant;
+  StepInvariants invariants;
+  SimulatedDisk disk;
+  bool disturbed = false;                 // not all can finish, and somebody is right to give up
+  std::vector<SimulatedMember*> members;  // by node
   std::vector<SimulatedTrainer*> trainers;
 
+  [[nodiscard]] const std::string& name() const { return world.name(); }
   // What is restored where somebody names a step: the newest snapshot of it.
   [[nodiscard]] std::optional<SnapshotId> SnapshotOf(StepId step) const {
     for (auto snapshot = disk.rbegin(); snapshot != disk.rend(); ++snapshot) {
@@ -83,16 +114,26 @@ struct Simulation {
   }
   // The same for whoever asks: what all trainers agree on.
   [[nodiscard]] bool FateOf(StepId step, const char* what, int32_t percent) const {
-    return Mix(seed * 31 + static_cast<uint64_t>(step.value()) * 7 + what[0]) % 100 <
+    return Mix(group.seed * 31 + static_cast<uint64_t>(step.value()) * 7 + what[0]) % 100 <
            static_cast<uint64_t>(percent);
   }
   void Fail(const std::string& what) { invariants.Fail(what); }
   // What a replayed schedule prints, one event a line.
   template <typename... Parts>
   void Trace(const Parts&... parts) const {
-    if (traced) std::cout << absl::StrCat(time.now(), " us: ", parts...) << std::endl;
+    if (!group.traced) return;
+    std::cout << absl::StrCat(time.now(), " us: ", name(), ": ", parts...) << std::endl;
   }
 };
+
+inline int32_t SimulatedGroup::nodes() const { return jobs.front()->world.inputs.nodes; }
+
+inline std::vector<SimulatedMember*> SimulatedGroup::MembersOf(NodeRank node) const {
+  std::vector<SimulatedMember*> members;
+  members.reserve(jobs.size());
+  for (const Simulation* job : jobs) members.push_back(job->members[node.value()]);
+  return members;
+}
 
 }  // namespace dmuond::scheduler::testing
 

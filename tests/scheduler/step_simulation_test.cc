@@ -1,6 +1,7 @@
 // The step machines under seeded schedules: schedules.h says which.
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/scheduler/schedules.h"
@@ -9,16 +10,23 @@
 namespace dmuond::scheduler {
 namespace {
 
+using testing::SimulatedWorld;
 using testing::SimulatedWorlds;
 using testing::SimulationCounts;
 using testing::StepSimulator;
+using testing::WorldBeside;
 
 TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobodyWaiting) {
-  const auto worlds = SimulatedWorlds();
+  const auto worlds = SimulatedWorlds("job");
+  const auto others = SimulatedWorlds("another");
   const auto [first, schedules] = testing::SchedulesFromEnvironment(/*by_default=*/100'000);
   SimulationCounts all;
   for (uint64_t seed = first; seed < first + schedules; ++seed) {
-    StepSimulator simulator(worlds[seed % worlds.size()], seed, /*traced=*/schedules == 1);
+    const size_t world = seed % worlds.size();
+    std::vector<const SimulatedWorld*> jobs = {&worlds[world]};
+    const bool two = seed / worlds.size() % 4 == 0;
+    if (two) jobs.push_back(&others[WorldBeside(world)]);
+    StepSimulator simulator(jobs, seed, /*traced=*/schedules == 1);
     const std::string failure = simulator.Run();
     ASSERT_EQ(failure, "") << "replay with DMUOND_SEED=" << seed;
     all.Add(simulator.counts());

@@ -111,6 +111,7 @@ void SnapshotDisks::WriteManifest(const v1::WriteManifest& order, const Job& job
   }
   if (!described.ok()) manifest.clear_files();
   committing_ = manifest.attempt();
+  committing_of_ = manifest.job();
   if (writes_->hangs()) return GiveUpWriting();
   writes_->Post([this, described, disk = writes_.get(), manifest = std::move(manifest)] {
     bool wanted = true;
@@ -141,6 +142,7 @@ void SnapshotDisks::WriteManifest(const v1::WriteManifest& order, const Job& job
 void SnapshotDisks::TellManifestWritten(uint64_t attempt, const std::string& error,
                                         const std::string& reason) {
   v1::MemberMessage message;
+  message.set_job(committing_of_);
   v1::ManifestWritten& written = *message.mutable_manifest_written();
   written.set_attempt(attempt);
   written.set_error(error);
@@ -192,6 +194,7 @@ void SnapshotDisks::TellDiscarded(const absl::Status& done) {
               {{"job", discard.job()}});
   }
   v1::MemberMessage message;
+  message.set_job(discard.job());
   v1::SnapshotsDiscarded& discarded = *message.mutable_discarded();
   discarded.set_job(discard.job());
   discarded.set_job_incarnation(discard.job_incarnation());
@@ -217,6 +220,7 @@ void SnapshotDisks::Find(const v1::FindSnapshot& order) {
 void SnapshotDisks::TellNewest(const absl::StatusOr<int64_t>& step) {
   const v1::FindSnapshot find = *std::exchange(finding_, std::nullopt);
   v1::MemberMessage message;
+  message.set_job(find.job());
   v1::NewestSnapshot& newest = *message.mutable_newest_snapshot();
   newest.set_epoch(find.epoch());
   if (step.ok()) {

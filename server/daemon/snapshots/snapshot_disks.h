@@ -119,6 +119,7 @@ class SnapshotDisks {
   uint64_t writing_ = 0;                     // counts what was ordered to be written
   std::shared_ptr<Restoring> restoring_;     // null: nothing has been restored
   uint64_t committing_ = 0;                  // manifest that is being written; 0: none
+  std::string committing_of_;                // its job
   std::optional<v1::FindSnapshot> finding_;  // the coordinator waits to hear which is the newest
   std::optional<v1::DiscardSnapshots> discarding_;  // it waits until older ones count no more
 };

@@ -39,20 +39,20 @@ class PlannedGroupJob {
   void HoldPlans() { holds_ = true; }
   [[nodiscard]] const std::optional<PlanOrder>& held() const { return held_; }
   AddressedMessages Plan(TimePoint now, const PlanOrder& order) {
-    return Answer(now, order.number, MakePlannedJob(*order.inputs));
+    return Answer(now, order, MakePlannedJob(*order.inputs));
   }
-  AddressedMessages Answer(TimePoint now, uint64_t number, absl::StatusOr<PlannedJob> made) {
-    return Perform(now, job_.OnPlanMade(now, number, std::move(made)));
+  AddressedMessages Answer(TimePoint now, const PlanOrder& order, absl::StatusOr<PlannedJob> made) {
+    return Perform(now, job_.OnPlanMade(now, order, std::move(made)));
   }
 
  private:
   AddressedMessages Perform(TimePoint now, GroupActions actions) {
-    if (!actions.plan.has_value()) return std::move(actions.messages);
+    if (actions.plans.empty()) return std::move(actions.messages);
     if (holds_) {
-      held_ = *std::move(actions.plan);
+      held_ = std::move(actions.plans.front());
       return std::move(actions.messages);
     }
-    AddressedMessages more = Plan(now, *actions.plan);
+    AddressedMessages more = Plan(now, actions.plans.front());
     std::move(more.begin(), more.end(), std::back_inserter(actions.messages));
     return std::move(actions.messages);
   }

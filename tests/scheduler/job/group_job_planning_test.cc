@@ -65,7 +65,7 @@ TEST_F(GroupJobPlanningTest, NodesHearOfAPlanWhenItIsMadeAndOnce) {
 TEST_F(GroupJobPlanningTest, InputsThatNoPlanCanBeMadeOfAreRefusedAndMayBeCorrected) {
   OrderPlan();
   const AddressedMessages told = coordinator_.Answer(
-      now_, Order().number, WithReason(absl::InvalidArgumentError("no"), "LAYOUT_INVALID"));
+      now_, Order(), WithReason(absl::InvalidArgumentError("no"), "LAYOUT_INVALID"));
   ASSERT_THAT(told, SizeIs(1));
   EXPECT_EQ(told[0].message.refused().reason(), "LAYOUT_INVALID");
   EXPECT_THAT(Register(0), IsEmpty());
@@ -140,8 +140,7 @@ TEST_F(GroupJobPlanningTest, SessionsOfTheStateBeforeAreNotRefusedWhileAWayBackI
 
 TEST_F(GroupJobPlanningTest, AWayBackThatCannotBePlannedEndsTheJob) {
   OrderWayBack();
-  const AddressedMessages told =
-      coordinator_.Answer(now_, Order().number, absl::InternalError("no plan"));
+  const AddressedMessages told = coordinator_.Answer(now_, Order(), absl::InternalError("no plan"));
   ASSERT_THAT(told, SizeIs(1));
   EXPECT_EQ(told[0].message.job_ended().reason(), "STATE_LOST");
   EXPECT_THAT(told[0].message.job_ended().why(), HasSubstr("no plan"));

@@ -310,6 +310,29 @@ TEST_F(NodeJobTest, NothingIsSavedWhileAVoteHasNoAnswer) {
   EXPECT_TRUE(job_.Saved());
 }
 
+TEST_F(NodeJobTest, WhatIsSaidOfAnotherJobChangesNothing) {
+  Run();
+  const Attempt open = job_.steps()->open().attempt;
+  for (const char* job : {"another", "job"}) {
+    v1::CoordinatorMessage message;
+    message.set_job(job);
+    message.mutable_open()->set_attempt(open.value() + 5);
+    message.mutable_open()->set_step(1);
+    Hear(message);
+    EXPECT_EQ(job_.steps()->open().attempt.value(),
+              open.value() + (message.job() == "job" ? 5 : 0));
+  }
+  // One that is to have new lanes is not here.
+  v1::CoordinatorMessage reform;
+  reform.set_job("another");
+  reform.mutable_reform()->set_epoch(kEpoch + 1);
+  Hear(reform);
+  EXPECT_EQ(job_.phase(), Phase::kRunning);
+  const v1::MemberMessage answer = LastTold(&v1::MemberMessage::has_plan_ready);
+  EXPECT_EQ(answer.job(), "another");
+  EXPECT_EQ(answer.plan_ready().reason(), "JOB_ENDED");
+}
+
 // Seen in a simulated schedule: the session of a lost job was to register again, and its trainer,
 // which submitted, heard that it must attach first instead of why its job was lost.
 TEST_F(NodeJobTest, ALostJobIsNotRefusedTheLayoutOfTheNextOneOfItsName) {
