@@ -349,7 +349,7 @@ AddressedMessages GroupJob::PlanRegistered() {
 
 void GroupJob::OrderPlan() {
   job_->Enter(Phase::kPlanning);
-  order_ = PlanOrder{++orders_, job_->wire};
+  order_ = PlanOrder{job_->wire};
 }
 
 void GroupJob::DropOrder(TimePoint now) {
@@ -357,12 +357,15 @@ void GroupJob::DropOrder(TimePoint now) {
   job_->register_deadline = now + options_.register_timeout;
 }
 
+bool GroupJob::Awaits(const PlanOrder& order) const {
+  return job_ != nullptr && job_->phase == Phase::kPlanning && order.inputs == job_->wire;
+}
+
 GroupActions GroupJob::OnPlanMade(TimePoint now, const PlanOrder& order,
                                   absl::StatusOr<PlannedJob> made) {
   // The job has ended, or is planned anew. Of one that goes back while the group is broken, it is
   // known when the group has formed what is left.
-  const bool wanted = job_ != nullptr && job_->phase == Phase::kPlanning && order.number == orders_;
-  if (!wanted || !Formed()) return {};
+  if (!Awaits(order) || !Formed()) return {};
   AddressedMessages out;
   if (!made.ok()) {
     out = job_->goes_back ? EndJob(std::string(made.status().message()), "STATE_LOST")

@@ -73,9 +73,8 @@ struct GroupJobOptions {
   SnapshotOptions snapshot;
 };
 
-// A plan is wanted: OnPlanMade() takes it with the order.
+// A plan is wanted: OnPlanMade() takes it with the order. No two orders are of the same inputs.
 struct PlanOrder {
-  uint64_t number = 0;
   std::shared_ptr<const v1::PlanInputs> inputs;
 };
 
@@ -97,6 +96,8 @@ class GroupJob {
   // What came of an order. That of an order that is no longer wanted is ignored.
   [[nodiscard]] GroupActions OnPlanMade(TimePoint now, const PlanOrder& order,
                                         absl::StatusOr<PlannedJob> made);
+  // The order is its newest.
+  [[nodiscard]] bool Awaits(const PlanOrder& order) const;
   // Deadlines; call every 100 ms.
   [[nodiscard]] GroupActions OnTick(TimePoint now);
   // When OnDue() is due: GOs are held back, to be gathered. nullopt: nothing is.
@@ -309,7 +310,6 @@ class GroupJob {
   std::map<int32_t, Leaver> leavers_;                         // by node: since the group formed
   std::unique_ptr<Job> job_;
   std::string name_;                // of the job that there is, or was last
-  uint64_t orders_ = 0;             // of plans; the newest one's number
   std::optional<PlanOrder> order_;  // that the caller is about to be given
   AwaitedNews waiting_;
   // The last job that ended. Who could not be reached then still holds it when the group forms

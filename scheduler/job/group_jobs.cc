@@ -104,9 +104,7 @@ GroupActions GroupJobs::OnMemberGone(TimePoint now, int32_t node, const std::str
 GroupActions GroupJobs::OnPlanMade(TimePoint now, const PlanOrder& order,
                                    absl::StatusOr<PlannedJob> made) {
   for (Place& place : places_) {
-    if (place.name == order.inputs->job()) {
-      return place.job.OnPlanMade(now, order, std::move(made));
-    }
+    if (place.job.Awaits(order)) return place.job.OnPlanMade(now, order, std::move(made));
   }
   return {};
 }

@@ -1,5 +1,5 @@
-// The coordinating node's side of all jobs of the group: a GroupJob for each, by the name that every
-// message has. There are so many places for jobs; a session of one more job goes to the first
+// The coordinating node's side of all jobs of the group: a GroupJob for each, by the name that
+// every message has. There are so many places for jobs; a session of one more job goes to the first
 // place, which refuses it with the name of the job that it has.
 //
 // What no job is named in is for all of them: a node that leaves. The group's epoch is that of the
