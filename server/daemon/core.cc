@@ -31,9 +31,9 @@ scheduler::NodeJobOptions JobOptions(const DaemonOptions& options) {
   return job;
 }
 
-JobLanes::Options LaneOptions(const DaemonOptions& options) {
+JobLanes::Options LaneOptions(const DaemonOptions& options, const NodeDevice& device) {
   return {.host = {.binary = options.lane_binary,
-                   .device = absl::StrCat("cpu:", options.threads_per_lane),
+                   .device = &device,
                    .lanes = options.lanes,
                    .lock = options.lock},
           .threads_per_lane = options.threads_per_lane,
@@ -57,11 +57,12 @@ void AboutToHear(const v1::CoordinatorMessage& message) {
 
 }  // namespace
 
-Core::Core(DaemonOptions daemon_options, kernels::MemoryHolder& memory_holder)
+Core::Core(DaemonOptions daemon_options, NodeDevice& node_device)
     : options(std::move(daemon_options)),
+      device(node_device),
       job(JobOptions(options)),
       reports(/*gathers=*/options.nodes > 1),
-      lanes(LaneOptions(options),
+      lanes(LaneOptions(options, device),
             {.on_report =
                  [this](uint64_t generation, scheduler::LaneIndex lane,
                         const v1::LaneReport& report) { OnLaneReport(generation, lane, report); },
@@ -74,7 +75,7 @@ Core::Core(DaemonOptions daemon_options, kernels::MemoryHolder& memory_holder)
               .lanes = options.lanes,
               .job_memory_bytes = options.job_memory_bytes,
               .host_copies = options.storage != nullptr},
-             memory_holder, planner, [this](const auto& event) { Enter(event); }),
+             device.memory(), planner, [this](const auto& event) { Enter(event); }),
       disks({.node = options.node,
              .keep = options.snapshot_keep,
              .timeout = options.snapshot_timeout},

@@ -27,7 +27,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
-#include "kernels/device.h"
 #include "scheduler/job/departure.h"
 #include "scheduler/job/group_jobs.h"
 #include "scheduler/job/node_job.h"
@@ -36,6 +35,7 @@
 #include "server/daemon/due_timer.h"
 #include "server/daemon/group/peer_links.h"
 #include "server/daemon/lanes/job_lanes.h"
+#include "server/daemon/memory/node_device.h"
 #include "server/daemon/memory/node_memory.h"
 #include "server/daemon/options.h"
 #include "server/daemon/planner.h"
@@ -49,7 +49,7 @@ struct Core {
   // Whether the caller of a waiting RPC has gone; asked now and then.
   using Cancelled = std::function<bool()>;
 
-  Core(DaemonOptions options, kernels::MemoryHolder& memory_holder);
+  Core(DaemonOptions options, NodeDevice& node_device);
   ~Core();
 
   // ---- the turn ----
@@ -111,6 +111,7 @@ struct Core {
   }
 
   const DaemonOptions options;
+  NodeDevice& device;
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   AttachServer* attach = nullptr;
   PeerLinks* peers = nullptr;             // null in a group of one

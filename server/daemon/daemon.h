@@ -7,7 +7,6 @@
 
 #include <cstdint>
 
-#include "kernels/device.h"
 #include "server/daemon/calls/admin_calls.h"
 #include "server/daemon/calls/attach_calls.h"
 #include "server/daemon/calls/session_calls.h"
@@ -15,14 +14,15 @@
 #include "server/daemon/calls/step_calls.h"
 #include "server/daemon/calls/tensor_calls.h"
 #include "server/daemon/core.h"
+#include "server/daemon/memory/node_device.h"
 
 namespace dmuond::server {
 
 class Daemon {
  public:
   using Cancelled = Core::Cancelled;
-  Daemon(DaemonOptions options, kernels::MemoryHolder& memory)
-      : core_(std::move(options), memory) {}
+  // `device` outlives the daemon.
+  Daemon(DaemonOptions options, NodeDevice& device) : core_(std::move(options), device) {}
 
   // Before anything else is called; both must outlive the daemon's use of them; `peers` is null in
   // a group of one.

@@ -24,7 +24,6 @@
 #include <utility>
 
 #include "dmuond/v1/peer.pb.h"
-#include "kernels/cpu/cpu_memory.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/plan.h"
 #include "server/common/errors.h"
@@ -32,6 +31,7 @@
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/group/directory_proof.h"
+#include "server/daemon/memory/node_device.h"
 #include "server/daemon/process/socket_dir.h"
 #include "server/daemon/snapshots/node_snapshot.h"
 #include "server/storage/posix_storage.h"
@@ -198,7 +198,7 @@ class SteppingTrainer {
 class Member {
  public:
   Member(Disk& disk, const std::string& socket)
-      : socket_(socket), storage_(disk.storage()), daemon_(Options(disk, socket), memory_) {
+      : socket_(socket), storage_(disk.storage()), daemon_(Options(disk, socket), *device_) {
     auto attach =
         AttachServer::Start({.path = socket + SocketDir::kAttachSuffix},
                             {.on_gone = [this](AttachId id) { daemon_.core().OnAttachGone(id); }});
@@ -332,7 +332,7 @@ class Member {
   const std::string socket_;
   storage::Storage* const storage_;
   LinksOfAMember links_;
-  kernels::cpu::CpuMemoryHolder memory_;
+  const std::unique_ptr<NodeDevice> device_ = MakeCpuNodeDevice(/*threads=*/1);
   Daemon daemon_;
   std::unique_ptr<AttachServer> attach_;
   std::unique_ptr<SteppingTrainer> trainer_;

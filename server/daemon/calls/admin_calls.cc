@@ -92,7 +92,7 @@ v1::GetStatusReply AdminCalls::Status() {
                         : job.epoch() == 0   ? "joining"
                         : options.nodes == 1 ? "alone"
                                              : "formed");
-  reply.set_device_type("cpu");
+  reply.set_device_type(core_.device.type());
   reply.set_core_type(options.core_type);
   reply.set_uptime_s(std::chrono::duration_cast<std::chrono::seconds>(
                          std::chrono::steady_clock::now() - core_.started)

@@ -19,7 +19,6 @@ using scheduler::NodeJob;
 using scheduler::RankTable;
 
 constexpr size_t kArenasMax = 64;
-constexpr size_t kCudaIpcHandleBytes = 64;
 constexpr size_t kDigestBytes = 16;
 
 absl::Status CheckDigests(const RankTable::Session& session,
@@ -42,7 +41,7 @@ absl::Status CheckDigests(const RankTable::Session& session,
   return absl::OkStatus();
 }
 
-absl::Status CheckArenas(const RankTable::Session& session,
+absl::Status CheckArenas(const NodeDevice& device, const RankTable::Session& session,
                          const v1::AttachBuffersRequest& request) {
   if (request.arenas_size() > static_cast<int>(kArenasMax)) {
     return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
@@ -58,20 +57,7 @@ absl::Status CheckArenas(const RankTable::Session& session,
           Say("arena ", Named("arena", arena.id()), " of rank ", Named("rank", session.rank),
               " has ", Named("bytes", arena.size_bytes()), " bytes"));
     }
-    if (arena.has_cuda_ipc()) {
-      const size_t length = arena.cuda_ipc().handle().size();
-      if (length != kCudaIpcHandleBytes) {
-        return Error(
-            absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-            Say("arena ", Named("arena", arena.id()), " of rank ", Named("rank", session.rank),
-                ": a CUDA IPC handle has ", Named("handle_bytes_wanted", kCudaIpcHandleBytes),
-                " bytes, this one ", Named("handle_bytes", length)));
-      }
-      return Error(
-          absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
-          Say("arena ", Named("arena", arena.id()), " of rank ", Named("rank", session.rank),
-              " is a CUDA IPC handle, but this daemon's device is the CPU"));
-    }
+    if (absl::Status maps = device.CheckArena(session.rank, arena); !maps.ok()) return maps;
     if (!sizes.emplace(arena.id(), arena.size_bytes()).second) {
       return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
                    Say("arena ", Named("arena", arena.id()), " of rank ",
@@ -277,7 +263,7 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
       return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISSING",
                    Say("rank ", Named("rank", session.rank), " must register its layout first"));
     }
-    absl::Status checked = CheckArenas(session, request);
+    absl::Status checked = CheckArenas(core_.device, session, request);
     checked.Update(CheckDigests(session, request));
     if (!checked.ok()) return checked;
   }

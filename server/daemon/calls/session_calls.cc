@@ -154,7 +154,7 @@ absl::StatusOr<v1::HelloReply> SessionCalls::Hello(const v1::HelloRequest& reque
   reply.set_features(request.features() & kFeatures);
   reply.set_server(absl::StrCat("dmuond ", kBuildVersion));
   reply.set_lanes(core_.options.lanes);
-  reply.set_device_type("cpu");
+  reply.set_device_type(core_.device.type());
   return reply;
 }
 

@@ -33,6 +33,7 @@ struct PeerOptions {
   int32_t lanes = 1;
   int64_t lane_memory_bytes = 0;
   v1::LaneBits bits;        // of this daemon's lanes
+  std::string device_type;  // as NodeDevice says
   std::string listen;       // host:port of this daemon's Peer service
   std::string advertise;    // what others reach it by; empty: listen. Port 0: the one really bound
   std::string coordinator;  // host:port of node 0's Peer service

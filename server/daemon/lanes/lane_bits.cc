@@ -36,9 +36,11 @@ bool ReadToEnd(int fd, std::chrono::steady_clock::time_point deadline, std::stri
 
 }  // namespace
 
-absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary, const std::string& device) {
-  const absl::StatusOr<SpawnedLane> lane = SpawnLane(
-      binary, /*lane_index=*/0, device, /*environment=*/{}, /*lock=*/-1, {"--print_bits"});
+absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary, const NodeDevice& node_device) {
+  const std::string device = node_device.OfLane(scheduler::LaneIndex(0));
+  const absl::StatusOr<SpawnedLane> lane =
+      SpawnLane(binary, /*lane_index=*/0, device, node_device.OfLaneEnvironment(), /*lock=*/-1,
+                {"--print_bits"});
   if (!lane.ok()) return lane.status();
   std::string text;
   if (!ReadToEnd(lane->output.get(), std::chrono::steady_clock::now() + kAnswerWithin, text)) {

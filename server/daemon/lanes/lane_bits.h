@@ -8,13 +8,14 @@
 
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
+#include "server/daemon/memory/node_device.h"
 
 namespace dmuond::server {
 
 // Runs `binary --device=DEVICE --print_bits` and waits for its end, some tens of milliseconds on
 // the CPU. Errors have what the program has said. Threads: any.
 [[nodiscard]] absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary,
-                                                      const std::string& device);
+                                                      const NodeDevice& device);
 
 }  // namespace dmuond::server
 

@@ -23,7 +23,8 @@ absl::Status LaneHost::Start(LaneIndex lane, uint64_t generation, const v1::Lane
   options.binary = options_.binary;
   options.lane_index = lane.value();
   options.lock = options_.lock;
-  options.device = options_.device;
+  options.device = options_.device->OfLane(lane);
+  options.environment = options_.device->OfLaneEnvironment();
   LaneProcess::Callbacks callbacks;
   callbacks.on_report = [this, generation, lane](const v1::LaneReport& report,
                                                  const std::vector<wire::UniqueFd>& /*fds*/) {

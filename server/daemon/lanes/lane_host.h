@@ -20,16 +20,17 @@
 #include "kernels/mutex.h"
 #include "scheduler/types.h"
 #include "server/daemon/lanes/lane_process.h"
+#include "server/daemon/memory/node_device.h"
 
 namespace dmuond::server {
 
 class LaneHost {
  public:
   struct Options {
-    std::string binary;  // path of dmuond-lane
-    std::string device;  // "cpu:THREADS"
-    int32_t lanes = 1;   // places
-    int lock = -1;       // as LaneProcess::Options'
+    std::string binary;                  // path of dmuond-lane
+    const NodeDevice* device = nullptr;  // of the lanes
+    int32_t lanes = 1;                   // places
+    int lock = -1;                       // as LaneProcess::Options'
   };
   // What a process of a generation says, and its end; from a thread of its own, which holds no
   // lock.

@@ -13,10 +13,8 @@
 #include <cstring>
 #include <map>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/fault/fault_point.h"
-#include "kernels/cpu/core_type.h"
 #include "server/common/log.h"
 
 namespace dmuond::server {
@@ -32,19 +30,12 @@ wire::UniqueFd MoveUp(wire::UniqueFd fd) {
 
 // The daemon's environment as the lane gets it, "NAME=value" each.
 std::vector<std::string> LaneEnvironment(
-    const std::string& device,
     const std::vector<std::pair<std::string, std::string>>& environment) {
   std::map<std::string, std::string> values;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry);
     const size_t equals = text.find('=');
     if (equals != std::string::npos) values[text.substr(0, equals)] = text.substr(equals + 1);
-  }
-  if (absl::StartsWith(device, "cpu:")) {
-    // OpenBLAS reads both when it is loaded. A core type that the user has set stands.
-    const std::string core_type = kernels::cpu::LaneCoreType();
-    if (!core_type.empty()) values.insert_or_assign(kernels::cpu::kCoreTypeVariable, core_type);
-    values.insert_or_assign("OPENBLAS_NUM_THREADS", "1");
   }
   for (const auto& [name, value] : environment) values[name] = value;
   std::vector<std::string> entries;
@@ -134,7 +125,7 @@ absl::StatusOr<SpawnedLane> SpawnLane(
       absl::StrCat("--log_level=", log::Name(log::CurrentLevel())),
       absl::StrCat("--log_format=", log::Name(log::CurrentFormat()))};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
-  std::vector<std::string> entries = LaneEnvironment(device, environment);
+  std::vector<std::string> entries = LaneEnvironment(environment);
   const SpawnSetup setup(its_socket.get(), its_output.get(), its_lock.get());
   int error = fault::FaultPoint("daemon.spawn");
   if (error == 0) {

@@ -25,9 +25,8 @@ namespace dmuond::server {
 
 // Checked and complete: values that depend on others or on the machine are filled in.
 struct Config {
-  std::string device_type;  // "cpu"
-  int32_t lanes = 1;        // of this node
-  int32_t threads = 1;      // per lane
+  int32_t lanes = 1;    // of this node
+  int32_t threads = 1;  // per lane
   std::string lane_binary;
   int64_t lane_memory_bytes = 0;              // 0: no limit
   std::optional<scheduler::CostTable> costs;  // what --cost_table holds

@@ -23,6 +23,7 @@
 #include "scheduler/limits.h"
 #include "server/cost_file.h"
 #include "server/daemon/group/peer_names.h"
+#include "server/daemon/memory/node_device.h"
 #include "server/daemon/process/config.h"
 #include "server/daemon/process/loopback.h"
 #include "server/daemon/process/socket_dir.h"
@@ -104,14 +105,9 @@ class Checker {
 
   void Lanes() {
     config::ConfigFile& values = config_.values;
-    absl::string_view devices = values.devices();
-    if (!absl::ConsumePrefix(&devices, "cpu:") || !absl::SimpleAtoi(devices, &config_.lanes) ||
-        config_.lanes < 1 || config_.lanes > kLanesPerNodeMax) {
-      Wrong("devices", values.devices(),
-            absl::StrCat("is not cpu:N with N between 1 and ", kLanesPerNodeMax));
-      config_.lanes = 1;
-    }
-    config_.device_type = "cpu";
+    const absl::StatusOr<DeviceList> devices = ParseDevices(values.devices(), kLanesPerNodeMax);
+    if (!devices.ok()) Wrong("devices", values.devices(), std::string(devices.status().message()));
+    config_.lanes = devices.ok() ? devices->lanes : 1;
     config_.threads = InRange("threads", values.threads(), 0, kThreadsMax);
     if (config_.threads == 0) config_.threads = std::max(1, Cores() / config_.lanes);
     values.set_threads(config_.threads);

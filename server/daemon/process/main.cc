@@ -26,7 +26,6 @@
 #include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/cpu/core_type.h"
-#include "kernels/cpu/cpu_memory.h"
 #include "scheduler/job/impossible.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
@@ -37,6 +36,7 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/group/peers.h"
 #include "server/daemon/lanes/lane_bits.h"
+#include "server/daemon/memory/node_device.h"
 #include "server/daemon/process/config.h"
 #include "server/daemon/process/health_service.h"
 #include "server/daemon/process/library_logs.h"
@@ -342,10 +342,10 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     epoch = *newest;
   }
 
-  kernels::cpu::CpuMemoryHolder memory;
+  const std::unique_ptr<NodeDevice> device = MakeCpuNodeDevice(config.threads);
   DaemonOptions options = OptionsOf(config, *token, snapshots.get());
   options.lock = socket_dir->lock();
-  Daemon daemon(std::move(options), memory);
+  Daemon daemon(std::move(options), *device);
   AttachServer::Options attach_options;
   attach_options.path = config.socket + SocketDir::kAttachSuffix;
   attach_options.mode = config.socket_mode();
@@ -366,9 +366,10 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     peer_options.epoch = epoch;
     peer_options.snapshots = snapshots.get();
     absl::StatusOr<v1::LaneBits> bits =
-        UnlessStopped(signals, [&] { return AskForBits(config.lane_binary, "cpu:1"); });
+        UnlessStopped(signals, [&] { return AskForBits(config.lane_binary, *device); });
     if (!bits.ok()) return bits.status();
     peer_options.bits = *std::move(bits);
+    peer_options.device_type = device->type();
     absl::StatusOr<std::unique_ptr<Peers>> started = Peers::Start(std::move(peer_options), daemon);
     if (!started.ok()) return started.status();
     peers = *std::move(started);

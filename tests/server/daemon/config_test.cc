@@ -72,7 +72,6 @@ std::string Mistake(std::vector<std::string> arguments) {
 
 TEST(ConfigTest, OneDaemonAloneNeedsNoSettings) {
   const Config config = LoadOk({});
-  EXPECT_EQ(config.device_type, "cpu");
   EXPECT_EQ(config.lanes, 1);
   EXPECT_GE(config.threads, 1);
   EXPECT_EQ(config.nodes, 1);

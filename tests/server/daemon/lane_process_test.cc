@@ -16,6 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "kernels/cpu/core_type.h"
 #include "server/common/errors.h"
+#include "server/daemon/memory/node_device.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {
@@ -43,11 +44,15 @@ v1::LaneCommand Attach(int rank, size_t padding = 0) {
 class LaneProcessTest : public ::testing::Test {
  protected:
   void Start(const std::string& mode, std::chrono::milliseconds grace = kPatience) {
+    const auto device = MakeCpuNodeDevice(/*threads=*/2);
+    NodeDevice::Variables environment = device->OfLaneEnvironment();
+    environment.emplace_back("FAKE_LANE", mode);
+    environment.emplace_back("FAKE_WORD", "said");
     auto lane = LaneProcess::Start(
         {.binary = FakeLane(),
          .lane_index = 3,
-         .device = "cpu:2",
-         .environment = {{"FAKE_LANE", mode}, {"FAKE_WORD", "said"}},
+         .device = device->OfLane(scheduler::LaneIndex(3)),
+         .environment = std::move(environment),
          .stop_grace = grace},
         {.on_report = [this](const v1::LaneReport& report,
                              const std::vector<UniqueFd>&) { reports_.Put(report); },
