@@ -319,6 +319,16 @@ absl::StatusOr<bool> Core::Wait(const std::function<bool()>& ready, Deadline dea
   return true;
 }
 
+StateMutex::LateId Core::WaitLate(StateMutex::LateWait wait) {
+  late_timer_.Set(wait.deadline);
+  return mutex.WaitLate(std::move(wait));
+}
+
+void Core::OnOverdue() {
+  StateLock lock(mutex);
+  if (const auto next = mutex.EndOverdue(Now()); next.has_value()) late_timer_.Set(*next);
+}
+
 absl::Status Core::WaitUntilPublished(const Cancelled& cancelled) {
   constexpr std::chrono::seconds kPublishTimeout{60};
   ++waiting_for_published;

@@ -77,6 +77,9 @@ struct Core {
   // CANCELLED when the caller has gone, else false at the deadline.
   absl::StatusOr<bool> Wait(const std::function<bool()>& ready, Deadline deadline,
                             const Cancelled& cancelled) DMUOND_REQUIRES(mutex);
+  // The same for a call that holds no thread: `wait.then` is called when the condition has held, at
+  // the deadline, or after mutex.EndLate().
+  StateMutex::LateId WaitLate(StateMutex::LateWait wait) DMUOND_REQUIRES(mutex);
   // Until every local lane has published the last decided attempt: then the units' state is that of
   // the last committed step.
   absl::Status WaitUntilPublished(const Cancelled& cancelled) DMUOND_REQUIRES(mutex);
@@ -150,11 +153,15 @@ struct Core {
   void Queue(scheduler::OutgoingReports::Messages messages) DMUOND_REQUIRES(mutex);
   // What was held back to be gathered is due. From the timer's thread.
   void OnDue();
+  // The deadline of a late wait has come. From its timer's thread.
+  void OnOverdue();
 
   std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex);        // to the coordinator
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
   bool pumping_ DMUOND_GUARDED_BY(mutex) = false;
-  DueTimer due_timer_{[this] { OnDue(); }};  // the last: it takes the lock, and ends first
+  // The last: they take the lock, and end first.
+  DueTimer due_timer_{[this] { OnDue(); }};
+  DueTimer late_timer_{[this] { OnOverdue(); }};
 };
 
 }  // namespace dmuond::server

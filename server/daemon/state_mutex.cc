@@ -16,17 +16,56 @@ DMUOND_INNER_LOCK void StateMutex::Lock() { inner_.Lock(); }
 
 DMUOND_INNER_LOCK void StateMutex::Unlock() {
   const Woken woken = Choose();
+  const std::vector<LateWait> ended = std::exchange(ended_, {});
   inner_.Unlock();
   Wake(woken);
+  for (const LateWait& wait : ended) wait.then();
 }
 
 DMUOND_INNER_LOCK void StateMutex::WaitUntil(const Condition& condition,
                                              std::chrono::steady_clock::time_point deadline) {
   Place& place = Take(condition);
   Wake(Choose());
+  if (const std::vector<LateWait> ended = std::exchange(ended_, {}); !ended.empty()) {
+    inner_.Unlock();
+    for (const LateWait& wait : ended) wait.then();
+    inner_.Lock();
+  }
   while (place.state != Place::State::kWoken && place.woken.WaitUntil(inner_, deadline)) {
   }
   Leave(place);
+}
+
+StateMutex::LateId StateMutex::WaitLate(LateWait wait) {
+  late_.emplace(++last_late_, std::move(wait));
+  return last_late_;
+}
+
+void StateMutex::EndLate(LateId id) {
+  if (auto found = late_.extract(id)) ended_.push_back(std::move(found.mapped()));
+}
+
+std::optional<std::chrono::steady_clock::time_point> StateMutex::EndOverdue(
+    std::chrono::steady_clock::time_point now) {
+  std::optional<std::chrono::steady_clock::time_point> next;
+  EndLateIf([&](const LateWait& wait) {
+    if (wait.deadline <= now) return true;
+    next = next.has_value() ? std::min(*next, wait.deadline) : wait.deadline;
+    return false;
+  });
+  return next;
+}
+
+template <typename Predicate>
+void StateMutex::EndLateIf(const Predicate& ends) {
+  for (auto at = late_.begin(); at != late_.end();) {
+    if (!ends(at->second)) {
+      ++at;
+      continue;
+    }
+    ended_.push_back(std::move(at->second));
+    at = late_.erase(at);
+  }
 }
 
 StateMutex::Place& StateMutex::Take(const Condition& condition) {
@@ -55,6 +94,7 @@ StateMutex::Woken StateMutex::Choose() {
       hold_.push_back(place);
       return true;
     });
+    EndLateIf([](const LateWait& wait) { return wait.condition(); });
   }
   Woken woken;
   for (; !hold_.empty() && woken_ < woken_max_; ++woken_) {

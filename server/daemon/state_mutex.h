@@ -6,6 +6,10 @@
 //   { StateLock lock(mutex_); ++count_; mutex_.Changed(); }
 //   const std::function<bool()> any = [&] { return count_ > 0; };
 //   { StateLock lock(mutex_); while (!any()) mutex_.WaitUntil(any, deadline); }
+//
+// Who has no thread to wait with leaves its condition and what is to be done then:
+//
+//   { StateLock lock(mutex_); mutex_.WaitLate({any, deadline, [] { … }}); }
 #ifndef DMUOND_SERVER_DAEMON_STATE_MUTEX_H_
 #define DMUOND_SERVER_DAEMON_STATE_MUTEX_H_
 
@@ -14,6 +18,8 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "kernels/mutex.h"
@@ -32,6 +38,22 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
   // at the condition, under the lock, and may change what it holds for again before this returns.
   void WaitUntil(const Condition& condition, std::chrono::steady_clock::time_point deadline)
       DMUOND_REQUIRES(this);
+
+  // A wait that holds no thread. `then` is called once, without the lock, by whoever gives the lock
+  // up after the condition has held, or after the wait was ended. It must not block.
+  struct LateWait {
+    Condition condition;
+    std::chrono::steady_clock::time_point deadline;  // for EndOverdue()
+    std::function<void()> then;
+  };
+  // 0: of no wait.
+  using LateId = uint64_t;
+  LateId WaitLate(LateWait wait) DMUOND_REQUIRES(this);
+  // Ends a wait whose condition has not held. One that has ended already is left alone.
+  void EndLate(LateId id) DMUOND_REQUIRES(this);
+  // Ends those whose deadline has passed. The earliest deadline of the others.
+  std::optional<std::chrono::steady_clock::time_point> EndOverdue(
+      std::chrono::steady_clock::time_point now) DMUOND_REQUIRES(this);
 
  private:
   // Where one waits. A place outlives who waits at it: who wakes it has given up the lock by then.
@@ -53,6 +75,8 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
   // Of those whose condition holds, who has waited longest, and may be woken now.
   Woken Choose();
   static void Wake(const Woken& woken);
+  template <typename Predicate>
+  void EndLateIf(const Predicate& ends);
 
   // So many find a processor beside the one who wakes them, and come to the lock in turn.
   const size_t woken_max_;
@@ -64,6 +88,9 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
   std::vector<Place*> waiting_;  // whose condition did not hold when it was looked at last
   std::deque<Place*> hold_;      // whose condition holds: to be woken, in this order
   size_t woken_ = 0;             // and have not come to the lock yet
+  LateId last_late_ = 0;
+  std::map<LateId, LateWait> late_;  // whose condition did not hold when it was looked at last
+  std::vector<LateWait> ended_;      // to be called by who gives up the lock
 };
 
 class DMUOND_SCOPED_CAPABILITY StateLock {

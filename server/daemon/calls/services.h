@@ -1,5 +1,5 @@
 // The gRPC services, each a thin translation of calls into Daemon's: what is decided is decided
-// there. Synchronous: a waiting call holds one thread, and a node has tens of trainers at most.
+// there. Synchronous, but for the two calls that every trainer waits in at every step.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_SERVICES_H_
 #define DMUOND_SERVER_DAEMON_CALLS_SERVICES_H_
 
@@ -16,11 +16,20 @@
 
 namespace dmuond::server {
 
+// Calls of trainers. SubmitStep and WaitStep come by a completion queue, the others by threads.
+class TrainerService : public v1::Trainer::WithAsyncMethod_SubmitStep<
+                           v1::Trainer::WithAsyncMethod_WaitStep<v1::Trainer::Service>> {
+ public:
+  // Once, when its server has started. `queue` is the server's, brings QueuedCall::Event, and is
+  // not shut down before the server.
+  virtual void Serve(grpc::ServerCompletionQueue& queue) = 0;
+};
+
 // `socket` is that of the server which has the service. All must outlive it.
-[[nodiscard]] std::unique_ptr<v1::Trainer::Service> MakeTrainerService(Daemon& daemon,
-                                                                       AttachServer& attach,
-                                                                       GrpcSocket& socket,
-                                                                       StreamWatch& streams);
+[[nodiscard]] std::unique_ptr<TrainerService> MakeTrainerService(Daemon& daemon,
+                                                                 AttachServer& attach,
+                                                                 GrpcSocket& socket,
+                                                                 StreamWatch& streams);
 // `drain` begins to end the process; it must not block.
 [[nodiscard]] std::unique_ptr<v1::Admin::Service> MakeAdminService(Daemon& daemon,
                                                                    std::function<void()> drain);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -51,6 +53,14 @@ void SortOnce(std::vector<int32_t>& parameters) {
 
 }  // namespace
 
+absl::StatusOr<scheduler::StepAnswer> StepCalls::Ask(const v1::SessionKey& key,
+                                                     scheduler::StepId step,
+                                                     scheduler::Attempt attempt) {
+  absl::StatusOr<Client*> client = core_.Find(key);
+  if (!client.ok()) return client.status();
+  return core_.job.AnswerOf((*client)->id, step, attempt);
+}
+
 absl::StatusOr<scheduler::StepAnswer> StepCalls::Await(const v1::SessionKey& key,
                                                        scheduler::StepId step,
                                                        scheduler::Attempt attempt,
@@ -59,8 +69,7 @@ absl::StatusOr<scheduler::StepAnswer> StepCalls::Await(const v1::SessionKey& key
   absl::StatusOr<scheduler::StepAnswer> answer = absl::InternalError("not asked yet");
   absl::StatusOr<bool> answered = core_.Wait(
       [&]() DMUOND_REQUIRES(core_.mutex) {
-        absl::StatusOr<Client*> client = core_.Find(key);
-        answer = client.ok() ? core_.job.AnswerOf((*client)->id, step, attempt) : client.status();
+        answer = Ask(key, step, attempt);
         return !answer.ok() || !answer->pending();
       },
       deadline, cancelled);
@@ -68,14 +77,90 @@ absl::StatusOr<scheduler::StepAnswer> StepCalls::Await(const v1::SessionKey& key
   return answer;
 }
 
-absl::StatusOr<v1::SubmitStepReply> StepCalls::SubmitStep(const v1::SubmitStepRequest& request,
-                                                          const Core::Cancelled& cancelled) {
+template <>
+absl::StatusOr<v1::SubmitStepReply> StepCalls::ReplyOf(
+    const absl::StatusOr<scheduler::StepAnswer>& answer) {
+  if (!answer.ok()) return answer.status();
+  if (!answer->refused.ok()) return Refusal(*answer);
+  v1::SubmitStepReply reply;
+  if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
+  *reply.mutable_timing() = core_.job.figures().timing;
+  return reply;
+}
+
+template <>
+absl::StatusOr<v1::WaitStepReply> StepCalls::ReplyOf(
+    const absl::StatusOr<scheduler::StepAnswer>& answer) {
+  if (!answer.ok()) return answer.status();
+  if (!answer->refused.ok()) return Refusal(*answer);
+  v1::WaitStepReply reply;
+  if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
+  *reply.mutable_timing() = core_.job.figures().timing;
+  if (answer->pending()) FillAwaited(core_, *reply.mutable_awaited());
+  return reply;
+}
+
+template <typename Reply, typename Request>
+StateMutex::LateId StepCalls::AnswerLate(
+    const Request& request,
+    absl::StatusOr<scheduler::StepAnswer> (StepCalls::*begin)(const Request&),
+    Answer<Reply> answer) {
+  // Of a call that waits: its reply once there is one.
+  struct Late {
+    Answer<Reply> answer;
+    std::optional<absl::StatusOr<Reply>> reply;
+  };
+  std::optional<absl::StatusOr<Reply>> at_once;
+  {
+    StateLock lock(core_.mutex);
+    const absl::StatusOr<scheduler::StepAnswer> begun = (this->*begin)(request);
+    if (begun.ok() && begun->pending() && request.wait_ms() > 0) {
+      const auto late = std::make_shared<Late>(Late{std::move(answer), std::nullopt});
+      const auto ask = [this, &request]() DMUOND_REQUIRES(core_.mutex) {
+        return Ask(request.key(), scheduler::StepId(request.step()),
+                   scheduler::Attempt(request.attempt()));
+      };
+      const auto is_decided = [this, late, ask]() DMUOND_REQUIRES(core_.mutex) {
+        const absl::StatusOr<scheduler::StepAnswer> known = ask();
+        if (known.ok() && known->pending()) return false;
+        late->reply = ReplyOf<Reply>(known);
+        return true;
+      };
+      return core_.WaitLate({is_decided, WaitDeadline(request.wait_ms()), [this, late, ask] {
+                               if (!late->reply.has_value()) {
+                                 StateLock again(core_.mutex);
+                                 late->reply = ReplyOf<Reply>(ask());
+                               }
+                               late->answer(*std::move(late->reply));
+                             }});
+    }
+    at_once = ReplyOf<Reply>(begun);
+  }
+  answer(*std::move(at_once));
+  return 0;
+}
+
+StateMutex::LateId StepCalls::SubmitStep(const v1::SubmitStepRequest& request,
+                                         Answer<v1::SubmitStepReply> answer) {
+  return AnswerLate<v1::SubmitStepReply>(request, &StepCalls::Submit, std::move(answer));
+}
+
+StateMutex::LateId StepCalls::WaitStep(const v1::WaitStepRequest& request,
+                                       Answer<v1::WaitStepReply> answer) {
+  return AnswerLate<v1::WaitStepReply>(request, &StepCalls::MayWait, std::move(answer));
+}
+
+void StepCalls::Cancel(StateMutex::LateId wait) {
+  StateLock lock(core_.mutex);
+  core_.mutex.EndLate(wait);
+}
+
+absl::StatusOr<scheduler::StepAnswer> StepCalls::Submit(const v1::SubmitStepRequest& request) {
   if (request.trainer_state().size() > kTrainerStateMax) {
     return Error(absl::StatusCode::kInvalidArgument, "TRAINER_STATE_TOO_LONG",
                  Say("trainer_state has ", Named("bytes", request.trainer_state().size()),
                      " bytes; at most ", Named("bytes_max", kTrainerStateMax), " are allowed"));
   }
-  StateLock lock(core_.mutex);
   absl::StatusOr<Client*> found = core_.Find(request.key());
   if (!found.ok()) return found.status();
   const Client& client = **found;
@@ -114,37 +199,20 @@ absl::StatusOr<v1::SubmitStepReply> StepCalls::SubmitStep(const v1::SubmitStepRe
       core_.job.Submit(client.id, submission, request.trainer_state(), actions);
   if (!answer.ok()) return answer.status();
   core_.Do(std::move(actions));
-  if (answer->pending()) {
-    answer = Await(request.key(), submission.step, submission.attempt,
-                   WaitDeadline(request.wait_ms()), cancelled);
-    if (!answer.ok()) return answer.status();
-  }
-  if (!answer->refused.ok()) return Refusal(*answer);
-  v1::SubmitStepReply reply;
-  if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
-  *reply.mutable_timing() = core_.job.figures().timing;
-  return reply;
+  // In a group of one node, this submission may have decided the step.
+  if (answer->pending()) return Ask(request.key(), submission.step, submission.attempt);
+  return answer;
 }
 
-absl::StatusOr<v1::WaitStepReply> StepCalls::WaitStep(const v1::WaitStepRequest& request,
-                                                      const Core::Cancelled& cancelled) {
-  StateLock lock(core_.mutex);
+absl::StatusOr<scheduler::StepAnswer> StepCalls::MayWait(const v1::WaitStepRequest& request) {
   absl::StatusOr<Client*> found = core_.Find(request.key());
   if (!found.ok()) return found.status();
   if (core_.job.steps() == nullptr && !core_.SessionOf(**found).must_acknowledge.has_value()) {
     return Error(absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
                  "no step has been submitted");
   }
-  absl::StatusOr<scheduler::StepAnswer> answer =
-      Await(request.key(), scheduler::StepId(request.step()), scheduler::Attempt(request.attempt()),
-            WaitDeadline(request.wait_ms()), cancelled);
-  if (!answer.ok()) return answer.status();
-  if (!answer->refused.ok()) return Refusal(*answer);
-  v1::WaitStepReply reply;
-  if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
-  *reply.mutable_timing() = core_.job.figures().timing;
-  if (answer->pending()) FillAwaited(core_, *reply.mutable_awaited());
-  return reply;
+  return Ask(request.key(), scheduler::StepId(request.step()),
+             scheduler::Attempt(request.attempt()));
 }
 
 absl::StatusOr<scheduler::StepAnswer> StepCalls::PushOnce(const v1::SessionKey& key,

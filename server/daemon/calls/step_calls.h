@@ -1,8 +1,10 @@
 // SubmitStep, WaitStep and PushParameters.
 //
-// Threads: any; they block.
+// Threads: any. Push() blocks; the others are answered later, and hold no thread meanwhile.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_STEP_CALLS_H_
 #define DMUOND_SERVER_DAEMON_CALLS_STEP_CALLS_H_
+
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,10 +18,17 @@ class StepCalls {
  public:
   StepCalls(Core& core, TensorCalls& tensors) : core_(core), tensors_(tensors) {}
 
-  absl::StatusOr<v1::SubmitStepReply> SubmitStep(const v1::SubmitStepRequest& request,
-                                                 const Core::Cancelled& cancelled);
-  absl::StatusOr<v1::WaitStepReply> WaitStep(const v1::WaitStepRequest& request,
-                                             const Core::Cancelled& cancelled);
+  // Called once, without the daemon's lock: before the call returns, or later by whichever thread
+  // brings what it waits for. It must not block.
+  template <typename Reply>
+  using Answer = std::function<void(absl::StatusOr<Reply>)>;
+
+  // `request` must live until the answer. Returns what Cancel() takes; 0: answered already.
+  StateMutex::LateId SubmitStep(const v1::SubmitStepRequest& request,
+                                Answer<v1::SubmitStepReply> answer);
+  StateMutex::LateId WaitStep(const v1::WaitStepRequest& request, Answer<v1::WaitStepReply> answer);
+  // Nobody waits for the answer any more: it is given at once, whatever it is.
+  void Cancel(StateMutex::LateId wait);
   // A push of weights, or of the state that KeepStateChunk() has collected, chunk by chunk, after
   // CheckMayPush(): nothing is kept for who has no right to it.
   absl::StatusOr<v1::PushParametersReply> Push(const v1::PushParametersRequest& header,
@@ -27,11 +36,28 @@ class StepCalls {
                                                const Core::Cancelled& cancelled);
 
  private:
+  // What is known of (step, attempt); it may be pending.
+  absl::StatusOr<scheduler::StepAnswer> Ask(const v1::SessionKey& key, scheduler::StepId step,
+                                            scheduler::Attempt attempt)
+      DMUOND_REQUIRES(core_.mutex);
   // Waits until (step, attempt) is answered or the deadline; pending answers are not an error.
   absl::StatusOr<scheduler::StepAnswer> Await(const v1::SessionKey& key, scheduler::StepId step,
                                               scheduler::Attempt attempt, Core::Deadline deadline,
                                               const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
+  absl::StatusOr<scheduler::StepAnswer> Submit(const v1::SubmitStepRequest& request)
+      DMUOND_REQUIRES(core_.mutex);
+  absl::StatusOr<scheduler::StepAnswer> MayWait(const v1::WaitStepRequest& request)
+      DMUOND_REQUIRES(core_.mutex);
+  template <typename Reply>
+  absl::StatusOr<Reply> ReplyOf(const absl::StatusOr<scheduler::StepAnswer>& answer)
+      DMUOND_REQUIRES(core_.mutex);
+  // Answers a request: at once where what `begin` says is final, else when the step is decided.
+  template <typename Reply, typename Request>
+  StateMutex::LateId AnswerLate(
+      const Request& request,
+      absl::StatusOr<scheduler::StepAnswer> (StepCalls::*begin)(const Request&),
+      Answer<Reply> answer) DMUOND_EXCLUDES(core_.mutex);
   // One attempt of a push: submitted, and its answer, which may be pending after step_timeout.
   absl::StatusOr<scheduler::StepAnswer> PushOnce(const v1::SessionKey& key,
                                                  const scheduler::Submission& submission,

@@ -7,6 +7,7 @@
 #include "server/common/errors.h"
 #include "server/daemon/calls/calls_in_flight.h"
 #include "server/daemon/calls/layout_bytes.h"
+#include "server/daemon/calls/queued_calls.h"
 #include "server/daemon/calls/services.h"
 #include "server/daemon/calls/text_limits.h"
 
@@ -35,9 +36,9 @@ Daemon::Cancelled CallerGone(ServerContext* context) {
 
 absl::Status Gone() { return absl::CancelledError("the caller has gone"); }
 
-class TrainerService final : public v1::Trainer::Service {
+class Trainers final : public TrainerService {
  public:
-  TrainerService(Daemon& daemon, AttachServer& attach, GrpcSocket& socket, StreamWatch& streams)
+  Trainers(Daemon& daemon, AttachServer& attach, GrpcSocket& socket, StreamWatch& streams)
       : daemon_(daemon), attach_(attach), socket_(socket), streams_(streams) {}
 
   grpc::Status Hello(ServerContext* /*context*/, const v1::HelloRequest* request,
@@ -116,14 +117,6 @@ class TrainerService final : public v1::Trainer::Service {
           [writer](const v1::PullParametersReply& reply) { return writer->Write(reply); }));
     });
   }
-  grpc::Status SubmitStep(ServerContext* context, const v1::SubmitStepRequest* request,
-                          v1::SubmitStepReply* reply) override {
-    return Waiting(context, *request, reply, daemon_.steps(), &StepCalls::SubmitStep);
-  }
-  grpc::Status WaitStep(ServerContext* context, const v1::WaitStepRequest* request,
-                        v1::WaitStepReply* reply) override {
-    return Waiting(context, *request, reply, daemon_.steps(), &StepCalls::WaitStep);
-  }
   grpc::Status WatchSession(ServerContext* context, const v1::WatchSessionRequest* request,
                             grpc::ServerWriter<v1::SessionEvent>* writer) override {
     return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
@@ -151,7 +144,20 @@ class TrainerService final : public v1::Trainer::Service {
     });
   }
 
+  void Serve(grpc::ServerCompletionQueue& queue) override;
+
  private:
+  template <typename Request, typename Reply>
+  struct StepMethod {
+    // Has the queue bring the next call of this method.
+    void (Trainers::*request)(grpc::ServerContext*, Request*,
+                              grpc::ServerAsyncResponseWriter<Reply>*, grpc::CompletionQueue*,
+                              grpc::ServerCompletionQueue*, void* tag);
+    StateMutex::LateId (StepCalls::*begin)(const Request&, StepCalls::Answer<Reply>);
+  };
+  template <typename Request, typename Reply>
+  class StepCall;
+
   // A caller that says nothing is not waited for.
   template <typename Stream, typename Message>
   bool ReadFirst(ServerContext* context, Stream& stream, Message& message) {
@@ -159,18 +165,28 @@ class TrainerService final : public v1::Trainer::Service {
     return stream.Read(&message);
   }
 
-  // What every call with a key passes before it may wait. `work` gets OK, or why the key's session
-  // is not open: then the call itself says what has become of it.
+  // What every call with a key passes before it may wait. The call may not be made when it is not
+  // OK. `open` gets OK, or why the key's session is not open: then the call itself says what has
+  // become of it.
+  absl::Status Admit(const grpc::ServerContext& context, const v1::SessionKey& key,
+                     absl::Status& open, std::optional<CallsInFlight::Held>& held) {
+    const std::optional<Caller> caller = socket_.CallerOf(context);
+    if (!caller.has_value()) return Gone();
+    open = daemon_.sessions().CheckKey(key, &*caller);
+    if (ReasonOf(open) == "SESSION_NOT_YOURS") return open;
+    if (!open.ok()) return absl::OkStatus();
+    socket_.MakeKnown(context);
+    held.emplace(calls_, key.session());
+    return held->status();
+  }
+
   template <typename Work>
   grpc::Status Keyed(ServerContext* context, const v1::SessionKey& key, const Work& work) {
-    const std::optional<Caller> caller = socket_.CallerOf(*context);
-    if (!caller.has_value()) return ToGrpc(Gone());
-    const absl::Status open = daemon_.sessions().CheckKey(key, &*caller);
-    if (ReasonOf(open) == "SESSION_NOT_YOURS") return ToGrpc(open);
-    if (!open.ok()) return work(open);
-    socket_.MakeKnown(*context);
-    const CallsInFlight::Held held(calls_, key.session());
-    if (!held.status().ok()) return ToGrpc(held.status());
+    absl::Status open;
+    std::optional<CallsInFlight::Held> held;
+    if (absl::Status admitted = Admit(*context, key, open, held); !admitted.ok()) {
+      return ToGrpc(admitted);
+    }
     return work(open);
   }
 
@@ -191,11 +207,57 @@ class TrainerService final : public v1::Trainer::Service {
   CallsInFlight calls_;
 };
 
+// A SubmitStep or WaitStep.
+template <typename Request, typename Reply>
+class Trainers::StepCall final : public QueuedCall {
+ public:
+  // The next call of `method` that comes.
+  static void Expect(Trainers& service, grpc::ServerCompletionQueue& queue,
+                     StepMethod<Request, Reply> method) {
+    new StepCall(service, queue, method);  // deletes itself
+  }
+
+ private:
+  StepCall(Trainers& service, grpc::ServerCompletionQueue& queue, StepMethod<Request, Reply> method)
+      : service_(service), queue_(queue), method_(method) {
+    (service_.*method_.request)(&context_, &request_, &responder_, &queue_, &queue_, &came_);
+  }
+
+  void Begin() override {
+    Expect(service_, queue_, method_);
+    absl::Status open;
+    absl::Status admitted = service_.Admit(context_, request_.key(), open, held_);
+    if (admitted.ok()) admitted = CheckText(request_);
+    if (!admitted.ok()) return responder_.FinishWithError(ToGrpc(admitted), &answered_);
+    wait_ =
+        (service_.daemon_.steps().*method_.begin)(request_, [this](absl::StatusOr<Reply> reply) {
+          if (!reply.ok()) return responder_.FinishWithError(ToGrpc(reply.status()), &answered_);
+          responder_.Finish(*reply, grpc::Status::OK, &answered_);
+        });
+  }
+  void OnGone() override { service_.daemon_.steps().Cancel(wait_); }
+
+  Trainers& service_;
+  grpc::ServerCompletionQueue& queue_;
+  const StepMethod<Request, Reply> method_;
+  Request request_;
+  grpc::ServerAsyncResponseWriter<Reply> responder_{&context_};
+  std::optional<CallsInFlight::Held> held_;
+  StateMutex::LateId wait_ = 0;
+};
+
+void Trainers::Serve(grpc::ServerCompletionQueue& queue) {
+  StepCall<v1::SubmitStepRequest, v1::SubmitStepReply>::Expect(
+      *this, queue, {&Trainers::RequestSubmitStep, &StepCalls::SubmitStep});
+  StepCall<v1::WaitStepRequest, v1::WaitStepReply>::Expect(
+      *this, queue, {&Trainers::RequestWaitStep, &StepCalls::WaitStep});
+}
+
 }  // namespace
 
-std::unique_ptr<v1::Trainer::Service> MakeTrainerService(Daemon& daemon, AttachServer& attach,
-                                                         GrpcSocket& socket, StreamWatch& streams) {
-  return std::make_unique<TrainerService>(daemon, attach, socket, streams);
+std::unique_ptr<TrainerService> MakeTrainerService(Daemon& daemon, AttachServer& attach,
+                                                   GrpcSocket& socket, StreamWatch& streams) {
+  return std::make_unique<Trainers>(daemon, attach, socket, streams);
 }
 
 }  // namespace dmuond::server

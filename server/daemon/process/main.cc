@@ -31,6 +31,7 @@
 #include "server/common/log.h"
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/calls/grpc_socket.h"
+#include "server/daemon/calls/queued_calls.h"
 #include "server/daemon/calls/services.h"
 #include "server/daemon/calls/stream_watch.h"
 #include "server/daemon/daemon.h"
@@ -57,7 +58,7 @@ constexpr std::chrono::seconds kTurnMax{10};
 constexpr std::chrono::seconds kGoneWithin{10};
 // Exit codes: 0, nothing is lost; 1, an error; 2, wrong settings.
 constexpr int kNotSaved = 3;  // told to leave, and the last steps are in no snapshot
-// Threads that wait for calls. One polls at a time, the others sleep.
+// Threads of synchronous calls that are kept when no call is there.
 constexpr int kPollersMin = 2;
 constexpr int kPollersMax = 32;
 // Of whatever is sent here; what may be larger comes in parts.
@@ -211,8 +212,11 @@ void SetUp(grpc::ServerBuilder& builder, bool reflection, int streams_max, int64
 // A server that takes its connections from a socket; both end with it.
 class SocketServer {
  public:
-  SocketServer(std::unique_ptr<GrpcSocket> socket, std::unique_ptr<grpc::Server> server)
-      : socket_(std::move(socket)), server_(std::move(server)) {
+  // `calls`: those that come by a queue of this server's; null: it has none.
+  SocketServer(std::unique_ptr<GrpcSocket> socket, std::unique_ptr<QueuedCalls> calls,
+               std::unique_ptr<grpc::Server> server)
+      : socket_(std::move(socket)), calls_(std::move(calls)), server_(std::move(server)) {
+    if (calls_ != nullptr) calls_->Serve();
     socket_->Serve(*server_);
   }
   ~SocketServer() { Stop(); }
@@ -221,10 +225,12 @@ class SocketServer {
   void Stop() {
     socket_->Stop();
     server_->Shutdown(std::chrono::system_clock::now() + kShutdownWithin);
+    if (calls_ != nullptr) calls_->Stop();
   }
 
  private:
   const std::unique_ptr<GrpcSocket> socket_;
+  const std::unique_ptr<QueuedCalls> calls_;
   const std::unique_ptr<grpc::Server> server_;  // ends first
 };
 
@@ -248,7 +254,7 @@ absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& con
                              static_cast<int>(std::chrono::milliseconds(kIdleFor).count()));
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) return absl::InternalError("no server for administration");
-  return std::make_unique<SocketServer>(*std::move(socket), std::move(server));
+  return std::make_unique<SocketServer>(*std::move(socket), nullptr, std::move(server));
 }
 
 // Each connection takes two descriptors of the trainers' socket, or two of the attach socket.
@@ -405,6 +411,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   builder.RegisterService(trainer_service.get());
   builder.RegisterService(admin_elsewhere.get());
   builder.RegisterService(health_service.get());
+  auto step_calls = std::make_unique<QueuedCalls>(builder.AddCompletionQueue());
   // A waiting call holds a thread, and the default keeps two: each step would start and end some.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, kPollersMin);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, kPollersMax);
@@ -412,7 +419,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   std::unique_ptr<grpc::Server> built = builder.BuildAndStart();
   if (built == nullptr) return absl::InternalError("no server for trainers");
-  SocketServer server(*std::move(socket), std::move(built));
+  trainer_service->Serve(step_calls->queue());
+  SocketServer server(*std::move(socket), std::move(step_calls), std::move(built));
   const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server =
       StartAdminServer(config, admin_service.get(), admin_health.get());
   if (!admin_server.ok()) return admin_server.status();

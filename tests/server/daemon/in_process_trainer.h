@@ -2,7 +2,9 @@
 #ifndef DMUOND_TESTS_SERVER_DAEMON_IN_PROCESS_TRAINER_H_
 #define DMUOND_TESTS_SERVER_DAEMON_IN_PROCESS_TRAINER_H_
 
+#include <chrono>
 #include <cstdint>
+#include <future>
 #include <string>
 #include <utility>
 
@@ -37,7 +39,16 @@ class InProcessTrainer final : public dmuond::testing::ProtocolTrainer {
     return Keep(daemon_.steps().Push(request, PushedState(), cancelled_), reply);
   }
   absl::Status Call(const v1::SubmitStepRequest& request, v1::SubmitStepReply* reply) override {
-    return Keep(daemon_.steps().SubmitStep(request, cancelled_), reply);
+    std::promise<absl::StatusOr<v1::SubmitStepReply>> answer;
+    std::future<absl::StatusOr<v1::SubmitStepReply>> answered = answer.get_future();
+    const StateMutex::LateId wait = daemon_.steps().SubmitStep(
+        request,
+        [&](absl::StatusOr<v1::SubmitStepReply> what) { answer.set_value(std::move(what)); });
+    constexpr std::chrono::milliseconds kLookAtCaller{20};
+    while (answered.wait_for(kLookAtCaller) != std::future_status::ready) {
+      if (cancelled_()) daemon_.steps().Cancel(wait);
+    }
+    return Keep(answered.get(), reply);
   }
   absl::Status Call(const v1::CloseSessionRequest& request, v1::CloseSessionReply* reply) override {
     return Keep(daemon_.sessions().CloseSession(request), reply);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -123,6 +124,94 @@ TEST(StateMutexTest, NobodyIsForgottenWhereDeadlinesAndChangesCross) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(rounds, kThreads * kRounds);
+}
+
+// ---- waits without a thread ----
+
+class LateWaitsTest : public ::testing::Test {
+ protected:
+  // Until `count` is at least `wanted`. Takes the lock when it has ended, which nobody holds then.
+  StateMutex::LateId Start(int wanted, steady_clock::time_point deadline) DMUOND_REQUIRES(mutex_) {
+    return mutex_.WaitLate({[this, wanted] { return count_ >= wanted; }, deadline,
+                            [this, wanted] {
+                              StateLock lock(mutex_);
+                              ended_.push_back(wanted);
+                            }});
+  }
+  void Set(int value) {
+    StateLock lock(mutex_);
+    count_ = value;
+    mutex_.Changed();
+  }
+  std::vector<int> Ended() {
+    StateLock lock(mutex_);
+    return ended_;
+  }
+
+  const steady_clock::time_point far_ = steady_clock::now() + kPatience;
+  StateMutex mutex_;
+  // Under the lock, of which the compiler's check knows nothing in conditions.
+  int count_ = 0;
+  std::vector<int> ended_;
+};
+
+TEST_F(LateWaitsTest, EachEndsOnceWhenItsConditionHolds) {
+  {
+    StateLock lock(mutex_);
+    for (const int wanted : {1, 3, 2}) Start(wanted, far_);
+  }
+  Set(0);
+  EXPECT_EQ(Ended(), std::vector<int>());
+  Set(2);
+  EXPECT_EQ(Ended(), std::vector<int>({1, 2}));
+  Set(3);
+  EXPECT_EQ(Ended(), std::vector<int>({1, 2, 3}));
+}
+
+TEST_F(LateWaitsTest, WhoWaitsWithAThreadLetsThemEnd) {
+  StateLock lock(mutex_);
+  Start(1, far_);
+  count_ = 1;
+  mutex_.Changed();
+  const std::function<bool()> one_has_ended = [this] { return ended_.size() == 1; };
+  mutex_.WaitUntil(one_has_ended, steady_clock::now());
+  EXPECT_EQ(ended_, std::vector<int>({1}));
+}
+
+TEST_F(LateWaitsTest, OneThatIsEndedEndsOnce) {
+  StateMutex::LateId first = 0;
+  StateMutex::LateId second = 0;
+  {
+    StateLock lock(mutex_);
+    first = Start(1, far_);
+    second = Start(2, far_);
+    mutex_.EndLate(second);
+  }
+  EXPECT_EQ(Ended(), std::vector<int>({2}));
+  Set(2);
+  {
+    StateLock lock(mutex_);
+    for (const StateMutex::LateId id : {first, second, StateMutex::LateId{0}}) mutex_.EndLate(id);
+  }
+  EXPECT_EQ(Ended(), std::vector<int>({2, 1}));
+}
+
+TEST_F(LateWaitsTest, ThoseWhoseDeadlineHasPassedEndAndTheNextDeadlineIsSaid) {
+  const auto now = steady_clock::now();
+  const auto soon = now + std::chrono::seconds(1);
+  {
+    StateLock lock(mutex_);
+    Start(1, far_);
+    Start(2, now);
+    Start(3, soon);
+    EXPECT_EQ(mutex_.EndOverdue(now), soon);
+  }
+  EXPECT_EQ(Ended(), std::vector<int>({2}));
+  {
+    StateLock lock(mutex_);
+    EXPECT_EQ(mutex_.EndOverdue(far_), std::nullopt);
+  }
+  EXPECT_EQ(Ended(), std::vector<int>({2, 1, 3}));
 }
 
 }  // namespace

@@ -12,11 +12,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "server/version.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/disk_driver.h"
 #include "tests/server/system/one_matrix.h"
+#include "tests/server/system/raw_trainer.h"
 #include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
@@ -125,6 +127,36 @@ TEST_P(HeldCoreTest, TheGroupStaysWhileAJobsMemoryIsBeingMade) {
   holder.Release();
   trainer.join();
   ExpectFirstEpoch(*group);
+}
+
+// The thread that reads the trainers' connections begins their steps, under the lock.
+TEST(HeldCoreAloneTest, ConnectionsAreReadAllTheSame) {
+  Holder holder("daemon.open");
+  auto group = StartGroup(1, "cpu:1", {"--threads=1"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  const DaemonProcess& held = *group->front();
+  World world(
+      held.address(), 1, [](int32_t /*rank*/) { return OneMatrix(1); }, FillOneMatrix);
+  ASSERT_TRUE(world.complete());
+
+  holder.Hold(held);
+  std::thread trainer([&] {
+    const auto step = world.Step({.groups = {{.learning_rate = 0.1}}});
+    EXPECT_TRUE(step.at(0).ok()) << step[0].status();
+  });
+  EXPECT_TRUE(holder.WaitHeld());
+  RawTrainer other(held.address());
+  v1::HelloRequest hello;
+  hello.set_version_min(server::kProtocolVersion);
+  hello.set_version_max(server::kProtocolVersion);
+  for (int i = 0; i < 3; ++i) {
+    v1::HelloReply reply;
+    const absl::Status status = other.Call(&RawTrainer::Stub::Hello, hello, &reply);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  holder.Release();
+  trainer.join();
+  world.Close();
 }
 
 }  // namespace

@@ -1,0 +1,105 @@
+// Calls that hold no thread while they wait. One thread takes them from a completion queue of their
+// server and begins them; whichever thread has the answer sends it.
+//
+//   QueuedCalls calls(builder.AddCompletionQueue());  // before the server is built
+//   … BuildAndStart() …
+//   … a QueuedCall for each method, which expects a request from calls.queue() …
+//   calls.Serve();
+//   … the server's Shutdown(), which ends all calls; the thread must still run …
+//   calls.Stop();
+//
+// Such a server reads its connections on this thread alone: gRPC lets the threads of its
+// synchronous calls wait for their requests without polling. While the thread is busy, or waits
+// for the daemon's lock, whichever other thread of the process polls for gRPC reads them (its
+// descriptors are all in one epoll set), such as those of the socket for administration.
+#ifndef DMUOND_SERVER_DAEMON_CALLS_QUEUED_CALLS_H_
+#define DMUOND_SERVER_DAEMON_CALLS_QUEUED_CALLS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <thread>
+#include <utility>
+
+namespace dmuond::server {
+
+// One call, from before its request comes until it has been answered and has ended. All that is
+// virtual runs on the queue's thread. It owns itself: the last event deletes it.
+class QueuedCall {
+ public:
+  // What the queue's tags point to: a call, and what has happened to it.
+  struct Event {
+    QueuedCall* call;
+    void (QueuedCall::*on)(bool ok);
+  };
+
+  virtual ~QueuedCall() = default;
+  QueuedCall(const QueuedCall&) = delete;
+  QueuedCall& operator=(const QueuedCall&) = delete;
+
+ protected:
+  QueuedCall() { context_.AsyncNotifyWhenDone(&ended_); }
+
+  grpc::ServerContext context_;
+  Event came_{this, &QueuedCall::OnCame};          // the tag of the request
+  Event answered_{this, &QueuedCall::OnAnswered};  // the tag of the one Finish()
+
+ private:
+  // The request is there. Answers it, now or later.
+  virtual void Begin() = 0;
+  // The caller has gone, or the server ends. Has the call answered now if it is not yet.
+  virtual void OnGone() = 0;
+
+  void OnCame(bool ok) {
+    if (ok) return Begin();
+    delete this;  // the server ends: no request, and no other event
+  }
+  void OnEnded(bool /*ok*/) {
+    if (context_.IsCancelled()) OnGone();
+    Left();
+  }
+  void OnAnswered(bool /*ok*/) { Left(); }
+  void Left() {
+    if (--left_ == 0) delete this;
+  }
+
+  Event ended_{this, &QueuedCall::OnEnded};
+  int left_ = 2;  // every call that came ends, and is answered, in either order
+};
+
+class QueuedCalls {
+ public:
+  explicit QueuedCalls(std::unique_ptr<grpc::ServerCompletionQueue> queue)
+      : queue_(std::move(queue)) {}
+  ~QueuedCalls() { Stop(); }
+  QueuedCalls(const QueuedCalls&) = delete;
+  QueuedCalls& operator=(const QueuedCalls&) = delete;
+
+  [[nodiscard]] grpc::ServerCompletionQueue& queue() { return *queue_; }
+  void Serve() {
+    thread_ = std::thread([this] { Run(); });
+  }
+  // REQUIRES: the server's Shutdown() has returned, so that no call is left.
+  void Stop() {
+    if (std::exchange(stopped_, true)) return;
+    queue_->Shutdown();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void Run() {
+    void* tag = nullptr;
+    for (bool ok = false; queue_->Next(&tag, &ok);) {
+      const auto* event = static_cast<const QueuedCall::Event*>(tag);
+      (event->call->*event->on)(ok);
+    }
+  }
+
+  const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::thread thread_;
+  bool stopped_ = false;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CALLS_QUEUED_CALLS_H_
