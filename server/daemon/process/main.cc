@@ -250,6 +250,9 @@ absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& con
   SetUp(builder, config.reflection, kAdminStreamsMax, kAdminThreadsMax, kAdminBytesMax);
   builder.RegisterService(admin);
   builder.RegisterService(health);
+  // One thread that polls, which it does for the trainers' connections as well: two would wake each
+  // other for everything that these say, and the step calls' thread besides.
+  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
                              static_cast<int>(std::chrono::milliseconds(kIdleFor).count()));
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
