@@ -58,20 +58,21 @@ std::optional<std::string> Difference(const Submission& a, const Submission& b) 
 
 }  // namespace
 
-StepMember::StepMember(std::vector<TrainerRank> local_ranks, int32_t local_lanes,
-                       StepId last_committed)
+StepMember::StepMember(std::vector<TrainerRank> local_ranks, int32_t local_lanes, State state)
     : local_ranks_(local_ranks.begin(), local_ranks.end()),
       local_lanes_(local_lanes),
-      last_committed_(last_committed) {}
+      state_(std::move(state)) {
+  if (!state_.decided.empty()) last_ = state_.decided.back().decision;
+}
 
 void StepMember::OnOpen(const OpenAttempt& open) {
-  if (open.attempt > open_.attempt) Open(open);
+  if (open.attempt > state_.open.attempt) Open(open);
 }
 
 void StepMember::Open(const OpenAttempt& open) {
-  open_ = open;
-  submissions_.clear();
-  gathered_.clear();
+  state_.open = open;
+  state_.submissions.clear();
+  state_.gathered.clear();
 }
 
 absl::Status StepMember::CheckLocal(TrainerRank rank) const {
@@ -87,19 +88,19 @@ absl::Status StepMember::OutOfOrder(TrainerRank rank, StepId step, StepId expect
         absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
         Say("rank ", Named("rank", rank.value()), " is at step ", Named("step", step.value()),
             ", the job at ", Named("next", expected.value()), " (last committed step ",
-            Named("last_committed_step", last_committed_.value()), ")"));
+            Named("last_committed_step", state_.last_committed.value()), ")"));
   }
   return Error(absl::StatusCode::kFailedPrecondition, "ATTEMPT_OUT_OF_ORDER",
                Say("rank ", Named("rank", rank.value()), " is at attempt ",
                    Named("attempt", attempt.value()), " of step ", Named("step", step.value()),
-                   ", the job at attempt ", Named("open_attempt", open_.attempt.value())));
+                   ", the job at attempt ", Named("open_attempt", state_.open.attempt.value())));
 }
 
 const StepMember::Decided* StepMember::Find(Attempt attempt) const {
   const auto found =
-      std::lower_bound(decided_.begin(), decided_.end(), attempt,
+      std::lower_bound(state_.decided.begin(), state_.decided.end(), attempt,
                        [](const Decided& d, Attempt a) { return d.decision.attempt < a; });
-  return found != decided_.end() && found->decision.attempt == attempt ? &*found : nullptr;
+  return found != state_.decided.end() && found->decision.attempt == attempt ? &*found : nullptr;
 }
 
 absl::StatusOr<StepMember::Accepted> StepMember::OnSubmission(const Submission& submission) {
@@ -109,11 +110,11 @@ absl::StatusOr<StepMember::Accepted> StepMember::OnSubmission(const Submission& 
       Answers(decided->decision, decided->open_step, submission.kind, submission.step)) {
     return Accepted{AnswerOf(decided->decision), false};
   }
-  const StepId expected = Expected(submission.kind, open_.step);
-  if (submission.attempt != open_.attempt || submission.step != expected) {
+  const StepId expected = Expected(submission.kind, state_.open.step);
+  if (submission.attempt != state_.open.attempt || submission.step != expected) {
     return OutOfOrder(submission.rank, submission.step, expected, submission.attempt);
   }
-  const auto [before, inserted] = submissions_.emplace(submission.rank, submission);
+  const auto [before, inserted] = state_.submissions.emplace(submission.rank, submission);
   if (inserted) return Accepted{StepAnswer{}, true};
   if (const auto field = Difference(before->second, submission)) {
     return Error(absl::StatusCode::kInvalidArgument, "SUBMISSION_DIFFERS",
@@ -135,29 +136,30 @@ absl::StatusOr<StepAnswer> StepMember::OnWait(TrainerRank rank, StepId step,
       }
     }
   }
-  const auto submitted = submissions_.find(rank);
-  if (submitted != submissions_.end() && attempt == open_.attempt &&
+  const auto submitted = state_.submissions.find(rank);
+  if (submitted != state_.submissions.end() && attempt == state_.open.attempt &&
       step == submitted->second.step) {
     return StepAnswer{};
   }
-  if (submitted == submissions_.end() && attempt == open_.attempt && step == open_.step) {
+  if (submitted == state_.submissions.end() && attempt == state_.open.attempt &&
+      step == state_.open.step) {
     return Error(
         absl::StatusCode::kFailedPrecondition, "STEP_OUT_OF_ORDER",
         Say("rank ", Named("rank", rank.value()), " waits for step ", Named("step", step.value()),
             ", attempt ", Named("attempt", attempt.value()), " without having submitted it"));
   }
-  return OutOfOrder(rank, step, open_.step, attempt);
+  return OutOfOrder(rank, step, state_.open.step, attempt);
 }
 
 std::optional<std::vector<UnitNorm>> StepMember::OnGathered(Attempt attempt, LaneIndex lane,
                                                             std::vector<UnitNorm> norms) {
-  if (attempt != open_.attempt || lane.value() < 0 || lane.value() >= local_lanes_) {
+  if (attempt != state_.open.attempt || lane.value() < 0 || lane.value() >= local_lanes_) {
     return std::nullopt;
   }
-  if (!gathered_.emplace(lane, std::move(norms)).second) return std::nullopt;
+  if (!state_.gathered.emplace(lane, std::move(norms)).second) return std::nullopt;
   if (!voted()) return std::nullopt;
   std::vector<UnitNorm> vote;
-  for (auto& [index, part] : gathered_) {
+  for (auto& [index, part] : state_.gathered) {
     std::move(part.begin(), part.end(), std::back_inserter(vote));
   }
   std::sort(vote.begin(), vote.end(), [](const UnitNorm& a, const UnitNorm& b) {
@@ -168,38 +170,40 @@ std::optional<std::vector<UnitNorm>> StepMember::OnGathered(Attempt attempt, Lan
 }
 
 void StepMember::OnDecision(const Decision& decision) {
-  if (decision.attempt < open_.attempt) return;
+  if (decision.attempt < state_.open.attempt) return;
   if (last_.has_value() && decision.attempt <= last_->attempt) return;
-  if (decision.attempt > open_.attempt && open_.attempt.value() != 0 && !Consumes(decision)) {
+  if (decision.attempt > state_.open.attempt && state_.open.attempt.value() != 0 &&
+      !Consumes(decision)) {
     // Attempts have ended unheard, with a link that broke: who waits for this one is told the same.
     Decision missed = decision;
-    missed.attempt = open_.attempt;
-    missed.outcome.attempt = open_.attempt;
+    missed.attempt = state_.open.attempt;
+    missed.outcome.attempt = state_.open.attempt;
     Remember(missed);
   }
   Remember(decision);
   const bool step = decision.kind == AttemptKind::kStep;
-  if (Consumes(decision) && step) last_committed_ = decision.step;
+  if (Consumes(decision) && step) state_.last_committed = decision.step;
   last_ = decision;
-  Open({decision.outcome.next_attempt, StepId(last_committed_.value() + 1)});
+  Open({decision.outcome.next_attempt, StepId(state_.last_committed.value() + 1)});
 }
 
 // The last decision that consumed something stays whatever follows: nothing can be consumed again
 // before every trainer has heard of it, and asked for more.
 void StepMember::Remember(const Decision& decision) {
-  if (Consumes(decision)) decided_.clear();
+  if (Consumes(decision)) state_.decided.clear();
   const StepId open_step = Consumes(decision) && decision.kind == AttemptKind::kStep
                                ? decision.step
-                               : StepId(last_committed_.value() + 1);
-  if (decided_.size() > kDecisionsKept) {
-    decided_.erase(decided_.begin() + (Consumes(decided_.front().decision) ? 1 : 0));
+                               : StepId(state_.last_committed.value() + 1);
+  if (state_.decided.size() > kDecisionsKept) {
+    state_.decided.erase(state_.decided.begin() +
+                         (Consumes(state_.decided.front().decision) ? 1 : 0));
   }
-  decided_.push_back({decision, open_step});
+  state_.decided.push_back({decision, open_step});
 }
 
-OpenAttempt StepMember::open() const { return open_; }
-StepId StepMember::last_committed() const { return last_committed_; }
+OpenAttempt StepMember::open() const { return state_.open; }
+StepId StepMember::last_committed() const { return state_.last_committed; }
 const std::optional<Decision>& StepMember::last_decision() const { return last_; }
-bool StepMember::submitted(TrainerRank rank) const { return submissions_.contains(rank); }
+bool StepMember::submitted(TrainerRank rank) const { return state_.submissions.contains(rank); }
 
 }  // namespace dmuond::scheduler

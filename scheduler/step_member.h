@@ -13,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,7 +34,24 @@ struct StepAnswer {
 
 class StepMember {
  public:
-  StepMember(std::vector<TrainerRank> local_ranks, int32_t local_lanes, StepId last_committed);
+  // A decision with the step that its attempt was opened for.
+  struct Decided {
+    Decision decision;
+    StepId open_step;
+  };
+  // All that it has come to: who has it can make another one that goes on.
+  struct State {
+    StepId last_committed;
+    OpenAttempt open;                               // attempt 0: none yet
+    std::vector<Decided> decided;                   // ascending attempts; see Remember()
+    std::map<TrainerRank, Submission> submissions;  // under the open attempt
+    // Norms by lane, of the open attempt. When all lanes have gathered, they are in the vote.
+    std::map<LaneIndex, std::vector<UnitNorm>> gathered;
+  };
+
+  StepMember(std::vector<TrainerRank> local_ranks, int32_t local_lanes, StepId last_committed)
+      : StepMember(std::move(local_ranks), local_lanes, State{.last_committed = last_committed}) {}
+  StepMember(std::vector<TrainerRank> local_ranks, int32_t local_lanes, State state);
 
   void OnOpen(const OpenAttempt& open);
   // What to do with a rank's submission:
@@ -55,21 +73,17 @@ class StepMember {
                                                                 std::vector<UnitNorm> norms);
   void OnDecision(const Decision& decision);
 
+  [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] OpenAttempt open() const;
   // This node has voted for the open attempt, which may have been decided without its hearing so.
   [[nodiscard]] bool voted() const {
-    return static_cast<int32_t>(gathered_.size()) == local_lanes_;
+    return static_cast<int32_t>(state_.gathered.size()) == local_lanes_;
   }
   [[nodiscard]] StepId last_committed() const;
   [[nodiscard]] const std::optional<Decision>& last_decision() const;
   [[nodiscard]] bool submitted(TrainerRank rank) const;  // under the open attempt
 
  private:
-  // A decision with the step that its attempt was opened for.
-  struct Decided {
-    Decision decision;
-    StepId open_step;
-  };
   [[nodiscard]] const Decided* Find(Attempt attempt) const;
   [[nodiscard]] absl::Status CheckLocal(TrainerRank rank) const;
   [[nodiscard]] absl::Status OutOfOrder(TrainerRank rank, StepId step, StepId expected,
@@ -79,12 +93,8 @@ class StepMember {
 
   const std::set<TrainerRank> local_ranks_;
   const int32_t local_lanes_;
-  StepId last_committed_;
-  OpenAttempt open_;              // attempt 0: none yet
-  std::vector<Decided> decided_;  // ascending attempts; see Remember()
+  State state_;
   std::optional<Decision> last_;
-  std::map<TrainerRank, Submission> submissions_;  // under the open attempt
-  std::map<LaneIndex, std::vector<UnitNorm>> gathered_;
 };
 
 }  // namespace dmuond::scheduler

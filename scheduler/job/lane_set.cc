@@ -152,7 +152,8 @@ std::vector<LaneSet::Order> LaneSet::OnTick(TimePoint now, const Owed& owed,
     const LaneIndex lane = Index(i);
     Place& place = lanes_[i];
     if (place.known.state == State::kCondemned) {
-      if (now - place.condemned_at >= kKilledWithin) orders.emplace_back(Unkillable{lane});
+      if (!place.condemned_at.has_value()) place.condemned_at = now;
+      if (now - *place.condemned_at >= kKilledWithin) orders.emplace_back(Unkillable{lane});
       continue;
     }
     if (!place.known.lives()) continue;
@@ -213,6 +214,60 @@ std::string LaneSet::AwaitedFrom(LaneIndex lane, const Owed& owed) const {
     return absl::StrCat("the gradients of attempt ", owed.open_attempt);
   }
   return absl::StrCat("the decision of attempt ", owed.open_attempt);
+}
+
+// ---- the record ----
+
+void LaneSet::ToRecord(v1::RecordedLanes& record) const {
+  record.set_epoch(epoch_);
+  for (const Place& place : lanes_) {
+    v1::RecordedLane& lane = *record.add_lanes();
+    lane.set_state(static_cast<v1::RecordedLane::State>(static_cast<int>(place.known.state) + 1));
+    lane.set_starts(place.known.starts);
+    lane.set_device(place.known.device);
+    lane.set_published_attempt(place.known.published_attempt);
+    lane.set_gathered_attempt(place.known.gathered_attempt);
+    lane.mutable_non_finite()->Add(place.known.non_finite.begin(), place.known.non_finite.end());
+  }
+  for (const auto& [rank, lane] : mapping_) {
+    v1::RecordedLanes::Mapping& mapping = *record.add_mapping();
+    mapping.set_rank(rank);
+    mapping.set_lane(lane.value());
+  }
+  for (const LaneIndex lane : loading_) record.add_loading(lane.value());
+}
+static_assert(static_cast<int>(LaneSet::State::kAbsent) + 1 == v1::RecordedLane::STATE_ABSENT);
+static_assert(static_cast<int>(LaneSet::State::kGone) + 1 == v1::RecordedLane::STATE_GONE);
+
+absl::StatusOr<LaneSet> LaneSet::FromRecord(LaneId first, int32_t lanes, LaneWatchOptions watch,
+                                            const v1::RecordedLanes& record) {
+  if (record.lanes_size() != lanes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RecordedLanes has ", record.lanes_size(), " lanes; this node has ", lanes));
+  }
+  LaneSet set(first, lanes, watch);
+  set.epoch_ = record.epoch();
+  for (int32_t i = 0; i < lanes; ++i) {
+    const v1::RecordedLane& lane = record.lanes(i);
+    if (lane.state() < v1::RecordedLane::STATE_ABSENT ||
+        lane.state() > v1::RecordedLane::STATE_GONE) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("RecordedLane.state has the unknown value ", lane.state()));
+    }
+    Place& place = set.lanes_[i];
+    place.known.state = static_cast<State>(lane.state() - 1);
+    place.known.starts = lane.starts();
+    place.known.device = lane.device();
+    place.known.published_attempt = lane.published_attempt();
+    place.known.gathered_attempt = lane.gathered_attempt();
+    place.known.non_finite.assign(lane.non_finite().begin(), lane.non_finite().end());
+    if (place.known.state != State::kAbsent) place.watch.emplace(watch);
+  }
+  for (const v1::RecordedLanes::Mapping& mapping : record.mapping()) {
+    set.mapping_.emplace(mapping.rank(), mapping.lane());
+  }
+  for (const int32_t lane : record.loading()) set.loading_.emplace(lane);
+  return set;
 }
 
 }  // namespace dmuond::scheduler

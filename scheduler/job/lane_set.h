@@ -24,6 +24,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "dmuond/v1/record.pb.h"
 #include "scheduler/job/lane_watch.h"
 #include "scheduler/step.h"
 #include "scheduler/types.h"
@@ -52,6 +54,13 @@ class LaneSet {
   LaneSet() = default;
   // `first`: of this node's lanes, which follow each other.
   LaneSet(LaneId first, int32_t lanes, LaneWatchOptions watch);
+  // What another one has come to, but for how long its lanes have been silent, and how long ago
+  // they were condemned: that is counted from now on. INVALID_ARGUMENT: no set of so many lanes has
+  // written it.
+  [[nodiscard]] static absl::StatusOr<LaneSet> FromRecord(LaneId first, int32_t lanes,
+                                                          LaneWatchOptions watch,
+                                                          const v1::RecordedLanes& record);
+  void ToRecord(v1::RecordedLanes& record) const;
 
   [[nodiscard]] size_t size() const { return lanes_.size(); }
   [[nodiscard]] const Lane& operator[](LaneIndex lane) const { return lanes_[lane.value()].known; }
@@ -138,8 +147,8 @@ class LaneSet {
  private:
   struct Place {
     Lane known;
-    std::optional<LaneWatch> watch;  // of the process
-    TimePoint condemned_at;
+    std::optional<LaneWatch> watch;         // of the process
+    std::optional<TimePoint> condemned_at;  // by this object
   };
   [[nodiscard]] Place& At(LaneIndex lane) { return lanes_[lane.value()]; }
 

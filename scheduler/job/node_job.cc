@@ -176,20 +176,20 @@ node::Actions NodeJob::OnMessage(TimePoint now, const v1::CoordinatorMessage& me
       v1::LaneCommand command;
       *command.mutable_rendezvous() = message.rendezvous();
       ToLane(LaneIndex(message.rendezvous().rail()), std::move(command));
-      break;
+      return TakeUnrecorded();
     }
     case Kind::kOpen:
       OnOpenAttempt(message.open());
       break;
     case Kind::kGoes:
       if (job_ != nullptr) OnGoes(message.goes());
-      break;
+      return TakeUnrecorded();
     case Kind::kSubmitted: {
       if (job_ == nullptr) break;
       v1::LaneCommand command;
       *command.mutable_submitted() = message.submitted();
       ToReadyLanes(command);
-      break;
+      return TakeUnrecorded();
     }
     case Kind::kDecision:
       OnDecision(message.decision());
@@ -222,7 +222,7 @@ node::Actions NodeJob::OnMessage(TimePoint now, const v1::CoordinatorMessage& me
       if (job_ == nullptr) break;
       job_->waiting = message.waiting();
       job_->waiting_told = now;
-      break;
+      return TakeUnrecorded();
     case Kind::kJobEnded:
       OnJobEnded(message.job_ended());
       break;
@@ -243,6 +243,7 @@ void NodeJob::BeginJob(const std::string& name, int32_t world_size) {
   job_->world_size = world_size;
   job_->number = ++jobs_;
   job_->snapshot = SnapshotPart(options_.node);
+  ++plan_version_;
 }
 
 void NodeJob::OnPlan(const v1::PlanInputs& wire) {
@@ -298,6 +299,7 @@ void NodeJob::StartPreparing(const v1::PlanInputs& wire) {
   job_->Enter(Phase::kPreparing);
   job_->wire = wire;
   job_->launch = wire.launch();
+  ++plan_version_;
   node::Prepare prepare;
   prepare.inputs = wire;
   if (job_->resume.has_value()) prepare.resume = job_->resume->manifest;
@@ -312,6 +314,7 @@ node::Actions NodeJob::OnPrepared(TimePoint /*now*/, absl::StatusOr<Prepared> pr
   Wake();
   if (!prepared.ok()) {
     job_->wire.Clear();
+    ++plan_version_;
     if (job_->phase == Phase::kPreparing) job_->Enter(Phase::kRegistering);
     TellPlanFailed(prepared.status());
     return Take();
@@ -390,6 +393,7 @@ void NodeJob::OnRefused(const v1::RegistrationRefused& refused) {
   job_->goes_back = false;
   job_->planned = {};
   job_->wire.Clear();
+  ++plan_version_;
   job_->Enter(Phase::kRegistering);
 }
 
@@ -418,7 +422,7 @@ void NodeJob::ReplaceLanes(const std::string& why) {
 node::Actions NodeJob::OnPlacesFree() {
   if (job_ == nullptr || job_->phase != Phase::kStarting || !job_->lanes_wanted ||
       !job_->lanes.all_absent()) {
-    return Take();
+    return {};
   }
   Do(node::StartLanes{.epoch = epoch_, .anew = true, .state_is_void = job_->state_is_void});
   return Take();
@@ -570,13 +574,13 @@ node::Actions NodeJob::OnLaneReport(TimePoint /*now*/, LaneIndex lane,
       v1::MemberMessage message;
       *message.mutable_rendezvous() = report.rendezvous();
       Tell(std::move(message));
-      break;
+      return TakeUnrecorded();
     }
     case Kind::kRailReady: {
       v1::MemberMessage message;
       *message.mutable_reports()->add_ready() = report.rail_ready();
       Tell(std::move(message));
-      break;
+      return TakeUnrecorded();
     }
     case Kind::kGathered:
       OnGathered(lane, report.gathered());
@@ -608,12 +612,12 @@ node::Actions NodeJob::OnLaneReport(TimePoint /*now*/, LaneIndex lane,
       answer.awaits_rail = pong.awaits_rail();
       answer.awaited_ranks = {pong.awaited_ranks().begin(), pong.awaited_ranks().end()};
       job_->lanes.OnPong(lane, answer);
-      break;
+      return TakeUnrecorded();
     }
     case Kind::kFailed:
       Say(node::Note::Level::kError, "lane failed",
           {{"lane", lane.value()}, {"what", report.failed().what()}});
-      break;
+      return TakeUnrecorded();
     default:
       break;
   }
@@ -670,6 +674,7 @@ void NodeJob::OnRollBack(const v1::RollBack& back) {
   job_->back = {plan.restore_step(), back.epoch(), back.asked()};
   ranks_.GoBack(job_->back);
   job_->wire = plan;
+  ++plan_version_;
   // What is being prepared has no state yet, and no lanes: they start when it is there.
   if (job_->phase == Phase::kPreparing) return;
   ForgetState();

@@ -38,6 +38,11 @@
 // The link to the group is Broken (epoch 0), Formed, or Halted: nothing more is decided until it
 // has formed anew, because this node leaves.
 //
+// All that a successor of this process needs to go on is in its record (job_record.h). Not in it,
+// because whoever goes on begins anew with it: deadlines and for how long something has lasted (a
+// broken group, lanes that are silent or condemned, resources that lack), what the coordinator has
+// said of who keeps it waiting, figures, and whether the snapshot directory hangs.
+//
 // Threads: one at a time. References into a session or the job hold until the next event.
 #ifndef DMUOND_SCHEDULER_JOB_NODE_JOB_H_
 #define DMUOND_SCHEDULER_JOB_NODE_JOB_H_
@@ -57,9 +62,11 @@
 #include "absl/status/statusor.h"
 #include "dmuond/v1/lane.pb.h"
 #include "dmuond/v1/peer.pb.h"
+#include "dmuond/v1/record.pb.h"
 #include "dmuond/v1/snapshot.pb.h"
 #include "dmuond/v1/trainer.pb.h"
 #include "dmuond/v1/types.pb.h"
+#include "scheduler/job/job_record.h"
 #include "scheduler/job/lane_set.h"
 #include "scheduler/job/node_actions.h"
 #include "scheduler/job/planned_job.h"
@@ -102,6 +109,23 @@ class NodeJob {
   };
 
   explicit NodeJob(const NodeJobOptions& options) : options_(options) {}
+
+  // ---- the record: all of it can be asked between two events ----
+  // One that goes on from the record of another one. `planned`: of the recorded plan's inputs, as
+  // MakePlannedJob() says; null pointers where the record says that the job is not prepared. `now`:
+  // when what lasts is counted to have begun. INVALID_ARGUMENT: no NodeJob with these options has
+  // written it.
+  [[nodiscard]] static absl::StatusOr<NodeJob> FromRecord(const NodeJobOptions& options,
+                                                          const JobRecord& record,
+                                                          PlannedJob planned, TimePoint now);
+  // Where this has not grown, no part has changed.
+  [[nodiscard]] uint64_t record_version() const {
+    return progress_version_ + submitted_version_ + ranks_.version();
+  }
+  // Ascending.
+  [[nodiscard]] std::vector<RecordPart> RecordParts() const;
+  // Adds the part to the record. REQUIRES: it is one of RecordParts().
+  void WritePart(const RecordPart& part, JobRecord& record) const;
 
   // ---- the group ----
   [[nodiscard]] node::Actions OnFormed(TimePoint now, uint32_t epoch);
@@ -250,7 +274,10 @@ class NodeJob {
 
   // ---- departures ----
   // This node is about to leave: it takes no new sessions, and hears no more of jobs that end.
-  void SetLeaves() { leaves_ = true; }
+  void SetLeaves() {
+    leaves_ = true;
+    ++progress_version_;
+  }
   [[nodiscard]] bool leaves() const { return leaves_; }
   // Asks the coordinator to halt the job, once the attempt in flight has ended; again in each
   // epoch.
@@ -383,7 +410,13 @@ class NodeJob {
 
   // Collects what is to be done; Take() hands it out at the end of an event.
   void Do(node::Action action) { actions_.push_back(std::move(action)); }
-  [[nodiscard]] node::Actions Take() { return std::exchange(actions_, {}); }
+  // The event may have changed anything; for an event that has changed nothing that is recorded as
+  // progress there is TakeUnrecorded().
+  [[nodiscard]] node::Actions Take() {
+    ++progress_version_;
+    return TakeUnrecorded();
+  }
+  [[nodiscard]] node::Actions TakeUnrecorded() { return std::exchange(actions_, {}); }
   void Wake() { Do(node::Wake{}); }
   // In the job's name.
   void Tell(v1::MemberMessage message);
@@ -428,6 +461,11 @@ class NodeJob {
   // All lanes are ready: what they still have to do before this node is.
   void PrepareLanes();
   void BeginSteps(StepId last_committed);
+  [[nodiscard]] std::vector<TrainerRank> LocalRanks() const;
+  // What the rank gave with its submission under the open attempt; null: nothing.
+  [[nodiscard]] const std::string* SubmittedState(int32_t rank) const;
+  void WriteProgress(v1::RecordedProgress& out) const;
+  void WritePlan(v1::RecordedPlan& out) const;
   void FinishAgain(const v1::Decision& wire, const Decision& decision);
   void OnPublished(LaneIndex lane, const v1::LaneReport::Published& published);
   void OnGathered(LaneIndex lane, const v1::LaneReport::Gathered& gathered);
@@ -464,6 +502,10 @@ class NodeJob {
   // Of the event that is being handled.
   node::Actions actions_;
   std::string about_;  // the job that a message names
+  // These grow when what the record says of them may have changed.
+  uint64_t progress_version_ = 0;
+  uint64_t plan_version_ = 0;       // with progress_version_
+  uint64_t submitted_version_ = 0;  // submissions under the open attempt
 };
 
 [[nodiscard]] const char* Name(NodeJob::Phase phase);

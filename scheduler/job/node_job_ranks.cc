@@ -121,6 +121,7 @@ NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
     job_->launch = opening.launch;
     if (found.has_value()) job_->snapshot.set_durable_step(found->step());
     job_->resume = found;
+    ++plan_version_;
     if (!options_.snapshots) {
       Say(node::Note::Level::kWarn,
           "no snapshots are made: the job's state goes with this daemon (--snapshot_dir)");

@@ -80,7 +80,8 @@ absl::StatusOr<StepAnswer> NodeJob::Submit(uint64_t id, const Submission& submis
     *command.mutable_submitted() = submitted;
     ToReadyLanes(command);
     Tell(std::move(message));
-    actions = Take();
+    ++submitted_version_;
+    actions = TakeUnrecorded();
   }
   return accepted->answer;
 }
@@ -104,12 +105,16 @@ absl::StatusOr<StepAnswer> NodeJob::AnswerOf(uint64_t id, StepId step, Attempt a
 
 void NodeJob::BeginSteps(StepId last_committed) {
   if (job_->steps.has_value()) return;
+  job_->steps.emplace(LocalRanks(), options_.lanes, last_committed);
+  job_->goes_back = false;
+}
+
+std::vector<TrainerRank> NodeJob::LocalRanks() const {
   std::vector<TrainerRank> local;
   for (const Trainer& trainer : job_->planned.inputs->layout.trainers) {
     if (trainer.node.value() == options_.node) local.push_back(trainer.rank);
   }
-  job_->steps.emplace(std::move(local), options_.lanes, last_committed);
-  job_->goes_back = false;
+  return local;
 }
 
 void NodeJob::OnOpenAttempt(const v1::OpenAttempt& open) {

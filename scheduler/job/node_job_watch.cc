@@ -11,7 +11,7 @@
 namespace dmuond::scheduler {
 
 node::Actions NodeJob::OnTick(TimePoint now, const Sight& sight) {
-  if (job_ == nullptr || job_->phase == Phase::kFailed) return Take();
+  if (job_ == nullptr || job_->phase == Phase::kFailed) return {};
   if (job_->broken_since.has_value() && now - *job_->broken_since >= options_.session_linger) {
     Abandon(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
                   scheduler::Say("the group has not formed anew within ",
@@ -21,6 +21,7 @@ node::Actions NodeJob::OnTick(TimePoint now, const Sight& sight) {
   WatchLanes(now, sight);
   if (job_ == nullptr || job_->phase == Phase::kFailed) return Take();
   TellProgress(now, sight);
+  if (actions_.empty()) return {};  // whatever it changes, it says
   return Take();
 }
 

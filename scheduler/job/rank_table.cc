@@ -1,12 +1,89 @@
 #include "scheduler/job/rank_table.h"
 
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/job/impossible.h"
 #include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
+
+v1::RecordedRollback ToRecord(const Rollback& back) {
+  v1::RecordedRollback out;
+  out.set_to_step(back.to_step);
+  out.set_epoch(back.epoch);
+  out.set_asked(back.asked);
+  return out;
+}
+
+Rollback RollbackOf(const v1::RecordedRollback& record) {
+  return {record.to_step(), record.epoch(), record.asked()};
+}
+
+namespace {
+
+void WriteSession(const RankTable::Session& session, v1::RecordedSession& out) {
+  out.set_id(session.id);
+  out.set_rank(session.rank);
+  out.set_incarnation(session.incarnation);
+  out.set_pid(session.pid);
+  out.set_client(session.client);
+  out.set_home_lane(session.home_lane);
+  out.set_discards(session.discards);
+  // A session is never Empty or Vacant.
+  out.set_state(static_cast<v1::RecordedSession::State>(
+      static_cast<int>(session.state) - static_cast<int>(RankTable::State::kOpen) + 1));
+  if (!session.refused.ok()) *out.mutable_refused() = ToRecord(session.refused);
+  out.set_refusals(session.refusals);
+  if (!session.denied.ok()) *out.mutable_denied() = ToRecord(session.denied);
+  for (const LaneIndex lane : session.lanes_mapped) out.add_lanes_mapped(lane.value());
+  if (!session.map_error.ok()) *out.mutable_map_error() = ToRecord(session.map_error);
+  out.mutable_weight_digests()->Add(session.weight_digests.begin(), session.weight_digests.end());
+  out.set_broadcast(session.broadcast);
+  out.set_first_attempt(session.first_attempt.value());
+  if (session.must_acknowledge.has_value()) {
+    *out.mutable_must_acknowledge() = ToRecord(*session.must_acknowledge);
+  }
+  if (session.acknowledged.has_value()) {
+    *out.mutable_acknowledged() = ToRecord(*session.acknowledged);
+  }
+}
+static_assert(static_cast<int>(RankTable::State::kMustAcknowledge) -
+                  static_cast<int>(RankTable::State::kOpen) + 1 ==
+              v1::RecordedSession::STATE_MUST_ACKNOWLEDGE);
+
+absl::StatusOr<RankTable::Session> ReadSession(const v1::RecordedSession& wire) {
+  if (wire.state() < v1::RecordedSession::STATE_OPEN ||
+      wire.state() > v1::RecordedSession::STATE_MUST_ACKNOWLEDGE) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RecordedSession.state has the unknown value ", wire.state()));
+  }
+  RankTable::Session session;
+  session.id = wire.id();
+  session.rank = wire.rank();
+  session.incarnation = wire.incarnation();
+  session.pid = wire.pid();
+  session.client = wire.client();
+  session.home_lane = wire.home_lane();
+  session.discards = wire.discards();
+  session.state =
+      static_cast<RankTable::State>(wire.state() - 1 + static_cast<int>(RankTable::State::kOpen));
+  session.refused = StatusOf(wire.refused());
+  session.refusals = wire.refusals();
+  session.denied = StatusOf(wire.denied());
+  for (const int32_t lane : wire.lanes_mapped()) session.lanes_mapped.emplace(lane);
+  session.map_error = StatusOf(wire.map_error());
+  session.weight_digests.assign(wire.weight_digests().begin(), wire.weight_digests().end());
+  session.broadcast = wire.broadcast();
+  session.first_attempt = Attempt(wire.first_attempt());
+  if (wire.has_must_acknowledge()) session.must_acknowledge = RollbackOf(wire.must_acknowledge());
+  if (wire.has_acknowledged()) session.acknowledged = RollbackOf(wire.acknowledged());
+  return session;
+}
+
+}  // namespace
 
 const char* Name(RankTable::State state) {
   switch (state) {
@@ -58,6 +135,8 @@ const RankTable::Session& RankTable::Open(Session session) {
   if (const Session* other = OfRank(session.rank); other != nullptr) Refuse(*other, "open");
   session.incarnation = ++incarnations_[session.rank];
   session.state = State::kOpen;
+  table_changed_ = ++version_;
+  Changed(session);
   const uint64_t id = session.id;
   return sessions_[id] = std::move(session);
 }
@@ -72,6 +151,8 @@ void RankTable::Register(uint64_t id, v1::Registration registration,
   session.registration = std::move(registration);
   session.layout = std::move(layout);
   session.state = State::kRegistered;
+  Changed(session);
+  session.registered = session.changed;
 }
 
 void RankTable::RefuseAll(const absl::Status& why) {
@@ -79,12 +160,15 @@ void RankTable::RefuseAll(const absl::Status& why) {
     session.refused = why;
     ++session.refusals;
     session.state = State::kOpen;
+    Changed(session);
   }
 }
 
 void RankTable::Deny(int32_t rank, uint64_t incarnation, const absl::Status& why) {
   for (auto& [id, session] : sessions_) {
-    if (session.rank == rank && session.incarnation == incarnation) session.denied = why;
+    if (session.rank != rank || session.incarnation != incarnation) continue;
+    session.denied = why;
+    Changed(session);
   }
 }
 
@@ -97,6 +181,8 @@ void RankTable::BeginMapping(uint64_t id, v1::LaneCommand command) {
   session.lanes_mapped.clear();
   session.map_error = absl::OkStatus();
   attachments_[session.rank] = std::move(command);
+  Changed(session);
+  attached_[session.rank] = version_;
 }
 
 void RankTable::OnLaneMapped(int32_t rank, uint64_t incarnation, LaneIndex lane,
@@ -104,6 +190,7 @@ void RankTable::OnLaneMapped(int32_t rank, uint64_t incarnation, LaneIndex lane,
   for (auto& [id, session] : sessions_) {
     if (session.rank != rank || session.incarnation != incarnation) continue;
     session.lanes_mapped.insert(lane);
+    Changed(session);
     if (error.empty()) continue;
     session.map_error =
         Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
@@ -113,7 +200,10 @@ void RankTable::OnLaneMapped(int32_t rank, uint64_t incarnation, LaneIndex lane,
 }
 
 void RankTable::ForgetMappings() {
-  for (auto& [id, session] : sessions_) session.lanes_mapped.clear();
+  for (auto& [id, session] : sessions_) {
+    session.lanes_mapped.clear();
+    Changed(session);
+  }
 }
 
 void RankTable::Attach(uint64_t id, Attempt open, std::vector<std::string> weight_digests,
@@ -127,7 +217,8 @@ void RankTable::Attach(uint64_t id, Attempt open, std::vector<std::string> weigh
   session.first_attempt = open;
   session.weight_digests = std::move(weight_digests);
   session.broadcast = broadcast;
-  vacancies_.erase(session.rank);
+  Changed(session);
+  if (vacancies_.erase(session.rank) > 0) table_changed_ = ++version_;
 }
 
 void RankTable::Tell(uint64_t id) {
@@ -137,6 +228,7 @@ void RankTable::Tell(uint64_t id) {
     return;
   }
   session.state = State::kAttached;
+  Changed(session);
 }
 
 void RankTable::GoBack(const Rollback& back) {
@@ -144,6 +236,7 @@ void RankTable::GoBack(const Rollback& back) {
     if (session.state != State::kAttached && session.state != State::kMustAcknowledge) continue;
     session.state = State::kMustAcknowledge;
     session.must_acknowledge = back;
+    Changed(session);
   }
 }
 
@@ -155,12 +248,14 @@ void RankTable::Acknowledge(uint64_t id) {
   }
   session.state = State::kAttached;
   session.acknowledged = std::exchange(session.must_acknowledge, std::nullopt);
+  Changed(session);
 }
 
 RankTable::Session RankTable::End(uint64_t id, std::optional<Attempt> vacant) {
   const auto found = sessions_.find(id);
   Session session = std::move(found->second);
   sessions_.erase(found);
+  table_changed_ = ++version_;
   if (vacant.has_value()) {
     // A replacement that dies before it is mapped leaves the place as it found it.
     Vacancy& vacancy =
@@ -173,13 +268,114 @@ RankTable::Session RankTable::End(uint64_t id, std::optional<Attempt> vacant) {
 
 void RankTable::VacanciesEndNothing() {
   for (auto& [rank, vacancy] : vacancies_) vacancy.attempt = Attempt(0);
+  table_changed_ = ++version_;
 }
 
 void RankTable::Clear() {
   sessions_.clear();
   vacancies_.clear();
   attachments_.clear();
+  attached_.clear();
   gone_.clear();
+  table_changed_ = ++version_;
+}
+
+// ---- the record ----
+
+void RankTable::AddParts(std::vector<RecordPart>& parts) const {
+  using Kind = RecordPart::Kind;
+  parts.push_back({Kind::kRanks, 0, table_changed_});
+  for (const auto& [id, session] : sessions_) {
+    parts.push_back({Kind::kSession, id, session.changed});
+  }
+  for (const auto& [id, session] : sessions_) {
+    if (session.layout == nullptr) continue;
+    parts.push_back({Kind::kRegistration, id, session.registered});
+  }
+  for (const auto& [rank, version] : attached_) {
+    parts.push_back({Kind::kAttachment, static_cast<uint64_t>(rank), version});
+  }
+}
+
+void RankTable::WritePart(const RecordPart& part, JobRecord& record) const {
+  switch (part.kind) {
+    case RecordPart::Kind::kRanks: {
+      v1::RecordedRanks& ranks = *record.mutable_ranks();
+      for (const auto& [rank, vacancy] : vacancies_) {
+        v1::RecordedRanks::Vacancy& out = *ranks.add_vacancies();
+        out.set_rank(rank);
+        out.set_pid(vacancy.pid);
+        out.set_session(vacancy.session);
+        out.set_attempt(vacancy.attempt.value());
+      }
+      for (const auto& [rank, incarnation] : incarnations_) {
+        v1::RecordedRanks::Incarnation& out = *ranks.add_incarnations();
+        out.set_rank(rank);
+        out.set_incarnation(incarnation);
+      }
+      for (const auto& [rank, gone] : gone_) *ranks.add_gone() = gone;
+      return;
+    }
+    case RecordPart::Kind::kSession:
+      return WriteSession(sessions_.at(part.of), *record.add_sessions());
+    case RecordPart::Kind::kRegistration: {
+      v1::RecordedRegistration& out = *record.add_registrations();
+      out.set_session(part.of);
+      *out.mutable_registration() = sessions_.at(part.of).registration;
+      return;
+    }
+    case RecordPart::Kind::kAttachment: {
+      v1::RecordedAttachment& out = *record.add_attachments();
+      out.set_rank(static_cast<int32_t>(part.of));
+      *out.mutable_command() = attachments_.at(out.rank());
+      return;
+    }
+    default:
+      Impossible("RankTable", "any", "a part of a record that is not its own");
+  }
+}
+
+absl::StatusOr<RankTable> RankTable::FromRecord(const JobRecord& record) {
+  RankTable table;
+  for (const v1::RecordedRanks::Vacancy& vacancy : record.ranks().vacancies()) {
+    table.vacancies_[vacancy.rank()] = {vacancy.pid(), vacancy.session(),
+                                        Attempt(vacancy.attempt())};
+  }
+  for (const v1::RecordedRanks::Incarnation& incarnation : record.ranks().incarnations()) {
+    table.incarnations_[incarnation.rank()] = incarnation.incarnation();
+  }
+  for (const v1::RankGone& gone : record.ranks().gone()) table.gone_[gone.rank()] = gone;
+  for (const v1::RecordedSession& wire : record.sessions()) {
+    absl::StatusOr<Session> session = ReadSession(wire);
+    if (!session.ok()) return session.status();
+    table.Changed(*session);
+    if (!table.sessions_.emplace(wire.id(), *std::move(session)).second) {
+      return absl::InvalidArgumentError(absl::StrCat("session ", wire.id(), " is there twice"));
+    }
+  }
+  for (const v1::RecordedRegistration& wire : record.registrations()) {
+    const auto found = table.sessions_.find(wire.session());
+    if (found == table.sessions_.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a registration of session ", wire.session(), ", which is not there"));
+    }
+    absl::StatusOr<Registration> layout = FromProto(wire.registration());
+    if (!layout.ok()) return layout.status();
+    found->second.registration = wire.registration();
+    found->second.layout = std::make_shared<const Registration>(*std::move(layout));
+    found->second.registered = ++table.version_;
+  }
+  for (const auto& [id, session] : table.sessions_) {
+    if (session.state != State::kOpen && session.layout == nullptr) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("session ", id, " is ", Name(session.state), " without a registration"));
+    }
+  }
+  for (const v1::RecordedAttachment& attachment : record.attachments()) {
+    table.attachments_[attachment.rank()] = attachment.command();
+    table.attached_[attachment.rank()] = ++table.version_;
+  }
+  return table;
 }
 
 }  // namespace dmuond::scheduler

@@ -29,8 +29,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "dmuond/v1/lane.pb.h"
 #include "dmuond/v1/peer.pb.h"
+#include "dmuond/v1/record.pb.h"
+#include "scheduler/job/job_record.h"
 #include "scheduler/layout.h"
 #include "scheduler/step.h"
 #include "scheduler/types.h"
@@ -49,6 +52,8 @@ struct Rollback {
     return to_step == other.to_step && epoch == other.epoch;
   }
 };
+[[nodiscard]] v1::RecordedRollback ToRecord(const Rollback& back);
+[[nodiscard]] Rollback RollbackOf(const v1::RecordedRollback& record);
 
 class RankTable {
  public:
@@ -85,6 +90,8 @@ class RankTable {
     Attempt first_attempt;                       // open when it was mapped
     std::optional<Rollback> must_acknowledge;    // in kMustAcknowledge
     std::optional<Rollback> acknowledged;        // the last one
+    uint64_t changed = 0;                        // version() when it changed last
+    uint64_t registered = 0;                     // version() when its registration changed last
     // It can submit.
     [[nodiscard]] bool mapped() const { return state >= State::kMapped; }
   };
@@ -124,7 +131,11 @@ class RankTable {
     return attachments_;
   }
   // What the rank has attached before goes with the trainer that attached it.
-  void DropAttachment(int32_t rank) { attachments_.erase(rank); }
+  void DropAttachment(int32_t rank) {
+    attachments_.erase(rank);
+    attached_.erase(rank);
+    ++version_;
+  }
   // Every lane has mapped it. The rank is not vacant any more.
   void Attach(uint64_t id, Attempt open, std::vector<std::string> weight_digests, bool broadcast);
   // Its trainer is told so.
@@ -137,15 +148,29 @@ class RankTable {
   // attempt is the one that ends by that.
   Session End(uint64_t id, std::optional<Attempt> vacant);
   // The last end of a session of each rank that the coordinator was told.
-  void KeepGone(const v1::RankGone& gone) { gone_[gone.rank()] = gone; }
+  void KeepGone(const v1::RankGone& gone) {
+    gone_[gone.rank()] = gone;
+    table_changed_ = ++version_;
+  }
   [[nodiscard]] const std::map<int32_t, v1::RankGone>& gone() const { return gone_; }
   // In a new epoch every attempt is newer than those in which trainers have died.
   void VacanciesEndNothing();
   // The job ends; incarnations go on.
   void Clear();
 
+  // ---- the record ----
+  // Grows with every change.
+  [[nodiscard]] uint64_t version() const { return version_; }
+  // The parts of a record in which it is written: kRanks, sessions, registrations, attachments.
+  void AddParts(std::vector<RecordPart>& parts) const;
+  // REQUIRES: it is one of AddParts().
+  void WritePart(const RecordPart& part, JobRecord& record) const;
+  // INVALID_ARGUMENT: no table has written it.
+  [[nodiscard]] static absl::StatusOr<RankTable> FromRecord(const JobRecord& record);
+
  private:
   [[nodiscard]] Session& At(uint64_t id) { return sessions_.at(id); }
+  void Changed(Session& session) { session.changed = ++version_; }
   // Logs, or ends the program: see impossible.h. Always false.
   bool Refuse(const Session& session, const char* event) const;
 
@@ -153,7 +178,10 @@ class RankTable {
   std::map<int32_t, Vacancy> vacancies_;            // by rank
   std::map<int32_t, uint64_t> incarnations_;        // by rank: the newest
   std::map<int32_t, v1::LaneCommand> attachments_;  // by rank
+  std::map<int32_t, uint64_t> attached_;            // by rank: version() of its attachment
   std::map<int32_t, v1::RankGone> gone_;            // by rank
+  uint64_t version_ = 0;
+  uint64_t table_changed_ = 0;  // version() when vacancies, incarnations or gone_ changed last
 };
 
 [[nodiscard]] const char* Name(RankTable::State state);

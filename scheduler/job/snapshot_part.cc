@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace dmuond::scheduler {
 namespace {
 
@@ -16,6 +18,7 @@ SnapshotPart::Order SnapshotPart::OnSave(const v1::SaveState& save, const Able& 
     if (state_ == State::kAnswered) return answer_;
     if (state_ == State::kWriting) return std::monostate();
   }
+  ++version_;
   attempt_ = save.attempt();
   state_ = State::kWriting;
   non_finite_.clear();
@@ -28,7 +31,9 @@ SnapshotPart::Order SnapshotPart::OnSave(const v1::SaveState& save, const Able& 
 }
 
 void SnapshotPart::OnNonFinite(uint64_t attempt, std::string what) {
-  if (state_ == State::kWriting && attempt == attempt_) non_finite_ = std::move(what);
+  if (state_ != State::kWriting || attempt != attempt_) return;
+  non_finite_ = std::move(what);
+  ++version_;
 }
 
 std::optional<v1::SnapshotWritten> SnapshotPart::OnWritten(
@@ -47,6 +52,7 @@ std::optional<v1::SnapshotWritten> SnapshotPart::OnDiskHangs(const std::string& 
 }
 
 v1::SnapshotWritten SnapshotPart::Answer(const std::string& error, const std::string& reason) {
+  ++version_;
   state_ = State::kAnswered;
   answer_.Clear();
   answer_.set_attempt(attempt_);
@@ -57,6 +63,7 @@ v1::SnapshotWritten SnapshotPart::Answer(const std::string& error, const std::st
 }
 
 bool SnapshotPart::OnDone(const v1::SnapshotDone& done) {
+  ++version_;
   if (done.has_durable_step()) durable_step_ = done.durable_step();
   done_ = done;
   ++times_done_;
@@ -70,13 +77,50 @@ bool SnapshotPart::OnDone(const v1::SnapshotDone& done) {
 }
 
 void SnapshotPart::OnRepublished(uint64_t before, uint64_t attempt, bool from_snapshot) {
+  ++version_;
   if (Saved(before) || from_snapshot) saved_attempt_ = attempt;
 }
 
 void SnapshotPart::GoBack() {
+  ++version_;
   state_ = State::kIdle;
   attempt_ = 0;
   saved_attempt_ = 0;
+}
+
+// ---- the record ----
+
+void SnapshotPart::ToRecord(v1::RecordedSnapshot& record) const {
+  record.set_state(static_cast<v1::RecordedSnapshot::State>(static_cast<int>(state_) + 1));
+  record.set_attempt(attempt_);
+  record.set_non_finite(non_finite_);
+  *record.mutable_answer() = answer_;
+  if (durable_step_.has_value()) record.set_durable_step(*durable_step_);
+  *record.mutable_done() = done_;
+  record.set_times_done(times_done_);
+  record.set_saved_attempt(saved_attempt_);
+}
+static_assert(static_cast<int>(SnapshotPart::State::kIdle) + 1 == v1::RecordedSnapshot::STATE_IDLE);
+static_assert(static_cast<int>(SnapshotPart::State::kAnswered) + 1 ==
+              v1::RecordedSnapshot::STATE_ANSWERED);
+
+absl::StatusOr<SnapshotPart> SnapshotPart::FromRecord(int32_t node,
+                                                      const v1::RecordedSnapshot& record) {
+  if (record.state() < v1::RecordedSnapshot::STATE_IDLE ||
+      record.state() > v1::RecordedSnapshot::STATE_ANSWERED) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RecordedSnapshot.state has the unknown value ", record.state()));
+  }
+  SnapshotPart part(node);
+  part.state_ = static_cast<State>(record.state() - 1);
+  part.attempt_ = record.attempt();
+  part.non_finite_ = record.non_finite();
+  part.answer_ = record.answer();
+  if (record.has_durable_step()) part.durable_step_ = record.durable_step();
+  part.done_ = record.done();
+  part.times_done_ = record.times_done();
+  part.saved_attempt_ = record.saved_attempt();
+  return part;
 }
 
 }  // namespace dmuond::scheduler

@@ -21,7 +21,9 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
+#include "dmuond/v1/record.pb.h"
 #include "dmuond/v1/snapshot.pb.h"
 
 namespace dmuond::scheduler {
@@ -31,12 +33,21 @@ class SnapshotPart {
   enum class State : uint8_t { kIdle, kWriting, kAnswered };
 
   explicit SnapshotPart(int32_t node = 0) : node_(node) {}
+  // What another one has come to. INVALID_ARGUMENT: no SnapshotPart has written it.
+  [[nodiscard]] static absl::StatusOr<SnapshotPart> FromRecord(int32_t node,
+                                                               const v1::RecordedSnapshot& record);
+  void ToRecord(v1::RecordedSnapshot& record) const;
+  // Grows with everything that a record of it would say otherwise.
+  [[nodiscard]] uint32_t version() const { return version_; }
 
   [[nodiscard]] State state() const { return state_; }
   [[nodiscard]] uint64_t attempt() const { return attempt_; }  // names the snapshot; 0: none yet
   // Newest step in a snapshot that exists.
   [[nodiscard]] std::optional<int64_t> durable_step() const { return durable_step_; }
-  void set_durable_step(int64_t step) { durable_step_ = step; }
+  void set_durable_step(int64_t step) {
+    durable_step_ = step;
+    ++version_;
+  }
   // The last that existed or failed, and how many there have been.
   [[nodiscard]] const v1::SnapshotDone& done() const { return done_; }
   [[nodiscard]] uint64_t times_done() const { return times_done_; }
@@ -86,6 +97,7 @@ class SnapshotPart {
   v1::SnapshotDone done_;
   uint64_t times_done_ = 0;
   uint64_t saved_attempt_ = 0;
+  uint32_t version_ = 0;
 };
 
 }  // namespace dmuond::scheduler

@@ -1,0 +1,171 @@
+// One rank's job on one node, for tests to begin with.
+#ifndef DMUOND_TESTS_SCHEDULER_JOB_NODE_JOB_FIXTURE_H_
+#define DMUOND_TESTS_SCHEDULER_JOB_NODE_JOB_FIXTURE_H_
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "scheduler/convert/convert.h"
+#include "scheduler/job/node_job.h"
+#include "tests/scheduler/job/registrations.h"
+
+namespace dmuond::scheduler {
+
+// One rank's job on a node with two lanes, which is alone; performers do at once what they are
+// told, or not at all.
+class NodeJobFixture : public ::testing::Test {
+ protected:
+  static constexpr uint32_t kEpoch = 3;
+  static inline const NodeJobOptions kOptions{.lanes = 2, .snapshots = true};
+
+  // `hands_over`: after each event another NodeJob goes on, which is made from the record.
+  explicit NodeJobFixture(bool hands_over) : hands_over_(hands_over) {
+    Perform(job_.OnFormed(now_, kEpoch));
+  }
+
+  [[nodiscard]] JobRecord Record() const {
+    std::string bytes;
+    for (const RecordPart& part : job_.RecordParts()) {
+      JobRecord alone;
+      job_.WritePart(part, alone);
+      bytes += alone.SerializeAsString();
+    }
+    return *ParseJobRecord(bytes);
+  }
+  void HandOver() {
+    const JobRecord record = Record();
+    absl::StatusOr<NodeJob> successor = NodeJob::FromRecord(
+        kOptions, record, record.progress().prepared() ? *MakePlannedJob(Inputs(0)) : PlannedJob{},
+        now_);
+    ASSERT_TRUE(successor.ok()) << successor.status();
+    std::destroy_at(&job_);
+    std::construct_at(&job_, *std::move(successor));
+    EXPECT_EQ(Record().DebugString(), record.DebugString());
+  }
+
+  // Keeps everything, and starts lanes.
+  void Perform(node::Actions actions) {
+    if (hands_over_) HandOver();
+    for (node::Action& action : actions) {
+      const bool starts = std::holds_alternative<node::StartLanes>(action);
+      done_.push_back(std::move(action));
+      if (starts) Perform(job_.OnLanesStarted(now_, absl::OkStatus()));
+    }
+  }
+  template <typename Order>
+  std::vector<Order> Taken() const {
+    std::vector<Order> of_kind;
+    for (const node::Action& action : done_) {
+      if (const auto* one = std::get_if<Order>(&action)) of_kind.push_back(*one);
+    }
+    return of_kind;
+  }
+  // The last that the coordinator was told of a kind.
+  v1::MemberMessage LastTold(bool (v1::MemberMessage::*of_kind)() const) const {
+    v1::MemberMessage last;
+    for (const auto& told : Taken<node::TellCoordinator>()) {
+      if ((told.message.*of_kind)()) last = told.message;
+    }
+    return last;
+  }
+
+  uint64_t Open() {
+    NodeJob::Opening opening;
+    opening.id = ++sessions_;
+    opening.world_size = 1;
+    opening.job = "job";
+    opening.resume = v1::OpenSessionRequest::RESUME_IF_PRESENT;
+    node::Actions actions;
+    const auto answer = job_.Open(now_, opening, {std::optional<ResumePoint>()}, actions);
+    EXPECT_TRUE(std::holds_alternative<NodeJob::Opened>(answer));
+    Perform(std::move(actions));
+    return opening.id;
+  }
+  void Register(uint64_t id) {
+    const v1::Registration registration = OfOneMatrix(0, 1);
+    Perform(job_.Register(id, registration,
+                          std::make_shared<const Registration>(*FromProto(registration))));
+  }
+  v1::PlanInputs Inputs(int64_t restore_step) {
+    v1::PlanInputs inputs;
+    inputs.set_job("job");
+    inputs.set_job_incarnation(7);
+    inputs.set_nodes(1);
+    inputs.set_lanes_per_node(2);
+    inputs.set_restore_step(restore_step);
+    *inputs.add_registrations() = OfOneMatrix(0, 1);
+    return inputs;
+  }
+  void Hear(v1::CoordinatorMessage message) { Perform(job_.OnMessage(now_, message)); }
+  void Plan(int64_t restore_step = 0) {
+    v1::CoordinatorMessage message;
+    *message.mutable_plan() = Inputs(restore_step);
+    Hear(message);
+  }
+  void Prepared() {
+    Perform(job_.OnPrepared(now_, NodeJob::Prepared{*MakePlannedJob(Inputs(0)), true}));
+  }
+  void LanesReady() {
+    for (int32_t i = 0; i < 2; ++i) {
+      v1::LaneReport report;
+      report.mutable_ready()->set_device("a cpu");
+      Perform(job_.OnLaneReport(now_, LaneIndex(i), report));
+    }
+  }
+  void OpenAttempt(uint32_t counter, int64_t step) {
+    v1::CoordinatorMessage message;
+    message.mutable_open()->set_attempt(MakeAttempt(GroupEpoch(job_.epoch()), counter).value());
+    message.mutable_open()->set_step(step);
+    Hear(message);
+  }
+  void Reform(uint32_t epoch) {
+    v1::CoordinatorMessage message;
+    message.mutable_reform()->set_epoch(epoch);
+    message.mutable_reform()->set_why("a lane died");
+    Hear(message);
+  }
+  // With a session whose trainer can submit.
+  uint64_t Run() {
+    const uint64_t id = Open();
+    Register(id);
+    Plan();
+    Prepared();
+    LanesReady();
+    OpenAttempt(1, 1);
+    Attach(id);
+    return id;
+  }
+  void Attach(uint64_t id) {
+    v1::LaneCommand command;
+    command.mutable_attach()->set_rank(0);
+    command.mutable_attach()->set_incarnation(job_.ranks().Find(id)->incarnation);
+    Perform(job_.BeginMapping(id, command));
+    MapEverywhere(id);
+    Perform(job_.Attach(id, {}, false));
+    job_.TellAttached(id);
+  }
+  void MapEverywhere(uint64_t id) {
+    for (int32_t i = 0; i < 2; ++i) {
+      v1::LaneReport report;
+      report.mutable_attached()->set_rank(0);
+      report.mutable_attached()->set_incarnation(job_.ranks().Find(id)->incarnation);
+      Perform(job_.OnLaneReport(now_, LaneIndex(i), report));
+    }
+  }
+
+  TimePoint now_{};
+  const bool hands_over_;
+  NodeJob job_{kOptions};
+  std::vector<node::Action> done_;
+  uint64_t sessions_ = 0;
+};
+
+}  // namespace dmuond::scheduler
+
+#endif  // DMUOND_TESTS_SCHEDULER_JOB_NODE_JOB_FIXTURE_H_
