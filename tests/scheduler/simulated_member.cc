@@ -6,6 +6,8 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/util/field_comparator.h"
+#include "google/protobuf/util/message_differencer.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/reason.h"
 #include "tests/scheduler/simulated_coordinator.h"
@@ -20,6 +22,11 @@ constexpr std::chrono::milliseconds kWorkTimeout{4'000};
 
 absl::Status Unavailable(const char* reason) {
   return WithReason(absl::UnavailableError(reason), reason);
+}
+
+// What a rank gives with a step; with a push it gives that of the step before.
+std::string TrainerState(TrainerRank rank, StepId step) {
+  return absl::StrCat("rank ", rank.value(), " at step ", step.value());
 }
 
 // What belongs to one attempt is repeated now and then, as after a reconnect.
@@ -186,9 +193,73 @@ bool SimulatedMember::Settled() const {
   }
 }
 
+// ---- the record ----
+
+void SimulatedMember::WriteRecord() {
+  if (!simulation_.RecordsJobs() || record_version_ == job_->record_version()) return;
+  record_version_ = job_->record_version();
+  std::map<RecordPart, std::string> record;
+  for (const RecordPart& part : job_->RecordParts()) {
+    const auto written = record_.find(part);
+    if (written != record_.end()) {
+      record.insert(record_.extract(written));
+      continue;
+    }
+    JobRecord alone;
+    job_->WritePart(part, alone);
+    record.emplace(part, alone.SerializeAsString());
+  }
+  record_ = std::move(record);
+}
+
+JobRecord SimulatedMember::WholeRecord() const {
+  JobRecord record;
+  for (const RecordPart& part : job_->RecordParts()) job_->WritePart(part, record);
+  return record;
+}
+
+void SimulatedMember::HandOver() {
+  if (!alive_ || !job_) return;
+  ++simulation_.counts.hand_overs;
+  simulation_.Trace("node ", node_.value(), " goes on from its record");
+  std::string bytes;
+  for (const auto& [part, written] : record_) bytes += written;
+  const absl::StatusOr<JobRecord> record = ParseJobRecord(bytes);
+  if (!record.ok()) return simulation_.Fail(std::string(record.status().message()));
+  std::string differs;
+  google::protobuf::util::DefaultFieldComparator comparator;
+  comparator.set_treat_nan_as_equal(true);
+  google::protobuf::util::MessageDifferencer differencer;
+  differencer.set_field_comparator(&comparator);
+  differencer.ReportDifferencesToString(&differs);
+  if (!differencer.Compare(*record, WholeRecord())) {
+    return simulation_.Fail("the record does not say what there is: " + differs);
+  }
+  absl::StatusOr<NodeJob> successor = NodeJob::FromRecord(
+      Options(), *record, record->progress().prepared() ? simulation_.world.planned : PlannedJob{},
+      simulation_.Now());
+  if (!successor.ok()) return simulation_.Fail(std::string(successor.status().message()));
+  job_.emplace(*std::move(successor));
+  job_->SetDiskHangs(disk_hangs_);
+  if (!differencer.Compare(*record, WholeRecord())) {
+    return simulation_.Fail("a record was read as another one: " + differs);
+  }
+  record_.clear();
+  record_version_.reset();
+  WriteRecord();
+}
+
 // ---- performing ----
 
 void SimulatedMember::Perform(node::Actions actions) {
+  WriteRecord();
+  if (simulation_.HandsOver() && simulation_.hand_overs.Of(2)) {
+    const Microseconds soon =
+        simulation_.hand_overs.Of(70) ? 0 : simulation_.hand_overs.Pick(0, 20 * kMillisecond);
+    simulation_.time.After(soon, [this, boot = boot_] {
+      if (boot_ == boot) HandOver();
+    });
+  }
   // Another job, or none, has no past here.
   if (std::exchange(job_number_, job_->number()) != job_->number()) history_ = {};
   for (node::Action& action : actions) {
@@ -311,6 +382,9 @@ void SimulatedMember::Die() {
   leaves_ = nullptr;
   connection_ = nullptr;
   job_.emplace(Options());
+  record_.clear();
+  record_version_.reset();
+  disk_hangs_.clear();
   departure_ = {};
   reports_.Forget();
   history_ = {};
@@ -386,6 +460,11 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(Tra
     return std::nullopt;
   }
   if (std::exchange(job_number_, job_->number()) != job_->number()) history_ = {};
+  // What a snapshot has of it, simulated disks do not keep.
+  if (!opened->trainer_state.empty() &&
+      opened->trainer_state != TrainerState(rank, StepId(opened->last_committed))) {
+    simulation_.Fail("a rank is given another state than that of the last step");
+  }
   OpenedSession session;
   session.incarnation = opened->incarnation;
   if (job_->steps() != nullptr || (job_->wire().restore_step() > 0 && !job_->restores())) {
@@ -440,6 +519,7 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
   // It has been told of another step than the job's: its client begins again.
   if (client->told != history_.step) return Unavailable("GROUP_NOT_READY");
   job_->TellAttached(client->id);
+  WriteRecord();
   return job_->steps()->open().attempt;
 }
 
@@ -449,7 +529,8 @@ absl::StatusOr<StepAnswer> SimulatedMember::Step(const Submission& request, uint
   if (client == nullptr) return NoSession(request.rank, incarnation);
   if (wait) return job_->AnswerOf(client->id, request.step, request.attempt);
   node::Actions actions;
-  absl::StatusOr<StepAnswer> answer = job_->Submit(client->id, request, "", actions);
+  const std::string state = TrainerState(request.rank, request.step);
+  absl::StatusOr<StepAnswer> answer = job_->Submit(client->id, request, state, actions);
   Perform(std::move(actions));
   if (!answer.ok()) return answer;
   if (answer->pending()) {

@@ -109,6 +109,12 @@ class SimulatedMember {
   };
 
   [[nodiscard]] NodeJobOptions Options() const;
+  // What has changed of the job is written, before anything of it leaves the member.
+  void WriteRecord();
+  [[nodiscard]] JobRecord WholeRecord() const;
+  // Another NodeJob goes on, with all that the record says and nothing else. Sessions, lanes, disks
+  // and memory stay.
+  void HandOver();
   void Perform(node::Actions actions);
   void Do(const node::Wake& /*order*/) {}
   void Do(const node::Note& order);
@@ -166,6 +172,9 @@ class SimulatedMember {
   std::optional<NodeJob> job_;  // a new one in each of its processes
   Departure departure_;
   OutgoingReports reports_;
+  std::map<RecordPart, std::string> record_;  // as it was written last
+  std::optional<uint64_t> record_version_;
+  std::string disk_hangs_;
   uint64_t job_number_ = 0;
   History history_;  // as of the last decision that was heard, or the snapshot
   std::map<TrainerRank, Client> clients_;

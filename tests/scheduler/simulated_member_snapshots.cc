@@ -62,10 +62,13 @@ void SimulatedMember::DiskHangs(Microseconds for_so_long) {
   simulation_.time.After(kDiskTimeout, [this, boot = boot_] {
     if (boot_ != boot) return;
     GiveUpWriting();
-    job_->SetDiskHangs("the disk hangs");
+    disk_hangs_ = "the disk hangs";
+    job_->SetDiskHangs(disk_hangs_);
   });
   simulation_.time.At(disk_.last, [this, boot = boot_] {
-    if (boot_ == boot) job_->SetDiskHangs("");
+    if (boot_ != boot) return;
+    disk_hangs_.clear();
+    job_->SetDiskHangs("");
   });
 }
 

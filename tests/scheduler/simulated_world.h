@@ -55,7 +55,8 @@ struct SimulationCounts {
   int64_t failed_snapshots = 0;
   int64_t hung_snapshots = 0;  // of them: given up because a disk hung
   int64_t lost_jobs = 0;
-  int64_t begun = 0;  // attempts that nodes without trainers were told of
+  int64_t hand_overs = 0;  // NodeJobs that went on as another one, made from their record
+  int64_t begun = 0;       // attempts that nodes without trainers were told of
 
   void Add(const SimulationCounts& other);
 };

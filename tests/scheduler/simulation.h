@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -29,12 +30,18 @@ class SimulatedCoordinator;
 class SimulatedMember;
 class SimulatedTrainer;
 
+inline constexpr Microseconds kNever = std::numeric_limits<Microseconds>::max() / 2;
+
 // What a simulated run is like.
 struct SimulationOptions {
   StepId last_step{1};
   bool lingers = true;         // places of dead trainers wait for replacements
   int64_t snapshot_every = 0;  // steps; 0: none are made
   std::chrono::milliseconds linger{5'000};
+  // In this time members' NodeJobs go on as other ones, from their records, again and again. They
+  // count the time of lanes that hang anew, so that it must be short beside all deadlines.
+  Microseconds hand_overs_begin = kNever;
+  Microseconds hand_overs_end = kNever;
 };
 
 // That a job goes back, as its trainers hear and acknowledge it.
@@ -50,7 +57,8 @@ using SimulatedDisk = std::map<SnapshotId, std::vector<uint64_t>>;
 struct Simulation;
 
 struct SimulatedGroup {
-  explicit SimulatedGroup(uint64_t seed) : seed(seed), chance(seed), network(chance, time) {}
+  explicit SimulatedGroup(uint64_t seed)
+      : seed(seed), chance(seed), hand_overs(~seed), network(chance, time) {}
 
   // Daemons with all of their members; REQUIRES of the following: there is a job.
   [[nodiscard]] int32_t nodes() const;
@@ -58,6 +66,7 @@ struct SimulatedGroup {
 
   const uint64_t seed;
   Chance chance;
+  Chance hand_overs;  // a source of its own: without them, the same schedule is the same otherwise
   EventQueue time;
   SimulatedNetwork network;
   SimulationCounts counts;
@@ -76,6 +85,7 @@ struct Simulation {
       : group(group),
         world(world),
         chance(group.chance),
+        hand_overs(group.hand_overs),
         time(group.time),
         network(group.network),
         counts(group.counts),
@@ -86,6 +96,7 @@ struct Simulation {
   SimulatedGroup& group;
   const SimulatedWorld& world;
   Chance& chance;
+  Chance& hand_overs;
   EventQueue& time;
   SimulatedNetwork& network;
   SimulationCounts& counts;
@@ -104,6 +115,14 @@ struct Simulation {
       if (snapshot->first.step == step) return snapshot->first;
     }
     return std::nullopt;
+  }
+  // Records of members are kept: they are to be handed over now or soon.
+  [[nodiscard]] bool RecordsJobs() const {
+    return time.now() >= options.hand_overs_begin &&
+           time.now() < options.hand_overs_end + 100 * kMillisecond;
+  }
+  [[nodiscard]] bool HandsOver() const {
+    return time.now() >= options.hand_overs_begin && time.now() < options.hand_overs_end;
   }
   [[nodiscard]] TimePoint Now() const { return TimePoint(std::chrono::microseconds(time.now())); }
   // When a machine has said that something is due; nullopt: nothing is.

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/job/impossible.h"
+#include "tests/scheduler/schedules.h"
 #include "tests/scheduler/step_group.h"
 
 namespace dmuond::scheduler::testing {
@@ -109,6 +110,11 @@ void StepSimulator::PlanFaultsOfTheGroup() {
 void StepSimulator::PlanFaults() {
   Chance& chance = group_.chance;
   SimulationOptions& options = group_.options;
+  if (HandOversFromEnvironment()) {
+    Chance& when = group_.hand_overs;
+    options.hand_overs_begin = when.Pick(0, when.Of(60) ? 200 : 5'000) * kMillisecond;
+    options.hand_overs_end = options.hand_overs_begin + 300 * kMillisecond;
+  }
   options.lingers = chance.Of(85);
   options.last_step = StepId(chance.Pick(1, 3));
   options.snapshot_every = chance.Of(60) ? chance.Pick(1, 2) : 0;
