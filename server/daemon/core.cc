@@ -117,6 +117,26 @@ void Core::Tell(v1::MemberMessage message) {
   Pump();
 }
 
+// Costs one comparison where nothing has changed. A node that lacks the memory goes on without a
+// record.
+void Core::WriteRecord() {
+  if (recorded_ == job.record_version() || record_waits_) return;
+  const absl::Status written = record.Write(job);
+  if (written.ok()) {
+    recorded_ = job.record_version();
+    if (record_lacks_) log::Info("the job's record is kept again");
+  } else {
+    recorded_.reset();
+    record_waits_ = true;
+    if (!record_lacks_) {
+      log::Error(
+          "the job's record cannot be kept: no successor of this process could go on from it",
+          {{"job", job.exists() ? job.name() : ""}, {"what", written}});
+    }
+  }
+  record_lacks_ = !written.ok();
+}
+
 void Core::Queue(scheduler::OutgoingReports::Messages messages) {
   std::move(messages.begin(), messages.end(), std::back_inserter(told_));
 }
@@ -153,6 +173,7 @@ void Core::Pump() {
     if (message.has_vote()) fault::FaultPoint("daemon.vote.sent");
   }
   pumping_ = false;
+  SendToMembers();
   for (const auto due :
        {reports.due(), coordinator != nullptr ? coordinator->due() : std::nullopt}) {
     if (due.has_value()) due_timer_.Set(*due);
@@ -278,6 +299,7 @@ void Core::Tick() {
   {
     StateLock lock(mutex);
     const scheduler::TimePoint now = Now();
+    record_waits_ = false;
     clients.OnTick(now);
     if (coordinator != nullptr) Do(coordinator->OnTick(now));
     scheduler::NodeJob::Sight sight;

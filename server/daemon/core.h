@@ -4,6 +4,7 @@
 // the machine says what is to be done; that is performed at once, in order, and what machines say
 // to each other is handled until nobody says any more. Performing only enqueues: what can block has
 // a thread of its own, which comes back as an event. No reference into a machine outlives the turn.
+// What a machine has come to is in the job's record before anything of it leaves the node.
 //
 //   StateLock lock(core.mutex);
 //   core.Do(core.job.Close(id));
@@ -27,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
+#include "scheduler/job/addressed.h"
 #include "scheduler/job/departure.h"
 #include "scheduler/job/group_jobs.h"
 #include "scheduler/job/node_job.h"
@@ -37,6 +39,7 @@
 #include "server/daemon/lanes/job_lanes.h"
 #include "server/daemon/memory/node_device.h"
 #include "server/daemon/memory/node_memory.h"
+#include "server/daemon/memory/record_file.h"
 #include "server/daemon/options.h"
 #include "server/daemon/planner.h"
 #include "server/daemon/snapshots/snapshot_disks.h"
@@ -57,6 +60,8 @@ struct Core {
   void Do(scheduler::GroupActions actions) DMUOND_REQUIRES(mutex);
   // A message of this node for the coordinator, of none of its machines.
   void Tell(v1::MemberMessage message) DMUOND_REQUIRES(mutex);
+  // For who changes `job` and has nothing to do by it, before anybody hears of the change.
+  void WriteRecord() DMUOND_REQUIRES(mutex);
   // An event of another thread: under the lock, as a turn.
   void Enter(const std::function<void()>& event) DMUOND_EXCLUDES(mutex);
 
@@ -133,6 +138,7 @@ struct Core {
   JobLanes lanes DMUOND_GUARDED_BY(mutex);
   NodeMemory memory DMUOND_GUARDED_BY(mutex);
   SnapshotDisks disks DMUOND_GUARDED_BY(mutex);
+  RecordFile record DMUOND_GUARDED_BY(mutex);
   // ---- what calls wait for ----
   std::set<int32_t> allocating DMUOND_GUARDED_BY(mutex);  // ranks whose memory is being made
   int32_t waiting_for_published DMUOND_GUARDED_BY(mutex) = 0;
@@ -147,6 +153,7 @@ struct Core {
   // Moves messages between this node's machines until both are idle. What they cause is queued, not
   // nested: neither sees a half-handled message of its own.
   void Pump() DMUOND_REQUIRES(mutex);
+  void SendToMembers() DMUOND_REQUIRES(mutex);
   void Handle(const v1::CoordinatorMessage& message) DMUOND_REQUIRES(mutex);
   void CoordinatorHears(int32_t node, const v1::MemberMessage& message) DMUOND_REQUIRES(mutex);
   // To the coordinator, as soon as the machines are idle.
@@ -158,7 +165,12 @@ struct Core {
 
   std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex);        // to the coordinator
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
+  // From the coordinator, which is here, to others: they hear it when this node's job has.
+  std::deque<scheduler::Addressed> for_members_ DMUOND_GUARDED_BY(mutex);
   bool pumping_ DMUOND_GUARDED_BY(mutex) = false;
+  std::optional<uint64_t> recorded_ DMUOND_GUARDED_BY(mutex);  // NodeJob::record_version()
+  bool record_lacks_ DMUOND_GUARDED_BY(mutex) = false;  // there is no memory for it: none is kept
+  bool record_waits_ DMUOND_GUARDED_BY(mutex) = false;  // until the next tick, to be tried again
   // The last: they take the lock, and end first.
   DueTimer due_timer_{[this] { OnDue(); }};
   DueTimer late_timer_{[this] { OnOverdue(); }};

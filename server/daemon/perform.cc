@@ -243,11 +243,11 @@ void Core::Perform(node::DiscardRefused& order) {
 void Core::Do(scheduler::GroupActions actions) {
   for (scheduler::Addressed& addressed : actions.messages) {
     AboutToSend(addressed.message);
-    const bool remote = !addressed.node.has_value() || *addressed.node != options.node;
+    const bool others = options.nodes > 1 && addressed.node != options.node;
     const bool here = !addressed.node.has_value() || *addressed.node == options.node;
-    if (remote && options.nodes > 1) peers->SendToMembers(addressed.node, addressed.message);
-    if (addressed.message.has_decision()) fault::FaultPoint("coordinator.sent");
-    if (here) heard_.push_back(std::move(addressed.message));
+    if (!others && addressed.message.has_decision()) fault::FaultPoint("coordinator.sent");
+    if (here) heard_.push_back(others ? addressed.message : std::move(addressed.message));
+    if (others) for_members_.push_back(std::move(addressed));
   }
   // A daemon that has left has no worker, and its coordinator no group.
   for (scheduler::PlanOrder& plan : actions.plans) {
@@ -263,7 +263,16 @@ void Core::Do(scheduler::GroupActions actions) {
   Pump();
 }
 
+void Core::SendToMembers() {
+  for (; !for_members_.empty(); for_members_.pop_front()) {
+    const scheduler::Addressed& addressed = for_members_.front();
+    peers->SendToMembers(addressed.node, addressed.message);
+    if (addressed.message.has_decision()) fault::FaultPoint("coordinator.sent");
+  }
+}
+
 void Core::Do(node::Actions actions) {
+  WriteRecord();
   for (node::Action& action : actions) {
     std::visit([this](auto& order) DMUOND_REQUIRES(mutex) { Perform(order); }, action);
   }

@@ -33,9 +33,11 @@ void Checksum::Add(std::span<const std::byte> data) {
 }
 std::string Checksum::Hex() const { return ToHex(XXH3_64bits_digest(&state_->xxh3)); }
 
-std::string ChecksumOf(std::span<const std::byte> data) {
-  return ToHex(XXH3_64bits(data.data(), data.size()));
+uint64_t Checksum64Of(std::span<const std::byte> data) {
+  return XXH3_64bits(data.data(), data.size());
 }
+
+std::string ChecksumOf(std::span<const std::byte> data) { return ToHex(Checksum64Of(data)); }
 std::string ChecksumOf(const std::string& text) {
   return ToHex(XXH3_64bits(text.data(), text.size()));
 }

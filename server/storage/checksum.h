@@ -30,6 +30,7 @@ class Checksum {
   std::unique_ptr<State> state_;
 };
 
+[[nodiscard]] uint64_t Checksum64Of(std::span<const std::byte> data);
 [[nodiscard]] std::string ChecksumOf(std::span<const std::byte> data);
 [[nodiscard]] std::string ChecksumOf(const std::string& text);
 

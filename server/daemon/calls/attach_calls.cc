@@ -135,6 +135,7 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachBuffers(
   found = core_.Find(request.key());
   if (found.ok() && reply.ok()) {
     core_.job.TellAttached((*found)->id);
+    core_.WriteRecord();
     (*found)->attach_reply = *reply;
   } else if (found.ok()) {
     (*found)->attach_request.clear();

@@ -1,11 +1,13 @@
-// A member's links to a coordinator that only listens, and to no other node. Threads: any.
+// A daemon's links to others that only listen. Threads: any.
 #ifndef DMUOND_TESTS_SERVER_DAEMON_LINKS_OF_A_MEMBER_H_
 #define DMUOND_TESTS_SERVER_DAEMON_LINKS_OF_A_MEMBER_H_
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,8 +21,19 @@ class LinksOfAMember final : public PeerLinks {
  public:
   GroupGaps Gaps() override { return {}; }
   void SendToMembers(std::optional<int32_t> /*node*/,
-                     const v1::CoordinatorMessage& /*message*/) override {}
-  void SendToCoordinator(const v1::MemberMessage& message) override { told_.Put(message); }
+                     const v1::CoordinatorMessage& message) override {
+    if (said_to_members_) said_to_members_(message);
+  }
+  void SendToCoordinator(const v1::MemberMessage& message) override {
+    if (told_coordinator_) told_coordinator_(message);
+    told_.Put(message);
+  }
+  // Each is called as the message leaves, under the daemon's lock. Before anything is sent.
+  void Watch(std::function<void(const v1::MemberMessage&)> told_coordinator,
+             std::function<void(const v1::CoordinatorMessage&)> said_to_members) {
+    told_coordinator_ = std::move(told_coordinator);
+    said_to_members_ = std::move(said_to_members);
+  }
   absl::StatusOr<StateTensor> ReadState(int32_t /*node*/, const v1::ReadStateRequest& /*request*/,
                                         size_t elements) override {
     return StateTensor(elements);
@@ -43,6 +56,8 @@ class LinksOfAMember final : public PeerLinks {
 
  private:
   Inbox<v1::MemberMessage> told_;
+  std::function<void(const v1::MemberMessage&)> told_coordinator_;
+  std::function<void(const v1::CoordinatorMessage&)> said_to_members_;
 };
 
 }  // namespace dmuond::server
