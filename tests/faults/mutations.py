@@ -64,7 +64,7 @@ MUTATIONS = [
         "attempt fence",
         "a submission must name the open attempt",
         "scheduler/step_member.cc",
-        "if (submission.attempt != open_.attempt || submission.step != expected) {",
+        "if (submission.attempt != state_.open.attempt || submission.step != expected) {",
         "if (submission.step != expected) {",
         "step_simulation_test",
         "{bin}/step_simulation_test",
