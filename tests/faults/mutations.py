@@ -133,6 +133,15 @@ MUTATIONS = [
         "{bin}/group_job_test",
     ),
     Mutation(
+        "the record comes first",
+        "nothing leaves a node that the job's record does not have",
+        "server/daemon/perform.cc",
+        "  WriteRecord();\n  for (node::Action& action : actions) {",
+        "  for (node::Action& action : actions) {",
+        "sessions_test",
+        "{bin}/sessions_test",
+    ),
+    Mutation(
         "a job's own messages",
         "what is said of another job changes nothing in this one",
         "scheduler/job/node_job.cc",
