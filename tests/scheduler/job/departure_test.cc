@@ -13,7 +13,6 @@ namespace dmuond::scheduler {
 namespace {
 
 using std::chrono::seconds;
-using State = Departure::State;
 
 TEST(DepartureTest, ANodeWithoutAJobGoesAtOnce) {
   NodeJob job({});
@@ -23,7 +22,7 @@ TEST(DepartureTest, ANodeWithoutAJobGoesAtOnce) {
   EXPECT_TRUE(departure.Begin(job, TimePoint() + seconds(5), seconds(2), true).empty());
   EXPECT_TRUE(job.leaves());
   (void)departure.Advance(TimePoint(), job);
-  EXPECT_EQ(departure.state(), State::kPrepared);
+  EXPECT_EQ(departure.state(), Departure::State::kPrepared);
   EXPECT_TRUE(departure.saved().ok());
 }
 
