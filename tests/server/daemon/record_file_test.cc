@@ -19,9 +19,9 @@ using scheduler::RecordPart;
 using Kind = RecordPart::Kind;
 
 // What a record is to have: the bytes of its parts.
-using Contents = std::map<RecordPart, std::string>;
+using PartBytes = std::map<RecordPart, std::string>;
 
-absl::Status Write(RecordFile& file, const Contents& contents, int* serialised = nullptr) {
+absl::Status Write(RecordFile& file, const PartBytes& contents, int* serialised = nullptr) {
   std::vector<RecordPart> parts;
   for (const auto& [part, bytes] : contents) parts.push_back(part);
   return file.Write(parts, [&](const RecordPart& part, std::string& bytes) {
@@ -30,7 +30,7 @@ absl::Status Write(RecordFile& file, const Contents& contents, int* serialised =
   });
 }
 
-std::string TextOf(const Contents& contents) {
+std::string TextOf(const PartBytes& contents) {
   std::string text;
   for (const auto& [part, bytes] : contents) text += bytes;
   return text;
@@ -43,13 +43,13 @@ std::string ImageOf(const RecordFile& file) {
 }
 
 // A decision changes the progress and drops the submissions; `step` makes it differ.
-Contents Decided(int step) {
+PartBytes Decided(int step) {
   return {{{Kind::kProgress, 0, static_cast<uint64_t>(2 * step)}, absl::StrCat("decided ", step)},
           {{Kind::kPlan, 0, 1}, std::string(5000, 'p')},
           {{Kind::kSession, 1, 7}, "a session"}};
 }
-Contents Submitted(int step) {
-  Contents contents = Decided(step);
+PartBytes Submitted(int step) {
+  PartBytes contents = Decided(step);
   contents[{Kind::kSubmission, 0, static_cast<uint64_t>(step)}] = absl::StrCat("submitted ", step);
   contents[{Kind::kTrainerState, 0, static_cast<uint64_t>(step)}] =
       std::string(700, 'a' + step % 20);
@@ -60,7 +60,7 @@ TEST(RecordFileTest, TheLastWriteIsRead) {
   RecordFile file;
   EXPECT_EQ(file.fd(), -1);
   for (int step = 1; step < 40; ++step) {
-    for (const Contents& contents : {Decided(step), Submitted(step)}) {
+    for (const PartBytes& contents : {Decided(step), Submitted(step)}) {
       ASSERT_TRUE(Write(file, contents).ok());
       EXPECT_EQ(*ReadRecord(file.fd()), TextOf(contents));
     }
@@ -72,7 +72,7 @@ TEST(RecordFileTest, OnlyWhatHasChangedIsMadeAnew) {
   int serialised = 0;
   ASSERT_TRUE(Write(file, Submitted(1), &serialised).ok());
   EXPECT_EQ(serialised, 5);
-  Contents next = Decided(2);
+  PartBytes next = Decided(2);
   next[{Kind::kTrainerState, 0, 1}] = Submitted(1).at({Kind::kTrainerState, 0, 1});
   serialised = 0;
   ASSERT_TRUE(Write(file, next, &serialised).ok());
@@ -97,10 +97,10 @@ TEST(RecordFileTest, WritesOfOneSizeDoNotMakeItGrow) {
 // The writer ends after any byte that it has written: parts and tables in any order, roots last.
 TEST(RecordFileTest, AWriterThatEndsInTheMiddleLeavesTheOldRecordOrTheNew) {
   RecordFile file;
-  Contents before;
+  PartBytes before;
   std::string old_image(256, '\0');
   for (int step = 1; step < 12; ++step) {
-    Contents contents = step % 2 == 0 ? Submitted(step) : Decided(step);
+    PartBytes contents = step % 2 == 0 ? Submitted(step) : Decided(step);
     // Large enough to make the file grow.
     if (step == 8) contents[{Kind::kTrainerState, 9, 1}] = std::string(200'000, 'g');
     ASSERT_TRUE(Write(file, contents).ok());
@@ -160,7 +160,7 @@ TEST(RecordFileTest, WhatIsDamagedIsNotRead) {
 TEST(RecordFileTest, WithoutMemoryThereIsNoRecordUntilThereIs) {
   RecordFile file(/*bytes_max=*/size_t{1} << 17);
   ASSERT_TRUE(Write(file, Decided(1)).ok());
-  Contents large = Decided(2);
+  PartBytes large = Decided(2);
   large[{Kind::kTrainerState, 0, 1}] = std::string(size_t{1} << 17, 's');
   EXPECT_TRUE(absl::IsResourceExhausted(Write(file, large)));
   EXPECT_TRUE(absl::IsNotFound(ReadRecord(file.fd()).status()));
