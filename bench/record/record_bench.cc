@@ -22,7 +22,24 @@
 namespace dmuond::bench {
 namespace {
 
-using namespace scheduler;  // of which most here is made
+namespace node = scheduler::node;
+using scheduler::Attempt;
+using scheduler::Decision;
+using scheduler::GroupEpoch;
+using scheduler::LaneIndex;
+using scheduler::MakeAttempt;
+using scheduler::MakePlannedJob;
+using scheduler::NodeJob;
+using scheduler::OutcomeKind;
+using scheduler::Plan;
+using scheduler::PlannedJob;
+using scheduler::Registration;
+using scheduler::ResumePoint;
+using scheduler::StepId;
+using scheduler::Submission;
+using scheduler::TimePoint;
+using scheduler::TrainerRank;
+using scheduler::Verdict;
 
 void Check(const absl::Status& status) {
   if (status.ok()) return;
@@ -138,7 +155,7 @@ class Bench {
       submission.rank = TrainerRank(rank);
       node::Actions actions;
       Check(job_.Submit(Id(rank), submission, state_, actions).status());
-      Took("submission", std::move(actions));
+      Took("submission", actions);
     }
     for (int32_t lane = 0; lane < shape_.lanes; ++lane) {
       v1::LaneReport report;

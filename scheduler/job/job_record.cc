@@ -34,7 +34,7 @@ v1::RecordedError ToRecord(const absl::Status& status) {
 
 absl::Status StatusOf(const v1::RecordedError& record) {
   const absl::Status status(static_cast<absl::StatusCode>(record.code()), record.message());
-  if (status.ok()) return status;
+  if (status.ok()) return absl::OkStatus();
   Metadata metadata;
   for (const v1::RecordedError::Value& entry : record.metadata()) {
     metadata.emplace_back(entry.name(), entry.value());

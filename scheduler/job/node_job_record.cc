@@ -49,7 +49,8 @@ absl::StatusOr<StepMember::State> ReadSteps(const JobRecord& record) {
   for (const v1::RankSubmitted& submitted : record.submissions()) {
     absl::StatusOr<Submission> submission = FromProto(submitted);
     if (!submission.ok()) return submission.status();
-    state.submissions[submission->rank] = *std::move(submission);
+    const TrainerRank rank = submission->rank;
+    state.submissions[rank] = *std::move(submission);
   }
   return state;
 }
