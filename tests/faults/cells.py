@@ -178,6 +178,7 @@ class Run:
         self.restarts = 0
         self.killed: set[int] = set()  # by the driver; nobody else may die
         self.daemon_died = False
+        self.lanes_were_given_up = False
         self.rolled_back_to: int | None = None
         self.stopped = ""
         self.durable = -1  # newest step that a trainer was told to be
@@ -433,7 +434,9 @@ class Run:
         lost = code == LOST and (begins or rank.step == self.steps)
         # What the machine lacks now it may have when the launcher tries again.
         lacks = self._has_state() and self._names_what_is_lacking(last)
-        if not lacks and not lost and code not in (0, REFUSED) and process.pid not in self.killed:
+        self.lanes_were_given_up |= self._lanes_died_too_often(last)
+        excused = lacks or lost or self.lanes_were_given_up
+        if not excused and code not in (0, REFUSED) and process.pid not in self.killed:
             self.result.wrong.append(f"rank {process.index} ended with {code} by itself: {last}")
         if rank.step == self.steps:
             rank.done = True  # it had nothing left to do but to close, and its steps stand
@@ -493,7 +496,16 @@ class Run:
     def _names_what_is_lost(self) -> bool:
         if self.durable >= 0:
             return False
-        return self.daemon_died and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
+        ended = self.daemon_died or self.lanes_were_given_up
+        return ended and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
+
+    def _lanes_died_too_often(self, text: str) -> bool:
+        """Three faults that end lanes may befall one step, which the product then gives up."""
+        if self.cell is None or "lanes have died 3 times" not in text:
+            return False
+        fired = [fault for fault in self.cell.faults if fault not in self.pending]
+        ends_lanes = [f for f in fired if f.victim == "lane" or f.kind == "cut"]
+        return len(ends_lanes) >= 3
 
     def _names_what_failed(self) -> bool:
         """What the machine lacks for a while keeps a job from beginning, and ends none."""
