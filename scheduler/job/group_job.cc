@@ -18,12 +18,12 @@
 namespace dmuond::scheduler {
 namespace {
 
-// What is said of trainers: it waits until it is known which job goes on.
 // It may begin a job, or is of whatever job there is.
 bool OfAnyJob(const v1::MemberMessage& message) {
   return message.has_rank_session() || message.has_member_state() || message.has_leaving();
 }
 
+// What is said of trainers: it waits until it is known which job goes on.
 bool OfRanks(const v1::MemberMessage& message) {
   return message.has_rank_session() || message.has_registration() || message.has_rank_gone() ||
          message.has_rank_attached() || message.has_end_job();

@@ -159,8 +159,14 @@ bool NodeJob::OfAnotherJob() const {
 }
 
 node::Actions NodeJob::OnMessage(TimePoint now, const v1::CoordinatorMessage& message) {
-  using Kind = v1::CoordinatorMessage::MessageCase;
   about_ = message.job();
+  node::Actions actions = Hear(now, message);
+  about_.clear();
+  return actions;
+}
+
+node::Actions NodeJob::Hear(TimePoint now, const v1::CoordinatorMessage& message) {
+  using Kind = v1::CoordinatorMessage::MessageCase;
   const bool begins_or_ends = message.has_plan() || message.has_refused() || message.has_reform() ||
                               message.has_roll_back() || message.has_job_ended();
   const bool concerns_it = begins_or_ends || !OfAnotherJob();
@@ -229,7 +235,6 @@ node::Actions NodeJob::OnMessage(TimePoint now, const v1::CoordinatorMessage& me
     default:
       break;
   }
-  about_.clear();
   return Take();
 }
 

@@ -434,6 +434,7 @@ class NodeJob {
   void OnRepublish(const v1::Republish& republish);
   void OnExpel(const v1::ExpelRank& expel);
   void OnGatherOverdue(TimePoint now, const v1::GatherOverdue& overdue);
+  [[nodiscard]] node::Actions Hear(TimePoint now, const v1::CoordinatorMessage& message);
   // The message that is being handled is of a job that this node does not have.
   [[nodiscard]] bool OfAnotherJob() const;
   void OnReform(const v1::Reform& reform);

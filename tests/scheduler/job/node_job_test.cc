@@ -219,6 +219,19 @@ TEST_F(NodeJobTest, WhatIsSaidOfAnotherJobChangesNothing) {
   EXPECT_EQ(answer.plan_ready().reason(), "JOB_ENDED");
 }
 
+TEST_P(NodeJobTest, WhatWasSaidOfAnotherJobNamesNoLaterMessage) {
+  for (auto message : {v1::CoordinatorMessage::kGoes, v1::CoordinatorMessage::kWaiting}) {
+    v1::CoordinatorMessage late;
+    late.set_job("another");
+    if (message == v1::CoordinatorMessage::kGoes) late.mutable_goes();
+    if (message == v1::CoordinatorMessage::kWaiting) late.mutable_waiting();
+    Hear(late);
+  }
+  Register(Open());
+  EXPECT_EQ(LastTold(&v1::MemberMessage::has_rank_session).job(), "job");
+  EXPECT_EQ(LastTold(&v1::MemberMessage::has_registration).job(), "job");
+}
+
 // Seen in a simulated schedule: the session of a lost job was to register again, and its trainer,
 // which submitted, heard that it must attach first instead of why its job was lost.
 TEST_P(NodeJobTest, ALostJobIsNotRefusedTheLayoutOfTheNextOneOfItsName) {
