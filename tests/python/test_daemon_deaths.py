@@ -44,11 +44,14 @@ def undisturbed(tmp_path_factory):
 
 
 def finish(trainers, undisturbed):
+    """The steps that the run was set back to, once every rank has ended as undisturbed.
+
+    A rank that had not yet heard of a step after the snapshot's goes on without being set back.
+    """
     for trainer, expected in zip(trainers, undisturbed, strict=True):
         trainer.finish()
         assert trainer.run() == expected
-    assert trainers[0].returns() == trainers[1].returns()
-    return trainers[0].returns()
+    return sorted({step for trainer in trainers for step in trainer.returns()})
 
 
 def test_a_killed_daemon_sets_the_run_back_to_its_newest_snapshot(
@@ -70,13 +73,13 @@ def test_a_killed_daemon_sets_the_run_back_to_its_newest_snapshot(
 def test_a_daemon_may_be_killed_again_and_again(daemons, start, undisturbed, tmp_path):
     trainers = start()
     wait_for_snapshot(tmp_path)
-    for step in (22, 38, 51):
+    for step in (22, 32, 42):  # well before the next snapshot, at which nothing is set back
         trainers[0].wait_for(step)
         daemons.members[0].kill()
         daemons.members[0].start()
     returns = finish(trainers, undisturbed)
     assert len(returns) == 3
-    assert returns == sorted(returns)
+    assert all(step % EVERY == 0 for step in returns)
 
 
 def test_a_daemon_that_is_told_to_leave_loses_no_step(daemons, start, undisturbed):
