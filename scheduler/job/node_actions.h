@@ -52,6 +52,7 @@ struct CommandLanes {
   std::vector<LaneIndex> lanes;
   // What it names by number (a rank's memory) is handed to the lane with it.
   v1::LaneCommand command;
+  bool may_wait = false;  // for others that come at the same moment, to be one write with them
 };
 // A process for every place, over the job's memory. Answered by OnLanesStarted().
 struct StartLanes {

@@ -99,8 +99,9 @@ void NodeJob::ToLane(LaneIndex lane, v1::LaneCommand command) {
 }
 
 // One that is new hears what it needs when it is ready.
-void NodeJob::ToReadyLanes(const v1::LaneCommand& command) {
+void NodeJob::ToReadyLanes(const v1::LaneCommand& command, bool may_wait) {
   node::CommandLanes order;
+  order.may_wait = may_wait;
   for (size_t i = 0; i < job_->lanes.size(); ++i) {
     const LaneIndex lane(static_cast<int32_t>(i));
     if (job_->lanes[lane].ready()) order.lanes.push_back(lane);

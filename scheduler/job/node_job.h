@@ -423,7 +423,7 @@ class NodeJob {
   void Say(node::Note::Level level, const char* message,
            std::vector<node::Note::Field> fields = {});
   void ToLane(LaneIndex lane, v1::LaneCommand command);
-  void ToReadyLanes(const v1::LaneCommand& command);
+  void ToReadyLanes(const v1::LaneCommand& command, bool may_wait = false);
 
   // Messages, by kind. Their phases are checked in OnMessage().
   void OnPlan(const v1::PlanInputs& wire);

@@ -1,7 +1,7 @@
 // Calls that hold no thread while they wait. One thread takes them from a completion queue of their
 // server and begins them; whichever thread has the answer sends it.
 //
-//   QueuedCalls calls(builder.AddCompletionQueue());  // before the server is built
+//   QueuedCalls calls(builder.AddCompletionQueue(), pause);  // before the server is built
 //   … BuildAndStart() …
 //   … a QueuedCall for each method, which expects a request from calls.queue() …
 //   calls.Serve();
@@ -17,6 +17,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -69,8 +70,10 @@ class QueuedCall {
 
 class QueuedCalls {
  public:
-  explicit QueuedCalls(std::unique_ptr<grpc::ServerCompletionQueue> queue)
-      : queue_(std::move(queue)) {}
+  // `pause` is called on the queue's thread when no event waits, and after each 64: what one does
+  // for many calls at once is done there.
+  QueuedCalls(std::unique_ptr<grpc::ServerCompletionQueue> queue, std::function<void()> pause)
+      : queue_(std::move(queue)), pause_(std::move(pause)) {}
   ~QueuedCalls() { Stop(); }
   QueuedCalls(const QueuedCalls&) = delete;
   QueuedCalls& operator=(const QueuedCalls&) = delete;
@@ -88,14 +91,28 @@ class QueuedCalls {
 
  private:
   void Run() {
+    using Queue = grpc::CompletionQueue;
+    constexpr int kWithoutPause = 64;
     void* tag = nullptr;
-    for (bool ok = false; queue_->Next(&tag, &ok);) {
+    bool ok = false;
+    for (int events = 0;; ++events) {
+      // A time in the past: what is there, without a wait.
+      Queue::NextStatus next = events == kWithoutPause
+                                   ? Queue::TIMEOUT
+                                   : queue_->AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_REALTIME));
+      if (next == Queue::TIMEOUT) {
+        pause_();
+        events = 0;
+        next = queue_->Next(&tag, &ok) ? Queue::GOT_EVENT : Queue::SHUTDOWN;
+      }
+      if (next == Queue::SHUTDOWN) return;
       const auto* event = static_cast<const QueuedCall::Event*>(tag);
       (event->call->*event->on)(ok);
     }
   }
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  const std::function<void()> pause_;
   std::thread thread_;
   bool stopped_ = false;
 };

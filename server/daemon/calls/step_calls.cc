@@ -150,6 +150,12 @@ StateMutex::LateId StepCalls::WaitStep(const v1::WaitStepRequest& request,
   return AnswerLate<v1::WaitStepReply>(request, &StepCalls::MayWait, std::move(answer));
 }
 
+void StepCalls::TellLanes() {
+  if (!lanes_wait_.exchange(false, std::memory_order_relaxed)) return;
+  StateLock lock(core_.mutex);
+  core_.lanes.SendKept();
+}
+
 void StepCalls::Cancel(StateMutex::LateId wait) {
   StateLock lock(core_.mutex);
   core_.mutex.EndLate(wait);
@@ -199,6 +205,7 @@ absl::StatusOr<scheduler::StepAnswer> StepCalls::Submit(const v1::SubmitStepRequ
       core_.job.Submit(client.id, submission, request.trainer_state(), actions);
   if (!answer.ok()) return answer.status();
   core_.Do(std::move(actions));
+  lanes_wait_.store(true, std::memory_order_relaxed);
   // In a group of one node, this submission may have decided the step.
   if (answer->pending()) return Ask(request.key(), submission.step, submission.attempt);
   return answer;
@@ -234,6 +241,7 @@ absl::StatusOr<scheduler::StepAnswer> StepCalls::PushOnce(const v1::SessionKey& 
   absl::StatusOr<scheduler::StepAnswer> answer =
       core_.job.Submit((*found)->id, submission, "", actions);
   core_.Do(std::move(actions));
+  core_.lanes.SendKept();
   if (!answer.ok() || !answer->pending()) return answer;
   return Await(key, submission.step, submission.attempt,
                std::chrono::steady_clock::now() + core_.options.step_timeout, cancelled);

@@ -4,6 +4,7 @@
 #ifndef DMUOND_SERVER_DAEMON_CALLS_STEP_CALLS_H_
 #define DMUOND_SERVER_DAEMON_CALLS_STEP_CALLS_H_
 
+#include <atomic>
 #include <functional>
 
 #include "absl/status/status.h"
@@ -23,9 +24,12 @@ class StepCalls {
   template <typename Reply>
   using Answer = std::function<void(absl::StatusOr<Reply>)>;
 
-  // `request` must live until the answer. Returns what Cancel() takes; 0: answered already.
+  // `request` must live until the answer. Returns what Cancel() takes; 0: answered already. What it
+  // has for lanes is theirs at the next TellLanes(), so that the submissions of many trainers that
+  // come together are one message; the caller sees to it soon.
   StateMutex::LateId SubmitStep(const v1::SubmitStepRequest& request,
                                 Answer<v1::SubmitStepReply> answer);
+  void TellLanes();
   StateMutex::LateId WaitStep(const v1::WaitStepRequest& request, Answer<v1::WaitStepReply> answer);
   // Nobody waits for the answer any more: it is given at once, whatever it is.
   void Cancel(StateMutex::LateId wait);
@@ -67,6 +71,7 @@ class StepCalls {
 
   Core& core_;
   TensorCalls& tensors_;
+  std::atomic<bool> lanes_wait_{false};  // for TellLanes()
 };
 
 }  // namespace dmuond::server

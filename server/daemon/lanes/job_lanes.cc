@@ -71,8 +71,12 @@ void JobLanes::Command(const scheduler::node::CommandLanes& order, const NodeMem
     fds.push_back(memory.memory()->timeline_fd(rank));
   }
   for (const scheduler::LaneIndex lane : order.lanes) {
-    // Where it is; its end is reported by on_gone.
-    host_.Send(lane, order.command, fds).IgnoreError();
+    if (order.may_wait) {
+      host_.Keep(lane, order.command);
+    } else {
+      // Where it is; its end is reported by on_gone.
+      host_.Send(lane, order.command, fds).IgnoreError();
+    }
   }
 }
 

@@ -33,7 +33,9 @@ class JobLanes {
   // processes.
   absl::Status Start(const scheduler::node::StartLanes& order, const v1::PlanInputs& wire,
                      const scheduler::Plan& plan, NodeMemory& memory);
+  // What may wait is kept until SendKept() or the next command that may not.
   void Command(const scheduler::node::CommandLanes& order, const NodeMemory& memory);
+  void SendKept() { host_.SendKept(); }
   // To every process that there is, ready or not.
   void Broadcast(const v1::LaneCommand& command);
   // For what is named by number nowhere: `fds` go with the command.

@@ -55,6 +55,19 @@ absl::Status LaneHost::Send(LaneIndex lane, const v1::LaneCommand& command,
                Say("lane ", Named("lane", lane.value()), " is being replaced"));
 }
 
+void LaneHost::Keep(LaneIndex lane, const v1::LaneCommand& command) {
+  // One that is gone needs it no longer; its end is told.
+  if (LaneProcess* const process = At(lane); process != nullptr) {
+    process->Keep(command).IgnoreError();
+  }
+}
+
+void LaneHost::SendKept() {
+  for (const std::unique_ptr<LaneProcess>& process : places_) {
+    if (process != nullptr) process->SendKept();
+  }
+}
+
 void LaneHost::Condemn(LaneIndex lane, std::string why) {
   if (LaneProcess* const process = At(lane); process != nullptr) process->Condemn(std::move(why));
 }

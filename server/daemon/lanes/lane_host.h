@@ -48,6 +48,9 @@ class LaneHost {
   // As LaneProcess::Send. UNAVAILABLE (LANE_LOST): there is none.
   absl::Status Send(scheduler::LaneIndex lane, const v1::LaneCommand& command,
                     const std::vector<int>& fds = {});
+  // As LaneProcess::Keep and SendKept, of all that there are.
+  void Keep(scheduler::LaneIndex lane, const v1::LaneCommand& command);
+  void SendKept();
   // Kills one that hangs; its end is told as any other.
   void Condemn(scheduler::LaneIndex lane, std::string why);
   // All end: at once, or as they are told to. No callback of theirs begins any more.

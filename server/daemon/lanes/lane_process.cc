@@ -80,15 +80,16 @@ LaneProcess::LaneProcess(Options options, Callbacks callbacks, pid_t pid, Unique
 
 LaneProcess::~LaneProcess() { Stop(); }
 
-absl::Status LaneProcess::Send(const v1::LaneCommand& command, const std::vector<int>& fds) {
+absl::Status LaneProcess::Put(const v1::LaneCommand& command, const std::vector<int>& fds,
+                              bool send) {
   const std::string body = command.SerializeAsString();
   bool waiting = false;
   absl::Status status;
   {
     MutexLock lock(mutex_);
-    status = deaf_ ? absl::UnavailableError("its socket is closed")
-                   : outbox_.Push(socket_.get(), body, fds);
-    waiting = !outbox_.empty();
+    status = deaf_ ? absl::UnavailableError("its socket is closed") : outbox_.Keep(body, fds);
+    if (send && status.ok()) status = outbox_.Flush(socket_.get());
+    waiting = send && !outbox_.empty();
   }
   if (waiting) Wake();
   // The lane would go on without the command: no descriptors were left, or it reads none. One that
@@ -100,6 +101,18 @@ absl::Status LaneProcess::Send(const v1::LaneCommand& command, const std::vector
   return Error(absl::StatusCode::kUnavailable, "LANE_LOST",
                Say("lane ", Named("lane", options_.lane_index), " (pid ", Named("pid", pid_),
                    ") is gone: ", status.message()));
+}
+
+absl::Status LaneProcess::Send(const v1::LaneCommand& command, const std::vector<int>& fds) {
+  return Put(command, fds, /*send=*/true);
+}
+
+absl::Status LaneProcess::Keep(const v1::LaneCommand& command) {
+  return Put(command, {}, /*send=*/false);
+}
+
+void LaneProcess::SendKept() {
+  if (FlushOutbox()) Wake();
 }
 
 void LaneProcess::BeginStop() {
@@ -247,12 +260,14 @@ void LaneProcess::CloseSocket() {
   outbox_.Clear();
 }
 
-void LaneProcess::FlushOutbox() {
+bool LaneProcess::FlushOutbox() {
   MutexLock lock(mutex_);
-  if (outbox_.Flush(socket_.get()).ok()) return;
-  // The end is read from the socket, after the reports that still lie in it.
-  deaf_ = true;
-  outbox_.Clear();
+  if (!outbox_.Flush(socket_.get()).ok()) {
+    // The end is read from the socket, after the reports that still lie in it.
+    deaf_ = true;
+    outbox_.Clear();
+  }
+  return !outbox_.empty();
 }
 
 void LaneProcess::ReadOutput() {

@@ -69,6 +69,9 @@ class LaneProcess {
   // this process has no descriptors left; it is killed, for it has missed the command, unless that
   // was its configuration.
   absl::Status Send(const v1::LaneCommand& command, const std::vector<int>& fds = {});
+  // The same for one that may wait until the next Send() or SendKept(), so that many are one write.
+  absl::Status Keep(const v1::LaneCommand& command) DMUOND_EXCLUDES(mutex_);
+  void SendKept() DMUOND_EXCLUDES(mutex_);
 
   [[nodiscard]] pid_t pid() const { return pid_; }
 
@@ -96,7 +99,10 @@ class LaneProcess {
   void ReadReport();
   void ReadOutput();
   void ReadRest();
-  void FlushOutbox() DMUOND_EXCLUDES(mutex_);
+  absl::Status Put(const v1::LaneCommand& command, const std::vector<int>& fds, bool send)
+      DMUOND_EXCLUDES(mutex_);
+  // Whether something still waits.
+  bool FlushOutbox() DMUOND_EXCLUDES(mutex_);
   void CloseSocket() DMUOND_EXCLUDES(mutex_);
   void Keep(const std::string& line) DMUOND_EXCLUDES(mutex_);
   [[nodiscard]] bool stopping() const DMUOND_EXCLUDES(mutex_);

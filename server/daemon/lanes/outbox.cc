@@ -4,6 +4,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -14,13 +16,13 @@
 namespace dmuond::server {
 namespace {
 
+constexpr size_t kFramesAtOnce = 64;
+
 // One sendmsg() that does not block; descriptors, if any, go with the first byte.
-ssize_t SendSome(int socket, const char* data, size_t size,
-                 const std::vector<wire::UniqueFd>& fds) {
-  iovec vector{const_cast<char*>(data), size};
+ssize_t SendSome(int socket, iovec* vectors, size_t count, const std::vector<wire::UniqueFd>& fds) {
   msghdr message{};
-  message.msg_iov = &vector;
-  message.msg_iovlen = 1;
+  message.msg_iov = vectors;
+  message.msg_iovlen = count;
   std::string control;
   if (!fds.empty()) {
     const size_t bytes = fds.size() * sizeof(int);
@@ -45,7 +47,7 @@ ssize_t SendSome(int socket, const char* data, size_t size,
 
 }  // namespace
 
-absl::Status Outbox::Push(int socket, const std::string& body, const std::vector<int>& fds) {
+absl::Status Outbox::Keep(const std::string& body, const std::vector<int>& fds) {
   if (body.size() > wire::kFrameBytesMax || fds.size() > wire::kFrameFdsMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("frame of ", body.size(), " bytes and ", fds.size(), " descriptors; at most ",
@@ -70,23 +72,32 @@ absl::Status Outbox::Push(int socket, const std::string& body, const std::vector
   }
   waiting_bytes_ += frame.bytes.size();
   frames_.push_back(std::move(frame));
-  return Flush(socket);
+  return absl::OkStatus();
 }
 
 absl::Status Outbox::Flush(int socket) {
   while (!frames_.empty()) {
-    Waiting& frame = frames_.front();
-    const ssize_t sent = SendSome(socket, frame.bytes.data() + frame.sent,
-                                  frame.bytes.size() - frame.sent, frame.fds);
+    std::array<iovec, kFramesAtOnce> vectors;
+    size_t count = 0;
+    for (Waiting& frame : frames_) {
+      if (count == vectors.size() || (count > 0 && !frame.fds.empty())) break;
+      vectors[count++] = {frame.bytes.data() + frame.sent, frame.bytes.size() - frame.sent};
+    }
+    const ssize_t sent = SendSome(socket, vectors.data(), count, frames_.front().fds);
     if (sent < 0) {
       if (errno == EAGAIN || errno == EWOULDBLOCK) return absl::OkStatus();
       return absl::UnavailableError(absl::ErrnoToStatus(errno, "sendmsg").message());
     }
-    frame.fds.clear();
-    frame.sent += static_cast<size_t>(sent);
-    if (frame.sent < frame.bytes.size()) continue;
-    waiting_bytes_ -= frame.bytes.size();
-    frames_.pop_front();
+    frames_.front().fds.clear();
+    for (auto left = static_cast<size_t>(sent); left > 0;) {
+      Waiting& frame = frames_.front();
+      const size_t of_frame = std::min(left, frame.bytes.size() - frame.sent);
+      left -= of_frame;
+      frame.sent += of_frame;
+      if (frame.sent < frame.bytes.size()) break;
+      waiting_bytes_ -= frame.bytes.size();
+      frames_.pop_front();
+    }
   }
   return absl::OkStatus();
 }

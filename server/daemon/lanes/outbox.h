@@ -1,5 +1,6 @@
-// Stream frames (proto/dmuond/wire/frame.h) on their way into a socket that may be full. Push()
-// and Flush() send as much as fits and keep the rest, in order, with copies of the descriptors.
+// Stream frames (proto/dmuond/wire/frame.h) on their way into a socket that may be full. Keep()
+// keeps them, in order, with copies of their descriptors; Flush() sends as much as fits, many
+// frames by one system call.
 //
 // Threads: one at a time.
 #ifndef DMUOND_SERVER_DAEMON_LANES_OUTBOX_H_
@@ -22,8 +23,8 @@ class Outbox {
   static constexpr size_t kWaitingBytesMax = size_t{2} << 30;
 
   // `fds` may be closed when this returns. INVALID_ARGUMENT: the frame is too large.
-  // RESOURCE_EXHAUSTED: too much waits. UNAVAILABLE: the other end is gone.
-  absl::Status Push(int socket, const std::string& body, const std::vector<int>& fds);
+  // RESOURCE_EXHAUSTED: too much waits, or this process has no descriptors left.
+  absl::Status Keep(const std::string& body, const std::vector<int>& fds);
   // Sends what fits. UNAVAILABLE: the other end is gone.
   absl::Status Flush(int socket);
   [[nodiscard]] bool empty() const { return frames_.empty(); }

@@ -414,7 +414,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   builder.RegisterService(trainer_service.get());
   builder.RegisterService(admin_elsewhere.get());
   builder.RegisterService(health_service.get());
-  auto step_calls = std::make_unique<QueuedCalls>(builder.AddCompletionQueue());
+  auto step_calls = std::make_unique<QueuedCalls>(builder.AddCompletionQueue(),
+                                                  [&daemon] { daemon.steps().TellLanes(); });
   // A waiting call holds a thread, and the default keeps two: each step would start and end some.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, kPollersMin);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, kPollersMax);

@@ -44,6 +44,7 @@ class InProcessTrainer final : public dmuond::testing::ProtocolTrainer {
     const StateMutex::LateId wait = daemon_.steps().SubmitStep(
         request,
         [&](absl::StatusOr<v1::SubmitStepReply> what) { answer.set_value(std::move(what)); });
+    daemon_.steps().TellLanes();
     constexpr std::chrono::milliseconds kLookAtCaller{20};
     while (answered.wait_for(kLookAtCaller) != std::future_status::ready) {
       if (cancelled_()) daemon_.steps().Cancel(wait);

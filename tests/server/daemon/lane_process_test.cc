@@ -107,6 +107,35 @@ TEST_F(LaneProcessTest, SendDoesNotWaitForLaneThatReadsLate) {
   }
 }
 
+TEST_F(LaneProcessTest, KeptCommandsGoInOrderWithTheNextAndWhenTheyAreSent) {
+  Start("wait");
+  int gate[2];
+  ASSERT_EQ(::pipe2(gate, O_CLOEXEC), 0);
+  ASSERT_TRUE(lane_->Send(Attach(-1), {gate[0]}).ok());
+  ::close(gate[0]);
+  // More than a socket holds, so that a write of many ends within one of them.
+  const UniqueFd memory(::memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(::write(memory.get(), "sent", 4), 4);
+  constexpr int kRanks = 1000;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const v1::LaneCommand command = Attach(rank, 1 + (rank * 37) % 5000);
+    if (rank % 300 == 200) {
+      ASSERT_TRUE(lane_->Send(command, {memory.get()}).ok());
+    } else {
+      ASSERT_TRUE(lane_->Keep(command).ok());
+    }
+  }
+  lane_->SendKept();
+  ASSERT_EQ(::write(gate[1], "x", 1), 1);
+  ::close(gate[1]);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto report = reports_.Take();
+    ASSERT_TRUE(report.has_value());
+    EXPECT_EQ(report->attached().rank(), rank);
+    EXPECT_EQ(report->attached().error(), rank % 300 == 200 ? "sent" : "");
+  }
+}
+
 TEST_F(LaneProcessTest, InheritsItsOwnDescriptorsAndTheCoreType) {
   const UniqueFd not_for_the_lane(::open("/dev/null", O_RDONLY));  // without O_CLOEXEC
   Start("inspect");
