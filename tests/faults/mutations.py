@@ -134,12 +134,17 @@ MUTATIONS = [
     ),
     Mutation(
         "the record comes first",
-        "nothing leaves a node that the job's record does not have",
+        "nothing is done before the job's record has it",
         "server/daemon/perform.cc",
-        "  WriteRecord();\n  for (node::Action& action : actions) {",
-        "  for (node::Action& action : actions) {",
-        "sessions_test",
-        "{bin}/sessions_test",
+        "  WriteRecord();\n  for (node::Action& action : actions) {\n"
+        "    std::visit([this](auto& order) DMUOND_REQUIRES(mutex) { Perform(order); }, action);\n"
+        "  }\n",
+        "  for (node::Action& action : actions) {\n"
+        "    std::visit([this](auto& order) DMUOND_REQUIRES(mutex) { Perform(order); }, action);\n"
+        "  }\n"
+        "  WriteRecord();\n",
+        "record_test",
+        "{bin}/record_test",
     ),
     Mutation(
         "a job's own messages",
