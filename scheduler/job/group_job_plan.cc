@@ -1,6 +1,5 @@
 // The plan of a job: it is ordered when all ranks have registered, told, prepared by every node, or
 // refused.
-#include <algorithm>
 #include <iterator>
 #include <memory>
 #include <optional>

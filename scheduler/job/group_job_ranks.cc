@@ -1,7 +1,6 @@
 // What the coordinator hears of ranks: their sessions, registrations, memory and end.
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"

@@ -5,7 +5,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/refusals.h"
 #include "scheduler/reason.h"

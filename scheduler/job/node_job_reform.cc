@@ -1,6 +1,4 @@
 // A job goes on in a new epoch: with new lanes over its memory, or from a snapshot.
-#include <string>
-
 #include "scheduler/job/node_job.h"
 #include "scheduler/reason.h"
 
