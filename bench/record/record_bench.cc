@@ -1,5 +1,5 @@
-// What it costs to write the record of a job on one node, event by event of its steps: what each
-// turn of the daemon pays before anything of it leaves the node.
+// Measures how long a node takes to write its job's record, for each kind of event of a step. Every
+// turn of a daemon pays this before anything of it leaves the node.
 //
 //   record_bench [RANKS [LANES [BUCKETS [STEPS [STATE_BYTES]]]]]      default: 32 8 250 2000 0
 #include <algorithm>

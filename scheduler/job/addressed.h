@@ -1,4 +1,4 @@
-// A coordinator's message with whom it is for.
+// A message of the coordinator, and the node that it is for.
 #ifndef DMUOND_SCHEDULER_JOB_ADDRESSED_H_
 #define DMUOND_SCHEDULER_JOB_ADDRESSED_H_
 
@@ -10,9 +10,8 @@
 
 namespace dmuond::scheduler {
 
-// For one member, or for all.
 struct Addressed {
-  std::optional<int32_t> node;
+  std::optional<int32_t> node;  // nullopt: every node
   v1::CoordinatorMessage message;
 };
 using AddressedMessages = std::vector<Addressed>;

@@ -1,6 +1,6 @@
-// A planned departure of this node: the group halts the job, what it has come to is saved, and only
-// then the node goes. For the others it is a daemon that is gone, whose successor finds everything
-// on the disk. Pure.
+// A planned departure of this node: the group halts the job, the job's state is saved, and only
+// then the node leaves. To other nodes its daemon is gone then; the daemon's successor finds
+// everything on the disk. Pure.
 //
 //               begin          halted        saved       broken, formed   job over   deadline
 //   Serving     Halting (1)    -             -           -                -          -
@@ -9,8 +9,8 @@
 //   Publishing  -              -             -           Prepared         Prepared   Prepared
 //   Prepared    -              -             -           -                -          -
 //
-// (1) Publishing where there is nothing to save. (2) Publishing where nothing can be saved. From
-// Publishing it goes on as soon as trainers of this node have the weights of the last step.
+// (1) Publishing where there is nothing to save. (2) Publishing where nothing can be saved.
+// Publishing also ends when the trainers of this node have the weights of the last step.
 #ifndef DMUOND_SCHEDULER_JOB_DEPARTURE_H_
 #define DMUOND_SCHEDULER_JOB_DEPARTURE_H_
 
@@ -29,21 +29,21 @@ class Departure {
  public:
   enum class State : uint8_t { kServing, kHalting, kSaving, kPublishing, kPrepared };
 
-  // Everything is to be done by `deadline`; the attempt in flight may take `patience`. Begun again,
-  // it has the earlier deadline of the two.
-  // `saves`: there is a directory for snapshots.
+  // The departure ends at `deadline` at the latest, and waits for `patience` at most for the
+  // attempt in flight. If it has begun already, the earlier deadline counts. `saves`: there is a
+  // directory for snapshots.
   [[nodiscard]] node::Actions Begin(NodeJob& job, TimePoint deadline,
                                     std::chrono::milliseconds patience, bool saves);
-  // Whenever HasNews(), and at the deadline. REQUIRES: begun.
+  // Call it whenever HasNews() is true, and at the deadline. REQUIRES: begun().
   [[nodiscard]] node::Actions Advance(TimePoint now, NodeJob& job);
   [[nodiscard]] bool HasNews(const NodeJob& job) const;
-  // The group has formed anew: it is told again.
+  // The group has formed anew: tells it again that this node leaves.
   [[nodiscard]] node::Actions OnFormed(NodeJob& job) const;
 
   [[nodiscard]] State state() const { return state_; }
   [[nodiscard]] bool begun() const { return state_ != State::kServing; }
-  // REQUIRES: Prepared. Why the last steps are in no snapshot; OK: they are, or there are none, or
-  // there is no directory.
+  // Why the last steps are in no snapshot. OK: they are in one, or there are none, or there is no
+  // directory. REQUIRES: Prepared.
   [[nodiscard]] const absl::Status& saved() const { return saved_; }
 
  private:

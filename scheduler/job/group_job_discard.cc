@@ -51,19 +51,4 @@ AddressedMessages GroupJob::OnSnapshotsDiscarded(const v1::SnapshotsDiscarded& d
   return PlanRegistered();
 }
 
-AddressedMessages GroupJob::Deny(int32_t node, const v1::RankSession& session,
-                                 const absl::Status& why) {
-  AddressedMessages out;
-  Addressed& addressed = out.emplace_back();
-  addressed.node = node;
-  v1::RegistrationRefused& refused = *addressed.message.mutable_refused();
-  refused.set_job(session.job());
-  refused.set_code(static_cast<int32_t>(why.code()));
-  refused.set_message(std::string(why.message()));
-  for (const auto& [name, value] : MetadataOf(why)) (*refused.mutable_metadata())[name] = value;
-  refused.set_reason(ReasonOf(why));
-  *refused.mutable_session() = session;
-  return out;
-}
-
 }  // namespace dmuond::scheduler

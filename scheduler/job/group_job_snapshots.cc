@@ -1,4 +1,4 @@
-// The coordinator's part in snapshots, and in a job that goes on from one.
+// The coordinator's part in snapshots.
 #include <iterator>
 #include <utility>
 
@@ -75,21 +75,6 @@ AddressedMessages GroupJob::EndWhenSaved(TimePoint now, const std::string& why) 
   job_->ends = why;
   job_->ends_by = now + options_.step.step_timeout;
   return {};
-}
-
-AddressedMessages GroupJob::OnRankAttached(TimePoint now, const v1::RankAttached& attached) {
-  // Every node says again who is attached when it has prepared for a new epoch. What it said before
-  // may be of ranks that have yet to acknowledge that the job goes back.
-  if (job_ == nullptr || attached.epoch() < epoch_) return {};
-  job_->attached.insert(attached.rank());
-  if (!job_->has_steps()) return {};
-  job_->steps->OnRankBack(now, TrainerRank(attached.rank()), attached.incarnation());
-  if (AddressedMessages ended = CompareFirstWeights(attached); !ended.empty()) return ended;
-  const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
-  // While the group is interrupted its nodes have no lanes: it restarts when they have.
-  if (job_->interrupted()) return {};
-  if (!complete || job_->restore_step == 0 || job_->steps->has_state()) return {};
-  return Restart(now);
 }
 
 }  // namespace dmuond::scheduler

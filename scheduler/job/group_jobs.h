@@ -1,9 +1,10 @@
-// The coordinating node's side of all jobs of the group: a GroupJob for each, by the name that
-// every message has. There are so many places for jobs; a session of one more job goes to the first
-// place, which refuses it with the name of the job that it has.
+// All jobs of the group, on the coordinating node: a GroupJob for each. A message goes to the one
+// that it names; a message that names none, of a node that leaves, goes to all. The number of
+// places for jobs is fixed. A session of one job too many goes to the first place, which refuses it
+// with the name of the job that it holds.
 //
-// What no job is named in is for all of them: a node that leaves. The group's epoch is that of the
-// links, in which all jobs begin; each has new lanes in epochs of its own after it.
+// The links' epoch is the group's. All jobs begin in it, and each may start new lanes in later
+// epochs of its own.
 //
 // Threads: one at a time.
 #ifndef DMUOND_SCHEDULER_JOB_GROUP_JOBS_H_
@@ -26,8 +27,8 @@ class GroupJobs {
   // REQUIRES: places > 0, the same on every node.
   explicit GroupJobs(const GroupJobOptions& options, size_t places = 1);
 
-  // As GroupJob's. A node tells a MemberState for each of its places; they are of use when all
-  // nodes have.
+  // As GroupJob's. A node sends a MemberState for each of its places; no job gets any of them
+  // before all nodes have sent theirs.
   [[nodiscard]] GroupActions OnFormed(TimePoint now, uint32_t epoch);
   [[nodiscard]] GroupActions OnMessage(TimePoint now, int32_t from,
                                        const v1::MemberMessage& message);
@@ -37,20 +38,20 @@ class GroupJobs {
   [[nodiscard]] GroupActions OnTick(TimePoint now);
   [[nodiscard]] std::optional<TimePoint> due() const;
   [[nodiscard]] GroupActions OnDue(TimePoint now);
-  // It is known what the group goes on with.
+  // Every node has said what it has, and it is known which jobs go on.
   [[nodiscard]] bool Formed() const;
-  // Newest of the group's, and of its jobs'.
+  // The newest epoch, of the group and of its jobs.
   [[nodiscard]] uint32_t epoch() const;
 
-  // The machine of a job; null: there is none of that name.
+  // Null: there is no job of this name.
   [[nodiscard]] const GroupJob* Find(absl::string_view name) const;
 
  private:
   struct Place {
-    std::string name;  // of the job that it has, or had last
+    std::string name;  // of its present job, or of the last one
     GroupJob job;
   };
-  // A job's; one that is free is its own from then on.
+  // The place of a job; a job that has none takes a free one.
   [[nodiscard]] Place& PlaceOf(const std::string& name);
   [[nodiscard]] GroupActions OnMemberState(TimePoint now, int32_t from,
                                            const v1::MemberState& state);

@@ -1,6 +1,6 @@
-// What a state machine does with an event that its state cannot have: somebody's mistake, not bad
-// luck. In tests the program ends, so that the mistake is found; the product refuses the event, and
-// says so in its log.
+// An event comes to a state machine whose state cannot have it. That is a mistake in the program. A
+// program under test ends, so that the mistake is found; the product refuses the event and says so
+// in its log.
 //
 //   if (state_ != State::kStarting) return Impossible("LaneSet", Name(state_), "ready");
 #ifndef DMUOND_SCHEDULER_JOB_IMPOSSIBLE_H_
@@ -16,11 +16,11 @@
 
 namespace dmuond::scheduler {
 
-// Hears of refused events. Null: they end the program. A program that is to go on sets it first
-// thing.
+// Is called with each refused event. Null: such an event ends the program. A program that is to go
+// on sets this before anything else.
 inline std::atomic<void (*)(const std::string& what)> on_impossible{nullptr};
 
-// Always false, for who refuses the event by it.
+// Always false: a machine that returns whether it took the event can return this.
 inline bool Impossible(absl::string_view machine, absl::string_view state,
                        absl::string_view event) {
   const std::string what = absl::StrCat(machine, " in state ", state, " cannot have: ", event);

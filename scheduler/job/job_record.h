@@ -1,6 +1,6 @@
-// A job as one node has it, as a value: what a successor of the daemon's process needs to go on
-// without losing a step (dmuond/v1/record.proto). A NodeJob is written part by part, and made again
-// from all of them:
+// A node's job as a value (dmuond/v1/record.proto): a successor of the daemon's process needs no
+// more to go on without losing a step. A NodeJob is written in parts, and made again from all of
+// them:
 //
 //   for (const RecordPart& part : job.RecordParts()) {
 //     if (!written.contains(part)) job.WritePart(part, …);   // the others have not changed
@@ -22,11 +22,11 @@ namespace dmuond::scheduler {
 
 using JobRecord = v1::JobRecord;
 
-// A reader refuses what is newer.
+// A reader refuses records of a newer format.
 inline constexpr int32_t kJobRecordFormat = 1;
 
-// Names a part of a record. What a name stands for never changes: a part that has changed has
-// another version, which none of the same kind and number has had before in this process.
+// Names a part of a record. The bytes that a name stands for never change: when a part changes, its
+// version is one that no part of the same kind and number has had before in this process.
 struct RecordPart {
   enum class Kind : uint8_t {
     kProgress,
@@ -41,13 +41,13 @@ struct RecordPart {
     kTrainerState
   };
   Kind kind = Kind::kProgress;
-  uint64_t of = 0;  // session id, rank or lane, where there is one part for each
+  uint64_t of = 0;  // its session id, rank or lane; 0 where a record has one part of this kind
   uint64_t version = 0;
   auto operator<=>(const RecordPart&) const = default;
 };
 
-// `bytes`: those of all parts, in any order. DATA_LOSS: they are no record. FAILED_PRECONDITION: a
-// newer build has written it.
+// `bytes` are those of all parts, in any order. DATA_LOSS: they are no record. FAILED_PRECONDITION:
+// a newer build has written them.
 [[nodiscard]] absl::StatusOr<JobRecord> ParseJobRecord(const std::string& bytes);
 
 // An error with its reason and metadata.

@@ -1,6 +1,6 @@
-// The lanes of one job on one node: which of them live, what each has come to, and what those that
-// are new still have to do. Pure: time is passed in; processes are started, killed and spoken to by
-// who holds this machine, as its answers say.
+// The lanes of one job on one node: which of them live, how far each has come, and what new ones
+// still have to do. Pure: time is passed in, and the caller starts, commands and kills processes as
+// the answers say.
 //
 //                started    ready    hangs       gone    given up
 //   Absent       Starting   x        x           x       Absent
@@ -41,9 +41,9 @@ class LaneSet {
     State state = State::kAbsent;
     int32_t starts = 0;  // processes that this place has had
     std::string device;
-    uint64_t published_attempt = 0;   // newest whose weights are out
+    uint64_t published_attempt = 0;   // newest whose weights it has published
     uint64_t gathered_attempt = 0;    // newest whose gradients it has gathered
-    std::vector<int32_t> non_finite;  // units with infinite or NaN weights, as it said with those
+    std::vector<int32_t> non_finite;  // units with infinite or NaN weights, as of gathered_attempt
 
     [[nodiscard]] bool lives() const {
       return state == State::kStarting || state == State::kReady || state == State::kCondemned;
@@ -52,11 +52,10 @@ class LaneSet {
   };
 
   LaneSet() = default;
-  // `first`: of this node's lanes, which follow each other.
+  // `first` is the first of this node's lanes, whose ids follow each other.
   LaneSet(LaneId first, int32_t lanes, LaneWatchOptions watch);
-  // What another one has come to, but for how long its lanes have been silent, and how long ago
-  // they were condemned: that is counted from now on. INVALID_ARGUMENT: no set of so many lanes has
-  // written it.
+  // A set that goes on where the one that wrote `record` has stopped. For how long lanes are silent
+  // or condemned is counted anew. INVALID_ARGUMENT: no set of so many lanes has written it.
   [[nodiscard]] static absl::StatusOr<LaneSet> FromRecord(LaneId first, int32_t lanes,
                                                           LaneWatchOptions watch,
                                                           const v1::RecordedLanes& record);
@@ -64,38 +63,39 @@ class LaneSet {
 
   [[nodiscard]] size_t size() const { return lanes_.size(); }
   [[nodiscard]] const Lane& operator[](LaneIndex lane) const { return lanes_[lane.value()].known; }
-  // The group's, for which they were started.
+  // The epoch that they were started for.
   [[nodiscard]] uint32_t epoch() const { return epoch_; }
   [[nodiscard]] bool all_ready() const;
   // Every place is free for a new process.
   [[nodiscard]] bool all_absent() const;
-  // Newest attempt that every lane has published.
+  // The newest attempt that every lane has published.
   [[nodiscard]] uint64_t published_attempt() const;
 
   // ---- processes ----
   // A process begins in this place, for an epoch of the group.
   void OnStarted(LaneIndex lane, uint32_t epoch);
-  // True: it was the last one.
+  // True: all lanes are ready by this.
   [[nodiscard]] bool OnReady(LaneIndex lane, std::string device);
-  // False: it is known.
+  // False: its end was known already.
   [[nodiscard]] bool OnGone(LaneIndex lane);
-  // All of them end, and what they were doing for somebody. What they have published stays known.
+  // All lanes are given up, with what they had still to map or load. What they have published stays
+  // known.
   void GiveUp();
-  // What lies in their memory is void: they have published nothing.
+  // The state in their memory counts no more: they have published nothing.
   void ForgetState();
 
   // ---- what new lanes do before they work ----
-  // They map a rank's memory again, which was mapped by their predecessors.
+  // The lane is to map a rank's memory, as its predecessor did.
   void BeginMapping(int32_t rank, LaneIndex lane) { mapping_.emplace(rank, lane); }
-  // True: that was the last of it.
+  // True: nothing is left to be mapped.
   [[nodiscard]] bool OnMapped(int32_t rank, LaneIndex lane);
   [[nodiscard]] bool mapping() const { return !mapping_.empty(); }
-  // They take a snapshot's state out of their host copies.
+  // All lanes are to take a snapshot's state out of their host copies.
   void BeginLoading();
-  // True: it was the last one.
+  // True: all lanes have loaded by this.
   [[nodiscard]] bool OnLoaded(LaneIndex lane);
   [[nodiscard]] bool loading() const { return !loading_.empty(); }
-  // Grows with everything of this that gets done.
+  // Grows with everything that gets mapped or loaded.
   [[nodiscard]] uint64_t done() const;
 
   // ---- steps ----
@@ -109,46 +109,46 @@ class LaneSet {
     LaneIndex lane;
     uint64_t number = 0;
   };
-  // What it owes is overdue, and these trainers keep it waiting: they count as dead. Where none of
-  // them is there any more, the lane itself may be to blame.
+  // The lane's work is overdue because it waits for these trainers: they count as dead. If none of
+  // them is there any more and `else_condemn` is set, the lane is to blame.
   struct Expel {
     LaneIndex lane;
     std::vector<int32_t> ranks;
     bool else_condemn = false;
   };
-  // It is condemned: kill it. Its end is told by OnGone().
+  // The lane is condemned, and the caller is to kill it. OnGone() tells its end.
   struct Kill {
     LaneIndex lane;
     std::string why;
-    std::string awaited;  // from it
+    std::string awaited;  // what it was waited for
   };
-  // Not even SIGKILL has ended it: its memory cannot be given to another one.
+  // Not even SIGKILL has ended the lane: its memory cannot be given to another one.
   struct Unkillable {
     LaneIndex lane;
   };
   using Order = std::variant<Ping, Expel, Kill, Unkillable>;
-  // What an attempt waits for, of which the lanes have all that they need.
+  // What the lanes have to do, and have all that they need for.
   struct Owed {
-    uint64_t applied_attempt = 0;  // its weights; 0: nothing
-    uint64_t open_attempt = 0;     // its gradients; 0: none is open
+    uint64_t applied_attempt = 0;  // they publish its weights; 0: none
+    uint64_t open_attempt = 0;     // they gather its gradients; 0: no attempt is open
   };
   using ProcessorTime = std::function<std::optional<std::chrono::milliseconds>(LaneIndex)>;
-  // Every 100 ms. Trainers are expelled last: the job may be over then.
+  // Call it every 100 ms. Expel orders come last, because the job may be over after one.
   [[nodiscard]] std::vector<Order> OnTick(TimePoint now, const Owed& owed,
                                           const ProcessorTime& used);
-  // The attempt has been waited for too long: who keeps it waiting ends. A lane that waits for
-  // another node's is not to blame.
+  // The attempt's gradients have been waited for too long: the lanes and trainers that delay them
+  // end. A lane that waits for another node's lane is not to blame.
   [[nodiscard]] std::vector<Order> OnGatherOverdue(TimePoint now, uint64_t attempt,
                                                    const std::string& why);
   [[nodiscard]] Kill Condemn(TimePoint now, LaneIndex lane, std::string why, const Owed& owed);
-  // For people: what a lane is waited for. REQUIRES: it lives.
+  // What the lane is waited for, for a message to people. REQUIRES: it lives.
   [[nodiscard]] std::string AwaitedFrom(LaneIndex lane, const Owed& owed) const;
 
  private:
   struct Place {
     Lane known;
-    std::optional<LaneWatch> watch;         // of the process
-    std::optional<TimePoint> condemned_at;  // by this object
+    std::optional<LaneWatch> watch;         // of the living process
+    std::optional<TimePoint> condemned_at;  // nullopt: it is not, or only its record says so
   };
   [[nodiscard]] Place& At(LaneIndex lane) { return lanes_[lane.value()]; }
 

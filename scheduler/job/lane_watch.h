@@ -1,5 +1,5 @@
-// Whether a lane that lives still does its work. It is asked now and then, answers when its loop
-// comes to it, and says what keeps it: its device, its trainers, other nodes. Pure: time and
+// Finds out whether a lane that lives still works. The lane is pinged now and then. Its loop
+// answers, and says what it waits for: its device, trainers, or other nodes. Pure: time and
 // processor time are passed in.
 //
 //   LaneWatch watch({.lane_timeout = …, .work_timeout = …});
@@ -22,10 +22,10 @@
 namespace dmuond::scheduler {
 
 struct LaneWatchOptions {
-  // Of a lane that neither answers nor uses a processor; 0: it is not asked.
+  // A lane hangs that has neither answered nor used a processor for so long. 0: it is not pinged.
   std::chrono::milliseconds lane_timeout{30'000};
-  // Of a device that is busy, and of what the lane owes, without anything getting done. Also of a
-  // lane that computes without answering.
+  // A lane hangs whose device has been busy, whose work has been due, or which has computed without
+  // an answer, for so long and without progress.
   std::chrono::milliseconds work_timeout{600'000};
 };
 
@@ -35,26 +35,26 @@ class LaneWatch {
 
   // What a lane says of itself.
   struct Answer {
-    uint64_t number = 0;  // of the ping
+    uint64_t number = 0;  // of the ping that it answers
     uint64_t progress = 0;
     bool device_busy = false;
     bool awaits_rail = false;
     std::vector<int32_t> awaited_ranks;
   };
   void OnAnswer(const Answer& answer);
-  // Anything else that it has reported.
+  // The lane has reported anything else.
   void OnReport() { quiet_ = silence_ = Duration(0); }
 
   struct Look {
-    std::optional<uint64_t> ping;  // to be sent
-    bool overdue = false;          // what it owes: who keeps it waiting is to blame
-    std::string hangs;             // how, if it does: it is of no use any more
+    std::optional<uint64_t> ping;  // a ping with this number is to be sent
+    bool overdue = false;          // its work is overdue: what it waits for is to blame
+    std::string hangs;             // how it hangs; empty: it does not
   };
   using ProcessorTime = std::function<std::optional<std::chrono::milliseconds>()>;
-  // Every 100 ms. `owes`: it has been told everything that it needs for something that is not done.
+  // Call it every 100 ms. `owes`: the lane has work to do, and all that it needs for it.
   [[nodiscard]] Look OnTick(TimePoint now, bool owes, const ProcessorTime& used);
 
-  // Whether it kept answering until now, so that its last answer is true.
+  // It has answered until now, so that its last answer still holds.
   [[nodiscard]] bool answers() const { return silence_ < 2 * interval_; }
   [[nodiscard]] const Answer& last() const { return last_; }
 
@@ -67,14 +67,14 @@ class LaneWatch {
   const Duration interval_;  // from an answer to the next ping
   std::optional<TimePoint> ticked_;
   uint64_t number_ = 0;
-  bool asked_ = false;  // and not answered yet
-  Duration idle_{0};    // since the last answer, while nothing is asked
-  Duration silence_{0};
-  Duration quiet_{0};  // part of it, without processor time
+  bool asked_ = false;   // a ping is not answered yet
+  Duration idle_{0};     // since the last answer, if no ping is out
+  Duration silence_{0};  // since the ping, or since the last report
+  Duration quiet_{0};    // the part of silence_ in which it used no processor
   std::optional<std::chrono::milliseconds> used_;
   Answer last_;
-  Duration stuck_{0};  // with a busy device
-  Duration owed_{0};
+  Duration stuck_{0};  // with a busy device and without progress
+  Duration owed_{0};   // with work to do and without progress
 };
 
 }  // namespace dmuond::scheduler

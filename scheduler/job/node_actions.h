@@ -1,5 +1,5 @@
-// What a NodeJob (node_job.h) wants done. Actions are performed in their order; each only enqueues:
-// what takes time is done by a thread of its own, and comes back as the event that is named here.
+// What a NodeJob (node_job.h) orders. Actions are performed in their order, and each only enqueues:
+// another thread does what takes time, and its result comes back as the event that is named here.
 #ifndef DMUOND_SCHEDULER_JOB_NODE_ACTIONS_H_
 #define DMUOND_SCHEDULER_JOB_NODE_ACTIONS_H_
 
@@ -22,7 +22,7 @@
 
 namespace dmuond::scheduler::node {
 
-// Who waits for something of this job looks again.
+// Whoever waits for something about this job looks again.
 struct Wake {};
 
 // A line for the log.
@@ -50,67 +50,66 @@ struct TellCoordinator {
 // ---- lanes ----
 struct CommandLanes {
   std::vector<LaneIndex> lanes;
-  // What it names by number (a rank's memory) is handed to the lane with it.
+  // Descriptors of the memory that it names by rank go with it.
   v1::LaneCommand command;
   bool may_wait = false;  // for others that come at the same moment, to be one write with them
 };
-// A process for every place, over the job's memory. Answered by OnLanesStarted().
+// Starts a process in every place, over the job's memory. OnLanesStarted() answers it.
 struct StartLanes {
   uint32_t epoch = 0;
   bool anew = false;           // other lanes have worked in this memory
-  bool state_is_void = false;  // what they have left in it counts no more
+  bool state_is_void = false;  // the state that they have left in it counts no more
 };
-// All processes end: as they are told to, or killed. Nothing that they still say is an event.
+// Ends all processes: they are told to end, or killed. No report of theirs is an event any more.
 struct EndLanes {
   bool kill = false;
 };
-// One that hangs is killed, and the log says so. Its end is told as any other's.
+// Kills a lane that hangs, and says so in the log. OnLaneGone() tells its end, as any other's.
 struct CondemnLane {
   LaneIndex lane;
   std::string why;
-  std::string awaited;  // from it
+  std::string awaited;  // what it was waited for
 };
 
 // ---- memory ----
-// The plan's and the job's memory are made. Answered by OnPrepared().
+// Makes the plan and the job's memory. OnPrepared() answers it.
 struct Prepare {
   v1::PlanInputs inputs;
-  // Of the snapshot that the job goes on from, where this node has found one: its state must mean
-  // the same in the job as it is planned.
+  // The snapshot that the job begins from, where this node has found one: its state must fit the
+  // plan.
   std::optional<v1::SnapshotManifest> resume;
 };
-// All memory of the job is given back; what is being prepared is not wanted any more. Trainers that
-// wait for weights are woken by poison.
+// Gives all memory of the job back, and drops what is being prepared. Poison wakes trainers that
+// wait for weights.
 struct DropMemory {};
-// Trainers that wait for weights are woken by poison.
+// Poison wakes trainers that wait for weights.
 struct Poison {};
 
 // ---- state that trainers have pushed for units of this node ----
-// The load has committed: what came with it goes to the lanes.
+// The load has committed: the lanes get the state that was pushed for it.
 struct ApplyLoad {
   uint64_t attempt = 0;
 };
-// The lanes have published this attempt: what came for it and older ones is not needed any more.
+// The lanes have published attempt `through`: drops the state that was pushed until then.
 struct DropLoads {
   uint64_t through = 0;
 };
-// The job goes back: nothing of what came is wanted.
+// The job goes back: drops all pushed state.
 struct ForgetLoads {};
 
 // ---- snapshots ----
-// Lanes copy (if they can: `abandoned` says why not), and their files are written. Answered by
-// OnWritten().
+// Writes the files of what lanes copy. OnWritten() answers it.
 struct WriteSnapshot {
   v1::SaveState save;
-  std::map<TrainerRank, std::string> trainers;  // what they gave with the step
-  std::string abandoned;
+  std::map<TrainerRank, std::string> trainers;  // what each has submitted with the step
+  std::string abandoned;                        // why lanes cannot copy; empty: they do
 };
 // How far a lane has copied.
 struct Copied {
   LaneIndex lane;
   v1::LaneReport::Copied report;
 };
-// The lanes will not copy any more: what is there may still be written.
+// The lanes do not go on copying. What they have copied may still be written.
 struct AbandonCopies {
   std::string why;
 };
@@ -118,28 +117,27 @@ struct AbandonCopies {
 struct GiveUpCopies {
   std::string why;
 };
-// No more is wanted of the snapshot whose copies are kept.
+// Drops the copies of the last snapshot, which is done.
 struct ForgetCopies {};
-// The snapshot of a step is read into the lanes' host copies. Answered by OnRestored().
+// Reads the snapshot of a step into the lanes' host copies. OnRestored() answers it.
 struct Restore {
   StepId step;
 };
 // What is being read is not wanted any more.
 struct StopRestoring {};
-// Node 0, whose job goes back: newer snapshots count no more.
+// On node 0, when the job goes back: snapshots of later steps count no more.
 struct SetSnapshotsAside {
   StepId after;
 };
 
 // ---- sessions ----
-// A trainer's session has ended. Not OK: what its trainer hears who calls for it, where it ended
-// with the job; OK: that it may begin anew.
+// A trainer's session has ended.
 struct SessionEnded {
   uint64_t id = 0;
-  bool with_job = false;
-  absl::Status told;
+  bool with_job = false;  // because the job has ended
+  absl::Status told;      // what its trainer's calls are told then; OK: that it may begin anew
 };
-// The rank may not begin the job anew, and why.
+// The rank may not begin the job anew.
 struct DiscardRefused {
   int32_t rank = 0;
   absl::Status why;

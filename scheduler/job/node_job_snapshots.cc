@@ -1,5 +1,5 @@
 // This node's part in the job's snapshots, and what the coordinator is asked for on behalf of who
-// wants one, or wants the job to go back to one, or wants this node to leave.
+// wants one, or wants the job to go back to one.
 #include <utility>
 #include <variant>
 
@@ -92,13 +92,6 @@ void NodeJob::OnSnapshotDone(const v1::SnapshotDone& done) {
   Wake();
 }
 
-bool NodeJob::Saved() const {
-  if (job_ == nullptr || !job_->snapshot.Saved(job_->applied_attempt)) return false;
-  // A vote that has no answer may have committed a step that this node does not know of.
-  return !job_->steps.has_value() || !job_->steps->voted() ||
-         job_->steps->open().attempt == halted_attempt_;
-}
-
 node::Actions NodeJob::AskForSnapshot() {
   v1::MemberMessage message;
   message.mutable_snapshot_request()->set_node(options_.node);
@@ -113,26 +106,6 @@ node::Actions NodeJob::AskToGoBack(int64_t step, const std::string& why) {
   message.mutable_load_snapshot()->set_epoch(epoch_);
   Tell(std::move(message));
   return Take();
-}
-
-// ---- departures ----
-
-node::Actions NodeJob::AskToHalt(std::chrono::milliseconds patience) {
-  v1::MemberMessage message;
-  message.mutable_leaving()->set_node(options_.node);
-  message.mutable_leaving()->set_patience_ms(patience.count());
-  Tell(std::move(message));
-  return Take();
-}
-
-void NodeJob::OnHalted(const v1::Halted& halted) {
-  Do(node::Note{node::Note::Level::kInfo,
-                "a daemon is leaving",
-                {{"node", halted.node()}, {"step", halted.step()}}});
-  if (halted.node() != options_.node) return;
-  halted_ = true;
-  if (job_ != nullptr && job_->steps.has_value()) halted_attempt_ = job_->steps->open().attempt;
-  Wake();
 }
 
 }  // namespace dmuond::scheduler

@@ -291,12 +291,4 @@ void NodeJob::OnPublished(LaneIndex lane, const v1::LaneReport::Published& publi
   Do(node::DropLoads{job_->published_attempt});
 }
 
-bool NodeJob::Published() const {
-  if (job_ == nullptr) return true;
-  if ((lanes_come() && job_->over_old_memory) || job_->broken_since.has_value()) return false;
-  // Attempts that were aborted or refused are not published; the newest one that was is remembered.
-  return !job_->steps.has_value() || !job_->steps->last_decision().has_value() ||
-         job_->published_attempt >= job_->applied_attempt;
-}
-
 }  // namespace dmuond::scheduler

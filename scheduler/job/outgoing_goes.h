@@ -1,9 +1,9 @@
 // GOs on their way from the coordinator to the nodes, gathered into few messages. A node gets those
 // that it has a part in. Pure: time is passed in.
 //
-// Nodes report in rounds that begin for all of them at about the same time, so what a round lets go
-// goes within a twentieth of the gathering time, in one message. A GO after which nothing more of
-// its operation is to go is due at once.
+// All nodes report in rounds that end at about the same time. The GOs that follow from one round
+// come within a twentieth of the gathering time, and leave in one message. The last GO of an
+// operation is due at once.
 #ifndef DMUOND_SCHEDULER_JOB_OUTGOING_GOES_H_
 #define DMUOND_SCHEDULER_JOB_OUTGOING_GOES_H_
 
@@ -24,20 +24,20 @@ class OutgoingGoes {
   // `tables` must outlive the object.
   OutgoingGoes(const RailTables& tables, int32_t nodes);
 
-  // Holds the GO back. `gather`: the open attempt's.
+  // Holds the GO back. `gather` is the gathering time of the open attempt.
   void Add(TimePoint now, std::chrono::microseconds gather, Go go);
-  // When Take() is due; nullopt: nothing is held back.
+  // When to call Take(); nullopt: nothing is held back.
   [[nodiscard]] std::optional<TimePoint> due() const { return due_; }
-  // All that is held back.
+  // Hands out all that is held back.
   [[nodiscard]] AddressedMessages Take(TimePoint now);
-  // Drops it: the lanes that it is for are no more.
+  // Drops all that is held back: its lanes have ended.
   void Forget() {
     held_.clear();
     due_.reset();
   }
 
  private:
-  // Nodes that have parts in the same buckets of everything.
+  // Nodes that have parts in the same buckets of all operations.
   struct Alike {
     std::vector<int32_t> nodes;
     bool all = false;  // every node of the group
@@ -49,7 +49,7 @@ class OutgoingGoes {
   std::vector<Alike> alike_;
   std::vector<Go> held_;  // one for each attempt, rail, operation and kind
   std::optional<TimePoint> due_;
-  std::optional<TimePoint> sent_;  // the last ones
+  std::optional<TimePoint> sent_;  // when Take() was called last
 };
 
 }  // namespace dmuond::scheduler

@@ -1,14 +1,15 @@
-// What a node's trainers and lanes report, on its way to the coordinator: submissions, and buckets
-// that lie ready to cross. They are gathered into few messages. Pure: time is passed in.
+// Reports of a node's trainers and lanes on their way to the coordinator: submissions, and buckets
+// that are ready to cross between nodes. They are gathered into few messages. Pure: time is passed
+// in.
 //
-// Rounds begin when the node hears of an attempt, and take 17/20 of the attempt's gathering
-// time: all nodes' rounds end at about the same time, and the coordinator lets go what they bring
-// in the time that is left. At the end of a round everything that was reported in it is sent; an
-// idle node sends nothing. Sent at once, with all that is held back:
+// A round begins when the node hears of an attempt, and takes 17/20 of the attempt's gathering
+// time. So the rounds of all nodes end at about the same time, and the coordinator has the time
+// that is left for its GOs. The reports of a round are sent at its end; an idle node sends nothing.
+// These are sent at once, with all that is held back:
 //
 //   * the last submission of the node's ranks, and one that withdraws gradients;
-//   * what completes an operation of an attempt: nothing more of it will be reported here;
-//   * every other message, a vote say. The coordinator hears everything in the order of its making.
+//   * the last report that this node has of an operation of an attempt;
+//   * every other message, for instance a vote: the coordinator hears all in the order of events.
 #ifndef DMUOND_SCHEDULER_JOB_OUTGOING_REPORTS_H_
 #define DMUOND_SCHEDULER_JOB_OUTGOING_REPORTS_H_
 
@@ -27,43 +28,45 @@ class OutgoingReports {
  public:
   using Messages = std::vector<v1::MemberMessage>;
 
-  // `gathers` false: in a group of one, whose coordinator is in the same process, nothing waits.
+  // `gathers` is false in a group of one, whose coordinator is in the same process: nothing is held
+  // back.
   explicit OutgoingReports(bool gathers) : gathers_(gathers) {}
 
-  // A job's plan: its lanes' programs, by lane index, and how many ranks it has here.
+  // A job is planned. `programs` are those of its lanes here, by index; `ranks` is how many of its
+  // ranks are here.
   void OnPlan(const std::vector<LaneProgram>& programs, int32_t ranks);
   void OnOpen(TimePoint now, const OpenAttempt& open);
-  // Each returns what is to be sent now, in this order.
+  // Each of the following returns what is to be sent now, in its order.
   [[nodiscard]] Messages OnSubmitted(TimePoint now, v1::RankSubmitted submitted);
   [[nodiscard]] Messages OnReady(TimePoint now, const RailReady& ready);
   // Any other message to the coordinator. REQUIRES: it has no Reports.
   [[nodiscard]] Messages Tell(v1::MemberMessage message);
-  // Any message: one of the three, as it is made of.
+  // Any message: calls whichever of the three is for it.
   [[nodiscard]] Messages Pass(TimePoint now, v1::MemberMessage message);
-  // When OnDue() is due; nullopt: nothing is held back.
+  // When to call OnDue(); nullopt: nothing is held back.
   [[nodiscard]] std::optional<TimePoint> due() const { return due_; }
   // Returns what is to be sent; nothing before due().
   [[nodiscard]] Messages OnDue(TimePoint now);
-  // Drops what is held back: it was for a coordinator, or of a job, that is no more.
+  // Drops what is held back: its job or its coordinator is gone.
   void Forget();
 
  private:
   // By rail, then by bucket.
   using Buckets = std::vector<std::vector<bool>>;
-  // What the lanes report of one operation, all of it, and what is left of that in an attempt.
+  // The reports that this node's lanes make of one operation.
   struct Expected {
     Buckets parts;
-    int32_t count = 0;
-    int32_t left = 0;
+    int32_t count = 0;  // all of them
+    int32_t left = 0;   // those that the present attempt still lacks
   };
-  // What was reported of an attempt's operation.
+  // The buckets of an operation that were reported in an attempt.
   struct Reported {
     Attempt attempt;
     Buckets buckets;
   };
   [[nodiscard]] Messages TakeUnless(bool waits, TimePoint now);
   void Hold(const RailReady& ready);
-  // Notes the report; true: nothing is left of its operation by that.
+  // Notes the report; true: it is the last of its operation.
   bool Completes(const RailReady& ready);
   bool CompletesSubmissions(const v1::RankSubmitted& submitted);
   [[nodiscard]] TimePoint EndOfRound(TimePoint now) const;
@@ -75,13 +78,13 @@ class OutgoingReports {
   Expected weights_;
   int32_t ranks_ = 0;
   TimePoint opened_at_;
-  std::chrono::microseconds gather_{0};  // of the open attempt; 0: there is none
+  std::chrono::microseconds gather_{0};  // of the open attempt; 0: no attempt is open
   Reported collected_;
   Reported published_;
   Attempt submitting_;
-  int32_t submitted_ = 0;  // ranks, under `submitting_`
+  int32_t submitted_ = 0;  // how many ranks have, under `submitting_`
 
-  std::string job_;  // that all of it is of
+  std::string job_;  // that all of this is about
   std::vector<v1::RankSubmitted> held_submissions_;
   std::vector<RailReady> held_;  // one for each attempt, rail, operation and kind
   std::optional<TimePoint> due_;

@@ -1,5 +1,5 @@
-// A plan with what it was made of. Making it is the only slow thing about a plan, and so the only
-// one that no machine does itself: a machine orders it, and is told what came of it.
+// A plan with the inputs that it was made of. Making a plan is slow, so no state machine does it:
+// the machine orders the plan, and is told the result.
 #ifndef DMUOND_SCHEDULER_JOB_PLANNED_JOB_H_
 #define DMUOND_SCHEDULER_JOB_PLANNED_JOB_H_
 

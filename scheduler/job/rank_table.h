@@ -1,22 +1,21 @@
 // The ranks of one job that run on one node: which of them has a session, how far it has come, and
 // what a replacement must know of its predecessor. Pure.
 //
-//                     open    register    attach       tell        goes back        acknowledge
-//                     ends
-//   Empty             Open    x           x            x           Empty            x            x
-//   Vacant            Open    x           x            x           Vacant           x            x
-//   Open              x       Registered  x            x           Open             x (1)
-//   Registered        x       Registered  Mapped       x           Registered       x (1) Mapped x
-//   x           Mapped       Attached    Mapped           x            (1) Attached          x x x
-//   Attached    MustAcknowledge  x            (1) MustAcknowledge   x       x           x x
-//   MustAcknowledge  Attached     (1)
+//                open  register    attach  tell      goes back        acknowledge  ends
+//   Empty        Open  x           x       x         Empty            x            x
+//   Vacant       Open  x           x       x         Vacant           x            x
+//   Open         x     Registered  x       x         Open             x            (1)
+//   Registered   x     Registered  Mapped  x         Registered       x            (1)
+//   Mapped       x     x           Mapped  Attached  Mapped           x            (1)
+//   Attached     x     x           x       Attached  MustAcknowledge  x            (1)
+//   MustAcknow.  x     x           x       x         MustAcknowledge  Attached     (1)
 //
-// (1) Vacant where its trainer has died and may be replaced; else Empty. x: impossible
+// (1) Vacant where the trainer has died and may be replaced; else Empty. x: impossible
 // (impossible.h). A layout that is refused brings every session back to Open.
 //
 // A session is Mapped when every lane has mapped its memory: its trainer can submit. It is Attached
-// when its trainer has been told so, with the step that it begins at; before that it need not hear
-// that the job goes back.
+// when its trainer has been told so, with the step that it begins at. Before that its trainer need
+// not hear that the job goes back.
 #ifndef DMUOND_SCHEDULER_JOB_RANK_TABLE_H_
 #define DMUOND_SCHEDULER_JOB_RANK_TABLE_H_
 
@@ -40,12 +39,12 @@
 
 namespace dmuond::scheduler {
 
-// That a job goes back to a step, as its trainers hear of it.
+// A rollback: the job goes back to a step, and its trainers hear so.
 struct Rollback {
   int64_t to_step = 0;
-  uint32_t epoch = 0;  // that began with it: no two rollbacks have the same; 0: there was none
+  uint32_t epoch = 0;  // began with it, and with no other rollback; 0: there was no rollback
   // Somebody has loaded a snapshot. Else memory was lost, and a trainer that stands at this step
-  // need not know.
+  // need not hear of it.
   bool asked = false;
 
   bool operator==(const Rollback& other) const {
@@ -69,11 +68,11 @@ class RankTable {
 
   // A trainer of this node, from OpenSession until it closes or is gone.
   struct Session {
-    uint64_t id = 0;  // given by who opens it; no two have the same
+    uint64_t id = 0;  // given by the caller of Open(); no two sessions have the same
     int32_t rank = 0;
     uint64_t incarnation = 0;  // of the rank: 1, 2, …
     int64_t pid = 0;           // 0: not known
-    std::string client;        // "dmuond-python 1.2": for people
+    std::string client;        // "dmuond-python 1.2", for messages to people
     int32_t home_lane = 0;
     bool discards = false;  // RESUME_DISCARD
     State state = State::kOpen;
@@ -81,17 +80,17 @@ class RankTable {
     v1::Registration registration;               // as sent to the coordinator
     std::shared_ptr<const Registration> layout;  // the same, parsed; null: not registered
     absl::Status refused;                        // why the whole layout was refused last
-    int64_t refusals = 0;                        // how often
-    absl::Status denied;                         // the group does not take this session
-    std::set<LaneIndex> lanes_mapped;            // lanes that have mapped the trainer's memory
-    absl::Status map_error;                      // why a lane cannot
-    std::vector<std::string> weight_digests;     // AttachBuffersRequest's
-    bool broadcast = false;                      // AttachBuffersRequest's
-    Attempt first_attempt;                       // open when it was mapped
-    std::optional<Rollback> must_acknowledge;    // in kMustAcknowledge
-    std::optional<Rollback> acknowledged;        // the last one
-    uint64_t changed = 0;                        // version() when it changed last
-    uint64_t registered = 0;                     // version() when its registration changed last
+    int64_t refusals = 0;                        // how often the layout was refused
+    absl::Status denied;                      // why the group refuses this session; OK: it does not
+    std::set<LaneIndex> lanes_mapped;         // lanes that have mapped the trainer's memory
+    absl::Status map_error;                   // why a lane cannot map it
+    std::vector<std::string> weight_digests;  // AttachBuffersRequest's
+    bool broadcast = false;                   // AttachBuffersRequest's
+    Attempt first_attempt;                    // the one that was open when it was mapped
+    std::optional<Rollback> must_acknowledge;  // in kMustAcknowledge
+    std::optional<Rollback> acknowledged;      // the last one
+    uint64_t changed = 0;                      // version() when it changed last
+    uint64_t registered = 0;                   // version() when its registration changed last
     // It can submit.
     [[nodiscard]] bool mapped() const { return state >= State::kMapped; }
   };
@@ -99,8 +98,8 @@ class RankTable {
   // The place of a trainer that has died, until its replacement is mapped.
   struct Vacancy {
     int64_t pid = 0;
-    uint64_t session = 0;  // id of the dead trainer's
-    Attempt attempt;       // open when it died, and ended by that; 0: it ends none
+    uint64_t session = 0;  // id of the dead trainer's session
+    Attempt attempt;       // the open one that ended by its death; 0: none did
   };
 
   [[nodiscard]] State StateOf(int32_t rank) const;
@@ -112,42 +111,43 @@ class RankTable {
   [[nodiscard]] const Vacancy* VacancyOf(int32_t rank) const;
   [[nodiscard]] const std::map<int32_t, Vacancy>& vacancies() const { return vacancies_; }
 
-  // The session's incarnation is given here. REQUIRES: the rank is Empty or Vacant.
+  // Gives the session its incarnation. REQUIRES: the rank is Empty or Vacant.
   const Session& Open(Session session);
-  // REQUIRES: Open or, with the same layout, Registered.
+  // REQUIRES: the session is Open or, with the same layout, Registered.
   void Register(uint64_t id, v1::Registration registration,
                 std::shared_ptr<const Registration> layout);
-  // The coordinator takes no part of what was registered.
+  // The coordinator has refused the layout that the ranks have registered together.
   void RefuseAll(const absl::Status& why);
   void Deny(int32_t rank, uint64_t incarnation, const absl::Status& why);
 
-  // Lanes are to map the memory of a session, by this command; lanes that are new later, too.
+  // Lanes are to map the memory of a session by this command, and so are lanes that replace them.
   void BeginMapping(uint64_t id, v1::LaneCommand command);
   void OnLaneMapped(int32_t rank, uint64_t incarnation, LaneIndex lane, const std::string& error);
-  // Lanes are replaced: none of the new ones has mapped anything.
+  // Lanes are replaced, and the new ones have mapped nothing.
   void ForgetMappings();
-  // By rank: the commands by which lanes have mapped what trainers, dead ones too, have attached.
+  // By rank: the command that maps what its trainer has attached. A dead trainer's stays until it
+  // is dropped.
   [[nodiscard]] const std::map<int32_t, v1::LaneCommand>& attachments() const {
     return attachments_;
   }
-  // What the rank has attached before goes with the trainer that attached it.
+  // Forgets what the rank's trainer has attached.
   void DropAttachment(int32_t rank) {
     attachments_.erase(rank);
     attached_.erase(rank);
     ++version_;
   }
-  // Every lane has mapped it. The rank is not vacant any more.
+  // Every lane has mapped the session's memory. The rank is not vacant any more.
   void Attach(uint64_t id, Attempt open, std::vector<std::string> weight_digests, bool broadcast);
-  // Its trainer is told so.
+  // The session's trainer hears that it is attached.
   void Tell(uint64_t id);
 
   void GoBack(const Rollback& back);
   void Acknowledge(uint64_t id);
 
-  // The session ends. `vacant`: its trainer has died, and its place waits for a replacement; the
-  // attempt is the one that ends by that.
+  // The session ends. `vacant` has a value if its trainer has died and may be replaced: the attempt
+  // that ends by its death.
   Session End(uint64_t id, std::optional<Attempt> vacant);
-  // The last end of a session of each rank that the coordinator was told.
+  // Keeps the news of a session's end that the coordinator was told; of each rank the last.
   void KeepGone(const v1::RankGone& gone) {
     gone_[gone.rank()] = gone;
     table_changed_ = ++version_;
@@ -155,13 +155,13 @@ class RankTable {
   [[nodiscard]] const std::map<int32_t, v1::RankGone>& gone() const { return gone_; }
   // In a new epoch every attempt is newer than those in which trainers have died.
   void VacanciesEndNothing();
-  // The job ends; incarnations go on.
+  // The job ends. Incarnations are counted on.
   void Clear();
 
   // ---- the record ----
   // Grows with every change.
   [[nodiscard]] uint64_t version() const { return version_; }
-  // The parts of a record in which it is written: kRanks, sessions, registrations, attachments.
+  // Adds the names of the parts that it is written in: ranks, sessions, registrations, attachments.
   void AddParts(std::vector<RecordPart>& parts) const;
   // REQUIRES: it is one of AddParts().
   void WritePart(const RecordPart& part, JobRecord& record) const;
@@ -171,7 +171,7 @@ class RankTable {
  private:
   [[nodiscard]] Session& At(uint64_t id) { return sessions_.at(id); }
   void Changed(Session& session) { session.changed = ++version_; }
-  // Logs, or ends the program: see impossible.h. Always false.
+  // As Impossible() (impossible.h). Always false.
   bool Refuse(const Session& session, const char* event) const;
 
   std::map<uint64_t, Session> sessions_;            // by id

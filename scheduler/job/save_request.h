@@ -1,8 +1,8 @@
-// Somebody wants the job's state, as it is now, in a snapshot: asks for one, again where lanes that
-// were to copy are replaced, and says when it exists. Pure.
+// A caller's wish for a snapshot of the job's present state. It asks the coordinator for one, asks
+// again if lanes that were to copy are replaced, and knows when the snapshot exists. Pure.
 //
 //   SaveRequest request;
-//   auto done = request.Advance(job, actions);   // whenever HasNews(), until it has a value
+//   auto done = request.Advance(job, actions);   // whenever HasNews(), until `done` has a value
 #ifndef DMUOND_SCHEDULER_JOB_SAVE_REQUEST_H_
 #define DMUOND_SCHEDULER_JOB_SAVE_REQUEST_H_
 
@@ -19,8 +19,8 @@ class SaveRequest {
   // REQUIRES: there is a job, which has or gets state.
   explicit SaveRequest(const NodeJob& job) : number_(job.number()) {}
 
-  // The snapshot that has the state of when it was asked for, or of later; nullopt: not yet. An
-  // error: it was not saved, or the job has ended.
+  // The snapshot that holds the wanted state, or a later one. nullopt: it does not exist yet. An
+  // error: the state was not saved, or the job has ended.
   [[nodiscard]] std::optional<absl::StatusOr<v1::SnapshotDone>> Advance(NodeJob& job,
                                                                         node::Actions& actions);
   // Advance() has something to do, or to say.
@@ -31,9 +31,9 @@ class SaveRequest {
   [[nodiscard]] bool SameLanes(const NodeJob& job) const;
   uint64_t number_;  // of the job
   bool asked_ = false;
-  uint64_t wanted_ = 0;  // attempt whose state is to be saved
-  uint32_t epoch_ = 0;   // in which it was asked for
-  uint64_t before_ = 0;  // snapshots that were done by then
+  uint64_t wanted_ = 0;  // the attempt whose state is to be saved
+  uint32_t epoch_ = 0;   // in which it has asked
+  uint64_t before_ = 0;  // how many snapshots were done when it asked
 };
 
 }  // namespace dmuond::scheduler

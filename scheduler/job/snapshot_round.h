@@ -1,5 +1,6 @@
-// The coordinator's part in the snapshots of one job: when one is made, whether all nodes have
-// written their files, and what its manifest says. Pure: time is passed in, messages come back.
+// The coordinator's part in the snapshots of one job: it decides when one is made, knows whether
+// all nodes have written their files, and says what the manifest holds. Pure: time is passed in,
+// and messages are returned.
 //
 //   every decision → OnDecision() → SaveState to all
 //   SnapshotWritten of every node → WriteManifest to node 0
@@ -22,49 +23,50 @@ namespace dmuond::scheduler {
 
 class SnapshotRound {
  public:
-  // What a manifest says besides step, attempt and files. All must outlive the object.
+  // What goes into a manifest beside step, attempt and files. All must outlive the object.
   struct Job {
     const v1::PlanInputs* wire = nullptr;
     const PlanInputs* inputs = nullptr;
     const Plan* plan = nullptr;
   };
-  // `durable`: the step that the job goes on from, if it comes from a snapshot. `counts`: what was
-  // counted before the job went back to it.
+  // `durable` is the step that the job begins from, if it begins from a snapshot. `counts` is what
+  // was counted before the job went back.
   SnapshotRound(Job job, SnapshotOptions options, std::optional<StepId> durable, TimePoint now,
                 SnapshotCounts counts = {})
       : job_(job), schedule_(options, durable, now, counts) {}
 
-  // A commit or skip is about to be told, or a republish of the state under a new attempt; what
-  // comes back follows it.
+  // A decision, or a republish of the state under a new attempt, is about to be told. What is
+  // returned is to be told after it.
   [[nodiscard]] std::optional<v1::SaveState> OnDecision(TimePoint now,
                                                         const v1::Decision& decision);
   void OnRepublish(const v1::Republish& republish);
-  // Somebody wants the state as it is now. `last`: nothing comes after it, the job ends.
+  // Somebody wants a snapshot of the present state. `last`: the job ends after it.
   struct Answer {
     std::optional<v1::SaveState> save;
-    std::optional<v1::SnapshotDone> done;  // at once, for who asked
+    std::optional<v1::SnapshotDone> done;  // an answer at once, to the node that has asked
   };
   [[nodiscard]] Answer OnRequest(TimePoint now, bool last = false);
-  // Members may have missed what was said to them, and the coordinator what they said: once more.
+  // Lanes or links are new: messages of the snapshot that is being written may be lost, and it is
+  // ordered once more.
   [[nodiscard]] std::optional<v1::SaveState> OnReformed() const;
-  // A manifest, perhaps empty of files after an error, once every node has answered.
+  // Returns the manifest once every node has answered; after an error it has no files.
   [[nodiscard]] std::optional<v1::WriteManifest> OnWritten(const v1::SnapshotWritten& written);
   struct Finished {
     v1::SnapshotDone done;
-    std::optional<v1::SaveState> save;  // somebody waits for another one
+    std::optional<v1::SaveState> save;  // begins the next one, if somebody waits for one
   };
   [[nodiscard]] std::optional<Finished> OnManifestWritten(TimePoint now,
                                                           const v1::ManifestWritten& written);
 
   [[nodiscard]] std::optional<StepId> durable_step() const { return schedule_.durable_step(); }
   [[nodiscard]] const SnapshotCounts& counts() const { return schedule_.counts(); }
-  // One is being written, or will be as soon as that is.
+  // A snapshot is being written, or another one is to follow it.
   [[nodiscard]] bool busy() const { return writing_.has_value() || requested_; }
 
  private:
   struct Writing {
     SnapshotId id;
-    std::set<int32_t> nodes;  // that have answered
+    std::set<int32_t> nodes;  // those that have answered
     v1::SnapshotManifest manifest;
     std::string error;  // the first
     std::string reason;
@@ -72,15 +74,15 @@ class SnapshotRound {
   [[nodiscard]] v1::SaveState Begin();
   [[nodiscard]] v1::SaveState SaveOf(const SnapshotId& id) const;
   [[nodiscard]] v1::SnapshotDone Done(const SnapshotId& id) const;
-  // All that it says of the job besides its layout, which whoever writes it adds.
+  // Fills in all that the manifest says of the job but its layout, which its writer adds.
   void Describe(v1::SnapshotManifest& manifest) const;
 
   const Job job_;
   SnapshotSchedule schedule_;
-  std::optional<SnapshotId> state_;    // what a snapshot now would be of
-  std::optional<SnapshotId> durable_;  // made by this object
+  std::optional<SnapshotId> state_;    // the present state
+  std::optional<SnapshotId> durable_;  // the newest snapshot that this object has had made
   std::optional<Writing> writing_;
-  bool requested_ = false;  // another one, as soon as this is written
+  bool requested_ = false;  // another one is to follow
   bool last_ = false;
 };
 

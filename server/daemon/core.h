@@ -1,16 +1,16 @@
 // The daemon's core: the state machines, under one lock, and the turn.
 //
-// A turn: an event enters a machine (a call, a lane's report, another daemon's message, a tick);
-// the machine says what is to be done; that is performed at once, in order, and what machines say
-// to each other is handled until nobody says any more. Performing only enqueues: what can block has
-// a thread of its own, which comes back as an event. No reference into a machine outlives the turn.
-// What a machine has come to is in the job's record before anything of it leaves the node.
+// A turn: an event enters a machine (a call, a lane's report, another daemon's message, a tick).
+// The machine returns what is to be done, which is performed at once and in order; messages between
+// machines are handled until none is left. Performing only enqueues: what can block has a thread,
+// whose result is an event again. No reference into a machine outlives the turn. What a machine has
+// decided is in the job's record before anything of it is performed.
 //
 //   StateLock lock(core.mutex);
 //   core.Do(core.job.Close(id));
 //
-// Its members are public for the files of calls/, which are the rest of it: each call checks,
-// enters an event, waits for what it is about, and answers.
+// Its members are public for the files of calls/, which are a part of it: each call checks its
+// request, enters an event, waits for the result, and answers.
 #ifndef DMUOND_SERVER_DAEMON_CORE_H_
 #define DMUOND_SERVER_DAEMON_CORE_H_
 
@@ -58,11 +58,12 @@ struct Core {
   // ---- the turn ----
   void Do(scheduler::node::Actions actions) DMUOND_REQUIRES(mutex);
   void Do(scheduler::GroupActions actions) DMUOND_REQUIRES(mutex);
-  // A message of this node for the coordinator, of none of its machines.
+  // Sends a message to the coordinator that no machine has returned.
   void Tell(v1::MemberMessage message) DMUOND_REQUIRES(mutex);
-  // For who changes `job` and has nothing to do by it, before anybody hears of the change.
+  // For callers that change `job` and have no actions to perform: call it before anybody can see
+  // the change.
   void WriteRecord() DMUOND_REQUIRES(mutex);
-  // An event of another thread: under the lock, as a turn.
+  // Runs an event of another thread under the lock, as a turn.
   void Enter(const std::function<void()>& event) DMUOND_EXCLUDES(mutex);
 
   // ---- events, from their sources' threads ----
@@ -74,40 +75,42 @@ struct Core {
   void OnMemberGone(int32_t node, const std::string& why);               // node 0
   void OnCoordinatorMessage(const v1::CoordinatorMessage& message);      // other nodes
   void OnCoordinatorGone(const std::string& why);                        // other nodes
-  // Deadlines, and the end of lanes that are no longer needed. Every 100 ms, one thread.
+  // Looks at deadlines, and waits for lanes that were ended. One thread calls it every 100 ms.
   void Tick();
 
   // ---- for calls ----
-  // Waits for `ready`, which changes nothing in the core: whoever gives up the lock looks at it.
-  // CANCELLED when the caller has gone, else false at the deadline.
+  // Waits for `ready`, which must change nothing in the core: any thread that gives up the lock
+  // calls it. False: the deadline has come. CANCELLED: the caller has gone.
   absl::StatusOr<bool> Wait(const std::function<bool()>& ready, Deadline deadline,
                             const Cancelled& cancelled) DMUOND_REQUIRES(mutex);
   // The same for a call that holds no thread: `wait.then` is called when the condition has held, at
   // the deadline, or after mutex.EndLate().
   StateMutex::LateId WaitLate(StateMutex::LateWait wait) DMUOND_REQUIRES(mutex);
-  // Until every local lane has published the last decided attempt: then the units' state is that of
-  // the last committed step.
+  // Waits until every local lane has published the last decided attempt, so that the units' state
+  // is that of the last committed step.
   absl::Status WaitUntilPublished(const Cancelled& cancelled) DMUOND_REQUIRES(mutex);
-  // The session of a key; of a job that goes on; of one whose memory lanes have mapped.
+  // The session of a key. The second requires that its job can go on, the third also that lanes
+  // have mapped its memory.
   absl::StatusOr<Client*> Find(const v1::SessionKey& key) DMUOND_REQUIRES(mutex);
   absl::StatusOr<Client*> FindGoingOn(const v1::SessionKey& key) DMUOND_REQUIRES(mutex);
   absl::StatusOr<Client*> FindPusher(const v1::SessionKey& key) DMUOND_REQUIRES(mutex);
-  // What the job knows of it. REQUIRES: it is open.
+  // The client's session in the job. REQUIRES: it is open.
   [[nodiscard]] const scheduler::RankTable::Session& SessionOf(const Client& client) const
       DMUOND_REQUIRES(mutex) {
     return *job.ranks().Find(client.id);
   }
-  // Has `work` done on the thread for reads, without the lock, and waits for it. After an error it
-  // may be done yet, or never: what it uses must be its own, and it is told that it is unwanted.
+  // Has the thread for reads do `work` without the lock, and waits for it. After an error the work
+  // may still be done, or never: it must own what it uses, and is told that it is unwanted.
   absl::Status Read(const SnapshotDisks::Work& work, const Cancelled& cancelled)
       DMUOND_REQUIRES(mutex);
-  // The state as it is now is in a snapshot when it returns; while lanes are replaced, that of the
-  // new ones. Ends as soon as `allowed` says so.
+  // Saves the present state: it is in a snapshot when this returns. If lanes are replaced
+  // meanwhile, it is the state of the new ones. Ends with the error of `allowed` as soon as that
+  // has one.
   absl::StatusOr<v1::SnapshotDone> SaveNow(const Cancelled& cancelled,
                                            const std::function<absl::Status()>& allowed)
       DMUOND_REQUIRES(mutex);
-  // For who names one in a variable of its own: the compiler's check of guards follows members, and
-  // loses the lock in such a variable.
+  // For callers that keep a reference: the compiler's check of guards does not follow references to
+  // members.
   [[nodiscard]] scheduler::NodeJob& held_job() DMUOND_REQUIRES(mutex) { return job; }
   [[nodiscard]] Clients& held_clients() DMUOND_REQUIRES(mutex) { return clients; }
   [[nodiscard]] SnapshotDisks::Job JobForDisks() const DMUOND_REQUIRES(mutex);
@@ -123,7 +126,7 @@ struct Core {
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   AttachServer* attach = nullptr;
   PeerLinks* peers = nullptr;             // null in a group of one
-  std::atomic<uint32_t> newest_epoch{0};  // that this daemon has been part of; 0: none
+  std::atomic<uint32_t> newest_epoch{0};  // the newest of which this daemon was a part; 0: none
   Planner planner;
 
   StateMutex mutex;
@@ -131,7 +134,7 @@ struct Core {
   std::unique_ptr<scheduler::GroupJobs> coordinator DMUOND_GUARDED_BY(mutex);  // node 0
   scheduler::NodeJob job DMUOND_GUARDED_BY(mutex);
   scheduler::Departure departure DMUOND_GUARDED_BY(mutex);
-  // What this node tells the coordinator passes through it.
+  // All messages of this node to the coordinator pass through it.
   scheduler::OutgoingReports reports DMUOND_GUARDED_BY(mutex);
   // ---- performers ----
   Clients clients DMUOND_GUARDED_BY(mutex);
@@ -146,32 +149,32 @@ struct Core {
   std::map<int64_t, std::string> unit_answers DMUOND_GUARDED_BY(mutex);  // request -> error or ""
 
  private:
-  // What is to be done, by its kind (perform.cc).
+  // Performs an action of its kind (perform.cc).
   template <typename Order>
   void Perform(Order& order) DMUOND_REQUIRES(mutex);
   void TellReports(const scheduler::Layout& layout) DMUOND_REQUIRES(mutex);
-  // Moves messages between this node's machines until both are idle. What they cause is queued, not
-  // nested: neither sees a half-handled message of its own.
+  // Moves messages between this node's machines until both are idle. Messages that follow are
+  // queued, not nested: no machine is called while it handles a message.
   void Pump() DMUOND_REQUIRES(mutex);
   void SendToMembers() DMUOND_REQUIRES(mutex);
   void Handle(const v1::CoordinatorMessage& message) DMUOND_REQUIRES(mutex);
   void CoordinatorHears(int32_t node, const v1::MemberMessage& message) DMUOND_REQUIRES(mutex);
   // To the coordinator, as soon as the machines are idle.
   void Queue(scheduler::OutgoingReports::Messages messages) DMUOND_REQUIRES(mutex);
-  // What was held back to be gathered is due. From the timer's thread.
+  // Messages that were held back to be gathered are due. The timer's thread calls it.
   void OnDue();
-  // The deadline of a late wait has come. From its timer's thread.
+  // The deadline of a late wait has come. Its timer's thread calls it.
   void OnOverdue();
 
   std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex);        // to the coordinator
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
-  // From the coordinator, which is here, to others: they hear it when this node's job has.
+  // From the coordinator on this node to others: they hear it after this node's job.
   std::deque<scheduler::Addressed> for_members_ DMUOND_GUARDED_BY(mutex);
   bool pumping_ DMUOND_GUARDED_BY(mutex) = false;
   std::optional<uint64_t> recorded_ DMUOND_GUARDED_BY(mutex);  // NodeJob::record_version()
-  bool record_lacks_ DMUOND_GUARDED_BY(mutex) = false;  // there is no memory for it: none is kept
-  bool record_waits_ DMUOND_GUARDED_BY(mutex) = false;  // until the next tick, to be tried again
-  // The last: they take the lock, and end first.
+  bool record_lacks_ DMUOND_GUARDED_BY(mutex) = false;  // it could not be written: none is kept
+  bool record_waits_ DMUOND_GUARDED_BY(mutex) = false;  // it is not written before the next tick
+  // These are the last members and so end first: they take the lock.
   DueTimer due_timer_{[this] { OnDue(); }};
   DueTimer late_timer_{[this] { OnOverdue(); }};
 };

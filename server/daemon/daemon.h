@@ -1,5 +1,5 @@
-// The daemon: one core, and what is called of it from outside. The core has the lock and the
-// machines (core.h); the files of calls/ say what each call does.
+// The daemon: one core, and the calls that come from outside. The core has the lock and the
+// machines (core.h); the files of calls/ have what each call does.
 //
 // Threads: any, but for Bind(), which comes first, and the destructor.
 #ifndef DMUOND_SERVER_DAEMON_DAEMON_H_
@@ -24,8 +24,8 @@ class Daemon {
   // `device` outlives the daemon.
   Daemon(DaemonOptions options, NodeDevice& device) : core_(std::move(options), device) {}
 
-  // Before anything else is called; both must outlive the daemon's use of them; `peers` is null in
-  // a group of one.
+  // Call it before anything else. `attach` and `peers` must live as long as the daemon is called.
+  // `peers` is null in a group of one.
   void Bind(AttachServer* attach, PeerLinks* peers);
 
   // What trainers, operators and other daemons call.
@@ -39,7 +39,7 @@ class Daemon {
   [[nodiscard]] Core& core() { return core_; }
 
   [[nodiscard]] bool formed();
-  // Newest group epoch that it has been part of; 0: none.
+  // The newest group epoch of which it was a part; 0: none.
   [[nodiscard]] uint32_t newest_epoch() const { return core_.newest_epoch.load(); }
 
  private:

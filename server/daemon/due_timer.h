@@ -1,5 +1,5 @@
-// Calls back at a time that was set. Its thread begins when one is set for the first time, and
-// sleeps for as long as none is.
+// Calls back at a time that was set. Its thread starts when a time is set first, and sleeps while
+// none is set.
 //
 //   DueTimer timer([this] { OnDue(); });
 //   timer.Set(now + 1ms);
@@ -24,7 +24,7 @@ class DueTimer {
   using Time = std::chrono::steady_clock::time_point;
 
   explicit DueTimer(std::function<void()> on_due) : on_due_(std::move(on_due)) {}
-  // Waits for a callback that runs; a time that has not come is forgotten.
+  // Waits for a callback that runs. A time that has not come is forgotten.
   ~DueTimer() {
     {
       MutexLock lock(mutex_);

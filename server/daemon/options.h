@@ -20,8 +20,8 @@ struct DaemonOptions {
   std::string rail_address;  // that lanes' peer groups listen on
   std::string socket;
   int lock = -1;                 // SocketDir's, which lanes inherit
-  std::string core_type;         // OpenBLAS core type that lanes have; empty: its own choice
-  std::string token;             // that OpenSession must carry; empty: none
+  std::string core_type;         // OpenBLAS core type of the lanes; empty: its own choice
+  std::string token;             // OpenSession must carry it; empty: none
   int64_t job_memory_bytes = 0;  // 0: no limit
   std::chrono::milliseconds step_timeout{600'000};
   std::chrono::milliseconds lane_timeout{30'000};  // as LaneWatchOptions'
@@ -29,11 +29,11 @@ struct DaemonOptions {
   storage::Storage* storage = nullptr;  // of snapshots; null: none are made. Outlives the daemon
   int32_t snapshot_keep = 2;
   int64_t snapshot_staging_bytes = 0;  // per lane; 0: state is copied straight
-  // Of one operation in the storage: then it hangs.
+  // An operation in the storage that takes longer hangs.
   std::chrono::milliseconds snapshot_timeout{300'000};
 
-  // How long a trainer waits for weights at most: lanes hang as often as a step bears it, each as
-  // long as it may, and are made anew; and the group falls apart in between.
+  // A trainer waits for weights at most so long: as many lanes hang as a step may lose, each as
+  // long as it may, and each is replaced; and once the group has to form anew.
   [[nodiscard]] std::chrono::milliseconds published_timeout() const {
     return scheduler::kLaneDeathsMax *
                (2 * coordinator.step.work_timeout() + coordinator.register_timeout) +

@@ -1,8 +1,7 @@
-// Makes plans, each once: on the coordinating node both the coordinator and the node's own part of
-// the job ask for the same one, and planning a large model takes seconds.
+// Makes each plan once: on the coordinating node both the coordinator and the node's job ask for
+// the same plan, and planning a large model takes seconds.
 //
-// Threads: any. Who asks for a plan that is being made waits for it; nobody asks under the daemon's
-// lock.
+// Threads: any, without the daemon's lock. A caller waits if its plan is being made already.
 #ifndef DMUOND_SERVER_DAEMON_PLANNER_H_
 #define DMUOND_SERVER_DAEMON_PLANNER_H_
 
@@ -17,13 +16,13 @@ namespace dmuond::server {
 
 class Planner {
  public:
-  // As scheduler::MakePlannedJob(). The last plan is kept: job, incarnation, launch and
-  // restore_step do not matter to it.
+  // As scheduler::MakePlannedJob(). The last plan is kept, and answers inputs that differ from its
+  // own in job, incarnation, launch and restore_step only.
   absl::StatusOr<scheduler::PlannedJob> Make(const v1::PlanInputs& wire);
 
  private:
   Mutex mutex_;
-  std::string key_ DMUOND_GUARDED_BY(mutex_);  // of `last_`: its inputs' bytes
+  std::string key_ DMUOND_GUARDED_BY(mutex_);  // the bytes of last_'s inputs
   scheduler::PlannedJob last_ DMUOND_GUARDED_BY(mutex_);
 };
 

@@ -1,13 +1,13 @@
-// The daemon's lock together with those who wait for something under it. Who changes what others
-// may wait for says Changed(); when the lock is given up, everybody's condition is looked at, and
-// only those are woken for whom it holds. They are woken a few at a time: each wakes the next one
-// when it gives up the lock, into which all of them together would only run.
+// The daemon's lock, and those that wait for a condition under it. A thread that changes what
+// others may wait for calls Changed(). When it gives up the lock, all conditions are looked at, and
+// only waiters whose condition holds are woken. A few are woken at a time, since all of them need
+// the lock: each wakes the next one when it gives up the lock.
 //
 //   { StateLock lock(mutex_); ++count_; mutex_.Changed(); }
 //   const std::function<bool()> any = [&] { return count_ > 0; };
 //   { StateLock lock(mutex_); while (!any()) mutex_.WaitUntil(any, deadline); }
 //
-// Who has no thread to wait with leaves its condition and what is to be done then:
+// A waiter without a thread leaves its condition, and what is to be done when it holds:
 //
 //   { StateLock lock(mutex_); mutex_.WaitLate({any, deadline, [] { … }}); }
 #ifndef DMUOND_SERVER_DAEMON_STATE_MUTEX_H_
@@ -34,29 +34,30 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
   void Lock() DMUOND_ACQUIRE();
   void Unlock() DMUOND_RELEASE();
   void Changed() DMUOND_REQUIRES(this) { changed_ = true; }
-  // Until the condition holds or the deadline has passed; gives up the lock meanwhile. Others look
-  // at the condition, under the lock, and may change what it holds for again before this returns.
+  // Waits until the condition holds or the deadline has passed; gives up the lock meanwhile. Other
+  // threads look at the condition, under the lock. It may not hold any more when this returns.
   void WaitUntil(const Condition& condition, std::chrono::steady_clock::time_point deadline)
       DMUOND_REQUIRES(this);
 
-  // A wait that holds no thread. `then` is called once, without the lock, by whoever gives the lock
-  // up after the condition has held, or after the wait was ended. It must not block.
+  // A wait that holds no thread. `then` is called once, without the lock, by the thread that gives
+  // the lock up when the condition holds or the wait was ended. It must not block.
   struct LateWait {
     Condition condition;
     std::chrono::steady_clock::time_point deadline;  // for EndOverdue()
     std::function<void()> then;
   };
-  // 0: of no wait.
+  // Names a wait; 0 names none.
   using LateId = uint64_t;
   LateId WaitLate(LateWait wait) DMUOND_REQUIRES(this);
-  // Ends a wait whose condition has not held. One that has ended already is left alone.
+  // Ends a wait. Does nothing if it has ended already.
   void EndLate(LateId id) DMUOND_REQUIRES(this);
-  // Ends those whose deadline has passed. The earliest deadline of the others.
+  // Ends late waits whose deadline has passed. Returns the earliest deadline of the others.
   std::optional<std::chrono::steady_clock::time_point> EndOverdue(
       std::chrono::steady_clock::time_point now) DMUOND_REQUIRES(this);
 
  private:
-  // Where one waits. A place outlives who waits at it: who wakes it has given up the lock by then.
+  // A waiter's place. It outlives the waiter, because the thread that wakes it has given up the
+  // lock.
   struct Place {
     enum class State : uint8_t { kFree, kWaiting, kHolds, kWoken };
     State state = State::kFree;
@@ -64,7 +65,7 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
     CondVar woken;
   };
   static constexpr size_t kWokenMax = 8;
-  // Who is to be woken: the first `count`.
+  // The waiters to be woken: the first `count`.
   struct Woken {
     CondVar* places[kWokenMax];
     size_t count = 0;
@@ -72,25 +73,25 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
 
   Place& Take(const Condition& condition);
   void Leave(Place& place);
-  // Of those whose condition holds, who has waited longest, and may be woken now.
+  // The waiters to be woken now: of those whose condition holds, the ones that have waited longest.
   Woken Choose();
   static void Wake(const Woken& woken);
   template <typename Predicate>
   void EndLateIf(const Predicate& ends);
 
-  // So many find a processor beside the one who wakes them, and come to the lock in turn.
+  // At most so many are woken at a time: each finds a processor, and they take the lock in turn.
   const size_t woken_max_;
   Mutex inner_;
   // All that follows is guarded by inner_.
   bool changed_ = false;
   std::deque<Place> places_;
   std::vector<Place*> free_;
-  std::vector<Place*> waiting_;  // whose condition did not hold when it was looked at last
-  std::deque<Place*> hold_;      // whose condition holds: to be woken, in this order
-  size_t woken_ = 0;             // and have not come to the lock yet
+  std::vector<Place*> waiting_;  // their condition did not hold when it was looked at last
+  std::deque<Place*> hold_;      // their condition holds; they are woken in this order
+  size_t woken_ = 0;             // so many are woken and have not taken the lock yet
   LateId last_late_ = 0;
-  std::map<LateId, LateWait> late_;  // whose condition did not hold when it was looked at last
-  std::vector<LateWait> ended_;      // to be called by who gives up the lock
+  std::map<LateId, LateWait> late_;  // their condition did not hold when it was looked at last
+  std::vector<LateWait> ended_;      // the thread that gives up the lock calls them
 };
 
 class DMUOND_SCOPED_CAPABILITY StateLock {

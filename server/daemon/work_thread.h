@@ -1,5 +1,5 @@
-// A thread that does what may block, one thing after the other: no lock of the daemon is held
-// there.
+// A thread for work that may block. It does one piece after the other, and holds no lock of the
+// daemon.
 //
 // Threads: Post() from any.
 #ifndef DMUOND_SERVER_DAEMON_WORK_THREAD_H_
@@ -19,8 +19,8 @@ class WorkThread {
   using Work = std::function<void()>;
 
   WorkThread() : thread_([this] { Run(); }) {}
-  // Waits for the work that is being done; what was not begun is dropped. Who makes work wait for
-  // something ends that wait first.
+  // Waits for the work that is being done; work that has not begun is dropped. If the work may wait
+  // for something, the caller ends that wait first.
   ~WorkThread() {
     (void)Stop(std::chrono::steady_clock::now());
     thread_.join();
@@ -28,8 +28,8 @@ class WorkThread {
   WorkThread(const WorkThread&) = delete;
   WorkThread& operator=(const WorkThread&) = delete;
 
-  // The same, and no longer than until the deadline. False: the work is not done, it hangs perhaps;
-  // an object that must not wait for it must not be destroyed either.
+  // The same, until the deadline at most. False: the work is not done, and may hang. The destructor
+  // would wait for it: an owner that must not wait must not destroy the object.
   bool Stop(std::chrono::steady_clock::time_point deadline) {
     MutexLock lock(mutex_);
     stop_ = true;
@@ -40,7 +40,7 @@ class WorkThread {
     return done_;
   }
 
-  // In order. Never blocks.
+  // Adds work, which is done in this order. Never blocks.
   void Post(Work work) {
     MutexLock lock(mutex_);
     if (stop_) return;

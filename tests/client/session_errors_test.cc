@@ -13,14 +13,14 @@
 #include "dmuond/client/session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/daemon_test.h"
 #include "tests/client/trainer_proxy.h"
 #include "tests/client/trainers.h"
 
 namespace dmuond::client {
 namespace {
 
-using testing::DaemonProcess;
+using testing::DaemonTest;
 using ::testing::HasSubstr;
 using testing::OnEveryRank;
 using testing::World;
@@ -44,21 +44,13 @@ size_t OpenDescriptors() {
   return static_cast<size_t>(std::distance(begin(open), end(open)));
 }
 
-class SessionErrorsTest : public ::testing::Test {
+class SessionErrorsTest : public DaemonTest {
  protected:
-  void SetUp() override {
-    auto daemon = DaemonProcess::Start({.flags = {"--session_linger=0"}});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
-  }
+  void SetUp() override { StartDaemon({.flags = {"--session_linger=0"}}); }
   std::unique_ptr<World> MakeWorld(int32_t size) {
     return std::make_unique<World>(
         daemon_->address(), size, [size](int32_t) { return OneMatrix(size); }, FillWeights);
   }
-  void TearDown() override {
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
-  }
-  std::unique_ptr<DaemonProcess> daemon_;
 };
 
 TEST(Unreachable, NoDaemonIsUnavailableAfterTheGivenTime) {

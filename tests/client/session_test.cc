@@ -10,13 +10,13 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/daemon_test.h"
 #include "tests/client/trainers.h"
 
 namespace dmuond::client {
 namespace {
 
-using testing::DaemonProcess;
+using testing::DaemonTest;
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
 using testing::OnEveryRank;
@@ -57,12 +57,10 @@ StepScalars Scalars(double learning_rate) {
   return {.groups = {{.learning_rate = learning_rate, .momentum = 0.95, .beta2 = 0.999}}};
 }
 
-class SessionTest : public ::testing::Test {
+class SessionTest : public DaemonTest {
  protected:
   void StartDaemon(const std::string& devices = "cpu:1") {
-    auto daemon = DaemonProcess::Start({.devices = devices});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
+    DaemonTest::StartDaemon({.devices = devices});
   }
   std::unique_ptr<World> MakeWorld(int32_t size) {
     auto world = std::make_unique<World>(
@@ -70,10 +68,6 @@ class SessionTest : public ::testing::Test {
     if (!world->complete()) ADD_FAILURE() << daemon_->Log();
     return world;
   }
-  void TearDown() override {
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
-  }
-  std::unique_ptr<DaemonProcess> daemon_;
 };
 
 TEST_F(SessionTest, OneTrainersStepDoesWhatAdamWAndMuonDo) {

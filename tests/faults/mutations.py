@@ -117,7 +117,7 @@ MUTATIONS = [
     Mutation(
         "end of an older session",
         "the end of a session leaves its successor in the rank's place",
-        "scheduler/job/group_job.cc",
+        "scheduler/job/group_job_ranks.cc",
         "      open->second.second > gone.incarnation()) {\n",
         "      open->second.second > gone.incarnation() + 1000) {\n",
         "group_job_test",
@@ -126,7 +126,7 @@ MUTATIONS = [
     Mutation(
         "late news of a job",
         "news of a session of a job that has ended begins no other job",
-        "scheduler/job/group_job.cc",
+        "scheduler/job/group_job_ranks.cc",
         "  if (joined != 0 && (job_ == nullptr || job_->incarnation != joined)) return {};\n",
         "  static_cast<void>(joined);\n",
         "group_job_test",
@@ -134,12 +134,17 @@ MUTATIONS = [
     ),
     Mutation(
         "the record comes first",
-        "nothing leaves a node that the job's record does not have",
+        "nothing is done before the job's record has it",
         "server/daemon/perform.cc",
-        "  WriteRecord();\n  for (node::Action& action : actions) {",
-        "  for (node::Action& action : actions) {",
-        "sessions_test",
-        "{bin}/sessions_test",
+        "  WriteRecord();\n  for (node::Action& action : actions) {\n"
+        "    std::visit([this](auto& order) DMUOND_REQUIRES(mutex) { Perform(order); }, action);\n"
+        "  }\n",
+        "  for (node::Action& action : actions) {\n"
+        "    std::visit([this](auto& order) DMUOND_REQUIRES(mutex) { Perform(order); }, action);\n"
+        "  }\n"
+        "  WriteRecord();\n",
+        "record_test",
+        "{bin}/record_test",
     ),
     Mutation(
         "a job's own messages",
@@ -153,7 +158,7 @@ MUTATIONS = [
     Mutation(
         "a vote without an answer",
         "a node does not leave with an older snapshot than a step that it has voted for",
-        "scheduler/job/node_job_snapshots.cc",
+        "scheduler/job/node_job_view.cc",
         "return !job_->steps.has_value() || !job_->steps->voted() ||",
         "return true || !job_->steps.has_value() || !job_->steps->voted() ||",
         "node_job_test",
@@ -171,7 +176,7 @@ MUTATIONS = [
     Mutation(
         "news of an older epoch",
         "a rank that attached before the job went back has not come back to it",
-        "scheduler/job/group_job_snapshots.cc",
+        "scheduler/job/group_job_ranks.cc",
         " || attached.epoch() < epoch_) return {};",
         ") return {};",
         "group_job_reform_test",
@@ -180,7 +185,7 @@ MUTATIONS = [
     Mutation(
         "restart with lanes",
         "a job that went back restarts once, when its nodes have lanes",
-        "scheduler/job/group_job_snapshots.cc",
+        "scheduler/job/group_job_ranks.cc",
         "  if (job_->interrupted()) return {};\n",
         "",
         "group_job_reform_test",
@@ -290,7 +295,7 @@ MUTATIONS = [
     Mutation(
         "a lost job is refused nothing",
         "a refusal of the next job of its name leaves a lost job as it is",
-        "scheduler/job/node_job.cc",
+        "scheduler/job/node_job_plan.cc",
         "  if (job_->phase == Phase::kFailed) return;\n  Say(",
         "  Say(",
         "node_job_test",
@@ -299,7 +304,7 @@ MUTATIONS = [
     Mutation(
         "ranks are told again",
         "a node tells in a new epoch what the coordinator may have missed of its ranks",
-        "scheduler/job/node_job.cc",
+        "scheduler/job/node_job_plan.cc",
         "  if (job_->over_old_memory) TellRanksAgain();\n",
         "",
         "step_simulation_test",

@@ -1,4 +1,4 @@
-// What operators call, and what the daemon's own end calls.
+// Calls of operators, and of the daemon itself when it ends.
 //
 // Threads: any; they block.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_ADMIN_CALLS_H_
@@ -19,11 +19,11 @@ class AdminCalls {
   explicit AdminCalls(Core& core) : core_(core) {}
 
   v1::GetStatusReply Status();
-  // Of this process and its lanes, those that will be started too. Returns the level until now.
+  // Sets the level for this process and its lanes, present and future. Returns the former level.
   log::Level SetLogLevel(log::Level level);
   absl::StatusOr<v1::GetPlanReply> Plan();
   absl::StatusOr<v1::GetRoutingReply> Routing();
-  // The job of this name ends on all nodes; returns when nothing of it is left here.
+  // Ends the job of this name on all nodes. Returns when nothing of it is left here.
   absl::StatusOr<v1::EndJobReply> EndJobNamed(const v1::EndJobRequest& request,
                                               const Core::Cancelled& cancelled);
 
@@ -31,7 +31,7 @@ class AdminCalls {
   // The first refuses new sessions, has the step in flight finished, the job halted and its state
   // saved, within `timeout`. An error names what failed, and what is lost by that.
   absl::StatusOr<v1::DrainReply> PrepareToLeave(std::chrono::milliseconds timeout);
-  // For who has asked for it: what came of PrepareToLeave().
+  // Waits for PrepareToLeave(), and answers as it did. For the operator who has asked to drain.
   absl::StatusOr<v1::DrainReply> WaitUntilPrepared(const Core::Cancelled& cancelled);
   // The second aborts what remains, and ends the lanes. False: a thread hangs in the snapshot
   // directory and goes on to use the core, which must not be destroyed.

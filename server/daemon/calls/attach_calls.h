@@ -1,5 +1,5 @@
-// AttachBuffers: a trainer's arenas and timeline, made or kept, handed out and mapped by the lanes;
-// and AckRollback, by which a trainer says that they may be written again.
+// AttachBuffers makes a trainer's arenas and timeline or keeps those that it had, hands them out,
+// and has the lanes map them. By AckRollback a trainer says that they may be written again.
 //
 // Threads: any; they block.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_ATTACH_CALLS_H_
@@ -25,7 +25,7 @@ class AttachCalls {
                                                    const Core::Cancelled& cancelled);
 
  private:
-  // Descriptors of a trainer's memory, which stay the job's memory's.
+  // Descriptors of a trainer's memory. JobMemory owns them.
   struct TrainerMemory {
     struct Arena {
       int fd = -1;
@@ -36,20 +36,22 @@ class AttachCalls {
   };
   absl::StatusOr<v1::AttachBuffersReply> AttachOnce(const v1::AttachBuffersRequest& request)
       DMUOND_REQUIRES(core_.mutex);
-  // Until lanes can map the session's memory, and nothing is published to what they have mapped.
+  // Waits until lanes can map the session's memory, and publish nothing to what they have mapped.
   absl::Status WaitUntilMappable(const v1::SessionKey& key) DMUOND_REQUIRES(core_.mutex);
-  // Made without the lock: the session, and the job, may have ended when it returns. REQUIRES: the
-  // session is there, and the job's memory.
+  // Gives the lock up meanwhile: session and job may have ended when it returns. REQUIRES: the
+  // session and the job's memory exist.
   absl::StatusOr<TrainerMemory> Allocate(const v1::AttachBuffersRequest& request, uint32_t buckets)
       DMUOND_REQUIRES(core_.mutex);
-  // To the trainer, by its attach connection, and into the command for the lanes.
+  // Sends the descriptors to the trainer by its attach connection, and adds the memory to the
+  // lanes' command.
   absl::Status HandOut(const v1::AttachBuffersRequest& request, const TrainerMemory& memory,
                        v1::LaneCommand::AttachTrainer& attach) DMUOND_REQUIRES(core_.mutex);
-  // On its attach connection. One that has ended takes its session along: as soon as that has been
-  // noticed, what anybody gets who calls for such a session.
+  // Sends on the session's attach connection. If that has ended, waits until the session has ended
+  // with it, and returns the error that every call for such a session gets.
   absl::Status SendToTrainer(const v1::SessionKey& key, const v1::AttachFrame& frame, int fd)
       DMUOND_REQUIRES(core_.mutex);
-  // Until every rank is attached and the snapshot's weights are on their way; false: not in time.
+  // Waits until every rank is attached and the snapshot's weights are being published. False: they
+  // are not at the deadline.
   absl::StatusOr<bool> WaitUntilRestarted(const v1::SessionKey& key, Core::Deadline deadline,
                                           const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);

@@ -1,4 +1,5 @@
-// The attach socket: who a trainer is, that it lives, and the way on which it gets descriptors.
+// The attach socket. By it the daemon learns who a trainer is and that it lives, and sends it
+// descriptors.
 //
 // A trainer connects <socket>.attach (SOCK_SEQPACKET) and gets a Welcome with a nonce; OpenSession
 // carries the nonce, by which the daemon claims the connection. From then on the end of the
@@ -47,7 +48,7 @@ struct AttachPeer {
   std::shared_ptr<const wire::UniqueFd> process;  // pidfd; null where the process is not seen
 };
 
-// Whether a process that a pidfd names still runs; a null one is taken for ended.
+// Whether the process of a pidfd still runs. False for null.
 [[nodiscard]] bool Runs(const std::shared_ptr<const wire::UniqueFd>& process);
 
 class AttachServer {
@@ -61,8 +62,8 @@ class AttachServer {
     ConnectionLimits::Limits limits;  // a connection that is not claimed is a stranger's
   };
   struct Callbacks {
-    // A claimed connection has ended by itself. Once each, from the server's thread, which holds no
-    // lock. Not for connections that Close() ended first.
+    // A claimed connection has ended, and not by Close(). Called once for each, by the server's
+    // thread, which holds no lock.
     std::function<void(AttachId)> on_gone;
   };
 

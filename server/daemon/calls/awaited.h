@@ -1,4 +1,4 @@
-// Who keeps the job waiting, as this node knows it: for trainers that wait, and for status.
+// Whom the job waits for, as this node knows it; for trainers that wait, and for status.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_AWAITED_H_
 #define DMUOND_SERVER_DAEMON_CALLS_AWAITED_H_
 
@@ -8,7 +8,7 @@
 
 namespace dmuond::server {
 
-// Empty where nobody has been awaited for some seconds.
+// Adds nothing where nobody has been waited for during the last seconds.
 void FillAwaited(Core& core, google::protobuf::RepeatedPtrField<v1::Awaited>& awaited)
     DMUOND_REQUIRES(core.mutex);
 

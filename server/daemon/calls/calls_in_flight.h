@@ -1,4 +1,4 @@
-// How many calls of one session may wait at a time: each holds memory, and most hold a thread.
+// Limits how many calls of one session wait at a time: each holds memory, and most hold a thread.
 //
 //   CallsInFlight::Held held(calls, key.session());
 //   RETURN_IF_ERROR(held.status());

@@ -1,5 +1,5 @@
-// What one trainer registers, checked by itself: numbers, boxes, groups. A function of its
-// arguments, so that it needs no lock of the daemon's however large the layout is.
+// Checks what one trainer registers, without regard to others: numbers, boxes, groups. It depends
+// on its arguments alone, so a large layout is checked without the daemon's lock.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_CHECKED_LAYOUT_H_
 #define DMUOND_SERVER_DAEMON_CALLS_CHECKED_LAYOUT_H_
 
@@ -15,8 +15,8 @@ struct CheckedLayout {
   scheduler::Registration layout;
 };
 
-// `who`: a registration that says whose it is, and has no layout yet. LAYOUT_INVALID names the
-// parameter, or the group, and the values.
+// `who` is a registration that says whose it is, and has no layout yet. LAYOUT_INVALID names the
+// parameter or group, and the values.
 [[nodiscard]] absl::StatusOr<CheckedLayout> CheckLayout(v1::Registration who,
                                                         const v1::RegisterLayoutRequest& request);
 

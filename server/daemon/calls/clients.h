@@ -29,8 +29,9 @@
 
 namespace dmuond::server {
 
-// What one load_state_dict has brought so far: (fragment of the registration, kind) -> the tensor's
-// bytes from its first on, as on the wire. Its call's own; what it holds counts for its session.
+// The state that one load_state_dict has pushed so far: (fragment of the registration, kind) -> the
+// tensor's bytes from its first on, as on the wire. Its call owns it; its bytes count for the
+// session.
 struct PushedState {
   PushedState() = default;
   ~PushedState() {
@@ -45,34 +46,34 @@ struct PushedState {
   int64_t held_max = 0;
 };
 
-// A LoadSnapshot: what has come of it, for one that is repeated.
+// A LoadSnapshot and its result, for a client that repeats the call.
 struct LoadCall {
-  bool running = false;  // one caller sees to it; others wait for its answer
-  // The group has been told, in this epoch: the next rollback may be it.
+  bool running = false;  // one caller performs it; others wait for its answer
+  // The group was asked to go back, in this epoch: the next rollback may be the one.
   std::optional<scheduler::Rollback> told;
   std::optional<absl::StatusOr<int64_t>> answer;
 };
 
 // A session's caller.
 struct Client {
-  uint64_t id = 0;              // of the session
-  uint64_t secret = 0;          // with `id` and the incarnation: the key of its calls
-  uint64_t incarnation = 0;     // of the rank
-  int32_t rank = 0;             //
-  std::string request;          // OpenSession's, for one that is repeated
-  v1::OpenSessionReply opened;  // its answer
-  AttachId attach{};            // its connection
-  std::string nonce;            // of that
+  uint64_t id = 0;           // of the session
+  uint64_t secret = 0;       // with `id` and the incarnation: the key of its calls
+  uint64_t incarnation = 0;  // of the rank
+  int32_t rank = 0;
+  std::string request;          // OpenSession's, to know a repeated one
+  v1::OpenSessionReply opened;  // the answer to it
+  AttachId attach{};            // the trainer's connection
+  std::string nonce;            // of the connection
   pid_t pid = 0;
   uid_t uid = 0;
   std::shared_ptr<const wire::UniqueFd> process;  // its pidfd, as AttachPeer's
   bool poison = false;                 // NaN into its weights between decision and publish
   std::vector<int32_t> job_parameter;  // parameter of the registration -> of the job's layout
-  std::string attach_request;          // AttachBuffers', once begun; repeated ones wait for its end
+  std::string attach_request;  // AttachBuffers', once begun: a repeated one waits for its end
   std::optional<v1::AttachBuffersReply> attach_reply;
-  uint64_t load_attempt = 0;  // newest whose pushed state is being brought to its owners
+  uint64_t load_attempt = 0;  // newest whose pushed state is being sent to its owners
   bool loading = false;
-  // Of pushed state that is held now, in all of its calls; these may outlive it.
+  // So much pushed state its calls hold now. A call may outlive the session, so it is shared.
   std::shared_ptr<std::atomic<int64_t>> pushed_bytes = std::make_shared<std::atomic<int64_t>>(0);
   std::optional<v1::AckRollbackReply> acknowledge_reply;  // of the last rollback, once there is one
   std::map<uint64_t, LoadCall> loads;                     // by LoadSnapshotRequest.call; the newest
@@ -87,39 +88,40 @@ class Clients {
 
   // ---- open sessions ----
   Client& Add(Client client) { return clients_[client.id] = std::move(client); }
-  // UNAVAILABLE (DRAINING: `leaves`; JOB_ENDED) or what its job's end has told: its session ended.
-  // FAILED_PRECONDITION (INCARNATION_OLD): nobody has such a key.
+  // If the session has ended: UNAVAILABLE (DRAINING if `leaves`, else JOB_ENDED), or the error that
+  // its job ended with. FAILED_PRECONDITION (INCARNATION_OLD): no session has this key.
   absl::StatusOr<Client*> Find(const v1::SessionKey& key, bool leaves);
   [[nodiscard]] Client* OfRequest(const std::string& request);
   [[nodiscard]] Client* OfAttach(AttachId id);
   [[nodiscard]] std::map<uint64_t, Client>& all() { return clients_; }
 
   // ---- sessions that are being opened ----
-  // By nonce: each attach connection has its own, so that it tells a call that is repeated.
+  // Their nonces. Each attach connection has its own, so that a repeated call is known by it.
   std::set<std::string>& opening() { return opening_; }
-  // Who is refused starts over with a new connection. This one stays until its other end is closed:
-  // who has lost the refusal asks again, and must not take the daemon for gone.
+  // Keeps why the OpenSession of this nonce was refused. The connection stays until the client
+  // closes it: a client that has not got the refusal asks again, and would take a closed connection
+  // for the daemon's end.
   void KeepRefusal(AttachId attach, const std::string& nonce, const absl::Status& why);
   // Why the OpenSession of this nonce was refused; null: it was not.
   [[nodiscard]] const absl::Status* RefusalOf(const std::string& nonce) const;
 
   // ---- their end ----
   void OnEnded(const scheduler::node::SessionEnded& ended);
-  // The answer of a CloseSession, for one that is repeated.
+  // Keeps the answer to a CloseSession, for a client that repeats the call.
   void KeepClosed(const v1::SessionKey& key, const v1::CloseSessionReply& reply) {
     closed_.Keep(key, reply);
   }
   [[nodiscard]] const v1::CloseSessionReply* ClosedWith(const v1::SessionKey& key) const {
     return closed_.Find(key);
   }
-  // The process of a session that has ended; null: it is not known, or has ended long ago.
+  // The process of a session that has ended; null: it is not known.
   [[nodiscard]] std::shared_ptr<const wire::UniqueFd> ProcessOf(uint64_t session) const;
-  // A connection has ended by itself. The session that it was of; nullopt: of none.
+  // A connection has ended by itself. Returns its session; nullopt: it had none.
   std::optional<uint64_t> OnAttachGone(AttachId id);
   // Forgets refusals that nobody asks for any more.
   void OnTick(scheduler::TimePoint now);
 
-  // By rank: why the coordinator lets a job stay that the rank wants to begin anew.
+  // By rank: why the coordinator has refused to end the job that the rank wants to begin anew.
   std::map<int32_t, absl::Status>& discard_refusals() { return discard_refusals_; }
 
  private:

@@ -1,7 +1,7 @@
-// How many connections each user may hold: what one user does with a socket takes nothing from the
-// others. A connection is a stranger's until it has proven what it is for; when its user has too
-// many, the oldest stranger makes room, so that who proves itself at once gets in beside any number
-// that say nothing.
+// Limits how many connections each user holds, so that one user cannot keep others out. A
+// connection counts as a stranger's until it has proven what it is for. When its user has too many,
+// the oldest stranger is closed: a client that proves itself at once gets in, however many others
+// say nothing.
 //
 // Plain bookkeeping: the owner's lock guards it.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_CONNECTION_LIMITS_H_
@@ -28,7 +28,7 @@ class ConnectionLimits {
 
   struct Verdict {
     bool taken = false;               // counted, as a stranger
-    std::optional<uint64_t> instead;  // a stranger of the same user that must go; not counted now
+    std::optional<uint64_t> instead;  // the caller must close this stranger; it counts no more
   };
   // `id` grows from connection to connection.
   Verdict Add(uint64_t id, uid_t uid) {
@@ -49,12 +49,12 @@ class ConnectionLimits {
     verdict.taken = true;
     return verdict;
   }
-  // It has proven what it is for.
+  // The connection has proven what it is for.
   void MakeKnown(uint64_t id, uid_t uid) {
     const auto user = users_.find(uid);
     if (user != users_.end() && user->second.strangers.erase(id) > 0) user->second.known.insert(id);
   }
-  // None that is not counted does harm.
+  // Does nothing for a connection that is not counted.
   void Remove(uint64_t id, uid_t uid) {
     const auto user = users_.find(uid);
     if (user == users_.end()) return;

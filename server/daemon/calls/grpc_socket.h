@@ -1,12 +1,11 @@
-// A Unix socket of a gRPC server whose connections this process accepts by itself: it knows who is
-// at the other end of each, and bounds how many a user holds and for how long one may say nothing
-// of use.
+// A Unix socket of a gRPC server whose connections this process accepts itself. So it knows who is
+// at the other end of each, and limits how many connections a user has and for how long a
+// connection may prove nothing.
 //
 //   auto socket = GrpcSocket::Listen({.path = …});      // before the server: the path is taken
 //   … BuildAndStart() a server without a port of its own …
 //   (*socket)->Serve(*server);
-//   … in a handler: (*socket)->CallerOf(*context), and MakeKnown(*context) for who has proven
-//   itself
+//   … in a handler: (*socket)->CallerOf(*context); MakeKnown(*context) when it has proven itself
 //   (*socket)->Stop();                                  // then the server's Shutdown()
 //
 // Threads: all methods from any. One thread of its own accepts and watches.
@@ -40,10 +39,10 @@ class GrpcSocket {
     std::string path;            // nothing may lie there
     mode_t mode = 0600;          // 0600 or 0660
     std::optional<gid_t> group;  // of the socket file; unset: the process's
-    // Whose connections are taken; unset: everybody's who may open the file.
+    // Users whose connections are accepted; unset: all that may open the file.
     std::optional<std::vector<uid_t>> allowed_uids;
     ConnectionLimits::Limits limits;
-    // After it a connection that is still a stranger's is closed; unset: never.
+    // A connection that is still a stranger's after this time is closed; unset: never.
     std::optional<std::chrono::milliseconds> strange_for;
   };
   // Connections wait until Serve(). The error names the path.
@@ -54,8 +53,7 @@ class GrpcSocket {
 
   // Once. The server must live until Stop().
   void Serve(grpc::Server& server);
-  // Nobody is accepted any more, and the path is free. Connections that there are stay the
-  // server's.
+  // Accepts no more connections and removes the path. Open connections stay with the server.
   void Stop();
 
   // Unset: the call's connection has ended.
@@ -66,8 +64,8 @@ class GrpcSocket {
   struct Connection {
     uint64_t id = 0;
     Caller caller;
-    int number = -1;      // of gRPC's descriptor, by which it names its peer; may be used again
-    wire::UniqueFd held;  // a duplicate: tells the end, and ends it
+    int number = -1;  // of gRPC's descriptor, which it names the peer by; numbers are used again
+    wire::UniqueFd held;  // a duplicate, by which its end is seen, and it can be ended
     bool known = false;
     std::chrono::steady_clock::time_point since;
   };

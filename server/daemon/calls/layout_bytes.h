@@ -1,4 +1,4 @@
-// How much of registrations may be on its way in at a time, of one session and of all together.
+// Limits how many bytes of registrations may be arriving at a time, of one session and of all.
 //
 //   LayoutBytes::Held held(bytes, key.session());
 //   RETURN_IF_ERROR(held.Add(part.ByteSizeLong()));
@@ -18,12 +18,12 @@ namespace dmuond::server {
 
 class LayoutBytes {
  public:
-  // Twenty times what 20,000 parameters take; a call that is repeated while its first try waits
+  // Twenty times the size of 20,000 parameters. A call that is repeated while its first try waits
   // counts twice.
   static constexpr int64_t kSessionMax = int64_t{128} << 20;
   static constexpr int64_t kAllMax = int64_t{1} << 30;
 
-  // What one call holds; given back when it ends.
+  // The bytes that one call holds, until it ends.
   class Held {
    public:
     Held(LayoutBytes& all, uint64_t session) : all_(all), session_(session) {}

@@ -1,5 +1,5 @@
 // Calls that hold no thread while they wait. One thread takes them from a completion queue of their
-// server and begins them; whichever thread has the answer sends it.
+// server and begins them. The thread that brings the answer sends it.
 //
 //   QueuedCalls calls(builder.AddCompletionQueue(), pause);  // before the server is built
 //   … BuildAndStart() …
@@ -8,10 +8,10 @@
 //   … the server's Shutdown(), which ends all calls; the thread must still run …
 //   calls.Stop();
 //
-// Such a server reads its connections on this thread alone: gRPC lets the threads of its
-// synchronous calls wait for their requests without polling. While the thread is busy, or waits
-// for the daemon's lock, whichever other thread of the process polls for gRPC reads them (its
-// descriptors are all in one epoll set), such as those of the socket for administration.
+// Such a server reads its connections on this thread alone: the threads of its synchronous calls
+// wait for requests without polling. While this thread is busy, or waits for the daemon's lock, any
+// other thread of the process that polls for gRPC reads them, such as those of the socket for
+// administration: gRPC has all its descriptors in one epoll set.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_QUEUED_CALLS_H_
 #define DMUOND_SERVER_DAEMON_CALLS_QUEUED_CALLS_H_
 
@@ -24,11 +24,11 @@
 
 namespace dmuond::server {
 
-// One call, from before its request comes until it has been answered and has ended. All that is
-// virtual runs on the queue's thread. It owns itself: the last event deletes it.
+// One call, from before its request comes until it has been answered and has ended. Its virtual
+// methods run on the queue's thread. It owns itself: the last event deletes it.
 class QueuedCall {
  public:
-  // What the queue's tags point to: a call, and what has happened to it.
+  // The queue's tags point to these: a call, and the method for what has happened to it.
   struct Event {
     QueuedCall* call;
     void (QueuedCall::*on)(bool ok);

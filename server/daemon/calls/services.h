@@ -1,5 +1,5 @@
-// The gRPC services, each a thin translation of calls into Daemon's: what is decided is decided
-// there. Synchronous, but for the two calls that every trainer waits in at every step.
+// The gRPC services. Each translates its calls into Daemon's, and decides nothing. All calls are
+// synchronous but the two that every trainer waits in at every step.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_SERVICES_H_
 #define DMUOND_SERVER_DAEMON_CALLS_SERVICES_H_
 
@@ -34,7 +34,7 @@ class TrainerService : public v1::Trainer::WithAsyncMethod_SubmitStep<
 [[nodiscard]] std::unique_ptr<v1::Admin::Service> MakeAdminService(Daemon& daemon,
                                                                    std::function<void()> drain);
 
-// On the trainers' socket, for a dmuonctl of an older release: where administration is now.
+// On the trainers' socket: tells a dmuonctl of an older release where administration is now.
 [[nodiscard]] std::unique_ptr<v1::Admin::Service> MakeAdminElsewhere(const std::string& path);
 
 }  // namespace dmuond::server

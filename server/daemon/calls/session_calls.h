@@ -20,10 +20,10 @@ class SessionCalls {
   absl::StatusOr<v1::HelloReply> Hello(const v1::HelloRequest& request);
   absl::StatusOr<v1::OpenSessionReply> OpenSession(const v1::OpenSessionRequest& request,
                                                    const Core::Cancelled& cancelled);
-  // Before more is read, or kept, for a call: its key is that of an open session, and it comes
-  // (null: it is not known from where) from the process that made the session's attach connection:
-  // a child of a trainer does not act for it. PERMISSION_DENIED, reason SESSION_NOT_YOURS: from
-  // another one.
+  // Checks, before more is read or kept for a call, that its key is that of an open session, and
+  // that it comes from the process that made the session's attach connection: a child of a trainer
+  // does not act for it. `caller` is null where it is not known. PERMISSION_DENIED, reason
+  // SESSION_NOT_YOURS: another process calls.
   absl::Status CheckKey(const v1::SessionKey& key, const Caller* caller);
   absl::StatusOr<v1::RegisterLayoutReply> RegisterLayout(const v1::RegisterLayoutRequest& request,
                                                          const Core::Cancelled& cancelled);
@@ -38,10 +38,11 @@ class SessionCalls {
                                                    const AttachPeer& peer,
                                                    const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
-  // Until the rank's last trainer is gone, its process too: it must not write beside its successor.
+  // Waits until the rank's last trainer is gone and its process has ended: it must not write beside
+  // its successor.
   absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
                                const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);
-  // Until the job that there is of another launch has ended. Gives up the lock.
+  // Waits until the present job, of another launch, has ended. Gives up the lock.
   absl::Status DiscardOlder(const scheduler::NodeJob::Opening& opening,
                             const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);
   // The newest snapshot that a job of this name can go on from. Gives up the lock.
@@ -52,7 +53,7 @@ class SessionCalls {
   Core& core_;
 };
 
-// Why the session's last registration was refused, and how many have been. REQUIRES: one was.
+// Why the session's last registration was refused, and how many were refused. REQUIRES: one was.
 [[nodiscard]] absl::Status RefusalOf(const scheduler::RankTable::Session& session);
 
 }  // namespace dmuond::server

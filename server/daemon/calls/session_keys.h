@@ -1,7 +1,7 @@
-// Who may speak for a session. A key is 128 bits that nobody can guess: the session's number and a
-// secret, both random. Who has it not gets the answer that an unknown session gets, so that the
-// number alone tells nothing. The number is looked up in a map, whose time may depend on it; the
-// secret is compared in constant time.
+// Keys of sessions. Whoever has a session's key may call for it. A key is 128 bits that nobody can
+// guess: the session's number and a secret, both random. A wrong secret gets the same answer as an
+// unknown session, so that the number alone tells nothing. The number is looked up in a map, whose
+// time may depend on it; the secret is compared in constant time.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_SESSION_KEYS_H_
 #define DMUOND_SERVER_DAEMON_CALLS_SESSION_KEYS_H_
 
@@ -17,10 +17,10 @@
 
 namespace dmuond::server {
 
-// From the kernel; never 0.
+// A random number from the kernel, never 0.
 [[nodiscard]] uint64_t RandomKeyHalf();
 
-// Constant time, whatever the compiler makes of it.
+// Compares in constant time, whatever the compiler makes of it.
 [[nodiscard]] bool SameSecret(uint64_t one, uint64_t other);
 
 // The process at the other end of a connection, as the kernel names it.
@@ -32,7 +32,8 @@ struct Caller {
 // A key of a session and an incarnation that nobody has had.
 [[nodiscard]] v1::SessionKey NewSessionKey(uint64_t incarnation);
 
-// What those hear whose session has ended: kept for the newest sessions. Threads: one.
+// Answers for callers whose session has ended. They are kept for the newest kKept sessions.
+// Threads: one at a time.
 template <typename Answer>
 class EndedSessions {
  public:
@@ -45,7 +46,7 @@ class EndedSessions {
     answers_.erase(order_.front());
     order_.pop_front();
   }
-  // Null: the key is that of no session that is kept.
+  // Null: no session that is kept has this key.
   [[nodiscard]] const Answer* Find(const v1::SessionKey& key) const {
     const auto found = answers_.find(key.session());
     if (found == answers_.end() || !SameSecret(found->second.first.secret(), key.secret()) ||

@@ -30,17 +30,18 @@ class SnapshotCalls {
                                            const Core::Cancelled& cancelled);
 
  private:
-  // The snapshot that the job can go back to, read whole, when the group is there to do so.
-  // ROLLED_BACK where it goes back meanwhile. Gives up the lock.
+  // The snapshot that the job can go back to: it was read as a whole, and the group is there.
+  // ROLLED_BACK if the job goes back meanwhile. Gives up the lock.
   absl::StatusOr<int64_t> FindSnapshot(int64_t step, const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
-  // Has the group go back; the step that it is told to go to. REQUIRES: it is settled.
+  // Asks the group to go back, and returns where to. REQUIRES: the job is settled.
   scheduler::Rollback TellGoBack(int64_t step, const std::string& why) DMUOND_REQUIRES(core_.mutex);
-  // Until this node's trainers are told so, or it is known that they are not.
+  // Waits until this node has heard of the rollback `told`, or it is known that none comes of it.
   absl::StatusOr<int64_t> WaitUntilBack(const scheduler::Rollback& told,
                                         const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
-  // For who wanted the job to go back, and not to where it is. REQUIRES: it has gone back.
+  // The error for a caller whose job has gone back to another step than it wanted. REQUIRES: it
+  // has.
   [[nodiscard]] absl::Status WentElsewhere() const DMUOND_REQUIRES(core_.mutex);
   // One caller's part in a LoadSnapshot, which may be repeated meanwhile.
   absl::StatusOr<int64_t> LoadOnce(const v1::LoadSnapshotRequest& request,

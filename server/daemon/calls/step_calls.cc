@@ -77,26 +77,16 @@ absl::StatusOr<scheduler::StepAnswer> StepCalls::Await(const v1::SessionKey& key
   return answer;
 }
 
-template <>
-absl::StatusOr<v1::SubmitStepReply> StepCalls::ReplyOf(
-    const absl::StatusOr<scheduler::StepAnswer>& answer) {
+template <typename Reply>
+absl::StatusOr<Reply> StepCalls::ReplyOf(const absl::StatusOr<scheduler::StepAnswer>& answer) {
   if (!answer.ok()) return answer.status();
   if (!answer->refused.ok()) return Refusal(*answer);
-  v1::SubmitStepReply reply;
+  Reply reply;
   if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
   *reply.mutable_timing() = core_.job.figures().timing;
-  return reply;
-}
-
-template <>
-absl::StatusOr<v1::WaitStepReply> StepCalls::ReplyOf(
-    const absl::StatusOr<scheduler::StepAnswer>& answer) {
-  if (!answer.ok()) return answer.status();
-  if (!answer->refused.ok()) return Refusal(*answer);
-  v1::WaitStepReply reply;
-  if (answer->outcome.has_value()) *reply.mutable_outcome() = ToProto(*answer->outcome);
-  *reply.mutable_timing() = core_.job.figures().timing;
-  if (answer->pending()) FillAwaited(core_, *reply.mutable_awaited());
+  if constexpr (requires { reply.mutable_awaited(); }) {
+    if (answer->pending()) FillAwaited(core_, *reply.mutable_awaited());
+  }
   return reply;
 }
 

@@ -31,16 +31,16 @@ class StepCalls {
                                 Answer<v1::SubmitStepReply> answer);
   void TellLanes();
   StateMutex::LateId WaitStep(const v1::WaitStepRequest& request, Answer<v1::WaitStepReply> answer);
-  // Nobody waits for the answer any more: it is given at once, whatever it is.
+  // The caller has gone: the answer is given at once, whatever it is then.
   void Cancel(StateMutex::LateId wait);
-  // A push of weights, or of the state that KeepStateChunk() has collected, chunk by chunk, after
-  // CheckMayPush(): nothing is kept for who has no right to it.
+  // A push of weights, or of `state`. That is what KeepStateChunk() has collected, chunk by chunk,
+  // after CheckMayPush(), so that nothing is kept for a caller without the right to push.
   absl::StatusOr<v1::PushParametersReply> Push(const v1::PushParametersRequest& header,
                                                const PushedState& state,
                                                const Core::Cancelled& cancelled);
 
  private:
-  // What is known of (step, attempt); it may be pending.
+  // What is known now of (step, attempt); it may be pending.
   absl::StatusOr<scheduler::StepAnswer> Ask(const v1::SessionKey& key, scheduler::StepId step,
                                             scheduler::Attempt attempt)
       DMUOND_REQUIRES(core_.mutex);
@@ -56,7 +56,7 @@ class StepCalls {
   template <typename Reply>
   absl::StatusOr<Reply> ReplyOf(const absl::StatusOr<scheduler::StepAnswer>& answer)
       DMUOND_REQUIRES(core_.mutex);
-  // Answers a request: at once where what `begin` says is final, else when the step is decided.
+  // Answers a request: at once if the answer of `begin` is final, else when the step is decided.
   template <typename Reply, typename Request>
   StateMutex::LateId AnswerLate(
       const Request& request,

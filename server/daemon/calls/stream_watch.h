@@ -1,4 +1,5 @@
-// Ends streams whose caller says nothing: a handler that waits for a message holds a thread.
+// Ends streams whose caller sends nothing, because a handler that waits for a message holds a
+// thread.
 //
 //   StreamWatch::First first(watch, context);  // before the first Read()
 //   … Read() …; first.Came();
@@ -43,7 +44,7 @@ class StreamWatch {
     grpc::ServerContext* const context_;
   };
 
-  // Cancels what is overdue: its Read() fails.
+  // Cancels streams whose first message is overdue: their Read() fails.
   void Tick() {
     const auto now = std::chrono::steady_clock::now();
     MutexLock lock(mutex_);

@@ -1,6 +1,6 @@
-// state_dict and load_state_dict: state tensors read from and written to the units that own them,
-// on this node and others. The lock is given up while lanes and peers answer: what was found before
-// is found again after.
+// state_dict and load_state_dict: reads state tensors from the lanes that own them, and writes them
+// there, on this node and others. The lock is given up while lanes and peers answer, so that what
+// was looked up before is looked up again afterwards.
 //
 // Threads: any; they block.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_TENSOR_CALLS_H_
@@ -31,9 +31,9 @@ class TensorCalls {
   absl::Status CheckMayPush(const v1::SessionKey& key);
   absl::Status KeepStateChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
                               PushedState& state);
-  // Brings what a rank has pushed to the units' owners; they keep it until the load commits. Once
-  // for each attempt: a repeated push waits for the first. REQUIRES: the core's lock, which the
-  // compiler's check does not see to be the caller's.
+  // Sends what a rank has pushed to the units' owners, which keep it until the load commits. This
+  // happens once for each attempt: a repeated push waits for the first one. REQUIRES: the core's
+  // lock. (The compiler's check does not see that it is the caller's.)
   absl::Status LoadPushedState(const v1::SessionKey& key, const PushedState& state,
                                const Core::Cancelled& cancelled)
       DMUOND_THREAD_ANNOTATION(no_thread_safety_analysis);
@@ -48,10 +48,10 @@ class TensorCalls {
                                        const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
   absl::StatusOr<double> ReadUpdates(scheduler::UnitId id) DMUOND_REQUIRES(core_.mutex);
-  // Where the chunk's bytes belong, which are counted already.
+  // The place for the chunk's bytes, which count for the session already.
   absl::StatusOr<std::string*> PlaceOfChunk(const v1::SessionKey& key, const v1::StateChunk& chunk,
                                             PushedState& state) DMUOND_REQUIRES(core_.mutex);
-  // For a chunk of a session that may hold `bytes_max`, and of a job that has a limit of its own.
+  // Whether a chunk fits into what the session (`bytes_max`) and the job may hold.
   [[nodiscard]] absl::Status CheckRoom(const Client& client, const scheduler::Message& tensor,
                                        int64_t bytes, int64_t bytes_max)
       DMUOND_REQUIRES(core_.mutex);

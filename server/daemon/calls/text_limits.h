@@ -1,5 +1,5 @@
-// How long the strings may be that clients send: each is kept, logged or shown, and a session has
-// some. All limits are in text_limits.cc, with their reasons.
+// Limits the length of strings that clients send, because they are kept, logged or shown. All
+// limits are in text_limits.cc, with their reasons.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_TEXT_LIMITS_H_
 #define DMUOND_SERVER_DAEMON_CALLS_TEXT_LIMITS_H_
 
@@ -11,9 +11,9 @@ class Message;
 
 namespace dmuond::server {
 
-// Looks at all strings of a request, those of its messages too. INVALID_ARGUMENT names the field,
-// its length and its limit: STRING_TOO_LONG, or the reason that whatever is wrong with the field
-// has. Data (bytes that nobody reads as text) is bounded where it is used. Threads: any.
+// Checks all strings of a request, those of messages in it too. INVALID_ARGUMENT names the field,
+// its length and its limit; the reason is STRING_TOO_LONG, or that of other errors about the field.
+// Data (bytes that nobody reads as text) is limited where it is used. Threads: any.
 [[nodiscard]] absl::Status CheckText(const google::protobuf::Message& request);
 
 }  // namespace dmuond::server

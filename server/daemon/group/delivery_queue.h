@@ -6,10 +6,10 @@
 //   queue.Append([&daemon, message] { daemon.OnCoordinatorMessage(message); }, bytes);
 //   queue.WaitForRoom();
 //
-// The bound is on bytes, since messages differ by a factor of a million. Nothing is ever dropped:
-// what is beyond the bound is taken too, and then its reader waits, so that at most one message of
-// each stream is. Delivering waits for no reader. While readers may wait (full()) this daemon does
-// not listen, so nobody's silence means anything.
+// The limit is on bytes, since the sizes of messages differ by a factor of a million. Nothing is
+// ever dropped: a message beyond the limit is taken, and its reader waits then, so that each stream
+// is ahead by one message at most. Delivering waits for no reader. While readers may wait (full()),
+// this daemon does not listen, and so must not take another one's silence for its end.
 //
 // Threads: any, and one of its own.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_DELIVERY_QUEUE_H_
@@ -50,7 +50,7 @@ class DeliveryQueue {
       bytes_ += bytes;
       ++appended_;
     }
-    changed_.NotifyAll();  // woken before, it would only run into the lock
+    changed_.NotifyAll();  // after the lock: the thread that it wakes takes it
   }
   [[nodiscard]] bool full() {
     MutexLock lock(mutex_);

@@ -1,4 +1,4 @@
-// Before a member joins: it sees the coordinator's snapshot directory, or it is not taken.
+// A member may join only if it sees the coordinator's snapshot directory. This checks that it does.
 // Blocking; no lock may be held.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_DIRECTORY_PROOF_H_
 #define DMUOND_SERVER_DAEMON_GROUP_DIRECTORY_PROOF_H_

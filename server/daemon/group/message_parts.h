@@ -1,5 +1,6 @@
-// Messages of a stream between daemons that are larger than what gRPC takes from anybody: they
-// travel as parts of at most 1 MiB, which whoever is proven may send, up to a quota.
+// Large messages of a stream between daemons. gRPC's limit holds for everybody who can connect, and
+// so is small: larger messages travel as parts of at most 1 MiB. A proven daemon may send parts, up
+// to a quota for one message.
 //
 //   for (const v1::MemberMessage& piece : CutIntoParts(message)) stream.Write(piece);
 //   while (stream.Read(&message)) {
@@ -22,7 +23,7 @@ namespace dmuond::server {
 
 inline constexpr size_t kPartBytesMax = size_t{1} << 20;
 
-// The message itself, where it is small enough; else its parts, in order. Of MemberMessage or
+// The message itself, if it is small enough; else its parts, in order. For MemberMessage and
 // CoordinatorMessage.
 template <typename Message>
 std::vector<Message> CutIntoParts(Message message) {
@@ -41,12 +42,12 @@ std::vector<Message> CutIntoParts(Message message) {
   return pieces;
 }
 
-// Puts the parts of one message after the other together, as bytes.
+// Puts the parts of one message together, and then those of the next.
 class PartCollector {
  public:
   explicit PartCollector(int64_t bytes_max) : bytes_max_(bytes_max) {}
-  // True: that was the last one. RESOURCE_EXHAUSTED (PEER_MESSAGE_TOO_LARGE), at the first part of
-  // a message that is beyond the quota; INVALID_ARGUMENT (MESSAGE_PARTS_INVALID).
+  // True: the part was the last one. RESOURCE_EXHAUSTED (PEER_MESSAGE_TOO_LARGE): the first part
+  // says that the message is beyond the quota. INVALID_ARGUMENT (MESSAGE_PARTS_INVALID).
   absl::StatusOr<bool> Add(const v1::MessagePart& part);
   [[nodiscard]] bool begun() const { return total_ != 0; }
   // What Add() has put together. REQUIRES: it has returned true.
@@ -63,7 +64,7 @@ template <typename Message>
 class PartReader {
  public:
   explicit PartReader(int64_t bytes_max) : collector_(bytes_max) {}
-  // True: `message` is whole, as it came or put together in its place. False: more of it follows.
+  // True: `message` is whole; if it was a part, it was replaced by the whole. False: more follows.
   // After an error the stream is of no use.
   absl::StatusOr<bool> Take(Message& message) {
     if (!message.has_part()) {

@@ -47,7 +47,7 @@ class PeerCalls {
   PeerCalls(int32_t node, int32_t nodes, std::optional<PeerSecret> secret)
       : node_(node), nodes_(nodes), secret_(std::move(secret)) {}
 
-  // Proofs of before do not count any more.
+  // The group has formed anew: proofs from before count no more.
   void OnFormed(uint32_t epoch, std::string nonce);
 
   // Sets `request.proof`; returns what the callee's answer must prove. Empty: nothing.

@@ -1,5 +1,5 @@
-// How daemons speak to each other: mutual TLS from PEM files, or plaintext where that is allowed;
-// and by what they know each other.
+// How daemons speak to each other (mutual TLS from PEM files, or plaintext where that is allowed),
+// and how they prove who they are.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_CREDENTIALS_H_
 #define DMUOND_SERVER_DAEMON_GROUP_PEER_CREDENTIALS_H_
 
@@ -27,11 +27,11 @@ struct PeerCredentials {
   std::shared_ptr<grpc::ChannelCredentials> channel;
 };
 
-// How daemons prove in every call that they are of the group: at least one of both. REQUIRES: TLS
-// where there are names.
+// A daemon proves by these in every call that it belongs to the group. At least one is there.
+// REQUIRES: TLS where there are names.
 struct PeerProofs {
   std::optional<PeerSecret> secret;
-  std::vector<std::string> tls_names;  // by node: what its certificate has
+  std::vector<std::string> tls_names;  // by node: the name in its certificate
 };
 
 // All three files, or none. Without them: FAILED_PRECONDITION (PLAINTEXT_REFUSED) unless
@@ -42,13 +42,14 @@ struct PeerProofs {
                                                                   const std::string& listen,
                                                                   const std::string& coordinator);
 
-// Whether the certificate of who calls has the name of the node that it says it is, as a DNS name
-// or an address; wildcards do not count. UNAUTHENTICATED (PEER_NOT_PROVEN) names both. `names`: by
-// node; empty: names are not looked at.
+// Checks that the caller's certificate has the name of node `node`, as a DNS name or an address;
+// wildcards do not count. UNAUTHENTICATED (PEER_NOT_PROVEN) names both. `names` are by node; empty:
+// names are not checked.
 [[nodiscard]] absl::Status CheckNodeName(const grpc::AuthContext& caller,
                                          const std::vector<std::string>& names, int32_t node);
 
-// To a node's Peer service; with names, the certificate of who answers there must have the node's.
+// A channel to a node's Peer service. With names, the server's certificate must have the node's
+// name.
 [[nodiscard]] std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address, int32_t node,
                                                        const PeerCredentials& credentials,
                                                        const PeerProofs& proofs);

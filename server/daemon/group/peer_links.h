@@ -1,4 +1,4 @@
-// The way to the group's other daemons, as the core sees it; peers.h implements it.
+// The links to the group's other daemons, as the core sees them. peers.h implements them.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_LINKS_H_
 #define DMUOND_SERVER_DAEMON_GROUP_PEER_LINKS_H_
 
@@ -17,8 +17,8 @@ namespace dmuond::server {
 
 // Why a group has not formed, as one of its daemons sees it.
 struct GroupGaps {
-  std::vector<int32_t> missing;  // node 0: who has not joined
-  std::string not_joined;        // other nodes: why this one has not
+  std::vector<int32_t> missing;  // on node 0: the nodes that have not joined
+  std::string not_joined;        // on other nodes: why this one has not joined
 };
 
 // Threads: any.
@@ -27,10 +27,10 @@ class PeerLinks {
   virtual ~PeerLinks() = default;
   // Never blocks.
   virtual GroupGaps Gaps() = 0;
-  // To one member or, without a node, to all remote ones. Node 0 only. Never blocks.
+  // Sends to one member or, without `node`, to all remote ones. Node 0 only. Never blocks.
   virtual void SendToMembers(std::optional<int32_t> node,
                              const v1::CoordinatorMessage& message) = 0;
-  // From the other nodes. Never blocks.
+  // Sends to node 0. Other nodes only. Never blocks.
   virtual void SendToCoordinator(const v1::MemberMessage& message) = 0;
   // Blocking calls to a member's Peer service.
   virtual absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,

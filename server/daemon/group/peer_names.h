@@ -10,9 +10,9 @@
 
 namespace dmuond::server {
 
-// By node: of one pattern with "{rank}" in it, as in "node{rank}.cluster", or of a list with
-// commas. Nothing for an empty text. INVALID_ARGUMENT, to be read after flag and value: there is
-// not one for each node, or two nodes would have the same.
+// The names by node, from a pattern with "{rank}" in it, as in "node{rank}.cluster", or from a list
+// with commas; none from an empty text. INVALID_ARGUMENT, to be read after flag and value: a node
+// would have no name, or two the same.
 [[nodiscard]] absl::StatusOr<std::vector<std::string>> NamesByNode(const std::string& text,
                                                                    int32_t nodes);
 

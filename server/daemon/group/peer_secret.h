@@ -1,6 +1,6 @@
-// The secret that the daemons of a group share (--peer_secret_file), and what they prove with it:
-// HMAC-SHA-256, by OpenSSL, over a label that no other proof has, and everything that the proof is
-// about, each part with its length before it. docs/security.md says what that keeps out.
+// The secret that the daemons of a group share (--peer_secret_file), and proofs with it. A proof is
+// OpenSSL's HMAC-SHA-256 over a label that no other proof has and all that the proof is about, each
+// part with its length before it. docs/security.md says against whom this protects.
 //
 //   member                                             coordinator
 //   join = {…, nonce}                          ──►
@@ -36,12 +36,12 @@ class PeerSecret {
   // ---- when a member joins ----
   // By the coordinator. REQUIRES: the join's nonce has kNonceBytes.
   [[nodiscard]] v1::PeerChallenge Challenge(const v1::JoinRequest& join) const;
-  // By the member: whether who sent the challenge knows the secret.
+  // By the member: whether the sender of the challenge knows the secret.
   [[nodiscard]] bool CheckChallenge(const v1::JoinRequest& join,
                                     const v1::PeerChallenge& challenge) const;
   [[nodiscard]] v1::PeerAnswer Answer(const v1::JoinRequest& join,
                                       const v1::PeerChallenge& challenge) const;
-  // By the coordinator: whether the member does.
+  // By the coordinator: whether the member knows the secret.
   [[nodiscard]] bool CheckAnswer(const v1::JoinRequest& join, const v1::PeerChallenge& challenge,
                                  const v1::PeerAnswer& answer) const;
 
@@ -49,7 +49,7 @@ class PeerSecret {
   // The proof of `parts` for the purpose that `label` names: 32 bytes.
   [[nodiscard]] std::string Prove(absl::string_view label,
                                   const std::vector<std::string>& parts) const;
-  // In constant time.
+  // Whether `proof` is that of `parts`. Constant time.
   [[nodiscard]] bool Proves(const std::string& proof, absl::string_view label,
                             const std::vector<std::string>& parts) const;
 

@@ -1,14 +1,14 @@
-// The group: how daemons find each other, and what they send. Node 0 serves Peer.Join and forms the
-// group when exactly `nodes` members have joined; every other node keeps one stream to it and joins
-// again after a cut. Any node serves ReadState and WriteState.
+// The group's daemons: they find each other, and send messages. Node 0 serves Peer.Join and forms
+// the group when exactly `nodes` members have joined; every other node keeps one stream to it and
+// joins again after a cut. Any node serves ReadState and WriteState.
 //
-// Every end proves itself before it is listened to, on loopback too: a stream by peer_handshake.h,
-// the other calls by state_calls.h. Strangers hold a bounded number of threads, each for a bounded
-// time.
+// Both ends prove themselves before anything else is read of them, on loopback too:
+// peer_handshake.h does so for streams, state_calls.h for other calls. Strangers hold a limited
+// number of threads, each for a limited time.
 //
-// Threads: one that beats and judges silence, which never waits for the core; one that delivers to
-// the core what the group says (delivery_queue.h); one that joins (other nodes); one writer a
-// stream; gRPC's for what comes in.
+// Threads: one sends heartbeats and judges silence, and never waits for the core. One delivers to
+// the core what the group says (delivery_queue.h). One joins (not on node 0). One writes, for each
+// stream. gRPC's read.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEERS_H_
 #define DMUOND_SERVER_DAEMON_GROUP_PEERS_H_
 
@@ -35,7 +35,7 @@ struct PeerOptions {
   v1::LaneBits bits;        // of this daemon's lanes
   std::string device_type;  // as NodeDevice says
   std::string listen;       // host:port of this daemon's Peer service
-  std::string advertise;    // what others reach it by; empty: listen. Port 0: the one really bound
+  std::string advertise;    // its address for others; empty: listen. Port 0: the one that is bound
   std::string coordinator;  // host:port of node 0's Peer service
   bool allow_plaintext = false;
   // PEM files, all three or none: mutual TLS between daemons.
@@ -43,8 +43,8 @@ struct PeerOptions {
   std::string tls_certificate_file;
   std::string tls_key_file;
   PeerProofs proofs;
-  int64_t message_bytes_max = 0;          // of one message of a proven daemon
-  uint32_t epoch = 0;                     // newest that this node knows
+  int64_t message_bytes_max = 0;          // largest message that a proven daemon may send
+  uint32_t epoch = 0;                     // the newest one that this node knows
   storage::Storage* snapshots = nullptr;  // null: none are made
 };
 

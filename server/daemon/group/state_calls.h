@@ -1,5 +1,5 @@
-// The calls between any two nodes of a group, for state of units that the other one owns: made,
-// and checked where they come in. peer_calls.h has what caller and callee prove.
+// The calls between any two nodes of a group for the state of units that the other node owns. This
+// makes such calls, and checks those that come in. peer_calls.h has what both ends prove.
 //
 // Threads: any.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_STATE_CALLS_H_
@@ -29,9 +29,9 @@ class StateCalls {
              const PeerCredentials& credentials)
       : proofs_(proofs), credentials_(credentials), calls_(node, nodes, proofs.secret) {}
 
-  // Calls of before do not count any more.
+  // The group has formed anew: calls from before count no more.
   void OnFormed(const v1::JoinReply& formed);
-  // Nobody waits for a group that forms anew any more.
+  // Calls do not wait any longer for the group to form anew.
   void Stop();
 
   // ---- of this node: blocking ----
@@ -40,7 +40,8 @@ class StateCalls {
   absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request);
 
   // ---- of other nodes ----
-  // Whether a node of the group makes this call now; if so, the answer will prove this node.
+  // Checks that a node of the group makes this call now. If so, the answer is going to prove this
+  // node to it.
   template <typename Request>
   absl::Status Check(const char* method, const Request& request, grpc::ServerContext& context) {
     absl::Status status =
@@ -54,7 +55,7 @@ class StateCalls {
   absl::StatusOr<StateTensor> ReadOnce(int32_t node, v1::ReadStateRequest request, size_t elements);
   absl::Status WriteOnce(int32_t node, v1::WriteStateRequest request);
   absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> StubOf(int32_t node);
-  // False: waited long enough.
+  // Waits before a call is repeated. False: it is not to be repeated.
   bool MayCallAgain(const absl::Status& status, std::chrono::steady_clock::time_point deadline);
 
   const PeerProofs& proofs_;

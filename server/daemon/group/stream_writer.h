@@ -1,6 +1,6 @@
 // One direction of a stream between daemons: messages queue here and a thread writes them, so that
-// no caller blocks. Large ones go in parts (message_parts.h), once for all streams that they are
-// for; heartbeats wait meanwhile, and parts count as such.
+// no caller blocks. A large message is cut into parts (message_parts.h), once for all its streams.
+// Heartbeats wait behind the parts, and each part counts as a heartbeat.
 //
 // Threads: any.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_STREAM_WRITER_H_
@@ -29,7 +29,7 @@ SharedParts<Message> ShareParts(Message message) {
 template <typename Message>
 class StreamWriter {
  public:
-  // `write` says whether the stream is still there.
+  // `write` returns false when the stream has ended.
   explicit StreamWriter(std::function<bool(const Message&)> write)
       : write_(std::move(write)), thread_([this] { Run(); }) {}
   // Writes what was pushed, as long as the stream is there.

@@ -1,6 +1,6 @@
 // Streams whose other end has not proven yet that it belongs to the group. Anybody can open them,
-// and each holds a thread: so there are at most so many, and each has so long. Where a further one
-// comes, the oldest ends: a daemon proves itself at once, and gets through a flood of strangers.
+// and each holds a thread, so their number and their time are limited. When there is one too many,
+// the oldest ends: a daemon proves itself at once, and so gets through a flood of strangers.
 //
 // Threads: any.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_UNPROVEN_STREAMS_H_
@@ -40,7 +40,7 @@ class UnprovenStreams {
   };
   // `cancel` ends the stream; it may be called, at most once, until the entry goes.
   [[nodiscard]] Entry Enter(TimePoint now, std::function<void()> cancel);
-  // Ends those that have taken too long; call it now and then.
+  // Ends those that have taken too long. Call it now and then.
   void Tick(TimePoint now);
 
  private:
@@ -55,7 +55,7 @@ class UnprovenStreams {
   const std::chrono::milliseconds patience_;
   Mutex mutex_;
   uint64_t last_id_ DMUOND_GUARDED_BY(mutex_) = 0;
-  size_t live_ DMUOND_GUARDED_BY(mutex_) = 0;                     // that have not been told to end
+  size_t live_ DMUOND_GUARDED_BY(mutex_) = 0;                     // those not told to end yet
   std::map<uint64_t, Stream> streams_ DMUOND_GUARDED_BY(mutex_);  // oldest first
 };
 

@@ -26,7 +26,7 @@ class JobLanes {
     std::string rail_address;  // that lanes' peer groups listen on
     int64_t snapshot_staging_bytes = 0;
   };
-  // As LaneHost's; what processes say that were ended is not told.
+  // `callbacks` are LaneHost's: nothing is told of processes that were ended.
   JobLanes(Options options, LaneHost::Callbacks callbacks);
 
   // REQUIRES: `memory` is prepared. RESOURCE_EXHAUSTED: the machine lacks memory, descriptors or
@@ -36,9 +36,9 @@ class JobLanes {
   // What may wait is kept until SendKept() or the next command that may not.
   void Command(const scheduler::node::CommandLanes& order, const NodeMemory& memory);
   void SendKept() { host_.SendKept(); }
-  // To every process that there is, ready or not.
+  // Sends to every process, ready or not.
   void Broadcast(const v1::LaneCommand& command);
-  // For what is named by number nowhere: `fds` go with the command.
+  // Sends a command with descriptors that it does not name.
   absl::Status Send(scheduler::LaneIndex lane, const v1::LaneCommand& command,
                     const std::vector<int>& fds) {
     return host_.Send(lane, command, fds);
@@ -46,7 +46,7 @@ class JobLanes {
   void End(bool kill);
   void Condemn(const scheduler::node::CondemnLane& order);
 
-  // Names the processes that there are: those of another one have been ended.
+  // The generation of the present processes: those of other generations were ended.
   [[nodiscard]] uint64_t generation() const { return generation_; }
   [[nodiscard]] LaneHost& host() { return host_; }
 

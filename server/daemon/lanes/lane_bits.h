@@ -1,6 +1,6 @@
-// What decides the bits that this node's lanes compute. Only the program that computes knows which
-// libraries it has loaded, and which of their kernels run; the daemon has no device's libraries. So
-// the lane's program is asked, with the environment that lanes get.
+// What the bits depend on that this node's lanes compute. Only the program that computes knows
+// which libraries it has loaded and which of their kernels run, and the daemon links no device's
+// libraries. So the lanes' program is asked, in the environment that lanes get.
 #ifndef DMUOND_SERVER_DAEMON_LANES_LANE_BITS_H_
 #define DMUOND_SERVER_DAEMON_LANES_LANE_BITS_H_
 
@@ -12,8 +12,8 @@
 
 namespace dmuond::server {
 
-// Runs `binary --device=DEVICE --print_bits` and waits for its end, some tens of milliseconds on
-// the CPU. Errors have what the program has said. Threads: any.
+// Runs `binary --device=DEVICE --print_bits` and waits for its end: some tens of milliseconds on
+// the CPU. An error has what the program has printed. Threads: any.
 [[nodiscard]] absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary,
                                                       const NodeDevice& device);
 

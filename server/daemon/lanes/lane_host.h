@@ -1,7 +1,7 @@
-// The lane processes of this node: started, spoken to, killed, and seen to their end. Which of them
-// there should be, and what they are told, scheduler::LaneSet and the daemon say.
+// The lane processes of this node: starts them, sends them commands, kills them, and waits for
+// their end. scheduler::NodeJob decides which of them there are, and what they are told.
 //
-// A lane's place is free for a successor when the process before it has ended: they share memory.
+// Lanes of one place share memory, so a place is free only when its last process has ended.
 //
 // Threads: the daemon's lock, but for Reap().
 #ifndef DMUOND_SERVER_DAEMON_LANES_LANE_HOST_H_
@@ -32,8 +32,8 @@ class LaneHost {
     int32_t lanes = 1;                   // places
     int lock = -1;                       // as LaneProcess::Options'
   };
-  // What a process of a generation says, and its end; from a thread of its own, which holds no
-  // lock.
+  // The reports and the end of a process, with its generation. The process's thread calls, and
+  // holds no lock.
   struct Callbacks {
     std::function<void(uint64_t generation, scheduler::LaneIndex, const v1::LaneReport&)> on_report;
     std::function<void(uint64_t generation, scheduler::LaneIndex, const std::string& last_words)>
@@ -41,30 +41,30 @@ class LaneHost {
   };
   LaneHost(Options options, Callbacks callbacks);
 
-  // A process for a place that is free, which is told `configure` first. `generation` names it in
-  // callbacks. NOT_FOUND, PERMISSION_DENIED: as LaneProcess::Start.
+  // Starts a process in a free place; `configure` is its first command. Callbacks have
+  // `generation`. NOT_FOUND, PERMISSION_DENIED: as LaneProcess::Start.
   absl::Status Start(scheduler::LaneIndex lane, uint64_t generation,
                      const v1::LaneCommand& configure, const std::vector<int>& fds);
-  // As LaneProcess::Send. UNAVAILABLE (LANE_LOST): there is none.
+  // As LaneProcess::Send. UNAVAILABLE (LANE_LOST): the place has no process.
   absl::Status Send(scheduler::LaneIndex lane, const v1::LaneCommand& command,
                     const std::vector<int>& fds = {});
-  // As LaneProcess::Keep and SendKept, of all that there are.
+  // As LaneProcess::Keep, and SendKept() of all processes.
   void Keep(scheduler::LaneIndex lane, const v1::LaneCommand& command);
   void SendKept();
-  // Kills one that hangs; its end is told as any other.
+  // Kills a lane that hangs; on_gone tells its end, as any other's.
   void Condemn(scheduler::LaneIndex lane, std::string why);
-  // All end: at once, or as they are told to. No callback of theirs begins any more.
+  // Ends all processes: kills them, or tells them to end. No callback of theirs begins any more.
   void KillAll();
   void EndAll();
 
   [[nodiscard]] pid_t pid(scheduler::LaneIndex lane) const;  // 0: there is none
   [[nodiscard]] std::optional<std::chrono::milliseconds> ProcessorTime(
       scheduler::LaneIndex lane) const;
-  // Processes that were ended, and may still be there. Until there are none, no place is free.
+  // Processes that were ended may still run. No place is free before they have ended.
   [[nodiscard]] bool ending() const { return !ending_.empty() || reaping_; }
 
-  // Waits for the end of those that were ended, not for long: not even SIGKILL ends one that hangs
-  // in a driver. Between Begin and End, which the lock is held for, it is not.
+  // Waits for processes that were ended, for a limited time: not even SIGKILL ends one that hangs
+  // in a driver. The lock is held for BeginReaping() and EndReaping(), and not between them.
   class Reaper {
    public:
     explicit Reaper(std::vector<std::unique_ptr<LaneProcess>> processes)

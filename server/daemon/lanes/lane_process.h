@@ -1,5 +1,5 @@
-// One lane's process as the daemon sees it: started with a socket pair, spoken to in frames,
-// watched until it ends.
+// One lane's process as the daemon sees it: it is started with a socket pair, gets commands as
+// frames, and is watched until it ends.
 //
 //   auto lane = LaneProcess::Start({.binary = "/usr/bin/dmuond-lane", .lane_index = 0,
 //                                   .device = "cpu:2"},
@@ -43,7 +43,7 @@ class LaneProcess {
  public:
   struct Options {
     std::string binary;  // path of dmuond-lane
-    int lane_index = 0;  // on this node; for the log, and for who looks at processes
+    int lane_index = 0;  // on this node; for the log and lists of processes
     std::string device;  // "cpu:THREADS"
     // Added to the daemon's own environment, or in place of what it says.
     std::vector<std::pair<std::string, std::string>> environment;
@@ -52,8 +52,9 @@ class LaneProcess {
   };
   struct Callbacks {
     std::function<void(const v1::LaneReport&, std::vector<UniqueFd>)> on_report;
-    // Once, after the last report, if the process ended before Stop() was called: "killed by signal
-    // 9 (Killed)", "exit code 1", then ": " and its last line on stderr where there is one.
+    // Called once, after the last report, if the process has ended before Stop() was called. Its
+    // last words are "killed by signal 9 (Killed)" or "exit code 1", then ": " and its last line on
+    // stderr if it has one.
     std::function<void(std::string last_words)> on_gone;
   };
 
@@ -64,10 +65,10 @@ class LaneProcess {
   LaneProcess(const LaneProcess&) = delete;
   LaneProcess& operator=(const LaneProcess&) = delete;
 
-  // In order, never blocking; `fds` stay the caller's and may be closed at once. UNAVAILABLE,
-  // reason LANE_LOST: the process is gone. RESOURCE_EXHAUSTED: it has not read for a long time, or
-  // this process has no descriptors left; it is killed, for it has missed the command, unless that
-  // was its configuration.
+  // Sends commands in order, and never blocks. `fds` stay the caller's and may be closed at once.
+  // UNAVAILABLE, reason LANE_LOST: the process is gone. RESOURCE_EXHAUSTED: it has not read for a
+  // long time, or this process has no descriptors left. Then it has missed the command, and is
+  // killed, unless that was its configuration.
   absl::Status Send(const v1::LaneCommand& command, const std::vector<int>& fds = {});
   // The same for one that may wait until the next Send() or SendKept(), so that many are one write.
   absl::Status Keep(const v1::LaneCommand& command) DMUOND_EXCLUDES(mutex_);

@@ -5,8 +5,8 @@
 //   node        publish board (host memory)
 //   trainer     arenas (device memory), timeline page (host memory)
 //
-// Descriptors that the getters return stay this object's. Those of a trainer are valid until its
-// rank asks again or is dropped: the caller keeps the calls of one rank apart.
+// This object owns the descriptors that its getters return. Those of a trainer are valid until its
+// rank asks again or is dropped: the caller makes one call for a rank at a time.
 //
 // Threads: any; allocations of different lanes and ranks run beside each other.
 #ifndef DMUOND_SERVER_DAEMON_MEMORY_JOB_MEMORY_H_
@@ -52,19 +52,19 @@ class JobMemory {
   // For the copy of a lane's state that a snapshot is written from; 0 bytes: none.
   absl::Status AllocateHostCopy(scheduler::LaneIndex lane, int64_t bytes);
 
-  // The descriptor of an arena. `kept`: it was there with this size already, from an earlier
-  // session of the rank, and has kept its contents; otherwise it is new and zero.
+  // The descriptor of an arena. `kept`: the arena has this size and its contents from an earlier
+  // session of the rank; else it is new and zero.
   absl::StatusOr<int> Arena(scheduler::TrainerRank rank, uint32_t arena_id, int64_t bytes,
                             bool& kept);
   // The rank's next arenas are new ones.
   void DropArenas(scheduler::TrainerRank rank);
-  // A fresh page set, header written, words zero; the rank's old one is poisoned first.
+  // New pages with a header and zero words. The rank's old pages are poisoned first.
   // INVALID_ARGUMENT: more than wire::kBucketsMax buckets.
   absl::StatusOr<int> Timeline(scheduler::TrainerRank rank, uint32_t buckets);
 
-  // Ends the waits of a rank's trainer, or of all: poison into their `published` words. (Lanes wait
-  // for the other words; they are told by command.) Anybody who maps the page may do so at any
-  // time.
+  // Ends the waits of a rank's trainer, or of all, by poison in their `published` words. (Lanes
+  // wait for the other words, and are told by commands.) Any process that maps the pages may do so
+  // at any time.
   void Poison(scheduler::TrainerRank rank);
   void PoisonAll();
 

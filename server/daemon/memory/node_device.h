@@ -1,5 +1,5 @@
-// The devices of a node's lanes, as its daemon sees them: whatever differs between types of devices
-// in a daemon is decided here. The daemon itself computes nothing, and opens no device.
+// The devices of a node's lanes, as its daemon sees them. All that depends on the type of device in
+// a daemon is decided here. The daemon computes nothing itself, and opens no device.
 #ifndef DMUOND_SERVER_DAEMON_MEMORY_NODE_DEVICE_H_
 #define DMUOND_SERVER_DAEMON_MEMORY_NODE_DEVICE_H_
 
@@ -22,11 +22,11 @@ namespace dmuond::server {
 class NodeDevice {
  public:
   virtual ~NodeDevice() = default;
-  // As daemons, trainers and people are told: "cpu".
+  // The type's name for daemons, trainers and people: "cpu".
   [[nodiscard]] virtual std::string type() const = 0;
-  // --device of a lane's program.
+  // The value of --device for a lane's program. Called when the lane is about to be started.
   [[nodiscard]] virtual std::string OfLane(scheduler::LaneIndex lane) const = 0;
-  // What the program's environment has beside the daemon's own, or in place of it.
+  // Variables of the program's environment, beside the daemon's own or in place of them.
   using Variables = std::vector<std::pair<std::string, std::string>>;
   [[nodiscard]] virtual Variables OfLaneEnvironment() const = 0;
   // Makes and checks what lanes map.
@@ -36,15 +36,15 @@ class NodeDevice {
   [[nodiscard]] virtual absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const = 0;
 };
 
-// What --devices says: lanes of a type.
+// The value of --devices: how many lanes of which type.
 struct DeviceList {
   std::string type;
   int32_t lanes = 1;
 };
-// INVALID_ARGUMENT: what is wrong, for a sentence that begins with the flag and its value.
+// INVALID_ARGUMENT says what is wrong, to be read after the flag and its value.
 [[nodiscard]] absl::StatusOr<DeviceList> ParseDevices(absl::string_view devices, int32_t lanes_max);
 
-// Lanes on the processor. `threads`: of each lane.
+// Lanes on the processor, each with so many threads.
 [[nodiscard]] std::unique_ptr<NodeDevice> MakeCpuNodeDevice(int32_t threads);
 
 }  // namespace dmuond::server

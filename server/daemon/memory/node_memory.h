@@ -39,17 +39,17 @@ class NodeMemory {
 
   // `done` is called under the lock, unless Drop() comes first.
   void Prepare(const scheduler::node::Prepare& order, Done done);
-  // While it prepares: how far it has come.
+  // How far Prepare() has come; null: nothing is being prepared.
   [[nodiscard]] const PrepareProgress* preparing() const { return preparing_.get(); }
-  // Trainers that wait for weights are woken; all of it is given back, and what is being made too.
+  // Wakes trainers that wait for weights, and gives all memory back, also that which is being made.
   void Drop();
   void Poison();
-  // What lies in the lanes' memory counts no more.
+  // The state in the lanes' memory counts no more.
   void VoidState(int32_t lanes);
-  // Whatever it is, it is given back where nobody waits: gigabytes take seconds.
+  // Has the worker free `memory`, so that nobody waits: gigabytes take seconds.
   void LetGo(std::shared_ptr<void> memory);
 
-  // Null: there is none. Shared: who allocates in it does so without the lock.
+  // Null: the job has no memory. It is shared with callers that allocate in it without the lock.
   [[nodiscard]] const std::shared_ptr<JobMemory>& memory() const { return memory_; }
   [[nodiscard]] const std::vector<v1::LaneProgram>& programs() const { return programs_; }
   // Per lane; null: no snapshots are made.

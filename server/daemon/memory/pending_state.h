@@ -1,11 +1,10 @@
-// What trainers have pushed for units that are owned on this node, until the load that it belongs
-// to commits and the lanes have published it. It lies in memory that lanes can map, so that a
-// commit copies nothing.
+// State that trainers have pushed for units of this node. It is kept until its load has committed
+// and the lanes have published it. It lies in memory that lanes can map, so that a commit copies
+// nothing.
 //
 //   absl::Status kept = pending.Add(attempt, unit, kind, box, values);     // part by part
-//   for (const PendingState::Tensor& tensor : pending.Tensors(attempt)) …  // the load has
-//   committed auto old = pending.DropThrough(attempt);                               // … and is
-//   published
+//   for (const PendingState::Tensor& tensor : pending.Tensors(attempt)) …  // the load commits
+//   auto old = pending.DropThrough(attempt);                               // it is published
 //
 // Threads: any.
 #ifndef DMUOND_SERVER_DAEMON_MEMORY_PENDING_STATE_H_
@@ -30,8 +29,8 @@ namespace dmuond::server {
 
 class PendingState {
  public:
-  // The part of `box` of one tensor of a unit. What belongs to an attempt that was dropped is
-  // ignored. REQUIRES: `values` are those of the box, row-major, and the box is inside the unit's.
+  // Adds the part `box` of one tensor of a unit. It is ignored if its attempt was dropped.
+  // REQUIRES: `values` are those of the box, row-major, and the box is inside the unit's.
   // RESOURCE_EXHAUSTED: there is no memory for the unit.
   absl::Status Add(uint64_t attempt, const scheduler::Unit& unit, v1::StateKind kind,
                    const scheduler::Box& box, std::span<const float> values);
@@ -47,8 +46,8 @@ class PendingState {
   // In the order of units.
   std::vector<Tensor> Tensors(uint64_t attempt);
 
-  // Attempts up to this one are of no use any more. The memory goes with what comes back: let it go
-  // where nobody waits, gigabytes take seconds.
+  // Drops the attempts up to this one. The memory is freed with the returned object: free it where
+  // nobody waits, since gigabytes take seconds.
   [[nodiscard]] std::shared_ptr<void> DropThrough(uint64_t attempt);
 
  private:

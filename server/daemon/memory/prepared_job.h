@@ -1,5 +1,5 @@
-// What a node makes of a plan's inputs before its lanes can start: the plan, what each lane does,
-// and all memory for it. It takes seconds (a GiB of memory 0.36 s), so a worker does it:
+// Makes of a plan's inputs what lanes need to start: the plan, each lane's program, and all memory.
+// That takes seconds (a GiB of memory 0.36 s), so a worker does it:
 //
 //   worker.Post([=] { auto prepared = PrepareJob(planner, holder, wire, options, *progress);
 //                     … back under the daemon's lock … });
@@ -28,15 +28,15 @@ struct PrepareOptions {
   int32_t lanes = 1;             // on this node
   int64_t job_memory_bytes = 0;  // 0: no limit
   bool host_copies = false;      // snapshots are made
-  // Of the snapshot that the job goes on from, where this node has found it: its state must mean
-  // the same in the job as it is planned.
+  // The snapshot that the job begins from, where this node has found it: its state must fit the
+  // plan.
   std::optional<v1::SnapshotManifest> resume;
 };
 
 // How far it has come. Threads: any.
 struct PrepareProgress {
-  std::atomic<uint64_t> done = 0;      // bytes that are there
-  std::atomic<bool> planned = false;   // what follows is memory
+  std::atomic<uint64_t> done = 0;      // bytes of memory that are made
+  std::atomic<bool> planned = false;   // the plan is made
   std::atomic<bool> unwanted = false;  // nobody waits for it any more
 };
 
@@ -47,9 +47,9 @@ struct PreparedJob {
   std::shared_ptr<const std::vector<HostState>> host;  // null: no snapshots are made
 };
 
-// INVALID_ARGUMENT and FAILED_PRECONDITION name what is wrong with the inputs; RESOURCE_EXHAUSTED
-// (MEMORY_EXHAUSTED) the bytes wanted and the limit; CANCELLED: it became unwanted. `holder` must
-// outlive what comes back.
+// INVALID_ARGUMENT and FAILED_PRECONDITION name what is wrong with the inputs, RESOURCE_EXHAUSTED
+// (MEMORY_EXHAUSTED) the wanted bytes and the limit. CANCELLED: it became unwanted. `holder` must
+// outlive the result.
 absl::StatusOr<PreparedJob> PrepareJob(Planner& planner, kernels::MemoryHolder& holder,
                                        const v1::PlanInputs& wire, const PrepareOptions& options,
                                        PrepareProgress& progress);

@@ -1,21 +1,21 @@
-// The record of the node's job (scheduler/job/job_record.h) in a memfd, which outlives the process
-// where somebody else holds its descriptor too. Written without a system call, but where it grows.
+// The record of the node's job (scheduler/job/job_record.h) in a memfd. That outlives the process
+// if another one holds its descriptor, too. A write makes no system call unless the file grows.
 //
 //   offset 0    what the file is
-//          64   two roots, 64 bytes each, written in turn: the number of the write, and where its
+//          64   two roots of 64 bytes, written in turn: the number of the write, and where its
 //               table lies
-//          256  tables, which say where the parts lie, and parts
+//          256  parts, and tables that say where the parts lie
 //
-// What changes from one write to the next is laid where nothing of the write before lies; then its
-// root is written over that of the write before the last. Roots, tables and parts have checksums.
-// So whenever the writer ends, in the middle of a write too, the last whole write can be read.
+// A write lays changed parts and its table where the last write has nothing; then it writes its
+// root over the older root. Roots, tables and parts have checksums. So if the writer ends in the
+// middle of a write, the write before can be read.
 //
 //   absl::Status written = file.Write(job);
 //   … in the successor: absl::StatusOr<std::string> bytes = ReadRecord(fd);
 //
-// It grows to what it needs and does not shrink; writes of one size do not make it grow.
+// The file does not shrink; writes of one size do not make it grow.
 //
-// Threads: one at a time. A reader comes when the writer is no more.
+// Threads: one at a time. A reader reads when the writer has ended.
 #ifndef DMUOND_SERVER_DAEMON_MEMORY_RECORD_FILE_H_
 #define DMUOND_SERVER_DAEMON_MEMORY_RECORD_FILE_H_
 
@@ -35,8 +35,8 @@
 
 namespace dmuond::server {
 
-// Ranks of one node keep 1 MiB each, twice in the middle of a step; registrations and the plan's
-// inputs of the largest jobs have some 100 MiB. What is larger is a mistake.
+// A rank's trainer state has 1 MiB at most, twice in the middle of a step; registrations and plan
+// inputs of the largest jobs have some 100 MiB. A larger record is a mistake.
 inline constexpr uint64_t kRecordBytesMax = uint64_t{4} << 30;
 
 class RecordFile {
@@ -46,14 +46,13 @@ class RecordFile {
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
 
-  // From now on the record has these parts, ascending, and no others. `serialise` gives the bytes
-  // of those that the last write did not have. RESOURCE_EXHAUSTED, or another error where there is
-  // no memory for it: from then on the file says that there is no record, until a write has
-  // succeeded.
+  // Writes the record as these parts, ascending, and no others. `serialise` gives the bytes of
+  // those that the last write did not have. RESOURCE_EXHAUSTED, or another error, if there is no
+  // memory for it: the file then says that there is no record, until a write succeeds.
   absl::Status Write(
       const std::vector<scheduler::RecordPart>& parts,
       absl::FunctionRef<void(const scheduler::RecordPart& part, std::string& bytes)> serialise);
-  // The record is that of this job.
+  // Writes the record of this job.
   absl::Status Write(const scheduler::NodeJob& job);
   // -1: nothing was written yet.
   [[nodiscard]] int fd() const { return fd_.get(); }
@@ -87,18 +86,18 @@ class RecordFile {
   wire::UniqueFd fd_;
   std::byte* data_ = nullptr;
   uint64_t size_ = 0;
-  std::vector<Extent> used_;  // by what was written last, and by what is being written; ascending
+  std::vector<Extent> used_;  // by the last write and by the present one; ascending
   std::vector<Part> parts_;   // of the last write, ascending
   uint64_t table_ = 0;        // of the last write; 0: there is none
   uint64_t writes_ = 0;
-  // Room that each write needs.
+  // Buffers of a write, kept so that writes allocate nothing.
   std::vector<Part> next_;
   std::vector<uint64_t> dropped_;
   std::string scratch_;
 };
 
 // The bytes of all parts, one after the other. NOT_FOUND: the file says that there is no record.
-// DATA_LOSS: it is no such file, or one that no writer can have left so.
+// DATA_LOSS: it is no such file, or no writer can have left it so.
 [[nodiscard]] absl::StatusOr<std::string> ReadRecord(int fd);
 // The same of a file's contents.
 [[nodiscard]] absl::StatusOr<std::string> RecordIn(absl::string_view file);

@@ -1,5 +1,5 @@
-// What a daemon is told: flags, environment (DMUOND_SOCKET, DMUOND_NODES, DMUOND_NODE_RANK,
-// DMUOND_COORDINATOR), a file (--config), defaults; the first that says something holds.
+// A daemon's settings: from flags, the environment (DMUOND_SOCKET, DMUOND_NODES, DMUOND_NODE_RANK,
+// DMUOND_COORDINATOR), a file (--config) and defaults. The first of these that has a value counts.
 //
 //   absl::StatusOr<Config> config = LoadConfig(argc, argv);
 //
@@ -59,7 +59,7 @@ struct Config {
   std::chrono::milliseconds register_timeout{0};
   std::chrono::milliseconds step_timeout{0};
   std::chrono::milliseconds session_linger{0};
-  std::chrono::milliseconds lane_timeout{0};  // 0: lanes are not asked
+  std::chrono::milliseconds lane_timeout{0};  // 0: lanes are not pinged
   std::chrono::milliseconds drain_timeout{0};
   int32_t skips_max = 0;
 

@@ -22,22 +22,23 @@
 
 namespace dmuond::server {
 
-// A watch holds a thread of its server: so many may be open on each, further ones get
+// At most so many watches may be open on each server, because each holds a thread; further ones get
 // RESOURCE_EXHAUSTED.
 inline constexpr int kWatchesMax = 64;
 
 class HealthState {
  public:
   void Set(const std::string& service, bool serving) DMUOND_EXCLUDES(mutex_);
-  // It serves, and no longer than that unless this is called again: what nobody vouches for fails.
+  // The service is serving for this time, unless this is called again.
   void SetFor(const std::string& service, std::chrono::milliseconds lasts) DMUOND_EXCLUDES(mutex_);
   // Ends every watch, now and later.
   void Stop() DMUOND_EXCLUDES(mutex_);
 
-  // Whether a service is serving; empty: nobody knows it. "" is the server itself, and serves.
+  // Whether a service is serving; nullopt: there is no such service. "" is the server itself, and
+  // always serving.
   [[nodiscard]] std::optional<bool> Serving(const std::string& service) DMUOND_EXCLUDES(mutex_);
-  // Waits until that differs from `known`, or `wait` has passed. False: stopped. That a service's
-  // time has run out is seen at the end of `wait`.
+  // Waits until Serving() differs from `known`, or `wait` has passed. False: Stop() was called. If
+  // the time of SetFor() runs out, this is seen at the end of `wait`.
   bool WaitForChange(const std::string& service, std::optional<bool> known,
                      std::chrono::milliseconds wait) DMUOND_EXCLUDES(mutex_);
 

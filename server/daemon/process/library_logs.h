@@ -1,10 +1,10 @@
-// What gRPC and protobuf have to say, they say on stderr: unescaped, and waiting for its reader.
+// gRPC and protobuf write their messages to stderr: unescaped, and waiting for its reader.
 #ifndef DMUOND_SERVER_DAEMON_PROCESS_LIBRARY_LOGS_H_
 #define DMUOND_SERVER_DAEMON_PROCESS_LIBRARY_LOGS_H_
 
 namespace dmuond::server {
 
-// From now on it comes as lines of our log. Once, before either does anything.
+// Makes these messages lines of our log. Call it once, before either library does anything.
 void LogForLibraries();
 
 }  // namespace dmuond::server

@@ -1,4 +1,4 @@
-// Which addresses lead no further than this machine.
+// Addresses that lead no further than this machine.
 #ifndef DMUOND_SERVER_DAEMON_PROCESS_LOOPBACK_H_
 #define DMUOND_SERVER_DAEMON_PROCESS_LOOPBACK_H_
 
@@ -9,9 +9,9 @@ namespace dmuond::server {
 // By its spelling: "127.0.0.1", "localhost", "::1", "[::1]".
 [[nodiscard]] bool IsLoopbackHost(const std::string& host);
 
-// The first address of `host`, as this machine resolves it, where all of them are of the loopback
-// interface: on Debian the machine's own name often leads to 127.0.1.1. Empty: one is not, or the
-// name cannot be resolved. May wait for a name server.
+// The first address that this machine resolves `host` to, if all of them are loopback addresses: on
+// Debian the machine's own name often leads to 127.0.1.1. Empty: one is not, or the name cannot be
+// resolved. It may wait for a name server.
 [[nodiscard]] std::string LoopbackAddressOf(const std::string& host);
 
 }  // namespace dmuond::server

@@ -1,5 +1,5 @@
-// gRPC's reflection is a plugin that its library adds to every server of the process that links it:
-// each of ours says whether it is to have it.
+// gRPC's reflection library adds reflection to every server of a process that links it. So a server
+// that is not to have it says so.
 #ifndef DMUOND_SERVER_DAEMON_PROCESS_REFLECTION_H_
 #define DMUOND_SERVER_DAEMON_PROCESS_REFLECTION_H_
 

@@ -1,6 +1,6 @@
 // The place of the daemon's sockets on disk: <dir>/NAME (gRPC, for trainers), <dir>/NAME.attach,
 // <dir>/NAME.admin (gRPC, for dmuonctl), <dir>/NAME.lock.
-// Checks that nobody else can put anything there, and that one daemon at a time serves it.
+// This checks that nobody else can put anything there, and that one daemon at a time serves it.
 //
 //   absl::StatusOr<SocketDir> place = SocketDir::Prepare(config.socket);
 //   … listen at config.socket, and with each suffix …
@@ -43,7 +43,8 @@ class SocketDir {
   static absl::StatusOr<SocketDir> Prepare(const std::string& socket, mode_t socket_mode = 0600,
                                            std::optional<gid_t> group = std::nullopt);
 
-  // For processes that must be gone before a successor begins: who inherits it holds the lock.
+  // The lock's descriptor. Processes that inherit it hold the lock, so that no successor begins
+  // before they have ended.
   [[nodiscard]] int lock() const { return lock_.get(); }
 
  private:

@@ -1,4 +1,4 @@
-// One thread that works in the snapshot directory, and whether what it does there comes forward.
+// A thread that works in the snapshot directory. It is seen here whether its operation there hangs.
 //
 //   Disk disk(storage, timeout);
 //   disk.Post([&] { … WriteNodeFiles(disk.storage(), …) … });
@@ -23,7 +23,7 @@ namespace dmuond::server {
 
 class Disk {
  public:
-  // `storage` must outlive it. `timeout`: of one operation there; then it hangs.
+  // `storage` must outlive it. An operation there that takes longer than `timeout` hangs.
   Disk(storage::Storage& storage, std::chrono::milliseconds timeout)
       : storage_(storage), watch_(timeout) {}
 
@@ -31,10 +31,10 @@ class Disk {
   void Post(WorkThread::Work work) { thread_.Post(std::move(work)); }
   // As WorkThread's.
   bool Stop(std::chrono::steady_clock::time_point deadline) { return thread_.Stop(deadline); }
-  // "write to /shared/…", or what else it is at.
+  // The operation under way, such as "write to /shared/…"; nullopt: none is.
   [[nodiscard]] std::optional<std::string> Current() const;
 
-  // An operation that has not come to an end in time.
+  // An operation that hangs.
   struct Hang {
     std::string what;
     std::string since;  // RFC 3339

@@ -1,5 +1,6 @@
-// Whether what one thread does with a disk comes forward: an operation that takes longer than the
-// timeout hangs. No deadline of the whole: a slow disk may take its time. Pure: time is passed in.
+// Decides whether a thread that works on a disk hangs: it does if one operation takes longer than
+// the timeout. All its work together has no deadline: a slow disk may take its time. Pure: time is
+// passed in.
 //
 //   DiskWatch watch(timeout);
 //   every 100 ms: switch (watch.OnTick(now, number of the operation that is under way)) …
@@ -29,7 +30,7 @@ class DiskWatch {
   [[nodiscard]] News OnTick(scheduler::TimePoint now, std::optional<uint64_t> operation);
 
   [[nodiscard]] bool hangs() const { return hangs_; }
-  // How long the operation that was under way at the last tick had been seen to be so.
+  // For how long the operation of the last tick has been seen under way.
   [[nodiscard]] std::chrono::milliseconds waited() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(waited_);
   }

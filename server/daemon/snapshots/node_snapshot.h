@@ -1,6 +1,6 @@
-// What one node does for a snapshot, apart from deciding anything: writes the files of its lanes
-// from their host copies while these fill, writes the manifest, and brings a snapshot's state back
-// into host copies. Runs on threads that may wait for a disk.
+// A node's work for a snapshot; nothing is decided here. It writes the files of its lanes from
+// their host copies while these fill, writes the manifest, and reads a snapshot's state back into
+// host copies. It runs on threads that may wait for a disk.
 //
 //   auto progress = std::make_shared<CopyProgress>(lanes);
 //   thread.Post([=] { files = WriteNodeFiles(storage, node, *progress); … });
@@ -35,18 +35,18 @@ class CopyProgress {
  public:
   explicit CopyProgress(size_t lanes) : lanes_(lanes) {}
 
-  // `updates`: of the first report, else empty.
+  // `updates` comes with the lane's first report, and is empty in others.
   void Report(size_t lane, int32_t batches, std::vector<uint64_t> updates);
-  // Nothing more will come; the first reason stays. What is there may still be written.
+  // No lane copies any more. What was copied may still be written. The first reason stays.
   void Abandon(const absl::Status& why);
-  // Nothing more is wanted: who writes ends as soon as it can.
+  // The snapshot is not wanted any more: its writer ends as soon as it can.
   void GiveUp(const absl::Status& why);
   // Why it was given up; OK: it was not.
   absl::Status given_up();
 
   // Waits for the first report of the lane.
   absl::StatusOr<std::vector<uint64_t>> WaitForUpdates(size_t lane);
-  // Waits until more than `batches` of the lane's are there; how many are.
+  // Waits until the lane has copied more than `batches` batches, and returns how many it has.
   absl::StatusOr<int32_t> WaitForMore(size_t lane, int32_t batches);
 
  private:
@@ -79,17 +79,18 @@ struct NodeSnapshot {
   storage::TrainerStates trainers;
 };
 
-// Durable files; an error names one. Ends when the progress is abandoned, or given up.
+// Writes the node's files durably. An error names a file. Ends when the progress is abandoned or
+// given up.
 absl::StatusOr<std::vector<v1::SnapshotFile>> WriteNodeFiles(storage::Storage& storage,
                                                              const NodeSnapshot& snapshot,
                                                              CopyProgress& progress);
 
-// The coordinator's node alone: makes the snapshot exist, and removes what it replaces. An error of
-// the removal is appended to `warnings`.
+// On the coordinator's node alone: writes the manifest, by which the snapshot exists, and removes
+// older snapshots beyond `keep`. An error of the removal is appended to `warnings`.
 absl::Status CommitSnapshot(storage::Storage& storage, const v1::SnapshotManifest& manifest,
                             int32_t keep, std::vector<absl::Status>& warnings);
 
-// The same node, after a failure: removes what was written of it.
+// On the same node, after a failure: removes what was written of the snapshot.
 void RemoveUnfinished(storage::Storage& storage, const v1::SnapshotManifest& manifest,
                       std::vector<absl::Status>& warnings);
 
@@ -103,18 +104,18 @@ struct Restorable {
   v1::SnapshotManifest manifest;
   storage::TrainerStates trainers;  // of all ranks
 };
-// The newest one that is whole as far as manifest and sizes tell; broken ones are passed over and
-// logged by name. An error names the file: there are broken ones only, or what the trainers gave
-// cannot be read.
+// The newest snapshot that is whole as far as manifest and sizes tell. Broken ones are passed over,
+// and the log names them. An error names the file: all are broken, or what the trainers have
+// submitted cannot be read.
 absl::StatusOr<std::optional<Restorable>> FindRestorable(storage::Storage& storage,
                                                          const std::string& job);
-// The one of a step; NOT_FOUND names those that there are.
+// The snapshot of a step; NOT_FOUND names the steps of those that exist.
 absl::StatusOr<Restorable> FindRestorable(storage::Storage& storage, const std::string& job,
                                           scheduler::StepId step);
 
-// The step of the newest that is whole as far as manifest and sizes tell; 0: there is none.
+// The step of the newest snapshot that is whole as far as manifest and sizes tell; 0: none is.
 absl::StatusOr<int64_t> NewestStep(storage::Storage& storage, const std::string& job);
-// The same among those that are older than the one of `step`.
+// The same among snapshots older than that of `step`.
 absl::StatusOr<int64_t> NewestStepBefore(storage::Storage& storage, const std::string& job,
                                          scheduler::StepId step);
 // Reads every byte. An error names file and tensor; CANCELLED soon after it is `unwanted`.
@@ -123,10 +124,10 @@ absl::Status VerifyWhole(storage::Storage& storage, const Restorable& snapshot,
 
 using GroupConfigs = google::protobuf::RepeatedPtrField<v1::GroupConfig>;
 
-// The units' numbers of updates, by lane of `lanes`, in the order of their host copies, which hold
-// the state when OK comes back. DATA_LOSS names file and tensor; FAILED_PRECONDITION names the
-// parameter whose state would be wrong in this job; CANCELLED when `go_on`, which is told of the
-// bytes that are read next, says no.
+// Reads a snapshot's state into host copies. Returns the units' numbers of updates, by lane of
+// `lanes`, in the order of the host copies. DATA_LOSS names file and tensor. FAILED_PRECONDITION
+// names the parameter whose state would be wrong in this job. CANCELLED: `go_on`, which is told how
+// many bytes are read next, has returned false.
 absl::StatusOr<std::vector<std::vector<uint64_t>>> RestoreHostCopies(
     storage::Storage& storage, const v1::SnapshotManifest& manifest,
     const scheduler::PlanInputs& inputs, const GroupConfigs& groups, const scheduler::Plan& plan,

@@ -1,8 +1,7 @@
-// What this node does in the snapshot directory: performs what NodeJob and the coordinator order,
-// on two threads, so that what somebody waits for is read beside what is being written. A directory
-// that does not answer is noticed, and nobody waits for it any longer. The thread that hangs in it
-// can neither be woken nor ended: it goes on by itself when the directory answers again, or ends
-// with the process.
+// Performs in the snapshot directory what NodeJob and the coordinator order. It has two threads, so
+// that reads need not wait for writes. When the directory does not answer, this is noticed, and
+// nobody waits for it any longer. The thread that hangs in it can neither be woken nor ended: it
+// goes on by itself when the directory answers again, or ends with the process.
 //
 // Threads: the daemon's lock.
 #ifndef DMUOND_SERVER_DAEMON_SNAPSHOTS_SNAPSHOT_DISKS_H_
@@ -34,8 +33,8 @@ class SnapshotDisks {
  public:
   struct Options {
     int32_t node = 0;
-    int32_t keep = 2;                     // snapshots of a job
-    std::chrono::milliseconds timeout{};  // of one operation: then it hangs
+    int32_t keep = 2;                     // so many snapshots of a job
+    std::chrono::milliseconds timeout{};  // an operation that takes longer hangs
   };
   struct Events {
     // Takes the daemon's lock and runs what it is given.
@@ -45,21 +44,21 @@ class SnapshotDisks {
     std::function<void(uint64_t attempt, const absl::StatusOr<std::vector<v1::SnapshotFile>>&)>
         on_written;
     std::function<void(absl::StatusOr<scheduler::NodeJob::Restored>, int64_t older)> on_restored;
-    std::function<void(const std::string& how)> on_hangs;  // what is being written has failed
-    std::function<void()> changed;                         // who waits looks again
+    std::function<void(const std::string& how)> on_hangs;  // the write under way has failed
+    std::function<void()> changed;                         // whoever waits looks again
   };
-  // `storage`: null: no snapshots are made. Outlives this object.
+  // `storage` must outlive this object; null: no snapshots are made.
   SnapshotDisks(Options options, storage::Storage* storage, Events events);
 
   // ---- orders of NodeJob ----
-  // `lanes`: of the job, with the memory that they copy into.
+  // `lanes` have the memory that the job's lanes copy into.
   void Write(const scheduler::node::WriteSnapshot& order, const std::string& job,
              std::shared_ptr<const std::vector<HostState>> lanes);
   void OnCopied(const scheduler::node::Copied& order);
   void AbandonCopies(const std::string& why);
   void GiveUpCopies(const std::string& why);
   void ForgetCopies() { copying_.reset(); }
-  // What the job is, for a thread that reads or writes for it.
+  // The job that a thread reads or writes for.
   struct Job {
     std::string name;
     uint64_t incarnation = 0;
@@ -77,8 +76,8 @@ class SnapshotDisks {
   void Discard(const v1::DiscardSnapshots& order);
 
   // ---- for calls ----
-  // `work` is done by the thread for reads, without the lock, and says `done` under it. It is told
-  // when it is unwanted. False: there is no such thread, or it hangs.
+  // The thread for reads does `work` without the lock, and then calls `done` with it. `unwanted`
+  // tells the work that it is not wanted any more. False: there is no such thread, or it hangs.
   using Work = std::function<void(storage::Storage&, const std::function<bool()>& unwanted)>;
   bool Read(Work work, std::shared_ptr<std::atomic<bool>> unwanted, std::function<void()> done);
 
@@ -96,15 +95,14 @@ class SnapshotDisks {
   [[nodiscard]] std::array<std::unique_ptr<Disk>, 2> TakeDisks();
 
  private:
-  // Of a snapshot, by the thread for reads.
+  // A snapshot that the thread for reads restores.
   struct Restoring {
     std::atomic<uint64_t> read_bytes = 0;
     std::atomic<bool> unwanted = false;
   };
   DiskWatch::News Watch(Disk& disk, scheduler::TimePoint now, const std::string& job,
                         uint32_t epoch);
-  // What is being written of a snapshot has failed here, whatever becomes of it. REQUIRES: it
-  // hangs.
+  // The snapshot that is being written counts as failed from now on. REQUIRES: the directory hangs.
   void GiveUpWriting();
   void TellManifestWritten(uint64_t attempt, const std::string& error,
                            const std::string& reason = "");
@@ -120,12 +118,12 @@ class SnapshotDisks {
   std::shared_ptr<Restoring> restoring_;     // null: nothing has been restored
   uint64_t committing_ = 0;                  // manifest that is being written; 0: none
   std::string committing_of_;                // its job
-  std::optional<v1::FindSnapshot> finding_;  // the coordinator waits to hear which is the newest
-  std::optional<v1::DiscardSnapshots> discarding_;  // it waits until older ones count no more
+  std::optional<v1::FindSnapshot> finding_;  // an order of the coordinator that is not answered yet
+  std::optional<v1::DiscardSnapshots> discarding_;  // the same
 };
 
-// The step of a snapshot that a job can go back to: of that step, or the newest (0). Reads all of
-// it: nothing is given up for what cannot be read.
+// The step of a snapshot that a job can go back to: `step`, or for 0 the newest. Reads the whole
+// snapshot, so that no job goes back to one that cannot be read.
 [[nodiscard]] absl::StatusOr<int64_t> FindWayBack(storage::Storage& storage, const std::string& job,
                                                   int64_t step, const scheduler::PlanInputs& inputs,
                                                   const GroupConfigs& groups,

@@ -12,7 +12,7 @@
 #include "dmuond/client/session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/daemon_test.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/one_matrix.h"
@@ -32,17 +32,12 @@ absl::Status Step(Session& session) {
   return session.Step({.groups = {{.learning_rate = 0.1}}}).status();
 }
 
-class DeathsTest : public ::testing::Test {
+class DeathsTest : public DaemonTest {
  protected:
   void SetUp() override {
-    auto daemon =
-        DaemonProcess::Start({.devices = "cpu:2", .flags = {"--threads=1", "--session_linger=0"}});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
+    ASSERT_NO_FATAL_FAILURE(
+        StartDaemon({.devices = "cpu:2", .flags = {"--threads=1", "--session_linger=0"}}));
     status_ = std::make_unique<DaemonStatus>(daemon_->address());
-  }
-  void TearDown() override {
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
   }
   std::unique_ptr<ChildProcess> StartOther(const std::string& phase) {
     auto other = ChildProcess::Start("phase_trainer", {daemon_->address(), "1", "2", phase});
@@ -92,7 +87,6 @@ class DeathsTest : public ::testing::Test {
     return Session::Open({.address = daemon_->address(), .rank = 0, .world_size = world});
   }
 
-  std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<DaemonStatus> status_;
 };
 

@@ -19,6 +19,7 @@
 #include "server/common/errors.h"
 #include "server/version.h"
 #include "tests/client/daemon_group.h"
+#include "tests/client/daemon_test.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/fake_member.h"
@@ -34,20 +35,13 @@ using ::testing::HasSubstr;
 
 client::StepScalars Scalars() { return {.groups = {{.learning_rate = 0.1}}}; }
 
-class CoordinatorInputTest : public ::testing::Test {
+class CoordinatorInputTest : public DaemonTest {
  protected:
   void SetUp() override {
     coordinator_ = FreeAddress();
-    auto daemon =
-        DaemonProcess::Start({.flags = GroupFlags(0, 2, coordinator_), .wait_for = "live"});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
-  }
-  void TearDown() override {
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
+    StartDaemon({.flags = GroupFlags(0, 2, coordinator_), .wait_for = "live"});
   }
   std::string coordinator_;
-  std::unique_ptr<DaemonProcess> daemon_;
 };
 
 TEST_F(CoordinatorInputTest, DaemonsThatDifferMayNotJoinAndBothValuesAreNamed) {

@@ -23,6 +23,7 @@
 #include "server/common/errors.h"
 #include "server/daemon/group/state_calls.h"
 #include "tests/client/daemon_group.h"
+#include "tests/client/daemon_test.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/fake_member.h"
@@ -34,16 +35,10 @@ namespace {
 using absl::StatusCode;
 using client::Session;
 
-class PeerStrangersTest : public ::testing::Test {
+class PeerStrangersTest : public DaemonTest {
  protected:
   void SetUp() override {
-    auto daemon =
-        DaemonProcess::Start({.flags = GroupFlags(0, 2, coordinator_), .wait_for = "live"});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
-  }
-  void TearDown() override {
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
+    StartDaemon({.flags = GroupFlags(0, 2, coordinator_), .wait_for = "live"});
   }
   std::unique_ptr<DaemonProcess> StartMember(const std::vector<std::string>& flags = {}) {
     std::vector<std::string> all = GroupFlags(1, 2, coordinator_);
@@ -53,7 +48,6 @@ class PeerStrangersTest : public ::testing::Test {
     return *std::move(member);
   }
   const std::string coordinator_ = FreeAddress();
-  std::unique_ptr<DaemonProcess> daemon_;
 };
 
 TEST_F(PeerStrangersTest, NobodyTakesANodesSeatWithoutTheSecret) {

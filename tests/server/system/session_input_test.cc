@@ -14,7 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/daemon_test.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/raw_trainer.h"
@@ -39,22 +39,20 @@ int64_t PeakResidentKib(pid_t pid) {
 }
 
 // A trainer of rank 0 in a world of two that rank 1 of the tests disturbs. Both train at the end.
-class SessionInputTest : public ::testing::Test {
+class SessionInputTest : public DaemonTest {
  protected:
   void SetUp() override {
     token_file_ =
         std::filesystem::temp_directory_path() / ("dmuond-token-" + std::to_string(::getpid()));
     std::ofstream(token_file_) << kToken << "\n";
     std::filesystem::permissions(token_file_, std::filesystem::perms::owner_read);
-    auto daemon = DaemonProcess::Start({.flags = {"--token_file=" + token_file_.string()}});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
+    ASSERT_NO_FATAL_FAILURE(StartDaemon({.flags = {"--token_file=" + token_file_.string()}}));
     first_ = Trainer();
     ASSERT_TRUE(OpenWithToken(*first_, 0).ok());
   }
   void TearDown() override {
     std::filesystem::remove(token_file_);
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
+    DaemonTest::TearDown();
   }
 
   std::unique_ptr<RawTrainer> Trainer() { return std::make_unique<RawTrainer>(daemon_->address()); }
@@ -129,7 +127,6 @@ class SessionInputTest : public ::testing::Test {
   }
 
   std::filesystem::path token_file_;
-  std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<RawTrainer> first_;
 };
 

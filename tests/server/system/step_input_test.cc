@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/daemon_test.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/raw_trainer.h"
 
@@ -19,16 +19,9 @@ namespace {
 using absl::StatusCode;
 using Stub = RawTrainer::Stub;
 
-class StepInputTest : public ::testing::Test {
+class StepInputTest : public DaemonTest {
  protected:
-  void SetUp() override {
-    auto daemon = DaemonProcess::Start();
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
-  }
-  void TearDown() override {
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
-  }
+  void SetUp() override { StartDaemon({}); }
   // Trainers of one world, after a push and `steps` steps.
   void Train(int32_t world, int64_t steps) {
     for (int32_t rank = 0; rank < world; ++rank) {
@@ -61,7 +54,6 @@ class StepInputTest : public ::testing::Test {
     return {trainers_[0]->weights(), trainers_[0]->weights() + 128};
   }
 
-  std::unique_ptr<DaemonProcess> daemon_;
   std::vector<std::unique_ptr<RawTrainer>> trainers_;
 };
 

@@ -19,7 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/unique_fd.h"
 #include "gtest/gtest.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/daemon_test.h"
 #include "tests/sanitized.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/expect_error.h"
@@ -102,7 +102,7 @@ class SilentPushes {
   std::vector<std::unique_ptr<Push>> pushes_;
 };
 
-class StrangersTest : public ::testing::Test {
+class StrangersTest : public DaemonTest {
  protected:
   void SetUp() override {
     rlimit limit{};
@@ -110,13 +110,8 @@ class StrangersTest : public ::testing::Test {
     limit.rlim_cur = limit.rlim_max;
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   }
-  void TearDown() override {
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
-  }
   void Start(std::vector<std::string> flags = {}) {
-    auto daemon = DaemonProcess::Start({.devices = "cpu:1", .flags = std::move(flags)});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
+    StartDaemon({.devices = "cpu:1", .flags = std::move(flags)});
   }
   // A trainer that has made a step.
   void Train() {
@@ -150,7 +145,6 @@ class StrangersTest : public ::testing::Test {
     }
   }
 
-  std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<RawTrainer> trainer_;
 };
 

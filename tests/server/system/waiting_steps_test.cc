@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <filesystem>
-#include <iostream>
 #include <iterator>
 #include <memory>
 #include <string>
@@ -12,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "tests/client/daemon_process.h"
+#include "tests/client/daemon_test.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/raw_trainer.h"
 
@@ -60,13 +59,11 @@ class Waiting {
   bool ended_ = false;
 };
 
-class WaitingStepsTest : public ::testing::Test {
+class WaitingStepsTest : public DaemonTest {
  protected:
   // Two trainers, of which the first has handed in step 1.
   void SetUp() override {
-    auto daemon = DaemonProcess::Start({.flags = {"--drain_timeout=1s"}});
-    ASSERT_TRUE(daemon.ok()) << daemon.status();
-    daemon_ = *std::move(daemon);
+    ASSERT_NO_FATAL_FAILURE(StartDaemon({.flags = {"--drain_timeout=1s"}}));
     for (auto* trainer : {&first_, &second_}) {
       *trainer = std::make_unique<RawTrainer>(daemon_->address());
     }
@@ -82,9 +79,6 @@ class WaitingStepsTest : public ::testing::Test {
     wait_.set_attempt(request.attempt());
     *wait_.mutable_key() = request.key();
     wait_.set_wait_ms(60'000);
-  }
-  void TearDown() override {
-    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
   }
   static void Begin(RawTrainer& trainer, int32_t rank) {
     absl::Status status = trainer.Open(rank, 2);
@@ -111,7 +105,6 @@ class WaitingStepsTest : public ::testing::Test {
     return std::distance(std::filesystem::directory_iterator(tasks), {});
   }
 
-  std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<RawTrainer> first_;
   std::unique_ptr<RawTrainer> second_;
   v1::WaitStepRequest wait_;

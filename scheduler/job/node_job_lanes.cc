@@ -1,0 +1,233 @@
+// The lanes of a job: they are started and replaced, take a snapshot's state and trainers' memory,
+// report and die. What they report of steps is in node_job_steps.cc, of snapshots in
+// node_job_snapshots.cc.
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "scheduler/job/impossible.h"
+#include "scheduler/job/node_job.h"
+#include "scheduler/reason.h"
+
+namespace dmuond::scheduler {
+
+void NodeJob::ReplaceLanes(const std::string& why) {
+  Say(node::Note::Level::kWarn, "new lanes", {{"step", LastCommitted()}, {"what", why}});
+  job_->Enter(Phase::kStarting);
+  job_->over_old_memory = true;
+  job_->lanes_wanted = true;
+  job_->broken_since.reset();
+  ranks_.ForgetMappings();
+  GiveUpLanes();
+  Wake();
+}
+
+void NodeJob::GiveUpLanes() {
+  Do(node::AbandonCopies{"the lanes are replaced"});
+  Do(node::StopRestoring{});
+  // Killed: the state table says what they have come to, and whoever waits in a lane's queue is
+  // answered by its successor.
+  Do(node::EndLanes{.kill = true});
+  job_->lanes.GiveUp();
+}
+
+node::Actions NodeJob::OnPlacesFree() {
+  if (job_ == nullptr || job_->phase != Phase::kStarting || !job_->lanes_wanted ||
+      !job_->lanes.all_absent()) {
+    return {};
+  }
+  Do(node::StartLanes{.epoch = epoch_, .anew = true, .state_is_void = job_->state_is_void});
+  return Take();
+}
+
+node::Actions NodeJob::OnLanesStarted(TimePoint now, const absl::Status& started) {
+  if (job_ == nullptr || job_->phase != Phase::kStarting) {
+    Impossible("NodeJob", Name(phase()), "lanes started");
+    return Take();
+  }
+  if (!absl::IsResourceExhausted(started)) job_->lanes_lack_resources_since.reset();
+  if (started.ok()) {
+    job_->lanes_wanted = false;
+    job_->state_is_void = false;
+    for (size_t i = 0; i < job_->lanes.size(); ++i) {
+      job_->lanes.OnStarted(LaneIndex(static_cast<int32_t>(i)), epoch_);
+    }
+    return Take();
+  }
+  Do(node::EndLanes{.kill = true});
+  // The job's state may be in this memory alone, and what is lacking now there may be at the next
+  // tick. The coordinator waits for a --register_timeout, and is told why before that.
+  if (job_->over_old_memory && absl::IsResourceExhausted(started)) {
+    std::optional<TimePoint>& since = job_->lanes_lack_resources_since;
+    if (!since.has_value()) {
+      since = now;
+      Say(node::Note::Level::kWarn, "new lanes wait for what the machine lacks",
+          {{"what", started.ToString(absl::StatusToStringMode::kWithNoExtraData)}});
+    }
+    if (now - *since < options_.register_timeout / 2) return Take();
+  }
+  job_->lanes_wanted = false;
+  TellPlanFailed(started);
+  return Take();
+}
+
+void NodeJob::PrepareLanes() {
+  if (job_->wire.restore_step() > 0 && !job_->restored) {
+    if (!job_->host_copies) {
+      return TellPlanFailed(Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
+                                  scheduler::Say("this node has no --snapshot_dir")));
+    }
+    job_->Enter(Phase::kRestoring);
+    Say(node::Note::Level::kInfo, "restoring", {{"step", job_->wire.restore_step()}});
+    Do(node::Restore{StepId(job_->wire.restore_step())});
+    return;
+  }
+  if (job_->over_old_memory) {
+    for (const auto& [rank, command] : ranks_.attachments()) {
+      for (size_t i = 0; i < job_->lanes.size(); ++i) {
+        const LaneIndex lane(static_cast<int32_t>(i));
+        ToLane(lane, command);
+        job_->lanes.BeginMapping(rank, lane);
+      }
+    }
+  }
+  if (!job_->lanes.mapping()) return TellPlanReady();
+  job_->Enter(Phase::kMapping);
+}
+
+node::Actions NodeJob::OnRestored(TimePoint /*now*/, absl::StatusOr<Restored> restored,
+                                  int64_t older_snapshot) {
+  // A node that cannot restore ends the job on all of them; others may be at it.
+  if (job_ != nullptr && job_->phase == Phase::kFailed) return Take();
+  if (job_ == nullptr || job_->phase != Phase::kRestoring || job_->lanes.loading()) {
+    Impossible("NodeJob", Name(phase()), "restored");
+    return Take();
+  }
+  if (!restored.ok()) {
+    Say(node::Note::Level::kError, "a snapshot cannot be restored",
+        {{"step", job_->wire.restore_step()},
+         {"what", restored.status().ToString(absl::StatusToStringMode::kWithNoExtraData)}});
+    absl::Status why = restored.status();
+    if (ReasonOf(why).empty()) why = WithReason(why, "SNAPSHOT_BROKEN");
+    TellPlanFailed(why, older_snapshot);
+    return Take();
+  }
+  const auto& trainers = job_->planned.inputs->layout.trainers;
+  const Attempt attempt(restored->from.manifest.attempt());
+  for (const auto& [rank, bytes] : restored->from.trainers) {
+    if (static_cast<size_t>(rank.value()) >= trainers.size() ||
+        trainers[rank.value()].node.value() != options_.node) {
+      continue;
+    }
+    job_->trainer_states[rank.value()] = {attempt, bytes};
+  }
+  job_->snapshot.set_durable_step(restored->from.step());
+  job_->lanes.BeginLoading();
+  for (size_t i = 0; i < job_->lanes.size(); ++i) {
+    v1::LaneCommand command;
+    v1::LaneCommand::LoadState& load = *command.mutable_load_state();
+    load.set_step(restored->from.step());
+    load.mutable_updates()->Add(restored->updates[i].begin(), restored->updates[i].end());
+    ToLane(LaneIndex(static_cast<int32_t>(i)), std::move(command));
+  }
+  return Take();
+}
+
+void NodeJob::OnStateLoaded(LaneIndex lane, const v1::LaneReport::StateLoaded& loaded) {
+  if (job_->phase != Phase::kRestoring) return;
+  if (!loaded.error().empty()) {
+    return TellPlanFailed(absl::InternalError(absl::StrCat(
+        "lane ", lane.value(), " cannot take the snapshot's state: ", loaded.error())));
+  }
+  if (!job_->lanes.OnLoaded(lane)) return;
+  job_->restored = true;
+  Say(node::Note::Level::kInfo, "restored", {{"step", job_->wire.restore_step()}});
+  PrepareLanes();
+}
+
+node::Actions NodeJob::OnLaneReport(TimePoint /*now*/, LaneIndex lane,
+                                    const v1::LaneReport& report) {
+  using Kind = v1::LaneReport::ReportCase;
+  if (job_ == nullptr) return Take();
+  job_->lanes.OnReport(lane);
+  switch (report.report_case()) {
+    case Kind::kReady:
+      if (job_->lanes.OnReady(lane, report.ready().device()) && job_->phase == Phase::kStarting) {
+        PrepareLanes();
+      }
+      break;
+    case Kind::kRendezvous: {
+      v1::MemberMessage message;
+      *message.mutable_rendezvous() = report.rendezvous();
+      Tell(std::move(message));
+      return TakeUnrecorded();
+    }
+    case Kind::kRailReady: {
+      v1::MemberMessage message;
+      *message.mutable_reports()->add_ready() = report.rail_ready();
+      Tell(std::move(message));
+      return TakeUnrecorded();
+    }
+    case Kind::kGathered:
+      OnGathered(lane, report.gathered());
+      break;
+    case Kind::kPublished:
+      OnPublished(lane, report.published());
+      break;
+    case Kind::kAttached: {
+      const v1::LaneReport::Attached& attached = report.attached();
+      ranks_.OnLaneMapped(attached.rank(), attached.incarnation(), lane, attached.error());
+      if (job_->lanes.OnMapped(attached.rank(), lane) && job_->phase == Phase::kMapping) {
+        TellPlanReady();
+      }
+      Wake();
+      break;
+    }
+    case Kind::kCopied:
+      OnCopied(lane, report.copied());
+      break;
+    case Kind::kStateLoaded:
+      OnStateLoaded(lane, report.state_loaded());
+      break;
+    case Kind::kPong: {
+      const v1::LaneReport::Pong& pong = report.pong();
+      LaneWatch::Answer answer;
+      answer.number = pong.number();
+      answer.progress = pong.progress();
+      answer.device_busy = pong.device_busy();
+      answer.awaits_rail = pong.awaits_rail();
+      answer.awaited_ranks = {pong.awaited_ranks().begin(), pong.awaited_ranks().end()};
+      job_->lanes.OnPong(lane, answer);
+      return TakeUnrecorded();
+    }
+    case Kind::kFailed:
+      Say(node::Note::Level::kError, "lane failed",
+          {{"lane", lane.value()}, {"what", report.failed().what()}});
+      return TakeUnrecorded();
+    default:
+      break;
+  }
+  return Take();
+}
+
+node::Actions NodeJob::OnLaneGone(TimePoint /*now*/, LaneIndex lane,
+                                  const std::string& last_words) {
+  if (job_ == nullptr || !job_->lanes.OnGone(lane)) return Take();
+  Do(node::AbandonCopies{absl::StrCat("lane ", lane.value(), " ended: ", last_words)});
+  const int32_t id = job_->lanes[lane].id.value();
+  Say(node::Note::Level::kError, "lane lost",
+      {{"step", LastCommitted()}, {"lane", id}, {"what", last_words}});
+  v1::MemberMessage message;
+  message.mutable_lane_lost()->set_lane(id);
+  message.mutable_lane_lost()->set_detail(last_words);
+  message.mutable_lane_lost()->set_epoch(job_->lanes.epoch());
+  // The coordinator says what comes of it: other lanes, or that this was once too often, or that a
+  // job that had not begun is refused.
+  Tell(std::move(message));
+  return Take();
+}
+
+}  // namespace dmuond::scheduler

@@ -1,0 +1,163 @@
+// Who may open a session, and what is to happen first.
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "scheduler/job/node_job.h"
+#include "scheduler/job/refusals.h"
+#include "scheduler/reason.h"
+
+namespace dmuond::scheduler {
+
+using Resume = v1::OpenSessionRequest;
+
+std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
+    const Opening& opening, const std::optional<std::optional<ResumePoint>>& resume) const {
+  if (leaves_) {
+    return Error(absl::StatusCode::kUnavailable, "DRAINING",
+                 scheduler::Say("this daemon is leaving"));
+  }
+  const bool discards = opening.resume == Resume::RESUME_DISCARD;
+  if (discards && job_ != nullptr && job_->name == opening.job && job_->launch != opening.launch) {
+    return MustDiscard{};
+  }
+  if (job_ == nullptr) {
+    // Of a session that begins while the group is broken nobody would hear.
+    if (epoch_ == 0) {
+      return Later{Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
+                         scheduler::Say("the group of ", Named("nodes", options_.nodes),
+                                        " daemons has not formed; `dmuonctl status` on node 0 "
+                                        "says who is missing"))};
+    }
+    if (!discards && !resume.has_value()) return NeedsResume{};
+  } else if (restores()) {
+    // What a rank gave with the step that the job goes back to comes with the snapshot.
+    return Later{NotReadyToOpen(opening.rank), /*restores=*/true};
+  } else if (job_->phase == Phase::kFailed || job_->ending || !KnowsItsStep(opening.rank)) {
+    // A job that was lost ends with its last session; who starts it again may be faster.
+    return Later{NotReadyToOpen(opening.rank)};
+  }
+  // What was found counts for the job that it begins.
+  const bool found = job_ == nullptr && resume.has_value() && resume->has_value();
+  const absl::Status refused = CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
+                                         found ? (*resume)->step() : LastCommitted());
+  if (refused.ok()) return std::nullopt;
+  return refused;
+}
+
+// Whether a replacement can be told where the job is: what the predecessor's last attempt has come
+// to has been heard, in this epoch, and nothing can be committed without the rank any more.
+bool NodeJob::KnowsItsStep(int32_t rank) const {
+  if (!job_->failed.ok() || !job_->steps.has_value()) return true;
+  const Attempt open = job_->steps->open().attempt;
+  const RankTable::Vacancy* vacancy = ranks_.VacancyOf(rank);
+  return !lanes_come() && EpochOf(open).value() == epoch_ &&
+         (vacancy == nullptr || open > vacancy->attempt);
+}
+
+absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
+  const auto refuse = [rank, &job = job_->name](const char* why) {
+    return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
+                 scheduler::Say("rank ", Named("rank", rank), " of job '", Named("job", job),
+                                "' cannot begin yet: ", Named("awaited", why), "; ask again"));
+  };
+  if (job_->phase == Phase::kFailed) return refuse("a job that was lost still has trainers");
+  if (job_->ending) return refuse("the last state of the job is being saved");
+  if (lanes_come()) return refuse("lanes are being replaced");
+  return refuse("the group has to form anew, or to say what became of the rank's last attempt");
+}
+
+absl::Status NodeJob::CheckOpen(const Opening& opening, bool has_state,
+                                int64_t last_committed) const {
+  if (job_ != nullptr && job_->name != opening.job) return OtherJob(job_->name, opening.job);
+  if (job_ != nullptr && job_->world_size != opening.world_size) {
+    return WorldDiffers(job_->name, job_->world_size, opening.rank, opening.world_size);
+  }
+  if (const RankTable::Session* other = ranks_.OfRank(opening.rank); other != nullptr) {
+    return RankTwice(opening.job, opening.rank, static_cast<pid_t>(other->pid), other->client);
+  }
+  if (job_ != nullptr && job_->planned.plan != nullptr) {
+    const int32_t home = job_->planned.inputs->layout.trainers[opening.rank].node.value();
+    if (home != options_.node) return RankMoved(opening.job, opening.rank, home, options_.node);
+  }
+  if (has_state && opening.resume != Resume::RESUME_IF_PRESENT &&
+      opening.resume != Resume::RESUME_REQUIRE) {
+    return opening.resume == Resume::RESUME_DISCARD
+               ? LaunchHasState(opening.job, opening.launch, last_committed)
+               : JobHasState(opening.job, last_committed);
+  }
+  if (!has_state && opening.resume == Resume::RESUME_REQUIRE) return JobHasNoState(opening.job);
+  if (job_ != nullptr && !job_->failed.ok()) return job_->failed;
+  if (job_ != nullptr && job_->has_state && ranks_.VacancyOf(opening.rank) == nullptr) {
+    // Every rank has pushed to make the state: this one has closed its session since.
+    return Error(
+        absl::StatusCode::kUnavailable, "TRAINER_LOST",
+        scheduler::Say("rank ", Named("rank", opening.rank), " has left job '",
+                       Named("job", opening.job), "' at step ",
+                       Named("last_committed_step", job_->steps->last_committed().value()),
+                       ": a job ends when a rank closes its session; start it again when the other "
+                       "ranks have ended, or end it now: `dmuonctl job end ",
+                       opening.job, "`"));
+  }
+  return absl::OkStatus();
+}
+
+NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
+                                  const std::optional<std::optional<ResumePoint>>& resume,
+                                  node::Actions& actions) {
+  if (auto why = WhyNotOpen(opening, resume); why.has_value()) return *std::move(why);
+  const bool begins = job_ == nullptr;
+  const bool discards = opening.resume == Resume::RESUME_DISCARD;
+  const std::optional<ResumePoint> found =
+      begins && resume.has_value() ? *resume : std::optional<ResumePoint>();
+  const bool has_state = begins ? found.has_value() : HasOrGetsState();
+  if (begins) {
+    BeginJob(opening.job, opening.world_size);
+    job_->launch = opening.launch;
+    if (found.has_value()) job_->snapshot.set_durable_step(found->step());
+    job_->resume = found;
+    ++plan_version_;
+    if (!options_.snapshots) {
+      Say(node::Note::Level::kWarn,
+          "no snapshots are made: the job's state goes with this daemon (--snapshot_dir)");
+    }
+  }
+  RankTable::Session opened;
+  opened.id = opening.id;
+  opened.rank = opening.rank;
+  opened.pid = opening.pid;
+  opened.client = opening.client;
+  opened.home_lane = opening.home_lane;
+  opened.discards = discards;
+  const RankTable::Session& session = ranks_.Open(std::move(opened));
+  Tell(NewsOfSession(session));
+  Opened answer;
+  answer.incarnation = session.incarnation;
+  answer.job_incarnation = job_->wire.job_incarnation();
+  answer.has_state = has_state;
+  answer.last_committed = LastCommitted();
+  answer.durable_step = job_->snapshot.durable_step();
+  answer.trainer_state = TrainerStateOf(opening.rank);
+  answer.begins_job = begins;
+  actions = Take();
+  return answer;
+}
+
+node::Actions NodeJob::Discard(const Opening& opening) {
+  v1::MemberMessage message;
+  v1::EndJob& end = *message.mutable_end_job();
+  end.set_job(job_->name);
+  end.set_why(absl::StrCat("rank ", opening.rank, " begins it anew"));
+  end.set_node(options_.node);
+  v1::RankSession& discard = *end.mutable_discard();
+  discard.set_rank(opening.rank);
+  discard.set_node(options_.node);
+  discard.set_job(job_->name);
+  discard.set_discard(true);
+  discard.set_launch(opening.launch);
+  Tell(std::move(message));
+  return Take();
+}
+
+}  // namespace dmuond::scheduler

@@ -1,0 +1,81 @@
+// A job goes on in a new epoch: with new lanes over its memory, or from a snapshot.
+#include "scheduler/job/node_job.h"
+#include "scheduler/reason.h"
+
+namespace dmuond::scheduler {
+namespace {
+
+// A job goes back under the plan that it has.
+bool SameButForTheStep(v1::PlanInputs a, const v1::PlanInputs& b) {
+  a.set_restore_step(b.restore_step());
+  return a.SerializeAsString() == b.SerializeAsString();
+}
+
+}  // namespace
+
+void NodeJob::OnReform(const v1::Reform& reform) {
+  epoch_ = reform.epoch();
+  if (job_ == nullptr || OfAnotherJob() || job_->planned.plan == nullptr || !job_->failed.ok()) {
+    return TellCannotGoOn();
+  }
+  ReplaceLanes(reform.why());
+}
+
+void NodeJob::OnRollBack(const v1::RollBack& back) {
+  epoch_ = back.epoch();
+  const v1::PlanInputs& plan = back.plan();
+  GiveWayTo(plan);
+  if (job_ != nullptr && (job_->name != plan.job() || !job_->failed.ok())) return TellCannotGoOn();
+  Say(node::Note::Level::kWarn, "the job goes back to a snapshot",
+      {{"from_step", LastCommitted()}, {"to_step", plan.restore_step()}, {"what", back.why()}});
+  if (job_ == nullptr || !planned()) {
+    OnPlan(plan);
+    job_->goes_back = planned();
+    return;
+  }
+  if (!SameButForTheStep(plan, job_->wire)) {
+    return TellPlanFailed(
+        Error(absl::StatusCode::kFailedPrecondition, "PLAN_DIFFERS",
+              scheduler::Say("job '", Named("job", plan.job()), "' is to go back to step ",
+                             Named("to_step", plan.restore_step()),
+                             " under another plan than the one that it has here")));
+  }
+  job_->goes_back = true;
+  job_->back = {plan.restore_step(), back.epoch(), back.asked()};
+  ranks_.GoBack(job_->back);
+  job_->wire = plan;
+  ++plan_version_;
+  // What is being prepared has no state yet, and no lanes: they start when it is there.
+  if (job_->phase == Phase::kPreparing) return;
+  ForgetState();
+  ReplaceLanes(back.why());
+}
+
+void NodeJob::ForgetState() {
+  job_->steps.reset();
+  job_->has_state = false;
+  job_->applied_attempt = 0;
+  job_->published_attempt = 0;
+  job_->publishing_attempt = 0;
+  job_->lanes.ForgetState();
+  Do(node::ForgetLoads{});
+  job_->submitted_states.clear();
+  job_->trainer_states.clear();
+  Do(node::GiveUpCopies{"the job goes back to an older step"});
+  job_->restored = false;
+  job_->snapshot.GoBack();
+  // In a new epoch every attempt is newer than those that trainers have died in.
+  ranks_.VacanciesEndNothing();
+  job_->state_is_void = true;
+  if (options_.node == 0) Do(node::SetSnapshotsAside{StepId(job_->wire.restore_step())});
+}
+
+void NodeJob::TellCannotGoOn() {
+  if (job_ != nullptr && !OfAnotherJob() && !job_->failed.ok()) {
+    return TellPlanFailed(job_->failed);
+  }
+  TellPlanFailed(Error(absl::StatusCode::kUnavailable, leaves_ ? "DRAINING" : "JOB_ENDED",
+                       scheduler::Say("this node does not have the job any more")));
+}
+
+}  // namespace dmuond::scheduler

@@ -1,0 +1,88 @@
+// What a job shows to who watches it. Nothing here changes it.
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "scheduler/convert/registrations.h"
+#include "scheduler/job/node_job.h"
+#include "scheduler/reason.h"
+
+namespace dmuond::scheduler {
+
+bool NodeJob::planned() const { return WorldSizeOf(job_->wire) > 0; }
+
+absl::Status NodeJob::CheckStill(uint64_t number) const {
+  if (job_ == nullptr || job_->number != number) {
+    return Error(absl::StatusCode::kUnavailable, "JOB_ENDED",
+                 scheduler::Say("the job ended meanwhile"));
+  }
+  return job_->failed;
+}
+
+bool NodeJob::HasOrGetsState() const {
+  return job_ != nullptr &&
+         (job_->has_state || job_->wire.restore_step() > 0 || job_->resume.has_value());
+}
+
+bool NodeJob::restores() const {
+  return job_ != nullptr && job_->failed.ok() && job_->wire.restore_step() > 0 && !job_->restored;
+}
+
+bool NodeJob::restores_somewhere() const {
+  return job_ != nullptr && job_->failed.ok() && epoch_ != 0 && job_->wire.restore_step() > 0 &&
+         !job_->steps.has_value();
+}
+
+bool NodeJob::settled() const {
+  return job_ != nullptr && job_->phase == Phase::kRunning && job_->has_state && epoch_ != 0 &&
+         job_->steps.has_value() && EpochOf(job_->steps->open().attempt).value() == epoch_;
+}
+
+bool NodeJob::Published() const {
+  if (job_ == nullptr) return true;
+  if ((lanes_come() && job_->over_old_memory) || job_->broken_since.has_value()) return false;
+  // Attempts that were aborted or refused are not published; the newest one that was is remembered.
+  return !job_->steps.has_value() || !job_->steps->last_decision().has_value() ||
+         job_->published_attempt >= job_->applied_attempt;
+}
+
+bool NodeJob::Saved() const {
+  if (job_ == nullptr || !job_->snapshot.Saved(job_->applied_attempt)) return false;
+  // A vote that has no answer may have committed a step that this node does not know of.
+  return !job_->steps.has_value() || !job_->steps->voted() ||
+         job_->steps->open().attempt == halted_attempt_;
+}
+
+int64_t NodeJob::LastCommitted() const {
+  if (job_ == nullptr) return 0;
+  if (job_->steps.has_value()) return job_->steps->last_committed().value();
+  if (job_->wire.restore_step() > 0) return job_->wire.restore_step();
+  return job_->resume.has_value() ? job_->resume->step() : 0;
+}
+
+std::string NodeJob::TrainerStateOf(int32_t rank) const {
+  if (const auto kept = job_->trainer_states.find(rank); kept != job_->trainer_states.end()) {
+    return kept->second.bytes;
+  }
+  if (job_->has_state || !job_->resume.has_value()) return "";
+  const auto kept = job_->resume->trainers.find(TrainerRank(rank));
+  return kept == job_->resume->trainers.end() ? "" : kept->second;
+}
+
+bool NodeJob::Restarted() const {
+  return job_->has_state && job_->steps.has_value() &&
+         job_->steps->open().attempt.value() > job_->applied_attempt;
+}
+
+// A job that goes back opens attempts, and has no state before all ranks have come to it: the only
+// decision that is for good then is that somebody will not.
+std::optional<std::string> NodeJob::WhyNotRestarted() const {
+  if (job_ == nullptr || job_->has_state || !job_->steps.has_value()) return std::nullopt;
+  const std::optional<Decision>& decided = job_->steps->last_decision();
+  if (!decided.has_value() || decided->verdict != Verdict::kAbort || decided->outcome.retry) {
+    return std::nullopt;
+  }
+  return decided->outcome.detail;
+}
+
+}  // namespace dmuond::scheduler

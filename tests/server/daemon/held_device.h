@@ -1,0 +1,87 @@
+// A node's processor, whose memory takes as long as a test wants, and whose lanes' starts a test
+// sees.
+#ifndef DMUOND_TESTS_SERVER_DAEMON_HELD_DEVICE_H_
+#define DMUOND_TESTS_SERVER_DAEMON_HELD_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/v1/trainer.pb.h"
+#include "dmuond/wire/unique_fd.h"
+#include "kernels/cpu/cpu_memory.h"
+#include "kernels/device.h"
+#include "kernels/mutex.h"
+#include "scheduler/types.h"
+#include "server/daemon/memory/node_device.h"
+
+namespace dmuond::server {
+
+// Memory that takes as long as a test wants.
+class HeldMemory final : public kernels::MemoryHolder {
+ public:
+  absl::StatusOr<wire::UniqueFd> Allocate(size_t bytes, const std::string& name) override {
+    {
+      MutexLock lock(mutex_);
+      ++waiting_;
+      changed_.NotifyAll();
+      while (held_) changed_.Wait(mutex_);
+      --waiting_;
+    }
+    return memory_.Allocate(bytes, name);
+  }
+  absl::Status Check(int fd, size_t bytes) override { return memory_.Check(fd, bytes); }
+
+  void Hold() {
+    MutexLock lock(mutex_);
+    held_ = true;
+  }
+  void Release() {
+    MutexLock lock(mutex_);
+    held_ = false;
+    changed_.NotifyAll();
+  }
+  // Until somebody waits for memory.
+  void WaitUntilHeld() {
+    MutexLock lock(mutex_);
+    while (waiting_ == 0) changed_.Wait(mutex_);
+  }
+
+ private:
+  kernels::cpu::CpuMemoryHolder memory_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool held_ DMUOND_GUARDED_BY(mutex_) = false;
+  int waiting_ DMUOND_GUARDED_BY(mutex_) = 0;
+};
+
+// The processor, with such memory.
+class HeldDevice final : public NodeDevice {
+ public:
+  std::string type() const override { return cpu_->type(); }
+  std::string OfLane(scheduler::LaneIndex lane) const override {
+    if (starts_) starts_(lane);
+    return cpu_->OfLane(lane);
+  }
+  Variables OfLaneEnvironment() const override { return cpu_->OfLaneEnvironment(); }
+  HeldMemory& memory() override { return memory_; }
+  absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const override {
+    return cpu_->CheckArena(rank, arena);
+  }
+  // `starts` is called when a lane is about to be started, under the daemon's lock. Before any is.
+  void Watch(std::function<void(scheduler::LaneIndex)> starts) { starts_ = std::move(starts); }
+
+ private:
+  const std::unique_ptr<NodeDevice> cpu_ = MakeCpuNodeDevice(/*threads=*/1);
+  HeldMemory memory_;
+  std::function<void(scheduler::LaneIndex)> starts_;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_TESTS_SERVER_DAEMON_HELD_DEVICE_H_
