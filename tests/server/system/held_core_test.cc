@@ -25,6 +25,7 @@ namespace dmuond::testing {
 namespace {
 
 constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kLooked{2};  // an answer about a core that is held: after one
 
 // Holds a daemon at a point that it comes to.
 class Holder {
@@ -127,6 +128,52 @@ TEST_P(HeldCoreTest, TheGroupStaysWhileAJobsMemoryIsBeingMade) {
   holder.Release();
   trainer.join();
   ExpectFirstEpoch(*group);
+}
+
+// A step is decided and the next attempt is opened under the core's lock, in one turn.
+TEST(HeldCoreAloneTest, WhatWasSeenLastIsShownAndHowOldItIs) {
+  Holder holder("daemon.open");
+  auto group = StartGroup(1, "cpu:1", {"--threads=1"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  const DaemonProcess& held = *group->front();
+  World world(
+      held.address(), 1, [](int32_t /*rank*/) { return OneMatrix(1); }, FillOneMatrix);
+  ASSERT_TRUE(world.complete());
+  const client::StepScalars scalars{.groups = {{.learning_rate = 0.1}}};
+  ASSERT_TRUE(world.Step(scalars).at(0).ok());
+  DaemonStatus daemon(held.address());
+  const v1::GetStatusReply before = daemon.Get();
+  EXPECT_EQ(before.picture_age_ms(), 0);
+  EXPECT_EQ(before.job().last_committed_step(), 1);
+  EXPECT_EQ(daemon.Plan().picture_age_ms(), 0);
+
+  holder.Hold(held);
+  std::thread trainer([&] { EXPECT_TRUE(world.Step(scalars).at(0).ok()); });
+  EXPECT_TRUE(holder.WaitHeld());
+  int64_t age_ms = 0;
+  for (int looks = 0; looks < 2; ++looks) {
+    const auto asked = std::chrono::steady_clock::now();
+    const v1::GetStatusReply status = daemon.Get();
+    EXPECT_LT(std::chrono::steady_clock::now() - asked, kLooked) << held.Log();
+    EXPECT_GT(status.picture_age_ms(), age_ms);
+    age_ms = status.picture_age_ms();
+    EXPECT_EQ(status.job().last_committed_step(), 1);
+    EXPECT_EQ(status.job().matrices(), before.job().matrices());
+    EXPECT_EQ(status.lanes_size(), 1);
+  }
+  const v1::GetPlanReply plan = daemon.Plan();
+  EXPECT_GT(plan.picture_age_ms(), age_ms);
+  EXPECT_EQ(plan.lanes_size(), 1);
+  const v1::GetRoutingReply routing = daemon.Routing();
+  EXPECT_GT(routing.picture_age_ms(), plan.picture_age_ms());
+  EXPECT_EQ(routing.rows_size(), 1);
+
+  holder.Release();
+  trainer.join();
+  const v1::GetStatusReply after = daemon.Get();
+  EXPECT_EQ(after.picture_age_ms(), 0);
+  EXPECT_EQ(after.job().last_committed_step(), 2);
+  world.Close();
 }
 
 // The thread that reads the trainers' connections begins their steps, under the lock.
