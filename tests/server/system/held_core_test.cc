@@ -5,16 +5,19 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/version.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
+#include "tests/server/ctl/ctl_process.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/disk_driver.h"
 #include "tests/server/system/one_matrix.h"
@@ -23,6 +26,10 @@
 
 namespace dmuond::testing {
 namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr std::chrono::seconds kPatience{60};
 constexpr std::chrono::seconds kLooked{2};  // an answer about a core that is held: after one
@@ -150,6 +157,12 @@ TEST(HeldCoreAloneTest, WhatWasSeenLastIsShownAndHowOldItIs) {
   holder.Hold(held);
   std::thread trainer([&] { EXPECT_TRUE(world.Step(scalars).at(0).ok()); });
   EXPECT_TRUE(holder.WaitHeld());
+  const auto ctl = [&](std::vector<std::string> words) {
+    words.push_back("--address=" + held.address());
+    return std::async(std::launch::async, RunCtl, words);
+  };
+  // An order waits for the core, and holds up nobody who looks.
+  std::future<CtlResult> order = ctl({"log-level", "debug", "--timeout=60s"});
   int64_t age_ms = 0;
   for (int looks = 0; looks < 2; ++looks) {
     const auto asked = std::chrono::steady_clock::now();
@@ -167,12 +180,26 @@ TEST(HeldCoreAloneTest, WhatWasSeenLastIsShownAndHowOldItIs) {
   const v1::GetRoutingReply routing = daemon.Routing();
   EXPECT_GT(routing.picture_age_ms(), plan.picture_age_ms());
   EXPECT_EQ(routing.rows_size(), 1);
+  std::vector<std::future<CtlResult>> questions;
+  for (const char* question : {"status", "jobs", "plan", "routing"}) {
+    questions.push_back(ctl({question}));
+  }
+  for (std::future<CtlResult>& answer : questions) {
+    EXPECT_THAT(answer.get().output,
+                ContainsRegex("this picture is [0-9]+s old: the daemon's core"));
+  }
+  const CtlResult doctor = ctl({"doctor"}).get();
+  EXPECT_EQ(doctor.code, 1);
+  EXPECT_THAT(doctor.output, ContainsRegex("fail +daemon .*core has not turned for [0-9]+s"));
+  EXPECT_EQ(order.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
 
   holder.Release();
   trainer.join();
   const v1::GetStatusReply after = daemon.Get();
   EXPECT_EQ(after.picture_age_ms(), 0);
   EXPECT_EQ(after.job().last_committed_step(), 2);
+  EXPECT_EQ(order.get().code, 0);
+  EXPECT_THAT(ctl({"status"}).get().output, Not(HasSubstr("this picture")));
   world.Close();
 }
 
