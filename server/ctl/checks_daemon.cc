@@ -27,6 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr char kOfOneThatHangs[] = "look into its log; `kill -ABRT` gives a core of one that hangs";
+
 // Connects; the error is errno's.
 absl::StatusOr<wire::UniqueFd> ConnectTo(const std::string& path, int type) {
   sockaddr_un address{};
@@ -173,7 +175,7 @@ std::vector<Finding> CheckDaemon(const std::string& socket, absl::Duration timeo
     return {{.verdict = Verdict::kFail,
              .what = "daemon",
              .detail = std::string(status.status().message()),
-             .remedy = "look into its log; `kill -ABRT` gives a core of one that hangs"}};
+             .remedy = kOfOneThatHangs}};
   }
   Finding daemon{.what = "daemon",
                  .detail = absl::StrCat("version ", status->version(), ", up ",
@@ -185,6 +187,12 @@ std::vector<Finding> CheckDaemon(const std::string& socket, absl::Duration timeo
     daemon.verdict = Verdict::kWarn;
     absl::StrAppend(&daemon.detail, ", dmuonctl is ", kBuildVersion);
     daemon.remedy = "restart the daemon with the installed version";
+  }
+  if (status->picture_age_ms() > 0) {
+    daemon.verdict = Verdict::kFail;
+    absl::StrAppend(&daemon.detail, ", its core has not turned for ",
+                    HumanSeconds(status->picture_age_ms() / 1000));
+    daemon.remedy = kOfOneThatHangs;
   }
   return {daemon, CheckGroup(*status), CheckLanes(*status), CheckAttach(socket, timeout)};
 }

@@ -26,7 +26,8 @@ int RunJobs(const Options& options, const Arguments& arguments) {
               absl::StrCat(job.snapshots_failed()), absl::StrCat(job.snapshots_left_out()),
               absl::StrCat(job.parameters()), absl::StrCat(job.matrices())});
   }
-  std::cout << (reply->jobs_size() > 0 ? jobs.Text() : "no job\n");
+  std::cout << PictureAge(reply->picture_age_ms())
+            << (reply->jobs_size() > 0 ? jobs.Text() : "no job\n");
   return kExitOk;
 }
 

@@ -30,6 +30,7 @@ void AddLane(const v1::GetPlanReply::Lane& lane, Table& table) {
 }
 
 void Print(const v1::GetPlanReply& plan) {
+  std::cout << PictureAge(plan.picture_age_ms());
   std::cout << absl::StrFormat(
       "update %s, proven lower bound %s (gap %s%s), imbalance %.4f\n"
       "%d lanes, %d buckets, digest %016x\n\n",

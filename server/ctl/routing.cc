@@ -47,7 +47,7 @@ int RunRouting(const Options& options, const Arguments& arguments) {
                  Owners(row.owners()), row.bucket() < 0 ? "" : absl::StrCat(row.bucket()),
                  row.why()});
   }
-  std::cout << routing.Text();
+  std::cout << PictureAge(reply->picture_age_ms()) << routing.Text();
   return kExitOk;
 }
 

@@ -25,9 +25,10 @@ std::string WhoIsMissing(const v1::GetStatusReply& status) {
 }
 
 void Print(const v1::GetStatusReply& status) {
-  std::cout << "dmuond " << status.version() << ", node " << status.node() << " of "
-            << status.nodes() << " (" << status.group_state() << ", epoch " << status.epoch()
-            << "), up " << HumanSeconds(status.uptime_s()) << ", " << status.socket() << "\n"
+  std::cout << PictureAge(status.picture_age_ms()) << "dmuond " << status.version() << ", node "
+            << status.node() << " of " << status.nodes() << " (" << status.group_state()
+            << ", epoch " << status.epoch() << "), up " << HumanSeconds(status.uptime_s()) << ", "
+            << status.socket() << "\n"
             << WhoIsMissing(status) << "device " << status.device_type();
   if (!status.core_type().empty()) std::cout << ", OpenBLAS core type " << status.core_type();
   std::cout << "\n";

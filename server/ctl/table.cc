@@ -75,6 +75,12 @@ std::string HumanSeconds(int64_t seconds) {
   return absl::StrFormat("%dh %02dm", seconds / 3600, seconds / 60 % 60);
 }
 
+std::string PictureAge(int64_t age_ms) {
+  if (age_ms == 0) return "";
+  return absl::StrCat("this picture is ", HumanSeconds(age_ms / 1000),
+                      " old: the daemon's core has not turned since\n");
+}
+
 std::string HumanPercent(double fraction) { return absl::StrFormat("%.2f %%", fraction * 100); }
 
 }  // namespace dmuond::server::ctl

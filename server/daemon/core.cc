@@ -11,11 +11,13 @@
 #include "scheduler/job/save_request.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
+#include "server/daemon/node_view.h"
 
 namespace dmuond::server {
 namespace {
 
 constexpr std::chrono::milliseconds kReaped{100};  // how long a tick waits for the end of lanes
+constexpr std::chrono::seconds kLookWaits{1};      // for a picture of the node that is not old
 
 scheduler::TimePoint Now() { return std::chrono::steady_clock::now(); }
 
@@ -97,6 +99,8 @@ Core::Core(DaemonOptions daemon_options, NodeDevice& node_device)
   if (options.node == 0) {
     coordinator = std::make_unique<scheduler::GroupJobs>(options.coordinator);
   }
+  StateLock lock(mutex);
+  TakeView();
 }
 
 Core::~Core() {
@@ -322,6 +326,28 @@ void Core::Tick() {
   StateLock lock(mutex);
   lanes.host().EndReaping(*std::move(reaper));
   if (!lanes.host().ending()) Do(job.OnPlacesFree());
+  TakeView();
+}
+
+// ---- for who only looks ----
+
+void Core::TakeView() {
+  auto taken = std::make_shared<const NodeView>(ViewOf(*this));
+  // The picture before may be the last that holds a plan. It is destroyed after this lock is given
+  // up.
+  MutexLock lock(view_mutex_);
+  view_.swap(taken);
+  view_taken_.NotifyAll();
+}
+
+Core::Seen Core::Look() {
+  const Deadline asked = Now();
+  view_timer_.Set(asked);
+  MutexLock lock(view_mutex_);
+  while (view_->taken < asked && view_taken_.WaitUntil(view_mutex_, asked + kLookWaits)) {
+  }
+  if (view_->taken >= asked) return {view_};
+  return {view_, std::chrono::duration_cast<std::chrono::milliseconds>(Now() - view_->taken)};
 }
 
 // ---- for calls ----

@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
+#include "kernels/mutex.h"
 #include "scheduler/job/addressed.h"
 #include "scheduler/job/departure.h"
 #include "scheduler/job/group_jobs.h"
@@ -46,6 +47,8 @@
 #include "server/daemon/state_mutex.h"
 
 namespace dmuond::server {
+
+struct NodeView;
 
 struct Core {
   using Deadline = std::chrono::steady_clock::time_point;
@@ -77,6 +80,15 @@ struct Core {
   void OnCoordinatorGone(const std::string& why);                        // other nodes
   // Looks at deadlines, and waits for lanes that were ended. One thread calls it every 100 ms.
   void Tick();
+
+  // ---- for who only looks ----
+  struct Seen {
+    std::shared_ptr<const NodeView> view;
+    std::chrono::milliseconds age{0};  // 0: it was taken after the call began
+  };
+  // A picture of the node that has all that happened before the call. Where the lock does not come
+  // free within a second: the last picture there is, which was taken at the last tick or later.
+  Seen Look() DMUOND_EXCLUDES(mutex, view_mutex_);
 
   // ---- for calls ----
   // Waits for `ready`, which must change nothing in the core: any thread that gives up the lock
@@ -165,6 +177,8 @@ struct Core {
   void OnDue();
   // The deadline of a late wait has come. Its timer's thread calls it.
   void OnOverdue();
+  // Takes a picture of the node, for Look().
+  void TakeView() DMUOND_REQUIRES(mutex) DMUOND_EXCLUDES(view_mutex_);
 
   std::deque<v1::MemberMessage> told_ DMUOND_GUARDED_BY(mutex);        // to the coordinator
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
@@ -174,9 +188,18 @@ struct Core {
   std::optional<uint64_t> recorded_ DMUOND_GUARDED_BY(mutex);  // NodeJob::record_version()
   bool record_lacks_ DMUOND_GUARDED_BY(mutex) = false;  // it could not be written: none is kept
   bool record_waits_ DMUOND_GUARDED_BY(mutex) = false;  // it is not written before the next tick
+  Mutex view_mutex_;                                    // nobody who holds it waits for `mutex`
+  CondVar view_taken_;
+  std::shared_ptr<const NodeView> view_ DMUOND_GUARDED_BY(view_mutex_);  // never null
   // These are the last members and so end first: they take the lock.
   DueTimer due_timer_{[this] { OnDue(); }};
   DueTimer late_timer_{[this] { OnOverdue(); }};
+  // Takes a picture as soon as the lock is free. Those who look wait for the picture, not for the
+  // lock.
+  DueTimer view_timer_{[this] {
+    StateLock lock(mutex);
+    TakeView();
+  }};
 };
 
 }  // namespace dmuond::server

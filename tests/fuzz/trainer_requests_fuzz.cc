@@ -106,11 +106,18 @@ class Target {
     return std::chrono::duration_cast<std::chrono::milliseconds>(
         std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec));
   }
-  // That it answers another caller, who needs its lock too, and what the request has cost.
-  void CheckBudget(std::chrono::milliseconds before) {
-    if (!Unary(*admin_, &v1::Admin::Stub::GetStatus, "", std::chrono::seconds(30)).has_value()) {
-      Die("the daemon does not answer any more:\n" + daemon_->Log());
+  // Whether the daemon's core comes to what is new: its status is no old one. Half a minute.
+  bool Turns() {
+    for (int asked = 0; asked < 30; ++asked) {
+      const auto status = Unary(*admin_, &v1::Admin::Stub::GetStatus, "", std::chrono::seconds(10));
+      if (!status.has_value()) return false;
+      if (status->picture_age_ms() == 0) return true;  // else it has waited for a second
     }
+    return false;
+  }
+  // That the daemon goes on, and what the request has cost.
+  void CheckBudget(std::chrono::milliseconds before) {
+    if (!Turns()) Die("the daemon does not answer any more:\n" + daemon_->Log());
     const auto used = ProcessorTime(daemon_->pid()) - before;
     if (used > kProcessorTimeMax) {
       Die("a request took " + std::to_string(used.count()) + " ms of the daemon's time");

@@ -10,9 +10,8 @@
 #include "scheduler/convert/convert.h"
 #include "scheduler/job/refusals.h"
 #include "server/common/errors.h"
-#include "server/daemon/calls/awaited.h"
+#include "server/daemon/node_view.h"
 #include "server/plan_summary.h"
-#include "server/version.h"
 
 namespace dmuond::server {
 namespace {
@@ -22,128 +21,53 @@ using scheduler::NodeJob;
 // Time for the threads of disks and memory to see that nobody wants what they do any more.
 constexpr std::chrono::seconds kThreadsEndWithin{2};
 
-const char* NameOf(const scheduler::RankTable::Session& session, const NodeJob& job) {
-  if (job.steps() != nullptr && job.steps()->submitted(scheduler::TrainerRank(session.rank))) {
-    return "submitted";
+// The error of who asks for a plan.
+absl::Status NoPlan(const Core::Seen& seen) {
+  if (seen.age.count() == 0) {
+    return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
   }
-  if (session.mapped()) return "attached";
-  return session.state == scheduler::RankTable::State::kRegistered ? "registered" : "open";
-}
-
-const char* NameOf(const scheduler::LaneSet::Lane& lane) {
-  if (lane.state == scheduler::LaneSet::State::kGone) return "gone";
-  return lane.ready() ? "ready" : "starting";
+  return Error(absl::StatusCode::kNotFound, "NO_PLAN",
+               Say("no job with a plan ran here ", Named("picture_age_ms", seen.age.count()),
+                   " ms ago, and the daemon's core has not turned since"));
 }
 
 }  // namespace
 
 // ---- looking ----
 
-void AdminCalls::FillJobStatus(v1::JobStatus& status) {
-  const NodeJob& job = core_.held_job();
-  status.set_name(job.name());
-  status.set_incarnation(job.wire().job_incarnation());
-  status.set_world_size(job.world_size());
-  FillAwaited(core_, *status.mutable_awaited());
-  status.set_state(!job.failure().ok()         ? "failed"
-                   : status.awaited_size() > 0 ? "waiting"
-                   : job.steps() != nullptr    ? "running"
-                   : job.planned()             ? "preparing"
-                                               : "registering");
-  const NodeJob::Figures& figures = job.figures();
-  status.set_skipped_steps(figures.skipped_steps);
-  status.set_aborted_attempts(figures.aborted_attempts);
-  status.set_gradient_norm(figures.gradient_norm);
-  *status.mutable_timing() = figures.timing;
-  const scheduler::SnapshotPart& snapshots = job.snapshot();
-  if (const auto step = snapshots.durable_step()) status.set_durable_step(*step);
-  status.set_snapshots_left_out(snapshots.done().left_out());
-  status.set_snapshots_failed(snapshots.done().failed());
-  if (job.steps() != nullptr) {
-    status.set_last_committed_step(job.steps()->last_committed().value());
-    status.set_attempt(job.steps()->open().attempt.value());
-  }
-  if (job.plan() != nullptr) {
-    status.set_parameters(static_cast<int64_t>(job.inputs()->layout.parameters.size()));
-    status.set_matrices(std::count_if(
-        job.plan()->units.begin(), job.plan()->units.end(),
-        [](const scheduler::Unit& unit) { return unit.kind == scheduler::UnitKind::kMatrix; }));
-  }
-  for (const auto& [id, session] : job.ranks().sessions()) {
-    v1::TrainerStatus& trainer = *status.add_trainers();
-    trainer.set_rank(session.rank);
-    trainer.set_pid(session.pid);
-    trainer.set_incarnation(session.incarnation);
-    trainer.set_client(session.client);
-    trainer.set_state(NameOf(session, job));
-  }
-}
-
 v1::GetStatusReply AdminCalls::Status() {
-  StateLock lock(core_.mutex);
-  const NodeJob& job = core_.held_job();
-  const DaemonOptions& options = core_.options;
-  v1::GetStatusReply reply;
-  reply.set_version(kBuildVersion);
-  reply.set_node(options.node);
-  reply.set_nodes(options.nodes);
-  reply.set_epoch(job.epoch());
-  reply.set_group_state(job.leaves()         ? "draining"
-                        : job.epoch() == 0   ? "joining"
-                        : options.nodes == 1 ? "alone"
-                                             : "formed");
-  reply.set_device_type(core_.device.type());
-  reply.set_core_type(options.core_type);
+  const Core::Seen seen = core_.Look();
+  v1::GetStatusReply reply = seen.view->status;
+  reply.set_picture_age_ms(seen.age.count());
   reply.set_uptime_s(std::chrono::duration_cast<std::chrono::seconds>(
                          std::chrono::steady_clock::now() - core_.started)
                          .count());
-  reply.set_socket(options.socket);
-  if (job.epoch() == 0 && core_.peers != nullptr) {
-    GroupGaps gaps = core_.peers->Gaps();
-    reply.mutable_missing_nodes()->Assign(gaps.missing.begin(), gaps.missing.end());
-    if (options.node != 0) reply.set_not_joined(std::move(gaps.not_joined));
+  const auto& [inputs, plan] = seen.view->planned;
+  if (plan != nullptr) {
+    v1::JobStatus& job = *reply.mutable_job();
+    job.set_parameters(static_cast<int64_t>(inputs->layout.parameters.size()));
+    job.set_matrices(std::count_if(
+        plan->units.begin(), plan->units.end(),
+        [](const scheduler::Unit& unit) { return unit.kind == scheduler::UnitKind::kMatrix; }));
   }
-  for (const Disk* disk : {core_.disks.writes(), core_.disks.reads()}) {
-    if (disk != nullptr && disk->hangs()) {
-      reply.set_snapshot_dir_hangs(disk->hang().Words());
-      break;
-    }
-  }
-  if (!job.exists()) return reply;
-  for (size_t i = 0; i < job.lanes().size(); ++i) {
-    const scheduler::LaneIndex index(static_cast<int32_t>(i));
-    const scheduler::LaneSet::Lane& state = job.lanes()[index];
-    v1::LaneStatus& lane = *reply.add_lanes();
-    lane.set_lane(state.id.value());
-    lane.set_pid(core_.lanes.host().pid(index));
-    lane.set_state(NameOf(state));
-    lane.set_device(state.device);
-    lane.set_restarts(std::max(0, state.starts - 1));
-    lane.set_state_bytes(core_.memory.programs()[i].state_bytes());
-    lane.set_staging_bytes(core_.memory.programs()[i].staging_bytes());
-    lane.set_load_us(job.plan()->lane_load_us[state.id.value()]);
-  }
-  FillJobStatus(*reply.mutable_job());
   return reply;
 }
 
 absl::StatusOr<v1::GetPlanReply> AdminCalls::Plan() {
-  StateLock lock(core_.mutex);
-  if (!core_.job.exists() || core_.job.plan() == nullptr) {
-    return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
-  }
-  return Summarize(*core_.job.plan());
+  const Core::Seen seen = core_.Look();
+  if (seen.view->planned.plan == nullptr) return NoPlan(seen);
+  v1::GetPlanReply reply = Summarize(*seen.view->planned.plan);
+  reply.set_picture_age_ms(seen.age.count());
+  return reply;
 }
 
 absl::StatusOr<v1::GetRoutingReply> AdminCalls::Routing() {
-  StateLock lock(core_.mutex);
-  if (!core_.job.exists() || core_.job.plan() == nullptr) {
-    return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
-  }
+  const Core::Seen seen = core_.Look();
+  const auto& [inputs, plan] = seen.view->planned;
+  if (plan == nullptr) return NoPlan(seen);
   v1::GetRoutingReply reply;
-  for (v1::RoutingRow& row : RoutingRows(core_.job.inputs()->layout, *core_.job.plan())) {
-    *reply.add_rows() = std::move(row);
-  }
+  reply.set_picture_age_ms(seen.age.count());
+  for (v1::RoutingRow& row : RoutingRows(inputs->layout, *plan)) *reply.add_rows() = std::move(row);
   return reply;
 }
 

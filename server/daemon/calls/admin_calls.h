@@ -18,11 +18,12 @@ class AdminCalls {
  public:
   explicit AdminCalls(Core& core) : core_(core) {}
 
+  // These wait for the lock for a second at most, and answer from an older picture then.
   v1::GetStatusReply Status();
-  // Sets the level for this process and its lanes, present and future. Returns the former level.
-  log::Level SetLogLevel(log::Level level);
   absl::StatusOr<v1::GetPlanReply> Plan();
   absl::StatusOr<v1::GetRoutingReply> Routing();
+  // Sets the level for this process and its lanes, present and future. Returns the former level.
+  log::Level SetLogLevel(log::Level level);
   // Ends the job of this name on all nodes. Returns when nothing of it is left here.
   absl::StatusOr<v1::EndJobReply> EndJobNamed(const v1::EndJobRequest& request,
                                               const Core::Cancelled& cancelled);
@@ -38,8 +39,6 @@ class AdminCalls {
   [[nodiscard]] bool Leave();
 
  private:
-  void FillJobStatus(v1::JobStatus& status) DMUOND_REQUIRES(core_.mutex);
-
   Core& core_;
   std::optional<absl::StatusOr<v1::DrainReply>> prepared_ DMUOND_GUARDED_BY(core_.mutex);
 };

@@ -25,6 +25,7 @@ class AdminService final : public v1::Admin::Service {
                         v1::ListJobsReply* reply) override {
     const v1::GetStatusReply status = daemon_.admin().Status();
     if (status.has_job()) *reply->add_jobs() = status.job();
+    reply->set_picture_age_ms(status.picture_age_ms());
     return grpc::Status::OK;
   }
   grpc::Status GetPlan(ServerContext* /*context*/, const v1::GetPlanRequest* /*request*/,

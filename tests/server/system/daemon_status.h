@@ -23,12 +23,10 @@ class DaemonStatus {
         absl::StrCat("unix:", address, ".admin"), grpc::InsecureChannelCredentials(), arguments));
   }
   // Empty when nobody answers.
-  v1::GetStatusReply Get() {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
-    v1::GetStatusReply reply;
-    if (!stub_->GetStatus(&context, v1::GetStatusRequest(), &reply).ok()) reply.Clear();
-    return reply;
+  v1::GetStatusReply Get() { return Ask(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest()); }
+  v1::GetPlanReply Plan() { return Ask(&v1::Admin::Stub::GetPlan, v1::GetPlanRequest()); }
+  v1::GetRoutingReply Routing() {
+    return Ask(&v1::Admin::Stub::GetRouting, v1::GetRoutingRequest());
   }
   // Asks until it holds; false after 20 s.
   bool WaitFor(const std::function<bool(const v1::GetStatusReply&)>& holds) {
@@ -54,6 +52,16 @@ class DaemonStatus {
   }
 
  private:
+  template <typename Request, typename Reply>
+  Reply Ask(grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
+            const Request& request) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    Reply reply;
+    if (!((*stub_).*method)(&context, request, &reply).ok()) reply.Clear();
+    return reply;
+  }
+
   std::unique_ptr<v1::Admin::Stub> stub_;
 };
 

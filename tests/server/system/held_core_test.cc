@@ -5,16 +5,19 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/version.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
+#include "tests/server/ctl/ctl_process.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/disk_driver.h"
 #include "tests/server/system/one_matrix.h"
@@ -24,7 +27,12 @@
 namespace dmuond::testing {
 namespace {
 
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
 constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kLooked{2};  // an answer about a core that is held: after one
 
 // Holds a daemon at a point that it comes to.
 class Holder {
@@ -127,6 +135,72 @@ TEST_P(HeldCoreTest, TheGroupStaysWhileAJobsMemoryIsBeingMade) {
   holder.Release();
   trainer.join();
   ExpectFirstEpoch(*group);
+}
+
+// A step is decided and the next attempt is opened under the core's lock, in one turn.
+TEST(HeldCoreAloneTest, WhatWasSeenLastIsShownAndHowOldItIs) {
+  Holder holder("daemon.open");
+  auto group = StartGroup(1, "cpu:1", {"--threads=1"});
+  ASSERT_TRUE(group.ok()) << group.status();
+  const DaemonProcess& held = *group->front();
+  World world(
+      held.address(), 1, [](int32_t /*rank*/) { return OneMatrix(1); }, FillOneMatrix);
+  ASSERT_TRUE(world.complete());
+  const client::StepScalars scalars{.groups = {{.learning_rate = 0.1}}};
+  ASSERT_TRUE(world.Step(scalars).at(0).ok());
+  DaemonStatus daemon(held.address());
+  const v1::GetStatusReply before = daemon.Get();
+  EXPECT_EQ(before.picture_age_ms(), 0);
+  EXPECT_EQ(before.job().last_committed_step(), 1);
+  EXPECT_EQ(daemon.Plan().picture_age_ms(), 0);
+
+  holder.Hold(held);
+  std::thread trainer([&] { EXPECT_TRUE(world.Step(scalars).at(0).ok()); });
+  EXPECT_TRUE(holder.WaitHeld());
+  const auto ctl = [&](std::vector<std::string> words) {
+    words.push_back("--address=" + held.address());
+    return std::async(std::launch::async, RunCtl, words);
+  };
+  // An order waits for the core, and holds up nobody who looks.
+  std::future<CtlResult> order = ctl({"log-level", "debug", "--timeout=60s"});
+  int64_t age_ms = 0;
+  for (int looks = 0; looks < 2; ++looks) {
+    const auto asked = std::chrono::steady_clock::now();
+    const v1::GetStatusReply status = daemon.Get();
+    EXPECT_LT(std::chrono::steady_clock::now() - asked, kLooked) << held.Log();
+    EXPECT_GT(status.picture_age_ms(), age_ms);
+    age_ms = status.picture_age_ms();
+    EXPECT_EQ(status.job().last_committed_step(), 1);
+    EXPECT_EQ(status.job().matrices(), before.job().matrices());
+    EXPECT_EQ(status.lanes_size(), 1);
+  }
+  const v1::GetPlanReply plan = daemon.Plan();
+  EXPECT_GT(plan.picture_age_ms(), age_ms);
+  EXPECT_EQ(plan.lanes_size(), 1);
+  const v1::GetRoutingReply routing = daemon.Routing();
+  EXPECT_GT(routing.picture_age_ms(), plan.picture_age_ms());
+  EXPECT_EQ(routing.rows_size(), 1);
+  std::vector<std::future<CtlResult>> questions;
+  for (const char* question : {"status", "jobs", "plan", "routing"}) {
+    questions.push_back(ctl({question}));
+  }
+  for (std::future<CtlResult>& answer : questions) {
+    EXPECT_THAT(answer.get().output,
+                ContainsRegex("this picture is [0-9]+s old: the daemon's core"));
+  }
+  const CtlResult doctor = ctl({"doctor"}).get();
+  EXPECT_EQ(doctor.code, 1);
+  EXPECT_THAT(doctor.output, ContainsRegex("fail +daemon .*core has not turned for [0-9]+s"));
+  EXPECT_EQ(order.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+
+  holder.Release();
+  trainer.join();
+  const v1::GetStatusReply after = daemon.Get();
+  EXPECT_EQ(after.picture_age_ms(), 0);
+  EXPECT_EQ(after.job().last_committed_step(), 2);
+  EXPECT_EQ(order.get().code, 0);
+  EXPECT_THAT(ctl({"status"}).get().output, Not(HasSubstr("this picture")));
+  world.Close();
 }
 
 // The thread that reads the trainers' connections begins their steps, under the lock.

@@ -1,0 +1,123 @@
+#include "server/daemon/node_view.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "scheduler/job/node_job.h"
+#include "server/daemon/calls/awaited.h"
+#include "server/version.h"
+
+namespace dmuond::server {
+namespace {
+
+using scheduler::NodeJob;
+
+const char* NameOf(const scheduler::RankTable::Session& session, const NodeJob& job) {
+  if (job.steps() != nullptr && job.steps()->submitted(scheduler::TrainerRank(session.rank))) {
+    return "submitted";
+  }
+  if (session.mapped()) return "attached";
+  return session.state == scheduler::RankTable::State::kRegistered ? "registered" : "open";
+}
+
+const char* NameOf(const scheduler::LaneSet::Lane& lane) {
+  if (lane.state == scheduler::LaneSet::State::kGone) return "gone";
+  return lane.ready() ? "ready" : "starting";
+}
+
+const char* GroupState(const NodeJob& job, int32_t nodes) {
+  if (job.leaves()) return "draining";
+  if (job.epoch() == 0) return "joining";
+  return nodes == 1 ? "alone" : "formed";
+}
+
+void FillTrainers(const NodeJob& job, v1::JobStatus& status) {
+  for (const auto& [id, session] : job.ranks().sessions()) {
+    v1::TrainerStatus& trainer = *status.add_trainers();
+    trainer.set_rank(session.rank);
+    trainer.set_pid(session.pid);
+    trainer.set_incarnation(session.incarnation);
+    trainer.set_client(session.client);
+    trainer.set_state(NameOf(session, job));
+  }
+}
+
+void FillJob(Core& core, v1::JobStatus& status) DMUOND_REQUIRES(core.mutex) {
+  const NodeJob& job = core.held_job();
+  status.set_name(job.name());
+  status.set_incarnation(job.wire().job_incarnation());
+  status.set_world_size(job.world_size());
+  FillAwaited(core, *status.mutable_awaited());
+  status.set_state(!job.failure().ok()         ? "failed"
+                   : status.awaited_size() > 0 ? "waiting"
+                   : job.steps() != nullptr    ? "running"
+                   : job.planned()             ? "preparing"
+                                               : "registering");
+  const NodeJob::Figures& figures = job.figures();
+  status.set_skipped_steps(figures.skipped_steps);
+  status.set_aborted_attempts(figures.aborted_attempts);
+  status.set_gradient_norm(figures.gradient_norm);
+  *status.mutable_timing() = figures.timing;
+  const scheduler::SnapshotPart& snapshots = job.snapshot();
+  if (const auto step = snapshots.durable_step()) status.set_durable_step(*step);
+  status.set_snapshots_left_out(snapshots.done().left_out());
+  status.set_snapshots_failed(snapshots.done().failed());
+  if (job.steps() != nullptr) {
+    status.set_last_committed_step(job.steps()->last_committed().value());
+    status.set_attempt(job.steps()->open().attempt.value());
+  }
+  FillTrainers(job, status);
+}
+
+void FillLanes(Core& core, v1::GetStatusReply& status) DMUOND_REQUIRES(core.mutex) {
+  const NodeJob& job = core.held_job();
+  for (size_t i = 0; i < job.lanes().size(); ++i) {
+    const scheduler::LaneIndex index(static_cast<int32_t>(i));
+    const scheduler::LaneSet::Lane& state = job.lanes()[index];
+    v1::LaneStatus& lane = *status.add_lanes();
+    lane.set_lane(state.id.value());
+    lane.set_pid(core.lanes.host().pid(index));
+    lane.set_state(NameOf(state));
+    lane.set_device(state.device);
+    lane.set_restarts(std::max(0, state.starts - 1));
+    lane.set_state_bytes(core.memory.programs()[i].state_bytes());
+    lane.set_staging_bytes(core.memory.programs()[i].staging_bytes());
+    lane.set_load_us(job.plan()->lane_load_us[state.id.value()]);
+  }
+}
+
+}  // namespace
+
+NodeView ViewOf(Core& core) {
+  const NodeJob& job = core.held_job();
+  NodeView view{.taken = std::chrono::steady_clock::now(), .status = {}, .planned = {}};
+  v1::GetStatusReply& status = view.status;
+  status.set_version(kBuildVersion);
+  status.set_node(core.options.node);
+  status.set_nodes(core.options.nodes);
+  status.set_epoch(job.epoch());
+  status.set_group_state(GroupState(job, core.options.nodes));
+  status.set_device_type(core.device.type());
+  status.set_core_type(core.options.core_type);
+  status.set_socket(core.options.socket);
+  if (job.epoch() == 0 && core.peers != nullptr) {
+    GroupGaps gaps = core.peers->Gaps();
+    status.mutable_missing_nodes()->Assign(gaps.missing.begin(), gaps.missing.end());
+    if (core.options.node != 0) status.set_not_joined(std::move(gaps.not_joined));
+  }
+  for (const Disk* disk : {core.disks.writes(), core.disks.reads()}) {
+    if (disk != nullptr && disk->hangs()) {
+      status.set_snapshot_dir_hangs(disk->hang().Words());
+      break;
+    }
+  }
+  if (!job.exists()) return view;
+  FillLanes(core, status);
+  FillJob(core, *status.mutable_job());
+  view.planned = {job.inputs(), job.plan()};
+  return view;
+}
+
+}  // namespace dmuond::server
