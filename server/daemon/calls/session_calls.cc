@@ -278,6 +278,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
     const Core::Cancelled& cancelled) {
   const DaemonOptions& options = core_.options;
   absl::Status checked = CheckOpenSession(request, options);
+  checked.Update(core_.device.ArenaMemory(request.rank(), request.device_uuid()).status());
   if (!checked.ok()) return checked;
   const auto from_now = [&] {
     return std::chrono::steady_clock::now() + options.coordinator.register_timeout;
@@ -345,6 +346,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   client.pid = peer.pid;
   client.uid = peer.uid;
   client.process = peer.process;
+  client.device_uuid = request.device_uuid();
   client.poison = request.poison_parameters();
   core_.clients.Add(std::move(client));
   core_.Do(std::move(actions));

@@ -1,5 +1,7 @@
 #include "server/daemon/memory/node_device.h"
 
+#include <utility>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -15,7 +17,8 @@ constexpr size_t kCudaIpcHandleBytes = 64;
 
 class CpuNodeDevice : public NodeDevice {
  public:
-  explicit CpuNodeDevice(int32_t threads) : threads_(threads) {}
+  CpuNodeDevice(int32_t threads, std::unique_ptr<kernels::MemoryHolder> memory)
+      : threads_(threads), memory_(std::move(memory)) {}
 
   std::string type() const override { return kCpu; }
   std::string OfLane(scheduler::LaneIndex /*lane*/) const override {
@@ -28,7 +31,14 @@ class CpuNodeDevice : public NodeDevice {
     if (!core_type.empty()) variables.emplace_back(kernels::cpu::kCoreTypeVariable, core_type);
     return variables;
   }
-  kernels::MemoryHolder& memory() override { return memory_; }
+  kernels::MemoryHolder& memory(scheduler::LaneIndex /*lane*/) override { return *memory_; }
+  absl::StatusOr<kernels::MemoryHolder*> ArenaMemory(int32_t rank,
+                                                     const std::string& uuid) override {
+    if (uuid.empty()) return memory_.get();
+    return Error(absl::StatusCode::kInvalidArgument, "DEVICE_UNKNOWN",
+                 Say("rank ", Named("rank", rank), " computes on device ", Named("device", uuid),
+                     ", but the lanes of this daemon run on the CPU (--devices)"));
+  }
   absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const override {
     if (!arena.has_cuda_ipc()) return absl::OkStatus();
     const size_t length = arena.cuda_ipc().handle().size();
@@ -46,7 +56,7 @@ class CpuNodeDevice : public NodeDevice {
 
  private:
   const int32_t threads_;
-  kernels::cpu::CpuMemoryHolder memory_;
+  const std::unique_ptr<kernels::MemoryHolder> memory_;
 };
 
 }  // namespace
@@ -61,8 +71,10 @@ absl::StatusOr<DeviceList> ParseDevices(absl::string_view devices, int32_t lanes
   return list;
 }
 
-std::unique_ptr<NodeDevice> MakeCpuNodeDevice(int32_t threads) {
-  return std::make_unique<CpuNodeDevice>(threads);
+std::unique_ptr<NodeDevice> MakeCpuNodeDevice(int32_t threads,
+                                              std::unique_ptr<kernels::MemoryHolder> memory) {
+  if (memory == nullptr) memory = std::make_unique<kernels::cpu::CpuMemoryHolder>();
+  return std::make_unique<CpuNodeDevice>(threads, std::move(memory));
 }
 
 }  // namespace dmuond::server

@@ -29,8 +29,13 @@ class NodeDevice {
   // What the program's environment has beside the daemon's own, or in place of it.
   using Variables = std::vector<std::pair<std::string, std::string>>;
   [[nodiscard]] virtual Variables OfLaneEnvironment() const = 0;
-  // Makes and checks what lanes map.
-  [[nodiscard]] virtual kernels::MemoryHolder& memory() = 0;
+  // Makes what the lane keeps on its device.
+  [[nodiscard]] virtual kernels::MemoryHolder& memory(scheduler::LaneIndex lane) = 0;
+  // Makes the arenas of a trainer, on the device that it computes with; `uuid`: as OpenSession has
+  // it. INVALID_ARGUMENT (DEVICE_UNKNOWN), naming rank and device: no lane of this node could reach
+  // them.
+  [[nodiscard]] virtual absl::StatusOr<kernels::MemoryHolder*> ArenaMemory(
+      int32_t rank, const std::string& uuid) = 0;
   // Why lanes cannot map an arena of a trainer's own memory; OK: they can. INVALID_ARGUMENT
   // (ARENA_INVALID), naming arena and rank.
   [[nodiscard]] virtual absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const = 0;
@@ -44,8 +49,10 @@ struct DeviceList {
 // INVALID_ARGUMENT: what is wrong, for a sentence that begins with the flag and its value.
 [[nodiscard]] absl::StatusOr<DeviceList> ParseDevices(absl::string_view devices, int32_t lanes_max);
 
-// Lanes on the processor. `threads`: of each lane.
-[[nodiscard]] std::unique_ptr<NodeDevice> MakeCpuNodeDevice(int32_t threads);
+// Lanes on the processor. `threads`: of each lane. `memory` makes the memory of lanes and trainers;
+// null: memfds.
+[[nodiscard]] std::unique_ptr<NodeDevice> MakeCpuNodeDevice(
+    int32_t threads, std::unique_ptr<kernels::MemoryHolder> memory = nullptr);
 
 }  // namespace dmuond::server
 

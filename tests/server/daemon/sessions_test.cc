@@ -83,22 +83,6 @@ class HeldMemory final : public kernels::MemoryHolder {
   int waiting_ DMUOND_GUARDED_BY(mutex_) = 0;
 };
 
-// The processor, with such memory.
-class HeldDevice final : public NodeDevice {
- public:
-  std::string type() const override { return cpu_->type(); }
-  std::string OfLane(scheduler::LaneIndex lane) const override { return cpu_->OfLane(lane); }
-  Variables OfLaneEnvironment() const override { return cpu_->OfLaneEnvironment(); }
-  HeldMemory& memory() override { return memory_; }
-  absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const override {
-    return cpu_->CheckArena(rank, arena);
-  }
-
- private:
-  const std::unique_ptr<NodeDevice> cpu_ = MakeCpuNodeDevice(/*threads=*/1);
-  HeldMemory memory_;
-};
-
 class SessionsTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -110,7 +94,7 @@ class SessionsTest : public ::testing::Test {
         std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane";
     options.coordinator.lanes_per_node = options.lanes;
     Join(options);
-    daemon_ = std::make_unique<Daemon>(std::move(options), device_);
+    daemon_ = std::make_unique<Daemon>(std::move(options), *device_);
     auto attach = AttachServer::Start({.path = socket_ + SocketDir::kAttachSuffix},
                                       {.on_gone = [this](AttachId id) { OnGone(id); }});
     ASSERT_TRUE(attach.ok()) << attach.status();
@@ -210,8 +194,9 @@ class SessionsTest : public ::testing::Test {
 
   TempDir dir_;
   std::string socket_ = dir_ / "d.sock";
-  HeldDevice device_;
-  HeldMemory& memory_ = device_.memory();
+  HeldMemory& memory_ = *new HeldMemory();  // the device's
+  const std::unique_ptr<NodeDevice> device_ =
+      MakeCpuNodeDevice(/*threads=*/1, std::unique_ptr<kernels::MemoryHolder>(&memory_));
   std::unique_ptr<Daemon> daemon_;
   std::unique_ptr<AttachServer> attach_;
   std::jthread ticker_;
