@@ -303,8 +303,10 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   opening.resume = request.resume();
   opening.pid = peer.pid;
   opening.client = request.client();
-  opening.home_lane =
-      request.home_lane() >= 0 ? request.home_lane() : request.rank() % options.lanes;
+  const std::optional<scheduler::LaneIndex> own = core_.device.LaneOf(request.device_uuid());
+  opening.home_lane = own.has_value()            ? own->value()
+                      : request.home_lane() >= 0 ? request.home_lane()
+                                                 : request.rank() % options.lanes;
 
   std::optional<std::optional<scheduler::ResumePoint>> resume;
   NodeJob::OpenAnswer answer = absl::InternalError("not asked yet");

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "dmuond/v1/trainer.pb.h"
 #include "kernels/device.h"
+#include "scheduler/cost_model.h"
 #include "scheduler/types.h"
 
 namespace dmuond::server {
@@ -22,13 +24,26 @@ namespace dmuond::server {
 class NodeDevice {
  public:
   virtual ~NodeDevice() = default;
-  // As daemons, trainers and people are told: "cpu".
+  // As daemons, trainers and people are told: "cpu", "cuda".
   [[nodiscard]] virtual std::string type() const = 0;
   // --device of a lane's program.
   [[nodiscard]] virtual std::string OfLane(scheduler::LaneIndex lane) const = 0;
-  // What the program's environment has beside the daemon's own, or in place of it.
+  // What the program's environment has beside the daemon's own, or in place of it. An empty value:
+  // the variable is not in it.
   using Variables = std::vector<std::pair<std::string, std::string>>;
   [[nodiscard]] virtual Variables OfLaneEnvironment() const = 0;
+  // A lane's program may find that it cannot run on its device: it is tried before the daemon
+  // serves.
+  [[nodiscard]] virtual bool TriesLanes() const = 0;
+  // OpenBLAS's core type, which lanes have; empty: its own choice, or they do not compute with it.
+  [[nodiscard]] virtual std::string CoreType() const { return ""; }
+  // What updates take on such devices, roughly: for plans without a table of measured times.
+  [[nodiscard]] virtual scheduler::CostTable Estimates() const = 0;
+  // The state of lanes lies in host memory: a snapshot copies it straight.
+  [[nodiscard]] virtual bool StateIsHostMemory() const = 0;
+  // The lane of a trainer's device; nullopt: it has none.
+  [[nodiscard]] virtual std::optional<scheduler::LaneIndex> LaneOf(
+      const std::string& uuid) const = 0;
   // Makes what the lane keeps on its device.
   [[nodiscard]] virtual kernels::MemoryHolder& memory(scheduler::LaneIndex lane) = 0;
   // Makes the arenas of a trainer, on the device that it computes with; `uuid`: as OpenSession has
@@ -45,9 +60,20 @@ class NodeDevice {
 struct DeviceList {
   std::string type;
   int32_t lanes = 1;
+  std::vector<int32_t> ordinals;  // "cuda": the device of each lane
 };
 // INVALID_ARGUMENT: what is wrong, for a sentence that begins with the flag and its value.
 [[nodiscard]] absl::StatusOr<DeviceList> ParseDevices(absl::string_view devices, int32_t lanes_max);
+
+struct NodeDeviceOptions {
+  int32_t threads = 1;        // of each lane on the processor
+  bool lanes_use_mps = true;  // where the environment has it
+  std::string no_mps_folder;  // on GPUs: where an empty folder is made
+};
+// UNIMPLEMENTED: this daemon was built without such devices. Other errors name the device that
+// cannot be opened, or used, and why.
+[[nodiscard]] absl::StatusOr<std::unique_ptr<NodeDevice>> OpenNodeDevice(
+    const DeviceList& list, const NodeDeviceOptions& options);
 
 // Lanes on the processor. `threads`: of each lane. `memory` makes the memory of lanes and trainers;
 // null: memfds.

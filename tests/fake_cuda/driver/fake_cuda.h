@@ -18,6 +18,10 @@
 //   FAKE_CUDA_MEMORY_MIB    memory of each; 4096. Counted is what this process has made and what is
 //                           held, by whomever
 //   FAKE_CUDA_NAME          their name; "Fake GPU"
+//   FAKE_CUDA_VERSION       of the CUDA that it speaks, as cuDriverGetVersion() says it; the
+//   headers' FAKE_CUDA_MACHINE       a number that all uuids have in them: machines with different
+//   ones have
+//                           no device in common; 0
 //   FAKE_CUDA_CAPABILITY    compute capability; 9.0
 //   FAKE_CUDA_PEERS         0: no device can access another's memory; 1
 //   FAKE_CUDA_MPS           what the attribute says; 0

@@ -6,6 +6,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 
@@ -33,6 +34,8 @@ Settings ReadSettings() {
   std::sscanf(capability.c_str(), "%d.%d", &settings.major, &settings.minor);
   settings.peers = Number("FAKE_CUDA_PEERS", 1) != 0;
   settings.mps = Number("FAKE_CUDA_MPS", 0) != 0;
+  settings.version = static_cast<int>(Number("FAKE_CUDA_VERSION", CUDA_VERSION));
+  settings.machine = static_cast<int>(Number("FAKE_CUDA_MACHINE", 0));
   settings.delay_us = static_cast<int>(Number("FAKE_CUDA_DELAY_US", 50));
   settings.seed = static_cast<uint64_t>(Number("FAKE_CUDA_SEED", 1));
   settings.fault_kernel = Number("FAKE_CUDA_FAULT_KERNEL", 0);
@@ -156,7 +159,7 @@ CUresult cuInit(unsigned) {
 }
 
 CUresult cuDriverGetVersion(int* version) {
-  *version = CUDA_VERSION;
+  *version = All().pid == 0 ? ReadSettings().version : All().settings.version;
   return CUDA_SUCCESS;
 }
 
@@ -214,6 +217,7 @@ CUresult cuDeviceGetName(char* name, int bytes, CUdevice device) {
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   if (const CUresult result = NeedDevice(device); result != CUDA_SUCCESS) return result;
   for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(0xF0 + i);
+  std::memcpy(uuid->bytes, &All().settings.machine, sizeof(All().settings.machine));
   uuid->bytes[15] = static_cast<char>(All().settings.visible[device]);
   return CUDA_SUCCESS;
 }
