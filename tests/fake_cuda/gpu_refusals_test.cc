@@ -16,6 +16,7 @@
 #include "tests/client/daemon_group.h"
 #include "tests/client/daemon_process.h"
 #include "tests/fake_cuda/fake_machine.h"
+#include "tests/server/system/disk_driver.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/raw_trainer.h"
 
@@ -159,6 +160,60 @@ TEST_F(GpuRefusalsTest, MemoryThatIsNotThereIsNamedWithItsDevice) {
   EXPECT_THAT(
       std::string(status.message()),
       AllOf(HasSubstr("rank0:arena1"), HasSubstr("cuda:1 (Fake GPU) has 4194304 of 8388608")));
+}
+
+// What waits for a driver that hangs fails with the device's name; the daemon lives.
+class HangingDriverTest : public GpuRefusalsTest {
+ protected:
+  void SetUp() override {
+    driver_ = std::make_unique<DiskDriver>(
+        absl::StrCat("/tmp/dmuond-driver-", ::getpid()),
+        [this](pid_t, const std::string&) { return --answers_ < 0 ? "hold" : "go"; },
+        "cuda.create");
+    StartDaemon("cuda:1", {"--lane_timeout=1s"});
+    trainer_ = std::make_unique<RawTrainer>(daemon_->address());
+    ASSERT_TRUE(Open(*trainer_, FakeMachine::Uuid(0)).ok());
+  }
+  void TearDown() override {
+    GpuRefusalsTest::TearDown();
+    daemon_.reset();
+    driver_.reset();
+    fs::remove(absl::StrCat("/tmp/dmuond-driver-", ::getpid()));
+  }
+  static void ExpectHangs(const absl::Status& status) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("cuda:0 (Fake GPU)"), HasSubstr("has not answered for 1000 ms")));
+  }
+
+  std::atomic<int> answers_ = 0;  // that the driver has yet to give before it hangs
+  std::unique_ptr<DiskDriver> driver_;
+  std::unique_ptr<RawTrainer> trainer_;
+};
+
+TEST_F(HangingDriverTest, AJobFailsAndTheNextOneBeginsWhenTheDriverIsWell) {
+  absl::Status status = trainer_->Register();
+  if (status.ok()) status = Attach(*trainer_, trainer_->AttachRequest());
+  ExpectHangs(status);
+  EXPECT_TRUE(daemon_->WaitServing("live", kEndsWithin).ok());
+  answers_ = 1000;
+  driver_->Release();
+  // The call that hung may take a moment to come back.
+  const auto give_up = std::chrono::steady_clock::now() + kEndsWithin;
+  do {
+    status = trainer_->Register();
+  } while (!status.ok() && std::chrono::steady_clock::now() < give_up);
+  ASSERT_TRUE(status.ok()) << status;
+  status = Attach(*trainer_, trainer_->AttachRequest());
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(HangingDriverTest, ATrainersArenasFailAndTheDaemonLeavesInPeace) {
+  answers_ = 2;  // state and staging of the lane
+  ASSERT_TRUE(trainer_->Register().ok());
+  const absl::Status status = Attach(*trainer_, trainer_->AttachRequest());
+  ExpectRefused(status, {StatusCode::kDeadlineExceeded, "DEVICE_HANGS", {"512", "1000"}});
+  ExpectHangs(status);
+  EXPECT_EQ(daemon_->Stop(), 0);
 }
 
 TEST_F(GpuRefusalsTest, DaemonsOfOneGroupHaveOneTypeOfDevices) {

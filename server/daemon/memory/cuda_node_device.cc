@@ -21,6 +21,7 @@
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/driver.h"
 #include "server/common/errors.h"
+#include "server/daemon/memory/timed_holder.h"
 
 namespace dmuond::server {
 namespace {
@@ -36,7 +37,7 @@ constexpr uint64_t kHandleBytes = 64;
 struct Gpu {
   std::string name;  // "cuda:0 (NVIDIA H200)"
   std::string uuid;
-  std::unique_ptr<kernels::MemoryHolder> memory;
+  std::unique_ptr<TimedHolder> memory;
 };
 
 // Two daemons do not share a device: each would plan with all of its memory. A name that only one
@@ -75,7 +76,9 @@ absl::Status MakeEmptyFolder(const std::string& path) {
 class CudaNodeDevice final : public NodeDevice {
  public:
   CudaNodeDevice(const DeviceList& list, const NodeDeviceOptions& options)
-      : lanes_(list.ordinals), no_mps_folder_(options.no_mps_folder) {
+      : lanes_(list.ordinals),
+        memory_timeout_(options.memory_timeout),
+        no_mps_folder_(options.no_mps_folder) {
     // Without MPS, because a daemon that is one of its clients would end with it. Lanes have what
     // the user has set, or nothing.
     const char* const mps = std::getenv(kMpsVariable);
@@ -101,8 +104,9 @@ class CudaNodeDevice final : public NodeDevice {
       if (!memory.ok()) return memory.status();
       const absl::StatusOr<CUdevice> device = kernels::cuda::FindDevice(**driver, ordinal);
       if (!device.ok()) return device.status();
-      gpus_.push_back({kernels::cuda::NameOf(**driver, *device),
-                       kernels::cuda::UuidOf(**driver, *device), *std::move(memory)});
+      const std::string name = kernels::cuda::NameOf(**driver, *device);
+      gpus_.push_back({name, kernels::cuda::UuidOf(**driver, *device),
+                       std::make_unique<TimedHolder>(name, *std::move(memory), memory_timeout_)});
     }
     return ClaimLanes();
   }
@@ -117,6 +121,10 @@ class CudaNodeDevice final : public NodeDevice {
     return {{"CUDA_MODULE_LOADING", "EAGER"}, {kMpsVariable, lanes_mps_}};
   }
   bool TriesLanes() const override { return true; }
+  bool Hangs() const override {
+    return std::any_of(gpus_.begin(), gpus_.end(),
+                       [](const Gpu& gpu) { return gpu.memory->hangs(); });
+  }
   bool StateIsHostMemory() const override { return false; }
   scheduler::CostTable Estimates() const override { return {}; }
   kernels::MemoryHolder& memory(scheduler::LaneIndex lane) override {
@@ -207,6 +215,7 @@ class CudaNodeDevice final : public NodeDevice {
   }
 
   const std::vector<int32_t> lanes_;  // ordinals
+  const std::chrono::milliseconds memory_timeout_;
   const std::string no_mps_folder_;
   std::string lanes_mps_;
   std::vector<Gpu> gpus_;  // by ordinal

@@ -3,6 +3,7 @@
 #ifndef DMUOND_SERVER_DAEMON_MEMORY_NODE_DEVICE_H_
 #define DMUOND_SERVER_DAEMON_MEMORY_NODE_DEVICE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -28,6 +29,8 @@ class NodeDevice {
   [[nodiscard]] virtual std::string type() const = 0;
   // --device of a lane's program.
   [[nodiscard]] virtual std::string OfLane(scheduler::LaneIndex lane) const = 0;
+  // A call of its driver does not come back: the process cannot end in order.
+  [[nodiscard]] virtual bool Hangs() const { return false; }
   // What the program's environment has beside the daemon's own, or in place of it. An empty value:
   // the variable is not in it.
   using Variables = std::vector<std::pair<std::string, std::string>>;
@@ -68,6 +71,8 @@ struct DeviceList {
 struct NodeDeviceOptions {
   int32_t threads = 1;        // of each lane on the processor
   bool lanes_use_mps = true;  // where the environment has it
+  // Of one call to a driver that makes memory; 0: none.
+  std::chrono::milliseconds memory_timeout{0};
   std::string no_mps_folder;  // on GPUs: where an empty folder is made
 };
 // UNIMPLEMENTED: this daemon was built without such devices. Other errors name the device that

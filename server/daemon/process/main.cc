@@ -321,6 +321,7 @@ auto UnlessStopped(StopSignals& signals, const Work& work) {
 absl::StatusOr<std::unique_ptr<NodeDevice>> OpenDevice(const Config& config) {
   auto device = OpenNodeDevice(config.devices, {.threads = config.threads,
                                                 .lanes_use_mps = config.lanes_use_mps,
+                                                .memory_timeout = config.lane_timeout,
                                                 .no_mps_folder = config.socket + ".no-mps"});
   if (device.ok()) return device;
   return absl::Status(device.status().code(), absl::StrCat("--devices=", config.values.devices(),
@@ -502,7 +503,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   }
   leave.join();
   log::Info("left");
-  if (!everybody_ended) log::EndProcess(exit_code);
+  if (!everybody_ended || device->Hangs()) log::EndProcess(exit_code);
   return exit_code;
 }
 
