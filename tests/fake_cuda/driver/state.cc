@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 
 #include "dmuond/fault/fault_point.h"
@@ -64,6 +65,20 @@ std::string ProgramName() {
   std::ifstream file("/proc/self/comm");
   std::getline(file, name);
   return name;
+}
+
+bool MayHaveNoContext() {
+  const std::string& program = All().settings.no_context;
+  return !program.empty() && ProgramName() == program;
+}
+
+// Who is a client of MPS ends with the others.
+void MustNotUseMps() {
+  const std::string folder = Text("CUDA_MPS_PIPE_DIRECTORY", "");
+  std::error_code error;
+  if (std::filesystem::is_empty(folder, error) && !error) return;
+  Abort("%s calls cuInit() with CUDA_MPS_PIPE_DIRECTORY='%s', which is no empty folder",
+        All().settings.no_context.c_str(), folder.c_str());
 }
 
 }  // namespace
@@ -150,6 +165,7 @@ CUresult cuInit(unsigned) {
   if (all.pid != 0) return NeedDriver();
   dmuond::fault::ConnectFaultDriver();
   all.settings = ReadSettings();
+  if (MayHaveNoContext()) MustNotUseMps();
   if (all.settings.devices == 0) return CUDA_ERROR_NO_DEVICE;
   for (int device = 0; device < all.settings.devices; ++device) {
     all.devices.push_back(std::make_unique<Device>());
@@ -277,7 +293,7 @@ CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (const CUresult result = NeedDevice(device); result != CUDA_SUCCESS) return result;
   State& all = All();
-  if (!all.settings.no_context.empty() && ProgramName() == all.settings.no_context) {
+  if (MayHaveNoContext()) {
     Abort("%s asks for a context of device %d, and may have none", all.settings.no_context.c_str(),
           device);
   }
