@@ -1,10 +1,12 @@
 #include "kernels/cuda/cuda_memory.h"
 
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_handles.h"
+#include "kernels/cuda/free_memory.h"
 
 namespace dmuond::kernels::cuda {
 namespace {
@@ -131,9 +133,11 @@ absl::StatusOr<UniqueFd> CudaMemoryHolder::Allocate(size_t bytes, const std::str
   const CUresult result = rounded == 0 ? CUDA_ERROR_OUT_OF_MEMORY
                                        : driver_.mem_create(&created, rounded, &properties, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-    return absl::ResourceExhaustedError(absl::StrCat("memory '", name, "': ", bytes,
-                                                     " bytes wanted, device ", device_,
-                                                     " has not as many left"));
+    const std::optional<FreeMemory> left = FreeMemoryOf(UuidOf(driver_, device_));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "memory '", name, "': ", bytes, " bytes wanted, ", NameOf(driver_, device_), " has ",
+        left.has_value() ? absl::StrCat(left->free_bytes, " of ", left->total_bytes, " bytes left")
+                         : "not as many left"));
   }
   if (absl::Status status = driver_.Check(result, "cuMemCreate"); !status.ok()) return status;
   const Handle handle(driver_, created);

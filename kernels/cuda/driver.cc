@@ -33,6 +33,10 @@ bool FindAll(void* library, Driver& driver, std::string& missing) {
   return true;
 }
 
+std::string VersionText(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
 Loaded Load() {
   Loaded loaded;
   void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
@@ -45,6 +49,16 @@ Loaded Load() {
   if (!Find(library, "cuInit", init) || !FindAll(library, loaded.driver, missing)) {
     loaded.status = absl::UnavailableError(
         absl::StrCat("the CUDA driver is older than 11.4: it has no ", missing));
+    return loaded;
+  }
+  // Within a major version new programs run on old drivers, and old ones on new drivers always.
+  int version = 0;
+  loaded.driver.driver_get_version(&version);
+  if (version / 1000 < CUDA_VERSION / 1000) {
+    loaded.status = absl::UnavailableError(absl::StrCat(
+        "the CUDA driver speaks CUDA ", VersionText(version),
+        ", which is older than needed: this program is built for ", VersionText(CUDA_VERSION),
+        " and needs a driver of at least ", CUDA_VERSION / 1000, ".0"));
     return loaded;
   }
   if (const CUresult result = init(0); result != CUDA_SUCCESS) {

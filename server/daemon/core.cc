@@ -77,7 +77,7 @@ Core::Core(DaemonOptions daemon_options, NodeDevice& node_device)
               .lanes = options.lanes,
               .job_memory_bytes = options.job_memory_bytes,
               .host_copies = options.storage != nullptr},
-             device.memory(), planner, [this](const auto& event) { Enter(event); }),
+             device, planner, [this](const auto& event) { Enter(event); }),
       disks({.node = options.node,
              .keep = options.snapshot_keep,
              .timeout = options.snapshot_timeout},

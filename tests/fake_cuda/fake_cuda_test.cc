@@ -137,6 +137,10 @@ TEST_F(FakeCudaDeathTest, ContextsWhereNoneMayBe) {
   std::string program;
   std::ifstream("/proc/self/comm") >> program;
   ::setenv("FAKE_CUDA_NO_CONTEXT", program.c_str(), 1);
+  EXPECT_DEATH(UseContext(), "CUDA_MPS_PIPE_DIRECTORY='', which is no empty folder");
+  std::string folder = std::filesystem::temp_directory_path() / "fake_cuda_no_mps_XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  ::setenv("CUDA_MPS_PIPE_DIRECTORY", folder.c_str(), 1);
   EXPECT_DEATH(UseContext(), "asks for a context of device 0, and may have none");
   EXPECT_EXIT(
       {
@@ -146,6 +150,8 @@ TEST_F(FakeCudaDeathTest, ContextsWhereNoneMayBe) {
       },
       testing::ExitedWithCode(0), "");
   ::unsetenv("FAKE_CUDA_NO_CONTEXT");
+  ::unsetenv("CUDA_MPS_PIPE_DIRECTORY");
+  std::filesystem::remove(folder);
 }
 
 // Error 700 from the second kernel on, for everything.

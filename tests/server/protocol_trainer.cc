@@ -42,6 +42,7 @@ v1::OpenSessionRequest ProtocolTrainer::OpenRequest(int32_t rank, int32_t world)
   request.set_rank(rank);
   request.set_world_size(world);
   request.set_home_lane(-1);
+  request.set_device_uuid(device_uuid_);
   request.set_client("raw trainer");
   return request;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "dmuond/v1/trainer.pb.h"
@@ -54,6 +55,8 @@ class ProtocolTrainer {
   absl::Status Step(int64_t step);
   absl::Status Close();
 
+  // The device of sessions that are opened from now on; none without it.
+  void set_device_uuid(std::string uuid) { device_uuid_ = std::move(uuid); }
   [[nodiscard]] v1::SessionKey& key() { return key_; }
   [[nodiscard]] uint64_t attempt() const { return attempt_; }
   void set_attempt(uint64_t attempt) { attempt_ = attempt; }
@@ -70,6 +73,7 @@ class ProtocolTrainer {
  private:
   wire::UniqueFd socket_;
   std::string nonce_;
+  std::string device_uuid_;
   v1::SessionKey key_;
   uint64_t attempt_ = 0;
   wire::UniqueFd arenas_[2];

@@ -89,6 +89,7 @@ bool Link::LostWithin(Milliseconds grace) {
 }
 
 absl::Status Link::Open(const Options& options, Resume resume) {
+  memory_.SetArenas(options.arenas);
   const std::string client = options.client.empty() ? ClientName() : options.client;
   v1::HelloRequest hello;
   hello.set_version_min(kProtocolVersion);
@@ -122,6 +123,7 @@ absl::Status Link::Open(const Options& options, Resume resume) {
   open.set_resume(static_cast<v1::OpenSessionRequest::Resume>(resume));
   if (resume == Resume::kDiscard) open.set_launch(options.launch);
   open.set_home_lane(options.home_lane < hello_.lanes() ? options.home_lane : -1);
+  if (options.arenas != nullptr) open.set_device_uuid(options.arenas->device_uuid());
   open.set_poison_parameters(options.poison);
   open.set_client(client);
   status = channel_->Call("OpenSession", &v1::Trainer::Stub::OpenSession, open, opened_, {});

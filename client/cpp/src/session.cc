@@ -37,7 +37,10 @@ size_t Session::Size(int32_t parameter, int32_t fragment) const {
   return impl_->link().memory().Elements(parameter, fragment);
 }
 
-void Session::MarkReady(int32_t bucket) { impl_->MarkReady(bucket); }
+void Session::MarkReady(int32_t bucket) { impl_->MarkReady(bucket, std::nullopt).IgnoreError(); }
+absl::Status Session::MarkReady(int32_t bucket, CUstream_st* stream) {
+  return impl_->MarkReady(bucket, stream);
+}
 absl::StatusOr<Outcome> Session::Submit(const StepScalars& scalars, const SubmitOptions& options) {
   return impl_->Submit(scalars, options);
 }
@@ -45,6 +48,8 @@ absl::StatusOr<Outcome> Session::Wait(std::chrono::milliseconds wait) { return i
 absl::Status Session::WaitPublished(std::chrono::milliseconds timeout) {
   return impl_->WaitPublished(timeout);
 }
+
+absl::Status Session::WaitPublished(CUstream_st* stream) { return impl_->WaitPublished(stream); }
 
 absl::StatusOr<Outcome> Session::Step(const StepScalars& scalars, const SubmitOptions& options) {
   return impl_->Step(scalars, options);

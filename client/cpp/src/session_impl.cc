@@ -131,11 +131,12 @@ absl::Status Session::Impl::Attach(const FirstWeights& first) {
   return TryWaitPublished(PublishedWithin());
 }
 
-void Session::Impl::MarkReady(int32_t bucket) {
+absl::Status Session::Impl::MarkReady(int32_t bucket, SessionMemory::Stream stream) {
   // On the way back nothing is marked: the caller will come with other gradients.
-  if (!link_->memory().complete() || !going_back_.ok()) return;
-  link_->memory().MarkReady(bucket, next_attempt_);
+  if (!link_->memory().complete() || !going_back_.ok()) return absl::OkStatus();
+  absl::Status marked = link_->memory().MarkReady(bucket, next_attempt_, stream);
   fault::FaultPoint("trainer.signalled_early");
+  return marked;
 }
 
 void Session::Impl::HoldBack(const std::vector<int32_t>& absent) {
@@ -172,9 +173,10 @@ absl::StatusOr<Outcome> Session::Impl::TrySubmit(const StepScalars& scalars,
   // Lanes learn of absent gradients by the submit: buckets with one are marked after it.
   const bool marks_later = !options.absent.empty() && !options.withdraw;
   fault::FaultPoint("trainer.gradients");
-  if (!options.withdraw) memory.MarkAllReady(held_back_, attempt);
+  if (!options.withdraw) status = memory.MarkAllReady(held_back_, attempt, options.stream);
   fault::FaultPoint("trainer.signalled");
-  memory.MarkSubmitted(attempt);
+  if (status.ok()) status = memory.MarkSubmitted(attempt, options.stream);
+  if (!status.ok()) return status;
   fault::FaultPoint("trainer.marked");
 
   if (!notice_.has_value() || notice_->step() != last_committed_step_ + 1) {
@@ -195,7 +197,8 @@ absl::StatusOr<Outcome> Session::Impl::TrySubmit(const StepScalars& scalars,
                                  submit_reply_, {.timeout = wait + kCallSlack});
   });
   if (!status.ok()) return Refused(std::move(status));
-  if (marks_later) memory.MarkAllReady(hold_none_, attempt);
+  if (marks_later) status = memory.MarkAllReady(hold_none_, attempt, options.stream);
+  if (!status.ok()) return status;
   undecided_ = true;
   fault::FaultPoint("trainer.submitted");
   if (submit_reply_.outcome().kind() != v1::Outcome::KIND_UNSPECIFIED) {
@@ -402,6 +405,18 @@ absl::Status Session::Impl::WaitPublished(Milliseconds timeout) {
   return Surviving([&] { return going_back_.ok() ? TryWaitPublished(timeout) : going_back_; });
 }
 
+absl::Status Session::Impl::WaitPublished(CUstream_st* stream) {
+  absl::Status status = CheckAttached("WaitPublished");
+  if (!status.ok()) return status;
+  return Surviving([&] {
+    absl::Status open = CheckOpen("WaitPublished");
+    if (open.ok()) open = link_->memory().EnqueueWait(published_attempt_, stream);
+    // What the caller enqueues next finds these weights, or newer ones.
+    if (open.ok()) arrived_attempt_ = std::max(arrived_attempt_, published_attempt_);
+    return open;
+  });
+}
+
 absl::StatusOr<Snapshot> Session::Impl::SaveSnapshot() {
   absl::Status status = CheckAttached("SaveSnapshot");
   if (!status.ok()) return status;
@@ -441,6 +456,8 @@ absl::Status Session::Impl::Close() {
   if (closed_) return absl::OkStatus();
   closed_ = true;
   fault::FaultPoint("trainer.closing");
+  // Weights that a stream waits for may still be on their way.
+  const absl::Status finished = link_->memory().FinishStreams();
   absl::Status status;
   if (!link_->LostWithin(Milliseconds(0))) {
     v1::CloseSessionRequest request;
@@ -452,6 +469,7 @@ absl::Status Session::Impl::Close() {
     if (ReasonOf(status) == kDaemonLost) status = absl::OkStatus();
   }
   link_->Disconnect();
+  status.Update(finished);
   return status;
 }
 

@@ -30,10 +30,11 @@ class Session::Impl {
   absl::Status PushWeights(const std::vector<std::string>* parameters);
   absl::Status PushState(const std::vector<StateTensor>& tensors);
   absl::StatusOr<std::vector<float>> Pull(int32_t parameter, StateKind kind, int32_t fragment);
-  void MarkReady(int32_t bucket);
+  absl::Status MarkReady(int32_t bucket, SessionMemory::Stream stream);
   absl::StatusOr<Outcome> Submit(const StepScalars& scalars, const SubmitOptions& options);
   absl::StatusOr<Outcome> Wait(std::chrono::milliseconds wait);
   absl::Status WaitPublished(std::chrono::milliseconds timeout);
+  absl::Status WaitPublished(CUstream_st* stream);
   absl::StatusOr<Outcome> Step(const StepScalars& scalars, const SubmitOptions& options);
   absl::StatusOr<Snapshot> SaveSnapshot();
   absl::StatusOr<int64_t> LoadSnapshot(int64_t step);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/src/status.h"
 
 namespace dmuond::client {
 namespace {
@@ -27,7 +28,24 @@ void CopyBox(std::byte* to, const std::byte* from, std::span<const int64_t> exte
   }
 }
 
+absl::StatusOr<std::vector<std::byte>> BytesOf(const Arenas::Memory& arena) {
+  std::vector<std::byte> bytes(arena.bytes());
+  if (absl::Status read = arena.Read(bytes.data()); !read.ok()) return read;
+  return bytes;
+}
+
+uint64_t* ValueOf(wire::TimelineWord& word) { return reinterpret_cast<uint64_t*>(&word.value); }
+
 }  // namespace
+
+SessionMemory::~SessionMemory() {
+  // Streams that wait for words go on.
+  Poison();
+}
+
+void SessionMemory::SetArenas(std::shared_ptr<Arenas> arenas) {
+  if (arenas != nullptr) source_ = std::move(arenas);
+}
 
 void SessionMemory::SetLayout(Layout layout, const Registered& registered) {
   layout_ = std::move(layout);
@@ -46,10 +64,10 @@ void SessionMemory::SetLayout(Layout layout, const Registered& registered) {
 absl::Status SessionMemory::Map(const AttachSocket::Received& received) {
   if (received.frame.has_arena()) {
     const v1::AttachFrame::ArenaMemory& arena = received.frame.arena();
-    absl::StatusOr<Mapping> mapping =
-        Mapping::Of(received.fd.get(), static_cast<size_t>(arena.size_bytes()));
-    if (!mapping.ok()) return mapping.status();
-    arenas_.insert_or_assign(arena.arena(), *std::move(mapping));
+    absl::StatusOr<std::unique_ptr<Arenas::Memory>> memory =
+        source_->Map(received.fd.get(), static_cast<size_t>(arena.size_bytes()));
+    if (!memory.ok()) return memory.status();
+    arenas_.insert_or_assign(arena.arena(), *std::move(memory));
     return absl::OkStatus();
   }
   if (!received.frame.has_timeline()) {
@@ -70,7 +88,11 @@ absl::Status SessionMemory::Map(const AttachSocket::Received& received) {
                                             " and version ", header.version, ", not ",
                                             wire::kTimelineMagic, " and ", wire::kTimelineVersion));
   }
+  absl::StatusOr<std::unique_ptr<Arenas::Words>> words =
+      source_->MakeWords(mapping->data(), mapping->bytes());
+  if (!words.ok()) return words.status();
   timeline_ = *std::move(mapping);
+  words_ = *std::move(words);
   page_base_.store(timeline_.data());
   if (poisoned_.load()) Poison();
   return absl::OkStatus();
@@ -91,7 +113,7 @@ std::byte* SessionMemory::At(const Fragment* fragment, const Slice& slice) const
   const bool ours = layout_.parameters[fragment->parameter].route != Route::kTrainer;
   if (!ours || client::Elements(fragment->box) == 0) return nullptr;
   const auto arena = arenas_.find(slice.arena);
-  return arena == arenas_.end() ? nullptr : arena->second.data() + slice.offset_bytes;
+  return arena == arenas_.end() ? nullptr : arena->second->data() + slice.offset_bytes;
 }
 
 std::byte* SessionMemory::Weight(int32_t parameter, int32_t fragment) const {
@@ -110,20 +132,61 @@ size_t SessionMemory::Elements(int32_t parameter, int32_t fragment) const {
   return static_cast<size_t>(client::Elements(found->box));
 }
 
-void SessionMemory::MarkReady(int32_t bucket, uint64_t attempt) {
-  if (bucket < 0 || static_cast<size_t>(bucket) >= held_.size()) return;
-  if (held_[bucket] == 0 || marked_[bucket] == attempt) return;
-  marked_[bucket] = attempt;
-  wire::Advance(page().ready(bucket), attempt);
-}
-
-void SessionMemory::MarkAllReady(const std::vector<uint8_t>& held_back, uint64_t attempt) {
-  for (size_t bucket = 0; bucket < held_.size(); ++bucket) {
-    if (held_back[bucket] == 0) MarkReady(static_cast<int32_t>(bucket), attempt);
+absl::Status SessionMemory::Store(std::span<wire::TimelineWord* const> words, uint64_t attempt,
+                                  Stream stream) {
+  if (!stream.has_value()) {
+    for (wire::TimelineWord* word : words) wire::Advance(*word, attempt);
+    return absl::OkStatus();
   }
+  if (words_ == nullptr) {
+    return WrongState("a stream was given, but the session has no DeviceArenas (Options::arenas)");
+  }
+  std::vector<uint64_t*> values;
+  for (wire::TimelineWord* word : words) values.push_back(ValueOf(*word));
+  return words_->StoreAfter(*stream, values, attempt);
 }
 
-void SessionMemory::MarkSubmitted(uint64_t attempt) { wire::Advance(page().submitted(), attempt); }
+absl::Status SessionMemory::MarkReady(int32_t bucket, uint64_t attempt, Stream stream) {
+  if (bucket < 0 || static_cast<size_t>(bucket) >= held_.size()) return absl::OkStatus();
+  if (held_[bucket] == 0 || marked_[bucket] == attempt) return absl::OkStatus();
+  wire::TimelineWord* const word = &page().ready(bucket);
+  absl::Status stored = Store({&word, 1}, attempt, stream);
+  if (stored.ok()) marked_[bucket] = attempt;
+  return stored;
+}
+
+absl::Status SessionMemory::MarkAllReady(const std::vector<uint8_t>& held_back, uint64_t attempt,
+                                         Stream stream) {
+  std::vector<wire::TimelineWord*> words;
+  for (size_t bucket = 0; bucket < held_.size(); ++bucket) {
+    if (held_back[bucket] != 0 || held_[bucket] == 0 || marked_[bucket] == attempt) continue;
+    marked_[bucket] = attempt;
+    words.push_back(&page().ready(bucket));
+  }
+  return words.empty() ? absl::OkStatus() : Store(words, attempt, stream);
+}
+
+absl::Status SessionMemory::MarkSubmitted(uint64_t attempt, Stream stream) {
+  wire::TimelineWord* const word = &page().submitted();
+  return Store({&word, 1}, attempt, stream);
+}
+
+absl::Status SessionMemory::EnqueueWait(uint64_t attempt, CUstream_st* stream) {
+  if (words_ == nullptr) {
+    return WrongState("a stream was given, but the session has no DeviceArenas (Options::arenas)");
+  }
+  std::vector<uint64_t*> words;
+  const auto buckets = static_cast<uint32_t>(held_.size());
+  for (uint32_t bucket = 0; bucket < buckets; ++bucket) {
+    wire::TimelineWord& word = page().published(bucket, buckets);
+    if (held_[bucket] != 0 && wire::Read(word) < attempt) words.push_back(ValueOf(word));
+  }
+  return words_->WaitFor(stream, words, attempt);
+}
+
+absl::Status SessionMemory::FinishStreams() {
+  return words_ == nullptr ? absl::OkStatus() : words_->Finish();
+}
 
 SessionMemory::Published SessionMemory::WaitPublished(
     uint64_t attempt, std::chrono::steady_clock::time_point deadline) const {
@@ -149,22 +212,29 @@ auto SessionMemory::ArrivedAttempts() const -> Arrived {
   return arrived.value_or(Arrived{});
 }
 
-SessionMemory::Copies SessionMemory::CopyArenas() const {
+absl::StatusOr<SessionMemory::Copies> SessionMemory::CopyArenas() const {
   Copies copies;
   for (const auto& [id, arena] : arenas_) {
-    copies[id].assign(arena.data(), arena.data() + arena.bytes());
+    absl::StatusOr<std::vector<std::byte>> bytes = BytesOf(*arena);
+    if (!bytes.ok()) return bytes.status();
+    copies[id] = *std::move(bytes);
   }
   return copies;
 }
 
-void SessionMemory::Restore(const Copies& copies) {
-  for (const auto& [id, bytes] : copies) std::ranges::copy(bytes, arenas_.at(id).data());
+absl::Status SessionMemory::Restore(const Copies& copies) {
+  for (const auto& [id, bytes] : copies) {
+    if (absl::Status status = arenas_.at(id)->Write(bytes.data()); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SessionMemory::TakeOver(SessionMemory& kept) {
   for (auto& [id, arena] : arenas_) {
-    const std::vector<std::byte> published(arena.data(), arena.data() + arena.bytes());
-    std::copy_n(kept.arenas_.at(id).data(), arena.bytes(), arena.data());
+    const absl::StatusOr<std::vector<std::byte>> published = BytesOf(*arena);
+    if (!published.ok()) return published.status();
+    absl::StatusOr<std::vector<std::byte>> bytes = BytesOf(*kept.arenas_.at(id));
+    if (!bytes.ok()) return bytes.status();
     for (const Fragment& fragment : layout_.fragments) {
       const Parameter& parameter = layout_.parameters[fragment.parameter];
       const Slice& weight = fragment.weight;
@@ -172,12 +242,13 @@ absl::Status SessionMemory::TakeOver(SessionMemory& kept) {
       Extents extents = fragment.box.end;
       for (size_t i = 0; i < extents.size(); ++i) extents[i] -= fragment.box.begin[i];
       if (std::ranges::any_of(extents, [](int64_t extent) { return extent <= 0; })) continue;
-      CopyBox(arena.data() + weight.offset_bytes, published.data() + weight.offset_bytes, extents,
+      CopyBox(bytes->data() + weight.offset_bytes, published->data() + weight.offset_bytes, extents,
               weight.strides, SizeOf(parameter.weight_type));
     }
+    if (absl::Status status = arena->Write(bytes->data()); !status.ok()) return status;
   }
   for (auto& [id, arena] : arenas_) {
-    absl::Status moved = arena.MoveTo(kept.arenas_.at(id));
+    absl::Status moved = arena->MoveTo(*kept.arenas_.at(id));
     if (!moved.ok()) return moved;
   }
   kept.arenas_.clear();

@@ -9,12 +9,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "client/cpp/src/attach_socket.h"
+#include "client/cpp/src/host_arenas.h"
 #include "client/cpp/src/mapping.h"
+#include "dmuond/client/arenas.h"
 #include "dmuond/client/layout.h"
 #include "dmuond/client/types.h"
 #include "dmuond/wire/timeline.h"
@@ -23,6 +27,14 @@ namespace dmuond::client {
 
 class SessionMemory {
  public:
+  SessionMemory() = default;
+  ~SessionMemory();  // REQUIRES: the watcher has ended
+  SessionMemory(const SessionMemory&) = delete;
+  SessionMemory& operator=(const SessionMemory&) = delete;
+
+  using Stream = std::optional<CUstream_st*>;
+  // Before SetLayout(). Null: host memory.
+  void SetArenas(std::shared_ptr<Arenas> arenas);
   // Before Map(): what the layout says, and the buckets that the daemon made of it.
   void SetLayout(Layout layout, const Registered& registered);
   [[nodiscard]] const Layout& layout() const { return layout_; }
@@ -41,15 +53,21 @@ class SessionMemory {
   }
 
   // REQUIRES (all below): complete().
-  void MarkReady(int32_t bucket, uint64_t attempt);
+  // A stream of the arenas' device: when what is enqueued there is done. Without one at once, which
+  // cannot fail. SESSION_STATE: a stream, and arenas in host memory.
+  absl::Status MarkReady(int32_t bucket, uint64_t attempt, Stream stream = {});
   // All buckets that are not marked yet for this attempt, except those in `held_back`.
-  void MarkAllReady(const std::vector<uint8_t>& held_back, uint64_t attempt);
-  void MarkSubmitted(uint64_t attempt);
+  absl::Status MarkAllReady(const std::vector<uint8_t>& held_back, uint64_t attempt, Stream stream);
+  absl::Status MarkSubmitted(uint64_t attempt, Stream stream);
   [[nodiscard]] size_t buckets() const { return held_.size(); }
 
   enum class Published : uint8_t { kYes, kTimeout, kPoisoned };
   [[nodiscard]] Published WaitPublished(uint64_t attempt,
                                         std::chrono::steady_clock::time_point deadline) const;
+  // The same of the stream, which the host does not wait for; a poisoned page ends its wait, too.
+  absl::Status EnqueueWait(uint64_t attempt, CUstream_st* stream);
+  // Returns when no stream has a mark or a wait left to do.
+  absl::Status FinishStreams();
 
   // Attempts whose weights have arrived, of the bucket that is furthest behind and of the one that
   // is ahead; wire::kPoison where the page has ended.
@@ -61,8 +79,8 @@ class SessionMemory {
 
   // The arenas' bytes by id, and back.
   using Copies = std::map<uint32_t, std::vector<std::byte>>;
-  [[nodiscard]] Copies CopyArenas() const;
-  void Restore(const Copies& copies);
+  [[nodiscard]] absl::StatusOr<Copies> CopyArenas() const;
+  absl::Status Restore(const Copies& copies);
 
   // These arenas in the place of `kept`'s, at the same addresses. What those held stays, gradients
   // too; but weights are those that have been published to these, because the predecessor may have
@@ -76,6 +94,8 @@ class SessionMemory {
   [[nodiscard]] const Fragment* Find(int32_t parameter, int32_t fragment) const;
   [[nodiscard]] std::byte* At(const Fragment* fragment, const Slice& slice) const;
   [[nodiscard]] wire::TimelinePage page() const { return wire::TimelinePage(timeline_.data()); }
+  // `attempt` into the words, now or when the stream has come so far.
+  absl::Status Store(std::span<wire::TimelineWord* const> words, uint64_t attempt, Stream stream);
 
   Layout layout_;
   std::vector<std::vector<int32_t>> fragments_of_;  // parameter -> its fragments in the layout
@@ -83,8 +103,10 @@ class SessionMemory {
   std::vector<uint8_t> held_;                       // bucket -> this trainer holds some of it
   std::vector<uint64_t> marked_;                    // bucket -> the last attempt it was marked for
 
-  std::map<uint32_t, Mapping> arenas_;
+  std::shared_ptr<Arenas> source_ = std::make_shared<HostArenas>();
+  std::map<uint32_t, std::unique_ptr<Arenas::Memory>> arenas_;
   Mapping timeline_;
+  std::unique_ptr<Arenas::Words> words_;  // of the timeline; null: no streams
   // Once the page is mapped; poisoned before that: it is when it comes.
   std::atomic<std::byte*> page_base_{nullptr};
   std::atomic<bool> poisoned_{false};

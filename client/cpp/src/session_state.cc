@@ -65,7 +65,9 @@ absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& mess
   // A group that forms anew publishes its masters: what is pushed must outlive that.
   SessionMemory::Copies pushed;
   if (in_job_ && !first.state()) {
-    pushed = memory.CopyArenas();
+    absl::StatusOr<SessionMemory::Copies> copies = memory.CopyArenas();
+    if (!copies.ok()) return copies.status();
+    pushed = *std::move(copies);
     status = CheckNotRepublished();
     if (!status.ok()) return status;
   }
@@ -84,7 +86,7 @@ absl::Status Session::Impl::TryPush(std::vector<v1::PushParametersRequest>& mess
     published_attempt_ = next_attempt_ - 1;
     status = TryWaitPublished(PublishedWithin());
     if (!status.ok()) return status;
-    memory.Restore(pushed);
+    if (status = memory.Restore(pushed); !status.ok()) return status;
   }
   in_job_ = true;
   next_attempt_ = reply.next_attempt();

@@ -171,6 +171,7 @@ absl::StatusOr<AttachCalls::TrainerMemory> AttachCalls::Allocate(
   if (absl::StatusOr<Client*> found = core_.Find(request.key()); !found.ok()) {
     return found.status();
   }
+  const std::string device_uuid = (*core_.Find(request.key()))->device_uuid;
   const std::shared_ptr<JobMemory> memory = core_.memory.memory();
   core_.allocating.insert(rank.value());
   core_.mutex.Unlock();
@@ -179,7 +180,8 @@ absl::StatusOr<AttachCalls::TrainerMemory> AttachCalls::Allocate(
     if (request.fresh()) memory->DropArenas(rank);
     for (const v1::Arena& arena : request.arenas()) {
       TrainerMemory::Arena& place = made.arenas.emplace_back();
-      absl::StatusOr<int> fd = memory->Arena(rank, arena.id(), arena.size_bytes(), place.kept);
+      absl::StatusOr<int> fd =
+          memory->Arena(rank, device_uuid, arena.id(), arena.size_bytes(), place.kept);
       if (!fd.ok()) return fd.status();
       place.fd = *fd;
     }

@@ -67,6 +67,7 @@ struct Client {
   pid_t pid = 0;
   uid_t uid = 0;
   std::shared_ptr<const wire::UniqueFd> process;  // its pidfd, as AttachPeer's
+  std::string device_uuid;                        // that it computes with; empty: the processor
   bool poison = false;                 // NaN into its weights between decision and publish
   std::vector<int32_t> job_parameter;  // parameter of the registration -> of the job's layout
   std::string attach_request;  // AttachBuffers', once begun: a repeated one waits for its end

@@ -278,6 +278,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
     const Core::Cancelled& cancelled) {
   const DaemonOptions& options = core_.options;
   absl::Status checked = CheckOpenSession(request, options);
+  checked.Update(core_.device.ArenaMemory(request.rank(), request.device_uuid()).status());
   if (!checked.ok()) return checked;
   const auto from_now = [&] {
     return std::chrono::steady_clock::now() + options.coordinator.register_timeout;
@@ -302,8 +303,10 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   opening.resume = request.resume();
   opening.pid = peer.pid;
   opening.client = request.client();
-  opening.home_lane =
-      request.home_lane() >= 0 ? request.home_lane() : request.rank() % options.lanes;
+  const std::optional<scheduler::LaneIndex> own = core_.device.LaneOf(request.device_uuid());
+  opening.home_lane = own.has_value()            ? own->value()
+                      : request.home_lane() >= 0 ? request.home_lane()
+                                                 : request.rank() % options.lanes;
 
   std::optional<std::optional<scheduler::ResumePoint>> resume;
   NodeJob::OpenAnswer answer = absl::InternalError("not asked yet");
@@ -345,6 +348,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   client.pid = peer.pid;
   client.uid = peer.uid;
   client.process = peer.process;
+  client.device_uuid = request.device_uuid();
   client.poison = request.poison_parameters();
   core_.clients.Add(std::move(client));
   core_.Do(std::move(actions));

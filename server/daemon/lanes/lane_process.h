@@ -45,7 +45,7 @@ class LaneProcess {
     std::string binary;  // path of dmuond-lane
     int lane_index = 0;  // on this node; for the log and lists of processes
     std::string device;  // "cpu:THREADS"
-    // Added to the daemon's own environment, or in place of what it says.
+    // As NodeDevice::OfLaneEnvironment().
     std::vector<std::pair<std::string, std::string>> environment;
     int lock = -1;  // a descriptor that it inherits and never uses: see SocketDir::lock()
     std::chrono::milliseconds stop_grace{3000};  // from Shutdown to SIGTERM, and then to SIGKILL

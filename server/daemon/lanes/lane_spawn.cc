@@ -37,7 +37,13 @@ std::vector<std::string> LaneEnvironment(
     const size_t equals = text.find('=');
     if (equals != std::string::npos) values[text.substr(0, equals)] = text.substr(equals + 1);
   }
-  for (const auto& [name, value] : environment) values[name] = value;
+  for (const auto& [name, value] : environment) {
+    if (value.empty()) {
+      values.erase(name);
+    } else {
+      values[name] = value;
+    }
+  }
   std::vector<std::string> entries;
   entries.reserve(values.size());
   for (const auto& [name, value] : values) entries.push_back(absl::StrCat(name, "=", value));

@@ -10,8 +10,8 @@ namespace dmuond::server {
 using scheduler::LaneIndex;
 using scheduler::TrainerRank;
 
-JobMemory::JobMemory(kernels::MemoryHolder& holder, Options options)
-    : device_(holder), options_(std::move(options)) {}
+JobMemory::JobMemory(NodeDevice& device, Options options)
+    : device_(device), options_(std::move(options)) {}
 
 JobMemory::~JobMemory() { PoisonAll(); }
 
@@ -49,10 +49,6 @@ absl::StatusOr<JobMemory::Block> JobMemory::Make(kernels::MemoryHolder& holder, 
   return block;
 }
 
-absl::StatusOr<JobMemory::Block> JobMemory::MakeDevice(int64_t bytes, const std::string& what) {
-  return Make(device_, bytes, what);
-}
-
 absl::StatusOr<JobMemory::Block> JobMemory::MakeHost(int64_t bytes, const std::string& what) {
   absl::StatusOr<Block> block = Make(host_, bytes, what);
   if (!block.ok()) return block;
@@ -85,9 +81,10 @@ absl::Status JobMemory::AllocateLane(LaneIndex lane, int64_t state_bytes, int64_
       Replace(*old, Block());
     }
   }
-  absl::StatusOr<Block> state = MakeDevice(state_bytes, name + ":state");
+  kernels::MemoryHolder& device = device_.memory(lane);
+  absl::StatusOr<Block> state = Make(device, state_bytes, name + ":state");
   if (!state.ok()) return state.status();
-  absl::StatusOr<Block> staging = MakeDevice(staging_bytes, name + ":staging");
+  absl::StatusOr<Block> staging = Make(device, staging_bytes, name + ":staging");
   absl::StatusOr<Block> table = staging.ok() ? MakeHost(table_bytes, name + ":table")
                                              : absl::StatusOr<Block>(staging.status());
   MutexLock lock(mutex_);
@@ -123,26 +120,28 @@ absl::Status JobMemory::AllocateBoard(int64_t bytes) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> JobMemory::Arena(TrainerRank rank, uint32_t arena_id, int64_t bytes,
-                                     bool& kept) {
+absl::StatusOr<int> JobMemory::Arena(TrainerRank rank, const std::string& device_uuid,
+                                     uint32_t arena_id, int64_t bytes, bool& kept) {
   kept = false;
+  absl::StatusOr<kernels::MemoryHolder*> device = device_.ArenaMemory(rank.value(), device_uuid);
+  if (!device.ok()) return device.status();
   {
     MutexLock lock(mutex_);
-    const auto trainer = trainers_.find(rank);
-    if (trainer != trainers_.end()) {
-      const auto arena = trainer->second.arenas.find(arena_id);
-      if (arena != trainer->second.arenas.end()) {
-        if (arena->second.bytes == bytes) {
-          kept = true;
-          return arena->second.fd.get();
-        }
-        Return(arena->second);
-        trainer->second.arenas.erase(arena);
+    Trainer& trainer = trainers_[rank];
+    if (trainer.device_uuid != device_uuid) ReturnArenas(trainer);
+    trainer.device_uuid = device_uuid;
+    const auto arena = trainer.arenas.find(arena_id);
+    if (arena != trainer.arenas.end()) {
+      if (arena->second.bytes == bytes) {
+        kept = true;
+        return arena->second.fd.get();
       }
+      Return(arena->second);
+      trainer.arenas.erase(arena);
     }
   }
   absl::StatusOr<Block> block =
-      MakeDevice(bytes, absl::StrCat("rank", rank.value(), ":arena", arena_id));
+      Make(**device, bytes, absl::StrCat("rank", rank.value(), ":arena", arena_id));
   if (!block.ok()) return block.status();
   MutexLock lock(mutex_);
   Block& place = trainers_[rank].arenas[arena_id];
@@ -150,12 +149,15 @@ absl::StatusOr<int> JobMemory::Arena(TrainerRank rank, uint32_t arena_id, int64_
   return place.fd.get();
 }
 
+void JobMemory::ReturnArenas(Trainer& trainer) {
+  for (const auto& [id, arena] : trainer.arenas) Return(arena);
+  trainer.arenas.clear();
+}
+
 void JobMemory::DropArenas(TrainerRank rank) {
   MutexLock lock(mutex_);
   const auto trainer = trainers_.find(rank);
-  if (trainer == trainers_.end()) return;
-  for (const auto& [id, arena] : trainer->second.arenas) Return(arena);
-  trainer->second.arenas.clear();
+  if (trainer != trainers_.end()) ReturnArenas(trainer->second);
 }
 
 absl::StatusOr<int> JobMemory::Timeline(TrainerRank rank, uint32_t buckets) {

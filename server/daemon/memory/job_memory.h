@@ -27,6 +27,7 @@
 #include "kernels/device.h"
 #include "kernels/mutex.h"
 #include "scheduler/types.h"
+#include "server/daemon/memory/node_device.h"
 
 namespace dmuond::server {
 
@@ -37,8 +38,8 @@ class JobMemory {
     int64_t bytes_max = 0;  // all of the job's memory on this node; 0: no limit
   };
 
-  // `holder` makes device memory and must outlive this object. Host memory is made here.
-  JobMemory(kernels::MemoryHolder& holder, Options options);
+  // `device` makes device memory and must outlive this object. Host memory is made here.
+  JobMemory(NodeDevice& device, Options options);
   ~JobMemory();  // PoisonAll(), then everything is closed
   JobMemory(const JobMemory&) = delete;
   JobMemory& operator=(const JobMemory&) = delete;
@@ -52,10 +53,11 @@ class JobMemory {
   // For the copy of a lane's state that a snapshot is written from; 0 bytes: none.
   absl::Status AllocateHostCopy(scheduler::LaneIndex lane, int64_t bytes);
 
-  // The descriptor of an arena. `kept`: the arena has this size and its contents from an earlier
-  // session of the rank; else it is new and zero.
-  absl::StatusOr<int> Arena(scheduler::TrainerRank rank, uint32_t arena_id, int64_t bytes,
-                            bool& kept);
+  // The descriptor of an arena on the trainer's device (`device_uuid`, as NodeDevice::ArenaMemory
+  // has it). `kept`: the arena has this device, this size and its contents from an earlier session
+  // of the rank; else it is new and zero.
+  absl::StatusOr<int> Arena(scheduler::TrainerRank rank, const std::string& device_uuid,
+                            uint32_t arena_id, int64_t bytes, bool& kept);
   // The rank's next arenas are new ones.
   void DropArenas(scheduler::TrainerRank rank);
   // New pages with a header and zero words. The rank's old pages are poisoned first.
@@ -95,23 +97,24 @@ class JobMemory {
     Block host_copy;
   };
   struct Trainer {
+    std::string device_uuid;  // where the arenas are
     std::map<uint32_t, Block> arenas;
     Block timeline;
     uint32_t buckets = 0;
   };
 
-  absl::StatusOr<Block> MakeDevice(int64_t bytes, const std::string& what) DMUOND_EXCLUDES(mutex_);
   absl::StatusOr<Block> MakeHost(int64_t bytes, const std::string& what) DMUOND_EXCLUDES(mutex_);
   absl::StatusOr<Block> Make(kernels::MemoryHolder& holder, int64_t bytes, const std::string& what)
       DMUOND_EXCLUDES(mutex_);
   absl::Status Reserve(int64_t bytes, const std::string& what) DMUOND_EXCLUDES(mutex_);
   void Return(const Block& block) DMUOND_REQUIRES(mutex_);
+  void ReturnArenas(Trainer& trainer) DMUOND_REQUIRES(mutex_);
   void Replace(Block& place, Block block) DMUOND_REQUIRES(mutex_);
   static void PoisonPage(const Trainer& trainer);
   [[nodiscard]] int LaneFd(scheduler::LaneIndex lane, Block Lane::*block) const
       DMUOND_EXCLUDES(mutex_);
 
-  kernels::MemoryHolder& device_;
+  NodeDevice& device_;
   kernels::cpu::CpuMemoryHolder host_;
   const Options options_;
 

@@ -7,9 +7,9 @@
 
 namespace dmuond::server {
 
-NodeMemory::NodeMemory(Options options, kernels::MemoryHolder& holder, Planner& planner,
+NodeMemory::NodeMemory(Options options, NodeDevice& device, Planner& planner,
                        std::function<void(const std::function<void()>&)> enter)
-    : options_(options), holder_(holder), planner_(planner), enter_(std::move(enter)) {}
+    : options_(options), device_(device), planner_(planner), enter_(std::move(enter)) {}
 
 void NodeMemory::Prepare(const scheduler::node::Prepare& order, Done done) {
   preparing_ = std::make_shared<PrepareProgress>();
@@ -26,7 +26,7 @@ void NodeMemory::Prepare(const scheduler::node::Prepare& order, Done done) {
   worker_->Post([this, wire = order.inputs, options = std::move(options), progress = preparing_,
                  done = std::move(done)] {
     auto prepared = std::make_shared<absl::StatusOr<PreparedJob>>(
-        PrepareJob(planner_, holder_, wire, options, *progress));
+        PrepareJob(planner_, device_, wire, options, *progress));
     enter_([&] {
       if (preparing_ != progress) {
         // The job has ended, or is prepared anew.

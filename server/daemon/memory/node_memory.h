@@ -13,7 +13,6 @@
 
 #include "absl/status/statusor.h"
 #include "dmuond/v1/lane_program.pb.h"
-#include "kernels/device.h"
 #include "scheduler/job/node_actions.h"
 #include "scheduler/plan.h"
 #include "server/daemon/memory/job_memory.h"
@@ -33,8 +32,8 @@ class NodeMemory {
     bool host_copies = false;      // snapshots are made
   };
   using Done = std::function<void(absl::StatusOr<scheduler::PlannedJob>, bool host_copies)>;
-  // `holder` and `planner` outlive it. `enter` takes the daemon's lock and runs what it is given.
-  NodeMemory(Options options, kernels::MemoryHolder& holder, Planner& planner,
+  // `device` and `planner` outlive it. `enter` takes the daemon's lock and runs what it is given.
+  NodeMemory(Options options, NodeDevice& device, Planner& planner,
              std::function<void(const std::function<void()>&)> enter);
 
   // `done` is called under the lock, unless Drop() comes first.
@@ -64,7 +63,7 @@ class NodeMemory {
 
  private:
   const Options options_;
-  kernels::MemoryHolder& holder_;
+  NodeDevice& device_;
   Planner& planner_;
   const std::function<void(const std::function<void()>&)> enter_;
   std::shared_ptr<PrepareProgress> preparing_;

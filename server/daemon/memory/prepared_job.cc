@@ -13,7 +13,7 @@
 
 namespace dmuond::server {
 
-absl::StatusOr<PreparedJob> PrepareJob(Planner& planner, kernels::MemoryHolder& holder,
+absl::StatusOr<PreparedJob> PrepareJob(Planner& planner, NodeDevice& device,
                                        const v1::PlanInputs& wire, const PrepareOptions& options,
                                        PrepareProgress& progress) {
   absl::StatusOr<scheduler::PlannedJob> planned = planner.Make(wire);
@@ -27,7 +27,7 @@ absl::StatusOr<PreparedJob> PrepareJob(Planner& planner, kernels::MemoryHolder& 
   progress.planned = true;
   PreparedJob prepared;
   prepared.memory = std::make_unique<JobMemory>(
-      holder, JobMemory::Options{.job = wire.job(), .bytes_max = options.job_memory_bytes});
+      device, JobMemory::Options{.job = wire.job(), .bytes_max = options.job_memory_bytes});
   JobMemory& memory = *prepared.memory;
   absl::Status board = memory.AllocateBoard(lane::PublishBoardBytes(plan.buckets, options.lanes));
   if (!board.ok()) return board;

@@ -1,7 +1,7 @@
 // Makes of a plan's inputs what lanes need to start: the plan, each lane's program, and all memory.
 // That takes seconds (a GiB of memory 0.36 s), so a worker does it:
 //
-//   worker.Post([=] { auto prepared = PrepareJob(planner, holder, wire, options, *progress);
+//   worker.Post([=] { auto prepared = PrepareJob(planner, device, wire, options, *progress);
 //                     … back under the daemon's lock … });
 #ifndef DMUOND_SERVER_DAEMON_MEMORY_PREPARED_JOB_H_
 #define DMUOND_SERVER_DAEMON_MEMORY_PREPARED_JOB_H_
@@ -15,7 +15,6 @@
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/snapshot.pb.h"
-#include "kernels/device.h"
 #include "scheduler/plan.h"
 #include "server/daemon/memory/job_memory.h"
 #include "server/daemon/planner.h"
@@ -48,9 +47,9 @@ struct PreparedJob {
 };
 
 // INVALID_ARGUMENT and FAILED_PRECONDITION name what is wrong with the inputs, RESOURCE_EXHAUSTED
-// (MEMORY_EXHAUSTED) the wanted bytes and the limit. CANCELLED: it became unwanted. `holder` must
+// (MEMORY_EXHAUSTED) the wanted bytes and the limit. CANCELLED: it became unwanted. `device` must
 // outlive the result.
-absl::StatusOr<PreparedJob> PrepareJob(Planner& planner, kernels::MemoryHolder& holder,
+absl::StatusOr<PreparedJob> PrepareJob(Planner& planner, NodeDevice& device,
                                        const v1::PlanInputs& wire, const PrepareOptions& options,
                                        PrepareProgress& progress);
 

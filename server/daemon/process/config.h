@@ -19,12 +19,15 @@
 #include "absl/status/statusor.h"
 #include "scheduler/cost_model.h"
 #include "server/common/log.h"
+#include "server/daemon/memory/node_device.h"
 #include "server/daemon/process/config.pb.h"
 
 namespace dmuond::server {
 
 // Checked and complete: values that depend on others or on the machine are filled in.
 struct Config {
+  DeviceList devices;  // of the lanes of this node
+  bool lanes_use_mps = true;
   int32_t lanes = 1;    // of this node
   int32_t threads = 1;  // per lane
   std::string lane_binary;

@@ -107,7 +107,12 @@ class Checker {
     config::ConfigFile& values = config_.values;
     const absl::StatusOr<DeviceList> devices = ParseDevices(values.devices(), kLanesPerNodeMax);
     if (!devices.ok()) Wrong("devices", values.devices(), std::string(devices.status().message()));
-    config_.lanes = devices.ok() ? devices->lanes : 1;
+    if (devices.ok()) config_.devices = *devices;
+    config_.lanes = config_.devices.lanes;
+    if (values.mps() != "auto" && values.mps() != "off") {
+      Wrong("mps", values.mps(), "is neither auto nor off");
+    }
+    config_.lanes_use_mps = values.mps() == "auto";
     config_.threads = InRange("threads", values.threads(), 0, kThreadsMax);
     if (config_.threads == 0) config_.threads = std::max(1, Cores() / config_.lanes);
     values.set_threads(config_.threads);

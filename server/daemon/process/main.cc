@@ -25,7 +25,6 @@
 #include "absl/synchronization/mutex.h"
 #include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/unique_fd.h"
-#include "kernels/cpu/core_type.h"
 #include "scheduler/job/impossible.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
@@ -91,7 +90,7 @@ absl::StatusOr<std::unique_ptr<GrpcSocket>> WithTaken(
                Say("cannot listen on '", Named("address", path), "': ", socket.status().message()));
 }
 
-DaemonOptions OptionsOf(const Config& config, const std::string& token,
+DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const std::string& token,
                         storage::Storage* snapshots) {
   DaemonOptions options;
   options.node = config.node_rank;
@@ -101,7 +100,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.lane_binary = config.lane_binary;
   options.rail_address = config.rail_address;
   options.socket = config.socket;
-  options.core_type = kernels::cpu::LaneCoreType();
+  options.core_type = device.CoreType();
   options.token = token;
   options.job_memory_bytes = config.job_memory_bytes;
   options.step_timeout = config.step_timeout;
@@ -110,7 +109,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.coordinator.lanes_per_node = config.lanes;
   options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
   options.coordinator.costs = config.costs;
-  options.coordinator.estimates = scheduler::CpuCosts(config.threads);
+  options.coordinator.estimates = device.Estimates();
   options.coordinator.replan = config.replan;
   options.coordinator.peer_message_bytes_max = config.peer_message_bytes_max;
   options.coordinator.register_timeout = config.register_timeout;
@@ -121,7 +120,7 @@ DaemonOptions OptionsOf(const Config& config, const std::string& token,
   options.storage = snapshots;
   options.snapshot_keep = config.snapshot_keep;
   options.snapshot_timeout = config.snapshot_timeout;
-  // options.snapshot_staging_bytes: a CPU lane's state is host memory, and is copied straight.
+  if (!device.StateIsHostMemory()) options.snapshot_staging_bytes = config.snapshot_staging_bytes;
   options.coordinator.snapshots = snapshots != nullptr;
   options.coordinator.snapshot = {config.snapshot_every_steps, config.snapshot_every};
   return options;
@@ -319,6 +318,16 @@ auto UnlessStopped(StopSignals& signals, const Work& work) {
   return result.get();
 }
 
+absl::StatusOr<std::unique_ptr<NodeDevice>> OpenDevice(const Config& config) {
+  auto device = OpenNodeDevice(config.devices, {.threads = config.threads,
+                                                .lanes_use_mps = config.lanes_use_mps,
+                                                .memory_timeout = config.lane_timeout,
+                                                .no_mps_folder = config.socket + ".no-mps"});
+  if (device.ok()) return device;
+  return absl::Status(device.status().code(), absl::StrCat("--devices=", config.values.devices(),
+                                                           ": ", device.status().message()));
+}
+
 [[noreturn]] void EndAtOnce() {
   log::Warn("a second signal: ending at once");
   log::EndProcess(1);
@@ -351,8 +360,16 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     epoch = *newest;
   }
 
-  const std::unique_ptr<NodeDevice> device = MakeCpuNodeDevice(config.threads);
-  DaemonOptions options = OptionsOf(config, *token, snapshots.get());
+  absl::StatusOr<std::unique_ptr<NodeDevice>> opened =
+      UnlessStopped(signals, [&] { return OpenDevice(config); });
+  if (!opened.ok()) return opened.status();
+  const std::unique_ptr<NodeDevice> device = *std::move(opened);
+  absl::StatusOr<v1::LaneBits> bits;
+  if (config.nodes > 1 || device->TriesLanes()) {
+    bits = UnlessStopped(signals, [&] { return AskForBits(config.lane_binary, *device); });
+    if (!bits.ok()) return bits.status();
+  }
+  DaemonOptions options = OptionsOf(config, *device, *token, snapshots.get());
   options.lock = socket_dir->lock();
   Daemon daemon(std::move(options), *device);
   AttachServer::Options attach_options;
@@ -374,9 +391,6 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     PeerOptions peer_options = PeerOptionsOf(config, *secret);
     peer_options.epoch = epoch;
     peer_options.snapshots = snapshots.get();
-    absl::StatusOr<v1::LaneBits> bits =
-        UnlessStopped(signals, [&] { return AskForBits(config.lane_binary, *device); });
-    if (!bits.ok()) return bits.status();
     peer_options.bits = *std::move(bits);
     peer_options.device_type = device->type();
     absl::StatusOr<std::unique_ptr<Peers>> started = Peers::Start(std::move(peer_options), daemon);
@@ -490,7 +504,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   }
   leave.join();
   log::Info("left");
-  if (!everybody_ended) log::EndProcess(exit_code);
+  if (!everybody_ended || device->Hangs()) log::EndProcess(exit_code);
   return exit_code;
 }
 

@@ -18,6 +18,10 @@
 //   FAKE_CUDA_MEMORY_MIB    memory of each; 4096. Counted is what this process has made and what is
 //                           held, by whomever
 //   FAKE_CUDA_NAME          their name; "Fake GPU"
+//   FAKE_CUDA_VERSION       of the CUDA that it speaks, as cuDriverGetVersion() says it; the
+//   headers' FAKE_CUDA_MACHINE       a number that all uuids have in them: machines with different
+//   ones have
+//                           no device in common; 0
 //   FAKE_CUDA_CAPABILITY    compute capability; 9.0
 //   FAKE_CUDA_PEERS         0: no device can access another's memory; 1
 //   FAKE_CUDA_MPS           what the attribute says; 0
@@ -25,7 +29,8 @@
 //   FAKE_CUDA_SEED          of these delays; 1
 //   FAKE_CUDA_FAULT_KERNEL  the kernel with this number (the process's first is 1) makes an illegal
 //                           access: error 700, for all that the context does from then on
-//   FAKE_CUDA_NO_CONTEXT    the name (as in /proc/PID/comm) of the program that may have no context
+//   FAKE_CUDA_NO_CONTEXT    the name (as in /proc/PID/comm) of the program that may have no context,
+//                           and whose CUDA_MPS_PIPE_DIRECTORY must be an empty folder
 //   FAKE_CUDA_LOG           a folder: device-N.log has a line for each piece of work that is done:
 //                           "begin_ns end_ns pid=P stream=S kernel|engine|word NAME bytes=B", times
 //                           of CLOCK_MONOTONIC

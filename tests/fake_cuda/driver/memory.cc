@@ -1,6 +1,7 @@
 // Device memory is memfds. An address range for a device is mapped for nobody; the range behind it,
 // of the same size, is where workers find the bytes.
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -36,6 +37,7 @@ std::shared_ptr<Allocation> Open(const std::string& path) {
   if (fd < 0) return nullptr;
   auto allocation = std::make_shared<Allocation>();
   allocation->fd = fd;
+  if (::flock(fd, LOCK_SH) != 0) return nullptr;  // UsedBytes() looks for it
   struct stat status {};
   if (::fstat(fd, &status) != 0) return nullptr;
   allocation->bytes = static_cast<size_t>(status.st_size);
@@ -148,8 +150,8 @@ size_t UsedBytes(int device) {
   size_t used = 0;
   auto& made = All().made;
   for (auto at = made.begin(); at != made.end();) {
-    // A lease is given where no other open file of the memory exists, here or elsewhere.
-    if (::fcntl(at->fd, F_SETLEASE, F_WRLCK) == 0) {
+    // Every open file of the memory, here or elsewhere, has a shared lock on it.
+    if (::flock(at->fd, LOCK_EX | LOCK_NB) == 0) {
       ::close(at->fd);
       at = made.erase(at);
       continue;
@@ -169,7 +171,6 @@ CUresult MakeAllocation(size_t bytes, int device, std::shared_ptr<Allocation>* m
   const std::string name = kName + std::to_string(all.settings.visible[device]);
   const int created = ::memfd_create(name.c_str(), MFD_CLOEXEC);
   if (created < 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  // Opened anew: what memfd_create() returns is not counted when a lease is asked for.
   std::shared_ptr<Allocation> allocation = Open(PathOf(all.pid, created));
   const int watched = ::open(PathOf(all.pid, created).c_str(), O_RDWR | O_CLOEXEC);
   const int sized = ::ftruncate(created, static_cast<off_t>(bytes));
@@ -343,7 +344,7 @@ CUresult cuMemExportToShareableHandle(void* fd, CUmemGenericAllocationHandle han
   if (at == All().handles.end()) return CUDA_ERROR_INVALID_VALUE;
   // For reading: who takes it for memory of the host and maps it for writing is refused.
   const int exported = ::open(PathOf(::getpid(), at->second->fd).c_str(), O_RDONLY | O_CLOEXEC);
-  if (exported < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (exported < 0 || ::flock(exported, LOCK_SH) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
   *static_cast<int*>(fd) = exported;
   return CUDA_SUCCESS;
 }

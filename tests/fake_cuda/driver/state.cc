@@ -6,7 +6,9 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 
 #include "dmuond/fault/fault_point.h"
@@ -33,6 +35,8 @@ Settings ReadSettings() {
   std::sscanf(capability.c_str(), "%d.%d", &settings.major, &settings.minor);
   settings.peers = Number("FAKE_CUDA_PEERS", 1) != 0;
   settings.mps = Number("FAKE_CUDA_MPS", 0) != 0;
+  settings.version = static_cast<int>(Number("FAKE_CUDA_VERSION", CUDA_VERSION));
+  settings.machine = static_cast<int>(Number("FAKE_CUDA_MACHINE", 0));
   settings.delay_us = static_cast<int>(Number("FAKE_CUDA_DELAY_US", 50));
   settings.seed = static_cast<uint64_t>(Number("FAKE_CUDA_SEED", 1));
   settings.fault_kernel = Number("FAKE_CUDA_FAULT_KERNEL", 0);
@@ -61,6 +65,20 @@ std::string ProgramName() {
   std::ifstream file("/proc/self/comm");
   std::getline(file, name);
   return name;
+}
+
+bool MayHaveNoContext() {
+  const std::string& program = All().settings.no_context;
+  return !program.empty() && ProgramName() == program;
+}
+
+// Who is a client of MPS ends with the others.
+void MustNotUseMps() {
+  const std::string folder = Text("CUDA_MPS_PIPE_DIRECTORY", "");
+  std::error_code error;
+  if (std::filesystem::is_empty(folder, error) && !error) return;
+  Abort("%s calls cuInit() with CUDA_MPS_PIPE_DIRECTORY='%s', which is no empty folder",
+        All().settings.no_context.c_str(), folder.c_str());
 }
 
 }  // namespace
@@ -147,6 +165,7 @@ CUresult cuInit(unsigned) {
   if (all.pid != 0) return NeedDriver();
   dmuond::fault::ConnectFaultDriver();
   all.settings = ReadSettings();
+  if (MayHaveNoContext()) MustNotUseMps();
   if (all.settings.devices == 0) return CUDA_ERROR_NO_DEVICE;
   for (int device = 0; device < all.settings.devices; ++device) {
     all.devices.push_back(std::make_unique<Device>());
@@ -156,7 +175,7 @@ CUresult cuInit(unsigned) {
 }
 
 CUresult cuDriverGetVersion(int* version) {
-  *version = CUDA_VERSION;
+  *version = All().pid == 0 ? ReadSettings().version : All().settings.version;
   return CUDA_SUCCESS;
 }
 
@@ -214,6 +233,7 @@ CUresult cuDeviceGetName(char* name, int bytes, CUdevice device) {
 CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   if (const CUresult result = NeedDevice(device); result != CUDA_SUCCESS) return result;
   for (int i = 0; i < 16; ++i) uuid->bytes[i] = static_cast<char>(0xF0 + i);
+  std::memcpy(uuid->bytes, &All().settings.machine, sizeof(All().settings.machine));
   uuid->bytes[15] = static_cast<char>(All().settings.visible[device]);
   return CUDA_SUCCESS;
 }
@@ -273,7 +293,7 @@ CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   if (const CUresult result = NeedDevice(device); result != CUDA_SUCCESS) return result;
   State& all = All();
-  if (!all.settings.no_context.empty() && ProgramName() == all.settings.no_context) {
+  if (MayHaveNoContext()) {
     Abort("%s asks for a context of device %d, and may have none", all.settings.no_context.c_str(),
           device);
   }

@@ -37,6 +37,8 @@ struct Settings {
   int minor = 0;
   bool peers = true;
   bool mps = false;
+  int version = CUDA_VERSION;
+  int machine = 0;
   int delay_us = 50;
   uint64_t seed = 1;
   int64_t fault_kernel = 0;
@@ -177,7 +179,7 @@ struct State {
     std::string name;
   };
   std::list<Pending> pending;
-  // Descriptors of memory that this process has made: nobody holds what can be leased.
+  // Descriptors of memory that this process has made: nobody holds what can be locked alone.
   struct Made {
     int fd = -1;
     size_t bytes = 0;

@@ -197,6 +197,27 @@ CUresult cuStreamSynchronize(CUstream stream) {
   return found->context()->error;
 }
 
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  std::shared_ptr<Stream> found;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;  // there are no graphs
+  return NeedStream(stream, &found);
+}
+
+CUresult cuCtxSynchronize() {
+  Context* context = nullptr;
+  if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    std::lock_guard lock(All().mutex);
+    for (const auto& [handle, stream] : All().streams) {
+      if (stream->context() == context) streams.push_back(stream);
+    }
+    if (context->default_stream != nullptr) streams.push_back(context->default_stream);
+  }
+  for (const std::shared_ptr<Stream>& stream : streams) stream->Synchronize();
+  return context->error;
+}
+
 CUresult cuStreamQuery(CUstream stream) {
   std::shared_ptr<Stream> found;
   if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;

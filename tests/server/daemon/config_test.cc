@@ -101,6 +101,18 @@ TEST(ConfigTest, ThreadsShareTheCoresAmongLanes) {
   EXPECT_EQ(LoadOk({"--threads=3"}).threads, 3);
 }
 
+TEST(ConfigTest, GpusAreCountedOrListed) {
+  const Config first = LoadOk({"--devices=cuda:3"});
+  EXPECT_EQ(first.lanes, 3);
+  EXPECT_EQ(first.devices.type, "cuda");
+  EXPECT_THAT(first.devices.ordinals, ElementsAre(0, 1, 2));
+  const Config listed = LoadOk({"--devices=cuda:2,0", "--mps=off"});
+  EXPECT_EQ(listed.lanes, 2);
+  EXPECT_THAT(listed.devices.ordinals, ElementsAre(2, 0));
+  EXPECT_FALSE(listed.lanes_use_mps);
+  EXPECT_TRUE(first.lanes_use_mps);
+}
+
 TEST(ConfigTest, FlagsWinOverEnvironmentOverFileOverDefaults) {
   const TempDir dir;
   WriteFile(dir / "config",
@@ -259,6 +271,13 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--devices=cpu", ""},
       {"--devices=cpu:0", ""},
       {"--devices=tpu:1", ""},
+      {"--devices=cpu:1,2", "cpu:N or cuda:N"},
+      {"--devices=cuda", ""},
+      {"--devices=cuda:0", "between 1 and 256"},
+      {"--devices=cuda:0,", "as in cuda:0,2"},
+      {"--devices=cuda:0,-1", "as in cuda:0,2"},
+      {"--devices=cuda:3,1,3", "names device 3 twice"},
+      {"--mps=managed", "neither auto nor off"},
       {"--threads=-1", ""},
       {"--lane_memory_bytes=-1", ""},
       {"--cost_table=/nowhere/costs", "/nowhere/costs"},

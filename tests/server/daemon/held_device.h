@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "kernels/cpu/cpu_memory.h"
 #include "kernels/device.h"
 #include "kernels/mutex.h"
+#include "scheduler/cost_model.h"
 #include "scheduler/types.h"
 #include "server/daemon/memory/node_device.h"
 
@@ -69,7 +71,18 @@ class HeldDevice final : public NodeDevice {
     return cpu_->OfLane(lane);
   }
   Variables OfLaneEnvironment() const override { return cpu_->OfLaneEnvironment(); }
-  HeldMemory& memory() override { return memory_; }
+  bool TriesLanes() const override { return cpu_->TriesLanes(); }
+  scheduler::CostTable Estimates() const override { return cpu_->Estimates(); }
+  bool StateIsHostMemory() const override { return cpu_->StateIsHostMemory(); }
+  std::optional<scheduler::LaneIndex> LaneOf(const std::string& uuid) const override {
+    return cpu_->LaneOf(uuid);
+  }
+  kernels::MemoryHolder& memory(scheduler::LaneIndex lane) override { return cpu_->memory(lane); }
+  absl::StatusOr<kernels::MemoryHolder*> ArenaMemory(int32_t rank,
+                                                     const std::string& uuid) override {
+    return cpu_->ArenaMemory(rank, uuid);
+  }
+  HeldMemory& held() { return held_; }
   absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const override {
     return cpu_->CheckArena(rank, arena);
   }
@@ -77,8 +90,9 @@ class HeldDevice final : public NodeDevice {
   void Watch(std::function<void(scheduler::LaneIndex)> starts) { starts_ = std::move(starts); }
 
  private:
-  const std::unique_ptr<NodeDevice> cpu_ = MakeCpuNodeDevice(/*threads=*/1);
-  HeldMemory memory_;
+  HeldMemory& held_ = *new HeldMemory();  // cpu_ owns it
+  const std::unique_ptr<NodeDevice> cpu_ =
+      MakeCpuNodeDevice(/*threads=*/1, std::unique_ptr<kernels::MemoryHolder>(&held_));
   std::function<void(scheduler::LaneIndex)> starts_;
 };
 

@@ -22,13 +22,14 @@ using ::testing::HasSubstr;
 class JobMemoryTest : public ::testing::Test {
  protected:
   int ArenaFd(JobMemory& memory, int rank, uint32_t id, int64_t bytes, bool& kept) {
-    absl::StatusOr<int> fd = memory.Arena(TrainerRank(rank), id, bytes, kept);
+    absl::StatusOr<int> fd = memory.Arena(TrainerRank(rank), "", id, bytes, kept);
     EXPECT_TRUE(fd.ok()) << fd.status();
     return fd.value_or(-1);
   }
 
   kernels::cpu::CpuMemoryHolder holder_;
-  JobMemory memory_{holder_, {.job = "test"}};
+  const std::unique_ptr<NodeDevice> device_ = MakeCpuNodeDevice(/*threads=*/1);
+  JobMemory memory_{*device_, {.job = "test"}};
 };
 
 TEST_F(JobMemoryTest, LaneHasStateStagingAndMappedTable) {
@@ -158,10 +159,10 @@ TEST_F(JobMemoryTest, TooManyBucketsAreRefused) {
 }
 
 TEST_F(JobMemoryTest, QuotaNamesBothValuesAndChangesNothing) {
-  JobMemory memory(holder_, {.job = "small", .bytes_max = 10'000});
+  JobMemory memory(*device_, {.job = "small", .bytes_max = 10'000});
   bool kept = false;
   ArenaFd(memory, 0, 0, 6000, kept);
-  const absl::Status status = memory.Arena(TrainerRank(1), 0, 6001, kept).status();
+  const absl::Status status = memory.Arena(TrainerRank(1), "", 0, 6001, kept).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_EQ(ReasonOf(status), "MEMORY_EXHAUSTED");
   EXPECT_THAT(std::string(status.message()), HasSubstr("6001"));
@@ -176,9 +177,9 @@ TEST_F(JobMemoryTest, QuotaNamesBothValuesAndChangesNothing) {
 
 TEST_F(JobMemoryTest, SizesThatCannotBeAreRefused) {
   bool kept = false;
-  EXPECT_TRUE(absl::IsInvalidArgument(memory_.Arena(TrainerRank(0), 0, 0, kept).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(memory_.Arena(TrainerRank(0), 0, -1, kept).status()));
-  const absl::Status huge = memory_.Arena(TrainerRank(0), 0, int64_t{1} << 60, kept).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(memory_.Arena(TrainerRank(0), "", 0, 0, kept).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(memory_.Arena(TrainerRank(0), "", 0, -1, kept).status()));
+  const absl::Status huge = memory_.Arena(TrainerRank(0), "", 0, int64_t{1} << 60, kept).status();
   EXPECT_EQ(ReasonOf(huge), "MEMORY_EXHAUSTED") << huge;
   EXPECT_EQ(memory_.bytes(), 0);
 }
@@ -186,7 +187,7 @@ TEST_F(JobMemoryTest, SizesThatCannotBeAreRefused) {
 TEST_F(JobMemoryTest, EverythingIsClosedAtTheEnd) {
   const size_t before = OpenDescriptors();
   for (int i = 0; i < 50; ++i) {
-    JobMemory memory(holder_, {.job = "short"});
+    JobMemory memory(*device_, {.job = "short"});
     bool kept = false;
     ASSERT_TRUE(memory.AllocateLane(LaneIndex(0), 4096, 4096, 4096).ok());
     ASSERT_TRUE(memory.AllocateBoard(4096).ok());

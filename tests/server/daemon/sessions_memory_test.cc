@@ -59,7 +59,7 @@ class SessionsMemoryTest : public SessionsTest {
     return kept;
   }
 
-  HeldMemory& memory_ = device_.memory();
+  HeldMemory& memory_ = device_.held();
 };
 
 // Gigabytes take seconds to make, and the daemon answers meanwhile.

@@ -147,6 +147,8 @@ TEST_F(SessionInputTest, SessionsThatCannotBeAreRefusedAndTheOtherGoesOn) {
                   {StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE", {"rank 2", "world of 2"}});
   ExpectNotOpened([](auto& request) { request.set_rank(-1); },
                   {StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE", {"rank -1"}});
+  ExpectNotOpened([](auto& request) { request.set_device_uuid("GPU-1"); },
+                  {StatusCode::kInvalidArgument, "DEVICE_UNKNOWN", {"rank 1", "GPU-1", "CPU"}});
   ExpectNotOpened([](auto& request) { request.set_home_lane(7); },
                   {StatusCode::kInvalidArgument, "LANE_OUT_OF_RANGE", {"rank 1", "7", "0 to 0"}});
   ExpectNotOpened([](auto& request) { request.set_world_size(3); },

@@ -7,10 +7,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "dmuond/client/arenas.h"
 
 namespace dmuond::client {
 
@@ -39,8 +41,10 @@ struct Options {
   std::string launch;
   std::string token;       // empty where the daemon asks for none
   int32_t home_lane = -1;  // lane of the trainer's own device; -1: any
-  bool poison = false;     // fill this trainer's weights with NaN between decision and publish
-  std::string client;      // for logs and status; empty: library, host and process
+  // Where arenas are mapped, and what device the trainer computes with; null: host memory.
+  std::shared_ptr<Arenas> arenas;
+  bool poison = false;  // fill this trainer's weights with NaN between decision and publish
+  std::string client;   // for logs and status; empty: library, host and process
   // How long Open waits for a daemon that is just starting.
   std::chrono::milliseconds connect_timeout{10'000};
   // How long a call waits for the successor of a daemon that has gone; 0: DAEMON_LOST at once.

@@ -15,6 +15,8 @@
 // overlap calls them itself: MarkReady(bucket) as the backward pass completes a bucket, Submit(),
 // host work, WaitPublished() before the next forward pass reads the weights.
 //
+// On a GPU: Options::arenas, and device_arenas.h.
+//
 // Going back: the job may be set back to a step, by a snapshot that is loaded or because a daemon
 // was lost. Step(), Submit() and Wait() then return kRolledBack, and other calls an error of reason
 // ROLLED_BACK, when the weights of that step lie in the arena: go on from last_committed_step()
@@ -49,6 +51,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dmuond/client/arenas.h"
 #include "dmuond/client/errors.h"
 #include "dmuond/client/layout.h"
 #include "dmuond/client/options.h"
@@ -60,7 +63,10 @@ namespace dmuond::client {
 struct SubmitOptions {
   std::vector<int32_t> absent;  // parameters (indices in the layout) without a gradient
   std::string trainer_state;    // opaque, at most 1 MiB; commits with the step
-  bool withdraw = false;        // a bucket that was marked ready has changed: abort this attempt
+  // Of the arenas' device: the gradients are there, and the weights are not read any more, when
+  // everything is done that has been enqueued in it. Unset: they are now, whatever streams do.
+  std::optional<CUstream_st*> stream;
+  bool withdraw = false;  // a bucket that was marked ready has changed: abort this attempt
   // How long to wait for the decision; kPending when it has not come.
   std::chrono::milliseconds wait = std::chrono::hours(24);
 };
@@ -119,6 +125,10 @@ class Session {
   // until the step is decided. Optional: a bucket that is not marked is, by Submit. Not for a
   // bucket with an absent parameter. Buckets in which this trainer holds nothing are ignored.
   void MarkReady(int32_t bucket);
+  // The same, once everything is done that has been enqueued in `stream`, of the arenas' device;
+  // the stream is not held up, and must not be one that is being captured into a graph. Needs
+  // Options::arenas.
+  absl::Status MarkReady(int32_t bucket, CUstream_st* stream);
 
   // Hands the step in and waits for its decision. INVALID_ARGUMENT when the trainers' scalars
   // differ: nothing has changed, and a corrected submit may follow with the same gradients.
@@ -127,6 +137,10 @@ class Session {
   absl::StatusOr<Outcome> Wait(std::chrono::milliseconds wait = std::chrono::hours(24));
   // Waits until the weights after the last decided attempt lie in the arenas.
   absl::Status WaitPublished(std::chrono::milliseconds timeout = std::chrono::minutes(10));
+  // The same for what is enqueued in `stream` from now on; the caller does not wait. Where the
+  // daemon is lost meanwhile, the stream goes on with undefined weights, and the next call says so.
+  // Needs Options::arenas; not for a stream that is being captured.
+  absl::Status WaitPublished(CUstream_st* stream);
   // A whole step: kCommitted or kSkipped with the weights published, or kRolledBack. An aborted
   // attempt that may be retried is, with the same gradients; one that may not is ABORTED with the
   // outcome's reason.

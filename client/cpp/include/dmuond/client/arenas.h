@@ -1,0 +1,66 @@
+// Where a session's arenas are mapped: in host memory, unless Options::arenas says otherwise.
+// device_arenas.h has the one that maps them on a GPU; a trainer only passes it on.
+#ifndef DMUOND_CLIENT_ARENAS_H_
+#define DMUOND_CLIENT_ARENAS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+struct CUstream_st;  // CUDA's; a cudaStream_t points to it
+
+namespace dmuond::client {
+
+// Threads: as Session, but for what says so.
+class Arenas {
+ public:
+  virtual ~Arenas() = default;
+
+  // An arena, unmapped when destroyed: nothing that is enqueued may use it then.
+  class Memory {
+   public:
+    virtual ~Memory() = default;
+    [[nodiscard]] virtual std::byte* data() const = 0;  // an address of the device
+    [[nodiscard]] virtual size_t bytes() const = 0;
+    // All of it, to host memory and back. Done when it returns.
+    virtual absl::Status Read(std::byte* to) const = 0;
+    virtual absl::Status Write(const std::byte* from) = 0;
+    // Lies at the addresses of `place` from now on, which gives them up. REQUIRES: `place` is of
+    // the same Arenas and has as many bytes.
+    virtual absl::Status MoveTo(Memory& place) = 0;
+  };
+
+  // Words of host memory, as streams of the device store into them and wait for them.
+  class Words {
+   public:
+    // Waits for what is enqueued.
+    virtual ~Words() = default;
+    // Stores the value into the words, in their order, when everything is done that has been
+    // enqueued in the stream. Does not hold the stream up. FAILED_PRECONDITION: the stream is being
+    // captured. Threads: any.
+    virtual absl::Status StoreAfter(CUstream_st* stream, std::span<uint64_t* const> words,
+                                    uint64_t value) = 0;
+    // What is enqueued in the stream from now on begins when every word is at least the value.
+    // FAILED_PRECONDITION: the stream is being captured.
+    virtual absl::Status WaitFor(CUstream_st* stream, std::span<uint64_t* const> words,
+                                 uint64_t value) = 0;
+    // Returns when all of these stores and waits have happened.
+    virtual absl::Status Finish() = 0;
+  };
+
+  // Of the device, "GPU-…"; empty: host memory.
+  [[nodiscard]] virtual std::string device_uuid() const = 0;
+  // Maps memory that the daemon has made on this device. Keeps no hold of the descriptor.
+  virtual absl::StatusOr<std::unique_ptr<Memory>> Map(int fd, size_t bytes) = 0;
+  // Of a mapped page, which must outlive what is returned. Null: there are no streams.
+  virtual absl::StatusOr<std::unique_ptr<Words>> MakeWords(void* page, size_t bytes) = 0;
+};
+
+}  // namespace dmuond::client
+
+#endif  // DMUOND_CLIENT_ARENAS_H_

@@ -1,0 +1,400 @@
+// Jobs on GPUs, whole: the daemon, lanes as processes, trainers of the C++ client on streams of
+// their own, arenas that the daemon has made. Weights have the bits of the same job on the CPU,
+// whose operations the doubles of the kernels are.
+#include <cuda.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "dmuond/client/device_arenas.h"
+#include "dmuond/client/session.h"
+#include "tests/client/daemon_process.h"
+#include "tests/client/trainers.h"
+#include "tests/fake_cuda/fake_machine.h"
+#include "tests/server/daemon/support.h"
+#include "tests/server/system/daemon_status.h"
+
+namespace dmuond::testing {
+namespace {
+
+using client::DeviceArenas;
+using client::Outcome;
+using client::Session;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int kDevices = 4;
+constexpr int64_t kSteps = 6;
+
+#define MUST(call) ASSERT_EQ(call, CUDA_SUCCESS) << #call
+
+client::Layout Parameters(int32_t world) {
+  client::LayoutBuilder builder(world);
+  builder.AddGroup({.preset = "dmuon"});
+  for (int i = 0; i < 6; ++i) {
+    builder.Add({.name = absl::StrCat("matrix", i), .shape = {32 + 16 * (i % 3), 48}});
+  }
+  builder.Add({.name = "vector", .shape = {1000}, .route = client::Route::kAdamW});
+  builder.set_bucket_bytes(8192);
+  return *builder.Build();
+}
+
+// Numbers that differ by rank, step, parameter and element.
+std::vector<float> Numbers(size_t count, int64_t seed) {
+  std::vector<float> numbers(count);
+  for (size_t i = 0; i < count; ++i) {
+    numbers[i] = static_cast<float>(static_cast<int64_t>((i * 37 + seed * 101) % 257) - 128) / 256;
+  }
+  return numbers;
+}
+
+const client::StepScalars kScalars = {.groups = {{.learning_rate = 0.02, .weight_decay = 0.1}}};
+
+using Weights = std::vector<std::vector<float>>;  // by parameter
+
+// A trainer, with its arenas in host memory.
+class Trainer {
+ public:
+  Trainer(const std::string& address, int32_t rank, int32_t world, client::Options options = {}) {
+    options.address = address;
+    options.rank = rank;
+    options.world_size = world;
+    auto session = Session::Open(options);
+    EXPECT_TRUE(session.ok()) << session.status();
+    if (!session.ok()) return;
+    session_ = *std::move(session);
+  }
+  virtual ~Trainer() = default;
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  void Begin() {
+    ASSERT_NE(session_, nullptr);
+    const client::Layout layout = Parameters(session_->world_size());
+    parameters_ = static_cast<int32_t>(layout.parameters.size());
+    const auto registered = session_->Register(layout);
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    buckets_ = static_cast<int32_t>(registered->buckets);
+    ASSERT_GT(buckets_, 2);
+    absl::Status status = session_->Attach();
+    ASSERT_TRUE(status.ok()) << status;
+    if (session_->has_state()) return;
+    for (int32_t p = 0; p < parameters_; ++p) {
+      Upload(session_->WeightBytes(p), Numbers(session_->Size(p), p));
+    }
+    Synchronize();
+    status = session_->Push();
+    ASSERT_TRUE(status.ok()) << status;
+  }
+  void Step() {
+    const int64_t step = session_->last_committed_step() + 1;
+    UploadGradients();
+    Expect(Finish(kScalars), step);
+  }
+  // The host waits for the device, before and afterwards.
+  void StepAndWait() {
+    const int64_t step = session_->last_committed_step() + 1;
+    UploadGradients();
+    Synchronize();
+    Expect(session_->Step(kScalars), step);
+  }
+  Weights Read() {
+    Weights weights;
+    for (int32_t p = 0; p < parameters_; ++p) {
+      weights.push_back(Download(session_->WeightBytes(p), session_->Size(p)));
+    }
+    Synchronize();
+    return weights;
+  }
+  [[nodiscard]] Session& session() { return *session_; }
+
+ protected:
+  void UploadGradients() {
+    for (int32_t p = parameters_ - 1; p >= 0; --p) {
+      const int64_t seed =
+          (((session_->rank() * 1000) + session_->last_committed_step()) * 100) + p;
+      Upload(session_->GradientBytes(p), Numbers(session_->Size(p), seed));
+    }
+  }
+  static void Expect(const absl::StatusOr<Outcome>& outcome, int64_t step) {
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    ASSERT_EQ(outcome->kind, Outcome::Kind::kCommitted) << outcome->detail;
+    ASSERT_EQ(outcome->step, step);
+  }
+  virtual void Upload(std::byte* to, std::vector<float> from) {
+    std::memcpy(to, from.data(), from.size() * sizeof(float));
+  }
+  virtual std::vector<float> Download(const std::byte* from, size_t count) {
+    std::vector<float> values(count);
+    std::memcpy(values.data(), from, count * sizeof(float));
+    return values;
+  }
+  virtual absl::StatusOr<Outcome> Finish(const client::StepScalars& scalars) {
+    return session_->Step(scalars);
+  }
+  virtual void Synchronize() {}
+
+  std::unique_ptr<Session> session_;
+  int32_t parameters_ = 0;
+  int32_t buckets_ = 0;
+};
+
+// One on a GPU, whose host never waits for the device but to look at weights.
+class GpuTrainer final : public Trainer {
+ public:
+  GpuTrainer(const std::string& address, int32_t rank, int32_t world, int device,
+             client::Resume resume = client::Resume::kNever)
+      : Trainer(address, rank, world, {.resume = resume, .arenas = *DeviceArenas::Open(device)}) {
+    EnterAndMakeStream(device);
+  }
+  ~GpuTrainer() override {
+    session_.reset();
+    cuStreamDestroy(stream_);
+  }
+
+ protected:
+  void Upload(std::byte* to, std::vector<float> from) override {
+    sent_.push_back(std::move(from));
+    MUST(cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(to),
+                       reinterpret_cast<CUdeviceptr>(sent_.back().data()),
+                       sent_.back().size() * sizeof(float), stream_));
+  }
+  std::vector<float> Download(const std::byte* from, size_t count) override {
+    std::vector<float> values(count);
+    EXPECT_EQ(cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(values.data()),
+                            reinterpret_cast<CUdeviceptr>(from), count * sizeof(float), stream_),
+              CUDA_SUCCESS);
+    return values;
+  }
+  absl::StatusOr<Outcome> Finish(const client::StepScalars& scalars) override {
+    for (int32_t bucket = buckets_ - 1; bucket > 0; --bucket) {
+      absl::Status marked = session_->MarkReady(bucket, stream_);
+      if (!marked.ok()) return marked;
+    }
+    absl::StatusOr<Outcome> outcome;
+    do {
+      outcome = session_->Submit(scalars, {.stream = stream_});
+    } while (outcome.ok() && outcome->kind == Outcome::Kind::kAborted && outcome->retry);
+    if (!outcome.ok()) return outcome;
+    absl::Status waits = session_->WaitPublished(stream_);
+    if (!waits.ok()) return waits;
+    return outcome;
+  }
+  void Synchronize() override {
+    EXPECT_EQ(cuStreamSynchronize(stream_), CUDA_SUCCESS);
+    sent_.clear();
+  }
+
+ private:
+  void EnterAndMakeStream(int device) {
+    CUcontext context = nullptr;
+    MUST(cuDevicePrimaryCtxRetain(&context, device));
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING));
+  }
+
+  CUstream stream_ = nullptr;
+  std::list<std::vector<float>> sent_;  // until they have been
+};
+
+class GpuJobsTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
+  }
+  void StartDaemon(const std::string& devices, std::vector<std::string> flags = {}) {
+    daemon_.reset();  // which has the devices
+    if (devices.starts_with("cuda")) flags.push_back(FakeMachine::LaneFlag());
+    auto daemon = DaemonProcess::Start({.devices = devices, .flags = std::move(flags)});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+  }
+  using Make = std::function<std::unique_ptr<Trainer>(int32_t rank)>;
+  // What every rank has at the end of a job; all have the same. `between`: called by rank 0 after
+  // each step.
+  Weights RunJob(int32_t world, const Make& make,
+                 const std::function<void(int64_t)>& between = {}) {
+    std::vector<Weights> weights(world);
+    OnEveryRank(world, [&](int32_t rank) {
+      const std::unique_ptr<Trainer> trainer = make(rank);
+      trainer->Begin();
+      for (int64_t step = 1; step <= kSteps && !HasFailure(); ++step) {
+        trainer->Step();
+        if (rank == 0 && between) between(step);
+      }
+      weights[rank] = trainer->Read();
+      EXPECT_TRUE(trainer->session().Close().ok());
+    });
+    for (const Weights& others : weights) EXPECT_EQ(others, weights[0]);
+    return weights[0];
+  }
+  Weights RunOnGpus(int32_t world, const std::vector<int>& devices,
+                    const std::function<void(int64_t)>& between = {}) {
+    return RunJob(
+        world,
+        [&](int32_t rank) {
+          return std::make_unique<GpuTrainer>(daemon_->address(), rank, world,
+                                              devices[rank % devices.size()]);
+        },
+        between);
+  }
+  Weights RunOnCpu(int32_t world, const std::string& devices) {
+    StartDaemon(devices);
+    return RunJob(world, [&](int32_t rank) {
+      return std::make_unique<Trainer>(daemon_->address(), rank, world);
+    });
+  }
+
+  FakeMachine machine_{kDevices};
+  std::unique_ptr<DaemonProcess> daemon_;
+};
+
+// The lanes of the daemon.
+std::vector<v1::LaneStatus> LanesOf(const DaemonProcess& daemon) {
+  const v1::GetStatusReply status = DaemonStatus(daemon.address()).Get();
+  return {status.lanes().begin(), status.lanes().end()};
+}
+
+std::string EnvironmentOf(int64_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/environ"));
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  std::ranges::replace(text, '\0', '\n');
+  return text;
+}
+
+TEST_F(GpuJobsTest, OneTrainerAndOneLaneHaveTheBitsOfTheCpu) {
+  const Weights expected = RunOnCpu(1, "cpu:1");
+  StartDaemon("cuda:1");
+  EXPECT_EQ(RunOnGpus(1, {0}), expected);
+  EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+TEST_F(GpuJobsTest, FourOfEachHaveTheBitsOfTheCpu) {
+  const Weights expected = RunOnCpu(4, "cpu:4");
+  StartDaemon("cuda:4");
+  EXPECT_EQ(RunOnGpus(4, {0, 1, 2, 3}), expected);
+  EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+TEST_F(GpuJobsTest, TrainersShareDevicesAndHaveSomeWithoutALane) {
+  const Weights expected = RunOnCpu(4, "cpu:2");
+  StartDaemon("cuda:3,1");
+  EXPECT_EQ(RunOnGpus(4, {1, 2, 1, 0}), expected);
+}
+
+TEST_F(GpuJobsTest, LanesHaveTheirDeviceAndTheUsersMps) {
+  machine_.Set("CUDA_MPS_PIPE_DIRECTORY", "/run/mps");
+  for (const bool off : {false, true}) {
+    StartDaemon("cuda:2,0", {off ? "--mps=off" : "--mps=auto"});
+    RunOnGpus(1, {0}, [&](int64_t) {
+      const std::vector<v1::LaneStatus> lanes = LanesOf(*daemon_);
+      ASSERT_EQ(lanes.size(), 2);
+      EXPECT_THAT(lanes[0].device(), HasSubstr(FakeMachine::Uuid(2)));
+      EXPECT_THAT(lanes[1].device(), HasSubstr(FakeMachine::Uuid(0)));
+      const std::string environment = EnvironmentOf(lanes[0].pid());
+      EXPECT_THAT(environment, HasSubstr("CUDA_MODULE_LOADING=EAGER"));
+      EXPECT_THAT(environment,
+                  HasSubstr(absl::StrCat("CUDA_MPS_PIPE_DIRECTORY=",
+                                         off ? daemon_->address() + ".no-mps" : "/run/mps", "\n")));
+    });
+  }
+}
+
+TEST_F(GpuJobsTest, ALaneThatDiesCostsNoStep) {
+  StartDaemon("cuda:2");
+  const Weights expected = RunOnGpus(2, {0, 1});
+  EXPECT_EQ(RunOnGpus(2, {0, 1},
+                      [&](int64_t step) {
+                        if (step % 2 != 0) return;
+                        ::kill(static_cast<pid_t>(LanesOf(*daemon_)[step / 2 % 2].pid()), SIGKILL);
+                      }),
+            expected);
+}
+
+TEST_F(GpuJobsTest, AReplacementFindsTheWeightsInItsArenas) {
+  StartDaemon("cuda:1");
+  const Weights expected = RunOnGpus(1, {0});
+  auto trainer = std::make_unique<GpuTrainer>(daemon_->address(), 0, 1, 0);
+  trainer->Begin();
+  for (int64_t step = 1; step <= 3; ++step) trainer->Step();
+  const Weights after = trainer->Read();
+  trainer.reset();
+  trainer = std::make_unique<GpuTrainer>(daemon_->address(), 0, 1, 0, client::Resume::kRequire);
+  trainer->Begin();
+  EXPECT_EQ(trainer->Read(), after);
+  // On another device they are written into new ones.
+  trainer.reset();
+  trainer = std::make_unique<GpuTrainer>(daemon_->address(), 0, 1, 2, client::Resume::kRequire);
+  trainer->Begin();
+  EXPECT_EQ(trainer->Read(), after);
+  for (int64_t step = 4; step <= kSteps; ++step) trainer->Step();
+  EXPECT_EQ(trainer->Read(), expected);
+  EXPECT_TRUE(trainer->session().Close().ok());
+}
+
+// State leaves the device by a ring of pinned memory, and comes back.
+TEST_F(GpuJobsTest, AJobGoesBackToASnapshotOfItsDevices) {
+  const server::TempDir directory;
+  StartDaemon("cuda:2", {"--snapshot_dir=" + directory.path(), "--snapshot_staging_bytes=1048576"});
+  GpuTrainer trainer(daemon_->address(), 0, 1, 1);
+  trainer.Begin();
+  for (int64_t step = 1; step <= 3; ++step) trainer.Step();
+  const Weights after = trainer.Read();
+  const auto momentum = trainer.session().Pull(0, client::StateKind::kMomentum);
+  ASSERT_TRUE(momentum.ok()) << momentum.status();
+  const auto snapshot = trainer.session().SaveSnapshot();
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  EXPECT_EQ(snapshot->step, 3);
+  for (int64_t step = 4; step <= kSteps; ++step) trainer.Step();
+  const Weights expected = trainer.Read();
+  ASSERT_TRUE(trainer.session().LoadSnapshot(3).ok());
+  const auto back = trainer.session().Step(kScalars);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->kind, Outcome::Kind::kRolledBack);
+  EXPECT_EQ(trainer.session().last_committed_step(), 3);
+  EXPECT_EQ(trainer.Read(), after);
+  EXPECT_EQ(*trainer.session().Pull(0, client::StateKind::kMomentum), *momentum);
+  for (int64_t step = 4; step <= kSteps; ++step) trainer.Step();
+  EXPECT_EQ(trainer.Read(), expected);
+}
+
+// The successor's arenas take the place of the ones that the trainer has mapped.
+TEST_F(GpuJobsTest, ATrainerCarriesOnWithItsDaemonsSuccessor) {
+  const server::TempDir directory;
+  StartDaemon("cuda:1", {"--snapshot_dir=" + directory.path()});
+  const Weights expected = RunOnGpus(1, {0});
+  GpuTrainer trainer(daemon_->address(), 0, 1, 0, client::Resume::kDiscard);
+  trainer.Begin();
+  trainer.StepAndWait();
+  trainer.StepAndWait();
+  ASSERT_TRUE(trainer.session().SaveSnapshot().ok());
+  const std::byte* const weight = trainer.session().WeightBytes(0);
+  daemon_->Kill();
+  ASSERT_TRUE(daemon_->StartAgain().ok());
+  for (int64_t step = 3; step <= kSteps; ++step) trainer.StepAndWait();
+  EXPECT_EQ(trainer.session().WeightBytes(0), weight);
+  EXPECT_EQ(trainer.Read(), expected);
+}
+
+TEST_F(GpuJobsTest, AStreamOfATrainerOnTheProcessorIsRefused) {
+  StartDaemon("cpu:1");
+  Trainer trainer(daemon_->address(), 0, 1);
+  trainer.Begin();
+  EXPECT_EQ(client::ReasonOf(trainer.session().MarkReady(0, nullptr)), "SESSION_STATE");
+  EXPECT_EQ(client::ReasonOf(trainer.session().WaitPublished(nullptr)), "SESSION_STATE");
+  EXPECT_TRUE(absl::IsNotFound(DeviceArenas::Open(kDevices).status()));
+}
+
+}  // namespace
+}  // namespace dmuond::testing
