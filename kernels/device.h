@@ -91,6 +91,9 @@ class Device {
   virtual ~Device() = default;
   [[nodiscard]] virtual std::string Describe()
       const = 0;  // type, uuid, driver: for logs and cost tables
+  // Whether kernels of this process and of others never run on the device side by side: one that is
+  // launched beside another process's work makes both wait for their turns. A GPU without MPS.
+  [[nodiscard]] virtual bool takes_turns() const { return false; }
   // Maps memory that a MemoryHolder made (or a trainer's own, already checked). The descriptor may
   // be closed afterwards. `bytes` as they were allocated; the CPU's memory may be mapped in part.
   virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) = 0;

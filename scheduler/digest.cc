@@ -89,6 +89,7 @@ uint64_t DigestOf(const PlanInputs& inputs, const Plan& plan) {
   digest.Add(inputs.lanes_per_node);
   digest.Add(inputs.lane_memory_bytes);
   digest.Add(inputs.bucket_bytes);
+  if (inputs.lands) digest.Add(uint64_t{1});  // a plan without has the digest that it always had
   AddCosts(inputs.costs, digest);
   digest.Add(inputs.iterations.size());
   for (const Iteration& iteration : inputs.iterations) AddIteration(iteration, digest);

@@ -22,6 +22,27 @@ std::vector<std::vector<UnitId>> UnitsByLane(const std::vector<Unit>& units, int
   return by_lane;
 }
 
+namespace {
+
+// What lands is read by the lanes of the owner's rail, on the node of each trainer.
+void AddLanding(const PlanInputs& inputs, const Plan& plan, std::vector<int64_t>& bytes) {
+  for (const Unit& unit : plan.units) {
+    const int64_t size = SizeOf(inputs.layout.parameters[unit.parameter].gradient_type);
+    const LaneIndex rail(unit.owner.value() % inputs.lanes_per_node);
+    for (const Cell& cell : plan.cells[unit.id.value()]) {
+      for (const int32_t fragment : cell.fragments) {
+        const Trainer& trainer =
+            inputs.layout.trainers[inputs.layout.fragments[fragment].rank.value()];
+        if (trainer.home == rail) continue;
+        bytes[(trainer.node.value() * inputs.lanes_per_node) + rail.value()] +=
+            AlignUp(Elements(cell.box) * size);
+      }
+    }
+  }
+}
+
+}  // namespace
+
 absl::StatusOr<std::vector<int64_t>> LaneMemory(const PlanInputs& inputs, const Plan& plan) {
   const int32_t lanes = inputs.nodes * inputs.lanes_per_node;
   const std::vector<std::vector<UnitId>> by_lane = UnitsByLane(plan.units, lanes);
@@ -60,6 +81,7 @@ absl::StatusOr<std::vector<int64_t>> LaneMemory(const PlanInputs& inputs, const 
   for (int32_t lane = 0; lane < lanes; ++lane) {
     bytes[lane] += std::max(step_bytes[lane], adopt_bytes[lane]);
   }
+  if (inputs.lands) AddLanding(inputs, plan, bytes);
   return bytes;
 }
 

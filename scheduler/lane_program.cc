@@ -16,6 +16,9 @@
 namespace dmuond::scheduler {
 namespace {
 
+// More than any memory: sums of a program that came from elsewhere stay below 2^63.
+constexpr int64_t kLandingBytesMax = int64_t{1} << 60;
+
 class ProgramBuilder {
  public:
   ProgramBuilder(const PlanInputs& inputs, const Plan& plan, LaneId lane)
@@ -33,7 +36,9 @@ class ProgramBuilder {
     program_.weights.resize(plan.buckets);
     program_.adopts.resize(plan.buckets);
     for (const Trainer& trainer : inputs.layout.trainers) {
-      if (trainer.node == program_.node) program_.trainers.push_back(trainer.rank);
+      if (trainer.node != program_.node) continue;
+      program_.trainers.push_back(trainer.rank);
+      if (trainer.home == program_.rail) program_.at_home.push_back(trainer.rank);
     }
   }
 
@@ -49,6 +54,10 @@ class ProgramBuilder {
     program_.slot_classes = MakeSlotClasses(plan_.units, program_.batches, program_.state_bytes);
     for (UnitId id : owned) Stage(plan_.units[id.value()]);
     if (absl::Status status = AddTransfers(); !status.ok()) return status;
+    if (inputs_.lands) {
+      program_.landing_bytes = PlaceLanding(program_, program_.staging_bytes);
+      program_.staging_bytes += program_.landing_bytes;
+    }
     return std::move(program_);
   }
 
@@ -215,6 +224,24 @@ std::span<const Transfer> TransfersOfUnit(const std::vector<Transfer>& transfers
       std::upper_bound(begin, transfers.end(), unit,
                        [](UnitId wanted, const Transfer& t) { return wanted < t.unit; });
   return {begin, end};
+}
+
+int64_t PlaceLanding(LaneProgram& program, int64_t begin_bytes) {
+  int64_t bytes = 0;
+  for (LaneUnit& of : program.units) {
+    const int64_t size = SizeOf(program.FindParameter(of.unit.parameter)->gradient_type);
+    for (LaneCell& cell : of.cells) {
+      for (CellLeaf& leaf : cell.leaves) {
+        if (leaf.node != program.node ||
+            std::binary_search(program.at_home.begin(), program.at_home.end(), leaf.rank)) {
+          continue;
+        }
+        leaf.landing_offset_bytes = begin_bytes + bytes;
+        bytes = std::min(bytes + AlignUp(Elements(cell.box) * size), kLandingBytesMax);
+      }
+    }
+  }
+  return bytes;
 }
 
 int64_t OffsetInPlace(const LaneProgram& program, const LaneUnit& of, const Transfer& t) {

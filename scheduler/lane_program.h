@@ -72,6 +72,9 @@ struct CellLeaf {
   TrainerRank rank;
   NodeRank node;          // of the trainer
   int32_t fragment = -1;  // into LaneProgram::fragments; -1: of another node's trainer
+  // Where in staging memory the lane may copy the leaf's gradient (the cell's box, dense, in its
+  // own type) before it may compute with it; -1: it is read where it lies.
+  int64_t landing_offset_bytes = -1;
 };
 
 // A cell (Plan::cells) as far as the lane has a part in it.
@@ -102,6 +105,7 @@ struct LaneProgram {
   int32_t lanes_per_node = 1;
   int32_t world_size = 0;
   std::vector<TrainerRank> trainers;      // of the lane's node, ascending
+  std::vector<TrainerRank> at_home;       // of these, on the lane's own device; ascending
   uint64_t plan_digest = 0;               // of the plan that it was cut out of
   int32_t plan_units = 0;                 // of all lanes
   std::vector<LaneParameter> parameters;  // of its units, by index
@@ -116,7 +120,10 @@ struct LaneProgram {
   std::vector<SlotClass> slot_classes;
   std::vector<StagedUnit> staged;  // owned units, sorted by unit
   int64_t state_bytes = 0;
-  int64_t staging_bytes = 0;  // staged units and the transfers' memory
+  int64_t staging_bytes = 0;  // staged units, the transfers' memory and the landing
+  // The landing is the end of staging memory: room for gradients of trainers of the node that are
+  // not at home here, where PlanInputs::lands.
+  int64_t landing_bytes = 0;
 
   [[nodiscard]] int32_t buckets() const { return static_cast<int32_t>(publishers.size()); }
   // Null: the lane has no part in it.
@@ -138,6 +145,10 @@ struct LaneProgram {
 // REQUIRES: the lane owns the unit, and the transfer's box lies in it.
 [[nodiscard]] int64_t OffsetInPlace(const LaneProgram& program, const LaneUnit& of,
                                     const Transfer& transfer);
+
+// Gives each leaf that is to land its place, one after the other from `begin_bytes` on, and returns
+// how many bytes they take. REQUIRES: as CheckLaneProgram() wants units, cells and fragments.
+int64_t PlaceLanding(LaneProgram& program, int64_t begin_bytes);
 
 struct Plan;
 struct PlanInputs;

@@ -93,8 +93,17 @@ class Checker {
         if (!Within(lane, p_.lanes_per_node)) return Refuse("publisher ", lane);
       }
     }
-    if (p_.state_bytes < 0 || p_.staging_bytes < 0) {
-      return Refuse(p_.state_bytes, " bytes of state, ", p_.staging_bytes, " of staging");
+    for (const TrainerRank rank : p_.at_home) {
+      if (std::binary_search(p_.trainers.begin(), p_.trainers.end(), rank)) continue;
+      return Refuse("trainer ", rank.value(), " is at home on another node");
+    }
+    if (!std::is_sorted(p_.at_home.begin(), p_.at_home.end())) {
+      return Refuse("the trainers that are at home are in no order");
+    }
+    if (p_.state_bytes < 0 || p_.staging_bytes < 0 || p_.landing_bytes < 0 ||
+        p_.landing_bytes > p_.staging_bytes) {
+      return Refuse(p_.state_bytes, " bytes of state, ", p_.staging_bytes, " of staging, ",
+                    p_.landing_bytes, " of landing");
     }
     return absl::OkStatus();
   }

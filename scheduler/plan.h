@@ -26,7 +26,10 @@ struct PlanInputs {
   int32_t lanes_per_node = 1;
   int64_t lane_memory_bytes = 0;             // per lane, state + staging + workspace; 0: no limit
   int64_t bucket_bytes = int64_t{32} << 20;  // gradient bytes per bucket, about
-  CostTable costs;                           // empty: the analytic default
+  // A lane may run no kernel while the trainer on its device computes, and has room to copy other
+  // devices' gradients to meanwhile (LaneProgram::landing_bytes).
+  bool lands = false;
+  CostTable costs;  // empty: the analytic default
   // Per hyperparameter group, what runs on its matrices; others: the default preset's.
   std::vector<Iteration> iterations;
 };

@@ -140,6 +140,10 @@ std::string CudaDevice::DescribeType() const {
                          DMUOND_KERNELS_HASH);
 }
 
+bool CudaDevice::takes_turns() const {
+  return AttributeOf(driver_, device_, CU_DEVICE_ATTRIBUTE_MPS_ENABLED) == 0;
+}
+
 absl::StatusOr<std::unique_ptr<Mapping>> CudaDevice::Map(int fd, size_t bytes) {
   return MapForDevice(driver_, device_, granularity_, fd, bytes);
 }

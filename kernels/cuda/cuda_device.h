@@ -34,6 +34,7 @@ class CudaDevice final : public Device {
   [[nodiscard]] std::string DescribeType() const;
   // `fd`: of device memory, of this device or of one whose memory it can access. Host memory (state
   // tables, boards, timelines) is mapped by cpu::MapShared().
+  [[nodiscard]] bool takes_turns() const override;
   absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Mapping>> MapHandle(const HandleMemory& memory) override {
     return handles_.Map(memory);

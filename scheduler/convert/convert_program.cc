@@ -209,6 +209,7 @@ v1::LaneProgram ToProto(const scheduler::LaneProgram& program) {
   out.set_lanes_per_node(program.lanes_per_node);
   out.set_world_size(program.world_size);
   for (const TrainerRank rank : program.trainers) out.add_trainers(rank.value());
+  for (const TrainerRank rank : program.at_home) out.add_at_home(rank.value());
   out.set_plan_digest(program.plan_digest);
   out.set_plan_units(program.plan_units);
   for (const scheduler::LaneParameter& parameter : program.parameters) {
@@ -255,6 +256,7 @@ v1::LaneProgram ToProto(const scheduler::LaneProgram& program) {
   }
   out.set_state_bytes(program.state_bytes);
   out.set_staging_bytes(program.staging_bytes);
+  out.set_landing_bytes(program.landing_bytes);
   return out;
 }
 
@@ -268,6 +270,7 @@ absl::StatusOr<scheduler::LaneProgram> FromProto(const v1::LaneProgram& program)
   out.rail = scheduler::LaneIndex(program.lane() % out.lanes_per_node);
   out.world_size = program.world_size();
   for (const int32_t rank : program.trainers()) out.trainers.emplace_back(rank);
+  for (const int32_t rank : program.at_home()) out.at_home.emplace_back(rank);
   out.plan_digest = program.plan_digest();
   out.plan_units = program.plan_units();
   for (const Wire::Parameter& parameter : program.parameters()) {
@@ -307,8 +310,13 @@ absl::StatusOr<scheduler::LaneProgram> FromProto(const v1::LaneProgram& program)
   }
   out.state_bytes = program.state_bytes();
   out.staging_bytes = program.staging_bytes();
+  out.landing_bytes = program.landing_bytes();
   if (status.ok()) status = CheckLaneProgram(out);
   if (!status.ok()) return status;
+  if (out.landing_bytes > 0) {
+    const int64_t wanted = PlaceLanding(out, out.staging_bytes - out.landing_bytes);
+    if (wanted != out.landing_bytes) return Refuse("bytes to land in are not", wanted);
+  }
   return out;
 }
 

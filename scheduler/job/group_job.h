@@ -64,6 +64,7 @@ struct GroupJobOptions {
   int32_t nodes = 1;
   int32_t lanes_per_node = 1;
   int64_t lane_memory_bytes = 0;
+  bool lands = false;              // PlanInputs::lands
   std::optional<CostTable> costs;  // measured; nullopt: estimates
   CostTable estimates;             // analytic, for this daemon's devices
   bool replan = false;             // measured costs hold for a job that begins from a snapshot, too

@@ -24,6 +24,7 @@ AddressedMessages GroupJob::PlanRegistered() {
   message.set_nodes(options_.nodes);
   message.set_lanes_per_node(options_.lanes_per_node);
   message.set_lane_memory_bytes(options_.lane_memory_bytes);
+  message.set_lands(options_.lands);
   if (std::optional<v1::CostTable> costs = CostsOfPlan()) {
     *message.mutable_costs() = *std::move(costs);
   }

@@ -85,6 +85,10 @@ class WorkBuilder {
     source.arena = slice.arena;
     source.offset_bytes = OffsetBytes(slice, view, dtype);
     source.box = At(nullptr, dtype, view);
+    if (gradients_ && leaf.landing_offset_bytes >= 0) {
+      source.landing = At(job_.staging->data() + leaf.landing_offset_bytes, dtype,
+                          scheduler::ViewInBox(cell.box, cell.box));
+    }
     source.first_leaf = static_cast<int32_t>(bucket.leaves.size());
     bucket.leaves.push_back({leaf.rank, unit.parameter});
     bucket.sources.push_back(source);

@@ -20,8 +20,11 @@ struct CollectSource {
   uint32_t arena = 0;
   int64_t offset_bytes = 0;  // of the box's first element in the arena
   kernels::StridedBox box;   // without an address where it is a trainer's
-  uint8_t level = 0;         // of its subtree
-  int32_t first_leaf = 0;    // into CollectBucket::leaves: what it consists of
+  // Where a trainer's gradient may be copied to before anything is computed with it; no address:
+  // nowhere.
+  kernels::StridedBox landing;
+  uint8_t level = 0;       // of its subtree
+  int32_t first_leaf = 0;  // into CollectBucket::leaves: what it consists of
   int32_t leaves = 1;
 };
 

@@ -52,6 +52,9 @@ absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
     if (!event.ok()) return event.status();
     collector->events_.push_back(*std::move(event));
   }
+  for (const CollectBucket& bucket : collector->gradients_) {
+    collector->landed_.emplace_back(bucket.sources.size(), 0);
+  }
   collector->ReserveScratch(collector->gradients_);
   collector->ReserveScratch(collector->weights_);
   return collector;
@@ -76,6 +79,8 @@ void Collector::Arm(scheduler::Attempt attempt) {
   std::fill(rank_submitted_.begin(), rank_submitted_.end(), false);
   absent_.clear();
   std::fill(states_.begin(), states_.end(), BucketState{});
+  for (std::vector<uint8_t>& bucket : landed_) std::fill(bucket.begin(), bucket.end(), 0);
+  quiet_ = false;
   unfinished_ = job_.buckets();
   in_flight_ = 0;
   sum_time_ = norm_time_ = {};
@@ -114,7 +119,10 @@ void Collector::OnSubmission(const scheduler::Submission& submission) {
 void Collector::OnDetach(int32_t rank) {
   for (int32_t b = 0; armed_ && b < job_.buckets(); ++b) {
     const std::vector<int32_t>& ranks = work()[b].ranks;
-    if (std::binary_search(ranks.begin(), ranks.end(), rank)) states_[b].seen = false;
+    if (!std::binary_search(ranks.begin(), ranks.end(), rank)) continue;
+    states_[b].seen = states_[b].fetched = false;
+    if (std::exchange(states_[b].fetching, false)) --in_flight_;
+    std::fill(landed_[b].begin(), landed_[b].end(), 0);
   }
 }
 
@@ -179,6 +187,7 @@ bool Collector::ContributorsReady(int32_t b) const {
 absl::StatusOr<bool> Collector::Progress() {
   if (!armed_ || kind_ == AttemptKind::kLoad || unfinished_ == 0) return false;
   bool any = false;
+  if (!quiet_ && LooksQuiet()) quiet_ = any = true;
   for (int32_t b = 0; b < job_.buckets(); ++b) {
     BucketState& state = states_[b];
     if (state.reduced) continue;
@@ -198,6 +207,17 @@ absl::StatusOr<bool> Collector::Progress() {
   return any;
 }
 
+bool Collector::LooksQuiet() const {
+  if (!device_.takes_turns()) return true;
+  // In a push trainers do nothing but wait for its end.
+  if (kind_.has_value() && kind_ != AttemptKind::kStep) return true;
+  return std::all_of(
+      job_.program.at_home.begin(), job_.program.at_home.end(), [&](scheduler::TrainerRank rank) {
+        const TrainerMemory::Trainer* trainer = trainers_.Find(rank.value());
+        return trainer == nullptr || Reached(trainer->page.submitted(), attempt_.value());
+      });
+}
+
 // While the kind of an attempt is open, its gradients' and its weights' messages may both come.
 bool Collector::NeedsRail(int32_t b) const {
   if (kind_.has_value()) return !work()[b].transfers->empty();
@@ -207,6 +227,19 @@ bool Collector::NeedsRail(int32_t b) const {
 absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
   BucketState& state = states_[b];
   bool any = false;
+  if (state.fetching) {
+    absl::StatusOr<bool> fetched = Finished(b);
+    if (!fetched.ok() || !*fetched) return fetched;
+    state.fetching = false;
+    state.fetched = any = true;
+  }
+  if (!quiet_) {
+    if (state.fetched || job_.program.landing_bytes == 0) return any;
+    if (absl::Status status = Begin(b, state.fetching, &Collector::Fetch); !status.ok()) {
+      return status;
+    }
+    return true;
+  }
   if (!state.packed) {
     if (!state.packing) {
       if (absl::Status status = Begin(b, state.packing, &Collector::Pack); !status.ok()) {
@@ -301,10 +334,32 @@ kernels::StridedBox Collector::Resolve(const CollectBucket& bucket,
   kernels::StridedBox box = source.box;
   if (IsAbsent(bucket, source)) {
     box.data = nullptr;
+  } else if (HasLanded(bucket, source)) {
+    box = source.landing;
   } else if (source.rank >= 0) {
     box.data = trainers_.Address(source.rank, source.arena, source.offset_bytes);
   }
   return box;
+}
+
+bool Collector::HasLanded(const CollectBucket& bucket, const CollectSource& source) const {
+  if (source.landing.data == nullptr) return false;
+  return landed_[&bucket - gradients_.data()][&source - bucket.sources.data()] != 0;
+}
+
+absl::Status Collector::Fetch(const CollectBucket& bucket) {
+  std::vector<uint8_t>& landed = landed_[&bucket - gradients_.data()];
+  for (size_t i = 0; i < bucket.sources.size(); ++i) {
+    const CollectSource& source = bucket.sources[i];
+    if (source.landing.data == nullptr) continue;
+    const kernels::StridedBox from = Resolve(bucket, source);
+    // What takes a kernel is read where it lies, in the quiet.
+    if (from.data == nullptr || !device_.ops().CopiesByEngine(source.landing, from)) continue;
+    absl::Status status = device_.ops().Copy(stream_, source.landing, from);
+    if (!status.ok()) return status;
+    landed[i] = 1;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Collector::Pack(const CollectBucket& bucket) {
@@ -371,19 +426,31 @@ bool Collector::watches_words() const {
   if (!armed_ || unfinished_ == 0 || kind_ == AttemptKind::kPush || kind_ == AttemptKind::kLoad) {
     return false;
   }
-  return std::any_of(states_.begin(), states_.end(), [](const BucketState& s) { return !s.seen; });
+  return !quiet_ ||
+         std::any_of(states_.begin(), states_.end(), [](const BucketState& s) { return !s.seen; });
 }
 
 void Collector::AddAwaitedRanks(std::vector<int32_t>& ranks) const {
   if (!armed_ || unfinished_ == 0 || kind_ != AttemptKind::kStep) return;
+  const auto look_at = [&](int32_t rank, const auto& word_of) {
+    const TrainerMemory::Trainer* trainer = trainers_.Find(rank);
+    if (trainer == nullptr || !rank_submitted_[rank]) return;
+    if (Reached(word_of(trainer->page), attempt_.value())) return;
+    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
+  };
   for (int32_t b = 0; b < job_.buckets(); ++b) {
     if (states_[b].seen) continue;
     for (int32_t rank : work()[b].ranks) {
-      const TrainerMemory::Trainer* trainer = trainers_.Find(rank);
-      if (trainer == nullptr || !rank_submitted_[rank]) continue;
-      if (Reached(trainer->page.ready(static_cast<uint32_t>(b)), attempt_.value())) continue;
-      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
+      look_at(rank, [b](const wire::TimelinePage& page) -> const wire::TimelineWord& {
+        return page.ready(static_cast<uint32_t>(b));
+      });
     }
+  }
+  if (quiet_) return;
+  for (const scheduler::TrainerRank rank : job_.program.at_home) {
+    look_at(rank.value(), [](const wire::TimelinePage& page) -> const wire::TimelineWord& {
+      return page.submitted();
+    });
   }
 }
 

@@ -3,6 +3,10 @@
 // gradient of every owned unit, with its sums of squares, in staging memory. Arenas are only read,
 // so an aborted attempt can be collected again from the same bytes.
 //
+// On a device whose processes take turns it launches no kernel until the quiet: every trainer at
+// home there has stored `submitted`, so that it has nothing more to run for the attempt. Before, it
+// only has copy engines bring what becomes ready on other devices to where it may land.
+//
 // Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
 #ifndef DMUOND_SERVER_LANE_COLLECTOR_H_
 #define DMUOND_SERVER_LANE_COLLECTOR_H_
@@ -77,6 +81,8 @@ class Collector {
  private:
   struct BucketState {
     bool seen = false;      // contributors are ready
+    bool fetching = false;  // copy engines bring what may land
+    bool fetched = false;   // it has landed
     bool packing = false;   // the device works on what others need
     bool packed = false;    // it lies packed
     bool started = false;   // on the rail
@@ -103,6 +109,9 @@ class Collector {
   [[nodiscard]] bool ContributorsReady(int32_t bucket) const;
   [[nodiscard]] bool IsAbsent(const CollectBucket& bucket, const CollectSource& source) const;
   absl::StatusOr<bool> ProgressBucket(int32_t bucket);
+  [[nodiscard]] bool LooksQuiet() const;
+  [[nodiscard]] bool HasLanded(const CollectBucket& bucket, const CollectSource& source) const;
+  absl::Status Fetch(const CollectBucket& bucket);
   absl::Status Pack(const CollectBucket& bucket);
   absl::StatusOr<bool> ProgressReduce(int32_t bucket);
   [[nodiscard]] bool NeedsRail(int32_t bucket) const;
@@ -132,8 +141,12 @@ class Collector {
   WorkTime sum_time_;
   WorkTime norm_time_;
 
+  // Per bucket of gradients_ and source: it has landed, or is about to.
+  std::vector<std::vector<uint8_t>> landed_;
+
   bool armed_ = false;
   bool started_ = false;
+  bool quiet_ = false;
   scheduler::Attempt attempt_;
   std::optional<scheduler::AttemptKind> kind_;
   bool submitted_ = false;            // by one local trainer at least

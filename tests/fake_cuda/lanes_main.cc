@@ -5,14 +5,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "kernels/cpu/cpu_memory.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "tests/server/lane/harness.h"
+#include "tests/server/lane/values.h"
 
 namespace dmuond::server::lane::testing {
 namespace {
@@ -38,12 +45,129 @@ int64_t LinesOf(const std::string& path) {
   return std::count(std::istreambuf_iterator<char>(file), {}, '\n');
 }
 
+// When the pieces of work of a kind began, of those that a device's log has after `before` lines.
+std::vector<int64_t> BeginningsOf(const std::string& kind, const std::string& path,
+                                  int64_t before) {
+  std::ifstream file(path);
+  std::vector<int64_t> beginnings;
+  std::string line;
+  for (int64_t number = 0; std::getline(file, line); ++number) {
+    std::istringstream words(line);
+    int64_t begin = 0;
+    std::string end, process, stream, of_kind;
+    words >> begin >> end >> process >> stream >> of_kind;
+    if (number >= before && of_kind == kind) beginnings.push_back(begin);
+  }
+  return beginnings;
+}
+
+int64_t Now() {
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+// The lines of the device's log while the object lives.
+class Logged {
+ public:
+  Logged()
+      : folder_(std::filesystem::temp_directory_path() /
+                ("lane_log_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directory(folder_);
+    ::setenv("FAKE_CUDA_LOG", folder_.c_str(), 1);
+  }
+  ~Logged() {
+    ::unsetenv("FAKE_CUDA_LOG");
+    std::filesystem::remove_all(folder_);
+  }
+  Logged(const Logged&) = delete;
+  Logged& operator=(const Logged&) = delete;
+  [[nodiscard]] std::string Of(int device) const {
+    return folder_ / ("device-" + std::to_string(device) + ".log");
+  }
+
+ private:
+  const std::filesystem::path folder_;
+};
+
+// Weights after two steps of a replicated and a sharded matrix, and of one that nobody cuts evenly.
+std::vector<float> AfterTwoSteps(const Cluster::Options& options,
+                                 const std::function<void(Cluster&, int step)>& step) {
+  scheduler::testing::World world(4, 1, 2);
+  world.Replicate(scheduler::testing::Muon("a", {96, 64}))
+      .Replicate(scheduler::testing::Muon("b", {64, 96}))
+      .Replicate(scheduler::testing::AdamW("c", {300}))
+      .ShardRows(scheduler::testing::Muon("d", {64, 48}));
+  Cluster cluster(world, 1, 2, options);
+  cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
+  cluster.Push();
+  for (int number = 1; number <= 2; ++number) {
+    cluster.FillGradients(
+        [number](int32_t rank, int32_t p, int64_t i) { return Value(rank + 7 * number, p, i); });
+    step(cluster, number);
+  }
+  std::vector<float> all;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    const std::vector<float> weights = cluster.Weights(name);
+    all.insert(all.end(), weights.begin(), weights.end());
+  }
+  return all;
+}
+
+// Without MPS a kernel waits for the turn of the trainer that computes there, and the trainer for
+// the kernel's: none begins before every trainer of the device has stored `submitted`. What copy
+// engines can bring from the other device has landed by then, where there is room for it.
+TEST(LaneOnFakeCudaTest, LaunchesNoKernelBesideATrainerThatTakesTurnsWithIt) {
+  const Logged log;
+  const auto plain = [](Cluster& cluster, int) { cluster.Step(); };
+  const std::vector<float> expected = AfterTwoSteps({}, plain);
+  ::setenv("FAKE_CUDA_MPS", "0", 1);
+  for (const bool lands : {false, true}) {
+    const std::vector<float> weights =
+        AfterTwoSteps({.bucket_bytes = 16384, .lands = lands}, [&](Cluster& cluster, int) {
+          std::array<int64_t, 2> before{};
+          for (int device = 0; device < 2; ++device) before[device] = LinesOf(log.Of(device));
+          const auto begun = [&](const std::string& kind, int device) {
+            return BeginningsOf(kind, log.Of(device), before[device]);
+          };
+          cluster.Open();
+          int64_t landing = 0;  // copies
+          for (int lane = 0; lane < 2; ++lane) {
+            for (const scheduler::LaneUnit& of : cluster.program(lane).units) {
+              for (const scheduler::LaneCell& cell : of.cells) {
+                landing +=
+                    std::count_if(cell.leaves.begin(), cell.leaves.end(),
+                                  [](const auto& leaf) { return leaf.landing_offset_bytes >= 0; });
+              }
+            }
+          }
+          EXPECT_EQ(landing > 0, lands);
+          for (int32_t rank = 0; rank < 4; ++rank) cluster.SignalReady(rank);
+          for (int32_t rank = 0; rank < 4; ++rank) cluster.SubmitFromHost(rank);
+          cluster.PumpUntil([&] {
+            return std::ssize(begun("engine", 0)) + std::ssize(begun("engine", 1)) >= landing;
+          });
+          // Trainers 0 and 2 compute on device 0, 1 and 3 on device 1.
+          std::array<int64_t, 2> quiet{};
+          for (const int32_t rank : {0, 1, 3, 2}) {
+            quiet[rank % 2] = Now();
+            cluster.StoreSubmitted(rank);
+          }
+          cluster.WaitGathered();
+          cluster.Decide(scheduler::Verdict::kCommit);
+          cluster.WaitPublished();
+          for (int device = 0; device < 2; ++device) {
+            const std::vector<int64_t> kernels = begun("kernel", device);
+            ASSERT_FALSE(kernels.empty());
+            EXPECT_GE(*std::min_element(kernels.begin(), kernels.end()), quiet[device]);
+          }
+        });
+    EXPECT_EQ(weights, expected);
+  }
+  ::setenv("FAKE_CUDA_MPS", "1", 1);
+}
+
 // Nothing may be unmapped under queued work, or the driver ends the lane by a signal.
 TEST(LaneOnFakeCudaTest, EndsWithWorkQueued) {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("lane_log_" + std::to_string(::getpid()));
-  std::filesystem::create_directory(folder);
-  ::setenv("FAKE_CUDA_LOG", folder.c_str(), 1);
+  const Logged log;
   ::setenv("FAKE_CUDA_DELAY_US", "20000", 1);
   for (const bool decided : {false, true}) {
     scheduler::testing::World world(2, 1, 1);
@@ -53,8 +177,8 @@ TEST(LaneOnFakeCudaTest, EndsWithWorkQueued) {
     Cluster cluster(world, 1, 1, {.bucket_bytes = 1024});
     cluster.Push();
     cluster.Open();
-    const auto work_goes_on = [&folder, before = LinesOf(folder / "device-0.log")] {
-      return LinesOf(folder / "device-0.log") > before;
+    const auto work_goes_on = [&log, before = LinesOf(log.Of(0))] {
+      return LinesOf(log.Of(0)) > before;
     };
     for (const int32_t rank : {0, 1}) {
       cluster.SignalReady(rank);
@@ -63,15 +187,13 @@ TEST(LaneOnFakeCudaTest, EndsWithWorkQueued) {
     cluster.PumpUntil(work_goes_on);
     if (decided) {
       cluster.WaitGathered();
-      const int64_t gathered = LinesOf(folder / "device-0.log");
+      const int64_t gathered = LinesOf(log.Of(0));
       cluster.Decide(scheduler::Verdict::kCommit);
-      cluster.PumpUntil([&] { return LinesOf(folder / "device-0.log") > gathered; });
+      cluster.PumpUntil([&] { return LinesOf(log.Of(0)) > gathered; });
     }
     EXPECT_EQ(cluster.Shutdown(0), 0);
   }
-  ::unsetenv("FAKE_CUDA_LOG");
   ::unsetenv("FAKE_CUDA_DELAY_US");
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
@@ -80,6 +202,8 @@ TEST(LaneOnFakeCudaTest, EndsWithWorkQueued) {
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   ::setenv("FAKE_CUDA_DEVICES", "4", 0);
+  // As the CPU, whose tests these are: lanes and trainers compute side by side.
+  ::setenv("FAKE_CUDA_MPS", "1", 1);
   dmuond::server::lane::testing::OtherDevice() = {
       "dmuond-lane-fake", [](int32_t lane) { return "cuda:" + std::to_string(lane); },
       dmuond::server::lane::testing::Allocate};

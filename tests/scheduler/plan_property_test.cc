@@ -325,12 +325,33 @@ void AssertDisjoint(std::vector<Region> regions, int64_t limit) {
   }
 }
 
+// Where gradients land: those of all trainers of the node but the lane's own, where they may.
+std::vector<Region> Landing(const PlanInputs& inputs, const LaneProgram& program) {
+  std::vector<Region> regions;
+  for (const LaneUnit& of : program.units) {
+    const Parameter& parameter = inputs.layout.parameters[of.unit.parameter];
+    for (const LaneCell& cell : of.cells) {
+      for (const CellLeaf& leaf : cell.leaves) {
+        const bool lands = inputs.lands && leaf.node == program.node &&
+                           inputs.layout.trainers[leaf.rank.value()].home != program.rail;
+        RC_ASSERT(lands == (leaf.landing_offset_bytes >= 0));
+        if (!lands) continue;
+        const int64_t bytes = Elements(cell.box) * SizeOf(parameter.gradient_type);
+        RC_ASSERT(leaf.landing_offset_bytes >= program.staging_bytes - program.landing_bytes);
+        regions.push_back({leaf.landing_offset_bytes, leaf.landing_offset_bytes + bytes});
+      }
+    }
+  }
+  return regions;
+}
+
 TEST(PlanPropertyTest, MemoryOfALaneIsDisjointAlignedAndWithinItsSums) {
   ForAll(3000, [] {
-    const PlanInputs inputs = MustInputs(RandomWorld());
+    PlanInputs inputs = MustInputs(RandomWorld());
+    inputs.lands = Pick(0, 1) == 1;
     const Plan plan = MustPlan(inputs);
     for (const LaneProgram& program : MustPrograms(inputs, plan)) {
-      std::vector<Region> step;
+      std::vector<Region> step = Landing(inputs, program);
       for (const StagedUnit& staged : program.staged) {
         const Unit& unit = plan.units[staged.unit.value()];
         const int64_t elements = unit.rows * unit.cols;

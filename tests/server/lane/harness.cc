@@ -74,6 +74,7 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
   }
   wire.set_nodes(nodes);
   wire.set_lanes_per_node(lanes_per_node);
+  wire.set_lands(options_.lands);
   auto inputs = FromProto(wire);
   EXPECT_TRUE(inputs.ok()) << inputs.status();
   inputs_ = *std::move(inputs);

@@ -53,6 +53,7 @@ class Cluster {
     bool poison = false;
     bool host_copies = false;
     int64_t snapshot_staging_bytes = 0;
+    bool lands = false;  // PlanInputs::lands
   };
   Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t lanes_per_node,
           Options options);
