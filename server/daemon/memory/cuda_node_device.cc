@@ -31,6 +31,7 @@ using kernels::cuda::Driver;
 
 constexpr char kCuda[] = "cuda";
 constexpr char kMpsVariable[] = "CUDA_MPS_PIPE_DIRECTORY";
+constexpr char kMpsFolder[] = "/tmp/nvidia-mps";  // where the variable is not set
 constexpr uint64_t kHandleBytes = 64;
 
 // A device of this machine that the daemon sees, with a lane or without.
@@ -124,6 +125,11 @@ class CudaNodeDevice final : public NodeDevice {
   bool Hangs() const override {
     return std::any_of(gpus_.begin(), gpus_.end(),
                        [](const Gpu& gpu) { return gpu.memory->hangs(); });
+  }
+  // Where MPS runs, its control daemon listens in the folder.
+  bool TakesTurns() const override {
+    const std::string folder = lanes_mps_.empty() ? kMpsFolder : lanes_mps_;
+    return ::access((folder + "/control").c_str(), F_OK) != 0;
   }
   bool StateIsHostMemory() const override { return false; }
   scheduler::CostTable Estimates() const override { return {}; }

@@ -42,6 +42,9 @@ class NodeDevice {
   [[nodiscard]] virtual std::string CoreType() const { return ""; }
   // What updates take on such devices, roughly: for plans without a table of measured times.
   [[nodiscard]] virtual scheduler::CostTable Estimates() const = 0;
+  // Whether a lane and the trainer on its device take turns to compute, as far as the daemon can see:
+  // plans give such lanes room for gradients to land in (PlanInputs::lands).
+  [[nodiscard]] virtual bool TakesTurns() const { return false; }
   // Whether the state of lanes lies in host memory, so that a snapshot copies it straight.
   [[nodiscard]] virtual bool StateIsHostMemory() const = 0;
   // The lane of a trainer's device; nullopt: it has none.

@@ -110,6 +110,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
   options.coordinator.costs = config.costs;
   options.coordinator.estimates = device.Estimates();
+  options.coordinator.lands = device.TakesTurns();
   options.coordinator.replan = config.replan;
   options.coordinator.peer_message_bytes_max = config.peer_message_bytes_max;
   options.coordinator.register_timeout = config.register_timeout;
