@@ -18,18 +18,18 @@ struct Nvml {
 };
 
 template <typename Function>
-bool Find(void* library, const char* name, Function& function) {
+bool FindIn(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
   return function != nullptr;
 }
 
 // Initialised; nullopt: it is not to be had.
-std::optional<Nvml> Load() {
+std::optional<Nvml> LoadNvml() {
   void* const library = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
   Nvml nvml;
-  if (library == nullptr || !Find(library, "nvmlInit_v2", nvml.init) ||
-      !Find(library, "nvmlDeviceGetHandleByUUID", nvml.find_device) ||
-      !Find(library, "nvmlDeviceGetMemoryInfo", nvml.memory_info) || nvml.init() != 0) {
+  if (library == nullptr || !FindIn(library, "nvmlInit_v2", nvml.init) ||
+      !FindIn(library, "nvmlDeviceGetHandleByUUID", nvml.find_device) ||
+      !FindIn(library, "nvmlDeviceGetMemoryInfo", nvml.memory_info) || nvml.init() != 0) {
     return std::nullopt;
   }
   return nvml;
@@ -38,7 +38,7 @@ std::optional<Nvml> Load() {
 }  // namespace
 
 std::optional<FreeMemory> FreeMemoryOf(const std::string& uuid) {
-  static const std::optional<Nvml> nvml = Load();
+  static const std::optional<Nvml> nvml = LoadNvml();
   void* device = nullptr;
   NvmlMemory memory{};
   if (!nvml.has_value() || nvml->find_device(uuid.c_str(), &device) != 0 ||

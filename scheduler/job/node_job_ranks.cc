@@ -204,11 +204,17 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
   }
   const RankTable::Session session = ranks_.End(id, vacant);
   // The lanes keep what a dead trainer has: the daemon holds that memory, what is committed is
-  // published into it, and the replacement maps it again.
-  if (session.mapped() && closed) {
+  // published into it, and the replacement maps it again. But they wait for nothing that its GPU
+  // was still to say, or a step that is decided would not be published.
+  if (session.mapped()) {
     v1::LaneCommand command;
-    command.mutable_detach()->set_rank(session.rank);
-    command.mutable_detach()->set_incarnation(session.incarnation);
+    if (closed) {
+      command.mutable_detach()->set_rank(session.rank);
+      command.mutable_detach()->set_incarnation(session.incarnation);
+    } else {
+      command.mutable_trainer_gone()->set_rank(session.rank);
+      command.mutable_trainer_gone()->set_incarnation(session.incarnation);
+    }
     ToReadyLanes(command);
   }
   if (closed) {

@@ -212,10 +212,8 @@ bool Collector::LooksQuiet() const {
   // In a push trainers do nothing but wait for its end.
   if (kind_.has_value() && kind_ != AttemptKind::kStep) return true;
   return std::all_of(
-      job_.program.at_home.begin(), job_.program.at_home.end(), [&](scheduler::TrainerRank rank) {
-        const TrainerMemory::Trainer* trainer = trainers_.Find(rank.value());
-        return trainer == nullptr || Reached(trainer->page.submitted(), attempt_.value());
-      });
+      job_.program.at_home.begin(), job_.program.at_home.end(),
+      [&](scheduler::TrainerRank rank) { return trainers_.IsThrough(rank.value(), attempt_); });
 }
 
 // While the kind of an attempt is open, its gradients' and its weights' messages may both come.
@@ -432,25 +430,22 @@ bool Collector::watches_words() const {
 
 void Collector::AddAwaitedRanks(std::vector<int32_t>& ranks) const {
   if (!armed_ || unfinished_ == 0 || kind_ != AttemptKind::kStep) return;
-  const auto look_at = [&](int32_t rank, const auto& word_of) {
-    const TrainerMemory::Trainer* trainer = trainers_.Find(rank);
-    if (trainer == nullptr || !rank_submitted_[rank]) return;
-    if (Reached(word_of(trainer->page), attempt_.value())) return;
-    if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) ranks.push_back(rank);
+  const auto add = [&](int32_t rank) {
+    if (!rank_submitted_[rank] || std::find(ranks.begin(), ranks.end(), rank) != ranks.end())
+      return;
+    ranks.push_back(rank);
   };
   for (int32_t b = 0; b < job_.buckets(); ++b) {
     if (states_[b].seen) continue;
     for (int32_t rank : work()[b].ranks) {
-      look_at(rank, [b](const wire::TimelinePage& page) -> const wire::TimelineWord& {
-        return page.ready(static_cast<uint32_t>(b));
-      });
+      const TrainerMemory::Trainer* trainer = trainers_.Find(rank);
+      if (trainer == nullptr) continue;
+      if (!Reached(trainer->page.ready(static_cast<uint32_t>(b)), attempt_.value())) add(rank);
     }
   }
   if (quiet_) return;
   for (const scheduler::TrainerRank rank : job_.program.at_home) {
-    look_at(rank.value(), [](const wire::TimelinePage& page) -> const wire::TimelineWord& {
-      return page.submitted();
-    });
+    if (!trainers_.IsThrough(rank.value(), attempt_)) add(rank.value());
   }
 }
 

@@ -38,6 +38,9 @@ class Engine {
   absl::Status OnAttach(const v1::LaneCommand::AttachTrainer& attach,
                         const std::vector<wire::UniqueFd>& fds);
   absl::Status OnDetach(const v1::LaneCommand::DetachTrainer& detach);
+  void OnTrainerGone(const v1::LaneCommand::TrainerGone& gone) {
+    trainers_.OnGone(gone.rank(), gone.incarnation());
+  }
   absl::Status OnOpen(const scheduler::OpenAttempt& open);
   absl::Status OnSubmitted(const scheduler::Submission& submission);
   absl::Status OnGo(const scheduler::Go& go);

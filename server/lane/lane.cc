@@ -129,6 +129,9 @@ absl::Status Lane::Handle() {
       return engine_->OnAttach(command_.attach(), fds_);
     case Command::kDetach:
       return engine_->OnDetach(command_.detach());
+    case Command::kTrainerGone:
+      engine_->OnTrainerGone(command_.trainer_gone());
+      return absl::OkStatus();
     case Command::kArm:
       return engine_->OnOpen(FromProto(command_.arm()));
     case Command::kSubmitted: {

@@ -159,7 +159,7 @@ absl::Status Publisher::StartRail(int32_t b) {
 absl::StatusOr<bool> Publisher::OpenGate() {
   if (current_.submitted_first) {
     for (int32_t rank : trainers_.attached()) {
-      if (!Reached(trainers_.Find(rank)->page.submitted(), current_.attempt.value())) return false;
+      if (!trainers_.IsThrough(rank, current_.attempt)) return false;
     }
   }
   gate_open_ = true;
@@ -173,8 +173,7 @@ absl::StatusOr<bool> Publisher::OpenGate() {
 void Publisher::AddAwaitedRanks(std::vector<int32_t>& ranks) const {
   if (!running() || gate_open_ || !current_.submitted_first) return;
   for (int32_t rank : trainers_.attached()) {
-    if (Reached(trainers_.Find(rank)->page.submitted(), current_.attempt.value())) continue;
-    ranks.push_back(rank);
+    if (!trainers_.IsThrough(rank, current_.attempt)) ranks.push_back(rank);
   }
 }
 

@@ -93,6 +93,17 @@ void TrainerMemory::Detach(int32_t rank, uint64_t incarnation) {
   attached_.erase(std::find(attached_.begin(), attached_.end(), rank));
 }
 
+void TrainerMemory::OnGone(int32_t rank, uint64_t incarnation) {
+  if (rank < 0 || rank >= static_cast<int32_t>(by_rank_.size())) return;
+  if (by_rank_[rank] == nullptr || by_rank_[rank]->incarnation > incarnation) return;
+  by_rank_[rank]->gone = true;
+}
+
+bool TrainerMemory::IsThrough(int32_t rank, scheduler::Attempt attempt) const {
+  const Trainer* trainer = Find(rank);
+  return trainer == nullptr || trainer->gone || Reached(trainer->page.submitted(), attempt.value());
+}
+
 std::byte* TrainerMemory::Address(int32_t rank, uint32_t arena, int64_t offset_bytes) const {
   const Trainer* trainer = Find(rank);
   if (trainer == nullptr) return nullptr;

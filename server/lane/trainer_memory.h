@@ -30,6 +30,7 @@ class TrainerMemory {
     wire::TimelinePage page{nullptr};
     uint32_t buckets = 0;
     bool poison_parameters = false;
+    bool gone = false;  // it has died; its memory is still here
   };
 
   // `job` and `device` must outlive the object.
@@ -42,12 +43,17 @@ class TrainerMemory {
                       const std::vector<wire::UniqueFd>& fds);
   // Unmaps it. A newer incarnation stays.
   void Detach(int32_t rank, uint64_t incarnation);
+  // It has died. A newer incarnation has not.
+  void OnGone(int32_t rank, uint64_t incarnation);
 
   // Null: not attached.
   [[nodiscard]] const Trainer* Find(int32_t rank) const { return by_rank_[rank].get(); }
   // Where a slice starts; null: the trainer is not attached.
   [[nodiscard]] std::byte* Address(int32_t rank, uint32_t arena, int64_t offset_bytes) const;
   [[nodiscard]] const std::vector<int32_t>& attached() const { return attached_; }
+  // Whether a trainer of the node has nothing more to run for the attempt: its `submitted` word
+  // says so, or it is gone or not attached.
+  [[nodiscard]] bool IsThrough(int32_t rank, scheduler::Attempt attempt) const;
 
  private:
   absl::Status CheckSlices(int32_t rank, const Trainer& trainer) const;

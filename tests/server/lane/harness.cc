@@ -262,6 +262,15 @@ void Cluster::Detach(int32_t rank) {
   PumpUntil([&] { return detached_ == before + inputs_.lanes_per_node; });
 }
 
+void Cluster::Die(int32_t rank) {
+  v1::LaneCommand command;
+  command.mutable_trainer_gone()->set_rank(rank);
+  command.mutable_trainer_gone()->set_incarnation(trainers_[rank].incarnation);
+  for (int32_t lane = 0; lane < lanes(); ++lane) {
+    if (lane / inputs_.lanes_per_node == trainers_[rank].node) Send(lane, command);
+  }
+}
+
 void Cluster::Republish(uint64_t attempt, const std::vector<int32_t>& ranks) {
   v1::LaneCommand command;
   command.mutable_republish()->set_attempt(attempt);

@@ -85,6 +85,7 @@ class Cluster {
   [[nodiscard]] uint64_t Published(int32_t rank, int32_t bucket) const;
   void Attach(int32_t rank);
   void Detach(int32_t rank);
+  void Die(int32_t rank);  // its memory stays
   void Republish(uint64_t attempt, const std::vector<int32_t>& ranks);
 
   // ---- the coordinator ----

@@ -218,6 +218,28 @@ TEST(LaneTest, NoWeightIsWrittenBeforeItsTrainersSubmittedWord) {
   for (const int32_t rank : {0, 1}) EXPECT_EQ(cluster.Published(rank, 0), cluster.attempt());
 }
 
+// Its GPU may have been about to store the word. A step that is decided needs no trainer.
+TEST(LaneTest, ATrainerThatDiesBeforeItsSubmittedWordHoldsUpNoWeights) {
+  World world(2, 1, 1);
+  world.Replicate(Muon("w", {16, 8}));
+  Cluster cluster(world, 1, 1);
+  cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(7, p, i); });
+  cluster.Push();
+  const std::vector<float> before = cluster.Weights("w");
+  cluster.FillGradients([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
+  cluster.Open();
+  cluster.Submit(0);
+  cluster.SubmitFromHost(1);
+  for (const int32_t rank : {0, 1}) cluster.SignalReady(rank);
+  cluster.WaitGathered();
+  cluster.Decide(Verdict::kCommit);
+  EXPECT_THAT(cluster.WaitUpdated(), ::testing::ElementsAre(1));
+  cluster.Die(1);
+  cluster.WaitPublished();
+  EXPECT_FALSE(SameBits(cluster.Weights("w"), before));  // of both holders, who agree
+  for (const int32_t rank : {0, 1}) EXPECT_EQ(cluster.Published(rank, 0), cluster.attempt());
+}
+
 TEST(LaneTest, AbsentGradientsCountAsZeroAndAbsentEverywhereChangesNothing) {
   World world(3, 1, 1);
   world.Replicate(Muon("w", {8, 8})).Replicate(AdamW("b", {8}));
