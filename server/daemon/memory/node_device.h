@@ -42,6 +42,8 @@ class NodeDevice {
   [[nodiscard]] virtual std::string CoreType() const { return ""; }
   // What updates take on such devices, roughly: for plans without a table of measured times.
   [[nodiscard]] virtual scheduler::CostTable Estimates() const = 0;
+  // Lanes' memory is given in multiples of it.
+  [[nodiscard]] virtual int64_t GranuleBytes() const { return 1; }
   // The state of lanes lies in host memory: a snapshot copies it straight.
   [[nodiscard]] virtual bool StateIsHostMemory() const = 0;
   // The lane of a trainer's device; nullopt: it has none.
