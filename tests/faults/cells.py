@@ -31,8 +31,8 @@ REFUSED = 1  # it says what for
 LOST = 3  # its job or its daemon; a launcher starts it again
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
 # Daemons x lanes; s: with snapshots, p: trainers in Python, m: in both languages, t: on torch, e:
-# they signal early, and in Python wait for weights as late as they can; g: lanes and trainers on GPUs
-# of the fake driver.
+# they signal early, and in Python wait for weights as late as they can; g: lanes and trainers are
+# on GPUs, of the fake driver.
 GROUPS = {
     "1x1": Shape(1, 1),
     "1x2": Shape(1, 2),
