@@ -33,6 +33,8 @@ class MemoryHolder {
   // growing and shrinking where the device's descriptors can be. The memory lives as long as any
   // descriptor or mapping of it. RESOURCE_EXHAUSTED when there is none left.
   virtual absl::StatusOr<UniqueFd> Allocate(size_t bytes, const std::string& name) = 0;
+  // What memory of `bytes` takes of the device.
+  [[nodiscard]] virtual size_t Rounded(size_t bytes) const { return bytes; }
   // OK if `fd` really is memory of this device of at least `bytes`, and cannot shrink under a
   // mapping.
   virtual absl::Status Check(int fd, size_t bytes) = 0;

@@ -88,6 +88,8 @@ uint64_t DigestOf(const PlanInputs& inputs, const Plan& plan) {
   digest.Add(inputs.nodes);
   digest.Add(inputs.lanes_per_node);
   digest.Add(inputs.lane_memory_bytes);
+  // Where memory comes in bytes, digests are what they were before granules were counted.
+  if (inputs.memory_granule_bytes != 1) digest.Add(inputs.memory_granule_bytes);
   digest.Add(inputs.bucket_bytes);
   if (inputs.lands) digest.Add(uint64_t{1});  // a plan without has the digest that it always had
   AddCosts(inputs.costs, digest);

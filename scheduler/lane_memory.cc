@@ -6,6 +6,16 @@
 #include "scheduler/state_slots.h"
 
 namespace dmuond::scheduler {
+namespace {
+
+// What an allocation of so many bytes takes. A lane without any has one of a byte.
+int64_t InGranules(const PlanInputs& inputs, int64_t bytes) {
+  const int64_t granule = inputs.memory_granule_bytes;
+  if (granule == 1) return bytes;
+  return (std::max<int64_t>(bytes, 1) + granule - 1) / granule * granule;
+}
+
+}  // namespace
 
 int64_t StagingBytes(int64_t elements, ElementType weight_type) {
   return AlignUp(elements * 4) + AlignUp(elements * SizeOf(weight_type));
@@ -50,6 +60,7 @@ absl::StatusOr<std::vector<int64_t>> LaneMemory(const PlanInputs& inputs, const 
   for (int32_t lane = 0; lane < lanes; ++lane) {
     const std::vector<Batch> batches = CollectBatches(inputs.layout, by_lane[lane], plan.units);
     (void)MakeSlotClasses(plan.units, batches, bytes[lane]);
+    bytes[lane] = InGranules(inputs, bytes[lane]);
     int64_t workspace = 0;
     for (const Batch& batch : batches) {
       if (batch.kind != UnitKind::kMatrix) continue;
@@ -58,10 +69,11 @@ absl::StatusOr<std::vector<int64_t>> LaneMemory(const PlanInputs& inputs, const 
     }
     bytes[lane] += workspace;
   }
+  std::vector<int64_t> staging(lanes, 0);
   std::vector<int64_t> step_bytes(lanes, 0);
   std::vector<int64_t> adopt_bytes(lanes, 0);
   for (const Unit& unit : plan.units) {
-    bytes[unit.owner.value()] +=
+    staging[unit.owner.value()] +=
         StagingBytes(unit.rows * unit.cols, inputs.layout.parameters[unit.parameter].weight_type);
     auto transfers = TransfersOf(inputs, plan, unit.id);
     if (!transfers.ok()) return transfers.status();
@@ -79,7 +91,8 @@ absl::StatusOr<std::vector<int64_t>> LaneMemory(const PlanInputs& inputs, const 
     }
   }
   for (int32_t lane = 0; lane < lanes; ++lane) {
-    bytes[lane] += std::max(step_bytes[lane], adopt_bytes[lane]);
+    bytes[lane] +=
+        InGranules(inputs, staging[lane] + std::max(step_bytes[lane], adopt_bytes[lane]));
   }
   if (inputs.lands) AddLanding(inputs, plan, bytes);
   return bytes;

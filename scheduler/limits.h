@@ -37,6 +37,9 @@ inline constexpr int64_t kFragmentsMax = 1 << 18;
 // model of 61 layers of 384 experts on 1,024 trainers has 3 million.
 inline constexpr int64_t kJobFragmentsMax = int64_t{1} << 25;
 
+// Granules of memory; GPUs have 2 MiB.
+inline constexpr int64_t kMemoryGranuleMax = int64_t{1} << 40;
+
 // Hyperparameter groups: each step carries the scalars of all of them.
 inline constexpr int32_t kGroupsMax = 4096;
 // Iterations of Newton-Schulz in a group; presets have five to ten.

@@ -72,6 +72,11 @@ absl::Status CheckInputs(const PlanInputs& inputs) {
                                                    inputs.lanes_per_node, " lanes; 1 to ",
                                                    kLanesMax, " lanes in all are possible"));
   }
+  if (inputs.memory_granule_bytes < 1 || inputs.memory_granule_bytes > kMemoryGranuleMax) {
+    return absl::InvalidArgumentError(absl::StrCat("memory in granules of ",
+                                                   inputs.memory_granule_bytes, " bytes; 1 to ",
+                                                   kMemoryGranuleMax, " are possible"));
+  }
   if (inputs.lane_memory_bytes < 0 || inputs.bucket_bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat("negative lane memory ",
                                                    inputs.lane_memory_bytes, " or bucket size ",

@@ -25,6 +25,7 @@ struct PlanInputs {
   int32_t nodes = 1;
   int32_t lanes_per_node = 1;
   int64_t lane_memory_bytes = 0;             // per lane, state + staging + workspace; 0: no limit
+  int64_t memory_granule_bytes = 1;          // devices give memory in multiples of it
   int64_t bucket_bytes = int64_t{32} << 20;  // gradient bytes per bucket, about
   // A lane may run no kernel while the trainer on its device computes, and has room to copy other
   // devices' gradients to meanwhile (LaneProgram::landing_bytes).

@@ -123,13 +123,15 @@ absl::StatusOr<std::unique_ptr<CudaMemoryHolder>> CudaMemoryHolder::Create(int o
   return std::unique_ptr<CudaMemoryHolder>(new CudaMemoryHolder(d, *device, *granularity));
 }
 
+size_t CudaMemoryHolder::Rounded(size_t bytes) const { return RoundUp(bytes, granularity_); }
+
 absl::StatusOr<UniqueFd> CudaMemoryHolder::Allocate(size_t bytes, const std::string& name) {
   if (bytes == 0) {
     return absl::InvalidArgumentError(absl::StrCat("memory '", name, "': 0 bytes wanted"));
   }
   const CUmemAllocationProp properties = SharedMemoryOf(device_);
   CUmemGenericAllocationHandle created = 0;
-  const size_t rounded = RoundUp(bytes, granularity_);
+  const size_t rounded = Rounded(bytes);
   const CUresult result = rounded == 0 ? CUDA_ERROR_OUT_OF_MEMORY
                                        : driver_.mem_create(&created, rounded, &properties, 0);
   if (result == CUDA_ERROR_OUT_OF_MEMORY) {

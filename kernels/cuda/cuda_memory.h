@@ -21,6 +21,8 @@ class CudaMemoryHolder final : public MemoryHolder {
   // The driver clears memory before it gives it to another process, and the holder frees none that
   // it would get again: what it hands out reads as zero.
   absl::StatusOr<UniqueFd> Allocate(size_t bytes, const std::string& name) override;
+  // To whole granules; 0 where that would not fit.
+  [[nodiscard]] size_t Rounded(size_t bytes) const override;
   // Also whether it is memory of this very device. Sizes of such memory cannot be asked for: the
   // mapping, which is tried here, fails where `bytes` is not as allocated.
   absl::Status Check(int fd, size_t bytes) override;

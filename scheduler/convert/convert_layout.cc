@@ -445,6 +445,7 @@ absl::StatusOr<scheduler::PlanInputs> FromProto(const v1::PlanInputs& inputs) {
   out.lanes_per_node = inputs.lanes_per_node();
   out.lane_memory_bytes = inputs.lane_memory_bytes();
   out.lands = inputs.lands();
+  if (inputs.memory_granule_bytes() != 0) out.memory_granule_bytes = inputs.memory_granule_bytes();
   if (first.bucket_bytes() != 0) out.bucket_bytes = first.bucket_bytes();
   out.costs = FromProto(inputs.costs());
   for (int i = 0; i < first.groups_size(); ++i) {

@@ -64,10 +64,11 @@ struct GroupJobOptions {
   int32_t nodes = 1;
   int32_t lanes_per_node = 1;
   int64_t lane_memory_bytes = 0;
-  bool lands = false;              // PlanInputs::lands
-  std::optional<CostTable> costs;  // measured; nullopt: estimates
-  CostTable estimates;             // analytic, for this daemon's devices
-  bool replan = false;             // measured costs hold for a job that begins from a snapshot, too
+  int64_t memory_granule_bytes = 1;  // this daemon's devices', as PlanInputs'
+  bool lands = false;                // this daemon's devices', as PlanInputs'
+  std::optional<CostTable> costs;    // measured; nullopt: estimates
+  CostTable estimates;               // analytic, for this daemon's devices
+  bool replan = false;  // measured costs hold for a job that begins from a snapshot, too
   // At most so large are the inputs of a plan for several nodes, which are sent as one message.
   int64_t peer_message_bytes_max = std::numeric_limits<int64_t>::max();
   std::chrono::milliseconds register_timeout{120'000};

@@ -25,6 +25,9 @@ AddressedMessages GroupJob::PlanRegistered() {
   message.set_lanes_per_node(options_.lanes_per_node);
   message.set_lane_memory_bytes(options_.lane_memory_bytes);
   message.set_lands(options_.lands);
+  if (options_.memory_granule_bytes != 1) {
+    message.set_memory_granule_bytes(options_.memory_granule_bytes);
+  }
   if (std::optional<v1::CostTable> costs = CostsOfPlan()) {
     *message.mutable_costs() = *std::move(costs);
   }

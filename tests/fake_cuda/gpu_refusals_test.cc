@@ -146,6 +146,24 @@ TEST_F(GpuRefusalsTest, HandlesThatCannotBeAreRefused) {
   expect([](auto& /*ipc*/) {}, {"arena 1", "rank 0", "not map yet"});
 }
 
+TEST_F(GpuRefusalsTest, MemoryIsCountedInGranulesOfTheDevice) {
+  // State takes one, of 2 MiB; staging would be the second.
+  StartDaemon("cuda:1", {"--job_memory_bytes=3145728"});
+  RawTrainer trainer(daemon_->address());
+  ASSERT_TRUE(Open(trainer, FakeMachine::Uuid(0)).ok());
+  absl::Status status = trainer.Register();
+  if (status.ok()) status = Attach(trainer, trainer.AttachRequest());
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("2097152 bytes wanted"), HasSubstr("of at most 3145728")));
+  daemon_.reset();
+  // And so the plan counts them, before any is made.
+  StartDaemon("cuda:1", {"--lane_memory_bytes=4194303"});
+  RawTrainer again(daemon_->address());
+  ASSERT_TRUE(Open(again, FakeMachine::Uuid(0)).ok());
+  EXPECT_THAT(std::string(again.Register().message()),
+              AllOf(HasSubstr("memory limit"), HasSubstr("4194303")));
+}
+
 TEST_F(GpuRefusalsTest, MemoryThatIsNotThereIsNamedWithItsDevice) {
   machine_.Set("FAKE_CUDA_MEMORY_MIB", "8");
   StartDaemon("cuda:2");

@@ -31,7 +31,8 @@ REFUSED = 1  # it says what for
 LOST = 3  # its job or its daemon; a launcher starts it again
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
 # Daemons x lanes; s: with snapshots, p: trainers in Python, m: in both languages, t: on torch, e:
-# they signal early, and in Python wait for weights as late as they can.
+# they signal early, and in Python wait for weights as late as they can; g: lanes and trainers are
+# on GPUs, of the fake driver.
 GROUPS = {
     "1x1": Shape(1, 1),
     "1x2": Shape(1, 2),
@@ -48,8 +49,16 @@ GROUPS = {
     "2x1ps": Shape(2, 1, snapshots=True, clients=("python",)),
     "2x1pes": Shape(2, 1, snapshots=True, clients=("python",), early=True),
     "1x2te": Shape(1, 2, clients=("torch",), early=True),
+    "1x2g": Shape(1, 2, device="cuda"),
+    "1x2ge": Shape(1, 2, device="cuda", early=True),
+    "1x2gs": Shape(1, 2, snapshots=True, device="cuda"),
 }
-USUAL_GROUPS = tuple(name for name, shape in GROUPS.items() if "torch" not in shape.clients)
+GPU_GROUPS = tuple(name for name, shape in GROUPS.items() if shape.device == "cuda")
+USUAL_GROUPS = tuple(
+    name
+    for name, shape in GROUPS.items()
+    if "torch" not in shape.clients and name not in GPU_GROUPS
+)
 
 KINDS = ("kill", "stop", "cut", "detach", "hang", "nomem", "nofile")
 # Besides, "fail=28" makes the call behind a point of the storage fail with that errno.
@@ -138,12 +147,14 @@ class Rank:
 def kinds_of(group: str, victim: str, point: str) -> list[str]:
     # gRPC 1.51 shuts a port for good when accept() finds no descriptor: nobody could join again.
     listens = victim == "coordinator" and not group.startswith("1x")
+    # The fake driver's memory takes descriptors where a GPU's takes none.
+    no_files = not listens and GROUPS[group].device == "cpu"
     return [
         kind
         for kind in KINDS
         if ONLY.get(kind, victim) == victim
         and (kind != "nomem" or point in ALLOCATING)
-        and (kind != "nofile" or (victim != "trainer" and not listens))
+        and (kind != "nofile" or (victim != "trainer" and no_files))
     ]
 
 
@@ -602,6 +613,8 @@ def recovery_faults(group: str, reference: Undisturbed, seed: int) -> list[tuple
 SETUP_POINTS = {
     "coordinator.plan_ready",
     "coordinator.registration",
+    "cuda.create",
+    "cuda.map",
     "daemon.attach",
     "daemon.attached",
     "daemon.formed",

@@ -21,12 +21,14 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/client/session.h"
 #include "dmuond/fault/fault_point.h"
+#include "tests/faults/trainer_memory.h"
 
 ABSL_FLAG(std::string, address, "", "socket of the daemon");
 ABSL_FLAG(int32_t, rank, 0, "");
 ABSL_FLAG(int32_t, world_size, 1, "");
 ABSL_FLAG(int64_t, steps, 8, "");
 ABSL_FLAG(bool, early, false, "signals each bucket as soon as its gradients are there");
+ABSL_FLAG(std::string, device, "cpu", "what it computes with");
 ABSL_FLAG(std::string, resume, "never", "never, if_present or require");
 
 namespace {
@@ -36,6 +38,7 @@ using dmuond::client::Outcome;
 using dmuond::client::Resume;
 using dmuond::client::Route;
 using dmuond::client::Session;
+using dmuond::testing::TrainerMemory;
 
 constexpr double kLearningRate = 0.02;
 
@@ -58,34 +61,44 @@ absl::StatusOr<dmuond::client::Layout> MakeLayout(int32_t rank, int32_t world) {
 class Model {
  public:
   // early: the bucket of each parameter, where buckets are to be signalled; else empty.
-  Model(Session& session, int32_t parameters, std::vector<int32_t> early)
-      : session_(session), parameters_(parameters), early_(std::move(early)) {}
+  Model(Session& session, TrainerMemory& memory, int32_t parameters, std::vector<int32_t> early)
+      : session_(session), memory_(memory), parameters_(parameters), early_(std::move(early)) {}
 
-  void Initialise() {
+  absl::Status Initialise() {
     for (int32_t p = 0; p < parameters_; ++p) {
       uint64_t x = 77 + p;
-      for (float& w : session_.Weight<float>(p)) w = Noise(x);
+      for (float& w : memory_.Weights(session_, p)) w = Noise(x);
     }
+    return memory_.SendWeights(session_);
+  }
+  // The weights that lie in the arenas are those to go on with.
+  absl::Status Fetch() { return memory_.FetchWeights(session_); }
+  absl::StatusOr<Outcome> Step(const dmuond::client::StepScalars& scalars,
+                               const dmuond::client::SubmitOptions& options) {
+    return memory_.Step(session_, scalars, options);
   }
   // Backwards, so that the first buckets are complete before the last gradient is there.
-  void Gradients(int64_t step) {
+  absl::Status Gradients(int64_t step) {
     std::vector<int32_t> left = early_;
     for (int32_t p = parameters_ - 1; p >= 0; --p) {
-      const auto weights = session_.Weight<float>(p);
-      const auto gradients = session_.Gradient<float>(p);
+      const auto weights = memory_.Weights(session_, p);
+      const auto gradients = memory_.Gradients(session_, p);
       uint64_t x = (step * 1'000'003) + (p * 101) + session_.rank();
       for (size_t i = 0; i < weights.size(); ++i) gradients[i] = 0.3F * weights[i] + Noise(x);
+      if (absl::Status sent = memory_.SendGradients(session_, p); !sent.ok()) return sent;
       if (left.empty()) continue;
       const int32_t bucket = left.back();
       left.pop_back();
-      if (std::find(left.begin(), left.end(), bucket) == left.end()) session_.MarkReady(bucket);
+      if (std::find(left.begin(), left.end(), bucket) != left.end()) continue;
+      if (absl::Status marked = memory_.MarkReady(session_, bucket); !marked.ok()) return marked;
     }
+    return absl::OkStatus();
   }
   // FNV-1a of all bytes that this trainer holds.
   [[nodiscard]] uint64_t Hash() const {
     uint64_t hash = 0xcbf29ce484222325ULL;
     for (int32_t p = 0; p < parameters_; ++p) {
-      for (const std::byte b : std::as_bytes(session_.Weight<float>(p))) {
+      for (const std::byte b : std::as_bytes(memory_.Weights(session_, p))) {
         hash = (hash ^ static_cast<uint64_t>(b)) * 0x100000001b3ULL;
       }
     }
@@ -99,6 +112,7 @@ class Model {
   }
 
   Session& session_;
+  TrainerMemory& memory_;
   const int32_t parameters_;
   const std::vector<int32_t> early_;
 };
@@ -131,20 +145,21 @@ absl::Status Train(Session& session, Model& model) {
   absl::Status status = CheckTrainerState(session);
   if (!status.ok()) return status;
   if (!session.has_state()) {
-    model.Initialise();
-    status = session.Push();
+    status = model.Initialise();
+    if (status.ok()) status = session.Push();
     if (!status.ok()) return status;
   }
+  if (status = model.Fetch(); !status.ok()) return status;
   dmuond::client::StepScalars scalars;
   scalars.groups.resize(1);
   scalars.max_grad_norm = 3;
   const int64_t steps = absl::GetFlag(FLAGS_steps);
   while (session.last_committed_step() < steps) {
     const int64_t step = session.last_committed_step() + 1;
-    model.Gradients(step);
+    if (status = model.Gradients(step); !status.ok()) return status;
     scalars.groups[0].learning_rate = kLearningRate / static_cast<double>(step);
     scalars.groups[0].weight_decay = 0.01;
-    absl::StatusOr<Outcome> outcome = session.Step(scalars, {.trainer_state = absl::StrCat(step)});
+    absl::StatusOr<Outcome> outcome = model.Step(scalars, {.trainer_state = absl::StrCat(step)});
     if (!outcome.ok()) return outcome.status();
     if (outcome->kind == Outcome::Kind::kRolledBack) {
       Print("rolled_back", session.last_committed_step(), session, outcome->attempt, model.Hash());
@@ -170,20 +185,24 @@ Resume ResumeFlag() {
 absl::Status Run() {
   const int32_t rank = absl::GetFlag(FLAGS_rank);
   const int32_t world = absl::GetFlag(FLAGS_world_size);
+  absl::StatusOr<dmuond::client::Layout> layout = MakeLayout(rank, world);
+  if (!layout.ok()) return layout.status();
+  const auto parameters = static_cast<int32_t>(layout->parameters.size());
+  absl::StatusOr<std::unique_ptr<TrainerMemory>> memory =
+      dmuond::testing::MakeTrainerMemory(absl::GetFlag(FLAGS_device), parameters);
+  if (!memory.ok()) return memory.status();
   absl::StatusOr<std::unique_ptr<Session>> session =
       Session::Open({.address = absl::GetFlag(FLAGS_address),
                      .rank = rank,
                      .world_size = world,
-                     .resume = ResumeFlag()});
+                     .resume = ResumeFlag(),
+                     .arenas = (*memory)->arenas()});
   if (!session.ok()) return session.status();
-  absl::StatusOr<dmuond::client::Layout> layout = MakeLayout(rank, world);
-  if (!layout.ok()) return layout.status();
-  const auto parameters = static_cast<int32_t>(layout->parameters.size());
   absl::StatusOr<dmuond::client::Registered> registered = (*session)->Register(*layout);
   if (!registered.ok()) return registered.status();
   absl::Status status = (*session)->Attach();
   if (!status.ok()) return status;
-  Model model(**session, parameters,
+  Model model(**session, **memory, parameters,
               absl::GetFlag(FLAGS_early) ? registered->parameter_bucket : std::vector<int32_t>());
   return Train(**session, model);
 }

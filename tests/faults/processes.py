@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ class Shape:
     lanes: int  # of each node
     snapshots: bool = False
     clients: tuple[str, ...] = ("cpp",)  # of the ranks, in turn: "cpp", "python" or "torch"
+    device: str = "cpu"  # "cuda": GPUs of the fake driver, of lanes and of trainers in C++
     early: bool = False  # buckets are signalled early; on Python weights are waited for late, too
 
     @property
@@ -88,10 +90,12 @@ class Loop:
         self.on_line: Callable[[Process, str], None] = lambda process, line: None
         self.on_end: Callable[[Process, int], None] = lambda process, code: None
 
-    def start(self, role: str, index: int, command: list, points: str, output=None) -> Process:
+    def start(
+        self, role: str, index: int, command: list, points: str, output=None, more=None
+    ) -> Process:
         popen = subprocess.Popen(
             command,
-            env=environment(self.path if points else None, points),
+            env=environment(self.path if points else None, points) | (more or {}),
             stdout=output or subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -205,13 +209,22 @@ class Group:
         self.steps = steps
         self.flags = flags
         self.coordinator = f"127.0.0.1:{free_port()}"
+        self.machine = {}  # in the environment of every process
+        if shape.device == "cuda":
+            self.machine = {
+                "LD_LIBRARY_PATH": str(program("dmuond").parents[1] / "fake_cuda"),
+                "FAKE_CUDA_DEVICES": str(shape.lanes),
+                "FAKE_CUDA_MACHINE": str(zlib.crc32(str(loop.folder).encode()) >> 1),
+                "FAKE_CUDA_NO_CONTEXT": "dmuond",
+            }
 
     def start_daemon(self, node: int, points: str = "") -> Process:
         command = [
             program("dmuond"),
             f"--socket={self.loop.folder}/{node}.sock",
-            f"--devices=cpu:{self.lanes}",
+            f"--devices={self.shape.device}:{self.lanes}",
             "--threads=1",
+            *([f"--lane_binary={program('dmuond-lane-fake')}"] if self.machine else []),
             *self.flags,
         ]
         if self.nodes > 1:
@@ -224,13 +237,13 @@ class Group:
                 f"--peer_secret_file={secret_file(self.loop.folder)}",
             ]
         with (self.loop.folder / f"daemon{node}.log").open("ab") as log:
-            return self.loop.start("daemon", node, command, points, log)
+            return self.loop.start("daemon", node, command, points, log, self.machine)
 
     def start_trainer(self, rank: int, resume: str = "never", points: str = "") -> Process:
         client = self.shape.clients[rank % len(self.shape.clients)]
         script = [sys.executable, PYTHON_TRAINERS.get(client)]
         command = [
-            *(script if client in PYTHON_TRAINERS else [program("fault_trainer")]),
+            *(script if client in PYTHON_TRAINERS else self.cpp_trainer(rank)),
             f"--address={self.loop.folder}/{rank % self.nodes}.sock",
             f"--rank={rank}",
             f"--world_size={self.shape.world}",
@@ -238,7 +251,12 @@ class Group:
             f"--resume={resume}",
             *(["--early"] if self.shape.early else []),
         ]
-        return self.loop.start("trainer", rank, command, points)
+        return self.loop.start("trainer", rank, command, points, more=self.machine)
+
+    def cpp_trainer(self, rank: int) -> list:
+        if self.shape.device == "cpu":
+            return [program("fault_trainer")]
+        return [program("fault_trainer_cuda"), f"--device=cuda:{rank % self.lanes}"]
 
     def status(self) -> str:
         """What the daemons that live say of the job, and what each of their trainers is in."""

@@ -13,7 +13,8 @@ import mutations
 import pytest
 import soak
 import table
-from cells import USUAL_GROUPS, Cell, Run, undisturbed
+from cells import GPU_GROUPS, USUAL_GROUPS, Cell, Run, undisturbed
+from daemons import program
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
 ALL_TAKES_S = 4 * 3600  # at most, of each test; the sample takes minutes
@@ -31,6 +32,19 @@ def test_what_befalls_a_process_costs_no_step_or_is_named(victim):
     if os.environ.get("DMUOND_FAULTS") != "all":
         arguments += [f"--sample={SAMPLE[victim]}", "--stop-seconds=6"]
     assert matrix.main(arguments) == 0
+
+
+@pytest.mark.timeout(ALL_TAKES_S)
+def test_lanes_and_trainers_on_gpus_are_no_worse():
+    """On the fake driver: trainers whose signals and waits are streams'."""
+    if not (program("dmuond").parent / "fault_trainer_cuda").exists():
+        pytest.skip("built without the headers of CUDA")
+    if os.environ.get("DMUOND_FAULTS") == "all":
+        arguments = [f"--group={group}" for group in GPU_GROUPS]
+    else:
+        group = GPU_GROUPS[int(SEED) % len(GPU_GROUPS)]
+        arguments = [f"--group={group}", "--sample=24", "--stop-seconds=6"]
+    assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
 
 
 @pytest.mark.timeout(ALL_TAKES_S)

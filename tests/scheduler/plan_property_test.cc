@@ -427,6 +427,27 @@ TEST(PlanPropertyTest, ArrivalOrderDoesNotChangeAnything) {
   });
 }
 
+TEST(PlanPropertyTest, MemoryIsEstimatedInGranules) {
+  ForAll(1000, [] {
+    PlanInputs inputs = MustInputs(RandomWorld());
+    const Plan in_bytes = MustPlan(inputs);
+    const int64_t granule = Pick(2, 1 << 16);
+    inputs.memory_granule_bytes = granule;
+    const Plan plan = MustPlan(inputs);
+    const auto taken = [&](int64_t bytes) {
+      return (std::max<int64_t>(bytes, 1) + granule - 1) / granule * granule;
+    };
+    for (const LaneProgram& program : MustPrograms(inputs, plan)) {
+      const int32_t lane = program.lane.value();
+      // Two allocations, each of whole granules, and nothing more.
+      RC_ASSERT(taken(program.state_bytes) + taken(program.staging_bytes) <=
+                plan.lane_memory_bytes[lane]);
+      RC_ASSERT(plan.lane_memory_bytes[lane] <= in_bytes.lane_memory_bytes[lane] + 2 * granule);
+      RC_ASSERT(plan.lane_memory_bytes[lane] >= in_bytes.lane_memory_bytes[lane]);
+    }
+  });
+}
+
 TEST(PlanPropertyTest, MemoryLimitIsKeptOrRefusedWithBothValues) {
   int planned = 0;
   int refused = 0;

@@ -132,6 +132,9 @@ class CudaNodeDevice final : public NodeDevice {
     return ::access((folder + "/control").c_str(), F_OK) != 0;
   }
   bool StateIsHostMemory() const override { return false; }
+  int64_t GranuleBytes() const override {
+    return static_cast<int64_t>(gpus_[lanes_.front()].memory->Rounded(1));
+  }
   scheduler::CostTable Estimates() const override { return {}; }
   kernels::MemoryHolder& memory(scheduler::LaneIndex lane) override {
     return *gpus_[lanes_[lane.value()]].memory;

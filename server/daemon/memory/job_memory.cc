@@ -1,5 +1,6 @@
 #include "server/daemon/memory/job_memory.h"
 
+#include <algorithm>
 #include <new>
 
 #include "absl/strings/str_cat.h"
@@ -33,12 +34,14 @@ absl::Status JobMemory::Reserve(int64_t bytes, const std::string& what) {
 
 absl::StatusOr<JobMemory::Block> JobMemory::Make(kernels::MemoryHolder& holder, int64_t bytes,
                                                  const std::string& what) {
-  if (absl::Status reserved = Reserve(bytes, what); !reserved.ok()) return reserved;
-  // Without the lock: filling gigabytes of pages takes seconds.
-  absl::StatusOr<wire::UniqueFd> fd =
-      holder.Allocate(static_cast<size_t>(bytes), absl::StrCat("dmuond:", options_.job, ":", what));
   Block block;
   block.bytes = bytes;
+  const auto asked = static_cast<size_t>(std::max<int64_t>(bytes, 0));
+  block.taken_bytes = std::max(bytes, static_cast<int64_t>(holder.Rounded(asked)));
+  if (absl::Status reserved = Reserve(block.taken_bytes, what); !reserved.ok()) return reserved;
+  // Without the lock: filling gigabytes of pages takes seconds.
+  absl::StatusOr<wire::UniqueFd> fd =
+      holder.Allocate(asked, absl::StrCat("dmuond:", options_.job, ":", what));
   if (!fd.ok()) {
     MutexLock lock(mutex_);
     Return(block);
@@ -64,7 +67,7 @@ absl::StatusOr<JobMemory::Block> JobMemory::MakeHost(int64_t bytes, const std::s
   return block;
 }
 
-void JobMemory::Return(const Block& block) { bytes_ -= block.bytes; }
+void JobMemory::Return(const Block& block) { bytes_ -= block.taken_bytes; }
 
 void JobMemory::Replace(Block& place, Block block) {
   Return(place);

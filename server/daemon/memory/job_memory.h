@@ -82,12 +82,13 @@ class JobMemory {
   // replacement. nullptr: not there.
   [[nodiscard]] std::shared_ptr<kernels::Mapping> table(scheduler::LaneIndex lane) const;
   [[nodiscard]] std::shared_ptr<kernels::Mapping> host_copy(scheduler::LaneIndex lane) const;
-  [[nodiscard]] int64_t bytes() const;  // held now
+  [[nodiscard]] int64_t bytes() const;  // held now, in the devices' granules
 
  private:
   struct Block {
     wire::UniqueFd fd;
     int64_t bytes = 0;
+    int64_t taken_bytes = 0;                    // of the device, in its granules
     std::shared_ptr<kernels::Mapping> mapping;  // host memory only
   };
   struct Lane {

@@ -45,6 +45,8 @@ class NodeDevice {
   // Whether a lane and the trainer on its device take turns to compute, as far as the daemon can see:
   // plans give such lanes room for gradients to land in (PlanInputs::lands).
   [[nodiscard]] virtual bool TakesTurns() const { return false; }
+  // Lanes' memory is given in multiples of it.
+  [[nodiscard]] virtual int64_t GranuleBytes() const { return 1; }
   // Whether the state of lanes lies in host memory, so that a snapshot copies it straight.
   [[nodiscard]] virtual bool StateIsHostMemory() const = 0;
   // The lane of a trainer's device; nullopt: it has none.

@@ -23,6 +23,7 @@ class TimedHolder final : public kernels::MemoryHolder {
   // As the holder's. DEADLINE_EXCEEDED (DEVICE_HANGS): it has not come back in time, or an earlier
   // call has not yet. What comes late is given back.
   absl::StatusOr<wire::UniqueFd> Allocate(size_t bytes, const std::string& name) override;
+  [[nodiscard]] size_t Rounded(size_t bytes) const override { return holder_->Rounded(bytes); }
   absl::Status Check(int fd, size_t bytes) override { return holder_->Check(fd, bytes); }
   // Calls that were given up and have not come back: the process cannot end in order.
   [[nodiscard]] bool hangs() const { return *hanging_ > 0; }

@@ -108,6 +108,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.coordinator.nodes = config.nodes;
   options.coordinator.lanes_per_node = config.lanes;
   options.coordinator.lane_memory_bytes = config.lane_memory_bytes;
+  options.coordinator.memory_granule_bytes = device.GranuleBytes();
   options.coordinator.costs = config.costs;
   options.coordinator.estimates = device.Estimates();
   options.coordinator.lands = device.TakesTurns();

@@ -302,6 +302,26 @@ CONTRACT(descriptors_are_no_memory_of_the_host, "the host cannot map a descripto
   return mapped == MAP_FAILED ? Holds(std::strerror(errno)) : Fails("it can");
 }
 
+CONTRACT(addresses_are_mapped_anew,
+         "addresses whose memory was unmapped take other memory, which is used there") {
+  UseContext();
+  const CUdeviceptr address = Map(Make(kBytes), kBytes);
+  Set(address, kBytes, 1);
+  const CUmemGenericAllocationHandle other = Make(kBytes);
+  const CUdeviceptr before = Map(other, kBytes);
+  Set(before, kBytes, 2);
+  MUST(cuCtxSynchronize);
+  MUST(cuMemUnmap, address, kBytes);
+  MUST(cuMemUnmap, before, kBytes);
+  MUST(cuMemMap, address, kBytes, 0, other, 0);
+  CUmemAccessDesc access{};
+  access.location = Properties().location;
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  MUST(cuMemSetAccess, address, kBytes, &access, 1);
+  std::string word;
+  return All(address, kBytes, 2, &word) ? Holds() : Fails(word);
+}
+
 CONTRACT(device_addresses_are_not_the_hosts, "the host that reads a device address gets SIGSEGV") {
   UseContext();
   const CUdeviceptr address = Map(Make(kBytes), kBytes);

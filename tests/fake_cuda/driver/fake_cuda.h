@@ -30,8 +30,7 @@
 //   FAKE_CUDA_FAULT_KERNEL  the kernel with this number (the process's first is 1) makes an illegal
 //                           access: error 700, for all that the context does from then on
 //   FAKE_CUDA_NO_CONTEXT    the name (as in /proc/PID/comm) of the program that may have no
-//   context,
-//                           and whose CUDA_MPS_PIPE_DIRECTORY must be an empty folder
+//                           context, and whose CUDA_MPS_PIPE_DIRECTORY must be an empty folder
 //   FAKE_CUDA_LOG           a folder: device-N.log has a line for each piece of work that is done:
 //                           "begin_ns end_ns pid=P stream=S kernel|engine|word NAME bytes=B", times
 //                           of CLOCK_MONOTONIC

@@ -170,12 +170,15 @@ CUresult MakeAllocation(size_t bytes, int device, std::shared_ptr<Allocation>* m
   }
   const std::string name = kName + std::to_string(all.settings.visible[device]);
   const int created = ::memfd_create(name.c_str(), MFD_CLOEXEC);
-  if (created < 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (created < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   std::shared_ptr<Allocation> allocation = Open(PathOf(all.pid, created));
   const int watched = ::open(PathOf(all.pid, created).c_str(), O_RDWR | O_CLOEXEC);
   const int sized = ::ftruncate(created, static_cast<off_t>(bytes));
   ::close(created);
-  if (allocation == nullptr || watched < 0 || sized != 0) Abort("no descriptors are left");
+  if (allocation == nullptr || watched < 0 || sized != 0) {
+    if (watched >= 0) ::close(watched);
+    return CUDA_ERROR_OPERATING_SYSTEM;  // no descriptors are left
+  }
   allocation->bytes = bytes;
   all.made.push_back({watched, bytes, device});
   *made = std::move(allocation);
@@ -344,7 +347,7 @@ CUresult cuMemExportToShareableHandle(void* fd, CUmemGenericAllocationHandle han
   if (at == All().handles.end()) return CUDA_ERROR_INVALID_VALUE;
   // For reading: who takes it for memory of the host and maps it for writing is refused.
   const int exported = ::open(PathOf(::getpid(), at->second->fd).c_str(), O_RDONLY | O_CLOEXEC);
-  if (exported < 0 || ::flock(exported, LOCK_SH) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (exported < 0 || ::flock(exported, LOCK_SH) != 0) return CUDA_ERROR_OPERATING_SYSTEM;
   *static_cast<int*>(fd) = exported;
   return CUDA_SUCCESS;
 }
