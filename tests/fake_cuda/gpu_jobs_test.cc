@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -162,6 +164,7 @@ class GpuTrainer final : public Trainer {
     session_.reset();
     cuStreamDestroy(stream_);
   }
+  [[nodiscard]] CUstream stream() const { return stream_; }
 
  protected:
   void Upload(std::byte* to, std::vector<float> from) override {
@@ -384,6 +387,51 @@ TEST_F(GpuJobsTest, ATrainerCarriesOnWithItsDaemonsSuccessor) {
   ASSERT_TRUE(daemon_->StartAgain().ok());
   for (int64_t step = 3; step <= kSteps; ++step) trainer.StepAndWait();
   EXPECT_EQ(trainer.session().WeightBytes(0), weight);
+  EXPECT_EQ(trainer.Read(), expected);
+}
+
+// What is said now is not overtaken by what a stream was to say before.
+TEST_F(GpuJobsTest, WordsAreStoredInTheOrderOfTheCalls) {
+  const std::shared_ptr<client::Arenas> arenas = *DeviceArenas::Open(0);
+  CUcontext context = nullptr;
+  MUST(cuDevicePrimaryCtxRetain(&context, 0));
+  MUST(cuCtxSetCurrent(context));
+  CUstream stream = nullptr;
+  MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  void* pinned = nullptr;
+  MUST(cuMemHostAlloc(&pinned, 4096, 0));
+  auto* const gate = static_cast<std::atomic<uint64_t>*>(pinned);
+  gate->store(0);
+  alignas(4096) static std::array<uint64_t, 512> page{};
+  auto words = arenas->MakeWords(page.data(), sizeof(page));
+  ASSERT_TRUE(words.ok()) << words.status();
+  MUST(cuStreamWaitValue64(stream, reinterpret_cast<CUdeviceptr>(pinned), 1,
+                           CU_STREAM_WAIT_VALUE_GEQ));
+  uint64_t* const word = &page[3];
+  ASSERT_TRUE((*words)->StoreAfter(stream, {&word, 1}, 5).ok());
+  ASSERT_TRUE((*words)->StoreAfter(std::nullopt, {&word, 1}, 6).ok());
+  EXPECT_EQ(std::atomic_ref(page[3]).load(), 0);
+  gate->store(1);
+  EXPECT_TRUE((*words)->Finish().ok());
+  EXPECT_EQ(std::atomic_ref(page[3]).load(), 6);
+  words->reset();
+  MUST(cuStreamDestroy(stream));
+  MUST(cuMemFreeHost(pinned));
+}
+
+TEST_F(GpuJobsTest, AWithdrawnAttemptAndItsSuccessorAreSignalledByStreamAndHost) {
+  StartDaemon("cuda:1");
+  const Weights expected = RunOnGpus(1, {0});
+  GpuTrainer trainer(daemon_->address(), 0, 1, 0);
+  trainer.Begin();
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    // Withdrawn: the attempt that the stream has signalled, or is about to, ends.
+    ASSERT_TRUE(trainer.session().MarkReady(0, trainer.stream()).ok());
+    const auto withdrawn = trainer.session().Submit(kScalars, {.withdraw = true});
+    ASSERT_TRUE(withdrawn.ok()) << withdrawn.status();
+    ASSERT_EQ(withdrawn->kind, Outcome::Kind::kAborted);
+    trainer.StepAndWait();
+  }
   EXPECT_EQ(trainer.Read(), expected);
 }
 

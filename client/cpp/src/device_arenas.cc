@@ -206,14 +206,16 @@ class DeviceArenas::DeviceWords final : public Words {
   DeviceWords(const DeviceWords&) = delete;
   DeviceWords& operator=(const DeviceWords&) = delete;
 
-  absl::Status StoreAfter(CUstream_st* stream, std::span<uint64_t* const> words,
+  absl::Status StoreAfter(std::optional<CUstream_st*> stream, std::span<uint64_t* const> words,
                           uint64_t value) override {
     const std::lock_guard lock(mutex_);
     const InContext in_context = device_->Enter();
     const CudaDriver& driver = device_->driver;
-    if (absl::Status free = CheckNotCaptured(stream, "MarkReady"); !free.ok()) return free;
-    DMUOND_TRY(driver, "cuEventRecord", event_record(reached_, stream));
-    DMUOND_TRY(driver, "cuStreamWaitEvent", stream_wait_event(stores_, reached_, 0));
+    if (stream.has_value()) {
+      if (absl::Status free = CheckNotCaptured(*stream, "MarkReady"); !free.ok()) return free;
+      DMUOND_TRY(driver, "cuEventRecord", event_record(reached_, *stream));
+      DMUOND_TRY(driver, "cuStreamWaitEvent", stream_wait_event(stores_, reached_, 0));
+    }
     for (uint64_t* const word : words) {
       DMUOND_TRY(driver, "cuStreamWriteValue64",
                  stream_write_value(stores_, OnDevice(word), value, CU_STREAM_WRITE_VALUE_DEFAULT));

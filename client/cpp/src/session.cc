@@ -37,7 +37,10 @@ size_t Session::Size(int32_t parameter, int32_t fragment) const {
   return impl_->link().memory().Elements(parameter, fragment);
 }
 
-void Session::MarkReady(int32_t bucket) { impl_->MarkReady(bucket, std::nullopt).IgnoreError(); }
+void Session::MarkReady(int32_t bucket) {
+  // An error of the device is Submit()'s, too.
+  impl_->MarkReady(bucket, std::nullopt).IgnoreError();
+}
 absl::Status Session::MarkReady(int32_t bucket, CUstream_st* stream) {
   return impl_->MarkReady(bucket, stream);
 }

@@ -134,16 +134,16 @@ size_t SessionMemory::Elements(int32_t parameter, int32_t fragment) const {
 
 absl::Status SessionMemory::Store(std::span<wire::TimelineWord* const> words, uint64_t attempt,
                                   Stream stream) {
-  if (!stream.has_value()) {
-    for (wire::TimelineWord* word : words) wire::Advance(*word, attempt);
-    return absl::OkStatus();
+  if (words_ != nullptr) {
+    std::vector<uint64_t*> values;
+    for (wire::TimelineWord* word : words) values.push_back(ValueOf(*word));
+    return words_->StoreAfter(stream, values, attempt);
   }
-  if (words_ == nullptr) {
+  if (stream.has_value()) {
     return WrongState("a stream was given, but the session has no DeviceArenas (Options::arenas)");
   }
-  std::vector<uint64_t*> values;
-  for (wire::TimelineWord* word : words) values.push_back(ValueOf(*word));
-  return words_->StoreAfter(*stream, values, attempt);
+  for (wire::TimelineWord* word : words) wire::Advance(*word, attempt);
+  return absl::OkStatus();
 }
 
 absl::Status SessionMemory::MarkReady(int32_t bucket, uint64_t attempt, Stream stream) {

@@ -54,7 +54,7 @@ class SessionMemory {
 
   // REQUIRES (all below): complete().
   // A stream of the arenas' device: when what is enqueued there is done. Without one at once, which
-  // cannot fail. SESSION_STATE: a stream, and arenas in host memory.
+  // cannot fail in host memory. SESSION_STATE: a stream, and arenas in host memory.
   absl::Status MarkReady(int32_t bucket, uint64_t attempt, Stream stream = {});
   // All buckets that are not marked yet for this attempt, except those in `held_back`.
   absl::Status MarkAllReady(const std::vector<uint8_t>& held_back, uint64_t attempt, Stream stream);

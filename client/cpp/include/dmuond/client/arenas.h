@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -41,10 +42,11 @@ class Arenas {
     // Waits for what is enqueued.
     virtual ~Words() = default;
     // Stores the value into the words, in their order, when everything is done that has been
-    // enqueued in the stream. Does not hold the stream up. FAILED_PRECONDITION: the stream is being
-    // captured. Threads: any.
-    virtual absl::Status StoreAfter(CUstream_st* stream, std::span<uint64_t* const> words,
-                                    uint64_t value) = 0;
+    // enqueued in the stream; without one, at once. Behind earlier stores in either case, so that
+    // no older value follows a newer one. Does not hold the stream up. FAILED_PRECONDITION: the
+    // stream is being captured. Threads: any.
+    virtual absl::Status StoreAfter(std::optional<CUstream_st*> stream,
+                                    std::span<uint64_t* const> words, uint64_t value) = 0;
     // What is enqueued in the stream from now on begins when every word is at least the value.
     // FAILED_PRECONDITION: the stream is being captured.
     virtual absl::Status WaitFor(CUstream_st* stream, std::span<uint64_t* const> words,
