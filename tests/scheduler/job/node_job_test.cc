@@ -99,6 +99,18 @@ TEST_P(NodeJobTest, ALaneThatDiesWhileASnapshotIsRestoredIsReplacedAndItsSuccess
   EXPECT_EQ(job_.LastCommitted(), 5);
 }
 
+// A rank of a GPU may die before its last word: lanes that waited for it would publish nothing.
+TEST_P(NodeJobTest, LanesHearThatATrainerHasDiedAndKeepItsMemory) {
+  const uint64_t id = Run();
+  const uint64_t incarnation = job_.ranks().Find(id)->incarnation;
+  Perform(job_.OnTrainerGone(id, "it was killed"));
+  const node::CommandLanes last = Taken<node::CommandLanes>().back();
+  ASSERT_TRUE(last.command.has_trainer_gone());
+  EXPECT_EQ(last.command.trainer_gone().rank(), 0);
+  EXPECT_EQ(last.command.trainer_gone().incarnation(), incarnation);
+  EXPECT_EQ(last.lanes.size(), 2U);
+}
+
 TEST_P(NodeJobTest, WhatIsRestoredForAJobThatWasLostMeanwhileIsNotWanted) {
   Register(Open());
   Plan(/*restore_step=*/5);
