@@ -14,7 +14,8 @@ struct NvmlMemory {
 struct Nvml {
   int (*init)() = nullptr;
   int (*find_device)(const char* uuid, void** device) = nullptr;
-  int (*memory_info)(void* device, NvmlMemory* memory) = nullptr;
+  // `memory`: an NvmlMemory. The sanitizer would tell two declarations of that type apart.
+  int (*memory_info)(void* device, void* memory) = nullptr;
 };
 
 template <typename Function>

@@ -40,7 +40,8 @@ int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
   return kInvalidArgument;
 }
 
-int nvmlDeviceGetMemoryInfo(void* device, FakeNvmlMemory* memory) {
+int nvmlDeviceGetMemoryInfo(void* device, void* answer) {
+  auto* const memory = static_cast<FakeNvmlMemory*>(answer);
   const auto one = static_cast<CUdevice>(reinterpret_cast<intptr_t>(device) - 1);
   std::lock_guard lock(All().mutex);
   memory->total = All().settings.memory_bytes;
