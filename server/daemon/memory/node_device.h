@@ -42,8 +42,8 @@ class NodeDevice {
   [[nodiscard]] virtual std::string CoreType() const { return ""; }
   // What updates take on such devices, roughly: for plans without a table of measured times.
   [[nodiscard]] virtual scheduler::CostTable Estimates() const = 0;
-  // Whether a lane and the trainer on its device take turns to compute, as far as the daemon can see:
-  // plans give such lanes room for gradients to land in (PlanInputs::lands).
+  // Whether a lane and the trainer on its device take turns to compute, as far as the daemon can
+  // see: plans give such lanes room for gradients to land in (PlanInputs::lands).
   [[nodiscard]] virtual bool TakesTurns() const { return false; }
   // Lanes' memory is given in multiples of it.
   [[nodiscard]] virtual int64_t GranuleBytes() const { return 1; }
