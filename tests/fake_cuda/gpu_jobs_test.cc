@@ -33,7 +33,6 @@ namespace {
 using client::DeviceArenas;
 using client::Outcome;
 using client::Session;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kDevices = 4;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "dmuond/v1/lane_program.pb.h"
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/snapshot.pb.h"
 #include "scheduler/plan.h"

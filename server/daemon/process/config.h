@@ -26,8 +26,7 @@ namespace dmuond::server {
 
 // Checked and complete: values that depend on others or on the machine are filled in.
 struct Config {
-  DeviceList devices;  // of the lanes of this node
-  bool lanes_use_mps = true;
+  DeviceList devices;   // of the lanes of this node
   int32_t lanes = 1;    // of this node
   int32_t threads = 1;  // per lane
   std::string lane_binary;
@@ -43,6 +42,7 @@ struct Config {
   std::chrono::milliseconds claim_timeout{0};
   std::string token_file;  // empty: no token is asked for
   bool reflection = false;
+  bool lanes_use_mps = true;   // where it runs
   std::string health_address;  // host:port; empty: health is served on the socket alone
 
   int32_t nodes = 1;
