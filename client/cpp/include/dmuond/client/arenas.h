@@ -1,5 +1,5 @@
-// Where a session's arenas are mapped: in host memory, unless Options::arenas says otherwise.
-// device_arenas.h has the one that maps them on a GPU; a trainer only passes it on.
+// An Arenas maps a session's arenas. Without one in Options::arenas a session maps them in host
+// memory. DeviceArenas (device_arenas.h) maps them on a GPU; a trainer opens it and passes it on.
 #ifndef DMUOND_CLIENT_ARENAS_H_
 #define DMUOND_CLIENT_ARENAS_H_
 
@@ -47,19 +47,19 @@ class Arenas {
     // stream is being captured. Threads: any.
     virtual absl::Status StoreAfter(std::optional<CUstream_st*> stream,
                                     std::span<uint64_t* const> words, uint64_t value) = 0;
-    // What is enqueued in the stream from now on begins when every word is at least the value.
-    // FAILED_PRECONDITION: the stream is being captured.
+    // Has the stream wait until every word is at least the value. FAILED_PRECONDITION: the stream
+    // is being captured.
     virtual absl::Status WaitFor(CUstream_st* stream, std::span<uint64_t* const> words,
                                  uint64_t value) = 0;
     // Returns when all of these stores and waits have happened.
     virtual absl::Status Finish() = 0;
   };
 
-  // Of the device, "GPU-…"; empty: host memory.
+  // Returns the device's uuid, "GPU-…"; empty: the arenas lie in host memory.
   [[nodiscard]] virtual std::string device_uuid() const = 0;
   // Maps memory that the daemon has made on this device. Keeps no hold of the descriptor.
   virtual absl::StatusOr<std::unique_ptr<Memory>> Map(int fd, size_t bytes) = 0;
-  // Of a mapped page, which must outlive what is returned. Null: there are no streams.
+  // Makes the words of a mapped page, which must outlive them. Null: the device has no streams.
   virtual absl::StatusOr<std::unique_ptr<Words>> MakeWords(void* page, size_t bytes) = 0;
 };
 

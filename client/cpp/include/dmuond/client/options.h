@@ -41,7 +41,8 @@ struct Options {
   std::string launch;
   std::string token;       // empty where the daemon asks for none
   int32_t home_lane = -1;  // lane of the trainer's own device; -1: any
-  // Where arenas are mapped, and what device the trainer computes with; null: host memory.
+  // Maps the arenas, and names the device that the trainer computes with. Null: arenas lie in host
+  // memory.
   std::shared_ptr<Arenas> arenas;
   bool poison = false;  // fill this trainer's weights with NaN between decision and publish
   std::string client;   // for logs and status; empty: library, host and process

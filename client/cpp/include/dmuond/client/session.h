@@ -63,8 +63,8 @@ namespace dmuond::client {
 struct SubmitOptions {
   std::vector<int32_t> absent;  // parameters (indices in the layout) without a gradient
   std::string trainer_state;    // opaque, at most 1 MiB; commits with the step
-  // Of the arenas' device: the gradients are there, and the weights are not read any more, when
-  // everything is done that has been enqueued in it. Unset: they are now, whatever streams do.
+  // A stream of the arenas' device. When it has done everything that has been enqueued in it, the
+  // gradients are there and the trainer reads the weights no more. Unset: both hold already.
   std::optional<CUstream_st*> stream;
   bool withdraw = false;  // a bucket that was marked ready has changed: abort this attempt
   // How long to wait for the decision; kPending when it has not come.
