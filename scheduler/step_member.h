@@ -82,6 +82,9 @@ class StepMember {
   [[nodiscard]] StepId last_committed() const;
   [[nodiscard]] const std::optional<Decision>& last_decision() const;
   [[nodiscard]] bool submitted(TrainerRank rank) const;  // under the open attempt
+  [[nodiscard]] bool all_submitted() const {             // the same of every local rank
+    return state_.submissions.size() == local_ranks_.size();
+  }
 
  private:
   [[nodiscard]] const Decided* Find(Attempt attempt) const;

@@ -78,7 +78,7 @@ absl::StatusOr<StepAnswer> NodeJob::Submit(uint64_t id, const Submission& submis
     // Lanes first: one that sees `ready` must find what is absent.
     v1::LaneCommand command;
     *command.mutable_submitted() = submitted;
-    ToReadyLanes(command, /*may_wait=*/true);
+    ToReadyLanes(command, /*may_wait=*/!job_->steps->all_submitted());
     Tell(std::move(message));
     ++submitted_version_;
     actions = TakeUnrecorded();

@@ -177,6 +177,11 @@ void Core::Pump() {
     if (message.has_vote()) fault::FaultPoint("daemon.vote.sent");
   }
   pumping_ = false;
+  lanes.SendTurn();
+  if (std::exchange(decided_, false)) {
+    fault::FaultPoint("daemon.decision.to_lanes");
+    fault::FaultPoint("daemon.decision.known");
+  }
   SendToMembers();
   for (const auto due :
        {reports.due(), coordinator != nullptr ? coordinator->due() : std::nullopt}) {
@@ -196,13 +201,9 @@ void Core::Handle(const v1::CoordinatorMessage& message) {
       return disks.Discard(message.discard());
     case Kind::kDecision: {
       const scheduler::StepMember* steps = job.exists() ? job.steps() : nullptr;
-      const bool news =
-          steps != nullptr && message.decision().attempt() >= steps->open().attempt.value();
-      Do(job.OnMessage(Now(), message));
-      if (!news) return;
-      fault::FaultPoint("daemon.decision.to_lanes");
-      fault::FaultPoint("daemon.decision.known");
-      return;
+      decided_ = decided_ || (steps != nullptr &&
+                              message.decision().attempt() >= steps->open().attempt.value());
+      return Do(job.OnMessage(Now(), message));
     }
     default:
       break;

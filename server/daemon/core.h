@@ -185,6 +185,7 @@ struct Core {
   // From the coordinator on this node to others: they hear it after this node's job.
   std::deque<scheduler::Addressed> for_members_ DMUOND_GUARDED_BY(mutex);
   bool pumping_ DMUOND_GUARDED_BY(mutex) = false;
+  bool decided_ DMUOND_GUARDED_BY(mutex) = false;  // news for lanes: fault points come behind it
   std::optional<uint64_t> recorded_ DMUOND_GUARDED_BY(mutex);  // NodeJob::record_version()
   bool record_lacks_ DMUOND_GUARDED_BY(mutex) = false;  // it could not be written: none is kept
   bool record_waits_ DMUOND_GUARDED_BY(mutex) = false;  // it is not written before the next tick

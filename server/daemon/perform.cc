@@ -175,7 +175,10 @@ void Core::Perform(node::ApplyLoad& order) {
 template <>
 void Core::Perform(node::DropLoads& order) {
   fault::FaultPoint("daemon.published");
-  memory.LetGo(memory.pending()->DropThrough(order.through));
+  // Nothing, after a step: state is pushed seldom.
+  if (auto dropped = memory.pending()->DropThrough(order.through); dropped != nullptr) {
+    memory.LetGo(std::move(dropped));
+  }
   if (waiting_for_published > 0) mutex.Changed();
 }
 

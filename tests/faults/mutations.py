@@ -401,6 +401,15 @@ MUTATIONS = [
         "",
         "{python} -m pytest -q -x tests/python/test_anew.py -k runs_twice",
     ),
+    Mutation(
+        "stand-in",
+        "connections are read while the core is held",
+        "server/daemon/calls/stand_in.h",
+        "while (calls_.BusyFor(kBusy) && !stopped()) {",
+        "while (calls_.BusyFor(kBusy) && !stopped() && queues_.empty()) {",
+        "held_core_test",
+        "{bin}/held_core_test",
+    ),
 ]
 
 

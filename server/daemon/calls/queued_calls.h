@@ -9,14 +9,16 @@
 //   calls.Stop();
 //
 // Such a server reads its connections on this thread alone: the threads of its synchronous calls
-// wait for requests without polling. While this thread is busy, or waits for the daemon's lock, any
-// other thread of the process that polls for gRPC reads them, such as those of the socket for
-// administration: gRPC has all its descriptors in one epoll set.
+// wait for requests without polling. While this thread is busy, or waits for the daemon's lock, a
+// StandIn (stand_in.h) does.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_QUEUED_CALLS_H_
 #define DMUOND_SERVER_DAEMON_CALLS_QUEUED_CALLS_H_
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -82,6 +84,12 @@ class QueuedCalls {
   void Serve() {
     thread_ = std::thread([this] { Run(); });
   }
+  // Whether the thread has not polled for so long, because an event takes it or it has ended.
+  // Threads: any.
+  [[nodiscard]] bool BusyFor(std::chrono::nanoseconds time) const {
+    const int64_t since = busy_since_.load(std::memory_order_relaxed);
+    return since != kPolls && Now() - since >= time.count();
+  }
   // REQUIRES: the server's Shutdown() has returned, so that no call is left.
   void Stop() {
     if (std::exchange(stopped_, true)) return;
@@ -90,6 +98,11 @@ class QueuedCalls {
   }
 
  private:
+  static constexpr int64_t kPolls = -1;
+  static int64_t Now() {
+    return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
   void Run() {
     using Queue = grpc::CompletionQueue;
     constexpr int kWithoutPause = 64;
@@ -103,7 +116,9 @@ class QueuedCalls {
       if (next == Queue::TIMEOUT) {
         pause_();
         events = 0;
+        busy_since_.store(kPolls, std::memory_order_relaxed);
         next = queue_->Next(&tag, &ok) ? Queue::GOT_EVENT : Queue::SHUTDOWN;
+        busy_since_.store(Now(), std::memory_order_relaxed);
       }
       if (next == Queue::SHUTDOWN) return;
       const auto* event = static_cast<const QueuedCall::Event*>(tag);
@@ -113,6 +128,7 @@ class QueuedCalls {
 
   const std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   const std::function<void()> pause_;
+  std::atomic<int64_t> busy_since_{0};  // of the steady clock, ns; kPolls: it polls
   std::thread thread_;
   bool stopped_ = false;
 };

@@ -71,13 +71,14 @@ void JobLanes::Command(const scheduler::node::CommandLanes& order, const NodeMem
     fds.push_back(memory.memory()->timeline_fd(rank));
   }
   for (const scheduler::LaneIndex lane : order.lanes) {
-    if (order.may_wait) {
+    if (fds.empty()) {
       host_.Keep(lane, order.command);
     } else {
       // Where it is; its end is reported by on_gone.
       host_.Send(lane, order.command, fds).IgnoreError();
     }
   }
+  turn_ = turn_ || (fds.empty() && !order.may_wait);
 }
 
 void JobLanes::Broadcast(const v1::LaneCommand& command) {

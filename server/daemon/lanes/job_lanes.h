@@ -33,9 +33,17 @@ class JobLanes {
   // processes.
   absl::Status Start(const scheduler::node::StartLanes& order, const v1::PlanInputs& wire,
                      const scheduler::Plan& plan, NodeMemory& memory);
-  // What may wait is kept until SendKept() or the next command that may not.
+  // Kept until SendTurn(), or SendKept() if it may wait, or until the next command with
+  // descriptors, which is sent at once: what a lane hears together wakes it once.
   void Command(const scheduler::node::CommandLanes& order, const NodeMemory& memory);
-  void SendKept() { host_.SendKept(); }
+  // All that is kept, if some of it may not wait.
+  void SendTurn() {
+    if (turn_) SendKept();
+  }
+  void SendKept() {
+    turn_ = false;
+    host_.SendKept();
+  }
   // Sends to every process, ready or not.
   void Broadcast(const v1::LaneCommand& command);
   // Sends a command with descriptors that it does not name.
@@ -58,6 +66,7 @@ class JobLanes {
 
   const Options options_;
   LaneHost host_;
+  bool turn_ = false;  // a command is kept that may not wait
   uint64_t generation_ = 0;
 };
 

@@ -65,9 +65,10 @@ std::vector<PendingState::Tensor> PendingState::Tensors(uint64_t attempt) {
 }
 
 std::shared_ptr<void> PendingState::DropThrough(uint64_t attempt) {
-  auto dropped = std::make_shared<std::vector<Entries>>();
   MutexLock lock(mutex_);
   dropped_through_ = std::max(dropped_through_, attempt);
+  if (attempts_.empty() || attempts_.begin()->first > attempt) return nullptr;
+  auto dropped = std::make_shared<std::vector<Entries>>();
   while (!attempts_.empty() && attempts_.begin()->first <= attempt) {
     dropped->push_back(std::move(attempts_.begin()->second));
     attempts_.erase(attempts_.begin());

@@ -47,7 +47,7 @@ class PendingState {
   std::vector<Tensor> Tensors(uint64_t attempt);
 
   // Drops the attempts up to this one. The memory is freed with the returned object: free it where
-  // nobody waits, since gigabytes take seconds.
+  // nobody waits, since gigabytes take seconds. Null: there was none.
   [[nodiscard]] std::shared_ptr<void> DropThrough(uint64_t attempt);
 
  private:

@@ -32,6 +32,7 @@
 #include "server/daemon/calls/grpc_socket.h"
 #include "server/daemon/calls/queued_calls.h"
 #include "server/daemon/calls/services.h"
+#include "server/daemon/calls/stand_in.h"
 #include "server/daemon/calls/stream_watch.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/group/peers.h"
@@ -150,7 +151,8 @@ PeerOptions PeerOptionsOf(const Config& config, const std::string& secret) {
 // Probes of an orchestrator come by TCP; nothing but health is served there. Null where not asked
 // for.
 absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& config,
-                                                                grpc::Service* health) {
+                                                                grpc::Service* health,
+                                                                StandIn& stand_in) {
   if (config.health_address.empty()) return std::unique_ptr<grpc::Server>();
   grpc::ServerBuilder builder;
   builder.SetOption(WithoutReflection());
@@ -162,6 +164,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
   grpc::ResourceQuota quota("probes");
   builder.SetResourceQuota(quota.SetMaxThreads(kProbeThreadsMax));
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
+  stand_in.PollFor(builder);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) {
     return Error(
@@ -238,7 +241,8 @@ class SocketServer {
 // Who fills the trainers' socket does not keep an operator from looking, or ending it.
 absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& config,
                                                                v1::Admin::Service* admin,
-                                                               grpc::Service* health) {
+                                                               grpc::Service* health,
+                                                               StandIn& stand_in) {
   const std::string path = config.socket + SocketDir::kAdminSuffix;
   GrpcSocket::Options options = SocketOf(config, path);
   options.limits = {.all = kAdminConnectionsMax,
@@ -251,9 +255,7 @@ absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& con
   SetUp(builder, config.reflection, kAdminStreamsMax, kAdminThreadsMax, kAdminBytesMax);
   builder.RegisterService(admin);
   builder.RegisterService(health);
-  // One thread that polls, which it does for the trainers' connections as well: two would wake each
-  // other for everything that these say, and the step calls' thread besides.
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 1);
+  stand_in.PollFor(builder);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
                              static_cast<int>(std::chrono::milliseconds(kIdleFor).count()));
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
@@ -440,13 +442,16 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   std::unique_ptr<grpc::Server> built = builder.BuildAndStart();
   if (built == nullptr) return absl::InternalError("no server for trainers");
   trainer_service->Serve(step_calls->queue());
+  const QueuedCalls& polls = *step_calls;
   SocketServer server(*std::move(socket), std::move(step_calls), std::move(built));
+  StandIn stand_in(polls);
   const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server =
-      StartAdminServer(config, admin_service.get(), admin_health.get());
+      StartAdminServer(config, admin_service.get(), admin_health.get(), stand_in);
   if (!admin_server.ok()) return admin_server.status();
   absl::StatusOr<std::unique_ptr<grpc::Server>> health_server =
-      StartHealthServer(config, probe_service.get());
+      StartHealthServer(config, probe_service.get(), stand_in);
   if (!health_server.ok()) return health_server.status();
+  stand_in.Serve();
   health.SetFor("live", kTurnMax);
   health.Set("ready", daemon.formed());
   log::Info("serving", {{"version", kBuildVersion},
