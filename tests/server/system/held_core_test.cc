@@ -203,7 +203,8 @@ TEST(HeldCoreAloneTest, WhatWasSeenLastIsShownAndHowOldItIs) {
   world.Close();
 }
 
-// The thread that reads the trainers' connections begins their steps, under the lock.
+// The thread that reads the trainers' connections begins their steps, under the lock. Here it waits
+// for the lock.
 TEST(HeldCoreAloneTest, ConnectionsAreReadAllTheSame) {
   Holder holder("daemon.open");
   auto group = StartGroup(1, "cpu:1", {"--threads=1"});
@@ -220,6 +221,12 @@ TEST(HeldCoreAloneTest, ConnectionsAreReadAllTheSame) {
   });
   EXPECT_TRUE(holder.WaitHeld());
   RawTrainer other(held.address());
+  std::thread waits_for_the_lock([&] {
+    const v1::WaitStepRequest of_no_session;
+    v1::WaitStepReply reply;
+    EXPECT_EQ(other.Call(&RawTrainer::Stub::WaitStep, of_no_session, &reply).code(),
+              absl::StatusCode::kFailedPrecondition);
+  });
   v1::HelloRequest hello;
   hello.set_version_min(server::kProtocolVersion);
   hello.set_version_max(server::kProtocolVersion);
@@ -229,6 +236,7 @@ TEST(HeldCoreAloneTest, ConnectionsAreReadAllTheSame) {
     EXPECT_TRUE(status.ok()) << status;
   }
   holder.Release();
+  waits_for_the_lock.join();
   trainer.join();
   world.Close();
 }
