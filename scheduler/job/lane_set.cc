@@ -84,6 +84,7 @@ bool LaneSet::OnGone(LaneIndex lane) {
   if (known.state == State::kGone) return false;
   if (known.state == State::kAbsent) return Impossible("LaneSet", Name(known.state), "gone");
   known.state = State::kGone;
+  std::erase_if(unmapping_, [lane](const auto& of) { return of.first.second == lane; });
   return true;
 }
 
@@ -93,6 +94,7 @@ void LaneSet::GiveUp() {
     place.watch.reset();
   }
   mapping_.clear();
+  unmapping_.clear();  // new ones begin when these have ended
   loading_.clear();
 }
 
@@ -105,6 +107,24 @@ void LaneSet::ForgetState() {
 
 bool LaneSet::OnMapped(int32_t rank, LaneIndex lane) {
   return mapping_.erase({rank, lane}) > 0 && mapping_.empty();
+}
+
+void LaneSet::BeginUnmapping(int32_t rank, uint64_t incarnation) {
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const State state = lanes_[i].known.state;
+    if (state != State::kReady && state != State::kCondemned) continue;
+    unmapping_[{rank, Index(i)}] = incarnation;
+  }
+}
+
+void LaneSet::OnUnmapped(int32_t rank, uint64_t incarnation, LaneIndex lane) {
+  const auto found = unmapping_.find({rank, lane});
+  if (found != unmapping_.end() && found->second == incarnation) unmapping_.erase(found);
+}
+
+bool LaneSet::unmapping(int32_t rank) const {
+  const auto first = unmapping_.lower_bound({rank, LaneIndex(0)});
+  return first != unmapping_.end() && first->first.first == rank;
 }
 
 void LaneSet::BeginLoading() {
@@ -206,6 +226,9 @@ std::string LaneSet::AwaitedFrom(LaneIndex lane, const Owed& owed) const {
   for (const auto& [rank, mapper] : mapping_) {
     if (mapper == lane) return absl::StrCat("to map the memory of rank ", rank);
   }
+  for (const auto& [of, incarnation] : unmapping_) {
+    if (of.second == lane) return absl::StrCat("to unmap the memory of rank ", of.first);
+  }
   if (known.published_attempt < owed.applied_attempt) {
     return absl::StrCat("the weights after attempt ", owed.applied_attempt);
   }
@@ -233,6 +256,12 @@ void LaneSet::ToRecord(v1::RecordedLanes& record) const {
     v1::RecordedLanes::Mapping& mapping = *record.add_mapping();
     mapping.set_rank(rank);
     mapping.set_lane(lane.value());
+  }
+  for (const auto& [of, incarnation] : unmapping_) {
+    v1::RecordedLanes::Unmapping& unmapping = *record.add_unmapping();
+    unmapping.set_rank(of.first);
+    unmapping.set_lane(of.second.value());
+    unmapping.set_incarnation(incarnation);
   }
   for (const LaneIndex lane : loading_) record.add_loading(lane.value());
 }
@@ -265,6 +294,9 @@ absl::StatusOr<LaneSet> LaneSet::FromRecord(LaneId first, int32_t lanes, LaneWat
   }
   for (const v1::RecordedLanes::Mapping& mapping : record.mapping()) {
     set.mapping_.emplace(mapping.rank(), mapping.lane());
+  }
+  for (const v1::RecordedLanes::Unmapping& unmapping : record.unmapping()) {
+    set.unmapping_[{unmapping.rank(), LaneIndex(unmapping.lane())}] = unmapping.incarnation();
   }
   for (const int32_t lane : record.loading()) set.loading_.emplace(lane);
   return set;

@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -90,6 +91,12 @@ class LaneSet {
   // True: nothing is left to be mapped.
   [[nodiscard]] bool OnMapped(int32_t rank, LaneIndex lane);
   [[nodiscard]] bool mapping() const { return !mapping_.empty(); }
+  // Every lane that may have mapped the memory of a rank's session is to unmap it, or to end.
+  void BeginUnmapping(int32_t rank, uint64_t incarnation);
+  void OnUnmapped(int32_t rank, uint64_t incarnation, LaneIndex lane);
+  // Some lane has yet to unmap memory of the rank, or of any.
+  [[nodiscard]] bool unmapping(int32_t rank) const;
+  [[nodiscard]] bool unmapping() const { return !unmapping_.empty(); }
   // All lanes are to take a snapshot's state out of their host copies.
   void BeginLoading();
   // True: all lanes have loaded by this.
@@ -155,7 +162,8 @@ class LaneSet {
   LaneWatchOptions options_;
   uint32_t epoch_ = 0;
   std::vector<Place> lanes_;
-  std::set<std::pair<int32_t, LaneIndex>> mapping_;  // by rank
+  std::set<std::pair<int32_t, LaneIndex>> mapping_;              // by rank
+  std::map<std::pair<int32_t, LaneIndex>, uint64_t> unmapping_;  // by rank: its incarnation
   std::set<LaneIndex> loading_;
 };
 

@@ -259,6 +259,13 @@ class NodeJob {
   void DropAttachment(int32_t rank) { ranks_.DropAttachment(rank); }
   // Every lane has mapped the session's memory. REQUIRES: no lane is being replaced.
   [[nodiscard]] bool AllMapped(uint64_t id) const;
+  // Some lane may still have mapped what the last session of the rank had exported. The rank does
+  // not come again before, and its trainer may not free that memory.
+  [[nodiscard]] bool Unmaps(int32_t rank) const {
+    return job_ != nullptr && job_->lanes.unmapping(rank);
+  }
+  // The same of any rank.
+  [[nodiscard]] bool Unmaps() const { return job_ != nullptr && job_->lanes.unmapping(); }
   // The session's trainer can submit. REQUIRES: AllMapped().
   [[nodiscard]] node::Actions Attach(uint64_t id, std::vector<std::string> weight_digests,
                                      bool broadcast);

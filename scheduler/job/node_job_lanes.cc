@@ -186,6 +186,10 @@ node::Actions NodeJob::OnLaneReport(TimePoint /*now*/, LaneIndex lane,
       Wake();
       break;
     }
+    case Kind::kDetached:
+      job_->lanes.OnUnmapped(report.detached().rank(), report.detached().incarnation(), lane);
+      Wake();
+      break;
     case Kind::kCopied:
       OnCopied(lane, report.copied());
       break;

@@ -38,6 +38,8 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
     // A job that was lost ends with its last session; who starts it again may be faster.
     return Later{NotReadyToOpen(opening.rank)};
   }
+  // What a predecessor of the rank had exported may be at the same addresses as this one's.
+  if (job_ != nullptr && Unmaps(opening.rank)) return Later{NotReadyToOpen(opening.rank)};
   // What was found counts for the job that it begins.
   const bool found = job_ == nullptr && resume.has_value() && resume->has_value();
   const absl::Status refused = CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
@@ -65,6 +67,7 @@ absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
   if (job_->phase == Phase::kFailed) return refuse("a job that was lost still has trainers");
   if (job_->ending) return refuse("the last state of the job is being saved");
   if (lanes_come()) return refuse("lanes are being replaced");
+  if (Unmaps(rank)) return refuse("lanes still unmap the memory of the rank's last trainer");
   return refuse("the group has to form anew, or to say what became of the rank's last attempt");
 }
 

@@ -203,12 +203,14 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
                                                                 : Attempt(0);
   }
   const RankTable::Session session = ranks_.End(id, vacant);
+  const bool own_memory = ranks_.HasOwnMemory(session);
   // The lanes keep what a dead trainer has: the daemon holds that memory, what is committed is
   // published into it, and the replacement maps it again. But they wait for nothing that its GPU
-  // was still to say, or a step that is decided would not be published.
-  if (session.mapped()) {
+  // was still to say, or a step that is decided would not be published. Memory of its own process
+  // is of no use any more: nobody sees what is written there.
+  if (session.mapped() || own_memory) {
     v1::LaneCommand command;
-    if (closed) {
+    if (closed || own_memory) {
       command.mutable_detach()->set_rank(session.rank);
       command.mutable_detach()->set_incarnation(session.incarnation);
     } else {
@@ -217,6 +219,7 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
     }
     ToReadyLanes(command);
   }
+  if (own_memory) job_->lanes.BeginUnmapping(session.rank, session.incarnation);
   if (closed) {
     Say(node::Note::Level::kInfo, "session closed", {{"rank", session.rank}, {"pid", session.pid}});
   } else {
@@ -237,7 +240,7 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
   gone.set_detail(detail);
   gone.set_incarnation(session.incarnation);
   ranks_.KeepGone(gone);
-  if (closed) ranks_.DropAttachment(session.rank);
+  if (closed || own_memory) ranks_.DropAttachment(session.rank);
   Tell(std::move(message));
   if (denied) DropDenied(id);
   if (job_ != nullptr && job_->phase == Phase::kFailed && ranks_.empty()) {

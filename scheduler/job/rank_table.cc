@@ -1,5 +1,6 @@
 #include "scheduler/job/rank_table.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -183,6 +184,15 @@ void RankTable::BeginMapping(uint64_t id, v1::LaneCommand command) {
   attachments_[session.rank] = std::move(command);
   Changed(session);
   attached_[session.rank] = version_;
+}
+
+bool RankTable::HasOwnMemory(const Session& session) const {
+  const auto found = attachments_.find(session.rank);
+  if (found == attachments_.end()) return false;
+  const v1::LaneCommand::AttachTrainer& attach = found->second.attach();
+  return attach.incarnation() == session.incarnation &&
+         std::any_of(attach.arenas().begin(), attach.arenas().end(),
+                     [](const v1::Arena& arena) { return arena.has_cuda_ipc(); });
 }
 
 void RankTable::OnLaneMapped(int32_t rank, uint64_t incarnation, LaneIndex lane,

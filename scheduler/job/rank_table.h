@@ -130,6 +130,9 @@ class RankTable {
   [[nodiscard]] const std::map<int32_t, v1::LaneCommand>& attachments() const {
     return attachments_;
   }
+  // Whether what the session has attached, or is attaching, is memory of its own process, not of
+  // the daemon: it goes with the process.
+  [[nodiscard]] bool HasOwnMemory(const Session& session) const;
   // Forgets what the rank's trainer has attached.
   void DropAttachment(int32_t rank) {
     attachments_.erase(rank);

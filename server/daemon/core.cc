@@ -326,7 +326,10 @@ void Core::Tick() {
   reaper->Wait(Now() + kReaped);
   StateLock lock(mutex);
   lanes.host().EndReaping(*std::move(reaper));
-  if (!lanes.host().ending()) Do(job.OnPlacesFree());
+  if (!lanes.host().ending()) {
+    Do(job.OnPlacesFree());
+    mutex.Changed();
+  }
   TakeView();
 }
 

@@ -8,6 +8,19 @@
 #include "kernels/cpu/cpu_memory.h"
 
 namespace dmuond::server::lane {
+namespace {
+
+kernels::HandleMemory HandleOf(const v1::Arena& arena) {
+  const v1::Arena::CudaIpc& ipc = arena.cuda_ipc();
+  return {.handle = ipc.handle(),
+          .device_uuid = ipc.device_uuid(),
+          .offset = ipc.base_offset(),
+          .bytes = static_cast<size_t>(arena.size_bytes()),
+          .buffer = ipc.buffer_id(),
+          .generation = ipc.generation()};
+}
+
+}  // namespace
 
 TrainerMemory::TrainerMemory(const LaneJob& job, kernels::Device& device)
     : job_(job), device_(device), by_rank_(job.local.size()) {}
@@ -23,9 +36,12 @@ absl::Status TrainerMemory::Attach(const v1::LaneCommand::AttachTrainer& attach,
                                                       attach.incarnation(), " is not newer than ",
                                                       by_rank_[rank]->incarnation));
   }
-  if (static_cast<int>(fds.size()) != attach.arenas_size() + 1) {
+  const auto with_descriptor =
+      std::count_if(attach.arenas().begin(), attach.arenas().end(),
+                    [](const v1::Arena& arena) { return !arena.has_cuda_ipc(); });
+  if (static_cast<int64_t>(fds.size()) != with_descriptor + 1) {
     return absl::InvalidArgumentError(absl::StrCat("trainer ", rank, ": ", fds.size(),
-                                                   " descriptors for ", attach.arenas_size(),
+                                                   " descriptors for ", with_descriptor,
                                                    " arenas and a timeline"));
   }
   if (attach.buckets() != static_cast<uint32_t>(job_.buckets()) ||
@@ -39,14 +55,19 @@ absl::Status TrainerMemory::Attach(const v1::LaneCommand::AttachTrainer& attach,
   trainer->incarnation = attach.incarnation();
   trainer->buckets = attach.buckets();
   trainer->poison_parameters = attach.poison_parameters();
-  for (int i = 0; i < attach.arenas_size(); ++i) {
-    auto mapping = device_.Map(fds[i].get(), static_cast<size_t>(attach.arenas(i).size_bytes()));
-    if (!mapping.ok()) return mapping.status();
-    trainer->arenas.push_back({attach.arenas(i).id(), *std::move(mapping)});
+  auto fd = fds.begin();
+  for (const v1::Arena& arena : attach.arenas()) {
+    const auto bytes = static_cast<size_t>(arena.size_bytes());
+    auto mapping = arena.has_cuda_ipc() ? device_.MapHandle(HandleOf(arena))
+                                        : device_.Map((fd++)->get(), bytes);
+    if (!mapping.ok()) {
+      return absl::Status(mapping.status().code(),
+                          absl::StrCat("arena ", arena.id(), ": ", mapping.status().message()));
+    }
+    trainer->arenas.push_back({arena.id(), *std::move(mapping)});
   }
   // The page is host memory on every device.
-  auto timeline = kernels::cpu::MapShared(fds[attach.arenas_size()].get(),
-                                          static_cast<size_t>(attach.timeline_bytes()));
+  auto timeline = kernels::cpu::MapShared(fd->get(), static_cast<size_t>(attach.timeline_bytes()));
   if (!timeline.ok()) return timeline.status();
   trainer->timeline = *std::move(timeline);
   trainer->page = wire::TimelinePage(trainer->timeline->data());

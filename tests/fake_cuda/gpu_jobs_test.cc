@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "dmuond/client/device_arenas.h"
 #include "dmuond/client/session.h"
 #include "tests/client/daemon_process.h"
@@ -82,7 +83,8 @@ class Trainer {
 
   void Begin() {
     ASSERT_NE(session_, nullptr);
-    const client::Layout layout = Parameters(session_->world_size());
+    client::Layout layout = Parameters(session_->world_size());
+    Place(layout);
     parameters_ = static_cast<int32_t>(layout.parameters.size());
     const auto registered = session_->Register(layout);
     ASSERT_TRUE(registered.ok()) << registered.status();
@@ -121,6 +123,8 @@ class Trainer {
   [[nodiscard]] Session& session() { return *session_; }
 
  protected:
+  // Where arenas are to lie that are not the daemon's.
+  virtual void Place(client::Layout& /*layout*/) {}
   void UploadGradients() {
     for (int32_t p = parameters_ - 1; p >= 0; --p) {
       const int64_t seed =
@@ -162,10 +166,27 @@ class GpuTrainer final : public Trainer {
   ~GpuTrainer() override {
     session_.reset();
     cuStreamDestroy(stream_);
+    if (own_ != 0) cuMemFree(own_);
   }
+  // Has all arenas in one allocation of its own. Before Begin().
+  void HaveMemory() { has_memory_ = true; }
+  [[nodiscard]] CUdeviceptr own() const { return own_; }
+  // What a death leaves behind while the process still ends.
+  void Abandon() { session_.reset(); }
   [[nodiscard]] CUstream stream() const { return stream_; }
 
  protected:
+  void Place(client::Layout& layout) override {
+    if (!has_memory_) return;
+    size_t bytes = 256;
+    for (const client::ArenaSpec& arena : layout.arenas) bytes += arena.size_bytes;
+    MUST(cuMemAlloc(&own_, bytes));
+    auto* place = reinterpret_cast<std::byte*>(own_) + 256;
+    for (client::ArenaSpec& arena : layout.arenas) {
+      arena.memory = place;
+      place += arena.size_bytes;
+    }
+  }
   void Upload(std::byte* to, std::vector<float> from) override {
     sent_.push_back(std::move(from));
     MUST(cuMemcpyAsync(reinterpret_cast<CUdeviceptr>(to),
@@ -207,6 +228,8 @@ class GpuTrainer final : public Trainer {
   }
 
   CUstream stream_ = nullptr;
+  bool has_memory_ = false;
+  CUdeviceptr own_ = 0;
   std::list<std::vector<float>> sent_;  // until they have been
 };
 
@@ -242,12 +265,14 @@ class GpuJobsTest : public ::testing::Test {
     return weights[0];
   }
   Weights RunOnGpus(int32_t world, const std::vector<int>& devices,
-                    const std::function<void(int64_t)>& between = {}) {
+                    const std::function<void(int64_t)>& between = {}, bool own_memory = false) {
     return RunJob(
         world,
         [&](int32_t rank) {
-          return std::make_unique<GpuTrainer>(daemon_->address(), rank, world,
-                                              devices[rank % devices.size()]);
+          auto trainer = std::make_unique<GpuTrainer>(daemon_->address(), rank, world,
+                                                      devices[rank % devices.size()]);
+          if (own_memory) trainer->HaveMemory();
+          return trainer;
         },
         between);
   }
@@ -343,6 +368,93 @@ TEST_F(GpuJobsTest, AReplacementFindsTheWeightsInItsArenas) {
   for (int64_t step = 4; step <= kSteps; ++step) trainer->Step();
   EXPECT_EQ(trainer->Read(), expected);
   EXPECT_TRUE(trainer->session().Close().ok());
+}
+
+// Whether a process has mapped memory that `address` lies in: the fake driver's buffers are files.
+bool HasMapped(int64_t pid, CUdeviceptr address) {
+  unsigned long long inode = 0;
+  EXPECT_EQ(cuPointerGetAttribute(&inode, CU_POINTER_ATTRIBUTE_BUFFER_ID, address), CUDA_SUCCESS);
+  std::ifstream maps(absl::StrCat("/proc/", pid, "/maps"));
+  for (std::string line; std::getline(maps, line);) {
+    const std::vector<std::string> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (fields.size() > 4 && fields[4] == absl::StrCat(inode)) return true;
+  }
+  return false;
+}
+
+TEST_F(GpuJobsTest, TrainersMemoryOfTheirOwnHasTheBitsOfTheCpu) {
+  const Weights expected = RunOnCpu(4, "cpu:4");
+  StartDaemon("cuda:4");
+  EXPECT_EQ(RunOnGpus(4, {0, 1, 2, 3}, {}, /*own_memory=*/true), expected);
+  EXPECT_EQ(daemon_->Stop(), 0);
+}
+
+TEST_F(GpuJobsTest, ANewLaneOpensTheMemoryThatTrainersHave) {
+  StartDaemon("cuda:2");
+  const Weights expected = RunOnGpus(2, {0, 1});
+  const auto kill = [&](int64_t step) {
+    if (step % 2 != 0) return;
+    ::kill(static_cast<pid_t>(LanesOf(*daemon_)[step / 2 % 2].pid()), SIGKILL);
+  };
+  EXPECT_EQ(RunOnGpus(2, {0, 1}, kill, /*own_memory=*/true), expected);
+}
+
+TEST_F(GpuJobsTest, MemoryOfItsOwnIsUnmappedBeforeARankComesAgainAndWhenItHasClosed) {
+  StartDaemon("cuda:2");
+  const Weights expected = RunOnGpus(1, {0});
+  auto dead = std::make_unique<GpuTrainer>(daemon_->address(), 0, 1, 0);
+  dead->HaveMemory();
+  dead->Begin();
+  for (int64_t step = 1; step <= 3; ++step) dead->Step();
+  const Weights after = dead->Read();
+  const std::vector<v1::LaneStatus> lanes = LanesOf(*daemon_);
+  for (const v1::LaneStatus& lane : lanes) EXPECT_TRUE(HasMapped(lane.pid(), dead->own()));
+  // Its session ends without Close(), and its memory is still there.
+  dead->Abandon();
+  GpuTrainer trainer(daemon_->address(), 0, 1, 0, client::Resume::kRequire);
+  for (const v1::LaneStatus& lane : lanes) EXPECT_FALSE(HasMapped(lane.pid(), dead->own()));
+  dead.reset();
+  trainer.HaveMemory();
+  trainer.Begin();
+  EXPECT_EQ(trainer.Read(), after);
+  for (int64_t step = 4; step <= kSteps; ++step) trainer.Step();
+  EXPECT_EQ(trainer.Read(), expected);
+  EXPECT_TRUE(trainer.session().Close().ok());
+  for (const v1::LaneStatus& lane : lanes) EXPECT_FALSE(HasMapped(lane.pid(), trainer.own()));
+}
+
+TEST_F(GpuJobsTest, MemoryWithoutAHandleIsRefusedWithWhatToSet) {
+  StartDaemon("cuda:1");
+  const auto refused = [&](CUdeviceptr memory) {
+    GpuTrainer trainer(daemon_->address(), 0, 1, 0);
+    client::Layout layout = Parameters(1);
+    layout.arenas[1].memory = reinterpret_cast<std::byte*>(memory);
+    EXPECT_TRUE(trainer.session().Register(layout).ok());
+    const absl::Status status = trainer.session().Attach();
+    EXPECT_EQ(client::ReasonOf(status), "ARENA_INVALID") << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("arena 2"));
+    EXPECT_TRUE(trainer.session().Close().ok());
+    return std::string(status.message());
+  };
+  CUcontext context = nullptr;
+  MUST(cuDevicePrimaryCtxRetain(&context, 0));
+  MUST(cuCtxSetCurrent(context));
+  constexpr size_t kBytes = size_t{1} << 20;
+  CUdeviceptr memory = 0;
+  MUST(cuMemAllocAsync(&memory, kBytes, nullptr));
+  EXPECT_THAT(refused(memory),
+              AllOf(HasSubstr("PYTORCH_CUDA_ALLOC_CONF"), HasSubstr("expandable_segments"),
+                    HasSubstr("cudaMallocAsync")));
+  CUdeviceptr short_one = 0;
+  MUST(cuMemAlloc(&short_one, 4096));
+  CUdeviceptr base = 0;
+  size_t whole = 0;
+  MUST(cuMemGetAddressRange(&base, &whole, short_one));
+  EXPECT_THAT(refused(base + whole - 64), HasSubstr("within their allocation"));
+  EXPECT_THAT(refused(short_one + 8), HasSubstr("multiple of 16"));
+  EXPECT_THAT(refused(64), HasSubstr("no memory of a GPU"));
+  MUST(cuCtxSetCurrent(context));
+  MUST(cuMemFree(short_one));
 }
 
 // State leaves the device by a ring of pinned memory, and comes back.

@@ -143,7 +143,10 @@ TEST_F(GpuRefusalsTest, HandlesThatCannotBeAreRefused) {
   expect([](auto& ipc) { ipc.set_base_offset(72); }, {"arena 1", "byte 72", "multiple of 16"});
   expect([](auto& ipc) { ipc.set_base_offset(80); }, {"arena 1", "byte 80", "576"});
   expect([](auto& ipc) { ipc.set_base_offset(~uint64_t{15}); }, {"arena 1", "576"});
-  expect([](auto& /*ipc*/) {}, {"arena 1", "rank 0", "not map yet"});
+  expect([](auto& ipc) { ipc.set_device_uuid(FakeMachine::Uuid(1)); },
+         {"arena 1", "rank 0", FakeMachine::Uuid(1), FakeMachine::Uuid(0)});
+  // What only lanes can see.
+  expect([](auto& /*ipc*/) {}, {"lane 0", "rank 0", "cannot be opened"});
 }
 
 TEST_F(GpuRefusalsTest, MemoryIsCountedInGranulesOfTheDevice) {

@@ -52,6 +52,7 @@ GROUPS = {
     "1x2g": Shape(1, 2, device="cuda"),
     "1x2ge": Shape(1, 2, device="cuda", early=True),
     "1x2gs": Shape(1, 2, snapshots=True, device="cuda"),
+    "1x2go": Shape(1, 2, device="cuda", own_memory=True),
 }
 GPU_GROUPS = tuple(name for name, shape in GROUPS.items() if shape.device == "cuda")
 USUAL_GROUPS = tuple(

@@ -26,9 +26,24 @@ absl::Status Check(CUresult result, const char* call) {
 
 class DeviceMemory final : public TrainerMemory {
  public:
-  DeviceMemory(std::shared_ptr<client::Arenas> arenas, CUstream stream, int32_t parameters)
-      : arenas_(std::move(arenas)), stream_(stream), weights_(parameters), gradients_(parameters) {}
+  DeviceMemory(std::shared_ptr<client::Arenas> arenas, CUstream stream, bool own,
+               int32_t parameters)
+      : arenas_(std::move(arenas)),
+        stream_(stream),
+        own_(own),
+        weights_(parameters),
+        gradients_(parameters) {}
 
+  absl::Status Place(client::Layout& layout) override {
+    absl::Status made;
+    for (client::ArenaSpec& arena : layout.arenas) {
+      if (!own_ || !made.ok()) break;
+      CUdeviceptr memory = 0;
+      made = Check(cuMemAlloc(&memory, arena.size_bytes), "cuMemAlloc");
+      arena.memory = reinterpret_cast<std::byte*>(memory);
+    }
+    return made;
+  }
   [[nodiscard]] std::shared_ptr<client::Arenas> arenas() const override { return arenas_; }
   std::span<float> Weights(Session& session, int32_t parameter) override {
     return Sized(weights_[parameter], session, parameter);
@@ -100,6 +115,7 @@ class DeviceMemory final : public TrainerMemory {
 
   const std::shared_ptr<client::Arenas> arenas_;
   const CUstream stream_;
+  const bool own_;
   std::vector<std::vector<float>> weights_;  // by parameter
   std::vector<std::vector<float>> gradients_;
 };
@@ -110,8 +126,10 @@ absl::StatusOr<std::unique_ptr<TrainerMemory>> MakeTrainerMemory(const std::stri
                                                                  int32_t parameters) {
   absl::string_view rest = device;
   int ordinal = 0;
+  const bool own = absl::ConsumeSuffix(&rest, ",own");
   if (!absl::ConsumePrefix(&rest, "cuda:") || !absl::SimpleAtoi(rest, &ordinal)) {
-    return absl::InvalidArgumentError(absl::StrCat("--device=", device, " is not cuda:ORDINAL"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device=", device, " is not cuda:ORDINAL or cuda:ORDINAL,own"));
   }
   absl::StatusOr<std::shared_ptr<client::Arenas>> arenas = client::DeviceArenas::Open(ordinal);
   if (!arenas.ok()) return arenas.status();
@@ -123,7 +141,7 @@ absl::StatusOr<std::unique_ptr<TrainerMemory>> MakeTrainerMemory(const std::stri
   if (status.ok())
     status = Check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   if (!status.ok()) return status;
-  return std::make_unique<DeviceMemory>(*std::move(arenas), stream, parameters);
+  return std::make_unique<DeviceMemory>(*std::move(arenas), stream, own, parameters);
 }
 
 }  // namespace dmuond::testing

@@ -191,6 +191,8 @@ absl::Status Run() {
   absl::StatusOr<std::unique_ptr<TrainerMemory>> memory =
       dmuond::testing::MakeTrainerMemory(absl::GetFlag(FLAGS_device), parameters);
   if (!memory.ok()) return memory.status();
+  absl::Status status = (*memory)->Place(*layout);
+  if (!status.ok()) return status;
   absl::StatusOr<std::unique_ptr<Session>> session =
       Session::Open({.address = absl::GetFlag(FLAGS_address),
                      .rank = rank,
@@ -200,7 +202,7 @@ absl::Status Run() {
   if (!session.ok()) return session.status();
   absl::StatusOr<dmuond::client::Registered> registered = (*session)->Register(*layout);
   if (!registered.ok()) return registered.status();
-  absl::Status status = (*session)->Attach();
+  status = (*session)->Attach();
   if (!status.ok()) return status;
   Model model(**session, **memory, parameters,
               absl::GetFlag(FLAGS_early) ? registered->parameter_bucket : std::vector<int32_t>());

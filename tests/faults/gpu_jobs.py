@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Whole jobs on one GPU, as a GPU machine is asked first: daemon, lane and two trainers.
+"""Whole jobs on GPUs, as a GPU machine is asked first: a daemon, its lanes and two trainers.
 
 Runs what tools/gpu/bundle.sh collected (its folder is the argument), needs nothing but Python, and
-prints a line for each check. Every run must end with the weights of the undisturbed one, bit by
-bit: all of them run on the same GPU.
+prints a line for each check. All checks run on one GPU, with a lane that both trainers share, and
+then on all of the machine's, with a lane for each; with arenas that the daemon makes, and with the
+trainers' own. Every run must end with the weights of the first one, bit by bit: the GPUs are alike.
 
-  gpu_jobs.py FOLDER [--out=FOLDER]
+  gpu_jobs.py FOLDER [--out=FOLDER] [--gpus=N]
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import signal
@@ -72,8 +74,11 @@ class Trainer(Program):
 
 
 class Job:
-    def __init__(self, folder, out, name, *flags):
+    """`gpus`: so many have a lane. `own`: arenas lie in memory of the trainers' own."""
+
+    def __init__(self, folder, out, name, gpus, own, *flags):
         self.folder, self.out, self.name = folder, out, name
+        self.gpus, self.own = gpus, own
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="dmuond-gpu-"))
         self.flags = flags
         self.trainers = []
@@ -83,7 +88,7 @@ class Job:
         socket = self.home / "d.sock"
         self.daemon = Program(
             [
-                self.folder / "dmuond", f"--socket={socket}", "--devices=cuda:1",
+                self.folder / "dmuond", f"--socket={socket}", f"--devices=cuda:{self.gpus}",
                 f"--lane_binary={self.folder / 'dmuond-lane'}",
                 f"--snapshot_dir={self.home / 'snapshots'}", "--snapshot_every_steps=10",
                 *self.flags,
@@ -102,7 +107,8 @@ class Job:
         return Trainer(
             [
                 self.folder / "fault_trainer_cuda", f"--address={self.home / 'd.sock'}",
-                f"--rank={rank}", f"--world_size={WORLD}", f"--steps={STEPS}", "--device=cuda:0",
+                f"--rank={rank}", f"--world_size={WORLD}", f"--steps={STEPS}",
+                f"--device=cuda:{rank % self.gpus}{',own' if self.own else ''}",
                 f"--resume={resume}", "--early",
             ],
             self.out / f"{self.name}-trainer{rank}.log",
@@ -211,38 +217,39 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("jobs-results"))
+    parser.add_argument("--gpus", type=int, default=1)
     options = parser.parse_args()
     options.folder = options.folder.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     expected, failed = None, 0
     checks = [undisturbed, undisturbed, no_context, lane_killed, trainer_killed,
               trainers_exit_while_busy, daemon_killed]  # fmt: skip
-    for flags in [(), ("--mps=off",)]:
-        for number, check in enumerate(checks):
-            note, job = [], None
-            name = f"{number}-{check.__name__}" + ("-mps-off" if flags else "")
-            begin = time.monotonic()
-            try:
-                job = Job(options.folder, options.out, name, *flags)
-                weights = check(job, note)
-                expected = expected or weights
-                wrong = sorted(
-                    step for rank, step in weights if weights[rank, step] != expected[rank, step]
-                )
-                ended = all((rank, STEPS) in weights for rank in range(WORLD))
-                verdict = (
-                    "holds" if ended and not wrong else f"FAILS: other bits from step {wrong[:1]}"
-                )
-            except (RuntimeError, OSError, IndexError, subprocess.TimeoutExpired) as error:
-                verdict = f"FAILS: {error}"
-            finally:
-                if job is not None:
-                    job.end()
-            failed += verdict != "holds"
-            print(
-                f"{name:36} {time.monotonic() - begin:6.1f} s  {verdict}  {'; '.join(note)}",
-                flush=True,
+    kinds = itertools.product(
+        sorted({1, options.gpus}), (False, True), ((), ("--mps=off",)), enumerate(checks)
+    )
+    for gpus, own, flags, (number, check) in kinds:
+        note, job = [], None
+        name = f"{number}-{check.__name__}-{gpus}gpu" + "-own" * own + "-mps-off" * bool(flags)
+        begin = time.monotonic()
+        try:
+            job = Job(options.folder, options.out, name, gpus, own, *flags)
+            weights = check(job, note)
+            expected = expected or weights
+            wrong = sorted(
+                step for rank, step in weights if weights[rank, step] != expected[rank, step]
             )
+            ended = all((rank, STEPS) in weights for rank in range(WORLD))
+            verdict = "holds" if ended and not wrong else f"FAILS: other bits from step {wrong[:1]}"
+        except (RuntimeError, OSError, IndexError, subprocess.TimeoutExpired) as error:
+            verdict = f"FAILS: {error}"
+        finally:
+            if job is not None:
+                job.end()
+        failed += verdict != "holds"
+        print(
+            f"{name:44} {time.monotonic() - begin:6.1f} s  {verdict}  {'; '.join(note)}",
+            flush=True,
+        )
     return min(failed, 1)
 
 

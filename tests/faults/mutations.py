@@ -410,6 +410,15 @@ MUTATIONS = [
         "held_core_test",
         "{bin}/held_core_test",
     ),
+    Mutation(
+        "own memory goes first",
+        "a rank comes again when no lane has mapped its last process's memory",
+        "scheduler/job/node_job_opening.cc",
+        "if (job_ != nullptr && Unmaps(opening.rank)) return Later{NotReadyToOpen(opening.rank)};",
+        "",
+        "step_simulation_test",
+        "{bin}/step_simulation_test",
+    ),
 ]
 
 

@@ -33,6 +33,7 @@ class Shape:
     snapshots: bool = False
     clients: tuple[str, ...] = ("cpp",)  # of the ranks, in turn: "cpp", "python" or "torch"
     device: str = "cpu"  # "cuda": GPUs of the fake driver, of lanes and of trainers in C++
+    own_memory: bool = False  # arenas lie in the trainers' own memory, on GPUs
     early: bool = False  # buckets are signalled early; on Python weights are waited for late, too
 
     @property
@@ -256,7 +257,8 @@ class Group:
     def cpp_trainer(self, rank: int) -> list:
         if self.shape.device == "cpu":
             return [program("fault_trainer")]
-        return [program("fault_trainer_cuda"), f"--device=cuda:{rank % self.lanes}"]
+        own = ",own" if self.shape.own_memory else ""
+        return [program("fault_trainer_cuda"), f"--device=cuda:{rank % self.lanes}{own}"]
 
     def status(self) -> str:
         """What the daemons that live say of the job, and what each of their trainers is in."""

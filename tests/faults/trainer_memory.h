@@ -18,6 +18,8 @@ class TrainerMemory {
   TrainerMemory(const TrainerMemory&) = delete;
   TrainerMemory& operator=(const TrainerMemory&) = delete;
 
+  // Says where arenas lie that are not the daemon's.
+  virtual absl::Status Place(client::Layout& /*layout*/) { return absl::OkStatus(); }
   // For Options.
   [[nodiscard]] virtual std::shared_ptr<client::Arenas> arenas() const { return nullptr; }
   [[nodiscard]] virtual std::span<float> Weights(client::Session& session, int32_t parameter) {
@@ -45,7 +47,8 @@ class TrainerMemory {
   }
 };
 
-// `device`: "cpu", or "cuda:ORDINAL" where the program has it.
+// `device`: "cpu", or "cuda:ORDINAL" where the program has it; with ",own" arenas lie in memory of
+// the trainer's own.
 [[nodiscard]] absl::StatusOr<std::unique_ptr<TrainerMemory>> MakeTrainerMemory(
     const std::string& device, int32_t parameters);
 

@@ -23,6 +23,7 @@ void SimulatedLane::Renew(uint32_t epoch) {
   publishing_ = published_attempt_ = Attempt(0);
   published_.clear();
   publish_reported_ = false;
+  own_memory_.clear();
 }
 
 void SimulatedLane::SayReady(Microseconds after) {
@@ -111,9 +112,21 @@ void SimulatedLane::Hear(const v1::LaneCommand& command) {
       if (!command.republish().ranks().empty()) return;
       return Publish(Attempt(command.republish().attempt()));
     case Kind::kAttach:
+      if (command.attach().arenas_size() > 0) {
+        own_memory_[command.attach().rank()] = command.attach().incarnation();
+      }
       report.mutable_attached()->set_rank(command.attach().rank());
       report.mutable_attached()->set_incarnation(command.attach().incarnation());
       return Report(std::move(report));
+    case Kind::kDetach: {
+      const auto mapped = own_memory_.find(command.detach().rank());
+      if (mapped != own_memory_.end() && mapped->second == command.detach().incarnation()) {
+        own_memory_.erase(mapped);
+      }
+      report.mutable_detached()->set_rank(command.detach().rank());
+      report.mutable_detached()->set_incarnation(command.detach().incarnation());
+      return Report(std::move(report));
+    }
     case Kind::kSnapshot:
       report.mutable_copied()->set_attempt(command.snapshot().attempt());
       report.mutable_copied()->add_updates(applied_);

@@ -39,6 +39,10 @@ class SimulatedLane {
   [[nodiscard]] bool dead() const { return dead_; }
   [[nodiscard]] bool hangs() const { return hangs_; }
   [[nodiscard]] uint64_t applied() const { return applied_; }
+  // Memory of the rank's own process is mapped.
+  [[nodiscard]] bool HasOwnMemoryOf(TrainerRank rank) const {
+    return !dead_ && own_memory_.contains(rank.value());
+  }
   [[nodiscard]] bool publishing() const { return publishing_.value() != 0; }
 
  private:
@@ -77,6 +81,7 @@ class SimulatedLane {
   Attempt published_attempt_;  // newest that it has published
   std::set<BucketId> published_;
   bool publish_reported_ = false;
+  std::map<int32_t, uint64_t> own_memory_;  // mapped, of trainers' own: incarnation by rank
 
   // Memory.
   Attempt kept_;          // whose gradients lie gathered

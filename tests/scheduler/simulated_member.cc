@@ -467,6 +467,9 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(Tra
     return std::nullopt;
   }
   if (std::exchange(job_number_, job_->number()) != job_->number()) history_ = {};
+  for (const SimulatedLane& lane : lanes_) {
+    if (lane.HasOwnMemoryOf(rank)) simulation_.Fail("a rank comes again before its memory goes");
+  }
   // What a snapshot has of it, simulated disks do not keep.
   if (!opened->trainer_state.empty() &&
       opened->trainer_state != TrainerState(rank, StepId(opened->last_committed))) {
@@ -509,6 +512,10 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
     v1::LaneCommand command;
     command.mutable_attach()->set_rank(rank.value());
     command.mutable_attach()->set_incarnation(incarnation);
+    // Memory of its own process, of every other session.
+    if ((incarnation + rank.value()) % 2 == 0) {
+      command.mutable_attach()->add_arenas()->mutable_cuda_ipc();
+    }
     Perform(job_->BeginMapping(client->id, std::move(command)));
   }
   if (!client->attached) {

@@ -29,6 +29,9 @@ namespace dmuond::client {
   X(mem_map, cuMemMap)                                             \
   X(mem_unmap, cuMemUnmap)                                         \
   X(mem_set_access, cuMemSetAccess)                                \
+  X(mem_get_address_range, cuMemGetAddressRange)                   \
+  X(pointer_get_attribute, cuPointerGetAttribute)                  \
+  X(ipc_get, cuIpcGetMemHandle)                                    \
   X(memcpy_async, cuMemcpyAsync)                                   \
   X(mem_host_register, cuMemHostRegister)                          \
   X(mem_host_unregister, cuMemHostUnregister)                      \

@@ -83,6 +83,7 @@ class DeviceArenas::Device {
 
   [[nodiscard]] InContext Enter() const { return {driver, context_}; }
   [[nodiscard]] const std::string& uuid() const { return uuid_; }
+  [[nodiscard]] CUdevice ordinal() const { return device_; }
   [[nodiscard]] size_t Rounded(size_t bytes) const {
     return (bytes + granularity_ - 1) / granularity_ * granularity_;
   }
@@ -176,6 +177,24 @@ class DeviceArenas::DeviceMemory final : public Memory {
   bool imported_ = false;
   CUdeviceptr address_ = 0;  // 0: none is reserved
   bool mapped_ = false;
+};
+
+// The trainer's, whatever becomes of this object.
+class DeviceArenas::OwnMemory final : public Memory {
+ public:
+  OwnMemory(std::shared_ptr<const Device> device, std::byte* data, size_t bytes)
+      : device_(std::move(device)), data_(data), bytes_(bytes) {}
+  [[nodiscard]] std::byte* data() const override { return data_; }
+  [[nodiscard]] size_t bytes() const override { return bytes_; }
+  absl::Status Read(std::byte* to) const override { return device_->Copy(to, data_, bytes_); }
+  absl::Status Write(const std::byte* from) override { return device_->Copy(data_, from, bytes_); }
+  // It lies there already.
+  absl::Status MoveTo(Memory& /*place*/) override { return absl::OkStatus(); }
+
+ private:
+  const std::shared_ptr<const Device> device_;
+  std::byte* const data_;
+  const size_t bytes_;
 };
 
 // Stores go by a stream of their own: in the trainer's, each would hold up what comes after it.
@@ -288,6 +307,52 @@ std::string DeviceArenas::device_uuid() const { return device_->uuid(); }
 
 absl::StatusOr<std::unique_ptr<Arenas::Memory>> DeviceArenas::Map(int fd, size_t bytes) {
   return DeviceMemory::Map(device_, fd, bytes);
+}
+
+absl::StatusOr<Arenas::Own> DeviceArenas::Export(std::byte* memory, size_t bytes) {
+  constexpr uintptr_t kAlignment = 16;
+  const InContext in_context = device_->Enter();
+  const CudaDriver& driver = device_->driver;
+  const auto address = reinterpret_cast<CUdeviceptr>(memory);
+  const auto wrong = [&](auto... why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(bytes, " bytes at ", absl::Hex(address), " ", why...));
+  };
+  int ordinal = -1;
+  CUdeviceptr base = 0;
+  size_t whole = 0;
+  if (driver.pointer_get_attribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) !=
+          CUDA_SUCCESS ||
+      driver.mem_get_address_range(&base, &whole, address) != CUDA_SUCCESS) {
+    return wrong("are no memory of a GPU");
+  }
+  if (ordinal != device_->ordinal()) {
+    return wrong("are memory of device ", ordinal, ", and the arenas are on device ",
+                 device_->ordinal());
+  }
+  if (address % kAlignment != 0) return wrong("do not begin at a multiple of ", kAlignment);
+  if (bytes == 0 || bytes > whole - (address - base)) {
+    return wrong("do not lie within their allocation, which has ", whole, " bytes from ",
+                 absl::Hex(base), " on");
+  }
+  Own own;
+  own.base_offset = address - base;
+  own.allocation_bytes = whole;
+  DMUOND_TRY(driver, "cuPointerGetAttribute",
+             pointer_get_attribute(&own.buffer_id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address));
+  CUipcMemHandle handle{};
+  if (const CUresult result = driver.ipc_get(&handle, address); result != CUDA_SUCCESS) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        bytes, " bytes at ", absl::Hex(address),
+        " cannot be exported: only memory of cudaMalloc (cuMemAlloc) has such a handle, not that "
+        "of "
+        "cudaMallocAsync or cuMemMap. In PyTorch set PYTORCH_CUDA_ALLOC_CONF without "
+        "expandable_segments:True and backend:cudaMallocAsync, or leave the arena to the daemon (",
+        driver.Check(result, "cuIpcGetMemHandle").message(), ")"));
+  }
+  own.handle.assign(handle.reserved, sizeof(handle.reserved));
+  own.memory = std::make_unique<OwnMemory>(device_, memory, bytes);
+  return own;
 }
 
 absl::StatusOr<std::unique_ptr<Arenas::Words>> DeviceArenas::MakeWords(void* page, size_t bytes) {

@@ -20,6 +20,11 @@ class HostArenas final : public Arenas {
     if (!mapping.ok()) return mapping.status();
     return std::make_unique<HostMemory>(*std::move(mapping));
   }
+  absl::StatusOr<Own> Export(std::byte* /*memory*/, size_t /*bytes*/) override {
+    return absl::FailedPreconditionError(
+        "memory of its own is a GPU's (Options::arenas), and this session's arenas lie in host "
+        "memory");
+  }
   absl::StatusOr<std::unique_ptr<Words>> MakeWords(void* /*page*/, size_t /*bytes*/) override {
     return nullptr;
   }

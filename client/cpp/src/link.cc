@@ -170,15 +170,10 @@ absl::StatusOr<v1::AttachBuffersReply> Link::Attach(const FirstWeights& first) {
   *request.mutable_key() = Key();
   request.mutable_weight_digests()->Add(first.digests.begin(), first.digests.end());
   request.set_broadcast(first.broadcast);
-  for (const ArenaSpec& spec : memory_.layout().arenas) {
-    v1::Arena& arena = *request.add_arenas();
-    arena.set_id(spec.id);
-    arena.set_size_bytes(spec.size_bytes);
-    arena.mutable_daemon();
-  }
+  absl::Status status = memory_.FillArenas(request);
+  if (!status.ok()) return status;
   v1::AttachBuffersReply reply;
-  absl::Status status =
-      channel_->Call("AttachBuffers", &v1::Trainer::Stub::AttachBuffers, request, reply, {});
+  status = channel_->Call("AttachBuffers", &v1::Trainer::Stub::AttachBuffers, request, reply, {});
   if (!status.ok()) return status;
   while (!memory_.complete()) {
     absl::StatusOr<AttachSocket::Received> received = attach_->NextFrame();

@@ -61,6 +61,32 @@ void SessionMemory::SetLayout(Layout layout, const Registered& registered) {
   }
 }
 
+absl::Status SessionMemory::FillArenas(v1::AttachBuffersRequest& request) {
+  for (const ArenaSpec& spec : layout_.arenas) {
+    v1::Arena& arena = *request.add_arenas();
+    arena.set_id(spec.id);
+    arena.set_size_bytes(spec.size_bytes);
+    if (spec.memory == nullptr) {
+      arena.mutable_daemon();
+      continue;
+    }
+    absl::StatusOr<Arenas::Own> own =
+        source_->Export(spec.memory, static_cast<size_t>(spec.size_bytes));
+    if (!own.ok()) {
+      return MakeError(own.status().code(), "ARENA_INVALID",
+                       absl::StrCat("arena ", spec.id, ": ", own.status().message()));
+    }
+    v1::Arena::CudaIpc& ipc = *arena.mutable_cuda_ipc();
+    ipc.set_handle(own->handle);
+    ipc.set_base_offset(own->base_offset);
+    ipc.set_allocation_bytes(own->allocation_bytes);
+    ipc.set_device_uuid(source_->device_uuid());
+    ipc.set_buffer_id(own->buffer_id);
+    arenas_.insert_or_assign(spec.id, std::move(own->memory));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SessionMemory::Map(const AttachSocket::Received& received) {
   if (received.frame.has_arena()) {
     const v1::AttachFrame::ArenaMemory& arena = received.frame.arena();
@@ -231,6 +257,7 @@ absl::Status SessionMemory::Restore(const Copies& copies) {
 
 absl::Status SessionMemory::TakeOver(SessionMemory& kept) {
   for (auto& [id, arena] : arenas_) {
+    if (arena->data() == kept.arenas_.at(id)->data()) continue;  // the trainer's own
     const absl::StatusOr<std::vector<std::byte>> published = BytesOf(*arena);
     if (!published.ok()) return published.status();
     absl::StatusOr<std::vector<std::byte>> bytes = BytesOf(*kept.arenas_.at(id));

@@ -21,6 +21,7 @@
 #include "dmuond/client/arenas.h"
 #include "dmuond/client/layout.h"
 #include "dmuond/client/types.h"
+#include "dmuond/v1/trainer.pb.h"
 #include "dmuond/wire/timeline.h"
 
 namespace dmuond::client {
@@ -40,6 +41,9 @@ class SessionMemory {
   [[nodiscard]] const Layout& layout() const { return layout_; }
   [[nodiscard]] int32_t bucket_of(int32_t parameter) const { return bucket_of_[parameter]; }
 
+  // The arenas that the request is to name: exports those that lie in the trainer's own memory, and
+  // has them. An error names the arena. REQUIRES: SetLayout().
+  absl::Status FillArenas(v1::AttachBuffersRequest& request);
   // One frame of the attach socket; complete when all arenas and the timeline are there.
   absl::Status Map(const AttachSocket::Received& received);
   [[nodiscard]] bool complete() const;

@@ -41,8 +41,9 @@ absl::Status CheckDigests(const RankTable::Session& session,
   return absl::OkStatus();
 }
 
+// `device_uuid`: of the device that the trainer computes with; empty: it has none.
 absl::Status CheckArenas(const NodeDevice& device, const RankTable::Session& session,
-                         const v1::AttachBuffersRequest& request) {
+                         const std::string& device_uuid, const v1::AttachBuffersRequest& request) {
   if (request.arenas_size() > static_cast<int>(kArenasMax)) {
     return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
                  Say("rank ", Named("rank", session.rank), " asks for ",
@@ -57,7 +58,9 @@ absl::Status CheckArenas(const NodeDevice& device, const RankTable::Session& ses
           Say("arena ", Named("arena", arena.id()), " of rank ", Named("rank", session.rank),
               " has ", Named("bytes", arena.size_bytes()), " bytes"));
     }
-    if (absl::Status maps = device.CheckArena(session.rank, arena); !maps.ok()) return maps;
+    if (absl::Status maps = device.CheckArena(session.rank, device_uuid, arena); !maps.ok()) {
+      return maps;
+    }
     if (!sizes.emplace(arena.id(), arena.size_bytes()).second) {
       return Error(absl::StatusCode::kInvalidArgument, "ARENA_INVALID",
                    Say("arena ", Named("arena", arena.id()), " of rank ",
@@ -180,6 +183,7 @@ absl::StatusOr<AttachCalls::TrainerMemory> AttachCalls::Allocate(
     if (request.fresh()) memory->DropArenas(rank);
     for (const v1::Arena& arena : request.arenas()) {
       TrainerMemory::Arena& place = made.arenas.emplace_back();
+      if (arena.has_cuda_ipc()) continue;  // the trainer has it
       absl::StatusOr<int> fd =
           memory->Arena(rank, device_uuid, arena.id(), arena.size_bytes(), place.kept);
       if (!fd.ok()) return fd.status();
@@ -232,6 +236,8 @@ absl::Status AttachCalls::HandOut(const v1::AttachBuffersRequest& request,
   const uint64_t session = request.key().session();
   for (size_t i = 0; i < memory.arenas.size(); ++i) {
     const v1::Arena& arena = request.arenas(static_cast<int>(i));
+    *attach.add_arenas() = arena;
+    if (arena.has_cuda_ipc()) continue;
     v1::AttachFrame frame;
     v1::AttachFrame::ArenaMemory& told = *frame.mutable_arena();
     told.set_session(session);
@@ -240,7 +246,6 @@ absl::Status AttachCalls::HandOut(const v1::AttachBuffersRequest& request,
     told.set_kept(memory.arenas[i].kept);
     absl::Status sent = SendToTrainer(request.key(), frame, memory.arenas[i].fd);
     if (!sent.ok()) return sent;
-    *attach.add_arenas() = arena;
   }
   const auto timeline_bytes = static_cast<int64_t>(wire::TimelineBytes(attach.buckets()));
   v1::AttachFrame frame;
@@ -266,7 +271,7 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
       return Error(absl::StatusCode::kFailedPrecondition, "LAYOUT_MISSING",
                    Say("rank ", Named("rank", session.rank), " must register its layout first"));
     }
-    absl::Status checked = CheckArenas(core_.device, session, request);
+    absl::Status checked = CheckArenas(core_.device, session, (*found)->device_uuid, request);
     checked.Update(CheckDigests(session, request));
     if (!checked.ok()) return checked;
   }

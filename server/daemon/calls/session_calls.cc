@@ -541,15 +541,31 @@ absl::Status SessionCalls::WatchSession(const v1::WatchSessionRequest& request,
   }
 }
 
+absl::Status SessionCalls::WaitUntilUnmapped() {
+  const absl::StatusOr<bool> unmapped =
+      core_.Wait([&]() DMUOND_REQUIRES(
+                     core_.mutex) { return !core_.job.Unmaps() && !core_.lanes.host().ending(); },
+                 std::chrono::steady_clock::now() + core_.options.coordinator.register_timeout,
+                 [] { return false; });
+  if (!unmapped.ok()) return unmapped.status();
+  if (*unmapped) return absl::OkStatus();
+  return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
+               "the session is closed, but a lane has not let go of the trainer's memory yet: the "
+               "process must not free it");
+}
+
 absl::StatusOr<v1::CloseSessionReply> SessionCalls::CloseSession(
     const v1::CloseSessionRequest& request) {
   StateLock lock(core_.mutex);
   if (const auto* before = core_.clients.ClosedWith(request.key()); before != nullptr) {
-    return *before;
+    const v1::CloseSessionReply reply = *before;
+    if (absl::Status unmapped = WaitUntilUnmapped(); !unmapped.ok()) return unmapped;
+    return reply;
   }
   absl::StatusOr<Client*> found = core_.Find(request.key());
   if (!found.ok()) return found.status();
   const int32_t rank = (*found)->rank;
+  const bool own_memory = core_.job.ranks().HasOwnMemory(core_.SessionOf(**found));
   if (request.end_job().size() > kEndJobMax) {
     return Error(absl::StatusCode::kInvalidArgument, "END_JOB_TOO_LONG",
                  Say("rank ", Named("rank", rank), " ends its job for a reason of ",
@@ -567,6 +583,9 @@ absl::StatusOr<v1::CloseSessionReply> SessionCalls::CloseSession(
   }
   // It may have ended with the job.
   if (found = core_.Find(request.key()); found.ok()) core_.Do(core_.job.Close((*found)->id));
+  if (own_memory) {
+    if (absl::Status unmapped = WaitUntilUnmapped(); !unmapped.ok()) return unmapped;
+  }
   return reply;
 }
 

@@ -34,6 +34,8 @@ class SessionCalls {
   absl::StatusOr<v1::CloseSessionReply> CloseSession(const v1::CloseSessionRequest& request);
 
  private:
+  // Until no lane has mapped memory of trainers whose sessions have ended. DEADLINE_EXCEEDED.
+  absl::Status WaitUntilUnmapped() DMUOND_REQUIRES(core_.mutex);
   absl::StatusOr<v1::OpenSessionReply> OpenClaimed(const v1::OpenSessionRequest& request,
                                                    const AttachPeer& peer,
                                                    const Core::Cancelled& cancelled)

@@ -1,8 +1,10 @@
 #include "server/daemon/group/peers.h"
 
 #include <sys/random.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -15,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/v1/peer.grpc.pb.h"
+#include "dmuond/wire/unique_fd.h"
 #include "kernels/mutex.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/membership.h"
@@ -65,6 +68,13 @@ uint64_t RandomBootId() {
   return id;
 }
 
+// Why gRPC cannot listen, which its log alone says.
+std::string WhyNot() {
+  const wire::UniqueFd any(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!any.valid()) return std::string(absl::ErrnoToStatus(errno, "socket").message());
+  return "the port is taken or the address is not ours";
+}
+
 // Of host:port.
 std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
@@ -98,7 +108,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     if (server_ == nullptr || port == 0) {
       return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
                    Say("cannot listen on '", Named("address", options_.listen),
-                       "' for other daemons: the port is taken or the address is not ours"));
+                       "' for other daemons: ", WhyNot()));
     }
     // Without a port of its own, what others reach this daemon by has the one really bound.
     std::string& advertise = options_.advertise;

@@ -66,6 +66,7 @@ void JobLanes::Command(const scheduler::node::CommandLanes& order, const NodeMem
     if (memory.memory() == nullptr) return;
     const scheduler::TrainerRank rank(order.command.attach().rank());
     for (const v1::Arena& arena : order.command.attach().arenas()) {
+      if (arena.has_cuda_ipc()) continue;
       fds.push_back(memory.memory()->arena_fd(rank, arena.id()));
     }
     fds.push_back(memory.memory()->timeline_fd(rank));

@@ -161,7 +161,8 @@ class CudaNodeDevice final : public NodeDevice {
     return std::nullopt;
   }
 
-  absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const override {
+  absl::Status CheckArena(int32_t rank, const std::string& uuid,
+                          const v1::Arena& arena) const override {
     if (!arena.has_cuda_ipc()) return absl::OkStatus();
     const v1::Arena::CudaIpc& ipc = arena.cuda_ipc();
     const auto wrong = [&](auto... why) {
@@ -178,6 +179,10 @@ class CudaNodeDevice final : public NodeDevice {
           "its memory is of device ", Named("device", ipc.device_uuid()),
           ", which is none of those that this daemon sees: ", Named("devices", Describe(gpus_)));
     }
+    if (ipc.device_uuid() != uuid) {
+      return wrong("its memory is of device ", Named("device", ipc.device_uuid()),
+                   ", but the rank computes on ", Named("rank_device", uuid));
+    }
     const auto bytes = static_cast<uint64_t>(arena.size_bytes());
     if (ipc.base_offset() % kernels::kHandleOffsetAlignment != 0 ||
         ipc.base_offset() > ipc.allocation_bytes() ||
@@ -188,9 +193,7 @@ class CudaNodeDevice final : public NodeDevice {
                    " bytes, and begins at a multiple of ",
                    Named("alignment", kernels::kHandleOffsetAlignment));
     }
-    return wrong(
-        "it is a trainer's own memory, which lanes do not map yet: leave it to the daemon ",
-        "to make it");
+    return absl::OkStatus();
   }
 
  private:

@@ -53,7 +53,8 @@ class CpuNodeDevice : public NodeDevice {
                  Say("rank ", Named("rank", rank), " computes on device ", Named("device", uuid),
                      ", but the lanes of this daemon run on the CPU (--devices)"));
   }
-  absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const override {
+  absl::Status CheckArena(int32_t rank, const std::string& /*uuid*/,
+                          const v1::Arena& arena) const override {
     if (!arena.has_cuda_ipc()) return absl::OkStatus();
     const size_t length = arena.cuda_ipc().handle().size();
     if (length != kCudaIpcHandleBytes) {

@@ -59,9 +59,11 @@ class NodeDevice {
   // them.
   [[nodiscard]] virtual absl::StatusOr<kernels::MemoryHolder*> ArenaMemory(
       int32_t rank, const std::string& uuid) = 0;
-  // Why lanes cannot map an arena of a trainer's own memory; OK: they can. INVALID_ARGUMENT
-  // (ARENA_INVALID), naming arena and rank.
-  [[nodiscard]] virtual absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const = 0;
+  // Why lanes cannot map an arena of a trainer's own memory; OK: they can, or it is none. `uuid`:
+  // of the device that the trainer computes with. INVALID_ARGUMENT (ARENA_INVALID), naming arena
+  // and rank.
+  [[nodiscard]] virtual absl::Status CheckArena(int32_t rank, const std::string& uuid,
+                                                const v1::Arena& arena) const = 0;
 };
 
 // The value of --devices: how many lanes of which type.

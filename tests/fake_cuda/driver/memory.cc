@@ -488,6 +488,10 @@ CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdev
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       *static_cast<int*>(value) = std::max(owner, 0);
       return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      *static_cast<unsigned long long*>(value) =
+          owner < 0 ? 0 : FindMapped(address)->allocation->inode;
+      return CUDA_SUCCESS;
     default:
       Abort("pointer attribute %d is not in this driver yet", static_cast<int>(attribute));
   }

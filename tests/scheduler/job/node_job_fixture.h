@@ -131,24 +131,42 @@ class NodeJobFixture : public ::testing::Test {
     Hear(message);
   }
   // With a session whose trainer can submit.
-  uint64_t Run() {
+  uint64_t Run(bool own_memory = false) {
     const uint64_t id = Open();
     Register(id);
     Plan();
     Prepared();
     LanesReady();
     OpenAttempt(1, 1);
-    Attach(id);
+    Attach(id, own_memory);
     return id;
   }
-  void Attach(uint64_t id) {
+  // `own_memory`: what it attaches is memory of the trainer's process.
+  void Attach(uint64_t id, bool own_memory = false) {
     v1::LaneCommand command;
+    if (own_memory) command.mutable_attach()->add_arenas()->mutable_cuda_ipc();
     command.mutable_attach()->set_rank(0);
     command.mutable_attach()->set_incarnation(job_.ranks().Find(id)->incarnation);
     Perform(job_.BeginMapping(id, command));
     MapEverywhere(id);
     Perform(job_.Attach(id, {}, false));
     job_.TellAttached(id);
+  }
+  // Whether the rank may come again, or is to wait.
+  bool MayOpen() {
+    NodeJob::Opening opening;
+    opening.world_size = 1;
+    opening.job = "job";
+    opening.resume = v1::OpenSessionRequest::RESUME_IF_PRESENT;
+    const auto why = job_.WhyNotOpen(opening, {});
+    EXPECT_TRUE(!why.has_value() || std::holds_alternative<NodeJob::Later>(*why));
+    return !why.has_value();
+  }
+  void Detached(int32_t lane, uint64_t incarnation) {
+    v1::LaneReport report;
+    report.mutable_detached()->set_rank(0);
+    report.mutable_detached()->set_incarnation(incarnation);
+    Perform(job_.OnLaneReport(now_, LaneIndex(lane), report));
   }
   void MapEverywhere(uint64_t id) {
     for (int32_t i = 0; i < 2; ++i) {

@@ -111,6 +111,33 @@ TEST_P(NodeJobTest, LanesHearThatATrainerHasDiedAndKeepItsMemory) {
   EXPECT_EQ(last.lanes.size(), 2U);
 }
 
+// Memory of its own process goes with it, and the next one may have other memory at the same place.
+TEST_P(NodeJobTest, ARankComesAgainWhenItsOwnMemoryIsUnmappedByEveryLane) {
+  const uint64_t id = Run(/*own_memory=*/true);
+  const uint64_t incarnation = job_.ranks().Find(id)->incarnation;
+  Perform(job_.OnTrainerGone(id, "it died"));
+  EXPECT_EQ(Taken<node::CommandLanes>().back().command.detach().incarnation(), incarnation);
+  EXPECT_TRUE(job_.ranks().attachments().empty());
+  OpenAttempt(2, 1);
+  EXPECT_TRUE(job_.Unmaps(0));
+  Detached(0, incarnation);
+  EXPECT_FALSE(MayOpen());
+  Detached(1, incarnation - 1);  // an older session's
+  EXPECT_FALSE(MayOpen());
+  Detached(1, incarnation);
+  EXPECT_FALSE(job_.Unmaps(0));
+  EXPECT_TRUE(MayOpen());
+}
+
+TEST_P(NodeJobTest, ALaneThatHasEndedHasUnmappedEverything) {
+  const uint64_t id = Run(/*own_memory=*/true);
+  Perform(job_.OnTrainerGone(id, "it died"));
+  Detached(0, 1);
+  EXPECT_TRUE(job_.Unmaps(0));
+  Perform(job_.OnLaneGone(now_, LaneIndex(1), "killed"));
+  EXPECT_FALSE(job_.Unmaps(0));
+}
+
 TEST_P(NodeJobTest, WhatIsRestoredForAJobThatWasLostMeanwhileIsNotWanted) {
   Register(Open());
   Plan(/*restore_step=*/5);

@@ -59,6 +59,19 @@ class Arenas {
   [[nodiscard]] virtual std::string device_uuid() const = 0;
   // Maps memory that the daemon has made on this device. Keeps no hold of the descriptor.
   virtual absl::StatusOr<std::unique_ptr<Memory>> Map(int fd, size_t bytes) = 0;
+  // An arena in the trainer's own memory, and what lanes open it by: fields of Arena.CudaIpc in
+  // trainer.proto.
+  struct Own {
+    std::unique_ptr<Memory> memory;
+    std::string handle;  // 64 bytes
+    uint64_t base_offset = 0;
+    uint64_t allocation_bytes = 0;
+    uint64_t buffer_id = 0;
+  };
+  // Exports memory of this device, which stays the caller's. INVALID_ARGUMENT: it is not all of one
+  // allocation of this device, or begins at no multiple of 16 bytes; FAILED_PRECONDITION: memory of
+  // its kind has no handle, and what to set instead.
+  virtual absl::StatusOr<Own> Export(std::byte* memory, size_t bytes) = 0;
   // Makes the words of a mapped page, which must outlive them. Null: the device has no streams.
   virtual absl::StatusOr<std::unique_ptr<Words>> MakeWords(void* page, size_t bytes) = 0;
 };

@@ -1,5 +1,6 @@
 // Arenas on a GPU: gradients and weights lie where the trainer computes, in memory that the daemon
-// holds, so that they outlive the trainer.
+// holds, so that they outlive the trainer; or in the trainer's own (ArenaSpec::memory), which lanes
+// open by the driver's 64-byte handles.
 //
 //   auto arenas = DeviceArenas::Open(/*ordinal=*/0);
 //   auto session = Session::Open({.rank = rank, .world_size = world_size, .arenas = *arenas});
@@ -36,11 +37,13 @@ class DeviceArenas final : public Arenas {
 
   [[nodiscard]] std::string device_uuid() const override;
   absl::StatusOr<std::unique_ptr<Memory>> Map(int fd, size_t bytes) override;
+  absl::StatusOr<Own> Export(std::byte* memory, size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Words>> MakeWords(void* page, size_t bytes) override;
 
  private:
   class Device;
   class DeviceMemory;
+  class OwnMemory;
   class DeviceWords;
   explicit DeviceArenas(std::shared_ptr<const Device> device) : device_(std::move(device)) {}
   const std::shared_ptr<const Device> device_;

@@ -4,6 +4,7 @@
 #ifndef DMUOND_CLIENT_TYPES_H_
 #define DMUOND_CLIENT_TYPES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -87,10 +88,15 @@ struct Fragment {
   Slice weight;    // written by the daemon after each step
 };
 
-// A flat buffer that the daemon allocates and this trainer maps.
+// A flat buffer that the daemon allocates and this trainer maps, or that this trainer has.
 struct ArenaSpec {
   uint32_t id = 0;  // unique in the session
   int64_t size_bytes = 0;
+  // Where it lies in memory of the trainer's own, on the device of Options::arenas, at a multiple
+  // of 16 bytes; lanes map all of the allocation that it is in. It stays where it is until Close()
+  // has returned, or the process ends, and then it is gone: a replacement gets the weights anew.
+  // Null: the daemon allocates it.
+  std::byte* memory = nullptr;
 };
 
 struct Coefficients {
