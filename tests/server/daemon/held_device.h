@@ -83,8 +83,9 @@ class HeldDevice final : public NodeDevice {
     return cpu_->ArenaMemory(rank, uuid);
   }
   HeldMemory& held() { return held_; }
-  absl::Status CheckArena(int32_t rank, const v1::Arena& arena) const override {
-    return cpu_->CheckArena(rank, arena);
+  absl::Status CheckArena(int32_t rank, const std::string& uuid,
+                          const v1::Arena& arena) const override {
+    return cpu_->CheckArena(rank, uuid, arena);
   }
   // `starts` is called when a lane is about to be started, under the daemon's lock. Before any is.
   void Watch(std::function<void(scheduler::LaneIndex)> starts) { starts_ = std::move(starts); }
