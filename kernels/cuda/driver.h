@@ -21,6 +21,7 @@ namespace dmuond::kernels::cuda {
   X(device_get_count, cuDeviceGetCount)                                    \
   X(device_get_name, cuDeviceGetName)                                      \
   X(device_get_uuid, cuDeviceGetUuid)                                      \
+  X(device_get_pci_bus_id, cuDeviceGetPCIBusId)                            \
   X(device_can_access_peer, cuDeviceCanAccessPeer)                         \
   X(driver_get_version, cuDriverGetVersion)                                \
   X(get_error_name, cuGetErrorName)                                        \

@@ -28,6 +28,7 @@
 #include "server/lane/code_hash.h"
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
+#include "server/lane/processors.h"
 #ifdef DMUOND_CUDA
 #include "kernels/cuda/cuda_device.h"
 #endif
@@ -35,6 +36,8 @@
 ABSL_FLAG(int, fd, -1, "the lane's end of its socket pair with dmuond");
 ABSL_FLAG(int, lane, 0, "which of its node's lanes it is, for who looks at processes");
 ABSL_FLAG(std::string, device, "cpu:1", "cpu:THREADS, or cuda:ORDINAL");
+ABSL_FLAG(std::string, processors, "",
+          "near the device, as 0-15,32-47; empty: all that it may use");
 ABSL_FLAG(
     std::string, engine, "auto",
     "whose matrix products a GPU runs: own, cublaslt, or auto: own where they run (H100, H200)");
@@ -161,6 +164,13 @@ int main(int argc, char** argv) {
     std::fputs("dmuond-lane: --fd is missing; dmuond starts its lanes itself\n", stderr);
     return 2;
   }
+  // Before the driver starts threads of its own.
+  if (const std::string near = absl::GetFlag(FLAGS_processors); !near.empty()) {
+    const absl::Status stays = dmuond::server::lane::StayNear(near);
+    if (!stays.ok()) {
+      dmuond::server::log::Warn("the lane runs on any processor", {{"what", stays}});
+    }
+  }
   auto device = MakeDevice(absl::GetFlag(FLAGS_device));
   if (!device.ok()) {
     dmuond::server::log::Error("no device", {{"what", device.status()}});
@@ -173,5 +183,9 @@ int main(int argc, char** argv) {
                                          : dmuond::server::lane::MakeGlooGroup);
   const absl::Status status = lane.Run();
   if (!status.ok()) dmuond::server::log::Error("lane ends", {{"what", status}});
-  return status.ok() ? 0 : 1;
+  const int code = status.ok() ? 0 : 1;
+  // The driver frees what a process had on its device. To unmap it here would wait for work that
+  // may hang.
+  if (on_gpu) dmuond::server::log::EndProcess(code);
+  return code;
 }

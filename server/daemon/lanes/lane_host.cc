@@ -25,6 +25,9 @@ absl::Status LaneHost::Start(LaneIndex lane, uint64_t generation, const v1::Lane
   options.lock = options_.lock;
   options.device = options_.device->OfLane(lane);
   options.environment = options_.device->OfLaneEnvironment();
+  if (const std::string near = options_.device->ProcessorsNear(lane); !near.empty()) {
+    options.flags.push_back("--processors=" + near);
+  }
   LaneProcess::Callbacks callbacks;
   callbacks.on_report = [this, generation, lane](const v1::LaneReport& report,
                                                  const std::vector<wire::UniqueFd>& /*fds*/) {

@@ -55,8 +55,9 @@ absl::StatusOr<std::unique_ptr<LaneProcess>> LaneProcess::Start(Options options,
                                                                 Callbacks callbacks) {
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  absl::StatusOr<SpawnedLane> spawned = SpawnLane(
-      options.binary, options.lane_index, options.device, options.environment, options.lock);
+  absl::StatusOr<SpawnedLane> spawned =
+      SpawnLane(options.binary, options.lane_index, options.device, options.environment,
+                options.lock, options.flags);
   if (!spawned.ok()) return spawned.status();
   ::setsockopt(spawned->socket.get(), SOL_SOCKET, SO_SNDBUF, &kSocketBufferBytes,
                sizeof(kSocketBufferBytes));

@@ -47,6 +47,7 @@ class LaneProcess {
     std::string device;  // "cpu:THREADS"
     // As NodeDevice::OfLaneEnvironment().
     std::vector<std::pair<std::string, std::string>> environment;
+    std::vector<std::string> flags;  // more, for its program
     int lock = -1;  // a descriptor that it inherits and never uses: see SocketDir::lock()
     std::chrono::milliseconds stop_grace{3000};  // from Shutdown to SIGTERM, and then to SIGKILL
   };

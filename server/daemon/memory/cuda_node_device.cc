@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dmuond/wire/unique_fd.h"
@@ -38,8 +40,21 @@ constexpr uint64_t kHandleBytes = 64;
 struct Gpu {
   std::string name;  // "cuda:0 (NVIDIA H200)"
   std::string uuid;
+  std::string processors;  // near it; empty: not known
   std::unique_ptr<TimedHolder> memory;
 };
+
+// The processors near a device of the bus; empty: the kernel does not say.
+std::string ProcessorsNearPci(const Driver& driver, CUdevice device, const std::string& folder) {
+  char address[32] = "";
+  if (driver.device_get_pci_bus_id(address, sizeof(address), device) != CUDA_SUCCESS) return "";
+  std::string name = address;  // "0000:3B:00.0", and the kernel's names are in lower case
+  absl::AsciiStrToLower(&name);
+  std::ifstream file(absl::StrCat(folder, "/", name, "/local_cpulist"));
+  std::string list;
+  std::getline(file, list);
+  return list;
+}
 
 // Two daemons do not share a device: each would plan with all of its memory. A name that only one
 // process has at a time says whose it is; it goes with the process. It is that of an abstract
@@ -79,7 +94,8 @@ class CudaNodeDevice final : public NodeDevice {
   CudaNodeDevice(const DeviceList& list, const NodeDeviceOptions& options)
       : lanes_(list.ordinals),
         memory_timeout_(options.memory_timeout),
-        no_mps_folder_(options.no_mps_folder) {
+        no_mps_folder_(options.no_mps_folder),
+        pci_devices_(options.pci_devices) {
     // Without MPS, because a daemon that is one of its clients would end with it. Lanes have what
     // the user has set, or nothing.
     const char* const mps = std::getenv(kMpsVariable);
@@ -107,6 +123,7 @@ class CudaNodeDevice final : public NodeDevice {
       if (!device.ok()) return device.status();
       const std::string name = kernels::cuda::NameOf(**driver, *device);
       gpus_.push_back({name, kernels::cuda::UuidOf(**driver, *device),
+                       ProcessorsNearPci(**driver, *device, pci_devices_),
                        std::make_unique<TimedHolder>(name, *std::move(memory), memory_timeout_)});
     }
     return ClaimLanes();
@@ -115,6 +132,9 @@ class CudaNodeDevice final : public NodeDevice {
   std::string type() const override { return kCuda; }
   std::string OfLane(scheduler::LaneIndex lane) const override {
     return absl::StrCat(kCuda, ":", lanes_[lane.value()]);
+  }
+  std::string ProcessorsNear(scheduler::LaneIndex lane) const override {
+    return gpus_[lanes_[lane.value()]].processors;
   }
   // With modules loaded one by one, when they are first called, a launch in the middle of a step
   // would wait for the device to be idle.
@@ -229,6 +249,7 @@ class CudaNodeDevice final : public NodeDevice {
   const std::vector<int32_t> lanes_;  // ordinals
   const std::chrono::milliseconds memory_timeout_;
   const std::string no_mps_folder_;
+  const std::string pci_devices_;
   std::string lanes_mps_;
   std::vector<Gpu> gpus_;  // by ordinal
   std::vector<wire::UniqueFd> claims_;

@@ -31,6 +31,11 @@ class NodeDevice {
   [[nodiscard]] virtual std::string OfLane(scheduler::LaneIndex lane) const = 0;
   // Whether a call of its driver does not come back, so that the process cannot end in order.
   [[nodiscard]] virtual bool Hangs() const { return false; }
+  // The processors of this machine that are near the lane's device, as the kernel lists them:
+  // "0-15,32-47". Empty: it is not known, or they are the device.
+  [[nodiscard]] virtual std::string ProcessorsNear(scheduler::LaneIndex /*lane*/) const {
+    return "";
+  }
   // Variables of the program's environment, beside the daemon's own or in place of them. An empty
   // value: the variable is not in it.
   using Variables = std::vector<std::pair<std::string, std::string>>;
@@ -80,7 +85,8 @@ struct NodeDeviceOptions {
   bool lanes_use_mps = true;  // where the environment has it
   // Of one call to a driver that makes memory; 0: none.
   std::chrono::milliseconds memory_timeout{0};
-  std::string no_mps_folder;  // on GPUs: where an empty folder is made
+  std::string no_mps_folder;                         // on GPUs: where an empty folder is made
+  std::string pci_devices = "/sys/bus/pci/devices";  // on GPUs: what the kernel says of them
 };
 // UNIMPLEMENTED: this daemon was built without such devices. Other errors name the device that
 // cannot be opened, or used, and why.

@@ -239,6 +239,12 @@ CUresult cuDeviceGetUuid(CUuuid* uuid, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
+CUresult cuDeviceGetPCIBusId(char* address, int bytes, CUdevice device) {
+  if (const CUresult result = NeedDevice(device); result != CUDA_SUCCESS) return result;
+  std::snprintf(address, bytes, "00F0:%02X:00.0", All().settings.visible[device]);
+  return CUDA_SUCCESS;
+}
+
 CUresult cuDeviceTotalMem(size_t* bytes, CUdevice device) {
   if (const CUresult result = NeedDevice(device); result != CUDA_SUCCESS) return result;
   *bytes = All().settings.memory_bytes;
