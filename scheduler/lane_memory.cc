@@ -90,11 +90,12 @@ absl::StatusOr<std::vector<int64_t>> LaneMemory(const PlanInputs& inputs, const 
       adopt_bytes[t.to.value()] += AlignUp(t.bytes);
     }
   }
+  std::vector<int64_t> landing(lanes, 0);
+  if (inputs.lands) AddLanding(inputs, plan, landing);
   for (int32_t lane = 0; lane < lanes; ++lane) {
-    bytes[lane] +=
-        InGranules(inputs, staging[lane] + std::max(step_bytes[lane], adopt_bytes[lane]));
+    bytes[lane] += InGranules(
+        inputs, staging[lane] + std::max(step_bytes[lane], adopt_bytes[lane]) + landing[lane]);
   }
-  if (inputs.lands) AddLanding(inputs, plan, bytes);
   return bytes;
 }
 
