@@ -56,6 +56,10 @@ size_t Ops::MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const {
   return bytes;
 }
 
+absl::Status Ops::PrepareMuon(Stream& /*stream*/, const MuonBatch& /*batch*/, void* /*workspace*/) {
+  return absl::OkStatus();
+}
+
 absl::Status Ops::UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
                                 void* workspace) {
   for (const MuonBatch& batch : batches) {

@@ -186,6 +186,10 @@ class Ops {
   virtual size_t MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
                                     const MuonConfig& config) const = 0;
   virtual absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) = 0;
+  // Makes what such an update needs once, so that UpdateMuon() allocates nothing and waits for
+  // nothing. Only the number of matrices counts; the workspace's contents are lost. Without it the
+  // first update does this.
+  virtual absl::Status PrepareMuon(Stream& stream, const MuonBatch& batch, void* workspace);
   virtual absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) = 0;
 
   // Several batches, all of a lane's set for instance, in one call: a device overlaps what it can.

@@ -166,6 +166,11 @@ absl::Status CudaOps::UpdateMuon(Stream& stream, const MuonBatch& batch, void* w
   return UpdateMuonSet(stream, {&batch, 1}, workspace);
 }
 
+absl::Status CudaOps::PrepareMuon(Stream& stream, const MuonBatch& batch, void* workspace) {
+  if (batch.matrices.empty()) return absl::OkStatus();
+  return FindSet(CudaStream::Of(stream), {&batch, 1}, workspace).status();
+}
+
 absl::Status CudaOps::UpdateMuonSet(Stream& stream, std::span<const MuonBatch> batches,
                                     void* workspace) {
   matrices_.clear();

@@ -35,6 +35,7 @@ class CudaOps final : public Ops {
   [[nodiscard]] size_t MuonWorkspaceBytes(int64_t rows, int64_t cols, int64_t matrices,
                                           const MuonConfig& config) const override;
   absl::Status UpdateMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
+  absl::Status PrepareMuon(Stream& stream, const MuonBatch& batch, void* workspace) override;
   [[nodiscard]] size_t MuonSetWorkspaceBytes(std::span<const MuonBatch> batches) const override;
   // The first call for a list of (shape, number of matrices, config) and a workspace prepares its
   // products, measures tiles for those it has not met and captures a graph: it waits for the

@@ -50,6 +50,14 @@ absl::StatusOr<std::unique_ptr<Updater>> Updater::Create(const LaneJob& job, Slo
   updater->event_ = *std::move(event);
   updater->matrices_args_.reserve(units);
   updater->pieces_args_.reserve(units);
+  for (const Batch& batch : job.program.batches) {
+    if (batch.kind != UnitKind::kMatrix) continue;
+    updater->matrices_args_.resize(batch.units.size());
+    absl::Status prepared =
+        device.ops().PrepareMuon(stream, updater->ToMuon(batch), updater->Workspace());
+    if (!prepared.ok()) return prepared;
+  }
+  updater->matrices_args_.clear();
   updater->next_batch_ = job.program.batches.size();
   return updater;
 }
@@ -109,6 +117,16 @@ absl::StatusOr<const Batch*> Updater::RunBatch() {
   ++next_batch_;
   return &batch;
 }
+
+kernels::MuonBatch Updater::ToMuon(const Batch& batch) const {
+  return {.rows = batch.rows,
+          .cols = batch.cols,
+          .weight_dtype = ToDType(batch.weight_type),
+          .config = &job_.configs[batch.group],
+          .matrices = matrices_args_};
+}
+
+void* Updater::Workspace() const { return workspace_ == nullptr ? nullptr : workspace_->data(); }
 
 float* Updater::Gradient(UnitId id) const {
   return reinterpret_cast<float*>(job_.staging->data() + job_.staged(id).gradient_offset_bytes);
@@ -254,14 +272,7 @@ absl::Status Updater::Step(const Batch& batch) {
     }
   }
   if (!matrices_args_.empty()) {
-    kernels::MuonBatch muon;
-    muon.rows = batch.rows;
-    muon.cols = batch.cols;
-    muon.weight_dtype = ToDType(batch.weight_type);
-    muon.config = &job_.configs[batch.group];
-    muon.matrices = matrices_args_;
-    return device_.ops().UpdateMuon(stream_, muon,
-                                    workspace_ == nullptr ? nullptr : workspace_->data());
+    return device_.ops().UpdateMuon(stream_, ToMuon(batch), Workspace());
   }
   return pieces_args_.empty() ? absl::OkStatus() : device_.ops().UpdateAdamW(stream_, pieces_args_);
 }

@@ -57,6 +57,9 @@ class Updater {
   absl::Status Refresh(scheduler::UnitId id, int32_t slot);
   [[nodiscard]] bool Active(scheduler::UnitId id) const;
   [[nodiscard]] kernels::UpdateScalars ScalarsOf(scheduler::UnitId id, uint64_t updates) const;
+  // With the matrices that are in matrices_args_.
+  [[nodiscard]] kernels::MuonBatch ToMuon(const scheduler::Batch& batch) const;
+  [[nodiscard]] void* Workspace() const;  // null: no batch needs any
   [[nodiscard]] float* Gradient(scheduler::UnitId id) const;
   [[nodiscard]] void* Weight(scheduler::UnitId id) const;
 

@@ -1,6 +1,7 @@
 // main() of the lanes' tests on the fake driver: their lanes are dmuond-lane-fake, one device each,
 // state, staging and arenas are memory of these devices.
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -83,6 +84,7 @@ class Logged {
   [[nodiscard]] std::string Of(int device) const {
     return folder_ / ("device-" + std::to_string(device) + ".log");
   }
+  [[nodiscard]] std::string Calls() const { return folder_ / "calls.log"; }
 
  private:
   const std::filesystem::path folder_;
@@ -161,6 +163,43 @@ TEST(LaneOnFakeCudaTest, LaunchesNoKernelBesideATrainerThatTakesTurnsWithIt) {
           }
         });
     EXPECT_EQ(weights, expected);
+  }
+  ::setenv("FAKE_CUDA_MPS", "1", 1);
+}
+
+// Calls that allocate, give back or wait, of the lanes' processes.
+std::vector<std::string> CallsOfLanes(const std::string& path) {
+  const std::string own = " pid=" + std::to_string(::getpid()) + " ";
+  std::ifstream file(path);
+  std::vector<std::string> calls;
+  for (std::string line; std::getline(file, line);) {
+    if (line.find(own) == std::string::npos) calls.push_back(line);
+  }
+  return calls;
+}
+
+// Everything is there when a lane is ready and trainers are attached.
+TEST(LaneOnFakeCudaTest, StepsAllocateNothingAndWaitForNoDevice) {
+  const Logged log;
+  for (const bool lands : {false, true}) {
+    ::setenv("FAKE_CUDA_MPS", lands ? "0" : "1", 1);
+    scheduler::testing::World world(4, 1, 2);
+    world.Replicate(scheduler::testing::Muon("a", {96, 64}))
+        .Replicate(scheduler::testing::AdamW("b", {300}))
+        .ShardRows(scheduler::testing::Muon("c", {64, 48}));
+    Cluster cluster(world, 1, 2, {.bucket_bytes = 16384, .lands = lands});
+    cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
+    cluster.Push();
+    const auto before = std::ssize(CallsOfLanes(log.Calls()));
+    ASSERT_GT(before, 0);
+    for (int step = 1; step <= 4; ++step) {
+      cluster.FillGradients(
+          [step](int32_t rank, int32_t p, int64_t i) { return Value(rank + 7 * step, p, i); });
+      cluster.Step();
+      std::vector<std::string> calls = CallsOfLanes(log.Calls());
+      calls.erase(calls.begin(), calls.begin() + before);
+      EXPECT_THAT(calls, ::testing::IsEmpty()) << "step " << step;
+    }
   }
   ::setenv("FAKE_CUDA_MPS", "1", 1);
 }

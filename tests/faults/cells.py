@@ -288,7 +288,9 @@ class Run:
         if point == GATE and self.snapshots and committed >= SAVED_BY and not self._saved():
             self.loop.after(0.01, self._open_gate)
             return "later"
-        if point == GATE and any(_of_snapshots(fault) for fault in self.pending):
+        if point == GATE and any(
+            _of_snapshots(fault) and committed >= fault.step - 1 for fault in self.pending
+        ):
             by = time.monotonic() + SNAPSHOT_WITHIN_S
             self.loop.after(0, lambda: self._open_when_saved(committed, by))
             return "later"

@@ -33,7 +33,8 @@
 //                           context, and whose CUDA_MPS_PIPE_DIRECTORY must be an empty folder
 //   FAKE_CUDA_LOG           a folder: device-N.log has a line for each piece of work that is done:
 //                           "begin_ns end_ns pid=P stream=S kernel|engine|word NAME bytes=B", times
-//                           of CLOCK_MONOTONIC
+//                           of CLOCK_MONOTONIC; calls.log one for each call that allocates,
+//                           gives back or waits for a device: "ns pid=P NAME"
 //   CUDA_VISIBLE_DEVICES    numbers alone
 #ifndef DMUOND_TESTS_FAKE_CUDA_DRIVER_FAKE_CUDA_H_
 #define DMUOND_TESTS_FAKE_CUDA_DRIVER_FAKE_CUDA_H_

@@ -299,6 +299,7 @@ CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
                      const CUmemAllocationProp* properties, unsigned long long) {
+  LogCall("cuMemCreate");
   if (const CUresult result = NeedDevice(properties->location.id); result != CUDA_SUCCESS) {
     return result;
   }
@@ -389,6 +390,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
 
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long) {
+  LogCall("cuMemMap");
   if (const CUresult result = NeedDriver(); result != CUDA_SUCCESS) return result;
   if (offset != 0) return CUDA_ERROR_INVALID_VALUE;
   if (dmuond::fault::FaultPoint("cuda.map") != 0) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -399,6 +401,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
 }
 
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  LogCall("cuMemUnmap");
   if (const CUresult result = NeedDriver(); result != CUDA_SUCCESS) return result;
   std::lock_guard lock(All().mutex);
   uintptr_t begin = 0;
@@ -448,18 +451,21 @@ CUresult cuMemGetInfo(size_t* free_bytes, size_t* total) {
 }
 
 CUresult cuMemAlloc(CUdeviceptr* address, size_t bytes) {
+  LogCall("cuMemAlloc");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   return AllocateFor(*context, address, bytes, /*pool=*/false);
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr* address, size_t bytes, CUstream) {
+  LogCall("cuMemAllocAsync");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   return AllocateFor(*context, address, bytes, /*pool=*/true);
 }
 
 CUresult cuMemFree(CUdeviceptr address) {
+  LogCall("cuMemFree");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   return FreeLegacy(address, "cuMemFree");
@@ -500,6 +506,7 @@ CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdev
 // ---- Memory of the host ----
 
 CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned) {
+  LogCall("cuMemHostAlloc");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -513,6 +520,7 @@ CUresult cuMemHostAlloc(void** address, size_t bytes, unsigned) {
 }
 
 CUresult cuMemFreeHost(void* address) {
+  LogCall("cuMemFreeHost");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   std::lock_guard lock(All().mutex);
@@ -525,6 +533,7 @@ CUresult cuMemFreeHost(void* address) {
 }
 
 CUresult cuMemHostRegister(void* address, size_t bytes, unsigned) {
+  LogCall("cuMemHostRegister");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   std::lock_guard lock(All().mutex);
@@ -577,6 +586,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
 }
 
 CUresult cuIpcOpenMemHandle(CUdeviceptr* address, CUipcMemHandle handle, unsigned) {
+  LogCall("cuIpcOpenMemHandle");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   HandleBytes bytes{};

@@ -104,16 +104,28 @@ int64_t NowNs() {
   return now.tv_sec * int64_t{1000000000} + now.tv_nsec;
 }
 
+static bool Append(const std::string& path, const std::string& line) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
+  if (fd < 0) return false;
+  const bool whole = ::write(fd, line.data(), line.size()) == static_cast<ssize_t>(line.size());
+  ::close(fd);
+  return whole;
+}
+
 void Log(int device, const std::string& line) {
   const Settings& settings = All().settings;
   if (settings.log.empty()) return;
   const std::string path =
       settings.log + "/device-" + std::to_string(settings.visible[device]) + ".log";
-  const int fd = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0 || ::write(fd, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    Abort("cannot write to %s", path.c_str());
-  }
-  ::close(fd);
+  if (!Append(path, line)) Abort("cannot write to %s", path.c_str());
+}
+
+void LogCall(const char* name) {
+  const State& all = All();
+  if (all.settings.log.empty()) return;
+  // A test's own process may outlive the folder.
+  (void)Append(all.settings.log + "/calls.log",
+               std::to_string(NowNs()) + " pid=" + std::to_string(all.pid) + " " + name + "\n");
 }
 
 CUresult NeedDriver() {

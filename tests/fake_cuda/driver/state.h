@@ -225,6 +225,8 @@ void FreeReservation(uintptr_t address);
 [[nodiscard]] std::byte* Alias(uintptr_t address);
 
 void Log(int device, const std::string& line);
+// The program allocates, gives back, or waits for the device.
+void LogCall(const char* name);
 [[nodiscard]] int64_t NowNs();
 
 }  // namespace dmuond::fake_cuda

@@ -167,6 +167,7 @@ CUresult LastRecord(CUevent event, std::shared_ptr<Point>* last) {
 extern "C" {
 
 CUresult cuStreamCreate(CUstream* stream, unsigned) {
+  LogCall("cuStreamCreate");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   std::shared_ptr<Stream> made = Stream::Make(context);
@@ -191,6 +192,7 @@ CUresult cuStreamDestroy(CUstream stream) {
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
+  LogCall("cuStreamSynchronize");
   std::shared_ptr<Stream> found;
   if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
   found->Synchronize();
@@ -204,6 +206,7 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
 }
 
 CUresult cuCtxSynchronize() {
+  LogCall("cuCtxSynchronize");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   std::vector<std::shared_ptr<Stream>> streams;
@@ -242,6 +245,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
 }
 
 CUresult cuEventCreate(CUevent* event, unsigned flags) {
+  LogCall("cuEventCreate");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   auto made = std::make_unique<Event>();
@@ -288,6 +292,7 @@ CUresult cuEventQuery(CUevent event) {
 }
 
 CUresult cuEventSynchronize(CUevent event) {
+  LogCall("cuEventSynchronize");
   Context* context = nullptr;
   if (const CUresult result = NeedContext(&context); result != CUDA_SUCCESS) return result;
   std::shared_ptr<Point> last;
