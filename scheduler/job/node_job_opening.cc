@@ -38,7 +38,7 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
     // A job that was lost ends with its last session; who starts it again may be faster.
     return Later{NotReadyToOpen(opening.rank)};
   }
-  // What a predecessor of the rank had exported may be at the same addresses as this one's.
+  // The new process may export other memory by the same handle that its predecessor's had.
   if (job_ != nullptr && Unmaps(opening.rank)) return Later{NotReadyToOpen(opening.rank)};
   // What was found counts for the job that it begins.
   const bool found = job_ == nullptr && resume.has_value() && resume->has_value();

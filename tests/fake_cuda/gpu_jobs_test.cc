@@ -123,7 +123,7 @@ class Trainer {
   [[nodiscard]] Session& session() { return *session_; }
 
  protected:
-  // Where arenas are to lie that are not the daemon's.
+  // Gives the arenas memory of the trainer's own, where it has some.
   virtual void Place(client::Layout& /*layout*/) {}
   void UploadGradients() {
     for (int32_t p = parameters_ - 1; p >= 0; --p) {
@@ -171,7 +171,7 @@ class GpuTrainer final : public Trainer {
   // Has all arenas in one allocation of its own. Before Begin().
   void HaveMemory() { has_memory_ = true; }
   [[nodiscard]] CUdeviceptr own() const { return own_; }
-  // What a death leaves behind while the process still ends.
+  // Ends the session without Close(), as a death does. The memory is still there.
   void Abandon() { session_.reset(); }
   [[nodiscard]] CUstream stream() const { return stream_; }
 

@@ -1,4 +1,4 @@
-// What a daemon knows of its GPUs before it starts a lane.
+// A daemon learns from driver and kernel which processors are near a GPU, before it starts a lane.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -145,7 +145,7 @@ TEST_F(GpuRefusalsTest, HandlesThatCannotBeAreRefused) {
   expect([](auto& ipc) { ipc.set_base_offset(~uint64_t{15}); }, {"arena 1", "576"});
   expect([](auto& ipc) { ipc.set_device_uuid(FakeMachine::Uuid(1)); },
          {"arena 1", "rank 0", FakeMachine::Uuid(1), FakeMachine::Uuid(0)});
-  // What only lanes can see.
+  // The daemon cannot open a handle: a lane finds that this is none.
   expect([](auto& /*ipc*/) {}, {"lane 0", "rank 0", "cannot be opened"});
 }
 

@@ -18,7 +18,7 @@ class TrainerMemory {
   TrainerMemory(const TrainerMemory&) = delete;
   TrainerMemory& operator=(const TrainerMemory&) = delete;
 
-  // Says where arenas lie that are not the daemon's.
+  // Gives the layout's arenas memory of the trainer's own, where it has some.
   virtual absl::Status Place(client::Layout& /*layout*/) { return absl::OkStatus(); }
   // For Options.
   [[nodiscard]] virtual std::shared_ptr<client::Arenas> arenas() const { return nullptr; }

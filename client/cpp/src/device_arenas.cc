@@ -344,9 +344,8 @@ absl::StatusOr<Arenas::Own> DeviceArenas::Export(std::byte* memory, size_t bytes
   if (const CUresult result = driver.ipc_get(&handle, address); result != CUDA_SUCCESS) {
     return absl::FailedPreconditionError(absl::StrCat(
         bytes, " bytes at ", absl::Hex(address),
-        " cannot be exported: only memory of cudaMalloc (cuMemAlloc) has such a handle, not that "
-        "of "
-        "cudaMallocAsync or cuMemMap. In PyTorch set PYTORCH_CUDA_ALLOC_CONF without "
+        " cannot be exported: only memory of cudaMalloc (cuMemAlloc) has such a handle, not "
+        "that of cudaMallocAsync or cuMemMap. In PyTorch set PYTORCH_CUDA_ALLOC_CONF without "
         "expandable_segments:True and backend:cudaMallocAsync, or leave the arena to the daemon (",
         driver.Check(result, "cuIpcGetMemHandle").message(), ")"));
   }

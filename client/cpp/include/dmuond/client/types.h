@@ -92,10 +92,10 @@ struct Fragment {
 struct ArenaSpec {
   uint32_t id = 0;  // unique in the session
   int64_t size_bytes = 0;
-  // Where it lies in memory of the trainer's own, on the device of Options::arenas, at a multiple
-  // of 16 bytes; lanes map all of the allocation that it is in. It stays where it is until Close()
-  // has returned, or the process ends, and then it is gone: a replacement gets the weights anew.
-  // Null: the daemon allocates it.
+  // The trainer has this memory already: it is on the device of Options::arenas and begins at a
+  // multiple of 16 bytes. Lanes map the whole allocation that it lies in. The trainer must keep it
+  // until Close() has returned or the process ends. A replacement gets the weights anew, in memory
+  // of its own. Null: the daemon allocates the arena.
   std::byte* memory = nullptr;
 };
 
