@@ -16,13 +16,6 @@
 
 namespace dmuond::scheduler {
 
-// Names the state after an attempt. Ordered by attempt: the larger one is the newer snapshot.
-struct SnapshotId {
-  Attempt attempt;
-  StepId step;
-  auto operator<=>(const SnapshotId&) const = default;
-};
-
 struct SnapshotOptions {
   int64_t every_steps = 500;                 // 0: not by steps
   std::chrono::milliseconds every{600'000};  // 0: not by time

@@ -163,6 +163,7 @@ struct Decision {
   std::string refuse_reason;   // kRefuse: "SCALARS_DIFFER", "PUSH_DIFFERS"
   std::string refuse_message;  // names the field, two ranks and both values
   Metadata refuse_metadata;    // the same for programs
+  bool lost = false;           // kAbort: the job is given up, and so ends every later attempt
 };
 // A rank has not submitted this attempt in time and counts as dead, whatever its process does. Its
 // daemon ends the rank's session, unless that began with a later attempt.

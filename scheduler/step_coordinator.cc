@@ -453,6 +453,7 @@ std::vector<CoordinatorAction> StepCoordinator::OnReformed(Attempt first, Outcom
   aborted.outcome.reason = lost_ ? lost_->reason : reason;
   aborted.outcome.detail = lost_ ? lost_->detail : detail;
   aborted.outcome.retry = !lost_;
+  aborted.lost = lost_.has_value();
   aborted.outcome.next_attempt = has_state() ? Attempt(first.value() + 1) : first;
   actions.emplace_back(std::move(aborted));
   Open(first);
@@ -528,6 +529,7 @@ std::vector<CoordinatorAction> StepCoordinator::Abort(OutcomeReason reason, std:
   decision.outcome.reason = reason;
   decision.outcome.detail = std::move(detail);
   decision.outcome.retry = retry;
+  decision.lost = lost_.has_value();
   return Decide(std::move(decision));
 }
 

@@ -39,6 +39,14 @@ using TrainerRank = Strong<struct TrainerRankTag, int32_t>;  // 0 … world-1
 using UnitId = Strong<struct UnitIdTag, int32_t>;            // index into Plan::units
 using BucketId = Strong<struct BucketIdTag, int32_t>;
 
+// Names the state after an attempt, and its snapshot. Ordered by attempt: the larger one is the
+// newer. Several may be of one step, with pushes between them.
+struct SnapshotId {
+  Attempt attempt;
+  StepId step;
+  auto operator<=>(const SnapshotId&) const = default;
+};
+
 // Indices of fragments or boxes. Of sharded tensors most lists have one entry, which needs no
 // memory of its own.
 using Indices = absl::InlinedVector<int32_t, 4>;

@@ -135,6 +135,17 @@ v1::RankSubmitted ToProto(const scheduler::Submission& submission) {
   return out;
 }
 
+scheduler::SnapshotId FromProto(const v1::SnapshotId& id) {
+  return {scheduler::Attempt(id.attempt()), scheduler::StepId(id.step())};
+}
+
+v1::SnapshotId ToProto(const scheduler::SnapshotId& id) {
+  v1::SnapshotId message;
+  message.set_attempt(id.attempt.value());
+  message.set_step(id.step.value());
+  return message;
+}
+
 scheduler::OpenAttempt FromProto(const v1::OpenAttempt& open) {
   const int64_t gather_us = std::clamp<int64_t>(open.gather_us(), 0, scheduler::kGatherMax.count());
   return {scheduler::Attempt(open.attempt()), scheduler::StepId(open.step()),
@@ -318,6 +329,7 @@ absl::StatusOr<scheduler::Decision> FromProto(const v1::Decision& decision) {
     out.absent.push_back(FromProto(absent));
   }
   out.pushed = Ascending(decision.pushed());
+  out.lost = decision.lost();
   out.refuse_reason = decision.reason();
   out.refuse_message = decision.message();
   out.refuse_metadata = {decision.metadata().begin(), decision.metadata().end()};
@@ -341,6 +353,7 @@ v1::Decision ToProto(const scheduler::Decision& decision) {
     *out.add_absent() = ToProto(absent);
   }
   for (int32_t parameter : decision.pushed) out.add_pushed(parameter);
+  out.set_lost(decision.lost);
   out.set_reason(decision.refuse_reason);
   out.set_message(decision.refuse_message);
   for (const auto& [name, value] : decision.refuse_metadata) {

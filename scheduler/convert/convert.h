@@ -25,6 +25,7 @@
 #include "scheduler/plan.h"
 #include "scheduler/routing.h"
 #include "scheduler/step.h"
+#include "scheduler/types.h"
 
 namespace dmuond {
 
@@ -87,6 +88,9 @@ namespace dmuond {
 // Lists of parameters come out ascending, each once. The caller adds the incarnation.
 [[nodiscard]] absl::StatusOr<scheduler::Submission> FromProto(const v1::RankSubmitted& submitted);
 [[nodiscard]] v1::RankSubmitted ToProto(const scheduler::Submission& submission);
+
+[[nodiscard]] scheduler::SnapshotId FromProto(const v1::SnapshotId& id);
+[[nodiscard]] v1::SnapshotId ToProto(const scheduler::SnapshotId& id);
 
 [[nodiscard]] scheduler::OpenAttempt FromProto(const v1::OpenAttempt& open);
 [[nodiscard]] v1::OpenAttempt ToProto(const scheduler::OpenAttempt& open);

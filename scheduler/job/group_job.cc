@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "scheduler/job/impossible.h"
+#include "scheduler/job/refusals.h"
 #include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
@@ -113,7 +114,7 @@ AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
     case Kind::kRankGone:
       return OnRankGone(now, from, message.rank_gone());
     case Kind::kRankAttached:
-      return OnRankAttached(now, message.rank_attached());
+      return OnRankAttached(now, from, message.rank_attached());
     case Kind::kPlanReady:
       return OnPlanReady(now, message.plan_ready());
     case Kind::kLoadSnapshot:
@@ -188,10 +189,7 @@ AddressedMessages GroupJob::Lost(TimePoint now, OutcomeReason reason, const std:
   if (!job_->has_plan() && reason == OutcomeReason::kTrainerMissing) {
     return {};  // others may still register; the deadline names who is missing
   }
-  const char* name = reason == OutcomeReason::kTrainerMissing ? "TRAINER_LOST"
-                     : reason == OutcomeReason::kLaneLost     ? "LANE_LOST"
-                                                              : "NODE_NOT_READY";
-  return Refuse(Error(absl::StatusCode::kUnavailable, name, Message{detail, {}}));
+  return Refuse(GivenUp(reason, detail));
 }
 
 GroupActions GroupJob::OnTick(TimePoint now) {

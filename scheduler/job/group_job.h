@@ -151,6 +151,7 @@ class GroupJob {
     // There are attempts. A lost job has them, too.
     [[nodiscard]] bool has_steps() const { return phase >= Phase::kRunning; }
     [[nodiscard]] bool interrupted() const { return phase == Phase::kInterrupted; }
+    [[nodiscard]] bool from_snapshot() const { return restore.step > StepId(0); }
 
     Phase phase = Phase::kRegistering;
     // It goes back to a snapshot, and has not restarted: ranks come back one by one.
@@ -180,7 +181,7 @@ class GroupJob {
     std::optional<OutgoingGoes> goes;                         // set with `steps`
     std::string back_why;                                     // for messages to people
     Interruption interruption;                                // in kInterrupted
-    int64_t restore_step = 0;                    // of the snapshot that it begins from; 0: none
+    SnapshotId restore{};                        // what it begins from; of step 0: no snapshot
     std::optional<v1::CostTable> restore_costs;  // with which the snapshot's job was planned
     std::string launch;           // the launch that began it with RESUME_DISCARD; empty: none
     absl::Status discard_error;   // why its older snapshots could not be set aside
@@ -251,7 +252,7 @@ class GroupJob {
                                 const absl::Status& why);
   AddressedMessages OnRegistration(TimePoint now, int32_t from,
                                    const v1::Registration& registration);
-  AddressedMessages OnRankAttached(TimePoint now, const v1::RankAttached& attached);
+  AddressedMessages OnRankAttached(TimePoint now, int32_t from, const v1::RankAttached& attached);
   AddressedMessages OnRankGone(TimePoint now, int32_t from, const v1::RankGone& gone);
   void EndIfDeserted(TimePoint now, AddressedMessages& out);
 
@@ -274,7 +275,8 @@ class GroupJob {
   // The job of `plan` goes back to the snapshot of `step`, in an epoch of its own: what ranks have
   // said before names an older one. Members hear of it when the job is planned. `asked`: somebody
   // has loaded the snapshot; else memory was lost.
-  void RollBack(v1::PlanInputs plan, int64_t step, const std::string& why, bool asked = false);
+  void RollBack(v1::PlanInputs plan, const SnapshotId& to, const std::string& why,
+                bool asked = false);
   void OnLoadSnapshot(const v1::LoadSnapshotOf& load);
   // Restarts a job that begins from a snapshot, if every rank is attached.
   AddressedMessages RestartWhenAttached(TimePoint now);

@@ -31,7 +31,7 @@ AddressedMessages GroupJob::PlanRegistered() {
   if (std::optional<v1::CostTable> costs = CostsOfPlan()) {
     *message.mutable_costs() = *std::move(costs);
   }
-  message.set_restore_step(job_->restore_step);
+  if (job_->from_snapshot()) *message.mutable_restore() = ToProto(job_->restore);
   message.set_launch(job_->launch);
   if (absl::Status added = job_->registrations.AddTo(message); !added.ok()) {
     return Refuse(WithReason(added, "LAYOUT_INVALID"));
@@ -44,7 +44,7 @@ AddressedMessages GroupJob::PlanRegistered() {
 
 std::optional<v1::CostTable> GroupJob::CostsOfPlan() const {
   const v1::CostTable here = ToProto(options_.costs.value_or(options_.estimates));
-  if (job_->restore_step == 0 || options_.replan) return here;
+  if (!job_->from_snapshot() || options_.replan) return here;
   const std::optional<v1::CostTable>& before = job_->restore_costs;
   // What was measured on another device says nothing of this one.
   const bool other =
@@ -155,9 +155,9 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
   if (reason == "DRAINING") return MemberGone(now, ready.node(), "it leaves");
   if (!reason.empty()) {
     if (job_->goes_back && !job_->has_steps()) {
-      // The newest step that every owner has: not this one. Each time it is an older one.
-      const int64_t older = ready.older_snapshot();
-      if (reason != "SNAPSHOT_BROKEN" || older <= 0 || older >= job_->restore_step) {
+      // The newest one that every owner has: not this one. Each time it is an older one.
+      const SnapshotId older = FromProto(ready.older());
+      if (reason != "SNAPSHOT_BROKEN" || !ready.has_older() || older >= job_->restore) {
         return EndJob(error.text, reason);
       }
       RollBack(*job_->wire, older, error.text);
@@ -188,14 +188,13 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
   }
   job_->Enter(Phase::kRunning);
   job_->steps = std::make_unique<StepCoordinator>(*job_->planned.inputs, *job_->planned.plan, first,
-                                                  StepId(job_->restore_step), options_.step);
+                                                  job_->restore.step, options_.step);
   job_->goes.emplace(job_->steps->tables(), options_.nodes);
   if (options_.snapshots) {
     job_->snapshots = std::make_unique<SnapshotRound>(
         SnapshotRound::Job{job_->wire.get(), job_->planned.inputs.get(), job_->planned.plan.get()},
-        options_.snapshot,
-        job_->restore_step > 0 ? std::optional(StepId(job_->restore_step)) : std::nullopt, now,
-        job_->snapshot_counts);
+        options_.snapshot, job_->from_snapshot() ? std::optional(job_->restore.step) : std::nullopt,
+        now, job_->snapshot_counts);
   }
   AddressedMessages out = Broadcast(now, {job_->steps->Current()});
   AddressedMessages restarted = RestartWhenAttached(now);

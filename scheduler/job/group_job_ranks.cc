@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/job/group_job.h"
 #include "scheduler/job/refusals.h"
 #include "scheduler/reason.h"
@@ -19,7 +20,7 @@ AddressedMessages GroupJob::OnRankSession(int32_t from, const v1::RankSession& s
     job_->name = session.job();
     job_->world_size = session.world_size();
     job_->incarnation = ++incarnations_;
-    job_->restore_step = session.restore_step();
+    job_->restore = FromProto(session.restore());
     if (session.has_costs()) job_->restore_costs = session.costs();
     if (session.discard()) BeginAnew(session, out);
   } else if (session.discard() && job_->name == session.job()) {
@@ -36,13 +37,14 @@ AddressedMessages GroupJob::OnRankSession(int32_t from, const v1::RankSession& s
   }
   // What nodes say that do not know yet where the job goes back to, or have a plan, is of no
   // matter.
-  if (!job_->has_plan() && !job_->goes_back && job_->restore_step != session.restore_step()) {
+  if (!job_->has_plan() && !job_->goes_back && job_->restore != FromProto(session.restore())) {
     reason = "SNAPSHOTS_DIFFER";
     refusal =
         Say("job '", Named("job", job_->name), "' goes on from step ",
-            Named("restore_step", job_->restore_step), ", and node ", Named("node", from),
-            " finds step ", Named("newest_step", session.restore_step()),
-            " to be that of its newest snapshot (0: none): `dmuonctl snapshot list DIRECTORY ",
+            Named("restore_step", job_->restore.step.value()), ", and node ", Named("node", from),
+            " finds step ", Named("newest_step", session.restore().step()),
+            " to be that of its newest snapshot (0: none; one step may have several): "
+            "`dmuonctl snapshot list DIRECTORY ",
             job_->name,
             "` on both nodes shows whether they see one directory; ranks of one "
             "start all say discard, or none");
@@ -97,10 +99,17 @@ AddressedMessages GroupJob::OnRegistration(TimePoint now, int32_t from,
   return PlanRegistered();
 }
 
-AddressedMessages GroupJob::OnRankAttached(TimePoint now, const v1::RankAttached& attached) {
+AddressedMessages GroupJob::OnRankAttached(TimePoint now, int32_t from,
+                                           const v1::RankAttached& attached) {
   // Every node says again who is attached when it has prepared for a new epoch. What it said before
   // may be of ranks that have yet to acknowledge that the job goes back.
   if (job_ == nullptr || attached.epoch() < epoch_) return {};
+  // A job that was lost, and is begun again in the same epoch, may have sessions of its first life
+  // left on a node. A node says of a session that it is open before it says that it is attached.
+  const auto open = job_->open_ranks.find(attached.rank());
+  if (open == job_->open_ranks.end() || open->second != std::pair(from, attached.incarnation())) {
+    return {};
+  }
   job_->attached.insert(attached.rank());
   if (!job_->has_steps()) return {};
   job_->steps->OnRankBack(now, TrainerRank(attached.rank()), attached.incarnation());
@@ -108,7 +117,7 @@ AddressedMessages GroupJob::OnRankAttached(TimePoint now, const v1::RankAttached
   const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
   // While the group is interrupted its nodes have no lanes: it restarts when they have.
   if (job_->interrupted()) return {};
-  if (!complete || job_->restore_step == 0 || job_->steps->has_state()) return {};
+  if (!complete || !job_->from_snapshot() || job_->steps->has_state()) return {};
   return Restart(now);
 }
 

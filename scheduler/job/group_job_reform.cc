@@ -22,7 +22,7 @@ AddressedMessages GroupJob::OnLaneLost(TimePoint now, const v1::LaneLost& lost) 
   if (job_ == nullptr || !job_->has_plan()) return {};
   if (job_->goes_back && !job_->has_steps()) {
     if (!MayLoseALane()) return EndJob(detail, "LANE_LOST");
-    RollBack(*job_->wire, job_->restore_step, detail);
+    RollBack(*job_->wire, job_->restore, detail);
     return {};
   }
   if (!job_->has_steps()) {
@@ -49,7 +49,7 @@ AddressedMessages GroupJob::LanesLost(TimePoint now, const std::string& detail) 
 
 bool GroupJob::MayLoseALane() {
   const StepId step =
-      job_->has_steps() ? job_->steps->Current().step : StepId(job_->restore_step + 1);
+      job_->has_steps() ? job_->steps->Current().step : StepId(job_->restore.step.value() + 1);
   job_->deaths = job_->deaths_in == step ? job_->deaths + 1 : 1;
   job_->deaths_in = step;
   return job_->deaths < kLaneDeathsMax;
@@ -158,8 +158,8 @@ AddressedMessages GroupJob::GoOn(const v1::NewestSnapshot* newest) {
 AddressedMessages GroupJob::GoBackOrEnd(const v1::MemberState& holder, bool has_state,
                                         int32_t without, const v1::NewestSnapshot& newest) {
   std::string detail = absl::StrCat("the daemon of node ", without, " began anew");
-  if (has_state && newest.step() > 0 && holder.has_plan()) {
-    RollBack(holder.plan(), newest.step(), detail);
+  if (has_state && newest.has_newest() && holder.has_plan()) {
+    RollBack(holder.plan(), FromProto(newest.newest()), detail);
     return {};
   }
   if (!has_state) {
@@ -184,14 +184,15 @@ AddressedMessages GroupJob::GoBackOrEnd(const v1::MemberState& holder, bool has_
   return out;
 }
 
-void GroupJob::RollBack(v1::PlanInputs plan, int64_t step, const std::string& why, bool asked) {
+void GroupJob::RollBack(v1::PlanInputs plan, const SnapshotId& to, const std::string& why,
+                        bool asked) {
   NextEpoch();
-  plan.set_restore_step(step);
+  *plan.mutable_restore() = ToProto(to);
   auto job = std::make_unique<Job>();
   job->name = plan.job();
   job->world_size = WorldSizeOf(plan);
   job->incarnation = plan.job_incarnation();
-  job->restore_step = step;
+  job->restore = to;
   job->launch = plan.launch();
   job->goes_back = true;
   job->back_epoch = epoch_;
@@ -216,14 +217,14 @@ void GroupJob::OnLoadSnapshot(const v1::LoadSnapshotOf& load) {
   // While the group is broken nobody hears it; who asked will ask again. Nor where the job has gone
   // back since: who asked hears of that.
   if (!Formed() || load.epoch() < job_->back_epoch) return;
-  RollBack(*job_->wire, load.step(), load.why(), /*asked=*/true);
+  RollBack(*job_->wire, FromProto(load.to()), load.why(), /*asked=*/true);
 }
 
 AddressedMessages GroupJob::RestartWhenAttached(TimePoint now) {
   const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
   if (!job_->goes_back) {
     // The last rank of a job that begins from a snapshot may have come while there were no lanes.
-    if (job_->restore_step == 0 || job_->steps->has_state() || !complete) return {};
+    if (!job_->from_snapshot() || job_->steps->has_state() || !complete) return {};
     return Restart(now);
   }
   job_->steps->Suspend();

@@ -20,7 +20,7 @@ JobLacks GroupJob::Lacks() const {
   }
   if (job_->unattached_since.has_value()) {
     lacks.back_since = *job_->unattached_since;
-    lacks.back_to = job_->restore_step;
+    lacks.back_to = job_->restore.step.value();
     for (int32_t rank = 0; rank < job_->world_size; ++rank) {
       if (!job_->attached.contains(rank)) lacks.not_back.push_back(rank);
     }

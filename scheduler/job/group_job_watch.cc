@@ -56,7 +56,7 @@ std::string GroupJob::AwaitedBy(int32_t node) const {
 
 AddressedMessages GroupJob::ExpelUnattached(TimePoint now) {
   const auto world = static_cast<size_t>(job_->world_size);
-  const bool waits = job_->restore_step > 0 && !job_->steps->has_state() && !job_->steps->lost() &&
+  const bool waits = job_->from_snapshot() && !job_->steps->has_state() && !job_->steps->lost() &&
                      !job_->interrupted() && !job_->attached.empty() &&
                      job_->attached.size() < world;
   if (!waits) {
@@ -76,7 +76,7 @@ AddressedMessages GroupJob::ExpelUnattached(TimePoint now) {
   std::vector<CoordinatorAction> actions;
   for (const int32_t rank : silent) {
     const std::string detail =
-        absl::StrCat("the job goes on from step ", job_->restore_step, ", and of ", world,
+        absl::StrCat("the job goes on from step ", job_->restore.step.value(), ", and of ", world,
                      " ranks these have not come to it within ", options_.step.step_timeout.count(),
                      " ms of the others: ", absl::StrJoin(silent, ", "));
     actions.emplace_back(Expel{TrainerRank(rank), job_->steps->Current().attempt, detail});

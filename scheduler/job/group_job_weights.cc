@@ -14,7 +14,7 @@ namespace dmuond::scheduler {
 
 AddressedMessages GroupJob::CompareFirstWeights(const v1::RankAttached& attached) {
   // A job with state has weights of its own, which every rank gets.
-  if (job_->restore_step > 0 || job_->steps->has_state() || job_->steps->lost()) {
+  if (job_->from_snapshot() || job_->steps->has_state() || job_->steps->lost()) {
     job_->first_weights.Clear();
     return {};
   }

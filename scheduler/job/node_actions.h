@@ -119,15 +119,15 @@ struct GiveUpCopies {
 };
 // Drops the copies of the last snapshot, which is done.
 struct ForgetCopies {};
-// Reads the snapshot of a step into the lanes' host copies. OnRestored() answers it.
+// Reads a snapshot into the lanes' host copies. OnRestored() answers it.
 struct Restore {
-  StepId step;
+  SnapshotId from;
 };
 // What is being read is not wanted any more.
 struct StopRestoring {};
-// On node 0, when the job goes back: snapshots of later steps count no more.
+// On node 0, when the job goes back: newer snapshots count no more.
 struct SetSnapshotsAside {
-  StepId after;
+  SnapshotId after;
 };
 
 // ---- sessions ----

@@ -131,7 +131,7 @@ void NodeJob::TellMemberState() {
     state.set_job_incarnation(job_->wire.job_incarnation());
     state.set_world_size(job_->world_size);
     state.set_has_memory(job_->planned.plan != nullptr);
-    state.set_has_state(job_->has_state || job_->wire.restore_step() > 0);
+    state.set_has_state(job_->has_state || job_->wire.has_restore());
     if (planned()) *state.mutable_plan() = job_->wire;
   }
   Tell(std::move(message));

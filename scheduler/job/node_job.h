@@ -95,6 +95,9 @@ struct ResumePoint {
   std::map<TrainerRank, std::string> trainers;  // what all ranks gave with the step
 
   [[nodiscard]] int64_t step() const { return manifest.step(); }
+  [[nodiscard]] SnapshotId id() const {
+    return {Attempt(manifest.attempt()), StepId(manifest.step())};
+  }
 };
 
 class NodeJob {
@@ -167,10 +170,9 @@ class NodeJob {
     ResumePoint from;
     std::vector<std::vector<uint64_t>> updates;  // by lane, in the order of its host copy
   };
-  // `older_snapshot` is the step of a whole snapshot that the job may go back to instead; 0: there
-  // is none.
+  // `older` is a whole snapshot that the job may go back to instead.
   [[nodiscard]] node::Actions OnRestored(TimePoint now, absl::StatusOr<Restored> restored,
-                                         int64_t older_snapshot = 0);
+                                         const std::optional<SnapshotId>& older = std::nullopt);
   [[nodiscard]] node::Actions OnWritten(uint64_t attempt,
                                         const absl::StatusOr<std::vector<v1::SnapshotFile>>& files);
   // The directory hangs: the snapshot that is being written counts as failed from now on.
@@ -297,7 +299,7 @@ class NodeJob {
   // ---- snapshots ----
   [[nodiscard]] node::Actions AskForSnapshot();
   // Asks the group to go back to the snapshot of `step`. REQUIRES: there is one.
-  [[nodiscard]] node::Actions AskToGoBack(int64_t step, const std::string& why);
+  [[nodiscard]] node::Actions AskToGoBack(const SnapshotId& to, const std::string& why);
 
   // ---- what it shows (node_job_view.cc) ----
   [[nodiscard]] Phase phase() const { return job_ == nullptr ? Phase::kNone : job_->phase; }
@@ -334,7 +336,7 @@ class NodeJob {
   [[nodiscard]] bool HasOrGetsState() const;
   // It goes on from a snapshot, and has not begun.
   [[nodiscard]] bool begins_from_snapshot() const {
-    return !job_->has_state && job_->wire.restore_step() > 0;
+    return !job_->has_state && job_->wire.has_restore();
   }
   // It goes on from a snapshot whose state its lanes do not have yet.
   [[nodiscard]] bool restores() const;
@@ -360,6 +362,9 @@ class NodeJob {
   // A job that has gone back goes on: every rank is attached, and the snapshot's weights are being
   // published.
   [[nodiscard]] bool Restarted() const;
+  // The coordinator has given the job up, and its trainers are about to hear so, each in its step.
+  // UNAVAILABLE (TRAINER_LOST, LANE_LOST) says why; no lane is started any more. OK: it has not.
+  [[nodiscard]] absl::Status GivenUp() const;
   // Why a job that has gone back does not go on: a rank will not come. nullopt: it may go on.
   [[nodiscard]] std::optional<std::string> WhyNotRestarted() const;
   // A rank is missing for good, and the job ends when its state is saved.
@@ -453,7 +458,8 @@ class NodeJob {
   void GiveWayTo(const v1::PlanInputs& plan);
   void StartPreparing(const v1::PlanInputs& wire);
   void TellPlanReady();
-  void TellPlanFailed(const absl::Status& why, int64_t older_snapshot = 0);
+  void TellPlanFailed(const absl::Status& why,
+                      const std::optional<SnapshotId>& older = std::nullopt);
   void OnRefused(const v1::RegistrationRefused& refused);
 
   // node_job_lanes.cc

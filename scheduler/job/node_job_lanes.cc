@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/job/impossible.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/reason.h"
@@ -75,14 +76,14 @@ node::Actions NodeJob::OnLanesStarted(TimePoint now, const absl::Status& started
 }
 
 void NodeJob::PrepareLanes() {
-  if (job_->wire.restore_step() > 0 && !job_->restored) {
+  if (job_->wire.has_restore() && !job_->restored) {
     if (!job_->host_copies) {
       return TellPlanFailed(Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                                   scheduler::Say("this node has no --snapshot_dir")));
     }
     job_->Enter(Phase::kRestoring);
-    Say(node::Note::Level::kInfo, "restoring", {{"step", job_->wire.restore_step()}});
-    Do(node::Restore{StepId(job_->wire.restore_step())});
+    Say(node::Note::Level::kInfo, "restoring", {{"step", job_->wire.restore().step()}});
+    Do(node::Restore{FromProto(job_->wire.restore())});
     return;
   }
   if (job_->over_old_memory) {
@@ -99,7 +100,7 @@ void NodeJob::PrepareLanes() {
 }
 
 node::Actions NodeJob::OnRestored(TimePoint /*now*/, absl::StatusOr<Restored> restored,
-                                  int64_t older_snapshot) {
+                                  const std::optional<SnapshotId>& older) {
   // A node that cannot restore ends the job on all of them; others may be at it.
   if (job_ != nullptr && job_->phase == Phase::kFailed) return Take();
   if (job_ == nullptr || job_->phase != Phase::kRestoring || job_->lanes.loading()) {
@@ -108,11 +109,11 @@ node::Actions NodeJob::OnRestored(TimePoint /*now*/, absl::StatusOr<Restored> re
   }
   if (!restored.ok()) {
     Say(node::Note::Level::kError, "a snapshot cannot be restored",
-        {{"step", job_->wire.restore_step()},
+        {{"step", job_->wire.restore().step()},
          {"what", restored.status().ToString(absl::StatusToStringMode::kWithNoExtraData)}});
     absl::Status why = restored.status();
     if (ReasonOf(why).empty()) why = WithReason(why, "SNAPSHOT_BROKEN");
-    TellPlanFailed(why, older_snapshot);
+    TellPlanFailed(why, older);
     return Take();
   }
   const auto& trainers = job_->planned.inputs->layout.trainers;
@@ -144,7 +145,7 @@ void NodeJob::OnStateLoaded(LaneIndex lane, const v1::LaneReport::StateLoaded& l
   }
   if (!job_->lanes.OnLoaded(lane)) return;
   job_->restored = true;
-  Say(node::Note::Level::kInfo, "restored", {{"step", job_->wire.restore_step()}});
+  Say(node::Note::Level::kInfo, "restored", {{"step", job_->wire.restore().step()}});
   PrepareLanes();
 }
 

@@ -44,8 +44,10 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
   const bool found = job_ == nullptr && resume.has_value() && resume->has_value();
   const absl::Status refused = CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
                                          found ? (*resume)->step() : LastCommitted());
-  if (refused.ok()) return std::nullopt;
-  return refused;
+  if (!refused.ok()) return refused;
+  // As of one that was lost; but its trainers are still to be told so, each in its step.
+  if (!GivenUp().ok()) return Later{NotReadyToOpen(opening.rank)};
+  return std::nullopt;
 }
 
 // Whether a replacement can be told where the job is: what the predecessor's last attempt has come
@@ -64,7 +66,9 @@ absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
                  scheduler::Say("rank ", Named("rank", rank), " of job '", Named("job", job),
                                 "' cannot begin yet: ", Named("awaited", why), "; ask again"));
   };
-  if (job_->phase == Phase::kFailed) return refuse("a job that was lost still has trainers");
+  if (job_->phase == Phase::kFailed || !GivenUp().ok()) {
+    return refuse("a job that was lost still has trainers");
+  }
   if (job_->ending) return refuse("the last state of the job is being saved");
   if (lanes_come()) return refuse("lanes are being replaced");
   if (Unmaps(rank)) return refuse("lanes still unmap the memory of the rank's last trainer");

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/impossible.h"
 #include "scheduler/job/node_job.h"
@@ -124,7 +125,8 @@ node::Actions NodeJob::OnPrepared(TimePoint /*now*/, absl::StatusOr<Prepared> pr
 
 void NodeJob::TellPlanReady() {
   job_->Enter(Phase::kAwaiting);
-  if (job_->over_old_memory) TellRanksAgain();
+  // Of a job that goes back the coordinator has forgotten who was there.
+  if (job_->over_old_memory || job_->goes_back) TellRanksAgain();
   v1::MemberMessage message;
   v1::PlanReady& ready = *message.mutable_plan_ready();
   ready.set_node(options_.node);
@@ -134,10 +136,10 @@ void NodeJob::TellPlanReady() {
   Wake();
 }
 
-void NodeJob::TellPlanFailed(const absl::Status& why, int64_t older_snapshot) {
+void NodeJob::TellPlanFailed(const absl::Status& why, const std::optional<SnapshotId>& older) {
   v1::MemberMessage message;
   v1::PlanReady& ready = *message.mutable_plan_ready();
-  ready.set_older_snapshot(older_snapshot);
+  if (older.has_value()) *ready.mutable_older() = ToProto(*older);
   ready.set_node(options_.node);
   ready.set_epoch(epoch_);
   ready.set_error(std::string(why.message()));

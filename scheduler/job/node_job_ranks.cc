@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/refusals.h"
@@ -22,7 +23,7 @@ v1::MemberMessage NodeJob::NewsOfSession(const RankTable::Session& session) cons
   told.set_incarnation(session.incarnation);
   told.set_pid(session.pid);
   told.set_job_incarnation(job_->wire.job_incarnation());
-  if (job_->resume.has_value()) told.set_restore_step(job_->resume->step());
+  if (job_->resume.has_value()) *told.mutable_restore() = ToProto(job_->resume->id());
   // Once it has a plan the job is its launch's own: what is told again discards nothing.
   told.set_discard(session.discards && !planned());
   told.set_launch(job_->launch);

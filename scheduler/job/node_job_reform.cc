@@ -1,4 +1,5 @@
 // A job goes on in a new epoch: with new lanes over its memory, or from a snapshot.
+#include "scheduler/convert/convert.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/reason.h"
 
@@ -6,8 +7,9 @@ namespace dmuond::scheduler {
 namespace {
 
 // A job goes back under the plan that it has.
-bool SameButForTheStep(v1::PlanInputs a, const v1::PlanInputs& b) {
-  a.set_restore_step(b.restore_step());
+bool SameButForTheSnapshot(v1::PlanInputs a, const v1::PlanInputs& b) {
+  a.clear_restore();
+  if (b.has_restore()) *a.mutable_restore() = b.restore();
   return a.SerializeAsString() == b.SerializeAsString();
 }
 
@@ -27,21 +29,21 @@ void NodeJob::OnRollBack(const v1::RollBack& back) {
   GiveWayTo(plan);
   if (job_ != nullptr && (job_->name != plan.job() || !job_->failed.ok())) return TellCannotGoOn();
   Say(node::Note::Level::kWarn, "the job goes back to a snapshot",
-      {{"from_step", LastCommitted()}, {"to_step", plan.restore_step()}, {"what", back.why()}});
+      {{"from_step", LastCommitted()}, {"to_step", plan.restore().step()}, {"what", back.why()}});
   if (job_ == nullptr || !planned()) {
     OnPlan(plan);
     job_->goes_back = planned();
     return;
   }
-  if (!SameButForTheStep(plan, job_->wire)) {
+  if (!SameButForTheSnapshot(plan, job_->wire)) {
     return TellPlanFailed(
         Error(absl::StatusCode::kFailedPrecondition, "PLAN_DIFFERS",
               scheduler::Say("job '", Named("job", plan.job()), "' is to go back to step ",
-                             Named("to_step", plan.restore_step()),
+                             Named("to_step", plan.restore().step()),
                              " under another plan than the one that it has here")));
   }
   job_->goes_back = true;
-  job_->back = {plan.restore_step(), back.epoch(), back.asked()};
+  job_->back = {plan.restore().step(), back.epoch(), back.asked()};
   ranks_.GoBack(job_->back);
   job_->wire = plan;
   ++plan_version_;
@@ -67,7 +69,7 @@ void NodeJob::ForgetState() {
   // In a new epoch every attempt is newer than those that trainers have died in.
   ranks_.VacanciesEndNothing();
   job_->state_is_void = true;
-  if (options_.node == 0) Do(node::SetSnapshotsAside{StepId(job_->wire.restore_step())});
+  if (options_.node == 0) Do(node::SetSnapshotsAside{FromProto(job_->wire.restore())});
 }
 
 void NodeJob::TellCannotGoOn() {

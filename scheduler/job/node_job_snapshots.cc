@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "scheduler/job/node_job.h"
 
 namespace dmuond::scheduler {
@@ -99,9 +100,9 @@ node::Actions NodeJob::AskForSnapshot() {
   return Take();
 }
 
-node::Actions NodeJob::AskToGoBack(int64_t step, const std::string& why) {
+node::Actions NodeJob::AskToGoBack(const SnapshotId& to, const std::string& why) {
   v1::MemberMessage message;
-  message.mutable_load_snapshot()->set_step(step);
+  *message.mutable_load_snapshot()->mutable_to() = ToProto(to);
   message.mutable_load_snapshot()->set_why(why);
   message.mutable_load_snapshot()->set_epoch(epoch_);
   Tell(std::move(message));

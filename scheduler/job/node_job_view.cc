@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/node_job.h"
+#include "scheduler/job/refusals.h"
 #include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
@@ -21,15 +22,15 @@ absl::Status NodeJob::CheckStill(uint64_t number) const {
 
 bool NodeJob::HasOrGetsState() const {
   return job_ != nullptr &&
-         (job_->has_state || job_->wire.restore_step() > 0 || job_->resume.has_value());
+         (job_->has_state || job_->wire.has_restore() || job_->resume.has_value());
 }
 
 bool NodeJob::restores() const {
-  return job_ != nullptr && job_->failed.ok() && job_->wire.restore_step() > 0 && !job_->restored;
+  return job_ != nullptr && job_->failed.ok() && job_->wire.has_restore() && !job_->restored;
 }
 
 bool NodeJob::restores_somewhere() const {
-  return job_ != nullptr && job_->failed.ok() && epoch_ != 0 && job_->wire.restore_step() > 0 &&
+  return job_ != nullptr && job_->failed.ok() && epoch_ != 0 && job_->wire.has_restore() &&
          !job_->steps.has_value();
 }
 
@@ -56,7 +57,7 @@ bool NodeJob::Saved() const {
 int64_t NodeJob::LastCommitted() const {
   if (job_ == nullptr) return 0;
   if (job_->steps.has_value()) return job_->steps->last_committed().value();
-  if (job_->wire.restore_step() > 0) return job_->wire.restore_step();
+  if (job_->wire.has_restore()) return job_->wire.restore().step();
   return job_->resume.has_value() ? job_->resume->step() : 0;
 }
 
@@ -67,6 +68,13 @@ std::string NodeJob::TrainerStateOf(int32_t rank) const {
   if (job_->has_state || !job_->resume.has_value()) return "";
   const auto kept = job_->resume->trainers.find(TrainerRank(rank));
   return kept == job_->resume->trainers.end() ? "" : kept->second;
+}
+
+absl::Status NodeJob::GivenUp() const {
+  if (job_ == nullptr || !job_->steps.has_value()) return absl::OkStatus();
+  const std::optional<Decision>& last = job_->steps->last_decision();
+  if (!last.has_value() || !last->lost) return absl::OkStatus();
+  return scheduler::GivenUp(last->outcome.reason, last->outcome.detail);
 }
 
 bool NodeJob::Restarted() const {

@@ -93,7 +93,7 @@ void NodeJob::TellProgress(TimePoint now, const Sight& sight) {
         sight.planned ? absl::StrCat("memory, of which ", done, " bytes are there") : "its plan";
   }
   if (awaited.empty() && restores()) {
-    awaited = absl::StrCat("the snapshot of step ", job_->wire.restore_step(), ", of which ",
+    awaited = absl::StrCat("the snapshot of step ", job_->wire.restore().step(), ", of which ",
                            sight.read_bytes, " bytes are read");
     done += sight.read_bytes;
   }

@@ -86,4 +86,11 @@ absl::Status PredecessorRuns(int32_t rank, pid_t pid) {
                    pid, "`"));
 }
 
+absl::Status GivenUp(OutcomeReason why, const std::string& detail) {
+  const char* reason = why == OutcomeReason::kTrainerMissing ? "TRAINER_LOST"
+                       : why == OutcomeReason::kLaneLost     ? "LANE_LOST"
+                                                             : "NODE_NOT_READY";
+  return Error(absl::StatusCode::kUnavailable, reason, Message{detail, {}});
+}
+
 }  // namespace dmuond::scheduler

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "scheduler/step.h"
 
 namespace dmuond::scheduler {
 
@@ -39,6 +40,8 @@ inline constexpr char kBeginAnew[] = "resume=\"discard\" (DMUOND_RESUME=discard)
 [[nodiscard]] absl::Status RankMoved(const std::string& job, int32_t rank, int32_t home,
                                      int32_t node);
 [[nodiscard]] absl::Status PredecessorRuns(int32_t rank, pid_t pid);
+// A rank, a lane or a node is missing for good; for trainers that have submitted nothing.
+[[nodiscard]] absl::Status GivenUp(OutcomeReason why, const std::string& detail);
 
 }  // namespace dmuond::scheduler
 

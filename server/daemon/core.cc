@@ -89,10 +89,10 @@ Core::Core(DaemonOptions daemon_options, NodeDevice& node_device)
                                   const absl::StatusOr<std::vector<v1::SnapshotFile>>& files)
                                DMUOND_REQUIRES(mutex) { Do(job.OnWritten(attempt, files)); },
              .on_restored =
-                 [this](absl::StatusOr<scheduler::NodeJob::Restored> restored, int64_t older)
-                     DMUOND_REQUIRES(mutex) {
-                       Do(job.OnRestored(Now(), std::move(restored), older));
-                     },
+                 [this](absl::StatusOr<scheduler::NodeJob::Restored> restored,
+                        const std::optional<storage::SnapshotId>& older) DMUOND_REQUIRES(mutex) {
+                   Do(job.OnRestored(Now(), std::move(restored), older));
+                 },
              .on_hangs = [this](const std::string& how)
                              DMUOND_REQUIRES(mutex) { Do(job.OnDiskHangs(how)); },
              .changed = [this]() DMUOND_REQUIRES(mutex) { mutex.Changed(); }}) {

@@ -112,7 +112,7 @@ void Core::Perform(node::Prepare& order) {
   memory.Prepare(order, [this](absl::StatusOr<scheduler::PlannedJob> planned,
                                bool host_copies) DMUOND_REQUIRES(mutex) {
     const std::optional<scheduler::CostTable>& costs = options.coordinator.costs;
-    if (planned.ok() && costs.has_value() && job.wire().restore_step() > 0 &&
+    if (planned.ok() && costs.has_value() && job.wire().has_restore() &&
         ToProto(*costs).SerializeAsString() != job.wire().costs().SerializeAsString()) {
       log::Info("the job goes on with the costs that it was planned with: --replan takes others",
                 {{"job", job.name()}, {"device", job.wire().costs().device()}});

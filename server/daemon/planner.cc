@@ -9,7 +9,7 @@ absl::StatusOr<scheduler::PlannedJob> Planner::Make(const v1::PlanInputs& wire) 
   same.clear_job();
   same.clear_job_incarnation();
   same.clear_launch();
-  same.clear_restore_step();
+  same.clear_restore();
   std::string key = same.SerializeAsString();
   MutexLock lock(mutex_);
   if (last_.plan != nullptr && key == key_) return last_;

@@ -17,7 +17,7 @@ namespace dmuond::server {
 class Planner {
  public:
   // As scheduler::MakePlannedJob(). The last plan is kept, and answers inputs that differ from its
-  // own in job, incarnation, launch and restore_step only.
+  // own in job, incarnation, launch and restore only.
   absl::StatusOr<scheduler::PlannedJob> Make(const v1::PlanInputs& wire);
 
  private:

@@ -13,7 +13,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "scheduler/snapshot_schedule.h"
 #include "scheduler/types.h"
 
 namespace dmuond::server::storage {

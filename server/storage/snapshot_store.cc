@@ -119,6 +119,14 @@ absl::StatusOr<SnapshotEntry> SnapshotStore::Find(scheduler::StepId step) {
                     : absl::StrCat("; it has steps ", absl::StrJoin(steps, ", "))));
 }
 
+absl::StatusOr<SnapshotEntry> SnapshotStore::Find(const SnapshotId& id) {
+  SnapshotEntry entry = Look(id);
+  if (entry.state == SnapshotState::kBroken) return entry.problem;
+  if (entry.state == SnapshotState::kDurable) return entry;
+  return absl::NotFoundError(absl::StrCat("job ", job_, " has no snapshot of ", ToString(id),
+                                          " in ", storage_->Describe(job_)));
+}
+
 absl::StatusOr<std::optional<SnapshotId>> SnapshotStore::Largest() {
   absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
   if (!ids.ok()) return ids.status();

@@ -113,8 +113,9 @@ class Disk {
   // With the snapshot of one step, or with nothing.
   void Prepare(const storage::testing::Job& job, bool saved) {
     const std::filesystem::path all(folder_ / job.base.job());
-    const auto newest = NewestStep(*storage_, job.base.job());
-    if (newest.ok() && *newest == (saved ? kSavedStep : 0) && Entries(all) <= (saved ? 1 : 0)) {
+    const auto newest = NewestOf(*storage_, job.base.job());
+    const auto wanted = saved ? std::optional(storage::testing::IdAt(kSavedStep)) : std::nullopt;
+    if (newest.ok() && *newest == wanted && Entries(all) <= (saved ? 1 : 0)) {
       return;
     }
     std::filesystem::remove_all(all);
@@ -401,9 +402,10 @@ class Target {
   // Its registrations, where it has none of its own.
   void GivePlan(v1::PlanInputs& plan) const {
     if (!plan.registrations().empty()) return;
-    const int64_t restore_step = plan.restore_step();
+    std::optional<v1::SnapshotId> restore;
+    if (plan.has_restore()) restore = plan.restore();
     plan = plan_;
-    plan.set_restore_step(restore_step);
+    if (restore.has_value()) *plan.mutable_restore() = *restore;
   }
 
   const TempDir folder_;

@@ -200,7 +200,13 @@ def peer_messages() -> None:
         "stepped": stepped,
         "saved": saved,
         "asked": stepped + at(1, snapshot_request=peer_pb2.SnapshotRequest()),
-        "loaded": saved + at(1, load_snapshot=peer_pb2.LoadSnapshotOf(step=1, why="asked")),
+        "loaded": saved
+        + at(
+            1,
+            load_snapshot=peer_pb2.LoadSnapshotOf(
+                to=peer_pb2.SnapshotId(attempt=attempt(2), step=1), why="asked"
+            ),
+        ),
         "state": stepped + at(1, member_state=peer_pb2.MemberState(epoch=1)),
         "gone": stepped + at(1, rank_gone=peer_pb2.RankGone(rank=0, incarnation=1, detail="gone")),
         "left": begin + at(1, rank_gone=peer_pb2.RankGone(rank=0, incarnation=1, detail="gone")),
@@ -278,21 +284,22 @@ def coordinator_messages() -> None:
     load = peer_pb2.ATTEMPT_KIND_LOAD
     commit, abort = verdict.VERDICT_COMMIT, verdict.VERDICT_ABORT
     plan = told(plan=peer_pb2.PlanInputs(job="raw"))
-    restored = told(plan=peer_pb2.PlanInputs(job="raw", restore_step=saved_step))
+    restore = peer_pb2.SnapshotId(attempt=attempt(saved_step), step=saved_step)
+    restored = told(plan=peer_pb2.PlanInputs(job="raw", restore=restore))
     registration = peer_pb2.Registration(node=1, job="raw", world_size=1, **layout())
     given = peer_pb2.PlanInputs(
         job="raw", job_incarnation=1, nodes=2, lanes_per_node=1, registrations=[registration]
     )
     second = peer_pb2.Registration(rank=1, job="raw", world_size=2, **layout())
     other_back = peer_pb2.RollBack(epoch=2, plan=given)
-    other_back.plan.restore_step = saved_step
+    other_back.plan.restore.CopyFrom(restore)
     pushed = plan + opened(1, 1) + decided(1, 0, push, commit) + opened(2, 1)
     stepped = pushed + decided(2, 1, step, commit) + opened(3, 2)
     save = told(save=peer_pb2.SaveState(attempt=attempt(2), step=1))
     removed = snapshot_pb2.SnapshotManifest(job="raw", attempt=attempt(2), step=1)
     back = peer_pb2.RollBack(epoch=2, why="asked")
     back.plan.job = "raw"
-    back.plan.restore_step = saved_step
+    back.plan.restore.CopyFrom(restore)
     republished = told(republish=peer_pb2.Republish(attempt=attempt(1, 2), step=saved_step))
     gone_back = stepped + told(roll_back=back) + opened(1, 4, 2) + republished + opened(2, 4, 2)
     reform = told(reform=peer_pb2.Reform(epoch=2, why="a lane"))

@@ -178,13 +178,13 @@ class Directory {
   void Use(bool vouched) {
     NewestEpoch(storage_).IgnoreError();
     const auto newest = FindRestorable(storage_, kJob);
-    const auto newest_step = NewestStep(storage_, kJob);
+    const auto newest_of = NewestOf(storage_, kJob);
     if (newest.ok() && newest->has_value()) {
-      Require(newest_step.ok() && *newest_step == (*newest)->id.step.value());
+      Require(newest_of.ok() && *newest_of == (*newest)->id);
     }
     for (int64_t step = 1; step <= kSteps; ++step) {
-      const auto older = NewestStepBefore(storage_, kJob, scheduler::StepId(step));
-      Require(!older.ok() || *older < step);
+      const auto older = NewestBefore(storage_, kJob, IdAt(step));
+      Require(!older.has_value() || *older < IdAt(step));
       const auto found = FindRestorable(storage_, kJob, scheduler::StepId(step));
       if (!found.ok()) {
         ++reached.broken;

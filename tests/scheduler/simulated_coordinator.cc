@@ -127,7 +127,7 @@ void SimulatedCoordinator::HaveMade(const PlanOrder& order) {
   if (group_.instant) return Perform(jobs_->OnPlanMade(Now(), order, planned));
   Chance& chance = group_.chance;
   // What has been planned once can be planned again.
-  const bool fails = order.inputs->restore_step() == 0 && chance.Of(5);
+  const bool fails = !order.inputs->has_restore() && chance.Of(5);
   const Microseconds takes = chance.Pick(0, (chance.Of(80) ? 20 : 500) * kMillisecond);
   group_.time.After(takes, [this, fails, order, &planned, boot = boot_] {
     if (boot_ != boot) return;
@@ -161,10 +161,10 @@ void SimulatedCoordinator::Check(Simulation& job, const Addressed& addressed, bo
     }
     case Kind::kPlan:
       job.Trace("planned from registrations");
-      if (message.plan().restore_step() == 0) return invariants.BeganAnew();
-      return CheckWayBack(job, message.plan().restore_step(), /*asked=*/false);
+      if (!message.plan().has_restore()) return invariants.BeganAnew();
+      return CheckWayBack(job, FromProto(message.plan().restore()), /*asked=*/false);
     case Kind::kRollBack:
-      return CheckWayBack(job, message.roll_back().plan().restore_step(),
+      return CheckWayBack(job, FromProto(message.roll_back().plan().restore()),
                           message.roll_back().asked());
     case Kind::kReform:
       job.Trace("reform, epoch ", message.reform().epoch());
@@ -197,12 +197,11 @@ void SimulatedCoordinator::CheckDecision(Simulation& job, const v1::Decision& de
                          !job.FateOf(StepId(decision.step()), "nan", 15));
 }
 
-void SimulatedCoordinator::CheckWayBack(Simulation& job, int64_t to_step, bool asked) {
+void SimulatedCoordinator::CheckWayBack(Simulation& job, const SnapshotId& to, bool asked) {
   const uint32_t epoch = jobs_->Find(job.name())->epoch();
-  job.Trace("back to step ", to_step, ", epoch ", epoch);
-  const std::optional<SnapshotId> to = job.SnapshotOf(StepId(to_step));
-  if (!to) return job.Fail("the job goes back to a snapshot that is not there");
-  job.invariants.RolledBack(*to, GroupEpoch(epoch), asked);
+  job.Trace("back to step ", to.step.value(), ", epoch ", epoch);
+  if (!job.disk.contains(to)) return job.Fail("the job goes back to a snapshot that is not there");
+  job.invariants.RolledBack(to, GroupEpoch(epoch), asked);
 }
 
 void SimulatedCoordinator::CheckEnd(Simulation& job, const v1::JobEnded& ended) {
@@ -243,7 +242,7 @@ void SimulatedCoordinator::Hear(NodeRank from, Simulation& job, const v1::Member
     job.Fail(absl::StrCat("a member's message is of another job: '", message.job(), "'"));
   }
   if (message.has_newest_snapshot()) {
-    seen_[&job].found_snapshot = message.newest_snapshot().step() > 0;
+    seen_[&job].found_snapshot = message.newest_snapshot().has_newest();
   }
   const v1::PlanReady& ready = message.plan_ready();
   const GroupJob* machine = jobs_->Find(job.name());

@@ -60,7 +60,7 @@ class SimulatedCoordinator {
   void Check(Simulation& job, const Addressed& addressed, bool again);
   void CheckDecision(Simulation& job, const v1::Decision& decision, bool again);
   void CheckEnd(Simulation& job, const v1::JobEnded& ended);
-  void CheckWayBack(Simulation& job, int64_t to_step, bool asked);
+  void CheckWayBack(Simulation& job, const SnapshotId& to, bool asked);
   // Has the machines handle an event; `newly_lost` hears of jobs that were lost by it.
   void Observe(const std::function<void()>& event,
                const std::function<void(Simulation&)>& newly_lost);

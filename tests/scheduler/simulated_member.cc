@@ -477,7 +477,7 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(Tra
   }
   OpenedSession session;
   session.incarnation = opened->incarnation;
-  if (job_->steps() != nullptr || (job_->wire().restore_step() > 0 && !job_->restores())) {
+  if (job_->steps() != nullptr || (job_->wire().has_restore() && !job_->restores())) {
     session.at = history_;
   } else if (job_->resume().has_value()) {
     session.at = simulation_.invariants.StateOf(
@@ -505,9 +505,11 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
   if (session.refusals > 0) return Unavailable("NODE_NOT_READY");
   if (!job_->failure().ok()) return job_->failure();
   if (!client->mapping) {
-    if (job_->plan() == nullptr || job_->WhyNotYetMapped(client->id) || !job_->Published()) {
+    if (job_->plan() == nullptr || job_->WhyNotYetMapped(client->id)) {
+      if (absl::Status over = job_->GivenUp(); !over.ok()) return over;
       return std::nullopt;
     }
+    if (!job_->Published()) return std::nullopt;
     client->mapping = true;
     v1::LaneCommand command;
     command.mutable_attach()->set_rank(rank.value());
@@ -519,7 +521,10 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
     Perform(job_->BeginMapping(client->id, std::move(command)));
   }
   if (!client->attached) {
-    if (!job_->AllMapped(client->id)) return std::nullopt;
+    if (!job_->AllMapped(client->id)) {
+      if (absl::Status over = job_->GivenUp(); !over.ok()) return over;
+      return std::nullopt;
+    }
     client->begins = job_->begins_from_snapshot();
     client->attached = true;
     Perform(job_->Attach(client->id, {}, /*broadcast=*/false));

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "tests/scheduler/simulated_coordinator.h"
 #include "tests/scheduler/simulated_member.h"
 
@@ -30,7 +31,7 @@ void SimulatedMember::FindNewest(uint32_t epoch) {
     message.set_job(simulation_.name());
     message.mutable_newest_snapshot()->set_epoch(epoch);
     if (const auto newest = Newest()) {
-      message.mutable_newest_snapshot()->set_step(newest->step.value());
+      *message.mutable_newest_snapshot()->mutable_newest() = ToProto(*newest);
     }
     TellHere(message);
   });
@@ -41,7 +42,7 @@ void SimulatedMember::GoBackToNewest() {
   OnDisk([this, epoch = job_->epoch()] {
     const std::optional<SnapshotId> newest = Newest();
     if (job_->epoch() != epoch || !job_->settled() || !newest) return;
-    Perform(job_->AskToGoBack(newest->step.value(), "somebody asked for it"));
+    Perform(job_->AskToGoBack(*newest, "somebody asked for it"));
   });
 }
 
@@ -124,31 +125,32 @@ void SimulatedMember::EndCopy(bool written) {
 }
 
 void SimulatedMember::Do(const node::Restore& order) {
-  OnDisk([this, number = ++restores_, step = order.step] {
+  OnDisk([this, number = ++restores_, from = order.from] {
     if (restores_ != number) return;
-    const std::optional<SnapshotId> from = simulation_.SnapshotOf(step);
-    if (!from) return simulation_.Fail("the snapshot that the job goes back to is not there");
+    const auto snapshot = simulation_.disk.find(from);
+    if (snapshot == simulation_.disk.end()) {
+      return simulation_.Fail("the snapshot that the job goes back to is not there");
+    }
     // Whether an older snapshot can be read is for the directory to know; here none can.
     if (simulation_.chance.Of(3)) {
       return Perform(job_->OnRestored(simulation_.Now(), absl::DataLossError("a file is broken")));
     }
-    const std::vector<uint64_t>& states = simulation_.disk.at(*from);
+    const std::vector<uint64_t>& states = snapshot->second;
     NodeJob::Restored restored;
-    restored.from.manifest.set_step(from->step.value());
-    restored.from.manifest.set_attempt(from->attempt.value());
+    restored.from.manifest.set_step(from.step.value());
+    restored.from.manifest.set_attempt(from.attempt.value());
     for (size_t i = 0; i < lanes_.size(); ++i) {
       restored.updates.push_back({states[node_.value() * lanes_.size() + i]});
     }
-    history_ = simulation_.invariants.StateOf(*from);
+    history_ = simulation_.invariants.StateOf(from);
     Perform(job_->OnRestored(simulation_.Now(), std::move(restored)));
   });
 }
 
 void SimulatedMember::Do(const node::SetSnapshotsAside& order) {
   committing_.reset();
-  OnDisk([this, step = order.after] {
-    const std::optional<SnapshotId> to = simulation_.SnapshotOf(step);
-    if (to) simulation_.disk.erase(simulation_.disk.upper_bound(*to), simulation_.disk.end());
+  OnDisk([this, to = order.after] {
+    simulation_.disk.erase(simulation_.disk.upper_bound(to), simulation_.disk.end());
   });
 }
 

@@ -110,12 +110,6 @@ struct Simulation {
 
   [[nodiscard]] const std::string& name() const { return world.name(); }
   // What is restored where somebody names a step: the newest snapshot of it.
-  [[nodiscard]] std::optional<SnapshotId> SnapshotOf(StepId step) const {
-    for (auto snapshot = disk.rbegin(); snapshot != disk.rend(); ++snapshot) {
-      if (snapshot->first.step == step) return snapshot->first;
-    }
-    return std::nullopt;
-  }
   // Records of members are kept: they are to be handed over now or soon.
   [[nodiscard]] bool RecordsJobs() const {
     return time.now() >= options.hand_overs_begin &&

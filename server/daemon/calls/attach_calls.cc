@@ -211,7 +211,7 @@ absl::Status AttachCalls::WaitUntilMappable(const v1::SessionKey& key) {
       return true;
     }
     not_yet = core_.job.WhyNotYetMapped((*found)->id);
-    return !not_yet.has_value();
+    return !not_yet.has_value() || !core_.job.GivenUp().ok();
   };
   absl::StatusOr<bool> come = false;
   // As long as nodes get something done, which the coordinator watches: a snapshot may be large.
@@ -225,7 +225,10 @@ absl::Status AttachCalls::WaitUntilMappable(const v1::SessionKey& key) {
   const RankTable::Session& session = core_.SessionOf(**found);
   if (session.refusals > refusals) return RefusalOf(session);
   if (absl::Status failure = core_.job.failure(); !failure.ok()) return failure;
-  if (!*come) return *not_yet;
+  if (not_yet.has_value()) {
+    absl::Status over = core_.job.GivenUp();
+    return over.ok() ? *not_yet : over;
+  }
   // What is being published still goes to the memory that the lanes have mapped now.
   return core_.WaitUntilPublished([] { return false; });
 }
@@ -303,13 +306,14 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
   absl::StatusOr<bool> attached = core_.Wait(
       [&]() DMUOND_REQUIRES(core_.mutex) {
         found = core_.Find(request.key());
-        return !found.ok() || !job.failure().ok() || job.AllMapped(id);
+        return !found.ok() || !job.failure().ok() || job.AllMapped(id) || !job.GivenUp().ok();
       },
       from_now(), [] { return false; });
   if (!attached.ok()) return attached.status();
   if (!found.ok()) return found.status();
   if (absl::Status failure = job.failure(); !failure.ok()) return failure;
-  if (!*attached) {
+  if (!job.AllMapped(id)) {
+    if (absl::Status over = job.GivenUp(); !over.ok()) return over;
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
                  "not every lane has mapped the trainer's memory in time");
   }
@@ -330,7 +334,7 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
     if (!*begun) {
       return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                    Say("job '", Named("job", job.name()), "' begins at step ",
-                       Named("step", job.wire().restore_step() + 1),
+                       Named("step", job.wire().restore().step() + 1),
                        " when every rank has attached its buffers; not all have in time: `dmuonctl "
                        "status` on each node lists those that have"));
     }
@@ -366,7 +370,7 @@ absl::StatusOr<bool> AttachCalls::WaitUntilRestarted(const v1::SessionKey& key,
   if (const auto why = job.WhyNotRestarted(); why.has_value()) {
     return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                  Say("job '", Named("job", job.name()), "' does not go on from step ",
-                     Named("to_step", job.wire().restore_step()), ": ", *why));
+                     Named("to_step", job.wire().restore().step()), ": ", *why));
   }
   return begun;
 }

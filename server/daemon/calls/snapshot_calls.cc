@@ -58,16 +58,15 @@ std::string SnapshotCalls::PathOf(const v1::SnapshotDone& done) const {
 
 // ---- loading ----
 
-absl::StatusOr<int64_t> SnapshotCalls::FindSnapshot(int64_t step,
-                                                    const Core::Cancelled& cancelled) {
+absl::StatusOr<storage::SnapshotId> SnapshotCalls::FindSnapshot(int64_t step,
+                                                                const Core::Cancelled& cancelled) {
   const scheduler::NodeJob& job = core_.held_job();
   if (core_.options.storage == nullptr) {
     return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                  "this daemon has no --snapshot_dir: there is nothing to load");
   }
   // One that goes back, or begins from a snapshot, is waited for until it has.
-  if (!job.exists() || job.plan() == nullptr ||
-      (!job.has_state() && job.wire().restore_step() == 0)) {
+  if (!job.exists() || job.plan() == nullptr || (!job.has_state() && !job.wire().has_restore())) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                  "no job runs here that could go back: a job that begins is resumed instead");
   }
@@ -93,7 +92,7 @@ absl::StatusOr<int64_t> SnapshotCalls::FindSnapshot(int64_t step,
     if (absl::Status still = check(); !still.ok()) return still;
     // What is read is of no use in a later one, in which the group may need the disk.
     const uint32_t epoch = job.epoch();
-    auto way = std::make_shared<absl::StatusOr<int64_t>>(0);
+    auto way = std::make_shared<absl::StatusOr<storage::SnapshotId>>(storage::SnapshotId{});
     absl::Status read = core_.Read(
         [=](storage::Storage& storage, const Core::Cancelled& unwanted) {
           *way = FindWayBack(storage, name, step, *inputs, groups, unwanted);
@@ -115,9 +114,10 @@ absl::Status SnapshotCalls::WentElsewhere() const {
                    Named("epoch", back.epoch), " meanwhile"));
 }
 
-scheduler::Rollback SnapshotCalls::TellGoBack(int64_t step, const std::string& why) {
-  const scheduler::Rollback told{step, core_.job.epoch()};
-  core_.Do(core_.job.AskToGoBack(step, why));
+scheduler::Rollback SnapshotCalls::TellGoBack(const storage::SnapshotId& to,
+                                              const std::string& why) {
+  const scheduler::Rollback told{to.step.value(), core_.job.epoch()};
+  core_.Do(core_.job.AskToGoBack(to, why));
   return told;
 }
 
@@ -151,16 +151,17 @@ absl::StatusOr<int64_t> SnapshotCalls::LoadOnce(const v1::LoadSnapshotRequest& r
   const std::string why = absl::StrCat("rank ", (*found)->rank, " asked for it");
   call->running = true;
   log::Info("a trainer asks for a snapshot", {{"rank", (*found)->rank}, {"step", request.step()}});
-  absl::StatusOr<int64_t> answer =
-      call->told.has_value() ? absl::StatusOr<int64_t>(0) : FindSnapshot(request.step(), cancelled);
+  absl::StatusOr<storage::SnapshotId> way = storage::SnapshotId{};
+  if (!call->told.has_value()) way = FindSnapshot(request.step(), cancelled);
   // Only the session's own end takes the entry away while it runs.
   if (found = core_.Find(request.key()); !found.ok()) return found.status();
   call = &(*found)->loads[request.call()];
+  absl::StatusOr<int64_t> answer = way.ok() ? absl::StatusOr<int64_t>(0) : way.status();
   if (answer.ok()) {
     const bool first = !call->told.has_value();
-    if (first) call->told = {*answer, core_.job.epoch()};
+    if (first) call->told = {way->step.value(), core_.job.epoch()};
     const scheduler::Rollback told = *call->told;
-    if (first) TellGoBack(*answer, why);
+    if (first) TellGoBack(*way, why);
     answer = WaitUntilBack(told, cancelled);
     if (found = core_.Find(request.key()); !found.ok()) return found.status();
     call = &(*found)->loads[request.call()];
@@ -210,10 +211,10 @@ absl::StatusOr<v1::LoadSnapshotReply> SnapshotCalls::LoadSnapshot(
 absl::StatusOr<v1::LoadJobReply> SnapshotCalls::LoadJob(const v1::LoadJobRequest& request,
                                                         const Core::Cancelled& cancelled) {
   StateLock lock(core_.mutex);
-  absl::StatusOr<int64_t> step = FindSnapshot(request.step(), cancelled);
-  if (step.ok()) {
-    step = WaitUntilBack(TellGoBack(*step, "dmuonctl asked for it"), cancelled);
-  }
+  absl::StatusOr<storage::SnapshotId> way = FindSnapshot(request.step(), cancelled);
+  if (!way.ok()) return way.status();
+  absl::StatusOr<int64_t> step =
+      WaitUntilBack(TellGoBack(*way, "dmuonctl asked for it"), cancelled);
   if (!step.ok()) return step.status();
   v1::LoadJobReply reply;
   reply.set_step(*step);

@@ -32,10 +32,11 @@ class SnapshotCalls {
  private:
   // The snapshot that the job can go back to: it was read as a whole, and the group is there.
   // ROLLED_BACK if the job goes back meanwhile. Gives up the lock.
-  absl::StatusOr<int64_t> FindSnapshot(int64_t step, const Core::Cancelled& cancelled)
+  absl::StatusOr<storage::SnapshotId> FindSnapshot(int64_t step, const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
   // Asks the group to go back, and returns where to. REQUIRES: the job is settled.
-  scheduler::Rollback TellGoBack(int64_t step, const std::string& why) DMUOND_REQUIRES(core_.mutex);
+  scheduler::Rollback TellGoBack(const storage::SnapshotId& to, const std::string& why)
+      DMUOND_REQUIRES(core_.mutex);
   // Waits until this node has heard of the rollback `told`, or it is known that none comes of it.
   absl::StatusOr<int64_t> WaitUntilBack(const scheduler::Rollback& told,
                                         const Core::Cancelled& cancelled)

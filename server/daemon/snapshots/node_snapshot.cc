@@ -206,26 +206,24 @@ absl::StatusOr<std::optional<Restorable>> FindRestorable(Storage& storage, const
   return Complete(storage, *std::move(*newest));
 }
 
-absl::StatusOr<int64_t> NewestStep(Storage& storage, const std::string& job) {
+absl::StatusOr<std::optional<storage::SnapshotId>> NewestOf(Storage& storage,
+                                                            const std::string& job) {
   absl::StatusOr<std::optional<storage::SnapshotEntry>> newest = FindNewest(storage, job);
   if (!newest.ok()) return newest.status();
-  return newest->has_value() ? (*newest)->id.step.value() : 0;
+  if (!newest->has_value()) return std::nullopt;
+  return (*newest)->id;
 }
 
-absl::StatusOr<int64_t> NewestStepBefore(Storage& storage, const std::string& job,
-                                         scheduler::StepId step) {
+std::optional<storage::SnapshotId> NewestBefore(Storage& storage, const std::string& job,
+                                                const storage::SnapshotId& id) {
   absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
-  if (!store.ok()) return store.status();
+  if (!store.ok()) return std::nullopt;
   absl::StatusOr<std::vector<storage::SnapshotEntry>> entries = store->List();
-  if (!entries.ok()) return entries.status();
-  bool passed = false;
+  if (!entries.ok()) return std::nullopt;
   for (const storage::SnapshotEntry& entry : *entries) {  // newest first
-    if (passed && entry.id.step < step && entry.state == storage::SnapshotState::kDurable) {
-      return entry.id.step.value();
-    }
-    passed = passed || entry.id.step == step;
+    if (entry.id < id && entry.state == storage::SnapshotState::kDurable) return entry.id;
   }
-  return 0;
+  return std::nullopt;
 }
 
 absl::Status VerifyWhole(Storage& storage, const Restorable& snapshot,
@@ -241,6 +239,15 @@ absl::StatusOr<Restorable> FindRestorable(Storage& storage, const std::string& j
   absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
   if (!store.ok()) return store.status();
   absl::StatusOr<storage::SnapshotEntry> entry = store->Find(step);
+  if (!entry.ok()) return entry.status();
+  return Complete(storage, *std::move(entry));
+}
+
+absl::StatusOr<Restorable> FindRestorable(Storage& storage, const std::string& job,
+                                          const storage::SnapshotId& id) {
+  absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
+  if (!store.ok()) return store.status();
+  absl::StatusOr<storage::SnapshotEntry> entry = store->Find(id);
   if (!entry.ok()) return entry.status();
   return Complete(storage, *std::move(entry));
 }

@@ -109,15 +109,19 @@ struct Restorable {
 // submitted cannot be read.
 absl::StatusOr<std::optional<Restorable>> FindRestorable(storage::Storage& storage,
                                                          const std::string& job);
-// The snapshot of a step; NOT_FOUND names the steps of those that exist.
+// The newest snapshot of a step; NOT_FOUND names the steps of those that exist.
 absl::StatusOr<Restorable> FindRestorable(storage::Storage& storage, const std::string& job,
                                           scheduler::StepId step);
+// This very one; NOT_FOUND names it.
+absl::StatusOr<Restorable> FindRestorable(storage::Storage& storage, const std::string& job,
+                                          const storage::SnapshotId& id);
 
-// The step of the newest snapshot that is whole as far as manifest and sizes tell; 0: none is.
-absl::StatusOr<int64_t> NewestStep(storage::Storage& storage, const std::string& job);
-// The same among snapshots older than that of `step`.
-absl::StatusOr<int64_t> NewestStepBefore(storage::Storage& storage, const std::string& job,
-                                         scheduler::StepId step);
+// The newest snapshot that is whole as far as manifest and sizes tell; nullopt: none is.
+absl::StatusOr<std::optional<storage::SnapshotId>> NewestOf(storage::Storage& storage,
+                                                            const std::string& job);
+// The same among those that are older than `id`, and nullopt where they cannot be listed.
+std::optional<storage::SnapshotId> NewestBefore(storage::Storage& storage, const std::string& job,
+                                                const storage::SnapshotId& id);
 // Reads every byte. An error names file and tensor; CANCELLED soon after it is `unwanted`.
 absl::Status VerifyWhole(storage::Storage& storage, const Restorable& snapshot,
                          const std::function<bool()>& unwanted);

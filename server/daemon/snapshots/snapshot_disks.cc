@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "scheduler/convert/convert.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
 #include "server/storage/layout_check.h"
@@ -15,18 +16,17 @@ namespace {
 constexpr char kHangs[] = "SNAPSHOT_DIR_HANGS";
 
 absl::Status SetAsideAfter(storage::Storage& storage, const std::string& job,
-                           scheduler::StepId step) {
-  absl::StatusOr<Restorable> to = FindRestorable(storage, job, step);
-  if (!to.ok()) return to.status();
+                           const storage::SnapshotId& id) {
   absl::StatusOr<storage::SnapshotStore> store = storage::SnapshotStore::Create(storage, job);
-  return store.ok() ? store->SetAsideAfter(to->id) : store.status();
+  return store.ok() ? store->SetAsideAfter(id) : store.status();
 }
 
 }  // namespace
 
-absl::StatusOr<int64_t> FindWayBack(storage::Storage& storage, const std::string& job, int64_t step,
-                                    const scheduler::PlanInputs& inputs, const GroupConfigs& groups,
-                                    const std::function<bool()>& unwanted) {
+absl::StatusOr<storage::SnapshotId> FindWayBack(storage::Storage& storage, const std::string& job,
+                                                int64_t step, const scheduler::PlanInputs& inputs,
+                                                const GroupConfigs& groups,
+                                                const std::function<bool()>& unwanted) {
   absl::StatusOr<std::optional<Restorable>> to = std::nullopt;
   if (step == 0) {
     to = FindRestorable(storage, job);
@@ -45,7 +45,7 @@ absl::StatusOr<int64_t> FindWayBack(storage::Storage& storage, const std::string
   absl::Status same = to.status();
   if (same.ok()) same = CheckRestorable((*to)->manifest, inputs, groups);
   if (same.ok()) same = VerifyWhole(storage, **to, unwanted);
-  if (same.ok()) return (*to)->id.step.value();
+  if (same.ok()) return (*to)->id;
   return ReasonOf(same).empty() ? WithReason(same, "SNAPSHOT_BROKEN") : same;
 }
 
@@ -158,8 +158,8 @@ void SnapshotDisks::SetAside(const scheduler::node::SetSnapshotsAside& order,
   // count. And by the one that writes, before anything of the new epoch: what it is at may be a
   // manifest.
   for (Disk* disk : {reads_.get(), writes_.get()}) {
-    disk->Post([disk, job, step = order.after] {
-      const absl::Status aside = SetAsideAfter(disk->storage(), job, step);
+    disk->Post([disk, job, to = order.after] {
+      const absl::Status aside = SetAsideAfter(disk->storage(), job, to);
       if (!aside.ok()) log::Warn("newer snapshots still count", {{"job", job}, {"what", aside}});
     });
   }
@@ -210,25 +210,26 @@ void SnapshotDisks::Find(const v1::FindSnapshot& order) {
   finding_ = order;
   if (reads_->hangs()) return TellNewest(Hangs(*reads_));
   reads_->Post([this, disk = reads_.get(), order] {
-    const absl::StatusOr<int64_t> newest = NewestStep(disk->storage(), order.job());
+    const absl::StatusOr<std::optional<storage::SnapshotId>> newest =
+        NewestOf(disk->storage(), order.job());
     events_.enter([&] {
       if (finding_.has_value() && finding_->epoch() == order.epoch()) TellNewest(newest);
     });
   });
 }
 
-void SnapshotDisks::TellNewest(const absl::StatusOr<int64_t>& step) {
+void SnapshotDisks::TellNewest(const absl::StatusOr<std::optional<storage::SnapshotId>>& found) {
   const v1::FindSnapshot find = *std::exchange(finding_, std::nullopt);
   v1::MemberMessage message;
   message.set_job(find.job());
   v1::NewestSnapshot& newest = *message.mutable_newest_snapshot();
   newest.set_epoch(find.epoch());
-  if (step.ok()) {
-    newest.set_step(*step);
+  if (found.ok()) {
+    if (found->has_value()) *newest.mutable_newest() = ToProto(**found);
   } else {
     log::Error("whether there is a snapshot cannot be said",
-               {{"job", find.job()}, {"epoch", find.epoch()}, {"what", step.status()}});
-    newest.set_error(std::string(step.status().message()));
+               {{"job", find.job()}, {"epoch", find.epoch()}, {"what", found.status()}});
+    newest.set_error(std::string(found.status().message()));
   }
   events_.tell(std::move(message));
 }
@@ -238,31 +239,32 @@ void SnapshotDisks::Restore(const scheduler::node::Restore& order, Job job) {
   if (reads_ == nullptr) {
     return events_.on_restored(Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                                      "this node has no --snapshot_dir"),
-                               0);
+                               std::nullopt);
   }
   restoring_ = std::make_shared<Restoring>();
-  reads_->Post([this, disk = reads_.get(), step = order.step, restoring = restoring_,
-                job = std::move(job)] {
-    if (restoring->unwanted) return;
-    const auto go_on = [&](uint64_t bytes) {
-      restoring->read_bytes += bytes;
-      return !restoring->unwanted;
-    };
-    absl::StatusOr<Restorable> from = FindRestorable(disk->storage(), job.name, step);
-    absl::StatusOr<std::vector<std::vector<uint64_t>>> updates =
-        from.ok() ? RestoreHostCopies(disk->storage(), from->manifest, *job.planned.inputs,
-                                      job.groups, *job.planned.plan, *job.host, go_on)
-                  : from.status();
-    if (restoring->unwanted) return;
-    const int64_t older =
-        updates.ok() ? 0 : NewestStepBefore(disk->storage(), job.name, step).value_or(0);
-    events_.enter([&] {
-      if (restoring->unwanted) return;
-      if (!updates.ok()) return events_.on_restored(updates.status(), older);
-      events_.on_restored(
-          scheduler::NodeJob::Restored{{from->manifest, from->trainers}, *std::move(updates)}, 0);
-    });
-  });
+  reads_->Post(
+      [this, disk = reads_.get(), id = order.from, restoring = restoring_, job = std::move(job)] {
+        if (restoring->unwanted) return;
+        const auto go_on = [&](uint64_t bytes) {
+          restoring->read_bytes += bytes;
+          return !restoring->unwanted;
+        };
+        absl::StatusOr<Restorable> from = FindRestorable(disk->storage(), job.name, id);
+        absl::StatusOr<std::vector<std::vector<uint64_t>>> updates =
+            from.ok() ? RestoreHostCopies(disk->storage(), from->manifest, *job.planned.inputs,
+                                          job.groups, *job.planned.plan, *job.host, go_on)
+                      : from.status();
+        if (restoring->unwanted) return;
+        const std::optional<storage::SnapshotId> older =
+            updates.ok() ? std::nullopt : NewestBefore(disk->storage(), job.name, id);
+        events_.enter([&] {
+          if (restoring->unwanted) return;
+          if (!updates.ok()) return events_.on_restored(updates.status(), older);
+          events_.on_restored(
+              scheduler::NodeJob::Restored{{from->manifest, from->trainers}, *std::move(updates)},
+              std::nullopt);
+        });
+      });
 }
 
 void SnapshotDisks::StopRestoring() {

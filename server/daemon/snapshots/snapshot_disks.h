@@ -43,7 +43,9 @@ class SnapshotDisks {
     std::function<void(v1::MemberMessage)> tell;  // the coordinator
     std::function<void(uint64_t attempt, const absl::StatusOr<std::vector<v1::SnapshotFile>>&)>
         on_written;
-    std::function<void(absl::StatusOr<scheduler::NodeJob::Restored>, int64_t older)> on_restored;
+    std::function<void(absl::StatusOr<scheduler::NodeJob::Restored>,
+                       std::optional<storage::SnapshotId> older)>
+        on_restored;
     std::function<void(const std::string& how)> on_hangs;  // the write under way has failed
     std::function<void()> changed;                         // whoever waits looks again
   };
@@ -106,7 +108,7 @@ class SnapshotDisks {
   void GiveUpWriting();
   void TellManifestWritten(uint64_t attempt, const std::string& error,
                            const std::string& reason = "");
-  void TellNewest(const absl::StatusOr<int64_t>& step);
+  void TellNewest(const absl::StatusOr<std::optional<storage::SnapshotId>>& found);
   void TellDiscarded(const absl::Status& done);
 
   const Options options_;
@@ -122,12 +124,12 @@ class SnapshotDisks {
   std::optional<v1::DiscardSnapshots> discarding_;  // the same
 };
 
-// The step of a snapshot that a job can go back to: `step`, or for 0 the newest. Reads the whole
+// A snapshot that a job can go back to: the newest of `step`, or for 0 of all. Reads the whole
 // snapshot, so that no job goes back to one that cannot be read.
-[[nodiscard]] absl::StatusOr<int64_t> FindWayBack(storage::Storage& storage, const std::string& job,
-                                                  int64_t step, const scheduler::PlanInputs& inputs,
-                                                  const GroupConfigs& groups,
-                                                  const std::function<bool()>& unwanted);
+[[nodiscard]] absl::StatusOr<storage::SnapshotId> FindWayBack(
+    storage::Storage& storage, const std::string& job, int64_t step,
+    const scheduler::PlanInputs& inputs, const GroupConfigs& groups,
+    const std::function<bool()>& unwanted);
 
 }  // namespace dmuond::server
 

@@ -84,7 +84,7 @@ class OneNodeJobTest : public ::testing::Test {
     session.set_rank(rank);
     session.set_job("job");
     session.set_world_size(ranks_);
-    session.set_restore_step(restore_step);
+    if (restore_step > 0) *session.mutable_restore() = SnapshotOf(restore_step);
     session.set_incarnation(incarnation);
     session.set_pid(4700 + rank);
     return Tell(message);
@@ -95,9 +95,9 @@ class OneNodeJobTest : public ::testing::Test {
     return Tell(message);
   }
   // All ranks register, and the node is told to prepare.
-  void Plan(int64_t restore_step = 0) {
+  void Plan(int64_t restore_step = 0, uint64_t incarnation = 0) {
     for (int32_t rank = 0; rank < ranks_; ++rank) {
-      EXPECT_TRUE(Open(rank, restore_step).empty());
+      EXPECT_TRUE(Open(rank, restore_step, incarnation).empty());
     }
     AddressedMessages told;
     for (int32_t rank = 0; rank < ranks_; ++rank) told = Register(rank);

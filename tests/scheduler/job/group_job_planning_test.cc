@@ -42,7 +42,7 @@ class GroupJobPlanningTest : public OneNodeJobTest {
     TakePlan(coordinator_.Plan(now_, Order()));
     (void)LanesReady();
     v1::MemberMessage load;
-    load.mutable_load_snapshot()->set_step(3);
+    *load.mutable_load_snapshot()->mutable_to() = SnapshotOf(3);
     load.mutable_load_snapshot()->set_epoch(kEpoch);
     const auto before = Order().inputs;
     EXPECT_THAT(Tell(load), IsEmpty());

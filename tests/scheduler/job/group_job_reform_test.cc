@@ -29,7 +29,7 @@ class GroupJobReformTest : public OneNodeJobTest {
   // Somebody wants the snapshot of step 3, which was found in that epoch.
   AddressedMessages Load(uint32_t found_in) {
     v1::MemberMessage message;
-    message.mutable_load_snapshot()->set_step(3);
+    *message.mutable_load_snapshot()->mutable_to() = SnapshotOf(3);
     message.mutable_load_snapshot()->set_epoch(found_in);
     return Tell(message);
   }
@@ -258,7 +258,7 @@ class GroupJobFormingTest : public ::testing::Test {
   AddressedMessages TellNewest(int64_t step, const std::string& error = "", uint32_t ago = 0) {
     v1::MemberMessage message;
     message.mutable_newest_snapshot()->set_epoch(coordinator_.epoch() - ago);
-    message.mutable_newest_snapshot()->set_step(step);
+    if (step > 0) *message.mutable_newest_snapshot()->mutable_newest() = SnapshotOf(step);
     message.mutable_newest_snapshot()->set_error(error);
     return Tell(0, message);
   }
@@ -312,7 +312,8 @@ TEST_F(GroupJobFormingTest, AJobThatLostMemoryGoesBackToTheNewestSnapshotWhenItI
   EXPECT_TRUE(TellNewest(3, "", /*ago=*/1).empty()) << "an answer of an older epoch";
   const AddressedMessages told = TellNewest(3);
   ASSERT_EQ(told.size(), 1U);
-  EXPECT_EQ(told[0].message.roll_back().plan().restore_step(), 3);
+  EXPECT_EQ(told[0].message.roll_back().plan().restore().SerializeAsString(),
+            SnapshotOf(3).SerializeAsString());
   EXPECT_EQ(told[0].message.roll_back().epoch(), kEpoch + 2) << "its own";
   EXPECT_TRUE(TellNewest(6).empty()) << "it is answered";
 }
@@ -321,11 +322,11 @@ TEST_F(GroupJobFormingTest, OnlyTheNodeThatWasAskedSaysWhichSnapshotIsTheNewest)
   LoseMemory();
   v1::MemberMessage message;
   message.mutable_newest_snapshot()->set_epoch(coordinator_.epoch());
-  message.mutable_newest_snapshot()->set_step(6);
+  *message.mutable_newest_snapshot()->mutable_newest() = SnapshotOf(6);
   EXPECT_TRUE(Tell(1, message).empty()) << "node 0 was asked";
   const AddressedMessages told = TellNewest(3);
   ASSERT_EQ(told.size(), 1U);
-  EXPECT_EQ(told[0].message.roll_back().plan().restore_step(), 3);
+  EXPECT_EQ(told[0].message.roll_back().plan().restore().step(), 3);
 }
 
 // It was kept until it was known which job goes on, and its rank has acknowledged nothing.

@@ -49,7 +49,7 @@ class GroupJobWatchTest : public OneNodeJobTest {
   // Somebody loads the snapshot of this step, and the node is told to go back to it.
   void Load(int64_t step) {
     v1::MemberMessage load;
-    load.mutable_load_snapshot()->set_step(step);
+    *load.mutable_load_snapshot()->mutable_to() = SnapshotOf(step);
     load.mutable_load_snapshot()->set_epoch(coordinator_.epoch());
     const AddressedMessages back = Tell(load);
     ASSERT_EQ(back.size(), 1U);
@@ -247,7 +247,10 @@ TEST_F(GroupJobGoingBackTest, NobodyIsExpelledBeforeAnybodyHasCome) {
 
 TEST_F(GroupJobGoingBackTest, SnapshotsThatFailedBeforeAWayBackStayCounted) {
   for (const int failed : {1, 2}) {
-    for (int32_t rank = 0; rank < kRanks; ++rank) Attach(rank);
+    for (int32_t rank = 0; rank < kRanks; ++rank) {
+      EXPECT_THAT(Open(rank, /*restore_step=*/3), IsEmpty()) << "as its node says again";
+      Attach(rank);
+    }
     v1::MemberMessage request;
     request.mutable_snapshot_request();
     const AddressedMessages asked = Tell(request);

@@ -24,8 +24,8 @@ class GroupJobWeightsTest : public OneNodeJobTest {
  protected:
   GroupJobWeightsTest() : OneNodeJobTest(/*ranks=*/3, {}) {}
 
-  void Begin(int64_t restore_step = 0) {
-    Plan(restore_step);
+  void Begin(int64_t restore_step = 0, uint64_t incarnation = 0) {
+    Plan(restore_step, incarnation);
     EXPECT_THAT(LanesReady(), Not(IsEmpty()));
   }
   AddressedMessages Attach(int32_t rank, const std::string& digest = "", bool broadcast = false) {
@@ -50,6 +50,19 @@ TEST_F(GroupJobWeightsTest, AFreshJobWhoseRanksBeginUnequalEndsOnAllNodes) {
   EXPECT_THAT(ended.why(), AllOf(HasSubstr("'w', box [0:4, 0:4]"), HasSubstr("rank 1"),
                                  HasSubstr("rank 2"), HasSubstr("broadcast=True")));
   EXPECT_EQ(ended.metadata().at("other_rank"), "2");
+}
+
+// A session that a job which was lost has left on its node, in the epoch in which it is begun
+// again.
+TEST_F(GroupJobWeightsTest, ARankOfTheJobsEarlierLifeDoesNotStartIt) {
+  Begin(/*restore_step=*/3, /*incarnation=*/8);
+  EXPECT_THAT(Tell(Attached(0, kEpoch, /*incarnation=*/8)), IsEmpty());
+  EXPECT_THAT(Tell(Attached(1, kEpoch, /*incarnation=*/8)), IsEmpty());
+  EXPECT_THAT(Tell(Attached(2, kEpoch, /*incarnation=*/7)), IsEmpty())
+      << "it is of another session";
+  const AddressedMessages told = Tell(Attached(2, kEpoch, /*incarnation=*/8));
+  ASSERT_THAT(told, SizeIs(2));
+  EXPECT_TRUE(told[0].message.has_republish());
 }
 
 TEST_F(GroupJobWeightsTest, EqualOnesAndUnknownOnesAreLetThrough) {

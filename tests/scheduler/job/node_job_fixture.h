@@ -98,7 +98,7 @@ class NodeJobFixture : public ::testing::Test {
     inputs.set_job_incarnation(7);
     inputs.set_nodes(1);
     inputs.set_lanes_per_node(2);
-    inputs.set_restore_step(restore_step);
+    if (restore_step > 0) *inputs.mutable_restore() = SnapshotOf(restore_step);
     *inputs.add_registrations() = OfOneMatrix(0, 1);
     return inputs;
   }
@@ -116,6 +116,18 @@ class NodeJobFixture : public ::testing::Test {
       v1::LaneReport report;
       report.mutable_ready()->set_device("a cpu");
       Perform(job_.OnLaneReport(now_, LaneIndex(i), report));
+    }
+  }
+  // The snapshot of a step comes into the lanes.
+  void RestoreFrom(int64_t step) {
+    NodeJob::Restored restored;
+    restored.from.manifest.set_step(step);
+    restored.updates.resize(2);
+    Perform(job_.OnRestored(now_, restored));
+    for (int32_t i = 0; i < 2; ++i) {
+      v1::LaneReport loaded;
+      loaded.mutable_state_loaded();
+      Perform(job_.OnLaneReport(now_, LaneIndex(i), loaded));
     }
   }
   void OpenAttempt(uint32_t counter, int64_t step) {

@@ -78,6 +78,8 @@ TEST_P(NodeJobTest, ALaneThatDiesWhileASnapshotIsRestoredIsReplacedAndItsSuccess
   LanesReady();
   EXPECT_EQ(job_.phase(), Phase::kRestoring);
   ASSERT_EQ(Taken<node::Restore>().size(), 1U);
+  EXPECT_EQ(ToProto(Taken<node::Restore>()[0].from).SerializeAsString(),
+            SnapshotOf(5).SerializeAsString());
   Perform(job_.OnLaneGone(now_, LaneIndex(0), "a fault"));
   Reform(kEpoch + 1);
   EXPECT_EQ(job_.phase(), Phase::kStarting);
@@ -86,15 +88,7 @@ TEST_P(NodeJobTest, ALaneThatDiesWhileASnapshotIsRestoredIsReplacedAndItsSuccess
   LanesReady();
   EXPECT_EQ(job_.phase(), Phase::kRestoring);
   ASSERT_EQ(Taken<node::Restore>().size(), 2U);
-  NodeJob::Restored restored;
-  restored.from.manifest.set_step(5);
-  restored.updates.resize(2);
-  Perform(job_.OnRestored(now_, restored));
-  for (int32_t i = 0; i < 2; ++i) {
-    v1::LaneReport loaded;
-    loaded.mutable_state_loaded();
-    Perform(job_.OnLaneReport(now_, LaneIndex(i), loaded));
-  }
+  RestoreFrom(5);
   EXPECT_EQ(job_.phase(), Phase::kAwaiting);
   EXPECT_EQ(job_.LastCommitted(), 5);
 }
@@ -193,6 +187,33 @@ TEST_P(NodeJobTest, ARunningJobWaitsForTheGroupToFormAnew) {
   now_ += std::chrono::minutes(10);  // session_linger
   Perform(job_.OnTick(now_, {}));
   EXPECT_EQ(job_.phase(), Phase::kFailed);
+}
+
+// Seen in a cell of the fault matrix: it was let in, and waited for lanes that nobody started.
+TEST_P(NodeJobTest, WhoComesToAJobThatIsGivenUpWaitsForItsEnd) {
+  Perform(job_.OnTrainerGone(Run(), "killed"));
+  v1::CoordinatorMessage message;
+  v1::Decision& decision = *message.mutable_decision();
+  decision.set_kind(v1::ATTEMPT_KIND_STEP);
+  decision.set_verdict(v1::Decision::VERDICT_ABORT);
+  decision.set_step(1);
+  decision.mutable_outcome()->set_kind(v1::Outcome::KIND_ABORTED);
+  decision.mutable_outcome()->set_reason(v1::Outcome::REASON_LANE_LOST);
+  decision.mutable_outcome()->set_detail("lanes have died 3 times");
+  const auto abort = [&](uint32_t counter) {
+    const GroupEpoch epoch(job_.epoch());
+    decision.set_attempt(MakeAttempt(epoch, counter).value());
+    decision.mutable_outcome()->set_next_attempt(MakeAttempt(epoch, counter + 1).value());
+    Hear(message);
+  };
+  abort(1);
+  EXPECT_TRUE(MayOpen());
+  EXPECT_TRUE(job_.GivenUp().ok());
+  decision.set_lost(true);
+  abort(2);
+  EXPECT_FALSE(MayOpen());
+  EXPECT_EQ(ReasonOf(job_.GivenUp()), "LANE_LOST");
+  EXPECT_THAT(std::string(job_.GivenUp().message()), HasSubstr("died 3 times"));
 }
 
 // Seen in a simulated schedule: the group broke between a vote and its decision, and a daemon that
@@ -298,6 +319,22 @@ TEST_P(NodeJobTest, AJobThatIsGivenUpWhileItsLanesComeTellsItsTrainersInAnAttemp
   OpenAttempt(2, 1);
   EXPECT_EQ(job_.phase(), Phase::kStarting);
   EXPECT_EQ(job_.steps()->open().attempt, MakeAttempt(GroupEpoch(kEpoch + 1), 2));
+}
+
+TEST_P(NodeJobTest, WhoIsThereIsToldAgainWhenAJobGoesBackWhileItIsPrepared) {
+  Register(Open());
+  Plan();
+  v1::CoordinatorMessage message;
+  v1::RollBack& back = *message.mutable_roll_back();
+  back.set_epoch(kEpoch + 1);
+  *back.mutable_plan() = Inputs(/*restore_step=*/4);
+  Hear(message);
+  Prepared();
+  LanesReady();
+  done_.clear();
+  RestoreFrom(4);
+  EXPECT_TRUE(LastTold(&v1::MemberMessage::has_plan_ready).has_plan_ready());
+  EXPECT_TRUE(LastTold(&v1::MemberMessage::has_rank_session).has_rank_session());
 }
 
 TEST_P(NodeJobTest, ARollbackIsHeardByWhoIsAttachedAndByNobodyElse) {

@@ -36,6 +36,14 @@ inline v1::Registration OfOneMatrix(int32_t rank, int32_t world_size) {
   return registration;
 }
 
+// The snapshot of a step that the first epoch has made.
+inline v1::SnapshotId SnapshotOf(int64_t step) {
+  v1::SnapshotId id;
+  id.set_attempt((uint64_t{1} << 32) + static_cast<uint64_t>(step));
+  id.set_step(step);
+  return id;
+}
+
 // A node's lanes are ready to compute by the plan, in this epoch.
 inline v1::MemberMessage LanesReady(uint64_t plan_digest, uint32_t epoch) {
   v1::MemberMessage message;

@@ -85,6 +85,10 @@ TEST_F(SnapshotStoreTest, NewerAttemptsCountEvenWithSmallerSteps) {
   ASSERT_TRUE(store_.Commit(manifest).ok());
   EXPECT_EQ(store_.Newest()->value().id, again);
   EXPECT_EQ(store_.Find(scheduler::StepId(5))->id, again);
+  EXPECT_EQ(store_.Find(IdAt(5))->id, IdAt(5)) << "the older one of that step";
+  ASSERT_TRUE(store_.SetAsideAfter(IdAt(5)).ok());
+  EXPECT_EQ(store_.Find(scheduler::StepId(5))->id, IdAt(5));
+  EXPECT_TRUE(absl::IsNotFound(store_.Find(again).status())) << "it counts no more";
 }
 
 TEST_F(SnapshotStoreTest, RetentionKeepsTheNewestAndWhatIsBroken) {
