@@ -12,9 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "kernels/device.h"
 
 namespace dmuond::kernels {
@@ -203,6 +205,13 @@ class Ops {
   // Choices for shapes, before the first workspace is asked for; other shapes keep the default.
   // UNAVAILABLE where an engine is not there. A device without engines has nothing to choose.
   virtual absl::Status UseChoices(std::span<const KernelChoice> choices);
+
+  // What has been measured on this device to compute fast, in a text of its own form. Empty:
+  // nothing. No bit of a result depends on it.
+  [[nodiscard]] virtual std::string Tuning() const { return ""; }
+  // Another process's Tuning() on the same device, before the first PrepareMuon(), which does not
+  // measure it again. What cannot be read counts as empty.
+  virtual void UseTuning(absl::string_view /*tuning*/) {}
 };
 
 }  // namespace dmuond::kernels

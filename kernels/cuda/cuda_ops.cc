@@ -7,6 +7,7 @@
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/library_product.h"
+#include "kernels/cuda/tile_choices.h"
 #include "kernels/task_checks.h"
 
 namespace dmuond::kernels::cuda {
@@ -62,6 +63,10 @@ const KernelChoice* CudaOps::FindChoice(int64_t rows, int64_t cols, DType dtype)
       });
   return found == choices_.end() ? nullptr : &*found;
 }
+
+std::string CudaOps::Tuning() const { return ToText(tuner_.choices()); }
+
+void CudaOps::UseTuning(absl::string_view tuning) { tuner_.Use(ChoicesOf(tuning)); }
 
 absl::Status CudaOps::UseChoices(std::span<const KernelChoice> choices) {
   for (const KernelChoice& choice : choices) {

@@ -7,8 +7,10 @@
 #include <array>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "kernels/cuda/driver.h"
 #include "kernels/cuda/element_passes.h"
 #include "kernels/cuda/muon_set.h"
@@ -44,6 +46,8 @@ class CudaOps final : public Ops {
                              void* workspace) override;
   absl::Status UpdateAdamW(Stream& stream, std::span<const AdamWPiece> pieces) override;
   absl::Status UseChoices(std::span<const KernelChoice> choices) override;
+  [[nodiscard]] std::string Tuning() const override;
+  void UseTuning(absl::string_view tuning) override;
 
  private:
   static constexpr int kTypes = 3;

@@ -120,7 +120,8 @@ GemmTile TileTuner::Fastest(const GemmProblem& problem, const GemmOptions& optio
   for (const Choice& known : choices_) {
     if (known.type == choice.type && known.layout == choice.layout &&
         known.symmetric == choice.symmetric && known.same_operands == choice.same_operands &&
-        known.addends == choice.addends && known.sizes == choice.sizes) {
+        known.addends == choice.addends && known.sizes == choice.sizes &&
+        Fits(known.tile, problem, options.layout)) {
       return known.tile;
     }
   }

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/gemm.h"
@@ -38,6 +39,8 @@ class TileTuner {
   GemmTile Fastest(const GemmProblem& problem, const GemmOptions& options);
 
   [[nodiscard]] const std::vector<Choice>& choices() const { return choices_; }
+  // What another tuner has found on the same device. Before the first question.
+  void Use(std::vector<Choice> choices) { choices_ = std::move(choices); }
 
  private:
   const bool measures_;

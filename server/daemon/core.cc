@@ -286,6 +286,7 @@ void Core::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
     }
     mutex.Changed();
   }
+  if (report.has_ready()) lanes.KeepTuning(lane, report.ready().tuning());
   const bool restores = job.restores();
   const scheduler::node::Actions actions = job.OnLaneReport(Now(), lane, report);
   if (restores && !job.restores()) fault::FaultPoint("daemon.restored");

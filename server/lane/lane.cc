@@ -242,6 +242,7 @@ absl::Status Lane::Start() {
   engine_ = *std::move(engine);
   v1::LaneReport report;
   report.mutable_ready()->set_device(device_.Describe());
+  report.mutable_ready()->set_tuning(device_.ops().Tuning());
   fault::FaultPoint("lane.ready");
   return channel_.Send(report);
 }

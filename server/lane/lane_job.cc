@@ -114,6 +114,7 @@ absl::StatusOr<std::unique_ptr<LaneJob>> LaneJob::Make(const v1::LaneCommand::Co
   if (absl::Status chosen = device.ops().UseChoices(ToChoices(FromProto(costs))); !chosen.ok()) {
     return chosen;
   }
+  device.ops().UseTuning(configure.tuning());
   if (absl::Status mapped = MapMemory(configure, fds, device, *job); !mapped.ok()) return mapped;
   return job;
 }

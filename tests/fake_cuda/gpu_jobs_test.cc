@@ -7,8 +7,11 @@
 
 #include <array>
 #include <atomic>
+#include <cinttypes>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <list>
@@ -347,6 +350,38 @@ TEST_F(GpuJobsTest, ALaneThatDiesCostsNoStep) {
                         ::kill(static_cast<pid_t>(LanesOf(*daemon_)[step / 2 % 2].pid()), SIGKILL);
                       }),
             expected);
+}
+
+// By process, how often one of these lanes has measured.
+std::map<int64_t, int> MeasuredBy(const std::filesystem::path& calls) {
+  std::map<int64_t, int> times;
+  std::ifstream file(calls);
+  for (std::string line; std::getline(file, line);) {
+    int64_t pid = 0;
+    if (std::sscanf(line.c_str(), "%*s pid=%" SCNd64, &pid) != 1) continue;
+    times[pid] += line.ends_with(" measure a tile") ? 1 : 0;
+  }
+  return times;
+}
+
+TEST_F(GpuJobsTest, AReplacementMeasuresNothingThatItsPredecessorHas) {
+  const server::TempDir log;
+  machine_.Set("FAKE_CUDA_LOG", log.path());
+  StartDaemon("cuda:1");
+  std::vector<int64_t> lanes;
+  RunOnGpus(1, {0}, [&](int64_t step) {
+    const int64_t pid = LanesOf(*daemon_)[0].pid();
+    if (lanes.empty() || lanes.back() != pid) lanes.push_back(pid);
+    if (step == 2) ::kill(static_cast<pid_t>(pid), SIGKILL);
+  });
+  RunOnGpus(1, {0}, [&](int64_t step) {  // the next job's
+    if (step == 1) lanes.push_back(LanesOf(*daemon_)[0].pid());
+  });
+  ASSERT_EQ(lanes.size(), 3U);
+  const std::map<int64_t, int> measured = MeasuredBy(log / "calls.log");
+  EXPECT_GT(measured.at(lanes[0]), 0);
+  EXPECT_EQ(measured.at(lanes[1]), 0);
+  EXPECT_EQ(measured.at(lanes[2]), 0);
 }
 
 TEST_F(GpuJobsTest, AReplacementFindsTheWeightsInItsArenas) {

@@ -420,6 +420,15 @@ MUTATIONS = [
         "{bin}/held_core_test",
     ),
     Mutation(
+        "measured once",
+        "a lane measures no tile that one before it has measured on its device",
+        "server/lane/lane_job.cc",
+        "  device.ops().UseTuning(configure.tuning());\n",
+        "",
+        "gpu_jobs_test",
+        "{bin}/gpu_jobs_test --gtest_filter=*Measures*",
+    ),
+    Mutation(
         "own memory goes first",
         "a rank comes again when no lane has mapped its last process's memory",
         "scheduler/job/node_job_opening.cc",

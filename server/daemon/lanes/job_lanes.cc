@@ -11,7 +11,9 @@
 namespace dmuond::server {
 
 JobLanes::JobLanes(Options options, LaneHost::Callbacks callbacks)
-    : options_(std::move(options)), host_(options_.host, std::move(callbacks)) {}
+    : options_(std::move(options)),
+      host_(options_.host, std::move(callbacks)),
+      tunings_(options_.host.lanes) {}
 
 absl::Status JobLanes::Start(const scheduler::node::StartLanes& order, const v1::PlanInputs& wire,
                              const scheduler::Plan& plan, NodeMemory& memory) {
@@ -51,6 +53,7 @@ v1::LaneCommand JobLanes::ConfigureOf(uint32_t epoch, scheduler::LaneIndex lane,
       lane::PublishBoardBytes(program.buckets_size(), options_.host.lanes));
   configure.set_threads(options_.threads_per_lane);
   configure.set_bind_address(options_.rail_address);
+  configure.set_tuning(tunings_[lane.value()]);
   fds = {of_job.state_fd(lane), of_job.staging_fd(lane), of_job.table_fd(lane), of_job.board_fd()};
   if (const auto copy = of_job.host_copy(lane); copy != nullptr) {
     configure.set_host_copy_bytes(static_cast<int64_t>(copy->size()));

@@ -51,6 +51,10 @@ class JobLanes {
                     const std::vector<int>& fds) {
     return host_.Send(lane, command, fds);
   }
+  // What a lane has measured on its device: for all that come in its place.
+  void KeepTuning(scheduler::LaneIndex lane, const std::string& tuning) {
+    tunings_[lane.value()] = tuning;
+  }
   void End(bool kill);
   void Condemn(const scheduler::node::CondemnLane& order);
 
@@ -66,7 +70,8 @@ class JobLanes {
 
   const Options options_;
   LaneHost host_;
-  bool turn_ = false;  // a command is kept that may not wait
+  std::vector<std::string> tunings_;  // by lane
+  bool turn_ = false;                 // a command is kept that may not wait
   uint64_t generation_ = 0;
 };
 

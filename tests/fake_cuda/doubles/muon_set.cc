@@ -87,7 +87,14 @@ size_t MuonSet::WorkspaceBytes(std::span<const MuonSetBatch> batches, int) {
 }
 
 std::unique_ptr<MuonSet> MuonSet::Create(std::span<const MuonSetBatch> batches, void* workspace,
-                                         TileTuner*, std::string*, int) {
+                                         TileTuner* tuner, std::string*, int) {
+  for (const MuonSetBatch& batch : batches) {
+    GemmProblem product;
+    product.d = {.rows = batch.program->p, .cols = batch.program->p};
+    product.a = {.rows = batch.program->p, .cols = batch.program->q};
+    product.batch = static_cast<int>(batch.matrices);
+    tuner->Fastest(product, {});
+  }
   std::unique_ptr<MuonSet> set(new MuonSet());
   Set made{{}, workspace, WorkspaceBytes(batches)};
   for (const MuonSetBatch& batch : batches) made.batches.push_back(Of(batch));

@@ -34,7 +34,8 @@
 //   FAKE_CUDA_LOG           a folder: device-N.log has a line for each piece of work that is done:
 //                           "begin_ns end_ns pid=P stream=S kernel|engine|word NAME bytes=B", times
 //                           of CLOCK_MONOTONIC; calls.log one for each call that allocates,
-//                           gives back or waits for a device: "ns pid=P NAME"
+//                           gives back or waits for a device, and for each kind of product that a
+//                           double's tuner would measure: "ns pid=P NAME"
 //   CUDA_VISIBLE_DEVICES    numbers alone
 #ifndef DMUOND_TESTS_FAKE_CUDA_DRIVER_FAKE_CUDA_H_
 #define DMUOND_TESTS_FAKE_CUDA_DRIVER_FAKE_CUDA_H_
@@ -58,6 +59,8 @@ CUresult fakeCudaLaunch(CUstream stream, const char* name, const FakeCudaRange* 
 // Returns where a kernel finds what lies at a device address. Other addresses are returned as they
 // are.
 void* fakeCudaAlias(const void* address);
+// A line of calls.log.
+void fakeCudaLogCall(const char* name);
 
 }  // extern "C"
 

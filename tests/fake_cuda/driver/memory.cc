@@ -285,6 +285,7 @@ CUresult FreeLegacy(CUdeviceptr address, const char* call) {
 extern "C" {
 
 void* fakeCudaAlias(const void* address) { return Alias(reinterpret_cast<uintptr_t>(address)); }
+void fakeCudaLogCall(const char* name) { LogCall(name); }
 
 // ---- Address ranges and descriptors ----
 
