@@ -22,7 +22,7 @@ import threading
 import time
 
 WORLD = 2
-STEPS = 40
+STEPS = 200  # of less than a millisecond: the last comes after what a check waits for
 PATIENCE_S = 90.0
 
 
@@ -66,10 +66,19 @@ class Trainer(Program):
         return [(int(w[1]), w[5], int(w[7])) for w in words]
 
     def wait_for(self, step):
+        self._wait(f"step {step}", lambda: any(number >= step for number, _, _ in self.steps()))
+
+    def wait_for_snapshot(self):
+        def durable(line):
+            return line.startswith("step ") and int(line.split()[9]) > 0
+
+        self._wait("snapshot", lambda: any(map(durable, self.lines)))
+
+    def _wait(self, what, come):
         deadline = time.monotonic() + PATIENCE_S
-        while not any(number >= step for number, _, _ in self.steps()):
+        while not come():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"no step {step}: " + " | ".join(self.lines[-3:]))
+                raise RuntimeError(f"no {what}: " + " | ".join(self.lines[-3:]))
             time.sleep(0.002)
 
 
@@ -155,8 +164,10 @@ def undisturbed(job, note):
 
 def lane_killed(job, note):
     job.start_trainers()
+    job.trainers[0].wait_for(1)
+    lane = job.lane()
     job.trainers[0].wait_for(12)
-    os.kill(job.lane(), signal.SIGKILL)
+    os.kill(lane, signal.SIGKILL)
     begin = time.monotonic()
     reached = job.trainers[0].steps()[-1][0]
     job.trainers[0].wait_for(reached + 2)
@@ -188,7 +199,7 @@ def trainers_exit_while_busy(job, note):
 
 def daemon_killed(job, note):
     job.start_trainers()
-    job.trainers[0].wait_for(15)
+    job.trainers[0].wait_for_snapshot()
     job.daemon.kill()
     begin = time.monotonic()
     reached = job.trainers[0].steps()[-1][0]

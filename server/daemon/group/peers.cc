@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <functional>
@@ -68,10 +69,13 @@ uint64_t RandomBootId() {
   return id;
 }
 
-// Why gRPC cannot listen, which its log alone says.
+// Why gRPC cannot listen, which its log alone says: a listener takes a few descriptors.
 std::string WhyNot() {
-  const wire::UniqueFd any(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!any.valid()) return std::string(absl::ErrnoToStatus(errno, "socket").message());
+  std::array<wire::UniqueFd, 8> any;
+  for (wire::UniqueFd& one : any) {
+    one = wire::UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!one.valid()) return std::string(absl::ErrnoToStatus(errno, "socket").message());
+  }
   return "the port is taken or the address is not ours";
 }
 
