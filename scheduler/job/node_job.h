@@ -362,8 +362,8 @@ class NodeJob {
   // A job that has gone back goes on: every rank is attached, and the snapshot's weights are being
   // published.
   [[nodiscard]] bool Restarted() const;
-  // The coordinator has given the job up, and its trainers are about to hear so, each in its step.
-  // UNAVAILABLE (TRAINER_LOST, LANE_LOST) says why; no lane is started any more. OK: it has not.
+  // The coordinator has given the job's lanes up, and its trainers are about to hear so, each in
+  // its step. UNAVAILABLE (LANE_LOST) says why; no lane is started any more. OK: it has not.
   [[nodiscard]] absl::Status GivenUp() const;
   // Why a job that has gone back does not go on: a rank will not come. nullopt: it may go on.
   [[nodiscard]] std::optional<std::string> WhyNotRestarted() const;

@@ -74,6 +74,8 @@ absl::Status NodeJob::GivenUp() const {
   if (job_ == nullptr || !job_->steps.has_value()) return absl::OkStatus();
   const std::optional<Decision>& last = job_->steps->last_decision();
   if (!last.has_value() || !last->lost) return absl::OkStatus();
+  // With lanes, who comes hears in its step what the others have heard.
+  if (last->outcome.reason != OutcomeReason::kLaneLost) return absl::OkStatus();
   return scheduler::GivenUp(last->outcome.reason, last->outcome.detail);
 }
 
