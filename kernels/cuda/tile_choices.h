@@ -13,8 +13,8 @@
 namespace dmuond::kernels::cuda {
 
 [[nodiscard]] std::string ToText(std::span<const TileTuner::Choice> choices);
-// Of text with anything else in it, or with more than kTileChoicesMax lines, nothing is taken: the
-// tiles are measured again.
+// Reads what ToText() wrote. It returns nothing for text with any other line in it, or with more
+// than kTileChoicesMax lines: the tiles are then measured again.
 inline constexpr size_t kTileChoicesMax = 4096;
 [[nodiscard]] std::vector<TileTuner::Choice> ChoicesOf(absl::string_view text);
 

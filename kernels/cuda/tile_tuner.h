@@ -39,7 +39,7 @@ class TileTuner {
   GemmTile Fastest(const GemmProblem& problem, const GemmOptions& options);
 
   [[nodiscard]] const std::vector<Choice>& choices() const { return choices_; }
-  // What another tuner has found on the same device. Before the first question.
+  // Takes over what another tuner has found on the same device. Call it before Fastest().
   void Use(std::vector<Choice> choices) { choices_ = std::move(choices); }
 
  private:

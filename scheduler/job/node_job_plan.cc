@@ -125,7 +125,7 @@ node::Actions NodeJob::OnPrepared(TimePoint /*now*/, absl::StatusOr<Prepared> pr
 
 void NodeJob::TellPlanReady() {
   job_->Enter(Phase::kAwaiting);
-  // Of a job that goes back the coordinator has forgotten who was there.
+  // The coordinator forgets who was there when a job goes back.
   if (job_->over_old_memory || job_->goes_back) TellRanksAgain();
   v1::MemberMessage message;
   v1::PlanReady& ready = *message.mutable_plan_ready();

@@ -51,7 +51,7 @@ class JobLanes {
                     const std::vector<int>& fds) {
     return host_.Send(lane, command, fds);
   }
-  // What a lane has measured on its device: for all that come in its place.
+  // Keeps what a lane has measured on its device; later lanes in its place are told of it.
   void KeepTuning(scheduler::LaneIndex lane, const std::string& tuning) {
     tunings_[lane.value()] = tuning;
   }
