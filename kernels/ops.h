@@ -206,11 +206,12 @@ class Ops {
   // UNAVAILABLE where an engine is not there. A device without engines has nothing to choose.
   virtual absl::Status UseChoices(std::span<const KernelChoice> choices);
 
-  // What has been measured on this device to compute fast, in a text of its own form. Empty:
-  // nothing. No bit of a result depends on it.
+  // The fastest way of each computation that this process has measured on its device, as text in a
+  // form that UseTuning() reads. Empty: it has measured none. No bit of a result depends on it.
   [[nodiscard]] virtual std::string Tuning() const { return ""; }
-  // Another process's Tuning() on the same device, before the first PrepareMuon(), which does not
-  // measure it again. What cannot be read counts as empty.
+  // Takes another process's Tuning() of the same device over, so that PrepareMuon() need not
+  // measure anew. Call it before the first PrepareMuon(). A text that cannot be read counts as
+  // empty.
   virtual void UseTuning(absl::string_view /*tuning*/) {}
 };
 

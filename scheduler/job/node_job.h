@@ -298,7 +298,7 @@ class NodeJob {
 
   // ---- snapshots ----
   [[nodiscard]] node::Actions AskForSnapshot();
-  // Asks the group to go back to the snapshot of `step`. REQUIRES: there is one.
+  // Asks the group to go back to the snapshot `to`. REQUIRES: there is a job.
   [[nodiscard]] node::Actions AskToGoBack(const SnapshotId& to, const std::string& why);
 
   // ---- what it shows (node_job_view.cc) ----
@@ -362,9 +362,10 @@ class NodeJob {
   // A job that has gone back goes on: every rank is attached, and the snapshot's weights are being
   // published.
   [[nodiscard]] bool Restarted() const;
-  // The coordinator has given the job's lanes up, and its trainers are about to hear so, each in
-  // its step. UNAVAILABLE (LANE_LOST) says why; no lane is started any more. OK: it has not.
-  [[nodiscard]] absl::Status GivenUp() const;
+  // Why no lane is started any more: the job is lost (failure()), or the coordinator has given its
+  // lanes up (UNAVAILABLE, LANE_LOST) and its trainers are about to hear so, each in its step. OK:
+  // lanes are at work or will be.
+  [[nodiscard]] absl::Status WhyNoLanesCome() const;
   // Why a job that has gone back does not go on: a rank will not come. nullopt: it may go on.
   [[nodiscard]] std::optional<std::string> WhyNotRestarted() const;
   // A rank is missing for good, and the job ends when its state is saved.

@@ -45,8 +45,8 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
   const absl::Status refused = CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
                                          found ? (*resume)->step() : LastCommitted());
   if (!refused.ok()) return refused;
-  // As of one that was lost; but its trainers are still to be told so, each in its step.
-  if (!GivenUp().ok()) return Later{NotReadyToOpen(opening.rank)};
+  // It is about to end, once its trainers have been told so, each in its step.
+  if (!WhyNoLanesCome().ok()) return Later{NotReadyToOpen(opening.rank)};
   return std::nullopt;
 }
 
@@ -66,7 +66,7 @@ absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
                  scheduler::Say("rank ", Named("rank", rank), " of job '", Named("job", job),
                                 "' cannot begin yet: ", Named("awaited", why), "; ask again"));
   };
-  if (job_->phase == Phase::kFailed || !GivenUp().ok()) {
+  if (!WhyNoLanesCome().ok()) {
     return refuse("a job that was lost still has trainers");
   }
   if (job_->ending) return refuse("the last state of the job is being saved");

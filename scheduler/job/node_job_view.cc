@@ -70,11 +70,12 @@ std::string NodeJob::TrainerStateOf(int32_t rank) const {
   return kept == job_->resume->trainers.end() ? "" : kept->second;
 }
 
-absl::Status NodeJob::GivenUp() const {
+absl::Status NodeJob::WhyNoLanesCome() const {
+  if (absl::Status lost = failure(); !lost.ok()) return lost;
   if (job_ == nullptr || !job_->steps.has_value()) return absl::OkStatus();
   const std::optional<Decision>& last = job_->steps->last_decision();
   if (!last.has_value() || !last->lost) return absl::OkStatus();
-  // With lanes, who comes hears in its step what the others have heard.
+  // Given up for something else, a rank for instance, the job still has its lanes.
   if (last->outcome.reason != OutcomeReason::kLaneLost) return absl::OkStatus();
   return scheduler::GivenUp(last->outcome.reason, last->outcome.detail);
 }

@@ -65,7 +65,7 @@ class SnapshotStore {
   absl::StatusOr<std::optional<SnapshotEntry>> Newest(std::vector<SnapshotEntry>* broken = nullptr);
   // The newest durable one of a step. NOT_FOUND names the steps that there are.
   absl::StatusOr<SnapshotEntry> Find(scheduler::StepId step);
-  // This very one, if it is durable. NOT_FOUND names it: it is not there, or counts no more.
+  // The durable one of this id. NOT_FOUND names the id: there is none, or it was set aside.
   absl::StatusOr<SnapshotEntry> Find(const SnapshotId& id);
 
   // The id of the directory with the largest attempt, finished or not, or nullopt. A new group

@@ -504,11 +504,11 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
   if (!session.denied.ok()) return session.denied;
   if (session.refusals > 0) return Unavailable("NODE_NOT_READY");
   if (!job_->failure().ok()) return job_->failure();
+  if (!client->attached) {
+    if (absl::Status over = job_->WhyNoLanesCome(); !over.ok()) return over;
+  }
   if (!client->mapping) {
-    if (job_->plan() == nullptr || job_->WhyNotYetMapped(client->id)) {
-      if (absl::Status over = job_->GivenUp(); !over.ok()) return over;
-      return std::nullopt;
-    }
+    if (job_->plan() == nullptr || job_->WhyNotYetMapped(client->id)) return std::nullopt;
     if (!job_->Published()) return std::nullopt;
     client->mapping = true;
     v1::LaneCommand command;
@@ -521,10 +521,7 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
     Perform(job_->BeginMapping(client->id, std::move(command)));
   }
   if (!client->attached) {
-    if (!job_->AllMapped(client->id)) {
-      if (absl::Status over = job_->GivenUp(); !over.ok()) return over;
-      return std::nullopt;
-    }
+    if (!job_->AllMapped(client->id)) return std::nullopt;
     client->begins = job_->begins_from_snapshot();
     client->attached = true;
     Perform(job_->Attach(client->id, {}, /*broadcast=*/false));

@@ -207,11 +207,12 @@ absl::Status AttachCalls::WaitUntilMappable(const v1::SessionKey& key) {
   std::optional<absl::Status> not_yet;
   const auto ready = [&]() DMUOND_REQUIRES(core_.mutex) {
     found = core_.Find(key);
-    if (!found.ok() || core_.SessionOf(**found).refusals > refusals || !core_.job.failure().ok()) {
+    if (!found.ok() || core_.SessionOf(**found).refusals > refusals ||
+        !core_.job.WhyNoLanesCome().ok()) {
       return true;
     }
     not_yet = core_.job.WhyNotYetMapped((*found)->id);
-    return !not_yet.has_value() || !core_.job.GivenUp().ok();
+    return !not_yet.has_value();
   };
   absl::StatusOr<bool> come = false;
   // As long as nodes get something done, which the coordinator watches: a snapshot may be large.
@@ -224,11 +225,8 @@ absl::Status AttachCalls::WaitUntilMappable(const v1::SessionKey& key) {
   if (!found.ok()) return found.status();
   const RankTable::Session& session = core_.SessionOf(**found);
   if (session.refusals > refusals) return RefusalOf(session);
-  if (absl::Status failure = core_.job.failure(); !failure.ok()) return failure;
-  if (not_yet.has_value()) {
-    absl::Status over = core_.job.GivenUp();
-    return over.ok() ? *not_yet : over;
-  }
+  if (absl::Status over = core_.job.WhyNoLanesCome(); !over.ok()) return over;
+  if (not_yet.has_value()) return *not_yet;
   // What is being published still goes to the memory that the lanes have mapped now.
   return core_.WaitUntilPublished([] { return false; });
 }
@@ -306,14 +304,13 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
   absl::StatusOr<bool> attached = core_.Wait(
       [&]() DMUOND_REQUIRES(core_.mutex) {
         found = core_.Find(request.key());
-        return !found.ok() || !job.failure().ok() || job.AllMapped(id) || !job.GivenUp().ok();
+        return !found.ok() || job.AllMapped(id) || !job.WhyNoLanesCome().ok();
       },
       from_now(), [] { return false; });
   if (!attached.ok()) return attached.status();
   if (!found.ok()) return found.status();
-  if (absl::Status failure = job.failure(); !failure.ok()) return failure;
+  if (absl::Status over = job.WhyNoLanesCome(); !over.ok()) return over;
   if (!job.AllMapped(id)) {
-    if (absl::Status over = job.GivenUp(); !over.ok()) return over;
     return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
                  "not every lane has mapped the trainer's memory in time");
   }

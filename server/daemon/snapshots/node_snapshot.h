@@ -112,7 +112,7 @@ absl::StatusOr<std::optional<Restorable>> FindRestorable(storage::Storage& stora
 // The newest snapshot of a step; NOT_FOUND names the steps of those that exist.
 absl::StatusOr<Restorable> FindRestorable(storage::Storage& storage, const std::string& job,
                                           scheduler::StepId step);
-// This very one; NOT_FOUND names it.
+// The snapshot of this id; NOT_FOUND names the id.
 absl::StatusOr<Restorable> FindRestorable(storage::Storage& storage, const std::string& job,
                                           const storage::SnapshotId& id);
 

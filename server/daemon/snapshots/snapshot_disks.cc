@@ -242,29 +242,29 @@ void SnapshotDisks::Restore(const scheduler::node::Restore& order, Job job) {
                                std::nullopt);
   }
   restoring_ = std::make_shared<Restoring>();
-  reads_->Post(
-      [this, disk = reads_.get(), id = order.from, restoring = restoring_, job = std::move(job)] {
-        if (restoring->unwanted) return;
-        const auto go_on = [&](uint64_t bytes) {
-          restoring->read_bytes += bytes;
-          return !restoring->unwanted;
-        };
-        absl::StatusOr<Restorable> from = FindRestorable(disk->storage(), job.name, id);
-        absl::StatusOr<std::vector<std::vector<uint64_t>>> updates =
-            from.ok() ? RestoreHostCopies(disk->storage(), from->manifest, *job.planned.inputs,
-                                          job.groups, *job.planned.plan, *job.host, go_on)
-                      : from.status();
-        if (restoring->unwanted) return;
-        const std::optional<storage::SnapshotId> older =
-            updates.ok() ? std::nullopt : NewestBefore(disk->storage(), job.name, id);
-        events_.enter([&] {
-          if (restoring->unwanted) return;
-          if (!updates.ok()) return events_.on_restored(updates.status(), older);
-          events_.on_restored(
-              scheduler::NodeJob::Restored{{from->manifest, from->trainers}, *std::move(updates)},
-              std::nullopt);
-        });
-      });
+  reads_->Post([this, disk = reads_.get(), wanted = order.from, restoring = restoring_,
+                job = std::move(job)] {
+    if (restoring->unwanted) return;
+    const auto go_on = [&](uint64_t bytes) {
+      restoring->read_bytes += bytes;
+      return !restoring->unwanted;
+    };
+    absl::StatusOr<Restorable> from = FindRestorable(disk->storage(), job.name, wanted);
+    absl::StatusOr<std::vector<std::vector<uint64_t>>> updates =
+        from.ok() ? RestoreHostCopies(disk->storage(), from->manifest, *job.planned.inputs,
+                                      job.groups, *job.planned.plan, *job.host, go_on)
+                  : from.status();
+    if (restoring->unwanted) return;
+    const std::optional<storage::SnapshotId> older =
+        updates.ok() ? std::nullopt : NewestBefore(disk->storage(), job.name, wanted);
+    events_.enter([&] {
+      if (restoring->unwanted) return;
+      if (!updates.ok()) return events_.on_restored(updates.status(), older);
+      events_.on_restored(
+          scheduler::NodeJob::Restored{{from->manifest, from->trainers}, *std::move(updates)},
+          std::nullopt);
+    });
+  });
 }
 
 void SnapshotDisks::StopRestoring() {

@@ -208,12 +208,12 @@ TEST_P(NodeJobTest, WhoComesToAJobThatIsGivenUpWaitsForItsEnd) {
   };
   abort(1);
   EXPECT_TRUE(MayOpen());
-  EXPECT_TRUE(job_.GivenUp().ok());
+  EXPECT_TRUE(job_.WhyNoLanesCome().ok());
   decision.set_lost(true);
   abort(2);
   EXPECT_FALSE(MayOpen());
-  EXPECT_EQ(ReasonOf(job_.GivenUp()), "LANE_LOST");
-  EXPECT_THAT(std::string(job_.GivenUp().message()), HasSubstr("died 3 times"));
+  EXPECT_EQ(ReasonOf(job_.WhyNoLanesCome()), "LANE_LOST");
+  EXPECT_THAT(std::string(job_.WhyNoLanesCome().message()), HasSubstr("died 3 times"));
 }
 
 // Seen in a simulated schedule: the group broke between a vote and its decision, and a daemon that
