@@ -69,11 +69,13 @@ const std::string* NodeJob::SubmittedState(int32_t rank) const {
 
 std::vector<RecordPart> NodeJob::RecordParts() const {
   std::vector<RecordPart> parts;
+  const std::vector<RecordPart>& ranks = ranks_.Parts();
   constexpr size_t kFew = 16;
-  parts.reserve(kFew + 6 * ranks_.sessions().size() + static_cast<size_t>(options_.lanes));
+  parts.reserve(kFew + ranks.size() + 3 * ranks_.sessions().size() +
+                static_cast<size_t>(options_.lanes));
   parts.push_back({Kind::kProgress, 0, progress_version_});
   if (job_ != nullptr) parts.push_back({Kind::kPlan, 0, plan_version_});
-  ranks_.AddParts(parts);
+  parts.insert(parts.end(), ranks.begin(), ranks.end());
   if (job_ == nullptr) return parts;
   parts.push_back({Kind::kSnapshot, 0, (job_->number << 32) + job_->snapshot.version()});
   if (job_->steps.has_value()) {

@@ -292,19 +292,23 @@ void RankTable::Clear() {
 
 // ---- the record ----
 
-void RankTable::AddParts(std::vector<RecordPart>& parts) const {
+const std::vector<RecordPart>& RankTable::Parts() const {
   using Kind = RecordPart::Kind;
-  parts.push_back({Kind::kRanks, 0, table_changed_});
+  if (parts_version_ == version_) return parts_;
+  parts_version_ = version_;
+  parts_.clear();
+  parts_.push_back({Kind::kRanks, 0, table_changed_});
   for (const auto& [id, session] : sessions_) {
-    parts.push_back({Kind::kSession, id, session.changed});
+    parts_.push_back({Kind::kSession, id, session.changed});
   }
   for (const auto& [id, session] : sessions_) {
     if (session.layout == nullptr) continue;
-    parts.push_back({Kind::kRegistration, id, session.registered});
+    parts_.push_back({Kind::kRegistration, id, session.registered});
   }
   for (const auto& [rank, version] : attached_) {
-    parts.push_back({Kind::kAttachment, static_cast<uint64_t>(rank), version});
+    parts_.push_back({Kind::kAttachment, static_cast<uint64_t>(rank), version});
   }
+  return parts_;
 }
 
 void RankTable::WritePart(const RecordPart& part, JobRecord& record) const {

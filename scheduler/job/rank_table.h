@@ -164,9 +164,10 @@ class RankTable {
   // ---- the record ----
   // Grows with every change.
   [[nodiscard]] uint64_t version() const { return version_; }
-  // Adds the names of the parts that it is written in: ranks, sessions, registrations, attachments.
-  void AddParts(std::vector<RecordPart>& parts) const;
-  // REQUIRES: it is one of AddParts().
+  // The parts that it is written in, ascending: ranks, sessions, registrations, attachments. Holds
+  // until the next change. Steps change nothing here, and the list is not made anew for them.
+  [[nodiscard]] const std::vector<RecordPart>& Parts() const;
+  // REQUIRES: it is one of Parts().
   void WritePart(const RecordPart& part, JobRecord& record) const;
   // INVALID_ARGUMENT: no table has written it.
   [[nodiscard]] static absl::StatusOr<RankTable> FromRecord(const JobRecord& record);
@@ -185,6 +186,8 @@ class RankTable {
   std::map<int32_t, v1::RankGone> gone_;            // by rank
   uint64_t version_ = 0;
   uint64_t table_changed_ = 0;  // version() when vacancies, incarnations or gone_ changed last
+  mutable std::vector<RecordPart> parts_;  // Parts() of parts_version_
+  mutable std::optional<uint64_t> parts_version_;
 };
 
 [[nodiscard]] const char* Name(RankTable::State state);
