@@ -67,7 +67,8 @@ struct Driver {
   DMUOND_DRIVER_FUNCTIONS(DMUOND_DRIVER_MEMBER)
 #undef DMUOND_DRIVER_MEMBER
 
-  // Loads and initialises the driver, once. UNAVAILABLE: there is none, or it is too old.
+  // Loads and initialises the driver, once; waits up to 20 s where MPS recovers from a client's
+  // fault. UNAVAILABLE: there is none, or it is too old.
   static absl::StatusOr<const Driver*> Get();
 
   // OK, or an error that names the call and the driver's result. RESOURCE_EXHAUSTED: out of memory.

@@ -272,7 +272,7 @@ class GroupJob {
   // A node has lost the job's memory: the job goes back to the newest snapshot, or ends.
   AddressedMessages GoBackOrEnd(const v1::MemberState& holder, bool has_state, int32_t without,
                                 const v1::NewestSnapshot& newest);
-  // The job of `plan` goes back to the snapshot of `step`, in an epoch of its own: what ranks have
+  // The job of `plan` goes back to the snapshot `to`, in an epoch of its own: what ranks have
   // said before names an older one. Members hear of it when the job is planned. `asked`: somebody
   // has loaded the snapshot; else memory was lost.
   void RollBack(v1::PlanInputs plan, const SnapshotId& to, const std::string& why,

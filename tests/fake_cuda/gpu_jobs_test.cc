@@ -341,6 +341,14 @@ TEST_F(GpuJobsTest, LanesHaveTheirDeviceAndTheUsersMps) {
   }
 }
 
+// The server of MPS recovers from the fault of another client.
+TEST_F(GpuJobsTest, LanesWaitForAnMpsServerThatIsNotReady) {
+  const Weights expected = RunOnCpu(1, "cpu:1");
+  machine_.Set("FAKE_CUDA_NOT_READY", "3");
+  StartDaemon("cuda:1");
+  EXPECT_EQ(RunOnGpus(1, {0}), expected);
+}
+
 TEST_F(GpuJobsTest, ALaneThatDiesCostsNoStep) {
   StartDaemon("cuda:2");
   const Weights expected = RunOnGpus(2, {0, 1});

@@ -6,7 +6,7 @@ prints a line for each check. All checks run on one GPU, with a lane that both t
 then on all of the machine's, with a lane for each; with arenas that the daemon makes, and with the
 trainers' own. Every run must end with the weights of the first one, bit by bit: the GPUs are alike.
 
-  gpu_jobs.py FOLDER [--out=FOLDER] [--gpus=N]
+  gpu_jobs.py FOLDER [--out=FOLDER] [--gpus=N] [--only=CHECK] [--steps=N]
 """
 
 import argparse
@@ -22,7 +22,6 @@ import threading
 import time
 
 WORLD = 2
-STEPS = 200  # of less than a millisecond: the last comes after what a check waits for
 PATIENCE_S = 90.0
 
 
@@ -85,9 +84,9 @@ class Trainer(Program):
 class Job:
     """`gpus`: so many have a lane. `own`: arenas lie in memory of the trainers' own."""
 
-    def __init__(self, folder, out, name, gpus, own, *flags):
-        self.folder, self.out, self.name = folder, out, name
-        self.gpus, self.own = gpus, own
+    def __init__(self, options, name, gpus, own, *flags):
+        self.folder, self.out, self.steps = options.folder, options.out, options.steps
+        self.name, self.gpus, self.own = name, gpus, own
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="dmuond-gpu-"))
         self.flags = flags
         self.trainers = []
@@ -116,7 +115,7 @@ class Job:
         return Trainer(
             [
                 self.folder / "fault_trainer_cuda", f"--address={self.home / 'd.sock'}",
-                f"--rank={rank}", f"--world_size={WORLD}", f"--steps={STEPS}",
+                f"--rank={rank}", f"--world_size={WORLD}", f"--steps={self.steps}",
                 f"--device=cuda:{rank % self.gpus}{',own' if self.own else ''}",
                 f"--resume={resume}", "--early",
             ],
@@ -197,6 +196,28 @@ def trainers_exit_while_busy(job, note):
     return job.finish()
 
 
+def trainer_faults(job, note):
+    """An illegal access, which under MPS ends all that is at work on the GPU, its lane too."""
+    job.start_trainers()
+    job.trainers[0].wait_for(12)
+    job.trainers[1].process.send_signal(signal.SIGUSR1)
+    begin = time.monotonic()
+    again = 0
+    while any(trainer.process.poll() != 0 for trainer in job.trainers):
+        for rank, trainer in enumerate(job.trainers):
+            if trainer.process.poll() in (None, 0):
+                continue
+            trainer.reader.join()
+            job.trainers[rank] = job.start_trainer(rank, resume="if_present")
+            again += 1
+        if time.monotonic() > begin + PATIENCE_S:
+            raise RuntimeError(f"not at an end, {again} trainers started again")
+        time.sleep(0.01)
+    seconds = time.monotonic() - begin
+    note.append(f"{again} trainers started again, at the end after {seconds:.2f} s")
+    return job.finish()
+
+
 def daemon_killed(job, note):
     job.start_trainers()
     job.trainers[0].wait_for_snapshot()
@@ -229,12 +250,17 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("jobs-results"))
     parser.add_argument("--gpus", type=int, default=1)
+    # Of less than a millisecond: the last comes after what a check waits for.
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--only", help="this check alone, after an undisturbed run")
     options = parser.parse_args()
     options.folder = options.folder.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
     expected, failed = None, 0
     checks = [undisturbed, undisturbed, no_context, lane_killed, trainer_killed,
-              trainers_exit_while_busy, daemon_killed]  # fmt: skip
+              trainers_exit_while_busy, daemon_killed, trainer_faults]  # fmt: skip
+    if options.only:
+        checks = [check for check in checks if check.__name__ in ("undisturbed", options.only)]
     kinds = itertools.product(
         sorted({1, options.gpus}), (False, True), ((), ("--mps=off",)), enumerate(checks)
     )
@@ -243,13 +269,13 @@ def main():
         name = f"{number}-{check.__name__}-{gpus}gpu" + "-own" * own + "-mps-off" * bool(flags)
         begin = time.monotonic()
         try:
-            job = Job(options.folder, options.out, name, gpus, own, *flags)
+            job = Job(options, name, gpus, own, *flags)
             weights = check(job, note)
             expected = expected or weights
             wrong = sorted(
                 step for rank, step in weights if weights[rank, step] != expected[rank, step]
             )
-            ended = all((rank, STEPS) in weights for rank in range(WORLD))
+            ended = all((rank, options.steps) in weights for rank in range(WORLD))
             verdict = "holds" if ended and not wrong else f"FAILS: other bits from step {wrong[:1]}"
         except (RuntimeError, OSError, IndexError, subprocess.TimeoutExpired) as error:
             verdict = f"FAILS: {error}"

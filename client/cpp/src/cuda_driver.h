@@ -39,6 +39,7 @@ namespace dmuond::client {
   X(stream_create, cuStreamCreate)                                 \
   X(stream_destroy, cuStreamDestroy)                               \
   X(stream_synchronize, cuStreamSynchronize)                       \
+  X(stream_query, cuStreamQuery)                                   \
   X(stream_is_capturing, cuStreamIsCapturing)                      \
   X(stream_wait_event, cuStreamWaitEvent)                          \
   X(stream_write_value, cuStreamWriteValue64)                      \
@@ -55,7 +56,8 @@ struct CudaDriver {
   DMUOND_CLIENT_CUDA_FUNCTIONS(DMUOND_CLIENT_CUDA_MEMBER)
 #undef DMUOND_CLIENT_CUDA_MEMBER
 
-  // Loads and initialises the driver, once. UNAVAILABLE: there is none, or it is too old.
+  // Loads and initialises the driver, once; waits up to 20 s where MPS recovers from a client's
+  // fault. UNAVAILABLE: there is none, or it is too old.
   static absl::StatusOr<const CudaDriver*> Get();
   // OK, or INTERNAL naming the call and the driver's result.
   [[nodiscard]] absl::Status Check(CUresult result, absl::string_view call) const;

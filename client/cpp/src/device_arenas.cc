@@ -260,6 +260,14 @@ class DeviceArenas::DeviceWords final : public Words {
     return absl::OkStatus();
   }
 
+  absl::Status Check() override {
+    const std::lock_guard lock(mutex_);
+    const InContext in_context = device_->Enter();
+    const CUresult result = device_->driver.stream_query(stores_);
+    if (result == CUDA_ERROR_NOT_READY) return absl::OkStatus();
+    return device_->driver.Check(result, "cuStreamQuery");
+  }
+
   absl::Status Finish() override {
     const std::lock_guard lock(mutex_);
     const InContext in_context = device_->Enter();

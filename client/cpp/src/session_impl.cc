@@ -22,6 +22,8 @@ constexpr std::chrono::milliseconds kCallWaitMax{10'000};
 constexpr std::chrono::milliseconds kCallSlack{60'000};
 // Weights that are late may not come at all: the daemon is asked this often.
 constexpr std::chrono::milliseconds kAskEvery{1000};
+// A device that fails tells nobody: while a call of its trainer waits, it is asked this often.
+constexpr std::chrono::milliseconds kDeviceCheckEvery{500};
 // A start that is slower than the daemon's --claim_timeout connects again: so often at least, and
 // as long as it may wait for a daemon.
 constexpr int kClaimsMin = 3;
@@ -183,7 +185,7 @@ absl::StatusOr<Outcome> Session::Impl::TrySubmit(const StepScalars& scalars,
     notice_.emplace(options_.rank, last_committed_step_ + 1);
   }
   const Milliseconds wait =
-      marks_later ? Milliseconds(0) : std::min({options.wait, kCallWaitMax, notice_->Left()});
+      marks_later ? Milliseconds(0) : std::min(options.wait, LongestWaitOfACall());
   submit_request_.set_step(last_committed_step_ + 1);
   submit_request_.set_attempt(attempt);
   ToProto(scalars, *submit_request_.mutable_scalars());
@@ -215,11 +217,10 @@ absl::StatusOr<Outcome> Session::Impl::TryWait(Milliseconds wait) {
   wait_request_.set_attempt(next_attempt_);
   for (;;) {
     absl::Status status = CheckOpen("Wait");
+    if (status.ok()) status = link_->memory().CheckDevice();
     if (!status.ok()) return status;
     const auto left = std::chrono::ceil<Milliseconds>(deadline - Clock::now());
-    const Milliseconds longest =
-        notice_.has_value() ? std::min(kCallWaitMax, notice_->Left()) : kCallWaitMax;
-    const Milliseconds once = std::clamp(left, Milliseconds(0), longest);
+    const Milliseconds once = std::clamp(left, Milliseconds(0), LongestWaitOfACall());
     wait_request_.set_wait_ms(static_cast<int32_t>(once.count()));
     status = CallPatiently([&] {
       return link_->channel().Call("WaitStep", &v1::Trainer::Stub::WaitStep, wait_request_,
@@ -234,6 +235,12 @@ absl::StatusOr<Outcome> Session::Impl::TryWait(Milliseconds wait) {
       return Outcome{.step = wait_request_.step(), .attempt = next_attempt_};
     }
   }
+}
+
+auto Session::Impl::LongestWaitOfACall() const -> Milliseconds {
+  Milliseconds longest = link_->memory().by_streams() ? kDeviceCheckEvery : kCallWaitMax;
+  if (notice_.has_value()) longest = std::min(longest, notice_->Left());
+  return longest;
 }
 
 absl::StatusOr<Outcome> Session::Impl::Answered(const v1::Outcome& message,
@@ -317,6 +324,7 @@ absl::Status Session::Impl::TryWaitPublished(Milliseconds timeout) {
       fault::FaultPoint("trainer.published");
       return absl::OkStatus();
     }
+    if (absl::Status failed = link_->memory().CheckDevice(); !failed.ok()) return failed;
     if (!link_->LostWithin(Milliseconds(0))) {
       absl::Status why = AskWhy(published == SessionMemory::Published::kPoisoned);
       if (!why.ok()) return why;

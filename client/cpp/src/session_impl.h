@@ -69,6 +69,7 @@ class Session::Impl {
   absl::StatusOr<Outcome> TryStep(const StepScalars& scalars, const SubmitOptions& options);
   absl::Status TryWaitPublished(Milliseconds timeout);
   [[nodiscard]] Milliseconds PublishedWithin() const;
+  [[nodiscard]] Milliseconds LongestWaitOfACall() const;
   absl::Status TryPush(std::vector<v1::PushParametersRequest>& messages);
   absl::StatusOr<std::vector<float>> TryPull(int32_t parameter, StateKind kind, int32_t fragment);
 

@@ -210,6 +210,15 @@ absl::Status SessionMemory::EnqueueWait(uint64_t attempt, CUstream_st* stream) {
   return words_->WaitFor(stream, words, attempt);
 }
 
+absl::Status SessionMemory::CheckDevice() {
+  const absl::Status status = words_ == nullptr ? absl::OkStatus() : words_->Check();
+  if (status.ok()) return status;
+  return MakeError(
+      absl::StatusCode::kInternal, "DEVICE_FAILED",
+      absl::StrCat("this process's work on its GPU has failed, so that its signals never come: ",
+                   status.message(), ". End the process: its replacement goes on from this step"));
+}
+
 absl::Status SessionMemory::FinishStreams() {
   return words_ == nullptr ? absl::OkStatus() : words_->Finish();
 }

@@ -70,6 +70,10 @@ class SessionMemory {
                                         std::chrono::steady_clock::time_point deadline) const;
   // The same of the stream, which the host does not wait for; a poisoned page ends its wait, too.
   absl::Status EnqueueWait(uint64_t attempt, CUstream_st* stream);
+  // Marks and waits are a device's, which can fail.
+  [[nodiscard]] bool by_streams() const { return words_ != nullptr; }
+  // DEVICE_FAILED: marks and waits that are enqueued never happen.
+  absl::Status CheckDevice();
   // Returns when no stream has a mark or a wait left to do.
   absl::Status FinishStreams();
 

@@ -64,15 +64,31 @@ int Attribute(CUdevice_attribute attribute, CUdevice device) {
   return value;
 }
 
+NotReady Initialise() {
+  NotReady seen;
+  const double begin = NowMs();
+  for (;;) {
+    const CUresult result = CU(cuInit)(0);
+    if (result == CUDA_SUCCESS) break;
+    const bool recovers =
+        result == CUDA_ERROR_MPS_SERVER_NOT_READY || result == CUDA_ERROR_MPS_CONNECTION_FAILED;
+    if (!recovers || NowMs() - begin > 15000) Must(result, "cuInit");
+    ++seen.errors[result];
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  seen.milliseconds = NowMs() - begin;
+  return seen;
+}
+
 int Devices() {
-  MUST(cuInit, 0);
+  Initialise();
   int count = 0;
   MUST(cuDeviceGetCount, &count);
   return count;
 }
 
 CUcontext UseContext(int device) {
-  MUST(cuInit, 0);
+  Initialise();
   CUcontext context = nullptr;
   MUST(cuDevicePrimaryCtxRetain, &context, device);
   MUST(cuCtxSetCurrent, context);

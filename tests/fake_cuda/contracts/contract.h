@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -78,6 +79,13 @@ void Must(CUresult result, const char* call);
 inline constexpr size_t kMiB = size_t{1} << 20;
 
 [[nodiscard]] int Attribute(CUdevice_attribute attribute, CUdevice device = 0);
+// Initialises the driver. An MPS server that recovers from a client's fault is asked again, for 15
+// s at most, and what is returned says how often and for how long.
+struct NotReady {
+  std::map<CUresult, int> errors;
+  double milliseconds = 0;
+};
+NotReady Initialise();
 int Devices();                         // initialises the driver
 CUcontext UseContext(int device = 0);  // initialises the driver; the device's primary context
 [[nodiscard]] CUmemAllocationProp Properties(int device = 0);

@@ -394,6 +394,52 @@ CONTRACT(
                                                          : Fails(word);
 }
 
+// Another client of the same MPS server is still there for a second.
+std::string ComesAfterAFault(bool another) {
+  Child client([](Channel& parent) {
+    UseContext();
+    parent.Send("ready");
+    parent.Receive();
+    ::_exit(0);
+  });
+  Child faulty([](Channel& parent) {
+    parent.Receive();
+    UseContext();
+    CUstream stream = MakeStream();
+    Store(stream, 8, 1);
+    parent.Send(Name(CU(cuStreamSynchronize)(stream)));
+    ::_exit(3);
+  });
+  Child next([](Channel& parent) {
+    parent.Receive();
+    const NotReady seen = Initialise();
+    UseContext();
+    Set(Map(Make(kBytes), kBytes), kBytes, 82);
+    std::string text = Text("within %.0f ms", seen.milliseconds);
+    for (const auto& [error, times] : seen.errors) {
+      text += Text(", after %d times %s", times, Name(error).c_str());
+    }
+    parent.Send(text);
+  });
+  client.channel().Receive();
+  if (!another) client.Kill();
+  faulty.channel().Send("go");
+  faulty.channel().Receive();
+  next.channel().Send("go");
+  if (another) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    client.channel().Send("end");
+  }
+  return next.channel().Receive();
+}
+
+CONTRACT(clients_come_after_a_fault,
+         "after one client's illegal access a new process gets the driver, at once or by asking it "
+         "again; MPS_SERVER_NOT_READY and MPS_CONNECTION_FAILED alone refuse it meanwhile") {
+  const std::string alone = ComesAfterAFault(false);
+  return Holds(alone + "; beside another client that ends after 1 s: " + ComesAfterAFault(true));
+}
+
 CONTRACT(memory_survives_kills,
          "a process that is killed while it copies leaves memory that others map and use") {
   Child holder([](Channel& parent) {

@@ -19,12 +19,14 @@
 //                           held, by whomever
 //   FAKE_CUDA_NAME          their name; "Fake GPU"
 //   FAKE_CUDA_VERSION       of the CUDA that it speaks, as cuDriverGetVersion() says it; the
-//   headers' FAKE_CUDA_MACHINE       a number that all uuids have in them: machines with different
-//   ones have
+//                           headers'
+//   FAKE_CUDA_MACHINE       a number that all uuids have in them: machines with different ones have
 //                           no device in common; 0
 //   FAKE_CUDA_CAPABILITY    compute capability; 9.0
 //   FAKE_CUDA_PEERS         0: no device can access another's memory; 1
 //   FAKE_CUDA_MPS           what the attribute says; 0
+//   FAKE_CUDA_NOT_READY     so many calls of cuInit() in this process are answered as an MPS server
+//                           that recovers from a client's fault does: error 807; 0
 //   FAKE_CUDA_DELAY_US      work begins up to so many microseconds late, at random; 50
 //   FAKE_CUDA_SEED          of these delays; 1
 //   FAKE_CUDA_FAULT_KERNEL  the kernel with this number (the process's first is 1) makes an illegal

@@ -37,6 +37,7 @@ Settings ReadSettings() {
   settings.mps = Number("FAKE_CUDA_MPS", 0) != 0;
   settings.version = static_cast<int>(Number("FAKE_CUDA_VERSION", CUDA_VERSION));
   settings.machine = static_cast<int>(Number("FAKE_CUDA_MACHINE", 0));
+  settings.not_ready = Number("FAKE_CUDA_NOT_READY", 0);
   settings.delay_us = static_cast<int>(Number("FAKE_CUDA_DELAY_US", 50));
   settings.seed = static_cast<uint64_t>(Number("FAKE_CUDA_SEED", 1));
   settings.fault_kernel = Number("FAKE_CUDA_FAULT_KERNEL", 0);
@@ -177,7 +178,11 @@ CUresult cuInit(unsigned) {
   if (all.pid != 0) return NeedDriver();
   dmuond::fault::ConnectFaultDriver();
   all.settings = ReadSettings();
-  if (MayHaveNoContext()) MustNotUseMps();
+  if (MayHaveNoContext()) {
+    MustNotUseMps();
+  } else if (all.not_ready++ < all.settings.not_ready) {
+    return CUDA_ERROR_MPS_SERVER_NOT_READY;
+  }
   if (all.settings.devices == 0) return CUDA_ERROR_NO_DEVICE;
   for (int device = 0; device < all.settings.devices; ++device) {
     all.devices.push_back(std::make_unique<Device>());
@@ -212,6 +217,7 @@ CUresult cuGetErrorName(CUresult error, const char** name) {
     DMUOND_ERROR(CUDA_ERROR_NOT_SUPPORTED)
     DMUOND_ERROR(CUDA_ERROR_ILLEGAL_ADDRESS)
     DMUOND_ERROR(CUDA_ERROR_ALREADY_MAPPED)
+    DMUOND_ERROR(CUDA_ERROR_MPS_SERVER_NOT_READY)
     DMUOND_ERROR(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED)
     DMUOND_ERROR(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
     DMUOND_ERROR(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)

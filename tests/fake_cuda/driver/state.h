@@ -37,6 +37,7 @@ struct Settings {
   int minor = 0;
   bool peers = true;
   bool mps = false;
+  int64_t not_ready = 0;
   int version = CUDA_VERSION;
   int machine = 0;
   int delay_us = 50;
@@ -163,8 +164,9 @@ struct Device {
 // ---- All of it ----
 
 struct State {
-  std::mutex mutex;  // of everything here but the streams' queues
-  pid_t pid = 0;     // that called cuInit()
+  std::mutex mutex;       // of everything here but the streams' queues
+  pid_t pid = 0;          // that called cuInit()
+  int64_t not_ready = 0;  // so many calls of cuInit() were refused
   Settings settings;
   std::vector<std::unique_ptr<Device>> devices;
   std::map<uintptr_t, Reservation> reservations;

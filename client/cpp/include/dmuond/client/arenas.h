@@ -51,6 +51,9 @@ class Arenas {
     // is being captured.
     virtual absl::Status WaitFor(CUstream_st* stream, std::span<uint64_t* const> words,
                                  uint64_t value) = 0;
+    // An error: the device's context has failed (an illegal access, say), and no store or wait
+    // that is enqueued happens any more. Does not wait.
+    virtual absl::Status Check() = 0;
     // Returns when all of these stores and waits have happened.
     virtual absl::Status Finish() = 0;
   };
