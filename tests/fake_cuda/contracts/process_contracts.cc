@@ -440,6 +440,18 @@ CONTRACT(clients_come_after_a_fault,
   return Holds(alone + "; beside another client that ends after 1 s: " + ComesAfterAFault(true));
 }
 
+CONTRACT(functions_are_found_by_name,
+         "the driver hands out its functions by name, and says which it does not have") {
+  void* found = nullptr;
+  CUdriverProcAddressQueryResult what{};
+  MUST(cuGetProcAddress, "cuInit", &found, 12000, CU_GET_PROC_ADDRESS_DEFAULT, &what);
+  if (found == nullptr || what != CU_GET_PROC_ADDRESS_SUCCESS) return Fails("it has no cuInit");
+  const CUresult result =
+      CU(cuGetProcAddress)("cuNone", &found, 12000, CU_GET_PROC_ADDRESS_DEFAULT, &what);
+  return what == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND ? Holds("the other: " + Name(result))
+                                                      : Fails("it has what there is not");
+}
+
 CONTRACT(memory_survives_kills,
          "a process that is killed while it copies leaves memory that others map and use") {
   Child holder([](Channel& parent) {

@@ -239,6 +239,23 @@ CONTRACT(poison_ends_every_wait, "a wait for a word ends by a word that is large
   return ended ? Holds() : Fails("it does not end");
 }
 
+CONTRACT(captures_are_told, "a stream says that it is being captured into a graph, and when not") {
+  UseContext();
+  CUstream stream = MakeStream();
+  const auto told = [stream] {
+    CUstreamCaptureStatus status{};
+    MUST(cuStreamIsCapturing, stream, &status);
+    return status;
+  };
+  if (told() != CU_STREAM_CAPTURE_STATUS_NONE) return Fails("it says so before");
+  MUST(cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+  if (told() != CU_STREAM_CAPTURE_STATUS_ACTIVE) return Fails("it does not say so");
+  CUgraph graph = nullptr;
+  MUST(cuStreamEndCapture, stream, &graph);
+  MUST(cuGraphDestroy, graph);
+  return told() == CU_STREAM_CAPTURE_STATUS_NONE ? Holds() : Fails("it says so afterwards");
+}
+
 CONTRACT(words_must_be_aligned, "a word whose address is no multiple of 8 is refused") {
   UseContext();
   const Page page;

@@ -1,5 +1,6 @@
 #include "tests/fake_cuda/driver/state.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -194,6 +195,25 @@ CUresult cuInit(unsigned) {
 CUresult cuDriverGetVersion(int* version) {
   *version = All().pid == 0 ? ReadSettings().version : All().settings.version;
   return CUDA_SUCCESS;
+}
+
+// Versions of the interface are not told apart: the newest that is here answers for all.
+CUresult cuGetProcAddress(const char* symbol, void** function, int, cuuint64_t,
+                          CUdriverProcAddressQueryResult* found) {
+  Dl_info self{};
+  ::dladdr(reinterpret_cast<void*>(&cuGetProcAddress), &self);
+  void* const library = ::dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  *function = nullptr;
+  for (const char* version : {"_v3", "_v2", ""}) {
+    *function = ::dlsym(library, (std::string(symbol) + version).c_str());
+    if (*function != nullptr) break;
+  }
+  ::dlclose(library);
+  if (found != nullptr) {
+    *found =
+        *function == nullptr ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND : CU_GET_PROC_ADDRESS_SUCCESS;
+  }
+  return *function == nullptr ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 
 CUresult cuGetErrorName(CUresult error, const char** name) {

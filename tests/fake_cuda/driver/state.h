@@ -126,6 +126,9 @@ class Stream {
   [[nodiscard]] bool Empty();
   [[nodiscard]] Context* context() const { return context_; }
   void Destroy();  // work that is queued is done
+  // While it is captured it takes no work: no graph could launch it.
+  [[nodiscard]] bool captured() const { return captured_; }
+  void SetCaptured(bool captured) { captured_ = captured; }
   static std::shared_ptr<Stream> Make(Context* context);
 
  private:
@@ -134,6 +137,7 @@ class Stream {
 
   Context* const context_;
   const int number_;
+  std::atomic<bool> captured_{false};
   std::mt19937_64 random_;
   std::mutex mutex_;
   std::condition_variable changed_;

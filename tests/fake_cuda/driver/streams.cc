@@ -62,6 +62,7 @@ std::shared_ptr<Stream> Stream::Make(Context* context) {
 }
 
 void Stream::Add(Work work) {
+  if (captured_) Abort("%s goes to a stream that is being captured", work.name.c_str());
   {
     State& all = All();
     std::lock_guard lock(all.mutex);
@@ -195,15 +196,37 @@ CUresult cuStreamSynchronize(CUstream stream) {
   LogCall("cuStreamSynchronize");
   std::shared_ptr<Stream> found;
   if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
+  if (found->captured()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   found->Synchronize();
   return found->context()->error;
 }
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   std::shared_ptr<Stream> found;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;  // there are no graphs
-  return NeedStream(stream, &found);
+  if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
+  *status = found->captured() ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  return CUDA_SUCCESS;
 }
+
+CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
+  std::shared_ptr<Stream> found;
+  if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
+  if (stream == nullptr) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  found->SetCaptured(true);
+  return CUDA_SUCCESS;
+}
+
+// The graph is empty.
+CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  std::shared_ptr<Stream> found;
+  if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
+  if (!found->captured()) return CUDA_ERROR_ILLEGAL_STATE;
+  found->SetCaptured(false);
+  *graph = reinterpret_cast<CUgraph>(stream);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphDestroy(CUgraph) { return NeedDriver(); }
 
 CUresult cuCtxSynchronize() {
   LogCall("cuCtxSynchronize");

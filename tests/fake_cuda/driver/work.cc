@@ -75,6 +75,7 @@ CUresult AddCopy(CUstream stream, const char* name, const Rows& to, const Rows& 
     found->Add(std::move(work));
     return CUDA_SUCCESS;
   }
+  LogCall("a copy to pageable memory");
   auto point = std::make_shared<Point>();
   work.point = point;
   found->Add(std::move(work));
