@@ -103,7 +103,7 @@ def scalars_of(step: int, max_grad_norm: float = 0.0) -> types.StepScalars:
     return types.StepScalars(groups=[group], max_grad_norm=max_grad_norm, clip_muon=True)
 
 
-def _messages(job: Job, rank: int):
+def messages(job: Job, rank: int):
     """Parameters, fragments and the bytes of one arena (weights and gradients lie alike)."""
     by_name = {tensor.name: tensor for tensor in job.tensors}
     parameters, fragments, offset = [], [], 0
@@ -141,7 +141,7 @@ def _messages(job: Job, rank: int):
 
 
 class Trainer:
-    """One rank, registered and attached, its weights pushed."""
+    """One rank, registered and attached, its weights pushed. Its arenas are the host's."""
 
     def __init__(self, rank: int, world: int, job: Job, **session):
         self.job, self.rank = job, rank
@@ -154,22 +154,22 @@ class Trainer:
 
     def _prepare(self):
         job, rank = self.job, self.rank
-        parameters, fragments, size, self.index = _messages(job, rank)
+        parameters, fragments, size, self.index = messages(job, rank)
         config = types.GroupConfig(preset=job.preset)
         if job.ns_dtype:
             config.newton_schulz_type = getattr(types, f"ELEMENT_TYPE_{job.ns_dtype.upper()}")
         self.registered = self.session.register(
             parameters, fragments, [config], bucket_bytes=job.bucket_bytes
         )
-        arenas = self.session.attach({1: size, 2: size})
+        arenas = self.session.attach({1: self.memory(size), 2: self.memory(size)})
         self.by_name = {tensor.name: tensor for tensor in job.tensors}
         self.weights, self.gradients = (
             [
-                np.ndarray(
-                    held.shape,
-                    memory_dtype(self.by_name[held.tensor]),
+                self.place(
                     arenas[arena],
                     fragment.weight.offset_bytes,
+                    held.shape,
+                    memory_dtype(self.by_name[held.tensor]),
                 )
                 for held, fragment in zip(job.held[rank], fragments, strict=True)
             ]
@@ -178,8 +178,30 @@ class Trainer:
         if not self.session.has_state:
             for held, weight in zip(job.held[rank], self.weights, strict=True):
                 tensor = self.by_name[held.tensor]
-                weight[...] = self._in_memory(tensor, first_weight(tensor)[held.index])
-            self.session.push()
+                self.put(weight, self._in_memory(tensor, first_weight(tensor)[held.index]))
+            self.push()
+
+    # What is otherwise where arenas lie elsewhere.
+
+    def memory(self, size_bytes: int):
+        """Of an arena, for attach()."""
+        return size_bytes
+
+    def place(self, arena, offset_bytes: int, shape, dtype):
+        """A fragment in its arena."""
+        return np.ndarray(shape, dtype, arena, offset_bytes)
+
+    def put(self, fragment, values: np.ndarray):
+        fragment[...] = values
+
+    def get(self, fragment) -> np.ndarray:
+        return fragment
+
+    def push(self):
+        self.session.push()
+
+    def submit(self, scalars: types.StepScalars, absent: list[int]):
+        return self.session.step(scalars, absent=absent)
 
     def _in_memory(self, tensor: Tensor, values: np.ndarray) -> np.ndarray:
         if self.job.bf16_numbers:
@@ -193,22 +215,30 @@ class Trainer:
         for held, buffer in zip(job.held[self.rank], self.gradients, strict=True):
             tensor = self.by_name[held.tensor]
             values = gradient(tensor, step, source)[held.index]
-            buffer[...] = self._in_memory(tensor, values)
+            self.put(buffer, self._in_memory(tensor, values))
         absent = [
             index for name, index in self.index.items() if (step, self.rank, name) in job.absent
         ]
-        return self.session.step(scalars_of(step, job.max_grad_norm), absent=absent)
+        return self.submit(scalars_of(step, job.max_grad_norm), absent)
+
+    def held_weights(self) -> list[np.ndarray]:
+        """Copies, as numbers."""
+        return [
+            loaded(self.by_name[held.tensor], self.get(weight))
+            for held, weight in zip(self.job.held[self.rank], self.weights, strict=True)
+        ]
 
 
 def train(rank: int, world: int, job: Job):
     """Weights of every held box after all steps, the last norm, the matrices of a step."""
-    trainer = Trainer(rank, world, job)
-    for _ in range(job.steps):
+    return run(Trainer(rank, world, job))
+
+
+def run(trainer: Trainer):
+    """What is left of its job."""
+    while trainer.session.last_committed_step < trainer.job.steps:
         outcome = trainer.step()
-    weights = [
-        loaded(trainer.by_name[held.tensor], weight)
-        for held, weight in zip(job.held[rank], trainer.weights, strict=True)
-    ]
+    weights = trainer.held_weights()
     trainer.session.close()
     return weights, outcome.gradient_norm, outcome.matrices
 

@@ -40,14 +40,14 @@ def files_below(folder: Path, name: str = "*") -> list[Path]:
 
 
 def lane_pids(daemon: int) -> list[int]:
-    """Processes called dmuond-lane whose parent is the daemon."""
+    """Lanes (dmuond-lane, or the fake driver's) whose parent is the daemon."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
-        if fields["Name"] == "dmuond-lane" and int(fields["PPid"]) == daemon:
+        if fields["Name"].startswith("dmuond-lane") and int(fields["PPid"]) == daemon:
             found.append(int(fields["Pid"]))
     return found
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from dmuond import layout_parts, timeline, types
+from dmuond import atomics, layout_parts, timeline, types
 from dmuond._proto import attach_pb2, trainer_pb2_grpc
 from dmuond._proto import trainer_pb2 as pb
 
@@ -310,7 +310,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self._publish(self.attempt - 1)
 
     def publish_bucket(self, bucket: int, attempt: int):
-        self.page._advance(self.page._published(bucket), attempt)
+        atomics.advance(self.page._published(bucket), attempt)
 
     # --- parts ---
 

@@ -1,6 +1,5 @@
 """A job that goes back to the very step at which a trainer stands: the trainer need not know."""
 
-import mmap
 import os
 
 import dmuond
@@ -9,6 +8,7 @@ import pytest
 import torch
 from dmuond import arenas, types
 from dmuond._proto import trainer_pb2 as pb
+from dmuond.host_memory import HostArena
 from test_core_client import open_session, scalars, two_matrices
 from test_going_back import run_to, successors, weights  # noqa: F401 (a fixture)
 from test_torch_going_back import all_are, backward, make, outlive, train_to  # noqa: F401
@@ -90,7 +90,7 @@ def test_a_rank_that_has_seen_no_step_cannot_know_what_its_weights_are(fake, suc
         second = successors(step=1, epoch=3)
         with pytest.raises(dmuond.RolledBack):
             session.step(scalars())
-        layout, sizes = session._layout, session._arena_bytes
+        layout, sizes = session._layout, session._wanted_arenas
     with open_session(fake, resume=types.RESUME_REQUIRE, reconnect_for_s=SOON_S) as session:
         session.register(layout.parameters, layout.fragments, layout.groups)
         session.attach(sizes)
@@ -106,10 +106,10 @@ def test_weights_come_from_the_successor_and_everything_else_from_the_caller():
     def arena(values):
         descriptor = os.memfd_create("arena")
         os.ftruncate(descriptor, 4096)
-        memory = np.frombuffer(mmap.mmap(descriptor, 4096), np.uint8)
+        made = HostArena(descriptor, 4096)
         os.close(descriptor)
-        memory[...] = values
-        return memory
+        made.view[...] = values
+        return made
 
     layout = pb.RegisterLayoutRequest()
     layout.parameters.add(weight_type=types.ELEMENT_TYPE_BFLOAT16, route=types.ROUTE_MUON)
@@ -120,14 +120,14 @@ def test_weights_come_from_the_successor_and_everything_else_from_the_caller():
         gradient=types.Slice(arena=1, offset_bytes=1024, strides=[2, 1]),
     )
     kept, fresh = {1: arena(1)}, {1: arena(2)}
-    successors_own = fresh[1]
+    successors_own = fresh[1].view
     arenas.take_over(layout, kept, fresh)
     expected = np.full(4096, 1, np.uint8)
     for row in range(3):
         expected[64 + 16 * row :][:4] = 2
-    assert (kept[1] == expected).all()
+    assert (kept[1].view == expected).all()
     successors_own[...] = 9
-    assert (kept[1] == 9).all(), "they are one memory"
+    assert (kept[1].view == 9).all(), "they are one memory"
 
 
 # --- another node's daemon is lost: this one's tells ---

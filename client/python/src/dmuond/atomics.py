@@ -73,6 +73,16 @@ else:
         word.value = (word.value + 1) & 0xFFFFFFFF
 
 
+CHANGES = 8  # offset of the 32-bit change count in a word of a timeline page
+
+
+def advance(word: int, value: int) -> None:
+    """Stores a value into a word of a timeline page, and wakes who sleeps on its change count."""
+    store(word, value)
+    raise_changes(word + CHANGES)
+    futex_wake(word + CHANGES)
+
+
 class _Timespec(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 

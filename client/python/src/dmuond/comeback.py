@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from dmuond import errors, types
 from dmuond._proto import trainer_pb2 as pb
+from dmuond.device_array import HasMemory
 from dmuond.fault_point import fault_point
 from dmuond.link import Identity, Link
+from dmuond.memory import Memory
 
 log = logging.getLogger("dmuond")
 
@@ -35,7 +37,8 @@ def come_back(
     path: str,
     identity: Identity,
     layout: pb.RegisterLayoutRequest,
-    arenas: Mapping[int, int],
+    arenas: Mapping[int, int | HasMemory],
+    memory: Memory,
     *,
     for_s: float,
     silent_for_s: float,
@@ -48,7 +51,7 @@ def come_back(
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            return _try(Link(path, silent_for_s), identity, layout, arenas)
+            return _try(Link(path, silent_for_s, memory=memory), identity, layout, arenas)
         except errors.Error as error:
             tried_s = time.monotonic() - started
             if not passes(error, tried_s) or tried_s + pause_s > for_s:
@@ -64,7 +67,10 @@ def nothing_left(error: errors.Error) -> bool:
 
 
 def _try(
-    link: Link, identity: Identity, layout: pb.RegisterLayoutRequest, arenas: Mapping[int, int]
+    link: Link,
+    identity: Identity,
+    layout: pb.RegisterLayoutRequest,
+    arenas: Mapping[int, int | HasMemory],
 ) -> Returned:
     try:
         fault_point("trainer.returning")

@@ -5,7 +5,7 @@ A link ends with its daemon; a session that outlives its daemon makes another li
 
 from __future__ import annotations
 
-import mmap
+import numbers
 import os
 import socket
 import threading
@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from dmuond import environment, errors, launch
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.attach import AttachSocket
 from dmuond.channel import Channel
+from dmuond.device_array import HasMemory
 from dmuond.fault_point import fault_point
+from dmuond.host_memory import HostMemory
+from dmuond.memory import Arena, Memory
 from dmuond.timeline import Published, Timeline
 
 PROTOCOL_VERSION = 2
@@ -44,18 +45,25 @@ class Identity:
 class Link:
     """Connected when it is made. Not for several threads, but for `lost` and the watcher's poison.
 
-    Attributes: key, hello, opened (the daemon's replies), arenas (arrays of bytes by id; each keeps
-    its mapping), timeline, lost (set when the daemon has gone).
+    Attributes: key, hello, opened (the daemon's replies), arenas (by id; each keeps its mapping),
+    timeline, lost (set when the daemon has gone).
     """
 
-    def __init__(self, path: str, silent_for_s: float, connect_for_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        path: str,
+        silent_for_s: float,
+        connect_for_s: float = 0.0,
+        memory: Memory | None = None,
+    ) -> None:
         """Raises Unreachable when no daemon answers within `connect_for_s`.
 
-        For `silent_for_s` see Channel.
+        For `silent_for_s` see Channel. memory: that arenas lie in; None: the host's.
         """
         self.lost = threading.Event()
         self.timeline: Timeline | None = None
-        self.arenas: dict[int, np.ndarray] = {}
+        self.arenas: dict[int, Arena] = {}
+        self._memory = memory or HostMemory()
         self._refusals = 0  # of registrations, as far as this end has read them
         self._path = path
         self._attach = self._connect(path, connect_for_s)
@@ -79,6 +87,7 @@ class Link:
             resume=resume,
             launch=launch.name(identity.world_size) if discards else "",
             home_lane=home_lane,
+            device_uuid=self._memory.device_uuid,
             poison_parameters=identity.poison,
             client=client,
         )
@@ -112,20 +121,24 @@ class Link:
 
     def attach(
         self,
-        arenas: Mapping[int, int],
+        arenas: Mapping[int, int | HasMemory],
         weight_digests: Sequence[bytes] = (),
         broadcast: bool = False,
         fresh: bool = False,
     ) -> pb.AttachBuffersReply:
-        """Asks for arenas (id → bytes) and maps them and the timeline.
+        """Asks for arenas (id → bytes, or memory of the trainer's), maps them and the timeline.
 
         fresh: not those that an earlier session of this rank has mapped.
         """
         request = pb.AttachBuffersRequest(
             key=self.key, weight_digests=weight_digests, broadcast=broadcast, fresh=fresh
         )
-        for identity, size in arenas.items():
-            request.arenas.add(id=identity, size_bytes=size, daemon=pb.Arena.DaemonMemory())
+        for identity, wanted in arenas.items():
+            if isinstance(wanted, numbers.Integral):
+                memory = pb.Arena.DaemonMemory()
+                request.arenas.add(id=identity, size_bytes=int(wanted), daemon=memory)
+            else:
+                request.arenas.append(self._exported(identity, wanted))
         reply = self.call("AttachBuffers", request)
         while self.timeline is None or len(self.arenas) < len(arenas):
             self._take_frame()
@@ -159,9 +172,11 @@ class Link:
         return self.timeline.wait_published(buckets, attempt, self.lost.is_set, for_s)
 
     def close(self) -> None:
-        """To the daemon, this trainer is gone. What is mapped stays mapped."""
+        """To the daemon, this trainer is gone. What is mapped stays mapped, and waits end."""
         self._channel.close()
         self._attach.close()
+        if self.timeline is not None:
+            self.timeline.poison()  # nobody publishes to it any more
 
     def close_in_child(self) -> None:
         self._attach.close_in_child()
@@ -200,16 +215,34 @@ class Link:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
 
+    def _exported(self, identity: int, memory: HasMemory) -> pb.Arena:
+        """The trainer's own memory, as lanes open it."""
+        try:
+            own = self._memory.export(memory)
+        except (errors.InvalidArgumentError, errors.FailedPreconditionError) as error:
+            raise type(error)(f"arena {identity}: {error}", reason="ARENA_INVALID") from error
+        self.arenas[identity] = own.arena
+        ipc = pb.Arena.CudaIpc(
+            handle=own.handle,
+            base_offset=own.base_offset,
+            allocation_bytes=own.allocation_bytes,
+            device_uuid=self._memory.device_uuid,
+            buffer_id=own.buffer_id,
+        )
+        return pb.Arena(id=identity, size_bytes=own.size_bytes, cuda_ipc=ipc)
+
     def _take_frame(self) -> None:
         frame = self._attach.next_frame(_FRAME_TIMEOUT_S)
         try:
             message = frame.message
             if message.WhichOneof("frame") == "arena":
-                memory = mmap.mmap(frame.descriptor, message.arena.size_bytes)
-                self.arenas[message.arena.arena] = np.frombuffer(memory, dtype=np.uint8)
+                arena = message.arena
+                self.arenas[arena.arena] = self._memory.map(frame.descriptor, arena.size_bytes)
             elif message.WhichOneof("frame") == "timeline":
                 page = message.timeline
-                self.timeline = Timeline(frame.descriptor, page.size_bytes, page.buckets)
+                self.timeline = Timeline(
+                    frame.descriptor, page.size_bytes, page.buckets, self._memory
+                )
                 if self.lost.is_set():  # before the watcher could see the page
                     self.timeline.poison()
         finally:

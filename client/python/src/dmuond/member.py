@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-
 from dmuond import arenas, comeback, errors, fork, places, types
 from dmuond._proto import trainer_pb2 as pb
+from dmuond.device_array import HasMemory
 from dmuond.fault_point import fault_point
 from dmuond.link import Identity, Link
+from dmuond.memory import Arena, Memory, View
 from dmuond.places import Place
 from dmuond.timeline import Published, Timeline
 
@@ -60,12 +60,13 @@ class Member(abc.ABC):
     """See Session for the attributes. Not for several threads."""
 
     def __init__(
-        self, path: str, identity: Identity, reconnect_for_s: float, on_error: str
+        self, path: str, identity: Identity, memory: Memory, reconnect_for_s: float, on_error: str
     ) -> None:
         self.job, self.rank, self.world_size = identity.job, identity.rank, identity.world_size
         self.place = Place(path, identity.job, identity.rank)
         self._on_error = on_error
-        self._path, self._identity = path, identity
+        self._path, self._identity, self._memory = path, identity, memory
+        self.device = memory.device
         self._reconnect_for_s = reconnect_for_s
         # A daemon that is stopped is waited for as long as one that has to be started again.
         self._silent_for_s = WAIT_SLACK_S + reconnect_for_s
@@ -73,7 +74,8 @@ class Member(abc.ABC):
         self.last_outcome: types.Outcome | None = None
         self.last_timing: types.StepTiming | None = None
         self.registered: Registered | None = None
-        self.arenas: dict[int, np.ndarray] = {}
+        self.arenas: dict[int, View] = {}
+        self._mapped: dict[int, Arena] = {}  # that those are views of
         # Called before RolledBack is raised; True: with fresh arenas.
         self.on_rolled_back: Callable[[bool], None] | None = None
         # Called when another session of this process has taken the place of this one.
@@ -86,7 +88,7 @@ class Member(abc.ABC):
         self._closed = False
         self._finalizer: weakref.finalize | None = None
         self._layout = pb.RegisterLayoutRequest()
-        self._arena_bytes: dict[int, int] = {}
+        self._wanted_arenas: dict[int, int | HasMemory] = {}
         self._fresh_arenas = False  # those that this process had mapped before may be in use
         self._loads = 0  # calls of LoadSnapshot
         self._moved = False  # the arenas are others, and the caller has not been told
@@ -119,7 +121,9 @@ class Member(abc.ABC):
         for tries in itertools.count(1):
             left_s = connect_for_s - (time.monotonic() - started)
             try:
-                self._link = Link(self._path, self._silent_for_s, max(0.0, left_s))
+                self._link = Link(
+                    self._path, self._silent_for_s, max(0.0, left_s), memory=self._memory
+                )
             except BaseException:
                 self._closed = True  # it has no place that another session could take
                 raise
@@ -174,10 +178,7 @@ class Member(abc.ABC):
     def give_way(self) -> None:
         """Ends the session as if this trainer had died: another one takes its place."""
         self._taken_over = True
-        timeline = self._link.timeline
         self._disconnect()
-        if timeline is not None:
-            timeline.poison()  # of whoever waits: nobody publishes to it any more
         if self.on_taken_over is not None:
             self.on_taken_over()
 
@@ -246,6 +247,10 @@ class Member(abc.ABC):
             lower_bound_us=reply.lower_bound_us,
             imbalance=reply.imbalance,
         )
+
+    def _show_arenas(self) -> None:
+        self._mapped = dict(self._link.arenas)
+        self.arenas = {identity: arena.view for identity, arena in self._mapped.items()}
 
     def _watch_for_the_end(self) -> None:
         """Arranges that a session which is dropped unclosed counts as a dead trainer."""
@@ -364,7 +369,8 @@ class Member(abc.ABC):
                 self._path,
                 self._identity,
                 self._layout,
-                self._arena_bytes,
+                self._wanted_arenas,
+                self._memory,
                 for_s=self._reconnect_for_s,
                 silent_for_s=self._silent_for_s,
             )
@@ -438,8 +444,8 @@ class Member(abc.ABC):
         moved = self._moved
         if self._stands_there():
             if moved:
-                arenas.take_over(self._layout, self.arenas, self._link.arenas)
-                self._link.arenas = dict(self.arenas)
+                arenas.take_over(self._layout, self._mapped, self._link.arenas)
+                self._link.arenas = dict(self._mapped)
                 log.warning(
                     "rank %d goes on after step %d with the daemon's successor; nothing is lost",
                     self.rank,
@@ -452,7 +458,7 @@ class Member(abc.ABC):
             self._going_back, self._moved = None, False
             return
         if moved:
-            self.arenas = dict(self._link.arenas)
+            self._show_arenas()
         self._stands_at, self._state_known = self.last_committed_step, True
         if self.on_rolled_back is not None:
             self.on_rolled_back(moved)
@@ -507,6 +513,21 @@ class Member(abc.ABC):
             self._unpublished.pop(bucket, None)
         if self._state_known and not self._unpublished:
             self._stands_at = self.last_committed_step
+
+    def _enqueue_wait(self, buckets: Iterable[int] | None, stream: int) -> None:
+        """Has the stream wait for weights, which the host has not seen until its next call.
+
+        Poison ends the wait of a stream, too: that call hears of it.
+        """
+        self._check_alive()
+        timeline = self._require_timeline()
+        wanted = self._unpublished if buckets is None else buckets
+        awaited = {b: self._unpublished[b] for b in wanted if b in self._unpublished}
+        for attempt in sorted(set(awaited.values())):
+            waited = [bucket for bucket, of in awaited.items() if of == attempt]
+            timeline.enqueue_wait(waited, attempt, stream)
+            if buckets is None:  # what the caller enqueues next finds these weights, or newer ones
+                self._arrived_attempt = max(self._arrived_attempt, attempt)
 
     def _wait_published(self, attempt: int, buckets: Sequence[int] | None = None) -> None:
         waited = self._receives if buckets is None else buckets

@@ -6,8 +6,21 @@ arenas = session.attach({1: weight_bytes, 2: gradient_bytes})   # numpy arrays o
 ...                                                             # write the first weights
 session.push()                                                  # they become the masters
 ...                                                             # write gradients
-outcome = session.step(scalars)                                 # weights have changed when it
-returns session.close()
+outcome = session.step(scalars)                                 # weights have changed
+session.close()
+
+With Session(device="cuda:0") arenas lie on that GPU, and nothing makes the host wait for it:
+
+arenas = session.attach({1: weight_bytes, 2: gradient_bytes})   # of type DeviceArray
+w = torch.as_tensor(arenas[1].slot(offset_bytes, (64, 32)), device="cuda:0")  # a view
+...                                                             # write the first weights
+torch.cuda.synchronize()                                        # there, not only enqueued
+session.push()
+stream = torch.cuda.current_stream().cuda_stream                # a handle, as an integer
+...                                                             # enqueue forward and backward
+session.signal(bucket, stream)                                  # as its gradients are enqueued
+outcome = session.step(scalars, stream=stream)                  # waits for the decision alone
+...                                                             # enqueued: finds the new weights
 """
 
 from __future__ import annotations
@@ -21,11 +34,13 @@ from types import TracebackType
 
 import numpy as np
 
-from dmuond import environment, errors, state_chunks, types
+from dmuond import devices, environment, errors, state_chunks, types
 from dmuond._proto import trainer_pb2 as pb
+from dmuond.device_array import HasMemory
 from dmuond.fault_point import fault_point
 from dmuond.link import Identity
 from dmuond.member import WAIT_SLACK_S, Member, Registered
+from dmuond.memory import View
 from dmuond.state_chunks import StateTensor
 from dmuond.timeline import POISON
 from dmuond.waiting import WaitNotice
@@ -48,7 +63,17 @@ class Session(Member):
     session's place in the job again, with fresh arenas, and raises RolledBack. Where that cannot
     be, it raises DaemonLost or StateLost.
 
-    Attributes: rank, world_size, job, lanes (of this node), device_type, has_state (the job had
+    A `stream` in the methods below is a cudaStream_t or CUstream of the session's device, as an
+    integer; 0 is the default stream. Where one is given, what it is to do is enqueued, and neither
+    the host nor that stream waits: signals go by a stream of the session's own. Without one, a
+    signal is given at once, and a wait is the host's; the device is taken to be done with what was
+    enqueued before. A stream that is being captured into a CUDA graph is refused
+    (FailedPreconditionError, SESSION_STATE), and nothing has changed then: a graph would signal one
+    attempt for ever. So is any stream where the arenas lie in host memory. A failed call of the
+    driver is an Error that names it (CUDA_FAILED).
+
+    Attributes: rank, world_size, job, device ("cpu", "cuda:0"; of this trainer), lanes (of this
+    node), device_type (of the lanes), has_state (the job had
     optimizer state when the session opened), last_committed_step, durable_step (None: a lost daemon
     loses the job), trainer_state (what this rank handed in with last_committed_step), next_attempt,
     last_outcome, last_timing, registered (None before register()), arenas (empty before attach()).
@@ -58,6 +83,7 @@ class Session(Member):
         self,
         address: str | None = None,
         *,
+        device: str = "cpu",
         job: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
@@ -72,6 +98,10 @@ class Session(Member):
     ) -> None:
         """Connects and opens the session; what is None comes from the environment.
 
+        device: where gradients and weights lie, "cpu" (memory of the host) or "cuda:0", "cuda:1",
+        … as CUDA counts the devices of this process; the package cuda-bindings is needed then. The
+        daemon's lanes are of the same kind (--devices), and one of them need not be on this device.
+
         resume: what becomes of the state of a job of this name: "never" (it is an error; the
         default), "if_present" (go on with it where there is any), "require" (none is an error),
         "discard" (the job that there is ends, once for each start of all ranks; refused while a
@@ -85,8 +115,10 @@ class Session(Member):
         minutes); 0: DaemonLost at once. server_uid: the user whose daemon gets the token, beside
         root and this process's own (DMUOND_SERVER_UID).
 
-        Raises: Unreachable when no daemon answers within `connect_for_s`; Error as the daemon says,
-        or (SOCKET_OWNER) where the socket is somebody else's.
+        Raises: Unreachable when no daemon answers within `connect_for_s`; InvalidArgumentError
+        where there is no such device, or (DEVICE_UNKNOWN) no lane reaches it; Error as the daemon
+        says, (CUDA_UNAVAILABLE) without cuda-bindings or a driver, or (SOCKET_OWNER) where the
+        socket is somebody else's.
         """
         _check_identity(job, rank, world_size)
         mode = environment.resume(resume)
@@ -105,6 +137,7 @@ class Session(Member):
                 poison=environment.poison() if poison is None else poison,
                 server_uid=environment.server_uid() if server_uid is None else server_uid,
             ),
+            devices.memory_of(device),
             environment.reconnect_for_s() if reconnect_for_s is None else reconnect_for_s,
             on_error,
         )
@@ -131,12 +164,23 @@ class Session(Member):
 
     def attach(
         self,
-        arenas: Mapping[int, int],
+        arenas: Mapping[int, int | HasMemory],
         *,
         weight_digests: Sequence[bytes] = (),
         broadcast: bool = False,
-    ) -> dict[int, np.ndarray]:
+    ) -> dict[int, View]:
         """Asks the daemon for arenas (id → bytes); returns them as arrays of bytes, writable.
+
+        They are numpy arrays of uint8, or, with a GPU, DeviceArrays, whose slot() makes arrays of
+        their fragments.
+
+        With a GPU an arena may also lie in memory that the trainer has: an object with
+        __cuda_array_interface__ in the place of the number, dense, beginning at a multiple of 16
+        bytes. The client keeps the object; the memory must stay until close() has returned, and
+        goes with the process, so that a replacement gets its weights anew. Memory that is not
+        cudaMalloc's cannot be exported (cudaMallocAsync, PyTorch's expandable_segments:True).
+        Raises InvalidArgumentError or FailedPreconditionError (ARENA_INVALID) then, naming the
+        arena and what to set.
 
         weight_digests: what this rank's first weights are, one for each registered fragment: the
         first 16 bytes of the SHA-256 of its elements, little-endian, row-major; b"" where there is
@@ -152,9 +196,9 @@ class Session(Member):
         with fresh_arenas it is of the past: take `arenas` again.
         """
         self._check_alive()
-        self._arena_bytes = dict(arenas)
+        self._wanted_arenas = dict(arenas)
         reply = self._link.attach(arenas, weight_digests, broadcast, self._fresh_arenas)
-        self.arenas = dict(self._link.arenas)
+        self._show_arenas()
         self._stands_at, self._state_known = None, False
         self.next_attempt = reply.next_attempt
         if reply.published:
@@ -167,6 +211,8 @@ class Session(Member):
 
     def push(self, weights: Iterable[str] | None = None) -> None:
         """The weights in the arenas are the truth: all of them, or those named.
+
+        On a GPU they must be there, not only enqueued.
 
         Collective: returns when every holder has pushed and the weights are published. A push that
         is aborted without fault of this rank is repeated.
@@ -204,19 +250,20 @@ class Session(Member):
                 reason="WEIGHTS_REPUBLISHED",
             )
 
-    def signal(self, bucket: int) -> None:
+    def signal(self, bucket: int, stream: int | None = None) -> None:
         """The gradients of a bucket lie in the arena: they may be collected from now on.
 
-        They must not change until the step is decided. A bucket that is not signalled is, by
-        `step`.
+        stream: when it has done what is enqueued there. They must not change until the step is
+        decided. A bucket that is not signalled is, by `step`.
         """
         self._check_usable()
+        self._memory.check_stream(stream)
         timeline = self._require_timeline()
         if not 0 <= bucket < timeline.buckets:
             raise errors.InvalidArgumentError(f"bucket {bucket}; there are {timeline.buckets}")
         if self._going_back is not None:
             return  # the caller will come with other gradients
-        self._signal_all([bucket])
+        self._signal_all([bucket], stream)
         fault_point("trainer.signalled_early")
 
     def is_signalled(self, bucket: int) -> bool:
@@ -231,10 +278,18 @@ class Session(Member):
         trainer_state: bytes = b"",
         withdraw: bool = False,
         wait: bool = True,
+        stream: int | None = None,
     ) -> types.Outcome:
         """One step with the gradients in the arenas; returns when the new weights lie there.
 
         wait=False: returns when the step is decided; `wait_published` waits for the weights.
+
+        stream: gradients lie there, and the old weights have been read, when it has done what is
+        enqueued there; no weight is written before. The call returns when the step is decided, and
+        what is enqueued in the stream from then on finds the new weights (unless wait=False). Where
+        the daemon is lost meanwhile the stream goes on, with weights that are undefined, and the
+        next call says so: who looks at weights on the host waits for the stream, and calls
+        `wait_published()`, which returns at once then.
 
         absent: indices of registered parameters without a gradient. withdraw: a bucket that was
         signalled early has changed since. An attempt that was aborted and may be retried is retried
@@ -256,17 +311,24 @@ class Session(Member):
         request = pb.SubmitStepRequest(
             scalars=scalars, absent=absent, withdraw=withdraw, trainer_state=trainer_state
         )
+        self._memory.check_stream(stream)
         notice = WaitNotice(self.rank, f"step {self.last_committed_step + 1}")
-        return self._surviving(lambda: self._step(request, wait, notice))
+        return self._surviving(lambda: self._step(request, wait, stream, notice))
 
-    def wait_published(self, buckets: Iterable[int] | None = None) -> None:
+    def wait_published(
+        self, buckets: Iterable[int] | None = None, stream: int | None = None
+    ) -> None:
         """Waits for the weights after the last step: all of them, or those of some buckets.
 
-        Raises RolledBack, DaemonLost, StateLost.
+        stream: that waits, in place of the host. Raises RolledBack, DaemonLost, StateLost.
         """
+        self._memory.check_stream(stream)
         if self._unpublished or self._going_back is not None:
             wanted = None if buckets is None else list(buckets)
-            self._surviving(lambda: self._wait_unpublished(wanted))
+            if stream is None:
+                self._surviving(lambda: self._wait_unpublished(wanted))
+            else:
+                self._surviving(lambda: self._enqueue_wait(wanted, stream))
 
     def pull(
         self, parameters: Iterable[str] = (), kinds: Iterable[int] = ()
@@ -313,6 +375,9 @@ class Session(Member):
     def close(self) -> None:
         """Leaves the job. The job ends when every rank has closed. Arenas stay mapped.
 
+        Returns when no stream has a signal to give or weights to wait for, and no lane has memory
+        of the trainer's mapped.
+
         Waits for weights that are on their way. Raises DaemonLost where they do not come, because
         the daemon has gone. RolledBack: the session is not closed, and goes on from there; another
         call closes it.
@@ -322,6 +387,8 @@ class Session(Member):
         try:
             if not self.in_child:
                 self._wait_unpublished(None)
+                if self._link.timeline is not None:
+                    self._link.timeline.finish_streams()
         except errors.RolledBack:
             raise
         except BaseException:
@@ -383,7 +450,7 @@ class Session(Member):
         # A group that forms anew publishes its masters: what is pushed must outlive that.
         pushed: dict[int, np.ndarray] = {}
         if self._in_job and not first.state:
-            pushed = {identity: arena.copy() for identity, arena in self.arenas.items()}
+            pushed = {key: arena.contents().copy() for key, arena in self._mapped.items()}
             self.check_not_republished("the weights to push")
         notice = WaitNotice(self.rank, "a push")
         while True:
@@ -405,7 +472,7 @@ class Session(Member):
             if pushed and self.next_attempt >> 32 != attempt >> 32:
                 self._wait_published(self.next_attempt - 1)
                 for identity, content in pushed.items():
-                    self.arenas[identity][...] = content
+                    self._mapped[identity].write(content)
         self._in_job = True
         self._begin_attempt(reply.next_attempt)
         self.last_committed_step = reply.last_committed_step
@@ -459,11 +526,13 @@ class Session(Member):
 
     # --- steps ---
 
-    def _step(self, request: pb.SubmitStepRequest, wait: bool, notice: WaitNotice) -> types.Outcome:
+    def _step(
+        self, request: pb.SubmitStepRequest, wait: bool, stream: int | None, notice: WaitNotice
+    ) -> types.Outcome:
         held_back = frozenset(self._bucket_of[parameter] for parameter in request.absent) - {-1}
         while True:
             try:
-                outcome = self._try_step(request, held_back, notice)
+                outcome = self._try_step(request, held_back, stream, notice)
             except errors.FailedPreconditionError as error:
                 # The attempt ended unheard; the step is still the open one.
                 overtaken = error.reason == "ATTEMPT_OUT_OF_ORDER"
@@ -478,22 +547,28 @@ class Session(Member):
                 self.trainer_state = request.trainer_state
                 self._stands_at, self._state_known = None, True
                 self._unpublished = dict.fromkeys(self._receives, outcome.attempt)
-                if wait:
+                if wait and stream is None:
                     self._wait_unpublished(None)
+                elif wait:
+                    self._enqueue_wait(None, stream)
                 return outcome
             self._refuse(outcome)
 
     def _try_step(
-        self, request: pb.SubmitStepRequest, held_back: frozenset[int], notice: WaitNotice
+        self,
+        request: pb.SubmitStepRequest,
+        held_back: frozenset[int],
+        stream: int | None,
+        notice: WaitNotice,
     ) -> types.Outcome:
         """Signals, submits and waits for the outcome of one attempt."""
         self._check_alive()
         self._wait_unpublished(None)
         fault_point("trainer.gradients")
         if not request.withdraw:
-            self._signal_all(self._contributes - held_back)
+            self._signal_all(self._contributes - held_back, stream)
         fault_point("trainer.signalled")
-        self._require_timeline().set_submitted(self.next_attempt)
+        self._require_timeline().set_submitted(self.next_attempt, stream)
         fault_point("trainer.marked")
         request.key.CopyFrom(self._link.key)
         request.step, request.attempt = self.last_committed_step + 1, self.next_attempt
@@ -502,7 +577,7 @@ class Session(Member):
         try:
             reply = self._patiently("SubmitStep", request)
             if not request.withdraw:
-                self._signal_all(held_back)
+                self._signal_all(held_back, stream)
             fault_point("trainer.submitted")
             while reply.outcome.kind == types.Outcome.KIND_UNSPECIFIED:
                 reply = self._patiently("WaitStep", self._wait_request(_wait_ms(notice)))
@@ -528,11 +603,10 @@ class Session(Member):
                 if not silent or time.monotonic() > give_up:
                     raise
 
-    def _signal_all(self, buckets: Iterable[int]) -> None:
-        timeline = self._require_timeline()
-        for bucket in sorted(self._contributes.intersection(buckets) - self._signalled):
-            self._signalled.add(bucket)
-            timeline.set_ready(bucket, self.next_attempt)
+    def _signal_all(self, buckets: Iterable[int], stream: int | None) -> None:
+        unsaid = sorted(self._contributes.intersection(buckets) - self._signalled)
+        self._require_timeline().set_ready(unsaid, self.next_attempt, stream)
+        self._signalled.update(unsaid)
 
 
 def _wait_ms(notice: WaitNotice) -> int:

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable
 
 from dmuond import atomics
 from dmuond.errors import Error
+from dmuond.host_memory import HostMemory
+from dmuond.memory import Memory
 
 POISON = 1 << 62
 BUCKETS_MAX = 4096
 _MAGIC, _VERSION = 0x4C544D44, 1
 _WORD_BYTES = 16
-_CHANGES = 8  # offset of the change count in a word
 _SUBMITTED = 64
 _READY = 128
 _POLLS = 200
@@ -40,9 +41,16 @@ class Published(enum.Enum):
 
 
 class Timeline:
-    """A mapped page. Owns the mapping; every method may be called from any thread."""
+    """A mapped page. Owns the mapping.
 
-    def __init__(self, descriptor: int, size_bytes: int, buckets: int) -> None:
+    Any thread may read, wait and poison. What stores for a stream, and has one wait, belongs to the
+    session's caller; `stream` is as in Session, and None: at once.
+    """
+
+    def __init__(
+        self, descriptor: int, size_bytes: int, buckets: int, memory: Memory | None = None
+    ) -> None:
+        """memory: of the streams that are to use the page; None: the host's, which has none."""
         if not 0 <= buckets <= BUCKETS_MAX or size_bytes < page_bytes(buckets):
             raise Error(f"a timeline page of {size_bytes} bytes has no room for {buckets} buckets")
         self._memory = mmap.mmap(descriptor, size_bytes)
@@ -56,12 +64,25 @@ class Timeline:
         self._anchor = ctypes.c_char.from_buffer(self._memory)  # keeps the mapping
         self._base = ctypes.addressof(self._anchor)
         self.buckets = buckets
+        memory = memory or HostMemory()
+        self._words = memory.words(self._anchor, self._base, page_bytes(buckets))
 
-    def set_submitted(self, attempt: int) -> None:
-        self._advance(self._base + _SUBMITTED, attempt)
+    def set_submitted(self, attempt: int, stream: int | None = None) -> None:
+        self._words.store([self._base + _SUBMITTED], attempt, stream)
 
-    def set_ready(self, bucket: int, attempt: int) -> None:
-        self._advance(self._base + _READY + bucket * _WORD_BYTES, attempt)
+    def set_ready(self, buckets: Iterable[int], attempt: int, stream: int | None = None) -> None:
+        words = [self._base + _READY + bucket * _WORD_BYTES for bucket in buckets]
+        if words:
+            self._words.store(words, attempt, stream)
+
+    def enqueue_wait(self, buckets: Iterable[int], attempt: int, stream: int) -> None:
+        """Has the stream wait for the weights after `attempt`. Poison ends its wait, too."""
+        words = [self._published(bucket) for bucket in buckets]
+        self._words.wait([word for word in words if atomics.load(word) < attempt], attempt, stream)
+
+    def finish_streams(self) -> None:
+        """Returns when all that was stored for streams, and their waits, have happened."""
+        self._words.finish()
 
     def published(self, bucket: int) -> int:
         return atomics.load(self._published(bucket))
@@ -69,7 +90,7 @@ class Timeline:
     def poison(self) -> None:
         """Ends the page: every wait for `published` returns."""
         for bucket in range(self.buckets):
-            self._advance(self._published(bucket), POISON)
+            atomics.advance(self._published(bucket), POISON)
 
     def wait_published(
         self, buckets: Iterable[int], attempt: int, is_lost: Callable[[], bool], for_s: float
@@ -86,26 +107,20 @@ class Timeline:
         return self._base + _READY + (self.buckets + bucket) * _WORD_BYTES
 
     @staticmethod
-    def _advance(word: int, value: int) -> None:
-        atomics.store(word, value)
-        atomics.raise_changes(word + _CHANGES)
-        atomics.futex_wake(word + _CHANGES)
-
-    @staticmethod
     def _wait(word: int, attempt: int, is_lost: Callable[[], bool], deadline: float) -> Published:
         for _ in range(_POLLS):
             value = atomics.load(word)
             if value >= attempt:
                 return _arrived(value, is_lost)
         while not is_lost():
-            seen = atomics.load_changes(word + _CHANGES)
+            seen = atomics.load_changes(word + atomics.CHANGES)
             value = atomics.load(word)
             if value >= attempt:
                 return _arrived(value, is_lost)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return Published.LATE
-            atomics.futex_wait(word + _CHANGES, seen, min(left_s, _SLICE_S))
+            atomics.futex_wait(word + atomics.CHANGES, seen, min(left_s, _SLICE_S))
         return Published.ENDED
 
 

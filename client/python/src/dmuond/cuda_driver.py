@@ -1,0 +1,148 @@
+"""The CUDA driver, by cuda-bindings: calls that raise, and a device with its primary context."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager
+from typing import Any
+
+from dmuond import errors
+
+try:
+    from cuda.bindings import driver
+except ImportError as error:
+    raise errors.Error(
+        "arenas on a GPU need the package cuda-bindings, which is not installed "
+        f"({error}): pip install cuda-bindings",
+        reason="CUDA_UNAVAILABLE",
+    ) from error
+
+SUCCESS = driver.CUresult.CUDA_SUCCESS
+NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
+
+
+def failed(name: str, result: Any) -> errors.Error:
+    """The error of a function of the driver."""
+    return errors.Error(
+        f"{name} failed: {name_of(result)}",
+        code="INTERNAL",
+        reason="CUDA_FAILED",
+        metadata={"call": name, "result": str(int(result))},
+    )
+
+
+def name_of(result: Any) -> str:
+    return f"{getattr(result, 'name', result)} ({int(result)})"
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Calls a function of the driver; returns what it answers. Raises Error (CUDA_FAILED)."""
+    result, *answer = getattr(driver, name)(*arguments)
+    if result != SUCCESS:
+        raise failed(name, result)
+    return answer[0] if len(answer) == 1 else tuple(answer)
+
+
+def result_of(name: str, *arguments: Any) -> tuple[Any, ...]:
+    """Calls a function of the driver; returns its result and what it answers."""
+    return getattr(driver, name)(*arguments)
+
+
+def initialise() -> None:
+    """Raises Error where there is no driver that works."""
+    try:
+        call("cuInit", 0)
+    except (RuntimeError, OSError) as error:  # what cuda-bindings raises without a driver, too
+        raise errors.Error(
+            f"the CUDA driver cannot be used: {error}",
+            code="UNAVAILABLE",
+            reason="CUDA_UNAVAILABLE",
+        ) from error
+
+
+class _Entered(AbstractContextManager[None]):
+    """A step has several of these: written out, it takes a third of what @contextmanager does."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        before = call("cuCtxGetCurrent")
+        if int(before) != int(self._context):
+            call("cuCtxSetCurrent", self._context)
+            self._before = before
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            call("cuCtxSetCurrent", self._before)
+
+
+class Device:
+    """A device of this process and its primary context, which the CUDA runtime uses, too.
+
+    For any thread, but not for forked children, whose driver knows nothing of it (see `here`).
+    Attributes: ordinal, uuid ("GPU-…"), granularity (of mappings, bytes).
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        """As CUDA counts the devices of this process. Raises Error, or InvalidArgumentError."""
+        initialise()
+        count = call("cuDeviceGetCount")
+        if ordinal >= count:
+            raise errors.InvalidArgumentError(
+                f"there is no device cuda:{ordinal}; this process sees {count}",
+                code="NOT_FOUND",
+            )
+        self.ordinal = ordinal
+        self._pid = os.getpid()
+        handle = call("cuDeviceGet", ordinal)
+        digits = call("cuDeviceGetUuid", handle).bytes.hex()
+        parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+        self.uuid = "GPU-" + "-".join(parts)
+        self._context = call("cuDevicePrimaryCtxRetain", handle)  # for the process's life
+        self._location = driver.CUmemLocation()
+        self._location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        self._location.id = ordinal
+        with self.entered():
+            self.granularity: int = self._granularity()
+
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that has opened it."""
+        return self._pid == os.getpid()
+
+    def entered(self) -> AbstractContextManager[None]:
+        """`with device.entered():` the context is the calling thread's."""
+        return _Entered(self._context)
+
+    def allow(self, address: int, size_bytes: int) -> None:
+        """Lets the device use what is mapped there. The device has been entered."""
+        access = driver.CUmemAccessDesc()
+        access.location = self._location
+        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        call("cuMemSetAccess", address, size_bytes, [access], 1)
+
+    def copy(self, to: int, source: int, size_bytes: int, stream: int) -> None:
+        """See device_array.Copies."""
+        with self.entered():
+            call("cuMemcpyAsync", to, source, size_bytes, stream)
+
+    def wait(self) -> None:
+        """Waits for all that is enqueued in any stream of the context."""
+        with self.entered():
+            call("cuCtxSynchronize")
+
+    def synchronize(self, stream: int) -> None:
+        with self.entered():
+            call("cuStreamSynchronize", stream)
+
+    def _granularity(self) -> int:
+        wanted = driver.CUmemAllocationProp()
+        wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        wanted.requestedHandleTypes = (
+            driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        )
+        wanted.location = self._location
+        flags = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        return call("cuMemGetAllocationGranularity", wanted, flags)

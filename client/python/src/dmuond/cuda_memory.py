@@ -1,0 +1,298 @@
+"""Arenas on a GPU, and streams that store into the timeline page and wait for it.
+
+The daemon's arenas come as descriptors and are mapped here; the trainer's own go to the lanes as
+handles of 64 bytes. The host never waits for the device but where a session begins, ends or goes
+back, or the last view of an arena goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import sys
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dmuond import errors
+from dmuond.cuda_driver import NOT_READY, SUCCESS, Device, call, driver, failed, name_of, result_of
+from dmuond.device_array import DeviceArray, HasMemory
+from dmuond.memory import Arena, Exported, Memory, Words
+
+_HANDLE_BYTES = 64
+_ALIGNMENT_BYTES = 16  # of an arena in the trainer's memory
+_NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+_UNTIMED = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+_AT_LEAST = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+_PLAIN_WRITE = driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
+_NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+# Of the default stream, while another one is being captured.
+_CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+
+
+class _Mapping:
+    """A descriptor's memory at a range of addresses. Unmapped when nobody refers to it any more."""
+
+    def __init__(self, device: Device, descriptor: int, size_bytes: int) -> None:
+        self.device = device
+        granules = -(-size_bytes // device.granularity)
+        self.mapped_bytes = granules * device.granularity
+        self.address, self._handle, self._mapped = 0, None, False
+        try:
+            with device.entered():
+                kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                self._handle = call("cuMemImportFromShareableHandle", descriptor, kind)
+                reserved = call("cuMemAddressReserve", self.mapped_bytes, device.granularity, 0, 0)
+                self.address = int(reserved)
+                self._map()
+        except BaseException:
+            self._release()
+            raise
+
+    def adopt(self, fresh: _Mapping) -> None:
+        """The memory of `fresh` lies here from now on; that of this one, or none, there."""
+        self.device.wait()
+        with self.device.entered():
+            self._unmap()
+            fresh._unmap()
+            self._handle, fresh._handle = fresh._handle, self._handle
+            self._map()
+
+    def _map(self) -> None:
+        call("cuMemMap", self.address, self.mapped_bytes, 0, self._handle, 0)
+        self._mapped = True
+        self.device.allow(self.address, self.mapped_bytes)
+
+    def _unmap(self) -> None:
+        call("cuMemUnmap", self.address, self.mapped_bytes)
+        self._mapped = False
+
+    def _release(self) -> None:
+        with self.device.entered():
+            if self._mapped:
+                self._unmap()
+            if self.address:
+                call("cuMemAddressFree", self.address, self.mapped_bytes)
+            if self._handle is not None:
+                call("cuMemRelease", self._handle)
+                self._handle = None
+
+    def __del__(self) -> None:
+        # At its end the process gives everything back.
+        if self._handle is None or not self.device.here or sys.is_finalizing():
+            return
+        # A device that has failed keeps the memory: nothing works there any more.
+        with contextlib.suppress(errors.Error):
+            if self._mapped:  # what is enqueued may use the memory of a tensor that has gone
+                self.device.wait()
+            self._release()
+
+
+class _DeviceArena(Arena):
+    """Bytes of a device, which `owner` keeps there."""
+
+    def __init__(self, device: Device, owner: object, address: int, size_bytes: int) -> None:
+        self._device, self._owner = device, owner
+        self.address = address
+        self.view: DeviceArray = DeviceArray(
+            f"cuda:{device.ordinal}", device, owner, address, (size_bytes,)
+        )
+
+    def contents(self) -> np.ndarray:
+        self._device.wait()  # for gradients that are still being computed, in whatever stream
+        return self.view.read()
+
+    def write(self, contents: np.ndarray) -> None:
+        self.view.write(contents)
+        self._device.synchronize(0)
+
+    def adopt(self, fresh: Arena) -> None:
+        """The trainer's own memory lies there already."""
+        if isinstance(self._owner, _Mapping):
+            assert isinstance(fresh, _DeviceArena) and isinstance(fresh._owner, _Mapping)
+            self._owner.adopt(fresh._owner)
+
+
+class _Page:
+    """A timeline page that streams of a device use, and what they need for it."""
+
+    def __init__(self, device: Device, page: object, address: int, size_bytes: int) -> None:
+        self.device, self.page, self.address = device, page, address
+        self.waits: dict[int, Any] = {}  # stream → an event behind its last wait
+        with device.entered():
+            flags = driver.CU_MEMHOSTREGISTER_DEVICEMAP
+            call("cuMemHostRegister", address, size_bytes, flags)
+            self.offset = int(call("cuMemHostGetDevicePointer", address, 0)) - address
+            # Stores go by a stream of their own: in the trainer's, each would hold up what follows.
+            self.stores = call("cuStreamCreate", _NON_BLOCKING)
+            self.reached = call("cuEventCreate", _UNTIMED)  # how far the trainer's stream has come
+
+    def release(self) -> bool:
+        """Gives the page back, unless work that is enqueued uses it."""
+        with self.device.entered():
+            if self._is_used():
+                return False
+            for event in (*self.waits.values(), self.reached):
+                call("cuEventDestroy", event)
+            call("cuStreamDestroy", self.stores)
+            call("cuMemHostUnregister", self.address)
+            return True
+
+    def _is_used(self) -> bool:
+        found = [result_of("cuStreamQuery", self.stores)[0]]
+        found += [result_of("cuEventQuery", event)[0] for event in self.waits.values()]
+        return NOT_READY in found
+
+
+_used_pages: list[_Page] = []  # whose session has gone, and whose streams are not done
+
+
+def _release(page: _Page) -> None:
+    """Called by the garbage collector. Pages that are used stay until another one goes."""
+    _used_pages.append(page)
+    _used_pages[:] = [used for used in _used_pages if not _try_release(used)]
+
+
+def _try_release(page: _Page) -> bool:
+    try:
+        return not page.device.here or page.release()
+    except errors.Error:
+        return True  # the device has failed
+
+
+class CudaWords(Words):
+    def __init__(self, device: Device, page: object, address: int, size_bytes: int) -> None:
+        self._device = device
+        self._page = _Page(device, page, address, size_bytes)
+        weakref.finalize(self, _release, self._page).atexit = False
+
+    def store(self, words: Sequence[int], value: int, stream: int | None) -> None:
+        page = self._page
+        with self._device.entered():
+            if stream is not None:
+                _check_not_captured(stream)
+                call("cuEventRecord", page.reached, stream)
+                call("cuStreamWaitEvent", page.stores, page.reached, 0)
+            for word in words:
+                call("cuStreamWriteValue64", page.stores, word + page.offset, value, _PLAIN_WRITE)
+
+    def wait(self, words: Sequence[int], value: int, stream: int) -> None:
+        page = self._page
+        with self._device.entered():
+            _check_not_captured(stream)
+            if stream not in page.waits:
+                page.waits[stream] = call("cuEventCreate", _UNTIMED)
+            for word in words:
+                call("cuStreamWaitValue64", stream, word + page.offset, value, _AT_LEAST)
+            call("cuEventRecord", page.waits[stream], stream)
+
+    def finish(self) -> None:
+        with self._device.entered():
+            call("cuStreamSynchronize", self._page.stores)
+            for event in self._page.waits.values():
+                call("cuEventSynchronize", event)
+
+
+class CudaMemory(Memory):
+    def __init__(self, ordinal: int) -> None:
+        """Raises InvalidArgumentError where there is no such device, Error where no driver is."""
+        self._device = Device(ordinal)
+        self.device = f"cuda:{ordinal}"
+        self.device_uuid = self._device.uuid
+
+    def map(self, descriptor: int, size_bytes: int) -> Arena:
+        mapping = _Mapping(self._device, descriptor, size_bytes)
+        return _DeviceArena(self._device, mapping, mapping.address, size_bytes)
+
+    def export(self, memory: HasMemory) -> Exported:
+        address, size_bytes = _place_of(memory)
+        wrong = f"{size_bytes} bytes at {address:#x}"
+        with self._device.entered():
+            base, whole = self._allocation_of(address, wrong)
+            if address % _ALIGNMENT_BYTES:
+                raise errors.InvalidArgumentError(
+                    f"{wrong} do not begin at a multiple of {_ALIGNMENT_BYTES}"
+                )
+            if size_bytes == 0 or size_bytes > whole - (address - base):
+                raise errors.InvalidArgumentError(
+                    f"{wrong} do not lie within their allocation, which has {whole} bytes from "
+                    f"{base:#x} on"
+                )
+            attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
+            buffer_id = call("cuPointerGetAttribute", attribute, address)
+            result, handle = result_of("cuIpcGetMemHandle", address)
+        if result != SUCCESS:
+            raise errors.FailedPreconditionError(
+                f"{wrong} cannot be exported: only memory of cudaMalloc (cuMemAlloc) has such a "
+                "handle, not that of cudaMallocAsync or cuMemMap. In PyTorch set "
+                "PYTORCH_CUDA_ALLOC_CONF without expandable_segments:True and "
+                "backend:cudaMallocAsync, or leave the arena to the daemon (cuIpcGetMemHandle "
+                f"failed: {name_of(result)})"
+            )
+        return Exported(
+            arena=_DeviceArena(self._device, memory, address, size_bytes),
+            size_bytes=size_bytes,
+            handle=ctypes.string_at(handle.getPtr(), _HANDLE_BYTES),
+            base_offset=address - base,
+            allocation_bytes=whole,
+            buffer_id=int(buffer_id),
+        )
+
+    def words(self, page: object, address: int, size_bytes: int) -> Words:
+        return CudaWords(self._device, page, address, size_bytes)
+
+    def check_stream(self, stream: int | None) -> None:
+        if stream is None:
+            return
+        if isinstance(stream, bool) or not isinstance(stream, int) or stream < 0:
+            raise errors.InvalidArgumentError(
+                f"stream={stream!r} is not a handle, as an integer (of torch: stream.cuda_stream)"
+            )
+
+    def _allocation_of(self, address: int, wrong: str) -> tuple[int, int]:
+        """Where the allocation begins that holds the address, and its bytes."""
+        attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        result, ordinal = result_of("cuPointerGetAttribute", attribute, address)
+        found = result_of("cuMemGetAddressRange", address)
+        if result != SUCCESS or found[0] != SUCCESS:
+            raise errors.InvalidArgumentError(f"{wrong} are no memory of a GPU")
+        if int(ordinal) != self._device.ordinal:
+            raise errors.InvalidArgumentError(
+                f"{wrong} are memory of device cuda:{int(ordinal)}, and the session is of "
+                f"{self.device}"
+            )
+        return int(found[1]), int(found[2])
+
+
+def _place_of(memory: HasMemory) -> tuple[int, int]:
+    """Address and bytes."""
+    interface = getattr(memory, "__cuda_array_interface__", None)
+    if not isinstance(interface, dict):
+        raise errors.InvalidArgumentError(
+            f"{type(memory).__name__} is neither a number of bytes nor memory of a GPU (it has no "
+            "__cuda_array_interface__)"
+        )
+    shape, size = interface["shape"], np.dtype(interface["typestr"]).itemsize
+    strides = interface.get("strides")
+    dense = tuple(size * math.prod(shape[d + 1 :]) for d in range(len(shape)))
+    if strides is not None and tuple(strides) != dense:
+        raise errors.InvalidArgumentError(f"memory with strides {strides} is not in one piece")
+    return int(interface["data"][0]), size * math.prod(shape)
+
+
+def _check_not_captured(stream: int) -> None:
+    """A graph would store, and wait for, the attempt of its capture at every launch."""
+    result, *status = result_of("cuStreamIsCapturing", stream)
+    if result == SUCCESS and status[0] == _NOT_CAPTURING:
+        return
+    if result not in (SUCCESS, _CAPTURE_IMPLICIT):
+        raise failed("cuStreamIsCapturing", result)
+    raise errors.FailedPreconditionError(
+        "the stream is being captured into a CUDA graph, which would signal one attempt for ever: "
+        "call it after the graph's launch, with the stream that it was launched in",
+        code="FAILED_PRECONDITION",
+        reason="SESSION_STATE",
+    )
