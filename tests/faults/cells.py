@@ -32,7 +32,7 @@ LOST = 3  # its job or its daemon; a launcher starts it again
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
 # Daemons x lanes; s: with snapshots, p: trainers in Python, m: in both languages, t: on torch, e:
 # they signal early, and in Python wait for weights as late as they can; g: lanes and trainers are
-# on GPUs, of the fake driver.
+# on GPUs, of the fake driver; o: arenas are memory of the trainers.
 GROUPS = {
     "1x1": Shape(1, 1),
     "1x2": Shape(1, 2),
@@ -53,6 +53,10 @@ GROUPS = {
     "1x2ge": Shape(1, 2, device="cuda", early=True),
     "1x2gs": Shape(1, 2, snapshots=True, device="cuda"),
     "1x2go": Shape(1, 2, device="cuda", own_memory=True),
+    "1x2gp": Shape(1, 2, device="cuda", clients=("python",)),
+    "1x2gm": Shape(1, 2, device="cuda", clients=("cpp", "python")),
+    "1x2gpes": Shape(1, 2, snapshots=True, device="cuda", clients=("python",), early=True),
+    "1x2gpo": Shape(1, 2, device="cuda", own_memory=True, clients=("python",)),
 }
 GPU_GROUPS = tuple(name for name, shape in GROUPS.items() if shape.device == "cuda")
 USUAL_GROUPS = tuple(

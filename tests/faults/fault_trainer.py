@@ -82,6 +82,11 @@ class Layout:
 
 
 class Trainer:
+    """Its arenas are host memory; what is otherwise on a GPU, fault_trainer_cuda.py has."""
+
+    device = "cpu"
+    stream: int | None = None
+
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.unsaid = False  # weights of the last step have been waited for, and not been printed
@@ -91,6 +96,7 @@ class Trainer:
             rank=options.rank,
             world_size=options.world_size,
             resume=options.resume,
+            device=self.device,
         )
         self.register()
 
@@ -102,8 +108,18 @@ class Trainer:
             bucket_bytes=2000,
         )
         self.bucket_of = registered.parameter_bucket
-        self.session.attach({GRADIENTS: self.layout.bytes, WEIGHTS: self.layout.bytes})
+        self.session.attach({arena: self.memory() for arena in (GRADIENTS, WEIGHTS)})
         self.take_arenas()
+
+    def memory(self) -> int:
+        """Of an arena."""
+        return self.layout.bytes
+
+    def send(self, arena: int, parameter: int) -> None:
+        """What has been computed is to lie in the arena."""
+
+    def fetch_weights(self) -> None:
+        """What lies in the arena, after waiting for it, is to be in `weights`."""
 
     def take_arenas(self) -> None:
         self.weights, self.gradients = (
@@ -121,6 +137,7 @@ class Trainer:
         return self.session.last_committed_step
 
     def say(self, what: str) -> None:
+        self.fetch_weights()
         self.unsaid = False
         outcome, durable = self.session.last_outcome, self.session.durable_step
         print(
@@ -147,14 +164,15 @@ class Trainer:
             self.gradients[p][...] = np.float32(0.3) * self.weights[p] + noise(seed, size).reshape(
                 shape
             )
+            self.send(GRADIENTS, p)
             bucket, left[p] = left[p], None
             if self.options.early and bucket not in left:
-                self.session.signal(bucket)
+                self.session.signal(bucket, self.stream)
 
     def step(self, step: int) -> None:
         if self.options.early:
             for bucket in self.bucket_of:  # as modules of a forward pass do, in their order
-                self.session.wait_published([bucket])
+                self.session.wait_published([bucket], self.stream)
         if self.unsaid:
             self.say("step")
         self.compute_gradients(step)
@@ -167,7 +185,12 @@ class Trainer:
             eps=1e-8,
         )
         scalars = types.StepScalars(groups=[group], loss_scale=1, max_grad_norm=3, clip_muon=True)
-        self.session.step(scalars, trainer_state=str(step).encode(), wait=not self.options.early)
+        self.session.step(
+            scalars,
+            trainer_state=str(step).encode(),
+            wait=not self.options.early,
+            stream=self.stream,
+        )
 
     def checked_step(self) -> None:
         step = self.last_step + 1
@@ -182,6 +205,7 @@ class Trainer:
     def first_weights(self) -> None:
         for p, weight in enumerate(self.weights):
             weight[...] = noise(77 + p, weight.size).reshape(weight.shape)
+            self.send(WEIGHTS, p)
         self.session.push()
 
     def train(self) -> None:
@@ -196,7 +220,7 @@ class Trainer:
                 elif self.last_step < self.options.steps:
                     self.checked_step()
                 else:
-                    self.session.wait_published()
+                    self.session.wait_published(stream=self.stream)
                     if self.unsaid:
                         self.say("step")
                     self.session.close()
@@ -222,6 +246,7 @@ def main(make_trainer: Callable[[argparse.Namespace], Trainer]) -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--resume", default="never")
     parser.add_argument("--early", action="store_true")
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     fault_point.connect_driver()
     code = 0

@@ -20,7 +20,8 @@ PYTHON_TRAINERS = {
     "python": Path(__file__).with_name("fault_trainer.py"),
     "torch": Path(__file__).with_name("fault_trainer_torch.py"),
 }
-PYTHON_PATH = (ROOT / "client/python/src",)
+PYTHON_TRAINER_ON_GPUS = Path(__file__).with_name("fault_trainer_cuda.py")
+PYTHON_PATH = (ROOT / "client/python/src", ROOT / "tests/python")
 FAULT_VARIABLES = ("DMUOND_FAULT_SOCKET", "DMUOND_FAULT_POINTS")
 
 
@@ -32,7 +33,7 @@ class Shape:
     lanes: int  # of each node
     snapshots: bool = False
     clients: tuple[str, ...] = ("cpp",)  # of the ranks, in turn: "cpp", "python" or "torch"
-    device: str = "cpu"  # "cuda": GPUs of the fake driver, of lanes and of trainers in C++
+    device: str = "cpu"  # "cuda": GPUs of the fake driver, of lanes and of trainers
     own_memory: bool = False  # arenas lie in the trainers' own memory, on GPUs
     early: bool = False  # buckets are signalled early; on Python weights are waited for late, too
 
@@ -241,10 +242,8 @@ class Group:
             return self.loop.start("daemon", node, command, points, log, self.machine)
 
     def start_trainer(self, rank: int, resume: str = "never", points: str = "") -> Process:
-        client = self.shape.clients[rank % len(self.shape.clients)]
-        script = [sys.executable, PYTHON_TRAINERS.get(client)]
         command = [
-            *(script if client in PYTHON_TRAINERS else self.cpp_trainer(rank)),
+            *self.trainer(self.shape.clients[rank % len(self.shape.clients)]),
             f"--address={self.loop.folder}/{rank % self.nodes}.sock",
             f"--rank={rank}",
             f"--world_size={self.shape.world}",
@@ -252,13 +251,16 @@ class Group:
             f"--resume={resume}",
             *(["--early"] if self.shape.early else []),
         ]
+        if self.shape.device == "cuda":
+            own = ",own" if self.shape.own_memory else ""
+            command.append(f"--device=cuda:{rank % self.lanes}{own}")
         return self.loop.start("trainer", rank, command, points, more=self.machine)
 
-    def cpp_trainer(self, rank: int) -> list:
-        if self.shape.device == "cpu":
-            return [program("fault_trainer")]
-        own = ",own" if self.shape.own_memory else ""
-        return [program("fault_trainer_cuda"), f"--device=cuda:{rank % self.lanes}{own}"]
+    def trainer(self, client: str) -> list:
+        on_gpus = self.shape.device == "cuda"
+        if client == "cpp":
+            return [program("fault_trainer_cuda" if on_gpus else "fault_trainer")]
+        return [sys.executable, PYTHON_TRAINER_ON_GPUS if on_gpus else PYTHON_TRAINERS[client]]
 
     def status(self) -> str:
         """What the daemons that live say of the job, and what each of their trainers is in."""

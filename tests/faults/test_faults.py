@@ -159,6 +159,28 @@ def test_trainers_of_all_clients_compute_the_same_bits():
         assert undisturbed(group).weights == weights, group
 
 
+def test_trainers_of_all_clients_compute_the_same_bits_on_gpus():
+    if not (program("dmuond").parent / "fault_trainer_cuda").exists():
+        pytest.skip("built without the headers of CUDA")
+    weights = undisturbed("1x2g").weights
+    for group in ("1x2gp", "1x2gm", "1x2gpes", "1x2gpo"):
+        assert undisturbed(group).weights == weights, group
+
+
+def test_python_trainers_on_gpus_recover_from_each_death():
+    if not (program("dmuond").parent / "fault_trainer_cuda").exists():
+        pytest.skip("built without the headers of CUDA")
+    faults = [
+        "1x2gp trainer1:trainer.submitted:kill:2:0",  # its replacement maps the same arenas
+        "1x2gp lane0:lane.gathered:kill:2:0",  # buckets are signalled again, in stream order
+        "1x2gpo trainer0:trainer.decided:kill:2:0",
+        "1x2gpo lane1:lane.publish.bucket:kill:3:0",
+        "1x2gpes coordinator0:daemon.decision:kill:3:0",  # streams' waits end by poison
+    ]
+    arguments = [f"--cell={fault}" for fault in faults]
+    assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
+
+
 def test_a_cell_names_the_lane_that_dies():
     """Both lanes of a node pass the point; each cell hurts its own."""
     for lane in (0, 1, 2, 3):
