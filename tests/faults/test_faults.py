@@ -69,7 +69,7 @@ def test_a_trainer_whose_gpu_fails_ends_and_is_replaced(tmp_path):
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     ends = [log.read_text() for log in (tmp_path / "out").glob("*trainer_faults*-trainer*.log")]
-    assert any("ended DEVICE_FAILED" in end for end in ends), ran.stdout
+    assert any("ended CUDA_FAILED" in end for end in ends), ran.stdout
 
 
 @pytest.mark.timeout(ALL_TAKES_S)

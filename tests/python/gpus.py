@@ -73,6 +73,30 @@ def hold_up(stream: int) -> Callable[[], None]:
     return go_on
 
 
+# Stores a word to an address. The fake driver knows the kernel by its name.
+_STORE = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry contract_store(.param .u64 to, .param .u64 value) {
+  .reg .b64 %d<3>;
+  ld.param.u64 %d1, [to];
+  ld.param.u64 %d2, [value];
+  st.volatile.u64 [%d1], %d2;
+  ret;
+}
+"""
+
+
+def store_nowhere(stream: int):
+    """A kernel makes an illegal access when the stream has come so far."""
+    driver = use_device(0)
+    module = must(driver.cuModuleLoadData(_STORE))
+    store = must(driver.cuModuleGetFunction(module, b"contract_store"))
+    arguments = (8, 1), (ctypes.c_uint64, ctypes.c_uint64)
+    must(driver.cuLaunchKernel(store, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
+
+
 def is_done(stream: int) -> bool:
     return int(use_device(0).cuStreamQuery(stream)[0]) == 0
 
@@ -277,6 +301,24 @@ def lose_the_daemon_while_a_stream_waits(rank: int, world: int, job: Job, daemon
     raise AssertionError("the step was made")
 
 
+def fail_while_a_step_waits(rank: int, world: int, job: Job, seen: str):
+    """What the step raises, whose signals never come, is in a file when the process has ended."""
+    trainer = GpuTrainer(rank, world, job)
+    trainer.step()
+
+    def submit(scalars, _):
+        threading.Timer(0.3, hold_up(trainer.stream)).start()
+        store_nowhere(trainer.stream)
+        return trainer.session.step(scalars, stream=trainer.stream)
+
+    trainer.submit = submit
+    try:
+        trainer.step()
+    except dmuond.Error as error:
+        Path(seen).write_text(f"{error.reason}: {error}")
+    os._exit(3)
+
+
 def outlive_the_daemon(rank: int, world: int, job: Job, daemon: int, own: bool):
     """Whether it went on in the same place without a word, and as `train`.
 
@@ -386,6 +428,10 @@ def read_weights_behind_a_step(rank: int, world: int, job: Job):
     after = trainer.held_weights()
     session.close()
     return published, before, meanwhile, after
+
+
+def open_and_close(_rank: int, _world: int, device: str):
+    open_session(device)
 
 
 def drop_sessions_that_streams_use(rank: int, world: int, job: Job) -> list[int]:

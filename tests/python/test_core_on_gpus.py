@@ -146,6 +146,22 @@ def test_poison_ends_the_wait_of_a_stream_and_the_next_call_says_so(machine):
     assert "the weights are undefined" in text
 
 
+def test_a_trainer_whose_device_fails_hears_so_and_is_replaced(machine):
+    machine.start_daemon()
+    seen = machine.folder / "seen"
+    with pytest.raises(TrainerFailedError, match="ended without a result"):
+        machine.run(gpus.fail_while_a_step_waits, job(), str(seen))
+    assert seen.read_text().startswith("CUDA_FAILED: cuStreamQuery failed: CUDA_ERROR_ILLEGAL")
+    _, _, weights = machine.run_one(gpus.replace_and_train, job(), False)
+    assert_same(assemble(job(), [weights]), weights_on_gpus(machine, 1))
+
+
+def test_a_client_waits_for_an_mps_server_that_recovers(machine):
+    machine.set({"FAKE_CUDA_NOT_READY": "3"})
+    machine.start_daemon()
+    machine.run_one(gpus.open_and_close, "cuda:0")
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_a_daemons_successor_takes_its_place_at_the_same_addresses(machine, own):
     machine.start_daemon(1, f"--snapshot_dir={machine.folder / 'snapshots'}")

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "client/cpp/src/status.h"
 
 namespace dmuond::client {
 namespace {
@@ -70,9 +71,10 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
   if (result == CUDA_SUCCESS) return absl::OkStatus();
   const char* name = nullptr;
   get_error_name(result, &name);
-  return absl::InternalError(absl::StrCat(call,
-                                          " failed: ", name == nullptr ? "unknown error" : name,
-                                          " (", static_cast<int>(result), ")"));
+  return MakeError(absl::StatusCode::kInternal, kCudaFailed,
+                   absl::StrCat(call, " failed: ", name == nullptr ? "unknown error" : name, " (",
+                                static_cast<int>(result), ")"),
+                   {{"call", std::string(call)}, {"result", absl::StrCat(result)}});
 }
 
 }  // namespace dmuond::client

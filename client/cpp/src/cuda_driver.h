@@ -59,7 +59,7 @@ struct CudaDriver {
   // Loads and initialises the driver, once; waits up to 20 s where MPS recovers from a client's
   // fault. UNAVAILABLE: there is none, or it is too old.
   static absl::StatusOr<const CudaDriver*> Get();
-  // OK, or INTERNAL naming the call and the driver's result.
+  // OK, or INTERNAL (CUDA_FAILED) naming the call and the driver's result.
   [[nodiscard]] absl::Status Check(CUresult result, absl::string_view call) const;
 };
 

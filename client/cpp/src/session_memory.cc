@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/status.h"
+#include "dmuond/client/errors.h"
 
 namespace dmuond::client {
 namespace {
@@ -214,9 +215,10 @@ absl::Status SessionMemory::CheckDevice() {
   const absl::Status status = words_ == nullptr ? absl::OkStatus() : words_->Check();
   if (status.ok()) return status;
   return MakeError(
-      absl::StatusCode::kInternal, "DEVICE_FAILED",
+      absl::StatusCode::kInternal, kCudaFailed,
       absl::StrCat("this process's work on its GPU has failed, so that its signals never come: ",
-                   status.message(), ". End the process: its replacement goes on from this step"));
+                   status.message(), ". End the process: its replacement goes on from this step"),
+      MetadataOf(status));
 }
 
 absl::Status SessionMemory::FinishStreams() {

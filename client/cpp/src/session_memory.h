@@ -72,7 +72,7 @@ class SessionMemory {
   absl::Status EnqueueWait(uint64_t attempt, CUstream_st* stream);
   // Marks and waits are a device's, which can fail.
   [[nodiscard]] bool by_streams() const { return words_ != nullptr; }
-  // DEVICE_FAILED: marks and waits that are enqueued never happen.
+  // CUDA_FAILED: marks and waits that are enqueued never happen.
   absl::Status CheckDevice();
   // Returns when no stream has a mark or a wait left to do.
   absl::Status FinishStreams();

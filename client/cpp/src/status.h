@@ -26,6 +26,7 @@ inline constexpr char kSessionState[] = "SESSION_STATE";
 inline constexpr char kRolledBack[] = "ROLLED_BACK";
 inline constexpr char kPeerLost[] = "PEER_LOST";
 inline constexpr char kStateLost[] = "STATE_LOST";
+inline constexpr char kCudaFailed[] = "CUDA_FAILED";
 
 // REQUIRES: code is not OK.
 [[nodiscard]] absl::Status MakeError(absl::StatusCode code, const char* reason,

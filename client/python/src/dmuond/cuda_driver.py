@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +19,11 @@ except ImportError as error:
     ) from error
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
+_MPS_RECOVERS = (
+    driver.CUresult.CUDA_ERROR_MPS_SERVER_NOT_READY,
+    driver.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,
+)
+_MPS_PATIENCE_S, _MPS_PAUSE_S = 20.0, 0.02
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
@@ -49,9 +55,20 @@ def result_of(name: str, *arguments: Any) -> tuple[Any, ...]:
 
 
 def initialise() -> None:
-    """Raises Error where there is no driver that works."""
+    """Raises Error where there is no driver that works.
+
+    After the fault of one client an MPS server turns new clients away until all that were there
+    have ended, and says to nobody when that is.
+    """
     try:
-        call("cuInit", 0)
+        deadline = time.monotonic() + _MPS_PATIENCE_S
+        while True:
+            result, *_ = result_of("cuInit", 0)
+            if result not in _MPS_RECOVERS or time.monotonic() > deadline:
+                break
+            time.sleep(_MPS_PAUSE_S)
+        if result != SUCCESS:
+            raise failed("cuInit", result)
     except (RuntimeError, OSError) as error:  # what cuda-bindings raises without a driver, too
         raise errors.Error(
             f"the CUDA driver cannot be used: {error}",

@@ -164,6 +164,8 @@ def _try_release(page: _Page) -> bool:
 
 
 class CudaWords(Words):
+    can_fail = True
+
     def __init__(self, device: Device, page: object, address: int, size_bytes: int) -> None:
         self._device = device
         self._page = _Page(device, page, address, size_bytes)
@@ -188,6 +190,12 @@ class CudaWords(Words):
             for word in words:
                 call("cuStreamWaitValue64", stream, word + page.offset, value, _AT_LEAST)
             call("cuEventRecord", page.waits[stream], stream)
+
+    def check(self) -> None:
+        with self._device.entered():
+            result, *_ = result_of("cuStreamQuery", self._page.stores)
+        if result not in (SUCCESS, NOT_READY):
+            raise failed("cuStreamQuery", result)
 
     def finish(self) -> None:
         with self._device.entered():

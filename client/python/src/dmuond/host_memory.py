@@ -50,12 +50,17 @@ class HostArena(Arena):
 class HostWords(Words):
     """Stores at once; there are no streams."""
 
+    can_fail = False
+
     def store(self, words: Sequence[int], value: int, stream: int | None) -> None:
         for word in words:
             atomics.advance(word, value)
 
     def wait(self, words: Sequence[int], value: int, stream: int) -> None:
         raise _no_stream()
+
+    def check(self) -> None:
+        pass
 
     def finish(self) -> None:
         pass

@@ -538,6 +538,7 @@ class Member(abc.ABC):
                 self._arrived_attempt = min(self._published_attempts(), default=0)
                 fault_point("trainer.published")
                 return
+            self._require_timeline().check_device()
             if not self.lost:
                 self._ask_why(found is Published.ENDED)
             if found is Published.ENDED:

@@ -61,8 +61,11 @@ class Exported:
 class Words(abc.ABC):
     """The words of one mapped timeline page, for those who store into them and wait in streams.
 
-    Words are named by their addresses. A stream is a handle (see Session); None: none.
+    Words are named by their addresses. A stream is a handle (see Session); None: none. Attributes:
+    can_fail (what is enqueued may never happen: see check).
     """
+
+    can_fail: bool
 
     @abc.abstractmethod
     def store(self, words: Sequence[int], value: int, stream: int | None) -> None:
@@ -75,6 +78,13 @@ class Words(abc.ABC):
     @abc.abstractmethod
     def wait(self, words: Sequence[int], value: int, stream: int) -> None:
         """Has the stream wait until each word is at least the value. Raises as `store` does."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Raises Error (CUDA_FAILED) where nothing that is enqueued happens any more.
+
+        The device's context has failed then, by an illegal access, say. Does not wait.
+        """
 
     @abc.abstractmethod
     def finish(self) -> None:

@@ -49,6 +49,7 @@ log = logging.getLogger("dmuond")
 
 TRAINER_STATE_BYTES_MAX = 1 << 20
 _WAIT_MS = 10_000  # of one call; calls are repeated until the outcome is there
+_DEVICE_CHECK_MS = 500  # between two, a device that can fail is asked whether it has
 _ASK_FOR_S = 5.0  # who keeps a push waiting
 _CONNECT_FOR_S = 10.0
 # A group that is forming anew may refuse to read state; it has formed by then.
@@ -573,14 +574,16 @@ class Session(Member):
         request.key.CopyFrom(self._link.key)
         request.step, request.attempt = self.last_committed_step + 1, self.next_attempt
         # Lanes learn of absent gradients by the submit: those buckets are signalled after it.
-        request.wait_ms = 0 if held_back and not request.withdraw else _wait_ms(notice)
+        held = bool(held_back) and not request.withdraw
+        request.wait_ms = 0 if held else self._wait_ms(notice)
         try:
             reply = self._patiently("SubmitStep", request)
             if not request.withdraw:
                 self._signal_all(held_back, stream)
             fault_point("trainer.submitted")
             while reply.outcome.kind == types.Outcome.KIND_UNSPECIFIED:
-                reply = self._patiently("WaitStep", self._wait_request(_wait_ms(notice)))
+                self._require_timeline().check_device()
+                reply = self._patiently("WaitStep", self._wait_request(self._wait_ms(notice)))
                 notice.hear(reply.awaited)
         except errors.Error as error:
             self._follow(error)
@@ -591,6 +594,11 @@ class Session(Member):
             self.durable_step = reply.outcome.durable_step
         self._begin_attempt(reply.outcome.next_attempt)
         return reply.outcome
+
+    def _wait_ms(self, notice: WaitNotice) -> int:
+        """How long one call may wait."""
+        longest = _DEVICE_CHECK_MS if self._require_timeline().can_fail else _WAIT_MS
+        return min(longest, int(1e3 * notice.left_s()) + 1)
 
     def _patiently(self, name: str, request: pb.SubmitStepRequest | pb.WaitStepRequest):
         """A daemon that is stopped does not answer, and goes on where it was when it wakes."""
@@ -607,10 +615,6 @@ class Session(Member):
         unsaid = sorted(self._contributes.intersection(buckets) - self._signalled)
         self._require_timeline().set_ready(unsaid, self.next_attempt, stream)
         self._signalled.update(unsaid)
-
-
-def _wait_ms(notice: WaitNotice) -> int:
-    return min(_WAIT_MS, int(1e3 * notice.left_s()) + 1)
 
 
 def _check_identity(job: object, rank: object, world_size: object) -> None:

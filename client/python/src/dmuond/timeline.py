@@ -80,6 +80,15 @@ class Timeline:
         words = [self._published(bucket) for bucket in buckets]
         self._words.wait([word for word in words if atomics.load(word) < attempt], attempt, stream)
 
+    @property
+    def can_fail(self) -> bool:
+        """Whether signals and waits are a device's, which may fail: see check_device."""
+        return self._words.can_fail
+
+    def check_device(self) -> None:
+        """Raises Error (CUDA_FAILED) where signals and waits that are enqueued never happen."""
+        self._words.check()
+
     def finish_streams(self) -> None:
         """Returns when all that was stored for streams, and their waits, have happened."""
         self._words.finish()

@@ -10,8 +10,9 @@
 //   DAEMON_UNREACHABLE  UNAVAILABLE: no daemon answers at the address, or it is stopped
 //   WEIGHTS_REPUBLISHED FAILED_PRECONDITION: weights that were changed may have been overwritten by
 //                       a group that formed anew: write them again, then Push
-//   DEVICE_FAILED       INTERNAL: the trainer's GPU context has failed; end the process, and start
-//                       a replacement
+//   CUDA_FAILED         INTERNAL: a call of the CUDA driver has failed, as all do after a kernel of
+//                       the trainer's has; end the process, and start a replacement; metadata call,
+//                       result
 //   SESSION_STATE       FAILED_PRECONDITION: a call out of order, or after Close
 //   MESSAGE_TOO_LARGE   RESOURCE_EXHAUSTED: beyond 4 MiB; metadata bytes, limit_bytes
 //   SOCKET_OWNER        PERMISSION_DENIED: the socket is somebody else's, and got no token; see
