@@ -283,9 +283,13 @@ def run_python(code: str, environment=None) -> str:
 def test_cuda_is_imported_for_a_gpu_only_and_named_where_it_is_missing():
     look = "print(any(name == 'cuda' or name.startswith('cuda.') for name in sys.modules))"
     assert run_python(f"import sys, dmuond; {look}") == "False\n"
-    hide = "import sys; sys.modules['cuda.bindings'] = None"
-    text = run_python(f"{hide}; import dmuond; dmuond.Session('/tmp/none', device='cuda:0')")
-    assert "pip install cuda-bindings" in text
+    for change, why in [
+        ("sys.modules['cuda.bindings'] = None", "is not installed"),
+        ("import cuda.bindings; cuda.bindings.__version__ = '12.8.0'", "12.8.0 is too old"),
+    ]:
+        use = "import dmuond; dmuond.Session('/tmp/none', device='cuda:0')"
+        text = run_python(f"import sys; {change}; {use}")
+        assert why in text and "pip install 'cuda-bindings>=12.9'" in text
 
 
 def test_a_machine_without_a_driver_says_so():

@@ -14,14 +14,14 @@ from dmuond.memory import Arena
 def take_over(
     layout: pb.RegisterLayoutRequest, kept: Mapping[int, Arena], fresh: Mapping[int, Arena]
 ) -> None:
-    """The memory behind `fresh` lies where `kept` did, at the same addresses.
+    """Maps the memory behind `fresh` at the addresses of `kept`.
 
     What they held stays, gradients too; but weights are those that have been published to `fresh`,
     because the predecessor may have died while it wrote others.
     """
     for identity, arena in fresh.items():
         if arena.address == kept[identity].address:
-            continue  # the trainer's own: published weights have been written there
+            continue  # the trainer's own memory, into which weights have been published
         contents = arena.contents()
         weights = list(_weights(layout, identity, contents))
         published = [view.copy() for view in weights]

@@ -16,6 +16,7 @@ _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _RELEASE, _ACQUIRE = 3, 2
 _INT_MAX = 2**31 - 1
+CHANGES = 8  # offset of the 32-bit change count in a word of a timeline page
 
 _libc = ctypes.CDLL(None, use_errno=True)  # calls release the interpreter's lock
 _quick_libc = ctypes.PyDLL(None, use_errno=True)  # calls keep it: cheaper for what cannot block
@@ -73,11 +74,8 @@ else:
         word.value = (word.value + 1) & 0xFFFFFFFF
 
 
-CHANGES = 8  # offset of the 32-bit change count in a word of a timeline page
-
-
 def advance(word: int, value: int) -> None:
-    """Stores a value into a word of a timeline page, and wakes who sleeps on its change count."""
+    """Stores a value into a word of a timeline page, and wakes who sleeps for its change."""
     store(word, value)
     raise_changes(word + CHANGES)
     futex_wake(word + CHANGES)

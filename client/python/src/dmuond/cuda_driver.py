@@ -10,13 +10,23 @@ from typing import Any
 from dmuond import errors
 
 try:
+    from cuda import bindings
     from cuda.bindings import driver
 except ImportError as error:
     raise errors.Error(
         "arenas on a GPU need the package cuda-bindings, which is not installed "
-        f"({error}): pip install cuda-bindings",
+        f"({error}): pip install 'cuda-bindings>=12.9'",
         reason="CUDA_UNAVAILABLE",
     ) from error
+
+# Older ones keep the interpreter's lock in every call, and so the thread that ends a wait from
+# ending the wait of a stream that the call waits for.
+if tuple(map(int, bindings.__version__.split(".")[:2])) < (12, 9):
+    raise errors.Error(
+        f"cuda-bindings {bindings.__version__} is too old for arenas on a GPU: pip install "
+        "'cuda-bindings>=12.9'",
+        reason="CUDA_UNAVAILABLE",
+    )
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 _MPS_RECOVERS = (
@@ -42,7 +52,7 @@ def name_of(result: Any) -> str:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Calls a function of the driver; returns what it answers. Raises Error (CUDA_FAILED)."""
+    """Calls a function of the driver and returns its answer. Raises Error (CUDA_FAILED)."""
     result, *answer = getattr(driver, name)(*arguments)
     if result != SUCCESS:
         raise failed(name, result)
@@ -50,7 +60,7 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def result_of(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """Calls a function of the driver; returns its result and what it answers."""
+    """Calls a function of the driver and returns its result and its answer."""
     return getattr(driver, name)(*arguments)
 
 
@@ -78,7 +88,7 @@ def initialise() -> None:
 
 
 class _Entered(AbstractContextManager[None]):
-    """A step has several of these: written out, it takes a third of what @contextmanager does."""
+    """Makes a context the calling thread's, and the one before it afterwards."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -98,7 +108,7 @@ class _Entered(AbstractContextManager[None]):
 class Device:
     """A device of this process and its primary context, which the CUDA runtime uses, too.
 
-    For any thread, but not for forked children, whose driver knows nothing of it (see `here`).
+    Any thread may use it, but no forked child: its driver has not been initialised (see `here`).
     Attributes: ordinal, uuid ("GPU-…"), granularity (of mappings, bytes).
     """
 
@@ -134,7 +144,7 @@ class Device:
         return _Entered(self._context)
 
     def allow(self, address: int, size_bytes: int) -> None:
-        """Lets the device use what is mapped there. The device has been entered."""
+        """Lets the device use what is mapped there. REQUIRES: entered."""
         access = driver.CUmemAccessDesc()
         access.location = self._location
         access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE

@@ -1,8 +1,8 @@
 """Arenas on a GPU, and streams that store into the timeline page and wait for it.
 
-The daemon's arenas come as descriptors and are mapped here; the trainer's own go to the lanes as
-handles of 64 bytes. The host never waits for the device but where a session begins, ends or goes
-back, or the last view of an arena goes.
+The daemon's arenas come as descriptors and are mapped here; the trainer's own memory goes to the
+lanes by handles of 64 bytes. The host waits for the device only where a session begins, ends or
+goes back, and where the last array over an arena goes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 
 class _Mapping:
-    """A descriptor's memory at a range of addresses. Unmapped when nobody refers to it any more."""
+    """Memory that came as a descriptor, and the addresses at which it is mapped here.
+
+    It is unmapped when nobody refers to this object any more.
+    """
 
     def __init__(self, device: Device, descriptor: int, size_bytes: int) -> None:
         self.device = device
@@ -53,7 +56,7 @@ class _Mapping:
             raise
 
     def adopt(self, fresh: _Mapping) -> None:
-        """The memory of `fresh` lies here from now on; that of this one, or none, there."""
+        """Maps the memory of `fresh` at these addresses. What was mapped here goes with `fresh`."""
         self.device.wait()
         with self.device.entered():
             self._unmap()
@@ -81,10 +84,10 @@ class _Mapping:
                 self._handle = None
 
     def __del__(self) -> None:
-        # At its end the process gives everything back.
+        # A process that ends gives everything back by itself.
         if self._handle is None or not self.device.here or sys.is_finalizing():
             return
-        # A device that has failed keeps the memory: nothing works there any more.
+        # A device that has failed keeps its memory: nothing works there any more.
         with contextlib.suppress(errors.Error):
             if self._mapped:  # what is enqueued may use the memory of a tensor that has gone
                 self.device.wait()
@@ -92,7 +95,7 @@ class _Mapping:
 
 
 class _DeviceArena(Arena):
-    """Bytes of a device, which `owner` keeps there."""
+    """An arena on a device. `owner` keeps its memory: a _Mapping, or the trainer's own object."""
 
     def __init__(self, device: Device, owner: object, address: int, size_bytes: int) -> None:
         self._device, self._owner = device, owner
@@ -110,14 +113,14 @@ class _DeviceArena(Arena):
         self._device.synchronize(0)
 
     def adopt(self, fresh: Arena) -> None:
-        """The trainer's own memory lies there already."""
+        # The trainer's own memory is the same with every daemon.
         if isinstance(self._owner, _Mapping):
             assert isinstance(fresh, _DeviceArena) and isinstance(fresh._owner, _Mapping)
             self._owner.adopt(fresh._owner)
 
 
 class _Page:
-    """A timeline page that streams of a device use, and what they need for it."""
+    """A timeline page as streams of a device use it. It owns what they need for that."""
 
     def __init__(self, device: Device, page: object, address: int, size_bytes: int) -> None:
         self.device, self.page, self.address = device, page, address
@@ -126,12 +129,13 @@ class _Page:
             flags = driver.CU_MEMHOSTREGISTER_DEVICEMAP
             call("cuMemHostRegister", address, size_bytes, flags)
             self.offset = int(call("cuMemHostGetDevicePointer", address, 0)) - address
-            # Stores go by a stream of their own: in the trainer's, each would hold up what follows.
+            # Stores have a stream of their own: in the trainer's, each would hold up what follows.
             self.stores = call("cuStreamCreate", _NON_BLOCKING)
-            self.reached = call("cuEventCreate", _UNTIMED)  # how far the trainer's stream has come
+            # Tells the stream of stores how far the trainer's has come.
+            self.reached = call("cuEventCreate", _UNTIMED)
 
     def release(self) -> bool:
-        """Gives the page back, unless work that is enqueued uses it."""
+        """Gives the page back and returns True, or False where enqueued work uses it."""
         with self.device.entered():
             if self._is_used():
                 return False
@@ -147,11 +151,15 @@ class _Page:
         return NOT_READY in found
 
 
-_used_pages: list[_Page] = []  # whose session has gone, and whose streams are not done
+# Their sessions have gone, and streams still use them.
+_used_pages: list[_Page] = []
 
 
 def _release(page: _Page) -> None:
-    """Called by the garbage collector. Pages that are used stay until another one goes."""
+    """Called by the garbage collector, which must not wait for streams.
+
+    A page that streams use is kept. Whenever another one goes, it is looked at again.
+    """
     _used_pages.append(page)
     _used_pages[:] = [used for used in _used_pages if not _try_release(used)]
 
@@ -164,6 +172,8 @@ def _try_release(page: _Page) -> bool:
 
 
 class CudaWords(Words):
+    """Stores and waits that the device makes, and lanes on the host see and answer."""
+
     can_fail = True
 
     def __init__(self, device: Device, page: object, address: int, size_bytes: int) -> None:
@@ -205,6 +215,8 @@ class CudaWords(Words):
 
 
 class CudaMemory(Memory):
+    """A GPU of this process."""
+
     def __init__(self, ordinal: int) -> None:
         """Raises InvalidArgumentError where there is no such device, Error where no driver is."""
         self._device = Device(ordinal)
@@ -276,7 +288,7 @@ class CudaMemory(Memory):
 
 
 def _place_of(memory: HasMemory) -> tuple[int, int]:
-    """Address and bytes."""
+    """The address of the memory, and its bytes."""
     interface = getattr(memory, "__cuda_array_interface__", None)
     if not isinstance(interface, dict):
         raise errors.InvalidArgumentError(
@@ -292,7 +304,10 @@ def _place_of(memory: HasMemory) -> tuple[int, int]:
 
 
 def _check_not_captured(stream: int) -> None:
-    """A graph would store, and wait for, the attempt of its capture at every launch."""
+    """Raises FailedPreconditionError where the stream is being captured into a graph.
+
+    The graph would store the attempt of its capture, and wait for it, at every launch.
+    """
     result, *status = result_of("cuStreamIsCapturing", stream)
     if result == SUCCESS and status[0] == _NOT_CAPTURING:
         return

@@ -13,28 +13,28 @@ from dmuond.errors import InvalidArgumentError
 
 
 class HasMemory(Protocol):
-    """Has memory of a CUDA device: a tensor of torch, an array of CuPy, a DeviceArray."""
+    """What has memory of a CUDA device: a tensor of torch, an array of CuPy, a DeviceArray."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
 
 
 class Copies(Protocol):
-    """What an array needs of its device."""
+    """What an array needs its device for."""
 
     def copy(self, to: int, source: int, size_bytes: int, stream: int) -> None:
         """Enqueues a copy between two addresses, of the device or of the host."""
 
     def synchronize(self, stream: int) -> None:
-        """Waits for what is enqueued in the stream."""
+        """Waits until the stream has done what is enqueued there."""
 
 
 class DeviceArray:
-    """An array in memory of a CUDA device; it keeps that memory mapped as long as it lives.
+    """An array in memory of a CUDA device. It keeps that memory mapped as long as it lives.
 
-    `torch.as_tensor(array, device=array.device)` and `cupy.asarray(array)` are views of it, each
-    with a storage of its own, which keep it in turn: an arena is unmapped when the last of them is
-    gone (the host waits for the device then).
+    `torch.as_tensor(array, device=array.device)` and `cupy.asarray(array)` are views of it. Each
+    has a storage of its own and keeps the array. When the last of them has gone, the arena is
+    unmapped, and the host waits for the device first.
 
     Attributes: device ("cuda:0", as this process counts devices), address (of the first element),
     shape, dtype (numpy's), strides (in elements), nbytes.
@@ -50,7 +50,7 @@ class DeviceArray:
         dtype: npt.DTypeLike = np.uint8,
         strides: Sequence[int] | None = None,
     ) -> None:
-        """For the client; callers get arrays from Session.attach() and slot()."""
+        """Is called by the client. Callers get arrays from Session.attach() and slot()."""
         self.device, self._copies, self._owner = device, copies, owner
         self.address = address
         self.shape = tuple(shape)
@@ -59,7 +59,7 @@ class DeviceArray:
 
     @property
     def nbytes(self) -> int:
-        """Of its elements, without what lies between them."""
+        """The bytes of its elements, without what lies between them."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def slot(
@@ -69,12 +69,12 @@ class DeviceArray:
         dtype: npt.DTypeLike = np.float32,
         strides: Sequence[int] | None = None,
     ) -> DeviceArray:
-        """A part of a flat array of bytes, as an array of its own: a fragment of an arena.
+        """Makes an array of a part of these bytes: of a fragment in its arena.
 
-        offset_bytes: of the first element, from this array's beginning. dtype: numpy's; in the
-        place of bfloat16, which numpy does not have, "int16", and then
-        `tensor.view(torch.bfloat16)`. strides: in elements, as in types.Slice; None: dense,
-        row-major. Raises InvalidArgumentError where the part would not lie within the array.
+        offset_bytes: where the first element begins, counted from the beginning of this array.
+        dtype: numpy's. Numpy has no bfloat16: take "int16", and then `tensor.view(torch.bfloat16)`.
+        strides: in elements, as in types.Slice; None means dense and row-major. Raises
+        InvalidArgumentError where the part would not lie within this array.
         """
         place = self.address + offset_bytes
         part = DeviceArray(self.device, self._copies, self._owner, place, shape, dtype, strides)
@@ -92,7 +92,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3, without a stream: nothing is said of what is under way."""
+        """Has version 3 and names no stream: it says nothing of work that is under way."""
         size = self.dtype.itemsize
         dense = self.strides == _dense(self.shape)
         return {
@@ -104,10 +104,9 @@ class DeviceArray:
         }
 
     def read(self, stream: int = 0) -> np.ndarray:
-        """A copy on the host, behind what is enqueued in the stream; the host waits for it.
+        """Returns a copy on the host, which is made when the stream has come so far.
 
-        For a look now and then, and for who has no framework. Raises InvalidArgumentError unless
-        the array is dense.
+        The host waits for the stream. Raises InvalidArgumentError unless the array is dense.
         """
         values = np.empty(self.shape, self.dtype)
         self._copy(values.ctypes.data, self.address, stream)
@@ -115,10 +114,10 @@ class DeviceArray:
         return values
 
     def write(self, values: npt.ArrayLike, stream: int = 0) -> None:
-        """Copies values from the host, behind what is enqueued in the stream.
+        """Enqueues a copy of values of the host in the stream.
 
-        The values may change when it has returned; the copy need not have happened. They are cast
-        to the array's dtype and broadcast to its shape. Raises as `read` does.
+        The values are cast to the array's dtype and broadcast to its shape. They may change when
+        the call has returned, though the copy may still be under way. Raises as `read` does.
         """
         source = np.ascontiguousarray(np.broadcast_to(np.asarray(values, self.dtype), self.shape))
         self._copy(self.address, source.ctypes.data, stream)

@@ -21,6 +21,8 @@ _libc.mremap.restype = ctypes.c_void_p
 
 
 class HostArena(Arena):
+    """Shared memory, mapped by an array of bytes."""
+
     def __init__(self, descriptor: int, size_bytes: int) -> None:
         self.view: np.ndarray = np.frombuffer(mmap.mmap(descriptor, size_bytes), dtype=np.uint8)
         self.address = self.view.ctypes.data
@@ -48,7 +50,7 @@ class HostArena(Arena):
 
 
 class HostWords(Words):
-    """Stores at once; there are no streams."""
+    """Stores at once, without any stream."""
 
     can_fail = False
 
@@ -67,6 +69,8 @@ class HostWords(Words):
 
 
 class HostMemory(Memory):
+    """The memory of the host, which has no streams."""
+
     device = "cpu"
     device_uuid = ""
 

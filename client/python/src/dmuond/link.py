@@ -58,7 +58,7 @@ class Link:
     ) -> None:
         """Raises Unreachable when no daemon answers within `connect_for_s`.
 
-        For `silent_for_s` see Channel. memory: that arenas lie in; None: the host's.
+        For `silent_for_s` see Channel. memory: where arenas lie; None means on the host.
         """
         self.lost = threading.Event()
         self.timeline: Timeline | None = None
@@ -126,7 +126,7 @@ class Link:
         broadcast: bool = False,
         fresh: bool = False,
     ) -> pb.AttachBuffersReply:
-        """Asks for arenas (id → bytes, or memory of the trainer's), maps them and the timeline.
+        """Asks for arenas (id → bytes, or memory of the trainer's) and maps them and the timeline.
 
         fresh: not those that an earlier session of this rank has mapped.
         """
@@ -172,7 +172,7 @@ class Link:
         return self.timeline.wait_published(buckets, attempt, self.lost.is_set, for_s)
 
     def close(self) -> None:
-        """To the daemon, this trainer is gone. What is mapped stays mapped, and waits end."""
+        """To the daemon, this trainer is gone. What is mapped stays mapped; every wait ends."""
         self._channel.close()
         self._attach.close()
         if self.timeline is not None:
@@ -216,7 +216,7 @@ class Link:
             pause_s = min(2 * pause_s, 0.5)
 
     def _exported(self, identity: int, memory: HasMemory) -> pb.Arena:
-        """The trainer's own memory, as lanes open it."""
+        """What lanes open the trainer's own memory by."""
         try:
             own = self._memory.export(memory)
         except (errors.InvalidArgumentError, errors.FailedPreconditionError) as error:

@@ -75,7 +75,7 @@ class Member(abc.ABC):
         self.last_timing: types.StepTiming | None = None
         self.registered: Registered | None = None
         self.arenas: dict[int, View] = {}
-        self._mapped: dict[int, Arena] = {}  # that those are views of
+        self._mapped: dict[int, Arena] = {}  # the arenas that those are views of
         # Called before RolledBack is raised; True: with fresh arenas.
         self.on_rolled_back: Callable[[bool], None] | None = None
         # Called when another session of this process has taken the place of this one.
@@ -515,9 +515,9 @@ class Member(abc.ABC):
             self._stands_at = self.last_committed_step
 
     def _enqueue_wait(self, buckets: Iterable[int] | None, stream: int) -> None:
-        """Has the stream wait for weights, which the host has not seen until its next call.
+        """Lets the stream wait for weights. The host looks for them in its next call.
 
-        Poison ends the wait of a stream, too: that call hears of it.
+        Poison ends the wait of a stream, too, and that call hears of it.
         """
         self._check_alive()
         timeline = self._require_timeline()
@@ -526,7 +526,7 @@ class Member(abc.ABC):
         for attempt in sorted(set(awaited.values())):
             waited = [bucket for bucket, of in awaited.items() if of == attempt]
             timeline.enqueue_wait(waited, attempt, stream)
-            if buckets is None:  # what the caller enqueues next finds these weights, or newer ones
+            if buckets is None:  # what the caller enqueues next finds these weights or newer ones
                 self._arrived_attempt = max(self._arrived_attempt, attempt)
 
     def _wait_published(self, attempt: int, buckets: Sequence[int] | None = None) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dmuond.device_array import DeviceArray, HasMemory
 
-# What a caller gets of an arena: all its bytes.
+# All bytes of an arena, as the caller gets them.
 View = np.ndarray | DeviceArray
 
 
@@ -28,56 +28,57 @@ class Arena(abc.ABC):
 
     @abc.abstractmethod
     def contents(self) -> np.ndarray:
-        """All its bytes: the memory itself where it is the host's, a copy where it is a device's.
+        """All its bytes: the memory itself on the host, and a copy of a device's memory.
 
-        Waits for what the device has to do.
+        Waits until the device has done what is enqueued.
         """
 
     @abc.abstractmethod
     def write(self, contents: np.ndarray) -> None:
-        """Its bytes are these when it returns, for whatever is enqueued afterwards."""
+        """Replaces its bytes. It is done when it returns."""
 
     @abc.abstractmethod
     def adopt(self, fresh: Arena) -> None:
-        """The memory of `fresh` lies at the addresses of this arena from now on.
+        """Maps the memory of `fresh` at the addresses of this arena, in the place of its own.
 
-        `fresh` is of the same size and the same Memory, and is not used any more afterwards. Raises
-        Error where the memory cannot be mapped here; then nothing may use this arena.
+        REQUIRES: `fresh` has the same size and comes from the same Memory. Nobody uses `fresh`
+        afterwards. Raises Error where the memory cannot be mapped; then nobody may use this arena.
         """
 
 
 @dataclass(frozen=True)
 class Exported:
-    """An arena in the trainer's own memory, and what lanes open it by: fields of Arena.CudaIpc."""
+    """An arena in the trainer's own memory, and by which fields of Arena.CudaIpc lanes open it."""
 
     arena: Arena
     size_bytes: int
-    handle: bytes  # 64
+    handle: bytes  # 64 of them
     base_offset: int
     allocation_bytes: int
     buffer_id: int
 
 
 class Words(abc.ABC):
-    """The words of one mapped timeline page, for those who store into them and wait in streams.
+    """Stores into the words of one mapped timeline page, and lets streams wait for them.
 
-    Words are named by their addresses. A stream is a handle (see Session); None: none. Attributes:
-    can_fail (what is enqueued may never happen: see check).
+    A word is named by its address, a stream by its handle (see Session). Attributes: can_fail (what
+    is enqueued may never happen: see check).
     """
 
     can_fail: bool
 
     @abc.abstractmethod
     def store(self, words: Sequence[int], value: int, stream: int | None) -> None:
-        """Stores into the words, in their order, when the stream has come so far; None: at once.
+        """Stores into the words, in their order, when the stream has done what is enqueued there.
 
-        No store overtakes an earlier one. Nothing waits: neither the host nor the stream. Raises
-        FailedPreconditionError, and has stored nothing, where the stream is being captured.
+        Without a stream it stores at once. No store overtakes an earlier one. Neither the host nor
+        the stream waits. Raises FailedPreconditionError where the stream is being captured; then
+        nothing is stored.
         """
 
     @abc.abstractmethod
     def wait(self, words: Sequence[int], value: int, stream: int) -> None:
-        """Has the stream wait until each word is at least the value. Raises as `store` does."""
+        """Lets the stream wait until each word is at least the value. Raises as `store` does."""
 
     @abc.abstractmethod
     def check(self) -> None:
@@ -92,7 +93,7 @@ class Words(abc.ABC):
 
 
 class Memory(abc.ABC):
-    """The memory of one device, or the host's. For several sessions, one after the other.
+    """The memory of one device, or of the host.
 
     Attributes: device ("cpu", "cuda:0"), device_uuid ("GPU-…"; empty: the host).
     """
@@ -106,7 +107,7 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def export(self, memory: HasMemory) -> Exported:
-        """Exports memory that the trainer has already, and keeps the object that owns it.
+        """Makes an arena of memory that the trainer has already. It keeps the object.
 
         Raises InvalidArgumentError where it is not all of one allocation of this device, and
         FailedPreconditionError, with what to set, where memory of its kind has no handle.
@@ -114,7 +115,7 @@ class Memory(abc.ABC):
 
     @abc.abstractmethod
     def words(self, page: object, address: int, size_bytes: int) -> Words:
-        """The words of a mapped page. They keep `page`, whose mapping must last as long."""
+        """The words of the page that is mapped at `address`. They keep `page`, its mapping."""
 
     @abc.abstractmethod
     def check_stream(self, stream: int | None) -> None:

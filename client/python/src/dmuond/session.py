@@ -65,13 +65,13 @@ class Session(Member):
     be, it raises DaemonLost or StateLost.
 
     A `stream` in the methods below is a cudaStream_t or CUstream of the session's device, as an
-    integer; 0 is the default stream. Where one is given, what it is to do is enqueued, and neither
-    the host nor that stream waits: signals go by a stream of the session's own. Without one, a
-    signal is given at once, and a wait is the host's; the device is taken to be done with what was
-    enqueued before. A stream that is being captured into a CUDA graph is refused
-    (FailedPreconditionError, SESSION_STATE), and nothing has changed then: a graph would signal one
-    attempt for ever. So is any stream where the arenas lie in host memory. A failed call of the
-    driver is an Error that names it (CUDA_FAILED).
+    integer; 0 is the default stream. With one, signals are given when the stream has come so far,
+    and the stream waits for weights; the host waits for neither. Signals go by a stream of the
+    session's own, so that this one is not held up. Without one, a signal is given at once, and the
+    host waits for weights; the device is taken to be done with what was enqueued before. Refused
+    (FailedPreconditionError, SESSION_STATE) is a stream that is being captured into a CUDA graph,
+    which would signal one attempt for ever, and any stream where the arenas lie in host memory.
+    Nothing has changed then. A failed call of the driver is an Error that names it (CUDA_FAILED).
 
     Attributes: rank, world_size, job, device ("cpu", "cuda:0"; of this trainer), lanes (of this
     node), device_type (of the lanes), has_state (the job had
@@ -254,8 +254,8 @@ class Session(Member):
     def signal(self, bucket: int, stream: int | None = None) -> None:
         """The gradients of a bucket lie in the arena: they may be collected from now on.
 
-        stream: when it has done what is enqueued there. They must not change until the step is
-        decided. A bucket that is not signalled is, by `step`.
+        stream: they lie there when it has done what is enqueued there. They must not change until
+        the step is decided. A bucket that is not signalled is, by `step`.
         """
         self._check_usable()
         self._memory.check_stream(stream)
@@ -285,12 +285,12 @@ class Session(Member):
 
         wait=False: returns when the step is decided; `wait_published` waits for the weights.
 
-        stream: gradients lie there, and the old weights have been read, when it has done what is
-        enqueued there; no weight is written before. The call returns when the step is decided, and
-        what is enqueued in the stream from then on finds the new weights (unless wait=False). Where
-        the daemon is lost meanwhile the stream goes on, with weights that are undefined, and the
-        next call says so: who looks at weights on the host waits for the stream, and calls
-        `wait_published()`, which returns at once then.
+        stream: when it has done what is enqueued there, the gradients lie in the arena and the old
+        weights have been read; no weight is written before. The call returns when the step is
+        decided. What is enqueued in the stream afterwards finds the new weights (unless
+        wait=False). If the daemon is lost meanwhile, the stream goes on with undefined weights, and
+        the next call says so. To look at weights on the host, wait for the stream, and then call
+        `wait_published()` without one.
 
         absent: indices of registered parameters without a gradient. withdraw: a bucket that was
         signalled early has changed since. An attempt that was aborted and may be retried is retried
@@ -321,7 +321,7 @@ class Session(Member):
     ) -> None:
         """Waits for the weights after the last step: all of them, or those of some buckets.
 
-        stream: that waits, in place of the host. Raises RolledBack, DaemonLost, StateLost.
+        stream: it waits in the place of the host. Raises RolledBack, DaemonLost, StateLost.
         """
         self._memory.check_stream(stream)
         if self._unpublished or self._going_back is not None:
@@ -376,8 +376,8 @@ class Session(Member):
     def close(self) -> None:
         """Leaves the job. The job ends when every rank has closed. Arenas stay mapped.
 
-        Returns when no stream has a signal to give or weights to wait for, and no lane has memory
-        of the trainer's mapped.
+        Returns when every stream has given its signals and has the weights that it waits for, and
+        when no lane has memory of the trainer's mapped.
 
         Waits for weights that are on their way. Raises DaemonLost where they do not come, because
         the daemon has gone. RolledBack: the session is not closed, and goes on from there; another

@@ -43,14 +43,14 @@ class Published(enum.Enum):
 class Timeline:
     """A mapped page. Owns the mapping.
 
-    Any thread may read, wait and poison. What stores for a stream, and has one wait, belongs to the
-    session's caller; `stream` is as in Session, and None: at once.
+    Any thread may read, wait and poison. Only the session's caller stores and enqueues waits; a
+    stream is a handle as in Session, and without one a store happens at once.
     """
 
     def __init__(
         self, descriptor: int, size_bytes: int, buckets: int, memory: Memory | None = None
     ) -> None:
-        """memory: of the streams that are to use the page; None: the host's, which has none."""
+        """memory: whose streams are to use the page; None means the host's, which has none."""
         if not 0 <= buckets <= BUCKETS_MAX or size_bytes < page_bytes(buckets):
             raise Error(f"a timeline page of {size_bytes} bytes has no room for {buckets} buckets")
         self._memory = mmap.mmap(descriptor, size_bytes)
@@ -76,7 +76,7 @@ class Timeline:
             self._words.store(words, attempt, stream)
 
     def enqueue_wait(self, buckets: Iterable[int], attempt: int, stream: int) -> None:
-        """Has the stream wait for the weights after `attempt`. Poison ends its wait, too."""
+        """Lets the stream wait for the weights after `attempt`. Poison ends its wait, too."""
         words = [self._published(bucket) for bucket in buckets]
         self._words.wait([word for word in words if atomics.load(word) < attempt], attempt, stream)
 
@@ -90,7 +90,7 @@ class Timeline:
         self._words.check()
 
     def finish_streams(self) -> None:
-        """Returns when all that was stored for streams, and their waits, have happened."""
+        """Returns when every store and every wait of a stream has happened."""
         self._words.finish()
 
     def published(self, bucket: int) -> int:
