@@ -169,6 +169,7 @@ absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
 }
 
 absl::StatusOr<bool> Engine::Progress() {
+  if (absl::Status advanced = rail_.Advance(); !advanced.ok()) return advanced;
   absl::StatusOr<bool> progress = ProgressAttempt();
   if (!progress.ok()) return progress;
   if (absl::Status sent = rail_.SendReports(); !sent.ok()) return sent;

@@ -300,17 +300,17 @@ class GlooGroup final : public PeerGroup {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PeerGroup>> MakeGlooGroup(int rank, int size,
-                                                         const std::string& bind_address,
-                                                         std::function<void()> notify) {
-  if (size < 2 || rank < 0 || rank >= size) {
-    return absl::InvalidArgumentError(absl::StrCat("rail: member ", rank, " of ", size));
+absl::StatusOr<std::unique_ptr<PeerGroup>> MakeGlooGroup(PeerGroupSetup setup) {
+  if (setup.size < 2 || setup.rank < 0 || setup.rank >= setup.size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rail: member ", setup.rank, " of ", setup.size));
   }
   try {
-    return std::make_unique<GlooGroup>(rank, size, bind_address, std::move(notify));
+    return std::make_unique<GlooGroup>(setup.rank, setup.size, setup.bind_address,
+                                       std::move(setup.notify));
   } catch (const std::exception& error) {
     return absl::UnavailableError(
-        absl::StrCat("rail: cannot listen on \"", bind_address, "\": ", error.what()));
+        absl::StrCat("rail: cannot listen on \"", setup.bind_address, "\": ", error.what()));
   }
 }
 

@@ -2,20 +2,16 @@
 #ifndef DMUOND_SERVER_LANE_GLOO_GROUP_H_
 #define DMUOND_SERVER_LANE_GLOO_GROUP_H_
 
-#include <functional>
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/lane/peer_group.h"
 
 namespace dmuond::server::lane {
 
-// Listens on `bind_address` (a name or number of this host; empty: loopback), on ports of the
-// system's choice. `notify` is called from the group's own thread after each thing that is through.
-absl::StatusOr<std::unique_ptr<PeerGroup>> MakeGlooGroup(int rank, int size,
-                                                         const std::string& bind_address,
-                                                         std::function<void()> notify);
+// Listens on the setup's address, on ports of the system's choice. `notify` is called from the
+// group's own thread after each thing that is through.
+absl::StatusOr<std::unique_ptr<PeerGroup>> MakeGlooGroup(PeerGroupSetup setup);
 
 }  // namespace dmuond::server::lane
 

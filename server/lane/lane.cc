@@ -41,6 +41,9 @@ Lane::Lane(kernels::Device& device, wire::UniqueFd socket, PeerGroupFactory make
 
 absl::Status Lane::Run() {
   absl::Status status = Serve();
+  // What the device still waits for ends before the process does: some drivers fail whoever shares
+  // the device with a process that ended in the middle of a kernel.
+  if (RailPolls()) group_.reset();
   if (!status.ok() && !absl::IsUnavailable(status)) {
     v1::LaneReport report;
     report.mutable_failed()->set_what(status.ToString());
@@ -62,7 +65,8 @@ absl::Status Lane::Serve() {
       idle_polls = 0;
       continue;
     }
-    const bool polls = engine_ != nullptr && (engine_->watches_words() || engine_->device_busy());
+    const bool polls =
+        engine_ != nullptr && (engine_->watches_words() || engine_->device_busy() || RailPolls());
     if (polls && idle_polls++ < spins_) continue;
     if (absl::Status status = Wait(); !status.ok()) return status;
   }
@@ -80,8 +84,8 @@ absl::Status Lane::Drain() {
 absl::Status Lane::Wait() {
   pollfd polled[2] = {{channel_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
   timespec timeout{};
-  const bool busy = engine_ != nullptr && engine_->device_busy();
-  const bool polls = busy || (engine_ != nullptr && engine_->watches_words());
+  const bool busy = engine_ != nullptr && (engine_->device_busy() || RailPolls());
+  const bool polls = busy || RailPolls() || (engine_ != nullptr && engine_->watches_words());
   if (polls) {
     const bool soon = busy || Clock::now() - last_progress_ < kShortUntil;
     const microseconds short_pause = spins_ > 0 ? kShortPause : kShortPauseOnFewCores;
@@ -195,14 +199,7 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
                                 {"buckets", job_->buckets()},
                                 {"program_bytes", configure.program().ByteSizeLong()}});
   if (job_->program.nodes == 1) return Start();
-  auto group = make_group_(job_->program.node.value(), job_->program.nodes,
-                           configure.bind_address(), [fd = wake_.get()] {
-                             const uint64_t one = 1;
-                             // A full counter wakes as well.
-                             [[maybe_unused]] const ssize_t n = ::write(fd, &one, sizeof(one));
-                           });
-  if (!group.ok()) return group.status();
-  group_ = *std::move(group);
+  if (absl::Status made = MakeGroup(configure.bind_address()); !made.ok()) return made;
   v1::LaneReport report;
   v1::Rendezvous& rendezvous = *report.mutable_rendezvous();
   rendezvous.set_rail(job_->program.rail.value());
@@ -210,6 +207,26 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
   rendezvous.set_epoch(job_->epoch);
   rendezvous.set_blob(group_->blob());
   return channel_.Send(report);
+}
+
+absl::Status Lane::MakeGroup(const std::string& bind_address) {
+  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device_.CreateStream();
+  if (!stream.ok()) return stream.status();
+  rail_stream_ = *std::move(stream);
+  absl::StatusOr<std::unique_ptr<PeerGroup>> group =
+      make_group_({.rank = job_->program.node.value(),
+                   .size = job_->program.nodes,
+                   .bind_address = bind_address,
+                   .device = &device_,
+                   .stream = rail_stream_.get(),
+                   .notify = [fd = wake_.get()] {
+                     const uint64_t one = 1;
+                     // A full counter wakes as well.
+                     [[maybe_unused]] const ssize_t n = ::write(fd, &one, sizeof(one));
+                   }});
+  if (!group.ok()) return group.status();
+  group_ = *std::move(group);
+  return absl::OkStatus();
 }
 
 absl::Status Lane::CompleteRendezvous(const v1::RendezvousComplete& rendezvous) {

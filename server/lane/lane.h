@@ -8,7 +8,6 @@
 #ifndef DMUOND_SERVER_LANE_LANE_H_
 #define DMUOND_SERVER_LANE_LANE_H_
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,11 +24,6 @@
 
 namespace dmuond::server::lane {
 
-// Makes this lane's end of its rail. The group calls `notify`, from any thread, when something that
-// it was asked for may be done.
-using PeerGroupFactory = std::function<absl::StatusOr<std::unique_ptr<PeerGroup>>(
-    int rank, int size, const std::string& bind_address, std::function<void()> notify)>;
-
 class Lane {
  public:
   // `device` must outlive the object.
@@ -41,6 +35,7 @@ class Lane {
 
  private:
   absl::Status Serve();
+  absl::Status MakeGroup(const std::string& bind_address);
   absl::Status Drain();
   absl::Status Handle();
   absl::Status Configure(const v1::LaneCommand::Configure& configure);
@@ -48,6 +43,7 @@ class Lane {
   absl::StatusOr<bool> Connect();
   absl::Status Start();
   absl::Status Wait();
+  [[nodiscard]] bool RailPolls() const { return group_ != nullptr && group_->needs_polls(); }
   absl::Status OnGoes(const v1::Goes& goes);
   absl::Status Answer(const v1::LaneCommand::Ping& ping);
 
@@ -63,7 +59,8 @@ class Lane {
   Clock::time_point last_progress_;
 
   std::unique_ptr<LaneJob> job_;
-  std::unique_ptr<Engine> engine_;    // null until connected
+  std::unique_ptr<Engine> engine_;                // null until connected
+  std::unique_ptr<kernels::Stream> rail_stream_;  // null: one node
   std::unique_ptr<PeerGroup> group_;  // null: one node. Destroyed first: it writes into the job
   bool connecting_ = false;
 };

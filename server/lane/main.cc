@@ -31,6 +31,7 @@
 #include "server/lane/processors.h"
 #ifdef DMUOND_CUDA
 #include "kernels/cuda/cuda_device.h"
+#include "server/lane/nccl_group.h"
 #endif
 
 ABSL_FLAG(int, fd, -1, "the lane's end of its socket pair with dmuond");
@@ -52,7 +53,6 @@ namespace {
 
 using dmuond::kernels::Device;
 using dmuond::kernels::cpu::CpuDevice;
-using dmuond::server::lane::PeerGroup;
 
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int ordinal) {
 #ifdef DMUOND_CUDA
@@ -114,11 +114,13 @@ int PrintBits(absl::string_view spec) {
   return std::fflush(stdout) == 0 ? 0 : 1;
 }
 
-// Gloo sends the host's memory.
-absl::StatusOr<std::unique_ptr<PeerGroup>> NoGroup(int, int size, const std::string&,
-                                                   const std::function<void()>&) {
-  return absl::UnimplementedError(
-      absl::StrCat("lanes on GPUs cannot make a rail over ", size, " nodes yet"));
+// How lanes of this device send each other memory.
+dmuond::server::lane::PeerGroupFactory GroupsOf(absl::string_view spec) {
+#ifdef DMUOND_CUDA
+  if (absl::StartsWith(spec, "cuda:")) return dmuond::server::lane::MakeNcclGroup;
+#endif
+  static_cast<void>(spec);
+  return dmuond::server::lane::MakeGlooGroup;
 }
 
 // A lane without its daemon has nothing to do. The dispatching thread sees the socket's end too,
@@ -179,8 +181,7 @@ int main(int argc, char** argv) {
   EndWithTheDaemon(absl::GetFlag(FLAGS_fd));
   const bool on_gpu = absl::StartsWith(absl::GetFlag(FLAGS_device), "cuda:");
   dmuond::server::lane::Lane lane(**device, dmuond::wire::UniqueFd(absl::GetFlag(FLAGS_fd)),
-                                  on_gpu ? dmuond::server::lane::PeerGroupFactory(NoGroup)
-                                         : dmuond::server::lane::MakeGlooGroup);
+                                  GroupsOf(absl::GetFlag(FLAGS_device)));
   const absl::Status status = lane.Run();
   if (!status.ok()) dmuond::server::log::Error("lane ends", {{"what", status}});
   const int code = status.ok() ? 0 : 1;

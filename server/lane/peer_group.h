@@ -1,5 +1,5 @@
-// The lanes of one rail, one on each node, that send each other memory. Two implementations are
-// meant: gloo_group (host memory) and NCCL (device memory).
+// The lanes of one rail, one on each node, that send each other memory: gloo_group where it is the
+// host's, nccl_group where it is a GPU's.
 //
 // A group is made once and never repaired: when a peer is gone it fails, the lane ends, and the
 // next group epoch has new lanes with new groups.
@@ -8,12 +8,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/device.h"
 
 namespace dmuond::server::lane {
 
@@ -37,7 +40,8 @@ class PeerGroup {
     size_t bytes = 0;
   };
   // Starts a group of messages. Messages from one member to another pair up in their order within
-  // the groups of equal `tag`; each tag is in use by one group at a time. Memory must stay until
+  // the groups of equal `tag`; each tag is in use by one group at a time. Any two members start the
+  // groups in which they have messages for each other in the same order. Memory must stay until
   // Done().
   virtual absl::StatusOr<int64_t> Start(uint64_t tag, std::span<const Message> messages) = 0;
   // Starts adding up all members' values, `in.size()` of them everywhere, into `out` at `root`;
@@ -49,12 +53,33 @@ class PeerGroup {
   // Starts copying root's bytes to all other members.
   virtual absl::StatusOr<int64_t> Broadcast(uint64_t tag, std::span<std::byte> data, int root) = 0;
   // Whether everything of what was started has arrived and been sent. ABORTED: a peer is gone.
+  // INTERNAL: a peer has started something else than this member.
   [[nodiscard]] virtual absl::StatusOr<bool> Done(int64_t ticket) = 0;
+
+  // Whether something is under way whose end `notify` does not tell: Ready() or Done() is to be
+  // asked again, which also starts what waits here for its turn.
+  [[nodiscard]] virtual bool needs_polls() const { return false; }
 
   // Ends what is under way, here at once and at the peers as they notice: every later call is
   // ABORTED, but Done() of what was through. Memory is free when the object is gone.
   virtual void Abort() = 0;
 };
+
+// What a member's end of a group is made of.
+struct PeerGroupSetup {
+  int rank = 0;
+  int size = 0;              // at least 2
+  std::string bind_address;  // a name or number of this host; empty: loopback
+  // Where the memory lies, and a stream for messages alone; both outlive the group. A group over
+  // the host's memory needs neither.
+  kernels::Device* device = nullptr;
+  kernels::Stream* stream = nullptr;
+  // Called from any thread when something that the group was asked for may be done.
+  std::function<void()> notify;
+};
+// May take a second: it loads and asks libraries.
+using PeerGroupFactory =
+    std::function<absl::StatusOr<std::unique_ptr<PeerGroup>>(PeerGroupSetup setup)>;
 
 }  // namespace dmuond::server::lane
 

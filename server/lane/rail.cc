@@ -47,6 +47,11 @@ absl::Status Rail::StartMessages(scheduler::RailOperation operation, int32_t buc
   return absl::OkStatus();
 }
 
+absl::Status Rail::Advance() {
+  if (started_.empty() || !group_->needs_polls()) return absl::OkStatus();
+  return group_->Done(started_.front().ticket).status();
+}
+
 absl::StatusOr<bool> Rail::Done(scheduler::RailOperation operation, int32_t bucket) {
   for (size_t i = 0; i < started_.size(); ++i) {
     if (started_[i].operation != operation || started_[i].bucket != bucket) continue;

@@ -38,6 +38,8 @@ class Rail {
     }
     return StartMessages(operation, bucket);
   }
+  // What the group has yet to start begins, where it is its turn. Call it often.
+  absl::Status Advance();
   // Whether the bucket's operation, which was started before, has ended.
   [[nodiscard]] absl::StatusOr<bool> Done(scheduler::RailOperation operation, int32_t bucket);
   // Whether an operation was started whose end Done() has not said yet.

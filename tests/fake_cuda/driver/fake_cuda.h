@@ -58,6 +58,10 @@ struct FakeCudaRange {
 // it touches; if the stream's device may not access one of them, it fails with error 700 instead.
 CUresult fakeCudaLaunch(CUstream stream, const char* name, const FakeCudaRange* ranges,
                         size_t count, void (*run)(void* argument), void* argument);
+// The same for a kernel that waits for other processes. It leaves most of the device to others, so
+// that their kernels run beside it.
+CUresult fakeCudaLaunchBeside(CUstream stream, const char* name, const FakeCudaRange* ranges,
+                              size_t count, void (*run)(void* argument), void* argument);
 // Returns where a kernel finds what lies at a device address. Other addresses are returned as they
 // are.
 void* fakeCudaAlias(const void* address);

@@ -94,7 +94,7 @@ struct Range {
   size_t bytes = 0;
 };
 
-enum class WorkKind : uint8_t { kKernel, kEngine, kWord, kOther };
+enum class WorkKind : uint8_t { kKernel, kKernelBeside, kEngine, kWord, kOther };
 
 // Says whether a record is done, or a copy that its call waits for.
 struct Point {

@@ -38,6 +38,7 @@ int NextNumber() {
 const char* Name(WorkKind kind) {
   switch (kind) {
     case WorkKind::kKernel:
+    case WorkKind::kKernelBeside:
       return "kernel";
     case WorkKind::kEngine:
       return "engine";

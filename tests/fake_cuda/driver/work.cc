@@ -178,9 +178,9 @@ bool Fails() {
 }
 
 void AddKernel(Stream& stream, std::string name, std::vector<Range> ranges,
-               std::function<CUresult()> run) {
+               std::function<CUresult()> run, WorkKind kind = WorkKind::kKernel) {
   Work work;
-  work.kind = WorkKind::kKernel;
+  work.kind = kind;
   work.name = std::move(name);
   for (const Range& range : ranges) work.bytes += range.bytes;
   work.ranges = std::move(ranges);
@@ -197,6 +197,30 @@ void AddKernel(Stream& stream, std::string name, std::vector<Range> ranges,
     return run();
   };
   stream.Add(std::move(work));
+}
+
+CUresult Launch(CUstream stream, const char* name, const FakeCudaRange* ranges, size_t count,
+                void (*run)(void* argument), void* argument, WorkKind kind) {
+  std::shared_ptr<Stream> found;
+  if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
+  std::vector<Range> used;
+  for (size_t i = 0; i < count; ++i) {
+    const auto begin = reinterpret_cast<uintptr_t>(ranges[i].address);
+    if (begin == 0 || ranges[i].bytes == 0) continue;
+    if (begin % ranges[i].alignment != 0) {
+      Abort("%s gets the address %#zx, which is no multiple of %zu", name, begin,
+            ranges[i].alignment);
+    }
+    used.push_back({begin, ranges[i].bytes});
+  }
+  AddKernel(
+      *found, name, std::move(used),
+      [run, argument] {
+        run(argument);
+        return CUDA_SUCCESS;
+      },
+      kind);
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -314,23 +338,12 @@ CUresult cuLaunchKernel(CUfunction function, unsigned blocks, unsigned, unsigned
 
 CUresult fakeCudaLaunch(CUstream stream, const char* name, const FakeCudaRange* ranges,
                         size_t count, void (*run)(void* argument), void* argument) {
-  std::shared_ptr<Stream> found;
-  if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
-  std::vector<Range> used;
-  for (size_t i = 0; i < count; ++i) {
-    const auto begin = reinterpret_cast<uintptr_t>(ranges[i].address);
-    if (begin == 0 || ranges[i].bytes == 0) continue;
-    if (begin % ranges[i].alignment != 0) {
-      Abort("%s gets the address %#zx, which is no multiple of %zu", name, begin,
-            ranges[i].alignment);
-    }
-    used.push_back({begin, ranges[i].bytes});
-  }
-  AddKernel(*found, name, std::move(used), [run, argument] {
-    run(argument);
-    return CUDA_SUCCESS;
-  });
-  return CUDA_SUCCESS;
+  return Launch(stream, name, ranges, count, run, argument, WorkKind::kKernel);
+}
+
+CUresult fakeCudaLaunchBeside(CUstream stream, const char* name, const FakeCudaRange* ranges,
+                              size_t count, void (*run)(void* argument), void* argument) {
+  return Launch(stream, name, ranges, count, run, argument, WorkKind::kKernelBeside);
 }
 
 }  // extern "C"

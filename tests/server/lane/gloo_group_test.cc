@@ -17,11 +17,11 @@ class GlooGroupTest : public ::testing::Test {
  protected:
   void Connect(int size) {
     for (int rank = 0; rank < size; ++rank) {
-      auto made = MakeGlooGroup(rank, size, "", [this] {
-        MutexLock lock(mutex_);
-        ++news_;
-        changed_.NotifyAll();
-      });
+      auto made = MakeGlooGroup({.rank = rank, .size = size, .notify = [this] {
+                                   MutexLock lock(mutex_);
+                                   ++news_;
+                                   changed_.NotifyAll();
+                                 }});
       ASSERT_TRUE(made.ok()) << made.status();
       members_.push_back(*std::move(made));
     }

@@ -1,0 +1,106 @@
+// Jobs on the GPUs of several nodes: daemons of one group on one fake machine, each with GPUs of
+// its own, whose lanes exchange over the fake NCCL. Weights have the bits of the same job on one
+// lane of the processor.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/client/daemon_group.h"
+#include "tests/client/daemon_process.h"
+#include "tests/fake_cuda/fake_machine.h"
+#include "tests/fake_cuda/gpu_trainers.h"
+#include "tests/server/system/daemon_status.h"
+
+namespace dmuond::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kDevices = 4;
+constexpr int32_t kWorld = 4;
+
+class GpuGroupsTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    if (!HasFailure()) return;
+    for (const auto& daemon : group_) std::cerr << daemon->Log();
+  }
+  // Nodes with the machine's devices in their order; none sees those of another.
+  void StartNodes(int nodes, int lanes) {
+    group_.clear();
+    const std::string coordinator = FreeAddress();
+    for (int node = 0; node < nodes; ++node) {
+      std::vector<int> devices;
+      for (int lane = 0; lane < lanes; ++lane) devices.push_back(node * lanes + lane);
+      Environment own;
+      own.Set("CUDA_VISIBLE_DEVICES", absl::StrJoin(devices, ","));
+      std::vector<std::string> flags = GroupFlags(node, nodes, coordinator);
+      flags.push_back(FakeMachine::LaneFlag());
+      auto daemon = DaemonProcess::Start(
+          {.devices = absl::StrCat("cuda:", lanes), .flags = std::move(flags), .wait_for = "live"});
+      ASSERT_TRUE(daemon.ok()) << daemon.status();
+      group_.push_back(*std::move(daemon));
+    }
+    for (const auto& daemon : group_) {
+      const absl::Status ready = daemon->WaitServing("ready", std::chrono::seconds(30));
+      ASSERT_TRUE(ready.ok()) << ready;
+    }
+  }
+  // Every trainer computes on its own device, which is one of its node's lanes.
+  Weights RunOnGpus(const std::function<void(int64_t)>& between = {}) {
+    const auto per_node = kWorld / static_cast<int32_t>(group_.size());
+    return RunJob(
+        kWorld,
+        [&](int32_t rank) {
+          return std::make_unique<GpuTrainer>(group_[rank / per_node]->address(), rank, kWorld,
+                                              rank);
+        },
+        between);
+  }
+  static Weights RunOnOneLane() {
+    auto daemon = DaemonProcess::Start();
+    EXPECT_TRUE(daemon.ok()) << daemon.status();
+    return RunJob(kWorld, [&](int32_t rank) {
+      return std::make_unique<Trainer>((*daemon)->address(), rank, kWorld);
+    });
+  }
+  [[nodiscard]] pid_t LaneOf(int node, int lane) const {
+    return static_cast<pid_t>(DaemonStatus(group_[node]->address()).Get().lanes(lane).pid());
+  }
+
+  FakeMachine machine_{kDevices};
+  DaemonGroup group_;
+};
+
+TEST_F(GpuGroupsTest, TwoNodesOfTwoHaveTheBitsOfOneLane) {
+  const Weights expected = RunOnOneLane();
+  StartNodes(2, 2);
+  EXPECT_EQ(RunOnGpus(), expected);
+  for (const auto& daemon : group_) EXPECT_EQ(daemon->Stop(), 0);
+}
+
+TEST_F(GpuGroupsTest, FourNodesOfOneHaveTheBitsOfOneLane) {
+  const Weights expected = RunOnOneLane();
+  StartNodes(4, 1);
+  EXPECT_EQ(RunOnGpus(), expected);
+}
+
+TEST_F(GpuGroupsTest, ALaneThatDiesCostsNoStep) {
+  StartNodes(2, 2);
+  const Weights expected = RunOnGpus();
+  EXPECT_EQ(RunOnGpus([&](int64_t step) {
+              if (step % 2 == 0) ::kill(LaneOf(step / 2 % 2, 1), SIGKILL);
+            }),
+            expected);
+}
+
+}  // namespace
+}  // namespace dmuond::testing
