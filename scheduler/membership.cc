@@ -40,6 +40,17 @@ absl::Status CheckProtocols(const MemberInfo& a, const MemberInfo& b) {
           ", speaks ", Named("other_protocols", ProtocolsOf(b)), ": update the older one"));
 }
 
+absl::Status CheckDevices(const MemberInfo& a, const MemberInfo& b) {
+  for (const std::string& device : a.devices) {
+    if (std::find(b.devices.begin(), b.devices.end(), device) == b.devices.end()) continue;
+    return Error(absl::StatusCode::kAlreadyExists, "DEVICE_TWICE",
+                 Say(Named("node", NameOf(a)), " and ", Named("other_node", NameOf(b)),
+                     " both have lanes on device ", Named("device", device),
+                     ": a device has the lane of one daemon"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 MembershipMachine::MembershipMachine(int32_t nodes, MemberInfo self, HeartbeatOptions options)
@@ -74,6 +85,9 @@ absl::Status MembershipMachine::Check(const MemberInfo& info) const {
                  Say(Named("node", NameOf(info)), " joins a group of nodes 0 to ",
                      Named("last_node", nodes_ - 1)));
   }
+  if (info.node != self_.node) {
+    if (status = CheckDevices(info, self_); !status.ok()) return status;
+  }
   if (info.epoch.value() > kEpochMax) {
     return Error(
         absl::StatusCode::kFailedPrecondition, "EPOCH_EXHAUSTED",
@@ -99,6 +113,7 @@ absl::StatusOr<std::vector<MembershipAction>> MembershipMachine::OnJoin(TimePoin
   for (const auto& [node, member] : others_) {
     if (node == info.node) continue;
     if (absl::Status status = CheckProtocols(info, member.info); !status.ok()) return status;
+    if (absl::Status status = CheckDevices(info, member.info); !status.ok()) return status;
   }
   const auto holder = others_.find(info.node);
   const bool held = info.node == self_.node || holder != others_.end();

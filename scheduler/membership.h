@@ -39,6 +39,9 @@ struct MemberInfo {
   uint32_t protocol_min = 0;  // oldest that it speaks with other daemons
   uint32_t protocol_max = 0;  // newest
   std::string device_type;    // "cpu", "cuda"
+  // Uuids of its lanes' GPUs. Daemons of one host that see each other give none away twice; those
+  // in containers may not.
+  std::vector<std::string> devices;
   LaneBits bits;
   std::string peer_address;  // host:port
   GroupEpoch epoch;          // newest that it knows; 0: none
@@ -79,9 +82,9 @@ class MembershipMachine {
   // [BITS_DIFFER], number of lanes [LANES_DIFFER] or memory per lane [LANE_MEMORY_DIFFERS], and for
   // an epoch beyond kEpochMax [EPOCH_EXHAUSTED]; INVALID_ARGUMENT
   // for a node outside the group [RANK_OUT_OF_RANGE]; ALREADY_EXISTS for a node that another living
-  // process holds [RANK_TWICE]; UNAVAILABLE when the group is broken [PEER_LOST]. A member that
-  // joins again while the group is formed has lost messages with its old stream: it breaks the
-  // group.
+  // process holds [RANK_TWICE], and for a GPU that another member has [DEVICE_TWICE]; UNAVAILABLE
+  // when the group is broken [PEER_LOST]. A member that joins again while the group is formed has
+  // lost messages with its old stream: it breaks the group.
   [[nodiscard]] absl::StatusOr<std::vector<MembershipAction>> OnJoin(TimePoint now,
                                                                      const MemberInfo& info);
   // A member has sent a message, of whatever kind: it lives.

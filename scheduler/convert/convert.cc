@@ -371,6 +371,7 @@ scheduler::MemberInfo FromProto(const v1::JoinRequest& join) {
   info.protocol_min = join.protocol_min();
   info.protocol_max = join.protocol_max();
   info.device_type = join.device_type();
+  info.devices = {join.devices().begin(), join.devices().end()};
   info.bits = {join.bits().code(), join.bits().library(), join.bits().core_type()};
   info.peer_address = join.peer_address();
   info.epoch = scheduler::GroupEpoch(join.epoch());

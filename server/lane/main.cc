@@ -32,6 +32,7 @@
 #ifdef DMUOND_CUDA
 #include "kernels/cuda/cuda_device.h"
 #include "server/lane/nccl_group.h"
+#include "server/lane/nccl_library.h"
 #endif
 
 ABSL_FLAG(int, fd, -1, "the lane's end of its socket pair with dmuond");
@@ -46,6 +47,7 @@ ABSL_FLAG(
     bool, print_bits, false,
     "print what decides the bits that this lane computes (LaneBits of peer.proto, as protobuf "
     "text), and end");
+ABSL_FLAG(bool, rails, false, "with --print_bits: of a lane that exchanges with other nodes");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");
 ABSL_FLAG(std::string, log_format, "kv", "kv (key=value) or json");
 
@@ -90,12 +92,15 @@ absl::StatusOr<std::unique_ptr<Device>> MakeDevice(absl::string_view spec) {
   return std::unique_ptr<Device>(*std::move(device));
 }
 
+// The exit code.
+int Complain(const absl::Status& status) {
+  std::fprintf(stderr, "dmuond-lane: %s\n", std::string(status.message()).c_str());
+  return 2;
+}
+
 int PrintBits(absl::string_view spec) {
   const auto device = MakeDevice(spec);
-  if (!device.ok()) {
-    std::fprintf(stderr, "dmuond-lane: %s\n", std::string(device.status().message()).c_str());
-    return 2;
-  }
+  if (!device.ok()) return Complain(device.status());
   dmuond::v1::LaneBits bits;
   bits.set_code(dmuond::server::lane::kCodeHash);
   std::string library = CpuDevice::Library();
@@ -104,6 +109,11 @@ int PrintBits(absl::string_view spec) {
   if (absl::StartsWith(spec, "cuda:")) {
     library = static_cast<const dmuond::kernels::cuda::CudaDevice&>(**device).DescribeType();
     bits.set_core_type(absl::GetFlag(FLAGS_engine));
+    if (absl::GetFlag(FLAGS_rails)) {
+      const auto nccl = dmuond::server::lane::Nccl::Load();
+      if (!nccl.ok()) return Complain(nccl.status());
+      absl::StrAppend(&library, ", NCCL ", nccl->VersionText(nccl->version));
+    }
   }
 #endif
   // AdamW's bias corrections are powers, which are the C library's on every device.
@@ -151,9 +161,7 @@ int main(int argc, char** argv) {
   const auto level = dmuond::server::log::ParseLevel(absl::GetFlag(FLAGS_log_level));
   const auto format = dmuond::server::log::ParseFormat(absl::GetFlag(FLAGS_log_format));
   for (const absl::Status& status : {level.status(), format.status()}) {
-    if (status.ok()) continue;
-    std::fprintf(stderr, "dmuond-lane: %s\n", std::string(status.message()).c_str());
-    return 2;
+    if (!status.ok()) return Complain(status);
   }
   dmuond::server::log::SetLevel(*level);
   dmuond::server::log::SetFormat(*format);

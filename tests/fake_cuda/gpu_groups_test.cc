@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -91,6 +93,18 @@ TEST_F(GpuGroupsTest, FourNodesOfOneHaveTheBitsOfOneLane) {
   const Weights expected = RunOnOneLane();
   StartNodes(4, 1);
   EXPECT_EQ(RunOnGpus(), expected);
+}
+
+TEST_F(GpuGroupsTest, LanesTellNcclTheirHostAndInterface) {
+  StartNodes(2, 2);
+  RunOnGpus([&](int64_t) {
+    for (int node = 0; node < 2; ++node) {
+      std::ifstream file(absl::StrCat("/proc/", LaneOf(node, 1), "/environ"));
+      const std::string environment(std::istreambuf_iterator<char>(file), {});
+      EXPECT_THAT(environment,
+                  AllOf(HasSubstr("NCCL_HOSTID="), HasSubstr("NCCL_SOCKET_IFNAME==lo")));
+    }
+  });
 }
 
 TEST_F(GpuGroupsTest, ALaneThatDiesCostsNoStep) {

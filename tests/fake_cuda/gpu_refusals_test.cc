@@ -95,6 +95,19 @@ TEST_F(GpuRefusalsTest, DaemonsThatCannotHaveTheirDevicesSayWhy) {
   }
 }
 
+TEST_F(GpuRefusalsTest, AGroupsDaemonWithoutItsLibrarySaysWhatToInstall) {
+  const std::string coordinator = FreeAddress();
+  std::vector<std::string> flags = GroupFlags(0, 2, coordinator);
+  flags.insert(flags.end(), {"--devices=cuda:1", FakeMachine::LaneFlag()});
+  Environment old;
+  old.Set("FAKE_NCCL_VERSION", "21805");
+  EXPECT_THAT(RefusedStart(flags),
+              AllOf(HasSubstr("is NCCL 2.18.5"), HasSubstr("NCCL 2.28 or newer"),
+                    HasSubstr("install libnccl2")));
+  // One that is alone needs none.
+  StartDaemon("cuda:1");
+}
+
 TEST_F(GpuRefusalsTest, ADeviceHasTheLaneOfOneDaemon) {
   StartDaemon("cuda:0,1");
   EXPECT_THAT(RefusedStart({"--devices=cuda:1,0", FakeMachine::LaneFlag()}),

@@ -140,6 +140,32 @@ TEST_F(MembershipTest, MembersThatDoNotFitAreRefusedNamingBothAndChangeNothing) 
                 AllOf(HasSubstr("boot id 100"), HasSubstr("boot id 55")));
 }
 
+TEST_F(MembershipTest, ADeviceIsInOneMember) {
+  MemberInfo first = Info(1, 3);
+  first.devices = {"GPU-a", "GPU-b"};
+  (void)Join(first);
+  MemberInfo second = Info(2, 3);
+  second.devices = {"GPU-c", "GPU-b"};
+  const auto refused = group_.OnJoin(now_, second);
+  EXPECT_EQ(ReasonOf(refused.status()), "DEVICE_TWICE");
+  EXPECT_THAT(std::string(refused.status().message()),
+              AllOf(HasSubstr("node 2 (host2:7400)"), HasSubstr("node 1 (host1:7400)"),
+                    HasSubstr("GPU-b")));
+  second.devices = {"GPU-c"};
+  (void)Join(second);
+  EXPECT_TRUE(group_.formed());
+}
+
+TEST_F(MembershipTest, TheSuccessorOfAProcessHasItsDevices) {
+  MemberInfo first = Info(1, 3);
+  first.devices = {"GPU-a"};
+  (void)Join(first);
+  now_ += milliseconds(5'000);
+  first.boot_id = 999;
+  EXPECT_THAT(Join(first), IsEmpty());
+  EXPECT_TRUE(Find<GroupFormed>(Join(Info(2, 3))).has_value());
+}
+
 TEST_F(MembershipTest, AnotherBuildThatComputesTheSameBitsAndSharesAProtocolMayJoin) {
   MemberInfo newer = Info(1, 3);
   newer.version = "2.0";

@@ -370,6 +370,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     join.set_protocol_min(kPeerProtocolMin);
     join.set_protocol_max(kPeerProtocolMax);
     join.set_device_type(options_.device_type);
+    join.mutable_devices()->Add(options_.devices.begin(), options_.devices.end());
     *join.mutable_bits() = options_.bits;
     join.set_peer_address(options_.advertise);
     join.set_epoch(std::max(options_.epoch, daemon_.newest_epoch()));

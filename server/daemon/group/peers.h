@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,9 +33,10 @@ struct PeerOptions {
   int32_t nodes = 1;
   int32_t lanes = 1;
   int64_t lane_memory_bytes = 0;
-  v1::LaneBits bits;        // of this daemon's lanes
-  std::string device_type;  // as NodeDevice says
-  std::string listen;       // host:port of this daemon's Peer service
+  v1::LaneBits bits;                 // of this daemon's lanes
+  std::string device_type;           // as NodeDevice says
+  std::vector<std::string> devices;  // the same
+  std::string listen;                // host:port of this daemon's Peer service
   std::string advertise;    // its address for others; empty: listen. Port 0: the one that is bound
   std::string coordinator;  // host:port of node 0's Peer service
   bool allow_plaintext = false;

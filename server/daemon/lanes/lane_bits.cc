@@ -36,11 +36,12 @@ bool ReadToEnd(int fd, std::chrono::steady_clock::time_point deadline, std::stri
 
 }  // namespace
 
-absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary, const NodeDevice& node_device) {
+absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary, const NodeDevice& node_device,
+                                        bool rails) {
   const std::string device = node_device.OfLane(scheduler::LaneIndex(0));
   const absl::StatusOr<SpawnedLane> lane =
       SpawnLane(binary, /*lane_index=*/0, device, node_device.OfLaneEnvironment(), /*lock=*/-1,
-                {"--print_bits"});
+                {"--print_bits", rails ? "--rails" : "--norails"});
   if (!lane.ok()) return lane.status();
   std::string text;
   if (!ReadToEnd(lane->output.get(), std::chrono::steady_clock::now() + kAnswerWithin, text)) {

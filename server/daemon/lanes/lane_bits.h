@@ -13,9 +13,10 @@
 namespace dmuond::server {
 
 // Runs `binary --device=DEVICE --print_bits` and waits for its end: some tens of milliseconds on
-// the CPU. An error has what the program has printed. Threads: any.
+// the CPU. `rails`: of lanes in a group of several nodes, which need what brings memory to others.
+// An error has what the program has printed. Threads: any.
 [[nodiscard]] absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary,
-                                                      const NodeDevice& device);
+                                                      const NodeDevice& device, bool rails);
 
 }  // namespace dmuond::server
 

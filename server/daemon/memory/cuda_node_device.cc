@@ -23,6 +23,7 @@
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/driver.h"
 #include "server/common/errors.h"
+#include "server/daemon/memory/nccl_variables.h"
 #include "server/daemon/memory/timed_holder.h"
 
 namespace dmuond::server {
@@ -100,6 +101,7 @@ class CudaNodeDevice final : public NodeDevice {
     // the user has set, or nothing.
     const char* const mps = std::getenv(kMpsVariable);
     lanes_mps_ = options.lanes_use_mps ? std::string(mps == nullptr ? "" : mps) : no_mps_folder_;
+    rail_address_ = options.rail_address;
   }
   ~CudaNodeDevice() override { ::rmdir(no_mps_folder_.c_str()); }
   CudaNodeDevice(const CudaNodeDevice&) = delete;
@@ -126,6 +128,11 @@ class CudaNodeDevice final : public NodeDevice {
                        ProcessorsNearPci(**driver, *device, pci_devices_),
                        std::make_unique<TimedHolder>(name, *std::move(memory), memory_timeout_)});
     }
+    if (!rail_address_.empty()) {
+      absl::StatusOr<Variables> rails = NcclVariables(rail_address_);
+      if (!rails.ok()) return rails.status();
+      rail_variables_ = *std::move(rails);
+    }
     return ClaimLanes();
   }
 
@@ -139,7 +146,14 @@ class CudaNodeDevice final : public NodeDevice {
   // With modules loaded one by one, when they are first called, a launch in the middle of a step
   // would wait for the device to be idle.
   Variables OfLaneEnvironment() const override {
-    return {{"CUDA_MODULE_LOADING", "EAGER"}, {kMpsVariable, lanes_mps_}};
+    Variables variables = {{"CUDA_MODULE_LOADING", "EAGER"}, {kMpsVariable, lanes_mps_}};
+    variables.insert(variables.end(), rail_variables_.begin(), rail_variables_.end());
+    return variables;
+  }
+  std::vector<std::string> Uuids() const override {
+    std::vector<std::string> uuids;
+    for (const int32_t ordinal : lanes_) uuids.push_back(gpus_[ordinal].uuid);
+    return uuids;
   }
   bool TriesLanes() const override { return true; }
   bool Hangs() const override {
@@ -251,6 +265,8 @@ class CudaNodeDevice final : public NodeDevice {
   const std::string no_mps_folder_;
   const std::string pci_devices_;
   std::string lanes_mps_;
+  std::string rail_address_;
+  Variables rail_variables_;
   std::vector<Gpu> gpus_;  // by ordinal
   std::vector<wire::UniqueFd> claims_;
 };

@@ -31,6 +31,8 @@ class NodeDevice {
   [[nodiscard]] virtual std::string OfLane(scheduler::LaneIndex lane) const = 0;
   // Whether a call of its driver does not come back, so that the process cannot end in order.
   [[nodiscard]] virtual bool Hangs() const { return false; }
+  // Of lanes' devices that have uuids: no other daemon has a lane there.
+  [[nodiscard]] virtual std::vector<std::string> Uuids() const { return {}; }
   // The processors of this machine that are near the lane's device, as the kernel lists them:
   // "0-15,32-47". Empty: it is not known, or they are the device.
   [[nodiscard]] virtual std::string ProcessorsNear(scheduler::LaneIndex /*lane*/) const {
@@ -87,6 +89,7 @@ struct NodeDeviceOptions {
   std::chrono::milliseconds memory_timeout{0};
   std::string no_mps_folder;                         // on GPUs: where an empty folder is made
   std::string pci_devices = "/sys/bus/pci/devices";  // on GPUs: what the kernel says of them
+  std::string rail_address;  // a name or number of this host; empty: one node, without rails
 };
 // UNIMPLEMENTED: this daemon was built without such devices. Other errors name the device that
 // cannot be opened, or used, and why.

@@ -326,7 +326,8 @@ absl::StatusOr<std::unique_ptr<NodeDevice>> OpenDevice(const Config& config) {
   auto device = OpenNodeDevice(config.devices, {.threads = config.threads,
                                                 .lanes_use_mps = config.lanes_use_mps,
                                                 .memory_timeout = config.lane_timeout,
-                                                .no_mps_folder = config.socket + ".no-mps"});
+                                                .no_mps_folder = config.socket + ".no-mps",
+                                                .rail_address = config.rail_address});
   if (device.ok()) return device;
   return absl::Status(device.status().code(), absl::StrCat("--devices=", config.values.devices(),
                                                            ": ", device.status().message()));
@@ -370,7 +371,9 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   const std::unique_ptr<NodeDevice> device = *std::move(opened);
   absl::StatusOr<v1::LaneBits> bits;
   if (config.nodes > 1 || device->TriesLanes()) {
-    bits = UnlessStopped(signals, [&] { return AskForBits(config.lane_binary, *device); });
+    bits = UnlessStopped(signals, [&] {
+      return AskForBits(config.lane_binary, *device, /*rails=*/config.nodes > 1);
+    });
     if (!bits.ok()) return bits.status();
   }
   DaemonOptions options = OptionsOf(config, *device, *token, snapshots.get());
@@ -397,6 +400,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     peer_options.snapshots = snapshots.get();
     peer_options.bits = *std::move(bits);
     peer_options.device_type = device->type();
+    peer_options.devices = device->Uuids();
     absl::StatusOr<std::unique_ptr<Peers>> started = Peers::Start(std::move(peer_options), daemon);
     if (!started.ok()) return started.status();
     peers = *std::move(started);

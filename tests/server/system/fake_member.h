@@ -51,7 +51,7 @@ class FakeMember {
   static const v1::LaneBits& RightBits() {
     static const auto bits = server::AskForBits(
         std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane",
-        *server::MakeCpuNodeDevice(/*threads=*/1));
+        *server::MakeCpuNodeDevice(/*threads=*/1), /*rails=*/true);
     if (!bits.ok()) std::abort();
     return *bits;
   }
