@@ -2,18 +2,21 @@
 """Whole jobs on GPUs, as a GPU machine is asked first: a daemon, its lanes and two trainers.
 
 Runs what tools/gpu/bundle.sh collected (its folder is the argument), needs nothing but Python, and
-prints a line for each check. All checks run on one GPU, with a lane that both trainers share, and
-then on all of the machine's, with a lane for each; with arenas that the daemon makes, and with the
-trainers' own. Every run must end with the weights of the first one, bit by bit: the GPUs are alike.
+prints a line for each check. All checks run on one GPU, with a lane that both trainers share; on
+all of the machine's, with a lane for each; and in two daemons with half of the GPUs each, whose
+lanes exchange by NCCL. With arenas that the daemon makes, and with the trainers' own. Every run
+must end with the weights of the first one, bit by bit: the GPUs are alike.
 
-  gpu_jobs.py FOLDER [--out=FOLDER] [--gpus=N] [--only=CHECK] [--steps=N]
+  gpu_jobs.py FOLDER [--out=FOLDER] [--gpus=N] [--nodes=N,...] [--only=CHECK] [--steps=N]
 """
 
 import argparse
 import itertools
 import os
 import pathlib
+import secrets
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -25,14 +28,21 @@ WORLD = 2
 PATIENCE_S = 90.0
 
 
+def free_port():
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]
+
+
 class Program:
     """A process whose lines are kept as they come."""
 
-    def __init__(self, command, log):
+    def __init__(self, command, log, **environment):
         self.log = log
         self.lines = []
         self.process = subprocess.Popen(
             [str(word) for word in command],
+            env=os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -82,41 +92,65 @@ class Trainer(Program):
 
 
 class Job:
-    """`gpus`: so many have a lane. `own`: arenas lie in memory of the trainers' own."""
+    """`gpus`: so many have a lane, on each node. `own`: arenas are the trainers' own memory."""
 
-    def __init__(self, options, name, gpus, own, *flags):
+    def __init__(self, options, name, nodes, gpus, own, *flags):
         self.folder, self.out, self.steps = options.folder, options.out, options.steps
-        self.name, self.gpus, self.own = name, gpus, own
+        self.name, self.nodes, self.gpus, self.own = name, nodes, gpus, own
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="dmuond-gpu-"))
+        (self.home / "secret").write_text(secrets.token_hex(32))
+        (self.home / "secret").chmod(0o600)
+        self.coordinator = f"127.0.0.1:{free_port()}"
         self.flags = flags
         self.trainers = []
-        self.start_daemon()
+        self.daemons = []
+        for node in range(nodes):
+            self.daemons.append(self.start_daemon(node))
+        for daemon in self.daemons:
+            self.wait_serving(daemon)
 
-    def start_daemon(self):
-        socket = self.home / "d.sock"
-        self.daemon = Program(
+    @property
+    def daemon(self):
+        return self.daemons[-1]
+
+    def start_daemon(self, node):
+        group = [
+            f"--nodes={self.nodes}", f"--node_rank={node}", f"--coordinator={self.coordinator}",
+            f"--peer_listen={self.coordinator if node == 0 else '127.0.0.1:0'}",
+            f"--peer_secret_file={self.home / 'secret'}",
+        ]  # fmt: skip
+        devices = range(node * self.gpus, (node + 1) * self.gpus)
+        return Program(
             [
-                self.folder / "dmuond", f"--socket={socket}", f"--devices=cuda:{self.gpus}",
-                f"--lane_binary={self.folder / 'dmuond-lane'}",
+                self.folder / "dmuond", f"--socket={self.home / f'd{node}.sock'}",
+                f"--devices=cuda:{self.gpus}", f"--lane_binary={self.folder / 'dmuond-lane'}",
                 f"--snapshot_dir={self.home / 'snapshots'}", "--snapshot_every_steps=10",
-                *self.flags,
+                *(group if self.nodes > 1 else []), *self.flags,
             ],
-            self.out / f"{self.name}-daemon.log",
+            self.out / f"{self.name}-daemon{node}.log",
+            CUDA_VISIBLE_DEVICES=",".join(map(str, devices)),
         )  # fmt: skip
+
+    def wait_serving(self, daemon):
         deadline = time.monotonic() + PATIENCE_S
-        while not any("serving" in line for line in self.daemon.lines):
-            if self.daemon.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(
-                    "the daemon does not serve: " + " | ".join(self.daemon.lines[-3:])
-                )
+        while not any("serving" in line for line in daemon.lines):
+            if daemon.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the daemon does not serve: " + " | ".join(daemon.lines[-3:]))
             time.sleep(0.01)
 
+    def restart_daemon(self):
+        self.daemon.kill()
+        self.daemons[-1] = self.start_daemon(self.nodes - 1)
+        self.wait_serving(self.daemon)
+
     def start_trainer(self, rank, resume="never"):
+        node = rank * self.nodes // WORLD
+        device = node * self.gpus + rank % self.gpus
         return Trainer(
             [
-                self.folder / "fault_trainer_cuda", f"--address={self.home / 'd.sock'}",
+                self.folder / "fault_trainer_cuda", f"--address={self.home / f'd{node}.sock'}",
                 f"--rank={rank}", f"--world_size={WORLD}", f"--steps={self.steps}",
-                f"--device=cuda:{rank % self.gpus}{',own' if self.own else ''}",
+                f"--device=cuda:{device}{',own' if self.own else ''}",
                 f"--resume={resume}", "--early",
             ],
             self.out / f"{self.name}-trainer{rank}.log",
@@ -137,9 +171,11 @@ class Job:
         for trainer in self.trainers:
             if trainer.finish() != 0:
                 raise RuntimeError("a trainer ended badly: " + " | ".join(trainer.lines[-3:]))
-        self.daemon.process.send_signal(signal.SIGTERM)
-        if self.daemon.finish() != 0:
-            raise RuntimeError("the daemon ended badly: " + " | ".join(self.daemon.lines[-3:]))
+        for daemon in self.daemons:
+            daemon.process.send_signal(signal.SIGTERM)
+        for daemon in self.daemons:
+            if daemon.finish() != 0:
+                raise RuntimeError("a daemon ended badly: " + " | ".join(daemon.lines[-3:]))
         return {
             (rank, step): digest
             for rank, trainer in enumerate(self.trainers)
@@ -147,7 +183,7 @@ class Job:
         }
 
     def end(self):
-        for program in [*self.trainers, self.daemon]:
+        for program in [*self.trainers, *self.daemons]:
             if program.process.poll() is None:
                 program.kill()
 
@@ -221,10 +257,9 @@ def trainer_faults(job, note):
 def daemon_killed(job, note):
     job.start_trainers()
     job.trainers[0].wait_for_snapshot()
-    job.daemon.kill()
     begin = time.monotonic()
     reached = job.trainers[0].steps()[-1][0]
-    job.start_daemon()
+    job.restart_daemon()
     job.trainers[0].wait_for(reached + 1)
     note.append(f"past where it was after {time.monotonic() - begin:.2f} s")
     return job.finish()
@@ -239,9 +274,10 @@ def no_context(job, note):
         capture_output=True, text=True,
     ).stdout.split("\n")  # fmt: skip
     pids = [line.split(",")[0].strip() for line in listed if line.strip()]
-    note.append(f"compute processes {pids}, the daemon is {job.daemon.process.pid}")
-    if str(job.daemon.process.pid) in pids:
-        raise RuntimeError("the daemon has a context")
+    daemons = [str(daemon.process.pid) for daemon in job.daemons]
+    note.append(f"compute processes {pids}, daemons {daemons}")
+    if set(daemons) & set(pids):
+        raise RuntimeError("a daemon has a context")
     return job.finish()
 
 
@@ -250,6 +286,7 @@ def main():
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("jobs-results"))
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--nodes", default="1,2", help="1: one daemon; 2: two, where GPUs suffice")
     # Of less than a millisecond: the last comes after what a check waits for.
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--only", help="this check alone, after an undisturbed run")
@@ -261,15 +298,17 @@ def main():
               trainers_exit_while_busy, daemon_killed, trainer_faults]  # fmt: skip
     if options.only:
         checks = [check for check in checks if check.__name__ in ("undisturbed", options.only)]
-    kinds = itertools.product(
-        sorted({1, options.gpus}), (False, True), ((), ("--mps=off",)), enumerate(checks)
-    )
-    for gpus, own, flags, (number, check) in kinds:
+    groups = [(1, 1), *({(1, options.gpus)} - {(1, 1)})] if "1" in options.nodes else []
+    if "2" in options.nodes and options.gpus >= 2:
+        groups.append((2, options.gpus // 2))
+    kinds = itertools.product(groups, (False, True), ((), ("--mps=off",)), enumerate(checks))
+    for (nodes, gpus), own, flags, (number, check) in kinds:
         note, job = [], None
-        name = f"{number}-{check.__name__}-{gpus}gpu" + "-own" * own + "-mps-off" * bool(flags)
+        where = f"{nodes}x{gpus}gpu"
+        name = f"{number}-{check.__name__}-{where}" + "-own" * own + "-mps-off" * bool(flags)
         begin = time.monotonic()
         try:
-            job = Job(options, name, gpus, own, *flags)
+            job = Job(options, name, nodes, gpus, own, *flags)
             weights = check(job, note)
             expected = expected or weights
             wrong = sorted(

@@ -64,9 +64,9 @@ absl::StatusOr<std::string> InterfaceOf(const std::string& host) {
       if (Has(*interface, *address->ai_addr)) return std::string(interface->ifa_name);
     }
   }
-  return absl::FailedPreconditionError(
-      absl::StrCat("--rail_address=", host, ": no network interface of this host has that address. ",
-                   kInterface, " in the daemon's environment names one for lanes on GPUs"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--rail_address=", host, ": no network interface of this host has that address. ", kInterface,
+      " in the daemon's environment names one for lanes on GPUs"));
 }
 
 }  // namespace
