@@ -149,8 +149,18 @@ class GpuTrainer(Trainer):
 
     trainer_state = b""
 
-    def __init__(self, rank: int, world: int, job: Job, *, own: bool = False, **session):
-        self.own, self.stream = own, make_stream(rank)
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        job: Job,
+        *,
+        own: bool = False,
+        default_stream: bool = False,
+        **session,
+    ):
+        made = make_stream(rank)
+        self.own, self.stream = own, 0 if default_stream else made
         super().__init__(rank, world, job, device=f"cuda:{rank}", **session)
 
     def memory(self, size_bytes: int):
@@ -170,10 +180,16 @@ class GpuTrainer(Trainer):
         self.session.push()
 
     def submit(self, scalars: types.StepScalars, absent: list[int]):
-        """Every other bucket is signalled before."""
+        """Every other bucket is signalled before, by another thread, as autograd has them."""
         held_back = {self.registered.parameter_bucket[index] for index in absent}
-        for bucket in set(range(1, self.registered.buckets, 2)) - held_back:
-            self.session.signal(bucket, self.stream)
+
+        def signal_some():
+            for bucket in set(range(1, self.registered.buckets, 2)) - held_back:
+                self.session.signal(bucket, self.stream)
+
+        thread = threading.Thread(target=signal_some)
+        thread.start()
+        thread.join()
         return self.session.step(
             scalars, absent=absent, stream=self.stream, trainer_state=self.trainer_state
         )
@@ -194,9 +210,9 @@ class GpuTrainer(Trainer):
         assert not is_done(self.stream)
 
 
-def train(rank: int, world: int, job: Job, own: bool = False):
-    """As core_trainer.train, on the GPU with the number of the rank."""
-    return run(GpuTrainer(rank, world, job, own=own))
+def train(rank: int, world: int, job: Job, options: dict):
+    """As core_trainer.train, on the GPU with the number of the rank. options: GpuTrainer's."""
+    return run(GpuTrainer(rank, world, job, **options))
 
 
 def train_on_cpu(rank: int, world: int, job: Job, daemon: int):

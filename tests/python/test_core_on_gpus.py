@@ -65,10 +65,10 @@ def machine(tmp_path, monkeypatch, daemons):
         yield Machine(tmp_path, monkeypatch, daemons, ranks)
 
 
-def weights_on_gpus(machine, world: int, own: bool = False, **more) -> dict[str, np.ndarray]:
-    return assemble(
-        job(world, **more), machine.run(gpus.train, job(world, **more), own, world=world)
-    )
+def weights_on_gpus(machine, world: int, options=None, **more) -> dict[str, np.ndarray]:
+    """options: GpuTrainer's. more: of the job."""
+    results = machine.run(gpus.train, job(world, **more), options or {}, world=world)
+    return assemble(job(world, **more), results)
 
 
 def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]):
@@ -85,8 +85,9 @@ def test_weights_have_the_bits_of_the_cpu_in_arenas_of_both_kinds(world, machine
     )
     machine.set(numerics[0])
     machine.start_daemon(world)
-    for own in (False, True):
-        assert_same(weights_on_gpus(machine, world, own), assemble(job(world), results))
+    # Poison: weights that are read too early are NaN.
+    for options in ({}, {"own": True}, {"default_stream": True}, {"poison": True}):
+        assert_same(weights_on_gpus(machine, world, options), assemble(job(world), results))
 
 
 def test_no_call_of_a_step_waits_for_the_device_or_allocates(machine):
