@@ -119,8 +119,9 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Create(int ordinal, Prod
   if (!device.ok()) return device.status();
   // Never released: streams, events and what the runtime has loaded live in it.
   CUcontext context = nullptr;
-  absl::Status status =
-      d.Check(d.primary_context_retain(&context, *device), "cuDevicePrimaryCtxRetain");
+  const CUresult retained = OnceMpsHasRecovered(
+      kMpsPatienceForContext, [&] { return d.primary_context_retain(&context, *device); });
+  absl::Status status = d.Check(retained, "cuDevicePrimaryCtxRetain");
   if (status.ok()) status = d.Check(d.context_set_current(context), "cuCtxSetCurrent");
   if (!status.ok()) return status;
   // Loads the library's handle into this context.

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <chrono>
 #include <string>
 #include <thread>
 
@@ -39,22 +38,6 @@ std::string VersionText(int version) {
   return absl::StrCat(version / 1000, ".", version % 1000 / 10);
 }
 
-// After the fault of one client an MPS server turns new clients away until all that were there have
-// ended, and says to nobody when that is. A lane that ended by a trainer's fault has its
-// replacement come then.
-CUresult InitWhenMpsIsReady(decltype(&::cuInit) init) {
-  constexpr std::chrono::seconds kPatience(20);
-  constexpr std::chrono::milliseconds kPause(20);
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  for (;;) {
-    const CUresult result = init(0);
-    const bool recovers =
-        result == CUDA_ERROR_MPS_SERVER_NOT_READY || result == CUDA_ERROR_MPS_CONNECTION_FAILED;
-    if (!recovers || std::chrono::steady_clock::now() > deadline) return result;
-    std::this_thread::sleep_for(kPause);
-  }
-}
-
 Loaded Load() {
   Loaded loaded;
   void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
@@ -79,7 +62,8 @@ Loaded Load() {
         " and needs a driver of at least ", CUDA_VERSION / 1000, ".0"));
     return loaded;
   }
-  if (const CUresult result = InitWhenMpsIsReady(init); result != CUDA_SUCCESS) {
+  if (const CUresult result = OnceMpsHasRecovered(kMpsPatience, [&] { return init(0); });
+      result != CUDA_SUCCESS) {
     loaded.status = absl::UnavailableError(
         absl::StrCat("no CUDA device: ", loaded.driver.Check(result, "cuInit").message()));
   }
@@ -87,6 +71,19 @@ Loaded Load() {
 }
 
 }  // namespace
+
+CUresult OnceMpsHasRecovered(std::chrono::milliseconds patience,
+                             absl::FunctionRef<CUresult()> call) {
+  constexpr std::chrono::milliseconds kPause(20);
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (;;) {
+    const CUresult result = call();
+    const bool recovers =
+        result == CUDA_ERROR_MPS_SERVER_NOT_READY || result == CUDA_ERROR_MPS_CONNECTION_FAILED;
+    if (!recovers || std::chrono::steady_clock::now() > deadline) return result;
+    std::this_thread::sleep_for(kPause);
+  }
+}
 
 absl::StatusOr<const Driver*> Driver::Get() {
   static const Loaded* const loaded = new Loaded(Load());

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <chrono>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -20,21 +19,6 @@ template <typename Function>
 bool Find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
   return function != nullptr;
-}
-
-// After the fault of one client an MPS server turns new clients away until all that were there have
-// ended, and says to nobody when that is. The replacement of a trainer that faulted comes then.
-CUresult InitWhenMpsIsReady(decltype(&::cuInit) init) {
-  constexpr std::chrono::seconds kPatience(20);
-  constexpr std::chrono::milliseconds kPause(20);
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  for (;;) {
-    const CUresult result = init(0);
-    const bool recovers =
-        result == CUDA_ERROR_MPS_SERVER_NOT_READY || result == CUDA_ERROR_MPS_CONNECTION_FAILED;
-    if (!recovers || std::chrono::steady_clock::now() > deadline) return result;
-    std::this_thread::sleep_for(kPause);
-  }
 }
 
 Loaded Load() {
@@ -55,11 +39,25 @@ Loaded Load() {
   DMUOND_CLIENT_CUDA_FUNCTIONS(DMUOND_FIND)
 #undef DMUOND_FIND
 #undef DMUOND_TEXT
-  loaded.status = loaded.driver.Check(InitWhenMpsIsReady(loaded.driver.init), "cuInit");
+  loaded.status = loaded.driver.Check(
+      OnceMpsHasRecovered(kMpsPatience, [&] { return loaded.driver.init(0); }), "cuInit");
   return loaded;
 }
 
 }  // namespace
+
+CUresult OnceMpsHasRecovered(std::chrono::milliseconds patience,
+                             absl::FunctionRef<CUresult()> call) {
+  constexpr std::chrono::milliseconds kPause(20);
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (;;) {
+    const CUresult result = call();
+    const bool recovers =
+        result == CUDA_ERROR_MPS_SERVER_NOT_READY || result == CUDA_ERROR_MPS_CONNECTION_FAILED;
+    if (!recovers || std::chrono::steady_clock::now() > deadline) return result;
+    std::this_thread::sleep_for(kPause);
+  }
+}
 
 absl::StatusOr<const CudaDriver*> CudaDriver::Get() {
   static const Loaded* const loaded = new Loaded(Load());

@@ -58,8 +58,11 @@ class DeviceArenas::Device {
       if (i == 4 || i == 6 || i == 8 || i == 10) device->uuid_ += '-';
       absl::StrAppendFormat(&device->uuid_, "%02x", static_cast<unsigned char>(uuid.bytes[i]));
     }
-    DMUOND_TRY(d, "cuDevicePrimaryCtxRetain",
-               primary_context_retain(&device->context_, device->device_));
+    const CUresult retained = OnceMpsHasRecovered(kMpsPatienceForContext, [&] {
+      return d.primary_context_retain(&device->context_, device->device_);
+    });
+    absl::Status entered = d.Check(retained, "cuDevicePrimaryCtxRetain");
+    if (!entered.ok()) return entered;
     const InContext in_context(d, device->context_);
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

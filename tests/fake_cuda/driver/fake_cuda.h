@@ -25,8 +25,9 @@
 //   FAKE_CUDA_CAPABILITY    compute capability; 9.0
 //   FAKE_CUDA_PEERS         0: no device can access another's memory; 1
 //   FAKE_CUDA_MPS           what the attribute says; 0
-//   FAKE_CUDA_NOT_READY     so many calls of cuInit() in this process are answered as an MPS server
-//                           that recovers from a client's fault does: error 807; 0
+//   FAKE_CUDA_NOT_READY     so many calls of cuInit() in this process, and then of
+//                           cuDevicePrimaryCtxRetain(), are answered as an MPS server that recovers
+//                           from a client's fault does: error 807; 0
 //   FAKE_CUDA_DELAY_US      work begins up to so many microseconds late, at random; 50
 //   FAKE_CUDA_SEED          of these delays; 1
 //   FAKE_CUDA_FAULT_KERNEL  the kernel with this number (the process's first is 1) makes an illegal

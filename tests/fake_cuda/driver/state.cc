@@ -343,6 +343,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
           device);
   }
   std::lock_guard lock(all.mutex);
+  if (all.contexts_not_ready++ < all.settings.not_ready) return CUDA_ERROR_MPS_SERVER_NOT_READY;
   std::unique_ptr<Context>& primary = all.devices[device]->primary;
   if (primary == nullptr) {
     primary = std::make_unique<Context>();

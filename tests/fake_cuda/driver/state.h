@@ -168,9 +168,11 @@ struct Device {
 // ---- All of it ----
 
 struct State {
-  std::mutex mutex;       // of everything here but the streams' queues
-  pid_t pid = 0;          // that called cuInit()
-  int64_t not_ready = 0;  // so many calls of cuInit() were refused
+  std::mutex mutex;  // of everything here but the streams' queues
+  pid_t pid = 0;     // that called cuInit()
+  // So many calls of cuInit(), and for contexts, were refused or asked for.
+  int64_t not_ready = 0;
+  int64_t contexts_not_ready = 0;
   Settings settings;
   std::vector<std::unique_ptr<Device>> devices;
   std::map<uintptr_t, Reservation> reservations;

@@ -33,7 +33,9 @@ _MPS_RECOVERS = (
     driver.CUresult.CUDA_ERROR_MPS_SERVER_NOT_READY,
     driver.CUresult.CUDA_ERROR_MPS_CONNECTION_FAILED,
 )
-_MPS_PATIENCE_S, _MPS_PAUSE_S = 20.0, 0.02
+# In which all who were there may end. A context is refused only where a fault comes between the two
+# calls; another process is then as soon at work.
+_MPS_PATIENCE_S, _MPS_PATIENCE_FOR_CONTEXT_S, _MPS_PAUSE_S = 20.0, 2.0, 0.02
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
@@ -53,10 +55,13 @@ def name_of(result: Any) -> str:
 
 def call(name: str, *arguments: Any) -> Any:
     """Calls a function of the driver and returns its answer. Raises Error (CUDA_FAILED)."""
-    result, *answer = getattr(driver, name)(*arguments)
+    return _answer(name, *result_of(name, *arguments))
+
+
+def _answer(name: str, result: Any, *answer: Any) -> Any:
     if result != SUCCESS:
         raise failed(name, result)
-    return answer[0] if len(answer) == 1 else tuple(answer)
+    return answer[0] if len(answer) == 1 else answer
 
 
 def result_of(name: str, *arguments: Any) -> tuple[Any, ...]:
@@ -64,21 +69,25 @@ def result_of(name: str, *arguments: Any) -> tuple[Any, ...]:
     return getattr(driver, name)(*arguments)
 
 
-def initialise() -> None:
-    """Raises Error where there is no driver that works.
+def _call_once_mps_has_recovered(patience_s: float, name: str, *arguments: Any) -> Any:
+    """As `call`, and repeats it for as long as MPS refuses it, `patience_s` at most.
 
-    After the fault of one client an MPS server turns new clients away until all that were there
-    have ended, and says to nobody when that is.
+    After the fault of one client an MPS server turns others away until all that were there have
+    ended, and says to nobody when that is. The replacement of a trainer that has faulted comes
+    then.
     """
+    deadline = time.monotonic() + patience_s
+    while True:
+        result, *answer = result_of(name, *arguments)
+        if result not in _MPS_RECOVERS or time.monotonic() > deadline:
+            return _answer(name, result, *answer)
+        time.sleep(_MPS_PAUSE_S)
+
+
+def initialise() -> None:
+    """Raises Error where there is no driver that works."""
     try:
-        deadline = time.monotonic() + _MPS_PATIENCE_S
-        while True:
-            result, *_ = result_of("cuInit", 0)
-            if result not in _MPS_RECOVERS or time.monotonic() > deadline:
-                break
-            time.sleep(_MPS_PAUSE_S)
-        if result != SUCCESS:
-            raise failed("cuInit", result)
+        _call_once_mps_has_recovered(_MPS_PATIENCE_S, "cuInit", 0)
     except (RuntimeError, OSError) as error:  # what cuda-bindings raises without a driver, too
         raise errors.Error(
             f"the CUDA driver cannot be used: {error}",
@@ -127,7 +136,9 @@ class Device:
         digits = call("cuDeviceGetUuid", handle).bytes.hex()
         parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
         self.uuid = "GPU-" + "-".join(parts)
-        self._context = call("cuDevicePrimaryCtxRetain", handle)  # for the process's life
+        self._context = _call_once_mps_has_recovered(  # for the process's life
+            _MPS_PATIENCE_FOR_CONTEXT_S, "cuDevicePrimaryCtxRetain", handle
+        )
         self._location = driver.CUmemLocation()
         self._location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         self._location.id = ordinal
