@@ -57,8 +57,11 @@ GROUPS = {
     "1x2gm": Shape(1, 2, device="cuda", clients=("cpp", "python")),
     "1x2gpes": Shape(1, 2, snapshots=True, device="cuda", clients=("python",), early=True),
     "1x2gpo": Shape(1, 2, device="cuda", own_memory=True, clients=("python",)),
+    "2x1g": Shape(2, 1, device="cuda"),
+    "2x2g": Shape(2, 2, device="cuda"),
 }
 GPU_GROUPS = tuple(name for name, shape in GROUPS.items() if shape.device == "cuda")
+RAIL_GROUPS = tuple(name for name in GPU_GROUPS if GROUPS[name].nodes > 1)
 USUAL_GROUPS = tuple(
     name
     for name, shape in GROUPS.items()

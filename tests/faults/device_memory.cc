@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "client/cpp/src/status.h"
 #include "dmuond/client/device_arenas.h"
 #include "tests/faults/trainer_memory.h"
 
@@ -120,7 +121,7 @@ class DeviceMemory final : public TrainerMemory {
       outcome = session.Submit(scalars, options);
     } while (outcome.ok() && outcome->kind == Outcome::Kind::kAborted && outcome->retry);
     if (!outcome.ok()) return outcome;
-    if (outcome->kind == Outcome::Kind::kAborted) return absl::AbortedError(outcome->detail);
+    if (outcome->kind == Outcome::Kind::kAborted) return client::Aborted(*outcome);
     absl::Status status;
     if (outcome->kind != Outcome::Kind::kRolledBack) status = session.WaitPublished(stream_);
     if (status.ok()) status = FetchWeights(session);

@@ -437,6 +437,33 @@ MUTATIONS = [
         "step_simulation_test",
         "{bin}/step_simulation_test",
     ),
+    Mutation(
+        "a group in its stream",
+        "a rail asks for the end of a group that NCCL has put into the stream",
+        "server/lane/nccl_group.cc",
+        "if (state == NcclResult::kInProgress) break;",
+        "if (state == NcclResult::kInProgress && issued_ == nullptr) break;",
+        "nccl_group_test",
+        "{bin}/nccl_group_test",
+    ),
+    Mutation(
+        "stamps of a rail",
+        "a lane takes nothing from a peer that has started another group",
+        "server/lane/nccl_group.cc",
+        "if (!stamp.has_value() || !stamp->Answers(*expected)) {",
+        "if (!stamp.has_value()) {",
+        "nccl_group_test",
+        "{bin}/nccl_group_test",
+    ),
+    Mutation(
+        "one member's GPU",
+        "a GPU is of one member of a group",
+        "scheduler/membership.cc",
+        "CheckDevices(info, member.info)",
+        "absl::OkStatus()",
+        "membership_test",
+        "{bin}/membership_test",
+    ),
 ]
 
 

@@ -215,10 +215,17 @@ class Group:
         if shape.device == "cuda":
             self.machine = {
                 "LD_LIBRARY_PATH": str(program("dmuond").parents[1] / "fake_cuda"),
-                "FAKE_CUDA_DEVICES": str(shape.lanes),
+                "FAKE_CUDA_DEVICES": str(shape.nodes * shape.lanes),
                 "FAKE_CUDA_MACHINE": str(zlib.crc32(str(loop.folder).encode()) >> 1),
                 "FAKE_CUDA_NO_CONTEXT": "dmuond",
             }
+
+    def machine_of(self, node: int) -> dict[str, str]:
+        """A node sees GPUs of its own, as in a container."""
+        if not self.machine:
+            return {}
+        own = range(node * self.lanes, (node + 1) * self.lanes)
+        return self.machine | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, own))}
 
     def start_daemon(self, node: int, points: str = "") -> Process:
         command = [
@@ -239,7 +246,7 @@ class Group:
                 f"--peer_secret_file={secret_file(self.loop.folder)}",
             ]
         with (self.loop.folder / f"daemon{node}.log").open("ab") as log:
-            return self.loop.start("daemon", node, command, points, log, self.machine)
+            return self.loop.start("daemon", node, command, points, log, self.machine_of(node))
 
     def start_trainer(self, rank: int, resume: str = "never", points: str = "") -> Process:
         command = [
@@ -253,8 +260,9 @@ class Group:
         ]
         if self.shape.device == "cuda":
             own = ",own" if self.shape.own_memory else ""
-            command.append(f"--device=cuda:{rank % self.lanes}{own}")
-        return self.loop.start("trainer", rank, command, points, more=self.machine)
+            command.append(f"--device=cuda:{rank // self.nodes % self.lanes}{own}")
+        machine = self.machine_of(rank % self.nodes)
+        return self.loop.start("trainer", rank, command, points, more=machine)
 
     def trainer(self, client: str) -> list:
         on_gpus = self.shape.device == "cuda"

@@ -15,7 +15,7 @@ import mutations
 import pytest
 import soak
 import table
-from cells import GPU_GROUPS, USUAL_GROUPS, Cell, Run, undisturbed
+from cells import GPU_GROUPS, RAIL_GROUPS, USUAL_GROUPS, Cell, Run, undisturbed
 from daemons import program
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
@@ -44,7 +44,8 @@ def test_lanes_and_trainers_on_gpus_are_no_worse():
     if os.environ.get("DMUOND_FAULTS") == "all":
         arguments = [f"--group={group}" for group in GPU_GROUPS]
     else:
-        group = GPU_GROUPS[int(SEED) % len(GPU_GROUPS)]
+        alone = [group for group in GPU_GROUPS if group not in RAIL_GROUPS]
+        group = alone[int(SEED) % len(alone)]
         arguments = [f"--group={group}", "--sample=24", "--stop-seconds=6"]
     assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
 
@@ -70,6 +71,16 @@ def test_a_trainer_whose_gpu_fails_ends_and_is_replaced(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
     ends = [log.read_text() for log in (tmp_path / "out").glob("*trainer_faults*-trainer*.log")]
     assert any("ended CUDA_FAILED" in end for end in ends), ran.stdout
+
+
+@pytest.mark.timeout(ALL_TAKES_S)
+def test_lanes_whose_peers_say_nothing_when_they_die_are_no_worse():
+    """On the fakes of driver and NCCL; all cells of these groups are the test above's."""
+    if not (program("dmuond").parent / "fault_trainer_cuda").exists():
+        pytest.skip("built without the headers of CUDA")
+    group = RAIL_GROUPS[int(SEED) % len(RAIL_GROUPS)]
+    arguments = [f"--group={group}", "--sample=16", "--stop-seconds=6"]
+    assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
 
 
 @pytest.mark.timeout(ALL_TAKES_S)
