@@ -7,6 +7,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cinttypes>
 #include <csignal>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -322,6 +324,34 @@ TEST_F(GpuJobsTest, ATrainerCarriesOnWithItsDaemonsSuccessor) {
   for (int64_t step = 3; step <= kSteps; ++step) trainer.StepAndWait();
   EXPECT_EQ(trainer.session().WeightBytes(0), weight);
   EXPECT_EQ(trainer.Read(), expected);
+}
+
+// Gradients are still on their way when the successor's arenas take the place of the old ones.
+TEST_F(GpuJobsTest, GradientsThatAreOnTheirWayReachTheDaemonsSuccessor) {
+  const server::TempDir directory;
+  StartDaemon("cuda:1", {"--snapshot_dir=" + directory.path()});
+  const Weights expected = RunOnGpus(1, {0});
+  GpuTrainer trainer(daemon_->address(), 0, 1, 0, client::Resume::kDiscard);
+  trainer.Begin();
+  trainer.StepAndWait();
+  trainer.StepAndWait();
+  ASSERT_TRUE(trainer.session().SaveSnapshot().ok());
+  daemon_->Kill();
+  ASSERT_TRUE(daemon_->StartAgain().ok());
+  void* pinned = nullptr;
+  MUST(cuMemHostAlloc(&pinned, 4096, 0));
+  auto* const gate = static_cast<std::atomic<uint64_t>*>(pinned);
+  gate->store(0);
+  MUST(cuStreamWaitValue64(trainer.stream(), reinterpret_cast<CUdeviceptr>(pinned), 1,
+                           CU_STREAM_WAIT_VALUE_GEQ));
+  std::thread opener([gate] {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    gate->store(1);
+  });
+  for (int64_t step = 3; step <= kSteps; ++step) trainer.Step();
+  EXPECT_EQ(trainer.Read(), expected);
+  opener.join();
+  MUST(cuMemFreeHost(pinned));
 }
 
 // What is said now is not overtaken by what a stream was to say before.

@@ -99,6 +99,12 @@ class DeviceArenas::Device {
     DMUOND_TRY(driver, "cuMemSetAccess", mem_set_access(address, bytes, &access, 1));
     return absl::OkStatus();
   }
+  // Waits for all that is enqueued, in whatever stream.
+  absl::Status Wait() const {
+    const InContext in_context = Enter();
+    DMUOND_TRY(driver, "cuCtxSynchronize", context_synchronize());
+    return absl::OkStatus();
+  }
   // Of memory of host and device, done when it returns. Not in step with any other stream.
   absl::Status Copy(const void* to, const void* from, size_t bytes) const {
     const InContext in_context = Enter();
@@ -147,14 +153,17 @@ class DeviceArenas::DeviceMemory final : public Memory {
 
   [[nodiscard]] std::byte* data() const override { return reinterpret_cast<std::byte*>(address_); }
   [[nodiscard]] size_t bytes() const override { return bytes_; }
-  absl::Status Read(std::byte* to) const override { return device_->Copy(to, data(), bytes_); }
+  absl::Status Read(std::byte* to) const override {
+    if (absl::Status done = device_->Wait(); !done.ok()) return done;
+    return device_->Copy(to, data(), bytes_);
+  }
   absl::Status Write(const std::byte* from) override { return device_->Copy(data(), from, bytes_); }
 
   absl::Status MoveTo(Memory& other) override {
     auto& place = static_cast<DeviceMemory&>(other);
+    if (absl::Status done = device_->Wait(); !done.ok()) return done;
     const InContext in_context = device_->Enter();
     const CudaDriver& driver = device_->driver;
-    DMUOND_TRY(driver, "cuCtxSynchronize", context_synchronize());
     DMUOND_TRY(driver, "cuMemUnmap", mem_unmap(address_, mapped_bytes_));
     mapped_ = false;
     DMUOND_TRY(driver, "cuMemUnmap", mem_unmap(place.address_, mapped_bytes_));
@@ -189,7 +198,10 @@ class DeviceArenas::OwnMemory final : public Memory {
       : device_(std::move(device)), data_(data), bytes_(bytes) {}
   [[nodiscard]] std::byte* data() const override { return data_; }
   [[nodiscard]] size_t bytes() const override { return bytes_; }
-  absl::Status Read(std::byte* to) const override { return device_->Copy(to, data_, bytes_); }
+  absl::Status Read(std::byte* to) const override {
+    if (absl::Status done = device_->Wait(); !done.ok()) return done;
+    return device_->Copy(to, data_, bytes_);
+  }
   absl::Status Write(const std::byte* from) override { return device_->Copy(data_, from, bytes_); }
   // It lies there already.
   absl::Status MoveTo(Memory& /*place*/) override { return absl::OkStatus(); }

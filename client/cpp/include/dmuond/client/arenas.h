@@ -28,7 +28,8 @@ class Arenas {
     virtual ~Memory() = default;
     [[nodiscard]] virtual std::byte* data() const = 0;  // an address of the device
     [[nodiscard]] virtual size_t bytes() const = 0;
-    // All of it, to host memory and back. Done when it returns.
+    // All of it, to host memory and back. Done when it returns. Read() waits for the device first:
+    // gradients may still be on their way.
     virtual absl::Status Read(std::byte* to) const = 0;
     virtual absl::Status Write(const std::byte* from) = 0;
     // Lies at the addresses of `place` from now on, which gives them up. REQUIRES: `place` is of
