@@ -8,6 +8,7 @@ lanes exchange by NCCL. With arenas that the daemon makes, and with the trainers
 must end with the weights of the first one, bit by bit: the GPUs are alike.
 
   gpu_jobs.py FOLDER [--out=FOLDER] [--gpus=N] [--nodes=N,...] [--only=CHECK] [--steps=N]
+                     [--trainer=COMMAND]
 """
 
 import argparse
@@ -15,6 +16,7 @@ import itertools
 import os
 import pathlib
 import secrets
+import shlex
 import signal
 import socket
 import statistics
@@ -96,6 +98,7 @@ class Job:
 
     def __init__(self, options, name, nodes, gpus, own, *flags):
         self.folder, self.out, self.steps = options.folder, options.out, options.steps
+        self.trainer = shlex.split(options.trainer or str(self.folder / "fault_trainer_cuda"))
         self.name, self.nodes, self.gpus, self.own = name, nodes, gpus, own
         self.home = pathlib.Path(tempfile.mkdtemp(prefix="dmuond-gpu-"))
         (self.home / "secret").write_text(secrets.token_hex(32))
@@ -148,7 +151,7 @@ class Job:
         device = node * self.gpus + rank % self.gpus
         return Trainer(
             [
-                self.folder / "fault_trainer_cuda", f"--address={self.home / f'd{node}.sock'}",
+                *self.trainer, f"--address={self.home / f'd{node}.sock'}",
                 f"--rank={rank}", f"--world_size={WORLD}", f"--steps={self.steps}",
                 f"--device=cuda:{device}{',own' if self.own else ''}",
                 f"--resume={resume}", "--early",
@@ -289,6 +292,12 @@ def main():
     parser.add_argument("--nodes", default="1,2", help="1: one daemon; 2: two, where GPUs suffice")
     # Of less than a millisecond: the last comes after what a check waits for.
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument(
+        "--trainer",
+        help="a command instead of fault_trainer_cuda, with the same flags: "
+        "'python3 CHECKOUT/tests/faults/fault_trainer_cuda.py' (with PYTHONPATH of "
+        "CHECKOUT/client/python/src and CHECKOUT/tests/python) is the Python client's",
+    )
     parser.add_argument("--only", help="this check alone, after an undisturbed run")
     options = parser.parse_args()
     options.folder = options.folder.resolve()
