@@ -43,7 +43,10 @@ absl::Status Lane::Run() {
   absl::Status status = Serve();
   // What the device still waits for ends before the process does: some drivers fail whoever shares
   // the device with a process that ended in the middle of a kernel.
-  if (RailPolls()) group_.reset();
+  if (RailPolls()) {
+    log::Info("ends what its rail waits for", {{"job", job_->name}, {"epoch", job_->epoch}});
+    group_.reset();
+  }
   if (!status.ok() && !absl::IsUnavailable(status)) {
     v1::LaneReport report;
     report.mutable_failed()->set_what(status.ToString());

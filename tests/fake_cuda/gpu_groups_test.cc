@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,7 +20,9 @@
 #include "tests/client/daemon_process.h"
 #include "tests/fake_cuda/fake_machine.h"
 #include "tests/fake_cuda/gpu_trainers.h"
+#include "tests/server/daemon/support.h"
 #include "tests/server/system/daemon_status.h"
+#include "tests/server/system/disk_driver.h"
 
 namespace dmuond::testing {
 namespace {
@@ -114,6 +118,46 @@ TEST_F(GpuGroupsTest, ALaneThatDiesCostsNoStep) {
               if (step % 2 == 0) ::kill(LaneOf(step / 2 % 2, 1), SIGKILL);
             }),
             expected);
+}
+
+// Under MPS a process that is killed in the middle of a kernel takes the trainers on its device
+// along, and a rail's kernel waits for a peer that is gone.
+TEST_F(GpuGroupsTest, UnderMpsLanesEndTheirRailBeforeThemselves) {
+  StartNodes(2, 2);
+  const Weights expected = RunOnGpus();
+  group_.clear();
+  const server::TempDir mps;
+  std::ofstream(mps / "control") << "";
+  machine_.Set("CUDA_MPS_PIPE_DIRECTORY", mps.path());
+  machine_.Set("FAKE_CUDA_MPS", "1");
+  std::atomic<pid_t> victim = 0;
+  std::atomic<pid_t> peer = 0;
+  std::atomic<bool> held = false;
+  std::atomic<bool> peer_goes = false;
+  const DiskDriver driver(
+      absl::StrCat("/tmp/dmuond-driver-", ::getpid()),
+      [&](pid_t pid, const std::string&) {
+        if (pid == peer) peer_goes = true;
+        if (pid != victim) return "go";
+        held = true;
+        return "hold";
+      },
+      "lane.collect.go");
+  StartNodes(2, 2);
+  std::thread killer;
+  EXPECT_EQ(RunOnGpus([&](int64_t step) {
+              if (step != 2) return;
+              // Nothing of the next step goes before this rank submits it.
+              peer = LaneOf(1, 1);
+              victim = LaneOf(0, 1);
+              killer = std::thread([&] {
+                while (!held || !peer_goes) ::usleep(1000);
+                ::kill(victim, SIGKILL);
+              });
+            }),
+            expected);
+  killer.join();
+  EXPECT_TRUE(group_[1]->WaitLogged("ends what its rail waits for")) << group_[1]->Log();
 }
 
 }  // namespace

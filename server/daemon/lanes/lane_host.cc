@@ -76,6 +76,7 @@ void LaneHost::Condemn(LaneIndex lane, std::string why) {
 }
 
 void LaneHost::KillAll() {
+  if (options_.device->AsksLanesToEnd()) return EndAll();
   for (const std::unique_ptr<LaneProcess>& process : places_) {
     if (process != nullptr) process->Kill();
   }

@@ -53,7 +53,8 @@ class LaneHost {
   void SendKept();
   // Kills a lane that hangs; on_gone tells its end, as any other's.
   void Condemn(scheduler::LaneIndex lane, std::string why);
-  // Ends all processes: kills them, or tells them to end. No callback of theirs begins any more.
+  // Ends all processes: kills them (where the device takes no harm of it), or tells them to end. No
+  // callback of theirs begins any more.
   void KillAll();
   void EndAll();
 

@@ -165,6 +165,8 @@ class CudaNodeDevice final : public NodeDevice {
     const std::string folder = lanes_mps_.empty() ? kMpsFolder : lanes_mps_;
     return ::access((folder + "/control").c_str(), F_OK) != 0;
   }
+  // With MPS, as measured.
+  bool AsksLanesToEnd() const override { return !rail_address_.empty() && !TakesTurns(); }
   bool StateIsHostMemory() const override { return false; }
   int64_t GranuleBytes() const override {
     return static_cast<int64_t>(gpus_[lanes_.front()].memory->Rounded(1));

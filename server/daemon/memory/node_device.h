@@ -33,6 +33,9 @@ class NodeDevice {
   [[nodiscard]] virtual bool Hangs() const { return false; }
   // Of lanes' devices that have uuids: no other daemon has a lane there.
   [[nodiscard]] virtual std::vector<std::string> Uuids() const { return {}; }
+  // Whether lanes are asked to end before they are killed: a process that ends in the middle of a
+  // kernel, one that waits for another node's say, takes others on its device along.
+  [[nodiscard]] virtual bool AsksLanesToEnd() const { return false; }
   // The processors of this machine that are near the lane's device, as the kernel lists them:
   // "0-15,32-47". Empty: it is not known, or they are the device.
   [[nodiscard]] virtual std::string ProcessorsNear(scheduler::LaneIndex /*lane*/) const {
