@@ -31,6 +31,7 @@
 #include "server/lane/processors.h"
 #ifdef DMUOND_CUDA
 #include "kernels/cuda/cuda_device.h"
+#include "server/lane/gpu_probe.h"
 #include "server/lane/nccl_group.h"
 #include "server/lane/nccl_library.h"
 #endif
@@ -48,6 +49,10 @@ ABSL_FLAG(
     "print what decides the bits that this lane computes (LaneBits of peer.proto, as protobuf "
     "text), and end");
 ABSL_FLAG(bool, rails, false, "with --print_bits: of a lane that exchanges with other nodes");
+ABSL_FLAG(
+    bool, probe, false,
+    "print what the CUDA driver and NCCL say of this machine, as JSON, one object a line, and "
+    "end: for dmuonctl doctor");
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");
 ABSL_FLAG(std::string, log_format, "kv", "kv (key=value) or json");
 
@@ -124,6 +129,16 @@ int PrintBits(absl::string_view spec) {
   return std::fflush(stdout) == 0 ? 0 : 1;
 }
 
+int Probe() {
+#ifdef DMUOND_CUDA
+  dmuond::server::lane::PrintGpuProbe();
+#else
+  std::puts(R"({"cuda":false})");
+  std::puts(R"({"done":true})");
+#endif
+  return std::fflush(stdout) == 0 ? 0 : 1;
+}
+
 // How lanes of this device send each other memory.
 dmuond::server::lane::PeerGroupFactory GroupsOf(absl::string_view spec) {
 #ifdef DMUOND_CUDA
@@ -169,6 +184,7 @@ int main(int argc, char** argv) {
   // Sleeps of some tens of microseconds between looks at timeline words; the default slack of 50 us
   // would more than double them.
   ::prctl(PR_SET_TIMERSLACK, 1);
+  if (absl::GetFlag(FLAGS_probe)) return Probe();
   if (absl::GetFlag(FLAGS_print_bits)) return PrintBits(absl::GetFlag(FLAGS_device));
   if (absl::GetFlag(FLAGS_fd) < 0) {
     std::fputs("dmuond-lane: --fd is missing; dmuond starts its lanes itself\n", stderr);

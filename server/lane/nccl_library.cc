@@ -9,10 +9,6 @@ namespace {
 
 // What is relied on was read in the documentation of this version and measured with it.
 constexpr int kOldestVersion = 22800;
-constexpr char kWhatToInstall[] =
-    "a group of several nodes with GPUs needs NCCL 2.28 or newer: install libnccl2 of NVIDIA's "
-    "package repository, or the Python package nvidia-nccl-cu13 and give the daemon its folder "
-    "nvidia/nccl/lib in LD_LIBRARY_PATH";
 
 template <typename Function>
 bool Find(void* library, const char* name, Function& function) {
@@ -45,21 +41,21 @@ const char* FindAll(void* library, Nccl& nccl) {
 absl::StatusOr<Nccl> Nccl::Load(const std::string& file) {
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return absl::UnavailableError(absl::StrCat("no NCCL: ", ::dlerror(), "; ", kWhatToInstall));
+    return absl::UnavailableError(absl::StrCat("no NCCL: ", ::dlerror(), "; ", kNcclToInstall));
   }
   Nccl nccl{};
   if (!Find(library, "ncclGetVersion", nccl.get_version) ||
       nccl.get_version(&nccl.version) != NcclResult::kSuccess) {
     return absl::UnavailableError(
-        absl::StrCat(file, " does not say its version; ", kWhatToInstall));
+        absl::StrCat(file, " does not say its version; ", kNcclToInstall));
   }
   if (nccl.version < kOldestVersion) {
     return absl::UnavailableError(
-        absl::StrCat(file, " is NCCL ", Nccl::VersionText(nccl.version), "; ", kWhatToInstall));
+        absl::StrCat(file, " is NCCL ", Nccl::VersionText(nccl.version), "; ", kNcclToInstall));
   }
   if (const char* const missing = FindAll(library, nccl); missing != nullptr) {
     return absl::UnavailableError(absl::StrCat(file, ", NCCL ", Nccl::VersionText(nccl.version),
-                                               ", has no ", missing, "; ", kWhatToInstall));
+                                               ", has no ", missing, "; ", kNcclToInstall));
   }
   return nccl;
 }

@@ -18,6 +18,11 @@ struct ncclComm;
 namespace dmuond::server::lane {
 
 inline constexpr char kNcclLibrary[] = "libnccl.so.2";
+// How Load()'s errors end, after "; ".
+inline constexpr char kNcclToInstall[] =
+    "a group of several nodes with GPUs needs NCCL 2.28 or newer: install libnccl2 of NVIDIA's "
+    "package repository, or the Python package nvidia-nccl-cu13 and give the daemon its folder "
+    "nvidia/nccl/lib in LD_LIBRARY_PATH";
 
 using NcclComm = ::ncclComm*;
 

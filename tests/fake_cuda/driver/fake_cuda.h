@@ -25,6 +25,8 @@
 //   FAKE_CUDA_CAPABILITY    compute capability; 9.0
 //   FAKE_CUDA_PEERS         0: no device can access another's memory; 1
 //   FAKE_CUDA_MPS           what the attribute says; 0
+//   FAKE_CUDA_STREAM_OPS    what the attribute of 64-bit stream operations says; 1
+//   FAKE_CUDA_COMPUTE_MODE  what the attribute says; 0. The fake lets every process in
 //   FAKE_CUDA_NOT_READY     so many calls of cuInit() in this process, and then of
 //                           cuDevicePrimaryCtxRetain(), are answered as an MPS server that recovers
 //                           from a client's fault does: error 807; 0

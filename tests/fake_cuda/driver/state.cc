@@ -36,6 +36,8 @@ Settings ReadSettings() {
   std::sscanf(capability.c_str(), "%d.%d", &settings.major, &settings.minor);
   settings.peers = Number("FAKE_CUDA_PEERS", 1) != 0;
   settings.mps = Number("FAKE_CUDA_MPS", 0) != 0;
+  settings.stream_ops = Number("FAKE_CUDA_STREAM_OPS", 1) != 0;
+  settings.compute_mode = static_cast<int>(Number("FAKE_CUDA_COMPUTE_MODE", 0));
   settings.version = static_cast<int>(Number("FAKE_CUDA_VERSION", CUDA_VERSION));
   settings.machine = static_cast<int>(Number("FAKE_CUDA_MACHINE", 0));
   settings.not_ready = Number("FAKE_CUDA_NOT_READY", 0);
@@ -302,6 +304,12 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
       *value = settings.mps ? 1 : 0;
       return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
+      *value = settings.stream_ops ? 1 : 0;
+      return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_MODE:
+      *value = settings.compute_mode;
+      return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
       *value = 4;
       return CUDA_SUCCESS;
@@ -314,7 +322,6 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS:
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
       *value = 1;
       return CUDA_SUCCESS;

@@ -37,6 +37,8 @@ struct Settings {
   int minor = 0;
   bool peers = true;
   bool mps = false;
+  bool stream_ops = true;
+  int compute_mode = 0;
   int64_t not_ready = 0;
   int version = CUDA_VERSION;
   int machine = 0;
