@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/ctl/surroundings.h"
 
 namespace dmuond::server::ctl {
 
@@ -31,8 +32,23 @@ struct Finding {
 [[nodiscard]] Finding CheckMemory();
 [[nodiscard]] Finding CheckCores();
 
+// ---- its GPUs (checks_gpu.cc) ----
+// What the driver says, as lanes in these surroundings would hear it; one finding where there is no
+// driver. `timeout`: for the driver's answers.
+[[nodiscard]] std::vector<Finding> CheckGpus(const Surroundings& around,
+                                             const std::string& lane_binary,
+                                             absl::Duration timeout);
+
+// ---- what a container or a unit may keep back (checks_container.cc) ----
+[[nodiscard]] Finding CheckNamespaces(const Surroundings& around);
+// Which GPUs the environment shows; `seen`: so many are seen.
+[[nodiscard]] Finding CheckVisibleDevices(const Surroundings& around, size_t seen);
+[[nodiscard]] Finding CheckLockedMemory(const Surroundings& around);
+[[nodiscard]] Finding CheckSharedMemory();  // /dev/shm, of NCCL
+
 // ---- where the daemon is or would be (checks_daemon.cc) ----
-[[nodiscard]] Finding CheckPrograms();  // dmuond and dmuond-lane beside this program
+[[nodiscard]] Finding CheckPrograms();   // dmuond and dmuond-lane beside this program
+[[nodiscard]] std::string LaneBeside();  // where it would be
 [[nodiscard]] Finding CheckSocketDirectory(const std::string& socket);
 [[nodiscard]] Finding CheckSocket(const std::string& socket);
 // Version, group and lanes of the daemon; then whether trainers of this user are let in.

@@ -1,11 +1,9 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -18,6 +16,7 @@
 #include "dmuond/wire/frame.h"
 #include "server/ctl/checks.h"
 #include "server/ctl/connection.h"
+#include "server/ctl/surroundings.h"
 #include "server/ctl/table.h"
 #include "server/daemon/process/socket_dir.h"
 #include "server/version.h"
@@ -29,19 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr char kOfOneThatHangs[] = "look into its log; `kill -ABRT` gives a core of one that hangs";
 
-// Connects; the error is errno's.
-absl::StatusOr<wire::UniqueFd> ConnectTo(const std::string& path, int type) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) return absl::ErrnoToStatus(ENAMETOOLONG, path);
-  std::memcpy(address.sun_path, path.data(), path.size());
-  wire::UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
-  if (!socket.valid() ||
-      ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    return absl::ErrnoToStatus(errno, path);
-  }
-  return socket;
-}
+fs::path Here() { return fs::read_symlink("/proc/self/exe").parent_path(); }
 
 Finding CheckGroup(const v1::GetStatusReply& status) {
   Finding finding{.what = "group",
@@ -105,8 +92,10 @@ Finding CheckAttach(const std::string& socket, absl::Duration timeout) {
 
 }  // namespace
 
+std::string LaneBeside() { return Here() / "dmuond-lane"; }
+
 Finding CheckPrograms() {
-  const fs::path here = fs::read_symlink("/proc/self/exe").parent_path();
+  const fs::path here = Here();
   Finding finding{.what = "programs", .detail = here.string()};
   std::vector<std::string> missing;
   for (const char* name : {"dmuond", "dmuond-lane"}) {

@@ -24,7 +24,7 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
 }
 
 // This process's environment with `added` in place of what has the same name.
-std::vector<std::string> Environment(const std::vector<std::string>& added) {
+std::vector<std::string> With(const std::vector<std::string>& added) {
   std::vector<std::string> all = added;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text(*entry);
@@ -59,7 +59,8 @@ absl::StatusOr<Child> Child::Start(const Options& options) {
   ::posix_spawnattr_setflags(&attributes, static_cast<int16_t>(POSIX_SPAWN_SETSIGMASK | group));
 
   std::vector<std::string> arguments = options.arguments;
-  std::vector<std::string> environment = Environment(options.environment);
+  std::vector<std::string> environment =
+      options.inherits ? With(options.environment) : options.environment;
   pid_t pid = 0;
   const int error = ::posix_spawnp(&pid, arguments[0].c_str(), &actions, &attributes,
                                    Pointers(arguments).data(), Pointers(environment).data());

@@ -1,4 +1,4 @@
-// A process that `dmuonctl run` starts and waits for. Threads: one.
+// A process that dmuonctl starts and waits for. Threads: one.
 #ifndef DMUOND_SERVER_CTL_CHILD_H_
 #define DMUOND_SERVER_CTL_CHILD_H_
 
@@ -18,6 +18,7 @@ class Child {
   struct Options {
     std::vector<std::string> arguments;    // the program first; looked for in PATH
     std::vector<std::string> environment;  // "NAME=value", added to this process's
+    bool inherits = true;                  // false: `environment` is all that it gets
     bool own_group = false;                // a ctrl-C of the terminal does not reach it
     int output = -1;                       // its stdout and stderr; -1: this process's
     bool input = true;                     // this process's stdin; false: nothing

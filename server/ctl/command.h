@@ -23,6 +23,9 @@ struct Options {
   int32_t layers = 0;
   int64_t lane_memory_bytes = 0;
 
+  std::string lane_binary;  // doctor
+  absl::Duration gpu_timeout;
+
   std::string devices;  // run
   int32_t threads = 0;
   std::string config;

@@ -5,6 +5,7 @@
 
 #include "server/ctl/checks.h"
 #include "server/ctl/command.h"
+#include "server/ctl/surroundings.h"
 #include "server/ctl/table.h"
 #include "server/ctl/to_json.h"
 
@@ -15,6 +16,13 @@ std::vector<Finding> CheckAll(const Options& options) {
   std::vector<Finding> findings = {CheckKernel(),          CheckMemfd(),   CheckCores(),
                                    CheckCoreType(),        CheckMemory(),  CheckHugePages(),
                                    CheckDescriptorLimit(), CheckPrograms()};
+  const Surroundings around = LookAround(options.address);
+  findings.push_back(CheckNamespaces(around));
+  for (Finding& finding :
+       CheckGpus(around, options.lane_binary.empty() ? LaneBeside() : options.lane_binary,
+                 options.gpu_timeout)) {
+    findings.push_back(std::move(finding));
+  }
   findings.push_back(CheckSocketDirectory(options.address));
   findings.push_back(CheckSocket(options.address));
   if (findings.back().verdict != Verdict::kOk) return findings;

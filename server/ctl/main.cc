@@ -23,6 +23,11 @@ ABSL_FLAG(int32_t, lanes, 8, "plan --model: lanes of each node");
 ABSL_FLAG(int32_t, nodes, 1, "plan --model: nodes");
 ABSL_FLAG(int32_t, layers, 0, "plan --model: another depth than the model's own; 0: its own");
 ABSL_FLAG(int64_t, lane_memory_bytes, 0, "plan --model: memory of a lane, bytes; 0: no limit");
+ABSL_FLAG(
+    std::string, lane_binary, "",
+    "doctor: the lane's program, which is asked for GPUs; empty: dmuond-lane beside dmuonctl");
+ABSL_FLAG(absl::Duration, gpu_timeout, absl::Seconds(60),
+          "doctor: how long the GPUs' driver may take; it hangs if it takes longer");
 ABSL_FLAG(std::string, devices, "", "run: the daemon's --devices, as in cpu:2");
 ABSL_FLAG(int32_t, threads, 0, "run: the daemon's --threads; 0: its default");
 ABSL_FLAG(std::string, config, "", "run: the daemon's --config, for everything else");
@@ -95,6 +100,8 @@ Options ReadOptions() {
           .nodes = absl::GetFlag(FLAGS_nodes),
           .layers = absl::GetFlag(FLAGS_layers),
           .lane_memory_bytes = absl::GetFlag(FLAGS_lane_memory_bytes),
+          .lane_binary = absl::GetFlag(FLAGS_lane_binary),
+          .gpu_timeout = absl::GetFlag(FLAGS_gpu_timeout),
           .devices = absl::GetFlag(FLAGS_devices),
           .threads = absl::GetFlag(FLAGS_threads),
           .config = absl::GetFlag(FLAGS_config),

@@ -1,0 +1,85 @@
+#include "server/ctl/surroundings.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+
+namespace dmuond::server::ctl {
+namespace {
+
+// With which the process was started. Empty: it cannot be read.
+std::vector<std::string> EnvironmentOf(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/environ"), std::ios::binary);
+  std::vector<std::string> environment;
+  for (std::string entry; std::getline(file, entry, '\0');) environment.push_back(entry);
+  return environment;
+}
+
+std::vector<std::string> OwnEnvironment() {
+  std::vector<std::string> environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
+  return environment;
+}
+
+}  // namespace
+
+absl::StatusOr<wire::UniqueFd> ConnectTo(const std::string& path, int type) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(address.sun_path)) return absl::ErrnoToStatus(ENAMETOOLONG, path);
+  std::memcpy(address.sun_path, path.data(), path.size());
+  wire::UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
+  if (!socket.valid() ||
+      ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    return absl::ErrnoToStatus(errno, path);
+  }
+  return socket;
+}
+
+std::optional<std::string> Surroundings::Variable(const std::string& name) const {
+  const std::string begin = name + "=";
+  for (const std::string& entry : environment) {
+    if (entry.starts_with(begin)) return entry.substr(begin.size());
+  }
+  return std::nullopt;
+}
+
+std::string Surroundings::Whose() const {
+  if (of_daemon) return absl::StrCat("the daemon (pid ", daemon, ")");
+  if (!daemon_answers) return "this command, for no daemon answers";
+  return "this command, for the daemon's cannot be read by this user";
+}
+
+Surroundings LookAround(const std::string& socket) {
+  Surroundings around;
+  if (const auto connection = ConnectTo(socket, SOCK_STREAM); connection.ok()) {
+    around.daemon_answers = true;
+    ucred peer{};
+    socklen_t size = sizeof(peer);
+    if (::getsockopt(connection->get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0) {
+      around.daemon = peer.pid;
+    }
+  }
+  if (around.daemon > 0) {
+    around.environment = EnvironmentOf(around.daemon);
+    around.of_daemon =
+        !around.environment.empty() &&
+        ::prlimit(around.daemon, RLIMIT_MEMLOCK, nullptr, &around.locked_memory) == 0;
+  }
+  if (!around.of_daemon) {
+    around.environment = OwnEnvironment();
+    ::getrlimit(RLIMIT_MEMLOCK, &around.locked_memory);
+  }
+  return around;
+}
+
+}  // namespace dmuond::server::ctl

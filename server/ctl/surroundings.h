@@ -1,0 +1,38 @@
+// What lanes would find around them. A daemon's lanes have its environment and limits, which need
+// not be those of the shell that asks.
+#ifndef DMUOND_SERVER_CTL_SURROUNDINGS_H_
+#define DMUOND_SERVER_CTL_SURROUNDINGS_H_
+
+#include <sys/resource.h>
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::server::ctl {
+
+// Connects to a Unix socket; the error is errno's.
+absl::StatusOr<wire::UniqueFd> ConnectTo(const std::string& path, int type);
+
+struct Surroundings {
+  bool daemon_answers = false;
+  pid_t daemon = 0;                      // 0: none, or none whose pid can be seen from here
+  bool of_daemon = false;                // what follows is the daemon's; false: this process's
+  std::vector<std::string> environment;  // "NAME=value"
+  rlimit locked_memory{};
+
+  [[nodiscard]] std::optional<std::string> Variable(const std::string& name) const;
+  // "the daemon (pid 4711)", "this command, for no daemon answers"
+  [[nodiscard]] std::string Whose() const;
+};
+
+// Of the daemon that serves at `socket`, where there is one and this user may read them.
+[[nodiscard]] Surroundings LookAround(const std::string& socket);
+
+}  // namespace dmuond::server::ctl
+
+#endif  // DMUOND_SERVER_CTL_SURROUNDINGS_H_
