@@ -46,8 +46,9 @@ constexpr Shared kShared[] = {
      "the daemon watches trainers by pidfd where it sees their pids, else only by their "
      "connection"},
     {"ipc", "MPS needs one for all its clients; memory of GPUs does not"},
-    {"net", "a daemon sees that another one has a GPU in its own network namespace only"},
 };
+// Trainers need not share it with the daemon.
+constexpr char kNetwork[] = "net";
 
 }  // namespace
 
@@ -60,9 +61,9 @@ Finding CheckNamespaces(const Surroundings& around) {
   }
   if (around.daemon == 0) {
     finding.verdict = Verdict::kWarn;
-    finding.detail = "the daemon's pid cannot be seen from here: another pid namespace";
+    finding.detail = "the daemon's pid cannot be seen from here: it is in another pid namespace";
     finding.remedy = absl::StrCat(
-        "run trainers in the daemon's pid namespace, or below it (Kubernetes: "
+        "nothing, where that is above this one, as the host's is; else share it (Kubernetes: "
         "shareProcessNamespace; docker run --pid): ",
         kShared[0].why);
     return finding;
@@ -78,12 +79,19 @@ Finding CheckNamespaces(const Surroundings& around) {
       others.push_back(absl::StrCat(shared.kind, " (", shared.why, ")"));
     }
   }
+  const std::string network = NamespaceOf(absl::StrCat(around.daemon), kNetwork);
+  const bool other_network = !network.empty() && network != NamespaceOf("self", kNetwork);
+  if (!network.empty() && !other_network) same.emplace_back(kNetwork);
   if (same.empty() && others.empty()) {
     finding.detail = absl::StrCat("the daemon's, pid ", around.daemon,
                                   ", cannot be read by this user; its pid can be seen");
   } else {
     finding.detail =
         absl::StrCat("shared with the daemon: ", same.empty() ? "none" : absl::StrJoin(same, ", "));
+  }
+  if (other_network) {
+    absl::StrAppend(&finding.detail,
+                    "; not net: a second daemon, started here, would not see that GPUs are taken");
   }
   if (!others.empty()) {
     finding.verdict = Verdict::kWarn;

@@ -56,7 +56,7 @@ std::optional<std::string> Surroundings::Variable(const std::string& name) const
 std::string Surroundings::Whose() const {
   if (of_daemon) return absl::StrCat("the daemon (pid ", daemon, ")");
   if (!daemon_answers) return "this command, for no daemon answers";
-  return "this command, for the daemon's cannot be read by this user";
+  return "this command, for the daemon's cannot be read from here";
 }
 
 Surroundings LookAround(const std::string& socket) {
