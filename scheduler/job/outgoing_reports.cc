@@ -11,29 +11,36 @@
 namespace dmuond::scheduler {
 namespace {
 
-std::vector<bool> NotEmpty(const std::vector<std::vector<Transfer>>& transfers) {
-  std::vector<bool> parts;
-  parts.reserve(transfers.size());
-  for (const std::vector<Transfer>& bucket : transfers) parts.push_back(!bucket.empty());
-  return parts;
-}
+// What is expected of a bucket of a rail, and what has come of it.
+constexpr uint8_t kPartials = 1;
+constexpr uint8_t kAdopts = 2;
+constexpr uint8_t kWeights = 4;
+constexpr uint8_t kCollected = 8;
+constexpr uint8_t kPublished = 16;
 
 }  // namespace
 
 void OutgoingReports::OnPlan(const std::vector<LaneProgram>& programs, int32_t ranks) {
   partials_ = adopts_ = weights_ = {};
   collected_ = published_ = {};
+  marks_.clear();
+  buckets_ = programs.empty() ? 0 : static_cast<int32_t>(programs.front().weights.size());
   submitting_ = {};
   ranks_ = ranks;
   for (const LaneProgram& program : programs) {
-    partials_.parts.push_back(NotEmpty(program.partials));
-    adopts_.parts.push_back(NotEmpty(program.adopts));
-    weights_.parts.push_back(NotEmpty(program.weights));
-  }
-  for (Expected* expected : {&partials_, &adopts_, &weights_}) {
-    for (const std::vector<bool>& rail : expected->parts) {
-      expected->count += static_cast<int32_t>(std::count(rail.begin(), rail.end(), true));
-    }
+    const auto begin = static_cast<std::ptrdiff_t>(marks_.size());
+    marks_.resize(marks_.size() + static_cast<size_t>(buckets_));
+    const auto expect = [&](const std::vector<std::vector<Transfer>>& transfers, uint8_t mark,
+                            Expected& expected) {
+      for (size_t b = 0; b < transfers.size(); ++b) {
+        if (transfers[b].empty()) continue;
+        marks_[begin + b] |= mark;
+        ++expected.count;
+      }
+    };
+    expect(program.partials, kPartials, partials_);
+    expect(program.adopts, kAdopts, adopts_);
+    expect(program.weights, kWeights, weights_);
   }
 }
 
@@ -121,25 +128,30 @@ bool OutgoingReports::CompletesSubmissions(const v1::RankSubmitted& submitted) {
 
 bool OutgoingReports::Completes(const RailReady& ready) {
   const bool publish = ready.operation == RailOperation::kPublish;
-  Reported& reported = publish ? published_ : collected_;
-  if (reported.attempt != ready.attempt) {
-    reported.attempt = ready.attempt;
-    reported.buckets = weights_.parts;  // for its shape
-    for (std::vector<bool>& rail : reported.buckets) rail.assign(rail.size(), false);
-    for (Expected* expected : {&partials_, &adopts_, &weights_}) {
-      if (publish == (expected == &weights_)) expected->left = expected->count;
+  const uint8_t come = publish ? kPublished : kCollected;
+  if (Attempt& marked = publish ? published_ : collected_; marked != ready.attempt) {
+    marked = ready.attempt;
+    for (uint8_t& mark : marks_) mark &= static_cast<uint8_t>(~come);
+    if (publish) {
+      weights_.left = weights_.count;
+    } else {
+      partials_.left = partials_.count;
+      adopts_.left = adopts_.count;
     }
   }
-  const int32_t rail = ready.rail.value();
-  if (rail < 0 || rail >= static_cast<int32_t>(reported.buckets.size())) return false;
-  std::vector<bool>& buckets = reported.buckets[rail];
+  const int64_t first = int64_t{ready.rail.value()} * buckets_;
+  if (first < 0 || first >= static_cast<int64_t>(marks_.size())) return false;
   for (const BucketRun& run : ready.buckets) {
-    const int32_t end = std::min(run.end().value(), static_cast<int32_t>(buckets.size()));
-    for (int32_t b = run.first.value(); b < end; ++b) {
-      if (buckets[b]) continue;
-      buckets[b] = true;
-      for (Expected* expected : {&partials_, &adopts_, &weights_}) {
-        if (publish == (expected == &weights_) && expected->parts[rail][b]) --expected->left;
+    const int32_t end = std::min(run.end().value(), buckets_);
+    for (int32_t b = std::max(run.first.value(), 0); b < end; ++b) {
+      uint8_t& mark = marks_[first + b];
+      if ((mark & come) != 0) continue;
+      mark |= come;
+      if (publish) {
+        if ((mark & kWeights) != 0) --weights_.left;
+      } else {
+        if ((mark & kPartials) != 0) --partials_.left;
+        if ((mark & kAdopts) != 0) --adopts_.left;
       }
     }
   }

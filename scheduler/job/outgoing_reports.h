@@ -51,18 +51,10 @@ class OutgoingReports {
   void Forget();
 
  private:
-  // By rail, then by bucket.
-  using Buckets = std::vector<std::vector<bool>>;
   // The reports that this node's lanes make of one operation.
   struct Expected {
-    Buckets parts;
     int32_t count = 0;  // all of them
     int32_t left = 0;   // those that the present attempt still lacks
-  };
-  // The buckets of an operation that were reported in an attempt.
-  struct Reported {
-    Attempt attempt;
-    Buckets buckets;
   };
   [[nodiscard]] Messages TakeUnless(bool waits, TimePoint now);
   void Hold(const RailReady& ready);
@@ -76,11 +68,15 @@ class OutgoingReports {
   Expected partials_;
   Expected adopts_;
   Expected weights_;
+  // For each bucket of each rail, by rail: which reports are expected of it, and which have come.
+  // All that a report needs lies in one place.
+  std::vector<uint8_t> marks_;
+  int32_t buckets_ = 0;  // of each rail
   int32_t ranks_ = 0;
   TimePoint opened_at_;
   std::chrono::microseconds gather_{0};  // of the open attempt; 0: no attempt is open
-  Reported collected_;
-  Reported published_;
+  Attempt collected_;                    // whose reports are marked
+  Attempt published_;
   Attempt submitting_;
   int32_t submitted_ = 0;  // how many ranks have, under `submitting_`
 

@@ -37,7 +37,7 @@ struct Blob {
 // second and more.
 class NcclGroup final : public PeerGroup {
  public:
-  NcclGroup(const Nccl& nccl, PeerGroupSetup setup)
+  NcclGroup(const Nccl& nccl, const PeerGroupSetup& setup)
       : nccl_(nccl),
         rank_(setup.rank),
         size_(setup.size),
@@ -199,7 +199,7 @@ class NcclGroup final : public PeerGroup {
   }
   // Whatever NCCL reports is the group's end.
   absl::Status Checked(NcclResult result, const char* call) {
-    const absl::Status status = nccl_.Check(result, call, comm_);
+    absl::Status status = nccl_.Check(result, call, comm_);
     if (status.ok()) return status;
     return Fail(absl::AbortedError(absl::StrCat("rail: ", status.message())));
   }
@@ -416,7 +416,7 @@ class NcclGroup final : public PeerGroup {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerGroup>> MakeNcclGroupOf(const std::string& library,
-                                                           PeerGroupSetup setup) {
+                                                           const PeerGroupSetup& setup) {
   if (setup.size < 2 || setup.rank < 0 || setup.rank >= setup.size) {
     return absl::InvalidArgumentError(
         absl::StrCat("rail: member ", setup.rank, " of ", setup.size));
@@ -428,8 +428,8 @@ absl::StatusOr<std::unique_ptr<PeerGroup>> MakeNcclGroupOf(const std::string& li
   return group;
 }
 
-absl::StatusOr<std::unique_ptr<PeerGroup>> MakeNcclGroup(PeerGroupSetup setup) {
-  return MakeNcclGroupOf(kNcclLibrary, std::move(setup));
+absl::StatusOr<std::unique_ptr<PeerGroup>> MakeNcclGroup(const PeerGroupSetup& setup) {
+  return MakeNcclGroupOf(kNcclLibrary, setup);
 }
 
 }  // namespace dmuond::server::lane

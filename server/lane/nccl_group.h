@@ -21,8 +21,8 @@ namespace dmuond::server::lane {
 // message with every other, so that no step waits for connections. UNAVAILABLE, with what to
 // install: there is no library that will do. `library`: its file; tests name others.
 absl::StatusOr<std::unique_ptr<PeerGroup>> MakeNcclGroupOf(const std::string& library,
-                                                           PeerGroupSetup setup);
-absl::StatusOr<std::unique_ptr<PeerGroup>> MakeNcclGroup(PeerGroupSetup setup);
+                                                           const PeerGroupSetup& setup);
+absl::StatusOr<std::unique_ptr<PeerGroup>> MakeNcclGroup(const PeerGroupSetup& setup);
 
 }  // namespace dmuond::server::lane
 

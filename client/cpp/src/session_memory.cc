@@ -212,7 +212,7 @@ absl::Status SessionMemory::EnqueueWait(uint64_t attempt, CUstream_st* stream) {
 }
 
 absl::Status SessionMemory::CheckDevice() {
-  const absl::Status status = words_ == nullptr ? absl::OkStatus() : words_->Check();
+  absl::Status status = words_ == nullptr ? absl::OkStatus() : words_->Check();
   if (status.ok()) return status;
   return MakeError(
       absl::StatusCode::kInternal, kCudaFailed,
