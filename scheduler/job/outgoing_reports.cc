@@ -11,7 +11,8 @@
 namespace dmuond::scheduler {
 namespace {
 
-// What is expected of a bucket of a rail, and what has come of it.
+// Flags of `marks_`: the first three say which reports this node's lanes make of a bucket of a
+// rail, the other two which of them have been made.
 constexpr uint8_t kPartials = 1;
 constexpr uint8_t kAdopts = 2;
 constexpr uint8_t kWeights = 4;

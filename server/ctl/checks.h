@@ -33,8 +33,8 @@ struct Finding {
 [[nodiscard]] Finding CheckCores();
 
 // ---- its GPUs (checks_gpu.cc) ----
-// What the driver says, as lanes in these surroundings would hear it; one finding where there is no
-// driver. `timeout`: for the driver's answers.
+// Asks the driver by `lane_binary` --probe, with the environment that lanes have. Returns a single
+// finding where there is no driver, or where it does not answer within `timeout`.
 [[nodiscard]] std::vector<Finding> CheckGpus(const Surroundings& around,
                                              const std::string& lane_binary,
                                              absl::Duration timeout);

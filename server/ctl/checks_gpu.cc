@@ -177,8 +177,8 @@ Finding CheckStreamOperations(const std::vector<Json>& devices) {
   return finding;
 }
 
-// What lanes and trainers are for each other is the driver's to say; whether there is a control
-// daemon is what dmuond plans with.
+// The driver says whether processes on a GPU take turns. dmuond, which has no context to ask it in,
+// plans by whether a control daemon is there. This compares the two.
 Finding CheckMps(const std::vector<Json>& devices, const Surroundings& around) {
   const std::string set = around.Variable(kMpsVariable).value_or("");
   const std::string folder = set.empty() ? kMpsFolder : set;

@@ -1,5 +1,5 @@
-// What lanes would find around them. A daemon's lanes have its environment and limits, which need
-// not be those of the shell that asks.
+// Reads the environment and the limits that lanes run with. They are the daemon's, which need not
+// be those of the shell that asks.
 #ifndef DMUOND_SERVER_CTL_SURROUNDINGS_H_
 #define DMUOND_SERVER_CTL_SURROUNDINGS_H_
 
@@ -30,7 +30,8 @@ struct Surroundings {
   [[nodiscard]] std::string Whose() const;
 };
 
-// Of the daemon that serves at `socket`, where there is one and this user may read them.
+// Returns those of the daemon that serves at `socket`. Where there is none, or this user may not
+// read them, it returns those of this process.
 [[nodiscard]] Surroundings LookAround(const std::string& socket);
 
 }  // namespace dmuond::server::ctl

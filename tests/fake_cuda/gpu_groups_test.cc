@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <fstream>
 #include <iterator>
@@ -151,7 +152,11 @@ TEST_F(GpuGroupsTest, UnderMpsLanesEndTheirRailBeforeThemselves) {
               peer = LaneOf(1, 1);
               victim = LaneOf(0, 1);
               killer = std::thread([&] {
-                while (!held || !peer_goes) ::usleep(1000);
+                const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+                while ((!held || !peer_goes) && std::chrono::steady_clock::now() < end) {
+                  ::usleep(1000);
+                }
+                EXPECT_TRUE(held && peer_goes);
                 ::kill(victim, SIGKILL);
               });
             }),

@@ -308,16 +308,21 @@ TEST_F(GpuJobsTest, AJobGoesBackToASnapshotOfItsDevices) {
   EXPECT_EQ(trainer.Read(), expected);
 }
 
+// The state after two steps is in a snapshot then.
+void StepTwiceAndSave(GpuTrainer& trainer) {
+  trainer.Begin();
+  trainer.StepAndWait();
+  trainer.StepAndWait();
+  ASSERT_TRUE(trainer.session().SaveSnapshot().ok());
+}
+
 // The successor's arenas take the place of the ones that the trainer has mapped.
 TEST_F(GpuJobsTest, ATrainerCarriesOnWithItsDaemonsSuccessor) {
   const server::TempDir directory;
   StartDaemon("cuda:1", {"--snapshot_dir=" + directory.path()});
   const Weights expected = RunOnGpus(1, {0});
   GpuTrainer trainer(daemon_->address(), 0, 1, 0, client::Resume::kDiscard);
-  trainer.Begin();
-  trainer.StepAndWait();
-  trainer.StepAndWait();
-  ASSERT_TRUE(trainer.session().SaveSnapshot().ok());
+  ASSERT_NO_FATAL_FAILURE(StepTwiceAndSave(trainer));
   const std::byte* const weight = trainer.session().WeightBytes(0);
   daemon_->Kill();
   ASSERT_TRUE(daemon_->StartAgain().ok());
@@ -332,10 +337,7 @@ TEST_F(GpuJobsTest, GradientsThatAreOnTheirWayReachTheDaemonsSuccessor) {
   StartDaemon("cuda:1", {"--snapshot_dir=" + directory.path()});
   const Weights expected = RunOnGpus(1, {0});
   GpuTrainer trainer(daemon_->address(), 0, 1, 0, client::Resume::kDiscard);
-  trainer.Begin();
-  trainer.StepAndWait();
-  trainer.StepAndWait();
-  ASSERT_TRUE(trainer.session().SaveSnapshot().ok());
+  ASSERT_NO_FATAL_FAILURE(StepTwiceAndSave(trainer));
   daemon_->Kill();
   ASSERT_TRUE(daemon_->StartAgain().ok());
   void* pinned = nullptr;

@@ -29,7 +29,7 @@ _UNTIMED = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
 _AT_LEAST = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
 _PLAIN_WRITE = driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
 _NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-# Of the default stream, while another one is being captured.
+# The driver's answer for the default stream while another stream is being captured.
 _CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 
