@@ -197,7 +197,6 @@ class Run:
         self.restarts = 0
         self.killed: set[int] = set()  # by the driver; nobody else may die
         self.daemon_died = False
-        self.lanes_were_given_up = False
         self.rolled_back_to: int | None = None
         self.stopped = ""
         self.durable = -1  # newest step that a trainer was told to be
@@ -455,8 +454,7 @@ class Run:
         lost = code == LOST and (begins or rank.step == self.steps)
         # What the machine lacks now it may have when the launcher tries again.
         lacks = self._has_state() and self._names_what_is_lacking(last)
-        self.lanes_were_given_up |= self._lanes_died_too_often(last)
-        excused = lacks or lost or self.lanes_were_given_up
+        excused = lacks or lost or self._lanes_died_too_often()
         if not excused and code not in (0, REFUSED) and process.pid not in self.killed:
             self.result.wrong.append(f"rank {process.index} ended with {code} by itself: {last}")
         if rank.step == self.steps:
@@ -517,16 +515,21 @@ class Run:
     def _names_what_is_lost(self) -> bool:
         if self.durable >= 0:
             return False
-        ended = self.daemon_died or self.lanes_were_given_up
+        ended = self.daemon_died or self._lanes_died_too_often()
         return ended and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
 
-    def _lanes_died_too_often(self, text: str) -> bool:
-        """Three faults that end lanes may befall one step, which the product then gives up."""
-        if self.cell is None or "lanes have died 3 times" not in text:
+    def _lanes_died_too_often(self) -> bool:
+        """Three faults that end lanes may befall one step, which the product then gives up.
+
+        A daemon without descriptors ends lanes that it can send nothing. Ranks that come later hear
+        of the lost state alone: the daemon says why.
+        """
+        if self.cell is None:
             return False
         fired = [fault for fault in self.cell.faults if fault not in self.pending]
-        ends_lanes = [f for f in fired if f.victim == "lane" or f.kind == "cut"]
-        return len(ends_lanes) >= 3
+        ends_lanes = [f for f in fired if f.victim == "lane" or f.kind in ("cut", "nofile")]
+        said = any("; lanes have died " in self._log_of(daemon) for daemon in self.daemons.values())
+        return said and len(ends_lanes) >= 3
 
     def _names_what_failed(self) -> bool:
         """What the machine lacks for a while keeps a job from beginning, and ends none."""
@@ -534,9 +537,11 @@ class Run:
 
     def _could_not_start(self, daemon: Process) -> bool:
         """It said so and why, and its service manager starts it again."""
-        log = (self.loop.folder / f"daemon{daemon.index}.log").read_text(errors="replace")
-        last = log.rstrip().rpartition("\n")[2]
+        last = self._log_of(daemon).rstrip().rpartition("\n")[2]
         return "msg=ended" in last and self._names_what_is_lacking(last)
+
+    def _log_of(self, daemon: Process) -> str:
+        return (self.loop.folder / f"daemon{daemon.index}.log").read_text(errors="replace")
 
     def _names_what_is_lacking(self, text: str) -> bool:
         if self.cell is None:
