@@ -452,7 +452,7 @@ def open_and_close(_rank: int, _world: int, device: str):
 
 def drop_sessions_that_streams_use(rank: int, world: int, job: Job) -> list[int]:
     """How many timeline pages are kept, whose sessions have gone: at first, and in the end."""
-    from dmuond import cuda_memory
+    from dmuond import cuda_kept
 
     driver = use_device(0)
     trainer = GpuTrainer(rank, world, job)
@@ -466,13 +466,13 @@ def drop_sessions_that_streams_use(rank: int, world: int, job: Job) -> list[int]
     arrays = trainer.weights, trainer.gradients  # who drops the last one waits for the device
     del trainer
     gc.collect()
-    kept = [len(cuda_memory._used_pages)]
+    kept = [len(cuda_kept.kept)]
     open_gate()
     must(driver.cuStreamSynchronize(held_up))
     del arrays
     run(GpuTrainer(rank, world, job, resume="require"))
     gc.collect()
-    return [*kept, len(cuda_memory._used_pages)]
+    return [*kept, len(cuda_kept.kept)]
 
 
 def fork_in_a_session(rank: int, world: int, job: Job):

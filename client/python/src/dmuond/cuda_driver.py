@@ -37,6 +37,9 @@ _MPS_RECOVERS = (
 # calls; another process is then as soon at work.
 _MPS_PATIENCE_S, _MPS_PATIENCE_FOR_CONTEXT_S, _MPS_PAUSE_S = 20.0, 2.0, 0.02
 NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
+_NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+# The driver's answer for the default stream while another stream is being captured.
+_CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 
 def failed(name: str, result: Any) -> errors.Error:
@@ -96,6 +99,24 @@ def initialise() -> None:
         ) from error
 
 
+def check_not_captured(stream: int, otherwise: str) -> None:
+    """Raises FailedPreconditionError where the stream is being captured into a graph.
+
+    otherwise: what the graph would do then, at every launch. REQUIRES: entered.
+    """
+    result, *status = result_of("cuStreamIsCapturing", stream)
+    if result == SUCCESS and status[0] == _NOT_CAPTURING:
+        return
+    if result not in (SUCCESS, _CAPTURE_IMPLICIT):
+        raise failed("cuStreamIsCapturing", result)
+    raise errors.FailedPreconditionError(
+        f"the stream is being captured into a CUDA graph, which would {otherwise} for ever: "
+        "call it after the graph's launch, with the stream that it was launched in",
+        code="FAILED_PRECONDITION",
+        reason="SESSION_STATE",
+    )
+
+
 class _Entered(AbstractContextManager[None]):
     """Makes a context the calling thread's, and the one before it afterwards."""
 
@@ -118,7 +139,7 @@ class Device:
     """A device of this process and its primary context, which the CUDA runtime uses, too.
 
     Any thread may use it, but no forked child: its driver has not been initialised (see `here`).
-    Attributes: ordinal, uuid ("GPU-…"), granularity (of mappings, bytes).
+    Attributes: ordinal, uuid ("GPU-…"), granularity (of mappings, bytes), multiprocessors.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -142,8 +163,12 @@ class Device:
         self._location = driver.CUmemLocation()
         self._location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         self._location.id = ordinal
+        self._memory = self._kind_of_memory()
+        multiprocessors = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+        self.multiprocessors: int = call("cuDeviceGetAttribute", multiprocessors, handle)
+        recommended = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         with self.entered():
-            self.granularity: int = self._granularity()
+            self.granularity: int = call("cuMemGetAllocationGranularity", self._memory, recommended)
 
     @property
     def here(self) -> bool:
@@ -175,12 +200,15 @@ class Device:
         with self.entered():
             call("cuStreamSynchronize", stream)
 
-    def _granularity(self) -> int:
-        wanted = driver.CUmemAllocationProp()
-        wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        wanted.requestedHandleTypes = (
+    def create(self, size_bytes: int) -> Any:
+        """A handle of memory of the device, for cuMemMap. REQUIRES: a multiple of granularity."""
+        return call("cuMemCreate", size_bytes, self._memory, 0)
+
+    def _kind_of_memory(self) -> Any:
+        kind = driver.CUmemAllocationProp()
+        kind.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        kind.requestedHandleTypes = (
             driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         )
-        wanted.location = self._location
-        flags = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-        return call("cuMemGetAllocationGranularity", wanted, flags)
+        kind.location = self._location
+        return kind

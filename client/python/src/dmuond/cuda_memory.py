@@ -11,14 +11,23 @@ import contextlib
 import ctypes
 import math
 import sys
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dmuond import errors
-from dmuond.cuda_driver import NOT_READY, SUCCESS, Device, call, driver, failed, name_of, result_of
+from dmuond import cuda_kept, errors
+from dmuond.cuda_driver import (
+    NOT_READY,
+    SUCCESS,
+    Device,
+    call,
+    check_not_captured,
+    driver,
+    failed,
+    name_of,
+    result_of,
+)
 from dmuond.device_array import DeviceArray, HasMemory
 from dmuond.memory import Arena, Exported, Memory, Words
 
@@ -28,9 +37,8 @@ _NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 _UNTIMED = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
 _AT_LEAST = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
 _PLAIN_WRITE = driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
-_NOT_CAPTURING = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
-# The driver's answer for the default stream while another stream is being captured.
-_CAPTURE_IMPLICIT = driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+# What a graph would do for ever that has captured a store or a wait.
+_IF_CAPTURED = "signal one attempt"
 
 
 class _Mapping:
@@ -119,7 +127,7 @@ class _DeviceArena(Arena):
             self._owner.adopt(fresh._owner)
 
 
-class _Page:
+class _Page(cuda_kept.Used):
     """A timeline page as streams of a device use it. It owns what they need for that."""
 
     def __init__(self, device: Device, page: object, address: int, size_bytes: int) -> None:
@@ -135,7 +143,6 @@ class _Page:
             self.reached = call("cuEventCreate", _UNTIMED)
 
     def release(self) -> bool:
-        """Gives the page back and returns True, or False where enqueued work uses it."""
         with self.device.entered():
             if self._is_used():
                 return False
@@ -151,26 +158,6 @@ class _Page:
         return NOT_READY in found
 
 
-# Their sessions have gone, and streams still use them.
-_used_pages: list[_Page] = []
-
-
-def _release(page: _Page) -> None:
-    """Called by the garbage collector, which must not wait for streams.
-
-    A page that streams use is kept. Whenever another one goes, it is looked at again.
-    """
-    _used_pages.append(page)
-    _used_pages[:] = [used for used in _used_pages if not _try_release(used)]
-
-
-def _try_release(page: _Page) -> bool:
-    try:
-        return not page.device.here or page.release()
-    except errors.Error:
-        return True  # the device has failed
-
-
 class CudaWords(Words):
     """Stores and waits that the device makes, and lanes on the host see and answer."""
 
@@ -179,13 +166,13 @@ class CudaWords(Words):
     def __init__(self, device: Device, page: object, address: int, size_bytes: int) -> None:
         self._device = device
         self._page = _Page(device, page, address, size_bytes)
-        weakref.finalize(self, _release, self._page).atexit = False
+        cuda_kept.release_with(self, self._page)
 
     def store(self, words: Sequence[int], value: int, stream: int | None) -> None:
         page = self._page
         with self._device.entered():
             if stream is not None:
-                _check_not_captured(stream)
+                check_not_captured(stream, _IF_CAPTURED)
                 call("cuEventRecord", page.reached, stream)
                 call("cuStreamWaitEvent", page.stores, page.reached, 0)
             for word in words:
@@ -194,7 +181,7 @@ class CudaWords(Words):
     def wait(self, words: Sequence[int], value: int, stream: int) -> None:
         page = self._page
         with self._device.entered():
-            _check_not_captured(stream)
+            check_not_captured(stream, _IF_CAPTURED)
             if stream not in page.waits:
                 page.waits[stream] = call("cuEventCreate", _UNTIMED)
             for word in words:
@@ -301,21 +288,3 @@ def _place_of(memory: HasMemory) -> tuple[int, int]:
     if strides is not None and tuple(strides) != dense:
         raise errors.InvalidArgumentError(f"memory with strides {strides} is not in one piece")
     return int(interface["data"][0]), size * math.prod(shape)
-
-
-def _check_not_captured(stream: int) -> None:
-    """Raises FailedPreconditionError where the stream is being captured into a graph.
-
-    The graph would store the attempt of its capture, and wait for it, at every launch.
-    """
-    result, *status = result_of("cuStreamIsCapturing", stream)
-    if result == SUCCESS and status[0] == _NOT_CAPTURING:
-        return
-    if result not in (SUCCESS, _CAPTURE_IMPLICIT):
-        raise failed("cuStreamIsCapturing", result)
-    raise errors.FailedPreconditionError(
-        "the stream is being captured into a CUDA graph, which would signal one attempt for ever: "
-        "call it after the graph's launch, with the stream that it was launched in",
-        code="FAILED_PRECONDITION",
-        reason="SESSION_STATE",
-    )
