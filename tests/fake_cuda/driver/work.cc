@@ -2,7 +2,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cinttypes>
 #include <cstring>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -138,36 +140,95 @@ bool Satisfied(uint64_t word, uint64_t value, unsigned flags) {
   }
 }
 
-// The kernels of ../contracts, by name.
-struct KernelParameters {
-  uintptr_t address;
-  uint64_t value;
-  size_t blocks;
+// ---- Kernels that are found by name ----
+
+// A launch of one. `ranges`: what is known of it when it is enqueued.
+struct Prepared {
+  std::vector<Range> ranges;
+  std::function<CUresult(const Context&)> run;
 };
-CUresult Spin(const KernelParameters& p) {
-  auto* started = reinterpret_cast<uint64_t*>(Alias(p.value));
-  for (size_t i = 0; i < p.blocks; ++i) __atomic_store_n(started + i, 1, __ATOMIC_RELEASE);
-  const auto* stop = reinterpret_cast<const uint64_t*>(Alias(p.address));
-  while (__atomic_load_n(stop, __ATOMIC_ACQUIRE) == 0) ::usleep(50);
+// Returns a parameter of a launch.
+template <typename T>
+T Parameter(void** parameters, int i) {
+  return *static_cast<const T*>(parameters[i]);
+}
+
+// ../contracts has these two: they spin until a word is not zero, and store one.
+Prepared Spin(void** parameters, size_t blocks) {
+  const auto stop = Parameter<uintptr_t>(parameters, 0);
+  const auto started = Parameter<uintptr_t>(parameters, 1);
+  return {{{stop, 8}, {started, blocks * 8}}, [=](const Context&) {
+            auto* words = reinterpret_cast<uint64_t*>(Alias(started));
+            for (size_t i = 0; i < blocks; ++i) __atomic_store_n(words + i, 1, __ATOMIC_RELEASE);
+            const auto* word = reinterpret_cast<const uint64_t*>(Alias(stop));
+            while (__atomic_load_n(word, __ATOMIC_ACQUIRE) == 0) ::usleep(50);
+            return CUDA_SUCCESS;
+          }};
+}
+Prepared StoreWord(void** parameters, size_t) {
+  const auto to = Parameter<uintptr_t>(parameters, 0);
+  const auto value = Parameter<uint64_t>(parameters, 1);
+  return {{{to, 8}}, [=](const Context&) {
+            __atomic_store_n(reinterpret_cast<uint64_t*>(Alias(to)), value, __ATOMIC_RELEASE);
+            return CUDA_SUCCESS;
+          }};
+}
+
+// client/python/kernels/same_bytes.cu. What it compares is known when it begins.
+struct Pair {
+  uintptr_t a;
+  uintptr_t b;
+  size_t bytes;
+  uint64_t first_chunk;
+};
+CUresult CompareAll(const Context& context, const Pair* pairs, size_t count, uint64_t chunks,
+                    uint64_t round, uint64_t* different) {
+  constexpr size_t kChunkBytes = 16384;
+  uint64_t before = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const Pair& pair = pairs[i];
+    if (pair.first_chunk != before) {
+      Abort("pair %zu begins at chunk %" PRIu64 ", after %" PRIu64, i, pair.first_chunk, before);
+    }
+    before += (pair.bytes + kChunkBytes - 1) / kChunkBytes;
+    if (pair.bytes == 0) continue;
+    {
+      std::lock_guard lock(All().mutex);
+      if (!Accessible(pair.a, pair.bytes, context, Use::kKernel) ||
+          !Accessible(pair.b, pair.bytes, context, Use::kKernel)) {
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+      }
+    }
+    if (std::memcmp(Alias(pair.a), Alias(pair.b), pair.bytes) != 0) different[i] = round;
+  }
+  if (chunks != before) {
+    Abort("%" PRIu64 " chunks are compared, and the pairs have %" PRIu64, chunks, before);
+  }
   return CUDA_SUCCESS;
 }
-CUresult StoreWord(const KernelParameters& p) {
-  __atomic_store_n(reinterpret_cast<uint64_t*>(Alias(p.address)), p.value, __ATOMIC_RELEASE);
-  return CUDA_SUCCESS;
+Prepared SameBytes(void** parameters, size_t) {
+  const auto pairs = Parameter<uintptr_t>(parameters, 0);
+  const auto different = Parameter<uintptr_t>(parameters, 1);
+  const auto chunks = Parameter<uint64_t>(parameters, 2);
+  const auto round = Parameter<uint64_t>(parameters, 3);
+  const auto count = Parameter<uint32_t>(parameters, 4);
+  if (pairs % alignof(Pair) != 0 || different % 8 != 0) {
+    Abort("dmuond_same_bytes gets the addresses %#zx and %#zx, of which one is not aligned", pairs,
+          different);
+  }
+  return {{{pairs, count * sizeof(Pair)}, {different, count * sizeof(uint64_t)}},
+          [=](const Context& context) {
+            return CompareAll(context, reinterpret_cast<const Pair*>(Alias(pairs)), count, chunks,
+                              round, reinterpret_cast<uint64_t*>(Alias(different)));
+          }};
 }
+
 struct KnownKernel {
   const char* name;
-  CUresult (*run)(const KernelParameters&);
-  std::vector<Range> (*ranges)(const KernelParameters&);
+  Prepared (*prepare)(void** parameters, size_t blocks);
 };
 const KnownKernel kKernels[] = {
-    {"contract_spin", Spin,
-     [](const KernelParameters& p) {
-       return std::vector<Range>{{p.address, 8}, {p.value, p.blocks * 8}};
-     }},
-    {"contract_store", StoreWord, [](const KernelParameters& p) {
-       return std::vector<Range>{{p.address, 8}};
-     }}};
+    {"contract_spin", Spin}, {"contract_store", StoreWord}, {"dmuond_same_bytes", SameBytes}};
 
 // Whether this kernel is the one that fails.
 bool Fails() {
@@ -330,9 +391,9 @@ CUresult cuLaunchKernel(CUfunction function, unsigned blocks, unsigned, unsigned
   std::shared_ptr<Stream> found;
   if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
   const auto* kernel = reinterpret_cast<const KnownKernel*>(function);
-  const KernelParameters p{*static_cast<uintptr_t*>(parameters[0]),
-                           *static_cast<uint64_t*>(parameters[1]), blocks};
-  AddKernel(*found, kernel->name, kernel->ranges(p), [kernel, p] { return kernel->run(p); });
+  Prepared prepared = kernel->prepare(parameters, blocks);
+  AddKernel(*found, kernel->name, std::move(prepared.ranges),
+            [context = found->context(), run = std::move(prepared.run)] { return run(*context); });
   return CUDA_SUCCESS;
 }
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dmuond import cuda_kept, errors
+from dmuond.cuda_compare import ByteComparison
 from dmuond.cuda_driver import (
     NOT_READY,
     SUCCESS,
@@ -250,6 +251,10 @@ class CudaMemory(Memory):
 
     def words(self, page: object, address: int, size_bytes: int) -> Words:
         return CudaWords(self._device, page, address, size_bytes)
+
+    def comparison(self) -> ByteComparison:
+        """Compares ranges of this device's memory. Made before the first step: it may wait."""
+        return ByteComparison(self._device)
 
     def check_stream(self, stream: int | None) -> None:
         if stream is None:
