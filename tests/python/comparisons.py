@@ -8,7 +8,8 @@ from pathlib import Path
 import dmuond
 import numpy as np
 from dmuond import cuda_kept
-from dmuond.cuda_memory import CudaMemory
+from dmuond.cuda_compare import ByteComparison
+from dmuond.cuda_driver import Device
 from gpus import (
     calls_of,
     hold_up,
@@ -54,7 +55,7 @@ class Sides:
 
 
 def make():
-    return CudaMemory(0).comparison()
+    return ByteComparison(Device(0))
 
 
 def compare_one(_rank: int, _world: int, offset: int, size_bytes: int, flipped: int | None):

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -97,11 +98,12 @@ def free_port() -> int:
 
 
 class Daemon:
-    def __init__(self, folder: Path, name: str, flags: list[str]):
+    def __init__(self, folder: Path, name: str, flags: list[str], environment: dict[str, str]):
+        """environment: beside this process's, but for what is dmuond's there."""
         self.path = str(folder / f"{name}.sock")
         self.log = folder / f"{name}.log"
         self._output = self.log.open("wb")
-        self._flags = flags
+        self._flags, self._environment = flags, environment
         self.start()
 
     def start(self):
@@ -111,7 +113,7 @@ class Daemon:
             [program("dmuond"), f"--socket={self.path}", *self._flags],
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=environment | self._environment,
         )
 
     def wait_ready(self):
@@ -160,11 +162,20 @@ class Daemons:
 
     def start_alone(self, *flags: str) -> str:
         """Starts one daemon and does not wait for it: in a group it is not ready alone."""
-        self.members.append(Daemon(self._folder, f"{len(self.members)}", list(flags)))
+        self.members.append(Daemon(self._folder, f"{len(self.members)}", list(flags), {}))
         return f"unix:{self.members[-1].path}"
 
-    def start(self, nodes: int = 1, lanes: int = 1, *flags: str) -> list[str]:
-        """Starts a group of `nodes` daemons with `lanes` lanes each; returns their addresses."""
+    def start(
+        self,
+        nodes: int = 1,
+        lanes: int = 1,
+        *flags: str,
+        environments: Sequence[dict[str, str]] | None = None,
+    ) -> list[str]:
+        """Starts a group of `nodes` daemons with `lanes` lanes each; returns their addresses.
+
+        environments: what each has beside this process's.
+        """
         common = [f"--devices=cpu:{lanes}", "--threads=1", *flags]
         base = len(self.members)
         coordinator = f"127.0.0.1:{free_port()}"
@@ -179,7 +190,8 @@ class Daemons:
                     f"--peer_listen={listen}",
                     f"--peer_secret_file={secret_file(self._folder)}",
                 ]
-            self.members.append(Daemon(self._folder, f"{base + node}", common + peers))
+            own = environments[node] if environments else {}
+            self.members.append(Daemon(self._folder, f"{base + node}", common + peers, own))
         for daemon in self.members[base:]:
             daemon.wait_ready()
         return [f"unix:{daemon.path}" for daemon in self.members[base:]]

@@ -133,11 +133,11 @@ def train_signalling_early(rank, world, folder, loop):
     return train(rank, world, folder, loop, early_buckets=True)
 
 
-def scaled(rank, world, folder):
+def scaled(rank, world, folder, **options):
     """An overflow on the last rank alone, in the third step; weights and scales."""
     with process_group(rank, world, folder):
         model = sharded_model(world)
-        optimizer = make_optimizer(model)
+        optimizer = make_optimizer(model, **options)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
         scales = []
         for step in range(STEPS):

@@ -215,15 +215,6 @@ def train(rank: int, world: int, job: Job, options: dict):
     return run(GpuTrainer(rank, world, job, **options))
 
 
-def train_on_cpu(rank: int, world: int, job: Job, daemon: int):
-    """As core_trainer.train; and what the daemon has its lanes compute with, for the same bits."""
-    trainer = Trainer(rank, world, job)
-    text = Path(f"/proc/{lane_pids(daemon)[0]}/environ").read_text()
-    variables = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
-    numerics = {name: value for name, value in variables.items() if name.startswith("OPENBLAS_")}
-    return run(trainer), numerics
-
-
 def calls_in_steps(rank: int, world: int, job: Job, folder: str) -> list[str]:
     """What the trainer has called in its steps that waits for a device or allocates."""
     trainer = GpuTrainer(rank, world, job)

@@ -9,18 +9,19 @@ import subprocess
 import sys
 import threading
 
+import core_trainer
 import gpus
 import numpy as np
 import pytest
 from core_trainer import Job, Tensor, assemble, whole
 from daemons import program
+from gpu_machine import Machine
 from trainers import Ranks, TrainerFailedError
 
 if not (program("dmuond").parent / "dmuond-lane-fake").exists():
     pytest.skip("built without the headers of CUDA", allow_module_level=True)
 pytest.importorskip("cuda.bindings")
 
-DEVICES = 2
 TENSORS = (
     Tensor("a", (48, 32), reduce_factor=0.5),
     Tensor("b", (32, 48), reduce_factor=0.5),
@@ -32,31 +33,6 @@ TENSORS = (
 def job(world: int = 1, **more) -> Job:
     held = tuple(whole(tensor) for tensor in TENSORS)
     return Job(TENSORS, (held,) * world, bucket_bytes=4096, **more)
-
-
-class Machine:
-    """Two GPUs; what is started while it is there has them: daemons, and trainers as processes."""
-
-    def __init__(self, folder, monkeypatch, daemons, ranks):
-        self.folder = folder
-        self._monkeypatch, self._daemons, self._ranks = monkeypatch, daemons, ranks
-        self.set(gpus.environment(folder, DEVICES))
-
-    def set(self, variables: dict[str, str]):
-        for name, value in variables.items():
-            self._monkeypatch.setenv(name, value)
-
-    def start_daemon(self, lanes: int = 1, *flags: str, devices: str = ""):
-        lane = f"--lane_binary={program('dmuond-lane-fake')}"
-        more = [f"--devices={devices or f'cuda:{lanes}'}", lane, *flags]
-        self.addresses = self._daemons.start(1, lanes, *more)
-        self.daemon = self._daemons.members[-1]
-
-    def run(self, function, *arguments, world: int = 1):
-        return self._ranks.run(function, world, self.addresses, *arguments)
-
-    def run_one(self, function, *arguments):
-        return self.run(function, *arguments)[0]
 
 
 @pytest.fixture
@@ -79,11 +55,8 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]):
 @pytest.mark.parametrize("world", [1, 2])
 def test_weights_have_the_bits_of_the_cpu_in_arenas_of_both_kinds(world, machine, daemons):
     machine.start_daemon(world, devices=f"cpu:{world}")
-    pid = machine.daemon.process.pid
-    results, numerics = zip(
-        *machine.run(gpus.train_on_cpu, job(world), pid, world=world), strict=True
-    )
-    machine.set(numerics[0])
+    machine.compute_as_the_lanes()
+    results = machine.run(core_trainer.train, job(world), world=world)
     machine.start_daemon(world)
     # Poison: weights that are read too early are NaN.
     for options in ({}, {"own": True}, {"default_stream": True}, {"poison": True}):
@@ -99,9 +72,8 @@ def test_no_call_of_a_step_waits_for_the_device_or_allocates(machine):
 def test_absent_gradients_and_clipping_are_as_on_the_host(machine):
     machine.start_daemon(devices="cpu:1")
     more = {"absent": frozenset({(2, 0, "b"), (3, 0, "bias")}), "max_grad_norm": 0.5}
-    pid = machine.daemon.process.pid
-    results, numerics = machine.run_one(gpus.train_on_cpu, job(**more), pid)
-    machine.set(numerics)
+    machine.compute_as_the_lanes()
+    results = machine.run_one(core_trainer.train, job(**more))
     machine.start_daemon()
     assert_same(weights_on_gpus(machine, 1, **more), assemble(job(**more), [results]))
 

@@ -9,7 +9,7 @@ import dmuond.torch
 import numpy as np
 import pytest
 import torch
-from dmuond.torch.slots import bytes_of, same_bytes
+from dmuond.torch.tensor_device import bytes_of, same_bytes
 from habits import (
     MATRICES,
     STEPS,

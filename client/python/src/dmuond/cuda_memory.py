@@ -11,13 +11,12 @@ import contextlib
 import ctypes
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from dmuond import cuda_kept, errors
-from dmuond.cuda_compare import ByteComparison
 from dmuond.cuda_driver import (
     NOT_READY,
     SUCCESS,
@@ -117,8 +116,11 @@ class _DeviceArena(Arena):
         self._device.wait()  # for gradients that are still being computed, in whatever stream
         return self.view.read()
 
-    def write(self, contents: np.ndarray) -> None:
-        self.view.write(contents)
+    def read(self, offset_bytes: int, size_bytes: int) -> np.ndarray:
+        return self.view.slot(offset_bytes, (size_bytes,), np.uint8).read()
+
+    def write(self, contents: np.ndarray, offset_bytes: int = 0) -> None:
+        self.view.slot(offset_bytes, contents.shape, np.uint8).write(contents)
         self._device.synchronize(0)
 
     def adopt(self, fresh: Arena) -> None:
@@ -169,11 +171,12 @@ class CudaWords(Words):
         self._page = _Page(device, page, address, size_bytes)
         cuda_kept.release_with(self, self._page)
 
-    def store(self, words: Sequence[int], value: int, stream: int | None) -> None:
-        page = self._page
+    def store(self, words: Sequence[int], value: int, streams: Iterable[int]) -> None:
+        page, awaited = self._page, tuple(streams)
         with self._device.entered():
-            if stream is not None:
+            for stream in awaited:
                 check_not_captured(stream, _IF_CAPTURED)
+            for stream in awaited:
                 call("cuEventRecord", page.reached, stream)
                 call("cuStreamWaitEvent", page.stores, page.reached, 0)
             for word in words:
@@ -251,10 +254,6 @@ class CudaMemory(Memory):
 
     def words(self, page: object, address: int, size_bytes: int) -> Words:
         return CudaWords(self._device, page, address, size_bytes)
-
-    def comparison(self) -> ByteComparison:
-        """Compares ranges of this device's memory. Made before the first step: it may wait."""
-        return ByteComparison(self._device)
 
     def check_stream(self, stream: int | None) -> None:
         if stream is None:

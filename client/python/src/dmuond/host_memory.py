@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -30,9 +30,12 @@ class HostArena(Arena):
     def contents(self) -> np.ndarray:
         return self.view
 
-    def write(self, contents: np.ndarray) -> None:
+    def read(self, offset_bytes: int, size_bytes: int) -> np.ndarray:
+        return self.view[offset_bytes : offset_bytes + size_bytes].copy()
+
+    def write(self, contents: np.ndarray, offset_bytes: int = 0) -> None:
         if contents is not self.view:
-            self.view[...] = contents
+            self.view[offset_bytes : offset_bytes + contents.nbytes] = contents
 
     def adopt(self, fresh: Arena) -> None:
         found = _libc.mremap(
@@ -54,7 +57,7 @@ class HostWords(Words):
 
     can_fail = False
 
-    def store(self, words: Sequence[int], value: int, stream: int | None) -> None:
+    def store(self, words: Sequence[int], value: int, streams: Iterable[int]) -> None:
         for word in words:
             atomics.advance(word, value)
 

@@ -6,7 +6,7 @@ host_memory and cuda_memory implement it; devices chooses.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,8 +34,12 @@ class Arena(abc.ABC):
         """
 
     @abc.abstractmethod
-    def write(self, contents: np.ndarray) -> None:
-        """Replaces its bytes. It is done when it returns."""
+    def read(self, offset_bytes: int, size_bytes: int) -> np.ndarray:
+        """A copy of some of its bytes. REQUIRES: nothing is enqueued that changes them."""
+
+    @abc.abstractmethod
+    def write(self, contents: np.ndarray, offset_bytes: int = 0) -> None:
+        """Replaces bytes from there on. It is done when it returns."""
 
     @abc.abstractmethod
     def adopt(self, fresh: Arena) -> None:
@@ -68,12 +72,12 @@ class Words(abc.ABC):
     can_fail: bool
 
     @abc.abstractmethod
-    def store(self, words: Sequence[int], value: int, stream: int | None) -> None:
-        """Stores into the words, in their order, when the stream has done what is enqueued there.
+    def store(self, words: Sequence[int], value: int, streams: Iterable[int]) -> None:
+        """Stores into the words, in their order, when the streams have done what is enqueued there.
 
         Without a stream it stores at once. No store overtakes an earlier one. Neither the host nor
-        the stream waits. Raises FailedPreconditionError where the stream is being captured; then
-        nothing is stored.
+        a stream waits. Raises FailedPreconditionError where one is being captured; then nothing is
+        stored.
         """
 
     @abc.abstractmethod

@@ -34,7 +34,7 @@ from types import TracebackType
 
 import numpy as np
 
-from dmuond import devices, environment, errors, state_chunks, types
+from dmuond import arenas, devices, environment, errors, state_chunks, types
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.device_array import HasMemory
 from dmuond.fault_point import fault_point
@@ -251,20 +251,22 @@ class Session(Member):
                 reason="WEIGHTS_REPUBLISHED",
             )
 
-    def signal(self, bucket: int, stream: int | None = None) -> None:
+    def signal(self, bucket: int, stream: int | Iterable[int] | None = None) -> None:
         """The gradients of a bucket lie in the arena: they may be collected from now on.
 
-        stream: they lie there when it has done what is enqueued there. They must not change until
-        the step is decided. A bucket that is not signalled is, by `step`.
+        stream: they lie there when it, or all of several, have done what is enqueued there. They
+        must not change until the step is decided. A bucket that is not signalled is, by `step`.
         """
         self._check_usable()
-        self._memory.check_stream(stream)
+        streams = tuple(stream) if isinstance(stream, Iterable) else _as_tuple(stream)
+        for each in streams:
+            self._memory.check_stream(each)
         timeline = self._require_timeline()
         if not 0 <= bucket < timeline.buckets:
             raise errors.InvalidArgumentError(f"bucket {bucket}; there are {timeline.buckets}")
         if self._going_back is not None:
             return  # the caller will come with other gradients
-        self._signal_all([bucket], stream)
+        self._signal_all([bucket], streams)
         fault_point("trainer.signalled_early")
 
     def is_signalled(self, bucket: int) -> bool:
@@ -449,9 +451,12 @@ class Session(Member):
         self._check_alive()
         self._wait_unpublished(None)
         # A group that forms anew publishes its masters: what is pushed must outlive that.
-        pushed: dict[int, np.ndarray] = {}
+        pushed: list[tuple[int, int, np.ndarray]] = []
         if self._in_job and not first.state:
-            pushed = {key: arena.contents().copy() for key, arena in self._mapped.items()}
+            pushed = [
+                (identity, begin, self._mapped[identity].read(begin, end - begin))
+                for identity, begin, end in arenas.weight_spans(self._layout)
+            ]
             self.check_not_republished("the weights to push")
         notice = WaitNotice(self.rank, "a push")
         while True:
@@ -472,8 +477,8 @@ class Session(Member):
                     raise
             if pushed and self.next_attempt >> 32 != attempt >> 32:
                 self._wait_published(self.next_attempt - 1)
-                for identity, content in pushed.items():
-                    self._mapped[identity].write(content)
+                for identity, begin, contents in pushed:
+                    self._mapped[identity].write(contents, begin)
         self._in_job = True
         self._begin_attempt(reply.next_attempt)
         self.last_committed_step = reply.last_committed_step
@@ -563,13 +568,14 @@ class Session(Member):
         notice: WaitNotice,
     ) -> types.Outcome:
         """Signals, submits and waits for the outcome of one attempt."""
+        streams = _as_tuple(stream)
         self._check_alive()
         self._wait_unpublished(None)
         fault_point("trainer.gradients")
         if not request.withdraw:
-            self._signal_all(self._contributes - held_back, stream)
+            self._signal_all(self._contributes - held_back, streams)
         fault_point("trainer.signalled")
-        self._require_timeline().set_submitted(self.next_attempt, stream)
+        self._require_timeline().set_submitted(self.next_attempt, streams)
         fault_point("trainer.marked")
         request.key.CopyFrom(self._link.key)
         request.step, request.attempt = self.last_committed_step + 1, self.next_attempt
@@ -579,7 +585,7 @@ class Session(Member):
         try:
             reply = self._patiently("SubmitStep", request)
             if not request.withdraw:
-                self._signal_all(held_back, stream)
+                self._signal_all(held_back, streams)
             fault_point("trainer.submitted")
             while reply.outcome.kind == types.Outcome.KIND_UNSPECIFIED:
                 self._require_timeline().check_device()
@@ -611,10 +617,14 @@ class Session(Member):
                 if not silent or time.monotonic() > give_up:
                     raise
 
-    def _signal_all(self, buckets: Iterable[int], stream: int | None) -> None:
+    def _signal_all(self, buckets: Iterable[int], streams: Iterable[int]) -> None:
         unsaid = sorted(self._contributes.intersection(buckets) - self._signalled)
-        self._require_timeline().set_ready(unsaid, self.next_attempt, stream)
+        self._require_timeline().set_ready(unsaid, self.next_attempt, streams)
         self._signalled.update(unsaid)
+
+
+def _as_tuple(stream: int | None) -> tuple[int, ...]:
+    return () if stream is None else (stream,)
 
 
 def _check_identity(job: object, rank: object, world_size: object) -> None:

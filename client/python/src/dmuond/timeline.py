@@ -67,13 +67,13 @@ class Timeline:
         memory = memory or HostMemory()
         self._words = memory.words(self._anchor, self._base, page_bytes(buckets))
 
-    def set_submitted(self, attempt: int, stream: int | None = None) -> None:
-        self._words.store([self._base + _SUBMITTED], attempt, stream)
+    def set_submitted(self, attempt: int, streams: Iterable[int] = ()) -> None:
+        self._words.store([self._base + _SUBMITTED], attempt, streams)
 
-    def set_ready(self, buckets: Iterable[int], attempt: int, stream: int | None = None) -> None:
+    def set_ready(self, buckets: Iterable[int], attempt: int, streams: Iterable[int] = ()) -> None:
         words = [self._base + _READY + bucket * _WORD_BYTES for bucket in buckets]
         if words:
-            self._words.store(words, attempt, stream)
+            self._words.store(words, attempt, streams)
 
     def enqueue_wait(self, buckets: Iterable[int], attempt: int, stream: int) -> None:
         """Lets the stream wait for the weights after `attempt`. Poison ends its wait, too."""

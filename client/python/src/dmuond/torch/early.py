@@ -13,10 +13,13 @@ clip.
 from __future__ import annotations
 
 import warnings
-import zlib
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Container, Iterable
+
+from torch import Tensor
 
 from dmuond.torch.slots import ShardedSlot, Slot
+from dmuond.torch.tensor_device import Answer, Known, TensorDevice
 
 _OBSERVED_STEPS_MAX = 6  # comparing bytes costs time: a program that is never quiet is left alone
 _QUIET_STEPS = 2
@@ -26,13 +29,18 @@ class EarlySignals:
     def __init__(
         self,
         slots: Iterable[Slot],
-        signal: Callable[[int], None],
+        device: TensorDevice,
+        signal: Callable[[int, Iterable[int]], None],
         *,
         allowed: bool,
         sharded: bool,
     ) -> None:
-        """sharded: buckets with shards of FSDP2, too."""
+        """sharded: buckets with shards of FSDP2, too.
+
+        signal: called with a bucket and the streams in which its gradients were made.
+        """
         self._slots = list(slots)
+        self._device = device
         self._signal = signal
         self._allowed = allowed
         self._sharded = sharded
@@ -47,9 +55,12 @@ class EarlySignals:
         self._observed = 0
         self._calls = [0] * len(self._slots)
         self._expected = [-1] * len(self._slots)
+        # Of steps that were observed: whether all was quiet. A device's looks may take a while.
+        self._answers: deque[Answer] = deque()
         # At the last hook of a slot: version and, while observing, checksum.
         self._versions = [0] * len(self._slots)
-        self._sums = [0] * len(self._slots)
+        self._sums: dict[int, Tensor] = {}
+        self._streams: list[set[int]] = [set() for _ in self._slots]
         self._signalled: set[int] = set()
         self._broken = False  # one of them has changed, and no step has withdrawn it
         self._members: dict[int, list[int]] = {}
@@ -82,26 +93,48 @@ class EarlySignals:
         position = self._position[slot.index]
         self._calls[position] += 1
         self._versions[position] = slot.gradient._version
+        stream = self._device.stream()
+        if stream is not None:
+            self._streams[position].add(stream)
         if self._observing:
-            self._sums[position] = zlib.crc32(slot.gradient_as_bytes())
+            self._sums[position] = slot.gradient_checksum()
         if self._on and not self._held and slot.bucket not in self._signalled:
             self._signal_if_complete(slot.bucket)
 
-    def before_step(self, gradients_changed: bool) -> bool:
+    @property
+    def streams(self) -> set[int]:
+        """In which gradients of this step were made."""
+        return set().union(*self._streams)
+
+    def compared(self) -> list[Slot]:
+        """The slots whose gradient_pair() `before_step` is to know of."""
+        positions: Iterable[int] = ()
+        if self._on:
+            positions = (m for bucket in self._signalled for m in self._members[bucket])
+        elif self._observing:
+            positions = (m for m, calls in enumerate(self._calls) if calls)
+        return [self._slots[m] for m in positions if self._slots[m].bucket not in self._never]
+
+    def before_step(self, gradients_changed: bool, differing: Container[int]) -> bool:
         """Looks at all gradients; True: the attempt must be withdrawn.
 
         It stays so until a step succeeds: one that fails may not have come to withdrawing it.
 
-        gradients_changed: somebody is known to have changed them (GradScaler.unscale_).
+        gradients_changed: somebody is known to have changed them (GradScaler.unscale_). differing:
+        indices of slots that `compared` has named and whose pairs differ.
         """
         if self._on:
-            self._find_broken(gradients_changed)
+            self._find_broken(gradients_changed, differing)
         elif self._observing:
-            self._observe(gradients_changed)
+            self._observe(gradients_changed, differing)
+        if self._answers and not self._on:
+            self._learn()
         return self._broken
 
     def after_step(self) -> None:
         self._calls = [0] * len(self._slots)
+        self._streams = [set() for _ in self._slots]
+        self._sums.clear()
         self._signalled.clear()
         self._broken = False
 
@@ -111,36 +144,45 @@ class EarlySignals:
         # A bucket with a gradient that may be absent waits for the submit, which says so.
         if all(self._calls[m] == self._expected[m] > 0 for m in self._members[bucket]):
             self._signalled.add(bucket)
-            self._signal(bucket)
+            self._signal(bucket, set().union(*(self._streams[m] for m in self._members[bucket])))
 
-    def _unchanged(self, position: int) -> bool:
+    def _unchanged(self, position: int, differing: Container[int]) -> bool:
         slot = self._slots[position]
         if slot.parameter.grad is None:
             return self._calls[position] == 0
-        return slot.gradient_unchanged(self._versions[position])
+        return slot.index not in differing and slot.gradient_unchanged(self._versions[position])
 
-    def _observe(self, gradients_changed: bool) -> None:
+    def _observe(self, gradients_changed: bool, differing: Container[int]) -> None:
         agreed = self._observed == 0 or self._calls == self._expected
+        watched = [
+            position
+            for position, slot in enumerate(self._slots)
+            if slot.bucket not in self._never and self._calls[position] > 0
+        ]
         quiet = agreed and not gradients_changed
-        for position, slot in enumerate(self._slots):
-            if not quiet:
-                break
-            if slot.bucket in self._never or self._calls[position] == 0:
-                continue
-            quiet = self._unchanged(position) and (
-                zlib.crc32(slot.gradient_as_bytes()) == self._sums[position]
-            )
-        self._quiet = self._quiet + 1 if quiet else 0
+        if quiet and all(self._unchanged(position, differing) for position in watched):
+            now = [self._slots[position].gradient_checksum() for position in watched]
+            before = [self._sums[position] for position in watched]
+            self._answers.append(self._device.unchanged(before, now))
+        else:
+            self._answers.append(Known(False))
         self._expected = list(self._calls)
         self._observed += 1
-        self._on = self._quiet >= _QUIET_STEPS
-        self._observing = not self._on and self._observed < _OBSERVED_STEPS_MAX
+        self._observing = self._observed < _OBSERVED_STEPS_MAX
 
-    def _find_broken(self, gradients_changed: bool) -> None:
+    def _learn(self) -> None:
+        """A late answer puts off that signals are given early, and nothing else."""
+        while self._answers and self._answers[0].is_known():
+            self._quiet = self._quiet + 1 if self._answers.popleft().unchanged() else 0
+        if self._quiet >= _QUIET_STEPS:
+            self._on, self._observing = True, False
+            self._answers.clear()
+
+    def _find_broken(self, gradients_changed: bool, differing: Container[int]) -> None:
         for bucket in self._signalled:
             for position in self._members[bucket]:
                 again = self._calls[position] != self._expected[position]
-                if again or gradients_changed or not self._unchanged(position):
+                if again or gradients_changed or not self._unchanged(position, differing):
                     self._broken = True
                     self._stop(self._slots[position].name, again)
                     return

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from dmuond.torch.slots import Slot, bytes_of
+from dmuond.torch.slots import Slot
+from dmuond.torch.tensor_device import bytes_of
 
 DIGEST_BYTES = 16
 # Below this a thread costs more than it saves.
@@ -38,5 +39,5 @@ def digests(slots: Iterable[Slot], fragments: int) -> list[bytes]:
 
 def _digest(slot: Slot) -> bytes:
     with torch.no_grad():
-        flat = bytes_of(slot.value())
+        flat = bytes_of(slot.value().cpu())
     return hashlib.sha256(flat.numpy()).digest()[:DIGEST_BYTES]

@@ -22,6 +22,7 @@ from dmuond.session import Registered, Session
 from dmuond.state_chunks import StateTensor
 from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
+from dmuond.torch.devices import device_of
 from dmuond.torch.early import EarlySignals
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.model_watch import ModelWatch
@@ -29,7 +30,8 @@ from dmuond.torch.presets import FIXED_OPTIONS, group_config
 from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.schedules import Schedules
-from dmuond.torch.slots import ShardedSlot, Slot, same_bytes
+from dmuond.torch.slots import ShardedSlot, Slot
+from dmuond.torch.tensor_device import same_bytes
 from dmuond.torch.views import Views
 
 _STEP_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
@@ -63,6 +65,9 @@ class Muon(torch.optim.Optimizer):
         on all ranks: how many ranks have other data, their losses averaged.
     early_buckets: signal gradients during the backward pass: None when it has shown to be safe (of
         FSDP2's shards, only with max_grad_norm), True of FSDP2's shards too, False never.
+    arenas: where the daemon reads and writes: "daemon" (memory that it makes, into which parameters
+        are moved), or, of parameters on a GPU, "trainer" (weights stay where they are, and
+        gradients come into memory of torch's allocator; docs/python.md has what that needs).
     overlap_forward: step() returns when the step is decided, and each module waits for its own
         weights before its forward pass. For models that run module by module: weights that are
         read in other ways need wait() first.
@@ -71,8 +76,9 @@ class Muon(torch.optim.Optimizer):
         `dmuond.Session` has them.
     verbose: print the routing table on rank 0.
 
-    The daemon reads gradients from, and writes weights into, shared memory that the parameters are
-    moved into. Not for several threads. Raises what `dmuond.Session` raises.
+    All parameters are on the CPU or on one GPU. There nothing that is enqueued holds up the host,
+    but for FSDP2's shards, whose bytes step() looks at. Not for several threads. Raises what
+    `dmuond.Session` raises.
     """
 
     # GradScaler hands itself to step() instead of unscaling here.
@@ -100,6 +106,7 @@ class Muon(torch.optim.Optimizer):
         mesh_roles: Mapping[str, str] | None = None,
         data_parallel_size: int | None = None,
         early_buckets: bool | None = None,
+        arenas: str = "daemon",
         overlap_forward: bool = False,
         bucket_bytes: int = 0,
         address: str | None = None,
@@ -114,6 +121,8 @@ class Muon(torch.optim.Optimizer):
         checked_number("max_grad_norm", max_grad_norm or 0.0)
         if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
             raise InvalidArgumentError(f"bucket_bytes={bucket_bytes!r} is no number of bytes")
+        if arenas not in ("daemon", "trainer"):
+            raise InvalidArgumentError(f"arenas={arenas!r} is neither 'daemon' nor 'trainer'")
         unknown = set(overrides) - set(FIXED_OPTIONS)
         if unknown:
             raise TypeError(f"Muon() got an unexpected argument '{sorted(unknown)[0]}'")
@@ -154,12 +163,21 @@ class Muon(torch.optim.Optimizer):
         rank, world_size = _place(rank, world_size)
         reduced = Reduction.of(reduction, data_parallel_size, mesh, mesh_roles, world_size)
         shares = reduced.shares(routed)
+        updates = [r.named for r in routed if r.route != "trainer"]
+        self._device = device_of((named.name, named.parameter) for named in updates)
         self._session = Session(
-            address, job=job, rank=rank, world_size=world_size, resume=resume, on_error=on_error
+            address,
+            device=self._device.name,
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            resume=resume,
+            on_error=on_error,
         )
         try:
             self._slots = registration.register(
                 self._session,
+                self._device,
                 routed,
                 updated,
                 left_alone,
@@ -167,6 +185,7 @@ class Muon(torch.optim.Optimizer):
                 shares=shares,
                 bucket_bytes=bucket_bytes,
                 broadcast=bool(broadcast),
+                own_arenas=arenas == "trainer",
             )
             self._trainer_state = self._session.trainer_state
             self._first_weights()
@@ -175,6 +194,7 @@ class Muon(torch.optim.Optimizer):
             raise
         self._early = EarlySignals(
             self._slots,
+            self._device,
             self._session.signal,
             allowed=early_buckets is not False,
             sharded=bool(early_buckets or max_grad_norm),
@@ -270,9 +290,13 @@ class Muon(torch.optim.Optimizer):
     def _step(self, grad_scaler: torch.amp.GradScaler | None) -> None:
         self._check_model()
         self._push_loaded()
-        self._check_weights()
+        self.wait()
+        self._device.wait_for(self._early.streams)
         scale = scaler.read(grad_scaler, self)
-        withdraw = self._early.before_step(scale.unscaled)
+        compared = self._early.compared()
+        changed, differing = self._look_at_bytes(compared)
+        self._refuse_changed(changed)
+        withdraw = self._early.before_step(scale.unscaled, differing)
         # What was signalled lies in the arena, unchanged; lanes may be reading it.
         absent = [
             slot.index
@@ -285,6 +309,7 @@ class Muon(torch.optim.Optimizer):
             trainer_state=self._trainer_state,
             withdraw=withdraw,
             wait=not self._overlap,
+            stream=self._device.stream(),
         )
         self._early.after_step()
         self._watch.after_step(absent)
@@ -319,10 +344,12 @@ class Muon(torch.optim.Optimizer):
         if unknown:
             raise InvalidArgumentError(f"no parameter '{sorted(unknown)[0]}' is updated by dmuond")
         self._check_fits()
+        self.wait()
         with torch.no_grad():
             for slot in self._slots:
                 if wanted is None or slot.name in wanted:
                     slot.write_weight()
+        self._device.finish()
         self._session.push(chosen)
         self._loaded -= self._loaded if wanted is None else wanted
         for slot in self._slots:
@@ -376,7 +403,7 @@ class Muon(torch.optim.Optimizer):
         with torch.no_grad():
             for slot in self._slots:
                 if slot.name in self._loaded and "master" in pulled.get(slot.name, {}):
-                    pulled[slot.name]["master"] = slot.parameter.detach().float().clone()
+                    pulled[slot.name]["master"] = state.master_of(slot.parameter)
         self._schedules.apply(self.param_groups)
         try:
             for slot in self._slots:
@@ -438,6 +465,7 @@ class Muon(torch.optim.Optimizer):
         else:
             for slot in self._slots:
                 slot.write_weight()
+            self._device.finish()
             self._session.push()
         for slot in self._slots:
             slot.accept(changed=True)
@@ -460,7 +488,7 @@ class Muon(torch.optim.Optimizer):
             )
             buckets = buckets_of(module, self._slot_of) if self._overlap else ()
             if buckets:
-                hook = WaitHook(self._session.wait_published, buckets)
+                hook = WaitHook(self._wait_for_buckets, buckets)
                 self._handles.append(module.register_forward_pre_hook(hook))
                 self._handles.append(module.register_state_dict_pre_hook(hook))
 
@@ -474,7 +502,7 @@ class Muon(torch.optim.Optimizer):
         """The weights of another step lie in the arenas; before step() says so to its caller."""
         with torch.no_grad():
             if fresh_arenas:
-                registration.map_slots(self._session, self._slots)
+                registration.map_slots(self._session, self._device, self._slots)
             for slot in self._slots:
                 slot.drop_gradient()
                 slot.bind_published()
@@ -485,7 +513,7 @@ class Muon(torch.optim.Optimizer):
 
     def _weights_unchanged(self) -> bool:
         """Whether nobody has changed the model's weights since the last step."""
-        return not self._loaded and not any(slot.weight_changed() for slot in self._slots)
+        return not self._loaded and not self._look_at_bytes([])[0]
 
     def _on_gradient(self, slot: Slot) -> None:
         if isinstance(slot, ShardedSlot) and not self._early.watches(slot):
@@ -497,6 +525,9 @@ class Muon(torch.optim.Optimizer):
         with torch.no_grad():
             slot.adopt_gradient()
         self._early.on_gradient(slot)
+
+    def _wait_for_buckets(self, buckets: Iterable[int]) -> None:
+        self._session.wait_published(buckets, self._device.stream())
 
     def _on_loaded(self, module: nn.Module) -> None:
         self._loaded.update(self._modules_with.get(module, ()))
@@ -575,7 +606,7 @@ class Muon(torch.optim.Optimizer):
         by_name = {slot.name: slot for slot in slots}
         pushed = []
         for tensor in self._session.pull(list(by_name), [types.STATE_KIND_MASTER]):
-            value = by_name[tensor.parameter].value()
+            value = by_name[tensor.parameter].value().cpu()
             master = torch.from_numpy(np.array(tensor.values)).reshape(value.shape)
             if not same_bytes(value, master.to(value.dtype)):
                 master = value.float()
@@ -588,11 +619,23 @@ class Muon(torch.optim.Optimizer):
             slot.bind_published()
             slot.accept(changed=True)
 
-    def _check_weights(self) -> None:
-        self.wait()
-        changed = [slot for slot in self._slots if slot.weight_changed()]
-        if not changed:
-            return
+    def _look_at_bytes(self, gradients: list[Slot]) -> tuple[list[Slot], set[int]]:
+        """Slots whose weights somebody has changed; which of these gradients do not lie there.
+
+        The second has slots' indices. All bytes are compared in one go.
+        """
+        weights = [(slot, pair) for slot in self._slots if (pair := slot.weight_pair())]
+        others = [(slot, pair) for slot in gradients if (pair := slot.gradient_pair())]
+        looked_at = weights + others
+        found = set(self._device.differing([pair for _, pair in looked_at]))
+        changed = {looked_at[index][0].index for index in found if index < len(weights)}
+        return (
+            [slot for slot in self._slots if slot.weight_changed() or slot.index in changed],
+            {looked_at[index][0].index for index in found if index >= len(weights)},
+        )
+
+    def _refuse_changed(self, changed: list[Slot]) -> None:
+        """Raises unless the weights that somebody has touched are the masters all the same."""
         names = self._differing(changed)
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -611,7 +654,7 @@ class Muon(torch.optim.Optimizer):
         names = set(by_name)
         for tensor in masters:
             slot = by_name[tensor.parameter]
-            value = slot.value()
+            value = slot.value().cpu()
             shape = slot.holding.local_shape
             master = torch.from_numpy(np.array(tensor.values)).reshape(shape).to(value.dtype)
             if value.shape == master.shape and same_bytes(value, master):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from dmuond import types
+from dmuond.device_array import HasMemory
 from dmuond.errors import InvalidArgumentError
 from dmuond.session import Session
 from dmuond.torch.collect import LeftAlone
@@ -15,9 +16,11 @@ from dmuond.torch.first_weights import digests
 from dmuond.torch.fragments import Holding, element_type, holding_of
 from dmuond.torch.reduction import Share, divisor_unknown
 from dmuond.torch.routing import ROUTES, Routed
-from dmuond.torch.slots import ShardedSlot, Slot, slot_bytes
+from dmuond.torch.slots import Place, ShardedSlot, Slot, slot_bytes
+from dmuond.torch.tensor_device import TensorDevice
+from dmuond.torch.trainer_arenas import weight_places
 
-_WEIGHTS, _GRADIENTS = 1, 2  # arena ids
+_WEIGHTS, _GRADIENTS = 1, 2  # ids of the daemon's arenas
 
 
 @dataclass
@@ -26,6 +29,8 @@ class _Request:
 
     groups: dict[int, int]
     shares: dict[int, Share]  # in a parameter's gradient, by id
+    # Where weights lie that stay where they are: by id of the parameter.
+    weights: Mapping[int, Place]
     parameters: list[types.Parameter] = field(default_factory=list)
     fragments: list[types.Fragment] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
@@ -37,13 +42,11 @@ class _Request:
             self.add_left_alone(name, tuple(p.shape), item.reason)
             return
         holding = holding_of(name, p)
-        if p.device.type != "cpu":
-            raise InvalidArgumentError(
-                f"'{name}' is on {p.device}; this client's arenas are in host memory: train on cpu"
-            )
         grad_dtype = getattr(p, "grad_dtype", None) or p.dtype
         share = self.shares[id(p)]
         index = len(self.parameters)
+        weight = self.weights.get(id(p)) or self._place(_WEIGHTS, holding, p.dtype)
+        gradient = self._place(_GRADIENTS, holding, grad_dtype)
         self.parameters.append(
             types.Parameter(
                 name=name,
@@ -64,14 +67,15 @@ class _Request:
                 parameter=index,
                 box=holding.box,
                 contribution=share.contribution,
-                gradient=self._slice(_GRADIENTS, holding, grad_dtype),
-                weight=self._slice(_WEIGHTS, holding, p.dtype),
+                gradient=_slice(gradient, holding),
+                weight=_slice(weight, holding),
             )
         )
         if holding.sharded:
             slot = ShardedSlot(item, index, holding, grad_dtype, share.added_dims)
         else:
             slot = Slot(item, index, holding, grad_dtype)
+        slot.weight_at, slot.gradient_at = weight, gradient
         self.slots.append(slot)
 
     def add_left_alone(self, name: str, shape: tuple[int, ...], why: str) -> None:
@@ -95,14 +99,19 @@ class _Request:
             )
         )
 
-    def _slice(self, arena: int, holding: Holding, dtype: torch.dtype) -> types.Slice:
-        offset = self.arena_bytes[arena]
+    def _place(self, arena: int, holding: Holding, dtype: torch.dtype) -> Place:
+        place = Place(arena, self.arena_bytes[arena])
         self.arena_bytes[arena] += slot_bytes(holding, dtype)
-        return types.Slice(arena=arena, offset_bytes=offset, strides=holding.strides)
+        return place
+
+
+def _slice(place: Place, holding: Holding) -> types.Slice:
+    return types.Slice(arena=place.arena, offset_bytes=place.offset_bytes, strides=holding.strides)
 
 
 def register(
     session: Session,
+    device: TensorDevice,
     routed: list[Routed],
     groups: dict[int, int],
     left_alone: LeftAlone,
@@ -111,9 +120,15 @@ def register(
     shares: dict[int, Share],
     bucket_bytes: int,
     broadcast: bool,
+    own_arenas: bool,
 ) -> list[Slot]:
-    """Registers and attaches. The slots it returns are mapped and hold nothing yet."""
-    request = _Request(groups, shares)
+    """Registers and attaches. The slots it returns are mapped and hold nothing yet.
+
+    own_arenas: weights stay where they are, and gradients come into memory of this process.
+    """
+    updated = [item.named for item in routed if item.route != "trainer"]
+    own, places = weight_places(updated, device, _GRADIENTS + 1) if own_arenas else ({}, {})
+    request = _Request(groups, shares, places)
     for index, item in enumerate(routed):
         request.add(item, ready_order=len(routed) - index)  # backward passes run from the end
     for name, shape, why in left_alone:
@@ -131,22 +146,18 @@ def register(
         ) from error
     # A job with state has weights of its own.
     known = [] if session.has_state else digests(request.slots, len(request.fragments))
-    session.attach(
-        {key: max(size, 1) for key, size in request.arena_bytes.items()},
-        weight_digests=known,
-        broadcast=broadcast,
-    )
-    for slot in request.slots:
-        fragment = request.fragments[slot.index]
-        slot.weight_at = fragment.weight.offset_bytes
-        slot.gradient_at = fragment.gradient.offset_bytes
-    map_slots(session, request.slots)
+    arenas: dict[int, int | HasMemory] = dict(own)
+    for key, size in request.arena_bytes.items():
+        if any(key in (slot.weight_at.arena, slot.gradient_at.arena) for slot in request.slots):
+            arenas[key] = device.allocate(max(size, 1)) if own_arenas else max(size, 1)
+    session.attach(arenas, weight_digests=known, broadcast=broadcast)
+    map_slots(session, device, request.slots)
     return request.slots
 
 
-def map_slots(session: Session, slots: Iterable[Slot]) -> None:
+def map_slots(session: Session, device: TensorDevice, slots: Iterable[Slot]) -> None:
     """Puts the slots into the session's arenas, and into the buckets of its plan."""
     assert session.registered is not None
     for slot in slots:
         slot.bucket = session.registered.parameter_bucket[slot.index]
-        slot.map(session.arenas[_WEIGHTS], session.arenas[_GRADIENTS])
+        slot.map(session.arenas, device)

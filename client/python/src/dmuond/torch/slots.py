@@ -6,45 +6,28 @@ version counter and `torch.save` writes its bytes alone.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
 from dmuond.errors import InvalidArgumentError
+from dmuond.memory import View
 from dmuond.torch.fragments import Holding
 from dmuond.torch.routing import Routed
+from dmuond.torch.tensor_device import Pair, TensorDevice
 
 ALIGNMENT = 256  # bytes; as everything in a lane's memory
-_NUMPY_DTYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.bfloat16: np.uint8}
 
 
-def arena_tensor(
-    arena: np.ndarray,
-    offset: int,
-    dtype: torch.dtype,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> Tensor:
-    """A tensor over `arena`'s bytes that keeps the mapping alive."""
-    count = torch.Size(shape).numel()
-    if count == 0:
-        return torch.empty(shape, dtype=dtype)
-    as_numpy = _NUMPY_DTYPES[dtype]
-    items = count * dtype.itemsize // np.dtype(as_numpy).itemsize
-    storage = torch.from_numpy(np.frombuffer(arena, as_numpy, items, offset)).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+@dataclass(frozen=True)
+class Place:
+    """Where a slot lies: an arena, by its id, and the byte in it."""
 
-
-def same_bytes(a: Tensor, b: Tensor) -> bool:
-    """Compares bit by bit, so that equal NaNs are equal."""
-    return torch.equal(bytes_of(a), bytes_of(b))
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """The tensor's bytes, row-major. view() would refuse some strides of at most one element."""
-    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
-    return flat.view(torch.uint8)
+    arena: int
+    offset_bytes: int
 
 
 class Slot:
@@ -59,20 +42,31 @@ class Slot:
         self.parameter = routed.named.parameter
         self.index = index  # in this rank's registration
         self.bucket = -1  # known when the daemon has answered
-        self.weight_at, self.gradient_at = 0, 0  # bytes, in their arenas
+        self.weight_at, self.gradient_at = Place(0, 0), Place(0, 0)
         self.holding = holding
         self.grad_dtype = grad_dtype
         self._address = 0
         self._version = 0
 
-    def map(self, weights: np.ndarray, gradients: np.ndarray) -> None:
+    def map(self, arenas: Mapping[int, View], device: TensorDevice) -> None:
         """Maps the slot into these arenas. Only the parameter may still refer to former ones."""
-        shape, strides = self.holding.local_shape, self.holding.strides
-        dtype, at = self.grad_dtype, self.gradient_at
-        self.weight = arena_tensor(weights, self.weight_at, self.parameter.dtype, shape, strides)
-        self.gradient = arena_tensor(gradients, at, dtype, shape, strides)
+        self._arenas, self._device = arenas, device
+        self.weight = self._tensor(self.weight_at, self.parameter.dtype)
+        self.gradient = self._tensor(self.gradient_at, self.grad_dtype)
         # The same bytes under another storage: stays there when somebody replaces the slot's data.
-        self._gradient_bytes = arena_tensor(gradients, at, dtype, shape, strides)
+        self._gradient_bytes = self._tensor(self.gradient_at, self.grad_dtype)
+
+    def _tensor(self, place: Place, dtype: torch.dtype) -> Tensor:
+        shape = self.holding.local_shape
+        if self.holding.elements == 0:
+            return torch.empty(shape, dtype=dtype, device=self.parameter.device)
+        contents = self._bytes(place, dtype)
+        empty = torch.empty(0, dtype=dtype, device=contents.device)
+        return empty.set_(contents.untyped_storage(), 0, shape, self.holding.strides)
+
+    def _bytes(self, place: Place, dtype: torch.dtype) -> Tensor:
+        size = self.holding.elements * dtype.itemsize
+        return self._device.bytes_at(self._arenas[place.arena], place.offset_bytes, size)
 
     # --- weights ---
 
@@ -98,9 +92,13 @@ class Slot:
         return self.parameter.detach()
 
     def weight_changed(self) -> bool:
-        """Whether somebody else has touched the weight, as far as can be seen."""
+        """Whether somebody else has touched the weight, as far as can be seen but by its bytes."""
         moved = self.parameter.data_ptr() != self._address
         return moved or self.parameter._version != self._version
+
+    def weight_pair(self) -> Pair | None:
+        """What differs where somebody else has touched the weight, of which nothing else tells."""
+        return None
 
     def fits(self) -> bool:
         """Whether the parameter still has the dtype, shape and device that were registered."""
@@ -116,8 +114,9 @@ class Slot:
             f"'{self.name}' was registered as {then.dtype} of shape {list(then.shape)} on "
             f"{then.device} and is now {now.dtype} of shape {list(now.shape)} on {now.device}: "
             "convert or move the model before making the optimizer. To go on as before: "
-            f"model.to('cpu', torch.{kept}), then opt.load_state_dict(opt.state_dict()). To train "
-            "the model as it is now: keep opt.state_dict(), opt.close(), and load it into a new one"
+            f"model.to('{then.device}', torch.{kept}), then opt.load_state_dict(opt.state_dict()). "
+            "To train the model as it is now: keep opt.state_dict(), opt.close(), and load it into "
+            "a new one"
         )
 
     # --- gradients ---
@@ -147,14 +146,22 @@ class Slot:
         )
 
     def gradient_unchanged(self, version: int) -> bool:
-        """Whether p.grad is what lies in the arena, as far as can be seen. `version` of then."""
+        """Whether p.grad is what lies in the arena, as far as can be seen but by its bytes.
+
+        `version` of then.
+        """
         return self.gradient_in_place() and self.gradient._version == version
 
-    def gradient_as_bytes(self) -> np.ndarray:
-        """The gradient's bytes in the arena."""
-        flat = torch.empty(0, dtype=torch.uint8)
-        size = self._gradient_bytes.numel() * self.grad_dtype.itemsize
-        return flat.set_(self._gradient_bytes.untyped_storage(), 0, (size,), (1,)).numpy()
+    def gradient_pair(self) -> Pair | None:
+        """What differs where p.grad is not what lies in the arena, and nothing else tells."""
+        return None
+
+    def gradient_checksum(self) -> Tensor:
+        """Of its bytes in the arena."""
+        flat = torch.empty(0, dtype=torch.uint8, device=self._gradient_bytes.device)
+        size = self._gradient_bytes.nbytes
+        flat.set_(self._gradient_bytes.untyped_storage(), 0, (size,), (1,))
+        return self._device.checksum(flat)
 
     def _copy_in(self, given: Tensor) -> None:
         if given.layout is not torch.strided:
@@ -168,7 +175,10 @@ class Slot:
 
 
 class ShardedSlot(Slot):
-    """A shard of a DTensor: FSDP may replace its local tensor, so it is copied in and out."""
+    """A shard of a DTensor: FSDP may replace its local tensor, so it is copied in and out.
+
+    A local tensor that lies in the arena itself needs no copy, as long as nobody replaces it.
+    """
 
     def __init__(
         self,
@@ -186,7 +196,9 @@ class ShardedSlot(Slot):
         return self.parameter.detach().to_local()
 
     def write_weight(self) -> None:
-        self.weight.copy_(self._local())
+        local = self._local()
+        if local.data_ptr() != self.weight.data_ptr():
+            self.weight.copy_(local)
 
     def bind_published(self) -> None:
         self._copy_out()
@@ -199,11 +211,18 @@ class ShardedSlot(Slot):
         return self._local()
 
     def weight_changed(self) -> bool:
-        return not same_bytes(self._local(), self.weight)
+        return False
+
+    def weight_pair(self) -> Pair | None:
+        """By its bytes. A local tensor in the arena itself has nothing to be compared with."""
+        local = self._local()
+        return None if local.data_ptr() == self.weight.data_ptr() else (local, self.weight)
 
     def _copy_out(self) -> None:
-        with torch.no_grad():
-            self._local().copy_(self.weight)
+        local = self._local()
+        if local.data_ptr() != self.weight.data_ptr():
+            with torch.no_grad():
+                local.copy_(self.weight)
 
     def adopt_gradient(self) -> bool:
         given = self.parameter.grad
@@ -232,9 +251,14 @@ class ShardedSlot(Slot):
         )
 
     def gradient_unchanged(self, version: int) -> bool:
+        return True
+
+    def gradient_pair(self) -> Pair | None:
         """By its bytes: neither its version nor the local tensor's tells."""
+        if self.parameter.grad is None:
+            return None
         local = self.parameter.grad.detach().to_local()
-        return same_bytes(local.to(self.grad_dtype), self._gradient_bytes)
+        return local.to(self.grad_dtype), self._gradient_bytes
 
 
 def slot_bytes(holding: Holding, dtype: torch.dtype) -> int:

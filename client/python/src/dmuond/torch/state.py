@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
@@ -48,16 +49,24 @@ def _as_placed(tensor: StateTensor, slot: Slot) -> Tensor:
     if tensor.kind == types.STATE_KIND_STEP:
         return torch.tensor(float(tensor.values[0]), dtype=torch.float32)
     local = torch.from_numpy(tensor.values.astype(np.float32)).reshape(slot.holding.local_shape)
-    if not slot.holding.sharded:
+    return _placed(local, slot.parameter)
+
+
+def master_of(parameter: Tensor) -> Tensor:
+    """The parameter's own value as `to_torch` has masters: a copy on the CPU."""
+    value = parameter.detach()
+    local = value.to_local() if isinstance(value, DTensor) else value
+    return _placed(local.to("cpu", torch.float32, copy=True), parameter)
+
+
+def _placed(local: Tensor, parameter: Tensor) -> Tensor:
+    """Of a DTensor, a DTensor. from_local() would move it to the device of the mesh."""
+    if not isinstance(parameter, DTensor):
         return local
-    parameter = slot.parameter
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+    spec = parameter._spec
+    meta = TensorMeta(parameter.shape, parameter.stride(), local.dtype)
+    return DTensor(
+        local, DTensorSpec(spec.mesh, spec.placements, tensor_meta=meta), requires_grad=False
     )
 
 

@@ -1,0 +1,57 @@
+"""Parameters on the host, where nothing is enqueued."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmuond.device_array import HasMemory
+from dmuond.errors import InvalidArgumentError
+from dmuond.memory import View
+from dmuond.torch.tensor_device import Answer, Known, Pair, TensorDevice, same_bytes
+
+
+class HostTensors(TensorDevice):
+    """The memory of the host, which has no streams."""
+
+    name = "cpu"
+
+    def bytes_at(self, arena: View, offset_bytes: int, size_bytes: int) -> Tensor:
+        return torch.from_numpy(np.frombuffer(arena, np.uint8, size_bytes, offset_bytes))
+
+    def allocate(self, size_bytes: int) -> HasMemory:
+        raise _not_on_the_host()
+
+    def address_of(self, tensor: Tensor) -> int:
+        return tensor.data_ptr()
+
+    def allocation_at(self, address: int) -> int:
+        raise _not_on_the_host()
+
+    def stream(self) -> int | None:
+        return None
+
+    def wait_for(self, streams: Iterable[int]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def differing(self, pairs: Sequence[Pair]) -> list[int]:
+        return [index for index, pair in enumerate(pairs) if not same_bytes(*pair)]
+
+    def checksum(self, contents: Tensor) -> Tensor:
+        return torch.tensor(zlib.crc32(contents.numpy()))
+
+    def unchanged(self, before: Sequence[Tensor], now: Sequence[Tensor]) -> Answer:
+        return Known(list(map(int, before)) == list(map(int, now)))
+
+
+def _not_on_the_host() -> InvalidArgumentError:
+    return InvalidArgumentError(
+        'arenas="trainer" is for parameters on a GPU: arenas on the host are the daemon\'s'
+    )
