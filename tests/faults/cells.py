@@ -57,6 +57,8 @@ GROUPS = {
     "1x2gm": Shape(1, 2, device="cuda", clients=("cpp", "python")),
     "1x2gpes": Shape(1, 2, snapshots=True, device="cuda", clients=("python",), early=True),
     "1x2gpo": Shape(1, 2, device="cuda", own_memory=True, clients=("python",)),
+    "1x2gtes": Shape(1, 2, snapshots=True, device="cuda", clients=("torch",), early=True),
+    "1x2gto": Shape(1, 2, device="cuda", own_memory=True, clients=("torch",)),
     "2x1g": Shape(2, 1, device="cuda"),
     "2x2g": Shape(2, 2, device="cuda"),
 }

@@ -1,4 +1,10 @@
-"""fault_trainer.py on dmuond.torch, with early signals and overlap_forward: seconds to start."""
+"""fault_trainer.py on dmuond.torch, with early signals and overlap_forward: seconds to start.
+
+--device=cuda:0, or cuda:0,own with weights that stay in memory of its own: on a GPU of the fake
+driver, with tests/python/gpu_tensors.py in the place of torch's own.
+"""
+
+import contextlib
 
 import torch
 from dmuond.torch import Muon
@@ -13,7 +19,13 @@ class TorchTrainer(Trainer):
         self.options = options
         self.unsaid = False
         self.model = nn.Sequential(nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 24), nn.Tanh())
-        self.optimizer = Muon(
+        device, _, own = options.device.partition(",")
+        with on_a_gpu(device, own == "own"):
+            self.optimizer = self.make_optimizer(options, "trainer" if own else "daemon")
+        self.session = self.optimizer.session
+
+    def make_optimizer(self, options, arenas):
+        return Muon(
             self.model,
             lr=LEARNING_RATE,
             weight_decay=0.01,
@@ -24,9 +36,9 @@ class TorchTrainer(Trainer):
             rank=options.rank,
             world_size=options.world_size,
             resume=options.resume,
+            arenas=arenas,
             verbose=False,
         )
-        self.session = self.optimizer.session
 
     @property
     def weights(self):
@@ -47,6 +59,14 @@ class TorchTrainer(Trainer):
         output.square().mean().backward()
         self.optimizer.trainer_state = str(step).encode()
         self.optimizer.step()
+
+
+def on_a_gpu(device: str, own: bool) -> contextlib.AbstractContextManager:
+    if device == "cpu":
+        return contextlib.nullcontext()
+    import gpu_tensors  # finds the driver
+
+    return gpu_tensors.in_their_place(int(device.removeprefix("cuda:")), own)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ PYTHON_TRAINERS = {
     "python": Path(__file__).with_name("fault_trainer.py"),
     "torch": Path(__file__).with_name("fault_trainer_torch.py"),
 }
-PYTHON_TRAINER_ON_GPUS = Path(__file__).with_name("fault_trainer_cuda.py")
+PYTHON_TRAINERS_ON_GPUS = PYTHON_TRAINERS | {
+    "python": Path(__file__).with_name("fault_trainer_cuda.py")
+}
 PYTHON_PATH = (ROOT / "client/python/src", ROOT / "tests/python")
 FAULT_VARIABLES = ("DMUOND_FAULT_SOCKET", "DMUOND_FAULT_POINTS")
 
@@ -268,7 +270,7 @@ class Group:
         on_gpus = self.shape.device == "cuda"
         if client == "cpp":
             return [program("fault_trainer_cuda" if on_gpus else "fault_trainer")]
-        return [sys.executable, PYTHON_TRAINER_ON_GPUS if on_gpus else PYTHON_TRAINERS[client]]
+        return [sys.executable, (PYTHON_TRAINERS_ON_GPUS if on_gpus else PYTHON_TRAINERS)[client]]
 
     def status(self) -> str:
         """What the daemons that live say of the job, and what each of their trainers is in."""

@@ -164,6 +164,19 @@ def test_torch_with_overlap_and_early_signals_loses_nothing():
     assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
 
 
+@pytest.mark.timeout(600)
+def test_torch_trainers_on_gpus_recover_from_each_death():
+    if not (program("dmuond").parent / "dmuond-lane-fake").exists():
+        pytest.skip("built without the headers of CUDA")
+    faults = [
+        "1x2gtes trainer0:trainer.signalled_early:kill:5:0",
+        "1x2gtes coordinator0:daemon.decision:kill:4:0",
+        "1x2gto lane1:lane.publish.bucket:kill:3:0",
+    ]
+    arguments = [f"--cell={fault}" for fault in faults]
+    assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
+
+
 def test_trainers_of_all_clients_compute_the_same_bits():
     weights = undisturbed("1x2").weights
     for group in ("1x2e", "1x2p", "1x2m", "2x1pes"):

@@ -21,7 +21,7 @@ class _Later(Answer):
         self._value = torch.empty((), dtype=torch.bool, pin_memory=True)
         self._value.copy_(unchanged, non_blocking=True)
         self._there = torch.cuda.Event()
-        self._there.record()
+        self._there.record(torch.cuda.current_stream(unchanged.device))
 
     def is_known(self) -> bool:
         return self._there.query()
