@@ -64,11 +64,14 @@ class EarlySignals:
         self._signalled: set[int] = set()
         self._broken = False  # one of them has changed, and no step has withdrawn it
         self._members: dict[int, list[int]] = {}
+        # Of each bucket: members whose hooks have not been called as often as expected.
+        self._missing: dict[int, int] = {}
         for position, slot in enumerate(self._slots):
             self._members.setdefault(slot.bucket, []).append(position)
         shards = () if self._sharded else self._slots
         self._never = {slot.bucket for slot in shards if isinstance(slot, ShardedSlot)}
         self._position = {slot.index: position for position, slot in enumerate(self._slots)}
+        self._await_all()
 
     @property
     def active(self) -> bool:
@@ -91,15 +94,20 @@ class EarlySignals:
     def on_gradient(self, slot: Slot) -> None:
         """Called by a hook when the gradient lies in the arena."""
         position = self._position[slot.index]
-        self._calls[position] += 1
+        calls = self._calls[position] = self._calls[position] + 1
+        if calls == self._expected[position]:
+            self._missing[slot.bucket] -= 1
+        elif calls == self._expected[position] + 1:  # once more: it waits for the step
+            self._missing[slot.bucket] += 1
         self._versions[position] = slot.gradient._version
         stream = self._device.stream()
         if stream is not None:
             self._streams[position].add(stream)
         if self._observing:
             self._sums[position] = slot.gradient_checksum()
-        if self._on and not self._held and slot.bucket not in self._signalled:
-            self._signal_if_complete(slot.bucket)
+        # A bucket with a gradient that may be absent waits for the submit, which says so.
+        if self._on and not self._held and not self._missing[slot.bucket]:
+            self._signal_once(slot.bucket)
 
     @property
     def streams(self) -> set[int]:
@@ -135,14 +143,15 @@ class EarlySignals:
         self._calls = [0] * len(self._slots)
         self._streams = [set() for _ in self._slots]
         self._sums.clear()
+        self._await_all()
         self._signalled.clear()
         self._broken = False
 
-    def _signal_if_complete(self, bucket: int) -> None:
-        if bucket in self._never:
-            return
-        # A bucket with a gradient that may be absent waits for the submit, which says so.
-        if all(self._calls[m] == self._expected[m] > 0 for m in self._members[bucket]):
+    def _await_all(self) -> None:
+        self._missing = {bucket: len(members) for bucket, members in self._members.items()}
+
+    def _signal_once(self, bucket: int) -> None:
+        if bucket not in self._never and bucket not in self._signalled:
             self._signalled.add(bucket)
             self._signal(bucket, set().union(*(self._streams[m] for m in self._members[bucket])))
 

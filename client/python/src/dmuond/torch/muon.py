@@ -30,7 +30,7 @@ from dmuond.torch.presets import FIXED_OPTIONS, group_config
 from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.schedules import Schedules
-from dmuond.torch.slots import ShardedSlot, Slot
+from dmuond.torch.slots import ShardedSlot, Slot, accept
 from dmuond.torch.tensor_device import same_bytes
 from dmuond.torch.views import Views
 
@@ -200,6 +200,7 @@ class Muon(torch.optim.Optimizer):
             sharded=bool(early_buckets or max_grad_norm),
         )
         self._watch = ModelWatch(self._slots)
+        self._sharded = [slot for slot in self._slots if isinstance(slot, ShardedSlot)]
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
@@ -314,8 +315,7 @@ class Muon(torch.optim.Optimizer):
         self._early.after_step()
         self._watch.after_step(absent)
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
-        for slot in self._slots:
-            slot.accept(changed=committed)
+        accept(self._slots, changed=committed)
         scaler.write_back(grad_scaler, self, skipped=not committed)
 
     def wait(self) -> None:
@@ -352,9 +352,7 @@ class Muon(torch.optim.Optimizer):
         self._device.finish()
         self._session.push(chosen)
         self._loaded -= self._loaded if wanted is None else wanted
-        for slot in self._slots:
-            if wanted is None or slot.name in wanted:
-                slot.accept(changed=True)
+        accept([s for s in self._slots if wanted is None or s.name in wanted], changed=True)
 
     def save_snapshot(self) -> tuple[int, str]:
         """Writes a snapshot of the last committed step; its step and path, once it is durable.
@@ -467,8 +465,7 @@ class Muon(torch.optim.Optimizer):
                 slot.write_weight()
             self._device.finish()
             self._session.push()
-        for slot in self._slots:
-            slot.accept(changed=True)
+        accept(self._slots, changed=True)
 
     def _install_hooks(self) -> None:
         self._handles: list[Any] = []
@@ -506,7 +503,7 @@ class Muon(torch.optim.Optimizer):
             for slot in self._slots:
                 slot.drop_gradient()
                 slot.bind_published()
-                slot.accept(changed=True)
+            accept(self._slots, changed=True)
         self._early.begin()
         self._loaded.clear()
         self._trainer_state = self._session.trainer_state
@@ -516,14 +513,14 @@ class Muon(torch.optim.Optimizer):
         return not self._loaded and not self._look_at_bytes([])[0]
 
     def _on_gradient(self, slot: Slot) -> None:
+        """Every gradient of every backward pass comes through here."""
         if isinstance(slot, ShardedSlot) and not self._early.watches(slot):
             return  # step() copies it
         if not slot.fits():
             return  # step() says so
         if isinstance(slot, ShardedSlot) and not slot.gradient_is_placed():
             return  # likewise, when it has been put there
-        with torch.no_grad():
-            slot.adopt_gradient()
+        slot.adopt_gradient()
         self._early.on_gradient(slot)
 
     def _wait_for_buckets(self, buckets: Iterable[int]) -> None:
@@ -617,14 +614,14 @@ class Muon(torch.optim.Optimizer):
         self._session.push_state(tensors)
         for slot in self._slots:
             slot.bind_published()
-            slot.accept(changed=True)
+        accept(self._slots, changed=True)
 
     def _look_at_bytes(self, gradients: list[Slot]) -> tuple[list[Slot], set[int]]:
         """Slots whose weights somebody has changed; which of these gradients do not lie there.
 
         The second has slots' indices. All bytes are compared in one go.
         """
-        weights = [(slot, pair) for slot in self._slots if (pair := slot.weight_pair())]
+        weights = [(slot, pair) for slot in self._sharded if (pair := slot.weight_pair())]
         others = [(slot, pair) for slot in gradients if (pair := slot.gradient_pair())]
         looked_at = weights + others
         found = set(self._device.differing([pair for _, pair in looked_at]))
@@ -659,7 +656,7 @@ class Muon(torch.optim.Optimizer):
             master = torch.from_numpy(np.array(tensor.values)).reshape(shape).to(value.dtype)
             if value.shape == master.shape and same_bytes(value, master):
                 slot.write_weight()
-                slot.accept(changed=False)
+                slot.note_weight()
                 names.discard(slot.name)
         return [slot.name for slot in slots if slot.name in names]
 

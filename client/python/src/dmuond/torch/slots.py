@@ -6,7 +6,7 @@ version counter and `torch.save` writes its bytes alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,8 @@ class Slot:
         self.gradient = self._tensor(self.gradient_at, self.grad_dtype)
         # The same bytes under another storage: stays there when somebody replaces the slot's data.
         self._gradient_bytes = self._tensor(self.gradient_at, self.grad_dtype)
+        self._gradient_address = self._gradient_bytes.data_ptr()
+        self._kind = self.weight.dtype, self.weight.shape, self.weight.device
 
     def _tensor(self, place: Place, dtype: torch.dtype) -> Tensor:
         shape = self.holding.local_shape
@@ -81,15 +83,17 @@ class Slot:
         if self.parameter.data_ptr() != self.weight.data_ptr():
             self.parameter.data = self.weight
 
-    def accept(self, changed: bool) -> None:
-        """Takes the arena's weights for the parameter's; changes from here on are noticed."""
-        if changed:  # as an optimizer's own writes would
-            torch.autograd.graph.increment_version(self.parameter)
+    def note_weight(self) -> None:
+        """From here on weight_changed() tells of changes."""
         self._address = self.parameter.data_ptr()
         self._version = self.parameter._version
 
     def value(self) -> Tensor:
         return self.parameter.detach()
+
+    def _held(self) -> Tensor:
+        """The value, with whatever autograd knows of it."""
+        return self.parameter
 
     def weight_changed(self) -> bool:
         """Whether somebody else has touched the weight, as far as can be seen but by its bytes."""
@@ -102,8 +106,8 @@ class Slot:
 
     def fits(self) -> bool:
         """Whether the parameter still has the dtype, shape and device that were registered."""
-        now, then = self.value(), self.weight
-        return (now.dtype, now.shape, now.device) == (then.dtype, then.shape, then.device)
+        now = self._held()
+        return (now.dtype, now.shape, now.device) == self._kind
 
     def check_fits(self) -> None:
         if self.fits():
@@ -127,23 +131,22 @@ class Slot:
 
     def adopt_gradient(self) -> bool:
         """Makes p.grad the slot, with its bytes in the arena. False: there is no gradient."""
-        given = self.parameter.grad
+        given, slot = self.parameter.grad, self.gradient
         if given is None:
             return False
-        if given is self.gradient and self.gradient_in_place():
+        in_place = slot.data_ptr() == self._gradient_address
+        if given is slot and in_place:
             return True
         self._copy_in(given)
-        if self.gradient.data_ptr() != self._gradient_bytes.data_ptr():  # its .data was replaced
-            self.gradient.data = self._gradient_bytes
-        if given is not self.gradient:
-            self.parameter.grad = self.gradient
+        if not in_place:  # its .data was replaced
+            slot.data = self._gradient_bytes
+        if given is not slot:
+            self.parameter.grad = slot
         return True
 
     def gradient_in_place(self) -> bool:
-        return (
-            self.parameter.grad is self.gradient
-            and self.gradient.data_ptr() == self._gradient_bytes.data_ptr()
-        )
+        slot = self.gradient
+        return self.parameter.grad is slot and slot.data_ptr() == self._gradient_address
 
     def gradient_unchanged(self, version: int) -> bool:
         """Whether p.grad is what lies in the arena, as far as can be seen but by its bytes.
@@ -170,8 +173,8 @@ class Slot:
                 "ones. Use "
                 "sparse=False, or give the parameter the route 'trainer'"
             )
-        with torch.no_grad():
-            self._gradient_bytes.copy_(given.detach())
+        # Only of a backward pass that makes a graph does a gradient require one.
+        self._gradient_bytes.copy_(given.detach() if given.requires_grad else given)
 
 
 class ShardedSlot(Slot):
@@ -192,8 +195,12 @@ class ShardedSlot(Slot):
         super().__init__(routed, index, holding, grad_dtype)
         self._added_dims = added_dims
 
+    def _held(self) -> Tensor:
+        # detach() and to_local() take ten times as long as all that is asked of it.
+        return self.parameter._local_tensor
+
     def _local(self) -> Tensor:
-        return self.parameter.detach().to_local()
+        return self._held().detach()
 
     def write_weight(self) -> None:
         local = self._local()
@@ -201,11 +208,10 @@ class ShardedSlot(Slot):
             self.weight.copy_(local)
 
     def bind_published(self) -> None:
-        self._copy_out()
+        pass  # accept() copies it
 
-    def accept(self, changed: bool) -> None:
-        if changed:
-            self._copy_out()
+    def note_weight(self) -> None:
+        pass
 
     def value(self) -> Tensor:
         return self._local()
@@ -217,12 +223,6 @@ class ShardedSlot(Slot):
         """By its bytes. A local tensor in the arena itself has nothing to be compared with."""
         local = self._local()
         return None if local.data_ptr() == self.weight.data_ptr() else (local, self.weight)
-
-    def _copy_out(self) -> None:
-        local = self._local()
-        if local.data_ptr() != self.weight.data_ptr():
-            with torch.no_grad():
-                local.copy_(self.weight)
 
     def adopt_gradient(self) -> bool:
         given = self.parameter.grad
@@ -259,6 +259,22 @@ class ShardedSlot(Slot):
             return None
         local = self.parameter.grad.detach().to_local()
         return local.to(self.grad_dtype), self._gradient_bytes
+
+
+def accept(slots: Collection[Slot], changed: bool) -> None:
+    """Takes the arena's weights for the parameters'; changes from here on are noticed.
+
+    changed: they are others than before.
+    """
+    if changed:
+        replicas = [slot.parameter for slot in slots if not isinstance(slot, ShardedSlot)]
+        torch.autograd.graph.increment_version(replicas)  # as an optimizer's own writes would
+        shards = [pair for slot in slots if (pair := slot.weight_pair())]
+        if shards:
+            with torch.no_grad():
+                torch._foreach_copy_([local for local, _ in shards], [slot for _, slot in shards])
+    for slot in slots:
+        slot.note_weight()
 
 
 def slot_bytes(holding: Holding, dtype: torch.dtype) -> int:
