@@ -228,3 +228,16 @@ def test_a_daemon_that_has_sent_much_state_leaves_at_once(daemons):
     daemon = daemons.members[0].process
     daemon.terminate()
     assert daemon.wait(timeout=LEAVES_WITHIN_S) == 0
+
+
+def test_an_error_stands_alone_where_its_cause_adds_nothing(tmp_path, address):
+    """A script prints one traceback, of the call that failed."""
+    wrong = [f"unix:{tmp_path}/nobody", address]
+    for where in wrong:
+        session = (
+            f"dmuond.Session({where!r}, world_size=1, rank=0, connect_for_s=0, resume='require')"
+        )
+        command = [sys.executable, "-c", f"import dmuond; {session}"]
+        said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+        assert said.count("Traceback") == 1, said
+        assert said.rstrip().splitlines()[-1].startswith("dmuond.errors."), said

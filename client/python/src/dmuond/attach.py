@@ -56,7 +56,7 @@ class AttachSocket:
             self._socket.connect(path)
             self._daemon = DaemonProcess(self._socket)
             self.nonce = self._read_welcome()
-        except TimeoutError as error:
+        except TimeoutError:
             what = str(self._daemon)
             self._close_first()
             raise Unreachable(
@@ -64,14 +64,14 @@ class AttachSocket:
                 "ended: it is stopped, or gets no processor time",
                 code="UNAVAILABLE",
                 reason="DAEMON_UNREACHABLE",
-            ) from error
+            ) from None
         except OSError as error:
             self._close_first()
             raise Unreachable(
                 f"no dmuond answers at {address} ({error.strerror or error}); address= or "
                 "DMUOND_ADDRESS names another, `dmuonctl run -- COMMAND` starts one, `dmuonctl "
                 "doctor` looks for the cause"
-            ) from error
+            ) from None
         except BaseException:
             self._close_first()
             raise

@@ -85,7 +85,7 @@ class Channel:
         try:
             yield from call
         except grpc.RpcError as error:
-            raise self._translate(name, error) from error
+            raise self._translate(name, error) from None
         finally:
             call.cancel()
 
@@ -108,14 +108,14 @@ class Channel:
                     error.code() is grpc.StatusCode.UNAVAILABLE or _is_shed(error)
                 )
                 if not cut or isinstance(translated, errors.DaemonLost):
-                    raise translated from error
+                    raise translated from None
                 if now > give_up:
                     raise errors.Unreachable(
                         f"{translated}; the daemon at {self._path} does not answer, and has not "
                         "ended: is it stopped?",
                         code=translated.code,
                         reason="DAEMON_UNREACHABLE",
-                    ) from error
+                    ) from None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
 

@@ -90,7 +90,7 @@ def passes(error: errors.Error, tried_s: float = 0.0) -> bool:
     if nothing_left(error):
         return False
     if isinstance(error, errors.Unreachable):
-        return not isinstance(error.__cause__, PermissionError)
+        return not isinstance(error.__context__, PermissionError)
     if isinstance(error, errors.DaemonLost) or error.code in _PASSING:
         return True
     # The session ended between two calls: the job began again meanwhile.

@@ -17,7 +17,7 @@ except ImportError as error:
         "arenas on a GPU need the package cuda-bindings, which is not installed "
         f"({error}): pip install 'cuda-bindings>=12.9'",
         reason="CUDA_UNAVAILABLE",
-    ) from error
+    ) from None
 
 # Older ones keep the interpreter's lock in every call, and so the thread that ends a wait from
 # ending the wait of a stream that the call waits for.
@@ -96,7 +96,7 @@ def initialise() -> None:
             f"the CUDA driver cannot be used: {error}",
             code="UNAVAILABLE",
             reason="CUDA_UNAVAILABLE",
-        ) from error
+        ) from None
 
 
 def check_not_captured(stream: int, otherwise: str) -> None:

@@ -97,7 +97,7 @@ class Link:
         except errors.Error as error:
             # The nonce was the predecessor's of the daemon that answers.
             if error.reason == "NONCE_UNKNOWN" and self.lost.wait(_NEWS_TRAVEL_S):
-                raise errors.DaemonLost(f"OpenSession: {self.how_it_ended()}") from error
+                raise errors.DaemonLost(f"OpenSession: {self.how_it_ended()}") from None
             raise
         self.key = pb.SessionKey(
             session=self.opened.session,
@@ -193,7 +193,7 @@ class Link:
             if error.reason != "VERSION_MISMATCH":
                 raise
             # An old daemon cannot know what to do.
-            raise _other_version(str(error), error.metadata) from error
+            raise _other_version(str(error), error.metadata) from None
         if hello.version != PROTOCOL_VERSION:
             said = f"Hello: {hello.server} answers in protocol version {hello.version}"
             raise _other_version(said, {"server_version": str(hello.version)})
@@ -207,7 +207,7 @@ class Link:
                 return AttachSocket(environment.attach_path(path), self._on_lost)
             except errors.Unreachable as error:
                 # A daemon that is just starting has no socket yet; other errors do not pass.
-                cause = error.__cause__
+                cause = error.__context__
                 starting = isinstance(cause, FileNotFoundError | ConnectionRefusedError)
                 starting = starting or error.reason == "DAEMON_UNREACHABLE"
                 if not starting or time.monotonic() > deadline:
@@ -220,7 +220,7 @@ class Link:
         try:
             own = self._memory.export(memory)
         except (errors.InvalidArgumentError, errors.FailedPreconditionError) as error:
-            raise type(error)(f"arena {identity}: {error}", reason="ARENA_INVALID") from error
+            raise type(error)(f"arena {identity}: {error}", reason="ARENA_INVALID") from None
         self.arenas[identity] = own.arena
         ipc = pb.Arena.CudaIpc(
             handle=own.handle,

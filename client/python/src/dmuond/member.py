@@ -316,7 +316,7 @@ class Member(abc.ABC):
                         return call()
                     except errors.Error as error:
                         if error.reason == "STATE_LOST" and not isinstance(error, errors.StateLost):
-                            raise self._state_lost(str(error)) from error
+                            raise self._state_lost(str(error)) from None
                         if error.reason != _ROLLED_BACK:
                             raise
                         back = _where_to(error)
@@ -376,14 +376,14 @@ class Member(abc.ABC):
             )
         except errors.Error as error:
             if comeback.nothing_left(error):
-                raise self._state_lost(str(error)) from error
+                raise self._state_lost(str(error)) from None
             if not comeback.passes(error):
                 raise
             raise errors.DaemonLost(
                 f"the daemon at {self._path} has gone, and no successor took over within "
                 f"{self._reconnect_for_s:g} s ({error}); the weights are undefined. Last committed "
                 f"step {self.last_committed_step}, newest snapshot: {known}"
-            ) from error
+            ) from None
         self._link = returned.link
         self._watch_for_the_end()
         self._adopt_opened()

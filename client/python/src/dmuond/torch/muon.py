@@ -551,7 +551,7 @@ class Muon(torch.optim.Optimizer):
                 options = {key: value for key, value in group.items() if key in _STEP_OPTIONS}
                 raise InvalidArgumentError(
                     f"param_groups[{index}] is not what a step needs ({error}): {options}"
-                ) from error
+                ) from None
         return scalars
 
     def _check_fits(self) -> None:

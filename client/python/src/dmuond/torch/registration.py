@@ -143,7 +143,7 @@ def register(
             code=error.code,
             reason=error.reason,
             metadata=error.metadata,
-        ) from error
+        ) from None
     # A job with state has weights of its own.
     known = [] if session.has_state else digests(request.slots, len(request.fragments))
     arenas: dict[int, int | HasMemory] = dict(own)
