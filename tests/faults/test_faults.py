@@ -6,8 +6,6 @@ sampled DMUOND_FIRST_SEED says; in continuous integration each commit has its ow
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import matrix
@@ -48,29 +46,6 @@ def test_lanes_and_trainers_on_gpus_are_no_worse():
         group = alone[int(SEED) % len(alone)]
         arguments = [f"--group={group}", "--sample=24", "--stop-seconds=6"]
     assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
-
-
-def test_a_trainer_whose_gpu_fails_ends_and_is_replaced(tmp_path):
-    """By the script that a GPU machine is asked with, on the fake driver."""
-    programs = program("dmuond").parent
-    if not (programs / "fault_trainer_cuda").exists():
-        pytest.skip("built without the headers of CUDA")
-    (tmp_path / "dmuond").symlink_to(programs / "dmuond")
-    (tmp_path / "dmuond-lane").symlink_to(programs / "dmuond-lane-fake")
-    (tmp_path / "fault_trainer_cuda").symlink_to(programs / "fault_trainer_cuda")
-    # Work that begins late: a fault is noticed when the next signals are enqueued already.
-    slow = {"FAKE_CUDA_MPS": "1", "FAKE_CUDA_DELAY_US": "5000"}
-    ran = subprocess.run(
-        [
-            sys.executable, Path(__file__).parent / "gpu_jobs.py", tmp_path,
-            f"--out={tmp_path}/out", "--only=trainer_faults", "--steps=16",
-        ],
-        env=os.environ | slow | {"LD_LIBRARY_PATH": str(programs.parent / "fake_cuda")},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    ends = [log.read_text() for log in (tmp_path / "out").glob("*trainer_faults*-trainer*.log")]
-    assert any("ended CUDA_FAILED" in end for end in ends), ran.stdout
 
 
 @pytest.mark.timeout(ALL_TAKES_S)
