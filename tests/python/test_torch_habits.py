@@ -18,6 +18,7 @@ import torch
 from habits import (
     ADAMW_LR,
     LR,
+    MATRICES,
     STEPS,
     TOLERANCE,
     TorchOptimizers,
@@ -386,3 +387,21 @@ def test_numpy_writes_into_the_arena_are_what_the_daemon_reads(muon):
     loop(model, optimizer)
     loop(reference, TorchOptimizers(reference))
     assert_same_training(model, reference, start)
+
+
+def test_a_step_can_be_logged_as_numbers(muon):
+    model = make_model()
+    optimizer = muon(model, max_grad_norm=0.1)
+    assert optimizer.metrics() == {}
+    for step in range(3):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    metrics = optimizer.metrics()
+    assert all(type(value) is float for value in metrics.values())
+    assert (metrics["step"], metrics["committed"]) == (3, 1)
+    assert metrics["clip_coefficient"] == pytest.approx(0.1 / metrics["gradient_norm"], rel=1e-5)
+    assert metrics["matrices"] == len(MATRICES)
+    assert [metrics[f"lr/{index}"] for index in range(2)] == [LR, ADAMW_LR]
+    assert metrics["lr"] == LR and "durable_step" not in metrics
+    assert all(metrics[f"{phase}_us"] > 0 for phase in ("collect", "update", "publish", "quiet"))

@@ -179,12 +179,12 @@ class Course:
             report(event="step", **event)
 
     def _measured(self) -> dict[str, Any]:
-        timing, outcome = self._optimizer.session.last_timing, self._optimizer.last_outcome
+        metrics = self._optimizer.metrics()
         phases = ("collect", "decide", "update", "publish", "quiet")
         return {
-            "phases_us": {phase: getattr(timing, f"{phase}_us") for phase in phases},
-            "matrices": outcome.matrices,
-            "gradient_norm": outcome.gradient_norm,
+            "phases_us": {phase: metrics[f"{phase}_us"] for phase in phases},
+            "matrices": int(metrics["matrices"]),
+            "gradient_norm": metrics["gradient_norm"],
             "durable_step": self._optimizer.durable_step,
         }
 

@@ -34,6 +34,7 @@ from dmuond.torch.slots import ShardedSlot, Slot, accept
 from dmuond.torch.tensor_device import same_bytes
 from dmuond.torch.views import Views
 
+_PHASES = ("collect", "decide", "update", "publish", "quiet")
 _STEP_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
@@ -244,6 +245,33 @@ class Muon(torch.optim.Optimizer):
     def last_outcome(self) -> types.Outcome | None:
         """How the last step ended: kind, gradient_norm, clip_coefficient, matrices."""
         return self._session.last_outcome
+
+    def metrics(self) -> dict[str, float]:
+        """The last step as numbers for a logger: wandb.log(opt.metrics(), opt.last_committed_step).
+
+        step, durable_step (absent: none), committed (0: skipped), gradient_norm (before clipping),
+        clip_coefficient, matrices, lr and lr/GROUP (where groups differ), and the daemon's phases
+        of the last step whose weights were published, in microseconds: collect_us, decide_us,
+        update_us, publish_us, quiet_us (what a step exposes). Empty before the first step.
+        """
+        outcome, timing = self._session.last_outcome, self._session.last_timing
+        if outcome is None or timing is None:
+            return {}
+        found = {
+            "step": outcome.step,
+            "committed": outcome.kind == types.Outcome.KIND_COMMITTED,
+            "gradient_norm": outcome.gradient_norm,
+            "clip_coefficient": outcome.clip_coefficient,
+            "matrices": outcome.matrices,
+            **{f"{phase}_us": getattr(timing, f"{phase}_us") for phase in _PHASES},
+        }
+        if self.durable_step is not None:
+            found["durable_step"] = self.durable_step
+        rates = [group["lr"] for group in self.param_groups]
+        found["lr"] = rates[0]
+        if len(set(map(float, rates))) > 1:
+            found |= {f"lr/{index}": rate for index, rate in enumerate(rates)}
+        return {name: float(value) for name, value in found.items()}
 
     @property
     def trainer_state(self) -> bytes:
