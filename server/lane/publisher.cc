@@ -319,8 +319,8 @@ void Publisher::Announce(int32_t b) {
   for (int32_t rank : trainers_.attached()) {
     if (!Wanted(rank)) continue;
     const TrainerMemory::Trainer& trainer = *trainers_.Find(rank);
-    AdvanceTo(trainer.page.published(static_cast<uint32_t>(b), trainer.buckets),
-              current_.attempt.value());
+    wire::AdvanceTo(trainer.page.published(static_cast<uint32_t>(b), trainer.buckets),
+                    current_.attempt.value());
   }
 }
 

@@ -1,7 +1,6 @@
 #include "server/lane/trainer_memory.h"
 
 #include <algorithm>
-#include <climits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -132,20 +131,6 @@ std::byte* TrainerMemory::Address(int32_t rank, uint32_t arena, int64_t offset_b
     if (map.id == arena) return map.mapping->data() + offset_bytes;
   }
   return nullptr;
-}
-
-void AdvanceTo(wire::TimelineWord& word, uint64_t value) {
-  uint64_t now = word.value.load(std::memory_order_relaxed);
-  while (now < value) {
-    if (!word.value.compare_exchange_weak(now, value, std::memory_order_release,
-                                          std::memory_order_relaxed)) {
-      continue;
-    }
-    word.changes.fetch_add(1, std::memory_order_release);
-    ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.changes), FUTEX_WAKE, INT_MAX, nullptr,
-              nullptr, 0);
-    return;
-  }
 }
 
 }  // namespace dmuond::server::lane

@@ -64,9 +64,6 @@ class TrainerMemory {
   std::vector<int32_t> attached_;  // ranks, ascending
 };
 
-// Stores `value` unless the word is there already or further (poison stays), and wakes waiters.
-void AdvanceTo(wire::TimelineWord& word, uint64_t value);
-
 // Whether the other side has reached `value`; a poisoned word never does.
 [[nodiscard]] inline bool Reached(const wire::TimelineWord& word, uint64_t value) {
   const uint64_t now = wire::Read(word);

@@ -100,6 +100,19 @@ TEST(Timeline, PoisonEndsEveryWait) {
   waiter.join();
 }
 
+TEST(Timeline, AWordIsRaisedAndNeverLowered) {
+  SharedPage shared(1);
+  TimelineWord& word = shared.page().published(0, 1);
+  std::thread waiter([&] { EXPECT_EQ(WaitAtLeast(word, 4, In(kLong)), 5); });
+  AdvanceTo(word, 5);
+  waiter.join();
+  AdvanceTo(word, 3);
+  EXPECT_EQ(Read(word), 5);
+  AdvanceTo(word, kPoison);
+  AdvanceTo(word, 6);
+  EXPECT_EQ(Read(word), kPoison);
+}
+
 TEST(Timeline, EveryWaiterIsWokenAndSeesWhatWasWrittenBefore) {
   SharedPage shared(1);
   TimelineWord& word = shared.page().ready(0);

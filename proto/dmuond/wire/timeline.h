@@ -8,11 +8,12 @@
 //   offset 0      PageHeader
 //   offset 64     submitted                 written by the trainer
 //   offset 128    ready[0 .. buckets)       written by the trainer
-//   then          published[0 .. buckets)   written by lanes (and, with poison, by the client's
-//   watcher)
+//   then          published[0 .. buckets)   written by lanes (and, with poison, by the daemon and
+//                                           the client's watcher)
 //
 // Threads: every function may be called from any thread and process that maps the page. A word has
-// one writer at a time, except for poison, which anybody may store.
+// one writer at a time, except for poison, which anybody may store; `published` has several, who
+// raise it by AdvanceTo().
 #ifndef DMUOND_WIRE_TIMELINE_H_
 #define DMUOND_WIRE_TIMELINE_H_
 
@@ -81,13 +82,30 @@ class TimelinePage {
   std::byte* base_;
 };
 
+inline void WakeWaiters(TimelineWord& word) {
+  word.changes.fetch_add(1, std::memory_order_release);
+  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.changes), FUTEX_WAKE, INT_MAX, nullptr,
+            nullptr, 0);
+}
+
 // Stores `value` and wakes every waiter. Everything written before is visible to who reads the
 // value.
 inline void Advance(TimelineWord& word, uint64_t value) {
   word.value.store(value, std::memory_order_release);
-  word.changes.fetch_add(1, std::memory_order_release);
-  ::syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word.changes), FUTEX_WAKE, INT_MAX, nullptr,
-            nullptr, 0);
+  WakeWaiters(word);
+}
+
+// Stores `value` unless the word is there already or further (poison stays), and wakes waiters.
+inline void AdvanceTo(TimelineWord& word, uint64_t value) {
+  uint64_t now = word.value.load(std::memory_order_relaxed);
+  while (now < value) {
+    if (!word.value.compare_exchange_weak(now, value, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+      continue;
+    }
+    WakeWaiters(word);
+    return;
+  }
 }
 
 [[nodiscard]] inline uint64_t Read(const TimelineWord& word) {
