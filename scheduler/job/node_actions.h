@@ -84,6 +84,12 @@ struct Prepare {
 struct DropMemory {};
 // Poison wakes trainers that wait for weights.
 struct Poison {};
+// The job goes back, in this epoch: wakes trainers that wait for weights of an attempt until
+// `awaited`, which nobody publishes any more.
+struct MarkRollback {
+  uint32_t epoch = 0;
+  uint64_t awaited = 0;
+};
 
 // ---- state that trainers have pushed for units of this node ----
 // The load has committed: the lanes get the state that was pushed for it.
@@ -145,9 +151,9 @@ struct DiscardRefused {
 
 using Action =
     std::variant<Wake, Note, TellCoordinator, CommandLanes, StartLanes, EndLanes, CondemnLane,
-                 Prepare, DropMemory, Poison, ApplyLoad, DropLoads, ForgetLoads, WriteSnapshot,
-                 Copied, AbandonCopies, GiveUpCopies, ForgetCopies, Restore, StopRestoring,
-                 SetSnapshotsAside, SessionEnded, DiscardRefused>;
+                 Prepare, DropMemory, Poison, MarkRollback, ApplyLoad, DropLoads, ForgetLoads,
+                 WriteSnapshot, Copied, AbandonCopies, GiveUpCopies, ForgetCopies, Restore,
+                 StopRestoring, SetSnapshotsAside, SessionEnded, DiscardRefused>;
 using Actions = std::vector<Action>;
 
 }  // namespace dmuond::scheduler::node

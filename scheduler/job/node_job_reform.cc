@@ -45,6 +45,11 @@ void NodeJob::OnRollBack(const v1::RollBack& back) {
   job_->goes_back = true;
   job_->back = {plan.restore().step(), back.epoch(), back.asked()};
   ranks_.GoBack(job_->back);
+  // A host that waits for its stream does not ask, and later weights, which would end the stream's
+  // wait, come when every rank has acknowledged. Without steps it has gone back already.
+  if (job_->steps.has_value()) {
+    Do(node::MarkRollback{back.epoch(), job_->steps->open().attempt.value() - 1});
+  }
   job_->wire = plan;
   ++plan_version_;
   // What is being prepared has no state yet, and no lanes: they start when it is there.

@@ -146,6 +146,11 @@ void Core::Perform(node::Poison& /*order*/) {
   memory.Poison();
 }
 
+template <>
+void Core::Perform(node::MarkRollback& order) {
+  memory.MarkRollback(order.epoch, order.awaited);
+}
+
 // ---- pushed state ----
 
 template <>

@@ -117,6 +117,8 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     asked_ = asked;
     ++back_epoch_;
     trainer_state_ = trainer_state;
+    const auto epoch = static_cast<uint32_t>(attempt_ / kEpoch + 1);  // its attempts'
+    wire::AdvanceTo(Page().published(0, kBuckets), wire::RollbackMark(epoch));
   }
   void BeginEpoch() {
     MutexLock lock(mutex_);

@@ -60,6 +60,8 @@ GROUPS = {
     "1x2gtes": Shape(1, 2, snapshots=True, device="cuda", clients=("torch",), early=True),
     "1x2gto": Shape(1, 2, device="cuda", own_memory=True, clients=("torch",)),
     "2x1g": Shape(2, 1, device="cuda"),
+    "2x1gs": Shape(2, 1, snapshots=True, device="cuda"),
+    "2x1gms": Shape(2, 1, snapshots=True, device="cuda", clients=("cpp", "python")),
     "2x2g": Shape(2, 2, device="cuda"),
 }
 GPU_GROUPS = tuple(name for name, shape in GROUPS.items() if shape.device == "cuda")

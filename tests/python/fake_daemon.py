@@ -127,6 +127,8 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.goes_back_to, self.trainer_state = step, trainer_state
         self.asked = asked
         self.back_epoch += 1
+        for bucket in range(self.buckets):  # ends waits, and no attempt's weights have come
+            self.publish_bucket(bucket, (self.attempt // EPOCH + 1) * EPOCH - 1)
 
     # --- calls ---
 
@@ -185,7 +187,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         size = timeline.page_bytes(self.buckets)
         descriptor = os.memfd_create("timeline")
         os.ftruncate(descriptor, size)
-        os.pwrite(descriptor, struct.pack("<3I", 0x4C544D44, 1, self.buckets), 0)
+        os.pwrite(descriptor, struct.pack("<3I", 0x4C544D44, 2, self.buckets), 0)
         self.page = timeline.Timeline(descriptor, size, self.buckets)
         self._send_memory(
             descriptor, timeline={"session": 7, "buckets": self.buckets, "size_bytes": size}

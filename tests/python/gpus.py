@@ -19,7 +19,7 @@ import dmuond
 import numpy as np
 from core_trainer import Job, Tensor, Trainer, messages, run, whole
 from daemons import lane_pids, program
-from dmuond import arenas, types
+from dmuond import arenas, atomics, types
 
 
 def environment(folder: Path, devices: int) -> dict[str, str]:
@@ -209,6 +209,17 @@ class GpuTrainer(Trainer):
         session.wait_published(stream=self.stream)
         assert not is_done(self.stream)
 
+    def wait_as_if_weights_had_not_come(self):
+        """The stream waits for the weights of the last step."""
+        session = self.session
+        session.wait_published()
+        decided = session.next_attempt - 1
+        for bucket in session._receives:
+            atomics.advance(session._link.timeline._published(bucket), decided - 1)
+        session._unpublished = dict.fromkeys(session._receives, decided)
+        session.wait_published(stream=self.stream)
+        assert not is_done(self.stream)
+
 
 def train(rank: int, world: int, job: Job, options: dict):
     """As core_trainer.train, on the GPU with the number of the rank. options: GpuTrainer's."""
@@ -358,7 +369,10 @@ def outlive_the_daemon(rank: int, world: int, job: Job, daemon: int, own: bool):
 
 
 def go_back(rank: int, world: int, job: Job):
-    """To step 3: what it heard, its weights before and afterwards; and as `train`."""
+    """To step 3, while the host waits for a stream, and the stream for weights that never come.
+
+    What it heard, its weights before and afterwards; and as `train`.
+    """
     trainer = GpuTrainer(rank, world, job)
     for step in range(3):
         trainer.trainer_state = b"three" if step == 2 else b""
@@ -366,7 +380,9 @@ def go_back(rank: int, world: int, job: Job):
     trainer.session.save_snapshot()
     before = trainer.held_weights()
     trainer.step()
+    trainer.wait_as_if_weights_had_not_come()
     trainer.session.load_snapshot(3)
+    must(use_device(0).cuStreamSynchronize(trainer.stream))
     try:
         trainer.step()
     except dmuond.RolledBack as back:

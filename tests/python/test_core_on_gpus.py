@@ -154,7 +154,7 @@ def test_a_daemons_successor_takes_its_place_at_the_same_addresses(machine, own)
     assert_same(assemble(more, [results]), expected)
 
 
-def test_a_snapshot_that_is_loaded_is_heard_of_and_its_weights_are_there(machine):
+def test_a_snapshot_that_is_loaded_ends_waits_is_heard_of_and_its_weights_are_there(machine):
     machine.start_daemon(1, f"--snapshot_dir={machine.folder / 'snapshots'}")
     expected = weights_on_gpus(machine, 1, steps=5)
     back, after, again, results = machine.run_one(gpus.go_back, job(steps=5, name="back"))

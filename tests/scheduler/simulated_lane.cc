@@ -278,6 +278,7 @@ void SimulatedLane::ProgressPublish() {
 }
 
 void SimulatedLane::ReportPublished() {
+  member_.OnPublished();
   v1::LaneReport report;
   report.mutable_published()->set_attempt(published_attempt_.value());
   Report(std::move(report));

@@ -44,6 +44,7 @@ class SimulatedLane {
     return !dead_ && own_memory_.contains(rank.value());
   }
   [[nodiscard]] bool publishing() const { return publishing_.value() != 0; }
+  [[nodiscard]] Attempt published() const { return published_attempt_; }
 
  private:
   // By streams that keep the order.

@@ -318,6 +318,7 @@ void SimulatedMember::Do(const node::Prepare& /*order*/) {
   const auto done = [this, number = ++prepares_] {
     if (prepares_ != number) return;
     for (SimulatedLane& lane : lanes_) lane.ForgetMemory();
+    published_ = 0;
     const auto first = simulation_.world.programs.begin() +
                        static_cast<std::ptrdiff_t>(node_.value() * lanes_.size());
     reports_.OnPlan({first, first + static_cast<std::ptrdiff_t>(lanes_.size())},
@@ -330,7 +331,10 @@ void SimulatedMember::Do(const node::Prepare& /*order*/) {
   simulation_.time.After(Soon(simulation_.chance.Of(80) ? 20 : 2'000), done);
 }
 
-void SimulatedMember::Do(const node::DropMemory& /*order*/) { ++prepares_; }
+void SimulatedMember::Do(const node::DropMemory& /*order*/) {
+  ++prepares_;
+  RaisePublished(wire::kPoison);
+}
 
 void SimulatedMember::Do(const node::SessionEnded& order) {
   for (auto client = clients_.begin(); client != clients_.end(); ++client) {
@@ -378,6 +382,12 @@ void SimulatedMember::ProgressLanes() {
   for (SimulatedLane& lane : lanes_) {
     simulation_.time.After(simulation_.chance.Pick(0, 500), [&lane] { lane.Progress(); });
   }
+}
+
+void SimulatedMember::OnPublished() {
+  Attempt everywhere = lanes_.front().published();
+  for (const SimulatedLane& lane : lanes_) everywhere = std::min(everywhere, lane.published());
+  RaisePublished(everywhere.value());
 }
 
 // ---- death ----
@@ -589,6 +599,10 @@ SimulatedMember::Later<Attempt> SimulatedMember::Acknowledge(TrainerRank rank, u
   if (!job_->failure().ok()) return job_->failure();
   if (!job_->Restarted()) return std::nullopt;
   return job_->steps()->open().attempt;
+}
+
+bool SimulatedMember::EndsWait(TrainerRank rank, uint64_t incarnation, Attempt attempt) {
+  return Find(rank, incarnation) == nullptr || published_ >= attempt.value();
 }
 
 void SimulatedMember::Leave(TrainerRank rank, uint64_t incarnation, const std::string& why) {

@@ -4,6 +4,7 @@
 #ifndef DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_
 #define DMUOND_TESTS_SCHEDULER_SIMULATED_MEMBER_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -16,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "dmuond/v1/lane.pb.h"
 #include "dmuond/v1/peer.pb.h"
+#include "dmuond/wire/timeline.h"
 #include "scheduler/job/departure.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/outgoing_reports.h"
@@ -75,6 +77,9 @@ class SimulatedMember {
                                            const WayBack& back);
   [[nodiscard]] std::optional<WayBack> MustAcknowledge(TrainerRank rank,
                                                        uint64_t incarnation) const;
+  // Whether the trainer's stream goes on that waits for the weights after an attempt: they have
+  // come, or nobody publishes them any more.
+  [[nodiscard]] bool EndsWait(TrainerRank rank, uint64_t incarnation, Attempt attempt);
   // The trainer has died.
   void Leave(TrainerRank rank, uint64_t incarnation, const std::string& why);
   // What a trainer that acknowledges, or attaches, goes on from.
@@ -84,6 +89,8 @@ class SimulatedMember {
   void Reported(LaneIndex rail, const v1::LaneReport& report);
   void LaneGone(LaneIndex rail);
   void ProgressLanes();
+  // A lane has published. Weights have come where all have.
+  void OnPublished();
 
   // Nothing more comes of it by itself.
   [[nodiscard]] bool Settled() const;
@@ -125,7 +132,10 @@ class SimulatedMember {
   void Do(const node::CondemnLane& order);
   void Do(const node::Prepare& order);
   void Do(const node::DropMemory& order);
-  void Do(const node::Poison& /*order*/) {}
+  void Do(const node::Poison& /*order*/) { RaisePublished(wire::kPoison); }
+  void Do(const node::MarkRollback& order) {
+    if (published_ < order.awaited) RaisePublished(wire::RollbackMark(order.epoch));
+  }
   void Do(const node::ApplyLoad& /*order*/) {}
   void Do(const node::DropLoads& /*order*/) {}
   void Do(const node::ForgetLoads& /*order*/) {}
@@ -148,6 +158,7 @@ class SimulatedMember {
   void FindNewest(uint32_t epoch);  // of node 0
   void WriteManifest(const v1::SnapshotManifest& manifest);
   void HearDecision(const v1::CoordinatorMessage& message);
+  void RaisePublished(uint64_t value) { published_ = std::max(published_, value); }
   void OnDisk(Event event);
   void GiveUpWriting();
   void EndCopy(bool written);
@@ -182,6 +193,7 @@ class SimulatedMember {
   std::optional<TrainerRank> leaving_;     // whose session ends by its own doing
   uint64_t sessions_ = 0;
   std::deque<SimulatedLane> lanes_;
+  uint64_t published_ = 0;  // what the trainers' timelines say; of all buckets at once
   uint64_t prepares_ = 0;
   uint64_t restores_ = 0;
   uint64_t endings_ = 0;

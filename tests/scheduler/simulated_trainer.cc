@@ -277,8 +277,22 @@ void SimulatedTrainer::Finish(const StepAnswer& answer) {
     at_ =
         simulation_.invariants.Heard(absl::StrCat("rank ", rank_.value()), at_, decision->attempt);
     has_trained_ = has_trained_ || at_.step.value() > 0;
+    if (simulation_.chance.Of(30)) {
+      early_.clear();
+      return AwaitWeights(++call_, decision->attempt);
+    }
   }
   Begin();
+}
+
+void SimulatedTrainer::AwaitWeights(uint64_t call, Attempt attempt) {
+  if (call_ != call) return;
+  if (member_.EndsWait(rank_, incarnation_, attempt)) return Begin();
+  if (member_.MustAcknowledge(rank_, incarnation_)) {
+    return simulation_.Fail("a trainer must acknowledge, and waits for what nobody publishes");
+  }
+  ++simulation_.counts.weights_awaited;
+  Again(1, 50, [this, call, attempt] { AwaitWeights(call, attempt); });
 }
 
 std::string SimulatedTrainer::Describe() const {

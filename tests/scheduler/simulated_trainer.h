@@ -51,6 +51,8 @@ class SimulatedTrainer {
   void Answer(uint64_t call, const absl::StatusOr<StepAnswer>& answer);
   void Finish(const StepAnswer& answer);
   void Refused(const absl::Status& status);
+  // As a host that waits for its stream, which waits for weights: it makes no call meanwhile.
+  void AwaitWeights(uint64_t call, Attempt attempt);
   void GiveUp();
   void Again(int64_t low_ms, int64_t high_ms, Event event);
   // Asks again, ever more rarely, until a daemon would say that it has been too long.

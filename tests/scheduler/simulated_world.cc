@@ -85,6 +85,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   redone += other.redone;
   rollbacks += other.rollbacks;
   acknowledged += other.acknowledged;
+  weights_awaited += other.weights_awaited;
   snapshots += other.snapshots;
   failed_snapshots += other.failed_snapshots;
   hung_snapshots += other.hung_snapshots;

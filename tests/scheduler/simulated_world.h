@@ -50,7 +50,8 @@ struct SimulationCounts {
   int64_t reformations = 0;  // new lanes over the same memory
   int64_t redone = 0;        // commits that a lane's successor had to apply
   int64_t rollbacks = 0;
-  int64_t acknowledged = 0;  // by trainers that lived through one
+  int64_t acknowledged = 0;     // by trainers that lived through one
+  int64_t weights_awaited = 0;  // by trainers that make no call meanwhile
   int64_t snapshots = 0;
   int64_t failed_snapshots = 0;
   int64_t hung_snapshots = 0;  // of them: given up because a disk hung

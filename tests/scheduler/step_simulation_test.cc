@@ -41,7 +41,8 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << " planned departures, " << all.reformations
             << " new epochs with their memory, in which lanes "
             << "had to apply " << all.redone << " commits again, " << all.rollbacks
-            << " rollbacks, heard of by " << all.acknowledged << " trainers, " << all.snapshots
+            << " rollbacks, heard of by " << all.acknowledged << " trainers, "
+            << all.weights_awaited << " looks at weights that had not come, " << all.snapshots
             << " snapshots, " << all.failed_snapshots << " failed, " << all.hung_snapshots
             << " given up because a disk hung, " << all.begun
             << " attempts told to nodes without trainers, " << all.hand_overs
@@ -66,6 +67,7 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
                         all.redone,
                         all.rollbacks,
                         all.acknowledged,
+                        all.weights_awaited,
                         all.snapshots,
                         all.failed_snapshots,
                         all.hung_snapshots,

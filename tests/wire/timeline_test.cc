@@ -100,6 +100,16 @@ TEST(Timeline, PoisonEndsEveryWait) {
   waiter.join();
 }
 
+TEST(Timeline, ARollbackIsMarkedBetweenTheAttemptsBeforeItAndThoseThatFollow) {
+  constexpr uint64_t kEpoch = uint64_t{1} << 32;
+  EXPECT_GT(RollbackMark(3), (2 * kEpoch) + 4'000'000'000);
+  EXPECT_LT(RollbackMark(3), 3 * kEpoch);
+  EXPECT_TRUE(IsRollbackMark(RollbackMark(1)));
+  for (const uint64_t value : {uint64_t{0}, 3 * kEpoch, (3 * kEpoch) + 1, kPoison}) {
+    EXPECT_FALSE(IsRollbackMark(value)) << value;
+  }
+}
+
 TEST(Timeline, AWordIsRaisedAndNeverLowered) {
   SharedPage shared(1);
   TimelineWord& word = shared.page().published(0, 1);

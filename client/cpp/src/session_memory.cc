@@ -232,7 +232,7 @@ SessionMemory::Published SessionMemory::WaitPublished(
     if (held_[bucket] == 0) continue;
     const uint64_t value = wire::WaitAtLeast(page().published(bucket, buckets), attempt, deadline);
     if (value >= wire::kPoison) return Published::kPoisoned;
-    if (value < attempt) return Published::kTimeout;
+    if (value < attempt || wire::IsRollbackMark(value)) return Published::kNo;
   }
   return Published::kYes;
 }

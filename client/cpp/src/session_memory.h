@@ -65,10 +65,12 @@ class SessionMemory {
   absl::Status MarkSubmitted(uint64_t attempt, Stream stream);
   [[nodiscard]] size_t buckets() const { return held_.size(); }
 
-  enum class Published : uint8_t { kYes, kTimeout, kPoisoned };
+  // kNo: not by the deadline, or not any more, because the job goes back.
+  enum class Published : uint8_t { kYes, kNo, kPoisoned };
   [[nodiscard]] Published WaitPublished(uint64_t attempt,
                                         std::chrono::steady_clock::time_point deadline) const;
-  // The same of the stream, which the host does not wait for; a poisoned page ends its wait, too.
+  // The same of the stream, which the host does not wait for; a poisoned page and a rollback end
+  // its wait, too.
   absl::Status EnqueueWait(uint64_t attempt, CUstream_st* stream);
   // Marks and waits are a device's, which can fail.
   [[nodiscard]] bool by_streams() const { return words_ != nullptr; }

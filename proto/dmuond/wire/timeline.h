@@ -3,13 +3,14 @@
 //
 // A word is 16 bytes: a little-endian uint64 `value` and a uint32 `changes` that is raised after
 // every store of `value` (futexes are 32 bits wide: waiters sleep on `changes`), then 4 bytes of
-// zero. Values are attempts, never step numbers. They only grow; kPoison ends a page for good.
+// zero. Values are attempts, never step numbers. They only grow; kPoison ends a page for good, and
+// a rollback is marked in `published` (RollbackMark).
 //
 //   offset 0      PageHeader
 //   offset 64     submitted                 written by the trainer
 //   offset 128    ready[0 .. buckets)       written by the trainer
-//   then          published[0 .. buckets)   written by lanes (and, with poison, by the daemon and
-//                                           the client's watcher)
+//   then          published[0 .. buckets)   written by lanes (with marks by the daemon, with poison
+//                                           by the daemon and the client's watcher)
 //
 // Threads: every function may be called from any thread and process that maps the page. A word has
 // one writer at a time, except for poison, which anybody may store; `published` has several, who
@@ -32,8 +33,16 @@ namespace dmuond::wire {
 
 inline constexpr uint64_t kPoison = uint64_t{1} << 62;
 inline constexpr uint32_t kTimelineMagic = 0x4c544d44;  // "DMTL", little-endian
-inline constexpr uint32_t kTimelineVersion = 1;
+inline constexpr uint32_t kTimelineVersion = 2;
 inline constexpr uint32_t kBucketsMax = 4096;
+
+// What the daemon stores into `published` when the job goes back to an older step: more than every
+// attempt before `epoch`, which begins with the rollback, and less than all that follow. It ends
+// the waits of streams for weights that nobody will publish any more. It says of no attempt that
+// its weights are there: a host that finds it asks the daemon, which says where to go on.
+constexpr uint64_t RollbackMark(uint32_t epoch) { return (uint64_t{epoch} << 32) - 1; }
+// An attempt's lower half counts attempts, and never comes so far.
+constexpr bool IsRollbackMark(uint64_t value) { return (value & 0xffffffff) == 0xffffffff; }
 
 struct alignas(16) TimelineWord {
   std::atomic<uint64_t> value;

@@ -183,23 +183,31 @@ absl::StatusOr<int> JobMemory::Timeline(TrainerRank rank, uint32_t buckets) {
   return trainer.timeline.fd.get();
 }
 
-void JobMemory::PoisonPage(const Trainer& trainer) {
+void JobMemory::EndWaits(const Trainer& trainer, uint64_t awaited, uint64_t value) {
   if (trainer.timeline.mapping == nullptr) return;
   const wire::TimelinePage page(trainer.timeline.mapping->data());
   for (uint32_t bucket = 0; bucket < trainer.buckets; ++bucket) {
-    wire::Advance(page.published(bucket, trainer.buckets), wire::kPoison);
+    wire::TimelineWord& word = page.published(bucket, trainer.buckets);
+    if (wire::Read(word) < awaited) wire::AdvanceTo(word, value);
   }
 }
 
 void JobMemory::Poison(TrainerRank rank) {
   MutexLock lock(mutex_);
   const auto trainer = trainers_.find(rank);
-  if (trainer != trainers_.end()) PoisonPage(trainer->second);
+  if (trainer != trainers_.end()) EndWaits(trainer->second, wire::kPoison, wire::kPoison);
 }
 
 void JobMemory::PoisonAll() {
   MutexLock lock(mutex_);
-  for (const auto& [rank, trainer] : trainers_) PoisonPage(trainer);
+  for (const auto& [rank, trainer] : trainers_) EndWaits(trainer, wire::kPoison, wire::kPoison);
+}
+
+void JobMemory::MarkRollback(uint32_t epoch, uint64_t awaited) {
+  MutexLock lock(mutex_);
+  for (const auto& [rank, trainer] : trainers_) {
+    EndWaits(trainer, awaited, wire::RollbackMark(epoch));
+  }
 }
 
 int JobMemory::LaneFd(LaneIndex lane, Block Lane::*block) const {

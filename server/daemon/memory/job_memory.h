@@ -69,6 +69,9 @@ class JobMemory {
   // at any time.
   void Poison(scheduler::TrainerRank rank);
   void PoisonAll();
+  // Ends all waits for weights of attempts until `awaited`, which is before `epoch`: the job goes
+  // back. Words that are there already stay: nobody waits for them. The pages stay, too.
+  void MarkRollback(uint32_t epoch, uint64_t awaited);
 
   // -1: not there.
   [[nodiscard]] int state_fd(scheduler::LaneIndex lane) const;
@@ -111,7 +114,8 @@ class JobMemory {
   void Return(const Block& block) DMUOND_REQUIRES(mutex_);
   void ReturnArenas(Trainer& trainer) DMUOND_REQUIRES(mutex_);
   void Replace(Block& place, Block block) DMUOND_REQUIRES(mutex_);
-  static void PoisonPage(const Trainer& trainer);
+  // By `value`, in the words that are not at `awaited` yet.
+  static void EndWaits(const Trainer& trainer, uint64_t awaited, uint64_t value);
   [[nodiscard]] int LaneFd(scheduler::LaneIndex lane, Block Lane::*block) const
       DMUOND_EXCLUDES(mutex_);
 

@@ -57,6 +57,10 @@ void NodeMemory::Poison() {
   if (memory_ != nullptr) memory_->PoisonAll();
 }
 
+void NodeMemory::MarkRollback(uint32_t epoch, uint64_t awaited) {
+  if (memory_ != nullptr) memory_->MarkRollback(epoch, awaited);
+}
+
 void NodeMemory::VoidState(int32_t lanes) {
   for (int32_t i = 0; i < lanes; ++i) {
     const auto table = memory_->table(scheduler::LaneIndex(i));

@@ -43,6 +43,7 @@ class NodeMemory {
   // Wakes trainers that wait for weights, and gives all memory back, also that which is being made.
   void Drop();
   void Poison();
+  void MarkRollback(uint32_t epoch, uint64_t awaited);
   // The state in the lanes' memory counts no more.
   void VoidState(int32_t lanes);
   // Has the worker free `memory`, so that nobody waits: gigabytes take seconds.

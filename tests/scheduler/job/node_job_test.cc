@@ -339,6 +339,7 @@ TEST_P(NodeJobTest, WhoIsThereIsToldAgainWhenAJobGoesBackWhileItIsPrepared) {
 
 TEST_P(NodeJobTest, ARollbackIsHeardByWhoIsAttachedAndByNobodyElse) {
   const uint64_t id = Run();
+  const Attempt open = job_.steps()->open().attempt;
   v1::CoordinatorMessage message;
   v1::RollBack& back = *message.mutable_roll_back();
   back.set_epoch(kEpoch + 1);
@@ -346,6 +347,10 @@ TEST_P(NodeJobTest, ARollbackIsHeardByWhoIsAttachedAndByNobodyElse) {
   Hear(message);
   EXPECT_EQ(job_.ranks().StateOf(0), RankTable::State::kMustAcknowledge);
   EXPECT_EQ(Taken<node::SetSnapshotsAside>().size(), 1U);
+  const auto marks = Taken<node::MarkRollback>();
+  ASSERT_EQ(marks.size(), 1U);
+  EXPECT_EQ(marks[0].epoch, kEpoch + 1);
+  EXPECT_EQ(marks[0].awaited, open.value() - 1) << "the weights of no later attempt are awaited";
   node::Actions actions;
   const auto answer = job_.Submit(id, {.rank = TrainerRank(0), .step = StepId(9)}, "", actions);
   ASSERT_TRUE(answer.ok());

@@ -152,6 +152,29 @@ TEST_F(JobMemoryTest, PoisonEndsTheWaitsOfAllTrainers) {
   EXPECT_THAT(seen, ::testing::Each(wire::kPoison));
 }
 
+TEST_F(JobMemoryTest, ARollbackEndsWaitsForWeightsThatHaveNotCome) {
+  std::vector<std::unique_ptr<kernels::Mapping>> mappings;
+  for (int rank = 0; rank < 2; ++rank) {
+    absl::StatusOr<int> fd = memory_.Timeline(TrainerRank(rank), 2);
+    ASSERT_TRUE(fd.ok());
+    auto mapping = kernels::cpu::MapShared(*fd, wire::TimelineBytes(2));
+    ASSERT_TRUE(mapping.ok());
+    mappings.push_back(*std::move(mapping));
+  }
+  const auto published = [&](int rank, uint32_t bucket) -> wire::TimelineWord& {
+    return wire::TimelinePage(mappings[rank]->data()).published(bucket, 2);
+  };
+  constexpr uint64_t kNewest = (uint64_t{4} << 32) + 7;
+  wire::Advance(published(0, 0), kNewest - 1);
+  wire::Advance(published(0, 1), kNewest);
+  wire::Advance(published(1, 1), wire::kPoison);  // its trainer has ended the page
+  memory_.MarkRollback(5, kNewest);
+  EXPECT_EQ(wire::Read(published(0, 0)), wire::RollbackMark(5));
+  EXPECT_EQ(wire::Read(published(0, 1)), kNewest);
+  EXPECT_EQ(wire::Read(published(1, 0)), wire::RollbackMark(5));
+  EXPECT_EQ(wire::Read(published(1, 1)), wire::kPoison);
+}
+
 TEST_F(JobMemoryTest, TooManyBucketsAreRefused) {
   EXPECT_TRUE(
       absl::IsInvalidArgument(memory_.Timeline(TrainerRank(0), wire::kBucketsMax + 1).status()));

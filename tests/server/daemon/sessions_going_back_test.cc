@@ -28,8 +28,8 @@ class GoingBackSessionsTest : public SessionsTest {
     options.coordinator.snapshots = true;
     options.coordinator.step.session_linger = kPatience;
   }
-  // Both ranks after step 1, to which the job has gone back since.
-  void StepAndGoBack() {
+  // Both ranks after step 1.
+  void StepAndSave() {
     for (auto& rank : ranks_) rank = NewTrainer();
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < 2; ++rank) {
@@ -44,6 +44,8 @@ class GoingBackSessionsTest : public SessionsTest {
     *save.mutable_key() = ranks_[0]->key();
     const auto saved = daemon_->snapshots().SaveSnapshot(save, kNever);
     ASSERT_TRUE(saved.ok()) << saved.status();
+  }
+  void GoBack() {
     const auto back = daemon_->snapshots().LoadJob({}, kNever);
     ASSERT_TRUE(back.ok()) << back.status();
   }
@@ -66,7 +68,8 @@ class GoingBackSessionsTest : public SessionsTest {
 
 // Rank 1 dies between the restart and the answer to rank 0, and with it the attempt that was open.
 TEST_F(GoingBackSessionsTest, WeightsOfTheAttemptBeforeTheToldOneComeOnce) {
-  StepAndGoBack();
+  StepAndSave();
+  GoBack();
   const v1::AckRollbackRequest mine = Hear(*ranks_[0]);
   EXPECT_TRUE(absl::IsCancelled(daemon_->buffers().AckRollback(mine, kAtOnce).status()))
       << "the other has not acknowledged";
@@ -86,6 +89,20 @@ TEST_F(GoingBackSessionsTest, WeightsOfTheAttemptBeforeTheToldOneComeOnce) {
   const auto late = daemon_->buffers().AckRollback(mine, kNever);
   ASSERT_TRUE(late.ok()) << late.status();
   EXPECT_EQ(late->next_attempt(), answer->next_attempt());
+}
+
+// As the stream of a host that waits for it, and makes no call meanwhile.
+TEST_F(GoingBackSessionsTest, AWaitForWeightsThatNobodyPublishesEndsBeforeItsTrainerCalls) {
+  StepAndSave();
+  const uint64_t last = ranks_[0]->attempt() - 1;
+  wire::TimelineWord& late = ranks_[0]->page().published(0, 1);
+  wire::Advance(late, last - 1);  // as if they had not come
+  GoBack();
+  const uint64_t found =
+      wire::WaitAtLeast(late, last, std::chrono::steady_clock::now() + kPatience);
+  EXPECT_TRUE(wire::IsRollbackMark(found)) << found;
+  EXPECT_GT(found, last);
+  EXPECT_EQ(wire::Read(ranks_[1]->page().published(0, 1)), last) << "the other has its weights";
 }
 
 }  // namespace

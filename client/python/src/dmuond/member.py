@@ -517,7 +517,7 @@ class Member(abc.ABC):
     def _enqueue_wait(self, buckets: Iterable[int] | None, stream: int) -> None:
         """Lets the stream wait for weights. The host looks for them in its next call.
 
-        Poison ends the wait of a stream, too, and that call hears of it.
+        Poison and a rollback end the wait of a stream, too, and that call hears of it.
         """
         self._check_alive()
         timeline = self._require_timeline()

@@ -290,9 +290,9 @@ class Session(Member):
         stream: when it has done what is enqueued there, the gradients lie in the arena and the old
         weights have been read; no weight is written before. The call returns when the step is
         decided. What is enqueued in the stream afterwards finds the new weights (unless
-        wait=False). If the daemon is lost meanwhile, the stream goes on with undefined weights, and
-        the next call says so. To look at weights on the host, wait for the stream, and then call
-        `wait_published()` without one.
+        wait=False). If the daemon is lost or the job goes back meanwhile, the stream goes on with
+        undefined weights, and the next call says so. To look at weights on the host, wait for the
+        stream, and then call `wait_published()` without one.
 
         absent: indices of registered parameters without a gradient. withdraw: a bucket that was
         signalled early has changed since. An attempt that was aborted and may be retried is retried

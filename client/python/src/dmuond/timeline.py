@@ -19,10 +19,11 @@ from dmuond.memory import Memory
 
 POISON = 1 << 62
 BUCKETS_MAX = 4096
-_MAGIC, _VERSION = 0x4C544D44, 1
+_MAGIC, _VERSION = 0x4C544D44, 2
 _WORD_BYTES = 16
 _SUBMITTED = 64
 _READY = 128
+_ROLLBACK_MARK = 0xFFFFFFFF  # lower half of what a rollback stores: see timeline.h
 _POLLS = 200
 # A sleeper looks up this often even if nobody wakes it, so that a lost session ends every wait.
 _SLICE_S = 0.5
@@ -36,7 +37,7 @@ class Published(enum.Enum):
     """How a wait for weights ended."""
 
     YES = enum.auto()
-    LATE = enum.auto()  # not in the time given
+    LATE = enum.auto()  # not in the time given, or not any more: the job goes back
     ENDED = enum.auto()  # never: the page was poisoned, or the daemon has gone
 
 
@@ -76,7 +77,10 @@ class Timeline:
             self._words.store(words, attempt, streams)
 
     def enqueue_wait(self, buckets: Iterable[int], attempt: int, stream: int) -> None:
-        """Lets the stream wait for the weights after `attempt`. Poison ends its wait, too."""
+        """Lets the stream wait for the weights after `attempt`.
+
+        Poison and a rollback end its wait, too.
+        """
         words = [self._published(bucket) for bucket in buckets]
         self._words.wait([word for word in words if atomics.load(word) < attempt], attempt, stream)
 
@@ -134,4 +138,6 @@ class Timeline:
 
 
 def _arrived(value: int, is_lost: Callable[[], bool]) -> Published:
-    return Published.YES if value < POISON and not is_lost() else Published.ENDED
+    if value >= POISON or is_lost():
+        return Published.ENDED
+    return Published.LATE if value & 0xFFFFFFFF == _ROLLBACK_MARK else Published.YES

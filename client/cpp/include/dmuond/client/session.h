@@ -138,8 +138,8 @@ class Session {
   // Waits until the weights after the last decided attempt lie in the arenas.
   absl::Status WaitPublished(std::chrono::milliseconds timeout = std::chrono::minutes(10));
   // The same for what is enqueued in `stream` from now on; the caller does not wait. Where the
-  // daemon is lost meanwhile, the stream goes on with undefined weights, and the next call says so.
-  // Needs Options::arenas; not for a stream that is being captured.
+  // daemon is lost or the job goes back meanwhile, the stream goes on with undefined weights, and
+  // the next call says so. Needs Options::arenas; not for a stream that is being captured.
   absl::Status WaitPublished(CUstream_st* stream);
   // A whole step: kCommitted or kSkipped with the weights published, or kRolledBack. An aborted
   // attempt that may be retried is, with the same gradients; one that may not is ABORTED with the
