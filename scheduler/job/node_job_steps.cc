@@ -207,6 +207,8 @@ void NodeJob::OnDecision(const v1::Decision& wire) {
       break;
     case Verdict::kAbort:
     case Verdict::kRefuse:
+      // Weights of the last step may not have come, and no lane will publish them.
+      if (!WhyNoLanesCome().ok()) Do(node::Poison{});
       // An attempt that nobody here has submitted ends without loss: a rank that closes, say.
       if (!anybody_waits) break;
       ++job_->figures.aborted_attempts;

@@ -214,6 +214,7 @@ TEST_P(NodeJobTest, WhoComesToAJobThatIsGivenUpWaitsForItsEnd) {
   EXPECT_FALSE(MayOpen());
   EXPECT_EQ(ReasonOf(job_.WhyNoLanesCome()), "LANE_LOST");
   EXPECT_THAT(std::string(job_.WhyNoLanesCome().message()), HasSubstr("died 3 times"));
+  EXPECT_EQ(Taken<node::Poison>().size(), 1U) << "streams may wait for weights of the last step";
 }
 
 // Seen in a simulated schedule: the group broke between a vote and its decision, and a daemon that
