@@ -55,6 +55,14 @@ def shards_on(mesh):
     return fully_shard(model, mesh=mesh)
 
 
+def shards_of(parallel, mesh):
+    """Tensor parallel along tp, and fully_shard along dp: both cut the rows of `up`."""
+    model = parallel(mesh["tp"])
+    for part in (model.up, model.down):
+        fully_shard(part, mesh=mesh["dp"])
+    return fully_shard(model, mesh=mesh["dp"])
+
+
 def whole(parameters):
     """The named weights, shards put together."""
     return {
@@ -103,6 +111,10 @@ def on_a_mesh(rank, world, folder):
             "tensor parallel": train(tensor_parallel(mesh["tp"]), dp, **roles, **early),
             "tensor parallel, clipped": train(
                 tensor_parallel(mesh["tp"]), dp, max_grad_norm=0.1, **roles
+            ),
+            "shards of tensor parallel": train(shards_of(tensor_parallel, mesh), dp, **roles),
+            "shards of tensor parallel, early": train(
+                shards_of(tensor_parallel, mesh), dp, max_grad_norm=0.1, **roles, **early
             ),
             "sequence parallel": train(sequence_parallel(mesh["tp"]), dp, **sums, **early),
             "shards with replicas": train(shards_on(beside["shards"]), rank, **means),

@@ -62,6 +62,8 @@ def assert_trained(results, want):
     [
         ("tensor parallel", 2, None),
         ("tensor parallel, clipped", 2, 0.1),
+        ("shards of tensor parallel", 2, None),
+        ("shards of tensor parallel, early", 2, 0.1),
         ("sequence parallel", 2, None),
         ("shards with replicas", 4, None),
         ("replicas of shards with replicas, by names", 4, None),

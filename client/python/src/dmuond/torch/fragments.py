@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
 
+# Of FSDP2 over a dimension that tensor parallel has cut before: torch writes the later cut first.
+SHARDS = (Shard, _StridedShard)
 ELEMENT_TYPES = {
     torch.float32: types.ELEMENT_TYPE_FLOAT32,
     torch.bfloat16: types.ELEMENT_TYPE_BFLOAT16,
@@ -58,15 +61,16 @@ def element_type(name: str, dtype: torch.dtype, what: str) -> int:
 
 def _sharded(name: str, parameter: DTensor) -> Holding:
     for placement in parameter.placements:
-        if type(placement) not in (Shard, Replicate):
-            raise InvalidArgumentError(
-                f"'{name}' has the placement {placement}, which is not a box of the tensor; dmuond "
-                "takes Shard and Replicate (fully_shard over one or two mesh dimensions). Give the "
-                "parameter the route 'trainer', or shard it on another dimension"
-            )
+        if type(placement) not in (*SHARDS, Replicate):
+            raise _no_box(name, placement)
     local_shape, offset = compute_local_shape_and_global_offset(
         parameter.shape, parameter.device_mesh, parameter.placements
     )
+    for placement in parameter.placements:
+        if isinstance(placement, _StridedShard):
+            lines = _lines_of(parameter, placement.dim)
+            if not torch.equal(lines, torch.arange(len(lines)) + offset[placement.dim]):
+                raise _no_box(name, placement)
     local = parameter.to_local()
     if tuple(local.shape) != tuple(local_shape):
         raise InvalidArgumentError(
@@ -75,6 +79,29 @@ def _sharded(name: str, parameter: DTensor) -> Holding:
         )
     strides = _contiguous(tuple(local_shape))
     return Holding(tuple(parameter.shape), tuple(offset), tuple(local_shape), strides, True)
+
+
+def _lines_of(parameter: DTensor, dim: int) -> Tensor:
+    """Which lines of a dimension this rank has, in their order: torch cuts their numbers, too."""
+    alone = [
+        Replicate()
+        if isinstance(placement, Replicate) or placement.dim != dim
+        else Shard(0)
+        if isinstance(placement, Shard)
+        else _StridedShard(0, split_factor=placement.split_factor)
+        for placement in parameter.placements
+    ]
+    numbers = torch.arange(parameter.shape[dim])
+    cut = distribute_tensor(numbers, parameter.device_mesh, alone, src_data_rank=None)
+    return cut.to_local().cpu()
+
+
+def _no_box(name: str, placement: Placement) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"'{name}' has the placement {placement}, which is not a box of the tensor; dmuond takes "
+        "Shard and Replicate (fully_shard over one or two mesh dimensions, over tensor parallel, "
+        "too). Give the parameter the route 'trainer', or shard it on another dimension"
+    )
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from dmuond.errors import InvalidArgumentError
 from dmuond.memory import View
-from dmuond.torch.fragments import Holding
+from dmuond.torch.fragments import SHARDS, Holding
 from dmuond.torch.routing import Routed
 from dmuond.torch.tensor_device import Pair, TensorDevice
 
@@ -245,7 +245,7 @@ class ShardedSlot(Slot):
         own = self.parameter.placements
         return tuple(
             gradient.placements[dim]
-            if dim in self._added_dims and not gradient.placements[dim].is_shard()
+            if dim in self._added_dims and not isinstance(gradient.placements[dim], SHARDS)
             else own[dim]
             for dim in range(len(own))
         )
