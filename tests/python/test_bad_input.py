@@ -130,7 +130,7 @@ def frozen():
         (lambda: dict(make_model().named_parameters()), "params is of type dict"),
         (lambda: make_model().parameters(), "parameters need names.*named_parameters"),
         (lambda: [{"lr": 1.0}], "a group has no 'params'"),
-        (lambda: [{"params": make_model()}] * 2, "two parameters have the name 'embed.weight'"),
+        (lambda: [{"params": make_model()}] * 2, "'embed.weight' is in two groups"),
         (frozen, "no parameter has the route muon or adamw"),
         (lambda: make_model().double(), "'embed.weight' is torch.float64; dmuond takes float32"),
         (lambda: Holder(torch.zeros(3, dtype=torch.cfloat)), "'extra' is torch.complex64"),

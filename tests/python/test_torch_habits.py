@@ -405,3 +405,29 @@ def test_a_step_can_be_logged_as_numbers(muon):
     assert [metrics[f"lr/{index}"] for index in range(2)] == [LR, ADAMW_LR]
     assert metrics["lr"] == LR and "durable_step" not in metrics
     assert all(metrics[f"{phase}_us"] > 0 for phase in ("collect", "update", "publish", "quiet"))
+
+
+def test_layers_have_rates_of_their_own_by_patterns(muon):
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    optimizer = muon(model, groups={"up.*": {"lr": LR / 2, "name": "first"}})
+    assert [group["lr"] for group in optimizer.param_groups if group.get("name")] == [
+        LR / 2,
+        ADAMW_LR,
+    ]
+    others = TorchOptimizers(reference)
+    named = dict(reference.named_parameters())
+    others.parts[0] = torch.optim.Muon(
+        [
+            {
+                "params": [named[name] for name in MATRICES if (name == "up.weight") == first],
+                "lr": lr,
+            }
+            for first, lr in ((True, LR / 2), (False, LR))
+        ],
+        weight_decay=0.1,
+        momentum=0.95,
+    )
+    plain_loop(model, optimizer)
+    plain_loop(reference, others)
+    assert_same_training(model, reference, start)

@@ -261,3 +261,28 @@ def test_nobody_at_the_address_is_told_with_the_remedy(tmp_path):
     assert f"no dmuond answers at {path} (" in str(told.value)
     assert "DMUOND_ADDRESS" in str(told.value)
     assert "dmuonctl doctor" in str(told.value)
+
+
+def test_groups_are_chosen_by_patterns_of_names_and_keep_what_is_no_option():
+    layers = {"up.*": {"lr": 0.5, "lr_scale": 2}, "*.weight": {"weight_decay": 0.25, "name": "w"}}
+    given, _ = groups(make_model(), layers)
+    found = [(sorted(n.name for n in members), options) for members, options in given]
+    assert found[0] == (["up.bias", "up.weight"], layers["up.*"])
+    assert "down.weight" in found[1][0] and found[1][1] == layers["*.weight"]
+    assert found[2] == (["narrow.bias", "norm.bias"], {})
+    for wrong, words in [
+        ({"layers.*": {}}, "'layers.*' matches no parameter; the first are embed.weight"),
+        ({"up.*": {"weigth_decay": 0.1}}, "'weigth_decay': is 'weight_decay' meant"),
+        ({"up.*": 0.1}, "no dict of options: 0.1"),
+    ]:
+        with pytest.raises(dmuond.InvalidArgumentError, match=words.replace("*", r"\*")):
+            groups(make_model(), wrong)
+
+
+def test_groups_of_submodules_are_told_apart():
+    model = make_model()
+    given, _ = groups([{"params": model.up}, {"params": model.down}, {"params": model.embed}])
+    names = [[named.name for named in members] for members, _ in given]
+    assert names == [["group0.weight", "group0.bias"], ["group1.weight"], ["group2.weight"]]
+    alone, _ = groups([{"params": model.up}, {"params": [("other", model.down.weight)]}])
+    assert [n.name for members, _ in alone for n in members] == ["weight", "bias", "other"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from dmuond.errors import InvalidArgumentError
-from dmuond.torch.routing import Named
+from dmuond.torch.routing import Named, matches
 
-# Options that a caller's group may have.
-_GROUP_OPTIONS = {
+# Options that a caller's group may have. Other keys stay in the group, for whoever reads them.
+GROUP_OPTIONS = {
     "lr",
     "adamw_lr",
     "preset",
@@ -31,10 +34,17 @@ _GROUP_OPTIONS = {
     "ns_restarts",
 }
 LeftAlone = list[tuple[str, tuple[int, ...], str]]  # name, shape, why
+Group = tuple[list[Named], dict[str, Any]]
+_A_SLIP = 0.8  # how much of a key is that of an option, in difflib's measure
 
 
-def groups(params: Any) -> tuple[list[tuple[list[Named], dict[str, Any]]], LeftAlone]:
-    """Groups of named parameters with options, and what the routing table lists besides."""
+def groups(
+    params: Any, patterns: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[list[Group], LeftAlone]:
+    """Groups of named parameters with options, and what the routing table lists besides.
+
+    patterns: options of what a shell pattern matches; the first that matches a name counts.
+    """
     if isinstance(params, str | Mapping) or not isinstance(params, nn.Module | Iterable):
         raise InvalidArgumentError(
             f"params is of type {type(params).__name__}: pass the model, or groups; "
@@ -47,15 +57,69 @@ def groups(params: Any) -> tuple[list[tuple[list[Named], dict[str, Any]]], LeftA
             options = {key: value for key, value in item.items() if key != "params"}
             if "params" not in item:
                 raise InvalidArgumentError("a group has no 'params'")
-            unknown = set(options) - _GROUP_OPTIONS
-            if unknown:
-                raise InvalidArgumentError(f"a group has the unknown option '{sorted(unknown)[0]}'")
+            _check_keys(options)
             found.append((_named(item["params"]), options))
         sources = [item["params"] for item in given]
+        _check_once(found)
+        _tell_submodules_apart(found)
     else:
         found, sources = [(_named(given), {})], [given]
     _check_names([named for members, _ in found for named in members])
+    if patterns:
+        _check_patterns(patterns, [named.name for members, _ in found for named in members])
+        found = [part for group in found for part in _split(group, patterns)]
     return found, [row for source in sources for row in _buffers(source)]
+
+
+def _split(group: Group, patterns: Mapping[str, Mapping[str, Any]]) -> Iterable[Group]:
+    """What each pattern takes of a group, and the rest."""
+    members, options = group
+    taken: dict[str | None, list[Named]] = {key: [] for key in (*patterns, None)}
+    for named in members:
+        taken[next((key for key in patterns if matches(key, named.name)), None)].append(named)
+    for key, part in taken.items():
+        if part:
+            yield part, options if key is None else options | dict(patterns[key])
+
+
+def _check_patterns(patterns: Mapping[str, Mapping[str, Any]], names: list[str]) -> None:
+    for pattern, options in patterns.items():
+        if not isinstance(options, Mapping):
+            raise InvalidArgumentError(f"groups['{pattern}'] is no dict of options: {options!r}")
+        _check_keys(options)
+        if not any(matches(pattern, name) for name in names):
+            raise InvalidArgumentError(
+                f"groups: '{pattern}' matches no parameter; the first are {', '.join(names[:3])}"
+            )
+
+
+def _check_keys(options: Mapping[str, Any]) -> None:
+    """Refuses what is but a slip of the pen in an option."""
+    for key in options:
+        meant = difflib.get_close_matches(key, GROUP_OPTIONS, 1, _A_SLIP)
+        if meant and key not in GROUP_OPTIONS:
+            raise InvalidArgumentError(
+                f"a group has the unknown option '{key}': is '{meant[0]}' meant?"
+            )
+
+
+def _check_once(found: list[Group]) -> None:
+    seen: set[int] = set()
+    for members, _ in found:
+        for named in members:
+            if id(named.parameter) in seen:
+                raise InvalidArgumentError(f"'{named.name}' is in two groups")
+            seen.add(id(named.parameter))
+
+
+def _tell_submodules_apart(found: list[Group]) -> None:
+    """Names are those of a group's own module: where two have the same, its number goes before."""
+    counts = Counter(named.name for members, _ in found for named in members)
+    for number, (members, _) in enumerate(found):
+        if any(counts[named.name] > 1 and named.module is not None for named in members):
+            members[:] = [
+                dataclasses.replace(named, name=f"group{number}.{named.name}") for named in members
+            ]
 
 
 def modules(params: Any) -> list[nn.Module]:

@@ -46,6 +46,8 @@ class Muon(torch.optim.Optimizer):
         a parameter, and no checkpoint that is loaded into it is seen (push_parameters() after it).
     lr: for parameters on muon. With a preset whose scale is match_rms_adamw ("dmuon",
         "moonlight") it is on AdamW's scale; Keller's 0.02 goes with preset="keller".
+    groups: options of what a shell pattern of names matches, {"blocks.0.*": {"lr": 1e-3}}; the
+        first pattern that matches counts. Keys that are no option stay in the group, as in dicts.
     adamw_lr: for parameters on adamw; default lr, and required where lr is not on AdamW's scale.
     preset: "dmuon", "torch", "keller" or "moonlight" (docs/maths.md); momentum_form, nesterov,
         scale, ns_form, ns_norm, ns_eps, ns_dtype, ns_coefficients and ns_restarts override single
@@ -90,6 +92,7 @@ class Muon(torch.optim.Optimizer):
         params: nn.Module | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]],
         lr: float = 1e-3,
         *,
+        groups: Mapping[str, Mapping[str, Any]] | None = None,
         adamw_lr: float | None = None,
         preset: str = "dmuon",
         momentum: float = 0.95,
@@ -142,7 +145,7 @@ class Muon(torch.optim.Optimizer):
             betas=betas,
             eps=eps,
         )
-        given, left_alone = collect.groups(params)
+        given, left_alone = collect.groups(params, groups)
         router = Router(route, views)
         routed = router.route([named for members, _ in given for named in members])
         super().__init__(

@@ -6,6 +6,7 @@ from typing import Any
 
 from dmuond.errors import InvalidArgumentError
 from dmuond.torch.checks import checked_fraction, checked_number
+from dmuond.torch.collect import GROUP_OPTIONS
 from dmuond.torch.presets import FIXED_OPTIONS, preset_named
 from dmuond.torch.routing import Named, Routed
 
@@ -20,6 +21,7 @@ def split_groups(
     by_parameter = {id(item.named.parameter): item for item in routed}
     groups = []
     for members, own in given:
+        kept = {key: value for key, value in own.items() if key not in GROUP_OPTIONS}
         for route in ("muon", "adamw"):
             params = [
                 (named.name, named.parameter)
@@ -27,7 +29,7 @@ def split_groups(
                 if by_parameter[id(named.parameter)].route == route
             ]
             if params:
-                groups.append({"params": params, **_options(base | own, route)})
+                groups.append({"params": params, **kept, **_options(base | own, route)})
     if not groups:
         raise InvalidArgumentError("no parameter has the route muon or adamw")
     return groups
