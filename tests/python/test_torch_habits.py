@@ -431,3 +431,40 @@ def test_layers_have_rates_of_their_own_by_patterns(muon):
     plain_loop(model, optimizer)
     plain_loop(reference, others)
     assert_same_training(model, reference, start)
+
+
+def unfreezing(model, optimizer):
+    for step in range(STEPS):
+        if step == 3:
+            model.up.requires_grad_(True)
+            model.embed.requires_grad_(True)
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def make_partly_frozen():
+    model = make_model()
+    model.up.requires_grad_(False)
+    model.embed.requires_grad_(False)
+    return model
+
+
+def test_layers_can_be_unfrozen_while_they_train(muon):
+    model, reference = make_partly_frozen(), make_partly_frozen()
+    start = weights(reference)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unfreezing(model, muon(model, include_frozen=True))
+    unfreezing(reference, TorchOptimizers(reference))
+    assert_same_training(model, reference, start)
+
+
+def test_layers_that_were_frozen_at_first_are_refused_with_what_to_write(muon):
+    model = make_partly_frozen()
+    optimizer = muon(model)
+    assert {"frozen (include_frozen=True registers it)"} == {
+        row.why for row in optimizer.routing if row.parameter in ("up.weight", "embed.weight")
+    }
+    with pytest.raises(dmuond.Error, match="'embed.weight' was frozen .* include_frozen=True"):
+        unfreezing(model, optimizer)

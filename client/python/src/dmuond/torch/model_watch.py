@@ -21,7 +21,8 @@ class ModelWatch:
     def __init__(self, slots: Sequence[Slot]) -> None:
         self._slots = slots
         self._steps = 0
-        self._without_gradient = {slot.index for slot in slots}
+        self._without_gradient = {slot.index for slot in slots if slot.parameter.requires_grad}
+        self._trainable = len(self._without_gradient)
         self._replaced: set[str] = set()
         self.close = lambda: None
         # FSDP2 puts other parameters into the modules by itself.
@@ -53,7 +54,7 @@ class ModelWatch:
             return
         self._steps += 1
         self._without_gradient &= set(absent)
-        none_at_all = len(self._without_gradient) == len(self._slots)
+        none_at_all = len(self._without_gradient) == self._trainable
         if self._steps < _STEPS_WITHOUT_GRADIENT and not none_at_all:
             return
         names = [slot.name for slot in self._slots if slot.index in self._without_gradient]

@@ -58,6 +58,8 @@ class Muon(torch.optim.Optimizer):
     route: which parameter gets which optimizer, before the defaults: a function (name, parameter)
         -> "muon" | "adamw" | "trainer" | (route, reason) | None, or a list of (pattern, route).
     views: pattern -> RowBlocks, Heads, Experts, "qkv", "heads:N" or "experts".
+    include_frozen: parameters without requires_grad are registered, too, and stay as they are until
+        they train: for models that are unfrozen layer by layer.
     reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
     broadcast: on all ranks: where ranks begin with different weights of a parameter, the lowest
         rank's go to all. Without it a fresh job fails there (WEIGHTS_DIFFER).
@@ -104,6 +106,7 @@ class Muon(torch.optim.Optimizer):
         clip_muon: bool = True,
         route: RouteRules | None = None,
         views: Views | None = None,
+        include_frozen: bool = False,
         reduction: str = "mean",
         broadcast: bool = False,
         mesh: DeviceMesh | None = None,
@@ -146,7 +149,7 @@ class Muon(torch.optim.Optimizer):
             eps=eps,
         )
         given, left_alone = collect.groups(params, groups)
-        router = Router(route, views)
+        router = Router(route, views, bool(include_frozen))
         routed = router.route([named for members, _ in given for named in members])
         super().__init__(
             options.split_groups(given, routed, base),
@@ -163,7 +166,9 @@ class Muon(torch.optim.Optimizer):
         if overlap_forward:
             _check_overlap(self._models, self.param_groups)
         updated = {id(p): index for index, g in enumerate(self.param_groups) for p in g["params"]}
-        self._frozen = [r.named for r in routed if not r.named.parameter.requires_grad]
+        self._frozen = [
+            r.named for r in routed if r.route == "trainer" and not r.named.parameter.requires_grad
+        ]
         rank, world_size = _place(rank, world_size)
         reduced = Reduction.of(reduction, data_parallel_size, mesh, mesh_roles, world_size)
         shares = reduced.shares(routed)
@@ -509,7 +514,10 @@ class Muon(torch.optim.Optimizer):
                 self._modules_with.setdefault(slot.named.module, []).append(slot.name)
             if not isinstance(slot, ShardedSlot) or self._early.watches(slot):
                 hook = _gradient_hook(reference, slot)
+                trains = slot.parameter.requires_grad
+                slot.parameter.requires_grad_(True)  # torch wants that for a hook; it stays
                 self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+                slot.parameter.requires_grad_(trains)
         for module in (module for model in self._models for module in model.modules()):
             self._handles.append(
                 module.register_load_state_dict_post_hook(LoadHook(self._on_loaded))
@@ -597,8 +605,7 @@ class Muon(torch.optim.Optimizer):
             if named.parameter.requires_grad and named.parameter.grad is not None:
                 raise Error(
                     f"'{named.name}' was frozen when the optimizer was made and has a gradient "
-                    "now: "
-                    "close() this optimizer and make a new one"
+                    "now: close() this optimizer and make one with include_frozen=True"
                 )
 
     def _push_loaded(self) -> None:

@@ -121,7 +121,14 @@ def _checked_rules(rules: Sequence[tuple[Pattern, str] | RouteCallable]) -> list
 class Router:
     """Applies rules in order, then the defaults."""
 
-    def __init__(self, rules: RouteRules | None, views: matrix_views.Views | None) -> None:
+    def __init__(
+        self,
+        rules: RouteRules | None,
+        views: matrix_views.Views | None,
+        include_frozen: bool = False,
+    ) -> None:
+        """include_frozen: parameters without requires_grad are routed as the others are."""
+        self._include_frozen = include_frozen
         self._rules = [rules] if callable(rules) else _checked_rules(rules or ())
         if not isinstance(views or {}, Mapping):
             raise InvalidArgumentError(f"views={views!r} is not a dict of pattern and view")
@@ -149,8 +156,8 @@ class Router:
                 f"'{named.name}' of a lazy module has no shape yet: run the model once before "
                 "making the optimizer"
             )
-        if not named.parameter.requires_grad:
-            return Routed(named, "trainer", "frozen (requires_grad is False)")
+        if not named.parameter.requires_grad and not self._include_frozen:
+            return Routed(named, "trainer", "frozen (include_frozen=True registers it)")
         route, reason = self._by_rule(named) or self._by_default(named)
         if route not in ROUTES:
             raise InvalidArgumentError(
