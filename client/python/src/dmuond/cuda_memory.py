@@ -37,7 +37,7 @@ _NON_BLOCKING = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
 _UNTIMED = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
 _AT_LEAST = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
 _PLAIN_WRITE = driver.CUstreamWriteValue_flags.CU_STREAM_WRITE_VALUE_DEFAULT
-# What a graph would do for ever that has captured a store or a wait.
+# A graph that has captured a store or a wait would do this for ever.
 _IF_CAPTURED = "signal one attempt"
 
 

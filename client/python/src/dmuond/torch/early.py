@@ -55,7 +55,7 @@ class EarlySignals:
         self._observed = 0
         self._calls = [0] * len(self._slots)
         self._expected = [-1] * len(self._slots)
-        # Of steps that were observed: whether all was quiet. A device's looks may take a while.
+        # Each says whether an observed step was quiet. A device's answer may take a while.
         self._answers: deque[Answer] = deque()
         # At the last hook of a slot: version and, while observing, checksum.
         self._versions = [0] * len(self._slots)
@@ -64,7 +64,7 @@ class EarlySignals:
         self._signalled: set[int] = set()
         self._broken = False  # one of them has changed, and no step has withdrawn it
         self._members: dict[int, list[int]] = {}
-        # Of each bucket: members whose hooks have not been called as often as expected.
+        # By bucket: how many members' hooks have not been called as often as expected.
         self._missing: dict[int, int] = {}
         for position, slot in enumerate(self._slots):
             self._members.setdefault(slot.bucket, []).append(position)
@@ -120,8 +120,16 @@ class EarlySignals:
         if self._on:
             positions = (m for bucket in self._signalled for m in self._members[bucket])
         elif self._observing:
-            positions = (m for m, calls in enumerate(self._calls) if calls)
-        return [self._slots[m] for m in positions if self._slots[m].bucket not in self._never]
+            positions = self._watched()
+        return [self._slots[position] for position in positions]
+
+    def _watched(self) -> list[int]:
+        """The slots that have got a gradient in this step, and may be signalled early."""
+        return [
+            position
+            for position, slot in enumerate(self._slots)
+            if slot.bucket not in self._never and self._calls[position] > 0
+        ]
 
     def before_step(self, gradients_changed: bool, differing: Container[int]) -> bool:
         """Looks at all gradients; True: the attempt must be withdrawn.
@@ -163,11 +171,7 @@ class EarlySignals:
 
     def _observe(self, gradients_changed: bool, differing: Container[int]) -> None:
         agreed = self._observed == 0 or self._calls == self._expected
-        watched = [
-            position
-            for position, slot in enumerate(self._slots)
-            if slot.bucket not in self._never and self._calls[position] > 0
-        ]
+        watched = self._watched()
         quiet = agreed and not gradients_changed
         if quiet and all(self._unchanged(position, differing) for position in watched):
             now = [self._slots[position].gradient_checksum() for position in watched]

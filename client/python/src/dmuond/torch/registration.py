@@ -29,7 +29,7 @@ class _Request:
 
     groups: dict[int, int]
     shares: dict[int, Share]  # in a parameter's gradient, by id
-    # Where weights lie that stay where they are: by id of the parameter.
+    # Some weights stay where they are. This is their place, by id of the parameter.
     weights: Mapping[int, Place]
     parameters: list[types.Parameter] = field(default_factory=list)
     fragments: list[types.Fragment] = field(default_factory=list)
