@@ -53,6 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--mps", default="off,on", help="without it, with it, or both in turn")
     parser.add_argument("--nodes", default="", help="daemons: 1, 2, ...; default: all that can be")
     parser.add_argument("--only", default="*", help="rows of these names: PATTERN,... with * and ?")
+    parser.add_argument("--go-on", action="store_true", help="also after a wrong row of a part")
     # Of less than a millisecond: the last comes after what a disturbance waits for.
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument(
@@ -107,7 +108,7 @@ def ask(options: argparse.Namespace) -> int:
     programs = options.programs.resolve()
     machine = Machine(programs, options.fake, options.gpus, options.logs, options.nccl)
     try:
-        table = Table(options.out, machine.describe(), options.only)
+        table = Table(options.out, machine.describe(), options.only, options.go_on)
         run = Run(machine, options)
         for part in options.parts:
             checks = in_each_mode(part, run, options.mps)

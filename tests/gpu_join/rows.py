@@ -50,14 +50,15 @@ class Row:
 class Table:
     """Is printed row by row, and is whole in gpu-join.txt and gpu-join.json after each."""
 
-    def __init__(self, out: Path, machine: str, only: str):
+    def __init__(self, out: Path, machine: str, only: str, goes_on: bool):
         self.rows: list[Row] = []
         self._out, self._machine, self._only = out, machine, only.split(",")
+        self._goes_on = goes_on
         signal.signal(signal.SIGALRM, _raise_late)
         print(f"# {machine}", flush=True)
 
     def check_all(self, part: str, checks: Iterator[Check], clear_up: Callable[[], None]) -> None:
-        """Until the first wrong row. After each, `clear_up` ends what it has left running."""
+        """Until the first wrong row, unless it goes on. After each, `clear_up` ends what still runs."""
         for check in checks:
             chosen = any(fnmatch.fnmatch(check.name, pattern) for pattern in self._only)
             if not (check.always or chosen):
@@ -66,7 +67,7 @@ class Table:
             self.rows.append(row)
             print(row.text, flush=True)
             self._write()
-            if not row.right:
+            if not row.right and not self._goes_on:
                 print(f"# {part} stops here", flush=True)
                 return
 
