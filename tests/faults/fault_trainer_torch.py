@@ -1,7 +1,7 @@
 """fault_trainer.py on dmuond.torch, with early signals and overlap_forward: seconds to start.
 
---device=cuda:0, or cuda:0,own with weights that stay in memory of its own: on a GPU of the fake
-driver, with tests/python/gpu_tensors.py in the place of torch's own.
+--device=cuda:0, or cuda:0,own with weights that stay in memory of its own: on that GPU, where torch
+finds one, and else on one of the fake driver, with tests/python/gpu_tensors.py in its place.
 """
 
 import contextlib
@@ -20,6 +20,9 @@ class TorchTrainer(Trainer):
         self.unsaid = False
         self.model = nn.Sequential(nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 24), nn.Tanh())
         device, _, own = options.device.partition(",")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(device)
+            self.model.to(device)
         with on_a_gpu(device, own == "own"):
             self.optimizer = self.make_optimizer(options, "trainer" if own else "daemon")
         self.session = self.optimizer.session
@@ -42,7 +45,7 @@ class TorchTrainer(Trainer):
 
     @property
     def weights(self):
-        return [parameter.detach().numpy() for parameter in self.model.parameters()]
+        return [parameter.detach().cpu().numpy() for parameter in self.model.parameters()]
 
     def take_arenas(self):
         """The optimizer has moved the parameters there."""
@@ -52,7 +55,8 @@ class TorchTrainer(Trainer):
 
     def step(self, step):
         chance = torch.Generator().manual_seed(1000 * step + self.options.rank)
-        output = self.model(torch.randn(8, 24, generator=chance))
+        drawn = torch.randn(8, 24, generator=chance)
+        output = self.model(drawn.to(self.model[0].weight.device))
         if self.unsaid:
             self.say("step")
         self.optimizer.zero_grad()
@@ -62,7 +66,7 @@ class TorchTrainer(Trainer):
 
 
 def on_a_gpu(device: str, own: bool) -> contextlib.AbstractContextManager:
-    if device == "cpu":
+    if device == "cpu" or torch.cuda.is_available():
         return contextlib.nullcontext()
     import gpu_tensors  # finds the driver
 

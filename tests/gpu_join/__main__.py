@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Asks a machine with GPUs, and little else, what daemons, lanes and trainers do there.
 
-  gpu-join [PART...]        contracts doctor context equal faults speed; without names: all
+  gpu-join [PART...]        contracts doctor context equal torch faults speed; without names: all
 
   contracts  what is taken for granted of the driver, statement by statement (driver_contracts)
   doctor     what dmuonctl doctor finds
   context    the daemon computes nothing, and its memory outlives every lane and trainer
   equal      jobs on one lane, on one for each GPU and in several daemons have the same bits
+  torch      dmuond.torch beside torch's own optimizers, where this python3 has torch and pytest
   faults     trainers, lanes and a daemon die, stop or fault: the same bits, and times
   speed      what a step costs that has next to nothing to do
 
@@ -16,6 +17,7 @@ every row is right, else with 1.
 """
 
 import argparse
+import importlib.util
 import signal
 import sys
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ import doctor
 import equal
 import faults
 import speed
+import torch_part
 from machine import Machine, count_gpus
 from rows import Check, Table, WrongError
 from run import Run
@@ -36,6 +39,7 @@ PARTS = {
     "doctor": doctor.checks,
     "context": context.checks,
     "equal": equal.checks,
+    "torch": torch_part.checks,
     "faults": faults.checks,
     "speed": speed.checks,
 }
@@ -75,7 +79,7 @@ def parse() -> argparse.Namespace:
             parser.error(f"no part {part}; there are {', '.join(PARTS)}")
     if options.fake and options.gpus == 0:
         parser.error("--fake needs --gpus")
-    options.parts = options.parts or [part for part in PARTS if not options.fake or part != "speed"]
+    options.parts = options.parts or [part for part in PARTS if part not in _left_out(options.fake)]
     options.mps = options.mps.split(",")
     options.gpus = options.gpus or count_gpus()
     options.trainers = options.trainers or max(2, options.gpus)
@@ -84,6 +88,14 @@ def parse() -> argparse.Namespace:
     options.logs = options.out / "logs"
     options.logs.mkdir(parents=True, exist_ok=True)
     return options
+
+
+def _left_out(fake: bool) -> set[str]:
+    """Of the parts that run without being named."""
+    if fake:
+        return {"torch", "speed"}
+    has_torch = all(importlib.util.find_spec(package) for package in ("torch", "pytest"))
+    return set() if has_torch else {"torch"}
 
 
 def main() -> int:

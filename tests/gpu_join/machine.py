@@ -88,9 +88,11 @@ class Machine:
         self._started: list[Program] = []
         self._control: Program | None = None
         # A bundle's; elsewhere programs find their libraries themselves.
-        self._libraries = programs.parent / "lib"
-        _unpack(programs.parent / "lib.tar.gz", self._libraries)
+        bundled = programs.parent / "lib"
+        _unpack(programs.parent / "lib.tar.gz", bundled)
         self._nccl = nccl or _nccl_of_this_python()
+        # What LD_LIBRARY_PATH has for programs of ours.
+        self.libraries = os.pathsep.join(filter(None, [str(bundled), self._nccl]))
         self._fake_number = str(secrets.randbelow(1 << 31))
 
     def close(self) -> None:
@@ -171,11 +173,7 @@ class Machine:
         clean = {key: v for key, v in os.environ.items() if not key.startswith("DMUOND_")}
         clean["CUDA_MPS_PIPE_DIRECTORY"] = str(self._pipes)
         clean["CUDA_MPS_LOG_DIRECTORY"] = str(self._folder)
-        paths = [
-            str(self._libraries) if of_ours else "",
-            clean.get("LD_LIBRARY_PATH", ""),
-            self._nccl,
-        ]
+        paths = [self.libraries if of_ours else "", clean.get("LD_LIBRARY_PATH", ""), self._nccl]
         if self.is_fake:
             paths.insert(0, str(self.programs.parent / "fake_cuda"))
             clean |= {

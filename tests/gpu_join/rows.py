@@ -58,7 +58,7 @@ class Table:
         print(f"# {machine}", flush=True)
 
     def check_all(self, part: str, checks: Iterator[Check], clear_up: Callable[[], None]) -> None:
-        """Until the first wrong row, unless it goes on. After each, `clear_up` ends what still runs."""
+        """Until the first wrong row, unless it goes on. After each, `clear_up` ends what runs."""
         for check in checks:
             chosen = any(fnmatch.fnmatch(check.name, pattern) for pattern in self._only)
             if not (check.always or chosen):

@@ -1,4 +1,4 @@
-"""One rank of a model sharded by FSDP2, over gloo; functions that tests run on every rank."""
+"""One rank of a model sharded by FSDP2, on torch's default device; functions for every rank."""
 
 import contextlib
 import warnings
@@ -18,7 +18,12 @@ def process_group(rank, world, folder):
     # torch.distributed of FSDP2 on CPU says that gloo is slow, and that meshes have one device.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dist.init_process_group("gloo", init_method=f"file://{folder}", rank=rank, world_size=world)
+        dist.init_process_group(
+            "nccl" if torch.get_default_device().type == "cuda" else "gloo",
+            init_method=f"file://{folder}",
+            rank=rank,
+            world_size=world,
+        )
         try:
             yield
         finally:
@@ -29,7 +34,8 @@ def sharded_model(world, seed=0, mesh_shape=None, dtype=torch.float32, **options
     """As scripts do it: parts first, then the whole."""
     model = make_model(seed).to(dtype)
     names = ("replicas", "shards")[-len(mesh_shape or (world,)) :]
-    mesh = init_device_mesh("cpu", mesh_shape or (world,), mesh_dim_names=names)
+    kind = torch.get_default_device().type
+    mesh = init_device_mesh(kind, mesh_shape or (world,), mesh_dim_names=names)
     for part in (model.up, model.down, model.narrow, model.wide):
         fully_shard(part, mesh=mesh, **options)
     return fully_shard(model, mesh=mesh, **options)
@@ -138,7 +144,8 @@ def scaled(rank, world, folder, **options):
     with process_group(rank, world, folder):
         model = sharded_model(world)
         optimizer = make_optimizer(model, **options)
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+        kind = torch.get_default_device().type
+        scaler = torch.amp.GradScaler(kind, init_scale=1024.0, growth_interval=4)
         scales = []
         for step in range(STEPS):
             loss = loss_of(model, step, rank)
@@ -326,12 +333,12 @@ def changed_by_hand(rank, world, folder):
         return words, committed
 
 
-def in_mixed_precision(rank, world, folder):
+def in_mixed_precision(rank, world, folder, **options):
     """fp32 shards, bf16 computing: finite, and the loss falls."""
     with process_group(rank, world, folder):
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         model = sharded_model(world, mp_policy=policy)
-        optimizer = make_optimizer(model)
+        optimizer = make_optimizer(model, **options)
         losses = []
         for _ in range(STEPS):
             loss = loss_of(model, 0, 0)

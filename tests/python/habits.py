@@ -58,13 +58,17 @@ MATRICES = ("up.weight", "down.weight", "narrow.weight", "wide.weight")
 
 
 def make_model(seed: int = 0) -> Model:
+    """On torch's default device, with values that the CPU has drawn."""
     torch.manual_seed(seed)
-    return Model()
+    with torch.device("cpu"):
+        model = Model()
+    return model.to(torch.get_default_device())
 
 
 def batch(step: int, rank: int = 0):
-    generator = torch.Generator().manual_seed(100 + step + 1000 * rank)
-    return torch.randint(0, WORDS, (4, 9), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(100 + step + 1000 * rank)
+    drawn = torch.randint(0, WORDS, (4, 9), generator=generator, device="cpu")
+    return drawn.to(torch.get_default_device())
 
 
 def loss_of(model, step: int, rank: int = 0):

@@ -54,8 +54,7 @@ if [ "${1:-}" = --engine ]; then
   out=${2:-.bundle-engine}
   collect "$out/bin" dmuond dmuond-lane dmuonctl driver_contracts fault_trainer_cuda
   mkdir "$out/python"
-  cp -r client/python/src/dmuond tests/python/{gpus,core_trainer,daemons}.py tests/faults/fault_trainer{,_cuda}.py \
-    "$out/python/"
+  cp -r client/python/src/dmuond tests/python/*.py tests/faults/fault_trainer{,_cuda,_torch}.py "$out/python/"
   cp -r tests/gpu_join "$out/join"
   tar -C "$out" --remove-files -c lib | gzip -9 > "$out/lib.tar.gz"
   find "$out" -name __pycache__ -prune -exec rm -r {} +
