@@ -38,6 +38,24 @@ def test_a_plain_loop_equals_torch(muon):
     assert optimizer.last_outcome.matrices == 4
 
 
+def test_the_scripts_default_device_is_the_scripts(muon):
+    def loop(model, optimizer):
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+            with torch.device("meta"):  # where a tensor that the optimizer makes has no values
+                optimizer.step()
+                optimizer.state_dict()
+            optimizer.zero_grad()
+
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    with torch.device("meta"):
+        optimizer = muon(model)
+    loop(model, optimizer)
+    plain_loop(reference, TorchOptimizers(reference))
+    assert_same_training(model, reference, start)
+
+
 def test_zeroing_in_place_equals_torch(muon):
     def loop(model, optimizer):
         for step in range(STEPS):

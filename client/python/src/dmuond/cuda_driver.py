@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from contextlib import AbstractContextManager
@@ -85,6 +86,19 @@ def _call_once_mps_has_recovered(patience_s: float, name: str, *arguments: Any) 
         if result not in _MPS_RECOVERS or time.monotonic() > deadline:
             return _answer(name, result, *answer)
         time.sleep(_MPS_PAUSE_S)
+
+
+def device_of(address: int) -> int | None:
+    """The ordinal of the device whose memory lies there, or None. REQUIRES: entered.
+
+    Asks the driver itself: cuda-bindings 13.2 and 13.3 answer 0 for every device.
+    """
+    ordinal = ctypes.c_int()
+    attribute = int(driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+    ask = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
+    if ask(ctypes.byref(ordinal), attribute, ctypes.c_uint64(address)) != int(SUCCESS):
+        return None
+    return ordinal.value
 
 
 def initialise() -> None:

@@ -23,6 +23,7 @@ from dmuond.cuda_driver import (
     Device,
     call,
     check_not_captured,
+    device_of,
     driver,
     failed,
     name_of,
@@ -265,15 +266,13 @@ class CudaMemory(Memory):
 
     def _allocation_of(self, address: int, wrong: str) -> tuple[int, int]:
         """Where the allocation begins that holds the address, and its bytes."""
-        attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        result, ordinal = result_of("cuPointerGetAttribute", attribute, address)
+        ordinal = device_of(address)
         found = result_of("cuMemGetAddressRange", address)
-        if result != SUCCESS or found[0] != SUCCESS:
+        if ordinal is None or found[0] != SUCCESS:
             raise errors.InvalidArgumentError(f"{wrong} are no memory of a GPU")
-        if int(ordinal) != self._device.ordinal:
+        if ordinal != self._device.ordinal:
             raise errors.InvalidArgumentError(
-                f"{wrong} are memory of device cuda:{int(ordinal)}, and the session is of "
-                f"{self.device}"
+                f"{wrong} are memory of device cuda:{ordinal}, and the session is of {self.device}"
             )
         return int(found[1]), int(found[2])
 

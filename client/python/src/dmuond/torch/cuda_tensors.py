@@ -18,7 +18,7 @@ class _Later(Answer):
     """An answer on its way to the host."""
 
     def __init__(self, unchanged: Tensor) -> None:
-        self._value = torch.empty((), dtype=torch.bool, pin_memory=True)
+        self._value = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
         self._value.copy_(unchanged, non_blocking=True)
         self._there = torch.cuda.Event()
         self._there.record(torch.cuda.current_stream(unchanged.device))

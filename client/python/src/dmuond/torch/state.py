@@ -47,7 +47,7 @@ def to_torch(tensors: Iterable[StateTensor], slots: Sequence[Slot]) -> dict[str,
 
 def _as_placed(tensor: StateTensor, slot: Slot) -> Tensor:
     if tensor.kind == types.STATE_KIND_STEP:
-        return torch.tensor(float(tensor.values[0]), dtype=torch.float32)
+        return torch.tensor(float(tensor.values[0]), dtype=torch.float32, device="cpu")
     local = torch.from_numpy(tensor.values.astype(np.float32)).reshape(slot.holding.local_shape)
     return _placed(local, slot.parameter)
 
