@@ -424,8 +424,11 @@ bool Collector::watches_words() const {
   if (!armed_ || unfinished_ == 0 || kind_ == AttemptKind::kPush || kind_ == AttemptKind::kLoad) {
     return false;
   }
-  return !quiet_ ||
-         std::any_of(states_.begin(), states_.end(), [](const BucketState& s) { return !s.seen; });
+  return !quiet_ || !all_ready();
+}
+
+bool Collector::all_ready() const {
+  return std::all_of(states_.begin(), states_.end(), [](const BucketState& s) { return s.seen; });
 }
 
 void Collector::AddAwaitedRanks(std::vector<int32_t>& ranks) const {

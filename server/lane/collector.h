@@ -70,6 +70,7 @@ class Collector {
   // Whether something lies ready to cross, or crosses.
   [[nodiscard]] bool awaits_rail() const;
   [[nodiscard]] bool started() const { return started_; }  // a bucket was seen ready
+  [[nodiscard]] bool all_ready() const;                    // every bucket was
   [[nodiscard]] scheduler::AttemptKind kind() const {
     return kind_.value_or(scheduler::AttemptKind::kStep);
   }

@@ -186,9 +186,11 @@ absl::StatusOr<bool> Engine::ProgressAttempt() {
     if (!armed.ok() || !*armed) return armed;
   }
   const bool started = collector_->started();
+  const bool all_ready = collector_->all_ready();
   absl::StatusOr<bool> progress = collector_->Progress();
   if (!progress.ok()) return progress;
   if (!started && collector_->started()) times_.first_ready = Clock::now();
+  if (!all_ready && collector_->all_ready()) times_.last_ready = Clock::now();
   if (collector_->complete() && !gathered_) {
     if (absl::Status status = ReportGathered(); !status.ok()) return status;
   }

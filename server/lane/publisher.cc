@@ -123,7 +123,7 @@ void Publisher::Start(const Job& job) {
 void Publisher::AnnounceAll(scheduler::Attempt attempt) {
   current_ = {};
   current_.attempt = attempt;
-  for (int32_t b = 0; b < job_.buckets(); ++b) Announce(b);
+  AnnounceEach();
 }
 
 void Publisher::OnBatch(const scheduler::Batch& batch) {
@@ -267,7 +267,11 @@ absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
     bucket.finished = true;
     --unfinished_;
     fault::FaultPoint("lane.publish.bucket");
-    Announce(b);
+    if (!device_.takes_turns()) {
+      Announce(b);
+    } else if (!running()) {
+      AnnounceEach();
+    }
     fault::FaultPoint("lane.publish.announced");
     any = true;
   }
@@ -305,17 +309,31 @@ absl::Status Publisher::Copy(const std::vector<CopyOut>& copies) {
   return absl::OkStatus();
 }
 
-void Publisher::Announce(int32_t b) {
-  if (!buckets_[b].part) return;
-  const auto field = [&](int32_t lane) -> std::atomic<uint64_t>& {
-    BoardEntry& entry = board_.entry(b, lane);
-    return current_.republish ? entry.republished : entry.attempt;
-  };
-  const uint64_t value = current_.republish ? republished_ : current_.attempt.value();
-  field(job_.program.rail.value()).store(value);
-  for (int32_t lane : job_.program.publishers[b]) {
-    if (field(lane).load() < value) return;
+std::atomic<uint64_t>& Publisher::Mark(int32_t b, int32_t lane) const {
+  BoardEntry& entry = board_.entry(b, lane);
+  return current_.republish ? entry.republished : entry.attempt;
+}
+
+bool Publisher::AllHaveAnnounced(int32_t b) const {
+  const auto has = [&](int32_t lane) { return Mark(b, lane).load() >= mark_value(); };
+  if (!device_.takes_turns()) {
+    const auto& lanes = job_.program.publishers[b];
+    return std::all_of(lanes.begin(), lanes.end(), has);
   }
+  for (int32_t lane = 0; lane < job_.program.lanes_per_node; ++lane) {
+    if (!has(lane)) return false;
+  }
+  return true;
+}
+
+void Publisher::AnnounceEach() {
+  for (int32_t b = 0; b < job_.buckets(); ++b) Announce(b);
+}
+
+void Publisher::Announce(int32_t b) {
+  if (!buckets_[b].part && !device_.takes_turns()) return;
+  Mark(b, job_.program.rail.value()).store(mark_value());
+  if (!AllHaveAnnounced(b)) return;
   for (int32_t rank : trainers_.attached()) {
     if (!Wanted(rank)) continue;
     const TrainerMemory::Trainer& trainer = *trainers_.Find(rank);

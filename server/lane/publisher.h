@@ -2,6 +2,10 @@
 // hold, and raises their `published` words bucket by bucket, together with the other lanes of the
 // node.
 //
+// On devices whose processes take turns no word is raised until every lane of the node has brought
+// all of its weights: the first one that a trainer sees starts its next forward pass, which would
+// then take turns with what is left of the update.
+//
 // Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
 #ifndef DMUOND_SERVER_LANE_PUBLISHER_H_
 #define DMUOND_SERVER_LANE_PUBLISHER_H_
@@ -108,7 +112,14 @@ class Publisher {
                                       bool& under_way);
   absl::Status Copy(const std::vector<CopyOut>& copies);
   [[nodiscard]] bool Wanted(int32_t rank) const;
+  // This lane's part of the bucket is there.
   void Announce(int32_t b);
+  void AnnounceEach();
+  [[nodiscard]] bool AllHaveAnnounced(int32_t b) const;
+  [[nodiscard]] std::atomic<uint64_t>& Mark(int32_t b, int32_t lane) const;
+  [[nodiscard]] uint64_t mark_value() const {
+    return current_.republish ? republished_ : current_.attempt.value();
+  }
 
   const LaneJob& job_;
   const TrainerMemory& trainers_;

@@ -2,6 +2,7 @@
 #ifndef DMUOND_SERVER_LANE_TIMING_H_
 #define DMUOND_SERVER_LANE_TIMING_H_
 
+#include <algorithm>
 #include <chrono>
 
 #include "dmuond/v1/types.pb.h"
@@ -12,7 +13,8 @@ using Clock = std::chrono::steady_clock;
 
 struct AttemptTimes {
   Clock::time_point first_ready;
-  Clock::time_point last_submit;  // of a local trainer
+  Clock::time_point last_ready;   // bucket
+  Clock::time_point last_submit;  // of a local trainer's host, which may be ahead of its device
   Clock::time_point gathered;
   Clock::time_point decided;
   Clock::time_point updated;
@@ -36,7 +38,7 @@ inline void FillTiming(const AttemptTimes& times, v1::StepTiming& timing) {
   timing.set_decide_us(Microseconds(times.gathered, times.decided));
   timing.set_update_us(Microseconds(times.decided, times.updated));
   timing.set_publish_us(Microseconds(times.updated, times.published));
-  timing.set_quiet_us(Microseconds(times.last_submit, times.published));
+  timing.set_quiet_us(Microseconds(std::max(times.last_submit, times.last_ready), times.published));
 }
 
 }  // namespace dmuond::server::lane

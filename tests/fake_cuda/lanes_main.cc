@@ -14,7 +14,9 @@
 #include <functional>
 #include <iterator>
 #include <sstream>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/cpu/cpu_memory.h"
@@ -90,6 +92,27 @@ class Logged {
   const std::filesystem::path folder_;
 };
 
+// When each device's trainers were first told of new weights of the attempt under way. Trainers 0
+// and 2 compute on device 0, 1 and 3 on device 1.
+std::array<int64_t, 2> FirstTold(Cluster& cluster) {
+  std::array<int64_t, 2> told{};
+  std::jthread watch([&](const std::stop_token& stop) {
+    for (bool last = false; !last;) {
+      last = stop.stop_requested();
+      for (int32_t rank = 0; rank < 4; ++rank) {
+        for (int32_t b = 0; b < cluster.plan().buckets; ++b) {
+          const bool is_new = cluster.Published(rank, b) >= cluster.attempt();
+          if (is_new && told[rank % 2] == 0) told[rank % 2] = Now();
+        }
+      }
+    }
+  });
+  cluster.WaitPublished();
+  watch.request_stop();
+  watch.join();
+  return told;
+}
+
 // Weights after two steps of a replicated and a sharded matrix, and of one that nobody cuts evenly.
 std::vector<float> AfterTwoSteps(const Cluster::Options& options,
                                  const std::function<void(Cluster&, int step)>& step) {
@@ -115,13 +138,15 @@ std::vector<float> AfterTwoSteps(const Cluster::Options& options,
 }
 
 // Without MPS a kernel waits for the turn of the trainer that computes there, and the trainer for
-// the kernel's: none begins before every trainer of the device has stored `submitted`. What copy
-// engines can bring from the other device has landed by then, where there is room for it.
+// the kernel's: none begins before every trainer of the device has stored `submitted`, or after the
+// first of them has heard of new weights. What copy engines can bring from the other device has
+// landed by then, where there is room for it.
 TEST(LaneOnFakeCudaTest, LaunchesNoKernelBesideATrainerThatTakesTurnsWithIt) {
   const Logged log;
   const auto plain = [](Cluster& cluster, int) { cluster.Step(); };
   const std::vector<float> expected = AfterTwoSteps({}, plain);
   ::setenv("FAKE_CUDA_MPS", "0", 1);
+  ::setenv("FAKE_CUDA_DELAY_US", "500", 1);
   for (const bool lands : {false, true}) {
     const std::vector<float> weights =
         AfterTwoSteps({.bucket_bytes = 16384, .lands = lands}, [&](Cluster& cluster, int) {
@@ -147,7 +172,6 @@ TEST(LaneOnFakeCudaTest, LaunchesNoKernelBesideATrainerThatTakesTurnsWithIt) {
           cluster.PumpUntil([&] {
             return std::ssize(begun("engine", 0)) + std::ssize(begun("engine", 1)) >= landing;
           });
-          // Trainers 0 and 2 compute on device 0, 1 and 3 on device 1.
           std::array<int64_t, 2> quiet{};
           for (const int32_t rank : {0, 1, 3, 2}) {
             quiet[rank % 2] = Now();
@@ -155,15 +179,17 @@ TEST(LaneOnFakeCudaTest, LaunchesNoKernelBesideATrainerThatTakesTurnsWithIt) {
           }
           cluster.WaitGathered();
           cluster.Decide(scheduler::Verdict::kCommit);
-          cluster.WaitPublished();
+          const std::array<int64_t, 2> told = FirstTold(cluster);
           for (int device = 0; device < 2; ++device) {
             const std::vector<int64_t> kernels = begun("kernel", device);
             ASSERT_FALSE(kernels.empty());
             EXPECT_GE(*std::min_element(kernels.begin(), kernels.end()), quiet[device]);
+            EXPECT_LE(*std::max_element(kernels.begin(), kernels.end()), told[device]);
           }
         });
     EXPECT_EQ(weights, expected);
   }
+  ::unsetenv("FAKE_CUDA_DELAY_US");
   ::setenv("FAKE_CUDA_MPS", "1", 1);
 }
 

@@ -264,6 +264,15 @@ MUTATIONS = [
         "{bin}/lane_on_fake_cuda_test",
     ),
     Mutation(
+        "no kernel after the first word",
+        "a lane that takes turns on a GPU tells trainers of new weights when no update is left",
+        "server/lane/publisher.cc",
+        "    if (!device_.takes_turns()) {\n      Announce(b);\n",
+        "    if (true) {\n      Announce(b);\n",
+        "lane_on_fake_cuda_test",
+        "{bin}/lane_on_fake_cuda_test",
+    ),
+    Mutation(
         "manifest after fsync",
         "a manifest is on the disk before it has its name",
         "server/storage/snapshot_store.cc",

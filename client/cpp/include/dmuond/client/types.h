@@ -207,7 +207,7 @@ struct StepTiming {
   double decide_us = 0;
   double update_us = 0;
   double publish_us = 0;
-  double quiet_us = 0;
+  double quiet_us = 0;  // from the last gradient that was there and submitted on
   // Work on memory alone, and the bytes that it read and wrote.
   double sum_us = 0;
   int64_t sum_bytes = 0;
