@@ -203,6 +203,18 @@ def test_replaced_parameters_are_refused_where_only_names_are_known_too(muon):
         assert torch.equal(value, other[name]), name
 
 
+def test_what_deepspeed_has_taken_over_afterwards_is_refused(muon):
+    """ZeRO gives each parameter this attribute; its engine calls step() of the optimizer it has."""
+    model = make_model()
+    optimizer = muon(model)
+    for p in model.parameters():
+        p._hp_mapping = None
+    loss_of(model, 0).backward()
+    with pytest.raises(dmuond.InvalidArgumentError, match=r"'embed.weight' belongs to DeepSpeed"):
+        optimizer.step()
+    assert optimizer.last_committed_step == 0
+
+
 def test_a_parameter_that_is_put_back_is_no_other(muon):
     model = make_model()
     optimizer = muon(model.named_parameters())

@@ -1,4 +1,4 @@
-"""From what the caller hands over to named parameters, refusing wrappers that own the gradients."""
+"""From what the caller hands over to named parameters."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dmuond.errors import InvalidArgumentError
 from dmuond.torch.routing import Named, matches
+from dmuond.torch.wrappers import refuse_foreign, refuse_wrappers
 
 # Options that a caller's group may have. Other keys stay in the group, for whoever reads them.
 GROUP_OPTIONS = {
@@ -134,7 +135,7 @@ def modules(params: Any) -> list[nn.Module]:
 
 def _named(source: Any) -> list[Named]:
     if isinstance(source, nn.Module):
-        _refuse_wrappers(source)
+        refuse_wrappers(source)
         return list(_of_module(source))
     members = [source] if isinstance(source, Tensor) else list(source)
     if not all(
@@ -146,6 +147,8 @@ def _named(source: Any) -> list[Named]:
             "model.named_parameters() is possible, too; embeddings and heads are told by their "
             "names alone then"
         )
+    for name, parameter in members:
+        refuse_foreign(name, parameter)
     return [Named(_clean(name), parameter) for name, parameter in members]
 
 
@@ -184,23 +187,3 @@ def _buffers(source: Any) -> LeftAlone:
         for name, buffer in source.named_buffers()
         if name in persistent
     ]
-
-
-def _refuse_wrappers(model: nn.Module) -> None:
-    for module in model.modules():
-        kind = type(module).__name__
-        if kind == "DistributedDataParallel":
-            raise InvalidArgumentError(
-                "the model is wrapped in DistributedDataParallel, which averages gradients after "
-                "dmuond has read them. Take the wrapper away: dmuond averages over the ranks itself"
-            )
-        if kind == "FullyShardedDataParallel":
-            raise InvalidArgumentError(
-                "the model is wrapped in FullyShardedDataParallel, whose flat parameters are no "
-                "matrices. Use fully_shard (FSDP2)"
-            )
-        if kind == "DataParallel":
-            raise InvalidArgumentError(
-                "the model is wrapped in DataParallel. Run one process per device instead; dmuond "
-                "averages over the ranks"
-            )

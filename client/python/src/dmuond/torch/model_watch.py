@@ -10,6 +10,7 @@ from torch import nn
 
 from dmuond.errors import Error
 from dmuond.torch.slots import ShardedSlot, Slot
+from dmuond.torch.wrappers import refuse_foreign
 
 _STEPS_WITHOUT_GRADIENT = 10  # of a parameter, before it is told
 _NAMED = 3  # parameters that a warning names
@@ -33,7 +34,9 @@ class ModelWatch:
             self.close = weakref.finalize(self, handle.remove)
 
     def check(self) -> None:
-        """Raises where a parameter of the model is no longer the registered one."""
+        """Raises where a parameter is no longer the registered one, or another library's too."""
+        for slot in self._slots[:1]:  # DeepSpeed, wherever it comes to, takes all
+            refuse_foreign(slot.name, slot.parameter)
         replaced = set(self._replaced)
         for slot in self._slots:
             named = slot.named
