@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
+from dmuond.torch.mesh_roles import describe
 
 # Of FSDP2 over a dimension that tensor parallel has cut before: torch writes the later cut first.
 SHARDS = (Shard, _StridedShard)
@@ -45,6 +46,8 @@ class Holding:
 def holding_of(name: str, parameter: Tensor) -> Holding:
     if isinstance(parameter, DTensor):
         return _sharded(name, parameter)
+    if is_traceable_wrapper_subclass(parameter):
+        raise _no_bytes(name, parameter)
     shape = tuple(parameter.shape)
     return Holding(shape, (0,) * len(shape), shape, _strides(parameter), False)
 
@@ -60,47 +63,85 @@ def element_type(name: str, dtype: torch.dtype, what: str) -> int:
 
 
 def _sharded(name: str, parameter: DTensor) -> Holding:
-    for placement in parameter.placements:
-        if type(placement) not in (*SHARDS, Replicate):
-            raise _no_box(name, placement)
-    local_shape, offset = compute_local_shape_and_global_offset(
-        parameter.shape, parameter.device_mesh, parameter.placements
-    )
-    for placement in parameter.placements:
-        if isinstance(placement, _StridedShard):
-            lines = _lines_of(parameter, placement.dim)
-            if not torch.equal(lines, torch.arange(len(lines)) + offset[placement.dim]):
-                raise _no_box(name, placement)
-    local = parameter.to_local()
-    if tuple(local.shape) != tuple(local_shape):
+    """The box that is left when every cut has been made, of which torch has made the same."""
+    mesh, place = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+    if place is None:
         raise InvalidArgumentError(
-            f"'{name}': the local shard has shape {list(local.shape)}, its placements say "
-            f"{list(local_shape)}"
+            f"'{name}' lies on the mesh {describe(mesh)}, which this rank is not part of: give "
+            "each rank's optimizer the parameters that it holds"
         )
-    strides = _contiguous(tuple(local_shape))
-    return Holding(tuple(parameter.shape), tuple(offset), tuple(local_shape), strides, True)
+    begin, shape = [0] * parameter.ndim, list(parameter.shape)
+    for dim in range(parameter.ndim):
+        for at in _cuts(name, parameter, dim):
+            chunk = -(-shape[dim] // mesh.size(at))
+            first = min(chunk * place[at], shape[dim])
+            begin[dim] += first
+            shape[dim] = min(chunk, shape[dim] - first)
+    local = parameter.to_local()
+    if is_traceable_wrapper_subclass(local):
+        raise _no_bytes(name, local)
+    if list(local.shape) != shape:
+        raise InvalidArgumentError(
+            f"'{name}': the local shard has shape {list(local.shape)}, its placements "
+            f"{parameter.placements} on the mesh {describe(mesh)} say {shape}"
+        )
+    local_shape = tuple(shape)
+    return Holding(
+        tuple(parameter.shape), tuple(begin), local_shape, _contiguous(local_shape), True
+    )
 
 
-def _lines_of(parameter: DTensor, dim: int) -> Tensor:
-    """Which lines of a dimension this rank has, in their order: torch cuts their numbers, too."""
-    alone = [
-        Replicate()
-        if isinstance(placement, Replicate) or placement.dim != dim
-        else Shard(0)
-        if isinstance(placement, Shard)
-        else _StridedShard(0, split_factor=placement.split_factor)
-        for placement in parameter.placements
+def _cuts(name: str, parameter: DTensor, dim: int) -> list[int]:
+    """The dimensions of the mesh along which this one is cut, in the order of the cuts.
+
+    Cuts are made from left to right, but for a _StridedShard, which is made after those to its
+    right that have cut the dimension into as many pieces as it says.
+    """
+    mesh, order = parameter.device_mesh, []
+    for at, placement in reversed(list(enumerate(parameter.placements))):
+        if type(placement) is Replicate:
+            continue
+        if type(placement) not in SHARDS:
+            raise _unread(name, parameter, at, "dmuond reads Shard and Replicate")
+        if placement.dim != dim:
+            continue
+        pieces, position = 1, 0
+        wanted = placement.split_factor if isinstance(placement, _StridedShard) else 1
+        while pieces < wanted and position < len(order):
+            pieces *= mesh.size(order[position])
+            position += 1
+        if pieces != wanted:
+            raise _unread(name, parameter, at, "so that a rank has several pieces of it")
+        order.insert(position, at)
+    return order
+
+
+def _unread(name: str, parameter: DTensor, at: int, why: str) -> InvalidArgumentError:
+    own = parameter.placements
+    instead = [
+        placement
+        if type(placement) in (Shard, Replicate)
+        else Shard(placement.dim)
+        if isinstance(placement, _StridedShard)
+        else Replicate()
+        for placement in own
     ]
-    numbers = torch.arange(parameter.shape[dim])
-    cut = distribute_tensor(numbers, parameter.device_mesh, alone, src_data_rank=None)
-    return cut.to_local().cpu()
-
-
-def _no_box(name: str, placement: Placement) -> InvalidArgumentError:
+    words = ", ".join(
+        f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
+        for placement in instead
+    )
     return InvalidArgumentError(
-        f"'{name}' has the placement {placement}, which is not a box of the tensor; dmuond takes "
-        "Shard and Replicate (fully_shard over one or two mesh dimensions, over tensor parallel, "
-        "too). Give the parameter the route 'trainer', or shard it on another dimension"
+        f"'{name}' has the placement {own[at]!r} along dimension {at} of the mesh "
+        f"{describe(parameter.device_mesh)}, {why}. Pass it as\n"
+        f"    nn.Parameter(p.redistribute(placements=[{words}]))\n"
+        f"or leave it to the trainer: route=[('{name}', 'trainer')]"
+    )
+
+
+def _no_bytes(name: str, tensor: Tensor) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"'{name}' is a {type(tensor).__name__}, whose elements lie in other tensors: pass a plain "
+        f"tensor or a DTensor, or leave it to the trainer: route=[('{name}', 'trainer')]"
     )
 
 

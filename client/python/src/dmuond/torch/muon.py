@@ -24,6 +24,7 @@ from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
 from dmuond.torch.devices import device_of
 from dmuond.torch.early import EarlySignals
+from dmuond.torch.fragments import holding_of
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.model_watch import ModelWatch
 from dmuond.torch.presets import FIXED_OPTIONS, group_config
@@ -171,8 +172,11 @@ class Muon(torch.optim.Optimizer):
         ]
         rank, world_size = _place(rank, world_size)
         reduced = Reduction.of(reduction, data_parallel_size, mesh, mesh_roles, world_size)
-        shares = reduced.shares(routed)
         updates = [r.named for r in routed if r.route != "trainer"]
+        holdings = {
+            id(named.parameter): holding_of(named.name, named.parameter) for named in updates
+        }
+        shares = reduced.shares(routed)
         self._device = device_of((named.name, named.parameter) for named in updates)
         self._session = Session(
             address,
@@ -192,6 +196,7 @@ class Muon(torch.optim.Optimizer):
                 left_alone,
                 [group_config(group) for group in self.param_groups],
                 shares=shares,
+                holdings=holdings,
                 bucket_bytes=bucket_bytes,
                 broadcast=bool(broadcast),
                 own_arenas=arenas == "trainer",

@@ -13,7 +13,7 @@ from dmuond.errors import InvalidArgumentError
 from dmuond.session import Session
 from dmuond.torch.collect import LeftAlone
 from dmuond.torch.first_weights import digests
-from dmuond.torch.fragments import Holding, element_type, holding_of
+from dmuond.torch.fragments import Holding, element_type
 from dmuond.torch.reduction import Share, divisor_unknown
 from dmuond.torch.routing import ROUTES, Routed
 from dmuond.torch.slots import Place, ShardedSlot, Slot, slot_bytes
@@ -29,6 +29,7 @@ class _Request:
 
     groups: dict[int, int]
     shares: dict[int, Share]  # in a parameter's gradient, by id
+    holdings: dict[int, Holding]  # of a parameter, by id
     # Some weights stay where they are. This is their place, by id of the parameter.
     weights: Mapping[int, Place]
     parameters: list[types.Parameter] = field(default_factory=list)
@@ -41,7 +42,7 @@ class _Request:
         if item.route == "trainer":
             self.add_left_alone(name, tuple(p.shape), item.reason)
             return
-        holding = holding_of(name, p)
+        holding = self.holdings[id(p)]
         grad_dtype = getattr(p, "grad_dtype", None) or p.dtype
         share = self.shares[id(p)]
         index = len(self.parameters)
@@ -118,6 +119,7 @@ def register(
     configs: list[types.GroupConfig],
     *,
     shares: dict[int, Share],
+    holdings: dict[int, Holding],
     bucket_bytes: int,
     broadcast: bool,
     own_arenas: bool,
@@ -128,7 +130,7 @@ def register(
     """
     updated = [item.named for item in routed if item.route != "trainer"]
     own, places = weight_places(updated, device, _GRADIENTS + 1) if own_arenas else ({}, {})
-    request = _Request(groups, shares, places)
+    request = _Request(groups, shares, holdings, places)
     for index, item in enumerate(routed):
         request.add(item, ready_order=len(routed) - index)  # backward passes run from the end
     for name, shape, why in left_alone:
