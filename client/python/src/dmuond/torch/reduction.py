@@ -98,36 +98,49 @@ class Reduction:
         return Share(types.CONTRIBUTION_SUM, 1.0 / divisor, held_by_all=everywhere)
 
     def _check_known_without_roles(self, members: list[Named]) -> None:
-        sharded = [named for named in members if isinstance(named.parameter, DTensor)]
-        for named in sharded:
-            mesh = named.parameter.device_mesh
+        by_hand, others = [], []
+        for named in members:
+            parameter, reduced = named.parameter, self.reduced.get(id(named.parameter))
+            if not isinstance(parameter, DTensor):
+                others.append(named)
+                continue
+            (others if reduced else by_hand).append(named)
+            mesh = parameter.device_mesh
             if mesh.size() != self.world_size:
                 raise InvalidArgumentError(
                     f"'{named.name}' lies on the mesh {describe(mesh)}, {mesh.size()} of the "
                     f"job's {self.world_size} ranks, and nothing says what the others are to it. "
-                    + self._line_to_write(named.parameter)
+                    + self._line_to_write(named)
                 )
-        by_hand = [named for named in sharded if id(named.parameter) not in self.reduced]
-        plain = [named for named in members if not isinstance(named.parameter, DTensor)]
-        if by_hand and plain and self.world_size > 1:
+            if reduced and self.world_size not in (reduced.mesh.size(), reduced.divisor):
+                raise InvalidArgumentError(
+                    f"'{named.name}' lies on the mesh {describe(mesh)}, of which FSDP2 averages "
+                    f"over {describe(reduced.mesh)}: nothing says whether the ranks along the rest "
+                    "have the same data or other. " + self._line_to_write(named)
+                )
+        if by_hand and others and self.world_size > 1:
+            sharded = isinstance(others[0].parameter, DTensor)
             raise InvalidArgumentError(
-                f"'{plain[0].name}' is a plain tensor beside '{by_hand[0].name}', which lies on "
-                f"the mesh {describe(by_hand[0].parameter.device_mesh)}: nothing says whether the "
-                "plain ones have equal gradients there or parts of one. "
-                + self._line_to_write(by_hand[0].parameter)
+                f"'{others[0].name}' is {'a shard of FSDP2' if sharded else 'a plain tensor'} "
+                f"beside '{by_hand[0].name}', which lies on the mesh "
+                f"{describe(by_hand[0].parameter.device_mesh)}: nothing says whether the ranks "
+                "there have equal gradients of what they both hold, or parts of one. "
+                + self._line_to_write(by_hand[0])
             )
 
-    def _line_to_write(self, parameter: DTensor) -> str:
-        mesh = parameter.device_mesh
-        own = set(mesh.mesh_dim_names or ())
-        role = "mean" if id(parameter) in self.reduced else "same"
+    def _line_to_write(self, named: Named) -> str:
+        """The roles are likely ones: the caller looks at each."""
+        mesh = named.parameter.device_mesh
+        own = tuple(mesh.mesh_dim_names or ())
         whole = _root_of(mesh)
         if whole.size() == self.world_size and whole.mesh_dim_names:
             names, which = whole.mesh_dim_names, f" {describe(whole)}"
         else:
-            names, which = ("replicas", *sorted(own or {"shards"})), ""
-            own = set(names[1:])
-        roles = ", ".join(f'"{name}": "{role if name in own else "mean"}"' for name in names)
+            names, which = ("replicas", *(own or ("shards",))), ""
+        reduced = self.reduced.get(id(named.parameter))
+        averaged = reduced.mesh.mesh_dim_names or () if reduced else ()
+        same = set() if "expert" in named.name.lower() else {*own} - {*averaged}
+        roles = ", ".join(f'"{name}": "{"same" if name in same else "mean"}"' for name in names)
         return (
             f"Write\n    mesh=mesh, mesh_roles={{{roles}}}\nwith the DeviceMesh{which} of all "
             f"ranks, and for each dimension what the ranks along it see. {MEANINGS}"
