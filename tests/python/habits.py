@@ -85,12 +85,12 @@ def loss_of_all(model, step: int, world: int):
 class TorchOptimizers:
     """torch.optim.Muon for what dmuond routes to muon, AdamW for the rest; steps as one."""
 
-    def __init__(self, model, lr=LR, adamw_lr=ADAMW_LR):
+    def __init__(self, model, lr=LR, adamw_lr=ADAMW_LR, matrices=MATRICES):
         named = dict(model.named_parameters())
-        rest = [p for name, p in named.items() if name not in MATRICES]
+        rest = [p for name, p in named.items() if name not in matrices]
         self.parts = [
             torch.optim.Muon(
-                [named[name] for name in MATRICES], lr=lr, weight_decay=0.1, momentum=0.95
+                [named[name] for name in matrices], lr=lr, weight_decay=0.1, momentum=0.95
             ),
             torch.optim.AdamW(rest, lr=adamw_lr, weight_decay=0.1, betas=(0.9, 0.999)),
         ]
