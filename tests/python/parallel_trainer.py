@@ -14,7 +14,12 @@ from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -24,12 +29,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor
 
 STEPS, CLIP, MICROBATCHES = 4, 0.1, 4
 
 
-def train(optimizer, backward, *parts, momenta_are_whole=True):
+def train(optimizer, backward, *parts):
     """`backward`: of the step's number. `parts`: of the model, that this rank has."""
     norms = []
     for step in range(STEPS):
@@ -46,8 +52,6 @@ def train(optimizer, backward, *parts, momenta_are_whole=True):
         name: state["state"][at].get("momentum_buffer", state["state"][at].get("exp_avg"))
         for at, name in names_of(state)
     }
-    if not momenta_are_whole:
-        momenta = {}
     found = [
         unstacked({name: full(tensor).clone() for name, tensor in tensors.items()})
         for tensors in (weights, momenta)
@@ -103,8 +107,8 @@ def tensor_parallel(model, tp, sequence=False):
         "layers.*.down": RowwiseParallel(output_layouts=between),
         "head": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
     }
-    if sequence:
-        plan |= dict.fromkeys(("layers.*.*_norm", "norm"), SequenceParallel())
+    if sequence:  # the last norm stays plain: its gradients are parts of one
+        plan["layers.*.*_norm"] = SequenceParallel()
     there = {"embed": model.embed is not None, "head": model.head is not None}
     plan = {name: style for name, style in plan.items() if there.get(name, True)}
     return parallelize_module(model, tp, plan)
@@ -137,6 +141,59 @@ def replicated(model, mesh):
 
 def left_alone(model, mesh):
     """The replicas' gradients are averaged by dmuond."""
+
+
+class Copied(torch.autograd.Function):
+    """What several ranks compute with; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        x = x.clone()
+        dist.all_reduce(x, group=group)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class ByHand(nn.Module):
+    """A layer of which this rank computes with some rows, or some columns, of the weight."""
+
+    def __init__(self, whole, tp, dim):
+        super().__init__()
+        self.group, self.dim = tp.get_group(), dim
+        for name, p in list(whole.named_parameters()):
+            mine = p.detach().chunk(tp.size(), dim)[tp.get_local_rank()].contiguous()
+            shard = DTensor.from_local(mine, tp, [Shard(dim)], shape=p.shape, stride=p.stride())
+            self.register_parameter(name, nn.Parameter(shard))
+
+    def forward(self, x):
+        weight = self.weight.to_local()
+        if self.dim == 1:
+            return Summed.apply(functional.linear(x, weight), self.group)
+        return functional.linear(Copied.apply(x, self.group), weight, self.bias.to_local())
+
+
+def tensor_parallel_by_hand(rank, world):
+    mesh, roles = meshed((2, 2), {"dp": "mean", "tp": "same"})
+    model = transformer()
+    for layer in model.layers.values():
+        layer.up, layer.down = ByHand(layer.up, mesh["tp"], 0), ByHand(layer.down, mesh["tp"], 1)
+    return train(make(model, **roles), on_data(model, mesh["dp"].get_local_rank()), model)
 
 
 def sequence_parallel(rank, world):
@@ -174,15 +231,10 @@ def replicas_of_shards(rank, world):
 
 
 def few_rows(rank, world):
-    """Nine rows over 2, and the 5 and 4 of them over 4.
-
-    FSDP2 cuts what tensor parallel has cut; its placements say so, but torch reads other rows out
-    of them, so that it does not put momenta together.
-    """
+    """Nine rows are cut into 5 and 4, and these into four each."""
     mesh, roles = meshed((4, 2), {"dp": "mean", "tp": "same"})
     model = sharded(tensor_parallel(transformer(inner=9), mesh["tp"]), mesh["dp"])
-    backward = on_data(model, mesh["dp"].get_local_rank())
-    return train(make(model, **roles), backward, model, momenta_are_whole=False)
+    return train(make(model, **roles), on_data(model, mesh["dp"].get_local_rank()), model)
 
 
 def replicas_of_shards_of_tensor_parallel(rank, world):
@@ -194,38 +246,43 @@ def replicas_of_shards_of_tensor_parallel(rank, world):
 # --- pipelines ---
 
 
-def scheduled(parts, numbers, stages, group, rank, **options):
-    """1F1B, or interleaved where the rank has several stages."""
+def scheduled(parts, numbers, stages, group, rank, kind=Schedule1F1B, scale_grads=True, **options):
+    """kind: one for several stages of a rank where it has several."""
     found = [
         PipelineStage(part, number, stages, torch.device("cpu"), group=group)
         for part, number in zip(parts, numbers, strict=True)
     ]
-    if len(found) == 1:
-        schedule = Schedule1F1B(found[0], MICROBATCHES, loss_fn=loss)
-    else:
-        schedule = ScheduleInterleaved1F1B(found, MICROBATCHES, loss_fn=loss)
+
+    def part_of_loss(logits, targets):
+        return loss(logits, targets) / (1 if scale_grads else MICROBATCHES)
+
+    given = found if len(found) > 1 else found[0]
+    schedule = kind(given, MICROBATCHES, loss_fn=part_of_loss, scale_grads=scale_grads)
 
     def backward(step):
         inputs, targets = data(step, rank)
         given = (inputs,) if 0 in numbers else ()
         schedule.step(*given, target=targets if stages - 1 in numbers else None)
+        # Scaling changes what was signalled during the backward pass.
+        assert optimizer.session.is_signalled(0) == (step >= 2 and not scale_grads)
 
     optimizer = make([{"params": part} for part in parts], **options)
     return train(optimizer, backward, *parts)
 
 
-def pipeline(*, interleaved=False, shards=False, tied=False):
+def pipeline(kind=Schedule1F1B, *, shards=False, tied=False, **options):
     """tied: the last stage has the embedding as well, whose weight is its head's."""
 
     def run(rank, world):
         mesh, roles = meshed((2, 2), {"pp": "stages", "dp": "mean"})
         pp, dp = mesh.get_coordinate()
-        numbers = (pp, pp + 2) if interleaved else (pp,)
+        numbers = (pp,) if kind is Schedule1F1B else (pp, pp + 2)
         stages = 2 * len(numbers)
         parts = [stage(number, stages, tied) for number in numbers]
         if shards:
             parts = [sharded(part, mesh["dp"]) for part in parts]
-        return scheduled(parts, numbers, stages, mesh["pp"].get_group(), dp, **roles)
+        group = mesh["pp"].get_group()
+        return scheduled(parts, numbers, stages, group, dp, kind, **roles, **options)
 
     return run
 
@@ -304,14 +361,32 @@ def shards_of_experts(divisor):
     return run
 
 
-def experts_by_name(rank, world):
+def experts_as_dtensors_with_replicas(rank, world):
+    mesh, roles = meshed((2, 2), {"dp": "mean", "ep": "mean"})
+    model = stacked(moonlight(), mesh["ep"])
+    return train(make(model, **roles), on_data(model, rank), model)
+
+
+def some_by_name(group):
+    """The model without the experts of the other ranks of the group."""
     model = moonlight()
     for mixture in mixtures(model):
-        mixture.group = dist.group.WORLD
+        mixture.group = group
         for number in list(mixture.experts):
-            if int(number) % world != rank:
+            if int(number) % group.size() != group.rank():
                 del mixture.experts[number]
+    return model
+
+
+def experts_by_name(rank, world):
+    model = some_by_name(dist.group.WORLD)
     return train(make(model, data_parallel_size=world), on_data(model, rank), model)
+
+
+def experts_by_name_with_replicas(rank, world):
+    mesh, roles = meshed((2, 2), {"dp": "mean", "ep": "mean"})
+    model = some_by_name(mesh["ep"].get_group())
+    return train(make(model, **roles), on_data(model, rank), model)
 
 
 # By the number of ranks, and by name.
@@ -321,6 +396,7 @@ SET_UPS = {
         "tensor parallel, replicas": tensor_parallel_on_other_data(left_alone),
         "tensor parallel, FSDP2": tensor_parallel_on_other_data(sharded),
         "tensor parallel, replicate()": tensor_parallel_on_other_data(replicated),
+        "tensor parallel by hand": tensor_parallel_by_hand,
         "sequence parallel": sequence_parallel,
         "context parallel": context_parallel("mean"),
         "context parallel, sums": context_parallel("sum"),
@@ -328,15 +404,20 @@ SET_UPS = {
         "HSDP": replicas_of_shards,
         "pipeline": pipeline_alone,
         "pipeline, replicas": pipeline(),
-        "pipeline, interleaved": pipeline(interleaved=True),
+        "pipeline, interleaved": pipeline(ScheduleInterleaved1F1B),
+        "pipeline, zero bubble": pipeline(ScheduleInterleavedZeroBubble),
+        "pipeline, signalled early": pipeline(scale_grads=False),
         "pipeline, FSDP2": pipeline(shards=True),
-        "pipeline, interleaved, FSDP2": pipeline(interleaved=True, shards=True),
+        "pipeline, FSDP2, signalled early": pipeline(shards=True, scale_grads=False),
+        "pipeline, interleaved, FSDP2": pipeline(ScheduleInterleaved1F1B, shards=True),
         "pipeline by hand, FSDP2": pipeline_by_hand,
         "pipeline, tied": pipeline(tied=True),
         "experts as DTensors": experts_as_dtensors,
+        "experts as DTensors, replicas": experts_as_dtensors_with_replicas,
         "experts as DTensors, FSDP2": shards_of_experts(None),
         "experts as DTensors, FSDP2 told the divisor": shards_of_experts(4.0),
         "experts by name": experts_by_name,
+        "experts by name, replicas": experts_by_name_with_replicas,
     },
     8: {
         "data, tensor and pipeline parallel": data_tensor_and_pipeline_parallel,

@@ -65,7 +65,7 @@ class Muon(torch.optim.Optimizer):
     broadcast: on all ranks: where ranks begin with different weights of a parameter, the lowest
         rank's go to all. Without it a fresh job fails there (WEIGHTS_DIFFER).
     mesh, mesh_roles: the DeviceMesh of all ranks, and for each of its dimensions what the ranks
-        along it see: "mean", "sum", "same" or "stages" (docs/python.md). For tensor parallel,
+        along it see: "mean", "sum", "same" or "stages" (docs/parallelism.md). For tensor parallel,
         pipelines, and shards with replicas beside them.
     data_parallel_size: what reduction="mean" divides by without a mesh, where parameters are not
         on all ranks: how many ranks have other data, their losses averaged.
