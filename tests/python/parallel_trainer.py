@@ -78,11 +78,11 @@ def on_data(model, rank):
     return backward
 
 
-def sharded(model, mesh):
+def sharded(model, mesh, **options):
     """As scripts do it: parts first, then the whole."""
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
 
 
 def meshed(sizes, roles):
@@ -383,6 +383,16 @@ def experts_by_name(rank, world):
     return train(make(model, data_parallel_size=world), on_data(model, rank), model)
 
 
+def experts_by_name_beside_shards(rank, world):
+    model = some_by_name(dist.group.WORLD)
+    sharded(model, init_device_mesh("cpu", (world,)), ignored_params=experts_of(model))
+    return train(make(model, data_parallel_size=world), on_data(model, rank), model)
+
+
+def experts_of(model):
+    return {p for mixture in mixtures(model) for p in mixture.experts.parameters()}
+
+
 def experts_by_name_with_replicas(rank, world):
     mesh, roles = meshed((2, 2), {"dp": "mean", "ep": "mean"})
     model = some_by_name(mesh["ep"].get_group())
@@ -417,6 +427,7 @@ SET_UPS = {
         "experts as DTensors, FSDP2": shards_of_experts(None),
         "experts as DTensors, FSDP2 told the divisor": shards_of_experts(4.0),
         "experts by name": experts_by_name,
+        "experts by name, FSDP2": experts_by_name_beside_shards,
         "experts by name, replicas": experts_by_name_with_replicas,
     },
     8: {
@@ -446,8 +457,7 @@ def refusals(rank, world, folder):
         few = DeviceMesh("cpu", [0, 1], mesh_dim_names=("dp",))
         square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shards", "ep"))
         beside = stacked(moonlight(), square["shards", "ep"]._flatten("all"))
-        experts = {p for mixture in mixtures(beside) for p in mixture.experts.parameters()}
-        fully_shard(beside, ignored_params=experts)
+        fully_shard(beside, ignored_params=experts_of(beside))
         half = stacked(moonlight(), square["ep"])
         for mixture in mixtures(half):
             fully_shard(mixture.experts, mesh=square["shards"])
