@@ -70,6 +70,9 @@ def _sharded(name: str, parameter: DTensor) -> Holding:
             f"'{name}' lies on the mesh {describe(mesh)}, which this rank is not part of: give "
             "each rank's optimizer the parameters that it holds"
         )
+    for at, placement in enumerate(parameter.placements):
+        if type(placement) not in (*SHARDS, Replicate):
+            raise _unread(name, parameter, at, "and dmuond reads Shard and Replicate")
     begin, shape = [0] * parameter.ndim, list(parameter.shape)
     for dim in range(parameter.ndim):
         for at in _cuts(name, parameter, dim):
@@ -99,11 +102,7 @@ def _cuts(name: str, parameter: DTensor, dim: int) -> list[int]:
     """
     mesh, order = parameter.device_mesh, []
     for at, placement in reversed(list(enumerate(parameter.placements))):
-        if type(placement) is Replicate:
-            continue
-        if type(placement) not in SHARDS:
-            raise _unread(name, parameter, at, "dmuond reads Shard and Replicate")
-        if placement.dim != dim:
+        if type(placement) is Replicate or placement.dim != dim:
             continue
         pieces, position = 1, 0
         wanted = placement.split_factor if isinstance(placement, _StridedShard) else 1
@@ -118,17 +117,9 @@ def _cuts(name: str, parameter: DTensor, dim: int) -> list[int]:
 
 def _unread(name: str, parameter: DTensor, at: int, why: str) -> InvalidArgumentError:
     own = parameter.placements
-    instead = [
-        placement
-        if type(placement) in (Shard, Replicate)
-        else Shard(placement.dim)
-        if isinstance(placement, _StridedShard)
-        else Replicate()
-        for placement in own
-    ]
     words = ", ".join(
-        f"Shard({placement.dim})" if isinstance(placement, Shard) else "Replicate()"
-        for placement in instead
+        f"Shard({placement.dim})" if type(placement) in SHARDS else "Replicate()"
+        for placement in own
     )
     return InvalidArgumentError(
         f"'{name}' has the placement {own[at]!r} along dimension {at} of the mesh "
