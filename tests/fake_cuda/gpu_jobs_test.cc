@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -25,6 +26,7 @@
 #include "dmuond/client/device_arenas.h"
 #include "dmuond/client/session.h"
 #include "tests/client/daemon_process.h"
+#include "tests/fake_cuda/driver/fake_cuda.h"
 #include "tests/fake_cuda/fake_machine.h"
 #include "tests/fake_cuda/gpu_trainers.h"
 #include "tests/server/daemon/support.h"
@@ -383,6 +385,35 @@ TEST_F(GpuJobsTest, WordsAreStoredInTheOrderOfTheCalls) {
   words->reset();
   MUST(cuStreamDestroy(stream));
   MUST(cuMemFreeHost(pinned));
+}
+
+// A process of which an event holds up a stream takes its turns on the GPU from its lane.
+TEST_F(GpuJobsTest, NoEventHoldsUpAStreamWhileWeightsAreAwaited) {
+  const std::shared_ptr<client::Arenas> arenas = *DeviceArenas::Open(0);
+  CUcontext context = nullptr;
+  MUST(cuDevicePrimaryCtxRetain(&context, 0));
+  MUST(cuCtxSetCurrent(context));
+  CUstream stream = nullptr;
+  MUST(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  alignas(4096) static std::array<uint64_t, 512> page{};
+  auto words = arenas->MakeWords(page.data(), sizeof(page));
+  ASSERT_TRUE(words.ok()) << words.status();
+  uint64_t* const published = &page[2];
+  uint64_t* const ready = &page[3];
+  ASSERT_TRUE((*words)->WaitFor(stream, {&published, 1}, 1).ok());
+  ASSERT_TRUE((*words)->StoreAfter(stream, {&ready, 1}, 5).ok());
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  int held_up = 0;
+  while (std::chrono::steady_clock::now() < end) {
+    held_up = std::max(held_up, fakeCudaHeldUpByEvents());
+  }
+  EXPECT_EQ(held_up, 0);
+  EXPECT_EQ(std::atomic_ref(page[3]).load(), 0);
+  std::atomic_ref(page[2]).store(1);
+  EXPECT_TRUE((*words)->Finish().ok());
+  EXPECT_EQ(std::atomic_ref(page[3]).load(), 5);
+  words->reset();
+  MUST(cuStreamDestroy(stream));
 }
 
 TEST_F(GpuJobsTest, AWithdrawnAttemptAndItsSuccessorAreSignalledByStreamAndHost) {

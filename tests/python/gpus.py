@@ -7,6 +7,7 @@ rank and world first, as trainers.Ranks calls them.
 
 import ctypes
 import gc
+import mmap
 import os
 import signal
 import threading
@@ -455,6 +456,28 @@ def read_weights_behind_a_step(rank: int, world: int, job: Job):
 
 def open_and_close(_rank: int, _world: int, device: str):
     open_session(device)
+
+
+def store_while_weights_are_awaited(_rank: int, _world: int) -> tuple[int, int, int]:
+    """How many streams an event has held up meanwhile; the stored word then, and in the end."""
+    from dmuond.cuda_driver import Device
+    from dmuond.cuda_memory import CudaWords
+
+    held_up_by_events = ctypes.CDLL("libcuda.so.1").fakeCudaHeldUpByEvents
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    page = (ctypes.c_uint64 * 512).from_buffer(memory)
+    address = ctypes.addressof(page)
+    words = CudaWords(Device(0), memory, address, mmap.PAGESIZE)
+    stream = make_stream(0)
+    words.wait([address + 16], 1, stream)
+    words.store([address + 24], 5, [stream])
+    end, held_up = time.monotonic() + 0.2, 0
+    while time.monotonic() < end:
+        held_up = max(held_up, held_up_by_events())
+    stored = page[3]
+    page[2] = 1
+    words.finish()
+    return held_up, stored, page[3]
 
 
 def drop_sessions_that_streams_use(rank: int, world: int, job: Job) -> list[int]:

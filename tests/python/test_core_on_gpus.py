@@ -271,3 +271,8 @@ def test_a_machine_without_a_driver_says_so():
         pytest.skip("there is a driver")
     text = run_python("import dmuond; dmuond.Session('/tmp/none', device='cuda:0')")
     assert "the CUDA driver cannot be used" in text.splitlines()[-1]
+
+
+def test_no_event_holds_up_a_stream_while_weights_are_awaited(machine):
+    machine.start_daemon()
+    assert machine.run_one(gpus.store_while_weights_are_awaited) == (0, 0, 5)

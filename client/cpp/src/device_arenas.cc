@@ -267,9 +267,14 @@ class DeviceArenas::DeviceWords final : public Words {
     if (waited == nullptr) {
       DMUOND_TRY(driver, "cuEventCreate", event_create(&waited, CU_EVENT_DISABLE_TIMING));
     }
-    for (const uint64_t* const word : words) {
-      DMUOND_TRY(driver, "cuStreamWaitValue64",
-                 stream_wait_value(stream, OnDevice(word), value, CU_STREAM_WAIT_VALUE_GEQ));
+    // The stores that come next wait for events of this stream. A stream that an event holds up
+    // takes its process's turns on the GPU, from the lane that is waited for; one that a word holds
+    // up takes none.
+    for (CUstream waiting : {stream, stores_}) {
+      for (const uint64_t* const word : words) {
+        DMUOND_TRY(driver, "cuStreamWaitValue64",
+                   stream_wait_value(waiting, OnDevice(word), value, CU_STREAM_WAIT_VALUE_GEQ));
+      }
     }
     DMUOND_TRY(driver, "cuEventRecord", event_record(waited, stream));
     return absl::OkStatus();

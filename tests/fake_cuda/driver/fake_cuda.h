@@ -68,6 +68,9 @@ CUresult fakeCudaLaunchBeside(CUstream stream, const char* name, const FakeCudaR
 // Returns where a kernel finds what lies at a device address. Other addresses are returned as they
 // are.
 void* fakeCudaAlias(const void* address);
+// How many streams of this process an event holds up: with one of them a process takes its turns on
+// a GPU, as if it had work.
+int fakeCudaHeldUpByEvents();
 // A line of calls.log.
 void fakeCudaLogCall(const char* name);
 

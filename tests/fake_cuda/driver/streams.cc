@@ -1,12 +1,14 @@
 // Streams are threads that do one piece of work after the other, each a little late.
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <thread>
 #include <utility>
 
+#include "tests/fake_cuda/driver/fake_cuda.h"
 #include "tests/fake_cuda/driver/state.h"
 
 namespace dmuond::fake_cuda {
@@ -29,6 +31,8 @@ bool Point::Done() {
 }
 
 namespace {
+
+std::atomic<int> held_up_by_events{0};
 
 int NextNumber() {
   static std::atomic<int> next{0};
@@ -252,6 +256,8 @@ CUresult cuStreamQuery(CUstream stream) {
   return found->context()->error;
 }
 
+int fakeCudaHeldUpByEvents() { return held_up_by_events; }
+
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
   std::shared_ptr<Stream> found;
   if (const CUresult result = NeedStream(stream, &found); result != CUDA_SUCCESS) return result;
@@ -261,7 +267,9 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
   Work work;
   work.name = "cuStreamWaitEvent";
   work.run = [last] {
+    ++held_up_by_events;
     last->Wait();
+    --held_up_by_events;
     return CUDA_SUCCESS;
   };
   found->Add(std::move(work));

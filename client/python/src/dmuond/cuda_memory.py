@@ -189,8 +189,12 @@ class CudaWords(Words):
             check_not_captured(stream, _IF_CAPTURED)
             if stream not in page.waits:
                 page.waits[stream] = call("cuEventCreate", _UNTIMED)
-            for word in words:
-                call("cuStreamWaitValue64", stream, word + page.offset, value, _AT_LEAST)
+            # The stores that come next wait for events of this stream. A stream that an event holds
+            # up takes its process's turns on the GPU, from the lane that is waited for; one that a
+            # word holds up takes none.
+            for waiting in (stream, page.stores):
+                for word in words:
+                    call("cuStreamWaitValue64", waiting, word + page.offset, value, _AT_LEAST)
             call("cuEventRecord", page.waits[stream], stream)
 
     def check(self) -> None:
