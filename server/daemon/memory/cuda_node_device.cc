@@ -97,10 +97,11 @@ class CudaNodeDevice final : public NodeDevice {
         memory_timeout_(options.memory_timeout),
         no_mps_folder_(options.no_mps_folder),
         pci_devices_(options.pci_devices) {
-    // Without MPS, because a daemon that is one of its clients would end with it. Lanes have what
-    // the user has set, or nothing.
+    // Without MPS, because a daemon that is one of its clients would end with it. Lanes have the
+    // daemon's control daemon, or what the user has set, or nothing.
     const char* const mps = std::getenv(kMpsVariable);
     lanes_mps_ = options.lanes_use_mps ? std::string(mps == nullptr ? "" : mps) : no_mps_folder_;
+    if (!options.mps_folder.empty()) lanes_mps_ = options.mps_folder;
     rail_address_ = options.rail_address;
   }
   ~CudaNodeDevice() override { ::rmdir(no_mps_folder_.c_str()); }

@@ -88,6 +88,7 @@ struct DeviceList {
 struct NodeDeviceOptions {
   int32_t threads = 1;        // of each lane on the processor
   bool lanes_use_mps = true;  // where the environment has it
+  std::string mps_folder;     // of a control daemon that they use instead; empty: none
   // Of one call to a driver that makes memory; 0: none.
   std::chrono::milliseconds memory_timeout{0};
   std::string no_mps_folder;                         // on GPUs: where an empty folder is made

@@ -43,6 +43,7 @@ struct Config {
   std::string token_file;  // empty: no token is asked for
   bool reflection = false;
   bool lanes_use_mps = true;   // where it runs
+  std::string mps_folder;      // of the control daemon that this one runs; empty: it runs none
   std::string health_address;  // host:port; empty: health is served on the socket alone
 
   int32_t nodes = 1;

@@ -21,6 +21,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "scheduler/limits.h"
+#include "server/common/mps_control.h"
 #include "server/cost_file.h"
 #include "server/daemon/group/peer_names.h"
 #include "server/daemon/memory/node_device.h"
@@ -109,10 +110,15 @@ class Checker {
     if (!devices.ok()) Wrong("devices", values.devices(), std::string(devices.status().message()));
     if (devices.ok()) config_.devices = *devices;
     config_.lanes = config_.devices.lanes;
-    if (values.mps() != "auto" && values.mps() != "off") {
-      Wrong("mps", values.mps(), "is neither auto nor off");
+    if (values.mps() != "auto" && values.mps() != "managed" && values.mps() != "off") {
+      Wrong("mps", values.mps(), "is none of auto, managed and off");
     }
-    config_.lanes_use_mps = values.mps() == "auto";
+    if (values.mps() == "managed" && devices.ok() && devices->type != "cuda") {
+      Wrong("mps", values.mps(),
+            absl::StrCat("needs lanes on GPUs, as in --devices=cuda:1, and --devices=",
+                         values.devices(), " has none"));
+    }
+    config_.lanes_use_mps = values.mps() != "off";
     config_.threads = InRange("threads", values.threads(), 0, kThreadsMax);
     if (config_.threads == 0) config_.threads = std::max(1, Cores() / config_.lanes);
     values.set_threads(config_.threads);
@@ -161,6 +167,7 @@ class Checker {
             absl::StrCat("has, with ", SocketDir::kAttachSuffix, ", ", bytes, " bytes, at most ",
                          SocketDir::kPathBytesMax, " are possible"));
     }
+    if (values.mps() == "managed") ManagedMps();
     SocketGroup();
     config_.allowed_uids.assign(values.allowed_uids().begin(), values.allowed_uids().end());
     config_.connections_max = InRange("connections_max", values.connections_max(), 1, 1 << 20);
@@ -173,6 +180,16 @@ class Checker {
       mistakes_.emplace_back(token.message());
     }
     config_.health_address = Address("health_address", values.health_address(), 1).second;
+  }
+
+  void ManagedMps() {
+    config_.mps_folder = config_.socket + MpsControl::kFolderSuffix;
+    const size_t bytes = config_.mps_folder.size() + sizeof(MpsControl::kLongestName) - 1;
+    if (bytes <= SocketDir::kPathBytesMax) return;
+    Wrong("socket", config_.socket,
+          absl::StrCat("has, with ", MpsControl::kFolderSuffix, MpsControl::kLongestName,
+                       " of --mps=managed, ", bytes, " bytes, at most ", SocketDir::kPathBytesMax,
+                       " are possible"));
   }
 
   void SocketGroup() {

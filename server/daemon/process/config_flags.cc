@@ -16,9 +16,10 @@
 ABSL_FLAG(
     std::string, devices, "cpu:1",
     "cpu:N runs N lanes on the CPU; cuda:N one on each of the first N GPUs; cuda:0,2 on those");
-ABSL_FLAG(
-    std::string, mps, "auto",
-    "whether lanes use CUDA's multi-process service: auto, as their environment says, or off");
+ABSL_FLAG(std::string, mps, "auto",
+          "whether lanes use CUDA's multi-process service: auto, as their environment says; "
+          "managed, with "
+          "a control daemon that this daemon runs in <socket>.mps; or off");
 ABSL_FLAG(int32_t, threads, 0, "compute threads of each lane; 0: this machine's cores / lanes");
 ABSL_FLAG(std::string, lane_binary, "",
           "the lanes' program; empty: dmuond-lane beside this program");

@@ -28,6 +28,7 @@
 #include "scheduler/job/impossible.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
+#include "server/common/mps_control.h"
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/calls/grpc_socket.h"
 #include "server/daemon/calls/queued_calls.h"
@@ -56,6 +57,8 @@ constexpr std::chrono::milliseconds kLeavingTick{5};
 constexpr std::chrono::seconds kTurnMax{10};
 // When everything is saved that can be: for the rest of leaving, lanes that do not end included.
 constexpr std::chrono::seconds kGoneWithin{10};
+// For the control daemon of MPS where this one does not wait for lanes.
+constexpr std::chrono::milliseconds kMpsGoneWithin{500};
 // Exit codes: 0, nothing is lost; 1, an error; 2, wrong settings.
 constexpr int kNotSaved = 3;  // told to leave, and the last steps are in no snapshot
 // Threads of synchronous calls that are kept when no call is there.
@@ -310,12 +313,13 @@ class StopSignals {
 };
 
 // Does what may hang, with the file server that it is about, before the daemon serves: a signal
-// ends it meanwhile.
+// ends it meanwhile, and the control daemon of MPS (null: none) with it.
 template <typename Work>
-auto UnlessStopped(StopSignals& signals, const Work& work) {
+auto UnlessStopped(StopSignals& signals, const Work& work, MpsControl* mps = nullptr) {
   auto result = std::async(std::launch::async, work);
   while (result.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     if (!signals.Wait(kLeavingTick)) continue;
+    if (mps != nullptr) mps->End(kMpsGoneWithin);
     log::Info("left before it served");
     log::EndProcess(0);
   }
@@ -325,6 +329,7 @@ auto UnlessStopped(StopSignals& signals, const Work& work) {
 absl::StatusOr<std::unique_ptr<NodeDevice>> OpenDevice(const Config& config) {
   auto device = OpenNodeDevice(config.devices, {.threads = config.threads,
                                                 .lanes_use_mps = config.lanes_use_mps,
+                                                .mps_folder = config.mps_folder,
                                                 .memory_timeout = config.lane_timeout,
                                                 .no_mps_folder = config.socket + ".no-mps",
                                                 .rail_address = config.rail_address});
@@ -333,8 +338,18 @@ absl::StatusOr<std::unique_ptr<NodeDevice>> OpenDevice(const Config& config) {
                                                            ": ", device.status().message()));
 }
 
-[[noreturn]] void EndAtOnce() {
+// Null: the daemon runs none.
+absl::StatusOr<std::unique_ptr<MpsControl>> StartMps(const Config& config, StopSignals& signals) {
+  if (config.mps_folder.empty()) return nullptr;
+  auto mps = MpsControl::Start(config.mps_folder,
+                               [&](std::chrono::milliseconds time) { return signals.Wait(time); });
+  if (mps.ok() || absl::IsCancelled(mps.status())) return mps;
+  return absl::Status(mps.status().code(), absl::StrCat("--mps=managed: ", mps.status().message()));
+}
+
+[[noreturn]] void EndAtOnce(MpsControl* mps) {
   log::Warn("a second signal: ending at once");
+  if (mps != nullptr) mps->End(kMpsGoneWithin);
   log::EndProcess(1);
 }
 
@@ -365,15 +380,22 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     epoch = *newest;
   }
 
-  absl::StatusOr<std::unique_ptr<NodeDevice>> opened =
-      UnlessStopped(signals, [&] { return OpenDevice(config); });
+  absl::StatusOr<std::unique_ptr<MpsControl>> mps_started = StartMps(config, signals);
+  if (absl::IsCancelled(mps_started.status())) {
+    log::Info("left before it served");
+    return 0;
+  }
+  if (!mps_started.ok()) return mps_started.status();
+  MpsControl* const mps = mps_started->get();
+  absl::StatusOr<std::unique_ptr<NodeDevice>> opened = UnlessStopped(
+      signals, [&] { return OpenDevice(config); }, mps);
   if (!opened.ok()) return opened.status();
   const std::unique_ptr<NodeDevice> device = *std::move(opened);
   absl::StatusOr<v1::LaneBits> bits;
   if (config.nodes > 1 || device->TriesLanes()) {
-    bits = UnlessStopped(signals, [&] {
-      return AskForBits(config.lane_binary, *device, /*rails=*/config.nodes > 1);
-    });
+    bits = UnlessStopped(
+        signals,
+        [&] { return AskForBits(config.lane_binary, *device, /*rails=*/config.nodes > 1); }, mps);
     if (!bits.ok()) return bits.status();
   }
   DaemonOptions options = OptionsOf(config, *device, *token, snapshots.get());
@@ -479,7 +501,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   // Of signals alone: `systemctl stop` during a drain that was asked for is the first.
   bool signalled = false;
   const auto on_signal = [&] {
-    if (std::exchange(signalled, true)) EndAtOnce();
+    if (std::exchange(signalled, true)) EndAtOnce(mps);
     if (drain.joinable()) log::Info("leaving already; a second signal ends at once");
   };
   while (!drained.load()) {
@@ -488,6 +510,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
     daemon.core().Tick();
     streams.Tick();
+    if (mps != nullptr) mps->Watch();
     health.SetFor("live", kTurnMax);
     if (!drain.joinable()) health.Set("ready", daemon.formed());
   }
@@ -511,9 +534,15 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   }
   if (!left.load()) {
     log::Error("leaving without those who do not end", {{"waited_s", kGoneWithin.count()}});
+    if (mps != nullptr) mps->End(kMpsGoneWithin);
     log::EndProcess(exit_code);
   }
   leave.join();
+  if (mps != nullptr) {
+    const auto left =
+        std::chrono::floor<std::chrono::milliseconds>(gone_by - std::chrono::steady_clock::now());
+    mps->End(std::clamp(left, kMpsGoneWithin, MpsControl::kEndsWithin));
+  }
   log::Info("left");
   if (!everybody_ended || device->Hangs()) log::EndProcess(exit_code);
   return exit_code;

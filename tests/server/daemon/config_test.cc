@@ -111,6 +111,10 @@ TEST(ConfigTest, GpusAreCountedOrListed) {
   EXPECT_THAT(listed.devices.ordinals, ElementsAre(2, 0));
   EXPECT_FALSE(listed.lanes_use_mps);
   EXPECT_TRUE(first.lanes_use_mps);
+  EXPECT_EQ(first.mps_folder, "");
+  const Config managed = LoadOk({"--devices=cuda:1", "--mps=managed", "--socket=/tmp/a.sock"});
+  EXPECT_TRUE(managed.lanes_use_mps);
+  EXPECT_EQ(managed.mps_folder, "/tmp/a.sock.mps");
 }
 
 TEST(ConfigTest, FlagsWinOverEnvironmentOverFileOverDefaults) {
@@ -277,7 +281,8 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--devices=cuda:0,", "as in cuda:0,2"},
       {"--devices=cuda:0,-1", "as in cuda:0,2"},
       {"--devices=cuda:3,1,3", "names device 3 twice"},
-      {"--mps=managed", "neither auto nor off"},
+      {"--mps=on", "none of auto, managed and off"},
+      {"--mps=managed", "--devices=cuda:1"},
       {"--threads=-1", ""},
       {"--lane_memory_bytes=-1", ""},
       {"--cost_table=/nowhere/costs", "/nowhere/costs"},
@@ -347,6 +352,10 @@ TEST(ConfigTest, ArgumentThatIsNoFlagIsNamed) {
 TEST(ConfigTest, TooLongSocketNamesLengthAndLimit) {
   const std::string socket = "/tmp/" + std::string(96, 's');
   EXPECT_THAT(Mistake({"--socket=" + socket}), HasSubstr("108 bytes, at most 107"));
+  const std::string shorter = "--socket=/tmp/" + std::string(79, 's');
+  EXPECT_EQ(LoadOk({shorter, "--devices=cuda:1", "--mps=managed"}).mps_folder.size(), 88);
+  EXPECT_THAT(Mistake({shorter + "s", "--devices=cuda:1", "--mps=managed"}),
+              AllOf(HasSubstr("/control_privileged"), HasSubstr("108 bytes, at most 107")));
 }
 
 TEST(ConfigTest, SocketWithoutAPathIsRefused) {
