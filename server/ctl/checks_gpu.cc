@@ -185,14 +185,21 @@ Finding CheckMps(const std::vector<Json>& devices, const Surroundings& around) {
   const bool listens = ::access((folder + "/control").c_str(), F_OK) == 0;
   bool used = false;
   for (const Json& device : devices) used = used || device.value("mps", false);
-  const std::string control =
-      absl::StrCat(listens ? "a" : "no", " control daemon in ", folder, " (",
-                   set.empty() ? absl::StrCat(kMpsVariable, " is not set") : kMpsVariable, ")");
+  const std::string control = absl::StrCat(
+      listens ? "a" : "no", " control daemon in ", folder, " (",
+      around.mps_control > 0 ? absl::StrCat("the daemon's own, pid ", around.mps_control)
+      : set.empty()          ? absl::StrCat(kMpsVariable, " is not set")
+                             : kMpsVariable,
+      ")");
   Finding finding{.what = "MPS"};
   if (used && listens) {
     finding.detail = absl::StrCat("runs, ", control,
                                   ": lanes and trainers compute side by side. A fault of one, or a "
                                   "SIGKILL in the middle of a kernel, ends all others on that GPU");
+    if (around.mps_control > 0) {
+      absl::StrAppend(&finding.detail, ". Trainers need ", kMpsVariable, "=", folder,
+                      ", which dmuonctl run gives to its command");
+    }
   } else if (!used && !listens) {
     finding.detail =
         absl::StrCat("does not run, ", control,

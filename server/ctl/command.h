@@ -27,6 +27,7 @@ struct Options {
   absl::Duration gpu_timeout;
 
   std::string devices;  // run
+  std::string mps;
   int32_t threads = 0;
   std::string config;
   std::string dmuond;

@@ -29,6 +29,8 @@ ABSL_FLAG(
 ABSL_FLAG(absl::Duration, gpu_timeout, absl::Seconds(60),
           "doctor: how long the GPUs' driver may take; it hangs if it takes longer");
 ABSL_FLAG(std::string, devices, "", "run: the daemon's --devices, as in cpu:2");
+ABSL_FLAG(std::string, mps, "",
+          "run: the daemon's --mps; with managed the command gets CUDA_MPS_PIPE_DIRECTORY");
 ABSL_FLAG(int32_t, threads, 0, "run: the daemon's --threads; 0: its default");
 ABSL_FLAG(std::string, config, "", "run: the daemon's --config, for everything else");
 ABSL_FLAG(std::string, dmuond, "", "run: the daemon's program; empty: dmuond beside dmuonctl");
@@ -103,6 +105,7 @@ Options ReadOptions() {
           .lane_binary = absl::GetFlag(FLAGS_lane_binary),
           .gpu_timeout = absl::GetFlag(FLAGS_gpu_timeout),
           .devices = absl::GetFlag(FLAGS_devices),
+          .mps = absl::GetFlag(FLAGS_mps),
           .threads = absl::GetFlag(FLAGS_threads),
           .config = absl::GetFlag(FLAGS_config),
           .dmuond = absl::GetFlag(FLAGS_dmuond),

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/unique_fd.h"
+#include "server/common/mps_control.h"
 #include "server/ctl/child.h"
 #include "server/ctl/command.h"
 #include "server/ctl/ready_wait.h"
@@ -50,6 +51,8 @@ class PrivateDir {
   PrivateDir(PrivateDir&& other) noexcept : path_(std::exchange(other.path_, {})) {}
   PrivateDir& operator=(PrivateDir&&) = delete;
   [[nodiscard]] std::string socket() const { return path_ + "/dmuond.sock"; }
+  // Of the daemon's control daemon of MPS, where it runs one.
+  [[nodiscard]] std::string mps() const { return socket() + MpsControl::kFolderSuffix; }
 
  private:
   explicit PrivateDir(std::string path) : path_(std::move(path)) {}
@@ -105,6 +108,7 @@ class Runner {
     std::optional<int> early = AwaitReady();
     const int code = early.has_value() ? *early : RunCommand();
     StopDaemon();
+    MpsControl::EndLeftIn(dir_.mps());  // of a daemon that was killed
     return code;
   }
 
@@ -119,6 +123,7 @@ class Runner {
     if (!options_.devices.empty()) {
       child.arguments.push_back(absl::StrCat("--devices=", options_.devices));
     }
+    if (!options_.mps.empty()) child.arguments.push_back(absl::StrCat("--mps=", options_.mps));
     if (options_.threads > 0) {
       child.arguments.push_back(absl::StrCat("--threads=", options_.threads));
     }
@@ -169,6 +174,11 @@ class Runner {
     Child::Options child;
     child.arguments = command_;
     child.environment = {absl::StrCat("DMUOND_ADDRESS=", dir_.socket())};
+    if (fs::exists(dir_.mps())) {
+      for (const auto& [name, value] : MpsControl::VariablesOf(dir_.mps())) {
+        child.environment.push_back(absl::StrCat(name, "=", value));
+      }
+    }
     absl::StatusOr<Child> command = Child::Start(child);
     if (!command.ok()) {
       Fail(command.status());

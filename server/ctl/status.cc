@@ -1,9 +1,11 @@
 // dmuonctl status
+#include <filesystem>
 #include <iostream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/common/mps_control.h"
 #include "server/ctl/connection.h"
 #include "server/ctl/job_text.h"
 #include "server/ctl/table.h"
@@ -32,6 +34,11 @@ void Print(const v1::GetStatusReply& status) {
             << WhoIsMissing(status) << "device " << status.device_type();
   if (!status.core_type().empty()) std::cout << ", OpenBLAS core type " << status.core_type();
   std::cout << "\n";
+  const std::string mps = status.socket() + MpsControl::kFolderSuffix;
+  if (std::error_code error; std::filesystem::exists(mps + "/control", error)) {
+    std::cout << "MPS is the daemon's own; trainers need " << MpsControl::kPipeVariable << "="
+              << mps << "\n";
+  }
   if (!status.snapshot_dir_hangs().empty()) {
     std::cout << "the snapshot directory hangs: " << status.snapshot_dir_hangs() << "\n";
   }

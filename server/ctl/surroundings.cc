@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "server/common/mps_control.h"
 
 namespace dmuond::server::ctl {
 namespace {
@@ -28,6 +29,21 @@ std::vector<std::string> OwnEnvironment() {
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
   return environment;
+}
+
+// Lanes of a daemon that runs a control daemon of MPS have that folder, whatever the daemon itself
+// was started with.
+void UseManagedMps(const std::string& socket, Surroundings& around) {
+  const std::string folder = socket + MpsControl::kFolderSuffix;
+  const absl::StatusOr<pid_t> listener = MpsControl::ListenerIn(folder);
+  if (!listener.ok() || *listener == 0) return;
+  around.mps_control = *listener;
+  for (const auto& [name, value] : MpsControl::VariablesOf(folder)) {
+    const std::string begin = name + "=";
+    std::erase_if(around.environment,
+                  [&](const std::string& entry) { return entry.starts_with(begin); });
+    around.environment.push_back(begin + value);
+  }
 }
 
 }  // namespace
@@ -79,6 +95,7 @@ Surroundings LookAround(const std::string& socket) {
     around.environment = OwnEnvironment();
     ::getrlimit(RLIMIT_MEMLOCK, &around.locked_memory);
   }
+  if (around.daemon_answers) UseManagedMps(socket, around);
   return around;
 }
 

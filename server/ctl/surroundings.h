@@ -22,7 +22,8 @@ struct Surroundings {
   bool daemon_answers = false;
   pid_t daemon = 0;                      // 0: none, or none whose pid can be seen from here
   bool of_daemon = false;                // what follows is the daemon's; false: this process's
-  std::vector<std::string> environment;  // "NAME=value"
+  std::vector<std::string> environment;  // "NAME=value"; of lanes, as far as MPS goes
+  pid_t mps_control = 0;                 // the daemon's own (--mps=managed); 0: it has none
   rlimit locked_memory{};
 
   [[nodiscard]] std::optional<std::string> Variable(const std::string& name) const;

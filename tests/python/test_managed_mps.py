@@ -4,9 +4,11 @@ Instead of nvidia-cuda-mps-control there is a script of that name, which listens
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -103,6 +105,11 @@ def folder_of(machine) -> Path:
     return Path(f"{machine.daemon.path}.mps")
 
 
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess:
+    command = [program(name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
 def test_lanes_and_trainers_use_the_control_daemon_that_goes_with_its_daemon(machine, stand):
     machine.start_daemon(1, "--mps=managed")
     folder = folder_of(machine)
@@ -117,6 +124,20 @@ def test_lanes_and_trainers_use_the_control_daemon_that_goes_with_its_daemon(mac
     machine.daemon.process.terminate()
     assert machine.daemon.process.wait(WITHIN_S) == 0
     assert not lives(int(pid)) and not folder.exists()
+
+
+def test_doctor_and_status_say_whose_it_is_and_what_trainers_need(machine, stand):
+    machine.start_daemon(1, "--mps=managed")
+    (pid,) = stand.pids()
+    folder = folder_of(machine)
+    address = f"--address={machine.daemon.path}"
+    findings = json.loads(
+        run("dmuonctl", "doctor", "--json", address, f"--lane_binary={LANE_PROGRAM}").stdout
+    )
+    (mps,) = [finding for finding in findings if finding["what"] == "MPS"]
+    assert mps["verdict"] == "ok"
+    assert f"runs, a control daemon in {folder} (the daemon's own, pid {pid})" in mps["detail"]
+    assert f"CUDA_MPS_PIPE_DIRECTORY={folder}" in run("dmuonctl", "status", address).stdout
 
 
 def test_a_successor_takes_over_what_a_killed_daemon_has_left(machine, stand):
@@ -210,3 +231,20 @@ def test_one_that_does_not_end_is_killed(machine, stand):
     assert machine.daemon.process.wait(WITHIN_S) == 0
     assert "did not end and is killed" in machine.daemon.text()
     assert not lives(stand.pids()[0]) and not folder_of(machine).exists()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_command_beside_a_daemon_of_its_own_has_the_folder(machine, stand, killed):
+    config = machine.folder / "config"
+    config.write_text(f'lane_binary: "{LANE_PROGRAM}"\n')
+    script = (
+        'test -S "$CUDA_MPS_PIPE_DIRECTORY/control" && '
+        'test "$CUDA_MPS_PIPE_DIRECTORY" = "$DMUOND_ADDRESS.mps" && '
+        'test "$CUDA_MPS_LOG_DIRECTORY" = "$DMUOND_ADDRESS.mps" && echo has it'
+    )
+    if killed:
+        script += '; kill -9 $(cut -d " " -f 1 "$DMUOND_ADDRESS.lock")'
+    flags = ["--devices=cuda:1", "--mps=managed", f"--config={config}"]
+    done = run("dmuonctl", "run", *flags, "--", "sh", "-c", script)
+    assert done.stdout == "has it\n", done.stderr
+    assert not lives(stand.pids()[0])
