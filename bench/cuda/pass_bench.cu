@@ -6,7 +6,10 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <sstream>
 
 #include "bench/cuda/harness.cuh"
@@ -39,7 +42,7 @@ class Bench {
     cudaDeviceProp properties{};
     CUDA_CHECK(cudaGetDeviceProperties(&properties, 0));
     name_ = properties.name;
-    std::printf("# %s\n#%-28s %10s %10s %8s %8s %6s %8s\n", name_.c_str(), "pass", "p50(us)",
+    std::printf("# %s\n#%-32s %10s %10s %8s %8s %6s %8s\n", name_.c_str(), "pass", "p50(us)",
                 "GB/s", "of copy", "SM(MHz)", "W", "#wrong");
   }
 
@@ -50,10 +53,7 @@ class Bench {
       CUDA_CHECK(
           cudaMemcpyAsync(b.get(), a.get(), kElements * 4, cudaMemcpyDeviceToDevice, stream));
     });
-    Sums<__nv_bfloat16>("sum of 4, bf16", WeightType::kBF16, 4);
-    Sums<__nv_bfloat16>("sum of 8, bf16", WeightType::kBF16, 8);
-    Sums<__half>("sum of 3, fp16", WeightType::kF16, 3);
-    Sums<float>("sum of 4, fp32", WeightType::kF32, 4);
+    Sums();
     Squares();
     AdamW();
     Muon();
@@ -73,7 +73,7 @@ class Bench {
     const Timing t = TimeSustained(launch, warm_, nvml_);
     const double rate = bytes_per_element * kElements / t.p50_us * 1e-3;
     if (copy_ == 0) copy_ = rate;
-    std::printf(" %-28s %10.1f %10.0f %7.0f%% %8d %6d %8ld\n", pass.c_str(), t.p50_us, rate,
+    std::printf(" %-32s %10.1f %10.0f %7.0f%% %8d %6d %8ld\n", pass.c_str(), t.p50_us, rate,
                 100 * rate / copy_, t.sm_mhz, t.watts, static_cast<long>(wrong));
     std::fflush(stdout);
     rows_ << (wrong_rows_++ == 0 ? "" : ",") << "\n{\"pass\": \"" << pass
@@ -93,63 +93,128 @@ class Bench {
     return f(int64_t{0}, int64_t{1'000'000}) + f(kOdd - 1000, int64_t{1000});
   }
 
+  struct Source {
+    WeightType type;
+    int level = 0;
+    const void* data = nullptr;
+    std::function<std::vector<float>(int64_t first, int64_t n)> read;
+  };
   template <typename T>
-  void Sums(const std::string& name, WeightType type, int count) {
-    std::vector<std::unique_ptr<Buffer<T>>> sources;
-    SumPass pass;
-    Buffer<float> out(kElements);
-    out.Fill(0xFF);
-    for (int i = 0; i < count; ++i) {
-      sources.push_back(std::make_unique<Buffer<T>>(kElements));
-      Random(*sources.back(), 50 + i, 1.0F);
-      pass.sources[i] = sources.back()->get();
+  static std::unique_ptr<Buffer<T>> Own(Source& source, uint64_t seed) {
+    auto buffer = std::make_unique<Buffer<T>>(kElements);
+    Random(*buffer, seed, 1.0F);
+    source.data = buffer->get();
+    source.read = [from = buffer.get()](int64_t first, int64_t n) {
+      const std::vector<T> host = from->ToHost(first, n);
+      return std::vector<float>(host.begin(), host.end());
+    };
+    return buffer;
+  }
+
+  // The tree as kernels/ops.h says it, level by level: a node of a level stands for 2^level leaves.
+  static std::vector<float> SumOnHost(std::span<const Source> sources, int absent, int64_t first,
+                                      int64_t n) {
+    std::map<int64_t, std::vector<float>> nodes;  // by the first leaf of each
+    int64_t leaf = 0;
+    for (size_t s = 0; s < sources.size(); ++s) {
+      if (static_cast<int>(s) != absent) nodes[leaf] = sources[s].read(first, n);
+      leaf += int64_t{1} << sources[s].level;
     }
-    pass.destination = out.get();
-    pass.elements = kOdd;
-    pass.count = count;
-    pass.factor = 0.25F;
+    for (int64_t width = 1; width < leaf; width *= 2) {
+      for (int64_t at = 0; at < leaf; at += 2 * width) {
+        const auto right = nodes.find(at + width);
+        if (right == nodes.end()) continue;
+        std::vector<float>& left = nodes[at];
+        left.resize(n, -0.0F);  // of an absent one: -0 + x is x
+        for (int64_t e = 0; e < n; ++e) left[e] += right->second[e];
+        nodes.erase(right);
+      }
+    }
+    return nodes[0];
+  }
+
+  // `squares`: of the result too, compared with a pass of their own.
+  void Sums(const std::string& name, std::vector<Source> sources, bool squares) {
+    std::vector<std::unique_ptr<Buffer<float>>> wide;
+    std::vector<std::unique_ptr<Buffer<__nv_bfloat16>>> bf16;
+    std::vector<std::unique_ptr<Buffer<__half>>> fp16;
+    double bytes = 4;
+    for (Source& source : sources) {
+      const uint64_t seed = 50 + (&source - sources.data());
+      switch (source.type) {
+        case WeightType::kF32:
+          wide.push_back(Own<float>(source, seed));
+          break;
+        case WeightType::kBF16:
+          bf16.push_back(Own<__nv_bfloat16>(source, seed));
+          break;
+        default:
+          fp16.push_back(Own<__half>(source, seed));
+      }
+      bytes += source.type == WeightType::kF32 ? 4 : 2;
+    }
+    Buffer<float> out(kElements);
+    Buffer<double> sums(kElements / 65536);
+    Buffer<double> expected(kElements / 65536);
     int64_t wrong = 0;
+    SumPass pass;
     // Also with one absent, then whole.
     for (const int absent : {1, -1}) {
-      SumPass checked = pass;
-      if (absent >= 0) checked.sources[absent] = nullptr;
-      CUDA_CHECK(kernels::cuda::LaunchSum(nullptr, type, {&checked, 1}));
+      out.Fill(0xFF);
+      sums.Fill(0xFF);
+      pass = {};
+      kernels::cuda::SumTree tree(pass);
+      for (size_t s = 0; s < sources.size(); ++s) {
+        const bool present = static_cast<int>(s) != absent;
+        tree.Add(present ? sources[s].data : nullptr, sources[s].type, sources[s].level);
+      }
+      tree.Finish();
+      pass.destination = out.get();
+      pass.elements = kOdd;
+      pass.factor = 0.25F;
+      pass.squares = squares ? sums.get() : nullptr;
+      CUDA_CHECK(kernels::cuda::LaunchSum(nullptr, {&pass, 1}));
       CUDA_CHECK(cudaDeviceSynchronize());
       wrong += AtBothEnds([&](int64_t first, int64_t n) {
-        std::vector<std::vector<float>> leaves;
-        for (int s = 0; s < count; ++s) {
-          if (s == absent) {
-            leaves.emplace_back();
-            continue;
-          }
-          const std::vector<T> host = sources[s]->ToHost(first, n);
-          leaves.emplace_back(host.begin(), host.end());
-        }
-        while (leaves.size() > 1) {
-          std::vector<std::vector<float>> parents;
-          for (size_t i = 0; i < leaves.size(); i += 2) {
-            parents.push_back(leaves[i]);
-            if (i + 1 == leaves.size() || leaves[i + 1].empty()) continue;
-            if (parents.back().empty()) {
-              parents.back() = leaves[i + 1];
-            } else {
-              for (int64_t e = 0; e < n; ++e) parents.back()[e] += leaves[i + 1][e];
-            }
-          }
-          leaves = parents;
-        }
+        const std::vector<float> want = SumOnHost(sources, absent, first, n);
         const auto got = out.ToHost(first, n);
         int64_t bad = 0;
         for (int64_t e = 0; e < n; ++e) {
-          const float want = leaves[0][e] * pass.factor;
-          if (std::memcmp(&want, &got[e], 4) != 0) ++bad;
+          const float scaled = want[e] * pass.factor;
+          if (std::memcmp(&scaled, &got[e], 4) != 0) ++bad;
         }
         return bad;
       });
+      if (!squares) continue;
+      const SquaresPass alone{out.get(), kOdd, 0, expected.get()};
+      CUDA_CHECK(kernels::cuda::LaunchSquares(nullptr, {&alone, 1}));
+      CUDA_CHECK(cudaDeviceSynchronize());
+      if (sums.ToHost(0, sums.count()) != expected.ToHost(0, expected.count())) ++wrong;
     }
-    Report(name, static_cast<double>(count * sizeof(T) + 4), wrong, [&](cudaStream_t stream) {
-      CUDA_CHECK(kernels::cuda::LaunchSum(stream, type, {&pass, 1}));
+    Report(name, bytes, wrong, [&](cudaStream_t stream) {
+      CUDA_CHECK(kernels::cuda::LaunchSum(stream, {&pass, 1}));
     });
+  }
+  void Sums() {
+    constexpr auto kBF16 = WeightType::kBF16;
+    constexpr auto kF16 = WeightType::kF16;
+    constexpr auto kF32 = WeightType::kF32;
+    const std::vector<std::pair<std::string, std::vector<Source>>> all = {
+        {"4 bf16", {4, {kBF16}}},
+        {"8 bf16", {8, {kBF16}}},
+        {"3 fp16", {3, {kF16}}},
+        {"4 fp32", {4, {kF32}}},
+        {"2 bf16, 2 fp32", {{kBF16}, {kF32}, {kF32}, {kBF16}}},
+        {"2 bf16, half a tree", {{kBF16}, {kBF16}, {kF32, 1}}},
+        {"half a tree, 2 bf16", {{kF32, 1}, {kBF16}, {kBF16}}},
+        {"4 bf16, 3 quarters",
+         {{kBF16}, {kBF16}, {kBF16}, {kBF16}, {kF32, 2}, {kF32, 2}, {kF32, 2}}},
+    };
+    for (const bool squares : {false, true}) {
+      for (const auto& [name, sources] : all) {
+        Sums("sum of " + name + (squares ? ", squares" : ""), sources, squares);
+      }
+    }
   }
 
   void Squares() {

@@ -145,30 +145,33 @@ absl::Status CudaOps::Fill(Stream& stream, const StridedBox& dst, float value) {
 }
 
 absl::Status CudaOps::AddSum(CUstream stream, const SumTask& task) {
+  const auto level_of = [&](size_t source) {
+    return task.levels.empty() ? uint8_t{0} : task.levels[source];
+  };
   BoxWalk walk(task.dst);
-  bool simple =
-      task.sources.size() <= kSumSourcesMax && reinterpret_cast<uintptr_t>(task.dst.data) % 16 == 0;
-  const StridedBox* any = nullptr;
+  bool simple = reinterpret_cast<uintptr_t>(task.dst.data) % 16 == 0;
+  SumPass pass;
+  SumTree tree(pass);
   for (size_t i = 0; i < task.sources.size(); ++i) {
     const StridedBox& source = task.sources[i];
-    if (!task.levels.empty() && task.levels[i] != 0) simple = false;
-    if (source.data == nullptr) continue;
-    walk.Add(source);
-    if (any != nullptr && any->dtype != source.dtype) simple = false;
-    if (reinterpret_cast<uintptr_t>(source.data) % 16 != 0) simple = false;
-    any = &source;
+    simple = simple && reinterpret_cast<uintptr_t>(source.data) % 16 == 0 &&
+             tree.Add(source.data, static_cast<WeightType>(source.dtype), level_of(i));
+    if (source.data != nullptr) walk.Add(source);
   }
   walk.Simplify();
   for (size_t box = 0; box < walk.boxes(); ++box) simple = simple && IsRun(walk, box);
   if (simple) {
-    SumPass pass;
+    tree.Finish();
     pass.destination = reinterpret_cast<float*>(task.dst.data);
     pass.elements = walk.elements();
-    pass.count = static_cast<int>(task.sources.size());
     pass.factor = task.factor;
-    for (size_t i = 0; i < task.sources.size(); ++i) pass.sources[i] = task.sources[i].data;
-    sums_[static_cast<size_t>(any == nullptr ? DType::kF32 : any->dtype) - 1].push_back(pass);
+    pass.squares = task.squares;
+    sums_[task.squares == nullptr ? 0 : 1].push_back(pass);
     return absl::OkStatus();
+  }
+  if (task.squares != nullptr) {
+    squares_.push_back(
+        {reinterpret_cast<const float*>(task.dst.data), walk.elements(), 0, task.squares});
   }
   StridedSum& sum = *strided_;
   sum.destination = reinterpret_cast<float*>(task.dst.data);
@@ -180,7 +183,7 @@ absl::Status CudaOps::AddSum(CUstream stream, const SumTask& task) {
   for (size_t i = 0; i < task.sources.size(); ++i) {
     StridedOperand to =
         task.sources[i].data == nullptr ? StridedOperand{} : Operand(walk, box++, task.sources[i]);
-    to.level = task.levels.empty() ? 0 : task.levels[i];
+    to.level = level_of(i);
     many_.push_back(to);
   }
   if (many_.size() > kStridedSourcesMax) {
@@ -195,25 +198,15 @@ absl::Status CudaOps::Sum(Stream& stream, std::span<const SumTask> tasks) {
     if (absl::Status status = CheckSum(task); !status.ok()) return status;
   }
   for (std::vector<SumPass>& passes : sums_) passes.clear();
+  squares_.clear();
   for (const SumTask& task : tasks) {
     if (Elements(task.dst) == 0) continue;
     if (absl::Status status = AddSum(CudaStream::Of(stream), task); !status.ok()) return status;
   }
-  for (const WeightType type : {WeightType::kF32, WeightType::kBF16, WeightType::kF16}) {
-    const std::vector<SumPass>& passes = sums_[static_cast<size_t>(type) - 1];
-    if (passes.empty()) continue;
-    absl::Status status =
-        CudaStatus(LaunchSum(CudaStream::Of(stream), type, passes), "an ordered sum");
+  for (const std::vector<SumPass>& passes : sums_) {
+    absl::Status status = CudaStatus(LaunchSum(CudaStream::Of(stream), passes), "an ordered sum");
     if (!status.ok()) return status;
   }
-  // The same kernel as SumsOfSquares, so the same bits; it finds most of what was stored in L2.
-  squares_.clear();
-  for (const SumTask& task : tasks) {
-    if (task.squares == nullptr || Elements(task.dst) == 0) continue;
-    squares_.push_back(
-        {reinterpret_cast<const float*>(task.dst.data), Elements(task.dst), 0, task.squares});
-  }
-  if (squares_.empty()) return absl::OkStatus();
   return CudaStatus(LaunchSquares(CudaStream::Of(stream), squares_), "squares of sums");
 }
 

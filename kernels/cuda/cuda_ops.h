@@ -83,9 +83,9 @@ class CudaOps final : public Ops {
   TileTuner tuner_;
   std::vector<KnownSet> sets_;
 
-  // Of the call that runs; by type of element.
-  std::array<std::vector<SumPass>, kTypes> sums_;
-  std::array<std::vector<AdamWPass>, kTypes> adamw_;
+  // Of the call that runs.
+  std::array<std::vector<SumPass>, 2> sums_;          // without squares, and with them
+  std::array<std::vector<AdamWPass>, kTypes> adamw_;  // by type of element
   std::vector<SquaresPass> squares_;
   std::vector<PassMatrix> matrices_;
   std::vector<StridedOperand> many_;

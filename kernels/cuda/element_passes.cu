@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstddef>
+#include <utility>
 
 #include "kernels/cuda/element_passes.h"
 #include "kernels/cuda/pass_access.cuh"
@@ -34,127 +36,169 @@ cudaError_t ForParts(std::span<const Pass> passes, Extent extent, F f) {
 
 int64_t Stretches(int64_t elements) { return (elements + kStretch - 1) / kStretch; }
 
-// 16 bytes of a source, widened: 4 or 8 elements.
-template <typename T>
-struct Chunk {
-  static constexpr int kElements = 16 / sizeof(T);
-  float v[kElements];
+// What a thread works on at a time. Sums of squares are added in the order of their chunks, by one
+// thread of kSquaresThreads in each stretch of kSquaresBlock.
+constexpr int kChunk = 8;
+constexpr int kSquaresThreads = 512;
+
+// One, four or eight elements of a source as they lie in memory: they are widened only when those
+// of all sources are on their way.
+template <int kElements>
+struct Raw {
+  uint32_t bits[kElements];
 };
-template <typename T, bool kWhole>
-__device__ __forceinline__ Chunk<T> LoadChunk(const T* from, int64_t at, int64_t end) {
-  constexpr int kElements = Chunk<T>::kElements;
-  Chunk<T> chunk;
-  if (kWhole || at + kElements <= end) {
-    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(from + at));
-    const T* const values = reinterpret_cast<const T*>(&bits);
+template <typename Access>
+__device__ __forceinline__ void LoadHalves(const std::byte* from, bool wide, uint32_t* bits) {
+  constexpr int kWords = sizeof(Access) / sizeof(uint32_t);
+  *reinterpret_cast<Access*>(bits) = __ldcs(reinterpret_cast<const Access*>(from));
+  if (wide) {
+    *reinterpret_cast<Access*>(bits + kWords) = __ldcs(reinterpret_cast<const Access*>(from) + 1);
+  }
+}
+template <int kElements>
+__device__ __forceinline__ Raw<kElements> LoadRaw(const void* from, WeightType type, int64_t at) {
+  Raw<kElements> raw;
+  const bool wide = type == WeightType::kF32;
+  const auto* const data = static_cast<const std::byte*>(from) + at * (wide ? 4 : 2);
+  if constexpr (kElements == 8) {
+    LoadHalves<uint4>(data, wide, raw.bits);
+  } else if constexpr (kElements == 4) {
+    LoadHalves<uint2>(data, wide, raw.bits);
+  } else {
+    raw.bits[0] =
+        wide ? *reinterpret_cast<const uint32_t*>(data) : *reinterpret_cast<const uint16_t*>(data);
+  }
+  return raw;
+}
+template <int kElements>
+__device__ __forceinline__ void Widen(const Raw<kElements>& raw, WeightType type,
+                                      float (&values)[kElements]) {
+  if (type == WeightType::kF32) {
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) chunk.v[i] = static_cast<float>(values[i]);
+    for (int i = 0; i < kElements; ++i) values[i] = __uint_as_float(raw.bits[i]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kElements; ++i) {
+    const uint32_t bits = raw.bits[i / 2] >> (16 * (i % 2)) & 0xFFFF;
+    values[i] = type == WeightType::kBF16
+                    ? __uint_as_float(bits << 16)
+                    : __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
+  }
+}
+
+// Node kRight goes into node kLeft where the addition says so. Each pair is code of its own, which
+// the assembler's comment keeps apart: with computed places `v` would lie in local memory.
+template <int kLeft, int kRight, int kCount, int kElements>
+__device__ __forceinline__ void AddPair(float (&v)[kCount][kElements], SumPass::Addition addition) {
+  if constexpr (kLeft < kRight) {
+    if (addition.left != kLeft || addition.right != kRight) return;
+    asm volatile("// %0 %1" ::"n"(kLeft), "n"(kRight));
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) v[kLeft][i] += v[kRight][i];
+  }
+}
+template <int kCount, int kElements, int... kPairs>
+__device__ __forceinline__ void AddNodes(float (&v)[kCount][kElements], SumPass::Addition addition,
+                                         std::integer_sequence<int, kPairs...> /*of kCount^2*/) {
+  (AddPair<kPairs / kCount, kPairs % kCount>(v, addition), ...);
+}
+
+// Of at most kCount sources. Adds the squares of what it stores to `squares`.
+template <int kCount, int kElements, bool kSquares>
+__device__ __forceinline__ void SumElements(const SumPass& pass, int64_t at, double& squares) {
+  Raw<kElements> raw[kCount];
+#pragma unroll
+  for (int s = 0; s < kCount; ++s) {
+    // Where there are fewer sources, any address that can be read will do.
+    const void* const from = s < pass.count ? pass.sources[s] : pass.destination;
+    raw[s] = LoadRaw<kElements>(from, pass.types[s], at);
+  }
+  float v[kCount][kElements];
+#pragma unroll
+  for (int s = 0; s < kCount; ++s) Widen(raw[s], pass.types[s], v[s]);
+  for (int i = 0; i + 1 < pass.count; ++i) {
+    AddNodes(v, pass.additions[i], std::make_integer_sequence<int, kCount * kCount>());
+  }
+#pragma unroll
+  for (int j = 0; j < kElements; ++j) {
+    const float sum = pass.count > 0 ? v[0][j] : 0.0F;
+    v[0][j] = pass.factor == 1.0F ? sum : sum * pass.factor;
+    if constexpr (kSquares) squares += static_cast<double>(v[0][j]) * static_cast<double>(v[0][j]);
+  }
+  if constexpr (kElements == 1) {
+    pass.destination[at] = v[0][0];
   } else {
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      chunk.v[i] = at + i < end ? static_cast<float>(from[at + i]) : 0.0F;
+    for (int j = 0; j < kElements; j += 4) {
+      __stcs(reinterpret_cast<float4*>(pass.destination + at + j),
+             make_float4(v[0][j], v[0][j + 1], v[0][j + 2], v[0][j + 3]));
     }
-  }
-  return chunk;
-}
-
-// One 16-byte access of each source a thread.
-template <typename T>
-constexpr int kSumStretch = kPassThreads* Chunk<T>::kElements;
-
-// kWhole: no access of the block reaches beyond the end.
-template <typename T, int kCount, bool kWhole>
-__device__ __forceinline__ void SumBlock(const SumPass& pass, int64_t at) {
-  constexpr int kElements = Chunk<T>::kElements;
-  Chunk<T> v[kCount];
-  bool present[kCount];
-  const void* readable = nullptr;
-#pragma unroll
-  for (int s = 0; s < kCount; ++s) {
-    present[s] = s < pass.count && pass.sources[s] != nullptr;
-    if (present[s]) readable = pass.sources[s];
-  }
-  // An absent leaf's value is never used: any address that can be read will do.
-  if (readable == nullptr) readable = pass.destination;
-#pragma unroll
-  for (int s = 0; s < kCount; ++s) {
-    const void* const from = present[s] ? pass.sources[s] : readable;
-    v[s] = LoadChunk<T, kWhole>(static_cast<const T*>(from), at, pass.elements);
-  }
-#pragma unroll
-  for (int width = 1; width < kCount; width *= 2) {
-#pragma unroll
-    for (int s = 0; s + width < kCount; s += 2 * width) {
-      const bool left = present[s];
-      const bool right = present[s + width];
-#pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        const float sum = v[s].v[j] + v[s + width].v[j];
-        v[s].v[j] = left && right ? sum : right ? v[s + width].v[j] : v[s].v[j];
-      }
-      present[s] = left || right;
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < kElements; j += 4) {
-    Four out;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float sum = present[0] ? v[0].v[j + i] : 0.0F;
-      out.v[i] = pass.factor == 1.0F ? sum : sum * pass.factor;
-    }
-    Store4(pass.destination, at + j, pass.elements, out);
   }
 }
 
-template <typename T, int kCount>
-__global__ void __launch_bounds__(kPassThreads)
+// With squares a block of threads takes a block of 65,536 elements, else a chunk for each thread.
+template <int kCount, bool kSquares>
+__global__ void __launch_bounds__(kSquares ? kSquaresThreads : kPassThreads, kSquares ? 2 : 1)
     SumKernel(const __grid_constant__ PassList<SumPass> list) {
+  constexpr int kElements = kCount > 4 ? kChunk / 2 : kChunk;  // so many fit the registers
+  constexpr int kThreads = kSquares ? kSquaresThreads : kPassThreads;
+  constexpr int64_t kStep = int64_t{kThreads} * kChunk;
+  constexpr int64_t kBlock = kSquares ? kSquaresBlock : kStep;
   const SumPass& pass = list.passes[blockIdx.y];
-  const int64_t first = blockIdx.x * static_cast<int64_t>(kSumStretch<T>);
-  const int64_t at = first + threadIdx.x * Chunk<T>::kElements;
-  if (first + kSumStretch<T> <= pass.elements) {
-    SumBlock<T, kCount, true>(pass, at);
-  } else if (at < pass.elements) {
-    SumBlock<T, kCount, false>(pass, at);
+  if (blockIdx.x * kBlock >= pass.elements) return;
+  double squares = 0;
+  for (int64_t step = 0; step < kBlock; step += kStep) {
+    const int64_t at = blockIdx.x * kBlock + step + threadIdx.x * kChunk;
+#pragma unroll
+    for (int part = 0; part < kChunk; part += kElements) {
+      if (at + part + kElements <= pass.elements) {
+        SumElements<kCount, kElements, kSquares>(pass, at + part, squares);
+      } else {
+        for (int64_t e = at + part; e < pass.elements; ++e) {
+          SumElements<kCount, 1, kSquares>(pass, e, squares);
+        }
+      }
+    }
+  }
+  if constexpr (kSquares) {
+    const double total = BlockSum<kThreads>(squares);
+    if (threadIdx.x == 0) pass.squares[blockIdx.x] = total;
   }
 }
 
-// A block of threads for each block of 65,536 elements, in a fixed order.
-__global__ void __launch_bounds__(kPassThreads)
+// A block of threads for each block of 65,536 elements, in the order of SumKernel.
+__global__ void __launch_bounds__(kSquaresThreads)
     SquaresKernel(const __grid_constant__ PassList<SquaresPass> list) {
+  constexpr int kStep = kSquaresThreads * kChunk;
   const SquaresPass& pass = list.passes[blockIdx.y];
   const int64_t block = pass.first_element / kSquaresBlock + blockIdx.x;
   const int64_t from = max(block * kSquaresBlock - pass.first_element, int64_t{0});
   const int64_t to = min((block + 1) * kSquaresBlock - pass.first_element, pass.elements);
   if (from >= to) return;
   // Each thread's share depends on the place in the block alone, not on where `data` begins.
-  const int64_t shift = block * kSquaresBlock - pass.first_element;
+  const int64_t shift = block * kSquaresBlock - pass.first_element + threadIdx.x * kChunk;
   double sum = 0;
-  const auto add = [&](const Four& v) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) sum += static_cast<double>(v.v[j]) * static_cast<double>(v.v[j]);
-  };
+  const auto add = [&](float v) { sum += static_cast<double>(v) * static_cast<double>(v); };
   const bool aligned = reinterpret_cast<uintptr_t>(pass.data + shift) % 16 == 0;
   if (to - from == kSquaresBlock && aligned) {
-    const float4* const data = reinterpret_cast<const float4*>(pass.data + shift) + threadIdx.x;
-#pragma unroll 8
-    for (int i = 0; i < kSquaresBlock / 4 / kPassThreads; ++i) {
-      const float4 f = __ldcs(data + i * kPassThreads);
-      add({{f.x, f.y, f.z, f.w}});
+#pragma unroll 4
+    for (int i = 0; i < kSquaresBlock; i += kStep) {
+      const auto* const data = reinterpret_cast<const float4*>(pass.data + shift + i);
+      const float4 low = __ldcs(data);
+      const float4 high = __ldcs(data + 1);
+      for (const float v : {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}) add(v);
     }
   } else {
-    for (int64_t i = threadIdx.x * 4; i < kSquaresBlock; i += kPassThreads * 4) {
-      Four v;
+    for (int i = 0; i < kSquaresBlock; i += kStep) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int j = 0; j < kChunk; ++j) {
         const int64_t at = shift + i + j;
-        v.v[j] = at >= from && at < to ? pass.data[at] : 0.0F;
+        add(at >= from && at < to ? pass.data[at] : 0.0F);
       }
-      add(v);
     }
   }
-  const double total = BlockSum(sum);
+  const double total = BlockSum<kSquaresThreads>(sum);
   if (threadIdx.x == 0) pass.sums[blockIdx.x] = total;
 }
 
@@ -212,37 +256,33 @@ __global__ void __launch_bounds__(kPassThreads)
   }
 }
 
-template <typename T>
+template <bool kSquares>
 cudaError_t LaunchSumOf(cudaStream_t stream, std::span<const SumPass> passes) {
-  int count = 1;
+  constexpr int64_t kBlock = kSquares ? kSquaresBlock : int64_t{kPassThreads} * kChunk;
+  int count = 0;
   for (const SumPass& pass : passes) count = std::max(count, pass.count);
-  if (count > kSumSourcesMax) return cudaErrorInvalidValue;
   return ForParts(
-      passes, [](const SumPass& p) { return (p.elements + kSumStretch<T> - 1) / kSumStretch<T>; },
+      passes, [](const SumPass& p) { return (p.elements + kBlock - 1) / kBlock; },
       [&](const PassList<SumPass>& list, dim3 grid) {
+        constexpr int kThreads = kSquares ? kSquaresThreads : kPassThreads;
         if (count <= 1) {
-          SumKernel<T, 1><<<grid, kPassThreads, 0, stream>>>(list);
+          SumKernel<1, kSquares><<<grid, kThreads, 0, stream>>>(list);
         } else if (count <= 2) {
-          SumKernel<T, 2><<<grid, kPassThreads, 0, stream>>>(list);
+          SumKernel<2, kSquares><<<grid, kThreads, 0, stream>>>(list);
         } else if (count <= 4) {
-          SumKernel<T, 4><<<grid, kPassThreads, 0, stream>>>(list);
+          SumKernel<4, kSquares><<<grid, kThreads, 0, stream>>>(list);
         } else {
-          SumKernel<T, 8><<<grid, kPassThreads, 0, stream>>>(list);
+          SumKernel<kSumSourcesMax, kSquares><<<grid, kThreads, 0, stream>>>(list);
         }
       });
 }
 
 }  // namespace
 
-cudaError_t LaunchSum(cudaStream_t stream, WeightType type, std::span<const SumPass> passes) {
-  switch (type) {
-    case WeightType::kBF16:
-      return LaunchSumOf<__nv_bfloat16>(stream, passes);
-    case WeightType::kF16:
-      return LaunchSumOf<__half>(stream, passes);
-    default:
-      return LaunchSumOf<float>(stream, passes);
-  }
+cudaError_t LaunchSum(cudaStream_t stream, std::span<const SumPass> passes) {
+  if (passes.empty()) return cudaSuccess;
+  return passes[0].squares == nullptr ? LaunchSumOf<false>(stream, passes)
+                                      : LaunchSumOf<true>(stream, passes);
 }
 
 cudaError_t LaunchSquares(cudaStream_t stream, std::span<const SquaresPass> passes) {
@@ -254,7 +294,7 @@ cudaError_t LaunchSquares(cudaStream_t stream, std::span<const SquaresPass> pass
                                      p.first_element / kSquaresBlock + 1;
       },
       [&](const PassList<SquaresPass>& list, dim3 grid) {
-        SquaresKernel<<<grid, kPassThreads, 0, stream>>>(list);
+        SquaresKernel<<<grid, kSquaresThreads, 0, stream>>>(list);
       });
 }
 

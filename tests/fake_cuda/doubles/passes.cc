@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/cpu/cast.h"
 #include "kernels/cuda/element_passes.h"
 #include "kernels/cuda/strided_passes.h"
 #include "tests/fake_cuda/doubles/doubles.h"
@@ -10,10 +11,6 @@ namespace dmuond::kernels::cuda {
 namespace {
 
 DType TypeOf(WeightType type) { return static_cast<DType>(type); }
-
-StridedBox Run(const void* data, WeightType type, int64_t elements) {
-  return {static_cast<std::byte*>(const_cast<void*>(data)), TypeOf(type), 1, {elements}, {1}};
-}
 
 // `shape`: of a StridedSum or StridedCopy.
 template <typename Shape>
@@ -58,43 +55,43 @@ UpdateScalars FromPass(const PassScalars& s) {
           .active = s.active};
 }
 
-struct Summands {
-  StridedBox destination;
-  std::vector<StridedBox> sources;
-  std::vector<uint8_t> levels;
-  float factor = 1;
-};
+}  // namespace
 
-cudaError_t LaunchSummands(cudaStream_t stream, const char* name, std::vector<Summands> sums,
-                           const Ranges& ranges) {
-  return LaunchDouble(stream, name, ranges, [sums = std::move(sums)](Ops& ops, Stream& s) {
-    for (const Summands& sum : sums) {
-      std::vector<StridedBox> sources;
-      for (const StridedBox& source : sum.sources) sources.push_back(OnWorker(source));
-      const SumTask task{OnWorker(sum.destination), sources, sum.levels, sum.factor};
-      if (absl::Status status = ops.Sum(s, {&task, 1}); !status.ok()) return status;
+cudaError_t LaunchSum(cudaStream_t stream, std::span<const SumPass> passes) {
+  Ranges ranges;
+  for (const SumPass& pass : passes) {
+    const auto elements = static_cast<size_t>(pass.elements);
+    ranges.Add(pass.destination, elements * sizeof(float));
+    for (int i = 0; i < pass.count; ++i) {
+      ranges.Add(pass.sources[i], elements * SizeOf(TypeOf(pass.types[i])));
+    }
+    ranges.Add(pass.squares, static_cast<size_t>(NormBlocks(0, pass.elements)) * sizeof(double),
+               sizeof(double));
+  }
+  std::vector<SumPass> kept(passes.begin(), passes.end());
+  return LaunchDouble(stream, "sum", ranges, [kept = std::move(kept)](Ops& ops, Stream& s) {
+    for (const SumPass& pass : kept) {
+      const auto elements = static_cast<size_t>(pass.elements);
+      std::vector<std::vector<float>> nodes(std::max(pass.count, 1), std::vector<float>(elements));
+      for (int i = 0; i < pass.count; ++i) {
+        const auto* const source = static_cast<const std::byte*>(pass.sources[i]);
+        cpu::Widen(TypeOf(pass.types[i]), cuda::OnWorker(source), nodes[i].data(), elements);
+      }
+      for (int i = 0; i + 1 < pass.count; ++i) {
+        std::vector<float>& left = nodes[pass.additions[i].left];
+        const std::vector<float>& right = nodes[pass.additions[i].right];
+        for (size_t e = 0; e < elements; ++e) left[e] += right[e];
+      }
+      float* const destination = cuda::OnWorker(pass.destination);
+      for (size_t e = 0; e < elements; ++e) {
+        destination[e] = pass.factor == 1.0F ? nodes[0][e] : nodes[0][e] * pass.factor;
+      }
+      if (pass.squares == nullptr) continue;
+      const NormTask task{destination, pass.elements, 0, cuda::OnWorker(pass.squares)};
+      if (absl::Status status = ops.SumsOfSquares(s, {&task, 1}); !status.ok()) return status;
     }
     return absl::OkStatus();
   });
-}
-
-}  // namespace
-
-cudaError_t LaunchSum(cudaStream_t stream, WeightType type, std::span<const SumPass> passes) {
-  std::vector<Summands> sums;
-  Ranges ranges;
-  for (const SumPass& pass : passes) {
-    Summands sum;
-    sum.destination = Run(pass.destination, WeightType::kF32, pass.elements);
-    sum.factor = pass.factor;
-    ranges.Add(pass.destination, static_cast<size_t>(pass.elements) * sizeof(float));
-    for (int i = 0; i < pass.count; ++i) {
-      sum.sources.push_back(Run(pass.sources[i], type, pass.elements));
-      ranges.Add(pass.sources[i], static_cast<size_t>(pass.elements) * SizeOf(TypeOf(type)));
-    }
-    sums.push_back(std::move(sum));
-  }
-  return LaunchSummands(stream, "sum", std::move(sums), ranges);
 }
 
 cudaError_t LaunchSquares(cudaStream_t stream, std::span<const SquaresPass> passes) {
@@ -152,17 +149,23 @@ cudaError_t LaunchAdamW(cudaStream_t stream, WeightType weight, std::span<const 
 
 cudaError_t LaunchStridedSumOfMany(cudaStream_t stream, StridedSum sum,
                                    std::span<const StridedOperand> sources) {
-  Summands summands;
-  summands.destination = Box(sum, sum.destination, WeightType::kF32, sum.strides);
-  summands.factor = sum.factor;
+  const StridedBox destination = Box(sum, sum.destination, WeightType::kF32, sum.strides);
+  std::vector<StridedBox> boxes;
+  std::vector<uint8_t> levels;
   Ranges ranges;
-  AddBox(summands.destination, ranges);
+  AddBox(destination, ranges);
   for (const StridedOperand& source : sources) {
-    summands.sources.push_back(Box(sum, source.data, source.type, source.strides));
-    summands.levels.push_back(source.level);
-    AddBox(summands.sources.back(), ranges);
+    boxes.push_back(Box(sum, source.data, source.type, source.strides));
+    levels.push_back(source.level);
+    AddBox(boxes.back(), ranges);
   }
-  return LaunchSummands(stream, "strided_sum", {std::move(summands)}, ranges);
+  return LaunchDouble(stream, "strided_sum", ranges,
+                      [=, factor = sum.factor, boxes = std::move(boxes)](Ops& ops, Stream& s) {
+                        std::vector<StridedBox> on_worker;
+                        for (const StridedBox& box : boxes) on_worker.push_back(OnWorker(box));
+                        const SumTask task{OnWorker(destination), on_worker, levels, factor};
+                        return ops.Sum(s, {&task, 1});
+                      });
 }
 
 cudaError_t LaunchStridedSum(cudaStream_t stream, const StridedSum& sum) {

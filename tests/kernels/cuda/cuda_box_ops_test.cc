@@ -114,6 +114,62 @@ TEST_F(BoxOps, SumsAreTheSameTree) {
   }
 }
 
+// Whole runs, 16 bytes at a time, with the squares that SumsOfSquares() gives for the result.
+TEST_F(BoxOps, SumsOfRunsAreTheSameTree) {
+  const auto sums = *gpu_->AllocateHost(16 * sizeof(double));
+  auto* const squares = reinterpret_cast<double*>(sums->data());
+  for (int round = 0; round < kRounds / 4; ++round) {
+    const auto n = static_cast<int64_t>(random_() % (3 * kNormBlock)) + 1;
+    const auto count = 1 + static_cast<int>(random_() % 11);  // more than eight go another way
+    const DType one = RandomDType(random_);
+    std::vector<std::vector<std::byte>> memory;
+    std::vector<Twin> twins;
+    std::vector<uint8_t> levels;
+    std::vector<StridedBox> cpu_boxes;
+    std::vector<StridedBox> gpu_boxes;
+    int64_t leaf = 0;
+    for (int i = 0; i < count; ++i) {
+      const DType dtype = round % 2 == 0 ? one : RandomDType(random_);
+      const std::vector<float> values = RandomValues(n, random_);
+      memory.emplace_back(n * SizeOf(dtype));
+      cpu::Narrow(dtype, values.data(), memory.back().data(), n);
+      twins.push_back(Put(memory.back()));
+      uint8_t level = 0;
+      while (round % 3 != 0 && random_() % 2 == 0 && leaf % (int64_t{2} << level) == 0 &&
+             level < 6) {
+        ++level;
+      }
+      levels.push_back(level);
+      leaf += int64_t{1} << level;
+      const bool present = random_() % 5 != 0;
+      cpu_boxes.push_back({present ? memory.back().data() : nullptr, dtype, 1, {n}, {1}});
+      gpu_boxes.push_back({present ? twins.back().data() : nullptr, dtype, 1, {n}, {1}});
+    }
+    std::vector<float> expected(n, NAN);
+    const Twin result = Put(expected);
+    const float factor = round % 5 == 0 ? 1.0F : 0.37F;
+    const bool with_squares = round % 7 < 4;
+    SumTask cpu_task{{reinterpret_cast<std::byte*>(expected.data()), DType::kF32, 1, {n}, {1}},
+                     cpu_boxes,
+                     levels,
+                     factor};
+    SumTask gpu_task{{result.data(), DType::kF32, 1, {n}, {1}}, gpu_boxes, levels, factor};
+    if (with_squares) gpu_task.squares = squares;
+    ASSERT_TRUE(cpu_->ops().Sum(*cpu_stream_, {&cpu_task, 1}).ok());
+    ASSERT_TRUE(gpu_->ops().Sum(*gpu_stream_, {&gpu_task, 1}).ok());
+    const std::vector<float> got = result.ReadAs<float>();
+    ASSERT_EQ(std::memcmp(got.data(), expected.data(), n * sizeof(float)), 0)
+        << round << ": " << count << " sources";
+    if (!with_squares) continue;
+    const NormTask norm{result.as<float>(), n, 0, squares + 8};
+    ASSERT_TRUE(gpu_->ops().SumsOfSquares(*gpu_stream_, {&norm, 1}).ok());
+    Synchronize();
+    for (int64_t i = 0; i < NormBlocks(0, n); ++i) {
+      ASSERT_EQ(squares[i], squares[8 + i]) << round << ", block " << i;
+    }
+  }
+}
+
 TEST_F(BoxOps, SumsOfMoreSourcesThanParametersHoldAreTheSameTree) {
   for (const int count : {257, 1000}) {
     const int64_t n = 37;

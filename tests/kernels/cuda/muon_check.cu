@@ -539,10 +539,16 @@ int64_t CheckLargePasses() {
     FillRandom(b.get(), 1, n, n, n, 1, 2, false, Fill::kNormal, 1.0F);
     out.Fill(0xFF);
     alone.Fill(0xFF);
-    kernels::cuda::SumPass whole{out.get(), n, {a.get(), b.get()}, 2, 0.5F};
-    kernels::cuda::SumPass end{alone.get(), n - first, {a.get() + first, b.get() + first}, 2, 0.5F};
-    CUDA_CHECK(kernels::cuda::LaunchSum(nullptr, WeightType::kBF16, {&whole, 1}));
-    CUDA_CHECK(kernels::cuda::LaunchSum(nullptr, WeightType::kBF16, {&end, 1}));
+    kernels::cuda::SumPass whole{
+        out.get(), n,   {a.get(), b.get()}, {WeightType::kBF16, WeightType::kBF16}, {{0, 1}},
+        2,         0.5F};
+    kernels::cuda::SumPass end = whole;
+    end.destination = alone.get();
+    end.elements = n - first;
+    end.sources[0] = a.get() + first;
+    end.sources[1] = b.get() + first;
+    CUDA_CHECK(kernels::cuda::LaunchSum(nullptr, {&whole, 1}));
+    CUDA_CHECK(kernels::cuda::LaunchSum(nullptr, {&end, 1}));
     wrong += DifferentBits(out.get() + first, alone.get(), n - first);
   }
   {
