@@ -107,10 +107,11 @@ class Builder {
   }
 
   [[nodiscard]] bool Restarts(int step) const {
-    const bool near_square = 4 * program_.q <= 5 * program_.p;
-    const std::vector<int>& restarts = near_square && !config_.restarts_near_square.empty()
-                                           ? config_.restarts_near_square
-                                           : config_.restarts;
+    const bool near_square =
+        4 * program_.q <= 5 * program_.p && !config_.restarts_near_square.empty();
+    if (near_square && program_.p == program_.q) return step > 0;
+    const std::vector<int>& restarts =
+        near_square ? config_.restarts_near_square : config_.restarts;
     return std::find(restarts.begin(), restarts.end(), step) != restarts.end();
   }
 

@@ -88,7 +88,9 @@ struct NewtonSchulzConfig {
   std::vector<std::array<double, 3>> coefficients;  // (a, b, c) per step
   std::vector<int> restarts;                        // Gram form: steps before which X is rebuilt
   // Instead of them where q <= 1.25 p: another restart costs 3 (q - p) p^2 FLOPs, next to nothing
-  // there, and rounding drifts less. Those after the last step count for nothing. Empty: no others.
+  // there, and rounding drifts less. Those after the last step count for nothing. Square matrices,
+  // where it costs nothing, then restart before every step, which is the standard form. Empty: no
+  // others.
   std::vector<int> restarts_near_square;
   DType dtype = DType::kF16;  // what X, A, B, R, Z, Q, V are rounded to
   NormRule norm = NormRule::kExact;

@@ -1,8 +1,9 @@
-// Measures what Muon updates cost on this machine's GPU, chooses how each shape is computed, and
-// writes the planner's cost table (scheduler/cost_model.h): a file for `dmuond --cost_table`.
+// Measures what Muon updates cost on this machine's GPU and writes the planner's cost table
+// (scheduler/cost_model.h): a file for `dmuond --cost_table`.
 //   muon_tune [-o FILE] [-m MODEL[:LAYERS],...] [-c ROWSxCOLS:COUNT,...] [-l LANES] [-p preset]
 //             [-s SECONDS] [-n deterministic|fastest]
-// -n fastest: also ways of computing in which a matrix's bits depend on its batch.
+// -n fastest: also chooses by measurement how each shape is computed: its form, its engine, and
+// ways in which a matrix's bits depend on its batch.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

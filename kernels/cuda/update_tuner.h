@@ -1,9 +1,11 @@
 // Measures what Muon updates cost on this device and which way of computing them is fastest: what
 // the planner's cost table is made of.
 //
-// For each shape the candidates are the engines that are there, in the configured form and, where
-// that is Gram, in the standard one. A candidate may win only if its result agrees with the same
-// polynomial in fp32, and, unless told otherwise, if a matrix's bits do not depend on the batch.
+// Engine and form are the device's and the program's, functions of the shape alone. Where bits may
+// depend on what was measured (--numerics=fastest), the candidates for each shape are the engines
+// that are there, in the configured form and, where that is Gram, in the standard one. A candidate
+// may win only if its result agrees with the same polynomial in fp32, and, unless bits may depend
+// on it, if they are the same in every batch.
 // Candidates of all shapes take turns under sustained load; those much slower alone are left out.
 // The winners of all shapes are then timed, whole updates, for each batch, in turns and without a
 // pause: a chip at its power limit is faster for some tenths of a second after any.
@@ -34,7 +36,7 @@ struct TuningOptions {
   DType weight = DType::kBF16;
   double seconds = 20;   // for all tasks, about: preparing takes 0.4 to 1 s a shape, more than that
                          // is not cut short
-  bool fastest = false;  // --numerics=fastest: bits may depend on the batch
+  bool fastest = false;  // --numerics=fastest: bits may depend on the batch, and on times
   size_t memory_bytes_max = 0;  // 0: two thirds of what is free
 };
 

@@ -166,6 +166,23 @@ TEST(NewtonSchulzProgram, CostsWhatTheFormulasSay) {
   EXPECT_EQ(flops(standard), 15 * 2 + 5);
 }
 
+TEST(NewtonSchulzProgram, SquareMatricesOfDmuonAreInStandardForm) {
+  const auto kinds = [](const NewtonSchulzConfig& config, int64_t rows, int64_t cols) {
+    std::vector<ProductKind> kinds;
+    const NewtonSchulzProgram program = *BuildNewtonSchulz(config, rows, cols);
+    for (const Product& product : program.products) kinds.push_back(product.kind);
+    return kinds;
+  };
+  const NewtonSchulzConfig gram = FindPreset("dmuon")->newton_schulz;
+  NewtonSchulzConfig standard = gram;
+  standard.form = NewtonSchulzForm::kStandard;
+  EXPECT_EQ(kinds(gram, 64, 64), kinds(standard, 64, 64));
+  EXPECT_NE(kinds(gram, 64, 65), kinds(standard, 64, 65));
+  NewtonSchulzConfig own_restarts = gram;
+  own_restarts.restarts_near_square.clear();
+  EXPECT_NE(kinds(own_restarts, 64, 64), kinds(standard, 64, 64));
+}
+
 TEST(NewtonSchulzProgram, NonsenseIsRefused) {
   const auto code = [](const NewtonSchulzConfig& config, int64_t rows = 8, int64_t cols = 8) {
     return BuildNewtonSchulz(config, rows, cols).status().code();

@@ -36,6 +36,7 @@ TEST_F(Tuner, EveryEngineAndFormIsCheckedAndOneWins) {
   TuningOptions options;
   options.config = *FindPreset("dmuon");
   options.seconds = 1;
+  options.fastest = true;
   const TuningTask tasks[] = {{256, 640, {1, 2, 4}}, {512, 512, {1, 3}}};
   const auto tuned = TuneUpdates(tasks, options);
   ASSERT_TRUE(tuned.ok()) << tuned.status();
@@ -62,6 +63,17 @@ TEST_F(Tuner, EveryEngineAndFormIsCheckedAndOneWins) {
     }
     EXPECT_EQ(batches, shape.rows == 256 ? tasks[0].batches : tasks[1].batches);
   }
+}
+
+TEST_F(Tuner, TimesDecideNothingUnlessTheyMay) {
+  TuningOptions options;
+  options.config = *FindPreset("dmuon");
+  options.seconds = 0.5;
+  const TuningTask task{256, 640, {1, 2}};
+  const auto tuned = TuneUpdates({&task, 1}, options);
+  ASSERT_TRUE(tuned.ok()) << tuned.status();
+  EXPECT_EQ(tuned->front().candidates.size(), 1U);
+  EXPECT_EQ(tuned->front().times.size(), 2U);
 }
 
 TEST_F(Tuner, NoTasksHaveNoResults) {
