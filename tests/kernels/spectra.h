@@ -94,12 +94,39 @@ inline std::vector<double> HeavyTailed(int64_t p, Random& random) {
   return sigma;
 }
 
+// From 1 to exp(-20).
+inline std::vector<double> Exponential(int64_t p) {
+  std::vector<double> sigma;
+  for (int64_t i = 0; i < p; ++i) {
+    sigma.push_back(std::exp(-20.0 * static_cast<double>(i) / static_cast<double>(p)));
+  }
+  return sigma;
+}
+
+inline std::vector<double> PowerLaw(int64_t p) {
+  std::vector<double> sigma;
+  for (int64_t i = 0; i < p; ++i) sigma.push_back(1.0 / static_cast<double>(i + 1));
+  return sigma;
+}
+
+inline std::vector<double> Uniform(int64_t p, Random& random) {
+  std::uniform_real_distribution<double> uniform(0.01, 1.0);
+  std::vector<double> sigma;
+  for (int64_t i = 0; i < p; ++i) sigma.push_back(uniform(random));
+  return sigma;
+}
+
 inline std::vector<Shaped> Hard(int64_t rows, int64_t cols, Random& random) {
   const int64_t p = std::min(rows, cols);
   std::vector<Shaped> all;
+  all.push_back(Rotated("uniform", rows, cols, Uniform(p, random), random));
+  all.push_back(Rotated("power law", rows, cols, PowerLaw(p), random));
+  all.push_back(Rotated("exponential", rows, cols, Exponential(p), random));
   all.push_back(Rotated("log-spaced to 1e-9", rows, cols, LogSpaced(p), random));
   all.push_back(Rotated("two spikes", rows, cols, TwoSpikes(p), random));
   all.push_back(Rotated("heavy-tailed", rows, cols, HeavyTailed(p, random), random));
+  if (p == 1) return all;  // half of it is nothing
+  all.push_back(Rotated("half zero", rows, cols, Uniform(p / 2, random), random));
   return all;
 }
 
