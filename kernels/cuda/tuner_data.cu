@@ -1,3 +1,6 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "kernels/cuda/tuner_data.h"
 
 namespace dmuond::kernels::cuda {
@@ -13,8 +16,9 @@ __device__ __forceinline__ uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    RandomKernel(float* values, int64_t count, uint64_t seed, float scale) {
+    RandomKernel(T* values, int64_t count, uint64_t seed, float scale) {
   for (int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x; i < count;
        i += static_cast<int64_t>(gridDim.x) * kThreads) {
     const uint64_t bits = Mix(Mix(seed) + static_cast<uint64_t>(i));
@@ -23,7 +27,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = 0; k < 4; ++k) {
       sum += static_cast<float>((bits >> (16 * k)) & 0xFFFF) * (1.0F / 65536);
     }
-    values[i] = scale * 1.7320508F * sum;
+    values[i] = static_cast<T>(scale * 1.7320508F * sum);
   }
 }
 
@@ -57,10 +61,20 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchRandom(cudaStream_t stream, float* values, int64_t count, uint64_t seed,
-                         float scale) {
-  RandomKernel<<<kBlocks, kThreads, 0, stream>>>(values, count, seed, scale);
-  return cudaGetLastError();
+cudaError_t LaunchRandom(cudaStream_t stream, WeightType type, void* values, int64_t count,
+                         uint64_t seed, float scale) {
+  const auto launch = [&](auto* typed) {
+    RandomKernel<<<kBlocks, kThreads, 0, stream>>>(typed, count, seed, scale);
+    return cudaGetLastError();
+  };
+  switch (type) {
+    case WeightType::kF16:
+      return launch(static_cast<__half*>(values));
+    case WeightType::kBF16:
+      return launch(static_cast<__nv_bfloat16*>(values));
+    default:
+      return launch(static_cast<float*>(values));
+  }
 }
 
 cudaError_t LaunchCompare(cudaStream_t stream, const float* a, const float* b, int64_t count,

@@ -6,12 +6,14 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/muon_passes.h"
+
 namespace dmuond::kernels::cuda {
 
 // Pseudo-random values, nearly normal, of standard deviation `scale`: a function of the seed and
 // the place.
-cudaError_t LaunchRandom(cudaStream_t stream, float* values, int64_t count, uint64_t seed,
-                         float scale);
+cudaError_t LaunchRandom(cudaStream_t stream, WeightType type, void* values, int64_t count,
+                         uint64_t seed, float scale);
 
 // Adds to *to, in device memory: sum of (a - b)^2, sum of b^2, values of a that are not finite, and
 // values whose bits differ.

@@ -99,18 +99,19 @@ class TunerState {
   }
   // Random gradients; masters are zero, so that the new ones are the update itself.
   absl::Status FillForChecks(cudaStream_t stream) {
-    absl::Status status =
-        CudaStatus(LaunchRandom(stream, gradient_, elements_, 1, 1e-3F), "random gradients");
+    absl::Status status = CudaStatus(
+        LaunchRandom(stream, WeightType::kF32, gradient_, elements_, 1, 1e-3F), "random gradients");
     if (!status.ok()) return status;
     return CudaStatus(cudaMemsetAsync(momentum_, 0, elements_ * 8, stream), "clearing state");
   }
   // Momentum and masters as of a running job: zeros take less power, and a chip at its limit is
   // faster with them.
   absl::Status FillForTimes(cudaStream_t stream) {
-    absl::Status status =
-        CudaStatus(LaunchRandom(stream, momentum_, elements_, 2, 4e-3F), "random momentum");
+    absl::Status status = CudaStatus(
+        LaunchRandom(stream, WeightType::kF32, momentum_, elements_, 2, 4e-3F), "random momentum");
     if (!status.ok()) return status;
-    return CudaStatus(LaunchRandom(stream, master_, elements_, 3, 2e-2F), "random masters");
+    return CudaStatus(LaunchRandom(stream, WeightType::kF32, master_, elements_, 3, 2e-2F),
+                      "random masters");
   }
   // Poisons what an update writes.
   absl::Status Poison(const TuningTask& task, int64_t count, cudaStream_t stream) {
