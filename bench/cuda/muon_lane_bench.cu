@@ -1,15 +1,17 @@
-// The update of one lane's share of a model's matrices, from reduced fp32 gradients to bf16
-// weights: the planner's assignment, the slowest lane, all of it in one launch.
+// One lane's share of a model, the slowest lane's of the planner's assignment, as lanes compute it:
+// batch by batch, each part beside what its bytes or FLOPs would take.
 //   muon_lane_bench [-w SECONDS] [-J FILE] [-m MODEL[:LAYERS],...] [-l LANES]
-//                   [-t COST_TABLE] [-p preset] [-x 0|1]
+//                   [-t COST_TABLE] [-p preset]
 // -t: a table that muon_tune wrote; without it the plan's costs are analytic.
-// input, products, apply: these parts of all batches, each captured and timed alone, although the
-// last product does `apply` in a set. sum: the same
-// batches each launched alone, added up. predicted: by the cost table. #wrong:
-// elements of new momenta, masters and weights whose bits differ from those of single batches, or
-// that are not finite. -x 1: also the set in the configured form with a pass of its own for masters
-// and weights, and in one branch and two.
+// muon: all batches, one after the other, from reduced fp32 gradients to bf16 weights; TFLOP/s of
+// its products, symmetric ones counted as half. foretold: by the cost table. sums: of four bf16
+// replicas, with their squares. adamw: the lane's part of what is not a matrix. publish: weights to
+// one place of this device. GB/s: bytes read and written. all: sums, then for each batch its update
+// and its weights' way out, then AdamW and its weights'. #wrong: elements of new momenta, masters
+// and weights that are not finite, and blocks of them whose bits are others when all batches are
+// updated in one call.
 #include <cmath>
+#include <deque>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -29,8 +31,8 @@ namespace {
 
 using kernels::MuonBatch;
 using kernels::MuonMatrix;
+using kernels::StridedBox;
 using kernels::UpdateScalars;
-using kernels::cuda::PassMatrix;
 
 struct Options {
   double warm = 1.0;
@@ -40,7 +42,6 @@ struct Options {
                                      "qwen2.5-1.5b", "llama3.2-3b", "llama3-8b"};
   int lanes = 4;
   std::string table;
-  bool ways = false;
 };
 
 template <typename T>
@@ -59,10 +60,12 @@ struct BatchShape {
   int64_t rows;
   int64_t cols;
   int64_t count;
+  bool operator==(const BatchShape&) const = default;
 };
 
 struct Share {
   std::vector<BatchShape> batches;
+  int64_t adamw_elements = 0;
   double predicted_us = 0;
   double imbalance = 1;
 };
@@ -74,6 +77,11 @@ Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable&
   auto shapes = scheduler::FindModelShapes(
       model.substr(0, colon), colon == std::string::npos ? 0 : std::atoi(&model[colon + 1]));
   Check(shapes);
+  Share share;
+  for (const scheduler::ShapeCount& shape : shapes->adamw) {
+    share.adamw_elements += shape.rows * shape.cols * shape.count;
+  }
+  share.adamw_elements = (share.adamw_elements / lanes + 65535) / 65536 * 65536;
   shapes->adamw.clear();
   scheduler::PlanInputs inputs;
   inputs.layout = scheduler::LayoutOf(*shapes, 1, lanes);
@@ -87,7 +95,6 @@ Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable&
       static_cast<int32_t>(std::max_element(load.begin(), load.end()) - load.begin());
   const auto program = scheduler::MakeLaneProgram(inputs, *plan, scheduler::LaneId(slowest));
   Check(program);
-  Share share;
   const scheduler::CostModel model_costs(costs);
   for (const scheduler::Batch& batch : program->batches) {
     const auto count = static_cast<int64_t>(batch.units.size());
@@ -99,45 +106,87 @@ Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable&
   return share;
 }
 
-// State of all matrices of a share.
+__global__ void Square(float* values, int64_t count) {
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x) {
+    values[i] *= values[i];
+  }
+}
+
+// Gradients, state and weights of a share: its matrices, then what is not a matrix.
 class State {
  public:
-  explicit State(const std::vector<BatchShape>& batches) {
-    int64_t elements = 0;
-    for (const BatchShape& b : batches) elements += b.count * Slot(b);
-    elements_ = elements;
-    for (Buffer<float>** buffer :
-         {&gradient_, &momentum_, &momentum_out_, &master_, &master_out_}) {
-      owned_.push_back(std::make_unique<Buffer<float>>(elements));
-      *buffer = owned_.back().get();
-    }
-    weight_ = std::make_unique<Buffer<__nv_bfloat16>>(elements);
+  State(const Share& share, kernels::Device& device) {
+    for (const BatchShape& b : share.batches) matrix_elements_ += b.count * Slot(b);
+    elements_ = matrix_elements_ + share.adamw_elements;
     uint64_t seed = 1;
-    for (const auto& [buffer, scale] :
-         {std::pair(gradient_, 1e-3F), std::pair(momentum_, 1e-2F), std::pair(master_, 0.02F)}) {
-      FillRandom(buffer->get(), 1, elements, elements, elements, 1, seed++, false, Fill::kNormal,
+    const auto random = [&](auto& buffer, float scale) {
+      FillRandom(buffer.get(), 1, elements_, elements_, elements_, 1, seed++, false, Fill::kNormal,
                  scale);
+    };
+    for (int part = 0; part < kParts; ++part) {
+      parts_.push_back(std::make_unique<Buffer<float>>(elements_));
     }
+    random(*parts_[kMomentum], 1e-2F);
+    random(*parts_[kMaster], 0.02F);
+    random(*parts_[kSecondMoment], 1e-4F);
+    Square<<<1056, 256>>>(parts_[kSecondMoment]->get(), elements_);
+    for (int i = 0; i < kReplicas; ++i) {
+      replicas_.push_back(std::make_unique<Buffer<__nv_bfloat16>>(elements_));
+      random(*replicas_.back(), 1e-3F);
+    }
+    weight_ = std::make_unique<Buffer<__nv_bfloat16>>(elements_);
+    published_ = std::make_unique<Buffer<__nv_bfloat16>>(elements_);
+    auto squares = device.AllocateHost((elements_ / 65536 + share.batches.size() * 1024) * 8);
+    Check(squares);
+    squares_ = *std::move(squares);
     scalars_.learning_rate = 1e-3;
     scalars_.momentum = 0.95;
     scalars_.weight_decay = 0.1;
+    scalars_.beta1 = 0.9;
+    scalars_.beta2 = 0.95;
+    scalars_.eps = 1e-8;
     int64_t at = 0;
-    for (const BatchShape& b : batches) {
-      matrices_.emplace_back();
-      for (int64_t i = 0; i < b.count; ++i, at += Slot(b)) {
-        matrices_.back().push_back({gradient_->get() + at, momentum_->get() + at,
-                                    momentum_out_->get() + at, master_->get() + at,
-                                    master_out_->get() + at, weight_->get() + at, &scalars_});
+    auto* squares_at = reinterpret_cast<double*>(squares_->data());
+    const auto add_sum = [&](int64_t first, int64_t count) {
+      sources_.emplace_back();
+      for (const auto& replica : replicas_) {
+        sources_.back().push_back(Run(replica->get() + first, kernels::DType::kBF16, count));
       }
+      sums_.back().push_back({Run(parts_[kGradient]->get() + first, kernels::DType::kF32, count),
+                              sources_.back(),
+                              {},
+                              1.0F / kReplicas,
+                              squares_at});
+      squares_at += kernels::NormBlocks(0, count);
+    };
+    for (const BatchShape& b : share.batches) {
+      matrices_.emplace_back();
+      sums_.emplace_back();
+      for (int64_t i = 0; i < b.count; ++i, at += Slot(b)) {
+        const auto place = [&](Part part) { return parts_[part]->get() + at; };
+        matrices_.back().push_back({place(kGradient), place(kMomentum), place(kMomentumOut),
+                                    place(kMaster), place(kMasterOut), weight_->get() + at,
+                                    &scalars_});
+        add_sum(at, b.rows * b.cols);
+      }
+    }
+    sums_.emplace_back();
+    const auto place = [&](Part part) { return parts_[part]->get() + at; };
+    if (share.adamw_elements > 0) {
+      add_sum(at, share.adamw_elements);
+      piece_ = {share.adamw_elements, kernels::DType::kBF16, place(kGradient),  place(kMomentum),
+                place(kMomentumOut),  place(kSecondMoment),  place(kSecondOut), place(kMaster),
+                place(kMasterOut),    weight_->get() + at,   &scalars_};
     }
   }
 
   void Poison() {
-    momentum_out_->Fill(0xFF);
-    master_out_->Fill(0xFF);
+    parts_[kMomentumOut]->Fill(0xFF);
+    parts_[kMasterOut]->Fill(0xFF);
     weight_->Fill(0xFF);
   }
-  // Hashes of what an update writes: every bit of it counts.
+  // Hashes of what an update of the matrices writes: every bit of it counts.
   std::vector<uint64_t> Hashes() const;
 
   [[nodiscard]] std::vector<MuonBatch> Batches(const std::vector<BatchShape>& shapes,
@@ -149,36 +198,49 @@ class State {
     }
     return batches;
   }
-  [[nodiscard]] std::vector<PassMatrix> PassMatrices() const {
-    std::vector<PassMatrix> all;
-    for (const auto& batch : matrices_) {
-      for (const MuonMatrix& m : batch) {
-        PassMatrix p{
-            m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out, m.weight_out, {}};
-        p.scalars.learning_rate = scalars_.learning_rate;
-        p.scalars.momentum = scalars_.momentum;
-        p.scalars.weight_decay = scalars_.weight_decay;
-        p.scalars.gradient_factor = 1;
-        p.scalars.active = 1;
-        all.push_back(p);
-      }
-    }
-    return all;
+  // By batch; of what is not a matrix at the end.
+  [[nodiscard]] const std::vector<std::vector<kernels::SumTask>>& sums() const { return sums_; }
+  [[nodiscard]] const kernels::AdamWPiece& piece() const { return piece_; }
+  // The weights of a sum's elements, and where they go.
+  [[nodiscard]] std::pair<StridedBox, StridedBox> WayOut(const kernels::SumTask& sum) const {
+    const int64_t count = sum.dst.shape[0];
+    const int64_t at = reinterpret_cast<const float*>(sum.dst.data) - parts_[kGradient]->get();
+    return {Run(published_->get() + at, kernels::DType::kBF16, count),
+            Run(weight_->get() + at, kernels::DType::kBF16, count)};
   }
+  [[nodiscard]] int64_t matrix_elements() const { return matrix_elements_; }
   [[nodiscard]] int64_t elements() const { return elements_; }
 
+  static constexpr int kReplicas = 4;
+
  private:
+  enum Part {
+    kGradient,
+    kMomentum,
+    kMomentumOut,
+    kMaster,
+    kMasterOut,
+    kSecondMoment,
+    kSecondOut,
+    kParts
+  };
   static int64_t Slot(const BatchShape& b) { return (b.rows * b.cols + 63) / 64 * 64; }
+  static StridedBox Run(void* data, kernels::DType type, int64_t count) {
+    return {static_cast<std::byte*>(data), type, 1, {count}, {1}};
+  }
+
+  int64_t matrix_elements_ = 0;
   int64_t elements_ = 0;
   UpdateScalars scalars_;
-  std::vector<std::unique_ptr<Buffer<float>>> owned_;
-  Buffer<float>* gradient_;
-  Buffer<float>* momentum_;
-  Buffer<float>* momentum_out_;
-  Buffer<float>* master_;
-  Buffer<float>* master_out_;
+  std::vector<std::unique_ptr<Buffer<float>>> parts_;
+  std::vector<std::unique_ptr<Buffer<__nv_bfloat16>>> replicas_;
   std::unique_ptr<Buffer<__nv_bfloat16>> weight_;
+  std::unique_ptr<Buffer<__nv_bfloat16>> published_;
+  std::unique_ptr<kernels::Mapping> squares_;
   std::vector<std::vector<MuonMatrix>> matrices_;
+  std::deque<std::vector<StridedBox>> sources_;  // pointed to
+  std::vector<std::vector<kernels::SumTask>> sums_;
+  kernels::AdamWPiece piece_;
 };
 
 // Per block of 2^20 elements, a hash of bits and places; bits that are not finite count in wrong.
@@ -201,11 +263,12 @@ __global__ void HashKernel(const float* momentum, const float* master, const __n
 }
 
 std::vector<uint64_t> State::Hashes() const {
-  const int64_t blocks = (elements_ + (1 << 20) - 1) >> 20;
+  const int64_t blocks = (matrix_elements_ + (1 << 20) - 1) >> 20;
   Buffer<unsigned long long> hashes(2 * blocks);
   hashes.Fill(0);
-  HashKernel<<<static_cast<unsigned>(blocks), 512>>>(momentum_out_->get(), master_out_->get(),
-                                                     weight_->get(), elements_, hashes.get());
+  HashKernel<<<static_cast<unsigned>(blocks), 512>>>(parts_[kMomentumOut]->get(),
+                                                     parts_[kMasterOut]->get(), weight_->get(),
+                                                     matrix_elements_, hashes.get());
   CUDA_CHECK(cudaGetLastError());
   const auto host = hashes.ToHost(0, 2 * blocks);
   return {host.begin(), host.end()};
@@ -230,69 +293,81 @@ class Bench {
     std::printf("# %s\n# preset %s, %d lanes, after %.1f s of the same launches; costs: %s\n",
                 device_->Describe().c_str(), options.preset.c_str(), options.lanes, options.warm,
                 options.table.empty() ? "analytic" : options.table.c_str());
-    std::printf("#%-14s %8s %9s %9s %9s %9s %9s %9s %9s %7s %8s %6s %8s\n", "model", "M elem", "ms",
-                "p99(ms)", "input", "products", "apply", "sum(ms)", "predicted", "off", "SM(MHz)",
-                "W", "#wrong");
+    std::printf("#%-14s %7s %8s %7s %9s %8s %6s %8s %6s %8s %6s %8s %7s %5s %6s\n", "model",
+                "M elem", "muon(ms)", "TFLOP/s", "foretold", "sums(ms)", "GB/s", "adamw", "GB/s",
+                "publish", "GB/s", "all(ms)", "SM(MHz)", "W", "#wrong");
   }
 
   int64_t Run(const std::string& model) {
     const Share share =
         PlanShare(model, options_.lanes, costs_, IterationOf(config_.newton_schulz));
-    std::printf("#   batches:");
-    for (const BatchShape& b : share.batches) {
-      std::printf(" %ldx%ld:%ld", static_cast<long>(b.rows), static_cast<long>(b.cols),
-                  static_cast<long>(b.count));
-    }
-    std::printf("; imbalance of the plan %.3f\n", share.imbalance);
-    State state(share.batches);
+    State state(share, *device_);
     const std::vector<MuonBatch> batches = state.Batches(share.batches, config_);
     kernels::Ops& ops = device_->ops();
+    size_t bytes = ops.MuonSetWorkspaceBytes(batches);
+    for (const MuonBatch& b : batches) bytes = std::max(bytes, ops.MuonSetWorkspaceBytes({&b, 1}));
+    Buffer<uint8_t> workspace(bytes);
 
-    // One batch after the other, each alone: the reference for bits, and the sum.
+    const auto sum = [&](size_t batch) { Check(ops.Sum(*stream_, state.sums()[batch])); };
+    const auto muon = [&](size_t batch) {
+      Check(ops.UpdateMuon(*stream_, batches[batch], workspace.get()));
+    };
+    const auto adamw = [&] {
+      if (share.adamw_elements > 0) Check(ops.UpdateAdamW(*stream_, {&state.piece(), 1}));
+    };
+    const auto publish = [&](size_t batch) {
+      for (const kernels::SumTask& task : state.sums()[batch]) {
+        const auto [to, from] = state.WayOut(task);
+        Check(ops.Copy(*stream_, to, from));
+      }
+    };
+    const auto each = [&](size_t count, auto part) {
+      return [count, part] {
+        for (size_t i = 0; i < count; ++i) part(i);
+      };
+    };
+    const size_t n = batches.size();
     state.Poison();
-    double sum_us = 0;
-    {
-      std::vector<kernels::MuonBatch> known;
-      size_t bytes = 0;
-      for (const MuonBatch& b : batches)
-        bytes = std::max(bytes, ops.MuonSetWorkspaceBytes({&b, 1}));
-      Buffer<uint8_t> workspace(bytes);
-      for (const MuonBatch& b : batches) {
-        Check(ops.UpdateMuon(*stream_, b, workspace.get()));
-      }
-      Check(stream_->Synchronize());
-      // Equal batches once.
-      for (size_t i = 0; i < batches.size(); ++i) {
-        size_t same = 0;
-        while (!(share.batches[same].rows == share.batches[i].rows &&
-                 share.batches[same].cols == share.batches[i].cols &&
-                 share.batches[same].count == share.batches[i].count)) {
-          ++same;
-        }
-        if (same < i) {
-          sums_.push_back(sums_[same]);
-        } else {
-          sums_.push_back(
-              Time([&] { Check(ops.UpdateMuon(*stream_, batches[i], workspace.get())); },
-                   options_.warm / 4)
-                  .p50_us);
-        }
-        sum_us += sums_[i];
-      }
-      sums_.clear();
-    }
+    each(n + 1, sum)();
+    each(n, muon)();
+    Check(stream_->Synchronize());
     const std::vector<uint64_t> expected = state.Hashes();
     state.Poison();
-    Buffer<uint8_t> workspace(ops.MuonSetWorkspaceBytes(batches));
-    const Timing timing =
-        Time([&] { Check(ops.UpdateMuonSet(*stream_, batches, workspace.get())); }, options_.warm);
+    Check(ops.UpdateMuonSet(*stream_, batches, workspace.get()));
+    Check(stream_->Synchronize());
     const std::vector<uint64_t> got = state.Hashes();
     int64_t wrong = -Padding(share);
     for (size_t i = 0; i < got.size(); i += 2) {
       wrong += static_cast<int64_t>(got[i + 1]) + (got[i] == expected[i] ? 0 : 1);
     }
-    Report(model, state, timing, TimeParts(share, state), sum_us, share, wrong);
-    if (options_.ways) TimeWays(share, state);
+
+    Row row;
+    row.muon = Time(each(n, muon), options_.warm);
+    row.sums = Time(each(n + 1, sum), options_.warm / 4);
+    row.adamw = Time(adamw, options_.warm / 4);
+    row.publish = Time(each(n + 1, publish), options_.warm / 4);
+    row.all = Time(
+        [&] {
+          each(n + 1, sum)();
+          for (size_t i = 0; i < n; ++i) {
+            muon(i);
+            publish(i);
+          }
+          adamw();
+          publish(n);
+        },
+        options_.warm);
+    Report(model, share, state, row, wrong);
+    for (size_t i = 0; i < n; ++i) {
+      const BatchShape& b = share.batches[i];
+      // Equal batches once.
+      if (i > 0 && b == share.batches[i - 1]) continue;
+      const double us = Time([&] { muon(i); }, options_.warm / 4).p50_us;
+      std::printf("#   %ldx%ld:%ld %46.1f us, %.1f a matrix, %.0f TFLOP/s\n",
+                  static_cast<long>(b.rows), static_cast<long>(b.cols), static_cast<long>(b.count),
+                  us, us / static_cast<double>(b.count), Flops(b) / us * 1e-6);
+    }
+    std::fflush(stdout);
     return wrong == 0 ? 0 : 1;
   }
 
@@ -360,115 +435,61 @@ class Bench {
     return timing;
   }
 
-  struct Parts {
-    double input_us = 0;
-    double products_us = 0;
-    double apply_us = 0;
+  // Of a batch's products, as they are computed: one triangle of those that are symmetric.
+  [[nodiscard]] double Flops(const BatchShape& b) const {
+    const auto program = kernels::BuildNewtonSchulz(config_.newton_schulz, b.rows, b.cols);
+    Check(program);
+    const auto p = static_cast<double>(program->p);
+    const auto q = static_cast<double>(program->q);
+    double flops = 0;
+    for (const kernels::Product& product : program->products) {
+      flops += product.kind == kernels::ProductKind::kSymmetric ? p * p * p
+               : product.kind == kernels::ProductKind::kGram    ? p * p * q
+                                                                : 2 * p * p * q;
+    }
+    return flops * static_cast<double>(b.count);
+  }
+
+  struct Row {
+    Timing muon, sums, adamw, publish, all;
   };
-  struct SetBatches {
-    std::vector<std::unique_ptr<kernels::NewtonSchulzProgram>> programs;
-    std::vector<kernels::cuda::MuonSetBatch> batches;
-  };
-  // With the own kernels and the configured form, whatever the choices.
-  SetBatches MakeSetBatches(const Share& share, bool separate) const {
-    SetBatches made;
-    for (const BatchShape& b : share.batches) {
-      auto program = kernels::BuildNewtonSchulz(config_.newton_schulz, b.rows, b.cols);
-      Check(program);
-      made.programs.push_back(std::make_unique<kernels::NewtonSchulzProgram>(*std::move(program)));
-      made.batches.push_back({&config_, made.programs.back().get(), kernels::DType::kBF16, b.count,
-                              kernels::ProductEngine::kOwn, separate});
-    }
-    return made;
-  }
-
-  void TimeWays(const Share& share, const State& state) {
-    const cudaStream_t stream = kernels::cuda::CudaStream::Of(*stream_);
-    struct Way {
-      bool separate;
-      int branches;
-      const char* name;
+  void Report(const std::string& model, const Share& share, const State& state, const Row& row,
+              int64_t wrong) {
+    double flops = 0;
+    for (const BatchShape& b : share.batches) flops += Flops(b);
+    const auto rate = [](double bytes_per_element, int64_t elements, const Timing& t) {
+      return t.p50_us > 0 ? bytes_per_element * static_cast<double>(elements) / t.p50_us * 1e-3 : 0;
     };
-    for (const Way way : {Way{true, 1, "a pass of its own, one branch"},
-                          Way{false, 1, "one branch"}, Way{false, 2, "two branches"}}) {
-      const SetBatches made = MakeSetBatches(share, way.separate);
-      Buffer<uint8_t> workspace(kernels::cuda::MuonSet::WorkspaceBytes(made.batches, way.branches));
-      std::string error;
-      const auto set = kernels::cuda::MuonSet::Create(made.batches, workspace.get(), &tuner_,
-                                                      &error, way.branches);
-      if (set == nullptr) {
-        std::printf("# %s\n", error.c_str());
-        return;
-      }
-      const std::vector<PassMatrix> matrices = state.PassMatrices();
-      const Timing t = Time([&] { CUDA_CHECK(set->Launch(stream, matrices)); }, options_.warm / 2);
-      std::printf("#   %-32s %9.2f ms, %d MHz, %d W\n", way.name, t.p50_us * 1e-3, t.sm_mhz,
-                  t.watts);
-      std::fflush(stdout);
-    }
-  }
-
-  Parts TimeParts(const Share& share, const State& state) {
-    const SetBatches made = MakeSetBatches(share, /*separate=*/true);
-    const std::vector<kernels::cuda::MuonSetBatch>& batches = made.batches;
-    Buffer<uint8_t> workspace(kernels::cuda::MuonSet::WorkspaceBytes(batches));
-    std::string error;
-    const auto set = kernels::cuda::MuonSet::Create(batches, workspace.get(), &tuner_, &error);
-    if (set == nullptr) {
-      std::printf("# %s\n", error.c_str());
-      return {};
-    }
-    CUDA_CHECK(set->Launch(nullptr, state.PassMatrices()));
-    CUDA_CHECK(cudaDeviceSynchronize());
-    const auto time = [&](auto part) {
-      return TimeSustained(
-                 [&](cudaStream_t stream) {
-                   for (size_t i = 0; i < batches.size(); ++i) {
-                     CUDA_CHECK(part(set->update(i), stream));
-                   }
-                 },
-                 options_.warm / 4, nvml_)
-          .p50_us;
-    };
-    using kernels::cuda::MuonUpdate;
-    Parts parts;
-    parts.apply_us = time([](const MuonUpdate& u, cudaStream_t s) { return u.Apply(s); });
-    parts.input_us = time([](const MuonUpdate& u, cudaStream_t s) { return u.Input(s); });
-    parts.products_us = time([](const MuonUpdate& u, cudaStream_t s) {
-                          const cudaError_t input = u.Input(s);
-                          return input == cudaSuccess ? u.Products(s) : input;
-                        }) -
-                        parts.input_us;
-    return parts;
-  }
-
-  void Report(const std::string& model, const State& state, const Timing& t, const Parts& parts,
-              double sum_us, const Share& share, int64_t wrong) {
-    const double off = share.predicted_us / t.p50_us - 1;
-    std::printf(" %-14s %8.1f %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f %9.2f %6.1f%% %8d %6d %8ld\n",
-                model.c_str(), static_cast<double>(state.elements()) * 1e-6, t.p50_us * 1e-3,
-                t.p99_us * 1e-3, parts.input_us * 1e-3, parts.products_us * 1e-3,
-                parts.apply_us * 1e-3, sum_us * 1e-3, share.predicted_us * 1e-3, 100 * off,
-                t.sm_mhz, t.watts, static_cast<long>(wrong));
+    const double tflops = flops / row.muon.p50_us * 1e-6;
+    const double off = share.predicted_us / row.muon.p50_us - 1;
+    const double sums = rate(2 * State::kReplicas + 4, state.elements(), row.sums);
+    const double adamw = rate(30, share.adamw_elements, row.adamw);
+    const double publish = rate(4, state.elements(), row.publish);
+    std::printf(
+        " %-14s %7.1f %8.2f %7.0f %8.1f%% %8.2f %6.0f %8.2f %6.0f %8.2f %6.0f %8.2f %7d %5d %6ld\n",
+        model.c_str(), static_cast<double>(state.elements()) * 1e-6, row.muon.p50_us * 1e-3, tflops,
+        100 * off, row.sums.p50_us * 1e-3, sums, row.adamw.p50_us * 1e-3, adamw,
+        row.publish.p50_us * 1e-3, publish, row.all.p50_us * 1e-3, row.muon.sm_mhz, row.muon.watts,
+        static_cast<long>(wrong));
     std::fflush(stdout);
     rows_ << (first_ ? "" : ",") << "\n{\"model\": \"" << model
-          << "\", \"p50_ms\": " << t.p50_us * 1e-3 << ", \"p99_ms\": " << t.p99_us * 1e-3
-          << ", \"input_ms\": " << parts.input_us * 1e-3
-          << ", \"products_ms\": " << parts.products_us * 1e-3
-          << ", \"apply_ms\": " << parts.apply_us * 1e-3 << ", \"sum_ms\": " << sum_us * 1e-3
-          << ", \"predicted_ms\": " << share.predicted_us * 1e-3
-          << ", \"imbalance\": " << share.imbalance << ", \"sm_mhz\": " << t.sm_mhz
-          << ", \"watts\": " << t.watts << ", \"wrong\": " << wrong << "}";
+          << "\", \"muon_ms\": " << row.muon.p50_us * 1e-3
+          << ", \"muon_p99_ms\": " << row.muon.p99_us * 1e-3 << ", \"tflops\": " << tflops
+          << ", \"foretold_ms\": " << share.predicted_us * 1e-3
+          << ", \"sums_ms\": " << row.sums.p50_us * 1e-3 << ", \"sums_gb_per_s\": " << sums
+          << ", \"adamw_ms\": " << row.adamw.p50_us * 1e-3 << ", \"adamw_gb_per_s\": " << adamw
+          << ", \"publish_ms\": " << row.publish.p50_us * 1e-3
+          << ", \"publish_gb_per_s\": " << publish << ", \"all_ms\": " << row.all.p50_us * 1e-3
+          << ", \"imbalance\": " << share.imbalance << ", \"sm_mhz\": " << row.muon.sm_mhz
+          << ", \"watts\": " << row.muon.watts << ", \"wrong\": " << wrong << "}";
     first_ = false;
   }
 
   const Options options_;
   const MuonConfig config_;
-  kernels::cuda::TileTuner tuner_;
   scheduler::CostTable costs_;
   std::unique_ptr<kernels::cuda::CudaDevice> device_;
   std::unique_ptr<kernels::Stream> stream_;
-  std::vector<double> sums_;
   std::ostringstream rows_;
   bool first_ = true;
   Nvml nvml_;
@@ -492,7 +513,6 @@ int Main(int argc, char** argv) {
     if (flag == "-p") options.preset = argv[i + 1];
     if (flag == "-l") options.lanes = std::atoi(argv[i + 1]);
     if (flag == "-t") options.table = argv[i + 1];
-    if (flag == "-x") options.ways = std::atoi(argv[i + 1]) != 0;
     if (flag == "-m") options.models = SplitList(argv[i + 1]);
   }
   Bench bench(options);
