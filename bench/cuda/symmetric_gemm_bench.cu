@@ -91,7 +91,6 @@ class Bench {
       p.beta.factor = kBeta;
       GemmOptions options;
       options.tile = tile;
-      if (!Fits(tile, p, options.layout)) continue;
       std::string error;
       const auto gemm = Gemm::Create({&p, 1}, options, &error);
       if (gemm == nullptr) {

@@ -5,7 +5,6 @@
 #include "kernels/cuda/gemm.h"
 #include "kernels/cuda/gemm_kernel.cuh"
 #include "kernels/cuda/tensor_map.h"
-#include "kernels/cuda/whole_product.h"
 
 namespace dmuond::kernels::cuda {
 namespace {
@@ -52,7 +51,6 @@ GemmShape ShapeOf(const GemmProblem& problem, GemmLayout layout) {
 int Columns(GemmTile tile) {
   switch (tile) {
     case GemmTile::k256:
-    case GemmTile::kWhole:
       return 256;
     case GemmTile::k192:
       return 192;
@@ -74,21 +72,11 @@ const char* Name(GemmTile tile) {
       return "128";
     case GemmTile::k64:
       return "64";
-    case GemmTile::kWhole:
-      return "whole";
   }
   return "unknown";
 }
 
-bool Fits(GemmTile tile, const GemmProblem& problem, GemmLayout layout) {
-  if (tile != GemmTile::kWhole) return true;
-  const int64_t n = problem.d.rows;
-  return layout == GemmLayout::kNT && problem.symmetric && problem.a.cols == n && n > 192 &&
-         n <= 256;
-}
-
 struct Gemm::State {
-  std::unique_ptr<WholeProduct> whole;  // instead of the rest
   GemmVariant variant{};
   GemmParams params{};
   void* memory = nullptr;  // jobs, then problems
@@ -119,17 +107,6 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const 
   GemmOptions options = wanted;
   if (options.update != nullptr && options.tile == GemmTile::k64) options.tile = GemmTile::k128;
   auto state = std::make_unique<State>();
-  if (options.tile == GemmTile::kWhole) {
-    if (problems.size() != 1 || options.update != nullptr ||
-        !Fits(options.tile, problems[0], options.layout) ||
-        !CheckShapes(problems[0], options.layout, error)) {
-      *error = "no whole product for " + std::to_string(problems.size()) + " problems";
-      return nullptr;
-    }
-    state->whole = WholeProduct::Create(problems[0], options.type, error);
-    if (state->whole == nullptr) return nullptr;
-    return std::unique_ptr<Gemm>(new Gemm(std::move(state)));
-  }
   state->variant = FindVariant(options);
   if (state->variant.function == nullptr || problems.empty() || problems.size() > kProblemsMax) {
     *error = std::string("no kernel for tile ") + Name(options.tile) + ", or 0 or more than " +
@@ -220,7 +197,6 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const 
 }
 
 cudaError_t Gemm::Launch(cudaStream_t stream, bool overlap) const {
-  if (state_->whole != nullptr) return state_->whole->Launch(stream, overlap);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -69,14 +69,11 @@ struct GemmProblem {
 // What a schedule needs to know of it.
 [[nodiscard]] GemmShape ShapeOf(const GemmProblem& problem, GemmLayout layout);
 
-// 128 rows by so many columns, or the whole matrix (whole_product.h).
-enum class GemmTile : uint8_t { k256 = 1, k192, k128, k64, kWhole };
+// 128 rows by so many columns.
+enum class GemmTile : uint8_t { k256 = 1, k192, k128, k64 };
 inline constexpr GemmTile kGemmTiles[] = {GemmTile::k256, GemmTile::k192, GemmTile::k128,
-                                          GemmTile::k64, GemmTile::kWhole};
+                                          GemmTile::k64};
 [[nodiscard]] int Columns(GemmTile tile);
-// kWhole is for one problem, symmetric, kNT, of 193 to 256 rows and as many along k; the others fit
-// everything.
-[[nodiscard]] bool Fits(GemmTile tile, const GemmProblem& problem, GemmLayout layout);
 [[nodiscard]] const char* Name(GemmTile tile);
 
 // What becomes of D instead of being stored: LaunchApply() of muon_passes.h in the product's

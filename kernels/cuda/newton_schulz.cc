@@ -8,7 +8,6 @@
 
 #include "kernels/cuda/library_product.h"
 #include "kernels/cuda/product_f32.h"
-#include "kernels/cuda/small_products.h"
 #include "kernels/cuda/tiles.h"
 
 namespace dmuond::kernels::cuda {
@@ -76,50 +75,17 @@ class NewtonSchulzBuilder {
     result->result_scale_ = static_cast<float>(1 / program_.output_scale);
     result->updates_ = Updates();
     const std::vector<Product>& products = program_.products;
-    for (size_t i = 0; i < products.size();) {
-      const std::optional<SmallRound> round = SmallRoundAt(i);
+    for (size_t i = 0; i < products.size(); ++i) {
       const bool updates = result->updates_ && i + 1 == products.size();
-      NewtonSchulz::LaunchProduct launch =
-          round.has_value() ? PrepareRound(*round) : Prepare(products[i], updates);
+      NewtonSchulz::LaunchProduct launch = Prepare(products[i], updates);
       if (launch == nullptr) return nullptr;
       result->products_.push_back(std::move(launch));
-      i += round.has_value() ? round->products : 1;
     }
     return result;
   }
 
  private:
   MatrixView& View(Slot slot) { return views_[static_cast<size_t>(slot)]; }
-
-  // Several products in one launch, where the matrices are small.
-  [[nodiscard]] std::optional<SmallRound> SmallRoundAt(size_t first) const {
-    if (options_.engine != ProductEngine::kOwn || program_.dtype != DType::kF16 ||
-        options_.small_rounds == SmallRounds::kNever ||
-        (options_.small_rounds == SmallRounds::kWherePaid && !SmallRoundsPay(program_, batch_))) {
-      return std::nullopt;
-    }
-    const std::span<const Product> products = std::span(program_.products).subspan(first);
-    std::optional<SmallRound> round = PlanSmallRound(products, program_.p, /*applies=*/true);
-    // A product that updates is one of gemm.h.
-    if (round.has_value() && round->products == products.size() && Updates()) {
-      round = PlanSmallRound(products, program_.p, /*applies=*/false);
-    }
-    return round;
-  }
-
-  NewtonSchulz::LaunchProduct PrepareRound(const SmallRound& round) {
-    SmallProblem problem;
-    problem.x = View(round.gram.a);
-    problem.result = View(round.applies ? round.apply.out : round.apply.a);
-    problem.tall = program_.tall;
-    problem.gram_alpha = Factor(round.gram.input_power, round.gram.alpha);
-    problem.apply_alpha = Factor(round.apply.input_power, round.apply.alpha);
-    problem.apply_beta = Factor(round.apply.input_power, round.apply.beta);
-    problem.batch = batch_;
-    std::shared_ptr<const SmallProducts> small = SmallProducts::Create(round, problem, error_);
-    if (small == nullptr) return nullptr;
-    return [small](cudaStream_t stream, bool overlap) { return small->Launch(stream, overlap); };
-  }
 
   // The program's X0 is input_scale * u / norm; own products take 2^k * u.
   [[nodiscard]] DeviceScalar Factor(int input_power, double factor) const {

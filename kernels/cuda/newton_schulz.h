@@ -28,18 +28,14 @@ struct NewtonSchulzNorms {
   const float* inverse_norm_squared = nullptr;
 };
 
-// Small matrices' products in few launches (small_products.h). Bits do not depend on it.
-enum class SmallRounds : uint8_t { kNever, kWherePaid, kWherePossible };
-
 struct NewtonSchulzOptions {
   // Whose products: the own kernels' (sm_90 alone) or the library's. Results differ in bits.
   ProductEngine engine = ProductEngine::kOwn;
-  // Chooses tiles by running the products on what lies there; null: by rule.
+  // Chooses tiles by running the products, on random matrices in the workspace; null: by rule.
   TileTuner* tuner = nullptr;
   // Not null: the last product applies O to masters and weights, where it can (see updates()).
   // `scale` is that of O itself. Read by Create.
   const GemmUpdate* update = nullptr;
-  SmallRounds small_rounds = SmallRounds::kWherePaid;
 };
 
 class NewtonSchulz {

@@ -41,14 +41,6 @@ __device__ __forceinline__ void ClusterSync() {
       "barrier.cluster.wait.aligned;\n" ::
           : "memory");
 }
-
-// The two halves of it.
-__device__ __forceinline__ void ClusterArrive() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void ClusterWait() {
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-}
 // The address of the same offset in CTA `rank` of the cluster.
 __device__ __forceinline__ uint32_t ClusterAddress(uint32_t address, uint32_t rank) {
   uint32_t remote;
@@ -130,16 +122,6 @@ __device__ __forceinline__ void TensorStore(const CUtensorMap* map, uint32_t sou
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
       "r"(source), "r"(x), "r"(y), "r"(z)
-      : "memory");
-}
-// Copies bytes of this CTA's shared memory to a ClusterAddress(), and signals a barrier there
-// (9.7.9.25.4.1).
-__device__ __forceinline__ void SharedCopy(uint32_t destination, uint32_t source, uint32_t bytes,
-                                           uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes"
-      " [%0], [%1], %2, [%3];" ::"r"(destination),
-      "r"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
 __device__ __forceinline__ void BulkCommit() {

@@ -130,7 +130,6 @@ std::pair<GemmTile, double> Measure(const GemmProblem& given, GemmOptions option
   if (!problem.has_value()) return unmeasured;
   std::vector<Candidate> candidates;
   for (const GemmTile tile : kGemmTiles) {
-    if (!Fits(tile, *problem, options.layout)) continue;
     options.tile = tile;
     std::string error;
     Candidate candidate{tile, Gemm::Create({&*problem, 1}, options, &error), 0, {}};
@@ -192,8 +191,7 @@ GemmTile TileTuner::Fastest(const GemmProblem& problem, const GemmOptions& optio
   for (const Choice& known : choices_) {
     if (known.type == choice.type && known.layout == choice.layout &&
         known.symmetric == choice.symmetric && known.same_operands == choice.same_operands &&
-        known.addends == choice.addends && known.sizes == choice.sizes &&
-        Fits(known.tile, problem, options.layout)) {
+        known.addends == choice.addends && known.sizes == choice.sizes) {
       return known.tile;
     }
   }

@@ -63,7 +63,7 @@ if [ "${1:-}" = --engine ]; then
   [ "$bytes" -le $engine_bytes_max ] || { echo "bundle: that is more than $engine_bytes_max bytes" >&2; exit 1; }
 else
   out=${1:-.bundle}
-  collect "$out" driver_contracts cuda_device_test gemm_check muon_check small_check preset_steps \
+  collect "$out" driver_contracts cuda_device_test gemm_check muon_check preset_steps \
     symmetric_gemm_bench muon_update_bench muon_lane_bench muon_tune pass_bench
   gzip -9 "$out"/lib/libopenblas.so.*  # takes a quarter of its room; `run` unpacks it
   cp tools/gpu/run tests/kernels/cuda/preset_steps.py tests/python/originals.py "$out/"

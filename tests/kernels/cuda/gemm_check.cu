@@ -127,7 +127,6 @@ int64_t RunCase(const Case& c) {
     options.tile = tile;
     std::string error;
     const GemmProblem whole = problem(0, c.batch, d);
-    if (!Fits(tile, whole, c.layout)) return 0;
     const auto gemm = Gemm::Create({&whole, 1}, options, &error);
     if (gemm == nullptr) {
       std::printf("# %s\n", error.c_str());
@@ -141,9 +140,7 @@ int64_t RunCase(const Case& c) {
     again.buffer.Fill(0xFF);
     std::vector<GemmProblem> singles;
     for (int64_t z = 0; z < c.batch; ++z) singles.push_back(problem(z, 1, again));
-    GemmOptions together = options;
-    if (tile == GemmTile::kWhole) together.tile = GemmTile::k64;  // it takes no lists
-    const auto grouped = Gemm::Create(singles, together, &error);
+    const auto grouped = Gemm::Create(singles, options, &error);
     if (grouped == nullptr) {
       std::printf("# %s\n", error.c_str());
       return 1;
@@ -226,7 +223,6 @@ int64_t RunInHaste(int64_t n, int64_t batch, int rounds, int launches) {
     for (const GemmTile tile : kernels::cuda::kGemmTiles) {
       GemmOptions options;
       options.tile = tile;
-      if (!Fits(tile, p, options.layout)) continue;
       auto gemm = Gemm::Create({&p, 1}, options, &error);
       for (int i = 0; i < launches; ++i) {
         CUDA_CHECK(gemm->Launch(stream, i > 0));

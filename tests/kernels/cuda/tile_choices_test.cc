@@ -13,7 +13,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 const std::vector<TileTuner::Choice> kChoices = {
-    {GemmType::kF16, GemmLayout::kNT, true, true, 0, {4096, 4096, 11008, 3}, GemmTile::kWhole, 7.5},
+    {GemmType::kF16, GemmLayout::kNT, true, true, 0, {4096, 4096, 11008, 3}, GemmTile::k64, 7.5},
     {GemmType::kBF16, GemmLayout::kTN, false, false, 2, {64, 1, 8, 1}, GemmTile::k256, 0},
 };
 
@@ -34,13 +34,13 @@ TEST(TileChoicesTest, WhatIsReadIsWhatWasWritten) {
 }
 
 TEST(TileChoicesTest, TextThatAnotherBuildHasWrittenCountsAsNone) {
-  const std::string good = "1 1 1 1 0 64 64 64 1 5 2\n";
+  const std::string good = "1 1 1 1 0 64 64 64 1 4 2\n";
   ASSERT_THAT(ChoicesOf(good), SizeIs(1));
   for (const char* line :
-       {"1 1 1 1 0 64 64 64 1 6 2", "1 1 1 1 0 64 64 64 1 0 2", "3 1 1 1 0 64 64 64 1 5 2",
-        "1 4 1 1 0 64 64 64 1 5 2", "1 1 2 1 0 64 64 64 1 5 2", "1 1 1 1 3 64 64 64 1 5 2",
-        "1 1 1 1 0 -64 64 64 1 5 2", "1 1 1 1 0 64 64 64 1 5", "1 1 1 1 0 64 64 64 1 5 2 2",
-        "1 1 1 1 0 64 64 64 1 5 fast", "tile"}) {
+       {"1 1 1 1 0 64 64 64 1 5 2", "1 1 1 1 0 64 64 64 1 0 2", "3 1 1 1 0 64 64 64 1 4 2",
+        "1 4 1 1 0 64 64 64 1 4 2", "1 1 2 1 0 64 64 64 1 4 2", "1 1 1 1 3 64 64 64 1 4 2",
+        "1 1 1 1 0 -64 64 64 1 4 2", "1 1 1 1 0 64 64 64 1 4", "1 1 1 1 0 64 64 64 1 4 2 2",
+        "1 1 1 1 0 64 64 64 1 4 fast", "tile"}) {
     EXPECT_THAT(ChoicesOf(good + line), IsEmpty()) << line;
   }
   std::string many;
