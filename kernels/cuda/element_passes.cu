@@ -41,32 +41,25 @@ int64_t Stretches(int64_t elements) { return (elements + kStretch - 1) / kStretc
 constexpr int kChunk = 8;
 constexpr int kSquaresThreads = 512;
 
-// One, four or eight elements of a source as they lie in memory: they are widened only when those
-// of all sources are on their way.
+// One element or a chunk of a source as it lies in memory: they are widened only when those of all
+// sources are on their way.
 template <int kElements>
 struct Raw {
   uint32_t bits[kElements];
 };
-template <typename Access>
-__device__ __forceinline__ void LoadHalves(const std::byte* from, bool wide, uint32_t* bits) {
-  constexpr int kWords = sizeof(Access) / sizeof(uint32_t);
-  *reinterpret_cast<Access*>(bits) = __ldcs(reinterpret_cast<const Access*>(from));
-  if (wide) {
-    *reinterpret_cast<Access*>(bits + kWords) = __ldcs(reinterpret_cast<const Access*>(from) + 1);
-  }
-}
 template <int kElements>
 __device__ __forceinline__ Raw<kElements> LoadRaw(const void* from, WeightType type, int64_t at) {
   Raw<kElements> raw;
   const bool wide = type == WeightType::kF32;
   const auto* const data = static_cast<const std::byte*>(from) + at * (wide ? 4 : 2);
-  if constexpr (kElements == 8) {
-    LoadHalves<uint4>(data, wide, raw.bits);
-  } else if constexpr (kElements == 4) {
-    LoadHalves<uint2>(data, wide, raw.bits);
-  } else {
+  if constexpr (kElements == 1) {
     raw.bits[0] =
         wide ? *reinterpret_cast<const uint32_t*>(data) : *reinterpret_cast<const uint16_t*>(data);
+  } else {
+    static_assert(kElements == 8);
+    const auto* const halves = reinterpret_cast<const uint4*>(data);
+    *reinterpret_cast<uint4*>(raw.bits) = __ldcs(halves);
+    if (wide) *reinterpret_cast<uint4*>(raw.bits + 4) = __ldcs(halves + 1);
   }
   return raw;
 }
@@ -110,9 +103,11 @@ __device__ __forceinline__ void SumElements(const SumPass& pass, int64_t at, dou
   Raw<kElements> raw[kCount];
 #pragma unroll
   for (int s = 0; s < kCount; ++s) {
-    // Where there are fewer sources, any address that can be read will do.
-    const void* const from = s < pass.count ? pass.sources[s] : pass.destination;
-    raw[s] = LoadRaw<kElements>(from, pass.types[s], at);
+    // Where there are fewer sources, the first comes out of L1 again; where there is none, any
+    // address that can be read will do.
+    const int from = s < pass.count ? s : 0;
+    const void* const data = pass.count > 0 ? pass.sources[from] : pass.destination;
+    raw[s] = LoadRaw<kElements>(data, pass.types[from], at);
   }
   float v[kCount][kElements];
 #pragma unroll
@@ -139,9 +134,9 @@ __device__ __forceinline__ void SumElements(const SumPass& pass, int64_t at, dou
 
 // With squares a block of threads takes a block of 65,536 elements, else a chunk for each thread.
 template <int kCount, bool kSquares>
-__global__ void __launch_bounds__(kSquares ? kSquaresThreads : kPassThreads, kSquares ? 2 : 1)
+__global__ void __launch_bounds__(kSquares ? kSquaresThreads : kPassThreads,
+                                  kSquares&& kCount <= 4 ? 2 : 1)
     SumKernel(const __grid_constant__ PassList<SumPass> list) {
-  constexpr int kElements = kCount > 4 ? kChunk / 2 : kChunk;  // so many fit the registers
   constexpr int kThreads = kSquares ? kSquaresThreads : kPassThreads;
   constexpr int64_t kStep = int64_t{kThreads} * kChunk;
   constexpr int64_t kBlock = kSquares ? kSquaresBlock : kStep;
@@ -150,14 +145,11 @@ __global__ void __launch_bounds__(kSquares ? kSquaresThreads : kPassThreads, kSq
   double squares = 0;
   for (int64_t step = 0; step < kBlock; step += kStep) {
     const int64_t at = blockIdx.x * kBlock + step + threadIdx.x * kChunk;
-#pragma unroll
-    for (int part = 0; part < kChunk; part += kElements) {
-      if (at + part + kElements <= pass.elements) {
-        SumElements<kCount, kElements, kSquares>(pass, at + part, squares);
-      } else {
-        for (int64_t e = at + part; e < pass.elements; ++e) {
-          SumElements<kCount, 1, kSquares>(pass, e, squares);
-        }
+    if (at + kChunk <= pass.elements) {
+      SumElements<kCount, kChunk, kSquares>(pass, at, squares);
+    } else {
+      for (int64_t e = at; e < pass.elements; ++e) {
+        SumElements<kCount, 1, kSquares>(pass, e, squares);
       }
     }
   }
