@@ -80,21 +80,25 @@ __device__ __forceinline__ void Widen(const Raw<kElements>& raw, WeightType type
   }
 }
 
-// Node kRight goes into node kLeft where the addition says so. Each pair is code of its own, which
-// the assembler's comment keeps apart: with computed places `v` would lie in local memory.
+// Node kRight goes into node kLeft where that is `left`. Each pair is code of its own, which the
+// assembler's comment keeps apart: with computed places `v` would lie in local memory.
 template <int kLeft, int kRight, int kCount, int kElements>
-__device__ __forceinline__ void AddPair(float (&v)[kCount][kElements], SumPass::Addition addition) {
-  if constexpr (kLeft < kRight) {
-    if (addition.left != kLeft || addition.right != kRight) return;
-    asm volatile("// %0 %1" ::"n"(kLeft), "n"(kRight));
+__device__ __forceinline__ void AddPair(float (&v)[kCount][kElements], int left) {
+  if (left != kLeft) return;
+  asm volatile("// %0 %1" ::"n"(kLeft), "n"(kRight));
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) v[kLeft][i] += v[kRight][i];
-  }
+  for (int i = 0; i < kElements; ++i) v[kLeft][i] += v[kRight][i];
 }
-template <int kCount, int kElements, int... kPairs>
+template <int kRight, int kCount, int kElements, int... kLefts>
+__device__ __forceinline__ void AddRight(float (&v)[kCount][kElements], SumPass::Addition addition,
+                                         std::integer_sequence<int, kLefts...> /*below kRight*/) {
+  if (addition.right != kRight) return;
+  (AddPair<kLefts, kRight>(v, addition.left), ...);
+}
+template <int kCount, int kElements, int... kRights>
 __device__ __forceinline__ void AddNodes(float (&v)[kCount][kElements], SumPass::Addition addition,
-                                         std::integer_sequence<int, kPairs...> /*of kCount^2*/) {
-  (AddPair<kPairs / kCount, kPairs % kCount>(v, addition), ...);
+                                         std::integer_sequence<int, kRights...> /*below kCount*/) {
+  (AddRight<kRights>(v, addition, std::make_integer_sequence<int, kRights>()), ...);
 }
 
 // Of at most kCount sources. Adds the squares of what it stores to `squares`.
@@ -113,7 +117,7 @@ __device__ __forceinline__ void SumElements(const SumPass& pass, int64_t at, dou
 #pragma unroll
   for (int s = 0; s < kCount; ++s) Widen(raw[s], pass.types[s], v[s]);
   for (int i = 0; i + 1 < pass.count; ++i) {
-    AddNodes(v, pass.additions[i], std::make_integer_sequence<int, kCount * kCount>());
+    AddNodes(v, pass.additions[i], std::make_integer_sequence<int, kCount>());
   }
 #pragma unroll
   for (int j = 0; j < kElements; ++j) {
