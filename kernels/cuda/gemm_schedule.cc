@@ -28,9 +28,9 @@ struct PairJob {
 // Tiles without a partner load all of B themselves; narrow ones wait for their loads. Those of the
 // diagonal multiply less.
 int64_t Cost(const GemmJob& job, int tile_n) {
-  constexpr std::array<int64_t, 5> kPaired = {0, 400, 540, 770, 1040};
-  constexpr std::array<int64_t, 5> kSingle = {0, 420, 690, 740, 920};
-  constexpr std::array<int64_t, 5> kAInB = {0, 400, 550, 700, 900};
+  constexpr std::array<int64_t, 5> kPaired = {0, 400, 540, 790, 1040};
+  constexpr std::array<int64_t, 5> kSingle = {0, 420, 690, 760, 920};
+  constexpr std::array<int64_t, 5> kAInB = {0, 400, 550, 715, 900};
   constexpr int64_t kDoubled = 800;
   // The narrowest tiles' own kernel.
   if (tile_n == kTileUnit) return job.stages * (job.paired ? 340 : 360) + 2000;
