@@ -310,5 +310,71 @@ CONTRACT(waiting_processes_end_at_once,
   return Holds(Text("_exit %.0f ms, SIGKILL %.0f ms", exit_ms, NowMs() - start));
 }
 
+// Milliseconds from a kernel's call until it is done, of many with a gap after each.
+double KernelMs(CUstream stream, CUdeviceptr memory) {
+  constexpr int kKernels = 50;
+  const double start = NowMs();
+  for (int i = 1; i <= kKernels; ++i) {
+    Store(stream, memory, i);
+    MUST(cuStreamSynchronize, stream);
+  }
+  return (NowMs() - start) / kKernels;
+}
+
+// What another process does: something holds up its streams, from "begin" until "go on".
+void BeHeldUp(Channel& parent, const std::function<void(CUdeviceptr word)>& enqueue) {
+  parent.Receive();
+  UseContext();
+  uint64_t* const word = Pinned(4096);
+  enqueue(At(word));
+  parent.Send("is held up");
+  parent.Receive();
+  std::atomic_ref(*word).store(1);
+  MUST(cuCtxSynchronize);
+  parent.Send("has gone on");
+}
+
+CUstream HeldUpBy(CUdeviceptr word) {
+  CUstream stream = MakeStream();
+  MUST(cuStreamWaitValue64, stream, word, 1, CU_STREAM_WAIT_VALUE_GEQ);
+  return stream;
+}
+
+CONTRACT(streams_that_words_hold_up_take_no_turns,
+         "a process whose streams words hold up slows no other process's kernels") {
+  Child words([](Channel& parent) {
+    BeHeldUp(parent, [](CUdeviceptr word) {
+      HeldUpBy(word);
+      HeldUpBy(word);
+    });
+  });
+  Child event([](Channel& parent) {
+    BeHeldUp(parent, [](CUdeviceptr word) {
+      CUevent reached = nullptr;
+      MUST(cuEventCreate, &reached, CU_EVENT_DISABLE_TIMING);
+      MUST(cuEventRecord, reached, HeldUpBy(word));
+      MUST(cuStreamWaitEvent, MakeStream(), reached, 0);
+    });
+  });
+  UseContext();
+  const CUdeviceptr memory = Map(Make(2 * kMiB), 2 * kMiB);
+  CUstream stream = MakeStream();
+  const auto beside = [&](Child& other) {
+    other.channel().Send("begin");
+    other.channel().Receive();
+    const double ms = KernelMs(stream, memory);
+    other.channel().Send("go on");
+    other.channel().Receive();
+    return ms;
+  };
+  KernelMs(stream, memory);
+  const double alone_ms = KernelMs(stream, memory);
+  const double words_ms = beside(words);
+  const std::string seen =
+      Text("a kernel in %.3f ms, beside words in %.3f, beside an event in %.3f", alone_ms, words_ms,
+           beside(event));
+  return words_ms < 3 * alone_ms + 0.3 ? Holds(seen) : Fails(seen);
+}
+
 }  // namespace
 }  // namespace dmuond::contracts
