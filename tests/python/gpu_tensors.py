@@ -72,6 +72,7 @@ class StandIn(TensorDevice):
 
     def __init__(self, ordinal: int):
         self.name, self._driver = f"cuda:{ordinal}", Device(ordinal)
+        self.takes_turns = self._driver.takes_turns
         self._comparison = ByteComparison(self._driver)
         self._aliases, self._ordinal = Aliases(), ordinal
         self.current = gpus.make_stream(ordinal)

@@ -153,7 +153,8 @@ class Device:
     """A device of this process and its primary context, which the CUDA runtime uses, too.
 
     Any thread may use it, but no forked child: its driver has not been initialised (see `here`).
-    Attributes: ordinal, uuid ("GPU-…"), granularity (of mappings, bytes), multiprocessors.
+    Attributes: ordinal, uuid ("GPU-…"), granularity (of mappings, bytes), multiprocessors,
+    takes_turns (processes compute there one after the other: without MPS).
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -180,6 +181,8 @@ class Device:
         self._memory = self._kind_of_memory()
         multiprocessors = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
         self.multiprocessors: int = call("cuDeviceGetAttribute", multiprocessors, handle)
+        mps = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+        self.takes_turns = call("cuDeviceGetAttribute", mps, handle) == 0
         recommended = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         with self.entered():
             self.granularity: int = call("cuMemGetAllocationGranularity", self._memory, recommended)

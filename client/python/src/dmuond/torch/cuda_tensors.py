@@ -35,7 +35,7 @@ class CudaTensors(TensorDevice):
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._driver = device, Device(device.index)
-        self.name = str(device)
+        self.name, self.takes_turns = str(device), self._driver.takes_turns
         self._comparison = ByteComparison(self._driver)
 
     def bytes_at(self, arena: View, offset_bytes: int, size_bytes: int) -> Tensor:

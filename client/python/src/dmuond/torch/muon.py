@@ -358,6 +358,10 @@ class Muon(torch.optim.Optimizer):
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
         accept(self._slots, changed=committed)
         scaler.write_back(grad_scaler, self, skipped=not committed)
+        if self._sharded and self._device.takes_turns:
+            # FSDP2's streams would wait for events of this one, and thereby take turns with the
+            # lane (docs/gpu.md).
+            self.wait()
 
     def wait(self) -> None:
         """Waits until all weights after the last step have arrived (with overlap_forward)."""

@@ -42,9 +42,14 @@ class Known(Answer):
 
 
 class TensorDevice(abc.ABC):
-    """Attributes: name (of the session's device: "cpu", "cuda:0")."""
+    """What the optimizer asks of the device that its parameters are on.
+
+    Attributes: name (of the session's device: "cpu", "cuda:0"); takes_turns (this process and
+    others compute there in turn: a GPU without MPS).
+    """
 
     name: str
+    takes_turns = False
 
     @abc.abstractmethod
     def bytes_at(self, arena: View, offset_bytes: int, size_bytes: int) -> Tensor:
