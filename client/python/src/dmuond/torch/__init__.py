@@ -3,7 +3,7 @@
 from dmuond.errors import Aborted, DaemonLost, Error, RolledBack, Unreachable
 from dmuond.torch.muon import Muon
 from dmuond.torch.presets import PRESETS, Preset
-from dmuond.torch.views import Experts, Heads, RowBlocks
+from dmuond.torch.views import Experts, Flatten, Heads, RowBlocks
 
 __all__ = [
     "PRESETS",
@@ -11,6 +11,7 @@ __all__ = [
     "DaemonLost",
     "Error",
     "Experts",
+    "Flatten",
     "Heads",
     "Muon",
     "Preset",

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dmuond.errors import InvalidArgumentError
+from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS
 from dmuond.torch.routing import Named, matches
 from dmuond.torch.wrappers import refuse_foreign, refuse_wrappers
 
@@ -18,21 +19,13 @@ from dmuond.torch.wrappers import refuse_foreign, refuse_wrappers
 GROUP_OPTIONS = {
     "lr",
     "adamw_lr",
-    "preset",
     "momentum",
     "weight_decay",
     "adamw_weight_decay",
     "betas",
     "eps",
-    "momentum_form",
-    "nesterov",
-    "scale",
-    "ns_form",
-    "ns_norm",
-    "ns_eps",
-    "ns_dtype",
-    "ns_coefficients",
-    "ns_restarts",
+    *FIXED_OPTIONS,
+    *TORCH_OPTIONS,
 }
 LeftAlone = list[tuple[str, tuple[int, ...], str]]  # name, shape, why
 Group = tuple[list[Named], dict[str, Any]]
@@ -70,6 +63,21 @@ def groups(
         _check_patterns(patterns, [named.name for members, _ in found for named in members])
         found = [part for group in found for part in _split(group, patterns)]
     return found, [row for source in sources for row in _buffers(source)]
+
+
+def another_group(given: Mapping[str, Any], known: Mapping[int, Named]) -> tuple[Group, LeftAlone]:
+    """A group beside those that there are. `known`: what has a name already, by id."""
+    if not isinstance(given, Mapping) or "params" not in given:
+        raise InvalidArgumentError("a group is a dict with 'params' and options")
+    options = {key: value for key, value in given.items() if key != "params"}
+    _check_keys(options)
+    source = given["params"]
+    if not isinstance(source, nn.Module):
+        source = [source] if isinstance(source, Tensor) else list(source)
+        source = [(known[id(item)].name, item) if id(item) in known else item for item in source]
+    members = [known.get(id(named.parameter), named) for named in _named(source)]
+    _check_names([*known.values(), *(n for n in members if id(n.parameter) not in known)])
+    return (members, options), _buffers(given["params"])
 
 
 def _split(group: Group, patterns: Mapping[str, Mapping[str, Any]]) -> Iterable[Group]:
@@ -172,7 +180,10 @@ def _check_names(members: list[Named]) -> None:
     names: set[str] = set()
     for named in members:
         if named.name in names:
-            raise InvalidArgumentError(f"two parameters have the name '{named.name}'")
+            raise InvalidArgumentError(
+                f"two parameters have the name '{named.name}': give (name, parameter) pairs with "
+                "names of their own"
+            )
         names.add(named.name)
     if not names:
         raise InvalidArgumentError("there are no parameters")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -27,7 +29,7 @@ from dmuond.torch.early import EarlySignals
 from dmuond.torch.fragments import holding_of
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.model_watch import ModelWatch
-from dmuond.torch.presets import FIXED_OPTIONS, group_config
+from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS, group_config
 from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.schedules import Schedules
@@ -36,6 +38,8 @@ from dmuond.torch.tensor_device import same_bytes
 from dmuond.torch.views import Views
 
 _PHASES = ("collect", "decide", "update", "publish", "quiet")
+# Until all ranks have come to add_param_group.
+_OTHERS_WITHIN_S, _OTHERS_PAUSE_S = 60.0, 0.05
 _STEP_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
@@ -52,13 +56,14 @@ class Muon(torch.optim.Optimizer):
     adamw_lr: for parameters on adamw; default lr, and required where lr is not on AdamW's scale.
     preset: "dmuon", "torch", "keller" or "moonlight" (docs/maths.md); momentum_form, nesterov,
         scale, ns_form, ns_norm, ns_eps, ns_dtype, ns_coefficients and ns_restarts override single
-        fields.
+        fields. adjust_lr_fn (scale) and ns_steps (with one (a, b, c) for all) are torch's names.
+    maximize: the loss goes up.
     weight_decay: decoupled; default the preset's. adamw_weight_decay: default the same.
     max_grad_norm: clips the reduced gradients by their joint norm, as clip_grad_norm_ does;
         clip_muon=False scales AdamW's alone.
     route: which parameter gets which optimizer, before the defaults: a function (name, parameter)
         -> "muon" | "adamw" | "trainer" | (route, reason) | None, or a list of (pattern, route).
-    views: pattern -> RowBlocks, Heads, Experts, "qkv", "heads:N" or "experts".
+    views: pattern -> RowBlocks, Heads, Experts, Flatten, "qkv", "heads:N", "experts" or "flatten".
     include_frozen: parameters without requires_grad are registered, too, and stay as they are until
         they train: for models that are unfrozen layer by layer.
     reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
@@ -131,14 +136,14 @@ class Muon(torch.optim.Optimizer):
             raise InvalidArgumentError(f"bucket_bytes={bucket_bytes!r} is no number of bytes")
         if arenas not in ("daemon", "trainer"):
             raise InvalidArgumentError(f"arenas={arenas!r} is neither 'daemon' nor 'trainer'")
-        unknown = set(overrides) - set(FIXED_OPTIONS)
+        unknown = set(overrides) - {*FIXED_OPTIONS, *TORCH_OPTIONS}
         if unknown:
             raise TypeError(f"Muon() got an unexpected argument '{sorted(unknown)[0]}'")
         self.max_grad_norm = max_grad_norm
         self.clip_muon = clip_muon
         self._overlap = overlap_forward
         self._trainer_state = b""
-        base = dict(
+        self._options = dict(
             overrides,
             lr=lr,
             adamw_lr=adamw_lr,
@@ -149,57 +154,72 @@ class Muon(torch.optim.Optimizer):
             betas=betas,
             eps=eps,
         )
-        given, left_alone = collect.groups(params, groups)
-        router = Router(route, views, bool(include_frozen))
-        routed = router.route([named for members, _ in given for named in members])
+        given, self._left_alone = collect.groups(params, groups)
+        self._models = collect.modules(params)
+        self._router = Router(route, views, bool(include_frozen))
+        self._routed = self._router.route([named for members, _ in given for named in members])
         super().__init__(
-            options.split_groups(given, routed, base),
+            options.split_groups(given, self._routed, self._options),
             {"lr": lr, "momentum": momentum},
         )
-        self._schedules = Schedules(self.param_groups)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[
-                    parameter
-                ] = {}  # torch's checkpoints take an empty state for a fresh one
-
-        self._models = collect.modules(params)
-        if overlap_forward:
-            _check_overlap(self._models, self.param_groups)
-        updated = {id(p): index for index, g in enumerate(self.param_groups) for p in g["params"]}
-        self._frozen = [
-            r.named for r in routed if r.route == "trainer" and not r.named.parameter.requires_grad
-        ]
         rank, world_size = _place(rank, world_size)
-        reduced = Reduction.of(reduction, data_parallel_size, mesh, mesh_roles, world_size)
-        updates = [r.named for r in routed if r.route != "trainer"]
-        holdings = {
-            id(named.parameter): holding_of(named.name, named.parameter) for named in updates
-        }
-        shares = reduced.shares(routed)
-        self._device = device_of((named.name, named.parameter) for named in updates)
-        self._session = Session(
+        self._reduction = Reduction.of(reduction, data_parallel_size, mesh, mesh_roles, world_size)
+        self._open = functools.partial(
+            Session,
             address,
-            device=self._device.name,
             job=job,
             rank=rank,
             world_size=world_size,
             resume=resume,
             on_error=on_error,
         )
+        self._register = functools.partial(
+            registration.register,
+            bucket_bytes=bucket_bytes,
+            broadcast=bool(broadcast),
+            own_arenas=arenas == "trainer",
+        )
+        self._early_buckets = early_buckets
+        self._begin(self._open)
+        if verbose and self._session.rank == 0:
+            print(table.format_table(self.routing), file=sys.stderr)
+
+    def _begin(self, open_session: Callable[..., Session]) -> None:
+        """Registers the groups' parameters in a session of its own, and watches them."""
+        self._schedules = Schedules(self.param_groups)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[
+                    parameter
+                ] = {}  # torch's checkpoints take an empty state for a fresh one
+        if self._overlap:
+            _check_overlap(self._models, self.param_groups)
+        updated = {id(p): index for index, g in enumerate(self.param_groups) for p in g["params"]}
+        self._frozen = [
+            r.named
+            for r in self._routed
+            if r.route == "trainer" and not r.named.parameter.requires_grad
+        ]
+        updates = [r.named for r in self._routed if r.route != "trainer"]
+        holdings = {
+            id(named.parameter): holding_of(named.name, named.parameter) for named in updates
+        }
+        shares = self._reduction.shares(self._routed)
+        maximized = [id(p) for g in self.param_groups if g["maximize"] for p in g["params"]]
+        for key in maximized:
+            shares[key] = dataclasses.replace(shares[key], factor=-shares[key].factor)
+        self._device = device_of((named.name, named.parameter) for named in updates)
+        self._session = open_session(device=self._device.name)
         try:
-            self._slots = registration.register(
+            self._slots = self._register(
                 self._session,
                 self._device,
-                routed,
+                self._routed,
                 updated,
-                left_alone,
+                self._left_alone,
                 [group_config(group) for group in self.param_groups],
                 shares=shares,
                 holdings=holdings,
-                bucket_bytes=bucket_bytes,
-                broadcast=bool(broadcast),
-                own_arenas=arenas == "trainer",
             )
             self._trainer_state = self._session.trainer_state
             self._first_weights()
@@ -210,8 +230,8 @@ class Muon(torch.optim.Optimizer):
             self._slots,
             self._device,
             self._session.signal,
-            allowed=early_buckets is not False,
-            sharded=bool(early_buckets or max_grad_norm),
+            allowed=self._early_buckets is not False,
+            sharded=bool(self._early_buckets or self.max_grad_norm),
         )
         self._watch = ModelWatch(self._slots)
         self._sharded = [slot for slot in self._slots if isinstance(slot, ShardedSlot)]
@@ -221,8 +241,6 @@ class Muon(torch.optim.Optimizer):
         self._session.weights_unchanged = _unchanged_hook(weakref.ref(self))
         self._install_hooks()
         self._session.on_taken_over = _taken_over_hook(weakref.ref(self))
-        if verbose and self._session.rank == 0:
-            print(table.format_table(self.routing), file=sys.stderr)
 
     # --- what the daemon knows ---
 
@@ -431,12 +449,44 @@ class Muon(torch.optim.Optimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        if hasattr(self, "_session"):
+        """Adds parameters before the first step, with the options that groups have.
+
+        Collective: the job is registered anew, which ends that of the constructor. Parameters of a
+        model that the optimizer was made of need no names.
+        """
+        if not hasattr(self, "_session"):  # the constructor adds its own
+            super().add_param_group(param_group)
+            return
+        if self._session.has_state or self._session.last_committed_step:
             raise InvalidArgumentError(
-                "parameters are registered once: close() this optimizer and make one with all "
-                "groups"
+                f"the parameters are registered, and step {self._session.last_committed_step} is "
+                "behind them: close() this optimizer and make one with all groups. For parameters "
+                "that are frozen at first and train later, make it with include_frozen=True"
             )
-        super().add_param_group(param_group)
+        known = {id(r.named.parameter): r.named for r in self._routed}
+        group, left_alone = collect.another_group(param_group, known)
+        routed = self._router.route(group[0])
+        for options_of_route in options.split_groups([group], routed, self._options):
+            super().add_param_group(options_of_route)
+        added = {id(r.named.parameter) for r in routed}
+        self._routed = [r for r in self._routed if id(r.named.parameter) not in added] + routed
+        self._left_alone += left_alone
+        self._models += collect.modules([param_group])
+        self._remove_hooks()
+        self._session.close()
+        self._begin(self._open_anew)
+
+    def _open_anew(self, device: str) -> Session:
+        """Opens the job again when the last rank has left it, which ends it."""
+        give_up = time.monotonic() + _OTHERS_WITHIN_S
+        while True:
+            try:
+                return self._open(device=device, resume="never")
+            except Error as error:
+                begun = error.metadata.get("last_committed_step") != "0"
+                if error.reason != "JOB_HAS_STATE" or begun or time.monotonic() > give_up:
+                    raise
+            time.sleep(_OTHERS_PAUSE_S)
 
     # --- state ---
 

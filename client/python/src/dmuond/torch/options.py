@@ -7,7 +7,7 @@ from typing import Any
 from dmuond.errors import InvalidArgumentError
 from dmuond.torch.checks import checked_fraction, checked_number
 from dmuond.torch.collect import GROUP_OPTIONS
-from dmuond.torch.presets import FIXED_OPTIONS, preset_named
+from dmuond.torch.presets import FIXED_OPTIONS, from_torch_names, preset_named
 from dmuond.torch.routing import Named, Routed
 
 # The scale under which one learning rate fits AdamW's parameters too.
@@ -37,8 +37,10 @@ def split_groups(
 
 def _options(given: dict[str, Any], route: str) -> dict[str, Any]:
     preset = preset_named(given["preset"])
+    given = from_torch_names(given)
     options = {key: given.get(key) for key in FIXED_OPTIONS}
     options["route"] = route
+    options["maximize"] = bool(options["maximize"])
     for key in ("momentum_form", "nesterov", "scale"):
         if options[key] is None:
             options[key] = getattr(preset, key)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
 from dmuond.torch.checks import checked_number
@@ -52,13 +54,64 @@ _CHOICES = {
     "ns_norm": ("norm", NORMS),
     "ns_dtype": ("newton_schulz_type", NS_DTYPES),
 }
-FIXED_OPTIONS = (*_CHOICES, "preset", "nesterov", "ns_eps", "ns_coefficients", "ns_restarts")
+FIXED_OPTIONS = (
+    *_CHOICES,
+    "preset",
+    "nesterov",
+    "ns_eps",
+    "ns_coefficients",
+    "ns_restarts",
+    "maximize",
+)
+# As torch.optim.Muon calls what has another name or form here.
+TORCH_OPTIONS = ("adjust_lr_fn", "ns_steps")
+_JORDAN = (3.4445, -4.7750, 2.0315)  # each step of every preset but "dmuon"
+_TORCH_STEPS = 5
 
 
 def preset_named(name: str) -> Preset:
     if name not in PRESETS:
         raise InvalidArgumentError(f"preset '{name}' is unknown; there are {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def from_torch_names(given: dict[str, Any]) -> dict[str, Any]:
+    """The options with adjust_lr_fn as scale, and each of ns_steps with coefficients of its own."""
+    options = {key: value for key, value in given.items() if key not in TORCH_OPTIONS}
+    scale = given.get("adjust_lr_fn")
+    if scale is not None:
+        if options.get("scale") not in (None, scale):
+            raise InvalidArgumentError(
+                f"adjust_lr_fn={scale!r} is scale={scale!r}, and scale={options['scale']!r} is "
+                "given, too: take one of them away"
+            )
+        options["scale"] = scale
+    options["ns_coefficients"] = _coefficients(options, given.get("ns_steps"))
+    return options
+
+
+def _coefficients(options: dict[str, Any], steps: Any) -> Any:
+    """One (a, b, c) for each step, where there is one for all, as torch has it."""
+    found = options.get("ns_coefficients")
+    one_for_all = isinstance(found, tuple | list) and bool(found) and np.isscalar(found[0])
+    if steps is None:
+        return [tuple(found)] * _TORCH_STEPS if one_for_all else found
+    if not isinstance(steps, int) or steps < 1:
+        raise InvalidArgumentError(f"ns_steps={steps!r} is no number of steps")
+    if found is None:
+        if options["preset"] == "dmuon":
+            raise InvalidArgumentError(
+                f"ns_steps={steps}: each step of the preset 'dmuon' has coefficients of its own. "
+                "Give ns_coefficients, an (a, b, c) for each step, or one for all"
+            )
+        return [_JORDAN] * steps
+    if one_for_all:
+        return [tuple(found)] * steps
+    if len(found) != steps:
+        raise InvalidArgumentError(
+            f"ns_steps={steps}, and ns_coefficients has {len(found)} steps: leave ns_steps out"
+        )
+    return found
 
 
 def group_config(options: dict) -> types.GroupConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -42,7 +43,9 @@ class _Request:
         if item.route == "trainer":
             self.add_left_alone(name, tuple(p.shape), item.reason)
             return
-        holding = self.holdings[id(p)]
+        holding = layout = self.holdings[id(p)]
+        if item.flattened:
+            holding, layout = flattened(name, holding)
         grad_dtype = getattr(p, "grad_dtype", None) or p.dtype
         share = self.shares[id(p)]
         index = len(self.parameters)
@@ -51,7 +54,7 @@ class _Request:
         self.parameters.append(
             types.Parameter(
                 name=name,
-                shape=holding.shape,
+                shape=layout.shape,
                 weight_type=element_type(name, p.dtype, "the dtype"),
                 gradient_type=element_type(name, grad_dtype, "the gradient's dtype"),
                 route=ROUTES[item.route],
@@ -66,10 +69,10 @@ class _Request:
         self.fragments.append(
             types.Fragment(
                 parameter=index,
-                box=holding.box,
+                box=layout.box,
                 contribution=share.contribution,
-                gradient=_slice(gradient, holding),
-                weight=_slice(weight, holding),
+                gradient=_slice(gradient, layout),
+                weight=_slice(weight, layout),
             )
         )
         if holding.sharded:
@@ -106,6 +109,22 @@ class _Request:
         return place
 
 
+def flattened(name: str, holding: Holding) -> tuple[Holding, Holding]:
+    """A parameter that lies row-major, and the matrix of its rows that is registered for it."""
+    begin, size, shape = holding.begin, holding.local_shape, holding.shape
+    if size[1:] != shape[1:]:
+        raise InvalidArgumentError(
+            f"views: '{name}' of shape {list(shape)} is cut in other dimensions than its first, "
+            "and 'flatten' needs whole rows: shard it on dimension 0"
+        )
+    columns = torch.Size(shape[1:]).numel()
+    matrix = Holding(
+        (shape[0], columns), (begin[0], 0), (size[0], columns), (columns, 1), holding.sharded
+    )
+    strides = torch.empty(size, device="meta").stride()
+    return dataclasses.replace(holding, strides=tuple(strides)), matrix
+
+
 def _slice(place: Place, holding: Holding) -> types.Slice:
     return types.Slice(arena=place.arena, offset_bytes=place.offset_bytes, strides=holding.strides)
 
@@ -128,7 +147,7 @@ def register(
 
     own_arenas: weights stay where they are, and gradients come into memory of this process.
     """
-    updated = [item.named for item in routed if item.route != "trainer"]
+    updated = [item.named for item in routed if item.route != "trainer" and not item.flattened]
     own, places = weight_places(updated, device, _GRADIENTS + 1) if own_arenas else ({}, {})
     request = _Request(groups, shares, holdings, places)
     for index, item in enumerate(routed):

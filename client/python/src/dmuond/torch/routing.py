@@ -45,6 +45,9 @@ _POSITIONS = re.compile(r"(^|[._])(pos|position|positions|positional|wpe)([._]|$
 _GUESSED_BY_NAME = "guess: by its name"
 _GUESSED_BY_NAME_ALONE = "guess: by its name alone; pass the model, or route="
 _GUESSED_BY_ROWS = "guess: as many rows as the embedding has; route= says otherwise"
+# Of torch.nn.utils.parametrizations.weight_norm, and of the older torch.nn.utils.weight_norm.
+_MAGNITUDE_NAMES = ("original0", "weight_g")
+_WEIGHT_NAMES = ("weight", "weight_v")
 _FUSED_NAMES = re.compile(r"(qkv|c_attn|in_proj_weight|query_key_value|wqkv)", re.IGNORECASE)
 
 
@@ -71,6 +74,7 @@ class Routed:
     route: str
     reason: str
     view: types.MatrixView = field(default_factory=types.MatrixView)
+    flattened: bool = False  # registered as a matrix: rows, and all the rest
 
 
 def matches(pattern: Pattern, name: str) -> bool:
@@ -83,7 +87,15 @@ def matches(pattern: Pattern, name: str) -> bool:
 def _parts(named: Named) -> list[str]:
     """Of the path, as far as the module that holds the parameter, or the bare parameter."""
     parts = named.name.split(".")
-    return parts[:-1] if len(parts) > 1 and parts[-1] == "weight" else parts
+    if "parametrizations" in parts[-3:-2]:
+        parts[-3:] = parts[-2:-1]  # of head.parametrizations.weight.original1, head.weight
+    return parts[:-1] if len(parts) > 1 and parts[-1] in _WEIGHT_NAMES else parts
+
+
+def _is_magnitude(named: Named) -> bool:
+    """Whether it has weight_norm's lengths, one number for each row (or what `dim` says)."""
+    wide = [size for size in named.parameter.shape if size != 1]
+    return named.name.rpartition(".")[2] in _MAGNITUDE_NAMES and len(wide) < 2
 
 
 def _in_block(named: Named) -> bool:
@@ -139,7 +151,7 @@ class Router:
 
     def route(self, parameters: Iterable[Named]) -> list[Routed]:
         found = list(parameters)
-        self._vocabularies = {
+        self._vocabularies |= {
             named.parameter.shape[0]
             for named in found
             if named.parameter.ndim == 2
@@ -168,13 +180,16 @@ class Router:
                 f"route of '{named.name}' is muon, but its shape is {list(named.parameter.shape)}: "
                 "Muon needs matrices"
             )
-        view = self._view(named)
+        view = self._view_of(named)
         if view is not None and route != "muon":
             raise InvalidArgumentError(
                 f"'{named.name}' has a view but its route is {route} ({reason}); give it the route "
                 "muon, or take the view away"
             )
-        return Routed(named, route, reason, view or types.MatrixView())
+        if view is None:
+            return Routed(named, route, reason)
+        parsed = matrix_views.parse(view, named.name, tuple(named.parameter.shape))
+        return Routed(named, route, reason, parsed, matrix_views.flattens(view))
 
     def _by_rule(self, named: Named) -> tuple[str, str] | None:
         for index, rule in enumerate(self._rules):
@@ -201,15 +216,20 @@ class Router:
         parameter, module = named.parameter, named.module
         if parameter.ndim < 2:
             return "adamw", "bias, norm or scalar"
+        if _is_magnitude(named):
+            return "adamw", "magnitudes of weight_norm"
         if embedding := _embedding_reason(named):
             return "adamw", embedding
         if head := self._head_reason(named):
             return "adamw", head
+        view = self._view_of(named)
+        if view is not None and matrix_views.flattens(view):
+            return "muon", f"{parameter.ndim}-D, flattened"
         if isinstance(module, nn.modules.conv._ConvNd):
-            return "adamw", "convolution kernel"
+            return "adamw", "convolution kernel (the view 'flatten' makes a matrix of it)"
         if parameter.ndim == 2:
-            return "muon", self._two_dimensional_reason(named)
-        if any(matches(pattern, named.name) for pattern in self._views):
+            return "muon", self._two_dimensional_reason(named, view)
+        if view is not None:
             return "muon", f"{parameter.ndim}-D with a view"
         if "expert" in named.name.lower():
             return "muon", f"stack of experts ({named.guessed_by_name})"
@@ -231,17 +251,15 @@ class Router:
             return f"output head ({_GUESSED_BY_ROWS})"
         return ""
 
-    def _two_dimensional_reason(self, named: Named) -> str:
-        fused = _FUSED_NAMES.search(named.name) and not any(
-            matches(pattern, named.name) for pattern in self._views
-        )
+    def _two_dimensional_reason(self, named: Named, view: matrix_views.View | str | None) -> str:
+        fused = _FUSED_NAMES.search(named.name) and view is None
         return "2-D hidden weight" + ("; looks fused: see views=" if fused else "")
 
-    def _view(self, named: Named) -> types.MatrixView | None:
+    def _view_of(self, named: Named) -> matrix_views.View | str | None:
         for pattern, view in self._views.items():
             if matches(pattern, named.name):
                 self._used_views.add(pattern)
-                return matrix_views.parse(view, named.name, tuple(named.parameter.shape))
+                return view
         return None
 
     def _check_all_used(self) -> None:

@@ -31,12 +31,20 @@ class Experts:
     """Dimensions before the last two are a batch of matrices."""
 
 
-View = RowBlocks | Heads | Experts
+@dataclass(frozen=True)
+class Flatten:
+    """Dimensions after the first are the columns of one matrix, as of a convolution's kernel."""
+
+
+View = RowBlocks | Heads | Experts | Flatten
 Views = Mapping[str, View | str]
 
 
 def parse(view: View | str, name: str, shape: tuple[int, ...]) -> types.MatrixView:
-    """The message for a view. Words: "qkv" (three equal blocks of rows), "heads:N", "experts"."""
+    """The message for a view.
+
+    Words: "qkv" (three equal blocks of rows), "heads:N", "experts", "flatten".
+    """
     if view == "qkv":
         if len(shape) < 2 or shape[-2] % 3:
             raise InvalidArgumentError(
@@ -53,9 +61,14 @@ def parse(view: View | str, name: str, shape: tuple[int, ...]) -> types.MatrixVi
         return types.MatrixView(kind=types.MatrixView.KIND_ROW_BLOCKS, row_blocks=view.rows)
     if isinstance(view, Heads):
         return types.MatrixView(kind=types.MatrixView.KIND_HEADS, heads=view.count)
-    if isinstance(view, Experts):
+    if isinstance(view, Experts) or flattens(view):
         return types.MatrixView(kind=types.MatrixView.KIND_WHOLE)
     raise InvalidArgumentError(
-        f"views: {view!r} for '{name}' is not RowBlocks, Heads, Experts, 'qkv', 'heads:N' or "
-        "'experts'"
+        f"views: {view!r} for '{name}' is not RowBlocks, Heads, Experts, Flatten, 'qkv', "
+        "'heads:N', 'experts' or 'flatten'"
     )
+
+
+def flattens(view: View | str) -> bool:
+    """Whether the parameter is registered as the matrix that Flatten makes of it."""
+    return view == "flatten" or isinstance(view, Flatten)

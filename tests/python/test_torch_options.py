@@ -1,0 +1,306 @@
+"""Options and groups as people write them to torch's own optimizers, and what becomes of them."""
+
+import dmuond
+import dmuond.torch
+import pytest
+import torch
+from dmuond.torch.collect import groups
+from dmuond.torch.routing import Router
+from habits import (
+    ADAMW_LR,
+    LR,
+    MATRICES,
+    STEPS,
+    TorchOptimizers,
+    assert_same_training,
+    assert_same_weights,
+    loss_of,
+    make_model,
+    make_optimizer,
+    plain_loop,
+    weights,
+)
+from torch import nn
+from torch.nn.utils import parametrizations
+
+JORDAN = (3.4445, -4.7750, 2.0315)
+
+
+def routed(model, **options):
+    """Route and reason of each parameter."""
+    given, _ = groups(model)
+    found = Router(None, options.get("views")).route([n for members, _ in given for n in members])
+    return {item.named.name: (item.route, item.reason) for item in found}
+
+
+# --- torch's names ---
+
+
+def test_torchs_names_of_options_mean_what_they_mean_to_torch(muon):
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    named = {"ns_coefficients": (3.0, -3.2, 1.2), "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw"}
+    others = TorchOptimizers(reference)
+    others.parts[0] = torch.optim.Muon(
+        [dict(reference.named_parameters())[name] for name in MATRICES], lr=LR, **named
+    )
+    plain_loop(model, muon(model, **named))
+    plain_loop(reference, others)
+    assert_same_training(model, reference, start)
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_a_number_of_steps_alone_keeps_the_coefficients(muon, steps):
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    others = TorchOptimizers(reference)
+    others.parts[0].param_groups[0]["ns_steps"] = steps
+    plain_loop(model, muon(model, ns_steps=steps))
+    plain_loop(reference, others)
+    assert_same_training(model, reference, start)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"adjust_lr_fn": "original", "scale": "spectral"}, "scale='spectral' is given, too"),
+        ({"adjust_lr_fn": "mine"}, "scale='mine' is unknown"),
+        ({"ns_steps": 0}, "ns_steps=0 is no number of steps"),
+        ({"ns_steps": 3, "ns_coefficients": [JORDAN] * 2}, "ns_coefficients has 2 steps"),
+        ({"ns_steps": 3, "preset": "dmuon"}, "'dmuon' has coefficients of its own"),
+    ],
+)
+def test_options_that_say_two_things_are_refused(address, given, words):
+    with pytest.raises(dmuond.InvalidArgumentError, match=words):
+        make_optimizer(make_model(), address=address, **given)
+
+
+def ascending(model, optimizer, negated):
+    for step in range(STEPS):
+        loss_of(model, step).backward()
+        for name in negated:
+            model.get_parameter(name).grad.neg_()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_maximize_goes_up_and_counts_for_its_group_alone(muon):
+    """torch.optim.Muon has no such option: it gets the gradients of the negative."""
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    pattern = {"[!u]*": {"maximize": True}}
+    ascending(model, muon(model, groups=pattern), ())
+    others = TorchOptimizers(reference)
+    up = dict(reference.up.named_parameters())["bias"]
+    rest = [p for p in others.parts[1].param_groups[0]["params"] if p is not up]
+    others.parts[1] = torch.optim.AdamW(
+        [{"params": [up]}, {"params": rest, "maximize": True}], lr=ADAMW_LR, weight_decay=0.1
+    )
+    ascending(reference, others, [name for name in MATRICES if name != "up.weight"])
+    assert_same_training(model, reference, start)
+
+
+# --- convolutions and weight_norm ---
+
+
+class Convolution(nn.Module):
+    """A convolution whose kernel is also there as the matrix that it is made of."""
+
+    def __init__(self, flat: bool):
+        super().__init__()
+        self.flat = flat
+        kernel = torch.randn(6, 3, 2, 3, generator=torch.Generator().manual_seed(0)) / 4
+        self.conv = nn.Conv2d(3, 6, (2, 3), bias=False)
+        self.conv.weight = nn.Parameter(kernel)
+        if flat:
+            self.conv.weight = nn.Parameter(kernel.flatten(1))
+
+    def loss(self, step: int):
+        images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1 + step))
+        kernel = self.conv.weight.reshape(6, 3, 2, 3)
+        return nn.functional.conv2d(images, kernel).sin().square().mean()
+
+    def train_by(self, optimizer):
+        for step in range(STEPS):
+            self.loss(step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("view", ["flatten", dmuond.torch.Flatten()])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_flattened_convolution_is_trained_as_torch_trains_the_matrix(muon, view, memory_format):
+    model, reference = Convolution(flat=False), Convolution(flat=True)
+    model.conv.weight.data = model.conv.weight.data.to(memory_format=memory_format)
+    start = weights(reference)
+    optimizer = muon(model, views={"conv.weight": view})
+    assert [(row.route, row.matrices) for row in optimizer.routing] == [(1, 1)]
+    model.train_by(optimizer)
+    reference.train_by(torch.optim.Muon(reference.parameters(), lr=LR))
+    got = {"conv.weight": model.conv.weight.detach().flatten(1)}
+    assert_same_weights(got, weights(reference), start)
+
+
+def test_the_state_of_a_flattened_convolution_has_the_kernels_shape_and_goes_on(muon):
+    model = Convolution(flat=False)
+    optimizer = muon(model, views={"conv.weight": "flatten"})
+    model.train_by(optimizer)
+    saved, start = optimizer.state_dict(), weights(model)
+    assert saved["state"][0]["momentum_buffer"].shape == (6, 3, 2, 3)
+    model.train_by(optimizer)
+    optimizer.close()
+    again = Convolution(flat=False)
+    again.load_state_dict(start)
+    optimizer = muon(again, views={"conv.weight": "flatten"})
+    optimizer.load_state_dict(saved)
+    again.train_by(optimizer)
+    assert torch.equal(again.conv.weight, model.conv.weight)
+
+
+def test_a_convolution_without_the_view_is_on_adamw_and_says_what_to_write():
+    model = nn.Sequential(nn.Conv2d(3, 6, 3))
+    route, reason = routed(model)["0.weight"]
+    assert route == "adamw" and "'flatten'" in reason
+    assert routed(model, views={"0.weight": "flatten"})["0.weight"] == ("muon", "4-D, flattened")
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm])
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_magnitudes_of_weight_norm_are_on_adamw_and_directions_where_the_weight_was(norm, dim):
+    model = nn.ModuleDict({"up": nn.Linear(24, 40), "head": nn.Linear(40, 9)})
+    before = {name: route for name, (route, _) in routed(model).items()}
+    for layer in model.values():
+        norm(layer, dim=dim)
+    found = routed(model)
+    for layer in ("up", "head"):
+        magnitude, direction = [n for n in found if n.startswith(layer) and "bias" not in n]
+        assert found[magnitude][0] == "adamw"
+        assert found[direction][0] == before[f"{layer}.weight"]
+
+
+def test_a_model_with_weight_norm_is_trained_as_by_torch(muon):
+    model, reference = make_model(), make_model()
+    for each in (model, reference):
+        parametrizations.weight_norm(each.up)
+        parametrizations.weight_norm(each.head)
+    start = weights(reference)
+    others = TorchOptimizers.__new__(TorchOptimizers)
+    named = dict(reference.named_parameters())
+    matrices = [n for n in MATRICES if n in named] + ["up.parametrizations.weight.original1"]
+    others.parts = [
+        torch.optim.Muon([named[name] for name in matrices], lr=LR),
+        torch.optim.AdamW(
+            [p for name, p in named.items() if name not in matrices], ADAMW_LR, weight_decay=0.1
+        ),
+    ]
+    plain_loop(model, muon(model))
+    plain_loop(reference, others)
+    assert_same_training(model, reference, start)
+
+
+# --- groups that are added ---
+
+
+def test_groups_added_before_the_first_step_are_trained_as_by_torch(muon):
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    optimizer = muon([("embed.weight", model.embed.weight), ("up.weight", model.up.weight)])
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    optimizer.add_param_group({"params": [("up.bias", model.up.bias)], "name": "biases"})
+    rest = [(n, p) for n, p in model.named_parameters() if n.split(".")[0] not in ("embed", "up")]
+    optimizer.add_param_group({"params": rest})
+    assert [group["route"] for group in optimizer.param_groups] == [
+        "muon",
+        "adamw",
+        "adamw",
+        "muon",
+        "adamw",
+    ]
+    assert schedule.optimizer is optimizer
+    plain_loop(model, optimizer)
+    plain_loop(reference, TorchOptimizers(reference))
+    assert_same_training(model, reference, start)
+
+
+def test_frozen_parameters_can_be_added_without_names_once_they_train(muon):
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    model.up.requires_grad_(False)
+    optimizer = muon(model)
+    model.up.requires_grad_(True)
+    optimizer.add_param_group({"params": model.up.parameters(), "lr": LR / 2})
+    named = dict(reference.named_parameters())
+    others = TorchOptimizers(reference)
+    others.parts[0] = torch.optim.Muon(
+        [
+            {"params": [named[n] for n in MATRICES if n != "up.weight"], "lr": LR},
+            {"params": [named["up.weight"]], "lr": LR / 2},
+        ]
+    )
+    plain_loop(model, optimizer)
+    plain_loop(reference, others)
+    assert_same_training(model, reference, start)
+    assert {row.parameter for row in optimizer.routing} == set(named)
+
+
+def test_gradients_that_were_there_are_those_of_the_first_step(muon):
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    optimizer = muon([(n, p) for n, p in model.named_parameters() if n != "head.weight"])
+    loss_of(model, 0).backward()
+    optimizer.add_param_group({"params": [("head.weight", model.head.weight)]})
+    optimizer.step()
+    loss_of(reference, 0).backward()
+    TorchOptimizers(reference).step()
+    assert_same_training(model, reference, start)
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"lr": 1.0}, "a group is a dict with 'params'"),
+        ({"params": list(nn.Linear(3, 3).parameters())}, "parameters need names"),
+        ({"params": nn.Linear(3, 3), "lrr": 1.0}, "unknown option 'lrr': is 'lr' meant"),
+        ({"params": [("up.weight", nn.Parameter(torch.zeros(3, 3)))]}, "have the name 'up.weight'"),
+    ],
+)
+def test_a_group_that_cannot_be_added_changes_nothing(muon, group, words):
+    model = make_model()
+    optimizer = muon(model)
+    with pytest.raises(dmuond.InvalidArgumentError, match=words):
+        optimizer.add_param_group(group)
+    plain_loop(model, optimizer)
+    assert len(optimizer.param_groups) == 2
+
+
+def test_groups_after_the_first_step_are_refused_with_the_line_to_write(muon):
+    model = make_model()
+    optimizer = muon(model)
+    plain_loop(model, optimizer, range(1))
+    with pytest.raises(dmuond.InvalidArgumentError, match="step 1 .* include_frozen=True"):
+        optimizer.add_param_group({"params": nn.Linear(3, 3)})
+    plain_loop(model, optimizer, range(1, 3))
+
+
+def adding(rank, world):
+    """The weights in the end."""
+    model = make_model()
+    optimizer = make_optimizer(model.up, max_grad_norm=1.0)
+    optimizer.add_param_group({"params": [("narrow.weight", model.narrow.weight)]})
+    for step in range(3):
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+    return {name: w.numpy() for name, w in weights(model).items()}
+
+
+def test_all_ranks_add_a_group_together(ranks, daemons):
+    addresses = daemons.start(2, 1)
+    first, *others = ranks.run(adding, 4, addresses)
+    start = weights(make_model())
+    assert not (first["narrow.weight"] == start["narrow.weight"].numpy()).all()
+    for other in others:
+        for name, weight in first.items():
+            assert (other[name] == weight).all(), name
