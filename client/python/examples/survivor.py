@@ -1,11 +1,10 @@
 """A training script that survives: its own death, a lane's, a daemon's, and being set back.
 
 usage: dmuonctl run -- python survivor.py STEPS (with RANK and WORLD_SIZE, as torchrun sets them).
-Whatever the run needs to go on from a step travels with that step, as opt.trainer_state.
+Whatever the run needs to go on from a step travels with that step.
 """
 
 import hashlib
-import io
 import sys
 
 import dmuond.torch
@@ -15,10 +14,10 @@ from torch import nn
 ROWS, BATCH, WIDTH = 512, 16, 32
 
 
-def batch(data: torch.Tensor, position: int, rank: int, world: int) -> torch.Tensor:
-    """The position-th batch of this rank: a new order of the rows in every epoch."""
+def batch(data: torch.Tensor, step: int, rank: int, world: int) -> torch.Tensor:
+    """The rows of this rank for a step, from 1: a new order of them in every epoch."""
     per_epoch = ROWS // (BATCH * world)
-    epoch, at = divmod(position, per_epoch)
+    epoch, at = divmod(step - 1, per_epoch)
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(epoch))
     return data[order[(at * world + rank) * BATCH :][:BATCH]]
 
@@ -32,40 +31,20 @@ def main(steps: int) -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=steps)
     rank, world = opt.session.rank, opt.session.world_size
     torch.manual_seed(rank)  # from here on random numbers are dropout's
-    position = 0
 
-    def remember() -> bytes:
-        rates = [group["lr"] for group in opt.param_groups]
-        parts = (position, torch.get_rng_state(), rates, schedule.state_dict())
-        torch.save(parts, buffer := io.BytesIO())
-        return buffer.getvalue()
-
-    def recall(state: bytes) -> None:
-        nonlocal position
-        position, random_state, rates, schedule_state = torch.load(io.BytesIO(state))
-        torch.set_rng_state(random_state)
-        for group, rate in zip(opt.param_groups, rates, strict=True):
-            group["lr"] = rate
-        schedule.load_state_dict(schedule_state)
-
-    beginning = remember()
+    loop = dmuond.torch.LoopState(opt, schedule=schedule, after_step=schedule.step)
     while opt.last_committed_step < steps:
         try:
-            recall(opt.trainer_state or beginning)
-            if opt.trainer_state:
-                schedule.step()  # what the loop does after the step that is remembered
-            for step in range(opt.last_committed_step + 1, steps + 1):
-                rows = batch(data, position, rank, world)
+            for step in loop.steps(steps):
+                rows = batch(data, step, rank, world)
                 loss = (model(rows) - rows).square().mean()
                 loss.backward()
-                position += 1
-                opt.trainer_state = remember()
                 opt.step()
-                schedule.step()
                 opt.zero_grad()
                 print("step", step, loss.item(), flush=True)
         except dmuond.RolledBack as back:
             print("back to", back.to_step, flush=True)
+
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     print("weights", hashlib.sha256(weights).hexdigest(), flush=True)
     opt.close()

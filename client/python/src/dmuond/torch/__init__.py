@@ -1,6 +1,7 @@
 """The optimizer for PyTorch: `dmuond.torch.Muon`."""
 
 from dmuond.errors import Aborted, DaemonLost, Error, RolledBack, Unreachable
+from dmuond.torch.loop_state import LoopState
 from dmuond.torch.muon import Muon
 from dmuond.torch.presets import PRESETS, Preset
 from dmuond.torch.views import Experts, Flatten, Heads, RowBlocks
@@ -13,6 +14,7 @@ __all__ = [
     "Experts",
     "Flatten",
     "Heads",
+    "LoopState",
     "Muon",
     "Preset",
     "RolledBack",

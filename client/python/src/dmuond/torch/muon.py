@@ -26,6 +26,7 @@ from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
 from dmuond.torch.devices import device_of
 from dmuond.torch.early import EarlySignals
+from dmuond.torch.explain import explanation
 from dmuond.torch.fragments import holding_of
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.model_watch import ModelWatch
@@ -40,6 +41,8 @@ from dmuond.torch.views import Views
 _PHASES = ("collect", "decide", "update", "publish", "quiet")
 # Until all ranks have come to add_param_group.
 _OTHERS_WITHIN_S, _OTHERS_PAUSE_S = 60.0, 0.05
+_NOT_LOADED = {"params", "param_names", "route", *FIXED_OPTIONS}
+_SAVED_KINDS = (bool, int, float, str, tuple, list, Tensor)
 _STEP_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
@@ -143,6 +146,7 @@ class Muon(torch.optim.Optimizer):
         self.clip_muon = clip_muon
         self._overlap = overlap_forward
         self._trainer_state = b""
+        self._make_trainer_state: Callable[[], bytes] | None = None
         self._options = dict(
             overrides,
             lr=lr,
@@ -204,7 +208,7 @@ class Muon(torch.optim.Optimizer):
         holdings = {
             id(named.parameter): holding_of(named.name, named.parameter) for named in updates
         }
-        shares = self._reduction.shares(self._routed)
+        self._shares = shares = self._reduction.shares(self._routed)
         maximized = [id(p) for g in self.param_groups if g["maximize"] for p in g["params"]]
         for key in maximized:
             shares[key] = dataclasses.replace(shares[key], factor=-shares[key].factor)
@@ -259,6 +263,14 @@ class Muon(torch.optim.Optimizer):
         """Every parameter of the job: route, matrices, owners, and why."""
         return self.registered.routing
 
+    def explain(self) -> str:
+        """What was made of the model, as text to be read before a long run.
+
+        Routes and their reasons, what becomes of the ranks' gradients, what this rank holds, and
+        what of all that is a guess.
+        """
+        return explanation(self.routing, self._routed, self._slots, self._shares, self._reduction)
+
     @property
     def last_committed_step(self) -> int:
         """Steps that the job has behind it, skipped ones too: where the loop starts or goes on."""
@@ -308,12 +320,16 @@ class Muon(torch.optim.Optimizer):
     def trainer_state(self) -> bytes:
         """What commits with each step and comes back after a restart; at most 1 MiB.
 
-        Set it before step(): position in the data, random state, scheduler.
+        Set it before step(): position in the data, random state, scheduler (LoopState does). Or set
+        a function that returns it: each step() calls it, after the closure.
         """
         return self._trainer_state
 
     @trainer_state.setter
-    def trainer_state(self, value: bytes) -> None:
+    def trainer_state(self, value: bytes | Callable[[], bytes]) -> None:
+        self._make_trainer_state = value if callable(value) else None
+        if callable(value):
+            return
         if not isinstance(value, bytes | bytearray | memoryview):
             raise InvalidArgumentError(f"trainer_state is {type(value).__name__}, not bytes")
         self._trainer_state = bytes(value)
@@ -363,8 +379,11 @@ class Muon(torch.optim.Optimizer):
             for slot in self._slots
             if (withdraw or not self._early.has_signalled(slot)) and not slot.adopt_gradient()
         ]
+        scalars = self._scalars(scale.loss_scale)
+        if self._make_trainer_state is not None:
+            self._trainer_state = self._make_trainer_state()
         outcome = self._session.step(
-            self._scalars(scale.loss_scale),
+            scalars,
             absent=absent,
             trainer_state=self._trainer_state,
             withdraw=withdraw,
@@ -441,6 +460,7 @@ class Muon(torch.optim.Optimizer):
         finally:
             if self._session.closed:
                 self._remove_hooks()
+                self._make_trainer_state = None
 
     def __getstate__(self) -> dict[str, Any]:
         raise Error(
@@ -542,9 +562,23 @@ class Muon(torch.optim.Optimizer):
                 f"{len(self.param_groups)}"
             )
         for group, loaded in zip(self.param_groups, saved, strict=True):
-            kept = {"params", "param_names", "route", *FIXED_OPTIONS}
-            group.update({key: value for key, value in loaded.items() if key not in kept})
+            group.update({key: value for key, value in loaded.items() if key not in _NOT_LOADED})
         self._schedules.begin(self.param_groups)
+
+    def _options_to_save(self) -> list[dict[str, Any]]:
+        """What a step or a schedule may have changed in the groups."""
+        return [
+            {
+                key: value
+                for key, value in group.items()
+                if key not in _NOT_LOADED and isinstance(value, _SAVED_KINDS)
+            }
+            for group in self.param_groups
+        ]
+
+    def _updates_of_any(self) -> int:
+        """Updates that the parameter of this rank has had which has had most."""
+        return max(int(t.values[0]) for t in self._session.pull(kinds=[types.STATE_KIND_STEP]))
 
     # --- parts ---
 

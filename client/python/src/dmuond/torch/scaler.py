@@ -40,6 +40,14 @@ def forget(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
+def replay(scaler: GradScaler, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
+    """Makes the scaler what it is after a step of which it has seen nothing, before update()."""
+    forget(scaler, optimizer)
+    if scaler.is_enabled():
+        scaler.scale(torch.zeros((), device=scaler._device))  # makes its tensors, as a loss does
+        write_back(scaler, optimizer, skipped)
+
+
 def write_back(scaler: GradScaler | None, optimizer: torch.optim.Optimizer, skipped: bool) -> None:
     """Writes what `update()` reads: whether any gradient in the world was not finite."""
     if scaler is not None:

@@ -1,0 +1,81 @@
+"""What the optimizer has made of a model, as text: routes, gradients, holdings and guesses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from dmuond import types
+from dmuond.torch import table
+from dmuond.torch.mesh_roles import describe
+from dmuond.torch.reduction import Reduction, Share
+from dmuond.torch.routing import Routed
+from dmuond.torch.slots import Slot
+
+_OTHER_ROUTE = {"muon": "adamw", "adamw": "muon"}
+
+
+def explanation(
+    routing: Iterable[types.RoutingRow],
+    routed: Sequence[Routed],
+    slots: Iterable[Slot],
+    shares: Mapping[int, Share],
+    reduction: Reduction,
+) -> str:
+    """shares: by id of the parameter."""
+    parts = {"Which optimizer updates what:": table.format_table(routing).splitlines()}
+    gradients: dict[str, list[str]] = {}
+    holdings: dict[str, list[str]] = {}
+    for slot in slots:
+        gradient = _gradient(slot.parameter, shares[id(slot.parameter)], reduction)
+        gradients.setdefault(gradient, []).append(slot.name)
+        holdings.setdefault(_holding(slot, shares[id(slot.parameter)]), []).append(slot.name)
+    parts["What becomes of the ranks' gradients:"] = _listed(gradients)
+    parts["What this rank holds:"] = _listed(holdings)
+    guesses = [_guess(item) for item in routed if "guess" in item.reason]
+    parts["What is guessed:"] = guesses or ["nothing"]
+    return "\n".join(
+        line for title, lines in parts.items() for line in (title, *(f"  {x}" for x in lines))
+    )
+
+
+def _listed(found: Mapping[str, list[str]]) -> list[str]:
+    return [f"{what}: {', '.join(_folded(names))}" for what, names in found.items()]
+
+
+def _folded(names: Iterable[str]) -> list[str]:
+    """Layers of one name as one: blocks.*.up.weight."""
+    return list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
+
+
+def _gradient(parameter: Tensor, share: Share, reduction: Reduction) -> str:
+    reduced = reduction.reduced.get(id(parameter))
+    first = "" if reduced is None else f"FSDP2 averages over {describe(reduced.mesh)}; then "
+    if share.contribution == types.CONTRIBUTION_SAME:
+        what = "holders have equal gradients, and one of each is taken"
+    elif share.contribution == types.CONTRIBUTION_NONE:
+        what = "this rank's are equal to others', which are taken"
+    else:
+        what = "the daemon adds up the holders'"
+    factor = Fraction(abs(share.factor)).limit_denominator(1 << 20)
+    times = "" if factor == 1 else f", times {factor}"
+    return f"{first}{what}{times}{', with the sign changed (maximize)' * (share.factor < 0)}"
+
+
+def _holding(slot: Slot, share: Share) -> str:
+    parameter = slot.parameter
+    if isinstance(parameter, DTensor):
+        ranks = sorted(parameter.device_mesh.mesh.flatten().tolist())
+        cut = ", ".join(map(repr, parameter.placements))
+        return f"its part of {cut} over {describe(parameter.device_mesh)}, ranks {ranks}"
+    return "whole, as every rank does" if share.held_by_all else "whole"
+
+
+def _guess(item: Routed) -> str:
+    name, route = item.named.name, item.route
+    line = f'route=[("{name}", "{_OTHER_ROUTE[route]}")] says otherwise'
+    return f"{name} is on {route}, {item.reason}; {line}"
