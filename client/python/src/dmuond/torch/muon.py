@@ -191,11 +191,7 @@ class Muon(torch.optim.Optimizer):
     def _begin(self, open_session: Callable[..., Session]) -> None:
         """Registers the groups' parameters in a session of its own, and watches them."""
         self._schedules = Schedules(self.param_groups)
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[
-                    parameter
-                ] = {}  # torch's checkpoints take an empty state for a fresh one
+        self._show_no_state()
         if self._overlap:
             _check_overlap(self._models, self.param_groups)
         updated = {id(p): index for index, g in enumerate(self.param_groups) for p in g["params"]}
@@ -523,8 +519,16 @@ class Muon(torch.optim.Optimizer):
                 self.state[slot.parameter] = pulled.get(slot.name, {})
             return super().state_dict()
         finally:
-            for slot in self._slots:
-                self.state[slot.parameter] = {}
+            self._show_no_state()
+
+    def _show_no_state(self) -> None:
+        """Leaves the names of the state that the daemon has.
+
+        torch's checkpoints take an empty state for that of a fresh optimizer, and go by its names.
+        """
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = dict.fromkeys(state.ROUTE_KEYS[group["route"]])
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

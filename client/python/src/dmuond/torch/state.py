@@ -29,7 +29,7 @@ KEYS = {
     "step": types.STATE_KIND_STEP,
 }
 _NAMES = {kind: key for key, kind in KEYS.items()}
-_ROUTE_KEYS = {
+ROUTE_KEYS = {
     "muon": ("master", "momentum_buffer", "step"),
     "adamw": ("master", "exp_avg", "exp_avg_sq", "step"),
 }
@@ -132,7 +132,7 @@ def _by_order(saved: list, current: list, state: dict) -> list:
 
 def to_daemon(entries: Iterable[Entry]) -> Iterator[StateTensor]:
     for entry in entries:
-        allowed = _ROUTE_KEYS[entry.slot.route]
+        allowed = ROUTE_KEYS[entry.slot.route]
         wrong = {"momentum_buffer", "exp_avg", "max_exp_avg_sq"} & set(entry.saved) - set(allowed)
         if wrong:
             raise InvalidArgumentError(
@@ -141,9 +141,14 @@ def to_daemon(entries: Iterable[Entry]) -> Iterator[StateTensor]:
                 f"here is {entry.slot.route}, which has {', '.join(allowed)}"
             )
         for key in allowed:
-            if key in entry.saved:
+            if key in entry.saved and not _is_absent(entry.saved[key]):
                 values = _local_values(entry, key)
                 yield StateTensor(entry.slot.name, 0, KEYS[key], values)
+
+
+def _is_absent(value: Any) -> bool:
+    """Torch's flat checkpoints have an empty dict for what was not saved."""
+    return value is None or isinstance(value, dict) and not value
 
 
 def _local_values(entry: Entry, key: str) -> np.ndarray:

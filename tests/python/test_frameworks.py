@@ -1,0 +1,176 @@
+"""The example scripts for other people's frameworks, run, and compared with plain loops.
+
+Those whose package is not there are skipped: pip install transformers accelerate lightning.
+"""
+
+import contextlib
+import importlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import dmuond.torch
+import pytest
+import torch
+from daemons import free_port
+
+EXAMPLES = Path(__file__).parents[2] / "client/python/examples"
+PATIENCE_S = 240.0
+OPTIONS = {"lr": 1e-2, "adamw_lr": 1e-3, "max_grad_norm": 1.0, "verbose": False}
+
+
+def example(name: str):
+    """An example as a module."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def run(address):
+    """Runs an example, on several ranks under torchrun; its lines by their first words."""
+
+    def run(script: str, *arguments: str | Path, ranks: int = 0) -> dict[str, str]:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        done = subprocess.run(
+            [sys.executable, *(launcher if ranks else ()), EXAMPLES / script, *arguments],
+            env=os.environ | {"DMUOND_ADDRESS": address, "WANDB_MODE": "offline"},
+            capture_output=True,
+            timeout=PATIENCE_S,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return lines(done.stdout)
+
+    return run
+
+
+def lines(text: str) -> dict[str, str]:
+    """Of each step, and of the weights in the end."""
+    words = [line.split(" ") for line in text.splitlines()]
+    return {" ".join(w[: 1 + (w[0] == "step")]): w for w in words if w[0] in ("step", "weights")}
+
+
+def steps(found: dict[str, str]) -> list[int]:
+    return [int(name.split()[1]) for name in found if name != "weights"]
+
+
+def assert_goes_on(whole, part):
+    """What the second half of a run has said is what the undisturbed one has."""
+    assert part == {name: whole[name] for name in part}
+
+
+# --- Hugging Face's Trainer ---
+
+
+def test_the_trainer_makes_the_optimizer_or_is_handed_it_and_resumes(run, tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    made = run("hf_trainer.py", tmp_path / "made", "8")
+    assert steps(made) == list(range(1, 9))
+    assert run("hf_trainer.py", tmp_path / "handed", "8", "--handed") == made
+    for how in ("made", "handed"):
+        shutil.copytree(tmp_path / how / "checkpoint-4", tmp_path / f"{how}-half/checkpoint-4")
+        again = ["--handed"] if how == "handed" else []
+        assert run("hf_trainer.py", tmp_path / f"{how}-half", "8", "--resume", *again) == made
+
+
+# --- Accelerate ---
+
+
+def plain_accumulation(rank, world, last):
+    """What accelerate_loop.py does, without Accelerate."""
+    tiny = example("tiny_model")
+    model = tiny.make_model()
+    optimizer = dmuond.torch.Muon(model, **OPTIONS)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
+    for step in range(1, last + 1):
+        for part in range(2):
+            tokens = tiny.batch(2 * step + part, rank)
+            (tiny.loss_of(model(tokens), tokens) / 2).backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    optimizer.close()
+    return tiny.digest(model)
+
+
+def test_accelerate_is_the_plain_loop_and_goes_on_from_save_state(run, ranks, address, tmp_path):
+    pytest.importorskip("accelerate")
+    whole = run("accelerate_loop.py", tmp_path / "whole", "1", "6")
+    assert whole["weights"][1] == ranks.run(plain_accumulation, 1, [address], 6)[0]
+    run("accelerate_loop.py", tmp_path / "half", "1", "3")
+    again = run("accelerate_loop.py", tmp_path / "half", "4", "6")
+    assert steps(again) == [4, 5, 6]
+    assert_goes_on(whole, again)
+
+
+def test_accelerates_ddp_on_two_ranks_is_the_plain_loop(run, ranks, address, tmp_path):
+    pytest.importorskip("accelerate")
+    two = run("accelerate_loop.py", tmp_path, "1", "3", ranks=2)
+    assert {two["weights"][1]} == set(ranks.run(plain_accumulation, 2, [address], 3))
+
+
+# --- Lightning ---
+
+
+def plain_epochs(rank, world, last):
+    """What lightning_module.py does, without Lightning."""
+    tiny = example("tiny_model")
+    model = tiny.make_model()
+    optimizer = dmuond.torch.Muon(model, **OPTIONS)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+    for step in range(last):
+        first = step % 3 * 8
+        tokens = torch.stack([tiny.batch(index)[0] for index in range(first, first + 8)])
+        tiny.loss_of(model(tokens), tokens).backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    optimizer.close()
+    return tiny.digest(model)
+
+
+def test_lightning_is_the_plain_loop_and_goes_on_from_its_checkpoint(run, ranks, address, tmp_path):
+    pytest.importorskip("lightning")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "half").mkdir()
+    whole = run("lightning_module.py", tmp_path / "whole", "6")
+    assert whole["weights"][1] == ranks.run(plain_epochs, 1, [address], 6)[0]
+    run("lightning_module.py", tmp_path / "half", "3")
+    again = run("lightning_module.py", tmp_path / "half", "6", "--resume")
+    assert steps(again) == [4, 5, 6]
+    assert_goes_on(whole, again)
+
+
+# --- torchtitan's way, with DCP ---
+
+
+def titan(rank, world, folder, last):
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        example("titan_loop").main(folder, last)
+    return lines(output.getvalue())
+
+
+def test_a_torchtitan_loop_goes_on_with_more_and_with_fewer_ranks(ranks, address, tmp_path):
+    def train(world, folder, last):
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        arguments = (str(tmp_path / folder), last)
+        return ranks.run(titan, world, [address], *arguments, environment=environment)[0]
+
+    whole = train(2, "whole", 6)
+    train(2, "2", 3)
+    for folder in ("4", "1"):
+        shutil.copytree(tmp_path / "2", tmp_path / folder)
+    same, more, fewer = train(2, "2", 6), train(4, "4", 6), train(1, "1", 6)
+    assert steps(same) == [4, 5, 6]
+    assert_goes_on(whole, same)
+    for other in (more, fewer):
+        assert other.keys() == same.keys()
+        for step in ("step 4", "step 5", "step 6"):
+            _, _, norm, rate = other[step]
+            assert float(norm) == pytest.approx(float(whole[step][2]), rel=1e-4)
+            assert rate == whole[step][3]
