@@ -5,7 +5,9 @@ Those whose package is not there are skipped: pip install transformers accelerat
 
 import contextlib
 import importlib
+import importlib.util
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -117,15 +119,14 @@ def test_accelerates_ddp_on_two_ranks_is_the_plain_loop(run, ranks, address, tmp
 # --- Lightning ---
 
 
-def plain_epochs(rank, world, last):
+def plain_steps(rank, world, last):
     """What lightning_module.py does, without Lightning."""
     tiny = example("tiny_model")
     model = tiny.make_model()
     optimizer = dmuond.torch.Muon(model, **OPTIONS)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
     for step in range(last):
-        first = step % 3 * 8
-        tokens = torch.stack([tiny.batch(index)[0] for index in range(first, first + 8)])
+        tokens = tiny.batch(step)
         tiny.loss_of(model(tokens), tokens).backward()
         optimizer.step()
         schedule.step()
@@ -139,7 +140,7 @@ def test_lightning_is_the_plain_loop_and_goes_on_from_its_checkpoint(run, ranks,
     (tmp_path / "whole").mkdir()
     (tmp_path / "half").mkdir()
     whole = run("lightning_module.py", tmp_path / "whole", "6")
-    assert whole["weights"][1] == ranks.run(plain_epochs, 1, [address], 6)[0]
+    assert whole["weights"][1] == ranks.run(plain_steps, 1, [address], 6)[0]
     run("lightning_module.py", tmp_path / "half", "3")
     again = run("lightning_module.py", tmp_path / "half", "6", "--resume")
     assert steps(again) == [4, 5, 6]
@@ -174,3 +175,51 @@ def test_a_torchtitan_loop_goes_on_with_more_and_with_fewer_ranks(ranks, address
             _, _, norm, rate = other[step]
             assert float(norm) == pytest.approx(float(whole[step][2]), rel=1e-4)
             assert rate == whole[step][3]
+
+
+# --- loggers ---
+
+
+def test_steps_go_to_tensorboard(run, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run("log_tensorboard.py", tmp_path, "3")
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    logged = {
+        tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
+    assert logged["loss"] == logged["dmuond/gradient_norm"] == [1, 2, 3]
+    assert [event.value for event in events.Scalars("dmuond/step")] == [1, 2, 3]
+
+
+FAKE_WANDB = """
+import contextlib, json, pathlib
+class Run:
+    def __init__(self, folder): self.path = pathlib.Path(folder, "logged")
+    def log(self, values, step):
+        with self.path.open("a") as file: print(json.dumps([step, values]), file=file)
+@contextlib.contextmanager
+def init(project, dir, config):
+    assert "What is guessed" in config["explain"]
+    yield Run(dir)
+"""
+
+
+def test_steps_go_to_wandb(run, tmp_path, monkeypatch):
+    """Where the package is not there, what stands for it writes the calls down."""
+    there = importlib.util.find_spec("wandb") is not None
+    if not there:
+        (tmp_path / "stand-in").mkdir()
+        (tmp_path / "stand-in/wandb.py").write_text(FAKE_WANDB)
+        path = os.pathsep.join([str(tmp_path / "stand-in"), os.environ.get("PYTHONPATH", "")])
+        monkeypatch.setenv("PYTHONPATH", path)
+    run("log_wandb.py", tmp_path, "3")
+    if there:
+        (logged,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+        assert b"gradient_norm" in logged.read_bytes()
+    else:
+        logged = [json.loads(line) for line in (tmp_path / "logged").read_text().splitlines()]
+        assert [step for step, _ in logged] == [1, 2, 3]
+        assert all(values["step"] == step and "loss" in values for step, values in logged)

@@ -343,6 +343,17 @@ def test_a_compiled_model_equals_torch(muon, poison, backend):
     run_both(muon, loop)
 
 
+@pytest.mark.parametrize("options", [{}, {"overlap_forward": True}], ids=["plain", "overlap"])
+def test_compiled_blocks_equal_torch(muon, options):
+    def loop(model, optimizer):
+        model.up.compile(backend="aot_eager")  # in place
+        model.wide = torch.compile(model.wide, backend="aot_eager")  # wrapped, weights as before
+        plain_loop(model, optimizer)
+        model.wide = model.wide._orig_mod
+
+    run_both(muon, loop, **options)
+
+
 def test_an_optimizer_made_of_a_compiled_model_has_the_plain_names(muon):
     compiled = torch.compile(make_model(), backend="aot_eager")
     names = {row.parameter for row in muon(compiled).routing}
