@@ -131,6 +131,7 @@ def test_a_function_as_trainer_state_is_asked_in_each_step_after_the_closure(muo
 
     def closure():
         calls.append(1)
+        optimizer.zero_grad()
         loss = loss_of(model, 0)
         loss.backward()
         return loss

@@ -100,6 +100,40 @@ def test_a_second_backward_now_and_then_withdraws_and_equals_torch(muon):
         run_both(muon, loop)
 
 
+def a_backward_more(model, step):
+    loss_of(model, step + 50).backward()
+
+
+def another_gradient(model, step):
+    model.up.bias.grad = model.up.bias.grad * 2
+
+
+def another_gradients_data(model, step):
+    model.up.bias.grad.data = model.up.bias.grad * 2
+
+
+@pytest.mark.parametrize("together", [0, 100, 4096], ids=["one by one", "mixed", "together"])
+@pytest.mark.parametrize("change", [a_backward_more, another_gradient, another_gradients_data])
+def test_changes_after_signals_withdraw_however_gradients_are_copied(
+    muon, monkeypatch, together, change
+):
+    """Small gradients of a bucket are copied together, large ones by their own hooks."""
+    monkeypatch.setattr(dmuond.torch.muon, "_TOGETHER_MAX", together)
+
+    def loop(model, optimizer):
+        for step in range(STEPS + 2):
+            loss_of(model, step).backward()
+            if step == 5:
+                if isinstance(optimizer, dmuond.torch.Muon):
+                    assert optimizer.session.is_signalled(0)
+                change(model, step)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.warns(UserWarning, match="withdrawn"):
+        run_both(muon, loop)
+
+
 def test_accumulation_under_no_sync_signals_early_and_equals_torch(muon):
     model, reference = make_model(), make_model()
     start = weights(reference)

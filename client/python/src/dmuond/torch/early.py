@@ -18,7 +18,7 @@ from collections.abc import Callable, Container, Iterable
 
 from torch import Tensor
 
-from dmuond.torch.slots import ShardedSlot, Slot
+from dmuond.torch.slots import ShardedSlot, Slot, copy_gradients
 from dmuond.torch.tensor_device import Answer, Known, TensorDevice
 
 _OBSERVED_STEPS_MAX = 6  # comparing bytes costs time: a program that is never quiet is left alone
@@ -45,6 +45,16 @@ class EarlySignals:
         self._allowed = allowed
         self._sharded = sharded
         self._held = 0  # depth of no_sync
+        # Hooks count in these: they stay the same objects.
+        self._calls = [0] * len(self._slots)
+        self._expected = [1] * len(self._slots)
+        self._bucket = [slot.bucket for slot in self._slots]
+        # By bucket: how many members' hooks have not been called as often as expected.
+        self._missing: dict[int, int] = {}
+        self._each_alone = [True]
+        self._together: set[int] = set()  # positions of slots whose hook is one of hook()
+        # What was copied of them in this step: p.grad, its version, and its address.
+        self._copied: dict[int, tuple[Tensor, int, int]] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -53,8 +63,9 @@ class EarlySignals:
         self._on = False
         self._quiet = 0
         self._observed = 0
-        self._calls = [0] * len(self._slots)
-        self._expected = [-1] * len(self._slots)
+        self._calls[:] = [0] * len(self._slots)
+        self._expected[:] = [-1 if self._observing else 1] * len(self._slots)
+        self._bucket[:] = [slot.bucket for slot in self._slots]
         # Each says whether an observed step was quiet. A device's answer may take a while.
         self._answers: deque[Answer] = deque()
         # At the last hook of a slot: version and, while observing, checksum.
@@ -64,8 +75,6 @@ class EarlySignals:
         self._signalled: set[int] = set()
         self._broken = False  # one of them has changed, and no step has withdrawn it
         self._members: dict[int, list[int]] = {}
-        # By bucket: how many members' hooks have not been called as often as expected.
-        self._missing: dict[int, int] = {}
         for position, slot in enumerate(self._slots):
             self._members.setdefault(slot.bucket, []).append(position)
         shards = () if self._sharded else self._slots
@@ -81,9 +90,9 @@ class EarlySignals:
         """Whether on_gradient() is to hear of this slot."""
         return (self._on or self._observing) and slot.bucket not in self._never
 
-    def has_signalled(self, slot: Slot) -> bool:
-        """Whether the slot's bucket was signalled in this step's backward pass."""
-        return slot.bucket in self._signalled
+    def not_signalled(self) -> list[Slot]:
+        """The slots whose bucket was not signalled in this step's backward pass."""
+        return [slot for slot in self._slots if slot.bucket not in self._signalled]
 
     def hold(self) -> None:
         self._held += 1
@@ -94,20 +103,68 @@ class EarlySignals:
     def on_gradient(self, slot: Slot) -> None:
         """Called by a hook when the gradient lies in the arena."""
         position = self._position[slot.index]
-        calls = self._calls[position] = self._calls[position] + 1
-        if calls == self._expected[position]:
-            self._missing[slot.bucket] -= 1
-        elif calls == self._expected[position] + 1:  # once more: it waits for the step
-            self._missing[slot.bucket] += 1
         self._versions[position] = slot.gradient._version
         stream = self._device.stream()
         if stream is not None:
             self._streams[position].add(stream)
         if self._observing:
             self._sums[position] = slot.gradient_checksum()
+        if self._count(position):
+            self.on_bucket(slot.bucket)
+
+    def _count(self, position: int) -> bool:
+        """Counts a call of a hook; whether the bucket waits for none. hook() has the same in it."""
+        bucket = self._bucket[position]
+        calls = self._calls[position] = self._calls[position] + 1
+        if calls == self._expected[position]:
+            self._missing[bucket] -= 1
+        elif calls == self._expected[position] + 1:  # once more: it waits for the step
+            self._missing[bucket] += 1
+        return not self._missing[bucket]
+
+    def on_bucket(self, bucket: int) -> None:
+        """All gradients of a bucket have come, as often as they are expected."""
         # A bucket with a gradient that may be absent waits for the submit, which says so.
-        if self._on and not self._held and not self._missing[slot.bucket]:
-            self._signal_once(slot.bucket)
+        if self._on and not self._held and bucket not in self._never | self._signalled:
+            self._copy_together(bucket)
+            self._signal_once(bucket)
+
+    def hook(
+        self, slot: Slot, on_gradient: Callable[[], None], on_bucket: Callable[[int], None]
+    ) -> Callable[[Tensor], None]:
+        """The hook of a small replica, whose gradient is copied with those of its bucket.
+
+        One by one costs several times as much. p.grad stays the one that autograd has made, until
+        step() adopts it, or has found it to be unchanged. The hook keeps nothing of this object but
+        its counters: it calls on_gradient as long as each gradient is looked at by itself, and
+        on_bucket where on_bucket() of this object is to be called.
+        """
+        position = self._position[slot.index]
+        self._together.add(position)
+        calls, expected, buckets = self._calls, self._expected, self._bucket
+        missing, each_alone = self._missing, self._each_alone
+
+        def hook(_: Tensor) -> None:
+            if each_alone[0]:
+                on_gradient()
+                return
+            now = calls[position] = calls[position] + 1
+            if now == expected[position]:
+                bucket = buckets[position]
+                left = missing[bucket] = missing[bucket] - 1
+                if not left:
+                    on_bucket(bucket)
+            elif now == expected[position] + 1:
+                missing[buckets[position]] += 1
+
+        return hook
+
+    def _copy_together(self, bucket: int) -> None:
+        found = [m for m in self._members[bucket] if m in self._together]
+        given = copy_gradients([self._slots[position] for position in found])
+        for position, gradient in zip(found, given, strict=True):
+            if gradient is not None:
+                self._copied[position] = gradient, gradient._version, gradient.data_ptr()
 
     @property
     def streams(self) -> set[int]:
@@ -148,7 +205,7 @@ class EarlySignals:
         return self._broken
 
     def after_step(self) -> None:
-        self._calls = [0] * len(self._slots)
+        self._calls[:] = [0] * len(self._slots)
         self._streams = [set() for _ in self._slots]
         self._sums.clear()
         self._await_all()
@@ -156,7 +213,11 @@ class EarlySignals:
         self._broken = False
 
     def _await_all(self) -> None:
-        self._missing = {bucket: len(members) for bucket, members in self._members.items()}
+        self._copied.clear()
+        self._missing.clear()
+        self._missing.update({bucket: len(each) for bucket, each in self._members.items()})
+        # What is enqueued in streams is looked at in the stream of its own hook.
+        self._each_alone[0] = self._observing or self._device.stream() is not None
 
     def _signal_once(self, bucket: int) -> None:
         if bucket not in self._never and bucket not in self._signalled:
@@ -165,8 +226,13 @@ class EarlySignals:
 
     def _unchanged(self, position: int, differing: Container[int]) -> bool:
         slot = self._slots[position]
-        if slot.parameter.grad is None:
+        gradient = slot.parameter.grad
+        if gradient is None:
             return self._calls[position] == 0
+        if position in self._copied:
+            given, version, address = self._copied[position]
+            unchanged = gradient is given and gradient._version == version
+            return unchanged and gradient.data_ptr() == address
         return slot.index not in differing and slot.gradient_unchanged(self._versions[position])
 
     def _observe(self, gradients_changed: bool, differing: Container[int]) -> None:
@@ -179,7 +245,7 @@ class EarlySignals:
             self._answers.append(self._device.unchanged(before, now))
         else:
             self._answers.append(Known(False))
-        self._expected = list(self._calls)
+        self._expected[:] = self._calls
         self._observed += 1
         self._observing = self._observed < _OBSERVED_STEPS_MAX
 

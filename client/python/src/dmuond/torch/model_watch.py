@@ -27,6 +27,11 @@ class ModelWatch:
         self._replaced: set[str] = set()
         self.close = lambda: None
         # FSDP2 puts other parameters into the modules by itself.
+        self._held = [
+            (slot.named.module, slot.named.attribute, slot.parameter, slot.name)
+            for slot in slots
+            if slot.named.module is not None and not isinstance(slot, ShardedSlot)
+        ]
         nameless = [s for s in slots if s.named.module is None and not isinstance(s, ShardedSlot)]
         if nameless:
             hook = _replacement_hook({id(s.parameter): s.name for s in nameless}, self._replaced)
@@ -38,12 +43,11 @@ class ModelWatch:
         for slot in self._slots[:1]:  # DeepSpeed, wherever it comes to, takes all
             refuse_foreign(slot.name, slot.parameter)
         replaced = set(self._replaced)
-        for slot in self._slots:
-            named = slot.named
-            if named.module is None or isinstance(slot, ShardedSlot):
-                continue
-            if named.module._parameters.get(named.attribute) is not slot.parameter:
-                replaced.add(slot.name)
+        replaced |= {
+            name
+            for module, attribute, parameter, name in self._held
+            if module._parameters.get(attribute) is not parameter
+        }
         if replaced:
             raise Error(
                 f"'{min(replaced)}' of the model is no longer the parameter that was registered "

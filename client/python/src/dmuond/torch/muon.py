@@ -34,10 +34,12 @@ from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS, group_config
 from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.schedules import Schedules
-from dmuond.torch.slots import ShardedSlot, Slot, accept
+from dmuond.torch.slots import ShardedSlot, Slot, accept, adopt, changed, moved
 from dmuond.torch.tensor_device import same_bytes
 from dmuond.torch.views import Views
 
+# Gradients of so few elements are copied together. A larger one's memory is better free at once.
+_TOGETHER_MAX = 4096
 _PHASES = ("collect", "decide", "update", "publish", "quiet")
 # Until all ranks have come to add_param_group.
 _OTHERS_WITHIN_S, _OTHERS_PAUSE_S = 60.0, 0.05
@@ -235,6 +237,7 @@ class Muon(torch.optim.Optimizer):
         )
         self._watch = ModelWatch(self._slots)
         self._sharded = [slot for slot in self._slots if isinstance(slot, ShardedSlot)]
+        self._replicas = [slot for slot in self._slots if not isinstance(slot, ShardedSlot)]
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
@@ -366,15 +369,11 @@ class Muon(torch.optim.Optimizer):
         self._device.wait_for(self._early.streams)
         scale = scaler.read(grad_scaler, self)
         compared = self._early.compared()
-        changed, differing = self._look_at_bytes(compared)
-        self._refuse_changed(changed)
+        touched, differing = self._look_at_bytes(compared)
+        self._refuse_changed(touched)
         withdraw = self._early.before_step(scale.unscaled, differing)
         # What was signalled lies in the arena, unchanged; lanes may be reading it.
-        absent = [
-            slot.index
-            for slot in self._slots
-            if (withdraw or not self._early.has_signalled(slot)) and not slot.adopt_gradient()
-        ]
+        absent = adopt(self._slots if withdraw else self._early.not_signalled())
         scalars = self._scalars(scale.loss_scale)
         if self._make_trainer_state is not None:
             self._trainer_state = self._make_trainer_state()
@@ -610,7 +609,7 @@ class Muon(torch.optim.Optimizer):
             if slot.named.module is not None:
                 self._modules_with.setdefault(slot.named.module, []).append(slot.name)
             if not isinstance(slot, ShardedSlot) or self._early.watches(slot):
-                hook = _gradient_hook(reference, slot)
+                hook = _gradient_hook(reference, self._early, slot)
                 trains = slot.parameter.requires_grad
                 slot.parameter.requires_grad_(True)  # torch wants that for a hook; it stays
                 self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
@@ -692,7 +691,7 @@ class Muon(torch.optim.Optimizer):
 
     def _check_fits(self) -> None:
         """Raises if somebody has converted or moved the model since the optimizer was made."""
-        for slot in self._slots:
+        for slot in moved(self._replicas) + self._sharded:
             slot.check_fits()
 
     def _check_model(self) -> None:
@@ -760,15 +759,15 @@ class Muon(torch.optim.Optimizer):
         others = [(slot, pair) for slot in gradients if (pair := slot.gradient_pair())]
         looked_at = weights + others
         found = set(self._device.differing([pair for _, pair in looked_at]))
-        changed = {looked_at[index][0].index for index in found if index < len(weights)}
+        differing = [looked_at[index][0] for index in found if index < len(weights)]
         return (
-            [slot for slot in self._slots if slot.weight_changed() or slot.index in changed],
+            sorted(changed(self._replicas) + differing, key=lambda slot: slot.index),
             {looked_at[index][0].index for index in found if index >= len(weights)},
         )
 
-    def _refuse_changed(self, changed: list[Slot]) -> None:
+    def _refuse_changed(self, touched: list[Slot]) -> None:
         """Raises unless the weights that somebody has touched are the masters all the same."""
-        names = self._differing(changed)
+        names = self._differing(touched)
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise Error(
@@ -836,13 +835,22 @@ def _unchanged_hook(reference: weakref.ref[Muon]) -> Callable[[], bool]:
     return hook
 
 
-def _gradient_hook(reference: weakref.ref[Muon], slot: Slot) -> Callable[[Tensor], None]:
-    def hook(parameter: Tensor) -> None:
+def _gradient_hook(
+    reference: weakref.ref[Muon], early: EarlySignals, slot: Slot
+) -> Callable[[Tensor], None]:
+    def on_gradient(parameter: Tensor | None = None) -> None:
         optimizer = reference()
         if optimizer is not None:
             optimizer._on_gradient(slot)
 
-    return hook
+    def on_bucket(bucket: int) -> None:
+        optimizer = reference()
+        if optimizer is not None:
+            with torch.no_grad():
+                optimizer._early.on_bucket(bucket)
+
+    alone = isinstance(slot, ShardedSlot) or slot.holding.elements > _TOGETHER_MAX
+    return on_gradient if alone else early.hook(slot, on_gradient, on_bucket)
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -6,7 +6,7 @@ version counter and `torch.save` writes its bytes alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -261,6 +261,53 @@ class ShardedSlot(Slot):
         return local.to(self.grad_dtype), self._gradient_bytes
 
 
+def adopt(slots: Iterable[Slot]) -> list[int]:
+    """Adopts the gradients of all; the indices of those that have none."""
+    absent, others = [], []
+    for slot in slots:
+        gradient, own = slot.parameter.grad, slot.gradient
+        if gradient is None:
+            absent.append(slot.index)
+        elif isinstance(slot, ShardedSlot) or gradient is own:
+            slot.adopt_gradient()
+        else:
+            others.append(slot)
+    given = copy_gradients(others)
+    for slot, copied in zip(others, given, strict=True):
+        if copied is None:
+            slot.adopt_gradient()
+            continue
+        if slot.gradient.data_ptr() != slot._gradient_address:  # its .data was replaced
+            slot.gradient.data = slot._gradient_bytes
+        slot.parameter.grad = slot.gradient
+    return absent
+
+
+def copy_gradients(slots: Sequence[Slot]) -> list[Tensor | None]:
+    """Copies replicas' gradients into the arena together; what p.grad was.
+
+    None: it is absent, or lies there, or is of a kind that adopt_gradient() has to look at.
+    """
+    given, into, copied = [], [], []
+    for slot in slots:
+        gradient = slot.parameter.grad
+        if (
+            gradient is None
+            or gradient is slot.gradient
+            or gradient.requires_grad
+            or gradient.layout is not torch.strided
+            or (slot.parameter.data_ptr() != slot._address and not slot.fits())
+        ):
+            given.append(None)
+            continue
+        given.append(gradient)
+        into.append(slot._gradient_bytes)
+        copied.append(gradient)
+    if copied:
+        torch._foreach_copy_(into, copied)
+    return given
+
+
 def accept(slots: Collection[Slot], changed: bool) -> None:
     """Takes the arena's weights for the parameters'; changes from here on are noticed.
 
@@ -274,7 +321,31 @@ def accept(slots: Collection[Slot], changed: bool) -> None:
             with torch.no_grad():
                 torch._foreach_copy_([local for local, _ in shards], [slot for _, slot in shards])
     for slot in slots:
-        slot.note_weight()
+        if not isinstance(slot, ShardedSlot):
+            slot._address = slot.parameter.data_ptr()
+            slot._version = slot.parameter._version
+
+
+def moved(replicas: Iterable[Slot]) -> list[Slot]:
+    """Those that lie elsewhere than when their weights were noted, or in another shape.
+
+    A tensor that is converted moves. Here and below a call for each slot would be most of the cost.
+    """
+    return [
+        slot
+        for slot in replicas
+        if slot.parameter.data_ptr() != slot._address
+        or slot.parameter.shape != slot.holding.local_shape
+    ]
+
+
+def changed(replicas: Iterable[Slot]) -> list[Slot]:
+    """Those of which weight_changed() is true."""
+    return [
+        slot
+        for slot in replicas
+        if slot.parameter._version != slot._version or slot.parameter.data_ptr() != slot._address
+    ]
 
 
 def slot_bytes(holding: Holding, dtype: torch.dtype) -> int:
