@@ -1,5 +1,7 @@
 """Pages that repeat what is in the sources say the same."""
 
+import ast
+import importlib.util
 import re
 import textwrap
 from pathlib import Path
@@ -28,3 +30,26 @@ def test_the_guide_shows_the_script_that_survives() -> None:
     script = (ROOT / "client/python/examples/survivor.py").read_text()
     page = (ROOT / "docs/python.md").read_text()
     assert textwrap.indent(script, "    ") in page
+
+
+def test_the_python_reference_is_what_its_docstrings_make() -> None:
+    path = ROOT / "tools/dev/python_reference.py"
+    spec = importlib.util.spec_from_file_location("python_reference", path)
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    page = (ROOT / "docs/python_reference.md").read_text()
+    assert page == reference.page(), (
+        "python3 tools/dev/python_reference.py > docs/python_reference.md"
+    )
+
+
+def test_what_the_python_packages_give_is_in_the_reference() -> None:
+    page = (ROOT / "docs/python_reference.md").read_text()
+    described = set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
+    given = set()
+    for package in ("dmuond", "dmuond/torch"):
+        tree = ast.parse((ROOT / f"client/python/src/{package}/__init__.py").read_text())
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and node.targets[0].id == "__all__":
+                given |= set(ast.literal_eval(node.value))
+    assert given - described == {"PRESETS", "__version__", "types"}
