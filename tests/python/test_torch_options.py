@@ -6,6 +6,7 @@ import pytest
 import torch
 from dmuond.torch.collect import groups
 from dmuond.torch.routing import Router
+from fsdp_trainer import process_group
 from habits import (
     ADAMW_LR,
     LR,
@@ -21,6 +22,8 @@ from habits import (
     weights,
 )
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations
 
 JORDAN = (3.4445, -4.7750, 2.0315)
@@ -115,14 +118,14 @@ class Convolution(nn.Module):
         if flat:
             self.conv.weight = nn.Parameter(kernel.flatten(1))
 
-    def loss(self, step: int):
+    def forward(self, step: int):
         images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1 + step))
         kernel = self.conv.weight.reshape(6, 3, 2, 3)
         return nn.functional.conv2d(images, kernel).sin().square().mean()
 
     def train_by(self, optimizer):
         for step in range(STEPS):
-            self.loss(step).backward()
+            self(step).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -155,6 +158,30 @@ def test_the_state_of_a_flattened_convolution_has_the_kernels_shape_and_goes_on(
     optimizer.load_state_dict(saved)
     again.train_by(optimizer)
     assert torch.equal(again.conv.weight, model.conv.weight)
+
+
+def sharded_convolution(rank, world, folder):
+    """Every rank has the same data. The kernel in the end."""
+    with process_group(rank, world, folder):
+        model = Convolution(flat=False)
+        fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+        optimizer = make_optimizer(model, views={"conv.weight": "flatten"})
+        for step in range(STEPS):
+            model(step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.reshard()
+        kernel = model.conv.weight.detach().full_tensor().numpy()
+        optimizer.close()
+    return kernel
+
+
+def test_shards_of_a_flattened_convolution_are_trained_as_the_whole(ranks, address, tmp_path):
+    whole, *_ = ranks.run(sharded_convolution, 1, [address], str(tmp_path / "1"))
+    start = Convolution(flat=False).conv.weight.detach().numpy()
+    for world in (2, 4):  # of six rows, on four ranks two, two, two and none
+        for kernel in ranks.run(sharded_convolution, world, [address], str(tmp_path / str(world))):
+            assert abs(kernel - whole).max() <= 1e-5 * abs(whole - start).max()
 
 
 def test_a_convolution_without_the_view_is_on_adamw_and_says_what_to_write():
