@@ -50,7 +50,7 @@ class Row:
 class Table:
     """Is printed row by row, and is whole in gpu-join.txt and gpu-join.json after each."""
 
-    def __init__(self, out: Path, machine: str, only: str, goes_on: bool):
+    def __init__(self, out: Path, machine: str, only: str, goes_on: bool = False):
         self.rows: list[Row] = []
         self._out, self._machine, self._only = out, machine, only.split(",")
         self._goes_on = goes_on
