@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -21,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from dmuond import environment, types
 from dmuond.errors import Error, InvalidArgumentError, RolledBack
 from dmuond.session import Registered, Session
-from dmuond.state_chunks import StateTensor
 from dmuond.torch import collect, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
 from dmuond.torch.devices import device_of
@@ -34,9 +32,9 @@ from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS, group_config
 from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.schedules import Schedules
-from dmuond.torch.slots import ShardedSlot, Slot, accept, adopt, changed, moved
-from dmuond.torch.tensor_device import same_bytes
+from dmuond.torch.slots import ShardedSlot, Slot, accept, adopt
 from dmuond.torch.views import Views
+from dmuond.torch.weights import Weights
 
 # Gradients of so few elements are copied together. A larger one's memory is better free at once.
 _TOGETHER_MAX = 4096
@@ -223,8 +221,9 @@ class Muon(torch.optim.Optimizer):
                 shares=shares,
                 holdings=holdings,
             )
+            self._weights = Weights(self._session, self._device, self._slots)
+            self._weights.begin()
             self._trainer_state = self._session.trainer_state
-            self._first_weights()
         except BaseException:
             self._session.drop()
             raise
@@ -236,10 +235,7 @@ class Muon(torch.optim.Optimizer):
             sharded=bool(self._early_buckets or self.max_grad_norm),
         )
         self._watch = ModelWatch(self._slots)
-        self._sharded = [slot for slot in self._slots if isinstance(slot, ShardedSlot)]
-        self._replicas = [slot for slot in self._slots if not isinstance(slot, ShardedSlot)]
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
-        self._loaded: set[str] = set()  # names whose weights a checkpoint has replaced
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
         self._session.weights_unchanged = _unchanged_hook(weakref.ref(self))
         self._install_hooks()
@@ -364,13 +360,13 @@ class Muon(torch.optim.Optimizer):
 
     def _step(self, grad_scaler: torch.amp.GradScaler | None) -> None:
         self._check_model()
-        self._push_loaded()
+        self._weights.push_loaded()
         self.wait()
         self._device.wait_for(self._early.streams)
         scale = scaler.read(grad_scaler, self)
         compared = self._early.compared()
-        touched, differing = self._look_at_bytes(compared)
-        self._refuse_changed(touched)
+        touched, differing = self._weights.look_at_bytes(compared)
+        self._weights.refuse_changed(touched)
         withdraw = self._early.before_step(scale.unscaled, differing)
         # What was signalled lies in the arena, unchanged; lanes may be reading it.
         absent = adopt(self._slots if withdraw else self._early.not_signalled())
@@ -390,7 +386,7 @@ class Muon(torch.optim.Optimizer):
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
         accept(self._slots, changed=committed)
         scaler.write_back(grad_scaler, self, skipped=not committed)
-        if self._sharded and self._device.takes_turns:
+        if self._weights.sharded and self._device.takes_turns:
             # FSDP2's streams would wait for events of this one, and thereby take turns with the
             # lane (docs/gpu.md).
             self.wait()
@@ -416,20 +412,10 @@ class Muon(torch.optim.Optimizer):
         if isinstance(names, str):
             raise InvalidArgumentError(f"names='{names}' is one name: give a list")
         chosen = None if names is None else list(names)
-        wanted = None if chosen is None else set(chosen)
-        unknown = (wanted or set()) - {slot.name for slot in self._slots}
+        unknown = set(chosen or ()) - {slot.name for slot in self._slots}
         if unknown:
             raise InvalidArgumentError(f"no parameter '{sorted(unknown)[0]}' is updated by dmuond")
-        self._check_fits()
-        self.wait()
-        with torch.no_grad():
-            for slot in self._slots:
-                if wanted is None or slot.name in wanted:
-                    slot.write_weight()
-        self._device.finish()
-        self._session.push(chosen)
-        self._loaded -= self._loaded if wanted is None else wanted
-        accept([s for s in self._slots if wanted is None or s.name in wanted], changed=True)
+        self._weights.push(chosen)
 
     def save_snapshot(self) -> tuple[int, str]:
         """Writes a snapshot of the last committed step; its step and path, once it is durable.
@@ -510,7 +496,7 @@ class Muon(torch.optim.Optimizer):
         pulled = state.to_torch(self._session.pull(), self._slots)
         with torch.no_grad():
             for slot in self._slots:
-                if slot.name in self._loaded and "master" in pulled.get(slot.name, {}):
+                if slot.name in self._weights.loaded and "master" in pulled.get(slot.name, {}):
                     pulled[slot.name]["master"] = state.master_of(slot.parameter)
         self._schedules.apply(self.param_groups)
         try:
@@ -543,7 +529,7 @@ class Muon(torch.optim.Optimizer):
         state_dict = dict(state_dict)
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
-        self._check_fits()
+        self._weights.check_fits()
         entries = state.match(state_dict, self.param_groups, self._slot_of)
         tensors = list(state.to_daemon(entries))
         if all("route" in group for group in state_dict["param_groups"]):
@@ -551,10 +537,10 @@ class Muon(torch.optim.Optimizer):
         mastered = {
             tensor.parameter for tensor in tensors if tensor.kind == types.STATE_KIND_MASTER
         }
-        self._loaded -= mastered
-        self._push_loaded()
+        self._weights.loaded -= mastered
+        self._weights.push_loaded()
         if tensors:
-            self._push_state(tensors)
+            self._weights.push_state(tensors)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
@@ -584,20 +570,6 @@ class Muon(torch.optim.Optimizer):
         return max(int(t.values[0]) for t in self._session.pull(kinds=[types.STATE_KIND_STEP]))
 
     # --- parts ---
-
-    @torch.no_grad()
-    def _first_weights(self) -> None:
-        """A fresh job starts from the model's weights; a job with state has published its own."""
-        if self._session.has_state:
-            for slot in self._slots:
-                slot.bind_published()
-            self._trainer_state = self._session.trainer_state
-        else:
-            for slot in self._slots:
-                slot.write_weight()
-            self._device.finish()
-            self._session.push()
-        accept(self._slots, changed=True)
 
     def _install_hooks(self) -> None:
         self._handles: list[Any] = []
@@ -637,15 +609,10 @@ class Muon(torch.optim.Optimizer):
                 registration.map_slots(self._session, self._device, self._slots)
             for slot in self._slots:
                 slot.drop_gradient()
-                slot.bind_published()
-            accept(self._slots, changed=True)
+        self._weights.take_published()
+        self._weights.loaded.clear()
         self._early.begin()
-        self._loaded.clear()
         self._trainer_state = self._session.trainer_state
-
-    def _weights_unchanged(self) -> bool:
-        """Whether nobody has changed the model's weights since the last step."""
-        return not self._loaded and not self._look_at_bytes([])[0]
 
     def _on_gradient(self, slot: Slot) -> None:
         """Every gradient of every backward pass comes through here."""
@@ -662,7 +629,7 @@ class Muon(torch.optim.Optimizer):
         self._session.wait_published(buckets, self._device.stream())
 
     def _on_loaded(self, module: nn.Module) -> None:
-        self._loaded.update(self._modules_with.get(module, ()))
+        self._weights.loaded.update(self._modules_with.get(module, ()))
 
     def _scalars(self, loss_scale: float) -> types.StepScalars:
         self._schedules.check(self.param_groups)
@@ -689,110 +656,15 @@ class Muon(torch.optim.Optimizer):
                 ) from None
         return scalars
 
-    def _check_fits(self) -> None:
-        """Raises if somebody has converted or moved the model since the optimizer was made."""
-        for slot in moved(self._replicas) + self._sharded:
-            slot.check_fits()
-
     def _check_model(self) -> None:
         self._watch.check()
-        self._check_fits()
+        self._weights.check_fits()
         for named in self._frozen:
             if named.parameter.requires_grad and named.parameter.grad is not None:
                 raise Error(
                     f"'{named.name}' was frozen when the optimizer was made and has a gradient "
                     "now: close() this optimizer and make one with include_frozen=True"
                 )
-
-    def _push_loaded(self) -> None:
-        """Pushes the weights that a checkpoint brought.
-
-        Where every rank holds all of a parameter, those that are the masters' own need no push. Of
-        shards, one rank's may be so and another's not, and all ranks must do the same: they are
-        pushed in any case.
-        """
-        if not self._loaded:
-            return
-        self.wait()
-        self._session.check_not_republished(f"the loaded weights of '{min(self._loaded)}'")
-        loaded = [slot for slot in self._slots if slot.name in self._loaded]
-        names = self._differing([slot for slot in loaded if not slot.holding.sharded])
-        rounded = []  # whose masters have more bits than the weights
-        for slot in loaded:
-            if not slot.holding.sharded:
-                continue
-            if slot.weight.dtype is torch.float32:
-                names.append(slot.name)
-            else:
-                rounded.append(slot)
-        self._loaded.clear()
-        if names:
-            everything = len(names) == len(self._slots)
-            self.push_parameters(None if everything else names)
-        if rounded:  # afterwards: it publishes all masters
-            self._push_masters(rounded)
-
-    def _push_masters(self, slots: list[Slot]) -> None:
-        """Puts the weights' values into the masters; shards that are equal to the masters stay."""
-        by_name = {slot.name: slot for slot in slots}
-        pushed = []
-        for tensor in self._session.pull(list(by_name), [types.STATE_KIND_MASTER]):
-            value = by_name[tensor.parameter].value().cpu()
-            master = torch.from_numpy(np.array(tensor.values)).reshape(value.shape)
-            if not same_bytes(value, master.to(value.dtype)):
-                master = value.float()
-            pushed.append(dataclasses.replace(tensor, values=master.numpy()))
-        self._push_state(pushed)
-
-    def _push_state(self, tensors: list[StateTensor]) -> None:
-        self._session.push_state(tensors)
-        for slot in self._slots:
-            slot.bind_published()
-        accept(self._slots, changed=True)
-
-    def _look_at_bytes(self, gradients: list[Slot]) -> tuple[list[Slot], set[int]]:
-        """Slots whose weights somebody has changed; which of these gradients do not lie there.
-
-        The second has slots' indices. All bytes are compared in one go.
-        """
-        weights = [(slot, pair) for slot in self._sharded if (pair := slot.weight_pair())]
-        others = [(slot, pair) for slot in gradients if (pair := slot.gradient_pair())]
-        looked_at = weights + others
-        found = set(self._device.differing([pair for _, pair in looked_at]))
-        differing = [looked_at[index][0] for index in found if index < len(weights)]
-        return (
-            sorted(changed(self._replicas) + differing, key=lambda slot: slot.index),
-            {looked_at[index][0].index for index in found if index >= len(weights)},
-        )
-
-    def _refuse_changed(self, touched: list[Slot]) -> None:
-        """Raises unless the weights that somebody has touched are the masters all the same."""
-        names = self._differing(touched)
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise Error(
-                f"the weights of '{names[0]}'{more} were changed by other means than this "
-                "optimizer and "
-                "not pushed: call push_parameters() on all ranks after changing them"
-            )
-
-    def _differing(self, slots: list[Slot]) -> list[str]:
-        """Names of the slots whose value is not the master's; the others are accepted."""
-        if not slots:
-            return []
-        by_name = {slot.name: slot for slot in slots}
-        masters = self._session.pull(list(by_name), [types.STATE_KIND_MASTER])
-        names = set(by_name)
-        for tensor in masters:
-            slot = by_name[tensor.parameter]
-            value = slot.value().cpu()
-            shape = slot.holding.local_shape
-            master = torch.from_numpy(np.array(tensor.values)).reshape(shape).to(value.dtype)
-            if value.shape == master.shape and same_bytes(value, master):
-                slot.write_weight()
-                slot.note_weight()
-                names.discard(slot.name)
-        return [slot.name for slot in slots if slot.name in names]
 
 
 def _check_overlap(models: list[nn.Module], groups: list[dict[str, Any]]) -> None:
@@ -830,7 +702,7 @@ def _taken_over_hook(reference: weakref.ref[Muon]) -> Callable[[], None]:
 def _unchanged_hook(reference: weakref.ref[Muon]) -> Callable[[], bool]:
     def hook() -> bool:
         optimizer = reference()
-        return optimizer is None or optimizer._weights_unchanged()
+        return optimizer is None or optimizer._weights.unchanged()
 
     return hook
 

@@ -1,0 +1,162 @@
+"""The model's weights and the masters that the daemon has: compared, and brought together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dmuond import types
+from dmuond.errors import Error
+from dmuond.session import Session
+from dmuond.state_chunks import StateTensor
+from dmuond.torch.slots import ShardedSlot, Slot, accept, changed, moved
+from dmuond.torch.tensor_device import TensorDevice, same_bytes
+
+
+class Weights:
+    """Of one optimizer, whose session has registered the slots.
+
+    Attributes: loaded (names whose weights a checkpoint has replaced since they were pushed),
+    sharded (the slots of DTensors, whose shards lie elsewhere than in the arenas).
+    """
+
+    def __init__(self, session: Session, device: TensorDevice, slots: list[Slot]) -> None:
+        self._session, self._device, self._slots = session, device, slots
+        self.sharded = [slot for slot in slots if isinstance(slot, ShardedSlot)]
+        self._replicas = [slot for slot in slots if not isinstance(slot, ShardedSlot)]
+        self.loaded: set[str] = set()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """A fresh job starts from the model's weights; a job with state has published its own."""
+        if self._session.has_state:
+            self.take_published()
+        else:
+            self._push(None)
+
+    @torch.no_grad()
+    def take_published(self) -> None:
+        """The arenas have weights that this optimizer's steps have not brought."""
+        for slot in self._slots:
+            slot.bind_published()
+        accept(self._slots, changed=True)
+
+    @torch.no_grad()
+    def push(self, names: list[str] | None) -> None:
+        """Makes the weights of these parameters the masters; None: all. Collective."""
+        self.check_fits()
+        self._session.wait_published()
+        self._push(names)
+        self.loaded -= self.loaded if names is None else set(names)
+
+    def _push(self, names: list[str] | None) -> None:
+        chosen = [slot for slot in self._slots if names is None or slot.name in set(names)]
+        for slot in chosen:
+            slot.write_weight()
+        self._device.finish()
+        self._session.push(names)
+        accept(chosen, changed=True)
+
+    def push_loaded(self) -> None:
+        """Pushes the weights that a checkpoint brought.
+
+        Where every rank holds all of a parameter, those that are the masters' own need no push. Of
+        shards, one rank's may be so and another's not, and all ranks must do the same: they are
+        pushed in any case.
+        """
+        if not self.loaded:
+            return
+        self._session.wait_published()
+        self._session.check_not_republished(f"the loaded weights of '{min(self.loaded)}'")
+        loaded = [slot for slot in self._slots if slot.name in self.loaded]
+        names = self._differing([slot for slot in loaded if not slot.holding.sharded])
+        rounded = []  # whose masters have more bits than the weights
+        for slot in loaded:
+            if not slot.holding.sharded:
+                continue
+            if slot.weight.dtype is torch.float32:
+                names.append(slot.name)
+            else:
+                rounded.append(slot)
+        self.loaded.clear()
+        if names:
+            everything = len(names) == len(self._slots)
+            self.push(None if everything else names)
+        if rounded:  # afterwards: it publishes all masters
+            self._push_masters(rounded)
+
+    def _push_masters(self, slots: list[Slot]) -> None:
+        """Puts the weights' values into the masters; shards that are equal to the masters stay."""
+        by_name = {slot.name: slot for slot in slots}
+        pushed = []
+        for tensor in self._session.pull(list(by_name), [types.STATE_KIND_MASTER]):
+            value = by_name[tensor.parameter].value().cpu()
+            master = _values(tensor, value)
+            if not same_bytes(value, master.to(value.dtype)):
+                master = value.float()
+            pushed.append(dataclasses.replace(tensor, values=master.numpy()))
+        self.push_state(pushed)
+
+    def push_state(self, tensors: Iterable[StateTensor]) -> None:
+        """Replaces state that the daemon has; weights are then those of the masters. Collective."""
+        self._session.push_state(list(tensors))
+        self.take_published()
+
+    def look_at_bytes(self, gradients: list[Slot]) -> tuple[list[Slot], set[int]]:
+        """Slots whose weights somebody has changed; which of these gradients do not lie there.
+
+        The second has slots' indices. All bytes are compared in one go.
+        """
+        weights = [(slot, pair) for slot in self.sharded if (pair := slot.weight_pair())]
+        others = [(slot, pair) for slot in gradients if (pair := slot.gradient_pair())]
+        looked_at = weights + others
+        found = set(self._device.differing([pair for _, pair in looked_at]))
+        differing = [looked_at[index][0] for index in found if index < len(weights)]
+        return (
+            sorted(changed(self._replicas) + differing, key=lambda slot: slot.index),
+            {looked_at[index][0].index for index in found if index >= len(weights)},
+        )
+
+    def unchanged(self) -> bool:
+        """Whether nobody has changed the model's weights since the last step."""
+        return not self.loaded and not self.look_at_bytes([])[0]
+
+    def refuse_changed(self, touched: list[Slot]) -> None:
+        """Raises unless the weights that somebody has touched are the masters all the same."""
+        names = self._differing(touched)
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise Error(
+                f"the weights of '{names[0]}'{more} were changed by other means than this "
+                "optimizer and not pushed: call push_parameters() on all ranks after changing them"
+            )
+
+    def check_fits(self) -> None:
+        """Raises if somebody has converted or moved the model since the optimizer was made."""
+        for slot in moved(self._replicas) + self.sharded:
+            slot.check_fits()
+
+    def _differing(self, slots: list[Slot]) -> list[str]:
+        """Names of the slots whose value is not the master's; the others are accepted."""
+        if not slots:
+            return []
+        by_name = {slot.name: slot for slot in slots}
+        names = set(by_name)
+        for tensor in self._session.pull(list(by_name), [types.STATE_KIND_MASTER]):
+            slot = by_name[tensor.parameter]
+            value = slot.value().cpu()
+            if value.shape != slot.holding.local_shape:
+                continue
+            if same_bytes(value, _values(tensor, value).to(value.dtype)):
+                slot.write_weight()
+                slot.note_weight()
+                names.discard(slot.name)
+        return [slot.name for slot in slots if slot.name in names]
+
+
+def _values(tensor: StateTensor, like: Tensor) -> Tensor:
+    return torch.from_numpy(np.array(tensor.values)).reshape(like.shape)
