@@ -21,6 +21,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/common/argument_list.h"
 #include "server/common/log.h"
 
 namespace dmuond::server {
@@ -86,14 +87,6 @@ std::vector<std::string> Environment(const std::string& folder) {
     entries.emplace_back(text);
   }
   return entries;
-}
-
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  pointers.reserve(strings.size() + 1);
-  for (std::string& text : strings) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
 }
 
 wire::UniqueFd OpenPidfd(pid_t pid) {

@@ -11,17 +11,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/common/argument_list.h"
 
 namespace dmuond::server::ctl {
 namespace {
-
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  pointers.reserve(strings.size() + 1);
-  for (std::string& text : strings) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
 
 // This process's environment with `added` in place of what has the same name.
 std::vector<std::string> With(const std::vector<std::string>& added) {

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/fault/fault_point.h"
+#include "server/common/argument_list.h"
 #include "server/common/log.h"
 
 namespace dmuond::server {
@@ -48,14 +49,6 @@ std::vector<std::string> LaneEnvironment(
   entries.reserve(values.size());
   for (const auto& [name, value] : values) entries.push_back(absl::StrCat(name, "=", value));
   return entries;
-}
-
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  pointers.reserve(strings.size() + 1);
-  for (std::string& text : strings) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
 }
 
 // posix_spawn's two argument objects, which are made, filled and destroyed by hand.
