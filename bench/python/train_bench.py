@@ -21,10 +21,12 @@ and for dmuond what its metrics say of the last step. With MPS: start its contro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import multiprocessing
 import os
+import queue
 import signal
 import socket
 import statistics
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 SEQUENCE = 2048
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S, RUN_TIMEOUT_S = 60.0, 600.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,12 +251,14 @@ def measure(options: Any, way: str) -> dict:
         ]
         for process in processes:
             process.start()
-        results = {}
-        while len(results) < options.gpus and not any(p.exitcode for p in processes):
-            if not answer.empty():
-                rank, result = answer.get()
+        results: dict[int, dict] = {}
+        give_up = time.monotonic() + RUN_TIMEOUT_S
+        while len(results) < options.gpus and time.monotonic() < give_up:
+            if any(process.exitcode for process in processes):
+                break
+            with contextlib.suppress(queue.Empty):
+                rank, result = answer.get(timeout=0.1)
                 results[rank] = result
-            time.sleep(0.02)
         failed = len(results) < options.gpus
         for process in processes:
             if failed:
@@ -264,7 +268,7 @@ def measure(options: Any, way: str) -> dict:
             daemon.end()
             print(daemon.text() if failed else "", end="")
     if failed:
-        raise SystemExit(f"{way}: a trainer has ended")
+        raise SystemExit(f"{way}: a trainer has failed, or takes longer than {RUN_TIMEOUT_S:.0f} s")
     return results[0] | {"median_ms": max(result["median_ms"] for result in results.values())}
 
 
