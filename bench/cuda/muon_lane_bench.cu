@@ -435,7 +435,7 @@ class Bench {
     return timing;
   }
 
-  // Of a batch's products, as they are computed: one triangle of those that are symmetric.
+  // Counts a batch's products; a symmetric one as the triangle that is computed of it.
   [[nodiscard]] double Flops(const BatchShape& b) const {
     const auto program = kernels::BuildNewtonSchulz(config_.newton_schulz, b.rows, b.cols);
     Check(program);

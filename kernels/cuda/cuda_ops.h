@@ -83,7 +83,7 @@ class CudaOps final : public Ops {
   TileTuner tuner_;
   std::vector<KnownSet> sets_;
 
-  // Of the call that runs.
+  // Each call fills these anew; they are members so that a step allocates nothing.
   std::array<std::vector<SumPass>, 2> sums_;          // without squares, and with them
   std::array<std::vector<AdamWPass>, kTypes> adamw_;  // by type of element
   std::vector<SquaresPass> squares_;

@@ -158,7 +158,7 @@ class Collector {
   int32_t unfinished_ = 0;
   int32_t in_flight_ = 0;  // buckets that the device works on
 
-  // Of the call that runs.
+  // Each call fills these anew; they are members so that a step allocates nothing.
   std::vector<kernels::StridedBox> boxes_;
   std::vector<uint8_t> levels_;
   std::vector<kernels::SumTask> sum_tasks_;

@@ -18,7 +18,7 @@ PARTS = 2  # backward passes in a step
 def main(folder: str, first: int, last: int) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=PARTS)
     model = make_model()
-    # Of the plain model: prepare() wraps it in DistributedDataParallel on several ranks.
+    # The optimizer takes the plain model: prepare() wraps it in DistributedDataParallel.
     opt = dmuond.torch.Muon(model, lr=1e-2, adamw_lr=1e-3, max_grad_norm=1.0, verbose=False)
     schedule = torch.optim.lr_scheduler.LinearLR(opt, total_iters=20 * accelerator.num_processes)
     wrapped, prepared, schedule = accelerator.prepare(model, opt, schedule)

@@ -53,7 +53,7 @@ class EarlySignals:
         self._missing: dict[int, int] = {}
         self._each_alone = [True]
         self._together: set[int] = set()  # positions of slots whose hook is one of hook()
-        # What was copied of them in this step: p.grad, its version, and its address.
+        # Holds p.grad, its version and its address for each gradient that this step has copied.
         self._copied: dict[int, tuple[Tensor, int, int]] = {}
         self.begin()
 
@@ -216,7 +216,7 @@ class EarlySignals:
         self._copied.clear()
         self._missing.clear()
         self._missing.update({bucket: len(each) for bucket, each in self._members.items()})
-        # What is enqueued in streams is looked at in the stream of its own hook.
+        # Gradients that a stream makes are looked at in that stream, by a hook of their own.
         self._each_alone[0] = self._observing or self._device.stream() is not None
 
     def _signal_once(self, bucket: int) -> None:

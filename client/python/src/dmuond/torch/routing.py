@@ -45,7 +45,8 @@ _POSITIONS = re.compile(r"(^|[._])(pos|position|positions|positional|wpe)([._]|$
 _GUESSED_BY_NAME = "guess: by its name"
 _GUESSED_BY_NAME_ALONE = "guess: by its name alone; pass the model, or route="
 _GUESSED_BY_ROWS = "guess: as many rows as the embedding has; route= says otherwise"
-# Of torch.nn.utils.parametrizations.weight_norm, and of the older torch.nn.utils.weight_norm.
+# torch.nn.utils.parametrizations.weight_norm calls its magnitudes original0; the older
+# torch.nn.utils.weight_norm calls them weight_g, and what they scale weight_v.
 _MAGNITUDE_NAMES = ("original0", "weight_g")
 _WEIGHT_NAMES = ("weight", "weight_v")
 _FUSED_NAMES = re.compile(r"(qkv|c_attn|in_proj_weight|query_key_value|wqkv)", re.IGNORECASE)
