@@ -208,7 +208,6 @@ class State {
     return {Run(published_->get() + at, kernels::DType::kBF16, count),
             Run(weight_->get() + at, kernels::DType::kBF16, count)};
   }
-  [[nodiscard]] int64_t matrix_elements() const { return matrix_elements_; }
   [[nodiscard]] int64_t elements() const { return elements_; }
 
   static constexpr int kReplicas = 4;
