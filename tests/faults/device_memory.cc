@@ -1,9 +1,12 @@
 // On a GPU. The host computes, in copies of its own, and the stream takes them there and back;
 // signals and waits are the stream's, so that a step has as much under way on the device as a real
-// one. SIGUSR1 has a kernel of the next step make an illegal access.
+// one. SIGUSR1 has a kernel of the next step make an illegal access, SIGUSR2 one compute for ever.
 #include <cuda.h>
 
 #include <csignal>
+#include <cstring>
+#include <iostream>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/client/device_arenas.h"
+#include "tests/fake_cuda/contract_kernels.h"
 #include "tests/faults/trainer_memory.h"
 
 namespace dmuond::testing {
@@ -26,35 +30,45 @@ absl::Status Check(CUresult result, const char* call) {
   return absl::InternalError(absl::StrCat(call, " failed: ", static_cast<int>(result)));
 }
 
-volatile std::sig_atomic_t fault_is_due = 0;
+enum Disturbance { kNone, kIllegalAccess, kLongKernel };
+volatile std::sig_atomic_t due = kNone;
 
-// Stores a word to an address. The fake driver knows the kernel by its name.
-constexpr char kStore[] = R"(
-.version 7.0
-.target sm_70
-.address_size 64
-.visible .entry contract_store(.param .u64 to, .param .u64 value) {
-  .reg .b64 %d<3>;
-  ld.param.u64 %d1, [to];
-  ld.param.u64 %d2, [value];
-  st.volatile.u64 [%d1], %d2;
-  ret;
+absl::Status Launch(const char* kernel, unsigned blocks, CUstream stream, void** parameters) {
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  absl::Status status = Check(cuModuleLoadData(&module, kContractKernels), "cuModuleLoadData");
+  if (status.ok()) {
+    status = Check(cuModuleGetFunction(&function, module, kernel), "cuModuleGetFunction");
+  }
+  if (!status.ok()) return status;
+  return Check(cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, 0, stream, parameters, nullptr),
+               "cuLaunchKernel");
 }
-)";
 
 absl::Status StoreNowhere(CUstream stream) {
-  CUmodule module = nullptr;
-  CUfunction store = nullptr;
   uint64_t address = 8;
   uint64_t value = 1;
   void* parameters[] = {&address, &value};
-  absl::Status status = Check(cuModuleLoadData(&module, kStore), "cuModuleLoadData");
-  if (status.ok()) {
-    status = Check(cuModuleGetFunction(&store, module, "contract_store"), "cuModuleGetFunction");
-  }
+  return Launch("contract_store", 1, stream, parameters);
+}
+
+// A kernel that fills the GPU and does not end. Returns, and says so, when it runs.
+absl::Status SpinForEver(CUstream stream) {
+  constexpr unsigned kBlocks = 512;
+  void* words = nullptr;
+  absl::Status status =
+      Check(cuMemHostAlloc(&words, (kBlocks + 1) * sizeof(uint64_t), 0), "cuMemHostAlloc");
   if (!status.ok()) return status;
-  return Check(cuLaunchKernel(store, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr),
-               "cuLaunchKernel");
+  std::memset(words, 0, (kBlocks + 1) * sizeof(uint64_t));
+  auto* const started = static_cast<uint64_t*>(words) + 1;
+  auto stop_address = reinterpret_cast<CUdeviceptr>(words);
+  auto started_address = reinterpret_cast<CUdeviceptr>(started);
+  void* parameters[] = {&stop_address, &started_address};
+  status = Launch("contract_spin", kBlocks, stream, parameters);
+  if (!status.ok()) return status;
+  while (__atomic_load_n(started, __ATOMIC_ACQUIRE) == 0) std::this_thread::yield();
+  std::cout << "a kernel runs for ever\n" << std::flush;
+  return absl::OkStatus();
 }
 
 class DeviceMemory final : public TrainerMemory {
@@ -113,8 +127,9 @@ class DeviceMemory final : public TrainerMemory {
                                const client::SubmitOptions& given) override {
     client::SubmitOptions options = given;
     options.stream = stream_;
-    if (fault_is_due != 0) {
-      if (absl::Status launched = StoreNowhere(stream_); !launched.ok()) return launched;
+    if (due != kNone) {
+      absl::Status launched = due == kLongKernel ? SpinForEver(stream_) : StoreNowhere(stream_);
+      if (!launched.ok()) return launched;
     }
     absl::StatusOr<Outcome> outcome;
     do {
@@ -177,7 +192,8 @@ absl::StatusOr<std::unique_ptr<TrainerMemory>> MakeTrainerMemory(const std::stri
   if (status.ok())
     status = Check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   if (!status.ok()) return status;
-  std::signal(SIGUSR1, [](int) { fault_is_due = 1; });
+  std::signal(SIGUSR1, [](int) { due = kIllegalAccess; });
+  std::signal(SIGUSR2, [](int) { due = kLongKernel; });
   return std::make_unique<DeviceMemory>(*std::move(arenas), stream, own, parameters);
 }
 

@@ -60,11 +60,11 @@ def test_whatever_dies_the_bits_are_the_same(ask):
         "--gpus=1",
         "--mps=on",
         "--steps=60",
-        "--only=*illegal access*,killed at lane.update.before_f*,daemon killed*",
+        "--only=*illegal access*,*in a kernel*,killed at lane.update.before_f*,daemon killed*",
         FAKE_CUDA_DELAY_US="2000",
     )
     assert answer.code == 0, answer.text
-    assert len(answer.rows) == 7, answer.text
+    assert len(answer.rows) == 9, answer.text
     assert any("ended CUDA_FAILED" in log for log in answer.logs), answer.text
 
 

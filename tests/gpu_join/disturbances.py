@@ -95,6 +95,18 @@ def _trainer_faults(job: Job) -> float:
     return _time_to_work(job, begin)
 
 
+def _trainer_dies_computing(job: Job) -> float:
+    """In a kernel that fills the GPU and would not end."""
+    _settle(job)
+    busy = job.trainers[-1]
+    busy.process.send_signal(signal.SIGUSR2)
+    job.wait("its kernel runs", lambda: "a kernel runs for ever" in list(busy.lines))
+    busy.kill()
+    begin = time.monotonic()
+    job.replace_trainer(-1 % job.world)
+    return _time_to_work(job, begin)
+
+
 def _daemon_dies(job: Job) -> float:
     _settle(job)
     job.wait("a snapshot", lambda: job.trainers[0].has_snapshot)
@@ -131,6 +143,7 @@ def limit_s(victim: str, setup: Setup) -> float:
 
 ALL = (
     Disturbance("trainer killed", _trainer_dies, "trainer"),
+    Disturbance("trainer killed in a kernel", _trainer_dies_computing, "trainer"),
     Disturbance("trainers killed", _trainers_die, "trainer"),
     Disturbance("trainer stopped", _trainer_stops, "trainer", flags=IMPATIENT),
     Disturbance("trainer's illegal access", _trainer_faults, ends_trainers=True),

@@ -153,7 +153,7 @@ T Parameter(void** parameters, int i) {
   return *static_cast<const T*>(parameters[i]);
 }
 
-// ../contracts has these two: they spin until a word is not zero, and store one.
+// Those of ../contract_kernels.h.
 Prepared Spin(void** parameters, size_t blocks) {
   const auto stop = Parameter<uintptr_t>(parameters, 0);
   const auto started = Parameter<uintptr_t>(parameters, 1);
