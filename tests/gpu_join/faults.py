@@ -44,7 +44,7 @@ def _disturbed(run: Run, disturbance: Disturbance, setup: Setup, times: Times) -
         found = f"{run.compare(job)}; at work again in {took_s:.2f} s"
         if job.relaunches > 0:
             found += f"; {job.relaunches} trainers had ended with it"
-        if disturbance.victim:
+        if disturbance.victim and not (disturbance.mps_ends_all and run.machine.with_mps):
             shape = dataclasses.replace(setup, own=False)
             times.setdefault((disturbance.victim, shape), []).append(took_s)
         return found
