@@ -266,7 +266,7 @@ def scheduled(parts, numbers, stages, group, rank, kind=Schedule1F1B, scale_grad
         # Scaling changes what was signalled during the backward pass.
         assert optimizer.session.is_signalled(0) == (step >= 2 and not scale_grads)
 
-    optimizer = make([{"params": part} for part in parts], **options)
+    optimizer = make([{"params": part} for part in parts], early_buckets=True, **options)
     return train(optimizer, backward, *parts)
 
 

@@ -159,7 +159,7 @@ def test_a_scaler_can_unscale_again_after_a_rollback(fake):
 
 
 def test_closing_before_overlapped_weights_come_hears_of_a_rollback_and_the_loop_goes_on(fake):
-    model, opt = make(fake, overlap_forward=True)
+    model, opt = make(fake, overlap_forward=True, early_buckets=True)
     train_to(model, opt, 2)
     publish, fake._publish = fake._publish, lambda attempt: None
     backward(model)

@@ -66,6 +66,43 @@ def test_zeroing_in_place_equals_torch(muon):
     run_both(muon, loop)
 
 
+@pytest.mark.parametrize("small_max", [0, 4096], ids=["one by one", "together"])
+def test_gradients_that_are_zeroed_in_place_are_signalled_early(muon, monkeypatch, small_max):
+    """p.grad is the slot then, into which autograd adds."""
+    monkeypatch.setattr(dmuond.torch.early, "SMALL_MAX", small_max)
+    model = make_model()
+    optimizer = muon(model, early_buckets=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(STEPS):
+            optimizer.zero_grad(set_to_none=False)
+            loss_of(model, step).backward()
+            assert optimizer.session.is_signalled(0) == (step >= 2)
+            optimizer.step()
+
+
+def test_a_bucket_of_small_gradients_that_come_last_is_left_to_the_step(muon):
+    def buckets(model, **options):
+        optimizer = muon(model, **options)
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+            session = optimizer.session
+            count = optimizer.registered.buckets
+            signalled = {b for b in range(count) if session.is_signalled(b)}
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return count, signalled
+
+    count, signalled = buckets(make_model())
+    assert (count, signalled) == (1, set())
+    count, signalled = buckets(make_model(), bucket_bytes=1)
+    assert count > 1 and len(signalled) == count - 1
+    model = make_model()
+    count, signalled = buckets(model, bucket_bytes=1, early_buckets=True)
+    assert signalled == set(range(count))
+
+
 def test_zeroing_by_the_model_equals_torch(muon):
     def loop(model, optimizer):
         for step in range(STEPS):
@@ -97,7 +134,7 @@ def test_a_second_backward_now_and_then_withdraws_and_equals_torch(muon):
             optimizer.zero_grad()
 
     with pytest.warns(UserWarning, match="withdrawn"):
-        run_both(muon, loop)
+        run_both(muon, loop, early_buckets=True)
 
 
 def a_backward_more(model, step):
@@ -118,7 +155,7 @@ def test_changes_after_signals_withdraw_however_gradients_are_copied(
     muon, monkeypatch, together, change
 ):
     """Small gradients of a bucket are copied together, large ones by their own hooks."""
-    monkeypatch.setattr(dmuond.torch.muon, "_TOGETHER_MAX", together)
+    monkeypatch.setattr(dmuond.torch.early, "SMALL_MAX", together)
 
     def loop(model, optimizer):
         for step in range(STEPS + 2):
@@ -131,13 +168,14 @@ def test_changes_after_signals_withdraw_however_gradients_are_copied(
             optimizer.zero_grad()
 
     with pytest.warns(UserWarning, match="withdrawn"):
-        run_both(muon, loop)
+        run_both(muon, loop, early_buckets=True)
 
 
 def test_accumulation_under_no_sync_signals_early_and_equals_torch(muon):
     model, reference = make_model(), make_model()
     start = weights(reference)
-    optimizer, torch_optimizers = muon(model), TorchOptimizers(reference)
+    optimizer = muon(model, early_buckets=True)
+    torch_optimizers = TorchOptimizers(reference)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for step in range(STEPS):
@@ -198,7 +236,7 @@ def test_clipping_that_starts_late_withdraws_and_equals_torch(muon):
             optimizer.zero_grad()
 
     with pytest.warns(UserWarning, match="withdrawn"):
-        run_both(muon, loop)
+        run_both(muon, loop, early_buckets=True)
 
 
 def test_a_change_that_a_refused_step_has_seen_is_withdrawn_by_the_next(muon):
@@ -222,7 +260,7 @@ def test_a_change_that_a_refused_step_has_seen_is_withdrawn_by_the_next(muon):
             assert optimizer.last_outcome.attempt == signalled + 1
 
     with pytest.warns(UserWarning, match="withdrawn"):
-        run_both(muon, loop)
+        run_both(muon, loop, early_buckets=True)
 
 
 def test_max_grad_norm_equals_clipping_by_torch(muon):

@@ -71,7 +71,8 @@ def test_replicas_have_the_bits_of_the_cpu(machine, world):
             (replicated.plain, {"overlap_forward": True, "bucket_bytes": 1}),
             (replicated.plain, {"max_grad_norm": 0.1}),
             (replicated.accumulating, {}),
-            (replicated.clipping_late_on_one_rank, {}),  # what was signalled is withdrawn
+            # What was signalled is withdrawn.
+            (replicated.clipping_late_on_one_rank, {"early_buckets": True}),
         ]
     ]
     expected = machine.on_the_cpu(world, runs)

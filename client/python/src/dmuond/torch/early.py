@@ -8,6 +8,9 @@ session.
 FSDP2's gradients can be changed without a trace (torch's clipping does), so that only a look at
 all their bytes finds out: they are signalled early where the caller asks for it, or has the daemon
 clip.
+
+A bucket of small gradients that is the last to be complete is left to step(), which follows: it is
+collected in less time than its hooks and looks would take.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from collections.abc import Callable, Container, Iterable
 
 from torch import Tensor
 
-from dmuond.torch.slots import ShardedSlot, Slot, copy_gradients
+from dmuond.torch.slots import ShardedSlot, Slot, adopt
 from dmuond.torch.tensor_device import Answer, Known, TensorDevice
+from dmuond.torch.together import SmallGradients
 
+# Gradients of so few elements are copied together. A larger one's memory is better free at once.
+SMALL_MAX = 4096
 _OBSERVED_STEPS_MAX = 6  # comparing bytes costs time: a program that is never quiet is left alone
 _QUIET_STEPS = 2
 
@@ -34,8 +40,9 @@ class EarlySignals:
         *,
         allowed: bool,
         sharded: bool,
+        last: bool,
     ) -> None:
-        """sharded: buckets with shards of FSDP2, too.
+        """sharded: buckets with shards of FSDP2, too. last: one of small gradients at the end, too.
 
         signal: called with a bucket and the streams in which its gradients were made.
         """
@@ -43,7 +50,7 @@ class EarlySignals:
         self._device = device
         self._signal = signal
         self._allowed = allowed
-        self._sharded = sharded
+        self._sharded, self._last = sharded, last
         self._held = 0  # depth of no_sync
         # Hooks count in these: they stay the same objects.
         self._calls = [0] * len(self._slots)
@@ -52,9 +59,10 @@ class EarlySignals:
         # By bucket: how many members' hooks have not been called as often as expected.
         self._missing: dict[int, int] = {}
         self._each_alone = [True]
-        self._together: set[int] = set()  # positions of slots whose hook is one of hook()
-        # Holds p.grad, its version and its address for each gradient that this step has copied.
-        self._copied: dict[int, tuple[Tensor, int, int]] = {}
+        self._is_small = [
+            not isinstance(slot, ShardedSlot) and slot.holding.elements <= SMALL_MAX
+            for slot in self._slots
+        ]
         self.begin()
 
     def begin(self) -> None:
@@ -71,12 +79,22 @@ class EarlySignals:
         # At the last hook of a slot: version and, while observing, checksum.
         self._versions = [0] * len(self._slots)
         self._sums: dict[int, Tensor] = {}
-        self._streams: list[set[int]] = [set() for _ in self._slots]
+        self._streams: dict[int, set[int]] = {}
         self._signalled: set[int] = set()
         self._broken = False  # one of them has changed, and no step has withdrawn it
         self._members: dict[int, list[int]] = {}
         for position, slot in enumerate(self._slots):
             self._members.setdefault(slot.bucket, []).append(position)
+        self._newest = -1  # of the bucket whose gradient was the last to come
+        self._small = {
+            bucket: SmallGradients(self._slots[m] for m in members if self._is_small[m])
+            for bucket, members in self._members.items()
+        }
+        self._others = {
+            bucket: [m for m in members if not self._is_small[m]]
+            for bucket, members in self._members.items()
+        }
+        self._copied: set[int] = set()  # of which buckets a hook has copied the small gradients
         shards = () if self._sharded else self._slots
         self._never = {slot.bucket for slot in shards if isinstance(slot, ShardedSlot)}
         self._position = {slot.index: position for position, slot in enumerate(self._slots)}
@@ -86,13 +104,35 @@ class EarlySignals:
     def active(self) -> bool:
         return self._on
 
+    @property
+    def stage(self) -> tuple[bool, bool]:
+        """While it stays the same, so does what needs_hook() says."""
+        return self._on, self._observing
+
     def watches(self, slot: Slot) -> bool:
         """Whether on_gradient() is to hear of this slot."""
         return (self._on or self._observing) and slot.bucket not in self._never
 
-    def not_signalled(self) -> list[Slot]:
-        """The slots whose bucket was not signalled in this step's backward pass."""
-        return [slot for slot in self._slots if slot.bucket not in self._signalled]
+    def needs_hook(self, slot: Slot) -> bool:
+        """A large replica's gradient is copied by its hook in any case."""
+        small = self._is_small[self._position[slot.index]]
+        return self.watches(slot) if small or isinstance(slot, ShardedSlot) else True
+
+    def adopt(self, withdraw: bool) -> list[int]:
+        """Copies gradients into the arena, but for those that were signalled; who has none.
+
+        withdraw: those, too. Otherwise lanes may be reading them.
+        """
+        absent: list[int] = []
+        for bucket, members in self._members.items():
+            if bucket in self._signalled and not withdraw:
+                continue
+            small = self._small[bucket]
+            if small.copy():
+                absent += small.absent()
+                members = self._others[bucket]
+            absent += adopt(self._slots[position] for position in members)
+        return sorted(absent)
 
     def hold(self) -> None:
         self._held += 1
@@ -106,8 +146,9 @@ class EarlySignals:
         self._versions[position] = slot.gradient._version
         stream = self._device.stream()
         if stream is not None:
-            self._streams[position].add(stream)
+            self._streams.setdefault(position, set()).add(stream)
         if self._observing:
+            self._newest = slot.bucket
             self._sums[position] = slot.gradient_checksum()
         if self._count(position):
             self.on_bucket(slot.bucket)
@@ -129,18 +170,19 @@ class EarlySignals:
             self._copy_together(bucket)
             self._signal_once(bucket)
 
+    def is_small(self, slot: Slot) -> bool:
+        return self._is_small[self._position[slot.index]]
+
     def hook(
         self, slot: Slot, on_gradient: Callable[[], None], on_bucket: Callable[[int], None]
     ) -> Callable[[Tensor], None]:
         """The hook of a small replica, whose gradient is copied with those of its bucket.
 
-        One by one costs several times as much. p.grad stays the one that autograd has made, until
-        step() adopts it, or has found it to be unchanged. The hook keeps nothing of this object but
+        One by one costs several times as much. The hook keeps nothing of this object but
         its counters: it calls on_gradient as long as each gradient is looked at by itself, and
         on_bucket where on_bucket() of this object is to be called.
         """
         position = self._position[slot.index]
-        self._together.add(position)
         calls, expected, buckets = self._calls, self._expected, self._bucket
         missing, each_alone = self._missing, self._each_alone
 
@@ -160,25 +202,29 @@ class EarlySignals:
         return hook
 
     def _copy_together(self, bucket: int) -> None:
-        found = [m for m in self._members[bucket] if m in self._together]
-        given = copy_gradients([self._slots[position] for position in found])
-        for position, gradient in zip(found, given, strict=True):
-            if gradient is not None:
-                self._copied[position] = gradient, gradient._version, gradient.data_ptr()
+        small = self._small[bucket]
+        if small.copy():
+            small.note()
+            self._copied.add(bucket)
+            return
+        for slot in small.slots:
+            slot.adopt_gradient()
+            self._versions[self._position[slot.index]] = slot.gradient._version
 
     @property
     def streams(self) -> set[int]:
         """In which gradients of this step were made."""
-        return set().union(*self._streams)
+        return set().union(*self._streams.values())
 
-    def compared(self) -> list[Slot]:
+    def compared(self) -> list[ShardedSlot]:
         """The slots whose gradient_pair() `before_step` is to know of."""
         positions: Iterable[int] = ()
         if self._on:
-            positions = (m for bucket in self._signalled for m in self._members[bucket])
+            positions = (m for bucket in self._signalled for m in self._others[bucket])
         elif self._observing:
             positions = self._watched()
-        return [self._slots[position] for position in positions]
+        slots = (self._slots[position] for position in positions)
+        return [slot for slot in slots if isinstance(slot, ShardedSlot)]
 
     def _watched(self) -> list[int]:
         """The slots that have got a gradient in this step, and may be signalled early."""
@@ -206,13 +252,15 @@ class EarlySignals:
 
     def after_step(self) -> None:
         self._calls[:] = [0] * len(self._slots)
-        self._streams = [set() for _ in self._slots]
+        self._streams.clear()
         self._sums.clear()
         self._await_all()
         self._signalled.clear()
         self._broken = False
 
     def _await_all(self) -> None:
+        for small in self._small.values():
+            small.forget()
         self._copied.clear()
         self._missing.clear()
         self._missing.update({bucket: len(each) for bucket, each in self._members.items()})
@@ -222,17 +270,14 @@ class EarlySignals:
     def _signal_once(self, bucket: int) -> None:
         if bucket not in self._never and bucket not in self._signalled:
             self._signalled.add(bucket)
-            self._signal(bucket, set().union(*(self._streams[m] for m in self._members[bucket])))
+            made_in = (self._streams.get(m, ()) for m in self._members[bucket])
+            self._signal(bucket, set().union(*made_in) if self._streams else ())
 
     def _unchanged(self, position: int, differing: Container[int]) -> bool:
         slot = self._slots[position]
         gradient = slot.parameter.grad
         if gradient is None:
             return self._calls[position] == 0
-        if position in self._copied:
-            given, version, address = self._copied[position]
-            unchanged = gradient is given and gradient._version == version
-            return unchanged and gradient.data_ptr() == address
         return slot.index not in differing and slot.gradient_unchanged(self._versions[position])
 
     def _observe(self, gradients_changed: bool, differing: Container[int]) -> None:
@@ -256,15 +301,40 @@ class EarlySignals:
         if self._quiet >= _QUIET_STEPS:
             self._on, self._observing = True, False
             self._answers.clear()
+            self._leave_last()
+
+    def _leave_last(self) -> None:
+        """Leaves the bucket to step() whose gradients come last, where all of them are small."""
+        members = self._members.get(self._newest, [])
+        # A stream is behind the host: what it signals is early whenever it is enqueued.
+        if self._last or self._others.get(self._newest) or self._device.stream() is not None:
+            return
+        self._never.add(self._newest)
+        for position in members:
+            self._expected[position] = 0
 
     def _find_broken(self, gradients_changed: bool, differing: Container[int]) -> None:
         for bucket in self._signalled:
-            for position in self._members[bucket]:
-                again = self._calls[position] != self._expected[position]
-                if again or gradients_changed or not self._unchanged(position, differing):
-                    self._broken = True
-                    self._stop(self._slots[position].name, again)
-                    return
+            looked_at = self._members[bucket]
+            changed: list[Slot] = []
+            if bucket in self._copied:
+                looked_at, changed = self._others[bucket], self._small[bucket].changed()
+            again = self._again(bucket)
+            if not (again or changed or gradients_changed):
+                changed = [self._slots[m] for m in looked_at if not self._unchanged(m, differing)]
+            if again or changed or gradients_changed:
+                position = self._members[bucket][0]
+                slot = again[0] if again else changed[0] if changed else self._slots[position]
+                self._broken = True
+                self._stop(slot.name, bool(again))
+                return
+
+    def _again(self, bucket: int) -> list[Slot]:
+        """Whose hooks have been called more or less often than expected."""
+        if self._calls == self._expected:
+            return []
+        members = self._members[bucket]
+        return [self._slots[m] for m in members if self._calls[m] != self._expected[m]]
 
     def _stop(self, name: str, again: bool) -> None:
         self._on = self._observing = self._allowed = False

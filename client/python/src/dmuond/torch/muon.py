@@ -26,18 +26,16 @@ from dmuond.torch.devices import device_of
 from dmuond.torch.early import EarlySignals
 from dmuond.torch.explain import explanation
 from dmuond.torch.fragments import holding_of
+from dmuond.torch.hooks import GradientHooks
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.model_watch import ModelWatch
 from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS, group_config
 from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.schedules import Schedules
-from dmuond.torch.slots import ShardedSlot, Slot, accept, adopt
 from dmuond.torch.views import Views
 from dmuond.torch.weights import Weights
 
-# Gradients of so few elements are copied together. A larger one's memory is better free at once.
-_TOGETHER_MAX = 4096
 _PHASES = ("collect", "decide", "update", "publish", "quiet")
 # Until all ranks have come to add_param_group.
 _OTHERS_WITHIN_S, _OTHERS_PAUSE_S = 60.0, 0.05
@@ -78,7 +76,8 @@ class Muon(torch.optim.Optimizer):
     data_parallel_size: what reduction="mean" divides by without a mesh, where parameters are not
         on all ranks: how many ranks have other data, their losses averaged.
     early_buckets: signal gradients during the backward pass: None when it has shown to be safe (of
-        FSDP2's shards, only with max_grad_norm), True of FSDP2's shards too, False never.
+        FSDP2's shards, only with max_grad_norm) and is of use (small gradients that come last are
+        left to step()), True of all once it is safe, False never.
     arenas: where the daemon reads and writes: "daemon" (memory that it makes, into which parameters
         are moved), or, of parameters on a GPU, "trainer" (weights stay where they are, and
         gradients come into memory of torch's allocator; docs/python.md has what that needs).
@@ -233,6 +232,7 @@ class Muon(torch.optim.Optimizer):
             self._session.signal,
             allowed=self._early_buckets is not False,
             sharded=bool(self._early_buckets or self.max_grad_norm),
+            last=bool(self._early_buckets),
         )
         self._watch = ModelWatch(self._slots)
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
@@ -369,7 +369,7 @@ class Muon(torch.optim.Optimizer):
         self._weights.refuse_changed(touched)
         withdraw = self._early.before_step(scale.unscaled, differing)
         # What was signalled lies in the arena, unchanged; lanes may be reading it.
-        absent = adopt(self._slots if withdraw else self._early.not_signalled())
+        absent = self._early.adopt(withdraw)
         scalars = self._scalars(scale.loss_scale)
         if self._make_trainer_state is not None:
             self._trainer_state = self._make_trainer_state()
@@ -382,9 +382,11 @@ class Muon(torch.optim.Optimizer):
             stream=self._device.stream(),
         )
         self._early.after_step()
+        self._gradient_hooks.follow()
         self._watch.after_step(absent)
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
-        accept(self._slots, changed=committed)
+        if committed:
+            self._weights.after_step()
         scaler.write_back(grad_scaler, self, skipped=not committed)
         if self._weights.sharded and self._device.takes_turns:
             # FSDP2's streams would wait for events of this one, and thereby take turns with the
@@ -576,16 +578,10 @@ class Muon(torch.optim.Optimizer):
         self._modules_with: weakref.WeakKeyDictionary[nn.Module, list[str]] = (
             weakref.WeakKeyDictionary()
         )
-        reference = weakref.ref(self)
+        self._gradient_hooks = GradientHooks(self._slots, self._early)
         for slot in self._slots:
             if slot.named.module is not None:
                 self._modules_with.setdefault(slot.named.module, []).append(slot.name)
-            if not isinstance(slot, ShardedSlot) or self._early.watches(slot):
-                hook = _gradient_hook(reference, self._early, slot)
-                trains = slot.parameter.requires_grad
-                slot.parameter.requires_grad_(True)  # torch wants that for a hook; it stays
-                self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
-                slot.parameter.requires_grad_(trains)
         for module in (module for model in self._models for module in model.modules()):
             self._handles.append(
                 module.register_load_state_dict_post_hook(LoadHook(self._on_loaded))
@@ -598,6 +594,7 @@ class Muon(torch.optim.Optimizer):
 
     def _remove_hooks(self) -> None:
         self._watch.close()
+        self._gradient_hooks.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -612,18 +609,8 @@ class Muon(torch.optim.Optimizer):
         self._weights.take_published()
         self._weights.loaded.clear()
         self._early.begin()
+        self._gradient_hooks.follow()
         self._trainer_state = self._session.trainer_state
-
-    def _on_gradient(self, slot: Slot) -> None:
-        """Every gradient of every backward pass comes through here."""
-        if isinstance(slot, ShardedSlot) and not self._early.watches(slot):
-            return  # step() copies it
-        if not slot.fits():
-            return  # step() says so
-        if isinstance(slot, ShardedSlot) and not slot.gradient_is_placed():
-            return  # likewise, when it has been put there
-        slot.adopt_gradient()
-        self._early.on_gradient(slot)
 
     def _wait_for_buckets(self, buckets: Iterable[int]) -> None:
         self._session.wait_published(buckets, self._device.stream())
@@ -705,24 +692,6 @@ def _unchanged_hook(reference: weakref.ref[Muon]) -> Callable[[], bool]:
         return optimizer is None or optimizer._weights.unchanged()
 
     return hook
-
-
-def _gradient_hook(
-    reference: weakref.ref[Muon], early: EarlySignals, slot: Slot
-) -> Callable[[Tensor], None]:
-    def on_gradient(parameter: Tensor | None = None) -> None:
-        optimizer = reference()
-        if optimizer is not None:
-            optimizer._on_gradient(slot)
-
-    def on_bucket(bucket: int) -> None:
-        optimizer = reference()
-        if optimizer is not None:
-            with torch.no_grad():
-                optimizer._early.on_bucket(bucket)
-
-    alone = isinstance(slot, ShardedSlot) or slot.holding.elements > _TOGETHER_MAX
-    return on_gradient if alone else early.hook(slot, on_gradient, on_bucket)
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

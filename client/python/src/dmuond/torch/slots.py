@@ -6,7 +6,7 @@ version counter and `torch.save` writes its bytes alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -45,8 +45,6 @@ class Slot:
         self.weight_at, self.gradient_at = Place(0, 0), Place(0, 0)
         self.holding = holding
         self.grad_dtype = grad_dtype
-        self._address = 0
-        self._version = 0
 
     def map(self, arenas: Mapping[int, View], device: TensorDevice) -> None:
         """Maps the slot into these arenas. Only the parameter may still refer to former ones."""
@@ -54,8 +52,8 @@ class Slot:
         self.weight = self._tensor(self.weight_at, self.parameter.dtype)
         self.gradient = self._tensor(self.gradient_at, self.grad_dtype)
         # The same bytes under another storage: stays there when somebody replaces the slot's data.
-        self._gradient_bytes = self._tensor(self.gradient_at, self.grad_dtype)
-        self._gradient_address = self._gradient_bytes.data_ptr()
+        self.gradient_bytes = self._tensor(self.gradient_at, self.grad_dtype)
+        self._gradient_address = self.gradient_bytes.data_ptr()
         self._kind = self.weight.dtype, self.weight.shape, self.weight.device
 
     def _tensor(self, place: Place, dtype: torch.dtype) -> Tensor:
@@ -83,26 +81,12 @@ class Slot:
         if self.parameter.data_ptr() != self.weight.data_ptr():
             self.parameter.data = self.weight
 
-    def note_weight(self) -> None:
-        """From here on weight_changed() tells of changes."""
-        self._address = self.parameter.data_ptr()
-        self._version = self.parameter._version
-
     def value(self) -> Tensor:
         return self.parameter.detach()
 
     def _held(self) -> Tensor:
         """The value, with whatever autograd knows of it."""
         return self.parameter
-
-    def weight_changed(self) -> bool:
-        """Whether somebody else has touched the weight, as far as can be seen but by its bytes."""
-        moved = self.parameter.data_ptr() != self._address
-        return moved or self.parameter._version != self._version
-
-    def weight_pair(self) -> Pair | None:
-        """What differs where somebody else has touched the weight, of which nothing else tells."""
-        return None
 
     def fits(self) -> bool:
         """Whether the parameter still has the dtype, shape and device that were registered."""
@@ -139,7 +123,7 @@ class Slot:
             return True
         self._copy_in(given)
         if not in_place:  # its .data was replaced
-            slot.data = self._gradient_bytes
+            slot.data = self.gradient_bytes
         if given is not slot:
             self.parameter.grad = slot
         return True
@@ -155,15 +139,11 @@ class Slot:
         """
         return self.gradient_in_place() and self.gradient._version == version
 
-    def gradient_pair(self) -> Pair | None:
-        """What differs where p.grad is not what lies in the arena, and nothing else tells."""
-        return None
-
     def gradient_checksum(self) -> Tensor:
         """Of its bytes in the arena."""
-        flat = torch.empty(0, dtype=torch.uint8, device=self._gradient_bytes.device)
-        size = self._gradient_bytes.nbytes
-        flat.set_(self._gradient_bytes.untyped_storage(), 0, (size,), (1,))
+        flat = torch.empty(0, dtype=torch.uint8, device=self.gradient_bytes.device)
+        size = self.gradient_bytes.nbytes
+        flat.set_(self.gradient_bytes.untyped_storage(), 0, (size,), (1,))
         return self._device.checksum(flat)
 
     def _copy_in(self, given: Tensor) -> None:
@@ -174,7 +154,7 @@ class Slot:
                 "sparse=False, or give the parameter the route 'trainer'"
             )
         # Only of a backward pass that makes a graph does a gradient require one.
-        self._gradient_bytes.copy_(given.detach() if given.requires_grad else given)
+        self.gradient_bytes.copy_(given.detach() if given.requires_grad else given)
 
 
 class ShardedSlot(Slot):
@@ -208,19 +188,16 @@ class ShardedSlot(Slot):
             self.weight.copy_(local)
 
     def bind_published(self) -> None:
-        pass  # accept() copies it
-
-    def note_weight(self) -> None:
-        pass
+        pass  # take_shards() copies it
 
     def value(self) -> Tensor:
         return self._local()
 
-    def weight_changed(self) -> bool:
-        return False
-
     def weight_pair(self) -> Pair | None:
-        """By its bytes. A local tensor in the arena itself has nothing to be compared with."""
+        """What differs where somebody else has touched the weight: nothing but its bytes tells.
+
+        None: the local tensor lies in the arena itself, and there is nothing to compare it with.
+        """
         local = self._local()
         return None if local.data_ptr() == self.weight.data_ptr() else (local, self.weight)
 
@@ -254,98 +231,24 @@ class ShardedSlot(Slot):
         return True
 
     def gradient_pair(self) -> Pair | None:
-        """By its bytes: neither its version nor the local tensor's tells."""
+        """What differs where p.grad is not what lies in the arena: nothing but its bytes tells."""
         if self.parameter.grad is None:
             return None
         local = self.parameter.grad.detach().to_local()
-        return local.to(self.grad_dtype), self._gradient_bytes
+        return local.to(self.grad_dtype), self.gradient_bytes
 
 
 def adopt(slots: Iterable[Slot]) -> list[int]:
     """Adopts the gradients of all; the indices of those that have none."""
-    absent, others = [], []
-    for slot in slots:
-        gradient, own = slot.parameter.grad, slot.gradient
-        if gradient is None:
-            absent.append(slot.index)
-        elif isinstance(slot, ShardedSlot) or gradient is own:
-            slot.adopt_gradient()
-        else:
-            others.append(slot)
-    given = copy_gradients(others)
-    for slot, copied in zip(others, given, strict=True):
-        if copied is None:
-            slot.adopt_gradient()
-            continue
-        if slot.gradient.data_ptr() != slot._gradient_address:  # its .data was replaced
-            slot.gradient.data = slot._gradient_bytes
-        slot.parameter.grad = slot.gradient
-    return absent
+    return [slot.index for slot in slots if not slot.adopt_gradient()]
 
 
-def copy_gradients(slots: Sequence[Slot]) -> list[Tensor | None]:
-    """Copies replicas' gradients into the arena together; what p.grad was.
-
-    None: it is absent, or lies there, or is of a kind that adopt_gradient() has to look at.
-    """
-    given, into, copied = [], [], []
-    for slot in slots:
-        gradient = slot.parameter.grad
-        if (
-            gradient is None
-            or gradient is slot.gradient
-            or gradient.requires_grad
-            or gradient.layout is not torch.strided
-            or (slot.parameter.data_ptr() != slot._address and not slot.fits())
-        ):
-            given.append(None)
-            continue
-        given.append(gradient)
-        into.append(slot._gradient_bytes)
-        copied.append(gradient)
-    if copied:
-        torch._foreach_copy_(into, copied)
-    return given
-
-
-def accept(slots: Collection[Slot], changed: bool) -> None:
-    """Takes the arena's weights for the parameters'; changes from here on are noticed.
-
-    changed: they are others than before.
-    """
-    if changed:
-        replicas = [slot.parameter for slot in slots if not isinstance(slot, ShardedSlot)]
-        torch.autograd.graph.increment_version(replicas)  # as an optimizer's own writes would
-        shards = [pair for slot in slots if (pair := slot.weight_pair())]
-        if shards:
-            with torch.no_grad():
-                torch._foreach_copy_([local for local, _ in shards], [slot for _, slot in shards])
-    for slot in slots:
-        if not isinstance(slot, ShardedSlot):
-            slot._address = slot.parameter.data_ptr()
-            slot._version = slot.parameter._version
-
-
-def moved(replicas: Iterable[Slot]) -> list[Slot]:
-    """Those that lie elsewhere than when their weights were noted, or in another shape.
-
-    A tensor that is converted moves. Here and below a call for each slot would be most of the cost.
-    """
-    return [
-        slot
-        for slot in replicas
-        if slot.parameter.data_ptr() != slot._address
-        or slot.parameter.shape != slot.holding.local_shape
-    ]
-
-
-def changed(replicas: Iterable[Slot]) -> list[Slot]:
-    """Those of which weight_changed() is true."""
-    return [
-        slot
-        for slot in replicas
-        if slot.parameter._version != slot._version or slot.parameter.data_ptr() != slot._address
-    ]
+@torch.no_grad()
+def take_shards(shards: Iterable[ShardedSlot]) -> None:
+    """Takes the arena's weights for the local tensors'."""
+    pairs = [pair for slot in shards if (pair := slot.weight_pair())]
+    if pairs:
+        torch._foreach_copy_([local for local, _ in pairs], [slot for _, slot in pairs])
 
 
 def slot_bytes(holding: Holding, dtype: torch.dtype) -> int:

@@ -13,8 +13,9 @@ from dmuond import types
 from dmuond.errors import Error
 from dmuond.session import Session
 from dmuond.state_chunks import StateTensor
-from dmuond.torch.slots import ShardedSlot, Slot, accept, changed, moved
+from dmuond.torch.slots import ShardedSlot, Slot, take_shards
 from dmuond.torch.tensor_device import TensorDevice, same_bytes
+from dmuond.torch.together import Replicas
 
 
 class Weights:
@@ -27,7 +28,7 @@ class Weights:
     def __init__(self, session: Session, device: TensorDevice, slots: list[Slot]) -> None:
         self._session, self._device, self._slots = session, device, slots
         self.sharded = [slot for slot in slots if isinstance(slot, ShardedSlot)]
-        self._replicas = [slot for slot in slots if not isinstance(slot, ShardedSlot)]
+        self._replicas = Replicas(slot for slot in slots if not isinstance(slot, ShardedSlot))
         self.loaded: set[str] = set()
 
     @torch.no_grad()
@@ -43,7 +44,12 @@ class Weights:
         """The arenas have weights that this optimizer's steps have not brought."""
         for slot in self._slots:
             slot.bind_published()
-        accept(self._slots, changed=True)
+        self._take(self._slots)
+
+    def after_step(self) -> None:
+        """The arenas have the weights of a step of this optimizer's."""
+        self._replicas.written()
+        take_shards(self.sharded)
 
     @torch.no_grad()
     def push(self, names: list[str] | None) -> None:
@@ -59,7 +65,14 @@ class Weights:
             slot.write_weight()
         self._device.finish()
         self._session.push(names)
-        accept(chosen, changed=True)
+        self._take(chosen)
+
+    def _take(self, slots: list[Slot]) -> None:
+        """Takes the arenas' weights for the parameters': changes from here on are noticed."""
+        replicas = [slot for slot in slots if not isinstance(slot, ShardedSlot)]
+        torch.autograd.graph.increment_version([slot.parameter for slot in replicas])
+        self._replicas.note(replicas)
+        take_shards(slot for slot in slots if isinstance(slot, ShardedSlot))
 
     def push_loaded(self) -> None:
         """Pushes the weights that a checkpoint brought.
@@ -106,7 +119,7 @@ class Weights:
         self._session.push_state(list(tensors))
         self.take_published()
 
-    def look_at_bytes(self, gradients: list[Slot]) -> tuple[list[Slot], set[int]]:
+    def look_at_bytes(self, gradients: list[ShardedSlot]) -> tuple[list[Slot], set[int]]:
         """Slots whose weights somebody has changed; which of these gradients do not lie there.
 
         The second has slots' indices. All bytes are compared in one go.
@@ -117,7 +130,7 @@ class Weights:
         found = set(self._device.differing([pair for _, pair in looked_at]))
         differing = [looked_at[index][0] for index in found if index < len(weights)]
         return (
-            sorted(changed(self._replicas) + differing, key=lambda slot: slot.index),
+            sorted(self._replicas.changed() + differing, key=lambda slot: slot.index),
             {looked_at[index][0].index for index in found if index >= len(weights)},
         )
 
@@ -137,7 +150,7 @@ class Weights:
 
     def check_fits(self) -> None:
         """Raises if somebody has converted or moved the model since the optimizer was made."""
-        for slot in moved(self._replicas) + self.sharded:
+        for slot in (*self._replicas.moved(), *self.sharded):
             slot.check_fits()
 
     def _differing(self, slots: list[Slot]) -> list[str]:
@@ -153,7 +166,8 @@ class Weights:
                 continue
             if same_bytes(value, _values(tensor, value).to(value.dtype)):
                 slot.write_weight()
-                slot.note_weight()
+                if not isinstance(slot, ShardedSlot):
+                    self._replicas.note([slot])
                 names.discard(slot.name)
         return [slot.name for slot in slots if slot.name in names]
 

@@ -1,0 +1,148 @@
+"""Replicas that are looked at, or whose gradients are copied, together.
+
+An answer of torch's about one tensor takes a tenth of a microsecond, and a call of a Python
+function for each tensor as much again: of small tensors that is most of what a step costs. So each
+question is put to all of them by one map, and only where answers differ does somebody look whose.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from dmuond.torch.slots import Slot
+
+_address, _shape = Tensor.data_ptr, operator.attrgetter("shape")
+_gradient, _version = operator.attrgetter("grad"), operator.attrgetter("_version")
+
+
+class Replicas:
+    """Notes where the weights of replicas lie and their versions, and tells of changes since."""
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        """Nothing is noted yet: note() all of them first."""
+        self._slots = list(slots)
+        self._parameters = [slot.parameter for slot in self._slots]
+        self._position = {slot.index: position for position, slot in enumerate(self._slots)}
+        self._shapes = [torch.Size(slot.holding.local_shape) for slot in self._slots]
+        self._addresses = [0] * len(self._slots)
+        self._versions = [0] * len(self._slots)
+
+    def moved(self) -> list[Slot]:
+        """Those that lie elsewhere than noted, or in another shape than was registered.
+
+        A tensor that is converted moves.
+        """
+        addresses = list(map(_address, self._parameters))
+        shapes = list(map(_shape, self._parameters))
+        if addresses == self._addresses and shapes == self._shapes:
+            return []
+        then = zip(self._addresses, self._shapes, strict=True)
+        return self._where(zip(addresses, shapes, strict=True), then)
+
+    def changed(self) -> list[Slot]:
+        """Those that somebody has touched, as far as can be seen but by their bytes."""
+        addresses = list(map(_address, self._parameters))
+        versions = list(map(_version, self._parameters))
+        if addresses == self._addresses and versions == self._versions:
+            return []
+        then = zip(self._addresses, self._versions, strict=True)
+        return self._where(zip(addresses, versions, strict=True), then)
+
+    def note(self, slots: Iterable[Slot]) -> None:
+        """From here on changes of these are noticed."""
+        for slot in slots:
+            position = self._position[slot.index]
+            self._addresses[position] = slot.parameter.data_ptr()
+            self._versions[position] = slot.parameter._version
+
+    def written(self) -> None:
+        """The daemon has written all of them, which counts as a write of an optimizer's own.
+
+        A change that changed() has not seen yet is still one.
+        """
+        torch.autograd.graph.increment_version(self._parameters)
+        self._versions = [version + 1 for version in self._versions]
+
+    def _where(self, now: Iterable[object], then: Iterable[object]) -> list[Slot]:
+        differs = map(operator.ne, now, then)
+        return list(itertools.compress(self._slots, differs))
+
+
+class SmallGradients:
+    """Gradients of mapped replicas, copied into the arena by one call of torch.
+
+    p.grad stays the tensor that autograd has made.
+    """
+
+    def __init__(self, slots: Iterable[Slot]) -> None:
+        self.slots = list(slots)
+        self._parameters = [slot.parameter for slot in self.slots]
+        self._in_arena = [slot.gradient for slot in self.slots]
+        self._bytes = [slot.gradient_bytes for slot in self.slots]
+        self._found: list[Tensor | None] = []  # p.grad of each, when it was copied
+        self._given: list[Tensor] = []  # those that there were
+        self._addresses: list[int] = []
+        self._versions: list[int] = []
+
+    def copy(self) -> bool:
+        """Copies those that there are. False: some need adopt_gradient(), and all may have it."""
+        found, into = list(map(_gradient, self._parameters)), self._bytes
+        if any(map(operator.is_, found, self._in_arena)):
+            return False  # zero_grad(set_to_none=False)
+        given: list[Tensor] = found
+        if any(map(operator.is_, found, itertools.repeat(None))):
+            there = [gradient is not None for gradient in found]
+            given, into = (
+                list(itertools.compress(found, there)),
+                list(itertools.compress(into, there)),
+            )
+        try:
+            if given:
+                with torch.no_grad():  # a gradient of which a graph was made requires one
+                    torch._foreach_copy_(into, given)
+        except RuntimeError:  # not dense, or of another shape: adopt_gradient() says of which
+            return False
+        self._found, self._given = found, given
+        return True
+
+    def note(self) -> None:
+        """From here on unchanged() tells whether somebody has touched what was copied."""
+        self._addresses = list(map(_address, self._given))
+        self._versions = list(map(_version, self._given))
+
+    def changed(self) -> list[Slot]:
+        """Whose p.grad is not what was copied, as far as can be seen but by its bytes."""
+        now = list(map(_gradient, self._parameters))
+        if (
+            all(map(operator.is_, now, self._found))
+            and list(map(_address, self._given)) == self._addresses
+            and list(map(_version, self._given)) == self._versions
+        ):
+            return []
+        noted = iter(zip(self._given, self._addresses, self._versions, strict=True))
+        of = [None if gradient is None else next(noted) for gradient in self._found]
+        return [
+            slot
+            for slot, gradient, then in zip(self.slots, now, of, strict=True)
+            if not (
+                gradient is then
+                if then is None or gradient is None
+                else (gradient is then[0] and (gradient.data_ptr(), gradient._version) == then[1:])
+            )
+        ]
+
+    def absent(self) -> list[int]:
+        """Indices of the slots that had no gradient to be copied."""
+        if len(self._given) == len(self.slots):
+            return []
+        pairs = zip(self.slots, self._found, strict=True)
+        return [slot.index for slot, gradient in pairs if gradient is None]
+
+    def forget(self) -> None:
+        """Lets the gradients go."""
+        self._found, self._given = [], []
