@@ -3,8 +3,9 @@
 import re
 
 import pytest
+import torch
 from fsdp_trainer import process_group, sharded_model
-from habits import make_model, make_optimizer
+from habits import make_model, make_optimizer, plain_loop
 from torch import nn
 
 
@@ -33,6 +34,41 @@ def test_what_is_guessed_comes_with_the_line_that_says_otherwise(muon):
     assert holding.endswith("head.weight, blocks.*.weight, blocks.*.bias")
     other = sections(muon(make_model(), route=[("head.weight", "muon")]).explain())
     assert other["What is guessed"] == ["nothing"]
+
+
+def test_whose_weights_a_job_goes_on_with_is_told_with_what_this_process_came_with(daemons, caplog):
+    address = daemons.start(1, 1)[0]
+
+    def start(model, **options):
+        optimizer = make_optimizer(model, address=address, **options)
+        (origin,) = sections(optimizer.explain())["Whose weights it began with"]
+        return optimizer, origin
+
+    caplog.set_level("INFO", logger="dmuond")
+    model = make_model()
+    optimizer, origin = start(model)
+    assert origin == "those that the ranks came with: the job had none"
+    plain_loop(model, optimizer, range(2))
+    trained = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.session.drop()
+
+    same = make_model()
+    same.load_state_dict(trained)
+    optimizer, origin = start(same, resume="require")
+    equal = f"all {len(trained)} parameters of this process were equal to them"
+    assert origin == f"the job's, after step 2; {equal}"
+    optimizer.session.drop()
+
+    other = make_model()
+    other.load_state_dict(trained)
+    with torch.no_grad():
+        other.up.bias[0] += 1
+    optimizer, origin = start(other, resume="require")
+    found = f"1 of {len(trained)} parameters of this process were others, and have been replaced"
+    assert origin == f"the job's, after step 2; {found}: 'up.bias'"
+    assert f"rank 0: weights are {origin}" in caplog.messages
+    assert torch.equal(other.up.bias, trained["up.bias"])
+    optimizer.close()
 
 
 def explained(rank, world, options):

@@ -25,8 +25,9 @@ def explanation(
     slots: Iterable[Slot],
     shares: Mapping[int, Share],
     reduction: Reduction,
+    weights: str,
 ) -> str:
-    """shares: by id of the parameter."""
+    """shares: by id of the parameter. weights: where they have come from."""
     parts = {"Which optimizer updates what:": table.format_table(routing).splitlines()}
     gradients: dict[str, list[str]] = {}
     holdings: dict[str, list[str]] = {}
@@ -36,6 +37,7 @@ def explanation(
         holdings.setdefault(_holding(slot, shares[id(slot.parameter)]), []).append(slot.name)
     parts["What becomes of the ranks' gradients:"] = _listed(gradients)
     parts["What this rank holds:"] = _listed(holdings)
+    parts["Whose weights it began with:"] = [weights]
     guesses = [_guess(item) for item in routed if "guess" in item.reason]
     parts["What is guessed:"] = guesses or ["nothing"]
     return "\n".join(

@@ -261,10 +261,18 @@ class Muon(torch.optim.Optimizer):
     def explain(self) -> str:
         """What was made of the model, as text to be read before a long run.
 
-        Routes and their reasons, what becomes of the ranks' gradients, what this rank holds, and
+        Routes and their reasons, what becomes of the ranks' gradients, what this rank holds, whose
+        weights it began with (of a job that goes on: whether this process came with others), and
         what of all that is a guess.
         """
-        return explanation(self.routing, self._routed, self._slots, self._shares, self._reduction)
+        return explanation(
+            self.routing,
+            self._routed,
+            self._slots,
+            self._shares,
+            self._reduction,
+            self._weights.origin,
+        )
 
     @property
     def last_committed_step(self) -> int:

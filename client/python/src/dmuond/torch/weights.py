@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 
 import numpy as np
@@ -17,12 +18,17 @@ from dmuond.torch.slots import ShardedSlot, Slot, take_shards
 from dmuond.torch.tensor_device import TensorDevice, same_bytes
 from dmuond.torch.together import Replicas
 
+log = logging.getLogger("dmuond")
+
+_NAMED_MAX = 3
+
 
 class Weights:
     """Of one optimizer, whose session has registered the slots.
 
-    Attributes: loaded (names whose weights a checkpoint has replaced since they were pushed),
-    sharded (the slots of DTensors, whose shards lie elsewhere than in the arenas).
+    Attributes: origin (whose weights the first step begins with, for people), loaded (names whose
+    weights a checkpoint has replaced since they were pushed), sharded (the slots of DTensors, whose
+    shards lie elsewhere than in the arenas).
     """
 
     def __init__(self, session: Session, device: TensorDevice, slots: list[Slot]) -> None:
@@ -30,14 +36,35 @@ class Weights:
         self.sharded = [slot for slot in slots if isinstance(slot, ShardedSlot)]
         self._replicas = Replicas(slot for slot in slots if not isinstance(slot, ShardedSlot))
         self.loaded: set[str] = set()
+        self.origin = ""
 
     @torch.no_grad()
     def begin(self) -> None:
         """A fresh job starts from the model's weights; a job with state has published its own."""
         if self._session.has_state:
+            step = self._session.last_committed_step
+            self.origin = f"the job's, after step {step}; {self._told_apart()}"
+            log.info("rank %d: weights are %s", self._session.rank, self.origin)
             self.take_published()
         else:
+            self.origin = "those that the ranks came with: the job had none"
             self._push(None)
+
+    def _told_apart(self) -> str:
+        """Compares what this process came with with what the daemon has published."""
+        held = [slot for slot in self._slots if slot.holding.elements]
+        apart = [s for s in held if s.value().data_ptr() != s.weight.data_ptr()]
+        if len(apart) < len(held):
+            return "not compared with what this process came with, which lay in the same memory"
+        found = self._device.differing([(slot.value(), slot.weight) for slot in apart])
+        if not found:
+            return f"all {len(held)} parameters of this process were equal to them"
+        names = ", ".join(f"'{apart[index].name}'" for index in sorted(found)[:_NAMED_MAX])
+        more = f" and {len(found) - _NAMED_MAX} more" if len(found) > _NAMED_MAX else ""
+        return (
+            f"{len(found)} of {len(held)} parameters of this process were others, and have been "
+            f"replaced: {names}{more}"
+        )
 
     @torch.no_grad()
     def take_published(self) -> None:
