@@ -11,6 +11,7 @@
 #include "scheduler/convert/convert.h"
 #include "scheduler/job/impossible.h"
 #include "scheduler/job/node_job.h"
+#include "scheduler/job/saved_trainer_state.h"
 #include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
@@ -118,12 +119,11 @@ node::Actions NodeJob::OnRestored(TimePoint /*now*/, absl::StatusOr<Restored> re
   }
   const auto& trainers = job_->planned.inputs->layout.trainers;
   const Attempt attempt(restored->from.manifest.attempt());
-  for (const auto& [rank, bytes] : restored->from.trainers) {
-    if (static_cast<size_t>(rank.value()) >= trainers.size() ||
-        trainers[rank.value()].node.value() != options_.node) {
-      continue;
-    }
-    job_->trainer_states[rank.value()] = {attempt, bytes};
+  for (size_t i = 0; i < trainers.size(); ++i) {
+    if (trainers[i].node.value() != options_.node) continue;
+    const auto rank = static_cast<int32_t>(i);
+    std::string bytes = SavedTrainerState(restored->from, rank);
+    if (!bytes.empty()) job_->trainer_states[rank] = {attempt, std::move(bytes)};
   }
   job_->snapshot.set_durable_step(restored->from.step());
   job_->lanes.BeginLoading();

@@ -6,6 +6,7 @@
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/refusals.h"
+#include "scheduler/job/saved_trainer_state.h"
 #include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
@@ -66,8 +67,7 @@ std::string NodeJob::TrainerStateOf(int32_t rank) const {
     return kept->second.bytes;
   }
   if (job_->has_state || !job_->resume.has_value()) return "";
-  const auto kept = job_->resume->trainers.find(TrainerRank(rank));
-  return kept == job_->resume->trainers.end() ? "" : kept->second;
+  return SavedTrainerState(*job_->resume, rank);
 }
 
 absl::Status NodeJob::WhyNoLanesCome() const {

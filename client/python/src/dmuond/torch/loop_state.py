@@ -18,6 +18,7 @@ from dmuond.session import TRAINER_STATE_BYTES_MAX
 from dmuond.torch import scaler
 from dmuond.torch.muon import Muon
 
+_GENERATORS = torch.Generator | np.random.Generator | random.Random
 _OWN = "dmuond"  # under this key lies what is not a part of the caller's
 
 
@@ -44,7 +45,9 @@ class LoopState:
         again; opt.last_outcome is not.
 
     The global random numbers of torch (of the parameters' GPU, too), numpy and Python are parts by
-    themselves. One LoopState for an optimizer; each rank has its own. Not for several threads.
+    themselves. Where a job goes on from a snapshot with more ranks than it had, the new ones get
+    the parts of rank 0, and keep the random numbers that the script has seeded. One LoopState for
+    an optimizer; each rank has its own. Not for several threads.
     Raises InvalidArgumentError where a part cannot be carried.
     """
 
@@ -89,10 +92,14 @@ class LoopState:
                 f"different parts: {', '.join(sorted(other))}. Make it with those of then"
             )
         own = saved[_OWN]
-        _set_random_numbers(own["random"], self._device())
+        rank = self._optimizer.session.rank
+        others = own.get("rank", rank) != rank  # of a world that did not have this rank
+        if not others:
+            _set_random_numbers(own["random"], self._device())
         self._optimizer._load_options(own["groups"])
         for name, part in self._parts.items():
-            _load_part(part, saved[name])
+            if not (others and isinstance(part, _GENERATORS)):
+                _load_part(part, saved[name])
         self._updates = own["updates"]
         self._done = self._optimizer.last_committed_step
         if state:
@@ -119,6 +126,7 @@ class LoopState:
     def _dump(self) -> bytes:
         own = {
             "random": _random_numbers(self._device()),
+            "rank": self._optimizer.session.rank,
             "groups": self._optimizer._options_to_save(),
             "updates": self._updates,
         }
@@ -171,9 +179,8 @@ def _plain(value: Any) -> Any:
 
 
 def _can_be_carried(part: Any) -> bool:
-    generators = torch.Generator | np.random.Generator | random.Random
     both = callable(getattr(part, "state_dict", None)) and hasattr(part, "load_state_dict")
-    return isinstance(part, generators) or both
+    return isinstance(part, _GENERATORS) or both
 
 
 def _state_of(part: Any) -> Any:
