@@ -36,6 +36,7 @@ struct Stored {
   Slot slot = Slot::kNone;
   int exponent = 0;
   Spectrum spectrum;
+  int norm_power = 0;  // of the Schatten-4 norm that the matrix has not been divided by yet
 };
 
 class Builder {
@@ -47,6 +48,8 @@ class Builder {
     x_.slot = Slot::kX0;
     x_.exponent = InputExponent();
     for (int i = 0; i <= kSamples; ++i) x_.spectrum.push_back(kSigmaMax * i / kSamples);
+    program_.schatten4 = config_.norm == NormRule::kSchatten4;
+    x_.norm_power = program_.schatten4 ? 1 : 0;
     program_.input_scale = std::ldexp(1.0, x_.exponent);
     absl::Status status = config_.form == NewtonSchulzForm::kStandard ? Standard() : Gram();
     program_.output = x_.slot;
@@ -154,6 +157,8 @@ class Builder {
     Spectrum squares = x_.spectrum;
     for (double& value : squares) value *= value;
     Stored out = NewSymmetric(std::move(squares));
+    out.norm_power = 2 * x_.norm_power;
+    if (x_is_input_) program_.gram_scale = std::ldexp(1.0, -out.exponent);
     program_.products.push_back({.kind = ProductKind::kGram,
                                  .out = out.slot,
                                  .a = x_.slot,
@@ -173,7 +178,9 @@ class Builder {
                                  .b = m.slot,
                                  .add = m.slot,
                                  .alpha = std::ldexp(c, out.exponent - 2 * m.exponent),
-                                 .beta = std::ldexp(b, out.exponent - m.exponent)});
+                                 .beta = std::ldexp(b, out.exponent - m.exponent),
+                                 .alpha_power = 2 * m.norm_power,
+                                 .beta_power = m.norm_power});
     return out;
   }
 
@@ -181,7 +188,7 @@ class Builder {
     double factor;
     const Stored* matrix;
   };
-  // left * right + terms (one or two) + diagonal * I.
+  // left * right + terms (one or two) + diagonal * I. A second term has been divided by all norms.
   Stored StoreProduct(const Stored& left, const Stored& right, const std::vector<Term>& terms,
                       double diagonal) {
     Spectrum spectrum(left.spectrum.size());
@@ -195,7 +202,9 @@ class Builder {
                     .a = left.slot,
                     .b = right.slot,
                     .alpha = std::ldexp(1.0, out.exponent - left.exponent - right.exponent),
-                    .diagonal = std::ldexp(diagonal, out.exponent)};
+                    .diagonal = std::ldexp(diagonal, out.exponent),
+                    .alpha_power = left.norm_power + right.norm_power,
+                    .beta_power = terms[0].matrix->norm_power};
     product.add = terms[0].matrix->slot;
     product.beta = std::ldexp(terms[0].factor, out.exponent - terms[0].matrix->exponent);
     if (terms.size() > 1) {
@@ -219,7 +228,9 @@ class Builder {
                                  .b = x_.slot,
                                  .alpha = std::ldexp(1.0, out.exponent - m.exponent - x_.exponent),
                                  .beta = std::ldexp(shift, out.exponent - x_.exponent),
-                                 .input_power = x_is_input_ ? 1 : 0});
+                                 .input_power = x_is_input_ ? 1 : 0,
+                                 .alpha_power = x_.norm_power,
+                                 .beta_power = x_.norm_power});
     x_ = std::move(out);
     x_is_input_ = false;
   }

@@ -54,6 +54,11 @@ struct Product {
   // multiplied, 0 elsewhere. A device that casts the input without dividing by its norm multiplies
   // alpha and beta by norm^-input_power.
   int input_power = 0;
+  // How often the input's Schatten-4 norm (see NewtonSchulzProgram::schatten4) is a factor of a * b
+  // and of add (b in kApply): alpha is to be multiplied by norm^-alpha_power, beta by
+  // norm^-beta_power.
+  int alpha_power = 0;
+  int beta_power = 0;
 };
 
 struct NewtonSchulzProgram {
@@ -64,6 +69,10 @@ struct NewtonSchulzProgram {
   bool tall = false;
   DType dtype = DType::kF16;
   double input_scale = 1;  // X0 = round(u * input_scale / norm), a power of two
+  // NormRule::kSchatten4: what X0 holds is still to be divided by its Schatten-4 norm, which is
+  // sqrt(gram_scale * ||G||_F) for the result G of products[0]. Later products have powers of it.
+  bool schatten4 = false;
+  double gram_scale = 1;  // G * gram_scale = (u / norm) * (u / norm)^T, a power of two
   std::vector<Product> products;
   Slot output = Slot::kX0;
   double output_scale = 1;  // O = output * output_scale, a power of two

@@ -70,9 +70,12 @@ enum class MomentumForm : uint8_t { kSum = 1, kEma = 2 };
 enum class NewtonSchulzForm : uint8_t { kStandard = 1, kGram = 2 };
 // How the input of Newton-Schulz is normalised; see docs/maths.md, presets.
 enum class NormRule : uint8_t {
-  kExact = 1,      // fp32 norm, no eps, zero gives zero; then the cast
-  kPlusEps = 2,    // cast to bf16 first, x / (norm + eps)
-  kClampedEps = 3  // cast to bf16 first, x / max(norm, eps)
+  kExact = 1,       // fp32 norm, no eps, zero gives zero; then the cast
+  kPlusEps = 2,     // cast to bf16 first, x / (norm + eps)
+  kClampedEps = 3,  // cast to bf16 first, x / max(norm, eps)
+  // kExact, then divided by its Schatten-4 norm, the root of ||X * X^T||_F, which the first Gram
+  // matrix tells. It is at most the Frobenius norm and at least the largest singular value.
+  kSchatten4 = 4
 };
 enum class ScaleRule : uint8_t { kMatchRmsAdamW = 1, kOriginal = 2, kSpectral = 3, kNone = 4 };
 

@@ -99,6 +99,14 @@ inline void Reference(const float* g, int64_t rows, int64_t cols, const NewtonSc
   const bool tall = rows > cols;
   double* x = out;
   double* y = other.get();
+  if (options.norm == kernels::NormRule::kSchatten4 && squared > 0) {
+    Multiply(a.get(), x, x, nullptr, p, p, q, tall ? 1 : cols, tall ? cols : 1, tall ? cols : 1,
+             tall ? 1 : cols, 1, 0);
+    norm.Fill(0);
+    SumSquares<<<1024, 256>>>(a.get(), p * p, norm.get());
+    const double schatten = std::pow(norm.ToHost(0, 1)[0], 0.25);
+    Widen<<<1024, 256>>>(out, g, count, 1 / (std::sqrt(squared) * schatten));
+  }
   for (const auto& [ca, cb, cc] : options.coefficients) {
     // X is p x q with strides (xr, xc).
     const int64_t xr = tall ? 1 : cols;
@@ -132,7 +140,14 @@ __global__ void Difference(const float* values, const double* ref, int64_t count
   atomicAdd(&sums[1], norm);
 }
 
+// A preset's name, or one with another norm: "dmuon,schatten4".
 inline MuonConfig PresetConfig(const std::string& preset) {
+  const size_t comma = preset.find(',');
+  if (comma != std::string::npos && preset.substr(comma) == ",schatten4") {
+    MuonConfig config = PresetConfig(preset.substr(0, comma));
+    config.newton_schulz.norm = kernels::NormRule::kSchatten4;
+    return config;
+  }
   const auto found = kernels::FindPreset(preset);
   if (!found.ok()) {
     std::fprintf(stderr, "%s\n", std::string(found.status().message()).c_str());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/cpu/cast.h"
 #include "kernels/cpu/epilogue.h"
@@ -42,7 +43,8 @@ struct Layout {
 
 // True where the original casts to bf16 before it takes the norm.
 bool CastsFirst(const NewtonSchulzConfig& config) {
-  return config.norm != NormRule::kExact && config.dtype == DType::kBF16;
+  return (config.norm == NormRule::kPlusEps || config.norm == NormRule::kClampedEps) &&
+         config.dtype == DType::kBF16;
 }
 
 class MatrixUpdate {
@@ -64,10 +66,7 @@ class MatrixUpdate {
     const double norm = Norm();
     if (norm > 0 && std::isfinite(norm)) {
       Normalise(norm);
-      for (const Product& product : program_.products) {
-        run_(Panels(program_, product),
-             [&](int64_t panel) { RunPanel(program_, product, slots_, panel); });
-      }
+      Multiply();
       ApplyPass(weight_dtype, slots_[program_.output]);
     } else {
       // A zero matrix has no direction; the weight only decays.
@@ -86,6 +85,35 @@ class MatrixUpdate {
   }
 
  private:
+  void Multiply() {
+    double schatten = 1;
+    for (size_t i = 0; i < program_.products.size(); ++i) {
+      Product product = program_.products[i];
+      product.alpha *= std::pow(schatten, -product.alpha_power);
+      product.beta *= std::pow(schatten, -product.beta_power);
+      run_(Panels(program_, product),
+           [&](int64_t panel) { RunPanel(program_, product, slots_, panel); });
+      if (i == 0 && program_.schatten4) {
+        schatten = std::sqrt(program_.gram_scale * NormOf(slots_[product.out]));
+      }
+    }
+  }
+
+  // The Frobenius norm of a symmetric slot. There are no more parts than of the elements.
+  double NormOf(const float* symmetric) {
+    const int64_t p = program_.p;
+    const int64_t rows = (kPart + p - 1) / p;
+    const int64_t parts = (p + rows - 1) / rows;
+    run_(parts, [&](int64_t index) {
+      double sum = 0;
+      for (int64_t row = index * rows; row < std::min(p, (index + 1) * rows); ++row) {
+        sum += SumOfSquares(symmetric + row * SymmetricStride(p), p);
+      }
+      sums_[index] = sum;
+    });
+    return std::sqrt(std::accumulate(sums_, sums_ + parts, 0.0));
+  }
+
   // Calls part(begin, length, index) for each part of the elements.
   template <typename Function>
   void ForParts(Function&& part) {

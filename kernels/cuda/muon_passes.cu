@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(kThreadsOfOne) FinishNormsKernel(const PassPar
   }
   const double inverse = norm > 0 && isfinite(norm) ? 1.0 / (divisor * scale) : 0.0;
   p.buffers.recast[z] = recast ? 1 : 0;
+  if (p.buffers.schatten_arrived != nullptr) p.buffers.schatten_arrived[z] = 0;
   p.buffers.scale[z] = static_cast<float>(scale);
   p.buffers.inverse_norm[z] = static_cast<float>(inverse);
   p.buffers.inverse_norm_squared[z] = static_cast<float>(inverse * inverse);

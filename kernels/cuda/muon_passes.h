@@ -74,7 +74,8 @@ struct PassBuffers {
   float* scale = nullptr;
   float* inverse_norm = nullptr;
   float* inverse_norm_squared = nullptr;
-  uint32_t* recast = nullptr;  // whether X has to be cast again
+  uint32_t* recast = nullptr;            // whether X has to be cast again
+  uint32_t* schatten_arrived = nullptr;  // not null: set to 0 by FinishNorms (schatten_norm.h)
   void* x = nullptr;
   const void* result = nullptr;  // result_scale * O
   float result_scale = 1;

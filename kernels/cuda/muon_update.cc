@@ -16,7 +16,9 @@ PassShape ShapeOf(const MuonConfig& config, const NewtonSchulzProgram& program, 
   pass.ema = config.momentum == MomentumForm::kEma;
   pass.nesterov = config.nesterov;
   pass.type = static_cast<WeightType>(program.dtype);
-  pass.norm = static_cast<PassNorm>(config.newton_schulz.norm);
+  // The Schatten-4 norm comes on top of the exact one, and is the products' business.
+  pass.norm =
+      program.schatten4 ? PassNorm::kExact : static_cast<PassNorm>(config.newton_schulz.norm);
   pass.eps = config.newton_schulz.eps;
   pass.weight = static_cast<WeightType>(weight);
   pass.update_scale = UpdateScale(config.scale, pass.rows, pass.cols);
@@ -42,8 +44,14 @@ int64_t PartialsOf(const NewtonSchulzProgram& program) {
 
 size_t MuonUpdate::WorkspaceBytes(const NewtonSchulzProgram& program, int64_t batch,
                                   ProductEngine engine) {
-  return Align(NewtonSchulz::WorkspaceBytes(program, batch, engine)) +
-         Align(batch * PartialsOf(program) * sizeof(double)) + 4 * Align(batch * sizeof(float));
+  size_t bytes = Align(NewtonSchulz::WorkspaceBytes(program, batch, engine)) +
+                 Align(batch * PartialsOf(program) * sizeof(double)) +
+                 4 * Align(batch * sizeof(float));
+  if (program.schatten4) {
+    bytes += Align(batch * SchattenPartials(program.p) * sizeof(double)) +
+             4 * Align(batch * sizeof(float));
+  }
+  return bytes;
 }
 
 std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
@@ -68,10 +76,20 @@ std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
   buffers.inverse_norm = static_cast<float*>(take(batch * sizeof(float)));
   buffers.inverse_norm_squared = static_cast<float*>(take(batch * sizeof(float)));
   buffers.recast = static_cast<uint32_t*>(take(batch * sizeof(uint32_t)));
+  NewtonSchulzNorms norms{buffers.inverse_norm, buffers.inverse_norm_squared, {}};
+  if (program.schatten4) {
+    const size_t partials = batch * SchattenPartials(program.p) * sizeof(double);
+    norms.schatten.partials = static_cast<double*>(take(partials));
+    norms.schatten.arrived = static_cast<uint32_t*>(take(batch * sizeof(uint32_t)));
+    norms.schatten.inverse = static_cast<float*>(take(batch * sizeof(float)));
+    norms.schatten.inverse_squared = static_cast<float*>(take(batch * sizeof(float)));
+    norms.schatten.inverse_fourth = static_cast<float*>(take(batch * sizeof(float)));
+    buffers.schatten_arrived = norms.schatten.arrived;
+  }
   const GemmUpdate fused{matrices, buffers.inverse_norm, update->pass_.update_scale,
                          update->pass_.weight};
   update->newton_schulz_ = NewtonSchulz::Create(
-      program, batch, {buffers.inverse_norm, buffers.inverse_norm_squared}, workspace,
+      program, batch, norms, workspace,
       {options.engine, options.tuner, options.separate ? nullptr : &fused}, error);
   if (update->newton_schulz_ == nullptr) return nullptr;
   buffers.x = update->newton_schulz_->input();

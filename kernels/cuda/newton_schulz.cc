@@ -77,9 +77,17 @@ class NewtonSchulzBuilder {
     const std::vector<Product>& products = program_.products;
     for (size_t i = 0; i < products.size(); ++i) {
       const bool updates = result->updates_ && i + 1 == products.size();
-      NewtonSchulz::LaunchProduct launch = Prepare(products[i], updates);
+      NewtonSchulz::LaunchPart launch = Prepare(products[i], updates);
       if (launch == nullptr) return nullptr;
-      result->products_.push_back(std::move(launch));
+      result->parts_.push_back(std::move(launch));
+      if (i == 0 && program_.schatten4) result->parts_.push_back(TakeSchattenNorm(products[i]));
+      const bool unscaled =
+          i == 0 || (products[i].kind == ProductKind::kApply && products[i].alpha_power > 0);
+      if (program_.schatten4 && unscaled && OneFactorForAll()) {
+        result->parts_.push_back(Scale(View(products[i].out), i == 0
+                                                                  ? norms_.schatten.inverse_squared
+                                                                  : norms_.schatten.inverse));
+      }
     }
     return result;
   }
@@ -87,10 +95,41 @@ class NewtonSchulzBuilder {
  private:
   MatrixView& View(Slot slot) { return views_[static_cast<size_t>(slot)]; }
 
-  // The program's X0 is input_scale * u / norm; own products take 2^k * u.
-  [[nodiscard]] DeviceScalar Factor(int input_power, double factor) const {
-    if (NewtonSchulz::TakesNormalised(program_, options_.engine)) {
-      return {nullptr, static_cast<float>(factor)};
+  // A library's products: X comes normalised, and what the Schatten-4 norm divides is scaled in
+  // memory, the Gram matrix and the first X that is made with it.
+  [[nodiscard]] bool OneFactorForAll() const {
+    return NewtonSchulz::TakesNormalised(program_, options_.engine);
+  }
+
+  [[nodiscard]] WeightType Type() const { return static_cast<WeightType>(program_.dtype); }
+
+  [[nodiscard]] NewtonSchulz::LaunchPart TakeSchattenNorm(const Product& gram) {
+    return [type = Type(), view = View(gram.out), batch = batch_, scale = program_.gram_scale,
+            inverse_norm = OneFactorForAll() ? nullptr : norms_.inverse_norm,
+            norms = norms_.schatten](cudaStream_t stream, bool) {
+      return LaunchSchattenNorm(stream, type, view, batch, scale, inverse_norm, norms);
+    };
+  }
+
+  [[nodiscard]] NewtonSchulz::LaunchPart Scale(const MatrixView& view, const float* factors) const {
+    return [type = Type(), view, batch = batch_, factors](cudaStream_t stream, bool) {
+      return LaunchScaleInPlace(stream, type, view, batch, factors);
+    };
+  }
+
+  // The program's X0 is input_scale * u / norm; own products take 2^k * u. `schatten_power`: how
+  // often the Schatten-4 norm divides, too.
+  [[nodiscard]] DeviceScalar Factor(int input_power, int schatten_power, double factor) const {
+    if (OneFactorForAll()) return {nullptr, static_cast<float>(factor)};
+    switch (schatten_power) {
+      case 0:
+        break;
+      case 1:  // of the input
+        return {norms_.schatten.inverse, static_cast<float>(factor * program_.input_scale)};
+      case 2:
+        return {norms_.schatten.inverse_squared, static_cast<float>(factor)};
+      default:
+        return {norms_.schatten.inverse_fourth, static_cast<float>(factor)};
     }
     switch (input_power) {
       case 0:
@@ -109,11 +148,11 @@ class NewtonSchulzBuilder {
            GemmUpdate::Fits(program_.tall ? program_.p : program_.q);
   }
 
-  NewtonSchulz::LaunchProduct Prepare(const Product& product, bool updates) {
+  NewtonSchulz::LaunchPart Prepare(const Product& product, bool updates) {
     GemmProblem p;
     p.batch = batch_;
     p.d = View(product.out);
-    p.alpha = Factor(product.input_power, product.alpha);
+    p.alpha = Factor(product.input_power, product.alpha_power, product.alpha);
     GemmLayout layout = GemmLayout::kNT;
     switch (product.kind) {
       case ProductKind::kGram:
@@ -127,8 +166,8 @@ class NewtonSchulzBuilder {
         p.b = View(product.b);
         if (product.add != Slot::kNone) p.c = View(product.add);
         if (product.add2 != Slot::kNone) p.c2 = View(product.add2);
-        p.beta = Factor(product.input_power, product.beta);
-        p.beta2 = Factor(product.input_power, product.gamma);
+        p.beta = Factor(product.input_power, product.beta_power, product.beta);
+        p.beta2 = Factor(product.input_power, 0, product.gamma);
         p.diagonal = static_cast<float>(product.diagonal);
         p.symmetric = true;
         break;
@@ -136,7 +175,7 @@ class NewtonSchulzBuilder {
         p.a = View(program_.tall ? product.b : product.a);
         p.b = View(program_.tall ? product.a : product.b);
         if (product.beta != 0) p.c = View(product.b);
-        p.beta = Factor(product.input_power, product.beta);
+        p.beta = Factor(product.input_power, product.beta_power, product.beta);
         layout = program_.tall ? GemmLayout::kNT : GemmLayout::kNN;
         break;
     }
@@ -190,9 +229,9 @@ std::unique_ptr<NewtonSchulz> NewtonSchulz::Create(const NewtonSchulzProgram& pr
 }
 
 cudaError_t NewtonSchulz::Launch(cudaStream_t stream) const {
-  for (size_t i = 0; i < products_.size(); ++i) {
+  for (size_t i = 0; i < parts_.size(); ++i) {
     // What comes before the first one may be no kernel.
-    const cudaError_t result = products_[i](stream, /*overlap=*/i > 0);
+    const cudaError_t result = parts_[i](stream, /*overlap=*/i > 0);
     if (result != cudaSuccess) return result;
   }
   return cudaSuccess;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/cuda/gemm.h"
+#include "kernels/cuda/schatten_norm.h"
 #include "kernels/cuda/tile_tuner.h"
 #include "kernels/newton_schulz.h"
 
@@ -26,6 +27,7 @@ namespace dmuond::kernels::cuda {
 struct NewtonSchulzNorms {
   const float* inverse_norm = nullptr;
   const float* inverse_norm_squared = nullptr;
+  SchattenNorms schatten;  // for programs that take this norm, written by the launch
 };
 
 struct NewtonSchulzOptions {
@@ -71,8 +73,8 @@ class NewtonSchulz {
   friend class NewtonSchulzBuilder;
   NewtonSchulz() = default;
   // (stream, whether the prologue may overlap the kernel before it)
-  using LaunchProduct = std::function<cudaError_t(cudaStream_t, bool)>;
-  std::vector<LaunchProduct> products_;
+  using LaunchPart = std::function<cudaError_t(cudaStream_t, bool)>;
+  std::vector<LaunchPart> parts_;  // products, and what comes between them
   void* input_ = nullptr;
   void* result_ = nullptr;
   float result_scale_ = 1;

@@ -21,6 +21,7 @@ static_assert(static_cast<int>(kernels::NormRule::kExact) == v1::GroupConfig::NO
 static_assert(static_cast<int>(kernels::NormRule::kPlusEps) == v1::GroupConfig::NORM_PLUS_EPS);
 static_assert(static_cast<int>(kernels::NormRule::kClampedEps) ==
               v1::GroupConfig::NORM_CLAMPED_EPS);
+static_assert(static_cast<int>(kernels::NormRule::kSchatten4) == v1::GroupConfig::NORM_SCHATTEN4);
 static_assert(static_cast<int>(kernels::ScaleRule::kMatchRmsAdamW) ==
               v1::GroupConfig::SCALE_MATCH_RMS_ADAMW);
 static_assert(static_cast<int>(kernels::ScaleRule::kOriginal) == v1::GroupConfig::SCALE_ORIGINAL);
@@ -61,7 +62,7 @@ absl::StatusOr<kernels::MuonConfig> FromProto(const v1::GroupConfig& config) {
     status = Override("form", config.form(), v1::GroupConfig::FORM_GRAM, newton_schulz.form);
   }
   if (status.ok()) {
-    status = Override("norm", config.norm(), v1::GroupConfig::NORM_CLAMPED_EPS, newton_schulz.norm);
+    status = Override("norm", config.norm(), v1::GroupConfig::NORM_SCHATTEN4, newton_schulz.norm);
   }
   if (status.ok()) {
     status = Override("newton_schulz_type", config.newton_schulz_type(), v1::ELEMENT_TYPE_FLOAT16,

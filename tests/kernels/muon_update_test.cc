@@ -22,6 +22,7 @@ reference::MuonRules RulesOf(const MuonConfig& config) {
   return {.ema = config.momentum == MomentumForm::kEma,
           .nesterov = config.nesterov,
           .steps = config.newton_schulz.coefficients,
+          .schatten4 = config.newton_schulz.norm == NormRule::kSchatten4,
           .scale = [rule = config.scale](int64_t m, int64_t n) {
             const auto rows = static_cast<double>(m);
             const auto cols = static_cast<double>(n);
@@ -84,6 +85,13 @@ TEST(MuonUpdate, EveryPresetFollowsItsFormulas) {
           << name << " " << rows << "x" << cols;
       config.nesterov = false;
       EXPECT_LT(AccumulatedError(config, rows, cols), 5e-5) << name << " " << rows;
+      config = *FindPreset(name);
+      config.newton_schulz.norm = NormRule::kSchatten4;
+      EXPECT_LT(AccumulatedError(config, rows, cols), HalfPrecisionBound(name, p, q))
+          << name << " " << rows << "x" << cols;
+      config.newton_schulz.dtype = DType::kF32;
+      EXPECT_LT(AccumulatedError(config, rows, cols), name == "dmuon" && p >= 8 ? 2e-5 : 5e-5)
+          << name << " " << rows << "x" << cols;
     }
   }
 }
@@ -112,8 +120,9 @@ void ExpectSameBits(const TestMatrix& a, const TestMatrix& b) {
 
 TEST(MuonUpdate, BatchNeighboursAndThreadsDoNotChangeBits) {
   constexpr int kCount = 4;  // with 3 threads: three whole matrices and one by panels
-  for (const char* name : {"dmuon", "torch"}) {
-    const MuonConfig config = *FindPreset(name);
+  MuonConfig schatten4 = *FindPreset("dmuon");
+  schatten4.newton_schulz.norm = NormRule::kSchatten4;
+  for (const MuonConfig& config : {*FindPreset("dmuon"), *FindPreset("torch"), schatten4}) {
     // Two panels of symmetric products, two of applications, several parts of elementwise passes.
     for (const auto& [rows, cols] :
          std::vector<std::pair<int64_t, int64_t>>{{270, 800}, {800, 270}}) {

@@ -27,7 +27,16 @@ class Interpreter {
   Matrix Run(const Matrix& u) {
     const Matrix x = program_.tall ? Transpose(u) : u;
     slots_[Slot::kX0] = Combine(program_.input_scale / reference::FrobeniusNorm(u), x, 0, x);
-    for (const Product& product : program_.products) Step(product);
+    double schatten = 1;
+    for (size_t i = 0; i < program_.products.size(); ++i) {
+      Product product = program_.products[i];
+      product.alpha *= std::pow(schatten, -product.alpha_power);
+      product.beta *= std::pow(schatten, -product.beta_power);
+      Step(product);
+      if (i == 0 && program_.schatten4) {
+        schatten = std::sqrt(program_.gram_scale * reference::FrobeniusNorm(Get(product.out)));
+      }
+    }
     const Matrix& out = Get(program_.output);
     const Matrix scaled = Combine(program_.output_scale, out, 0, out);
     return program_.tall ? Transpose(scaled) : scaled;
@@ -101,17 +110,22 @@ TEST(NewtonSchulzProgram, IsThePolynomialInEveryFormShapeAndDtype) {
            {24, 24}, {24, 40}, {40, 24}, {1, 30}, {30, 1}, {1, 1}, {9, 200}}) {
     const Matrix u = reference::Gaussian(rows, cols, random);
     for (const Case& c : Cases()) {
-      for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-        const auto program = BuildNewtonSchulz({.form = c.form,
-                                                .coefficients = c.coefficients,
-                                                .restarts = c.restarts,
-                                                .dtype = dtype},
-                                               rows, cols);
-        ASSERT_TRUE(program.ok()) << program.status();
-        EXPECT_EQ(program->tall, rows > cols);
-        const Matrix expected = reference::NewtonSchulz(c.coefficients, u);
-        EXPECT_LT(reference::RelativeDifference(Interpreter(*program).Run(u), expected), 1e-11)
-            << rows << "x" << cols << " steps " << c.coefficients.size();
+      for (const NormRule norm : {NormRule::kExact, NormRule::kSchatten4}) {
+        const bool schatten4 = norm == NormRule::kSchatten4;
+        const Matrix expected = reference::NewtonSchulz(c.coefficients, u, schatten4);
+        for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+          const auto program = BuildNewtonSchulz({.form = c.form,
+                                                  .coefficients = c.coefficients,
+                                                  .restarts = c.restarts,
+                                                  .dtype = dtype,
+                                                  .norm = norm},
+                                                 rows, cols);
+          ASSERT_TRUE(program.ok()) << program.status();
+          EXPECT_EQ(program->tall, rows > cols);
+          EXPECT_EQ(program->schatten4, schatten4);
+          EXPECT_LT(reference::RelativeDifference(Interpreter(*program).Run(u), expected), 1e-11)
+              << rows << "x" << cols << " steps " << c.coefficients.size();
+        }
       }
     }
   }
@@ -120,16 +134,20 @@ TEST(NewtonSchulzProgram, IsThePolynomialInEveryFormShapeAndDtype) {
 TEST(NewtonSchulzProgram, HalfPrecisionStoresKeepFarFromBothEndsOfTheRange) {
   reference::Random random(8);
   const auto preset = *FindPreset("dmuon");
+  NewtonSchulzConfig schatten4 = preset.newton_schulz;
+  schatten4.norm = NormRule::kSchatten4;
   for (const auto& u :
        {reference::Gaussian(96, 160, random), reference::WithSpectrum(96, 160, {1.0}, random),
         reference::WithSpectrum(96, 160, std::vector<double>(96, 1.0), random)}) {
-    const auto program = BuildNewtonSchulz(preset.newton_schulz, 96, 160);
-    ASSERT_TRUE(program.ok());
-    Interpreter interpreter(*program);
-    interpreter.Run(u);
-    EXPECT_LT(interpreter.largest_entry(), 65504.0 / 8);
-    // Numbers down to 2^-14 have full precision: at least 2^13 below the largest.
-    EXPECT_GT(interpreter.smallest_largest_entry(), 0.5);
+    for (const NewtonSchulzConfig& config : {preset.newton_schulz, schatten4}) {
+      const auto program = BuildNewtonSchulz(config, 96, 160);
+      ASSERT_TRUE(program.ok());
+      Interpreter interpreter(*program);
+      interpreter.Run(u);
+      EXPECT_LT(interpreter.largest_entry(), 65504.0 / 8);
+      // Numbers down to 2^-14 have full precision: at least 2^13 below the largest.
+      EXPECT_GT(interpreter.smallest_largest_entry(), 0.5);
+    }
   }
 }
 

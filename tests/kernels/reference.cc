@@ -59,12 +59,17 @@ double LargestSingularValue(const Matrix& a) {
   return std::sqrt(norm);
 }
 
-Matrix NewtonSchulz(const std::vector<std::array<double, 3>>& steps, const Matrix& u) {
+Matrix NewtonSchulz(const std::vector<std::array<double, 3>>& steps, const Matrix& u,
+                    bool schatten4) {
   const double norm = FrobeniusNorm(u);
   if (norm == 0) return u;
   const bool tall = u.rows > u.cols;
   Matrix x = tall ? Transpose(u) : u;
   for (double& value : x.values) value /= norm;
+  if (schatten4) {
+    const double schatten = std::sqrt(FrobeniusNorm(Multiply(x, Transpose(x))));
+    for (double& value : x.values) value /= schatten;
+  }
   for (const auto& [a, b, c] : steps) {
     const Matrix gram = Multiply(x, Transpose(x));
     const Matrix polynomial = Combine(b, gram, c, Multiply(gram, gram));
@@ -83,7 +88,8 @@ void MuonStep(const MuonRules& rules, double learning_rate, double momentum, dou
     state.momentum = Combine(momentum, state.momentum, 1, gradient);
     look_ahead = Combine(1, gradient, momentum, state.momentum);
   }
-  const Matrix direction = NewtonSchulz(rules.steps, rules.nesterov ? look_ahead : state.momentum);
+  const Matrix direction =
+      NewtonSchulz(rules.steps, rules.nesterov ? look_ahead : state.momentum, rules.schatten4);
   state.weight = Combine(1 - learning_rate * weight_decay, state.weight,
                          -learning_rate * rules.scale(gradient.rows, gradient.cols), direction);
 }

@@ -38,14 +38,17 @@ struct Matrix {
 [[nodiscard]] double LargestSingularValue(const Matrix& a);
 
 // ---- Newton-Schulz, the textbook way: X <- a X + b (X X^T) X + c (X X^T)^2 X ----
-// `steps` on X = u / ||u||; a zero matrix stays zero.
-[[nodiscard]] Matrix NewtonSchulz(const std::vector<std::array<double, 3>>& steps, const Matrix& u);
+// `steps` on X = u / ||u||, with the Frobenius norm or, `schatten4`, the Schatten-4 norm; a zero
+// matrix stays zero.
+[[nodiscard]] Matrix NewtonSchulz(const std::vector<std::array<double, 3>>& steps, const Matrix& u,
+                                  bool schatten4 = false);
 
 // ---- One Muon update, docs/maths.md section 1 ----
 struct MuonRules {
   bool ema = false;  // else sum
   bool nesterov = true;
   std::vector<std::array<double, 3>> steps;
+  bool schatten4 = false;  // else the Frobenius norm
   std::function<double(int64_t rows, int64_t cols)> scale;
 };
 struct MuonState {

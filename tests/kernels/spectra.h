@@ -130,20 +130,35 @@ inline std::vector<Shaped> Hard(int64_t rows, int64_t cols, Random& random) {
   return all;
 }
 
-// Singular values of gradients of the demo's model (client/python/src/dmuond/demo/model.py),
-// rotated at random: which is what a random rotation of the gradient itself would be.
-inline std::vector<Shaped> DemoGradients(Random& random) {
-  struct Recorded {
-    const char* name;
-    int64_t rows;
-    int64_t cols;
-    std::vector<double> sigma;
-  };
+struct Recorded {
+  const char* name;
+  int64_t rows;
+  int64_t cols;
+  std::vector<double> sigma;
+};
+
+// Singular values of gradients of the demo's model (client/python/src/dmuond/demo/model.py).
+inline const std::vector<Recorded>& RecordedGradients() {
   static const std::vector<Recorded> recorded = {
 #include "tests/kernels/demo_gradients.inc"
   };
+  return recorded;
+}
+
+// The same of what Newton-Schulz is given in a run of that model under Muon: a look-ahead of
+// momentum 0.95.
+inline const std::vector<Recorded>& RecordedMomenta() {
+  static const std::vector<Recorded> recorded = {
+#include "tests/kernels/demo_momenta.inc"
+  };
+  return recorded;
+}
+
+// The gradients, rotated at random: which is what a random rotation of the gradient itself would
+// be.
+inline std::vector<Shaped> DemoGradients(Random& random) {
   std::vector<Shaped> all;
-  for (const Recorded& one : recorded) {
+  for (const Recorded& one : RecordedGradients()) {
     all.push_back(Rotated(one.name, one.rows, one.cols, one.sigma, random));
   }
   return all;

@@ -25,7 +25,7 @@ class Preset:
     momentum_form: str
     scale: str
     coefficients: tuple
-    norm: str  # "exact", "clamped_eps"
+    norm: str  # "exact", "schatten4", "clamped_eps"
     weight_decay: float
 
 
@@ -48,10 +48,12 @@ def newton_schulz(u: np.ndarray, coefficients, norm: str, eps: float = 1e-7) -> 
     """Standard form; the Gram form is the same polynomial."""
     x = u if u.shape[0] <= u.shape[1] else u.T
     size = np.linalg.norm(x)
-    if norm == "exact":
+    if norm in ("exact", "schatten4"):
         if size == 0:
             return np.zeros_like(u)
         x = x / size
+        if norm == "schatten4":
+            x = x / np.linalg.norm(x @ x.T) ** 0.5
     else:
         x = x / max(size, eps)
     for a, b, c in coefficients:
@@ -63,11 +65,19 @@ def newton_schulz(u: np.ndarray, coefficients, norm: str, eps: float = 1e-7) -> 
 class MuonMatrix:
     """One matrix under Muon, in fp64."""
 
-    def __init__(self, weight, preset: str, nesterov: bool = True, scale: str | None = None):
+    def __init__(
+        self,
+        weight,
+        preset: str,
+        nesterov: bool = True,
+        scale: str | None = None,
+        norm: str | None = None,
+    ):
         self.weight = np.array(weight, dtype=np.float64)
         self.preset = PRESETS[preset]
         self.nesterov = nesterov
         self.scale = scale or self.preset.scale
+        self.norm = norm or self.preset.norm
         self.buffer = np.zeros_like(self.weight)
 
     def step(self, gradient, lr: float, momentum: float, weight_decay: float) -> None:
@@ -79,7 +89,7 @@ class MuonMatrix:
         else:
             self.buffer = mu * self.buffer + (1 - mu) * g
             update = (1 - mu) * g + mu * self.buffer if self.nesterov else self.buffer
-        direction = newton_schulz(update, self.preset.coefficients, self.preset.norm)
+        direction = newton_schulz(update, self.preset.coefficients, self.norm)
         self.weight *= 1 - lr * weight_decay
         self.weight -= lr * scale_of(self.scale, *self.weight.shape) * direction
 

@@ -243,6 +243,18 @@ def test_restarts_can_be_overridden(address):
     assert max(differences.values()) <= 5e-3, differences
 
 
+@pytest.mark.parametrize(
+    ("preset", "dtype", "bound"),
+    [("dmuon", None, 5e-3), ("dmuon", torch.float32, 2e-5), ("torch", torch.float32, 5e-5)],
+)
+def test_schatten4_norm_follows_its_formulas(address, preset, dtype, bound):
+    start, got, _ = train(address, preset, ns_norm="schatten4", ns_dtype=dtype)
+    differences = worst(
+        start, got, lambda name: expected_fp64(name, preset, norm="schatten4"), SMALL
+    )
+    assert max(differences.values()) <= bound, differences
+
+
 def test_nesterov_can_be_turned_off(address):
     start, got, _ = train(address, "keller", nesterov=False, ns_dtype=torch.float32)
     differences = worst(

@@ -215,6 +215,7 @@ TEST(ConvertTest, GroupsOverrideTheirPreset) {
   group.set_scale(v1::GroupConfig::SCALE_SPECTRAL);
   group.set_newton_schulz_type(v1::ELEMENT_TYPE_FLOAT32);
   group.set_eps(1e-5);
+  group.set_norm(v1::GroupConfig::NORM_SCHATTEN4);
   v1::Coefficients& step = *group.add_coefficients();
   step.set_a(1.5);
   step.set_b(-0.5);
@@ -225,6 +226,7 @@ TEST(ConvertTest, GroupsOverrideTheirPreset) {
   EXPECT_EQ(config->momentum, kernels::MomentumForm::kEma);
   EXPECT_EQ(config->newton_schulz.dtype, kernels::DType::kF32);
   EXPECT_EQ(config->newton_schulz.eps, 1e-5);
+  EXPECT_EQ(config->newton_schulz.norm, kernels::NormRule::kSchatten4);
   ASSERT_EQ(config->newton_schulz.coefficients.size(), 1);
   EXPECT_EQ(config->newton_schulz.coefficients[0][0], 1.5);
 }

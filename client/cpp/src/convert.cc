@@ -26,6 +26,7 @@ static_assert(static_cast<int>(GroupConfig::Form::kGram) == Config::FORM_GRAM);
 static_assert(static_cast<int>(GroupConfig::Norm::kExact) == Config::NORM_EXACT);
 static_assert(static_cast<int>(GroupConfig::Norm::kPlusEps) == Config::NORM_PLUS_EPS);
 static_assert(static_cast<int>(GroupConfig::Norm::kClampedEps) == Config::NORM_CLAMPED_EPS);
+static_assert(static_cast<int>(GroupConfig::Norm::kSchatten4) == Config::NORM_SCHATTEN4);
 static_assert(static_cast<int>(GroupConfig::Scale::kMatchRmsAdamW) ==
               Config::SCALE_MATCH_RMS_ADAMW);
 static_assert(static_cast<int>(GroupConfig::Scale::kOriginal) == Config::SCALE_ORIGINAL);

@@ -142,6 +142,7 @@ reference::MuonRules RulesOf(const MuonConfig& config) {
   return {.ema = config.momentum == MomentumForm::kEma,
           .nesterov = config.nesterov,
           .steps = config.newton_schulz.coefficients,
+          .schatten4 = config.newton_schulz.norm == NormRule::kSchatten4,
           .scale = [rule = config.scale](int64_t m, int64_t n) { return UpdateScale(rule, m, n); }};
 }
 
@@ -216,22 +217,37 @@ INSTANTIATE_TEST_SUITE_P(Engines, MuonEngines,
                            return info.param == ProductEngine::kOwn ? "Own" : "Library";
                          });
 
+struct NamedConfig {
+  std::string name;
+  MuonConfig config;
+};
+// The presets, and two of them with the Schatten-4 norm.
+std::vector<NamedConfig> Configs() {
+  std::vector<NamedConfig> all;
+  for (const char* name : kPresetNames) all.push_back({name, *FindPreset(name)});
+  for (const char* name : {"dmuon", "torch"}) {
+    all.push_back({std::string(name) + ", schatten4", *FindPreset(name)});
+    all.back().config.newton_schulz.norm = NormRule::kSchatten4;
+  }
+  return all;
+}
+
 TEST_P(MuonEngines, EveryPresetFollowsItsFormulasAndTheCpuForTwelveSteps) {
-  for (const char* name : kPresetNames) {
+  for (const auto& [name, config] : Configs()) {
     for (const auto& [rows, cols] : Shapes{{96, 96}, {64, 200}, {200, 64}, {1, 33}, {257, 130}}) {
-      const MuonRun run = Run(*FindPreset(name), rows, cols, 12);
+      const MuonRun run = Run(config, rows, cols, 12);
       EXPECT_LT(run.gpu_error, 0.03) << name << " " << rows << " x " << cols;
       EXPECT_LT(run.between, 0.03) << name << " " << rows << " x " << cols;
       EXPECT_TRUE(run.same_momentum) << name << " " << rows << " x " << cols;
-      std::printf("# %-10s %4ld x %4ld, 12 steps: %.1e from fp64, %.1e from the CPU\n", name,
-                  static_cast<long>(rows), static_cast<long>(cols), run.gpu_error, run.between);
+      std::printf("# %-16s %4ld x %4ld, 12 steps: %.1e from fp64, %.1e from the CPU\n",
+                  name.c_str(), static_cast<long>(rows), static_cast<long>(cols), run.gpu_error,
+                  run.between);
     }
   }
 }
 
 TEST_P(MuonEngines, InFp32EveryPresetIsItsFormula) {
-  for (const char* name : kPresetNames) {
-    MuonConfig config = *FindPreset(name);
+  for (auto [name, config] : Configs()) {
     config.newton_schulz.dtype = DType::kF32;
     for (const auto& [rows, cols] : Shapes{{96, 96}, {64, 200}, {200, 64}, {1, 33}}) {
       EXPECT_LT(Run(config, rows, cols, 12).gpu_error, 5e-5)

@@ -137,7 +137,7 @@ struct Limits {
   double sigma;
 };
 // What docs/maths.md, section 4, says of matrices from p = 64 on.
-Limits LimitsOf(const std::string& spectrum, int64_t rows, int64_t cols) {
+Limits LimitsOf(const std::string& spectrum, int64_t rows, int64_t cols, bool schatten4 = false) {
   const auto [p, q] = std::minmax(rows, cols);
   const bool square = 4 * q <= 5 * p;
   static const std::map<std::string, std::pair<double, double>> errors = {
@@ -152,7 +152,14 @@ Limits LimitsOf(const std::string& spectrum, int64_t rows, int64_t cols) {
       {"rank 10", {0.12, 0.12}},
       {"rank 2", {0.17, 0.18}},
       {"rank 1", {0.22, 0.30}}};
-  const auto found = errors.find(spectrum);
+  static const std::map<std::string, std::pair<double, double>> with_schatten4 = {
+      {"exponential", {0.04, 0.065}},
+      {"heavy-tailed", {0.04, 0.065}},
+      {"half zero", {0.045, 0.14}},
+      {"two spikes", {0.035, 0.045}},
+      {"rank 10", {0.17, 0.17}}};
+  auto found = errors.find(spectrum);
+  if (schatten4 && with_schatten4.contains(spectrum)) found = with_schatten4.find(spectrum);
   double error = 0.10;  // real gradients
   if (found != errors.end()) error = square ? found->second.first : found->second.second;
   return {error, square ? 1.15 : 1.3};
@@ -184,7 +191,10 @@ int64_t CheckGaussian(ProductEngine engine, int64_t rows, int64_t cols, bool wit
   Batch batch(rows, cols, 1);
   FillRandom(batch.gradient.get(), 1, rows * cols, rows * cols, rows * cols, 1, 5, false,
              Fill::kNormal, 1.0F);
-  return CheckGradient(engine, "gaussian", batch, LimitsOf("gaussian", rows, cols), with_sigma);
+  const Limits limits = LimitsOf("gaussian", rows, cols);
+  return CheckGradient(engine, "gaussian", batch, limits, with_sigma) +
+         CheckGradient(engine, "gaussian, schatten4", batch, limits, with_sigma,
+                       UnscaledConfig("dmuon,schatten4"));
 }
 
 // The matrices of the CPU's tests, within the same bounds: docs/maths.md, section 4.
@@ -198,8 +208,14 @@ int64_t CheckShaped(ProductEngine engine, const spectra::Shaped& u) {
   // In bf16 no error is small, but singular values stay bounded.
   const std::string in_bf16 = u.name + ", bf16";
   constexpr Limits kBF16 = {std::numeric_limits<double>::max(), 1.25};
+  const std::string schatten4 = u.name + ", schatten4";
+  const std::string schatten4_in_bf16 = schatten4 + ", bf16";
   return wrong +
-         CheckGradient(engine, in_bf16.c_str(), batch, kBF16, true, UnscaledConfig("torch"));
+         CheckGradient(engine, in_bf16.c_str(), batch, kBF16, true, UnscaledConfig("torch")) +
+         CheckGradient(engine, schatten4.c_str(), batch, LimitsOf(u.name, u.rows, u.cols, true),
+                       true, UnscaledConfig("dmuon,schatten4")) +
+         CheckGradient(engine, schatten4_in_bf16.c_str(), batch, kBF16, true,
+                       UnscaledConfig("torch,schatten4"));
 }
 
 int64_t CheckShaped(ProductEngine engine) {
@@ -223,8 +239,8 @@ int64_t CheckShaped(ProductEngine engine) {
 
 // Gradients that differ by powers of two give the same update, bit for bit: norms from 1e-20 to
 // 1e20, alone or among others.
-int64_t CheckScaleAndBatch(ProductEngine engine, int64_t rows, int64_t cols) {
-  const MuonConfig config = UnscaledConfig();
+int64_t CheckScaleAndBatch(ProductEngine engine, const MuonConfig& config, int64_t rows,
+                           int64_t cols) {
   constexpr int kExponents[8] = {0, -66, 66, -30, 30, -10, 10, 3};
   Batch together(rows, cols, 8);
   Batch alone(rows, cols, 8);
@@ -251,8 +267,8 @@ int64_t CheckScaleAndBatch(ProductEngine engine, int64_t rows, int64_t cols) {
 
 // A zero gradient gives decay and nothing else; an inactive matrix keeps every bit, whatever its
 // gradient holds; their neighbour is not disturbed.
-int64_t CheckZeroAndInactive(ProductEngine engine, int64_t rows, int64_t cols) {
-  const MuonConfig config = UnscaledConfig();
+int64_t CheckZeroAndInactive(ProductEngine engine, const MuonConfig& config, int64_t rows,
+                             int64_t cols) {
   const int64_t n = rows * cols;
   Batch batch(rows, cols, 3);
   FillRandom(batch.gradient.get(), 1, n, n, n, 1, 5, false, Fill::kNormal, 1.0F);
@@ -449,8 +465,7 @@ int64_t CheckFused(const char* preset, int64_t rows, int64_t cols, kernels::DTyp
 
 // Many launches of small updates one after another, tiles measured before: a product's CTAs must
 // not outlive, nor end before, what they signal. The bits of the first launch.
-int64_t CheckOften(int64_t rows, int64_t cols) {
-  const MuonConfig config = UnscaledConfig();
+int64_t CheckOften(const MuonConfig& config, int64_t rows, int64_t cols) {
   kernels::cuda::TileTuner tuner;
   int64_t different = 0;
   for (const int64_t count : {1, 2, 3, 4, 21}) {
@@ -572,9 +587,11 @@ int64_t CheckEngine(ProductEngine engine, bool brief) {
        brief ? Shapes{{136, 200}, {200, 133}}
              : Shapes{{256, 1024}, {1024, 256}, {511, 513}, {1000, 3000}, {512, 512}}) {
     wrong += CheckGaussian(engine, rows, cols, !brief);
-    wrong += CheckZeroAndInactive(engine, rows, cols);
-    if (brief) continue;
-    wrong += CheckScaleAndBatch(engine, rows, cols);
+    for (const char* preset : {"dmuon", "dmuon,schatten4"}) {
+      const MuonConfig config = UnscaledConfig(preset);
+      wrong += CheckZeroAndInactive(engine, config, rows, cols);
+      if (!brief) wrong += CheckScaleAndBatch(engine, config, rows, cols);
+    }
   }
   wrong += CheckMisjudgedScale(engine, 136, 600, 0, "zero where the estimate looks");
   if (brief) return wrong;
@@ -593,6 +610,8 @@ int64_t CheckEngine(ProductEngine engine, bool brief) {
     wrong += CheckBatchBits(engine, UnscaledConfig(), "batch 1, 8, 56", rows, cols);
     wrong += CheckBatchBits(engine, standard, "batch 1, 8, 56, fp16 standard", rows, cols);
     wrong += CheckBatchBits(engine, bf16, "batch 1, 8, 56, bf16 standard", rows, cols);
+    wrong += CheckBatchBits(engine, UnscaledConfig("dmuon,schatten4"), "batch 1, 8, 56, schatten4",
+                            rows, cols);
   }
   return wrong;
 }
@@ -619,9 +638,10 @@ int Main(bool brief, bool own_only) {
   if (!brief) {
     for (const auto& [rows, cols] :
          std::vector<std::pair<int64_t, int64_t>>{{256, 1536}, {1024, 1024}, {2560, 1024}}) {
-      wrong += CheckOften(rows, cols);
+      wrong += CheckOften(UnscaledConfig(), rows, cols);
+      wrong += CheckOften(UnscaledConfig("dmuon,schatten4"), rows, cols);
     }
-    for (const char* preset : {"dmuon", "torch"}) {
+    for (const char* preset : {"dmuon", "torch", "dmuon,schatten4"}) {
       for (const auto& [rows, cols] : std::vector<std::pair<int64_t, int64_t>>{
                {8, 8}, {64, 1000}, {1000, 64}, {512, 512}, {1000, 3000}, {3000, 1000}}) {
         wrong += CheckFused(preset, rows, cols, DType::kBF16);

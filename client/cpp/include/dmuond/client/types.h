@@ -110,7 +110,7 @@ struct Coefficients {
 struct GroupConfig {
   enum class Momentum : uint8_t { kSum = 1, kEma = 2 };
   enum class Form : uint8_t { kStandard = 1, kGram = 2 };
-  enum class Norm : uint8_t { kExact = 1, kPlusEps = 2, kClampedEps = 3 };
+  enum class Norm : uint8_t { kExact = 1, kPlusEps = 2, kClampedEps = 3, kSchatten4 = 4 };
   enum class Scale : uint8_t { kMatchRmsAdamW = 1, kOriginal = 2, kSpectral = 3, kNone = 4 };
   std::string preset;  // "dmuon" (also when empty), "torch", "keller" or "moonlight"
   std::optional<Momentum> momentum;

@@ -57,7 +57,8 @@ class Muon(torch.optim.Optimizer):
     adamw_lr: for parameters on adamw; default lr, and required where lr is not on AdamW's scale.
     preset: "dmuon", "torch", "keller" or "moonlight" (docs/maths.md); momentum_form, nesterov,
         scale, ns_form, ns_norm, ns_eps, ns_dtype, ns_coefficients and ns_restarts override single
-        fields. adjust_lr_fn (scale) and ns_steps (with one (a, b, c) for all) are torch's names.
+        fields; ns_norm="schatten4" is a tighter norm than any preset's. adjust_lr_fn (scale) and
+        ns_steps (with one (a, b, c) for all) are torch's names.
     maximize: the loss goes up.
     weight_decay: decoupled; default the preset's. adamw_weight_decay: default the same.
     max_grad_norm: clips the reduced gradients by their joint norm, as clip_grad_norm_ does;

@@ -20,7 +20,12 @@ SCALES = {
     "none": _F.SCALE_NONE,
 }
 FORMS = {"standard": _F.FORM_STANDARD, "gram": _F.FORM_GRAM}
-NORMS = {"exact": _F.NORM_EXACT, "plus_eps": _F.NORM_PLUS_EPS, "clamped_eps": _F.NORM_CLAMPED_EPS}
+NORMS = {
+    "exact": _F.NORM_EXACT,
+    "plus_eps": _F.NORM_PLUS_EPS,
+    "clamped_eps": _F.NORM_CLAMPED_EPS,
+    "schatten4": _F.NORM_SCHATTEN4,
+}
 NS_DTYPES = {
     "float32": types.ELEMENT_TYPE_FLOAT32,
     "bfloat16": types.ELEMENT_TYPE_BFLOAT16,
