@@ -1,9 +1,10 @@
 // Whole Newton-Schulz and whole update of a batch, under sustained load, each checked against an
 // fp64 run of the same polynomial.
 //   muon_update_bench [-w SECONDS] [-J FILE] [-c ROWSxCOLS:BATCH[,...]] [-p preset] [-t 0|1]
-//                     [-r STEP[,...]]
+//                     [-r STEP[,...]] [-a N]
 // -r: other restarts than the preset's, in every shape.
 // -t 0: tiles by rule, not measured.
+// -a N: each case N times, all its memory somewhere else each time: what places cost.
 // ns: the products alone (time of momentum + products, less that of momentum, which writes X).
 // update: all of it. us per matrix. #wrong: error above 4e-2 (fp16) or
 // 3e-2 (bf16), non-finite values, or bits that changed in a second run.
@@ -227,6 +228,7 @@ int Main(int argc, char** argv) {
   std::string preset = "dmuon";
   std::vector<int> restarts;
   bool tuned = true;
+  int places = 1;
   std::vector<Case> cases = {{4096, 14336, 1}, {4096, 4096, 1},  {1024, 4096, 32},
                              {2048, 2048, 16}, {2048, 6144, 8},  {1536, 8960, 28},
                              {3072, 8192, 14}, {1024, 2048, 56}, {256, 1536, 56}};
@@ -242,6 +244,7 @@ int Main(int argc, char** argv) {
       for (std::string step; std::getline(list, step, ',');) restarts.push_back(std::stoi(step));
     }
     if (flag == "-t") tuned = std::atoi(argv[i + 1]) != 0;
+    if (flag == "-a") places = std::atoi(argv[i + 1]);
     if (flag == "-c") {
       cases.clear();
       std::stringstream list(argv[i + 1]);
@@ -256,7 +259,16 @@ int Main(int argc, char** argv) {
   }
   Bench bench(warm, json, preset, restarts, tuned);
   int64_t wrong = 0;
-  for (const Case& c : cases) wrong += bench.Run(c);
+  constexpr size_t kMegabyte = 1 << 20;
+  for (const Case& c : cases) {
+    // Buffers that stay, so that those of the next run lie elsewhere.
+    std::vector<std::unique_ptr<Buffer<uint8_t>>> before;
+    for (int place = 0; place < places; ++place) {
+      const size_t bytes = 37 * place * kMegabyte;
+      before.push_back(std::make_unique<Buffer<uint8_t>>(bytes));
+      wrong += bench.Run(c);
+    }
+  }
   bench.Finish(command);
   std::printf("# %s\n", wrong == 0 ? "all rows are right" : "WRONG RESULTS");
   return wrong == 0 ? 0 : 1;

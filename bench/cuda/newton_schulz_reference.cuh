@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -140,17 +141,24 @@ __global__ void Difference(const float* values, const double* ref, int64_t count
   atomicAdd(&sums[1], norm);
 }
 
-// A preset's name, or one with another norm: "dmuon,schatten4".
+// A preset's name, or one with another norm or type: "dmuon,schatten4", "torch,fp16".
 inline MuonConfig PresetConfig(const std::string& preset) {
-  const size_t comma = preset.find(',');
-  if (comma != std::string::npos && preset.substr(comma) == ",schatten4") {
-    MuonConfig config = PresetConfig(preset.substr(0, comma));
-    config.newton_schulz.norm = kernels::NormRule::kSchatten4;
-    return config;
+  std::stringstream words(preset);
+  std::string word;
+  std::getline(words, word, ',');
+  auto found = kernels::FindPreset(word);
+  absl::Status status = found.status();
+  while (status.ok() && std::getline(words, word, ',')) {
+    if (word == "schatten4") {
+      found->newton_schulz.norm = kernels::NormRule::kSchatten4;
+    } else if (word == "fp16") {
+      found->newton_schulz.dtype = kernels::DType::kF16;
+    } else {
+      status = absl::InvalidArgumentError("preset '" + preset + "': '" + word + "' is unknown");
+    }
   }
-  const auto found = kernels::FindPreset(preset);
-  if (!found.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(found.status().message()).c_str());
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
     std::exit(2);
   }
   return *found;
