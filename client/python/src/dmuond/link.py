@@ -25,6 +25,9 @@ from dmuond.memory import Arena, Memory
 from dmuond.timeline import Published, Timeline
 
 PROTOCOL_VERSION = 2
+# Bits of optional features that this client knows; none exists yet. What an older daemon can do
+# without is a feature, used where Hello's answer has its bit; all else is a new protocol version.
+FEATURES = 0
 _FRAME_TIMEOUT_S = 30.0
 _NEWS_TRAVEL_S = 1.0  # of a daemon's end, which its successor may be faster than
 
@@ -185,7 +188,10 @@ class Link:
 
     def _say_hello(self, client: str) -> pb.HelloReply:
         request = pb.HelloRequest(
-            version_min=PROTOCOL_VERSION, version_max=PROTOCOL_VERSION, client=client
+            version_min=PROTOCOL_VERSION,
+            version_max=PROTOCOL_VERSION,
+            features=FEATURES,
+            client=client,
         )
         try:
             hello = self.call("Hello", request)

@@ -1,0 +1,228 @@
+"""The package as others install it: a wheel, beside a daemon of its own release and of others.
+
+With DMUOND_FRESH=1 what the wheel needs, torch too, comes from the package index into a fresh
+environment, and pip builds the wheel as it does by default. Without it nothing is downloaded.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import dmuond
+import grpc
+import pytest
+import wheel_trainer
+from core_trainer import Trainer, run
+from dmuond._proto import trainer_pb2, trainer_pb2_grpc
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("client/python", "proto", "tools/dev/python_protos.py")
+PATIENCE_S = 120.0
+TORCH_PATIENCE_S = 1500.0
+on_request = pytest.mark.skipif(
+    os.environ.get("DMUOND_FRESH") != "1", reason="needs DMUOND_FRESH=1 and the network"
+)
+
+
+def call(
+    *command: str | Path, patience_s: float = PATIENCE_S, **more
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=patience_s, check=False, **more
+    )
+
+
+def succeed(*command: str | Path, **more) -> str:
+    done = call(*command, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def pip(*arguments: str | Path, **more) -> str:
+    """Not told of the checkout, whose dmuond it would take for installed."""
+    return succeed(sys.executable, "-m", "pip", *arguments, env=alone(), **more)
+
+
+def built(source: Path, into: Path, *options: str, **more) -> Path:
+    pip("wheel", "-q", "--no-deps", *options, "-w", into, source, **more)
+    (wheel,) = into.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory) -> Path:
+    """What a wheel is built from, alone: of the rest of the repository it needs nothing."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in SOURCES:
+        source, copy = ROOT / name, folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(
+                source, copy, ignore=shutil.ignore_patterns("_proto", "*.egg-info", "__pycache__")
+            )
+        else:
+            shutil.copy(source, copy)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout, tmp_path_factory) -> Path:
+    return built(
+        checkout / "client/python", tmp_path_factory.mktemp("wheel"), "--no-build-isolation"
+    )
+
+
+def alone() -> dict[str, str]:
+    """The environment of a shell that knows nothing of the checkout."""
+    return {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "DMUOND_"))
+    }
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory) -> Path:
+    """That of a fresh environment with the wheel. What the wheel needs is the tests' own."""
+    folder = tmp_path_factory.mktemp("venv")
+    succeed(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin/python"
+    pip("--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    (installed,) = folder.glob("lib/python*/site-packages")
+    (installed / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def train(python: Path, address: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return call(python, Path(wheel_trainer.__file__), address, env=alone() | more)
+
+
+def texts(wheel: Path, pattern: str) -> dict[str, str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            name: archive.read(name).decode()
+            for name in archive.namelist()
+            if re.search(pattern, name)
+        }
+
+
+def test_wheel_has_every_module_and_the_generated_code(wheel):
+    package = ROOT / "client/python/src"
+    kept = {
+        str(path.relative_to(package))
+        for path in package.rglob("*")
+        if path.suffix in (".py", ".ptx", ".typed") and "_proto" not in path.parts
+    }
+    made = {
+        f"dmuond/_proto/{proto.stem}{end}"
+        for proto in (ROOT / "proto/dmuond/v1").glob("*.proto")
+        for end in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+    }
+    assert set(texts(wheel, r"^dmuond/")) == kept | made | {"dmuond/_proto/__init__.py"}
+
+
+def test_wheel_asks_for_what_its_generated_code_refuses_to_be_without(wheel):
+    (metadata,) = texts(wheel, "METADATA$").values()
+    (messages,) = texts(wheel, "_proto/trainer_pb2.py$").values()
+    (calls,) = texts(wheel, "_proto/trainer_pb2_grpc.py$").values()
+    major, minor, patch = re.search(r"Domain.PUBLIC,\s+(\d+),\s+(\d+),\s+(\d+),", messages).groups()
+    (grpc_version,) = re.findall(r"^GRPC_GENERATED_VERSION = '(.*)'$", calls, re.M)
+    needs = dict(re.findall(r"^Requires-Dist: ([a-z]+)(\S*)$", metadata, re.M))
+    assert needs["grpcio"] == f">={grpc_version}"
+    assert set(needs["protobuf"].split(",")) == {f">={major}.{minor}.{patch}", f"<{int(major) + 2}"}
+
+
+def test_wheel_in_an_environment_of_its_own_trains_as_the_checkout_does(python, address):
+    done = train(python, address)
+    assert done.returncode == 0, done.stderr
+    where, weights = done.stdout.splitlines()
+    assert where.startswith(str(python.parents[1]))
+    ours, _, _ = run(Trainer(0, 1, wheel_trainer.JOB, address=address, resume="discard"))
+    assert weights == " ".join(weight.tobytes().hex() for weight in ours)
+
+
+def test_source_distribution_builds_the_same_wheel(checkout, wheel, tmp_path):
+    script = (
+        "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    )
+    succeed(sys.executable, "-c", script, tmp_path, cwd=checkout / "client/python")
+    (archive,) = tmp_path.glob("dmuond-*.tar.gz")
+    again = built(archive, tmp_path / "again", "--no-build-isolation")
+    assert texts(again, "^dmuond/") == texts(wheel, "^dmuond/")
+
+
+# --- beside a daemon of another release ---
+
+
+@pytest.fixture
+def client(wheel, python, address, tmp_path):
+    """Trains with another client: one of the wheel's modules has another text in one place."""
+
+    def run(module: str, before: str, after: str) -> subprocess.CompletedProcess[str]:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(tmp_path)
+        changed = tmp_path / "dmuond" / module
+        text = changed.read_text()
+        assert text.count(before) == 1
+        changed.write_text(text.replace(before, after))
+        return train(python, address, PYTHONPATH=str(tmp_path))
+
+    return run
+
+
+def test_client_of_another_release_trains_if_it_speaks_the_protocol(client):
+    done = client("__init__.py", f'__version__ = "{dmuond.__version__}"', '__version__ = "0.1.9"')
+    assert done.returncode == 0, done.stderr
+    assert f" 0.1.9 dmuond {dmuond.__version__}\n" in done.stdout
+
+
+def test_client_with_features_that_the_daemon_does_not_have_trains_without_them(client):
+    done = client("link.py", "\nFEATURES = 0\n", "\nFEATURES = 1 << 63 | 5\n")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"), [(1, "update the client"), (9, "update the daemon")]
+)
+def test_client_of_another_protocol_is_refused_and_told_what_to_update(client, version, remedy):
+    done = client("link.py", "\nPROTOCOL_VERSION = 2\n", f"\nPROTOCOL_VERSION = {version}\n")
+    assert done.returncode != 0
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"speaks protocol versions {version} to {version}" in last
+    assert f"speaks 2: {remedy}" in last
+
+
+def test_daemon_offers_no_feature_that_it_does_not_have(address):
+    options = [("grpc.default_authority", "localhost")]
+    with grpc.insecure_channel(address, options=options) as channel:
+        stub = trainer_pb2_grpc.TrainerStub(channel)
+        hello = trainer_pb2.HelloRequest(version_min=1, version_max=9, features=2**64 - 1)
+        answer = stub.Hello(hello, timeout=10)
+    assert (answer.version, answer.features) == (2, 0)
+
+
+# --- from the package index ---
+
+
+@on_request
+def test_pip_installs_into_a_fresh_environment_and_the_demo_trains(address, tmp_path, checkout):
+    succeed(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv/bin/python"
+    wheel = built(checkout / "client/python", tmp_path / "wheel")
+    pip("--python", python, "install", "-q", f"{wheel}[torch]", patience_s=TORCH_PATIENCE_S)
+    done = train(python, address)
+    assert done.returncode == 0, done.stderr
+    demo = [
+        "-m",
+        "dmuond.demo.trainer",
+        "--optimizer=muon",
+        "--steps=20",
+        "--lr=5e-3",
+        "--adamw_lr=1e-3",
+    ]
+    succeed(
+        python, *demo, env=alone() | {"DMUOND_ADDRESS": address, "DMUOND_JOB": "demo"}, cwd=tmp_path
+    )
