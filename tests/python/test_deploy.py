@@ -1,5 +1,6 @@
 """What deploy/ ships is valid, and keeps the promises that its comments and docs make."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -142,3 +143,37 @@ def test_systemd_unit_has_no_unknown_keys(tmp_path: Path):
         ["systemd-analyze", "verify", installed], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")
+def test_systemd_units_exposure_is_low():
+    unit = ROOT / "deploy/systemd/dmuond.service"
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=29", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr  # not above 2.9
+
+
+@pytest.mark.timeout(900)
+def test_the_daemon_trains_under_its_unit(tmp_path: Path):
+    """A systemd of its own, process 1 of a namespace and a small Debian, starts the unit."""
+    if os.environ.get("DMUOND_SYSTEMD") != "1":
+        pytest.skip("needs DMUOND_SYSTEMD=1, root, debootstrap and the network")
+    done = subprocess.run(
+        [ROOT / "tests/deploy/boot_unit.sh", program("dmuond").parent, sys.executable, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout
+    assert "another user: 0" in said, said
+    assert "its own user: 0" in said, said
+    assert re.search(r"^Seccomp:\s+2$", said, re.M), said  # the filter is on
+    assert re.search(r"^CapBnd:\s+0+$", said, re.M), said
+    assert re.search(r"^saved at step 4", said, re.M), said  # into ReadWritePaths
+    assert "Result=success" in said, said
