@@ -39,6 +39,7 @@ class HeartbeatWatch {
   [[nodiscard]] bool Lost(TimePoint now, const HeartbeatOptions& options) const {
     return now - heard_ >= options.timeout;
   }
+  [[nodiscard]] TimePoint heard() const { return heard_; }
   [[nodiscard]] std::chrono::milliseconds Silence(TimePoint now) const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(now - heard_);
   }

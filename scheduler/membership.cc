@@ -219,4 +219,10 @@ std::vector<NodeRank> MembershipMachine::missing() const {
   return missing;
 }
 
+std::map<int32_t, TimePoint> MembershipMachine::Heard() const {
+  std::map<int32_t, TimePoint> heard;
+  for (const auto& [node, member] : others_) heard[node.value()] = member.watch.heard();
+  return heard;
+}
+
 }  // namespace dmuond::scheduler

@@ -106,6 +106,8 @@ class MembershipMachine {
   [[nodiscard]] GroupEpoch epoch() const { return epoch_; }  // newest formed; 0: none yet
   [[nodiscard]] GroupFormed group() const;                   // REQUIRES: formed()
   [[nodiscard]] std::vector<NodeRank> missing() const;       // have not joined
+  // When each other member was heard of last.
+  [[nodiscard]] std::map<int32_t, TimePoint> Heard() const;
 
  private:
   enum class State : uint8_t { kJoining, kFormed, kBroken };

@@ -164,7 +164,7 @@ node::Actions NodeJob::Hear(TimePoint now, const v1::CoordinatorMessage& message
       return TakeUnrecorded();
     }
     case Kind::kOpen:
-      OnOpenAttempt(message.open());
+      OnOpenAttempt(now, message.open());
       break;
     case Kind::kGoes:
       if (job_ != nullptr) OnGoes(message.goes());
@@ -177,7 +177,7 @@ node::Actions NodeJob::Hear(TimePoint now, const v1::CoordinatorMessage& message
       return TakeUnrecorded();
     }
     case Kind::kDecision:
-      OnDecision(message.decision());
+      OnDecision(now, message.decision());
       break;
     case Kind::kRepublish:
       OnRepublish(message.republish());
@@ -195,10 +195,10 @@ node::Actions NodeJob::Hear(TimePoint now, const v1::CoordinatorMessage& message
       OnHalted(message.halted());
       break;
     case Kind::kSave:
-      OnSave(message.save());
+      OnSave(now, message.save());
       break;
     case Kind::kSnapshotDone:
-      OnSnapshotDone(message.snapshot_done());
+      OnSnapshotDone(now, message.snapshot_done());
       break;
     case Kind::kRollBack:
       OnRollBack(message.roll_back());

@@ -69,6 +69,7 @@
 #include "dmuond/v1/snapshot.pb.h"
 #include "dmuond/v1/trainer.pb.h"
 #include "dmuond/v1/types.pb.h"
+#include "scheduler/job/job_figures.h"
 #include "scheduler/job/job_record.h"
 #include "scheduler/job/lane_set.h"
 #include "scheduler/job/node_actions.h"
@@ -374,13 +375,7 @@ class NodeJob {
   // Whom the coordinator waits for, as it has said last, and when it has.
   [[nodiscard]] const v1::Waiting& waiting() const { return job_->waiting; }
   [[nodiscard]] TimePoint waiting_told() const { return job_->waiting_told; }
-  struct Figures {
-    int64_t skipped_steps = 0;
-    int64_t aborted_attempts = 0;
-    double gradient_norm = 0;
-    v1::StepTiming timing;  // of the newest attempt that every lane has published
-  };
-  [[nodiscard]] const Figures& figures() const { return job_->figures; }
+  [[nodiscard]] const JobFigures& figures() const { return job_->figures; }
 
  private:
   // What a rank has submitted with a step, to be kept with it.
@@ -419,7 +414,7 @@ class NodeJob {
     v1::StepTiming publishing;                         // of publishing_attempt: the slowest lane's
     std::map<int32_t, TrainerState> submitted_states;  // by rank: of the open attempt
     std::map<int32_t, TrainerState> trainer_states;    // by rank: of the last committed step
-    Figures figures;
+    JobFigures figures;
     std::optional<TimePoint> broken_since;
     // Since when new lanes cannot start because the machine lacks memory, descriptors or processes.
     std::optional<TimePoint> lanes_lack_resources_since;
@@ -505,9 +500,9 @@ class NodeJob {
   // node_job_steps.cc
   void BeginSteps(StepId last_committed);
   [[nodiscard]] std::vector<TrainerRank> LocalRanks() const;
-  void OnOpenAttempt(const v1::OpenAttempt& open);
+  void OnOpenAttempt(TimePoint now, const v1::OpenAttempt& open);
   void OnGoes(const v1::Goes& goes);
-  void OnDecision(const v1::Decision& wire);
+  void OnDecision(TimePoint now, const v1::Decision& wire);
   void FinishAgain(const v1::Decision& wire, const Decision& decision);
   void OnRepublish(const v1::Republish& republish);
   void OnGathered(LaneIndex lane, const v1::LaneReport::Gathered& gathered);
@@ -515,9 +510,9 @@ class NodeJob {
   void OnPublished(LaneIndex lane, const v1::LaneReport::Published& published);
 
   // node_job_snapshots.cc
-  void OnSave(const v1::SaveState& save);
+  void OnSave(TimePoint now, const v1::SaveState& save);
   void OnCopied(LaneIndex lane, const v1::LaneReport::Copied& copied);
-  void OnSnapshotDone(const v1::SnapshotDone& done);
+  void OnSnapshotDone(TimePoint now, const v1::SnapshotDone& done);
 
   // node_job_watch.cc
   // What lanes have to do that have all that they need for it.

@@ -43,6 +43,7 @@ void NodeJob::OnRollBack(const v1::RollBack& back) {
                              " under another plan than the one that it has here")));
   }
   job_->goes_back = true;
+  ++job_->figures.rollbacks;
   job_->back = {plan.restore().step(), back.epoch(), back.asked()};
   ranks_.GoBack(job_->back);
   // A host that waits for its stream does not ask, and later weights, which would end the stream's

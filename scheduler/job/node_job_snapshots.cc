@@ -9,7 +9,7 @@
 
 namespace dmuond::scheduler {
 
-void NodeJob::OnSave(const v1::SaveState& save) {
+void NodeJob::OnSave(TimePoint now, const v1::SaveState& save) {
   if (job_ == nullptr || !job_->host_copies) return;
   job_->ending = job_->ending || save.last();
   const SnapshotPart::Order order =
@@ -23,6 +23,8 @@ void NodeJob::OnSave(const v1::SaveState& save) {
   }
   const auto* write = std::get_if<SnapshotPart::Write>(&order);
   if (write == nullptr) return;
+  job_->figures.saving = Attempt(save.attempt());
+  job_->figures.saving_since = now;
   node::WriteSnapshot snapshot;
   snapshot.save = save;
   snapshot.abandoned = write->abandoned;
@@ -56,6 +58,9 @@ void NodeJob::OnCopied(LaneIndex lane, const v1::LaneReport::Copied& copied) {
 node::Actions NodeJob::OnWritten(uint64_t attempt,
                                  const absl::StatusOr<std::vector<v1::SnapshotFile>>& files) {
   if (job_ == nullptr) return Take();
+  for (const v1::SnapshotFile& file : files.value_or(std::vector<v1::SnapshotFile>())) {
+    job_->figures.snapshot_bytes += file.bytes();
+  }
   std::optional<v1::SnapshotWritten> answer =
       job_->snapshot.OnWritten(attempt, files.ok() ? *files : std::vector<v1::SnapshotFile>(),
                                std::string(files.status().message()));
@@ -79,12 +84,19 @@ node::Actions NodeJob::OnDiskHangs(const std::string& how) {
   return Take();
 }
 
-void NodeJob::OnSnapshotDone(const v1::SnapshotDone& done) {
+void NodeJob::OnSnapshotDone(TimePoint now, const v1::SnapshotDone& done) {
   if (job_ == nullptr) return;
   if (job_->snapshot.OnDone(done)) Do(node::ForgetCopies{});
   if (done.error().empty()) {
+    JobFigures& figures = job_->figures;
+    ++figures.snapshots_written;
+    figures.saved = now;
+    if (figures.saving.value() == done.attempt()) {
+      figures.snapshot_times.Add(std::chrono::duration<double>(now - figures.saving_since).count());
+    }
     Say(node::Note::Level::kInfo, "snapshot written", {{"step", done.step()}});
   } else if (done.reason() != "JOB_HAS_NO_STATE") {
+    ++job_->figures.snapshots_failed;
     Say(node::Note::Level::kWarn, "a snapshot failed; training goes on",
         {{"step", done.step()},
          {"durable_step", done.has_durable_step() ? absl::StrCat(done.durable_step()) : "none"},

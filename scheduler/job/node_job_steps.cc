@@ -117,12 +117,13 @@ std::vector<TrainerRank> NodeJob::LocalRanks() const {
   return local;
 }
 
-void NodeJob::OnOpenAttempt(const v1::OpenAttempt& open) {
+void NodeJob::OnOpenAttempt(TimePoint now, const v1::OpenAttempt& open) {
   if (job_ == nullptr || job_->planned.plan == nullptr || job_->phase == Phase::kFailed) return;
   // While lanes come, this is the attempt in which a job that is given up tells its trainers so.
   if (!lanes_come()) job_->Enter(Phase::kRunning);
   BeginSteps(StepId(open.step() - 1));
   job_->steps->OnOpen(FromProto(open));
+  job_->figures.OnOpen(now, job_->steps->open().attempt);
   v1::LaneCommand command;
   *command.mutable_arm() = open;
   ToReadyLanes(command);
@@ -159,7 +160,7 @@ void NodeJob::FinishAgain(const v1::Decision& wire, const Decision& decision) {
   Do(std::move(order));
 }
 
-void NodeJob::OnDecision(const v1::Decision& wire) {
+void NodeJob::OnDecision(TimePoint now, const v1::Decision& wire) {
   if (job_ == nullptr || !job_->steps.has_value()) return;
   absl::StatusOr<Decision> decision = FromProto(wire);
   if (!decision.ok()) {
@@ -185,10 +186,14 @@ void NodeJob::OnDecision(const v1::Decision& wire) {
       ranks_.sessions().begin(), ranks_.sessions().end(),
       [&](const auto& entry) { return job_->steps->submitted(TrainerRank(entry.second.rank)); });
   job_->steps->OnDecision(*decision);
+  job_->figures.OnOpen(now, job_->steps->open().attempt);
   job_->figures.gradient_norm = decision->outcome.gradient_norm;
+  job_->figures.clip_coefficient = decision->outcome.clip_coefficient;
   if (commit || decision->verdict == Verdict::kSkip) {
     job_->applied_attempt = decision->attempt.value();
+    job_->figures.progressed = now;
     if (decision->kind == AttemptKind::kStep) {
+      if (commit) ++job_->figures.committed_steps;
       for (auto& [rank, submitted] : job_->submitted_states) {
         if (submitted.attempt == decision->attempt) {
           std::swap(job_->trainer_states[rank], submitted);
@@ -246,8 +251,10 @@ void NodeJob::OnGathered(LaneIndex lane, const v1::LaneReport::Gathered& gathere
   norms.reserve(gathered.norms_size());
   for (const v1::UnitNorm& norm : gathered.norms()) norms.push_back(FromProto(norm));
   const Attempt attempt(gathered.attempt());
-  const auto of_node = job_->steps->OnGathered(attempt, lane, std::move(norms));
-  if (of_node.has_value()) TellVote(attempt, *of_node);
+  auto of_node = job_->steps->OnGathered(attempt, lane, std::move(norms));
+  if (!of_node.has_value()) return;
+  TellVote(attempt, *of_node);
+  job_->figures.norms = std::make_shared<const std::vector<UnitNorm>>(*std::move(of_node));
 }
 
 void NodeJob::TellVote(Attempt attempt, const std::vector<UnitNorm>& norms) {
@@ -289,7 +296,8 @@ void NodeJob::OnPublished(LaneIndex lane, const v1::LaneReport::Published& publi
   const uint64_t everywhere = job_->lanes.published_attempt();
   if (everywhere <= job_->published_attempt) return;
   job_->published_attempt = everywhere;
-  job_->figures.timing = job_->publishing;
+  job_->figures.OnPublished(job_->steps ? job_->steps->last_committed().value() : 0,
+                            job_->publishing);
   Do(node::DropLoads{job_->published_attempt});
 }
 

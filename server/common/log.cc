@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "scheduler/shown.h"
 #include "server/common/line_writer.h"
+#include "server/common/recent_lines.h"
 #include "spdlog/pattern_formatter.h"
 #include "spdlog/sinks/base_sink.h"
 #include "spdlog/spdlog.h"
@@ -95,15 +97,35 @@ class WriterSink final : public spdlog::sinks::base_sink<std::mutex> {
   void sink_it_(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
-    Writer().Write(std::string(line.data(), line.size()));
+    std::string text(line.data(), line.size());
+    if (message.level >= spdlog::level::info) {
+      recent_.emplace_back(absl::StripSuffix(text, "\n"));
+      if (recent_.size() > kRecentLines) recent_.pop_front();
+    }
+    Writer().Write(std::move(text));
   }
   void flush_() override {}
+
+ public:
+  std::vector<std::string> Recent() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return {recent_.begin(), recent_.end()};
+  }
+
+ private:
+  static constexpr size_t kRecentLines = 64;
+  std::deque<std::string> recent_;
 };
+
+const std::shared_ptr<WriterSink>& Sink() {
+  static const auto* sink = new std::shared_ptr<WriterSink>(std::make_shared<WriterSink>());
+  return *sink;
+}
 
 // Lives as long as the process, too.
 spdlog::logger& Logger() {
   static spdlog::logger* logger = [] {
-    auto* made = new spdlog::logger("dmuond", std::make_shared<WriterSink>());
+    auto* made = new spdlog::logger("dmuond", Sink());
     made->set_pattern(kKeyValuePattern, spdlog::pattern_time_type::utc);
     made->set_level(spdlog::level::info);
     return made;
@@ -184,6 +206,8 @@ void Relay(absl::string_view line, Fields fields) {
   for (const Field& field : fields) Append(format, field.key, field.value, field.number, text);
   Logger().log(ToSpdlog(written->level), spdlog::string_view_t(text.data(), text.size()));
 }
+
+std::vector<std::string> RecentLines() { return Sink()->Recent(); }
 
 absl::StatusOr<Level> ParseLevel(absl::string_view name) {
   for (const auto& [level, known] : kLevels) {

@@ -1,12 +1,10 @@
 #include "server/ctl/table.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "scheduler/shown.h"
 
 namespace dmuond::server::ctl {
@@ -52,35 +50,10 @@ std::string Table::Text() const {
   return text;
 }
 
-std::string HumanBytes(int64_t bytes) {
-  constexpr std::array<const char*, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", value, kUnits[unit]);
-}
-
-std::string HumanMicroseconds(double us) {
-  if (us < 1000) return absl::StrFormat("%.0f us", us);
-  if (us < 1e6) return absl::StrFormat("%.1f ms", us / 1e3);
-  return absl::StrFormat("%.2f s", us / 1e6);
-}
-
-std::string HumanSeconds(int64_t seconds) {
-  if (seconds < 60) return absl::StrFormat("%ds", seconds);
-  if (seconds < 3600) return absl::StrFormat("%dm %02ds", seconds / 60, seconds % 60);
-  return absl::StrFormat("%dh %02dm", seconds / 3600, seconds / 60 % 60);
-}
-
 std::string PictureAge(int64_t age_ms) {
   if (age_ms == 0) return "";
   return absl::StrCat("this picture is ", HumanSeconds(age_ms / 1000),
                       " old: the daemon's core has not turned since\n");
 }
-
-std::string HumanPercent(double fraction) { return absl::StrFormat("%.2f %%", fraction * 100); }
 
 }  // namespace dmuond::server::ctl

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "server/common/human.h"
+
 namespace dmuond::server::ctl {
 
 class Table {
@@ -26,12 +28,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;  // the header first
 };
 
-[[nodiscard]] std::string HumanBytes(int64_t bytes);      // "1.5 GiB"
-[[nodiscard]] std::string HumanMicroseconds(double us);   // "12.5 ms"
-[[nodiscard]] std::string HumanSeconds(int64_t seconds);  // "1h 02m", "3m 04s"
 // Of an answer's picture_age_ms: a line that says how old it is; empty: it is not old.
 [[nodiscard]] std::string PictureAge(int64_t age_ms);
-[[nodiscard]] std::string HumanPercent(double fraction);  // "1.23 %"
 
 }  // namespace dmuond::server::ctl
 

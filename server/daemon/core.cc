@@ -244,6 +244,7 @@ void Core::OnMemberMessage(int32_t node, const v1::MemberMessage& message) {
 
 void Core::OnMemberGone(int32_t node, const std::string& why) {
   StateLock lock(mutex);
+  ++counters.members_gone;
   Do(coordinator->OnMemberGone(Now(), node, why));
   Do(job.OnBroken(Now(), absl::StrCat("the daemon of node ", node, " is gone: ", why)));
   fault::FaultPoint("daemon.broken");
@@ -257,6 +258,7 @@ void Core::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
 
 void Core::OnCoordinatorGone(const std::string& why) {
   StateLock lock(mutex);
+  ++counters.coordinator_gone;
   Do(job.OnBroken(Now(), absl::StrCat("the coordinating daemon is gone: ", why)));
   fault::FaultPoint("daemon.broken");
 }
@@ -297,6 +299,10 @@ void Core::OnLaneGone(uint64_t generation, scheduler::LaneIndex lane,
                       const std::string& last_words) {
   StateLock lock(mutex);
   if (generation != lanes.generation()) return;
+  if (job.exists() && static_cast<size_t>(lane.value()) < job.lanes().size() &&
+      job.lanes()[lane].state != scheduler::LaneSet::State::kCondemned) {
+    ++counters.lanes_ended;
+  }
   Do(job.OnLaneGone(Now(), lane, last_words));
 }
 

@@ -35,6 +35,7 @@
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/outgoing_reports.h"
 #include "server/daemon/calls/clients.h"
+#include "server/daemon/counters.h"
 #include "server/daemon/due_timer.h"
 #include "server/daemon/group/peer_links.h"
 #include "server/daemon/lanes/job_lanes.h"
@@ -154,6 +155,8 @@ struct Core {
   NodeMemory memory DMUOND_GUARDED_BY(mutex);
   SnapshotDisks disks DMUOND_GUARDED_BY(mutex);
   RecordFile record DMUOND_GUARDED_BY(mutex);
+  // ---- what it has counted since it began ----
+  Counters counters DMUOND_GUARDED_BY(mutex);
   // ---- what calls wait for ----
   std::set<int32_t> allocating DMUOND_GUARDED_BY(mutex);  // ranks whose memory is being made
   int32_t waiting_for_published DMUOND_GUARDED_BY(mutex) = 0;

@@ -55,7 +55,7 @@ void FillJob(Core& core, v1::JobStatus& status) DMUOND_REQUIRES(core.mutex) {
                    : job.steps() != nullptr    ? "running"
                    : job.planned()             ? "preparing"
                                                : "registering");
-  const NodeJob::Figures& figures = job.figures();
+  const scheduler::JobFigures& figures = job.figures();
   status.set_skipped_steps(figures.skipped_steps);
   status.set_aborted_attempts(figures.aborted_attempts);
   status.set_gradient_norm(figures.gradient_norm);
@@ -92,7 +92,12 @@ void FillLanes(Core& core, v1::GetStatusReply& status) DMUOND_REQUIRES(core.mute
 
 NodeView ViewOf(Core& core) {
   const NodeJob& job = core.held_job();
-  NodeView view{.taken = std::chrono::steady_clock::now(), .status = {}, .planned = {}};
+  NodeView view;
+  view.taken = std::chrono::steady_clock::now();
+  view.snapshots = core.options.storage != nullptr;
+  view.counters = core.counters;
+  view.lock_held = core.mutex.held();
+  if (core.peers != nullptr) view.heard = core.peers->Heard();
   v1::GetStatusReply& status = view.status;
   status.set_version(kBuildVersion);
   status.set_node(core.options.node);
@@ -117,6 +122,7 @@ NodeView ViewOf(Core& core) {
   FillLanes(core, status);
   FillJob(core, *status.mutable_job());
   view.planned = {job.inputs(), job.plan()};
+  view.figures = job.figures();
   return view;
 }
 

@@ -10,10 +10,15 @@
 #define DMUOND_SERVER_DAEMON_NODE_VIEW_H_
 
 #include <chrono>
+#include <cstdint>
+#include <map>
 
 #include "dmuond/v1/admin.pb.h"
+#include "scheduler/job/job_figures.h"
 #include "scheduler/job/planned_job.h"
 #include "server/daemon/core.h"
+#include "server/daemon/counters.h"
+#include "server/daemon/state_mutex.h"
 
 namespace dmuond::server {
 
@@ -24,6 +29,12 @@ struct NodeView {
   v1::GetStatusReply status;
   // The job's; null where none runs, or it has no plan yet.
   scheduler::PlannedJob planned;
+  scheduler::JobFigures figures;  // the job's
+  bool snapshots = false;         // there is a directory for them
+  Counters counters;
+  StateMutex::Held lock_held;
+  // When the group's other daemons were heard of last, as PeerLinks::Heard().
+  std::map<int32_t, std::chrono::steady_clock::time_point> heard;
 };
 
 // Of this moment.

@@ -101,6 +101,7 @@ void Core::Perform(node::CondemnLane& order) {
                                           {"pid", lanes.host().pid(order.lane)},
                                           {"awaited", order.awaited},
                                           {"what", order.why}});
+  ++counters.lanes_hung;
   lanes.Condemn(order);
 }
 

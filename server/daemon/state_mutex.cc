@@ -12,12 +12,29 @@ namespace dmuond::server {
 StateMutex::StateMutex()
     : woken_max_(std::clamp<size_t>(std::thread::hardware_concurrency() / 2, 1, kWokenMax)) {}
 
-DMUOND_INNER_LOCK void StateMutex::Lock() { inner_.Lock(); }
+DMUOND_INNER_LOCK void StateMutex::LockInner() {
+  inner_.Lock();
+  locked_ = std::chrono::steady_clock::now();
+}
+
+void StateMutex::CountHeld() {
+  const std::chrono::nanoseconds held = std::chrono::steady_clock::now() - locked_;
+  ++held_.times;
+  held_.total += held;
+  held_.longest = std::max(held_.longest, held);
+}
+
+DMUOND_INNER_LOCK void StateMutex::UnlockInner() {
+  CountHeld();
+  inner_.Unlock();
+}
+
+DMUOND_INNER_LOCK void StateMutex::Lock() { LockInner(); }
 
 DMUOND_INNER_LOCK void StateMutex::Unlock() {
   const Woken woken = Choose();
   const std::vector<LateWait> ended = std::exchange(ended_, {});
-  inner_.Unlock();
+  UnlockInner();
   Wake(woken);
   for (const LateWait& wait : ended) wait.then();
 }
@@ -27,12 +44,14 @@ DMUOND_INNER_LOCK void StateMutex::WaitUntil(const Condition& condition,
   Place& place = Take(condition);
   Wake(Choose());
   if (const std::vector<LateWait> ended = std::exchange(ended_, {}); !ended.empty()) {
-    inner_.Unlock();
+    UnlockInner();
     for (const LateWait& wait : ended) wait.then();
-    inner_.Lock();
+    LockInner();
   }
+  CountHeld();
   while (place.state != Place::State::kWoken && place.woken.WaitUntil(inner_, deadline)) {
   }
+  locked_ = std::chrono::steady_clock::now();
   Leave(place);
 }
 

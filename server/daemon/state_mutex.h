@@ -34,6 +34,13 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
   void Lock() DMUOND_ACQUIRE();
   void Unlock() DMUOND_RELEASE();
   void Changed() DMUOND_REQUIRES(this) { changed_ = true; }
+  // For how long the lock was held, by all threads together, until it was taken for this call.
+  struct Held {
+    uint64_t times = 0;
+    std::chrono::nanoseconds total{0};
+    std::chrono::nanoseconds longest{0};
+  };
+  [[nodiscard]] const Held& held() const DMUOND_REQUIRES(this) { return held_; }
   // Waits until the condition holds or the deadline has passed; gives up the lock meanwhile. Other
   // threads look at the condition, under the lock. It may not hold any more when this returns.
   void WaitUntil(const Condition& condition, std::chrono::steady_clock::time_point deadline)
@@ -71,6 +78,10 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
     size_t count = 0;
   };
 
+  // Of inner_, with the time between them counted.
+  void LockInner();
+  void UnlockInner();
+  void CountHeld();
   Place& Take(const Condition& condition);
   void Leave(Place& place);
   // The waiters to be woken now: of those whose condition holds, the ones that have waited longest.
@@ -83,6 +94,8 @@ class DMUOND_CAPABILITY("mutex") StateMutex {
   const size_t woken_max_;
   Mutex inner_;
   // All that follows is guarded by inner_.
+  Held held_;
+  std::chrono::steady_clock::time_point locked_;
   bool changed_ = false;
   std::deque<Place> places_;
   std::vector<Place*> free_;

@@ -2,8 +2,10 @@
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_LINKS_H_
 #define DMUOND_SERVER_DAEMON_GROUP_PEER_LINKS_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,6 +29,9 @@ class PeerLinks {
   virtual ~PeerLinks() = default;
   // Never blocks.
   virtual GroupGaps Gaps() = 0;
+  // When each other daemon that is of the group was heard of last: on node 0 the members, on other
+  // nodes node 0. Never blocks.
+  virtual std::map<int32_t, std::chrono::steady_clock::time_point> Heard() = 0;
   // Sends to one member or, without `node`, to all remote ones. Node 0 only. Never blocks.
   virtual void SendToMembers(std::optional<int32_t> node,
                              const v1::CoordinatorMessage& message) = 0;

@@ -153,6 +153,12 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     }
     return gaps;
   }
+  std::map<int32_t, steady_clock::time_point> Heard() override {
+    MutexLock lock(mutex_);
+    if (machine_.has_value()) return machine_->Heard();
+    if (!heard_.has_value()) return {};
+    return {{0, *heard_}};
+  }
   absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
                                         size_t elements) override {
     return calls_.ReadState(node, request, elements);

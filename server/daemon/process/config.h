@@ -42,9 +42,10 @@ struct Config {
   std::chrono::milliseconds claim_timeout{0};
   std::string token_file;  // empty: no token is asked for
   bool reflection = false;
-  bool lanes_use_mps = true;   // where it runs
-  std::string mps_folder;      // of the control daemon that this one runs; empty: it runs none
-  std::string health_address;  // host:port; empty: health is served on the socket alone
+  bool lanes_use_mps = true;    // where it runs
+  std::string mps_folder;       // of the control daemon that this one runs; empty: it runs none
+  std::string health_address;   // host:port; empty: health is served on the socket alone
+  std::string metrics_address;  // host:port; empty: no metrics
 
   int32_t nodes = 1;
   int32_t node_rank = 0;

@@ -47,6 +47,9 @@ ABSL_FLAG(bool, reflection, false, "serve gRPC reflection");
 ABSL_FLAG(std::string, health_address, "",
           "host:port that serves gRPC health checks and nothing else; empty: the socket alone");
 
+ABSL_FLAG(std::string, metrics_address, "",
+          "host:port that serves /metrics for Prometheus and the page /statusz; empty: neither");
+
 ABSL_FLAG(int32_t, nodes, 1, "daemons in the group");
 ABSL_FLAG(int32_t, node_rank, 0, "this daemon's place in the group, from 0");
 ABSL_FLAG(std::string, coordinator, "", "host:port at which node 0 is reached; with nodes > 1");

@@ -39,6 +39,8 @@
 #include "server/daemon/group/peers.h"
 #include "server/daemon/lanes/lane_bits.h"
 #include "server/daemon/memory/node_device.h"
+#include "server/daemon/metrics/http_server.h"
+#include "server/daemon/metrics/pages.h"
 #include "server/daemon/process/config.h"
 #include "server/daemon/process/health_service.h"
 #include "server/daemon/process/library_logs.h"
@@ -175,6 +177,14 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
         Say("cannot listen on '", Named("address", config.health_address), "' for health checks"));
   }
   return server;
+}
+
+// Null where not asked for.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartPages(const Config& config, Daemon& daemon) {
+  if (config.metrics_address.empty()) return nullptr;
+  return HttpServer::Start(config.metrics_address, [&daemon](const std::string& path) {
+    return PageAt(path, daemon.core());
+  });
 }
 
 ConnectionLimits::Limits LimitsOf(const Config& config) {
@@ -428,6 +438,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     peers = *std::move(started);
   }
   daemon.Bind(attach->get(), peers.get());
+  absl::StatusOr<std::unique_ptr<HttpServer>> pages = StartPages(config, daemon);
+  if (!pages.ok()) return pages.status();
   if (peers != nullptr) {
     peers->Join();
   } else {
@@ -526,6 +538,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     health.Stop();
     server.Stop();
     (*admin_server)->Stop();
+    pages->reset();
     left.store(true);
   });
   const auto gone_by = std::chrono::steady_clock::now() + kGoneWithin;

@@ -299,6 +299,7 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--peer_listen=:5", "host:port"},
       {"--peer_advertise=h:65536", "host:port"},
       {"--health_address=7078", "host:port"},
+      {"--metrics_address=9464", "host:port"},
       {"--register_timeout=0", "as in 90s"},
       {"--session_linger=-1s", "as in 90s"},
       {"--skips_max=0", ""},

@@ -20,6 +20,7 @@ namespace dmuond::server {
 class LinksOfAMember final : public PeerLinks {
  public:
   GroupGaps Gaps() override { return {}; }
+  std::map<int32_t, std::chrono::steady_clock::time_point> Heard() override { return {}; }
   void SendToMembers(std::optional<int32_t> /*node*/,
                      const v1::CoordinatorMessage& message) override {
     if (said_to_members_) said_to_members_(message);

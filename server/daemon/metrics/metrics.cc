@@ -1,0 +1,295 @@
+#include "server/daemon/metrics/metrics.h"
+
+#include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/daemon/metrics/seen_job.h"
+
+namespace dmuond::server {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<ClientMetric::Label>;
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+double Seconds(std::chrono::nanoseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+// Prometheus wants moments, not ages: the picture's age adds to those.
+double UnixTime(SteadyTime moment) {
+  const auto age = std::chrono::steady_clock::now() - moment;
+  return Seconds(std::chrono::system_clock::now().time_since_epoch() - age);
+}
+
+// Metrics of one name stand together, whoever adds them.
+class Metrics {
+ public:
+  void Gauge(const char* name, const char* help, const Labels& labels, double value) {
+    Add(name, help, MetricType::Gauge, labels).gauge.value = value;
+  }
+  void Counter(const char* name, const char* help, const Labels& labels, double value) {
+    Add(name, help, MetricType::Counter, labels).counter.value = value;
+  }
+  void Histogram(const char* name, const char* help, const Labels& labels,
+                 const scheduler::TimeHistogram& times) {
+    ClientMetric::Histogram& histogram = Add(name, help, MetricType::Histogram, labels).histogram;
+    uint64_t count = 0;
+    for (size_t i = 0; i < times.kBounds.size(); ++i) {
+      count += static_cast<uint64_t>(times.counts[i]);
+      histogram.bucket.push_back({count, times.kBounds[i]});
+    }
+    histogram.sample_count = count + static_cast<uint64_t>(times.counts.back());
+    histogram.sample_sum = times.sum_s;
+  }
+  // 1 for the state that holds, 0 for the others.
+  void State(const char* name, const char* help, const Labels& labels,
+             const std::vector<const char*>& states, const std::string& holds) {
+    for (const char* state : states) {
+      Labels with = labels;
+      with.push_back({"state", state});
+      Gauge(name, help, with, holds == state ? 1 : 0);
+    }
+  }
+  [[nodiscard]] std::string Text() const {
+    return prometheus::TextSerializer().Serialize(families_);
+  }
+
+ private:
+  ClientMetric& Add(const char* name, const char* help, MetricType type, const Labels& labels) {
+    const auto [found, is_new] = by_name_.emplace(name, families_.size());
+    if (is_new) families_.push_back({name, help, type, {}});
+    ClientMetric& metric = families_[found->second].metric.emplace_back();
+    metric.label = labels;
+    return metric;
+  }
+
+  std::vector<MetricFamily> families_;
+  std::map<std::string, size_t> by_name_;
+};
+
+// So many of `things` are in each of the states.
+template <typename Things>
+std::map<std::string, int> CountStates(const Things& things,
+                                       std::initializer_list<const char*> states) {
+  std::map<std::string, int> counts;
+  for (const char* state : states) counts[state] = 0;
+  for (const auto& thing : things) ++counts[thing.state()];
+  return counts;
+}
+
+void AddDaemon(const NodeView& view, SteadyTime started, Metrics& metrics) {
+  const v1::GetStatusReply& status = view.status;
+  metrics.Gauge("dmuond_build_info", "1; the labels say what runs",
+                {{"version", status.version()}, {"device_type", status.device_type()}}, 1);
+  metrics.Gauge("dmuond_start_time_seconds", "Unix time at which the daemon began", {},
+                UnixTime(started));
+  metrics.Gauge("dmuond_picture_timestamp_seconds",
+                "Unix time of the picture of the node that all this is read from; it stays behind "
+                "where the core's lock is held",
+                {}, UnixTime(view.taken));
+  metrics.Counter("dmuond_core_lock_held_seconds_total", "Time for which the core's lock was held",
+                  {}, Seconds(view.lock_held.total));
+  metrics.Counter("dmuond_core_lock_taken_total", "How often the core's lock was taken", {},
+                  static_cast<double>(view.lock_held.times));
+  metrics.Gauge("dmuond_core_lock_held_longest_seconds",
+                "The longest time for which the core's lock was held since the daemon began", {},
+                Seconds(view.lock_held.longest));
+  metrics.Gauge("dmuond_snapshot_directory_hangs", "1: an operation in --snapshot_dir hangs", {},
+                status.snapshot_dir_hangs().empty() ? 0 : 1);
+}
+
+void AddGroup(const NodeView& view, Metrics& metrics) {
+  const v1::GetStatusReply& status = view.status;
+  metrics.Gauge("dmuond_group_nodes", "Daemons that make the group", {}, status.nodes());
+  metrics.Gauge("dmuond_group_epoch", "Epoch of the group; 0: it has not formed", {},
+                status.epoch());
+  metrics.Gauge("dmuond_group_formed", "1: the group has formed, as this daemon sees it", {},
+                status.epoch() != 0 ? 1 : 0);
+  metrics.Gauge("dmuond_group_draining", "1: this daemon is leaving", {},
+                status.group_state() == "draining" ? 1 : 0);
+  if (status.node() == 0) {
+    metrics.Gauge("dmuond_group_missing_nodes", "Nodes that have not joined; node 0 alone has it",
+                  {}, status.missing_nodes_size());
+  }
+  for (const auto& [node, heard] : view.heard) {
+    metrics.Gauge("dmuond_group_heard_timestamp_seconds",
+                  "Unix time at which another daemon was heard of last: on node 0 every member, "
+                  "elsewhere node 0",
+                  {{"node", absl::StrCat(node)}}, UnixTime(heard));
+  }
+  const char* const name = "dmuond_group_breaks_total";
+  const char* const help = "How often the group broke, by whom it lost";
+  if (status.node() == 0) {
+    metrics.Counter(name, help, {{"lost", "member"}},
+                    static_cast<double>(view.counters.members_gone));
+  } else {
+    metrics.Counter(name, help, {{"lost", "coordinator"}},
+                    static_cast<double>(view.counters.coordinator_gone));
+  }
+}
+
+void AddLanes(const NodeView& view, Metrics& metrics) {
+  for (const auto& [reason, count] : {std::pair{"ended", view.counters.lanes_ended},
+                                      std::pair{"hung", view.counters.lanes_hung}}) {
+    metrics.Counter("dmuond_lane_losses_total",
+                    "Lanes that ended while they were needed, and lanes that hung and were killed",
+                    {{"reason", reason}}, static_cast<double>(count));
+  }
+  for (const SeenJob& job : JobsOf(view)) {
+    const ClientMetric::Label name{"job", job.status.name()};
+    for (const auto& [state, count] : CountStates(job.lanes, {"gone", "ready", "starting"})) {
+      metrics.Gauge("dmuond_lanes", "Lanes of this node", {name, {"state", state}}, count);
+    }
+    for (const v1::LaneStatus& lane : job.lanes) {
+      const ClientMetric::Label index{"lane", absl::StrCat(lane.lane())};
+      metrics.Counter("dmuond_lane_restarts_total",
+                      "Processes that took the lane's place since the job began here",
+                      {name, index}, lane.restarts());
+      metrics.Gauge("dmuond_lane_load_seconds", "The planner's estimate of the lane's update",
+                    {name, index}, lane.load_us() * 1e-6);
+      metrics.Gauge("dmuond_memory_bytes",
+                    "Memory of a lane: optimizer state, and staging of gradients and weights",
+                    {name, index, {"kind", "state"}}, static_cast<double>(lane.state_bytes()));
+      metrics.Gauge("dmuond_memory_bytes", "", {name, index, {"kind", "staging"}},
+                    static_cast<double>(lane.staging_bytes()));
+    }
+  }
+}
+
+void AddSteps(const SeenJob& job, const Labels& labels, Metrics& metrics) {
+  const v1::JobStatus& status = job.status;
+  const scheduler::JobFigures& figures = job.figures;
+  metrics.Gauge("dmuond_job_last_committed_step", "Newest committed step; 0: none", labels,
+                static_cast<double>(status.last_committed_step()));
+  if (figures.began.has_value()) {
+    metrics.Gauge("dmuond_job_last_progress_timestamp_seconds",
+                  "Unix time at which a step was last committed or skipped, or the job began here",
+                  labels, UnixTime(figures.progressed.value_or(*figures.began)));
+  }
+  if (figures.opened.has_value()) {
+    metrics.Gauge("dmuond_job_attempt_opened_timestamp_seconds",
+                  "Unix time since which the present attempt is open", labels,
+                  UnixTime(*figures.opened));
+  }
+  for (const auto& [outcome, count] :
+       {std::pair{"committed", figures.committed_steps},
+        std::pair{"skipped", figures.skipped_steps}, std::pair{"aborted", figures.aborted_attempts},
+        std::pair{"rolled_back", figures.rollbacks}}) {
+    Labels with = labels;
+    with.push_back({"outcome", outcome});
+    metrics.Counter("dmuond_job_steps_total",
+                    "Attempts by what became of them, since the job began here", with,
+                    static_cast<double>(count));
+  }
+  for (size_t i = 0; i < scheduler::kPhases; ++i) {
+    Labels with = labels;
+    with.push_back({"phase", scheduler::kPhaseNames[i]});
+    metrics.Histogram("dmuond_job_phase_seconds",
+                      "How long each part of a step took, of this node's slowest lane", with,
+                      figures.phases[i]);
+  }
+  metrics.Gauge("dmuond_job_gradient_norm", "Of the last decided step, before clipping", labels,
+                figures.gradient_norm);
+  metrics.Gauge("dmuond_job_clip_coefficient",
+                "What gradients of the last decided step were multiplied with", labels,
+                figures.clip_coefficient);
+}
+
+// One number for all matrices each: labels by matrix would make ten thousand series.
+void AddMatrices(const SeenJob& job, const Labels& labels, Metrics& metrics) {
+  std::vector<MatrixNorm> norms = MatrixNorms(job);
+  if (norms.empty()) return;
+  std::sort(norms.begin(), norms.end(),
+            [](const MatrixNorm& a, const MatrixNorm& b) { return a.norm < b.norm; });
+  for (const auto& [stat, norm] :
+       {std::pair{"min", norms.front().norm}, std::pair{"median", norms[norms.size() / 2].norm},
+        std::pair{"max", norms.back().norm}}) {
+    Labels with = labels;
+    with.push_back({"stat", stat});
+    metrics.Gauge("dmuond_job_matrix_gradient_norm",
+                  "Of the gradients of the matrices that this node owns, before clipping; /statusz "
+                  "names those that stand out",
+                  with, norm);
+  }
+}
+
+void AddSnapshots(const SeenJob& job, const Labels& labels, Metrics& metrics) {
+  const scheduler::JobFigures& figures = job.figures;
+  if (job.status.has_durable_step()) {
+    metrics.Gauge("dmuond_job_durable_step", "Newest step in a snapshot; absent: none", labels,
+                  static_cast<double>(job.status.durable_step()));
+  }
+  if (figures.began.has_value()) {
+    metrics.Gauge("dmuond_job_last_snapshot_timestamp_seconds",
+                  "Unix time at which a snapshot was last completed, or the job began here", labels,
+                  UnixTime(figures.saved.value_or(*figures.began)));
+  }
+  for (const auto& [result, count] : {std::pair{"written", figures.snapshots_written},
+                                      std::pair{"failed", figures.snapshots_failed},
+                                      std::pair{"left_out", job.status.snapshots_left_out()}}) {
+    Labels with = labels;
+    with.push_back({"result", result});
+    metrics.Counter("dmuond_job_snapshots_total",
+                    "Snapshots since the job began here; left out: one fell due while another was "
+                    "being written",
+                    with, static_cast<double>(count));
+  }
+  metrics.Histogram("dmuond_job_snapshot_seconds",
+                    "From the order to write a snapshot until it existed", labels,
+                    figures.snapshot_times);
+  metrics.Counter("dmuond_job_snapshot_written_bytes_total",
+                  "Bytes of snapshots that this node has written", labels,
+                  static_cast<double>(figures.snapshot_bytes));
+}
+
+void AddPlan(const SeenJob& job, const Labels& labels, Metrics& metrics) {
+  if (job.planned.plan == nullptr) return;
+  const scheduler::Plan& plan = *job.planned.plan;
+  metrics.Gauge("dmuond_job_parameters", "Parameters of all routes", labels,
+                static_cast<double>(job.planned.inputs->layout.parameters.size()));
+  metrics.Gauge("dmuond_job_units", "Matrices and pieces that are updated as one", labels,
+                static_cast<double>(plan.units.size()));
+  metrics.Gauge("dmuond_job_plan_imbalance",
+                "Estimated update time of the slowest lane over the mean of all", labels,
+                plan.quality.imbalance);
+  metrics.Gauge("dmuond_job_plan_makespan_seconds", "Estimated update time of the slowest lane",
+                labels, plan.quality.makespan_us * 1e-6);
+}
+
+void AddJob(const SeenJob& job, bool snapshots, Metrics& metrics) {
+  const Labels labels = {{"job", job.status.name()}};
+  metrics.State("dmuond_job_state", "1 for the state that the job is in", labels,
+                {"registering", "preparing", "running", "waiting", "failed"}, job.status.state());
+  metrics.Gauge("dmuond_job_world_size", "Ranks of the job", labels, job.status.world_size());
+  for (const auto& [state, count] :
+       CountStates(job.status.trainers(), {"open", "registered", "attached", "submitted"})) {
+    metrics.Gauge("dmuond_job_trainers", "Trainers of this node", {labels[0], {"state", state}},
+                  count);
+  }
+  AddSteps(job, labels, metrics);
+  AddMatrices(job, labels, metrics);
+  if (snapshots) AddSnapshots(job, labels, metrics);
+  AddPlan(job, labels, metrics);
+}
+
+}  // namespace
+
+std::string MetricsText(const NodeView& view, SteadyTime started) {
+  Metrics metrics;
+  AddDaemon(view, started, metrics);
+  AddGroup(view, metrics);
+  AddLanes(view, metrics);
+  for (const SeenJob& job : JobsOf(view)) AddJob(job, view.snapshots, metrics);
+  return metrics.Text();
+}
+
+}  // namespace dmuond::server

@@ -1,0 +1,22 @@
+// What a daemon tells Prometheus, in its text format. docs/metrics.md lists every metric; a test
+// compares that page with what a run gives.
+//
+// It reads a picture of the node and never the core, so that a scrape waits for nothing but the
+// picture.
+#ifndef DMUOND_SERVER_DAEMON_METRICS_METRICS_H_
+#define DMUOND_SERVER_DAEMON_METRICS_METRICS_H_
+
+#include <chrono>
+#include <string>
+
+#include "server/daemon/node_view.h"
+
+namespace dmuond::server {
+
+// `started` is when the process began. Times of the text are those of the machine's clock.
+[[nodiscard]] std::string MetricsText(const NodeView& view,
+                                      std::chrono::steady_clock::time_point started);
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_METRICS_METRICS_H_

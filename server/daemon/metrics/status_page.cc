@@ -1,0 +1,390 @@
+#include "server/daemon/metrics/status_page.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "scheduler/convert/convert.h"
+#include "server/common/human.h"
+#include "server/daemon/metrics/html.h"
+#include "server/daemon/metrics/seen_job.h"
+#include "server/daemon/node_view.h"
+#include "server/plan_summary.h"
+
+namespace dmuond::server {
+namespace {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+using scheduler::JobFigures;
+
+// The last phase, quiet, spans others and is no part of the sum.
+constexpr size_t kStacked = scheduler::kPhases - 1;
+constexpr size_t kMatricesShown = 12;
+constexpr int kLanesNamed = 32;  // in the table; the picture has all
+// A step takes at most minutes: somebody wants to look.
+constexpr std::chrono::minutes kNoProgressFor{10};
+// Daemons beat once a second.
+constexpr std::chrono::seconds kSilentFor{5};
+
+std::string Ago(SteadyTime moment) {
+  const auto age = std::chrono::steady_clock::now() - moment;
+  return HumanSeconds(std::chrono::duration_cast<std::chrono::seconds>(age).count());
+}
+
+std::string Human(double seconds) { return HumanMicroseconds(seconds * 1e6); }
+
+class Rows {
+ public:
+  // '>' before a name: numbers, to the right.
+  explicit Rows(std::initializer_list<absl::string_view> columns) {
+    text_ = "<div class=\"scroll\"><table><tr>";
+    for (absl::string_view column : columns) {
+      right_.push_back(absl::ConsumePrefix(&column, ">"));
+      absl::StrAppend(&text_, right_.back() ? "<th class=\"n\">" : "<th>", column, "</th>");
+    }
+    text_ += "</tr>\n";
+  }
+  // Plain text.
+  void Add(std::initializer_list<absl::string_view> cells) {
+    text_ += "<tr>";
+    size_t i = 0;
+    for (const absl::string_view cell : cells) {
+      absl::StrAppend(&text_, right_[i++] ? "<td class=\"n\">" : "<td>", Html(cell), "</td>");
+    }
+    text_ += "</tr>\n";
+  }
+  [[nodiscard]] std::string Text() const { return text_ + "</table></div>\n"; }
+
+ private:
+  std::vector<bool> right_;
+  std::string text_;
+};
+
+// ---- is it all right? ----
+
+void AddJobTroubles(const SeenJob& job, std::vector<std::string>& troubles) {
+  const std::string who = absl::StrCat("job ", job.status.name());
+  if (job.status.state() == "failed") {
+    troubles.push_back(absl::StrCat(who, " has failed; its trainers hear why"));
+  }
+  for (const v1::Awaited& awaited : job.status.awaited()) {
+    troubles.push_back(absl::StrCat(
+        who, " has waited for ", HumanSeconds(awaited.since_ms() / 1000), " for ", awaited.what()));
+  }
+  const JobFigures& figures = job.figures;
+  if (figures.began.has_value()) {
+    const SteadyTime since = figures.progressed.value_or(*figures.began);
+    if (std::chrono::steady_clock::now() - since > kNoProgressFor) {
+      troubles.push_back(absl::StrCat(who, " has had no step for ", Ago(since)));
+    }
+  }
+  int absent = 0;
+  for (const v1::LaneStatus& lane : job.lanes) absent += lane.state() != "ready" ? 1 : 0;
+  if (absent > 0) {
+    troubles.push_back(absl::StrCat(who, ": ", absent, " of ", job.lanes.size(),
+                                    " lanes of this node are not ready"));
+  }
+  if (!std::isfinite(figures.gradient_norm)) {
+    troubles.push_back(absl::StrCat(who, ": gradients of the last step were not finite"));
+  }
+}
+
+std::vector<std::string> Troubles(const Core::Seen& seen) {
+  const v1::GetStatusReply& status = seen.view->status;
+  std::vector<std::string> troubles;
+  if (seen.age.count() > 0) {
+    troubles.push_back(absl::StrCat("this page is ", HumanSeconds(seen.age.count() / 1000),
+                                    " old: the daemon's core has not turned since"));
+  }
+  if (status.missing_nodes_size() > 0) {
+    troubles.push_back(absl::StrCat("the group has not formed; missing: node ",
+                                    absl::StrJoin(status.missing_nodes(), ", ")));
+  } else if (!status.not_joined().empty()) {
+    troubles.push_back(absl::StrCat("not in the group: ", status.not_joined()));
+  } else if (status.epoch() == 0) {
+    troubles.emplace_back("the group has not formed");
+  }
+  if (status.group_state() == "draining") troubles.emplace_back("this daemon is leaving");
+  for (const auto& [node, heard] : seen.view->heard) {
+    if (std::chrono::steady_clock::now() - heard > kSilentFor + seen.age) {
+      troubles.push_back(absl::StrCat("node ", node, " has not been heard of for ", Ago(heard)));
+    }
+  }
+  if (!status.snapshot_dir_hangs().empty()) {
+    troubles.push_back(absl::StrCat("the snapshot directory hangs: ", status.snapshot_dir_hangs()));
+  }
+  for (const SeenJob& job : JobsOf(*seen.view)) AddJobTroubles(job, troubles);
+  return troubles;
+}
+
+std::string Verdict(const std::vector<std::string>& troubles, bool has_job) {
+  if (troubles.empty()) {
+    return absl::StrCat("<div class=\"good\" id=\"verdict\"><strong>All right.</strong> ",
+                        has_job ? "The job runs, and nobody is missing."
+                                : "No job runs here, and nobody is missing.",
+                        "</div>\n");
+  }
+  std::string text = "<div class=\"bad\" id=\"verdict\"><strong>Look here:</strong><ul>";
+  for (const std::string& trouble : troubles)
+    absl::StrAppend(&text, "<li>", Html(trouble), "</li>");
+  return text + "</ul></div>\n";
+}
+
+// ---- a job ----
+
+std::string Tiles(const SeenJob& job, bool snapshots) {
+  const JobFigures& figures = job.figures;
+  std::vector<std::pair<const char*, std::string>> tiles = {
+      {"state", job.status.state()},
+      {"step", absl::StrCat(job.status.last_committed_step())},
+      {"last step", figures.progressed ? Ago(*figures.progressed) + " ago" : "none yet"},
+      {"durable step", job.status.has_durable_step() ? absl::StrCat(job.status.durable_step())
+                       : snapshots                   ? "none"
+                                                     : "no snapshots are made"},
+      {"gradient norm", absl::StrFormat("%.4g", figures.gradient_norm)},
+      {"clip coefficient", absl::StrFormat("%.4g", figures.clip_coefficient)},
+      {"skipped, aborted", absl::StrCat(figures.skipped_steps, ", ", figures.aborted_attempts)},
+      {"went back", absl::StrCat(figures.rollbacks, figures.rollbacks == 1 ? " time" : " times")}};
+  if (snapshots) {
+    tiles.emplace_back("snapshots failed, left out", absl::StrCat(figures.snapshots_failed, ", ",
+                                                                  job.status.snapshots_left_out()));
+  }
+  std::string text = "<dl>";
+  for (const auto& [name, value] : tiles) {
+    absl::StrAppend(&text, "<div><dt>", name, "</dt><dd>", Html(value), "</dd></div>");
+  }
+  return text + "</dl>\n";
+}
+
+std::string StepsChart(const std::vector<JobFigures::StepTimes>& steps) {
+  constexpr double kWidth = 960, kHeight = 200, kTop = 18, kBottom = 18;
+  double longest = 0;
+  for (const JobFigures::StepTimes& step : steps) {
+    double sum = 0;
+    for (size_t i = 0; i < kStacked; ++i) sum += step.seconds[i];
+    longest = std::max(longest, sum);
+  }
+  if (longest <= 0) return "";
+  const double wide = kWidth / static_cast<double>(JobFigures::kRecentSteps);
+  const double scale = (kHeight - kTop - kBottom) / longest;
+  std::string text = absl::StrFormat(
+      "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"time of the last %d steps, by part; "
+      "the longest took %s\"><line class=\"axis\" x1=\"0\" x2=\"%g\" y1=\"%g\" y2=\"%g\"/>\n",
+      kWidth, kHeight, steps.size(), Human(longest), kWidth, kTop, kTop);
+  double x = 0;
+  for (const JobFigures::StepTimes& step : steps) {
+    double y = kHeight - kBottom;
+    std::string title = absl::StrCat("step ", step.step);
+    std::string bars;
+    for (size_t i = 0; i < kStacked; ++i) {
+      const double height = step.seconds[i] * scale;
+      y -= height;
+      absl::StrAppendFormat(&bars,
+                            "<rect class=\"c%d\" x=\"%.1f\" y=\"%.2f\" width=\"%.1f\" "
+                            "height=\"%.2f\"/>",
+                            i, x, y, wide - 1, height);
+      absl::StrAppend(&title, ", ", scheduler::kPhaseNames[i], " ", Human(step.seconds[i]));
+    }
+    absl::StrAppend(&text, "<g><title>", title, "</title>", bars, "</g>\n");
+    x += wide;
+  }
+  absl::StrAppendFormat(&text,
+                        "<text x=\"4\" y=\"%g\">%s</text><text x=\"4\" y=\"%g\">step %d</text>"
+                        "<text x=\"%.1f\" y=\"%g\" text-anchor=\"end\">step %d</text></svg>\n",
+                        kTop - 5, Human(longest), kHeight - 5, steps.front().step,
+                        std::max(x, 200.0), kHeight - 5, steps.back().step);
+  return text;
+}
+
+std::string Steps(const SeenJob& job) {
+  const std::vector<JobFigures::StepTimes> steps = job.figures.RecentSteps();
+  if (steps.empty()) return "";
+  std::string text = absl::StrCat("<h2>Where the time of the last ", steps.size(),
+                                  " steps went</h2>\n", StepsChart(steps));
+  text +=
+      "<div class=\"scroll\"><table><tr><th>part</th><th class=\"n\">last</th><th class=\"n\">"
+      "median</th><th class=\"n\">longest</th><th>what it is</th></tr>\n";
+  constexpr std::array<const char*, scheduler::kPhases> kMeaning = {
+      "from the first gradient to the last, the backward pass included",
+      "from this node's vote to the decision", "momentum, Newton-Schulz, AdamW",
+      "until the last new weights were there",
+      "all that trainers wait for: from the last gradient to the last new weights"};
+  for (size_t i = 0; i < scheduler::kPhases; ++i) {
+    std::vector<float> times;
+    times.reserve(steps.size());
+    for (const JobFigures::StepTimes& step : steps) times.push_back(step.seconds[i]);
+    std::sort(times.begin(), times.end());
+    absl::StrAppend(
+        &text, "<tr><td>", i < kStacked ? absl::StrCat("<span class=\"key c", i, "\"></span>") : "",
+        scheduler::kPhaseNames[i], "</td><td class=\"n\">", Human(steps.back().seconds[i]),
+        "</td><td class=\"n\">", Human(times[times.size() / 2]), "</td><td class=\"n\">",
+        Human(times.back()), "</td><td>", kMeaning[i], "</td></tr>\n");
+  }
+  return text + "</table></div>\n";
+}
+
+// One bar for each lane of the group, and the least time that any plan could give as a line.
+std::string BalanceChart(const v1::GetPlanReply& plan, const std::vector<double>& loads) {
+  constexpr double kWidth = 960, kHeight = 120, kTop = 18;
+  const double longest = *std::max_element(loads.begin(), loads.end());
+  if (longest <= 0) return "";
+  const double wide = kWidth / static_cast<double>(loads.size());
+  const double gap = wide > 4 ? 1 : 0;
+  std::string text = absl::StrFormat(
+      "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"estimated update time of each of %d "
+      "lanes\">\n",
+      kWidth, kHeight, loads.size());
+  for (size_t i = 0; i < loads.size(); ++i) {
+    const double height = loads[i] / longest * (kHeight - kTop);
+    absl::StrAppendFormat(&text,
+                          "<rect class=\"c2\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" "
+                          "height=\"%.2f\"><title>lane %d: %s</title></rect>\n",
+                          static_cast<double>(i) * wide, kHeight - height, wide - gap, height, i,
+                          HumanMicroseconds(loads[i]));
+  }
+  const double bound = kHeight - plan.lower_bound_us() / longest * (kHeight - kTop);
+  absl::StrAppendFormat(&text,
+                        "<line class=\"axis\" x1=\"0\" x2=\"%g\" y1=\"%.2f\" y2=\"%.2f\"/>"
+                        "<text x=\"4\" y=\"12\">%s</text></svg>\n",
+                        kWidth, bound, bound, HumanMicroseconds(longest));
+  return text;
+}
+
+std::string Balance(const SeenJob& job) {
+  if (job.planned.plan == nullptr) return "";
+  const v1::GetPlanReply plan = Summarize(*job.planned.plan);
+  std::string text = absl::StrCat(
+      "<h2>Who owns what</h2>\n<p class=\"dim\">Estimated time of each lane's update, of all "
+      "nodes. "
+      "The slowest takes ",
+      absl::StrFormat("%.3f", plan.imbalance()),
+      " times the mean; the line is what no assignment can beat.</p>\n",
+      BalanceChart(plan, job.planned.plan->lane_load_us));
+  Rows lanes({">lane", ">update (est.)", ">memory (est.)", ">matrices", ">pieces", "state",
+              ">restarts", "device"});
+  for (const v1::GetPlanReply::Lane& lane : plan.lanes()) {
+    const auto here = std::find_if(job.lanes.begin(), job.lanes.end(), [&](const auto& status) {
+      return status.lane() == lane.lane();
+    });
+    const bool is_here = here != job.lanes.end();
+    if (!is_here && lane.lane() >= kLanesNamed) continue;
+    lanes.Add({absl::StrCat(lane.lane()), HumanMicroseconds(lane.load_us()),
+               HumanBytes(lane.memory_bytes()), absl::StrCat(lane.matrices()),
+               absl::StrCat(lane.pieces()), is_here ? here->state() : "another node's",
+               is_here ? absl::StrCat(here->restarts()) : "", is_here ? here->device() : ""});
+  }
+  absl::StrAppend(&text, lanes.Text());
+  if (plan.lanes_size() > kLanesNamed) {
+    absl::StrAppend(&text, "<p class=\"dim\">Of ", plan.lanes_size(),
+                    " lanes, the table has this node's and the first ", kLanesNamed, ".</p>\n");
+  }
+  return text;
+}
+
+std::string Matrices(const SeenJob& job) {
+  std::vector<MatrixNorm> norms = MatrixNorms(job);
+  if (norms.empty()) return "";
+  const size_t shown = std::min(norms.size(), kMatricesShown);
+  const auto larger = [](const MatrixNorm& a, const MatrixNorm& b) { return a.norm > b.norm; };
+  std::sort(norms.begin(), norms.end(), larger);
+  const double median = norms[norms.size() / 2].norm;
+  Rows rows({"parameter", ">matrix", ">gradient norm", ">of the median", ">owner"});
+  for (size_t i = 0; i < shown; ++i) {
+    const scheduler::Unit& unit = *norms[i].matrix;
+    rows.Add({job.planned.inputs->layout.parameters[unit.parameter].name,
+              absl::StrCat(unit.rows, " × ", unit.cols), absl::StrFormat("%.4g", norms[i].norm),
+              median > 0 ? absl::StrFormat("%.2f", norms[i].norm / median) : "",
+              absl::StrCat("lane ", unit.owner.value())});
+  }
+  const auto zeros = std::count_if(norms.begin(), norms.end(),
+                                   [](const MatrixNorm& matrix) { return matrix.norm == 0; });
+  return absl::StrCat("<h2>Matrices that stand out</h2>\n<p class=\"dim\">The ", shown,
+                      " largest gradient norms of the ", norms.size(),
+                      " matrices that this node owns, before clipping; ", zeros,
+                      " have a gradient of zero.</p>\n", rows.Text());
+}
+
+std::string Trainers(const SeenJob& job) {
+  Rows trainers({">rank", ">pid", "state", ">incarnation", "client"});
+  for (const v1::TrainerStatus& trainer : job.status.trainers()) {
+    trainers.Add({absl::StrCat(trainer.rank()), absl::StrCat(trainer.pid()), trainer.state(),
+                  absl::StrCat(trainer.incarnation()), trainer.client()});
+  }
+  return absl::StrCat("<h2>Trainers of this node: ", job.status.trainers_size(), " of ",
+                      job.status.world_size(), "</h2>\n",
+                      job.status.trainers_size() > 0 ? trainers.Text() : "");
+}
+
+std::string JobPart(const SeenJob& job, bool snapshots) {
+  return absl::StrCat("<section><h2>Job ", Html(job.status.name()), "</h2>\n",
+                      Tiles(job, snapshots), Steps(job), Balance(job), Matrices(job), Trainers(job),
+                      "</section>\n");
+}
+
+std::string Nodes(const NodeView& view) {
+  if (view.heard.empty()) return "";
+  Rows nodes({">node", ">heard of"});
+  for (const auto& [node, heard] : view.heard) {
+    const auto age = std::chrono::steady_clock::now() - heard;
+    nodes.Add({absl::StrCat(node),
+               absl::StrFormat("%.1f s ago", std::chrono::duration<double>(age).count())});
+  }
+  return absl::StrCat("<h2>Other nodes</h2>\n", nodes.Text());
+}
+
+std::string RouteName(v1::Route route) {
+  return absl::AsciiStrToLower(absl::StripPrefix(v1::Route_Name(route), "ROUTE_"));
+}
+
+}  // namespace
+
+std::string StatusPage(const Core::Seen& seen, SteadyTime started,
+                       const std::vector<std::string>& events) {
+  const NodeView& view = *seen.view;
+  const v1::GetStatusReply& status = view.status;
+  const std::vector<SeenJob> jobs = JobsOf(view);
+  const std::vector<std::string> troubles = Troubles(seen);
+  std::string body = absl::StrCat(
+      "<h1>dmuond, node ", status.node(), " of ", status.nodes(), "</h1>\n<p class=\"dim\">",
+      Html(status.version()), ", ", Html(status.device_type()), ", ", Html(status.group_state()),
+      ", epoch ", status.epoch(), ", up ", Ago(started),
+      " · <a href=\"routing\">routing</a> · <a href=\"metrics\">metrics</a></p>\n",
+      Verdict(troubles, !jobs.empty()));
+  for (const SeenJob& job : jobs) absl::StrAppend(&body, JobPart(job, view.snapshots));
+  absl::StrAppend(&body, Nodes(view), "<h2>Last events</h2>\n<pre>");
+  for (auto line = events.rbegin(); line != events.rend(); ++line) {
+    absl::StrAppend(&body, Html(*line), "\n");
+  }
+  absl::StrAppend(&body, "</pre>\n");
+  const std::string title = absl::StrCat(
+      troubles.empty() ? "all right" : "look here",
+      jobs.empty() ? "" : absl::StrCat(", step ", jobs[0].status.last_committed_step()), ", node ",
+      status.node());
+  return HtmlPage(title, body, /*refreshes=*/true);
+}
+
+std::string RoutingPage(const Core::Seen& seen) {
+  std::string body = "<p><a href=\"statusz\">status</a></p>\n";
+  for (const SeenJob& job : JobsOf(*seen.view)) {
+    if (job.planned.plan == nullptr) continue;
+    Rows rows({"parameter", "route", ">matrices", "owners", ">bucket", "why"});
+    for (const v1::RoutingRow& row : RoutingRows(job.planned.inputs->layout, *job.planned.plan)) {
+      const bool all = row.owners_size() > 8;
+      rows.Add({row.parameter(), RouteName(row.route()),
+                row.route() == v1::ROUTE_MUON ? absl::StrCat(row.matrices()) : "",
+                all ? absl::StrCat(row.owners_size(), " lanes, from ", row.owners(0))
+                    : absl::StrJoin(row.owners(), " "),
+                row.bucket() < 0 ? "" : absl::StrCat(row.bucket()), row.why()});
+    }
+    absl::StrAppend(&body, "<h1>Routing of job ", Html(job.status.name()), "</h1>\n", rows.Text());
+  }
+  return HtmlPage("routing", body, /*refreshes=*/false);
+}
+
+}  // namespace dmuond::server
