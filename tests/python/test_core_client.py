@@ -14,13 +14,13 @@ def open_session(fake, **more):
     return dmuond.Session(fake.path, rank=0, world_size=1, **more)
 
 
-def two_matrices(session):
+def two_matrices(session, name="w"):
     """Two 4x4 matrices in two buckets."""
     parameters, fragments = [], []
     for index in range(2):
         parameters.append(
             types.Parameter(
-                name=f"w{index}",
+                name=f"{name}{index}",
                 shape=[4, 4],
                 weight_type=types.ELEMENT_TYPE_FLOAT32,
                 gradient_type=types.ELEMENT_TYPE_FLOAT32,

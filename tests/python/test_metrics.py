@@ -22,8 +22,9 @@ from test_programs import run, wait_for
 WITHIN_S = 20.0
 PAGE = ROOT / "docs/metrics.md"
 ALERTS = ROOT / "deploy/prometheus/alerts.yml"
-JOB = "a <b>job</b> & 'more'"
-VOID = {"meta", "line", "rect"}  # elements that have no end, or end at once
+JOB = "a.job"
+HOSTILE = "<script>a & 'b'</script>"
+VOID = {"meta"}  # elements that have no end
 
 
 def get(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
@@ -230,7 +231,7 @@ def test_a_lane_that_dies_is_counted_by_reason(daemons) -> None:
 def test_the_status_page_answers_for_a_run_and_escapes_what_others_have_written(daemons) -> None:
     daemon, metrics = alone(daemons)
     with dmuond.Session(f"unix:{daemon.path}", job=JOB, rank=0, world_size=1) as session:
-        two_matrices(session)
+        two_matrices(session, HOSTILE)
         for _ in range(2):
             session.step(scalars())
         wait_for(lambda: published(metrics, 2))
@@ -238,13 +239,14 @@ def test_the_status_page_answers_for_a_run_and_escapes_what_others_have_written(
         assert (status, kind) == (200, "text/html; charset=utf-8")
         page = Page(html)
         assert "All right." in page.text
-        assert f"Job {JOB}" in page.text and "<b>" not in html
+        assert f"Job {JOB}" in page.text and HOSTILE + "0" in page.text
+        assert "<script" not in html
         assert page.seen.count("svg") == 2  # where time goes, and who owns what
         assert "step 2" in page.text
         assert "Trainers of this node: 1 of 1" in page.text
         assert "group formed" in page.text  # of the log
         routing = Page(get(metrics, "/routing")[2])
-        assert routing.seen.count("tr") == 3 and "w1" in routing.text
+        assert routing.seen.count("tr") == 3 and HOSTILE + "1" in routing.text
 
 
 def test_who_is_missing_is_on_the_page_before_the_group_has_formed(daemons, tmp_path) -> None:
