@@ -42,7 +42,7 @@ std::string Human(double seconds) { return HumanMicroseconds(seconds * 1e6); }
 class Rows {
  public:
   // '>' before a name: numbers, to the right.
-  explicit Rows(std::initializer_list<absl::string_view> columns) {
+  Rows(std::initializer_list<absl::string_view> columns) {
     text_ = "<div class=\"scroll\"><table><tr>";
     for (absl::string_view column : columns) {
       right_.push_back(absl::ConsumePrefix(&column, ">"));
