@@ -1,6 +1,7 @@
 // What a simulated daemon saves, and how it leaves.
 #include <chrono>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 namespace dmuond::scheduler::testing {
 namespace {
 
+constexpr int64_t kFileBytes = 4096;
 constexpr std::chrono::milliseconds kLeavesWithin{3'000};
 constexpr Microseconds kDiskTimeout = 50 * kMillisecond;
 constexpr std::chrono::milliseconds kLeaversPatience{1'000};
@@ -113,7 +115,9 @@ void SimulatedMember::EndCopy(bool written) {
     // Manifests have them in the order of their names.
     file.set_name(absl::StrCat("lane-", absl::Dec(node_.value(), absl::kZeroPad4), "-",
                                absl::Dec(rail, absl::kZeroPad4)));
-    file.set_bytes(static_cast<int64_t>(*copies_->states[rail]));
+    file.set_bytes(kFileBytes);
+    // 16 hexadecimal digits as in a real one, and here the state itself.
+    file.set_header_checksum(absl::StrCat(absl::Hex(*copies_->states[rail], absl::kZeroPad16)));
   }
   OnDisk([this, written, number = copies_->number, attempt = copies_->attempt,
           files = std::move(files)] {
@@ -166,7 +170,7 @@ void SimulatedMember::WriteManifest(const v1::SnapshotManifest& manifest) {
   const SnapshotId id{Attempt(manifest.attempt()), StepId(manifest.step())};
   std::vector<uint64_t> states;
   for (const v1::SnapshotFile& file : manifest.files()) {
-    states.push_back(static_cast<uint64_t>(file.bytes()));
+    states.push_back(std::stoull(file.header_checksum(), nullptr, 16));
   }
   committing_ = id;
   OnDisk([this, id, states = std::move(states)] {
