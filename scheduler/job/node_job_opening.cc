@@ -34,7 +34,8 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
   } else if (restores()) {
     // What a rank gave with the step that the job goes back to comes with the snapshot.
     return Later{NotReadyToOpen(opening.rank), /*restores=*/true};
-  } else if (job_->phase == Phase::kFailed || job_->ending || !KnowsItsStep(opening.rank)) {
+  } else if (job_->phase == Phase::kFailed || job_->ending || CannotGoBack() ||
+             !KnowsItsStep(opening.rank)) {
     // A job that was lost ends with its last session; who starts it again may be faster.
     return Later{NotReadyToOpen(opening.rank)};
   }
@@ -60,6 +61,10 @@ bool NodeJob::KnowsItsStep(int32_t rank) const {
          (vacancy == nullptr || open > vacancy->attempt);
 }
 
+// It was not prepared for the snapshot that it goes back to, for want of memory, say, and the
+// coordinator is about to end it. The snapshot is there, and whoever comes then finds it.
+bool NodeJob::CannotGoBack() const { return job_->phase == Phase::kRegistering && job_->goes_back; }
+
 absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
   const auto refuse = [rank, &job = job_->name](const char* why) {
     return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_READY",
@@ -69,6 +74,7 @@ absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
   if (!WhyNoLanesCome().ok()) {
     return refuse("a job that was lost still has trainers");
   }
+  if (CannotGoBack()) return refuse("this node could not make the job's memory, and the job ends");
   if (job_->ending) return refuse("the last state of the job is being saved");
   if (lanes_come()) return refuse("lanes are being replaced");
   if (Unmaps(rank)) return refuse("lanes still unmap the memory of the rank's last trainer");

@@ -314,9 +314,15 @@ void SimulatedMember::Do(const node::CondemnLane& order) {
   lanes_[order.lane.value()].Die();
 }
 
-void SimulatedMember::Do(const node::Prepare& /*order*/) {
-  const auto done = [this, number = ++prepares_] {
+void SimulatedMember::Do(const node::Prepare& order) {
+  const auto done = [this, number = ++prepares_, restores = order.inputs.has_restore()] {
     if (prepares_ != number) return;
+    if (restores && simulation_.chance.Of(20)) {
+      simulation_.Trace("memory lacks on node ", node_.value());
+      ++simulation_.counts.lacking_memory;
+      return Perform(
+          job_->OnPrepared(simulation_.Now(), absl::ResourceExhaustedError("memory lacks")));
+    }
     for (SimulatedLane& lane : lanes_) lane.ForgetMemory();
     published_ = 0;
     const auto first = simulation_.world.programs.begin() +

@@ -156,7 +156,8 @@ void SimulatedTrainer::Refused(const absl::Status& status) {
     if (!simulation_.disturbed) simulation_.Fail("ranks are missing that have not ended");
     return GiveUp();
   }
-  if (!absl::IsUnavailable(status)) {
+  // A node that lacks memory may have it when the job is started again.
+  if (!absl::IsUnavailable(status) && !absl::IsResourceExhausted(status)) {
     return simulation_.Fail(
         absl::StrCat("rank ", rank_.value(), " got ", std::string(status.message())));
   }

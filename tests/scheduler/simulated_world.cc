@@ -89,6 +89,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   snapshots += other.snapshots;
   failed_snapshots += other.failed_snapshots;
   hung_snapshots += other.hung_snapshots;
+  lacking_memory += other.lacking_memory;
   lost_jobs += other.lost_jobs;
   hand_overs += other.hand_overs;
   begun += other.begun;

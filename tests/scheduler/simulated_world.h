@@ -55,6 +55,7 @@ struct SimulationCounts {
   int64_t snapshots = 0;
   int64_t failed_snapshots = 0;
   int64_t hung_snapshots = 0;  // of them: given up because a disk hung
+  int64_t lacking_memory = 0;  // nodes that had none for a job that goes on from a snapshot
   int64_t lost_jobs = 0;
   int64_t hand_overs = 0;  // NodeJobs that went on as another one, made from their record
   int64_t begun = 0;       // attempts that nodes without trainers were told of

@@ -44,7 +44,8 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << " rollbacks, heard of by " << all.acknowledged << " trainers, "
             << all.weights_awaited << " looks at weights that had not come, " << all.snapshots
             << " snapshots, " << all.failed_snapshots << " failed, " << all.hung_snapshots
-            << " given up because a disk hung, " << all.begun
+            << " given up because a disk hung, " << all.lacking_memory
+            << " nodes without memory to go on from one, " << all.begun
             << " attempts told to nodes without trainers, " << all.hand_overs
             << " machines made anew from their records, " << all.lost_jobs
             << " trainers whose job was lost\n";
@@ -71,6 +72,7 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
                         all.snapshots,
                         all.failed_snapshots,
                         all.hung_snapshots,
+                        all.lacking_memory,
                         all.lost_jobs,
                         all.hand_overs + (testing::HandOversFromEnvironment() ? 0 : 1'000'000'000),
                         all.begun}) {

@@ -361,6 +361,33 @@ TEST_P(NodeJobTest, ARollbackIsHeardByWhoIsAttachedAndByNobodyElse) {
   EXPECT_EQ(job_.ranks().StateOf(0), RankTable::State::kAttached);
 }
 
+TEST_P(NodeJobTest, WhoComesBackIsNotToldThatThereIsNoStateWhenMemoryForTheSnapshotLacks) {
+  v1::CoordinatorMessage message;
+  v1::RollBack& back = *message.mutable_roll_back();
+  back.set_epoch(kEpoch);
+  *back.mutable_plan() = Inputs(/*restore_step=*/4);
+  Hear(message);
+  Perform(job_.OnPrepared(now_, absl::ResourceExhaustedError("Cannot allocate memory")));
+  EXPECT_EQ(LastTold(&v1::MemberMessage::has_plan_ready).plan_ready().error(),
+            "Cannot allocate memory");
+  NodeJob::Opening opening;
+  opening.id = 1;
+  opening.world_size = 1;
+  opening.job = "job";
+  opening.resume = v1::OpenSessionRequest::RESUME_REQUIRE;
+  node::Actions actions;
+  const auto before = job_.Open(now_, opening, std::nullopt, actions);
+  ASSERT_TRUE(std::holds_alternative<NodeJob::Later>(before));
+  EXPECT_EQ(ReasonOf(std::get<NodeJob::Later>(before).why), "GROUP_NOT_READY");
+  v1::CoordinatorMessage ended;
+  ended.mutable_job_ended()->set_job("job");
+  ended.mutable_job_ended()->set_reason("NODE_NOT_READY");
+  Hear(ended);
+  EXPECT_EQ(job_.phase(), Phase::kNone);
+  const auto after = job_.Open(now_, opening, std::nullopt, actions);
+  EXPECT_TRUE(std::holds_alternative<NodeJob::NeedsResume>(after));
+}
+
 class NodeJobDeathTest : public NodeJobTest {};
 INSTANTIATE_TEST_SUITE_P(AsItIs, NodeJobDeathTest, ::testing::Values(false));
 
