@@ -6,14 +6,13 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <fstream>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/fault/fault_point.h"
+#include "kernels/cpu/available_memory.h"
 
 namespace dmuond::kernels::cpu {
 namespace {
@@ -33,19 +32,6 @@ class CpuMapping final : public Mapping {
   std::byte* data_;
   size_t size_;
 };
-
-// What the kernel believes it could still give out.
-std::optional<uint64_t> AvailableBytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  uint64_t kib = 0;
-  std::string unit;
-  while (file >> key >> kib) {
-    std::getline(file, unit);
-    if (key == "MemAvailable:") return kib * 1024;
-  }
-  return std::nullopt;
-}
 
 absl::StatusOr<uint64_t> FileBytes(int fd) {
   struct stat status {};
@@ -71,11 +57,11 @@ absl::StatusOr<UniqueFd> CpuMemoryHolder::Allocate(size_t bytes, const std::stri
   if (bytes == 0) {
     return absl::InvalidArgumentError(absl::StrCat("memory '", name, "': 0 bytes wanted"));
   }
-  const uint64_t available =
-      AvailableBytes().value_or(static_cast<uint64_t>(std::numeric_limits<off_t>::max()));
-  if (bytes > available) {
+  const AvailableMemory available = ReadAvailableMemory().value_or(
+      AvailableMemory{.bytes = static_cast<uint64_t>(std::numeric_limits<off_t>::max())});
+  if (bytes > available.bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available, " available"));
+        absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available.Words()));
   }
   if (const int error = fault::FaultPoint("memory.create")) {
     return absl::ErrnoToStatus(error, absl::StrCat("memfd_create '", name, "'"));
@@ -92,8 +78,8 @@ absl::StatusOr<UniqueFd> CpuMemoryHolder::Allocate(size_t bytes, const std::stri
   }
   if (error != 0) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available,
-                     " available: ", absl::ErrnoToStatus(error, "posix_fallocate").message()));
+        absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available.Words(), ": ",
+                     absl::ErrnoToStatus(error, "posix_fallocate").message()));
   }
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("sealing memory '", name, "'"));

@@ -29,7 +29,8 @@ struct Finding {
 // `sys` instead of /sys, for tests.
 [[nodiscard]] Finding CheckHugePages(const std::string& sys);
 [[nodiscard]] Finding CheckDescriptorLimit();
-[[nodiscard]] Finding CheckMemory();
+// What the daemon may still take, or this command where no daemon is seen.
+[[nodiscard]] Finding CheckMemory(const Surroundings& around);
 [[nodiscard]] Finding CheckCores();
 
 // ---- its GPUs (checks_gpu.cc) ----

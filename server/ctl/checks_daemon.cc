@@ -16,6 +16,7 @@
 #include "dmuond/wire/frame.h"
 #include "server/ctl/checks.h"
 #include "server/ctl/connection.h"
+#include "server/ctl/job_text.h"
 #include "server/ctl/surroundings.h"
 #include "server/ctl/table.h"
 #include "server/daemon/process/socket_dir.h"
@@ -59,6 +60,25 @@ Finding CheckLanes(const v1::GetStatusReply& status) {
   if (!healthy) {
     finding.verdict = Verdict::kWarn;
     finding.remedy = "the daemon's log has the last words of each (lane=)";
+  }
+  return finding;
+}
+
+Finding CheckSnapshots(const v1::GetStatusReply& status) {
+  const v1::JobStatus& job = status.job();
+  Finding finding{
+      .what = "snapshots",
+      .detail = absl::StrCat("step ", job.last_committed_step(), " committed, ", DurableStep(job),
+                             " durable; ", job.snapshots_failed(), " failed")};
+  if (!status.snapshot_dir_hangs().empty()) {
+    finding.verdict = Verdict::kFail;
+    absl::StrAppend(&finding.detail, "; the directory hangs: ", status.snapshot_dir_hangs());
+    finding.remedy = "bring its file server back";
+  } else if (job.snapshots_failed() > 0) {
+    finding.verdict = Verdict::kWarn;
+    finding.remedy =
+        "the daemon's log has each cause (msg=\"a snapshot failed\"); make room, or "
+        "bring the directory back";
   }
   return finding;
 }
@@ -126,6 +146,10 @@ Finding CheckSocketDirectory(const std::string& socket) {
     finding.verdict = Verdict::kFail;
     finding.detail = dir + (S_ISLNK(status.st_mode) ? " is a symbolic link" : " is no directory");
     finding.remedy = "give the daemon a directory of its own";
+  } else if ((status.st_mode & S_ISVTX) != 0) {
+    finding.verdict = Verdict::kFail;
+    finding.remedy =
+        "give --socket a path in a directory of its own: this one is shared by all users";
   } else if ((status.st_mode & 0027) != 0) {
     finding.verdict = Verdict::kFail;
     finding.remedy = absl::StrCat("chmod 0750 ", dir);
@@ -183,7 +207,10 @@ std::vector<Finding> CheckDaemon(const std::string& socket, absl::Duration timeo
                     HumanSeconds(status->picture_age_ms() / 1000));
     daemon.remedy = kOfOneThatHangs;
   }
-  return {daemon, CheckGroup(*status), CheckLanes(*status), CheckAttach(socket, timeout)};
+  std::vector<Finding> findings = {daemon, CheckGroup(*status), CheckLanes(*status)};
+  if (status->has_job()) findings.push_back(CheckSnapshots(*status));
+  findings.push_back(CheckAttach(socket, timeout));
+  return findings;
 }
 
 }  // namespace dmuond::server::ctl

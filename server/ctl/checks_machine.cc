@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/cpu/available_memory.h"
 #include "kernels/cpu/core_type.h"
 #include "kernels/cpu/cpu_memory.h"
 #include "server/ctl/checks.h"
@@ -110,20 +111,26 @@ Finding CheckDescriptorLimit() {
   return finding;
 }
 
-Finding CheckMemory() {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  int64_t kib = 0;
-  std::string unit;
-  while (file >> key >> kib) {
-    std::getline(file, unit);
-    if (key != "MemAvailable:") continue;
-    return {.what = "memory", .detail = absl::StrCat(HumanBytes(kib * 1024), " available")};
+Finding CheckMemory(const Surroundings& around) {
+  const bool of_daemon = around.daemon_answers && around.daemon != 0;
+  const auto available =
+      kernels::cpu::ReadAvailableMemory(of_daemon ? absl::StrCat(around.daemon) : "self");
+  if (!available.has_value()) {
+    return {.verdict = Verdict::kWarn,
+            .what = "memory",
+            .detail = "/proc/meminfo does not say what is available",
+            .remedy = "mount /proc"};
   }
-  return {.verdict = Verdict::kWarn,
-          .what = "memory",
-          .detail = "/proc/meminfo does not say what is available",
-          .remedy = "mount /proc"};
+  Finding finding{
+      .what = "memory",
+      .detail = absl::StrCat(HumanBytes(static_cast<int64_t>(available->bytes)), " available")};
+  if (!available->limited_by.empty()) {
+    absl::StrAppend(&finding.detail, " of ",
+                    HumanBytes(static_cast<int64_t>(available->limit_bytes)),
+                    " that the cgroup of ", of_daemon ? "the daemon" : "this command",
+                    " may have (", available->limited_by, ")");
+  }
+  return finding;
 }
 
 Finding CheckCores() {

@@ -13,10 +13,10 @@ namespace dmuond::server::ctl {
 namespace {
 
 std::vector<Finding> CheckAll(const Options& options) {
-  std::vector<Finding> findings = {CheckKernel(),          CheckMemfd(),   CheckCores(),
-                                   CheckCoreType(),        CheckMemory(),  CheckHugePages(),
-                                   CheckDescriptorLimit(), CheckPrograms()};
   const Surroundings around = LookAround(options.address);
+  std::vector<Finding> findings = {CheckKernel(),          CheckMemfd(),        CheckCores(),
+                                   CheckCoreType(),        CheckMemory(around), CheckHugePages(),
+                                   CheckDescriptorLimit(), CheckPrograms()};
   findings.push_back(CheckNamespaces(around));
   for (Finding& finding :
        CheckGpus(around, options.lane_binary.empty() ? LaneBeside() : options.lane_binary,
