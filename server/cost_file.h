@@ -13,7 +13,7 @@
 
 namespace dmuond::server {
 
-// NOT_FOUND; INVALID_ARGUMENT naming line and column.
+// NOT_FOUND; INVALID_ARGUMENT naming line and column, or the entry whose numbers cannot be.
 [[nodiscard]] absl::StatusOr<scheduler::CostTable> ReadCostTable(const std::string& path);
 [[nodiscard]] absl::Status WriteCostTable(const scheduler::CostTable& costs,
                                           const std::string& path);

@@ -478,6 +478,19 @@ def config() -> None:
         write("config", name, text.encode())
 
 
+def cost_table() -> None:
+    entry = "entries { rows: %d cols: %d batch: %d microseconds: %s steps: 5 rounds: %d }\n"
+    for name, text in {
+        "rates": 'device: "H200" tflops: 400 gigabytes_per_second: 3700 launch_us: 20\n',
+        "entries": entry % (1024, 1024, 1, "55.5", 2) + entry % (1024, 1024, 8, "300", 2),
+        "choices": "choices { rows: 64 cols: 128 dtype: 1 engine: 1 form: 1 }\n",
+        "huge": entry % (1 << 40, 1 << 40, 1 << 30, "1e300", 5),
+        "impossible": entry % (-1, 0, 0, "nan", 9) + "tflops: inf launch_us: -1\n",
+        "wrong": "entries { rows: 'x' }",
+    }.items():
+        write("cost_table", name, text.encode())
+
+
 if __name__ == "__main__":
     trainer_requests()
     peer_messages()
@@ -486,3 +499,4 @@ if __name__ == "__main__":
     snapshot_directory()
     frames()
     config()
+    cost_table()

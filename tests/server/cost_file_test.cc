@@ -44,6 +44,27 @@ TEST(CostFileTest, EntriesThatNameNoIterationAreOfTheDefaultPresets) {
   EXPECT_EQ(read->entries[0].matrix, (scheduler::MatrixKind{64, 128}));
 }
 
+TEST(CostFileTest, NumbersThatCannotBeAreNamedBeforeAnythingIsPlannedWithThem) {
+  const auto mistake = [](const std::string& text) {
+    const std::string path = Path("impossible.txt");
+    std::ofstream(path) << "entries { rows: 64 cols: 128 batch: 1 microseconds: 20 }\n" << text;
+    const absl::Status status = ReadCostTable(path).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
+    return std::string(status.message());
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(mistake("entries { rows: 64 cols: 0 batch: 1 microseconds: 20 }"),
+              HasSubstr("impossible.txt: entry 2 (64 x 0, batch 1, 20 us"));
+  EXPECT_THAT(mistake("entries { rows: 64 cols: 64 batch: 1 microseconds: nan }"),
+              HasSubstr("entry 2"));
+  EXPECT_THAT(mistake("entries { rows: 64 cols: 64 batch: 1 microseconds: 1e300 }"),
+              HasSubstr("entry 2"));
+  EXPECT_THAT(mistake("tflops: inf"), HasSubstr("tflops inf"));
+  EXPECT_THAT(mistake("launch_us: -1"), HasSubstr("launch_us -1"));
+  EXPECT_THAT(mistake("choices { rows: 64 cols: 64 engine: 257 }"),
+              HasSubstr("choice 1 (64 x 64, dtype 0, engine 257"));
+}
+
 TEST(CostFileTest, AWrongFileIsNamedWithItsLine) {
   const std::string path = Path("wrong.txt");
   std::ofstream(path) << "device: \"x\"\nentries { rows: many }\n";
