@@ -178,8 +178,8 @@ class PosixStorage : public Storage {
     }
     absl::StatusOr<UniqueFd> fd = OpenDirectory(path);
     if (!fd.ok()) return fd.status();
-    return ::fsync(fd->get()) == 0 ? absl::OkStatus()
-                                   : Failed("fsync directory", Describe(path), errno);
+    if (::fsync(fd->get()) != 0) return Failed("fsync directory", Describe(path), errno);
+    return CheckPlace();
   }
 
   absl::StatusOr<std::vector<std::string>> List(const std::string& path) override {
@@ -203,6 +203,25 @@ class PosixStorage : public Storage {
   }
 
  private:
+  // The directory is held open: after an unmount, or where another one took its place, it goes on
+  // taking files that nobody would find.
+  [[nodiscard]] absl::Status CheckPlace() const {
+    struct stat opened {};
+    struct stat there {};
+    if (::fstat(root_.get(), &opened) != 0) return Failed("stat", name_, errno);
+    if (::stat(name_.c_str(), &there) != 0) {
+      if (errno != ENOENT && errno != ENOTDIR) return Failed("stat", name_, errno);
+      return absl::FailedPreconditionError(
+          absl::StrCat("the directory that was opened as ", name_,
+                       " is not there any more: bring it back, or start the daemon again"));
+    }
+    if (opened.st_dev == there.st_dev && opened.st_ino == there.st_ino) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        name_, " is another directory than the one that was opened (device ", there.st_dev,
+        ", inode ", there.st_ino, ", not ", opened.st_dev, " and ", opened.st_ino,
+        "): it was unmounted or replaced. Bring it back, or start the daemon again"));
+  }
+
   absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path) {
     UniqueFd fd(::openat(root_.get(), path.empty() ? "." : path.c_str(),
                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));

@@ -10,7 +10,9 @@
 
 namespace dmuond::server::storage {
 
-// NOT_FOUND or UNAVAILABLE, naming the directory, where `root` is none that can be opened.
+// Its SyncDirectory() fails, with FAILED_PRECONDITION, once `root` leads nowhere or elsewhere (it
+// was unmounted, say): nobody would find what is there. NOT_FOUND or UNAVAILABLE, naming the
+// directory, where `root` is none that can be opened.
 absl::StatusOr<std::unique_ptr<Storage>> OpenPosixStorage(const std::string& root);
 
 }  // namespace dmuond::server::storage

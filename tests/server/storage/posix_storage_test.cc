@@ -61,6 +61,29 @@ TEST_F(PosixStorageTest, WritesReadsRenamesListsAndRemoves) {
   EXPECT_TRUE(absl::IsNotFound(storage_->List("job").status()));
 }
 
+TEST_F(PosixStorageTest, NothingIsDurableInADirectoryThatWasReplacedOrIsGone) {
+  const std::string path = directory_.path() + "/root";
+  const std::string away = directory_.path() + "/away";
+  std::filesystem::create_directory(path);
+  const auto storage = OpenPosixStorage(path).value();
+  ASSERT_TRUE(storage->MakeDirectory("job").ok());
+  ASSERT_TRUE(storage->SyncDirectory("job").ok());
+
+  std::filesystem::rename(path, away);
+  const absl::Status gone = storage->SyncDirectory("job");
+  EXPECT_EQ(gone.code(), absl::StatusCode::kFailedPrecondition) << gone;
+  EXPECT_THAT(std::string(gone.message()), HasSubstr(path + " is not there any more"));
+
+  std::filesystem::create_directory(path);
+  const absl::Status replaced = storage->SyncDirectory("job");
+  EXPECT_EQ(replaced.code(), absl::StatusCode::kFailedPrecondition) << replaced;
+  EXPECT_THAT(std::string(replaced.message()), HasSubstr(path + " is another directory"));
+
+  std::filesystem::remove(path);
+  std::filesystem::rename(away, path);
+  EXPECT_TRUE(storage->SyncDirectory("job").ok()) << "it is back";
+}
+
 TEST_F(PosixStorageTest, LargeWritesArriveWhole) {
   std::string text(70 << 20, '\0');
   for (size_t i = 0; i < text.size(); i += 4093) text[i] = static_cast<char>(i);

@@ -67,6 +67,31 @@ TEST_F(StorageFaultsTest, AFullDiskFailsTheSnapshotAndTrainingGoesOnWithAWarning
   EXPECT_THAT(daemon->Log(), ::testing::Not(HasSubstr("not in a snapshot")));
 }
 
+TEST_F(StorageFaultsTest, ADirectoryThatIsReplacedIsNoticedBeforeASnapshotCountsAsDurable) {
+  const std::string directory = scratch_.path() + "/snapshots";
+  const std::string away = scratch_.path() + "/away";
+  const auto daemon = Start(directory);
+  ASSERT_NE(daemon, nullptr);
+  SnapshotWorld world({daemon->address()}, {});
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.StepUntil(3));
+  ASSERT_TRUE(WaitDurable(*daemon, 3));
+  // As an unmount leaves it: the path leads to an empty directory.
+  std::filesystem::rename(directory, away);
+  std::filesystem::create_directory(directory);
+  ASSERT_TRUE(world.StepUntil(6));
+  ASSERT_TRUE(DaemonStatus(daemon->address()).WaitFor([](const v1::GetStatusReply& reply) {
+    return reply.job().snapshots_failed() == 1;
+  }));
+  EXPECT_EQ(world[0].durable_step(), 3);
+  EXPECT_THAT(daemon->Log(), HasSubstr(directory + " is another directory"));
+  std::filesystem::remove(directory);
+  std::filesystem::rename(away, directory);
+  ASSERT_TRUE(world.StepUntil(9));
+  EXPECT_TRUE(WaitDurable(*daemon, 9)) << "it is back";
+  EXPECT_EQ(daemon->Stop(), 0);
+}
+
 TEST_F(StorageFaultsTest, ADaemonKilledAtAnyPointOfASnapshotLeavesTheOldOneOrTheNewOne) {
   int runs = 0;
   int renewed = 0;
