@@ -78,6 +78,13 @@ absl::Status CheckDirectory(const fs::path& dir) {
         absl::StrCat("the socket's directory ", dir.string(), " is ",
                      S_ISLNK(status.st_mode) ? "a symbolic link" : "no directory"));
   }
+  if ((status.st_mode & S_ISVTX) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the socket's directory ", dir.string(),
+                     " is shared by all users, as /tmp is: give --socket a path in a directory of "
+                     "its own, as ",
+                     dir.string(), "/dmuond-", ::geteuid(), "/dmuond.sock"));
+  }
   if (status.st_uid != ::geteuid()) {
     return absl::FailedPreconditionError(absl::StrCat("the socket's directory ", dir.string(),
                                                       " is owned by uid ", status.st_uid,

@@ -84,6 +84,11 @@ TEST(SocketDirTest, DirectoryThatOthersMayWriteIsRefused) {
     ASSERT_EQ(::chmod(dir.path().c_str(), mode), 0);
     EXPECT_THAT(MessageOf(dir / "d.sock"), HasSubstr("chmod 0750 " + dir.path()));
   }
+  // Of everybody's, as /tmp is: chmod would take it from all others.
+  ASSERT_EQ(::chmod(dir.path().c_str(), 01777), 0);
+  EXPECT_THAT(MessageOf(dir / "d.sock"),
+              ::testing::AllOf(HasSubstr("shared by all users"), HasSubstr("/dmuond.sock"),
+                               ::testing::Not(HasSubstr("chmod"))));
   ASSERT_EQ(::chmod(dir.path().c_str(), 0750), 0);
   EXPECT_TRUE(SocketDir::Prepare(dir / "d.sock").ok());
 }
