@@ -50,11 +50,21 @@ bool LineWriter::Flush(std::chrono::milliseconds within) const {
   return true;
 }
 
+void LineWriter::Redirect(wire::UniqueFd fd) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  redirected_ = std::move(fd);
+}
+
 void LineWriter::Run() {
+  int64_t unwritten = 0;
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     came_.wait(lock, [this] { return !waiting_.empty() || dropped_ > 0; });
-    const int64_t dropped = std::exchange(dropped_, 0);
+    int64_t dropped = std::exchange(dropped_, 0);
+    if (redirected_.valid()) {
+      owned_ = std::move(redirected_);
+      fd_ = owned_.get();
+    }
     std::string line;
     const bool has_line = !waiting_.empty();
     if (has_line) {
@@ -63,16 +73,17 @@ void LineWriter::Run() {
       waiting_bytes_ -= line.size();
     }
     lock.unlock();
-    if (dropped > 0) WriteWhole(lost_(dropped));
+    dropped += std::exchange(unwritten, 0);
+    if (dropped > 0 && !WriteWhole(lost_(dropped))) unwritten = dropped;
     if (has_line) {
-      WriteWhole(line);
+      if (!WriteWhole(line)) ++unwritten;
       done_.fetch_add(1);
     }
     lock.lock();
   }
 }
 
-void LineWriter::WriteWhole(const std::string& line) const {
+bool LineWriter::WriteWhole(const std::string& line) const {
   for (size_t written = 0; written < line.size();) {
     const ssize_t n = ::write(fd_, line.data() + written, line.size() - written);
     if (n >= 0) {
@@ -82,9 +93,10 @@ void LineWriter::WriteWhole(const std::string& line) const {
       pollfd polled{fd_, POLLOUT, 0};
       ::poll(&polled, 1, -1);
     } else if (errno != EINTR) {
-      return;  // nobody can read it any more, and there is nowhere else to say so
+      return false;
     }
   }
+  return true;
 }
 
 }  // namespace dmuond::server

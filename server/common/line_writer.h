@@ -1,7 +1,8 @@
 // Writes lines to a descriptor in a thread of its own, so that no caller ever waits for the reader:
 // a pipe that nobody empties, say, or a terminal that was stopped with Ctrl-S. While the reader
 // takes nothing, lines wait up to a limit of bytes. Beyond it the oldest are dropped, and a line
-// that says how many goes before the next one that gets through.
+// that says how many goes before the next one that gets through. A line that cannot be written (the
+// disk is full, say) counts as dropped, too.
 //
 // Objects are never destroyed: other threads may write lines while the process ends. Threads: any.
 #ifndef DMUOND_SERVER_COMMON_LINE_WRITER_H_
@@ -16,6 +17,8 @@
 #include <functional>
 #include <mutex>
 #include <string>
+
+#include "dmuond/wire/unique_fd.h"
 
 namespace dmuond::server {
 
@@ -32,6 +35,8 @@ class LineWriter {
 
   // Never waits. `line` with its end.
   void Write(std::string line);
+  // Lines that have not begun to be written go to `fd`.
+  void Redirect(wire::UniqueFd fd);
 
   // Waits until everything up to now is written or dropped; false if it is not after `within`. May
   // be called in a signal handler.
@@ -39,15 +44,18 @@ class LineWriter {
 
  private:
   void Run();
-  void WriteWhole(const std::string& line) const;
+  // False: it cannot be written.
+  bool WriteWhole(const std::string& line) const;
 
-  const int fd_;
+  int fd_;                // Run()'s
+  wire::UniqueFd owned_;  // Run()'s: fd_, where it was redirected
   const size_t waiting_bytes_max_;
   const Lost lost_;
 
   std::mutex mutex_;
   std::condition_variable came_;
-  std::deque<std::string> waiting_;  // guarded by mutex_, and the two below
+  wire::UniqueFd redirected_;  // guarded by mutex_, and the three below
+  std::deque<std::string> waiting_;
   size_t waiting_bytes_ = 0;
   int64_t dropped_ = 0;  // since the last line that got through
   // All lines ever: those that came, and those of them that are written or dropped.

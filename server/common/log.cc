@@ -1,9 +1,11 @@
 #include "server/common/log.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -14,8 +16,10 @@
 #include <utility>
 
 #include "absl/strings/strip.h"
+#include "dmuond/wire/unique_fd.h"
 #include "scheduler/shown.h"
 #include "server/common/line_writer.h"
+#include "server/common/log_file.h"
 #include "server/common/recent_lines.h"
 #include "spdlog/pattern_formatter.h"
 #include "spdlog/sinks/base_sink.h"
@@ -74,8 +78,8 @@ constexpr const char* PatternOf(Format format) {
 
 std::string LinesLost(int64_t lines) {
   const Format format = current_format.load();
-  const std::string text =
-      Render(format, Level::kWarn, "lines are lost: stderr was not read", {{"lines", lines}});
+  const std::string text = Render(
+      format, Level::kWarn, "lines are lost: the log could not be written", {{"lines", lines}});
   spdlog::pattern_formatter formatter(PatternOf(format), spdlog::pattern_time_type::utc);
   spdlog::memory_buf_t line;
   formatter.format(spdlog::details::log_msg("dmuond", spdlog::level::warn, text), line);
@@ -246,6 +250,14 @@ Format CurrentFormat() { return current_format.load(); }
 void SetFormat(Format format) {
   current_format.store(format);
   Logger().set_pattern(PatternOf(format), spdlog::pattern_time_type::utc);
+}
+
+absl::Status WriteTo(const std::string& path) {
+  wire::UniqueFd file(
+      ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY, 0640));
+  if (!file.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("log file ", path));
+  Writer().Redirect(std::move(file));
+  return absl::OkStatus();
 }
 
 void WriteText(std::string text) { Writer().Write(std::move(text)); }

@@ -1,6 +1,7 @@
 """A daemon whose stderr nobody reads, and signals of a terminal that ends."""
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -64,4 +65,26 @@ def test_a_daemon_and_its_lanes_outlive_their_terminal_and_a_reader_that_goes(da
         assert 'level=info msg="SIGHUP: ' in until(daemon.text, "SIGHUP")
         session.step(scalars())
         assert lane_pids(daemon.process.pid) == lanes
+    assert daemon.process.poll() is None
+
+
+def test_sighup_opens_the_log_file_again(daemons, tmp_path):
+    log = tmp_path / "d.log"
+    daemons.start(1, 1, f"--log_file={log}", "--log_format=json")
+    daemon = daemons.members[0]
+    assert '"msg":"serving"' in until(log.read_text, "serving")
+    # As logrotate does it.
+    old = log.rename(tmp_path / "d.log.1")
+    daemon.process.send_signal(signal.SIGHUP)
+    until(lambda: log.read_text() if log.exists() else "", "SIGHUP")
+    assert "SIGHUP" not in old.read_text()
+    for line in (old.read_text() + log.read_text()).splitlines():
+        assert json.loads(line)["level"], line
+    assert "level" not in daemon.text(), "stderr"
+
+    # One that cannot be opened changes nothing.
+    log.rename(tmp_path / "d.log.2")
+    log.mkdir()
+    daemon.process.send_signal(signal.SIGHUP)
+    until((tmp_path / "d.log.2").read_text, "the log file from before is kept")
     assert daemon.process.poll() is None

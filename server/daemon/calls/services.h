@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
@@ -30,8 +31,12 @@ class TrainerService : public v1::Trainer::WithAsyncMethod_SubmitStep<
                                                                  AttachServer& attach,
                                                                  GrpcSocket& socket,
                                                                  StreamWatch& streams);
-// `drain` begins to end the process; it must not block.
+// Whoever may connect may look. Calls that change something are for the users in `admins`, and each
+// is logged with its caller; PERMISSION_DENIED (ADMIN_ONLY) for others. `drain` begins to end the
+// process; it must not block.
 [[nodiscard]] std::unique_ptr<v1::Admin::Service> MakeAdminService(Daemon& daemon,
+                                                                   GrpcSocket& socket,
+                                                                   std::vector<uid_t> admins,
                                                                    std::function<void()> drain);
 
 // On the trainers' socket: tells a dmuonctl of an older release where administration is now.

@@ -1,25 +1,41 @@
 #include "server/daemon/group/peer_credentials.h"
 
-#include <fstream>
-#include <iterator>
+#include <grpc/grpc.h>
+
+#include <cstdlib>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "server/common/errors.h"
 
 namespace dmuond::server {
 namespace {
 
-absl::StatusOr<std::string> ReadPem(const std::string& path) {
-  std::ifstream file(path);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file.good() && text.empty()) {
-    return Error(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID",
-                 Say("the TLS file '", Named("path", path), "' cannot be read"));
+// gRPC's own in C++ keep the certificate that they were made with.
+class ReloadingCredentials final : public grpc::ServerCredentials {
+ public:
+  ReloadingCredentials(grpc_ssl_server_certificate_config_callback fetch, void* context)
+      : credentials_(grpc_ssl_server_credentials_create_with_options(
+            grpc_ssl_server_credentials_create_options_using_config_fetcher(
+                GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, fetch, context))) {}
+  ~ReloadingCredentials() override { grpc_server_credentials_release(credentials_); }
+  ReloadingCredentials(const ReloadingCredentials&) = delete;
+  ReloadingCredentials& operator=(const ReloadingCredentials&) = delete;
+
+  void SetAuthMetadataProcessor(
+      const std::shared_ptr<grpc::AuthMetadataProcessor>& /*processor*/) override {
+    std::abort();  // nobody here has one
   }
-  return text;
-}
+
+ private:
+  int AddPortToServer(const std::string& address, grpc_server* server) override {
+    return grpc_server_add_http2_port(server, address.c_str(), credentials_);
+  }
+
+  grpc_server_credentials* const credentials_;
+};
 
 }  // namespace
 
@@ -28,41 +44,60 @@ bool IsLoopback(const std::string& address) {
          absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "[::1]:");
 }
 
-absl::StatusOr<PeerCredentials> MakePeerCredentials(const TlsFiles& files, bool allow_plaintext,
-                                                    const std::string& listen,
-                                                    const std::string& coordinator) {
-  const int given = static_cast<int>(!files.ca.empty()) +
-                    static_cast<int>(!files.certificate.empty()) +
-                    static_cast<int>(!files.key.empty());
-  if (given == 0) {
-    if (!allow_plaintext && (!IsLoopback(listen) || !IsLoopback(coordinator))) {
-      return Error(
-          absl::StatusCode::kFailedPrecondition, "PLAINTEXT_REFUSED",
-          Say("daemons would speak plaintext beyond loopback (listening on '",
-              Named("peer_listen", listen), "', coordinator '", Named("coordinator", coordinator),
-              "'): give the TLS files, or --allow_plaintext_peers"));
-    }
-    return PeerCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials()};
+absl::StatusOr<std::unique_ptr<PeerCredentials>> PeerCredentials::Make(
+    const TlsFiles& files, bool allow_plaintext, const std::string& listen,
+    const std::string& coordinator) {
+  auto made = std::unique_ptr<PeerCredentials>(new PeerCredentials(files));
+  if (made->tls()) {
+    if (absl::Status read = made->Reload(); !read.ok()) return read;
+  } else if (!allow_plaintext && (!IsLoopback(listen) || !IsLoopback(coordinator))) {
+    return Error(
+        absl::StatusCode::kFailedPrecondition, "PLAINTEXT_REFUSED",
+        Say("daemons would speak plaintext beyond loopback (listening on '",
+            Named("peer_listen", listen), "', coordinator '", Named("coordinator", coordinator),
+            "'): give the TLS files, or --allow_plaintext_peers"));
   }
-  if (given != 3) {
-    return Error(absl::StatusCode::kInvalidArgument, "TLS_FILE_INVALID",
-                 "TLS between daemons needs all three: CA, certificate and key");
-  }
-  absl::StatusOr<std::string> ca = ReadPem(files.ca);
-  if (!ca.ok()) return ca.status();
-  absl::StatusOr<std::string> certificate = ReadPem(files.certificate);
-  if (!certificate.ok()) return certificate.status();
-  absl::StatusOr<std::string> key = ReadPem(files.key);
-  if (!key.ok()) return key.status();
-  grpc::SslServerCredentialsOptions server(
-      GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  server.pem_root_certs = *ca;
-  server.pem_key_cert_pairs.push_back({*key, *certificate});
-  grpc::SslCredentialsOptions channel;
-  channel.pem_root_certs = *ca;
-  channel.pem_cert_chain = *certificate;
-  channel.pem_private_key = *key;
-  return PeerCredentials{grpc::SslServerCredentials(server), grpc::SslCredentials(channel)};
+  return made;
+}
+
+absl::Status PeerCredentials::Reload() {
+  absl::StatusOr<TlsPem> pem = ReadTlsFiles(files_, absl::Now());
+  if (!pem.ok()) return pem.status();
+  MutexLock lock(mutex_);
+  pem_ = *std::move(pem);
+  return absl::OkStatus();
+}
+
+absl::Time PeerCredentials::expires() const {
+  MutexLock lock(mutex_);
+  return pem_.expires;
+}
+
+std::shared_ptr<grpc::ServerCredentials> PeerCredentials::server() {
+  if (!tls()) return grpc::InsecureServerCredentials();
+  return std::make_shared<ReloadingCredentials>(Fetch, this);
+}
+
+grpc_ssl_certificate_config_reload_status PeerCredentials::Fetch(
+    void* self, grpc_ssl_server_certificate_config** config) {
+  auto& credentials = *static_cast<PeerCredentials*>(self);
+  MutexLock lock(credentials.mutex_);
+  const TlsPem& pem = credentials.pem_;
+  const grpc_ssl_pem_key_cert_pair pair{pem.key.c_str(), pem.certificate.c_str()};
+  // It copies them. One address may have several listeners, each with what it fetched last, so that
+  // "unchanged" is never said; daemons connect seldom.
+  *config = grpc_ssl_server_certificate_config_create(pem.ca.c_str(), &pair, 1);
+  return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+}
+
+std::shared_ptr<grpc::ChannelCredentials> PeerCredentials::channel() const {
+  if (!tls()) return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions options;
+  MutexLock lock(mutex_);
+  options.pem_root_certs = pem_.ca;
+  options.pem_cert_chain = pem_.certificate;
+  options.pem_private_key = pem_.key;
+  return grpc::SslCredentials(options);
 }
 
 std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address, int32_t node,
@@ -70,7 +105,7 @@ std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address, int32_t nod
                                          const PeerProofs& proofs) {
   grpc::ChannelArguments arguments;
   if (!proofs.tls_names.empty()) arguments.SetSslTargetNameOverride(proofs.tls_names[node]);
-  return grpc::CreateCustomChannel(address, credentials.channel, arguments);
+  return grpc::CreateCustomChannel(address, credentials.channel(), arguments);
 }
 
 absl::Status CheckNodeName(const grpc::AuthContext& caller, const std::vector<std::string>& names,

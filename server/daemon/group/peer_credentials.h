@@ -3,28 +3,58 @@
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_CREDENTIALS_H_
 #define DMUOND_SERVER_DAEMON_GROUP_PEER_CREDENTIALS_H_
 
+#include <grpc/grpc_security.h>
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/mutex.h"
 #include "server/daemon/group/peer_secret.h"
+#include "server/daemon/group/peer_tls_files.h"
 
 namespace dmuond::server {
 
-struct TlsFiles {
-  std::string ca;
-  std::string certificate;
-  std::string key;
-};
-struct PeerCredentials {
-  std::shared_ptr<grpc::ServerCredentials> server;
-  std::shared_ptr<grpc::ChannelCredentials> channel;
+// The credentials of this daemon's server and of its channels, or plaintext. Threads: any.
+class PeerCredentials {
+ public:
+  // All three files, or none. Without them: FAILED_PRECONDITION (PLAINTEXT_REFUSED) unless
+  // `allow_plaintext` or both addresses are loopback ones. INVALID_ARGUMENT (TLS_FILE_INVALID) as
+  // ReadTlsFiles() has it.
+  static absl::StatusOr<std::unique_ptr<PeerCredentials>> Make(const TlsFiles& files,
+                                                               bool allow_plaintext,
+                                                               const std::string& listen,
+                                                               const std::string& coordinator);
+
+  // A server with these takes the newest certificate for each connection. The object must outlive
+  // the server.
+  [[nodiscard]] std::shared_ptr<grpc::ServerCredentials> server();
+  // Of a channel that is made now.
+  [[nodiscard]] std::shared_ptr<grpc::ChannelCredentials> channel() const;
+
+  // Reads the files again: connections that are made from now on use what they hold, connections
+  // that are there stay. An error changes nothing. REQUIRES: tls().
+  absl::Status Reload();
+  [[nodiscard]] bool tls() const { return files_.any(); }
+  // When the first of the certificates expires; REQUIRES: tls().
+  [[nodiscard]] absl::Time expires() const;
+
+ private:
+  explicit PeerCredentials(TlsFiles files) : files_(std::move(files)) {}
+
+  static grpc_ssl_certificate_config_reload_status Fetch(
+      void* self, grpc_ssl_server_certificate_config** config);
+
+  const TlsFiles files_;
+  mutable Mutex mutex_;
+  TlsPem pem_ DMUOND_GUARDED_BY(mutex_);
 };
 
 // A daemon proves by these in every call that it belongs to the group. At least one is there.
@@ -33,14 +63,6 @@ struct PeerProofs {
   std::optional<PeerSecret> secret;
   std::vector<std::string> tls_names;  // by node: the name in its certificate
 };
-
-// All three files, or none. Without them: FAILED_PRECONDITION (PLAINTEXT_REFUSED) unless
-// `allow_plaintext` or both addresses are loopback ones. INVALID_ARGUMENT naming a file that cannot
-// be read.
-[[nodiscard]] absl::StatusOr<PeerCredentials> MakePeerCredentials(const TlsFiles& files,
-                                                                  bool allow_plaintext,
-                                                                  const std::string& listen,
-                                                                  const std::string& coordinator);
 
 // Checks that the caller's certificate has the name of node `node`, as a DNS name or an address;
 // wildcards do not count. UNAUTHENTICATED (PEER_NOT_PROVEN) names both. `names` are by node; empty:

@@ -17,6 +17,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/mutex.h"
@@ -40,7 +42,8 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRejoinAfter{200};
-constexpr std::chrono::milliseconds kRejoinAfterRefusal{2000};
+// After refusals; each in a row doubles the time.
+constexpr std::chrono::milliseconds kRejoinAfterMax{30'000};
 constexpr std::chrono::seconds kSayJoiningEvery{10};
 constexpr std::chrono::milliseconds kLookEvery{100};
 constexpr std::chrono::milliseconds kHeartbeatEvery{1000};
@@ -52,6 +55,9 @@ constexpr size_t kReplyBytes = size_t{1} << 20;
 constexpr std::chrono::milliseconds kUnprovenMax{5000};
 constexpr std::chrono::milliseconds kIdleConnectionMax{30'000};
 constexpr std::chrono::seconds kSayUnprovenEvery{10};
+constexpr std::chrono::minutes kSayRefusedEvery{1};
+constexpr absl::Duration kSayExpiryBefore = absl::Hours(14 * 24);
+constexpr std::chrono::hours kSayExpiryEvery{24};
 // Beside the inputs of a plan, whose limit is `message_bytes_max`, in a message.
 constexpr int64_t kBesideBytesMax = int64_t{64} << 10;
 
@@ -84,12 +90,12 @@ std::string HostOf(const std::string& address) { return address.substr(0, addres
 
 class GrpcPeers final : public Peers, public v1::Peer::Service {
  public:
-  GrpcPeers(PeerOptions options, Daemon& daemon, PeerCredentials credentials)
+  GrpcPeers(PeerOptions options, Daemon& daemon, std::unique_ptr<PeerCredentials> credentials)
       : options_(std::move(options)),
         daemon_(daemon),
         credentials_(std::move(credentials)),
         boot_id_(RandomBootId()),
-        calls_(options_.node, options_.nodes, options_.proofs, credentials_),
+        calls_(options_.node, options_.nodes, options_.proofs, *credentials_),
         unproven_(UnprovenStreamsMax(options_.nodes), kUnprovenMax),
         to_core_(static_cast<size_t>(options_.message_bytes_max + kBesideBytesMax)) {}
   ~GrpcPeers() override { Stop(); }
@@ -98,7 +104,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     grpc::ServerBuilder builder;
     builder.SetOption(WithoutReflection());
     int port = 0;
-    builder.AddListeningPort(options_.listen, credentials_.server, &port);
+    builder.AddListeningPort(options_.listen, credentials_->server(), &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
     builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                                static_cast<int>(kUnprovenMax.count()));
@@ -204,7 +210,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         [stream](const v1::CoordinatorMessage& m) { return stream->Write(m); });
     const absl::Status joined = admitted.ok() ? Add(info, {context, &writer}) : admitted;
     if (!joined.ok()) {
-      log::Warn("a daemon may not join", {{"node", node}, {"what", joined}});
+      SayRefused(node, joined);
       return ToGrpc(joined);
     }
     PartReader<v1::MemberMessage> parts(options_.message_bytes_max + kBesideBytesMax);
@@ -251,6 +257,16 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
 
   // ---- Peers ----
+  void ReloadCertificates() override {
+    if (!credentials_->tls()) return;
+    if (absl::Status read = credentials_->Reload(); !read.ok()) {
+      log::Error("the TLS files were not taken; those from before still count", {{"what", read}});
+      return;
+    }
+    log::Info("the TLS files are read: new connections use them",
+              {{"expires", absl::FormatTime(credentials_->expires(), absl::UTCTimeZone())}});
+    SayExpiry();
+  }
   void Stop() override {
     {
       MutexLock lock(mutex_);
@@ -268,6 +284,30 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   }
 
  private:
+  // Who is refused comes again and again.
+  void SayRefused(int32_t node, const absl::Status& status) {
+    const auto now = steady_clock::now();
+    const std::string what = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
+    {
+      MutexLock lock(mutex_);
+      // Of all that say that they are none of the group's nodes, one.
+      Said& said = said_refused_[node >= 0 && node < options_.nodes ? node : -1];
+      if (what == said.what && now - said.when < kSayRefusedEvery) return;
+      said = {what, now};
+    }
+    log::Warn("a daemon may not join", {{"node", node}, {"what", what}});
+  }
+  // A certificate that has expired shows at the next connection only, which may be months later.
+  void SayExpiry() {
+    if (!credentials_->tls()) return;
+    const absl::Time expires = credentials_->expires();
+    if (expires - absl::Now() > kSayExpiryBefore) return;
+    log::Warn(expires > absl::Now() ? "a certificate of --peer_tls_ca or --peer_tls_certificate "
+                                      "expires soon: renew it, then SIGHUP"
+                                    : "a certificate of --peer_tls_ca or --peer_tls_certificate "
+                                      "has expired: nobody can join the group",
+              {{"expires", absl::FormatTime(expires, absl::UTCTimeZone())}});
+  }
   // Strangers do not fill the log.
   void SayUnproven(const absl::Status& status) {
     if (!absl::IsUnauthenticated(status)) return;
@@ -432,9 +472,14 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
   // Beats, and judges silence, whatever the core does meanwhile.
   void BeatUntilStopped() {
+    auto say_expiry_at = steady_clock::now();
     for (;;) {
       const auto now = steady_clock::now();
       unproven_.Tick(now);
+      if (now >= say_expiry_at) {
+        SayExpiry();
+        say_expiry_at = now + kSayExpiryEvery;
+      }
       MutexLock lock(mutex_);
       if (stopped_) return;
       const bool listens = !to_core_.full();
@@ -455,6 +500,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       }
       if (heard_.has_value() && !listens) heard_ = now;
       if (joining_ != nullptr && heard_.has_value() && now - *heard_ >= kSilenceMax) {
+        silent_ = true;
         joining_->TryCancel();
       }
       changed_.WaitUntil(mutex_, now + kLookEvery);
@@ -472,8 +518,12 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         said_joining_ = now;
       }
       not_joined_ = why;
-      changed_.WaitUntil(
-          mutex_, steady_clock::now() + (refused_.empty() ? kRejoinAfter : kRejoinAfterRefusal));
+      rejoin_after_ =
+          refused_.empty() ? kRejoinAfter : std::min(2 * rejoin_after_, kRejoinAfterMax);
+      log::Debug("the next attempt to join",
+                 {{"again_after_ms", rejoin_after_.count()}, {"what", why}});
+      const auto again = now + rejoin_after_;
+      while (!stopped_ && steady_clock::now() < again) changed_.WaitUntil(mutex_, again);
       if (stopped_) return;
     }
   }
@@ -481,7 +531,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   // One stream to the coordinator, from its opening to its end; says why it ended.
   std::string JoinOnce() {
     auto stub =
-        v1::Peer::NewStub(ChannelTo(options_.coordinator, 0, credentials_, options_.proofs));
+        v1::Peer::NewStub(ChannelTo(options_.coordinator, 0, *credentials_, options_.proofs));
     grpc::ClientContext context;
     {
       MutexLock lock(mutex_);
@@ -551,13 +601,10 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     }
     writer.reset();  // the stream has ended, and with it a write that waits
     const grpc::Status status = stream->Finish();
-    std::string why = status.ok() ? "the coordinator closed the stream" : status.error_message();
+    std::string why = WhyEnded(status);
     if (!unproven.empty()) why = unproven;
     if (!whole.ok()) why = std::string(whole.status().message());
-    const bool refused =
-        !formed && (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
-                    status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
-                    status.error_code() == grpc::StatusCode::UNAUTHENTICATED || !unproven.empty());
+    const bool refused = !formed && (IsRefusal(status.error_code()) || !unproven.empty());
     if (formed) {
       // The core says nothing of the epoch that has ended to the coordinator that is joined next.
       to_core_.Append([this, why] { daemon_.core().OnCoordinatorGone(why); });
@@ -572,6 +619,31 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     return why;
   }
 
+  std::string WhyEnded(const grpc::Status& status) {
+    MutexLock lock(mutex_);
+    if (std::exchange(silent_, false)) {
+      return absl::StrCat("nothing heard of the coordinator for ", kSilenceMax.count(), " ms");
+    }
+    // What a stream's own end says to the other side is only that.
+    if (status.ok() || status.error_code() == grpc::StatusCode::CANCELLED) {
+      return "the coordinator closed the stream; its log says why";
+    }
+    return status.error_message();
+  }
+  // Whether the coordinator has decided so, and not the network or the moment.
+  static bool IsRefusal(grpc::StatusCode code) {
+    switch (code) {
+      case grpc::StatusCode::OK:
+      case grpc::StatusCode::CANCELLED:
+      case grpc::StatusCode::DEADLINE_EXCEEDED:
+      case grpc::StatusCode::UNAVAILABLE:
+      case grpc::StatusCode::UNKNOWN:
+        return false;
+      default:
+        return true;
+    }
+  }
+
   // From now on the coordinator must be heard of.
   bool BeginToListen() {
     MutexLock lock(mutex_);
@@ -581,7 +653,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
   PeerOptions options_;
   Daemon& daemon_;
-  const PeerCredentials credentials_;
+  const std::unique_ptr<PeerCredentials> credentials_;  // outlives the server
   const uint64_t boot_id_;
   StateCalls calls_;
   UnprovenStreams unproven_;
@@ -601,12 +673,20 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   // Other nodes: when something of the coordinator came last, since the request to join was sent.
   std::optional<steady_clock::time_point> heard_ DMUOND_GUARDED_BY(mutex_);
   std::optional<steady_clock::time_point> said_unproven_ DMUOND_GUARDED_BY(mutex_);
+  struct Said {
+    std::string what;
+    steady_clock::time_point when;
+  };
+  std::map<int32_t, Said> said_refused_ DMUOND_GUARDED_BY(mutex_);  // by node
   steady_clock::time_point beaten_ DMUOND_GUARDED_BY(mutex_);
   uint64_t beats_ DMUOND_GUARDED_BY(mutex_) = 0;
   // Other nodes, until the group has formed: how the last attempt to join ended.
   std::string not_joined_ DMUOND_GUARDED_BY(mutex_) = "node 0 has not answered yet";
   steady_clock::time_point said_joining_ DMUOND_GUARDED_BY(mutex_);
-  std::string refused_;  // why, the last time; the joiner's own
+  bool silent_ DMUOND_GUARDED_BY(mutex_) = false;  // the stream to the coordinator ends for that
+  // The joiner's own: why it was refused, the last time, and how long it waited then.
+  std::string refused_;
+  std::chrono::milliseconds rejoin_after_ = kRejoinAfter;
   std::thread joiner_;
   std::thread pulse_;
 };
@@ -614,9 +694,9 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Peers>> Peers::Start(PeerOptions options, Daemon& daemon) {
-  absl::StatusOr<PeerCredentials> credentials =
-      MakePeerCredentials({options.tls_ca_file, options.tls_certificate_file, options.tls_key_file},
-                          options.allow_plaintext, options.listen, options.coordinator);
+  absl::StatusOr<std::unique_ptr<PeerCredentials>> credentials = PeerCredentials::Make(
+      {options.tls_ca_file, options.tls_certificate_file, options.tls_key_file},
+      options.allow_plaintext, options.listen, options.coordinator);
   if (!credentials.ok()) return credentials.status();
   auto peers = std::make_unique<GrpcPeers>(std::move(options), daemon, *std::move(credentials));
   absl::Status listening = peers->Listen();

@@ -58,6 +58,8 @@ class Peers : public PeerLinks {
 
   // Begins to join; from now on the daemon hears of the group. REQUIRES: daemon.Bind() was called.
   virtual void Join() = 0;
+  // Reads the TLS files again, and says in the log what came of it. Without TLS: nothing.
+  virtual void ReloadCertificates() = 0;
   // Leaves: streams end, joining stops, the server closes.
   virtual void Stop() = 0;
 };

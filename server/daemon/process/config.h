@@ -37,6 +37,7 @@ struct Config {
   std::string socket;  // absolute path
   std::optional<gid_t> socket_gid;
   std::vector<uid_t> allowed_uids;  // empty: this process's own
+  std::vector<uid_t> admin_uids;    // beside root and this process's own
   int32_t connections_max = 0;
   int32_t connections_per_uid = 0;
   std::chrono::milliseconds claim_timeout{0};
@@ -78,6 +79,7 @@ struct Config {
 
   log::Level log_level = log::Level::kInfo;
   log::Format log_format = log::Format::kKeyValue;
+  std::string log_file;  // absolute; empty: stderr
 
   bool print_config = false;
   bool check_config = false;

@@ -19,11 +19,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "scheduler/limits.h"
 #include "server/common/mps_control.h"
 #include "server/cost_file.h"
 #include "server/daemon/group/peer_names.h"
+#include "server/daemon/group/peer_tls_files.h"
 #include "server/daemon/memory/node_device.h"
 #include "server/daemon/process/config.h"
 #include "server/daemon/process/loopback.h"
@@ -170,6 +172,7 @@ class Checker {
     if (values.mps() == "managed") ManagedMps();
     SocketGroup();
     config_.allowed_uids.assign(values.allowed_uids().begin(), values.allowed_uids().end());
+    config_.admin_uids.assign(values.admin_uids().begin(), values.admin_uids().end());
     config_.connections_max = InRange("connections_max", values.connections_max(), 1, 1 << 20);
     config_.claim_timeout = Time("claim_timeout", values.claim_timeout(), absl::Milliseconds(1));
     config_.connections_per_uid =
@@ -275,22 +278,13 @@ class Checker {
     config_.peer_tls_ca = values.peer_tls_ca();
     config_.peer_tls_certificate = values.peer_tls_certificate();
     config_.peer_tls_key = values.peer_tls_key();
-    int given = 0;
-    for (const auto& [flag, path] :
-         {std::pair{"peer_tls_ca", config_.peer_tls_ca},
-          std::pair{"peer_tls_certificate", config_.peer_tls_certificate},
-          std::pair{"peer_tls_key", config_.peer_tls_key}}) {
-      if (path.empty()) continue;
-      ++given;
-      if (!std::ifstream(path).good()) Wrong(flag, path, "cannot be read");
-    }
-    if (given != 0 && given != 3) {
-      mistakes_.emplace_back(
-          "--peer_tls_ca, --peer_tls_certificate and --peer_tls_key go together: "
-          "give all three or none");
+    const TlsFiles files{config_.peer_tls_ca, config_.peer_tls_certificate, config_.peer_tls_key};
+    if (files.any()) {
+      const absl::Status read = ReadTlsFiles(files, absl::Now()).status();
+      if (!read.ok()) mistakes_.emplace_back(read.message());
     }
     if (config_.nodes == 1 || config_.allow_plaintext_peers) return;
-    if (given != 0) return Rail();
+    if (files.any()) return Rail();
     for (const auto& [flag, address] : {std::pair{"coordinator", config_.coordinator},
                                         std::pair{"peer_listen", config_.peer_listen}}) {
       HostPort parts;
@@ -383,19 +377,45 @@ class Checker {
   }
 
   void Writing() {
-    const config::ConfigFile& values = config_.values;
+    config::ConfigFile& values = config_.values;
     const absl::StatusOr<log::Level> level = log::ParseLevel(values.log_level());
     if (level.ok()) config_.log_level = *level;
     if (!level.ok()) Wrong("log_level", values.log_level(), level.status().message());
     const absl::StatusOr<log::Format> format = log::ParseFormat(values.log_format());
     if (format.ok()) config_.log_format = *format;
     if (!format.ok()) Wrong("log_format", values.log_format(), format.status().message());
+    if (values.log_file().empty()) return;
+    std::error_code error;
+    config_.log_file = fs::absolute(values.log_file(), error).lexically_normal().string();
+    values.set_log_file(config_.log_file);
+    const std::string folder = fs::path(config_.log_file).parent_path().string();
+    if (::access(config_.log_file.c_str(), W_OK) == 0) return;
+    if (errno == ENOENT && ::access(folder.c_str(), W_OK | X_OK) == 0) return;
+    Wrong("log_file", config_.log_file,
+          absl::StrCat("cannot be written", absl::ErrnoToStatus(errno, "").message()));
+  }
+
+  // With those above it that are missing, mode 0750. An errno; 0: it is there.
+  static int MakeDirectories(const fs::path& directory) {
+    if (::mkdir(directory.c_str(), 0750) == 0) return 0;
+    const int error = errno;
+    struct stat status {};
+    if (error == EEXIST || ::stat(directory.c_str(), &status) == 0) return 0;
+    if (error != ENOENT || !directory.has_parent_path() || directory.parent_path() == directory) {
+      return error;
+    }
+    const int above = MakeDirectories(directory.parent_path());
+    if (above != 0) return above;
+    return ::mkdir(directory.c_str(), 0750) == 0 ? 0 : errno;
   }
 
   // By writing: rights alone do not show read-only and full file systems.
   void CheckWritable(const char* flag, const std::string& directory) {
-    std::error_code error;
-    fs::create_directories(directory, error);
+    if (const int failed = MakeDirectories(directory); failed != 0) {
+      const absl::Status why = absl::ErrnoToStatus(failed, "");
+      Wrong(flag, directory, absl::StrCat("cannot be made", why.message()));
+      return;
+    }
     std::string probe = directory + "/.dmuond-probe-XXXXXX";
     const wire::UniqueFd file(::mkstemp(probe.data()));
     if (!file.valid()) {

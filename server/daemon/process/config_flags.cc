@@ -37,6 +37,9 @@ ABSL_FLAG(std::string, socket_group, "",
           "group (name or number) that may connect too; empty: the owner alone");
 ABSL_FLAG(std::vector<std::string>, allowed_uids, {},
           "numeric users whose trainers are served, with commas; empty: the daemon's own");
+ABSL_FLAG(std::vector<std::string>, admin_uids, {},
+          "numeric users who may change things by dmuonctl, with commas, beside root and the "
+          "daemon's own; who else may connect may look");
 ABSL_FLAG(absl::Duration, claim_timeout, absl::Seconds(60),
           "an attach connection that has not opened a session after so long is closed");
 ABSL_FLAG(int32_t, connections_max, 4096, "connections of each socket at a time");
@@ -110,6 +113,8 @@ ABSL_FLAG(bool, replan, false,
 
 ABSL_FLAG(std::string, log_level, "info", "trace, debug, info, warn or error");
 ABSL_FLAG(std::string, log_format, "kv", "kv (key=value) or json");
+ABSL_FLAG(std::string, log_file, "",
+          "file that the log is appended to, opened again at SIGHUP; empty: stderr");
 
 ABSL_FLAG(std::string, config, "", "file of settings, protobuf text format; flags win over it");
 ABSL_FLAG(bool, print_config, false, "print the settings that hold, as such a file, and exit");
@@ -159,7 +164,7 @@ absl::Status SetField(const FieldDescriptor& field, const std::string& text,
       reflection.SetInt64(&file, &field, value);
       return absl::OkStatus();
     }
-    case FieldDescriptor::CPPTYPE_UINT32: {  // a list: allowed_uids
+    case FieldDescriptor::CPPTYPE_UINT32: {  // a list of users
       reflection.ClearField(&file, &field);
       for (const absl::string_view item : absl::StrSplit(text, ',', absl::SkipWhitespace())) {
         uint32_t value = 0;

@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -28,6 +29,7 @@
 #include "scheduler/job/impossible.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
+#include "server/common/log_file.h"
 #include "server/common/mps_control.h"
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/calls/grpc_socket.h"
@@ -252,18 +254,20 @@ class SocketServer {
 };
 
 // Who fills the trainers' socket does not keep an operator from looking, or ending it.
-absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& config,
-                                                               v1::Admin::Service* admin,
-                                                               grpc::Service* health,
-                                                               StandIn& stand_in) {
+absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenForAdmin(const Config& config) {
   const std::string path = config.socket + SocketDir::kAdminSuffix;
   GrpcSocket::Options options = SocketOf(config, path);
   options.limits = {.all = kAdminConnectionsMax,
                     .per_uid = kAdminConnectionsPerUid,
                     .strangers_per_uid = kAdminConnectionsPerUid};
-  absl::StatusOr<std::unique_ptr<GrpcSocket>> socket =
-      WithTaken(GrpcSocket::Listen(std::move(options)), path);
-  if (!socket.ok()) return socket.status();
+  return WithTaken(GrpcSocket::Listen(std::move(options)), path);
+}
+
+absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& config,
+                                                               std::unique_ptr<GrpcSocket> socket,
+                                                               v1::Admin::Service* admin,
+                                                               grpc::Service* health,
+                                                               StandIn& stand_in) {
   grpc::ServerBuilder builder;
   SetUp(builder, config.reflection, kAdminStreamsMax, kAdminThreadsMax, kAdminBytesMax);
   builder.RegisterService(admin);
@@ -273,7 +277,7 @@ absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& con
                              static_cast<int>(std::chrono::milliseconds(kIdleFor).count()));
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) return absl::InternalError("no server for administration");
-  return std::make_unique<SocketServer>(*std::move(socket), nullptr, std::move(server));
+  return std::make_unique<SocketServer>(std::move(socket), nullptr, std::move(server));
 }
 
 // Each connection takes two descriptors of the trainers' socket, or two of the attach socket.
@@ -291,7 +295,8 @@ void AllowDescriptors(const Config& config) {
 
 // SIGTERM, SIGINT and SIGHUP come through a descriptor and stay blocked in every thread, so that
 // none of them, at no moment, can end the process by its default action. SIGHUP ends nothing: a
-// daemon in the background outlives the terminal that it was started in.
+// daemon in the background outlives the terminal that it was started in, and reads anew what others
+// may have replaced.
 class StopSignals {
  public:
   // Before any other thread exists: threads inherit the mask.
@@ -314,13 +319,26 @@ class StopSignals {
     signalfd_siginfo signal;
     if (::read(fd_.get(), &signal, sizeof(signal)) != sizeof(signal)) return false;
     if (signal.ssi_signo != SIGHUP) return true;
-    log::Info("SIGHUP: the daemon goes on, with the settings that it was started with");
+    hung_up_ = true;
     return false;
   }
+  // Whether SIGHUP has come since this was asked last.
+  bool TakeHangup() { return std::exchange(hung_up_, false); }
 
  private:
   UniqueFd fd_;
+  bool hung_up_ = false;
 };
+
+void OnHangup(const Config& config, Peers* peers) {
+  const absl::Status opened =
+      config.log_file.empty() ? absl::OkStatus() : log::WriteTo(config.log_file);
+  log::Info(
+      "SIGHUP: log file and TLS files are opened again; the daemon goes on, with the settings that "
+      "it was started with");
+  if (!opened.ok()) log::Error("the log file from before is kept", {{"what", opened}});
+  if (peers != nullptr) peers->ReloadCertificates();
+}
 
 // Does what may hang, with the file server that it is about, before the daemon serves: a signal
 // ends it meanwhile, and the control daemon of MPS (null: none) with it.
@@ -453,8 +471,12 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   StreamWatch streams;
   const auto trainer_service = MakeTrainerService(daemon, **attach, **socket, streams);
   const auto admin_elsewhere = MakeAdminElsewhere(config.socket + SocketDir::kAdminSuffix);
-  const auto admin_service =
-      MakeAdminService(daemon, [&asked_to_drain] { asked_to_drain.store(true); });
+  absl::StatusOr<std::unique_ptr<GrpcSocket>> admin_socket = ListenForAdmin(config);
+  if (!admin_socket.ok()) return admin_socket.status();
+  std::vector<uid_t> admins = config.admin_uids;
+  admins.insert(admins.end(), {uid_t{0}, ::geteuid()});
+  const auto admin_service = MakeAdminService(daemon, **admin_socket, std::move(admins),
+                                              [&asked_to_drain] { asked_to_drain.store(true); });
   const auto admin_health = MakeHealthService(health);
   const auto health_service = MakeHealthService(health);
   const auto probe_service = MakeHealthService(health);
@@ -483,8 +505,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   const QueuedCalls& polls = *step_calls;
   SocketServer server(*std::move(socket), std::move(step_calls), std::move(built));
   StandIn stand_in(polls);
-  const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server =
-      StartAdminServer(config, admin_service.get(), admin_health.get(), stand_in);
+  const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server = StartAdminServer(
+      config, *std::move(admin_socket), admin_service.get(), admin_health.get(), stand_in);
   if (!admin_server.ok()) return admin_server.status();
   absl::StatusOr<std::unique_ptr<grpc::Server>> health_server =
       StartHealthServer(config, probe_service.get(), stand_in);
@@ -518,6 +540,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   };
   while (!drained.load()) {
     const bool stop = signals.Wait(kTick);
+    if (signals.TakeHangup()) OnHangup(config, peers.get());
     if (stop) on_signal();
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
     daemon.core().Tick();
@@ -593,6 +616,12 @@ int main(int argc, char** argv) {
   }
   dmuond::server::log::SetLevel(config->log_level);
   dmuond::server::log::SetFormat(config->log_format);
+  if (!config->log_file.empty()) {
+    if (absl::Status opened = dmuond::server::log::WriteTo(config->log_file); !opened.ok()) {
+      dmuond::server::log::Error("ended", {{"what", opened}});
+      return 1;
+    }
+  }
   if (std::getenv("DMUOND_CHECKED") == nullptr) {  // which tests set
     dmuond::scheduler::on_impossible = [](const std::string& what) {
       dmuond::server::log::Error("an event that cannot be was refused", {{"what", what}});

@@ -17,11 +17,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/daemon/process/config_flags.h"
+#include "tests/server/certificates.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -207,39 +209,66 @@ TEST(ConfigTest, PlaintextBeyondLoopbackIsRefused) {
   LoadOk({"--nodes=2", "--coordinator=localhost:7077"});
 }
 
-TEST(ConfigTest, TlsFilesGoTogetherAndMustBeReadable) {
-  const TempDir dir;
-  for (const char* name : {"ca", "crt", "key"}) WriteFile(dir / name, "PEM");
+TEST(ConfigTest, TlsFilesGoTogetherAndMustBeWhatTheyAreMeantToBe) {
+  const dmuond::testing::Certificates certificates;
   const std::vector<std::string> all = {"--nodes=2",
                                         "--coordinator=node0:7077",
                                         "--peer_advertise=192.0.2.1:0",
                                         "--rail_address=::1",
-                                        "--peer_tls_ca=" + (dir / "ca"),
-                                        "--peer_tls_certificate=" + (dir / "crt"),
-                                        "--peer_tls_key=" + (dir / "key")};
-  EXPECT_EQ(LoadOk(all).peer_tls_key, dir / "key");
+                                        "--peer_tls_ca=" + certificates.Path("ours-ca.pem"),
+                                        "--peer_tls_certificate=" + certificates.Path("ours.pem"),
+                                        "--peer_tls_key=" + certificates.Path("ours.key")};
+  EXPECT_EQ(LoadOk(all).peer_tls_key, certificates.Path("ours.key"));
   std::vector<std::string> wide = all;
   wide.back() = "--rail_address=10.0.0.1";
   wide.insert(wide.end(), {all.back(), "--allow_plaintext_rail=false"});
   EXPECT_THAT(Mistake(wide), AllOf(HasSubstr("--rail_address=10.0.0.1"), HasSubstr("without TLS")));
   wide.back() = "--allow_plaintext_rail";
   EXPECT_EQ(LoadOk(wide).rail_address, "10.0.0.1");
-  EXPECT_THAT(Mistake({"--peer_tls_ca=" + (dir / "ca")}), HasSubstr("all three"));
+  EXPECT_THAT(Mistake({"--peer_tls_ca=" + certificates.Path("ours-ca.pem")}),
+              HasSubstr("all three"));
   std::vector<std::string> missing = all;
   missing.back() = "--peer_tls_key=/nowhere/key";
   EXPECT_THAT(Mistake(missing), HasSubstr("--peer_tls_key=/nowhere/key"));
+  missing.back() = "--peer_tls_key=" + certificates.Path("ours.csr");
+  EXPECT_THAT(Mistake(missing), HasSubstr("holds no private key in PEM"));
+}
+
+TEST(ConfigTest, ASnapshotDirectoryIsMadeForOwnerAndGroupAndWhatKeepsItFromBeingMadeIsSaid) {
+  const TempDir dir;
+  const std::string made = dir / "a/b";
+  const mode_t before = ::umask(0);
+  EXPECT_EQ(LoadOk({"--snapshot_dir=" + made}).snapshot_dir, made);
+  ::umask(before);
+  struct stat status {};
+  ASSERT_EQ(::stat(made.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0750U);
+  // /proc takes no directories, for root neither.
+  EXPECT_THAT(Mistake({"--snapshot_dir=/proc/dmuond/snapshots"}),
+              AllOf(HasSubstr("--snapshot_dir=/proc/dmuond/snapshots cannot be made"),
+                    HasSubstr("No such file")));
+  WriteFile(dir / "file", "");
+  EXPECT_THAT(Mistake({"--snapshot_dir=" + (dir / "file/x")}),
+              AllOf(HasSubstr("cannot be made"), HasSubstr("Not a directory")));
+}
+
+TEST(ConfigTest, ALogFileMustBeWritable) {
+  const TempDir dir;
+  EXPECT_EQ(LoadOk({"--log_file=" + (dir / "x/../d.log")}).log_file, dir / "d.log");
+  EXPECT_THAT(Mistake({"--log_file=/nowhere/d.log"}),
+              HasSubstr("--log_file=/nowhere/d.log cannot be written"));
 }
 
 // On loopback too, where every user of the machine comes.
 TEST(ConfigTest, DaemonsOfAGroupProveThemselvesByASecretOrByNamesInCertificates) {
   const TempDir dir;
-  for (const char* name : {"ca", "crt", "key"}) WriteFile(dir / name, "PEM");
+  const dmuond::testing::Certificates certificates;
   const auto with = [&](std::vector<std::string> arguments, bool tls) {
     arguments.insert(arguments.begin(), {"--nodes=2", "--coordinator=127.0.0.1:7077"});
     if (!tls) return arguments;
-    arguments.insert(arguments.end(),
-                     {"--peer_tls_ca=" + (dir / "ca"), "--peer_tls_certificate=" + (dir / "crt"),
-                      "--peer_tls_key=" + (dir / "key")});
+    arguments.insert(arguments.end(), {"--peer_tls_ca=" + certificates.Path("ours-ca.pem"),
+                                       "--peer_tls_certificate=" + certificates.Path("ours.pem"),
+                                       "--peer_tls_key=" + certificates.Path("ours.key")});
     return arguments;
   };
   EXPECT_THAT(Mistake(with({"--peer_secret_file="}, false)),
@@ -306,7 +335,7 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--log_level=loud", "trace"},
       {"--log_format=xml", "json"},
       {"--lane_binary=/bin", "no program"},
-      {"--snapshot_dir=/proc/nowhere", "cannot be written"},
+      {"--snapshot_dir=/proc/nowhere", "cannot be made"},
       {"--token_file=/nowhere/token", "cannot be read"},
       {"--peer_secret_file=/nowhere/secret", "cannot be read"},
       {"--peer_message_bytes_max=1000", "is not between"},

@@ -70,6 +70,31 @@ TEST(LineWriterTest, LinesComeWholeAndInOrder) {
   EXPECT_EQ(writer.pipe.ReadUntil("two\n"), "one\ntwo\n");
 }
 
+TEST(LineWriterTest, LinesGoWhereTheyAreRedirectedTo) {
+  const Writer writer(1 << 20);
+  writer.lines.Write("one\n");
+  EXPECT_TRUE(writer.lines.Flush(kPatience));
+  Pipe& other = Writer::KeptPipe();
+  writer.lines.Redirect(std::move(other.writer));
+  writer.lines.Write("two\n");
+  EXPECT_TRUE(writer.lines.Flush(kPatience));
+  EXPECT_EQ(other.ReadUntil("two\n"), "two\n");
+  writer.pipe.writer.Reset();
+  EXPECT_EQ(writer.pipe.ReadUntil("two\n"), "one\n");
+}
+
+TEST(LineWriterTest, LinesThatAFullDiskDoesNotTakeAreCounted) {
+  const Writer writer(1 << 20);
+  writer.lines.Redirect(UniqueFd(::open("/dev/full", O_WRONLY | O_CLOEXEC)));
+  for (const char* line : {"one\n", "two\n", "three\n"}) writer.lines.Write(line);
+  EXPECT_TRUE(writer.lines.Flush(kPatience));
+  Pipe& other = Writer::KeptPipe();
+  writer.lines.Redirect(std::move(other.writer));
+  writer.lines.Write("four\n");
+  EXPECT_TRUE(writer.lines.Flush(kPatience));
+  EXPECT_EQ(other.ReadUntil("four\n"), "lost 3\nfour\n");
+}
+
 TEST(LineWriterTest, NobodyWaitsForAPipeThatIsNotReadAndItsReaderHearsHowManyLinesAreLost) {
   const std::string line = std::string(127, 'x') + "\n";  // a power of two: pages are filled up
   const Writer writer(20 * line.size());

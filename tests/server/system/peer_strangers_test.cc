@@ -270,8 +270,9 @@ TEST(PeerStrangersCallsTest, WhoAnswersInAnotherNodesPlaceIsNotBelieved) {
   const std::string address = FreeAddress();
   const FalseOwner stranger(address);
   const server::PeerProofs proofs{server::PeerSecret(kGroupSecret), {}};
-  const server::PeerCredentials credentials{nullptr, grpc::InsecureChannelCredentials()};
-  server::StateCalls calls(0, 2, proofs, credentials);
+  const auto credentials = server::PeerCredentials::Make({}, /*allow_plaintext=*/true, "", "");
+  ASSERT_TRUE(credentials.ok()) << credentials.status();
+  server::StateCalls calls(0, 2, proofs, **credentials);
   v1::JoinReply formed;
   formed.set_epoch(1);
   formed.add_peer_addresses("127.0.0.1:9");

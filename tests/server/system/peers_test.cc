@@ -2,6 +2,7 @@
 // state between nodes.
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "dmuond/client/session.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "gmock/gmock.h"
@@ -19,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/trainers.h"
+#include "tests/server/certificates.h"
 #include "tests/server/system/daemon_status.h"
 
 namespace dmuond::testing {
@@ -129,62 +133,6 @@ TEST(StateAcrossNodesTest, IsTheSameFromEveryNodeAndOnAnyNumberOfThem) {
     for (const auto& rank : pulled) EXPECT_EQ(rank, expected) << nodes << " nodes";
   }
 }
-
-// Certificates of two authorities, made by the openssl program.
-class Certificates {
- public:
-  Certificates() {
-    std::string pattern = fs::temp_directory_path() / "dmuond-tls-XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) std::abort();
-    directory_ = pattern;
-    for (const char* authority : {"ours", "theirs"}) {
-      const std::string name = absl::StrCat(directory_, "/", authority);
-      Run(absl::StrCat("req -x509 -days 1 -subj /CN=", authority, kNewKey, "-keyout ", name,
-                       "-ca.key -out ", name, "-ca.pem"));
-      Issue(authority, authority, "IP:127.0.0.1");
-    }
-  }
-  // A certificate of "ours" with another name.
-  void IssueNamed(const std::string& file, const std::string& dns_name) const {
-    Issue("ours", file, "DNS:" + dns_name);
-  }
-  ~Certificates() { fs::remove_all(directory_); }
-  Certificates(const Certificates&) = delete;
-  Certificates& operator=(const Certificates&) = delete;
-
-  [[nodiscard]] std::vector<std::string> Flags(const std::string& certificate,
-                                               const std::string& trusted) const {
-    return {"--peer_tls_ca=" + directory_ + "/" + trusted + "-ca.pem",
-            "--peer_tls_certificate=" + directory_ + "/" + certificate + ".pem",
-            "--peer_tls_key=" + directory_ + "/" + certificate + ".key"};
-  }
-  // The same without a secret: names are the proof.
-  [[nodiscard]] std::vector<std::string> NamedFlags(const std::string& certificate) const {
-    std::vector<std::string> flags = Flags(certificate, "ours");
-    flags.insert(flags.end(), {"--peer_tls_names=node{rank}.cluster", "--peer_secret_file="});
-    return flags;
-  }
-  [[nodiscard]] std::string Read(const std::string& file) const {
-    std::ifstream in(directory_ + "/" + file);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-
- private:
-  static constexpr char kNewKey[] = " -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
-  void Issue(const std::string& authority, const std::string& file, const std::string& name) const {
-    const std::string path = absl::StrCat(directory_, "/", file);
-    const std::string by = absl::StrCat(directory_, "/", authority);
-    std::ofstream(path + ".name") << "subjectAltName=" << name << "\n";
-    Run(absl::StrCat("req -subj /CN=dmuond", kNewKey, "-keyout ", path, ".key -out ", path,
-                     ".csr"));
-    Run(absl::StrCat("x509 -req -days 1 -in ", path, ".csr -CA ", by, "-ca.pem -CAkey ", by,
-                     "-ca.key -CAcreateserial -out ", path, ".pem -extfile ", path, ".name"));
-  }
-  static void Run(const std::string& arguments) {
-    ASSERT_EQ(std::system(("openssl " + arguments + " >/dev/null 2>&1").c_str()), 0) << arguments;
-  }
-  std::string directory_;
-};
 
 std::vector<std::string> Joined(std::vector<std::string> a, const std::vector<std::string>& b) {
   a.insert(a.end(), b.begin(), b.end());
@@ -306,6 +254,82 @@ TEST_F(MutualTlsTest, ACertificateWithTheNodesNameIsAProofAndAnotherOfItsAuthori
   ASSERT_TRUE(false_one.ok()) << false_one.status();
   const auto member = start_member(elsewhere, "node1");
   EXPECT_FALSE(Forms(*member));
+}
+
+TEST_F(MutualTlsTest, SighupTakesAnotherCertificateAndKeepsTheOldOneWhereTheNewOneIsBroken) {
+  const std::string address = FreeAddress();
+  const auto with = [&](const std::string& ca, const std::string& name) {
+    for (const auto& [from, to] :
+         {std::pair{ca + "-ca.pem", "now-ca.pem"}, std::pair{name + ".pem", "now.pem"},
+          std::pair{name + ".key", "now.key"}}) {
+      fs::copy_file(certificates_.Path(from), certificates_.Path(to),
+                    fs::copy_options::overwrite_existing);
+    }
+  };
+  with("theirs", "theirs");
+  auto coordinator = DaemonProcess::Start(
+      {.flags = Joined(GroupFlags(0, 2, address),
+                       Joined(certificates_.Flags("now", "now"), {"--log_format=json"})),
+       .wait_for = "live"});
+  ASSERT_TRUE(coordinator.ok()) << coordinator.status();
+  {
+    auto member = DaemonProcess::Start(
+        {.flags = Joined(GroupFlags(1, 2, address),
+                         Joined(certificates_.Flags("ours", "ours"), {"--log_format=json"})),
+         .wait_for = "live"});
+    ASSERT_TRUE(member.ok()) << member.status();
+    EXPECT_FALSE(Forms(**member));
+    // gRPC has its say here, too: a handshake has failed.
+    ASSERT_TRUE((*member)->WaitLogged("\"library\":\"grpc\"")) << (*member)->Log();
+    for (const absl::string_view line : absl::StrSplit((*member)->Log(), '\n', absl::SkipEmpty())) {
+      EXPECT_TRUE(absl::StartsWith(line, "{\"time\":")) << line;
+    }
+  }
+
+  std::ofstream(certificates_.Path("now.pem")) << "garbage";
+  ASSERT_EQ(::kill((*coordinator)->pid(), SIGHUP), 0);
+  ASSERT_TRUE((*coordinator)->WaitLogged("the TLS files were not taken"));
+  EXPECT_THAT((*coordinator)->Log(), ::testing::HasSubstr("now.pem holds no certificate in PEM"));
+
+  with("ours", "ours");
+  ASSERT_EQ(::kill((*coordinator)->pid(), SIGHUP), 0);
+  ASSERT_TRUE((*coordinator)->WaitLogged("the TLS files are read"));
+  EXPECT_TRUE(Forms(address, certificates_.Flags("ours", "ours")));
+}
+
+TEST_F(MutualTlsTest, ABrokenFileIsNamedAtTheStartAndNotCalledAPortThatIsTaken) {
+  std::ofstream(certificates_.Path("ours.pem")) << "-----BEGIN CERTIFICATE-----\nAAAA\n";
+  const auto daemon = DaemonProcess::Start(
+      {.flags = Joined(GroupFlags(0, 2, FreeAddress()), certificates_.Flags("ours", "ours")),
+       .wait_for = "live"});
+  ASSERT_FALSE(daemon.ok());
+  const std::string said(daemon.status().message());
+  EXPECT_THAT(said, ::testing::HasSubstr("ours.pem is broken: certificate 1"));
+  EXPECT_THAT(said, ::testing::Not(::testing::HasSubstr("taken")));
+}
+
+// Two daemons that were given one --node_rank: the second one is refused for as long as both live.
+TEST(RefusedNodeTest, WhoIsRefusedComesLessAndLessOftenAndTheLogSaysItOnce) {
+  const std::string address = FreeAddress();
+  auto coordinator = DaemonProcess::Start({.flags = GroupFlags(0, 3, address), .wait_for = "live"});
+  ASSERT_TRUE(coordinator.ok()) << coordinator.status();
+  auto first = DaemonProcess::Start({.flags = GroupFlags(1, 3, address), .wait_for = "live"});
+  ASSERT_TRUE(first.ok()) << first.status();
+  ASSERT_TRUE(DaemonStatus((*coordinator)->address()).WaitFor([](const auto& status) {
+    return status.missing_nodes_size() == 1;
+  }));
+  auto second = DaemonProcess::Start(
+      {.flags = Joined(GroupFlags(1, 3, address), {"--log_level=debug"}), .wait_for = "live"});
+  ASSERT_TRUE(second.ok()) << second.status();
+  // The waits double from 400 ms on: four refusals take 3 s, where 200 ms each would make 15.
+  ASSERT_TRUE((*second)->WaitLogged("again_after_ms=3200")) << (*second)->Log();
+  const auto times = [](const std::string& text, const std::string& what) {
+    int found = 0;
+    for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++found;
+    return found;
+  };
+  EXPECT_EQ(times((*coordinator)->Log(), "a daemon may not join"), 1) << (*coordinator)->Log();
+  EXPECT_EQ(times((*second)->Log(), "again_after_ms="), 4) << (*second)->Log();
 }
 
 // More than gRPC takes in one message, for a unit that one rank's node does not own.
