@@ -484,6 +484,7 @@ class NodeJob {
 
   // node_job_opening.cc
   [[nodiscard]] bool KnowsItsStep(int32_t rank) const;
+  [[nodiscard]] bool HasClosed(int32_t rank) const;
   [[nodiscard]] bool CannotGoBack() const;
   [[nodiscard]] absl::Status CheckOpen(const Opening& opening, bool has_state,
                                        int64_t last_committed) const;

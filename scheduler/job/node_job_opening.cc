@@ -45,7 +45,12 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
   const bool found = job_ == nullptr && resume.has_value() && resume->has_value();
   const absl::Status refused = CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
                                          found ? (*resume)->step() : LastCommitted());
-  if (!refused.ok()) return refused;
+  if (!refused.ok()) {
+    // The job ends when the others have left it, too. A script that goes on with its next job may
+    // be faster than they are.
+    if (HasClosed(opening.rank)) return Later{refused};
+    return refused;
+  }
   // It is about to end, once its trainers have been told so, each in its step.
   if (!WhyNoLanesCome().ok()) return Later{NotReadyToOpen(opening.rank)};
   return std::nullopt;
@@ -59,6 +64,13 @@ bool NodeJob::KnowsItsStep(int32_t rank) const {
   const RankTable::Vacancy* vacancy = ranks_.VacancyOf(rank);
   return !lanes_come() && EpochOf(open).value() == epoch_ &&
          (vacancy == nullptr || open > vacancy->attempt);
+}
+
+// Whether the rank's last trainer has left the job that there is.
+bool NodeJob::HasClosed(int32_t rank) const {
+  if (job_ == nullptr || ranks_.OfRank(rank) != nullptr) return false;
+  const auto gone = ranks_.gone().find(rank);
+  return gone != ranks_.gone().end() && gone->second.closed();
 }
 
 // It was not prepared for the snapshot that it goes back to, for want of memory, say, and the

@@ -311,11 +311,19 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   std::optional<std::optional<scheduler::ResumePoint>> resume;
   NodeJob::OpenAnswer answer = absl::InternalError("not asked yet");
   scheduler::node::Actions actions;
+  bool said = false;
   for (;;) {
     absl::StatusOr<bool> come = core_.Wait(
         [&]() DMUOND_REQUIRES(core_.mutex) {
           const auto why = core_.job.WhyNotOpen(opening, resume);
-          return !why.has_value() || !std::holds_alternative<NodeJob::Later>(*why);
+          const auto* later = why.has_value() ? std::get_if<NodeJob::Later>(&*why) : nullptr;
+          if (later != nullptr && !std::exchange(said, true)) {
+            log::Info("a trainer waits to begin", {{"job", opening.job},
+                                                   {"rank", opening.rank},
+                                                   {"pid", opening.pid},
+                                                   {"what", later->why}});
+          }
+          return later == nullptr;
         },
         deadline, cancelled);
     if (!come.ok()) return come.status();

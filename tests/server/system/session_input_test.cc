@@ -46,7 +46,9 @@ class SessionInputTest : public DaemonTest {
         std::filesystem::temp_directory_path() / ("dmuond-token-" + std::to_string(::getpid()));
     std::ofstream(token_file_) << kToken << "\n";
     std::filesystem::permissions(token_file_, std::filesystem::perms::owner_read);
-    ASSERT_NO_FATAL_FAILURE(StartDaemon({.flags = {"--token_file=" + token_file_.string()}}));
+    std::vector<std::string> flags = {"--token_file=" + token_file_.string()};
+    flags.insert(flags.end(), more_flags_.begin(), more_flags_.end());
+    ASSERT_NO_FATAL_FAILURE(StartDaemon({.flags = flags}));
     first_ = Trainer();
     ASSERT_TRUE(OpenWithToken(*first_, 0).ok());
   }
@@ -126,6 +128,7 @@ class SessionInputTest : public DaemonTest {
     EXPECT_TRUE(status.ok()) << status;
   }
 
+  std::vector<std::string> more_flags_;
   std::filesystem::path token_file_;
   std::unique_ptr<RawTrainer> first_;
 };
@@ -396,18 +399,41 @@ TEST_F(SessionInputTest, ATrainerCannotTakeItsMemoryAway) {
   other.join();
 }
 
-TEST_F(SessionInputTest, AFreshStartUnderTheNameOfAJobWithStateNamesItsStepAndChangesNothing) {
-  auto second = Trainer();
-  ASSERT_TRUE(OpenWithToken(*second, 1).ok());
-  BothTrain(*first_, *second);
-  ASSERT_TRUE(second->Close().ok());
-  ExpectNotOpened([](auto&) {}, {StatusCode::kFailedPrecondition,
-                                 "JOB_HAS_STATE",
-                                 {"'raw'", "step 2", "\"if_present\"", "DMUOND_RESUME=discard",
-                                  "another job name"}});
-  ExpectNotOpened(
-      [](auto& request) { request.set_resume(v1::OpenSessionRequest::RESUME_IF_PRESENT); },
-      {StatusCode::kUnavailable, "TRAINER_LOST", {"rank 1", "'raw'", "step 2"}});
+// Rank 1 has left the job, rank 0 has not yet.
+class ClosedSessionTest : public SessionInputTest {
+ protected:
+  ClosedSessionTest() { more_flags_ = {"--register_timeout=2s"}; }
+  void SetUp() override {
+    SessionInputTest::SetUp();
+    const auto second = Trainer();
+    ASSERT_TRUE(OpenWithToken(*second, 1).ok());
+    BothTrain(*first_, *second);
+    ASSERT_TRUE(second->Close().ok());
+  }
+};
+
+TEST_F(ClosedSessionTest, TheNextJobOfAScriptWaitsUntilTheOthersHaveLeftTheLastOne) {
+  const auto next = Trainer();
+  absl::Status opened;
+  std::thread opens([&] { opened = OpenWithToken(*next, 1); });
+  ASSERT_TRUE(daemon_->WaitLogged("a trainer waits to begin")) << daemon_->Log();
+  ASSERT_TRUE(first_->Close().ok());
+  opens.join();
+  EXPECT_TRUE(opened.ok()) << opened;
+}
+
+TEST_F(ClosedSessionTest, AFreshStartUnderTheNameOfAJobWithStateNamesItsStepAndChangesNothing) {
+  const auto bad = Trainer();
+  v1::OpenSessionRequest request = Request(*bad, 1);
+  ExpectRefused(Open(*bad, request), {StatusCode::kFailedPrecondition,
+                                      "JOB_HAS_STATE",
+                                      {"'raw'", "step 2", "\"if_present\"", "DMUOND_RESUME=discard",
+                                       "another job name"}});
+  const auto other = Trainer();
+  request = Request(*other, 1);
+  request.set_resume(v1::OpenSessionRequest::RESUME_IF_PRESENT);
+  ExpectRefused(Open(*other, request),
+                {StatusCode::kUnavailable, "TRAINER_LOST", {"rank 1", "'raw'", "step 2"}});
   // The other one's optimizer state is still there, and its next step names who has left.
   grpc::ClientContext context;
   v1::PullParametersRequest pull;
