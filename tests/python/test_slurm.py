@@ -1,7 +1,4 @@
-"""deploy/slurm/train.sbatch on this machine, with stubs of srun and scontrol: 2 nodes of a rank.
-
-DMUOND_SLURM=1 runs the job: on some machines its script has said nothing for 30 s, which is open.
-"""
+"""deploy/slurm/train.sbatch on this machine, with stubs of srun and scontrol: 2 nodes of a rank."""
 
 import os
 import random
@@ -77,7 +74,6 @@ def said(folder: Path, rank: int) -> str:
     return file.read_text() if file.exists() else ""
 
 
-@pytest.mark.skipif(not os.environ.get("DMUOND_SLURM"), reason="on request: DMUOND_SLURM=1")
 def test_a_job_that_is_signalled_saves_and_goes_on_where_it_was_when_it_is_requeued(
     submit, tmp_path, address, ranks
 ):
