@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -37,8 +36,6 @@ from dmuond.torch.views import Views
 from dmuond.torch.weights import Weights
 
 _PHASES = ("collect", "decide", "update", "publish", "quiet")
-# Until all ranks have come to add_param_group.
-_OTHERS_WITHIN_S, _OTHERS_PAUSE_S = 60.0, 0.05
 _NOT_LOADED = {"params", "param_names", "route", *FIXED_OPTIONS}
 _SAVED_KINDS = (bool, int, float, str, tuple, list, Tensor)
 _STEP_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
@@ -486,19 +483,8 @@ class Muon(torch.optim.Optimizer):
         self._models += collect.modules([param_group])
         self._remove_hooks()
         self._session.close()
-        self._begin(self._open_anew)
-
-    def _open_anew(self, device: str) -> Session:
-        """Opens the job again when the last rank has left it, which ends it."""
-        give_up = time.monotonic() + _OTHERS_WITHIN_S
-        while True:
-            try:
-                return self._open(device=device, resume="never")
-            except Error as error:
-                begun = error.metadata.get("last_committed_step") != "0"
-                if error.reason != "JOB_HAS_STATE" or begun or time.monotonic() > give_up:
-                    raise
-            time.sleep(_OTHERS_PAUSE_S)
+        # The daemon waits until the last rank has left the job, which ends it.
+        self._begin(functools.partial(self._open, resume="never"))
 
     # --- state ---
 
