@@ -52,6 +52,12 @@ void Print(const v1::GetStatusReply& status) {
                  lane.device()});
     }
     std::cout << "\n" << lanes.Text();
+    for (const v1::LaneStatus& lane : status.lanes()) {
+      if (lane.rail_silent_ms() == 0) continue;
+      std::cout << "the rail of lane " << lane.lane() << " has carried nothing for "
+                << lane.rail_silent_ms() / 1000
+                << " s, though it should; the daemon's log says to whom\n";
+    }
   }
   std::cout << "\n" << (status.has_job() ? JobText(status.job()) : "no job\n");
 }

@@ -40,6 +40,7 @@ JobLanes::Options LaneOptions(const DaemonOptions& options, const NodeDevice& de
                    .lock = options.lock},
           .threads_per_lane = options.threads_per_lane,
           .rail_address = options.rail_address,
+          .rail_timeout = options.rail_timeout,
           .snapshot_staging_bytes = options.snapshot_staging_bytes};
 }
 
@@ -289,6 +290,7 @@ void Core::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
     mutex.Changed();
   }
   if (report.has_ready()) lanes.KeepTuning(lane, report.ready().tuning());
+  if (report.has_pong()) lanes.KeepSilence(lane, report.pong().rail_silent_ms());
   const bool restores = job.restores();
   const scheduler::node::Actions actions = job.OnLaneReport(Now(), lane, report);
   if (restores && !job.restores()) fault::FaultPoint("daemon.restored");

@@ -84,6 +84,7 @@ void FillLanes(Core& core, v1::GetStatusReply& status) DMUOND_REQUIRES(core.mute
     lane.set_restarts(std::max(0, state.starts - 1));
     lane.set_state_bytes(core.memory.programs()[i].state_bytes());
     lane.set_staging_bytes(core.memory.programs()[i].staging_bytes());
+    lane.set_rail_silent_ms(core.lanes.silent_ms(index));
     lane.set_load_us(job.plan()->lane_load_us[state.id.value()]);
   }
 }

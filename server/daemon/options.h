@@ -25,6 +25,7 @@ struct DaemonOptions {
   int64_t job_memory_bytes = 0;  // 0: no limit
   std::chrono::milliseconds step_timeout{600'000};
   std::chrono::milliseconds lane_timeout{30'000};  // as LaneWatchOptions'
+  std::chrono::milliseconds rail_timeout{0};       // as PeerGroupSetup's silence_max
   scheduler::GroupJobOptions coordinator;
   storage::Storage* storage = nullptr;  // of snapshots; null: none are made. Outlives the daemon
   int32_t snapshot_keep = 2;

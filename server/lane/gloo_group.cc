@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/mutex.h"
+#include "server/lane/tcp_watch.h"
 
 namespace dmuond::server::lane {
 namespace {
@@ -34,16 +35,19 @@ constexpr std::chrono::hours kMessageTimeout{24 * 365};
 class GlooGroup final : public PeerGroup {
  public:
   // Throws what Gloo throws.
-  GlooGroup(int rank, int size, const std::string& bind_address, std::function<void()> notify)
-      : rank_(rank), size_(size), notify_(std::move(notify)) {
-    gloo::transport::tcp::attr attributes(bind_address.empty() ? "127.0.0.1"
-                                                               : bind_address.c_str());
+  explicit GlooGroup(PeerGroupSetup setup)
+      : rank_(setup.rank),
+        size_(setup.size),
+        silence_max_(setup.silence_max),
+        notify_(std::move(setup.notify)) {
+    gloo::transport::tcp::attr attributes(setup.bind_address.empty() ? "127.0.0.1"
+                                                                     : setup.bind_address.c_str());
     device_ = gloo::transport::tcp::CreateDevice(attributes);
-    context_ = device_->createContext(rank, size);
+    context_ = device_->createContext(rank_, size_);
     context_->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(kConnectTimeout));
-    for (int peer = 0; peer < size; ++peer) {
+    for (int peer = 0; peer < size_; ++peer) {
       std::vector<char> address;
-      if (peer != rank) address = context_->createPair(peer)->address().bytes();
+      if (peer != rank_) address = context_->createPair(peer)->address().bytes();
       AppendAddress(address);
     }
   }
@@ -141,7 +145,21 @@ class GlooGroup final : public PeerGroup {
     return false;
   }
 
+  [[nodiscard]] Silence silence() override {
+    MutexLock lock(mutex_);
+    const auto now = Clock::now();
+    if (operations_.empty()) return {};
+    TcpTraffic traffic = ReadTcpTraffic();
+    if (std::exchange(crossed_, traffic.bytes) != traffic.bytes) {
+      moved_ = now;
+      return {};
+    }
+    return {std::chrono::duration_cast<std::chrono::milliseconds>(now - moved_),
+            std::move(traffic.connections)};
+  }
+
  private:
+  using Clock = std::chrono::steady_clock;
   struct Pending {
     bool send = false;
     std::unique_ptr<gloo::transport::UnboundBuffer> buffer;
@@ -201,6 +219,7 @@ class GlooGroup final : public PeerGroup {
     MutexLock lock(mutex_);
     if (!failure_.ok()) return failure_;
     operation.ticket = ++last_ticket_;
+    if (operations_.empty()) moved_ = Clock::now();
     operations_.push_back(std::move(operation));
     changed_.NotifyAll();
     return last_ticket_;
@@ -238,6 +257,7 @@ class GlooGroup final : public PeerGroup {
       Fail(error.what());
       return;
     }
+    if (silence_max_.count() > 0) EndSilentConnections(silence_max_);
     {
       MutexLock lock(mutex_);
       connected_ = true;
@@ -283,6 +303,7 @@ class GlooGroup final : public PeerGroup {
 
   const int rank_;
   const int size_;
+  const std::chrono::milliseconds silence_max_;
   const std::function<void()> notify_;
   std::shared_ptr<gloo::transport::Device> device_;
   std::shared_ptr<gloo::transport::Context> context_;
@@ -294,6 +315,8 @@ class GlooGroup final : public PeerGroup {
   absl::Status failure_ DMUOND_GUARDED_BY(mutex_);
   int64_t last_ticket_ DMUOND_GUARDED_BY(mutex_) = 0;
   int64_t done_ DMUOND_GUARDED_BY(mutex_) = 0;
+  uint64_t crossed_ DMUOND_GUARDED_BY(mutex_) = 0;     // bytes, at the last look
+  Clock::time_point moved_ DMUOND_GUARDED_BY(mutex_);  // when one had crossed since the last look
   std::deque<Operation> operations_ DMUOND_GUARDED_BY(mutex_);
   std::thread thread_;
 };
@@ -306,8 +329,7 @@ absl::StatusOr<std::unique_ptr<PeerGroup>> MakeGlooGroup(PeerGroupSetup setup) {
         absl::StrCat("rail: member ", setup.rank, " of ", setup.size));
   }
   try {
-    return std::make_unique<GlooGroup>(setup.rank, setup.size, setup.bind_address,
-                                       std::move(setup.notify));
+    return std::make_unique<GlooGroup>(setup);
   } catch (const std::exception& error) {
     return absl::UnavailableError(
         absl::StrCat("rail: cannot listen on \"", setup.bind_address, "\": ", error.what()));

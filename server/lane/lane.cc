@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -29,6 +30,7 @@ constexpr microseconds kShortUntil{2000};
 // a small machine they would take the processor from the trainer that is to write the word.
 constexpr int kSpins = 100;
 constexpr unsigned kCoresToSpin = 4;
+constexpr std::chrono::milliseconds kSilentAfter{30'000};
 
 }  // namespace
 
@@ -186,7 +188,23 @@ absl::Status Lane::Answer(const v1::LaneCommand::Ping& ping) {
   } else if (absl::Status status = engine_->Describe(pong); !status.ok()) {
     return status;
   }
+  if (group_ != nullptr) pong.set_rail_silent_ms(LookAtRail().count());
   return channel_.Send(report);
+}
+
+std::chrono::milliseconds Lane::LookAtRail() {
+  const PeerGroup::Silence silence = group_->silence();
+  const bool silent = silence.lasts >= worth_telling_;
+  if (silent && !rail_silent_) {
+    log::Warn("the rail carries nothing, though it should", {{"job", job_->name},
+                                                             {"epoch", job_->epoch},
+                                                             {"silent_ms", silence.lasts.count()},
+                                                             {"peers", silence.connections}});
+  } else if (rail_silent_ && silence.lasts.count() == 0) {
+    log::Info("the rail carries again", {{"job", job_->name}, {"epoch", job_->epoch}});
+  }
+  rail_silent_ = silent;
+  return silent ? silence.lasts : std::chrono::milliseconds(0);
 }
 
 absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
@@ -202,7 +220,7 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
                                 {"buckets", job_->buckets()},
                                 {"program_bytes", configure.program().ByteSizeLong()}});
   if (job_->program.nodes == 1) return Start();
-  if (absl::Status made = MakeGroup(configure.bind_address()); !made.ok()) return made;
+  if (absl::Status made = MakeGroup(configure); !made.ok()) return made;
   v1::LaneReport report;
   v1::Rendezvous& rendezvous = *report.mutable_rendezvous();
   rendezvous.set_rail(job_->program.rail.value());
@@ -212,14 +230,17 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
   return channel_.Send(report);
 }
 
-absl::Status Lane::MakeGroup(const std::string& bind_address) {
+absl::Status Lane::MakeGroup(const v1::LaneCommand::Configure& configure) {
+  const std::chrono::milliseconds silence_max(configure.rail_timeout_ms());
+  worth_telling_ = silence_max.count() > 0 ? std::min(kSilentAfter, silence_max / 2) : kSilentAfter;
   absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device_.CreateStream();
   if (!stream.ok()) return stream.status();
   rail_stream_ = *std::move(stream);
   absl::StatusOr<std::unique_ptr<PeerGroup>> group =
       make_group_({.rank = job_->program.node.value(),
                    .size = job_->program.nodes,
-                   .bind_address = bind_address,
+                   .bind_address = configure.bind_address(),
+                   .silence_max = silence_max,
                    .device = &device_,
                    .stream = rail_stream_.get(),
                    .notify = [fd = wake_.get()] {

@@ -8,6 +8,7 @@
 #ifndef DMUOND_SERVER_LANE_LANE_H_
 #define DMUOND_SERVER_LANE_LANE_H_
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,7 +36,7 @@ class Lane {
 
  private:
   absl::Status Serve();
-  absl::Status MakeGroup(const std::string& bind_address);
+  absl::Status MakeGroup(const v1::LaneCommand::Configure& configure);
   absl::Status Drain();
   absl::Status Handle();
   absl::Status Configure(const v1::LaneCommand::Configure& configure);
@@ -46,6 +47,9 @@ class Lane {
   [[nodiscard]] bool RailPolls() const { return group_ != nullptr && group_->needs_polls(); }
   absl::Status OnGoes(const v1::Goes& goes);
   absl::Status Answer(const v1::LaneCommand::Ping& ping);
+  // Says when the rail falls silent, and when it is not any more. For how long it has been; 0: not
+  // so long that it is worth telling.
+  std::chrono::milliseconds LookAtRail();
 
   kernels::Device& device_;
   Channel channel_;
@@ -63,6 +67,8 @@ class Lane {
   std::unique_ptr<kernels::Stream> rail_stream_;  // null: one node
   std::unique_ptr<PeerGroup> group_;  // null: one node. Destroyed first: it writes into the job
   bool connecting_ = false;
+  std::chrono::milliseconds worth_telling_{0};
+  bool rail_silent_ = false;
 };
 
 }  // namespace dmuond::server::lane

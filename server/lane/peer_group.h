@@ -6,6 +6,7 @@
 #ifndef DMUOND_SERVER_LANE_PEER_GROUP_H_
 #define DMUOND_SERVER_LANE_PEER_GROUP_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -60,6 +61,14 @@ class PeerGroup {
   // asked again, which also starts what waits here for its turn.
   [[nodiscard]] virtual bool needs_polls() const { return false; }
 
+  // Whether bytes cross while something is under way. It looks: call it now and then.
+  struct Silence {
+    std::chrono::milliseconds lasts{0};  // no byte has crossed for so long; 0: all is well
+    std::string connections;             // for people
+  };
+  // Always 0 where a library alone knows what crosses, as for GPUs.
+  [[nodiscard]] virtual Silence silence() { return {}; }
+
   // Ends what is under way, here at once and at the peers as they notice: every later call is
   // ABORTED, but Done() of what was through. Memory is free when the object is gone.
   virtual void Abort() = 0;
@@ -70,6 +79,9 @@ struct PeerGroupSetup {
   int rank = 0;
   int size = 0;              // at least 2
   std::string bind_address;  // a name or number of this host; empty: loopback
+  // A member whose machine acknowledges nothing for so long is gone; 0: when the kernel gives it
+  // up, some 15 minutes. A library's connections are its own, and not looked at.
+  std::chrono::milliseconds silence_max{0};
   // Where the memory lies, and a stream for messages alone; both outlive the group. A group over
   // the host's memory needs neither.
   kernels::Device* device = nullptr;

@@ -13,7 +13,8 @@ namespace dmuond::server {
 JobLanes::JobLanes(Options options, LaneHost::Callbacks callbacks)
     : options_(std::move(options)),
       host_(options_.host, std::move(callbacks)),
-      tunings_(options_.host.lanes) {}
+      tunings_(options_.host.lanes),
+      silent_ms_(options_.host.lanes) {}
 
 absl::Status JobLanes::Start(const scheduler::node::StartLanes& order, const v1::PlanInputs& wire,
                              const scheduler::Plan& plan, NodeMemory& memory) {
@@ -26,6 +27,7 @@ absl::Status JobLanes::Start(const scheduler::node::StartLanes& order, const v1:
   }
   for (int32_t i = 0; i < options_.host.lanes; ++i) {
     const scheduler::LaneIndex lane(i);
+    silent_ms_[i] = 0;
     std::vector<int> fds;
     const v1::LaneCommand configure = ConfigureOf(order.epoch, lane, wire, memory, fds);
     absl::Status started = host_.Start(lane, generation_, configure, fds);
@@ -53,6 +55,7 @@ v1::LaneCommand JobLanes::ConfigureOf(uint32_t epoch, scheduler::LaneIndex lane,
       lane::PublishBoardBytes(program.buckets_size(), options_.host.lanes));
   configure.set_threads(options_.threads_per_lane);
   configure.set_bind_address(options_.rail_address);
+  configure.set_rail_timeout_ms(options_.rail_timeout.count());
   configure.set_tuning(tunings_[lane.value()]);
   fds = {of_job.state_fd(lane), of_job.staging_fd(lane), of_job.table_fd(lane), of_job.board_fd()};
   if (const auto copy = of_job.host_copy(lane); copy != nullptr) {

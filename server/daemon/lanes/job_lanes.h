@@ -4,6 +4,7 @@
 #ifndef DMUOND_SERVER_DAEMON_LANES_JOB_LANES_H_
 #define DMUOND_SERVER_DAEMON_LANES_JOB_LANES_H_
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -23,7 +24,8 @@ class JobLanes {
   struct Options {
     LaneHost::Options host;
     int32_t threads_per_lane = 1;
-    std::string rail_address;  // that lanes' peer groups listen on
+    std::string rail_address;                   // that lanes' peer groups listen on
+    std::chrono::milliseconds rail_timeout{0};  // as PeerGroupSetup's silence_max
     int64_t snapshot_staging_bytes = 0;
   };
   // `callbacks` are LaneHost's: nothing is told of processes that were ended.
@@ -55,6 +57,13 @@ class JobLanes {
   void KeepTuning(scheduler::LaneIndex lane, const std::string& tuning) {
     tunings_[lane.value()] = tuning;
   }
+  // How long a lane's rail has carried nothing, though it should.
+  void KeepSilence(scheduler::LaneIndex lane, int64_t silent_ms) {
+    silent_ms_[lane.value()] = silent_ms;
+  }
+  [[nodiscard]] int64_t silent_ms(scheduler::LaneIndex lane) const {
+    return silent_ms_[lane.value()];
+  }
   void End(bool kill);
   void Condemn(const scheduler::node::CondemnLane& order);
 
@@ -71,6 +80,7 @@ class JobLanes {
   const Options options_;
   LaneHost host_;
   std::vector<std::string> tunings_;  // by lane
+  std::vector<int64_t> silent_ms_;    // by lane
   bool turn_ = false;                 // a command is kept that may not wait
   uint64_t generation_ = 0;
 };

@@ -66,6 +66,7 @@ struct Config {
   std::chrono::milliseconds step_timeout{0};
   std::chrono::milliseconds session_linger{0};
   std::chrono::milliseconds lane_timeout{0};  // 0: lanes are not pinged
+  std::chrono::milliseconds rail_timeout{0};  // 0: when the kernel gives up
   std::chrono::milliseconds drain_timeout{0};
   int32_t skips_max = 0;
 

@@ -351,6 +351,10 @@ class Checker {
     config_.step_timeout = Time("step_timeout", values.step_timeout(), kLeast);
     config_.session_linger = Time("session_linger", values.session_linger(), absl::ZeroDuration());
     config_.lane_timeout = Time("lane_timeout", values.lane_timeout(), absl::ZeroDuration());
+    config_.rail_timeout = Time("rail_timeout", values.rail_timeout(), absl::ZeroDuration());
+    if (config_.rail_timeout.count() > 0 && config_.rail_timeout < std::chrono::seconds(1)) {
+      Wrong("rail_timeout", values.rail_timeout(), "is shorter than 1s, and not 0");
+    }
     config_.drain_timeout = Time("drain_timeout", values.drain_timeout(), kLeast);
     config_.skips_max = InRange("skips_max", values.skips_max(), 1, 1'000'000);
   }

@@ -89,6 +89,10 @@ ABSL_FLAG(absl::Duration, session_linger, absl::Minutes(10),
           "how long a job waits for the replacement of a trainer that is gone");
 ABSL_FLAG(absl::Duration, lane_timeout, absl::Seconds(30),
           "a lane that neither answers nor computes for so long is killed and replaced; 0: never");
+ABSL_FLAG(
+    absl::Duration, rail_timeout, absl::Seconds(60),
+    "a node counts as gone whose machine acknowledges nothing on a rail for so long (lanes on "
+    "the CPU); 0: when the kernel gives it up");
 ABSL_FLAG(absl::Duration, drain_timeout, absl::Seconds(45),
           "how long a daemon that is told to leave may take to finish its step and to save; less "
           "than what the service manager waits before it kills");

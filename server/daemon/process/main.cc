@@ -113,6 +113,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.job_memory_bytes = config.job_memory_bytes;
   options.step_timeout = config.step_timeout;
   options.lane_timeout = config.lane_timeout;
+  options.rail_timeout = config.rail_timeout;
   options.coordinator.nodes = config.nodes;
   options.coordinator.lanes_per_node = config.lanes;
   options.coordinator.lane_memory_bytes = config.lane_memory_bytes;

@@ -1,14 +1,21 @@
 // Lanes that are stopped for ever: the daemon finds them out, kills and replaces them, and the run
 // is the undisturbed one bit for bit. At every point of a step: tests/faults/matrix.py --kind hang.
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "dmuond/wire/unique_fd.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/example_runs.h"
 #include "tests/server/system/daemon_status.h"
@@ -77,6 +84,50 @@ TEST_F(HangingLanesTest, ASuccessorThatHangsWhileTheGroupFormsAnewIsReplacedToo)
   ASSERT_EQ(::kill(successor, SIGSTOP), 0);
   ExpectUndisturbed(trainers, expected);
   EXPECT_TRUE(absl::StrContains(daemon().Log(), "lane hangs and is killed"));
+  ExpectDaemonsLeave();
+}
+
+// All that comes to the TCP connections of a process is dropped from now on, what acknowledges its
+// own bytes, too: as by a firewall, or a cable.
+void DropWhatComesTo(pid_t pid) {
+  const wire::UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  ASSERT_TRUE(process.valid());
+  sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
+  const sock_fprog filter{1, &drop};
+  int connections = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(absl::StrCat("/proc/", pid, "/fd"))) {
+    const int theirs = std::stoi(entry.path().filename());
+    const wire::UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_getfd, process.get(), theirs, 0)));
+    sockaddr_storage peer{};
+    socklen_t size = sizeof(peer);
+    if (!fd.valid() || ::getpeername(fd.get(), reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
+        peer.ss_family != AF_INET) {
+      continue;
+    }
+    ++connections;
+    ASSERT_EQ(::setsockopt(fd.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter)), 0);
+  }
+  EXPECT_EQ(connections, 1) << "of a rail of two nodes";
+}
+
+TEST_F(HangingLanesTest, ANodeThatIsNotHeardOnARailAnyMoreCountsAsGone) {
+  StartGroup(2, {"--rail_timeout=4s"});
+  const std::vector<Lines> expected = Undisturbed();
+  std::vector<Trainer> trainers = StartAll();
+  WaitForSteps(trainers[0], 20);
+  const size_t before = Steps(trainers[0].output).size();
+  const auto silent = std::chrono::steady_clock::now();
+  ASSERT_NO_FATAL_FAILURE(DropWhatComesTo(LanePid(1, 0)));
+  EXPECT_TRUE(DaemonStatus(daemon(1).address()).WaitFor([](const v1::GetStatusReply& status) {
+    return status.lanes_size() > 0 && status.lanes(0).rail_silent_ms() >= 2000;
+  }));
+  WaitForSteps(trainers[0], before + 3);
+  EXPECT_LT(std::chrono::steady_clock::now() - silent, std::chrono::seconds(20));
+  ExpectUndisturbed(trainers, expected);
+  const std::string log = daemon(0).Log() + daemon(1).Log();
+  EXPECT_TRUE(absl::StrContains(log, "the rail carries nothing, though it should")) << log;
+  EXPECT_TRUE(absl::StrContains(log, "Connection timed out")) << log;
   ExpectDaemonsLeave();
 }
 
