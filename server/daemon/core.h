@@ -44,6 +44,7 @@
 #include "server/daemon/memory/record_file.h"
 #include "server/daemon/options.h"
 #include "server/daemon/planner.h"
+#include "server/daemon/rpc_counts.h"
 #include "server/daemon/snapshots/snapshot_disks.h"
 #include "server/daemon/state_mutex.h"
 
@@ -141,6 +142,7 @@ struct Core {
   PeerLinks* peers = nullptr;             // null in a group of one
   std::atomic<uint32_t> newest_epoch{0};  // the newest of which this daemon was a part; 0: none
   Planner planner;
+  RpcCounts rpcs;
 
   StateMutex mutex;
   // ---- machines ----

@@ -98,7 +98,11 @@ NodeView ViewOf(Core& core) {
   view.snapshots = core.options.storage != nullptr;
   view.counters = core.counters;
   view.lock_held = core.mutex.held();
-  if (core.peers != nullptr) view.heard = core.peers->Heard();
+  view.planned_in_s = core.planner.seconds();
+  if (core.peers != nullptr) {
+    view.heard = core.peers->Heard();
+    view.certificates_expire = core.peers->CertificatesExpire();
+  }
   v1::GetStatusReply& status = view.status;
   status.set_version(kBuildVersion);
   status.set_node(core.options.node);

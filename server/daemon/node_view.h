@@ -12,7 +12,9 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 
+#include "absl/time/time.h"
 #include "dmuond/v1/admin.pb.h"
 #include "scheduler/job/job_figures.h"
 #include "scheduler/job/planned_job.h"
@@ -33,8 +35,10 @@ struct NodeView {
   bool snapshots = false;         // there is a directory for them
   Counters counters;
   StateMutex::Held lock_held;
+  double planned_in_s = 0;  // how long the newest plan took
   // When the group's other daemons were heard of last, as PeerLinks::Heard().
   std::map<int32_t, std::chrono::steady_clock::time_point> heard;
+  std::optional<absl::Time> certificates_expire;  // as PeerLinks::CertificatesExpire()
 };
 
 // Of this moment.

@@ -1,5 +1,6 @@
 #include "server/daemon/planner.h"
 
+#include <chrono>
 #include <utility>
 
 namespace dmuond::server {
@@ -13,8 +14,10 @@ absl::StatusOr<scheduler::PlannedJob> Planner::Make(const v1::PlanInputs& wire) 
   std::string key = same.SerializeAsString();
   MutexLock lock(mutex_);
   if (last_.plan != nullptr && key == key_) return last_;
+  const auto began = std::chrono::steady_clock::now();
   absl::StatusOr<scheduler::PlannedJob> made = scheduler::MakePlannedJob(wire);
   if (!made.ok()) return made.status();
+  seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   last_ = *std::move(made);
   key_ = std::move(key);
   return last_;

@@ -5,6 +5,7 @@
 #ifndef DMUOND_SERVER_DAEMON_PLANNER_H_
 #define DMUOND_SERVER_DAEMON_PLANNER_H_
 
+#include <atomic>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -20,7 +21,11 @@ class Planner {
   // own in job, incarnation, launch and restore only.
   absl::StatusOr<scheduler::PlannedJob> Make(const v1::PlanInputs& wire);
 
+  // How long the newest plan took to make; 0: there was none.
+  [[nodiscard]] double seconds() const { return seconds_; }
+
  private:
+  std::atomic<double> seconds_{0};
   Mutex mutex_;
   std::string key_ DMUOND_GUARDED_BY(mutex_);  // the bytes of last_'s inputs
   scheduler::PlannedJob last_ DMUOND_GUARDED_BY(mutex_);

@@ -67,8 +67,8 @@ TcpTraffic ReadTcpTraffic() {
     if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return;
     traffic.bytes += info.tcpi_bytes_received + info.tcpi_bytes_acked;
     absl::StrAppend(&traffic.connections, traffic.connections.empty() ? "" : "; ", Text(peer),
-                    ": last bytes ", info.tcpi_last_data_recv / 1000, " s ago, ",
-                    info.tcpi_unacked, " packets not acknowledged");
+                    ": last bytes ", info.tcpi_last_data_recv / 1000, " s ago, ", info.tcpi_unacked,
+                    " packets not acknowledged");
   });
   return traffic;
 }

@@ -38,6 +38,23 @@ def get(address: str, path: str, method: str = "GET") -> tuple[int, str, str]:
         connection.close()
 
 
+def tls_flags(folder: Path) -> list[str]:
+    """Of daemons that have one certificate, its own authority."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subject = "req -x509 -days 30 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1"
+    names = "-subj /CN=dmuond -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(
+        ["openssl", *subject.split(), *names.split(), "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    return [
+        f"--peer_tls_ca={certificate}",
+        f"--peer_tls_certificate={certificate}",
+        f"--peer_tls_key={key}",
+    ]
+
+
 Samples = dict[tuple[str, frozenset], float]
 
 
@@ -153,12 +170,14 @@ def published(address: str, steps: int) -> bool:
 
 def test_the_page_lists_what_a_run_gives_with_types_and_labels(daemons, tmp_path) -> None:
     given: dict[str, tuple[str, set[str]]] = {}
-    with group(daemons, tmp_path, f"--snapshot_dir={tmp_path / 'snapshots'}") as members:
+    flags = [f"--snapshot_dir={tmp_path / 'snapshots'}", *tls_flags(tmp_path)]
+    with group(daemons, tmp_path, *flags) as members:
         address = f"unix:{members[0][0].path}"
         with dmuond.Session(address, rank=0, world_size=1) as session:
             two_matrices(session)
             session.step(scalars())
             assert run("dmuonctl", "snapshot", "save", f"--address={address}").returncode == 0
+            assert run("dmuonctl", "job", "end", "other", f"--address={address}").returncode != 0
             for _, metrics in members:
                 types, samples = scrape(metrics)
                 for name, labels in samples:
@@ -213,6 +232,26 @@ def test_metrics_follow_a_run(daemons) -> None:
             assert counts == sorted(counts)
             assert counts[-1] == value(samples, "dmuond_job_phase_seconds_count", phase=phase)
     wait_for(lambda: now(metrics, "dmuond_job_last_committed_step") is None)  # the job has ended
+
+
+def test_calls_are_counted_by_code_and_refusals_by_reason(daemons) -> None:
+    daemon, metrics = alone(daemons)
+    with dmuond.Session(f"unix:{daemon.path}", job=JOB, rank=0, world_size=1) as session:
+        two_matrices(session)
+        for _ in range(3):
+            session.step(scalars())
+    assert run("dmuonctl", "job", "end", "other", f"--address=unix:{daemon.path}").returncode != 0
+    _, samples = scrape(metrics)
+    calls = {"method": "dmuond.v1.Trainer/SubmitStep", "code": "OK"}
+    assert value(samples, "dmuond_rpcs_total", **calls) == 3
+    assert value(samples, "dmuond_refusals_total", reason="NO_JOB") == 1
+
+
+def test_the_certificates_end_is_a_moment_to_come(daemons, tmp_path) -> None:
+    with group(daemons, tmp_path, *tls_flags(tmp_path)) as members:
+        for _, metrics in members:
+            expires = value(scrape(metrics)[1], "dmuond_certificate_expiry_timestamp_seconds")
+            assert abs(expires - time.time() - 30 * 86400) < 3600
 
 
 def test_a_lane_that_dies_is_counted_by_reason(daemons) -> None:

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "dmuond/v1/peer.pb.h"
 #include "server/daemon/memory/state_transfer.h"
 
@@ -32,6 +33,8 @@ class PeerLinks {
   // When each other daemon that is of the group was heard of last: on node 0 the members, on other
   // nodes node 0. Never blocks.
   virtual std::map<int32_t, std::chrono::steady_clock::time_point> Heard() = 0;
+  // When the first of the certificates between daemons expires; without TLS: never. Never blocks.
+  virtual std::optional<absl::Time> CertificatesExpire() = 0;
   // Sends to one member or, without `node`, to all remote ones. Node 0 only. Never blocks.
   virtual void SendToMembers(std::optional<int32_t> node,
                              const v1::CoordinatorMessage& message) = 0;

@@ -34,6 +34,7 @@
 #include "server/daemon/group/stream_writer.h"
 #include "server/daemon/group/unproven_streams.h"
 #include "server/daemon/process/reflection.h"
+#include "server/daemon/rpc_counting.h"
 #include "server/version.h"
 
 namespace dmuond::server {
@@ -103,6 +104,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   absl::Status Listen() {
     grpc::ServerBuilder builder;
     builder.SetOption(WithoutReflection());
+    CountCalls(builder, daemon_.core().rpcs);
     int port = 0;
     builder.AddListeningPort(options_.listen, credentials_->server(), &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -158,6 +160,10 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       gaps.missing.push_back(node.value());
     }
     return gaps;
+  }
+  std::optional<absl::Time> CertificatesExpire() override {
+    if (!credentials_->tls()) return std::nullopt;
+    return credentials_->expires();
   }
   std::map<int32_t, steady_clock::time_point> Heard() override {
     MutexLock lock(mutex_);

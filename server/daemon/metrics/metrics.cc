@@ -126,6 +126,11 @@ void AddGroup(const NodeView& view, Metrics& metrics) {
                   "elsewhere node 0",
                   {{"node", absl::StrCat(node)}}, UnixTime(heard));
   }
+  if (view.certificates_expire.has_value()) {
+    metrics.Gauge("dmuond_certificate_expiry_timestamp_seconds",
+                  "Unix time at which the first of the certificates between daemons expires", {},
+                  absl::ToDoubleSeconds(*view.certificates_expire - absl::UnixEpoch()));
+  }
   const char* const name = "dmuond_group_breaks_total";
   const char* const help = "How often the group broke, by whom it lost";
   if (status.node() == 0) {
@@ -154,6 +159,9 @@ void AddLanes(const NodeView& view, Metrics& metrics) {
       metrics.Counter("dmuond_lane_restarts_total",
                       "Processes that took the lane's place since the job began here",
                       {name, index}, lane.restarts());
+      metrics.Gauge("dmuond_lane_rail_silent_seconds",
+                    "No byte has crossed the lane's rail for so long, though some should",
+                    {name, index}, static_cast<double>(lane.rail_silent_ms()) * 1e-3);
       metrics.Gauge("dmuond_lane_load_seconds", "The planner's estimate of the lane's update",
                     {name, index}, lane.load_us() * 1e-6);
       metrics.Gauge("dmuond_memory_bytes",
@@ -162,6 +170,19 @@ void AddLanes(const NodeView& view, Metrics& metrics) {
       metrics.Gauge("dmuond_memory_bytes", "", {name, index, {"kind", "staging"}},
                     static_cast<double>(lane.staging_bytes()));
     }
+  }
+}
+
+void AddRpcs(const RpcCounts::Counts& counts, Metrics& metrics) {
+  for (const auto& [call, count] : counts.calls) {
+    const auto& [method, code] = call;
+    metrics.Counter(
+        "dmuond_rpcs_total", "Calls that were answered, of trainers, dmuonctl and peers",
+        {{"method", method}, {"code", absl::StatusCodeToString(code)}}, static_cast<double>(count));
+  }
+  for (const auto& [reason, count] : counts.refusals) {
+    metrics.Counter("dmuond_refusals_total", "Calls that ended with an error, by its reason",
+                    {{"reason", reason}}, static_cast<double>(count));
   }
 }
 
@@ -251,13 +272,15 @@ void AddSnapshots(const SeenJob& job, const Labels& labels, Metrics& metrics) {
                   static_cast<double>(figures.snapshot_bytes));
 }
 
-void AddPlan(const SeenJob& job, const Labels& labels, Metrics& metrics) {
+void AddPlan(const SeenJob& job, const Labels& labels, double planned_in_s, Metrics& metrics) {
   if (job.planned.plan == nullptr) return;
   const scheduler::Plan& plan = *job.planned.plan;
   metrics.Gauge("dmuond_job_parameters", "Parameters of all routes", labels,
                 static_cast<double>(job.planned.inputs->layout.parameters.size()));
   metrics.Gauge("dmuond_job_units", "Matrices and pieces that are updated as one", labels,
                 static_cast<double>(plan.units.size()));
+  metrics.Gauge("dmuond_job_plan_seconds", "How long this node took to make the plan", labels,
+                planned_in_s);
   metrics.Gauge("dmuond_job_plan_imbalance",
                 "Estimated update time of the slowest lane over the mean of all", labels,
                 plan.quality.imbalance);
@@ -265,7 +288,7 @@ void AddPlan(const SeenJob& job, const Labels& labels, Metrics& metrics) {
                 labels, plan.quality.makespan_us * 1e-6);
 }
 
-void AddJob(const SeenJob& job, bool snapshots, Metrics& metrics) {
+void AddJob(const SeenJob& job, const NodeView& view, Metrics& metrics) {
   const Labels labels = {{"job", job.status.name()}};
   metrics.State("dmuond_job_state", "1 for the state that the job is in", labels,
                 {"registering", "preparing", "running", "waiting", "failed"}, job.status.state());
@@ -277,18 +300,19 @@ void AddJob(const SeenJob& job, bool snapshots, Metrics& metrics) {
   }
   AddSteps(job, labels, metrics);
   AddMatrices(job, labels, metrics);
-  if (snapshots) AddSnapshots(job, labels, metrics);
-  AddPlan(job, labels, metrics);
+  if (view.snapshots) AddSnapshots(job, labels, metrics);
+  AddPlan(job, labels, view.planned_in_s, metrics);
 }
 
 }  // namespace
 
-std::string MetricsText(const NodeView& view, SteadyTime started) {
+std::string MetricsText(const NodeView& view, SteadyTime started, const RpcCounts::Counts& rpcs) {
   Metrics metrics;
   AddDaemon(view, started, metrics);
   AddGroup(view, metrics);
   AddLanes(view, metrics);
-  for (const SeenJob& job : JobsOf(view)) AddJob(job, view.snapshots, metrics);
+  AddRpcs(rpcs, metrics);
+  for (const SeenJob& job : JobsOf(view)) AddJob(job, view, metrics);
   return metrics.Text();
 }
 

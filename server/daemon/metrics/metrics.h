@@ -10,12 +10,14 @@
 #include <string>
 
 #include "server/daemon/node_view.h"
+#include "server/daemon/rpc_counts.h"
 
 namespace dmuond::server {
 
 // `started` is when the process began. Times of the text are those of the machine's clock.
 [[nodiscard]] std::string MetricsText(const NodeView& view,
-                                      std::chrono::steady_clock::time_point started);
+                                      std::chrono::steady_clock::time_point started,
+                                      const RpcCounts::Counts& rpcs);
 
 }  // namespace dmuond::server
 

@@ -14,7 +14,7 @@ constexpr char kHtml[] = "text/html; charset=utf-8";
 HttpServer::Answer PageAt(const std::string& path, Core& core) {
   if (path == "/metrics") {
     return {200, "text/plain; version=0.0.4; charset=utf-8",
-            MetricsText(*core.Look().view, core.started)};
+            MetricsText(*core.Look().view, core.started, core.rpcs.Read())};
   }
   if (path == "/statusz")
     return {200, kHtml, StatusPage(core.Look(), core.started, log::RecentLines())};

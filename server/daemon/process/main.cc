@@ -48,6 +48,7 @@
 #include "server/daemon/process/library_logs.h"
 #include "server/daemon/process/reflection.h"
 #include "server/daemon/process/socket_dir.h"
+#include "server/daemon/rpc_counting.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/shared_directory.h"
 #include "server/version.h"
@@ -216,8 +217,9 @@ absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenForTrainers(const Config& conf
 }
 
 // What every server here has in common.
-void SetUp(grpc::ServerBuilder& builder, bool reflection, int streams_max, int64_t threads_max,
-           size_t bytes_max) {
+void SetUp(grpc::ServerBuilder& builder, RpcCounts& counts, bool reflection, int streams_max,
+           int64_t threads_max, size_t bytes_max) {
+  CountCalls(builder, counts);
   if (!reflection) builder.SetOption(WithoutReflection());
   builder.SetMaxReceiveMessageSize(kMessageBytesMax);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, streams_max);
@@ -264,13 +266,11 @@ absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenForAdmin(const Config& config)
   return WithTaken(GrpcSocket::Listen(std::move(options)), path);
 }
 
-absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& config,
-                                                               std::unique_ptr<GrpcSocket> socket,
-                                                               v1::Admin::Service* admin,
-                                                               grpc::Service* health,
-                                                               StandIn& stand_in) {
+absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(
+    const Config& config, RpcCounts& counts, std::unique_ptr<GrpcSocket> socket,
+    v1::Admin::Service* admin, grpc::Service* health, StandIn& stand_in) {
   grpc::ServerBuilder builder;
-  SetUp(builder, config.reflection, kAdminStreamsMax, kAdminThreadsMax, kAdminBytesMax);
+  SetUp(builder, counts, config.reflection, kAdminStreamsMax, kAdminThreadsMax, kAdminBytesMax);
   builder.RegisterService(admin);
   builder.RegisterService(health);
   stand_in.PollFor(builder);
@@ -486,7 +486,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   }
   grpc::ServerBuilder builder;
   // So that what one user's connections may hold leaves enough for every other user's.
-  SetUp(builder, config.reflection, kStreamsMax,
+  SetUp(builder, daemon.core().rpcs, config.reflection, kStreamsMax,
         kStreamsMax * int64_t{config.connections_per_uid} *
             static_cast<int64_t>(config.allowed_uids.size() + 2),
         kTrainersBytesMax);
@@ -506,8 +506,9 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   const QueuedCalls& polls = *step_calls;
   SocketServer server(*std::move(socket), std::move(step_calls), std::move(built));
   StandIn stand_in(polls);
-  const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server = StartAdminServer(
-      config, *std::move(admin_socket), admin_service.get(), admin_health.get(), stand_in);
+  const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server =
+      StartAdminServer(config, daemon.core().rpcs, *std::move(admin_socket), admin_service.get(),
+                       admin_health.get(), stand_in);
   if (!admin_server.ok()) return admin_server.status();
   absl::StatusOr<std::unique_ptr<grpc::Server>> health_server =
       StartHealthServer(config, probe_service.get(), stand_in);

@@ -21,6 +21,7 @@ class LinksOfAMember final : public PeerLinks {
  public:
   GroupGaps Gaps() override { return {}; }
   std::map<int32_t, std::chrono::steady_clock::time_point> Heard() override { return {}; }
+  std::optional<absl::Time> CertificatesExpire() override { return std::nullopt; }
   void SendToMembers(std::optional<int32_t> /*node*/,
                      const v1::CoordinatorMessage& message) override {
     if (said_to_members_) said_to_members_(message);
