@@ -17,7 +17,8 @@ class Counting final : public interception::Interceptor {
  public:
   Counting(const char* method, RpcCounts& counts) : method_(method), counts_(counts) {}
   void Intercept(interception::InterceptorBatchMethods* methods) override {
-    if (methods->QueryInterceptionHookPoint(interception::InterceptionHookPoints::PRE_SEND_STATUS)) {
+    if (methods->QueryInterceptionHookPoint(
+            interception::InterceptionHookPoints::PRE_SEND_STATUS)) {
       counts_.Add(method_, FromGrpc(methods->GetSendStatus()));
     }
     methods->Proceed();
