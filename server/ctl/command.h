@@ -37,6 +37,8 @@ struct Options {
   absl::Duration drain_timeout;
   absl::Duration snapshot_timeout;  // snapshot save
   bool save = false;                // job end
+  absl::Duration interval;          // top
+  int64_t count = 0;                // top; 0: until it is ended
 };
 
 inline constexpr int kExitOk = 0;
@@ -47,6 +49,7 @@ inline constexpr int kExitUsage = 2;
 using Arguments = std::vector<std::string>;
 
 int RunStatus(const Options& options, const Arguments& arguments);
+int RunTop(const Options& options, const Arguments& arguments);
 int RunJobs(const Options& options, const Arguments& arguments);
 int RunJob(const Options& options, const Arguments& arguments);
 int RunRouting(const Options& options, const Arguments& arguments);

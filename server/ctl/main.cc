@@ -45,6 +45,8 @@ ABSL_FLAG(absl::Duration, drain_timeout, absl::Minutes(2),
 ABSL_FLAG(absl::Duration, snapshot_timeout, absl::Minutes(10),
           "snapshot save, job end --save: how long the snapshot may take to be written");
 
+ABSL_FLAG(absl::Duration, interval, absl::Seconds(1), "top: from one look to the next");
+ABSL_FLAG(int64_t, count, 0, "top: how many looks; 0: until it is ended");
 ABSL_FLAG(bool, save, false, "job end: into a snapshot first; where that fails, the job goes on");
 
 namespace dmuond::server::ctl {
@@ -56,8 +58,12 @@ struct Subcommand {
   int (*run)(const Options&, const Arguments&);
 };
 
-constexpr std::array<Subcommand, 11> kSubcommands = {{
+constexpr std::array<Subcommand, 12> kSubcommands = {{
     {"status", "status                     the daemon, its lanes, its job", RunStatus},
+    {"top",
+     "top [--interval=1s --count=N]\n"
+     "                             the same again and again, with steps a second, until q or ^C",
+     RunTop},
     {"jobs", "jobs                       one line for each job", RunJobs},
     {"job", "job end NAME [--save]      a job ends on all nodes, its trainers are told", RunJob},
     {"routing", "routing                    every parameter: route, owners, why", RunRouting},
@@ -114,7 +120,9 @@ Options ReadOptions() {
           .ready_timeout = absl::GetFlag(FLAGS_ready_timeout),
           .drain_timeout = absl::GetFlag(FLAGS_drain_timeout),
           .snapshot_timeout = absl::GetFlag(FLAGS_snapshot_timeout),
-          .save = absl::GetFlag(FLAGS_save)};
+          .save = absl::GetFlag(FLAGS_save),
+          .interval = absl::GetFlag(FLAGS_interval),
+          .count = absl::GetFlag(FLAGS_count)};
 }
 
 int Main(int argc, char** argv) {
