@@ -30,16 +30,16 @@ std::string WhoIsMissing(const v1::GetStatusReply& status) {
 std::string StatusText(const v1::GetStatusReply& status) {
   std::ostringstream out;
   out << PictureAge(status.picture_age_ms()) << "dmuond " << status.version() << ", node "
-            << status.node() << " of " << status.nodes() << " (" << status.group_state()
-            << ", epoch " << status.epoch() << "), up " << HumanSeconds(status.uptime_s()) << ", "
-            << status.socket() << "\n"
-            << WhoIsMissing(status) << "device " << status.device_type();
+      << status.node() << " of " << status.nodes() << " (" << status.group_state() << ", epoch "
+      << status.epoch() << "), up " << HumanSeconds(status.uptime_s()) << ", " << status.socket()
+      << "\n"
+      << WhoIsMissing(status) << "device " << status.device_type();
   if (!status.core_type().empty()) out << ", OpenBLAS core type " << status.core_type();
   out << "\n";
   const std::string mps = status.socket() + MpsControl::kFolderSuffix;
   if (std::error_code error; std::filesystem::exists(mps + "/control", error)) {
-    out << "MPS is the daemon's own; trainers need " << MpsControl::kPipeVariable << "="
-              << mps << "\n";
+    out << "MPS is the daemon's own; trainers need " << MpsControl::kPipeVariable << "=" << mps
+        << "\n";
   }
   if (!status.snapshot_dir_hangs().empty()) {
     out << "the snapshot directory hangs: " << status.snapshot_dir_hangs() << "\n";
@@ -57,8 +57,8 @@ std::string StatusText(const v1::GetStatusReply& status) {
     for (const v1::LaneStatus& lane : status.lanes()) {
       if (lane.rail_silent_ms() == 0) continue;
       out << "the rail of lane " << lane.lane() << " has carried nothing for "
-                << lane.rail_silent_ms() / 1000
-                << " s, though it should; the daemon's log says to whom\n";
+          << lane.rail_silent_ms() / 1000
+          << " s, though it should; the daemon's log says to whom\n";
     }
   }
   out << "\n" << (status.has_job() ? JobText(status.job()) : "no job\n");

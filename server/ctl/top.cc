@@ -57,9 +57,8 @@ int RunTop(const Options& options, const Arguments& arguments) {
       answered = status.status();
       // One that ends may have a successor.
       const std::string text =
-          answered.ok()
-              ? StatusText(*status) + rate.Look(*status, absl::Now())
-              : absl::StrCat("the daemon does not answer: ", answered.message(), "\n");
+          answered.ok() ? StatusText(*status) + rate.Look(*status, absl::Now())
+                        : absl::StrCat("the daemon does not answer: ", answered.message(), "\n");
       if (!screen.Show(text) || shown == options.count || screen.EndsWithin(options.interval)) {
         break;
       }

@@ -1,6 +1,5 @@
 #include "server/lane/gloo_group.h"
 
-#include <gloo/transport/address.h>
 #include <gloo/transport/context.h>
 #include <gloo/transport/device.h>
 #include <gloo/transport/pair.h>
@@ -10,7 +9,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <thread>
@@ -20,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/mutex.h"
+#include "server/lane/rail_blob.h"
 #include "server/lane/tcp_watch.h"
 
 namespace dmuond::server::lane {
@@ -48,7 +47,7 @@ class GlooGroup final : public PeerGroup {
     for (int peer = 0; peer < size_; ++peer) {
       std::vector<char> address;
       if (peer != rank_) address = context_->createPair(peer)->address().bytes();
-      AppendAddress(address);
+      AppendAddress(address, blob_);
     }
   }
 
@@ -85,10 +84,13 @@ class GlooGroup final : public PeerGroup {
     std::vector<std::vector<char>> addresses(size_);
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank_) continue;
-      if (!ReadAddress(blobs[peer], addresses[peer])) {
+      auto address =
+          ReadAddress(blobs[peer], rank_, context_->getPair(peer)->address().bytes().size());
+      if (!address.has_value()) {
         return absl::InvalidArgumentError(
             absl::StrCat("rail: member ", peer, " sent no address for member ", rank_));
       }
+      addresses[peer] = *std::move(address);
     }
     thread_ = std::thread([this, addresses = std::move(addresses)] { Serve(addresses); });
     return absl::OkStatus();
@@ -223,29 +225,6 @@ class GlooGroup final : public PeerGroup {
     operations_.push_back(std::move(operation));
     changed_.NotifyAll();
     return last_ticket_;
-  }
-
-  // The blob: for each member, 4 bytes of length and that many of the address kept for it.
-  void AppendAddress(const std::vector<char>& address) {
-    const auto length = static_cast<uint32_t>(address.size());
-    blob_.append(reinterpret_cast<const char*>(&length), sizeof(length));
-    blob_.append(address.data(), address.size());
-  }
-  [[nodiscard]] bool ReadAddress(const std::string& blob, std::vector<char>& address) const {
-    size_t at = 0;
-    for (int member = 0; member <= rank_; ++member) {
-      uint32_t length = 0;
-      if (blob.size() - at < sizeof(length)) return false;
-      std::memcpy(&length, blob.data() + at, sizeof(length));
-      at += sizeof(length);
-      // Gloo does not check what it is given.
-      if (length > gloo::transport::Address::kMaxByteSize || blob.size() - at < length) {
-        return false;
-      }
-      if (member == rank_) address.assign(blob.data() + at, blob.data() + at + length);
-      at += length;
-    }
-    return address.size() == context_->getPair(rank_ == 0 ? 1 : 0)->address().bytes().size();
   }
 
   void Serve(const std::vector<std::vector<char>>& addresses) DMUOND_EXCLUDES(mutex_) {

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -13,16 +12,14 @@
 #include "scheduler/convert/convert.h"
 #include "scheduler/cost_model.h"
 #include "server/cost_file.h"
+#include "tests/fuzz/require.h"
 
 namespace {
 
 using dmuond::scheduler::CostModel;
 using dmuond::scheduler::CostTable;
 using dmuond::scheduler::MatrixKind;
-
-void Require(bool holds) {
-  if (!holds) std::abort();
-}
+using dmuond::testing::Require;
 
 // A file without a name, which is read by its descriptor.
 class File {

@@ -478,6 +478,17 @@ def config() -> None:
         write("config", name, text.encode())
 
 
+def rail_blob() -> None:
+    for rank, length, own in ((0, 0, 2), (2, 28, 0), (7, 136, 3)):
+        blob = b""
+        for member in range(8):
+            address = b"" if member == own else bytes([member]) * length
+            blob += struct.pack("<I", len(address)) + address
+        write("rail_blob", f"rank_{rank}", bytes([rank, length]) + blob)
+        write("rail_blob", f"cut_{rank}", bytes([rank, length]) + blob[:-1])
+    write("rail_blob", "long", bytes([1, 4]) + struct.pack("<I", 0xFFFFFFF0) + b"short")
+
+
 def cost_table() -> None:
     entry = "entries { rows: %d cols: %d batch: %d microseconds: %s steps: 5 rounds: %d }\n"
     for name, text in {
@@ -500,3 +511,4 @@ if __name__ == "__main__":
     frames()
     config()
     cost_table()
+    rail_blob()
