@@ -92,7 +92,8 @@ def test_in_a_pipe_each_look_stands_below_the_last(daemons) -> None:
     looks = run("dmuonctl", "top", address, "--interval=10ms", "--count=3")
     assert looks.returncode == 0
     assert looks.stdout.count("no job\n") == 3 and "\x1b" not in looks.stdout
-    for wrong, why in (("--interval=0", "above 0"), ("--count=-1", "or more"), ("--json", "status")):
+    refusals = {"--interval=0": "above 0", "--count=-1": "or more", "--json": "status"}
+    for wrong, why in refusals.items():
         refused = run("dmuonctl", "top", address, wrong)
         assert refused.returncode == 2 and why in refused.stderr
     nobody = run("dmuonctl", "top", "--address=unix:/nowhere/d.sock", "--count=1")
