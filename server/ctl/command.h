@@ -39,6 +39,9 @@ struct Options {
   bool save = false;                // job end
   absl::Duration interval;          // top
   int64_t count = 0;                // top; 0: until it is ended
+  int32_t steps = 0;                // trace
+  std::string output;
+  absl::Duration trace_timeout;
 };
 
 inline constexpr int kExitOk = 0;
@@ -50,6 +53,7 @@ using Arguments = std::vector<std::string>;
 
 int RunStatus(const Options& options, const Arguments& arguments);
 int RunTop(const Options& options, const Arguments& arguments);
+int RunTrace(const Options& options, const Arguments& arguments);
 int RunJobs(const Options& options, const Arguments& arguments);
 int RunJob(const Options& options, const Arguments& arguments);
 int RunRouting(const Options& options, const Arguments& arguments);

@@ -47,6 +47,10 @@ ABSL_FLAG(absl::Duration, snapshot_timeout, absl::Minutes(10),
 
 ABSL_FLAG(absl::Duration, interval, absl::Seconds(1), "top: from one look to the next");
 ABSL_FLAG(int64_t, count, 0, "top: how many looks; 0: until it is ended");
+ABSL_FLAG(int32_t, steps, 10, "trace: how many steps, 1 to 1000");
+ABSL_FLAG(std::string, o, "", "trace: the file to write");
+ABSL_FLAG(absl::Duration, trace_timeout, absl::Minutes(1),
+          "trace: how long the steps may take; what has come until then is written");
 ABSL_FLAG(bool, save, false, "job end: into a snapshot first; where that fails, the job goes on");
 
 namespace dmuond::server::ctl {
@@ -58,7 +62,7 @@ struct Subcommand {
   int (*run)(const Options&, const Arguments&);
 };
 
-constexpr std::array<Subcommand, 12> kSubcommands = {{
+constexpr std::array<Subcommand, 13> kSubcommands = {{
     {"status", "status                     the daemon, its lanes, its job", RunStatus},
     {"top",
      "top [--interval=1s --count=N]\n"
@@ -73,6 +77,9 @@ constexpr std::array<Subcommand, 12> kSubcommands = {{
      RunPlan},
     {"doctor", "doctor                     what is right and wrong with this machine and daemon",
      RunDoctor},
+    {"trace",
+     "trace [--steps=N] -o FILE  what this node's lanes do in the next steps, for ui.perfetto.dev",
+     RunTrace},
     {"log-level", "log-level LEVEL            trace, debug, info, warn or error", RunLogLevel},
     {"drain", "drain                      finish the step, save and leave", RunDrain},
     {"run",
@@ -122,7 +129,10 @@ Options ReadOptions() {
           .snapshot_timeout = absl::GetFlag(FLAGS_snapshot_timeout),
           .save = absl::GetFlag(FLAGS_save),
           .interval = absl::GetFlag(FLAGS_interval),
-          .count = absl::GetFlag(FLAGS_count)};
+          .count = absl::GetFlag(FLAGS_count),
+          .steps = absl::GetFlag(FLAGS_steps),
+          .output = absl::GetFlag(FLAGS_o),
+          .trace_timeout = absl::GetFlag(FLAGS_trace_timeout)};
 }
 
 int Main(int argc, char** argv) {

@@ -24,6 +24,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -160,6 +161,8 @@ struct Core {
   // ---- what it has counted since it began ----
   Counters counters DMUOND_GUARDED_BY(mutex);
   // ---- what calls wait for ----
+  // What lanes did in steps, while a call gathers it.
+  std::optional<std::vector<v1::LaneTrace>> traces DMUOND_GUARDED_BY(mutex);
   std::set<int32_t> allocating DMUOND_GUARDED_BY(mutex);  // ranks whose memory is being made
   int32_t waiting_for_published DMUOND_GUARDED_BY(mutex) = 0;
   int64_t unit_requests DMUOND_GUARDED_BY(mutex) = 0;

@@ -323,6 +323,7 @@ absl::StatusOr<bool> Engine::ProgressPublish() {
     absl::StatusOr<const scheduler::Batch*> batch = updater_->RunBatch();
     if (!batch.ok()) return batch.status();
     if (*batch == nullptr) return progress;
+    if (to_trace_ > 0) TraceBatch(**batch);
     publisher_->OnBatch(**batch);
     if (updater_->done()) times_.updated = Clock::now();
     return true;
@@ -355,11 +356,47 @@ absl::Status Engine::ReportPublished() {
     timing.set_copy_us(committed ? publisher_->copy_time().us : 0);
     timing.set_copy_bytes(committed ? publisher_->copy_time().bytes : 0);
   }
+  const Task done = std::move(tasks_.front());
   tasks_.pop_front();
   fault::FaultPoint("lane.published");
   absl::Status sent = channel_.Send(report_);
   fault::FaultPoint("lane.published.sent");
-  return sent;
+  if (!sent.ok() || to_trace_ == 0 || !done.decision.has_value() || done.redo) return sent;
+  return ReportTraced(*done.decision);
+}
+
+// ---- tracing ----
+
+void Engine::OnTrace(int32_t steps) {
+  to_trace_ = steps;
+  trace_.Clear();
+  rail_.Trace(steps > 0 ? &trace_ : nullptr);
+}
+
+// The device works on one batch after the other.
+void Engine::TraceBatch(const scheduler::Batch& batch) {
+  const int64_t began = trace_.batches_size() == 0
+                            ? MonotonicMicroseconds(times_.decided)
+                            : trace_.batches(trace_.batches_size() - 1).end_us();
+  v1::LaneTrace::Batch& traced = *trace_.add_batches();
+  traced.set_begin_us(began);
+  traced.set_end_us(MonotonicMicroseconds(Clock::now()));
+  traced.set_units(static_cast<int32_t>(batch.units.size()));
+  if (batch.kind != scheduler::UnitKind::kMatrix) return;
+  traced.set_rows(batch.rows);
+  traced.set_cols(batch.cols);
+}
+
+absl::Status Engine::ReportTraced(const scheduler::Decision& decision) {
+  v1::LaneReport report;
+  trace_.set_attempt(decision.attempt.value());
+  trace_.set_step(decision.step.value());
+  trace_.set_lane(job_.program.lane.value());
+  trace_.set_committed(decision.verdict == Verdict::kCommit);
+  FillTrace(times_, trace_);
+  *report.mutable_traced() = trace_;
+  OnTrace(to_trace_ - 1);
+  return channel_.Send(report);
 }
 
 }  // namespace dmuond::server::lane

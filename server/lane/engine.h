@@ -52,6 +52,8 @@ class Engine {
   absl::Status OnRepublish(const v1::LaneCommand::Republish& republish);
   absl::Status OnSnapshot(const v1::LaneCommand::TakeSnapshot& snapshot);
   absl::Status OnLoadState(const v1::LaneCommand::LoadState& load);
+  // The next `steps` that are published are reported with all that the lane did in them.
+  void OnTrace(int32_t steps);
 
   // Does what can be done now. True: it did something; read the command socket and call again.
   absl::StatusOr<bool> Progress();
@@ -79,6 +81,8 @@ class Engine {
   absl::Status ReportGathered();
   absl::StatusOr<bool> ProgressPublish();
   absl::Status ReportPublished();
+  void TraceBatch(const scheduler::Batch& batch);
+  absl::Status ReportTraced(const scheduler::Decision& decision);
 
   const LaneJob& job_;
   Channel& channel_;
@@ -122,6 +126,10 @@ class Engine {
   int32_t snapshot_batches_ = 0;  // reported
   std::optional<Clock::time_point> held_since_;
   double held_us_ = 0;
+
+  // Of the step that is traced, while some still are to be.
+  int32_t to_trace_ = 0;
+  v1::LaneTrace trace_;
 
   AttemptTimes times_;
   WorkTime summed_;  // of the attempt that is decided

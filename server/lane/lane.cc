@@ -129,6 +129,10 @@ absl::Status Lane::Handle() {
       if (level.ok()) log::SetLevel(*level);
       return level.status();
     }
+    case Command::kTrace:
+      // One that has yet to be configured has no steps to trace.
+      if (engine_ != nullptr) engine_->OnTrace(command_.trace().steps());
+      return absl::OkStatus();
     default:
       break;
   }

@@ -43,7 +43,8 @@ absl::Status Rail::StartMessages(scheduler::RailOperation operation, int32_t buc
                        static_cast<uint64_t>(static_cast<uint32_t>(bucket));
   absl::StatusOr<int64_t> ticket = group_->Start(tag, messages_);
   if (!ticket.ok()) return ticket.status();
-  started_.push_back({operation, bucket, *ticket});
+  started_.push_back({operation, bucket, *ticket, {}});
+  if (trace_ != nullptr) started_.back().began = Clock::now();
   return absl::OkStatus();
 }
 
@@ -56,7 +57,15 @@ absl::StatusOr<bool> Rail::Done(scheduler::RailOperation operation, int32_t buck
   for (size_t i = 0; i < started_.size(); ++i) {
     if (started_[i].operation != operation || started_[i].bucket != bucket) continue;
     absl::StatusOr<bool> done = group_->Done(started_[i].ticket);
-    if (done.ok() && *done) started_.erase(started_.begin() + static_cast<int64_t>(i));
+    if (!done.ok() || !*done) return done;
+    if (trace_ != nullptr && started_[i].began != Clock::time_point()) {
+      v1::LaneTrace::Transfer& transfer = *trace_->add_transfers();
+      transfer.set_begin_us(MonotonicMicroseconds(started_[i].began));
+      transfer.set_end_us(MonotonicMicroseconds(Clock::now()));
+      transfer.set_bucket(bucket);
+      transfer.set_publishes(operation == scheduler::RailOperation::kPublish);
+    }
+    started_.erase(started_.begin() + static_cast<int64_t>(i));
     return done;
   }
   return absl::InternalError(absl::StrCat("bucket ", bucket, " was not started on the rail"));

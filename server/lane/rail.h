@@ -15,6 +15,7 @@
 #include "server/lane/channel.h"
 #include "server/lane/lane_job.h"
 #include "server/lane/peer_group.h"
+#include "server/lane/timing.h"
 
 namespace dmuond::server::lane {
 
@@ -44,6 +45,9 @@ class Rail {
   [[nodiscard]] absl::StatusOr<bool> Done(scheduler::RailOperation operation, int32_t bucket);
   // Whether an operation was started whose end Done() has not said yet.
   [[nodiscard]] bool active() const { return !started_.empty(); }
+  // From now on what crosses is added to `trace`, which must outlive the object or the next call;
+  // null: not any more.
+  void Trace(v1::LaneTrace* trace) { trace_ = trace; }
   // Whether nothing is under way. After an abort, messages of that attempt still arrive.
   [[nodiscard]] absl::StatusOr<bool> Idle();
 
@@ -52,6 +56,7 @@ class Rail {
     scheduler::RailOperation operation;
     int32_t bucket;
     int64_t ticket;
+    Clock::time_point began;  // while it is traced
   };
 
   void Add(const scheduler::Transfer& transfer);
@@ -62,6 +67,7 @@ class Rail {
   PeerGroup* group_;
   std::vector<PeerGroup::Message> messages_;  // of the call that runs
   std::vector<Started> started_;
+  v1::LaneTrace* trace_ = nullptr;
   scheduler::RailReady ready_;  // not reported yet
   v1::LaneReport report_;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 
 #include "dmuond/v1/types.pb.h"
 
@@ -31,6 +32,21 @@ struct WorkTime {
 [[nodiscard]] inline double Microseconds(Clock::time_point a, Clock::time_point b) {
   if (a == Clock::time_point() || b < a) return 0;
   return std::chrono::duration<double, std::micro>(b - a).count();
+}
+
+// Of the monotonic clock, which all processes of a machine share; 0: it did not happen.
+[[nodiscard]] inline int64_t MonotonicMicroseconds(Clock::time_point moment) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(moment.time_since_epoch()).count();
+}
+
+inline void FillTrace(const AttemptTimes& times, v1::LaneTrace& trace) {
+  trace.set_first_ready_us(MonotonicMicroseconds(times.first_ready));
+  trace.set_last_ready_us(MonotonicMicroseconds(times.last_ready));
+  trace.set_last_submit_us(MonotonicMicroseconds(times.last_submit));
+  trace.set_gathered_us(MonotonicMicroseconds(times.gathered));
+  trace.set_decided_us(MonotonicMicroseconds(times.decided));
+  trace.set_updated_us(MonotonicMicroseconds(times.updated));
+  trace.set_published_us(MonotonicMicroseconds(times.published));
 }
 
 inline void FillTiming(const AttemptTimes& times, v1::StepTiming& timing) {

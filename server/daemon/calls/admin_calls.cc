@@ -71,6 +71,56 @@ absl::StatusOr<v1::GetRoutingReply> AdminCalls::Routing() {
   return reply;
 }
 
+absl::StatusOr<v1::TraceStepsReply> AdminCalls::TraceSteps(const v1::TraceStepsRequest& request,
+                                                           const Core::Cancelled& cancelled) {
+  constexpr int32_t kStepsMax = 1000;
+  constexpr int64_t kTimeoutMaxMs = 600'000;
+  if (request.steps() < 1 || request.steps() > kStepsMax || request.timeout_ms() < 1 ||
+      request.timeout_ms() > kTimeoutMaxMs) {
+    return Error(absl::StatusCode::kInvalidArgument, "TRACE_INVALID",
+                 Say("a trace of ", Named("steps", request.steps()), " steps within ",
+                     Named("timeout_ms", request.timeout_ms()), " ms: 1 to ", kStepsMax,
+                     " steps, within 1 to ", kTimeoutMaxMs, " ms"));
+  }
+  StateLock lock(core_.mutex);
+  const NodeJob& job = core_.held_job();
+  if (!job.exists() || job.plan() == nullptr) {
+    return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
+  }
+  if (core_.traces.has_value()) {
+    return Error(absl::StatusCode::kAborted, "TRACE_RUNS", "another trace is under way; ask again");
+  }
+  v1::TraceStepsReply reply;
+  reply.set_job(job.name());
+  reply.set_node(core_.options.node);
+  const uint64_t number = job.number();
+  const uint64_t generation = core_.lanes.generation();
+  const auto lanes = static_cast<size_t>(core_.options.lanes);
+  const size_t wanted = static_cast<size_t>(request.steps()) * lanes;
+  core_.traces.emplace();
+  v1::LaneCommand command;
+  command.mutable_trace()->set_steps(request.steps());
+  core_.lanes.Broadcast(command);
+  const absl::StatusOr<bool> come = core_.Wait(
+      [&]() DMUOND_REQUIRES(core_.mutex) {
+        return core_.traces->size() >= wanted || job.number() != number ||
+               core_.lanes.generation() != generation;
+      },
+      std::chrono::steady_clock::now() + std::chrono::milliseconds(request.timeout_ms()),
+      cancelled);
+  for (v1::LaneTrace& trace : *core_.traces) *reply.add_lanes() = std::move(trace);
+  core_.traces.reset();
+  command.mutable_trace()->set_steps(0);
+  core_.lanes.Broadcast(command);
+  if (!come.ok()) return come.status();
+  const auto microseconds = [](auto since) {
+    return std::chrono::duration_cast<std::chrono::microseconds>(since).count();
+  };
+  reply.set_monotonic_us(microseconds(std::chrono::steady_clock::now().time_since_epoch()));
+  reply.set_unix_us(microseconds(std::chrono::system_clock::now().time_since_epoch()));
+  return reply;
+}
+
 // ---- changing ----
 
 log::Level AdminCalls::SetLogLevel(log::Level level) {

@@ -22,6 +22,9 @@ class AdminCalls {
   v1::GetStatusReply Status();
   absl::StatusOr<v1::GetPlanReply> Plan();
   absl::StatusOr<v1::GetRoutingReply> Routing();
+  // Waits for the steps.
+  absl::StatusOr<v1::TraceStepsReply> TraceSteps(const v1::TraceStepsRequest& request,
+                                                 const Core::Cancelled& cancelled);
   // Sets the level for this process and its lanes, present and future. Returns the former level.
   log::Level SetLogLevel(log::Level level);
   // Ends the job of this name on all nodes. Returns when nothing of it is left here.

@@ -49,6 +49,14 @@ class AdminService final : public v1::Admin::Service {
     *reply = *std::move(routing);
     return grpc::Status::OK;
   }
+  grpc::Status TraceSteps(ServerContext* context, const v1::TraceStepsRequest* request,
+                          v1::TraceStepsReply* reply) override {
+    absl::StatusOr<v1::TraceStepsReply> traced =
+        daemon_.admin().TraceSteps(*request, [context] { return context->IsCancelled(); });
+    if (!traced.ok()) return ToGrpc(traced.status());
+    *reply = *std::move(traced);
+    return grpc::Status::OK;
+  }
   grpc::Status Drain(ServerContext* context, const v1::DrainRequest* /*request*/,
                      v1::DrainReply* reply) override {
     if (absl::Status may = BeginChange(*context, "Drain"); !may.ok()) return ToGrpc(may);

@@ -1,0 +1,133 @@
+// dmuonctl trace: what this node's lanes do in the next steps, as a file for Perfetto
+// (ui.perfetto.dev) and chrome://tracing: Chrome's trace event format, its JSON object form.
+#include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "server/ctl/connection.h"
+#include "server/ctl/to_json.h"
+
+namespace dmuond::server::ctl {
+namespace {
+
+// Of each lane.
+enum Track : int { kSteps, kBatches, kRail, kTracks };
+
+class Events {
+ public:
+  // Moments become those of Unix time, so that files of several nodes fit together as well as their
+  // clocks do.
+  explicit Events(const v1::TraceStepsReply& traced)
+      : node_(traced.node()), offset_(traced.unix_us() - traced.monotonic_us()) {
+    Name("process_name", 0, absl::StrCat("node ", node_, ", job ", traced.job()));
+  }
+
+  void AddLane(int32_t lane) {
+    Name("thread_name", Id(lane, kSteps), absl::StrCat("lane ", lane));
+    Name("thread_name", Id(lane, kBatches), absl::StrCat("lane ", lane, ", batches"));
+    Name("thread_name", Id(lane, kRail), absl::StrCat("lane ", lane, ", rail"));
+  }
+  void Add(const v1::LaneTrace& trace) {
+    const int steps = Id(trace.lane(), kSteps);
+    const Json about = {{"step", trace.step()}, {"attempt", trace.attempt()}};
+    Span("collect", steps, trace.first_ready_us(), trace.gathered_us(), about);
+    Span("decide", steps, trace.gathered_us(), trace.decided_us(), about);
+    Span(trace.committed() ? "update" : "skip", steps, trace.decided_us(), trace.updated_us(),
+         about);
+    Span("publish", steps, trace.updated_us(), trace.published_us(), about);
+    Moment("last gradient", steps, trace.last_ready_us(), about);
+    Moment("last submission", steps, trace.last_submit_us(), about);
+    for (const v1::LaneTrace::Batch& batch : trace.batches()) {
+      const std::string what = batch.rows() > 0 ? absl::StrCat(batch.rows(), " x ", batch.cols())
+                                                : std::string("pieces");
+      Span(absl::StrCat(what, ", ", batch.units()), Id(trace.lane(), kBatches), batch.begin_us(),
+           batch.end_us(), about);
+    }
+    // Several are under way at once.
+    for (const v1::LaneTrace::Transfer& transfer : trace.transfers()) {
+      const std::string name = absl::StrCat(transfer.publishes() ? "weights" : "sums", ", bucket ",
+                                            transfer.bucket());
+      Json event = Event("b", name, Id(trace.lane(), kRail), transfer.begin_us());
+      event["cat"] = "rail";
+      event["id"] = ++transfers_;
+      event["args"] = about;
+      events_.push_back(event);
+      event["ph"] = "e";
+      event["ts"] = transfer.end_us() + offset_;
+      events_.push_back(std::move(event));
+    }
+  }
+  [[nodiscard]] Json Take() {
+    return {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events_)}};
+  }
+
+ private:
+  static int Id(int32_t lane, Track track) { return lane * kTracks + track + 1; }
+  [[nodiscard]] Json Event(const char* kind, const std::string& name, int id,
+                           int64_t moment) const {
+    return {{"ph", kind},    {"name", name}, {"cat", "dmuond"},
+            {"pid", node_}, {"tid", id},    {"ts", moment + offset_}};
+  }
+  void Name(const char* what, int id, const std::string& name) {
+    events_.push_back(
+        {{"ph", "M"}, {"name", what}, {"pid", node_}, {"tid", id}, {"args", {{"name", name}}}});
+  }
+  // Nothing where one of its ends did not happen.
+  void Span(const std::string& name, int id, int64_t begin, int64_t end, const Json& about) {
+    if (begin == 0 || end < begin) return;
+    Json event = Event("X", name, id, begin);
+    event["dur"] = end - begin;
+    event["args"] = about;
+    events_.push_back(std::move(event));
+  }
+  void Moment(const std::string& name, int id, int64_t moment, const Json& about) {
+    if (moment == 0) return;
+    Json event = Event("i", name, id, moment);
+    event["s"] = "t";
+    event["args"] = about;
+    events_.push_back(std::move(event));
+  }
+
+  const int32_t node_;
+  const int64_t offset_;
+  int64_t transfers_ = 0;
+  Json events_ = Json::array();
+};
+
+}  // namespace
+
+int RunTrace(const Options& options, const Arguments& arguments) {
+  if (!arguments.empty()) return FailUsage("trace takes no arguments");
+  if (options.output.empty()) return FailUsage("trace needs a file to write: -o trace.json");
+  v1::TraceStepsRequest request;
+  request.set_steps(options.steps);
+  request.set_timeout_ms(absl::ToInt64Milliseconds(options.trace_timeout));
+  Options patient = options;
+  patient.timeout += options.trace_timeout;
+  const auto traced = Call(patient, &v1::Admin::Stub::TraceSteps, request);
+  if (!traced.ok()) return Fail(traced.status());
+  Events events(*traced);
+  int32_t lanes = 0;
+  for (const v1::LaneTrace& trace : traced->lanes()) {
+    if (trace.step() == traced->lanes(0).step() && trace.attempt() == traced->lanes(0).attempt()) {
+      events.AddLane(trace.lane());
+      ++lanes;
+    }
+    events.Add(trace);
+  }
+  if (lanes == 0) {
+    return Fail(absl::DeadlineExceededError("no step was published in time, and nothing written"));
+  }
+  std::ofstream file(options.output);
+  file << events.Take().dump() << "\n";
+  if (!file.flush()) {
+    return Fail(absl::UnavailableError(absl::StrCat(options.output, " cannot be written")));
+  }
+  std::cout << traced->lanes_size() / lanes << " of " << options.steps << " steps, of " << lanes
+            << " lanes: " << options.output << "\n";
+  return kExitOk;
+}
+
+}  // namespace dmuond::server::ctl
