@@ -233,6 +233,7 @@ absl::StatusOr<bool> Engine::ArmNext() {
   if (idle.ok() && *idle) idle = collector_->Idle();
   if (!idle.ok() || !*idle) return idle;
   times_ = {};
+  BeginTrace();
   gathered_ = false;
   collector_->Arm(opened_->attempt);
   opened_.reset();
@@ -368,9 +369,17 @@ absl::Status Engine::ReportPublished() {
 // ---- tracing ----
 
 void Engine::OnTrace(int32_t steps) {
-  to_trace_ = steps;
+  trace_next_ = steps;
+  if (steps > 0) return;
+  to_trace_ = 0;
+  rail_.Trace(nullptr);
+}
+
+void Engine::BeginTrace() {
+  if (trace_next_ > 0) to_trace_ = std::exchange(trace_next_, 0);
+  if (to_trace_ == 0) return;
   trace_.Clear();
-  rail_.Trace(steps > 0 ? &trace_ : nullptr);
+  rail_.Trace(&trace_);
 }
 
 // The device works on one batch after the other.
@@ -395,7 +404,7 @@ absl::Status Engine::ReportTraced(const scheduler::Decision& decision) {
   trace_.set_committed(decision.verdict == Verdict::kCommit);
   FillTrace(times_, trace_);
   *report.mutable_traced() = trace_;
-  OnTrace(to_trace_ - 1);
+  if (--to_trace_ == 0) rail_.Trace(nullptr);
   return channel_.Send(report);
 }
 

@@ -81,6 +81,7 @@ class Engine {
   absl::Status ReportGathered();
   absl::StatusOr<bool> ProgressPublish();
   absl::Status ReportPublished();
+  void BeginTrace();
   void TraceBatch(const scheduler::Batch& batch);
   absl::Status ReportTraced(const scheduler::Decision& decision);
 
@@ -127,9 +128,9 @@ class Engine {
   std::optional<Clock::time_point> held_since_;
   double held_us_ = 0;
 
-  // Of the step that is traced, while some still are to be.
-  int32_t to_trace_ = 0;
-  v1::LaneTrace trace_;
+  int32_t trace_next_ = 0;  // steps that are to be traced, from the next attempt on
+  int32_t to_trace_ = 0;    // with the one that is under way
+  v1::LaneTrace trace_;     // of that one
 
   AttemptTimes times_;
   WorkTime summed_;  // of the attempt that is decided
