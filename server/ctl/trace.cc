@@ -47,8 +47,8 @@ class Events {
     }
     // Several are under way at once.
     for (const v1::LaneTrace::Transfer& transfer : trace.transfers()) {
-      const std::string name = absl::StrCat(transfer.publishes() ? "weights" : "sums", ", bucket ",
-                                            transfer.bucket());
+      const std::string name =
+          absl::StrCat(transfer.publishes() ? "weights" : "sums", ", bucket ", transfer.bucket());
       Json event = Event("b", name, Id(trace.lane(), kRail), transfer.begin_us());
       event["cat"] = "rail";
       event["id"] = ++transfers_;
@@ -67,7 +67,7 @@ class Events {
   static int Id(int32_t lane, Track track) { return lane * kTracks + track + 1; }
   [[nodiscard]] Json Event(const char* kind, const std::string& name, int id,
                            int64_t moment) const {
-    return {{"ph", kind},    {"name", name}, {"cat", "dmuond"},
+    return {{"ph", kind},   {"name", name}, {"cat", "dmuond"},
             {"pid", node_}, {"tid", id},    {"ts", moment + offset_}};
   }
   void Name(const char* what, int id, const std::string& name) {
