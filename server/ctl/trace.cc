@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <fstream>
 #include <iostream>
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -109,15 +110,12 @@ int RunTrace(const Options& options, const Arguments& arguments) {
   const auto traced = Call(patient, &v1::Admin::Stub::TraceSteps, request);
   if (!traced.ok()) return Fail(traced.status());
   Events events(*traced);
-  int32_t lanes = 0;
+  std::set<int32_t> lanes;
   for (const v1::LaneTrace& trace : traced->lanes()) {
-    if (trace.step() == traced->lanes(0).step() && trace.attempt() == traced->lanes(0).attempt()) {
-      events.AddLane(trace.lane());
-      ++lanes;
-    }
+    if (lanes.insert(trace.lane()).second) events.AddLane(trace.lane());
     events.Add(trace);
   }
-  if (lanes == 0) {
+  if (lanes.empty()) {
     return Fail(absl::DeadlineExceededError("no step was published in time, and nothing written"));
   }
   std::ofstream file(options.output);
@@ -125,8 +123,8 @@ int RunTrace(const Options& options, const Arguments& arguments) {
   if (!file.flush()) {
     return Fail(absl::UnavailableError(absl::StrCat(options.output, " cannot be written")));
   }
-  std::cout << traced->lanes_size() / lanes << " of " << options.steps << " steps, of " << lanes
-            << " lanes: " << options.output << "\n";
+  std::cout << static_cast<size_t>(traced->lanes_size()) / lanes.size() << " of " << options.steps
+            << " steps, of " << lanes.size() << " lanes: " << options.output << "\n";
   return kExitOk;
 }
 

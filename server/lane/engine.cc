@@ -233,7 +233,7 @@ absl::StatusOr<bool> Engine::ArmNext() {
   if (idle.ok() && *idle) idle = collector_->Idle();
   if (!idle.ok() || !*idle) return idle;
   times_ = {};
-  BeginTrace();
+  BeginTrace(opened_->attempt);
   gathered_ = false;
   collector_->Arm(opened_->attempt);
   opened_.reset();
@@ -368,15 +368,18 @@ absl::Status Engine::ReportPublished() {
 
 // ---- tracing ----
 
-void Engine::OnTrace(int32_t steps) {
-  trace_next_ = steps;
-  if (steps > 0) return;
+void Engine::OnTrace(const v1::LaneCommand::Trace& trace) {
+  trace_next_ = trace;
+  if (trace.steps() > 0) return;
   to_trace_ = 0;
   rail_.Trace(nullptr);
 }
 
-void Engine::BeginTrace() {
-  if (trace_next_ > 0) to_trace_ = std::exchange(trace_next_, 0);
+void Engine::BeginTrace(scheduler::Attempt attempt) {
+  if (trace_next_.steps() > 0 && attempt.value() > trace_next_.after_attempt()) {
+    to_trace_ = trace_next_.steps();
+    trace_next_.Clear();
+  }
   if (to_trace_ == 0) return;
   trace_.Clear();
   rail_.Trace(&trace_);

@@ -52,8 +52,8 @@ class Engine {
   absl::Status OnRepublish(const v1::LaneCommand::Republish& republish);
   absl::Status OnSnapshot(const v1::LaneCommand::TakeSnapshot& snapshot);
   absl::Status OnLoadState(const v1::LaneCommand::LoadState& load);
-  // The next `steps` that are published are reported with all that the lane did in them.
-  void OnTrace(int32_t steps);
+  // Steps that are published are reported with all that the lane did in them.
+  void OnTrace(const v1::LaneCommand::Trace& trace);
 
   // Does what can be done now. True: it did something; read the command socket and call again.
   absl::StatusOr<bool> Progress();
@@ -81,7 +81,7 @@ class Engine {
   absl::Status ReportGathered();
   absl::StatusOr<bool> ProgressPublish();
   absl::Status ReportPublished();
-  void BeginTrace();
+  void BeginTrace(scheduler::Attempt attempt);
   void TraceBatch(const scheduler::Batch& batch);
   absl::Status ReportTraced(const scheduler::Decision& decision);
 
@@ -128,9 +128,9 @@ class Engine {
   std::optional<Clock::time_point> held_since_;
   double held_us_ = 0;
 
-  int32_t trace_next_ = 0;  // steps that are to be traced, from the next attempt on
-  int32_t to_trace_ = 0;    // with the one that is under way
-  v1::LaneTrace trace_;     // of that one
+  v1::LaneCommand::Trace trace_next_;  // has not begun
+  int32_t to_trace_ = 0;               // steps, with the one that is under way
+  v1::LaneTrace trace_;                // of that one
 
   AttemptTimes times_;
   WorkTime summed_;  // of the attempt that is decided

@@ -131,7 +131,7 @@ absl::Status Lane::Handle() {
     }
     case Command::kTrace:
       // One that has yet to be configured has no steps to trace.
-      if (engine_ != nullptr) engine_->OnTrace(command_.trace().steps());
+      if (engine_ != nullptr) engine_->OnTrace(command_.trace());
       return absl::OkStatus();
     default:
       break;

@@ -100,6 +100,9 @@ absl::StatusOr<v1::TraceStepsReply> AdminCalls::TraceSteps(const v1::TraceStepsR
   core_.traces.emplace();
   v1::LaneCommand command;
   command.mutable_trace()->set_steps(request.steps());
+  if (job.steps() != nullptr) {
+    command.mutable_trace()->set_after_attempt(job.steps()->open().attempt.value());
+  }
   core_.lanes.Broadcast(command);
   const absl::StatusOr<bool> come = core_.Wait(
       [&]() DMUOND_REQUIRES(core_.mutex) {
@@ -110,7 +113,7 @@ absl::StatusOr<v1::TraceStepsReply> AdminCalls::TraceSteps(const v1::TraceStepsR
       cancelled);
   for (v1::LaneTrace& trace : *core_.traces) *reply.add_lanes() = std::move(trace);
   core_.traces.reset();
-  command.mutable_trace()->set_steps(0);
+  command.mutable_trace()->Clear();
   core_.lanes.Broadcast(command);
   if (!come.ok()) return come.status();
   const auto microseconds = [](auto since) {
