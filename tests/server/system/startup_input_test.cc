@@ -147,7 +147,7 @@ TEST_F(StartupInputTest, ASnapshotDirectoryThatCannotBeWrittenIsNamed) {
   const Ended ended = Run({"--snapshot_dir=" + path});
   EXPECT_EQ(ended.code, kExitConfig);
   EXPECT_THAT(ended.output,
-              AllOf(HasSubstr("--snapshot_dir=" + path), HasSubstr("cannot be written")));
+              AllOf(HasSubstr("--snapshot_dir=" + path), HasSubstr("cannot be made")));
 }
 
 // Whoever could write one such name into the directory would end every group that sees it.
