@@ -307,11 +307,12 @@ absl::StatusOr<std::unique_ptr<PeerGroup>> MakeGlooGroup(PeerGroupSetup setup) {
     return absl::InvalidArgumentError(
         absl::StrCat("rail: member ", setup.rank, " of ", setup.size));
   }
+  const std::string address = setup.bind_address;
   try {
-    return std::make_unique<GlooGroup>(setup);
+    return std::make_unique<GlooGroup>(std::move(setup));
   } catch (const std::exception& error) {
     return absl::UnavailableError(
-        absl::StrCat("rail: cannot listen on \"", setup.bind_address, "\": ", error.what()));
+        absl::StrCat("rail: cannot listen on \"", address, "\": ", error.what()));
   }
 }
 

@@ -80,14 +80,16 @@ std::shared_ptr<grpc::ServerCredentials> PeerCredentials::server() {
 
 grpc_ssl_certificate_config_reload_status PeerCredentials::Fetch(
     void* self, grpc_ssl_server_certificate_config** config) {
-  auto& credentials = *static_cast<PeerCredentials*>(self);
-  MutexLock lock(credentials.mutex_);
-  const TlsPem& pem = credentials.pem_;
-  const grpc_ssl_pem_key_cert_pair pair{pem.key.c_str(), pem.certificate.c_str()};
+  *config = static_cast<PeerCredentials*>(self)->Newest();
+  return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+}
+
+grpc_ssl_server_certificate_config* PeerCredentials::Newest() const {
+  MutexLock lock(mutex_);
+  const grpc_ssl_pem_key_cert_pair pair{pem_.key.c_str(), pem_.certificate.c_str()};
   // It copies them. One address may have several listeners, each with what it fetched last, so that
   // "unchanged" is never said; daemons connect seldom.
-  *config = grpc_ssl_server_certificate_config_create(pem.ca.c_str(), &pair, 1);
-  return GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+  return grpc_ssl_server_certificate_config_create(pem_.ca.c_str(), &pair, 1);
 }
 
 std::shared_ptr<grpc::ChannelCredentials> PeerCredentials::channel() const {

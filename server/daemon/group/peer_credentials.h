@@ -51,6 +51,8 @@ class PeerCredentials {
 
   static grpc_ssl_certificate_config_reload_status Fetch(
       void* self, grpc_ssl_server_certificate_config** config);
+  // The caller's.
+  [[nodiscard]] grpc_ssl_server_certificate_config* Newest() const;
 
   const TlsFiles files_;
   mutable Mutex mutex_;

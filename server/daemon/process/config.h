@@ -43,7 +43,8 @@ struct Config {
   std::chrono::milliseconds claim_timeout{0};
   std::string token_file;  // empty: no token is asked for
   bool reflection = false;
-  bool lanes_use_mps = true;    // where it runs
+  bool lanes_use_mps = true;  // where it runs
+  bool allow_plaintext_peers = false;
   std::string mps_folder;       // of the control daemon that this one runs; empty: it runs none
   std::string health_address;   // host:port; empty: health is served on the socket alone
   std::string metrics_address;  // host:port; empty: no metrics
@@ -54,7 +55,6 @@ struct Config {
   std::string peer_listen;     // host:port; empty with one node
   std::string peer_advertise;  // host:port; port 0: the one that peer_listen was given
   std::string rail_address;    // host that lanes' peer groups listen on; empty with one node
-  bool allow_plaintext_peers = false;
   std::string peer_tls_ca;
   std::string peer_tls_certificate;
   std::string peer_tls_key;
