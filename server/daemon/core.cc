@@ -291,9 +291,9 @@ void Core::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
   }
   if (report.has_ready()) lanes.KeepTuning(lane, report.ready().tuning());
   if (report.has_pong()) lanes.KeepSilence(lane, report.pong().rail_silent_ms());
-  if (report.has_traced()) {
-    if (traces.has_value()) traces->push_back(report.traced());
-    return mutex.Changed();
+  if (traces.has_value() && report.published().has_trace()) {
+    traces->push_back(report.published().trace());
+    mutex.Changed();
   }
   const bool restores = job.restores();
   const scheduler::node::Actions actions = job.OnLaneReport(Now(), lane, report);

@@ -356,14 +356,13 @@ absl::Status Engine::ReportPublished() {
     timing.set_norm_us(normed_.us);
     timing.set_copy_us(committed ? publisher_->copy_time().us : 0);
     timing.set_copy_bytes(committed ? publisher_->copy_time().bytes : 0);
+    if (to_trace_ > 0 && !task.redo) AddTrace(*task.decision, published);
   }
-  const Task done = std::move(tasks_.front());
   tasks_.pop_front();
   fault::FaultPoint("lane.published");
   absl::Status sent = channel_.Send(report_);
   fault::FaultPoint("lane.published.sent");
-  if (!sent.ok() || to_trace_ == 0 || !done.decision.has_value() || done.redo) return sent;
-  return ReportTraced(*done.decision);
+  return sent;
 }
 
 // ---- tracing ----
@@ -399,16 +398,14 @@ void Engine::TraceBatch(const scheduler::Batch& batch) {
   traced.set_cols(batch.cols);
 }
 
-absl::Status Engine::ReportTraced(const scheduler::Decision& decision) {
-  v1::LaneReport report;
+void Engine::AddTrace(const scheduler::Decision& decision, v1::LaneReport::Published& published) {
   trace_.set_attempt(decision.attempt.value());
   trace_.set_step(decision.step.value());
   trace_.set_lane(job_.program.lane.value());
   trace_.set_committed(decision.verdict == Verdict::kCommit);
   FillTrace(times_, trace_);
-  *report.mutable_traced() = trace_;
+  published.mutable_trace()->Swap(&trace_);
   if (--to_trace_ == 0) rail_.Trace(nullptr);
-  return channel_.Send(report);
 }
 
 }  // namespace dmuond::server::lane

@@ -83,7 +83,7 @@ class Engine {
   absl::Status ReportPublished();
   void BeginTrace(scheduler::Attempt attempt);
   void TraceBatch(const scheduler::Batch& batch);
-  absl::Status ReportTraced(const scheduler::Decision& decision);
+  void AddTrace(const scheduler::Decision& decision, v1::LaneReport::Published& published);
 
   const LaneJob& job_;
   Channel& channel_;
