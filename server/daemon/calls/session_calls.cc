@@ -313,17 +313,18 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   scheduler::node::Actions actions;
   bool said = false;
   for (;;) {
+    const auto why_not = core_.job.WhyNotOpen(opening, resume);
+    const auto* waits = why_not.has_value() ? std::get_if<NodeJob::Later>(&*why_not) : nullptr;
+    if (waits != nullptr && !std::exchange(said, true)) {
+      log::Info("a trainer waits to begin", {{"job", opening.job},
+                                             {"rank", opening.rank},
+                                             {"pid", opening.pid},
+                                             {"what", waits->why}});
+    }
     absl::StatusOr<bool> come = core_.Wait(
         [&]() DMUOND_REQUIRES(core_.mutex) {
           const auto why = core_.job.WhyNotOpen(opening, resume);
-          const auto* later = why.has_value() ? std::get_if<NodeJob::Later>(&*why) : nullptr;
-          if (later != nullptr && !std::exchange(said, true)) {
-            log::Info("a trainer waits to begin", {{"job", opening.job},
-                                                   {"rank", opening.rank},
-                                                   {"pid", opening.pid},
-                                                   {"what", later->why}});
-          }
-          return later == nullptr;
+          return !why.has_value() || !std::holds_alternative<NodeJob::Later>(*why);
         },
         deadline, cancelled);
     if (!come.ok()) return come.status();
