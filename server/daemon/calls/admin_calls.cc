@@ -84,9 +84,7 @@ absl::StatusOr<v1::TraceStepsReply> AdminCalls::TraceSteps(const v1::TraceStepsR
   }
   StateLock lock(core_.mutex);
   const NodeJob& job = core_.held_job();
-  if (!job.exists() || job.plan() == nullptr) {
-    return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
-  }
+  if (!job.exists() || job.plan() == nullptr) return NoPlan({});
   if (core_.traces.has_value()) {
     return Error(absl::StatusCode::kAborted, "TRACE_RUNS", "another trace is under way; ask again");
   }

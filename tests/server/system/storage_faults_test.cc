@@ -32,6 +32,12 @@ class StorageFaultsTest : public SnapshotFixture<8> {
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     return daemon.ok() ? *std::move(daemon) : nullptr;
   }
+  // Of a snapshot.
+  static bool WaitForOneFailure(const DaemonProcess& daemon) {
+    return DaemonStatus(daemon.address()).WaitFor([](const v1::GetStatusReply& reply) {
+      return reply.job().snapshots_failed() == 1;
+    });
+  }
 };
 
 TEST_F(StorageFaultsTest, AFullDiskFailsTheSnapshotAndTrainingGoesOnWithAWarning) {
@@ -50,9 +56,7 @@ TEST_F(StorageFaultsTest, AFullDiskFailsTheSnapshotAndTrainingGoesOnWithAWarning
   ASSERT_TRUE(WaitDurable(*daemon, 3));
   full.store(true);
   ASSERT_TRUE(world.StepUntil(6));
-  ASSERT_TRUE(DaemonStatus(daemon->address()).WaitFor([](const v1::GetStatusReply& reply) {
-    return reply.job().snapshots_failed() == 1;
-  }));
+  ASSERT_TRUE(WaitForOneFailure(*daemon));
   ASSERT_TRUE(world.StepUntil(7));
   EXPECT_EQ(world.Weights(), undisturbed_[7]);
   EXPECT_EQ(world[0].durable_step(), 3) << "the old one is still what can be gone back to";
@@ -80,9 +84,7 @@ TEST_F(StorageFaultsTest, ADirectoryThatIsReplacedIsNoticedBeforeASnapshotCounts
   std::filesystem::rename(directory, away);
   std::filesystem::create_directory(directory);
   ASSERT_TRUE(world.StepUntil(6));
-  ASSERT_TRUE(DaemonStatus(daemon->address()).WaitFor([](const v1::GetStatusReply& reply) {
-    return reply.job().snapshots_failed() == 1;
-  }));
+  ASSERT_TRUE(WaitForOneFailure(*daemon));
   EXPECT_EQ(world[0].durable_step(), 3);
   EXPECT_THAT(daemon->Log(), HasSubstr(directory + " is another directory"));
   std::filesystem::remove(directory);
