@@ -35,7 +35,7 @@ bool IsRate(double rate) { return rate == 0 || (rate >= kRateMin && rate <= kRat
 
 bool IsSide(int64_t side) { return side > 0 && side <= kSideMax; }
 
-// What is wrong with it; empty: nothing.
+// Returns what is wrong with the table; empty: nothing is.
 std::string MistakeIn(const v1::CostTable& table) {
   if (!IsRate(table.tflops()) || !IsRate(table.gigabytes_per_second())) {
     return absl::StrCat("tflops ", table.tflops(), " and gigabytes_per_second ",

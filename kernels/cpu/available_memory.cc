@@ -4,7 +4,6 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -17,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the kernel believes it could still give out.
+// Returns what the kernel believes it could still give out.
 std::optional<uint64_t> OfMachine(const std::string& root) {
   std::ifstream file(root + "/proc/meminfo");
   std::string key;
@@ -30,7 +29,7 @@ std::optional<uint64_t> OfMachine(const std::string& root) {
   return std::nullopt;
 }
 
-// Where the two versions of cgroups have the same thing.
+// Names the files in which one version of cgroups keeps what is read here.
 struct Version {
   const char* mount;
   const char* limit;
