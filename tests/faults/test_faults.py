@@ -122,6 +122,8 @@ def test_a_process_that_gets_no_memory_or_no_descriptors_goes_on_or_names_it():
         "1x2 coordinator0:memory.allocate:nomem:1:0",
         "1x2 lane1:memory.map:nomem:1:0",
         "2x2 other1:daemon.spawn:nomem:1:0",
+        # While a daemon starts: what its libraries need is there already.
+        "2x2s other1:daemon.spawn:nofile:1:0",
         # While lanes come back.
         "1x2 lane0:lane.gathered:kill:2:0 then coordinator0:daemon.spawn:nomem:1:0",
         "1x2p lane1:lane.gathered:kill:2:0 then coordinator0:daemon.new_lanes:nofile:1:0",

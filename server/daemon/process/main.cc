@@ -391,6 +391,10 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   absl::StatusOr<std::string> token = config.ReadToken();
   if (!token.ok()) return token.status();
   AllowDescriptors(config);
+  // Nothing is called on it. The first channel or server makes the poller that all of them share,
+  // and gRPC aborts where no descriptor is left for it: there are enough now.
+  const std::shared_ptr<grpc::Channel> keeps_poller =
+      grpc::CreateChannel("unix:unused", grpc::InsecureChannelCredentials());
 
   std::unique_ptr<storage::Storage> snapshots;
   uint32_t epoch = 0;  // newest of any snapshot
