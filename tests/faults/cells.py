@@ -377,6 +377,8 @@ class Run:
         """Only what it has open stays open: the limit is of the numbers that descriptors get."""
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         taken = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        if not taken:  # another fault has ended it
+            return
         lowest = next(number for number in range(len(taken) + 1) if number not in taken)
         # The last one below it is most probably this very report's.
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest - 1, before[1]))
