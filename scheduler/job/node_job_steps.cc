@@ -212,10 +212,13 @@ void NodeJob::OnDecision(TimePoint now, const v1::Decision& wire) {
       break;
     case Verdict::kAbort:
     case Verdict::kRefuse:
-      // Weights of the last step may not have come, and no lane will publish them.
-      if (!WhyNoLanesCome().ok()) Do(node::Poison{});
-      // An attempt that nobody here has submitted ends without loss: a rank that closes, say.
-      if (!anybody_waits) break;
+      if (!WhyNoLanesCome().ok()) {
+        // Weights of the last step may not have come, and no lane will publish them.
+        Do(node::Poison{});
+      } else if (!anybody_waits) {
+        // An attempt that nobody here has submitted ends without loss: a rank that closes, say.
+        break;
+      }
       ++job_->figures.aborted_attempts;
       Say(node::Note::Level::kWarn, "attempt aborted",
           {{"step", wire.step()},

@@ -397,17 +397,16 @@ void Core::OnOverdue() {
 absl::Status Core::WaitUntilPublished(const Cancelled& cancelled) {
   constexpr std::chrono::seconds kPublishTimeout{60};
   ++waiting_for_published;
-  absl::StatusOr<bool> published =
-      Wait([this]() DMUOND_REQUIRES(mutex) { return job.Published() || !job.failure().ok(); },
-           Now() + kPublishTimeout, cancelled);
+  absl::StatusOr<bool> published = Wait(
+      [this]() DMUOND_REQUIRES(mutex) { return job.Published() || !job.WhyNoLanesCome().ok(); },
+      Now() + kPublishTimeout, cancelled);
   --waiting_for_published;
   if (!published.ok()) return published.status();
   if (absl::Status failure = job.failure(); !failure.ok()) return failure;
-  if (!*published) {
-    return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
-                 "the lanes have not published the last step in time");
-  }
-  return absl::OkStatus();
+  if (job.Published()) return absl::OkStatus();
+  if (absl::Status over = job.WhyNoLanesCome(); !over.ok()) return over;
+  return Error(absl::StatusCode::kDeadlineExceeded, "LANE_LOST",
+               "the lanes have not published the last step in time");
 }
 
 absl::StatusOr<Client*> Core::Find(const v1::SessionKey& key) {

@@ -135,6 +135,17 @@ def test_a_process_that_gets_no_memory_or_no_descriptors_goes_on_or_names_it():
 
 
 @pytest.mark.timeout(600)
+def test_a_job_that_lost_its_lanes_says_so_to_a_rank_that_is_just_coming_back():
+    # Three lanes end in one step, no rank has handed it in, and one waits for its arenas.
+    fault = (
+        "lane1:lane.collect.reduced:kill:3:1 coordinator0:coordinator.decided:cut:3:0 "
+        "lane0:lane.decision:hang:2:1 trainer0:trainer.signalled:stop:2:1 "
+        "trainer1:trainer.decided:detach:2:2"
+    )
+    assert matrix.main([f"--cell=1x2m {fault}", f"--logs={LOGS}"]) == 0
+
+
+@pytest.mark.timeout(600)
 def test_torch_with_overlap_and_early_signals_loses_nothing():
     faults = ["trainer0:trainer.signalled_early:kill:5:0", "lane1:lane.publish.bucket:kill:6:0"]
     arguments = [f"--cell=1x2te {fault}" for fault in faults]
