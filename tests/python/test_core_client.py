@@ -14,7 +14,7 @@ def open_session(fake, **more):
     return dmuond.Session(fake.path, rank=0, world_size=1, **more)
 
 
-def two_matrices(session, name="w"):
+def layout_of_two_matrices(session, name="w"):
     """Two 4x4 matrices in two buckets."""
     parameters, fragments = [], []
     for index in range(2):
@@ -39,6 +39,11 @@ def two_matrices(session, name="w"):
             )
         )
     session.register(parameters, fragments, [types.GroupConfig(preset="keller")])
+
+
+def two_matrices(session, name="w"):
+    """Two 4x4 matrices in two buckets, and their first weights."""
+    layout_of_two_matrices(session, name)
     session.attach({1: 512, 2: 512})
     session.push()
 

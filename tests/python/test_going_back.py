@@ -13,7 +13,7 @@ import pytest
 from dmuond import member, types
 from dmuond._proto import trainer_pb2 as pb
 from fake_daemon import EPOCH, FakeDaemon, abort
-from test_core_client import open_session, scalars, two_matrices
+from test_core_client import layout_of_two_matrices, open_session, scalars, two_matrices
 
 SOON_S = 5.0
 
@@ -88,6 +88,27 @@ def test_a_rollback_ends_a_wait_for_weights_that_nobody_publishes_any_more(fake)
         assert caught.value.to_step == 2
         assert (weights(session) == 2).all()
         timer.join()
+
+
+def test_a_trainer_that_attaches_meanwhile_begins_where_the_job_has_gone_back_to(tmp_path):
+    class GoesBack(FakeDaemon):
+        def _publish(self, attempt):
+            if self.goes_back_to is None and not self.acknowledged:
+                self.roll_back(2, b"position 2", asked=False)  # before these weights come
+            else:
+                super()._publish(attempt)
+
+    fake = GoesBack(str(tmp_path / "d.sock"), step=3, trainer_state=b"position 3")
+    with open_session(fake, resume="require") as session:
+        layout_of_two_matrices(session)
+        session.attach({1: 512, 2: 512})
+        assert fake.acknowledged == [2]
+        assert session.last_committed_step == 2
+        assert session.trainer_state == b"position 2"
+        assert (weights(session)[:16] == 2).all()
+        session.step(scalars())
+        assert session.last_committed_step == 3
+    fake.die()
 
 
 def test_weights_that_nobody_publishes_are_not_waited_for_for_ever(fake):

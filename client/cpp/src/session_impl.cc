@@ -130,7 +130,9 @@ absl::Status Session::Impl::Attach(const FirstWeights& first) {
   if (!reply->published()) return absl::OkStatus();
   in_job_ = true;
   AdoptAttached(*reply);
-  return TryWaitPublished(PublishedWithin());
+  status = Settle(TryWaitPublished(PublishedWithin()));
+  // A caller who has seen none of the job's steps has nothing to go back from.
+  return ReasonOf(status) == kRolledBack ? absl::OkStatus() : status;
 }
 
 absl::Status Session::Impl::MarkReady(int32_t bucket, SessionMemory::Stream stream) {

@@ -25,6 +25,7 @@ outcome = session.step(scalars, stream=stream)                  # waits for the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -206,8 +207,9 @@ class Session(Member):
             self._in_job = True
             self._adopt_attached(reply)
             # The masters of a job with state: under the attempt before the next one, where it is
-            # known.
-            self._wait_published(max(1, reply.next_attempt - 1))
+            # known. A caller who has seen none of its steps has nothing to go back from.
+            with contextlib.suppress(errors.RolledBack):
+                self._surviving(lambda: self._wait_published(max(1, self.next_attempt - 1)))
         return dict(self.arenas)
 
     def push(self, weights: Iterable[str] | None = None) -> None:
