@@ -27,12 +27,13 @@ dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums;overflow-wrap:an
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.2rem .8rem .2rem 0;border-bottom:1px solid var(--line);
 white-space:nowrap}th{color:var(--dim);font-weight:normal}.n{text-align:right}
-svg{display:block;width:100%;height:auto;background:var(--box)}
+svg{display:block;width:100%;height:10rem;background:var(--box)}
+.labels{display:flex;justify-content:space-between;color:var(--dim);font-size:.8rem}
 .key{display:inline-block;width:.7rem;height:.7rem;margin-right:.35rem}
 .c0{fill:var(--c0);background:var(--c0)}.c1{fill:var(--c1);background:var(--c1)}
 .c2{fill:var(--c2);background:var(--c2)}.c3{fill:var(--c3);background:var(--c3)}
 pre{background:var(--box);padding:.6rem;overflow-x:auto;font-size:.8rem;margin:0}
-text{fill:var(--dim);font:11px system-ui,sans-serif}.axis{stroke:var(--line)}
+.bound{stroke:var(--ink);vector-effect:non-scaling-stroke}
 )";
 
 }  // namespace

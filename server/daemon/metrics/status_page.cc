@@ -162,8 +162,18 @@ std::string Tiles(const SeenJob& job, bool snapshots) {
   return text + "</dl>\n";
 }
 
+// Bars that fill the window's width, of `columns` columns; words stand above and below, so that
+// they are as large in a narrow window.
+std::string Chart(const std::string& top, size_t columns, const std::string& label,
+                  const std::string& bars, const std::string& first, const std::string& last) {
+  return absl::StrCat("<div class=\"labels\"><span>", top,
+                      "</span></div><svg preserveAspectRatio=\"none\" viewBox=\"0 0 ", columns,
+                      " 100\" role=\"img\" aria-label=\"", label, "\">\n", bars,
+                      "</svg><div class=\"labels\"><span>", first, "</span><span>", last,
+                      "</span></div>\n");
+}
+
 std::string StepsChart(const std::vector<JobFigures::StepTimes>& steps) {
-  constexpr double kWidth = 960, kHeight = 200, kTop = 18, kBottom = 18;
   double longest = 0;
   for (const JobFigures::StepTimes& step : steps) {
     double sum = 0;
@@ -171,35 +181,28 @@ std::string StepsChart(const std::vector<JobFigures::StepTimes>& steps) {
     longest = std::max(longest, sum);
   }
   if (longest <= 0) return "";
-  const double wide = kWidth / static_cast<double>(JobFigures::kRecentSteps);
-  const double scale = (kHeight - kTop - kBottom) / longest;
-  std::string text = absl::StrFormat(
-      "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"time of the last %d steps, by part; "
-      "the longest took %s\"><line class=\"axis\" x1=\"0\" x2=\"%g\" y1=\"%g\" y2=\"%g\"/>\n",
-      kWidth, kHeight, steps.size(), Human(longest), kWidth, kTop, kTop);
-  double x = 0;
+  std::string text;
+  size_t x = 0;
   for (const JobFigures::StepTimes& step : steps) {
-    double y = kHeight - kBottom;
+    double y = 100;
     std::string title = absl::StrCat("step ", step.step);
     std::string bars;
     for (size_t i = 0; i < kStacked; ++i) {
-      const double height = step.seconds[i] * scale;
+      const double height = step.seconds[i] / longest * 100;
       y -= height;
-      absl::StrAppendFormat(&bars,
-                            "<rect class=\"c%d\" x=\"%.1f\" y=\"%.2f\" width=\"%.1f\" "
-                            "height=\"%.2f\"/>",
-                            i, x, y, wide - 1, height);
+      absl::StrAppendFormat(
+          &bars, "<rect class=\"c%d\" x=\"%d\" y=\"%.2f\" width=\".9\" height=\"%.2f\"/>", i, x, y,
+          height);
       absl::StrAppend(&title, ", ", scheduler::kPhaseNames[i], " ", Human(step.seconds[i]));
     }
     absl::StrAppend(&text, "<g><title>", title, "</title>", bars, "</g>\n");
-    x += wide;
+    ++x;
   }
-  absl::StrAppendFormat(&text,
-                        "<text x=\"4\" y=\"%g\">%s</text><text x=\"4\" y=\"%g\">step %d</text>"
-                        "<text x=\"%.1f\" y=\"%g\" text-anchor=\"end\">step %d</text></svg>\n",
-                        kTop - 5, Human(longest), kHeight - 5, steps.front().step,
-                        std::max(x, 200.0), kHeight - 5, steps.back().step);
-  return text;
+  return Chart(Human(longest), steps.size(),
+               absl::StrCat("time of the last ", steps.size(), " steps, by part; the longest took ",
+                            Human(longest)),
+               text, absl::StrCat("step ", steps.front().step),
+               absl::StrCat("step ", steps.back().step));
 }
 
 std::string Steps(const SeenJob& job) {
@@ -231,29 +234,22 @@ std::string Steps(const SeenJob& job) {
 
 // One bar for each lane of the group, and the least time that any plan could give as a line.
 std::string BalanceChart(const v1::GetPlanReply& plan, const std::vector<double>& loads) {
-  constexpr double kWidth = 960, kHeight = 120, kTop = 18;
   const double longest = *std::max_element(loads.begin(), loads.end());
   if (longest <= 0) return "";
-  const double wide = kWidth / static_cast<double>(loads.size());
-  const double gap = wide > 4 ? 1 : 0;
-  std::string text = absl::StrFormat(
-      "<svg viewBox=\"0 0 %g %g\" role=\"img\" aria-label=\"estimated update time of each of %d "
-      "lanes\">\n",
-      kWidth, kHeight, loads.size());
+  std::string text;
   for (size_t i = 0; i < loads.size(); ++i) {
-    const double height = loads[i] / longest * (kHeight - kTop);
+    const double height = loads[i] / longest * 100;
     absl::StrAppendFormat(&text,
-                          "<rect class=\"c2\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" "
+                          "<rect class=\"c2\" x=\"%d\" y=\"%.2f\" width=\".9\" "
                           "height=\"%.2f\"><title>lane %d: %s</title></rect>\n",
-                          static_cast<double>(i) * wide, kHeight - height, wide - gap, height, i,
-                          HumanMicroseconds(loads[i]));
+                          i, 100 - height, height, i, HumanMicroseconds(loads[i]));
   }
-  const double bound = kHeight - plan.lower_bound_us() / longest * (kHeight - kTop);
-  absl::StrAppendFormat(&text,
-                        "<line class=\"axis\" x1=\"0\" x2=\"%g\" y1=\"%.2f\" y2=\"%.2f\"/>"
-                        "<text x=\"4\" y=\"12\">%s</text></svg>\n",
-                        kWidth, bound, bound, HumanMicroseconds(longest));
-  return text;
+  absl::StrAppendFormat(&text, "<line class=\"bound\" x1=\"0\" x2=\"%d\" y1=\"%.2f\" y2=\"%.2f\"/>",
+                        loads.size(), 100 - plan.lower_bound_us() / longest * 100,
+                        100 - plan.lower_bound_us() / longest * 100);
+  return Chart(HumanMicroseconds(longest), loads.size(),
+               absl::StrCat("estimated update time of each of ", loads.size(), " lanes"), text,
+               "lane 0", absl::StrCat("lane ", loads.size() - 1));
 }
 
 std::string Balance(const SeenJob& job) {
