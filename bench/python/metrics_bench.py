@@ -76,9 +76,8 @@ def main() -> None:
         ended.set()
         scraper.join()
         unseen, seen = (statistics.median(steps[which]) * 1e3 for which in (False, True))
-        print(
-            f"# step: {unseen:.2f} ms, beside scrapes {seen:.2f}: {100 * (seen / unseen - 1):+.2f} %"
-        )
+        more = 100 * (seen / unseen - 1)
+        print(f"# step: {unseen:.2f} ms, beside scrapes {seen:.2f}: {more:+.2f} %")
         session.close()
 
 
