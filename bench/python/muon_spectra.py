@@ -19,6 +19,7 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,21 +27,15 @@ import numpy as np
 import torch
 import train_bench
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "python"))
+from reference import JORDAN, POLAR_EXPRESS, SAFETY
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHAPE = train_bench.Shape(1024, 2816, 12, 16, 16, 256)
 BATCH, LENGTH = 32, 1024
 MOMENTUM, LEARNING_RATE, WARM_UP = 0.95, 1e-3, 50
-POLAR_EXPRESS = (
-    (8.28721201814563, -23.595886519098837, 17.300387312530933),
-    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
-    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
-    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
-    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
-)
-SAFETY = 1.05
-JORDAN = ((3.4445, -4.7750, 2.0315),) * 5
 SMALLEST = (1e-3, 3e-3, 5e-3, 1e-2)  # singular values, of lists of four steps
 KINDS = ("query", "key", "value", "out", "gate", "up", "down")
 
@@ -86,8 +81,8 @@ def scaled(polynomials: list[Polynomial]) -> list[Polynomial]:
 
 
 LISTS = {
-    "five": scaled(list(POLAR_EXPRESS)),
-    "jordan": list(JORDAN),
+    "five": POLAR_EXPRESS,
+    "jordan": JORDAN,
     **{f"four from {low:g}": scaled(polar_express(low, 4)) for low in SMALLEST},
 }
 

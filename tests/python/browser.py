@@ -67,7 +67,7 @@ class Browser:
         return json.loads(message)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What the browser answers. Events that come meanwhile are kept."""
+        """Returns what the browser answers. Events that come meanwhile are kept."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -103,14 +103,14 @@ class Browser:
             self.events.append(self._read())
 
     def value(self, expression: str) -> Any:
-        """Of JavaScript in the page."""
+        """Returns what a JavaScript expression is in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"]["description"])
         return answer["result"].get("value")
 
     def requested(self) -> list[str]:
-        """Addresses that the page has asked for since it was opened."""
+        """Returns the addresses that the page has asked for since it was opened."""
         return [
             event["params"]["request"]["url"]
             for event in self.events
@@ -118,7 +118,7 @@ class Browser:
         ]
 
     def complaints(self) -> list[str]:
-        """What is in the console."""
+        """Returns what the console has of the page since it was opened."""
         kinds = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
         return [str(event["params"]) for event in self.events if event.get("method") in kinds]
 

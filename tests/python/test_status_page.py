@@ -16,10 +16,10 @@ if PROGRAM is None:
     pytest.skip("needs chromium", allow_module_level=True)
 
 WINDOWS = {"narrow": (390, 844), "wide": (1280, 900)}
-# For the documents, where somebody asks for pictures.
+# A folder: the windows are kept there as pictures, for the documents.
 PICTURES = os.environ.get("DMUOND_PICTURES")
 
-# Text whose contrast with what lies behind it is below 4.5, as WCAG 2.1 (1.4.3) counts it.
+# Lists texts whose contrast with what lies behind them is below 4.5, as WCAG 2.1 (1.4.3) counts it.
 FAINT = """(() => {
   const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
   const light = (color) => {
@@ -46,12 +46,12 @@ FAINT = """(() => {
   }
   return faint;
 })()"""
-# Of what people are to read, in pixels.
+# Tells how large the smallest letters of the page are, in pixels.
 SMALLEST = """Math.min(...[...document.body.querySelectorAll("*")]
   .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()))
   .filter((e) => !e.closest("title"))
   .map((e) => parseFloat(getComputedStyle(e).fontSize)))"""
-# Bars and lines beyond their picture.
+# Lists bars that reach beyond their picture.
 OUTSIDE = """[...document.querySelectorAll("svg")].flatMap((svg) => {
   const box = svg.getBoundingClientRect();
   return [...svg.querySelectorAll("rect")].filter((rect) => {

@@ -32,7 +32,7 @@ class StorageFaultsTest : public SnapshotFixture<8> {
     EXPECT_TRUE(daemon.ok()) << daemon.status();
     return daemon.ok() ? *std::move(daemon) : nullptr;
   }
-  // Of a snapshot.
+  // Waits until the daemon says that one snapshot has failed. False: it has not, in time.
   static bool WaitForOneFailure(const DaemonProcess& daemon) {
     return DaemonStatus(daemon.address()).WaitFor([](const v1::GetStatusReply& reply) {
       return reply.job().snapshots_failed() == 1;
