@@ -238,6 +238,10 @@ class GroupJob {
   [[nodiscard]] absl::Status CheckPlanBytes(const v1::PlanInputs& inputs) const;
   // REQUIRES: job_->wire.
   void OrderPlan();
+  // Begins an epoch, and tells all nodes of it, if the job's snapshot has attempts ahead of the
+  // present one's. Snapshots are ordered by attempt: the job's own would count as older than the
+  // one that it began from.
+  void PassSnapshot(AddressedMessages& out);
   // The plan that is being made is not used: ranks register again.
   void DropOrder(TimePoint now);
   // Every waiting registration fails with `status`; the job can be registered anew.

@@ -10,6 +10,7 @@
 #include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/group_job.h"
+#include "scheduler/limits.h"
 #include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
@@ -18,6 +19,13 @@ AddressedMessages GroupJob::PlanRegistered() {
   if (job_->discarding) return {};
   job_->register_deadline.reset();
   if (!job_->discard_error.ok()) return Refuse(job_->discard_error);
+  if (EpochOf(job_->restore.attempt).value() >= kEpochMax) {
+    return Refuse(
+        Error(absl::StatusCode::kFailedPrecondition, "EPOCH_EXHAUSTED",
+              Say("the snapshot of job '", Named("job", job_->name), "' is of group epoch ",
+                  Named("epoch", EpochOf(job_->restore.attempt).value()), "; a group ends at ",
+                  Named("epoch_max", kEpochMax), ", and none comes so far")));
+  }
   v1::PlanInputs message;
   message.set_job(job_->name);
   message.set_job_incarnation(job_->incarnation);
@@ -91,6 +99,7 @@ GroupActions GroupJob::OnPlanMade(TimePoint now, const PlanOrder& order,
   }
   job_->planned = *std::move(made);
   job_->Enter(Phase::kPreparing);
+  PassSnapshot(out);
   v1::CoordinatorMessage& message = out.emplace_back().message;
   if (job_->goes_back) {
     v1::RollBack& back = *message.mutable_roll_back();
@@ -103,6 +112,14 @@ GroupActions GroupJob::OnPlanMade(TimePoint now, const PlanOrder& order,
   }
   HaltForLeavers(now, out);
   return Complete(now, std::move(out));
+}
+
+// The snapshot may be of another group, which has come further than this one.
+void GroupJob::PassSnapshot(AddressedMessages& out) {
+  if (job_->restore.attempt <= MakeAttempt(GroupEpoch(epoch_), attempts_)) return;
+  epoch_ = EpochOf(job_->restore.attempt).value();
+  NextEpoch();
+  out.emplace_back().message.mutable_new_epoch()->set_epoch(epoch_);
 }
 
 AddressedMessages GroupJob::Refuse(const absl::Status& status) {

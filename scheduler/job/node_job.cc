@@ -147,9 +147,13 @@ node::Actions NodeJob::OnMessage(TimePoint now, const v1::CoordinatorMessage& me
 node::Actions NodeJob::Hear(TimePoint now, const v1::CoordinatorMessage& message) {
   using Kind = v1::CoordinatorMessage::MessageCase;
   const bool begins_or_ends = message.has_plan() || message.has_refused() || message.has_reform() ||
-                              message.has_roll_back() || message.has_job_ended();
+                              message.has_roll_back() || message.has_job_ended() ||
+                              message.has_new_epoch();
   const bool concerns_it = begins_or_ends || !OfAnotherJob();
   switch (concerns_it ? message.message_case() : Kind::MESSAGE_NOT_SET) {
+    case Kind::kNewEpoch:
+      epoch_ = message.new_epoch().epoch();
+      break;
     case Kind::kPlan:
       OnPlan(message.plan());
       break;

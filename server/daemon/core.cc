@@ -213,7 +213,9 @@ void Core::Handle(const v1::CoordinatorMessage& message) {
     reports.OnOpen(Now(), FromProto(message.open()));
   }
   Do(job.OnMessage(Now(), message));
-  if (message.has_reform() || message.has_roll_back()) newest_epoch.store(job.epoch());
+  if (message.has_reform() || message.has_roll_back() || message.has_new_epoch()) {
+    newest_epoch.store(job.epoch());
+  }
 }
 
 SnapshotDisks::Job Core::JobForDisks() const {

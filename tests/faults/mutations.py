@@ -97,6 +97,15 @@ MUTATIONS = [
         "{bin}/late_calls_test",
     ),
     Mutation(
+        "snapshots of other groups",
+        "a job that begins from one passes its attempts: its own snapshots count as newer",
+        "scheduler/job/group_job_plan.cc",
+        "  PassSnapshot(out);\n",
+        "",
+        "step_simulation_test",
+        "{bin}/step_simulation_test",
+    ),
+    Mutation(
         "a commit is told again",
         "members that missed it and lanes that have to finish it hear of it in a new epoch",
         "scheduler/step_coordinator.cc",

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import core_trainer
 import dmuond
@@ -283,6 +284,33 @@ def test_ranks_on_two_nodes_begin_anew_once_for_each_launch(two_nodes, name, fol
     leave(start("discard"))
     assert states() == [(2, "discarded"), (3, "discarded")]
     dmuonctl(two_nodes[0], "job", "end", name)
+
+
+def test_a_job_goes_on_from_a_group_that_has_come_further(two_nodes, name, folder):
+    """Another group has the same directory, and is in a later epoch: each start begins one."""
+
+    def work(addresses, resume, to_step):
+        ranks = together(
+            *(lambda r=r: trainer(addresses[r], name, r, 2, resume=resume) for r in (0, 1))
+        )
+        while ranks[0].session.last_committed_step < to_step:
+            together(*(rank.step for rank in ranks))
+        assert dmuonctl(addresses[0], "job", "end", name, "--save").returncode == 0
+        with suppress(dmuond.Error):  # it has ended
+            together(*(rank.session.close for rank in ranks))
+
+    for step in (1, 2, 3):
+        with Daemons() as others:
+            work(others.start(1, 1, f"--snapshot_dir={folder}") * 2, "if_present", step)
+    for step in (4, 5):
+        work(two_nodes, "require", step)
+    listed = dmuonctl(two_nodes[0], "snapshot", "list", str(folder), name, "--json")
+    assert [one["step"] for one in json.loads(listed.stdout)][:2] == [5, 4], listed
+    back = together(
+        *(lambda r=r: trainer(two_nodes[r], name, r, 2, resume="require") for r in (0, 1))
+    )
+    assert [rank.session.last_committed_step for rank in back] == [5, 5]
+    together(*(rank.session.close for rank in back))
 
 
 def test_an_operator_ends_a_job_and_its_trainers_are_told(alone, name, folder):

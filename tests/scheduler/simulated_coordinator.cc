@@ -218,6 +218,12 @@ bool SimulatedCoordinator::Lost(const Simulation& job) const {
   return machine != nullptr && machine->lost();
 }
 
+bool SimulatedCoordinator::Knows(const Simulation& job) const {
+  if (!formed_ || !jobs_->Formed()) return true;
+  const GroupJob* machine = jobs_->Find(job.name());
+  return machine != nullptr && machine->busy();
+}
+
 bool SimulatedCoordinator::Has(const Simulation& job) const {
   const GroupJob* machine = jobs_->Find(job.name());
   if (machine == nullptr) return false;

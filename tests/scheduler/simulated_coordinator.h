@@ -40,6 +40,8 @@ class SimulatedCoordinator {
     return connections_.empty() ? nullptr : connections_[node.value()];
   }
   [[nodiscard]] bool Lost(const Simulation& job) const;
+  // It is there, planned or not, or it is not known yet what members hold of it.
+  [[nodiscard]] bool Knows(const Simulation& job) const;
   // It is there, and planned.
   [[nodiscard]] bool Has(const Simulation& job) const;
   [[nodiscard]] std::string Describe() const;

@@ -466,6 +466,7 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(Tra
   NodeJob::OpenAnswer answer = job_->Open(simulation_.Now(), opening, resume, actions);
   std::optional<SnapshotId> newest;
   if (std::holds_alternative<NodeJob::NeedsResume>(answer)) {
+    if (simulation_.chance.Of(50)) AnotherGroupSaves();
     newest = Newest();
     resume.emplace();
     if (newest) {

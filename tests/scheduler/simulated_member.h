@@ -170,6 +170,9 @@ class SimulatedMember {
   }
   [[nodiscard]] absl::Status NoSession(TrainerRank rank, uint64_t incarnation) const;
   [[nodiscard]] std::optional<SnapshotId> Newest() const;
+  // Where the job is nowhere here: another group, which has the same directory and has come
+  // further, has begun it and saved it again.
+  void AnotherGroupSaves();
   [[nodiscard]] Microseconds Soon(int64_t most_ms);  // 0 while the simulation begins
 
   Simulation& simulation_;

@@ -1,4 +1,5 @@
 // What a simulated daemon saves, and how it leaves.
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <string>
@@ -37,6 +38,24 @@ void SimulatedMember::FindNewest(uint32_t epoch) {
     }
     TellHere(message);
   });
+}
+
+void SimulatedMember::AnotherGroupSaves() {
+  const bool begun = std::any_of(
+      simulation_.members.begin(), simulation_.members.end(),
+      [](const SimulatedMember* member) { return member->job_ && member->job_->exists(); });
+  const std::optional<SnapshotId> newest = Newest();
+  if (!newest || begun || simulation_.group.coordinator->Knows(simulation_)) return;
+  ++simulation_.counts.snapshots_of_others;
+  const SnapshotId saved{
+      MakeAttempt(GroupEpoch(std::max(EpochOf(newest->attempt).value(), job_->epoch()) +
+                             static_cast<uint32_t>(simulation_.chance.Pick(0, 2))),
+                  1'000'000),
+      newest->step};
+  simulation_.Trace("another group saves step ", saved.step.value(), ", epoch ",
+                    EpochOf(saved.attempt).value());
+  simulation_.disk[saved] = simulation_.disk.at(*newest);
+  simulation_.invariants.SavedElsewhere(*newest, saved);
 }
 
 void SimulatedMember::GoBackToNewest() {

@@ -87,6 +87,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   acknowledged += other.acknowledged;
   weights_awaited += other.weights_awaited;
   snapshots += other.snapshots;
+  snapshots_of_others += other.snapshots_of_others;
   failed_snapshots += other.failed_snapshots;
   hung_snapshots += other.hung_snapshots;
   lacking_memory += other.lacking_memory;

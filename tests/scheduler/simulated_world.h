@@ -53,6 +53,7 @@ struct SimulationCounts {
   int64_t acknowledged = 0;     // by trainers that lived through one
   int64_t weights_awaited = 0;  // by trainers that make no call meanwhile
   int64_t snapshots = 0;
+  int64_t snapshots_of_others = 0;  // made by another group, which had come further
   int64_t failed_snapshots = 0;
   int64_t hung_snapshots = 0;  // of them: given up because a disk hung
   int64_t lacking_memory = 0;  // nodes that had none for a job that goes on from a snapshot

@@ -206,6 +206,7 @@ void StepInvariants::CheckGo(NodeRank to, const Go& go, const std::set<AbsentFra
 
 void StepInvariants::SaveBegins(const SnapshotId& id) {
   if (id.step != now_.step) Fail("a snapshot is of another step than the newest");
+  if (!saved_.empty() && id < saved_.rbegin()->first) Fail("a snapshot counts as older than one");
   saved_[id] = now_;
 }
 

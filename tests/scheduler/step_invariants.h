@@ -65,6 +65,10 @@ class StepInvariants {
   void ToldBegun(const Begun& begun);
   void Republished(const Republish& republish);
   void SaveBegins(const SnapshotId& id);
+  // Another group has read a snapshot and saved the same state under a newer name.
+  void SavedElsewhere(const SnapshotId& from, const SnapshotId& id) {
+    saved_[id] = saved_.at(from);
+  }
   // A manifest names the lanes' files, of these states.
   void ManifestExists(const SnapshotId& id, const std::vector<uint64_t>& applied);
   // By the decision of an attempt.

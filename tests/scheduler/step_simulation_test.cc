@@ -43,7 +43,8 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << "had to apply " << all.redone << " commits again, " << all.rollbacks
             << " rollbacks, heard of by " << all.acknowledged << " trainers, "
             << all.weights_awaited << " looks at weights that had not come, " << all.snapshots
-            << " snapshots, " << all.failed_snapshots << " failed, " << all.hung_snapshots
+            << " snapshots, " << all.snapshots_of_others << " of other groups, "
+            << all.failed_snapshots << " failed, " << all.hung_snapshots
             << " given up because a disk hung, " << all.lacking_memory
             << " nodes without memory to go on from one, " << all.begun
             << " attempts told to nodes without trainers, " << all.hand_overs
@@ -70,6 +71,7 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
                         all.acknowledged,
                         all.weights_awaited,
                         all.snapshots,
+                        all.snapshots_of_others,
                         all.failed_snapshots,
                         all.hung_snapshots,
                         all.lacking_memory,

@@ -79,12 +79,17 @@ class OneNodeJobTest : public ::testing::Test {
     return coordinator_.OnMessage(now_, 0, message);
   }
   AddressedMessages Open(int32_t rank, int64_t restore_step = 0, uint64_t incarnation = 0) {
+    return OpenFrom(rank, restore_step > 0 ? SnapshotOf(restore_step) : v1::SnapshotId(),
+                    incarnation);
+  }
+  AddressedMessages OpenFrom(int32_t rank, const v1::SnapshotId& restore,
+                             uint64_t incarnation = 0) {
     v1::MemberMessage message;
     v1::RankSession& session = *message.mutable_rank_session();
     session.set_rank(rank);
     session.set_job("job");
     session.set_world_size(ranks_);
-    if (restore_step > 0) *session.mutable_restore() = SnapshotOf(restore_step);
+    if (restore.step() > 0) *session.mutable_restore() = restore;
     session.set_incarnation(incarnation);
     session.set_pid(4700 + rank);
     return Tell(message);

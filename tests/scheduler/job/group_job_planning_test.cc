@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "scheduler/convert/registrations.h"
+#include "scheduler/limits.h"
 #include "tests/scheduler/job/group_job_fixture.h"
 #include "tests/scheduler/job/registrations.h"
 
@@ -71,6 +72,33 @@ TEST_F(GroupJobPlanningTest, InputsThatNoPlanCanBeMadeOfAreRefusedAndMayBeCorrec
   EXPECT_THAT(Register(0), IsEmpty());
   EXPECT_THAT(Register(1), IsEmpty());
   EXPECT_THAT(coordinator_.Plan(now_, Order()), SizeIs(1));
+}
+
+TEST_F(GroupJobPlanningTest, AJobPassesTheAttemptsOfAnotherGroupsSnapshot) {
+  v1::SnapshotId restore = SnapshotOf(3);
+  restore.set_attempt((uint64_t{kEpoch + 4} << 32) + 7);
+  for (int32_t rank = 0; rank < ranks_; ++rank) EXPECT_THAT(OpenFrom(rank, restore), IsEmpty());
+  for (int32_t rank = 0; rank < ranks_; ++rank) EXPECT_THAT(Register(rank), IsEmpty());
+  AddressedMessages told = coordinator_.Plan(now_, Order());
+  ASSERT_THAT(told, SizeIs(2));
+  EXPECT_EQ(told[0].message.new_epoch().epoch(), kEpoch + 5);
+  EXPECT_EQ(coordinator_.epoch(), kEpoch + 5);
+  told.erase(told.begin());
+  TakePlan(told);
+  EXPECT_THAT(Tell(scheduler::LanesReady(plan_.digest, kEpoch)), IsEmpty()) << "of an old epoch";
+  told = LanesReady();
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_GT(told[0].message.open().attempt(), restore.attempt());
+}
+
+TEST_F(GroupJobPlanningTest, ASnapshotThatNoAttemptCanPassIsRefused) {
+  v1::SnapshotId restore = SnapshotOf(3);
+  restore.set_attempt(uint64_t{kEpochMax} << 32);
+  AddressedMessages told;
+  for (int32_t rank = 0; rank < ranks_; ++rank) EXPECT_THAT(OpenFrom(rank, restore), IsEmpty());
+  for (int32_t rank = 0; rank < ranks_; ++rank) told = Register(rank);
+  ASSERT_THAT(told, SizeIs(1));
+  EXPECT_EQ(told[0].message.refused().reason(), "EPOCH_EXHAUSTED");
 }
 
 TEST_F(GroupJobPlanningTest, ARankThatDiesMeanwhileIsAwaitedAndThePlanIsMadeAnew) {

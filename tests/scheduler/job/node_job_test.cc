@@ -71,6 +71,20 @@ TEST_P(NodeJobTest, NewLanesStartWhenTheirPredecessorsHaveEnded) {
   EXPECT_EQ(LastTold(&v1::MemberMessage::has_plan_ready).plan_ready().epoch(), kEpoch + 1);
 }
 
+// As it does where the snapshot is of another group, which has come further.
+TEST_P(NodeJobTest, AJobBeginsInTheEpochThatTheCoordinatorNames) {
+  Register(Open());
+  v1::CoordinatorMessage message;
+  message.set_job("job");
+  message.mutable_new_epoch()->set_epoch(kEpoch + 4);
+  Perform(job_.OnMessage(now_, message));
+  EXPECT_EQ(job_.epoch(), kEpoch + 4);
+  Plan(/*restore_step=*/5);
+  Prepared();
+  ASSERT_EQ(Taken<node::StartLanes>().size(), 1U);
+  EXPECT_EQ(Taken<node::StartLanes>()[0].epoch, kEpoch + 4);
+}
+
 TEST_P(NodeJobTest, ALaneThatDiesWhileASnapshotIsRestoredIsReplacedAndItsSuccessorRestores) {
   Register(Open());
   Plan(/*restore_step=*/5);
