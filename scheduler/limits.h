@@ -19,6 +19,10 @@ inline constexpr int64_t kJobElementsMax = int64_t{1} << 42;
 // A name goes into every error message and every snapshot's table of contents.
 inline constexpr int64_t kNameBytesMax = 1024;
 
+// For jobs, in a group. A session's number has its job's place in its lowest bits, and an attempt's
+// counter has it in its highest.
+inline constexpr int32_t kPlacesMax = 64;
+
 // Group epochs are 32 bits of every attempt's number and only grow. What somebody says of a larger
 // one is refused, so that a group never comes to where they would begin at 0 again.
 inline constexpr uint32_t kEpochMax = std::numeric_limits<uint32_t>::max() - (1U << 16);

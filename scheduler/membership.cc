@@ -80,6 +80,8 @@ absl::Status MembershipMachine::Check(const MemberInfo& info) const {
   status = Differs("LANE_MEMORY_DIFFERS", "memory limit per lane in bytes", info,
                    info.lane_memory_bytes, self_, self_.lane_memory_bytes);
   if (!status.ok()) return status;
+  status = Differs("JOBS_MAX_DIFFERS", "--jobs_max", info, info.jobs_max, self_, self_.jobs_max);
+  if (!status.ok()) return status;
   if (info.node.value() < 0 || info.node.value() >= nodes_) {
     return Error(absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",
                  Say(Named("node", NameOf(info)), " joins a group of nodes 0 to ",

@@ -47,6 +47,7 @@ struct MemberInfo {
   GroupEpoch epoch;          // newest that it knows; 0: none
   uint64_t boot_id = 0;      // random per process
   int64_t lane_memory_bytes = 0;
+  int32_t jobs_max = 1;  // places for jobs
 };
 
 // To every member.
@@ -79,12 +80,12 @@ class MembershipMachine {
   // Refused, naming both members and both values, with nothing changed (reasons in brackets):
   // FAILED_PRECONDITION for no protocol in common [VERSION_MISMATCH], another group size
   // [GROUP_SIZE_DIFFERS], device type [DEVICE_TYPE_DIFFERS], lanes that would compute other bits
-  // [BITS_DIFFER], number of lanes [LANES_DIFFER] or memory per lane [LANE_MEMORY_DIFFERS], and for
-  // an epoch beyond kEpochMax [EPOCH_EXHAUSTED]; INVALID_ARGUMENT
-  // for a node outside the group [RANK_OUT_OF_RANGE]; ALREADY_EXISTS for a node that another living
-  // process holds [RANK_TWICE], and for a GPU that another member has [DEVICE_TWICE]; UNAVAILABLE
-  // when the group is broken [PEER_LOST]. A member that joins again while the group is formed has
-  // lost messages with its old stream: it breaks the group.
+  // [BITS_DIFFER], number of lanes [LANES_DIFFER], memory per lane [LANE_MEMORY_DIFFERS] or number
+  // of jobs [JOBS_MAX_DIFFERS], and for an epoch beyond kEpochMax [EPOCH_EXHAUSTED];
+  // INVALID_ARGUMENT for a node outside the group [RANK_OUT_OF_RANGE]; ALREADY_EXISTS for a node
+  // that another living process holds [RANK_TWICE], and for a GPU that another member has
+  // [DEVICE_TWICE]; UNAVAILABLE when the group is broken [PEER_LOST]. A member that joins again
+  // while the group is formed has lost messages with its old stream: it breaks the group.
   [[nodiscard]] absl::StatusOr<std::vector<MembershipAction>> OnJoin(TimePoint now,
                                                                      const MemberInfo& info);
   // A member has sent a message, of whatever kind: it lives.

@@ -377,6 +377,7 @@ scheduler::MemberInfo FromProto(const v1::JoinRequest& join) {
   info.epoch = scheduler::GroupEpoch(join.epoch());
   info.boot_id = join.boot_id();
   info.lane_memory_bytes = join.lane_memory_bytes();
+  info.jobs_max = join.jobs_max();
   return info;
 }
 

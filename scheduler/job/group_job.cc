@@ -82,7 +82,7 @@ void GroupJob::Job::Enter(Phase next) {
 
 GroupActions GroupJob::OnFormed(TimePoint now, uint32_t epoch) {
   epoch_ = epoch;
-  attempts_ = 0;
+  attempts_ = options_.attempts_from;
   finding_ = false;
   leavers_.clear();
   waiting_.Forget();

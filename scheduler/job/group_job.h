@@ -63,6 +63,8 @@ inline constexpr int32_t kLaneDeathsMax = 3;
 struct GroupJobOptions {
   int32_t nodes = 1;
   int32_t lanes_per_node = 1;
+  // Attempts of an epoch are counted from here, so that those of no two places are the same.
+  uint32_t attempts_from = 0;
   int64_t lane_memory_bytes = 0;
   int64_t memory_granule_bytes = 1;  // this daemon's devices', as PlanInputs'
   bool lands = false;                // this daemon's devices', as PlanInputs'
@@ -114,6 +116,8 @@ class GroupJob {
   // Jobs that begin from now on have newer incarnations than this one.
   void KnowIncarnations(uint64_t newest) { incarnations_ = std::max(incarnations_, newest); }
   [[nodiscard]] uint64_t incarnations() const { return incarnations_; }
+  // The job's name; empty: there is none.
+  [[nodiscard]] std::string name() const { return job_ == nullptr ? "" : job_->name; }
   // There is a job, or a snapshot of one is being looked for, or news of ranks wait for Formed().
   [[nodiscard]] bool busy() const { return job_ != nullptr || finding_ || !early_.empty(); }
 

@@ -57,7 +57,7 @@ bool GroupJob::MayLoseALane() {
 
 void GroupJob::NextEpoch() {
   ++epoch_;
-  attempts_ = 0;
+  attempts_ = options_.attempts_from;
   for (auto& [node, state] : states_) state.set_epoch(epoch_);
 }
 

@@ -43,6 +43,8 @@ class GroupJobs {
   // The newest epoch, of the group and of its jobs.
   [[nodiscard]] uint32_t epoch() const;
 
+  // The job of the first place; empty: it has none.
+  [[nodiscard]] std::string name() const { return places_.front().job.name(); }
   // Null: there is no job of this name.
   [[nodiscard]] const GroupJob* Find(absl::string_view name) const;
 

@@ -14,6 +14,7 @@ namespace dmuond::server::ctl {
 // The flags, of all subcommands.
 struct Options {
   std::string address;  // path of the daemon's socket
+  std::string job;      // empty: the only one
   bool json = false;
   absl::Duration timeout;
 

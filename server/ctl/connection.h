@@ -22,6 +22,14 @@ namespace dmuond::server::ctl {
 // The error as FromGrpc() gives it, with a hint if nobody listens there.
 [[nodiscard]] absl::Status Explain(const grpc::Status& status, const std::string& socket);
 
+// A request about the job that --job names.
+template <typename Request>
+Request AboutJob(const Options& options) {
+  Request request;
+  request.set_job(options.job);
+  return request;
+}
+
 // One call: Call(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest()).
 template <typename Request, typename Reply>
 absl::StatusOr<Reply> Call(const Options& options,

@@ -16,6 +16,9 @@
 
 ABSL_FLAG(std::string, address, "",
           "the daemon's socket; empty: $DMUOND_ADDRESS, else where dmuond serves by default");
+ABSL_FLAG(std::string, job, "",
+          "status, top, routing, plan, trace, snapshot save and load: of this job; empty: the only "
+          "one (status, top: the first)");
 ABSL_FLAG(bool, json, false, "print JSON");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to wait for an answer");
 ABSL_FLAG(std::string, model, "", "plan: of this model, without a daemon (llama3-8b, …)");
@@ -63,7 +66,7 @@ struct Subcommand {
 };
 
 constexpr std::array<Subcommand, 13> kSubcommands = {{
-    {"status", "status                     the daemon, its lanes, its job", RunStatus},
+    {"status", "status                     the daemon, a job and its lanes", RunStatus},
     {"top",
      "top [--interval=1s --count=N]\n"
      "                             the same again and again, with steps a second, until q or ^C",
@@ -99,7 +102,7 @@ constexpr std::array<Subcommand, 13> kSubcommands = {{
 }};
 
 std::string Usage() {
-  std::string usage = "dmuonctl SUBCOMMAND [--json] [--address=SOCKET]\n";
+  std::string usage = "dmuonctl SUBCOMMAND [--json] [--address=SOCKET] [--job=NAME]\n";
   for (const Subcommand& subcommand : kSubcommands) {
     absl::StrAppend(&usage, "  ", subcommand.usage, "\n");
   }
@@ -108,6 +111,7 @@ std::string Usage() {
 
 Options ReadOptions() {
   return {.address = ResolveAddress(absl::GetFlag(FLAGS_address)),
+          .job = absl::GetFlag(FLAGS_job),
           .json = absl::GetFlag(FLAGS_json),
           .timeout = absl::GetFlag(FLAGS_timeout),
           .model = absl::GetFlag(FLAGS_model),

@@ -80,8 +80,9 @@ absl::StatusOr<v1::GetPlanReply> PlanOffline(const Options& options) {
 int RunPlan(const Options& options, const Arguments& arguments) {
   if (!arguments.empty()) return FailUsage("plan takes no arguments, only flags");
   const bool offline = !options.model.empty();
-  const auto plan = offline ? PlanOffline(options)
-                            : Call(options, &v1::Admin::Stub::GetPlan, v1::GetPlanRequest());
+  const auto plan =
+      offline ? PlanOffline(options)
+              : Call(options, &v1::Admin::Stub::GetPlan, AboutJob<v1::GetPlanRequest>(options));
   if (!plan.ok()) return Fail(plan.status());
   if (options.json) {
     Json json = ToJson(*plan);

@@ -34,7 +34,8 @@ std::string RouteName(v1::Route route) {
 
 int RunRouting(const Options& options, const Arguments& arguments) {
   if (!arguments.empty()) return FailUsage("routing takes no arguments");
-  const auto reply = Call(options, &v1::Admin::Stub::GetRouting, v1::GetRoutingRequest());
+  const auto reply =
+      Call(options, &v1::Admin::Stub::GetRouting, AboutJob<v1::GetRoutingRequest>(options));
   if (!reply.ok()) return Fail(reply.status());
   if (options.json) {
     PrintJson(ToJson(*reply));

@@ -11,7 +11,8 @@ namespace dmuond::server::ctl {
 int RunSnapshotSave(const Options& options) {
   Options patient = options;
   patient.timeout = std::max(options.timeout, options.snapshot_timeout);
-  const auto reply = Call(patient, &v1::Admin::Stub::SaveJob, v1::SaveJobRequest());
+  const auto reply =
+      Call(patient, &v1::Admin::Stub::SaveJob, AboutJob<v1::SaveJobRequest>(options));
   if (!reply.ok()) return Fail(reply.status());
   if (options.json) {
     PrintJson(ToJson(*reply));
@@ -24,7 +25,7 @@ int RunSnapshotSave(const Options& options) {
 int RunSnapshotLoad(const Options& options, int64_t step) {
   Options patient = options;
   patient.timeout = std::max(options.timeout, options.snapshot_timeout);
-  v1::LoadJobRequest request;
+  auto request = AboutJob<v1::LoadJobRequest>(options);
   request.set_step(step);
   const auto reply = Call(patient, &v1::Admin::Stub::LoadJob, request);
   if (!reply.ok()) return Fail(reply.status());

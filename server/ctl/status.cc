@@ -9,7 +9,8 @@ namespace dmuond::server::ctl {
 
 int RunStatus(const Options& options, const Arguments& arguments) {
   if (!arguments.empty()) return FailUsage("status takes no arguments");
-  const auto status = Call(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+  const auto status =
+      Call(options, &v1::Admin::Stub::GetStatus, AboutJob<v1::GetStatusRequest>(options));
   if (!status.ok()) return Fail(status.status());
   if (options.json) {
     PrintJson(ToJson(*status));

@@ -62,6 +62,10 @@ std::string StatusText(const v1::GetStatusReply& status) {
     }
   }
   out << "\n" << (status.has_job() ? JobText(status.job()) : "no job\n");
+  if (status.jobs_size() > 1) {
+    out << "\njobs here: " << absl::StrJoin(status.jobs(), ", ")
+        << " (dmuonctl jobs, or --job=NAME)\n";
+  }
   return out.str();
 }
 

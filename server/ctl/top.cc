@@ -53,7 +53,8 @@ int RunTop(const Options& options, const Arguments& arguments) {
   {
     Screen screen;
     for (int64_t shown = 1;; ++shown) {
-      const auto status = Call(options, &v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
+      const auto status =
+          Call(options, &v1::Admin::Stub::GetStatus, AboutJob<v1::GetStatusRequest>(options));
       answered = status.status();
       // One that ends may have a successor.
       const std::string text =

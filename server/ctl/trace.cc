@@ -102,7 +102,7 @@ class Events {
 int RunTrace(const Options& options, const Arguments& arguments) {
   if (!arguments.empty()) return FailUsage("trace takes no arguments");
   if (options.output.empty()) return FailUsage("trace needs a file to write: -o trace.json");
-  v1::TraceStepsRequest request;
+  auto request = AboutJob<v1::TraceStepsRequest>(options);
   request.set_steps(options.steps);
   request.set_timeout_ms(absl::ToInt64Milliseconds(options.trace_timeout));
   Options patient = options;

@@ -9,6 +9,7 @@
 #include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/save_request.h"
+#include "scheduler/limits.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
 #include "server/daemon/node_view.h"
@@ -18,6 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kReaped{100};  // how long a tick waits for the end of lanes
 constexpr std::chrono::seconds kLookWaits{1};      // for a picture of the node that is not old
+constexpr uint32_t kAttemptsOfAPlace = (uint64_t{1} << 32) / scheduler::kPlacesMax;
 
 scheduler::TimePoint Now() { return std::chrono::steady_clock::now(); }
 
@@ -60,8 +62,9 @@ void AboutToHear(const v1::CoordinatorMessage& message) {
 
 }  // namespace
 
-Core::Core(DaemonOptions daemon_options, NodeDevice& node_device)
+Core::Core(DaemonOptions daemon_options, NodeDevice& node_device, int32_t of_place)
     : options(std::move(daemon_options)),
+      place(of_place),
       device(node_device),
       job(JobOptions(options)),
       reports(/*gathers=*/options.nodes > 1),
@@ -98,7 +101,9 @@ Core::Core(DaemonOptions daemon_options, NodeDevice& node_device)
                              DMUOND_REQUIRES(mutex) { Do(job.OnDiskHangs(how)); },
              .changed = [this]() DMUOND_REQUIRES(mutex) { mutex.Changed(); }}) {
   if (options.node == 0) {
-    coordinator = std::make_unique<scheduler::GroupJobs>(options.coordinator);
+    scheduler::GroupJobOptions of_group = options.coordinator;
+    of_group.attempts_from = static_cast<uint32_t>(place) * kAttemptsOfAPlace;
+    coordinator = std::make_unique<scheduler::GroupJobs>(of_group);
   }
   StateLock lock(mutex);
   TakeView();
@@ -168,11 +173,12 @@ void Core::Pump() {
       Handle(message);
       continue;
     }
-    const v1::MemberMessage message = std::move(told_.front());
+    v1::MemberMessage message = std::move(told_.front());
     told_.pop_front();
     if (coordinator != nullptr) {
       CoordinatorHears(options.node, message);
     } else {
+      message.set_place(place);
       peers->SendToCoordinator(message);
     }
     if (message.has_vote()) fault::FaultPoint("daemon.vote.sent");
@@ -233,8 +239,6 @@ void Core::OnFormed(uint32_t epoch) {
   StateLock lock(mutex);
   newest_epoch.store(epoch);
   reports.Forget();
-  fault::FaultPoint("daemon.formed");
-  log::Info("group formed", {{"epoch", epoch}, {"nodes", options.nodes}});
   if (coordinator != nullptr) Do(coordinator->OnFormed(Now(), epoch));
   Do(job.OnFormed(Now(), epoch));
   Do(departure.OnFormed(job));
@@ -250,7 +254,6 @@ void Core::OnMemberGone(int32_t node, const std::string& why) {
   ++counters.members_gone;
   Do(coordinator->OnMemberGone(Now(), node, why));
   Do(job.OnBroken(Now(), absl::StrCat("the daemon of node ", node, " is gone: ", why)));
-  fault::FaultPoint("daemon.broken");
 }
 
 void Core::OnCoordinatorMessage(const v1::CoordinatorMessage& message) {
@@ -263,7 +266,6 @@ void Core::OnCoordinatorGone(const std::string& why) {
   StateLock lock(mutex);
   ++counters.coordinator_gone;
   Do(job.OnBroken(Now(), absl::StrCat("the coordinating daemon is gone: ", why)));
-  fault::FaultPoint("daemon.broken");
 }
 
 void Core::OnAttachGone(AttachId id) {
@@ -359,9 +361,8 @@ void Core::TakeView() {
   view_taken_.NotifyAll();
 }
 
-Core::Seen Core::Look() {
-  const Deadline asked = Now();
-  view_timer_.Set(asked);
+Core::Seen Core::Look(Deadline asked) {
+  AskToLook();
   MutexLock lock(view_mutex_);
   while (view_->taken < asked && view_taken_.WaitUntil(view_mutex_, asked + kLookWaits)) {
   }

@@ -1,4 +1,5 @@
-// The daemon's core: the state machines, under one lock, and the turn.
+// The core of one place for a job: its state machines, under one lock, and the turn. A daemon has
+// one for each job that it can hold at a time (daemon.h); no core knows of the others.
 //
 // A turn: an event enters a machine (a call, a lane's report, another daemon's message, a tick).
 // The machine returns what is to be done, which is performed at once and in order; messages between
@@ -45,7 +46,6 @@
 #include "server/daemon/memory/record_file.h"
 #include "server/daemon/options.h"
 #include "server/daemon/planner.h"
-#include "server/daemon/rpc_counts.h"
 #include "server/daemon/snapshots/snapshot_disks.h"
 #include "server/daemon/state_mutex.h"
 
@@ -58,7 +58,8 @@ struct Core {
   // Whether the caller of a waiting RPC has gone; asked now and then.
   using Cancelled = std::function<bool()>;
 
-  Core(DaemonOptions options, NodeDevice& node_device);
+  // `place`: of its job, from 0 on.
+  Core(DaemonOptions options, NodeDevice& node_device, int32_t place = 0);
   ~Core();
 
   // ---- the turn ----
@@ -89,9 +90,12 @@ struct Core {
     std::shared_ptr<const NodeView> view;
     std::chrono::milliseconds age{0};  // 0: it was taken after the call began
   };
-  // A picture of the node that has all that happened before the call. Where the lock does not come
-  // free within a second: the last picture there is, which was taken at the last tick or later.
-  Seen Look() DMUOND_EXCLUDES(mutex, view_mutex_);
+  // Has a picture taken, for Look(). It does not wait.
+  void AskToLook() { view_timer_.Set(std::chrono::steady_clock::now()); }
+  // A picture of the node that has all that happened before the moment `asked`. Where the lock does
+  // not come free within a second of it: the last picture there is, which was taken at the last
+  // tick or later.
+  Seen Look(Deadline asked = std::chrono::steady_clock::now()) DMUOND_EXCLUDES(mutex, view_mutex_);
 
   // ---- for calls ----
   // Waits for `ready`, which must change nothing in the core: any thread that gives up the lock
@@ -137,13 +141,13 @@ struct Core {
   }
 
   const DaemonOptions options;
+  const int32_t place;
   NodeDevice& device;
   const std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
   AttachServer* attach = nullptr;
   PeerLinks* peers = nullptr;             // null in a group of one
   std::atomic<uint32_t> newest_epoch{0};  // the newest of which this daemon was a part; 0: none
   Planner planner;
-  RpcCounts rpcs;
 
   StateMutex mutex;
   // ---- machines ----

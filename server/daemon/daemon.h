@@ -1,20 +1,23 @@
-// The daemon: one core, and the calls that come from outside. The core has the lock and the
-// machines (core.h); the files of calls/ have what each call does.
+// The daemon: places for jobs, each with a core of its own (core.h), so that no job waits for
+// another one's lock, lanes, disk or end. What trainers call goes to the place of their session;
+// what the group's other daemons say, to the place that it names, or to all.
 //
 // Threads: any, but for Bind(), which comes first, and the destructor.
 #ifndef DMUOND_SERVER_DAEMON_DAEMON_H_
 #define DMUOND_SERVER_DAEMON_DAEMON_H_
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
 
-#include "server/daemon/calls/admin_calls.h"
-#include "server/daemon/calls/attach_calls.h"
-#include "server/daemon/calls/session_calls.h"
-#include "server/daemon/calls/snapshot_calls.h"
-#include "server/daemon/calls/step_calls.h"
-#include "server/daemon/calls/tensor_calls.h"
-#include "server/daemon/core.h"
+#include "absl/status/statusor.h"
+#include "server/daemon/calls/node_calls.h"
+#include "server/daemon/calls/place_finder.h"
 #include "server/daemon/memory/node_device.h"
+#include "server/daemon/place.h"
+#include "server/daemon/rpc_counts.h"
 
 namespace dmuond::server {
 
@@ -22,34 +25,51 @@ class Daemon {
  public:
   using Cancelled = Core::Cancelled;
   // `device` outlives the daemon.
-  Daemon(DaemonOptions options, NodeDevice& device) : core_(std::move(options), device) {}
+  Daemon(const DaemonOptions& options, NodeDevice& device);
 
   // Call it before anything else. `attach` and `peers` must live as long as the daemon is called.
   // `peers` is null in a group of one.
   void Bind(AttachServer* attach, PeerLinks* peers);
 
-  // What trainers, operators and other daemons call.
-  [[nodiscard]] SessionCalls& sessions() { return sessions_; }
-  [[nodiscard]] AttachCalls& buffers() { return buffers_; }
-  [[nodiscard]] StepCalls& steps() { return steps_; }
-  [[nodiscard]] TensorCalls& tensors() { return tensors_; }
-  [[nodiscard]] SnapshotCalls& snapshots() { return snapshots_; }
-  [[nodiscard]] AdminCalls& admin() { return admin_; }
-  // Where events enter, from their sources' threads.
-  [[nodiscard]] Core& core() { return core_; }
+  // ---- calls ----
+  // SessionCalls', in the place of its job. `uid`: who calls; nullopt: it is not known.
+  absl::StatusOr<v1::OpenSessionReply> OpenSession(const v1::OpenSessionRequest& request,
+                                                   std::optional<uid_t> uid,
+                                                   const Cancelled& cancelled);
+  // Whose calls have this key. Every key has a place; an unknown one is refused there.
+  [[nodiscard]] Place& PlaceOf(const v1::SessionKey& key);
+  // 0 … options.places-1; what is beyond is the first.
+  [[nodiscard]] Place& place(int32_t number);
+  // What is about no job.
+  [[nodiscard]] NodeCalls& node() { return node_; }
+  // What has collected for lanes is theirs now.
+  void TellLanes();
+  [[nodiscard]] RpcCounts& rpcs() { return rpcs_; }
+  [[nodiscard]] std::chrono::steady_clock::time_point started() const {
+    return places_.front().core.started;
+  }
+
+  // ---- events, from their sources' threads ----
+  void OnAttachGone(AttachId id);
+  void OnFormed(uint32_t epoch);
+  void OnMemberMessage(int32_t node, const v1::MemberMessage& message);  // node 0
+  void OnMemberGone(int32_t node, const std::string& why);               // node 0
+  void OnCoordinatorMessage(const v1::CoordinatorMessage& message);      // other nodes
+  void OnCoordinatorGone(const std::string& why);                        // other nodes
+  void Tick();
 
   [[nodiscard]] bool formed();
   // The newest group epoch of which it was a part; 0: none.
-  [[nodiscard]] uint32_t newest_epoch() const { return core_.newest_epoch.load(); }
+  [[nodiscard]] uint32_t newest_epoch() const;
 
  private:
-  Core core_;
-  SessionCalls sessions_{core_};
-  AttachCalls buffers_{core_};
-  TensorCalls tensors_{core_};
-  StepCalls steps_{core_, tensors_};
-  SnapshotCalls snapshots_{core_};
-  AdminCalls admin_{core_};
+  // OK: the user may open a session of this job.
+  absl::Status CheckJobsOf(uid_t uid, const std::string& job);
+
+  std::deque<Place> places_;
+  PlaceFinder finder_;
+  NodeCalls node_{places_};
+  RpcCounts rpcs_;
 };
 
 }  // namespace dmuond::server

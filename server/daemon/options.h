@@ -15,6 +15,8 @@ struct DaemonOptions {
   int32_t node = 0;
   int32_t nodes = 1;
   int32_t lanes = 1;
+  int32_t places = 1;        // for jobs; the same on every node
+  int32_t jobs_per_uid = 0;  // of one user on this node; 0: as many as there are places
   int32_t threads_per_lane = 1;
   std::string lane_binary;
   std::string rail_address;  // that lanes' peer groups listen on

@@ -274,7 +274,8 @@ void Core::Do(scheduler::GroupActions actions) {
 
 void Core::SendToMembers() {
   for (; !for_members_.empty(); for_members_.pop_front()) {
-    const scheduler::Addressed& addressed = for_members_.front();
+    scheduler::Addressed& addressed = for_members_.front();
+    addressed.message.set_place(place);
     peers->SendToMembers(addressed.node, addressed.message);
     if (addressed.message.has_decision()) fault::FaultPoint("coordinator.sent");
   }

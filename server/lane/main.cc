@@ -38,6 +38,7 @@
 
 ABSL_FLAG(int, fd, -1, "the lane's end of its socket pair with dmuond");
 ABSL_FLAG(int, lane, 0, "which of its node's lanes it is, for who looks at processes");
+ABSL_FLAG(std::string, job, "", "whose lane it is, for who looks at processes");
 ABSL_FLAG(std::string, device, "cpu:1", "cpu:THREADS, or cuda:ORDINAL");
 ABSL_FLAG(std::string, processors, "",
           "near the device, as 0-15,32-47; empty: all that it may use");

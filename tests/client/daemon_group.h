@@ -49,10 +49,13 @@ inline const std::string& GroupSecretFile() {
   return file.path;
 }
 
-// The flags of one of a group's daemons.
+// The flags of one of a group's daemons, which has one job at a time.
 inline std::vector<std::string> GroupFlags(int node, int nodes, const std::string& coordinator) {
-  return {absl::StrCat("--nodes=", nodes), absl::StrCat("--node_rank=", node),
-          "--coordinator=" + coordinator, "--peer_secret_file=" + GroupSecretFile(),
+  return {absl::StrCat("--nodes=", nodes),
+          absl::StrCat("--node_rank=", node),
+          "--coordinator=" + coordinator,
+          "--peer_secret_file=" + GroupSecretFile(),
+          "--jobs_max=1",
           "--peer_listen=" + (node == 0 ? coordinator : std::string("127.0.0.1:0"))};
 }
 

@@ -46,7 +46,7 @@ size_t OpenDescriptors() {
 
 class SessionErrorsTest : public DaemonTest {
  protected:
-  void SetUp() override { StartDaemon({.flags = {"--session_linger=0"}}); }
+  void SetUp() override { StartDaemon({.flags = {"--session_linger=0", "--jobs_max=1"}}); }
   std::unique_ptr<World> MakeWorld(int32_t size) {
     return std::make_unique<World>(
         daemon_->address(), size, [size](int32_t) { return OneMatrix(size); }, FillWeights);

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from daemons import files_below
-from processes import Group, Loop, Process, Shape, signal_if_alive
+from processes import BESIDE, Group, Loop, Process, Shape, signal_if_alive
 
 STEPS = 8
 LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show what it is worth
@@ -43,6 +43,8 @@ GROUPS = {
     "2x1s": Shape(2, 1, snapshots=True),
     "2x2s": Shape(2, 2, snapshots=True),
     "3x1s": Shape(3, 1, snapshots=True),
+    "1x2b": Shape(1, 2, beside=True),
+    "2x1bs": Shape(2, 1, snapshots=True, beside=True),
     "1x2e": Shape(1, 2, early=True),
     "1x2p": Shape(1, 2, clients=("python",)),
     "1x2m": Shape(1, 2, clients=("cpp", "python")),
@@ -83,6 +85,7 @@ ALLOCATING = ("memory.create", "memory.allocate", "memory.map", "daemon.spawn")
 NO_FILES_S = 1.5
 NAMED_ERRORS = {"nomem": errno.ENOMEM, "nofile": errno.EMFILE}
 HANGS_ARE_FOUND_S = 8.0  # --step_timeout, in cells with a "hang"; who is stopped is to wake before
+PLACE_BITS = 0b111111 << 26  # of an attempt
 FLAGS = ["--session_linger=60s", "--register_timeout=30s"]
 
 
@@ -145,7 +148,7 @@ class Undisturbed:
     weights: dict[tuple[int, int], str]
     points: dict[str, dict[str, set[int]]]  # victim -> points -> which of them pass it
     at_start: Counter  # (victim, index, point) -> how often before the first step
-    attempts: int
+    attempts: dict[int, int]  # the newest of each job
 
 
 @dataclass
@@ -203,8 +206,10 @@ class Run:
         self.daemon_died = False
         self.rolled_back_to: int | None = None
         self.stopped = ""
-        self.durable = -1  # newest step that a trainer was told to be
-        self.attempts: set[int] = set()
+        self.stopped_rank = 0
+        self.durable: dict[int, int] = {}  # by job: newest step that a trainer was told to be
+        self.attempts: dict[int, int] = {}  # by job: the newest
+        self.restarted: set[int] = set()  # ranks
         self.weights: dict[tuple[int, int], str] = {}
         self.points: dict[str, dict[str, set[int]]] = {}
         # Passed from a fault until all have a later step.
@@ -232,7 +237,7 @@ class Run:
         try:
             for node in range(self.shape.nodes):
                 self.daemons[node] = self.group.start_daemon(node, self._points("daemon", node))
-            for rank in range(self.world):
+            for rank in range(self.world * self.shape.jobs):
                 process = self.group.start_trainer(rank, points=self._points("trainer", rank))
                 self.ranks[rank] = Rank(process)
             patience = self.patience_s + (self.cell.stop_s if self.cell else 0) * len(self.pending)
@@ -283,16 +288,25 @@ class Run:
         except (FileNotFoundError, ProcessLookupError):
             return -1
         lane = re.search(r"--lane=(\d+)", command)
+        if f"--job={BESIDE}" in command:
+            return -1
         nodes = [node for node, daemon in self.daemons.items() if daemon.pid == parent]
         return nodes[0] * self.shape.lanes + int(lane[1]) if lane and nodes else -1
 
+    def _first_job(self) -> list[Rank]:
+        return [rank for index, rank in self.ranks.items() if index < self.world]
+
     def _on_report(self, pid: int, point: str) -> str | None:
         victim, index = self._victim_of(pid)
+        if self.shape.beside and (victim, index) == ("lane", -1):
+            return "go"
+        if victim == "trainer" and index >= self.world:
+            return "go"
         if self.fired_at is None:
             self.points.setdefault(victim, {}).setdefault(point, set()).add(index)
         elif len(self.after_fault) < self.world:
             self.points_after.setdefault(victim, {}).setdefault(point, set()).add(index)
-        committed = max((rank.step for rank in self.ranks.values()), default=0)
+        committed = max((rank.step for rank in self._first_job()), default=0)
         if committed == 0:
             self.at_start[victim, index, point] += 1
         if point == GATE and self.snapshots and committed >= SAVED_BY and not self._saved():
@@ -320,7 +334,8 @@ class Run:
     def _saved(self) -> bool:
         if self.fired_at is not None:
             return True
-        return bool(self._manifests())
+        jobs = {path.parent.parent.name for path in self._manifests()}
+        return len(jobs) == self.shape.jobs
 
     def _manifests(self) -> list[Path]:
         return files_below(self.loop.folder / "snapshots", "manifest.json")
@@ -331,6 +346,7 @@ class Run:
             (
                 int(path.parent.name.split(".")[0].removeprefix("step-"))
                 for path in self._manifests()
+                if path.parent.parent.name != BESIDE
             ),
             default=0,
         )
@@ -348,7 +364,7 @@ class Run:
     def _hurt(self, pid: int, fault: Fault) -> str | None:
         self.on_fault(pid, fault)
         self.fired_at = time.monotonic()
-        self.step_at_fault = max(rank.step for rank in self.ranks.values())
+        self.step_at_fault = max(rank.step for rank in self._first_job())
         self.after_fault.clear()
         if fault.kind == "kill":
             self.killed.add(pid)
@@ -411,11 +427,13 @@ class Run:
         elif step != rank.step + 1:
             self.result.wrong.append(f"rank {index} commits step {step} after {rank.step}")
         rank.step = step
-        self.attempts.add(attempt)
+        job = index // self.world
+        # Which place a job has is chance, and a place counts attempts from a base of its own.
+        self.attempts[job] = max(self.attempts.get(job, 0), attempt & ~PLACE_BITS)
         durable = int(values[8])
         if durable > step:
             self.result.wrong.append(f"rank {index}: step {durable} is durable at step {step}")
-        self.durable = max(self.durable, durable)
+        self.durable[job] = max(self.durable.get(job, -1), durable)
         self.weights[index, step] = weights
         if self.reference is not None and step > 0:
             expected = self.reference.weights[index, step]
@@ -423,19 +441,23 @@ class Run:
                 self.result.wrong.append(
                     f"rank {index}, step {step}: weights {weights}, undisturbed {expected}"
                 )
-        if self.fired_at is not None and word == "step" and step > self.step_at_fault:
+        if job > 0 or word != "step":
+            return
+        if self.fired_at is not None and step > self.step_at_fault:
             self.after_fault.setdefault(index, at / 1e9)
-        if word == "step" and all(other.step >= step for other in self.ranks.values()):
+        if all(other.step >= step for other in self._first_job()):
             self.on_step(step)
 
     def _went_back(self, index: int, before: int, to: int) -> None:
         # With other memory, to where it is, or to the step that it had handed in.
         if to in (before, before + 1):
             return
-        self.rolled_back_to = to
-        if to < self.durable:
+        if index < self.world:
+            self.rolled_back_to = to
+        durable = self.durable.get(index // self.world, -1)
+        if to < durable:
             self.result.wrong.append(
-                f"rank {index} goes back to step {to}, and step {self.durable} was durable"
+                f"rank {index} goes back to step {to}, and step {durable} was durable"
             )
         if not self.daemon_died:
             self.result.wrong.append(
@@ -455,25 +477,29 @@ class Run:
         rank = self.ranks[process.index]
         # To be started again is an outcome for one that was killed, and for one that is not in its
         # job yet.
-        begins = rank.first_in_process or not self._has_state()
+        begins = rank.first_in_process or not self._has_state(process.index)
         last = next((text for text in process.lines if text.startswith("ended")), "")
-        lost = code == LOST and (begins or rank.step == self.steps)
+        steps = self.group.steps_of(process.index)
+        lost = code == LOST and (begins or rank.step == steps)
         # What the machine lacks now it may have when the launcher tries again.
-        lacks = self._has_state() and self._names_what_is_lacking(last)
+        lacks = self._has_state(process.index) and self._names_what_is_lacking(last)
         excused = lacks or lost or self._lanes_died_too_often()
         if not excused and code not in (0, REFUSED) and process.pid not in self.killed:
             self.result.wrong.append(f"rank {process.index} ended with {code} by itself: {last}")
-        if rank.step == self.steps:
+        if rank.step == steps:
             rank.done = True  # it had nothing left to do but to close, and its steps stand
             return
         if code == 0:
             self.result.wrong.append(f"rank {process.index} left after step {rank.step}")
             rank.done = True
             return
+        self.restarted.add(process.index)
         # It lacks it for a while, which a cell's own deadline bounds.
         self.restarts += 0 if lacks else 1
         if (code == REFUSED and not lacks) or self.restarts > self.restarts_max:
-            self.stopped = self.stopped or f"rank {process.index} ended with {code}: {last}"
+            if not self.stopped:
+                self.stopped = f"rank {process.index} ended with {code}: {last}"
+                self.stopped_rank = process.index
             return
         self.loop.after(
             RELAUNCH_S if lacks or code in (LOST, REFUSED) else 0, lambda: self._replace(process)
@@ -489,8 +515,10 @@ class Run:
         )
         rank.first_in_process = True
 
-    def _has_state(self) -> bool:
-        return any(rank.step > 0 for rank in self.ranks.values())
+    def _has_state(self, of: int = 0) -> bool:
+        """The job of that rank."""
+        same = [r for index, r in self.ranks.items() if index // self.world == of // self.world]
+        return any(rank.step > 0 for rank in same)
 
     def _finished(self) -> bool:
         return bool(self.stopped) or all(rank.done for rank in self.ranks.values())
@@ -505,12 +533,17 @@ class Run:
                 result.wrong.append(self.stopped)
         elif self.rolled_back_to is not None:
             result.outcome = f"ROLLED_BACK({self.rolled_back_to})"
-        elif self.reference is not None and max(self.attempts, default=0) > self.reference.attempts:
+        elif self.reference is not None and self._retried(0):
             result.outcome = "RETRIED"
         else:
             result.outcome = "COMMITTED"
         if self.cell is None:
             return
+        # What befalls one job's trainers and lanes is nothing to the other.
+        if self.shape.beside and all(f.victim in ("trainer", "lane") for f in self.cell.faults):
+            hurt = sorted(index for index in self.restarted if index >= self.world)
+            if hurt or self._retried(1):
+                result.wrong.append(f"the job beside it was disturbed; begun again: {hurt}")
         # A second fault's process may be gone with the first.
         result.unfired = self.fired_at is not None and bool(self.pending)
         if self.fired_at is None or (self.pending and len(self.cell.faults) == 1 and result.holds):
@@ -518,8 +551,11 @@ class Run:
         if not self.stopped and len(self.after_fault) == self.world and self.fired_at is not None:
             result.next_step_s = max(self.after_fault.values()) - self.fired_at
 
+    def _retried(self, job: int) -> bool:
+        return self.attempts.get(job, 0) > self.reference.attempts[job]
+
     def _names_what_is_lost(self) -> bool:
-        if self.durable >= 0:
+        if max(self.durable.values(), default=-1) >= 0:
             return False
         ended = self.daemon_died or self._lanes_died_too_often()
         return ended and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
@@ -539,7 +575,7 @@ class Run:
 
     def _names_what_failed(self) -> bool:
         """What the machine lacks for a while keeps a job from beginning, and ends none."""
-        return not self._has_state() and self._names_what_is_lacking(self.stopped)
+        return not self._has_state(self.stopped_rank) and self._names_what_is_lacking(self.stopped)
 
     def _could_not_start(self, daemon: Process) -> bool:
         """It said so and why, and its service manager starts it again."""
@@ -567,9 +603,9 @@ def undisturbed(group: str, steps: int = STEPS) -> Undisturbed:
     run = Run(None, group, None, steps)
     run.patience_s += steps / 50
     result = run.run()
-    if result.wrong or any(rank.step != steps for rank in run.ranks.values()):
+    if result.wrong or not all(rank.done for rank in run.ranks.values()):
         raise RuntimeError(f"the undisturbed run of {group} fails: {result.wrong}\n{result.logs}")
-    return Undisturbed(run.weights, run.points, run.at_start, max(run.attempts))
+    return Undisturbed(run.weights, run.points, run.at_start, run.attempts)
 
 
 def all_faults(group: str, reference: Undisturbed, seed: int) -> list[Fault]:

@@ -24,6 +24,7 @@
 #include "tests/faults/trainer_memory.h"
 
 ABSL_FLAG(std::string, address, "", "socket of the daemon");
+ABSL_FLAG(std::string, job, "default", "");
 ABSL_FLAG(int32_t, rank, 0, "");
 ABSL_FLAG(int32_t, world_size, 1, "");
 ABSL_FLAG(int64_t, steps, 8, "");
@@ -195,6 +196,7 @@ absl::Status Run() {
   if (!status.ok()) return status;
   absl::StatusOr<std::unique_ptr<Session>> session =
       Session::Open({.address = absl::GetFlag(FLAGS_address),
+                     .job = absl::GetFlag(FLAGS_job),
                      .rank = rank,
                      .world_size = world,
                      .resume = ResumeFlag(),

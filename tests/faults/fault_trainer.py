@@ -93,6 +93,7 @@ class Trainer:
         self.layout = Layout(options.rank, options.world_size)
         self.session = dmuond.Session(
             options.address,
+            job=options.job,
             rank=options.rank,
             world_size=options.world_size,
             resume=options.resume,
@@ -241,6 +242,7 @@ def is_lost(error: dmuond.Error) -> bool:
 def main(make_trainer: Callable[[argparse.Namespace], Trainer]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", required=True)
+    parser.add_argument("--job", default="default")
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--world_size", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)

@@ -24,6 +24,8 @@ PYTHON_TRAINERS_ON_GPUS = PYTHON_TRAINERS | {
     "python": Path(__file__).with_name("fault_trainer_cuda.py")
 }
 PYTHON_PATH = (ROOT / "client/python/src", ROOT / "tests/python")
+BESIDE = "beside"  # the second job's name
+BESIDE_STEPS = 5  # it has so many times as many
 FAULT_VARIABLES = ("DMUOND_FAULT_SOCKET", "DMUOND_FAULT_POINTS")
 
 
@@ -38,10 +40,15 @@ class Shape:
     device: str = "cpu"  # "cuda": GPUs of the fake driver, of lanes and of trainers
     own_memory: bool = False  # arenas lie in the trainers' own memory, on GPUs
     early: bool = False  # buckets are signalled early; on Python weights are waited for late, too
+    beside: bool = False  # a second job runs on the same daemons, to which nothing is done
 
     @property
     def world(self) -> int:
         return max(2, self.nodes)
+
+    @property
+    def jobs(self) -> int:
+        return 2 if self.beside else 1
 
 
 def environment(faults: Path | None, points: str) -> dict[str, str]:
@@ -250,13 +257,16 @@ class Group:
         with (self.loop.folder / f"daemon{node}.log").open("ab") as log:
             return self.loop.start("daemon", node, command, points, log, self.machine_of(node))
 
-    def start_trainer(self, rank: int, resume: str = "never", points: str = "") -> Process:
+    def start_trainer(self, index: int, resume: str = "never", points: str = "") -> Process:
+        """Of the first job's ranks, and then of the second's."""
+        beside, rank = divmod(index, self.shape.world)
         command = [
             *self.trainer(self.shape.clients[rank % len(self.shape.clients)]),
             f"--address={self.loop.folder}/{rank % self.nodes}.sock",
             f"--rank={rank}",
             f"--world_size={self.shape.world}",
-            f"--steps={self.steps}",
+            f"--steps={self.steps_of(index)}",
+            *([f"--job={BESIDE}"] if beside else []),
             f"--resume={resume}",
             *(["--early"] if self.shape.early else []),
         ]
@@ -264,7 +274,11 @@ class Group:
             own = ",own" if self.shape.own_memory else ""
             command.append(f"--device=cuda:{rank // self.nodes % self.lanes}{own}")
         machine = self.machine_of(rank % self.nodes)
-        return self.loop.start("trainer", rank, command, points, more=machine)
+        return self.loop.start("trainer", index, command, points, more=machine)
+
+    def steps_of(self, index: int) -> int:
+        """The second job has more: it is to be there whatever befalls the first."""
+        return self.steps * (BESIDE_STEPS if index >= self.shape.world else 1)
 
     def trainer(self, client: str) -> list:
         on_gpus = self.shape.device == "cuda"

@@ -148,7 +148,8 @@ class SteppingTrainer {
     absl::Status status = Open();
     if (status.ok()) status = Register();
     if (status.ok()) status = trainer_.Attach();
-    if (status.ok() && !daemon_.admin().Status().job().has_durable_step()) (void)trainer_.Push();
+    if (status.ok() && !daemon_.place(0).admin.Status().job().has_durable_step())
+      (void)trainer_.Push();
     for (int failures = 0; status.ok() && !stop_ && failures < kFailuresMax;) {
       if (!Step()) ++failures;
     }
@@ -170,7 +171,7 @@ class SteppingTrainer {
     return trainer_.Call(LayoutOf(trainer_), &reply);
   }
   bool Step() {
-    const v1::JobStatus job = daemon_.admin().Status().job();
+    const v1::JobStatus job = daemon_.place(0).admin.Status().job();
     trainer_.set_attempt(job.attempt());
     v1::SubmitStepReply reply;
     const absl::Status status =
@@ -184,7 +185,7 @@ class SteppingTrainer {
     request.set_to_step(outcome.to_step());
     request.set_epoch(outcome.epoch());
     const bool acknowledged =
-        daemon_.buffers().AckRollback(request, [this] { return stop_.load(); }).ok();
+        daemon_.place(0).buffers.AckRollback(request, [this] { return stop_.load(); }).ok();
     if (acknowledged) ++reached["acknowledged"];
     return acknowledged;
   }
@@ -202,16 +203,17 @@ class Member {
       : socket_(socket), storage_(disk.storage()), daemon_(Options(disk, socket), *device_) {
     auto attach =
         AttachServer::Start({.path = socket + SocketDir::kAttachSuffix},
-                            {.on_gone = [this](AttachId id) { daemon_.core().OnAttachGone(id); }});
+                            {.on_gone = [this](AttachId id) { daemon_.OnAttachGone(id); }});
     if (!attach.ok()) Die(attach.status().ToString());
     attach_ = *std::move(attach);
     daemon_.Bind(attach_.get(), &links_);
-    daemon_.core().OnFormed(kEpoch);
+    daemon_.OnFormed(kEpoch);
   }
   ~Member() {
     if (trainer_ != nullptr) trainer_->Stop();
-    daemon_.core().OnCoordinatorGone("the input has ended");  // wakes who waits
-    if (!daemon_.admin().Leave()) Die("the thread for disks is still at something");
+    daemon_.OnCoordinatorGone("the input has ended");  // wakes who waits
+    if (!daemon_.place(0).admin.Leave(std::chrono::steady_clock::now() + std::chrono::seconds(2)))
+      Die("the thread for disks is still at something");
     trainer_.reset();
     while (const auto told = links_.Take(milliseconds(0))) Count(*told);
     attach_.reset();
@@ -229,24 +231,24 @@ class Member {
       (void)AnswerDirectory(storage_, kNode, message.directory_proof());
     }
     if (message.has_roll_back()) goes_back_ = true;
-    daemon_.core().OnCoordinatorMessage(message);
+    daemon_.OnCoordinatorMessage(message);
     Settle(message);
   }
   void ReadState(const v1::ReadStateRequest& request) {
     const auto hangs_up = steady_clock::now() + 10 * kSoon;
-    const auto read = daemon_.tensors().ReadStateForPeer(
+    const auto read = daemon_.place(0).tensors.ReadStateForPeer(
         request, [&] { return steady_clock::now() >= hangs_up; });
     if (read.ok()) ++reached["reads"];
   }
   void WriteState(const v1::WriteStateRequest& request) {
-    if (daemon_.tensors().WriteStateForPeer(request).ok()) ++reached["writes"];
+    if (daemon_.place(0).tensors.WriteStateForPeer(request).ok()) ++reached["writes"];
   }
   void FormAnew() {
-    daemon_.core().OnCoordinatorGone("the link is cut");
-    daemon_.core().OnFormed(daemon_.newest_epoch() + 1);
+    daemon_.OnCoordinatorGone("the link is cut");
+    daemon_.OnFormed(daemon_.newest_epoch() + 1);
   }
   void KillALane() {
-    const v1::GetStatusReply status = daemon_.admin().Status();
+    const v1::GetStatusReply status = daemon_.place(0).admin.Status();
     if (status.lanes().empty() || status.lanes(0).pid() == 0) return;
     ::kill(status.lanes(0).pid(), SIGKILL);
     (void)Await([](const v1::MemberMessage& told) { return told.has_lane_lost(); }, kLanesStart);
@@ -272,7 +274,7 @@ class Member {
   bool Await(const Kind& kind, milliseconds patience) {
     const auto deadline = steady_clock::now() + patience;
     for (;;) {
-      daemon_.core().Tick();
+      daemon_.Tick();
       if (const auto told = links_.Take(milliseconds(1))) {
         Count(*told);
         if (kind(*told)) return true;
@@ -283,14 +285,14 @@ class Member {
   }
   // The job's memory is being made, or its lanes start.
   [[nodiscard]] bool Prepares() {
-    const v1::GetStatusReply status = daemon_.admin().Status();
+    const v1::GetStatusReply status = daemon_.place(0).admin.Status();
     if (status.lanes().empty()) return status.job().state() == "preparing";
     return std::any_of(status.lanes().begin(), status.lanes().end(),
                        [](const v1::LaneStatus& lane) { return lane.state() == "starting"; });
   }
 
   [[nodiscard]] bool TrainerIs(const std::string& state) {
-    const v1::JobStatus job = daemon_.admin().Status().job();
+    const v1::JobStatus job = daemon_.place(0).admin.Status().job();
     return !job.trainers().empty() && job.trainers(0).state() == state;
   }
 

@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 def alone(folder):
     """One daemon for all of them; each ends its job."""
     with Daemons() as started:
-        yield started.start(1, 1, f"--snapshot_dir={folder}")[0]
+        yield started.start(1, 1, f"--snapshot_dir={folder}", "--jobs_max=1")[0]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from torch import nn
 @pytest.fixture(scope="module")
 def address():
     with Daemons() as started:
-        yield started.start(1, 1, "--session_linger=0")[0]
+        yield started.start(1, 1, "--session_linger=0", "--jobs_max=1")[0]
 
 
 @pytest.fixture

@@ -127,6 +127,10 @@ TEST_F(MembershipTest, MembersThatDoNotFitAreRefusedNamingBothAndChangeNothing) 
   info.lane_memory_bytes = 5;
   ExpectRefused(info, Code::kFailedPrecondition, "LANE_MEMORY_DIFFERS",
                 AllOf(HasSubstr("in bytes 5"), HasSubstr("has 1048576")));
+  info = Info(1, 3);
+  info.jobs_max = 5;
+  ExpectRefused(info, Code::kFailedPrecondition, "JOBS_MAX_DIFFERS",
+                AllOf(HasSubstr("--jobs_max 5"), HasSubstr("has 1")));
   ExpectRefused(Info(3, 3), Code::kInvalidArgument, "RANK_OUT_OF_RANGE", HasSubstr("node 3"));
   ExpectRefused(Info(-1, 3), Code::kInvalidArgument, "RANK_OUT_OF_RANGE", HasSubstr("node -1"));
   info = Info(1, 3);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/job/refusals.h"
 #include "server/common/errors.h"
@@ -17,9 +18,6 @@ namespace dmuond::server {
 namespace {
 
 using scheduler::NodeJob;
-
-// Time for the threads of disks and memory to see that nobody wants what they do any more.
-constexpr std::chrono::seconds kThreadsEndWithin{2};
 
 // The error of who asks for a plan.
 absl::Status NoPlan(const Core::Seen& seen) {
@@ -33,10 +31,19 @@ absl::Status NoPlan(const Core::Seen& seen) {
 
 }  // namespace
 
+absl::Status NoJob(const std::string& name, std::vector<std::string> holders) {
+  holders.erase(std::remove(holders.begin(), holders.end(), ""), holders.end());
+  return Error(
+      absl::StatusCode::kNotFound, "NO_JOB",
+      Say("no job '", Named("job", name), "' is here: ",
+          Named("holder", holders.empty()
+                              ? "there is none at all"
+                              : absl::StrCat("it is '", absl::StrJoin(holders, "', '"), "'"))));
+}
+
 // ---- looking ----
 
-v1::GetStatusReply AdminCalls::Status() {
-  const Core::Seen seen = core_.Look();
+v1::GetStatusReply AdminCalls::StatusIn(const Core::Seen& seen) const {
   v1::GetStatusReply reply = seen.view->status;
   reply.set_picture_age_ms(seen.age.count());
   reply.set_uptime_s(std::chrono::duration_cast<std::chrono::seconds>(
@@ -139,10 +146,7 @@ absl::StatusOr<v1::EndJobReply> AdminCalls::EndJobNamed(const v1::EndJobRequest&
   StateLock lock(core_.mutex);
   NodeJob& job = core_.held_job();
   if (!job.exists() || job.name() != request.name()) {
-    return Error(absl::StatusCode::kNotFound, "NO_JOB",
-                 Say("no job '", Named("job", request.name()), "' is here: ",
-                     Named("holder", !job.exists() ? "there is none at all"
-                                                   : absl::StrCat("it is '", job.name(), "'"))));
+    return NoJob(request.name(), {job.exists() ? job.name() : ""});
   }
   const uint64_t number = job.number();
   const auto gone = [&]() DMUOND_REQUIRES(core_.mutex) { return job.number() != number; };
@@ -213,9 +217,11 @@ absl::StatusOr<v1::DrainReply> AdminCalls::PrepareToLeave(std::chrono::milliseco
                       "' are in no snapshot: ", scheduler::MessageOf(saved)));
   }
   v1::DrainReply reply;
-  reply.set_last_committed_step(last);
   if (job.exists()) {
-    if (const auto step = job.snapshot().durable_step()) reply.set_durable_step(*step);
+    v1::DrainReply::Job& left = *reply.add_jobs();
+    left.set_name(name);
+    left.set_last_committed_step(last);
+    if (const auto step = job.snapshot().durable_step()) left.set_durable_step(*step);
   }
   prepared_ = saved.ok() ? absl::StatusOr<v1::DrainReply>(std::move(reply)) : saved;
   core_.mutex.Changed();
@@ -231,7 +237,7 @@ absl::StatusOr<v1::DrainReply> AdminCalls::WaitUntilPrepared(const Core::Cancell
   return *prepared_;
 }
 
-bool AdminCalls::Leave() {
+bool AdminCalls::Leave(Core::Deadline deadline) {
   std::array<std::unique_ptr<Disk>, 2> disks;
   std::unique_ptr<WorkThread> worker;
   {
@@ -246,7 +252,6 @@ bool AdminCalls::Leave() {
   // that is joined would hold up the process for as long: it stays, with all that it uses, and the
   // process ends with it. (exit_group() kills a thread that waits for a file server, as SIGKILL
   // does.)
-  const auto deadline = std::chrono::steady_clock::now() + kThreadsEndWithin;
   bool ended = worker == nullptr || worker->Stop(deadline);
   // It makes memory that nobody wants any more, gigabytes of it perhaps.
   if (!ended) (void)worker.release();

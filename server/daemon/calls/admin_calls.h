@@ -1,4 +1,4 @@
-// Calls of operators, and of the daemon itself when it ends.
+// Calls of operators about one job, and of the daemon itself when it ends.
 //
 // Threads: any; they block.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_ADMIN_CALLS_H_
@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "dmuond/v1/admin.pb.h"
@@ -14,12 +16,17 @@
 
 namespace dmuond::server {
 
+// NOT_FOUND, reason NO_JOB: `holders` are the jobs that are here; empty names are none.
+[[nodiscard]] absl::Status NoJob(const std::string& name, std::vector<std::string> holders);
+
 class AdminCalls {
  public:
   explicit AdminCalls(Core& core) : core_(core) {}
 
+  // What a picture of the node says now.
+  [[nodiscard]] v1::GetStatusReply StatusIn(const Core::Seen& seen) const;
   // These wait for the lock for a second at most, and answer from an older picture then.
-  v1::GetStatusReply Status();
+  v1::GetStatusReply Status() { return StatusIn(core_.Look()); }
   absl::StatusOr<v1::GetPlanReply> Plan();
   absl::StatusOr<v1::GetRoutingReply> Routing();
   // Waits for the steps.
@@ -37,9 +44,10 @@ class AdminCalls {
   absl::StatusOr<v1::DrainReply> PrepareToLeave(std::chrono::milliseconds timeout);
   // Waits for PrepareToLeave(), and answers as it did. For the operator who has asked to drain.
   absl::StatusOr<v1::DrainReply> WaitUntilPrepared(const Core::Cancelled& cancelled);
-  // The second aborts what remains, and ends the lanes. False: a thread hangs in the snapshot
+  // The second aborts what remains, and ends the lanes. Threads of disks and memory have until
+  // `deadline` to see that nobody wants what they do any more. False: one hangs in the snapshot
   // directory and goes on to use the core, which must not be destroyed.
-  [[nodiscard]] bool Leave();
+  [[nodiscard]] bool Leave(Core::Deadline deadline);
 
  private:
   Core& core_;

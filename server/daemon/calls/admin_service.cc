@@ -17,74 +17,66 @@ namespace {
 
 using grpc::ServerContext;
 
+template <typename Reply>
+grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
+  if (!result.ok()) return ToGrpc(result.status());
+  *reply = *std::move(result);
+  return grpc::Status::OK;
+}
+
 class AdminService final : public v1::Admin::Service {
  public:
   AdminService(Daemon& daemon, GrpcSocket& socket, std::vector<uid_t> admins,
                std::function<void()> drain)
       : daemon_(daemon), socket_(socket), admins_(std::move(admins)), drain_(std::move(drain)) {}
 
-  grpc::Status GetStatus(ServerContext* /*context*/, const v1::GetStatusRequest* /*request*/,
+  grpc::Status GetStatus(ServerContext* /*context*/, const v1::GetStatusRequest* request,
                          v1::GetStatusReply* reply) override {
-    *reply = daemon_.admin().Status();
-    return grpc::Status::OK;
+    if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
+    return Answer(daemon_.node().Status(*request), reply);
   }
   grpc::Status ListJobs(ServerContext* /*context*/, const v1::ListJobsRequest* /*request*/,
                         v1::ListJobsReply* reply) override {
-    const v1::GetStatusReply status = daemon_.admin().Status();
-    if (status.has_job()) *reply->add_jobs() = status.job();
-    reply->set_picture_age_ms(status.picture_age_ms());
+    *reply = daemon_.node().Jobs();
     return grpc::Status::OK;
   }
-  grpc::Status GetPlan(ServerContext* /*context*/, const v1::GetPlanRequest* /*request*/,
+  grpc::Status GetPlan(ServerContext* /*context*/, const v1::GetPlanRequest* request,
                        v1::GetPlanReply* reply) override {
-    absl::StatusOr<v1::GetPlanReply> plan = daemon_.admin().Plan();
-    if (!plan.ok()) return ToGrpc(plan.status());
-    *reply = *std::move(plan);
-    return grpc::Status::OK;
+    return AnswerOf(*request, reply, [](Place& place) { return place.admin.Plan(); });
   }
-  grpc::Status GetRouting(ServerContext* /*context*/, const v1::GetRoutingRequest* /*request*/,
+  grpc::Status GetRouting(ServerContext* /*context*/, const v1::GetRoutingRequest* request,
                           v1::GetRoutingReply* reply) override {
-    absl::StatusOr<v1::GetRoutingReply> routing = daemon_.admin().Routing();
-    if (!routing.ok()) return ToGrpc(routing.status());
-    *reply = *std::move(routing);
-    return grpc::Status::OK;
+    return AnswerOf(*request, reply, [](Place& place) { return place.admin.Routing(); });
   }
   grpc::Status TraceSteps(ServerContext* context, const v1::TraceStepsRequest* request,
                           v1::TraceStepsReply* reply) override {
-    absl::StatusOr<v1::TraceStepsReply> traced =
-        daemon_.admin().TraceSteps(*request, [context] { return context->IsCancelled(); });
-    if (!traced.ok()) return ToGrpc(traced.status());
-    *reply = *std::move(traced);
-    return grpc::Status::OK;
+    return AnswerOf(*request, reply, [&](Place& place) {
+      return place.admin.TraceSteps(*request, [context] { return context->IsCancelled(); });
+    });
   }
   grpc::Status Drain(ServerContext* context, const v1::DrainRequest* /*request*/,
                      v1::DrainReply* reply) override {
     if (absl::Status may = BeginChange(*context, "Drain"); !may.ok()) return ToGrpc(may);
     drain_();
-    absl::StatusOr<v1::DrainReply> prepared =
-        daemon_.admin().WaitUntilPrepared([context] { return context->IsCancelled(); });
-    if (!prepared.ok()) return ToGrpc(prepared.status());
-    *reply = *std::move(prepared);
-    return grpc::Status::OK;
+    return Answer(daemon_.node().WaitUntilPrepared([context] { return context->IsCancelled(); }),
+                  reply);
   }
   grpc::Status LoadJob(ServerContext* context, const v1::LoadJobRequest* request,
                        v1::LoadJobReply* reply) override {
-    absl::Status may = BeginChange(*context, "LoadJob", {{"step", request->step()}});
+    absl::Status may =
+        BeginChange(*context, "LoadJob", {{"job", request->job()}, {"step", request->step()}});
     if (!may.ok()) return ToGrpc(may);
-    absl::StatusOr<v1::LoadJobReply> loaded =
-        daemon_.snapshots().LoadJob(*request, [context] { return context->IsCancelled(); });
-    if (!loaded.ok()) return ToGrpc(loaded.status());
-    *reply = *std::move(loaded);
-    return grpc::Status::OK;
+    return AnswerOf(*request, reply, [&](Place& place) {
+      return place.snapshots.LoadJob(*request, [context] { return context->IsCancelled(); });
+    });
   }
-  grpc::Status SaveJob(ServerContext* context, const v1::SaveJobRequest* /*request*/,
+  grpc::Status SaveJob(ServerContext* context, const v1::SaveJobRequest* request,
                        v1::SaveJobReply* reply) override {
-    if (absl::Status may = BeginChange(*context, "SaveJob"); !may.ok()) return ToGrpc(may);
-    absl::StatusOr<v1::SaveJobReply> saved =
-        daemon_.snapshots().SaveJob([context] { return context->IsCancelled(); });
-    if (!saved.ok()) return ToGrpc(saved.status());
-    *reply = *std::move(saved);
-    return grpc::Status::OK;
+    absl::Status may = BeginChange(*context, "SaveJob", {{"job", request->job()}});
+    if (!may.ok()) return ToGrpc(may);
+    return AnswerOf(*request, reply, [&](Place& place) {
+      return place.snapshots.SaveJob([context] { return context->IsCancelled(); });
+    });
   }
   grpc::Status EndJob(ServerContext* context, const v1::EndJobRequest* request,
                       v1::EndJobReply* reply) override {
@@ -92,11 +84,10 @@ class AdminService final : public v1::Admin::Service {
     absl::Status may =
         BeginChange(*context, "EndJob", {{"job", request->name()}, {"save", request->save()}});
     if (!may.ok()) return ToGrpc(may);
-    absl::StatusOr<v1::EndJobReply> ended =
-        daemon_.admin().EndJobNamed(*request, [context] { return context->IsCancelled(); });
-    if (!ended.ok()) return ToGrpc(ended.status());
-    *reply = *std::move(ended);
-    return grpc::Status::OK;
+    const absl::StatusOr<Place*> place = daemon_.node().PlaceOf(request->name());
+    if (!place.ok()) return ToGrpc(place.status());
+    return Answer(
+        (*place)->admin.EndJobNamed(*request, [context] { return context->IsCancelled(); }), reply);
   }
   grpc::Status SetLogLevel(ServerContext* context, const v1::SetLogLevelRequest* request,
                            v1::SetLogLevelReply* reply) override {
@@ -105,11 +96,18 @@ class AdminService final : public v1::Admin::Service {
     if (!level.ok()) return ToGrpc(level.status());
     absl::Status may = BeginChange(*context, "SetLogLevel", {{"level", request->level()}});
     if (!may.ok()) return ToGrpc(may);
-    reply->set_previous(log::Name(daemon_.admin().SetLogLevel(*level)));
+    reply->set_previous(log::Name(daemon_.node().SetLogLevel(*level)));
     return grpc::Status::OK;
   }
 
  private:
+  // What `call` answers for the job that the request names.
+  template <typename Request, typename Reply, typename Call>
+  grpc::Status AnswerOf(const Request& request, Reply* reply, const Call& call) {
+    if (absl::Status checked = CheckText(request); !checked.ok()) return ToGrpc(checked);
+    const absl::StatusOr<Place*> place = daemon_.node().PlaceOf(request.job());
+    return place.ok() ? Answer(call(**place), reply) : ToGrpc(place.status());
+  }
   // Whether the caller may change something. Logs who it is, with `details`.
   absl::Status BeginChange(const ServerContext& context, const char* call,
                            std::vector<log::Field> details = {}) {

@@ -1,5 +1,6 @@
 #include "server/daemon/calls/clients.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -62,6 +63,12 @@ Client* Clients::OfAttach(AttachId id) {
     if (client.attach == id) return &client;
   }
   return nullptr;
+}
+
+bool Clients::Knows(const std::string& nonce) const {
+  return opening_.contains(nonce) || RefusalOf(nonce) != nullptr ||
+         std::any_of(clients_.begin(), clients_.end(),
+                     [&](const auto& entry) { return entry.second.nonce == nonce; });
 }
 
 void Clients::KeepRefusal(AttachId attach, const std::string& nonce, const absl::Status& why) {

@@ -96,6 +96,9 @@ class Clients {
   [[nodiscard]] Client* OfAttach(AttachId id);
   [[nodiscard]] std::map<uint64_t, Client>& all() { return clients_; }
 
+  // Whether an OpenSession with this nonce is under way, was refused, or has opened a session.
+  [[nodiscard]] bool Knows(const std::string& nonce) const;
+
   // ---- sessions that are being opened ----
   // Their nonces. Each attach connection has its own, so that a repeated call is known by it.
   std::set<std::string>& opening() { return opening_; }

@@ -160,6 +160,17 @@ absl::StatusOr<v1::HelloReply> SessionCalls::Hello(const v1::HelloRequest& reque
 
 // ---- OpenSession ----
 
+absl::Status SessionCalls::Check(const v1::OpenSessionRequest& request) const {
+  absl::Status checked = CheckOpenSession(request, core_.options);
+  checked.Update(core_.device.ArenaMemory(request.rank(), request.device_uuid()).status());
+  return checked;
+}
+
+bool SessionCalls::HasHeardOf(const std::string& nonce) {
+  StateLock lock(core_.mutex);
+  return core_.clients.Knows(nonce);
+}
+
 absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenSession(
     const v1::OpenSessionRequest& request, const Core::Cancelled& cancelled) {
   StateLock lock(core_.mutex);
@@ -277,9 +288,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
     const v1::OpenSessionRequest& request, const AttachPeer& peer,
     const Core::Cancelled& cancelled) {
   const DaemonOptions& options = core_.options;
-  absl::Status checked = CheckOpenSession(request, options);
-  checked.Update(core_.device.ArenaMemory(request.rank(), request.device_uuid()).status());
-  if (!checked.ok()) return checked;
+  if (absl::Status checked = Check(request); !checked.ok()) return checked;
   const auto from_now = [&] {
     return std::chrono::steady_clock::now() + options.coordinator.register_timeout;
   };
@@ -293,7 +302,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
     absl::Status vacant = WaitUntilVacant(request, peer.pid, cancelled);
     if (!vacant.ok()) return vacant;
   }
-  const v1::SessionKey halves = NewSessionKey(0);
+  const v1::SessionKey halves = NewSessionKey(core_.place, 0);
   NodeJob::Opening opening;
   opening.id = halves.session();
   opening.rank = request.rank();

@@ -5,6 +5,7 @@
 #define DMUOND_SERVER_DAEMON_CALLS_SESSION_CALLS_H_
 
 #include <functional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +19,10 @@ class SessionCalls {
   explicit SessionCalls(Core& core) : core_(core) {}
 
   absl::StatusOr<v1::HelloReply> Hello(const v1::HelloRequest& request);
+  // Whether what it says could be of some job.
+  [[nodiscard]] absl::Status Check(const v1::OpenSessionRequest& request) const;
+  // Whether OpenSession() has been called with this nonce, and its answer is still known.
+  [[nodiscard]] bool HasHeardOf(const std::string& nonce);
   absl::StatusOr<v1::OpenSessionReply> OpenSession(const v1::OpenSessionRequest& request,
                                                    const Core::Cancelled& cancelled);
   // Checks, before more is read or kept for a call, that its key is that of an open session, and

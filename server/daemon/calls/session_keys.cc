@@ -2,6 +2,8 @@
 
 #include <sys/random.h>
 
+#include "scheduler/limits.h"
+
 namespace dmuond::server {
 
 uint64_t RandomKeyHalf() {
@@ -17,12 +19,18 @@ bool SameSecret(uint64_t one, uint64_t other) {
   return difference == 0;
 }
 
-v1::SessionKey NewSessionKey(uint64_t incarnation) {
+v1::SessionKey NewSessionKey(int32_t place, uint64_t incarnation) {
+  constexpr auto kPlaces = static_cast<uint64_t>(scheduler::kPlacesMax);
+  const uint64_t number = RandomKeyHalf();
   v1::SessionKey key;
-  key.set_session(RandomKeyHalf());
+  key.set_session(number - number % kPlaces + static_cast<uint64_t>(place));
   key.set_incarnation(incarnation);
   key.set_secret(RandomKeyHalf());
   return key;
+}
+
+int32_t PlaceOf(const v1::SessionKey& key) {
+  return static_cast<int32_t>(key.session() % static_cast<uint64_t>(scheduler::kPlacesMax));
 }
 
 }  // namespace dmuond::server

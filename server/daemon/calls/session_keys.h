@@ -29,8 +29,10 @@ struct Caller {
   uid_t uid = 0;
 };
 
-// A key of a session and an incarnation that nobody has had.
-[[nodiscard]] v1::SessionKey NewSessionKey(uint64_t incarnation);
+// A key that nobody has had, of a session of the job in a place.
+[[nodiscard]] v1::SessionKey NewSessionKey(int32_t place, uint64_t incarnation);
+// The place that NewSessionKey() was given, of whichever key; below kPlacesMax.
+[[nodiscard]] int32_t PlaceOf(const v1::SessionKey& key);
 
 // Answers for callers whose session has ended. They are kept for the newest kKept sessions.
 // Threads: one at a time.

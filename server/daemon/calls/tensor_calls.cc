@@ -136,6 +136,7 @@ absl::StatusOr<StateTensor> TensorCalls::ReadUnit(scheduler::UnitId id, v1::Stat
   const int32_t node = core_.NodeOf(unit.owner);
   if (node != core_.options.node) {
     v1::ReadStateRequest request;
+    request.set_place(core_.place);
     request.set_job_incarnation(core_.job.wire().job_incarnation());
     request.set_unit(id.value());
     request.set_kind(kind);
@@ -193,6 +194,7 @@ absl::StatusOr<double> TensorCalls::ReadUpdates(scheduler::UnitId id) {
   const int32_t node = core_.NodeOf(unit.owner);
   if (node != core_.options.node) {
     v1::ReadStateRequest request;
+    request.set_place(core_.place);
     request.set_job_incarnation(core_.job.wire().job_incarnation());
     request.set_unit(id.value());
     request.set_kind(v1::STATE_KIND_STEP);
@@ -445,6 +447,7 @@ absl::Status TensorCalls::SpreadPushedState(const v1::SessionKey& key, const Pus
   std::vector<int32_t> job_parameter;
   std::shared_ptr<const scheduler::Plan> plan;
   v1::WriteStateRequest part;
+  part.set_place(core_.place);
   part.set_attempt(attempt);
   {
     StateLock lock(core_.mutex);

@@ -43,14 +43,16 @@ class Trainers final : public TrainerService {
 
   grpc::Status Hello(ServerContext* /*context*/, const v1::HelloRequest* request,
                      v1::HelloReply* reply) override {
-    return Checked(*request, reply, [&] { return daemon_.sessions().Hello(*request); });
+    return Checked(*request, reply, [&] { return daemon_.place(0).sessions.Hello(*request); });
   }
   grpc::Status OpenSession(ServerContext* context, const v1::OpenSessionRequest* request,
                            v1::OpenSessionReply* reply) override {
     // It may wait for long: who has an attach connection is no stranger.
     if (attach_.Knows(request->nonce())) socket_.MakeKnown(*context);
+    const std::optional<Caller> caller = socket_.CallerOf(*context);
+    if (!caller.has_value()) return ToGrpc(Gone());
     return Checked(*request, reply,
-                   [&] { return daemon_.sessions().OpenSession(*request, CallerGone(context)); });
+                   [&] { return daemon_.OpenSession(*request, caller->uid, CallerGone(context)); });
   }
   grpc::Status RegisterLayout(
       ServerContext* context,
@@ -74,7 +76,7 @@ class Trainers final : public TrainerService {
       if (kept.ok() && context->IsCancelled()) kept = Gone();
       if (!kept.ok()) return ToGrpc(kept);
       absl::StatusOr<v1::RegisterLayoutReply> reply =
-          daemon_.sessions().RegisterLayout(request, CallerGone(context));
+          daemon_.PlaceOf(request.key()).sessions.RegisterLayout(request, CallerGone(context));
       if (!reply.ok()) return ToGrpc(reply.status());
       wire::WriteParts(*stream, *reply);  // false: the caller has gone
       return grpc::Status::OK;
@@ -82,7 +84,7 @@ class Trainers final : public TrainerService {
   }
   grpc::Status AttachBuffers(ServerContext* context, const v1::AttachBuffersRequest* request,
                              v1::AttachBuffersReply* reply) override {
-    return Waiting(context, *request, reply, daemon_.buffers(), &AttachCalls::AttachBuffers);
+    return Waiting(context, *request, reply, &Place::buffers, &AttachCalls::AttachBuffers);
   }
   grpc::Status PushParameters(ServerContext* context,
                               grpc::ServerReader<v1::PushParametersRequest>* reader,
@@ -93,54 +95,60 @@ class Trainers final : public TrainerService {
                           "a push begins with a message that says what is pushed"));
     }
     return Keyed(context, header.key(), [&](const absl::Status& /*open*/) {
+      Place& place = daemon_.PlaceOf(header.key());
       PushedState state;
       v1::PushParametersRequest message;
       absl::Status kept = CheckText(header);
-      if (kept.ok() && header.state()) kept = daemon_.tensors().CheckMayPush(header.key());
+      if (kept.ok() && header.state()) kept = place.tensors.CheckMayPush(header.key());
       while (header.state() && kept.ok() && reader->Read(&message)) {
         kept = CheckText(message);
-        if (kept.ok())
-          kept = daemon_.tensors().KeepStateChunk(header.key(), message.chunk(), state);
+        if (kept.ok()) kept = place.tensors.KeepStateChunk(header.key(), message.chunk(), state);
       }
       // A stream that broke is no shorter push.
       if (kept.ok() && context->IsCancelled()) kept = Gone();
       if (!kept.ok()) return ToGrpc(kept);
-      return Answer(daemon_.steps().Push(header, state, CallerGone(context)), reply);
+      return Answer(place.steps.Push(header, state, CallerGone(context)), reply);
     });
   }
   grpc::Status PullParameters(ServerContext* context, const v1::PullParametersRequest* request,
                               grpc::ServerWriter<v1::PullParametersReply>* writer) override {
     return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
       if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
-      return ToGrpc(daemon_.tensors().PullParameters(
-          *request, CallerGone(context),
-          [writer](const v1::PullParametersReply& reply) { return writer->Write(reply); }));
+      return ToGrpc(daemon_.PlaceOf(request->key())
+                        .tensors.PullParameters(*request, CallerGone(context),
+                                                [writer](const v1::PullParametersReply& reply) {
+                                                  return writer->Write(reply);
+                                                }));
     });
   }
   grpc::Status WatchSession(ServerContext* context, const v1::WatchSessionRequest* request,
                             grpc::ServerWriter<v1::SessionEvent>* writer) override {
     return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
-      return ToGrpc(daemon_.sessions().WatchSession(
-          *request, CallerGone(context),
-          [writer](const v1::SessionEvent& event) { return writer->Write(event); }));
+      return ToGrpc(daemon_.PlaceOf(request->key())
+                        .sessions.WatchSession(*request, CallerGone(context),
+                                               [writer](const v1::SessionEvent& event) {
+                                                 return writer->Write(event);
+                                               }));
     });
   }
   grpc::Status AckRollback(ServerContext* context, const v1::AckRollbackRequest* request,
                            v1::AckRollbackReply* reply) override {
-    return Waiting(context, *request, reply, daemon_.buffers(), &AttachCalls::AckRollback);
+    return Waiting(context, *request, reply, &Place::buffers, &AttachCalls::AckRollback);
   }
   grpc::Status SaveSnapshot(ServerContext* context, const v1::SaveSnapshotRequest* request,
                             v1::SaveSnapshotReply* reply) override {
-    return Waiting(context, *request, reply, daemon_.snapshots(), &SnapshotCalls::SaveSnapshot);
+    return Waiting(context, *request, reply, &Place::snapshots, &SnapshotCalls::SaveSnapshot);
   }
   grpc::Status LoadSnapshot(ServerContext* context, const v1::LoadSnapshotRequest* request,
                             v1::LoadSnapshotReply* reply) override {
-    return Waiting(context, *request, reply, daemon_.snapshots(), &SnapshotCalls::LoadSnapshot);
+    return Waiting(context, *request, reply, &Place::snapshots, &SnapshotCalls::LoadSnapshot);
   }
   grpc::Status CloseSession(ServerContext* context, const v1::CloseSessionRequest* request,
                             v1::CloseSessionReply* reply) override {
     return Keyed(context, request->key(), [&](const absl::Status& /*open*/) {
-      return Checked(*request, reply, [&] { return daemon_.sessions().CloseSession(*request); });
+      return Checked(*request, reply, [&] {
+        return daemon_.PlaceOf(request->key()).sessions.CloseSession(*request);
+      });
     });
   }
 
@@ -172,7 +180,7 @@ class Trainers final : public TrainerService {
                      absl::Status& open, std::optional<CallsInFlight::Held>& held) {
     const std::optional<Caller> caller = socket_.CallerOf(context);
     if (!caller.has_value()) return Gone();
-    open = daemon_.sessions().CheckKey(key, &*caller);
+    open = daemon_.PlaceOf(key).sessions.CheckKey(key, &*caller);
     if (ReasonOf(open) == "SESSION_NOT_YOURS") return open;
     if (!open.ok()) return absl::OkStatus();
     socket_.MakeKnown(context);
@@ -191,11 +199,14 @@ class Trainers final : public TrainerService {
   }
 
   template <typename Calls, typename Request, typename Reply>
-  grpc::Status Waiting(ServerContext* context, const Request& request, Reply* reply, Calls& calls,
+  grpc::Status Waiting(ServerContext* context, const Request& request, Reply* reply,
+                       Calls Place::*calls,
                        absl::StatusOr<Reply> (Calls::*call)(const Request&,
                                                             const Core::Cancelled&)) {
     return Keyed(context, request.key(), [&](const absl::Status& /*open*/) {
-      return Checked(request, reply, [&] { return (calls.*call)(request, CallerGone(context)); });
+      return Checked(request, reply, [&] {
+        return (daemon_.PlaceOf(request.key()).*calls.*call)(request, CallerGone(context));
+      });
     });
   }
 
@@ -229,13 +240,13 @@ class Trainers::StepCall final : public QueuedCall {
     absl::Status admitted = service_.Admit(context_, request_.key(), open, held_);
     if (admitted.ok()) admitted = CheckText(request_);
     if (!admitted.ok()) return responder_.FinishWithError(ToGrpc(admitted), &answered_);
-    wait_ =
-        (service_.daemon_.steps().*method_.begin)(request_, [this](absl::StatusOr<Reply> reply) {
-          if (!reply.ok()) return responder_.FinishWithError(ToGrpc(reply.status()), &answered_);
-          responder_.Finish(*reply, grpc::Status::OK, &answered_);
-        });
+    wait_ = (Steps().*method_.begin)(request_, [this](absl::StatusOr<Reply> reply) {
+      if (!reply.ok()) return responder_.FinishWithError(ToGrpc(reply.status()), &answered_);
+      responder_.Finish(*reply, grpc::Status::OK, &answered_);
+    });
   }
-  void OnGone() override { service_.daemon_.steps().Cancel(wait_); }
+  void OnGone() override { Steps().Cancel(wait_); }
+  StepCalls& Steps() { return service_.daemon_.PlaceOf(request_.key()).steps; }
 
   Trainers& service_;
   grpc::ServerCompletionQueue& queue_;

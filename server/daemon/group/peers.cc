@@ -104,7 +104,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   absl::Status Listen() {
     grpc::ServerBuilder builder;
     builder.SetOption(WithoutReflection());
-    CountCalls(builder, daemon_.core().rpcs);
+    CountCalls(builder, daemon_.rpcs());
     int port = 0;
     builder.AddListeningPort(options_.listen, credentials_->server(), &port);
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
@@ -240,7 +240,9 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       return ToGrpc(called);
     }
     absl::StatusOr<StateTensor> tensor =
-        daemon_.tensors().ReadStateForPeer(*request, [context] { return context->IsCancelled(); });
+        daemon_.place(request->place()).tensors.ReadStateForPeer(*request, [context] {
+          return context->IsCancelled();
+        });
     if (!tensor.ok()) return ToGrpc(tensor.status());
     const size_t per_reply = kReplyBytes / sizeof(float);
     for (size_t first = 0; first < tensor->size(); first += per_reply) {
@@ -259,7 +261,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       SayUnproven(called);
       return ToGrpc(called);
     }
-    return ToGrpc(daemon_.tensors().WriteStateForPeer(*request));
+    return ToGrpc(daemon_.place(request->place()).tensors.WriteStateForPeer(*request));
   }
 
   // ---- Peers ----
@@ -396,11 +398,9 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     const size_t bytes = message.ByteSizeLong();
     MutexLock lock(mutex_);
     if (!IsOfGroup(node, context)) return;
-    to_core_.Append(
-        [this, node = node.value(), message = std::move(message)] {
-          daemon_.core().OnMemberMessage(node, message);
-        },
-        bytes);
+    to_core_.Append([this, node = node.value(),
+                     message = std::move(message)] { daemon_.OnMemberMessage(node, message); },
+                    bytes);
   }
   [[nodiscard]] bool IsOfGroup(scheduler::NodeRank node, const grpc::ServerContext* context) const
       DMUOND_REQUIRES(mutex_) {
@@ -429,6 +429,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     join.set_boot_id(boot_id_);
     join.set_lane_memory_bytes(options_.lane_memory_bytes);
     join.set_snapshots(options_.snapshots != nullptr);
+    join.set_jobs_max(options_.jobs_max);
     if (options_.proofs.secret.has_value()) join.set_nonce(NewNonce());
     return join;
   }
@@ -447,7 +448,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         }
         calls_.OnFormed(message.join());
         for (auto& [node, stream] : members_) stream.writer->Push(message);
-        to_core_.Append([this, epoch = formed->epoch.value()] { daemon_.core().OnFormed(epoch); });
+        to_core_.Append([this, epoch = formed->epoch.value()] { daemon_.OnFormed(epoch); });
       } else if (const auto* broken = std::get_if<scheduler::GroupBroken>(&action)) {
         Break(broken->lost.value(), broken->detail);
       } else if (const auto* beat = std::get_if<scheduler::SendHeartbeat>(&action)) {
@@ -470,7 +471,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       stream.context->TryCancel();
     }
     to_core_.Append([this, lost, why] {
-      daemon_.core().OnMemberGone(lost, why);
+      daemon_.OnMemberGone(lost, why);
       MutexLock lock(mutex_);
       machine_->StartOver();
     });
@@ -586,14 +587,13 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
             MutexLock lock(mutex_);
             not_joined_.clear();
           }
-          to_core_.Append(
-              [this, epoch = message.join().epoch()] { daemon_.core().OnFormed(epoch); });
+          to_core_.Append([this, epoch = message.join().epoch()] { daemon_.OnFormed(epoch); });
           continue;
         }
         const size_t bytes = message.ByteSizeLong();
-        to_core_.Append([this, message = std::exchange(
-                                   message, {})] { daemon_.core().OnCoordinatorMessage(message); },
-                        bytes);
+        to_core_.Append(
+            [this, message = std::exchange(message, {})] { daemon_.OnCoordinatorMessage(message); },
+            bytes);
         to_core_.WaitForRoom();
       }
     }
@@ -613,7 +613,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     const bool refused = !formed && (IsRefusal(status.error_code()) || !unproven.empty());
     if (formed) {
       // The core says nothing of the epoch that has ended to the coordinator that is joined next.
-      to_core_.Append([this, why] { daemon_.core().OnCoordinatorGone(why); });
+      to_core_.Append([this, why] { daemon_.OnCoordinatorGone(why); });
       to_core_.WaitUntilDelivered();
     }
     if (refused && refused_ != why) {

@@ -32,6 +32,7 @@ struct PeerOptions {
   int32_t node = 0;
   int32_t nodes = 1;
   int32_t lanes = 1;
+  int32_t jobs_max = 1;
   int64_t lane_memory_bytes = 0;
   v1::LaneBits bits;                 // of this daemon's lanes
   std::string device_type;           // as NodeDevice says

@@ -25,6 +25,7 @@ absl::Status LaneHost::Start(LaneIndex lane, uint64_t generation, const v1::Lane
   options.lock = options_.lock;
   options.device = options_.device->OfLane(lane);
   options.environment = options_.device->OfLaneEnvironment();
+  options.flags.push_back("--job=" + configure.configure().job());
   if (const std::string near = options_.device->ProcessorsNear(lane); !near.empty()) {
     options.flags.push_back("--processors=" + near);
   }

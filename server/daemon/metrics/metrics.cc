@@ -86,8 +86,19 @@ std::map<std::string, int> CountStates(const Things& things,
   return counts;
 }
 
-void AddDaemon(const NodeView& view, SteadyTime started, Metrics& metrics) {
-  const v1::GetStatusReply& status = view.status;
+void AddDaemon(const std::vector<Core::Seen>& places, SteadyTime started, Metrics& metrics) {
+  const v1::GetStatusReply& status = places.front().view->status;
+  SteadyTime taken = SteadyTime::max();
+  StateMutex::Held lock_held;
+  bool hangs = false;
+  for (const Core::Seen& place : places) {
+    const NodeView& view = *place.view;
+    taken = std::min(taken, view.taken);
+    lock_held.total += view.lock_held.total;
+    lock_held.times += view.lock_held.times;
+    lock_held.longest = std::max(lock_held.longest, view.lock_held.longest);
+    hangs = hangs || !view.status.snapshot_dir_hangs().empty();
+  }
   metrics.Gauge("dmuond_build_info", "1; the labels say what runs",
                 {{"version", status.version()}, {"device_type", status.device_type()}}, 1);
   metrics.Gauge("dmuond_start_time_seconds", "Unix time at which the daemon began", {},
@@ -95,16 +106,17 @@ void AddDaemon(const NodeView& view, SteadyTime started, Metrics& metrics) {
   metrics.Gauge("dmuond_picture_timestamp_seconds",
                 "Unix time of the picture of the node that all this is read from; it stays behind "
                 "where the core's lock is held",
-                {}, UnixTime(view.taken));
-  metrics.Counter("dmuond_core_lock_held_seconds_total", "Time for which the core's lock was held",
-                  {}, Seconds(view.lock_held.total));
-  metrics.Counter("dmuond_core_lock_taken_total", "How often the core's lock was taken", {},
-                  static_cast<double>(view.lock_held.times));
+                {}, UnixTime(taken));
+  metrics.Counter("dmuond_core_lock_held_seconds_total",
+                  "Time for which the core's locks were held, of all places for jobs", {},
+                  Seconds(lock_held.total));
+  metrics.Counter("dmuond_core_lock_taken_total", "How often one of the core's locks was taken", {},
+                  static_cast<double>(lock_held.times));
   metrics.Gauge("dmuond_core_lock_held_longest_seconds",
-                "The longest time for which the core's lock was held since the daemon began", {},
-                Seconds(view.lock_held.longest));
+                "The longest time for which one of them was held since the daemon began", {},
+                Seconds(lock_held.longest));
   metrics.Gauge("dmuond_snapshot_directory_hangs", "1: an operation in --snapshot_dir hangs", {},
-                status.snapshot_dir_hangs().empty() ? 0 : 1);
+                hangs ? 1 : 0);
 }
 
 void AddGroup(const NodeView& view, Metrics& metrics) {
@@ -142,14 +154,19 @@ void AddGroup(const NodeView& view, Metrics& metrics) {
   }
 }
 
-void AddLanes(const NodeView& view, Metrics& metrics) {
-  for (const auto& [reason, count] : {std::pair{"ended", view.counters.lanes_ended},
-                                      std::pair{"hung", view.counters.lanes_hung}}) {
+void AddLanes(const std::vector<Core::Seen>& places, Metrics& metrics) {
+  int64_t ended = 0;
+  int64_t hung = 0;
+  for (const Core::Seen& place : places) {
+    ended += place.view->counters.lanes_ended;
+    hung += place.view->counters.lanes_hung;
+  }
+  for (const auto& [reason, count] : {std::pair{"ended", ended}, std::pair{"hung", hung}}) {
     metrics.Counter("dmuond_lane_losses_total",
                     "Lanes that ended while they were needed, and lanes that hung and were killed",
                     {{"reason", reason}}, static_cast<double>(count));
   }
-  for (const SeenJob& job : JobsOf(view)) {
+  for (const SeenJob& job : JobsOf(places)) {
     const ClientMetric::Label name{"job", job.status.name()};
     for (const auto& [state, count] : CountStates(job.lanes, {"gone", "ready", "starting"})) {
       metrics.Gauge("dmuond_lanes", "Lanes of this node", {name, {"state", state}}, count);
@@ -272,7 +289,7 @@ void AddSnapshots(const SeenJob& job, const Labels& labels, Metrics& metrics) {
                   static_cast<double>(figures.snapshot_bytes));
 }
 
-void AddPlan(const SeenJob& job, const Labels& labels, double planned_in_s, Metrics& metrics) {
+void AddPlan(const SeenJob& job, const Labels& labels, Metrics& metrics) {
   if (job.planned.plan == nullptr) return;
   const scheduler::Plan& plan = *job.planned.plan;
   metrics.Gauge("dmuond_job_parameters", "Parameters of all routes", labels,
@@ -280,7 +297,7 @@ void AddPlan(const SeenJob& job, const Labels& labels, double planned_in_s, Metr
   metrics.Gauge("dmuond_job_units", "Matrices and pieces that are updated as one", labels,
                 static_cast<double>(plan.units.size()));
   metrics.Gauge("dmuond_job_plan_seconds", "How long this node took to make the plan", labels,
-                planned_in_s);
+                job.planned_in_s);
   metrics.Gauge("dmuond_job_plan_imbalance",
                 "Estimated update time of the slowest lane over the mean of all", labels,
                 plan.quality.imbalance);
@@ -288,7 +305,7 @@ void AddPlan(const SeenJob& job, const Labels& labels, double planned_in_s, Metr
                 labels, plan.quality.makespan_us * 1e-6);
 }
 
-void AddJob(const SeenJob& job, const NodeView& view, Metrics& metrics) {
+void AddJob(const SeenJob& job, bool snapshots, Metrics& metrics) {
   const Labels labels = {{"job", job.status.name()}};
   metrics.State("dmuond_job_state", "1 for the state that the job is in", labels,
                 {"registering", "preparing", "running", "waiting", "failed"}, job.status.state());
@@ -300,19 +317,21 @@ void AddJob(const SeenJob& job, const NodeView& view, Metrics& metrics) {
   }
   AddSteps(job, labels, metrics);
   AddMatrices(job, labels, metrics);
-  if (view.snapshots) AddSnapshots(job, labels, metrics);
-  AddPlan(job, labels, view.planned_in_s, metrics);
+  if (snapshots) AddSnapshots(job, labels, metrics);
+  AddPlan(job, labels, metrics);
 }
 
 }  // namespace
 
-std::string MetricsText(const NodeView& view, SteadyTime started, const RpcCounts::Counts& rpcs) {
+std::string MetricsText(const std::vector<Core::Seen>& places, SteadyTime started,
+                        const RpcCounts::Counts& rpcs) {
+  const NodeView& first = *places.front().view;
   Metrics metrics;
-  AddDaemon(view, started, metrics);
-  AddGroup(view, metrics);
-  AddLanes(view, metrics);
+  AddDaemon(places, started, metrics);
+  AddGroup(first, metrics);
+  AddLanes(places, metrics);
   AddRpcs(rpcs, metrics);
-  for (const SeenJob& job : JobsOf(view)) AddJob(job, view, metrics);
+  for (const SeenJob& job : JobsOf(places)) AddJob(job, first.snapshots, metrics);
   return metrics.Text();
 }
 

@@ -11,14 +11,14 @@ constexpr char kHtml[] = "text/html; charset=utf-8";
 
 }  // namespace
 
-HttpServer::Answer PageAt(const std::string& path, Core& core) {
+HttpServer::Answer PageAt(const std::string& path, Daemon& daemon) {
   if (path == "/metrics") {
     return {200, "text/plain; version=0.0.4; charset=utf-8",
-            MetricsText(*core.Look().view, core.started, core.rpcs.Read())};
+            MetricsText(daemon.node().Look(), daemon.started(), daemon.rpcs().Read())};
   }
   if (path == "/statusz")
-    return {200, kHtml, StatusPage(core.Look(), core.started, log::RecentLines())};
-  if (path == "/routing") return {200, kHtml, RoutingPage(core.Look())};
+    return {200, kHtml, StatusPage(daemon.node().Look(), daemon.started(), log::RecentLines())};
+  if (path == "/routing") return {200, kHtml, RoutingPage(daemon.node().Look())};
   return {404, "text/plain; charset=utf-8", "There are /statusz, /routing and /metrics.\n"};
 }
 

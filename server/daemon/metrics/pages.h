@@ -4,14 +4,14 @@
 
 #include <string>
 
-#include "server/daemon/core.h"
+#include "server/daemon/daemon.h"
 #include "server/daemon/metrics/http_server.h"
 
 namespace dmuond::server {
 
 // /metrics, /statusz and /routing; every other path says so. It waits for a picture of the node for
 // a second at most, and takes an older one then.
-[[nodiscard]] HttpServer::Answer PageAt(const std::string& path, Core& core);
+[[nodiscard]] HttpServer::Answer PageAt(const std::string& path, Daemon& daemon);
 
 }  // namespace dmuond::server
 

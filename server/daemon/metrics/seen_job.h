@@ -1,4 +1,4 @@
-// The jobs of a picture of the node, for pages that show one after the other.
+// The jobs of the pictures of a node's places, for pages that show one after the other.
 #ifndef DMUOND_SERVER_DAEMON_METRICS_SEEN_JOB_H_
 #define DMUOND_SERVER_DAEMON_METRICS_SEEN_JOB_H_
 
@@ -9,17 +9,24 @@
 
 namespace dmuond::server {
 
-// Into the picture.
+// Into one of the pictures.
 struct SeenJob {
   const v1::JobStatus& status;
   const google::protobuf::RepeatedPtrField<v1::LaneStatus>& lanes;
   const scheduler::JobFigures& figures;
   const scheduler::PlannedJob& planned;
+  const double planned_in_s;
 };
 
-inline std::vector<SeenJob> JobsOf(const NodeView& view) {
-  if (!view.status.has_job()) return {};
-  return {{view.status.job(), view.status.lanes(), view.figures, view.planned}};
+inline std::vector<SeenJob> JobsOf(const std::vector<Core::Seen>& places) {
+  std::vector<SeenJob> jobs;
+  for (const Core::Seen& place : places) {
+    const NodeView& view = *place.view;
+    if (!view.status.has_job()) continue;
+    jobs.push_back(
+        {view.status.job(), view.status.lanes(), view.figures, view.planned, view.planned_in_s});
+  }
+  return jobs;
 }
 
 // The norm of the gradient of one matrix that a lane of this node owns, in the last vote.

@@ -95,7 +95,13 @@ void AddJobTroubles(const SeenJob& job, std::vector<std::string>& troubles) {
   }
 }
 
-std::vector<std::string> Troubles(const Core::Seen& seen) {
+const Core::Seen& OldestOf(const std::vector<Core::Seen>& places) {
+  return *std::max_element(places.begin(), places.end(),
+                           [](const auto& a, const auto& b) { return a.age < b.age; });
+}
+
+std::vector<std::string> Troubles(const std::vector<Core::Seen>& places) {
+  const Core::Seen& seen = OldestOf(places);
   const v1::GetStatusReply& status = seen.view->status;
   std::vector<std::string> troubles;
   if (seen.age.count() > 0) {
@@ -116,18 +122,22 @@ std::vector<std::string> Troubles(const Core::Seen& seen) {
       troubles.push_back(absl::StrCat("node ", node, " has not been heard of for ", Ago(heard)));
     }
   }
-  if (!status.snapshot_dir_hangs().empty()) {
-    troubles.push_back(absl::StrCat("the snapshot directory hangs: ", status.snapshot_dir_hangs()));
+  for (const Core::Seen& place : places) {
+    const std::string& hangs = place.view->status.snapshot_dir_hangs();
+    if (hangs.empty()) continue;
+    troubles.push_back(absl::StrCat("the snapshot directory hangs: ", hangs));
+    break;
   }
-  for (const SeenJob& job : JobsOf(*seen.view)) AddJobTroubles(job, troubles);
+  for (const SeenJob& job : JobsOf(places)) AddJobTroubles(job, troubles);
   return troubles;
 }
 
-std::string Verdict(const std::vector<std::string>& troubles, bool has_job) {
+std::string Verdict(const std::vector<std::string>& troubles, size_t jobs) {
   if (troubles.empty()) {
     return absl::StrCat("<div class=\"good\" id=\"verdict\"><strong>All right.</strong> ",
-                        has_job ? "The job runs, and nobody is missing."
-                                : "No job runs here, and nobody is missing.",
+                        jobs == 0   ? "No job runs here, and nobody is missing."
+                        : jobs == 1 ? "The job runs, and nobody is missing."
+                                    : "The jobs run, and nobody is missing.",
                         "</div>\n");
   }
   std::string text = "<div class=\"bad\" id=\"verdict\"><strong>Look here:</strong><ul>";
@@ -340,18 +350,18 @@ std::string RouteName(v1::Route route) {
 
 }  // namespace
 
-std::string StatusPage(const Core::Seen& seen, SteadyTime started,
+std::string StatusPage(const std::vector<Core::Seen>& places, SteadyTime started,
                        const std::vector<std::string>& events) {
-  const NodeView& view = *seen.view;
+  const NodeView& view = *OldestOf(places).view;
   const v1::GetStatusReply& status = view.status;
-  const std::vector<SeenJob> jobs = JobsOf(view);
-  const std::vector<std::string> troubles = Troubles(seen);
+  const std::vector<SeenJob> jobs = JobsOf(places);
+  const std::vector<std::string> troubles = Troubles(places);
   std::string body = absl::StrCat(
       "<h1>dmuond, node ", status.node(), " of ", status.nodes(), "</h1>\n<p class=\"dim\">",
       Html(status.version()), ", ", Html(status.device_type()), ", ", Html(status.group_state()),
       ", epoch ", status.epoch(), ", up ", Ago(started),
       " · <a href=\"routing\">routing</a> · <a href=\"metrics\">metrics</a></p>\n",
-      Verdict(troubles, !jobs.empty()));
+      Verdict(troubles, jobs.size()));
   for (const SeenJob& job : jobs) absl::StrAppend(&body, JobPart(job, view.snapshots));
   absl::StrAppend(&body, Nodes(view), "<h2>Last events</h2>\n<pre>");
   for (auto line = events.rbegin(); line != events.rend(); ++line) {
@@ -365,9 +375,9 @@ std::string StatusPage(const Core::Seen& seen, SteadyTime started,
   return HtmlPage(title, body, /*refreshes=*/true);
 }
 
-std::string RoutingPage(const Core::Seen& seen) {
+std::string RoutingPage(const std::vector<Core::Seen>& places) {
   std::string body = "<p><a href=\"statusz\">status</a></p>\n";
-  for (const SeenJob& job : JobsOf(*seen.view)) {
+  for (const SeenJob& job : JobsOf(places)) {
     if (job.planned.plan == nullptr) continue;
     Rows rows({"parameter", "route", ">matrices", "owners", ">bucket", "why"});
     for (const v1::RoutingRow& row : RoutingRows(job.planned.inputs->layout, *job.planned.plan)) {

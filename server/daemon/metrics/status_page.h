@@ -11,12 +11,13 @@
 
 namespace dmuond::server {
 
-// `started` is when the process began; `events` are lines, oldest first.
-[[nodiscard]] std::string StatusPage(const Core::Seen& seen,
+// `places`: a picture of each place for a job, one at least. `started` is when the process began;
+// `events` are lines, oldest first.
+[[nodiscard]] std::string StatusPage(const std::vector<Core::Seen>& places,
                                      std::chrono::steady_clock::time_point started,
                                      const std::vector<std::string>& events);
 
-[[nodiscard]] std::string RoutingPage(const Core::Seen& seen);
+[[nodiscard]] std::string RoutingPage(const std::vector<Core::Seen>& places);
 
 }  // namespace dmuond::server
 

@@ -40,6 +40,8 @@ struct Config {
   std::vector<uid_t> admin_uids;    // beside root and this process's own
   int32_t connections_max = 0;
   int32_t connections_per_uid = 0;
+  int32_t jobs_max = 1;
+  int32_t jobs_per_uid = 0;  // 0: no limit of their own
   std::chrono::milliseconds claim_timeout{0};
   std::string token_file;  // empty: no token is asked for
   bool reflection = false;

@@ -177,6 +177,8 @@ class Checker {
     config_.claim_timeout = Time("claim_timeout", values.claim_timeout(), absl::Milliseconds(1));
     config_.connections_per_uid =
         InRange("connections_per_uid", values.connections_per_uid(), 1, 1 << 20);
+    config_.jobs_max = InRange("jobs_max", values.jobs_max(), 1, scheduler::kPlacesMax);
+    config_.jobs_per_uid = InRange("jobs_per_uid", values.jobs_per_uid(), 0, scheduler::kPlacesMax);
     config_.reflection = values.reflection();
     config_.token_file = values.token_file();
     if (absl::Status token = config_.ReadToken().status(); !token.ok()) {

@@ -44,6 +44,8 @@ ABSL_FLAG(absl::Duration, claim_timeout, absl::Seconds(60),
           "an attach connection that has not opened a session after so long is closed");
 ABSL_FLAG(int32_t, connections_max, 4096, "connections of each socket at a time");
 ABSL_FLAG(int32_t, connections_per_uid, 256, "of those, of one user");
+ABSL_FLAG(int32_t, jobs_max, 4, "jobs at a time, each with lane processes and memory of its own");
+ABSL_FLAG(int32_t, jobs_per_uid, 0, "of those, of one user on this node; 0: all");
 ABSL_FLAG(std::string, token_file, "",
           "file with the token that sessions must present; empty: none is asked for");
 ABSL_FLAG(bool, reflection, false, "serve gRPC reflection");

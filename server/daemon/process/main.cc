@@ -105,6 +105,8 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.node = config.node_rank;
   options.nodes = config.nodes;
   options.lanes = config.lanes;
+  options.places = config.jobs_max;
+  options.jobs_per_uid = config.jobs_per_uid;
   options.threads_per_lane = config.threads;
   options.lane_binary = config.lane_binary;
   options.rail_address = config.rail_address;
@@ -143,6 +145,7 @@ PeerOptions PeerOptionsOf(const Config& config, const std::string& secret) {
   options.node = config.node_rank;
   options.nodes = config.nodes;
   options.lanes = config.lanes;
+  options.jobs_max = config.jobs_max;
   options.lane_memory_bytes = config.lane_memory_bytes;
   options.listen = config.peer_listen;
   options.advertise = config.peer_advertise;
@@ -186,9 +189,8 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& co
 // Null where not asked for.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartPages(const Config& config, Daemon& daemon) {
   if (config.metrics_address.empty()) return nullptr;
-  return HttpServer::Start(config.metrics_address, [&daemon](const std::string& path) {
-    return PageAt(path, daemon.core());
-  });
+  return HttpServer::Start(config.metrics_address,
+                           [&daemon](const std::string& path) { return PageAt(path, daemon); });
 }
 
 ConnectionLimits::Limits LimitsOf(const Config& config) {
@@ -433,7 +435,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   }
   DaemonOptions options = OptionsOf(config, *device, *token, snapshots.get());
   options.lock = socket_dir->lock();
-  Daemon daemon(std::move(options), *device);
+  Daemon daemon(options, *device);
   AttachServer::Options attach_options;
   attach_options.path = config.socket + SocketDir::kAttachSuffix;
   attach_options.mode = config.socket_mode();
@@ -441,9 +443,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   attach_options.allowed_uids = config.allowed_uids;
   attach_options.claim_timeout = config.claim_timeout;
   attach_options.limits = LimitsOf(config);
-  absl::StatusOr<std::unique_ptr<AttachServer>> attach =
-      AttachServer::Start(std::move(attach_options),
-                          {.on_gone = [&daemon](AttachId id) { daemon.core().OnAttachGone(id); }});
+  absl::StatusOr<std::unique_ptr<AttachServer>> attach = AttachServer::Start(
+      std::move(attach_options), {.on_gone = [&daemon](AttachId id) { daemon.OnAttachGone(id); }});
   if (!attach.ok()) return attach.status();
 
   std::unique_ptr<Peers> peers;
@@ -466,7 +467,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   if (peers != nullptr) {
     peers->Join();
   } else {
-    daemon.core().OnFormed(epoch + 1);
+    daemon.OnFormed(epoch + 1);
   }
 
   std::atomic<bool> asked_to_drain{false};
@@ -490,7 +491,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   }
   grpc::ServerBuilder builder;
   // So that what one user's connections may hold leaves enough for every other user's.
-  SetUp(builder, daemon.core().rpcs, config.reflection, kStreamsMax,
+  SetUp(builder, daemon.rpcs(), config.reflection, kStreamsMax,
         kStreamsMax * int64_t{config.connections_per_uid} *
             static_cast<int64_t>(config.allowed_uids.size() + 2),
         kTrainersBytesMax);
@@ -498,7 +499,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   builder.RegisterService(admin_elsewhere.get());
   builder.RegisterService(health_service.get());
   auto step_calls = std::make_unique<QueuedCalls>(builder.AddCompletionQueue(),
-                                                  [&daemon] { daemon.steps().TellLanes(); });
+                                                  [&daemon] { daemon.TellLanes(); });
   // A waiting call holds a thread, and the default keeps two: each step would start and end some.
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, kPollersMin);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, kPollersMax);
@@ -511,7 +512,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   SocketServer server(*std::move(socket), std::move(step_calls), std::move(built));
   StandIn stand_in(polls);
   const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server =
-      StartAdminServer(config, daemon.core().rpcs, *std::move(admin_socket), admin_service.get(),
+      StartAdminServer(config, daemon.rpcs(), *std::move(admin_socket), admin_service.get(),
                        admin_health.get(), stand_in);
   if (!admin_server.ok()) return admin_server.status();
   absl::StatusOr<std::unique_ptr<grpc::Server>> health_server =
@@ -534,7 +535,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     health.Set("ready", false);
     drain = std::thread([&] {
       // What is lost is in the log.
-      if (!daemon.admin().PrepareToLeave(config.drain_timeout).ok()) exit_code = kNotSaved;
+      if (!daemon.node().PrepareToLeave(config.drain_timeout).ok()) exit_code = kNotSaved;
       drained.store(true);
     });
   };
@@ -549,7 +550,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     if (signals.TakeHangup()) OnHangup(config, peers.get());
     if (stop) on_signal();
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
-    daemon.core().Tick();
+    daemon.Tick();
     streams.Tick();
     if (mps != nullptr) mps->Watch();
     health.SetFor("live", kTurnMax);
@@ -563,7 +564,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   std::thread leave([&] {
     // The others hear of it by their stream's end, before lanes that they are connected with end.
     if (peers != nullptr) peers->Stop();
-    everybody_ended = daemon.admin().Leave();
+    everybody_ended = daemon.node().Leave();
     health.Stop();
     server.Stop();
     (*admin_server)->Stop();

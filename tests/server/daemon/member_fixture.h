@@ -38,19 +38,19 @@ class MemberTest : public SessionsTest {
   void HearPlan(const std::string& job, int times = 1) {
     v1::CoordinatorMessage message;
     *message.mutable_plan() = PlanOf(job);
-    for (int i = 0; i < times; ++i) daemon_->core().OnCoordinatorMessage(message);
+    for (int i = 0; i < times; ++i) daemon_->OnCoordinatorMessage(message);
   }
   void HearRollBack(const std::string& job) {
     v1::CoordinatorMessage message;
     message.mutable_roll_back()->set_epoch(daemon_->newest_epoch());
     *message.mutable_roll_back()->mutable_plan() = PlanOf(job);
-    daemon_->core().OnCoordinatorMessage(message);
+    daemon_->OnCoordinatorMessage(message);
   }
   void HearJobEnded(const std::string& job) {
     v1::CoordinatorMessage message;
     message.mutable_job_ended()->set_job(job);
     message.mutable_job_ended()->set_why("every rank has left");
-    daemon_->core().OnCoordinatorMessage(message);
+    daemon_->OnCoordinatorMessage(message);
   }
   // Returns when the coordinator has it. Its answer comes before the thread ends.
   std::jthread Register(InProcessTrainer& trainer, absl::Status& answer) {
@@ -59,7 +59,7 @@ class MemberTest : public SessionsTest {
     return thread;
   }
   void ExpectPrepared(const std::string& job) {
-    const v1::JobStatus status = daemon_->admin().Status().job();
+    const v1::JobStatus status = daemon_->place(0).admin.Status().job();
     EXPECT_EQ(status.name(), job);
     EXPECT_EQ(status.state(), "preparing");
   }

@@ -82,8 +82,8 @@ TEST_F(MemberTest, AnotherWorldGivesWayToTheJobOfItsName) {
 TEST_F(MemberTest, AJobThatWasLostAsItRegisteredGivesWayToTheNextOfItsName) {
   const auto trainer = NewTrainer();
   ASSERT_TRUE(trainer->Open().ok());
-  daemon_->core().OnCoordinatorGone("the link is cut");
-  daemon_->core().OnFormed(2);
+  daemon_->OnCoordinatorGone("the link is cut");
+  daemon_->OnFormed(2);
   HearPlan("raw");
   ExpectPrepared("raw");
   EXPECT_EQ(ReasonOf(trainer->Register()), "JOB_ENDED") << "it may begin anew";

@@ -33,7 +33,7 @@ class RecordTest : public SessionsTest {};
 class MembersRecordTest : public MemberTest {};
 
 TEST_F(RecordTest, TheRecordHasWhatATrainerHasHeard) {
-  Core& core = daemon_->core();
+  Core& core = daemon_->place(0).core;
   const auto trainer = NewTrainer();
   ASSERT_TRUE(trainer->Begin(0, 1).ok());
   for (int64_t step = 1; step <= 20; ++step) {
@@ -70,7 +70,7 @@ TEST_F(RecordTest, TheRecordHasWhatATrainerHasHeard) {
 
 // All that an event orders is performed in one loop, of which the start of a lane can be seen here.
 TEST_F(RecordTest, TheRecordHasWhyLanesAreStarted) {
-  Core& core = daemon_->core();
+  Core& core = daemon_->place(0).core;
   int started = 0;
   device_.Watch([&](scheduler::LaneIndex /*lane*/) DMUOND_REQUIRES(core.mutex) {
     ++started;
@@ -87,7 +87,7 @@ TEST_F(RecordTest, TheRecordHasWhyLanesAreStarted) {
 }
 
 TEST_F(MembersRecordTest, TheRecordHasWhatTheCoordinatorIsTold) {
-  Core& core = daemon_->core();
+  Core& core = daemon_->place(0).core;
   int opened = 0;
   int gone = 0;
   links_.Watch(
@@ -126,7 +126,7 @@ class CoordinatorsRecordTest : public MemberTest {
 };
 
 TEST_F(CoordinatorsRecordTest, TheRecordHasWhatIsDecidedBeforeOtherNodesHearOfIt) {
-  Core& core = daemon_->core();
+  Core& core = daemon_->place(0).core;
   std::vector<std::string> said;
   links_.Watch(nullptr, [&](const v1::CoordinatorMessage& message) DMUOND_REQUIRES(core.mutex) {
     const absl::StatusOr<scheduler::JobRecord> record = RecordOf(core);

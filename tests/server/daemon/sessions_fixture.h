@@ -44,17 +44,17 @@ class SessionsTest : public ::testing::Test {
     ASSERT_TRUE(attach.ok()) << attach.status();
     attach_ = *std::move(attach);
     daemon_->Bind(attach_.get(), Links());
-    daemon_->core().OnFormed(1);
+    daemon_->OnFormed(1);
     ticker_ = std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
-        daemon_->core().Tick();
+        daemon_->Tick();
         std::this_thread::sleep_for(std::chrono::milliseconds(10));  // a clock's tick, no wait
       }
     });
   }
   void TearDown() override {
-    EXPECT_TRUE(daemon_->admin().PrepareToLeave(kPatience).ok());
-    EXPECT_TRUE(daemon_->admin().Leave());
+    EXPECT_TRUE(daemon_->place(0).admin.PrepareToLeave(kPatience).ok());
+    EXPECT_TRUE(daemon_->place(0).admin.Leave(std::chrono::steady_clock::now() + kPatience));
     ticker_ = {};
     attach_.reset();
     daemon_.reset();
@@ -63,7 +63,7 @@ class SessionsTest : public ::testing::Test {
   // Alone, where a test does not say otherwise.
   virtual void Join(DaemonOptions& /*options*/) {}
   virtual PeerLinks* Links() { return nullptr; }
-  virtual void OnGone(AttachId id) { daemon_->core().OnAttachGone(id); }
+  virtual void OnGone(AttachId id) { daemon_->OnAttachGone(id); }
 
   std::unique_ptr<InProcessTrainer> NewTrainer() {
     return std::make_unique<InProcessTrainer>(*daemon_, socket_);
@@ -72,8 +72,9 @@ class SessionsTest : public ::testing::Test {
   [[nodiscard]] std::jthread Looker() {
     return std::jthread([this](const std::stop_token& stop) {
       while (!stop.stop_requested()) {
-        looked_ += daemon_->admin().Status().lanes_size() + (daemon_->admin().Plan().ok() ? 1 : 0) +
-                   (daemon_->admin().Routing().ok() ? 1 : 0);
+        looked_ += daemon_->place(0).admin.Status().lanes_size() +
+                   (daemon_->place(0).admin.Plan().ok() ? 1 : 0) +
+                   (daemon_->place(0).admin.Routing().ok() ? 1 : 0);
       }
     });
   }
@@ -95,7 +96,7 @@ class SessionsTest : public ::testing::Test {
     } while (!begun.ok() && std::chrono::steady_clock::now() < deadline);
     ASSERT_TRUE(begun.ok()) << begun;
     StepsOf(*trainer, 1, 2);
-    const v1::GetStatusReply status = daemon_->admin().Status();
+    const v1::GetStatusReply status = daemon_->place(0).admin.Status();
     EXPECT_EQ(status.job().trainers_size(), 1);
     EXPECT_TRUE(trainer->Close().ok());
   }

@@ -42,11 +42,11 @@ class GoingBackSessionsTest : public SessionsTest {
     threads.clear();
     v1::SaveSnapshotRequest save;
     *save.mutable_key() = ranks_[0]->key();
-    const auto saved = daemon_->snapshots().SaveSnapshot(save, kNever);
+    const auto saved = daemon_->place(0).snapshots.SaveSnapshot(save, kNever);
     ASSERT_TRUE(saved.ok()) << saved.status();
   }
   void GoBack() {
-    const auto back = daemon_->snapshots().LoadJob({}, kNever);
+    const auto back = daemon_->place(0).snapshots.LoadJob({}, kNever);
     ASSERT_TRUE(back.ok()) << back.status();
   }
   v1::AckRollbackRequest Hear(InProcessTrainer& trainer) {
@@ -71,22 +71,22 @@ TEST_F(GoingBackSessionsTest, WeightsOfTheAttemptBeforeTheToldOneComeOnce) {
   StepAndSave();
   GoBack();
   const v1::AckRollbackRequest mine = Hear(*ranks_[0]);
-  EXPECT_TRUE(absl::IsCancelled(daemon_->buffers().AckRollback(mine, kAtOnce).status()))
+  EXPECT_TRUE(absl::IsCancelled(daemon_->place(0).buffers.AckRollback(mine, kAtOnce).status()))
       << "the other has not acknowledged";
-  const auto others = daemon_->buffers().AckRollback(Hear(*ranks_[1]), kNever);
+  const auto others = daemon_->place(0).buffers.AckRollback(Hear(*ranks_[1]), kNever);
   ASSERT_TRUE(others.ok()) << others.status();
   ranks_[1].reset();
-  while (daemon_->admin().Status().job().attempt() == others->next_attempt())
+  while (daemon_->place(0).admin.Status().job().attempt() == others->next_attempt())
     std::this_thread::yield();
 
-  const auto answer = daemon_->buffers().AckRollback(mine, kNever);
+  const auto answer = daemon_->place(0).buffers.AckRollback(mine, kNever);
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_GT(answer->next_attempt(), others->next_attempt());
   const uint64_t before = answer->next_attempt() - 1;
   EXPECT_EQ(wire::WaitAtLeast(ranks_[0]->page().published(0, 1), before,
                               std::chrono::steady_clock::now() + kPatience),
             before);
-  const auto late = daemon_->buffers().AckRollback(mine, kNever);
+  const auto late = daemon_->place(0).buffers.AckRollback(mine, kNever);
   ASSERT_TRUE(late.ok()) << late.status();
   EXPECT_EQ(late->next_attempt(), answer->next_attempt());
 }

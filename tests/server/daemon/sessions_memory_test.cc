@@ -54,7 +54,7 @@ class SessionsMemoryTest : public SessionsTest {
     chunk.set_data(std::string(extent * extent * sizeof(float), 0));
     absl::Status kept;
     while (kept.ok() && calls.size() < 100) {
-      kept = daemon_->tensors().KeepStateChunk(trainer.key(), chunk, calls.emplace_back());
+      kept = daemon_->place(0).tensors.KeepStateChunk(trainer.key(), chunk, calls.emplace_back());
     }
     return kept;
   }
@@ -72,7 +72,7 @@ TEST_F(SessionsMemoryTest, MemoryThatIsBeingMadeKeepsNobodyWaiting) {
     EXPECT_TRUE(registered.ok()) << registered;
   });
   memory_.WaitUntilHeld();
-  EXPECT_EQ(daemon_->admin().Status().job().state(), "preparing");
+  EXPECT_EQ(daemon_->place(0).admin.Status().job().state(), "preparing");
   memory_.Release();
   registers.join();
 
@@ -82,7 +82,7 @@ TEST_F(SessionsMemoryTest, MemoryThatIsBeingMadeKeepsNobodyWaiting) {
     EXPECT_TRUE(attached.ok()) << attached;
   });
   memory_.WaitUntilHeld();
-  EXPECT_EQ(daemon_->admin().Status().job().trainers(0).state(), "registered");
+  EXPECT_EQ(daemon_->place(0).admin.Status().job().trainers(0).state(), "registered");
   memory_.Release();
   attaches.join();
   EXPECT_TRUE(trainer->Push().ok());

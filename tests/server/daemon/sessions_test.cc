@@ -52,7 +52,7 @@ TEST_F(SessionsTest, RanksStepWhileOthersLookAndAreRefused) {
       }
     });
   }
-  EXPECT_EQ(daemon_->admin().Status().job().last_committed_step(), kSteps);
+  EXPECT_EQ(daemon_->place(0).admin.Status().job().last_committed_step(), kSteps);
   EXPECT_THAT(std::vector<float>(ranks[0]->weights(), ranks[0]->weights() + 128),
               ElementsAreArray(ranks[1]->weights(), 128));
   for (const auto& rank : ranks) EXPECT_TRUE(rank->Close().ok());
@@ -109,7 +109,7 @@ TEST_F(SessionsTest, LanesAreReplacedUnderTrainersThatStep) {
   ASSERT_TRUE(begun.ok()) << begun;
   for (int64_t step = 1; step <= 9; ++step) {
     if (step % 3 == 0) {
-      const v1::GetStatusReply status = daemon_->admin().Status();
+      const v1::GetStatusReply status = daemon_->place(0).admin.Status();
       ASSERT_EQ(status.lanes_size(), 2);
       const int32_t pid = status.lanes(static_cast<int>(step / 3) % 2).pid();
       if (pid > 0) ::kill(pid, SIGKILL);
@@ -119,11 +119,11 @@ TEST_F(SessionsTest, LanesAreReplacedUnderTrainersThatStep) {
     for (int tries = 0; tries < 10; ++tries) {
       done = trainer->Step(step);
       if (done.ok() || !absl::IsInternal(done)) break;
-      trainer->set_attempt(daemon_->admin().Status().job().attempt());
+      trainer->set_attempt(daemon_->place(0).admin.Status().job().attempt());
     }
     ASSERT_TRUE(done.ok()) << done;
   }
-  EXPECT_EQ(daemon_->admin().Status().job().last_committed_step(), 9);
+  EXPECT_EQ(daemon_->place(0).admin.Status().job().last_committed_step(), 9);
 }
 
 // As one that was stopped in state_dict() does, when no more fits into its socket.
@@ -139,7 +139,7 @@ TEST_F(SessionsTest, WhoDoesNotTakeWhatItHasAskedForKeepsNobodyWaiting) {
   absl::Status pulled;
   std::thread pull([&] {
     bool first = true;
-    pulled = daemon_->tensors().PullParameters(
+    pulled = daemon_->place(0).tensors.PullParameters(
         request, [] { return false; },
         [&](const v1::PullParametersReply&) {
           if (std::exchange(first, false)) {
@@ -150,7 +150,7 @@ TEST_F(SessionsTest, WhoDoesNotTakeWhatItHasAskedForKeepsNobodyWaiting) {
         });
   });
   stopped.wait();
-  EXPECT_EQ(daemon_->admin().Status().job().last_committed_step(), 1);
+  EXPECT_EQ(daemon_->place(0).admin.Status().job().last_committed_step(), 1);
   EXPECT_TRUE(trainer->Close().ok());
   ExpectUsable();
   goes_on.count_down();
@@ -183,8 +183,8 @@ TEST_F(SessionsTest, DrainEndsEveryCall) {
     });
   }
   while (stepping < 10) std::this_thread::yield();
-  EXPECT_TRUE(daemon_->admin().PrepareToLeave(kPatience).ok());
-  EXPECT_TRUE(daemon_->admin().Leave());
+  EXPECT_TRUE(daemon_->place(0).admin.PrepareToLeave(kPatience).ok());
+  EXPECT_TRUE(daemon_->place(0).admin.Leave(std::chrono::steady_clock::now() + kPatience));
   left.count_down();
   for (std::jthread& thread : threads) thread.join();
   EXPECT_FALSE(NewTrainer()->Open().ok()) << "it is leaving";
@@ -196,7 +196,7 @@ class LateNewsTest : public SessionsTest {
   void OnGone(AttachId id) override {
     ended_.count_down();
     hears_.wait();
-    daemon_->core().OnAttachGone(id);
+    daemon_->OnAttachGone(id);
   }
 
   std::latch ended_{1};
@@ -215,7 +215,8 @@ TEST_F(LateNewsTest, WhoAttachesIsToldThatItsSessionIsGoneAsAnybodyElse) {
   // both wait, or when one has been told too early.
   std::counting_semaphore<> waits_or_ends{0};
   const auto attach = [&] {
-    const absl::Status told = daemon_->buffers()
+    const absl::Status told = daemon_->place(0)
+                                  .buffers
                                   .AttachBuffers(request,
                                                  [&] {
                                                    waits_or_ends.release();

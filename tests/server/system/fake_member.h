@@ -38,6 +38,7 @@ class FakeMember {
     join.set_node(1);
     join.set_nodes(2);
     join.set_lanes(1);
+    join.set_jobs_max(1);
     join.set_version(server::kBuildVersion);
     join.set_protocol_min(server::kPeerProtocolMin);
     join.set_protocol_max(server::kPeerProtocolMax);

@@ -46,7 +46,7 @@ class SessionInputTest : public DaemonTest {
         std::filesystem::temp_directory_path() / ("dmuond-token-" + std::to_string(::getpid()));
     std::ofstream(token_file_) << kToken << "\n";
     std::filesystem::permissions(token_file_, std::filesystem::perms::owner_read);
-    std::vector<std::string> flags = {"--token_file=" + token_file_.string()};
+    std::vector<std::string> flags = {"--token_file=" + token_file_.string(), "--jobs_max=1"};
     flags.insert(flags.end(), more_flags_.begin(), more_flags_.end());
     ASSERT_NO_FATAL_FAILURE(StartDaemon({.flags = flags}));
     first_ = Trainer();
