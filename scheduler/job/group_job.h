@@ -113,9 +113,6 @@ class GroupJob {
   [[nodiscard]] GroupActions OnDue(TimePoint now) { return Complete(now, {}); }
   // The newest epoch that it has begun; it only grows.
   [[nodiscard]] uint32_t epoch() const { return epoch_; }
-  // Jobs that begin from now on have newer incarnations than this one.
-  void KnowIncarnations(uint64_t newest) { incarnations_ = std::max(incarnations_, newest); }
-  [[nodiscard]] uint64_t incarnations() const { return incarnations_; }
   // The job's name; empty: there is none.
   [[nodiscard]] std::string name() const { return job_ == nullptr ? "" : job_->name; }
   // There is a job, or a snapshot of one is being looked for, or news of ranks wait for Formed().

@@ -103,7 +103,7 @@ Core::Core(DaemonOptions daemon_options, NodeDevice& node_device, int32_t of_pla
   if (options.node == 0) {
     scheduler::GroupJobOptions of_group = options.coordinator;
     of_group.attempts_from = static_cast<uint32_t>(place) * kAttemptsOfAPlace;
-    coordinator = std::make_unique<scheduler::GroupJobs>(of_group);
+    coordinator = std::make_unique<scheduler::GroupJob>(of_group);
   }
   StateLock lock(mutex);
   TakeView();

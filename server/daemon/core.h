@@ -33,7 +33,7 @@
 #include "kernels/mutex.h"
 #include "scheduler/job/addressed.h"
 #include "scheduler/job/departure.h"
-#include "scheduler/job/group_jobs.h"
+#include "scheduler/job/group_job.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/outgoing_reports.h"
 #include "server/daemon/calls/clients.h"
@@ -151,7 +151,7 @@ struct Core {
 
   StateMutex mutex;
   // ---- machines ----
-  std::unique_ptr<scheduler::GroupJobs> coordinator DMUOND_GUARDED_BY(mutex);  // node 0
+  std::unique_ptr<scheduler::GroupJob> coordinator DMUOND_GUARDED_BY(mutex);  // node 0
   scheduler::NodeJob job DMUOND_GUARDED_BY(mutex);
   scheduler::Departure departure DMUOND_GUARDED_BY(mutex);
   // All messages of this node to the coordinator pass through it.

@@ -39,7 +39,7 @@ def ask(tmp_path):
 
 
 def test_jobs_have_the_same_bits_in_every_setup(ask):
-    answer = ask("doctor", "context", "equal", "--gpus=2", "--steps=150")
+    answer = ask("doctor", "context", "equal", "several", "--gpus=2", "--steps=150")
     assert answer.code == 0, answer.text
     names = {row["name"] for row in answer.rows_of("equal")}
     assert {

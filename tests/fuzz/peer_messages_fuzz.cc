@@ -11,7 +11,7 @@
 
 #include "dmuond/v1/peer.pb.h"
 #include "scheduler/convert/convert.h"
-#include "scheduler/job/group_jobs.h"
+#include "scheduler/job/group_job.h"
 #include "scheduler/membership.h"
 #include "scheduler/plan.h"
 #include "server/common/log.h"
@@ -29,7 +29,7 @@ Reached reached(1000, {"plans", "attempts", "commits", "snapshots", "manifests",
 
 class Group {
  public:
-  Group() : coordinator_(Options(), 1), members_(kNodes, Self()) {
+  Group() : coordinator_(Options()), members_(kNodes, Self()) {
     Hear(coordinator_.OnFormed(now_, kEpoch));
     for (int32_t node = 0; node < kNodes; ++node) {
       v1::MemberMessage message;
@@ -94,7 +94,7 @@ class Group {
   }
 
   scheduler::TimePoint now_;
-  scheduler::GroupJobs coordinator_;
+  scheduler::GroupJob coordinator_;
   scheduler::MembershipMachine members_;
   uint64_t digest_ = 0;
 };

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Asks a machine with GPUs, and little else, what daemons, lanes and trainers do there.
 
-  gpu-join [PART...]        contracts doctor context equal torch faults speed; without names: all
+  gpu-join [PART...]        contracts doctor context equal several torch faults managed speed;
+                            without names: all
 
   contracts  what is taken for granted of the driver, statement by statement (driver_contracts)
   doctor     what dmuonctl doctor finds
   context    the daemon computes nothing, and its memory outlives every lane and trainer
   equal      jobs on one lane, on one for each GPU and in several daemons have the same bits
+  several    two jobs on the same daemons, and lanes of one that die
   torch      dmuond.torch beside torch's own optimizers, where this python3 has torch and pytest
   faults     trainers, lanes and a daemon die, stop or fault: the same bits, and times
+  managed    a daemon that runs the control daemon of MPS itself (--mps=managed)
   speed      what a step costs that has next to nothing to do
 
 Every row has what is wanted, what was found, and a verdict. The first wrong row stops its part, the
@@ -28,6 +31,8 @@ import contracts
 import doctor
 import equal
 import faults
+import managed
+import several
 import speed
 import torch_part
 from machine import Machine, count_gpus
@@ -39,8 +44,10 @@ PARTS = {
     "doctor": doctor.checks,
     "context": context.checks,
     "equal": equal.checks,
+    "several": several.checks,
     "torch": torch_part.checks,
     "faults": faults.checks,
+    "managed": managed.checks,
     "speed": speed.checks,
 }
 BUNDLE = Path(__file__).resolve().parents[1]
@@ -93,7 +100,7 @@ def parse() -> argparse.Namespace:
 def _left_out(fake: bool) -> set[str]:
     """Of the parts that run without being named."""
     if fake:
-        return {"torch", "speed"}
+        return {"torch", "managed", "speed"}
     has_torch = all(importlib.util.find_spec(package) for package in ("torch", "pytest"))
     return set() if has_torch else {"torch"}
 
@@ -108,7 +115,8 @@ def main() -> int:
 
 
 def in_each_mode(part: str, run: Run, modes: list[str]) -> Iterator[Check]:
-    for mode in modes:
+    # The daemon of `managed` brings its own.
+    for mode in ["off"] if part == "managed" else modes:
         if mode == "on":
             begin = run.machine.begin_mps
             yield Check("mps", "a control daemon listens", begin, 30.0, always=True)

@@ -1,5 +1,6 @@
 """Whole jobs: daemons, their lanes, and trainers whose every line has their weights' hash."""
 
+import copy
 import dataclasses
 import os
 import secrets
@@ -101,11 +102,24 @@ class Job:
         (self._home / "secret").chmod(0o600)
         self._coordinator = f"127.0.0.1:{_free_port()}"
         self.assassin = Assassin(self._home, point) if point else None
-        self.trainers: list[Trainer] = []
-        self._all_trainers: list[tuple[int, Trainer]] = []  # the dead ones, too, with their ranks
+        self.variables: dict[str, str] = {}  # of trainers' environment
+        self._job = "default"
+        self._forget_trainers()
         self.daemons = [self._start_daemon(node) for node in range(setup.nodes)]
         for daemon in self.daemons:
             self._wait_serving(daemon)
+
+    def _forget_trainers(self) -> None:
+        self.trainers: list[Trainer] = []
+        self._all_trainers: list[tuple[int, Trainer]] = []  # the dead ones, too, with their ranks
+
+    def beside(self) -> "Job":
+        """A second job, of trainers of its own, on daemons that are this one's to end."""
+        other = copy.copy(self)
+        other._job = "beside"
+        other._name = f"{self._name}-beside"
+        other._forget_trainers()
+        return other
 
     def address(self, node: int = 0) -> Path:
         return self._home / f"d{node}.sock"
@@ -119,6 +133,7 @@ class Job:
         command = [
             *self._trainer,
             f"--address={self.address(node)}",
+            f"--job={self._job}",
             f"--rank={rank}",
             f"--world_size={self.world}",
             f"--steps={self.steps}",
@@ -126,7 +141,8 @@ class Job:
             f"--resume={resume}",
             "--early",
         ]
-        trainer = self._machine.start(command, f"{self._name}-trainer{rank}.log", kind=Trainer)
+        log = f"{self._name}-trainer{rank}.log"
+        trainer = self._machine.start(command, log, kind=Trainer, **self.variables)
         self._all_trainers.append((rank, trainer))
         return trainer
 
@@ -140,7 +156,7 @@ class Job:
         self._wait_serving(self.daemons[-1])
 
     def lanes(self) -> list[int]:
-        """Their pids."""
+        """Their pids, of all jobs."""
         found = []
         daemons = {daemon.process.pid for daemon in self.daemons}
         for status in Path("/proc").glob("[0-9]*/status"):
@@ -167,11 +183,8 @@ class Job:
         until(what, come_or_relaunched)
 
     def finish(self) -> Weights:
-        """All that every trainer has said, when each has made its last step."""
-        ended = [0] * self.world
-        self.wait("the end", lambda: [t.process.poll() for t in self.trainers] == ended)
-        for trainer in self.trainers:
-            trainer.wait()
+        """Its weights; ends the daemons."""
+        weights = self.weights()
         for daemon in self.daemons:
             daemon.process.send_signal(signal.SIGTERM)
         for daemon in self.daemons:
@@ -179,6 +192,14 @@ class Job:
                 raise WrongError(f"a daemon ended badly: {daemon.last_words}")
         if self.assassin is not None:
             self.assassin.close()
+        return weights
+
+    def weights(self) -> Weights:
+        """All that every trainer has said, when each has made its last step."""
+        ended = [0] * self.world
+        self.wait("the end", lambda: [t.process.poll() for t in self.trainers] == ended)
+        for trainer in self.trainers:
+            trainer.wait()
         weights: Weights = {}
         for rank, trainer in self._all_trainers:
             for step, digest, _ in trainer.steps():

@@ -48,8 +48,10 @@ class Run:
             yield Check(f"first run {ALONE}", "comes to its end", look, always=True)
 
     def compare(self, job: Job) -> str:
-        """At the job's end."""
-        weights = job.finish()
+        """At the job's end, with which its daemons end."""
+        return self.compare_weights(job, job.finish())
+
+    def compare_weights(self, job: Job, weights: Weights) -> str:
         if any((rank, job.steps) not in weights for rank in range(job.world)):
             raise WrongError(f"no weights of step {job.steps}: it may need more --steps")
         wrong = [key for key in sorted(weights) if weights[key] != self._first[key]]

@@ -34,7 +34,7 @@ int32_t ReplayPercent(const v1::CoordinatorMessage& message) {
 
 }  // namespace
 
-GroupJobs SimulatedCoordinator::Begun() const {
+void SimulatedCoordinator::Begin() {
   const SimulationOptions& options = group_.options;
   GroupJobOptions made;
   made.nodes = group_.nodes();
@@ -44,7 +44,8 @@ GroupJobs SimulatedCoordinator::Begun() const {
                .skips_max = 50};
   made.snapshots = options.snapshot_every > 0;
   made.snapshot = {options.snapshot_every, std::chrono::milliseconds(0)};
-  return GroupJobs(made, group_.jobs.size());
+  machines_.clear();
+  for (const Simulation* job : group_.jobs) machines_.emplace(job, made);
 }
 
 Connection& SimulatedCoordinator::ConnectNext() {
@@ -55,10 +56,10 @@ Connection& SimulatedCoordinator::ConnectNext() {
 }
 
 void SimulatedCoordinator::BeginAttached() {
-  jobs_.emplace(Begun());
+  Begin();
   group_.instant = true;
   for (int32_t node = 0; node < group_.nodes(); ++node) ConnectNext();
-  Perform(jobs_->OnFormed(Now(), newest_epoch_));
+  for (Simulation* job : group_.jobs) Perform(*job, Of(*job).OnFormed(Now(), newest_epoch_));
   for (int32_t node = 0; node < group_.nodes(); ++node) {
     for (SimulatedMember* member : group_.MembersOf(NodeRank(node))) {
       member->Formed(*connections_[node], newest_epoch_);
@@ -75,31 +76,17 @@ void SimulatedCoordinator::BeginAttached() {
   group_.instant = false;
 }
 
-Simulation& SimulatedCoordinator::Named(const std::string& job) const {
-  for (Simulation* of : group_.jobs) {
-    if (of->name() == job) return *of;
-  }
-  group_.jobs.front()->Fail(absl::StrCat("a message is of no job: '", job, "'"));
-  return *group_.jobs.front();
-}
-
 // ---- what it says, and has done ----
 
-void SimulatedCoordinator::Perform(GroupActions actions, bool again) {
-  newest_epoch_ = std::max(newest_epoch_, jobs_->epoch());
+void SimulatedCoordinator::Perform(Simulation& job, GroupActions actions, bool again) {
+  newest_epoch_ = std::max(newest_epoch_, Of(job).epoch());
   for (Addressed& addressed : actions.messages) {
-    // To a node that leaves, when there is no job.
-    if (addressed.message.job().empty() && addressed.message.has_halted()) {
-      for (Simulation* job : group_.jobs) Send(*job, addressed);
-      continue;
-    }
-    Simulation& job = Named(addressed.message.job());
     Check(job, addressed, again);
     Send(job, std::move(addressed));
   }
-  for (const PlanOrder& order : actions.plans) HaveMade(order);
-  group_.jobs.front()->At(jobs_->due(), [this, boot = boot_] {
-    if (boot_ == boot) Perform(jobs_->OnDue(Now()));
+  for (const PlanOrder& order : actions.plans) HaveMade(job, order);
+  job.At(Of(job).due(), [this, &job, boot = boot_] {
+    if (boot_ == boot) Perform(job, Of(job).OnDue(Now()));
   });
 }
 
@@ -122,18 +109,18 @@ void SimulatedCoordinator::Send(Simulation& job, Addressed addressed) {
   }
 }
 
-void SimulatedCoordinator::HaveMade(const PlanOrder& order) {
-  const PlannedJob& planned = Named(order.inputs->job()).world.planned;
-  if (group_.instant) return Perform(jobs_->OnPlanMade(Now(), order, planned));
+void SimulatedCoordinator::HaveMade(Simulation& job, const PlanOrder& order) {
+  const PlannedJob& planned = job.world.planned;
+  if (group_.instant) return Perform(job, Of(job).OnPlanMade(Now(), order, planned));
   Chance& chance = group_.chance;
   // What has been planned once can be planned again.
   const bool fails = !order.inputs->has_restore() && chance.Of(5);
   const Microseconds takes = chance.Pick(0, (chance.Of(80) ? 20 : 500) * kMillisecond);
-  group_.time.After(takes, [this, fails, order, &planned, boot = boot_] {
+  group_.time.After(takes, [this, fails, order, &job, &planned, boot = boot_] {
     if (boot_ != boot) return;
     absl::StatusOr<PlannedJob> made = planned;
     if (fails) made = absl::ResourceExhaustedError("no plan fits");
-    Perform(jobs_->OnPlanMade(Now(), order, std::move(made)));
+    Perform(job, Of(job).OnPlanMade(Now(), order, std::move(made)));
   });
 }
 
@@ -198,7 +185,7 @@ void SimulatedCoordinator::CheckDecision(Simulation& job, const v1::Decision& de
 }
 
 void SimulatedCoordinator::CheckWayBack(Simulation& job, const SnapshotId& to, bool asked) {
-  const uint32_t epoch = jobs_->Find(job.name())->epoch();
+  const uint32_t epoch = Of(job).epoch();
   job.Trace("back to step ", to.step.value(), ", epoch ", epoch);
   if (!job.disk.contains(to)) return job.Fail("the job goes back to a snapshot that is not there");
   job.invariants.RolledBack(to, GroupEpoch(epoch), asked);
@@ -213,33 +200,21 @@ void SimulatedCoordinator::CheckEnd(Simulation& job, const v1::JobEnded& ended) 
 
 // ---- what it hears ----
 
-bool SimulatedCoordinator::Lost(const Simulation& job) const {
-  const GroupJob* machine = jobs_->Find(job.name());
-  return machine != nullptr && machine->lost();
-}
+bool SimulatedCoordinator::Lost(const Simulation& job) const { return Of(job).lost(); }
 
 bool SimulatedCoordinator::Knows(const Simulation& job) const {
-  if (!formed_ || !jobs_->Formed()) return true;
-  const GroupJob* machine = jobs_->Find(job.name());
-  return machine != nullptr && machine->busy();
+  return !formed_ || !Of(job).Formed() || Of(job).busy();
 }
 
 bool SimulatedCoordinator::Has(const Simulation& job) const {
-  const GroupJob* machine = jobs_->Find(job.name());
-  if (machine == nullptr) return false;
-  return machine->phase().has_value() && machine->phase() != GroupJob::Phase::kRegistering;
+  const auto phase = Of(job).phase();
+  return phase.has_value() && phase != GroupJob::Phase::kRegistering;
 }
 
-void SimulatedCoordinator::Observe(const std::function<void()>& event,
-                                   const std::function<void(Simulation&)>& newly_lost) {
-  std::vector<Simulation*> live;
-  for (Simulation* job : group_.jobs) {
-    if (!Lost(*job)) live.push_back(job);
-  }
+bool SimulatedCoordinator::Observe(Simulation& job, const std::function<void()>& event) {
+  const bool was_lost = Lost(job);
   event();
-  for (Simulation* job : live) {
-    if (Lost(*job)) newly_lost(*job);
-  }
+  return !was_lost && Lost(job);
 }
 
 void SimulatedCoordinator::Hear(NodeRank from, Simulation& job, const v1::MemberMessage& message) {
@@ -251,21 +226,20 @@ void SimulatedCoordinator::Hear(NodeRank from, Simulation& job, const v1::Member
     seen_[&job].found_snapshot = message.newest_snapshot().has_newest();
   }
   const v1::PlanReady& ready = message.plan_ready();
-  const GroupJob* machine = jobs_->Find(job.name());
-  if (!ready.error().empty() && machine != nullptr && ready.epoch() == machine->epoch()) {
-    job.disturbed = true;
-  }
+  if (!ready.error().empty() && ready.epoch() == Of(job).epoch()) job.disturbed = true;
   for (const v1::RailReady& ready_to_cross : message.reports().ready()) {
     job.invariants.ToldReady(from, *FromProto(ready_to_cross));
   }
-  Observe(
-      [&] { Perform(jobs_->OnMessage(Now(), from.value(), message), message.has_plan_ready()); },
-      [](Simulation& lost) { lost.disturbed = true; });
+  const bool is_lost = Observe(job, [&] {
+    Perform(job, Of(job).OnMessage(Now(), from.value(), message), message.has_plan_ready());
+  });
+  if (is_lost) job.disturbed = true;
 }
 
 void SimulatedCoordinator::Tick() {
-  Observe([this] { Perform(jobs_->OnTick(Now())); },
-          [this](Simulation& lost) { GaveUpAPlace(lost); });
+  for (Simulation* job : group_.jobs) {
+    if (Observe(*job, [&] { Perform(*job, Of(*job).OnTick(Now())); })) GaveUpAPlace(*job);
+  }
 }
 
 // Places wait for longer than anybody here needs to come back to one.
@@ -283,16 +257,18 @@ void SimulatedCoordinator::Die() {
   group_.jobs.front()->Trace("the coordinator dies");
   formed_ = false;
   ++boot_;
-  jobs_.emplace(Begun());
+  Begin();
   for (Connection* connection : connections_) connection->ended_at_coordinator = true;
   Break("the coordinator died");
 }
 
 void SimulatedCoordinator::Break(const std::string& why) {
   group_.jobs.front()->Trace("the group breaks: ", why);
-  if (formed_) {
-    Observe([&] { Perform(jobs_->OnMemberGone(Now(), group_.nodes() - 1, why)); },
-            [](Simulation& lost) { lost.disturbed = true; });
+  for (Simulation* job : group_.jobs) {
+    if (!formed_) break;
+    const bool is_lost = Observe(
+        *job, [&] { Perform(*job, Of(*job).OnMemberGone(Now(), group_.nodes() - 1, why)); });
+    if (is_lost) job->disturbed = true;
   }
   formed_ = false;
   for (size_t node = 0; node < connections_.size(); ++node) {
@@ -322,10 +298,11 @@ void SimulatedCoordinator::Form() {
   formed_ = true;
   ++newest_epoch_;
   group_.jobs.front()->Trace("the group forms, epoch ", newest_epoch_);
-  Perform(jobs_->OnFormed(Now(), newest_epoch_));
+  const uint32_t epoch = newest_epoch_;
+  for (Simulation* job : group_.jobs) Perform(*job, Of(*job).OnFormed(Now(), epoch));
   for (int32_t node = 0; node < group_.nodes(); ++node) {
     Connection& connection = ConnectNext();
-    group_.network.Down(connection, 0, [this, &connection, epoch = newest_epoch_] {
+    group_.network.Down(connection, 0, [this, &connection, epoch] {
       for (SimulatedMember* member : group_.MembersOf(connection.node)) {
         member->Formed(connection, epoch);
       }
@@ -336,28 +313,26 @@ void SimulatedCoordinator::Form() {
 // ---- the end ----
 
 void SimulatedCoordinator::CheckTheEnd(Simulation& job) const {
-  const GroupJob* machine = jobs_->Find(job.name());
-  if (machine != nullptr && machine->saves()) job.Fail("a snapshot is being written for ever");
+  if (Of(job).saves()) job.Fail("a snapshot is being written for ever");
 }
 
 bool SimulatedCoordinator::Settled(const Simulation& job) const {
-  if (!formed_ || !jobs_->Formed()) return false;
-  const GroupJob* machine = jobs_->Find(job.name());
+  if (!formed_ || !Of(job).Formed()) return false;
   // One that registers may wait for ranks.
-  return !Has(job) || machine->lost() || machine->phase() == GroupJob::Phase::kRunning;
+  return !Has(job) || Lost(job) || Of(job).phase() == GroupJob::Phase::kRunning;
 }
 
 std::string SimulatedCoordinator::Describe() const {
-  std::string text = absl::StrCat("epoch ", jobs_->epoch(), formed_ ? " formed" : " broken");
+  std::string text = absl::StrCat("epoch ", newest_epoch_, formed_ ? " formed" : " broken");
   for (const Simulation* job : group_.jobs) {
     absl::StrAppend(&text, "; ", job->name());
-    const GroupJob* machine = jobs_->Find(job->name());
-    if (machine == nullptr || !machine->phase()) {
+    const GroupJob& machine = Of(*job);
+    if (!machine.phase()) {
       text += " is not there";
       continue;
     }
-    absl::StrAppend(&text, " phase ", static_cast<int32_t>(*machine->phase()),
-                    machine->lost() ? " lost" : "");
+    absl::StrAppend(&text, " phase ", static_cast<int32_t>(*machine.phase()),
+                    machine.lost() ? " lost" : "");
   }
   return text;
 }

@@ -1,7 +1,7 @@
-// The coordinator of the step simulator: the GroupJobs under test, and what performs their actions.
-// Messages take their time, plans too, and some cannot be made. Membership is abstracted to its
-// result (membership_simulator.h has the rest): a group breaks as a whole, and forms when every
-// daemon lives, under an epoch of its own.
+// The coordinator of the step simulator: a GroupJob under test for each job, and what performs
+// their actions. Messages take their time, plans too, and some cannot be made. Membership is
+// abstracted to its result (membership_simulator.h has the rest): a group breaks as a whole, and
+// forms when every daemon lives, under an epoch of its own.
 #ifndef DMUOND_TESTS_SCHEDULER_SIMULATED_COORDINATOR_H_
 #define DMUOND_TESTS_SCHEDULER_SIMULATED_COORDINATOR_H_
 
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "dmuond/v1/peer.pb.h"
-#include "scheduler/job/group_jobs.h"
+#include "scheduler/job/group_job.h"
 #include "tests/scheduler/simulated_member.h"
 #include "tests/scheduler/simulation.h"
 
@@ -52,23 +52,24 @@ class SimulatedCoordinator {
     bool found_snapshot = false;      // by node 0, when it last looked for one
     std::optional<SnapshotId> saved;  // last that was begun
   };
-  [[nodiscard]] GroupJobs Begun() const;
+  // New machines, as in a new process.
+  void Begin();
+  [[nodiscard]] GroupJob& Of(const Simulation& job) { return machines_.at(&job); }
+  [[nodiscard]] const GroupJob& Of(const Simulation& job) const { return machines_.at(&job); }
   Connection& ConnectNext();  // the daemons' links, in the order of their nodes
   // `again`: a decision that was told before may come.
-  void Perform(GroupActions actions, bool again = false);
+  void Perform(Simulation& job, GroupActions actions, bool again = false);
   void Send(Simulation& job, Addressed addressed);
-  void HaveMade(const PlanOrder& order);
+  void HaveMade(Simulation& job, const PlanOrder& order);
   // What must hold of a message that is about to be sent.
   void Check(Simulation& job, const Addressed& addressed, bool again);
   void CheckDecision(Simulation& job, const v1::Decision& decision, bool again);
   void CheckEnd(Simulation& job, const v1::JobEnded& ended);
   void CheckWayBack(Simulation& job, const SnapshotId& to, bool asked);
-  // Has the machines handle an event; `newly_lost` hears of jobs that were lost by it.
-  void Observe(const std::function<void()>& event,
-               const std::function<void(Simulation&)>& newly_lost);
+  // Has the job's machine handle an event. True: the job was lost by it.
+  bool Observe(Simulation& job, const std::function<void()>& event);
   void GaveUpAPlace(Simulation& job);
   void Form();
-  [[nodiscard]] Simulation& Named(const std::string& job) const;
   [[nodiscard]] TimePoint Now() const { return group_.jobs.front()->Now(); }
 
   SimulatedGroup& group_;
@@ -78,7 +79,7 @@ class SimulatedCoordinator {
   uint64_t boot_ = 1;
   std::map<const Simulation*, Seen> seen_;
   std::vector<Connection*> connections_;  // by node
-  std::optional<GroupJobs> jobs_;         // new ones in each of its processes
+  std::map<const Simulation*, GroupJob> machines_;
 };
 
 }  // namespace dmuond::scheduler::testing

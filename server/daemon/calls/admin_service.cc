@@ -17,13 +17,6 @@ namespace {
 
 using grpc::ServerContext;
 
-template <typename Reply>
-grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
-  if (!result.ok()) return ToGrpc(result.status());
-  *reply = *std::move(result);
-  return grpc::Status::OK;
-}
-
 class AdminService final : public v1::Admin::Service {
  public:
   AdminService(Daemon& daemon, GrpcSocket& socket, std::vector<uid_t> admins,

@@ -6,16 +6,27 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
+#include "server/common/errors.h"
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/calls/grpc_socket.h"
 #include "server/daemon/calls/stream_watch.h"
 #include "server/daemon/daemon.h"
 
 namespace dmuond::server {
+
+// What a service's method returns for the result of its call.
+template <typename Reply>
+grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
+  if (!result.ok()) return ToGrpc(result.status());
+  *reply = *std::move(result);
+  return grpc::Status::OK;
+}
 
 // Calls of trainers. SubmitStep and WaitStep come by a completion queue, the others by threads.
 class TrainerService : public v1::Trainer::WithAsyncMethod_SubmitStep<

@@ -16,13 +16,6 @@ namespace {
 
 using grpc::ServerContext;
 
-template <typename Reply>
-grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
-  if (!result.ok()) return ToGrpc(result.status());
-  *reply = *std::move(result);
-  return grpc::Status::OK;
-}
-
 // What `call` answers to a request whose strings are not too long.
 template <typename Request, typename Reply, typename Call>
 grpc::Status Checked(const Request& request, Reply* reply, const Call& call) {
