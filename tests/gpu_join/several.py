@@ -62,11 +62,12 @@ def _lanes_die(run: Run, setup: Setup, name: str) -> str:
 
 
 def _lanes_of(job: Job, name: str) -> list[int]:
-    return [
-        pid
-        for pid in job.lanes()
-        if f"--job={name}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    ]
+    found = []
+    for pid in job.lanes():
+        with suppress(OSError):  # it has ended meanwhile
+            if f"--job={name}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                found.append(pid)
+    return found
 
 
 def _attempts(job: Job) -> int:
