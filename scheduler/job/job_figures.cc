@@ -12,6 +12,7 @@ void TimeHistogram::Add(double seconds) {
 
 void JobFigures::OnPublished(int64_t step, const v1::StepTiming& published) {
   timing = published;
+  rail_bytes += timing.rail_bytes();
   const std::array<double, kPhases> us = {timing.collect_us(), timing.decide_us(),
                                           timing.update_us(), timing.publish_us(),
                                           timing.quiet_us()};

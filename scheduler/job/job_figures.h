@@ -64,6 +64,7 @@ struct JobFigures {
   std::optional<TimePoint> opened;  // since when it is open
   v1::StepTiming timing;            // of the newest attempt that every lane has published
   std::array<TimeHistogram, kPhases> phases;
+  int64_t rail_bytes = 0;  // that this node's lanes have sent over their rails
   // Sums of squares of the gradients that this node's lanes own, of the last vote; null: none yet.
   std::shared_ptr<const std::vector<UnitNorm>> norms;
   std::optional<TimePoint> saved;  // a snapshot was completed last

@@ -291,6 +291,7 @@ void NodeJob::OnPublished(LaneIndex lane, const v1::LaneReport::Published& publi
     slowest.set_sum_us(timing.sum_us());
     slowest.set_sum_bytes(timing.sum_bytes());
   }
+  slowest.set_rail_bytes(slowest.rail_bytes() + timing.rail_bytes());
   slowest.set_norm_us(std::max(slowest.norm_us(), timing.norm_us()));
   if (timing.copy_us() > slowest.copy_us()) {
     slowest.set_copy_us(timing.copy_us());

@@ -356,6 +356,7 @@ absl::Status Engine::ReportPublished() {
     timing.set_norm_us(normed_.us);
     timing.set_copy_us(committed ? publisher_->copy_time().us : 0);
     timing.set_copy_bytes(committed ? publisher_->copy_time().bytes : 0);
+    timing.set_rail_bytes(rail_.TakeSentBytes());
     if (to_trace_ > 0 && !task.redo) AddTrace(*task.decision, published);
   }
   tasks_.pop_front();

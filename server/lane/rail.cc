@@ -43,6 +43,9 @@ absl::Status Rail::StartMessages(scheduler::RailOperation operation, int32_t buc
                        static_cast<uint64_t>(static_cast<uint32_t>(bucket));
   absl::StatusOr<int64_t> ticket = group_->Start(tag, messages_);
   if (!ticket.ok()) return ticket.status();
+  for (const PeerGroup::Message& message : messages_) {
+    if (message.send) sent_bytes_ += static_cast<int64_t>(message.bytes);
+  }
   started_.push_back({operation, bucket, *ticket, {}});
   if (trace_ != nullptr) started_.back().began = Clock::now();
   return absl::OkStatus();

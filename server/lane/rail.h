@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -48,6 +49,8 @@ class Rail {
   // From now on what crosses is added to `trace`, which must outlive the object or the next call;
   // null: not any more.
   void Trace(v1::LaneTrace* trace) { trace_ = trace; }
+  // How many bytes this lane has begun to send since this was asked last.
+  [[nodiscard]] int64_t TakeSentBytes() { return std::exchange(sent_bytes_, 0); }
   // Whether nothing is under way. After an abort, messages of that attempt still arrive.
   [[nodiscard]] absl::StatusOr<bool> Idle();
 
@@ -68,6 +71,7 @@ class Rail {
   std::vector<PeerGroup::Message> messages_;  // of the call that runs
   std::vector<Started> started_;
   v1::LaneTrace* trace_ = nullptr;
+  int64_t sent_bytes_ = 0;
   scheduler::RailReady ready_;  // not reported yet
   v1::LaneReport report_;
 };

@@ -234,6 +234,27 @@ def test_metrics_follow_a_run(daemons) -> None:
     wait_for(lambda: now(metrics, "dmuond_job_last_committed_step") is None)  # the job has ended
 
 
+def test_bytes_that_cross_rails_are_counted_where_they_are_sent(daemons, tmp_path) -> None:
+    def sent(members) -> list[float]:
+        name = "dmuond_job_rail_sent_bytes_total"
+        return [value(scrape(metrics)[1], name) for _, metrics in members]
+
+    with (
+        group(daemons, tmp_path) as members,
+        dmuond.Session(f"unix:{members[0][0].path}", rank=0, world_size=1) as session,
+    ):
+        two_matrices(session)
+        session.step(scalars())
+        wait_for(lambda: all(published(metrics, 2) for _, metrics in members))  # with the push
+        before = sent(members)
+        for _ in range(3):
+            session.step(scalars())
+        wait_for(lambda: all(published(metrics, 5) for _, metrics in members))
+        # One matrix of 4 by 4 is the other node's: its gradient goes there, and its weights come.
+        crossed = [after - was for was, after in zip(before, sent(members), strict=True)]
+        assert crossed == [3 * 4 * 4 * 4] * 2
+
+
 def test_calls_are_counted_by_code_and_refusals_by_reason(daemons) -> None:
     daemon, metrics = alone(daemons)
     with dmuond.Session(f"unix:{daemon.path}", job=JOB, rank=0, world_size=1) as session:

@@ -235,6 +235,9 @@ void AddSteps(const SeenJob& job, const Labels& labels, Metrics& metrics) {
                       "How long each part of a step took, of this node's slowest lane", with,
                       figures.phases[i]);
   }
+  metrics.Counter("dmuond_job_rail_sent_bytes_total",
+                  "Bytes that this node's lanes have sent to those of other nodes", labels,
+                  static_cast<double>(figures.rail_bytes));
   metrics.Gauge("dmuond_job_gradient_norm", "Of the last decided step, before clipping", labels,
                 figures.gradient_norm);
   metrics.Gauge("dmuond_job_clip_coefficient",
