@@ -9,8 +9,10 @@ from contextlib import suppress
 
 import core_trainer
 import dmuond
+import habits
 import numpy as np
 import pytest
+import torch
 from core_trainer import Job, Tensor, whole
 from daemons import Daemons, lane_pids, program, until
 
@@ -251,3 +253,27 @@ def test_a_user_has_so_many(tmp_path):
         first.step()
         first.session.close()
         trainer(address, "second").session.close()
+
+
+def test_one_process_trains_two_models_in_turn():
+    """As a generator and a discriminator are: an optimizer each, with a job each."""
+    with Daemons() as started:
+        (address,) = started.start(1, 2)
+
+        def train(jobs: dict[str, int]) -> list[dict[str, torch.Tensor]]:
+            models = [habits.make_model(seed) for seed in jobs.values()]
+            optimizers = [
+                habits.make_optimizer(model, address=address, job=name)
+                for model, name in zip(models, jobs, strict=True)
+            ]
+            for step in range(4):
+                for model, optimizer in zip(models, optimizers, strict=True):
+                    habits.plain_loop(model, optimizer, range(step, step + 1))
+            for optimizer in optimizers:
+                optimizer.close()
+            return [habits.weights(model) for model in models]
+
+        alone = train({"first": 0}) + train({"second": 1})
+        both = train({"generator": 0, "discriminator": 1})
+    for got, wanted in zip(both, alone, strict=True):
+        assert all(torch.equal(got[name], wanted[name]) for name in wanted)
