@@ -361,8 +361,7 @@ void Core::TakeView() {
   view_taken_.NotifyAll();
 }
 
-Core::Seen Core::Look(Deadline asked) {
-  AskToLook();
+Core::Seen Core::LookAfter(Deadline asked) {
   MutexLock lock(view_mutex_);
   while (view_->taken < asked && view_taken_.WaitUntil(view_mutex_, asked + kLookWaits)) {
   }

@@ -90,12 +90,17 @@ struct Core {
     std::shared_ptr<const NodeView> view;
     std::chrono::milliseconds age{0};  // 0: it was taken after the call began
   };
-  // Has a picture taken, for Look(). It does not wait.
+  // Has a picture taken, for LookAfter(). It does not wait.
   void AskToLook() { view_timer_.Set(std::chrono::steady_clock::now()); }
   // A picture of the node that has all that happened before the moment `asked`. Where the lock does
   // not come free within a second of it: the last picture there is, which was taken at the last
-  // tick or later.
-  Seen Look(Deadline asked = std::chrono::steady_clock::now()) DMUOND_EXCLUDES(mutex, view_mutex_);
+  // tick or later. REQUIRES: AskToLook() was called since `asked`.
+  Seen LookAfter(Deadline asked) DMUOND_EXCLUDES(mutex, view_mutex_);
+  Seen Look() DMUOND_EXCLUDES(mutex, view_mutex_) {
+    const Deadline asked = std::chrono::steady_clock::now();
+    AskToLook();
+    return LookAfter(asked);
+  }
 
   // ---- for calls ----
   // Waits for `ready`, which must change nothing in the core: any thread that gives up the lock

@@ -40,7 +40,7 @@ std::vector<Core::Seen> NodeCalls::Look() {
   for (Place& place : places_) place.core.AskToLook();
   std::vector<Core::Seen> seen;
   seen.reserve(places_.size());
-  for (Place& place : places_) seen.push_back(place.core.Look(asked));
+  for (Place& place : places_) seen.push_back(place.core.LookAfter(asked));
   return seen;
 }
 
@@ -73,6 +73,8 @@ absl::StatusOr<v1::GetStatusReply> NodeCalls::Status(const v1::GetStatusRequest&
   reply.set_jobs_max(static_cast<int32_t>(places_.size()));
   for (const Core::Seen& each : seen) {
     reply.set_picture_age_ms(std::max<int64_t>(reply.picture_age_ms(), each.age.count()));
+    const std::string& hangs = each.view->status.snapshot_dir_hangs();
+    if (reply.snapshot_dir_hangs().empty()) reply.set_snapshot_dir_hangs(hangs);
   }
   return reply;
 }
