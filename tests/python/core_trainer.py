@@ -1,12 +1,15 @@
 """A trainer on the core client: holds any boxes of any tensors, and makes gradients from seeds."""
 
 import sys
+import threading
 import zlib
 from dataclasses import dataclass, field
 
 import dmuond
 import numpy as np
 from dmuond import types
+
+TOGETHER_WITHIN_S = 60
 
 
 @dataclass(frozen=True)
@@ -227,6 +230,28 @@ class Trainer:
             loaded(self.by_name[held.tensor], self.get(weight))
             for held, weight in zip(self.job.held[self.rank], self.weights, strict=True)
         ]
+
+
+def together(*calls):
+    """Ranks of one process, each in a thread of its own: what they return, or the first error."""
+    answers: list = [None] * len(calls)
+
+    def run(at, call):
+        try:
+            answers[at] = call()
+        except dmuond.Error as error:
+            answers[at] = error
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TOGETHER_WITHIN_S)
+        assert not thread.is_alive()
+    for answer in answers:
+        if isinstance(answer, dmuond.Error):
+            raise answer
+    return answers
 
 
 def train(rank: int, world: int, job: Job):

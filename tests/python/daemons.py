@@ -102,6 +102,15 @@ def free_port() -> int:
             return port
 
 
+def dmuonctl(address: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [program("dmuonctl"), f"--address={address}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+    )
+
+
 class Daemon:
     def __init__(self, folder: Path, name: str, flags: list[str], environment: dict[str, str]):
         """environment: beside this process's, but for what is dmuond's there."""

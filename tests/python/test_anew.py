@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 
 import core_trainer
@@ -14,8 +13,8 @@ import habits
 import numpy as np
 import pytest
 import torch
-from core_trainer import Job, Tensor, whole
-from daemons import Daemons, program
+from core_trainer import Job, Tensor, together, whole
+from daemons import Daemons, dmuonctl
 from dmuond import environment, launch, places, types
 
 SQUARE = Tensor("square", (16, 16))
@@ -43,15 +42,6 @@ def name(request):
     return request.node.name.partition("[")[0][-40:]
 
 
-def dmuonctl(address: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [program("dmuonctl"), f"--address={address}", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-    )
-
-
 @pytest.fixture
 def ended(alone, name):
     """Ends the test's job, whatever became of it."""
@@ -61,27 +51,6 @@ def ended(alone, name):
 
 def trainer(address: str, name: str, rank: int = 0, world: int = 1, **options):
     return core_trainer.Trainer(rank, world, job_of(world, name), address=address, **options)
-
-
-def together(*calls):
-    """Ranks of one process, each in a thread of its own; what they return or raise."""
-    answers = [None] * len(calls)
-
-    def run(at, call):
-        try:
-            answers[at] = call()
-        except dmuond.Error as error:
-            answers[at] = error
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WITHIN_S)
-    for answer in answers:
-        if isinstance(answer, dmuond.Error):
-            raise answer
-    return answers
 
 
 class Script:

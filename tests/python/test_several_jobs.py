@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import threading
 from contextlib import suppress
 
 import core_trainer
@@ -13,8 +11,8 @@ import habits
 import numpy as np
 import pytest
 import torch
-from core_trainer import Job, Tensor, whole
-from daemons import Daemons, lane_pids, program, until
+from core_trainer import Job, Tensor, together, whole
+from daemons import Daemons, dmuonctl, lane_pids, until
 
 SQUARE = Tensor("square", (24, 16))
 WITHIN_S = 60
@@ -29,40 +27,9 @@ def trainer(address: str, name: str, rank: int = 0, world: int = 1, **options):
     return core_trainer.Trainer(rank, world, job_of(world, name), address=address, **options)
 
 
-def dmuonctl(address: str, *arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [program("dmuonctl"), f"--address={address}", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=WITHIN_S,
-    )
-
-
 def names(address: str) -> list[str]:
     listed = dmuonctl(address, "jobs", "--json")
     return sorted(job["name"] for job in json.loads(listed.stdout)["jobs"])
-
-
-def together(*calls):
-    """In a thread each; what they return, or the first error."""
-    answers: list = [None] * len(calls)
-
-    def run(at, call):
-        try:
-            answers[at] = call()
-        except dmuond.Error as error:
-            answers[at] = error
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WITHIN_S)
-        assert not thread.is_alive()
-    for answer in answers:
-        if isinstance(answer, dmuond.Error):
-            raise answer
-    return answers
 
 
 class Run:
