@@ -38,7 +38,7 @@ ProtocolTrainer::ProtocolTrainer(const std::string& address)
 v1::OpenSessionRequest ProtocolTrainer::OpenRequest(int32_t rank, int32_t world) const {
   v1::OpenSessionRequest request;
   request.set_nonce(nonce_);
-  request.set_job("raw");
+  request.set_job(job_);
   request.set_rank(rank);
   request.set_world_size(world);
   request.set_home_lane(-1);

@@ -55,6 +55,8 @@ class ProtocolTrainer {
   absl::Status Step(int64_t step);
   absl::Status Close();
 
+  // Of sessions that are opened from now on.
+  void set_job(std::string job) { job_ = std::move(job); }
   // The device of sessions that are opened from now on; none without it.
   void set_device_uuid(std::string uuid) { device_uuid_ = std::move(uuid); }
   [[nodiscard]] v1::SessionKey& key() { return key_; }
@@ -72,6 +74,7 @@ class ProtocolTrainer {
 
  private:
   wire::UniqueFd socket_;
+  std::string job_ = "raw";
   std::string nonce_;
   std::string device_uuid_;
   v1::SessionKey key_;

@@ -29,31 +29,33 @@ class InProcessTrainer final : public dmuond::testing::ProtocolTrainer {
   }
   absl::Status Call(const v1::RegisterLayoutRequest& request,
                     v1::RegisterLayoutReply* reply) override {
-    return Keep(daemon_.place(0).sessions.RegisterLayout(request, cancelled_), reply);
+    return Keep(daemon_.PlaceOf(request.key()).sessions.RegisterLayout(request, cancelled_), reply);
   }
   absl::Status Call(const v1::AttachBuffersRequest& request,
                     v1::AttachBuffersReply* reply) override {
-    return Keep(daemon_.place(0).buffers.AttachBuffers(request, cancelled_), reply);
+    return Keep(daemon_.PlaceOf(request.key()).buffers.AttachBuffers(request, cancelled_), reply);
   }
   absl::Status Call(const v1::PushParametersRequest& request,
                     v1::PushParametersReply* reply) override {
-    return Keep(daemon_.place(0).steps.Push(request, PushedState(), cancelled_), reply);
+    return Keep(daemon_.PlaceOf(request.key()).steps.Push(request, PushedState(), cancelled_),
+                reply);
   }
   absl::Status Call(const v1::SubmitStepRequest& request, v1::SubmitStepReply* reply) override {
     std::promise<absl::StatusOr<v1::SubmitStepReply>> answer;
     std::future<absl::StatusOr<v1::SubmitStepReply>> answered = answer.get_future();
-    const StateMutex::LateId wait = daemon_.place(0).steps.SubmitStep(
+    StepCalls& steps = daemon_.PlaceOf(request.key()).steps;
+    const StateMutex::LateId wait = steps.SubmitStep(
         request,
         [&](absl::StatusOr<v1::SubmitStepReply> what) { answer.set_value(std::move(what)); });
-    daemon_.place(0).steps.TellLanes();
+    steps.TellLanes();
     constexpr std::chrono::milliseconds kLookAtCaller{20};
     while (answered.wait_for(kLookAtCaller) != std::future_status::ready) {
-      if (cancelled_()) daemon_.place(0).steps.Cancel(wait);
+      if (cancelled_()) steps.Cancel(wait);
     }
     return Keep(answered.get(), reply);
   }
   absl::Status Call(const v1::CloseSessionRequest& request, v1::CloseSessionReply* reply) override {
-    return Keep(daemon_.place(0).sessions.CloseSession(request), reply);
+    return Keep(daemon_.PlaceOf(request.key()).sessions.CloseSession(request), reply);
   }
 
   // Until it can submit.

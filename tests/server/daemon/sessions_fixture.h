@@ -53,8 +53,8 @@ class SessionsTest : public ::testing::Test {
     });
   }
   void TearDown() override {
-    EXPECT_TRUE(daemon_->place(0).admin.PrepareToLeave(kPatience).ok());
-    EXPECT_TRUE(daemon_->place(0).admin.Leave(std::chrono::steady_clock::now() + kPatience));
+    EXPECT_TRUE(daemon_->node().PrepareToLeave(kPatience).ok());
+    EXPECT_TRUE(daemon_->node().Leave());
     ticker_ = {};
     attach_.reset();
     daemon_.reset();

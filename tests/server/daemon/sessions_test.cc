@@ -8,12 +8,14 @@
 #include <latch>
 #include <memory>
 #include <semaphore>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/common/errors.h"
@@ -24,6 +26,37 @@ namespace {
 
 using ::testing::ElementsAreArray;
 using ::testing::HasSubstr;
+
+class SeveralJobsTest : public SessionsTest {
+ protected:
+  static constexpr int kJobs = 3;
+
+  void Join(DaemonOptions& options) override { options.places = kJobs; }
+};
+
+TEST_F(SeveralJobsTest, JobsBeginStepAndEndBesideEachOtherWhileSomebodyLooks) {
+  constexpr int kLives = 4;
+  constexpr int kSteps = 5;
+  const std::jthread looker([this](const std::stop_token& stop) {
+    while (!stop.stop_requested()) looked_ += daemon_->node().Jobs().jobs_size();
+  });
+  std::vector<std::jthread> threads;
+  for (int job = 0; job < kJobs; ++job) {
+    threads.emplace_back([&, job] {
+      for (int life = 0; life < kLives; ++life) {
+        const auto trainer = NewTrainer();
+        trainer->set_job(absl::StrCat("job", job));
+        const absl::Status begun = trainer->Begin(0, 1);
+        ASSERT_TRUE(begun.ok()) << begun;
+        StepsOf(*trainer, 1, kSteps);
+        EXPECT_TRUE(trainer->Close().ok());
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_GT(looked_, 0);
+  EXPECT_EQ(daemon_->node().Jobs().jobs_size(), 0);
+}
 
 TEST_F(SessionsTest, RanksStepWhileOthersLookAndAreRefused) {
   constexpr int kSteps = 20;
