@@ -1,5 +1,7 @@
 #include "scheduler/job/job_places.h"
 
+#include <utility>
+
 namespace dmuond::scheduler {
 
 void JobPlaces::Look(const std::vector<std::string>& running) {
@@ -28,14 +30,12 @@ std::optional<int32_t> JobPlaces::Find(TimePoint now, const std::string& job,
     if (last_[i].job == job && (running[i] == job || running[i].empty())) found = i;
     if (running[i] == job) break;
   }
-  for (size_t i = 0; i < last_.size() && !found.has_value(); ++i) {
-    if (last_[i].job.empty() && running[i].empty()) found = i;
-  }
-  if (!found.has_value()) {
-    for (size_t i = 0; i < last_.size(); ++i) {
-      if (!IsFree(now, i, running)) continue;
-      if (!found.has_value() || last_[i].asked < last_[*found].asked) found = i;
-    }
+  // One that nobody had comes first, and then the one that was asked for longest ago.
+  const auto order = [this](size_t i) { return std::pair(!last_[i].job.empty(), last_[i].asked); };
+  const bool is_known = found.has_value();
+  for (size_t i = 0; i < last_.size() && !is_known; ++i) {
+    if (!IsFree(now, i, running)) continue;
+    if (!found.has_value() || order(i) < order(*found)) found = i;
   }
   if (!found.has_value()) return std::nullopt;
   Last& given = last_[*found];

@@ -40,9 +40,9 @@ class Daemon {
   [[nodiscard]] Place& PlaceOf(const v1::SessionKey& key);
   // 0 … options.places-1; what is beyond is the first.
   [[nodiscard]] Place& place(int32_t number);
-  // What is about no job.
+  // Has the calls that are about the node, and not about one job.
   [[nodiscard]] NodeCalls& node() { return node_; }
-  // What has collected for lanes is theirs now.
+  // Sends lanes what the step calls have collected for them.
   void TellLanes();
   [[nodiscard]] RpcCounts& rpcs() { return rpcs_; }
   [[nodiscard]] std::chrono::steady_clock::time_point started() const {

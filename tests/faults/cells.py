@@ -539,7 +539,7 @@ class Run:
             result.outcome = "COMMITTED"
         if self.cell is None:
             return
-        # What befalls one job's trainers and lanes is nothing to the other.
+        # A fault of one job's trainers or lanes must not disturb the other job.
         if self.shape.beside and all(f.victim in ("trainer", "lane") for f in self.cell.faults):
             hurt = sorted(index for index in self.restarted if index >= self.world)
             if hurt or self._retried(1):

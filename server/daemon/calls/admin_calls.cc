@@ -131,14 +131,13 @@ absl::StatusOr<v1::TraceStepsReply> AdminCalls::TraceSteps(const v1::TraceStepsR
 
 // ---- changing ----
 
-log::Level AdminCalls::SetLogLevel(log::Level level) {
+void AdminCalls::SetLogLevel(log::Level level) {
   // Lanes start under it: each has the new level from the start, or hears it.
   StateLock lock(core_.mutex);
-  const log::Level previous = log::SetLevel(level);
+  log::SetLevel(level);
   v1::LaneCommand command;
   command.mutable_log_level()->set_level(log::Name(level));
   core_.lanes.Broadcast(command);
-  return previous;
 }
 
 absl::StatusOr<v1::EndJobReply> AdminCalls::EndJobNamed(const v1::EndJobRequest& request,

@@ -23,7 +23,7 @@ class AdminCalls {
  public:
   explicit AdminCalls(Core& core) : core_(core) {}
 
-  // What a picture of the node says now.
+  // Returns the status that a picture shows, with what is of the moment: its age and the uptime.
   [[nodiscard]] v1::GetStatusReply StatusIn(const Core::Seen& seen) const;
   // These wait for the lock for a second at most, and answer from an older picture then.
   v1::GetStatusReply Status() { return StatusIn(core_.Look()); }
@@ -32,8 +32,8 @@ class AdminCalls {
   // Waits for the steps.
   absl::StatusOr<v1::TraceStepsReply> TraceSteps(const v1::TraceStepsRequest& request,
                                                  const Core::Cancelled& cancelled);
-  // Sets the level for this process and its lanes, present and future. Returns the former level.
-  log::Level SetLogLevel(log::Level level);
+  // Sets the level for this process and the job's lanes, present and future.
+  void SetLogLevel(log::Level level);
   // Ends the job of this name on all nodes. Returns when nothing of it is left here.
   absl::StatusOr<v1::EndJobReply> EndJobNamed(const v1::EndJobRequest& request,
                                               const Core::Cancelled& cancelled);

@@ -91,7 +91,7 @@ v1::ListJobsReply NodeCalls::Jobs() {
 }
 
 log::Level NodeCalls::SetLogLevel(log::Level level) {
-  const log::Level previous = places_.front().admin.SetLogLevel(level);
+  const log::Level previous = log::CurrentLevel();
   for (Place& place : places_) place.admin.SetLogLevel(level);
   return previous;
 }

@@ -23,13 +23,14 @@ class NodeCalls {
 
   // A picture of each place. Waits for locks for a second at most, and takes older ones then.
   [[nodiscard]] std::vector<Core::Seen> Look();
-  // Where the job of this name is. Without a name: where the only one is, or might be. NOT_FOUND
-  // (NO_JOB): none has this name. INVALID_ARGUMENT (JOB_NOT_NAMED): there are several. Waits as
-  // Look() does.
+  // Finds the place of the job of this name; without a name, that of the only job, or the first one
+  // where no job is here. NOT_FOUND (NO_JOB): no job has this name. INVALID_ARGUMENT
+  // (JOB_NOT_NAMED): several jobs are here, and none is named. Waits as Look() does.
   absl::StatusOr<Place*> PlaceOf(const std::string& job);
   absl::StatusOr<v1::GetStatusReply> Status(const v1::GetStatusRequest& request);
   v1::ListJobsReply Jobs();
-  // As AdminCalls', of all jobs at once. The error is the first.
+  // These do what AdminCalls' do, for all jobs at once. They return the first error.
+  // SetLogLevel() returns the former level.
   log::Level SetLogLevel(log::Level level);
   absl::StatusOr<v1::DrainReply> PrepareToLeave(std::chrono::milliseconds timeout);
   absl::StatusOr<v1::DrainReply> WaitUntilPrepared(const Core::Cancelled& cancelled);

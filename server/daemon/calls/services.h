@@ -20,7 +20,7 @@
 
 namespace dmuond::server {
 
-// What a service's method returns for the result of its call.
+// Fills in the reply, or turns the error into gRPC's: a service's method returns this.
 template <typename Reply>
 grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
   if (!result.ok()) return ToGrpc(result.status());
