@@ -148,8 +148,13 @@ struct MuonMatrix {
   void* weight_out = nullptr;  // the new weight in weight_dtype
   const UpdateScalars* scalars = nullptr;
   // Not null: set to 1, and never to 0, where a new weight is infinite or NaN, as it is in
-  // weight_dtype. Host-visible memory. The CPU looks; a CUDA device does not yet, and leaves it.
+  // weight_dtype. Host-visible memory. The CPU looks; a CUDA device does not, and leaves it, but
+  // update_squares tells of such an update.
   uint32_t* non_finite = nullptr;
+  // Not null: set to the sum of squares of scale(m, n) * O, the update before the learning rate, or
+  // to 0 where the matrix is not active or has no direction. Not finite where the update is not.
+  // Host-visible memory. A figure to look at: GPUs add in no fixed order, so that last bits differ.
+  double* update_squares = nullptr;
 };
 struct MuonBatch {
   int64_t rows = 0;

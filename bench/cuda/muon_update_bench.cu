@@ -99,11 +99,12 @@ class Bench {
     const kernels::cuda::MuonUpdate& update = prepared.update();
     ReportTiles();
     std::vector<PassMatrix> matrices;
+    Buffer<double> update_squares(c.batch);
     for (int64_t z = 0; z < c.batch; ++z) {
       matrices.push_back({g.get() + z * slot, momentum_in.get() + z * slot,
                           momentum_out.get() + z * slot, master_in.get() + z * slot,
                           master_out.get() + z * slot, weight.get() + z * ((slot + 7) / 8 * 8),
-                          host});
+                          host, update_squares.get() + z});
     }
     master_out.Fill(0xFF);
     CUDA_CHECK(prepared.set->Launch(nullptr, matrices));

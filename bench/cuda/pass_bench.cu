@@ -322,7 +322,10 @@ class Bench {
     buffers.x = x.get();
     buffers.result = x.get();
     buffers.result_scale = 4;
-    const PassMatrix host{g.get(), b.get(), b_out.get(), w.get(), w_out.get(), weight.get(), s};
+    Buffer<double> squares(2);
+    buffers.squares = squares.get();
+    const PassMatrix host{g.get(),     b.get(),      b_out.get(), w.get(),
+                          w_out.get(), weight.get(), s,           squares.get() + 1};
     Buffer<PassMatrix> matrix(1);
     CUDA_CHECK(cudaMemcpy(matrix.get(), &host, sizeof(host), cudaMemcpyHostToDevice));
     buffers.matrices = matrix.get();

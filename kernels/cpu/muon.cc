@@ -76,6 +76,7 @@ class MatrixUpdate {
 
   // Without a gradient: the state moves to its new slot as it is.
   void PassThrough(DType weight_dtype) {
+    if (matrix_.update_squares != nullptr) *matrix_.update_squares = 0;
     ForParts([&](int64_t begin, int64_t length, int64_t) {
       const size_t bytes = static_cast<size_t>(length) * sizeof(float);
       std::memcpy(matrix_.momentum_out + begin, matrix_.momentum_in + begin, bytes);
@@ -134,10 +135,9 @@ class MatrixUpdate {
     });
   }
 
-  [[nodiscard]] double Norm() const {
-    double sum = 0;
-    for (int64_t i = 0; i < layout_.parts; ++i) sum += sums_[i];
-    return std::sqrt(sum);
+  [[nodiscard]] double Norm() const { return std::sqrt(SumOfParts()); }
+  [[nodiscard]] double SumOfParts() const {
+    return std::accumulate(sums_, sums_ + layout_.parts, 0.0);
   }
 
   void Normalise(double norm) {
@@ -167,9 +167,10 @@ class MatrixUpdate {
     const auto decay = static_cast<float>(1.0 - scalars.learning_rate * scalars.weight_decay);
     const int64_t rows = program_.tall ? program_.q : program_.p;
     const int64_t cols = program_.tall ? program_.p : program_.q;
-    const auto step = static_cast<float>(
-        scalars.learning_rate * UpdateScale(config_.scale, rows, cols) * program_.output_scale);
-    ForParts([&](int64_t begin, int64_t length, int64_t) {
+    const double scale = UpdateScale(config_.scale, rows, cols);
+    const auto step = static_cast<float>(scalars.learning_rate * scale * program_.output_scale);
+    ForParts([&](int64_t begin, int64_t length, int64_t index) {
+      double squares = 0;
       for (int64_t i = begin; i < begin + length; i += kApplyChunk) {
         const int64_t n = std::min(kApplyChunk, begin + length - i);
         float* master = matrix_.master_out + i;
@@ -177,10 +178,15 @@ class MatrixUpdate {
           ApplyDirection(decay, 0.0F, matrix_.master_in + i, matrix_.master_in + i, master, n);
         } else {
           ApplyDirection(decay, step, direction + i, matrix_.master_in + i, master, n);
+          if (matrix_.update_squares != nullptr) squares += SumOfSquares(direction + i, n);
         }
         StoreWeight(weight_dtype, i, n);
       }
+      sums_[index] = squares;
     });
+    if (matrix_.update_squares != nullptr) {
+      *matrix_.update_squares = std::pow(scale * program_.output_scale, 2) * SumOfParts();
+    }
   }
 
   void StoreWeight(DType dtype, int64_t begin, int64_t length) {

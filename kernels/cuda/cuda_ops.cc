@@ -188,7 +188,7 @@ absl::Status CudaOps::UpdateMuonSet(Stream& stream, std::span<const MuonBatch> b
                                                        " is not aligned to 16 bytes"));
       }
       matrices_.push_back({m.gradient, m.momentum_in, m.momentum_out, m.master_in, m.master_out,
-                           m.weight_out, ToPass(*m.scalars)});
+                           m.weight_out, ToPass(*m.scalars), m.update_squares});
     }
   }
   if (matrices_.empty()) return absl::OkStatus();

@@ -191,7 +191,8 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const 
                             update.scale,
                             problems[0].d.cols,
                             static_cast<int>(problems[0].d.rows),
-                            update.weight};
+                            update.weight,
+                            update.squares};
   }
   return std::unique_ptr<Gemm>(new Gemm(std::move(state)));
 }

@@ -83,6 +83,7 @@ struct GemmUpdate {
   const float* inverse_norm = nullptr;  // 0: the matrix has no direction
   double scale = 1;                     // of D, times the learning rate
   WeightType weight = WeightType::kF32;
+  double* squares = nullptr;  // not null: the sum of squares of D is added to it
   // Masters and weights lie as D would, without a gap between rows.
   [[nodiscard]] static bool Fits(int64_t cols) { return cols % 8 == 0; }
 };

@@ -203,8 +203,8 @@ struct GemmConsumer : GemmCta<kTileN> {
     constexpr int kChunks = kN / 64;
     ptx::NamedBarrierSync(kBarrierFree + place.consumer, kBarrierThreads);
     const Tile tile = MakeTile(job, place);
-    const UpdateEpilogue<T> epilogue(params.update, LoadMatrixUpdate(UpdateAt(place.consumer)),
-                                     tile.row, tile.col, place.warp, place.lane);
+    UpdateEpilogue<T> epilogue(params.update, LoadMatrixUpdate(UpdateAt(place.consumer)), tile.row,
+                               tile.col, place.warp, place.lane);
     // Of three halves of chunks: two are on their way while one is worked on.
     typename UpdateEpilogue<T>::Masters masters[3];
     const auto load = [&](int half) {
@@ -236,6 +236,9 @@ struct GemmConsumer : GemmCta<kTileN> {
         load(half + 2);
         epilogue.Apply(chunk, half % 2, packed, masters[half % 3]);
       }
+    }
+    if (tile.store && params.update.squares != nullptr) {
+      epilogue.AddSquares(params.update.squares + job.batch, place.lane);
     }
   }
 

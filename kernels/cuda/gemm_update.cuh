@@ -19,6 +19,7 @@ struct GemmUpdateParams {
   int64_t cols;  // of D: masters and weights are contiguous
   int rows;
   WeightType weight;
+  double* squares;
 };
 
 // What the threads of a consumer need of a matrix; goes through shared memory, since its way from
@@ -108,7 +109,7 @@ class UpdateEpilogue {
 
   // packed: as GemmKernel::Round() leaves a chunk.
   __device__ __forceinline__ void Apply(int chunk, int half, const uint32_t (&packed)[16],
-                                        const Masters& masters) const {
+                                        const Masters& masters) {
 #pragma unroll
     for (int k = 0; k < kHalf; ++k) {
       const int i = half * kHalf + k;
@@ -120,6 +121,7 @@ class UpdateEpilogue {
       const float4 w = masters.v[k];
       const float2 low = Widen(odd_ ? other : mine);
       const float2 high = Widen(odd_ ? mine : other);
+      squares_ += low.x * low.x + low.y * low.y + high.x * high.x + high.y * high.y;
       const Four next = {
           {Next(w.x, low.x), Next(w.y, low.y), Next(w.z, high.x), Next(w.w, high.y)}};
       const int at = Offset(chunk, i);
@@ -134,6 +136,16 @@ class UpdateEpilogue {
       }
     }
     __syncwarp();
+  }
+
+  // After the last chunk: adds the squares of what the warp has applied to those of the matrix, in
+  // device memory. Nobody waits for it.
+  __device__ __forceinline__ void AddSquares(double* squares, int lane) const {
+    if (!directed_) return;
+    float sum = squares_;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) sum += __shfl_down_sync(0xFFFFFFFF, sum, d);
+    if (lane == 0) atomicAdd(squares, static_cast<double>(sum));
   }
 
  private:
@@ -161,6 +173,7 @@ class UpdateEpilogue {
   std::byte* weights_[2];
   int rows_;  // that are left, from the first one on
   int cols_;
+  float squares_ = 0;
   float keep_;
   float rate_;
   bool directed_;

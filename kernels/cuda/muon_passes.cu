@@ -26,7 +26,7 @@ struct PassParams {
   int64_t x_ld;
   int64_t x_stride;   // between matrices of X
   int64_t stretches;  // of a matrix
-  double update;      // Apply: update scale / result scale
+  double update;      // of `result`: update scale / result scale
   double root;        // root mean square of scale * u is about root / sqrt(elements)
   double eps;
   double normalise;
@@ -194,6 +194,7 @@ __global__ void __launch_bounds__(kThreadsOfOne) FinishNormsKernel(const PassPar
   const double inverse = norm > 0 && isfinite(norm) ? 1.0 / (divisor * scale) : 0.0;
   p.buffers.recast[z] = recast ? 1 : 0;
   if (p.buffers.schatten_arrived != nullptr) p.buffers.schatten_arrived[z] = 0;
+  p.buffers.squares[z] = 0;
   p.buffers.scale[z] = static_cast<float>(scale);
   p.buffers.inverse_norm[z] = static_cast<float>(inverse);
   p.buffers.inverse_norm_squared[z] = static_cast<float>(inverse * inverse);
@@ -278,6 +279,7 @@ __global__ void __launch_bounds__(kPassThreads) ApplyKernel(const PassParams p) 
       }
     }
   }
+  float squares = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int64_t at = begin + i * kPassThreads * 4;
@@ -285,6 +287,7 @@ __global__ void __launch_bounds__(kPassThreads) ApplyKernel(const PassParams p) 
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         w[i].v[j] = w[i].v[j] * keep - (directed ? rate * update[i].v[j] : 0.0F);
+        squares += update[i].v[j] * update[i].v[j];
       }
     }
     Store4(m.master_out, at, p.elements, w[i]);
@@ -292,6 +295,17 @@ __global__ void __launch_bounds__(kPassThreads) ApplyKernel(const PassParams p) 
       Store4As<W>(static_cast<W*>(m.weight_out), at, p.elements, w[i]);
     }
   }
+  if (!active || !directed || m.update_squares == nullptr) return;
+  const double sum = BlockSum(static_cast<double>(squares));
+  if (threadIdx.x == 0) atomicAdd(&p.buffers.squares[z], sum);
+}
+
+// One thread per matrix.
+__global__ void TellSquaresKernel(const PassParams p) {
+  const int64_t z = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x;
+  if (z >= p.buffers.count) return;
+  double* const to = p.buffers.matrices[z].update_squares;
+  if (to != nullptr) *to = p.buffers.squares[z] * p.update * p.update;
 }
 
 int64_t Stretches(const PassShape& shape) {
@@ -419,6 +433,14 @@ cudaError_t LaunchApply(cudaStream_t stream, const PassShape& shape, const PassB
                     params, params.stretches);
     });
   });
+}
+
+cudaError_t LaunchTellSquares(cudaStream_t stream, const PassShape& shape,
+                              const PassBuffers& buffers) {
+  if (buffers.count == 0) return cudaSuccess;
+  const auto blocks = static_cast<unsigned>((buffers.count + kPassThreads - 1) / kPassThreads);
+  TellSquaresKernel<<<blocks, kPassThreads, 0, stream>>>(MakeParams(shape, buffers));
+  return cudaGetLastError();
 }
 
 }  // namespace dmuond::kernels::cuda

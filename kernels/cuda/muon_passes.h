@@ -7,6 +7,7 @@
 //   Recast       X again, of matrices whose scale was     reads g, buf; writes X; as a rule nothing
 //                not good, or of all
 //   Apply        decay, update, master, weight            reads master, O; writes master, weight
+//   TellSquares  sum of squares of the update             a few values per matrix
 //
 // All enqueue into a stream and return. Sums of squares are fp64 over fixed stretches, added in a
 // fixed order. A matrix whose `active` is 0 keeps its state: it is copied. One whose u is zero or
@@ -48,6 +49,7 @@ struct PassMatrix {
   float* master_out;
   void* weight_out;  // nullptr: none
   PassScalars scalars;
+  double* update_squares = nullptr;  // as kernels::MuonMatrix's
 };
 
 struct PassShape {
@@ -76,6 +78,7 @@ struct PassBuffers {
   float* inverse_norm_squared = nullptr;
   uint32_t* recast = nullptr;            // whether X has to be cast again
   uint32_t* schatten_arrived = nullptr;  // not null: set to 0 by FinishNorms (schatten_norm.h)
+  double* squares = nullptr;             // sums of those of `result`; FinishNorms sets them to 0
   void* x = nullptr;
   const void* result = nullptr;  // result_scale * O
   float result_scale = 1;
@@ -96,6 +99,9 @@ cudaError_t LaunchFinishNorms(cudaStream_t stream, const PassShape& shape,
 // X of the matrices that FinishNorms marked: all of them where X is to be normalised.
 cudaError_t LaunchRecast(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers);
 cudaError_t LaunchApply(cudaStream_t stream, const PassShape& shape, const PassBuffers& buffers);
+// Sets update_squares of the matrices that want them.
+cudaError_t LaunchTellSquares(cudaStream_t stream, const PassShape& shape,
+                              const PassBuffers& buffers);
 
 }  // namespace dmuond::kernels::cuda
 

@@ -46,7 +46,7 @@ size_t MuonUpdate::WorkspaceBytes(const NewtonSchulzProgram& program, int64_t ba
                                   ProductEngine engine) {
   size_t bytes = Align(NewtonSchulz::WorkspaceBytes(program, batch, engine)) +
                  Align(batch * PartialsOf(program) * sizeof(double)) +
-                 4 * Align(batch * sizeof(float));
+                 4 * Align(batch * sizeof(float)) + Align(batch * sizeof(double));
   if (program.schatten4) {
     bytes += Align(batch * SchattenPartials(program.p) * sizeof(double)) +
              4 * Align(batch * sizeof(float));
@@ -76,6 +76,7 @@ std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
   buffers.inverse_norm = static_cast<float*>(take(batch * sizeof(float)));
   buffers.inverse_norm_squared = static_cast<float*>(take(batch * sizeof(float)));
   buffers.recast = static_cast<uint32_t*>(take(batch * sizeof(uint32_t)));
+  buffers.squares = static_cast<double*>(take(batch * sizeof(double)));
   NewtonSchulzNorms norms{buffers.inverse_norm, buffers.inverse_norm_squared, {}};
   if (program.schatten4) {
     const size_t partials = batch * SchattenPartials(program.p) * sizeof(double);
@@ -87,7 +88,7 @@ std::unique_ptr<MuonUpdate> MuonUpdate::Create(const MuonConfig& config,
     buffers.schatten_arrived = norms.schatten.arrived;
   }
   const GemmUpdate fused{matrices, buffers.inverse_norm, update->pass_.update_scale,
-                         update->pass_.weight};
+                         update->pass_.weight, buffers.squares};
   update->newton_schulz_ = NewtonSchulz::Create(
       program, batch, norms, workspace,
       {options.engine, options.tuner, options.separate ? nullptr : &fused}, error);
@@ -112,8 +113,9 @@ cudaError_t MuonUpdate::Products(cudaStream_t stream) const {
 }
 
 cudaError_t MuonUpdate::Apply(cudaStream_t stream) const {
-  if (newton_schulz_->updates()) return cudaSuccess;
-  return LaunchApply(stream, pass_, buffers_);
+  cudaError_t result = cudaSuccess;
+  if (!newton_schulz_->updates()) result = LaunchApply(stream, pass_, buffers_);
+  return result == cudaSuccess ? LaunchTellSquares(stream, pass_, buffers_) : result;
 }
 
 }  // namespace dmuond::kernels::cuda

@@ -39,7 +39,7 @@ class MuonUpdate {
   // Momentum, norms, X.
   cudaError_t Input(cudaStream_t stream) const;
   cudaError_t Products(cudaStream_t stream) const;
-  // Masters and weights: nothing where the products have done it.
+  // Masters and weights, where the products have not done it, and what is told of the update.
   cudaError_t Apply(cudaStream_t stream) const;
 
   [[nodiscard]] const NewtonSchulz& newton_schulz() const { return *newton_schulz_; }

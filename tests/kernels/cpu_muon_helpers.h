@@ -31,6 +31,7 @@ struct TestMatrix {
   std::vector<float> master_out;
   std::vector<std::byte> weight;
   UpdateScalars scalars;
+  double update_squares = -1;
 };
 
 class TestLane {
@@ -52,7 +53,8 @@ class TestLane {
       m.master_out.assign(m.momentum.size(), kPoison);
       m.weight.assign(m.weight.size(), std::byte{0xff});
       batch.push_back({m.gradient.data(), m.momentum.data(), m.momentum_out.data(), m.master.data(),
-                       m.master_out.data(), m.weight.data(), &m.scalars});
+                       m.master_out.data(), m.weight.data(), &m.scalars, nullptr,
+                       &m.update_squares});
     }
     const size_t bytes =
         ops().MuonWorkspaceBytes(rows, cols, static_cast<int64_t>(batch.size()), config);

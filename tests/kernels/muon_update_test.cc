@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/cpu/cast.h"
 #include "kernels/presets.h"
 #include "tests/kernels/cpu_muon_helpers.h"
@@ -196,6 +197,30 @@ TEST(MuonUpdate, AZeroMatrixOnlyDecays) {
     lane.Update(config, 64, 96, batch);
     const auto decay = static_cast<float>(1 - 0.01 * 0.1);
     for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(batch[0].master[i], before[i] * decay);
+  }
+}
+
+// From the change of masters, which start at zero: rate * scale * O.
+TEST(MuonUpdate, TellsTheSquaresOfAnUpdate) {
+  for (const char* name : kPresetNames) {
+    const MuonConfig config = *FindPreset(name);
+    for (const auto& [rows, cols] :
+         std::vector<std::pair<int64_t, int64_t>>{{96, 96}, {200, 64}, {1, 33}, {300, 700}}) {
+      SCOPED_TRACE(absl::StrCat(name, ", ", rows, " x ", cols));
+      TestLane lane(2);
+      std::vector<TestMatrix> batch = RandomBatch(rows, cols, 3, DType::kF32);
+      for (TestMatrix& m : batch) m.master.assign(m.master.size(), 0.0F);
+      batch[1].gradient.assign(batch[1].gradient.size(), 0.0F);  // no direction
+      batch[1].momentum = batch[1].gradient;
+      batch[2].scalars.active = 0;
+      lane.Update(config, rows, cols, batch);
+      double squares = 0;
+      for (const float x : batch[0].master) squares += static_cast<double>(x) * x;
+      squares /= std::pow(batch[0].scalars.learning_rate, 2);
+      EXPECT_NEAR(batch[0].update_squares, squares, 1e-6 * squares);
+      EXPECT_EQ(batch[1].update_squares, 0);
+      EXPECT_EQ(batch[2].update_squares, 0);
+    }
   }
 }
 

@@ -44,7 +44,9 @@ struct Batch {
         momentum_out(slot * count),
         master(slot * count),
         master_out(slot * count),
-        weight(slot * count) {
+        weight(slot * count),
+        update_squares(count) {
+    update_squares.Fill(0xFF);
     momentum.Fill(0);
     master.Fill(0);
     momentum_out.Fill(0xFF);
@@ -62,7 +64,8 @@ struct Batch {
     for (int64_t z = first; z < first + n; ++z) {
       m.push_back({gradient.get() + z * slot, momentum.get() + z * slot,
                    momentum_out.get() + z * slot, master.get() + z * slot,
-                   master_out.get() + z * slot, weight.get() + z * slot, host_scalars[z]});
+                   master_out.get() + z * slot, weight.get() + z * slot, host_scalars[z],
+                   update_squares.get() + z});
     }
     return m;
   }
@@ -78,6 +81,7 @@ struct Batch {
   int64_t rows, cols, count, slot;
   Buffer<float> gradient, momentum, momentum_out, master, master_out;
   Buffer<__nv_bfloat16> weight;
+  Buffer<double> update_squares;
   std::vector<PassScalars> host_scalars;
 };
 
@@ -165,6 +169,21 @@ Limits LimitsOf(const std::string& spectrum, int64_t rows, int64_t cols, bool sc
   return {error, square ? 1.15 : 1.3};
 }
 
+// How far what is told of an update's squares is off, relative to what the masters say. They
+// started at zero, at a learning rate of 1.
+double TellsSquares(const Batch& batch, int64_t z) {
+  Buffer<double> wide(batch.rows * batch.cols);
+  Buffer<double> sum(1);
+  sum.Fill(0);
+  Widen<<<1024, 256>>>(wide.get(), batch.master_out.get() + z * batch.slot, batch.rows * batch.cols,
+                       1.0);
+  SumSquares<<<256, 256>>>(wide.get(), batch.rows * batch.cols, sum.get());
+  const double found = batch.update_squares.ToHost(z, 1)[0];
+  const double expected = sum.ToHost(0, 1)[0];
+  const double off = std::abs(found - expected) / std::max(expected, 1e-30);
+  return std::isfinite(off) ? off : 1;
+}
+
 // Updates a batch of one gradient. Relative Frobenius error against fp64, and (which sanitizers
 // take minutes for) the largest singular value. Masters start at zero, so the new master is -O.
 int64_t CheckGradient(ProductEngine engine, const char* name, const Batch& batch,
@@ -180,7 +199,12 @@ int64_t CheckGradient(ProductEngine engine, const char* name, const Batch& batch
   Difference<<<256, 256>>>(batch.master_out.get(), ref.get(), rows * cols, 1.0, sums.get());
   const auto s = sums.ToHost(0, 2);
   const double error = std::sqrt(s[0] / s[1]);
-  const int64_t wrong = Row(engine, name, rows, cols, error, error <= limits.error ? 0 : 1);
+  int64_t wrong = Row(engine, name, rows, cols, error, error <= limits.error ? 0 : 1);
+  const double told = TellsSquares(batch, 0);
+  if (told > 1e-5) {
+    const std::string what = std::string(name) + ", sum of squares told";
+    wrong += Row(engine, what.c_str(), rows, cols, told, 1);
+  }
   if (!with_sigma) return wrong;
   const double sigma = SigmaMax(batch.master_out.get(), rows, cols);
   const std::string also = std::string(name) + ", largest singular value";
@@ -293,6 +317,8 @@ int64_t CheckZeroAndInactive(ProductEngine engine, const MuonConfig& config, int
                          batch.master_out.get() + 2 * batch.slot, n);
   wrong += DifferentBits(batch.momentum.get() + 2 * batch.slot,
                          batch.momentum_out.get() + 2 * batch.slot, n);
+  const auto squares = batch.update_squares.ToHost(0, 3);
+  wrong += TellsSquares(batch, 0) < 1e-5 && squares[1] == 0 && squares[2] == 0 ? 0 : 1;
   for (const int64_t z : {0, 1, 2}) {
     const auto master = batch.master_out.ToHost(z * batch.slot, n);
     const auto weight = batch.weight.ToHost(z * batch.slot, n);
