@@ -47,6 +47,7 @@ class Channel:
                 ("grpc.default_authority", "localhost"),
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.enable_http_proxy", 0),
+                ("grpc.enable_retries", 0),  # _repeat() does it; each call would cost more
                 ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
                 ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
                 # How long a connection may take to stand; and that a call may wait for hours.
