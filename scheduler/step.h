@@ -62,6 +62,12 @@ struct Submission {
   bool withdraw = false;
 };
 
+// The sum of squares of the update of a matrix, before the learning rate.
+struct UnitUpdate {
+  UnitId unit;
+  double squares = 0;
+};
+
 // Sums of squares of one unit's reduced gradient; see dmuond.v1.UnitNorm.
 struct UnitNorm {
   UnitId unit;

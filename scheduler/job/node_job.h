@@ -412,6 +412,7 @@ class NodeJob {
     uint64_t published_attempt = 0;                    // newest that every lane has published
     uint64_t publishing_attempt = 0;                   // newest that any lane has published
     v1::StepTiming publishing;                         // of publishing_attempt: the slowest lane's
+    std::vector<UnitUpdate> publishing_updates;        // likewise: of all lanes that have published
     std::map<int32_t, TrainerState> submitted_states;  // by rank: of the open attempt
     std::map<int32_t, TrainerState> trainer_states;    // by rank: of the last committed step
     JobFigures figures;

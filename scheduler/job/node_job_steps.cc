@@ -279,6 +279,10 @@ void NodeJob::OnPublished(LaneIndex lane, const v1::LaneReport::Published& publi
   if (published.attempt() > job_->publishing_attempt) {
     job_->publishing_attempt = published.attempt();
     job_->publishing.Clear();
+    job_->publishing_updates.clear();
+  }
+  for (const v1::LaneReport::UnitUpdate& update : published.updates()) {
+    job_->publishing_updates.push_back({UnitId(update.unit()), update.squares()});
   }
   const v1::StepTiming& timing = published.timing();
   v1::StepTiming& slowest = job_->publishing;
@@ -302,6 +306,11 @@ void NodeJob::OnPublished(LaneIndex lane, const v1::LaneReport::Published& publi
   job_->published_attempt = everywhere;
   job_->figures.OnPublished(job_->steps ? job_->steps->last_committed().value() : 0,
                             job_->publishing);
+  if (!job_->publishing_updates.empty()) {
+    job_->figures.updates =
+        std::make_shared<const std::vector<UnitUpdate>>(std::move(job_->publishing_updates));
+    job_->publishing_updates.clear();
+  }
   Do(node::DropLoads{job_->published_attempt});
 }
 

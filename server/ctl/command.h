@@ -43,6 +43,9 @@ struct Options {
   int32_t steps = 0;                // trace
   std::string output;
   absl::Duration trace_timeout;
+  bool this_node = false;
+  int32_t matrices = 0;
+  absl::Duration sample_timeout;
 };
 
 inline constexpr int kExitOk = 0;
@@ -55,6 +58,7 @@ using Arguments = std::vector<std::string>;
 int RunStatus(const Options& options, const Arguments& arguments);
 int RunTop(const Options& options, const Arguments& arguments);
 int RunTrace(const Options& options, const Arguments& arguments);
+int RunOrthogonality(const Options& options, const Arguments& arguments);
 int RunJobs(const Options& options, const Arguments& arguments);
 int RunJob(const Options& options, const Arguments& arguments);
 int RunRouting(const Options& options, const Arguments& arguments);

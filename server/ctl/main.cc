@@ -52,8 +52,13 @@ ABSL_FLAG(absl::Duration, interval, absl::Seconds(1), "top: from one look to the
 ABSL_FLAG(int64_t, count, 0, "top: how many looks; 0: until it is ended");
 ABSL_FLAG(int32_t, steps, 10, "trace: how many steps, 1 to 1000");
 ABSL_FLAG(std::string, o, "", "trace: the file to write");
+ABSL_FLAG(bool, this_node, false, "trace: of this node's lanes alone, not of all nodes'");
 ABSL_FLAG(absl::Duration, trace_timeout, absl::Minutes(1),
           "trace: how long the steps may take; what has come until then is written");
+ABSL_FLAG(int32_t, matrices, 4,
+          "orthogonality: without names, of so many matrices of this node, 1 to 100");
+ABSL_FLAG(absl::Duration, sample_timeout, absl::Minutes(1),
+          "orthogonality: how long the steps may take; what has come until then is shown");
 ABSL_FLAG(bool, save, false, "job end: into a snapshot first; where that fails, the job goes on");
 
 namespace dmuond::server::ctl {
@@ -65,7 +70,7 @@ struct Subcommand {
   int (*run)(const Options&, const Arguments&);
 };
 
-constexpr std::array<Subcommand, 13> kSubcommands = {{
+constexpr std::array<Subcommand, 14> kSubcommands = {{
     {"status", "status                     the daemon, a job and its lanes", RunStatus},
     {"top",
      "top [--interval=1s --count=N]\n"
@@ -80,9 +85,13 @@ constexpr std::array<Subcommand, 13> kSubcommands = {{
      RunPlan},
     {"doctor", "doctor                     what is right and wrong with this machine and daemon",
      RunDoctor},
-    {"trace",
-     "trace [--steps=N] -o FILE  what this node's lanes do in the next steps, for ui.perfetto.dev",
+    {"trace", "trace [--steps=N] -o FILE  what lanes do in the next steps, for ui.perfetto.dev",
      RunTrace},
+    {"orthogonality",
+     "orthogonality [PARAMETER…] [--matrices=N]\n"
+     "                             how orthogonal updates are, of a matrix in each of the next "
+     "steps",
+     RunOrthogonality},
     {"log-level", "log-level LEVEL            trace, debug, info, warn or error", RunLogLevel},
     {"drain", "drain                      finish the step, save and leave", RunDrain},
     {"run",
@@ -136,7 +145,10 @@ Options ReadOptions() {
           .count = absl::GetFlag(FLAGS_count),
           .steps = absl::GetFlag(FLAGS_steps),
           .output = absl::GetFlag(FLAGS_o),
-          .trace_timeout = absl::GetFlag(FLAGS_trace_timeout)};
+          .trace_timeout = absl::GetFlag(FLAGS_trace_timeout),
+          .this_node = absl::GetFlag(FLAGS_this_node),
+          .matrices = absl::GetFlag(FLAGS_matrices),
+          .sample_timeout = absl::GetFlag(FLAGS_sample_timeout)};
 }
 
 int Main(int argc, char** argv) {

@@ -1,5 +1,7 @@
-// dmuonctl trace: what this node's lanes do in the next steps, as a file for Perfetto
-// (ui.perfetto.dev) and chrome://tracing: Chrome's trace event format, its JSON object form.
+// dmuonctl trace: what the lanes of all nodes do in the next steps, on one clock, as a file for
+// Perfetto (ui.perfetto.dev) and chrome://tracing: Chrome's trace event format, its JSON object
+// form.
+#include <algorithm>
 #include <cstdint>
 #include <fstream>
 #include <iostream>
@@ -18,13 +20,12 @@ enum Track : int { kSteps, kBatches, kRail, kTracks };
 
 class Events {
  public:
-  // Moments become those of Unix time, so that files of several nodes fit together as well as their
-  // clocks do.
-  explicit Events(const v1::TraceStepsReply& traced)
-      : node_(traced.node()), offset_(traced.unix_us() - traced.monotonic_us()) {
+  // Moments of the node become those of the asked node's Unix time.
+  void BeginNode(const v1::TraceStepsReply& traced, const v1::TraceStepsReply::Node& node) {
+    node_ = node.node();
+    offset_ = traced.unix_us() - traced.monotonic_us() - node.clock_ahead_us();
     Name("process_name", 0, absl::StrCat("node ", node_, ", job ", traced.job()));
   }
-
   void AddLane(int32_t lane) {
     Name("thread_name", Id(lane, kSteps), absl::StrCat("lane ", lane));
     Name("thread_name", Id(lane, kBatches), absl::StrCat("lane ", lane, ", batches"));
@@ -91,8 +92,8 @@ class Events {
     events_.push_back(std::move(event));
   }
 
-  const int32_t node_;
-  const int64_t offset_;
+  int32_t node_ = 0;
+  int64_t offset_ = 0;
   int64_t transfers_ = 0;
   Json events_ = Json::array();
 };
@@ -105,15 +106,29 @@ int RunTrace(const Options& options, const Arguments& arguments) {
   auto request = AboutJob<v1::TraceStepsRequest>(options);
   request.set_steps(options.steps);
   request.set_timeout_ms(absl::ToInt64Milliseconds(options.trace_timeout));
+  request.set_this_node(options.this_node);
   Options patient = options;
   patient.timeout += options.trace_timeout;
   const auto traced = Call(patient, &v1::Admin::Stub::TraceSteps, request);
   if (!traced.ok()) return Fail(traced.status());
-  Events events(*traced);
+  Events events;
   std::set<int32_t> lanes;
-  for (const v1::LaneTrace& trace : traced->lanes()) {
-    if (lanes.insert(trace.lane()).second) events.AddLane(trace.lane());
-    events.Add(trace);
+  size_t of_lanes = 0;
+  int nodes = 0;
+  int64_t clocks_within_us = 0;
+  for (const v1::TraceStepsReply::Node& node : traced->nodes()) {
+    if (!node.error().empty()) {
+      std::cerr << "node " << node.node() << " tells nothing: " << node.error() << "\n";
+      continue;
+    }
+    events.BeginNode(*traced, node);
+    for (const v1::LaneTrace& trace : node.lanes()) {
+      if (lanes.insert(trace.lane()).second) events.AddLane(trace.lane());
+      events.Add(trace);
+    }
+    of_lanes += node.lanes_size();
+    clocks_within_us = std::max(clocks_within_us, node.clock_error_us());
+    ++nodes;
   }
   if (lanes.empty()) {
     return Fail(absl::DeadlineExceededError("no step was published in time, and nothing written"));
@@ -123,8 +138,11 @@ int RunTrace(const Options& options, const Arguments& arguments) {
   if (!file.flush()) {
     return Fail(absl::UnavailableError(absl::StrCat(options.output, " cannot be written")));
   }
-  std::cout << static_cast<size_t>(traced->lanes_size()) / lanes.size() << " of " << options.steps
-            << " steps, of " << lanes.size() << " lanes: " << options.output << "\n";
+  std::cout << of_lanes / lanes.size() << " of " << options.steps << " steps, of " << lanes.size()
+            << " lanes";
+  if (nodes > 1)
+    std::cout << " of " << nodes << " nodes, clocks within " << clocks_within_us << " us";
+  std::cout << ": " << options.output << "\n";
   return kExitOk;
 }
 

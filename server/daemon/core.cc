@@ -293,6 +293,11 @@ void Core::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,
     }
     mutex.Changed();
   }
+  if (report.has_update_copied()) {
+    const auto wanted = update_copies.find(report.update_copied().request());
+    if (wanted != update_copies.end()) wanted->second = report.update_copied();
+    mutex.Changed();
+  }
   if (report.has_ready()) lanes.KeepTuning(lane, report.ready().tuning());
   if (report.has_pong()) lanes.KeepSilence(lane, report.pong().rail_silent_ms());
   if (traces.has_value() && report.published().has_trace()) {

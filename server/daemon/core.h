@@ -176,6 +176,9 @@ struct Core {
   int32_t waiting_for_published DMUOND_GUARDED_BY(mutex) = 0;
   int64_t unit_requests DMUOND_GUARDED_BY(mutex) = 0;
   std::map<int64_t, std::string> unit_answers DMUOND_GUARDED_BY(mutex);  // request -> error or ""
+  // By request, of those that are waited for: the answer, once it has come.
+  std::map<int64_t, std::optional<v1::LaneReport::UpdateCopied>> update_copies
+      DMUOND_GUARDED_BY(mutex);
 
  private:
   // Performs an action of its kind (perform.cc).

@@ -6,10 +6,12 @@
 
 #include "server/daemon/calls/admin_calls.h"
 #include "server/daemon/calls/attach_calls.h"
+#include "server/daemon/calls/sample_calls.h"
 #include "server/daemon/calls/session_calls.h"
 #include "server/daemon/calls/snapshot_calls.h"
 #include "server/daemon/calls/step_calls.h"
 #include "server/daemon/calls/tensor_calls.h"
+#include "server/daemon/calls/trace_calls.h"
 #include "server/daemon/core.h"
 #include "server/daemon/memory/node_device.h"
 
@@ -26,6 +28,8 @@ struct Place {
   StepCalls steps{core, tensors};
   SnapshotCalls snapshots{core};
   AdminCalls admin{core};
+  TraceCalls traces{core};
+  SampleCalls samples{core};
 };
 
 }  // namespace dmuond::server

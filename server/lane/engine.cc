@@ -168,6 +168,35 @@ absl::Status Engine::OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
   return channel_.Send(report);
 }
 
+absl::Status Engine::OnCopyUpdate(const v1::LaneCommand::CopyUpdate& copy,
+                                  const std::vector<wire::UniqueFd>& fds) {
+  auto memory = fds.size() != 1 ? absl::InvalidArgumentError("CopyUpdate needs one descriptor")
+                                : MapForUpdate(job_, copy.unit(), fds[0].get());
+  if (memory.ok()) {
+    copy_request_ = copy.request();
+    updater_->CopyNext(scheduler::UnitId(copy.unit()), *std::move(memory));
+    return absl::OkStatus();
+  }
+  v1::LaneReport report;
+  report.mutable_update_copied()->set_request(copy.request());
+  report.mutable_update_copied()->set_error(std::string(memory.status().message()));
+  return channel_.Send(report);
+}
+
+absl::Status Engine::ReportCopied() {
+  const std::optional<Updater::Copied> copied = updater_->TakeCopied();
+  if (!copied.has_value()) return absl::OkStatus();
+  v1::LaneReport report;
+  v1::LaneReport::UpdateCopied& told = *report.mutable_update_copied();
+  told.set_request(copy_request_);
+  told.set_step(copied->step.value());
+  told.set_keep(copied->keep);
+  told.set_rate(copied->rate);
+  told.set_scale(copied->scale);
+  told.set_held_us(copied->held_us);
+  return channel_.Send(report);
+}
+
 absl::StatusOr<bool> Engine::Progress() {
   if (absl::Status advanced = rail_.Advance(); !advanced.ok()) return advanced;
   absl::StatusOr<bool> progress = ProgressAttempt();
@@ -324,6 +353,7 @@ absl::StatusOr<bool> Engine::ProgressPublish() {
     absl::StatusOr<const scheduler::Batch*> batch = updater_->RunBatch();
     if (!batch.ok()) return batch.status();
     if (*batch == nullptr) return progress;
+    if (absl::Status status = ReportCopied(); !status.ok()) return status;
     if (to_trace_ > 0) TraceBatch(**batch);
     publisher_->OnBatch(**batch);
     if (updater_->done()) times_.updated = Clock::now();
@@ -348,6 +378,13 @@ absl::Status Engine::ReportPublished() {
   const bool to_all = task.republish.has_value() && task.republish->ranks.empty();
   if ((committed && !task.redo) || to_all) received_weights_valid_ = true;
   published.set_matrices(committed ? updater_->matrices() : 0);
+  if (committed) {
+    for (const scheduler::UnitUpdate& update : updater_->updates()) {
+      v1::LaneReport::UnitUpdate& told = *published.add_updates();
+      told.set_unit(update.unit.value());
+      told.set_squares(update.squares);
+    }
+  }
   if (task.decision.has_value()) {
     v1::StepTiming& timing = *published.mutable_timing();
     FillTiming(times_, timing);

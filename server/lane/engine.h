@@ -49,6 +49,8 @@ class Engine {
                           const std::vector<wire::UniqueFd>& fds);
   absl::Status OnWriteUnit(const v1::LaneCommand::WriteUnit& write,
                            const std::vector<wire::UniqueFd>& fds);
+  absl::Status OnCopyUpdate(const v1::LaneCommand::CopyUpdate& copy,
+                            const std::vector<wire::UniqueFd>& fds);
   absl::Status OnRepublish(const v1::LaneCommand::Republish& republish);
   absl::Status OnSnapshot(const v1::LaneCommand::TakeSnapshot& snapshot);
   absl::Status OnLoadState(const v1::LaneCommand::LoadState& load);
@@ -81,6 +83,7 @@ class Engine {
   absl::Status ReportGathered();
   absl::StatusOr<bool> ProgressPublish();
   absl::Status ReportPublished();
+  absl::Status ReportCopied();
   void BeginTrace(scheduler::Attempt attempt);
   void TraceBatch(const scheduler::Batch& batch);
   void AddTrace(const scheduler::Decision& decision, v1::LaneReport::Published& published);
@@ -127,6 +130,8 @@ class Engine {
   int32_t snapshot_batches_ = 0;  // reported
   std::optional<Clock::time_point> held_since_;
   double held_us_ = 0;
+
+  int64_t copy_request_ = 0;  // that the updater copies for
 
   v1::LaneCommand::Trace trace_next_;  // has not begun
   int32_t to_trace_ = 0;               // steps, with the one that is under way

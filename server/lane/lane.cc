@@ -161,6 +161,8 @@ absl::Status Lane::Handle() {
       return engine_->OnReadUnit(command_.read_unit(), fds_);
     case Command::kWriteUnit:
       return engine_->OnWriteUnit(command_.write_unit(), fds_);
+    case Command::kCopyUpdate:
+      return engine_->OnCopyUpdate(command_.copy_update(), fds_);
     case Command::kRepublish:
       return engine_->OnRepublish(command_.republish());
     case Command::kSnapshot:

@@ -86,6 +86,17 @@ absl::Status ReadUnit(const LaneJob& job, const Slots& slots, kernels::Device& d
   return status.ok() ? stream.Synchronize() : status;
 }
 
+absl::StatusOr<std::unique_ptr<kernels::Mapping>> MapForUpdate(const LaneJob& job, int32_t unit_id,
+                                                               int fd) {
+  absl::StatusOr<UnitId> id = OwnedUnit(job, unit_id);
+  if (!id.ok()) return id.status();
+  const scheduler::Unit& unit = job.unit(*id);
+  if (unit.kind != scheduler::UnitKind::kMatrix) {
+    return absl::InvalidArgumentError(absl::StrCat("unit ", unit_id, " is not a matrix"));
+  }
+  return MapHost(fd, 2 * unit.rows * unit.cols * 4);
+}
+
 absl::Status WriteUnit(const LaneJob& job, Slots& slots, kernels::Device& device,
                        kernels::Stream& stream, int32_t unit_id, v1::StateKind kind, int fd) {
   absl::StatusOr<UnitId> id = OwnedUnit(job, unit_id);

@@ -18,6 +18,11 @@ namespace dmuond::server::lane {
 absl::Status ReadUnit(const LaneJob& job, const Slots& slots, kernels::Device& device,
                       kernels::Stream& stream, int32_t unit, v1::StateKind kind, int fd);
 
+// Maps `fd`, which has room for a matrix's master twice. Errors as ReadUnit(): a unit that is not a
+// matrix is INVALID_ARGUMENT.
+absl::StatusOr<std::unique_ptr<kernels::Mapping>> MapForUpdate(const LaneJob& job, int32_t unit,
+                                                               int fd);
+
 // Copies one state tensor from `fd` into a free slot, which then becomes current. Tensors of other
 // kinds keep their values, or are zero if the unit had no state. The step of the entry stays.
 absl::Status WriteUnit(const LaneJob& job, Slots& slots, kernels::Device& device,

@@ -8,6 +8,7 @@
 #include "dmuond/fault/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/lane/strided.h"
+#include "server/lane/timing.h"
 
 namespace dmuond::server::lane {
 
@@ -22,9 +23,11 @@ absl::StatusOr<std::unique_ptr<Updater>> Updater::Create(const LaneJob& job, Slo
   std::unique_ptr<Updater> updater(new Updater(job, slots, device, stream));
   size_t workspace_bytes = 0;
   size_t units = 0;
+  size_t matrices = 0;
   for (const Batch& batch : job.program.batches) {
     units = std::max(units, batch.units.size());
     if (batch.kind != UnitKind::kMatrix) continue;
+    matrices += batch.units.size();
     const size_t bytes = device.ops().MuonWorkspaceBytes(
         batch.rows, batch.cols, static_cast<int64_t>(batch.units.size()), job.configs[batch.group]);
     workspace_bytes = std::max(workspace_bytes, bytes);
@@ -35,15 +38,16 @@ absl::StatusOr<std::unique_ptr<Updater>> Updater::Create(const LaneJob& job, Slo
     updater->workspace_ = *std::move(workspace);
   }
   updater->places_.reserve(units);
+  updater->updates_.reserve(matrices);
   if (units > 0) {
     auto scalars = device.AllocateHost(units * sizeof(kernels::UpdateScalars));
     if (!scalars.ok()) return scalars.status();
     updater->scalars_memory_ = *std::move(scalars);
     updater->scalars_ = reinterpret_cast<kernels::UpdateScalars*>(updater->scalars_memory_->data());
-    auto flags = device.AllocateHost(units * sizeof(uint32_t));
-    if (!flags.ok()) return flags.status();
-    updater->flags_memory_ = *std::move(flags);
-    updater->non_finite_ = reinterpret_cast<uint32_t*>(updater->flags_memory_->data());
+    auto told = device.AllocateHost(units * sizeof(Told));
+    if (!told.ok()) return told.status();
+    updater->told_memory_ = *std::move(told);
+    updater->told_ = reinterpret_cast<Told*>(updater->told_memory_->data());
   }
   auto event = device.CreateEvent();
   if (!event.ok()) return event.status();
@@ -66,12 +70,14 @@ void Updater::Start(const scheduler::Decision& decision) {
   decision_ = &decision;
   next_batch_ = 0;
   matrices_ = 0;
+  updates_.clear();
 }
 
 void Updater::StartRefresh() {
   decision_ = nullptr;
   next_batch_ = 0;
   matrices_ = 0;
+  updates_.clear();
 }
 
 absl::Status Updater::StartBatch(const Batch& batch) {
@@ -108,14 +114,51 @@ absl::StatusOr<const Batch*> Updater::RunBatch() {
   running_ = false;
   fault::FaultPoint("lane.update.before_flip");
   for (const Place& place : places_) {
-    const bool non_finite = place.non_finite != nullptr && *place.non_finite != 0;
-    slots_.SetNonFinite(place.unit, non_finite ? place.step : scheduler::StepId());
+    if (to_copy_.memory == nullptr || place.unit != to_copy_.unit || place.told == nullptr)
+      continue;
+    if (absl::Status status = CopyMasters(place); !status.ok()) return status;
+  }
+  for (const Place& place : places_) {
+    bool finite = true;
+    if (place.told != nullptr) {
+      // A device that does not look at weights knows those by what they were updated with.
+      finite = place.told->non_finite == 0 && std::isfinite(place.told->update_squares);
+      if (batch.kind == UnitKind::kMatrix) {
+        updates_.push_back({place.unit, place.told->update_squares});
+      }
+    }
+    slots_.SetNonFinite(place.unit, finite ? scheduler::StepId() : place.step);
     slots_.Flip(place.unit, place.slot, place.step, place.updates);
     fault::FaultPoint("lane.update.flip");
   }
   fault::FaultPoint("lane.update.after_flip");
   ++next_batch_;
   return &batch;
+}
+
+absl::Status Updater::CopyMasters(const Place& place) {
+  const Clock::time_point began = Clock::now();
+  const scheduler::Unit& unit = job_.unit(place.unit);
+  const int64_t elements = unit.rows * unit.cols;
+  auto* const to = reinterpret_cast<float*>(to_copy_.memory->data());
+  const int32_t before = slots_.Current(place.unit).slot;
+  for (const auto& [slot, at] : {std::pair{before, to}, std::pair{place.slot, to + elements}}) {
+    absl::Status status =
+        device_.ops().Copy(stream_, Flat(at, kernels::DType::kF32, elements),
+                           Flat(slots_.Master(place.unit, slot), kernels::DType::kF32, elements));
+    if (!status.ok()) return status;
+  }
+  if (absl::Status status = stream_.Synchronize(); !status.ok()) return status;
+  to_copy_ = {};
+  const kernels::UpdateScalars& scalars = scalars_[place.told - told_];
+  const kernels::MuonConfig& config = job_.configs[job_.parameter(place.unit).group];
+  const double scale = kernels::UpdateScale(config.scale, unit.rows, unit.cols);
+  copied_ = {.step = place.step,
+             .keep = 1 - scalars.learning_rate * scalars.weight_decay,
+             .rate = place.told->update_squares == 0 ? 0 : scalars.learning_rate * scale,
+             .scale = scale,
+             .held_us = Microseconds(began, Clock::now())};
+  return absl::OkStatus();
 }
 
 kernels::MuonBatch Updater::ToMuon(const Batch& batch) const {
@@ -239,12 +282,12 @@ absl::Status Updater::Step(const Batch& batch) {
     }
     absl::StatusOr<int32_t> slot = slots_.TakeFree(id);
     if (!slot.ok()) return slot.status();
-    uint32_t* const non_finite = &non_finite_[scalars_used_];
-    *non_finite = 0;
+    Told& told = told_[scalars_used_];
+    told = {};
     kernels::UpdateScalars& scalars = scalars_[scalars_used_++];
     scalars = ScalarsOf(id, state.updates + 1);
     const bool active = scalars.active != 0;
-    places_.push_back({id, *slot, state.updates + (active ? 1 : 0), decision_->step, non_finite});
+    places_.push_back({id, *slot, state.updates + (active ? 1 : 0), decision_->step, &told});
     const scheduler::Unit& unit = job_.unit(id);
     if (batch.kind == UnitKind::kMatrix) {
       matrices_ += active ? 1 : 0;
@@ -255,7 +298,8 @@ absl::Status Updater::Step(const Batch& batch) {
                                 .master_out = slots_.Tensor(id, *slot, 1),
                                 .weight_out = Weight(id),
                                 .scalars = &scalars,
-                                .non_finite = non_finite});
+                                .non_finite = &told.non_finite,
+                                .update_squares = &told.update_squares});
     } else {
       pieces_args_.push_back({.elements = unit.rows * unit.cols,
                               .weight_dtype = ToDType(job_.parameter(id).weight_type),
@@ -268,7 +312,7 @@ absl::Status Updater::Step(const Batch& batch) {
                               .master_out = slots_.Tensor(id, *slot, 2),
                               .weight_out = Weight(id),
                               .scalars = &scalars,
-                              .non_finite = non_finite});
+                              .non_finite = &told.non_finite});
     }
   }
   if (!matrices_args_.empty()) {

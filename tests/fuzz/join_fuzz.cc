@@ -58,7 +58,7 @@ class Target {
     if (!storage.ok()) Die(storage.status().ToString());
     storage_ = *std::move(storage);
     stub_ =
-        v1::Peer::NewStub(grpc::CreateChannel(coordinator_, grpc::InsecureChannelCredentials()));
+        v1::Direct::NewStub(grpc::CreateChannel(coordinator_, grpc::InsecureChannelCredentials()));
   }
 
   void Run(uint8_t flags, const std::string& input) {
@@ -141,7 +141,7 @@ class Target {
   const std::string coordinator_ = testing::FreeAddress();
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<server::storage::Storage> storage_;
-  std::unique_ptr<v1::Peer::Stub> stub_;
+  std::unique_ptr<v1::Direct::Stub> stub_;
   uint64_t boots_ = 0;
 };
 

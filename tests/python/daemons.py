@@ -112,19 +112,29 @@ def dmuonctl(address: str, *arguments: str) -> subprocess.CompletedProcess:
 
 
 class Daemon:
-    def __init__(self, folder: Path, name: str, flags: list[str], environment: dict[str, str]):
-        """environment: beside this process's, but for what is dmuond's there."""
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        flags: list[str],
+        environment: dict[str, str],
+        under: Sequence[str] = (),
+    ):
+        """environment: beside this process's, but for what is dmuond's there.
+
+        under: a command that becomes the daemon.
+        """
         self.path = str(folder / f"{name}.sock")
         self.log = folder / f"{name}.log"
         self._output = self.log.open("wb")
-        self._flags, self._environment = flags, environment
+        self._flags, self._environment, self._under = flags, environment, under
         self.start()
 
     def start(self):
         """Again with the same flags, once it has ended: its own successor."""
         environment = {key: v for key, v in os.environ.items() if not key.startswith("DMUOND_")}
         self.process = subprocess.Popen(
-            [program("dmuond"), f"--socket={self.path}", *self._flags],
+            [*self._under, program("dmuond"), f"--socket={self.path}", *self._flags],
             stdout=self._output,
             stderr=subprocess.STDOUT,
             env=environment | self._environment,
@@ -174,9 +184,9 @@ class Daemons:
             print(f"--- {daemon.log.name}\n{daemon.text()}")
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def start_alone(self, *flags: str) -> str:
+    def start_alone(self, *flags: str, under: Sequence[str] = ()) -> str:
         """Starts one daemon and does not wait for it: in a group it is not ready alone."""
-        self.members.append(Daemon(self._folder, f"{len(self.members)}", list(flags), {}))
+        self.members.append(Daemon(self._folder, f"{len(self.members)}", list(flags), {}, under))
         return f"unix:{self.members[-1].path}"
 
     def start(

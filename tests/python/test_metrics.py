@@ -9,11 +9,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 import dmuond
+import numpy as np
 import pytest
 from daemons import ROOT, Daemon, free_port, lane_pids, secret_file
 from test_core_client import scalars, two_matrices
@@ -135,8 +136,13 @@ class Page(HTMLParser):
 
 
 @contextlib.contextmanager
-def group(daemons, folder: Path, *flags: str) -> Iterator[list[tuple[Daemon, str]]]:
-    """Two daemons of a group that has formed, each with the address of its pages."""
+def group(
+    daemons, folder: Path, *flags: str, second_under: Sequence[str] = ()
+) -> Iterator[list[tuple[Daemon, str]]]:
+    """Two daemons of a group that has formed, each with the address of its pages.
+
+    second_under: a command that becomes the second one.
+    """
     coordinator = f"127.0.0.1:{free_port()}"
     members = []
     for node in range(2):
@@ -150,6 +156,7 @@ def group(daemons, folder: Path, *flags: str) -> Iterator[list[tuple[Daemon, str
             "--threads=1",
             f"--metrics_address={metrics}",
             *flags,
+            under=second_under if node == 1 else (),
         )
         members.append((daemons.members[-1], metrics))
     for daemon, _ in members:
@@ -232,6 +239,27 @@ def test_metrics_follow_a_run(daemons) -> None:
             assert counts == sorted(counts)
             assert counts[-1] == value(samples, "dmuond_job_phase_seconds_count", phase=phase)
     wait_for(lambda: now(metrics, "dmuond_job_last_committed_step") is None)  # the job has ended
+
+
+def test_the_size_of_each_matrix_update_is_told(daemons) -> None:
+    daemon, metrics = alone(daemons)
+    with dmuond.Session(f"unix:{daemon.path}", job=JOB, rank=0, world_size=1) as session:
+        two_matrices(session, "w")
+        weights, gradients = (session.arenas[arena].view(np.float32) for arena in (1, 2))
+        gradients[:] = 0  # the second matrix's stays so
+        gradients[:16] = np.random.default_rng(3).normal(size=16)
+        before = weights.copy()
+        session.step(scalars())
+        change = (weights - before)[:16] / scalars().groups[0].learning_rate
+        rms = float(np.sqrt(np.mean(change**2)))
+        wait_for(lambda: now(metrics, "dmuond_job_matrix_update_rms", stat="max"))
+        _, samples = scrape(metrics)
+        told = [
+            value(samples, "dmuond_job_matrix_update_rms", stat=stat) for stat in ("min", "max")
+        ]
+        assert told == pytest.approx([0, rms], rel=1e-4)
+        page = Page(get(metrics, "/statusz")[2])
+        assert f"{rms:.4f}" in page.text and "The 2 smallest updates" in page.text
 
 
 def test_bytes_that_cross_rails_are_counted_where_they_are_sent(daemons, tmp_path) -> None:

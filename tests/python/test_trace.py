@@ -1,6 +1,8 @@
 """dmuonctl trace: a file by the rules of Chrome's trace events, of a real run."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import dmuond
 import pytest
-from daemons import Daemon
+from daemons import Daemon, program
 from test_core_client import scalars, two_matrices
 from test_metrics import group
 from test_programs import run
@@ -41,9 +43,9 @@ class Steps:
         self._thread.join()
 
 
-def traced(daemon: Daemon, file: Path, steps: int) -> list[dict]:
+def traced(daemon: Daemon, file: Path, steps: int, *flags: str) -> list[dict]:
     address = f"--address=unix:{daemon.path}"
-    done = run("dmuonctl", "trace", address, f"--steps={steps}", "-o", str(file))
+    done = run("dmuonctl", "trace", address, f"--steps={steps}", "-o", str(file), *flags)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{steps} of {steps} steps")
     return json.loads(file.read_text())["traceEvents"]
@@ -107,11 +109,53 @@ def test_steps_have_all_their_phases_in_order_and_batches_within(daemons, tmp_pa
 def test_what_crosses_a_rail_is_shown(daemons, tmp_path) -> None:
     with group(daemons, tmp_path) as members, Steps(f"unix:{members[0][0].path}"):
         for node, (daemon, _) in enumerate(members):
-            events = traced(daemon, tmp_path / "trace.json", 3)
+            events = traced(daemon, tmp_path / "trace.json", 3, "--this_node")
             check_rules(events)
             rail = [e for e in events if e["ph"] == "b"]
             assert {e["name"].split(",")[0] for e in rail} == {"sums", "weights"}
             assert {e["pid"] for e in events} == {node}
+
+
+def test_all_nodes_are_shown_on_one_clock(daemons, tmp_path) -> None:
+    # The second node's monotonic clock is ahead by more than this machine has been up.
+    ahead = ("unshare", "--time", "--monotonic=1000000")
+    clock = (sys.executable, "-c", "import time; print(time.monotonic())")
+    told = subprocess.run([*ahead, *clock], capture_output=True, text=True)
+    if told.returncode != 0 or float(told.stdout) < 1e6:
+        pytest.skip("no other clock may be made here")
+    with (
+        group(daemons, tmp_path, second_under=ahead) as members,
+        Steps(f"unix:{members[0][0].path}"),
+    ):
+        for daemon, _ in members:
+            before = time.time()
+            events = traced(daemon, tmp_path / "trace.json", 20)
+            check_rules(events)
+            decided = defaultdict(dict)  # by step and node
+            for event in events:
+                if event["ph"] == "X" and event["name"] == "decide":
+                    decided[event["args"]["step"]][event["pid"]] = event["ts"] + event["dur"]
+            both = [moments for moments in decided.values() if len(moments) == 2]
+            assert len(both) >= 5, "the nodes trace the same steps"
+            for moments in both:
+                assert abs(moments[0] - moments[1]) < 1e5, "a decision comes to both at once"
+                assert before <= moments[0] / 1e6 <= time.time()
+
+
+def test_a_node_that_tells_nothing_is_named(daemons, tmp_path) -> None:
+    with group(daemons, tmp_path) as members:
+        addresses = [f"--address=unix:{daemon.path}" for daemon, _ in members]
+        trace = ["trace", "-o", str(tmp_path / "trace.json")]
+        with dmuond.Session(f"unix:{members[0][0].path}", rank=0, world_size=1) as session:
+            two_matrices(session)
+            # It waits for steps, which do not come.
+            waiting = [program("dmuonctl"), *trace, addresses[1], "--this_node"]
+            with subprocess.Popen(waiting) as other:
+                said = ""
+                while "node 1 tells nothing: another trace is under way" not in said:
+                    assert other.poll() is None
+                    said = run("dmuonctl", *trace, addresses[0], "--trace_timeout=100ms").stderr
+                other.terminate()
 
 
 def test_what_cannot_be_traced_is_said(daemons, tmp_path) -> None:

@@ -19,17 +19,19 @@ namespace {
 
 using scheduler::NodeJob;
 
-// The error of who asks for a plan.
-absl::Status NoPlan(const Core::Seen& seen) {
-  if (seen.age.count() == 0) {
-    return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
-  }
+// The same in a picture.
+absl::Status NoPlanIn(const Core::Seen& seen) {
+  if (seen.age.count() == 0) return NoPlan();
   return Error(absl::StatusCode::kNotFound, "NO_PLAN",
                Say("no job with a plan ran here ", Named("picture_age_ms", seen.age.count()),
                    " ms ago, and the daemon's core has not turned since"));
 }
 
 }  // namespace
+
+absl::Status NoPlan() {
+  return Error(absl::StatusCode::kNotFound, "NO_PLAN", "no job with a plan runs here");
+}
 
 absl::Status NoJob(const std::string& name, std::vector<std::string> holders) {
   holders.erase(std::remove(holders.begin(), holders.end(), ""), holders.end());
@@ -62,7 +64,7 @@ v1::GetStatusReply AdminCalls::StatusIn(const Core::Seen& seen) const {
 
 absl::StatusOr<v1::GetPlanReply> AdminCalls::Plan() {
   const Core::Seen seen = core_.Look();
-  if (seen.view->planned.plan == nullptr) return NoPlan(seen);
+  if (seen.view->planned.plan == nullptr) return NoPlanIn(seen);
   v1::GetPlanReply reply = Summarize(*seen.view->planned.plan);
   reply.set_picture_age_ms(seen.age.count());
   return reply;
@@ -71,61 +73,10 @@ absl::StatusOr<v1::GetPlanReply> AdminCalls::Plan() {
 absl::StatusOr<v1::GetRoutingReply> AdminCalls::Routing() {
   const Core::Seen seen = core_.Look();
   const auto& [inputs, plan] = seen.view->planned;
-  if (plan == nullptr) return NoPlan(seen);
+  if (plan == nullptr) return NoPlanIn(seen);
   v1::GetRoutingReply reply;
   reply.set_picture_age_ms(seen.age.count());
   for (v1::RoutingRow& row : RoutingRows(inputs->layout, *plan)) *reply.add_rows() = std::move(row);
-  return reply;
-}
-
-absl::StatusOr<v1::TraceStepsReply> AdminCalls::TraceSteps(const v1::TraceStepsRequest& request,
-                                                           const Core::Cancelled& cancelled) {
-  constexpr int32_t kStepsMax = 1000;
-  constexpr int64_t kTimeoutMaxMs = 600'000;
-  if (request.steps() < 1 || request.steps() > kStepsMax || request.timeout_ms() < 1 ||
-      request.timeout_ms() > kTimeoutMaxMs) {
-    return Error(absl::StatusCode::kInvalidArgument, "TRACE_INVALID",
-                 Say("a trace of ", Named("steps", request.steps()), " steps within ",
-                     Named("timeout_ms", request.timeout_ms()), " ms: 1 to ", kStepsMax,
-                     " steps, within 1 to ", kTimeoutMaxMs, " ms"));
-  }
-  StateLock lock(core_.mutex);
-  const NodeJob& job = core_.held_job();
-  if (!job.exists() || job.plan() == nullptr) return NoPlan({});
-  if (core_.traces.has_value()) {
-    return Error(absl::StatusCode::kAborted, "TRACE_RUNS", "another trace is under way; ask again");
-  }
-  v1::TraceStepsReply reply;
-  reply.set_job(job.name());
-  reply.set_node(core_.options.node);
-  const uint64_t number = job.number();
-  const uint64_t generation = core_.lanes.generation();
-  const auto lanes = static_cast<size_t>(core_.options.lanes);
-  const size_t wanted = static_cast<size_t>(request.steps()) * lanes;
-  core_.traces.emplace();
-  v1::LaneCommand command;
-  command.mutable_trace()->set_steps(request.steps());
-  if (job.steps() != nullptr) {
-    command.mutable_trace()->set_after_attempt(job.steps()->open().attempt.value());
-  }
-  core_.lanes.Broadcast(command);
-  const absl::StatusOr<bool> come = core_.Wait(
-      [&]() DMUOND_REQUIRES(core_.mutex) {
-        return core_.traces->size() >= wanted || job.number() != number ||
-               core_.lanes.generation() != generation;
-      },
-      std::chrono::steady_clock::now() + std::chrono::milliseconds(request.timeout_ms()),
-      cancelled);
-  for (v1::LaneTrace& trace : *core_.traces) *reply.add_lanes() = std::move(trace);
-  core_.traces.reset();
-  command.mutable_trace()->Clear();
-  core_.lanes.Broadcast(command);
-  if (!come.ok()) return come.status();
-  const auto microseconds = [](auto since) {
-    return std::chrono::duration_cast<std::chrono::microseconds>(since).count();
-  };
-  reply.set_monotonic_us(microseconds(std::chrono::steady_clock::now().time_since_epoch()));
-  reply.set_unix_us(microseconds(std::chrono::system_clock::now().time_since_epoch()));
   return reply;
 }
 

@@ -19,6 +19,9 @@ namespace dmuond::server {
 // NOT_FOUND, reason NO_JOB: `holders` are the jobs that are here; empty names are none.
 [[nodiscard]] absl::Status NoJob(const std::string& name, std::vector<std::string> holders);
 
+// NOT_FOUND, reason NO_PLAN: no job with a plan runs here.
+[[nodiscard]] absl::Status NoPlan();
+
 class AdminCalls {
  public:
   explicit AdminCalls(Core& core) : core_(core) {}
@@ -29,9 +32,6 @@ class AdminCalls {
   v1::GetStatusReply Status() { return StatusIn(core_.Look()); }
   absl::StatusOr<v1::GetPlanReply> Plan();
   absl::StatusOr<v1::GetRoutingReply> Routing();
-  // Waits for the steps.
-  absl::StatusOr<v1::TraceStepsReply> TraceSteps(const v1::TraceStepsRequest& request,
-                                                 const Core::Cancelled& cancelled);
   // Sets the level for this process and the job's lanes, present and future.
   void SetLogLevel(log::Level level);
   // Ends the job of this name on all nodes. Returns when nothing of it is left here.

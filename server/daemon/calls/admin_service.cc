@@ -44,7 +44,13 @@ class AdminService final : public v1::Admin::Service {
   grpc::Status TraceSteps(ServerContext* context, const v1::TraceStepsRequest* request,
                           v1::TraceStepsReply* reply) override {
     return AnswerOf(*request, reply, [&](Place& place) {
-      return place.admin.TraceSteps(*request, [context] { return context->IsCancelled(); });
+      return place.traces.TraceSteps(*request, [context] { return context->IsCancelled(); });
+    });
+  }
+  grpc::Status SampleUpdates(ServerContext* context, const v1::SampleUpdatesRequest* request,
+                             v1::SampleUpdatesReply* reply) override {
+    return AnswerOf(*request, reply, [&](Place& place) {
+      return place.samples.SampleUpdates(*request, [context] { return context->IsCancelled(); });
     });
   }
   grpc::Status Drain(ServerContext* context, const v1::DrainRequest* /*request*/,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,17 @@ struct GroupGaps {
   std::vector<int32_t> missing;  // on node 0: the nodes that have not joined
   std::string not_joined;        // on other nodes: why this one has not joined
 };
+
+// Monotonic clocks of nodes have nothing in common but their speed.
+struct ClockAhead {
+  int64_t ahead_us = 0;  // the other node's clock minus this node's
+  int64_t error_us = 0;  // how far that may be off
+};
+inline int64_t MonotonicUs() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 // Threads: any.
 class PeerLinks {
@@ -44,6 +56,10 @@ class PeerLinks {
   virtual absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
                                                 size_t elements) = 0;
   virtual absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request) = 0;
+  virtual absl::StatusOr<std::vector<v1::LaneTrace>> TraceNode(int32_t node,
+                                                               const v1::TraceNodeRequest& request,
+                                                               const std::stop_token& stop) = 0;
+  virtual absl::StatusOr<ClockAhead> ReadClock(int32_t node) = 0;
 };
 
 }  // namespace dmuond::server

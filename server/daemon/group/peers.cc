@@ -27,10 +27,11 @@
 #include "server/common/errors.h"
 #include "server/common/log.h"
 #include "server/daemon/group/delivery_queue.h"
+#include "server/daemon/group/direct_calls.h"
+#include "server/daemon/group/direct_service.h"
 #include "server/daemon/group/directory_proof.h"
 #include "server/daemon/group/peer_credentials.h"
 #include "server/daemon/group/peer_handshake.h"
-#include "server/daemon/group/state_calls.h"
 #include "server/daemon/group/stream_writer.h"
 #include "server/daemon/group/unproven_streams.h"
 #include "server/daemon/process/reflection.h"
@@ -51,7 +52,6 @@ constexpr std::chrono::milliseconds kHeartbeatEvery{1000};
 constexpr std::chrono::milliseconds kSilenceMax{5000};
 // What a member may take to show its directory: it is not watched before it has joined.
 constexpr std::chrono::milliseconds kShowMax{10'000};
-constexpr size_t kReplyBytes = size_t{1} << 20;
 // What a stream that has proven nothing may take, and a connection that does nothing.
 constexpr std::chrono::milliseconds kUnprovenMax{5000};
 constexpr std::chrono::milliseconds kIdleConnectionMax{30'000};
@@ -116,6 +116,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     builder.SetResourceQuota(quota.SetMaxThreads(ThreadsMax(options_.nodes)));
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
     builder.RegisterService(this);
+    builder.RegisterService(direct_.get());
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
       return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
@@ -178,6 +179,12 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request) override {
     return calls_.WriteState(node, request);
   }
+  absl::StatusOr<std::vector<v1::LaneTrace>> TraceNode(int32_t node,
+                                                       const v1::TraceNodeRequest& request,
+                                                       const std::stop_token& stop) override {
+    return calls_.TraceNode(node, request, stop);
+  }
+  absl::StatusOr<ClockAhead> ReadClock(int32_t node) override { return calls_.ReadClock(node); }
 
   // ---- Peer service ----
   grpc::Status Join(grpc::ServerContext* context, MemberServerStream* stream) override {
@@ -232,36 +239,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     if (whole.ok()) return grpc::Status::OK;
     log::Error("a daemon is shut out", {{"node", node}, {"what", whole.status()}});
     return ToGrpc(whole.status());
-  }
-  grpc::Status ReadState(grpc::ServerContext* context, const v1::ReadStateRequest* request,
-                         grpc::ServerWriter<v1::ReadStateReply>* writer) override {
-    if (absl::Status called = calls_.Check("ReadState", *request, *context); !called.ok()) {
-      SayUnproven(called);
-      return ToGrpc(called);
-    }
-    absl::StatusOr<StateTensor> tensor =
-        daemon_.place(request->place()).tensors.ReadStateForPeer(*request, [context] {
-          return context->IsCancelled();
-        });
-    if (!tensor.ok()) return ToGrpc(tensor.status());
-    const size_t per_reply = kReplyBytes / sizeof(float);
-    for (size_t first = 0; first < tensor->size(); first += per_reply) {
-      const size_t count = std::min(per_reply, tensor->size() - first);
-      v1::ReadStateReply reply;
-      reply.set_first_element(static_cast<int64_t>(first));
-      reply.set_data(std::string(reinterpret_cast<const char*>(tensor->data() + first),
-                                 count * sizeof(float)));
-      if (!writer->Write(reply)) break;
-    }
-    return grpc::Status::OK;
-  }
-  grpc::Status WriteState(grpc::ServerContext* context, const v1::WriteStateRequest* request,
-                          v1::WriteStateReply* /*reply*/) override {
-    if (absl::Status called = calls_.Check("WriteState", *request, *context); !called.ok()) {
-      SayUnproven(called);
-      return ToGrpc(called);
-    }
-    return ToGrpc(daemon_.place(request->place()).tensors.WriteStateForPeer(*request));
   }
 
   // ---- Peers ----
@@ -661,7 +638,9 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   Daemon& daemon_;
   const std::unique_ptr<PeerCredentials> credentials_;  // outlives the server
   const uint64_t boot_id_;
-  StateCalls calls_;
+  DirectCalls calls_;
+  const std::unique_ptr<v1::Direct::Service> direct_ = MakeDirectService(
+      daemon_, calls_, [this](const absl::Status& status) { SayUnproven(status); });
   UnprovenStreams unproven_;
   std::unique_ptr<grpc::Server> server_;
 

@@ -3,7 +3,7 @@
 // joins again after a cut. Any node serves ReadState and WriteState.
 //
 // Both ends prove themselves before anything else is read of them, on loopback too:
-// peer_handshake.h does so for streams, state_calls.h for other calls. Strangers hold a limited
+// peer_handshake.h does so for streams, direct_calls.h for other calls. Strangers hold a limited
 // number of threads, each for a limited time.
 //
 // Threads: one sends heartbeats and judges silence, and never waits for the core. One delivers to

@@ -4,6 +4,7 @@
 #include <prometheus/text_serializer.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 #include <vector>
@@ -246,21 +247,36 @@ void AddSteps(const SeenJob& job, const Labels& labels, Metrics& metrics) {
 }
 
 // One number for all matrices each: labels by matrix would make ten thousand series.
-void AddMatrices(const SeenJob& job, const Labels& labels, Metrics& metrics) {
-  std::vector<MatrixNorm> norms = MatrixNorms(job);
-  if (norms.empty()) return;
-  std::sort(norms.begin(), norms.end(),
-            [](const MatrixNorm& a, const MatrixNorm& b) { return a.norm < b.norm; });
-  for (const auto& [stat, norm] :
-       {std::pair{"min", norms.front().norm}, std::pair{"median", norms[norms.size() / 2].norm},
-        std::pair{"max", norms.back().norm}}) {
+void AddSpread(const char* name, const char* help, std::vector<double> values, const Labels& labels,
+               Metrics& metrics) {
+  if (values.empty()) return;
+  // One that is not a number comes last, and is the largest.
+  std::sort(values.begin(), values.end(),
+            [](double a, double b) { return a < b || (std::isnan(b) && !std::isnan(a)); });
+  for (const auto& [stat, value] :
+       {std::pair{"min", values.front()}, std::pair{"median", values[values.size() / 2]},
+        std::pair{"max", values.back()}}) {
     Labels with = labels;
     with.push_back({"stat", stat});
-    metrics.Gauge("dmuond_job_matrix_gradient_norm",
-                  "Of the gradients of the matrices that this node owns, before clipping; /statusz "
-                  "names those that stand out",
-                  with, norm);
+    metrics.Gauge(name, help, with, value);
   }
+}
+
+void AddMatrices(const SeenJob& job, const Labels& labels, Metrics& metrics) {
+  std::vector<double> norms;
+  std::vector<double> updates;
+  for (const SeenMatrix& matrix : MatricesOf(job)) {
+    norms.push_back(matrix.norm);
+    if (matrix.update_rms.has_value()) updates.push_back(*matrix.update_rms);
+  }
+  AddSpread("dmuond_job_matrix_gradient_norm",
+            "Of the gradients of the matrices that this node owns, before clipping; /statusz names "
+            "those that stand out",
+            std::move(norms), labels, metrics);
+  AddSpread("dmuond_job_matrix_update_rms",
+            "Root mean square of the last update of each matrix that this node owns, before the "
+            "learning rate",
+            std::move(updates), labels, metrics);
 }
 
 void AddSnapshots(const SeenJob& job, const Labels& labels, Metrics& metrics) {

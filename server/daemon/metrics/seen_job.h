@@ -3,6 +3,7 @@
 #define DMUOND_SERVER_DAEMON_METRICS_SEEN_JOB_H_
 
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "server/daemon/node_view.h"
@@ -29,25 +30,36 @@ inline std::vector<SeenJob> JobsOf(const std::vector<Core::Seen>& places) {
   return jobs;
 }
 
-// The norm of the gradient of one matrix that a lane of this node owns, in the last vote.
-struct MatrixNorm {
+// One matrix that a lane of this node owns.
+struct SeenMatrix {
   const scheduler::Unit* matrix;
-  double norm;
+  double norm;  // of its gradient, in the last vote
+  // The root mean square of its last update, before the learning rate; none: it had none.
+  std::optional<double> update_rms;
 };
 
-inline std::vector<MatrixNorm> MatrixNorms(const SeenJob& job) {
-  std::vector<MatrixNorm> norms;
-  if (job.planned.plan == nullptr || job.figures.norms == nullptr) return norms;
+inline std::vector<SeenMatrix> MatricesOf(const SeenJob& job) {
+  std::vector<SeenMatrix> matrices;
+  if (job.planned.plan == nullptr || job.figures.norms == nullptr) return matrices;
   const std::vector<scheduler::Unit>& units = job.planned.plan->units;
-  norms.reserve(job.figures.norms->size());
+  std::vector<std::optional<double>> updates(units.size());
+  if (job.figures.updates != nullptr) {
+    for (const scheduler::UnitUpdate& update : *job.figures.updates) {
+      const auto index = static_cast<size_t>(update.unit.value());
+      if (index >= units.size()) continue;
+      const auto elements = static_cast<double>(units[index].rows * units[index].cols);
+      updates[index] = std::sqrt(update.squares / elements);
+    }
+  }
+  matrices.reserve(job.figures.norms->size());
   for (const scheduler::UnitNorm& unit : *job.figures.norms) {
     const auto index = static_cast<size_t>(unit.unit.value());
     if (index >= units.size() || units[index].kind != scheduler::UnitKind::kMatrix) continue;
     double sum = 0;
     for (const double block : unit.sums) sum += block;
-    norms.push_back({&units[index], std::sqrt(sum)});
+    matrices.push_back({&units[index], std::sqrt(sum), updates[index]});
   }
-  return norms;
+  return matrices;
 }
 
 }  // namespace dmuond::server

@@ -26,6 +26,7 @@ using scheduler::JobFigures;
 // The last phase, quiet, spans others and is no part of the sum.
 constexpr size_t kStacked = scheduler::kPhases - 1;
 constexpr size_t kMatricesShown = 12;
+constexpr size_t kWeakestShown = 6;
 constexpr int kLanesNamed = 32;  // in the table; the picture has all
 // A step takes at most minutes: somebody wants to look.
 constexpr std::chrono::minutes kNoProgressFor{10};
@@ -294,26 +295,50 @@ std::string Balance(const SeenJob& job) {
 }
 
 std::string Matrices(const SeenJob& job) {
-  std::vector<MatrixNorm> norms = MatrixNorms(job);
-  if (norms.empty()) return "";
-  const size_t shown = std::min(norms.size(), kMatricesShown);
-  const auto larger = [](const MatrixNorm& a, const MatrixNorm& b) { return a.norm > b.norm; };
-  std::sort(norms.begin(), norms.end(), larger);
-  const double median = norms[norms.size() / 2].norm;
-  Rows rows({"parameter", ">matrix", ">gradient norm", ">of the median", ">owner"});
-  for (size_t i = 0; i < shown; ++i) {
-    const scheduler::Unit& unit = *norms[i].matrix;
-    rows.Add({job.planned.inputs->layout.parameters[unit.parameter].name,
-              absl::StrCat(unit.rows, " × ", unit.cols), absl::StrFormat("%.4g", norms[i].norm),
-              median > 0 ? absl::StrFormat("%.2f", norms[i].norm / median) : "",
-              absl::StrCat("lane ", unit.owner.value())});
+  std::vector<SeenMatrix> matrices = MatricesOf(job);
+  if (matrices.empty()) return "";
+  std::sort(matrices.begin(), matrices.end(),
+            [](const SeenMatrix& a, const SeenMatrix& b) { return a.norm > b.norm; });
+  const double median = matrices[matrices.size() / 2].norm;
+  const auto table = [&](const std::vector<const SeenMatrix*>& shown) {
+    Rows rows(
+        {"parameter", ">matrix", ">gradient norm", ">of the median", ">update RMS", ">owner"});
+    for (const SeenMatrix* seen : shown) {
+      const scheduler::Unit& unit = *seen->matrix;
+      rows.Add({job.planned.inputs->layout.parameters[unit.parameter].name,
+                absl::StrCat(unit.rows, " × ", unit.cols), absl::StrFormat("%.4g", seen->norm),
+                median > 0 ? absl::StrFormat("%.2f", seen->norm / median) : "",
+                seen->update_rms.has_value() ? absl::StrFormat("%.4f", *seen->update_rms) : "",
+                absl::StrCat("lane ", unit.owner.value())});
+    }
+    return rows.Text();
+  };
+  const auto zeros = std::count_if(matrices.begin(), matrices.end(),
+                                   [](const SeenMatrix& matrix) { return matrix.norm == 0; });
+  std::vector<const SeenMatrix*> largest;
+  std::vector<const SeenMatrix*> weakest;
+  for (const SeenMatrix& matrix : matrices) {
+    if (largest.size() < kMatricesShown) largest.push_back(&matrix);
+    if (matrix.update_rms.has_value()) weakest.push_back(&matrix);
   }
-  const auto zeros = std::count_if(norms.begin(), norms.end(),
-                                   [](const MatrixNorm& matrix) { return matrix.norm == 0; });
-  return absl::StrCat("<h2>Matrices that stand out</h2>\n<p class=\"dim\">The ", shown,
-                      " largest gradient norms of the ", norms.size(),
-                      " matrices that this node owns, before clipping; ", zeros,
-                      " have a gradient of zero.</p>\n", rows.Text());
+  // One whose update is not a number comes first.
+  std::stable_sort(weakest.begin(), weakest.end(), [](const SeenMatrix* a, const SeenMatrix* b) {
+    return *a->update_rms < *b->update_rms ||
+           (std::isnan(*a->update_rms) && !std::isnan(*b->update_rms));
+  });
+  weakest.resize(std::min(weakest.size(), kWeakestShown));
+  std::string text =
+      absl::StrCat("<h2>Matrices that stand out</h2>\n<p class=\"dim\">The ", largest.size(),
+                   " largest gradient norms of the ", matrices.size(),
+                   " matrices that this node owns, before clipping; ", zeros,
+                   " have a gradient of zero.</p>\n", table(largest));
+  if (!weakest.empty()) {
+    absl::StrAppend(&text, "<p class=\"dim\">The ", weakest.size(),
+                    " smallest updates, root mean square before the learning rate: an input of low "
+                    "rank makes them small.</p>\n",
+                    table(weakest));
+  }
+  return text;
 }
 
 std::string Trainers(const SeenJob& job) {

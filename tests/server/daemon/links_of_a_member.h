@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <stop_token>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -43,6 +45,12 @@ class LinksOfAMember final : public PeerLinks {
   absl::Status WriteState(int32_t /*node*/, const v1::WriteStateRequest& /*request*/) override {
     return absl::OkStatus();
   }
+  absl::StatusOr<std::vector<v1::LaneTrace>> TraceNode(int32_t /*node*/,
+                                                       const v1::TraceNodeRequest& /*request*/,
+                                                       const std::stop_token& /*stop*/) override {
+    return std::vector<v1::LaneTrace>();
+  }
+  absl::StatusOr<ClockAhead> ReadClock(int32_t /*node*/) override { return ClockAhead(); }
 
   // What the coordinator is told next; nothing: it does not come within `patience`.
   std::optional<v1::MemberMessage> Take(std::chrono::milliseconds patience) {

@@ -21,7 +21,7 @@
 #include "gtest/gtest.h"
 #include "kernels/mutex.h"
 #include "server/common/errors.h"
-#include "server/daemon/group/state_calls.h"
+#include "server/daemon/group/direct_calls.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/daemon_test.h"
 #include "tests/client/trainers.h"
@@ -202,7 +202,7 @@ TEST(PeerStrangersCallsTest, NobodyReadsOrWritesStateWithoutTheSecret) {
   ASSERT_TRUE((*session)->Push().ok());
 
   const auto stub =
-      v1::Peer::NewStub(grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()));
+      v1::Direct::NewStub(grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()));
   v1::ReadStateRequest read;
   read.set_job_incarnation(1);
   read.set_kind(v1::STATE_KIND_MASTER);
@@ -241,7 +241,7 @@ TEST(PeerStrangersCallsTest, NobodyReadsOrWritesStateWithoutTheSecret) {
 
 // In the place of a node that is gone: what it answers does not count, and no write passes for
 // done.
-class FalseOwner final : public v1::Peer::Service {
+class FalseOwner final : public v1::Direct::Service {
  public:
   explicit FalseOwner(const std::string& address) {
     grpc::ServerBuilder builder;
@@ -272,7 +272,7 @@ TEST(PeerStrangersCallsTest, WhoAnswersInAnotherNodesPlaceIsNotBelieved) {
   const server::PeerProofs proofs{server::PeerSecret(kGroupSecret), {}};
   const auto credentials = server::PeerCredentials::Make({}, /*allow_plaintext=*/true, "", "");
   ASSERT_TRUE(credentials.ok()) << credentials.status();
-  server::StateCalls calls(0, 2, proofs, **credentials);
+  server::DirectCalls calls(0, 2, proofs, **credentials);
   v1::JoinReply formed;
   formed.set_epoch(1);
   formed.add_peer_addresses("127.0.0.1:9");

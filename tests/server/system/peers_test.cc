@@ -193,7 +193,7 @@ TEST_F(MutualTlsTest, ACallerWithoutCertificateGetsNothing) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(2));
     v1::WriteStateReply reply;
-    const auto stub = v1::Peer::NewStub(grpc::CreateChannel(address, credentials));
+    const auto stub = v1::Direct::NewStub(grpc::CreateChannel(address, credentials));
     const grpc::Status status = stub->WriteState(&context, v1::WriteStateRequest(), &reply);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
   }
@@ -227,7 +227,7 @@ TEST_F(MutualTlsTest, ACertificateWithTheNodesNameIsAProofAndAnotherOfItsAuthori
   options.pem_private_key = certificates_.Read("other.key");
   grpc::ChannelArguments arguments;
   arguments.SetSslTargetNameOverride("node0.cluster");
-  const auto stub = v1::Peer::NewStub(
+  const auto stub = v1::Direct::NewStub(
       grpc::CreateCustomChannel(address, grpc::SslCredentials(options), arguments));
   grpc::ClientContext context;
   v1::WriteStateRequest request;

@@ -1,14 +1,16 @@
-// The calls between any two nodes of a group for the state of units that the other node owns. This
-// makes such calls, and checks those that come in. peer_calls.h has what both ends prove.
+// The calls of any node of the group to any other, past the coordinator: for the state of units
+// that the other node owns, and for what its lanes do. This makes such calls, and checks those that
+// come in, which direct_service.h answers. peer_calls.h has what both ends prove.
 //
 // Threads: any.
-#ifndef DMUOND_SERVER_DAEMON_GROUP_STATE_CALLS_H_
-#define DMUOND_SERVER_DAEMON_GROUP_STATE_CALLS_H_
+#ifndef DMUOND_SERVER_DAEMON_GROUP_DIRECT_CALLS_H_
+#define DMUOND_SERVER_DAEMON_GROUP_DIRECT_CALLS_H_
 
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -18,15 +20,16 @@
 #include "kernels/mutex.h"
 #include "server/daemon/group/peer_calls.h"
 #include "server/daemon/group/peer_credentials.h"
+#include "server/daemon/group/peer_links.h"
 #include "server/daemon/memory/state_transfer.h"
 
 namespace dmuond::server {
 
-class StateCalls {
+class DirectCalls {
  public:
   // Both must outlive it.
-  StateCalls(int32_t node, int32_t nodes, const PeerProofs& proofs,
-             const PeerCredentials& credentials)
+  DirectCalls(int32_t node, int32_t nodes, const PeerProofs& proofs,
+              const PeerCredentials& credentials)
       : proofs_(proofs), credentials_(credentials), calls_(node, nodes, proofs.secret) {}
 
   // The group has formed anew: calls from before count no more.
@@ -38,6 +41,10 @@ class StateCalls {
   absl::StatusOr<StateTensor> ReadState(int32_t node, const v1::ReadStateRequest& request,
                                         size_t elements);
   absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request);
+  absl::StatusOr<std::vector<v1::LaneTrace>> TraceNode(int32_t node, v1::TraceNodeRequest request,
+                                                       const std::stop_token& stop);
+  // The best of several tries.
+  absl::StatusOr<ClockAhead> ReadClock(int32_t node);
 
   // ---- of other nodes ----
   // Checks that a node of the group makes this call now. If so, the answer is going to prove this
@@ -54,7 +61,7 @@ class StateCalls {
  private:
   absl::StatusOr<StateTensor> ReadOnce(int32_t node, v1::ReadStateRequest request, size_t elements);
   absl::Status WriteOnce(int32_t node, v1::WriteStateRequest request);
-  absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> StubOf(int32_t node);
+  absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> StubOf(int32_t node);
   // Waits before a call is repeated. False: it is not to be repeated.
   bool MayCallAgain(const absl::Status& status, std::chrono::steady_clock::time_point deadline);
 
@@ -69,4 +76,4 @@ class StateCalls {
 
 }  // namespace dmuond::server
 
-#endif  // DMUOND_SERVER_DAEMON_GROUP_STATE_CALLS_H_
+#endif  // DMUOND_SERVER_DAEMON_GROUP_DIRECT_CALLS_H_

@@ -1,7 +1,9 @@
-#include "server/daemon/group/state_calls.h"
+#include "server/daemon/group/direct_calls.h"
 
 #include <chrono>
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/common/errors.h"
@@ -15,6 +17,8 @@ constexpr std::chrono::seconds kCallTimeout{60};
 // Nodes hear one after the other that the group has formed anew: so long a call waits for the last.
 constexpr std::chrono::milliseconds kEpochPatience{5000};
 constexpr std::chrono::milliseconds kCallAgainAfter{20};
+constexpr std::chrono::seconds kAnswersWithin{5};  // to what asks for no more than an answer
+constexpr int kClockTries = 16;                    // the first one makes the connection
 
 // Whether the node that was called has answered, and not somebody else at its address. `awaited`:
 // what PeerCalls::Prove() has returned.
@@ -34,52 +38,96 @@ absl::Status CheckReply(const grpc::ClientContext& context, int32_t node,
 
 }  // namespace
 
-void StateCalls::OnFormed(const v1::JoinReply& formed) {
+void DirectCalls::OnFormed(const v1::JoinReply& formed) {
   calls_.OnFormed(formed.epoch(), formed.nonce());
   MutexLock lock(mutex_);
   addresses_.assign(formed.peer_addresses().begin(), formed.peer_addresses().end());
 }
 
-void StateCalls::Stop() {
+void DirectCalls::Stop() {
   MutexLock lock(mutex_);
   stopped_ = true;
   changed_.NotifyAll();
 }
 
-absl::StatusOr<StateTensor> StateCalls::ReadState(int32_t node, const v1::ReadStateRequest& request,
-                                                  size_t elements) {
+absl::StatusOr<StateTensor> DirectCalls::ReadState(int32_t node,
+                                                   const v1::ReadStateRequest& request,
+                                                   size_t elements) {
   const auto deadline = steady_clock::now() + kEpochPatience;
   absl::StatusOr<StateTensor> tensor = ReadOnce(node, request, elements);
   while (MayCallAgain(tensor.status(), deadline)) tensor = ReadOnce(node, request, elements);
   return tensor;
 }
 
-absl::Status StateCalls::WriteState(int32_t node, const v1::WriteStateRequest& request) {
+absl::Status DirectCalls::WriteState(int32_t node, const v1::WriteStateRequest& request) {
   const auto deadline = steady_clock::now() + kEpochPatience;
   absl::Status status = WriteOnce(node, request);
   while (MayCallAgain(status, deadline)) status = WriteOnce(node, request);
   return status;
 }
 
-bool StateCalls::MayCallAgain(const absl::Status& status, steady_clock::time_point deadline) {
+bool DirectCalls::MayCallAgain(const absl::Status& status, steady_clock::time_point deadline) {
   if (ReasonOf(status) != "PEER_EPOCH_DIFFERS") return false;
   MutexLock lock(mutex_);
   if (!stopped_) changed_.WaitUntil(mutex_, steady_clock::now() + kCallAgainAfter);
   return !stopped_ && steady_clock::now() < deadline;
 }
 
-absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> StateCalls::StubOf(int32_t node) {
+absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> DirectCalls::StubOf(int32_t node) {
   MutexLock lock(mutex_);
   if (node < 0 || node >= static_cast<int32_t>(addresses_.size())) {
     return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
                  Say("the group has not formed: node ", Named("node", node), " is not known"));
   }
-  return v1::Peer::NewStub(ChannelTo(addresses_[node], node, credentials_, proofs_));
+  return v1::Direct::NewStub(ChannelTo(addresses_[node], node, credentials_, proofs_));
 }
 
-absl::StatusOr<StateTensor> StateCalls::ReadOnce(int32_t node, v1::ReadStateRequest request,
-                                                 size_t elements) {
-  absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> stub = StubOf(node);
+absl::StatusOr<std::vector<v1::LaneTrace>> DirectCalls::TraceNode(int32_t node,
+                                                                  v1::TraceNodeRequest request,
+                                                                  const std::stop_token& stop) {
+  absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> stub = StubOf(node);
+  if (!stub.ok()) return stub.status();
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::milliseconds(request.timeout_ms()) + kAnswersWithin);
+  const std::stop_callback cancels(stop, [&context] { context.TryCancel(); });
+  const std::string awaited = calls_.Prove("TraceNode", node, request);
+  auto reader = (*stub)->TraceNode(&context, request);
+  std::vector<v1::LaneTrace> lanes;
+  v1::TraceNodeReply reply;
+  while (reader->Read(&reply)) lanes.push_back(std::move(*reply.mutable_lane()));
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return FromGrpc(status);
+  if (absl::Status proven = CheckReply(context, node, awaited); !proven.ok()) return proven;
+  return lanes;
+}
+
+absl::StatusOr<ClockAhead> DirectCalls::ReadClock(int32_t node) {
+  absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> stub = StubOf(node);
+  if (!stub.ok()) return stub.status();
+  std::optional<ClockAhead> best;
+  for (int i = 0; i < kClockTries; ++i) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kAnswersWithin);
+    v1::ReadClockRequest request;
+    const std::string awaited = calls_.Prove("ReadClock", node, request);
+    v1::ReadClockReply reply;
+    const int64_t asked = MonotonicUs();
+    const grpc::Status status = (*stub)->ReadClock(&context, request, &reply);
+    const int64_t answered = MonotonicUs();
+    if (!status.ok()) return FromGrpc(status);
+    if (absl::Status proven = CheckReply(context, node, awaited); !proven.ok()) return proven;
+    const int64_t half = (answered - asked) / 2;
+    if (!best.has_value() || half < best->error_us) {
+      best = ClockAhead{reply.monotonic_us() - (asked + half), half};
+    }
+  }
+  return *best;
+}
+
+absl::StatusOr<StateTensor> DirectCalls::ReadOnce(int32_t node, v1::ReadStateRequest request,
+                                                  size_t elements) {
+  absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> stub = StubOf(node);
   if (!stub.ok()) return stub.status();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kCallTimeout);
@@ -108,8 +156,8 @@ absl::StatusOr<StateTensor> StateCalls::ReadOnce(int32_t node, v1::ReadStateRequ
   return tensor;
 }
 
-absl::Status StateCalls::WriteOnce(int32_t node, v1::WriteStateRequest request) {
-  absl::StatusOr<std::unique_ptr<v1::Peer::Stub>> stub = StubOf(node);
+absl::Status DirectCalls::WriteOnce(int32_t node, v1::WriteStateRequest request) {
+  absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> stub = StubOf(node);
   if (!stub.ok()) return stub.status();
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + kCallTimeout);

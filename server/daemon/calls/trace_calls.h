@@ -1,0 +1,40 @@
+// Calls of operators for what lanes do in the next steps: of this node, and of all nodes on one
+// clock.
+//
+// Threads: any; they block.
+#ifndef DMUOND_SERVER_DAEMON_CALLS_TRACE_CALLS_H_
+#define DMUOND_SERVER_DAEMON_CALLS_TRACE_CALLS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "dmuond/v1/admin.pb.h"
+#include "dmuond/v1/peer.pb.h"
+#include "server/daemon/core.h"
+
+namespace dmuond::server {
+
+class TraceCalls {
+ public:
+  explicit TraceCalls(Core& core) : core_(core) {}
+
+  // Of the next steps of this node, and of the others' where the request wants them.
+  absl::StatusOr<v1::TraceStepsReply> TraceSteps(const v1::TraceStepsRequest& request,
+                                                 const Core::Cancelled& cancelled);
+  // Of this node alone, for another one.
+  absl::StatusOr<std::vector<v1::LaneTrace>> TraceForPeer(const v1::TraceNodeRequest& request,
+                                                          const Core::Cancelled& cancelled);
+
+ private:
+  // Of this node's lanes. What it says of job and place counts for nothing here.
+  absl::StatusOr<std::vector<v1::LaneTrace>> Trace(const v1::TraceNodeRequest& request,
+                                                   const Core::Cancelled& cancelled)
+      DMUOND_REQUIRES(core_.mutex);
+
+  Core& core_;
+};
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_CALLS_TRACE_CALLS_H_

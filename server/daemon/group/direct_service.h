@@ -1,0 +1,21 @@
+// Answers the calls of the group's other nodes to this one, once they are proven (direct_calls.h).
+#ifndef DMUOND_SERVER_DAEMON_GROUP_DIRECT_SERVICE_H_
+#define DMUOND_SERVER_DAEMON_GROUP_DIRECT_SERVICE_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "dmuond/v1/peer.grpc.pb.h"
+#include "server/daemon/daemon.h"
+#include "server/daemon/group/direct_calls.h"
+
+namespace dmuond::server {
+
+// `refused` hears of the calls that are not proven. `daemon` and `calls` must outlive the service.
+std::unique_ptr<v1::Direct::Service> MakeDirectService(
+    Daemon& daemon, DirectCalls& calls, std::function<void(const absl::Status&)> refused);
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_GROUP_DIRECT_SERVICE_H_
