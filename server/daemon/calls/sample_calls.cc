@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -104,6 +105,9 @@ absl::StatusOr<v1::SampleUpdatesReply::Row> SampleCalls::Sample(
   kernels::cpu::CpuMemoryHolder holder;
   absl::StatusOr<wire::UniqueFd> memory = holder.Allocate(bytes, "a sampled update");
   if (!memory.ok()) return WithReason(memory.status(), "MEMORY_EXHAUSTED");
+  auto mapping = kernels::cpu::MapShared(memory->get(), bytes);
+  if (!mapping.ok()) return mapping.status();
+  std::memset((*mapping)->data(), 0, bytes);  // pages that the lane need not wait for
   v1::LaneReport::UpdateCopied copied;
   {
     StateLock lock(core_.mutex);
@@ -147,8 +151,6 @@ absl::StatusOr<v1::SampleUpdatesReply::Row> SampleCalls::Sample(
   row.set_step(copied.step());
   row.set_held_us(copied.held_us());
   if (copied.rate() == 0) return row;
-  auto mapping = kernels::cpu::MapShared(memory->get(), bytes);
-  if (!mapping.ok()) return mapping.status();
   const auto began = steady_clock::now();
   auto* const o = reinterpret_cast<float*>((*mapping)->data());
   const double squares = Direction(copied, o, o + elements, elements);
