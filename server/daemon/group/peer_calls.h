@@ -1,8 +1,8 @@
-// Who may call ReadState and WriteState: a node of the group as it formed last, once for each
-// proof. The caller proves by the group's secret, over the call's name and contents, both nodes,
-// the group's epoch and nonce and a counter; the callee proves in its answer that it knows the
-// secret too. Without a secret (certificates have the nodes' names then) only node and epoch are
-// said and looked at.
+// Who may make the calls of the service Direct: a node of the group as it formed last, once for
+// each proof. The caller proves by the group's secret, over the call's name and contents, both
+// nodes, the group's epoch and nonce and a counter; the callee proves in its answer that it knows
+// the secret too. Without a secret (certificates have the nodes' names then) only node and epoch
+// are said and looked at.
 //
 //   const std::string awaited = calls.Prove("ReadState", owner, request);    // caller
 //   absl::Status status = calls.Check("ReadState", request);                 // callee
