@@ -67,7 +67,7 @@ struct JobFigures {
   int64_t rail_bytes = 0;  // that this node's lanes have sent over their rails
   // Sums of squares of the gradients that this node's lanes own, of the last vote; null: none yet.
   std::shared_ptr<const std::vector<UnitNorm>> norms;
-  // Of the matrices that they own, in the last step that every lane has published; null: none yet.
+  // What the last step that all of them have published did to their matrices; null: none has yet.
   std::shared_ptr<const std::vector<UnitUpdate>> updates;
   std::optional<TimePoint> saved;  // a snapshot was completed last
   int64_t snapshots_written = 0;

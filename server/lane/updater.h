@@ -51,11 +51,11 @@ class Updater {
     double scale = 0;
     double held_us = 0;
   };
-  // What has become of CopyNext(), once.
+  // Returns what was copied for CopyNext(), once; nothing: no step has come yet.
   std::optional<Copied> TakeCopied() { return std::exchange(copied_, std::nullopt); }
   [[nodiscard]] bool device_busy() const { return running_; }
   [[nodiscard]] int32_t matrices() const { return matrices_; }  // orthogonalised since Start()
-  // Of the matrices of the batches that are complete, since Start().
+  // Returns what was done to the matrices of the batches that are complete, since Start().
   [[nodiscard]] const std::vector<scheduler::UnitUpdate>& updates() const { return updates_; }
 
  private:

@@ -19,7 +19,7 @@ namespace {
 
 using scheduler::NodeJob;
 
-// The same in a picture.
+// Says so of a picture, and how old it is.
 absl::Status NoPlanIn(const Core::Seen& seen) {
   if (seen.age.count() == 0) return NoPlan();
   return Error(absl::StatusCode::kNotFound, "NO_PLAN",

@@ -124,20 +124,19 @@ absl::StatusOr<v1::SampleUpdatesReply::Row> SampleCalls::Sample(
       const int64_t request = ++core_.unit_requests;
       const uint64_t generation = core_.lanes.generation();
       command.mutable_copy_update()->set_request(request);
-      core_.update_copies[request];
       absl::Status sent = core_.lanes.Send(core_.RailOf(unit.owner), command, {memory->get()});
       if (!sent.ok() && !absl::IsUnavailable(sent)) return sent;
+      const auto answer = core_.update_copies.emplace(request, std::nullopt).first;
       const absl::StatusOr<bool> come = core_.Wait(
           [&]() DMUOND_REQUIRES(core_.mutex) {
-            return core_.update_copies[request].has_value() || core_.job.plan() != plan ||
+            return answer->second.has_value() || core_.job.plan() != plan ||
                    core_.lanes.generation() != generation;
           },
           deadline, cancelled);
-      std::optional<v1::LaneReport::UpdateCopied> answer = std::move(core_.update_copies[request]);
-      core_.update_copies.erase(request);
+      answered = answer->second.has_value();
+      if (answered) copied = *std::move(answer->second);
+      core_.update_copies.erase(answer);
       if (!come.ok()) return come.status();
-      answered = answer.has_value();
-      if (answered) copied = *std::move(answer);
       if (!answered && !*come) {
         return absl::DeadlineExceededError("no step has updated a matrix that was asked for");
       }

@@ -25,10 +25,10 @@ class SampleCalls {
                                                        const Core::Cancelled& cancelled);
 
  private:
-  // The units that are meant.
+  // Returns the matrices that the request means.
   absl::StatusOr<std::vector<scheduler::UnitId>> Chosen(const v1::SampleUpdatesRequest& request,
                                                         const scheduler::PlannedJob& planned) const;
-  // Of one matrix. DEADLINE_EXCEEDED: no step has updated it until then.
+  // Waits for a step to update the matrix, and measures that. DEADLINE_EXCEEDED: none has come.
   absl::StatusOr<v1::SampleUpdatesReply::Row> Sample(
       scheduler::UnitId id, const std::shared_ptr<const scheduler::Plan>& plan,
       Core::Deadline deadline, const Core::Cancelled& cancelled) DMUOND_EXCLUDES(core_.mutex);

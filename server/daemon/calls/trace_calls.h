@@ -19,15 +19,15 @@ class TraceCalls {
  public:
   explicit TraceCalls(Core& core) : core_(core) {}
 
-  // Of the next steps of this node, and of the others' where the request wants them.
+  // Gathers what this node's lanes do in the next steps, and the others' where that is wanted.
   absl::StatusOr<v1::TraceStepsReply> TraceSteps(const v1::TraceStepsRequest& request,
                                                  const Core::Cancelled& cancelled);
-  // Of this node alone, for another one.
+  // Gathers the same of this node alone, for another node.
   absl::StatusOr<std::vector<v1::LaneTrace>> TraceForPeer(const v1::TraceNodeRequest& request,
                                                           const Core::Cancelled& cancelled);
 
  private:
-  // Of this node's lanes. What it says of job and place counts for nothing here.
+  // Waits for this node's lanes to tell of their steps. It does not look at job and place.
   absl::StatusOr<std::vector<v1::LaneTrace>> Trace(const v1::TraceNodeRequest& request,
                                                    const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);

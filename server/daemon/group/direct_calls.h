@@ -43,7 +43,7 @@ class DirectCalls {
   absl::Status WriteState(int32_t node, const v1::WriteStateRequest& request);
   absl::StatusOr<std::vector<v1::LaneTrace>> TraceNode(int32_t node, v1::TraceNodeRequest request,
                                                        const std::stop_token& stop);
-  // The best of several tries.
+  // Asks several times, and returns the answer that came fastest.
   absl::StatusOr<ClockAhead> ReadClock(int32_t node);
 
   // ---- of other nodes ----

@@ -246,7 +246,8 @@ void AddSteps(const SeenJob& job, const Labels& labels, Metrics& metrics) {
                 figures.clip_coefficient);
 }
 
-// One number for all matrices each: labels by matrix would make ten thousand series.
+// Adds the least, the median and the largest value: labels by matrix would make ten thousand
+// series.
 void AddSpread(const char* name, const char* help, std::vector<double> values, const Labels& labels,
                Metrics& metrics) {
   if (values.empty()) return;

@@ -30,7 +30,7 @@ inline std::vector<SeenJob> JobsOf(const std::vector<Core::Seen>& places) {
   return jobs;
 }
 
-// One matrix that a lane of this node owns.
+// What is known of one matrix that a lane of this node owns.
 struct SeenMatrix {
   const scheduler::Unit* matrix;
   double norm;  // of its gradient, in the last vote
