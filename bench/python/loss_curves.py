@@ -20,64 +20,45 @@ import argparse
 import contextlib
 import itertools
 import json
-import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+import train_bench
 
+if TYPE_CHECKING:
     from torch import nn
 
 LEARNING_RATE, WARM_UP, DECAY, BETAS = 1e-3, 50, 0.1, (0.9, 0.95)
-READY_TIMEOUT_S, RUN_TIMEOUT_S = 90.0, 400.0
 SMOOTHED = 10  # steps, in the picture
 
 
-@contextlib.contextmanager
-def daemons(options: Any, way: str, folder: Path) -> Iterator[list[str]]:
-    """A daemon for each node of "2x1"; the address of each GPU's trainer."""
+def daemons(options: Any, way: str, folder: Path) -> list[train_bench.Daemon]:
+    """One for each node of "2x1"."""
     sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "python"))
     from daemons import free_port, secret_file
 
     nodes, lanes = map(int, way.split("-")[0].split("x"))
-    programs = Path(options.programs).resolve()
-    paths = [options.libraries, os.environ.get("LD_LIBRARY_PATH", "")]
+    if nodes == 1:
+        return [train_bench.Daemon(options, folder / "0", lanes)]
     coordinator = f"127.0.0.1:{free_port()}"
-    started, addresses = [], []
+    group = [f"--nodes={nodes}", f"--coordinator={coordinator}"]
+    group += [f"--peer_secret_file={secret_file(folder)}"]
+    started = []
     for node in range(nodes):
-        command = [programs / "dmuond", f"--socket={folder}/{node}.sock", f"--devices=cuda:{lanes}"]
-        command += [f"--lane_binary={programs / 'dmuond-lane'}"]
-        if nodes > 1:
-            listen = coordinator if node == 0 else "127.0.0.1:0"
-            command += [f"--nodes={nodes}", f"--node_rank={node}", f"--coordinator={coordinator}"]
-            command += [f"--peer_listen={listen}", f"--peer_secret_file={secret_file(folder)}"]
+        listen = coordinator if node == 0 else "127.0.0.1:0"
+        own = [f"--node_rank={node}", f"--peer_listen={listen}"]
         visible = ",".join(str(node * lanes + lane) for lane in range(lanes))
-        own = {"LD_LIBRARY_PATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": visible}
-        log = (folder / f"{node}.log").open("w")
+        environment = {"CUDA_VISIBLE_DEVICES": visible}
+        place = folder / str(node)
         started.append(
-            subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | own)
+            train_bench.Daemon(options, place, lanes, *group, *own, environment=environment)
         )
-        addresses += [f"unix:{folder}/{node}.sock"] * lanes
-    deadline = time.monotonic() + READY_TIMEOUT_S
-    logs = [folder / f"{node}.log" for node in range(nodes)]
-    try:
-        while not all("msg=serving" in log.read_text() for log in logs):
-            if time.monotonic() > deadline or any(p.poll() is not None for p in started):
-                raise SystemExit("\n".join(log.read_text() for log in logs))
-            time.sleep(0.05)
-        yield addresses
-    finally:
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.wait()
+    return started
 
 
 def optimizers(way: str, model: nn.Module) -> list[Any]:
@@ -114,7 +95,6 @@ def train(rank: int, options: Any, way: str, rendezvous: str, address: str, answ
     os.environ["DMUOND_ADDRESS"] = address
     import muon_spectra
     import torch
-    import train_bench
     from torch import distributed
 
     device = torch.device("cuda", rank)
@@ -144,34 +124,14 @@ def train(rank: int, options: Any, way: str, rendezvous: str, address: str, answ
         losses.append(loss)
     if way != "torch":
         chosen[0].close()
-    if rank == 0:
-        answer.put([float(loss) for loss in losses])
+    answer.put((rank, [float(loss) for loss in losses]))
     distributed.destroy_process_group()
 
 
 def run(options: Any, way: str) -> list[float]:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="dm-") as name, contextlib.ExitStack() as stack:
-        addresses = [""] * options.gpus
-        if way != "torch":
-            addresses = stack.enter_context(daemons(options, way, Path(name)))
-        answer = context.Queue()
-        rendezvous = f"file://{name}/rendezvous"
-        ranks = [
-            context.Process(
-                target=train, args=(rank, options, way, rendezvous, addresses[rank], answer)
-            )
-            for rank in range(options.gpus)
-        ]
-        for process in ranks:
-            process.start()
-        try:
-            losses = answer.get(timeout=RUN_TIMEOUT_S)
-        finally:
-            for process in ranks:
-                process.join(30)
-                process.kill()
-    return losses
+    with tempfile.TemporaryDirectory(prefix="dm-") as name:
+        started = [] if way == "torch" else daemons(options, way, Path(name))
+        return train_bench.run_ranks(options, way, train, started)[0]
 
 
 def draw(curves: dict[str, list[float]], path: Path) -> None:

@@ -37,6 +37,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, nn
 
 SEQUENCE = 2048
@@ -208,19 +210,26 @@ def look_at_gpu() -> dict:
 
 
 class Daemon:
-    def __init__(self, options: Any, folder: Path) -> None:
+    def __init__(
+        self, options: Any, folder: Path, lanes: int, *flags: str, environment: dict | None = None
+    ) -> None:
+        """folder: of its own, for its socket and its log."""
+        folder.mkdir(mode=0o750, exist_ok=True)
         self.address = f"unix:{folder / 'd.sock'}"
         programs = Path(options.programs).resolve()
-        command = [programs / "dmuond", f"--socket={folder / 'd.sock'}", *options.flag]
-        command += [f"--devices=cuda:{options.gpus}", f"--lane_binary={programs / 'dmuond-lane'}"]
+        command = [programs / "dmuond", f"--socket={folder / 'd.sock'}", *flags]
+        command += [f"--devices=cuda:{lanes}", f"--lane_binary={programs / 'dmuond-lane'}"]
         libraries = os.pathsep.join([options.libraries, os.environ.get("LD_LIBRARY_PATH", "")])
         self._log = (folder / "daemon.log").open("w+")
         self._process = subprocess.Popen(
             list(map(str, command)),
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"LD_LIBRARY_PATH": libraries},
+            env=os.environ | {"LD_LIBRARY_PATH": libraries} | (environment or {}),
         )
+
+    def wait(self) -> None:
+        """Until it serves, which takes all daemons of its group."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while "serving" not in self.text():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -235,40 +244,67 @@ class Daemon:
         self._process.wait()
 
 
-def measure(options: Any, way: str) -> dict:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        daemon = Daemon(options, folder) if way.startswith("dmuond") else None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        answer = context.Queue()
-        arguments = (options, way, f"tcp://127.0.0.1:{port}", daemon.address if daemon else "")
-        processes = [
-            context.Process(target=train, args=(rank, *arguments, answer))
-            for rank in range(options.gpus)
-        ]
-        for process in processes:
-            process.start()
-        results: dict[int, dict] = {}
-        give_up = time.monotonic() + RUN_TIMEOUT_S
-        while len(results) < options.gpus and time.monotonic() < give_up:
-            if any(process.exitcode for process in processes):
-                break
-            with contextlib.suppress(queue.Empty):
-                rank, result = answer.get(timeout=0.1)
-                results[rank] = result
-        failed = len(results) < options.gpus
-        for process in processes:
-            if failed:
-                process.kill()
-            process.join()
-        if daemon:
+def run_ranks(
+    options: Any, way: str, target: Callable[..., None], daemons: list[Daemon]
+) -> dict[int, Any]:
+    """What `target`, called as train() is, has put into its queue on each GPU, by rank.
+
+    Ranks are shared out among the daemons, if there are any, which are waited for and ended.
+    """
+    results: dict[int, Any] = {}
+    try:
+        for daemon in daemons:
+            daemon.wait()
+        results = _results(options, way, target, [daemon.address for daemon in daemons])
+    finally:
+        for daemon in daemons:
             daemon.end()
-            print(daemon.text() if failed else "", end="")
-    if failed:
+            print(daemon.text() if len(results) < options.gpus else "", end="")
+    if len(results) < options.gpus:
         raise SystemExit(f"{way}: a trainer has failed, or takes longer than {RUN_TIMEOUT_S:.0f} s")
+    return results
+
+
+def _results(
+    options: Any, way: str, target: Callable[..., None], daemons: list[str]
+) -> dict[int, Any]:
+    """Fewer than there are ranks where one fails, or takes too long."""
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        rendezvous = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    addresses = [
+        daemons[rank * len(daemons) // options.gpus] if daemons else ""
+        for rank in range(options.gpus)
+    ]
+    answer = context.Queue()
+    processes = [
+        context.Process(target=target, args=(rank, options, way, rendezvous, address, answer))
+        for rank, address in enumerate(addresses)
+    ]
+    for process in processes:
+        process.start()
+    results: dict[int, Any] = {}
+    give_up = time.monotonic() + RUN_TIMEOUT_S
+    while len(results) < options.gpus and time.monotonic() < give_up:
+        if any(process.exitcode for process in processes):
+            break
+        with contextlib.suppress(queue.Empty):
+            rank, result = answer.get(timeout=0.1)
+            results[rank] = result
+    for process in processes:
+        if len(results) < options.gpus:
+            process.kill()
+        process.join()
+    return results
+
+
+def measure(options: Any, way: str) -> dict:
+    with tempfile.TemporaryDirectory() as name:
+        daemons = []
+        if way.startswith("dmuond"):
+            daemons = [Daemon(options, Path(name) / "0", options.gpus, *options.flag)]
+        results = run_ranks(options, way, train, daemons)
     return results[0] | {"median_ms": max(result["median_ms"] for result in results.values())}
 
 
