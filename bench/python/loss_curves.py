@@ -91,17 +91,12 @@ def optimizers(way: str, model: nn.Module) -> list[Any]:
 
 
 def train(rank: int, options: Any, way: str, rendezvous: str, address: str, answer: Any) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(options.gpus)}
     os.environ["DMUOND_ADDRESS"] = address
     import muon_spectra
     import torch
     from torch import distributed
 
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    distributed.init_process_group(
-        "nccl", init_method=rendezvous, rank=rank, world_size=options.gpus, device_id=device
-    )
+    device = train_bench.enter(rank, options, rendezvous)
     model = train_bench.make_model(muon_spectra.SHAPE).to(device).float()
     chosen = optimizers(way, model)
     called = torch.nn.parallel.DistributedDataParallel(model) if way == "torch" else model

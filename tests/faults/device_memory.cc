@@ -16,8 +16,8 @@
 #include "absl/strings/strip.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/client/device_arenas.h"
-#include "tests/fake_cuda/contract_kernels.h"
 #include "tests/faults/trainer_memory.h"
+#include "tests/faults/wrong_kernels.h"
 
 namespace dmuond::testing {
 namespace {
@@ -33,25 +33,6 @@ absl::Status Check(CUresult result, const char* call) {
 enum Disturbance { kNone, kIllegalAccess, kLongKernel };
 volatile std::sig_atomic_t due = kNone;
 
-absl::Status Launch(const char* kernel, unsigned blocks, CUstream stream, void** parameters) {
-  CUmodule module = nullptr;
-  CUfunction function = nullptr;
-  absl::Status status = Check(cuModuleLoadData(&module, kContractKernels), "cuModuleLoadData");
-  if (status.ok()) {
-    status = Check(cuModuleGetFunction(&function, module, kernel), "cuModuleGetFunction");
-  }
-  if (!status.ok()) return status;
-  return Check(cuLaunchKernel(function, blocks, 1, 1, 1024, 1, 1, 0, stream, parameters, nullptr),
-               "cuLaunchKernel");
-}
-
-absl::Status StoreNowhere(CUstream stream) {
-  uint64_t address = 8;
-  uint64_t value = 1;
-  void* parameters[] = {&address, &value};
-  return Launch("contract_store", 1, stream, parameters);
-}
-
 // A kernel that fills the GPU and does not end. Returns, and says so, when it runs.
 absl::Status SpinForEver(CUstream stream) {
   constexpr unsigned kBlocks = 512;
@@ -64,7 +45,8 @@ absl::Status SpinForEver(CUstream stream) {
   auto stop_address = reinterpret_cast<CUdeviceptr>(words);
   auto started_address = reinterpret_cast<CUdeviceptr>(started);
   void* parameters[] = {&stop_address, &started_address};
-  status = Launch("contract_spin", kBlocks, stream, parameters);
+  status = Check(LaunchContractKernel("contract_spin", kBlocks, stream, parameters),
+                 "launching contract_spin");
   if (!status.ok()) return status;
   while (__atomic_load_n(started, __ATOMIC_ACQUIRE) == 0) std::this_thread::yield();
   std::cout << "a kernel runs for ever\n" << std::flush;
@@ -128,7 +110,9 @@ class DeviceMemory final : public TrainerMemory {
     client::SubmitOptions options = given;
     options.stream = stream_;
     if (due != kNone) {
-      absl::Status launched = due == kLongKernel ? SpinForEver(stream_) : StoreNowhere(stream_);
+      absl::Status launched = due == kLongKernel
+                                  ? SpinForEver(stream_)
+                                  : Check(StoreNowhere(stream_), "launching contract_store");
       if (!launched.ok()) return launched;
     }
     absl::StatusOr<Outcome> outcome;

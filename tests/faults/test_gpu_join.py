@@ -64,7 +64,7 @@ def test_whatever_dies_the_bits_are_the_same(ask):
         FAKE_CUDA_DELAY_US="2000",
     )
     assert answer.code == 0, answer.text
-    assert len(answer.rows) == 9, answer.text
+    assert len(answer.rows) == 10, answer.text
     assert any("ended CUDA_FAILED" in log for log in answer.logs), answer.text
 
 

@@ -35,6 +35,12 @@ class Disturbance:
     nodes_max: int = 2
     point: str = ""
     flags: tuple[str, ...] = ()  # of daemons
+    lanes_can_fault: bool = False
+
+    @property
+    def hurts_lanes(self) -> bool:
+        """Whose memory it is that trainers have does not matter then."""
+        return bool(self.point) or self.lanes_can_fault
 
 
 def _time_to_work(job: Job, begin: float) -> float:
@@ -78,10 +84,7 @@ def _trainer_stops(job: Job) -> float:
     _settle(job)
     stopped = job.trainers[-1]
     stopped.process.send_signal(signal.SIGSTOP)
-    job.wait(
-        "it counts as dead",
-        lambda: any("counts as dead" in line for d in job.daemons for line in list(d.lines)),
-    )
+    job.wait("it counts as dead", lambda: job.says("counts as dead"))
     stopped.kill()
     begin = time.monotonic()
     job.replace_trainer(-1 % job.world)
@@ -94,6 +97,17 @@ def _trainer_faults(job: Job) -> float:
     job.trainers[-1].process.send_signal(signal.SIGUSR1)
     begin = time.monotonic()
     job.wait("its context fails", lambda: job.relaunches > 0)
+    return _time_to_work(job, begin)
+
+
+def _lane_faults(job: Job) -> float:
+    """An illegal access of its own, which under MPS ends all that is at work on its GPU."""
+    _settle(job)
+    lane = job.lanes()[-1]
+    os.kill(lane, signal.SIGUSR1)
+    begin = time.monotonic()
+    job.wait("an illegal access", lambda: job.says("an illegal access is launched: 0"))
+    job.wait("its process ends", lambda: lane not in job.lanes())
     return _time_to_work(job, begin)
 
 
@@ -151,6 +165,7 @@ ALL = (
     Disturbance("trainers killed", _trainers_die, "trainer"),
     Disturbance("trainer stopped", _trainer_stops, "trainer", flags=IMPATIENT),
     Disturbance("trainer's illegal access", _trainer_faults, ends_trainers=True),
+    Disturbance("lane's illegal access", _lane_faults, lanes_can_fault=True),
     *(Disturbance(f"killed at {point}", _lane_dies, "lane", point=point) for point in LANE_POINTS),
     Disturbance("daemon killed", _daemon_dies, nodes_max=1024),
 )

@@ -21,7 +21,7 @@ def checks(run: Run) -> Iterator[Check]:
             if setup.nodes > disturbance.nodes_max:
                 continue
             # Whose memory it is matters where trainers die.
-            for own in (False, True)[: 1 if disturbance.point else 2]:
+            for own in (False, True)[: 1 if disturbance.hurts_lanes else 2]:
                 yield _disturbed(run, disturbance, dataclasses.replace(setup, own=own), times)
     if run.machine.is_fake:
         return
@@ -36,9 +36,11 @@ def _disturbed(run: Run, disturbance: Disturbance, setup: Setup, times: Times) -
     name = f"{disturbance.name} {setup}{run.mode}"
 
     def look() -> str:
-        flags = dataclasses.replace(setup, flags=disturbance.flags)
-        job = run.job(flags, f"faults-{name}", point=disturbance.point)
-        # A lane that is killed in a kernel ends, under MPS, all that is on its GPU.
+        changed = dataclasses.replace(
+            setup, flags=disturbance.flags, lanes_can_fault=disturbance.lanes_can_fault
+        )
+        job = run.job(changed, f"faults-{name}", point=disturbance.point)
+        # A lane that faults or is killed in a kernel ends, under MPS, all that is on its GPU.
         job.relaunch_allowed = disturbance.ends_trainers or run.machine.with_mps
         took_s = disturbance.happens(job)
         found = f"{run.compare(job)}; at work again in {took_s:.2f} s"

@@ -23,6 +23,7 @@ class Setup:
     lanes: int  # of each node, each on a GPU of its own
     own: bool = False  # arenas are the trainers' own memory
     flags: tuple[str, ...] = ()  # of daemons
+    lanes_can_fault: bool = False  # at SIGUSR1
 
     def __str__(self) -> str:
         return (
@@ -166,6 +167,10 @@ class Job:
                     found.append(int(fields["Pid"]))
         return found
 
+    def says(self, text: str) -> bool:
+        """Whether a daemon's log has it."""
+        return any(text in line for daemon in self.daemons for line in list(daemon.lines))
+
     @property
     def reached(self) -> int:
         return max(trainer.last_step for _, trainer in self._all_trainers)
@@ -223,7 +228,7 @@ class Job:
             self._machine.programs / "dmuond",
             f"--socket={self.address(node)}",
             f"--devices=cuda:{setup.lanes}",
-            f"--lane_binary={self._machine.lane}",
+            f"--lane_binary={self._lane()}",
             f"--snapshot_dir={self._home / 'snapshots'}",
             "--snapshot_every_steps=10",
             *setup.flags,
@@ -243,6 +248,15 @@ class Job:
             CUDA_VISIBLE_DEVICES=",".join(map(str, devices)),
             **(self.assassin.environment if self.assassin else {}),
         )
+
+    def _lane(self) -> Path:
+        if not self.setup.lanes_can_fault:
+            return self._machine.lane
+        script = self._home / "lane-that-can-fault"
+        library = self._machine.programs / "lane_fault.so"
+        script.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {self._machine.lane} "$@"\n')
+        script.chmod(0o700)
+        return script
 
     def _wait_serving(self, daemon: Program) -> None:
         def serves() -> bool:

@@ -66,10 +66,10 @@ class Program:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
         """Returns its exit code when all its lines are there."""
         try:
-            code = self.process.wait(PATIENCE_S)
+            code = self.process.wait(patience_s)
         except subprocess.TimeoutExpired:
             raise WrongError(f"has not ended: {self.last_words}") from None
         self._reader.join(PATIENCE_S)
@@ -109,10 +109,10 @@ class Machine:
         self._started.append(program)
         return program
 
-    def run(self, command: list, log: str) -> Program:
+    def run(self, command: list, log: str, patience_s: float = PATIENCE_S) -> Program:
         """Until it has ended."""
         program = self.start(command, log)
-        program.wait()
+        program.wait(patience_s)
         return program
 
     def end_programs(self) -> None:

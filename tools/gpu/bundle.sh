@@ -53,6 +53,7 @@ check_needs() { # FOLDER...
 if [ "${1:-}" = --engine ]; then
   out=${2:-.bundle-engine}
   collect "$out/bin" dmuond dmuond-lane dmuonctl driver_contracts fault_trainer_cuda
+  strip --strip-unneeded -o "$out/bin/lane_fault.so" "$build/bin/lane_fault.so"
   mkdir "$out/python"
   cp -r client/python/src/dmuond tests/python/*.py tests/faults/fault_trainer{,_cuda,_torch}.py "$out/python/"
   cp -r tests/gpu_join "$out/join"

@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""The optimizer's phase alone: from the last gradient to the new weights, on replicas in bf16.
+
+    phase_bench.py --gpus=4 --programs=BUNDLE/bin --libraries=… [--json=FILE] [MODEL...]
+
+A step hands over random gradients of the sizes of a model of bench/shapes/models.json, as a
+backward pass does, parameter by parameter; computes for --busy_ms, as the rest of that pass would;
+hands over the last gradient, of 64 x 64; and steps. "phase" is the time on the GPU from there until
+weights can be used. "hand-off" is what that has more than the lanes' own time ("quiet", from the
+last gradient and submission to the last weight): signals there and back. "whole" is a step without
+the computing, whose gradients all come at once. The model "little" has four small matrices.
+Medians over the slowest ranks. With MPS: start its control daemon first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import train_bench
+
+MODELS = ("little", "llama3-8b:8", "qwen3-1.7b", "wall-x")
+PRODUCT = 8192
+
+
+def sizes(model: str) -> list[tuple[int, int]]:
+    """Of matrices. NAME:LAYERS has so many of the model's layers."""
+    if model == "little":
+        return [(64, 64)] * 4
+    name, _, layers = model.partition(":")
+    shapes = json.loads((Path(__file__).parents[1] / "shapes" / "models.json").read_text())[name]
+    share = int(layers) / shapes["layers"] if layers else 1
+    return [
+        (matrix["rows"], matrix["cols"])
+        for matrix in shapes["muon"]
+        for _ in range(round(matrix["count"] * share))
+    ]
+
+
+def train(
+    rank: int, options: Any, models: list[str], rendezvous: str, _address: str, answer: Any
+) -> None:
+    import torch
+    from torch import distributed
+
+    device = train_bench.enter(rank, options, rendezvous)
+    rows = []
+    for model in models:
+        with train_bench.daemon_of_rank_0(options, rank):
+            found = measure(rank, options, model, device)
+        torch.cuda.empty_cache()
+        slowest = torch.tensor(list(found["ms"].values()), device=device)
+        distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
+        found["ms"] = dict(zip(found["ms"], slowest.tolist(), strict=True))
+        rows.append({"model": model, "gpus": options.gpus} | found)
+        if rank == 0:
+            tell(options, rows)
+    answer.put((rank, rows))
+    distributed.destroy_process_group()
+
+
+def measure(rank: int, options: Any, name: str, device: Any) -> dict:
+    import dmuond.torch
+    import torch
+    from torch import nn
+
+    class Given(torch.autograd.Function):
+        """Something whose gradient is the given one."""
+
+        @staticmethod
+        def forward(context: Any, parameter: Any, gradient: Any) -> Any:
+            context.save_for_backward(gradient)
+            return parameter.new_zeros(())
+
+        @staticmethod
+        def backward(context: Any, _above: Any) -> Any:
+            return context.saved_tensors[0].clone(), None
+
+    class Busy(torch.autograd.Function):
+        """The given, whose gradient comes when something has been computed for a while."""
+
+        @staticmethod
+        def forward(context: Any, given: Any, least_ms: float) -> Any:
+            context.least_ms = least_ms
+            return given.clone()
+
+        @staticmethod
+        def backward(context: Any, above: Any) -> Any:
+            busy(context.least_ms)
+            return above, None
+
+    torch.manual_seed(0)  # all ranks begin with the same weights
+    shapes = [(64, 64), *sizes(name)]
+    model = nn.Module()
+    random = {}
+    with device:
+        for i, shape in enumerate(shapes):
+            weight = torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
+            model.register_parameter(f"p{i}", nn.Parameter(weight))
+            if shape not in random:
+                random[shape] = torch.randn(shape, dtype=torch.bfloat16)
+        left, right, out = (torch.randn(PRODUCT, PRODUCT, dtype=torch.bfloat16) for _ in range(3))
+    optimizer = dmuond.torch.Muon(model, lr=1e-3, adamw_lr=1e-4, verbose=False)
+
+    def busy(least_ms: float) -> None:
+        """A product of this size takes about 1.7 ms."""
+        for _ in range(round(least_ms / 1.7)):
+            torch.mm(left, right, out=out)
+
+    def given(parameter: Any) -> Any:
+        return Given.apply(parameter, random[tuple(parameter.shape)])
+
+    def step(busy_ms: float) -> tuple[Any, Any, Any]:
+        begin = train_bench.mark()
+        # A backward pass begins with what was computed last.
+        last, *others = model.parameters()
+        terms = [Busy.apply(given(last), busy_ms), *map(given, others)]
+        torch.stack(terms).sum().backward()
+        submitted = train_bench.mark()
+        optimizer.step()
+        optimizer.zero_grad()
+        return begin, submitted, train_bench.mark()
+
+    # What a kind of step takes is told by its own last half: the chip is as hot as it gets.
+    quiet, seen = [], {}
+    steps = []
+    for index in range(2 * options.steps):
+        steps.append(step(options.busy_ms if index < options.steps else 0.0))
+        if options.steps // 2 <= index < options.steps:
+            optimizer.wait()
+            quiet.append(optimizer.metrics()["quiet_us"] / 1e3)
+        if rank == 0 and index == options.steps - 1:
+            busy(100.0)
+            seen = train_bench.look_at_gpu()
+    torch.cuda.synchronize()
+    hidden = steps[options.steps // 2 : options.steps]
+    at_once = steps[options.steps + options.steps // 2 :]
+    phases = [submitted.elapsed_time(end) for _, submitted, end in hidden]
+    metrics = dict(optimizer.metrics())
+    optimizer.close()
+    return {
+        "ms": {
+            "phase": statistics.median(phases),
+            "hand-off": statistics.median(phases) - statistics.median(quiet),
+            "quiet": statistics.median(quiet),
+            "whole": statistics.median(begin.elapsed_time(end) for begin, _, end in at_once),
+        },
+        "matrices": len(shapes),
+        "steps": len(phases),
+        "last step": metrics,
+        **seen,
+    }
+
+
+def tell(options: Any, rows: list[dict]) -> None:
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    last = rows[-1]
+    times = "  ".join(f"{what} {ms:.3f}" for what, ms in last["ms"].items())
+    print(f"{last['model']:12} {times} ms  {last['sm_mhz']} MHz  {last['watts']:.0f} W", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--steps", type=int, default=24, help="of each of the two kinds")
+    parser.add_argument("--busy_ms", type=float, default=60.0)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--programs", default="build/cuda/bin")
+    parser.add_argument("--libraries", default="", help="LD_LIBRARY_PATH of the daemon")
+    parser.add_argument("--flag", action="append", default=[], help="of the daemon")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    train_bench.run_ranks(options, options.models, train, [])
+
+
+if __name__ == "__main__":
+    main()
