@@ -52,6 +52,9 @@ void AssignBatches(const Layout& layout,
   for (Batch& batch : BatchPieces(units, pieces)) batches.push_back(std::move(batch.units));
   std::sort(batches.begin(), batches.end(),
             [&](const std::vector<UnitId>& a, const std::vector<UnitId>& b) {
+              const bool matrices_a = units[a.front().value()].kind == UnitKind::kMatrix;
+              const bool matrices_b = units[b.front().value()].kind == UnitKind::kMatrix;
+              if (matrices_a != matrices_b) return matrices_b;
               const BucketId last_a = units[a.back().value()].bucket;
               const BucketId last_b = units[b.back().value()].bucket;
               return last_a != last_b ? last_a < last_b : a.front() < b.front();

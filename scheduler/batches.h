@@ -11,8 +11,9 @@
 namespace dmuond::scheduler {
 
 // Sets Unit::batch of all units of one lane. `split(matrix, n)` returns the sizes of the batches
-// for n matrices like the given one. Units that are neighbours in bucket order share a batch, and
-// batches whose last bucket is ready earlier come first.
+// for n matrices like the given one. Units that are neighbours in bucket order share a batch.
+// Batches of pieces come first: copying their weights to the trainers takes longer than updating
+// them, and goes on beside the matrices. Then those whose last bucket is ready earlier.
 void AssignBatches(const Layout& layout,
                    const std::function<std::vector<int32_t>(const Unit&, int32_t)>& split,
                    const std::vector<UnitId>& lane_units, std::vector<Unit>& units);

@@ -344,19 +344,19 @@ absl::StatusOr<bool> Engine::ProgressPublish() {
   absl::StatusOr<bool> progress = publisher_->Progress();
   if (!progress.ok()) return progress;
   if (!updater_->done()) {
-    if (!snapshot_->Left(updater_->next_batch())) {
-      if (!held_since_.has_value()) held_since_ = Clock::now();
-      return progress;
-    }
-    if (held_since_.has_value()) held_us_ += Microseconds(*held_since_, Clock::now());
-    held_since_.reset();
+    if (!MayUpdateNext()) return progress;
     absl::StatusOr<const scheduler::Batch*> batch = updater_->RunBatch();
     if (!batch.ok()) return batch.status();
     if (*batch == nullptr) return progress;
     if (absl::Status status = ReportCopied(); !status.ok()) return status;
     if (to_trace_ > 0) TraceBatch(**batch);
     publisher_->OnBatch(**batch);
-    if (updater_->done()) times_.updated = Clock::now();
+    if (updater_->done()) {
+      times_.updated = Clock::now();
+    } else if (MayUpdateNext()) {
+      // The device has the next one before copies of this one are enqueued.
+      if (absl::Status status = updater_->BeginBatch(); !status.ok()) return status;
+    }
     return true;
   }
   if (!publisher_->running()) {
@@ -365,6 +365,16 @@ absl::StatusOr<bool> Engine::ProgressPublish() {
     return true;
   }
   return progress;
+}
+
+bool Engine::MayUpdateNext() {
+  if (!snapshot_->Left(updater_->next_batch())) {
+    if (!held_since_.has_value()) held_since_ = Clock::now();
+    return false;
+  }
+  if (held_since_.has_value()) held_us_ += Microseconds(*held_since_, Clock::now());
+  held_since_.reset();
+  return true;
 }
 
 absl::Status Engine::ReportPublished() {

@@ -82,6 +82,8 @@ class Engine {
   absl::StatusOr<bool> StartNext();
   absl::Status ReportGathered();
   absl::StatusOr<bool> ProgressPublish();
+  // Whether the next batch's state may be written: what a snapshot wants of it has been copied.
+  bool MayUpdateNext();
   absl::Status ReportPublished();
   absl::Status ReportCopied();
   void BeginTrace(scheduler::Attempt attempt);

@@ -23,14 +23,23 @@ Publisher::Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& ra
       device_(device),
       stream_(stream),
       board_(job.board == nullptr ? nullptr : job.board->data(), job.program.lanes_per_node),
+      batches_(job.program.batches.size()),
       buckets_(job.buckets()) {
-  for (const scheduler::StagedUnit& staged : job.program.staged) {
-    Bucket& bucket = buckets_[job.unit(staged.unit).bucket.value()];
-    ++bucket.owned_units;
-    AddPacks(bucket, staged.unit);
+  for (size_t i = 0; i < batches_.size(); ++i) {
+    std::vector<int32_t>& of_batch = batches_[i].buckets;
+    for (const UnitId id : job.program.batches[i].units) {
+      const scheduler::LaneUnit& of = *job.program.Find(id);
+      const int32_t b = of.unit.bucket.value();
+      ++buckets_[b].owned_units;
+      AddPacks(buckets_[b], id);
+      if (!of.holders.empty()) AddUnit(of, &batches_[i].copies);
+      if (std::find(of_batch.begin(), of_batch.end(), b) != of_batch.end()) continue;
+      of_batch.push_back(b);
+      ++buckets_[b].batches;
+    }
   }
   for (const scheduler::LaneUnit& of : job.program.units) {
-    if (!of.holders.empty()) AddUnit(of);
+    if (!of.holders.empty() && !job.program.Owns(of)) AddUnit(of, nullptr);
   }
 }
 
@@ -39,12 +48,15 @@ absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Create(const LaneJob& job,
                                                              Rail& rail, kernels::Device& device,
                                                              kernels::Stream& stream) {
   std::unique_ptr<Publisher> publisher(new Publisher(job, trainers, rail, device, stream));
+  std::vector<std::unique_ptr<kernels::Event>*> places;
+  for (BatchCopies& batch : publisher->batches_) places.push_back(&batch.event);
   for (Bucket& bucket : publisher->buckets_) {
-    for (auto* place : {&bucket.pack_event, &bucket.copy_event}) {
-      auto event = device.CreateEvent();
-      if (!event.ok()) return event.status();
-      *place = *std::move(event);
-    }
+    places.insert(places.end(), {&bucket.pack_event, &bucket.copy_event});
+  }
+  for (auto* place : places) {
+    auto event = device.CreateEvent();
+    if (!event.ok()) return event.status();
+    *place = *std::move(event);
   }
   return publisher;
 }
@@ -63,11 +75,10 @@ void Publisher::AddPacks(Bucket& bucket, UnitId id) {
   }
 }
 
-void Publisher::AddUnit(const scheduler::LaneUnit& of) {
+void Publisher::AddUnit(const scheduler::LaneUnit& of, std::vector<CopyOut>* own) {
   const scheduler::Unit& unit = of.unit;
   Bucket& bucket = buckets_[unit.bucket.value()];
   bucket.part = true;
-  const bool owned = job_.program.Owns(of);
   const kernels::DType dtype = ToDType(job_.program.FindParameter(unit.parameter)->weight_type);
   std::byte* const staging = job_.staging->data();
   const auto transfers =
@@ -84,11 +95,11 @@ void Publisher::AddUnit(const scheduler::LaneUnit& of) {
            At(nullptr, dtype, view), src,
            2 * scheduler::Elements(box) * static_cast<int64_t>(kernels::SizeOf(dtype))});
     };
-    if (owned) {
+    if (own != nullptr) {
       add(part,
           At(staging + job_.staged(unit.id).weight_offset_bytes, dtype,
              scheduler::ViewInUnit(unit, part)),
-          bucket.own);
+          *own);
       continue;
     }
     for (const Transfer& transfer : transfers) {
@@ -104,6 +115,7 @@ void Publisher::Start(const Job& job) {
   current_ = job;
   gate_open_ = false;
   unfinished_ = job_.buckets();
+  updated_ = sent_ = arrived_ = 0;
   copy_time_ = {};
   if (job.republish && job_.buckets() > 0) {
     republished_ = 0;
@@ -115,8 +127,9 @@ void Publisher::Start(const Job& job) {
   }
   for (Bucket& bucket : buckets_) {
     bucket.waiting = bucket.owned_units;
+    bucket.uncopied = bucket.batches;
     bucket.packing = bucket.packed = bucket.started = bucket.received = false;
-    bucket.copying = bucket.copied = bucket.copying_others = bucket.finished = false;
+    bucket.copying_others = bucket.finished = false;
   }
 }
 
@@ -127,6 +140,7 @@ void Publisher::AnnounceAll(scheduler::Attempt attempt) {
 }
 
 void Publisher::OnBatch(const scheduler::Batch& batch) {
+  ++updated_;
   for (UnitId id : batch.units) --buckets_[job_.unit(id).bucket.value()].waiting;
 }
 
@@ -184,20 +198,22 @@ bool Publisher::awaits_rail() const {
 }
 
 absl::Status Publisher::PoisonWeights() {
-  for (const Bucket& bucket : buckets_) {
-    for (const auto* copies : {&bucket.own, &bucket.others}) {
-      for (const CopyOut& copy : *copies) {
-        const TrainerMemory::Trainer* trainer = trainers_.Find(copy.rank);
-        if (trainer == nullptr || !trainer->poison_parameters) continue;
-        kernels::StridedBox dst = copy.dst;
-        dst.data = trainers_.Address(copy.rank, copy.arena, copy.offset_bytes);
-        absl::Status status =
-            device_.ops().Fill(stream_, dst, std::numeric_limits<float>::quiet_NaN());
-        if (!status.ok()) return status;
-      }
+  const auto poison = [&](const std::vector<CopyOut>& copies) {
+    for (const CopyOut& copy : copies) {
+      const TrainerMemory::Trainer* trainer = trainers_.Find(copy.rank);
+      if (trainer == nullptr || !trainer->poison_parameters) continue;
+      kernels::StridedBox dst = copy.dst;
+      dst.data = trainers_.Address(copy.rank, copy.arena, copy.offset_bytes);
+      absl::Status status =
+          device_.ops().Fill(stream_, dst, std::numeric_limits<float>::quiet_NaN());
+      if (!status.ok()) return status;
     }
-  }
-  return absl::OkStatus();  // the copies follow in the same stream
+    return absl::OkStatus();
+  };
+  absl::Status status;
+  for (const BatchCopies& batch : batches_) status.Update(poison(batch.copies));
+  for (const Bucket& bucket : buckets_) status.Update(poison(bucket.others));
+  return status;  // the copies follow in the same stream
 }
 
 absl::StatusOr<bool> Publisher::Progress() {
@@ -208,11 +224,40 @@ absl::StatusOr<bool> Publisher::Progress() {
     if (!open.ok()) return open;
     any = *open;
   }
+  absl::StatusOr<bool> copied = ProgressBatches();
+  if (!copied.ok()) return copied;
+  any = any || *copied;
   for (int32_t b = 0; b < job_.buckets(); ++b) {
     if (buckets_[b].finished) continue;
     absl::StatusOr<bool> progress = ProgressBucket(b);
     if (!progress.ok()) return progress;
     any = any || *progress;
+  }
+  return any;
+}
+
+absl::StatusOr<bool> Publisher::ProgressBatches() {
+  bool any = false;
+  for (; gate_open_ && sent_ < updated_; ++sent_) {
+    BatchCopies& batch = batches_[sent_];
+    batch.enqueued = Clock::now();
+    absl::Status status = Copy(batch.copies);
+    if (status.ok()) status = stream_.Record(*batch.event);
+    if (!status.ok()) return status;
+    ++in_flight_;
+    any = true;
+  }
+  for (; arrived_ < sent_; ++arrived_) {
+    BatchCopies& batch = batches_[arrived_];
+    absl::StatusOr<bool> done = batch.event->Done();
+    if (!done.ok()) return done;
+    if (!*done) break;
+    --in_flight_;
+    const Clock::time_point before = arrived_ == 0 ? batch.enqueued : arrived_at_;
+    arrived_at_ = Clock::now();
+    copy_time_.us += Microseconds(std::max(batch.enqueued, before), arrived_at_);
+    for (const int32_t b : batch.buckets) --buckets_[b].uncopied;
+    any = true;
   }
   return any;
 }
@@ -249,20 +294,14 @@ absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
     if (!packed.ok()) return packed;
     any = *packed;
   }
-  if (!bucket.copied && gate_open_) {
-    absl::StatusOr<bool> copied = ProgressCopies(bucket, bucket.own, bucket.copying);
-    if (!copied.ok()) return copied;
-    bucket.copied = *copied;
-    any = any || *copied;
-  }
   if (bucket.packed && !bucket.received && bucket.started) {
     absl::StatusOr<bool> done = rail_.Done(RailOperation::kPublish, b);
     if (!done.ok()) return done;
     bucket.received = *done;
     any = any || *done;
   }
-  if (bucket.copied && bucket.received) {
-    absl::StatusOr<bool> copied = ProgressCopies(bucket, bucket.others, bucket.copying_others);
+  if (gate_open_ && bucket.uncopied == 0 && bucket.received) {
+    absl::StatusOr<bool> copied = ProgressOthers(bucket);
     if (!copied.ok() || !*copied) return copied.ok() ? absl::StatusOr<bool>(any) : copied;
     bucket.finished = true;
     --unfinished_;
@@ -278,14 +317,13 @@ absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
   return any;
 }
 
-absl::StatusOr<bool> Publisher::ProgressCopies(Bucket& bucket, const std::vector<CopyOut>& copies,
-                                               bool& under_way) {
-  if (copies.empty()) return true;
-  if (!under_way) {
+absl::StatusOr<bool> Publisher::ProgressOthers(Bucket& bucket) {
+  if (bucket.others.empty()) return true;
+  if (!bucket.copying_others) {
     bucket.enqueued = Clock::now();
-    if (absl::Status status = Copy(copies); !status.ok()) return status;
+    if (absl::Status status = Copy(bucket.others); !status.ok()) return status;
     if (absl::Status status = stream_.Record(*bucket.copy_event); !status.ok()) return status;
-    under_way = true;
+    bucket.copying_others = true;
     ++in_flight_;
   }
   absl::StatusOr<bool> done = bucket.copy_event->Done();

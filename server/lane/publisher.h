@@ -1,6 +1,6 @@
-// Brings new weights to their holders: packs what other nodes need, copies what local trainers
-// hold, and raises their `published` words bucket by bucket, together with the other lanes of the
-// node.
+// Brings new weights to their holders: copies what local trainers hold, batch by batch as the
+// update goes on, packs what other nodes need, and raises the trainers' `published` words bucket by
+// bucket, together with the other lanes of the node.
 //
 // On devices whose processes take turns no word is raised until every lane of the node has brought
 // all of its weights: the first one that a trainer sees starts its next forward pass, which would
@@ -47,7 +47,7 @@ class Publisher {
   // Without copies: weights are as they were (a skip). Complete when it returns.
   void AnnounceAll(scheduler::Attempt attempt);
 
-  // The units of a batch have their new weights in staging memory.
+  // The units of a batch have their new weights in staging memory. Batches come in their order.
   void OnBatch(const scheduler::Batch& batch);
   absl::Status OnGo(const scheduler::Go& go);
   // Does what can be done. True: something was.
@@ -76,20 +76,26 @@ class Publisher {
     kernels::StridedBox dst;
     kernels::StridedBox src;
   };
+  struct BatchCopies {  // of units owned here
+    std::vector<CopyOut> copies;
+    std::vector<int32_t> buckets;  // of its units, each once
+    // The copies under way.
+    Clock::time_point enqueued;
+    std::unique_ptr<kernels::Event> event;
+  };
   struct Bucket {
-    std::vector<CopyOut> own;     // from units owned here
     std::vector<CopyOut> others;  // from what came along the rail
     std::vector<Pack> packs;
     int32_t owned_units = 0;
-    bool part = false;  // local trainers get something from this lane
+    int32_t batches = 0;  // with units of it
+    bool part = false;    // local trainers get something from this lane
     // State of the attempt.
-    int32_t waiting = 0;  // owned units without new weights
+    int32_t waiting = 0;   // owned units without new weights
+    int32_t uncopied = 0;  // batches whose copies are not through
     bool packing = false;
     bool packed = false;
     bool started = false;
     bool received = false;
-    bool copying = false;  // `own`
-    bool copied = false;
     bool copying_others = false;
     bool finished = false;
     Clock::time_point enqueued;  // the copies under way
@@ -100,16 +106,17 @@ class Publisher {
   Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail, kernels::Device& device,
             kernels::Stream& stream);
 
-  void AddUnit(const scheduler::LaneUnit& of);
+  // `own`: where copies go of what is owned here; null: it is not.
+  void AddUnit(const scheduler::LaneUnit& of, std::vector<CopyOut>* own);
   void AddPacks(Bucket& bucket, scheduler::UnitId id);
   absl::Status StartRail(int32_t b);
   absl::Status PoisonWeights();
   absl::StatusOr<bool> OpenGate();
   absl::StatusOr<bool> ProgressBucket(int32_t b);
   absl::StatusOr<bool> ProgressPack(int32_t b);
+  absl::StatusOr<bool> ProgressBatches();
   // Enqueues the copies, if that has not been done; true: they are through.
-  absl::StatusOr<bool> ProgressCopies(Bucket& bucket, const std::vector<CopyOut>& copies,
-                                      bool& under_way);
+  absl::StatusOr<bool> ProgressOthers(Bucket& bucket);
   absl::Status Copy(const std::vector<CopyOut>& copies);
   [[nodiscard]] bool Wanted(int32_t rank) const;
   // This lane's part of the bucket is there.
@@ -127,12 +134,18 @@ class Publisher {
   kernels::Device& device_;
   kernels::Stream& stream_;
   PublishBoard board_;
+  std::vector<BatchCopies> batches_;
   std::vector<Bucket> buckets_;
 
   Job current_;
   uint64_t republished_ = 0;  // how many republishes this node has had, this one included
   bool gate_open_ = false;
   int32_t unfinished_ = 0;
+  // How many batches have new weights, have their copies enqueued, and have them through.
+  size_t updated_ = 0;
+  size_t sent_ = 0;
+  size_t arrived_ = 0;
+  Clock::time_point arrived_at_;  // of the last one
   int32_t in_flight_ = 0;
   WorkTime copy_time_;
 };

@@ -101,12 +101,16 @@ absl::Status Updater::StartBatch(const Batch& batch) {
   return status;
 }
 
+absl::Status Updater::BeginBatch() {
+  fault::FaultPoint("lane.update.before_batch");
+  running_ = true;
+  return StartBatch(job_.program.batches[next_batch_]);
+}
+
 absl::StatusOr<const Batch*> Updater::RunBatch() {
   const Batch& batch = job_.program.batches[next_batch_];
   if (!running_) {
-    fault::FaultPoint("lane.update.before_batch");
-    if (absl::Status status = StartBatch(batch); !status.ok()) return status;
-    running_ = true;
+    if (absl::Status status = BeginBatch(); !status.ok()) return status;
   }
   absl::StatusOr<bool> complete = event_->Done();
   if (!complete.ok()) return complete.status();

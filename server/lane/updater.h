@@ -36,6 +36,8 @@ class Updater {
   [[nodiscard]] bool done() const { return next_batch_ == job_.program.batches.size(); }
   // REQUIRES: !done().
   [[nodiscard]] size_t next_batch() const { return next_batch_; }
+  // Starts the next batch. REQUIRES: !done(), none is under way.
+  absl::Status BeginBatch();
   // Starts the next batch, if none is under way. Returns the batch when it is complete, null until
   // then. REQUIRES: !done().
   absl::StatusOr<const scheduler::Batch*> RunBatch();

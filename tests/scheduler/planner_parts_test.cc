@@ -24,6 +24,27 @@ using testing::World;
 
 constexpr Iteration kStandard{.steps = 5, .rounds = 5};
 
+TEST(BatchesTest, PiecesComeFirstThenMatricesAsTheirBucketsAreReady) {
+  World world(1, 1, 1);
+  world.Replicate(Muon("last", {64, 32}));
+  world.Replicate(Muon("first", {32, 64}));
+  world.Replicate(AdamW("embedding", {4096, 64}));
+  world.registrations[0].parameters[0].ready_order = 3;
+  world.registrations[0].parameters[1].ready_order = 1;
+  world.registrations[0].parameters[2].ready_order = 2;
+  auto inputs = world.Inputs();
+  ASSERT_TRUE(inputs.ok());
+  inputs->bucket_bytes = 1024;
+  const auto plan = MakePlan(*inputs);
+  ASSERT_TRUE(plan.ok());
+  const auto program = MakeLaneProgram(*inputs, *plan, LaneId(0));
+  ASSERT_TRUE(program.ok());
+  std::vector<std::pair<UnitKind, int64_t>> seen;
+  for (const Batch& batch : program->batches) seen.emplace_back(batch.kind, batch.rows);
+  EXPECT_THAT(seen, ElementsAre(std::pair(UnitKind::kPiece, 0), std::pair(UnitKind::kMatrix, 32),
+                                std::pair(UnitKind::kMatrix, 64)));
+}
+
 TEST(CostModelTest, FlopsAreThoseOfTheTableInTheMaths) {
   // Gram, one restart: 6 alpha + 14 times p^3.
   EXPECT_DOUBLE_EQ(NewtonSchulzFlops({1000, 1000}), 20e9);
