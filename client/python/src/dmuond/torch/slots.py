@@ -198,20 +198,26 @@ class ShardedSlot(Slot):
 
         None: the local tensor lies in the arena itself, and there is nothing to compare it with.
         """
-        local = self._local()
+        local = self._held()
         return None if local.data_ptr() == self.weight.data_ptr() else (local, self.weight)
 
     def adopt_gradient(self) -> bool:
+        shard = self.given_shard()
+        if shard is not None:
+            self._copy_in(shard)
+        return shard is not None
+
+    def given_shard(self) -> Tensor | None:
+        """What lies here of p.grad, which is placed as the parameter is from now on."""
         given = self.parameter.grad
         if given is None:
-            return False
+            return None
         if not self.gradient_is_placed():
             # Tensor parallel code leaves parts (of a norm under sequence parallel), or the whole
             # of a shard (of an embedding). Torch's own optimizers do this inside their arithmetic.
             given = given.redistribute(placements=self._placements(given))
             self.parameter.grad = given
-        self._copy_in(given.detach().to_local())
-        return True
+        return given._local_tensor
 
     def gradient_is_placed(self) -> bool:
         """Whether the gradient lies as the parameter does, where it is not added up."""
@@ -234,13 +240,30 @@ class ShardedSlot(Slot):
         """What differs where p.grad is not what lies in the arena: nothing but its bytes tells."""
         if self.parameter.grad is None:
             return None
-        local = self.parameter.grad.detach().to_local()
-        return local.to(self.grad_dtype), self.gradient_bytes
+        return self.parameter.grad._local_tensor.to(self.grad_dtype), self.gradient_bytes
 
 
 def adopt(slots: Iterable[Slot]) -> list[int]:
     """Adopts the gradients of all; the indices of those that have none."""
-    return [slot.index for slot in slots if not slot.adopt_gradient()]
+    whole, shards = [], []
+    for slot in slots:
+        (shards if isinstance(slot, ShardedSlot) else whole).append(slot)
+    return [slot.index for slot in whole if not slot.adopt_gradient()] + _adopt_shards(shards)
+
+
+@torch.no_grad()
+def _adopt_shards(shards: list[ShardedSlot]) -> list[int]:
+    """By one call of torch: one for each shard takes the host longer than the device."""
+    given = [(slot, slot.given_shard()) for slot in shards]
+    there = [(slot, shard) for slot, shard in given if shard is not None]
+    try:
+        if there:
+            into = [slot.gradient_bytes for slot, _ in there]
+            torch._foreach_copy_(into, [shard for _, shard in there])
+    except RuntimeError:  # _copy_in() says of which gradient
+        for slot, shard in there:
+            slot._copy_in(shard)
+    return [slot.index for slot, shard in given if shard is None]
 
 
 @torch.no_grad()
