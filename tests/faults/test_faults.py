@@ -78,7 +78,7 @@ def test_the_last_weights_arrive_though_another_rank_has_closed_its_session():
     faults = [
         # Late, for longer than a client waits before it asks why.
         "lane0:lane.publish.announced:stop:8:0",
-        "lane0:lane.publish.copy:stop:8:2",
+        "lane0:lane.publish.copy:stop:8:1",
         "lane1:lane.publish.bucket:stop:8:2",
         "lane1:lane.publish.go:stop:8:0",
         # By a lane's successor.
