@@ -124,7 +124,7 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
         optimizer.zero_grad()
         return begin, submitted, train_bench.mark()
 
-    # What a kind of step takes is told by its own last half: the chip is as hot as it gets.
+    # Only the last half of each kind of step counts: the first half heats the chip.
     quiet, seen = [], {}
     steps = []
     for index in range(2 * options.steps):
@@ -170,11 +170,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL")
     parser.add_argument("--steps", type=int, default=24, help="of each of the two kinds")
     parser.add_argument("--busy_ms", type=float, default=60.0)
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--programs", default="build/cuda/bin")
-    parser.add_argument("--libraries", default="", help="LD_LIBRARY_PATH of the daemon")
-    parser.add_argument("--flag", action="append", default=[], help="of the daemon")
-    parser.add_argument("--json", type=Path)
+    train_bench.add_run_options(parser)
     options = parser.parse_args()
     train_bench.run_ranks(options, options.models, train, [])
 

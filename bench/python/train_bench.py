@@ -484,6 +484,15 @@ def _results(
     return results
 
 
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Of whoever calls run_ranks() and starts daemons."""
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--programs", default="build/cuda/bin")
+    parser.add_argument("--libraries", default="", help="LD_LIBRARY_PATH of the daemon")
+    parser.add_argument("--flag", action="append", default=[], help="of the daemon")
+    parser.add_argument("--json", type=Path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -493,11 +502,7 @@ def main() -> None:
     parser.add_argument("--model", choices=SHAPES, default="1.5b")
     parser.add_argument("--batch", type=int, default=8, help=f"sequences of {SEQUENCE} on each GPU")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--programs", default="build/cuda/bin")
-    parser.add_argument("--libraries", default="", help="LD_LIBRARY_PATH of the daemon")
-    parser.add_argument("--flag", action="append", default=[], help="of the daemon")
-    parser.add_argument("--json", type=Path)
+    add_run_options(parser)
     parser.add_argument("--traces", type=Path, help="folder for traces of three steps of dmuond's")
     options = parser.parse_args()
     run_ranks(options, options.ways, train, [])

@@ -28,7 +28,7 @@ class OneLane {
  public:
   static constexpr int64_t kArenaBytes = 1 << 20;
 
-  // Of all of the world's ranks, which are attached. Ends the test where something is refused.
+  // Attaches all of the world's ranks. The test fails if a part cannot be made.
   explicit OneLane(const scheduler::testing::World& world) { Make(world); }
 
   // Opens an attempt, in which every trainer is through at once.
