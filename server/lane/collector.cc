@@ -208,6 +208,7 @@ absl::StatusOr<bool> Collector::Progress() {
 }
 
 bool Collector::LooksQuiet() const {
+  if (!device_.takes_turns()) return true;
   // In a push trainers do nothing but wait for its end.
   if (kind_.has_value() && kind_ != AttemptKind::kStep) return true;
   return std::all_of(
@@ -230,15 +231,13 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
     state.fetching = false;
     state.fetched = any = true;
   }
-  // In the quiet gradients are read where they lie.
-  const bool lands = !quiet_ && job_.program.landing_bytes > 0 && !state.packing && !state.packed;
-  if (lands && !state.fetched) {
+  if (!quiet_) {
+    if (state.fetched || job_.program.landing_bytes == 0) return any;
     if (absl::Status status = Begin(b, state.fetching, &Collector::Fetch); !status.ok()) {
       return status;
     }
     return true;
   }
-  if (!MayCompute()) return any;
   if (!state.packed) {
     if (!state.packing) {
       if (absl::Status status = Begin(b, state.packing, &Collector::Pack); !status.ok()) {
@@ -425,7 +424,7 @@ bool Collector::watches_words() const {
   if (!armed_ || unfinished_ == 0 || kind_ == AttemptKind::kPush || kind_ == AttemptKind::kLoad) {
     return false;
   }
-  return !MayCompute() || !all_ready();
+  return !quiet_ || !all_ready();
 }
 
 bool Collector::all_ready() const {
@@ -447,7 +446,7 @@ void Collector::AddAwaitedRanks(std::vector<int32_t>& ranks) const {
       if (!Reached(trainer->page.ready(static_cast<uint32_t>(b)), attempt_.value())) add(rank);
     }
   }
-  if (MayCompute()) return;
+  if (quiet_) return;
   for (const scheduler::TrainerRank rank : job_.program.at_home) {
     if (!trainers_.IsThrough(rank.value(), attempt_)) add(rank.value());
   }

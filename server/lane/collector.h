@@ -5,8 +5,7 @@
 //
 // On a device whose processes take turns it launches no kernel until the quiet: every trainer at
 // home there has stored `submitted`, so that it has nothing more to run for the attempt. Before, it
-// only has copy engines bring what becomes ready on other devices to where it may land. On others
-// kernels may begin at any time; they read what has landed where the plan has room for it.
+// only has copy engines bring what becomes ready on other devices to where it may land.
 //
 // Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
 #ifndef DMUOND_SERVER_LANE_COLLECTOR_H_
@@ -112,8 +111,6 @@ class Collector {
   [[nodiscard]] bool IsAbsent(const CollectBucket& bucket, const CollectSource& source) const;
   absl::StatusOr<bool> ProgressBucket(int32_t bucket);
   [[nodiscard]] bool LooksQuiet() const;
-  // Whether kernels may begin.
-  [[nodiscard]] bool MayCompute() const { return quiet_ || !device_.takes_turns(); }
   [[nodiscard]] bool HasLanded(const CollectBucket& bucket, const CollectSource& source) const;
   absl::Status Fetch(const CollectBucket& bucket);
   absl::Status Pack(const CollectBucket& bucket);

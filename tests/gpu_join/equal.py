@@ -14,7 +14,7 @@ def checks(run: Run) -> Iterator[Check]:
     yield from run.first()
     kinds = [{"own": False}, {"own": True}]
     if run.machine.with_mps:
-        kinds += [{"flags": ("--mps=off",)}, {"flags": ("--land_with_mps",)}]
+        kinds.append({"flags": ("--mps=off",)})
     for setup in run.setups:
         for kind in kinds:
             yield _undisturbed(run, dataclasses.replace(setup, **kind))

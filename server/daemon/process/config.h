@@ -46,7 +46,6 @@ struct Config {
   std::string token_file;  // empty: no token is asked for
   bool reflection = false;
   bool lanes_use_mps = true;  // where it runs
-  bool land_with_mps = false;
   bool allow_plaintext_peers = false;
   std::string mps_folder;       // of the control daemon that this one runs; empty: it runs none
   std::string health_address;   // host:port; empty: health is served on the socket alone

@@ -121,10 +121,6 @@ class Checker {
                          values.devices(), " has none"));
     }
     config_.lanes_use_mps = values.mps() != "off";
-    config_.land_with_mps = values.land_with_mps();
-    if (config_.land_with_mps && devices.ok() && devices->type != "cuda") {
-      Wrong("land_with_mps", "true", "needs --devices=cuda:...");
-    }
     config_.threads = InRange("threads", values.threads(), 0, kThreadsMax);
     if (config_.threads == 0) config_.threads = std::max(1, Cores() / config_.lanes);
     values.set_threads(config_.threads);

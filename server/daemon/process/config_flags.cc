@@ -23,10 +23,6 @@ ABSL_FLAG(std::string, mps, "auto",
 ABSL_FLAG(int32_t, threads, 0, "compute threads of each lane; 0: this machine's cores / lanes");
 ABSL_FLAG(std::string, lane_binary, "",
           "the lanes' program; empty: dmuond-lane beside this program");
-ABSL_FLAG(
-    bool, land_with_mps, false,
-    "copy engines bring gradients of a node's other GPUs to a lane under MPS, too, as they do "
-    "without it: takes memory, and slows the backward pass less");
 ABSL_FLAG(int64_t, lane_memory_bytes, 0,
           "what the plan may use of each lane's memory, bytes; 0: no limit");
 ABSL_FLAG(int64_t, job_memory_bytes, 0,

@@ -123,7 +123,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.coordinator.memory_granule_bytes = device.GranuleBytes();
   options.coordinator.costs = config.costs;
   options.coordinator.estimates = device.Estimates();
-  options.coordinator.lands = device.TakesTurns() || config.land_with_mps;
+  options.coordinator.lands = device.TakesTurns();
   options.coordinator.replan = config.replan;
   options.coordinator.peer_message_bytes_max = config.peer_message_bytes_max;
   options.coordinator.register_timeout = config.register_timeout;

@@ -114,7 +114,6 @@ TEST(ConfigTest, GpusAreCountedOrListed) {
   EXPECT_FALSE(listed.lanes_use_mps);
   EXPECT_TRUE(first.lanes_use_mps);
   EXPECT_EQ(first.mps_folder, "");
-  EXPECT_TRUE(LoadOk({"--devices=cuda:1", "--land_with_mps"}).land_with_mps);
   const Config managed = LoadOk({"--devices=cuda:1", "--mps=managed", "--socket=/tmp/a.sock"});
   EXPECT_TRUE(managed.lanes_use_mps);
   EXPECT_EQ(managed.mps_folder, "/tmp/a.sock.mps");
