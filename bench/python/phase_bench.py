@@ -5,11 +5,13 @@
 
 A step hands over random gradients of the sizes of a model of bench/shapes/models.json, as a
 backward pass does, parameter by parameter; computes for --busy_ms, as the rest of that pass would;
-hands over the last gradient, of 64 x 64; and steps. "phase" is the time on the GPU from there until
-weights can be used. "hand-off" is what that has more than the lanes' own time ("quiet", from the
-last gradient and submission to the last weight): signals there and back. "whole" is a step without
-the computing, whose gradients all come at once. The model "little" has four small matrices.
-Medians over the slowest ranks. With MPS: start its control daemon first.
+hands over the last gradients, of 64 x 64; and steps. "phase" is the time on the GPU from there
+until weights can be used, of the rank that is there last: others wait for it. "whole" is a step
+without the computing, whose gradients come at once, of the slowest rank. The model "little" has
+nothing but last gradients, of which each lane owns as many: what its phase has more than the lanes'
+own time ("quiet", from a lane's last gradient and submission to its last weight) is the hand-off,
+signals there and back; it computes for less than 2 ms, because lanes look seldom when they have
+seen nothing for longer. Medians over steps. With MPS: start its control daemon first.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from typing import Any
 import train_bench
 
 MODELS = ("little", "llama3-8b:8", "qwen3-1.7b", "wall-x")
-PRODUCT = 8192
+PRODUCT, PRODUCT_MS = 8192, 1.7
 
 
 def sizes(model: str) -> list[tuple[int, int]]:
     """Of matrices. NAME:LAYERS has so many of the model's layers."""
     if model == "little":
-        return [(64, 64)] * 4
+        return []
     name, _, layers = model.partition(":")
     shapes = json.loads((Path(__file__).parents[1] / "shapes" / "models.json").read_text())[name]
     share = int(layers) / shapes["layers"] if layers else 1
@@ -52,14 +54,29 @@ def train(
         with train_bench.daemon_of_rank_0(options, rank):
             found = measure(rank, options, model, device)
         torch.cuda.empty_cache()
-        slowest = torch.tensor(list(found["ms"].values()), device=device)
-        distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
-        found["ms"] = dict(zip(found["ms"], slowest.tolist(), strict=True))
+        found["ms"] = over_ranks(found["ms"], device)
+        quiet = found["ms"].pop("quiet")
+        if model == "little":
+            found["ms"] |= {"quiet": quiet, "hand-off": found["ms"]["phase"] - quiet}
         rows.append({"model": model, "gpus": options.gpus} | found)
         if rank == 0:
             tell(options, rows)
     answer.put((rank, rows))
     distributed.destroy_process_group()
+
+
+def over_ranks(steps: dict[str, list[float]], device: Any) -> dict[str, float]:
+    """Medians of what each step took the rank that waits for no other, and the slowest one."""
+    import torch
+    from torch import distributed
+
+    result = {}
+    for what, ms in steps.items():
+        every = torch.tensor(ms, device=device)
+        reduction = distributed.ReduceOp.MIN if what == "phase" else distributed.ReduceOp.MAX
+        distributed.all_reduce(every, reduction)
+        result[what] = statistics.median(every.tolist())
+    return result
 
 
 def measure(rank: int, options: Any, name: str, device: Any) -> dict:
@@ -93,7 +110,9 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
             return above, None
 
     torch.manual_seed(0)  # all ranks begin with the same weights
-    shapes = [(64, 64), *sizes(name)]
+    lasts = 2 * options.gpus
+    busy_ms = PRODUCT_MS if name == "little" else options.busy_ms
+    shapes = [(64, 64)] * lasts + sizes(name)
     model = nn.Module()
     random = {}
     with device:
@@ -106,8 +125,7 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
     optimizer = dmuond.torch.Muon(model, lr=1e-3, adamw_lr=1e-4, verbose=False)
 
     def busy(least_ms: float) -> None:
-        """A product of this size takes about 1.7 ms."""
-        for _ in range(round(least_ms / 1.7)):
+        for _ in range(round(least_ms / PRODUCT_MS)):
             torch.mm(left, right, out=out)
 
     def given(parameter: Any) -> Any:
@@ -116,8 +134,9 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
     def step(busy_ms: float) -> tuple[Any, Any, Any]:
         begin = train_bench.mark()
         # A backward pass begins with what was computed last.
-        last, *others = model.parameters()
-        terms = [Busy.apply(given(last), busy_ms), *map(given, others)]
+        parameters = list(model.parameters())
+        last = torch.stack([given(parameter) for parameter in parameters[:lasts]])
+        terms = [Busy.apply(last.sum(), busy_ms), *map(given, parameters[lasts:])]
         torch.stack(terms).sum().backward()
         submitted = train_bench.mark()
         optimizer.step()
@@ -128,7 +147,7 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
     quiet, seen = [], {}
     steps = []
     for index in range(2 * options.steps):
-        steps.append(step(options.busy_ms if index < options.steps else 0.0))
+        steps.append(step(busy_ms if index < options.steps else 0.0))
         if options.steps // 2 <= index < options.steps:
             optimizer.wait()
             quiet.append(optimizer.metrics()["quiet_us"] / 1e3)
@@ -141,13 +160,9 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
     phases = [submitted.elapsed_time(end) for _, submitted, end in hidden]
     metrics = dict(optimizer.metrics())
     optimizer.close()
+    whole = [begin.elapsed_time(end) for begin, _, end in at_once]
     return {
-        "ms": {
-            "phase": statistics.median(phases),
-            "hand-off": statistics.median(phases) - statistics.median(quiet),
-            "quiet": statistics.median(quiet),
-            "whole": statistics.median(begin.elapsed_time(end) for begin, _, end in at_once),
-        },
+        "ms": {"phase": phases, "quiet": quiet, "whole": whole},
         "matrices": len(shapes),
         "steps": len(phases),
         "last step": metrics,
