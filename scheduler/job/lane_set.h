@@ -10,7 +10,8 @@
 //   Gone         x          -        x           -       Absent
 //
 // "-": ignored; x: impossible (impossible.h). All lanes are given up together: a new epoch has new
-// ones, over the same memory, and none starts before every predecessor has ended.
+// ones, over the same memory, and none starts before every predecessor has ended. (A process that
+// has let go of its work has ended for this class, and its successor's may be the same.)
 #ifndef DMUOND_SCHEDULER_JOB_LANE_SET_H_
 #define DMUOND_SCHEDULER_JOB_LANE_SET_H_
 

@@ -60,9 +60,10 @@ struct StartLanes {
   bool anew = false;           // other lanes have worked in this memory
   bool state_is_void = false;  // the state that they have left in it counts no more
 };
-// Ends all processes: they are told to end, or killed. No report of theirs is an event any more.
+// Ends what all processes do: they are told to end, or, so that others can follow at once, killed
+// or kept without work. No report of theirs is an event any more.
 struct EndLanes {
-  bool kill = false;
+  bool others_follow = false;
 };
 // Kills a lane that hangs, and says so in the log. OnLaneGone() tells its end, as any other's.
 struct CondemnLane {

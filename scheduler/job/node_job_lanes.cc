@@ -30,9 +30,9 @@ void NodeJob::ReplaceLanes(const std::string& why) {
 void NodeJob::GiveUpLanes() {
   Do(node::AbandonCopies{"the lanes are replaced"});
   Do(node::StopRestoring{});
-  // Killed: the state table says what they have come to, and whoever waits in a lane's queue is
+  // At once: the state table says what they have come to, and whoever waits in a lane's queue is
   // answered by its successor.
-  Do(node::EndLanes{.kill = true});
+  Do(node::EndLanes{.others_follow = true});
   job_->lanes.GiveUp();
 }
 
@@ -59,7 +59,7 @@ node::Actions NodeJob::OnLanesStarted(TimePoint now, const absl::Status& started
     }
     return Take();
   }
-  Do(node::EndLanes{.kill = true});
+  Do(node::EndLanes{.others_follow = true});
   // The job's state may be in this memory alone, and what is lacking now there may be at the next
   // tick. The coordinator waits for a --register_timeout, and is told why before that.
   if (job_->over_old_memory && absl::IsResourceExhausted(started)) {

@@ -91,7 +91,7 @@ void Core::Perform(node::StartLanes& order) {
 
 template <>
 void Core::Perform(node::EndLanes& order) {
-  lanes.End(order.kill);
+  lanes.End(order.others_follow);
 }
 
 template <>

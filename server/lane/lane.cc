@@ -45,10 +45,7 @@ absl::Status Lane::Run() {
   absl::Status status = Serve();
   // What the device still waits for ends before the process does: some drivers fail whoever shares
   // the device with a process that ended in the middle of a kernel.
-  if (RailPolls()) {
-    log::Info("ends what its rail waits for", {{"job", job_->name}, {"epoch", job_->epoch}});
-    group_.reset();
-  }
+  if (RailPolls()) LeaveRail();
   if (!status.ok() && !absl::IsUnavailable(status)) {
     v1::LaneReport report;
     report.mutable_failed()->set_what(status.ToString());
@@ -121,6 +118,8 @@ absl::Status Lane::Handle() {
       return CompleteRendezvous(command_.rendezvous());
     case Command::kPing:
       return Answer(command_.ping());
+    case Command::kRelease:
+      return Release();
     case Command::kShutdown:
       shutdown_ = true;
       return absl::OkStatus();
@@ -233,6 +232,30 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
   rendezvous.set_node(job_->program.node.value());
   rendezvous.set_epoch(job_->epoch);
   rendezvous.set_blob(group_->blob());
+  return channel_.Send(report);
+}
+
+void Lane::LeaveRail() {
+  if (RailPolls()) {
+    log::Info("ends what its rail waits for", {{"job", job_->name}, {"epoch", job_->epoch}});
+  }
+  group_.reset();
+}
+
+// In the order in which they use each other. Streams end when their work is done, and do not say
+// whether it was: who could not do other work, because its context has failed, ends.
+absl::Status Lane::Release() {
+  LeaveRail();
+  rail_stream_.reset();
+  engine_.reset();
+  job_.reset();
+  connecting_ = rail_silent_ = false;
+  absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device_.CreateStream();
+  if (!stream.ok()) return stream.status();
+  if (absl::Status healthy = (*stream)->Synchronize(); !healthy.ok()) return healthy;
+  fault::FaultPoint("lane.released");
+  v1::LaneReport report;
+  report.mutable_released();
   return channel_.Send(report);
 }
 

@@ -40,6 +40,8 @@ class Lane {
   absl::Status Drain();
   absl::Status Handle();
   absl::Status Configure(const v1::LaneCommand::Configure& configure);
+  absl::Status Release();
+  void LeaveRail();
   absl::Status CompleteRendezvous(const v1::RendezvousComplete& rendezvous);
   absl::StatusOr<bool> Connect();
   absl::Status Start();

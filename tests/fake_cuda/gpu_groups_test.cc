@@ -123,7 +123,7 @@ TEST_F(GpuGroupsTest, ALaneThatDiesCostsNoStep) {
 
 // Under MPS a process that is killed in the middle of a kernel takes the trainers on its device
 // along, and a rail's kernel waits for a peer that is gone.
-TEST_F(GpuGroupsTest, UnderMpsLanesEndTheirRailBeforeThemselves) {
+TEST_F(GpuGroupsTest, UnderMpsLanesEndWhatTheirRailWaitsFor) {
   StartNodes(2, 2);
   const Weights expected = RunOnGpus();
   group_.clear();

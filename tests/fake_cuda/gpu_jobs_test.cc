@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -133,15 +134,24 @@ TEST_F(GpuJobsTest, LanesWaitForAnMpsServerThatIsNotReady) {
   EXPECT_EQ(RunOnGpus(1, {0}), expected);
 }
 
-TEST_F(GpuJobsTest, ALaneThatDiesCostsNoStep) {
+TEST_F(GpuJobsTest, ALaneThatDiesCostsNoStepAndNoOtherProcess) {
   StartDaemon("cuda:2");
   const Weights expected = RunOnGpus(2, {0, 1});
+  std::array<std::set<pid_t>, 2> processes;
+  std::array<size_t, 2> kills{};
   EXPECT_EQ(RunOnGpus(2, {0, 1},
                       [&](int64_t step) {
-                        if (step % 2 != 0) return;
-                        ::kill(static_cast<pid_t>(LanesOf(*daemon_)[step / 2 % 2].pid()), SIGKILL);
+                        const std::vector<v1::LaneStatus> lanes = LanesOf(*daemon_);
+                        for (int lane = 0; lane < 2; ++lane) {
+                          processes[lane].insert(static_cast<pid_t>(lanes[lane].pid()));
+                        }
+                        if (step % 2 != 0 || step == kSteps) return;
+                        const int victim = static_cast<int>(step / 2 % 2);
+                        ++kills[victim];
+                        ::kill(static_cast<pid_t>(lanes[victim].pid()), SIGKILL);
                       }),
             expected);
+  for (int lane = 0; lane < 2; ++lane) EXPECT_EQ(processes[lane].size(), 1 + kills[lane]) << lane;
 }
 
 // By process, how often one of these lanes has measured.

@@ -99,10 +99,10 @@ void JobLanes::Condemn(const scheduler::node::CondemnLane& order) {
                 absl::StrCat("it hung and was killed: ", order.why, "; awaited: ", order.awaited));
 }
 
-void JobLanes::End(bool kill) {
+void JobLanes::End(bool others_follow) {
   ++generation_;
-  if (kill) {
-    host_.KillAll();
+  if (others_follow) {
+    host_.GiveUpAll();
   } else {
     host_.EndAll();
   }

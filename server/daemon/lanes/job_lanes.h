@@ -64,7 +64,7 @@ class JobLanes {
   [[nodiscard]] int64_t silent_ms(scheduler::LaneIndex lane) const {
     return silent_ms_[lane.value()];
   }
-  void End(bool kill);
+  void End(bool others_follow);
   void Condemn(const scheduler::node::CondemnLane& order);
 
   // The generation of the present processes: those of other generations were ended.

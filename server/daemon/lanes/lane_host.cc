@@ -1,16 +1,19 @@
 #include "server/daemon/lanes/lane_host.h"
 
-#include <iterator>
 #include <utility>
 
 #include "server/common/errors.h"
+#include "server/common/log.h"
 
 namespace dmuond::server {
 
 using scheduler::LaneIndex;
 
 LaneHost::LaneHost(Options options, Callbacks callbacks)
-    : options_(std::move(options)), callbacks_(std::move(callbacks)), places_(options_.lanes) {}
+    : options_(std::move(options)),
+      callbacks_(std::move(callbacks)),
+      places_(options_.lanes),
+      released_(options_.lanes) {}
 
 LaneProcess* LaneHost::At(LaneIndex lane) const {
   const auto place = static_cast<size_t>(lane.value());
@@ -19,6 +22,38 @@ LaneProcess* LaneHost::At(LaneIndex lane) const {
 
 absl::Status LaneHost::Start(LaneIndex lane, uint64_t generation, const v1::LaneCommand& configure,
                              const std::vector<int>& fds) {
+  LaneProcess::Callbacks callbacks;
+  callbacks.on_report = [this, generation, lane](const v1::LaneReport& report,
+                                                 const std::vector<wire::UniqueFd>& /*fds*/) {
+    callbacks_.on_report(generation, lane, report);
+  };
+  callbacks.on_gone = [this, generation, lane](const std::string& last_words) {
+    callbacks_.on_gone(generation, lane, last_words);
+  };
+  std::unique_ptr<LaneProcess> process = std::move(released_[lane.value()]);
+  const bool reused = process != nullptr && process->Reuse(callbacks);
+  if (!reused) {
+    absl::StatusOr<std::unique_ptr<LaneProcess>> started =
+        LaneProcess::Start(OptionsOf(lane, configure), std::move(callbacks));
+    if (!started.ok()) return started.status();
+    process = *std::move(started);
+  }
+  // The end of one that is gone already is told as any other.
+  if (absl::Status sent = process->Send(configure, fds); !sent.ok() && !absl::IsUnavailable(sent)) {
+    process->Kill();
+    ending_.push_back(std::move(process));
+    return sent;
+  }
+  if (reused) {  // it was told nothing while it waited
+    v1::LaneCommand level;
+    level.mutable_log_level()->set_level(std::string(log::Name(log::CurrentLevel())));
+    process->Keep(level).IgnoreError();
+  }
+  places_[lane.value()] = std::move(process);
+  return absl::OkStatus();
+}
+
+LaneProcess::Options LaneHost::OptionsOf(LaneIndex lane, const v1::LaneCommand& configure) const {
   LaneProcess::Options options;
   options.binary = options_.binary;
   options.lane_index = lane.value();
@@ -29,26 +64,7 @@ absl::Status LaneHost::Start(LaneIndex lane, uint64_t generation, const v1::Lane
   if (const std::string near = options_.device->ProcessorsNear(lane); !near.empty()) {
     options.flags.push_back("--processors=" + near);
   }
-  LaneProcess::Callbacks callbacks;
-  callbacks.on_report = [this, generation, lane](const v1::LaneReport& report,
-                                                 const std::vector<wire::UniqueFd>& /*fds*/) {
-    callbacks_.on_report(generation, lane, report);
-  };
-  callbacks.on_gone = [this, generation, lane](const std::string& last_words) {
-    callbacks_.on_gone(generation, lane, last_words);
-  };
-  absl::StatusOr<std::unique_ptr<LaneProcess>> process =
-      LaneProcess::Start(std::move(options), std::move(callbacks));
-  if (!process.ok()) return process.status();
-  // The end of one that is gone already is told as any other.
-  if (absl::Status sent = (*process)->Send(configure, fds);
-      !sent.ok() && !absl::IsUnavailable(sent)) {
-    (*process)->Kill();
-    ending_.push_back(*std::move(process));
-    return sent;
-  }
-  places_[lane.value()] = *std::move(process);
-  return absl::OkStatus();
+  return options;
 }
 
 absl::Status LaneHost::Send(LaneIndex lane, const v1::LaneCommand& command,
@@ -76,18 +92,28 @@ void LaneHost::Condemn(LaneIndex lane, std::string why) {
   if (LaneProcess* const process = At(lane); process != nullptr) process->Condemn(std::move(why));
 }
 
-void LaneHost::KillAll() {
-  if (options_.device->AsksLanesToEnd()) return EndAll();
-  for (const std::unique_ptr<LaneProcess>& process : places_) {
-    if (process != nullptr) process->Kill();
+void LaneHost::GiveUpAll() {
+  const std::optional<std::chrono::milliseconds> patience = options_.device->ReleasesLanesWithin();
+  for (std::unique_ptr<LaneProcess>& process : places_) {
+    if (process == nullptr) continue;
+    if (patience.has_value()) {
+      process->Release(*patience);
+    } else {
+      process->Kill();
+    }
+    ending_.push_back(std::exchange(process, nullptr));
   }
-  EndAll();
+  keeps_ = true;
 }
 
 void LaneHost::EndAll() {
-  for (std::unique_ptr<LaneProcess>& process : places_) {
-    if (process != nullptr) ending_.push_back(std::exchange(process, nullptr));
+  for (auto* const processes : {&places_, &released_}) {
+    for (std::unique_ptr<LaneProcess>& process : *processes) {
+      if (process != nullptr) ending_.push_back(std::exchange(process, nullptr));
+    }
   }
+  for (const std::unique_ptr<LaneProcess>& process : ending_) process->BeginStop();
+  keeps_ = false;
 }
 
 pid_t LaneHost::pid(LaneIndex lane) const {
@@ -107,14 +133,22 @@ LaneHost::Reaper LaneHost::BeginReaping() {
 
 void LaneHost::EndReaping(Reaper reaper) {
   reaping_ = false;
-  std::move(reaper.processes_.begin(), reaper.processes_.end(), std::back_inserter(ending_));
+  for (std::unique_ptr<LaneProcess>& process : reaper.processes_) {
+    if (keeps_ && process->released()) {
+      released_[process->lane_index()] = std::move(process);
+      continue;
+    }
+    if (!keeps_) process->BeginStop();
+    ending_.push_back(std::move(process));
+  }
 }
 
 void LaneHost::Reaper::Wait(std::chrono::steady_clock::time_point deadline) {
   std::vector<std::unique_ptr<LaneProcess>> alive;
   for (std::unique_ptr<LaneProcess>& process : processes_) {
-    process->BeginStop();
-    if (!process->WaitUntilGone(deadline)) alive.push_back(std::move(process));
+    if (!process->WaitUntilAtRest(deadline) || process->released()) {
+      alive.push_back(std::move(process));
+    }
   }
   processes_ = std::move(alive);
 }

@@ -1,7 +1,8 @@
 // The lane processes of this node: starts them, sends them commands, kills them, and waits for
 // their end. scheduler::NodeJob decides which of them there are, and what they are told.
 //
-// Lanes of one place share memory, so a place is free only when its last process has ended.
+// Lanes of one place share memory, so a place is free only when its last process has ended, or has
+// let go of all its work and waits for other work.
 //
 // Threads: the daemon's lock, but for Reap().
 #ifndef DMUOND_SERVER_DAEMON_LANES_LANE_HOST_H_
@@ -41,7 +42,8 @@ class LaneHost {
   };
   LaneHost(Options options, Callbacks callbacks);
 
-  // Starts a process in a free place; `configure` is its first command. Callbacks have
+  // Starts a process in a free place, or uses the one that waits there; `configure` is its first
+  // command. Callbacks have
   // `generation`. NOT_FOUND, PERMISSION_DENIED: as LaneProcess::Start.
   absl::Status Start(scheduler::LaneIndex lane, uint64_t generation,
                      const v1::LaneCommand& configure, const std::vector<int>& fds);
@@ -53,15 +55,16 @@ class LaneHost {
   void SendKept();
   // Kills a lane that hangs; on_gone tells its end, as any other's.
   void Condemn(scheduler::LaneIndex lane, std::string why);
-  // Ends all processes: kills them (where the device takes no harm of it), or tells them to end. No
-  // callback of theirs begins any more.
-  void KillAll();
+  // Tells all processes to end. No callback of theirs begins any more.
   void EndAll();
+  // The same at once, because others follow: they are killed, or let go of their work and wait
+  // (NodeDevice::ReleasesLanesWithin()).
+  void GiveUpAll();
 
   [[nodiscard]] pid_t pid(scheduler::LaneIndex lane) const;  // 0: there is none
   [[nodiscard]] std::optional<std::chrono::milliseconds> ProcessorTime(
       scheduler::LaneIndex lane) const;
-  // Processes that were ended may still run. No place is free before they have ended.
+  // Processes that were ended may still run, or do what they did. No place is free before that.
   [[nodiscard]] bool ending() const { return !ending_.empty() || reaping_; }
 
   // Waits for processes that were ended, for a limited time: not even SIGKILL ends one that hangs
@@ -80,12 +83,16 @@ class LaneHost {
   void EndReaping(Reaper reaper);
 
  private:
+  [[nodiscard]] LaneProcess::Options OptionsOf(scheduler::LaneIndex lane,
+                                               const v1::LaneCommand& configure) const;
   [[nodiscard]] LaneProcess* At(scheduler::LaneIndex lane) const;
 
   const Options options_;
   const Callbacks callbacks_;
   std::vector<std::unique_ptr<LaneProcess>> places_;
+  std::vector<std::unique_ptr<LaneProcess>> released_;  // by place, as places_
   std::vector<std::unique_ptr<LaneProcess>> ending_;
+  bool keeps_ = false;  // those that let go of their work: others are to follow
   bool reaping_ = false;
 };
 

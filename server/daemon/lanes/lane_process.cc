@@ -72,12 +72,12 @@ absl::StatusOr<std::unique_ptr<LaneProcess>> LaneProcess::Start(Options options,
 LaneProcess::LaneProcess(Options options, Callbacks callbacks, pid_t pid, UniqueFd socket,
                          UniqueFd output, UniqueFd pidfd, UniqueFd wake)
     : options_(std::move(options)),
-      callbacks_(std::move(callbacks)),
       pid_(pid),
       socket_(std::move(socket)),
       output_(std::move(output)),
       pidfd_(std::move(pidfd)),
-      wake_(std::move(wake)) {}
+      wake_(std::move(wake)),
+      callbacks_(std::make_shared<const Callbacks>(std::move(callbacks))) {}
 
 LaneProcess::~LaneProcess() { Stop(); }
 
@@ -116,10 +116,65 @@ void LaneProcess::SendKept() {
   if (FlushOutbox()) Wake();
 }
 
+void LaneProcess::Release(std::chrono::milliseconds patience) {
+  {
+    MutexLock lock(mutex_);
+    if (stage_ != Stage::kAtWork) return;
+    stage_ = Stage::kReleasing;
+    release_by_ = Clock::now() + patience;
+  }
+  v1::LaneCommand command;
+  command.mutable_release();
+  // A lane that cannot be told is gone, or killed in time.
+  Send(command).IgnoreError();
+  Wake();
+}
+
+void LaneProcess::OnReleased() {
+  MutexLock lock(mutex_);
+  if (stage_ != Stage::kReleasing) return;
+  stage_ = Stage::kReleased;
+  at_rest_.NotifyAll();
+}
+
+bool LaneProcess::released() const {
+  MutexLock lock(mutex_);
+  return stage_ == Stage::kReleased && !gone_;
+}
+
+bool LaneProcess::Reuse(Callbacks callbacks) {
+  MutexLock lock(mutex_);
+  if (stage_ != Stage::kReleased || gone_) return false;
+  stage_ = Stage::kAtWork;
+  callbacks_ = std::make_shared<const Callbacks>(std::move(callbacks));
+  return true;
+}
+
+std::shared_ptr<const LaneProcess::Callbacks> LaneProcess::Listener() const {
+  MutexLock lock(mutex_);
+  return stage_ == Stage::kAtWork ? callbacks_ : nullptr;
+}
+
+Clock::time_point LaneProcess::release_by() const {
+  MutexLock lock(mutex_);
+  return stage_ == Stage::kReleasing ? release_by_ : Clock::time_point::max();
+}
+
+void LaneProcess::KillUnreleased() {
+  {
+    MutexLock lock(mutex_);
+    if (stage_ != Stage::kReleasing) return;
+    stage_ = Stage::kStopping;
+  }
+  log::Warn("lane does not let go of its work and is killed",
+            {{"lane", options_.lane_index}, {"pid", pid_}});
+  Signal(SIGKILL);
+}
+
 void LaneProcess::BeginStop() {
   {
     MutexLock lock(mutex_);
-    if (std::exchange(stop_, true)) return;
+    if (std::exchange(stage_, Stage::kStopping) == Stage::kStopping) return;
   }
   v1::LaneCommand command;
   command.mutable_shutdown();
@@ -137,7 +192,7 @@ void LaneProcess::Stop() {
 void LaneProcess::Kill() {
   {
     MutexLock lock(mutex_);
-    stop_ = true;
+    stage_ = Stage::kStopping;
   }
   Signal(SIGKILL);
 }
@@ -165,10 +220,10 @@ std::optional<std::chrono::milliseconds> LaneProcess::ProcessorTime() const {
       std::chrono::seconds(used.tv_sec) + std::chrono::nanoseconds(used.tv_nsec));
 }
 
-bool LaneProcess::WaitUntilGone(Clock::time_point deadline) {
+bool LaneProcess::WaitUntilAtRest(Clock::time_point deadline) {
   MutexLock lock(mutex_);
-  while (!gone_) {
-    if (!gone_changed_.WaitUntil(mutex_, deadline)) return gone_;
+  while (!gone_ && stage_ != Stage::kReleased) {
+    if (!at_rest_.WaitUntil(mutex_, deadline)) return gone_ || stage_ == Stage::kReleased;
   }
   return true;
 }
@@ -199,7 +254,7 @@ void LaneProcess::Escalate() {
 
 bool LaneProcess::stopping() const {
   MutexLock lock(mutex_);
-  return stop_;
+  return stage_ == Stage::kStopping;
 }
 
 bool LaneProcess::has_waiting() const {
@@ -214,7 +269,7 @@ void LaneProcess::Run() {
                                      {wake_.get(), POLLIN, 0},
                                      {output_open_ ? output_.get() : -1, POLLIN, 0},
                                      {socket_open_ ? socket_.get() : -1, socket_events, 0}}};
-    const Clock::time_point next = std::min(kill_at_, escalate_at_);
+    const Clock::time_point next = std::min({kill_at_, escalate_at_, release_by()});
     if (::poll(polled.data(), polled.size(), MillisecondsUntil(next)) < 0) continue;  // EINTR
     if (polled[1].revents != 0) {
       uint64_t count = 0;
@@ -224,6 +279,7 @@ void LaneProcess::Run() {
     if ((polled[3].revents & POLLOUT) != 0) FlushOutbox();
     if ((polled[3].revents & ~POLLOUT) != 0) ReadReport();
     if (polled[0].revents != 0) break;
+    if (Clock::now() >= release_by()) KillUnreleased();
     if (Clock::now() >= escalate_at_ || (stop_signal_ == 0 && stopping())) Escalate();
     if (Clock::now() >= kill_at_) {
       Signal(SIGKILL);
@@ -242,7 +298,11 @@ void LaneProcess::ReadReport() {
         absl::StrCat("a report of ", frame->body.size(), " bytes is no LaneReport"));
   }
   if (frame.ok()) {
-    if (!stopping()) callbacks_.on_report(report, std::move(frame->fds));
+    if (report.has_released()) {
+      OnReleased();
+    } else if (const auto listener = Listener(); listener != nullptr) {
+      listener->on_report(report, std::move(frame->fds));
+    }
     return;
   }
   if (absl::IsInvalidArgument(frame.status())) {
@@ -301,18 +361,18 @@ void LaneProcess::ReportEnd() {
   while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
   std::string last_words = DescribeEnd(status);
-  bool stopped = false;
+  std::shared_ptr<const Callbacks> listener;
   {
     MutexLock lock(mutex_);
     deaf_ = true;
     gone_ = true;
     outbox_.Clear();
-    gone_changed_.NotifyAll();
-    stopped = stop_;
+    at_rest_.NotifyAll();
+    if (stage_ == Stage::kAtWork) listener = callbacks_;
     if (!condemned_.empty()) last_words = absl::StrCat(condemned_, " (", last_words, ")");
     if (!last_line_.empty()) absl::StrAppend(&last_words, ": ", last_line_);
   }
-  if (!stopped) callbacks_.on_gone(std::move(last_words));
+  if (listener != nullptr) listener->on_gone(std::move(last_words));
 }
 
 }  // namespace dmuond::server

@@ -53,7 +53,7 @@ class LaneProcess {
   };
   struct Callbacks {
     std::function<void(const v1::LaneReport&, std::vector<UniqueFd>)> on_report;
-    // Called once, after the last report, if the process has ended before Stop() was called. Its
+    // Called once, after the last report, if the process has ended while it was at work. Its
     // last words are "killed by signal 9 (Killed)" or "exit code 1", then ": " and its last line on
     // stderr if it has one.
     std::function<void(std::string last_words)> on_gone;
@@ -76,12 +76,21 @@ class LaneProcess {
   void SendKept() DMUOND_EXCLUDES(mutex_);
 
   [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] int lane_index() const { return options_.lane_index; }
+
+  // Has the process give up what it does (LaneCommand.Release); one that has not within `patience`
+  // is killed. No callback begins after the call. Returns at once.
+  void Release(std::chrono::milliseconds patience) DMUOND_EXCLUDES(mutex_);
+  [[nodiscard]] bool released() const DMUOND_EXCLUDES(mutex_);
+  // A released process is used again: with these callbacks, and a configuration as the next
+  // command. False: it is not released, or it has ended.
+  [[nodiscard]] bool Reuse(Callbacks callbacks) DMUOND_EXCLUDES(mutex_);
 
   // Ends the process: Shutdown, SIGTERM, SIGKILL, with stop_grace between them. No callback begins
   // after the call. Returns at once; may be repeated.
   void BeginStop() DMUOND_EXCLUDES(mutex_);
-  // Whether the process is gone by then.
-  [[nodiscard]] bool WaitUntilGone(std::chrono::steady_clock::time_point deadline)
+  // Whether the process is gone, or released, by then.
+  [[nodiscard]] bool WaitUntilAtRest(std::chrono::steady_clock::time_point deadline)
       DMUOND_EXCLUDES(mutex_);
   // BeginStop(), and waits for the end of the process and of a callback that runs.
   // REQUIRES: not from a callback, and not with a lock that a callback takes.
@@ -108,6 +117,12 @@ class LaneProcess {
   void CloseSocket() DMUOND_EXCLUDES(mutex_);
   void Keep(const std::string& line) DMUOND_EXCLUDES(mutex_);
   [[nodiscard]] bool stopping() const DMUOND_EXCLUDES(mutex_);
+  // Whom reports go to; null: nobody.
+  [[nodiscard]] std::shared_ptr<const Callbacks> Listener() const DMUOND_EXCLUDES(mutex_);
+  void OnReleased() DMUOND_EXCLUDES(mutex_);
+  // When a process that is to let go of its work is killed; max(): it is not to.
+  [[nodiscard]] std::chrono::steady_clock::time_point release_by() const DMUOND_EXCLUDES(mutex_);
+  void KillUnreleased() DMUOND_EXCLUDES(mutex_);
   [[nodiscard]] bool has_waiting() const DMUOND_EXCLUDES(mutex_);
   void Signal(int signal) const;
   void Wake() const;
@@ -115,7 +130,6 @@ class LaneProcess {
   void ReportEnd() DMUOND_EXCLUDES(mutex_);
 
   const Options options_;
-  const Callbacks callbacks_;
   const pid_t pid_;
   const UniqueFd socket_;
   const UniqueFd output_;
@@ -133,10 +147,13 @@ class LaneProcess {
   LineBuffer lines_;
 
   mutable Mutex mutex_;
-  bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
+  enum class Stage : uint8_t { kAtWork, kReleasing, kReleased, kStopping };
+  Stage stage_ DMUOND_GUARDED_BY(mutex_) = Stage::kAtWork;
+  std::chrono::steady_clock::time_point release_by_ DMUOND_GUARDED_BY(mutex_);
+  std::shared_ptr<const Callbacks> callbacks_ DMUOND_GUARDED_BY(mutex_);
   bool deaf_ DMUOND_GUARDED_BY(mutex_) = false;  // nothing that is sent can arrive any more
   bool gone_ DMUOND_GUARDED_BY(mutex_) = false;  // the process has ended and is reaped
-  CondVar gone_changed_;
+  CondVar at_rest_;                              // gone_, or stage_, has changed
   Outbox outbox_ DMUOND_GUARDED_BY(mutex_);
   std::string last_line_ DMUOND_GUARDED_BY(mutex_);  // that it wrote
   std::string condemned_ DMUOND_GUARDED_BY(mutex_);  // why it was killed; empty: it was not

@@ -166,8 +166,13 @@ class CudaNodeDevice final : public NodeDevice {
     const std::string folder = lanes_mps_.empty() ? kMpsFolder : lanes_mps_;
     return ::access((folder + "/control").c_str(), F_OK) != 0;
   }
-  // With MPS, as measured.
-  bool AsksLanesToEnd() const override { return !rail_address_.empty() && !TakesTurns(); }
+  // A context takes a fifth of a second, and those of several lanes come one after the other. With
+  // MPS a process that ends in the middle of a kernel, one that waits for another node's say, takes
+  // others on its device along, as measured.
+  std::optional<std::chrono::milliseconds> ReleasesLanesWithin() const override {
+    const bool harms = !rail_address_.empty() && !TakesTurns();
+    return std::chrono::milliseconds(harms ? 3000 : 1000);
+  }
   bool StateIsHostMemory() const override { return false; }
   int64_t GranuleBytes() const override {
     return static_cast<int64_t>(gpus_[lanes_.front()].memory->Rounded(1));

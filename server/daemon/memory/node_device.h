@@ -33,9 +33,12 @@ class NodeDevice {
   [[nodiscard]] virtual bool Hangs() const { return false; }
   // Of lanes' devices that have uuids: no other daemon has a lane there.
   [[nodiscard]] virtual std::vector<std::string> Uuids() const { return {}; }
-  // Whether lanes are asked to end before they are killed: a process that ends in the middle of a
-  // kernel, one that waits for another node's say, takes others on its device along.
-  [[nodiscard]] virtual bool AsksLanesToEnd() const { return false; }
+  // For how long a lane whose work is over may go on until it has let go of all that, so that its
+  // process can have the next work: what takes long to begin is kept. It is killed after that;
+  // nullopt: at once.
+  [[nodiscard]] virtual std::optional<std::chrono::milliseconds> ReleasesLanesWithin() const {
+    return std::nullopt;
+  }
   // The processors of this machine that are near the lane's device, as the kernel lists them:
   // "0-15,32-47". Empty: it is not known, or they are the device.
   [[nodiscard]] virtual std::string ProcessorsNear(scheduler::LaneIndex /*lane*/) const {

@@ -59,7 +59,7 @@ TEST_P(NodeJobTest, NewLanesStartWhenTheirPredecessorsHaveEnded) {
   EXPECT_EQ(job_.phase(), Phase::kRunning);  // the coordinator says what comes of it
   Reform(kEpoch + 1);
   EXPECT_EQ(job_.phase(), Phase::kStarting);
-  EXPECT_TRUE(Taken<node::EndLanes>().back().kill);
+  EXPECT_TRUE(Taken<node::EndLanes>().back().others_follow);
   EXPECT_EQ(Taken<node::StartLanes>().size(), 1U);
   Perform(job_.OnPlacesFree());
   ASSERT_EQ(Taken<node::StartLanes>().size(), 2U);

@@ -1,6 +1,6 @@
 // Stands in for dmuond-lane in tests. FAKE_LANE says how it behaves:
 //   (unset)   answers AttachTrainer with Attached, its error text read from the first descriptor;
-//             ends with 0 on Shutdown
+//             Release with Released; ends with 0 on Shutdown
 //   wait      before that reads a byte from the first command's descriptor
 //   die       writes 30 lines, then ends with 1
 //   kill      ends by SIGKILL
@@ -82,6 +82,11 @@ int Serve(int socket, bool wait) {
     }
     if (command.has_shutdown()) return 0;
     v1::LaneReport report;
+    if (command.has_release()) {
+      report.mutable_released();
+      Report(socket, report);
+      continue;
+    }
     report.mutable_attached()->set_rank(command.attach().rank());
     if (!frame->fds.empty()) report.mutable_attached()->set_error(ReadText(frame->fds[0].get()));
     Report(socket, report);

@@ -197,9 +197,9 @@ TEST_F(LaneProcessTest, ItsEndNeedNotBeWaitedFor) {
   ASSERT_TRUE(reports_.Take().has_value());
   ASSERT_EQ(::kill(lane_->pid(), SIGSTOP), 0);
   lane_->BeginStop();
-  EXPECT_FALSE(lane_->WaitUntilGone(std::chrono::steady_clock::now())) << "both have waited";
+  EXPECT_FALSE(lane_->WaitUntilAtRest(std::chrono::steady_clock::now())) << "both have waited";
   lane_->Kill();
-  EXPECT_TRUE(lane_->WaitUntilGone(std::chrono::steady_clock::now() + kPatience));
+  EXPECT_TRUE(lane_->WaitUntilAtRest(std::chrono::steady_clock::now() + kPatience));
   EXPECT_EQ(gone_.size(), 0);
 }
 
@@ -208,7 +208,55 @@ TEST_F(LaneProcessTest, AfterBeginStopTheSignalsFollowByThemselves) {
   ASSERT_TRUE(reports_.Take().has_value());
   ASSERT_EQ(::kill(lane_->pid(), SIGSTOP), 0);
   lane_->BeginStop();
-  EXPECT_TRUE(lane_->WaitUntilGone(std::chrono::steady_clock::now() + kPatience));
+  EXPECT_TRUE(lane_->WaitUntilAtRest(std::chrono::steady_clock::now() + kPatience));
+  EXPECT_EQ(gone_.size(), 0);
+}
+
+TEST_F(LaneProcessTest, AReleasedProcessHasOtherWorkAndAnotherListener) {
+  Start("");
+  const pid_t pid = lane_->pid();
+  EXPECT_FALSE(lane_->Reuse({})) << "it is at work";
+  ASSERT_TRUE(lane_->Send(Attach(1)).ok());
+  ASSERT_TRUE(reports_.Take().has_value());
+  // What it says of its old work meanwhile nobody hears.
+  ASSERT_TRUE(lane_->Keep(Attach(2)).ok());
+  lane_->Release(kPatience);
+  ASSERT_TRUE(lane_->WaitUntilAtRest(std::chrono::steady_clock::now() + kPatience));
+  ASSERT_TRUE(lane_->released());
+  Inbox<v1::LaneReport> others;
+  ASSERT_TRUE(
+      lane_->Reuse({.on_report = [&](const v1::LaneReport& report,
+                                     const std::vector<UniqueFd>&) { others.Put(report); },
+                    .on_gone = [this](std::string words) { gone_.Put(std::move(words)); }}));
+  EXPECT_FALSE(lane_->released());
+  ASSERT_TRUE(lane_->Send(Attach(3)).ok());
+  const auto report = others.Take();
+  ASSERT_TRUE(report.has_value());
+  EXPECT_EQ(report->attached().rank(), 3);
+  EXPECT_EQ(reports_.size(), 0);
+  EXPECT_EQ(lane_->pid(), pid);
+  ASSERT_EQ(::kill(pid, SIGKILL), 0);
+  EXPECT_TRUE(gone_.Take().has_value());
+  EXPECT_FALSE(lane_->Reuse({}));
+  lane_.reset();
+}
+
+TEST_F(LaneProcessTest, OneThatDoesNotLetGoIsKilled) {
+  Start("hang");
+  ASSERT_TRUE(reports_.Take().has_value());
+  lane_->Release(std::chrono::milliseconds(20));
+  EXPECT_TRUE(lane_->WaitUntilAtRest(std::chrono::steady_clock::now() + kPatience));
+  EXPECT_FALSE(lane_->released());
+  EXPECT_EQ(gone_.size(), 0);
+}
+
+TEST_F(LaneProcessTest, AReleasedProcessEndsWhenItIsToldTo) {
+  Start("");
+  lane_->Release(kPatience);
+  ASSERT_TRUE(lane_->WaitUntilAtRest(std::chrono::steady_clock::now() + kPatience));
+  const pid_t pid = lane_->pid();
+  lane_->Stop();
+  EXPECT_EQ(::kill(pid, 0), -1);
   EXPECT_EQ(gone_.size(), 0);
 }
 
