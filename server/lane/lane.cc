@@ -253,7 +253,6 @@ absl::Status Lane::Release() {
   absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device_.CreateStream();
   if (!stream.ok()) return stream.status();
   if (absl::Status healthy = (*stream)->Synchronize(); !healthy.ok()) return healthy;
-  fault::FaultPoint("lane.released");
   v1::LaneReport report;
   report.mutable_released();
   return channel_.Send(report);
