@@ -33,9 +33,9 @@ class NodeDevice {
   [[nodiscard]] virtual bool Hangs() const { return false; }
   // Of lanes' devices that have uuids: no other daemon has a lane there.
   [[nodiscard]] virtual std::vector<std::string> Uuids() const { return {}; }
-  // For how long a lane whose work is over may go on until it has let go of all that, so that its
-  // process can have the next work: what takes long to begin is kept. It is killed after that;
-  // nullopt: at once.
+  // How long a lane whose work is over may take to let go of it. Its process, which takes long to
+  // begin, then gets the next work; one that takes longer is killed. nullopt: lanes are killed at
+  // once, because their processes begin fast.
   [[nodiscard]] virtual std::optional<std::chrono::milliseconds> ReleasesLanesWithin() const {
     return std::nullopt;
   }

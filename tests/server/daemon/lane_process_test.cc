@@ -218,7 +218,7 @@ TEST_F(LaneProcessTest, AReleasedProcessHasOtherWorkAndAnotherListener) {
   EXPECT_FALSE(lane_->Reuse({})) << "it is at work";
   ASSERT_TRUE(lane_->Send(Attach(1)).ok());
   ASSERT_TRUE(reports_.Take().has_value());
-  // What it says of its old work meanwhile nobody hears.
+  // Its answer to this command reaches no listener, because the process is being released.
   ASSERT_TRUE(lane_->Keep(Attach(2)).ok());
   lane_->Release(kPatience);
   ASSERT_TRUE(lane_->WaitUntilAtRest(std::chrono::steady_clock::now() + kPatience));
