@@ -136,6 +136,9 @@ struct StopRestoring {};
 struct SetSnapshotsAside {
   SnapshotId after;
 };
+// The job is no more: what SetSnapshotsAside has not reached yet still counts. It may be a
+// successor's, on other nodes.
+struct KeepSnapshots {};
 
 // ---- sessions ----
 // A trainer's session has ended.
@@ -154,7 +157,7 @@ using Action =
     std::variant<Wake, Note, TellCoordinator, CommandLanes, StartLanes, EndLanes, CondemnLane,
                  Prepare, DropMemory, Poison, MarkRollback, ApplyLoad, DropLoads, ForgetLoads,
                  WriteSnapshot, Copied, AbandonCopies, GiveUpCopies, ForgetCopies, Restore,
-                 StopRestoring, SetSnapshotsAside, SessionEnded, DiscardRefused>;
+                 StopRestoring, SetSnapshotsAside, KeepSnapshots, SessionEnded, DiscardRefused>;
 using Actions = std::vector<Action>;
 
 }  // namespace dmuond::scheduler::node

@@ -61,6 +61,7 @@ void NodeJob::Abandon(const absl::Status& why) {
   if (job_->failed.ok()) job_->failed = why;
   job_->Enter(Phase::kFailed);
   Do(node::StopRestoring{});
+  Do(node::KeepSnapshots{});
   // Who waits for weights that nobody will publish is woken by poison, and then asks why.
   Do(node::Poison{});
   Wake();
@@ -78,6 +79,7 @@ void NodeJob::EndJob(const std::string& why, const absl::Status& told) {
   }
   Do(node::AbandonCopies{"the job has ended"});
   Do(node::StopRestoring{});
+  Do(node::KeepSnapshots{});
   Do(node::EndLanes{});
   Do(node::DropMemory{});
   Do(node::ForgetLoads{});

@@ -235,6 +235,11 @@ void Core::Perform(node::SetSnapshotsAside& order) {
   disks.SetAside(order, job.name());
 }
 
+template <>
+void Core::Perform(node::KeepSnapshots& /*order*/) {
+  disks.Keep();
+}
+
 // ---- sessions ----
 
 template <>

@@ -614,7 +614,7 @@ def all_faults(group: str, reference: Undisturbed, seed: int) -> list[Fault]:
     faults = []
     for victim, points in sorted(reference.points.items()):
         for point, indices in sorted(points.items()):
-            setup = point in SETUP_POINTS or (victim, point) in SETUP_PASSINGS
+            setup = at_setup(victim, point)
             for kind in kinds_of(group, victim, point):
                 index = chance.choice(sorted(indices))
                 passings = reference.at_start[victim, index, point] if setup else 3
@@ -690,6 +690,11 @@ SETUP_POINTS = {
 }
 # Later it is the coordinator's alone.
 SETUP_PASSINGS = {("other", "storage.read")}
+
+
+def at_setup(victim: str, point: str) -> bool:
+    """Whether nobody passes this point any more once steps are made."""
+    return point in SETUP_POINTS or (victim, point) in SETUP_PASSINGS
 
 
 def run_cell(cell: Cell, reference: Undisturbed) -> Result:

@@ -27,13 +27,13 @@ import table
 from cells import (
     GROUPS,
     KINDS,
-    SETUP_POINTS,
     USUAL_GROUPS,
     Cell,
     Fault,
     Result,
     Undisturbed,
     all_faults,
+    at_setup,
     recovery_faults,
     run_cell,
     undisturbed,
@@ -80,7 +80,7 @@ def storm_cells(singles: list[Cell], count: int, seed: int) -> list[Cell]:
             met = {(f.victim, f.index) for f in faults}
             kinds = {f.kind for f in faults}
             fits = (fault.victim, fault.index) not in met and fault.kind not in kinds
-            if fits and fault.point not in SETUP_POINTS:  # a job is to be there, to be hurt
+            if fits and not at_setup(fault.victim, fault.point):  # a job is to be there, to be hurt
                 faults.append(fault)
         cells.append(Cell(group, tuple(faults[:AT_ONCE_MAX]), singles[0].stop_s))
     return cells

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
-from cells import GROUPS, SETUP_POINTS, Cell, Fault, Run, undisturbed
+from cells import GROUPS, Cell, Fault, Run, at_setup, undisturbed
 from daemons import files_below, lane_pids
 
 STOP_S = 0.05  # a stopped process only costs time here: the matrix has the long ones
@@ -82,7 +82,7 @@ def faults(group: str, victims: list[str], options: argparse.Namespace) -> tuple
     made = []
     for step in range(options.every, options.steps - options.every, options.every):
         victim = chance.choice(victims)
-        point = chance.choice(sorted(points[victim].keys() - SETUP_POINTS))
+        point = chance.choice(sorted(p for p in points[victim] if not at_setup(victim, p)))
         index = chance.choice(sorted(points[victim][point]))
         kind = chance.choice(["kill", "kill", "stop", "cut"])
         made.append(Fault(victim, point, kind, index, step, chance.randrange(3)))

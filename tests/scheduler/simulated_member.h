@@ -147,6 +147,7 @@ class SimulatedMember {
   void Do(const node::Restore& order);
   void Do(const node::StopRestoring& /*order*/) { ++restores_; }
   void Do(const node::SetSnapshotsAside& order);
+  void Do(const node::KeepSnapshots& /*order*/) { ++kept_; }
   void Do(const node::SessionEnded& order);
   void Do(const node::DiscardRefused& /*order*/) {}
 
@@ -199,6 +200,7 @@ class SimulatedMember {
   uint64_t published_ = 0;  // what the trainers' timelines say; of all buckets at once
   uint64_t prepares_ = 0;
   uint64_t restores_ = 0;
+  uint64_t kept_ = 0;  // counts orders to keep snapshots that were to be set aside
   uint64_t endings_ = 0;
   bool lanes_end_ = false;
   std::optional<Copies> copies_;

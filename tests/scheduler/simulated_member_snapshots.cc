@@ -172,7 +172,8 @@ void SimulatedMember::Do(const node::Restore& order) {
 
 void SimulatedMember::Do(const node::SetSnapshotsAside& order) {
   committing_.reset();
-  OnDisk([this, to = order.after] {
+  OnDisk([this, to = order.after, kept = kept_] {
+    if (kept_ != kept) return;
     simulation_.disk.erase(simulation_.disk.upper_bound(to), simulation_.disk.end());
   });
 }

@@ -158,7 +158,10 @@ void SnapshotDisks::SetAside(const scheduler::node::SetSnapshotsAside& order,
   // count. And by the one that writes, before anything of the new epoch: what it is at may be a
   // manifest.
   for (Disk* disk : {reads_.get(), writes_.get()}) {
-    disk->Post([disk, job, to = order.after] {
+    disk->Post([this, disk, job, to = order.after, kept = kept_] {
+      bool wanted = false;
+      events_.enter([&] { wanted = kept_ == kept; });
+      if (!wanted) return;
       const absl::Status aside = SetAsideAfter(disk->storage(), job, to);
       if (!aside.ok()) log::Warn("newer snapshots still count", {{"job", job}, {"what", aside}});
     });

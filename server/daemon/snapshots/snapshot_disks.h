@@ -71,6 +71,8 @@ class SnapshotDisks {
   void Restore(const scheduler::node::Restore& order, Job job);
   void StopRestoring();
   void SetAside(const scheduler::node::SetSnapshotsAside& order, const std::string& job);
+  // What is to be set aside and is not yet, stays as it is.
+  void Keep() { ++kept_; }
 
   // ---- orders of the coordinator, to its own node ----
   void WriteManifest(const v1::WriteManifest& order, const Job& job);
@@ -118,6 +120,7 @@ class SnapshotDisks {
   std::shared_ptr<CopyProgress> copying_;    // of the snapshot that is being written
   uint64_t writing_ = 0;                     // counts what was ordered to be written
   std::shared_ptr<Restoring> restoring_;     // null: nothing has been restored
+  uint64_t kept_ = 0;                        // counts calls of Keep()
   uint64_t committing_ = 0;                  // manifest that is being written; 0: none
   std::string committing_of_;                // its job
   std::optional<v1::FindSnapshot> finding_;  // an order of the coordinator that is not answered yet
