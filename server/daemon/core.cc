@@ -17,8 +17,9 @@
 namespace dmuond::server {
 namespace {
 
-constexpr std::chrono::milliseconds kReaped{100};  // how long a tick waits for the end of lanes
-constexpr std::chrono::seconds kLookWaits{1};      // for a picture of the node that is not old
+// So long lanes that end are waited for before the place is looked at again.
+constexpr std::chrono::milliseconds kReaped{100};
+constexpr std::chrono::seconds kLookWaits{1};  // for a picture of the node that is not old
 constexpr uint32_t kAttemptsOfAPlace = (uint64_t{1} << 32) / scheduler::kPlacesMax;
 
 scheduler::TimePoint Now() { return std::chrono::steady_clock::now(); }
@@ -322,37 +323,52 @@ void Core::OnLaneGone(uint64_t generation, scheduler::LaneIndex lane,
 }
 
 void Core::Tick() {
+  StateLock lock(mutex);
+  const scheduler::TimePoint now = Now();
+  record_waits_ = false;
+  clients.OnTick(now);
+  if (coordinator != nullptr) Do(coordinator->OnTick(now));
+  scheduler::NodeJob::Sight sight;
+  sight.lanes_end = lanes.host().ending();
+  sight.processor_time = [this](scheduler::LaneIndex lane)
+                             DMUOND_REQUIRES(mutex) { return lanes.host().ProcessorTime(lane); };
+  sight.pid = [this](scheduler::LaneIndex lane)
+                  DMUOND_REQUIRES(mutex) { return static_cast<int64_t>(lanes.host().pid(lane)); };
+  if (const PrepareProgress* preparing = memory.preparing(); preparing != nullptr) {
+    sight.prepared_bytes = preparing->done;
+    sight.planned = preparing->planned;
+  }
+  sight.read_bytes = disks.read_bytes();
+  Do(job.OnTick(now, sight));
+  disks.OnTick(now, job.exists() ? job.name() : "", job.epoch());
+  job.SetDiskHangs(disks.HangOfWrites());
+  if (lanes.host().ending()) {
+    reap_timer_.Set(now);
+  } else {
+    LookForPlaces();
+  }
+  TakeView();
+}
+
+void Core::LookForPlaces() {
+  Do(job.OnPlacesFree());
+  mutex.Changed();
+}
+
+void Core::Reap() {
   std::optional<LaneHost::Reaper> reaper;
   {
     StateLock lock(mutex);
-    const scheduler::TimePoint now = Now();
-    record_waits_ = false;
-    clients.OnTick(now);
-    if (coordinator != nullptr) Do(coordinator->OnTick(now));
-    scheduler::NodeJob::Sight sight;
-    sight.lanes_end = lanes.host().ending();
-    sight.processor_time = [this](scheduler::LaneIndex lane)
-                               DMUOND_REQUIRES(mutex) { return lanes.host().ProcessorTime(lane); };
-    sight.pid = [this](scheduler::LaneIndex lane)
-                    DMUOND_REQUIRES(mutex) { return static_cast<int64_t>(lanes.host().pid(lane)); };
-    if (const PrepareProgress* preparing = memory.preparing(); preparing != nullptr) {
-      sight.prepared_bytes = preparing->done;
-      sight.planned = preparing->planned;
-    }
-    sight.read_bytes = disks.read_bytes();
-    Do(job.OnTick(now, sight));
-    disks.OnTick(now, job.exists() ? job.name() : "", job.epoch());
-    job.SetDiskHangs(disks.HangOfWrites());
     reaper = lanes.host().BeginReaping();
   }
   reaper->Wait(Now() + kReaped);
   StateLock lock(mutex);
   lanes.host().EndReaping(*std::move(reaper));
-  if (!lanes.host().ending()) {
-    Do(job.OnPlacesFree());
-    mutex.Changed();
+  if (lanes.host().ending()) {
+    reap_timer_.Set(Now());
+  } else {
+    LookForPlaces();
   }
-  TakeView();
 }
 
 // ---- for who only looks ----

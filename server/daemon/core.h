@@ -82,7 +82,7 @@ struct Core {
   void OnMemberGone(int32_t node, const std::string& why);               // node 0
   void OnCoordinatorMessage(const v1::CoordinatorMessage& message);      // other nodes
   void OnCoordinatorGone(const std::string& why);                        // other nodes
-  // Looks at deadlines, and waits for lanes that were ended. One thread calls it every 100 ms.
+  // Looks at deadlines. One thread calls it every 100 ms.
   void Tick();
 
   // ---- for who only looks ----
@@ -197,6 +197,11 @@ struct Core {
   void OnDue();
   // The deadline of a late wait has come. Its timer's thread calls it.
   void OnOverdue();
+  // Waits for lanes that were ended, for a while. Its timer's thread calls it.
+  void Reap();
+  // Lanes that wait for places are started, and whoever waits for the end of others looks again.
+  // REQUIRES: no lane is ending.
+  void LookForPlaces() DMUOND_REQUIRES(mutex);
   // Takes a picture of the node, for Look().
   void TakeView() DMUOND_REQUIRES(mutex) DMUOND_EXCLUDES(view_mutex_);
 
@@ -215,6 +220,7 @@ struct Core {
   // These are the last members and so end first: they take the lock.
   DueTimer due_timer_{[this] { OnDue(); }};
   DueTimer late_timer_{[this] { OnOverdue(); }};
+  DueTimer reap_timer_{[this] { Reap(); }};  // is set while lanes end
   // Takes a picture as soon as the lock is free. Those who look wait for the picture, not for the
   // lock.
   DueTimer view_timer_{[this] {

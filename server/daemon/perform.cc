@@ -92,6 +92,7 @@ void Core::Perform(node::StartLanes& order) {
 template <>
 void Core::Perform(node::EndLanes& order) {
   lanes.End(order.others_follow);
+  reap_timer_.Set(std::chrono::steady_clock::now());
 }
 
 template <>

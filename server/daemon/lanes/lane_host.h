@@ -4,7 +4,7 @@
 // Lanes of one place share memory, so a place is free only when its last process has ended, or has
 // let go of all its work and waits for other work.
 //
-// Threads: the daemon's lock, but for Reap().
+// Threads: the daemon's lock, but for Reaper::Wait().
 #ifndef DMUOND_SERVER_DAEMON_LANES_LANE_HOST_H_
 #define DMUOND_SERVER_DAEMON_LANES_LANE_HOST_H_
 
