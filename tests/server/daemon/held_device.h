@@ -63,7 +63,7 @@ class HeldMemory final : public kernels::MemoryHolder {
 };
 
 // The processor, with such memory.
-class HeldDevice final : public NodeDevice {
+class HeldDevice : public NodeDevice {
  public:
   std::string type() const override { return cpu_->type(); }
   std::string OfLane(scheduler::LaneIndex lane) const override {
