@@ -21,6 +21,7 @@ from processes import BESIDE, Group, Loop, Process, Shape, signal_if_alive
 STEPS = 8
 LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show what it is worth
 PATIENCE_S = 40.0
+TORCH_COMES_S = 40.0  # more, where trainers and their replacements import it, on a busy machine
 RESTARTS_MAX = 10
 GATE = "trainer.gradients"  # where steps wait until the first snapshot is there
 SAVED_BY = 2  # steps
@@ -185,7 +186,7 @@ class Run:
     ):
         self.cell = cell
         self.steps = steps
-        self.patience_s = PATIENCE_S
+        self.patience_s = PATIENCE_S + TORCH_COMES_S * ("torch" in GROUPS[group].clients)
         self.restarts_max = RESTARTS_MAX
         # The second of two faults may befall who has come back from the first.
         self.replacements_are_hurt = cell is not None and len(cell.faults) > 1

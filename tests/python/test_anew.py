@@ -88,7 +88,7 @@ def test_a_script_that_raised_says_what_helps_and_runs_again_at_once(alone, name
     words = Script(alone, name, "raise RuntimeError('mine')").last_words()
     assert "RuntimeError: mine\ndmuond: job" in words
     line = words.splitlines()[-1]
-    assert f"job '{name}' keeps its state for 10 min, for a replacement of rank 0" in line
+    assert f"job '{name}' keeps its state for 10 min while its daemon runs, for a rep" in line
     for way in ('resume="if_present"', 'resume="discard"', f"dmuonctl job end {name} --address=/"):
         assert way in line
     with pytest.raises(dmuond.FailedPreconditionError, match="at step 2") as refused:

@@ -52,7 +52,8 @@ class Place:
             seconds = self.linger_ms / 1000
             waits = f"{seconds / 60:g} min" if seconds >= 60 else f"{seconds:g} s"
         return (
-            f"job '{self.job}' keeps its state for {waits}, for a replacement of rank {self.rank}: "
+            f"job '{self.job}' keeps its state for {waits} while its daemon runs, for a "
+            f"replacement of rank {self.rank}: "
             'resume="if_present" (DMUOND_RESUME=1) goes on with it, resume="discard" '
             f"(DMUOND_RESUME=discard) starts anew, `{self.end_command}` ends it now"
         )
