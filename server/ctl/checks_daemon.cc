@@ -83,6 +83,17 @@ Finding CheckSnapshots(const v1::GetStatusReply& status) {
   return finding;
 }
 
+// What is told of one job; its name is added where there are several.
+void AddJob(const v1::GetStatusReply& status, std::vector<Finding>& findings) {
+  const std::string of =
+      status.jobs_size() > 1 ? absl::StrCat(" of ", status.job().name()) : std::string();
+  findings.push_back(CheckLanes(status));
+  findings.back().what += of;
+  if (!status.has_job()) return;
+  findings.push_back(CheckSnapshots(status));
+  findings.back().what += of;
+}
+
 // Whether a trainer of this user would be let in: connects as one, and leaves.
 Finding CheckAttach(const std::string& socket, absl::Duration timeout) {
   Finding finding{.what = "attach socket"};
@@ -207,8 +218,16 @@ std::vector<Finding> CheckDaemon(const std::string& socket, absl::Duration timeo
                     HumanSeconds(status->picture_age_ms() / 1000));
     daemon.remedy = kOfOneThatHangs;
   }
-  std::vector<Finding> findings = {daemon, CheckGroup(*status), CheckLanes(*status)};
-  if (status->has_job()) findings.push_back(CheckSnapshots(*status));
+  std::vector<Finding> findings = {daemon, CheckGroup(*status)};
+  AddJob(*status, findings);
+  for (const std::string& name : status->jobs()) {
+    if (name == status->job().name()) continue;
+    v1::GetStatusRequest request;
+    request.set_job(name);
+    const auto other =
+        Call({.address = socket, .timeout = timeout}, &v1::Admin::Stub::GetStatus, request);
+    if (other.ok()) AddJob(*other, findings);  // else it has ended meanwhile
+  }
   findings.push_back(CheckAttach(socket, timeout));
   return findings;
 }

@@ -80,3 +80,12 @@ def test_doctor_names_snapshots_that_failed(daemons, tmp_path):
         assert re.search(r"warn +snapshots +step 1 committed, none durable; 1 failed", doctor), (
             doctor
         )
+        assert "snapshots of" not in doctor
+        with dmuond.Session(address, rank=0, world_size=1, job="second") as second:
+            two_matrices(second)
+            second.step(scalars())
+            doctor = ctl(address, "doctor").stdout
+        assert re.search(r"warn +snapshots of default", doctor), doctor
+        assert re.search(r"ok +snapshots of second +step 1 committed, none durable", doctor)
+        for job in ("default", "second"):
+            assert re.search(rf"ok +lanes of {job} +0 ready", doctor)

@@ -395,8 +395,8 @@ std::string StatusPage(const std::vector<Core::Seen>& places, SteadyTime started
   absl::StrAppend(&body, "</pre>\n");
   const std::string title = absl::StrCat(
       troubles.empty() ? "all right" : "look here",
-      jobs.empty() ? "" : absl::StrCat(", step ", jobs[0].status.last_committed_step()), ", node ",
-      status.node());
+      jobs.size() == 1 ? absl::StrCat(", step ", jobs[0].status.last_committed_step()) : "",
+      jobs.size() > 1 ? absl::StrCat(", ", jobs.size(), " jobs") : "", ", node ", status.node());
   return HtmlPage(title, body, /*refreshes=*/true);
 }
 
