@@ -88,6 +88,8 @@ class WorkBuilder {
     if (gradients_ && leaf.landing_offset_bytes >= 0) {
       source.landing = At(job_.staging->data() + leaf.landing_offset_bytes, dtype,
                           scheduler::ViewInBox(cell.box, cell.box));
+      bucket.landing_bytes +=
+          static_cast<int64_t>(kernels::SizeOf(dtype)) * scheduler::Elements(cell.box);
     }
     source.first_leaf = static_cast<int32_t>(bucket.leaves.size());
     bucket.leaves.push_back({leaf.rank, unit.parameter});

@@ -49,6 +49,7 @@ struct CollectBucket {
   std::vector<scheduler::UnitId> units;           // owned
   std::vector<scheduler::UnitId> norm_units;      // of them, those whose squares need a pass
   int64_t owned_bytes = 0;                        // read and written by the sums of `owned`
+  int64_t landing_bytes = 0;                      // of sources that have a landing
   const std::vector<scheduler::Transfer>* transfers = nullptr;
 };
 

@@ -12,6 +12,25 @@ using scheduler::AbsentFragment;
 using scheduler::AttemptKind;
 using scheduler::RailOperation;
 
+namespace {
+
+// From so many bytes on a bucket lands in the quiet, too, while others are added up; smaller ones
+// are read where they lie, which takes no longer than their copies.
+constexpr int64_t kLandsInQuietBytes = int64_t{8} << 20;
+
+absl::StatusOr<std::vector<std::unique_ptr<kernels::Event>>> CreateEvents(kernels::Device& device,
+                                                                          int32_t count) {
+  std::vector<std::unique_ptr<kernels::Event>> events;
+  for (int32_t i = 0; i < count; ++i) {
+    absl::StatusOr<std::unique_ptr<kernels::Event>> event = device.CreateEvent();
+    if (!event.ok()) return event.status();
+    events.push_back(*std::move(event));
+  }
+  return events;
+}
+
+}  // namespace
+
 Collector::Collector(const LaneJob& job, const TrainerMemory& trainers, Rail& rail,
                      kernels::Device& device, kernels::Stream& stream)
     : job_(job),
@@ -47,10 +66,16 @@ absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
     collector->sums_memory_ = *std::move(memory);
     collector->sums_ = reinterpret_cast<double*>(collector->sums_memory_->data());
   }
-  for (int32_t b = 0; b < job.buckets(); ++b) {
-    auto event = device.CreateEvent();
-    if (!event.ok()) return event.status();
-    collector->events_.push_back(*std::move(event));
+  auto events = CreateEvents(device, job.buckets());
+  if (!events.ok()) return events.status();
+  collector->events_ = *std::move(events);
+  if (device.takes_turns() && job.program.landing_bytes > 0) {
+    auto stream = device.CreateStream();
+    if (!stream.ok()) return stream.status();
+    collector->landing_stream_ = *std::move(stream);
+    auto landed = CreateEvents(device, job.buckets());
+    if (!landed.ok()) return landed.status();
+    collector->landing_events_ = *std::move(landed);
   }
   for (const CollectBucket& bucket : collector->gradients_) {
     collector->landed_.emplace_back(bucket.sources.size(), 0);
@@ -87,11 +112,19 @@ void Collector::Arm(scheduler::Attempt attempt) {
 }
 
 absl::StatusOr<bool> Collector::Idle() const {
-  for (const auto& event : events_) {
-    absl::StatusOr<bool> done = event->Done();
-    if (!done.ok() || !*done) return done;
+  for (const auto* const events : {&events_, &landing_events_}) {
+    for (const auto& event : *events) {
+      absl::StatusOr<bool> done = event->Done();
+      if (!done.ok() || !*done) return done;
+    }
   }
   return true;
+}
+
+absl::Status Collector::Synchronize() {
+  absl::Status status = stream_.Synchronize();
+  if (landing_stream_ != nullptr) status.Update(landing_stream_->Synchronize());
+  return status;
 }
 
 void Collector::OnSubmission(const scheduler::Submission& submission) {
@@ -216,6 +249,14 @@ bool Collector::LooksQuiet() const {
       [&](scheduler::TrainerRank rank) { return trainers_.IsThrough(rank.value(), attempt_); });
 }
 
+bool Collector::IsToLand(int32_t b) const {
+  if (landing_stream_ == nullptr || kind() != AttemptKind::kStep) return false;
+  const BucketState& state = states_[b];
+  if (!quiet_) return !state.fetched;
+  const bool begun = state.fetched || state.packing || state.packed;
+  return !begun && gradients_[b].landing_bytes >= kLandsInQuietBytes;
+}
+
 // While the kind of an attempt is open, its gradients' and its weights' messages may both come.
 bool Collector::NeedsRail(int32_t b) const {
   if (kind_.has_value()) return !work()[b].transfers->empty();
@@ -226,25 +267,23 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
   BucketState& state = states_[b];
   bool any = false;
   if (state.fetching) {
-    absl::StatusOr<bool> fetched = Finished(b);
+    absl::StatusOr<bool> fetched = Finished(*landing_events_[b]);
     if (!fetched.ok() || !*fetched) return fetched;
     state.fetching = false;
     state.fetched = any = true;
   }
-  if (!quiet_) {
-    if (state.fetched || job_.program.landing_bytes == 0) return any;
-    if (absl::Status status = Begin(b, state.fetching, &Collector::Fetch); !status.ok()) {
-      return status;
-    }
+  if (IsToLand(b)) {
+    if (absl::Status status = Fetch(b); !status.ok()) return status;
     return true;
   }
+  if (!quiet_) return any;
   if (!state.packed) {
     if (!state.packing) {
       if (absl::Status status = Begin(b, state.packing, &Collector::Pack); !status.ok()) {
         return status;
       }
     }
-    absl::StatusOr<bool> packed = Finished(b);
+    absl::StatusOr<bool> packed = Finished(*events_[b]);
     if (!packed.ok() || !*packed) return packed;
     state.packing = false;
     state.packed = any = true;
@@ -278,7 +317,7 @@ absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
         return status;
       }
     }
-    absl::StatusOr<bool> summed = Finished(b);
+    absl::StatusOr<bool> summed = Finished(*events_[b]);
     if (!summed.ok() || !*summed) return summed;
     state.summing = false;
     sum_time_.us += Microseconds(state.enqueued, Clock::now());
@@ -290,7 +329,7 @@ absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
         return status;
       }
     }
-    absl::StatusOr<bool> done = Finished(b);
+    absl::StatusOr<bool> done = Finished(*events_[b]);
     if (!done.ok() || !*done) return done;
     state.norming = false;
     norm_time_.us += Microseconds(state.enqueued, Clock::now());
@@ -311,8 +350,8 @@ absl::Status Collector::Begin(int32_t b, bool& under_way,
   return status;
 }
 
-absl::StatusOr<bool> Collector::Finished(int32_t b) {
-  absl::StatusOr<bool> done = events_[b]->Done();
+absl::StatusOr<bool> Collector::Finished(kernels::Event& event) {
+  absl::StatusOr<bool> done = event.Done();
   if (done.ok() && *done) --in_flight_;
   return done;
 }
@@ -345,19 +384,22 @@ bool Collector::HasLanded(const CollectBucket& bucket, const CollectSource& sour
   return landed_[&bucket - gradients_.data()][&source - bucket.sources.data()] != 0;
 }
 
-absl::Status Collector::Fetch(const CollectBucket& bucket) {
-  std::vector<uint8_t>& landed = landed_[&bucket - gradients_.data()];
+absl::Status Collector::Fetch(int32_t b) {
+  const CollectBucket& bucket = gradients_[b];
+  std::vector<uint8_t>& landed = landed_[b];
   for (size_t i = 0; i < bucket.sources.size(); ++i) {
     const CollectSource& source = bucket.sources[i];
     if (source.landing.data == nullptr) continue;
     const kernels::StridedBox from = Resolve(bucket, source);
     // What takes a kernel is read where it lies, in the quiet.
     if (from.data == nullptr || !device_.ops().CopiesByEngine(source.landing, from)) continue;
-    absl::Status status = device_.ops().Copy(stream_, source.landing, from);
+    absl::Status status = device_.ops().Copy(*landing_stream_, source.landing, from);
     if (!status.ok()) return status;
     landed[i] = 1;
   }
-  return absl::OkStatus();
+  states_[b].fetching = true;
+  ++in_flight_;
+  return landing_stream_->Record(*landing_events_[b]);
 }
 
 absl::Status Collector::Pack(const CollectBucket& bucket) {

@@ -5,7 +5,9 @@
 //
 // On a device whose processes take turns it launches no kernel until the quiet: every trainer at
 // home there has stored `submitted`, so that it has nothing more to run for the attempt. Before, it
-// only has copy engines bring what becomes ready on other devices to where it may land.
+// only has copy engines bring what becomes ready on other devices to where it may land. They have a
+// stream of their own: what comes last, as a rule the gradient of an embedding, is on its way while
+// kernels add up what has landed.
 //
 // Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
 #ifndef DMUOND_SERVER_LANE_COLLECTOR_H_
@@ -43,6 +45,7 @@ class Collector {
   void Disarm() { armed_ = false; }
   // Whether the device has done everything that was enqueued, for aborted attempts too.
   [[nodiscard]] absl::StatusOr<bool> Idle() const;
+  absl::Status Synchronize();  // waits for that
   // Whether the device works on the armed attempt.
   [[nodiscard]] bool device_busy() const { return armed_ && in_flight_ > 0; }
   [[nodiscard]] bool armed() const { return armed_; }
@@ -111,18 +114,19 @@ class Collector {
   [[nodiscard]] bool IsAbsent(const CollectBucket& bucket, const CollectSource& source) const;
   absl::StatusOr<bool> ProgressBucket(int32_t bucket);
   [[nodiscard]] bool LooksQuiet() const;
+  [[nodiscard]] bool IsToLand(int32_t bucket) const;
   [[nodiscard]] bool HasLanded(const CollectBucket& bucket, const CollectSource& source) const;
-  absl::Status Fetch(const CollectBucket& bucket);
+  absl::Status Fetch(int32_t bucket);
   absl::Status Pack(const CollectBucket& bucket);
   absl::StatusOr<bool> ProgressReduce(int32_t bucket);
   [[nodiscard]] bool NeedsRail(int32_t bucket) const;
   absl::Status Sum(const CollectBucket& bucket);
   absl::Status Norms(const CollectBucket& bucket);
-  // Enqueues a part of a bucket's work and records its event.
+  // Enqueues a part of a bucket's work on stream_ and records its event.
   absl::Status Begin(int32_t bucket, bool& under_way,
                      absl::Status (Collector::*enqueue)(const CollectBucket&));
-  // Whether what was begun is through.
-  absl::StatusOr<bool> Finished(int32_t bucket);
+  // Whether what was begun, and has this event, is through.
+  absl::StatusOr<bool> Finished(kernels::Event& event);
   absl::Status SumTasks(const CollectBucket& bucket, const std::vector<CollectTask>& tasks,
                         double divisor);
   [[nodiscard]] kernels::StridedBox Resolve(const CollectBucket& bucket,
@@ -138,7 +142,11 @@ class Collector {
   std::vector<UnitSums> unit_sums_;  // per staged unit
   std::unique_ptr<kernels::Mapping> sums_memory_;
   double* sums_ = nullptr;
-  std::vector<std::unique_ptr<kernels::Event>> events_;  // per bucket
+  std::vector<std::unique_ptr<kernels::Event>> events_;  // per bucket, of stream_
+  // Copies to the landing; empty and null where nothing lands. The stream is destroyed first, and
+  // not before its work is done.
+  std::vector<std::unique_ptr<kernels::Event>> landing_events_;  // per bucket
+  std::unique_ptr<kernels::Stream> landing_stream_;
   WorkTime sum_time_;
   WorkTime norm_time_;
 

@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Chann
 
 // What the device still does with a trainer's memory ends before that is unmapped.
 absl::Status Engine::LeaveTrainersMemory() {
-  absl::Status idle = collect_stream_->Synchronize();
+  absl::Status idle = collector_->Synchronize();
   idle.Update(publish_stream_->Synchronize());
   return idle;
 }

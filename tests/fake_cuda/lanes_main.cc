@@ -193,6 +193,46 @@ TEST(LaneOnFakeCudaTest, LaunchesNoKernelBesideATrainerThatTakesTurnsWithIt) {
   ::setenv("FAKE_CUDA_MPS", "1", 1);
 }
 
+// What comes last comes when the device is quiet already. Where it is large, copy engines bring it
+// all the same, in a stream of their own, while kernels add up what is there.
+TEST(LaneOnFakeCudaTest, LandsWhatIsLargeInTheQuietToo) {
+  const Logged log;
+  scheduler::testing::World world(4, 1, 2);
+  world.Replicate(scheduler::testing::Muon("a", {96, 64}))
+      .Replicate(scheduler::testing::AdamW("last", {1024, 2048}));
+  std::vector<float> expected;
+  for (const bool turns : {false, true}) {
+    ::setenv("FAKE_CUDA_MPS", turns ? "0" : "1", 1);
+    Cluster cluster(world, 1, 2, {.bucket_bytes = 16384, .lands = turns});
+    cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
+    cluster.Push();
+    cluster.FillGradients([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
+    const auto copies = [&log] {
+      return std::ssize(BeginningsOf("engine", log.Of(0), 0)) +
+             std::ssize(BeginningsOf("engine", log.Of(1), 0));
+    };
+    const int64_t before = copies();
+    cluster.Open();
+    for (int32_t rank = 0; rank < 4; ++rank) {
+      cluster.SubmitFromHost(rank);
+      cluster.StoreSubmitted(rank);
+    }
+    for (int32_t rank = 0; rank < 4; ++rank) cluster.SignalReady(rank);
+    cluster.WaitGathered();
+    // Both sources on the other device, for the lane that owns most of `last`.
+    EXPECT_EQ(copies() - before, turns ? 2 : 0);
+    cluster.Decide(scheduler::Verdict::kCommit);
+    cluster.WaitPublished();
+    const std::vector<float> weights = cluster.Weights("last");
+    if (turns) {
+      EXPECT_TRUE(weights == expected);
+    } else {
+      expected = weights;
+    }
+  }
+  ::setenv("FAKE_CUDA_MPS", "1", 1);
+}
+
 // Calls that allocate, give back or wait, of the lanes' processes.
 std::vector<std::string> CallsOfLanes(const std::string& path) {
   const std::string own = " pid=" + std::to_string(::getpid()) + " ";
