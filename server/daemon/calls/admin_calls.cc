@@ -197,7 +197,6 @@ bool AdminCalls::Leave(Core::Deadline deadline) {
     worker = core_.memory.TakeWorker();
     core_.mutex.Changed();
   }
-  core_.Tick();
   // Their last work takes the lock. A thread that hangs in the directory cannot be ended, and one
   // that is joined would hold up the process for as long: it stays, with all that it uses, and the
   // process ends with it. (exit_group() kills a thread that waits for a file server, as SIGKILL
