@@ -156,6 +156,7 @@ TEST_P(NodeJobTest, WhatIsRestoredForAJobThatWasLostMeanwhileIsNotWanted) {
   ended.mutable_job_ended()->set_reason("SNAPSHOT_BROKEN");
   Hear(ended);
   EXPECT_FALSE(Taken<node::StopRestoring>().empty());
+  EXPECT_FALSE(Taken<node::KeepSnapshots>().empty());
   Perform(job_.OnRestored(now_, NodeJob::Restored{}));
   EXPECT_EQ(job_.phase(), Phase::kFailed);
 }
