@@ -126,6 +126,10 @@ std::optional<absl::Status> NodeJob::WhyNotYetMapped(uint64_t id) const {
 
 node::Actions NodeJob::BeginMapping(uint64_t id, v1::LaneCommand command) {
   ranks_.BeginMapping(id, command);
+  // Lanes have been replaced since the rank could map its memory: the new ones are told of it with
+  // all that is attached, when they are ready.
+  const bool lanes_begin = job_->phase == Phase::kStarting || job_->phase == Phase::kRestoring;
+  if (lanes_begin && job_->over_old_memory) return Take();
   // A lane that is gone is replaced, and the new one maps what is attached.
   node::CommandLanes order;
   for (size_t i = 0; i < job_->lanes.size(); ++i) {

@@ -148,14 +148,17 @@ def test_a_node_that_tells_nothing_is_named(daemons, tmp_path) -> None:
         trace = ["trace", "-o", str(tmp_path / "trace.json")]
         with dmuond.Session(f"unix:{members[0][0].path}", rank=0, world_size=1) as session:
             two_matrices(session)
-            # It waits for steps, which do not come.
+            # It waits for steps, which do not come. Begun while the other traces, it is refused.
             waiting = [program("dmuonctl"), *trace, addresses[1], "--this_node"]
-            with subprocess.Popen(waiting) as other:
-                said = ""
-                while "node 1 tells nothing: another trace is under way" not in said:
-                    assert other.poll() is None
-                    said = run("dmuonctl", *trace, addresses[0], "--trace_timeout=100ms").stderr
-                other.terminate()
+            other = subprocess.Popen(waiting)
+            said = ""
+            while "node 1 tells nothing: another trace is under way" not in said:
+                if other.poll() is not None:
+                    assert other.returncode == 1
+                    other = subprocess.Popen(waiting)
+                said = run("dmuonctl", *trace, addresses[0], "--trace_timeout=100ms").stderr
+            other.terminate()
+            other.wait()
 
 
 def test_what_cannot_be_traced_is_said(daemons, tmp_path) -> None:

@@ -71,6 +71,37 @@ TEST_P(NodeJobTest, NewLanesStartWhenTheirPredecessorsHaveEnded) {
   EXPECT_EQ(LastTold(&v1::MemberMessage::has_plan_ready).plan_ready().epoch(), kEpoch + 1);
 }
 
+// Its memory takes its time, and lanes may be replaced meanwhile.
+TEST_P(NodeJobTest, NewLanesAreToldOnceOfATrainerThatComesWhileTheyBegin) {
+  const uint64_t id = Open();
+  Register(id);
+  Plan();
+  Prepared();
+  LanesReady();
+  OpenAttempt(1, 1);
+  ASSERT_FALSE(job_.WhyNotYetMapped(id).has_value());
+  Perform(job_.OnLaneGone(now_, LaneIndex(1), "a bug"));
+  Reform(kEpoch + 1);
+  Perform(job_.OnPlacesFree());
+  const auto told = [this] {
+    size_t lanes = 0;
+    for (const node::CommandLanes& order : Taken<node::CommandLanes>()) {
+      if (order.command.has_attach()) lanes += order.lanes.size();
+    }
+    return lanes;
+  };
+  const size_t before = told();
+  v1::LaneCommand command;
+  command.mutable_attach()->set_rank(0);
+  command.mutable_attach()->set_incarnation(job_.ranks().Find(id)->incarnation);
+  Perform(job_.BeginMapping(id, command));
+  EXPECT_EQ(told(), before);
+  LanesReady();
+  EXPECT_EQ(told(), before + 2);
+  MapEverywhere(id);
+  EXPECT_EQ(job_.phase(), Phase::kAwaiting);
+}
+
 // As it does where the snapshot is of another group, which has come further.
 TEST_P(NodeJobTest, AJobBeginsInTheEpochThatTheCoordinatorNames) {
   Register(Open());
