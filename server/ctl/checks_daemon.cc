@@ -83,7 +83,8 @@ Finding CheckSnapshots(const v1::GetStatusReply& status) {
   return finding;
 }
 
-// What is told of one job; its name is added where there are several.
+// Adds the findings about one job: its lanes and its snapshots. They name the job where the daemon
+// has several.
 void AddJob(const v1::GetStatusReply& status, std::vector<Finding>& findings) {
   const std::string of =
       status.jobs_size() > 1 ? absl::StrCat(" of ", status.job().name()) : std::string();

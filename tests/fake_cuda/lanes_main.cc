@@ -193,8 +193,8 @@ TEST(LaneOnFakeCudaTest, LaunchesNoKernelBesideATrainerThatTakesTurnsWithIt) {
   ::setenv("FAKE_CUDA_MPS", "1", 1);
 }
 
-// What comes last comes when the device is quiet already. Where it is large, copy engines bring it
-// all the same, in a stream of their own, while kernels add up what is there.
+// The last gradient becomes ready when its device is quiet already. Copy engines bring a large one
+// all the same, in a stream of their own, while kernels add up what has landed.
 TEST(LaneOnFakeCudaTest, LandsWhatIsLargeInTheQuietToo) {
   const Logged log;
   scheduler::testing::World world(4, 1, 2);

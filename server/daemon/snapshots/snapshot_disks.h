@@ -71,7 +71,7 @@ class SnapshotDisks {
   void Restore(const scheduler::node::Restore& order, Job job);
   void StopRestoring();
   void SetAside(const scheduler::node::SetSnapshotsAside& order, const std::string& job);
-  // What is to be set aside and is not yet, stays as it is.
+  // Drops the orders of SetAside() that a thread has not reached yet: those snapshots still count.
   void Keep() { ++kept_; }
 
   // ---- orders of the coordinator, to its own node ----

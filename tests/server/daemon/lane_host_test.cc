@@ -128,8 +128,8 @@ TEST_F(LaneHostTest, ALaneThatDiesWhileItWaitsForWorkIsReplaced) {
   host_->GiveUpAll();
   Reap();
   ASSERT_EQ(::kill(before.second, SIGKILL), 0);
-  // Where its end is noticed only after it was given work, it is told as that of any lane; else
-  // another process has been started.
+  // The host may notice the death before it hands out the work, and starts another process then.
+  // Or it notices it afterwards, and reports it as that of any lane.
   v1::LaneCommand configure;
   ASSERT_TRUE(host_->Start(LaneIndex(1), 2, configure, {}).ok());
   if (host_->pid(LaneIndex(1)) == before.second) {

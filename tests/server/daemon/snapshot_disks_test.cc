@@ -52,7 +52,7 @@ class SnapshotDisksTest : public ::testing::Test {
     std::filesystem::remove_all(folder_);
   }
 
-  // What is ordered in `orders` is reached only after all of it was ordered.
+  // Holds both threads up while `orders` gives its orders; returns when they have been carried out.
   void WhileBothHang(const std::function<void()>& orders) {
     std::promise<void> answers;
     const std::shared_future<void> answered = answers.get_future().share();
