@@ -342,15 +342,12 @@ void Core::Tick() {
   Do(job.OnTick(now, sight));
   disks.OnTick(now, job.exists() ? job.name() : "", job.epoch());
   job.SetDiskHangs(disks.HangOfWrites());
-  if (lanes.host().ending()) {
-    reap_timer_.Set(now);
-  } else {
-    LookForPlaces();
-  }
+  LookForPlaces();
   TakeView();
 }
 
 void Core::LookForPlaces() {
+  if (lanes.host().ending()) return reap_timer_.Set(Now());
   Do(job.OnPlacesFree());
   mutex.Changed();
 }
@@ -364,11 +361,7 @@ void Core::Reap() {
   reaper->Wait(Now() + kReaped);
   StateLock lock(mutex);
   lanes.host().EndReaping(*std::move(reaper));
-  if (lanes.host().ending()) {
-    reap_timer_.Set(Now());
-  } else {
-    LookForPlaces();
-  }
+  LookForPlaces();
 }
 
 // ---- for who only looks ----

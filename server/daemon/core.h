@@ -199,8 +199,8 @@ struct Core {
   void OnOverdue();
   // Waits for lanes that were ended, for a while. Its timer's thread calls it.
   void Reap();
-  // Lanes that wait for places are started, and whoever waits for the end of others looks again.
-  // REQUIRES: no lane is ending.
+  // While lanes are ending, has Reap() called. Else lanes that wait for places are started, and
+  // whoever waits for the end of others looks again.
   void LookForPlaces() DMUOND_REQUIRES(mutex);
   // Takes a picture of the node, for Look().
   void TakeView() DMUOND_REQUIRES(mutex) DMUOND_EXCLUDES(view_mutex_);
