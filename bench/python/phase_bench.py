@@ -3,20 +3,22 @@
 
     phase_bench.py --gpus=4 --programs=BUNDLE/bin --libraries=… [--json=FILE] [MODEL...]
 
-A step hands over random gradients of the sizes of a model of bench/shapes/models.json, as a
-backward pass does, parameter by parameter; computes for --busy_ms, as the rest of that pass would;
-hands over the last gradients, of 64 x 64; and steps. "phase" is the time on the GPU from there
-until weights can be used, of the rank that is there last: others wait for it. "whole" is a step
-without the computing, whose gradients come at once, of the slowest rank. The model "little" has
-nothing but last gradients, of which each lane owns as many: what its phase has more than the lanes'
-own time ("quiet", from a lane's last gradient and submission to its last weight) is the hand-off,
-signals there and back; it computes for less than 2 ms, because lanes look seldom when they have
-seen nothing for longer. Medians over steps. With MPS: start its control daemon first.
+A step computes for --busy_ms, as a backward pass does, and hands over random gradients of the sizes
+of a model of bench/shapes/models.json meanwhile, a twelfth of them at a time; then it hands over
+the last gradients, of 64 x 64, and steps. "phase" is the time on the GPU from there until weights
+can be used, of the rank that is there last: others wait for it. "whole" is a step without the
+computing, whose gradients come at once, of the slowest rank. The model "little" has a matrix of
+4096 x 4096 for each lane beside its last gradients, and computes for 3 ms: what its phase has more
+than the lanes' own time ("quiet", from a lane's last gradient and submission to its last weight) is
+the hand-off, signals there and back. That matrix is there because the host asks for the weights
+when it has heard the decision, which takes half a millisecond and is hidden behind the update.
+Medians over steps. With MPS: start its control daemon first.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -26,12 +28,13 @@ import train_bench
 
 MODELS = ("little", "llama3-8b:8", "qwen3-1.7b", "wall-x")
 PRODUCT, PRODUCT_MS = 8192, 1.7
+PIECES = 12
 
 
-def sizes(model: str) -> list[tuple[int, int]]:
+def sizes(model: str, gpus: int) -> list[tuple[int, int]]:
     """Of matrices. NAME:LAYERS has so many of the model's layers."""
     if model == "little":
-        return []
+        return [(4096, 4096)] * gpus
     name, _, layers = model.partition(":")
     shapes = json.loads((Path(__file__).parents[1] / "shapes" / "models.json").read_text())[name]
     share = int(layers) / shapes["layers"] if layers else 1
@@ -111,8 +114,8 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
 
     torch.manual_seed(0)  # all ranks begin with the same weights
     lasts = 2 * options.gpus
-    busy_ms = PRODUCT_MS if name == "little" else options.busy_ms
-    shapes = [(64, 64)] * lasts + sizes(name)
+    busy_ms = 2 * PRODUCT_MS if name == "little" else options.busy_ms
+    shapes = [(64, 64)] * lasts + sizes(name, options.gpus)
     model = nn.Module()
     random = {}
     with device:
@@ -135,9 +138,14 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
         begin = train_bench.mark()
         # A backward pass begins with what was computed last.
         parameters = list(model.parameters())
-        last = torch.stack([given(parameter) for parameter in parameters[:lasts]])
-        terms = [Busy.apply(last.sum(), busy_ms), *map(given, parameters[lasts:])]
-        torch.stack(terms).sum().backward()
+        sum_of_all = torch.stack([given(parameter) for parameter in parameters[:lasts]]).sum()
+        pieces = 1 if name == "little" else PIECES
+        ends = [lasts + (len(shapes) - lasts) * piece // pieces for piece in range(pieces + 1)]
+        for first, end in itertools.pairwise(ends):
+            computed = Busy.apply(sum_of_all, busy_ms / pieces)
+            gradients = [given(parameter) for parameter in parameters[first:end]]
+            sum_of_all = torch.stack([computed, *gradients]).sum()
+        sum_of_all.backward()
         submitted = train_bench.mark()
         optimizer.step()
         optimizer.zero_grad()

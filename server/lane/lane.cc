@@ -18,14 +18,15 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Words are looked at this often, by how long nothing has happened. A word that comes right after
-// another one is seen at once; a trainer that computes for a second costs a thousand short looks.
+// How often words are looked at. One that comes right after another one is seen at once; one that
+// comes later is seen late by at most a fiftieth of the time since, and by a millisecond. So a
+// trainer that computes for a second costs a thousand looks or so.
 // Where processors are few, each look takes one from somebody; a trainer's submission, a message,
 // ends the pause anyway.
 constexpr microseconds kShortPause{20};
 constexpr microseconds kShortPauseOnFewCores{100};
 constexpr microseconds kLongPause{1000};
-constexpr microseconds kShortUntil{2000};
+constexpr int kPauseFraction = 50;
 // Polls of a lane that waits for words, before its first sleep, where there are cores to spare. On
 // a small machine they would take the processor from the trainer that is to write the word.
 constexpr int kSpins = 100;
@@ -89,9 +90,11 @@ absl::Status Lane::Wait() {
   const bool busy = engine_ != nullptr && (engine_->device_busy() || RailPolls());
   const bool polls = busy || RailPolls() || (engine_ != nullptr && engine_->watches_words());
   if (polls) {
-    const bool soon = busy || Clock::now() - last_progress_ < kShortUntil;
-    const microseconds short_pause = spins_ > 0 ? kShortPause : kShortPauseOnFewCores;
-    timeout.tv_nsec = std::chrono::nanoseconds(soon ? short_pause : kLongPause).count();
+    const microseconds least = spins_ > 0 ? kShortPause : kShortPauseOnFewCores;
+    const std::chrono::nanoseconds waited =
+        busy ? Clock::duration(0) : Clock::now() - last_progress_;
+    timeout.tv_nsec =
+        std::clamp<std::chrono::nanoseconds>(waited / kPauseFraction, least, kLongPause).count();
   }
   // Errors of ppoll (EINTR) lead to the same next look as everything else.
   ::ppoll(polled, 2, polls ? &timeout : nullptr, nullptr);

@@ -33,8 +33,8 @@ struct Blob {
   NcclUniqueId id{};
 };
 
-// Everything runs on the lane's thread, but the end of a communicator, which takes a third of a
-// second and more.
+// Everything runs on the lane's thread, but the end of a communicator: NCCL takes half a second and
+// more for it, most of which its own threads sleep before they look whether they should end.
 class NcclGroup final : public PeerGroup {
  public:
   NcclGroup(const Nccl& nccl, const PeerGroupSetup& setup)
@@ -46,9 +46,11 @@ class NcclGroup final : public PeerGroup {
         stamps_sent_(size_),
         stamps_received_(size_) {}
 
+  // What is in the stream ends at once, and the memory of messages is free then. The rest of the
+  // communicator, which is NCCL's own, ends while the lane goes on.
   ~NcclGroup() override {
     Abort();
-    if (aborter_.joinable()) aborter_.join();
+    if (aborter_.joinable()) may_still_issue_ ? aborter_.join() : aborter_.detach();
     stream_.Synchronize().IgnoreError();  // the device has failed otherwise
   }
 
@@ -166,8 +168,13 @@ class NcclGroup final : public PeerGroup {
       Fail(absl::AbortedError("rail: ended by this member")).IgnoreError();
     }
     if (comm_ == nullptr) return;
-    aborter_ =
-        std::thread([this, comm = std::exchange(comm_, nullptr)] { nccl_.comm_abort(comm); });
+    if (issued_ != nullptr) {
+      NcclResult state = NcclResult::kInProgress;
+      may_still_issue_ = nccl_.comm_get_async_error(comm_, &state) != NcclResult::kSuccess ||
+                         state == NcclResult::kInProgress;
+    }
+    aborter_ = std::thread(
+        [abort = nccl_.comm_abort, comm = std::exchange(comm_, nullptr)] { abort(comm); });
   }
 
  private:
@@ -411,6 +418,8 @@ class NcclGroup final : public PeerGroup {
   std::deque<std::unique_ptr<Operation>> running_;
   std::vector<std::unique_ptr<Operation>> free_;
   std::thread aborter_;
+  // Whether NCCL had yet to put into the stream what it was given when the group was aborted.
+  bool may_still_issue_ = false;
 };
 
 }  // namespace

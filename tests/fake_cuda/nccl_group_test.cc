@@ -406,6 +406,7 @@ TEST_F(NcclGroupTest, AMissingMessageIsSeenWithTheNextGroup) {
 }
 
 TEST_F(NcclGroupTest, NothingIsHeardOfADeadPeerUntilTheGroupIsAborted) {
+  machine_.Set("FAKE_NCCL_ABORT_MS", "3600000");  // a group's end does not wait for it
   StartMembers(3, [](Member& member) {
     member.MakeAndConnect();
     member.Meet();

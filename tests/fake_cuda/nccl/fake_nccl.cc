@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -251,6 +252,7 @@ EXPORT NcclResult ncclCommAbort(ncclComm* comm) {
     std::unique_lock lock(comm->mutex);
     comm->changed.wait(lock, [comm] { return comm->queued == 0; });
   }
+  std::this_thread::sleep_for(std::chrono::milliseconds(Number("FAKE_NCCL_ABORT_MS", 0)));
   delete comm;
   return kSuccess;
 }

@@ -17,6 +17,7 @@
 //                          stream when it is not any more
 //   FAKE_NCCL_SEED         of these numbers; 1
 //   FAKE_NCCL_MISMATCH     "hang", see above
+//   FAKE_NCCL_ABORT_MS     how long ncclCommAbort() takes once the stream's work has ended; 0
 #ifndef DMUOND_TESTS_FAKE_CUDA_NCCL_FAKE_NCCL_H_
 #define DMUOND_TESTS_FAKE_CUDA_NCCL_FAKE_NCCL_H_
 
