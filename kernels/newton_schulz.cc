@@ -281,6 +281,21 @@ absl::StatusOr<NewtonSchulzProgram> BuildNewtonSchulz(const NewtonSchulzConfig& 
   return program;
 }
 
+std::vector<bool> NeededInLowerForm(const NewtonSchulzProgram& program,
+                                    const std::vector<bool>& reads_lower) {
+  const std::vector<Product>& products = program.products;
+  std::vector<bool> needed(products.size());
+  for (size_t i = 0; i < products.size(); ++i) {
+    needed[i] = products[i].kind != ProductKind::kApply;
+    for (size_t j = i + 1; j < products.size(); ++j) {
+      const bool multiplies = products[j].a == products[i].out || products[j].b == products[i].out;
+      if (multiplies && !reads_lower[j]) needed[i] = false;
+      if (products[j].out == products[i].out) break;
+    }
+  }
+  return needed;
+}
+
 absl::StatusOr<const NewtonSchulzProgram*> NewtonSchulzPrograms::Find(
     int64_t rows, int64_t cols, const NewtonSchulzConfig& config) {
   for (const Known& known : known_) {

@@ -85,6 +85,13 @@ struct NewtonSchulzProgram {
 absl::StatusOr<NewtonSchulzProgram> BuildNewtonSchulz(const NewtonSchulzConfig& config,
                                                       int64_t rows, int64_t cols);
 
+// Of each product, whether its D is in S and nobody needs more of it than its lower triangle (with
+// some blocks beside the diagonal, as the device likes): the products that multiply it are among
+// those of which `reads_lower` says that they take no more. What is added is always taken from
+// there alone.
+std::vector<bool> NeededInLowerForm(const NewtonSchulzProgram& program,
+                                    const std::vector<bool>& reads_lower);
+
 // Programs that have been asked for: one that is known costs no allocation. Threads: one at a time.
 class NewtonSchulzPrograms {
  public:

@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/gemm_schedule.h"
+
 namespace dmuond::bench {
 
 #define CUDA_CHECK(expression)                                                 \
@@ -236,6 +238,49 @@ int64_t DifferentBits(const T* a, const T* b, int64_t count) {
   }
   CUDA_CHECK(cudaGetLastError());
   return static_cast<int64_t>(out.ToHost(0, 1)[0]);
+}
+
+// Blocks of 64 x 64 that are no part of the lower form of a symmetric matrix of 2-byte elements
+// (gemm_schedule.h).
+__device__ __forceinline__ bool IsAboveBand(int64_t row, int64_t col) {
+  return col / 64 > row / 64 + kernels::cuda::kBandBlocks;
+}
+// What no kernel may use: NaN, in fp16 and in bf16.
+__global__ static void DropAboveBand(uint16_t* matrices, int64_t n, int64_t ld, int64_t stride) {
+  const int64_t row = blockIdx.x;
+  uint16_t* const at = matrices + blockIdx.y * stride + row * ld;
+  for (int64_t col = threadIdx.x; col < n; col += blockDim.x) {
+    if (IsAboveBand(row, col)) at[col] = 0x7FFF;
+  }
+}
+// Puts there what lies below the diagonal, and counts what was not 0xFFFF, and so was written.
+__global__ static void CompleteAboveBand(uint16_t* matrices, int64_t n, int64_t ld, int64_t stride,
+                                         unsigned long long* written) {
+  const int64_t row = blockIdx.x;
+  uint16_t* const matrix = matrices + blockIdx.y * stride;
+  for (int64_t col = threadIdx.x; col < n; col += blockDim.x) {
+    if (!IsAboveBand(row, col)) continue;
+    if (matrix[row * ld + col] != 0xFFFF) atomicAdd(written, 1);
+    matrix[row * ld + col] = matrix[col * ld + row];
+  }
+}
+template <typename T>
+void ToLowerForm(T* matrices, int64_t n, int64_t ld, int64_t stride, int64_t batch) {
+  const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>(batch));
+  DropAboveBand<<<grid, 256>>>(reinterpret_cast<uint16_t*>(matrices), n, ld, stride);
+  CUDA_CHECK(cudaGetLastError());
+}
+// Of matrices that were filled with 0xFF before a product stored their lower form. Returns how many
+// elements it stored beyond that.
+template <typename T>
+int64_t FromLowerForm(T* matrices, int64_t n, int64_t ld, int64_t stride, int64_t batch) {
+  Buffer<unsigned long long> written(1);
+  written.Fill(0);
+  const dim3 grid(static_cast<unsigned>(n), static_cast<unsigned>(batch));
+  CompleteAboveBand<<<grid, 256>>>(reinterpret_cast<uint16_t*>(matrices), n, ld, stride,
+                                   written.get());
+  CUDA_CHECK(cudaGetLastError());
+  return static_cast<int64_t>(written.ToHost(0, 1)[0]);
 }
 
 // The chip's own account of itself. Reads only.

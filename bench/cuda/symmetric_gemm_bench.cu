@@ -1,6 +1,7 @@
 // Symmetric products against cuBLASLt's full product, under sustained load.
 //   symmetric_gemm_bench [-w SECONDS] [-J FILE] [-c N:BATCH[,N:BATCH...]]
-// D = c*S*S + b*S, S random symmetric fp16. Columns as in nccl-tests; #wrong counts elements that
+// D = c*S*S + b*S, S random symmetric fp16. "lower": S and D are there in the lower form alone
+// (gemm_schedule.h). Columns as in nccl-tests; #wrong counts elements that
 // are off, not written or not equal to their mirror image.
 #include <cmath>
 #include <cstring>
@@ -17,6 +18,7 @@ namespace dmuond::bench {
 namespace {
 
 using kernels::cuda::Gemm;
+using kernels::cuda::GemmLayout;
 using kernels::cuda::GemmOptions;
 using kernels::cuda::GemmProblem;
 using kernels::cuda::GemmTile;
@@ -25,6 +27,14 @@ struct Case {
   int64_t n;
   int64_t batch;
 };
+struct Kernel {
+  GemmLayout layout;
+  GemmTile tile;
+};
+constexpr Kernel kKernels[] = {
+    {GemmLayout::kNT, GemmTile::k256}, {GemmLayout::kNT, GemmTile::k192},
+    {GemmLayout::kNT, GemmTile::k128}, {GemmLayout::kNT, GemmTile::k64},
+    {GemmLayout::kSS, GemmTile::k256}, {GemmLayout::kSS, GemmTile::k192}};
 
 constexpr float kAlpha = 1.25F;
 constexpr float kBeta = -0.75F;
@@ -79,17 +89,24 @@ class Bench {
       }
       return worst;
     };
-    for (const GemmTile tile : kernels::cuda::kGemmTiles) {
+    Buffer<__half> lower(stride * c.batch);
+    CUDA_CHECK(cudaMemcpy(lower.get(), s.get(), stride * c.batch * sizeof(__half),
+                          cudaMemcpyDeviceToDevice));
+    ToLowerForm(lower.get(), c.n, ld, stride, c.batch);
+    for (const auto& [layout, tile] : kKernels) {
+      const bool in_lower_form = layout == GemmLayout::kSS;
       GemmProblem p;
-      p.a = {s.get(), c.n, c.n, ld, stride};
+      p.a = {in_lower_form ? lower.get() : s.get(), c.n, c.n, ld, stride};
       p.b = p.a;
       p.c = p.a;
       p.d = {d.get(), c.n, c.n, ld, stride};
       p.batch = c.batch;
       p.symmetric = true;
+      p.store_lower = in_lower_form;
       p.alpha.factor = kAlpha;
       p.beta.factor = kBeta;
       GemmOptions options;
+      options.layout = layout;
       options.tile = tile;
       std::string error;
       const auto gemm = Gemm::Create({&p, 1}, options, &error);
@@ -100,11 +117,14 @@ class Bench {
       d.Fill(0xFF);
       CUDA_CHECK(gemm->Launch(nullptr));
       CUDA_CHECK(cudaDeviceSynchronize());
-      const Comparison r = check(true);
+      const int64_t beyond = in_lower_form ? FromLowerForm(d.get(), c.n, ld, stride, c.batch) : 0;
+      Comparison r = check(true);
+      r.wrong += beyond;
       wrong += r.wrong;
       const Timing t = TimeSustained(
           [&](cudaStream_t stream) { CUDA_CHECK(gemm->Launch(stream, true)); }, warm_, nvml_);
-      Report(c, std::string("symmetric/") + Name(tile), t, 1.0, r.error, r.wrong);
+      Report(c, std::string(in_lower_form ? "lower/" : "symmetric/") + Name(tile), t, 1.0, r.error,
+             r.wrong);
     }
     LibraryProduct::Problem p;
     p.a = s.get();

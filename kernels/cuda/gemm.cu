@@ -12,7 +12,7 @@ namespace {
 // (rows of D, k), (k, columns of D) as the layout stores them.
 bool CheckShapes(const GemmProblem& p, GemmLayout layout, std::string* error) {
   const bool a_transposed = layout == GemmLayout::kTN;
-  const bool b_transposed = layout == GemmLayout::kNT;
+  const bool b_transposed = layout == GemmLayout::kNT || layout == GemmLayout::kSS;
   const int64_t m = a_transposed ? p.a.cols : p.a.rows;
   const int64_t k = a_transposed ? p.a.rows : p.a.cols;
   const int64_t k_of_b = b_transposed ? p.b.cols : p.b.rows;
@@ -21,7 +21,8 @@ bool CheckShapes(const GemmProblem& p, GemmLayout layout, std::string* error) {
     return c.data == nullptr || (c.rows == m && c.cols == n);
   };
   if (k != k_of_b || k > kStepsMax * kTileK || p.d.rows != m || p.d.cols != n ||
-      (p.symmetric && m != n) || (p.diagonal != 0 && !p.symmetric) || !addend_fits(p.c) ||
+      (p.symmetric && m != n) || (layout == GemmLayout::kSS && (!p.symmetric || k != m)) ||
+      ((p.diagonal != 0 || p.store_lower) && !p.symmetric) || !addend_fits(p.c) ||
       !addend_fits(p.c2) || p.batch < 1) {
     *error = "shapes disagree: " + Describe("a", p.a) + "; " + Describe("b", p.b) + "; " +
              Describe("c", p.c) + "; " + Describe("d", p.d);
@@ -45,6 +46,7 @@ GemmShape ShapeOf(const GemmProblem& problem, GemmLayout layout) {
                         a.cols == b.cols && a.ld == b.ld && a.batch_stride == b.batch_stride;
   shape.has_c = problem.c.data != nullptr;
   shape.has_c2 = problem.c2.data != nullptr;
+  shape.store_lower = problem.store_lower;
   return shape;
 }
 
@@ -106,6 +108,9 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const 
                                    std::string* error) {
   GemmOptions options = wanted;
   if (options.update != nullptr && options.tile == GemmTile::k64) options.tile = GemmTile::k128;
+  if (options.layout == GemmLayout::kSS && !ReadsLower(options.tile, options.layout)) {
+    options.layout = GemmLayout::kNT;
+  }
   auto state = std::make_unique<State>();
   state->variant = FindVariant(options);
   if (state->variant.function == nullptr || problems.empty() || problems.size() > kProblemsMax) {
@@ -127,8 +132,9 @@ std::unique_ptr<Gemm> Gemm::Create(std::span<const GemmProblem> problems, const 
   for (size_t i = 0; i < problems.size(); ++i) {
     const GemmProblem& p = problems[i];
     DeviceProblem& to = device_problems[i];
-    if (!CheckShapes(p, options.layout, error) ||
+    if (!CheckShapes(p, wanted.layout, error) ||
         !EncodeMap(p.a, p.batch, options.type, box_a, "a", &to.a, error) ||
+        !EncodeMap(p.a, p.batch, options.type, 64, "a", &to.a_block, error) ||
         !EncodeMap(p.b, p.batch, options.type, kTileUnit, "b", &to.b, error) ||
         !EncodeMap(p.b, p.batch, options.type, wide_b, "b", &to.b_wide, error) ||
         !EncodeMap(p.d, p.batch, options.type, 64, "d", &to.d, error) ||

@@ -49,6 +49,9 @@ enum class GemmLayout : uint8_t {
   kNT = 1,  // a: m x k, b: n x k     X * X^T of a wide X; products of symmetric matrices
   kNN = 2,  // a: m x k, b: k x n     Q * X
   kTN = 3,  // a: k x m, b: k x n     U^T * U of a tall U
+  // a, b: symmetric, m x m. As kNT, but the wide tiles read no more of them than their lower form
+  // (gemm_schedule.h). Symmetric products alone.
+  kSS = 4,
 };
 enum class GemmType : uint8_t { kF16 = 1, kBF16 = 2 };
 
@@ -59,7 +62,8 @@ struct GemmProblem {
   MatrixView c2;  // a second addend
   MatrixView d;   // overlaps no operand
   int64_t batch = 1;
-  bool symmetric = false;  // the product is known to be symmetric
+  bool symmetric = false;    // the product is known to be symmetric
+  bool store_lower = false;  // no more of a symmetric D than its lower form
   DeviceScalar alpha;
   DeviceScalar beta;
   DeviceScalar beta2;
@@ -75,6 +79,10 @@ inline constexpr GemmTile kGemmTiles[] = {GemmTile::k256, GemmTile::k192, GemmTi
                                           GemmTile::k64};
 [[nodiscard]] int Columns(GemmTile tile);
 [[nodiscard]] const char* Name(GemmTile tile);
+// Whether an operand of this layout may be there in the lower form alone.
+[[nodiscard]] inline bool ReadsLower(GemmTile tile, GemmLayout layout) {
+  return layout == GemmLayout::kSS && Columns(tile) > 128;
+}
 
 // What becomes of D instead of being stored: LaunchApply() of muon_passes.h in the product's
 // epilogue, with the same bits. One entry a matrix of the batch, in device memory.

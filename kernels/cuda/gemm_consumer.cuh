@@ -25,8 +25,9 @@ struct GemmConsumer : GemmCta<kTileN> {
   using typename Cta::Position;
   using typename Cta::Traits;
   static constexpr bool kAIsMMajor = kLayout == GemmLayout::kTN;
-  static constexpr bool kBIsNMajor = kLayout != GemmLayout::kNT;
+  static constexpr bool kBIsNMajor = kLayout == GemmLayout::kNN || kLayout == GemmLayout::kTN;
   static constexpr int kAccumulators = kTileN / 2;  // per thread: 64 x kTileN over 128 threads
+  static constexpr bool kReadsLower = kLayout == GemmLayout::kSS;
 
   struct Place : GroupThread {
     int consumer;  // 0 or 1: rows 0..63 or 64..127 of the tile
@@ -39,7 +40,8 @@ struct GemmConsumer : GemmCta<kTileN> {
   }
 
   // `second`: how far behind a stage's first step along k the second lies, where there are two.
-  template <int kN, int kSteps>
+  // kAMajor, kBMajor: of what the stage holds, as kAIsMMajor and kBIsNMajor.
+  template <int kN, int kSteps, bool kAMajor, bool kBMajor>
   __device__ __forceinline__ void MultiplyStage(float (&acc)[kAccumulators], uint32_t a_offset,
                                                 uint32_t second, uint32_t stage,
                                                 int accumulate) const {
@@ -47,22 +49,22 @@ struct GemmConsumer : GemmCta<kTileN> {
     const uint64_t desc_a = ptx::MatrixDescriptor(at + a_offset, kBoxBytes);
     const uint64_t desc_b = ptx::MatrixDescriptor(at + kTileABytes, kBoxBytes);
     ptx::WgmmaFence();
-    MultiplyStep<kN>(acc, desc_a, desc_b, accumulate);
+    MultiplyStep<kN, kAMajor, kBMajor>(acc, desc_a, desc_b, accumulate);
     if constexpr (kSteps == 2) {
-      MultiplyStep<kN>(acc, desc_a + (second >> 4), desc_b + (second >> 4), 1);
+      MultiplyStep<kN, kAMajor, kBMajor>(acc, desc_a + (second >> 4), desc_b + (second >> 4), 1);
     }
     ptx::WgmmaCommit();
   }
 
-  template <int kN>
+  template <int kN, bool kAMajor, bool kBMajor>
   __device__ __forceinline__ static void MultiplyStep(float (&acc)[kAccumulators], uint64_t desc_a,
                                                       uint64_t desc_b, int accumulate) {
     // 16 along k: 32 bytes within a row of 128, or 16 rows of 128 bytes.
-    constexpr uint64_t kAdvanceA = (kAIsMMajor ? 2048 : 32) >> 4;
-    constexpr uint64_t kAdvanceB = (kBIsNMajor ? 2048 : 32) >> 4;
+    constexpr uint64_t kAdvanceA = (kAMajor ? 2048 : 32) >> 4;
+    constexpr uint64_t kAdvanceB = (kBMajor ? 2048 : 32) >> 4;
 #pragma unroll
     for (int i = 0; i < kTileK / 16; ++i) {
-      ptx::Wgmma<T, kN, kAIsMMajor ? 1 : 0, kBIsNMajor ? 1 : 0>(
+      ptx::Wgmma<T, kN, kAMajor ? 1 : 0, kBMajor ? 1 : 0>(
           acc, desc_a + i * kAdvanceA, desc_b + i * kAdvanceB, i > 0 ? 1 : accumulate);
     }
   }
@@ -82,6 +84,7 @@ struct GemmConsumer : GemmCta<kTileN> {
     int row;  // of the consumer's 64 rows
     int col;
     bool symmetric;
+    bool store_lower;
     bool has_c;
     bool has_c2;
     bool store;
@@ -94,6 +97,7 @@ struct GemmConsumer : GemmCta<kTileN> {
     tile.row = job.row * kTileM + place.consumer * 64;
     tile.col = job.col * kUnit;
     tile.symmetric = job.symmetric;
+    tile.store_lower = job.store_lower;
     tile.has_c = job.has_c;
     tile.has_c2 = job.has_c2;
     tile.store = job.store;
@@ -133,7 +137,10 @@ struct GemmConsumer : GemmCta<kTileN> {
         StageDiagonal(packed, place, mirror);
       } else {
         StageBox(packed, place, ChunkBox(stage, place.consumer, chunk));
-        if (tile.symmetric) StageMirror(packed, place, mirror);
+        if (tile.symmetric &&
+            Cta::StoresMirror(tile.store_lower, tile.row, tile.col + chunk * 64)) {
+          StageMirror(packed, place, mirror);
+        }
       }
       ptx::FenceProxyAsync();
       ptx::NamedBarrierArrive(ReadyBarrier(place.consumer, chunk), kBarrierThreads);
@@ -242,16 +249,18 @@ struct GemmConsumer : GemmCta<kTileN> {
     }
   }
 
-  template <int kN, int kSteps>
-  __device__ __forceinline__ void MultiplyTile(float (&acc)[kAccumulators], const GemmJob& job,
-                                               const Place& place, Position& at) const {
+  // Stages `i` to `end` of a tile. The one before is released when this one's products are under
+  // way.
+  template <int kN, int kSteps, bool kAMajor, bool kBMajor>
+  __device__ __forceinline__ void MultiplyStages(float (&acc)[kAccumulators], const GemmJob& job,
+                                                 const Place& place, Position& at, int& i, int end,
+                                                 uint32_t& last_stage) const {
     const uint32_t a_offset = OffsetOfA(job, place);
     const uint32_t second = job.width * kBoxBytes;
-    uint32_t last_stage = 0;
-    for (int i = 0; i < job.stages; ++i) {
+    for (; i < end; ++i) {
       ptx::BarrierWait(full + at.stage * 8, at.parity);
       if constexpr (kN > 0) {
-        MultiplyStage<kN, kSteps>(acc, a_offset, second, at.stage, i > 0 ? 1 : 0);
+        MultiplyStage<kN, kSteps, kAMajor, kBMajor>(acc, a_offset, second, at.stage, i > 0 ? 1 : 0);
       }
       if (i > 0) {
         if constexpr (kN > 0) ptx::WgmmaWait<1>();
@@ -259,6 +268,23 @@ struct GemmConsumer : GemmCta<kTileN> {
       }
       last_stage = at.stage;
       at.Advance();
+    }
+  }
+
+  template <int kN, int kSteps>
+  __device__ __forceinline__ void MultiplyTile(float (&acc)[kAccumulators], const GemmJob& job,
+                                               const Place& place, Position& at) const {
+    uint32_t last_stage = 0;
+    int i = 0;
+    if constexpr (kReadsLower) {
+      const auto turns = Cta::TurnsOf(job);
+      MultiplyStages<kN, kSteps, false, false>(acc, job, place, at, i, turns.b / kSteps,
+                                               last_stage);
+      MultiplyStages<kN, kSteps, false, true>(acc, job, place, at, i, turns.a / kSteps, last_stage);
+      MultiplyStages<kN, kSteps, true, true>(acc, job, place, at, i, job.stages, last_stage);
+    } else {
+      MultiplyStages<kN, kSteps, kAIsMMajor, kBIsNMajor>(acc, job, place, at, i, job.stages,
+                                                         last_stage);
     }
     if constexpr (kN > 0) ptx::WgmmaWait<0>();
     Release(place, last_stage);
@@ -346,7 +372,7 @@ struct GemmConsumer : GemmCta<kTileN> {
     }
   }
 
-  __device__ void Consume() const {
+  __device__ __forceinline__ void Consume() const {
     Place place{ThisGroupThread(), static_cast<int>(threadIdx.x / 128) - 1};
     Position at;
     GemmJob job = Job(0);

@@ -15,6 +15,7 @@ namespace dmuond::kernels::cuda {
 // 64 columns; c, c2 and d of 64 rows, a and b of GemmTraits' BoxA and BoxB.
 struct DeviceProblem {
   CUtensorMap a;
+  CUtensorMap a_block;  // boxes of 64 rows, of GemmLayout::kSS
   CUtensorMap b;
   CUtensorMap b_wide;  // boxes of GemmParams::wide_b
   CUtensorMap c;
@@ -44,7 +45,8 @@ constexpr int BoxA(GemmLayout layout, PairSharing sharing) {
   return layout == GemmLayout::kTN || sharing == PairSharing::kRows ? 64 : kTileM;
 }
 constexpr int WideBoxB(GemmLayout layout, int tile_n) {
-  return layout == GemmLayout::kNT && tile_n > 2 * kTileUnit ? tile_n / 2 : kTileUnit;
+  const bool rows_of_b = layout == GemmLayout::kNT || layout == GemmLayout::kSS;
+  return rows_of_b && tile_n > 2 * kTileUnit ? tile_n / 2 : kTileUnit;
 }
 
 // kTileN: the widest tile, 256, 128 or 64 columns.
@@ -171,6 +173,24 @@ struct GemmCta {
   }
   __device__ __forceinline__ static bool HasGuest(const GemmJob& job) {
     return kTileN == 2 * kUnit && job.guest != 0;
+  }
+
+  // Of operands in the lower form: the steps along k from which on what a tile needs of one lies
+  // right of the diagonal, and is read from the other side of it. A turns later than B, or with it
+  // where A's rows come from B's boxes.
+  struct Turns {
+    int a;
+    int b;
+  };
+  __device__ __forceinline__ static Turns TurnsOf(const GemmJob& job) {
+    const int steps = job.doubled ? 2 : 1;
+    const int end = job.stages * steps;
+    const int b = min(end, (job.col + kBandBlocks) / steps * steps);
+    return {job.a_in_b ? b : min(end, job.row * (kTileM / kUnit) + kBandBlocks + 1), b};
+  }
+  // Whether the mirror image of a block of 64 x 64 of a symmetric D is stored.
+  __device__ __forceinline__ static bool StoresMirror(bool store_lower, int row, int col) {
+    return !store_lower || row - col <= kBandBlocks * 64;
   }
 
   // Columns that a consumer's 64 rows need: none right of the diagonal.

@@ -21,8 +21,9 @@ struct GemmProducer : GemmCta<kTileN> {
   using typename Cta::Position;
   using typename Cta::Traits;
   static constexpr bool kAIsMMajor = kLayout == GemmLayout::kTN;
-  static constexpr bool kBIsNMajor = kLayout != GemmLayout::kNT;
+  static constexpr bool kBIsNMajor = kLayout == GemmLayout::kNN || kLayout == GemmLayout::kTN;
   static constexpr int kBoxA = BoxA(kLayout, Traits::kSharing);
+  static constexpr bool kReadsLower = kLayout == GemmLayout::kSS;
   static constexpr bool kHasWide = kLayout == GemmLayout::kNT && kTileN == 256;
 
   // The next stage, when both CTAs' consumers have given it back.
@@ -48,13 +49,69 @@ struct GemmProducer : GemmCta<kTileN> {
   template <typename Load>
   __device__ __forceinline__ void LoadStages(const GemmJob& job, Position& at, int steps,
                                              uint32_t bytes, const Load& load) const {
-    const int end = job.stages * steps * kTileK;
-    for (int k = 0; k < end; k += steps * kTileK) {
+    LoadStages(at, 0, job.stages * steps * kTileK, steps, bytes, load);
+  }
+  template <typename Load>
+  __device__ __forceinline__ void LoadStages(Position& at, int begin, int end, int steps,
+                                             uint32_t bytes, const Load& load) const {
+    for (int k = begin; k < end; k += steps * kTileK) {
       const uint32_t stage = NextStage(at);
       const uint32_t barrier = full + stage * 8;
       ptx::BarrierArriveExpect(barrier, bytes);
       load(k, stages + stage * Traits::kStageBytes, barrier);
     }
+  }
+
+  // As LoadOperands(), of what lies right of the diagonal from the other side of it: the block of
+  // 64 x 64 there has rows along k.
+  __device__ __forceinline__ void LoadLower(const DeviceProblem& problem, const GemmJob& job,
+                                            Position& at) const {
+    const auto turns = Cta::TurnsOf(job);
+    const int steps = job.doubled ? 2 : 1;
+    const int columns = job.width * kUnit;
+    const uint32_t bytes_b = columns * kTileK * 2;
+    const int row = job.row * kTileM;
+    const int col = job.col * kUnit;
+    const int batch = job.batch;
+    const bool wide = columns == 2 * params.wide_b;
+    const CUtensorMap& map_b = wide ? problem.b_wide : problem.b;
+    const int box_b = wide ? params.wide_b : kUnit;
+    const int half = static_cast<int>(rank);
+    const auto load_a = [&](int k, uint32_t to, uint32_t barrier, bool turned) {
+      if (job.a_in_b) return;
+      if (!turned) return LoadA(problem, to, barrier, k, row, batch);
+      ptx::TensorLoad(to, &problem.a_block, barrier, row, k, batch);
+      ptx::TensorLoad(to + kBoxBytes, &problem.a_block, barrier, row + 64, k, batch);
+    };
+    const auto load_b = [&](int k, uint32_t to, uint32_t barrier, bool turned) {
+      const CUtensorMap& map = turned ? problem.b : map_b;
+      const int box = turned ? kUnit : box_b;
+      const int first = job.paired ? half * box : 0;
+      const int step = job.paired ? 2 * box : box;
+      for (int i = first; i < columns; i += step) {
+        const int x = turned ? col + i : k;
+        const int y = turned ? k : col + i;
+        if (job.paired) {
+          ptx::TensorLoadMulticast(to + i * kTileK * 2, &map, barrier, 3, x, y, batch);
+        } else {
+          ptx::TensorLoad(to + i * kTileK * 2, &map, barrier, x, y, batch);
+        }
+      }
+    };
+    const auto load = [&](int begin, int end, bool a_turned, bool b_turned) {
+      const uint32_t bytes = steps * bytes_b + (job.a_in_b ? 0 : kTileABytes);
+      LoadStages(at, begin * kTileK, end * kTileK, steps, bytes,
+                 [&](int k, uint32_t to, uint32_t barrier) {
+                   load_a(k, to, barrier, a_turned);
+                   load_b(k, to + kTileABytes, barrier, b_turned);
+                   if (steps == 2) {
+                     load_b(k + kTileK, to + kTileABytes + bytes_b, barrier, b_turned);
+                   }
+                 });
+    };
+    load(0, turns.b, false, false);
+    load(turns.b, turns.a, false, true);
+    load(turns.a, job.stages * steps, true, true);
   }
 
   // A tile's operands. What kind of tile it is, is asked once, not at every stage: from a stage's
@@ -141,7 +198,7 @@ struct GemmProducer : GemmCta<kTileN> {
     }
   }
 
-  __device__ void Produce() const {
+  __device__ __forceinline__ void Produce() const {
     Position at;
     GemmJob job = Job(0);
     if (job.width != 0) {
@@ -155,7 +212,11 @@ struct GemmProducer : GemmCta<kTileN> {
     ptx::WaitForPrevious();
     for (int turn = 1; job.width != 0; ++turn) {
       const DeviceProblem& problem = Problem(job.problem);
-      LoadOperands(problem, job, at);
+      if constexpr (kReadsLower) {
+        LoadLower(problem, job, at);
+      } else {
+        LoadOperands(problem, job, at);
+      }
       // Not before: it would be waited for (registers are few here) before the first loads.
       const GemmJob next = Job(turn);
       for (int chunk = 0; chunk < job.width; chunk += 2) {

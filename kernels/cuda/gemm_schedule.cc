@@ -100,6 +100,7 @@ class Builder {
     job.symmetric = shape_.symmetric;
     job.has_c = shape_.has_c;
     job.has_c2 = shape_.has_c2;
+    job.store_lower = shape_.store_lower;
     return job;
   }
 

@@ -41,6 +41,7 @@ struct alignas(16) GemmJob {
   bool symmetric : 1 = false;
   bool has_c : 1 = false;
   bool has_c2 : 1 = false;
+  bool store_lower : 1 = false;  // as GemmProblem says
   // A block of a tile of the diagonal, beside which its upper half has room: 0, or 1 + 3 * (row of
   // another tile of the diagonal) + (0, 1, 2: its first, second, third block of 64 x 64).
   uint16_t guest = 0;
@@ -58,7 +59,13 @@ struct GemmShape {
   bool same_operands = false;  // B is A's transpose, in the same memory
   bool has_c = false;
   bool has_c2 = false;
+  bool store_lower = false;
 };
+
+// Of a symmetric matrix in the lower form those blocks of 64 x 64 are there that lie on and below
+// the diagonal and, so that every step along k of a tile has an operand from one side of it, so
+// many above it.
+inline constexpr int kBandBlocks = 2;
 
 struct GemmSchedule {
   int turns = 0;

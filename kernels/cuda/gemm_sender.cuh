@@ -23,7 +23,7 @@ struct GemmSender : GemmCta<kTileN> {
   using Cta::UpdateAt;
   using typename Cta::Position;
 
-  __device__ void Send(int consumer) const {
+  __device__ __forceinline__ void Send(int consumer) const {
     const bool elected = ptx::Elect();
     Position at;
     GemmJob job = Job(0);
@@ -88,7 +88,7 @@ struct GemmSender : GemmCta<kTileN> {
     if (!job.symmetric || col != row) {
       ptx::TensorStore(&problem.d, ChunkBox(stage, consumer, chunk), col, row, job.batch);
     }
-    if (job.symmetric && MirrorInRing(chunk)) {
+    if (job.symmetric && MirrorInRing(chunk) && Cta::StoresMirror(job.store_lower, row, col)) {
       ptx::TensorStore(&problem.d, MirrorBox(stage, consumer, chunk), row, col, job.batch);
     }
     ptx::BulkCommit();
@@ -100,6 +100,7 @@ struct GemmSender : GemmCta<kTileN> {
     for (int chunk = 0; job.symmetric && chunk < chunks; ++chunk) {
       if (MirrorInRing(chunk)) continue;
       const auto [row, col] = Cta::ChunkAt(job, consumer, chunk);
+      if (!Cta::StoresMirror(job.store_lower, row, col)) continue;
       ptx::TensorStore(&problem.d, MirrorBox(0, consumer, chunk), row, col, job.batch);
     }
     ptx::BulkCommit();

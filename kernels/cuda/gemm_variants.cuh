@@ -17,6 +17,11 @@ GemmVariant FindGemmOfTile(GemmLayout layout) {
     case GemmLayout::kTN:
       if constexpr (!kUpdate) return {GemmEntry<T, kTileN, GemmLayout::kTN, false>, kBytes};
       break;
+    case GemmLayout::kSS:
+      if constexpr (kTileN == 256 && !kUpdate) {
+        return {GemmEntry<T, kTileN, GemmLayout::kSS, false>, kBytes};
+      }
+      break;
   }
   return {nullptr, 0};
 }

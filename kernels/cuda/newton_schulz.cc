@@ -75,9 +75,18 @@ class NewtonSchulzBuilder {
     result->result_scale_ = static_cast<float>(1 / program_.output_scale);
     result->updates_ = Updates();
     const std::vector<Product>& products = program_.products;
+    std::vector<Described> described;
+    std::vector<bool> reads_lower;
+    for (const Product& product : products) {
+      described.push_back(Describe(product));
+      reads_lower.push_back(
+          ReadsLower(described.back().options.tile, described.back().options.layout));
+    }
+    const std::vector<bool> stores_lower = NeededInLowerForm(program_, reads_lower);
     for (size_t i = 0; i < products.size(); ++i) {
       const bool updates = result->updates_ && i + 1 == products.size();
-      NewtonSchulz::LaunchPart launch = Prepare(products[i], updates);
+      described[i].problem.store_lower = Own() && stores_lower[i];
+      NewtonSchulz::LaunchPart launch = Prepare(described[i], updates);
       if (launch == nullptr) return nullptr;
       result->parts_.push_back(std::move(launch));
       if (i == 0 && program_.schatten4) result->parts_.push_back(TakeSchattenNorm(products[i]));
@@ -142,13 +151,22 @@ class NewtonSchulzBuilder {
     }
   }
 
+  // Whether gemm.h's kernels compute.
+  [[nodiscard]] bool Own() const {
+    return options_.engine == ProductEngine::kOwn && program_.dtype != DType::kF32;
+  }
+
   [[nodiscard]] bool Updates() const {
-    return options_.update != nullptr && options_.engine == ProductEngine::kOwn &&
-           program_.dtype != DType::kF32 &&
+    return options_.update != nullptr && Own() &&
            GemmUpdate::Fits(program_.tall ? program_.p : program_.q);
   }
 
-  NewtonSchulz::LaunchPart Prepare(const Product& product, bool updates) {
+  struct Described {
+    GemmProblem problem;
+    GemmOptions options;
+  };
+
+  Described Describe(const Product& product) {
     GemmProblem p;
     p.batch = batch_;
     p.d = View(product.out);
@@ -170,6 +188,7 @@ class NewtonSchulzBuilder {
         p.beta2 = Factor(product.input_power, 0, product.gamma);
         p.diagonal = static_cast<float>(product.diagonal);
         p.symmetric = true;
+        if (Own()) layout = GemmLayout::kSS;
         break;
       case ProductKind::kApply:
         p.a = View(program_.tall ? product.b : product.a);
@@ -179,20 +198,30 @@ class NewtonSchulzBuilder {
         layout = program_.tall ? GemmLayout::kNT : GemmLayout::kNN;
         break;
     }
-    if (program_.dtype == DType::kF32) {
-      return [p, layout](cudaStream_t stream, bool) { return LaunchProductF32(stream, p, layout); };
-    }
     GemmOptions options;
     options.type = program_.dtype == DType::kF16 ? GemmType::kF16 : GemmType::kBF16;
+    options.layout = layout;
+    if (Own()) {
+      options.tile =
+          options_.tuner == nullptr ? TileFor(p, layout) : options_.tuner->Fastest(p, options);
+    }
+    return {p, options};
+  }
+
+  NewtonSchulz::LaunchPart Prepare(const Described& described, bool updates) {
+    const GemmProblem& p = described.problem;
+    GemmOptions options = described.options;
+    if (program_.dtype == DType::kF32) {
+      return [p, layout = options.layout](cudaStream_t stream, bool) {
+        return LaunchProductF32(stream, p, layout);
+      };
+    }
     if (options_.engine == ProductEngine::kLibrary) {
       std::shared_ptr<const LibraryProduct> library =
-          LibraryProduct::Create(p, layout, options.type, library_, error_);
+          LibraryProduct::Create(p, options.layout, options.type, library_, error_);
       if (library == nullptr) return nullptr;
       return [library](cudaStream_t stream, bool) { return library->Launch(stream); };
     }
-    options.layout = layout;
-    options.tile =
-        options_.tuner == nullptr ? TileFor(p, layout) : options_.tuner->Fastest(p, options);
     GemmUpdate update;
     if (updates) {
       update = *options_.update;

@@ -28,7 +28,7 @@ std::optional<TileTuner::Choice> ChoiceOf(absl::string_view line) {
     return numbers[i] >= low && numbers[i] <= high;
   };
   if (!within(0, 1, static_cast<int64_t>(GemmType::kBF16)) ||
-      !within(1, 1, static_cast<int64_t>(GemmLayout::kTN)) || !within(2, 0, 1) ||
+      !within(1, 1, static_cast<int64_t>(GemmLayout::kSS)) || !within(2, 0, 1) ||
       !within(3, 0, 1) || !within(4, 0, 2) ||
       !within(kNumbers - 1, 1, static_cast<int64_t>(std::size(kGemmTiles)))) {
     return std::nullopt;

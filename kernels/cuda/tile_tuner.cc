@@ -132,7 +132,9 @@ std::pair<GemmTile, double> Measure(const GemmProblem& given, GemmOptions option
   for (const GemmTile tile : kGemmTiles) {
     options.tile = tile;
     std::string error;
-    Candidate candidate{tile, Gemm::Create({&*problem, 1}, options, &error), 0, {}};
+    GemmProblem as = *problem;
+    as.store_lower = ReadsLower(tile, options.layout);  // as its neighbours then do
+    Candidate candidate{tile, Gemm::Create({&as, 1}, options, &error), 0, {}};
     if (candidate.gemm == nullptr) return unmeasured;
     const Candidate* const twice[] = {&candidate, &candidate};
     const auto times = stopwatch.Time(twice, 0);

@@ -2,6 +2,7 @@
 // polynomial.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -147,6 +148,37 @@ TEST(NewtonSchulzProgram, HalfPrecisionStoresKeepFarFromBothEndsOfTheRange) {
       EXPECT_LT(interpreter.largest_entry(), 65504.0 / 8);
       // Numbers down to 2^-14 have full precision: at least 2^13 below the largest.
       EXPECT_GT(interpreter.smallest_largest_entry(), 0.5);
+    }
+  }
+}
+
+TEST(NewtonSchulzProgram, NobodyMultipliesMoreThanIsStored) {
+  for (const Case& c : Cases()) {
+    for (const int cols : {24, 40}) {
+      const auto program = *BuildNewtonSchulz(
+          {.form = c.form, .coefficients = c.coefficients, .restarts = c.restarts}, 24, cols);
+      const std::vector<Product>& products = program.products;
+      // A device whose symmetric products read the lower form: all, none, and every other one.
+      for (const size_t every : {1, 1000, 2}) {
+        std::vector<bool> reads_lower;
+        for (size_t i = 0; i < products.size(); ++i) {
+          reads_lower.push_back(products[i].kind == ProductKind::kSymmetric && i % every == 0);
+        }
+        const std::vector<bool> needed = NeededInLowerForm(program, reads_lower);
+        ASSERT_EQ(needed.size(), products.size());
+        std::map<Slot, bool> lower_alone;
+        for (size_t i = 0; i < products.size(); ++i) {
+          for (const Slot operand : {products[i].a, products[i].b}) {
+            EXPECT_TRUE(!lower_alone[operand] || reads_lower[i]) << "product " << i;
+          }
+          lower_alone[products[i].out] = needed[i];
+          EXPECT_FALSE(needed[i] && products[i].kind == ProductKind::kApply);
+        }
+        // What only symmetric products multiply is not stored in full for nothing.
+        if (every == 1 && program.products.size() > 3) {
+          EXPECT_NE(std::count(needed.begin(), needed.end(), true), 0);
+        }
+      }
     }
   }
 }

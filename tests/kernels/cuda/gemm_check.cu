@@ -70,6 +70,21 @@ int64_t RunCase(const Case& c) {
   fill(b, gram ? 1 : 2, both, 1.0F);
   fill(addend, 3, c.symmetric, 1.0F);
   fill(addend2, 4, c.symmetric, 1.0F);
+  // Symmetric operands and addends of which no more is there than the lower form.
+  Matrices<T> lower_a(a.rows, a.cols, both ? c.batch : 0);
+  Matrices<T> lower_b(b.rows, b.cols, both ? c.batch : 0);
+  Matrices<T> lower_addend(c.m, c.n, c.symmetric ? c.batch : 0);
+  Matrices<T> lower_addend2(c.m, c.n, c.symmetric ? c.batch : 0);
+  const auto take_lower = [&](const Matrices<T>& from, const Matrices<T>& to) {
+    if (to.batch == 0) return;
+    CUDA_CHECK(cudaMemcpy(to.buffer.get(), from.buffer.get(), from.stride * c.batch * sizeof(T),
+                          cudaMemcpyDeviceToDevice));
+    ToLowerForm(to.buffer.get(), to.rows, to.ld, to.stride, c.batch);
+  };
+  take_lower(a, lower_a);
+  take_lower(b, lower_b);
+  take_lower(addend, lower_addend);
+  take_lower(addend2, lower_addend2);
 
   std::vector<float> host_scalars(3 * c.batch);
   const bool integers = c.fill == Fill::kSmallIntegers;
@@ -158,6 +173,34 @@ int64_t RunCase(const Case& c) {
       CUDA_CHECK(repeat->Launch(nullptr));
       CUDA_CHECK(repeat->Launch(nullptr, true));
       CUDA_CHECK(cudaDeviceSynchronize());
+      if (c.n % 8 == 0) {
+        changed += DifferentBits(d.buffer.get(), again.buffer.get(), d.stride * c.batch);
+      }
+    }
+
+    // And in the lower form.
+    if (c.symmetric) {
+      GemmProblem p = problem(0, c.batch, again);
+      GemmOptions of_lower = options;
+      if (both) of_lower.layout = GemmLayout::kSS;
+      if (ReadsLower(tile, of_lower.layout)) {
+        p.a = lower_a.View();
+        p.b = lower_b.View();
+      }
+      if (c.addends) {
+        p.c = lower_addend.View();
+        p.c2 = lower_addend2.View();
+      }
+      p.store_lower = true;
+      again.buffer.Fill(0xFF);
+      const auto lower = Gemm::Create({&p, 1}, of_lower, &error);
+      if (lower == nullptr) {
+        std::printf("# %s\n", error.c_str());
+        return 1;
+      }
+      CUDA_CHECK(lower->Launch(nullptr));
+      CUDA_CHECK(cudaDeviceSynchronize());
+      changed += FromLowerForm(again.buffer.get(), c.n, again.ld, again.stride, c.batch);
       if (c.n % 8 == 0) {
         changed += DifferentBits(d.buffer.get(), again.buffer.get(), d.stride * c.batch);
       }

@@ -100,6 +100,18 @@ TEST(GemmScheduleTest, NarrowTilesOfTheDiagonalTakeTwoStepsAStage) {
   }
 }
 
+TEST(GemmScheduleTest, EveryTileKnowsThatNoMoreThanTheLowerFormIsStored) {
+  for (const bool lower : {false, true}) {
+    GemmShape shape{300, 300, 300, 3, /*symmetric=*/true};
+    shape.store_lower = lower;
+    for (const int tile_n : {256, 192, 128, 64}) {
+      for (const GemmJob& job : MakeSchedule({&shape, 1}, tile_n, kClusters).jobs) {
+        EXPECT_EQ(job.store_lower, lower && job.width != 0);
+      }
+    }
+  }
+}
+
 TEST(GemmScheduleTest, EveryListEnds) {
   const std::vector<GemmShape> shapes = {{4096, 4096, 4096, 1, true}};
   const GemmSchedule schedule = MakeSchedule(shapes, 256, kClusters);
