@@ -1,5 +1,6 @@
 #include "server/lane/nccl_group.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -33,6 +34,9 @@ struct Blob {
   NcclUniqueId id{};
 };
 
+// Communicators that NCCL is ending, in this process.
+std::atomic<int> ending{0};
+
 // Everything runs on the lane's thread, but the end of a communicator: NCCL takes half a second and
 // more for it, most of which its own threads sleep before they look whether they should end.
 class NcclGroup final : public PeerGroup {
@@ -47,10 +51,17 @@ class NcclGroup final : public PeerGroup {
         stamps_received_(size_) {}
 
   // What is in the stream ends at once, and the memory of messages is free then. The rest of the
-  // communicator, which is NCCL's own, ends while the lane goes on.
+  // communicator, which is NCCL's own, ends while the lane goes on. A second one that ends is
+  // waited for: where NCCL hangs, the lane does too, and is replaced.
   ~NcclGroup() override {
     Abort();
-    if (aborter_.joinable()) may_still_issue_ ? aborter_.join() : aborter_.detach();
+    if (aborter_.joinable()) {
+      if (may_still_issue_ || ending > 1) {
+        aborter_.join();
+      } else {
+        aborter_.detach();
+      }
+    }
     stream_.Synchronize().IgnoreError();  // the device has failed otherwise
   }
 
@@ -173,8 +184,11 @@ class NcclGroup final : public PeerGroup {
       may_still_issue_ = nccl_.comm_get_async_error(comm_, &state) != NcclResult::kSuccess ||
                          state == NcclResult::kInProgress;
     }
-    aborter_ = std::thread(
-        [abort = nccl_.comm_abort, comm = std::exchange(comm_, nullptr)] { abort(comm); });
+    ++ending;
+    aborter_ = std::thread([abort = nccl_.comm_abort, comm = std::exchange(comm_, nullptr)] {
+      abort(comm);
+      --ending;
+    });
   }
 
  private:

@@ -59,11 +59,7 @@ class Member {
   void Make(int device_number) {
     device_ = *Must(kernels::cuda::CudaDevice::Create(device_number));
     stream_ = *Must(device_->CreateStream());
-    group_ = *Must(MakeNcclGroup({.rank = rank_,
-                                  .size = size_,
-                                  .device = device_.get(),
-                                  .stream = stream_.get(),
-                                  .notify = [] {}}));
+    MakeGroup();
     memory_ = *Must(device_->AllocateScratch(4 * kBytes));
   }
   absl::Status Connect() {
@@ -72,6 +68,13 @@ class Member {
     for (std::string& blob : blobs) blob = Hear();
     if (absl::Status begun = group_->Connect(blobs); !begun.ok()) return begun;
     return WaitFor([&] { return group_->Ready(); });
+  }
+  void MakeGroup() {
+    group_ = *Must(MakeNcclGroup({.rank = rank_,
+                                  .size = size_,
+                                  .device = device_.get(),
+                                  .stream = stream_.get(),
+                                  .notify = [] {}}));
   }
   void MakeAndConnect() {
     Make(rank_);
@@ -431,6 +434,24 @@ TEST_F(NcclGroupTest, NothingIsHeardOfADeadPeerUntilTheGroupIsAborted) {
   Meet();
   Kill(2);
   LetGo();
+  ExpectEnd();
+}
+
+TEST_F(NcclGroupTest, OneCommunicatorAtATimeEndsBehindTheLanesBack) {
+  StartMembers(2, [](Member& member) {
+    ::setenv("FAKE_NCCL_ABORT_MS", "3600000", 1);
+    member.MakeAndConnect();
+    member.End();
+    ::setenv("FAKE_NCCL_ABORT_MS", "300", 1);
+    member.MakeGroup();
+    member.MustBeOk(member.Connect());
+    const auto begin = std::chrono::steady_clock::now();
+    member.End();
+    const auto took = std::chrono::steady_clock::now() - begin;
+    if (took < std::chrono::milliseconds(300)) member.Die("the second was not waited for");
+  });
+  Rendezvous();
+  Rendezvous();
   ExpectEnd();
 }
 

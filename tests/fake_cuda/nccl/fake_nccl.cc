@@ -67,7 +67,8 @@ struct ncclComm {
   std::thread meeting;
   std::mt19937_64 random;
   int64_t in_progress_max = 0;
-  CUstream stream = nullptr;  // of the first group
+  std::chrono::milliseconds ends_within{0};  // after its stream's work, by ncclCommAbort()
+  CUstream stream = nullptr;                 // of the first group
   // Of the dispatching thread.
   int64_t polls_left = 0;
   std::unique_ptr<Group> in_progress;
@@ -217,6 +218,7 @@ EXPORT NcclResult ncclCommInitRankConfig(ncclComm** made, int size, NcclUniqueId
   comm->random.seed(static_cast<uint64_t>(Number("FAKE_NCCL_SEED", 1)) * 1000003 +
                     static_cast<uint64_t>(rank));
   comm->in_progress_max = Number("FAKE_NCCL_IN_PROGRESS", 3);
+  comm->ends_within = std::chrono::milliseconds(Number("FAKE_NCCL_ABORT_MS", 0));
   comm->polls_left = 1;
   comm->mesh = std::make_unique<Mesh>(id.bytes, rank, size, Version(), uuid);
   comm->meeting = std::thread([comm] {
@@ -252,7 +254,7 @@ EXPORT NcclResult ncclCommAbort(ncclComm* comm) {
     std::unique_lock lock(comm->mutex);
     comm->changed.wait(lock, [comm] { return comm->queued == 0; });
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(Number("FAKE_NCCL_ABORT_MS", 0)));
+  std::this_thread::sleep_for(comm->ends_within);
   delete comm;
   return kSuccess;
 }
