@@ -23,6 +23,15 @@ struct Term {
   }
 };
 
+Term TermOf(const Unit& unit, const UnitNorm& norm, size_t i) {
+  const int64_t block = norm.first_block + static_cast<int64_t>(i);
+  if (!unit.flat) return {unit.parameter, true, norm.unit.value(), block, norm.sums[i]};
+  return {unit.parameter, false, block, std::max(norm.first_element, unit.first_element),
+          norm.sums[i]};
+}
+
+bool ComesBefore(const Term& a, const Term& b) { return a.Key() < b.Key(); }
+
 absl::Status CheckComplete(const Layout& layout, const Plan& plan, const std::vector<bool>& active,
                            const std::vector<bool>& seen) {
   for (const Unit& unit : plan.units) {
@@ -42,33 +51,43 @@ absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
                                        const std::vector<UnitNorm>& norms) {
   GradientNorm result;
   std::vector<bool> seen(plan.units.size());
-  std::vector<Term> terms;
+  // Units are few, and their blocks may be thousands: those of a large embedding take milliseconds
+  // to sort, and the decision waits for them.
+  struct Part {
+    Term first;
+    const UnitNorm* norm;
+  };
+  std::vector<Part> parts;
+  size_t sums = 0;
   for (const UnitNorm& norm : norms) {
     const int32_t id = norm.unit.value();
     if (id < 0 || id >= static_cast<int32_t>(plan.units.size())) {
       return absl::InvalidArgumentError(
           absl::StrCat("sum of squares for unit ", id, " of ", plan.units.size()));
     }
-    const Unit& unit = plan.units[id];
-    seen[id] = seen[id] || !norm.sums.empty();
-    for (size_t i = 0; i < norm.sums.size(); ++i) {
-      const int64_t block = norm.first_block + static_cast<int64_t>(i);
-      Term term{unit.parameter, !unit.flat, block, std::max(norm.first_element, unit.first_element),
-                norm.sums[i]};
-      if (term.whole) {
-        term.place = id;
-        term.sub = block;
-      }
-      if (!std::isfinite(term.sum)) {
-        result.first_infinite = std::min(result.first_infinite.value_or(norm.unit), norm.unit);
-      }
-      terms.push_back(term);
-    }
+    if (norm.sums.empty()) continue;
+    seen[id] = true;
+    sums += norm.sums.size();
+    parts.push_back({TermOf(plan.units[id], norm, 0), &norm});
   }
   if (absl::Status status = CheckComplete(layout, plan, active, seen); !status.ok()) return status;
-
-  std::sort(terms.begin(), terms.end(),
-            [](const Term& a, const Term& b) { return a.Key() < b.Key(); });
+  std::sort(parts.begin(), parts.end(),
+            [](const Part& a, const Part& b) { return ComesBefore(a.first, b.first); });
+  std::vector<Term> terms;
+  terms.reserve(sums);
+  for (const Part& part : parts) {
+    const UnitNorm& norm = *part.norm;
+    for (size_t i = 0; i < norm.sums.size(); ++i) {
+      terms.push_back(TermOf(plan.units[norm.unit.value()], norm, i));
+      if (!std::isfinite(norm.sums[i])) {
+        result.first_infinite = std::min(result.first_infinite.value_or(norm.unit), norm.unit);
+      }
+    }
+  }
+  // Units that share more than a block, as no plan has them.
+  if (!std::is_sorted(terms.begin(), terms.end(), ComesBefore)) {
+    std::sort(terms.begin(), terms.end(), ComesBefore);
+  }
   const auto twice = std::adjacent_find(
       terms.begin(), terms.end(), [](const Term& a, const Term& b) { return a.Key() == b.Key(); });
   if (twice != terms.end()) {

@@ -73,6 +73,13 @@ TEST(ClipTest, PartsOfABlockAreAddedInOrderOfTheirFirstElementBeforeTheBlockCoun
   EXPECT_EQ(MustNorm(CutTensor(cuts), norms), std::sqrt(before + 16));
 }
 
+TEST(ClipTest, UnitsMayShareSeveralBlocks) {
+  const double big = 9007199254740992;  // 2^53: swallows a 1 that comes alone
+  const Plan plan = CutTensor({0, kPieceCut + 1, 4 * kPieceCut});
+  EXPECT_EQ(MustNorm(plan, {Norm(1, 1, {1, 1, 0}, kPieceCut + 1), Norm(0, 0, {big, 1, 1}, 0)}),
+            std::sqrt(big + 2 + 2));
+}
+
 TEST(ClipTest, TheOrderInWhichVotesArriveDoesNotMatter) {
   const PlanInputs inputs = *World(4, 2, 2)
                                  .Replicate(Muon("w", {64, 32}))
