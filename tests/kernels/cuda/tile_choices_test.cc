@@ -38,7 +38,7 @@ TEST(TileChoicesTest, TextThatAnotherBuildHasWrittenCountsAsNone) {
   ASSERT_THAT(ChoicesOf(good), SizeIs(1));
   for (const char* line :
        {"1 1 1 1 0 64 64 64 1 5 2", "1 1 1 1 0 64 64 64 1 0 2", "3 1 1 1 0 64 64 64 1 4 2",
-        "1 4 1 1 0 64 64 64 1 4 2", "1 1 2 1 0 64 64 64 1 4 2", "1 1 1 1 3 64 64 64 1 4 2",
+        "1 5 1 1 0 64 64 64 1 4 2", "1 1 2 1 0 64 64 64 1 4 2", "1 1 1 1 3 64 64 64 1 4 2",
         "1 1 1 1 0 -64 64 64 1 4 2", "1 1 1 1 0 64 64 64 1 4", "1 1 1 1 0 64 64 64 1 4 2 2",
         "1 1 1 1 0 64 64 64 1 4 fast", "tile"}) {
     EXPECT_THAT(ChoicesOf(good + line), IsEmpty()) << line;
