@@ -85,10 +85,10 @@ struct NewtonSchulzProgram {
 absl::StatusOr<NewtonSchulzProgram> BuildNewtonSchulz(const NewtonSchulzConfig& config,
                                                       int64_t rows, int64_t cols);
 
-// Of each product, whether its D is in S and nobody needs more of it than its lower triangle (with
-// some blocks beside the diagonal, as the device likes): the products that multiply it are among
-// those of which `reads_lower` says that they take no more. What is added is always taken from
-// there alone.
+// Tells for each product whether the lower triangle of its result is enough, with as many blocks
+// beside the diagonal as the device likes. It is enough where the result lies in S, and every
+// product that multiplies it has `reads_lower`, one entry a product. Products that only add the
+// result never need more.
 std::vector<bool> NeededInLowerForm(const NewtonSchulzProgram& program,
                                     const std::vector<bool>& reads_lower);
 

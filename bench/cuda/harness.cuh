@@ -245,7 +245,7 @@ int64_t DifferentBits(const T* a, const T* b, int64_t count) {
 __device__ __forceinline__ bool IsAboveBand(int64_t row, int64_t col) {
   return col / 64 > row / 64 + kernels::cuda::kBandBlocks;
 }
-// What no kernel may use: NaN, in fp16 and in bf16.
+// Puts NaN (in fp16 and in bf16) where the lower form has nothing: no kernel may use it.
 __global__ static void DropAboveBand(uint16_t* matrices, int64_t n, int64_t ld, int64_t stride) {
   const int64_t row = blockIdx.x;
   uint16_t* const at = matrices + blockIdx.y * stride + row * ld;
@@ -270,8 +270,8 @@ void ToLowerForm(T* matrices, int64_t n, int64_t ld, int64_t stride, int64_t bat
   DropAboveBand<<<grid, 256>>>(reinterpret_cast<uint16_t*>(matrices), n, ld, stride);
   CUDA_CHECK(cudaGetLastError());
 }
-// Of matrices that were filled with 0xFF before a product stored their lower form. Returns how many
-// elements it stored beyond that.
+// Completes matrices of which a product has stored the lower form; they were filled with 0xFF
+// before. Returns how many elements the product stored beyond that form.
 template <typename T>
 int64_t FromLowerForm(T* matrices, int64_t n, int64_t ld, int64_t stride, int64_t batch) {
   Buffer<unsigned long long> written(1);

@@ -175,8 +175,8 @@ struct GemmCta {
     return kTileN == 2 * kUnit && job.guest != 0;
   }
 
-  // Of operands in the lower form: the steps along k from which on what a tile needs of one lies
-  // right of the diagonal, and is read from the other side of it. A turns later than B, or with it
+  // An operand in the lower form turns at a step along k: from there on, what a tile needs of it
+  // lies right of the diagonal, and is read from the other side. A turns later than B, or with it
   // where A's rows come from B's boxes.
   struct Turns {
     int a;

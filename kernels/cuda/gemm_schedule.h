@@ -62,9 +62,9 @@ struct GemmShape {
   bool store_lower = false;
 };
 
-// Of a symmetric matrix in the lower form those blocks of 64 x 64 are there that lie on and below
-// the diagonal and, so that every step along k of a tile has an operand from one side of it, so
-// many above it.
+// The lower form of a symmetric matrix has the blocks of 64 x 64 on and below the diagonal, and
+// this many above it. These let a tile read an operand from one side of the diagonal in every step
+// along k.
 inline constexpr int kBandBlocks = 2;
 
 struct GemmSchedule {

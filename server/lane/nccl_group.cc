@@ -50,9 +50,10 @@ class NcclGroup final : public PeerGroup {
         stamps_sent_(size_),
         stamps_received_(size_) {}
 
-  // What is in the stream ends at once, and the memory of messages is free then. The rest of the
-  // communicator, which is NCCL's own, ends while the lane goes on. A second one that ends is
-  // waited for: where NCCL hangs, the lane does too, and is replaced.
+  // Waits until the stream has ended what it holds, which an abort makes it do at once; the memory
+  // of messages is free then. NCCL ends the rest of the communicator while the lane goes on. Where
+  // it still ends an earlier one, this one is waited for: if NCCL hangs, so does the lane, and the
+  // daemon replaces it.
   ~NcclGroup() override {
     Abort();
     if (aborter_.joinable()) {
