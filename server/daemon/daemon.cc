@@ -38,13 +38,15 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
                                                          const Cancelled& cancelled) {
   Place& first = places_.front();
   if (places_.size() == 1) return first.sessions.OpenSession(request, cancelled);
+  // Asked before the places are: whoever has claimed the nonce by now, one of them has heard of.
+  const bool unclaimed = first.core.attach->Knows(request.nonce());
   // A call that is repeated, and one of a stranger, keeps no place for a job.
   for (Place& place : places_) {
     if (place.sessions.HasHeardOf(request.nonce())) {
       return place.sessions.OpenSession(request, cancelled);
     }
   }
-  if (!first.core.attach->Knows(request.nonce()) || !first.sessions.Check(request).ok()) {
+  if (!unclaimed || !first.sessions.Check(request).ok()) {
     return first.sessions.OpenSession(request, cancelled);
   }
   if (uid.has_value()) {

@@ -1,13 +1,15 @@
-// LoadSnapshot and AckRollback that arrive again, at once or late: the job goes back once, and a
-// trainer's memory is its own until it has answered this way back and no earlier one.
+// Calls that arrive again, at once or late. OpenSession opens one session. The job goes back once,
+// and a trainer's memory is its own until it has answered this way back and no earlier one.
 #include <gtest/gtest.h>
 
 #include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "tests/client/daemon_process.h"
 #include "tests/server/system/expect_error.h"
@@ -126,6 +128,32 @@ TEST_F(LateCallsTest, LoadsThatArriveAtOnceAreOneWayBack) {
   ASSERT_TRUE(Send(heard).ok());
   Train(kSaved + 1, kSaved + 1);
   EXPECT_EQ(trainer_->attempt() >> 32, heard.epoch()) << "a second epoch has begun";
+}
+
+// The other job has the first place, so that each copy must find the place of its own.
+TEST_F(LateCallsTest, OpenSessionsThatArriveAtOnceOpenOneSessionOfASecondJob) {
+  constexpr int kRounds = 300;
+  for (int round = 0; round < kRounds; ++round) {
+    RawTrainer second(daemon_->address());
+    second.set_job("second");
+    std::vector<std::thread> copies;
+    std::vector<std::pair<absl::Status, v1::OpenSessionReply>> answers(4);
+    for (auto& [status, reply] : answers) {
+      copies.emplace_back([&second, &status = status, &reply = reply] {
+        status = second.Call(second.OpenRequest(), &reply);
+      });
+    }
+    for (std::thread& copy : copies) copy.join();
+    const v1::OpenSessionReply& opened = answers[0].second;
+    for (const auto& [status, reply] : answers) {
+      ASSERT_TRUE(status.ok()) << "round " << round << ": " << status;
+      ASSERT_EQ(reply.SerializeAsString(), opened.SerializeAsString());
+    }
+    second.key().set_session(opened.session());
+    second.key().set_incarnation(opened.incarnation());
+    second.key().set_secret(opened.secret());
+    ASSERT_TRUE(second.Close().ok());
+  }
 }
 
 TEST_F(LateCallsTest, AnAnswerThatWasARefusalIsARefusalLater) {
