@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <tuple>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -33,10 +34,10 @@ Term TermOf(const Unit& unit, const UnitNorm& norm, size_t i) {
 bool ComesBefore(const Term& a, const Term& b) { return a.Key() < b.Key(); }
 
 absl::Status CheckComplete(const Layout& layout, const Plan& plan, const std::vector<bool>& active,
-                           const std::vector<bool>& seen) {
+                           const std::vector<const UnitNorm*>& of_unit) {
   for (const Unit& unit : plan.units) {
     const size_t index = unit.id.value();
-    if (seen[index] || !active[index] || Empty(unit.box)) continue;
+    if (of_unit[index] != nullptr || !active[index] || Empty(unit.box)) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("no sum of squares for unit ", index, " of parameter \"",
                      layout.parameters[unit.parameter].name, "\""));
@@ -50,14 +51,9 @@ absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
                                        const std::vector<bool>& active,
                                        const std::vector<UnitNorm>& norms) {
   GradientNorm result;
-  std::vector<bool> seen(plan.units.size());
-  // Units are few, and their blocks may be thousands: those of a large embedding take milliseconds
-  // to sort, and the decision waits for them.
-  struct Part {
-    Term first;
-    const UnitNorm* norm;
-  };
-  std::vector<Part> parts;
+  // The order of units is that of summation in every plan. To sort the sums instead would take
+  // milliseconds where units are ten thousand, and the decision waits for them.
+  std::vector<const UnitNorm*> of_unit(plan.units.size());
   size_t sums = 0;
   for (const UnitNorm& norm : norms) {
     const int32_t id = norm.unit.value();
@@ -66,25 +62,24 @@ absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
           absl::StrCat("sum of squares for unit ", id, " of ", plan.units.size()));
     }
     if (norm.sums.empty()) continue;
-    seen[id] = true;
+    if (std::exchange(of_unit[id], &norm) != nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("two lists of sums of squares for unit ", id));
+    }
     sums += norm.sums.size();
-    parts.push_back({TermOf(plan.units[id], norm, 0), &norm});
   }
-  if (absl::Status status = CheckComplete(layout, plan, active, seen); !status.ok()) return status;
-  std::sort(parts.begin(), parts.end(),
-            [](const Part& a, const Part& b) { return ComesBefore(a.first, b.first); });
+  if (absl::Status status = CheckComplete(layout, plan, active, of_unit); !status.ok())
+    return status;
   std::vector<Term> terms;
   terms.reserve(sums);
-  for (const Part& part : parts) {
-    const UnitNorm& norm = *part.norm;
-    for (size_t i = 0; i < norm.sums.size(); ++i) {
-      terms.push_back(TermOf(plan.units[norm.unit.value()], norm, i));
-      if (!std::isfinite(norm.sums[i])) {
-        result.first_infinite = std::min(result.first_infinite.value_or(norm.unit), norm.unit);
+  for (const UnitNorm* norm : of_unit) {
+    if (norm == nullptr) continue;
+    for (size_t i = 0; i < norm->sums.size(); ++i) {
+      terms.push_back(TermOf(plan.units[norm->unit.value()], *norm, i));
+      if (!result.first_infinite.has_value() && !std::isfinite(norm->sums[i])) {
+        result.first_infinite = norm->unit;
       }
     }
   }
-  // Units that share more than a block, as no plan has them.
   if (!std::is_sorted(terms.begin(), terms.end(), ComesBefore)) {
     std::sort(terms.begin(), terms.end(), ComesBefore);
   }

@@ -68,11 +68,11 @@ struct UnitUpdate {
   double squares = 0;
 };
 
-// Sums of squares of one unit's reduced gradient; see dmuond.v1.UnitNorm.
+// Sums of squares of one unit's reduced gradient; see dmuond.v1.UnitNorms.
 struct UnitNorm {
   UnitId unit;
   int64_t first_block = 0;
-  std::vector<double> sums;
+  absl::InlinedVector<double, 1> sums;  // a matrix has one
   int64_t first_element = 0;
 };
 

@@ -313,7 +313,7 @@ void StepCoordinator::NoteAbsent(const Submission& submission) {
 
 std::vector<CoordinatorAction> StepCoordinator::OnVote(TimePoint /*now*/, Attempt attempt,
                                                        NodeRank node, uint64_t plan_digest,
-                                                       const std::vector<UnitNorm>& norms,
+                                                       std::vector<UnitNorm> norms,
                                                        const std::string& error) {
   if (suspended_ || halted_) return {};
   if (attempt != open_.attempt || node.value() < 0 || node.value() >= inputs_.nodes) return {};
@@ -339,7 +339,11 @@ std::vector<CoordinatorAction> StepCoordinator::OnVote(TimePoint /*now*/, Attemp
                               ", which it does not own"),
                  /*retry=*/false);
   }
-  try_.norms.insert(try_.norms.end(), norms.begin(), norms.end());
+  if (try_.norms.empty()) {
+    try_.norms = std::move(norms);
+  } else {
+    std::move(norms.begin(), norms.end(), std::back_inserter(try_.norms));
+  }
   return DecideIfComplete();
 }
 

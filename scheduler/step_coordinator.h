@@ -63,7 +63,7 @@ class StepCoordinator {
   // node, or one with another plan, aborts the attempt at once and is named.
   [[nodiscard]] std::vector<CoordinatorAction> OnVote(TimePoint now, Attempt attempt, NodeRank node,
                                                       uint64_t plan_digest,
-                                                      const std::vector<UnitNorm>& norms,
+                                                      std::vector<UnitNorm> norms,
                                                       const std::string& error);
   // Somebody is gone for good, and the job cannot go on: the open attempt aborts without retry, and
   // `detail` names who it is. From then on every submission is answered at once by the same outcome

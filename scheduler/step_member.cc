@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -162,10 +161,6 @@ std::optional<std::vector<UnitNorm>> StepMember::OnGathered(Attempt attempt, Lan
   for (auto& [index, part] : state_.gathered) {
     std::move(part.begin(), part.end(), std::back_inserter(vote));
   }
-  std::sort(vote.begin(), vote.end(), [](const UnitNorm& a, const UnitNorm& b) {
-    return std::tie(a.unit, a.first_block, a.first_element) <
-           std::tie(b.unit, b.first_block, b.first_element);
-  });
   return vote;
 }
 

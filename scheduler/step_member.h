@@ -68,7 +68,7 @@ class StepMember {
   [[nodiscard]] absl::StatusOr<StepAnswer> OnWait(TrainerRank rank, StepId step,
                                                   Attempt attempt) const;
   // A lane has all its gradients. When it was the last one of this node, returns the node's vote:
-  // the norms of all lanes by unit.
+  // the norms of all lanes, one lane after the other.
   [[nodiscard]] std::optional<std::vector<UnitNorm>> OnGathered(Attempt attempt, LaneIndex lane,
                                                                 std::vector<UnitNorm> norms);
   void OnDecision(const Decision& decision);

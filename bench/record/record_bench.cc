@@ -160,12 +160,11 @@ class Bench {
     for (int32_t lane = 0; lane < shape_.lanes; ++lane) {
       v1::LaneReport report;
       report.mutable_gathered()->set_attempt(AttemptOf(step).value());
-      for (size_t unit = 0; unit < plan_->units.size(); ++unit) {
-        if (plan_->units[unit].owner.value() != lane) continue;
-        v1::UnitNorm& norm = *report.mutable_gathered()->add_norms();
-        norm.set_unit(static_cast<int32_t>(unit));
-        norm.add_sums(1);
+      std::vector<scheduler::UnitNorm> norms;
+      for (const scheduler::Unit& unit : plan_->units) {
+        if (unit.owner.value() == lane) norms.push_back({.unit = unit.id, .sums = {1}});
       }
+      *report.mutable_gathered()->mutable_norms() = ToProto(norms);
       Took("gathered", job_.OnLaneReport(now_, LaneIndex(lane), report));
     }
     Decision decision;

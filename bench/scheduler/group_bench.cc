@@ -469,7 +469,7 @@ class SimulatedGroup {
       vote.set_attempt(attempt.value());
       vote.set_node(node.rank);
       vote.set_plan_digest(job_.planned.plan->digest);
-      for (const UnitNorm& norm : *vote_norms) *vote.add_norms() = ToProto(norm);
+      *vote.mutable_norms() = ToProto(*vote_norms);
       Tell(node, std::move(message));
     });
   }

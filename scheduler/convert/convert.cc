@@ -237,20 +237,46 @@ v1::Go ToProto(const scheduler::Go& go) {
   return out;
 }
 
-scheduler::UnitNorm FromProto(const v1::UnitNorm& norm) {
-  scheduler::UnitNorm out;
-  out.unit = scheduler::UnitId(norm.unit());
-  out.first_block = norm.first_block();
-  out.sums.assign(norm.sums().begin(), norm.sums().end());
-  out.first_element = norm.first_element();
+absl::StatusOr<std::vector<scheduler::UnitNorm>> FromProto(const v1::UnitNorms& norms) {
+  const int units = norms.unit_size();
+  if (norms.first_block_size() != units || norms.first_element_size() != units ||
+      norms.sum_count_size() != units) {
+    return absl::InvalidArgumentError("UnitNorms has fields of different lengths");
+  }
+  std::vector<scheduler::UnitNorm> out;
+  out.reserve(units);
+  auto sum = norms.sums().begin();
+  for (int i = 0; i < units; ++i) {
+    const int32_t count = norms.sum_count(i);
+    if (count < 0 || count > norms.sums().end() - sum) {
+      return absl::InvalidArgumentError("UnitNorms.sum_count is not what sums there are");
+    }
+    out.push_back({.unit = scheduler::UnitId(norms.unit(i)),
+                   .first_block = norms.first_block(i),
+                   .sums = {sum, sum + count},
+                   .first_element = norms.first_element(i)});
+    sum += count;
+  }
+  if (sum != norms.sums().end()) {
+    return absl::InvalidArgumentError("UnitNorms has sums of no unit");
+  }
   return out;
 }
-v1::UnitNorm ToProto(const scheduler::UnitNorm& norm) {
-  v1::UnitNorm out;
-  out.set_unit(norm.unit.value());
-  out.set_first_block(norm.first_block);
-  for (double sum : norm.sums) out.add_sums(sum);
-  out.set_first_element(norm.first_element);
+v1::UnitNorms ToProto(const std::vector<scheduler::UnitNorm>& norms) {
+  v1::UnitNorms out;
+  const int units = static_cast<int>(norms.size());
+  out.mutable_unit()->Reserve(units);
+  out.mutable_first_block()->Reserve(units);
+  out.mutable_first_element()->Reserve(units);
+  out.mutable_sum_count()->Reserve(units);
+  out.mutable_sums()->Reserve(units);
+  for (const scheduler::UnitNorm& norm : norms) {
+    out.add_unit(norm.unit.value());
+    out.add_first_block(norm.first_block);
+    out.add_first_element(norm.first_element);
+    out.add_sum_count(static_cast<int32_t>(norm.sums.size()));
+    out.mutable_sums()->Add(norm.sums.begin(), norm.sums.end());
+  }
   return out;
 }
 

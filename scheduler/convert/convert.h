@@ -102,11 +102,13 @@ void ToProto(const scheduler::RailReady& ready, v1::RailReady& out);
 [[nodiscard]] absl::StatusOr<scheduler::Go> FromProto(const v1::Go& go);
 [[nodiscard]] v1::Go ToProto(const scheduler::Go& go);
 
-[[nodiscard]] scheduler::UnitNorm FromProto(const v1::UnitNorm& norm);
+// INVALID_ARGUMENT: fields of different lengths, or counts that the sums are not.
+[[nodiscard]] absl::StatusOr<std::vector<scheduler::UnitNorm>> FromProto(
+    const v1::UnitNorms& norms);
+[[nodiscard]] v1::UnitNorms ToProto(const std::vector<scheduler::UnitNorm>& norms);
 
 // What a member says of itself. MembershipMachine decides whether it may join.
 [[nodiscard]] scheduler::MemberInfo FromProto(const v1::JoinRequest& join);
-[[nodiscard]] v1::UnitNorm ToProto(const scheduler::UnitNorm& norm);
 
 [[nodiscard]] absl::StatusOr<scheduler::Outcome> FromProto(const v1::Outcome& outcome);
 [[nodiscard]] v1::Outcome ToProto(const scheduler::Outcome& outcome);

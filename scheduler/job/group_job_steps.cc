@@ -31,11 +31,14 @@ AddressedMessages GroupJob::OnReports(TimePoint now, int32_t from, const v1::Rep
 
 AddressedMessages GroupJob::OnVote(TimePoint now, const v1::Vote& vote) {
   if (AddressedMessages ended = EndWhereNotFinite(vote); !ended.empty()) return ended;
-  std::vector<UnitNorm> norms;
-  norms.reserve(vote.norms_size());
-  for (const v1::UnitNorm& norm : vote.norms()) norms.push_back(FromProto(norm));
+  std::string error = vote.error();
+  absl::StatusOr<std::vector<UnitNorm>> norms = FromProto(vote.norms());
+  if (!norms.ok()) {
+    error = std::string(norms.status().message());
+    norms.emplace();
+  }
   return Broadcast(now, job_->steps->OnVote(now, Attempt(vote.attempt()), NodeRank(vote.node()),
-                                            vote.plan_digest(), norms, vote.error()));
+                                            vote.plan_digest(), *std::move(norms), error));
 }
 
 AddressedMessages GroupJob::Broadcast(TimePoint now, std::vector<CoordinatorAction> actions) {

@@ -44,7 +44,9 @@ absl::StatusOr<StepMember::State> ReadSteps(const JobRecord& record) {
       return absl::InvalidArgumentError(
           absl::StrCat("norms of lane ", norms.lane(), ", which has not gathered"));
     }
-    for (const v1::UnitNorm& norm : norms.norms()) lane->second.push_back(FromProto(norm));
+    absl::StatusOr<std::vector<UnitNorm>> of_lane = FromProto(norms.norms());
+    if (!of_lane.ok()) return of_lane.status();
+    lane->second = *std::move(of_lane);
   }
   for (const v1::RankSubmitted& submitted : record.submissions()) {
     absl::StatusOr<Submission> submission = FromProto(submitted);
@@ -125,9 +127,7 @@ void NodeJob::WritePart(const RecordPart& part, JobRecord& record) const {
     case Kind::kNorms: {
       v1::RecordedNorms& out = *record.add_norms();
       out.set_lane(static_cast<int32_t>(part.of));
-      for (const UnitNorm& norm : job_->steps->state().gathered.at(LaneIndex(out.lane()))) {
-        *out.add_norms() = ToProto(norm);
-      }
+      *out.mutable_norms() = ToProto(job_->steps->state().gathered.at(LaneIndex(out.lane())));
       return;
     }
     case Kind::kTrainerState: {

@@ -250,11 +250,14 @@ void NodeJob::OnGathered(LaneIndex lane, const v1::LaneReport::Gathered& gathere
   if (!job_->steps.has_value()) return;
   job_->lanes.OnGathered(lane, gathered.attempt(),
                          {gathered.non_finite().begin(), gathered.non_finite().end()});
-  std::vector<UnitNorm> norms;
-  norms.reserve(gathered.norms_size());
-  for (const v1::UnitNorm& norm : gathered.norms()) norms.push_back(FromProto(norm));
+  absl::StatusOr<std::vector<UnitNorm>> norms = FromProto(gathered.norms());
+  if (!norms.ok()) {  // the coordinator says which unit's it lacks
+    Say(node::Note::Level::kError, "norms of a lane cannot be read",
+        {{"lane", lane.value()}, {"what", std::string(norms.status().message())}});
+    norms.emplace();
+  }
   const Attempt attempt(gathered.attempt());
-  auto of_node = job_->steps->OnGathered(attempt, lane, std::move(norms));
+  auto of_node = job_->steps->OnGathered(attempt, lane, *std::move(norms));
   if (!of_node.has_value()) return;
   TellVote(attempt, *of_node);
   job_->figures.norms = std::make_shared<const std::vector<UnitNorm>>(*std::move(of_node));
@@ -266,7 +269,7 @@ void NodeJob::TellVote(Attempt attempt, const std::vector<UnitNorm>& norms) {
   vote.set_attempt(attempt.value());
   vote.set_node(options_.node);
   vote.set_plan_digest(job_->planned.plan->digest);
-  for (const UnitNorm& norm : norms) *vote.add_norms() = ToProto(norm);
+  *vote.mutable_norms() = ToProto(norms);
   for (size_t i = 0; i < job_->lanes.size(); ++i) {
     const std::vector<int32_t>& units = job_->lanes[LaneIndex(static_cast<int32_t>(i))].non_finite;
     vote.mutable_non_finite()->Add(units.begin(), units.end());

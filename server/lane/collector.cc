@@ -1,6 +1,7 @@
 #include "server/lane/collector.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -500,21 +501,21 @@ bool Collector::awaits_rail() const {
          });
 }
 
-void Collector::AddNorms(v1::LaneReport::Gathered& gathered) const {
+void Collector::AddNorms(v1::UnitNorms& norms) const {
   if (kind() != AttemptKind::kStep) return;
   for (const UnitSums& sums : unit_sums_) {
     const scheduler::Unit& unit = job_.unit(sums.unit);
-    v1::UnitNorm& norm = *gathered.add_norms();
-    norm.set_unit(sums.unit.value());
-    norm.set_first_block(unit.first_element / kernels::kNormBlock);
-    if (unit.flat && unit.kind == scheduler::UnitKind::kPiece) {
-      norm.set_first_element(unit.first_element);
-      for (size_t i = 0; i < sums.count; ++i) norm.add_sums(sums_[sums.first + i]);
-      continue;
+    const bool by_block = unit.flat && unit.kind == scheduler::UnitKind::kPiece;
+    norms.add_unit(sums.unit.value());
+    norms.add_first_block(unit.first_element / kernels::kNormBlock);
+    norms.add_first_element(by_block ? unit.first_element : 0);
+    norms.add_sum_count(by_block ? static_cast<int32_t>(sums.count) : 1);
+    const double* first = sums_ + sums.first;
+    if (by_block) {
+      norms.mutable_sums()->Add(first, first + sums.count);
+    } else {
+      norms.add_sums(std::accumulate(first, first + sums.count, 0.0));
     }
-    double total = 0;
-    for (size_t i = 0; i < sums.count; ++i) total += sums_[sums.first + i];
-    norm.add_sums(total);
   }
 }
 

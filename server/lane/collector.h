@@ -77,7 +77,7 @@ class Collector {
   [[nodiscard]] scheduler::AttemptKind kind() const {
     return kind_.value_or(scheduler::AttemptKind::kStep);
   }
-  void AddNorms(v1::LaneReport::Gathered& gathered) const;
+  void AddNorms(v1::UnitNorms& norms) const;
   // Of the armed attempt.
   [[nodiscard]] const WorkTime& sum_time() const { return sum_time_; }
   [[nodiscard]] const WorkTime& norm_time() const { return norm_time_; }

@@ -285,7 +285,7 @@ absl::Status Engine::ReportGathered() {
   gathered.Clear();
   gathered.set_attempt(collector_->attempt().value());
   gathered.set_collect_us(Microseconds(times_.first_ready, times_.gathered));
-  collector_->AddNorms(gathered);
+  collector_->AddNorms(*gathered.mutable_norms());
   // A push may be what replaces such weights.
   if (collector_->kind() == AttemptKind::kStep) {
     slots_->AddNonFinite(*gathered.mutable_non_finite());

@@ -28,9 +28,7 @@ struct Pair {
 // What both sides of a lane's socket do with what they have parsed.
 void Convert(const std::string& body) {
   v1::LaneReport report;
-  if (report.ParseFromString(body)) {
-    for (const v1::UnitNorm& norm : report.gathered().norms()) (void)FromProto(norm);
-  }
+  if (report.ParseFromString(body)) (void)FromProto(report.gathered().norms());
   v1::LaneCommand command;
   if (!command.ParseFromString(body)) return;
   if (command.has_submitted()) (void)FromProto(command.submitted());

@@ -63,6 +63,12 @@ def scalars() -> types_pb2.StepScalars:
     return made
 
 
+def norms(sums: list[float]) -> peer_pb2.UnitNorms:
+    return peer_pb2.UnitNorms(
+        unit=[0], first_block=[0], first_element=[0], sum_count=[len(sums)], sums=sums
+    )
+
+
 def trainer_requests() -> None:
     wait = {"wait_ms": 10}
     arenas = trainer_pb2.AttachBuffersRequest()
@@ -164,7 +170,7 @@ def peer_messages() -> None:
     def vote(node: int, number: int, kind: int) -> bytes:
         told = peer_pb2.Vote(attempt=attempt(number), node=node, plan_digest=own_digest)
         if kind == peer_pb2.ATTEMPT_KIND_STEP and node == OWNER:
-            told.norms.add(unit=0, sums=[1.0])
+            told.norms.CopyFrom(norms([1.0]))
         return at(node, vote=told)
 
     def submitted(number: int, step: int, kind: int) -> bytes:
@@ -451,7 +457,7 @@ PROGRAM = """
 def frames() -> None:
     report = lane_pb2.LaneReport()
     report.gathered.attempt = 1
-    report.gathered.norms.add(unit=0, sums=[1.0, 2.0])
+    report.gathered.norms.CopyFrom(norms([1.0, 2.0]))
     command = lane_pb2.LaneCommand()
     command.submitted.rank = 0
     command.submitted.scalars.CopyFrom(scalars())

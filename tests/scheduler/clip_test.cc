@@ -32,8 +32,9 @@ Plan CutTensor(const std::vector<int64_t>& cuts) {
 }
 
 // What a lane reports of a unit: sums of consecutive blocks.
-UnitNorm Norm(int32_t unit, int64_t first_block, std::vector<double> sums, int64_t first_element) {
-  return {UnitId(unit), first_block, std::move(sums), first_element};
+UnitNorm Norm(int32_t unit, int64_t first_block, const std::vector<double>& sums,
+              int64_t first_element) {
+  return {UnitId(unit), first_block, {sums.begin(), sums.end()}, first_element};
 }
 
 Layout OneTensor() {

@@ -192,6 +192,35 @@ TEST(ConvertTest, DecisionsComeBackAsTheyWere) {
   EXPECT_EQ(FromProto(unknown).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(ConvertTest, NormsComeBackAsTheyWereOrAreRefused) {
+  using scheduler::UnitId;
+  const std::vector<scheduler::UnitNorm> norms = {
+      {UnitId(7), 0, {0.1}, 0}, {UnitId(3), 2, {1e300, 0, 5e-324}, 131'072}, {UnitId(4), 5, {}, 0}};
+  const v1::UnitNorms wire = ToProto(norms);
+  const auto back = FromProto(wire);
+  ASSERT_TRUE(back.ok()) << back.status();
+  ASSERT_EQ(back->size(), norms.size());
+  for (size_t i = 0; i < norms.size(); ++i) {
+    EXPECT_EQ((*back)[i].unit, norms[i].unit);
+    EXPECT_EQ((*back)[i].first_block, norms[i].first_block);
+    EXPECT_EQ((*back)[i].first_element, norms[i].first_element);
+    EXPECT_EQ((*back)[i].sums, norms[i].sums);
+  }
+  const auto broken = [&wire](const auto& change) {
+    v1::UnitNorms other = wire;
+    change(other);
+    return FromProto(other).status().code();
+  };
+  const auto refused = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(broken([](auto& norms) { norms.add_unit(1); }), refused);
+  EXPECT_EQ(broken([](auto& norms) { norms.clear_first_block(); }), refused);
+  EXPECT_EQ(broken([](auto& norms) { norms.add_first_element(1); }), refused);
+  EXPECT_EQ(broken([](auto& norms) { norms.clear_sum_count(); }), refused);
+  EXPECT_EQ(broken([](auto& norms) { norms.set_sum_count(2, 1); }), refused);
+  EXPECT_EQ(broken([](auto& norms) { norms.set_sum_count(0, -1); }), refused);
+  EXPECT_EQ(broken([](auto& norms) { norms.add_sums(1); }), refused);
+}
+
 TEST(ConvertTest, SubmissionsHaveTheirListsSorted) {
   v1::RankSubmitted submitted;
   submitted.set_rank(2);

@@ -249,11 +249,11 @@ void SimulatedLane::ProgressCollect() {
       simulation_.FateOf(armed_.step, "nan", 15) ? std::numeric_limits<double>::quiet_NaN() : 1;
   v1::LaneReport report;
   report.mutable_gathered()->set_attempt(attempt.value());
+  std::vector<UnitNorm> norms;
   for (const Unit& unit : world.plan.units) {
-    if (!step || unit.owner != id()) continue;
-    *report.mutable_gathered()->add_norms() =
-        ToProto(UnitNorm{unit.id, 0, {sum}, unit.first_element});
+    if (step && unit.owner == id()) norms.push_back({unit.id, 0, {sum}, unit.first_element});
   }
+  *report.mutable_gathered()->mutable_norms() = ToProto(norms);
   Report(std::move(report));
 }
 

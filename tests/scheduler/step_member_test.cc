@@ -201,8 +201,8 @@ TEST_F(StepMemberTest, VotesOnceWhenAllLanesHaveGathered) {
   const auto vote = member_.OnGathered(kFirstAttempt, LaneIndex(1), second);
   ASSERT_TRUE(vote.has_value());
   ASSERT_EQ(vote->size(), 3);
-  EXPECT_EQ((*vote)[0].unit, UnitId(2));
-  EXPECT_EQ((*vote)[1].unit, UnitId(3));
+  EXPECT_EQ((*vote)[0].unit, UnitId(3));
+  EXPECT_EQ((*vote)[1].unit, UnitId(2));
   EXPECT_EQ((*vote)[2].unit, UnitId(9));
   EXPECT_FALSE(member_.OnGathered(kFirstAttempt, LaneIndex(1), second).has_value());
 }

@@ -3,6 +3,7 @@
 #define DMUOND_SERVER_DAEMON_METRICS_SEEN_JOB_H_
 
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -42,6 +43,7 @@ inline std::vector<SeenMatrix> MatricesOf(const SeenJob& job) {
   std::vector<SeenMatrix> matrices;
   if (job.planned.plan == nullptr || job.figures.norms == nullptr) return matrices;
   const std::vector<scheduler::Unit>& units = job.planned.plan->units;
+  std::vector<std::optional<double>> norms(units.size());
   std::vector<std::optional<double>> updates(units.size());
   if (job.figures.updates != nullptr) {
     for (const scheduler::UnitUpdate& update : *job.figures.updates) {
@@ -51,13 +53,13 @@ inline std::vector<SeenMatrix> MatricesOf(const SeenJob& job) {
       updates[index] = std::sqrt(update.squares / elements);
     }
   }
-  matrices.reserve(job.figures.norms->size());
   for (const scheduler::UnitNorm& unit : *job.figures.norms) {
     const auto index = static_cast<size_t>(unit.unit.value());
     if (index >= units.size() || units[index].kind != scheduler::UnitKind::kMatrix) continue;
-    double sum = 0;
-    for (const double block : unit.sums) sum += block;
-    matrices.push_back({&units[index], std::sqrt(sum), updates[index]});
+    norms[index] = std::sqrt(std::accumulate(unit.sums.begin(), unit.sums.end(), 0.0));
+  }
+  for (size_t i = 0; i < units.size(); ++i) {
+    if (norms[i].has_value()) matrices.push_back({&units[i], *norms[i], updates[i]});
   }
   return matrices;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "scheduler/convert/convert.h"
 #include "scheduler/plan.h"
 #include "tests/scheduler/job/group_job_fixture.h"
 #include "tests/scheduler/job/registrations.h"
@@ -151,11 +152,9 @@ class GroupJobLeavingTest : public GroupJobReformTest {
     v1::MemberMessage message;
     message.mutable_vote()->set_attempt(open_);
     message.mutable_vote()->set_plan_digest(plan_.digest);
-    for (const Unit& unit : plan_.units) {
-      v1::UnitNorm& norm = *message.mutable_vote()->add_norms();
-      norm.set_unit(unit.id.value());
-      norm.add_sums(1);
-    }
+    std::vector<UnitNorm> norms;
+    for (const Unit& unit : plan_.units) norms.push_back({.unit = unit.id, .sums = {1}});
+    *message.mutable_vote()->mutable_norms() = ToProto(norms);
     return Tell(message);
   }
   uint64_t restarted_ = 0;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "scheduler/convert/convert.h"
 #include "scheduler/reason.h"
 #include "tests/scheduler/job/node_job_fixture.h"
 
@@ -38,9 +39,8 @@ class NodeJobRecordTest : public NodeJobFixture {
   void Gathered(int32_t lane, uint32_t counter) {
     v1::LaneReport report;
     report.mutable_gathered()->set_attempt(AttemptOf(counter).value());
-    v1::UnitNorm& norm = *report.mutable_gathered()->add_norms();
-    norm.set_unit(lane);
-    norm.add_sums(4.5);
+    *report.mutable_gathered()->mutable_norms() =
+        ToProto(std::vector<UnitNorm>{{.unit = UnitId(lane), .sums = {4.5}}});
     Perform(job_.OnLaneReport(now_, LaneIndex(lane), report));
   }
   void Decide(uint32_t counter, int64_t step, Verdict verdict) {
@@ -118,8 +118,8 @@ TEST_F(NodeJobRecordTest, TheVoteOfWhoGoesOnHasTheNormsOfLanesThatGatheredBefore
   HandOver();
   Gathered(1, 1);
   const v1::MemberMessage vote = LastTold(&v1::MemberMessage::has_vote);
-  ASSERT_EQ(vote.vote().norms_size(), 2);
-  EXPECT_EQ(vote.vote().norms(0).sums(0), 4.5);
+  ASSERT_EQ(vote.vote().norms().unit_size(), 2);
+  EXPECT_EQ(vote.vote().norms().sums(0), 4.5);
   // It has voted: nobody who goes on from here votes again.
   HandOver();
   done_.clear();

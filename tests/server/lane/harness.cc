@@ -545,11 +545,14 @@ void Cluster::Handle(int32_t lane, const v1::LaneReport& report) {
     case Report::kRailReady:
       OnRailReady(lane / inputs_.lanes_per_node, report.rail_ready());
       break;
-    case Report::kGathered:
+    case Report::kGathered: {
       EXPECT_EQ(report.gathered().attempt(), attempt_);
       lanes_[lane].gathered = true;
-      for (const v1::UnitNorm& norm : report.gathered().norms()) norms[norm.unit()] = norm;
+      const auto told = FromProto(report.gathered().norms());
+      ASSERT_TRUE(told.ok()) << told.status();
+      for (const scheduler::UnitNorm& norm : *told) norms[norm.unit.value()] = norm;
       break;
+    }
     case Report::kPublished:
       published[lane] = report.published();
       break;

@@ -129,7 +129,7 @@ class Cluster {
 
   scheduler::StepScalars scalars;
   double clip_coefficient = 1;
-  std::map<int32_t, v1::UnitNorm> norms;                   // of the last gathered attempt, by unit
+  std::map<int32_t, scheduler::UnitNorm> norms;            // of the last gathered attempt, by unit
   std::string failure;                                     // a lane's last words
   std::map<int32_t, v1::LaneReport::Published> published;  // by lane, of the last attempt
   std::vector<v1::LaneReport::Copied> copied;              // in the order in which they came

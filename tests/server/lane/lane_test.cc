@@ -103,7 +103,7 @@ TEST(LaneTest, ThreeReplicasAreSummedInTreeOrderAndUpdatedAsTheKernelsDo) {
     EXPECT_EQ(cluster.published[0].matrices(), 1);
     double sum = 0;
     for (float g : gradient) sum += double{g} * g;
-    EXPECT_NEAR(cluster.norms.at(0).sums(0), sum, 1e-12 * sum);
+    EXPECT_NEAR(cluster.norms.at(0).sums[0], sum, 1e-12 * sum);
   }
 }
 
@@ -285,7 +285,7 @@ TEST(LaneTest, SkippedStepsPublishWithoutChange) {
     cluster.Submit(rank);
   }
   cluster.WaitGathered();
-  EXPECT_FALSE(std::isfinite(cluster.norms.at(0).sums(0)));
+  EXPECT_FALSE(std::isfinite(cluster.norms.at(0).sums[0]));
   cluster.Decide(Verdict::kSkip);
   cluster.WaitPublished();
   EXPECT_TRUE(SameBits(cluster.Weights("w"), w));
