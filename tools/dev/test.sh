@@ -30,15 +30,19 @@ cmd_test() {
     say "C++ tests"
     run_ctest cpu 2>&1 | tee build/test-logs/cpu.log || failed+=(ctest)
   fi
+  test_sanitizers "${sanitizers[@]}" > build/test-logs/failed &
+  local beside=$! sanitizer
+  trap 'trap "" TERM; kill 0; exit 130' INT  # what runs beside ignores the interrupt
   if [ -n "$python" ]; then
     say "Python tests"
     "$PYTHON" -m pytest "${more[@]}" 2>&1 | tee build/test-logs/pytest.log || failed+=(pytest)
   fi
-  local sanitizer
+  [ ${#sanitizers[@]} = 0 ] || say "C++ tests under ${sanitizers[*]}, which began beside the Python tests"
+  wait $beside
   for sanitizer in "${sanitizers[@]}"; do
-    say "C++ tests under $sanitizer"
-    "test_$sanitizer" 2>&1 | tee "build/test-logs/$sanitizer.log" || failed+=("$sanitizer")
+    cat "build/test-logs/$sanitizer.log"
   done
+  mapfile -t -O ${#failed[@]} failed < build/test-logs/failed
   show_summary | tee build/test-logs/summary.txt
   [ ${#failed[@]} = 0 ] || die "failed: ${failed[*]}"
 }
@@ -63,7 +67,17 @@ run_ctest() { # PRESET [OPTION...]
   local preset=$1
   shift
   "${CTEST_UNDER[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-label-summary \
-    --no-tests=error -j "$(count_jobs)" "$@"
+    --no-tests=error -j "${CTEST_JOBS:-$(count_jobs)}" "$@"
+}
+
+# What a sanitizer says goes to its log; prints the names of those that failed. Their tests compute while Python's
+# wait, and half as many at a time leave those the processor when they need it.
+test_sanitizers() { # SANITIZER...
+  local sanitizer jobs
+  jobs=$(count_jobs)
+  for sanitizer; do
+    CTEST_JOBS=$(((jobs + 1) / 2)) "test_$sanitizer" > "build/test-logs/$sanitizer.log" 2>&1 || echo "$sanitizer"
+  done
 }
 
 # errexit does not hold inside the two functions below, whose result is asked for: hence each `|| return`.
