@@ -30,19 +30,15 @@ cmd_test() {
     say "C++ tests"
     run_ctest cpu 2>&1 | tee build/test-logs/cpu.log || failed+=(ctest)
   fi
-  test_sanitizers "${sanitizers[@]}" > build/test-logs/failed &
-  local beside=$! sanitizer
-  trap 'trap "" TERM; kill 0; exit 130' INT  # what runs beside ignores the interrupt
   if [ -n "$python" ]; then
     say "Python tests"
     "$PYTHON" -m pytest "${more[@]}" 2>&1 | tee build/test-logs/pytest.log || failed+=(pytest)
   fi
-  [ ${#sanitizers[@]} = 0 ] || say "C++ tests under ${sanitizers[*]}, which began beside the Python tests"
-  wait $beside
+  local sanitizer
   for sanitizer in "${sanitizers[@]}"; do
-    cat "build/test-logs/$sanitizer.log"
+    say "C++ tests under $sanitizer"
+    "test_$sanitizer" 2>&1 | tee "build/test-logs/$sanitizer.log" || failed+=("$sanitizer")
   done
-  mapfile -t -O ${#failed[@]} failed < build/test-logs/failed
   show_summary | tee build/test-logs/summary.txt
   [ ${#failed[@]} = 0 ] || die "failed: ${failed[*]}"
 }
@@ -67,17 +63,7 @@ run_ctest() { # PRESET [OPTION...]
   local preset=$1
   shift
   "${CTEST_UNDER[@]}" ctest --test-dir "build/$preset" --output-on-failure --no-label-summary \
-    --no-tests=error -j "${CTEST_JOBS:-$(count_jobs)}" "$@"
-}
-
-# What a sanitizer says goes to its log; prints the names of those that failed. Their tests compute while Python's
-# wait, and half as many at a time leave those the processor when they need it.
-test_sanitizers() { # SANITIZER...
-  local sanitizer jobs
-  jobs=$(count_jobs)
-  for sanitizer; do
-    CTEST_JOBS=$(((jobs + 1) / 2)) "test_$sanitizer" > "build/test-logs/$sanitizer.log" 2>&1 || echo "$sanitizer"
-  done
+    --no-tests=error -j "$(count_jobs)" "$@"
 }
 
 # errexit does not hold inside the two functions below, whose result is asked for: hence each `|| return`.
@@ -92,9 +78,14 @@ run_under_asan() { # OPTION...
 }
 
 cmd_fuzz() {
+  local which=.
+  [ $# = 0 ] || [ "$*" = --half ] || die "fuzz takes no argument but --half (see ./dev help)"
   setup_all
   build_preset asan
-  run_under_asan -L fuzz
+  # By turns, those with odd or even places in the list.
+  [ $# = 0 ] || which=$(ctest --test-dir build/asan -N -L fuzz | sed -n 's/^ *Test *#[0-9]*: //p' |
+    awk -v odd=$((${DMUOND_FIRST_SEED:-1} % 2)) 'NR % 2 == odd' | paste -sd'|')
+  run_under_asan -L fuzz -R "$which"
 }
 
 # That a program with the label tsan locks with instrumented code alone. abseil's own libraries may
