@@ -51,8 +51,8 @@ absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
                                        const std::vector<bool>& active,
                                        const std::vector<UnitNorm>& norms) {
   GradientNorm result;
-  // The order of units is that of summation in every plan. To sort the sums instead would take
-  // milliseconds where units are ten thousand, and the decision waits for them.
+  // The order of units is that of summation in every plan. The decision waits for this function,
+  // and sorting the sums of ten thousand units would take milliseconds.
   std::vector<const UnitNorm*> of_unit(plan.units.size());
   size_t sums = 0;
   for (const UnitNorm& norm : norms) {
@@ -67,8 +67,8 @@ absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
     }
     sums += norm.sums.size();
   }
-  if (absl::Status status = CheckComplete(layout, plan, active, of_unit); !status.ok())
-    return status;
+  absl::Status complete = CheckComplete(layout, plan, active, of_unit);
+  if (!complete.ok()) return complete;
   std::vector<Term> terms;
   terms.reserve(sums);
   for (const UnitNorm* norm : of_unit) {
@@ -80,6 +80,7 @@ absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
       }
     }
   }
+  // Not so where units share more than a block, as no plan has them.
   if (!std::is_sorted(terms.begin(), terms.end(), ComesBefore)) {
     std::sort(terms.begin(), terms.end(), ComesBefore);
   }
