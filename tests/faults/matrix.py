@@ -24,20 +24,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 import table
-from cells import (
-    GROUPS,
-    KINDS,
-    USUAL_GROUPS,
-    Cell,
-    Fault,
-    Result,
-    Undisturbed,
-    all_faults,
-    at_setup,
-    recovery_faults,
-    run_cell,
-    undisturbed,
-)
+from cells import GROUPS, KINDS, USUAL_GROUPS, Cell, Fault, Result, Undisturbed
+from points import all_faults, at_setup, recovery_faults
+from runs import run_cell, undisturbed
 
 AT_ONCE_MAX = 6  # faults of one run
 

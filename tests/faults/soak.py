@@ -18,8 +18,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
-from cells import GROUPS, Cell, Fault, Run, at_setup, undisturbed
+from cells import GROUPS, Cell, Fault
 from daemons import files_below, lane_pids
+from points import at_setup
+from runs import Run, undisturbed
 
 STOP_S = 0.05  # a stopped process only costs time here: the matrix has the long ones
 WARM_SHARE = 0.1  # of the run, before its footprint is taken

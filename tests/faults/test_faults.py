@@ -13,8 +13,9 @@ import mutations
 import pytest
 import soak
 import table
-from cells import GPU_GROUPS, RAIL_GROUPS, USUAL_GROUPS, Cell, Run, undisturbed
+from cells import GPU_GROUPS, RAIL_GROUPS, USUAL_GROUPS, Cell
 from daemons import program
+from runs import Run, undisturbed
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
 ALL_TAKES_S = 4 * 3600  # at most, of each test; the sample takes minutes
