@@ -80,7 +80,7 @@ absl::StatusOr<GradientNorm> TotalNorm(const Layout& layout, const Plan& plan,
       }
     }
   }
-  // Not so where units share more than a block, as no plan has them.
+  // Terms are out of order only where units share more than a block, which no plan has.
   if (!std::is_sorted(terms.begin(), terms.end(), ComesBefore)) {
     std::sort(terms.begin(), terms.end(), ComesBefore);
   }

@@ -38,7 +38,7 @@ absl::StatusOr<v1::OpenSessionReply> Daemon::OpenSession(const v1::OpenSessionRe
                                                          const Cancelled& cancelled) {
   Place& first = places_.front();
   if (places_.size() == 1) return first.sessions.OpenSession(request, cancelled);
-  // Asked before the places are: whoever has claimed the nonce by now, one of them has heard of.
+  // This is asked before the places are: once the nonce is claimed, one of them knows of it.
   const bool unclaimed = first.core.attach->Knows(request.nonce());
   // A call that is repeated, and one of a stranger, keeps no place for a job.
   for (Place& place : places_) {

@@ -10,7 +10,7 @@ LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show 
 # A trainer's attach socket alone is cut; a lane is stopped for ever (daemons are their peers' and
 # their service manager's to watch, trainers count as dead and are the launcher's).
 ONLY = {"detach": "trainer", "hang": "lane"}
-# Where the call behind the point may fail with ENOMEM.
+# At these points the call that follows may fail with ENOMEM.
 ALLOCATING = ("memory.create", "memory.allocate", "memory.map", "daemon.spawn")
 
 # Passed once by each process, before the first step (or at its end).
@@ -80,8 +80,9 @@ def all_faults(group: str, reference: Undisturbed, seed: int) -> list[Fault]:
     return faults
 
 
-# What a group recovers from, and how: by a trainer's replacement, by new lanes, by a new epoch with
-# its memory, by going back to a snapshot. All at a point that is passed in every step.
+# Each group recovers from these faults, in one of four ways: a trainer is replaced, lanes are new,
+# a new epoch has the old one's memory, or the job goes back to a snapshot. Every step passes these
+# points.
 FIRST = {
     "1x1": ("trainer0:trainer.submitted:kill:2:0", "lane0:lane.gathered:kill:2:0"),
     "1x2s": ("coordinator0:daemon.decision:kill:3:0",),

@@ -349,7 +349,7 @@ class Run:
         last = next((text for text in process.lines if text.startswith("ended")), "")
         steps = self.group.steps_of(process.index)
         lost = code == LOST and (begins or rank.step == steps)
-        # What the machine lacks now it may have when the launcher tries again.
+        # A launcher tries again later, when the machine may have the memory or the descriptors.
         lacks = self._has_state(process.index) and self._names_what_is_lacking(last)
         excused = lacks or lost or self._lanes_died_too_often()
         if not excused and code not in (0, REFUSED) and process.pid not in self.killed:
