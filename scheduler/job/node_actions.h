@@ -52,7 +52,9 @@ struct CommandLanes {
   std::vector<LaneIndex> lanes;
   // Descriptors of the memory that it names by rank go with it.
   v1::LaneCommand command;
-  bool may_wait = false;  // for others that come at the same moment, to be one write with them
+  // It may be kept, even after the call that brought it is answered, for others that come at the
+  // same moment, to be one write with them.
+  bool may_wait = false;
 };
 // Starts a process in every place, over the job's memory. OnLanesStarted() answers it.
 struct StartLanes {

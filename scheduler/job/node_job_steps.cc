@@ -75,10 +75,12 @@ absl::StatusOr<StepAnswer> NodeJob::Submit(uint64_t id, const Submission& submis
     v1::RankSubmitted& submitted = *message.mutable_reports()->add_submitted();
     submitted = ToProto(submission);
     submitted.set_incarnation(session.incarnation);
-    // Lanes first: one that sees `ready` must find what is absent.
     v1::LaneCommand command;
     *command.mutable_submitted() = submitted;
-    ToReadyLanes(command, /*may_wait=*/!job_->steps->all_submitted());
+    // A trainer marks buckets with absent gradients when its submission is answered: lanes must
+    // know by then what is absent, or they add up what lies there.
+    const bool may_wait = submission.absent.empty() && !job_->steps->all_submitted();
+    ToReadyLanes(command, may_wait);
     Tell(std::move(message));
     ++submitted_version_;
     actions = TakeUnrecorded();

@@ -392,6 +392,15 @@ MUTATIONS = [
         "{python} tests/faults/matrix.py --victim=trainer --kind=kill --logs=build/mutations",
     ),
     Mutation(
+        "absent gradients first",
+        "lanes know what is absent before the trainer is answered",
+        "scheduler/job/node_job_steps.cc",
+        "const bool may_wait = submission.absent.empty() && !job_->steps->all_submitted();",
+        "const bool may_wait = !job_->steps->all_submitted();",
+        "step_simulation_test",
+        "{bin}/step_simulation_test",
+    ),
+    Mutation(
         "a stranger's daemon",
         "the token is kept from a daemon of another user",
         "client/python/src/dmuond/socket_owner.py",

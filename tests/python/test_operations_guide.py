@@ -59,7 +59,7 @@ def group(daemons, tmp_path):
 
 def test_status_shows_what_the_guide_compares(group):
     (first, second), _ = group
-    as_the_guide_says("(`attempt 2.17 open`: epoch and number)")
+    as_the_guide_says("(`attempt 2.17 open`: epoch and number;")
     seen = []
     for daemon in (first, second):
         text = ctl(daemon, "status")

@@ -284,6 +284,10 @@ void SimulatedMember::Do(const node::Note& order) {
 }
 
 void SimulatedMember::Do(const node::CommandLanes& order) {
+  // The answer to this submission lets a trainer signal buckets whose gradients are absent.
+  if (order.may_wait && order.command.submitted().absent_size() > 0) {
+    simulation_.Fail("lanes may hear of absent gradients after the trainer is answered");
+  }
   for (const LaneIndex rail : order.lanes) lanes_[rail.value()].Told(order.command);
 }
 

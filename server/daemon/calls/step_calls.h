@@ -25,8 +25,9 @@ class StepCalls {
   using Answer = std::function<void(absl::StatusOr<Reply>)>;
 
   // `request` must live until the answer. Returns what Cancel() takes; 0: answered already. What it
-  // has for lanes is theirs at the next TellLanes(), so that the submissions of many trainers that
-  // come together are one message; the caller sees to it soon.
+  // has for lanes may be theirs at the next TellLanes() only, so that the submissions of many
+  // trainers that come together are one message; the caller sees to it soon. Of absent gradients
+  // lanes are told before the answer.
   StateMutex::LateId SubmitStep(const v1::SubmitStepRequest& request,
                                 Answer<v1::SubmitStepReply> answer);
   void TellLanes();
