@@ -261,6 +261,27 @@ TEST_F(SessionTest, AParameterAbsentEverywhereKeepsItsWeights) {
   world->Close();
 }
 
+TEST_F(SessionTest, WhatIsMarkedReadyIsNotAbsentUnlessItIsWithdrawn) {
+  StartDaemon();
+  auto world = MakeWorld(1);
+  ASSERT_TRUE(world->complete());
+  Session& session = (*world)[0];
+  FillGradients(session, 3);
+  const int32_t bucket = session.registered().parameter_bucket[kVector];
+  session.MarkReady(bucket);
+  const absl::Status refused = session.Step(Scalars(0.1), {.absent = {kVector}}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(refused.message(),
+              HasSubstr(absl::StrCat("parameter ", kVector, ", but its bucket ", bucket)));
+  const std::vector<float> vector = Copy(session.Weight<float>(kVector));
+  const absl::StatusOr<Outcome> withdrawn =
+      session.Step(Scalars(0.1), {.absent = {kVector}, .withdraw = true});
+  ASSERT_TRUE(withdrawn.ok()) << withdrawn.status();
+  EXPECT_EQ(withdrawn->kind, Outcome::Kind::kCommitted);
+  EXPECT_THAT(Copy(session.Weight<float>(kVector)), ElementsAreArray(vector));
+  world->Close();
+}
+
 TEST_F(SessionTest, ANonFiniteGradientSkipsTheStepAndTakesItsNumber) {
   StartDaemon();
   auto world = MakeWorld(2);

@@ -422,6 +422,18 @@ def test_steps_that_do_not_fit_the_registration_are_refused(address):
     session.close()
 
 
+def test_what_is_signalled_is_not_absent_unless_it_is_withdrawn(address):
+    trainer = registered(address, (whole(SQUARE),))
+    session, before = trainer.session, trainer.weights[0].copy()
+    session.signal(0)
+    with pytest.raises(InvalidArgumentError, match="parameter 0, but its bucket 0 has been"):
+        session.step(core_trainer.scalars_of(1), absent=[0])
+    session.step(core_trainer.scalars_of(1), absent=[0], withdraw=True)
+    assert session.last_committed_step == 1
+    assert np.array_equal(trainer.weights[0], before)
+    session.close()
+
+
 def test_calls_out_of_order_are_refused(address):
     with dmuond.Session(address, rank=0, world_size=1) as session:
         for call, words in (

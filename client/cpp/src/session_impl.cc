@@ -55,11 +55,22 @@ absl::Status Session::Impl::CheckSubmit(const SubmitOptions& options) const {
                                                    options.trainer_state.size(), " bytes, at most ",
                                                    kTrainerStateBytesMax, " are possible"));
   }
-  const size_t parameters = link_->memory().layout().parameters.size();
+  const SessionMemory& memory = link_->memory();
+  const size_t parameters = memory.layout().parameters.size();
+  // A call that is made again finds its buckets marked by the first one, which told lanes before.
+  const bool again = submit_request_.attempt() == next_attempt_ &&
+                     std::ranges::equal(submit_request_.absent(), options.absent);
   for (const int32_t parameter : options.absent) {
     if (parameter < 0 || static_cast<size_t>(parameter) >= parameters) {
       return absl::InvalidArgumentError(
           absl::StrCat("absent parameter ", parameter, " of ", parameters));
+    }
+    const int32_t bucket = memory.bucket_of(parameter);
+    if (bucket >= 0 && memory.IsMarked(bucket, next_attempt_) && !options.withdraw && !again) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "absent names parameter ", parameter, ", but its bucket ", bucket,
+          " has been marked ready for this step, and lanes may have read it: withdraw, or leave "
+          "buckets with gradients that may be absent to Submit"));
     }
   }
   return absl::OkStatus();

@@ -62,6 +62,9 @@ class SessionMemory {
   absl::Status MarkReady(int32_t bucket, uint64_t attempt, Stream stream = {});
   // All buckets that are not marked yet for this attempt, except those in `held_back`.
   absl::Status MarkAllReady(const std::vector<uint8_t>& held_back, uint64_t attempt, Stream stream);
+  [[nodiscard]] bool IsMarked(int32_t bucket, uint64_t attempt) const {
+    return marked_[bucket] == attempt;
+  }
   absl::Status MarkSubmitted(uint64_t attempt, Stream stream);
   [[nodiscard]] size_t buckets() const { return held_.size(); }
 

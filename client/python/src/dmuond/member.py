@@ -102,6 +102,8 @@ class Member(abc.ABC):
         self._carried = 0  # ways back that the caller was not told of
         self._arrived_attempt = 0  # whose weights, or newer ones, are known to lie there
         self._signalled: set[int] = set()  # buckets, under next_attempt
+        # The attempt that was submitted last, and the parameters that it named absent.
+        self._said_absent: tuple[int, list[int]] = (0, [])
         self._unpublished: dict[int, int] = {}  # bucket → attempt that has not been waited for
         self._contributes: frozenset[int] = frozenset()
         self._receives: tuple[int, ...] = ()

@@ -257,7 +257,8 @@ class Session(Member):
         """The gradients of a bucket lie in the arena: they may be collected from now on.
 
         stream: they lie there when it, or all of several, have done what is enqueued there. They
-        must not change until the step is decided. A bucket that is not signalled is, by `step`.
+        must not change until the step is decided. A bucket that is not signalled is, by `step`. One
+        with a gradient that may turn out absent is left to it.
         """
         self._check_usable()
         streams = tuple(stream) if isinstance(stream, Iterable) else _as_tuple(stream)
@@ -296,9 +297,9 @@ class Session(Member):
         undefined weights, and the next call says so. To look at weights on the host, wait for the
         stream, and then call `wait_published()` without one.
 
-        absent: indices of registered parameters without a gradient. withdraw: a bucket that was
-        signalled early has changed since. An attempt that was aborted and may be retried is retried
-        with the same gradients.
+        absent: indices of registered parameters without a gradient, none of a bucket that was
+        signalled early. withdraw: such a bucket has changed since it was signalled. An attempt that
+        was aborted and may be retried is retried with the same gradients.
 
         Returns the outcome, COMMITTED or SKIPPED. Raises Aborted, RolledBack, InvalidArgumentError
         (scalars differ between trainers: the gradients stay valid for a corrected call),
@@ -575,12 +576,14 @@ class Session(Member):
         self._wait_unpublished(None)
         fault_point("trainer.gradients")
         if not request.withdraw:
+            self._check_absent(request.absent)
             self._signal_all(self._contributes - held_back, streams)
         fault_point("trainer.signalled")
         self._require_timeline().set_submitted(self.next_attempt, streams)
         fault_point("trainer.marked")
         request.key.CopyFrom(self._link.key)
         request.step, request.attempt = self.last_committed_step + 1, self.next_attempt
+        self._said_absent = self.next_attempt, list(request.absent)
         # Lanes learn of absent gradients by the submit: those buckets are signalled after it.
         held = bool(held_back) and not request.withdraw
         request.wait_ms = 0 if held else self._wait_ms(notice)
@@ -602,6 +605,19 @@ class Session(Member):
             self.durable_step = reply.outcome.durable_step
         self._begin_attempt(reply.outcome.next_attempt)
         return reply.outcome
+
+    def _check_absent(self, absent: Iterable[int]) -> None:
+        """What is read already cannot be called absent, unless by a call that is made again."""
+        if self._said_absent == (self.next_attempt, list(absent)):
+            return
+        for parameter in absent:
+            bucket = self._bucket_of[parameter]
+            if bucket in self._signalled:
+                raise errors.InvalidArgumentError(
+                    f"absent names parameter {parameter}, but its bucket {bucket} has been"
+                    " signalled for this step, and lanes may have read it: withdraw=True, or leave"
+                    " buckets with gradients that may be absent to step()"
+                )
 
     def _wait_ms(self, notice: WaitNotice) -> int:
         """How long one call may wait."""

@@ -123,7 +123,8 @@ class Session {
 
   // The bucket's gradients lie in the arena: they may be collected from now on, and must not change
   // until the step is decided. Optional: a bucket that is not marked is, by Submit. Not for a
-  // bucket with an absent parameter. Buckets in which this trainer holds nothing are ignored.
+  // bucket with a parameter that may turn out absent. Buckets in which this trainer holds nothing
+  // are ignored.
   void MarkReady(int32_t bucket);
   // The same, once everything is done that has been enqueued in `stream`, of the arenas' device;
   // the stream is not held up, and must not be one that is being captured into a graph. Needs
