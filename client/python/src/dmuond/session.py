@@ -309,11 +309,7 @@ class Session(Member):
             raise errors.InvalidArgumentError(
                 f"trainer_state has {len(trainer_state)} bytes; at most {TRAINER_STATE_BYTES_MAX}"
             )
-        for parameter in absent:
-            if not 0 <= parameter < len(self._bucket_of):
-                raise errors.InvalidArgumentError(
-                    f"absent names parameter {parameter}; {len(self._bucket_of)} are registered"
-                )
+        self._check_absent(absent, withdraw)
         request = pb.SubmitStepRequest(
             scalars=scalars, absent=absent, withdraw=withdraw, trainer_state=trainer_state
         )
@@ -576,7 +572,6 @@ class Session(Member):
         self._wait_unpublished(None)
         fault_point("trainer.gradients")
         if not request.withdraw:
-            self._check_absent(request.absent)
             self._signal_all(self._contributes - held_back, streams)
         fault_point("trainer.signalled")
         self._require_timeline().set_submitted(self.next_attempt, streams)
@@ -606,13 +601,16 @@ class Session(Member):
         self._begin_attempt(reply.outcome.next_attempt)
         return reply.outcome
 
-    def _check_absent(self, absent: Iterable[int]) -> None:
-        """What is read already cannot be called absent, unless by a call that is made again."""
-        if self._said_absent == (self.next_attempt, list(absent)):
-            return
+    def _check_absent(self, absent: Sequence[int], withdraw: bool) -> None:
+        """What lanes may have read cannot be called absent, unless by a call that is made again."""
+        again = self._said_absent == (self.next_attempt, list(absent))
         for parameter in absent:
+            if not 0 <= parameter < len(self._bucket_of):
+                raise errors.InvalidArgumentError(
+                    f"absent names parameter {parameter}; {len(self._bucket_of)} are registered"
+                )
             bucket = self._bucket_of[parameter]
-            if bucket in self._signalled:
+            if bucket in self._signalled and not withdraw and not again:
                 raise errors.InvalidArgumentError(
                     f"absent names parameter {parameter}, but its bucket {bucket} has been"
                     " signalled for this step, and lanes may have read it: withdraw=True, or leave"
