@@ -1,15 +1,15 @@
 // One lane's share of a model, the slowest lane's of the planner's assignment, as lanes compute it:
 // batch by batch, each part beside what its bytes or FLOPs would take.
 //   muon_lane_bench [-w SECONDS] [-J FILE] [-m MODEL[:LAYERS],...] [-l LANES]
-//                   [-t COST_TABLE] [-p preset]
-// -t: a table that muon_tune wrote; without it the plan's costs are analytic.
-// muon: all batches, one after the other, from reduced fp32 gradients to bf16 weights; TFLOP/s of
-// its products, symmetric ones counted as half. foretold: by the cost table. sums: of four bf16
-// replicas, with their squares. adamw: the lane's part of what is not a matrix. publish: weights to
-// one place of this device. GB/s: bytes read and written. all: sums, then for each batch its update
-// and its weights' way out, then AdamW and its weights'. #wrong: elements of new momenta, masters
-// and weights that are not finite, and blocks of them whose bits are others when all batches are
-// updated in one call.
+//                   [-t COST_TABLE] [-p preset] [-n LANE]
+// -t: a table that muon_tune wrote; without it the plan's costs are analytic. -n: that lane's
+// share. muon: all batches, one after the other, from reduced fp32 gradients to bf16 weights;
+// TFLOP/s of its products, symmetric ones counted as half. foretold: by the cost table. sums: of
+// four bf16 replicas, with their squares. adamw: the lane's part of what is not a matrix. publish:
+// weights to one place of this device. GB/s: bytes read and written. all: sums, then for each batch
+// its update and its weights' way out, then AdamW and its weights'. #wrong: elements of new
+// momenta, masters and weights that are not finite, and blocks of them whose bits are others when
+// all batches are updated in one call.
 #include <cmath>
 #include <deque>
 #include <fstream>
@@ -41,6 +41,7 @@ struct Options {
   std::vector<std::string> models = {"llama3-8b:8",  "qwen3-1.7b",  "wall-x",
                                      "qwen2.5-1.5b", "llama3.2-3b", "llama3-8b"};
   int lanes = 4;
+  int lane = -1;  // the slowest
   std::string table;
 };
 
@@ -70,8 +71,8 @@ struct Share {
   double imbalance = 1;
 };
 
-// The slowest lane's batches, in the order of the plan.
-Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable& costs,
+// The batches of a lane, of the slowest one where lane < 0, in the order of the plan.
+Share PlanShare(const std::string& model, int lanes, int lane, const scheduler::CostTable& costs,
                 scheduler::Iteration iteration) {
   const auto colon = model.find(':');
   auto shapes = scheduler::FindModelShapes(
@@ -91,9 +92,9 @@ Share PlanShare(const std::string& model, int lanes, const scheduler::CostTable&
   const auto plan = scheduler::MakePlan(inputs);
   Check(plan);
   const auto& load = plan->lane_load_us;
-  const auto slowest =
-      static_cast<int32_t>(std::max_element(load.begin(), load.end()) - load.begin());
-  const auto program = scheduler::MakeLaneProgram(inputs, *plan, scheduler::LaneId(slowest));
+  const auto slowest = static_cast<int>(std::max_element(load.begin(), load.end()) - load.begin());
+  const auto program =
+      scheduler::MakeLaneProgram(inputs, *plan, scheduler::LaneId(lane < 0 ? slowest : lane));
   Check(program);
   const scheduler::CostModel model_costs(costs);
   for (const scheduler::Batch& batch : program->batches) {
@@ -299,7 +300,7 @@ class Bench {
 
   int64_t Run(const std::string& model) {
     const Share share =
-        PlanShare(model, options_.lanes, costs_, IterationOf(config_.newton_schulz));
+        PlanShare(model, options_.lanes, options_.lane, costs_, IterationOf(config_.newton_schulz));
     State state(share, *device_);
     const std::vector<MuonBatch> batches = state.Batches(share.batches, config_);
     kernels::Ops& ops = device_->ops();
@@ -511,6 +512,7 @@ int Main(int argc, char** argv) {
     if (flag == "-J") options.json = argv[i + 1];
     if (flag == "-p") options.preset = argv[i + 1];
     if (flag == "-l") options.lanes = std::atoi(argv[i + 1]);
+    if (flag == "-n") options.lane = std::atoi(argv[i + 1]);
     if (flag == "-t") options.table = argv[i + 1];
     if (flag == "-m") options.models = SplitList(argv[i + 1]);
   }

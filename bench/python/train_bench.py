@@ -7,7 +7,8 @@ One process for each GPU trains a decoder with the sizes of Qwen2.5-1.5B, Llama-
 Llama-3.1-8B on random tokens, in bf16. A way to train has a row:
 
   compute       forward and backward pass alone: the floor of every step
-  idle          the same, beside lanes of a job that makes no steps
+  copied        the same, and each gradient is copied to a place of its own when it comes
+  idle          forward and backward pass alone, beside lanes of a job that makes no steps
   adamw         DistributedDataParallel and torch's fused AdamW
   adamw-fsdp2   fully_shard of every block, and the same
   dmuond        replicas; Muon and AdamW by a daemon with a lane on each GPU
@@ -147,11 +148,22 @@ def make_way(way: str, model: nn.Module) -> tuple[nn.Module, Any]:
         return model, dmuond.torch.Muon(
             model, lr=1e-3, adamw_lr=1e-4, verbose=False, overlap_forward=overlap
         )
-    if way in ("compute", "idle"):
+    if way == "copied":
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(copy_to(torch.empty_like(parameter)))
+    if way in ("compute", "copied", "idle"):
         return model, None
     if way == "adamw":
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+
+def copy_to(place: Tensor) -> Callable[[nn.Parameter], None]:
+    def hook(parameter: nn.Parameter) -> None:
+        place.copy_(parameter.grad)
+        parameter.grad = None
+
+    return hook
 
 
 def enter(rank: int, options: Any, rendezvous: str) -> torch.device:
@@ -497,7 +509,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    ways = ["compute", "idle", "adamw", "adamw-fsdp2", "dmuond", "dmuond-overlap", "dmuond-fsdp2"]
+    ways = ["compute", "copied", "idle", "adamw", "adamw-fsdp2"]
+    ways += ["dmuond", "dmuond-overlap", "dmuond-fsdp2"]
     parser.add_argument("ways", nargs="+", choices=ways)
     parser.add_argument("--model", choices=SHAPES, default="1.5b")
     parser.add_argument("--batch", type=int, default=8, help=f"sequences of {SEQUENCE} on each GPU")
