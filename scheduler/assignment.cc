@@ -78,8 +78,9 @@ std::vector<BatchCost> CostsFor(const AssignmentProblem& problem, int32_t halvin
   std::vector<BatchCost> costs;
   batches = false;
   for (const MatrixClass& c : problem.classes) {
-    const int32_t batch =
-        std::max(1, PreferredBatch(*problem.model, c.matrix, c.count) >> halvings);
+    const int32_t preferred =
+        PreferredBatch(*problem.model, c.matrix, c.count, problem.batch_slack);
+    const int32_t batch = std::max(1, preferred >> halvings);
     batches = batches || batch > 1;
     costs.emplace_back(*problem.model, c.matrix, c.count, batch);
   }

@@ -26,6 +26,7 @@ struct AssignmentProblem {
   std::vector<Nanoseconds> base_load;  // per lane: work that it has in any case
   std::vector<int64_t> base_bytes;     // per lane: memory that is taken already
   int64_t memory_bytes = 0;            // per lane; 0: no limit
+  double batch_slack = 0.01;           // as PreferredBatch() takes it
   // Work that can be spread over lanes at will afterwards (pieces of replicated tensors); counts in
   // the lower bound.
   Nanoseconds divisible = 0;

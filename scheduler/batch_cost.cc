@@ -44,15 +44,15 @@ std::vector<int32_t> BatchCost::Split(int32_t matrices) const {
   return batches;
 }
 
-int32_t PreferredBatch(const CostModel& model, const MatrixKind& matrix, int32_t count) {
-  constexpr double kSlack = 1.005;
+int32_t PreferredBatch(const CostModel& model, const MatrixKind& matrix, int32_t count,
+                       double slack) {
   const int32_t batch_max = std::clamp(count, 1, kBatchMax);
   double best = std::numeric_limits<double>::infinity();
   for (int32_t b = 1; b <= batch_max; ++b) {
     best = std::min(best, model.MatrixBatch(matrix, b) / b);
   }
   for (int32_t b = 1; b < batch_max; ++b) {
-    if (model.MatrixBatch(matrix, b) / b <= kSlack * best) return b;
+    if (model.MatrixBatch(matrix, b) / b <= (1 + slack) * best) return b;
   }
   return batch_max;
 }

@@ -34,10 +34,11 @@ class BatchCost {
   std::vector<int32_t> last_batch_;  // a batch of the best split
 };
 
-// The smallest batch whose time per matrix is within 0.5 % of the best: larger ones only cost spare
-// slots and keep finished weights waiting for their neighbours.
+// The smallest batch whose time per matrix is that of the best one and `slack` times as much:
+// larger ones only cost spare slots and workspace, and keep finished weights waiting for their
+// neighbours.
 [[nodiscard]] int32_t PreferredBatch(const CostModel& model, const MatrixKind& matrix,
-                                     int32_t count);
+                                     int32_t count, double slack);
 
 }  // namespace dmuond::scheduler
 

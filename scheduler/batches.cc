@@ -25,7 +25,7 @@ bool BucketOrder(const std::vector<Unit>& units, UnitId a, UnitId b) {
 
 }  // namespace
 
-void AssignBatches(const Layout& layout,
+void AssignBatches(const Layout& layout, BatchOrder order,
                    const std::function<std::vector<int32_t>(const Unit&, int32_t)>& split,
                    const std::vector<UnitId>& lane_units, std::vector<Unit>& units) {
   std::vector<UnitId> ordered = lane_units;
@@ -50,11 +50,19 @@ void AssignBatches(const Layout& layout,
     }
   }
   for (Batch& batch : BatchPieces(units, pieces)) batches.push_back(std::move(batch.units));
+  // Of equal matrices.
+  const auto elements = [&](const std::vector<UnitId>& batch) {
+    const Unit& unit = units[batch.front().value()];
+    return unit.rows * unit.cols * static_cast<int64_t>(batch.size());
+  };
   std::sort(batches.begin(), batches.end(),
             [&](const std::vector<UnitId>& a, const std::vector<UnitId>& b) {
               const bool matrices_a = units[a.front().value()].kind == UnitKind::kMatrix;
               const bool matrices_b = units[b.front().value()].kind == UnitKind::kMatrix;
               if (matrices_a != matrices_b) return matrices_b;
+              if (matrices_a && order == BatchOrder::kWeights && elements(a) != elements(b)) {
+                return elements(a) > elements(b);
+              }
               const BucketId last_a = units[a.back().value()].bucket;
               const BucketId last_b = units[b.back().value()].bucket;
               return last_a != last_b ? last_a < last_b : a.front() < b.front();

@@ -10,11 +10,16 @@
 
 namespace dmuond::scheduler {
 
+enum class BatchOrder : uint8_t {
+  kWeights,  // most weights first: what is copied behind the last update is as little as can be
+  kBuckets,  // those whose last bucket is ready earlier, as rails take weights bucket by bucket
+};
+
 // Sets Unit::batch of all units of one lane. `split(matrix, n)` returns the sizes of the batches
 // for n matrices like the given one. Units that are neighbours in bucket order share a batch.
 // Batches of pieces come first: copying their weights to the trainers takes longer than updating
-// them, and goes on beside the matrices. Then those whose last bucket is ready earlier.
-void AssignBatches(const Layout& layout,
+// them, and goes on beside the matrices, which come in `order`.
+void AssignBatches(const Layout& layout, BatchOrder order,
                    const std::function<std::vector<int32_t>(const Unit&, int32_t)>& split,
                    const std::vector<UnitId>& lane_units, std::vector<Unit>& units);
 

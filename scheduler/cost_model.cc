@@ -49,9 +49,11 @@ CostTable CpuCosts(int32_t threads) {
   constexpr double kTflopsPerThread = 0.05;
   constexpr double kGigabytesPerThread = 6;
   constexpr double kGigabytesMax = 24;
+  constexpr double kLaunchMicroseconds = 20;
   CostTable table;
   table.tflops = kTflopsPerThread * threads;
   table.gigabytes_per_second = std::min(kGigabytesPerThread * threads, kGigabytesMax);
+  table.launch_us = kLaunchMicroseconds;
   return table;
 }
 

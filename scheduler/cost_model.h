@@ -49,12 +49,14 @@ struct ShapeChoice {
 
 // Empty entries: the analytic default with the two rates below.
 struct CostTable {
-  std::string device;                    // for which device, driver and build it was measured
-  std::vector<CostEntry> entries;        // any order; sorted by the model
-  std::vector<ShapeChoice> choices;      // of shapes that do not take the device's default
-  double tflops = 400;                   // sustained rate of symmetric Newton-Schulz, TFLOP/s: H200
+  std::string device;                // for which device, driver and build it was measured
+  std::vector<CostEntry> entries;    // any order; sorted by the model
+  std::vector<ShapeChoice> choices;  // of shapes that do not take the device's default
+  // As an H200's lanes need for 27 shapes in batches of 1 to 24, to 8 % on average
+  // (bench/results/2026-11-28-h200).
+  double tflops = 650;                   // of the symmetric products of Newton-Schulz
   double gigabytes_per_second = 3700;    // passes over memory
-  double launch_us = 20;                 // fixed cost of a batch
+  double launch_us = 140;                // a batch's first loads, last stores and launches
   double piece_bytes_per_element = 32;   // AdamW traffic
   double matrix_bytes_per_element = 38;  // passes around Newton-Schulz
 };

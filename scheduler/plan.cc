@@ -27,6 +27,12 @@
 namespace dmuond::scheduler {
 namespace {
 
+// How much of a matrix's time may be given away for smaller batches. Between nodes a bucket's
+// weights cross when all of its matrices are done, which are in a batch for each shape: batches
+// that take in many buckets leave the rails nothing to do before the last one ends.
+constexpr double kSlackOfOneNode = 0.01;
+constexpr double kSlackOfSeveral = 0.07;
+
 absl::Status CheckCosts(const CostTable& costs) {
   for (const auto& [name, value] :
        {std::pair("tflops", costs.tflops),
@@ -273,11 +279,22 @@ class Planner {
     problem.base_load = budget_.load;
     problem.base_bytes = budget_.bytes;
     problem.memory_bytes = memory_bytes_;
+    problem.batch_slack = members_.nodes == 1 ? kSlackOfOneNode : kSlackOfSeveral;
+    int64_t divisible_bytes = 0;
     for (const HeldCell& cell : replicated) {
       // Rounded down here and up where pieces are cut, so that the bound stays one.
       problem.divisible += std::max<Nanoseconds>(0, PieceCost(model_, Elements(cell.box)) - 1);
+      const ElementType type = layout_.parameters[cell.parameter].weight_type;
+      divisible_bytes += PieceBytes(Elements(cell.box), type);
     }
+    // Room for each lane's share of the pieces; without it if the matrices take all there is.
+    const int64_t share = divisible_bytes / members_.lanes();
+    if (memory_bytes_ > share) problem.memory_bytes = memory_bytes_ - share;
     auto assignment = Assign(problem);
+    if (absl::IsResourceExhausted(assignment.status()) && problem.memory_bytes != memory_bytes_) {
+      problem.memory_bytes = memory_bytes_;
+      assignment = Assign(problem);
+    }
     if (!assignment.ok()) return assignment.status();
     lower_bound_ = assignment->lower_bound;
     costs_ = std::move(assignment->costs);
@@ -316,7 +333,8 @@ class Planner {
       return costs_[class_index_.at(KeyOf(unit))].Split(matrices);
     };
     for (const std::vector<UnitId>& lane_units : UnitsByLane(plan_.units, members_.lanes())) {
-      AssignBatches(layout_, split, lane_units, plan_.units);
+      AssignBatches(layout_, members_.nodes == 1 ? BatchOrder::kWeights : BatchOrder::kBuckets,
+                    split, lane_units, plan_.units);
     }
   }
 
@@ -366,23 +384,32 @@ absl::StatusOr<Plan> MakePlan(const PlanInputs& inputs) {
   if (absl::Status status = CheckInputs(inputs); !status.ok()) return status;
   const int64_t limit = inputs.lane_memory_bytes;
   if (limit == 0) return Planner(inputs, 0).Run();
-  // Owners are chosen by what they must hold themselves; what passes through their memory on the
-  // way between nodes follows from that choice. Where that was too much, less is left for the
-  // choice.
-  constexpr int kTries = 4;
+  // Owners and batches are chosen by what owners must hold themselves; pieces, and what passes
+  // through lanes' memory on the way between nodes, follow from that choice. Where all is too much,
+  // less is left for the choice: at least a hundredth, or it would be the same one again.
+  constexpr int kTries = 12;
   int64_t available = limit;
+  int64_t least = 0;  // of what plans have needed
   absl::Status refusal;
   for (int attempt = 0; attempt < kTries && available > 0; ++attempt) {
     auto plan = Planner(inputs, available).Run();
-    if (!plan.ok()) return refusal.ok() ? plan.status() : refusal;
+    if (!plan.ok()) {
+      if (!absl::IsResourceExhausted(plan.status())) return plan.status();
+      refusal.Update(plan.status());
+      available -= available / 100;
+      continue;
+    }
     const auto fullest =
         std::max_element(plan->lane_memory_bytes.begin(), plan->lane_memory_bytes.end());
     if (*fullest <= limit) return plan;
-    refusal = Error(absl::StatusCode::kResourceExhausted, "MEMORY_EXHAUSTED",
-                    Say("lane ", Named("lane", fullest - plan->lane_memory_bytes.begin()),
-                        " would need ", Named("wanted_bytes", *fullest),
-                        " bytes of its memory limit of ", Named("limit_bytes", limit)));
-    available -= *fullest - limit;
+    if (least == 0 || *fullest < least) {
+      least = *fullest;
+      refusal = Error(absl::StatusCode::kResourceExhausted, "MEMORY_EXHAUSTED",
+                      Say("lane ", Named("lane", fullest - plan->lane_memory_bytes.begin()),
+                          " would need ", Named("wanted_bytes", *fullest),
+                          " bytes of its memory limit of ", Named("limit_bytes", limit)));
+    }
+    available -= std::max(*fullest - limit, available / 100);
   }
   return refusal;
 }

@@ -67,7 +67,7 @@ TEST(ConvertTest, PlanInputsAreMerged) {
   EXPECT_EQ(inputs->lane_memory_bytes, 1 << 30);
   EXPECT_EQ(inputs->bucket_bytes, int64_t{32} << 20);
   EXPECT_EQ(inputs->costs.tflops, 12);
-  EXPECT_EQ(inputs->costs.launch_us, 20);
+  EXPECT_EQ(inputs->costs.launch_us, scheduler::CostTable().launch_us);
 }
 
 TEST(ConvertTest, CostsAreOfTheGroupsOwnNewtonSchulz) {
