@@ -52,7 +52,7 @@ struct CostTable {
   std::string device;                // for which device, driver and build it was measured
   std::vector<CostEntry> entries;    // any order; sorted by the model
   std::vector<ShapeChoice> choices;  // of shapes that do not take the device's default
-  // As an H200's lanes need for 27 shapes in batches of 1 to 24, to 8 % on average
+  // These three foretell what an H200 takes for 27 shapes, in batches of 1 to 24, to 8 %
   // (bench/results/2026-11-28-h200).
   double tflops = 650;                   // of the symmetric products of Newton-Schulz
   double gigabytes_per_second = 3700;    // passes over memory

@@ -49,6 +49,30 @@ TEST(PlanTest, OneMatrixOnOneLaneIsOneUnitThatAllReplicasContributeTo) {
   EXPECT_EQ(program.state_bytes, 2 * 2 * 64 * 32 * 4);
 }
 
+TEST(PlanTest, OneNodeUpdatesMostWeightsFirstAndSeveralGoByBuckets) {
+  for (const int32_t nodes : {1, 2}) {
+    World world(nodes, nodes, 1);
+    // A bucket each; every lane owns one of each size.
+    for (const int64_t size : {64, 512}) {
+      for (int32_t i = 0; i < nodes; ++i) {
+        world.Replicate(Muon("w" + std::to_string(size) + "-" + std::to_string(i), {size, size}));
+      }
+    }
+    PlanInputs inputs = *world.Inputs();
+    inputs.bucket_bytes = 1;
+    inputs.costs.launch_us = 0;  // equal matrices gain nothing by one lane
+    const Plan plan = MustPlan(inputs);
+    for (int32_t lane = 0; lane < nodes; ++lane) {
+      std::vector<BucketId> last_buckets;
+      for (const Batch& batch : MustProgram(inputs, plan, lane).batches) {
+        last_buckets.push_back(plan.units[batch.units.back().value()].bucket);
+      }
+      ASSERT_EQ(last_buckets.size(), 2);
+      EXPECT_EQ(last_buckets[0]<last_buckets[1], nodes> 1) << nodes;
+    }
+  }
+}
+
 TEST(PlanTest, RowShardsAreGatheredCellByCell) {
   const PlanInputs inputs = *World(4, 1, 2).ShardRows(Muon("w", {9, 4})).Inputs();
   const Plan plan = MustPlan(inputs);
