@@ -87,13 +87,17 @@ absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
 }
 
 void Collector::ReserveScratch(const std::vector<CollectBucket>& work) {
+  size_t sources = 0;
+  size_t tasks = 0;
   for (const CollectBucket& bucket : work) {
-    boxes_.reserve(std::max(boxes_.capacity(), bucket.sources.size()));
-    levels_.reserve(boxes_.capacity());
-    sum_tasks_.reserve(
-        std::max(sum_tasks_.capacity(), std::max(bucket.owned.size(), bucket.sums.size())));
+    sources += bucket.sources.size();
+    tasks += std::max(bucket.owned.size(), bucket.sums.size());
     norm_tasks_.reserve(std::max(norm_tasks_.capacity(), bucket.units.size()));
   }
+  boxes_.reserve(std::max(boxes_.capacity(), sources));
+  levels_.reserve(boxes_.capacity());
+  sum_tasks_.reserve(std::max(sum_tasks_.capacity(), tasks));
+  to_sum_.reserve(work.size());
 }
 
 void Collector::Arm(scheduler::Attempt attempt) {
@@ -238,6 +242,10 @@ absl::StatusOr<bool> Collector::Progress() {
     if (!progress.ok()) return progress;
     any = any || *progress;
   }
+  if (!to_sum_.empty()) {
+    if (absl::Status status = SumOwned(); !status.ok()) return status;
+    any = true;
+  }
   return any;
 }
 
@@ -279,14 +287,16 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
   }
   if (!quiet_) return any;
   if (!state.packed) {
-    if (!state.packing) {
-      if (absl::Status status = Begin(b, state.packing, &Collector::Pack); !status.ok()) {
-        return status;
+    if (!work()[b].lones.empty() || !work()[b].sums.empty()) {
+      if (!state.packing) {
+        if (absl::Status status = Begin(b, state.packing, &Collector::Pack); !status.ok()) {
+          return status;
+        }
       }
+      absl::StatusOr<bool> packed = Finished(*events_[b]);
+      if (!packed.ok() || !*packed) return packed;
+      state.packing = false;
     }
-    absl::StatusOr<bool> packed = Finished(*events_[b]);
-    if (!packed.ok() || !*packed) return packed;
-    state.packing = false;
     state.packed = any = true;
     fault::FaultPoint("lane.collect.packed");
     if (NeedsRail(b)) {
@@ -314,9 +324,8 @@ absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
   const CollectBucket& bucket = work()[b];
   if (!state.norming) {
     if (!state.summing) {
-      if (absl::Status status = Begin(b, state.summing, &Collector::Sum); !status.ok()) {
-        return status;
-      }
+      to_sum_.push_back(b);
+      return true;
     }
     absl::StatusOr<bool> summed = Finished(*events_[b]);
     if (!summed.ok() || !*summed) return summed;
@@ -410,15 +419,27 @@ absl::Status Collector::Pack(const CollectBucket& bucket) {
     absl::Status status = device_.ops().Copy(stream_, task.dst, from);
     if (!status.ok()) return status;
   }
-  return SumTasks(bucket, bucket.sums, 0);
+  AddSums(bucket, bucket.sums, 0);
+  return Sum();
 }
 
-absl::Status Collector::SumTasks(const CollectBucket& bucket, const std::vector<CollectTask>& tasks,
-                                 double divisor) {
-  if (tasks.empty()) return absl::OkStatus();
-  boxes_.clear();
-  levels_.clear();
-  sum_tasks_.clear();
+absl::Status Collector::SumOwned() {
+  const double divisor = kind() == AttemptKind::kPush ? 0 : *loss_scale_;
+  const Clock::time_point now = Clock::now();
+  for (const int32_t b : to_sum_) AddSums(work()[b], work()[b].owned, divisor);
+  absl::Status status = Sum();
+  for (const int32_t b : to_sum_) {
+    if (status.ok()) status = stream_.Record(*events_[b]);
+    states_[b].enqueued = now;
+    states_[b].summing = true;
+    ++in_flight_;
+  }
+  to_sum_.clear();
+  return status;
+}
+
+void Collector::AddSums(const CollectBucket& bucket, const std::vector<CollectTask>& tasks,
+                        double divisor) {
   for (const CollectTask& task : tasks) {
     const size_t first = boxes_.size();
     bool all_leaves = true;
@@ -439,11 +460,14 @@ absl::Status Collector::SumTasks(const CollectBucket& bucket, const std::vector<
     }
     sum_tasks_.push_back(sum);
   }
-  return device_.ops().Sum(stream_, sum_tasks_);
 }
 
-absl::Status Collector::Sum(const CollectBucket& bucket) {
-  return SumTasks(bucket, bucket.owned, kind() == AttemptKind::kPush ? 0 : *loss_scale_);
+absl::Status Collector::Sum() {
+  absl::Status status = device_.ops().Sum(stream_, sum_tasks_);
+  boxes_.clear();
+  levels_.clear();
+  sum_tasks_.clear();
+  return status;
 }
 
 absl::Status Collector::Norms(const CollectBucket& bucket) {

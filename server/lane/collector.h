@@ -120,15 +120,18 @@ class Collector {
   absl::Status Pack(const CollectBucket& bucket);
   absl::StatusOr<bool> ProgressReduce(int32_t bucket);
   [[nodiscard]] bool NeedsRail(int32_t bucket) const;
-  absl::Status Sum(const CollectBucket& bucket);
+  // Enqueues the sums of all buckets of to_sum_ together, as a launch for each bucket of a large
+  // model would leave the device half idle, and records their events.
+  absl::Status SumOwned();
   absl::Status Norms(const CollectBucket& bucket);
   // Enqueues a part of a bucket's work on stream_ and records its event.
   absl::Status Begin(int32_t bucket, bool& under_way,
                      absl::Status (Collector::*enqueue)(const CollectBucket&));
   // Whether what was begun, and has this event, is through.
   absl::StatusOr<bool> Finished(kernels::Event& event);
-  absl::Status SumTasks(const CollectBucket& bucket, const std::vector<CollectTask>& tasks,
-                        double divisor);
+  // Adds to sum_tasks_; Sum() enqueues these, and forgets them.
+  void AddSums(const CollectBucket& bucket, const std::vector<CollectTask>& tasks, double divisor);
+  absl::Status Sum();
   [[nodiscard]] kernels::StridedBox Resolve(const CollectBucket& bucket,
                                             const CollectSource& source) const;
 
@@ -166,7 +169,9 @@ class Collector {
   int32_t unfinished_ = 0;
   int32_t in_flight_ = 0;  // buckets that the device works on
 
-  // Each call fills these anew; they are members so that a step allocates nothing.
+  // Each call fills these anew and leaves them empty; they are members so that a step allocates
+  // nothing.
+  std::vector<int32_t> to_sum_;  // buckets
   std::vector<kernels::StridedBox> boxes_;
   std::vector<uint8_t> levels_;
   std::vector<kernels::SumTask> sum_tasks_;
