@@ -327,7 +327,7 @@ class Run:
             self.result.wrong.append(
                 f"rank {index} goes back to step {to}, and step {durable} was durable"
             )
-        if not self.daemon_died:
+        if not self.daemon_died and not self._lanes_died_too_often():
             self.result.wrong.append(
                 f"rank {index} goes back from step {before} to {to}, and no daemon has died"
             )
