@@ -50,7 +50,7 @@ void AssignBatches(const Layout& layout, BatchOrder order,
     }
   }
   for (Batch& batch : BatchPieces(units, pieces)) batches.push_back(std::move(batch.units));
-  // Of equal matrices.
+  // A batch of matrices has one shape.
   const auto elements = [&](const std::vector<UnitId>& batch) {
     const Unit& unit = units[batch.front().value()];
     return unit.rows * unit.cols * static_cast<int64_t>(batch.size());

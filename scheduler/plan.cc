@@ -287,7 +287,7 @@ class Planner {
       const ElementType type = layout_.parameters[cell.parameter].weight_type;
       divisible_bytes += PieceBytes(Elements(cell.box), type);
     }
-    // Room for each lane's share of the pieces; without it if the matrices take all there is.
+    // Each lane keeps room for its share of the pieces, unless matrices need all that there is.
     const int64_t share = divisible_bytes / members_.lanes();
     if (memory_bytes_ > share) problem.memory_bytes = memory_bytes_ - share;
     auto assignment = Assign(problem);

@@ -288,14 +288,8 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
   if (!quiet_) return any;
   if (!state.packed) {
     if (!work()[b].lones.empty() || !work()[b].sums.empty()) {
-      if (!state.packing) {
-        if (absl::Status status = Begin(b, state.packing, &Collector::Pack); !status.ok()) {
-          return status;
-        }
-      }
-      absl::StatusOr<bool> packed = Finished(*events_[b]);
+      absl::StatusOr<bool> packed = Through(b, state.packing, &Collector::Pack);
       if (!packed.ok() || !*packed) return packed;
-      state.packing = false;
     }
     state.packed = any = true;
     fault::FaultPoint("lane.collect.packed");
@@ -334,14 +328,8 @@ absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
     sum_time_.bytes += bucket.owned_bytes;
   }
   if (!bucket.norm_units.empty()) {
-    if (!state.norming) {
-      if (absl::Status status = Begin(b, state.norming, &Collector::Norms); !status.ok()) {
-        return status;
-      }
-    }
-    absl::StatusOr<bool> done = Finished(*events_[b]);
+    absl::StatusOr<bool> done = Through(b, state.norming, &Collector::Norms);
     if (!done.ok() || !*done) return done;
-    state.norming = false;
     norm_time_.us += Microseconds(state.enqueued, Clock::now());
   }
   state.reduced = true;
@@ -350,14 +338,24 @@ absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
   return true;
 }
 
-absl::Status Collector::Begin(int32_t b, bool& under_way,
-                              absl::Status (Collector::*enqueue)(const CollectBucket&)) {
-  states_[b].enqueued = Clock::now();
-  absl::Status status = (this->*enqueue)(work()[b]);
-  if (status.ok()) status = stream_.Record(*events_[b]);
+absl::StatusOr<bool> Collector::Through(int32_t b, bool& under_way,
+                                        absl::Status (Collector::*enqueue)(const CollectBucket&)) {
+  if (!under_way) {
+    const Clock::time_point begun = Clock::now();
+    absl::Status status = (this->*enqueue)(work()[b]);
+    if (status.ok()) status = Follow(b, under_way, begun);
+    if (!status.ok()) return status;
+  }
+  absl::StatusOr<bool> done = Finished(*events_[b]);
+  if (done.ok() && *done) under_way = false;
+  return done;
+}
+
+absl::Status Collector::Follow(int32_t b, bool& under_way, Clock::time_point begun) {
+  states_[b].enqueued = begun;
   under_way = true;
   ++in_flight_;
-  return status;
+  return stream_.Record(*events_[b]);
 }
 
 absl::StatusOr<bool> Collector::Finished(kernels::Event& event) {
@@ -425,14 +423,11 @@ absl::Status Collector::Pack(const CollectBucket& bucket) {
 
 absl::Status Collector::SumOwned() {
   const double divisor = kind() == AttemptKind::kPush ? 0 : *loss_scale_;
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point begun = Clock::now();
   for (const int32_t b : to_sum_) AddSums(work()[b], work()[b].owned, divisor);
   absl::Status status = Sum();
   for (const int32_t b : to_sum_) {
-    if (status.ok()) status = stream_.Record(*events_[b]);
-    states_[b].enqueued = now;
-    states_[b].summing = true;
-    ++in_flight_;
+    if (status.ok()) status = Follow(b, states_[b].summing, begun);
   }
   to_sum_.clear();
   return status;

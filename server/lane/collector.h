@@ -124,9 +124,11 @@ class Collector {
   // model would leave the device half idle, and records their events.
   absl::Status SumOwned();
   absl::Status Norms(const CollectBucket& bucket);
-  // Enqueues a part of a bucket's work on stream_ and records its event.
-  absl::Status Begin(int32_t bucket, bool& under_way,
-                     absl::Status (Collector::*enqueue)(const CollectBucket&));
+  // Enqueues a part of a bucket's work on stream_ if it is not under way. Whether it is done.
+  absl::StatusOr<bool> Through(int32_t bucket, bool& under_way,
+                               absl::Status (Collector::*enqueue)(const CollectBucket&));
+  // Records the bucket's event behind what was enqueued for it since `begun`.
+  absl::Status Follow(int32_t bucket, bool& under_way, Clock::time_point begun);
   // Whether what was begun, and has this event, is through.
   absl::StatusOr<bool> Finished(kernels::Event& event);
   // Adds to sum_tasks_; Sum() enqueues these, and forgets them.
