@@ -6,9 +6,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,18 +24,26 @@
 
 namespace dmuond::testing {
 
-// A loopback address that nobody listens on at the moment.
+// A loopback address that nobody listens on at the moment. Its port is none of those that the
+// kernel gives to connections: one would have it before the daemon that is to listen there.
 inline std::string FreeAddress() {
-  const wire::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(at);
-  if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&at), size) != 0 ||
-      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&at), &size) != 0) {
-    return "";
+  int kernels = 0;  // from here on
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> kernels;
+  constexpr int kFirst = 10'000;
+  std::random_device random;
+  std::uniform_int_distribution<int> ports(kFirst, std::max(kernels, 2 * kFirst) - 1);
+  for (;;) {
+    const wire::UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const int port = ports(random);
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    at.sin_port = htons(static_cast<uint16_t>(port));
+    if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)) == 0) {
+      return absl::StrCat("127.0.0.1:", port);
+    }
+    if (errno != EADDRINUSE) std::abort();
   }
-  return absl::StrCat("127.0.0.1:", ntohs(at.sin_port));
 }
 
 // What every group of these tests proves itself by, in a file that ends with this process.

@@ -47,9 +47,13 @@ def _is_ready(path: str) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """None that the kernel gives to connections: one would have it before its daemon."""
+    kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = 10_000 + secrets.randbelow(max(kernels - 10_000, 10_000))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _flags(
