@@ -96,6 +96,9 @@ class Device {
   // Whether kernels of this process and of others never run on the device side by side: one that is
   // launched beside another process's work makes both wait for their turns. A GPU without MPS.
   [[nodiscard]] virtual bool takes_turns() const { return false; }
+  // Whether links to other devices sleep while they carry nothing, and take power from the device's
+  // computing while they are awake, so that what can wait had better cross all at once. A GPU.
+  [[nodiscard]] virtual bool links_sleep() const { return false; }
   // Maps memory that a MemoryHolder made (or a trainer's own, already checked). The descriptor may
   // be closed afterwards. `bytes` as they were allocated; the CPU's memory may be mapped in part.
   virtual absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) = 0;

@@ -32,9 +32,10 @@ class CudaDevice final : public Device {
   // sources): what measurements hold for.
   // "cuda NVIDIA H200 sms=132 driver=580.159.04 cublaslt=13.1.0 kernels=0a1b2c3d4e5f"
   [[nodiscard]] std::string DescribeType() const;
+  [[nodiscard]] bool takes_turns() const override;
+  [[nodiscard]] bool links_sleep() const override { return true; }
   // `fd`: of device memory, of this device or of one whose memory it can access. Host memory (state
   // tables, boards, timelines) is mapped by cpu::MapShared().
-  [[nodiscard]] bool takes_turns() const override;
   absl::StatusOr<std::unique_ptr<Mapping>> Map(int fd, size_t bytes) override;
   absl::StatusOr<std::unique_ptr<Mapping>> MapHandle(const HandleMemory& memory) override {
     return handles_.Map(memory);

@@ -81,9 +81,27 @@ absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
   for (const CollectBucket& bucket : collector->gradients_) {
     collector->landed_.emplace_back(bucket.sources.size(), 0);
   }
+  if (device.links_sleep() && collector->StartsLate()) {
+    collector->start_.emplace(
+        std::count_if(collector->gradients_.begin(), collector->gradients_.end(),
+                      [](const CollectBucket& bucket) { return !bucket.ranks.empty(); }));
+  }
   collector->ReserveScratch(collector->gradients_);
   collector->ReserveScratch(collector->weights_);
   return collector;
+}
+
+// With MPS only where nothing goes to other nodes afterwards, which takes longer.
+bool Collector::StartsLate() const {
+  const auto& home = job_.program.at_home;
+  bool from_others = false;
+  for (const CollectBucket& bucket : gradients_) {
+    if (!device_.takes_turns() && !bucket.transfers->empty()) return false;
+    for (const int32_t rank : bucket.ranks) {
+      from_others |= !std::binary_search(home.begin(), home.end(), scheduler::TrainerRank(rank));
+    }
+  }
+  return from_others;
 }
 
 void Collector::ReserveScratch(const std::vector<CollectBucket>& work) {
@@ -111,6 +129,7 @@ void Collector::Arm(scheduler::Attempt attempt) {
   std::fill(states_.begin(), states_.end(), BucketState{});
   for (std::vector<uint8_t>& bucket : landed_) std::fill(bucket.begin(), bucket.end(), 0);
   quiet_ = false;
+  if (start_.has_value()) start_->Arm();
   unfinished_ = job_.buckets();
   in_flight_ = 0;
   sum_time_ = norm_time_ = {};
@@ -144,7 +163,7 @@ void Collector::OnSubmission(const scheduler::Submission& submission) {
       for (BucketState& state : states_) {
         if (std::exchange(state.reduced, false)) ++unfinished_;
         // What is still under way is followed, in the same stream, by what replaces it.
-        if (state.summing || state.norming) --in_flight_;
+        if (state.summing || state.norming) End();
         state.summing = state.norming = false;
       }
       sum_time_ = norm_time_ = {};
@@ -159,7 +178,7 @@ void Collector::OnDetach(int32_t rank) {
     const std::vector<int32_t>& ranks = work()[b].ranks;
     if (!std::binary_search(ranks.begin(), ranks.end(), rank)) continue;
     states_[b].seen = states_[b].fetched = false;
-    if (std::exchange(states_[b].fetching, false)) --in_flight_;
+    if (std::exchange(states_[b].fetching, false)) End();
     std::fill(landed_[b].begin(), landed_[b].end(), 0);
   }
 }
@@ -232,12 +251,16 @@ absl::StatusOr<bool> Collector::Progress() {
     if (!state.seen) {
       if (!ContributorsReady(b)) continue;
       state.seen = true;
+      if (start_.has_value() && kind() == AttemptKind::kStep && !work()[b].ranks.empty()) {
+        start_->OnReady(Clock::now());
+      }
       fault::FaultPoint("lane.collect.bucket");
       started_ = job_.has_trainers;
       if (!kind_.has_value() && job_.has_trainers) kind_ = AttemptKind::kStep;
       any = true;
       continue;
     }
+    if (IsTooEarly()) continue;
     absl::StatusOr<bool> progress = ProgressBucket(b);
     if (!progress.ok()) return progress;
     any = any || *progress;
@@ -256,6 +279,11 @@ bool Collector::LooksQuiet() const {
   return std::all_of(
       job_.program.at_home.begin(), job_.program.at_home.end(),
       [&](scheduler::TrainerRank rank) { return trainers_.IsThrough(rank.value(), attempt_); });
+}
+
+bool Collector::IsTooEarly() const {
+  if (!start_.has_value() || kind() != AttemptKind::kStep || start_->due()) return false;
+  return !quiet_ || !device_.takes_turns();
 }
 
 bool Collector::IsToLand(int32_t b) const {
@@ -354,14 +382,22 @@ absl::StatusOr<bool> Collector::Through(int32_t b, bool& under_way,
 absl::Status Collector::Follow(int32_t b, bool& under_way, Clock::time_point begun) {
   states_[b].enqueued = begun;
   under_way = true;
-  ++in_flight_;
+  Begin();
   return stream_.Record(*events_[b]);
 }
 
 absl::StatusOr<bool> Collector::Finished(kernels::Event& event) {
   absl::StatusOr<bool> done = event.Done();
-  if (done.ok() && *done) --in_flight_;
+  if (done.ok() && *done) End();
   return done;
+}
+
+void Collector::Begin() {
+  if (in_flight_++ == 0 && start_.has_value()) start_->OnBusy(Clock::now());
+}
+
+void Collector::End() {
+  if (--in_flight_ == 0 && start_.has_value()) start_->OnIdle(Clock::now());
 }
 
 bool Collector::IsAbsent(const CollectBucket& bucket, const CollectSource& source) const {
@@ -406,7 +442,7 @@ absl::Status Collector::Fetch(int32_t b) {
     landed[i] = 1;
   }
   states_[b].fetching = true;
-  ++in_flight_;
+  Begin();
   return landing_stream_->Record(*landing_events_[b]);
 }
 

@@ -9,6 +9,9 @@
 // stream of their own: what comes last, as a rule the gradient of an embedding, is on its way while
 // kernels add up what has landed.
 //
+// Links between GPUs take power of their products while they carry anything. So gradients of other
+// GPUs come late in the backward pass, all at once (LateStart).
+//
 // Threads: the lane's dispatching thread. Nothing allocates in the steady state of a step.
 #ifndef DMUOND_SERVER_LANE_COLLECTOR_H_
 #define DMUOND_SERVER_LANE_COLLECTOR_H_
@@ -26,6 +29,7 @@
 #include "scheduler/step.h"
 #include "server/lane/collect_work.h"
 #include "server/lane/lane_job.h"
+#include "server/lane/late_start.h"
 #include "server/lane/rail.h"
 #include "server/lane/timing.h"
 #include "server/lane/trainer_memory.h"
@@ -112,8 +116,11 @@ class Collector {
   absl::Status StartRail(int32_t bucket);
   [[nodiscard]] bool ContributorsReady(int32_t bucket) const;
   [[nodiscard]] bool IsAbsent(const CollectBucket& bucket, const CollectSource& source) const;
+  [[nodiscard]] bool StartsLate() const;
   absl::StatusOr<bool> ProgressBucket(int32_t bucket);
   [[nodiscard]] bool LooksQuiet() const;
+  // Whether no bucket's gradients are to come yet.
+  [[nodiscard]] bool IsTooEarly() const;
   [[nodiscard]] bool IsToLand(int32_t bucket) const;
   [[nodiscard]] bool HasLanded(const CollectBucket& bucket, const CollectSource& source) const;
   absl::Status Fetch(int32_t bucket);
@@ -131,6 +138,9 @@ class Collector {
   absl::Status Follow(int32_t bucket, bool& under_way, Clock::time_point begun);
   // Whether what was begun, and has this event, is through.
   absl::StatusOr<bool> Finished(kernels::Event& event);
+  // Counts what the device works on.
+  void Begin();
+  void End();
   // Adds to sum_tasks_; Sum() enqueues these, and forgets them.
   void AddSums(const CollectBucket& bucket, const std::vector<CollectTask>& tasks, double divisor);
   absl::Status Sum();
@@ -152,6 +162,7 @@ class Collector {
   // not before its work is done.
   std::vector<std::unique_ptr<kernels::Event>> landing_events_;  // per bucket
   std::unique_ptr<kernels::Stream> landing_stream_;
+  std::optional<LateStart> start_;  // none: buckets are collected as soon as they are ready
   WorkTime sum_time_;
   WorkTime norm_time_;
 

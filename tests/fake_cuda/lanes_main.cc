@@ -233,6 +233,58 @@ TEST(LaneOnFakeCudaTest, LandsWhatIsLargeInTheQuietToo) {
   ::setenv("FAKE_CUDA_MPS", "1", 1);
 }
 
+// Links between devices sleep until late in the backward pass, when one step has shown how long it
+// takes: then gradients of the other device come all at once, by copy engine or into sums.
+TEST(LaneOnFakeCudaTest, GradientsOfOtherDevicesComeLateInASecondStep) {
+  const Logged log;
+  scheduler::testing::World world(4, 1, 2);
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) {
+    world.Replicate(scheduler::testing::Muon(name, {96, 64}));
+  }
+  for (const bool turns : {false, true}) {
+    ::setenv("FAKE_CUDA_MPS", turns ? "0" : "1", 1);
+    Cluster cluster(world, 1, 2, {.bucket_bytes = 16384, .lands = turns});
+    ASSERT_EQ(cluster.plan().buckets, 6);  // three are of each lane
+    cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
+    cluster.Push();
+    cluster.FillGradients([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
+    // What has begun on both devices, since `before`.
+    const auto begun = [&] {
+      int64_t all = 0;
+      for (const char* kind : {"engine", "kernel"}) {
+        for (int device = 0; device < 2; ++device) {
+          all += std::ssize(BeginningsOf(kind, log.Of(device), 0));
+        }
+      }
+      return all;
+    };
+    // Each bucket 50 ms after the one before. Whether something began when only a third were there.
+    const auto step = [&] {
+      const int64_t before = begun();
+      bool early = false;
+      cluster.Open();
+      for (int32_t rank = 0; rank < 4; ++rank) cluster.SubmitFromHost(rank);
+      for (int32_t b = 0; b < cluster.plan().buckets; ++b) {
+        for (int32_t rank = 0; rank < 4; ++rank) cluster.SignalReady(rank, b);
+        const int64_t until = Now() + 50'000'000;
+        cluster.PumpUntil([&] { return Now() >= until; });
+        if (b == 1) early = begun() > before;
+      }
+      for (int32_t rank = 0; rank < 4; ++rank) cluster.StoreSubmitted(rank);
+      cluster.WaitGathered();
+      cluster.Decide(scheduler::Verdict::kCommit);
+      cluster.WaitPublished();
+      return early;
+    };
+    EXPECT_TRUE(step());
+    // A machine that is busy elsewhere may stretch a step, and the next one begins too early.
+    bool early = true;
+    for (int steps = 0; early && steps < 10; ++steps) early = step();
+    EXPECT_FALSE(early);
+  }
+  ::setenv("FAKE_CUDA_MPS", "1", 1);
+}
+
 // Calls that allocate, give back or wait, of the lanes' processes.
 std::vector<std::string> CallsOfLanes(const std::string& path) {
   const std::string own = " pid=" + std::to_string(::getpid()) + " ";
