@@ -45,8 +45,9 @@ std::string BesideThisProgram(const std::string& program) {
 // field is number 1 each: the service's name, and the status, where 1 is SERVING.
 class HealthWatch {
  public:
-  HealthWatch(const std::string& address, std::chrono::milliseconds timeout)
-      : stub_(MakeChannel(address)) {
+  // Gives up when `process` has ended, too.
+  HealthWatch(const std::string& address, std::chrono::milliseconds timeout, ChildProcess& process)
+      : process_(process), stub_(MakeChannel(address)) {
     context_.set_deadline(std::chrono::system_clock::now() + timeout);
     context_.set_wait_for_ready(true);
   }
@@ -92,9 +93,20 @@ class HealthWatch {
   bool Done() {
     void* tag = nullptr;
     bool ok = false;
-    return queue_.Next(&tag, &ok) && ok;
+    for (;;) {
+      const auto soon = std::chrono::system_clock::now() + std::chrono::milliseconds(100);
+      switch (queue_.AsyncNext(&tag, &ok, soon)) {
+        case grpc::CompletionQueue::GOT_EVENT:
+          return ok;
+        case grpc::CompletionQueue::SHUTDOWN:
+          return false;
+        case grpc::CompletionQueue::TIMEOUT:
+          if (process_.Wait(std::chrono::milliseconds(0)) >= 0) context_.TryCancel();
+      }
+    }
   }
 
+  ChildProcess& process_;
   grpc::CompletionQueue queue_;
   grpc::ClientContext context_;
   grpc::GenericStub stub_;
@@ -179,9 +191,12 @@ DaemonProcess::~DaemonProcess() {
 
 absl::Status DaemonProcess::WaitServing(const std::string& service,
                                         std::chrono::milliseconds timeout) const {
-  if (HealthWatch(address_, timeout).WaitServing(service)) return absl::OkStatus();
-  return absl::DeadlineExceededError(absl::StrCat("dmuond is not ", service, " after ",
-                                                  timeout.count(), " ms; its log:\n", Log()));
+  if (HealthWatch(address_, timeout, *process_).WaitServing(service)) return absl::OkStatus();
+  const int ended = process_->Wait(std::chrono::milliseconds(0));
+  const std::string why = ended < 0
+                              ? absl::StrCat("is not ", service, " after ", timeout.count(), " ms")
+                              : absl::StrCat("has ended with ", ended);
+  return absl::DeadlineExceededError(absl::StrCat("dmuond ", why, "; its log:\n", Log()));
 }
 
 int DaemonProcess::Stop() {

@@ -55,7 +55,7 @@ class DaemonProcess {
     std::string wait_for = "ready";
     std::chrono::milliseconds timeout{30'000};
   };
-  // DEADLINE_EXCEEDED with the daemon's log when it is not ready in time.
+  // DEADLINE_EXCEEDED with the daemon's log when it is not ready in time, or has ended.
   static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(Options options);
   static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start() { return Start(Options()); }
   ~DaemonProcess();
@@ -64,7 +64,7 @@ class DaemonProcess {
 
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] pid_t pid() const { return process_->pid(); }
-  // Waits until the health service calls `service` serving.
+  // Waits until the health service calls `service` serving, or the daemon has ended.
   absl::Status WaitServing(const std::string& service, std::chrono::milliseconds timeout) const;
   // SIGTERM; the exit code, -1 when it has not left in a minute.
   int Stop();
