@@ -8,6 +8,7 @@ several ranks do in test_torch_ranks.py.
 import copy
 import os
 import shutil
+import sys
 import warnings
 
 import dmuond
@@ -569,3 +570,78 @@ def test_layers_that_were_frozen_at_first_are_refused_with_what_to_write(muon):
     }
     with pytest.raises(dmuond.Error, match="'embed.weight' was frozen .* include_frozen=True"):
         unfreezing(model, optimizer)
+
+
+def test_weights_that_are_put_into_shared_memory_go_on_training(muon):
+    def loop(model, optimizer):
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 1:
+                model.share_memory()  # as a process that gets the model does
+
+    run_both(muon, loop)
+
+
+def test_compiled_functions_may_have_backward_passes_and_steps_in_them(muon):
+    def loop(model, optimizer):
+        @torch.compile(backend="eager")
+        def backward(step):
+            loss_of(model, step).backward()
+
+        @torch.compile(backend="eager")
+        def whole(step):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for step in range(STEPS):
+            if step % 2:
+                whole(step)
+                continue
+            backward(step)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    run_both(muon, loop)
+
+
+def test_a_step_that_is_interrupted_anywhere_is_made_by_the_next_call(muon):
+    model = make_model()
+    optimizer = muon(model)
+    here = os.path.dirname(dmuond.__file__)
+    calls = interrupted = 0
+
+    def interrupt(frame, event, _):
+        """Where Python looks for signals."""
+        nonlocal calls
+        code = frame.f_code
+        is_function = event == "call" and code.co_name[0] != "<"
+        if is_function and code.co_filename.startswith(here):
+            calls += 1
+            if calls == interrupted:
+                raise KeyboardInterrupt
+
+    def train(step):
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for step in range(STEPS):
+        train(step)
+    while calls >= interrupted:
+        calls, interrupted = 0, interrupted + 1
+        loss_of(model, STEPS).backward()
+        sys.setprofile(interrupt)
+        try:
+            optimizer.step()
+        except KeyboardInterrupt:
+            sys.setprofile(None)
+            before = optimizer.last_committed_step
+            optimizer.step()
+            assert optimizer.last_committed_step == before + 1
+        finally:
+            sys.setprofile(None)
+        optimizer.zero_grad()
+    assert interrupted > 50

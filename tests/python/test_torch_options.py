@@ -331,3 +331,34 @@ def test_all_ranks_add_a_group_together(ranks, daemons):
     for other in others:
         for name, weight in first.items():
             assert (other[name] == weight).all(), name
+
+
+# --- groups that are edited ---
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("nesterov", False), ("scale", "none"), ("maximize", True), ("preset", "keller")],
+)
+def test_an_option_that_is_changed_after_it_was_registered_is_refused(muon, key, value):
+    model = make_model()
+    optimizer = muon(model)
+    loss_of(model, 0).backward()
+    was = optimizer.param_groups[0][key]
+    optimizer.param_groups[0][key] = value
+    with pytest.raises(
+        dmuond.InvalidArgumentError, match=rf"param_groups\[0\]\['{key}'\] is .*was"
+    ):
+        optimizer.step()
+    optimizer.param_groups[0][key] = was
+    optimizer.step()
+    assert optimizer.last_committed_step == 1
+
+
+def test_a_parameter_that_is_taken_out_of_its_group_is_refused(muon):
+    model = make_model()
+    optimizer = muon(model)
+    loss_of(model, 0).backward()
+    optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(dmuond.InvalidArgumentError, match="other parameters than those that were"):
+        optimizer.step()

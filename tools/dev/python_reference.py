@@ -81,7 +81,7 @@ def described(found: ast.ClassDef) -> list[str]:
 
 
 def _sets(node: ast.FunctionDef) -> bool:
-    return any(isinstance(each, ast.Attribute) for each in node.decorator_list)
+    return any(isinstance(d, ast.Attribute) and d.attr == "setter" for d in node.decorator_list)
 
 
 def _call(node: ast.FunctionDef) -> str:

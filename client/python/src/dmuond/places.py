@@ -96,7 +96,7 @@ def take(holder: Holder, resume: int) -> bool:
                 f"rank {holder.place.rank} of job '{holder.place.job}' has a live session in this "
                 f"very process (pid {os.getpid()}), at step {older.last_committed_step}: "
                 'resume="discard" starts anew in its place, resume="if_present" goes on with '
-                "its state; or close() it first",
+                "its state; or close() it first. Models that train side by side need a job= each",
                 reason="JOB_HAS_STATE",
             )
         older.give_way()

@@ -548,16 +548,28 @@ class Session(Member):
             request.withdraw = False
             if outcome.kind in (types.Outcome.KIND_COMMITTED, types.Outcome.KIND_SKIPPED):
                 notice.end()
-                self.last_committed_step = outcome.step
-                self.trainer_state = request.trainer_state
-                self._stands_at, self._state_known = None, True
-                self._unpublished = dict.fromkeys(self._receives, outcome.attempt)
+                self._go_on_after(outcome, request.trainer_state)
                 if wait and stream is None:
                     self._wait_unpublished(None)
                 elif wait:
                     self._enqueue_wait(None, stream)
                 return outcome
+            self._begin_attempt(outcome.next_attempt)
             self._refuse(outcome)
+
+    def _go_on_after(self, outcome: types.Outcome, trainer_state: bytes) -> None:
+        """The next step's attempt begins. Ctrl-C comes before all of it or after all.
+
+        Python looks for signals where something is called: first come the calls, then assignments.
+        A step that was interrupted before them is asked for again, and has the same outcome.
+        """
+        unpublished = dict.fromkeys(self._receives, outcome.attempt)
+        step, attempt, nothing = outcome.step, outcome.next_attempt, set[int]()
+        self.last_committed_step = step
+        self.trainer_state = trainer_state
+        self._stands_at, self._state_known = None, True
+        self._unpublished = unpublished
+        self.next_attempt, self._signalled = attempt, nothing
 
     def _try_step(
         self,
@@ -598,7 +610,6 @@ class Session(Member):
         self.last_outcome, self.last_timing = reply.outcome, reply.timing
         if reply.outcome.HasField("durable_step"):
             self.durable_step = reply.outcome.durable_step
-        self._begin_attempt(reply.outcome.next_attempt)
         return reply.outcome
 
     def _check_absent(self, absent: Sequence[int], withdraw: bool) -> None:

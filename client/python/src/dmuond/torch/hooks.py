@@ -69,7 +69,9 @@ def _gradient_hook(
             with torch.no_grad():
                 early.on_bucket(bucket)
 
-    return early.hook(slot, on_gradient, on_bucket) if early.is_small(slot) else on_gradient
+    hook = early.hook(slot, on_gradient, on_bucket) if early.is_small(slot) else on_gradient
+    # torch.compile of a function with the backward pass in it would trace what the hook does.
+    return torch.compiler.disable(hook)
 
 
 def _adopt(early: EarlySignals, slot: Slot) -> None:

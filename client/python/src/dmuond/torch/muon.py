@@ -188,6 +188,7 @@ class Muon(torch.optim.Optimizer):
     def _begin(self, open_session: Callable[..., Session]) -> None:
         """Registers the groups' parameters in a session of its own, and watches them."""
         self._schedules = Schedules(self.param_groups)
+        self._registered = options.Registered(self.param_groups)
         self._show_no_state()
         if self._overlap:
             _check_overlap(self._models, self.param_groups)
@@ -337,6 +338,7 @@ class Muon(torch.optim.Optimizer):
 
     # --- steps ---
 
+    @torch.compiler.disable
     @torch.no_grad()
     def step(
         self,
@@ -614,6 +616,7 @@ class Muon(torch.optim.Optimizer):
         self._weights.loaded.update(self._modules_with.get(module, ()))
 
     def _scalars(self, loss_scale: float) -> types.StepScalars:
+        self._registered.check(self.param_groups)
         self._schedules.check(self.param_groups)
         self._schedules.apply(self.param_groups)
         scalars = types.StepScalars(
@@ -632,9 +635,9 @@ class Muon(torch.optim.Optimizer):
                     eps=float(group["eps"]),
                 )
             except (KeyError, IndexError, TypeError, ValueError) as error:
-                options = {key: value for key, value in group.items() if key in _STEP_OPTIONS}
+                given = {key: value for key, value in group.items() if key in _STEP_OPTIONS}
                 raise InvalidArgumentError(
-                    f"param_groups[{index}] is not what a step needs ({error}): {options}"
+                    f"param_groups[{index}] is not what a step needs ({error}): {given}"
                 ) from None
         return scalars
 

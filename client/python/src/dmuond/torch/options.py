@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from dmuond.errors import InvalidArgumentError
@@ -70,3 +71,33 @@ def _options(given: dict[str, Any], route: str) -> dict[str, Any]:
         "betas": tuple(betas),
         "eps": given["eps"],
     }
+
+
+class Registered:
+    """What of the groups is registered once, for all steps: their parameters and fixed options."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+        self._members, self._options = _members(groups), _fixed(groups)
+
+    def check(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Refuses groups in which something of it has changed: a step would not follow."""
+        remedy = "close() this optimizer and make one with the groups as they are to be"
+        if _members(groups) != self._members:
+            raise InvalidArgumentError(
+                "param_groups have other parameters than those that were registered, which steps "
+                f"go on updating: {remedy}. To train one no longer: requires_grad_(False)"
+            )
+        for index, (now, then) in enumerate(zip(_fixed(groups), self._options, strict=True)):
+            for key in (key for key in FIXED_OPTIONS if now[key] != then[key]):
+                raise InvalidArgumentError(
+                    f"param_groups[{index}]['{key}'] is {now[key]}, and was {then[key]} when it "
+                    f"was registered, which fixes it: {remedy}"
+                )
+
+
+def _members(groups: Iterable[dict[str, Any]]) -> list[list[int]]:
+    return [list(map(id, group["params"])) for group in groups]
+
+
+def _fixed(groups: Iterable[dict[str, Any]]) -> list[dict[str, str]]:
+    return [{key: repr(group.get(key)) for key in FIXED_OPTIONS} for group in groups]

@@ -49,6 +49,7 @@ class Slot:
     def map(self, arenas: Mapping[int, View], device: TensorDevice) -> None:
         """Maps the slot into these arenas. Only the parameter may still refer to former ones."""
         self._arenas, self._device = arenas, device
+        # Its storage is not the parameter's: share_memory_() of the parameter leaves it here.
         self.weight = self._tensor(self.weight_at, self.parameter.dtype)
         self.gradient = self._tensor(self.gradient_at, self.grad_dtype)
         # The same bytes under another storage: stays there when somebody replaces the slot's data.
@@ -74,12 +75,15 @@ class Slot:
         """Writes the parameter's value into the arena, and moves the parameter there."""
         if self.parameter.data_ptr() != self.weight.data_ptr():
             self.weight.copy_(self.parameter.detach())
-            self.parameter.data = self.weight
+            self._bind()
 
     def bind_published(self) -> None:
         """Makes the parameter what the arena holds."""
         if self.parameter.data_ptr() != self.weight.data_ptr():
-            self.parameter.data = self.weight
+            self._bind()
+
+    def _bind(self) -> None:
+        self.parameter.data = self._tensor(self.weight_at, self.weight.dtype)
 
     def value(self) -> Tensor:
         return self.parameter.detach()
