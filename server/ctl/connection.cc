@@ -34,6 +34,12 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
 
 absl::Status Explain(const grpc::Status& status, const std::string& socket) {
   absl::Status error = FromGrpc(status);
+  if (absl::IsDeadlineExceeded(error) && ReasonOf(error).empty()) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "the dmuond at ", socket, " has not answered in time (", error.message(),
+        "): it is stopped or hangs, or the call takes longer, and whether it is done is not known; "
+        "--timeout waits longer, `dmuonctl doctor` looks for the cause"));
+  }
   if (!absl::IsUnavailable(error) || !ReasonOf(error).empty()) return error;
   if (::access(socket.c_str(), F_OK) == 0 &&
       ::access((socket + SocketDir::kAdminSuffix).c_str(), F_OK) != 0) {

@@ -17,6 +17,7 @@
 #include <future>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -58,6 +59,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kLeavingTick{5};
+// Signals so soon after the first are the same wish: `timeout` signals its child, then its group.
+constexpr std::chrono::milliseconds kOneSignal{500};
 // A core that has not come through a tick for so long is not live: something holds its lock.
 constexpr std::chrono::seconds kTurnMax{10};
 // When everything is saved that can be: for the rest of leaving, lanes that do not end included.
@@ -540,9 +543,14 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     });
   };
   // Of signals alone: `systemctl stop` during a drain that was asked for is the first.
-  bool signalled = false;
+  std::optional<std::chrono::steady_clock::time_point> signalled;
   const auto on_signal = [&] {
-    if (std::exchange(signalled, true)) EndAtOnce(mps);
+    const auto now = std::chrono::steady_clock::now();
+    if (!signalled.has_value()) {
+      signalled = now;
+    } else if (now - *signalled >= kOneSignal) {
+      EndAtOnce(mps);
+    }
     if (drain.joinable()) log::Info("leaving already; a second signal ends at once");
   };
   while (!drained.load()) {

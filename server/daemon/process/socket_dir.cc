@@ -91,9 +91,12 @@ absl::Status CheckDirectory(const fs::path& dir) {
                                                       ", this process runs as uid ", ::geteuid()));
   }
   if ((status.st_mode & kRightsBeyond) != 0) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "the socket's directory %s has mode %04o, at most 0750 is allowed: chmod 0750 %s",
-        dir.string(), status.st_mode & 0777, dir.string()));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("the socket's directory %s has mode %04o, at most 0750 is allowed: chmod "
+                        "0750 %s, or, where "
+                        "it is of others, too, give --socket a path in a directory of its own, as "
+                        "%s/dmuond/dmuond.sock",
+                        dir.string(), status.st_mode & 0777, dir.string(), dir.string()));
   }
   return absl::OkStatus();
 }

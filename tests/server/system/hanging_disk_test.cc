@@ -454,7 +454,9 @@ TEST_F(HangingDiskTest, ASecondSignalEndsADaemonAtOnceWhateverHangs) {
   ASSERT_TRUE(world_->StepUntil(2));
   HangAt("storage.write");
   ::kill(group_[0]->pid(), SIGTERM);
+  ::kill(group_[0]->pid(), SIGINT);  // so soon that it is the same wish
   ASSERT_TRUE(driver_->WaitHeld());
+  EXPECT_EQ(group_[0]->Wait(std::chrono::milliseconds(600)), -1);
   ::kill(group_[0]->pid(), SIGTERM);
   EXPECT_EQ(group_[0]->Wait(std::chrono::seconds(10)), 1);
   EXPECT_THAT(group_[0]->Log(), HasSubstr("a second signal: ending at once"));
