@@ -134,10 +134,33 @@ absl::StatusOr<std::vector<v1::SnapshotFile>> WriteNodeFiles(Storage& storage,
   return files;
 }
 
+namespace {
+
+// A group's attempts are larger than all that were in the directory when it formed, so that a
+// larger one is somebody else's. Retention would take it for the newer one, and remove what is the
+// group's.
+absl::Status CheckNobodyElseWrites(SnapshotStore& store, const storage::SnapshotId& own,
+                                   const std::string& path) {
+  absl::StatusOr<std::optional<storage::SnapshotId>> largest = store.Largest();
+  if (!largest.ok()) return largest.status();
+  if (!largest->has_value() || (*largest)->attempt <= own.attempt) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      path, " has ", storage::DirectoryName(**largest),
+      ", which this group has not made and which is newer than its own ",
+      storage::DirectoryName(own),
+      ": another group writes snapshots of a job of this name there, or a newer process of this "
+      "node does. Each group needs a --snapshot_dir, or its jobs names, of their own"));
+}
+
+}  // namespace
+
 absl::Status CommitSnapshot(Storage& storage, const v1::SnapshotManifest& manifest, int32_t keep,
                             std::vector<absl::Status>& warnings) {
   absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, manifest.job());
   if (!store.ok()) return store.status();
+  absl::Status alone =
+      CheckNobodyElseWrites(*store, storage::IdOf(manifest), storage.Describe(manifest.job()));
+  if (!alone.ok()) return alone;
   if (absl::Status status = store->Commit(manifest); !status.ok()) return status;
   for (const absl::Status& status :
        {store->Retain(keep), store->RemoveLeftovers(storage::IdOf(manifest).attempt)}) {

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -72,6 +73,17 @@ class SnapshotsTest : public ::testing::Test {
     return steps;
   }
 
+  // By dmuonctl: its exit code, and what it says, which goes to a file named `what`.
+  std::pair<int, std::string> Save(const DaemonProcess& daemon, const std::string& what) {
+    const std::string output = directory_.path() + "/" + what;
+    auto ctl = ChildProcess::Start("dmuonctl",
+                                   {"--address=" + daemon.address(), "snapshot", "save"}, output);
+    EXPECT_TRUE(ctl.ok()) << ctl.status();
+    const int code = (*ctl)->Wait(std::chrono::seconds(30));
+    std::ifstream file(output);
+    return {code, std::string(std::istreambuf_iterator<char>(file), {})};
+  }
+
   ScratchDirectory directory_;
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<DaemonStatus> status_;
@@ -112,18 +124,31 @@ TEST_F(SnapshotsTest, WithoutADirectoryAJobWarnsAndHasNoDurableStep) {
   world.Close();
 }
 
+// Two groups by mistake, with one directory and one name of a job.
+TEST_F(SnapshotsTest, OneThatIsOlderThanAnotherGroupsIsRefusedAndTheOtherStays) {
+  Start({Dir()});
+  auto other = DaemonProcess::Start({.flags = {Dir(), "--threads=1"}});
+  ASSERT_TRUE(other.ok()) << other.status();
+  SnapshotWorld world({daemon_->address()}, {});
+  SnapshotWorld others({(*other)->address()}, {});
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(others.Start().ok());
+  ASSERT_TRUE(world.StepUntil(3));
+  ASSERT_TRUE(others.StepUntil(5));
+  EXPECT_EQ(Save(**other, "others").first, 0);
+  const auto [code, text] = Save(*daemon_, "own");
+  EXPECT_NE(code, 0);
+  EXPECT_THAT(text, AllOf(HasSubstr("another group writes snapshots of a job of this name"),
+                          HasSubstr("SNAPSHOT_FAILED")));
+  EXPECT_THAT(WholeSteps(), ElementsAre(5));
+  world.Close();
+  others.Close();
+}
+
 TEST_F(SnapshotsTest, OneThatIsAskedForExistsWhenTheCallReturns) {
   Start({Dir()});
   SnapshotWorld world({daemon_->address()}, {});
-  const auto save = [&](const std::string& what) {
-    const std::string output = directory_.path() + "/" + what;
-    auto ctl = ChildProcess::Start("dmuonctl",
-                                   {"--address=" + daemon_->address(), "snapshot", "save"}, output);
-    EXPECT_TRUE(ctl.ok()) << ctl.status();
-    const int code = (*ctl)->Wait(std::chrono::seconds(30));
-    std::ifstream file(output);
-    return std::pair<int, std::string>(code, std::string(std::istreambuf_iterator<char>(file), {}));
-  };
+  const auto save = [&](const std::string& what) { return Save(*daemon_, what); };
   EXPECT_NE(save("none").first, 0);
   ASSERT_TRUE(world.Start().ok());
   const auto early = save("early");
