@@ -242,8 +242,10 @@ def test_training_a_copy_is_told_once(muon):
     model = make_model()
     optimizer = muon(copy.deepcopy(model).named_parameters())
     loss_of(model, 0).backward()
-    with pytest.warns(UserWarning, match=r"no gradient has come in the first step of embed.weight"):
+    missing = r"no gradient has come in the first step of embed.weight"
+    with pytest.warns(UserWarning, match=missing) as warned:
         optimizer.step()
+    assert warned[0].filename == __file__, "the line that calls step()"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for step in range(1, 12):

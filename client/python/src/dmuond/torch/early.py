@@ -15,12 +15,12 @@ collected in less time than its hooks and looks would take.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 
 from torch import Tensor
 
+from dmuond.torch.notices import warn
 from dmuond.torch.slots import ShardedSlot, Slot, adopt
 from dmuond.torch.tensor_device import Answer, Known, TensorDevice
 from dmuond.torch.together import SmallGradients
@@ -339,9 +339,8 @@ class EarlySignals:
     def _stop(self, name: str, again: bool) -> None:
         self._on = self._observing = self._allowed = False
         what = "was computed again" if again else "was changed"
-        warnings.warn(
+        warn(
             f"dmuond: the gradient of '{name}' {what} after it had been signalled; the attempt is "
             "withdrawn and repeated, and gradients are signalled in step() from now on "
-            "(early_buckets=False does so from the start; max_grad_norm= clips without this)",
-            stacklevel=4,
+            "(early_buckets=False does so from the start; max_grad_norm= clips without this)"
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from dmuond.errors import Error
+from dmuond.torch.notices import warn
 from dmuond.torch.slots import ShardedSlot, Slot
 from dmuond.torch.wrappers import refuse_foreign
 
@@ -69,11 +69,10 @@ class ModelWatch:
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             steps = "the first step" if self._steps == 1 else f"{self._steps} steps"
-            warnings.warn(
+            warn(
                 f"dmuond: no gradient has come in {steps} of {', '.join(names[:_NAMED])}{more}. "
                 "Unused weights, or not the model's own any more: of a model that was copied, or "
-                "loaded or wrapped in a way that replaces parameters, the copy is not trained",
-                stacklevel=5,
+                "loaded or wrapped in a way that replaces parameters, the copy is not trained"
             )
 
 
