@@ -4,31 +4,31 @@
 
 namespace dmuond::scheduler {
 
-void JobPlaces::Look(const std::vector<std::string>& running) {
+void JobPlaces::Look(const std::vector<Running>& running) {
   for (size_t i = 0; i < last_.size(); ++i) {
     Last& last = last_[i];
-    if (!running[i].empty() && running[i] != last.job) last = {.job = running[i]};
-    if (!running[i].empty()) {
-      last.has_begun = true;
-    } else if (last.has_begun) {
-      last.has_ended = true;
-    }
+    const auto& [job, begun] = running[i];
+    if (!job.empty() && job != last.job) last = {.job = job, .begun = begun};
+    // One that began and ended between two looks was never seen.
+    if (!job.empty() || begun > last.begun) last.has_begun = true;
+    if (job.empty() && last.has_begun) last.has_ended = true;
   }
 }
 
-bool JobPlaces::IsFree(TimePoint now, size_t place, const std::vector<std::string>& running) const {
+bool JobPlaces::IsFree(TimePoint now, size_t place, const std::vector<Running>& running) const {
   const Last& last = last_[place];
-  return running[place].empty() &&
+  return running[place].job.empty() &&
          (last.job.empty() || last.has_ended || now >= last.asked + kept_);
 }
 
 std::optional<int32_t> JobPlaces::Find(TimePoint now, const std::string& job,
-                                       const std::vector<std::string>& running) {
+                                       const std::vector<Running>& running) {
   Look(running);
   std::optional<size_t> found;
   for (size_t i = 0; i < last_.size(); ++i) {
-    if (last_[i].job == job && (running[i] == job || running[i].empty())) found = i;
-    if (running[i] == job) break;
+    const std::string& runs = running[i].job;
+    if (last_[i].job == job && (runs == job || runs.empty())) found = i;
+    if (runs == job) break;
   }
   // One that nobody had comes first, and then the one that was asked for longest ago.
   const auto order = [this](size_t i) { return std::pair(!last_[i].job.empty(), last_[i].asked); };
@@ -38,9 +38,8 @@ std::optional<int32_t> JobPlaces::Find(TimePoint now, const std::string& job,
     if (!found.has_value() || order(i) < order(*found)) found = i;
   }
   if (!found.has_value()) return std::nullopt;
-  Last& given = last_[*found];
-  const bool runs = !running[*found].empty();
-  given = {.job = job, .asked = now, .has_begun = runs, .has_ended = false};
+  const Running& there = running[*found];
+  last_[*found] = {.job = job, .asked = now, .begun = there.begun, .has_begun = !there.job.empty()};
   return static_cast<int32_t>(*found);
 }
 

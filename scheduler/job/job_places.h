@@ -22,15 +22,19 @@ namespace dmuond::scheduler {
 
 class JobPlaces {
  public:
+  // What a place's coordinator has.
+  struct Running {
+    std::string job;     // empty: none
+    uint64_t begun = 0;  // how many jobs it has begun
+  };
   // REQUIRES: places > 0.
   JobPlaces(size_t places, std::chrono::milliseconds kept) : kept_(kept), last_(places) {}
 
-  // `running`: by place, the name of the job that its coordinator has; empty: it has none. nullopt:
-  // no place is free.
+  // `running`: by place. nullopt: no place is free.
   [[nodiscard]] std::optional<int32_t> Find(TimePoint now, const std::string& job,
-                                            const std::vector<std::string>& running);
+                                            const std::vector<Running>& running);
   // Call it now and then, so that a place is free as soon as its job has ended.
-  void Look(const std::vector<std::string>& running);
+  void Look(const std::vector<Running>& running);
   // By place: its job, or for whom it is kept; empty: it never had one.
   [[nodiscard]] std::vector<std::string> holders() const;
 
@@ -38,11 +42,11 @@ class JobPlaces {
   struct Last {
     std::string job;         // that has been given the place; empty: none has
     TimePoint asked;         // when somebody asked for it
-    bool has_begun = false;  // it was seen to run since
-    bool has_ended = false;  // and not to run any more
+    uint64_t begun = 0;      // jobs, by then
+    bool has_begun = false;  // since: it was seen to run, or is counted
+    bool has_ended = false;  // and does not run any more
   };
-  [[nodiscard]] bool IsFree(TimePoint now, size_t place,
-                            const std::vector<std::string>& running) const;
+  [[nodiscard]] bool IsFree(TimePoint now, size_t place, const std::vector<Running>& running) const;
 
   const std::chrono::milliseconds kept_;
   std::vector<Last> last_;  // by place

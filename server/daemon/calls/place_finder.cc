@@ -119,12 +119,12 @@ void PlaceFinder::Tick() {
 }
 
 void PlaceFinder::Answer() {
-  std::vector<std::string> running;
+  std::vector<scheduler::JobPlaces::Running> running;
   bool known = true;
   for (Place& place : places_) {
     StateLock lock(place.core.mutex);
     known = known && place.core.coordinator->Formed();
-    running.push_back(place.core.coordinator->name());
+    running.push_back({place.core.coordinator->name(), place.core.coordinator->begun()});
   }
   if (!known) return;
   const auto now = steady_clock::now();
