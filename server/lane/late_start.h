@@ -1,5 +1,5 @@
-// When in a step gradients begin to come from other GPUs: so late that they have come when the last
-// gradient has, as far as the step before tells.
+// When in a step gradients begin to come from other GPUs: as late as they can and still be there
+// with the last gradient, going by the step before.
 //
 // A link between GPUs that carries something takes about 20 W of each of them, and for some 50 ms
 // more. A GPU at its limit of power takes them from its products: copies spread over a backward

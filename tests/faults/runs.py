@@ -423,7 +423,7 @@ class Run:
         return self.attempts.get(job, 0) > self.reference.attempts[job]
 
     def _names_what_is_lost(self) -> bool:
-        if max(self.durable.values(), default=-1) >= 0:
+        if self.durable.get(self.stopped_rank // self.world, -1) >= 0:
             return False
         ended = self.daemon_died or self._lanes_died_too_often()
         return ended and ("STATE_LOST" in self.stopped or "NO_STATE" in self.stopped)
