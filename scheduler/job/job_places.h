@@ -22,7 +22,7 @@ namespace dmuond::scheduler {
 
 class JobPlaces {
  public:
-  // What a place's coordinator has.
+  // This is what the coordinator of a place says of its job.
   struct Running {
     std::string job;     // empty: none
     uint64_t begun = 0;  // how many jobs it has begun

@@ -248,7 +248,7 @@ TEST(LaneOnFakeCudaTest, GradientsOfOtherDevicesComeLateInASecondStep) {
     cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
     cluster.Push();
     cluster.FillGradients([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
-    // What has begun on both devices, since `before`.
+    // Counts what both devices have begun to do.
     const auto begun = [&] {
       int64_t all = 0;
       for (const char* kind : {"engine", "kernel"}) {
