@@ -113,6 +113,19 @@ def test_shards_have_the_bits_of_the_cpu(machine, world, tmp_path):
             assert max(looks) <= STEPS, "all bytes of a step are compared in one go"
 
 
+def test_streams_of_shards_wait_in_the_place_of_the_host(machine, tmp_path):
+    machine.set({"FAKE_CUDA_MPS": "0"})
+    machine.start(WORLD)
+    found = []
+    for number, waits in enumerate((False, True)):
+        run = torch_gpu_trainer.train_shards, (str(tmp_path / str(number)), waits), {}
+        results, _ = machine.on_gpus(WORLD, run, own=False)
+        trained, waited = zip(*results, strict=True)
+        assert waited == (STEPS if waits else 0,) * WORLD
+        found.append(trained)
+    assert_same(found[1], found[0])
+
+
 def test_a_late_look_at_bytes_only_puts_off_early_signals(machine):
     run = replicated_with()
     expected = machine.on_the_cpu(1, [run])

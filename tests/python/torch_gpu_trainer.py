@@ -2,8 +2,11 @@
 
 import os
 import signal
+import unittest.mock
 
 import dmuond
+import dmuond.torch.fsdp
+import fsdp_trainer
 import gpu_tensors
 import gpus
 import pytest
@@ -33,6 +36,24 @@ def _step(model, optimizer, number):
     loss_of(model, number).backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+def train_shards(rank, world, folder, waits, **options):
+    """Weights, and how often a stream waited that stands, where `waits`, for FSDP2's own."""
+    stands_for, waited = gpus.make_stream(rank), []
+    known = {stands_for} if waits else set()
+
+    def wait_published(session, buckets=None, stream=None):
+        waited.append(stream)
+        return original(session, buckets, stream)
+
+    original = gpu_tensors.Session.wait_published
+    with (
+        unittest.mock.patch.object(dmuond.torch.fsdp, "streams", return_value=known),
+        unittest.mock.patch.object(gpu_tensors.Session, "wait_published", wait_published),
+    ):
+        trained = fsdp_trainer.train(rank, world, folder, fsdp_trainer.plain, **options)
+    return trained, waited.count(stands_for)
 
 
 def be_killed(rank, world, own, seen):

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from dmuond import environment, types
 from dmuond.errors import Error, InvalidArgumentError, RolledBack
 from dmuond.session import Registered, Session
-from dmuond.torch import collect, options, registration, scaler, state, table
+from dmuond.torch import collect, fsdp, options, registration, scaler, state, table
 from dmuond.torch.checks import checked_number
 from dmuond.torch.devices import device_of
 from dmuond.torch.early import EarlySignals
@@ -397,9 +397,22 @@ class Muon(torch.optim.Optimizer):
             self._weights.after_step()
         scaler.write_back(grad_scaler, self, skipped=not committed)
         if self._weights.sharded and self._device.takes_turns:
-            # FSDP2's streams would wait for events of this one, and thereby take turns with the
-            # lane (docs/gpu.md).
+            self._hold_fsdp()
+
+    def _hold_fsdp(self) -> None:
+        """Lets FSDP2's streams wait for weights before anything else that is enqueued there.
+
+        They would wait for events of the current stream, and thereby take turns with the lane that
+        is awaited (docs/gpu.md). Where they are not known, the host waits.
+        """
+        streams = fsdp.streams(slot.parameter for slot in self._weights.sharded)
+        if not streams:
             self.wait()
+        # One word is enough to hold them. Weights are announced all at once, where processes take
+        # turns, and what these streams do with them comes behind the current one all the same.
+        buckets = [slot.bucket for slot in self._weights.sharded if slot.holding.elements]
+        for stream in streams:
+            self._session.wait_published(buckets[:1], stream)
 
     def wait(self) -> None:
         """Waits until all weights after the last step have arrived (with overlap_forward)."""

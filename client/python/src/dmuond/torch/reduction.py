@@ -14,13 +14,13 @@ from fractions import Fraction
 from typing import Any
 
 from torch import Tensor
-from torch.distributed import _composable_state
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
+from dmuond.torch import fsdp
+from dmuond.torch.fsdp import Reduced
 from dmuond.torch.mesh_roles import MEANINGS, MeshRoles, describe
 from dmuond.torch.routing import Named, Routed
 
@@ -34,14 +34,6 @@ class Share:
     held_by_all: bool = False  # taken for granted; the daemon checks it
     # Dimensions of a DTensor's own mesh along which its gradient is added up by the daemon.
     added_dims: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """What FSDP2 does to a gradient before it is seen here."""
-
-    mesh: DeviceMesh  # of the ranks that it adds up
-    divisor: float
 
 
 @dataclass
@@ -73,7 +65,7 @@ class Reduction:
                     "says something else"
                 )
         checked = None if mesh is None else MeshRoles(mesh, roles, world_size)
-        return Reduction(kind, world_size, data_parallel_size, checked, _reduced_by_fsdp())
+        return Reduction(kind, world_size, data_parallel_size, checked, fsdp.reduced())
 
     def shares(self, routed: Iterable[Routed]) -> dict[int, Share]:
         """By id of the parameter; InvalidArgumentError names what cannot be known."""
@@ -210,28 +202,6 @@ def _refuse_stages(roles: MeshRoles, name: str, dims: set[int]) -> None:
             f"'{name}' is one DTensor over {roles.names(wrong)}, whose role 'stages' says that "
             f"the ranks along it have other parameters. {MEANINGS}"
         )
-
-
-def _reduced_by_fsdp() -> dict[int, Reduced]:
-    """What FSDP2 manages in this process, by id of the sharded parameter.
-
-    A parameter does not tell: one that parallelize_module has made is a DTensor, too.
-    """
-    found = {}
-    for module in list(_composable_state._module_state_mapping):
-        if not isinstance(module, FSDPModule):
-            continue
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # before torch 2.15
-            groups = [state._fsdp_param_group]
-        for group in filter(None, groups):
-            mesh = group.mesh_info
-            ranks = getattr(mesh, "shard_mesh_size", 1) * getattr(mesh, "replicate_mesh_size", 1)
-            reduced = Reduced(mesh.mesh, getattr(group, "gradient_divide_factor", None) or ranks)
-            for member in group.fsdp_params:
-                found[id(member.sharded_param)] = reduced
-    return found
 
 
 def _root_of(mesh: DeviceMesh) -> DeviceMesh:
