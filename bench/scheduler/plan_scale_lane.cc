@@ -111,7 +111,7 @@ int BeLane(const std::string& path) {
   const auto engine = Timed("a lane: its engine", [&] {
     auto collector = Must(server::lane::Collector::Create(*job, trainers, rail, *device, *stream));
     auto updater = Must(server::lane::Updater::Create(*job, *slots, *device, *stream));
-    auto publisher = Must(server::lane::Publisher::Create(*job, trainers, rail, *device, *stream));
+    auto publisher = Must(server::lane::Publisher::Create(*job, trainers, rail, *device));
     return std::tuple(std::move(collector), std::move(updater), std::move(publisher));
   });
   return 0;

@@ -17,8 +17,8 @@ using scheduler::Verdict;
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Channel& channel,
                                                        kernels::Device& device, PeerGroup* group) {
   std::unique_ptr<Engine> engine(new Engine(job, channel, device, group));
-  for (auto* place : {&engine->collect_stream_, &engine->update_stream_, &engine->publish_stream_,
-                      &engine->snapshot_stream_}) {
+  for (auto* place :
+       {&engine->collect_stream_, &engine->update_stream_, &engine->snapshot_stream_}) {
     absl::StatusOr<std::unique_ptr<kernels::Stream>> stream = device.CreateStream();
     if (!stream.ok()) return stream.status();
     *place = *std::move(stream);
@@ -33,8 +33,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Chann
   auto updater = Updater::Create(job, *engine->slots_, device, *engine->update_stream_);
   if (!updater.ok()) return updater.status();
   engine->updater_ = *std::move(updater);
-  auto publisher =
-      Publisher::Create(job, engine->trainers_, engine->rail_, device, *engine->publish_stream_);
+  auto publisher = Publisher::Create(job, engine->trainers_, engine->rail_, device);
   if (!publisher.ok()) return publisher.status();
   engine->publisher_ = *std::move(publisher);
   auto snapshot = SnapshotCopy::Create(job, *engine->slots_, device, *engine->snapshot_stream_);
@@ -46,7 +45,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const LaneJob& job, Chann
 // What the device still does with a trainer's memory ends before that is unmapped.
 absl::Status Engine::LeaveTrainersMemory() {
   absl::Status idle = collector_->Synchronize();
-  idle.Update(publish_stream_->Synchronize());
+  idle.Update(publisher_->Synchronize());
   return idle;
 }
 

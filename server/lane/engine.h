@@ -100,11 +100,10 @@ class Engine {
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<Publisher> publisher_;
   std::unique_ptr<SnapshotCopy> snapshot_;
-  // So that collecting, updating, publishing and copying overlap where the device can. Destroyed
-  // before what their work uses, and not before that work is done.
+  // So that collecting, updating and copying overlap where the device can, as publishing does.
+  // Destroyed before what their work uses, and not before that work is done.
   std::unique_ptr<kernels::Stream> collect_stream_;
   std::unique_ptr<kernels::Stream> update_stream_;
-  std::unique_ptr<kernels::Stream> publish_stream_;
   std::unique_ptr<kernels::Stream> snapshot_stream_;
 
   std::optional<scheduler::OpenAttempt> opened_;    // not armed yet

@@ -16,12 +16,11 @@ using scheduler::Transfer;
 using scheduler::UnitId;
 
 Publisher::Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail,
-                     kernels::Device& device, kernels::Stream& stream)
+                     kernels::Device& device)
     : job_(job),
       trainers_(trainers),
       rail_(rail),
       device_(device),
-      stream_(stream),
       board_(job.board == nullptr ? nullptr : job.board->data(), job.program.lanes_per_node),
       batches_(job.program.batches.size()),
       buckets_(job.buckets()) {
@@ -45,13 +44,21 @@ Publisher::Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& ra
 
 absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Create(const LaneJob& job,
                                                              const TrainerMemory& trainers,
-                                                             Rail& rail, kernels::Device& device,
-                                                             kernels::Stream& stream) {
-  std::unique_ptr<Publisher> publisher(new Publisher(job, trainers, rail, device, stream));
+                                                             Rail& rail, kernels::Device& device) {
+  std::unique_ptr<Publisher> publisher(new Publisher(job, trainers, rail, device));
+  for (auto* place : {&publisher->kernels_, &publisher->engines_}) {
+    auto stream = device.CreateStream();
+    if (!stream.ok()) return stream.status();
+    *place = *std::move(stream);
+  }
   std::vector<std::unique_ptr<kernels::Event>*> places;
-  for (BatchCopies& batch : publisher->batches_) places.push_back(&batch.event);
+  const auto add = [&](Copies& copies) {
+    places.insert(places.end(), {&copies.here_event, &copies.elsewhere_event});
+  };
+  for (BatchCopies& batch : publisher->batches_) add(batch.copies);
   for (Bucket& bucket : publisher->buckets_) {
-    places.insert(places.end(), {&bucket.pack_event, &bucket.copy_event});
+    places.push_back(&bucket.pack_event);
+    add(bucket.others);
   }
   for (auto* place : places) {
     auto event = device.CreateEvent();
@@ -59,6 +66,12 @@ absl::StatusOr<std::unique_ptr<Publisher>> Publisher::Create(const LaneJob& job,
     *place = *std::move(event);
   }
   return publisher;
+}
+
+absl::Status Publisher::Synchronize() {
+  absl::Status status = kernels_->Synchronize();
+  status.Update(engines_->Synchronize());
+  return status;
 }
 
 void Publisher::AddPacks(Bucket& bucket, UnitId id) {
@@ -75,7 +88,7 @@ void Publisher::AddPacks(Bucket& bucket, UnitId id) {
   }
 }
 
-void Publisher::AddUnit(const scheduler::LaneUnit& of, std::vector<CopyOut>* own) {
+void Publisher::AddUnit(const scheduler::LaneUnit& of, Copies* own) {
   const scheduler::Unit& unit = of.unit;
   Bucket& bucket = buckets_[unit.bucket.value()];
   bucket.part = true;
@@ -86,14 +99,15 @@ void Publisher::AddUnit(const scheduler::LaneUnit& of, std::vector<CopyOut>* own
   for (const int32_t f : of.holders) {
     const scheduler::Fragment& fragment = job_.program.fragments[f];
     const Box part = scheduler::Intersect(fragment.box, unit.box);
-    const auto add = [&](const Box& box, const kernels::StridedBox& src,
-                         std::vector<CopyOut>& copies) {
+    const auto add = [&](const Box& box, const kernels::StridedBox& src, Copies& copies) {
       const scheduler::StridedView view =
           scheduler::ViewInSlice(fragment.box, fragment.weight.strides, box);
-      copies.push_back(
-          {fragment.rank.value(), fragment.weight.arena, OffsetBytes(fragment.weight, view, dtype),
-           At(nullptr, dtype, view), src,
-           2 * scheduler::Elements(box) * static_cast<int64_t>(kernels::SizeOf(dtype))});
+      const auto& home = job_.program.at_home;
+      const bool here = std::binary_search(home.begin(), home.end(), fragment.rank);
+      (here ? copies.here : copies.elsewhere)
+          .push_back({fragment.rank.value(), fragment.weight.arena,
+                      OffsetBytes(fragment.weight, view, dtype), At(nullptr, dtype, view), src,
+                      2 * scheduler::Elements(box) * static_cast<int64_t>(kernels::SizeOf(dtype))});
     };
     if (own != nullptr) {
       add(part,
@@ -198,22 +212,26 @@ bool Publisher::awaits_rail() const {
 }
 
 absl::Status Publisher::PoisonWeights() {
-  const auto poison = [&](const std::vector<CopyOut>& copies) {
+  const auto poison = [&](kernels::Stream& stream, const std::vector<CopyOut>& copies) {
     for (const CopyOut& copy : copies) {
       const TrainerMemory::Trainer* trainer = trainers_.Find(copy.rank);
       if (trainer == nullptr || !trainer->poison_parameters) continue;
       kernels::StridedBox dst = copy.dst;
       dst.data = trainers_.Address(copy.rank, copy.arena, copy.offset_bytes);
       absl::Status status =
-          device_.ops().Fill(stream_, dst, std::numeric_limits<float>::quiet_NaN());
+          device_.ops().Fill(stream, dst, std::numeric_limits<float>::quiet_NaN());
       if (!status.ok()) return status;
     }
     return absl::OkStatus();
   };
   absl::Status status;
-  for (const BatchCopies& batch : batches_) status.Update(poison(batch.copies));
-  for (const Bucket& bucket : buckets_) status.Update(poison(bucket.others));
-  return status;  // the copies follow in the same stream
+  const auto poison_all = [&](const Copies& copies) {  // which follow in the same streams
+    status.Update(poison(*kernels_, copies.here));
+    status.Update(poison(*engines_, copies.elsewhere));
+  };
+  for (const BatchCopies& batch : batches_) poison_all(batch.copies);
+  for (const Bucket& bucket : buckets_) poison_all(bucket.others);
+  return status;
 }
 
 absl::StatusOr<bool> Publisher::Progress() {
@@ -239,23 +257,20 @@ absl::StatusOr<bool> Publisher::Progress() {
 absl::StatusOr<bool> Publisher::ProgressBatches() {
   bool any = false;
   for (; gate_open_ && sent_ < updated_; ++sent_) {
-    BatchCopies& batch = batches_[sent_];
-    batch.enqueued = Clock::now();
-    absl::Status status = Copy(batch.copies);
-    if (status.ok()) status = stream_.Record(*batch.event);
-    if (!status.ok()) return status;
+    if (absl::Status status = Enqueue(batches_[sent_].copies); !status.ok()) return status;
     ++in_flight_;
     any = true;
   }
   for (; arrived_ < sent_; ++arrived_) {
-    BatchCopies& batch = batches_[arrived_];
-    absl::StatusOr<bool> done = batch.event->Done();
+    const BatchCopies& batch = batches_[arrived_];
+    absl::StatusOr<bool> done = AreThrough(batch.copies);
     if (!done.ok()) return done;
     if (!*done) break;
     --in_flight_;
-    const Clock::time_point before = arrived_ == 0 ? batch.enqueued : arrived_at_;
+    const Clock::time_point enqueued = batch.copies.enqueued;
+    const Clock::time_point before = arrived_ == 0 ? enqueued : arrived_at_;
     arrived_at_ = Clock::now();
-    copy_time_.us += Microseconds(std::max(batch.enqueued, before), arrived_at_);
+    copy_time_.us += Microseconds(std::max(enqueued, before), arrived_at_);
     for (const int32_t b : batch.buckets) --buckets_[b].uncopied;
     any = true;
   }
@@ -266,10 +281,10 @@ absl::StatusOr<bool> Publisher::ProgressPack(int32_t b) {
   Bucket& bucket = buckets_[b];
   if (!bucket.packing) {
     for (const Pack& pack : bucket.packs) {
-      absl::Status status = device_.ops().Copy(stream_, pack.dst, pack.src);
+      absl::Status status = device_.ops().Copy(*kernels_, pack.dst, pack.src);
       if (!status.ok()) return status;
     }
-    if (absl::Status status = stream_.Record(*bucket.pack_event); !status.ok()) return status;
+    if (absl::Status status = kernels_->Record(*bucket.pack_event); !status.ok()) return status;
     bucket.packing = true;
     ++in_flight_;
   }
@@ -318,29 +333,41 @@ absl::StatusOr<bool> Publisher::ProgressBucket(int32_t b) {
 }
 
 absl::StatusOr<bool> Publisher::ProgressOthers(Bucket& bucket) {
-  if (bucket.others.empty()) return true;
+  if (bucket.others.here.empty() && bucket.others.elsewhere.empty()) return true;
   if (!bucket.copying_others) {
-    bucket.enqueued = Clock::now();
-    if (absl::Status status = Copy(bucket.others); !status.ok()) return status;
-    if (absl::Status status = stream_.Record(*bucket.copy_event); !status.ok()) return status;
+    if (absl::Status status = Enqueue(bucket.others); !status.ok()) return status;
     bucket.copying_others = true;
     ++in_flight_;
   }
-  absl::StatusOr<bool> done = bucket.copy_event->Done();
+  absl::StatusOr<bool> done = AreThrough(bucket.others);
   if (!done.ok() || !*done) return done;
   --in_flight_;
-  copy_time_.us += Microseconds(bucket.enqueued, Clock::now());
+  copy_time_.us += Microseconds(bucket.others.enqueued, Clock::now());
   return true;
 }
 
-absl::Status Publisher::Copy(const std::vector<CopyOut>& copies) {
+absl::Status Publisher::Enqueue(Copies& copies) {
+  copies.enqueued = Clock::now();
   fault::FaultPoint("lane.publish.copy");
+  absl::Status status = Copy(*engines_, copies.elsewhere);
+  if (status.ok()) status = engines_->Record(*copies.elsewhere_event);
+  if (status.ok()) status = Copy(*kernels_, copies.here);
+  if (status.ok()) status = kernels_->Record(*copies.here_event);
+  return status;
+}
+
+absl::StatusOr<bool> Publisher::AreThrough(const Copies& copies) {
+  absl::StatusOr<bool> through = copies.elsewhere_event->Done();
+  return through.ok() && *through ? copies.here_event->Done() : through;
+}
+
+absl::Status Publisher::Copy(kernels::Stream& stream, const std::vector<CopyOut>& copies) {
   for (const CopyOut& copy : copies) {
     if (!Wanted(copy.rank)) continue;
     kernels::StridedBox dst = copy.dst;
     dst.data = trainers_.Address(copy.rank, copy.arena, copy.offset_bytes);
     if (dst.data == nullptr) continue;  // the trainer is gone
-    absl::Status status = device_.ops().Copy(stream_, dst, copy.src);
+    absl::Status status = device_.ops().Copy(stream, dst, copy.src);
     if (!status.ok()) return status;
     copy_time_.bytes += copy.bytes;
   }

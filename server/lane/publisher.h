@@ -2,6 +2,9 @@
 // update goes on, packs what other nodes need, and raises the trainers' `published` words bucket by
 // bucket, together with the other lanes of the node.
 //
+// Copies within a device are kernels, for which the update leaves no room now and then. They have a
+// stream of their own, so that copies to other devices, which copy engines do, never wait for them.
+//
 // On devices whose processes take turns no word is raised until every lane of the node has brought
 // all of its weights: the first one that a trainer sees starts its next forward pass, which would
 // then take turns with what is left of the update.
@@ -32,8 +35,8 @@ class Publisher {
   // All arguments must outlive the object.
   static absl::StatusOr<std::unique_ptr<Publisher>> Create(const LaneJob& job,
                                                            const TrainerMemory& trainers,
-                                                           Rail& rail, kernels::Device& device,
-                                                           kernels::Stream& stream);
+                                                           Rail& rail, kernels::Device& device);
+  absl::Status Synchronize();  // waits until the device has done what was enqueued
 
   struct Job {
     scheduler::Attempt attempt;
@@ -76,15 +79,19 @@ class Publisher {
     kernels::StridedBox dst;
     kernels::StridedBox src;
   };
+  struct Copies {                    // that are enqueued together
+    std::vector<CopyOut> here;       // to trainers at home on the lane's device
+    std::vector<CopyOut> elsewhere;  // to the node's other trainers
+    Clock::time_point enqueued;      // those under way
+    std::unique_ptr<kernels::Event> here_event;
+    std::unique_ptr<kernels::Event> elsewhere_event;
+  };
   struct BatchCopies {  // of units owned here
-    std::vector<CopyOut> copies;
+    Copies copies;
     std::vector<int32_t> buckets;  // of its units, each once
-    // The copies under way.
-    Clock::time_point enqueued;
-    std::unique_ptr<kernels::Event> event;
   };
   struct Bucket {
-    std::vector<CopyOut> others;  // from what came along the rail
+    Copies others;  // from what came along the rail
     std::vector<Pack> packs;
     int32_t owned_units = 0;
     int32_t batches = 0;  // with units of it
@@ -98,16 +105,12 @@ class Publisher {
     bool received = false;
     bool copying_others = false;
     bool finished = false;
-    Clock::time_point enqueued;  // the copies under way
-    // What the device works on.
-    std::unique_ptr<kernels::Event> pack_event;
-    std::unique_ptr<kernels::Event> copy_event;
+    std::unique_ptr<kernels::Event> pack_event;  // what the device works on
   };
-  Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail, kernels::Device& device,
-            kernels::Stream& stream);
+  Publisher(const LaneJob& job, const TrainerMemory& trainers, Rail& rail, kernels::Device& device);
 
   // `own`: where copies go of what is owned here; null: it is not.
-  void AddUnit(const scheduler::LaneUnit& of, std::vector<CopyOut>* own);
+  void AddUnit(const scheduler::LaneUnit& of, Copies* own);
   void AddPacks(Bucket& bucket, scheduler::UnitId id);
   absl::Status StartRail(int32_t b);
   absl::Status PoisonWeights();
@@ -117,7 +120,9 @@ class Publisher {
   absl::StatusOr<bool> ProgressBatches();
   // Enqueues the copies, if that has not been done; true: they are through.
   absl::StatusOr<bool> ProgressOthers(Bucket& bucket);
-  absl::Status Copy(const std::vector<CopyOut>& copies);
+  absl::Status Enqueue(Copies& copies);
+  absl::Status Copy(kernels::Stream& stream, const std::vector<CopyOut>& copies);
+  [[nodiscard]] static absl::StatusOr<bool> AreThrough(const Copies& copies);
   [[nodiscard]] bool Wanted(int32_t rank) const;
   // This lane's part of the bucket is there.
   void Announce(int32_t b);
@@ -132,7 +137,6 @@ class Publisher {
   const TrainerMemory& trainers_;
   Rail& rail_;
   kernels::Device& device_;
-  kernels::Stream& stream_;
   PublishBoard board_;
   std::vector<BatchCopies> batches_;
   std::vector<Bucket> buckets_;
@@ -148,6 +152,10 @@ class Publisher {
   Clock::time_point arrived_at_;  // of the last one
   int32_t in_flight_ = 0;
   WorkTime copy_time_;
+
+  // Destroyed first, and not before their work is done.
+  std::unique_ptr<kernels::Stream> kernels_;  // packs, and copies within the device
+  std::unique_ptr<kernels::Stream> engines_;  // copies to other devices
 };
 
 }  // namespace dmuond::server::lane

@@ -13,6 +13,8 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <map>
+#include <set>
 #include <sstream>
 #include <stop_token>
 #include <string>
@@ -231,6 +233,36 @@ TEST(LaneOnFakeCudaTest, LandsWhatIsLargeInTheQuietToo) {
     }
   }
   ::setenv("FAKE_CUDA_MPS", "1", 1);
+}
+
+// Copies within a device wait for room between the update's kernels. Those to another device, which
+// engines do, are in other streams, and do not wait with them.
+TEST(LaneOnFakeCudaTest, CopiesWithinADeviceHoldUpNoneToAnother) {
+  const Logged log;
+  scheduler::testing::World world(4, 1, 2);
+  world.Replicate(scheduler::testing::Muon("a", {96, 64}))
+      .Replicate(scheduler::testing::Muon("b", {64, 96}));
+  Cluster cluster(world, 1, 2, {.bucket_bytes = 16384});
+  cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
+  cluster.Push();
+  cluster.FillGradients([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
+  cluster.Step();
+  for (int device = 0; device < 2; ++device) {
+    std::map<std::string, std::set<std::string>> of_copies;  // kinds of work by stream
+    std::ifstream file(log.Of(device));
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line);
+      std::string begin, end, process, stream, kind, name;
+      words >> begin >> end >> process >> stream >> kind >> name;
+      if (name == "cuMemcpyAsync") of_copies[process + stream].insert(kind);
+    }
+    std::set<std::string> all;
+    for (const auto& [stream, kinds] : of_copies) {
+      EXPECT_EQ(kinds.size(), 1) << stream;
+      all.insert(kinds.begin(), kinds.end());
+    }
+    EXPECT_EQ(all, (std::set<std::string>{"engine", "kernel"}));
+  }
 }
 
 // Links between devices sleep until late in the backward pass, when one step has shown how long it

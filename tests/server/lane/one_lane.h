@@ -126,7 +126,7 @@ class OneLane {
     slots_ = *Slots::Create(*job);
     collector = *Collector::Create(*job, *trainers_, *rail_, *device_, *stream_);
     updater = *Updater::Create(*job, *slots_, *device_, *stream_);
-    publisher = *Publisher::Create(*job, *trainers_, *rail_, *device_, *stream_);
+    publisher = *Publisher::Create(*job, *trainers_, *rail_, *device_);
   }
 
   void Attach(int32_t rank) {

@@ -91,7 +91,7 @@ absl::Status Follow(const v1::LaneCommand::Configure& configure, kernels::Device
   if (!slots.ok()) return slots.status();
   absl::Status status = Collector::Create(**job, trainers, rail, device, *stream).status();
   status.Update(Updater::Create(**job, **slots, device, *stream).status());
-  status.Update(Publisher::Create(**job, trainers, rail, device, *stream).status());
+  status.Update(Publisher::Create(**job, trainers, rail, device).status());
   status.Update(SnapshotCopy::Create(**job, **slots, device, *stream).status());
   return status;
 }
