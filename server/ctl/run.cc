@@ -1,9 +1,11 @@
-// dmuonctl run -- COMMAND…: a daemon on a private socket for the length of a command.
+// dmuonctl run -- COMMAND…: a daemon on a private socket for the length of a command. One that dies
+// meanwhile is started again; one that has left, or refuses its settings, is not.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -32,6 +34,15 @@ using Clock = std::chrono::steady_clock;
 // As shells have it.
 constexpr int kExitCannotRun = 126;
 constexpr int kExitNotFound = 127;
+// Of daemons: see `dmuond --help`.
+constexpr int kExitUsage = 2;
+constexpr int kExitNotSaved = 3;
+
+// A daemon that has lived for less than kCalm gets a successor after a pause, which grows while
+// they keep dying.
+constexpr std::chrono::seconds kCalm(10);
+constexpr std::chrono::seconds kPauseMin(1);
+constexpr std::chrono::seconds kPauseMax(60);
 
 // A folder of this user's alone, for the socket; gone afterwards.
 class PrivateDir {
@@ -102,9 +113,7 @@ class Runner {
       : options_(options), command_(command), dir_(std::move(dir)) {}
 
   int Run() {
-    absl::StatusOr<Child> daemon = StartDaemon();
-    if (!daemon.ok()) return Fail(daemon.status());
-    daemon_.emplace(*std::move(daemon));
+    if (absl::Status started = StartDaemon(); !started.ok()) return Fail(started);
     std::optional<int> early = AwaitReady();
     const int code = early.has_value() ? *early : RunCommand();
     StopDaemon();
@@ -113,7 +122,7 @@ class Runner {
   }
 
  private:
-  absl::StatusOr<Child> StartDaemon() {
+  absl::Status StartDaemon() {
     std::string program = options_.dmuond;
     if (program.empty()) {
       program = fs::read_symlink("/proc/self/exe").replace_filename("dmuond").string();
@@ -146,7 +155,40 @@ class Runner {
     }
     child.own_group = true;
     child.input = false;
-    return Child::Start(child);
+    absl::StatusOr<Child> daemon = Child::Start(child);
+    if (!daemon.ok()) return daemon.status();
+    daemon_.emplace(*std::move(daemon));
+    started_ = Clock::now();
+    return absl::OkStatus();
+  }
+
+  // While the command runs. What is left of a dead daemon's jobs goes back to their newest snapshot
+  // with its successor; trainers wait for that one.
+  void KeepDaemon() {
+    if (!successor_at_.has_value()) {
+      if (!has_daemon_ || !daemon_->Ended().has_value()) return;
+      const int code = daemon_->ExitCode();
+      has_daemon_ = code != 0 && code != kExitUsage && code != kExitNotSaved;
+      std::cerr << "dmuonctl: the daemon ended with " << code << " while the command runs"
+                << (has_daemon_ ? ", and is started again\n" : "\n");
+      if (!has_daemon_) return;
+      const bool calm = Clock::now() - started_ >= kCalm;
+      pause_ = calm ? std::chrono::seconds(0) : std::clamp(2 * pause_, kPauseMin, kPauseMax);
+      successor_at_ = Clock::now() + pause_;
+    }
+    if (Clock::now() < *successor_at_) return;
+    successor_at_.reset();
+    if (absl::Status started = StartDaemon(); !started.ok()) {
+      has_daemon_ = false;
+      Fail(started);
+    }
+  }
+
+  // Until KeepDaemon() has to be called although no daemon ends; -1: not before.
+  [[nodiscard]] int SuccessorInMs() const {
+    if (!successor_at_.has_value()) return -1;
+    const auto left = *successor_at_ - Clock::now();
+    return std::max<int>(0, std::chrono::ceil<std::chrono::milliseconds>(left).count());
   }
 
   // Nothing: the daemon is ready. Otherwise what to end with.
@@ -184,18 +226,15 @@ class Runner {
       Fail(command.status());
       return absl::IsNotFound(command.status()) ? kExitNotFound : kExitCannotRun;
     }
-    bool daemon_lives = true;
     while (!command->Ended().has_value()) {
-      WaitForAny({signals_.fd(), command->pidfd(), daemon_lives ? daemon_->pidfd() : -1});
+      const bool watched = has_daemon_ && !successor_at_.has_value();
+      WaitForAny({signals_.fd(), command->pidfd(), watched ? daemon_->pidfd() : -1},
+                 SuccessorInMs());
       while (const auto signal = signals_.Next()) {
         // What the terminal sends has reached the command already: it is in our process group.
         if (signal->ssi_code != SI_KERNEL) command->Signal(static_cast<int>(signal->ssi_signo));
       }
-      if (daemon_lives && daemon_->Ended().has_value()) {
-        daemon_lives = false;
-        std::cerr << "dmuonctl: the daemon ended with " << daemon_->ExitCode()
-                  << " while the command runs\n";
-      }
+      KeepDaemon();
     }
     return command->ExitCode();
   }
@@ -228,6 +267,10 @@ class Runner {
   PrivateDir dir_;
   Signals signals_;
   std::optional<Child> daemon_;
+  bool has_daemon_ = true;         // false: it has ended, and gets no successor
+  Clock::time_point started_;      // the daemon was
+  std::chrono::seconds pause_{0};  // before the last successor
+  std::optional<Clock::time_point> successor_at_;
 };
 
 }  // namespace

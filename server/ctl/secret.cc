@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/unique_fd.h"
 #include "server/ctl/command.h"
+#include "server/ctl/to_json.h"
 #include "server/daemon/group/peer_secret.h"
 
 namespace dmuond::server::ctl {
@@ -35,11 +36,15 @@ absl::Status MakeSecretFile(const std::string& path) {
   return status;
 }
 
-int RunSecret(const Options& /*options*/, const Arguments& arguments) {
+int RunSecret(const Options& options, const Arguments& arguments) {
   if (arguments.size() != 2 || arguments[0] != "new") {
     return FailUsage("dmuonctl secret new FILE");
   }
   if (const absl::Status made = MakeSecretFile(arguments[1]); !made.ok()) return Fail(made);
+  if (options.json) {
+    PrintJson({{"file", arguments[1]}});
+    return kExitOk;
+  }
   std::cout
       << arguments[1]
       << " holds a new secret. Bring it, readable by the daemon's user alone, to every node of "

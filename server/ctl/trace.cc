@@ -138,6 +138,14 @@ int RunTrace(const Options& options, const Arguments& arguments) {
   if (!file.flush()) {
     return Fail(absl::UnavailableError(absl::StrCat(options.output, " cannot be written")));
   }
+  if (options.json) {
+    PrintJson({{"file", options.output},
+               {"steps", of_lanes / lanes.size()},
+               {"lanes", lanes.size()},
+               {"nodes", nodes},
+               {"clocks_within_us", clocks_within_us}});
+    return kExitOk;
+  }
   std::cout << of_lanes / lanes.size() << " of " << options.steps << " steps, of " << lanes.size()
             << " lanes";
   if (nodes > 1)

@@ -45,9 +45,11 @@ class Steps:
 
 def traced(daemon: Daemon, file: Path, steps: int, *flags: str) -> list[dict]:
     address = f"--address=unix:{daemon.path}"
-    done = run("dmuonctl", "trace", address, f"--steps={steps}", "-o", str(file), *flags)
+    trace = "dmuonctl", "trace", address, f"--steps={steps}", "-o", str(file)
+    done = run(*trace, "--json", *flags)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{steps} of {steps} steps")
+    told = json.loads(done.stdout)
+    assert (told["file"], told["steps"]) == (str(file), steps)
     return json.loads(file.read_text())["traceEvents"]
 
 

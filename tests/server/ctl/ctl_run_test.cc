@@ -80,14 +80,32 @@ TEST(CtlRunTest, DaemonsOfAGroupMakeTheirSecretOnceAndProveThemselvesByIt) {
   EXPECT_EQ(again.code, 1);
   EXPECT_THAT(again.errors, AllOf(HasSubstr(secret), HasSubstr("is there already")));
   EXPECT_EQ(ReadFile(secret), first);
-  const CtlResult other = RunCtl({"secret", "new", secret + ".2"});
+  const CtlResult other = RunCtl({"secret", "new", secret + ".2", "--json"});
   EXPECT_EQ(other.code, 0) << other.errors;
+  EXPECT_EQ(other.json()["file"], secret + ".2");
   EXPECT_NE(ReadFile(secret + ".2"), first);
   for (const std::string& path : {secret, secret + ".2"}) {
     EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_read | fs::perms::owner_write);
   }
   EXPECT_EQ(RunCtl({"secret"}).code, 2);
   fs::remove_all(directory);
+}
+
+// The command kills its daemon, and waits until the next one serves; that one leaves.
+TEST(CtlRunTest, ADaemonThatDiesHasASuccessorAndOneThatLeavesHasNone) {
+  const std::string ctl = CtlProgram();
+  const CtlResult result =
+      RunCtl({"run", "--devices=cpu:1", "--", "sh", "-c",
+              "children() { cat /proc/$PPID/task/$PPID/children; }\n"
+              "read -r dead _ < /proc/$PPID/task/$PPID/children; kill -9 $dead\n"
+              "while [ -e /proc/$dead ]; do sleep 0.05; done\n"
+              "until " +
+                  ctl + " status > /dev/null 2>&1; do sleep 0.05; done\n" + ctl +
+                  " drain; while [ \"$(children)\" != \"$$ \" ]; do sleep 0.05; done"});
+  EXPECT_EQ(result.code, 0) << result.output << result.errors;
+  EXPECT_THAT(result.errors,
+              AllOf(HasSubstr("ended with 137 while the command runs, and is started again\n"),
+                    HasSubstr("ended with 0 while the command runs\n")));
 }
 
 TEST(CtlRunTest, ACommandThatIsNotThereIs127AndNoCommandIsAnswersUsage) {
