@@ -16,8 +16,11 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "dmuond/client/session.h"
 #include "mlp.h"
 #include "table.h"
@@ -200,6 +203,11 @@ absl::Status Run() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage("fits a small network to a table, with dmuond as the optimizer");
+  absl::FlagsUsageConfig shown;
+  shown.contains_help_flags = [](absl::string_view file) {
+    return absl::EndsWith(file, "/trainer.cc");
+  };
+  absl::SetFlagsUsageConfig(shown);
   absl::ParseCommandLine(argc, argv);
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // each step shows when it is done
   const absl::Status status = Run();
