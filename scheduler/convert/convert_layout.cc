@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "scheduler/convert/convert.h"
+#include "scheduler/convert/difference.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/reason.h"
 
@@ -148,7 +149,7 @@ void AddAll(const Numbers& from, google::protobuf::RepeatedField<int64_t>* to) {
 // What all trainers must say alike besides their parameters.
 absl::Status CheckAlike(const v1::Registration& first, int32_t first_rank,
                         const v1::Registration& other, int32_t other_rank) {
-  const auto differ = [&](const char* field, const auto& a, const auto& b) {
+  const auto differ = [&](const std::string& field, const auto& a, const auto& b) {
     return scheduler::Error(
         absl::StatusCode::kInvalidArgument, "LAYOUT_DIFFERS",
         Say("trainers ", Named("rank", first_rank), " and ", Named("other_rank", other_rank),
@@ -166,8 +167,8 @@ absl::Status CheckAlike(const v1::Registration& first, int32_t first_rank,
   }
   for (int i = 0; i < first.groups_size(); ++i) {
     if (!MessageDifferencer::Equals(first.groups(i), other.groups(i))) {
-      return differ(absl::StrCat("groups[", i, "]").c_str(), first.groups(i).ShortDebugString(),
-                    other.groups(i).ShortDebugString());
+      const auto [field, one, another] = FirstDifference(first.groups(i), other.groups(i));
+      return differ(absl::StrCat("groups[", i, "].", field), one, another);
     }
   }
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/convert/convert.h"
+#include "scheduler/convert/difference.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/refusals.h"
@@ -73,8 +74,12 @@ absl::Status NodeJob::CheckReplacement(const RankTable::Session& session,
         absl::StatusCode::kFailedPrecondition, "LAYOUT_DIFFERS",
         scheduler::Say("rank ", Named("rank", session.rank), " replaces a trainer of job '",
                        Named("job", job), "' but registers another ", what,
-                       "; start it with the model that the job has, or all ranks with "
-                       "DMUOND_RESUME=discard, which begins the job anew"));
+                       "; start it with the model and options that the job has, or all ranks "
+                       "with DMUOND_RESUME=discard, which begins the job anew"));
+  };
+  const auto differ = [&](const std::string& of, const auto& is, const auto& was) {
+    const auto [field, now, then] = FirstDifference(is, was);
+    return differs(absl::StrCat(of, field, ": ", now, ", before ", then));
   };
   if (before.node() != options_.node) {
     return RankMoved(job_->name, session.rank, before.node(), options_.node);
@@ -88,16 +93,31 @@ absl::Status NodeJob::CheckReplacement(const RankTable::Session& session,
     const v1::Parameter& was = before.parameters(i);
     const v1::Parameter& is = registration.parameters(i);
     if (was.SerializeAsString() == is.SerializeAsString()) continue;
-    return differs(absl::StrCat("parameter ", i, ": {", is.ShortDebugString(), "}, before {",
-                                was.ShortDebugString(), "}"));
+    return differ(absl::StrCat("parameter '", was.name(), "': its "), is, was);
   }
-  const auto text = [](const auto& messages) {
-    std::string all;
-    for (const auto& message : messages) absl::StrAppend(&all, message.ShortDebugString(), ";");
-    return all;
-  };
-  if (text(before.fragments()) != text(registration.fragments())) return differs("set of boxes");
-  if (text(before.groups()) != text(registration.groups())) return differs("set of groups");
+  if (before.fragments_size() != registration.fragments_size()) {
+    return differs(absl::StrCat("number of boxes: ", registration.fragments_size(), ", before ",
+                                before.fragments_size()));
+  }
+  for (int i = 0; i < before.fragments_size(); ++i) {
+    const v1::Fragment& was = before.fragments(i);
+    const v1::Fragment& is = registration.fragments(i);
+    if (was.SerializeAsString() == is.SerializeAsString()) continue;
+    const int parameter = was.parameter();
+    const std::string name =
+        parameter < before.parameters_size() ? before.parameters(parameter).name() : "";
+    return differ(absl::StrCat("box of '", name, "': its "), is, was);
+  }
+  if (before.groups_size() != registration.groups_size()) {
+    return differs(absl::StrCat("number of groups: ", registration.groups_size(), ", before ",
+                                before.groups_size()));
+  }
+  for (int i = 0; i < before.groups_size(); ++i) {
+    const v1::GroupConfig& was = before.groups(i);
+    const v1::GroupConfig& is = registration.groups(i);
+    if (was.SerializeAsString() == is.SerializeAsString()) continue;
+    return differ(absl::StrCat("option: groups[", i, "]."), is, was);
+  }
   if (before.bucket_bytes() != registration.bucket_bytes()) {
     return differs(absl::StrCat("bucket_bytes: ", registration.bucket_bytes(), ", before ",
                                 before.bucket_bytes()));

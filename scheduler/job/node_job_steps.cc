@@ -189,12 +189,12 @@ void NodeJob::OnDecision(TimePoint now, const v1::Decision& wire) {
       [&](const auto& entry) { return job_->steps->submitted(TrainerRank(entry.second.rank)); });
   job_->steps->OnDecision(*decision);
   job_->figures.OnOpen(now, job_->steps->open().attempt);
-  job_->figures.gradient_norm = decision->outcome.gradient_norm;
-  job_->figures.clip_coefficient = decision->outcome.clip_coefficient;
   if (commit || decision->verdict == Verdict::kSkip) {
     job_->applied_attempt = decision->attempt.value();
     job_->figures.progressed = now;
     if (decision->kind == AttemptKind::kStep) {
+      job_->figures.gradient_norm = decision->outcome.gradient_norm;
+      job_->figures.clip_coefficient = decision->outcome.clip_coefficient;
       if (commit) ++job_->figures.committed_steps;
       for (auto& [rank, submitted] : job_->submitted_states) {
         if (submitted.attempt == decision->attempt) {

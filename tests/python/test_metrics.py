@@ -249,7 +249,7 @@ def test_the_size_of_each_matrix_update_is_told(daemons) -> None:
         gradients[:] = 0  # the second matrix's stays so
         gradients[:16] = np.random.default_rng(3).normal(size=16)
         before = weights.copy()
-        session.step(scalars())
+        norm = session.step(scalars()).gradient_norm
         change = (weights - before)[:16] / scalars().groups[0].learning_rate
         rms = float(np.sqrt(np.mean(change**2)))
         wait_for(lambda: now(metrics, "dmuond_job_matrix_update_rms", stat="max"))
@@ -260,6 +260,8 @@ def test_the_size_of_each_matrix_update_is_told(daemons) -> None:
         assert told == pytest.approx([0, rms], rel=1e-4)
         page = Page(get(metrics, "/statusz")[2])
         assert f"{rms:.4f}" in page.text and "The 2 smallest updates" in page.text
+        session.push()
+        assert now(metrics, "dmuond_job_gradient_norm") == pytest.approx(norm), "the last step's"
 
 
 def test_bytes_that_cross_rails_are_counted_where_they_are_sent(daemons, tmp_path) -> None:

@@ -293,6 +293,15 @@ def test_groups_are_chosen_by_patterns_of_names_and_keep_what_is_no_option():
             groups(make_model(), wrong)
 
 
+def test_a_layer_that_is_a_group_by_itself_is_routed_by_a_guess():
+    blocks, head = nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 37)
+    found = routes([{"params": blocks}, {"params": head}])
+    guess = "2-D hidden weight (guess: a layer that is a group by itself has no name; see route=)"
+    assert found["0.weight"] == ("muon", "2-D hidden weight")
+    assert found["weight"] == ("muon", guess)
+    assert routes(head)["weight"] == ("muon", "2-D hidden weight")
+
+
 def test_groups_of_submodules_are_told_apart():
     model = make_model()
     given, _ = groups([{"params": model.up}, {"params": model.down}, {"params": model.embed}])

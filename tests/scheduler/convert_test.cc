@@ -11,6 +11,7 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "kernels/newton_schulz.h"
 #include "kernels/presets.h"
+#include "scheduler/convert/difference.h"
 #include "tests/scheduler/layouts.h"
 
 namespace dmuond {
@@ -142,7 +143,26 @@ TEST(ConvertTest, TrainersMustAgreeOnGroups) {
   auto value = FromProto(inputs);
   EXPECT_EQ(value.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(value.status()), HasSubstr("trainers 0 and 1"));
-  EXPECT_THAT(Message(value.status()), HasSubstr("torch"));
+  EXPECT_THAT(Message(value.status()), HasSubstr("different groups[0].preset: \"keller\" and "
+                                                 "\"torch\""));
+}
+
+TEST(ConvertTest, TheFirstDifferenceIsNamedWithBothValues) {
+  v1::GroupConfig one;
+  one.set_preset("torch");
+  v1::GroupConfig other = one;
+  const auto found = [&] {
+    const auto [field, a, b] = FirstDifference(one, other);
+    return absl::StrCat(field, ": ", a, ", ", b);
+  };
+  other.add_coefficients()->set_a(1.5);
+  EXPECT_EQ(found(), "coefficients: none, 1 of them");
+  one.add_coefficients()->set_a(1.25);
+  EXPECT_EQ(found(), "coefficients[0].a: 1.25, 1.5");
+  other.set_nesterov(false);
+  EXPECT_EQ(found(), "nesterov: none, false");
+  other.set_momentum(v1::GroupConfig::MOMENTUM_EMA);
+  EXPECT_EQ(found(), "momentum: MOMENTUM_UNSPECIFIED, MOMENTUM_EMA");
 }
 
 TEST(ConvertTest, ScalarsPassBitByBit) {

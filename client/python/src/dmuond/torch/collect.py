@@ -52,7 +52,10 @@ def groups(
             if "params" not in item:
                 raise InvalidArgumentError("a group has no 'params'")
             _check_keys(options)
-            found.append((_named(item["params"]), options))
+            members = _named(item["params"])
+            if len(given) > 1:
+                _mark_nameless(item["params"], members)
+            found.append((members, options))
         sources = [item["params"] for item in given]
         _check_once(found)
         _tell_submodules_apart(found)
@@ -75,7 +78,9 @@ def another_group(given: Mapping[str, Any], known: Mapping[int, Named]) -> tuple
     if not isinstance(source, nn.Module):
         source = [source] if isinstance(source, Tensor) else list(source)
         source = [(known[id(item)].name, item) if id(item) in known else item for item in source]
-    members = [known.get(id(named.parameter), named) for named in _named(source)]
+    members = _named(source)
+    _mark_nameless(source, members)
+    members = [known.get(id(named.parameter), named) for named in members]
     _check_names([*known.values(), *(n for n in members if id(n.parameter) not in known)])
     return (members, options), _buffers(given["params"])
 
@@ -129,6 +134,12 @@ def _tell_submodules_apart(found: list[Group]) -> None:
             members[:] = [
                 dataclasses.replace(named, name=f"group{number}.{named.name}") for named in members
             ]
+
+
+def _mark_nameless(source: Any, members: list[Named]) -> None:
+    """Of a group beside others: what it holds itself has no name from the model."""
+    for named in members:
+        named.nameless = named.module is source
 
 
 def modules(params: Any) -> list[nn.Module]:

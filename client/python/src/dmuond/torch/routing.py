@@ -44,6 +44,7 @@ _EMBEDDING_OUTSIDE_BLOCKS = re.compile(r"^(tok|token|pos|position|vocab)_", re.I
 _POSITIONS = re.compile(r"(^|[._])(pos|position|positions|positional|wpe)([._]|$)", re.IGNORECASE)
 _GUESSED_BY_NAME = "guess: by its name"
 _GUESSED_BY_NAME_ALONE = "guess: by its name alone; pass the model, or route="
+_GUESSED_WITHOUT_NAME = "guess: a layer that is a group by itself has no name; see route="
 _GUESSED_BY_ROWS = "guess: as many rows as the embedding has; route= says otherwise"
 # torch.nn.utils.parametrizations.weight_norm calls its magnitudes original0; the older
 # torch.nn.utils.weight_norm calls them weight_g, and what they scale weight_v.
@@ -60,6 +61,8 @@ class Named:
     parameter: Tensor
     module: nn.Module | None = None  # that holds it; None where only names were given
     attribute: str = ""
+    # Of a layer that is a group by itself, so that nobody knows what the model calls it.
+    nameless: bool = False
 
     @property
     def guessed_by_name(self) -> str:
@@ -254,7 +257,10 @@ class Router:
 
     def _two_dimensional_reason(self, named: Named, view: matrix_views.View | str | None) -> str:
         fused = _FUSED_NAMES.search(named.name) and view is None
-        return "2-D hidden weight" + ("; looks fused: see views=" if fused else "")
+        reason = "2-D hidden weight"
+        if named.nameless:  # it may be an output head
+            reason += f" ({_GUESSED_WITHOUT_NAME})"
+        return reason + ("; looks fused: see views=" if fused else "")
 
     def _view_of(self, named: Named) -> matrix_views.View | str | None:
         for pattern, view in self._views.items():
