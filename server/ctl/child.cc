@@ -1,11 +1,12 @@
 #include "server/ctl/child.h"
 
 #include <fcntl.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <utility>
@@ -29,37 +30,57 @@ std::vector<std::string> With(const std::vector<std::string>& added) {
   return all;
 }
 
-}  // namespace
-
-absl::StatusOr<Child> Child::Start(const Options& options) {
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
+// In the new process, where nothing may be allocated; returns, with errno, if the program does not
+// run.
+void Become(const Child::Options& options, const std::vector<char*>& argv,
+            const std::vector<char*>& envp, pid_t parent) {
+  if (options.ends_with_parent) {
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(128 + SIGTERM);
+  }
+  if (options.own_group) ::setpgid(0, 0);
   if (!options.input) {
-    ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    const int nothing = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (nothing < 0 || ::dup2(nothing, STDIN_FILENO) < 0) return;
   }
-  if (options.output >= 0) {
-    ::posix_spawn_file_actions_adddup2(&actions, options.output, STDOUT_FILENO);
-    ::posix_spawn_file_actions_adddup2(&actions, options.output, STDERR_FILENO);
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    if (options.output >= 0 && ::dup2(options.output, fd) < 0) return;
   }
-  posix_spawnattr_t attributes;
-  ::posix_spawnattr_init(&attributes);
   // This process blocks the signals that it passes on; children get them as usual.
   sigset_t none;
   ::sigemptyset(&none);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setpgroup(&attributes, 0);
-  const int group = options.own_group ? POSIX_SPAWN_SETPGROUP : 0;
-  ::posix_spawnattr_setflags(&attributes, static_cast<int16_t>(POSIX_SPAWN_SETSIGMASK | group));
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execvpe(argv[0], argv.data(), envp.data());
+}
 
+}  // namespace
+
+absl::StatusOr<Child> Child::Start(const Options& options) {
   std::vector<std::string> arguments = options.arguments;
   std::vector<std::string> environment =
       options.inherits ? With(options.environment) : options.environment;
-  pid_t pid = 0;
-  const int error = ::posix_spawnp(&pid, arguments[0].c_str(), &actions, &attributes,
-                                   Pointers(arguments).data(), Pointers(environment).data());
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::posix_spawnattr_destroy(&attributes);
-  if (error != 0) return absl::ErrnoToStatus(error, absl::StrCat("running ", arguments[0]));
+  const std::vector<char*> argv = Pointers(arguments);
+  const std::vector<char*> envp = Pointers(environment);
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe2");
+  const wire::UniqueFd told(ends[0]);
+  wire::UniqueFd tells(ends[1]);  // why the program does not run; closed when it does
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) return absl::ErrnoToStatus(errno, absl::StrCat("running ", arguments[0]));
+  if (pid == 0) {
+    Become(options, argv, envp, parent);
+    const int error = errno;
+    [[maybe_unused]] const ssize_t written = ::write(tells.get(), &error, sizeof(error));
+    ::_exit(127);
+  }
+  tells.Reset();
+  int error = 0;
+  while (::read(told.get(), &error, sizeof(error)) < 0 && errno == EINTR) continue;
+  if (error != 0) {
+    ::waitpid(pid, nullptr, 0);
+    return absl::ErrnoToStatus(error, absl::StrCat("running ", arguments[0]));
+  }
   wire::UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!pidfd.valid()) {
     const absl::Status status = absl::ErrnoToStatus(errno, "pidfd_open (Linux 5.3 or newer)");

@@ -20,6 +20,7 @@ class Child {
     std::vector<std::string> environment;  // "NAME=value", added to this process's
     bool inherits = true;                  // false: `environment` is all that it gets
     bool own_group = false;                // a ctrl-C of the terminal does not reach it
+    bool ends_with_parent = false;         // it gets SIGTERM when the thread that starts it ends
     int output = -1;                       // its stdout and stderr; -1: this process's
     bool input = true;                     // this process's stdin; false: nothing
   };

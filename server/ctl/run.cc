@@ -140,7 +140,7 @@ class Runner {
       child.arguments.push_back(absl::StrCat("--config=", options_.config));
     }
     if (!options_.peer_secret_file.empty()) {
-      const absl::Status made = MakeSecretFile(options_.peer_secret_file);
+      absl::Status made = MakeSecretFile(options_.peer_secret_file);
       if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
       child.arguments.push_back(absl::StrCat("--peer_secret_file=", options_.peer_secret_file));
     }
@@ -154,6 +154,7 @@ class Runner {
       child.arguments[2] = "--log_level=info";
     }
     child.own_group = true;
+    child.ends_with_parent = true;
     child.input = false;
     absl::StatusOr<Child> daemon = Child::Start(child);
     if (!daemon.ok()) return daemon.status();

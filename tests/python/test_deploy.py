@@ -134,6 +134,18 @@ def training_pod(overlay: str) -> dict:
     return training["spec"]["template"]["spec"]
 
 
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_network_policy_is_of_the_jobs_pods_alone(overlay: str):
+    found = {document["kind"]: document for document in rendered(overlay)}
+    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    policy = found["NetworkPolicy"]["spec"]
+    (rule,) = policy["ingress"]
+    for selector in (policy["podSelector"], *(peer["podSelector"] for peer in rule["from"])):
+        assert selector["matchLabels"]
+        assert selector["matchLabels"].items() <= labels.items()
+
+
 def test_every_overlay_is_checked():
     assert {p.name for p in (ROOT / "deploy/kubernetes/overlays").iterdir()} == set(OVERLAYS)
 

@@ -108,6 +108,24 @@ TEST(CtlRunTest, ADaemonThatDiesHasASuccessorAndOneThatLeavesHasNone) {
                     HasSubstr("ended with 0 while the command runs\n")));
 }
 
+TEST(CtlRunTest, TheDaemonLeavesWhenTheRunnerIsKilled) {
+  const std::string output = fs::temp_directory_path() / absl::StrCat("ctl-run-", ::getpid());
+  auto run = ChildProcess::Start(
+      "dmuonctl",
+      {"run", "--devices=cpu:1", "--", "sh", "-c",
+       "read -r daemon _ < /proc/$PPID/task/$PPID/children; kill -9 $PPID\n"
+       "while grep -qs '^State:.[^Z]' /proc/$daemon/status; do sleep 0.05; done; echo it left"},
+      output);
+  ASSERT_TRUE(run.ok()) << run.status();
+  EXPECT_EQ((*run)->Wait(std::chrono::seconds(30)), 128 + SIGKILL);
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (ReadFile(output).find("it left") == std::string::npos) {
+    ASSERT_LT(std::chrono::steady_clock::now(), give_up) << ReadFile(output);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  fs::remove(output);
+}
+
 TEST(CtlRunTest, ACommandThatIsNotThereIs127AndNoCommandIsAnswersUsage) {
   const CtlResult missing = RunCtl({"run", "--", "/nonexistent/program"});
   EXPECT_EQ(missing.code, 127);
