@@ -94,14 +94,14 @@ TEST(CtlRunTest, DaemonsOfAGroupMakeTheirSecretOnceAndProveThemselvesByIt) {
 // The command kills its daemon, and waits until the next one serves; that one leaves.
 TEST(CtlRunTest, ADaemonThatDiesHasASuccessorAndOneThatLeavesHasNone) {
   const std::string ctl = CtlProgram();
-  const CtlResult result =
-      RunCtl({"run", "--devices=cpu:1", "--", "sh", "-c",
-              "children() { cat /proc/$PPID/task/$PPID/children; }\n"
-              "read -r dead _ < /proc/$PPID/task/$PPID/children; kill -9 $dead\n"
-              "while [ -e /proc/$dead ]; do sleep 0.05; done\n"
-              "until " +
-                  ctl + " status > /dev/null 2>&1; do sleep 0.05; done\n" + ctl +
-                  " drain; while [ \"$(children)\" != \"$$ \" ]; do sleep 0.05; done"});
+  const std::string script =
+      "children() { cat /proc/$PPID/task/$PPID/children; }\n"
+      "read -r dead _ < /proc/$PPID/task/$PPID/children; kill -9 $dead\n"
+      "while [ -e /proc/$dead ]; do sleep 0.05; done\n"
+      "until " +
+      ctl + " status > /dev/null 2>&1; do sleep 0.05; done\n" + ctl +
+      " drain; while [ \"$(children)\" != \"$$ \" ]; do sleep 0.05; done";
+  const CtlResult result = RunCtl({"run", "--devices=cpu:1", "--", "sh", "-c", script});
   EXPECT_EQ(result.code, 0) << result.output << result.errors;
   EXPECT_THAT(result.errors,
               AllOf(HasSubstr("ended with 137 while the command runs, and is started again\n"),
@@ -110,12 +110,11 @@ TEST(CtlRunTest, ADaemonThatDiesHasASuccessorAndOneThatLeavesHasNone) {
 
 TEST(CtlRunTest, TheDaemonLeavesWhenTheRunnerIsKilled) {
   const std::string output = fs::temp_directory_path() / absl::StrCat("ctl-run-", ::getpid());
-  auto run = ChildProcess::Start(
-      "dmuonctl",
-      {"run", "--devices=cpu:1", "--", "sh", "-c",
-       "read -r daemon _ < /proc/$PPID/task/$PPID/children; kill -9 $PPID\n"
-       "while grep -qs '^State:.[^Z]' /proc/$daemon/status; do sleep 0.05; done; echo it left"},
-      output);
+  const std::string script =
+      "read -r daemon _ < /proc/$PPID/task/$PPID/children; kill -9 $PPID\n"
+      "while grep -qs '^State:.[^Z]' /proc/$daemon/status; do sleep 0.05; done; echo it left";
+  auto run =
+      ChildProcess::Start("dmuonctl", {"run", "--devices=cpu:1", "--", "sh", "-c", script}, output);
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ((*run)->Wait(std::chrono::seconds(30)), 128 + SIGKILL);
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
