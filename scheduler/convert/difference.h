@@ -1,4 +1,4 @@
-// Where two messages differ, for people who are to make them alike.
+// Tells people where two messages differ, so that they can make them alike.
 #ifndef DMUOND_SCHEDULER_CONVERT_DIFFERENCE_H_
 #define DMUOND_SCHEDULER_CONVERT_DIFFERENCE_H_
 

@@ -77,47 +77,36 @@ absl::Status NodeJob::CheckReplacement(const RankTable::Session& session,
                        "; start it with the model and options that the job has, or all ranks "
                        "with DMUOND_RESUME=discard, which begins the job anew"));
   };
-  const auto differ = [&](const std::string& of, const auto& is, const auto& was) {
-    const auto [field, now, then] = FirstDifference(is, was);
-    return differs(absl::StrCat(of, field, ": ", now, ", before ", then));
+  // `name`: of one of them, by its number.
+  const auto compare = [&](const char* all, const auto& was, const auto& is, const auto& name) {
+    if (was.size() != is.size()) {
+      return differs(absl::StrCat("number of ", all, ": ", is.size(), ", before ", was.size()));
+    }
+    for (int i = 0; i < was.size(); ++i) {
+      if (was[i].SerializeAsString() == is[i].SerializeAsString()) continue;
+      const auto [field, now, then] = FirstDifference(is[i], was[i]);
+      return differs(absl::StrCat(name(i), field, ": ", now, ", before ", then));
+    }
+    return absl::OkStatus();
   };
   if (before.node() != options_.node) {
     return RankMoved(job_->name, session.rank, before.node(), options_.node);
   }
   if (before.SerializeAsString() == registration.SerializeAsString()) return absl::OkStatus();
-  if (before.parameters_size() != registration.parameters_size()) {
-    return differs(absl::StrCat("number of parameters: ", registration.parameters_size(),
-                                ", before ", before.parameters_size()));
-  }
-  for (int i = 0; i < before.parameters_size(); ++i) {
-    const v1::Parameter& was = before.parameters(i);
-    const v1::Parameter& is = registration.parameters(i);
-    if (was.SerializeAsString() == is.SerializeAsString()) continue;
-    return differ(absl::StrCat("parameter '", was.name(), "': its "), is, was);
-  }
-  if (before.fragments_size() != registration.fragments_size()) {
-    return differs(absl::StrCat("number of boxes: ", registration.fragments_size(), ", before ",
-                                before.fragments_size()));
-  }
-  for (int i = 0; i < before.fragments_size(); ++i) {
-    const v1::Fragment& was = before.fragments(i);
-    const v1::Fragment& is = registration.fragments(i);
-    if (was.SerializeAsString() == is.SerializeAsString()) continue;
-    const int parameter = was.parameter();
-    const std::string name =
-        parameter < before.parameters_size() ? before.parameters(parameter).name() : "";
-    return differ(absl::StrCat("box of '", name, "': its "), is, was);
-  }
-  if (before.groups_size() != registration.groups_size()) {
-    return differs(absl::StrCat("number of groups: ", registration.groups_size(), ", before ",
-                                before.groups_size()));
-  }
-  for (int i = 0; i < before.groups_size(); ++i) {
-    const v1::GroupConfig& was = before.groups(i);
-    const v1::GroupConfig& is = registration.groups(i);
-    if (was.SerializeAsString() == is.SerializeAsString()) continue;
-    return differ(absl::StrCat("option: groups[", i, "]."), is, was);
-  }
+  const auto parameter = [&](int i) {
+    return i < before.parameters_size() ? before.parameters(i).name() : "";
+  };
+  absl::Status alike =
+      compare("parameters", before.parameters(), registration.parameters(),
+              [&](int i) { return absl::StrCat("parameter '", parameter(i), "': its "); });
+  if (!alike.ok()) return alike;
+  alike = compare("boxes", before.fragments(), registration.fragments(), [&](int i) {
+    return absl::StrCat("box of '", parameter(before.fragments(i).parameter()), "': its ");
+  });
+  if (!alike.ok()) return alike;
+  alike = compare("groups", before.groups(), registration.groups(),
+                  [](int i) { return absl::StrCat("option: groups[", i, "]."); });
+  if (!alike.ok()) return alike;
   if (before.bucket_bytes() != registration.bucket_bytes()) {
     return differs(absl::StrCat("bucket_bytes: ", registration.bucket_bytes(), ", before ",
                                 before.bucket_bytes()));

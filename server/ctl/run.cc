@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/unique_fd.h"
+#include "server/common/exit_codes.h"
 #include "server/common/mps_control.h"
 #include "server/ctl/child.h"
 #include "server/ctl/command.h"
@@ -34,9 +35,6 @@ using Clock = std::chrono::steady_clock;
 // As shells have it.
 constexpr int kExitCannotRun = 126;
 constexpr int kExitNotFound = 127;
-// Of daemons: see `dmuond --help`.
-constexpr int kExitUsage = 2;
-constexpr int kExitNotSaved = 3;
 
 // A daemon that has lived for less than kCalm gets a successor after a pause, which grows while
 // they keep dying.
@@ -169,7 +167,7 @@ class Runner {
     if (!successor_at_.has_value()) {
       if (!has_daemon_ || !daemon_->Ended().has_value()) return;
       const int code = daemon_->ExitCode();
-      has_daemon_ = code != 0 && code != kExitUsage && code != kExitNotSaved;
+      has_daemon_ = code != 0 && code != kWrongSettings && code != kNotSaved;
       std::cerr << "dmuonctl: the daemon ended with " << code << " while the command runs"
                 << (has_daemon_ ? ", and is started again\n" : "\n");
       if (!has_daemon_) return;

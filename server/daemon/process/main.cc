@@ -29,6 +29,7 @@
 #include "dmuond/wire/unique_fd.h"
 #include "scheduler/job/impossible.h"
 #include "server/common/errors.h"
+#include "server/common/exit_codes.h"
 #include "server/common/log.h"
 #include "server/common/log_file.h"
 #include "server/common/mps_control.h"
@@ -67,8 +68,6 @@ constexpr std::chrono::seconds kTurnMax{10};
 constexpr std::chrono::seconds kGoneWithin{10};
 // For the control daemon of MPS where this one does not wait for lanes.
 constexpr std::chrono::milliseconds kMpsGoneWithin{500};
-// Exit codes: 0, nothing is lost; 1, an error; 2, wrong settings.
-constexpr int kNotSaved = 3;  // told to leave, and the last steps are in no snapshot
 // Threads of synchronous calls that are kept when no call is there.
 constexpr int kPollersMin = 2;
 constexpr int kPollersMax = 32;
@@ -619,7 +618,7 @@ int main(int argc, char** argv) {
       signals, [&] { return dmuond::server::LoadConfig(argc, argv); });
   if (!config.ok()) {
     dmuond::server::log::WriteText(absl::StrCat("dmuond: ", config.status().message(), "\n"));
-    return 2;
+    return dmuond::server::kWrongSettings;
   }
   if (!config->answer.empty()) {
     std::cout << config->answer;

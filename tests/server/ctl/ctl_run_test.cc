@@ -8,11 +8,13 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/daemon_process.h"
+#include "tests/client/example_runs.h"
 #include "tests/server/ctl/ctl_process.h"
 
 namespace dmuond::testing {
@@ -117,11 +119,8 @@ TEST(CtlRunTest, TheDaemonLeavesWhenTheRunnerIsKilled) {
       ChildProcess::Start("dmuonctl", {"run", "--devices=cpu:1", "--", "sh", "-c", script}, output);
   ASSERT_TRUE(run.ok()) << run.status();
   EXPECT_EQ((*run)->Wait(std::chrono::seconds(30)), 128 + SIGKILL);
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (ReadFile(output).find("it left") == std::string::npos) {
-    ASSERT_LT(std::chrono::steady_clock::now(), give_up) << ReadFile(output);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
+  EXPECT_TRUE(Until([&] { return absl::StrContains(ReadFile(output), "it left"); }))
+      << ReadFile(output);
   fs::remove(output);
 }
 

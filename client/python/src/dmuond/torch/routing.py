@@ -61,7 +61,7 @@ class Named:
     parameter: Tensor
     module: nn.Module | None = None  # that holds it; None where only names were given
     attribute: str = ""
-    # Of a layer that is a group by itself, so that nobody knows what the model calls it.
+    # Its layer is a group by itself, so that nobody knows what the model calls it.
     nameless: bool = False
 
     @property
