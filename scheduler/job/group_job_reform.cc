@@ -165,7 +165,9 @@ AddressedMessages GroupJob::GoBackOrEnd(const v1::MemberState& holder, bool has_
   if (!has_state) {
     detail += " before the job had any state: start the job again";
   } else if (newest.error().empty()) {
-    detail += ", and there is no snapshot: the state that it owned is lost with its predecessor";
+    absl::StrAppend(&detail, ", and there is no snapshot",
+                    options_.snapshots ? " of the job in the snapshot directory" : "",
+                    ": the state that it owned is lost with its predecessor");
   } else {
     absl::StrAppend(&detail, ", and whether there is a snapshot cannot be said: ", newest.error(),
                     "; start the job again with resume when it can");

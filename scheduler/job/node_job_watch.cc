@@ -14,8 +14,10 @@ node::Actions NodeJob::OnTick(TimePoint now, const Sight& sight) {
   if (job_ == nullptr || job_->phase == Phase::kFailed) return {};
   if (job_->broken_since.has_value() && now - *job_->broken_since >= options_.session_linger) {
     Abandon(Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-                  scheduler::Say("the group has not formed anew within ",
-                                 Named("linger_ms", options_.session_linger.count()), " ms")));
+                  scheduler::Say("the group has not formed anew within --session_linger, ",
+                                 Named("linger_ms", options_.session_linger.count()),
+                                 " ms: the job is over. When all daemons are back, start all ranks "
+                                 "with resume to go on from its newest snapshot")));
     return Take();
   }
   WatchLanes(now, sight);

@@ -5,6 +5,16 @@
 #include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
+namespace {
+
+v1::SnapshotDone BeginsFrom(const v1::SnapshotId& snapshot) {
+  v1::SnapshotDone done;
+  done.set_attempt(snapshot.attempt());
+  done.set_step(snapshot.step());
+  return done;
+}
+
+}  // namespace
 
 bool SaveRequest::Done(const NodeJob& job) const {
   return job.snapshot().times_done() > before_ && job.snapshot().done().attempt() >= wanted_;
@@ -16,7 +26,8 @@ bool SaveRequest::SameLanes(const NodeJob& job) const {
 
 bool SaveRequest::HasNews(const NodeJob& job) const {
   if (!job.CheckStill(number_).ok()) return true;
-  return asked_ && (Done(job) || SameLanes(job)) ? Done(job) : job.settled();
+  if (asked_ && (Done(job) || SameLanes(job))) return Done(job);
+  return job.settled() || job.begins_from_snapshot();
 }
 
 std::optional<absl::StatusOr<v1::SnapshotDone>> SaveRequest::Advance(NodeJob& job,
@@ -33,6 +44,8 @@ std::optional<absl::StatusOr<v1::SnapshotDone>> SaveRequest::Advance(NodeJob& jo
     // Lanes that were to copy are gone, or nobody heard: those that come next are asked.
     asked_ = false;
   }
+  // Its state is that snapshot's until it has begun, for which it may wait for trainers.
+  if (job.begins_from_snapshot()) return BeginsFrom(job.wire().restore());
   if (!job.settled()) return std::nullopt;
   asked_ = true;
   wanted_ = job.applied_attempt();

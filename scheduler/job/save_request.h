@@ -1,5 +1,6 @@
 // A caller's wish for a snapshot of the job's present state. It asks the coordinator for one, asks
-// again if lanes that were to copy are replaced, and knows when the snapshot exists. Pure.
+// again if lanes that were to copy are replaced, and knows when the snapshot exists. A job that
+// goes on from a snapshot and has not begun is saved already: by that one. Pure.
 //
 //   SaveRequest request;
 //   auto done = request.Advance(job, actions);   // whenever HasNews(), until `done` has a value

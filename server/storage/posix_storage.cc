@@ -18,6 +18,10 @@
 namespace dmuond::server::storage {
 namespace {
 
+constexpr char kBringItBack[] =
+    "Bring it back, and do not end the daemon before: all that is newer than the last snapshot is "
+    "in its memory alone";
+
 using wire::UniqueFd;
 
 // Written bytes are handed to the disk in parts of this size while more are coming, so that the
@@ -211,15 +215,14 @@ class PosixStorage : public Storage {
     if (::fstat(root_.get(), &opened) != 0) return Failed("stat", name_, errno);
     if (::stat(name_.c_str(), &there) != 0) {
       if (errno != ENOENT && errno != ENOTDIR) return Failed("stat", name_, errno);
-      return absl::FailedPreconditionError(
-          absl::StrCat("the directory that was opened as ", name_,
-                       " is not there any more: bring it back, or start the daemon again"));
+      return absl::FailedPreconditionError(absl::StrCat("the directory that was opened as ", name_,
+                                                        " is not there any more. ", kBringItBack));
     }
     if (opened.st_dev == there.st_dev && opened.st_ino == there.st_ino) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(
-        name_, " is another directory than the one that was opened (device ", there.st_dev,
-        ", inode ", there.st_ino, ", not ", opened.st_dev, " and ", opened.st_ino,
-        "): it was unmounted or replaced. Bring it back, or start the daemon again"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name_, " is another directory than the one that was opened (device ",
+                     there.st_dev, ", inode ", there.st_ino, ", not ", opened.st_dev, " and ",
+                     opened.st_ino, "): it was unmounted or replaced. ", kBringItBack));
   }
 
   absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path) {

@@ -53,12 +53,14 @@ absl::StatusOr<DirectoryProof> BeginProof(Storage& storage, uint64_t nonce, uint
   DirectoryProof proof{.name = absl::StrFormat("%s%016x", kPrefix, nonce),
                        .secret = absl::StrFormat("%016x", secret)};
   if (absl::Status status = WriteSmall(storage, proof.name, proof.secret); !status.ok()) {
+    (void)storage.Remove(proof.name);  // what a full disk has taken of it
     return status;
   }
   return proof;
 }
 
-absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::NodeRank node) {
+absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::NodeRank node,
+                         const std::string& coordinators) {
   if (!IsProofName(name)) {
     return absl::InvalidArgumentError(
         absl::StrCat("the coordinator's proof of the snapshot directory is called ", Quote(name)));
@@ -66,8 +68,10 @@ absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::N
   absl::StatusOr<std::string> secret = ReadSmall(storage, name);
   if (absl::IsNotFound(secret.status())) {
     return absl::FailedPreconditionError(
-        absl::StrCat("node ", node.value(), ": its snapshot directory ", storage.Describe(""),
-                     " is not the coordinator's: ", name, " is not in it"));
+        absl::StrCat("node ", node.value(), "'s snapshot directory ", storage.Describe(""),
+                     " is not node 0's, ", coordinators,
+                     ": what node 0 has just written there is not in it. All daemons need one "
+                     "directory, that with the job's snapshots"));
   }
   if (!secret.ok()) return secret.status();
   const std::string answer = AnswerName(name, node);

@@ -30,8 +30,10 @@ struct DirectoryProof {
 absl::StatusOr<DirectoryProof> BeginProof(Storage& storage, uint64_t nonce, uint64_t secret);
 
 // Writes the secret, as found, into this member's own file beside it. FAILED_PRECONDITION naming
-// the directory where the proof is not in it; INVALID_ARGUMENT for a name that is none.
-absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::NodeRank node);
+// both directories (`coordinators`: node 0's) where the proof is not in this one, in words that are
+// the same at each try; INVALID_ARGUMENT for a name that is none.
+absl::Status AnswerProof(Storage& storage, const std::string& name, scheduler::NodeRank node,
+                         const std::string& coordinators);
 
 // FAILED_PRECONDITION names the directory and the node whose answer is missing or wrong. A network
 // file system may show a new file late: call it again before giving up.

@@ -58,14 +58,13 @@ std::string SnapshotCalls::PathOf(const v1::SnapshotDone& done) const {
 
 // ---- loading ----
 
-absl::StatusOr<storage::SnapshotId> SnapshotCalls::FindSnapshot(int64_t step,
+absl::StatusOr<storage::SnapshotId> SnapshotCalls::FindSnapshot(int64_t step, NotBegun not_begun,
                                                                 const Core::Cancelled& cancelled) {
   const scheduler::NodeJob& job = core_.held_job();
   if (core_.options.storage == nullptr) {
     return Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
                  "this daemon has no --snapshot_dir: there is nothing to load");
   }
-  // One that goes back, or begins from a snapshot, is waited for until it has.
   if (!job.exists() || job.plan() == nullptr || (!job.has_state() && !job.wire().has_restore())) {
     return Error(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                  "no job runs here that could go back: a job that begins is resumed instead");
@@ -84,10 +83,12 @@ absl::StatusOr<storage::SnapshotId> SnapshotCalls::FindSnapshot(int64_t step,
     const absl::Status still = job.CheckStill(number);
     return still.ok() && job.back() != before ? WentElsewhere() : still;
   };
+  const auto ready = [&]() DMUOND_REQUIRES(core_.mutex) {
+    const bool begins = job.begins_from_snapshot() && job.epoch() != 0;
+    return !check().ok() || job.settled() || (begins && not_begun == NotBegun::kGoBack);
+  };
   for (;;) {
-    absl::StatusOr<bool> formed =
-        core_.Wait([&]() DMUOND_REQUIRES(core_.mutex) { return !check().ok() || job.settled(); },
-                   Core::Deadline::max(), cancelled);
+    absl::StatusOr<bool> formed = core_.Wait(ready, Core::Deadline::max(), cancelled);
     if (!formed.ok()) return formed.status();
     if (absl::Status still = check(); !still.ok()) return still;
     // What is read is of no use in a later one, in which the group may need the disk.
@@ -129,7 +130,7 @@ absl::StatusOr<int64_t> SnapshotCalls::WaitUntilBack(const scheduler::Rollback& 
   absl::StatusOr<bool> back = core_.Wait(
       [&]() DMUOND_REQUIRES(core_.mutex) {
         return !job.CheckStill(number).ok() || went() ||
-               (job.settled() && job.epoch() > told.epoch);
+               ((job.settled() || job.begins_from_snapshot()) && job.epoch() > told.epoch);
       },
       Core::Deadline::max(), cancelled);
   if (!back.ok()) return back.status();
@@ -152,7 +153,7 @@ absl::StatusOr<int64_t> SnapshotCalls::LoadOnce(const v1::LoadSnapshotRequest& r
   call->running = true;
   log::Info("a trainer asks for a snapshot", {{"rank", (*found)->rank}, {"step", request.step()}});
   absl::StatusOr<storage::SnapshotId> way = storage::SnapshotId{};
-  if (!call->told.has_value()) way = FindSnapshot(request.step(), cancelled);
+  if (!call->told.has_value()) way = FindSnapshot(request.step(), NotBegun::kWait, cancelled);
   // Only the session's own end takes the entry away while it runs.
   if (found = core_.Find(request.key()); !found.ok()) return found.status();
   call = &(*found)->loads[request.call()];
@@ -211,7 +212,8 @@ absl::StatusOr<v1::LoadSnapshotReply> SnapshotCalls::LoadSnapshot(
 absl::StatusOr<v1::LoadJobReply> SnapshotCalls::LoadJob(const v1::LoadJobRequest& request,
                                                         const Core::Cancelled& cancelled) {
   StateLock lock(core_.mutex);
-  absl::StatusOr<storage::SnapshotId> way = FindSnapshot(request.step(), cancelled);
+  absl::StatusOr<storage::SnapshotId> way =
+      FindSnapshot(request.step(), NotBegun::kGoBack, cancelled);
   if (!way.ok()) return way.status();
   absl::StatusOr<int64_t> step =
       WaitUntilBack(TellGoBack(*way, "dmuonctl asked for it"), cancelled);

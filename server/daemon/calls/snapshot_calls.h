@@ -30,11 +30,16 @@ class SnapshotCalls {
                                            const Core::Cancelled& cancelled);
 
  private:
+  // A job that goes on from a snapshot may not have begun, perhaps for want of trainers. The caller
+  // waits until it has, or lets it go back all the same. A trainer waits: it helps to begin the
+  // job.
+  enum class NotBegun : uint8_t { kWait, kGoBack };
   // The snapshot that the job can go back to: it was read as a whole, and the group is there.
   // ROLLED_BACK if the job goes back meanwhile. Gives up the lock.
-  absl::StatusOr<storage::SnapshotId> FindSnapshot(int64_t step, const Core::Cancelled& cancelled)
+  absl::StatusOr<storage::SnapshotId> FindSnapshot(int64_t step, NotBegun not_begun,
+                                                   const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
-  // Asks the group to go back, and returns where to. REQUIRES: the job is settled.
+  // Asks the group to go back, and returns where to. REQUIRES: FindSnapshot() has found it.
   scheduler::Rollback TellGoBack(const storage::SnapshotId& to, const std::string& why)
       DMUOND_REQUIRES(core_.mutex);
   // Waits until this node has heard of the rollback `told`, or it is known that none comes of it.

@@ -46,6 +46,7 @@ absl::Status ProveDirectory(
   if (!proof.ok()) return proof.status();
   v1::DirectoryProof question;
   question.set_name(proof->name);
+  question.set_directory(storage->Describe(""));
   const std::optional<v1::DirectoryAnswer> answer = ask(question);
   absl::Status shown;
   if (!answer.has_value()) {
@@ -74,10 +75,14 @@ v1::DirectoryAnswer AnswerDirectory(storage::Storage* storage, int32_t node,
     return answer;
   }
   const auto deadline = std::chrono::steady_clock::now() + kShownWithin;
-  absl::Status found = storage::AnswerProof(*storage, proof.name(), scheduler::NodeRank(node));
+  const auto look = [&] {
+    return storage::AnswerProof(*storage, proof.name(), scheduler::NodeRank(node),
+                                proof.directory());
+  };
+  absl::Status found = look();
   while (absl::IsFailedPrecondition(found) && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(kBetweenLooks);
-    found = storage::AnswerProof(*storage, proof.name(), scheduler::NodeRank(node));
+    found = look();
   }
   if (!found.ok()) answer.set_error(std::string(found.message()));
   return answer;

@@ -541,9 +541,11 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         {
           MutexLock lock(mutex_);
           heard_ = steady_clock::now();
-          if (!formed) {
+          if (!formed && !message.has_directory_proof()) {
             not_joined_ =
                 "it has joined, and others have not: dmuonctl status on node 0 names them";
+          } else if (!formed && refused_.empty()) {
+            not_joined_ = "node 0 compares its snapshot directory with this node's";
           }
         }
         whole = parts.Take(message);

@@ -73,6 +73,7 @@ TEST_F(PosixStorageTest, NothingIsDurableInADirectoryThatWasReplacedOrIsGone) {
   const absl::Status gone = storage->SyncDirectory("job");
   EXPECT_EQ(gone.code(), absl::StatusCode::kFailedPrecondition) << gone;
   EXPECT_THAT(std::string(gone.message()), HasSubstr(path + " is not there any more"));
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("do not end the daemon before"));
 
   std::filesystem::create_directory(path);
   const absl::Status replaced = storage->SyncDirectory("job");

@@ -181,8 +181,8 @@ TEST(SharedDirectoryTest, HoldsWhereAllSeeOneDirectory) {
   FaultStorage storage(1);
   const DirectoryProof proof = BeginProof(storage, 0x12, 0x34).value();
   const scheduler::NodeRank node(2);
-  ASSERT_TRUE(AnswerProof(storage, proof.name, node).ok());
-  EXPECT_TRUE(AnswerProof(storage, proof.name, node).ok()) << "a second join";
+  ASSERT_TRUE(AnswerProof(storage, proof.name, node, "/of0").ok());
+  EXPECT_TRUE(AnswerProof(storage, proof.name, node, "/of0").ok()) << "a second join";
   EXPECT_TRUE(CheckAnswer(storage, proof, node).ok());
   EndProof(storage, proof, node);
   EXPECT_THAT(storage.List("").value(), IsEmpty());
@@ -192,13 +192,14 @@ TEST(SharedDirectoryTest, NamesTheNodesThatHaveAnother) {
   FaultStorage storage(1);
   FaultStorage elsewhere(2);
   const DirectoryProof proof = BeginProof(storage, 0x12, 0x34).value();
-  ASSERT_TRUE(AnswerProof(storage, proof.name, scheduler::NodeRank(0)).ok());
-  const absl::Status refused = AnswerProof(elsewhere, proof.name, scheduler::NodeRank(1));
+  ASSERT_TRUE(AnswerProof(storage, proof.name, scheduler::NodeRank(0), "/of0").ok());
+  const absl::Status refused = AnswerProof(elsewhere, proof.name, scheduler::NodeRank(1), "/of0");
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("node 1"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("node 1's snapshot directory"));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("is not node 0's, /of0"));
   // A copy of the directory, made after the proof began, answers in the wrong place.
   ASSERT_TRUE(BeginProof(elsewhere, 0x12, 0x34).ok());
-  ASSERT_TRUE(AnswerProof(elsewhere, proof.name, scheduler::NodeRank(2)).ok());
+  ASSERT_TRUE(AnswerProof(elsewhere, proof.name, scheduler::NodeRank(2), "/of0").ok());
   EXPECT_TRUE(CheckAnswer(storage, proof, scheduler::NodeRank(0)).ok());
   for (int32_t node = 1; node < 3; ++node) {
     const absl::Status status = CheckAnswer(storage, proof, scheduler::NodeRank(node));
@@ -210,7 +211,7 @@ TEST(SharedDirectoryTest, NamesTheNodesThatHaveAnother) {
 TEST(SharedDirectoryTest, ASecretThatIsAnotherIsNoProof) {
   FaultStorage storage(1);
   const DirectoryProof proof = BeginProof(storage, 0x12, 0x34).value();
-  ASSERT_TRUE(AnswerProof(storage, proof.name, scheduler::NodeRank(0)).ok());
+  ASSERT_TRUE(AnswerProof(storage, proof.name, scheduler::NodeRank(0), "/of0").ok());
   storage.SetContents(proof.name + ".0", "0000000000000035");
   EXPECT_THAT(std::string(CheckAnswer(storage, proof, scheduler::NodeRank(0)).message()),
               HasSubstr("0 (wrote something else)"));
@@ -220,7 +221,7 @@ TEST(SharedDirectoryTest, NamesThatAreNoProofsAreRefused) {
   FaultStorage storage(1);
   for (const char* name : {"", "../secret", ".dmuond-proof-", ".dmuond-proof-000000000000001/",
                            ".dmuond-proof-0000000000000012.0"}) {
-    EXPECT_EQ(AnswerProof(storage, name, scheduler::NodeRank(0)).code(),
+    EXPECT_EQ(AnswerProof(storage, name, scheduler::NodeRank(0), "/of0").code(),
               absl::StatusCode::kInvalidArgument)
         << name;
   }

@@ -24,6 +24,7 @@
 #include "tests/client/trainers.h"
 #include "tests/server/certificates.h"
 #include "tests/server/system/daemon_status.h"
+#include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
 namespace {
@@ -330,6 +331,34 @@ TEST(RefusedNodeTest, WhoIsRefusedComesLessAndLessOftenAndTheLogSaysItOnce) {
   };
   EXPECT_EQ(times((*coordinator)->Log(), "a daemon may not join"), 1) << (*coordinator)->Log();
   EXPECT_EQ(times((*second)->Log(), "again_after_ms="), 4) << (*second)->Log();
+}
+
+// Node 0 takes seconds to look for what this one has written into the directory.
+TEST(RefusedNodeTest, WhoseDirectoryIsAnotherDoesNotSayThatItHasJoined) {
+  const ScratchDirectory scratch;
+  const std::string address = FreeAddress();
+  const auto start = [&](int node) {
+    return DaemonProcess::Start(
+        {.flags = Joined(
+             GroupFlags(node, 2, address),
+             {absl::StrCat("--snapshot_dir=", scratch.path(), "/", node), "--log_level=debug"}),
+         .wait_for = "live"});
+  };
+  auto coordinator = start(0);
+  ASSERT_TRUE(coordinator.ok()) << coordinator.status();
+  auto refused = start(1);
+  ASSERT_TRUE(refused.ok()) << refused.status();
+  DaemonStatus status((*refused)->address());
+  EXPECT_TRUE(status.WaitFor([&](const v1::GetStatusReply& reply) {
+    return absl::StrContains(reply.not_joined(), "has joined") ||
+           absl::StrContains((*refused)->Log(), "again_after_ms=400");
+  }));
+  EXPECT_THAT(status.Get().not_joined(), ::testing::HasSubstr("is not node 0's"));
+  EXPECT_TRUE(status.WaitFor([&](const v1::GetStatusReply& reply) {
+    return !absl::StrContains(reply.not_joined(), "is not node 0's") ||
+           absl::StrContains((*refused)->Log(), "again_after_ms=800");
+  }));
+  EXPECT_THAT(status.Get().not_joined(), ::testing::HasSubstr("is not node 0's"));
 }
 
 // More than gRPC takes in one message, for a unit that one rank's node does not own.
