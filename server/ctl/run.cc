@@ -2,7 +2,9 @@
 // meanwhile is started again; one that has left, or refuses its settings, is not.
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,14 +19,17 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/unique_fd.h"
 #include "server/common/exit_codes.h"
 #include "server/common/mps_control.h"
+#include "server/common/one_signal.h"
 #include "server/ctl/child.h"
 #include "server/ctl/command.h"
 #include "server/ctl/ready_wait.h"
 #include "server/ctl/secret.h"
+#include "server/daemon/process/socket_dir.h"
 
 namespace dmuond::server::ctl {
 namespace {
@@ -42,30 +47,83 @@ constexpr std::chrono::seconds kCalm(10);
 constexpr std::chrono::seconds kPauseMin(1);
 constexpr std::chrono::seconds kPauseMax(60);
 
-// A folder of this user's alone, for the socket; gone afterwards.
+// A folder of this user's alone, for the socket; gone afterwards. Whoever makes one removes those
+// that runners left which were killed. A runner holds a lock in its folder, which ends with its
+// process. A folder without that file is left alone.
 class PrivateDir {
  public:
   static absl::StatusOr<PrivateDir> Make() {
     const char* runtime = std::getenv("XDG_RUNTIME_DIR");
     std::error_code error;
-    std::string pattern = runtime != nullptr && fs::is_directory(runtime, error) ? runtime : "/tmp";
-    pattern += "/dmuond-run-XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) return absl::ErrnoToStatus(errno, pattern);
-    return PrivateDir(pattern);
+    const std::string base =
+        runtime != nullptr && fs::is_directory(runtime, error) ? runtime : "/tmp";
+    RemoveLeftIn(base);
+    for (int tries = 0; tries < kTriesMax; ++tries) {
+      std::string path = absl::StrCat(base, "/", kName, "XXXXXX");
+      if (::mkdtemp(path.data()) == nullptr) return absl::ErrnoToStatus(errno, path);
+      // Another runner may take it for one that was left, in the moment before it is locked.
+      wire::UniqueFd lock = Lock(path, O_CREAT | O_EXCL);
+      if (lock.valid()) return PrivateDir(path, std::move(lock));
+    }
+    return absl::UnavailableError(absl::StrCat("no folder in ", base, " can be locked"));
   }
   ~PrivateDir() {
     std::error_code ignored;
     if (!path_.empty()) fs::remove_all(path_, ignored);
   }
-  PrivateDir(PrivateDir&& other) noexcept : path_(std::exchange(other.path_, {})) {}
+  PrivateDir(PrivateDir&& other) noexcept
+      : path_(std::exchange(other.path_, {})), lock_(std::move(other.lock_)) {}
   PrivateDir& operator=(PrivateDir&&) = delete;
-  [[nodiscard]] std::string socket() const { return path_ + "/dmuond.sock"; }
+  [[nodiscard]] std::string socket() const { return SocketIn(path_); }
   // Of the daemon's control daemon of MPS, where it runs one.
   [[nodiscard]] std::string mps() const { return socket() + MpsControl::kFolderSuffix; }
 
  private:
-  explicit PrivateDir(std::string path) : path_(std::move(path)) {}
+  static constexpr char kName[] = "dmuond-run-";
+  static constexpr int kTriesMax = 10;
+
+  PrivateDir(std::string path, wire::UniqueFd lock)
+      : path_(std::move(path)), lock_(std::move(lock)) {}
+
+  static std::string SocketIn(const std::string& path) { return path + "/dmuond.sock"; }
+
+  // Takes the runner's lock. Invalid: somebody else has it, or it is not there any more.
+  static wire::UniqueFd Lock(const std::string& path, int flags = 0) {
+    const std::string file = path + "/runner.lock";
+    wire::UniqueFd lock(::open(file.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0600));
+    struct stat opened {};
+    struct stat there {};
+    const bool taken = lock.valid() && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 &&
+                       ::fstat(lock.get(), &opened) == 0 && ::lstat(file.c_str(), &there) == 0 &&
+                       opened.st_dev == there.st_dev && opened.st_ino == there.st_ino;
+    if (!taken) lock.Reset();
+    return lock;
+  }
+
+  static void RemoveLeftIn(const std::string& base) {
+    std::error_code error;
+    for (fs::directory_iterator at(base, error), end; !error && at != end; at.increment(error)) {
+      if (absl::StartsWith(at->path().filename().string(), kName)) RemoveIfLeft(at->path());
+    }
+  }
+  static void RemoveIfLeft(const std::string& path) {
+    struct stat folder {};
+    if (::lstat(path.c_str(), &folder) != 0 || !S_ISDIR(folder.st_mode)) return;
+    if (folder.st_uid != ::geteuid()) return;
+    const wire::UniqueFd lock = Lock(path);
+    if (!lock.valid()) return;
+    // A daemon that is leaving lives longer than its runner, and lanes longer than their daemon.
+    const std::string socket = SocketIn(path);
+    const wire::UniqueFd daemon(
+        ::open((socket + SocketDir::kLockSuffix).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+    if (daemon.valid() && ::flock(daemon.get(), LOCK_EX | LOCK_NB) != 0) return;
+    MpsControl::EndLeftIn(socket + MpsControl::kFolderSuffix);
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+
   std::string path_;
+  wire::UniqueFd lock_;
 };
 
 // The signals that are passed on, as a descriptor. Blocked before any thread starts.
@@ -169,7 +227,7 @@ class Runner {
       const int code = daemon_->ExitCode();
       has_daemon_ = code != 0 && code != kWrongSettings && code != kNotSaved;
       std::cerr << "dmuonctl: the daemon ended with " << code << " while the command runs"
-                << (has_daemon_ ? ", and is started again\n" : "\n");
+                << (has_daemon_ ? std::string(", and is started again\n") : WhyNoSuccessor(code));
       if (!has_daemon_) return;
       const bool calm = Clock::now() - started_ >= kCalm;
       pause_ = calm ? std::chrono::seconds(0) : std::clamp(2 * pause_, kPauseMin, kPauseMax);
@@ -181,6 +239,19 @@ class Runner {
       has_daemon_ = false;
       Fail(started);
     }
+  }
+
+  // Says why a daemon that ended with `code` gets no successor, and what its user can do.
+  [[nodiscard]] std::string WhyNoSuccessor(int code) const {
+    const char* why = code == kWrongSettings ? "it refuses its settings"
+                      : code == kNotSaved
+                          ? "it was told to leave, and could not save the last steps"
+                          : "it was told to leave";
+    if (first_stop_.has_value()) return absl::StrCat(": ", why, "\n");
+    return absl::StrCat(
+        ": ", why, ", and is not started again. The command's next step waits for another daemon ",
+        "for DMUOND_RECONNECT_S (600) seconds: end the command and run it again, to go on from ",
+        "the newest snapshot where there are any\n");
   }
 
   // Until KeepDaemon() has to be called although no daemon ends; -1: not before.
@@ -196,6 +267,7 @@ class Runner {
     for (;;) {
       WaitForAny({signals_.fd(), daemon_->pidfd(), wait.done_fd()});
       if (const auto signal = signals_.Next(); signal.has_value()) {
+        Insists(*signal);
         return 128 + static_cast<int>(signal->ssi_signo);
       }
       if (daemon_->Ended().has_value()) {
@@ -230,6 +302,7 @@ class Runner {
       WaitForAny({signals_.fd(), command->pidfd(), watched ? daemon_->pidfd() : -1},
                  SuccessorInMs());
       while (const auto signal = signals_.Next()) {
+        Insists(*signal);
         // What the terminal sends has reached the command already: it is in our process group.
         if (signal->ssi_code != SI_KERNEL) command->Signal(static_cast<int>(signal->ssi_signo));
       }
@@ -238,7 +311,17 @@ class Runner {
     return command->ExitCode();
   }
 
-  // SIGTERM finishes the step; a further signal to us makes it leave at once.
+  // Notes a signal. True: it is the second that asks us to stop, whatever the first has ended.
+  bool Insists(const signalfd_siginfo& signal) {
+    const int number = static_cast<int>(signal.ssi_signo);
+    if (number != SIGINT && number != SIGTERM && number != SIGQUIT) return false;
+    if (!first_stop_.has_value()) first_stop_ = Clock::now();
+    return Clock::now() - *first_stop_ >= kOneSignal;
+  }
+
+  // SIGTERM lets the daemon finish its step. A second one, sent when somebody insists, ends it at
+  // once. Somebody who signals this process may signal the daemon as well: the daemon counts our
+  // signals apart from theirs, so it takes both for one wish.
   void StopDaemon() {
     if (daemon_->Ended().has_value()) return;
     daemon_->Signal(SIGTERM);
@@ -254,7 +337,15 @@ class Runner {
         continue;
       }
       WaitForAny({signals_.fd(), daemon_->pidfd(), -1}, static_cast<int>(left));
-      if (signals_.Next().has_value()) daemon_->Signal(SIGTERM);
+      const auto signal = signals_.Next();
+      if (!signal.has_value()) continue;
+      if (Insists(*signal)) {
+        daemon_->Signal(SIGTERM);
+      } else {
+        std::cerr
+            << "dmuonctl: the daemon finishes its step and leaves; a second signal ends it at "
+               "once\n";
+      }
     }
     if (daemon_->ExitCode() != 0) {
       std::cerr << "dmuonctl: the daemon ended with " << daemon_->ExitCode() << "\n";
@@ -270,6 +361,7 @@ class Runner {
   Clock::time_point started_;      // the daemon was
   std::chrono::seconds pause_{0};  // before the last successor
   std::optional<Clock::time_point> successor_at_;
+  std::optional<Clock::time_point> first_stop_;  // when we were first asked to stop
 };
 
 }  // namespace

@@ -33,6 +33,7 @@
 #include "server/common/log.h"
 #include "server/common/log_file.h"
 #include "server/common/mps_control.h"
+#include "server/common/one_signal.h"
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/calls/grpc_socket.h"
 #include "server/daemon/calls/queued_calls.h"
@@ -60,8 +61,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kLeavingTick{5};
-// Signals so soon after the first are the same wish: `timeout` signals its child, then its group.
-constexpr std::chrono::milliseconds kOneSignal{500};
 // A core that has not come through a tick for so long is not live: something holds its lock.
 constexpr std::chrono::seconds kTurnMax{10};
 // When everything is saved that can be: for the rest of leaving, lanes that do not end included.
@@ -302,6 +301,11 @@ void AllowDescriptors(const Config& config) {
 // none of them, at no moment, can end the process by its default action. SIGHUP ends nothing: a
 // daemon in the background outlives the terminal that it was started in, and reads anew what others
 // may have replaced.
+//
+// A sender that signals twice insists. Signals of the process that started this one are counted
+// apart from everybody else's, because one wish may reach the daemon by both: systemd and Slurm
+// signal each process of a unit, and `dmuonctl run`, which has started the daemon and is one of
+// them, stops it by a signal, too.
 class StopSignals {
  public:
   // Before any other thread exists: threads inherit the mask.
@@ -323,16 +327,35 @@ class StopSignals {
     if (::poll(&polled, 1, static_cast<int>(timeout.count())) <= 0) return false;
     signalfd_siginfo signal;
     if (::read(fd_.get(), &signal, sizeof(signal)) != sizeof(signal)) return false;
-    if (signal.ssi_signo != SIGHUP) return true;
-    hung_up_ = true;
-    return false;
+    if (signal.ssi_signo == SIGHUP) {
+      hung_up_ = true;
+      return false;
+    }
+    Count(static_cast<pid_t>(signal.ssi_pid));
+    return true;
   }
+  // Whether somebody has signalled twice: the daemon is to end at once.
+  [[nodiscard]] bool insisted() const { return insisted_; }
   // Whether SIGHUP has come since this was asked last.
   bool TakeHangup() { return std::exchange(hung_up_, false); }
 
  private:
+  void Count(pid_t sender) {
+    const bool of_starter = sender != 0 && sender == starter_;
+    // The kernel sends this one (PR_SET_PDEATHSIG): the starter has ended, and insists on nothing.
+    if (of_starter && ::getppid() != starter_) return;
+    const auto now = std::chrono::steady_clock::now();
+    auto& first = of_starter ? first_of_starter_ : first_of_others_;
+    if (!first.has_value()) first = now;
+    if (now - *first >= kOneSignal) insisted_ = true;
+  }
+
+  const pid_t starter_ = ::getppid();
   UniqueFd fd_;
   bool hung_up_ = false;
+  std::optional<std::chrono::steady_clock::time_point> first_of_starter_;
+  std::optional<std::chrono::steady_clock::time_point> first_of_others_;
+  bool insisted_ = false;
 };
 
 void OnHangup(const Config& config, Peers* peers) {
@@ -541,16 +564,10 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
       drained.store(true);
     });
   };
-  // Of signals alone: `systemctl stop` during a drain that was asked for is the first.
-  std::optional<std::chrono::steady_clock::time_point> signalled;
+  // `systemctl stop` during a drain that was asked for is the first signal.
   const auto on_signal = [&] {
-    const auto now = std::chrono::steady_clock::now();
-    if (!signalled.has_value()) {
-      signalled = now;
-    } else if (now - *signalled >= kOneSignal) {
-      EndAtOnce(mps);
-    }
-    if (drain.joinable()) log::Info("leaving already; a second signal ends at once");
+    if (signals.insisted()) EndAtOnce(mps);
+    if (drain.joinable()) log::Info("leaving already; a second signal of a sender ends at once");
   };
   while (!drained.load()) {
     const bool stop = signals.Wait(kTick);

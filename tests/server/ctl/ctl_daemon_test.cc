@@ -1,6 +1,7 @@
 // dmuonctl's questions to a running daemon: tables for people, --json for programs, and what it
 // says when there is nobody to ask.
 #include <algorithm>
+#include <csignal>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,7 +10,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_process.h"
+#include "tests/client/example_runs.h"
 #include "tests/server/ctl/ctl_process.h"
+#include "tests/server/system/snapshot_world.h"
 
 namespace dmuond::testing {
 namespace {
@@ -179,6 +182,49 @@ TEST_F(CtlDaemonTest, DrainFinishesTheStepAndTheDaemonLeavesWithZero) {
   EXPECT_THAT(drained.output, HasSubstr("left after step 2; there is no snapshot"));
   EXPECT_EQ(daemon_->Wait(std::chrono::seconds(20)), 0);
   EXPECT_TRUE(absl::IsUnavailable(session_->Step({.groups = {{}}}).status()));
+}
+
+// Its answer comes some 100 ms before the process ends.
+TEST_F(CtlDaemonTest, DrainReturnsWhenASuccessorCanServeTheSocket) {
+  Train();
+  const CtlResult drained = Ctl({"drain"});
+  EXPECT_EQ(drained.code, kOk) << drained.errors;
+  EXPECT_EQ(daemon_->Wait(std::chrono::milliseconds(0)), 0) << "it has not ended";
+}
+
+// A job that has gone back, and whose only trainer is dead.
+TEST(CtlGoneBackTest, AJobThatWaitsForTrainersIsSavedAlreadyGoesBackAndEnds) {
+  const ScratchDirectory scratch;
+  auto daemon = DaemonProcess::Start(
+      {.flags = {"--threads=1", "--snapshot_dir=" + scratch.path() + "/snapshots"}});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  const std::string address = "--address=" + (*daemon)->address();
+  const std::string output = scratch.path() + "/output";
+  auto trainer = ChildProcess::Start("dmuond-example-trainer",
+                                     {address, "--job=night-run", "--steps=1000000"}, output);
+  ASSERT_TRUE(trainer.ok()) << trainer.status();
+  ASSERT_TRUE(Until([&] { return Steps(output).size() >= 10; })) << Text(output);
+  const auto ctl = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {address, "--snapshot_timeout=15s"});
+    return RunCtl(arguments);
+  };
+  const CtlResult first = ctl({"snapshot", "save"});
+  ASSERT_EQ(first.code, kOk) << first.errors;
+  (*trainer)->Signal(SIGSTOP);
+  const CtlResult load = ctl({"snapshot", "load"});
+  ASSERT_EQ(load.code, kOk) << load.errors;
+  (*trainer)->Signal(SIGKILL);
+  EXPECT_EQ((*trainer)->Wait(kPatience), 128 + SIGKILL);
+
+  const CtlResult saved = ctl({"snapshot", "save"});
+  EXPECT_EQ(saved.code, kOk) << saved.errors;
+  EXPECT_EQ(saved.output, first.output);
+  const CtlResult loaded = ctl({"snapshot", "load"});
+  EXPECT_EQ(loaded.code, kOk) << loaded.errors;
+  EXPECT_EQ(loaded.output, load.output);
+  const CtlResult ended = ctl({"job", "end", "night-run", "--save"});
+  EXPECT_EQ(ended.code, kOk) << ended.errors;
+  EXPECT_EQ(ctl({"jobs"}).output, "no job\n");
 }
 
 TEST(CtlAloneTest, NobodyToAskIsNamedWithARemedy) {

@@ -1,27 +1,32 @@
 // dmuonctl run -- COMMAND: a daemon for the length of a command, and nothing left of it.
 #include <signal.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/daemon_process.h"
 #include "tests/client/example_runs.h"
 #include "tests/server/ctl/ctl_process.h"
+#include "tests/server/system/disk_driver.h"
 
 namespace dmuond::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 TEST(CtlRunTest, TheCommandFindsItsDaemonAndItsExitCodeCounts) {
@@ -107,7 +112,9 @@ TEST(CtlRunTest, ADaemonThatDiesHasASuccessorAndOneThatLeavesHasNone) {
   EXPECT_EQ(result.code, 0) << result.output << result.errors;
   EXPECT_THAT(result.errors,
               AllOf(HasSubstr("ended with 137 while the command runs, and is started again\n"),
-                    HasSubstr("ended with 0 while the command runs\n")));
+                    HasSubstr("ended with 0 while the command runs: it was told to leave, and is "
+                              "not started again. The command's next step waits"),
+                    HasSubstr("end the command and run it again")));
 }
 
 TEST(CtlRunTest, TheDaemonLeavesWhenTheRunnerIsKilled) {
@@ -122,6 +129,34 @@ TEST(CtlRunTest, TheDaemonLeavesWhenTheRunnerIsKilled) {
   EXPECT_TRUE(Until([&] { return absl::StrContains(ReadFile(output), "it left"); }))
       << ReadFile(output);
   fs::remove(output);
+}
+
+// `socket`: with the end of its line.
+bool FolderIsThere(std::string socket) {
+  socket.pop_back();
+  return fs::exists(fs::path(socket).parent_path());
+}
+
+TEST(CtlRunTest, TheFolderOfAKilledRunnerIsRemovedByTheNextOneAndThatOfAnotherIsNot) {
+  std::string directory = fs::temp_directory_path() / "dmuonctl-run-test-XXXXXX";
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  ::setenv("XDG_RUNTIME_DIR", directory.c_str(), 1);
+  const std::string address = directory + "/address";
+  const std::string lives_on =
+      absl::StrCat("echo $DMUOND_ADDRESS; while [ -e ", address, " ]; do sleep 0.05; done");
+  auto other = ChildProcess::Start("dmuonctl", {"run", "--", "sh", "-c", lives_on}, address);
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_TRUE(Until([&] { return !ReadFile(address).empty(); }));
+  const CtlResult killed = RunCtl({"run", "--", "sh", "-c", "echo $DMUOND_ADDRESS; kill -9 $PPID"});
+  EXPECT_EQ(killed.code, 128 + SIGKILL);
+  EXPECT_TRUE(Until([&] {
+    return RunCtl({"run", "--", "true"}).code == 0 && !FolderIsThere(killed.output);
+  })) << "its daemon has left";
+  EXPECT_TRUE(FolderIsThere(ReadFile(address)));
+  fs::remove(address);
+  EXPECT_EQ((*other)->Wait(kPatience), 0);
+  ::unsetenv("XDG_RUNTIME_DIR");
+  fs::remove_all(directory);
 }
 
 TEST(CtlRunTest, ACommandThatIsNotThereIs127AndNoCommandIsAnswersUsage) {
@@ -166,6 +201,98 @@ TEST(CtlRunTest, SignalsReachTheCommandAndTheDaemonLeavesAfterIt) {
   socket.pop_back();
   EXPECT_FALSE(fs::exists(fs::path(socket).parent_path()));
   fs::remove_all(directory);
+}
+
+// A command that trains until it is told to stop, and then takes longer than two signals may be
+// apart to be one wish. Its daemon's disk holds the snapshot up until Release().
+class CtlRunStopsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = fs::temp_directory_path() / "dmuonctl-run-test-XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    directory_ = pattern;
+    disk_ =
+        std::make_unique<DiskDriver>(directory_ + "/disk", [this](pid_t, const std::string& point) {
+          return holds_.load() && point == "storage.write" ? "hold" : "go";
+        });
+    std::ofstream(directory_ + "/config") << "snapshot_dir: '" << directory_ << "/snapshots'\n";
+    const std::string trainer =
+        fs::read_symlink("/proc/self/exe").parent_path() / "dmuond-example-trainer";
+    const std::string script =
+        absl::StrCat("echo $DMUOND_ADDRESS > ", directory_, "/address; ",
+                     "read -r daemon _ < /proc/$PPID/task/$PPID/children; echo $daemon > ",
+                     directory_, "/daemon; trap 'kill $trainer; sleep 0.6; exit 9' TERM; ", trainer,
+                     " --steps=1000000 & trainer=$!; while :; do wait; done");
+    auto run = ChildProcess::Start("dmuonctl",
+                                   {"run", "--config=" + directory_ + "/config",
+                                    "--daemon_log=" + log_path(), "--", "sh", "-c", script},
+                                   directory_ + "/output");
+    ASSERT_TRUE(run.ok()) << run.status();
+    run_ = *std::move(run);
+    ASSERT_TRUE(Until([&] { return !Steps(directory_ + "/output").empty(); })) << Output();
+  }
+  void TearDown() override {
+    Release();
+    run_.reset();
+    EXPECT_TRUE(UntilLogged("msg=left", "ending at once"));
+    disk_.reset();
+    fs::remove_all(directory_);
+  }
+  // As systemd and Slurm do it.
+  void SignalEveryProcess() {
+    ::kill(static_cast<pid_t>(std::stol(ReadFile(directory_ + "/daemon"))), SIGTERM);
+    run_->Signal(SIGTERM);
+    ASSERT_TRUE(disk_->WaitHeld());
+  }
+  void Release() {
+    holds_ = false;
+    disk_->Release();
+  }
+  // Whether one of these comes to be in the log, the first so many times.
+  bool UntilLogged(const std::string& text, const std::string& otherwise, size_t times = 1) {
+    return Until([&] {
+      const std::string log = ReadFile(log_path());
+      const std::vector<std::string> parts = absl::StrSplit(log, text);
+      return parts.size() > times || absl::StrContains(log, otherwise);
+    });
+  }
+  std::string log_path() const { return directory_ + "/log"; }
+  std::string Output() { return ReadFile(directory_ + "/output") + ReadFile(log_path()); }
+
+  std::string directory_;
+  std::atomic<bool> holds_ = true;
+  std::unique_ptr<DiskDriver> disk_;
+  std::unique_ptr<ChildProcess> run_;
+};
+
+TEST_F(CtlRunStopsTest, AWishThatReachesDaemonAndRunnerIsOneAndTheSnapshotIsWritten) {
+  SignalEveryProcess();
+  EXPECT_TRUE(UntilLogged("leaving already", "ending at once"));
+  Release();
+  EXPECT_EQ(run_->Wait(kPatience), 9);
+  EXPECT_THAT(Output(), AllOf(HasSubstr("snapshot written"), HasSubstr("msg=left"),
+                              Not(HasSubstr("the daemon ended with"))));
+}
+
+TEST_F(CtlRunStopsTest, TheRunnersDeathDoesNotEndADaemonThatLeaves) {
+  SignalEveryProcess();
+  EXPECT_TRUE(UntilLogged("leaving already", "ending at once"));
+  run_->Signal(SIGKILL);
+  EXPECT_EQ(run_->Wait(kPatience), 128 + SIGKILL);
+  EXPECT_TRUE(UntilLogged("leaving already", "ending at once", 2));
+  EXPECT_EQ(RunCtl({"run", "--", "true"}).code, 0);
+  EXPECT_TRUE(FolderIsThere(ReadFile(directory_ + "/address"))) << "the next runner took it away";
+  Release();
+  EXPECT_TRUE(UntilLogged("msg=left", "ending at once"));
+  EXPECT_THAT(Output(), HasSubstr("snapshot written"));
+}
+
+TEST_F(CtlRunStopsTest, WhoSignalsTheRunnerTwiceEndsTheDaemonAtOnce) {
+  run_->Signal(SIGTERM);
+  ASSERT_TRUE(disk_->WaitHeld());
+  while (run_->Wait(std::chrono::milliseconds(100)) == -1) run_->Signal(SIGTERM);
+  EXPECT_THAT(Output(), AllOf(HasSubstr("a second signal: ending at once"),
+                              HasSubstr("the daemon ended with 1")));
 }
 
 }  // namespace
