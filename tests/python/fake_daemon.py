@@ -141,6 +141,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         return pb.HelloReply(version=self.version, server="fake", lanes=1, device_type="cpu")
 
     def OpenSession(self, request, context):  # noqa: N802
+        self._first("OpenSession", context)
         self.opened.append(request)
         if request.resume == types.RESUME_REQUIRE and not self.has_state:
             code = grpc.StatusCode.FAILED_PRECONDITION
@@ -157,6 +158,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
 
     def RegisterLayout(self, requests, context):  # noqa: N802
         request = layout_parts.merge(requests)
+        self._first("RegisterLayout", context)
         self.registered.append(request)
         reply = pb.RegisterLayoutReply(buckets=self.buckets)
         for index, parameter in enumerate(request.parameters):

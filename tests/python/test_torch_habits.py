@@ -227,6 +227,31 @@ def test_gradients_changed_by_hand_equal_torch(muon, change):
     run_both(muon, loop)
 
 
+@pytest.mark.parametrize("small_max", [0, 4096], ids=["one by one", "together"])
+@pytest.mark.parametrize("kept", [lambda p: p.grad, lambda p: p.grad.view(-1).view_as(p)])
+def test_gradients_kept_over_zero_grad_stay_what_they_were(muon, monkeypatch, small_max, kept):
+    """Two losses' gradients are combined by hand (PCGrad), and compared with the last step's."""
+    monkeypatch.setattr(dmuond.torch.early, "SMALL_MAX", small_max)
+
+    def loop(model, optimizer):
+        last = None
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+            first = [kept(p) for p in model.parameters()]
+            optimizer.zero_grad()
+            loss_of(model, step + 50).backward()
+            for p, gradient in zip(model.parameters(), first, strict=True):
+                p.grad = gradient + 0.5 * p.grad
+            if last is not None:
+                p, gradient = model.up.weight, last
+                p.grad = p.grad + 0.1 * gradient
+            optimizer.step()
+            last = model.up.weight.grad
+            optimizer.zero_grad()
+
+    run_both(muon, loop)
+
+
 def test_clipping_that_starts_late_withdraws_and_equals_torch(muon):
     def loop(model, optimizer):
         for step in range(STEPS + 2):

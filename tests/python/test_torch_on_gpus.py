@@ -81,7 +81,7 @@ def test_replicas_have_the_bits_of_the_cpu(machine, world):
         for run, wanted in zip(runs, expected, strict=True):
             found, looks = machine.on_gpus(world, run, own)
             assert_same(found, wanted)
-            assert set(looks) == {0}, "nothing but FSDP2 needs the host to wait for the device"
+            assert set(looks) == {0}, "nothing but FSDP2 has all bytes compared"
 
 
 @WORLDS

@@ -54,19 +54,57 @@ def test_a_checkpoint_loaded_after_the_optimizer_was_made_is_trained(muon):
     assert_same_training(model, reference, checkpoint)
 
 
+@pytest.mark.parametrize("when", ["between steps", "after the backward pass", "instead of a step"])
+def test_weights_loaded_while_gradients_are_signalled_early_are_trained(muon, when):
+    """Lanes have collected gradients of the attempt that the weights are pushed in."""
+
+    def loop(model, optimizer):
+        for step in range(9):
+            if step == 3:
+                best = copy.deepcopy(model.state_dict())
+            if step == 6 and when == "between steps":
+                model.load_state_dict(best)
+            loss_of(model, step).backward()
+            if step == 6 and when != "between steps":
+                model.load_state_dict(best)
+            if step != 6 or when != "instead of a step":
+                optimizer.step()
+            optimizer.zero_grad()
+
+    run_both(muon, loop, early_buckets=True)
+
+
 def test_weights_changed_by_hand_are_refused_by_name_until_they_are_pushed(muon):
     model = make_model()
     optimizer = muon(model)
     loss_of(model, 0).backward()
     with torch.no_grad():
         model.up.weight.mul_(2.0)
-    with pytest.raises(dmuond.Error, match=r"'up.weight'.*push_parameters"):
+    with pytest.raises(dmuond.Error, match=r"call push_parameters\(\['up.weight'\]\)"):
         optimizer.step()
     changed = model.up.weight.detach().clone()
     optimizer.push_parameters()
     assert torch.equal(model.up.weight, changed)
     optimizer.step()
     assert optimizer.last_committed_step == 1
+
+
+def test_weights_changed_without_a_trace_are_refused_by_name_until_they_are_pushed(muon):
+    model = make_model()
+    optimizer = muon(model)
+    plain_loop(model, optimizer, range(2))
+    loss_of(model, 2).backward()
+    kept = model.up.weight.detach().clone()
+    model.up.weight.data.clamp_(-0.01, 0.01)
+    with pytest.raises(dmuond.Error, match=r"call push_parameters\(\['up.weight'\]\)"):
+        optimizer.step()
+    model.up.weight.data.copy_(kept)
+    optimizer.step()
+    model.up.weight.data.clamp_(-0.01, 0.01)
+    changed = model.up.weight.detach().clone()
+    optimizer.push_parameters(["up.weight"])
+    assert torch.equal(model.up.weight, changed)
+    plain_loop(model, optimizer, [3])
 
 
 def test_weights_moved_elsewhere_are_refused_until_they_are_pushed(muon):
@@ -171,6 +209,21 @@ def test_bf16_weights_keep_fp32_masters(muon):
     moved = state[position]["master"] - before["down.weight"].float()
     assert moved.abs().max() > 0
     assert torch.equal(state[position]["master"].to(torch.bfloat16), model.down.weight.detach())
+
+
+def test_pushed_weights_of_half_precision_keep_the_masters_that_round_to_them(muon):
+    model = make_model().to(torch.bfloat16)
+    optimizer = muon(model, lr=1e-5, adamw_lr=1e-6)
+    plain_loop(model, optimizer, range(3))
+    before = state_by_name(optimizer.state_dict())
+    with torch.no_grad():
+        model.up.bias.add_(1)
+    optimizer.push_parameters()
+    after = state_by_name(optimizer.state_dict())
+    assert torch.equal(after["up.bias"]["master"], model.up.bias.detach().float())
+    for name in before.keys() - {"up.bias"}:
+        assert torch.equal(after[name]["master"], before[name]["master"]), name
+    plain_loop(model, optimizer, [3])
 
 
 class Watch(threading.Thread):

@@ -4,11 +4,12 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from dmuond import types, waiting
 from dmuond._proto import trainer_pb2 as pb
-from test_core_client import open_session, scalars, two_matrices
+from test_core_client import layout_of_two_matrices, open_session, scalars, two_matrices
 
 AWAITED = {
     "what": "rank 1 (pid 4711 on node 0), whose trainer has died",
@@ -75,6 +76,27 @@ def test_a_push_that_waits_says_so_too(fake, soon, caplog):
     first, *_ = lines(caplog)
     assert first.startswith("rank 0: a push has waited 0 s so far, for rank 1 (pid 4711")
     assert first.endswith("; for 2 more")
+
+
+def test_a_start_that_waits_says_for_what(fake, soon, caplog):
+    waits = {"OpenSession": "the daemon at ", "RegisterLayout": "all ranks of job 'default' to"}
+
+    def wait(context):
+        said = len(lines(caplog))
+        deadline = time.monotonic() + 10
+        while len(lines(caplog)) == said and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    fake.first = dict.fromkeys(waits, wait)
+    with open_session(fake) as session:
+        layout_of_two_matrices(session)
+    start, goes_on, registration, registered = lines(caplog)
+    assert start.startswith(f"rank 0: the start has waited 0 s so far, for {waits['OpenSession']}")
+    assert registration.startswith(
+        f"rank 0: the registration has waited 0 s so far, for {waits['RegisterLayout']}"
+    )
+    assert goes_on == "rank 0: the start goes on after 0 s"
+    assert registered == "rank 0: the registration goes on after 0 s"
 
 
 def test_a_script_without_any_logging_shows_it_on_stderr():

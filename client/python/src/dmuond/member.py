@@ -26,6 +26,7 @@ from dmuond.link import Identity, Link
 from dmuond.memory import Arena, Memory, View
 from dmuond.places import Place
 from dmuond.timeline import Published, Timeline
+from dmuond.waiting import WaitNotice
 
 log = logging.getLogger("dmuond")
 
@@ -131,7 +132,8 @@ class Member(abc.ABC):
                 raise
             fork.watch(self)
             try:
-                self._link.open(self._identity, resume)
+                with WaitNotice(self.rank, "the start").waiting_for(self._what_opening_awaits()):
+                    self._link.open(self._identity, resume)
                 break
             except errors.Error as error:
                 late = error.reason == "CLAIM_EXPIRED"
@@ -149,6 +151,13 @@ class Member(abc.ABC):
         self._watch_for_the_end()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
+
+    def _what_opening_awaits(self) -> str:
+        """For people."""
+        return (
+            f"the daemon at {self._path} to take it into job '{self.job}': when all daemons of the "
+            "group have joined, and nobody is left of a job of this name that ends"
+        )
 
     @abc.abstractmethod
     def close(self) -> None:

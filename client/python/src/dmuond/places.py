@@ -132,8 +132,12 @@ def ends_job(error: BaseException, on_error: str) -> bool:
 
 def has_ended(error: BaseException) -> bool:
     """Whether an error says that the job has ended, or is lost, already."""
-    gone = isinstance(error, errors.Aborted | errors.StateLost | errors.DaemonLost)
-    return gone or (isinstance(error, errors.Error) and error.reason == "JOB_ENDED")
+    if isinstance(error, errors.Aborted | errors.StateLost | errors.DaemonLost):
+        return True
+    if not isinstance(error, errors.Error):
+        return False
+    waited_in_vain = error.reason == "PEER_LOST" and "linger_ms" in error.metadata
+    return waited_in_vain or error.reason == "JOB_ENDED"
 
 
 def describe(error: BaseException) -> str:

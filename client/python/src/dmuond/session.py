@@ -160,7 +160,10 @@ class Session(Member):
             parameters=parameters, fragments=fragments, groups=groups, bucket_bytes=bucket_bytes
         )
         self._check_alive()
-        self._adopt_registered(self._link.register(self._layout))
+        others = f"all ranks of job '{self.job}' to register (WORLD_SIZE is {self.world_size})"
+        with WaitNotice(self.rank, "the registration").waiting_for(others):
+            registered = self._link.register(self._layout)
+        self._adopt_registered(registered)
         assert self.registered is not None
         return self.registered
 

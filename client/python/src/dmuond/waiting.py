@@ -81,6 +81,13 @@ class WaitNotice:
             over.set()
             thread.join()
 
+    @contextlib.contextmanager
+    def waiting_for(self, what: str) -> Iterator[None]:
+        """Says so now and then in a thread, where there is nobody to ask."""
+        with self.asking(lambda: [Awaited(what=what)]):
+            yield
+        self.end()
+
     def _waited_s(self) -> float:
         return time.monotonic() - self._began
 
@@ -96,7 +103,9 @@ def duration(seconds: float) -> str:
 
 
 def _text(awaited: Awaited) -> str:
-    told = [f"awaited for {duration(awaited.since_ms / 1e3)}"]
+    told = []
+    if awaited.since_ms:
+        told.append(f"awaited for {duration(awaited.since_ms / 1e3)}")
     if awaited.patience_ms:
         told.append(f"in {duration(awaited.patience_ms / 1e3)} {awaited.otherwise}")
-    return f"{awaited.what} ({'; '.join(told)})"
+    return f"{awaited.what} ({'; '.join(told)})" if told else awaited.what

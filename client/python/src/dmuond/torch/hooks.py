@@ -81,5 +81,7 @@ def _adopt(early: EarlySignals, slot: Slot) -> None:
         return  # step() says so
     if isinstance(slot, ShardedSlot) and not slot.gradient_is_placed():
         return  # likewise, when it has been put there
+    if slot.is_viewed():
+        return  # what is viewed stays as it is until step() copies the gradient
     slot.adopt_gradient()
     early.on_gradient(slot)

@@ -88,8 +88,8 @@ class Muon(torch.optim.Optimizer):
     verbose: print the routing table on rank 0.
 
     All parameters are on the CPU or on one GPU. There nothing that is enqueued holds up the host,
-    but for FSDP2's shards, whose bytes step() looks at. Not for several threads. Raises what
-    `dmuond.Session` raises.
+    but for weights whose bytes step() looks at: FSDP2's shards, and now and then some of replicas.
+    Not for several threads. Raises what `dmuond.Session` raises.
     """
 
     # GradScaler hands itself to step() instead of unscaling here.
@@ -394,7 +394,7 @@ class Muon(torch.optim.Optimizer):
         self._watch.after_step(absent)
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
         if committed:
-            self._weights.after_step()
+            self._weights.after_step(arrived=not self._overlap)
         scaler.write_back(grad_scaler, self, skipped=not committed)
         if self._weights.sharded and self._device.takes_turns:
             self._hold_fsdp()
@@ -430,7 +430,9 @@ class Muon(torch.optim.Optimizer):
     def push_parameters(self, names: Iterable[str] | None = None) -> None:
         """Makes the model's weights the masters (all, or those named), after changing them by hand.
 
-        Collective: on all ranks, between the same two steps.
+        Collective: on all ranks, between the same two steps. Where a weight of half precision is
+        still its master's, rounded, the master stays. That reads and writes the masters of all
+        weights that are pushed: name those that were changed.
         """
         if isinstance(names, str):
             raise InvalidArgumentError(f"names='{names}' is one name: give a list")
@@ -438,7 +440,7 @@ class Muon(torch.optim.Optimizer):
         unknown = set(chosen or ()) - {slot.name for slot in self._slots}
         if unknown:
             raise InvalidArgumentError(f"no parameter '{sorted(unknown)[0]}' is updated by dmuond")
-        self._weights.push(chosen)
+        self._weights.push_keeping_masters(chosen)
 
     def save_snapshot(self) -> tuple[int, str]:
         """Writes a snapshot of the last committed step; its step and path, once it is durable.

@@ -6,6 +6,7 @@ version counter and `torch.save` writes its bytes alone.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from dmuond.torch.routing import Routed
 from dmuond.torch.tensor_device import Pair, TensorDevice
 
 ALIGNMENT = 256  # bytes; as everything in a lane's memory
+_SAMPLE_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,11 @@ class Place:
 
 
 class Slot:
-    """A replicated parameter: it lives in the arena itself, and so does its gradient."""
+    """A replicated parameter: it lives in the arena itself, and so does its gradient.
+
+    Attributes: is_lent (p.grad has been `gradient`, and since then nobody has looked whether it is
+    still held), and those that the constructor sets.
+    """
 
     def __init__(
         self, routed: Routed, index: int, holding: Holding, grad_dtype: torch.dtype
@@ -51,11 +57,20 @@ class Slot:
         self._arenas, self._device = arenas, device
         # Its storage is not the parameter's: share_memory_() of the parameter leaves it here.
         self.weight = self._tensor(self.weight_at, self.parameter.dtype)
-        self.gradient = self._tensor(self.gradient_at, self.grad_dtype)
+        self.weight_sample = self._bytes(self.weight_at, self.weight.dtype)[:_SAMPLE_BYTES]
+        self._make_gradient()
         # The same bytes under another storage: stays there when somebody replaces the slot's data.
         self.gradient_bytes = self._tensor(self.gradient_at, self.grad_dtype)
         self._gradient_address = self.gradient_bytes.data_ptr()
         self._kind = self.weight.dtype, self.weight.shape, self.weight.device
+
+    def _make_gradient(self) -> None:
+        self.gradient = self._tensor(self.gradient_at, self.grad_dtype)
+        self.is_lent = False
+        # While nobody else holds the tensor or its storage.
+        self._references = sys.getrefcount(self.gradient)
+        self._storage = self.gradient.untyped_storage()
+        self._storage_uses = torch._C._storage_Use_Count(self._storage._cdata)
 
     def _tensor(self, place: Place, dtype: torch.dtype) -> Tensor:
         shape = self.holding.local_shape
@@ -119,18 +134,38 @@ class Slot:
 
     def adopt_gradient(self) -> bool:
         """Makes p.grad the slot, with its bytes in the arena. False: there is no gradient."""
-        given, slot = self.parameter.grad, self.gradient
+        given = self.parameter.grad
         if given is None:
             return False
-        in_place = slot.data_ptr() == self._gradient_address
-        if given is slot and in_place:
+        if self.gradient_in_place():
             return True
+        if given is self.gradient:  # its .data was replaced
+            self._copy_in(given)
+            self.gradient.data = self.gradient_bytes
+            return True
+        self.let_go()
         self._copy_in(given)
-        if not in_place:  # its .data was replaced
-            slot.data = self.gradient_bytes
-        if given is not slot:
-            self.parameter.grad = slot
+        self.parameter.grad, self.is_lent = self.gradient, True
         return True
+
+    def let_go(self) -> None:
+        """Gives a former p.grad that somebody still holds memory of its own.
+
+        Called before other bytes come into the arena: what zero_grad() has taken from the parameter
+        is its holder's, as with torch.
+        """
+        self.is_lent = False
+        is_held = sys.getrefcount(self.gradient) > self._references
+        if is_held:
+            self.gradient.data = self.gradient.detach().clone()
+        if is_held or self.gradient.data_ptr() != self._gradient_address:
+            self._make_gradient()
+
+    def is_viewed(self) -> bool:
+        """Whether another tensor (a view, p.grad.data) or array shares the memory of p.grad's."""
+        if not self.is_lent or self.parameter.grad is self.gradient:
+            return False
+        return torch._C._storage_Use_Count(self._storage._cdata) > self._storage_uses
 
     def gradient_in_place(self) -> bool:
         slot = self.gradient

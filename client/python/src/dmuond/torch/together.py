@@ -18,6 +18,7 @@ from dmuond.torch.slots import Slot
 
 _address, _shape = Tensor.data_ptr, operator.attrgetter("shape")
 _gradient, _version = operator.attrgetter("grad"), operator.attrgetter("_version")
+_in_arena, _is_lent = operator.attrgetter("gradient"), operator.attrgetter("is_lent")
 
 
 class Replicas:
@@ -31,6 +32,7 @@ class Replicas:
         self._shapes = [torch.Size(slot.holding.local_shape) for slot in self._slots]
         self._addresses = [0] * len(self._slots)
         self._versions = [0] * len(self._slots)
+        self._samples: Tensor | None = None
 
     def moved(self) -> list[Slot]:
         """Those that lie elsewhere than noted, or in another shape than was registered.
@@ -45,7 +47,13 @@ class Replicas:
         return self._where(zip(addresses, shapes, strict=True), then)
 
     def changed(self) -> list[Slot]:
-        """Those that somebody has touched, as far as can be seen but by their bytes."""
+        """Those that somebody may have touched.
+
+        Nothing but their bytes tells of a change through p.data. They are looked at where sample()
+        has been called: if one sample differs, any of the replicas may have been changed.
+        """
+        if self._samples is not None and not torch.equal(self._samples, self._sampled()):
+            return list(self._slots)
         addresses = list(map(_address, self._parameters))
         versions = list(map(_version, self._parameters))
         if addresses == self._addresses and versions == self._versions:
@@ -55,6 +63,7 @@ class Replicas:
 
     def note(self, slots: Iterable[Slot]) -> None:
         """From here on changes of these are noticed."""
+        self._samples = None
         for slot in slots:
             position = self._position[slot.index]
             self._addresses[position] = slot.parameter.data_ptr()
@@ -65,8 +74,17 @@ class Replicas:
 
         A change that changed() has not seen yet is still one.
         """
+        self._samples = None
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = [version + 1 for version in self._versions]
+
+    def sample(self) -> None:
+        """Keeps some bytes of each, which have arrived, for the next call of changed()."""
+        if self._slots:
+            self._samples = self._sampled()
+
+    def _sampled(self) -> Tensor:
+        return torch.cat([slot.weight_sample for slot in self._slots])
 
     def _where(self, now: Iterable[object], then: Iterable[object]) -> list[Slot]:
         differs = map(operator.ne, now, then)
@@ -82,7 +100,6 @@ class SmallGradients:
     def __init__(self, slots: Iterable[Slot]) -> None:
         self.slots = list(slots)
         self._parameters = [slot.parameter for slot in self.slots]
-        self._in_arena = [slot.gradient for slot in self.slots]
         self._bytes = [slot.gradient_bytes for slot in self.slots]
         self._found: list[Tensor | None] = []  # p.grad of each, when it was copied
         self._given: list[Tensor] = []  # those that there were
@@ -92,8 +109,11 @@ class SmallGradients:
     def copy(self) -> bool:
         """Copies those that there are. False: some need adopt_gradient(), and all may have it."""
         found, into = list(map(_gradient, self._parameters)), self._bytes
-        if any(map(operator.is_, found, self._in_arena)):
-            return False  # zero_grad(set_to_none=False)
+        if any(map(_is_lent, self.slots)):
+            if any(map(operator.is_, found, map(_in_arena, self.slots))):
+                return False  # zero_grad(set_to_none=False)
+            for slot in self.slots:
+                slot.let_go()
         given: list[Tensor] = found
         if any(map(operator.is_, found, itertools.repeat(None))):
             there = [gradient is not None for gradient in found]

@@ -21,6 +21,8 @@ from dmuond.torch.together import Replicas
 log = logging.getLogger("dmuond")
 
 _NAMED_MAX = 3
+# Replicas' bytes are looked at after so many steps at first, and then after each so many.
+_SAMPLED_FIRST, _SAMPLED_EVERY = 8, 16
 
 
 class Weights:
@@ -35,6 +37,7 @@ class Weights:
         self._session, self._device, self._slots = session, device, slots
         self.sharded = [slot for slot in slots if isinstance(slot, ShardedSlot)]
         self._replicas = Replicas(slot for slot in slots if not isinstance(slot, ShardedSlot))
+        self._steps = 0  # of this optimizer's
         self.loaded: set[str] = set()
         self.origin = ""
 
@@ -73,9 +76,12 @@ class Weights:
             slot.bind_published()
         self._take(self._slots)
 
-    def after_step(self) -> None:
-        """The arenas have the weights of a step of this optimizer's."""
+    def after_step(self, arrived: bool) -> None:
+        """A step of this optimizer's has been made. arrived: its weights are there."""
         self._replicas.written()
+        self._steps += 1
+        if arrived and (self._steps <= _SAMPLED_FIRST or self._steps % _SAMPLED_EVERY == 0):
+            self._replicas.sample()
         take_shards(self.sharded)
 
     @torch.no_grad()
@@ -86,8 +92,29 @@ class Weights:
         self._push(names)
         self.loaded -= self.loaded if names is None else set(names)
 
+    @torch.no_grad()
+    def push_keeping_masters(self, names: list[str] | None) -> None:
+        """push(), after which a master that rounds to its weight is what it was. Collective.
+
+        A weight of half precision has fewer bits than its master: a push alone would undo all
+        steps that are smaller than these bits. The weights that count are the lowest rank's, so
+        they are compared when they have been published.
+        """
+        chosen = self._chosen(names)
+        rounded = [slot for slot in chosen if slot.weight.dtype is not torch.float32]
+        masters = list(self._masters(rounded))
+        self.push(names)
+        if rounded:
+            self._push_near(masters, rounded)
+
+    def _chosen(self, names: list[str] | None) -> list[Slot]:
+        if names is None:
+            return self._slots
+        wanted = set(names)
+        return [slot for slot in self._slots if slot.name in wanted]
+
     def _push(self, names: list[str] | None) -> None:
-        chosen = [slot for slot in self._slots if names is None or slot.name in set(names)]
+        chosen = self._chosen(names)
         for slot in chosen:
             slot.write_weight()
         self._device.finish()
@@ -131,9 +158,18 @@ class Weights:
 
     def _push_masters(self, slots: list[Slot]) -> None:
         """Puts the weights' values into the masters; shards that are equal to the masters stay."""
+        self._push_near(self._masters(slots), slots)
+
+    def _masters(self, slots: list[Slot]) -> Iterable[StateTensor]:
+        if not slots:
+            return ()
+        return self._session.pull([slot.name for slot in slots], [types.STATE_KIND_MASTER])
+
+    def _push_near(self, masters: Iterable[StateTensor], slots: list[Slot]) -> None:
+        """Pushes masters with the weights' values: these, where they round to the weights."""
         by_name = {slot.name: slot for slot in slots}
         pushed = []
-        for tensor in self._session.pull(list(by_name), [types.STATE_KIND_MASTER]):
+        for tensor in masters:
             value = by_name[tensor.parameter].value().cpu()
             master = _values(tensor, value)
             if not same_bytes(value, master.to(value.dtype)):
@@ -170,9 +206,11 @@ class Weights:
         names = self._differing(touched)
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            pushed = f"{names}" if len(names) <= _NAMED_MAX else ""
             raise Error(
                 f"the weights of '{names[0]}'{more} were changed by other means than this "
-                "optimizer and not pushed: call push_parameters() on all ranks after changing them"
+                f"optimizer and not pushed: call push_parameters({pushed}) on all ranks after "
+                "changing them"
             )
 
     def check_fits(self) -> None:
@@ -182,11 +220,9 @@ class Weights:
 
     def _differing(self, slots: list[Slot]) -> list[str]:
         """Names of the slots whose value is not the master's; the others are accepted."""
-        if not slots:
-            return []
         by_name = {slot.name: slot for slot in slots}
         names = set(by_name)
-        for tensor in self._session.pull(list(by_name), [types.STATE_KIND_MASTER]):
+        for tensor in self._masters(slots):
             slot = by_name[tensor.parameter]
             value = slot.value().cpu()
             if value.shape != slot.holding.local_shape:
