@@ -91,7 +91,8 @@ uint64_t DigestOf(const PlanInputs& inputs, const Plan& plan) {
   // Where memory comes in bytes, digests are what they were before granules were counted.
   if (inputs.memory_granule_bytes != 1) digest.Add(inputs.memory_granule_bytes);
   digest.Add(inputs.bucket_bytes);
-  if (inputs.lands) digest.Add(uint64_t{1});  // a plan without has the digest that it always had
+  // A plan without has the digest that it always had.
+  if (inputs.landing_bytes_max > 0) digest.Add(inputs.landing_bytes_max);
   AddCosts(inputs.costs, digest);
   digest.Add(inputs.iterations.size());
   for (const Iteration& iteration : inputs.iterations) AddIteration(iteration, digest);

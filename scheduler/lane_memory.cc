@@ -91,10 +91,11 @@ absl::StatusOr<std::vector<int64_t>> LaneMemory(const PlanInputs& inputs, const 
     }
   }
   std::vector<int64_t> landing(lanes, 0);
-  if (inputs.lands) AddLanding(inputs, plan, landing);
+  if (inputs.landing_bytes_max > 0) AddLanding(inputs, plan, landing);
   for (int32_t lane = 0; lane < lanes; ++lane) {
-    bytes[lane] += InGranules(
-        inputs, staging[lane] + std::max(step_bytes[lane], adopt_bytes[lane]) + landing[lane]);
+    bytes[lane] +=
+        InGranules(inputs, staging[lane] + std::max(step_bytes[lane], adopt_bytes[lane]) +
+                               std::min(landing[lane], inputs.landing_bytes_max));
   }
   return bytes;
 }

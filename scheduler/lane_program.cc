@@ -16,9 +16,6 @@
 namespace dmuond::scheduler {
 namespace {
 
-// More than any memory: sums of a program that came from elsewhere stay below 2^63.
-constexpr int64_t kLandingBytesMax = int64_t{1} << 60;
-
 class ProgramBuilder {
  public:
   ProgramBuilder(const PlanInputs& inputs, const Plan& plan, LaneId lane)
@@ -54,8 +51,8 @@ class ProgramBuilder {
     program_.slot_classes = MakeSlotClasses(plan_.units, program_.batches, program_.state_bytes);
     for (UnitId id : owned) Stage(plan_.units[id.value()]);
     if (absl::Status status = AddTransfers(); !status.ok()) return status;
-    if (inputs_.lands) {
-      program_.landing_bytes = PlaceLanding(program_, program_.staging_bytes);
+    if (inputs_.landing_bytes_max > 0) {
+      program_.landing_bytes = std::min(BytesThatLand(), inputs_.landing_bytes_max);
       program_.staging_bytes += program_.landing_bytes;
     }
     return std::move(program_);
@@ -124,6 +121,20 @@ class ProgramBuilder {
                                    parameter.reduce_factor});
   }
 
+  // Gradients of the node's trainers on other devices that the lane reads.
+  [[nodiscard]] int64_t BytesThatLand() const {
+    int64_t bytes = 0;
+    for (const LaneUnit& of : program_.units) {
+      const int64_t size = SizeOf(program_.FindParameter(of.unit.parameter)->gradient_type);
+      for (const LaneCell& cell : of.cells) {
+        bytes += std::count_if(cell.leaves.begin(), cell.leaves.end(),
+                               [&](const CellLeaf& leaf) { return program_.IsFarAway(leaf); }) *
+                 AlignUp(Elements(cell.box) * size);
+      }
+    }
+    return bytes;
+  }
+
   [[nodiscard]] static int64_t Take(int64_t& end_bytes, int64_t bytes) {
     return std::exchange(end_bytes, end_bytes + AlignUp(bytes));
   }
@@ -179,6 +190,10 @@ class ProgramBuilder {
 
 }  // namespace
 
+bool LaneProgram::IsFarAway(const CellLeaf& leaf) const {
+  return leaf.node == node && !std::binary_search(at_home.begin(), at_home.end(), leaf.rank);
+}
+
 const LaneUnit* LaneProgram::Find(UnitId id) const {
   const auto found =
       std::lower_bound(units.begin(), units.end(), id,
@@ -224,24 +239,6 @@ std::span<const Transfer> TransfersOfUnit(const std::vector<Transfer>& transfers
       std::upper_bound(begin, transfers.end(), unit,
                        [](UnitId wanted, const Transfer& t) { return wanted < t.unit; });
   return {begin, end};
-}
-
-int64_t PlaceLanding(LaneProgram& program, int64_t begin_bytes) {
-  int64_t bytes = 0;
-  for (LaneUnit& of : program.units) {
-    const int64_t size = SizeOf(program.FindParameter(of.unit.parameter)->gradient_type);
-    for (LaneCell& cell : of.cells) {
-      for (CellLeaf& leaf : cell.leaves) {
-        if (leaf.node != program.node ||
-            std::binary_search(program.at_home.begin(), program.at_home.end(), leaf.rank)) {
-          continue;
-        }
-        leaf.landing_offset_bytes = begin_bytes + bytes;
-        bytes = std::min(bytes + AlignUp(Elements(cell.box) * size), kLandingBytesMax);
-      }
-    }
-  }
-  return bytes;
 }
 
 int64_t OffsetInPlace(const LaneProgram& program, const LaneUnit& of, const Transfer& t) {

@@ -72,9 +72,6 @@ struct CellLeaf {
   TrainerRank rank;
   NodeRank node;          // of the trainer
   int32_t fragment = -1;  // into LaneProgram::fragments; -1: of another node's trainer
-  // Where in staging memory the lane may copy the leaf's gradient (the cell's box, dense, in its
-  // own type) before it may compute with it; -1: it is read where it lies.
-  int64_t landing_offset_bytes = -1;
 };
 
 // A cell (Plan::cells) as far as the lane has a part in it.
@@ -122,10 +119,12 @@ struct LaneProgram {
   int64_t state_bytes = 0;
   int64_t staging_bytes = 0;  // staged units, the transfers' memory and the landing
   // The landing is the end of staging memory: room for gradients of trainers of the node that are
-  // not at home here, where PlanInputs::lands.
+  // not at home here, for all of them or for PlanInputs::landing_bytes_max.
   int64_t landing_bytes = 0;
 
   [[nodiscard]] int32_t buckets() const { return static_cast<int32_t>(publishers.size()); }
+  // Whether the gradient is a trainer's of this node, but of another device.
+  [[nodiscard]] bool IsFarAway(const CellLeaf& leaf) const;
   // Null: the lane has no part in it.
   [[nodiscard]] const LaneUnit* Find(UnitId id) const;
   [[nodiscard]] const LaneParameter* FindParameter(int32_t index) const;
@@ -145,10 +144,6 @@ struct LaneProgram {
 // REQUIRES: the lane owns the unit, and the transfer's box lies in it.
 [[nodiscard]] int64_t OffsetInPlace(const LaneProgram& program, const LaneUnit& of,
                                     const Transfer& transfer);
-
-// Gives each leaf that is to land its place, one after the other from `begin_bytes` on, and returns
-// how many bytes they take. REQUIRES: as CheckLaneProgram() wants units, cells and fragments.
-int64_t PlaceLanding(LaneProgram& program, int64_t begin_bytes);
 
 struct Plan;
 struct PlanInputs;

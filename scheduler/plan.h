@@ -27,9 +27,9 @@ struct PlanInputs {
   int64_t lane_memory_bytes = 0;             // per lane, state + staging + workspace; 0: no limit
   int64_t memory_granule_bytes = 1;          // devices give memory in multiples of it
   int64_t bucket_bytes = int64_t{32} << 20;  // gradient bytes per bucket, about
-  // A lane may run no kernel while the trainer on its device computes, and has room to copy other
-  // devices' gradients to meanwhile (LaneProgram::landing_bytes).
-  bool lands = false;
+  // Per lane: room that copy engines bring other devices' gradients to before they are added
+  // (LaneProgram::landing_bytes) is at most so much; 0: none, they are read where they lie.
+  int64_t landing_bytes_max = 0;
   CostTable costs;  // empty: the analytic default
   // Per hyperparameter group, what runs on its matrices; others: the default preset's.
   std::vector<Iteration> iterations;

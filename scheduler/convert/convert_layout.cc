@@ -445,7 +445,7 @@ absl::StatusOr<scheduler::PlanInputs> FromProto(const v1::PlanInputs& inputs) {
   out.nodes = inputs.nodes();
   out.lanes_per_node = inputs.lanes_per_node();
   out.lane_memory_bytes = inputs.lane_memory_bytes();
-  out.lands = inputs.lands();
+  out.landing_bytes_max = inputs.landing_bytes_max();
   if (inputs.memory_granule_bytes() != 0) out.memory_granule_bytes = inputs.memory_granule_bytes();
   if (first.bucket_bytes() != 0) out.bucket_bytes = first.bucket_bytes();
   out.costs = FromProto(inputs.costs());

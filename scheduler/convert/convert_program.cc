@@ -313,10 +313,6 @@ absl::StatusOr<scheduler::LaneProgram> FromProto(const v1::LaneProgram& program)
   out.landing_bytes = program.landing_bytes();
   if (status.ok()) status = CheckLaneProgram(out);
   if (!status.ok()) return status;
-  if (out.landing_bytes > 0) {
-    const int64_t wanted = PlaceLanding(out, out.staging_bytes - out.landing_bytes);
-    if (wanted != out.landing_bytes) return Refuse("bytes to land in are not", wanted);
-  }
   return out;
 }
 

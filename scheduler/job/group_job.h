@@ -67,7 +67,7 @@ struct GroupJobOptions {
   uint32_t attempts_from = 0;
   int64_t lane_memory_bytes = 0;
   int64_t memory_granule_bytes = 1;  // this daemon's devices', as PlanInputs'
-  bool lands = false;                // this daemon's devices', as PlanInputs'
+  int64_t landing_bytes_max = 0;     // this daemon's devices', as PlanInputs'
   std::optional<CostTable> costs;    // measured; nullopt: estimates
   CostTable estimates;               // analytic, for this daemon's devices
   bool replan = false;  // measured costs hold for a job that begins from a snapshot, too

@@ -32,7 +32,7 @@ AddressedMessages GroupJob::PlanRegistered() {
   message.set_nodes(options_.nodes);
   message.set_lanes_per_node(options_.lanes_per_node);
   message.set_lane_memory_bytes(options_.lane_memory_bytes);
-  message.set_lands(options_.lands);
+  message.set_landing_bytes_max(options_.landing_bytes_max);
   if (options_.memory_granule_bytes != 1) {
     message.set_memory_granule_bytes(options_.memory_granule_bytes);
   }

@@ -1,6 +1,9 @@
 #include "server/lane/collect_work.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -8,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "scheduler/convert/convert.h"
+#include "scheduler/state_slots.h"
 #include "server/lane/strided.h"
 
 namespace dmuond::server::lane {
@@ -50,6 +54,7 @@ class WorkBuilder {
       std::sort(bucket.ranks.begin(), bucket.ranks.end());
       bucket.ranks.erase(std::unique(bucket.ranks.begin(), bucket.ranks.end()), bucket.ranks.end());
     }
+    PlaceLanding();
     return std::move(work_);
   }
 
@@ -85,11 +90,8 @@ class WorkBuilder {
     source.arena = slice.arena;
     source.offset_bytes = OffsetBytes(slice, view, dtype);
     source.box = At(nullptr, dtype, view);
-    if (gradients_ && leaf.landing_offset_bytes >= 0) {
-      source.landing = At(job_.staging->data() + leaf.landing_offset_bytes, dtype,
-                          scheduler::ViewInBox(cell.box, cell.box));
-      bucket.landing_bytes +=
-          static_cast<int64_t>(kernels::SizeOf(dtype)) * scheduler::Elements(cell.box);
+    if (gradients_ && job_.program.landing_bytes > 0 && job_.program.IsFarAway(leaf)) {
+      source.landing = At(nullptr, dtype, scheduler::ViewInBox(cell.box, cell.box));
     }
     source.first_leaf = static_cast<int32_t>(bucket.leaves.size());
     bucket.leaves.push_back({leaf.rank, unit.parameter});
@@ -169,6 +171,36 @@ class WorkBuilder {
     }
     bucket.sources.push_back(source);
     return true;
+  }
+
+  // Gives buckets their parts of the landing one after the other, and again from its beginning on
+  // where it ends.
+  void PlaceLanding() {
+    const int64_t room = job_.program.landing_bytes;
+    if (room == 0) return;
+    std::byte* const landing = job_.staging->data() + job_.program.staging_bytes - room;
+    int64_t next = 0;
+    for (CollectBucket& bucket : work_) {
+      int64_t bytes = 0;
+      for (const CollectSource& source : bucket.sources) bytes += LandingBytes(source);
+      if (bytes > room) continue;
+      if (bytes > room - next) next = 0;
+      bucket.landing_begin_bytes = next;
+      bucket.landing_bytes = bytes;
+      for (CollectSource& source : bucket.sources) {
+        if (LandingBytes(source) == 0) continue;
+        source.landing.data = landing + next;
+        next += LandingBytes(source);
+      }
+    }
+  }
+
+  [[nodiscard]] static int64_t LandingBytes(const CollectSource& source) {
+    const kernels::StridedBox& box = source.landing;
+    if (box.dims == 0) return 0;
+    return scheduler::AlignUp(std::accumulate(box.shape.begin(), box.shape.begin() + box.dims,
+                                              static_cast<int64_t>(kernels::SizeOf(box.dtype)),
+                                              std::multiplies<>()));
   }
 
   const LaneJob& job_;

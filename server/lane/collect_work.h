@@ -20,8 +20,8 @@ struct CollectSource {
   uint32_t arena = 0;
   int64_t offset_bytes = 0;  // of the box's first element in the arena
   kernels::StridedBox box;   // without an address where it is a trainer's
-  // Where a trainer's gradient may be copied to before anything is computed with it; no address:
-  // nowhere.
+  // A gradient of another device may be copied here, into its bucket's part of the landing, before
+  // anything is computed with it. One without an address is read where it lies.
   kernels::StridedBox landing;
   uint8_t level = 0;       // of its subtree
   int32_t first_leaf = 0;  // into CollectBucket::leaves: what it consists of
@@ -49,7 +49,10 @@ struct CollectBucket {
   std::vector<scheduler::UnitId> units;           // owned
   std::vector<scheduler::UnitId> norm_units;      // of them, those whose squares need a pass
   int64_t owned_bytes = 0;                        // read and written by the sums of `owned`
-  int64_t landing_bytes = 0;                      // of sources that have a landing
+  // Its part of the landing: all its sources of other devices, or none of them. Where the landing
+  // has no room for all buckets, parts lie over each other.
+  int64_t landing_begin_bytes = 0;
+  int64_t landing_bytes = 0;
   const std::vector<scheduler::Transfer>* transfers = nullptr;
 };
 

@@ -40,7 +40,8 @@ Collector::Collector(const LaneJob& job, const TrainerMemory& trainers, Rail& ra
       device_(device),
       stream_(stream),
       rank_submitted_(job.local.size()),
-      states_(job.buckets()) {}
+      states_(job.buckets()),
+      unseen_(job.buckets()) {}
 
 absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
                                                              const TrainerMemory& trainers,
@@ -70,7 +71,7 @@ absl::StatusOr<std::unique_ptr<Collector>> Collector::Create(const LaneJob& job,
   auto events = CreateEvents(device, job.buckets());
   if (!events.ok()) return events.status();
   collector->events_ = *std::move(events);
-  if (device.takes_turns() && job.program.landing_bytes > 0) {
+  if (job.program.landing_bytes > 0) {
     auto stream = device.CreateStream();
     if (!stream.ok()) return stream.status();
     collector->landing_stream_ = *std::move(stream);
@@ -116,6 +117,7 @@ void Collector::ReserveScratch(const std::vector<CollectBucket>& work) {
   levels_.reserve(boxes_.capacity());
   sum_tasks_.reserve(std::max(sum_tasks_.capacity(), tasks));
   to_sum_.reserve(work.size());
+  landing_in_use_.reserve(work.size());
 }
 
 void Collector::Arm(scheduler::Attempt attempt) {
@@ -130,8 +132,9 @@ void Collector::Arm(scheduler::Attempt attempt) {
   for (std::vector<uint8_t>& bucket : landed_) std::fill(bucket.begin(), bucket.end(), 0);
   quiet_ = false;
   if (start_.has_value()) start_->Arm();
-  unfinished_ = job_.buckets();
+  unseen_ = unfinished_ = job_.buckets();
   in_flight_ = 0;
+  landing_in_use_.clear();
   sum_time_ = norm_time_ = {};
 }
 
@@ -152,6 +155,7 @@ absl::Status Collector::Synchronize() {
 }
 
 void Collector::OnSubmission(const scheduler::Submission& submission) {
+  if (kind_.has_value() && *kind_ != submission.kind) StartOver();
   kind_ = submission.kind;
   rank_submitted_[submission.rank.value()] = true;
   for (int32_t parameter : submission.absent) absent_.push_back({submission.rank, parameter});
@@ -160,8 +164,13 @@ void Collector::OnSubmission(const scheduler::Submission& submission) {
     const double scale = submission.scalars.loss_scale;
     if (loss_scale_.has_value() && *loss_scale_ != scale) {
       // Buckets that came early were reduced under the assumption that the scale had not changed.
-      for (BucketState& state : states_) {
-        if (std::exchange(state.reduced, false)) ++unfinished_;
+      for (int32_t b = 0; b < job_.buckets(); ++b) {
+        BucketState& state = states_[b];
+        if (std::exchange(state.reduced, false)) {
+          ++unfinished_;
+          // Where it had landed another bucket may lie by now.
+          std::fill(landed_[b].begin(), landed_[b].end(), 0);
+        }
         // What is still under way is followed, in the same stream, by what replaces it.
         if (state.summing || state.norming) End();
         state.summing = state.norming = false;
@@ -173,11 +182,20 @@ void Collector::OnSubmission(const scheduler::Submission& submission) {
   submitted_ = true;
 }
 
+void Collector::StartOver() {
+  for (BucketState& state : states_) state = {.reported = state.reported};
+  for (std::vector<uint8_t>& bucket : landed_) std::fill(bucket.begin(), bucket.end(), 0);
+  unseen_ = unfinished_ = job_.buckets();
+  while (in_flight_ > 0) End();
+  sum_time_ = norm_time_ = {};
+}
+
 void Collector::OnDetach(int32_t rank) {
   for (int32_t b = 0; armed_ && b < job_.buckets(); ++b) {
     const std::vector<int32_t>& ranks = work()[b].ranks;
     if (!std::binary_search(ranks.begin(), ranks.end(), rank)) continue;
-    states_[b].seen = states_[b].fetched = false;
+    if (std::exchange(states_[b].seen, false)) ++unseen_;
+    states_[b].fetched = false;
     if (std::exchange(states_[b].fetching, false)) End();
     std::fill(landed_[b].begin(), landed_[b].end(), 0);
   }
@@ -193,24 +211,34 @@ absl::Status Collector::OnGo(const scheduler::Go& go) {
   }
   for (const scheduler::BucketRun& run : go.buckets) {
     for (int32_t b = run.first.value(); b < run.end().value(); ++b) {
-      if (absl::Status status = StartRail(b); !status.ok()) return status;
+      if (absl::Status status = StartRail(b, go.kind); !status.ok()) return status;
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status Collector::StartRail(int32_t b) {
-  if (!states_[b].packed || states_[b].received) return absl::OkStatus();  // not reported: no part
-  if (states_[b].started) {
+absl::Status Collector::StartRail(int32_t b, AttemptKind kind_of_go) {
+  BucketState& state = states_[b];
+  if (!state.reported || state.received) return absl::OkStatus();  // not reported: no part
+  if (state.started) {
     return absl::InternalError(
         absl::StrCat("a second GO to collect bucket ", b, " of attempt ", attempt_.value()));
   }
-  const bool gradients = kind() != AttemptKind::kPush;
-  states_[b].started = true;
+  const bool gradients = kind_of_go != AttemptKind::kPush;
+  // Gradients of an attempt that has turned out to be a push cross all the same, whatever they are
+  // by now: it is aborted, and the others' messages must end.
+  if (!gradients || kind() == AttemptKind::kStep) {
+    if (!state.packed) {
+      state.gone = true;
+      return absl::OkStatus();
+    }
+    state.started = true;
+  }
   fault::FaultPoint("lane.collect.go");
+  const std::vector<CollectBucket>& work = gradients ? gradients_ : weights_;
   // What nobody has is neither sent nor waited for: both ends read it from the same GO.
   return rail_.Start(
-      RailOperation::kCollect, b, *work()[b].transfers, [&](const scheduler::Transfer& transfer) {
+      RailOperation::kCollect, b, *work[b].transfers, [&](const scheduler::Transfer& transfer) {
         if (!gradients) return true;
         if (absent_.empty()) return true;
         const scheduler::LaneUnit& of = *job_.program.Find(transfer.unit);
@@ -251,6 +279,7 @@ absl::StatusOr<bool> Collector::Progress() {
     if (!state.seen) {
       if (!ContributorsReady(b)) continue;
       state.seen = true;
+      --unseen_;
       if (start_.has_value() && kind() == AttemptKind::kStep && !work()[b].ranks.empty()) {
         start_->OnReady(Clock::now());
       }
@@ -287,11 +316,25 @@ bool Collector::IsTooEarly() const {
 }
 
 bool Collector::IsToLand(int32_t b) const {
-  if (landing_stream_ == nullptr || kind() != AttemptKind::kStep) return false;
+  const int64_t bytes = gradients_[b].landing_bytes;
+  if (bytes == 0 || kind() != AttemptKind::kStep) return false;
   const BucketState& state = states_[b];
   if (!quiet_) return !state.fetched;
+  // With MPS it is always quiet. Once all gradients are ready there is no pass to disturb, and a
+  // sum that reads them where they lie is done before a copy and its sum.
+  if (!device_.takes_turns() && all_ready()) return false;
   const bool begun = state.fetched || state.packing || state.packed;
-  return !begun && gradients_[b].landing_bytes >= kLandsInQuietBytes;
+  return !begun && bytes >= kLandsInQuietBytes;
+}
+
+bool Collector::HasRoomToLand(int32_t b) const {
+  const auto overlaps = [&](int32_t other) {
+    const CollectBucket& one = gradients_[b];
+    const CollectBucket& two = gradients_[other];
+    return other != b && one.landing_begin_bytes < two.landing_begin_bytes + two.landing_bytes &&
+           two.landing_begin_bytes < one.landing_begin_bytes + one.landing_bytes;
+  };
+  return std::none_of(landing_in_use_.begin(), landing_in_use_.end(), overlaps);
 }
 
 // While the kind of an attempt is open, its gradients' and its weights' messages may both come.
@@ -310,8 +353,13 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
     state.fetched = any = true;
   }
   if (IsToLand(b)) {
-    if (absl::Status status = Fetch(b); !status.ok()) return status;
-    return true;
+    if (HasRoomToLand(b)) {
+      if (absl::Status status = Fetch(b); !status.ok()) return status;
+      return true;
+    }
+    // Its sum makes room. With other nodes that sum may be waiting for one that waits for this
+    // bucket.
+    if (!NeedsRail(b)) return any;
   }
   if (!quiet_) return any;
   if (!state.packed) {
@@ -322,7 +370,12 @@ absl::StatusOr<bool> Collector::ProgressBucket(int32_t b) {
     state.packed = any = true;
     fault::FaultPoint("lane.collect.packed");
     if (NeedsRail(b)) {
-      absl::Status status = rail_.ReportReady(attempt_, RailOperation::kCollect, b, kind());
+      absl::Status status;
+      if (!std::exchange(state.reported, true)) {
+        status = rail_.ReportReady(attempt_, RailOperation::kCollect, b, kind());
+      } else if (std::exchange(state.gone, false)) {
+        status = StartRail(b, kind());
+      }
       if (!status.ok()) return status;
     }
   }
@@ -361,6 +414,8 @@ absl::StatusOr<bool> Collector::ProgressReduce(int32_t b) {
     norm_time_.us += Microseconds(state.enqueued, Clock::now());
   }
   state.reduced = true;
+  landing_in_use_.erase(std::remove(landing_in_use_.begin(), landing_in_use_.end(), b),
+                        landing_in_use_.end());
   --unfinished_;
   fault::FaultPoint("lane.collect.reduced");
   return true;
@@ -442,6 +497,9 @@ absl::Status Collector::Fetch(int32_t b) {
     landed[i] = 1;
   }
   states_[b].fetching = true;
+  if (std::find(landing_in_use_.begin(), landing_in_use_.end(), b) == landing_in_use_.end()) {
+    landing_in_use_.push_back(b);
+  }
   Begin();
   return landing_stream_->Record(*landing_events_[b]);
 }
@@ -523,10 +581,6 @@ bool Collector::watches_words() const {
     return false;
   }
   return !quiet_ || !all_ready();
-}
-
-bool Collector::all_ready() const {
-  return std::all_of(states_.begin(), states_.end(), [](const BucketState& s) { return s.seen; });
 }
 
 void Collector::AddAwaitedRanks(std::vector<int32_t>& ranks) const {

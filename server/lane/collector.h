@@ -76,8 +76,8 @@ class Collector {
   void AddAwaitedRanks(std::vector<int32_t>& ranks) const;
   // Whether something lies ready to cross, or crosses.
   [[nodiscard]] bool awaits_rail() const;
-  [[nodiscard]] bool started() const { return started_; }  // a bucket was seen ready
-  [[nodiscard]] bool all_ready() const;                    // every bucket was
+  [[nodiscard]] bool started() const { return started_; }        // a bucket was seen ready
+  [[nodiscard]] bool all_ready() const { return unseen_ == 0; }  // every bucket was
   [[nodiscard]] scheduler::AttemptKind kind() const {
     return kind_.value_or(scheduler::AttemptKind::kStep);
   }
@@ -93,6 +93,8 @@ class Collector {
     bool fetched = false;   // it has landed
     bool packing = false;   // the device works on what others need
     bool packed = false;    // it lies packed
+    bool reported = false;  // to those who say when it crosses; once in an attempt
+    bool gone = false;      // they have said so before it was packed anew
     bool started = false;   // on the rail
     bool received = false;  // nothing of it is on the rail
     bool summing = false;   // the device works on what is owned here
@@ -113,7 +115,9 @@ class Collector {
   [[nodiscard]] const std::vector<CollectBucket>& work() const {
     return kind() == scheduler::AttemptKind::kPush ? weights_ : gradients_;
   }
-  absl::Status StartRail(int32_t bucket);
+  // Gradients were collected in an attempt that turns out to be a push: forgets them.
+  void StartOver();
+  absl::Status StartRail(int32_t bucket, scheduler::AttemptKind kind_of_go);
   [[nodiscard]] bool ContributorsReady(int32_t bucket) const;
   [[nodiscard]] bool IsAbsent(const CollectBucket& bucket, const CollectSource& source) const;
   [[nodiscard]] bool StartsLate() const;
@@ -122,6 +126,8 @@ class Collector {
   // Whether no bucket's gradients are to come yet.
   [[nodiscard]] bool IsTooEarly() const;
   [[nodiscard]] bool IsToLand(int32_t bucket) const;
+  // Whether nothing that is still to be added up lies in the bucket's part of the landing.
+  [[nodiscard]] bool HasRoomToLand(int32_t bucket) const;
   [[nodiscard]] bool HasLanded(const CollectBucket& bucket, const CollectSource& source) const;
   absl::Status Fetch(int32_t bucket);
   absl::Status Pack(const CollectBucket& bucket);
@@ -168,6 +174,9 @@ class Collector {
 
   // Per bucket of gradients_ and source: it has landed, or is about to.
   std::vector<std::vector<uint8_t>> landed_;
+  // Buckets that have landed, or are about to, and are not reduced. One whose trainer detached
+  // stays: what reads it may be under way.
+  std::vector<int32_t> landing_in_use_;
 
   bool armed_ = false;
   bool started_ = false;
@@ -179,6 +188,7 @@ class Collector {
   std::optional<double> loss_scale_;  // submitted, or assumed to be as in the last step
   std::vector<scheduler::AbsentFragment> absent_;  // sorted
   std::vector<BucketState> states_;
+  int32_t unseen_ = 0;  // buckets that are not ready
   int32_t unfinished_ = 0;
   int32_t in_flight_ = 0;  // buckets that the device works on
 

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <set>
 #include <sstream>
@@ -94,6 +95,12 @@ class Logged {
   const std::filesystem::path folder_;
 };
 
+// Copies that engines of both devices have made so far.
+int64_t CopiesByEngine(const Logged& log) {
+  return std::ssize(BeginningsOf("engine", log.Of(0), 0)) +
+         std::ssize(BeginningsOf("engine", log.Of(1), 0));
+}
+
 // When each device's trainers were first told of new weights of the attempt under way. Trainers 0
 // and 2 compute on device 0, 1 and 3 on device 1.
 std::array<int64_t, 2> FirstTold(Cluster& cluster) {
@@ -139,6 +146,24 @@ std::vector<float> AfterTwoSteps(const Cluster::Options& options,
   return all;
 }
 
+constexpr int64_t kRoomForAll = std::numeric_limits<int64_t>::max();
+
+// Copies that bring a step's gradients to lanes' landings, where these have room for all.
+int64_t Landing(Cluster& cluster) {
+  int64_t copies = 0;
+  for (int lane = 0; lane < 2; ++lane) {
+    const scheduler::LaneProgram& program = cluster.program(lane);
+    for (const scheduler::LaneUnit& of : program.units) {
+      for (const scheduler::LaneCell& cell : of.cells) {
+        copies += std::count_if(cell.leaves.begin(), cell.leaves.end(),
+                                [&](const auto& leaf) { return program.IsFarAway(leaf); });
+      }
+    }
+  }
+  EXPECT_GT(copies, 0);
+  return copies;
+}
+
 // Without MPS a kernel waits for the turn of the trainer that computes there, and the trainer for
 // the kernel's: none begins before every trainer of the device has stored `submitted`, or after the
 // first of them has heard of new weights. What copy engines can bring from the other device has
@@ -150,25 +175,16 @@ TEST(LaneOnFakeCudaTest, LaunchesNoKernelBesideATrainerThatTakesTurnsWithIt) {
   ::setenv("FAKE_CUDA_MPS", "0", 1);
   ::setenv("FAKE_CUDA_DELAY_US", "500", 1);
   for (const bool lands : {false, true}) {
-    const std::vector<float> weights =
-        AfterTwoSteps({.bucket_bytes = 16384, .lands = lands}, [&](Cluster& cluster, int) {
+    const std::vector<float> weights = AfterTwoSteps(
+        {.bucket_bytes = 16384, .landing_bytes_max = lands ? kRoomForAll : 0},
+        [&](Cluster& cluster, int) {
           std::array<int64_t, 2> before{};
           for (int device = 0; device < 2; ++device) before[device] = LinesOf(log.Of(device));
           const auto begun = [&](const std::string& kind, int device) {
             return BeginningsOf(kind, log.Of(device), before[device]);
           };
           cluster.Open();
-          int64_t landing = 0;  // copies
-          for (int lane = 0; lane < 2; ++lane) {
-            for (const scheduler::LaneUnit& of : cluster.program(lane).units) {
-              for (const scheduler::LaneCell& cell : of.cells) {
-                landing +=
-                    std::count_if(cell.leaves.begin(), cell.leaves.end(),
-                                  [](const auto& leaf) { return leaf.landing_offset_bytes >= 0; });
-              }
-            }
-          }
-          EXPECT_EQ(landing > 0, lands);
+          const int64_t landing = lands ? Landing(cluster) : 0;  // copies
           for (int32_t rank = 0; rank < 4; ++rank) cluster.SignalReady(rank);
           for (int32_t rank = 0; rank < 4; ++rank) cluster.SubmitFromHost(rank);
           cluster.PumpUntil([&] {
@@ -205,14 +221,12 @@ TEST(LaneOnFakeCudaTest, LandsWhatIsLargeInTheQuietToo) {
   std::vector<float> expected;
   for (const bool turns : {false, true}) {
     ::setenv("FAKE_CUDA_MPS", turns ? "0" : "1", 1);
-    Cluster cluster(world, 1, 2, {.bucket_bytes = 16384, .lands = turns});
+    Cluster cluster(world, 1, 2,
+                    {.bucket_bytes = 16384, .landing_bytes_max = turns ? kRoomForAll : 0});
     cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
     cluster.Push();
     cluster.FillGradients([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
-    const auto copies = [&log] {
-      return std::ssize(BeginningsOf("engine", log.Of(0), 0)) +
-             std::ssize(BeginningsOf("engine", log.Of(1), 0));
-    };
+    const auto copies = [&log] { return CopiesByEngine(log); };
     const int64_t before = copies();
     cluster.Open();
     for (int32_t rank = 0; rank < 4; ++rank) {
@@ -233,6 +247,57 @@ TEST(LaneOnFakeCudaTest, LandsWhatIsLargeInTheQuietToo) {
     }
   }
   ::setenv("FAKE_CUDA_MPS", "1", 1);
+}
+
+// With MPS the landing is smaller than what lands in it. Each bucket waits until sums have made
+// room for it, whatever the order in which buckets become ready. The last one is read where it
+// lies, and so is what has been overwritten when the loss scale turns out to be another.
+TEST(LaneOnFakeCudaTest, ASmallLandingIsFilledAgainAndAgain) {
+  const Logged log;
+  scheduler::testing::World world(4, 1, 2);
+  constexpr int kMatrices = 4;  // of 8 MiB: half of one lands for each of two trainers
+  for (int i = 0; i < kMatrices; ++i) {
+    world.Replicate(scheduler::testing::AdamW("w" + std::to_string(i), {1024, 2048}));
+  }
+  const auto gradient = [](int32_t rank, int32_t p, int64_t i) {
+    return static_cast<float>((((i + p) * 40503 + rank) >> 3) & 255) - 128;
+  };
+  std::vector<std::vector<float>> expected;
+  for (const int64_t room : {int64_t{0}, int64_t{20} << 20}) {
+    Cluster cluster(world, 1, 2, {.bucket_bytes = 1 << 20, .landing_bytes_max = room});
+    cluster.Push();
+    cluster.FillGradients(gradient);
+    const auto copies = [&log] { return CopiesByEngine(log); };
+    ASSERT_EQ(cluster.plan().buckets, kMatrices);
+    const int64_t expected_copies = room == 0 ? 0 : Landing(cluster) / kMatrices * (kMatrices - 1);
+    for (int step = 1; step <= 3; ++step) {
+      cluster.scalars.loss_scale = step < 3 ? 1 : 2;
+      cluster.Open();
+      const int64_t before = copies();
+      const auto submit = [&] {
+        for (int32_t rank = 0; rank < 4; ++rank) cluster.Submit(rank);
+      };
+      if (step == 1) submit();  // nothing is added up before a scale is known
+      for (int32_t b = kMatrices - 1; b > 0; --b) {
+        for (int32_t rank = 0; rank < 4; ++rank) cluster.SignalReady(rank, b);
+      }
+      cluster.PumpUntil([&] { return copies() - before == expected_copies; });
+      if (step > 1) submit();
+      for (int32_t rank = 0; rank < 4; ++rank) cluster.SignalReady(rank, 0);
+      cluster.WaitGathered();
+      EXPECT_EQ(copies() - before, expected_copies);
+      cluster.Decide(scheduler::Verdict::kCommit);
+      cluster.WaitPublished();
+    }
+    for (int i = 0; i < kMatrices; ++i) {
+      const std::vector<float> weights = cluster.Weights("w" + std::to_string(i));
+      if (room == 0) {
+        expected.push_back(weights);
+      } else {
+        EXPECT_TRUE(weights == expected[i]) << i;
+      }
+    }
+  }
 }
 
 // Copies within a device wait for room between the update's kernels. Those to another device, which
@@ -275,7 +340,8 @@ TEST(LaneOnFakeCudaTest, GradientsOfOtherDevicesComeLateInASecondStep) {
   }
   for (const bool turns : {false, true}) {
     ::setenv("FAKE_CUDA_MPS", turns ? "0" : "1", 1);
-    Cluster cluster(world, 1, 2, {.bucket_bytes = 16384, .lands = turns});
+    Cluster cluster(world, 1, 2,
+                    {.bucket_bytes = 16384, .landing_bytes_max = turns ? kRoomForAll : 0});
     ASSERT_EQ(cluster.plan().buckets, 6);  // three are of each lane
     cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
     cluster.Push();
@@ -337,7 +403,8 @@ TEST(LaneOnFakeCudaTest, StepsAllocateNothingAndWaitForNoDevice) {
     world.Replicate(scheduler::testing::Muon("a", {96, 64}))
         .Replicate(scheduler::testing::AdamW("b", {300}))
         .ShardRows(scheduler::testing::Muon("c", {64, 48}));
-    Cluster cluster(world, 1, 2, {.bucket_bytes = 16384, .lands = lands});
+    Cluster cluster(world, 1, 2,
+                    {.bucket_bytes = 16384, .landing_bytes_max = lands ? kRoomForAll : 0});
     cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(0, p, i); });
     cluster.Push();
     const auto before = std::ssize(CallsOfLanes(log.Calls()));

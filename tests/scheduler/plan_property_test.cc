@@ -1,6 +1,8 @@
 // Random worlds: every kind of sharding and replication, and what must hold of each plan.
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -11,6 +13,7 @@
 #include "scheduler/lane_program.h"
 #include "scheduler/matrix_view.h"
 #include "scheduler/plan.h"
+#include "scheduler/state_slots.h"
 #include "tests/sanitized.h"
 #include "tests/scheduler/layouts.h"
 #include "tests/scheduler/property.h"
@@ -326,33 +329,36 @@ void AssertDisjoint(std::vector<Region> regions, int64_t limit) {
   }
 }
 
-// Where gradients land: those of all trainers of the node but the lane's own, where they may.
-std::vector<Region> Landing(const PlanInputs& inputs, const LaneProgram& program) {
-  std::vector<Region> regions;
+// Where gradients land: those of all trainers of the node but the lane's own, or as many as may.
+Region Landing(const PlanInputs& inputs, const LaneProgram& program) {
+  int64_t bytes = 0;
   for (const LaneUnit& of : program.units) {
     const Parameter& parameter = inputs.layout.parameters[of.unit.parameter];
     for (const LaneCell& cell : of.cells) {
       for (const CellLeaf& leaf : cell.leaves) {
-        const bool lands = inputs.lands && leaf.node == program.node &&
-                           inputs.layout.trainers[leaf.rank.value()].home != program.rail;
-        RC_ASSERT(lands == (leaf.landing_offset_bytes >= 0));
-        if (!lands) continue;
-        const int64_t bytes = Elements(cell.box) * SizeOf(parameter.gradient_type);
-        RC_ASSERT(leaf.landing_offset_bytes >= program.staging_bytes - program.landing_bytes);
-        regions.push_back({leaf.landing_offset_bytes, leaf.landing_offset_bytes + bytes});
+        if (leaf.node != program.node) continue;
+        if (inputs.layout.trainers[leaf.rank.value()].home == program.rail) continue;
+        bytes += AlignUp(Elements(cell.box) * SizeOf(parameter.gradient_type));
       }
     }
   }
-  return regions;
+  RC_ASSERT(program.landing_bytes == std::min(bytes, inputs.landing_bytes_max));
+  return {program.staging_bytes - program.landing_bytes, program.staging_bytes};
+}
+
+// None, less than what lands as a rule, room for all.
+int64_t SomeLandingBytes() {
+  return std::array<int64_t, 3>{0, kAlignment * Pick(1, 16),
+                                std::numeric_limits<int64_t>::max()}[Pick(0, 2)];
 }
 
 TEST(PlanPropertyTest, MemoryOfALaneIsDisjointAlignedAndWithinItsSums) {
   ForAll(3000, [] {
     PlanInputs inputs = MustInputs(RandomWorld());
-    inputs.lands = Pick(0, 1) == 1;
+    inputs.landing_bytes_max = SomeLandingBytes();
     const Plan plan = MustPlan(inputs);
     for (const LaneProgram& program : MustPrograms(inputs, plan)) {
-      std::vector<Region> step = Landing(inputs, program);
+      std::vector<Region> step = {Landing(inputs, program)};
       for (const StagedUnit& staged : program.staged) {
         const Unit& unit = plan.units[staged.unit.value()];
         const int64_t elements = unit.rows * unit.cols;
@@ -434,7 +440,7 @@ TEST(PlanPropertyTest, MemoryIsEstimatedInGranules) {
     const Plan in_bytes = MustPlan(inputs);
     const int64_t granule = Pick(2, 1 << 16);
     inputs.memory_granule_bytes = granule;
-    inputs.lands = Pick(0, 1) == 1;
+    inputs.landing_bytes_max = SomeLandingBytes();
     const Plan plan = MustPlan(inputs);
     const auto taken = [&](int64_t bytes) {
       return (std::max<int64_t>(bytes, 1) + granule - 1) / granule * granule;

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -161,10 +162,10 @@ class CudaNodeDevice final : public NodeDevice {
     return std::any_of(gpus_.begin(), gpus_.end(),
                        [](const Gpu& gpu) { return gpu.memory->hangs(); });
   }
-  // Where MPS runs, its control daemon listens in the folder.
-  bool TakesTurns() const override {
-    const std::string folder = lanes_mps_.empty() ? kMpsFolder : lanes_mps_;
-    return ::access((folder + "/control").c_str(), F_OK) != 0;
+  // With MPS sums empty the landing while gradients come; without, it must have room for all.
+  int64_t LandingBytesMax() const override {
+    constexpr int64_t kWithMps = int64_t{512} << 20;
+    return TakesTurns() ? std::numeric_limits<int64_t>::max() : kWithMps;
   }
   // A context takes a fifth of a second, and those of several lanes come one after the other. With
   // MPS a process that ends in the middle of a kernel, one that waits for another node's say, takes
@@ -239,6 +240,12 @@ class CudaNodeDevice final : public NodeDevice {
   }
 
  private:
+  // Where MPS runs, its control daemon listens in the folder.
+  [[nodiscard]] bool TakesTurns() const {
+    const std::string folder = lanes_mps_.empty() ? kMpsFolder : lanes_mps_;
+    return ::access((folder + "/control").c_str(), F_OK) != 0;
+  }
+
   static std::string Describe(const std::vector<Gpu>& gpus) {
     return absl::StrJoin(gpus, ", ", [](std::string* out, const Gpu& gpu) {
       absl::StrAppend(out, gpu.name, " ", gpu.uuid);

@@ -55,9 +55,8 @@ class NodeDevice {
   [[nodiscard]] virtual std::string CoreType() const { return ""; }
   // What updates take on such devices, roughly: for plans without a table of measured times.
   [[nodiscard]] virtual scheduler::CostTable Estimates() const = 0;
-  // Whether a lane and the trainer on its device take turns to compute, as far as the daemon can
-  // see: plans give such lanes room for gradients to land in (PlanInputs::lands).
-  [[nodiscard]] virtual bool TakesTurns() const { return false; }
+  // Gradients of other devices may take so much of a lane's memory (PlanInputs::landing_bytes_max).
+  [[nodiscard]] virtual int64_t LandingBytesMax() const { return 0; }
   // Lanes' memory is given in multiples of it.
   [[nodiscard]] virtual int64_t GranuleBytes() const { return 1; }
   // Whether the state of lanes lies in host memory, so that a snapshot copies it straight.

@@ -124,7 +124,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.coordinator.memory_granule_bytes = device.GranuleBytes();
   options.coordinator.costs = config.costs;
   options.coordinator.estimates = device.Estimates();
-  options.coordinator.lands = device.TakesTurns();
+  options.coordinator.landing_bytes_max = device.LandingBytesMax();
   options.coordinator.replan = config.replan;
   options.coordinator.peer_message_bytes_max = config.peer_message_bytes_max;
   options.coordinator.register_timeout = config.register_timeout;

@@ -74,7 +74,7 @@ Cluster::Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t 
   }
   wire.set_nodes(nodes);
   wire.set_lanes_per_node(lanes_per_node);
-  wire.set_lands(options_.lands);
+  wire.set_landing_bytes_max(options_.landing_bytes_max);
   auto inputs = FromProto(wire);
   EXPECT_TRUE(inputs.ok()) << inputs.status();
   inputs_ = *std::move(inputs);
@@ -474,6 +474,16 @@ std::vector<int32_t> Cluster::WaitUpdated() {
   return awaited;
 }
 
+void Cluster::WaitTurns(int32_t lane) {
+  for (int turn = 0; turn < 8; ++turn) {
+    pong_.reset();
+    v1::LaneCommand command;
+    command.mutable_ping();
+    Send(lane, command);
+    PumpUntil([&] { return pong_.has_value(); });
+  }
+}
+
 StateView Cluster::State(int32_t unit) const {
   const int32_t owner = plan_.units[unit].owner.value();
   return ReadEntry(reinterpret_cast<const StateEntry*>(lanes_[owner].table.mapping->data())[unit]);
@@ -605,6 +615,7 @@ void Cluster::OnRailReady(int32_t node, const v1::RailReady& wire) {
     go.attempt = ready.attempt;
     go.rail = ready.rail;
     go.operation = ready.operation;
+    if (!publish) go.kind = kind_;
     go.buckets = {{scheduler::BucketId(b), 1}};
     v1::LaneCommand command;
     *command.mutable_goes()->add_goes() = ToProto(go);

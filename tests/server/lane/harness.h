@@ -53,7 +53,7 @@ class Cluster {
     bool poison = false;
     bool host_copies = false;
     int64_t snapshot_staging_bytes = 0;
-    bool lands = false;  // PlanInputs::lands
+    int64_t landing_bytes_max = 0;
   };
   Cluster(const scheduler::testing::World& world, int32_t nodes, int32_t lanes_per_node,
           Options options);
@@ -105,6 +105,9 @@ class Cluster {
   void Send(int32_t lane, const v1::LaneCommand& command, const std::vector<int>& fds = {});
   // Handles reports until `done` or half a minute has passed.
   void PumpUntil(const std::function<bool()>& done);
+  // Until the lane has taken several turns: then it has acted on all words that were stored before.
+  void WaitTurns(int32_t lane);
+  [[nodiscard]] int pid(int32_t lane) const { return lanes_[lane].pid; }  // RunAs::kProcess
   // Tells the process to end, and waits; its status as of waitpid().
   int Shutdown(int32_t lane);
   void Restart(int32_t lane);  // kills the process and starts another on the same memory

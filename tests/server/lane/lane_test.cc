@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <limits>
 
@@ -345,6 +346,47 @@ TEST(LaneTest, EarlyBucketsAreReducedAgainWhenTheLossScaleChanges) {
     return cluster.Weights("w");
   };
   EXPECT_TRUE(SameBits(run(true), run(false)));
+}
+
+// Weights that somebody changes after the backward pass: by then gradients have been collected for
+// the attempt, which turns out to be a push. On two nodes the owner of a matrix has told that it is
+// ready to receive gradients, the other node has signalled none: weights may cross as soon as that
+// one has packed them, and the owner hears so together with the push.
+TEST(LaneTest, APushIsOfWeightsAfterGradientsOfTheSameAttempt) {
+  for (const int32_t nodes : {1, 2}) {
+    World world(2, nodes, 1);
+    world.Replicate(Muon("w", {16, 8})).Replicate(Muon("v", {8, 8})).Replicate(AdamW("b", {8}));
+    Cluster cluster(world, nodes, 1, {.run_as = RunAs::kProcess, .bucket_bytes = 256});
+    cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(7, p, i); });
+    cluster.Push();
+    cluster.FillGradients([](int32_t rank, int32_t p, int64_t i) { return Value(rank, p, i); });
+    cluster.Step();
+    cluster.FillWeights([](int32_t, int32_t p, int64_t i) { return Value(8, p, i); });
+    cluster.Open();
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      for (int32_t b = 0; b < cluster.plan().buckets; ++b) {
+        const bool sends = nodes > 1 && !cluster.program(rank).partials.at(b).empty() &&
+                           cluster.program(rank).partials[b].front().from.value() == rank;
+        if (!sends) cluster.SignalReady(rank, b);
+      }
+    }
+    for (int32_t node = 0; node < nodes; ++node) cluster.WaitTurns(node);
+    if (nodes > 1) ::kill(cluster.pid(1), SIGSTOP);
+    for (int32_t rank = 0; rank < 2; ++rank) cluster.PushFrom(rank);
+    cluster.WaitTurns(0);
+    if (nodes > 1) ::kill(cluster.pid(1), SIGCONT);
+    cluster.WaitGathered();
+    cluster.Decide(Verdict::kCommit);
+    cluster.WaitPublished();
+    int32_t p = 0;
+    for (const char* name : {"w", "v", "b"}) {
+      const std::vector<float> weights = cluster.Weights(name);
+      for (size_t i = 0; i < weights.size(); ++i) {
+        ASSERT_EQ(weights[i], Value(8, p, static_cast<int64_t>(i))) << name << i;
+      }
+      ++p;
+    }
+  }
 }
 
 TEST(LaneTest, ALaneThatDiedFinishesTheCommittedStepFromItsKeptGradients) {
