@@ -27,8 +27,7 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
     if (epoch_ == 0) {
       return Later{Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
                          scheduler::Say("the group of ", Named("nodes", options_.nodes),
-                                        " daemons has not formed; `dmuonctl status` on node 0 "
-                                        "says who is missing"))};
+                                        " daemons has not formed"))};
     }
     if (!discards && !resume.has_value()) return NeedsResume{};
   } else if (restores()) {

@@ -7,10 +7,30 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/common/errors.h"
 
 namespace dmuond::server {
 
 using std::chrono::milliseconds;
+
+namespace {
+
+std::string MissingInGroup(const Core& core) {
+  const GroupGaps gaps = core.peers == nullptr ? GroupGaps() : core.peers->Gaps();
+  if (!gaps.missing.empty()) {
+    return absl::StrCat("the daemon of node ", absl::StrJoin(gaps.missing, ", "));
+  }
+  if (gaps.not_joined.empty()) return "the group, which is forming";
+  return absl::StrCat("the group, which is forming without this node: ", gaps.not_joined);
+}
+
+}  // namespace
+
+absl::Status GroupNotFormed(const Core& core) {
+  return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
+               Say("the group of ", Named("nodes", core.options.nodes),
+                   " daemons has not formed. Awaited is ", Named("awaited", MissingInGroup(core))));
+}
 
 void FillAwaited(Core& core, google::protobuf::RepeatedPtrField<v1::Awaited>& awaited) {
   const scheduler::NodeJob& job = core.held_job();
@@ -22,12 +42,7 @@ void FillAwaited(Core& core, google::protobuf::RepeatedPtrField<v1::Awaited>& aw
     const auto waited = std::chrono::duration_cast<milliseconds>(now - *job.broken_since());
     if (waited < scheduler::kAwaitedQuiet) return;
     v1::Awaited& one = *awaited.Add();
-    const GroupGaps gaps = core.peers == nullptr ? GroupGaps() : core.peers->Gaps();
-    one.set_what(
-        !gaps.missing.empty()
-            ? absl::StrCat("the daemon of node ", absl::StrJoin(gaps.missing, ", "))
-            : absl::StrCat("the group, which forms anew ",
-                           gaps.not_joined.empty() ? "" : "without us: ", gaps.not_joined));
+    one.set_what(MissingInGroup(core));
     one.set_since_ms(waited.count());
     const auto left = core.options.coordinator.step.session_linger - waited;
     one.set_patience_ms(std::max<int64_t>(1, left.count()));

@@ -2,6 +2,7 @@
 #ifndef DMUOND_SERVER_DAEMON_CALLS_AWAITED_H_
 #define DMUOND_SERVER_DAEMON_CALLS_AWAITED_H_
 
+#include "absl/status/status.h"
 #include "dmuond/v1/types.pb.h"
 #include "google/protobuf/repeated_field.h"
 #include "server/daemon/core.h"
@@ -11,6 +12,10 @@ namespace dmuond::server {
 // Adds nothing where nobody has been waited for during the last seconds.
 void FillAwaited(Core& core, google::protobuf::RepeatedPtrField<v1::Awaited>& awaited)
     DMUOND_REQUIRES(core.mutex);
+
+// GROUP_NOT_FORMED, with who is missing as far as this node knows: "the daemon of node 1", say, or
+// why this node has not joined.
+absl::Status GroupNotFormed(const Core& core);
 
 }  // namespace dmuond::server
 

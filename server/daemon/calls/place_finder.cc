@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_join.h"
 #include "server/common/errors.h"
+#include "server/daemon/calls/awaited.h"
 
 namespace dmuond::server {
 namespace {
@@ -42,9 +43,7 @@ absl::Status PlaceFinder::WaitForGroup(const Core::Cancelled& cancelled) {
     return Error(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
   }
   if (*formed) return absl::OkStatus();
-  return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
-               Say("the group of ", Named("nodes", options_.nodes),
-                   " daemons has not formed; `dmuonctl status` on node 0 says who is missing"));
+  return GroupNotFormed(core);
 }
 
 absl::StatusOr<int32_t> PlaceFinder::Find(const std::string& job,

@@ -16,6 +16,7 @@
 #include "scheduler/job/refusals.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
+#include "server/daemon/calls/awaited.h"
 #include "server/daemon/calls/checked_layout.h"
 #include "server/plan_summary.h"
 #include "server/version.h"
@@ -340,6 +341,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
     answer = core_.job.Open(std::chrono::steady_clock::now(), opening, resume, actions);
     if (const auto* later = std::get_if<NodeJob::Later>(&answer)) {
       // Bytes come, or the coordinator ends it.
+      if (ReasonOf(later->why) == "GROUP_NOT_FORMED") return GroupNotFormed(core_);
       if (!later->restores) return later->why;
       deadline = from_now();
     } else if (std::holds_alternative<NodeJob::MustDiscard>(answer)) {

@@ -106,6 +106,8 @@ std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address, int32_t nod
                                          const PeerCredentials& credentials,
                                          const PeerProofs& proofs) {
   grpc::ChannelArguments arguments;
+  // http_proxy and https_proxy, which clusters set for the way out, are not for the group.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   if (!proofs.tls_names.empty()) arguments.SetSslTargetNameOverride(proofs.tls_names[node]);
   return grpc::CreateCustomChannel(address, credentials.channel(), arguments);
 }

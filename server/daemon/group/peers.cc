@@ -272,15 +272,15 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   // Who is refused comes again and again.
   void SayRefused(int32_t node, const absl::Status& status) {
     const auto now = steady_clock::now();
-    const std::string what = status.ToString(absl::StatusToStringMode::kWithNoExtraData);
+    const std::string reason = ReasonOf(status);  // the text may differ each time
     {
       MutexLock lock(mutex_);
       // Of all that say that they are none of the group's nodes, one.
       Said& said = said_refused_[node >= 0 && node < options_.nodes ? node : -1];
-      if (what == said.what && now - said.when < kSayRefusedEvery) return;
-      said = {what, now};
+      if (reason == said.reason && now - said.when < kSayRefusedEvery) return;
+      said = {reason, now};
     }
-    log::Warn("a daemon may not join", {{"node", node}, {"what", what}});
+    log::Warn("a daemon may not join", {{"node", node}, {"reason", reason}, {"what", status}});
   }
   // A certificate that has expired shows at the next connection only, which may be months later.
   void SayExpiry() {
@@ -302,7 +302,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       if (said_unproven_.has_value() && now - *said_unproven_ < kSayUnprovenEvery) return;
       said_unproven_ = now;
     }
-    log::Warn("somebody who is not proven calls", {{"what", status}});
+    log::Warn("somebody who is not proven calls", {{"reason", ReasonOf(status)}, {"what", status}});
   }
 
   // Whether it may join: of this group, with this directory. A process that has joined before need
@@ -661,7 +661,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
   std::optional<steady_clock::time_point> heard_ DMUOND_GUARDED_BY(mutex_);
   std::optional<steady_clock::time_point> said_unproven_ DMUOND_GUARDED_BY(mutex_);
   struct Said {
-    std::string what;
+    std::string reason;
     steady_clock::time_point when;
   };
   std::map<int32_t, Said> said_refused_ DMUOND_GUARDED_BY(mutex_);  // by node

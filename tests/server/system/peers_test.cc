@@ -330,6 +330,7 @@ TEST(RefusedNodeTest, WhoIsRefusedComesLessAndLessOftenAndTheLogSaysItOnce) {
     return found;
   };
   EXPECT_EQ(times((*coordinator)->Log(), "a daemon may not join"), 1) << (*coordinator)->Log();
+  EXPECT_THAT((*coordinator)->Log(), ::testing::HasSubstr("node=1 reason=RANK_TWICE what="));
   EXPECT_EQ(times((*second)->Log(), "again_after_ms="), 4) << (*second)->Log();
 }
 
@@ -359,6 +360,41 @@ TEST(RefusedNodeTest, WhoseDirectoryIsAnotherDoesNotSayThatItHasJoined) {
            absl::StrContains((*refused)->Log(), "again_after_ms=800");
   }));
   EXPECT_THAT(status.Get().not_joined(), ::testing::HasSubstr("is not node 0's"));
+}
+
+// As clusters have it where the way out leads through a proxy.
+TEST(GroupThatFormsTest, GoesRoundTheEnvironmentsProxies) {
+  const std::string nobody = "http://" + FreeAddress();
+  for (const char* name : {"http_proxy", "https_proxy", "grpc_proxy"}) {
+    ::setenv(name, nobody.c_str(), 1);
+  }
+  const auto group = StartGroup(2, "cpu:1");
+  for (const char* name : {"http_proxy", "https_proxy", "grpc_proxy"}) ::unsetenv(name);
+  EXPECT_TRUE(group.ok()) << group.status();
+}
+
+TEST(GroupThatHasNotFormedTest, TellsTrainersWhoIsMissing) {
+  const std::string address = FreeAddress();
+  std::vector<std::unique_ptr<DaemonProcess>> daemons;
+  for (const int node : {0, 1}) {
+    auto daemon = DaemonProcess::Start(
+        {.flags = Joined(GroupFlags(node, 3, address), {"--register_timeout=1s"}),
+         .wait_for = "live"});
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemons.push_back(*std::move(daemon));
+  }
+  DaemonStatus member(daemons[1]->address());
+  ASSERT_TRUE(member.WaitFor([](const v1::GetStatusReply& reply) {
+    return absl::StrContains(reply.not_joined(), "others have not");
+  }));
+  const auto refusal = [&](int node) {
+    const auto session =
+        Session::Open({.address = daemons[node]->address(), .rank = node, .world_size = 3});
+    EXPECT_EQ(session.status().code(), absl::StatusCode::kUnavailable);
+    return std::string(session.status().message());
+  };
+  EXPECT_THAT(refusal(0), ::testing::EndsWith("Awaited is the daemon of node 2"));
+  EXPECT_THAT(refusal(1), ::testing::HasSubstr("it has joined, and others have not"));
 }
 
 // More than gRPC takes in one message, for a unit that one rank's node does not own.
