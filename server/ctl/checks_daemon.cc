@@ -74,11 +74,13 @@ Finding CheckSnapshots(const v1::GetStatusReply& status) {
     finding.verdict = Verdict::kFail;
     absl::StrAppend(&finding.detail, "; the directory hangs: ", status.snapshot_dir_hangs());
     finding.remedy = "bring its file server back";
+  } else if (!job.snapshot_error().empty()) {
+    finding.verdict = Verdict::kWarn;
+    absl::StrAppend(&finding.detail, "; the newest: ", job.snapshot_error());
+    finding.remedy = "make room, or bring the directory back";
   } else if (job.snapshots_failed() > 0) {
     finding.verdict = Verdict::kWarn;
-    finding.remedy =
-        "the daemon's log has each cause (msg=\"a snapshot failed\"); make room, or "
-        "bring the directory back";
+    finding.remedy = "the daemon's log has each cause (msg=\"a snapshot failed; …\")";
   }
   return finding;
 }

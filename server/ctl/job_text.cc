@@ -24,6 +24,9 @@ std::string JobText(const v1::JobStatus& job) {
       job.snapshots_left_out(), " left out\n", job.parameters(), " parameters, ", job.matrices(),
       " matrices orthogonalised, gradient norm ", absl::StrFormat("%.6g", job.gradient_norm()),
       "\n");
+  if (!job.snapshot_error().empty()) {
+    absl::StrAppend(&text, "the newest snapshot failed: ", job.snapshot_error(), "\n");
+  }
   for (const v1::Awaited& awaited : job.awaited()) {
     absl::StrAppend(&text, "waits, for ", HumanSeconds(awaited.since_ms() / 1000), " now, for ",
                     awaited.what());

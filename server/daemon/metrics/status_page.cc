@@ -78,6 +78,10 @@ void AddJobTroubles(const SeenJob& job, std::vector<std::string>& troubles) {
     troubles.push_back(absl::StrCat(
         who, " has waited for ", HumanSeconds(awaited.since_ms() / 1000), " for ", awaited.what()));
   }
+  if (!job.status.snapshot_error().empty()) {
+    troubles.push_back(
+        absl::StrCat(who, ": its newest snapshot failed: ", job.status.snapshot_error()));
+  }
   const JobFigures& figures = job.figures;
   if (figures.began.has_value()) {
     const SteadyTime since = figures.progressed.value_or(*figures.began);

@@ -66,7 +66,12 @@ TEST_F(StorageFaultsTest, AFullDiskFailsTheSnapshotAndTrainingGoesOnWithAWarning
     directories += entry.is_directory() ? 1 : 0;
   }
   EXPECT_EQ(directories, 1) << "what was written of the failed one is gone";
+  const auto why = [&] { return DaemonStatus(daemon->address()).Get().job().snapshot_error(); };
+  EXPECT_THAT(why(), HasSubstr("No space left on device"));
   full.store(false);
+  ASSERT_TRUE(world.StepUntil(9));
+  ASSERT_TRUE(WaitDurable(*daemon, 9));
+  EXPECT_EQ(why(), "");
   EXPECT_EQ(daemon->Stop(), 0);
   EXPECT_THAT(daemon->Log(), ::testing::Not(HasSubstr("not in a snapshot")));
 }
