@@ -8,13 +8,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <ctime>
-#include <fstream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -22,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/common/errors.h"
+#include "server/common/whole_file.h"
 
 namespace dmuond::server {
 namespace {
@@ -87,15 +84,13 @@ class Reading {
 
   // Empty: it was wrong.
   std::string Read(const char* flag, const std::string& path) {
-    std::ifstream file(path);
-    std::stringstream text;
-    if (file) text << file.rdbuf();
-    if (!file) {
-      Wrong(flag, path, absl::StrCat("cannot be read: ", std::strerror(errno)));
+    absl::StatusOr<std::string> text = WholeFile(path);
+    if (!text.ok()) {
+      Wrong(flag, path, text.status().message());
       return "";
     }
-    if (text.str().empty()) Wrong(flag, path, "is empty");
-    return text.str();
+    if (text->empty()) Wrong(flag, path, "is empty");
+    return *std::move(text);
   }
 
   // Returns the first one. Null: it is wrong, which was said.

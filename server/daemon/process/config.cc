@@ -2,9 +2,6 @@
 
 #include <array>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
+#include "server/common/whole_file.h"
 #include "server/daemon/process/config_flags.h"
 
 namespace dmuond::server {
@@ -39,16 +37,12 @@ class FirstError : public google::protobuf::io::ErrorCollector {
 };
 
 absl::StatusOr<config::ConfigFile> ReadConfigFile(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
+  const absl::StatusOr<std::string> text = WholeFile(path);
+  if (!text.ok()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--config=", path, " is a directory; it must name a file"));
+        absl::StrCat("--config=", path, " ", text.status().message()));
   }
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file) return absl::InvalidArgumentError(absl::StrCat("--config=", path, " cannot be read"));
-  return ParseConfigText(text.str(), path);
+  return ParseConfigText(*text, path);
 }
 
 absl::Status OverrideByEnvironment(config::ConfigFile& values) {

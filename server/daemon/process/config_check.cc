@@ -8,9 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <limits>
-#include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -23,6 +21,7 @@
 #include "absl/time/time.h"
 #include "scheduler/limits.h"
 #include "server/common/mps_control.h"
+#include "server/common/whole_file.h"
 #include "server/cost_file.h"
 #include "server/daemon/group/peer_names.h"
 #include "server/daemon/group/peer_tls_files.h"
@@ -443,18 +442,16 @@ namespace {
 // What a file holds that only some may read, without space at its end. "" without a file.
 absl::StatusOr<std::string> ReadSecret(const char* flag, const std::string& path) {
   if (path.empty()) return std::string();
-  const auto wrong = [&](const char* why) {
+  const auto wrong = [&](absl::string_view why) {
     return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, " ", why));
   };
+  absl::StatusOr<std::string> secret = WholeFile(path);
+  if (!secret.ok()) return wrong(secret.status().message());
   struct stat status {};
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  if (!file || ::stat(path.c_str(), &status) != 0) return wrong("cannot be read");
+  if (::stat(path.c_str(), &status) != 0) return wrong("is being replaced");
   if ((status.st_mode & 0007) != 0) return wrong("is open to everybody: chmod o= it");
-  std::string secret = text.str();
-  absl::StripTrailingAsciiWhitespace(&secret);
-  if (secret.empty()) return wrong("is empty");
+  absl::StripTrailingAsciiWhitespace(&*secret);
+  if (secret->empty()) return wrong("is empty");
   return secret;
 }
 

@@ -336,11 +336,11 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--log_format=xml", "json"},
       {"--lane_binary=/bin", "no program"},
       {"--snapshot_dir=/proc/nowhere", "cannot be made"},
-      {"--token_file=/nowhere/token", "cannot be read"},
+      {"--token_file=/nowhere/token", "cannot be read: No such file or directory"},
       {"--peer_secret_file=/nowhere/secret", "cannot be read"},
       {"--peer_message_bytes_max=1000", "is not between"},
-      {"--config=/nowhere/config", "cannot be read"},
-      {"--config=/tmp", "is a directory"},
+      {"--config=/nowhere/config", "cannot be read: No such file or directory"},
+      {"--config=/tmp", "cannot be read: Is a directory"},
   };
   for (const auto& [argument, also] : wrong) {
     const std::string mistake = Mistake({argument});
