@@ -2,9 +2,7 @@
 // meanwhile is started again; one that has left, or refuses its settings, is not.
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/file.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,14 +10,12 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/unique_fd.h"
 #include "server/common/exit_codes.h"
@@ -27,9 +23,9 @@
 #include "server/common/one_signal.h"
 #include "server/ctl/child.h"
 #include "server/ctl/command.h"
+#include "server/ctl/private_dir.h"
 #include "server/ctl/ready_wait.h"
 #include "server/ctl/secret.h"
-#include "server/daemon/process/socket_dir.h"
 
 namespace dmuond::server::ctl {
 namespace {
@@ -46,85 +42,6 @@ constexpr int kExitNotFound = 127;
 constexpr std::chrono::seconds kCalm(10);
 constexpr std::chrono::seconds kPauseMin(1);
 constexpr std::chrono::seconds kPauseMax(60);
-
-// A folder of this user's alone, for the socket; gone afterwards. Whoever makes one removes those
-// that runners left which were killed. A runner holds a lock in its folder, which ends with its
-// process. A folder without that file is left alone.
-class PrivateDir {
- public:
-  static absl::StatusOr<PrivateDir> Make() {
-    const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-    std::error_code error;
-    const std::string base =
-        runtime != nullptr && fs::is_directory(runtime, error) ? runtime : "/tmp";
-    RemoveLeftIn(base);
-    for (int tries = 0; tries < kTriesMax; ++tries) {
-      std::string path = absl::StrCat(base, "/", kName, "XXXXXX");
-      if (::mkdtemp(path.data()) == nullptr) return absl::ErrnoToStatus(errno, path);
-      // Another runner may take it for one that was left, in the moment before it is locked.
-      wire::UniqueFd lock = Lock(path, O_CREAT | O_EXCL);
-      if (lock.valid()) return PrivateDir(path, std::move(lock));
-    }
-    return absl::UnavailableError(absl::StrCat("no folder in ", base, " can be locked"));
-  }
-  ~PrivateDir() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  PrivateDir(PrivateDir&& other) noexcept
-      : path_(std::exchange(other.path_, {})), lock_(std::move(other.lock_)) {}
-  PrivateDir& operator=(PrivateDir&&) = delete;
-  [[nodiscard]] std::string socket() const { return SocketIn(path_); }
-  // Of the daemon's control daemon of MPS, where it runs one.
-  [[nodiscard]] std::string mps() const { return socket() + MpsControl::kFolderSuffix; }
-
- private:
-  static constexpr char kName[] = "dmuond-run-";
-  static constexpr int kTriesMax = 10;
-
-  PrivateDir(std::string path, wire::UniqueFd lock)
-      : path_(std::move(path)), lock_(std::move(lock)) {}
-
-  static std::string SocketIn(const std::string& path) { return path + "/dmuond.sock"; }
-
-  // Takes the runner's lock. Invalid: somebody else has it, or it is not there any more.
-  static wire::UniqueFd Lock(const std::string& path, int flags = 0) {
-    const std::string file = path + "/runner.lock";
-    wire::UniqueFd lock(::open(file.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0600));
-    struct stat opened {};
-    struct stat there {};
-    const bool taken = lock.valid() && ::flock(lock.get(), LOCK_EX | LOCK_NB) == 0 &&
-                       ::fstat(lock.get(), &opened) == 0 && ::lstat(file.c_str(), &there) == 0 &&
-                       opened.st_dev == there.st_dev && opened.st_ino == there.st_ino;
-    if (!taken) lock.Reset();
-    return lock;
-  }
-
-  static void RemoveLeftIn(const std::string& base) {
-    std::error_code error;
-    for (fs::directory_iterator at(base, error), end; !error && at != end; at.increment(error)) {
-      if (absl::StartsWith(at->path().filename().string(), kName)) RemoveIfLeft(at->path());
-    }
-  }
-  static void RemoveIfLeft(const std::string& path) {
-    struct stat folder {};
-    if (::lstat(path.c_str(), &folder) != 0 || !S_ISDIR(folder.st_mode)) return;
-    if (folder.st_uid != ::geteuid()) return;
-    const wire::UniqueFd lock = Lock(path);
-    if (!lock.valid()) return;
-    // A daemon that is leaving lives longer than its runner, and lanes longer than their daemon.
-    const std::string socket = SocketIn(path);
-    const wire::UniqueFd daemon(
-        ::open((socket + SocketDir::kLockSuffix).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-    if (daemon.valid() && ::flock(daemon.get(), LOCK_EX | LOCK_NB) != 0) return;
-    MpsControl::EndLeftIn(socket + MpsControl::kFolderSuffix);
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-
-  std::string path_;
-  wire::UniqueFd lock_;
-};
 
 // The signals that are passed on, as a descriptor. Blocked before any thread starts.
 class Signals {

@@ -1,0 +1,38 @@
+// The folder in which `dmuonctl run` has its daemon serve: this user's alone, and gone afterwards.
+//
+// Whoever makes one removes those that killed runners have left. A runner holds a lock in its
+// folder, which ends with its process. A folder without that file is left alone, and so is one
+// whose daemon still runs: a daemon that is leaving lives longer than its runner.
+#ifndef DMUOND_SERVER_CTL_PRIVATE_DIR_H_
+#define DMUOND_SERVER_CTL_PRIVATE_DIR_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "dmuond/wire/unique_fd.h"
+
+namespace dmuond::server::ctl {
+
+class PrivateDir {
+ public:
+  // In $XDG_RUNTIME_DIR, or in /tmp where there is none.
+  static absl::StatusOr<PrivateDir> Make();
+  ~PrivateDir();
+  PrivateDir(PrivateDir&& other) noexcept;
+  PrivateDir& operator=(PrivateDir&&) = delete;
+
+  // Where the daemon is to serve.
+  [[nodiscard]] std::string socket() const;
+  // Of the daemon's control daemon of MPS, where it runs one.
+  [[nodiscard]] std::string mps() const;
+
+ private:
+  PrivateDir(std::string path, wire::UniqueFd lock);
+
+  std::string path_;
+  wire::UniqueFd lock_;
+};
+
+}  // namespace dmuond::server::ctl
+
+#endif  // DMUOND_SERVER_CTL_PRIVATE_DIR_H_
