@@ -14,17 +14,18 @@ import slurm_trainer
 from daemons import program, until
 
 ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "deploy/slurm/train.sbatch"
 STUBS = ROOT / "tests/deploy/slurm"
 PATIENCE_S = 90.0
 
 
 @pytest.fixture
 def submit(tmp_path):
-    """Starts the script as slurmstepd does, for some life of the job."""
+    """Starts the script with a command as slurmstepd does, for some life of the job."""
     started = []
     number = random.randrange(10_000, 1_000_000)  # ports and sockets are made of it
 
-    def submit(steps: int, life: int) -> subprocess.Popen[str]:
+    def submit(*command: str, life: int = 0, **settings: str) -> subprocess.Popen[str]:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("DMUOND_")}
         environment |= {
             "PATH": os.pathsep.join(
@@ -37,11 +38,11 @@ def submit(tmp_path):
             "SLURM_RESTART_COUNT": str(life),
             "STATE": str(tmp_path / "state"),
             "DAEMON_ARGS": "--threads=1",
+            **settings,
         }
-        script = [ROOT / "deploy/slurm/train.sbatch", sys.executable, slurm_trainer.__file__]
         started.append(
             subprocess.Popen(
-                ["bash", *script, str(steps), str(tmp_path)],
+                ["bash", SCRIPT, *command],
                 env=environment,
                 text=True,
                 stdout=(tmp_path / "output").open("a"),
@@ -65,6 +66,10 @@ def descendants(pid: int) -> list[int]:
     return [each for child in map(int, children) for each in (*descendants(child), child)]
 
 
+def training(steps: int, folder: Path) -> list[str]:
+    return [sys.executable, slurm_trainer.__file__, str(steps), str(folder)]
+
+
 def ended(process: subprocess.Popen[str]) -> None:
     assert process.wait(PATIENCE_S) == 0
 
@@ -77,7 +82,7 @@ def said(folder: Path, rank: int) -> str:
 def test_a_job_that_is_signalled_saves_and_goes_on_where_it_was_when_it_is_requeued(
     submit, tmp_path, address, ranks
 ):
-    first = submit(1_000_000, 0)
+    first = submit(*training(1_000_000, tmp_path))
     until(lambda: said(tmp_path, 0), "step 5\n")
     os.kill(first.pid, signal.SIGUSR1)
     ended(first)
@@ -87,7 +92,7 @@ def test_a_job_that_is_signalled_saves_and_goes_on_where_it_was_when_it_is_reque
     )
 
     steps = reached + 6
-    ended(submit(steps, 1))
+    ended(submit(*training(steps, tmp_path), life=1))
     for rank in (0, 1):
         (again,) = re.findall(r"begins after (\d+)\n", said(tmp_path, rank))[1:]
         assert int(again) >= reached  # a rank may not have said its last step
@@ -97,8 +102,18 @@ def test_a_job_that_is_signalled_saves_and_goes_on_where_it_was_when_it_is_reque
         assert (tmp_path / f"weights-{rank}").read_bytes() == whole
 
 
-def test_a_script_without_a_command_is_refused(tmp_path):
-    script = ROOT / "deploy/slurm/train.sbatch"
-    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+def test_a_command_that_fails_time_and_again_gives_the_job_its_status(submit, tmp_path):
+    """Rank 0 alone, when the other has ended: srun says the largest status of all."""
+    script = """cd "$0"
+    if [ "$RANK" = 1 ]; then touch ended; exit; fi
+    until [ -e ended ]; do sleep 0.1; done
+    echo >> tries
+    exit 7"""
+    assert submit("sh", "-c", script, str(tmp_path), RESTARTS="1").wait(PATIENCE_S) == 7
+    assert (tmp_path / "tries").read_text() == "\n\n"
+
+
+def test_a_script_without_a_command_is_refused():
+    done = subprocess.run(["bash", SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no command to run" in done.stderr
