@@ -138,6 +138,30 @@ def test_a_second_backward_now_and_then_withdraws_and_equals_torch(muon):
         run_both(muon, loop, early_buckets=True)
 
 
+def test_a_step_left_out_now_and_then_withdraws_and_gradients_are_signalled_again(muon):
+    """As where a loss that is not finite is passed over. The third time is the last.
+
+    The step after one that was left out withdraws, and the program is watched in the two after it.
+    """
+    left_out = [5, 11, 17]
+    watched = {0, 1, 7, 8, 13, 14}
+
+    def loop(model, optimizer):
+        for step in range(24):
+            loss_of(model, step).backward()
+            if isinstance(optimizer, dmuond.torch.Muon):
+                early = step not in watched and step < 19
+                assert optimizer.session.is_signalled(0) == early, step
+            if step not in left_out:
+                optimizer.step()
+            optimizer.zero_grad()
+
+    with pytest.warns(UserWarning, match="withdrawn") as warned:
+        run_both(muon, loop, early_buckets=True)
+    texts = [str(warning.message) for warning in warned]
+    assert ["from now on" in text for text in texts] == [False, False, True]
+
+
 def a_backward_more(model, step):
     loss_of(model, step + 50).backward()
 

@@ -89,6 +89,39 @@ def test_weights_changed_by_hand_are_refused_by_name_until_they_are_pushed(muon)
     assert optimizer.last_committed_step == 1
 
 
+def test_a_push_by_name_is_refused_while_another_weight_is_changed_too(muon):
+    model = make_model()
+    optimizer = muon(model)
+    plain_loop(model, optimizer, range(2))
+    with torch.no_grad():
+        model.up.weight.mul_(2.0)
+        model.down.weight.mul_(2.0)
+    changed = model.down.weight.detach().clone()
+    both = r"call push_parameters\(\['up.weight', 'down.weight'\]\)"
+    with pytest.raises(dmuond.Error, match="weights of 'down.weight' were changed .*" + both):
+        optimizer.push_parameters(["up.weight"])
+    assert torch.equal(model.down.weight, changed)
+    optimizer.push_parameters(["up.weight", "down.weight"])
+    assert torch.equal(model.down.weight, changed)
+    plain_loop(model, optimizer, [2])
+
+
+def test_a_checkpoint_of_a_module_is_refused_while_another_is_changed_by_hand(muon):
+    model = make_model()
+    optimizer = muon(model)
+    plain_loop(model, optimizer, range(2))
+    loss_of(model, 2).backward()
+    with torch.no_grad():
+        model.down.weight.mul_(2.0)
+    changed = model.down.weight.detach().clone()
+    model.up.load_state_dict({k: torch.zeros_like(v) for k, v in model.up.state_dict().items()})
+    with pytest.raises(dmuond.Error, match="weights of 'down.weight' were changed"):
+        optimizer.step()
+    optimizer.push_parameters()
+    assert torch.equal(model.down.weight, changed) and not model.up.weight.any()
+    optimizer.step()
+
+
 def test_weights_changed_without_a_trace_are_refused_by_name_until_they_are_pushed(muon):
     model = make_model()
     optimizer = muon(model)

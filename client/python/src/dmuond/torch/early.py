@@ -2,8 +2,8 @@
 
 A gradient that changes after its last hook (clipping by hand, a second backward) must not have been
 collected before the change. So buckets are signalled early only after two steps in which no
-gradient did, and a change seen afterwards withdraws the attempt and ends early signalling for the
-session.
+gradient did. A change seen afterwards withdraws the attempt, and the program is watched anew (it
+may have left out one step()); the third one ends early signalling for the session.
 
 FSDP2's gradients can be changed without a trace (torch's clipping does), so that only a look at
 all their bytes finds out: they are signalled early where the caller asks for it, or has the daemon
@@ -29,6 +29,7 @@ from dmuond.torch.together import SmallGradients
 SMALL_MAX = 4096
 _OBSERVED_STEPS_MAX = 6  # comparing bytes costs time: a program that is never quiet is left alone
 _QUIET_STEPS = 2
+_CHANGES_MAX = 3  # each costs an attempt: a program that goes on changing gradients is left alone
 
 
 class EarlySignals:
@@ -50,6 +51,7 @@ class EarlySignals:
         self._device = device
         self._signal = signal
         self._allowed = allowed
+        self._changes = 0  # after signals
         self._sharded, self._last = sharded, last
         self._held = 0  # depth of no_sync
         # Hooks count in these: they stay the same objects.
@@ -256,7 +258,8 @@ class EarlySignals:
         self._sums.clear()
         self._await_all()
         self._signalled.clear()
-        self._broken = False
+        if self._broken:
+            self.begin()
 
     def _await_all(self) -> None:
         for small in self._small.values():
@@ -337,10 +340,13 @@ class EarlySignals:
         return [self._slots[m] for m in members if self._calls[m] != self._expected[m]]
 
     def _stop(self, name: str, again: bool) -> None:
-        self._on = self._observing = self._allowed = False
+        self._on = self._observing = False
+        self._changes += 1
+        self._allowed = self._changes < _CHANGES_MAX
+        after = "until steps without such changes follow" if self._allowed else "from now on"
         what = "was computed again" if again else "was changed"
         warn(
             f"dmuond: the gradient of '{name}' {what} after it had been signalled; the attempt is "
-            "withdrawn and repeated, and gradients are signalled in step() from now on "
+            f"withdrawn and repeated, and gradients are signalled in step() {after} "
             "(early_buckets=False does so from the start; max_grad_norm= clips without this)"
         )

@@ -432,7 +432,7 @@ class Muon(torch.optim.Optimizer):
 
         Collective: on all ranks, between the same two steps. Where a weight of half precision is
         still its master's, rounded, the master stays. That reads and writes the masters of all
-        weights that are pushed: name those that were changed.
+        weights that are pushed: name those that were changed, all of them.
         """
         if isinstance(names, str):
             raise InvalidArgumentError(f"names='{names}' is one name: give a list")

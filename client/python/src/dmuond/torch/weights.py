@@ -98,9 +98,12 @@ class Weights:
 
         A weight of half precision has fewer bits than its master: a push alone would undo all
         steps that are smaller than these bits. The weights that count are the lowest rank's, so
-        they are compared when they have been published.
+        they are compared when they have been published. Raises where others have been changed, too,
+        over which the masters would be published.
         """
         chosen = self._chosen(names)
+        if names is not None:
+            self._refuse_changed_beside(names)
         rounded = [slot for slot in chosen if slot.weight.dtype is not torch.float32]
         masters = list(self._masters(rounded))
         self.push(names)
@@ -140,6 +143,7 @@ class Weights:
         self._session.wait_published()
         self._session.check_not_republished(f"the loaded weights of '{min(self.loaded)}'")
         loaded = [slot for slot in self._slots if slot.name in self.loaded]
+        self._refuse_changed_beside([slot.name for slot in loaded])
         names = self._differing([slot for slot in loaded if not slot.holding.sharded])
         rounded = []  # whose masters have more bits than the weights
         for slot in loaded:
@@ -201,17 +205,25 @@ class Weights:
         """Whether nobody has changed the model's weights since the last step."""
         return not self.loaded and not self.look_at_bytes([])[0]
 
-    def refuse_changed(self, touched: list[Slot]) -> None:
-        """Raises unless the weights that somebody has touched are the masters all the same."""
+    def refuse_changed(self, touched: list[Slot], beside: Iterable[str] = ()) -> None:
+        """Raises unless the weights that somebody has touched are the masters all the same.
+
+        beside: names of others, which are being pushed.
+        """
         names = self._differing(touched)
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            pushed = f"{names}" if len(names) <= _NAMED_MAX else ""
+            all_changed = [*beside, *names]
+            pushed = f"{all_changed}" if len(all_changed) <= _NAMED_MAX else ""
             raise Error(
                 f"the weights of '{names[0]}'{more} were changed by other means than this "
                 f"optimizer and not pushed: call push_parameters({pushed}) on all ranks after "
                 "changing them"
             )
+
+    def _refuse_changed_beside(self, names: list[str]) -> None:
+        touched, _ = self.look_at_bytes([])
+        self.refuse_changed([slot for slot in touched if slot.name not in names], beside=names)
 
     def check_fits(self) -> None:
         """Raises if somebody has converted or moved the model since the optimizer was made."""
