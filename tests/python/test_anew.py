@@ -53,6 +53,9 @@ def trainer(address: str, name: str, rank: int = 0, world: int = 1, **options):
     return core_trainer.Trainer(rank, world, job_of(world, name), address=address, **options)
 
 
+WAIT = "print('waits', flush=True); signal.pause()"
+
+
 class Script:
     """A process that trains two steps and then does what the lines say."""
 
@@ -117,7 +120,7 @@ def test_what_a_rank_leaves_goes_on_if_present(alone, name, ended):
 
 @pytest.mark.parametrize("launcher", [{}, {"TORCHELASTIC_RUN_ID": "r"}], ids=["shell", "torchrun"])
 def test_ctrl_c_ends_the_job_but_under_torchrun(alone, name, ended, launcher):
-    script = Script(alone, name, "import time; time.sleep(60)", **launcher)
+    script = Script(alone, name, WAIT, **launcher)
     script.process.send_signal(signal.SIGINT)
     line = script.last_words().splitlines()[-1]
     if launcher:
@@ -127,6 +130,17 @@ def test_ctrl_c_ends_the_job_but_under_torchrun(alone, name, ended, launcher):
         assert f"KeyboardInterrupt: job '{name}' ends after step 2" in line
         wait_until_gone(alone)
         trainer(alone, name).session.close()
+
+
+def test_ctrl_c_saves_a_job_that_has_snapshots_before_it_ends(alone, name, ended):
+    script = Script(alone, name, "t.session.save_snapshot(); t.step(); t.step()", WAIT)
+    assert script.process.stdout.readline() == "waits\n"
+    script.process.send_signal(signal.SIGINT)
+    assert "ends after step 4; its newest snapshot: that of step 4" in script.last_words()
+    wait_until_gone(alone)
+    again = trainer(alone, name, resume="require")
+    assert again.session.last_committed_step == 4
+    again.session.close()
 
 
 def test_an_interrupted_cell_of_a_notebook_ends_nothing(monkeypatch):

@@ -207,12 +207,18 @@ class Member(abc.ABC):
             self.drop()
             return
         why = places.describe(error)
+        if self.durable_step not in (None, self.last_committed_step):
+            self._save_last(why)
         saved = "none" if self.durable_step is None else f"that of step {self.durable_step}"
         places.tell(
             f"{why}: job '{self.job}' ends after step {self.last_committed_step}; its newest "
             f"snapshot: {saved}"
         )
         self._leave(why)
+
+    @abc.abstractmethod
+    def _save_last(self, why: str) -> None:
+        """Tries to write a snapshot before the job ends, which happens for that reason."""
 
     @abc.abstractmethod
     def _leave(self, end_job: str = "") -> None:

@@ -35,7 +35,7 @@ from types import TracebackType
 
 import numpy as np
 
-from dmuond import arenas, devices, environment, errors, state_chunks, types
+from dmuond import arenas, devices, environment, errors, places, state_chunks, types
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.device_array import HasMemory
 from dmuond.fault_point import fault_point
@@ -110,7 +110,8 @@ class Session(Member):
         rank of another start is attached; snapshots stay, and count no more). on_error: what an
         exception that ends the script, or a `with` block of the session, means for the job:
         "leave" (the rank's place waits for a replacement, --session_linger long) or "end" (the job
-        ends on all nodes). Ctrl-C ends it, but under torchrun or in a notebook.
+        ends on all nodes). Ctrl-C ends it, but under torchrun or in a notebook. A job that ends so
+        and has a snapshot gets one of its last step first.
 
         connect_for_s: how long to wait for a daemon that is just starting. reconnect_for_s: how
         long a call waits for the successor of a daemon that has gone (DMUOND_RECONNECT_S, or 10
@@ -365,6 +366,7 @@ class Session(Member):
         reply = self._surviving(
             lambda: self._call("SaveSnapshot", pb.SaveSnapshotRequest(key=self._link.key))
         )
+        self.durable_step = reply.step
         return reply.step, reply.path
 
     def load_snapshot(self, step: int = 0) -> int:
@@ -400,6 +402,15 @@ class Session(Member):
             self._leave()
             raise
         self._leave()
+
+    def _save_last(self, why: str) -> None:
+        places.tell(f"{why}: job '{self.job}' is being saved first; Ctrl-C leaves that out")
+        try:
+            reply = self._link.call("SaveSnapshot", pb.SaveSnapshotRequest(key=self._link.key))
+            self.durable_step = reply.step
+        except (errors.Error, KeyboardInterrupt) as problem:
+            if not places.has_ended(problem):
+                places.tell(f"job '{self.job}' is not saved: {places.describe(problem)}")
 
     def _leave(self, end_job: str = "") -> None:
         try:
