@@ -53,6 +53,10 @@ class SnapshotPart {
   // The last snapshot that was completed or has failed, and how many there have been.
   [[nodiscard]] const v1::SnapshotDone& done() const { return done_; }
   [[nodiscard]] uint64_t times_done() const { return times_done_; }
+  // Why the newest snapshot failed; empty: it exists, or there is none.
+  [[nodiscard]] std::string failure() const {
+    return done_.reason() == "JOB_HAS_NO_STATE" ? "" : done_.error();
+  }
   // The state that `attempt` has made is in a snapshot.
   [[nodiscard]] bool Saved(uint64_t attempt) const {
     return attempt != 0 && saved_attempt_ == attempt;

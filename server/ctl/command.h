@@ -38,6 +38,7 @@ struct Options {
   absl::Duration drain_timeout;
   absl::Duration snapshot_timeout;  // snapshot save
   bool save = false;                // job end
+  bool force = false;               // drain
   absl::Duration interval;          // top
   int64_t count = 0;                // top; 0: until it is ended
   int32_t steps = 0;                // trace

@@ -85,7 +85,9 @@ int RunDrain(const Options& options, const Arguments& arguments) {
   Options patient = options;
   patient.timeout = std::max(options.timeout, options.drain_timeout);
   const ServingProcess process(options.address);
-  const auto reply = Call(patient, &v1::Admin::Stub::Drain, v1::DrainRequest());
+  v1::DrainRequest request;
+  request.set_force(options.force);
+  const auto reply = Call(patient, &v1::Admin::Stub::Drain, request);
   if (!reply.ok()) return Fail(reply.status());
   const absl::Status ended = process.AwaitEnd();
   if (options.json) {

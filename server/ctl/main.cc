@@ -60,6 +60,7 @@ ABSL_FLAG(int32_t, matrices, 4,
 ABSL_FLAG(absl::Duration, sample_timeout, absl::Minutes(1),
           "orthogonality: how long the steps may take; what has come until then is shown");
 ABSL_FLAG(bool, save, false, "job end: into a snapshot first; where that fails, the job goes on");
+ABSL_FLAG(bool, force, false, "drain: also where the newest snapshot failed");
 
 namespace dmuond::server::ctl {
 namespace {
@@ -93,7 +94,7 @@ constexpr std::array<Subcommand, 14> kSubcommands = {{
      "steps",
      RunOrthogonality},
     {"log-level", "log-level LEVEL            trace, debug, info, warn or error", RunLogLevel},
-    {"drain", "drain                      finish the step, save and leave", RunDrain},
+    {"drain", "drain [--force]            finish the step, save and leave", RunDrain},
     {"run",
      "run [--devices=cpu:2] [--config=FILE] -- COMMAND…\n"
      "                             run a command beside a daemon of its own (DMUOND_ADDRESS)",
@@ -141,6 +142,7 @@ Options ReadOptions() {
           .drain_timeout = absl::GetFlag(FLAGS_drain_timeout),
           .snapshot_timeout = absl::GetFlag(FLAGS_snapshot_timeout),
           .save = absl::GetFlag(FLAGS_save),
+          .force = absl::GetFlag(FLAGS_force),
           .interval = absl::GetFlag(FLAGS_interval),
           .count = absl::GetFlag(FLAGS_count),
           .steps = absl::GetFlag(FLAGS_steps),

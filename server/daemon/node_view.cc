@@ -64,7 +64,7 @@ void FillJob(Core& core, v1::JobStatus& status) DMUOND_REQUIRES(core.mutex) {
   if (const auto step = snapshots.durable_step()) status.set_durable_step(*step);
   status.set_snapshots_left_out(snapshots.done().left_out());
   status.set_snapshots_failed(snapshots.done().failed());
-  if (snapshots.done().failed() > 0) status.set_snapshot_error(snapshots.done().error());
+  status.set_snapshot_error(snapshots.failure());
   if (job.steps() != nullptr) {
     status.set_last_committed_step(job.steps()->last_committed().value());
     status.set_attempt(job.steps()->open().attempt.value());

@@ -134,6 +134,23 @@ absl::StatusOr<v1::EndJobReply> AdminCalls::EndJobNamed(const v1::EndJobRequest&
 
 // ---- leaving ----
 
+absl::Status AdminCalls::CheckSnapshots() {
+  StateLock lock(core_.mutex);
+  const NodeJob& job = core_.held_job();
+  if (!job.exists() || !job.failure().ok() || job.leaves()) return absl::OkStatus();
+  const std::string why = job.snapshot().failure();
+  if (why.empty()) return absl::OkStatus();
+  const auto durable = job.snapshot().durable_step();
+  return Error(absl::StatusCode::kFailedPrecondition, "SNAPSHOTS_FAIL",
+               Say("the daemon stays: the newest snapshot of job '", Named("job", job.name()),
+                   "' failed, and what it has computed ",
+                   durable.has_value() ? absl::StrCat("since step ", *durable) : "",
+                   durable.has_value() ? " " : "",
+                   "would be lost if the next one did, too. Mend that and save first (dmuonctl "
+                   "snapshot save), or give it up (--force). The cause: ",
+                   Named("cause", why)));
+}
+
 absl::StatusOr<v1::DrainReply> AdminCalls::PrepareToLeave(std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   StateLock lock(core_.mutex);

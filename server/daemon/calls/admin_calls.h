@@ -38,6 +38,9 @@ class AdminCalls {
   absl::StatusOr<v1::EndJobReply> EndJobNamed(const v1::EndJobRequest& request,
                                               const Core::Cancelled& cancelled);
 
+  // FAILED_PRECONDITION (SNAPSHOTS_FAIL) where the job's newest snapshot failed and nobody leaves
+  // yet: what a departure would save may be lost.
+  [[nodiscard]] absl::Status CheckSnapshots();
   // A planned departure, in two halves; between them the links to other daemons are given up.
   // The first refuses new sessions, has the step in flight finished, the job halted and its state
   // saved, within `timeout`. An error names what failed, and what is lost by that.

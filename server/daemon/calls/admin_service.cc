@@ -53,9 +53,11 @@ class AdminService final : public v1::Admin::Service {
       return place.samples.SampleUpdates(*request, [context] { return context->IsCancelled(); });
     });
   }
-  grpc::Status Drain(ServerContext* context, const v1::DrainRequest* /*request*/,
+  grpc::Status Drain(ServerContext* context, const v1::DrainRequest* request,
                      v1::DrainReply* reply) override {
-    if (absl::Status may = BeginChange(*context, "Drain"); !may.ok()) return ToGrpc(may);
+    absl::Status may = BeginChange(*context, "Drain", {{"force", request->force()}});
+    if (may.ok() && !request->force()) may = daemon_.node().CheckSnapshots();
+    if (!may.ok()) return ToGrpc(may);
     drain_();
     return Answer(daemon_.node().WaitUntilPrepared([context] { return context->IsCancelled(); }),
                   reply);

@@ -96,6 +96,13 @@ log::Level NodeCalls::SetLogLevel(log::Level level) {
   return previous;
 }
 
+absl::Status NodeCalls::CheckSnapshots() {
+  for (Place& place : places_) {
+    if (absl::Status checked = place.admin.CheckSnapshots(); !checked.ok()) return checked;
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<v1::DrainReply> NodeCalls::PrepareToLeave(std::chrono::milliseconds timeout) {
   std::vector<std::future<absl::StatusOr<v1::DrainReply>>> leaving;
   for (Place& place : places_) {

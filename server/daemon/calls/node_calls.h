@@ -32,6 +32,7 @@ class NodeCalls {
   // These do what AdminCalls' do, for all jobs at once. They return the first error.
   // SetLogLevel() returns the former level.
   log::Level SetLogLevel(log::Level level);
+  [[nodiscard]] absl::Status CheckSnapshots();
   absl::StatusOr<v1::DrainReply> PrepareToLeave(std::chrono::milliseconds timeout);
   absl::StatusOr<v1::DrainReply> WaitUntilPrepared(const Core::Cancelled& cancelled);
   [[nodiscard]] bool Leave();

@@ -2,6 +2,7 @@
 // killed at any point of a snapshot leaves the old one or the new one.
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <memory>
@@ -12,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/client/daemon_process.h"
+#include "tests/server/ctl/ctl_process.h"
 #include "tests/server/system/daemon_status.h"
 #include "tests/server/system/disk_driver.h"
 #include "tests/server/system/snapshot_fixture.h"
@@ -21,6 +23,7 @@ namespace dmuond::testing {
 namespace {
 
 using client::Resume;
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
@@ -74,6 +77,29 @@ TEST_F(StorageFaultsTest, AFullDiskFailsTheSnapshotAndTrainingGoesOnWithAWarning
   EXPECT_EQ(why(), "");
   EXPECT_EQ(daemon->Stop(), 0);
   EXPECT_THAT(daemon->Log(), ::testing::Not(HasSubstr("not in a snapshot")));
+}
+
+TEST_F(StorageFaultsTest, ADrainThatMayLoseStepsIsRefusedUnlessItIsForced) {
+  const DiskDriver driver(scratch_.path() + "/driver",
+                          [&](pid_t /*pid*/, const std::string& point) -> std::string {
+                            return point == "storage.write" ? absl::StrCat("fail ", ENOSPC) : "go";
+                          });
+  const auto daemon = Start(scratch_.path() + "/snapshots");
+  ASSERT_NE(daemon, nullptr);
+  SnapshotWorld world({daemon->address()}, {});
+  ASSERT_TRUE(world.Start().ok());
+  ASSERT_TRUE(world.StepUntil(3));
+  ASSERT_TRUE(WaitForOneFailure(*daemon));
+  const std::string address = "--address=" + daemon->address();
+  const CtlResult refused = RunCtl({address, "drain"});
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.errors,
+              AllOf(HasSubstr("SNAPSHOTS_FAIL"), HasSubstr("No space left on device")));
+  ASSERT_TRUE(world.StepUntil(5)) << "the daemon stays";
+  const CtlResult forced = RunCtl({address, "drain", "--force"});
+  EXPECT_EQ(forced.code, 1);
+  EXPECT_THAT(forced.errors, HasSubstr("steps 1 to 5 of job 'run7' are in no snapshot"));
+  EXPECT_EQ(daemon->Wait(std::chrono::seconds(20)), 3);
 }
 
 TEST_F(StorageFaultsTest, ADirectoryThatIsReplacedIsNoticedBeforeASnapshotCountsAsDurable) {
