@@ -154,6 +154,14 @@ def test_a_second_optimizer_of_one_rank_is_refused_and_the_first_goes_on(make):
     plain_loop(model, first)
 
 
+@pytest.mark.parametrize("place", [lambda w: w.data, lambda w: w.data.t()], ids=["same", "turned"])
+def test_two_parameters_in_one_memory_are_refused_by_name(make, place):
+    model = make_model()
+    model.down.weight.data = place(model.up.weight)
+    with pytest.raises(dmuond.InvalidArgumentError, match=r"'up.weight' and 'down.weight' are two"):
+        make(model)
+
+
 def test_another_job_is_refused_with_the_holders_name(make):
     make(job="mine")
     with pytest.raises(dmuond.Error, match="mine") as caught:

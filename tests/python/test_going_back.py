@@ -380,6 +380,37 @@ def test_weights_are_not_pushed_over_masters_that_are_still_on_their_way(fake):
         assert (fake.pushed_weights.view(np.float32) == 43).all()
 
 
+def complaining(*_, **__):
+    """As a lock that was being taken when Ctrl-C came."""
+    try:
+        raise KeyboardInterrupt
+    finally:
+        raise RuntimeError("release unlocked lock")
+
+
+def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", [interrupted, complaining])
+def test_a_call_that_ctrl_c_ends_leaves_its_channel_behind(fake, monkeypatch, end):
+    """gRPC may hold a lock of it for good."""
+    with open_session(fake) as session:
+        two_matrices(session)
+        channel = session._link.channel
+        for name, call in (
+            ("SaveSnapshot", session.save_snapshot),
+            ("PullParameters", lambda: list(session.pull())),
+        ):
+            with monkeypatch.context() as patched:
+                before = channel._channel
+                patched.setattr(channel._stub, name, end)
+                with pytest.raises(KeyboardInterrupt):
+                    call()
+            assert channel._channel is not before
+            assert session.save_snapshot()[0] == 0
+
+
 def test_a_wait_for_weights_that_is_interrupted_is_still_to_be_waited_for(fake, monkeypatch):
     with open_session(fake) as session:
         two_matrices(session)

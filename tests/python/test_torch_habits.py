@@ -276,6 +276,90 @@ def test_gradients_kept_over_zero_grad_stay_what_they_were(muon, monkeypatch, sm
     run_both(muon, loop)
 
 
+def flat_buffer(model):
+    """One tensor for all gradients, of which each p.grad is a part."""
+    flat = torch.zeros(sum(p.numel() for p in model.parameters()))
+    parts = flat.split([p.numel() for p in model.parameters()])
+    for p, part in zip(model.parameters(), parts, strict=True):
+        p.grad = part.view_as(p)
+    return [flat]
+
+
+def buffers(model):
+    kept = [torch.zeros_like(p) for p in model.parameters()]
+    for p, buffer in zip(model.parameters(), kept, strict=True):
+        p.grad = buffer
+    return kept
+
+
+def views_of_buffers(model):
+    kept = [torch.zeros(p.numel()) for p in model.parameters()]
+    for p, buffer in zip(model.parameters(), kept, strict=True):
+        p.grad = buffer.view_as(p)
+    return kept
+
+
+@pytest.mark.parametrize("begin", [0, 5])
+@pytest.mark.parametrize("small_max", [0, 4096], ids=["one by one", "together"])
+@pytest.mark.parametrize("place", [flat_buffer, buffers, views_of_buffers])
+def test_buffers_of_the_script_for_gradients_stay_the_gradients(
+    muon, monkeypatch, place, small_max, begin
+):
+    """It zeroes and scales them in place, and never touches p.grad again."""
+    monkeypatch.setattr(dmuond.torch.early, "SMALL_MAX", small_max)
+
+    def loop(model, optimizer):
+        kept = []
+        for step in range(STEPS + 4):
+            if step == begin:
+                kept = place(model)
+            for buffer in kept:
+                buffer.zero_()
+            loss_of(model, step).backward()
+            for buffer in kept:
+                buffer.mul_(1 + step)
+            optimizer.step()
+            if not kept:
+                optimizer.zero_grad()
+
+    run_both(muon, loop)
+
+
+@pytest.mark.parametrize("early", [False, None])
+@pytest.mark.parametrize("small_max", [0, 4096], ids=["one by one", "together"])
+def test_a_loss_made_of_gradients_equals_torch(muon, monkeypatch, early, small_max):
+    """Of those in p.grad, by a backward pass that has made a graph."""
+    monkeypatch.setattr(dmuond.torch.early, "SMALL_MAX", small_max)
+
+    def loop(model, optimizer):
+        for step in range(STEPS):
+            loss_of(model, step).backward(create_graph=True)
+            penalty = sum(p.grad.square().sum() for p in model.parameters())
+            (0.1 * penalty).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*create_graph=True")  # torch's: a cycle
+        run_both(muon, loop, early_buckets=early)
+
+
+@pytest.mark.parametrize("small_max", [0, 4096], ids=["one by one", "together"])
+def test_gradients_that_are_views_of_others_equal_torch(muon, monkeypatch, small_max):
+    monkeypatch.setattr(dmuond.torch.early, "SMALL_MAX", small_max)
+
+    def loop(model, optimizer):
+        for step in range(STEPS):
+            loss_of(model, step).backward()
+            up, down = model.up.weight, model.down.weight
+            up.grad, down.grad = down.grad.t(), up.grad.t()
+            model.norm.weight.grad = model.norm.bias.grad.view(-1)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    run_both(muon, loop)
+
+
 def test_clipping_that_starts_late_withdraws_and_equals_torch(muon):
     def loop(model, optimizer):
         for step in range(STEPS + 2):
@@ -445,9 +529,10 @@ def test_grad_scaler_equals_torch_and_skips_an_overflow(muon):
 def test_sparse_gradients_are_refused_by_name(muon):
     model = make_model()
     model.embed = nn.Embedding(11, 24, sparse=True)
-    muon(model)
+    optimizer = muon(model)
+    loss_of(model, 0).backward()
     with pytest.raises(dmuond.InvalidArgumentError, match=r"embed.weight.*sparse=False"):
-        loss_of(model, 0).backward()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -5,6 +5,7 @@ No call is in flight when a method has returned, so that the trainer may fork be
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,6 +22,17 @@ _PINGS = 8  # in the time after which a daemon counts as stopped
 _SILENT_FOR_MAX_S = 24 * 3600.0
 # Long enough for the attach socket's end to be seen after a call has failed for the same reason.
 _LOST_GRACE_S = 1.0
+
+
+def _keep_for_ever(thing: object) -> None:
+    """Beyond the end of Python, which would call what the thing has for its own end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def _interrupt_of(error: BaseException) -> BaseException:
+    """Ctrl-C, where it has led to the error: a lock that was being taken complains of it."""
+    context = error.__context__
+    return context if isinstance(context, KeyboardInterrupt) else error
 
 
 class Channel:
@@ -41,27 +53,41 @@ class Channel:
         silent_ms = int(1e3 * min(silent_for_s, _SILENT_FOR_MAX_S))
         ping_ms = silent_ms // _PINGS
         self._path = path
-        self._channel = grpc.insecure_channel(
-            f"unix:{path}",
-            options=[
-                ("grpc.default_authority", "localhost"),
-                ("grpc.use_local_subchannel_pool", 1),
-                ("grpc.enable_http_proxy", 0),
-                ("grpc.enable_retries", 0),  # _repeat() does it; each call would cost more
-                ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
-                ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
-                # How long a connection may take to stand; and that a call may wait for hours.
-                ("grpc.min_reconnect_backoff_ms", 5000),
-                ("grpc.keepalive_time_ms", ping_ms),
-                ("grpc.keepalive_timeout_ms", silent_ms - ping_ms),
-                ("grpc.http2.ping_timeout_ms", silent_ms - ping_ms),
-                ("grpc.http2.max_pings_without_data", 0),
-            ],
-        )
-        self._stub = TrainerStub(self._channel)
+        self._options = [
+            ("grpc.default_authority", "localhost"),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),  # _repeat() does it; each call would cost more
+            ("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX),
+            ("grpc.max_send_message_length", _MESSAGE_BYTES_MAX),
+            # How long a connection may take to stand; and that a call may wait for hours.
+            ("grpc.min_reconnect_backoff_ms", 5000),
+            ("grpc.keepalive_time_ms", ping_ms),
+            ("grpc.keepalive_timeout_ms", silent_ms - ping_ms),
+            ("grpc.http2.ping_timeout_ms", silent_ms - ping_ms),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+        self._closed = False
+        self._connect()
         self._wait_lost, self._how_it_ended = wait_lost, how_it_ended
 
+    def _connect(self) -> None:
+        channel = grpc.insecure_channel(f"unix:{self._path}", options=self._options)
+        self._channel, self._stub = channel, TrainerStub(channel)
+
+    def _renew(self) -> None:
+        """After Ctrl-C in a call: gRPC may have been interrupted while it held a lock, for good.
+
+        Whatever uses the old channel might wait for that lock, its end as well, so it has none.
+        """
+        if self._closed:
+            return  # which is what went wrong
+        for thing in (self._channel, self._stub):
+            _keep_for_ever(thing)
+        self._connect()
+
     def close(self) -> None:
+        self._closed = True
         self._channel.close()
 
     def call(self, name: str, request: Any, timeout_s: float | None = None) -> Any:
@@ -82,13 +108,19 @@ class Channel:
 
     def read_stream(self, name: str, request: Any) -> Iterator[Any]:
         """Yields every message. A stream that is cut off raises."""
-        call = getattr(self._stub, name)(request)
+        call = None
         try:
+            call = getattr(self._stub, name)(request)
             yield from call
+        except GeneratorExit:
+            call.cancel()
+            raise
         except grpc.RpcError as error:
             raise self._translate(name, error) from None
-        finally:
-            call.cancel()
+        except BaseException as error:
+            _keep_for_ever(call)
+            self._renew()
+            raise _interrupt_of(error) from None
 
     def _repeat(self, name: str, attempt: Callable[[], Any]) -> Any:
         give_up: float | None = None
@@ -117,6 +149,9 @@ class Channel:
                         code=translated.code,
                         reason="DAEMON_UNREACHABLE",
                     ) from None
+            except BaseException as error:
+                self._renew()
+                raise _interrupt_of(error) from None
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.5)
 

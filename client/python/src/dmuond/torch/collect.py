@@ -8,7 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from dmuond.errors import InvalidArgumentError
 from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS
@@ -61,7 +64,7 @@ def groups(
         _tell_submodules_apart(found)
     else:
         found, sources = [(_named(given), {})], [given]
-    _check_names([named for members, _ in found for named in members])
+    _check_members([named for members, _ in found for named in members])
     if patterns:
         _check_patterns(patterns, [named.name for members, _ in found for named in members])
         found = [part for group in found for part in _split(group, patterns)]
@@ -81,7 +84,7 @@ def another_group(given: Mapping[str, Any], known: Mapping[int, Named]) -> tuple
     members = _named(source)
     _mark_nameless(source, members)
     members = [known.get(id(named.parameter), named) for named in members]
-    _check_names([*known.values(), *(n for n in members if id(n.parameter) not in known)])
+    _check_members([*known.values(), *(n for n in members if id(n.parameter) not in known)])
     return (members, options), _buffers(given["params"])
 
 
@@ -124,6 +127,22 @@ def _check_once(found: list[Group]) -> None:
             if id(named.parameter) in seen:
                 raise InvalidArgumentError(f"'{named.name}' is in two groups")
             seen.add(id(named.parameter))
+
+
+def _check_places(members: list[Named]) -> None:
+    """Raises for two parameters that are one memory: each would get memory of its own."""
+    names: dict[tuple[torch.device, int], str] = {}
+    for named in members:
+        parameter = named.parameter
+        if is_lazy(parameter) or isinstance(parameter, DTensor) or not parameter.data_ptr():
+            continue
+        other = names.setdefault((parameter.device, parameter.data_ptr()), named.name)
+        if other != named.name:
+            raise InvalidArgumentError(
+                f"'{other}' and '{named.name}' are two parameters in the same memory (one's .data "
+                "was given to the other), and would be trained apart: tie them by one nn.Parameter,"
+                " as in head.weight = embed.weight"
+            )
 
 
 def _tell_submodules_apart(found: list[Group]) -> None:
@@ -187,7 +206,7 @@ def _clean(name: str) -> str:
     return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
-def _check_names(members: list[Named]) -> None:
+def _check_members(members: list[Named]) -> None:
     names: set[str] = set()
     for named in members:
         if named.name in names:
@@ -198,6 +217,7 @@ def _check_names(members: list[Named]) -> None:
         names.add(named.name)
     if not names:
         raise InvalidArgumentError("there are no parameters")
+    _check_places(members)
 
 
 def _buffers(source: Any) -> LeftAlone:

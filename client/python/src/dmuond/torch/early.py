@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Iterable
 from torch import Tensor
 
 from dmuond.torch.notices import warn
-from dmuond.torch.slots import ShardedSlot, Slot, adopt
+from dmuond.torch.slots import ShardedSlot, Slot, adopt, part_views
 from dmuond.torch.tensor_device import Answer, Known, TensorDevice
 from dmuond.torch.together import SmallGradients
 
@@ -38,6 +38,7 @@ class EarlySignals:
         slots: Iterable[Slot],
         device: TensorDevice,
         signal: Callable[[int, Iterable[int]], None],
+        attempt: Callable[[], int],
         *,
         allowed: bool,
         sharded: bool,
@@ -45,11 +46,12 @@ class EarlySignals:
     ) -> None:
         """sharded: buckets with shards of FSDP2, too. last: one of small gradients at the end, too.
 
-        signal: called with a bucket and the streams in which its gradients were made.
+        signal: called with a bucket and the streams in which its gradients were made. attempt: tells
+        the number of the attempt to come.
         """
         self._slots = list(slots)
         self._device = device
-        self._signal = signal
+        self._signal, self._attempt = signal, attempt
         self._allowed = allowed
         self._changes = 0  # after signals
         self._sharded, self._last = sharded, last
@@ -82,7 +84,7 @@ class EarlySignals:
         self._versions = [0] * len(self._slots)
         self._sums: dict[int, Tensor] = {}
         self._streams: dict[int, set[int]] = {}
-        self._signalled: set[int] = set()
+        self._signalled_in, self._signalled = 0, set[int]()  # an attempt, and its buckets
         self._broken = False  # one of them has changed, and no step has withdrawn it
         self._members: dict[int, list[int]] = {}
         for position, slot in enumerate(self._slots):
@@ -126,8 +128,10 @@ class EarlySignals:
         withdraw: those, too. Otherwise lanes may be reading them.
         """
         absent: list[int] = []
+        part_views(self._slots)
+        signalled = self._signalled_now()
         for bucket, members in self._members.items():
-            if bucket in self._signalled and not withdraw:
+            if bucket in signalled and not withdraw:
                 continue
             small = self._small[bucket]
             if small.copy():
@@ -168,9 +172,15 @@ class EarlySignals:
     def on_bucket(self, bucket: int) -> None:
         """All gradients of a bucket have come, as often as they are expected."""
         # A bucket with a gradient that may be absent waits for the submit, which says so.
-        if self._on and not self._held and bucket not in self._never | self._signalled:
-            self._copy_together(bucket)
-            self._signal_once(bucket)
+        if not self._on or self._held or bucket in self._never:
+            return
+        signalled = self._signalled_now()
+        if bucket in signalled:
+            return
+        self._copy_together(bucket)
+        signalled.add(bucket)
+        made_in = (self._streams.get(m, ()) for m in self._members[bucket])
+        self._signal(bucket, set().union(*made_in) if self._streams else ())
 
     def is_small(self, slot: Slot) -> bool:
         return self._is_small[self._position[slot.index]]
@@ -222,11 +232,21 @@ class EarlySignals:
         """The slots whose gradient_pair() `before_step` is to know of."""
         positions: Iterable[int] = ()
         if self._on:
-            positions = (m for bucket in self._signalled for m in self._others[bucket])
+            positions = (m for bucket in self._signalled_now() for m in self._others[bucket])
         elif self._observing:
             positions = self._watched()
         slots = (self._slots[position] for position in positions)
         return [slot for slot in slots if isinstance(slot, ShardedSlot)]
+
+    def _signalled_now(self) -> set[int]:
+        """The buckets that have been signalled for the attempt to come.
+
+        An interrupted step, or a push, may have ended the one that others were signalled for.
+        """
+        attempt, nothing = self._attempt(), set[int]()
+        if attempt != self._signalled_in:
+            self._signalled_in, self._signalled = attempt, nothing
+        return self._signalled
 
     def _watched(self) -> list[int]:
         """The slots that have got a gradient in this step, and may be signalled early."""
@@ -257,7 +277,6 @@ class EarlySignals:
         self._streams.clear()
         self._sums.clear()
         self._await_all()
-        self._signalled.clear()
         if self._broken:
             self.begin()
 
@@ -265,16 +284,10 @@ class EarlySignals:
         for small in self._small.values():
             small.forget()
         self._copied.clear()
-        self._missing.clear()
-        self._missing.update({bucket: len(each) for bucket, each in self._members.items()})
+        # No bucket is ever without its number, wherever Ctrl-C comes: hooks count in it.
+        self._missing |= {bucket: len(each) for bucket, each in self._members.items()}
         # Gradients that a stream makes are looked at in that stream, by a hook of their own.
         self._each_alone[0] = self._observing or self._device.stream() is not None
-
-    def _signal_once(self, bucket: int) -> None:
-        if bucket not in self._never and bucket not in self._signalled:
-            self._signalled.add(bucket)
-            made_in = (self._streams.get(m, ()) for m in self._members[bucket])
-            self._signal(bucket, set().union(*made_in) if self._streams else ())
 
     def _unchanged(self, position: int, differing: Container[int]) -> bool:
         slot = self._slots[position]
@@ -317,7 +330,7 @@ class EarlySignals:
             self._expected[position] = 0
 
     def _find_broken(self, gradients_changed: bool, differing: Container[int]) -> None:
-        for bucket in self._signalled:
+        for bucket in self._signalled_now():
             looked_at = self._members[bucket]
             changed: list[Slot] = []
             if bucket in self._copied:

@@ -81,7 +81,7 @@ def _adopt(early: EarlySignals, slot: Slot) -> None:
         return  # step() says so
     if isinstance(slot, ShardedSlot) and not slot.gradient_is_placed():
         return  # likewise, when it has been put there
-    if slot.is_viewed():
-        return  # what is viewed stays as it is until step() copies the gradient
+    if slot.is_viewed() or slot.is_the_scripts():
+        return  # what is viewed, or of the script's own, stays as it is: step() copies it
     slot.adopt_gradient()
     early.on_gradient(slot)

@@ -225,10 +225,12 @@ class Muon(torch.optim.Optimizer):
         except BaseException:
             self._session.drop()
             raise
+        session = self._session
         self._early = EarlySignals(
             self._slots,
             self._device,
-            self._session.signal,
+            session.signal,
+            lambda: session.next_attempt,
             allowed=self._early_buckets is not False,
             sharded=bool(self._early_buckets or self.max_grad_norm),
             last=bool(self._early_buckets),

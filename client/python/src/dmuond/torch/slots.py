@@ -7,7 +7,7 @@ version counter and `torch.save` writes its bytes alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,17 @@ from dmuond.torch.tensor_device import Pair, TensorDevice
 
 ALIGNMENT = 256  # bytes; as everything in a lane's memory
 _SAMPLE_BYTES = 1024
+
+
+def _references(parameter: Tensor) -> int:
+    """How many refer to the tensor p.grad, from Python."""
+    gradient = parameter.grad
+    return sys.getrefcount(gradient)
+
+
+_nobodys = torch.zeros(1, device="cpu", requires_grad=True)
+_nobodys.grad = torch.zeros(1, device="cpu")
+_REFERENCES = _references(_nobodys)  # where nobody holds it
 
 
 @dataclass(frozen=True)
@@ -133,19 +144,24 @@ class Slot:
         self.parameter.grad = None
 
     def adopt_gradient(self) -> bool:
-        """Makes p.grad the slot, with its bytes in the arena. False: there is no gradient."""
+        """Makes p.grad the slot, with its bytes in the arena. False: there is no gradient.
+
+        One of the script's own is copied alone.
+        """
+        if self.gradient_in_place():
+            return True
+        stays = self.is_the_scripts()
         given = self.parameter.grad
         if given is None:
             return False
-        if self.gradient_in_place():
-            return True
         if given is self.gradient:  # its .data was replaced
             self._copy_in(given)
             self.gradient.data = self.gradient_bytes
             return True
         self.let_go()
         self._copy_in(given)
-        self.parameter.grad, self.is_lent = self.gradient, True
+        if not stays:
+            self.parameter.grad, self.is_lent = self.gradient, True
         return True
 
     def let_go(self) -> None:
@@ -160,6 +176,22 @@ class Slot:
             self.gradient.data = self.gradient.detach().clone()
         if is_held or self.gradient.data_ptr() != self._gradient_address:
             self._make_gradient()
+
+    def is_the_scripts(self) -> bool:
+        """Whether p.grad is the script's own tensor, which it may go on to use in p.grad's stead.
+
+        So is a part of a larger buffer, and one with a graph behind it. Else autograd has made it,
+        and nobody has it but the parameter.
+        """
+        given = self.parameter.grad
+        if given is None or given is self.gradient:
+            return False
+        if given.layout is not torch.strided or given.requires_grad or given._is_view():
+            return True
+        if given.untyped_storage().nbytes() != given.nbytes:
+            return True
+        del given
+        return _references(self.parameter) > _REFERENCES
 
     def is_viewed(self) -> bool:
         """Whether another tensor (a view, p.grad.data) or array shares the memory of p.grad's."""
@@ -303,6 +335,23 @@ def _adopt_shards(shards: list[ShardedSlot]) -> list[int]:
         for slot, shard in there:
             slot._copy_in(shard)
     return [slot.index for slot, shard in given if shard is None]
+
+
+def part_views(slots: Sequence[Slot]) -> None:
+    """Gives gradients memory of their own that are views of others' in the arena.
+
+    Called before other bytes come into the arena.
+    """
+    lent = [slot for slot in slots if slot.is_lent]
+    if not any(slot.is_viewed() for slot in lent):
+        return
+    addresses = {slot.gradient.untyped_storage().data_ptr() for slot in lent}
+    for slot in slots:
+        given = slot.parameter.grad
+        if given is None or given is slot.gradient or isinstance(given, DTensor):
+            continue
+        if given.layout is torch.strided and given.untyped_storage().data_ptr() in addresses:
+            slot.parameter.grad = given.detach().clone()
 
 
 @torch.no_grad()
