@@ -71,10 +71,12 @@ void GroupJob::SaveLast(TimePoint now, AddressedMessages& out) {
 }
 
 AddressedMessages GroupJob::EndWhenSaved(TimePoint now, const std::string& why) {
-  if (!job_->saving_last || !job_->snapshots->busy()) return EndJob(why);
+  if (job_->snapshots == nullptr || !job_->snapshots->busy()) return EndJob(why);
   job_->ends = why;
   job_->ends_by = now + options_.step.step_timeout;
-  return {};
+  AddressedMessages out;
+  if (!job_->saving_last) TellSave(job_->snapshots->OnEnd(), out);
+  return out;
 }
 
 }  // namespace dmuond::scheduler

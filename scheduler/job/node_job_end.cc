@@ -69,10 +69,11 @@ void NodeJob::Abandon(const absl::Status& why) {
 }
 
 void NodeJob::EndJob(const std::string& why, const absl::Status& told) {
-  Say(node::Note::Level::kInfo, "job ended", {{"step", LastCommitted()}, {"what", why}});
   const int64_t durable = job_->snapshot.durable_step().value_or(0);
-  if (ReasonOf(told) != kJobEnded && (job_->ending || !ranks_.vacancies().empty()) &&
-      job_->has_state && LastCommitted() > durable) {
+  Say(node::Note::Level::kInfo, "job ended",
+      {{"step", LastCommitted()}, {"durable_step", durable}, {"what", why}});
+  const bool lost = (job_->ending && !job_->failed.ok()) || !ranks_.vacancies().empty();
+  if (ReasonOf(told) != kJobEnded && lost && job_->has_state && LastCommitted() > durable) {
     Say(node::Note::Level::kError,
         "state lost: it was in memory alone, and a rank did not come back",
         {{"after_step", durable}, {"last_step", LastCommitted()}});

@@ -49,6 +49,11 @@ class SnapshotRound {
   // Lanes or links are new: messages of the snapshot that is being written may be lost, and it is
   // ordered once more.
   [[nodiscard]] std::optional<v1::SaveState> OnReformed() const;
+  // The job ends when what is being written, or is to follow, exists: told once more, nodes learn it.
+  [[nodiscard]] std::optional<v1::SaveState> OnEnd() {
+    last_ = true;
+    return OnReformed();
+  }
   // Returns the manifest once every node has answered; after an error it has no files.
   [[nodiscard]] std::optional<v1::WriteManifest> OnWritten(const v1::SnapshotWritten& written);
   struct Finished {

@@ -68,6 +68,20 @@ class LastSnapshotsTest : public SnapshotFixture<6> {
   }
 };
 
+// Whoever begins the next job of that name waits for the snapshot, too.
+TEST_F(LastSnapshotsTest, OneThatWasBegunIsWrittenToItsEndWhenEveryRankHasLeft) {
+  std::atomic<bool> holds{true};
+  DiskDriver driver(scratch_.path() + "/driver", [&](pid_t /*pid*/, const std::string& point) {
+    return std::string(point == "storage.fsync" && holds.load() ? "hold" : "go");
+  });
+  StartDaemons(2, {"--snapshot_every_steps=3"});
+  LiveUntil(3)->Close();
+  EXPECT_TRUE(driver.WaitHeld());
+  holds.store(false);
+  driver.Release();
+  ExpectGoesOnFrom(3);
+}
+
 class LaneDeathsTest : public LastSnapshotsTest, public ::testing::WithParamInterface<int> {};
 INSTANTIATE_TEST_SUITE_P(Nodes, LaneDeathsTest, ::testing::Values(1, 2));
 
