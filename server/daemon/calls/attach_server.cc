@@ -15,7 +15,6 @@
 #include "dmuond/wire/frame.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
-#include "server/daemon/calls/unix_listener.h"
 
 namespace dmuond::server {
 namespace {
@@ -80,11 +79,11 @@ struct AttachServer::Round {
 absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(Options options,
                                                                   Callbacks callbacks) {
   if (options.allowed_uids.empty()) options.allowed_uids.push_back(::geteuid());
-  absl::StatusOr<wire::UniqueFd> listener = Listen({.what = "attach socket",
-                                                    .path = options.path,
-                                                    .type = SOCK_SEQPACKET,
-                                                    .mode = options.mode,
-                                                    .group = options.group});
+  absl::StatusOr<ListeningSocket> listener = Listen({.what = "attach socket",
+                                                     .path = options.path,
+                                                     .type = SOCK_SEQPACKET,
+                                                     .mode = options.mode,
+                                                     .group = options.group});
   if (!listener.ok()) return listener.status();
   wire::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
@@ -94,7 +93,7 @@ absl::StatusOr<std::unique_ptr<AttachServer>> AttachServer::Start(Options option
   return server;
 }
 
-AttachServer::AttachServer(Options options, Callbacks callbacks, wire::UniqueFd listener,
+AttachServer::AttachServer(Options options, Callbacks callbacks, ListeningSocket listener,
                            wire::UniqueFd wake)
     : options_(std::move(options)),
       callbacks_(std::move(callbacks)),
@@ -109,7 +108,7 @@ AttachServer::~AttachServer() {
   }
   Wake();
   if (thread_.joinable()) thread_.join();
-  ::unlink(options_.path.c_str());
+  listener_.Close();
 }
 
 void AttachServer::Wake() {
@@ -198,7 +197,7 @@ void AttachServer::FillRound(Round& round) {
   if (!accepting) wake_at = accept_again_;
   round = Round();
   round.polled.push_back({wake_.get(), POLLIN, 0});
-  round.polled.push_back({accepting ? listener_.get() : -1, POLLIN, 0});
+  round.polled.push_back({accepting ? listener_.fd() : -1, POLLIN, 0});
   MutexLock lock(mutex_);
   for (const auto& [id, connection] : connections_) {
     // Claim() clears a nonce without waking the thread: then it wakes once for nothing.
@@ -295,7 +294,7 @@ void AttachServer::DropOverdue() {
 void AttachServer::AcceptAll() {
   for (;;) {
     wire::UniqueFd socket(
-        ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        ::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       Welcome(std::move(socket));
       continue;

@@ -36,6 +36,7 @@
 #include "scheduler/types.h"
 #include "server/common/seldom.h"
 #include "server/daemon/calls/connection_limits.h"
+#include "server/daemon/calls/unix_listener.h"
 
 namespace dmuond::server {
 
@@ -95,7 +96,7 @@ class AttachServer {
 
  private:
   struct Connection;
-  AttachServer(Options options, Callbacks callbacks, wire::UniqueFd listener, wire::UniqueFd wake);
+  AttachServer(Options options, Callbacks callbacks, ListeningSocket listener, wire::UniqueFd wake);
 
   void Run();
   struct Round;  // what the thread polls at a time
@@ -110,7 +111,7 @@ class AttachServer {
 
   const Options options_;
   const Callbacks callbacks_;
-  const wire::UniqueFd listener_;
+  ListeningSocket listener_;
   const wire::UniqueFd wake_;
   std::chrono::steady_clock::time_point accept_again_{};  // the thread's own
   Seldom refusals_;                                       // the thread's own

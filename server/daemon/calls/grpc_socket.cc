@@ -15,7 +15,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
 #include "server/common/log.h"
-#include "server/daemon/calls/unix_listener.h"
 
 namespace dmuond::server {
 namespace {
@@ -39,11 +38,11 @@ bool Watch(int events, int fd, uint64_t id, uint32_t what, int how = EPOLL_CTL_A
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcSocket>> GrpcSocket::Listen(Options options) {
-  absl::StatusOr<wire::UniqueFd> listener = server::Listen({.what = "socket",
-                                                            .path = options.path,
-                                                            .type = SOCK_STREAM,
-                                                            .mode = options.mode,
-                                                            .group = options.group});
+  absl::StatusOr<ListeningSocket> listener = server::Listen({.what = "socket",
+                                                             .path = options.path,
+                                                             .type = SOCK_STREAM,
+                                                             .mode = options.mode,
+                                                             .group = options.group});
   if (!listener.ok()) return listener.status();
   wire::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   wire::UniqueFd events(::epoll_create1(EPOLL_CLOEXEC));
@@ -54,7 +53,7 @@ absl::StatusOr<std::unique_ptr<GrpcSocket>> GrpcSocket::Listen(Options options) 
       new GrpcSocket(std::move(options), *std::move(listener), std::move(wake), std::move(events)));
 }
 
-GrpcSocket::GrpcSocket(Options options, wire::UniqueFd listener, wire::UniqueFd wake,
+GrpcSocket::GrpcSocket(Options options, ListeningSocket listener, wire::UniqueFd wake,
                        wire::UniqueFd events)
     : options_(std::move(options)),
       listener_(std::move(listener)),
@@ -79,8 +78,7 @@ void GrpcSocket::Stop() {
   // Fails only when the counter is full, and then the thread wakes anyway.
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
   if (thread_.joinable()) thread_.join();
-  ::unlink(options_.path.c_str());
-  listener_.Reset();
+  listener_.Close();
 }
 
 std::optional<Caller> GrpcSocket::CallerOf(const grpc::ServerContext& context) {
@@ -115,7 +113,7 @@ void GrpcSocket::Run() {
   std::array<epoll_event, 64> ready;
   for (;;) {
     if (!accepting_ && Clock::now() >= accept_again_) {
-      accepting_ = Watch(events_.get(), listener_.get(), kListener, EPOLLIN);
+      accepting_ = Watch(events_.get(), listener_.fd(), kListener, EPOLLIN);
     }
     int timeout_ms = accepting_ ? -1 : static_cast<int>(kLook.count());
     {
@@ -144,7 +142,7 @@ void GrpcSocket::Run() {
 void GrpcSocket::AcceptAll() {
   for (;;) {
     wire::UniqueFd socket(
-        ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        ::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       Take(std::move(socket));
       continue;
@@ -155,7 +153,7 @@ void GrpcSocket::AcceptAll() {
           "connection not accepted",
           {{"socket", options_.path}, {"error", absl::ErrnoToStatus(errno, "accept").message()}});
       accept_again_ = Clock::now() + kAcceptPause;
-      ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+      ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
       accepting_ = false;
     }
     return;

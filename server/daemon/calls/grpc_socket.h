@@ -30,6 +30,7 @@
 #include "server/common/seldom.h"
 #include "server/daemon/calls/connection_limits.h"
 #include "server/daemon/calls/session_keys.h"
+#include "server/daemon/calls/unix_listener.h"
 
 namespace dmuond::server {
 
@@ -53,7 +54,8 @@ class GrpcSocket {
 
   // Once. The server must live until Stop().
   void Serve(grpc::Server& server);
-  // Accepts no more connections and removes the path. Open connections stay with the server.
+  // Accepts no more connections and removes its file, not that of another process at the path. Open
+  // connections stay with the server.
   void Stop();
 
   // Unset: the call's connection has ended.
@@ -69,7 +71,7 @@ class GrpcSocket {
     bool known = false;
     std::chrono::steady_clock::time_point since;
   };
-  GrpcSocket(Options options, wire::UniqueFd listener, wire::UniqueFd wake, wire::UniqueFd events);
+  GrpcSocket(Options options, ListeningSocket listener, wire::UniqueFd wake, wire::UniqueFd events);
 
   void Run();
   void AcceptAll();
@@ -80,7 +82,7 @@ class GrpcSocket {
   Connection* Find(const grpc::ServerContext& context) DMUOND_REQUIRES(mutex_);
 
   const Options options_;
-  wire::UniqueFd listener_;
+  ListeningSocket listener_;
   const wire::UniqueFd wake_;    // an eventfd
   const wire::UniqueFd events_;  // an epoll descriptor
   grpc::Server* server_ = nullptr;

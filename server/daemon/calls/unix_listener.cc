@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -21,7 +22,16 @@ constexpr int kBacklog = 65'536;
 
 }  // namespace
 
-absl::StatusOr<wire::UniqueFd> Listen(const UnixListener& listener) {
+void ListeningSocket::Close() {
+  if (!socket_.valid()) return;
+  struct stat file {};
+  if (::lstat(path_.c_str(), &file) == 0 && file.st_dev == device_ && file.st_ino == inode_) {
+    ::unlink(path_.c_str());
+  }
+  socket_.Reset();
+}
+
+absl::StatusOr<ListeningSocket> Listen(const UnixListener& listener) {
   const std::string& path = listener.path;
   const auto failed = [&](const char* call) {
     return absl::ErrnoToStatus(errno, absl::StrCat(call, " of ", listener.what, " ", path));
@@ -39,6 +49,8 @@ absl::StatusOr<wire::UniqueFd> Listen(const UnixListener& listener) {
   if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
     return failed("bind()");
   }
+  struct stat file {};
+  if (::lstat(path.c_str(), &file) != 0) return failed("lstat()");
   // Nobody can connect before listen(): the right mode and group are in place by then.
   if (::chmod(path.c_str(), listener.mode) != 0) return failed("chmod()");
   if (listener.group.has_value() &&
@@ -46,7 +58,7 @@ absl::StatusOr<wire::UniqueFd> Listen(const UnixListener& listener) {
     return failed("chown()");
   }
   if (::listen(socket.get(), kBacklog) != 0) return failed("listen()");
-  return socket;
+  return ListeningSocket(std::move(socket), path, file.st_dev, file.st_ino);
 }
 
 }  // namespace dmuond::server

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "dmuond/wire/unique_fd.h"
@@ -20,8 +21,27 @@ struct UnixListener {
   std::optional<gid_t> group;  // of the socket file; unset: the process's
 };
 
+// A socket that listens, and the file that was made for it. Move-only.
+class ListeningSocket {
+ public:
+  ListeningSocket(wire::UniqueFd socket, std::string path, dev_t device, ino_t inode)
+      : socket_(std::move(socket)), path_(std::move(path)), device_(device), inode_(inode) {}
+
+  [[nodiscard]] int fd() const { return socket_.get(); }
+  // Removes the file and closes the socket. Once the file is gone, the socket of another process
+  // may lie at its path: that one is left alone.
+  void Close();
+
+ private:
+  wire::UniqueFd socket_;
+  std::string path_;
+  // Nobody else's file has these while the socket is open: it keeps its file's inode.
+  dev_t device_;
+  ino_t inode_;
+};
+
 // Non-blocking, closed on exec. The error names the path.
-[[nodiscard]] absl::StatusOr<wire::UniqueFd> Listen(const UnixListener& listener);
+[[nodiscard]] absl::StatusOr<ListeningSocket> Listen(const UnixListener& listener);
 
 }  // namespace dmuond::server
 

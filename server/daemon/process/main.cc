@@ -61,6 +61,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kLeavingTick{5};
+// From one look to the next, whether the daemon's socket can be found still.
+constexpr std::chrono::seconds kSocketLook{1};
 // A core that has not come through a tick for so long is not live: something holds its lock.
 constexpr std::chrono::seconds kTurnMax{10};
 // When everything is saved that can be: for the rest of leaving, lanes that do not end included.
@@ -368,6 +370,32 @@ void OnHangup(const Config& config, Peers* peers) {
   if (peers != nullptr) peers->ReloadCertificates();
 }
 
+// Looks whether the daemon's socket can be found still, and says so once when it cannot.
+class SocketWatch {
+ public:
+  SocketWatch(const SocketDir& place, const std::string& socket) : place_(place), socket_(socket) {}
+
+  void Tick() {
+    const auto now = std::chrono::steady_clock::now();
+    if (lost_ || now < next_look_) return;
+    next_look_ = now + kSocketLook;
+    lost_ = place_.LockFileIsLost();
+    if (!lost_) return;
+    log::Error(
+        "trainers and dmuonctl cannot reach this daemon any more, or reach another one in its "
+        "place: the directory of its socket, or the lock in it, was removed. A logout removes "
+        "/run/user/UID, and cleaners remove files in /tmp. End this daemon with SIGTERM, which "
+        "saves, and start it again with --socket in a directory that stays",
+        {{"pid", ::getpid()}, {"socket", socket_}});
+  }
+
+ private:
+  const SocketDir& place_;
+  const std::string& socket_;
+  std::chrono::steady_clock::time_point next_look_{};
+  bool lost_ = false;
+};
+
 // Does what may hang, with the file server that it is about, before the daemon serves: a signal
 // ends it meanwhile, and the control daemon of MPS (null: none) with it.
 template <typename Work>
@@ -569,6 +597,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     if (signals.insisted()) EndAtOnce(mps);
     if (drain.joinable()) log::Info("leaving already; a second signal of a sender ends at once");
   };
+  SocketWatch socket_watch(*socket_dir, config.socket);
   while (!drained.load()) {
     const bool stop = signals.Wait(kTick);
     if (signals.TakeHangup()) OnHangup(config, peers.get());
@@ -576,6 +605,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
     daemon.Tick();
     streams.Tick();
+    socket_watch.Tick();
     if (mps != nullptr) mps->Watch();
     health.SetFor("live", kTurnMax);
     if (!drain.joinable()) health.Set("ready", daemon.formed());

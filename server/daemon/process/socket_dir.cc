@@ -210,7 +210,15 @@ absl::StatusOr<SocketDir> SocketDir::Prepare(const std::string& socket, mode_t s
   for (const std::string& path : {socket, socket + kAttachSuffix, socket + kAdminSuffix}) {
     if (absl::Status status = RemoveStale(path); !status.ok()) return status;
   }
-  return SocketDir(*std::move(lock));
+  return SocketDir(socket + kLockSuffix, *std::move(lock));
+}
+
+bool SocketDir::LockFileIsLost() const {
+  struct stat held {};
+  if (::fstat(lock_.get(), &held) != 0) return false;
+  struct stat found {};
+  if (::lstat(lock_path_.c_str(), &found) != 0) return errno == ENOENT || errno == ENOTDIR;
+  return found.st_dev != held.st_dev || found.st_ino != held.st_ino;
 }
 
 std::string DefaultSocket() {

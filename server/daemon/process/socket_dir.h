@@ -47,9 +47,15 @@ class SocketDir {
   // before they have ended.
   [[nodiscard]] int lock() const { return lock_.get(); }
 
- private:
-  explicit SocketDir(wire::UniqueFd lock) : lock_(std::move(lock)) {}
+  // Whether the lock's file was removed or replaced, as it is when the directory is removed: then
+  // another daemon can serve this socket beside this one.
+  [[nodiscard]] bool LockFileIsLost() const;
 
+ private:
+  SocketDir(std::string lock_path, wire::UniqueFd lock)
+      : lock_path_(std::move(lock_path)), lock_(std::move(lock)) {}
+
+  std::string lock_path_;
   wire::UniqueFd lock_;
 };
 

@@ -138,6 +138,19 @@ TEST(SocketDirTest, SecondDaemonIsToldThePidOfTheFirst) {
   EXPECT_TRUE(std::filesystem::exists(dir / "d.sock")) << "the first one's socket stays";
 }
 
+TEST(SocketDirTest, ALockFileThatIsRemovedOrReplacedIsLost) {
+  const TempDir dir;
+  auto first = SocketDir::Prepare(dir / "run/d.sock");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->LockFileIsLost());
+  std::filesystem::remove_all(dir / "run");
+  EXPECT_TRUE(first->LockFileIsLost());
+  auto second = SocketDir::Prepare(dir / "run/d.sock");
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_TRUE(first->LockFileIsLost());
+  EXPECT_FALSE(second->LockFileIsLost());
+}
+
 TEST(SocketDirTest, LockEndsWithTheProcess) {
   const TempDir dir;
   int held[2];
