@@ -167,6 +167,7 @@ void EndWithTheDaemon(int fd) {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit of a file's size is an error (EFBIG) of what met it
   // A terminal's ^C goes to the whole process group, and its end to all that was started in it; the
   // daemon decides what its lanes do then.
   std::signal(SIGINT, SIG_IGN);

@@ -656,6 +656,8 @@ int main(int argc, char** argv) {
   dmuond::server::StopSignals signals;
   // A reader of stderr, or of a connection, may go: that is an error of the write.
   std::signal(SIGPIPE, SIG_IGN);
+  // A limit of a file's size (ulimit -f) may be met: that is an error (EFBIG) of what met it.
+  std::signal(SIGXFSZ, SIG_IGN);
   dmuond::server::log::FlushAtFatalSignals();
   dmuond::server::LogForLibraries();
   // Kept to the end: gRPC's own shutdown waits up to 10 s for the poller that a large transfer
