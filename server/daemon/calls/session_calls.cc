@@ -31,8 +31,10 @@ constexpr size_t kLaunchMax = 128;
 constexpr size_t kEndJobMax = 1024;
 constexpr int32_t kWorldMax = 1 << 20;
 
+// The name is that of a directory of snapshots, too: "." and ".." lead elsewhere, and what begins
+// with '.' is hidden.
 bool ValidJobName(const std::string& name) {
-  if (name.empty() || name.size() > kJobNameMax) return false;
+  if (name.empty() || name.size() > kJobNameMax || name.front() == '.') return false;
   return std::all_of(name.begin(), name.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
   });
@@ -58,9 +60,11 @@ absl::Status CheckOpenSession(const v1::OpenSessionRequest& request, const Daemo
             ": set DMUOND_LAUNCH to one value on all ranks of a start"));
   }
   if (!ValidJobName(request.job())) {
-    return Error(absl::StatusCode::kInvalidArgument, "JOB_NAME_INVALID",
-                 Say("job name '", Named("job", request.job()),
-                     "': 1 to 128 letters, digits, '.', '_' or '-' are allowed"));
+    return Error(
+        absl::StatusCode::kInvalidArgument, "JOB_NAME_INVALID",
+        Say("job name '", Named("job", request.job()),
+            "': 1 to 128 letters, digits, '.', '_' or '-' are allowed, of which the first is no "
+            "'.'"));
   }
   if (request.world_size() < 1 || request.world_size() > kWorldMax) {
     return Error(absl::StatusCode::kInvalidArgument, "RANK_OUT_OF_RANGE",

@@ -140,6 +140,10 @@ TEST_F(SessionInputTest, SessionsThatCannotBeAreRefusedAndTheOtherGoesOn) {
                   {StatusCode::kPermissionDenied, "TOKEN_WRONG", {"rank 1"}});
   ExpectNotOpened([](auto& request) { request.set_job("../etc"); },
                   {StatusCode::kInvalidArgument, "JOB_NAME_INVALID", {"../etc"}});
+  for (const char* name : {".", "..", ".hidden"}) {
+    ExpectNotOpened([name](auto& request) { request.set_job(name); },
+                    {StatusCode::kInvalidArgument, "JOB_NAME_INVALID", {name, "first"}});
+  }
   ExpectNotOpened([](auto& request) { request.set_job(std::string(1 << 20, 'j')); },
                   {StatusCode::kInvalidArgument, "JOB_NAME_INVALID", {"job", "1048576", "128"}});
   ExpectNotOpened([](auto& request) { request.set_client(std::string(1 << 20, 'c')); },
