@@ -174,6 +174,11 @@ int Main(int argc, char** argv) {
     std::cerr << Usage();
     return kExitUsage;
   }
+  if (const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);
+      timeout <= absl::ZeroDuration()) {
+    return FailUsage(absl::StrCat("--timeout=", absl::FormatDuration(timeout),
+                                  " is no time to wait: give one above 0, as in 10s"));
+  }
   const Arguments arguments(line.arguments.begin() + 1, line.arguments.end());
   for (const Subcommand& subcommand : kSubcommands) {
     if (name == subcommand.name) return subcommand.run(ReadOptions(), arguments);

@@ -258,6 +258,14 @@ TEST(CtlAloneTest, WhatIsNoSubcommandIsAnswersUsage) {
   EXPECT_EQ(RunCtl({"status", "extra"}).code, kUsage);
 }
 
+TEST(CtlAloneTest, NoTimeToWaitIsAnsweredUsage) {
+  for (const std::string timeout : {"0", "-1s"}) {
+    const CtlResult none = RunCtl({"status", "--timeout=" + timeout});
+    EXPECT_EQ(none.code, kUsage);
+    EXPECT_THAT(none.errors, HasSubstr("--timeout=" + timeout));
+  }
+}
+
 TEST(CtlPlanOfflineTest, AnswersForModelsThatNobodyTrains) {
   const CtlResult plan = RunCtl({"plan", "--model=llama3-8b", "--lanes=8", "--nodes=16"});
   EXPECT_EQ(plan.code, kOk) << plan.errors;
