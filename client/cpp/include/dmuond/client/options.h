@@ -29,7 +29,7 @@ enum class Resume : uint8_t {
 
 struct Options {
   std::string address;  // path of the socket, "unix:PATH" too; empty: DMUOND_ADDRESS or the default
-  std::string job = "default";  // [A-Za-z0-9._-]{1,128}
+  std::string job = "default";  // [A-Za-z0-9._-]{1,128}, no dot first
   int32_t rank = 0;
   int32_t world_size = 1;
   Resume resume = Resume::kNever;
