@@ -205,6 +205,7 @@ def test_daemon_accepts_the_flags_of_an_overlay(tmp_path: Path):
     arguments = sidecar_of(training_pod("cpu"))["args"]
     for there, here in places.items():
         arguments = [argument.replace(there, here) for argument in arguments]
+    arguments.append("--rail_address=127.0.0.1")  # this machine does not have the pod's
     done = subprocess.run(
         [program("dmuond"), "--check_config", *arguments],
         capture_output=True,

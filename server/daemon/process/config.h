@@ -53,7 +53,9 @@ struct Config {
 
   int32_t nodes = 1;
   int32_t node_rank = 0;
-  std::string coordinator;     // host:port of node 0; empty with one node
+  std::string coordinator;  // host:port of node 0; empty with one node
+  // This is node 0, and the coordinator's host leads to no address of this machine.
+  bool coordinator_elsewhere = false;
   std::string peer_listen;     // host:port; empty with one node
   std::string peer_advertise;  // host:port; port 0: the one that peer_listen was given
   std::string rail_address;    // host that lanes' peer groups listen on; empty with one node

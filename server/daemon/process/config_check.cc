@@ -256,6 +256,8 @@ class Checker {
       config_.rail_address =
           std::string(absl::StripSuffix(absl::StripPrefix(advertise.host, "["), "]"));
     }
+    RailIsHere();
+    config_.coordinator_elsewhere = config_.node_rank == 0 && LeadsElsewhere(coordinator.host);
     values.set_peer_listen(config_.peer_listen);
     values.set_peer_advertise(config_.peer_advertise);
     values.set_rail_address(config_.rail_address);
@@ -272,6 +274,17 @@ class Checker {
                        ", this machine alone, while --coordinator=", config_.coordinator,
                        " lies beyond loopback: give --peer_advertise=ADDRESS:0, with this "
                        "machine's address in the network of the nodes"));
+  }
+
+  // Lanes could not listen there, and every job would fail.
+  void RailIsHere() {
+    if (!LeadsElsewhere(config_.rail_address)) return;
+    Wrong(
+        "rail_address", config_.rail_address,
+        absl::StrCat(config_.values.rail_address().empty() ? "(the host of --peer_advertise) " : "",
+                     "leads to no address of this machine, on which lanes could listen: give "
+                     "--peer_advertise or --rail_address with an address of this machine, in the "
+                     "network of the nodes"));
   }
 
   void Tls() {

@@ -5,10 +5,12 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <memory>
 
 #include "absl/strings/match.h"
 #include "absl/strings/strip.h"
+#include "dmuond/wire/unique_fd.h"
 
 namespace dmuond::server {
 namespace {
@@ -23,6 +25,26 @@ bool IsLoopbackAddress(const sockaddr& address) {
   return IN6_IS_ADDR_LOOPBACK(&in) || (IN6_IS_ADDR_V4MAPPED(&in) && in.s6_addr[12] == 127);
 }
 
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+// `host` may be an IPv6 address in brackets. Null: it cannot be resolved.
+Addresses Resolve(const std::string& host) {
+  const std::string name(absl::StripSuffix(absl::StripPrefix(host, "["), "]"));
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) found = nullptr;
+  return {found, &::freeaddrinfo};
+}
+
+// By binding, to a port of the kernel's choice. Only an answer that is about the address counts:
+// link-local addresses need an interface beside them, and descriptors may be used up.
+bool IsOfThisMachine(const addrinfo& address) {
+  const wire::UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return errno != EAFNOSUPPORT;
+  return ::bind(socket.get(), address.ai_addr, address.ai_addrlen) == 0 || errno != EADDRNOTAVAIL;
+}
+
 }  // namespace
 
 bool IsLoopbackHost(const std::string& host) {
@@ -30,13 +52,9 @@ bool IsLoopbackHost(const std::string& host) {
 }
 
 std::string LoopbackAddressOf(const std::string& host) {
-  const std::string name(absl::StripSuffix(absl::StripPrefix(host, "["), "]"));
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(name.c_str(), nullptr, &hints, &found) != 0) return "";
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
-  for (const addrinfo* next = found; next != nullptr; next = next->ai_next) {
+  const Addresses found = Resolve(host);
+  if (found == nullptr) return "";
+  for (const addrinfo* next = found.get(); next != nullptr; next = next->ai_next) {
     if (!IsLoopbackAddress(*next->ai_addr)) return "";
   }
   char text[NI_MAXHOST] = {};
@@ -45,6 +63,14 @@ std::string LoopbackAddressOf(const std::string& host) {
     return "";
   }
   return text;
+}
+
+bool LeadsElsewhere(const std::string& host) {
+  const Addresses found = Resolve(host);
+  for (const addrinfo* next = found.get(); next != nullptr; next = next->ai_next) {
+    if (IsOfThisMachine(*next)) return false;
+  }
+  return found != nullptr;
 }
 
 }  // namespace dmuond::server

@@ -446,6 +446,13 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   absl::StatusOr<std::string> token = config.ReadToken();
   if (!token.ok()) return token.status();
   AllowDescriptors(config);
+  if (config.coordinator_elsewhere) {
+    log::Warn(
+        "this daemon is node 0, and --coordinator, which names node 0, leads to no address of this "
+        "machine: was --node_rank (or DMUOND_NODE_RANK) forgotten? If the address is translated on "
+        "its way here, as that of a Kubernetes service is, all is well",
+        {{"coordinator", config.coordinator}});
+  }
   // Nothing is called on it. The first channel or server makes the poller that all of them share,
   // and gRPC aborts where no descriptor is left for it: there are enough now.
   const std::shared_ptr<grpc::Channel> keeps_poller =

@@ -195,8 +195,38 @@ TEST(ConfigTest, AnAdvertisedAddressThatLeadsToLoopbackIsRefusedWithTheRemedy) {
     LoadOk(here);
   }
   std::vector<std::string> beyond = group;
-  beyond.emplace_back("--peer_advertise=192.0.2.1:0");
+  beyond.insert(beyond.end(), {"--peer_advertise=192.0.2.1:0", "--rail_address=127.0.0.1"});
   LoadOk(beyond);
+}
+
+// 203.0.113.0/24 is for documents alone, and .invalid is no domain (RFC 5737, RFC 2606).
+TEST(ConfigTest, ARailAddressThatThisMachineDoesNotHaveIsRefusedWithTheRemedy) {
+  const std::vector<std::string> group = {"--nodes=2", "--node_rank=1", "--allow_plaintext_peers",
+                                          "--coordinator=node0.invalid:7077"};
+  for (const char* flag : {"--rail_address=203.0.113.1", "--peer_advertise=203.0.113.1:0"}) {
+    std::vector<std::string> elsewhere = group;
+    elsewhere.emplace_back(flag);
+    elsewhere.emplace_back("--peer_listen=127.0.0.1:0");
+    EXPECT_THAT(Mistake(elsewhere), AllOf(HasSubstr("--rail_address=203.0.113.1"),
+                                          HasSubstr("no address of this machine"),
+                                          HasSubstr("give --peer_advertise or --rail_address")));
+  }
+  std::vector<std::string> unknown = group;
+  unknown.emplace_back("--peer_advertise=node1.invalid:0");
+  EXPECT_EQ(LoadOk(unknown).rail_address, "node1.invalid") << "a name may become known later";
+  LoadOk({"--nodes=1", "--rail_address=203.0.113.1"});
+}
+
+TEST(ConfigTest, ACoordinatorThatIsNotHereIsNoticedOnNode0Alone) {
+  const auto noticed = [](const std::string& rank, const std::string& coordinator) {
+    return LoadOk({"--nodes=2", "--node_rank=" + rank, "--allow_plaintext_peers",
+                   "--coordinator=" + coordinator, "--peer_advertise=node.invalid:0"})
+        .coordinator_elsewhere;
+  };
+  EXPECT_TRUE(noticed("0", "203.0.113.1:7077"));
+  EXPECT_FALSE(noticed("1", "203.0.113.1:7077"));
+  EXPECT_FALSE(noticed("0", "localhost:7077"));
+  EXPECT_FALSE(noticed("0", "node0.invalid:7077"));
 }
 
 TEST(ConfigTest, PlaintextBeyondLoopbackIsRefused) {
@@ -214,17 +244,18 @@ TEST(ConfigTest, TlsFilesGoTogetherAndMustBeWhatTheyAreMeantToBe) {
   const std::vector<std::string> all = {"--nodes=2",
                                         "--coordinator=node0:7077",
                                         "--peer_advertise=192.0.2.1:0",
-                                        "--rail_address=::1",
+                                        "--rail_address=127.0.0.1",
                                         "--peer_tls_ca=" + certificates.Path("ours-ca.pem"),
                                         "--peer_tls_certificate=" + certificates.Path("ours.pem"),
                                         "--peer_tls_key=" + certificates.Path("ours.key")};
   EXPECT_EQ(LoadOk(all).peer_tls_key, certificates.Path("ours.key"));
   std::vector<std::string> wide = all;
-  wide.back() = "--rail_address=10.0.0.1";
+  wide.back() = "--rail_address=rail0.invalid";
   wide.insert(wide.end(), {all.back(), "--allow_plaintext_rail=false"});
-  EXPECT_THAT(Mistake(wide), AllOf(HasSubstr("--rail_address=10.0.0.1"), HasSubstr("without TLS")));
+  EXPECT_THAT(Mistake(wide),
+              AllOf(HasSubstr("--rail_address=rail0.invalid"), HasSubstr("without TLS")));
   wide.back() = "--allow_plaintext_rail";
-  EXPECT_EQ(LoadOk(wide).rail_address, "10.0.0.1");
+  EXPECT_EQ(LoadOk(wide).rail_address, "rail0.invalid");
   EXPECT_THAT(Mistake({"--peer_tls_ca=" + certificates.Path("ours-ca.pem")}),
               HasSubstr("all three"));
   std::vector<std::string> missing = all;
