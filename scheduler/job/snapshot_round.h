@@ -49,7 +49,8 @@ class SnapshotRound {
   // Lanes or links are new: messages of the snapshot that is being written may be lost, and it is
   // ordered once more.
   [[nodiscard]] std::optional<v1::SaveState> OnReformed() const;
-  // The job ends when what is being written, or is to follow, exists: told once more, nodes learn it.
+  // The job ends when what is being written, or is to follow, exists: told once more, nodes learn
+  // it.
   [[nodiscard]] std::optional<v1::SaveState> OnEnd() {
     last_ = true;
     return OnReformed();

@@ -394,7 +394,7 @@ def interrupted(*_, **__):
 
 @pytest.mark.parametrize("end", [interrupted, complaining])
 def test_a_call_that_ctrl_c_ends_leaves_its_channel_behind(fake, monkeypatch, end):
-    """gRPC may hold a lock of it for good."""
+    """GRPC may hold a lock of it for good."""
     with open_session(fake) as session:
         two_matrices(session)
         channel = session._link.channel

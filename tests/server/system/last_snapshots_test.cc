@@ -70,12 +70,15 @@ class LastSnapshotsTest : public SnapshotFixture<6> {
 
 // Whoever begins the next job of that name waits for the snapshot, too.
 TEST_F(LastSnapshotsTest, OneThatWasBegunIsWrittenToItsEndWhenEveryRankHasLeft) {
-  std::atomic<bool> holds{true};
+  std::atomic<bool> holds{false};
   DiskDriver driver(scratch_.path() + "/driver", [&](pid_t /*pid*/, const std::string& point) {
     return std::string(point == "storage.fsync" && holds.load() ? "hold" : "go");
   });
   StartDaemons(2, {"--snapshot_every_steps=3"});
-  LiveUntil(3)->Close();
+  auto world = LiveUntil(2);
+  holds.store(true);
+  ASSERT_TRUE(world->StepUntil(3));
+  world->Close();
   EXPECT_TRUE(driver.WaitHeld());
   holds.store(false);
   driver.Release();

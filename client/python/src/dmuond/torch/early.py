@@ -46,8 +46,8 @@ class EarlySignals:
     ) -> None:
         """sharded: buckets with shards of FSDP2, too. last: one of small gradients at the end, too.
 
-        signal: called with a bucket and the streams in which its gradients were made. attempt: tells
-        the number of the attempt to come.
+        signal: called with a bucket and the streams in which its gradients were made. attempt:
+        tells the number of the attempt to come.
         """
         self._slots = list(slots)
         self._device = device
