@@ -1,6 +1,7 @@
 """Makes calls of the Trainer service: errors become exceptions, calls that are cut off repeat.
 
-No call is in flight when a method has returned, so that the trainer may fork between steps.
+No call is in flight when a method has returned, so that the trainer may fork between steps; one
+that Ctrl-C has ended may be.
 """
 
 from __future__ import annotations
