@@ -2,12 +2,12 @@
 
 #include <cerrno>
 #include <fstream>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/text_format.h"
 #include "scheduler/convert/convert.h"
+#include "server/common/whole_file.h"
 
 namespace dmuond::server {
 namespace {
@@ -76,15 +76,16 @@ std::string MistakeIn(const v1::CostTable& table) {
 }  // namespace
 
 absl::StatusOr<scheduler::CostTable> ReadCostTable(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return absl::ErrnoToStatus(errno, absl::StrCat("cost table ", path));
-  std::ostringstream text;
-  text << file.rdbuf();
+  const absl::StatusOr<std::string> text = WholeFile(path);
+  if (!text.ok()) {
+    return absl::Status(text.status().code(),
+                        absl::StrCat("cost table ", path, " ", text.status().message()));
+  }
   FirstError error;
   google::protobuf::TextFormat::Parser parser;
   parser.RecordErrorsTo(&error);
   v1::CostTable table;
-  if (!parser.ParseFromString(text.str(), &table)) {
+  if (!parser.ParseFromString(*text, &table)) {
     return absl::InvalidArgumentError(absl::StrCat("cost table ", path, ":", error.text()));
   }
   if (const std::string mistake = MistakeIn(table); !mistake.empty()) {

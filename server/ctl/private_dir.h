@@ -1,8 +1,8 @@
 // The folder in which `dmuonctl run` has its daemon serve: this user's alone, and gone afterwards.
 //
-// Whoever makes one removes those that killed runners have left. A runner holds a lock in its
-// folder, which ends with its process. A folder without that file is left alone, and so is one
-// whose daemon still runs: a daemon that is leaving lives longer than its runner.
+// A runner holds a lock on a file in its folder, and the lock ends with the runner's process.
+// Make() removes folders whose runner was killed. It leaves alone a folder without that file, and
+// one whose daemon still runs: a daemon that is leaving lives longer than its runner.
 #ifndef DMUOND_SERVER_CTL_PRIVATE_DIR_H_
 #define DMUOND_SERVER_CTL_PRIVATE_DIR_H_
 
@@ -21,9 +21,9 @@ class PrivateDir {
   PrivateDir(PrivateDir&& other) noexcept;
   PrivateDir& operator=(PrivateDir&&) = delete;
 
-  // Where the daemon is to serve.
+  // Returns the path of the socket that the daemon is to serve.
   [[nodiscard]] std::string socket() const;
-  // Of the daemon's control daemon of MPS, where it runs one.
+  // Returns the folder that the daemon's control daemon of MPS has, where the daemon runs one.
   [[nodiscard]] std::string mps() const;
 
  private:

@@ -168,7 +168,7 @@ void Collector::OnSubmission(const scheduler::Submission& submission) {
         BucketState& state = states_[b];
         if (std::exchange(state.reduced, false)) {
           ++unfinished_;
-          // Where it had landed another bucket may lie by now.
+          // Another bucket may have landed on its gradients by now: they are read where they lie.
           std::fill(landed_[b].begin(), landed_[b].end(), 0);
         }
         // What is still under way is followed, in the same stream, by what replaces it.

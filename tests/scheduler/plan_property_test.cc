@@ -329,7 +329,8 @@ void AssertDisjoint(std::vector<Region> regions, int64_t limit) {
   }
 }
 
-// Where gradients land: those of all trainers of the node but the lane's own, or as many as may.
+// Returns the part of staging memory where gradients land. It has room for those of all trainers of
+// the node but the lane's own, or is as large as it may be.
 Region Landing(const PlanInputs& inputs, const LaneProgram& program) {
   int64_t bytes = 0;
   for (const LaneUnit& of : program.units) {

@@ -141,11 +141,10 @@ absl::Status AdminCalls::CheckSnapshots() {
   const std::string why = job.snapshot().failure();
   if (why.empty()) return absl::OkStatus();
   const auto durable = job.snapshot().durable_step();
+  const std::string since = durable.has_value() ? absl::StrCat("since step ", *durable, " ") : "";
   return Error(absl::StatusCode::kFailedPrecondition, "SNAPSHOTS_FAIL",
                Say("the daemon stays: the newest snapshot of job '", Named("job", job.name()),
-                   "' failed, and what it has computed ",
-                   durable.has_value() ? absl::StrCat("since step ", *durable) : "",
-                   durable.has_value() ? " " : "",
+                   "' failed, and what it has computed ", since,
                    "would be lost if the next one did, too. Mend that and save first (dmuonctl "
                    "snapshot save), or give it up (--force). The cause: ",
                    Named("cause", why)));

@@ -14,7 +14,7 @@ class FileSizeLimitTest : public DaemonTest {
  protected:
   void SetUp() override { StartDaemon({}); }
 
-  // Of the daemon's files, and of those of the lanes that it starts from now on.
+  // Limits the size of files that the daemon writes, and the lanes that it starts from now on.
   void Limit(rlim_t bytes) {
     const rlimit limit{bytes, RLIM_INFINITY};
     ASSERT_EQ(::prlimit(daemon_->pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
