@@ -62,6 +62,26 @@ def test_the_ranks_gradients_are_averaged(pair):
         assert_trained(results, train_torch(WORLD))
 
 
+def warned_of_statistics(rank, world, normalisation):
+    """What the optimizer warns of when a model has such a layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), normalisation(8), nn.Linear(8, 2))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        make_optimizer(model).close()
+    return [str(each.message) for each in heard if "statistics" in str(each.message)]
+
+
+def test_running_statistics_that_no_rank_shares_are_warned_of(ranks, daemons):
+    addresses = daemons.start(1, 1)
+    for told in ranks.run(warned_of_statistics, WORLD, addresses, nn.BatchNorm1d):
+        assert len(told) == 1
+        assert "'1'" in told[0]
+    for silent in (nn.SyncBatchNorm, nn.LayerNorm):
+        assert ranks.run(warned_of_statistics, WORLD, addresses, silent) == [[], []]
+    assert ranks.run(warned_of_statistics, 1, addresses, nn.BatchNorm1d) == [[]]
+
+
 def beginning_unequal(rank, world, **options):
     """What the optimizer says, and the model's weights before and after."""
     model = make_model()

@@ -31,6 +31,7 @@ from dmuond.torch.model_watch import ModelWatch
 from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS, group_config
 from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
+from dmuond.torch.running_statistics import warn_of_own_statistics
 from dmuond.torch.schedules import Schedules
 from dmuond.torch.views import Views
 from dmuond.torch.weights import Weights
@@ -184,6 +185,8 @@ class Muon(torch.optim.Optimizer):
         self._begin(self._open)
         if verbose and self._session.rank == 0:
             print(table.format_table(self.routing), file=sys.stderr)
+        if world_size > 1 and not self._weights.sharded:
+            warn_of_own_statistics(self._models)
 
     def _begin(self, open_session: Callable[..., Session]) -> None:
         """Registers the groups' parameters in a session of its own, and watches them."""

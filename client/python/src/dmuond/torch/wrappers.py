@@ -17,7 +17,8 @@ _ZERO = (
 )
 _OF_MODULES = {
     "DistributedDataParallel": "DistributedDataParallel, which averages gradients after dmuond has "
-    "read them. Take the wrapper away: dmuond averages over the ranks itself",
+    "read them. Take the wrapper away: dmuond averages over the ranks itself (docs/python.md, "
+    "'Coming from DDP', says what else the wrapper has done)",
     "FullyShardedDataParallel": _FSDP1,
     "DataParallel": "DataParallel. Run one process per device instead; dmuond averages over the "
     "ranks",
