@@ -3,17 +3,14 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -21,6 +18,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/socket_path.h"
 #include "server/common/argument_list.h"
 #include "server/common/log.h"
 
@@ -134,16 +132,15 @@ std::vector<std::pair<std::string, std::string>> MpsControl::VariablesOf(
 }
 
 absl::StatusOr<pid_t> MpsControl::ListenerIn(const std::string& folder) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
   const std::string path = folder + kSocket;
-  if (path.size() >= sizeof(address.sun_path)) return absl::ErrnoToStatus(ENAMETOOLONG, path);
-  std::memcpy(address.sun_path, path.data(), path.size());
+  const absl::StatusOr<sockaddr_un> address = wire::SocketAddress(path);
+  if (!address.ok()) return address.status();
   // Those of today have SEQPACKET.
   for (const int type : {SOCK_SEQPACKET, SOCK_STREAM}) {
     const wire::UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket.valid()) return absl::ErrnoToStatus(errno, "socket");
-    if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) !=
+        0) {
       if (errno == EPROTOTYPE) continue;
       if (errno == ENOENT || errno == ECONNREFUSED) return 0;
       return absl::ErrnoToStatus(errno, absl::StrCat("connecting to ", path));

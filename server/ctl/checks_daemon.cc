@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "dmuond/v1/attach.pb.h"
 #include "dmuond/wire/frame.h"
+#include "dmuond/wire/socket_path.h"
 #include "server/ctl/checks.h"
 #include "server/ctl/connection.h"
 #include "server/ctl/job_text.h"
@@ -100,7 +101,7 @@ void AddJob(const v1::GetStatusReply& status, std::vector<Finding>& findings) {
 // Whether a trainer of this user would be let in: connects as one, and leaves.
 Finding CheckAttach(const std::string& socket, absl::Duration timeout) {
   Finding finding{.what = "attach socket"};
-  const std::string path = socket + SocketDir::kAttachSuffix;
+  const std::string path = socket + wire::kAttachSuffix;
   const auto connection = ConnectTo(path, SOCK_SEQPACKET);
   if (!connection.ok()) {
     finding.verdict = Verdict::kFail;
@@ -173,11 +174,9 @@ Finding CheckSocketDirectory(const std::string& socket) {
 
 Finding CheckSocket(const std::string& socket) {
   Finding finding{.what = "socket", .detail = socket};
-  const size_t bytes = socket.size() + sizeof(SocketDir::kAttachSuffix) - 1;
-  if (bytes > SocketDir::kPathBytesMax) {
+  if (const absl::Status fits = CheckSocketPaths(socket); !fits.ok()) {
     finding.verdict = Verdict::kFail;
-    finding.detail = absl::StrCat(socket, " has, with ", SocketDir::kAttachSuffix, ", ", bytes,
-                                  " bytes, at most ", SocketDir::kPathBytesMax, " are possible");
+    finding.detail = std::string(fits.message());
     finding.remedy = "choose a shorter path";
     return finding;
   }

@@ -19,7 +19,11 @@ std::string ResolveAddress(const std::string& address) {
   return std::string(absl::StripPrefix(resolved, "unix:"));
 }
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
+absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& socket) {
+  if (absl::Status fits = CheckSocketPaths(socket); !fits.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(fits.message(), ": --address or DMUOND_ADDRESS names another"));
+  }
   grpc::ChannelArguments arguments;
   // Plans and routing tables of large jobs pass gRPC's 4 MiB.
   arguments.SetMaxReceiveMessageSize(-1);

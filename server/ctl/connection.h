@@ -17,8 +17,9 @@ namespace dmuond::server::ctl {
 
 // `address` without "unix:"; empty: $DMUOND_ADDRESS, else the default socket.
 [[nodiscard]] std::string ResolveAddress(const std::string& address);
-// To the socket for administration beside the trainers', `socket`.
-[[nodiscard]] std::shared_ptr<grpc::Channel> Connect(const std::string& socket);
+// To the socket for administration beside the trainers', `socket`. INVALID_ARGUMENT: no daemon can
+// serve there, because the path is too long.
+[[nodiscard]] absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const std::string& socket);
 // The error as FromGrpc() gives it, with a hint if nobody listens there.
 [[nodiscard]] absl::Status Explain(const grpc::Status& status, const std::string& socket);
 
@@ -36,7 +37,9 @@ absl::StatusOr<Reply> Call(const Options& options,
                            grpc::Status (v1::Admin::Stub::*method)(grpc::ClientContext*,
                                                                    const Request&, Reply*),
                            const Request& request) {
-  v1::Admin::Stub stub(Connect(options.address));
+  const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Connect(options.address);
+  if (!channel.ok()) return channel.status();
+  v1::Admin::Stub stub(*channel);
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        absl::ToChronoMilliseconds(options.timeout));

@@ -64,14 +64,19 @@ void RemoveLeftIn(const std::string& base) {
 
 }  // namespace
 
-absl::StatusOr<PrivateDir> PrivateDir::Make() {
+absl::StatusOr<PrivateDir> PrivateDir::Make(bool managed_mps) {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
   std::error_code error;
   const std::string base =
       runtime != nullptr && fs::is_directory(runtime, error) ? runtime : "/tmp";
+  const std::string name = absl::StrCat(base, "/", kName, "XXXXXX");
+  if (absl::Status fits = CheckSocketPaths(SocketIn(name), managed_mps); !fits.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(fits.message(), ": set XDG_RUNTIME_DIR to a shorter path"));
+  }
   RemoveLeftIn(base);
   for (int tries = 0; tries < kTriesMax; ++tries) {
-    std::string path = absl::StrCat(base, "/", kName, "XXXXXX");
+    std::string path = name;
     if (::mkdtemp(path.data()) == nullptr) return absl::ErrnoToStatus(errno, path);
     // Another runner may take it for one that was left, in the moment before it is locked.
     wire::UniqueFd lock = Lock(path, O_CREAT | O_EXCL);

@@ -15,8 +15,9 @@ namespace dmuond::server::ctl {
 
 class PrivateDir {
  public:
-  // In $XDG_RUNTIME_DIR, or in /tmp where there is none.
-  static absl::StatusOr<PrivateDir> Make();
+  // In $XDG_RUNTIME_DIR, or in /tmp where there is none. INVALID_ARGUMENT: the paths of sockets
+  // there would be too long, those of a control daemon of MPS with `managed_mps`.
+  static absl::StatusOr<PrivateDir> Make(bool managed_mps);
   ~PrivateDir();
   PrivateDir(PrivateDir&& other) noexcept;
   PrivateDir& operator=(PrivateDir&&) = delete;

@@ -4,10 +4,10 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
 #include <string>
 #include <thread>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "dmuond/wire/unique_fd.h"
 
@@ -22,16 +22,17 @@ class ReadyWait {
 
   // Readable when the waiting is over.
   [[nodiscard]] int done_fd() const { return done_.get(); }
-  // REQUIRES: done_fd() is readable.
-  [[nodiscard]] bool ready() const { return ready_.load(); }
+  // OK: the daemon is ready. DEADLINE_EXCEEDED: it was not in time. REQUIRES: done_fd() is
+  // readable.
+  [[nodiscard]] absl::Status Result();
 
  private:
-  void Watch();
+  absl::Status Watch();
 
   const std::string socket_;
   const wire::UniqueFd done_;
   grpc::ClientContext context_;
-  std::atomic<bool> ready_{false};
+  absl::Status result_;  // the thread's, until it has ended
   std::thread thread_;
 };
 

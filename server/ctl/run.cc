@@ -180,7 +180,7 @@ class Runner {
 
   // Nothing: the daemon is ready. Otherwise what to end with.
   std::optional<int> AwaitReady() {
-    const ReadyWait wait(dir_.socket(), options_.ready_timeout);
+    ReadyWait wait(dir_.socket(), options_.ready_timeout);
     for (;;) {
       WaitForAny({signals_.fd(), daemon_->pidfd(), wait.done_fd()});
       if (const auto signal = signals_.Next(); signal.has_value()) {
@@ -193,7 +193,9 @@ class Runner {
                                                 " before it was ready; its log says why")));
       }
       if (!Readable(wait.done_fd())) continue;
-      if (wait.ready()) return std::nullopt;
+      const absl::Status ready = wait.Result();
+      if (ready.ok()) return std::nullopt;
+      if (!absl::IsDeadlineExceeded(ready)) return Fail(ready);
       return Fail(absl::DeadlineExceededError(
           absl::StrCat("the daemon was not ready after ",
                        absl::FormatDuration(options_.ready_timeout), " (--ready_timeout)")));
@@ -285,7 +287,7 @@ class Runner {
 
 int RunRun(const Options& options, const Arguments& arguments) {
   if (arguments.empty()) return FailUsage("run needs a command: dmuonctl run -- COMMAND…");
-  absl::StatusOr<PrivateDir> dir = PrivateDir::Make();
+  absl::StatusOr<PrivateDir> dir = PrivateDir::Make(/*managed_mps=*/options.mps == "managed");
   if (!dir.ok()) return Fail(dir.status());
   return Runner(options, arguments, *std::move(dir)).Run();
 }

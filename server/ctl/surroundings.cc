@@ -1,17 +1,15 @@
 #include "server/ctl/surroundings.h"
 
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "dmuond/wire/socket_path.h"
 #include "server/common/mps_control.h"
 
 namespace dmuond::server::ctl {
@@ -49,13 +47,11 @@ void UseManagedMps(const std::string& socket, Surroundings& around) {
 }  // namespace
 
 absl::StatusOr<wire::UniqueFd> ConnectTo(const std::string& path, int type) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) return absl::ErrnoToStatus(ENAMETOOLONG, path);
-  std::memcpy(address.sun_path, path.data(), path.size());
+  const absl::StatusOr<sockaddr_un> address = wire::SocketAddress(path);
+  if (!address.ok()) return address.status();
   wire::UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
-  if (!socket.valid() ||
-      ::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+  if (!socket.valid() || ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&*address),
+                                   sizeof(*address)) != 0) {
     return absl::ErrnoToStatus(errno, path);
   }
   return socket;

@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "dmuond/v1/peer.pb.h"
+#include "dmuond/wire/socket_path.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/plan.h"
 #include "server/common/errors.h"
@@ -32,7 +33,6 @@
 #include "server/daemon/daemon.h"
 #include "server/daemon/group/directory_proof.h"
 #include "server/daemon/memory/node_device.h"
-#include "server/daemon/process/socket_dir.h"
 #include "server/daemon/snapshots/node_snapshot.h"
 #include "server/storage/posix_storage.h"
 #include "tests/fuzz/reached.h"
@@ -202,7 +202,7 @@ class Member {
   Member(Disk& disk, const std::string& socket)
       : socket_(socket), storage_(disk.storage()), daemon_(Options(disk, socket), *device_) {
     auto attach =
-        AttachServer::Start({.path = socket + SocketDir::kAttachSuffix},
+        AttachServer::Start({.path = socket + wire::kAttachSuffix},
                             {.on_gone = [this](AttachId id) { daemon_.OnAttachGone(id); }});
     if (!attach.ok()) Die(attach.status().ToString());
     attach_ = *std::move(attach);

@@ -194,8 +194,12 @@ def test_nobody_at_the_address_is_an_error_with_the_path(tmp_path):
 
 
 def test_an_address_that_is_no_socket_path_is_refused(monkeypatch):
-    for address in ("localhost:8080", "unix:relative", "unix:/" + "x" * 120):
-        with pytest.raises(dmuond.InvalidArgumentError):
+    for address, what in (
+        ("localhost:8080", "not the path"),
+        ("unix:relative", "not the path"),
+        ("unix:/" + "x" * 120, "x.attach' has 128 bytes, at most 107 are possible"),
+    ):
+        with pytest.raises(dmuond.InvalidArgumentError, match=what):
             dmuond.Session(address)
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(dmuond.InvalidArgumentError, match="WORLD_SIZE"):

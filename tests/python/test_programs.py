@@ -241,6 +241,32 @@ def test_help_and_version_are_answers_and_no_errors(name):
     assert run(name, "--nosuch").returncode == 2
 
 
+def long_path(tmp_path: Path) -> Path:
+    """A directory in which no socket can lie."""
+    path = tmp_path / ("x" * 120)
+    path.mkdir()
+    return path
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_named_with_its_length_and_the_limit(tmp_path):
+    folder = long_path(tmp_path)
+    begun = time.monotonic()
+    for name, arguments, variables in (
+        ("dmuond", (f"--socket={folder}/d.sock",), {}),
+        ("dmuonctl", ("status", f"--address={folder}/d.sock"), {}),
+        ("dmuonctl", ("status",), {"DMUOND_ADDRESS": f"unix:{folder}/d.sock"}),
+        ("dmuonctl", ("doctor", f"--address={folder}/d.sock"), {}),
+        ("dmuonctl", ("run", "--", "echo", "it ran"), {"XDG_RUNTIME_DIR": str(folder)}),
+    ):
+        done = run(name, *arguments, **variables)
+        said = done.stdout + done.stderr
+        assert done.returncode != 0, arguments
+        assert f"the path of the Unix socket '{folder}/" in said, said
+        assert "bytes, at most 107 are possible" in said and "it ran" not in said, said
+    assert os.listdir(folder) == [], "something was started"
+    assert time.monotonic() - begun < WITHIN_S
+
+
 def test_a_command_with_flags_needs_the_two_dashes_and_is_told_so():
     done = run("dmuonctl", "run", "python3", "-c", "print('it ran')")
     assert done.returncode == 2

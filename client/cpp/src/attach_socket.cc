@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include "absl/time/time.h"
 #include "client/cpp/src/status.h"
 #include "dmuond/wire/frame.h"
+#include "dmuond/wire/socket_path.h"
 
 namespace dmuond::client {
 namespace {
@@ -48,13 +48,11 @@ bool MayBeStarting(const absl::Status& status) {
 }
 
 absl::StatusOr<wire::UniqueFd> ConnectUntil(const std::string& path, Clock::time_point deadline) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) return Unreachable(path, "the path is too long");
-  std::memcpy(address.sun_path, path.data(), path.size());
+  const absl::StatusOr<sockaddr_un> address = wire::SocketAddress(path);
+  if (!address.ok()) return address.status();
   std::chrono::milliseconds pause{5};
   for (;;) {
-    absl::StatusOr<wire::UniqueFd> socket = ConnectOnce(address);
+    absl::StatusOr<wire::UniqueFd> socket = ConnectOnce(*address);
     if (socket.ok()) return socket;
     if (!MayBeStarting(socket.status()) || Clock::now() + pause > deadline) {
       return Unreachable(path, std::string(socket.status().message()));

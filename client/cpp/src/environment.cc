@@ -1,4 +1,3 @@
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -17,11 +16,10 @@
 #include "client/cpp/src/launch.h"
 #include "client/cpp/src/variable.h"
 #include "dmuond/client/options.h"
+#include "dmuond/wire/socket_path.h"
 
 namespace dmuond::client {
 namespace {
-
-constexpr char kAttachSuffix[] = ".attach";
 
 absl::Status ReadInteger(const char* name, int32_t& value) {
   const std::string text = Variable(name);
@@ -97,11 +95,8 @@ absl::StatusOr<std::string> SocketPath(const std::string& address) {
     return absl::InvalidArgumentError(absl::StrCat(
         "address '", chosen, "' is not the path of a Unix socket (unix:/path/to/dmuond.sock)"));
   }
-  constexpr size_t kPathMax = sizeof(sockaddr_un::sun_path) - sizeof(kAttachSuffix);
-  if (path.size() > kPathMax) {
-    return absl::InvalidArgumentError(absl::StrCat("socket path '", path, "' has ", path.size(),
-                                                   " bytes; at most ", kPathMax, " are possible"));
-  }
+  absl::Status fits = wire::CheckSocketPath(path + wire::kAttachSuffix);
+  if (!fits.ok()) return fits;
   return path;
 }
 

@@ -15,6 +15,7 @@
 #include "client/cpp/src/status.h"
 #include "dmuond/client/errors.h"
 #include "dmuond/fault/fault_point.h"
+#include "dmuond/wire/socket_path.h"
 
 namespace dmuond::client {
 namespace {
@@ -70,7 +71,7 @@ absl::StatusOr<std::unique_ptr<Link>> Link::Connect(const std::string& path, Mil
   Link& raw = *link;
   link->path_ = path;
   absl::StatusOr<std::unique_ptr<AttachSocket>> attach =
-      AttachSocket::Connect(path + ".attach", timeout, [&raw] {
+      AttachSocket::Connect(path + wire::kAttachSuffix, timeout, [&raw] {
         raw.lost_.store(true);
         raw.memory_.Poison();
       });

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/cpp/src/status.h"
+#include "dmuond/wire/socket_path.h"
 
 namespace dmuond::client {
 namespace {
@@ -44,7 +45,7 @@ absl::Status CheckSocketOwner(const std::string& path, int attach,
   if (::getsockopt(attach, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
     return absl::ErrnoToStatus(errno, "SO_PEERCRED");
   }
-  return Check(absl::StrCat(path, ".attach"), peer.uid, server_uid);
+  return Check(absl::StrCat(path, wire::kAttachSuffix), peer.uid, server_uid);
 }
 
 }  // namespace dmuond::client

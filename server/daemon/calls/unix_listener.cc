@@ -2,15 +2,14 @@
 
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/socket_path.h"
 
 namespace dmuond::server {
 namespace {
@@ -36,17 +35,11 @@ absl::StatusOr<ListeningSocket> Listen(const UnixListener& listener) {
   const auto failed = [&](const char* call) {
     return absl::ErrnoToStatus(errno, absl::StrCat(call, " of ", listener.what, " ", path));
   };
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat(listener.what, " ", path, " has ", path.size(),
-                                                   " bytes, at most ", sizeof(address.sun_path) - 1,
-                                                   " are possible"));
-  }
-  std::memcpy(address.sun_path, path.data(), path.size());
+  const absl::StatusOr<sockaddr_un> address = wire::SocketAddress(path);
+  if (!address.ok()) return address.status();
   wire::UniqueFd socket(::socket(AF_UNIX, listener.type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.valid()) return failed("socket()");
-  if (::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(*address)) != 0) {
     return failed("bind()");
   }
   struct stat file {};

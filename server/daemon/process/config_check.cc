@@ -162,13 +162,11 @@ class Checker {
     std::error_code error;
     config_.socket = fs::absolute(socket, error).lexically_normal().string();
     values.set_socket(config_.socket);
-    const size_t bytes = config_.socket.size() + sizeof(SocketDir::kAttachSuffix) - 1;
-    if (bytes > SocketDir::kPathBytesMax) {
-      Wrong("socket", config_.socket,
-            absl::StrCat("has, with ", SocketDir::kAttachSuffix, ", ", bytes, " bytes, at most ",
-                         SocketDir::kPathBytesMax, " are possible"));
+    const bool managed_mps = values.mps() == "managed";
+    if (managed_mps) config_.mps_folder = config_.socket + MpsControl::kFolderSuffix;
+    if (absl::Status fits = CheckSocketPaths(config_.socket, managed_mps); !fits.ok()) {
+      Wrong("socket", config_.socket, absl::StrCat("is too long: ", fits.message()));
     }
-    if (values.mps() == "managed") ManagedMps();
     SocketGroup();
     config_.allowed_uids.assign(values.allowed_uids().begin(), values.allowed_uids().end());
     config_.admin_uids.assign(values.admin_uids().begin(), values.admin_uids().end());
@@ -185,16 +183,6 @@ class Checker {
     }
     config_.health_address = Address("health_address", values.health_address(), 1).second;
     config_.metrics_address = Address("metrics_address", values.metrics_address(), 1).second;
-  }
-
-  void ManagedMps() {
-    config_.mps_folder = config_.socket + MpsControl::kFolderSuffix;
-    const size_t bytes = config_.mps_folder.size() + sizeof(MpsControl::kLongestName) - 1;
-    if (bytes <= SocketDir::kPathBytesMax) return;
-    Wrong("socket", config_.socket,
-          absl::StrCat("has, with ", MpsControl::kFolderSuffix, MpsControl::kLongestName,
-                       " of --mps=managed, ", bytes, " bytes, at most ", SocketDir::kPathBytesMax,
-                       " are possible"));
   }
 
   void SocketGroup() {

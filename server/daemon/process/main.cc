@@ -30,6 +30,7 @@
 #include "scheduler/job/impossible.h"
 #include "server/common/errors.h"
 #include "server/common/exit_codes.h"
+#include "dmuond/wire/socket_path.h"
 #include "server/common/log.h"
 #include "server/common/log_file.h"
 #include "server/common/mps_control.h"
@@ -497,7 +498,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   options.lock = socket_dir->lock();
   Daemon daemon(options, *device);
   AttachServer::Options attach_options;
-  attach_options.path = config.socket + SocketDir::kAttachSuffix;
+  attach_options.path = config.socket + wire::kAttachSuffix;
   attach_options.mode = config.socket_mode();
   attach_options.group = config.socket_gid;
   attach_options.allowed_uids = config.allowed_uids;

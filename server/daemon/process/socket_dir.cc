@@ -19,6 +19,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "dmuond/wire/socket_path.h"
+#include "server/common/mps_control.h"
 
 namespace dmuond::server {
 namespace {
@@ -31,12 +33,7 @@ constexpr std::chrono::milliseconds kLockPause{10};
 constexpr mode_t kRightsBeyond = 0777 & ~0750;
 
 absl::Status CheckPath(const std::string& socket) {
-  const size_t bytes = socket.size() + sizeof(SocketDir::kAttachSuffix) - 1;
-  if (bytes > SocketDir::kPathBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--socket=", socket, SocketDir::kAttachSuffix, " has ", bytes, " bytes, at most ",
-        SocketDir::kPathBytesMax, " are possible for a Unix socket: choose a shorter directory"));
-  }
+  if (absl::Status fits = CheckSocketPaths(socket); !fits.ok()) return fits;
   if (socket.empty() || socket.front() != '/' || socket.back() == '/') {
     return absl::InvalidArgumentError(
         absl::StrCat("--socket=", socket, " is not the absolute path of a file"));
@@ -207,7 +204,7 @@ absl::StatusOr<SocketDir> SocketDir::Prepare(const std::string& socket, mode_t s
   if (absl::Status status = CheckDirectory(dir); !status.ok()) return status;
   absl::StatusOr<wire::UniqueFd> lock = TakeLock(socket);
   if (!lock.ok()) return lock.status();
-  for (const std::string& path : {socket, socket + kAttachSuffix, socket + kAdminSuffix}) {
+  for (const std::string& path : {socket, socket + wire::kAttachSuffix, socket + kAdminSuffix}) {
     if (absl::Status status = RemoveStale(path); !status.ok()) return status;
   }
   return SocketDir(socket + kLockSuffix, *std::move(lock));
@@ -219,6 +216,13 @@ bool SocketDir::LockFileIsLost() const {
   struct stat found {};
   if (::lstat(lock_path_.c_str(), &found) != 0) return errno == ENOENT || errno == ENOTDIR;
   return found.st_dev != held.st_dev || found.st_ino != held.st_ino;
+}
+
+absl::Status CheckSocketPaths(const std::string& socket, bool managed_mps) {
+  // The longest of the names there.
+  return wire::CheckSocketPath(
+      managed_mps ? absl::StrCat(socket, MpsControl::kFolderSuffix, MpsControl::kLongestName)
+                  : socket + wire::kAttachSuffix);
 }
 
 std::string DefaultSocket() {

@@ -14,7 +14,6 @@
 
 #include <sys/types.h>
 
-#include <cstddef>
 #include <optional>
 #include <string>
 #include <utility>
@@ -27,11 +26,8 @@ namespace dmuond::server {
 
 class SocketDir {
  public:
-  static constexpr char kAttachSuffix[] = ".attach";  // the longest
   static constexpr char kAdminSuffix[] = ".admin";
   static constexpr char kLockSuffix[] = ".lock";
-  // sockaddr_un has room for 107 bytes and a zero.
-  static constexpr size_t kPathBytesMax = 107;
 
   // Makes the directory (0700; with socket_mode 0660 0750) where it is missing; otherwise it must
   // be a directory, no symbolic link, owned by this user, with no more rights than 0750. Takes the
@@ -58,6 +54,10 @@ class SocketDir {
   std::string lock_path_;
   wire::UniqueFd lock_;
 };
+
+// INVALID_ARGUMENT where a socket that lies beside `socket` would have too long a path: of the
+// daemon's own, or, with `managed_mps`, of those that the control daemon of MPS makes.
+[[nodiscard]] absl::Status CheckSocketPaths(const std::string& socket, bool managed_mps = false);
 
 // Where daemon and clients meet unless told otherwise:
 // ${XDG_RUNTIME_DIR:-/tmp}/dmuond-$UID/dmuond.sock.

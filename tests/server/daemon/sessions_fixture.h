@@ -15,10 +15,10 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "dmuond/wire/socket_path.h"
 #include "gtest/gtest.h"
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/process/socket_dir.h"
 #include "tests/server/daemon/held_device.h"
 #include "tests/server/daemon/in_process_trainer.h"
 #include "tests/server/daemon/support.h"
@@ -39,7 +39,7 @@ class SessionsTest : public ::testing::Test {
     options.coordinator.lanes_per_node = options.lanes;
     Join(options);
     daemon_ = std::make_unique<Daemon>(std::move(options), device_);
-    auto attach = AttachServer::Start({.path = socket_ + SocketDir::kAttachSuffix},
+    auto attach = AttachServer::Start({.path = socket_ + wire::kAttachSuffix},
                                       {.on_gone = [this](AttachId id) { OnGone(id); }});
     ASSERT_TRUE(attach.ok()) << attach.status();
     attach_ = *std::move(attach);

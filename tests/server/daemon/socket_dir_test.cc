@@ -18,6 +18,7 @@
 #include <system_error>
 #include <thread>
 
+#include "dmuond/wire/socket_path.h"
 #include "tests/server/daemon/support.h"
 
 namespace dmuond::server {
@@ -66,10 +67,10 @@ TEST(SocketDirTest, TooLongPathNamesLengthAndLimit) {
 TEST(SocketDirTest, PathOfExactlyTheLimitWorks) {
   const TempDir dir;
   const std::string socket =
-      dir / std::string(SocketDir::kPathBytesMax - 7 - dir.path().size() - 1, 'x');
+      dir / std::string(wire::kSocketPathBytesMax - 7 - dir.path().size() - 1, 'x');
   auto place = SocketDir::Prepare(socket);
   ASSERT_TRUE(place.ok()) << place.status();
-  LeaveSocket(socket + SocketDir::kAttachSuffix);
+  LeaveSocket(socket + wire::kAttachSuffix);
 }
 
 TEST(SocketDirTest, RelativePathIsRefused) {

@@ -9,7 +9,7 @@ from dmuond import types
 from dmuond.errors import InvalidArgumentError
 
 # struct sockaddr_un has 108 bytes with the closing zero.
-_PATH_BYTES_MAX = 107
+_SOCKET_PATH_BYTES_MAX = 107
 ATTACH_SUFFIX = ".attach"
 
 
@@ -25,9 +25,11 @@ def socket_path(address: str | None = None) -> str:
         raise InvalidArgumentError(
             f"address '{address}' is not the path of a Unix socket (unix:/path/to/dmuond.sock)"
         )
-    if len(path.encode()) + len(ATTACH_SUFFIX) > _PATH_BYTES_MAX:
+    longest = path + ATTACH_SUFFIX
+    if (size := len(longest.encode())) > _SOCKET_PATH_BYTES_MAX:
         raise InvalidArgumentError(
-            f"socket path '{path}' is longer than {_PATH_BYTES_MAX - len(ATTACH_SUFFIX)} bytes"
+            f"the path of the Unix socket '{longest}' has {size} bytes, at most "
+            f"{_SOCKET_PATH_BYTES_MAX} are possible"
         )
     return path
 
