@@ -47,9 +47,10 @@ void Become(const Child::Options& options, const std::vector<char*>& argv,
     if (options.output >= 0 && ::dup2(options.output, fd) < 0) return;
   }
   // This process blocks the signals that it passes on; children get them as usual.
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  for (const int signal : options.blocked) ::sigaddset(&blocked, signal);
+  ::sigprocmask(SIG_SETMASK, &blocked, nullptr);
   ::execvpe(argv[0], argv.data(), envp.data());
 }
 

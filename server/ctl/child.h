@@ -23,6 +23,7 @@ class Child {
     bool ends_with_parent = false;         // it gets SIGTERM when the thread that starts it ends
     int output = -1;                       // its stdout and stderr; -1: this process's
     bool input = true;                     // this process's stdin; false: nothing
+    std::vector<int> blocked;              // signals that wait until the program takes them
   };
   // NOT_FOUND, PERMISSION_DENIED: the program cannot be run.
   static absl::StatusOr<Child> Start(const Options& options);

@@ -129,6 +129,8 @@ class Runner {
     child.own_group = true;
     child.ends_with_parent = true;
     child.input = false;
+    // A wish to stop that comes while the program is being loaded would end it otherwise.
+    child.blocked = {SIGTERM, SIGINT, SIGHUP};
     absl::StatusOr<Child> daemon = Child::Start(child);
     if (!daemon.ok()) return daemon.status();
     daemon_.emplace(*std::move(daemon));

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -265,6 +266,36 @@ def test_a_path_that_is_too_long_for_a_socket_is_named_with_its_length_and_the_l
         assert "bytes, at most 107 are possible" in said and "it ran" not in said, said
     assert os.listdir(folder) == [], "something was started"
     assert time.monotonic() - begun < WITHIN_S
+
+
+@pytest.mark.parametrize("library", [1, 10, 30, 50])
+def test_a_daemon_that_is_told_to_stop_while_it_is_being_loaded_ends_well(tmp_path, library):
+    # The loader tells of each library whose constructors it calls.
+    daemon = subprocess.Popen(
+        [program("dmuond"), f"--socket={tmp_path}/d/d.sock"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LD_DEBUG": "files"},
+    )
+    called = (line for line in daemon.stderr if "calling init:" in line)
+    for _ in range(library):
+        next(called)
+    daemon.terminate()
+    daemon.communicate(timeout=WITHIN_S)
+    assert daemon.returncode == 0
+
+
+def test_a_runner_that_is_told_to_stop_at_once_has_its_daemon_end_well():
+    for _ in range(5):
+        runner = subprocess.Popen(
+            [program("dmuonctl"), "run", "--", "sleep", "60"], stderr=subprocess.PIPE, text=True
+        )
+        children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
+        wait_for(children.read_text)  # the daemon, which is being loaded
+        runner.terminate()
+        said = runner.communicate(timeout=WITHIN_S)[1]
+        assert runner.returncode == 128 + signal.SIGTERM
+        assert "the daemon ended" not in said, said
 
 
 def test_a_command_with_flags_needs_the_two_dashes_and_is_told_so():

@@ -6,13 +6,17 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <future>
 #include <iostream>
@@ -26,11 +30,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "dmuond/fault/fault_point.h"
+#include "dmuond/wire/socket_path.h"
 #include "dmuond/wire/unique_fd.h"
 #include "scheduler/job/impossible.h"
 #include "server/common/errors.h"
 #include "server/common/exit_codes.h"
-#include "dmuond/wire/socket_path.h"
 #include "server/common/log.h"
 #include "server/common/log_file.h"
 #include "server/common/mps_control.h"
@@ -300,10 +304,23 @@ void AllowDescriptors(const Config& config) {
             {{"descriptors", limit.rlim_max}, {"descriptors_for_one_user", wanted}});
 }
 
-// SIGTERM, SIGINT and SIGHUP come through a descriptor and stay blocked in every thread, so that
-// none of them, at no moment, can end the process by its default action. SIGHUP ends nothing: a
-// daemon in the background outlives the terminal that it was started in, and reads anew what others
-// may have replaced.
+constexpr std::array<int, 3> kStopSignals = {SIGTERM, SIGINT, SIGHUP};
+
+// Blocks the signals in this thread, and so in all that come after it. The loader calls it before
+// the constructors of libraries, which take longer than all that main() does before it serves: a
+// signal that comes meanwhile waits. Nothing may be called that sanitizers replace, for they are
+// not set up yet. Who starts this program can block the signals for the loader's own time, too, as
+// `dmuonctl run` does.
+[[gnu::no_sanitize("address", "thread", "undefined")]] void BlockStopSignals() {
+  uint64_t mask = 0;
+  for (size_t i = 0; i < kStopSignals.size(); ++i) mask |= uint64_t{1} << (kStopSignals[i] - 1);
+  ::syscall(SYS_rt_sigprocmask, SIG_BLOCK, &mask, nullptr, sizeof(mask));
+}
+[[gnu::section(".preinit_array"), gnu::used]] void (*block_stop_signals)() = &BlockStopSignals;
+
+// The signals come through a descriptor and stay blocked in every thread, so that none of them can
+// end the process by its default action. SIGHUP ends nothing: a daemon in the background outlives
+// the terminal that it was started in, and reads anew what others may have replaced.
 //
 // A sender that signals twice insists. Signals of the process that started this one are counted
 // apart from everybody else's, because one wish may reach the daemon by both: systemd and Slurm
@@ -311,14 +328,10 @@ void AllowDescriptors(const Config& config) {
 // them, stops it by a signal, too.
 class StopSignals {
  public:
-  // Before any other thread exists: threads inherit the mask.
   StopSignals() {
     sigset_t signals;
     sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGINT);
-    sigaddset(&signals, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+    for (const int signal : kStopSignals) sigaddset(&signals, signal);
     fd_.Reset(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
   }
 
