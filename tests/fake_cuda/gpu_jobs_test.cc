@@ -279,9 +279,25 @@ TEST_F(GpuJobsTest, MemoryWithoutAHandleIsRefusedWithWhatToSet) {
   constexpr size_t kBytes = size_t{1} << 20;
   CUdeviceptr memory = 0;
   MUST(cuMemAllocAsync(&memory, kBytes, nullptr));
-  EXPECT_THAT(refused(memory),
-              AllOf(HasSubstr("PYTORCH_CUDA_ALLOC_CONF"), HasSubstr("expandable_segments"),
-                    HasSubstr("cudaMallocAsync")));
+  const auto what_to_set = AllOf(HasSubstr("PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF"),
+                                 HasSubstr("expandable_segments"), HasSubstr("cudaMallocAsync"));
+  EXPECT_THAT(refused(memory), what_to_set);
+  // As PyTorch's allocator has it with expandable_segments: across the end of a piece.
+  constexpr size_t kPiece = size_t{2} << 20;
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {0}},
+                               CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = access.location;
+  CUdeviceptr pieces = 0;
+  MUST(cuMemAddressReserve(&pieces, 2 * kPiece, 0, 0, 0));
+  for (const CUdeviceptr at : {pieces, pieces + kPiece}) {
+    CUmemGenericAllocationHandle piece = 0;
+    MUST(cuMemCreate(&piece, kPiece, &properties, 0));
+    MUST(cuMemMap(at, kPiece, 0, piece, 0));
+  }
+  MUST(cuMemSetAccess(pieces, 2 * kPiece, &access, 1));
+  EXPECT_THAT(refused(pieces + kPiece - 256), what_to_set);
   CUdeviceptr short_one = 0;
   MUST(cuMemAlloc(&short_one, 4096));
   CUdeviceptr base = 0;

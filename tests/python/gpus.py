@@ -574,8 +574,10 @@ def _wrong_memory(kind: str, size: int):
         return np.zeros(size, np.uint8)
     if kind == "of_the_host":
         return Memory(np.zeros(size, np.uint8).ctypes.data, size)
-    if kind == "without_a_handle":
+    if kind == "of_a_pool":
         return Memory(must(use_device(0).cuMemAllocAsync(size, 0)), size)
+    if kind == "of_two_pieces":
+        return _memory_of_two_pieces(size)
     if kind == "of_another_device":
         return own_memory(size, 1)
     memory = own_memory(size)
@@ -587,6 +589,24 @@ def _wrong_memory(kind: str, size: int):
     elif kind == "with_strides":
         memory.strides = (2,)
     return memory
+
+
+def _memory_of_two_pieces(size: int) -> Memory:
+    """Across the end of the first, as torch's allocator has it with expandable_segments:True."""
+    driver = use_device(0)
+    place = driver.CUmemLocation()
+    place.type, place.id = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, 0
+    properties, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location = access.location = place
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    piece_bytes = 2 << 20
+    begin = int(must(driver.cuMemAddressReserve(2 * piece_bytes, 0, 0, 0)))
+    for at in (begin, begin + piece_bytes):
+        piece = must(driver.cuMemCreate(piece_bytes, properties, 0))
+        must(driver.cuMemMap(at, piece_bytes, 0, piece, 0))
+    must(driver.cuMemSetAccess(begin, 2 * piece_bytes, [access], 1))
+    return Memory(begin + piece_bytes - 256, size)
 
 
 def _free_behind_its_handle(session: dmuond.Session):

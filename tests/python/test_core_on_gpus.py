@@ -205,7 +205,8 @@ def refusal(machine, function, *arguments) -> tuple[str, str, str]:
 def test_memory_that_cannot_be_an_arena_is_refused_with_what_to_set(machine):
     machine.start_daemon()
     expected = {
-        "without_a_handle": ("FailedPreconditionError", "expandable_segments:True"),
+        "of_a_pool": ("FailedPreconditionError", "without expandable_segments:True and backend:"),
+        "of_two_pieces": ("FailedPreconditionError", "and PYTORCH_ALLOC_CONF without expandable_"),
         "of_another_device": ("InvalidArgumentError", "memory of device cuda:1"),
         "beyond_its_end": ("InvalidArgumentError", "within their allocation"),
         "unaligned": ("InvalidArgumentError", "multiple of 16"),

@@ -359,6 +359,18 @@ absl::StatusOr<Arenas::Own> DeviceArenas::Export(std::byte* memory, size_t bytes
                  device_->ordinal());
   }
   if (address % kAlignment != 0) return wrong("do not begin at a multiple of ", kAlignment);
+  // Before the range is looked at: of what cuMemMap has put together of several pieces, as
+  // PyTorch's expandable_segments:True does, the driver gives the range of one piece.
+  CUipcMemHandle handle{};
+  if (const CUresult result = driver.ipc_get(&handle, address); result != CUDA_SUCCESS) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        bytes, " bytes at ", absl::Hex(address),
+        " cannot be exported: only memory of cudaMalloc (cuMemAlloc) has such a handle, not "
+        "that of cudaMallocAsync or cuMemMap. In PyTorch set PYTORCH_CUDA_ALLOC_CONF and "
+        "PYTORCH_ALLOC_CONF without expandable_segments:True and backend:cudaMallocAsync, or leave "
+        "the arena to the daemon (",
+        driver.Check(result, "cuIpcGetMemHandle").message(), ")"));
+  }
   if (bytes == 0 || bytes > whole - (address - base)) {
     return wrong("do not lie within their allocation, which has ", whole, " bytes from ",
                  absl::Hex(base), " on");
@@ -368,15 +380,6 @@ absl::StatusOr<Arenas::Own> DeviceArenas::Export(std::byte* memory, size_t bytes
   own.allocation_bytes = whole;
   DMUOND_TRY(driver, "cuPointerGetAttribute",
              pointer_get_attribute(&own.buffer_id, CU_POINTER_ATTRIBUTE_BUFFER_ID, address));
-  CUipcMemHandle handle{};
-  if (const CUresult result = driver.ipc_get(&handle, address); result != CUDA_SUCCESS) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        bytes, " bytes at ", absl::Hex(address),
-        " cannot be exported: only memory of cudaMalloc (cuMemAlloc) has such a handle, not "
-        "that of cudaMallocAsync or cuMemMap. In PyTorch set PYTORCH_CUDA_ALLOC_CONF without "
-        "expandable_segments:True and backend:cudaMallocAsync, or leave the arena to the daemon (",
-        driver.Check(result, "cuIpcGetMemHandle").message(), ")"));
-  }
   own.handle.assign(handle.reserved, sizeof(handle.reserved));
   own.memory = std::make_unique<OwnMemory>(device_, memory, bytes);
   return own;

@@ -117,6 +117,30 @@ CONTRACT(mapped_memory_has_no_handle, "memory of cuMemMap has no 64-byte handle"
   return result != CUDA_SUCCESS ? Holds(Name(result)) : Fails("it has");
 }
 
+CONTRACT(mapped_memory_has_the_range_of_one_piece,
+         "of memory that cuMemMap has put together the range is that of the piece at the address, "
+         "and there is none before somebody may use it; no piece has a 64-byte handle") {
+  UseContext();
+  const size_t piece = Granularity();
+  CUdeviceptr begin = 0;
+  MUST(cuMemAddressReserve, &begin, 3 * piece, 0, 0, 0);
+  for (int i = 0; i < 3; ++i) MUST(cuMemMap, begin + i * piece, piece, 0, Make(piece), 0);
+  CUdeviceptr base = 0;
+  size_t size = 0;
+  const CUresult unused = CU(cuMemGetAddressRange)(&base, &size, begin);
+  if (unused != CUDA_ERROR_NOT_FOUND) return Fails("before: " + Name(unused));
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {0}},
+                               CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  MUST(cuMemSetAccess, begin, 3 * piece, &access, 1);
+  MUST(cuMemGetAddressRange, &base, &size, begin + piece + 4096);
+  CUipcMemHandle handle{};
+  const CUresult exported = CU(cuIpcGetMemHandle)(&handle, begin + piece + 4096);
+  const std::string seen = Text("%zu bytes from %zu on; handle: %s", size,
+                                static_cast<size_t>(base - begin), Name(exported).c_str());
+  const bool as_said = base == begin + piece && size == piece && exported != CUDA_SUCCESS;
+  return as_said ? Holds(seen) : Fails(seen);
+}
+
 CONTRACT(pool_memory_has_no_handle, "memory of cuMemAllocAsync has no 64-byte handle") {
   UseContext();
   CUstream stream = MakeStream();

@@ -419,22 +419,30 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
                         size_t count) {
   if (const CUresult result = NeedDriver(); result != CUDA_SUCCESS) return result;
   std::lock_guard lock(All().mutex);
-  uintptr_t begin = 0;
-  Mapped* mapped = FindMapped(address, &begin);
-  if (mapped == nullptr || begin != address || mapped->bytes != bytes) {
-    return CUDA_ERROR_INVALID_VALUE;
+  std::vector<Mapped*> pieces;  // one after the other, all of the range
+  for (size_t done = 0; done < bytes; done += pieces.back()->bytes) {
+    uintptr_t begin = 0;
+    Mapped* mapped = FindMapped(address + done, &begin);
+    if (mapped == nullptr || begin != address + done || mapped->bytes > bytes - done) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    pieces.push_back(mapped);
   }
   for (size_t i = 0; i < count; ++i) {
     const int device = access[i].location.id;
     if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE || device < 0 ||
-        device >= All().settings.devices ||
-        (device != mapped->allocation->device && !All().settings.peers)) {
+        device >= All().settings.devices) {
       return CUDA_ERROR_INVALID_DEVICE;
     }
-    if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
-      mapped->access.insert(device);
-    } else {
-      mapped->access.erase(device);
+    for (Mapped* mapped : pieces) {
+      if (device != mapped->allocation->device && !All().settings.peers) {
+        return CUDA_ERROR_INVALID_DEVICE;
+      }
+      if (access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
+        mapped->access.insert(device);
+      } else {
+        mapped->access.erase(device);
+      }
     }
   }
   return CUDA_SUCCESS;
@@ -477,7 +485,8 @@ CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr addr
   std::lock_guard lock(All().mutex);
   uintptr_t begin = 0;
   const Mapped* mapped = FindMapped(address, &begin);
-  if (mapped == nullptr) return CUDA_ERROR_NOT_FOUND;
+  // What no device may use is not found, although it is mapped.
+  if (mapped == nullptr || (!mapped->legacy && mapped->access.empty())) return CUDA_ERROR_NOT_FOUND;
   if (base != nullptr) *base = begin;
   if (bytes != nullptr) *bytes = mapped->bytes;
   return CUDA_SUCCESS;

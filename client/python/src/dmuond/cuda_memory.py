@@ -232,6 +232,18 @@ class CudaMemory(Memory):
                 raise errors.InvalidArgumentError(
                     f"{wrong} do not begin at a multiple of {_ALIGNMENT_BYTES}"
                 )
+            # Before the range is looked at: of what cuMemMap has put together of several pieces,
+            # as expandable_segments:True does, the driver gives the range of one piece.
+            result, handle = result_of("cuIpcGetMemHandle", address)
+            if result != SUCCESS:
+                raise errors.FailedPreconditionError(
+                    f"{wrong} cannot be exported: only memory of cudaMalloc (cuMemAlloc) has such "
+                    "a handle, not that of cudaMallocAsync or cuMemMap. In PyTorch set "
+                    "PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF without "
+                    "expandable_segments:True and backend:cudaMallocAsync, or leave the arena to "
+                    'the daemon (dmuond.torch: arenas="daemon"; cuIpcGetMemHandle failed: '
+                    f"{name_of(result)})"
+                )
             if size_bytes == 0 or size_bytes > whole - (address - base):
                 raise errors.InvalidArgumentError(
                     f"{wrong} do not lie within their allocation, which has {whole} bytes from "
@@ -239,15 +251,6 @@ class CudaMemory(Memory):
                 )
             attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_BUFFER_ID
             buffer_id = call("cuPointerGetAttribute", attribute, address)
-            result, handle = result_of("cuIpcGetMemHandle", address)
-        if result != SUCCESS:
-            raise errors.FailedPreconditionError(
-                f"{wrong} cannot be exported: only memory of cudaMalloc (cuMemAlloc) has such a "
-                "handle, not that of cudaMallocAsync or cuMemMap. In PyTorch set "
-                "PYTORCH_CUDA_ALLOC_CONF without expandable_segments:True and "
-                "backend:cudaMallocAsync, or leave the arena to the daemon (cuIpcGetMemHandle "
-                f"failed: {name_of(result)})"
-            )
         return Exported(
             arena=_DeviceArena(self._device, memory, address, size_bytes),
             size_bytes=size_bytes,
