@@ -646,7 +646,8 @@ def test_a_step_can_be_logged_as_numbers(muon):
 def test_layers_have_rates_of_their_own_by_patterns(muon):
     model, reference = make_model(), make_model()
     start = weights(reference)
-    optimizer = muon(model, groups={"up.*": {"lr": LR / 2, "name": "first"}})
+    first = {"lr": LR / 2, "adamw_lr": ADAMW_LR, "name": "first"}
+    optimizer = muon(model, groups={"up.*": first})
     assert [group["lr"] for group in optimizer.param_groups if group.get("name")] == [
         LR / 2,
         ADAMW_LR,

@@ -1,6 +1,7 @@
 """Where only names are known, or modules not of torch: routes, and whose weights are trained."""
 
 import copy
+import re
 import warnings
 
 import dmuond
@@ -280,16 +281,20 @@ def test_nobody_at_the_address_is_told_with_the_remedy(tmp_path):
 def test_groups_are_chosen_by_patterns_of_names_and_keep_what_is_no_option():
     layers = {"up.*": {"lr": 0.5, "lr_scale": 2}, "*.weight": {"weight_decay": 0.25, "name": "w"}}
     given, _ = groups(make_model(), layers)
-    found = [(sorted(n.name for n in members), options) for members, options in given]
-    assert found[0] == (["up.bias", "up.weight"], layers["up.*"])
-    assert "down.weight" in found[1][0] and found[1][1] == layers["*.weight"]
-    assert found[2] == (["narrow.bias", "norm.bias"], {})
+    found = [
+        (sorted(named.name for named in members), [part.options for part in written])
+        for members, written in given
+    ]
+    assert found[0] == (["up.bias", "up.weight"], [layers["up.*"]])
+    assert "down.weight" in found[1][0] and found[1][1] == [layers["*.weight"]]
+    assert found[2] == (["narrow.bias", "norm.bias"], [])
     for wrong, words in [
+        ({"*": {}, "up.*": {}}, "'up.*' has no effect, since patterns before it match all"),
         ({"layers.*": {}}, "'layers.*' matches no parameter; the first are embed.weight"),
         ({"up.*": {"weigth_decay": 0.1}}, "'weigth_decay': is 'weight_decay' meant"),
         ({"up.*": 0.1}, "no dict of options: 0.1"),
     ]:
-        with pytest.raises(dmuond.InvalidArgumentError, match=words.replace("*", r"\*")):
+        with pytest.raises(dmuond.InvalidArgumentError, match=re.escape(words)):
             groups(make_model(), wrong)
 
 

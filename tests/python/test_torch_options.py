@@ -5,6 +5,7 @@ import dmuond.torch
 import pytest
 import torch
 from dmuond.torch.collect import groups
+from dmuond.torch.options import split_groups
 from dmuond.torch.routing import Router
 from fsdp_trainer import process_group
 from habits import (
@@ -27,6 +28,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations
 
 JORDAN = (3.4445, -4.7750, 2.0315)
+ADJUST_LR_FNS = [
+    name
+    for name in ("original", "match_rms_adamw", "spectral_unclamped")
+    if name in torch.optim.Muon.__doc__  # the last one of newer versions
+]
 
 
 def routed(model, **options):
@@ -39,10 +45,11 @@ def routed(model, **options):
 # --- torch's names ---
 
 
-def test_torchs_names_of_options_mean_what_they_mean_to_torch(muon):
+@pytest.mark.parametrize("adjust_lr_fn", ADJUST_LR_FNS)
+def test_torchs_names_of_options_mean_what_they_mean_to_torch(muon, adjust_lr_fn):
     model, reference = make_model(), make_model()
     start = weights(reference)
-    named = {"ns_coefficients": (3.0, -3.2, 1.2), "ns_steps": 3, "adjust_lr_fn": "match_rms_adamw"}
+    named = {"ns_coefficients": (3.0, -3.2, 1.2), "ns_steps": 3, "adjust_lr_fn": adjust_lr_fn}
     others = TorchOptimizers(reference)
     others.parts[0] = torch.optim.Muon(
         [dict(reference.named_parameters())[name] for name in MATRICES], lr=LR, **named
@@ -67,7 +74,7 @@ def test_a_number_of_steps_alone_keeps_the_coefficients(muon, steps):
     ("given", "words"),
     [
         ({"adjust_lr_fn": "original", "scale": "spectral"}, "scale='spectral' is given, too"),
-        ({"adjust_lr_fn": "mine"}, "scale='mine' is unknown"),
+        ({"adjust_lr_fn": "spectral"}, "adjust_lr_fn='spectral' is unknown.* scale= has more"),
         ({"ns_steps": 0}, "ns_steps=0 is no number of steps"),
         ({"ns_steps": 3, "ns_coefficients": [JORDAN] * 2}, "ns_coefficients has 2 steps"),
         ({"ns_steps": 3, "preset": "dmuon"}, "'dmuon' has coefficients of its own"),
@@ -100,6 +107,141 @@ def test_maximize_goes_up_and_counts_for_its_group_alone(muon):
         [{"params": [up]}, {"params": rest, "maximize": True}], lr=ADAMW_LR, weight_decay=0.1
     )
     ascending(reference, others, [name for name in MATRICES if name != "up.weight"])
+    assert_same_training(model, reference, start)
+
+
+# --- which option of a group reaches which parameters ---
+
+
+def options_by_name(params, patterns=None, route=None, **given):
+    """The options that each parameter gets, of an optimizer that is made so; no daemon."""
+    constructor = {
+        "lr": 5e-3,
+        "adamw_lr": None,
+        "preset": "dmuon",
+        "momentum": 0.95,
+        "weight_decay": None,
+        "adamw_weight_decay": None,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+    }
+    found, _ = groups(params, patterns)
+    routed = Router(route, None).route([n for members, _ in found for n in members])
+    made = split_groups(found, routed, constructor | given)
+    return {name: group for group in made for name, _ in group["params"]}
+
+
+TWO_RATES = {"lr": 5e-3, "adamw_lr": 1e-3}
+TWO_DECAYS = {"weight_decay": 0.1, "adamw_weight_decay": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("constructor", "pattern", "bias", "weight"),
+    [
+        ({}, {}, (5e-3, 0.0), (5e-3, 0.0)),
+        (TWO_RATES | TWO_DECAYS, {}, (1e-3, 0.01), (5e-3, 0.1)),
+        # Of AdamW's alone.
+        (TWO_RATES, {"*.bias": {"lr": 0.0}}, (0.0, 0.0), (5e-3, 0.0)),
+        (TWO_DECAYS, {"*.bias": {"weight_decay": 0.0}}, (5e-3, 0.0), (5e-3, 0.1)),
+        (TWO_RATES, {"*.bias": {"adamw_lr": 2e-3}}, (2e-3, 0.0), (5e-3, 0.0)),
+        ({"preset": "keller"} | TWO_RATES, {"*.bias": {"lr": 2e-3}}, (2e-3, 0.0), (5e-3, 0.0)),
+        (TWO_RATES, {"*.bias": {"lr": None, "weight_decay": 0.2}}, (1e-3, 0.2), (5e-3, 0.0)),
+        # Of Muon's alone.
+        (TWO_RATES | TWO_DECAYS, {"up.weight": {"lr": 1.0}}, (1e-3, 0.01), (1.0, 0.1)),
+        (TWO_DECAYS, {"up.weight": {"weight_decay": 0.0}}, (5e-3, 0.01), (5e-3, 0.0)),
+        # Of both.
+        ({}, {"up.*": {"lr": 1.0, "weight_decay": 0.2}}, (1.0, 0.2), (1.0, 0.2)),
+        (TWO_RATES, {"up.*": {"lr": 1.0, "adamw_lr": 2.0}}, (2.0, 0.0), (1.0, 0.0)),
+        (TWO_RATES, {"up.*": {"adamw_lr": 2.0}}, (2.0, 0.0), (5e-3, 0.0)),
+        ({}, {"up.*": {"weight_decay": 0.1, "adamw_weight_decay": 0.0}}, (5e-3, 0.0), (5e-3, 0.1)),
+    ],
+)
+def test_rates_and_decays_of_a_group_come_before_the_constructors(
+    constructor, pattern, bias, weight
+):
+    found = options_by_name(make_model(), pattern, **constructor)
+    assert tuple(found["up.bias"][key] for key in ("lr", "weight_decay")) == bias
+    assert tuple(found["up.weight"][key] for key in ("lr", "weight_decay")) == weight
+
+
+def test_an_option_of_one_pattern_for_several_groups_counts_where_it_can():
+    model = make_model()
+    dicts = [{"params": model.up, "betas": (0.8, 0.9)}, {"params": model.down}]
+    found = options_by_name(dicts, {"*weight": {"momentum": 0.5}, "*bias": {"eps": 1e-4}})
+    assert found["group0.weight"]["momentum"] == found["group1.weight"]["momentum"] == 0.5
+    assert (found["group0.bias"]["betas"], found["group0.bias"]["eps"]) == ((0.8, 0.9), 1e-4)
+
+
+def test_a_scale_of_a_group_takes_the_place_of_the_constructors():
+    pattern = {"up.weight": {"adjust_lr_fn": "spectral_unclamped"}}
+    found = options_by_name(make_model(), pattern, scale="none", adamw_lr=1e-3)
+    assert (found["up.weight"]["scale"], found["down.weight"]["scale"]) == ("spectral", "none")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        *(
+            ({"*.bias": {key: value}}, rf"groups\['\*.bias'\]: {key}=.* on muon, .*'up.bias'.*{to}")
+            for key, value, to in (
+                ("momentum", 0.9, "write betas"),
+                ("nesterov", False, "take it away"),
+                ("scale", "none", "take it away"),
+                ("adjust_lr_fn", "original", "take it away"),
+                ("preset", "keller", "take it away"),
+                ("ns_steps", 3, "take it away"),
+                ("ns_dtype", "float32", "take it away"),
+            )
+        ),
+        *(
+            ({"up.weight": {key: value}}, f": {key}=.* on adamw, .*'up.weight': write {to} ")
+            for key, value, to in (
+                ("betas", (0.8, 0.9), "momentum"),
+                ("eps", 1e-6, "ns_eps"),
+                ("adamw_lr", 1e-4, "lr"),
+                ("adamw_weight_decay", 0.0, "weight_decay"),
+            )
+        ),
+        ({"*.bias": {"lr": 1.0, "adamw_lr": 2.0}}, "lr=1.0 has no effect: .* adamw_lr comes first"),
+        ({"up.*": {"lr": 1.0}}, "lr=1.0 would be for .* adamw_lr=0.001 .* give adamw_lr as well"),
+        ({"up.*": {"weight_decay": 0.2}}, "give adamw_weight_decay as well"),
+        ({"norm.*": {"lr": 1.0}}, "lr=1.0 has no effect: all .* left alone; of 'norm.weight'"),
+        ({"up.*": {}, "up.weight": {}}, "'up.weight' has no effect, since patterns before it"),
+        ({"up.*": {"amsgrad": True}}, "amsgrad=True, which dmuond does not have"),
+    ],
+)
+def test_an_option_of_a_group_that_would_count_for_nothing_is_refused_by_name(pattern, words):
+    with pytest.raises(dmuond.InvalidArgumentError, match=words):
+        options_by_name(make_model(), pattern, [("norm.*", "trainer")], **TWO_RATES, **TWO_DECAYS)
+
+
+def test_a_rate_for_both_routes_is_refused_where_it_is_not_on_adamws_scale():
+    with pytest.raises(dmuond.InvalidArgumentError, match="group 0: lr=1.0 .*scale 'original'"):
+        options_by_name([{"params": make_model(), "lr": 1.0}], preset="keller")
+    with pytest.raises(dmuond.InvalidArgumentError, match="patterns of groups= give all"):
+        options_by_name([{"params": make_model(), "lr": 1.0}], {"*": {"lr": 2.0}})
+
+
+def test_biases_have_a_rate_and_a_decay_of_their_own_as_with_torch(muon):
+    """In torch's own dicts, beside options of the constructor for adamw."""
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    own = {"lr": ADAMW_LR / 2, "weight_decay": 0.3}
+    decayed = [(n, p) for n, p in model.named_parameters() if p.ndim > 1]
+    biases = [(n, p) for n, p in model.named_parameters() if p.ndim < 2]
+    optimizer = muon([{"params": decayed}, {"params": biases, **own}], adamw_weight_decay=0.2)
+    others = TorchOptimizers(reference)
+    named = dict(reference.named_parameters())
+    others.parts[1] = torch.optim.AdamW(
+        [
+            {"params": [named["embed.weight"], named["head.weight"]]},
+            {"params": [named[name] for name, _ in biases], **own},
+        ],
+        lr=ADAMW_LR,
+        weight_decay=0.2,
+    )
+    plain_loop(model, optimizer)
+    plain_loop(reference, others)
     assert_same_training(model, reference, start)
 
 
@@ -256,7 +398,7 @@ def test_frozen_parameters_can_be_added_without_names_once_they_train(muon):
     model.up.requires_grad_(False)
     optimizer = muon(model)
     model.up.requires_grad_(True)
-    optimizer.add_param_group({"params": model.up.parameters(), "lr": LR / 2})
+    optimizer.add_param_group({"params": model.up.parameters(), "lr": LR / 2, "adamw_lr": ADAMW_LR})
     named = dict(reference.named_parameters())
     others = TorchOptimizers(reference)
     others.parts[0] = torch.optim.Muon(

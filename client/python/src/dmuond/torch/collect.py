@@ -6,7 +6,8 @@ import dataclasses
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from dmuond.errors import InvalidArgumentError
 from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS
-from dmuond.torch.routing import Named, matches
+from dmuond.torch.routing import Named, Pattern, matches
 from dmuond.torch.wrappers import refuse_foreign, refuse_wrappers
 
 # Options that a caller's group may have. Other keys stay in the group, for whoever reads them.
@@ -31,12 +32,28 @@ GROUP_OPTIONS = {
     *TORCH_OPTIONS,
 }
 LeftAlone = list[tuple[str, tuple[int, ...], str]]  # name, shape, why
-Group = tuple[list[Named], dict[str, Any]]
 _A_SLIP = 0.8  # how much of a key is that of an option, in difflib's measure
+# Options of torch's own optimizers that change results, with the value that dmuond computes by.
+_NOT_HERE = {"amsgrad": False, "dampening": 0, "decoupled_weight_decay": True}
+
+
+@dataclass(eq=False)
+class Given:
+    """Options as the caller wrote them in one place: a group's dict, or that of a pattern."""
+
+    where: str  # for errors
+    options: dict[str, Any]
+
+
+class Group(NamedTuple):
+    """Parameters with the options that were given for them; of two for one key the later counts."""
+
+    members: list[Named]
+    given: list[Given]
 
 
 def groups(
-    params: Any, patterns: Mapping[str, Mapping[str, Any]] | None = None
+    params: Any, patterns: Mapping[Pattern, Mapping[str, Any]] | None = None
 ) -> tuple[list[Group], LeftAlone]:
     """Groups of named parameters with options, and what the routing table lists besides.
 
@@ -50,24 +67,23 @@ def groups(
     given = params if isinstance(params, nn.Module) else list(params)
     if isinstance(given, list) and given and all(isinstance(item, dict) for item in given):
         found = []
-        for item in given:
-            options = {key: value for key, value in item.items() if key != "params"}
+        for number, item in enumerate(given):
             if "params" not in item:
                 raise InvalidArgumentError("a group has no 'params'")
-            _check_keys(options)
             members = _named(item["params"])
             if len(given) > 1:
                 _mark_nameless(item["params"], members)
-            found.append((members, options))
+            found.append(Group(members, [_given(f"group {number}", item)]))
         sources = [item["params"] for item in given]
         _check_once(found)
         _tell_submodules_apart(found)
     else:
-        found, sources = [(_named(given), {})], [given]
-    _check_members([named for members, _ in found for named in members])
+        found, sources = [Group(_named(given), [])], [given]
+    members = [named for group in found for named in group.members]
+    _check_members(members)
     if patterns:
-        _check_patterns(patterns, [named.name for members, _ in found for named in members])
-        found = [part for group in found for part in _split(group, patterns)]
+        taken = _taken(patterns, [named.name for named in members])
+        found = [part for group in found for part in _split(group, taken)]
     return found, [row for source in sources for row in _buffers(source)]
 
 
@@ -75,8 +91,7 @@ def another_group(given: Mapping[str, Any], known: Mapping[int, Named]) -> tuple
     """A group beside those that there are. `known`: what has a name already, by id."""
     if not isinstance(given, Mapping) or "params" not in given:
         raise InvalidArgumentError("a group is a dict with 'params' and options")
-    options = {key: value for key, value in given.items() if key != "params"}
-    _check_keys(options)
+    options = _given("the group to add", given)
     source = given["params"]
     if not isinstance(source, nn.Module):
         source = [source] if isinstance(source, Tensor) else list(source)
@@ -85,34 +100,60 @@ def another_group(given: Mapping[str, Any], known: Mapping[int, Named]) -> tuple
     _mark_nameless(source, members)
     members = [known.get(id(named.parameter), named) for named in members]
     _check_members([*known.values(), *(n for n in members if id(n.parameter) not in known)])
-    return (members, options), _buffers(given["params"])
+    return Group(members, [options]), _buffers(given["params"])
 
 
-def _split(group: Group, patterns: Mapping[str, Mapping[str, Any]]) -> Iterable[Group]:
+def _given(where: str, options: Mapping[str, Any]) -> Given:
+    found = {key: value for key, value in options.items() if key != "params"}
+    _check_keys(found)
+    return Given(where, found)
+
+
+def _split(group: Group, patterns: Mapping[Pattern, tuple[Given, set[str]]]) -> Iterable[Group]:
     """What each pattern takes of a group, and the rest."""
-    members, options = group
-    taken: dict[str | None, list[Named]] = {key: [] for key in (*patterns, None)}
-    for named in members:
-        taken[next((key for key in patterns if matches(key, named.name)), None)].append(named)
-    for key, part in taken.items():
+    left = group.members
+    for given, names in patterns.values():
+        part = [named for named in left if named.name in names]
         if part:
-            yield part, options if key is None else options | dict(patterns[key])
+            yield Group(part, [*group.given, given])
+        left = [named for named in left if named.name not in names]
+    if left:
+        yield Group(left, group.given)
 
 
-def _check_patterns(patterns: Mapping[str, Mapping[str, Any]], names: list[str]) -> None:
+def _taken(
+    patterns: Mapping[Pattern, Mapping[str, Any]], names: list[str]
+) -> dict[Pattern, tuple[Given, set[str]]]:
+    """The options of each pattern, and the names that it takes. It takes some."""
+    found: dict[Pattern, tuple[Given, set[str]]] = {}
+    owner: dict[str, Pattern] = {}
     for pattern, options in patterns.items():
         if not isinstance(options, Mapping):
             raise InvalidArgumentError(f"groups['{pattern}'] is no dict of options: {options!r}")
-        _check_keys(options)
-        if not any(matches(pattern, name) for name in names):
+        matching = [name for name in names if matches(pattern, name)]
+        if not matching:
             raise InvalidArgumentError(
                 f"groups: '{pattern}' matches no parameter; the first are {', '.join(names[:3])}"
             )
+        free = {name for name in matching if name not in owner}
+        if not free:
+            raise InvalidArgumentError(
+                f"groups: '{pattern}' has no effect, since patterns before it match all that it "
+                f"matches ('{owner[matching[0]]}' has '{matching[0]}'), and the first that matches "
+                "counts: put it before them"
+            )
+        owner |= dict.fromkeys(free, pattern)
+        found[pattern] = (_given(f"groups['{pattern}']", options), free)
+    return found
 
 
 def _check_keys(options: Mapping[str, Any]) -> None:
-    """Refuses what is but a slip of the pen in an option."""
-    for key in options:
+    """Refuses what is but a slip of the pen in an option, or an option that there is not."""
+    for key, value in options.items():
+        if key in _NOT_HERE and value != _NOT_HERE[key]:
+            raise InvalidArgumentError(
+                f"a group has {key}={value!r}, which dmuond does not have: take it away"
+            )
         meant = difflib.get_close_matches(key, GROUP_OPTIONS, 1, _A_SLIP)
         if meant and key not in GROUP_OPTIONS:
             raise InvalidArgumentError(
@@ -122,8 +163,8 @@ def _check_keys(options: Mapping[str, Any]) -> None:
 
 def _check_once(found: list[Group]) -> None:
     seen: set[int] = set()
-    for members, _ in found:
-        for named in members:
+    for group in found:
+        for named in group.members:
             if id(named.parameter) in seen:
                 raise InvalidArgumentError(f"'{named.name}' is in two groups")
             seen.add(id(named.parameter))
@@ -147,11 +188,12 @@ def _check_places(members: list[Named]) -> None:
 
 def _tell_submodules_apart(found: list[Group]) -> None:
     """Names are those of a group's own module: where two have the same, its number goes before."""
-    counts = Counter(named.name for members, _ in found for named in members)
-    for number, (members, _) in enumerate(found):
-        if any(counts[named.name] > 1 and named.module is not None for named in members):
-            members[:] = [
-                dataclasses.replace(named, name=f"group{number}.{named.name}") for named in members
+    counts = Counter(named.name for group in found for named in group.members)
+    for number, group in enumerate(found):
+        if any(counts[named.name] > 1 and named.module is not None for named in group.members):
+            group.members[:] = [
+                dataclasses.replace(named, name=f"group{number}.{named.name}")
+                for named in group.members
             ]
 
 

@@ -50,8 +50,10 @@ class Muon(torch.optim.Optimizer):
         a parameter, and no checkpoint that is loaded into it is seen (push_parameters() after it).
     lr: for parameters on muon. With a preset whose scale is match_rms_adamw ("dmuon",
         "moonlight") it is on AdamW's scale; Keller's 0.02 goes with preset="keller".
-    groups: options of what a shell pattern of names matches, {"blocks.0.*": {"lr": 1e-3}}; the
-        first pattern that matches counts. Keys that are no option stay in the group, as in dicts.
+    groups: options of what a shell pattern of names matches, {"*.bias": {"weight_decay": 0.0}}; the
+        first pattern that matches counts. A group's options come before those of the constructor,
+        and each counts or is refused (docs/python.md has which reaches which parameters). Keys that
+        are no option stay in the group, as in dicts.
     adamw_lr: for parameters on adamw; default lr, and required where lr is not on AdamW's scale.
     preset: "dmuon", "torch", "keller" or "moonlight" (docs/maths.md); momentum_form, nesterov,
         scale, ns_form, ns_norm, ns_eps, ns_dtype, ns_coefficients and ns_restarts override single
@@ -159,7 +161,7 @@ class Muon(torch.optim.Optimizer):
         given, self._left_alone = collect.groups(params, groups)
         self._models = collect.modules(params)
         self._router = Router(route, views, bool(include_frozen))
-        self._routed = self._router.route([named for members, _ in given for named in members])
+        self._routed = self._router.route([named for group in given for named in group.members])
         super().__init__(
             options.split_groups(given, self._routed, self._options),
             {"lr": lr, "momentum": momentum},
@@ -496,7 +498,7 @@ class Muon(torch.optim.Optimizer):
             )
         known = {id(r.named.parameter): r.named for r in self._routed}
         group, left_alone = collect.another_group(param_group, known)
-        routed = self._router.route(group[0])
+        routed = self._router.route(group.members)
         for options_of_route in options.split_groups([group], routed, self._options):
             super().add_param_group(options_of_route)
         added = {id(r.named.parameter) for r in routed}

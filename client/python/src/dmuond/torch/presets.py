@@ -72,6 +72,12 @@ FIXED_OPTIONS = (
 TORCH_OPTIONS = ("adjust_lr_fn", "ns_steps")
 _JORDAN = (3.4445, -4.7750, 2.0315)  # each step of every preset but "dmuon"
 _TORCH_STEPS = 5
+# What adjust_lr_fn of torch.optim.Muon says, as a scale.
+_ADJUST_LR_FNS = {
+    "original": "original",
+    "match_rms_adamw": "match_rms_adamw",
+    "spectral_unclamped": "spectral",
+}
 
 
 def preset_named(name: str) -> Preset:
@@ -80,23 +86,29 @@ def preset_named(name: str) -> Preset:
     return PRESETS[name]
 
 
-def from_torch_names(given: dict[str, Any]) -> dict[str, Any]:
-    """The options with adjust_lr_fn as scale, and each of ns_steps with coefficients of its own."""
-    options = {key: value for key, value in given.items() if key not in TORCH_OPTIONS}
-    scale = given.get("adjust_lr_fn")
-    if scale is not None:
-        if options.get("scale") not in (None, scale):
-            raise InvalidArgumentError(
-                f"adjust_lr_fn={scale!r} is scale={scale!r}, and scale={options['scale']!r} is "
-                "given, too: take one of them away"
-            )
-        options["scale"] = scale
-    options["ns_coefficients"] = _coefficients(options, given.get("ns_steps"))
-    return options
+def with_own_scale(given: dict[str, Any]) -> dict[str, Any]:
+    """The options with adjust_lr_fn as the scale that it means."""
+    options = dict(given)
+    torchs = options.pop("adjust_lr_fn", None)
+    if torchs is None:
+        return options
+    if torchs not in _ADJUST_LR_FNS:
+        raise InvalidArgumentError(
+            f"adjust_lr_fn={torchs!r} is unknown; there are {', '.join(_ADJUST_LR_FNS)}, as in "
+            "torch, and scale= has more"
+        )
+    scale = _ADJUST_LR_FNS[torchs]
+    if options.get("scale") not in (None, scale):
+        raise InvalidArgumentError(
+            f"adjust_lr_fn={torchs!r} is scale={scale!r}, and scale={options['scale']!r} is "
+            "given, too: take one of them away"
+        )
+    return options | {"scale": scale}
 
 
-def _coefficients(options: dict[str, Any], steps: Any) -> Any:
+def coefficients(options: dict[str, Any]) -> Any:
     """One (a, b, c) for each step, where there is one for all, as torch has it."""
+    steps = options.get("ns_steps")
     found = options.get("ns_coefficients")
     one_for_all = isinstance(found, tuple | list) and bool(found) and np.isscalar(found[0])
     if steps is None:
