@@ -18,6 +18,10 @@ os.environ["DMUOND_RECONNECT_S"] = "0"
 os.environ["DMUOND_CHECKED"] = "1"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--record-bits", action="store_true", help="for test_golden_bits.py")
+
+
 def pytest_sessionfinish():
     """Tests leave jobs in every way; what became of them is no news at the end."""
     places.forget()

@@ -3,7 +3,9 @@
 import itertools
 
 import fsdp_trainer
+import golden_trainer
 import pytest
+import test_golden_bits as golden
 import test_torch_ranks as replicated
 import torch
 import torch_gpu_trainer
@@ -111,6 +113,23 @@ def test_shards_have_the_bits_of_the_cpu(machine, world, tmp_path):
                 found, wanted = [given for given, _ in found], [given for given, _ in wanted]
             assert_same(found, wanted)
             assert max(looks) <= STEPS, "all bytes of a step are compared in one go"
+
+
+@pytest.mark.parametrize(
+    ("world", "jobs", "own"),
+    [
+        (1, ("muon in bf16", "adamw in fp16", "views, dmuon", "scaled, clipped"), False),
+        (1, ("clipped, not muon", "absent", "loaded, sum to ema", "frozen"), True),
+        (WORLD, ("mean in bf16, clipped", "absent", "data_parallel_size", "stages"), False),
+        (WORLD, ("shards", "shards and replicas of them", "shards of tensor parallel"), True),
+    ],
+)
+def test_recorded_bits_of_the_cpu_are_those_of_gpus(machine, tmp_path, world, jobs, own):
+    machine.set(golden.ENVIRONMENT)
+    machine.start(world)
+    run = golden_trainer.run, (str(tmp_path / "group"), list(jobs)), {}
+    found, _ = machine.on_gpus(world, run, own)
+    golden.check(golden_trainer.of_all(found))
 
 
 def test_streams_of_shards_wait_in_the_place_of_the_host(machine, tmp_path):
