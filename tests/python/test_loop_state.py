@@ -1,5 +1,6 @@
 """LoopState: a loop goes on after kill -9 as if nothing had been."""
 
+import contextlib
 import os
 import random
 import subprocess
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from dmuond.torch import LoopState
-from habits import STEPS, loss_of, make_model, weights
+from habits import ADAMW_LR, LR, STEPS, loss_of, make_model, make_optimizer, weights
+from torch.optim import lr_scheduler
 
 SCRIPT = Path(__file__).parent / "loop_trainer.py"
 PATIENCE_S = 120.0
@@ -37,6 +39,89 @@ def test_losses_rates_scale_and_random_numbers_are_those_of_the_undisturbed_run(
     # Before and after a step, after one that was skipped, and at the last.
     deaths = ("1:before", "4:after", "5:after", "6:before", "12:after")
     assert lives(address, *deaths) == undisturbed
+
+
+# One of each of torch's schedulers, over an optimizer with two learning rates.
+SCHEDULES = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.1, 1.0, 4),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 2), lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 7),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.9)], o
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, [LR / 9, ADAMW_LR / 9], [LR, ADAMW_LR], 3),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, [LR, ADAMW_LR], total_steps=9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 7),
+}
+WITHOUT_LOOP = {"LRScheduler"}  # what the others are made of
+
+
+def train_with_schedule(model, optimizer, name, carried):
+    """The options of all groups in each step."""
+    schedule = SCHEDULES[name](optimizer)
+    steps, seen = range(1, STEPS + 1), []
+
+    def after_step():
+        schedule.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+
+    if carried:
+        steps = LoopState(optimizer, schedule=schedule, after_step=after_step).steps(STEPS)
+    for step in steps:
+        loss_of(model, step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append([(g["lr"], g["momentum"], g["betas"]) for g in optimizer.param_groups])
+        if not carried:
+            after_step()
+    return seen
+
+
+def test_a_loop_that_is_carried_is_the_plain_loop_under_every_schedule(address):
+    assert SCHEDULES.keys() | WITHOUT_LOOP == set(lr_scheduler.__all__)
+    for name in SCHEDULES:
+        ends = []
+        for carried in (False, True):
+            model = make_model()
+            with contextlib.closing(make_optimizer(model, address=address)) as optimizer:
+                seen = train_with_schedule(model, optimizer, name, carried)
+            ends.append((seen, {n: w.numpy().tobytes() for n, w in weights(model).items()}))
+        assert ends[0] == ends[1], name
+
+
+def test_each_group_goes_on_with_the_options_of_its_parameters(address):
+    """Whatever the order of the patterns that make the groups."""
+    patterns = {"up.weight": {"lr": 0.5}, "down.weight": {"lr": 0.25, "weight_decay": 0.0}}
+    turned = dict(reversed(patterns.items()))
+    model, carried = make_model(), b""
+    for groups in (patterns, turned, {"[ud]*[pn].weight": {}, "wide.weight": {}}):
+        with contextlib.closing(make_optimizer(model, address=address, groups=groups)) as optimizer:
+            loop = LoopState(optimizer)
+            if not carried:
+                loss_of(model, 0).backward()
+                optimizer.step()
+                carried = optimizer.trainer_state
+                continue
+            for group in optimizer.param_groups:
+                group["lr"] = 77.0
+            optimizer.trainer_state = carried
+            if groups is turned:
+                loop.restore()
+                found = {name: g for g in optimizer.param_groups for name in g["param_names"]}
+                assert [found[name]["lr"] for name in patterns] == [0.5, 0.25]
+                assert [found[name]["weight_decay"] for name in patterns] == [0.1, 0.0]
+                continue
+            with pytest.raises(dmuond.InvalidArgumentError, match="groups 0 and 1, whose options"):
+                loop.restore()
 
 
 class Counter:

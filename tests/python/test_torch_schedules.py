@@ -74,6 +74,15 @@ def test_betas_set_by_hand_after_a_cycle_stay():
     assert both.param_groups[1]["betas"] == (0.7, 0.98)
 
 
+def test_a_cycle_begins_though_options_from_before_it_were_loaded():
+    both = Groups()
+    saved = [dict(group) for group in both.param_groups]
+    one_cycle(both, RATES)
+    both.schedules.begin(both.param_groups, saved)
+    both.step()
+    assert both.param_groups[1]["betas"] == (0.95, 0.98)
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -17,11 +17,13 @@ from habits import (
     assert_same_training,
     loss_of,
     make_model,
+    make_optimizer,
     plain_loop,
     run_both,
     weights,
 )
 from torch import nn
+from torch.distributed.checkpoint import state_dict as checkpoint
 
 
 def test_weights_swapped_out_and_back_for_an_evaluation_are_no_change(muon):
@@ -407,6 +409,81 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing(muon):
             assert torch.equal(value, before[name][key])
     plain_loop(model, optimizer, range(2, 4))
     assert optimizer.last_committed_step == 4
+
+
+PATTERNS = {"up.weight": {"lr": 0.5}, "down.weight": {"lr": 0.25, "weight_decay": 0.0}}
+
+
+def options_by_name(optimizer):
+    return {
+        name: (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for name in group["param_names"]
+    }
+
+
+@pytest.mark.parametrize("by", ["state_dict", "checkpoint"])
+def test_groups_and_parameters_in_another_order_take_what_was_theirs(muon, by):
+    """By torch.distributed.checkpoint, too, which has names in an order of its own."""
+    model = make_model()
+    optimizer = muon(list(model.named_parameters()), groups=PATTERNS)
+    plain_loop(model, optimizer, range(2))
+    saved = optimizer.state_dict()
+    if by == "checkpoint":
+        kept = copy.deepcopy(checkpoint.get_optimizer_state_dict(model, optimizer))
+    optimizer.close()
+    others = muon(
+        list(reversed(list(model.named_parameters()))), groups=dict(reversed(PATTERNS.items()))
+    )
+    for group in others.param_groups:
+        group["lr"] = 77.0
+    if by == "checkpoint":
+        checkpoint.set_optimizer_state_dict(model, others, kept)
+    else:
+        others.load_state_dict(saved)
+    assert options_by_name(others) == options_by_name(optimizer)
+    assert options_by_name(others)["down.weight"] == (0.25, 0.0)
+    before = state_by_name(saved)
+    for name, state in state_by_name(others.state_dict()).items():
+        for key, value in state.items():
+            assert torch.equal(value, before[name][key]), f"{key} of {name}"
+
+
+def test_groups_that_do_not_match_those_that_were_saved_are_refused_by_name(address):
+    model = make_model()
+    optimizer = make_optimizer(model, address=address, groups=PATTERNS)
+    plain_loop(model, optimizer, range(2))
+    saved = optimizer.state_dict()
+    optimizer.close()
+    without = copy.deepcopy(saved)
+    without["param_groups"][2]["params"].pop()
+    without["param_groups"][2]["param_names"].pop()
+    nothing = copy.deepcopy(saved)
+    nothing["param_groups"][1] = {k: saved["param_groups"][1][k] for k in ("params", "param_names")}
+    routed = copy.deepcopy(saved)
+    routed["state"] = {}
+    routed["param_groups"][0]["route"] = "adamw"
+    both = {"[ud]*[pn].weight": {"lr": 0.5}, "wide.weight": {"lr": 0.5}}
+    for patterns, state_dict, words in (
+        (
+            both,
+            saved,
+            r"'up.weight' and 'down.weight' are both in param_groups\[0\], .* groups 0 "
+            "and 1, whose options differ: lr is 0.5 and 0.25",
+        ),
+        ({}, saved, "4 parameter groups; this optimizer has 2"),
+        (PATTERNS, without, r"do not have 'wide.weight', which is in param_groups\[2\]"),
+        (PATTERNS, nothing, r"group 1 .* has no options, .* param_groups\[1\], .*'down.weight'"),
+        (PATTERNS, routed, "'up.weight' is on muon, .* has it on adamw, in its group 0"),
+    ):
+        other = make_optimizer(make_model(1), address=address, groups=patterns)
+        before, state = options_by_name(other), state_by_name(other.state_dict())
+        with pytest.raises(dmuond.InvalidArgumentError, match=words):
+            other.load_state_dict(state_dict)
+        assert options_by_name(other) == before
+        master = state_by_name(other.state_dict())["up.weight"]["master"]
+        assert torch.equal(master, state["up.weight"]["master"])
+        other.close()
 
 
 def test_a_bf16_model_is_continued_bit_for_bit_with_its_masters(muon):

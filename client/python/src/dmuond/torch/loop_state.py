@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import itertools
+import json
 import pickle
 import random
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,7 +100,14 @@ class LoopState:
         others = own.get("rank", rank) != rank  # of a world that did not have this rank
         if not others:
             _set_random_numbers(own["random"], self._device())
-        self._optimizer._load_options(own["groups"])
+        # Parameters of another rank may be others, and its groups are in the same order.
+        names = [] if others else _unpacked(own.get("names"))
+        self._optimizer._load_options(
+            [
+                {"params": members, "param_names": members, **options}
+                for options, members in itertools.zip_longest(own["groups"], names, fillvalue=())
+            ]
+        )
         for name, part in self._parts.items():
             if not (others and isinstance(part, _GENERATORS)):
                 _load_part(part, saved[name])
@@ -128,6 +139,7 @@ class LoopState:
             "random": _random_numbers(self._device()),
             "rank": self._optimizer.session.rank,
             "groups": self._optimizer._options_to_save(),
+            "names": _packed(tuple(tuple(g["param_names"]) for g in self._optimizer.param_groups)),
             "updates": self._updates,
         }
         parts = {name: _state_of(part) for name, part in self._parts.items()}
@@ -137,6 +149,17 @@ class LoopState:
 
     def _device(self) -> torch.device:
         return self._optimizer.param_groups[0]["params"][0].device
+
+
+@functools.lru_cache(maxsize=8)
+def _packed(names: tuple[tuple[str, ...], ...]) -> torch.Tensor:
+    """Names of a model's parameters repeat themselves: a tenth of their bytes is left."""
+    packed = zlib.compress(json.dumps(names).encode())
+    return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+
+
+def _unpacked(names: torch.Tensor | None) -> list[list[str]]:
+    return [] if names is None else json.loads(zlib.decompress(names.numpy().tobytes()))
 
 
 def _check(state: bytes) -> None:

@@ -26,6 +26,7 @@ from dmuond.torch.early import EarlySignals
 from dmuond.torch.explain import explanation
 from dmuond.torch.fragments import holding_of
 from dmuond.torch.hooks import GradientHooks
+from dmuond.torch.loaded_options import options_for, options_to_save
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
 from dmuond.torch.model_watch import ModelWatch
 from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS, group_config
@@ -37,8 +38,6 @@ from dmuond.torch.views import Views
 from dmuond.torch.weights import Weights
 
 _PHASES = ("collect", "decide", "update", "publish", "quiet")
-_NOT_LOADED = {"params", "param_names", "route", *FIXED_OPTIONS}
-_SAVED_KINDS = (bool, int, float, str, tuple, list, Tensor)
 _STEP_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
 
 
@@ -540,6 +539,10 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads an own state_dict, or the state (not the options) of torch.optim.Muon or AdamW.
 
+        By names: each parameter takes its own state, and each group the options that its parameters
+        had. What was saved without names goes by its order. Raises InvalidArgumentError, and
+        changes nothing, where the two do not match.
+
         Collective: takes effect when every rank has loaded.
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
@@ -553,8 +556,9 @@ class Muon(torch.optim.Optimizer):
         self._weights.check_fits()
         entries = state.match(state_dict, self.param_groups, self._slot_of)
         tensors = list(state.to_daemon(entries))
-        if all("route" in group for group in state_dict["param_groups"]):
-            self._load_options(state_dict["param_groups"])
+        saved = state_dict["param_groups"]
+        if not saved or any("route" in group for group in saved):  # torch's own have none
+            self._load_options(saved)
         mastered = {
             tensor.parameter for tensor in tensors if tensor.kind == types.STATE_KIND_MASTER
         }
@@ -566,25 +570,14 @@ class Muon(torch.optim.Optimizer):
             hook(self)
 
     def _load_options(self, saved: list[dict[str, Any]]) -> None:
-        if len(saved) != len(self.param_groups):
-            raise InvalidArgumentError(
-                f"the state to load has {len(saved)} parameter groups; this optimizer has "
-                f"{len(self.param_groups)}"
-            )
-        for group, loaded in zip(self.param_groups, saved, strict=True):
-            group.update({key: value for key, value in loaded.items() if key not in _NOT_LOADED})
-        self._schedules.begin(self.param_groups)
+        loaded = options_for(self.param_groups, saved)
+        for group, found in zip(self.param_groups, loaded, strict=True):
+            group.update(found)
+        self._schedules.begin(self.param_groups, loaded)
 
     def _options_to_save(self) -> list[dict[str, Any]]:
-        """What a step or a schedule may have changed in the groups."""
-        return [
-            {
-                key: value
-                for key, value in group.items()
-                if key not in _NOT_LOADED and isinstance(value, _SAVED_KINDS)
-            }
-            for group in self.param_groups
-        ]
+        self._schedules.apply(self.param_groups)
+        return [options_to_save(group) for group in self.param_groups]
 
     def _updates_of_any(self) -> int:
         """Updates that the parameter of this rank has had which has had most."""

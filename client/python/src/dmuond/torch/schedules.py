@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmuond.errors import InvalidArgumentError
@@ -23,13 +23,16 @@ class Schedules:
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
-        self.begin(groups)
+        self.begin(groups, [{}] * len(groups))
 
-    def begin(self, groups: Sequence[dict[str, Any]]) -> None:
-        """The groups are as the caller wants them: just made, or loaded."""
+    def begin(self, groups: Sequence[dict[str, Any]], loaded: Sequence[Mapping[str, Any]]) -> None:
+        """The groups are as the caller wants them: just made, or with options that were loaded.
+
+        Options are saved after `apply`.
+        """
         self._rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
-        # Carried over already. What is loaded was saved after `apply`.
-        self._carried = [g["momentum"] if _is_cycled(g) else None for g in groups]
+        # The momentum of each group that has been carried over already.
+        self._carried = [each.get("momentum") if _is_cycled(each) else None for each in loaded]
 
     def check(self, groups: Sequence[dict[str, Any]]) -> None:
         if len(set(self._rates)) == 1:
@@ -58,7 +61,7 @@ class Schedules:
                 group["betas"] = (group["momentum"], group["betas"][1])
 
 
-def _is_cycled(group: dict[str, Any]) -> bool:
+def _is_cycled(group: Mapping[str, Any]) -> bool:
     return all(key in group for key in _CYCLED)
 
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
 from dmuond.state_chunks import StateTensor
+from dmuond.torch.loaded_options import names_of
 from dmuond.torch.slots import Slot
 
 KEYS = {
@@ -88,28 +89,25 @@ def match(
     A state_dict of torch.optim.Muon or AdamW covers the parameters of that route, in their order.
     `slots`: by id of the parameter.
     """
-    saved = [
-        (identity, group, name)
-        for group in state_dict["param_groups"]
-        for identity, name in zip(
-            group["params"], group.get("param_names") or [None] * len(group["params"]), strict=True
-        )
-    ]
     current = [(slots[id(p)], group) for group in groups for p in group["params"]]
-    named = all(name is not None for _, _, name in saved)
-    if named:
-        by_name = {slot.name: (slot, group) for slot, group in current}
-        unknown = [name for _, _, name in saved if name not in by_name]
+    by_name = {slot.name: (slot, group) for slot, group in current}
+    saved: list[tuple[Any, dict[str, Any]]] = []
+    names: list[str] = []
+    for group in state_dict["param_groups"]:
+        saved += [(identity, group) for identity in group["params"]]
+        names += names_of(group, by_name)
+    if len(names) == len(saved):
+        unknown = [name for name in names if name not in by_name]
         if unknown:
             raise InvalidArgumentError(
                 f"the state to load has '{unknown[0]}', which this optimizer does not update"
             )
-        chosen = [by_name[name] for _, _, name in saved]
+        chosen = [by_name[name] for name in names]
     else:
         chosen = _by_order(saved, current, state_dict["state"])
     return [
         Entry(slot, state_dict["state"][identity], group, options)
-        for (identity, group, _), (slot, options) in zip(saved, chosen, strict=True)
+        for (identity, group), (slot, options) in zip(saved, chosen, strict=True)
         if state_dict["state"].get(identity)
     ]
 
@@ -117,7 +115,7 @@ def match(
 def _by_order(saved: list, current: list, state: dict) -> list:
     if len(saved) == len(current):
         return current
-    keys = {key for identity, _, _ in saved for key in state.get(identity, ())}
+    keys = {key for identity, _ in saved for key in state.get(identity, ())}
     for route, key in (("muon", "momentum_buffer"), ("adamw", "exp_avg")):
         members = [pair for pair in current if pair[0].route == route]
         if key in keys and len(members) == len(saved):
