@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 LR, ADAMW_LR, STEPS = 0.02, 1e-3, 6
-TOLERANCE = 1e-3
+TOLERANCE = 5e-5  # of what training changes; the largest difference that was measured is 1.4e-5
 WORDS = 11
 
 
@@ -124,8 +124,8 @@ def assert_same_weights(got, want, start, tolerance=TOLERANCE):
         assert difference <= tolerance * change + 1e-7, f"{name}: {difference / change:.2e}"
 
 
-def assert_same_training(model, reference, start):
-    assert_same_weights(weights(model), weights(reference), start)
+def assert_same_training(model, reference, start, tolerance=TOLERANCE):
+    assert_same_weights(weights(model), weights(reference), start, tolerance)
 
 
 def plain_loop(model, optimizer, steps=range(STEPS)):

@@ -53,7 +53,7 @@ def assert_trained(results, want):
         for name, value in trained.items():
             assert torch.equal(got.setdefault(name, value), value), f"ranks differ in {name}"
         assert norms == results[0][1]
-        assert norms == pytest.approx(want[1], rel=1e-3)
+        assert norms == pytest.approx(want[1], rel=1e-5)
     assert_same_weights(got, want[0], weights(make_model()))
 
 

@@ -18,7 +18,8 @@ from torch import nn
 from trainers import Ranks
 
 TIMEOUT_S = 250.0  # of all set-ups of as many ranks
-TOLERANCE = 1e-5  # of momenta and norms; weights have that of habits, since AdamW divides by noise
+TOLERANCE = 1e-5  # of momenta and norms
+WEIGHTS_TOLERANCE = 1e-4  # AdamW divides by noise
 # How many ranks have other data, and the model, where it is not two and the transformer.
 REFERENCES = {
     "tensor parallel": (1, transformer),
@@ -103,7 +104,7 @@ def test_training_equals_one_process_on_all_data(trained, world, set_up):
     got_weights, got_momenta = (put_together([result[i] for result in results]) for i in (0, 1))
     want_weights, want_momenta, want_norms = trained_in_one_process(make, data)
     start = weights(make())
-    assert_same_weights(got_weights, want_weights, start)
+    assert_same_weights(got_weights, want_weights, start, WEIGHTS_TOLERANCE)
     assert_same_weights(got_momenta, want_momenta, dict.fromkeys(want_momenta, 0.0), TOLERANCE)
     norms = results[0][2]
     assert all(result[2] == norms for result in results)

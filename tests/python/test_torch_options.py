@@ -13,6 +13,7 @@ from habits import (
     LR,
     MATRICES,
     STEPS,
+    TOLERANCE,
     TorchOptimizers,
     assert_same_training,
     assert_same_weights,
@@ -59,15 +60,16 @@ def test_torchs_names_of_options_mean_what_they_mean_to_torch(muon, adjust_lr_fn
     assert_same_training(model, reference, start)
 
 
-@pytest.mark.parametrize("steps", [1, 7])
-def test_a_number_of_steps_alone_keeps_the_coefficients(muon, steps):
+# Each step of the polynomial adds to what rounding has made of the one before.
+@pytest.mark.parametrize(("steps", "tolerance"), [(1, TOLERANCE), (7, 3e-4)])
+def test_a_number_of_steps_alone_keeps_the_coefficients(muon, steps, tolerance):
     model, reference = make_model(), make_model()
     start = weights(reference)
     others = TorchOptimizers(reference)
     others.parts[0].param_groups[0]["ns_steps"] = steps
     plain_loop(model, muon(model, ns_steps=steps))
     plain_loop(reference, others)
-    assert_same_training(model, reference, start)
+    assert_same_training(model, reference, start, tolerance)
 
 
 @pytest.mark.parametrize(
