@@ -312,11 +312,11 @@ def loaded_late(rank, world, folder, checkpoint):
         return full_weights(model)
 
 
-def changed_by_hand(rank, world, folder):
+def changed_by_hand(rank, world, folder, **options):
     """What a step says after a weight was changed where nothing but its bytes tells."""
     with process_group(rank, world, folder):
         model = sharded_model(world)
-        optimizer = make_optimizer(model)
+        optimizer = make_optimizer(model, **options)
         plain(model, optimizer, 0, rank)
         with torch.no_grad():
             model.up.weight.to_local().numpy()[...] *= 2.0

@@ -18,6 +18,7 @@ import torch
 from dmuond.cuda_compare import ByteComparison
 from dmuond.cuda_driver import Device, call
 from dmuond.session import Session
+from dmuond.torch.cuda_tensors import CudaTensors
 from dmuond.torch.tensor_device import Answer, Known, TensorDevice
 from torch.distributed.tensor import DTensor
 
@@ -27,15 +28,15 @@ SEGMENT_BYTES = 1 << 20  # of the stand-in for torch's allocator
 class Late(Answer):
     """Known when it has been asked for so many times."""
 
-    def __init__(self, unchanged: bool, asked: int):
-        self._unchanged, self._left = unchanged, asked
+    def __init__(self, value: torch.Tensor, asked: int):
+        self._value, self._left = value, asked
 
     def is_known(self) -> bool:
         self._left -= 1
         return self._left < 0
 
-    def unchanged(self) -> bool:
-        return self._unchanged
+    def value(self) -> torch.Tensor:
+        return self._value
 
 
 class Aliases:
@@ -67,8 +68,10 @@ class StandIn(TensorDevice):
     """A GPU whose tensors are torch's CPU tensors.
 
     Attributes: current (the stream in which torch would enqueue), answers_late (an answer is not
-    known before it has been asked for so many times), looks (how often bytes were compared).
+    known before it has been asked for so many times), looks (how often all bytes were compared).
     """
+
+    unit_bytes, units = CudaTensors.unit_bytes, CudaTensors.units
 
     def __init__(self, ordinal: int):
         self.name, self._driver = f"cuda:{ordinal}", Device(ordinal)
@@ -140,9 +143,9 @@ class StandIn(TensorDevice):
     def checksum(self, contents):
         return contents.sum(dtype=torch.int64)
 
-    def unchanged(self, before, now):
-        same = [int(a) for a in before] == [int(b) for b in now]
-        return Late(same, self.answers_late) if self.answers_late else Known(same)
+    def bring(self, tensor):
+        value = tensor.clone()
+        return Late(value, self.answers_late) if self.answers_late else Known(value)
 
 
 def _placed(flat: torch.Tensor, at: int, like: torch.Tensor) -> torch.Tensor:

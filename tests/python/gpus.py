@@ -5,6 +5,7 @@ processes that are started in the machine's environment. Most functions here are
 rank and world first, as trainers.Ranks calls them.
 """
 
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -240,6 +241,16 @@ def calls_in_steps(rank: int, world: int, job: Job, folder: str) -> list[str]:
     return calls
 
 
+@contextlib.contextmanager
+def captured(stream):
+    """What is enqueued there meanwhile comes into a graph, which nobody launches."""
+    driver = use_device(0)
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    must(driver.cuStreamBeginCapture(stream, mode))
+    yield
+    must(driver.cuGraphDestroy(must(driver.cuStreamEndCapture(stream))))
+
+
 class _Capturing(GpuTrainer):
     """Tries everything while its stream is being captured, and then does it."""
 
@@ -254,14 +265,11 @@ class _Capturing(GpuTrainer):
         return outcome
 
     def _try(self, call):
-        driver = use_device(0)
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        must(driver.cuStreamBeginCapture(self.stream, mode))
-        try:
-            call()
-        except dmuond.FailedPreconditionError as error:
-            self.refusals.append((error.reason, str(error)))
-        must(driver.cuGraphDestroy(must(driver.cuStreamEndCapture(self.stream))))
+        with captured(self.stream):
+            try:
+                call()
+            except dmuond.FailedPreconditionError as error:
+                self.refusals.append((error.reason, str(error)))
 
 
 def train_beside_captures(rank: int, world: int, job: Job):

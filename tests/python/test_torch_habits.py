@@ -174,8 +174,26 @@ def another_gradients_data(model, step):
     model.up.bias.grad.data = model.up.bias.grad * 2
 
 
+def clip_without_a_trace(model, step):
+    for p in model.parameters():
+        p.grad.data.mul_(0.25)
+
+
+def zero_one_gradient_without_a_trace(model, step):
+    model.down.weight.grad.data.zero_()
+
+
+CHANGES = [
+    a_backward_more,
+    another_gradient,
+    another_gradients_data,
+    clip_without_a_trace,
+    zero_one_gradient_without_a_trace,
+]
+
+
 @pytest.mark.parametrize("together", [0, 100, 4096], ids=["one by one", "mixed", "together"])
-@pytest.mark.parametrize("change", [a_backward_more, another_gradient, another_gradients_data])
+@pytest.mark.parametrize("change", CHANGES)
 def test_changes_after_signals_withdraw_however_gradients_are_copied(
     muon, monkeypatch, together, change
 ):
@@ -220,11 +238,6 @@ def test_accumulation_under_no_sync_signals_early_and_equals_torch(muon):
 
 def clip_by_torch(model, step):
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-
-
-def clip_without_a_trace(model, step):
-    for p in model.parameters():
-        p.grad.data.mul_(0.25)
 
 
 def replace_gradients(model, step):

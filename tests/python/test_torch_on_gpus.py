@@ -175,6 +175,33 @@ def test_weights_that_are_changed_by_hand_are_pushed_or_named(machine, own):
 
 
 @KINDS
+def test_what_was_changed_without_a_trace_is_named_as_soon_as_the_device_has_looked(
+    machine, own, tmp_path
+):
+    machine.start(1)
+    for late, weights_at, gradients_at in ((0, 5, 15), (1, 6, 16)):
+        run = torch_gpu_trainer.change_without_a_trace, (), {}
+        (told,), _ = machine.on_gpus(1, run, own, answers_late=late)
+        (weights_told, of_weights), (gradients_told, of_gradients) = told
+        assert (weights_told, gradients_told) == (weights_at, gradients_at)
+        assert "the weights of 'up.weight' were changed by other means" in of_weights
+        assert ("before step 5, which has undone that: change them again" in of_weights) == late
+        assert "the gradient of 'up.weight' was changed after it had been" in of_gradients
+        assert ("in step 15 already, which may have used what" in of_gradients) == late
+    run = fsdp_trainer.changed_by_hand, (str(tmp_path / "group"),), {}
+    ((words, committed),), _ = machine.on_gpus(1, run, own)
+    assert "'up.weight'" in words and committed == 2
+
+
+def test_a_hook_in_a_stream_that_is_captured_says_which_option_captures_it(machine):
+    machine.start(1)
+    ((early, reason, text),) = machine.run_one(torch_gpu_trainer.capture_a_backward_pass)
+    assert early and reason == "SESSION_STATE"
+    assert "'embed.weight'" in text and "captured into a CUDA graph" in text
+    assert "make the optimizer with early_buckets=False" in text
+
+
+@KINDS
 def test_a_snapshot_that_is_loaded_brings_its_weights(machine, own):
     plain = replicated_with()
     expected = machine.on_the_cpu(1, [plain])

@@ -142,6 +142,26 @@ def test_weights_changed_without_a_trace_are_refused_by_name_until_they_are_push
     plain_loop(model, optimizer, [3])
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_weights_changed_without_a_trace_are_refused_in_whatever_step(muon, overlap):
+    model = make_model()
+    optimizer = muon(model, overlap_forward=overlap, bucket_bytes=1)
+    changes = {
+        "down.weight": lambda: model.down.weight.data[14:].zero_(),
+        "up.bias": lambda: model.up.bias.detach().numpy().__imul__(2),
+    }
+    for begin, (name, change) in zip((0, 30), changes.items(), strict=True):
+        plain_loop(model, optimizer, range(begin, begin + 9))
+        loss_of(model, begin + 9).backward()
+        change()
+        for _ in range(2):  # a step that was refused is refused again
+            with pytest.raises(dmuond.Error, match=rf"push_parameters\(\['{name}'\]\)"):
+                optimizer.step()
+        optimizer.push_parameters([name])
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def test_weights_moved_elsewhere_are_refused_until_they_are_pushed(muon):
     model = make_model()
     optimizer = muon(model)

@@ -3,6 +3,7 @@
 import os
 import signal
 import unittest.mock
+import warnings
 
 import dmuond
 import dmuond.torch.fsdp
@@ -153,6 +154,54 @@ def change_by_hand(rank, world, **options):
     with pytest.raises(dmuond.Error) as error:
         _step(model, optimizer, 1)
     return str(error.value)
+
+
+def change_without_a_trace(rank, world, **options):
+    """Which steps say what of weights, and then of gradients, that were changed before the fifth.
+
+    What has no trace is seen by the device alone.
+    """
+    told = []
+    model = make_model()
+    optimizer = make_optimizer(model, early_buckets=True, **options)
+    for number in range(1, 21):
+        loss_of(model, number).backward()
+        if number == 5:
+            model.up.weight.data.mul_(0.5)
+        if number == 15:
+            model.up.weight.grad.data.mul_(0.5)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try:
+                optimizer.step()
+            except dmuond.Error as error:
+                told.append((number, str(error)))
+                optimizer.push_parameters()
+                optimizer.step()
+        told += [(number, str(warning.message)) for warning in heard]
+        optimizer.zero_grad()
+    optimizer.close()
+    return told
+
+
+def capture_a_backward_pass(rank, world):
+    """What is said of gradients that are to be signalled in a stream that is captured."""
+    with gpu_tensors.in_their_place(rank) as device:
+        told = []
+        for early in (True, False):
+            model = make_model()
+            optimizer = make_optimizer(model, early_buckets=early, job=f"early-{early}")
+            for number in range(3):
+                _step(model, optimizer, number)
+            with gpus.captured(device.current):
+                try:
+                    loss_of(model, 3).backward()
+                except dmuond.FailedPreconditionError as error:
+                    told.append((early, error.reason, str(error)))
+            optimizer.step()
+            assert optimizer.last_committed_step == 4
+            optimizer.close()
+        return told
 
 
 def load_a_snapshot(rank, world, **options):

@@ -3,7 +3,9 @@
 A gradient that changes after its last hook (clipping by hand, a second backward) must not have been
 collected before the change. So buckets are signalled early only after two steps in which no
 gradient did. A change seen afterwards withdraws the attempt, and the program is watched anew (it
-may have left out one step()); the third one ends early signalling for the session.
+may have left out one step()); the third one ends early signalling for the session. Of changes
+without a trace step() compares some bytes of what was signalled (samples.py). A device may answer
+after the step: then only the next ones are right, and the program is told which was not.
 
 FSDP2's gradients can be changed without a trace (torch's clipping does), so that only a look at
 all their bytes finds out: they are signalled early where the caller asks for it, or has the daemon
@@ -20,7 +22,9 @@ from collections.abc import Callable, Container, Iterable
 
 from torch import Tensor
 
+from dmuond.errors import FailedPreconditionError
 from dmuond.torch.notices import warn
+from dmuond.torch.samples import Look, Samples
 from dmuond.torch.slots import ShardedSlot, Slot, adopt, part_views
 from dmuond.torch.tensor_device import Answer, Known, TensorDevice
 from dmuond.torch.together import SmallGradients
@@ -30,6 +34,8 @@ SMALL_MAX = 4096
 _OBSERVED_STEPS_MAX = 6  # comparing bytes costs time: a program that is never quiet is left alone
 _QUIET_STEPS = 2
 _CHANGES_MAX = 3  # each costs an attempt: a program that goes on changing gradients is left alone
+_LATE_MAX = 8  # looks whose answer is awaited; a device that is further behind is looked at less
+_WITHDRAWN = "the attempt is withdrawn and repeated"
 
 
 class EarlySignals:
@@ -39,6 +45,7 @@ class EarlySignals:
         device: TensorDevice,
         signal: Callable[[int, Iterable[int]], None],
         attempt: Callable[[], int],
+        step: Callable[[], int],
         *,
         allowed: bool,
         sharded: bool,
@@ -46,12 +53,12 @@ class EarlySignals:
     ) -> None:
         """sharded: buckets with shards of FSDP2, too. last: one of small gradients at the end, too.
 
-        signal: called with a bucket and the streams in which its gradients were made. attempt:
-        tells the number of the attempt to come.
+        signal: called with a bucket and the streams in which its gradients were made. attempt,
+        step: tell the numbers of those to come.
         """
         self._slots = list(slots)
         self._device = device
-        self._signal, self._attempt = signal, attempt
+        self._signal, self._attempt, self._step = signal, attempt, step
         self._allowed = allowed
         self._changes = 0  # after signals
         self._sharded, self._last = sharded, last
@@ -80,6 +87,10 @@ class EarlySignals:
         self._bucket[:] = [slot.bucket for slot in self._slots]
         # Each says whether an observed step was quiet. A device's answer may take a while.
         self._answers: deque[Answer] = deque()
+        # At the gradients in the arena that were signalled; made when signals begin.
+        self._samples: Samples | None = None
+        # Looks that the device has not answered yet, with their step and the buckets signalled.
+        self._late: deque[tuple[int, frozenset[int], Look]] = deque()
         # At the last hook of a slot: version and, while observing, checksum.
         self._versions = [0] * len(self._slots)
         self._sums: dict[int, Tensor] = {}
@@ -153,6 +164,8 @@ class EarlySignals:
         stream = self._device.stream()
         if stream is not None:
             self._streams.setdefault(position, set()).add(stream)
+        if self._samples is not None:
+            self._samples.note([slot])
         if self._observing:
             self._newest = slot.bucket
             self._sums[position] = slot.gradient_checksum()
@@ -180,7 +193,22 @@ class EarlySignals:
         self._copy_together(bucket)
         signalled.add(bucket)
         made_in = (self._streams.get(m, ()) for m in self._members[bucket])
-        self._signal(bucket, set().union(*made_in) if self._streams else ())
+        try:
+            self._signal(bucket, set().union(*made_in) if self._streams else ())
+        except FailedPreconditionError as error:
+            signalled.discard(bucket)
+            raise self._refused(bucket, error) from None
+
+    def _refused(self, bucket: int, error: FailedPreconditionError) -> FailedPreconditionError:
+        """What to say of a bucket that cannot be signalled in its hooks' stream."""
+        name = self._slots[self._members[bucket][0]].name
+        return FailedPreconditionError(
+            f"a hook cannot signal the gradient of '{name}': {error}. To capture forward and "
+            "backward passes, make the optimizer with early_buckets=False: then step() signals, "
+            "after the graph's launch",
+            code=error.code,
+            reason=error.reason,
+        )
 
     def is_small(self, slot: Slot) -> bool:
         return self._is_small[self._position[slot.index]]
@@ -220,7 +248,8 @@ class EarlySignals:
             self._copied.add(bucket)
             return
         for slot in small.slots:
-            slot.adopt_gradient()
+            if slot.adopt_gradient() and self._samples is not None:
+                self._samples.note([slot])
             self._versions[self._position[slot.index]] = slot.gradient._version
 
     @property
@@ -265,6 +294,8 @@ class EarlySignals:
         indices of slots that `compared` has named and whose pairs differ.
         """
         if self._on:
+            self._find_late()
+        if self._on:
             self._find_broken(gradients_changed, differing)
         elif self._observing:
             self._observe(gradients_changed, differing)
@@ -277,6 +308,8 @@ class EarlySignals:
         self._streams.clear()
         self._sums.clear()
         self._await_all()
+        if self._samples is not None:
+            self._samples.turn()
         if self._broken:
             self.begin()
 
@@ -313,11 +346,13 @@ class EarlySignals:
     def _learn(self) -> None:
         """A late answer puts off that signals are given early, and nothing else."""
         while self._answers and self._answers[0].is_known():
-            self._quiet = self._quiet + 1 if self._answers.popleft().unchanged() else 0
+            self._quiet = self._quiet + 1 if self._answers.popleft().value() else 0
         if self._quiet >= _QUIET_STEPS:
             self._on, self._observing = True, False
             self._answers.clear()
             self._leave_last()
+            looked_at = (slot for slot in self._slots if self.watches(slot))
+            self._samples = _samples(self._device, looked_at)
 
     def _leave_last(self) -> None:
         """Leaves the bucket to step() whose gradients come last, where all of them are small."""
@@ -330,19 +365,43 @@ class EarlySignals:
             self._expected[position] = 0
 
     def _find_broken(self, gradients_changed: bool, differing: Container[int]) -> None:
-        for bucket in self._signalled_now():
+        signalled = self._signalled_now()
+        look = self._samples.look() if signalled and self._samples is not None else None
+        sampled: set[int] = set()
+        if look is not None and look.is_known():
+            sampled, look = {slot.index for slot in look.changed()}, None
+        for bucket in signalled:
             looked_at = self._members[bucket]
             changed: list[Slot] = []
             if bucket in self._copied:
                 looked_at, changed = self._others[bucket], self._small[bucket].changed()
             again = self._again(bucket)
             if not (again or changed or gradients_changed):
-                changed = [self._slots[m] for m in looked_at if not self._unchanged(m, differing)]
+                slots = [self._slots[m] for m in looked_at if not self._unchanged(m, differing)]
+                changed = slots or [
+                    self._slots[m] for m in looked_at if self._slots[m].index in sampled
+                ]
             if again or changed or gradients_changed:
                 position = self._members[bucket][0]
                 slot = again[0] if again else changed[0] if changed else self._slots[position]
                 self._broken = True
-                self._stop(slot.name, bool(again))
+                what = "was computed again" if again else "was changed"
+                self._stop(slot.name, f"{what} after it had been signalled; {_WITHDRAWN}")
+                return
+        if look is not None and len(self._late) < _LATE_MAX:
+            self._late.append((self._step(), frozenset(signalled), look))
+
+    def _find_late(self) -> None:
+        """What the device has seen at former steps. They are made; this one is withdrawn."""
+        while self._late and self._late[0][2].is_known():
+            step, signalled, look = self._late.popleft()
+            changed = [slot for slot in look.changed() if slot.bucket in signalled]
+            if changed:
+                self._broken = True
+                what = f"was changed after it had been signalled, in step {step} already, which"
+                self._stop(
+                    changed[0].name, f"{what} may have used what it was before; {_WITHDRAWN}"
+                )
                 return
 
     def _again(self, bucket: int) -> list[Slot]:
@@ -352,14 +411,23 @@ class EarlySignals:
         members = self._members[bucket]
         return [self._slots[m] for m in members if self._calls[m] != self._expected[m]]
 
-    def _stop(self, name: str, again: bool) -> None:
+    def _stop(self, name: str, what: str) -> None:
         self._on = self._observing = False
         self._changes += 1
         self._allowed = self._changes < _CHANGES_MAX
         after = "until steps without such changes follow" if self._allowed else "from now on"
-        what = "was computed again" if again else "was changed"
         warn(
-            f"dmuond: the gradient of '{name}' {what} after it had been signalled; the attempt is "
-            f"withdrawn and repeated, and gradients are signalled in step() {after} "
-            "(early_buckets=False does so from the start; max_grad_norm= clips without this)"
+            f"dmuond: the gradient of '{name}' {what}, and gradients are signalled in step() "
+            f"{after} (early_buckets=False does so from the start; max_grad_norm= clips without "
+            "this)"
         )
+
+
+def _samples(device: TensorDevice, slots: Iterable[Slot]) -> Samples | None:
+    """At gradients in the arena; those of shards are compared with all their bytes."""
+    places = [
+        (slot, slot.gradient_at, slot.gradient_bytes.nbytes)
+        for slot in slots
+        if not isinstance(slot, ShardedSlot)
+    ]
+    return Samples(device, places[0][0].arenas, places) if places else None

@@ -90,7 +90,7 @@ class Muon(torch.optim.Optimizer):
     verbose: print the routing table on rank 0.
 
     All parameters are on the CPU or on one GPU. There nothing that is enqueued holds up the host,
-    but for weights whose bytes step() looks at: FSDP2's shards, and now and then some of replicas.
+    but for FSDP2's shards, whose bytes step() compares.
     Not for several threads. Raises what `dmuond.Session` raises.
     """
 
@@ -235,6 +235,7 @@ class Muon(torch.optim.Optimizer):
             self._device,
             session.signal,
             lambda: session.next_attempt,
+            lambda: session.last_committed_step + 1,
             allowed=self._early_buckets is not False,
             sharded=bool(self._early_buckets or self.max_grad_norm),
             last=bool(self._early_buckets),
@@ -374,12 +375,13 @@ class Muon(torch.optim.Optimizer):
 
     def _step(self, grad_scaler: torch.amp.GradScaler | None) -> None:
         self._check_model()
+        self._weights.refuse_changed_before()
         self._weights.push_loaded()
-        self.wait()
+        self._session.wait_published()
         self._device.wait_for(self._early.streams)
         scale = scaler.read(grad_scaler, self)
         compared = self._early.compared()
-        touched, differing = self._weights.look_at_bytes(compared)
+        touched, differing = self._weights.look_at_bytes(compared, wait=False)
         self._weights.refuse_changed(touched)
         withdraw = self._early.before_step(scale.unscaled, differing)
         # What was signalled lies in the arena, unchanged; lanes may be reading it.
@@ -387,6 +389,7 @@ class Muon(torch.optim.Optimizer):
         scalars = self._scalars(scale.loss_scale)
         if self._make_trainer_state is not None:
             self._trainer_state = self._make_trainer_state()
+        self._weights.before_step()
         outcome = self._session.step(
             scalars,
             absent=absent,
@@ -399,8 +402,7 @@ class Muon(torch.optim.Optimizer):
         self._gradient_hooks.follow()
         self._watch.after_step(absent)
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
-        if committed:
-            self._weights.after_step(arrived=not self._overlap)
+        self._weights.after_step(committed, arrived=not self._overlap)
         scaler.write_back(grad_scaler, self, skipped=not committed)
         if self._weights.sharded and self._device.takes_turns:
             self._hold_fsdp()
@@ -423,6 +425,7 @@ class Muon(torch.optim.Optimizer):
     def wait(self) -> None:
         """Waits until all weights after the last step have arrived (with overlap_forward)."""
         self._session.wait_published()
+        self._weights.arrived()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -626,6 +629,7 @@ class Muon(torch.optim.Optimizer):
 
     def _wait_for_buckets(self, buckets: Iterable[int]) -> None:
         self._session.wait_published(buckets, self._device.stream())
+        self._weights.arrived(buckets)
 
     def _on_loaded(self, module: nn.Module) -> None:
         self._weights.loaded.update(self._modules_with.get(module, ()))

@@ -21,7 +21,6 @@ from dmuond.torch.routing import Routed
 from dmuond.torch.tensor_device import Pair, TensorDevice
 
 ALIGNMENT = 256  # bytes; as everything in a lane's memory
-_SAMPLE_BYTES = 1024
 
 
 def _references(parameter: Tensor) -> int:
@@ -37,17 +36,21 @@ _REFERENCES = _references(_nobodys)  # where nobody holds it
 
 @dataclass(frozen=True)
 class Place:
-    """Where a slot lies: an arena, by its id, and the byte in it."""
+    """Where a slot lies: an arena, by its id, and the byte in it.
+
+    padded: it begins at a multiple of ALIGNMENT, and nobody has what lies between it and the next.
+    """
 
     arena: int
     offset_bytes: int
+    padded: bool = True
 
 
 class Slot:
     """A replicated parameter: it lives in the arena itself, and so does its gradient.
 
     Attributes: is_lent (p.grad has been `gradient`, and since then nobody has looked whether it is
-    still held), and those that the constructor sets.
+    still held), arenas (in which it is mapped), and those that the constructor sets.
     """
 
     def __init__(
@@ -65,10 +68,9 @@ class Slot:
 
     def map(self, arenas: Mapping[int, View], device: TensorDevice) -> None:
         """Maps the slot into these arenas. Only the parameter may still refer to former ones."""
-        self._arenas, self._device = arenas, device
+        self.arenas, self._device = arenas, device
         # Its storage is not the parameter's: share_memory_() of the parameter leaves it here.
         self.weight = self._tensor(self.weight_at, self.parameter.dtype)
-        self.weight_sample = self._bytes(self.weight_at, self.weight.dtype)[:_SAMPLE_BYTES]
         self._make_gradient()
         # The same bytes under another storage: stays there when somebody replaces the slot's data.
         self.gradient_bytes = self._tensor(self.gradient_at, self.grad_dtype)
@@ -93,7 +95,7 @@ class Slot:
 
     def _bytes(self, place: Place, dtype: torch.dtype) -> Tensor:
         size = self.holding.elements * dtype.itemsize
-        return self._device.bytes_at(self._arenas[place.arena], place.offset_bytes, size)
+        return self._device.bytes_at(self.arenas[place.arena], place.offset_bytes, size)
 
     # --- weights ---
 

@@ -19,37 +19,40 @@ Pair = tuple[Tensor, Tensor]  # of one dtype and shape
 
 
 class Answer(abc.ABC):
-    """Whether tensors have changed: known at once, or when the device has looked."""
+    """Values of a tensor: known at once, or when the device has computed them."""
 
     @abc.abstractmethod
     def is_known(self) -> bool:
         """Does not wait."""
 
     @abc.abstractmethod
-    def unchanged(self) -> bool:
-        """REQUIRES: is_known."""
+    def value(self) -> Tensor | bool:
+        """On the CPU. REQUIRES: is_known."""
 
 
 class Known(Answer):
-    def __init__(self, unchanged: bool) -> None:
-        self._unchanged = unchanged
+    def __init__(self, value: Tensor | bool) -> None:
+        self._value = value
 
     def is_known(self) -> bool:
         return True
 
-    def unchanged(self) -> bool:
-        return self._unchanged
+    def value(self) -> Tensor | bool:
+        return self._value
 
 
 class TensorDevice(abc.ABC):
     """What the optimizer asks of the device that its parameters are on.
 
     Attributes: name (of the session's device: "cpu", "cuda:0"); takes_turns (this process and
-    others compute there in turn: a GPU without MPS).
+    others compute there in turn: a GPU without MPS); unit_bytes and units (samples.py looks at so
+    many parts of memory in a step, each of so many bytes: what is cheap to read there).
     """
 
     name: str
     takes_turns = False
+    unit_bytes: int
+    units: int
 
     @abc.abstractmethod
     def bytes_at(self, arena: View, offset_bytes: int, size_bytes: int) -> Tensor:
@@ -88,8 +91,14 @@ class TensorDevice(abc.ABC):
         """Of a tensor of bytes, for `unchanged`."""
 
     @abc.abstractmethod
+    def bring(self, tensor: Tensor) -> Answer:
+        """Its values, when the current stream has come so far. The host does not wait."""
+
     def unchanged(self, before: Sequence[Tensor], now: Sequence[Tensor]) -> Answer:
-        """Whether checksums are equal. The host does not wait."""
+        """Whether all are equal. All have one shape. The host does not wait."""
+        if not before:
+            return Known(True)
+        return self.bring((torch.stack(list(before)) == torch.stack(list(now))).all())
 
 
 def same_bytes(a: Tensor, b: Tensor) -> bool:

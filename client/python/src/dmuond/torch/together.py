@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dmuond.torch.host_tensors import words_at
+from dmuond.torch.samples import edges
 from dmuond.torch.slots import Slot
 
 _address, _shape = Tensor.data_ptr, operator.attrgetter("shape")
 _gradient, _version = operator.attrgetter("grad"), operator.attrgetter("_version")
 _in_arena, _is_lent = operator.attrgetter("gradient"), operator.attrgetter("is_lent")
+_is_dense, _size_bytes = Tensor.is_contiguous, operator.attrgetter("nbytes")
+
+_WORD_BYTES = 4
+_LOOKS = 8  # at words of each small gradient that was signalled
 
 
 class Replicas:
@@ -32,7 +39,6 @@ class Replicas:
         self._shapes = [torch.Size(slot.holding.local_shape) for slot in self._slots]
         self._addresses = [0] * len(self._slots)
         self._versions = [0] * len(self._slots)
-        self._samples: Tensor | None = None
 
     def moved(self) -> list[Slot]:
         """Those that lie elsewhere than noted, or in another shape than was registered.
@@ -47,13 +53,7 @@ class Replicas:
         return self._where(zip(addresses, shapes, strict=True), then)
 
     def changed(self) -> list[Slot]:
-        """Those that somebody may have touched.
-
-        Nothing but their bytes tells of a change through p.data. They are looked at where sample()
-        has been called: if one sample differs, any of the replicas may have been changed.
-        """
-        if self._samples is not None and not torch.equal(self._samples, self._sampled()):
-            return list(self._slots)
+        """Those that somebody may have touched, as far as addresses and versions tell."""
         addresses = list(map(_address, self._parameters))
         versions = list(map(_version, self._parameters))
         if addresses == self._addresses and versions == self._versions:
@@ -63,7 +63,6 @@ class Replicas:
 
     def note(self, slots: Iterable[Slot]) -> None:
         """From here on changes of these are noticed."""
-        self._samples = None
         for slot in slots:
             position = self._position[slot.index]
             self._addresses[position] = slot.parameter.data_ptr()
@@ -74,17 +73,8 @@ class Replicas:
 
         A change that changed() has not seen yet is still one.
         """
-        self._samples = None
         torch.autograd.graph.increment_version(self._parameters)
         self._versions = [version + 1 for version in self._versions]
-
-    def sample(self) -> None:
-        """Keeps some bytes of each, which have arrived, for the next call of changed()."""
-        if self._slots:
-            self._samples = self._sampled()
-
-    def _sampled(self) -> Tensor:
-        return torch.cat([slot.weight_sample for slot in self._slots])
 
     def _where(self, now: Iterable[object], then: Iterable[object]) -> list[Slot]:
         differs = map(operator.ne, now, then)
@@ -105,6 +95,7 @@ class SmallGradients:
         self._given: list[Tensor] = []  # those that there were
         self._addresses: list[int] = []
         self._versions: list[int] = []
+        self._words = _WordSamples(self.slots)
 
     def copy(self) -> bool:
         """Copies those that there are. False: some need adopt_gradient(), and all may have it."""
@@ -131,19 +122,23 @@ class SmallGradients:
         return True
 
     def note(self) -> None:
-        """From here on unchanged() tells whether somebody has touched what was copied."""
+        """From here on changed() tells whether somebody has touched what was copied."""
         self._addresses = list(map(_address, self._given))
         self._versions = list(map(_version, self._given))
+        self._words.note(self._found, self._given, self._addresses)
 
     def changed(self) -> list[Slot]:
-        """Whose p.grad is not what was copied, as far as can be seen but by its bytes."""
+        """Whose p.grad is not what was copied, as far as is seen: of its bytes some are compared.
+
+        Those are at other places each time (samples.py).
+        """
         now = list(map(_gradient, self._parameters))
         if (
             all(map(operator.is_, now, self._found))
             and list(map(_address, self._given)) == self._addresses
             and list(map(_version, self._given)) == self._versions
         ):
-            return []
+            return [self.slots[position] for position in self._words.changed()]
         noted = iter(zip(self._given, self._addresses, self._versions, strict=True))
         of = [None if gradient is None else next(noted) for gradient in self._found]
         return [
@@ -166,3 +161,67 @@ class SmallGradients:
     def forget(self) -> None:
         """Lets the gradients go."""
         self._found, self._given = [], []
+        self._words.forget()
+
+
+class _WordSamples:
+    """Of small gradients on the host, each in memory of its own; places as in samples.py.
+
+    A gradient that does not lie as its parameter does is not looked at.
+    """
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._slots = slots
+        self._sizes_bytes = [slot.holding.elements * slot.grad_dtype.itemsize for slot in slots]
+        begins: list[int] = []
+        sizes: list[int] = []
+        positions: list[int] = []  # of the slot
+        for position, size_bytes in enumerate(self._sizes_bytes):
+            words = size_bytes // _WORD_BYTES
+            for begin, end in itertools.pairwise(edges(0, words, min(words, _LOOKS))):
+                begins.append(begin)
+                sizes.append(end - begin)
+                positions.append(position)
+        self._begins, self._sizes, self._positions = (
+            np.array(values, np.int64) for values in (begins, sizes, positions)
+        )
+        self._turn = np.random.default_rng(0).integers(1 << 40, size=len(begins))
+        self.forget()
+
+    def note(
+        self, found: Sequence[Tensor | None], given: Sequence[Tensor], addresses: Sequence[int]
+    ) -> None:
+        """found: each slot's gradient. given: those that there are, and where.
+
+        REQUIRES: they stay until forget() is called.
+        """
+        self._turn += 1
+        begins = np.array(addresses, np.int64)
+        positions = range(len(found))
+        if len(given) < len(found):
+            positions = [position for position in positions if found[position] is not None]
+        sizes_bytes = [self._sizes_bytes[position] for position in positions]
+        if not all(map(_is_dense, given)) or list(map(_size_bytes, given)) != sizes_bytes:
+            pairs = zip(given, positions, strict=True)
+            begins[[not self._has_all(gradient, position) for gradient, position in pairs]] = 0
+        of_slots = np.zeros(len(found), np.int64)
+        of_slots[positions] = begins
+        rows = of_slots[self._positions]
+        at = rows + _WORD_BYTES * (self._begins + self._turn % self._sizes)
+        self._of, self._at = self._positions[rows != 0], at[rows != 0]
+        self._noted = words_at(self._at)
+
+    def changed(self) -> list[int]:
+        """Positions of the slots that have other words than were noted."""
+        differ = words_at(self._at) != self._noted
+        return sorted(set(self._of[differ].tolist())) if differ.any() else []
+
+    def forget(self) -> None:
+        self._at = self._of = np.zeros(0, np.int64)
+        self._noted = words_at(self._at)
+
+    def _has_all(self, gradient: Tensor, position: int) -> bool:
+        """Whether all of the slot's words lie behind its address."""
+        into = self._slots[position].gradient_bytes
+        lies_alike = gradient.is_contiguous() or gradient.stride() == into.stride()
+        return lies_alike and gradient.nbytes == into.nbytes

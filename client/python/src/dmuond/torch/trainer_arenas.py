@@ -56,5 +56,5 @@ def weight_places(
         end = max(address + local.nbytes for address, _, local in members)
         arenas[identity] = _Part(begin, end - begin, [local for _, _, local in members])
         for address, named, _ in members:
-            places[id(named.parameter)] = Place(identity, address - begin)
+            places[id(named.parameter)] = Place(identity, address - begin, padded=False)
     return arenas, places

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,15 +15,15 @@ from dmuond import types
 from dmuond.errors import Error
 from dmuond.session import Session
 from dmuond.state_chunks import StateTensor
-from dmuond.torch.slots import ShardedSlot, Slot, take_shards
+from dmuond.torch.samples import Look, Samples
+from dmuond.torch.slots import Place, ShardedSlot, Slot, take_shards
 from dmuond.torch.tensor_device import TensorDevice, same_bytes
 from dmuond.torch.together import Replicas
 
 log = logging.getLogger("dmuond")
 
 _NAMED_MAX = 3
-# Replicas' bytes are looked at after so many steps at first, and then after each so many.
-_SAMPLED_FIRST, _SAMPLED_EVERY = 8, 16
+_LATE_MAX = 8  # looks whose answer is awaited; a device that is further behind is looked at less
 
 
 class Weights:
@@ -37,7 +38,10 @@ class Weights:
         self._session, self._device, self._slots = session, device, slots
         self.sharded = [slot for slot in slots if isinstance(slot, ShardedSlot)]
         self._replicas = Replicas(slot for slot in slots if not isinstance(slot, ShardedSlot))
-        self._steps = 0  # of this optimizer's
+        self._buckets = {slot.bucket for slot in slots}
+        self._look: Look | None = None  # at this step, where the device has not answered yet
+        # Looks at former ones that the device has not answered yet, with the number of the step.
+        self._late: deque[tuple[int, Look]] = deque()
         self.loaded: set[str] = set()
         self.origin = ""
 
@@ -76,13 +80,26 @@ class Weights:
             slot.bind_published()
         self._take(self._slots)
 
-    def after_step(self, arrived: bool) -> None:
+    def before_step(self) -> None:
+        """The daemon is about to write weights. REQUIRES: nobody has changed them."""
+        if self._look is not None and len(self._late) < _LATE_MAX:
+            self._late.append((self._session.last_committed_step + 1, self._look))
+        self._look = None
+        self._samples.forget()
+
+    def after_step(self, committed: bool, arrived: bool) -> None:
         """A step of this optimizer's has been made. arrived: its weights are there."""
-        self._replicas.written()
-        self._steps += 1
-        if arrived and (self._steps <= _SAMPLED_FIRST or self._steps % _SAMPLED_EVERY == 0):
-            self._replicas.sample()
-        take_shards(self.sharded)
+        if committed:
+            self._replicas.written()
+            take_shards(self.sharded)
+        self._samples.turn()
+        if arrived:
+            self._samples.note()
+
+    def arrived(self, buckets: Iterable[int] | None = None) -> None:
+        """The weights of these buckets (None: all) are there after a step."""
+        for bucket in self._buckets if buckets is None else buckets:
+            self._samples.note_bucket(bucket)
 
     @torch.no_grad()
     def push(self, names: list[str] | None) -> None:
@@ -128,8 +145,21 @@ class Weights:
         """Takes the arenas' weights for the parameters': changes from here on are noticed."""
         replicas = [slot for slot in slots if not isinstance(slot, ShardedSlot)]
         torch.autograd.graph.increment_version([slot.parameter for slot in replicas])
-        self._replicas.note(replicas)
         take_shards(slot for slot in slots if isinstance(slot, ShardedSlot))
+        self._replicas.note(replicas)
+        if len(slots) < len(self._slots):
+            self._samples.note(slots)
+            return
+        self._late.clear()
+        self._look = None
+        self._samples = Samples(self._device, self._slots[0].arenas, self._sampled())
+        self._samples.note()
+
+    def _sampled(self) -> Iterable[tuple[Slot, Place, int]]:
+        """Weights that are not compared with all their bytes: there is no copy of them."""
+        for slot in self._slots:
+            if not isinstance(slot, ShardedSlot) or slot.weight_pair() is None:
+                yield slot, slot.weight_at, slot.weight.nbytes
 
     def push_loaded(self) -> None:
         """Pushes the weights that a checkpoint brought.
@@ -186,10 +216,14 @@ class Weights:
         self._session.push_state(list(tensors))
         self.take_published()
 
-    def look_at_bytes(self, gradients: list[ShardedSlot]) -> tuple[list[Slot], set[int]]:
+    def look_at_bytes(
+        self, gradients: list[ShardedSlot], wait: bool = True
+    ) -> tuple[list[Slot], set[int]]:
         """Slots whose weights somebody has changed; which of these gradients do not lie there.
 
-        The second has slots' indices. All bytes are compared in one go.
+        The second has slots' indices. All bytes of shards are compared in one go, some of the rest.
+        wait: the host waits for the device's answer about the latter, too. Otherwise
+        refuse_changed_before() of a later step has it.
         """
         weights = [(slot, pair) for slot in self.sharded if (pair := slot.weight_pair())]
         others = [(slot, pair) for slot in gradients if (pair := slot.gradient_pair())]
@@ -197,9 +231,44 @@ class Weights:
         found = set(self._device.differing([pair for _, pair in looked_at]))
         differing = [looked_at[index][0] for index in found if index < len(weights)]
         return (
-            sorted(self._replicas.changed() + differing, key=lambda slot: slot.index),
+            sorted({*self._touched(wait), *differing}, key=lambda slot: slot.index),
             {looked_at[index][0].index for index in found if index >= len(weights)},
         )
+
+    def _touched(self, wait: bool) -> list[Slot]:
+        """Slots in arenas that somebody may have changed.
+
+        If one has been without a trace, any of them may have been.
+        """
+        touched = self._replicas.changed()
+        look, self._look = self._samples.look(), None
+        if look is None:
+            return touched
+        if wait:
+            self._device.finish()
+        elif not look.is_known():
+            self._look = look
+            return touched
+        traced = self.loaded | {slot.name for slot in touched}
+        if all(slot.name in traced for slot in look.changed()):
+            return touched
+        return touched + self._samples.slots
+
+    def refuse_changed_before(self) -> None:
+        """Raises, once, where the device has seen that weights were changed before a former step.
+
+        That step has written over them.
+        """
+        while self._late and self._late[0][1].is_known():
+            step, look = self._late.popleft()
+            names = [slot.name for slot in look.changed()]
+            if names:
+                self._late.clear()
+                raise Error(
+                    f"{_changed(names)} before step {step}, which has undone that: change them "
+                    f"again, and call push_parameters({_few(names)}) on all ranks after it; to go "
+                    "on without the change, call step() again"
+                )
 
     def unchanged(self) -> bool:
         """Whether nobody has changed the model's weights since the last step."""
@@ -212,13 +281,9 @@ class Weights:
         """
         names = self._differing(touched)
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            all_changed = [*beside, *names]
-            pushed = f"{all_changed}" if len(all_changed) <= _NAMED_MAX else ""
             raise Error(
-                f"the weights of '{names[0]}'{more} were changed by other means than this "
-                f"optimizer and not pushed: call push_parameters({pushed}) on all ranks after "
-                "changing them"
+                f"{_changed(names)} and not pushed: call push_parameters("
+                f"{_few([*beside, *names])}) on all ranks after changing them"
             )
 
     def _refuse_changed_beside(self, names: list[str]) -> None:
@@ -233,7 +298,7 @@ class Weights:
     def _differing(self, slots: list[Slot]) -> list[str]:
         """Names of the slots whose value is not the master's; the others are accepted."""
         by_name = {slot.name: slot for slot in slots}
-        names = set(by_name)
+        equal: list[Slot] = []
         for tensor in self._masters(slots):
             slot = by_name[tensor.parameter]
             value = slot.value().cpu()
@@ -241,10 +306,21 @@ class Weights:
                 continue
             if same_bytes(value, _values(tensor, value).to(value.dtype)):
                 slot.write_weight()
-                if not isinstance(slot, ShardedSlot):
-                    self._replicas.note([slot])
-                names.discard(slot.name)
-        return [slot.name for slot in slots if slot.name in names]
+                equal.append(slot)
+        self._replicas.note(slot for slot in equal if not isinstance(slot, ShardedSlot))
+        self._samples.note(equal)
+        accepted = {slot.name for slot in equal}
+        return [slot.name for slot in slots if slot.name not in accepted]
+
+
+def _changed(names: list[str]) -> str:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"the weights of '{names[0]}'{more} were changed by other means than this optimizer"
+
+
+def _few(names: list[str]) -> str:
+    """What push_parameters() is to be called with."""
+    return f"{names}" if len(names) <= _NAMED_MAX else ""
 
 
 def _values(tensor: StateTensor, like: Tensor) -> Tensor:
