@@ -9,7 +9,7 @@ import pytest
 import torch
 from dmuond.torch.collect import groups
 from dmuond.torch.routing import Router
-from habits import Model, loss_of, make_model
+from habits import Model, loss_of, make_model, make_optimizer
 from torch import nn
 
 
@@ -227,6 +227,120 @@ def test_a_parameter_that_is_put_back_is_no_other(muon):
     assert optimizer.last_committed_step == 1
 
 
+class Adapted(nn.Module):
+    """A layer beside one of low rank, as adapters wrap them."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.low = layer, nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.layer(x) + self.low(x)
+
+
+def make_layers():
+    torch.manual_seed(0)
+    body = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    return nn.ModuleDict({"body": body, "head": nn.Linear(8, 4)})
+
+
+def train_layers(model, optimizer, steps):
+    for _ in range(steps):
+        x = torch.ones(2, 8)
+        for layer in model["body"]:
+            x = layer(x).tanh()
+        model["head"](x).square().mean().backward()
+        optimizer.step()
+        model.zero_grad()
+
+
+def replace_the_head(model):
+    model["head"] = nn.Linear(8, 4)
+
+
+def replace_a_layer(model):
+    model["body"][1] = nn.Linear(8, 8)
+
+
+def insert_a_layer(model):
+    model["body"].insert(1, nn.Linear(8, 8))
+
+
+def replace_past_torch(model):
+    model._modules["head"] = nn.Linear(8, 4)
+
+
+def adapt_the_head(model):
+    model["head"] = Adapted(model["head"])
+
+
+def append_a_layer(model):
+    model["body"].append(nn.Linear(8, 8))
+
+
+def append_a_frozen_layer_and_thaw_it(model):
+    model["body"].append(nn.Linear(8, 8).requires_grad_(False))
+    yield
+    model["body"].requires_grad_(True)
+
+
+IS_REPLACED = (
+    "of the model is no longer the parameter that was registered .* make the optimizer after it"
+)
+IS_ADDED = "came into the model after the optimizer was made, .* make one after it"
+
+
+REFUSED = {
+    replace_the_head: f"'head.weight' {IS_REPLACED}",
+    replace_a_layer: f"'body.1.weight' {IS_REPLACED}",
+    insert_a_layer: f"'body.1.weight' {IS_REPLACED}",
+    replace_past_torch: f"'head.weight' {IS_REPLACED}",
+    adapt_the_head: f"'head.low.weight' {IS_ADDED}",
+    append_a_layer: f"'body.3.weight' {IS_ADDED}",
+    append_a_frozen_layer_and_thaw_it: f"'body.3.weight' {IS_ADDED}",
+}
+
+
+def test_layers_that_came_after_the_optimizer_are_refused(address):
+    """Those that torch does not tell of, within ten steps."""
+    for change, words in REFUSED.items():
+        model = make_layers()
+        optimizer = make_optimizer(model, address=address)
+        train_layers(model, optimizer, 3)
+        for _ in change(model) or ():
+            train_layers(model, optimizer, 1)
+        untold = change in (insert_a_layer, replace_past_torch)
+        with pytest.raises(dmuond.Error, match=words):
+            train_layers(model, optimizer, 10 if untold else 1)
+        optimizer.close()
+
+
+def test_models_may_change_where_all_that_trains_is_the_optimizers(address):
+    model = make_layers()
+    optimizer = make_optimizer(model, address=address)
+
+    def swap_for_an_evaluation():
+        head, model["head"] = model["head"], nn.Identity()
+        model["head"] = head
+
+    changes = [
+        lambda: model.add_module("frozen", nn.Linear(8, 8).requires_grad_(False)),
+        lambda: model.add_module("average", torch.optim.swa_utils.AveragedModel(model["body"])),
+        lambda: setattr(model["body"], "0", torch.compile(model["body"][0], backend="eager")),
+        lambda: model["body"].pop(2),
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))(torch.ones(8)).sum().backward(),
+        swap_for_an_evaluation,
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for change in changes:
+            train_layers(model, optimizer, 1)
+            change()
+        train_layers(model, optimizer, 10)
+    assert optimizer.last_committed_step == len(changes) + 10
+    optimizer.close()
+
+
 def test_a_checkpoint_loaded_where_only_names_are_known_is_refused_until_it_is_pushed(muon):
     model = make_model()
     optimizer = muon(model.named_parameters())
@@ -264,9 +378,14 @@ def test_weights_that_no_step_uses_are_told_once(muon):
             loss_of(model, step).backward()
             optimizer.step()
             optimizer.zero_grad()
-    told = [str(warning.message) for warning in heard if "no gradient" in str(warning.message)]
-    assert len(told) == 1
-    assert "in 10 steps of unused.weight, unused.bias." in told[0]
+        for _ in range(2):
+            for p in model.unused.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+    told = [str(warning.message) for warning in heard if "dmuond" in str(warning.message)]
+    assert len(told) == 2
+    assert "no gradient has come in 10 steps of unused.weight, unused.bias." in told[0]
+    assert "unused.weight, unused.bias have gradients since step 13" in told[1]
 
 
 def test_nobody_at_the_address_is_told_with_the_remedy(tmp_path):

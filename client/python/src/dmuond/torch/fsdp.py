@@ -37,6 +37,16 @@ def reduced() -> dict[int, Reduced]:
     return found
 
 
+def gathered() -> set[int]:
+    """Ids of the whole parameters that stand in modules while shards are gathered."""
+    whole = (
+        getattr(member, "_unsharded_param", None)
+        for group in _groups()
+        for member in group.fsdp_params
+    )
+    return {id(parameter) for parameter in whole if parameter is not None}
+
+
 def streams(parameters: Iterable[Tensor]) -> set[int]:
     """All in which the next use of these shards begins, beside the current one; empty: unknown.
 

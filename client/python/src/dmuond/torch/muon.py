@@ -240,7 +240,7 @@ class Muon(torch.optim.Optimizer):
             sharded=bool(self._early_buckets or self.max_grad_norm),
             last=bool(self._early_buckets),
         )
-        self._watch = ModelWatch(self._slots)
+        self._watch = ModelWatch(self._slots, self._models)
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
         self._session.weights_unchanged = _unchanged_hook(weakref.ref(self))
@@ -400,7 +400,7 @@ class Muon(torch.optim.Optimizer):
         )
         self._early.after_step()
         self._gradient_hooks.follow()
-        self._watch.after_step(absent)
+        self._watch.after_step(absent, outcome.step)
         committed = outcome.kind == types.Outcome.KIND_COMMITTED
         self._weights.after_step(committed, arrived=not self._overlap)
         scaler.write_back(grad_scaler, self, skipped=not committed)
