@@ -142,7 +142,9 @@ def clipping_late_on_one_rank(model, optimizer, step, rank):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer.step()
-    assert [w.category for w in caught] == [UserWarning] * (rank == 1 and step == 4), step
+    withdrawn = [w for w in caught if "the attempt is withdrawn" in str(w.message)]
+    assert len(withdrawn) == (rank == 1 and step == 4), step
+    assert withdrawn == [w for w in caught if "were clipped" not in str(w.message)]
 
 
 def torch_clipping_late_on_one_rank():
@@ -186,6 +188,76 @@ def scaled(rank, world):
     committed = optimizer.last_committed_step
     optimizer.close()
     return weights(model), scales, committed
+
+
+def clipping_by_hand(rank, world, scaled=False, **options):
+    """What is warned of while each rank clips its own gradients, and what the norm is then."""
+
+    def clip(model, optimizer, scaler, step):
+        if scaled:
+            scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    return _told(rank, clip, scaled, **options)
+
+
+def other_habits(rank, world):
+    """What is warned of where gradients are divided by what all ranks have in common."""
+
+    def divide(model, optimizer, scaler, step):
+        for p in model.parameters():
+            p.grad /= 3 + step % 4
+
+    def unscale(model, optimizer, scaler, step):
+        scaler.unscale_(optimizer)
+
+    def clip_values(model, optimizer, scaler, step):
+        nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+
+    def clip_the_head_alone(model, optimizer, scaler, step):
+        nn.utils.clip_grad_norm_(model.head.parameters(), 1e-3)
+
+    def clip_what_is_small(model, optimizer, scaler, step):
+        nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+
+    return [
+        *_told(rank, divide),
+        *_told(rank, unscale, scaled=True),
+        *_told(rank, clip_values),
+        *_told(rank, clip_the_head_alone),
+        *_told(rank, clip_what_is_small),
+        *_told(rank, lambda *_: None, max_grad_norm=0.1),
+    ]
+
+
+def _told(rank, change, scaled=False, **options):
+    model = make_model()
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=64.0, growth_interval=2)
+    optimizer = make_optimizer(model, early_buckets=False, **options)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            scaler.scale(loss_of(model, step, rank)).backward()
+            change(model, optimizer, scaler, step)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    optimizer.close()
+    texts = [str(warning.message) for warning in heard]
+    return [text for text in texts if "dmuond" in text]
+
+
+def test_clipping_by_hand_is_told_once_with_the_option_to_use(ranks, address):
+    for options in ({}, {"scaled": True}):
+        clip = functools.partial(clipping_by_hand, **options)
+        for told in ranks.run(clip, WORLD, [address]):
+            assert len(told) == 1, options
+            assert "say max_grad_norm=0.1 to the optimizer instead" in told[0]
+
+
+def test_what_is_no_clipping_of_one_ranks_gradient_is_not_told(ranks, address):
+    assert ranks.run(other_habits, WORLD, [address]) == [[], []]
+    assert ranks.run(clipping_by_hand, 1, [address]) == [[]]
 
 
 def test_an_overflow_on_one_rank_skips_the_step_and_backs_off_on_all(pair):

@@ -25,6 +25,7 @@ from dmuond.torch.devices import device_of
 from dmuond.torch.early import EarlySignals
 from dmuond.torch.explain import explanation
 from dmuond.torch.fragments import holding_of
+from dmuond.torch.hand_clipping import HandClipping
 from dmuond.torch.hooks import GradientHooks
 from dmuond.torch.loaded_options import options_for, options_to_save
 from dmuond.torch.model_hooks import LoadHook, WaitHook, buckets_of
@@ -241,6 +242,7 @@ class Muon(torch.optim.Optimizer):
             last=bool(self._early_buckets),
         )
         self._watch = ModelWatch(self._slots, self._models)
+        self._hand_clipping = self._watch_clipping()
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
         self._session.weights_unchanged = _unchanged_hook(weakref.ref(self))
@@ -383,6 +385,8 @@ class Muon(torch.optim.Optimizer):
         compared = self._early.compared()
         touched, differing = self._weights.look_at_bytes(compared, wait=False)
         self._weights.refuse_changed(touched)
+        if self._hand_clipping is not None and not self.max_grad_norm:
+            self._hand_clipping.before_step(scale.divided_by)
         withdraw = self._early.before_step(scale.unscaled, differing)
         # What was signalled lies in the arena, unchanged; lanes may be reading it.
         absent = self._early.adopt(withdraw)
@@ -607,8 +611,22 @@ class Muon(torch.optim.Optimizer):
                 self._handles.append(module.register_forward_pre_hook(hook))
                 self._handles.append(module.register_state_dict_pre_hook(hook))
 
+    def _watch_clipping(self) -> HandClipping | None:
+        """Looks out for gradients that are clipped before the ranks' are added up."""
+        trained = [slot for slot in self._slots if slot.parameter.requires_grad]
+        added_up = all(
+            self._shares[id(slot.parameter)].contribution == types.CONTRIBUTION_SUM
+            and not isinstance(slot.parameter, DTensor)
+            for slot in self._slots
+        )
+        if self._session.world_size == 1 or not added_up or not trained:
+            return None
+        return HandClipping(self._device, trained, [r.named.parameter for r in self._routed])
+
     def _remove_hooks(self) -> None:
         self._watch.close()
+        if self._hand_clipping is not None:
+            self._hand_clipping.close()
         self._gradient_hooks.remove()
         for handle in self._handles:
             handle.remove()

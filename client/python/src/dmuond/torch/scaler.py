@@ -22,16 +22,20 @@ warnings.filterwarnings(
 @dataclass(frozen=True)
 class Scale:
     loss_scale: float  # that the gradients still carry
-    unscaled: bool  # unscale_() has divided them in place
+    divided_by: torch.Tensor | None  # by unscale_(), in place
+
+    @property
+    def unscaled(self) -> bool:
+        return self.divided_by is not None
 
 
 def read(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> Scale:
     if scaler is None:
-        return Scale(1.0, False)
+        return Scale(1.0, None)
     stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
     if stage is OptState.UNSCALED:
-        return Scale(1.0, True)
-    return Scale(float(scaler.get_scale()), False)
+        return Scale(1.0, scaler._scale)
+    return Scale(float(scaler.get_scale()), None)
 
 
 def forget(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> None:
