@@ -65,7 +65,8 @@ def measure(address: str, size: int, tensors: int, steps: int, profile: bool) ->
     slots = [torch.empty_like(p) for p in hooked.parameters()]
     torch.optim.SGD(plain.parameters(), lr=0.0)  # torch imports more for the first optimizer
     begin = time.process_time()
-    optimizer = dmuond.torch.Muon(ours, lr=1e-3, address=address, verbose=False)
+    route = [("*", "muon")]
+    optimizer = dmuond.torch.Muon(ours, lr=1e-3, route=route, address=address, verbose=False)
     construct_s = time.process_time() - begin
 
     def copy() -> None:

@@ -67,7 +67,8 @@ def optimizer_of(model: Any) -> tuple[Callable[[], Any], Callable[[], None]]:
     import torch
 
     torch.set_num_threads(1)
-    optimizer = dmuond.torch.Muon(model, lr=1e-3, verbose=False)
+    route = [("*weight", "muon")]
+    optimizer = dmuond.torch.Muon(model, lr=1e-3, route=route, verbose=False)
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     return optimizer.step, optimizer.close

@@ -125,7 +125,8 @@ def measure(rank: int, options: Any, name: str, device: Any) -> dict:
             if shape not in random:
                 random[shape] = torch.randn(shape, dtype=torch.bfloat16)
         left, right, out = (torch.randn(PRODUCT, PRODUCT, dtype=torch.bfloat16) for _ in range(3))
-    optimizer = dmuond.torch.Muon(model, lr=1e-3, adamw_lr=1e-4, verbose=False)
+    route = [("*", "muon")]
+    optimizer = dmuond.torch.Muon(model, lr=1e-3, adamw_lr=1e-4, route=route, verbose=False)
 
     def busy(least_ms: float) -> None:
         for _ in range(round(least_ms / PRODUCT_MS)):

@@ -32,6 +32,7 @@ class TorchTrainer(Trainer):
             self.model,
             lr=LEARNING_RATE,
             weight_decay=0.01,
+            route=[("*.weight", "muon")],
             max_grad_norm=3,
             overlap_forward=options.early,
             bucket_bytes=1000,

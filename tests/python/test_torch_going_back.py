@@ -14,9 +14,8 @@ from fake_daemon import FakeDaemon
 def make(fake, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
-    opt = dmuond.torch.Muon(
-        model, lr=0.1, address=fake.path, rank=0, world_size=1, verbose=False, **options
-    )
+    options |= {"route": [("*.weight", "muon")], "verbose": False}
+    opt = dmuond.torch.Muon(model, lr=0.1, address=fake.path, rank=0, world_size=1, **options)
     return model, opt
 
 

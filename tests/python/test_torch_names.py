@@ -125,7 +125,8 @@ def test_as_many_rows_as_words_make_no_head_inside_a_block(of):
     found = routes(of(BytesModel()))
     for block in range(2):
         for name in ("fc", "gate_proj"):
-            assert found[f"blocks.{block}.{name}.weight"] == ("muon", "2-D hidden weight")
+            route, reason = found[f"blocks.{block}.{name}.weight"]
+            assert route == "muon" and reason.startswith("2-D hidden weight")
     assert found["to_bytes.weight"] == GUESSED_BY_ROWS
 
 
@@ -151,15 +152,16 @@ def test_reasons_say_what_is_a_guess_and_by_what():
 def test_embeddings_and_heads_of_foreign_classes_go_to_adamw():
     model = nn.Module()
     model.words = VocabParallelEmbedding(100, 16)
-    model.to_words = ColumnParallelLinear(100, 16)
     model.hidden = ColumnParallelLinear(64, 16)
+    model.to_words = ColumnParallelLinear(100, 16)
     found = routes(model)
     assert found["words.weight"] == (
         "adamw",
         "embedding (guess: by its class, VocabParallelEmbedding)",
     )
     assert found["to_words.weight"] == GUESSED_BY_ROWS
-    assert found["hidden.weight"][0] == "muon"
+    by_class = "2-D hidden weight (guess: by its class, ColumnParallelLinear)"
+    assert found["hidden.weight"] == ("muon", by_class)
 
 
 def test_a_bare_table_of_positions_is_an_embedding():
@@ -173,6 +175,7 @@ def test_as_many_positions_as_hidden_units_make_no_head():
     model = nn.Module()
     model.positions = nn.Embedding(64, 16)
     model.up = nn.Linear(16, 64)
+    model.down = nn.Linear(64, 8)
     assert routes(model)["up.weight"][0] == "muon"
 
 
@@ -420,10 +423,10 @@ def test_groups_are_chosen_by_patterns_of_names_and_keep_what_is_no_option():
 def test_a_layer_that_is_a_group_by_itself_is_routed_by_a_guess():
     blocks, head = nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 37)
     found = routes([{"params": blocks}, {"params": head}])
-    guess = "2-D hidden weight (guess: a layer that is a group by itself has no name; see route=)"
-    assert found["0.weight"] == ("muon", "2-D hidden weight")
-    assert found["weight"] == ("muon", guess)
-    assert routes(head)["weight"] == ("muon", "2-D hidden weight")
+    last = "guess: the last layer of a part or group may be an output head; see route="
+    assert found["0.weight"] == found["weight"] == ("muon", f"2-D hidden weight ({last})")
+    only = "guess: the only layer may be an output head; see route="
+    assert routes(head)["weight"] == ("muon", f"2-D hidden weight ({only})")
 
 
 def test_groups_of_submodules_are_told_apart():

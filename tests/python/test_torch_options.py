@@ -253,19 +253,28 @@ def test_biases_have_a_rate_and_a_decay_of_their_own_as_with_torch(muon):
 class Convolution(nn.Module):
     """A convolution whose kernel is also there as the matrix that it is made of."""
 
-    def __init__(self, flat: bool):
+    def __init__(self, flat: bool, transposed: bool = False):
         super().__init__()
-        self.flat = flat
-        kernel = torch.randn(6, 3, 2, 3, generator=torch.Generator().manual_seed(0)) / 4
-        self.conv = nn.Conv2d(3, 6, (2, 3), bias=False)
-        self.conv.weight = nn.Parameter(kernel)
-        if flat:
-            self.conv.weight = nn.Parameter(kernel.flatten(1))
+        kernel = torch.randn(6, 4, 2, 3, generator=torch.Generator().manual_seed(0)) / 4
+        self.transposed = transposed
+        self.conv = nn.ConvTranspose2d(6, 4, (2, 3)) if transposed else nn.Conv2d(4, 6, (2, 3))
+        self.conv.bias = None
+        # A matrix has a row for each output.
+        matrix = (kernel.transpose(0, 1) if transposed else kernel).flatten(1)
+        self.conv.weight = nn.Parameter(matrix if flat else kernel)
+
+    def kernel(self):
+        weight = self.conv.weight
+        if weight.ndim == 2:
+            weight = weight.view(4, 6, 2, 3) if self.transposed else weight.view(6, 4, 2, 3)
+            return weight.transpose(0, 1) if self.transposed else weight
+        return weight
 
     def forward(self, step: int):
-        images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1 + step))
-        kernel = self.conv.weight.reshape(6, 3, 2, 3)
-        return nn.functional.conv2d(images, kernel).sin().square().mean()
+        channels = 6 if self.transposed else 4
+        images = torch.randn(4, channels, 8, 8, generator=torch.Generator().manual_seed(1 + step))
+        convolve = nn.functional.conv_transpose2d if self.transposed else nn.functional.conv2d
+        return convolve(images, self.kernel()).sin().square().mean()
 
     def train_by(self, optimizer):
         for step in range(STEPS):
@@ -274,42 +283,61 @@ class Convolution(nn.Module):
             optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("view", ["flatten", dmuond.torch.Flatten()])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_a_flattened_convolution_is_trained_as_torch_trains_the_matrix(muon, view, memory_format):
-    model, reference = Convolution(flat=False), Convolution(flat=True)
+VIEWED = {"views": {"conv.weight": "flatten"}}
+
+
+@pytest.mark.parametrize(
+    ("transposed", "memory_format", "options"),
+    [
+        (False, torch.contiguous_format, VIEWED),
+        (False, torch.channels_last, {"conv": "muon"}),
+        (True, torch.contiguous_format, {"conv": "muon"}),
+        (True, torch.channels_last, {"views": {"conv.weight": dmuond.torch.Flatten()}}),
+    ],
+)
+def test_a_flattened_convolution_is_trained_as_torch_trains_the_matrix(
+    muon, transposed, memory_format, options
+):
+    model, reference = (Convolution(flat, transposed) for flat in (False, True))
     model.conv.weight.data = model.conv.weight.data.to(memory_format=memory_format)
-    start = weights(reference)
-    optimizer = muon(model, views={"conv.weight": view})
+    start = {"kernel": reference.kernel().detach().clone()}
+    optimizer = muon(model, **options)
     assert [(row.route, row.matrices) for row in optimizer.routing] == [(1, 1)]
     model.train_by(optimizer)
     reference.train_by(torch.optim.Muon(reference.parameters(), lr=LR))
-    got = {"conv.weight": model.conv.weight.detach().flatten(1)}
-    assert_same_weights(got, weights(reference), start)
+    got, want = model.kernel().detach(), reference.kernel().detach()
+    assert_same_weights({"kernel": got}, {"kernel": want}, start)
 
 
-def test_the_state_of_a_flattened_convolution_has_the_kernels_shape_and_goes_on(muon):
-    model = Convolution(flat=False)
-    optimizer = muon(model, views={"conv.weight": "flatten"})
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_state_of_a_flattened_convolution_has_the_kernels_shape_and_goes_on(muon, transposed):
+    model, reference = (Convolution(flat, transposed) for flat in (False, True))
+    optimizer = muon(model, **VIEWED)
     model.train_by(optimizer)
     saved, start = optimizer.state_dict(), weights(model)
-    assert saved["state"][0]["momentum_buffer"].shape == (6, 3, 2, 3)
+    torchs = torch.optim.Muon(reference.parameters(), lr=LR)
+    reference.train_by(torchs)
+    buffer = saved["state"][0]["momentum_buffer"]
+    reference.conv.weight.data = torchs.state[reference.conv.weight]["momentum_buffer"]
+    assert (buffer - reference.kernel().detach()).norm() <= 1e-3 * buffer.norm()
+    assert torch.equal(saved["state"][0]["master"], model.conv.weight)
+    model.load_state_dict(start)  # these are compared with the masters
     model.train_by(optimizer)
     optimizer.close()
-    again = Convolution(flat=False)
+    again = Convolution(False, transposed)
     again.load_state_dict(start)
-    optimizer = muon(again, views={"conv.weight": "flatten"})
+    optimizer = muon(again, **VIEWED)
     optimizer.load_state_dict(saved)
     again.train_by(optimizer)
     assert torch.equal(again.conv.weight, model.conv.weight)
 
 
-def sharded_convolution(rank, world, folder):
+def sharded_convolution(rank, world, folder, transposed):
     """Every rank has the same data. The kernel in the end."""
     with process_group(rank, world, folder):
-        model = Convolution(flat=False)
+        model = Convolution(False, transposed)
         fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
-        optimizer = make_optimizer(model, views={"conv.weight": "flatten"})
+        optimizer = make_optimizer(model, **VIEWED)
         for step in range(STEPS):
             model(step).backward()
             optimizer.step()
@@ -320,11 +348,18 @@ def sharded_convolution(rank, world, folder):
     return kernel
 
 
-def test_shards_of_a_flattened_convolution_are_trained_as_the_whole(ranks, address, tmp_path):
-    whole, *_ = ranks.run(sharded_convolution, 1, [address], str(tmp_path / "1"))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_shards_of_a_flattened_convolution_are_trained_as_the_whole(
+    ranks, address, tmp_path, transposed
+):
+    def train(world):
+        folder = str(tmp_path / str(world))
+        return ranks.run(sharded_convolution, world, [address], folder, transposed)
+
+    whole, *_ = train(1)
     start = Convolution(flat=False).conv.weight.detach().numpy()
-    for world in (2, 4):  # of six rows, on four ranks two, two, two and none
-        for kernel in ranks.run(sharded_convolution, world, [address], str(tmp_path / str(world))):
+    for world in (2, 4):  # of six rows (or inputs), on four ranks two, two, two and none
+        for kernel in train(world):
             assert abs(kernel - whole).max() <= 1e-5 * abs(whole - start).max()
 
 
@@ -376,7 +411,8 @@ def test_a_model_with_weight_norm_is_trained_as_by_torch(muon):
 def test_groups_added_before_the_first_step_are_trained_as_by_torch(muon):
     model, reference = make_model(), make_model()
     start = weights(reference)
-    optimizer = muon([("embed.weight", model.embed.weight), ("up.weight", model.up.weight)])
+    first = [("embed.weight", model.embed.weight), ("up.weight", model.up.weight)]
+    optimizer = muon(first, route=[("up.weight", "muon")])
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     optimizer.add_param_group({"params": [("up.bias", model.up.bias)], "name": "biases"})
     rest = [(n, p) for n, p in model.named_parameters() if n.split(".")[0] not in ("embed", "up")]
@@ -418,7 +454,8 @@ def test_frozen_parameters_can_be_added_without_names_once_they_train(muon):
 def test_gradients_that_were_there_are_those_of_the_first_step(muon):
     model, reference = make_model(), make_model()
     start = weights(reference)
-    optimizer = muon([(n, p) for n, p in model.named_parameters() if n != "head.weight"])
+    others = [(n, p) for n, p in model.named_parameters() if n != "head.weight"]
+    optimizer = muon(others, route=[(name, "muon") for name in MATRICES])
     loss_of(model, 0).backward()
     optimizer.add_param_group({"params": [("head.weight", model.head.weight)]})
     optimizer.step()

@@ -45,7 +45,8 @@ def unpublished(optimizer):
 
 def after_a_step(muon):
     model = slow()
-    optimizer = muon(model, overlap_forward=True, bucket_bytes=ONE_FOR_EACH)
+    options = {"overlap_forward": True, "bucket_bytes": ONE_FOR_EACH, "route": [("*", "muon")]}
+    optimizer = muon(model, **options)
     for p in model.parameters():
         p.grad = torch.randn(p.shape)
     optimizer.step()
@@ -103,7 +104,7 @@ def test_modules_of_torch_wait_for_the_children_that_they_do_not_call(muon):
 
     model, reference = build(), build()
     start = weights(reference)
-    options = {"overlap_forward": True, "bucket_bytes": ONE_FOR_EACH}
+    options = {"overlap_forward": True, "bucket_bytes": ONE_FOR_EACH, "route": [("*", "muon")]}
     optimizer = muon(model, **options)
     loop(model, optimizer)
     optimizer.wait()

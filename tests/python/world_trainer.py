@@ -18,7 +18,8 @@ ROWS, WIDTH = 12, 16  # rows of all ranks
 def main(file: str, steps: int, fatal_step: int = 0) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 24), nn.Tanh(), nn.Linear(24, WIDTH))
-    opt = dmuond.torch.Muon(model, lr=1e-2, adamw_lr=1e-3, ns_dtype="float32", verbose=False)
+    options = {"ns_dtype": "float32", "route": [("*.weight", "muon")], "verbose": False}
+    opt = dmuond.torch.Muon(model, lr=1e-2, adamw_lr=1e-3, **options)
     schedule = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.1, total_iters=steps)
     loop = dmuond.torch.LoopState(opt, schedule=schedule, after_step=schedule.step)
     rank, world = opt.session.rank, opt.session.world_size

@@ -51,7 +51,6 @@ def make_optimizer(arguments: argparse.Namespace, model: torch.nn.Module) -> tor
     if arguments.optimizer == "adamw":
         return torch.optim.AdamW(model.parameters(), arguments.adamw_lr, (0.9, 0.95))
     import dmuond.torch
-    from dmuond.torch.table import format_table
 
     optimizer = dmuond.torch.Muon(
         model,
@@ -65,7 +64,7 @@ def make_optimizer(arguments: argparse.Namespace, model: torch.nn.Module) -> tor
     owners = [owner for row in optimizer.routing for owner in row.owners]
     report(
         event="registered",
-        table=format_table(optimizer.routing),
+        table=optimizer.routing_table(),
         lanes=len(set(owners)),
         imbalance=optimizer.registered.imbalance,
         makespan_us=optimizer.registered.makespan_us,

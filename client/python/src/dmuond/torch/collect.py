@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from dmuond.errors import InvalidArgumentError
+from dmuond.torch.output_heads import mark_ends
 from dmuond.torch.presets import FIXED_OPTIONS, TORCH_OPTIONS
 from dmuond.torch.routing import Named, Pattern, matches
 from dmuond.torch.wrappers import refuse_foreign, refuse_wrappers
@@ -71,14 +73,14 @@ def groups(
             if "params" not in item:
                 raise InvalidArgumentError("a group has no 'params'")
             members = _named(item["params"])
-            if len(given) > 1:
-                _mark_nameless(item["params"], members)
+            mark_ends(item["params"], members, whole=len(given) == 1)
             found.append(Group(members, [_given(f"group {number}", item)]))
         sources = [item["params"] for item in given]
         _check_once(found)
         _tell_submodules_apart(found)
     else:
         found, sources = [Group(_named(given), [])], [given]
+        mark_ends(given, found[0].members, whole=True)
     members = [named for group in found for named in group.members]
     _check_members(members)
     if patterns:
@@ -97,7 +99,7 @@ def another_group(given: Mapping[str, Any], known: Mapping[int, Named]) -> tuple
         source = [source] if isinstance(source, Tensor) else list(source)
         source = [(known[id(item)].name, item) if id(item) in known else item for item in source]
     members = _named(source)
-    _mark_nameless(source, members)
+    mark_ends(source, members, whole=False)
     members = [known.get(id(named.parameter), named) for named in members]
     _check_members([*known.values(), *(n for n in members if id(n.parameter) not in known)])
     return Group(members, [options]), _buffers(given["params"])
@@ -197,12 +199,6 @@ def _tell_submodules_apart(found: list[Group]) -> None:
             ]
 
 
-def _mark_nameless(source: Any, members: list[Named]) -> None:
-    """Of a group beside others: what it holds itself has no name from the model."""
-    for named in members:
-        named.nameless = named.module is source
-
-
 def modules(params: Any) -> list[nn.Module]:
     """The modules among what was handed over."""
     if isinstance(params, nn.Module):
@@ -240,7 +236,10 @@ def _of_module(model: nn.Module) -> Iterable[Named]:
                 continue  # tied: the first name stands for all
             seen.add(id(parameter))
             name = f"{path}.{attribute}" if path else attribute
-            yield Named(_clean(name), parameter, module, attribute)
+            layer = module
+            if isinstance(module, ParametrizationList):
+                layer = model.get_submodule(path.rpartition("parametrizations.")[0].rstrip("."))
+            yield Named(_clean(name), parameter, module, attribute, layer)
 
 
 def _clean(name: str) -> str:

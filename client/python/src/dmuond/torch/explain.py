@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
@@ -10,25 +9,25 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from dmuond import types
-from dmuond.torch import table
 from dmuond.torch.mesh_roles import describe
 from dmuond.torch.reduction import Reduction, Share
-from dmuond.torch.routing import Routed
+from dmuond.torch.routing import Routed, matches
 from dmuond.torch.slots import Slot
+from dmuond.torch.table import fold
 
 _OTHER_ROUTE = {"muon": "adamw", "adamw": "muon"}
 
 
 def explanation(
-    routing: Iterable[types.RoutingRow],
+    routing: str,
     routed: Sequence[Routed],
     slots: Iterable[Slot],
     shares: Mapping[int, Share],
     reduction: Reduction,
     weights: str,
 ) -> str:
-    """shares: by id of the parameter. weights: where they have come from."""
-    parts = {"Which optimizer updates what:": table.format_table(routing).splitlines()}
+    """routing: the table. shares: by id of the parameter. weights: where they have come from."""
+    parts = {"Which optimizer updates what:": routing.splitlines()}
     gradients: dict[str, list[str]] = {}
     holdings: dict[str, list[str]] = {}
     for slot in slots:
@@ -38,8 +37,7 @@ def explanation(
     parts["What becomes of the ranks' gradients:"] = _listed(gradients)
     parts["What this rank holds:"] = _listed(holdings)
     parts["Whose weights it began with:"] = [weights]
-    guesses = [_guess(item) for item in routed if "guess" in item.reason]
-    parts["What is guessed:"] = guesses or ["nothing"]
+    parts["What is guessed:"] = _guesses(routed) or ["nothing"]
     return "\n".join(
         line for title, lines in parts.items() for line in (title, *(f"  {x}" for x in lines))
     )
@@ -50,8 +48,7 @@ def _listed(found: Mapping[str, list[str]]) -> list[str]:
 
 
 def _folded(names: Iterable[str]) -> list[str]:
-    """Layers of one name as one: blocks.*.up.weight."""
-    return list(dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in names))
+    return list(dict.fromkeys(map(fold, names)))
 
 
 def _gradient(parameter: Tensor, share: Share, reduction: Reduction) -> str:
@@ -77,7 +74,18 @@ def _holding(slot: Slot, share: Share) -> str:
     return "whole, as every rank does" if share.held_by_all else "whole"
 
 
-def _guess(item: Routed) -> str:
-    name, route = item.named.name, item.route
-    line = f'route=[("{name}", "{_OTHER_ROUTE[route]}")] says otherwise'
-    return f"{name} is on {route}, {item.reason}; {line}"
+def _guesses(routed: Iterable[Routed]) -> list[str]:
+    """One line for layers of one name, where a pattern matches those alone."""
+    names = [item.named.name for item in routed]
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for item in routed:
+        if "guess" in item.reason:
+            key = fold(item.named.name), item.route, item.reason
+            found.setdefault(key, []).append(item.named.name)
+    lines = []
+    for (pattern, route, reason), members in found.items():
+        alone = [name for name in names if matches(pattern, name)] == members
+        for name in [pattern] if alone and len(members) > 1 else members:
+            line = f'route=[("{name}", "{_OTHER_ROUTE[route]}")] says otherwise'
+            lines.append(f"{name} is on {route}, {reason}; {line}")
+    return lines

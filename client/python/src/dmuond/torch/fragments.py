@@ -32,11 +32,21 @@ class Holding:
     local_shape: tuple[int, ...]
     strides: tuple[int, ...]  # elements, of the slot in the arena
     sharded: bool  # the parameter is a DTensor
+    # What is registered has this dimension first, and so has state that comes from the daemon.
+    first: int = 0
 
     @property
     def box(self) -> types.Box:
         end = [first + size for first, size in zip(self.begin, self.local_shape, strict=True)]
         return types.Box(begin=self.begin, end=end)
+
+    def from_registered(self, values: Tensor) -> Tensor:
+        """What the daemon has of the box, row-major, with the dimensions of the parameter."""
+        shape = torch.empty(self.local_shape, device="meta").transpose(0, self.first).shape
+        return values.reshape(shape).transpose(0, self.first)
+
+    def as_registered(self, local: Tensor) -> Tensor:
+        return local.transpose(0, self.first)
 
     @property
     def elements(self) -> int:

@@ -66,6 +66,8 @@ class Muon(torch.optim.Optimizer):
     route: which parameter gets which optimizer, before the defaults: a function (name, parameter)
         -> "muon" | "adamw" | "trainer" | (route, reason) | None, or a list of (pattern, route).
     views: pattern -> RowBlocks, Heads, Experts, Flatten, "qkv", "heads:N", "experts" or "flatten".
+    conv: the route of convolutions' kernels, "adamw" or "muon": as matrices with a row for each
+        output channel. Where the last layer is one, it stays on adamw, as every output head does.
     include_frozen: parameters without requires_grad are registered, too, and stay as they are until
         they train: for models that are unfrozen layer by layer.
     reduction: "mean" or "sum" of the ranks' gradients, for parameters that torch has not reduced.
@@ -115,6 +117,7 @@ class Muon(torch.optim.Optimizer):
         clip_muon: bool = True,
         route: RouteRules | None = None,
         views: Views | None = None,
+        conv: str = "adamw",
         include_frozen: bool = False,
         reduction: str = "mean",
         broadcast: bool = False,
@@ -160,7 +163,7 @@ class Muon(torch.optim.Optimizer):
         )
         given, self._left_alone = collect.groups(params, groups)
         self._models = collect.modules(params)
-        self._router = Router(route, views, bool(include_frozen))
+        self._router = Router(route, views, bool(include_frozen), conv)
         self._routed = self._router.route([named for group in given for named in group.members])
         super().__init__(
             options.split_groups(given, self._routed, self._options),
@@ -186,7 +189,7 @@ class Muon(torch.optim.Optimizer):
         self._early_buckets = early_buckets
         self._begin(self._open)
         if verbose and self._session.rank == 0:
-            print(table.format_table(self.routing), file=sys.stderr)
+            print(self.routing_table(), file=sys.stderr)
         if world_size > 1 and not self._weights.sharded:
             warn_of_own_statistics(self._models)
 
@@ -266,6 +269,13 @@ class Muon(torch.optim.Optimizer):
         """Every parameter of the job: route, matrices, owners, and why."""
         return self.registered.routing
 
+    def routing_table(self) -> str:
+        """The routing as text, with the learning rate that each parameter's group has now."""
+        rates = {
+            name: float(group["lr"]) for group in self.param_groups for name in group["param_names"]
+        }
+        return table.format_table(self.routing, rates)
+
     def explain(self) -> str:
         """What was made of the model, as text to be read before a long run.
 
@@ -274,7 +284,7 @@ class Muon(torch.optim.Optimizer):
         what of all that is a guess.
         """
         return explanation(
-            self.routing,
+            self.routing_table(),
             self._routed,
             self._slots,
             self._shares,

@@ -44,8 +44,8 @@ class _Request:
             self.add_left_alone(name, tuple(p.shape), item.reason)
             return
         holding = layout = self.holdings[id(p)]
-        if item.flattened:
-            holding, layout = flattened(name, holding)
+        if item.rows is not None:
+            holding, layout = flattened(name, holding, item.rows)
         grad_dtype = getattr(p, "grad_dtype", None) or p.dtype
         share = self.shares[id(p)]
         index = len(self.parameters)
@@ -109,20 +109,31 @@ class _Request:
         return place
 
 
-def flattened(name: str, holding: Holding) -> tuple[Holding, Holding]:
-    """A parameter that lies row-major, and the matrix of its rows that is registered for it."""
+def flattened(name: str, holding: Holding, rows: int) -> tuple[Holding, Holding]:
+    """A parameter that lies so, and the matrix that is registered for it.
+
+    rows: the dimension whose indices are the matrix's rows: the first or the second. Columns are
+    the other of these two, and all that follow.
+    """
     begin, size, shape = holding.begin, holding.local_shape, holding.shape
-    if size[1:] != shape[1:]:
+    if size[2:] != shape[2:]:
         raise InvalidArgumentError(
-            f"views: '{name}' of shape {list(shape)} is cut in other dimensions than its first, "
-            "and 'flatten' needs whole rows: shard it on dimension 0"
+            f"views: '{name}' of shape {list(shape)} is cut in other dimensions than its first two,"
+            " and 'flatten' needs the rest whole: shard it on dimension 0"
         )
-    columns = torch.Size(shape[1:]).numel()
+    other = 1 - rows
+    inner = torch.Size(shape[2:]).numel()
+    width = size[other] * inner
+    strides = list(torch.empty((size[rows], size[other], *size[2:]), device="meta").stride())
+    strides[0], strides[rows] = strides[rows], strides[0]
     matrix = Holding(
-        (shape[0], columns), (begin[0], 0), (size[0], columns), (columns, 1), holding.sharded
+        (shape[rows], shape[other] * inner),
+        (begin[rows], begin[other] * inner),
+        (size[rows], width),
+        (width, 1),
+        holding.sharded,
     )
-    strides = torch.empty(size, device="meta").stride()
-    return dataclasses.replace(holding, strides=tuple(strides)), matrix
+    return dataclasses.replace(holding, strides=tuple(strides), first=rows), matrix
 
 
 def _slice(place: Place, holding: Holding) -> types.Slice:
@@ -147,7 +158,7 @@ def register(
 
     own_arenas: weights stay where they are, and gradients come into memory of this process.
     """
-    updated = [item.named for item in routed if item.route != "trainer" and not item.flattened]
+    updated = [item.named for item in routed if item.route != "trainer" and item.rows is None]
     own, places = weight_places(updated, device, _GRADIENTS + 1) if own_arenas else ({}, {})
     request = _Request(groups, shares, holdings, places)
     for index, item in enumerate(routed):

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
+from dmuond.torch import fused
 from dmuond.torch import views as matrix_views
+from dmuond.torch.layers import End, Kind, Named
 
 ROUTES = {
     "muon": types.ROUTE_MUON,
@@ -23,51 +25,24 @@ RouteCallable = Callable[[str, Tensor], RouteResult]
 Pattern = str | re.Pattern
 RouteRules = RouteCallable | Sequence[tuple[Pattern, str] | RouteCallable]
 
-_HEAD_NAMES = {
-    "lm_head",
-    "head",
-    "heads",
-    "output",
-    "output_layer",
-    "output_projection",
-    "embed_out",
-    "classifier",
-    "score",
-    "unembed",
-    "unembedding",
-}
-# Of heads that only their name tells, where they are no part of a numbered block.
-_HEAD_NAMES_OUTSIDE_BLOCKS = {"out", "fc_out", "proj_out", "logits", "to_logits", "decoder"}
 _EMBEDDING = re.compile(r"embed", re.IGNORECASE)
 _EMBEDDING_PART = re.compile(r"embed|(^|_)emb(s|_|$)|^w[tp]e$", re.IGNORECASE)
 _EMBEDDING_OUTSIDE_BLOCKS = re.compile(r"^(tok|token|pos|position|vocab)_", re.IGNORECASE)
 _POSITIONS = re.compile(r"(^|[._])(pos|position|positions|positional|wpe)([._]|$)", re.IGNORECASE)
-_GUESSED_BY_NAME = "guess: by its name"
-_GUESSED_BY_NAME_ALONE = "guess: by its name alone; pass the model, or route="
-_GUESSED_WITHOUT_NAME = "guess: a layer that is a group by itself has no name; see route="
 _GUESSED_BY_ROWS = "guess: as many rows as the embedding has; route= says otherwise"
+_LAST_LAYER = "guess: the model's last layer; route= says otherwise"
+_LAST_NAME = "guess: the last of the names; pass the model, or route="
+_MAYBE_A_HEAD = {
+    End.ONLY: "guess: the only layer may be an output head; see route=",
+    End.PART: "guess: the last layer of a part or group may be an output head; see route=",
+}
 # torch.nn.utils.parametrizations.weight_norm calls its magnitudes original0; the older
-# torch.nn.utils.weight_norm calls them weight_g, and what they scale weight_v.
+# torch.nn.utils.weight_norm calls them weight_g.
 _MAGNITUDE_NAMES = ("original0", "weight_g")
-_WEIGHT_NAMES = ("weight", "weight_v")
-_FUSED_NAMES = re.compile(r"(qkv|c_attn|in_proj_weight|query_key_value|wqkv)", re.IGNORECASE)
-
-
-@dataclass
-class Named:
-    """A parameter with its place in the model."""
-
-    name: str
-    parameter: Tensor
-    module: nn.Module | None = None  # that holds it; None where only names were given
-    attribute: str = ""
-    # Its layer is a group by itself, so that nobody knows what the model calls it.
-    nameless: bool = False
-
-    @property
-    def guessed_by_name(self) -> str:
-        """How a reason says that it goes by the name."""
-        return _GUESSED_BY_NAME_ALONE if self.module is None else _GUESSED_BY_NAME
+# What a bare parameter is called that is a matrix all the same.
+_MATRIX = re.compile(r"(^|_)(\w+_proj|qkv|kernel|w\d|w_?[qkvo]|(w|lora)_\w|fc\d?)$", re.IGNORECASE)
+_SIDE_UNKNOWN = " (guess: its outputs are dimension 0, as of all but transposed convolutions)"
+_CONVOLUTIONS = (Kind.CONVOLUTION, Kind.TRANSPOSED_CONVOLUTION)
 
 
 @dataclass
@@ -78,7 +53,8 @@ class Routed:
     route: str
     reason: str
     view: types.MatrixView = field(default_factory=types.MatrixView)
-    flattened: bool = False  # registered as a matrix: rows, and all the rest
+    # Registered as a matrix: this dimension's rows, and all the rest. None: as it is.
+    rows: int | None = None
 
 
 def matches(pattern: Pattern, name: str) -> bool:
@@ -88,38 +64,23 @@ def matches(pattern: Pattern, name: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern)
 
 
-def _parts(named: Named) -> list[str]:
-    """Of the path, as far as the module that holds the parameter, or the bare parameter."""
-    parts = named.name.split(".")
-    if "parametrizations" in parts[-3:-2]:
-        parts[-3:] = parts[-2:-1]  # of head.parametrizations.weight.original1, head.weight
-    return parts[:-1] if len(parts) > 1 and parts[-1] in _WEIGHT_NAMES else parts
-
-
 def _is_magnitude(named: Named) -> bool:
     """Whether it has weight_norm's lengths, one number for each row (or what `dim` says)."""
     wide = [size for size in named.parameter.shape if size != 1]
     return named.name.rpartition(".")[2] in _MAGNITUDE_NAMES and len(wide) < 2
 
 
-def _in_block(named: Named) -> bool:
-    """A module that is numbered itself, as the last of an nn.Sequential, is in no block by that."""
-    return any(part.isdigit() for part in _parts(named)[:-1])
-
-
 def _embedding_reason(named: Named) -> str:
-    """Empty: it is none. Where the module's type does not tell, the name does: fail closed."""
-    module = named.module
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+    """Empty: it is none. Where the layer's class does not tell, the name does: fail closed."""
+    if named.kind is Kind.EMBEDDING:
         return "embedding"
-    if isinstance(module, nn.Linear | nn.modules.conv._ConvNd):
+    if named.kind not in (Kind.FOREIGN, Kind.BARE):
         return ""
-    kind = type(module).__name__
-    if module is not None and _EMBEDDING.search(kind) and named.attribute == "weight":
-        return f"embedding (guess: by its class, {kind})"
-    parts = _parts(named)
-    looks_so = any(_EMBEDDING_PART.search(part) for part in parts) or (
-        _EMBEDDING_OUTSIDE_BLOCKS.search(parts[-1]) and not _in_block(named)
+    layer = type(named.layer).__name__
+    if named.layer is not None and named.kind is Kind.FOREIGN and _EMBEDDING.search(layer):
+        return f"embedding (guess: by its class, {layer})"
+    looks_so = any(_EMBEDDING_PART.search(part) for part in named.path) or (
+        _EMBEDDING_OUTSIDE_BLOCKS.search(named.path[-1]) and not named.in_block
     )
     return f"embedding ({named.guessed_by_name})" if looks_so else ""
 
@@ -142,19 +103,28 @@ class Router:
         rules: RouteRules | None,
         views: matrix_views.Views | None,
         include_frozen: bool = False,
+        conv: str = "adamw",
     ) -> None:
-        """include_frozen: parameters without requires_grad are routed as the others are."""
+        """include_frozen: parameters without requires_grad are routed as the others are.
+
+        conv: the route of convolutions' kernels, by default.
+        """
+        if conv not in ("adamw", "muon"):
+            raise InvalidArgumentError(f"conv={conv!r} is neither 'adamw' nor 'muon'")
         self._include_frozen = include_frozen
+        self._conv = conv
         self._rules = [rules] if callable(rules) else _checked_rules(rules or ())
         if not isinstance(views or {}, Mapping):
             raise InvalidArgumentError(f"views={views!r} is not a dict of pattern and view")
         self._views = dict(views or {})
         self._used: set[int] = set()
         self._used_views: set[Pattern] = set()
+        self._neighbours = fused.Neighbours(())
         self._vocabularies: set[int] = set()
 
     def route(self, parameters: Iterable[Named]) -> list[Routed]:
         found = list(parameters)
+        self._neighbours = fused.Neighbours(found)
         self._vocabularies |= {
             named.parameter.shape[0]
             for named in found
@@ -174,26 +144,41 @@ class Router:
             )
         if not named.parameter.requires_grad and not self._include_frozen:
             return Routed(named, "trainer", "frozen (include_frozen=True registers it)")
-        route, reason = self._by_rule(named) or self._by_default(named)
+        view = self._view_of(named)
+        flattens = matrix_views.flattens(view)
+        route, reason = self._by_rule(named) or self._by_default(named, view)
         if route not in ROUTES:
             raise InvalidArgumentError(
                 f"route of '{named.name}' is '{route}'; there are {', '.join(ROUTES)}"
             )
-        if route == "muon" and named.parameter.ndim < 2:
+        shape = tuple(named.parameter.shape)
+        if route == "muon" and len(shape) < 2:
             raise InvalidArgumentError(
-                f"route of '{named.name}' is muon, but its shape is {list(named.parameter.shape)}: "
-                "Muon needs matrices"
+                f"route of '{named.name}' is muon, but its shape is {list(shape)}: Muon needs "
+                "matrices"
             )
-        view = self._view_of(named)
         if view is not None and route != "muon":
-            raise InvalidArgumentError(
-                f"'{named.name}' has a view but its route is {route} ({reason}); give it the route "
-                "muon, or take the view away"
+            remedy = (
+                'flatten all convolutions by conv="muon", or the others one by one'
+                if flattens and named.kind not in _CONVOLUTIONS
+                else "give it the route muon, or take the view away"
             )
-        if view is None:
+            raise InvalidArgumentError(
+                f"'{named.name}' has a view but its route is {route} ({reason}); {remedy}"
+            )
+        if route != "muon" or (view is None and named.kind not in _CONVOLUTIONS):
             return Routed(named, route, reason)
-        parsed = matrix_views.parse(view, named.name, tuple(named.parameter.shape))
-        return Routed(named, route, reason, parsed, matrix_views.flattens(view))
+        if view is None or flattens:
+            if ungrouped := self._grouped(named):
+                raise InvalidArgumentError(
+                    f"'{named.name}' cannot be flattened: {ungrouped}; it can have the route adamw"
+                )
+            rows = int(named.kind is Kind.TRANSPOSED_CONVOLUTION)
+            whole = types.MatrixView(kind=types.MatrixView.KIND_WHOLE)
+            return Routed(named, route, reason, whole, rows)
+        if wrong := fused.refusal(named, view, self._neighbours):
+            raise InvalidArgumentError(f"views: {view!r} would cut '{named.name}' wrongly: {wrong}")
+        return Routed(named, route, reason, matrix_views.parse(view, named.name, shape))
 
     def _by_rule(self, named: Named) -> tuple[str, str] | None:
         for index, rule in enumerate(self._rules):
@@ -216,51 +201,94 @@ class Router:
                 return route, f"rule '{text}'"
         return None
 
-    def _by_default(self, named: Named) -> tuple[str, str]:
-        parameter, module = named.parameter, named.module
+    def _by_default(self, named: Named, view: matrix_views.View | str | None) -> tuple[str, str]:
+        parameter, kind = named.parameter, named.kind
         if parameter.ndim < 2:
             return "adamw", "bias, norm or scalar"
         if _is_magnitude(named):
             return "adamw", "magnitudes of weight_norm"
+        if kind in (Kind.FOREIGN, Kind.BARE) and named.is_bias:
+            return "adamw", f"bias ({named.guessed_by_name})"
         if embedding := _embedding_reason(named):
             return "adamw", embedding
+        if kind in _CONVOLUTIONS:
+            return self._of_convolution(named, view)
         if head := self._head_reason(named):
             return "adamw", head
-        view = self._view_of(named)
-        if view is not None and matrix_views.flattens(view):
-            return "muon", f"{parameter.ndim}-D, flattened"
-        if isinstance(module, nn.modules.conv._ConvNd):
-            return "adamw", "convolution kernel (the view 'flatten' makes a matrix of it)"
+        if matrix_views.flattens(view) and parameter.ndim > 2:
+            return "muon", f"{parameter.ndim}-D, flattened{_SIDE_UNKNOWN}"
+        if kind is Kind.BARE and view is not None:
+            return "muon", f"{parameter.ndim}-D with a view"
         if parameter.ndim == 2:
-            return "muon", self._two_dimensional_reason(named, view)
+            return self._of_two_dimensions(named, view)
         if view is not None:
             return "muon", f"{parameter.ndim}-D with a view"
         if "expert" in named.name.lower():
-            return "muon", f"stack of experts ({named.guessed_by_name})"
+            return "muon", self._with_advice(f"stack of experts ({named.guessed_by_name})", named)
+        if self._conv == "muon" and named.layer is None and kind is Kind.FOREIGN:
+            raise InvalidArgumentError(
+                f"conv='muon': names alone do not tell whether '{named.name}' is a convolution's: "
+                "pass the model, or give it the view 'flatten' or the route adamw"
+            )
         return "adamw", f"{parameter.ndim}-D without a view (see views=)"
 
+    def _of_convolution(
+        self, named: Named, view: matrix_views.View | str | None
+    ) -> tuple[str, str]:
+        what = f"{named.parameter.ndim}-D"
+        if view is not None and not matrix_views.flattens(view):
+            return "muon", f"{what} with a view"
+        if view is None and self._conv == "adamw":
+            return (
+                "adamw",
+                "convolution kernel (conv= or the view 'flatten', makes a matrix of it)",
+            )
+        if view is None and (grouped := self._grouped(named)):
+            return "adamw", grouped
+        if view is None and (head := self._head_reason(named)):
+            return "adamw", head
+        if named.kind is Kind.TRANSPOSED_CONVOLUTION:
+            return "muon", f"{what}, flattened: transposed, its outputs are dimension 1"
+        return "muon", f"{what}, flattened"
+
+    def _grouped(self, named: Named) -> str:
+        """Why a kernel is no matrix with a row for each output. Empty: it is one."""
+        grouped = named.kind is Kind.TRANSPOSED_CONVOLUTION and named.layer.groups > 1
+        return "a transposed convolution of groups, whose outputs are no rows" if grouped else ""
+
+    def _of_two_dimensions(
+        self, named: Named, view: matrix_views.View | str | None
+    ) -> tuple[str, str]:
+        reason, kind = "2-D hidden weight", named.kind
+        if kind is Kind.BARE and not _MATRIX.search(named.tensor_name):
+            return "adamw", "2-D, and no layer's weight (guess: no hidden matrix; see route=)"
+        if kind is Kind.FOREIGN and named.layer is not None:
+            reason += f" (guess: by its class, {type(named.layer).__name__})"
+        elif kind in (Kind.FOREIGN, Kind.BARE):
+            reason += f" ({named.guessed_by_name})"
+        elif named.end in _MAYBE_A_HEAD and named.tensor_name == "weight":
+            reason += f" ({_MAYBE_A_HEAD[named.end]})"
+        return "muon", reason if view is not None else self._with_advice(reason, named)
+
+    def _with_advice(self, reason: str, named: Named) -> str:
+        advice = fused.advice(named, self._neighbours)
+        return f"{reason}; {advice}" if advice else reason
+
     def _head_reason(self, named: Named) -> str:
-        """Empty: it is none. A module's type never tells: all of this is guessing."""
-        owner = _parts(named)[-1]
-        outside = not _in_block(named)
-        if owner in _HEAD_NAMES or (
-            named.module is None and outside and owner in _HEAD_NAMES_OUTSIDE_BLOCKS
-        ):
+        """Empty: it is none. A layer's class never tells: all of this is guessing."""
+        if named.kind is Kind.BARE or named.tensor_name != "weight":
+            return ""
+        if named.end is End.HEAD:
             return f"output head ({named.guessed_by_name})"
         # A projection to the vocabulary has any name, but follows the blocks: inside them, as many
         # rows are a coincidence, as in models of bytes.
         rows, columns = named.parameter.shape[0], named.parameter.shape[1]
-        projection = named.module is None or "Linear" in type(named.module).__name__
-        if outside and projection and rows in self._vocabularies and rows > columns:
+        projection = named.layer is None or "Linear" in type(named.layer).__name__
+        if not named.in_block and projection and rows in self._vocabularies and rows > columns:
             return f"output head ({_GUESSED_BY_ROWS})"
-        return ""
-
-    def _two_dimensional_reason(self, named: Named, view: matrix_views.View | str | None) -> str:
-        fused = _FUSED_NAMES.search(named.name) and view is None
-        reason = "2-D hidden weight"
-        if named.nameless:  # it may be an output head
-            reason += f" ({_GUESSED_WITHOUT_NAME})"
-        return reason + ("; looks fused: see views=" if fused else "")
+        if named.end is not End.MODEL:
+            return ""
+        return f"output head ({_LAST_NAME if named.module is None else _LAST_LAYER})"
 
     def _view_of(self, named: Named) -> matrix_views.View | str | None:
         for pattern, view in self._views.items():

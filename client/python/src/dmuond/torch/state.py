@@ -49,7 +49,8 @@ def to_torch(tensors: Iterable[StateTensor], slots: Sequence[Slot]) -> dict[str,
 def _as_placed(tensor: StateTensor, slot: Slot) -> Tensor:
     if tensor.kind == types.STATE_KIND_STEP:
         return torch.tensor(float(tensor.values[0]), dtype=torch.float32, device="cpu")
-    local = torch.from_numpy(tensor.values.astype(np.float32)).reshape(slot.holding.local_shape)
+    values = torch.from_numpy(tensor.values.astype(np.float32))
+    local = slot.holding.from_registered(values).contiguous()
     return _placed(local, slot.parameter)
 
 
@@ -167,7 +168,7 @@ def _local_values(entry: Entry, key: str) -> np.ndarray:
     values = value.detach().to("cpu", torch.float32)
     if key == "momentum_buffer":
         values = values * _form_factor(entry)
-    return values.contiguous().numpy()
+    return holding.as_registered(values).contiguous().numpy()
 
 
 def _form_factor(entry: Entry) -> float:

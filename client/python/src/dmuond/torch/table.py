@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dmuond import types
 
@@ -25,19 +25,27 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def format_table(rows: Iterable[types.RoutingRow]) -> str:
+def format_table(rows: Iterable[types.RoutingRow], rates: Mapping[str, float]) -> str:
+    """rates: learning rates by parameter. Those of others, which other ranks hold, stay blank."""
     folded: dict[tuple, list[types.RoutingRow]] = {}
     for row in rows:
-        name = re.sub(r"(?<=\.)\d+(?=\.)", "*", row.parameter)
-        folded.setdefault((name, row.route, row.matrices, row.why), []).append(row)
-    lines = [("parameter", "count", "route", "matrices", "owners", "why")]
-    for (name, route, matrices, why), members in folded.items():
+        rate = f"{rates[row.parameter]:.4g}" if row.parameter in rates else ""
+        key = (fold(row.parameter), row.route, rate, row.matrices, row.why)
+        folded.setdefault(key, []).append(row)
+    lines = [("parameter", "count", "route", "lr", "matrices", "owners", "why")]
+    for (name, route, rate, matrices, why), members in folded.items():
         owners = _ranges(owner for row in members for owner in row.owners)
         shown = members[0].parameter if len(members) == 1 else name
         each = str(matrices) if route == types.ROUTE_MUON else ""
-        lines.append((shown, str(len(members)), _ROUTE_NAMES.get(route, "?"), each, owners, why))
-    widths = [max(len(line[column]) for line in lines) for column in range(6)]
+        route_name = _ROUTE_NAMES.get(route, "?")
+        lines.append((shown, str(len(members)), route_name, rate, each, owners, why))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
+
+
+def fold(name: str) -> str:
+    """Layers of one name as one: blocks.*.up.weight."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)

@@ -69,6 +69,6 @@ def parse(view: View | str, name: str, shape: tuple[int, ...]) -> types.MatrixVi
     )
 
 
-def flattens(view: View | str) -> bool:
+def flattens(view: View | str | None) -> bool:
     """Whether the parameter is registered as the matrix that Flatten makes of it."""
     return view == "flatten" or isinstance(view, Flatten)

@@ -204,11 +204,12 @@ class Weights:
         by_name = {slot.name: slot for slot in slots}
         pushed = []
         for tensor in masters:
-            value = by_name[tensor.parameter].value().cpu()
-            master = _values(tensor, value)
+            slot = by_name[tensor.parameter]
+            value, master = slot.value().cpu(), _master(tensor, slot)
             if not same_bytes(value, master.to(value.dtype)):
                 master = value.float()
-            pushed.append(dataclasses.replace(tensor, values=master.numpy()))
+            values = slot.holding.as_registered(master).contiguous().numpy()
+            pushed.append(dataclasses.replace(tensor, values=values))
         self.push_state(pushed)
 
     def push_state(self, tensors: Iterable[StateTensor]) -> None:
@@ -304,7 +305,7 @@ class Weights:
             value = slot.value().cpu()
             if value.shape != slot.holding.local_shape:
                 continue
-            if same_bytes(value, _values(tensor, value).to(value.dtype)):
+            if same_bytes(value, _master(tensor, slot).to(value.dtype)):
                 slot.write_weight()
                 equal.append(slot)
         self._replicas.note(slot for slot in equal if not isinstance(slot, ShardedSlot))
@@ -323,5 +324,5 @@ def _few(names: list[str]) -> str:
     return f"{names}" if len(names) <= _NAMED_MAX else ""
 
 
-def _values(tensor: StateTensor, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.array(tensor.values)).reshape(like.shape)
+def _master(tensor: StateTensor, slot: Slot) -> Tensor:
+    return slot.holding.from_registered(torch.from_numpy(np.array(tensor.values)))
