@@ -121,7 +121,12 @@ absl::Status CheckCompatible(const JobLayout& snapshot, const JobLayout& job) {
     if (a == saved.end() || b->first < a->first) return OnlyIn("job", "snapshot", b->first);
     const auto& [name, was] = *a++;
     const Traits& is = (b++)->second;
-    if (was.route != is.route) return Differ(name, "route", was.route, is.route);
+    if (was.route != is.route) {
+      absl::Status differ = Differ(name, "route", was.route, is.route);
+      return absl::FailedPreconditionError(absl::StrCat(
+          differ.message(), ": to go on, give it the snapshot's, in Python by route=[(\"", name,
+          "\", \"", was.route, "\")]"));
+    }
     if (was.shape != is.shape) return Differ(name, "shape", was.shape, is.shape);
     if (was.matrices != is.matrices) return Differ(name, "matrices", was.matrices, is.matrices);
     if (was.momentum != is.momentum) {

@@ -36,6 +36,26 @@ def test_what_is_guessed_comes_with_the_line_that_says_otherwise(muon):
     assert other["What is guessed"] == ["nothing"]
 
 
+def test_the_table_has_the_learning_rate_that_counts_and_folds_equal_rows_alone(address):
+    model = make_model()
+    model.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+    layers = {"blocks.1.*": {"lr": 0.5}}
+    optimizer = make_optimizer(model, lr=0.02, adamw_lr=0.003, groups=layers, address=address)
+
+    def rows():
+        found = (line.split() for line in optimizer.routing_table().splitlines())
+        return {parameter: (count, lr) for parameter, count, _, lr, *_ in found}
+
+    assert rows()["parameter"] == ("count", "lr")
+    assert rows()["blocks.*.weight"] == ("3", "0.02")
+    assert rows()["blocks.1.weight"] == ("1", "0.5")
+    assert rows()["embed.weight"] == ("1", "0.003")
+    for group in optimizer.param_groups:
+        group["lr"] = 0.25
+    assert rows()["blocks.*.weight"] == ("4", "0.25")
+    optimizer.close()
+
+
 def test_whose_weights_a_job_goes_on_with_is_told_with_what_this_process_came_with(daemons, caplog):
     address = daemons.start(1, 1)[0]
 

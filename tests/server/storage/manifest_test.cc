@@ -150,7 +150,8 @@ TEST(LayoutCheckTest, NamesTheFirstParameterThatDiffersAndBothValues) {
   refuse("\"b\" has the shape 6x4 in the snapshot and 4x6 in the job", [](auto& j) {
     j.parameters[0].shape = {4, 6};
   });
-  refuse("\"a\" has the route adamw in the snapshot and muon in the job", [](auto& j) {
+  refuse("\"a\" has the route adamw in the snapshot and muon in the job: to go on, give it the "
+         "snapshot's, in Python by route=[(\"a\", \"adamw\")]", [](auto& j) {
     j.parameters[1] = scheduler::testing::Muon("a", {3, 1});
     j.parameters[0].shape = {4, 6};  // "b" differs too; "a" comes first
   });
