@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from dmuond.torch.layers import Kind, Named
 from dmuond.torch.views import Heads, RowBlocks, View
@@ -30,7 +31,9 @@ class Neighbours:
     """The shapes of all parameters, by name."""
 
     def __init__(self, members: Iterable[Named]) -> None:
-        self._shapes = {".".join(n.path): tuple(n.parameter.shape) for n in members}
+        self._shapes = {
+            ".".join(n.path): tuple(n.parameter.shape) for n in members if not is_lazy(n.parameter)
+        }
 
     def of(self, named: Named, *names: str) -> tuple[int, ...]:
         """Of the first of these that is beside it in its module; empty where there is none."""

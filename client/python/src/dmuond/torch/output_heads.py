@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from dmuond.torch.layers import End, Kind, Named
@@ -109,14 +110,18 @@ def _holds_matrices(module: nn.Module) -> bool:
     if is_parametrized(module):
         for originals in module.parametrizations.values():
             held += originals._parameters.values()
-    return any(parameter is not None and parameter.ndim > 1 for parameter in held)
+    return any(parameter is not None and _is_matrix(parameter) for parameter in held)
+
+
+def _is_matrix(parameter: Tensor) -> bool:
+    return not is_lazy(parameter) and parameter.ndim > 1
 
 
 # --- by names ---
 
 
 def _mark_by_names(members: list[Named], whole: bool) -> None:
-    layers = [n for n in members if n.parameter.ndim > 1 and n.kind is Kind.FOREIGN]
+    layers = [n for n in members if _is_matrix(n.parameter) and n.kind is Kind.FOREIGN]
     heads = {part: named for named in layers if (part := _head_part(named))}
     for named in heads.values():
         named.end = End.HEAD
