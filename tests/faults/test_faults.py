@@ -10,11 +10,11 @@ from pathlib import Path
 
 import matrix
 import mutations
+import needs
 import pytest
 import soak
 import table
 from cells import GPU_GROUPS, RAIL_GROUPS, USUAL_GROUPS, Cell
-from daemons import program
 from runs import Run, undisturbed
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
@@ -38,8 +38,7 @@ def test_what_befalls_a_process_costs_no_step_or_is_named(victim):
 @pytest.mark.timeout(ALL_TAKES_S)
 def test_lanes_and_trainers_on_gpus_are_no_worse():
     """On the fake driver: trainers whose signals and waits are streams'."""
-    if not (program("dmuond").parent / "fault_trainer_cuda").exists():
-        pytest.skip("built without the headers of CUDA")
+    needs.fake_gpus()
     if os.environ.get("DMUOND_FAULTS") == "all":
         arguments = [f"--group={group}" for group in GPU_GROUPS]
     else:
@@ -52,8 +51,7 @@ def test_lanes_and_trainers_on_gpus_are_no_worse():
 @pytest.mark.timeout(ALL_TAKES_S)
 def test_lanes_whose_peers_say_nothing_when_they_die_are_no_worse():
     """On the fakes of driver and NCCL; all cells of these groups are the test above's."""
-    if not (program("dmuond").parent / "fault_trainer_cuda").exists():
-        pytest.skip("built without the headers of CUDA")
+    needs.fake_gpus()
     group = RAIL_GROUPS[int(SEED) % len(RAIL_GROUPS)]
     arguments = [f"--group={group}", "--sample=16", "--stop-seconds=6"]
     assert matrix.main([*arguments, f"--seed={SEED}", f"--logs={LOGS}"]) == 0
@@ -155,8 +153,7 @@ def test_torch_with_overlap_and_early_signals_loses_nothing():
 
 @pytest.mark.timeout(600)
 def test_torch_trainers_on_gpus_recover_from_each_death():
-    if not (program("dmuond").parent / "dmuond-lane-fake").exists():
-        pytest.skip("built without the headers of CUDA")
+    needs.fake_gpus()
     faults = [
         "1x2gtes trainer0:trainer.signalled_early:kill:5:0",
         "1x2gtes coordinator0:daemon.decision:kill:4:0",
@@ -173,16 +170,14 @@ def test_trainers_of_all_clients_compute_the_same_bits():
 
 
 def test_trainers_of_all_clients_compute_the_same_bits_on_gpus():
-    if not (program("dmuond").parent / "fault_trainer_cuda").exists():
-        pytest.skip("built without the headers of CUDA")
+    needs.fake_gpus()
     weights = undisturbed("1x2g").weights
     for group in ("1x2gp", "1x2gm", "1x2gpes", "1x2gpo"):
         assert undisturbed(group).weights == weights, group
 
 
 def test_python_trainers_on_gpus_recover_from_each_death():
-    if not (program("dmuond").parent / "fault_trainer_cuda").exists():
-        pytest.skip("built without the headers of CUDA")
+    needs.fake_gpus()
     faults = [
         "1x2gp trainer1:trainer.submitted:kill:2:0",  # its replacement maps the same arenas
         "1x2gp lane0:lane.gathered:kill:2:0",  # buckets are signalled again, in stream order

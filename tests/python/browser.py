@@ -3,14 +3,11 @@
 import base64
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-PROGRAM = shutil.which("chromium")
 
 
 class Browser:
@@ -21,12 +18,12 @@ class Browser:
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
         # It reads commands from descriptor 3 and writes to descriptor 4.
-        flags = (
-            "--headless=new --no-sandbox --disable-gpu --hide-scrollbars --no-first-run "
+        command = (
+            "chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars --no-first-run "
             f"--disable-dev-shm-usage --remote-debugging-pipe --user-data-dir={self._folder.name}"
         )
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', PROGRAM, *flags.split()],
+            ["bash", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', *command.split()],
             pass_fds=(commands, answers),
             stderr=subprocess.DEVNULL,
         )

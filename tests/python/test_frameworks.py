@@ -1,51 +1,80 @@
 """The example scripts for other people's frameworks, run, and compared with plain loops.
 
-Those whose package is not there are skipped: pip install transformers accelerate lightning.
+Those whose package is not there are skipped, but in CI: ./dev setup --frameworks installs them.
 """
 
 import contextlib
+import gc
 import importlib
 import importlib.util
 import io
 import json
 import os
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import dmuond.torch
+import needs
 import pytest
 import torch
 from daemons import free_port
+from trainers import Ranks
 
 EXAMPLES = Path(__file__).parents[2] / "client/python/examples"
 PATIENCE_S = 240.0
 OPTIONS = {"lr": 1e-2, "adamw_lr": 1e-3, "max_grad_norm": 1.0, "verbose": False}
 
 
+def look_for_modules_in(folder: Path | str):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
 def example(name: str):
     """An example as a module."""
-    if str(EXAMPLES) not in sys.path:
-        sys.path.insert(0, str(EXAMPLES))
+    look_for_modules_in(EXAMPLES)
     return importlib.import_module(name)
 
 
-@pytest.fixture
-def run(address):
-    """Runs an example, on several ranks under torchrun; its lines by their first words."""
+def as_script(rank: int, world: int, script: str, arguments: list[str], modules: list[str]) -> str:
+    """What an example prints in a process that may have run others, whose imports are there."""
+    for folder in (*modules, EXAMPLES):
+        look_for_modules_in(folder)
+    if world == 1:  # as nobody's launcher has started it
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            del os.environ[name]
+    if "accelerate" in sys.modules:  # it takes a process for what it was to its first script
+        sys.modules["accelerate"].state.AcceleratorState._reset_state(reset_partial_state=True)
+    sys.argv = [script, *arguments]
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+    gc.collect()
+    return output.getvalue()
 
-    def run(script: str, *arguments: str | Path, ranks: int = 0) -> dict[str, str]:
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        done = subprocess.run(
-            [sys.executable, *(launcher if ranks else ()), EXAMPLES / script, *arguments],
-            env=os.environ | {"DMUOND_ADDRESS": address, "WANDB_MODE": "offline"},
-            capture_output=True,
-            timeout=PATIENCE_S,
-            text=True,
+
+@pytest.fixture(scope="module")
+def interpreters():
+    with Ranks() as processes:
+        yield processes
+
+
+@pytest.fixture
+def run(interpreters, address):
+    """Runs an example on one rank or several; the first one's lines by their first words."""
+
+    def run(script: str, *arguments: str | Path, ranks: int = 1, modules=()) -> dict[str, str]:
+        environment = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WANDB_MODE": "offline",
+        }
+        told = script, list(map(str, arguments)), list(map(str, modules))
+        first, *_ = interpreters.run(
+            as_script, ranks, [address], *told, environment=environment, timeout_s=PATIENCE_S
         )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return lines(done.stdout)
+        return lines(first)
 
     return run
 
@@ -69,8 +98,8 @@ def assert_goes_on(whole, part):
 
 
 def test_the_trainer_makes_the_optimizer_or_is_handed_it_and_resumes(run, tmp_path):
-    pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
+    needs.package("transformers")
+    needs.package("accelerate")
     made = run("hf_trainer.py", tmp_path / "made", "8")
     assert steps(made) == list(range(1, 9))
     assert run("hf_trainer.py", tmp_path / "handed", "8", "--handed") == made
@@ -101,7 +130,7 @@ def plain_accumulation(rank, world, last):
 
 
 def test_accelerate_is_the_plain_loop_and_goes_on_from_save_state(run, ranks, address, tmp_path):
-    pytest.importorskip("accelerate")
+    needs.package("accelerate")
     whole = run("accelerate_loop.py", tmp_path / "whole", "1", "6")
     assert whole["weights"][1] == ranks.run(plain_accumulation, 1, [address], 6)[0]
     run("accelerate_loop.py", tmp_path / "half", "1", "3")
@@ -111,7 +140,7 @@ def test_accelerate_is_the_plain_loop_and_goes_on_from_save_state(run, ranks, ad
 
 
 def test_accelerates_ddp_on_two_ranks_is_the_plain_loop(run, ranks, address, tmp_path):
-    pytest.importorskip("accelerate")
+    needs.package("accelerate")
     two = run("accelerate_loop.py", tmp_path, "1", "3", ranks=2)
     assert {two["weights"][1]} == set(ranks.run(plain_accumulation, 2, [address], 3))
 
@@ -136,7 +165,7 @@ def plain_steps(rank, world, last):
 
 
 def test_lightning_is_the_plain_loop_and_goes_on_from_its_checkpoint(run, ranks, address, tmp_path):
-    pytest.importorskip("lightning")
+    needs.package("lightning")
     (tmp_path / "whole").mkdir()
     (tmp_path / "half").mkdir()
     whole = run("lightning_module.py", tmp_path / "whole", "6")
@@ -181,7 +210,7 @@ def test_a_torchtitan_loop_goes_on_with_more_and_with_fewer_ranks(ranks, address
 
 
 def test_steps_go_to_tensorboard(run, tmp_path):
-    pytest.importorskip("tensorboard")
+    needs.package("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run("log_tensorboard.py", tmp_path, "3")
@@ -207,15 +236,14 @@ def init(project, dir, config):
 """
 
 
-def test_steps_go_to_wandb(run, tmp_path, monkeypatch):
+def test_steps_go_to_wandb(run, tmp_path):
     """Where the package is not there, what stands for it writes the calls down."""
     there = importlib.util.find_spec("wandb") is not None
+    stand_in = tmp_path / "stand-in"
     if not there:
-        (tmp_path / "stand-in").mkdir()
-        (tmp_path / "stand-in/wandb.py").write_text(FAKE_WANDB)
-        path = os.pathsep.join([str(tmp_path / "stand-in"), os.environ.get("PYTHONPATH", "")])
-        monkeypatch.setenv("PYTHONPATH", path)
-    run("log_wandb.py", tmp_path, "3")
+        stand_in.mkdir()
+        (stand_in / "wandb.py").write_text(FAKE_WANDB)
+    run("log_wandb.py", tmp_path, "3", modules=() if there else (stand_in,))
     if there:
         (logged,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
         assert b"gradient_norm" in logged.read_bytes()

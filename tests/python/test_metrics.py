@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import dmuond
+import needs
 import numpy as np
 import pytest
 from daemons import ROOT, Daemon, free_port, lane_pids, secret_file
@@ -404,8 +405,8 @@ def test_alert_rules_ask_for_metrics_that_there_are() -> None:
     assert asked <= page_rows().keys()
 
 
-@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool is not there (apt: prometheus)")
 def test_alert_rules_do_what_they_say() -> None:
+    needs.program("promtool", "apt: prometheus")
     tested = subprocess.run(
         ["promtool", "test", "rules", ALERTS.with_name("alerts_test.yml")],
         capture_output=True,

@@ -4,16 +4,16 @@ import os
 from pathlib import Path
 
 import dmuond
+import needs
 import pytest
-from browser import PROGRAM, Browser
+from browser import Browser
 from daemons import Daemons, free_port
 from ten_thousand import PARAMETERS, register
 from test_core_client import scalars
 from test_metrics import published
 from test_programs import wait_for
 
-if PROGRAM is None:
-    pytest.skip("needs chromium", allow_module_level=True)
+needs.program("chromium", "apt: chromium")
 
 WINDOWS = {"narrow": (390, 844), "wide": (1280, 900)}
 # A folder: the windows are kept there as pictures, for the documents.

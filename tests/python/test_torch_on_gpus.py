@@ -4,19 +4,18 @@ import itertools
 
 import fsdp_trainer
 import golden_trainer
+import needs
 import pytest
 import test_golden_bits as golden
 import test_torch_ranks as replicated
 import torch
 import torch_gpu_trainer
-from daemons import program
 from gpu_machine import Machine
 from habits import STEPS
 from trainers import Ranks, TrainerFailedError
 
-if not (program("dmuond").parent / "dmuond-lane-fake").exists():
-    pytest.skip("built without the headers of CUDA", allow_module_level=True)
-pytest.importorskip("cuda.bindings")
+needs.fake_gpus()
+needs.package("cuda.bindings")
 
 NODES, LANES = 2, 2
 WORLD = NODES * LANES

@@ -1,12 +1,13 @@
-"""Prints the lines of a requirements file that this interpreter's environment does not satisfy.
+"""Prints the lines of requirements files that this interpreter's environment does not satisfy.
 
-Usage: python_needs.py REQUIREMENTS. Needs the standard library only: it runs before anything is
+Usage: python_needs.py REQUIREMENTS... Needs the standard library only: it runs before anything is
 installed.
 """
 
 import re
 import sys
 from importlib import metadata
+from pathlib import Path
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -23,13 +24,13 @@ def is_satisfied(requirement: str) -> bool:
     return not wanted or parse_version(have) >= parse_version(wanted)
 
 
-def main(path: str) -> None:
-    with open(path, encoding="utf-8") as lines:
-        stripped = (line.split("#")[0].strip() for line in lines)
-        for requirement in filter(None, stripped):
-            if not is_satisfied(requirement):
+def main(paths: list[str]) -> None:
+    for path in paths:
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            requirement = line.split("#")[0].strip()
+            if requirement and not is_satisfied(requirement):
                 print(requirement)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -70,11 +70,11 @@ torch_version() {
   "$PYTHON" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null || true
 }
 
-setup_python() {
+setup_python() { # [REQUIREMENTS...]: besides those that everything needs
   [ -x "$PYTHON" ] || [ "$PYTHON" != "$PWD/.venv/bin/python" ] || make_venv
   [ -x "$PYTHON" ] || die "no Python at $PYTHON"
   local missing torch limits=() quiet=()
-  missing=$("$PYTHON" tools/dev/python_needs.py tools/dev/requirements.txt)
+  missing=$("$PYTHON" tools/dev/python_needs.py tools/dev/requirements.txt "$@")
   if [ -n "$missing" ]; then
     torch=$(torch_version)
     if [ -n "$torch" ]; then
@@ -113,8 +113,8 @@ PY
   "$PYTHON" -m pip install -q --no-deps --no-build-isolation --editable client/python
 }
 
-setup_all() {
+setup_all() { # [REQUIREMENTS...]
   setup_system
   choose_python
-  setup_python
+  setup_python "$@"
 }

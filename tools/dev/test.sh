@@ -32,7 +32,7 @@ cmd_test() {
   fi
   if [ -n "$python" ]; then
     say "Python tests"
-    "$PYTHON" -m pytest "${more[@]}" 2>&1 | tee build/test-logs/pytest.log || failed+=(pytest)
+    "$PYTHON" -m pytest --junitxml=build/test-logs/pytest.xml "${more[@]}" 2>&1 | tee build/test-logs/pytest.log || failed+=(pytest)
   fi
   local sanitizer
   for sanitizer in "${sanitizers[@]}"; do
@@ -43,7 +43,7 @@ cmd_test() {
   [ ${#failed[@]} = 0 ] || die "failed: ${failed[*]}"
 }
 
-# The closing lines of every test run, together, so that the end of the output tells the whole.
+# The closing lines of every test run, together, and what was skipped: the end of the output tells the whole.
 show_summary() {
   local run
   for run in cpu pytest asan tsan; do
@@ -57,6 +57,7 @@ show_summary() {
   done
   ! grep -q '^DMUOND_CUDA_INCLUDE:.*-NOTFOUND' build/cpu/CMakeCache.txt ||
     printf '\nleft out: tests on a fake CUDA driver, which need the headers of a CUDA toolkit (CUDA_HOME, /usr/local/cuda)\n'
+  "$PYTHON" tools/dev/skipped.py build/test-logs build
 }
 
 run_ctest() { # PRESET [OPTION...]

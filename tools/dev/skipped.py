@@ -1,0 +1,54 @@
+"""Names the tests that a run of ./dev test has skipped, and why.
+
+Usage: skipped.py LOGS BUILD. LOGS has pytest.xml, where pytest has run, and PRESET.log, where ctest
+has run for a preset; what the programs of C++ have said is in ctest's log below BUILD/PRESET.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+NOT_RUN = re.compile(r"^\t *\d+ - (\S+) \((Disabled|Skipped|Not Run)\)$", re.M)
+# pytest's words where a module has skipped all of its tests.
+OF_MODULE = re.compile(r"^\(.*'Skipped: (.*)'\)$", re.S)
+# GoogleTest: file:line: Skipped, the reason, and some lines later the test's name.
+SKIPPED = re.compile(
+    r"^\S+:\d+: Skipped\n(?P<reason>.*)\n(?:(?!\[).*\n)*\[  SKIPPED \] (?P<name>.*) \(\d+ ms\)$",
+    re.M,
+)
+
+
+def of_pytest(report: Path) -> Iterator[tuple[str, str]]:
+    for case in ElementTree.parse(report).iter("testcase"):
+        for skipped in case.iter("skipped"):
+            name = "::".join(filter(None, (case.get("classname"), case.get("name"))))
+            of_module = OF_MODULE.search(skipped.text or "")
+            reason = of_module[1] if of_module else skipped.get("message", "")
+            yield name, reason.partition("\n")[0]
+
+
+def of_ctest(log: Path, said: Path) -> Iterator[tuple[str, str]]:
+    for name, how in NOT_RUN.findall(log.read_text(errors="replace")):
+        yield name, how.lower()
+    if said.exists():
+        for match in SKIPPED.finditer(said.read_text(errors="replace")):
+            yield match["name"], match["reason"]
+
+
+def main(logs: Path, build: Path) -> None:
+    found = []
+    for log in sorted(logs.glob("*.log")):
+        if log.stem == "pytest":
+            report = log.with_suffix(".xml")
+            found += of_pytest(report) if report.exists() else [("pytest", "it has no report")]
+        else:
+            found += of_ctest(log, build / log.stem / "Testing/Temporary/LastTest.log")
+    print(f"\nskipped: {len(found)}")
+    for name, reason in found:
+        print(f"  {name}: {reason}")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
