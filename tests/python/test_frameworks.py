@@ -145,6 +145,56 @@ def test_accelerates_ddp_on_two_ranks_is_the_plain_loop(run, ranks, address, tmp
     assert {two["weights"][1]} == set(ranks.run(plain_accumulation, 2, [address], 3))
 
 
+def seen_by_accelerate(make, scaler):
+    """After each step: was it skipped, learning rate, norm. The second one has an infinity."""
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
+
+    Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    optimizer = make(model)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=10)
+    accelerated = AcceleratedOptimizer(optimizer, device_placement=False, scaler=scaler)
+    stepped = AcceleratedScheduler(schedule, accelerated, split_batches=True)
+    for step in range(4):
+        loss = model(torch.ones(5, 8)).square().mean()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if step == 1:
+            model.weight.grad.fill_(float("inf"))
+        accelerated.step()
+        stepped.step()
+        accelerated.zero_grad()
+        outcome = getattr(optimizer, "last_outcome", None)
+        norm = None if outcome is None else outcome.gradient_norm
+        yield accelerated.step_was_skipped, schedule.get_last_lr()[0], norm
+    if outcome is not None:
+        optimizer.close()
+
+
+def test_accelerate_knows_of_skipped_steps_and_its_schedules_stand_still(address):
+    """As with torch's AdamW, which skips none without a scaler."""
+    pytest.importorskip("accelerate")
+
+    def make(model):
+        return dmuond.torch.Muon(model, address=address, verbose=False)
+
+    def make_torchs(model):
+        return torch.optim.AdamW(model.parameters())
+
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    want = list(seen_by_accelerate(make_torchs, scalers[0]))
+    assert [skipped for skipped, _, _ in want] == [False, True, False, False]
+    plain = list(seen_by_accelerate(make, None))
+    scaled = list(seen_by_accelerate(make, scalers[1]))
+    assert [seen[:2] for seen in plain] == [seen[:2] for seen in want]
+    assert [seen[:2] for seen in scaled] == [seen[:2] for seen in want]
+    assert scalers[1].get_scale() == scalers[0].get_scale() == 512.0
+    # The scale was divided out.
+    assert [seen[2] for seen in scaled[::2]] == pytest.approx([seen[2] for seen in plain[::2]])
+
+
 # --- Lightning ---
 
 

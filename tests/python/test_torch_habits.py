@@ -16,6 +16,8 @@ import dmuond.torch
 import numpy as np
 import pytest
 import torch
+from dmuond import types
+from dmuond.torch.skips import SkippedSteps
 from habits import (
     ADAMW_LR,
     LR,
@@ -528,15 +530,71 @@ def test_grad_scaler_equals_torch_and_skips_an_overflow(muon):
     model, reference = make_model(), make_model()
     start = weights(reference)
     optimizer = muon(model)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("error", FutureWarning)
         warnings.filterwarnings("ignore", message="GradScaler is going to stop passing")
         warnings.filterwarnings("ignore", message="dmuond: the gradient of .* was changed")
         loop(model, optimizer)
+    (told,) = warned
+    assert 'step 3 was skipped on all ranks: the gradient of parameter "up.weight" is not' in str(
+        told.message
+    )
     loop(reference, TorchOptimizers(reference))
     assert_same_training(model, reference, start)
     assert optimizer.last_committed_step == STEPS + 2
     assert scales[0] == 1024.0  # halved once by the overflow, doubled once by growth
+
+
+def test_a_scaler_hands_itself_to_wrappers_of_step_that_pass_on_what_they_are_given(muon):
+    model, scaler = make_model(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = muon(model, early_buckets=False)
+    step, called = optimizer.step, []
+
+    def scaled():
+        scaler.scale(loss_of(model, 0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return optimizer.last_outcome.gradient_norm
+
+    def wrapper(*args, **kwargs):
+        called.append(kwargs)
+        return step(*args, **kwargs)
+
+    optimizer.step = wrapper
+    assert scaled() < 100.0 and called == [{"grad_scaler": scaler}]
+
+    optimizer.step = lambda: step()
+    gradient = model.up.weight.grad.clone()
+    with pytest.raises(dmuond.InvalidArgumentError, match="step\\(\\) is wrapped by .*<lambda>"):
+        scaler.step(optimizer)
+    assert torch.equal(model.up.weight.grad, gradient)
+    optimizer.step = step
+    scaler.step(optimizer)
+    assert optimizer.last_committed_step == 2
+
+
+def test_skipped_steps_are_told_in_powers_of_two_and_else_twice_a_minute(caplog):
+    now, step = [0.0], [0]
+    skips = SkippedSteps(tells=True, clock=lambda: now[0])
+
+    def tells(kind):
+        step[0] += 1
+        caplog.clear()
+        skips.after_step(types.Outcome(kind=kind, step=step[0], detail="w is NaN"))
+        return caplog.messages
+
+    skipped, committed = types.Outcome.KIND_SKIPPED, types.Outcome.KIND_COMMITTED
+    with pytest.warns(UserWarning, match="step 1 was skipped on all ranks: w is NaN; skipped in a"):
+        assert tells(skipped) == []
+    said = "step {} was skipped on all ranks: w is NaN; skipped in a row: {}, since the optimizer"
+    assert tells(skipped)[0].startswith(said.format(2, 2))
+    assert tells(committed) == []
+    assert tells(skipped) == []  # the third
+    assert tells(skipped)[0].startswith(said.format(5, 2))
+    now[0] += 29.0
+    assert tells(skipped) == []
+    now[0] += 1.0
+    assert tells(skipped)[0].endswith("was made: 6")
 
 
 def test_sparse_gradients_are_refused_by_name(muon):

@@ -35,6 +35,7 @@ from dmuond.torch.reduction import Reduction
 from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.running_statistics import warn_of_own_statistics
 from dmuond.torch.schedules import Schedules
+from dmuond.torch.skips import SkippedSteps
 from dmuond.torch.views import Views
 from dmuond.torch.weights import Weights
 
@@ -96,9 +97,6 @@ class Muon(torch.optim.Optimizer):
     but for FSDP2's shards, whose bytes step() compares.
     Not for several threads. Raises what `dmuond.Session` raises.
     """
-
-    # GradScaler hands itself to step() instead of unscaling here.
-    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -246,6 +244,7 @@ class Muon(torch.optim.Optimizer):
         )
         self._watch = ModelWatch(self._slots, self._models)
         self._hand_clipping = self._watch_clipping()
+        self._skips = SkippedSteps(tells=session.rank == 0)
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
         self._session.weights_unchanged = _unchanged_hook(weakref.ref(self))
@@ -357,6 +356,19 @@ class Muon(torch.optim.Optimizer):
 
     # --- steps ---
 
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step has changed nothing, because a gradient was not finite."""
+        outcome = self.last_outcome
+        return outcome is not None and outcome.kind == types.Outcome.KIND_SKIPPED
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler asks this, and hands itself to step() instead of unscaling by itself."""
+        if "step" in vars(self):
+            scaler.let_through(self.step)
+        return True
+
     @torch.compiler.disable
     @torch.no_grad()
     def step(
@@ -420,6 +432,7 @@ class Muon(torch.optim.Optimizer):
         scaler.write_back(grad_scaler, self, skipped=not committed)
         if self._weights.sharded and self._device.takes_turns:
             self._hold_fsdp()
+        self._skips.after_step(outcome)
 
     def _hold_fsdp(self) -> None:
         """Lets FSDP2's streams wait for weights before anything else that is enqueued there.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp.grad_scaler import OptState
+
+from dmuond.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 warnings.filterwarnings(
     "ignore", message="GradScaler is going to stop passing itself", category=FutureWarning
 )
+
+
+_PASSED_ON = inspect.Parameter.VAR_KEYWORD  # always the last
 
 
 @dataclass(frozen=True)
@@ -29,8 +36,31 @@ class Scale:
         return self.divided_by is not None
 
 
+def let_through(wrapper: Callable[..., Any]) -> None:
+    """Has GradScaler hand itself to a wrapper of step() that passes on whatever it is given.
+
+    GradScaler looks for `grad_scaler` in the signature, where `**kwargs` of a wrapper without
+    functools.wraps (accelerate's, say) do not show it.
+    """
+    function = getattr(wrapper, "__func__", wrapper)
+    signature = inspect.signature(function)
+    taken = list(signature.parameters.values())
+    if "grad_scaler" in signature.parameters or not taken or taken[-1].kind is not _PASSED_ON:
+        return
+    scaler = inspect.Parameter("grad_scaler", inspect.Parameter.KEYWORD_ONLY, default=None)
+    function.__signature__ = signature.replace(parameters=[*taken[:-1], scaler, taken[-1]])
+
+
 def read(scaler: GradScaler | None, optimizer: torch.optim.Optimizer) -> Scale:
+    """Raises where GradScaler could not hand itself over, and left its scale as an attribute."""
     if scaler is None:
+        if vars(optimizer).pop("found_inf", None) is not None:
+            vars(optimizer).pop("grad_scale", None)
+            raise InvalidArgumentError(
+                f"step() is wrapped by {vars(optimizer).get('step')}, which takes no "
+                "'grad_scaler', so that GradScaler cannot hand itself to the optimizer: let the "
+                "wrapper take **kwargs, and pass them on"
+            )
         return Scale(1.0, None)
     stage = scaler._per_optimizer_states[id(optimizer)]["stage"]
     if stage is OptState.UNSCALED:
