@@ -60,6 +60,8 @@ struct Submission {
   std::vector<int32_t> absent;  // parameters, ascending
   std::vector<int32_t> pushed;  // kPush: parameters, ascending; empty: all
   bool withdraw = false;
+  // A parameter whose gradient at this rank is not finite, which no lane reads.
+  std::optional<int32_t> not_finite;
 };
 
 // The sum of squares of the update of a matrix, before the learning rate.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -498,7 +499,7 @@ std::vector<CoordinatorAction> StepCoordinator::DecideStep() {
   if (!total.ok()) {
     return Abort(OutcomeReason::kLaneLost, std::string(total.status().message()), /*retry=*/false);
   }
-  if (!std::isfinite(total->norm)) return Skip(*total);
+  if (auto why = NotFinite(*total)) return Skip(total->norm, *std::move(why));
   decision.scalars = try_.submissions.at(*try_.first).scalars;
   decision.clip_coefficient = ClipCoefficient(total->norm, decision.scalars.max_grad_norm);
   decision.outcome.kind = OutcomeKind::kCommitted;
@@ -510,20 +511,35 @@ std::vector<CoordinatorAction> StepCoordinator::DecideStep() {
   return Decide(std::move(decision));
 }
 
-std::vector<CoordinatorAction> StepCoordinator::Skip(const GradientNorm& norm) {
-  std::string detail = absl::StrCat("the gradient's norm is ", norm.norm);
-  if (norm.first_infinite) {
-    const Unit& unit = plan_.units[norm.first_infinite->value()];
-    detail = absl::StrCat("the gradient of parameter \"",
-                          inputs_.layout.parameters[unit.parameter].name, "\" is not finite");
+std::optional<std::string> StepCoordinator::NotFinite(const GradientNorm& norm) const {
+  const std::vector<Parameter>& parameters = inputs_.layout.parameters;
+  const auto of = [&](int32_t parameter) {
+    // A rank's own gradient comes with a message, whose numbers may be any.
+    const bool known = parameter >= 0 && parameter < static_cast<int32_t>(parameters.size());
+    return absl::StrCat("the gradient of parameter \"",
+                        known ? parameters[parameter].name : absl::StrCat(parameter),
+                        "\" is not finite");
+  };
+  if (norm.first_infinite) return of(plan_.units[norm.first_infinite->value()].parameter);
+  for (const auto& [rank, submission] : try_.submissions) {
+    if (submission.not_finite.has_value()) {
+      return absl::StrCat(of(*submission.not_finite), " on rank ", rank.value());
+    }
   }
+  if (!std::isfinite(norm.norm)) return absl::StrCat("the gradient's norm is ", norm.norm);
+  return std::nullopt;
+}
+
+std::vector<CoordinatorAction> StepCoordinator::Skip(double norm, std::string detail) {
   const bool give_up = skips_in_a_row_ >= options_.skips_max;
   if (give_up) absl::StrAppend(&detail, ", after ", skips_in_a_row_, " skipped steps in a row");
   Decision decision = Blank(give_up ? Verdict::kAbort : Verdict::kSkip);
   decision.outcome.kind = give_up ? OutcomeKind::kAborted : OutcomeKind::kSkipped;
   decision.outcome.reason = OutcomeReason::kNonFinite;
   decision.outcome.detail = std::move(detail);
-  decision.outcome.gradient_norm = norm.norm;
+  // What lanes have read may be finite all the same.
+  decision.outcome.gradient_norm =
+      std::isfinite(norm) ? std::numeric_limits<double>::quiet_NaN() : norm;
   return Decide(std::move(decision));
 }
 

@@ -162,7 +162,9 @@ class StepCoordinator {
   [[nodiscard]] Actions Refuse(const Disagreement& disagreement);
   [[nodiscard]] Actions DecideIfComplete();
   [[nodiscard]] Actions DecideStep();
-  [[nodiscard]] Actions Skip(const GradientNorm& norm);
+  [[nodiscard]] Actions Skip(double norm, std::string why);
+  // Says, for people, which gradient is not finite; unset: all are.
+  [[nodiscard]] std::optional<std::string> NotFinite(const GradientNorm& norm) const;
 
   [[nodiscard]] RailGate NewGate() const { return {inputs_.lanes_per_node, plan_.buckets}; }
   void AppendCollectGoes(LaneIndex rail, Actions& actions);

@@ -51,6 +51,7 @@ std::optional<std::string> Difference(const Submission& a, const Submission& b) 
     return absl::StrCat(mismatch->field, " (", mismatch->first, ", ", mismatch->second, ")");
   }
   if (a.absent != b.absent) return "absent";
+  if (a.not_finite != b.not_finite) return "not_finite";
   if (a.pushed != b.pushed) return "pushed";
   return std::nullopt;
 }

@@ -119,6 +119,7 @@ absl::StatusOr<scheduler::Submission> FromProto(const v1::RankSubmitted& submitt
   out.absent = Ascending(submitted.absent());
   out.pushed = Ascending(submitted.pushed());
   out.withdraw = submitted.withdraw();
+  if (submitted.has_not_finite()) out.not_finite = submitted.not_finite();
   return out;
 }
 
@@ -132,6 +133,7 @@ v1::RankSubmitted ToProto(const scheduler::Submission& submission) {
   for (int32_t parameter : submission.absent) out.add_absent(parameter);
   for (int32_t parameter : submission.pushed) out.add_pushed(parameter);
   out.set_withdraw(submission.withdraw);
+  if (submission.not_finite.has_value()) out.set_not_finite(*submission.not_finite);
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -302,6 +303,17 @@ TEST_F(SessionTest, ANonFiniteGradientSkipsTheStepAndTakesItsNumber) {
     EXPECT_EQ(outcome->kind, Outcome::Kind::kCommitted);
     EXPECT_EQ(outcome->step, 2);
   }
+  // One that no lane reads is the trainer's to tell.
+  OnEveryRank(2, [&](int32_t rank) {
+    const SubmitOptions options{.not_finite = rank == 1 ? std::optional(kVector) : std::nullopt};
+    const absl::StatusOr<Outcome> outcome = (*world)[rank].Step(Scalars(0.1), options);
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->kind, Outcome::Kind::kSkipped);
+    EXPECT_EQ(outcome->detail, "the gradient of parameter \"vector\" is not finite on rank 1");
+  });
+  const absl::Status unknown = (*world)[0].Step(Scalars(0.1), {.not_finite = 2}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(unknown)) << unknown;
+  EXPECT_THAT(unknown.message(), HasSubstr("parameter 2 of 2"));
   world->Close();
 }
 

@@ -56,6 +56,23 @@ TEST_F(WhoseDaemonTest, AnotherProtocolVersionIsRefusedByNameBeforeAnythingElseI
   }
 }
 
+TEST_F(WhoseDaemonTest, OneThatWouldNotSkipForAGradientThatNoLaneReadsIsNotAskedTo) {
+  const FakeDaemon daemon(path(), {});
+  const auto session = Session::Open({.address = path()});
+  ASSERT_TRUE(session.ok()) << session.status();
+  LayoutBuilder builder(1);
+  builder.Add({.name = "matrix", .shape = {4, 4}});
+  ASSERT_TRUE((*session)->Register(*builder.Build()).ok());
+  ASSERT_TRUE((*session)->Attach().ok());
+  ASSERT_TRUE((*session)->Push().ok());
+  const StepScalars scalars{.groups = {{.learning_rate = 0.1}}};
+  const absl::Status refused = (*session)->Step(scalars, {.not_finite = 0}).status();
+  EXPECT_EQ(ReasonOf(refused), "VERSION_MISMATCH") << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("update the daemon"));
+  const auto outcome = (*session)->Step(scalars);
+  EXPECT_TRUE(outcome.ok()) << outcome.status();
+}
+
 TEST_F(WhoseDaemonTest, ASocketOfAStrangerGetsNoToken) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
   const FakeDaemon daemon(path(), {});

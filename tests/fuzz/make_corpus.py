@@ -117,6 +117,7 @@ def trainer_requests() -> None:
         "submit": (6, submit),
         "submit_absent": (6, trainer_pb2.SubmitStepRequest(step=2, scalars=scalars(), absent=[0])),
         "withdraw": (6, trainer_pb2.SubmitStepRequest(step=2, scalars=scalars(), withdraw=True)),
+        "not_finite": (6, trainer_pb2.SubmitStepRequest(step=2, scalars=scalars(), not_finite=0)),
         "wait": (7, trainer_pb2.WaitStepRequest(step=1, **wait)),
         "watch": (8, trainer_pb2.WatchSessionRequest()),
         "ack": (9, trainer_pb2.AckRollbackRequest(to_step=1)),

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 SHARDED = ("up", "down")
+OVERFLOW = 2  # the step in which a gradient of one rank is not finite
 
 
 def mesh_of(*names):
@@ -84,10 +85,64 @@ def train(model, data, given=None, part=1.0, **options):
         optimizer.zero_grad()
         norms.append(optimizer.last_outcome.gradient_norm)
     optimizer.close()
+    return trained(model), norms
+
+
+def trained(model):
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()
-    return whole(model.named_parameters()), norms
+    return whole(model.named_parameters())
+
+
+def new_scaler():
+    return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+
+
+def train_scaled(model, data, broken, given=None, **options):
+    """Weights, the scales after each step, and why steps were skipped.
+
+    broken: the parameter whose gradient has a NaN in one step on this rank; None: not on this one.
+    """
+    optimizer, scaler = make_optimizer(given or model, **options), new_scaler()
+    scales, told = [], []
+    for step in range(STEPS):
+        scaler.scale(loss_of(model, step, data)).backward()
+        if step == OVERFLOW and broken is not None:
+            gradient = broken.grad
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            local[-1] = float("nan")
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        if optimizer.step_was_skipped:
+            told.append((step, optimizer.last_outcome.detail))
+    optimizer.close()
+    return trained(model), scales, told
+
+
+def overflows(rank, roles):
+    """A NaN on one rank alone, whose replica of the gradient no lane reads."""
+    mesh = roles["mesh"]
+    dp, _ = mesh.get_coordinate()
+    plain, shards = tensor_parallel(mesh["tp"]), shards_on(mesh["dp"])
+    on_all = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+    biased = parallelize_module(
+        make_model(), on_all, {"narrow": RowwiseParallel(input_layouts=Replicate())}
+    )
+    by_hand = [(name, p) for name, p in biased.named_parameters() if isinstance(p, DTensor)]
+    return {
+        "tensor parallel": train_scaled(
+            plain, dp, plain.norm.weight if rank == 3 else None, **roles
+        ),
+        "shards with equal ones": train_scaled(
+            shards, dp, shards.norm.weight if rank == 1 else None, **roles
+        ),
+        "DTensors alone": train_scaled(
+            biased, 0, biased.narrow.bias if rank == 2 else None, given=by_hand
+        ),
+    }
 
 
 def on_a_mesh(rank, world, folder):
@@ -129,6 +184,7 @@ def on_a_mesh(rank, world, folder):
                 *pipeline.get_coordinate(), data_parallel_size=2, max_grad_norm=0.1
             ),
             "experts": train_experts(rank, data_parallel_size=4),
+            "overflows": overflows(rank, roles),
         }
 
 

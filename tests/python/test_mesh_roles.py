@@ -8,7 +8,16 @@ import mesh_trainer
 import pytest
 import torch
 from daemons import Daemons
-from habits import assert_same_weights, make_model, torch_in_fp32, train_torch, weights
+from habits import (
+    STEPS,
+    assert_same_weights,
+    loss_of,
+    make_model,
+    torch_in_fp32,
+    train_torch,
+    weights,
+)
+from mesh_trainer import OVERFLOW
 from torch import nn
 
 
@@ -87,6 +96,52 @@ def test_experts_are_divided_by_all_ranks_on_other_data(on_a_mesh):
     elements = 4 * (4 * 6)  # of four experts together
     for result in on_a_mesh:
         assert result["experts"][1] == [pytest.approx((elements * (8.0 / 4) ** 2) ** 0.5)]
+
+
+@pytest.fixture(scope="module")
+def scales_of_torch():
+    """After each step, of one process that has the NaN."""
+    scaler, model = mesh_trainer.new_scaler(), make_model()
+    optimizer, scales = torch.optim.SGD(model.parameters(), lr=0.0), []
+    for step in range(STEPS):
+        scaler.scale(loss_of(model, step)).backward()
+        if step == OVERFLOW:
+            model.norm.weight.grad[-1] = float("nan")
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+    assert scales[OVERFLOW] < scales[OVERFLOW - 1]
+    return scales
+
+
+@pytest.mark.parametrize(
+    ("set_up", "world", "broken", "on_rank"),
+    [
+        ("tensor parallel", 2, "norm.weight", 3),
+        ("shards with equal ones", 2, "norm.weight", 1),
+        ("DTensors alone", None, "narrow.bias", 2),
+    ],
+)
+def test_a_nan_in_a_replica_that_nobody_reads_skips_the_step_on_all_ranks(
+    on_a_mesh, scales_of_torch, set_up, world, broken, on_rank
+):
+    results = [result["overflows"][set_up] for result in on_a_mesh]
+    why = f'the gradient of parameter "{broken}" is not finite on rank {on_rank}'
+    for _, scales, told in results:
+        assert scales == scales_of_torch
+        assert told == [(OVERFLOW, why)]
+    if world is None:
+        return
+
+    def without_one(model, step):
+        if step == OVERFLOW:
+            model.zero_grad()
+
+    with torch_in_fp32():
+        want = train_torch(world, loop=without_one)
+    for got, _, _ in results:
+        assert_same_weights(got, want, weights(make_model()))
 
 
 def test_two_stages_are_refused_without_a_divisor_and_trained_with_one(launch):

@@ -5,8 +5,10 @@ import ctypes
 import os
 import platform
 
+import core_trainer
 import dmuond
 import pytest
+from core_trainer import Job, Tensor, whole
 from dmuond import layout_parts, types
 from dmuond._proto import trainer_pb2 as pb
 
@@ -42,6 +44,16 @@ def test_another_protocol_version_is_refused_by_name_before_anything_else(fake, 
     assert caught.value.metadata["server_version"] == str(version)
     assert caught.value.metadata["client_version"] == "2"
     assert not fake.opened
+
+
+def test_one_that_would_not_skip_for_a_gradient_that_no_lane_reads_is_not_asked_to(fake):
+    matrix = Tensor("w", (4, 4))
+    trainer = core_trainer.Trainer(0, 1, Job((matrix,), ((whole(matrix),),)), address=fake.path)
+    with pytest.raises(dmuond.FailedPreconditionError, match="update the daemon") as caught:
+        trainer.session.step(core_trainer.scalars_of(1), not_finite=0)
+    assert caught.value.reason == "VERSION_MISMATCH"
+    assert not fake.submits
+    trainer.session.close()
 
 
 @as_root

@@ -250,6 +250,9 @@ TEST(ConvertTest, SubmissionsHaveTheirListsSorted) {
   auto value = FromProto(submitted);
   ASSERT_TRUE(value.ok()) << value.status();
   EXPECT_THAT(value->absent, ElementsAre(1, 3, 5));
+  EXPECT_FALSE(ToProto(*value).has_not_finite());
+  submitted.set_not_finite(0);
+  EXPECT_EQ(ToProto(*FromProto(submitted)).not_finite(), 0);
   submitted.set_kind(v1::ATTEMPT_KIND_UNSPECIFIED);
   EXPECT_EQ(FromProto(submitted).status().code(), absl::StatusCode::kInvalidArgument);
 }

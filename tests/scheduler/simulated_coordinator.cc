@@ -180,8 +180,9 @@ void SimulatedCoordinator::CheckDecision(Simulation& job, const v1::Decision& de
   job.Trace("decided: attempt ", decision.attempt() >> 32, ".", decision.attempt() & 0xffff,
             " step ", decision.step(), " verdict ", static_cast<int32_t>(decision.verdict()), " ",
             decision.outcome().detail());
-  job.invariants.Decided(*FromProto(decision), again,
-                         !job.FateOf(StepId(decision.step()), "nan", 15));
+  const StepId step(decision.step());
+  const bool finite = !job.FateOf(step, "nan", 15) && !job.FateOf(step, "own nan", 5);
+  job.invariants.Decided(*FromProto(decision), again, finite);
 }
 
 void SimulatedCoordinator::CheckWayBack(Simulation& job, const SnapshotId& to, bool asked) {

@@ -201,6 +201,9 @@ void SimulatedTrainer::Begin() {
     for (int32_t p = 0; p < parameters; ++p) {
       if (chance.Of(10)) request_.absent.push_back(p);
     }
+    if (rank_.value() == 0 && simulation_.FateOf(request_.step, "own nan", 5)) {
+      request_.not_finite = 0;
+    }
   }
   const bool mistaken = mistakes_ > 0 && chance.Of(10);
   if (mistaken) {

@@ -238,6 +238,26 @@ TEST(StepCoordinatorTest, NonFiniteGradientsSkipTheStepAndNameTheParameter) {
   EXPECT_EQ(group.coordinator->last_committed(), StepId(1));
 }
 
+TEST(StepCoordinatorTest, AGradientThatNoLaneReadsSkipsTheStepWhereItsRankSaysSo) {
+  StepGroup group(TwoNodes());
+  const auto skipped = [&](int32_t parameter) {
+    Submission said = group.Step(1);
+    said.not_finite = parameter;
+    (void)group.Submit(said);
+    (void)group.Submit(group.Step(0));
+    return DecisionIn(group.VoteAll());
+  };
+  const Decision decision = skipped(1);
+  EXPECT_EQ(decision.verdict, Verdict::kSkip);
+  EXPECT_EQ(decision.outcome.reason, OutcomeReason::kNonFinite);
+  EXPECT_EQ(decision.outcome.detail, "the gradient of parameter \"b\" is not finite on rank 1");
+  EXPECT_TRUE(std::isnan(decision.outcome.gradient_norm));
+  EXPECT_EQ(group.coordinator->last_committed(), StepId(1));
+  EXPECT_EQ(skipped(7).verdict, Verdict::kSkip);  // a message has any number
+  (void)group.SubmitAll();
+  EXPECT_EQ(DecisionIn(group.VoteAll()).verdict, Verdict::kCommit);
+}
+
 TEST(StepCoordinatorTest, AfterTooManySkipsInARowStepsAreAborted) {
   StepGroup group(TwoNodes(), StepId(0), {.skips_max = 2});
   const double nan = std::numeric_limits<double>::quiet_NaN();

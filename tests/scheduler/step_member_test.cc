@@ -100,6 +100,10 @@ TEST_F(StepMemberTest, ADuplicateThatDiffersIsAnErrorNamingTheField) {
   other.absent = {1};
   ExpectError(member_.OnSubmission(other).status(), absl::StatusCode::kInvalidArgument,
               "SUBMISSION_DIFFERS", HasSubstr("absent"));
+  other = Step(2, 5, kFirstAttempt);
+  other.not_finite = 0;
+  ExpectError(member_.OnSubmission(other).status(), absl::StatusCode::kInvalidArgument,
+              "SUBMISSION_DIFFERS", HasSubstr("not_finite"));
 }
 
 TEST_F(StepMemberTest, SubmittingADecidedStepAgainReturnsItsOutcome) {

@@ -95,6 +95,7 @@ absl::Status Link::Open(const Options& options, Resume resume) {
   v1::HelloRequest hello;
   hello.set_version_min(kProtocolVersion);
   hello.set_version_max(kProtocolVersion);
+  hello.set_features(v1::FEATURE_NOT_FINITE);
   hello.set_client(client);
   absl::Status status =
       channel_->Call("Hello", &v1::Trainer::Stub::Hello, hello, hello_, {.timeout = kHelloTimeout});

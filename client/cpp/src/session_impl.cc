@@ -73,6 +73,17 @@ absl::Status Session::Impl::CheckSubmit(const SubmitOptions& options) const {
           "buckets with gradients that may be absent to Submit"));
     }
   }
+  if (!options.not_finite.has_value()) return absl::OkStatus();
+  if (*options.not_finite < 0 || static_cast<size_t>(*options.not_finite) >= parameters) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("not_finite names parameter ", *options.not_finite, " of ", parameters));
+  }
+  if ((link_->hello().features() & v1::FEATURE_NOT_FINITE) == 0) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, kVersionMismatch,
+                     absl::StrCat("the gradient of parameter ", *options.not_finite,
+                                  " is not finite on this rank, and ", link_->hello().server(),
+                                  " is too old to skip the step for it: update the daemon"));
+  }
   return absl::OkStatus();
 }
 
@@ -204,6 +215,8 @@ absl::StatusOr<Outcome> Session::Impl::TrySubmit(const StepScalars& scalars,
   ToProto(scalars, *submit_request_.mutable_scalars());
   submit_request_.mutable_absent()->Assign(options.absent.begin(), options.absent.end());
   submit_request_.set_withdraw(options.withdraw);
+  submit_request_.clear_not_finite();
+  if (options.not_finite.has_value()) submit_request_.set_not_finite(*options.not_finite);
   submit_request_.set_trainer_state(options.trainer_state);
   submit_request_.set_wait_ms(static_cast<int32_t>(wait.count()));
   submitted_state_ = options.trainer_state;

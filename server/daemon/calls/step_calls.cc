@@ -183,6 +183,16 @@ absl::StatusOr<scheduler::StepAnswer> StepCalls::Submit(const v1::SubmitStepRequ
     submission.absent.push_back(client.job_parameter[index]);
   }
   SortOnce(submission.absent);
+  if (request.has_not_finite()) {
+    const int32_t index = request.not_finite();
+    if (index < 0 || index >= static_cast<int32_t>(client.job_parameter.size())) {
+      return Error(absl::StatusCode::kInvalidArgument, "NOT_FINITE_OUT_OF_RANGE",
+                   Say("rank ", Named("rank", session.rank), " calls the gradient of parameter ",
+                       Named("parameter", index), " not finite; it registered ",
+                       Named("parameters", client.job_parameter.size())));
+    }
+    submission.not_finite = client.job_parameter[index];
+  }
   if (job.inputs() != nullptr && job.planned() &&
       submission.scalars.groups.size() != static_cast<size_t>(AnyOf(job.wire()).groups_size())) {
     return Error(absl::StatusCode::kInvalidArgument, "SCALARS_DIFFER",

@@ -111,6 +111,10 @@ TEST_F(StepInputTest, NumbersThatCannotBeAreNamed) {
                 {code, "ABSENT_OUT_OF_RANGE", {"rank 0", "parameter 9", "registered 1"}});
   ExpectRefused(Submit(2, [](auto& request) { request.add_absent(-1); }),
                 {code, "ABSENT_OUT_OF_RANGE", {"rank 0", "parameter -1"}});
+  ExpectRefused(Submit(2, [](auto& request) { request.set_not_finite(1); }),
+                {code, "NOT_FINITE_OUT_OF_RANGE", {"rank 0", "parameter 1", "registered 1"}});
+  ExpectRefused(Submit(2, [](auto& request) { request.set_not_finite(-1); }),
+                {code, "NOT_FINITE_OUT_OF_RANGE", {"rank 0", "parameter -1"}});
   EXPECT_EQ(Weights(), weights);
   EXPECT_TRUE(trainers_[0]->Step(2).ok());
 }

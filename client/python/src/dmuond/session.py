@@ -287,6 +287,7 @@ class Session(Member):
         absent: Sequence[int] = (),
         trainer_state: bytes = b"",
         withdraw: bool = False,
+        not_finite: int | None = None,
         wait: bool = True,
         stream: int | None = None,
     ) -> types.Outcome:
@@ -305,6 +306,12 @@ class Session(Member):
         signalled early. withdraw: such a bucket has changed since it was signalled. An attempt that
         was aborted and may be retried is retried with the same gradients.
 
+        not_finite: the index of a parameter whose gradient here has an infinity or a NaN. All ranks
+        skip the step. Lanes see that in gradients that they read. They read none of
+        CONTRIBUTION_NONE, and of CONTRIBUTION_SAME the lowest rank's alone: where ranks compute
+        those each by itself, a trainer looks at its own. FailedPreconditionError with a daemon that
+        is too old for it.
+
         Returns the outcome, COMMITTED or SKIPPED. Raises Aborted, RolledBack, InvalidArgumentError
         (scalars differ between trainers: the gradients stay valid for a corrected call),
         DaemonLost, StateLost.
@@ -314,8 +321,16 @@ class Session(Member):
                 f"trainer_state has {len(trainer_state)} bytes; at most {TRAINER_STATE_BYTES_MAX}"
             )
         self._check_absent(absent, withdraw)
+        if not_finite is not None and not 0 <= not_finite < len(self._bucket_of):
+            raise errors.InvalidArgumentError(
+                f"not_finite names parameter {not_finite}; {len(self._bucket_of)} are registered"
+            )
         request = pb.SubmitStepRequest(
-            scalars=scalars, absent=absent, withdraw=withdraw, trainer_state=trainer_state
+            scalars=scalars,
+            absent=absent,
+            withdraw=withdraw,
+            not_finite=not_finite,
+            trainer_state=trainer_state,
         )
         self._memory.check_stream(stream)
         notice = WaitNotice(self.rank, f"step {self.last_committed_step + 1}")
@@ -595,6 +610,13 @@ class Session(Member):
         """Signals, submits and waits for the outcome of one attempt."""
         streams = _as_tuple(stream)
         self._check_alive()
+        hello = self._link.hello
+        if request.HasField("not_finite") and not hello.features & pb.FEATURE_NOT_FINITE:
+            raise errors.FailedPreconditionError(
+                f"the gradient of parameter {request.not_finite} is not finite on this rank, and "
+                f"{hello.server} is too old to skip the step for it: update the daemon",
+                reason="VERSION_MISMATCH",
+            )
         self._wait_unpublished(None)
         fault_point("trainer.gradients")
         if not request.withdraw:

@@ -67,6 +67,11 @@ struct SubmitOptions {
   // gradients are there and the trainer reads the weights no more. Unset: both hold already.
   std::optional<CUstream_st*> stream;
   bool withdraw = false;  // a bucket that was marked ready has changed: abort this attempt
+  // A parameter (index in the layout) whose gradient here has an infinity or a NaN: every rank's
+  // step is skipped. Lanes see that in gradients that they read. They read none of
+  // Contribution::kNone, and of kSame the lowest rank's alone: where ranks compute those each by
+  // itself, a trainer looks at its own. FAILED_PRECONDITION with a daemon that is too old for it.
+  std::optional<int32_t> not_finite;
   // How long to wait for the decision; kPending when it has not come.
   std::chrono::milliseconds wait = std::chrono::hours(24);
 };

@@ -36,6 +36,7 @@ from dmuond.torch.routing import Router, RouteRules
 from dmuond.torch.running_statistics import warn_of_own_statistics
 from dmuond.torch.schedules import Schedules
 from dmuond.torch.skips import SkippedSteps
+from dmuond.torch.unread import UnreadGradients
 from dmuond.torch.views import Views
 from dmuond.torch.weights import Weights
 
@@ -245,6 +246,7 @@ class Muon(torch.optim.Optimizer):
         self._watch = ModelWatch(self._slots, self._models)
         self._hand_clipping = self._watch_clipping()
         self._skips = SkippedSteps(tells=session.rank == 0)
+        self._unread = UnreadGradients(s for s in self._slots if shares[id(s.parameter)].unread)
         self._slot_of = {id(slot.parameter): slot for slot in self._slots}
         self._session.on_rolled_back = _rolled_back_hook(weakref.ref(self))
         self._session.weights_unchanged = _unchanged_hook(weakref.ref(self))
@@ -421,6 +423,7 @@ class Muon(torch.optim.Optimizer):
             absent=absent,
             trainer_state=self._trainer_state,
             withdraw=withdraw,
+            not_finite=self._unread.not_finite(absent),
             wait=not self._overlap,
             stream=self._device.stream(),
         )

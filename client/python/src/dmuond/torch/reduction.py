@@ -34,6 +34,9 @@ class Share:
     held_by_all: bool = False  # taken for granted; the daemon checks it
     # Dimensions of a DTensor's own mesh along which its gradient is added up by the daemon.
     added_dims: frozenset[int] = frozenset()
+    # Other ranks have computed the same gradient, each by itself, and theirs may be the one that
+    # lanes read. One that FSDP2's collective has given to all of them has the same bytes.
+    unread: bool = False
 
 
 @dataclass
@@ -82,7 +85,8 @@ class Reduction:
 
     def _by_default(self, parameter: Tensor) -> Share:
         if isinstance(parameter, DTensor):
-            return Share(types.CONTRIBUTION_SAME, 1.0)
+            unread = _has_replicas(parameter, self.reduced.get(id(parameter)))
+            return Share(types.CONTRIBUTION_SAME, 1.0, unread=unread)
         if self.kind == "sum":
             return Share(types.CONTRIBUTION_SUM, 1.0)
         divisor = self.data_parallel_size or self.world_size
@@ -169,8 +173,13 @@ class Reduction:
             contribution = types.CONTRIBUTION_NONE
         else:
             contribution = types.CONTRIBUTION_SUM
-        factor = float(self._factor(name, reduced))
-        return Share(contribution, factor, added_dims=frozenset(added_own))
+        given = set().union(*roles.dims_of(name, reduced.mesh)) if reduced else set()
+        return Share(
+            contribution,
+            float(self._factor(name, reduced)),
+            added_dims=frozenset(added_own),
+            unread=contribution != types.CONTRIBUTION_SUM and not equal <= given,
+        )
 
     def _factor(self, name: str, reduced: Reduced | None) -> Fraction:
         """Of the sum over the ranks along all dimensions but those with equal gradients."""
@@ -184,6 +193,17 @@ class Reduction:
             averaged &= inside
         again = roles.size(averaged) * roles.size(inside & roles.having("same"))
         return Fraction(reduced.divisor) / again
+
+
+def _has_replicas(parameter: DTensor, reduced: Reduced | None) -> bool:
+    """Whether other ranks compute the gradient of the same part.
+
+    The dimensions along which FSDP2 reduces are the first ones of its parameters' meshes.
+    """
+    first = reduced.mesh.ndim if reduced else 0
+    dims = range(first, len(parameter.placements))
+    replicas = (dim for dim in dims if isinstance(parameter.placements[dim], Replicate))
+    return any(parameter.device_mesh.size(dim) > 1 for dim in replicas)
 
 
 def _check_size(size: Any, world_size: int) -> None:
