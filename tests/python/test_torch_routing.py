@@ -168,6 +168,14 @@ def test_what_may_be_a_head_and_is_on_muon_says_so():
     assert guessed(groups_of_modules) == {"1.weight"}
 
 
+def test_the_last_layer_of_a_stage_is_not_the_models():
+    stage = tree(embed=nn.Embedding(9, 8), up=nn.Linear(8, 8), down=nn.Linear(8, 8))
+    given, _ = groups(stage, whole=False)
+    found = Router(None, None).route(given[0][0])
+    assert [r.route for r in found] == ["adamw", "muon", "adamw", "muon", "adamw"]
+    assert "may be an output head" in found[3].reason
+
+
 # --- parameters that are no layer's weight ---
 
 
@@ -378,3 +386,36 @@ def test_a_rule_that_puts_a_convolution_on_muon_flattens_it():
     found = {r.named.name: r for r in Router(rules, None).route(members)}
     assert (found["stem.weight"].rows, found["up.weight"].rows) == (0, 1)
     assert found["squeeze.weight"].rows is None
+
+
+# --- models of packages, where they are installed ---
+
+
+def test_models_of_transformers_have_their_heads_on_adamw_and_their_matrices_on_muon():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 128, "vocab_size": 200}
+    moe = {"num_local_experts": 4, "num_key_value_heads": 2, "head_dim": 16, **sizes}
+    for name, config, heads in [
+        ("GptOssForCausalLM", transformers.GptOssConfig(num_experts_per_tok=2, **moe), 1),
+        ("MixtralForCausalLM", transformers.MixtralConfig(**moe), 1),
+        ("BertForSequenceClassification", transformers.BertConfig(**sizes), 1),
+        ("RobertaForMaskedLM", transformers.RobertaConfig(**sizes), 0),  # tied
+        ("MambaForCausalLM", transformers.MambaConfig(state_size=16, **sizes), 0),
+    ]:
+        found = routed(getattr(transformers, name)(config))
+        told = [reason for route, reason in found.values() if route == "adamw"]
+        assert sum("output head" in reason for reason in told) == heads, name
+        for parameter, (route, _) in found.items():
+            plain = not any(word in parameter for word in ("embed", "bias", "A_log", "conv"))
+            hidden = plain and parameter.split(".")[0] not in ("lm_head", "classifier")
+            assert (route == "muon") == (hidden or parameter.startswith("lm_head.dense")), parameter
+
+
+def test_models_of_torchvision_have_their_heads_on_adamw():
+    models = pytest.importorskip("torchvision.models")
+    for name in ("resnet18", "mobilenet_v3_small", "squeezenet1_1", "swin_t", "alexnet"):
+        with torch.device("meta"):
+            found = routed(getattr(models, name)(), conv="muon")
+        heads = [n for n, (_, reason) in found.items() if reason.startswith("output head (guess")]
+        assert heads == [list(found)[-1]], name

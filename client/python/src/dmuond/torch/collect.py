@@ -55,11 +55,15 @@ class Group(NamedTuple):
 
 
 def groups(
-    params: Any, patterns: Mapping[Pattern, Mapping[str, Any]] | None = None
+    params: Any,
+    patterns: Mapping[Pattern, Mapping[str, Any]] | None = None,
+    *,
+    whole: bool = True,
 ) -> tuple[list[Group], LeftAlone]:
     """Groups of named parameters with options, and what the routing table lists besides.
 
     patterns: options of what a shell pattern matches; the first that matches a name counts.
+    whole: other ranks have no other parts of the model.
     """
     if isinstance(params, str | Mapping) or not isinstance(params, nn.Module | Iterable):
         raise InvalidArgumentError(
@@ -73,14 +77,14 @@ def groups(
             if "params" not in item:
                 raise InvalidArgumentError("a group has no 'params'")
             members = _named(item["params"])
-            mark_ends(item["params"], members, whole=len(given) == 1)
+            mark_ends(item["params"], members, whole=whole and len(given) == 1)
             found.append(Group(members, [_given(f"group {number}", item)]))
         sources = [item["params"] for item in given]
         _check_once(found)
         _tell_submodules_apart(found)
     else:
         found, sources = [Group(_named(given), [])], [given]
-        mark_ends(given, found[0].members, whole=True)
+        mark_ends(given, found[0].members, whole=whole)
     members = [named for group in found for named in group.members]
     _check_members(members)
     if patterns:

@@ -160,7 +160,9 @@ class Muon(torch.optim.Optimizer):
             betas=betas,
             eps=eps,
         )
-        given, self._left_alone = collect.groups(params, groups)
+        stages = isinstance(mesh_roles, Mapping) and "stages" in mesh_roles.values()
+        whole = not stages and data_parallel_size is None
+        given, self._left_alone = collect.groups(params, groups, whole=whole)
         self._models = collect.modules(params)
         self._router = Router(route, views, bool(include_frozen), conv)
         self._routed = self._router.route([named for group in given for named in group.members])
