@@ -107,6 +107,9 @@ def evaluating(model, optimizer, step, rank):
     with torch.no_grad():
         loss_of(model, 99, rank)
     model.train()
+    if step == 2:  # a module more: all are looked through, while the root's parameters are whole
+        model.add_module("added", nn.Identity())
+        optimizer._check_model()
 
 
 def with_closure(model, optimizer, step, rank):

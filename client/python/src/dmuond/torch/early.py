@@ -308,7 +308,7 @@ class EarlySignals:
         self._streams.clear()
         self._sums.clear()
         self._await_all()
-        if self._samples is not None:
+        if self._samples is not None and self._samples.has_noted:
             self._samples.turn()
         if self._broken:
             self.begin()

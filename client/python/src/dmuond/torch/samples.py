@@ -28,6 +28,7 @@ from dmuond.torch.tensor_device import TensorDevice
 _LOOKS_MIN = 2  # at each slot, however many there are
 _WORD_BYTES = 8
 _Range = tuple[Slot, int, int]  # first unit, units
+_Part = tuple[Tensor, Tensor]  # where the units of some rows lie, and what is kept of them
 
 
 class Look:
@@ -79,6 +80,10 @@ class Samples:
             self._arenas.append(_ArenaSamples(units, members, counts, generator))
         self._turns = 0
         self.turn()
+
+    @property
+    def has_noted(self) -> bool:
+        return any(arena.noted for arena in self._arenas)
 
     def turn(self) -> None:
         """Goes on to the next places. Nothing is noted there yet."""
@@ -145,11 +150,12 @@ class _ArenaSamples:
         self._at = torch.empty_like(self._begins)
         self._kept = units.new_zeros((len(begins), units.shape[1]))
         self._rows = rows  # by index of the slot
-        self._buckets: dict[int, tuple[set[int], slice]] = {}
+        self._parts = {index: self._part(where) for index, where in rows.items()}
+        self._buckets: dict[int, tuple[set[int], _Part]] = {}
         for bucket, slots in itertools.groupby((r[0] for r in ranges), key=lambda s: s.bucket):
             members = [slot.index for slot in slots]
-            of_bucket = slice(rows[members[0]].start, rows[members[-1]].stop)
-            self._buckets[bucket] = set(members), of_bucket
+            where = slice(rows[members[0]].start, rows[members[-1]].stop)
+            self._buckets[bucket] = set(members), self._part(where)
         self.noted: set[int] = set()
         self._some: tuple[set[int], Tensor, list[Slot]] = set(), self._at, []
 
@@ -164,18 +170,21 @@ class _ArenaSamples:
             self.noted.update(self._rows)
             return
         for slot in slots:
-            if slot.index in self._rows:
-                self._keep(self._rows[slot.index])
+            part = self._parts.get(slot.index)
+            if part is not None:
+                torch.index_select(self._units, 0, part[0], out=part[1])
                 self.noted.add(slot.index)
 
     def note_bucket(self, bucket: int) -> None:
-        members, rows = self._buckets.get(bucket, (set(), slice(0)))
+        if bucket not in self._buckets:
+            return
+        members, (at, kept) = self._buckets[bucket]
         if not members <= self.noted:
-            self._keep(rows)
+            torch.index_select(self._units, 0, at, out=kept)
             self.noted |= members
 
-    def _keep(self, rows: slice) -> None:
-        torch.index_select(self._units, 0, self._at[rows], out=self._kept[rows])
+    def _part(self, rows: slice) -> _Part:
+        return self._at[rows], self._kept[rows]
 
     def compared(self) -> tuple[Tensor, Tensor, list[Slot]]:
         """What was noted, what lies there now, and whose each row is."""
