@@ -165,8 +165,8 @@ def test_an_exception_may_end_the_job_of_all_ranks(alone, name, ended):
 
 
 def test_a_cell_that_runs_twice_takes_its_own_place_over(alone, name, ended):
-    """The model is the same, or another: the first optimizer is of no use any more, and says so."""
-    model = habits.make_model()
+    """The model is another: the first optimizer is of no use any more, and says so."""
+    model, other = habits.make_model(), habits.make_model(seed=1)
 
     def cell(model, **options):
         made = habits.make_optimizer(model, address=alone, job=name, **options)
@@ -175,11 +175,10 @@ def test_a_cell_that_runs_twice_takes_its_own_place_over(alone, name, ended):
 
     first = cell(model)
     with pytest.raises(dmuond.Error, match=r'live session in this very.*resume="discard"') as told:
-        cell(model)
+        cell(other)
     assert told.value.reason == "JOB_HAS_STATE"
     habits.plain_loop(model, first, range(2, 3))  # it has lost nothing
 
-    other = habits.make_model(seed=1)
     trained = habits.weights(model)
     second = habits.make_optimizer(other, address=alone, job=name, resume="if_present")
     assert second.last_committed_step == 3

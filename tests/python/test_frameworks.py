@@ -12,6 +12,7 @@ import json
 import os
 import runpy
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,15 +63,20 @@ def interpreters():
 
 @pytest.fixture
 def run(interpreters, address):
-    """Runs an example on one rank or several; the first one's lines by their first words."""
+    """Runs an example, or another script, on one rank or several; the first one's lines.
 
-    def run(script: str, *arguments: str | Path, ranks: int = 1, modules=()) -> dict[str, str]:
+    By their first words.
+    """
+
+    def run(
+        script: str | Path, *arguments: str | Path, ranks: int = 1, modules=()
+    ) -> dict[str, str]:
         environment = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "WANDB_MODE": "offline",
         }
-        told = script, list(map(str, arguments)), list(map(str, modules))
+        told = str(script), list(map(str, arguments)), list(map(str, modules))
         first, *_ = interpreters.run(
             as_script, ranks, [address], *told, environment=environment, timeout_s=PATIENCE_S
         )
@@ -94,6 +100,16 @@ def assert_goes_on(whole, part):
     assert part == {name: whole[name] for name in part}
 
 
+@pytest.mark.parametrize("script", ["hf_trainer.py", "survivor.py"])
+def test_an_example_without_arguments_prints_its_usage(script):
+    if script.startswith("hf"):
+        needs.package("transformers")
+    command = [sys.executable, EXAMPLES / script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.startswith(f"usage: {script} ") and "Traceback" not in done.stderr
+
+
 # --- Hugging Face's Trainer ---
 
 
@@ -107,6 +123,29 @@ def test_the_trainer_makes_the_optimizer_or_is_handed_it_and_resumes(run, tmp_pa
         shutil.copytree(tmp_path / how / "checkpoint-4", tmp_path / f"{how}-half/checkpoint-4")
         again = ["--handed"] if how == "handed" else []
         assert run("hf_trainer.py", tmp_path / f"{how}-half", "8", "--resume", *again) == made
+
+
+TWO_TRAINERS = """
+import sys, hf_trainer
+all_stay = []
+for step in ("closed", "left"):
+    model = hf_trainer.make_model()
+    for _ in range(2):
+        trainer = hf_trainer.make_trainer(model, sys.argv[1], 2, handed=False)
+        trainer.train()
+        all_stay.append(trainer)
+        if step == "closed":
+            trainer.optimizer.optimizer.close()
+    print("step", step, hf_trainer.digest(model), flush=True)
+"""
+
+
+def test_a_second_trainer_of_one_model_takes_the_place_of_the_first(run, tmp_path):
+    needs.package("transformers")
+    needs.package("accelerate")
+    (tmp_path / "two_trainers.py").write_text(TWO_TRAINERS)
+    found = run(tmp_path / "two_trainers.py", tmp_path)
+    assert found["step closed"][2] == found["step left"][2]
 
 
 # --- Accelerate ---
@@ -175,7 +214,7 @@ def seen_by_accelerate(make, scaler):
 
 def test_accelerate_knows_of_skipped_steps_and_its_schedules_stand_still(address):
     """As with torch's AdamW, which skips none without a scaler."""
-    pytest.importorskip("accelerate")
+    needs.package("accelerate")
 
     def make(model):
         return dmuond.torch.Muon(model, address=address, verbose=False)
@@ -224,6 +263,45 @@ def test_lightning_is_the_plain_loop_and_goes_on_from_its_checkpoint(run, ranks,
     again = run("lightning_module.py", tmp_path / "half", "6", "--resume")
     assert steps(again) == [4, 5, 6]
     assert_goes_on(whole, again)
+
+
+FIND_AND_FIT_TWICE = """
+import sys, dmuond.torch, lightning, lightning_module, torch
+from lightning.pytorch.tuner import Tuner
+class Module(lightning_module.Module):
+    lr = 1e-2
+    def configure_optimizers(self):
+        return dmuond.torch.Muon(self, lr=self.lr, max_grad_norm=1.0, verbose=False)
+module, loader = Module(), torch.utils.data.DataLoader(range(1000))
+quiet = dict(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+             enable_progress_bar=False, enable_model_summary=False, default_root_dir=sys.argv[1])
+trainer = lightning.Trainer(max_steps=3, **quiet)
+Tuner(trainer).lr_find(module, loader, num_training=4, update_attr=False)
+trainer.fit(module, loader)
+lightning.Trainer(max_steps=3, **quiet).fit(module, loader)
+print("weights", lightning_module.digest(module), flush=True)
+"""
+
+
+def two_plain_loops(rank, world, last):
+    tiny = example("tiny_model")
+    model = tiny.make_model()
+    for _ in range(2):
+        optimizer = dmuond.torch.Muon(model, lr=1e-2, max_grad_norm=1.0, verbose=False)
+        for step in range(last):
+            tokens = tiny.batch(step)
+            tiny.loss_of(model(tokens), tokens).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return tiny.digest(model)
+
+
+def test_lightning_finds_a_rate_and_fits_twice_as_plain_loops_do(run, ranks, address, tmp_path):
+    """While its last optimizer is still there; and nobody closes any."""
+    needs.package("lightning")
+    (tmp_path / "find_and_fit.py").write_text(FIND_AND_FIT_TWICE)
+    found = run(tmp_path / "find_and_fit.py", tmp_path)
+    assert found["weights"][1] == ranks.run(two_plain_loops, 1, [address], 3)[0]
 
 
 # --- torchtitan's way, with DCP ---

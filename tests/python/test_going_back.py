@@ -10,7 +10,7 @@ import dmuond
 import grpc
 import numpy as np
 import pytest
-from dmuond import member, types
+from dmuond import member, types, unclosed
 from dmuond._proto import trainer_pb2 as pb
 from fake_daemon import EPOCH, FakeDaemon, abort
 from test_core_client import layout_of_two_matrices, open_session, scalars, two_matrices
@@ -253,10 +253,10 @@ def test_a_block_that_ends_in_a_rollback_has_ended_as_one_that_fails(fake):
     assert session.closed and fake.closes == 0
 
 
-def test_a_script_that_ends_in_a_rollback_says_so_and_leaves(fake, capsys):
+def test_a_session_that_ends_by_itself_in_a_rollback_says_so_and_leaves(fake, capsys):
     session = open_session(fake)
     go_back_before_the_weights_come(fake, session)
-    member._close_at_exit(weakref.ref(session))
+    unclosed.end(session)
     assert "back to step 1" in capsys.readouterr().err
     assert session.closed and fake.closes == 1
 

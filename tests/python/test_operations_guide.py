@@ -54,7 +54,7 @@ def group(daemons, tmp_path):
     on_both(begin)
     yield daemons.members, trainers
     for trainer in trainers.values():
-        trainer.session._link.close()  # as a trainer that dies
+        trainer.session.drop()  # as a trainer that dies
 
 
 def test_status_shows_what_the_guide_compares(group):

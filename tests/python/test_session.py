@@ -62,13 +62,6 @@ def test_arenas_outlive_their_session(address):
     assert weight.sum() == 256.0 and before.std() > 0
 
 
-def test_a_dropped_session_has_died(address):
-    trainer = trainer_of(address)
-    del trainer
-    gc.collect()
-    open_when_the_old_one_is_gone(address).close()
-
-
 def test_a_forked_child_lets_go_of_the_session(address):
     """A data loader's worker that outlives its trainer does not keep it alive."""
     trainer = trainer_of(address)
@@ -189,33 +182,6 @@ def settled(pid, before):
         now = holdings(pid)
         if not not_allowed(before, now) or time.monotonic() > deadline:
             return now
-
-
-@pytest.mark.parametrize("script", ["t.session.close()", "pass", "raise RuntimeError('mine')"])
-def test_a_script_that_ends_leaves_the_job_and_one_that_fails_has_died(daemons, script):
-    """Whichever: without a linger the rank can come back at once, and no wait is left over."""
-    address = daemons.start(1, 1, "--session_linger=0")[0]
-    lines = [
-        "import core_trainer, test_session",
-        f"t = test_session.trainer_of({address!r})",
-        "t.step()",
-        script,
-    ]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
-    assert (done.returncode == 0) == (not script.startswith("raise")), done.stderr
-    if script.startswith("raise"):
-        assert "RuntimeError: mine\ndmuond: job 'default' ends with rank 0" in done.stderr
-    else:
-        assert done.stderr == ""
-    open_when_the_old_one_is_gone(address).close()
-    assert ("trainer gone" in daemons.members[0].text()) == script.startswith("raise")
 
 
 def test_a_daemon_that_has_sent_much_state_leaves_at_once(daemons):

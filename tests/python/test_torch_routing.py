@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import dmuond
+import needs
 import pytest
 import torch
 from dmuond.torch import RowBlocks
@@ -392,7 +393,9 @@ def test_a_rule_that_puts_a_convolution_on_muon_flattens_it():
 
 
 def test_models_of_transformers_have_their_heads_on_adamw_and_their_matrices_on_muon():
-    transformers = pytest.importorskip("transformers")
+    needs.package("transformers")
+    import transformers
+
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"intermediate_size": 128, "vocab_size": 200}
     moe = {"num_local_experts": 4, "num_key_value_heads": 2, "head_dim": 16, **sizes}
@@ -413,7 +416,9 @@ def test_models_of_transformers_have_their_heads_on_adamw_and_their_matrices_on_
 
 
 def test_models_of_torchvision_have_their_heads_on_adamw():
-    models = pytest.importorskip("torchvision.models")
+    needs.package("torchvision")
+    from torchvision import models
+
     for name in ("resnet18", "mobilenet_v3_small", "squeezenet1_1", "swin_t", "alexnet"):
         with torch.device("meta"):
             found = routed(getattr(models, name)(), conv="muon")

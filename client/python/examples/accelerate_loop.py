@@ -5,7 +5,7 @@ Needs the package accelerate. It makes the steps FIRST to LAST; after the first 
 FOLDER, and it leaves its state there.
 """
 
-import sys
+import argparse
 
 import dmuond.torch
 import torch
@@ -41,4 +41,8 @@ def main(folder: str, first: int, last: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int)
+    main(**vars(parser.parse_args()))

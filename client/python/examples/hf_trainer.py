@@ -4,7 +4,7 @@ usage: dmuonctl run -- python hf_trainer.py FOLDER STEPS [--handed] [--resume]
 Needs the packages transformers and accelerate. --resume goes on from FOLDER's newest checkpoint.
 """
 
-import sys
+import argparse
 from typing import Any
 
 import dmuond.torch
@@ -32,9 +32,9 @@ class Metrics(TrainerCallback):
             logs |= optimizer.optimizer.metrics()  # accelerate has wrapped it
 
 
-def main(folder: str, steps: int, handed: bool, resume: bool) -> None:
+def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=64,
             hidden_size=32,
@@ -43,6 +43,9 @@ def main(folder: str, steps: int, handed: bool, resume: bool) -> None:
             num_attention_heads=4,
         )
     )
+
+
+def make_trainer(model: LlamaForCausalLM, folder: str, steps: int, handed: bool) -> Trainer:
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=steps,
@@ -60,7 +63,12 @@ def main(folder: str, steps: int, handed: bool, resume: bool) -> None:
         made = {"optimizers": (dmuond.torch.Muon(model, **OPTIONS), None)}
     else:
         made = {"optimizer_cls_and_kwargs": (dmuond.torch.Muon, {"params": model, **OPTIONS})}
-    trainer = Trainer(model, arguments, train_dataset=Tokens(), callbacks=[Metrics()], **made)
+    return Trainer(model, arguments, train_dataset=Tokens(), callbacks=[Metrics()], **made)
+
+
+def main(folder: str, steps: int, handed: bool, resume: bool) -> None:
+    model = make_model()
+    trainer = make_trainer(model, folder, steps, handed)
     trainer.train(resume_from_checkpoint=resume)
     for entry in trainer.state.log_history:
         if "loss" in entry:
@@ -70,4 +78,9 @@ def main(folder: str, steps: int, handed: bool, resume: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), "--handed" in sys.argv, "--resume" in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--handed", action="store_true")
+    parser.add_argument("--resume", action="store_true")
+    main(**vars(parser.parse_args()))

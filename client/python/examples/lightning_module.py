@@ -4,7 +4,7 @@ usage: dmuonctl run -- python lightning_module.py FOLDER STEPS [--resume]
 Needs the package lightning. --resume goes on from FOLDER/last.ckpt.
 """
 
-import sys
+import argparse
 import warnings
 
 import dmuond.torch
@@ -54,4 +54,8 @@ def main(folder: str, steps: int, resume: bool) -> None:
 
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", module="lightning")
-    main(sys.argv[1], int(sys.argv[2]), "--resume" in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--resume", action="store_true")
+    main(**vars(parser.parse_args()))

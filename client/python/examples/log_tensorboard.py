@@ -4,7 +4,7 @@ usage: dmuonctl run -- python log_tensorboard.py FOLDER STEPS (then tensorboard 
 Needs the package tensorboard.
 """
 
-import sys
+import argparse
 
 import dmuond.torch
 from tiny_model import batch, loss_of, make_model
@@ -29,4 +29,7 @@ def main(folder: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("steps", type=int)
+    main(**vars(parser.parse_args()))

@@ -4,7 +4,7 @@ usage: dmuonctl run -- python log_wandb.py FOLDER STEPS (WANDB_MODE=offline: wit
 Needs the package wandb.
 """
 
-import sys
+import argparse
 
 import dmuond.torch
 import wandb
@@ -26,4 +26,7 @@ def main(folder: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("steps", type=int)
+    main(**vars(parser.parse_args()))

@@ -4,8 +4,8 @@ usage: dmuonctl run -- python survivor.py STEPS (with RANK and WORLD_SIZE, as to
 Whatever the run needs to go on from a step travels with that step.
 """
 
+import argparse
 import hashlib
-import sys
 
 import dmuond.torch
 import torch
@@ -51,4 +51,6 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("steps", type=int)
+    main(**vars(parser.parse_args()))

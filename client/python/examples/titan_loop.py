@@ -5,9 +5,9 @@ It goes on from FOLDER's checkpoint, of whatever number of ranks, makes the step
 leaves a checkpoint of them. All ranks together have the same four batches whatever their number.
 """
 
+import argparse
 import hashlib
 import os
-import sys
 from typing import Any
 
 import dmuond.torch
@@ -103,4 +103,7 @@ def main(folder: str, last: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("last", type=int)
+    main(**vars(parser.parse_args()))

@@ -45,6 +45,23 @@ class Identity:
     server_uid: int | None = None  # whose daemon gets the token, too
 
 
+class _Loss:
+    """The daemon's end, as the watcher thread tells it: all that this thread keeps of a link.
+
+    So what a link has mapped is freed with the last reference to it, and not by a later collection.
+    """
+
+    def __init__(self) -> None:
+        self.happened = threading.Event()
+        self.timeline: Timeline | None = None
+
+    def happen(self) -> None:
+        """Ends every wait."""
+        self.happened.set()
+        if self.timeline is not None:
+            self.timeline.poison()
+
+
 class Link:
     """Connected when it is made. Not for several threads, but for `lost` and the watcher's poison.
 
@@ -63,14 +80,18 @@ class Link:
 
         For `silent_for_s` see Channel. memory: where arenas lie; None means on the host.
         """
-        self.lost = threading.Event()
-        self.timeline: Timeline | None = None
+        self._loss = _Loss()
+        self.lost = self._loss.happened
         self.arenas: dict[int, Arena] = {}
         self._memory = memory or HostMemory()
         self._refusals = 0  # of registrations, as far as this end has read them
         self._path = path
         self._attach = self._connect(path, connect_for_s)
-        self._channel = Channel(path, silent_for_s, self.lost.wait, self.how_it_ended)
+        self._channel = Channel(path, silent_for_s, self.lost.wait, self._attach.how_it_ended)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        return self._loss.timeline
 
     def open(self, identity: Identity, resume: int) -> None:
         client = f"dmuond-python {socket.gethostname()} pid {os.getpid()}"
@@ -210,7 +231,7 @@ class Link:
         pause_s = 0.02
         while True:
             try:
-                return AttachSocket(environment.attach_path(path), self._on_lost)
+                return AttachSocket(environment.attach_path(path), self._loss.happen)
             except errors.Unreachable as error:
                 # A daemon that is just starting has no socket yet; other errors do not pass.
                 cause = error.__context__
@@ -246,19 +267,12 @@ class Link:
                 self.arenas[arena.arena] = self._memory.map(frame.descriptor, arena.size_bytes)
             elif message.WhichOneof("frame") == "timeline":
                 page = message.timeline
-                self.timeline = Timeline(
-                    frame.descriptor, page.size_bytes, page.buckets, self._memory
-                )
+                timeline = Timeline(frame.descriptor, page.size_bytes, page.buckets, self._memory)
+                self._loss.timeline = timeline
                 if self.lost.is_set():  # before the watcher could see the page
-                    self.timeline.poison()
+                    timeline.poison()
         finally:
             frame.close()
-
-    def _on_lost(self) -> None:
-        """By the watcher thread: ends every wait."""
-        self.lost.set()
-        if self.timeline is not None:
-            self.timeline.poison()
 
 
 def _other_version(said: str, metadata: Mapping[str, str]) -> errors.Error:

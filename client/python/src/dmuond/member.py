@@ -12,13 +12,14 @@ import functools
 import itertools
 import logging
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dmuond import arenas, comeback, errors, fork, places, types
+from dmuond import arenas, comeback, errors, fork, places, types, unclosed
 from dmuond._proto import trainer_pb2 as pb
 from dmuond.device_array import HasMemory
 from dmuond.fault_point import fault_point
@@ -60,6 +61,8 @@ class Registered:
 class Member(abc.ABC):
     """See Session for the attributes. Not for several threads."""
 
+    _closed = True  # until it has a link, which another session could take the place of
+
     def __init__(
         self, path: str, identity: Identity, memory: Memory, reconnect_for_s: float, on_error: str
     ) -> None:
@@ -86,8 +89,7 @@ class Member(abc.ABC):
         # asked before a way back to that very step is kept from it. None: they are.
         self.weights_unchanged: Callable[[], bool] | None = None
         self._pid = os.getpid()
-        self._closed = False
-        self._finalizer: weakref.finalize | None = None
+        self._at_exit: Callable[[], None] | None = None
         self._layout = pb.RegisterLayoutRequest()
         self._wanted_arenas: dict[int, int | HasMemory] = {}
         self._fresh_arenas = False  # those that this process had mapped before may be in use
@@ -119,17 +121,13 @@ class Member(abc.ABC):
         self.place.in_job = value
 
     def _begin(self, resume: int, connect_for_s: float) -> None:
+        unclosed.make_room(self.place, goes_on=resume != types.RESUME_NEVER)
         self._fresh_arenas = places.take(self, resume)
         started = time.monotonic()
         for tries in itertools.count(1):
             left_s = connect_for_s - (time.monotonic() - started)
-            try:
-                self._link = Link(
-                    self._path, self._silent_for_s, max(0.0, left_s), memory=self._memory
-                )
-            except BaseException:
-                self._closed = True  # it has no place that another session could take
-                raise
+            self._link = Link(self._path, self._silent_for_s, max(0.0, left_s), memory=self._memory)
+            self._closed = False
             fork.watch(self)
             try:
                 with WaitNotice(self.rank, "the start").waiting_for(self._what_opening_awaits()):
@@ -143,13 +141,24 @@ class Member(abc.ABC):
                     self._disconnect()
                     raise
                 log.info("rank %d connects again: %s", self.rank, error)
-                self._link.close()
+                self._disconnect()
             except BaseException:
                 self._disconnect()
                 raise
         self._adopt_opened()
-        self._watch_for_the_end()
-        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        self.stay()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            unclosed.collected(self, sys._getframe().f_back)
+
+    def stay(self) -> None:
+        """Arranges that a fork and the script's end find it, after its finalizer has run, too."""
+        fork.watch(self)
+        places.hold(self)
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+        self._at_exit = functools.partial(unclosed.end_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
 
     def _what_opening_awaits(self) -> str:
@@ -177,10 +186,13 @@ class Member(abc.ABC):
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def step_is_open(self) -> bool:
+        """Whether gradients have been signalled for a step that has not been decided."""
+        return bool(self._signalled)
+
     def leave_in_child(self) -> None:
         """Called in a forked child: drops the inherited descriptors."""
-        if self._finalizer is not None:
-            self._finalizer.detach()
         if self._closed:
             return
         self._closed = True
@@ -188,8 +200,17 @@ class Member(abc.ABC):
 
     def give_way(self) -> None:
         """Ends the session as if this trainer had died: another one takes its place."""
-        self._taken_over = True
         self._disconnect()
+        self._tell_taken_over()
+
+    def hand_over(self) -> None:
+        """Closes the session, unless it is closed: another one begins with what it has made."""
+        if not self.closed:
+            unclosed.end(self)
+            self._tell_taken_over()
+
+    def _tell_taken_over(self) -> None:
+        self._taken_over = True
         if self.on_taken_over is not None:
             self.on_taken_over()
 
@@ -269,13 +290,6 @@ class Member(abc.ABC):
         self._mapped = dict(self._link.arenas)
         self.arenas = {identity: arena.view for identity, arena in self._mapped.items()}
 
-    def _watch_for_the_end(self) -> None:
-        """Arranges that a session which is dropped unclosed counts as a dead trainer."""
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _die, self._link, self.place)
-        self._finalizer.atexit = False
-
     def _check_usable(self) -> None:
         if self.in_child:
             raise errors.Error("this session belongs to the process that forked this one")
@@ -304,8 +318,7 @@ class Member(abc.ABC):
 
     def _disconnect(self) -> None:
         self._closed = True
-        if self._finalizer is not None:
-            self._finalizer.detach()
+        if self._at_exit is not None:
             atexit.unregister(self._at_exit)
         self._link.close()
 
@@ -402,7 +415,6 @@ class Member(abc.ABC):
                 f"step {self.last_committed_step}, newest snapshot: {known}"
             ) from None
         self._link = returned.link
-        self._watch_for_the_end()
         self._adopt_opened()
         if tuple(returned.registered.parameter_bucket) != self._bucket_of:
             self._stands_at = None  # the caller's buckets are others now
@@ -599,26 +611,6 @@ class Member(abc.ABC):
         aborted = outcome.kind == types.Outcome.KIND_ABORTED and not incomplete
         if aborted or outcome.kind == types.Outcome.KIND_ROLLED_BACK:
             self._refuse(outcome)
-
-
-def _die(link: Link, place: Place) -> None:
-    """Called by the garbage collector: the session was dropped without being closed."""
-    link.close()
-    places.leave(place)
-
-
-def _close_at_exit(reference: weakref.ref[Member]) -> None:
-    """A script that ends leaves the job; one that fails has died, and its replacement may come."""
-    session = reference()
-    error = places.script_error()
-    while session is not None and not session.closed and not session.in_child:
-        try:
-            if error is not None:
-                session.end_by(error)
-            else:
-                session.close()  # not by a call that hears that the job has gone back
-        except errors.Error as problem:
-            places.tell(str(problem))
 
 
 def _where_to(error: errors.Error) -> tuple[int, int, bool]:

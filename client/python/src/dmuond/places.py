@@ -100,9 +100,14 @@ def take(holder: Holder, resume: int) -> bool:
                 reason="JOB_HAS_STATE",
             )
         older.give_way()
-    _sessions[key] = weakref.ref(holder)
+    hold(holder)
     _left.pop(key, None)
     return reference is not None
+
+
+def hold(holder: Holder) -> None:
+    """The place is this session's."""
+    _sessions[holder.place.key] = weakref.ref(holder)
 
 
 def leave(place: Place) -> None:
@@ -110,11 +115,6 @@ def leave(place: Place) -> None:
     if place.in_job:
         place.left_at = time.monotonic()
         _left[place.key] = place
-
-
-def script_error() -> BaseException | None:
-    """The uncaught error that ends the script, if one does."""
-    return getattr(sys, "last_value", None)
 
 
 def ends_job(error: BaseException, on_error: str) -> bool:

@@ -8,6 +8,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -42,6 +43,9 @@ from dmuond.torch.weights import Weights
 
 _PHASES = ("collect", "decide", "update", "publish", "quiet")
 _STEP_OPTIONS = ("lr", "weight_decay", "momentum", "betas", "eps")
+
+# The newest optimizer of this process, by the id of a parameter, which it keeps.
+_newest: weakref.WeakValueDictionary[int, Muon] = weakref.WeakValueDictionary()
 
 
 class Muon(torch.optim.Optimizer):
@@ -216,6 +220,7 @@ class Muon(torch.optim.Optimizer):
         for key in maximized:
             shares[key] = dataclasses.replace(shares[key], factor=-shares[key].factor)
         self._device = device_of((named.name, named.parameter) for named in updates)
+        self._take_over([named.parameter for named in updates])
         self._session = open_session(device=self._device.name)
         try:
             self._slots = self._register(
@@ -254,6 +259,19 @@ class Muon(torch.optim.Optimizer):
         self._session.weights_unchanged = _unchanged_hook(weakref.ref(self))
         self._install_hooks()
         self._session.on_taken_over = _taken_over_hook(weakref.ref(self))
+        _newest.update((id(slot.parameter), self) for slot in self._slots)
+
+    def _take_over(self, parameters: list[Tensor]) -> None:
+        """Closes the optimizers of this process that were made of the same parameters before.
+
+        A parameter lies in the arenas of one. Where the job's state is wanted (resume=), it is the
+        session that takes the place of the one before.
+        """
+        fresh = environment.resume(self._open.keywords["resume"]) == types.RESUME_NEVER
+        job = self._open.keywords["job"] or environment.job()
+        for older in {_newest.get(id(parameter)) for parameter in parameters} - {None, self}:
+            if fresh or older.session.job != job:
+                older.session.hand_over()
 
     # --- what the daemon knows ---
 
@@ -498,16 +516,40 @@ class Muon(torch.optim.Optimizer):
         return self._session.load_snapshot(step)
 
     def close(self) -> None:
-        """Leaves the job; the model keeps its weights. Called at the end of a script by itself.
+        """Leaves the job; the model keeps its weights.
 
-        With overlap_forward it may raise dmuond.RolledBack, and the loop goes on from there.
+        Done by itself at the end of a script, of a `with` block, and when nobody refers to the
+        optimizer any more (docs/python.md, "The end"). With overlap_forward it may raise
+        dmuond.RolledBack, and the loop goes on from there.
         """
         try:
             self._session.close()
         finally:
-            if self._session.closed:
-                self._remove_hooks()
-                self._make_trainer_state = None
+            self._let_go_if_closed()
+
+    def __enter__(self) -> Muon:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Closes it; after an error the job goes on as on_error says."""
+        try:
+            self._session.__exit__(kind, error, trace)
+        finally:
+            self._let_go_if_closed()
+
+    def __del__(self) -> None:
+        if "_handles" in self.__dict__:
+            self._remove_hooks()
+
+    def _let_go_if_closed(self) -> None:
+        if self._session.closed:
+            self._remove_hooks()
+            self._make_trainer_state = None
 
     def __getstate__(self) -> dict[str, Any]:
         raise Error(
