@@ -12,6 +12,8 @@ from dmuond import places
 from fake_daemon import FakeDaemon
 from trainers import Ranks
 
+# Whoever runs the tests: the job of a trainer that names none is not called after that program.
+os.environ["DMUOND_JOB"] = "default"
 # Who loses a daemon here for good hears of it at once; tests of successors set it themselves.
 os.environ["DMUOND_RECONNECT_S"] = "0"
 # A daemon whose state machines meet an event that they cannot have ends here.

@@ -354,3 +354,25 @@ def test_a_launch_has_a_name_of_its_own(monkeypatch):
     monkeypatch.setenv("DMUOND_LAUNCH", "x" * 129)
     with pytest.raises(dmuond.InvalidArgumentError, match="DMUOND_LAUNCH has 129 bytes"):
         launch.name(2)
+
+
+def test_a_job_is_called_after_its_script(monkeypatch):
+    monkeypatch.delenv("DMUOND_JOB")
+    for path, name in {
+        "/home/me/my project/train.py": "train",
+        "run-2.1.py": "run-2.1",
+        "/venv/bin/lightning": "lightning",
+        "/lib/package/__main__.py": "package",
+        "/lib/ipykernel_launcher.py": "notebook",
+        ".hidden é.py": "hidden__",
+        "x" * 200 + ".py": "x" * 128,
+        "-c": "default",
+        "": "default",
+        "...": "default",
+    }.items():
+        monkeypatch.setattr(sys, "argv", [path])
+        assert environment.job() == name
+    monkeypatch.setattr(sys, "argv", [])
+    assert environment.job() == "default"
+    monkeypatch.setenv("DMUOND_JOB", "mine")
+    assert environment.job() == "mine"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import sys
 
 from dmuond import types
 from dmuond.errors import InvalidArgumentError
@@ -11,6 +13,8 @@ from dmuond.errors import InvalidArgumentError
 # struct sockaddr_un has 108 bytes with the closing zero.
 _SOCKET_PATH_BYTES_MAX = 107
 ATTACH_SUFFIX = ".attach"
+_JOB_BYTES_MAX = 128
+_NOTEBOOK_KERNEL = "ipykernel_launcher"
 
 
 def socket_path(address: str | None = None) -> str:
@@ -69,7 +73,23 @@ def number(name: str, default: float) -> float:
 
 
 def job() -> str:
-    return os.environ.get("DMUOND_JOB") or "default"
+    """The job's name: DMUOND_JOB, else that of the script's file, which all ranks have in common.
+
+    Without a file (`python -c`, a prompt) it is "default", and in a notebook "notebook".
+    """
+    return os.environ.get("DMUOND_JOB") or _of_script(sys.argv[0] if sys.argv else "")
+
+
+def _of_script(path: str) -> str:
+    """path: sys.argv[0], which children of multiprocessing inherit."""
+    stem = os.path.basename(path).removesuffix(".py")
+    if stem == "__main__":  # python -m package
+        stem = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    if stem == _NOTEBOOK_KERNEL:
+        stem = "notebook"
+    # As the daemon has it: no dot first, which hides a directory of snapshots.
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip(".")[:_JOB_BYTES_MAX]
+    return "default" if name in ("", "-c") else name
 
 
 def token() -> bytes:
