@@ -209,7 +209,8 @@ class NodeJob {
     std::string job;
     std::string launch;  // of a session with RESUME_DISCARD; else empty
     v1::OpenSessionRequest::Resume resume = v1::OpenSessionRequest::RESUME_NEVER;
-    int64_t pid = 0;
+    int64_t pid = 0;          // for people; 0: it has none here
+    bool end_is_seen = true;  // as RankTable::Session's
     std::string client;
     int32_t home_lane = 0;
   };

@@ -99,7 +99,7 @@ absl::Status NodeJob::CheckOpen(const Opening& opening, bool has_state,
     return WorldDiffers(job_->name, job_->world_size, opening.rank, opening.world_size);
   }
   if (const RankTable::Session* other = ranks_.OfRank(opening.rank); other != nullptr) {
-    return RankTwice(opening.job, opening.rank, static_cast<pid_t>(other->pid), other->client);
+    return RankTwice(opening.job, opening.rank, other->pid, other->client);
   }
   if (job_ != nullptr && job_->planned.plan != nullptr) {
     const int32_t home = job_->planned.inputs->layout.trainers[opening.rank].node.value();
@@ -151,6 +151,7 @@ NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
   opened.id = opening.id;
   opened.rank = opening.rank;
   opened.pid = opening.pid;
+  opened.end_is_seen = opening.end_is_seen;
   opened.client = opening.client;
   opened.home_lane = opening.home_lane;
   opened.discards = discards;

@@ -9,6 +9,7 @@
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/refusals.h"
 #include "scheduler/reason.h"
+#include "scheduler/shown_pid.h"
 
 namespace dmuond::scheduler {
 
@@ -220,8 +221,8 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
   const bool own_memory = ranks_.HasOwnMemory(session);
   // The lanes keep what a dead trainer has: the daemon holds that memory, what is committed is
   // published into it, and the replacement maps it again. But they wait for nothing that its GPU
-  // was still to say, or a step that is decided would not be published. Memory of its own process
-  // is of no use any more: nobody sees what is written there.
+  // was still to say, or a step that is decided would not be published. Memory for its own process
+  // alone is of no use any more: no replacement maps it.
   if (session.mapped() || own_memory) {
     v1::LaneCommand command;
     if (closed || own_memory) {
@@ -235,12 +236,13 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
   }
   if (own_memory) job_->lanes.BeginUnmapping(session.rank, session.incarnation);
   if (closed) {
-    Say(node::Note::Level::kInfo, "session closed", {{"rank", session.rank}, {"pid", session.pid}});
+    Say(node::Note::Level::kInfo, "session closed",
+        {{"rank", session.rank}, PidField<node::Note::Field>(session.pid)});
   } else {
     Say(node::Note::Level::kWarn, "trainer gone",
         {{"step", LastCommitted()},
          {"rank", session.rank},
-         {"pid", session.pid},
+         PidField<node::Note::Field>(session.pid),
          {"what", detail}});
   }
   Do(node::SessionEnded{id});
@@ -266,7 +268,7 @@ void NodeJob::OnExpel(const v1::ExpelRank& expel) {
   const RankTable::Session* session = ranks_.OfRank(expel.rank());
   if (session == nullptr || session->first_attempt.value() > expel.attempt()) return;
   EndSession(session->id, /*closed=*/false,
-             absl::StrCat("rank ", session->rank, " (pid ", session->pid,
+             absl::StrCat("rank ", session->rank, " (", SayPid(session->pid).text,
                           ") counts as dead: ", expel.detail()));
 }
 
@@ -277,7 +279,7 @@ bool NodeJob::Expel(const std::vector<int32_t>& ranks, const std::string& why) {
     if (session == nullptr) continue;
     any = true;
     EndSession(session->id, /*closed=*/false,
-               absl::StrCat("rank ", rank, " (pid ", session->pid,
+               absl::StrCat("rank ", rank, " (", SayPid(session->pid).text,
                             ") counts as dead: it has submitted, and its device has not come to "
                             "it; ",
                             why));

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/reason.h"
+#include "scheduler/shown_pid.h"
 
 namespace dmuond::scheduler {
 
@@ -66,8 +67,8 @@ void NodeJob::Obey(TimePoint now, const std::vector<LaneSet::Order>& orders, con
       const LaneIndex lane = std::get<LaneSet::Unkillable>(order).lane;
       return Abandon(Error(
           absl::StatusCode::kUnavailable, "LANE_LOST",
-          scheduler::Say("lane ", Named("lane", job_->lanes[lane].id.value()), " (pid ",
-                         Named("pid", sight.pid ? sight.pid(lane) : 0),
+          scheduler::Say("lane ", Named("lane", job_->lanes[lane].id.value()), " (",
+                         SayPid(sight.pid ? sight.pid(lane) : 0),
                          ") hangs and does not even end by SIGKILL: the kernel holds it, in the "
                          "device's driver, say. Its memory cannot be given to another one")));
     }

@@ -30,6 +30,7 @@ void WriteSession(const RankTable::Session& session, v1::RecordedSession& out) {
   out.set_rank(session.rank);
   out.set_incarnation(session.incarnation);
   out.set_pid(session.pid);
+  out.set_end_is_seen(session.end_is_seen);
   out.set_client(session.client);
   out.set_home_lane(session.home_lane);
   out.set_discards(session.discards);
@@ -66,6 +67,7 @@ absl::StatusOr<RankTable::Session> ReadSession(const v1::RecordedSession& wire) 
   session.rank = wire.rank();
   session.incarnation = wire.incarnation();
   session.pid = wire.pid();
+  session.end_is_seen = wire.end_is_seen();
   session.client = wire.client();
   session.home_lane = wire.home_lane();
   session.discards = wire.discards();
@@ -191,8 +193,9 @@ bool RankTable::HasOwnMemory(const Session& session) const {
   if (found == attachments_.end()) return false;
   const v1::LaneCommand::AttachTrainer& attach = found->second.attach();
   return attach.incarnation() == session.incarnation &&
-         std::any_of(attach.arenas().begin(), attach.arenas().end(),
-                     [](const v1::Arena& arena) { return arena.has_cuda_ipc(); });
+         (!session.end_is_seen ||
+          std::any_of(attach.arenas().begin(), attach.arenas().end(),
+                      [](const v1::Arena& arena) { return arena.has_cuda_ipc(); }));
 }
 
 void RankTable::OnLaneMapped(int32_t rank, uint64_t incarnation, LaneIndex lane,
@@ -270,7 +273,7 @@ RankTable::Session RankTable::End(uint64_t id, std::optional<Attempt> vacant) {
     // A replacement that dies before it is mapped leaves the place as it found it.
     Vacancy& vacancy =
         vacancies_.try_emplace(session.rank, Vacancy{.attempt = *vacant}).first->second;
-    vacancy.pid = session.pid;
+    vacancy.client = session.client;
     vacancy.session = session.id;
   }
   return session;
@@ -318,7 +321,7 @@ void RankTable::WritePart(const RecordPart& part, JobRecord& record) const {
       for (const auto& [rank, vacancy] : vacancies_) {
         v1::RecordedRanks::Vacancy& out = *ranks.add_vacancies();
         out.set_rank(rank);
-        out.set_pid(vacancy.pid);
+        out.set_client(vacancy.client);
         out.set_session(vacancy.session);
         out.set_attempt(vacancy.attempt.value());
       }
@@ -352,7 +355,7 @@ void RankTable::WritePart(const RecordPart& part, JobRecord& record) const {
 absl::StatusOr<RankTable> RankTable::FromRecord(const JobRecord& record) {
   RankTable table;
   for (const v1::RecordedRanks::Vacancy& vacancy : record.ranks().vacancies()) {
-    table.vacancies_[vacancy.rank()] = {vacancy.pid(), vacancy.session(),
+    table.vacancies_[vacancy.rank()] = {vacancy.client(), vacancy.session(),
                                         Attempt(vacancy.attempt())};
   }
   for (const v1::RecordedRanks::Incarnation& incarnation : record.ranks().incarnations()) {

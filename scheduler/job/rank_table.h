@@ -71,7 +71,8 @@ class RankTable {
     uint64_t id = 0;  // given by the caller of Open(); no two sessions have the same
     int32_t rank = 0;
     uint64_t incarnation = 0;  // of the rank: 1, 2, …
-    int64_t pid = 0;           // 0: not known
+    int64_t pid = 0;           // for people; 0: it has none here
+    bool end_is_seen = true;   // the daemon sees when its process ends
     std::string client;        // "dmuond-python 1.2", for messages to people
     int32_t home_lane = 0;
     bool discards = false;  // RESUME_DISCARD
@@ -97,8 +98,8 @@ class RankTable {
 
   // The place of a trainer that has died, until its replacement is mapped.
   struct Vacancy {
-    int64_t pid = 0;
-    uint64_t session = 0;  // id of the dead trainer's session
+    std::string client;    // of the dead trainer
+    uint64_t session = 0;  // id of its session
     Attempt attempt;       // the open one that ended by its death; 0: none did
   };
 
@@ -130,8 +131,8 @@ class RankTable {
   [[nodiscard]] const std::map<int32_t, v1::LaneCommand>& attachments() const {
     return attachments_;
   }
-  // Whether what the session has attached, or is attaching, is memory of its own process, not of
-  // the daemon: it goes with the process.
+  // Whether what the session has attached, or is attaching, is for its own process alone: memory of
+  // the process, or the daemon's where nobody sees when the process ends and writes no more.
   [[nodiscard]] bool HasOwnMemory(const Session& session) const;
   // Forgets what the rank's trainer has attached.
   void DropAttachment(int32_t rank) {

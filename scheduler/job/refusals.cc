@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/reason.h"
+#include "scheduler/shown_pid.h"
 
 namespace dmuond::scheduler {
 
@@ -57,12 +58,12 @@ absl::Status JobInUse(const std::string& job, int32_t rank, int32_t live_rank,
           "` ends its job (all ranks of one start say discard, and have one DMUOND_LAUNCH)"));
 }
 
-absl::Status RankTwice(const std::string& job, int32_t rank, pid_t pid, const std::string& client) {
-  return Error(
-      StatusCode::kAlreadyExists, "RANK_TWICE",
-      Say("rank ", Named("rank", rank), " of job '", Named("job", job),
-          "' has a live session already (pid ", Named("pid", pid), ", ", Named("client", client),
-          "): end that process (`kill ", pid, "`), or give this one a RANK of its own"));
+absl::Status RankTwice(const std::string& job, int32_t rank, int64_t pid,
+                       const std::string& client) {
+  return Error(StatusCode::kAlreadyExists, "RANK_TWICE",
+               Say("rank ", Named("rank", rank), " of job '", Named("job", job),
+                   "' has a live session already (", SayPid(pid), ", ", Named("client", client),
+                   "): ", HowToEnd(pid, "kill"), ", or give this one a RANK of its own"));
 }
 
 absl::Status JobWasEnded(const std::string& job, int64_t step, const std::string& why) {
@@ -78,12 +79,24 @@ absl::Status RankMoved(const std::string& job, int32_t rank, int32_t home, int32
                    Named("node", node), ": start its replacement there"));
 }
 
-absl::Status PredecessorRuns(int32_t rank, pid_t pid) {
+absl::Status PredecessorRuns(int32_t rank, int64_t pid, const std::string& client) {
   return Error(StatusCode::kUnavailable, "PREDECESSOR_RUNS",
-               Say("the last trainer of rank ", Named("rank", rank), " (pid ", Named("pid", pid),
+               Say("the last trainer of rank ", Named("rank", rank), " (", SayPid(pid), ", ",
+                   Named("client", client),
                    ") has lost its session, but its process still runs and could write beside its "
-                   "replacement: end it first, `kill -9 ",
-                   pid, "`"));
+                   "replacement: ",
+                   HowToEnd(pid, "kill -9")));
+}
+
+absl::Status PredecessorUnseen(int32_t rank, int64_t kept_bytes, const absl::Status& why) {
+  return Error(
+      StatusCode::kResourceExhausted, "PREDECESSOR_UNSEEN",
+      Say("this daemon does not see whether the last process of rank ", Named("rank", rank),
+          " has ended, so its replacement gets arenas of its own beside ",
+          Named("kept_bytes", kept_bytes),
+          " bytes that are kept from it, and memory is short: ", MessageOf(why),
+          ". End the last process where it runs, or let daemon and trainers share a PID "
+          "namespace (Kubernetes: shareProcessNamespace), or use Linux 6.5 or newer"));
 }
 
 absl::Status GivenUp(OutcomeReason why, const std::string& detail) {

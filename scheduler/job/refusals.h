@@ -4,8 +4,6 @@
 #ifndef DMUOND_SCHEDULER_JOB_REFUSALS_H_
 #define DMUOND_SCHEDULER_JOB_REFUSALS_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <string>
 
@@ -31,7 +29,7 @@ inline constexpr char kBeginAnew[] = "resume=\"discard\" (DMUOND_RESUME=discard)
 // `live_rank` has a session; `live` says where: "(pid 4711)", "on node 1".
 [[nodiscard]] absl::Status JobInUse(const std::string& job, int32_t rank, int32_t live_rank,
                                     const std::string& live);
-[[nodiscard]] absl::Status RankTwice(const std::string& job, int32_t rank, pid_t pid,
+[[nodiscard]] absl::Status RankTwice(const std::string& job, int32_t rank, int64_t pid,
                                      const std::string& client);
 // Somebody has ended the job; for the trainers that were in it.
 [[nodiscard]] absl::Status JobWasEnded(const std::string& job, int64_t step,
@@ -39,7 +37,11 @@ inline constexpr char kBeginAnew[] = "resume=\"discard\" (DMUOND_RESUME=discard)
 // The rank's trainer must be started on node `home`.
 [[nodiscard]] absl::Status RankMoved(const std::string& job, int32_t rank, int32_t home,
                                      int32_t node);
-[[nodiscard]] absl::Status PredecessorRuns(int32_t rank, pid_t pid);
+[[nodiscard]] absl::Status PredecessorRuns(int32_t rank, int64_t pid, const std::string& client);
+// `why`: what memory is short, of a second set of arenas. The first, of `kept_bytes`, is kept from
+// a replacement, because the rank's last process may still write there.
+[[nodiscard]] absl::Status PredecessorUnseen(int32_t rank, int64_t kept_bytes,
+                                             const absl::Status& why);
 // A rank, a lane or a node is missing for good; for trainers that have submitted nothing.
 [[nodiscard]] absl::Status GivenUp(OutcomeReason why, const std::string& detail);
 

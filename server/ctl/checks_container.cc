@@ -43,8 +43,9 @@ struct Shared {
 };
 constexpr Shared kShared[] = {
     {"pid",
-     "the daemon watches trainers by pidfd where it sees their pids, else only by their "
-     "connection"},
+     "messages then name trainers by pids that can be used, and before Linux 6.5 the daemon sees "
+     "when a trainer's process has ended: else a replacement gets arenas of its own, beside those "
+     "of the one before"},
     {"ipc", "MPS needs one for all its clients; memory of GPUs does not"},
 };
 // Trainers need not share it with the daemon.

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "scheduler/shown_pid.h"
 #include "server/ctl/table.h"
 
 namespace dmuond::server::ctl {
@@ -47,7 +48,7 @@ std::string JobText(const v1::JobStatus& job) {
   if (job.trainers_size() > 0) {
     Table trainers({">rank", ">pid", ">incarnation", "state", "client"});
     for (const v1::TrainerStatus& trainer : job.trainers()) {
-      trainers.Add({absl::StrCat(trainer.rank()), absl::StrCat(trainer.pid()),
+      trainers.Add({absl::StrCat(trainer.rank()), scheduler::ShownPid(trainer.pid()),
                     absl::StrCat(trainer.incarnation()), trainer.state(), trainer.client()});
     }
     absl::StrAppend(&text, "\ntrainers of this node\n", trainers.Text());

@@ -48,8 +48,8 @@ std::string StatusText(const v1::GetStatusReply& status) {
     Table lanes({">lane", ">pid", "state", ">restarts", ">state memory", ">staging",
                  ">update (est.)", "device"});
     for (const v1::LaneStatus& lane : status.lanes()) {
-      lanes.Add({absl::StrCat(lane.lane()), absl::StrCat(lane.pid()), lane.state(),
-                 absl::StrCat(lane.restarts()), HumanBytes(lane.state_bytes()),
+      lanes.Add({absl::StrCat(lane.lane()), lane.has_pid() ? absl::StrCat(lane.pid()) : "none",
+                 lane.state(), absl::StrCat(lane.restarts()), HumanBytes(lane.state_bytes()),
                  HumanBytes(lane.staging_bytes()), HumanMicroseconds(lane.load_us()),
                  lane.device()});
     }

@@ -10,6 +10,7 @@
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/save_request.h"
 #include "scheduler/limits.h"
+#include "scheduler/shown_pid.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
 #include "server/daemon/node_view.h"
@@ -275,9 +276,9 @@ void Core::OnAttachGone(AttachId id) {
   if (!session.has_value()) return;
   const scheduler::RankTable::Session* ended = job.ranks().Find(*session);
   if (ended == nullptr) return;
-  Do(job.OnTrainerGone(*session,
-                       absl::StrCat("the trainer of rank ", ended->rank, " (pid ", ended->pid,
-                                    ") is gone without closing its session")));
+  Do(job.OnTrainerGone(*session, absl::StrCat("the trainer of rank ", ended->rank, " (",
+                                              scheduler::SayPid(ended->pid).text,
+                                              ") is gone without closing its session")));
 }
 
 void Core::OnLaneReport(uint64_t generation, scheduler::LaneIndex lane,

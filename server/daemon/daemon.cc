@@ -64,8 +64,9 @@ absl::Status Daemon::CheckJobsOf(uid_t uid, const std::string& job) {
   for (Place& place : places_) {
     StateLock lock(place.core.mutex);
     const auto& clients = place.core.clients.all();
-    const bool has = std::any_of(clients.begin(), clients.end(),
-                                 [&](const auto& entry) { return entry.second.uid == uid; });
+    const bool has = std::any_of(clients.begin(), clients.end(), [&](const auto& entry) {
+      return entry.second.process->peer.uid() == uid;
+    });
     if (!place.core.job.exists() || !has) continue;
     if (place.core.job.name() != job) theirs.push_back(place.core.job.name());
   }

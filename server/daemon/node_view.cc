@@ -37,7 +37,7 @@ void FillTrainers(const NodeJob& job, v1::JobStatus& status) {
   for (const auto& [id, session] : job.ranks().sessions()) {
     v1::TrainerStatus& trainer = *status.add_trainers();
     trainer.set_rank(session.rank);
-    trainer.set_pid(session.pid);
+    if (session.pid > 0) trainer.set_pid(static_cast<int32_t>(session.pid));
     trainer.set_incarnation(session.incarnation);
     trainer.set_client(session.client);
     trainer.set_state(NameOf(session, job));
@@ -79,7 +79,7 @@ void FillLanes(Core& core, v1::GetStatusReply& status) DMUOND_REQUIRES(core.mute
     const scheduler::LaneSet::Lane& state = job.lanes()[index];
     v1::LaneStatus& lane = *status.add_lanes();
     lane.set_lane(state.id.value());
-    lane.set_pid(core.lanes.host().pid(index));
+    if (const pid_t pid = core.lanes.host().pid(index); pid > 0) lane.set_pid(pid);
     lane.set_state(NameOf(state));
     lane.set_device(state.device);
     lane.set_restarts(std::max(0, state.starts - 1));

@@ -10,9 +10,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 
@@ -184,9 +185,15 @@ class Daemons:
             print(f"--- {daemon.log.name}\n{daemon.text()}")
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def start_alone(self, *flags: str, under: Sequence[str] = ()) -> str:
+    def start_alone(
+        self,
+        *flags: str,
+        under: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
         """Starts one daemon and does not wait for it: in a group it is not ready alone."""
-        self.members.append(Daemon(self._folder, f"{len(self.members)}", list(flags), {}, under))
+        name = f"{len(self.members)}"
+        self.members.append(Daemon(self._folder, name, list(flags), dict(environment), under))
         return f"unix:{self.members[-1].path}"
 
     def start(

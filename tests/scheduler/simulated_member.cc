@@ -460,6 +460,7 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(Tra
   if (!alive_ || !job_ || leaves_ || clients_.contains(rank)) return std::nullopt;
   NodeJob::Opening opening;
   opening.id = ++sessions_;
+  opening.end_is_seen = opening.id % 3 != 0;
   opening.rank = rank.value();
   opening.world_size = static_cast<int32_t>(simulation_.world.registrations.size());
   opening.job = simulation_.name();
@@ -535,9 +536,12 @@ SimulatedMember::Later<Attempt> SimulatedMember::Attach(TrainerRank rank, uint64
     v1::LaneCommand command;
     command.mutable_attach()->set_rank(rank.value());
     command.mutable_attach()->set_incarnation(incarnation);
-    // Memory of its own process, of every other session.
+    // For its own process alone: memory of that, of every other session, and the daemon's where
+    // nobody sees its end.
     if ((incarnation + rank.value()) % 2 == 0) {
       command.mutable_attach()->add_arenas()->mutable_cuda_ipc();
+    } else if (!job_->ranks().Find(client->id)->end_is_seen) {
+      command.mutable_attach()->add_arenas()->mutable_daemon();
     }
     Perform(job_->BeginMapping(client->id, std::move(command)));
   }

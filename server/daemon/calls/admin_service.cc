@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/mutex.h"
+#include "scheduler/shown_pid.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
 #include "server/common/seldom.h"
@@ -114,7 +115,9 @@ class AdminService final : public v1::Admin::Service {
                            std::vector<log::Field> details = {}) {
     const std::optional<Caller> caller = socket_.CallerOf(context);
     if (!caller.has_value()) return absl::CancelledError("the caller has gone");
-    details.insert(details.begin(), {{"call", call}, {"uid", caller->uid}, {"pid", caller->pid}});
+    details.insert(details.begin(), {{"call", call},
+                                     {"uid", caller->uid},
+                                     scheduler::PidField<log::Field>(caller->process.pid)});
     if (std::find(admins_.begin(), admins_.end(), caller->uid) != admins_.end()) {
       log::Info("an admin call changes something", details);
       return absl::OkStatus();

@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/timeline.h"
+#include "scheduler/job/refusals.h"
 #include "server/common/errors.h"
+#include "server/common/log.h"
 #include "server/daemon/calls/session_calls.h"
 
 namespace dmuond::server {
@@ -174,13 +176,23 @@ absl::StatusOr<AttachCalls::TrainerMemory> AttachCalls::Allocate(
   if (absl::StatusOr<Client*> found = core_.Find(request.key()); !found.ok()) {
     return found.status();
   }
-  const std::string device_uuid = (*core_.Find(request.key()))->device_uuid;
+  const Client& client = **core_.Find(request.key());
+  const std::string device_uuid = client.device_uuid;
   const std::shared_ptr<JobMemory> memory = core_.memory.memory();
+  const bool kept = memory->KeepFromOthers(rank, *client.process);
+  if (kept) {
+    log::Warn("a replacement gets arenas of its own: the process before it may still write",
+              {{"job", core_.job.name()},
+               {"rank", rank.value()},
+               {"kept_bytes", memory->KeptBytes(rank)}});
+  }
+  // Its process still uses what it has mapped, which goes with the last who does.
+  if (request.fresh()) memory->DropArenas(rank);
+  if (kept || request.fresh()) core_.job.DropAttachment(rank.value());
   core_.allocating.insert(rank.value());
   core_.mutex.Unlock();
   absl::StatusOr<TrainerMemory> made = [&]() -> absl::StatusOr<TrainerMemory> {
     TrainerMemory made;
-    if (request.fresh()) memory->DropArenas(rank);
     for (const v1::Arena& arena : request.arenas()) {
       TrainerMemory::Arena& place = made.arenas.emplace_back();
       if (arena.has_cuda_ipc()) continue;  // the trainer has it
@@ -235,6 +247,9 @@ absl::Status AttachCalls::HandOut(const v1::AttachBuffersRequest& request,
                                   const TrainerMemory& memory,
                                   v1::LaneCommand::AttachTrainer& attach) {
   const uint64_t session = request.key().session();
+  absl::StatusOr<Client*> found = core_.Find(request.key());
+  if (!found.ok()) return found.status();
+  core_.memory.memory()->GiveTo(scheduler::TrainerRank((*found)->rank), (*found)->process);
   for (size_t i = 0; i < memory.arenas.size(); ++i) {
     const v1::Arena& arena = request.arenas(static_cast<int>(i));
     *attach.add_arenas() = arena;
@@ -285,12 +300,16 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
   attach.set_incarnation((*found)->incarnation);
   attach.set_buckets(static_cast<uint32_t>(job.plan()->buckets));
   attach.set_poison_parameters((*found)->poison);
-  // Its process still uses what it has mapped, which goes with the last who does.
-  if (request.fresh()) job.DropAttachment((*found)->rank);
   absl::StatusOr<TrainerMemory> memory = Allocate(request, attach.buckets());
   if (found = core_.Find(request.key()); !found.ok()) return found.status();
   if (absl::Status failure = job.failure(); !failure.ok()) return failure;
-  if (!memory.ok()) return WithReason(memory.status(), "MEMORY_EXHAUSTED");
+  if (!memory.ok()) {
+    const scheduler::TrainerRank rank((*found)->rank);
+    const int64_t kept_bytes = core_.memory.memory()->KeptBytes(rank);
+    return kept_bytes == 0
+               ? WithReason(memory.status(), "MEMORY_EXHAUSTED")
+               : scheduler::PredecessorUnseen(rank.value(), kept_bytes, memory.status());
+  }
   absl::Status handed = HandOut(request, *memory, attach);
   if (!handed.ok()) return handed;
   if (found = core_.Find(request.key()); !found.ok()) return found.status();

@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/frame.h"
+#include "scheduler/shown_pid.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
 
@@ -29,8 +29,6 @@ constexpr int kSendBufferBytes = 1 << 20;
 constexpr std::chrono::milliseconds kAcceptPause{100};
 // So late a thread is not by itself.
 constexpr std::chrono::milliseconds kStoppedFor{1'000};
-// Linux 6.5; Debian 12's headers do not know it.
-constexpr int kSoPeerPidFd = 77;
 
 absl::StatusOr<std::string> MakeNonce() {
   std::string nonce(kNonceBytes, '\0');
@@ -40,31 +38,19 @@ absl::StatusOr<std::string> MakeNonce() {
   return nonce;
 }
 
-// A descriptor that becomes readable when the peer's process has ended; invalid where the process
-// is not visible. Taken from the socket where the kernel can, because a pid may be used again.
-wire::UniqueFd PeerPidFd(int socket, pid_t pid) {
-  int pidfd = -1;
-  socklen_t size = sizeof(pidfd);
-  if (::getsockopt(socket, SOL_SOCKET, kSoPeerPidFd, &pidfd, &size) == 0) {
-    return wire::UniqueFd(pidfd);
-  }
-  if (pid <= 0) return {};
-  return wire::UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+log::Field PidFieldOf(const TrainerProcess& process) {
+  return scheduler::PidField<log::Field>(process.peer.pid());
 }
 
 }  // namespace
 
-bool Runs(const std::shared_ptr<const wire::UniqueFd>& process) {
-  if (process == nullptr) return false;
-  pollfd polled{process->get(), POLLIN, 0};
-  return ::poll(&polled, 1, 0) == 0;
-}
-
 struct AttachServer::Connection {
-  AttachPeer peer;
+  AttachId id;
+  std::shared_ptr<TrainerProcess> process;
   wire::UniqueFd socket;
   std::string nonce;  // empty: claimed
   Clock::time_point claim_deadline;
+  bool closed = false;  // by this end; the process has not closed its own
 };
 
 // The connections are held here too: a descriptor must not be closed, and its number used again,
@@ -138,8 +124,8 @@ absl::StatusOr<AttachPeer> AttachServer::Claim(absl::string_view nonce) {
   Connection& connection = *connections_.at(found->second);
   connection.nonce.clear();
   nonces_.erase(found);
-  limits_.MakeKnown(connection.peer.id.value(), connection.peer.uid);
-  return connection.peer;
+  limits_.MakeKnown(connection.id.value(), connection.process->peer.uid());
+  return AttachPeer{connection.id, connection.process};
 }
 
 bool AttachServer::Knows(absl::string_view nonce) {
@@ -152,7 +138,7 @@ absl::Status AttachServer::Send(AttachId id, const v1::AttachFrame& frame, int f
   {
     MutexLock lock(mutex_);
     const auto found = connections_.find(id);
-    if (found != connections_.end()) connection = found->second;
+    if (found != connections_.end() && !found->second->closed) connection = found->second;
   }
   if (connection == nullptr) {
     return Error(absl::StatusCode::kNotFound, "TRAINER_LOST",
@@ -164,17 +150,25 @@ absl::Status AttachServer::Send(AttachId id, const v1::AttachFrame& frame, int f
   // The server's thread sees the end and reports it as it reports any other.
   ::shutdown(connection->socket.get(), SHUT_RDWR);
   return Error(absl::StatusCode::kUnavailable, "TRAINER_LOST",
-               Say("process ", Named("pid", connection->peer.pid),
-                   " is gone or does not read its attach connection: ", sent.message()));
+               Say("the trainer's process (", scheduler::SayPid(connection->process->peer.pid()),
+                   ") is gone or does not read its attach connection: ", sent.message()));
 }
 
 void AttachServer::Close(AttachId id) {
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mutex_);
-    connection = Remove(id);
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) return;
+    connection = found->second;
+    connection->closed = true;
+    if (!connection->nonce.empty()) nonces_.erase(std::exchange(connection->nonce, ""));
+    if (connection->process->peer.EndIsSeen()) Remove(id);
   }
-  if (connection == nullptr) return;
+  if (!connection->process->peer.EndIsSeen()) {
+    ::shutdown(connection->socket.get(), SHUT_WR);
+    return;
+  }
   // The thread may still hold the connection for the length of a poll: end it for the peer now.
   ::shutdown(connection->socket.get(), SHUT_RDWR);
   Wake();
@@ -185,7 +179,7 @@ std::shared_ptr<AttachServer::Connection> AttachServer::Remove(AttachId id) {
   if (found == connections_.end()) return nullptr;
   std::shared_ptr<Connection> connection = std::move(found->second);
   connections_.erase(found);
-  limits_.Remove(id.value(), connection->peer.uid);
+  limits_.Remove(id.value(), connection->process->peer.uid());
   if (!connection->nonce.empty()) nonces_.erase(connection->nonce);
   return connection;
 }
@@ -203,8 +197,7 @@ void AttachServer::FillRound(Round& round) {
     // Claim() clears a nonce without waking the thread: then it wakes once for nothing.
     if (!connection->nonce.empty()) wake_at = std::min(wake_at, connection->claim_deadline);
     round.connections.push_back(connection);
-    const int process = connection->peer.process == nullptr ? -1 : connection->peer.process->get();
-    for (const int fd : {connection->socket.get(), process}) {
+    for (const int fd : {connection->socket.get(), connection->process->peer.pidfd()}) {
       if (fd < 0) continue;
       round.polled.push_back({fd, POLLIN, 0});
       round.connection_of.push_back(round.connections.size() - 1);
@@ -240,7 +233,7 @@ void AttachServer::Run() {
     for (size_t i = 2; i < round.polled.size(); ++i) {
       // Readable is enough: a trainer has nothing to say, so it is an end or a breach.
       if (round.polled[i].revents == 0) continue;
-      EndByItself(round.connections[round.connection_of[i - 2]]->peer.id);
+      EndByItself(round.connections[round.connection_of[i - 2]]->id);
     }
     if (round.timeout_ms >= 0 && Clock::now() - due > kStoppedFor) ForgiveTheStopped();
     DropOverdue();
@@ -263,9 +256,11 @@ void AttachServer::EndByItself(AttachId id) {
   // Both descriptors of a connection may report its end, and Close() may have been first.
   if (connection == nullptr) return;
   ::shutdown(connection->socket.get(), SHUT_RDWR);
-  if (!connection->nonce.empty()) return;
-  log::Debug("attach connection ended",
-             {{"attach", id}, {"pid", connection->peer.pid}, {"uid", connection->peer.uid}});
+  connection->process->disconnected = true;
+  if (!connection->nonce.empty() || connection->closed) return;
+  log::Debug(
+      "attach connection ended",
+      {{"attach", id}, PidFieldOf(*connection->process), {"uid", connection->process->peer.uid()}});
   callbacks_.on_gone(id);
 }
 
@@ -282,12 +277,12 @@ void AttachServer::DropOverdue() {
     for (const auto& connection : overdue) {
       expired_.push_back(connection->nonce);
       if (expired_.size() > kExpiredKept) expired_.pop_front();
-      Remove(connection->peer.id);
+      Remove(connection->id);
     }
   }
   for (const auto& connection : overdue) {
     log::Info("attach connection closed: no session opened in time",
-              {{"pid", connection->peer.pid}, {"uid", connection->peer.uid}});
+              {PidFieldOf(*connection->process), {"uid", connection->process->peer.uid()}});
   }
 }
 
@@ -310,19 +305,18 @@ void AttachServer::AcceptAll() {
 }
 
 void AttachServer::Welcome(wire::UniqueFd socket) {
-  ucred peer{};
-  socklen_t size = sizeof(peer);
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return;
+  const auto process = std::make_shared<TrainerProcess>(PeerOf(socket.get()));
+  const uid_t uid = process->peer.uid();
   const auto refuse = [&](const char* why) {
     const std::optional<int64_t> before = refusals_.Now(Clock::now());
     if (!before.has_value()) return;
     log::Warn("attach connection refused", {{"why", why},
-                                            {"uid", peer.uid},
-                                            {"pid", peer.pid},
+                                            {"uid", uid},
+                                            PidFieldOf(*process),
                                             {"others_since_the_last_line", *before}});
   };
   const auto& allowed = options_.allowed_uids;
-  if (std::find(allowed.begin(), allowed.end(), peer.uid) == allowed.end()) {
+  if (std::find(allowed.begin(), allowed.end(), uid) == allowed.end()) {
     return refuse("user not allowed (--allowed_uids)");
   }
   absl::StatusOr<std::string> nonce = MakeNonce();
@@ -334,12 +328,11 @@ void AttachServer::Welcome(wire::UniqueFd socket) {
   v1::AttachFrame frame;
   frame.mutable_welcome()->set_nonce(*nonce);
   auto connection = std::make_shared<Connection>();
-  wire::UniqueFd process = PeerPidFd(socket.get(), peer.pid);
   connection->nonce = *nonce;
   connection->claim_deadline = Clock::now() + options_.claim_timeout;
   {
     MutexLock lock(mutex_);
-    const ConnectionLimits::Verdict verdict = limits_.Add(next_id_, peer.uid);
+    const ConnectionLimits::Verdict verdict = limits_.Add(next_id_, uid);
     if (!verdict.taken) {
       return refuse("too many (--connections_max, --connections_per_uid)");
     }
@@ -348,13 +341,11 @@ void AttachServer::Welcome(wire::UniqueFd socket) {
       const std::shared_ptr<Connection> oldest = Remove(AttachId(*verdict.instead));
       ::shutdown(oldest->socket.get(), SHUT_RDWR);
     }
-    connection->peer = {.id = AttachId(next_id_++), .pid = peer.pid, .uid = peer.uid};
-    if (process.valid()) {
-      connection->peer.process = std::make_shared<const wire::UniqueFd>(std::move(process));
-    }
+    connection->id = AttachId(next_id_++);
+    connection->process = process;
     connection->socket = std::move(socket);
-    connections_.emplace(connection->peer.id, connection);
-    nonces_.emplace(*std::move(nonce), connection->peer.id);
+    connections_.emplace(connection->id, connection);
+    nonces_.emplace(*std::move(nonce), connection->id);
   }
   // Only now may the nonce be known. If this fails, the next poll says so.
   [[maybe_unused]] const absl::Status sent =

@@ -37,6 +37,7 @@
 #include "server/common/seldom.h"
 #include "server/daemon/calls/connection_limits.h"
 #include "server/daemon/calls/unix_listener.h"
+#include "server/daemon/trainer_process.h"
 
 namespace dmuond::server {
 
@@ -44,13 +45,8 @@ using AttachId = scheduler::Strong<struct AttachIdTag, uint64_t>;  // from 1; ne
 
 struct AttachPeer {
   AttachId id;
-  pid_t pid = 0;  // 0: in a pid namespace that the daemon does not see
-  uid_t uid = 0;
-  std::shared_ptr<const wire::UniqueFd> process;  // pidfd; null where the process is not seen
+  TrainerProcessPtr process;
 };
-
-// Whether the process of a pidfd still runs. False for null.
-[[nodiscard]] bool Runs(const std::shared_ptr<const wire::UniqueFd>& process);
 
 class AttachServer {
  public:
@@ -91,7 +87,8 @@ class AttachServer {
   absl::Status Send(AttachId id, const v1::AttachFrame& frame, int fd = -1);
 
   // Ends the connection, if it has not ended yet. on_gone is not called for it after this returns,
-  // except for a call that runs already.
+  // except for a call that runs already. Where the end of the process is not seen, this end listens
+  // on until the process has closed its own.
   void Close(AttachId id);
 
  private:

@@ -98,7 +98,7 @@ void Clients::OnEnded(const scheduler::node::SessionEnded& ended) {
   }
 }
 
-std::shared_ptr<const wire::UniqueFd> Clients::ProcessOf(uint64_t session) const {
+TrainerProcessPtr Clients::ProcessOf(uint64_t session) const {
   for (const auto& [rank, last] : processes_) {
     if (last.first == session) return last.second;
   }

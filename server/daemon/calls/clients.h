@@ -5,8 +5,6 @@
 #ifndef DMUOND_SERVER_DAEMON_CALLS_CLIENTS_H_
 #define DMUOND_SERVER_DAEMON_CALLS_CLIENTS_H_
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -64,10 +62,8 @@ struct Client {
   v1::OpenSessionReply opened;  // the answer to it
   AttachId attach{};            // the trainer's connection
   std::string nonce;            // of the connection
-  pid_t pid = 0;
-  uid_t uid = 0;
-  std::shared_ptr<const wire::UniqueFd> process;  // its pidfd, as AttachPeer's
-  std::string device_uuid;                        // that it computes with; empty: the processor
+  TrainerProcessPtr process;
+  std::string device_uuid;             // that it computes with; empty: the processor
   bool poison = false;                 // NaN into its weights between decision and publish
   std::vector<int32_t> job_parameter;  // parameter of the registration -> of the job's layout
   std::string attach_request;  // AttachBuffers', once begun: a repeated one waits for its end
@@ -119,7 +115,7 @@ class Clients {
     return closed_.Find(key);
   }
   // The process of a session that has ended; null: it is not known.
-  [[nodiscard]] std::shared_ptr<const wire::UniqueFd> ProcessOf(uint64_t session) const;
+  [[nodiscard]] TrainerProcessPtr ProcessOf(uint64_t session) const;
   // A connection has ended by itself. Returns its session; nullopt: it had none.
   std::optional<uint64_t> OnAttachGone(AttachId id);
   // Forgets refusals that nobody asks for any more.
@@ -143,7 +139,7 @@ class Clients {
   EndedSessions<absl::Status> ended_;
   EndedSessions<v1::CloseSessionReply> closed_;
   // By rank: the last session that ended, and its process, which may still run.
-  std::map<int32_t, std::pair<uint64_t, std::shared_ptr<const wire::UniqueFd>>> processes_;
+  std::map<int32_t, std::pair<uint64_t, TrainerProcessPtr>> processes_;
   std::map<int32_t, absl::Status> discard_refusals_;
 };
 

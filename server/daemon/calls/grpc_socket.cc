@@ -14,7 +14,9 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
+#include "scheduler/shown_pid.h"
 #include "server/common/log.h"
+#include "server/daemon/trainer_process.h"
 
 namespace dmuond::server {
 namespace {
@@ -162,21 +164,19 @@ void GrpcSocket::AcceptAll() {
 
 void GrpcSocket::Take(wire::UniqueFd socket) {
   const Clock::time_point now = Clock::now();
-  ucred peer{};
-  socklen_t size = sizeof(peer);
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return;
+  const wire::PeerProcess peer = PeerOf(socket.get());
+  const uid_t uid = peer.uid();
   const auto refuse = [&](const char* why) {
     const std::optional<int64_t> before = refusals_.Now(now);
     if (!before.has_value()) return;
     log::Warn("connection refused", {{"socket", options_.path},
                                      {"why", why},
-                                     {"uid", peer.uid},
-                                     {"pid", peer.pid},
+                                     {"uid", uid},
+                                     scheduler::PidField<log::Field>(peer.pid()),
                                      {"others_since_the_last_line", *before}});
   };
   const auto& allowed = options_.allowed_uids;
-  if (allowed.has_value() &&
-      std::find(allowed->begin(), allowed->end(), peer.uid) == allowed->end())
+  if (allowed.has_value() && std::find(allowed->begin(), allowed->end(), uid) == allowed->end())
     return refuse("user not allowed (--allowed_uids)");
   wire::UniqueFd held(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
   if (!held.valid()) return refuse("no descriptor is left");
@@ -184,18 +184,18 @@ void GrpcSocket::Take(wire::UniqueFd socket) {
   {
     MutexLock lock(mutex_);
     const uint64_t id = next_id_++;
-    const ConnectionLimits::Verdict verdict = limits_.Add(id, peer.uid);
+    const ConnectionLimits::Verdict verdict = limits_.Add(id, uid);
     if (!verdict.taken) return refuse("its user has too many (--connections_per_uid, _max)");
     if (verdict.instead.has_value()) {
       refuse("its user has too many that prove nothing: the oldest is closed");
       End(*verdict.instead);
     }
     if (!Watch(events_.get(), held.get(), id, EPOLLRDHUP)) {
-      limits_.Remove(id, peer.uid);
+      limits_.Remove(id, uid);
       return refuse("it cannot be watched");
     }
     connections_[id] = {.id = id,
-                        .caller = {.pid = peer.pid, .uid = peer.uid},
+                        .caller = {.process = peer.id(), .uid = uid},
                         .number = number,
                         .held = std::move(held),
                         .since = now};
@@ -215,7 +215,7 @@ void GrpcSocket::DropStrangers() {
   for (const uint64_t id : overdue) {
     log::Debug("connection closed: it has proven nothing in time",
                {{"socket", options_.path},
-                {"pid", connections_.at(id).caller.pid},
+                scheduler::PidField<log::Field>(connections_.at(id).caller.process.pid),
                 {"uid", connections_.at(id).caller.uid}});
     End(id);
   }

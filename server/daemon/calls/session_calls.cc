@@ -14,6 +14,7 @@
 #include "scheduler/convert/convert.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/refusals.h"
+#include "scheduler/shown_pid.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
 #include "server/daemon/calls/awaited.h"
@@ -200,7 +201,8 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenSession(
   return opened;
 }
 
-absl::Status SessionCalls::WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
+absl::Status SessionCalls::WaitUntilVacant(const v1::OpenSessionRequest& request,
+                                           const TrainerProcess& successor,
                                            const Core::Cancelled& cancelled) {
   // A launcher may be faster than the news of its child's end.
   constexpr std::chrono::seconds kNewsTravel{1};
@@ -212,19 +214,18 @@ absl::Status SessionCalls::WaitUntilVacant(const v1::OpenSessionRequest& request
       },
       now + kNewsTravel, cancelled);
   if (!gone.ok()) return gone.status();
-  const auto vacancy = [&]() DMUOND_REQUIRES(core_.mutex) -> const scheduler::RankTable::Vacancy* {
-    const auto* found = core_.job.ranks().VacancyOf(request.rank());
-    return found == nullptr || found->pid == successor ? nullptr : found;
-  };
+  const scheduler::RankTable::Vacancy* left = nullptr;
+  TrainerProcessPtr last;
   gone = core_.Wait(
       [&]() DMUOND_REQUIRES(core_.mutex) {
-        const auto* left = vacancy();
-        return left == nullptr || !Runs(core_.clients.ProcessOf(left->session));
+        left = core_.job.ranks().VacancyOf(request.rank());
+        last = left == nullptr ? nullptr : core_.clients.ProcessOf(left->session);
+        return last == nullptr || !last->RunsBeside(successor);
       },
       now + core_.options.coordinator.register_timeout, cancelled);
   if (!gone.ok()) return gone.status();
   if (*gone) return absl::OkStatus();
-  return scheduler::PredecessorRuns(request.rank(), static_cast<pid_t>(vacancy()->pid));
+  return scheduler::PredecessorRuns(request.rank(), last->peer.pid(), left->client);
 }
 
 absl::StatusOr<std::optional<scheduler::ResumePoint>> SessionCalls::FindResume(
@@ -262,8 +263,9 @@ absl::Status SessionCalls::DiscardOlder(const NodeJob::Opening& opening,
     absl::Status refused;
     if (!job.ranks().empty()) {
       const scheduler::RankTable::Session& live = job.ranks().sessions().begin()->second;
-      refused = scheduler::JobInUse(job.name(), opening.rank, live.rank,
-                                    absl::StrCat("(pid ", live.pid, ")"));
+      refused = scheduler::JobInUse(
+          job.name(), opening.rank, live.rank,
+          absl::StrCat("(", scheduler::SayPid(live.pid).text, ", ", live.client, ")"));
     } else {
       auto& refusals = core_.clients.discard_refusals();
       refusals.erase(opening.rank);
@@ -304,7 +306,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
       deadline, cancelled);
   if (!formed.ok()) return formed.status();
   if (*formed) {
-    absl::Status vacant = WaitUntilVacant(request, peer.pid, cancelled);
+    absl::Status vacant = WaitUntilVacant(request, *peer.process, cancelled);
     if (!vacant.ok()) return vacant;
   }
   const v1::SessionKey halves = NewSessionKey(core_.place, 0);
@@ -315,7 +317,8 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   opening.job = request.job();
   opening.launch = LaunchOf(request);
   opening.resume = request.resume();
-  opening.pid = peer.pid;
+  opening.pid = peer.process->peer.pid();
+  opening.end_is_seen = peer.process->peer.EndIsSeen();
   opening.client = request.client();
   const std::optional<scheduler::LaneIndex> own = core_.device.LaneOf(request.device_uuid());
   opening.home_lane = own.has_value()            ? own->value()
@@ -332,7 +335,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
     if (waits != nullptr && !std::exchange(said, true)) {
       log::Info("a trainer waits to begin", {{"job", opening.job},
                                              {"rank", opening.rank},
-                                             {"pid", opening.pid},
+                                             scheduler::PidField<log::Field>(opening.pid),
                                              {"what", waits->why}});
     }
     absl::StatusOr<bool> come = core_.Wait(
@@ -369,8 +372,6 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   client.rank = opening.rank;
   client.attach = peer.id;
   client.nonce = request.nonce();
-  client.pid = peer.pid;
-  client.uid = peer.uid;
   client.process = peer.process;
   client.device_uuid = request.device_uuid();
   client.poison = request.poison_parameters();
@@ -405,7 +406,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   log::Info("session opened", {{"job", request.job()},
                                {"epoch", core_.job.epoch()},
                                {"rank", request.rank()},
-                               {"pid", peer.pid},
+                               scheduler::PidField<log::Field>(opening.pid),
                                {"client", request.client()}});
   return reply;
 }
@@ -417,14 +418,18 @@ absl::Status SessionCalls::CheckKey(const v1::SessionKey& key, const Caller* cal
   const Client& client = **found;
   if (caller == nullptr) return absl::OkStatus();
   // The session's process lives as long as the session, so its pid is nobody else's. Where the
-  // daemon does not see it, users are told apart, and nothing more.
-  if (client.pid == caller->pid && (client.pid != 0 || client.uid == caller->uid)) {
+  // kernel tells nothing, users are told apart, and nothing more.
+  const wire::PeerProcess& own = client.process->peer;
+  const wire::ProcessId::Same same = own.id().SameAs(caller->process);
+  if (same == wire::ProcessId::Same::kYes ||
+      (same == wire::ProcessId::Same::kUnknown && own.uid() == caller->uid)) {
     return absl::OkStatus();
   }
   return Error(absl::StatusCode::kPermissionDenied, "SESSION_NOT_YOURS",
-               Say("the session of rank ", Named("rank", client.rank), " is that of process ",
-                   Named("pid", client.pid), ", the call comes from process ",
-                   Named("other_pid", caller->pid), " (uid ", Named("other_uid", caller->uid),
+               Say("the session of rank ", Named("rank", client.rank), " is that of a process (",
+                   scheduler::SayPid(own.pid()), "), the call comes from another one (pid ",
+                   Named("other_pid", scheduler::ShownPid(caller->process.pid)), ", uid ",
+                   Named("other_uid", caller->uid),
                    "): a child that was forked must open a session of its own"));
 }
 

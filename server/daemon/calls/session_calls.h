@@ -46,9 +46,11 @@ class SessionCalls {
                                                    const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
   // Waits until the rank's last trainer is gone and its process has ended: it must not write beside
-  // its successor.
-  absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request, pid_t successor,
-                               const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);
+  // its successor. A process whose end is not seen is not waited for; its successor gets arenas of
+  // its own (JobMemory::KeepFromOthers).
+  absl::Status WaitUntilVacant(const v1::OpenSessionRequest& request,
+                               const TrainerProcess& successor, const Core::Cancelled& cancelled)
+      DMUOND_REQUIRES(core_.mutex);
   // Waits until the present job, of another launch, has ended. Gives up the lock.
   absl::Status DiscardOlder(const scheduler::NodeJob::Opening& opening,
                             const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "dmuond/v1/trainer.pb.h"
+#include "dmuond/wire/peer_process.h"
 
 namespace dmuond::server {
 
@@ -25,7 +26,7 @@ namespace dmuond::server {
 
 // The process at the other end of a connection, as the kernel names it.
 struct Caller {
-  pid_t pid = 0;  // 0: in a pid namespace that the daemon does not see
+  wire::ProcessId process;
   uid_t uid = 0;
 };
 

@@ -21,6 +21,7 @@ absl::Status JobMemory::Reserve(int64_t bytes, const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat(what, ": ", bytes, " bytes wanted"));
   }
   MutexLock lock(mutex_);
+  ReturnKept();
   const int64_t limit = options_.bytes_max;
   if (limit > 0 && (bytes > limit || bytes_ > limit - bytes)) {
     return Error(absl::StatusCode::kResourceExhausted, "MEMORY_EXHAUSTED",
@@ -155,6 +156,46 @@ absl::StatusOr<int> JobMemory::Arena(TrainerRank rank, const std::string& device
 void JobMemory::ReturnArenas(Trainer& trainer) {
   for (const auto& [id, arena] : trainer.arenas) Return(arena);
   trainer.arenas.clear();
+  trainer.mapped_by.clear();
+}
+
+void JobMemory::ReturnKept() {
+  std::erase_if(kept_, [this](const Kept& kept) DMUOND_REQUIRES(mutex_) {
+    const bool free = std::all_of(kept.mapped_by.begin(), kept.mapped_by.end(),
+                                  [](const auto& process) { return process->HasLetGo(); });
+    if (free) bytes_ -= kept.taken_bytes;
+    return free;
+  });
+}
+
+bool JobMemory::KeepFromOthers(TrainerRank rank, const TrainerProcess& process) {
+  MutexLock lock(mutex_);
+  Trainer& trainer = trainers_[rank];
+  const auto may_write = [&process](const auto& other) { return other->MayWriteBeside(process); };
+  if (std::none_of(trainer.mapped_by.begin(), trainer.mapped_by.end(), may_write)) return false;
+  Kept& kept = kept_.emplace_back(Kept{.rank = rank, .mapped_by = std::move(trainer.mapped_by)});
+  for (const auto& [id, arena] : trainer.arenas) kept.taken_bytes += arena.taken_bytes;
+  trainer.arenas.clear();
+  trainer.mapped_by.clear();
+  return true;
+}
+
+void JobMemory::GiveTo(TrainerRank rank, TrainerProcessPtr process) {
+  MutexLock lock(mutex_);
+  std::vector<TrainerProcessPtr>& mapped_by = trainers_[rank].mapped_by;
+  std::erase_if(mapped_by, [&process](const auto& other) {
+    return other == process || other->peer.HasEnded();
+  });
+  mapped_by.push_back(std::move(process));
+}
+
+int64_t JobMemory::KeptBytes(TrainerRank rank) const {
+  MutexLock lock(mutex_);
+  int64_t bytes = 0;
+  for (const Kept& kept : kept_) {
+    if (kept.rank == rank) bytes += kept.taken_bytes;
+  }
+  return bytes;
 }
 
 void JobMemory::DropArenas(TrainerRank rank) {

@@ -18,6 +18,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,6 +29,7 @@
 #include "kernels/mutex.h"
 #include "scheduler/types.h"
 #include "server/daemon/memory/node_device.h"
+#include "server/daemon/trainer_process.h"
 
 namespace dmuond::server {
 
@@ -58,8 +60,17 @@ class JobMemory {
   // of the rank; else it is new and zero.
   absl::StatusOr<int> Arena(scheduler::TrainerRank rank, const std::string& device_uuid,
                             uint32_t arena_id, int64_t bytes, bool& kept);
-  // The rank's next arenas are new ones.
+  // The rank's next arenas are new ones. What its own process has mapped goes with the last who
+  // does.
   void DropArenas(scheduler::TrainerRank rank);
+  // To be called before `process`, now the rank's, is given arenas. Where another process may still
+  // write into those that there are, the next are new ones: returns true. The old ones count as
+  // held until all who have mapped them have let go.
+  bool KeepFromOthers(scheduler::TrainerRank rank, const TrainerProcess& process);
+  // `process` is about to map the rank's arenas.
+  void GiveTo(scheduler::TrainerRank rank, TrainerProcessPtr process);
+  // Of the rank's arenas that count as held though they are kept from its present process.
+  [[nodiscard]] int64_t KeptBytes(scheduler::TrainerRank rank) const;
   // New pages with a header and zero words. The rank's old pages are poisoned first.
   // INVALID_ARGUMENT: more than wire::kBucketsMax buckets.
   absl::StatusOr<int> Timeline(scheduler::TrainerRank rank, uint32_t buckets);
@@ -103,8 +114,15 @@ class JobMemory {
   struct Trainer {
     std::string device_uuid;  // where the arenas are
     std::map<uint32_t, Block> arenas;
+    std::vector<TrainerProcessPtr> mapped_by;  // the arenas
     Block timeline;
     uint32_t buckets = 0;
+  };
+  // Arenas that no other process gets. They lie where a process maps them; here they are counted.
+  struct Kept {
+    scheduler::TrainerRank rank;
+    int64_t taken_bytes = 0;
+    std::vector<TrainerProcessPtr> mapped_by;
   };
 
   absl::StatusOr<Block> MakeHost(int64_t bytes, const std::string& what) DMUOND_EXCLUDES(mutex_);
@@ -113,6 +131,7 @@ class JobMemory {
   absl::Status Reserve(int64_t bytes, const std::string& what) DMUOND_EXCLUDES(mutex_);
   void Return(const Block& block) DMUOND_REQUIRES(mutex_);
   void ReturnArenas(Trainer& trainer) DMUOND_REQUIRES(mutex_);
+  void ReturnKept() DMUOND_REQUIRES(mutex_);
   void Replace(Block& place, Block block) DMUOND_REQUIRES(mutex_);
   // By `value`, in the words that are not at `awaited` yet.
   static void EndWaits(const Trainer& trainer, uint64_t awaited, uint64_t value);
@@ -127,6 +146,7 @@ class JobMemory {
   int64_t bytes_ DMUOND_GUARDED_BY(mutex_) = 0;  // held, or reserved by an allocation under way
   std::map<scheduler::LaneIndex, Lane> lanes_ DMUOND_GUARDED_BY(mutex_);
   std::map<scheduler::TrainerRank, Trainer> trainers_ DMUOND_GUARDED_BY(mutex_);
+  std::vector<Kept> kept_ DMUOND_GUARDED_BY(mutex_);
   Block board_ DMUOND_GUARDED_BY(mutex_);
 };
 

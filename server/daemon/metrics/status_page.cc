@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "scheduler/convert/convert.h"
+#include "scheduler/shown_pid.h"
 #include "server/common/human.h"
 #include "server/daemon/metrics/html.h"
 #include "server/daemon/metrics/seen_job.h"
@@ -348,7 +349,7 @@ std::string Matrices(const SeenJob& job) {
 std::string Trainers(const SeenJob& job) {
   Rows trainers({">rank", ">pid", "state", ">incarnation", "client"});
   for (const v1::TrainerStatus& trainer : job.status.trainers()) {
-    trainers.Add({absl::StrCat(trainer.rank()), absl::StrCat(trainer.pid()), trainer.state(),
+    trainers.Add({absl::StrCat(trainer.rank()), scheduler::ShownPid(trainer.pid()), trainer.state(),
                   absl::StrCat(trainer.incarnation()), trainer.client()});
   }
   return absl::StrCat("<h2>Trainers of this node: ", job.status.trainers_size(), " of ",

@@ -75,9 +75,10 @@ class NodeJobFixture : public ::testing::Test {
     return last;
   }
 
-  uint64_t Open() {
+  uint64_t Open(bool end_is_seen = true) {
     NodeJob::Opening opening;
     opening.id = ++sessions_;
+    opening.end_is_seen = end_is_seen;
     opening.world_size = 1;
     opening.job = "job";
     opening.resume = v1::OpenSessionRequest::RESUME_IF_PRESENT;
@@ -143,8 +144,8 @@ class NodeJobFixture : public ::testing::Test {
     Hear(message);
   }
   // With a session whose trainer can submit.
-  uint64_t Run(bool own_memory = false) {
-    const uint64_t id = Open();
+  uint64_t Run(bool own_memory = false, bool end_is_seen = true) {
+    const uint64_t id = Open(end_is_seen);
     Register(id);
     Plan();
     Prepared();
@@ -179,6 +180,21 @@ class NodeJobFixture : public ::testing::Test {
     report.mutable_detached()->set_rank(0);
     report.mutable_detached()->set_incarnation(incarnation);
     Perform(job_.OnLaneReport(now_, LaneIndex(lane), report));
+  }
+  void ExpectToComeAgainWhenUnmapped(uint64_t id) {
+    const uint64_t incarnation = job_.ranks().Find(id)->incarnation;
+    Perform(job_.OnTrainerGone(id, "it died"));
+    EXPECT_EQ(Taken<node::CommandLanes>().back().command.detach().incarnation(), incarnation);
+    EXPECT_TRUE(job_.ranks().attachments().empty());
+    OpenAttempt(2, 1);
+    EXPECT_TRUE(job_.Unmaps(0));
+    Detached(0, incarnation);
+    EXPECT_FALSE(MayOpen());
+    Detached(1, incarnation - 1);  // an older session's
+    EXPECT_FALSE(MayOpen());
+    Detached(1, incarnation);
+    EXPECT_FALSE(job_.Unmaps(0));
+    EXPECT_TRUE(MayOpen());
   }
   void MapEverywhere(uint64_t id) {
     for (int32_t i = 0; i < 2; ++i) {

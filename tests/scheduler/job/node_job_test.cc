@@ -152,20 +152,12 @@ TEST_P(NodeJobTest, LanesHearThatATrainerHasDiedAndKeepItsMemory) {
 
 // Memory of its own process goes with it, and the next one may have other memory at the same place.
 TEST_P(NodeJobTest, ARankComesAgainWhenItsOwnMemoryIsUnmappedByEveryLane) {
-  const uint64_t id = Run(/*own_memory=*/true);
-  const uint64_t incarnation = job_.ranks().Find(id)->incarnation;
-  Perform(job_.OnTrainerGone(id, "it died"));
-  EXPECT_EQ(Taken<node::CommandLanes>().back().command.detach().incarnation(), incarnation);
-  EXPECT_TRUE(job_.ranks().attachments().empty());
-  OpenAttempt(2, 1);
-  EXPECT_TRUE(job_.Unmaps(0));
-  Detached(0, incarnation);
-  EXPECT_FALSE(MayOpen());
-  Detached(1, incarnation - 1);  // an older session's
-  EXPECT_FALSE(MayOpen());
-  Detached(1, incarnation);
-  EXPECT_FALSE(job_.Unmaps(0));
-  EXPECT_TRUE(MayOpen());
+  ExpectToComeAgainWhenUnmapped(Run(/*own_memory=*/true));
+}
+
+// It may write into its arenas on, though another process has its rank.
+TEST_P(NodeJobTest, ARankWhoseProcessNobodySeesComesAgainWhenItsArenasAreUnmappedByEveryLane) {
+  ExpectToComeAgainWhenUnmapped(Run(/*own_memory=*/false, /*end_is_seen=*/false));
 }
 
 TEST_P(NodeJobTest, ALaneThatHasEndedHasUnmappedEverything) {

@@ -108,11 +108,11 @@ TEST_F(RankTableTest, EveryStateHasANameOfItsOwn) {
 
 TEST_F(RankTableTest, AReplacementThatDiesBeforeItIsMappedLeavesThePlaceAsItFoundIt) {
   RankTable table = In(State::kVacant);
-  table.Open({.id = kId + 1, .rank = 0, .pid = 77});
+  table.Open({.id = kId + 1, .rank = 0, .client = "later"});
   table.End(kId + 1, Attempt(8));
   ASSERT_NE(table.VacancyOf(0), nullptr);
   EXPECT_EQ(table.VacancyOf(0)->attempt, Attempt(5));
-  EXPECT_EQ(table.VacancyOf(0)->pid, 77);
+  EXPECT_EQ(table.VacancyOf(0)->client, "later");
   EXPECT_EQ(table.Open({.id = kId + 2, .rank = 0}).incarnation, 3U);
 }
 

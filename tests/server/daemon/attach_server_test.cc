@@ -79,8 +79,8 @@ TEST_F(AttachServerTest, WelcomeCarriesNonceOfSixteenBytesThatNobodyElseGets) {
 TEST_F(AttachServerTest, ClaimTellsWhoConnected) {
   Start();
   const Trainer trainer = ClaimedTrainer();
-  EXPECT_EQ(trainer.peer.pid, ::getpid());
-  EXPECT_EQ(trainer.peer.uid, ::geteuid());
+  EXPECT_EQ(trainer.peer.process->peer.pid(), ::getpid());
+  EXPECT_EQ(trainer.peer.process->peer.uid(), ::geteuid());
 }
 
 TEST_F(AttachServerTest, NonceOpensOneSession) {
@@ -175,7 +175,7 @@ TEST_F(AttachServerTest, DeathOfProcessIsSeenWhileItsChildHoldsTheConnection) {
   ASSERT_TRUE(frame.ParseFromArray(bytes, static_cast<int>(size)));
   auto peer = server_->Claim(frame.welcome().nonce());
   ASSERT_TRUE(peer.ok()) << peer.status();
-  EXPECT_EQ(peer->pid, trainer);
+  EXPECT_EQ(peer->process->peer.pid(), trainer);
   ::kill(trainer, SIGKILL);
   EXPECT_EQ(gone_.Take(), peer->id);
   ::waitpid(trainer, nullptr, 0);

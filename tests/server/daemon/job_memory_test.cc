@@ -2,9 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -86,6 +88,51 @@ TEST_F(JobMemoryTest, AnArenaThatWasDroppedIsNewThoughItsSizeIsTheSame) {
   ASSERT_EQ(::pread(ArenaFd(memory_, 2, 7, 4096, kept), text, 1, 0), 1);
   EXPECT_FALSE(kept);
   EXPECT_EQ(text[0], 0);
+}
+
+// Both ends of a socket are this process's; each Of() is another connection.
+TrainerProcessPtr ThisProcess(wire::PeerProcess::Asked asked = {}) {
+  int ends[2];
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+  const wire::UniqueFd one(ends[0]);
+  const wire::UniqueFd other(ends[1]);
+  return std::make_shared<const TrainerProcess>(wire::PeerProcess::Of(one.get(), asked));
+}
+
+// Of a PID namespace that is not seen, before Linux 6.5.
+std::shared_ptr<TrainerProcess> Unseen() {
+  return std::make_shared<TrainerProcess>(wire::PeerProcess());
+}
+
+TEST_F(JobMemoryTest, AProcessThatComesAgainGetsItsArenasAgain) {
+  const TrainerRank rank(0);
+  bool kept = true;
+  for (const bool inode : {true, false}) {
+    const bool again = memory_.KeepFromOthers(rank, *ThisProcess({.inode = inode}));
+    EXPECT_FALSE(again) << "known by its " << (inode ? "pidfd" : "pid");
+    ArenaFd(memory_, 0, 7, 4096, kept);
+    memory_.GiveTo(rank, ThisProcess({.inode = inode}));
+  }
+  EXPECT_TRUE(kept);
+}
+
+TEST_F(JobMemoryTest, ArenasThatAnotherProcessMayWriteAreNotHandedOutAndCountUntilItLetsGo) {
+  JobMemory memory(*device_, {.job = "test", .bytes_max = 10'000});
+  const TrainerRank rank(0);
+  const std::shared_ptr<TrainerProcess> before = Unseen();
+  bool kept = true;
+  ArenaFd(memory, 0, 7, 4096, kept);
+  memory.GiveTo(rank, before);
+  ASSERT_TRUE(memory.KeepFromOthers(rank, *Unseen()));
+  EXPECT_EQ(memory.KeptBytes(rank), 4096);
+  ArenaFd(memory, 0, 7, 4096, kept);
+  EXPECT_FALSE(kept);
+  EXPECT_EQ(memory.bytes(), 2 * 4096);
+  EXPECT_EQ(ReasonOf(memory.Arena(rank, "", 8, 4096, kept).status()), "MEMORY_EXHAUSTED");
+  before->disconnected = true;
+  ArenaFd(memory, 0, 8, 4096, kept);
+  EXPECT_EQ(memory.KeptBytes(rank), 0);
+  EXPECT_EQ(memory.bytes(), 2 * 4096);
 }
 
 TEST_F(JobMemoryTest, ArenaOfAnotherSizeOrRankIsNewAndZero) {

@@ -108,7 +108,7 @@ class AttachSocket:
         assert self._daemon is not None
         if self._daemon.has_ended(_ENDS_WITHIN_S):
             return f"{self._daemon} has ended"
-        lives = ", which has not ended," if self._daemon.pid else " has ended, or"
+        lives = ", which has not ended," if self._daemon.end_is_seen else " has ended, or"
         return f"{self._daemon}{lives} has closed its connection to this trainer"
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ _CREDENTIALS = struct.Struct("3i")  # struct ucred
 class DaemonProcess:
     """The process that listens at the other end of a connected Unix socket. Owns a pidfd.
 
-    pid: 0 where the process is not visible (in another pid namespace); then nothing is known of its
-    end.
+    pid: 0 where the process has none here, because it is in another PID namespace.
+    end_is_seen: False where the kernel tells nothing of the end of a process without a pid.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -24,6 +24,7 @@ class DaemonProcess:
         self.pid = _CREDENTIALS.unpack(credentials)[0]
         self._ended = False
         self._pidfd = _pidfd(connected, self.pid)
+        self.end_is_seen = self._pidfd >= 0
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Whether it is known to have ended, or ends within that time."""
@@ -44,7 +45,7 @@ class DaemonProcess:
 
 
 def _pidfd(connected: socket.socket, pid: int) -> int:
-    """Opens it from the socket where the kernel can, because a pid may be used again."""
+    """Opens it from the socket where the kernel can: a pid may be used again, and may be 0."""
     try:
         return connected.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError:
