@@ -141,6 +141,12 @@ def training_pod(overlay: str) -> dict:
     return training["spec"]["template"]["spec"]
 
 
+def test_a_daemon_sees_the_pids_of_its_trainers():
+    (base,) = documents(ROOT / "deploy/kubernetes/base/statefulset.yaml")
+    for pod in (*pod_specs(), base["spec"]["template"]["spec"]):
+        assert pod["shareProcessNamespace"] is True
+
+
 @needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_network_policy_is_of_the_jobs_pods_alone(overlay: str):

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pid_namespace
 import pytest
 from daemons import ROOT
 from test_programs import wait_for
@@ -48,9 +49,13 @@ def container(image: str) -> Iterator[str]:
 
 
 def command(name: str, shared: Path, *arguments: str) -> list[str]:
-    """Runs in a container, as its user, with the folder at /run/dmuond/job."""
+    """Runs in a container, as its user, with the folder at /run/dmuond/job.
+
+    As under Kubernetes, where nothing else is said, each has a PID namespace of its own.
+    """
     volume = f"--volume={shared}:/run/dmuond/job"
-    return ["buildah", "run", "--isolation=chroot", volume, name, "--", *arguments]
+    run = ["buildah", "run", "--isolation=chroot", volume, name, "--", *arguments]
+    return [*pid_namespace.under(), *run]
 
 
 @pytest.mark.timeout(MINUTES * 60)
