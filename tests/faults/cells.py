@@ -9,7 +9,8 @@ from processes import Shape
 STEPS = 8
 # Daemons x lanes; s: with snapshots, p: trainers in Python, m: in both languages, t: on torch, e:
 # they signal early, and in Python wait for weights as late as they can; g: lanes and trainers are
-# on GPUs, of the fake driver; o: arenas are memory of the trainers.
+# on GPUs, of the fake driver; o: arenas are memory of the trainers; n: daemons and trainers are in
+# PID namespaces of their own, u: on a kernel that tells nothing of the ends of such processes.
 GROUPS = {
     "1x1": Shape(1, 1),
     "1x2": Shape(1, 2),
@@ -42,17 +43,26 @@ GROUPS = {
     "2x1gs": Shape(2, 1, snapshots=True, device="cuda"),
     "2x1gms": Shape(2, 1, snapshots=True, device="cuda", clients=("cpp", "python")),
     "2x2g": Shape(2, 2, device="cuda"),
+    "1x2mn": Shape(1, 2, clients=("cpp", "python"), namespaces=True),
+    "1x2mnu": Shape(1, 2, clients=("python", "cpp"), namespaces=True, unseen=True),
+    "1x2gnu": Shape(1, 2, device="cuda", namespaces=True, unseen=True),
 }
-GPU_GROUPS = tuple(name for name, shape in GROUPS.items() if shape.device == "cuda")
+# To make a namespace takes root.
+NAMESPACE_GROUPS = tuple(name for name, shape in GROUPS.items() if shape.namespaces)
+GPU_GROUPS = tuple(
+    name
+    for name, shape in GROUPS.items()
+    if shape.device == "cuda" and name not in NAMESPACE_GROUPS
+)
 RAIL_GROUPS = tuple(name for name in GPU_GROUPS if GROUPS[name].nodes > 1)
 USUAL_GROUPS = tuple(
     name
     for name, shape in GROUPS.items()
-    if "torch" not in shape.clients and name not in GPU_GROUPS
+    if "torch" not in shape.clients and name not in GPU_GROUPS + NAMESPACE_GROUPS
 )
 
 # Besides, "fail=28" makes the call behind a point of the storage fail with that errno.
-KINDS = ("kill", "stop", "cut", "detach", "hang", "nomem", "nofile")
+KINDS = ("kill", "stop", "cut", "detach", "hang", "wake", "nomem", "nofile")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from runs import Run
 
 LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show what it is worth
 # A trainer's attach socket alone is cut; a lane is stopped for ever (daemons are their peers' and
-# their service manager's to watch, trainers count as dead and are the launcher's).
-ONLY = {"detach": "trainer", "hang": "lane"}
+# their service manager's to watch, trainers count as dead and are the launcher's). A trainer is
+# stopped until it counts as dead and is replaced.
+ONLY = {"detach": "trainer", "hang": "lane", "wake": "trainer"}
 # At these points the call that follows may fail with ENOMEM.
 ALLOCATING = ("memory.create", "memory.allocate", "memory.map", "daemon.spawn")
 
@@ -23,6 +24,8 @@ SETUP_POINTS = {
     "daemon.attached",
     "daemon.formed",
     "daemon.member_state",
+    "daemon.peer_pidfd",
+    "daemon.pidfd_inode",
     "daemon.plan",
     "daemon.plan_ready",
     "daemon.session",
@@ -54,6 +57,7 @@ def kinds_of(group: str, victim: str, point: str) -> list[str]:
         for kind in KINDS
         if ONLY.get(kind, victim) == victim
         and (kind != "nomem" or point in ALLOCATING)
+        and (kind != "wake" or (GROUPS[group].namespaces and not at_setup(victim, point)))
         and (kind != "nofile" or (victim != "trainer" and no_files))
     ]
 

@@ -2,8 +2,8 @@
 
 import os
 import selectors
-import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pid_namespace
 from daemons import free_port, program, secret_file
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,8 @@ class Shape:
     own_memory: bool = False  # arenas lie in the trainers' own memory, on GPUs
     early: bool = False  # buckets are signalled early; on Python weights are waited for late, too
     beside: bool = False  # a second job runs on the same daemons, to which nothing is done
+    namespaces: bool = False  # each daemon and trainer is in a PID namespace of its own
+    unseen: bool = False  # the kernel does not tell daemons of the end of such a trainer
 
     @property
     def world(self) -> int:
@@ -66,6 +69,13 @@ def signal_if_alive(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def peer_pid(connection: socket.socket) -> int:
+    """As it is seen from here: the process says the one that it has in its own namespace."""
+    credentials = struct.Struct("3i")
+    size = credentials.size
+    return credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+
+
 @dataclass
 class Process:
     """One that the driver has started: a daemon, or a trainer whose lines are read."""
@@ -76,17 +86,20 @@ class Process:
     lines: list[str] = field(default_factory=list)
     rest: bytes = b""
     at_end: bool = False  # of its lines
+    in_namespace: bool = False  # what was started is its parent
 
     @property
     def pid(self) -> int:
-        return self.popen.pid
+        """-1: it has not begun, or has ended."""
+        return pid_namespace.first_process(self.popen) if self.in_namespace else self.popen.pid
 
 
 class Loop:
     """Waits for reports of fault points, lines, ends of processes and times, and calls back."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, namespaces: bool = False):
         self.folder = folder
+        self._namespaces = namespaces
         self.path = folder / "faults"
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -105,12 +118,12 @@ class Loop:
         self, role: str, index: int, command: list, points: str, output=None, more=None
     ) -> Process:
         popen = subprocess.Popen(
-            command,
+            [*(pid_namespace.under() if self._namespaces else ()), *command],
             env=environment(self.path if points else None, points) | (more or {}),
             stdout=output or subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        process = Process(role, index, popen)
+        process = Process(role, index, popen, in_namespace=self._namespaces)
         self.processes.append(process)
         if popen.stdout is not None:
             os.set_blocking(popen.stdout.fileno(), False)
@@ -149,7 +162,7 @@ class Loop:
     def close(self) -> None:
         for process in self.processes:
             if process.popen.poll() is None:
-                signal_if_alive(process.pid, signal.SIGKILL)
+                process.popen.kill()
                 process.popen.wait()
             if process.popen.stdout is not None:
                 process.popen.stdout.close()
@@ -174,8 +187,7 @@ class Loop:
         if not text:
             connection.close()
             return
-        pid, point = text.split(" ", 1)
-        answer = self.on_report(int(pid), point)
+        answer = self.on_report(peer_pid(connection), text.split(" ", 1)[1])
         if answer == "later":
             self._gated.append(connection)
             return
@@ -221,6 +233,7 @@ class Group:
         self.flags = flags
         self.coordinator = f"127.0.0.1:{free_port()}"
         self.machine = {}  # in the environment of every process
+        self.of_trainers: dict[str, str] = {}  # in that of trainers
         if shape.device == "cuda":
             self.machine = {
                 "LD_LIBRARY_PATH": str(program("dmuond").parents[1] / "fake_cuda"),
@@ -274,7 +287,7 @@ class Group:
             own = ",own" if self.shape.own_memory else ""
             command.append(f"--device=cuda:{rank // self.nodes % self.lanes}{own}")
         machine = self.machine_of(rank % self.nodes)
-        return self.loop.start("trainer", index, command, points, more=machine)
+        return self.loop.start("trainer", index, command, points, more=machine | self.of_trainers)
 
     def steps_of(self, index: int) -> int:
         """The second job has more: it is to be there whatever befalls the first."""

@@ -29,6 +29,10 @@ SNAPSHOT_WITHIN_S = 5.0  # steps wait for the last one's, where a point of it ha
 REFUSED = 1  # it says what for
 LOST = 3  # its job or its daemon; a launcher starts it again
 RELAUNCH_S = 0.3  # a launcher's pause before it starts again what has given up
+HIDDEN = "daemon.peer_pidfd"  # what older kernels do not tell
+# --step_timeout, in cells with a "wake". Who wakes does not come back: it has a replacement.
+DEAD_AFTER = "2s"
+WAKES = {"DMUOND_RECONNECT_S": "0"}
 # A process gets no descriptor for that long: EMFILE of whatever asks the kernel for one.
 NO_FILES_S = 1.5
 NAMED_ERRORS = {"nomem": errno.ENOMEM, "nofile": errno.EMFILE}
@@ -88,7 +92,7 @@ class Run:
 
     def run(self, extra_flags: tuple[str, ...] = ()) -> Result:
         folder = Path(tempfile.mkdtemp(prefix="df-", dir="/tmp"))
-        self.loop = Loop(folder)
+        self.loop = Loop(folder, self.shape.namespaces)
         self.loop.on_report = self._on_report
         self.loop.on_line = self._on_line
         self.loop.on_end = self._on_end
@@ -99,9 +103,13 @@ class Run:
             if "stop" in kinds:
                 patience = max(patience, self.cell.stop_s + 2)
             flags += ["--lane_timeout=2s", f"--step_timeout={patience:g}s"]
+        if "wake" in kinds:
+            flags.append(f"--step_timeout={DEAD_AFTER}")
         if self.snapshots:
             flags += [f"--snapshot_dir={folder}/snapshots", f"--snapshot_every_steps={SAVE_EVERY}"]
         self.group = Group(self.loop, self.shape, self.steps, flags)
+        if "wake" in kinds:
+            self.group.of_trainers = WAKES
         try:
             for node in range(self.shape.nodes):
                 self.daemons[node] = self.group.start_daemon(node, self._points("daemon", node))
@@ -125,11 +133,14 @@ class Run:
     # ---- faults ----
 
     def _points(self, role: str, index: int) -> str:
-        if self.all_points or self.cell is None:
-            return "*" if self.all_points else ""
-        points = [fault.point for fault in self.cell.faults if self._passes_it(fault, role, index)]
+        if self.all_points:
+            return "*"
+        faults = self.cell.faults if self.cell else ()
+        points = [fault.point for fault in faults if self._passes_it(fault, role, index)]
         if role == "trainer" and self.snapshots:
             points.append(GATE)
+        if role == "daemon" and self.shape.unseen:
+            points.append(HIDDEN)
         return ",".join(dict.fromkeys(points))
 
     def _passes_it(self, fault: Fault, role: str, index: int) -> bool:
@@ -165,6 +176,8 @@ class Run:
         return [rank for index, rank in self.ranks.items() if index < self.world]
 
     def _on_report(self, pid: int, point: str) -> str | None:
+        if point == HIDDEN and self.shape.unseen:
+            return f"fail {errno.ENOPROTOOPT}"
         victim, index = self._victim_of(pid)
         if self.shape.beside and (victim, index) == ("lane", -1):
             return "go"
@@ -245,6 +258,10 @@ class Run:
         if fault.kind == "hang":
             signal_if_alive(pid, signal.SIGSTOP)  # for ever
             return "go"
+        if fault.kind == "wake":
+            signal_if_alive(pid, signal.SIGSTOP)
+            self._replace_when_dead(self.ranks[fault.index].process, pid)
+            return "go"
         if fault.kind == "nofile":
             self._starve(pid)
             return "go"
@@ -256,6 +273,28 @@ class Run:
             return "cut packets"
         tcp = self.shape.nodes > 1 and fault.victim != "trainer"
         return "cut tcp" if tcp else "cut unix"
+
+    def _replace_when_dead(self, process: Process, pid: int) -> None:
+        """And wakes it then: where its end is seen, its replacement waits for that."""
+        if f"rank {process.index} (pid not visible) counts as dead" not in self._log_of(
+            self.daemons[0]
+        ):
+            self.loop.after(0.02, lambda: self._replace_when_dead(process, pid))
+            return
+        rank = self.ranks[process.index]
+        self.restarted.add(process.index)
+        at = rank.step
+        self._replace(process)
+        if self.shape.unseen:
+            self._wake_after(rank, at + 1, pid)
+        else:
+            signal_if_alive(pid, signal.SIGCONT)
+
+    def _wake_after(self, rank: Rank, step: int, pid: int) -> None:
+        if rank.step > step:
+            signal_if_alive(pid, signal.SIGCONT)
+        elif not rank.done:
+            self.loop.after(0.005, lambda: self._wake_after(rank, step, pid))
 
     def _starve(self, pid: int) -> None:
         """Only what it has open stays open: the limit is of the numbers that descriptors get."""
@@ -343,6 +382,10 @@ class Run:
             )
             return
         rank = self.ranks[process.index]
+        if rank.process is not process:  # it has woken beside its replacement
+            if code not in (REFUSED, LOST):
+                self.result.wrong.append(f"rank {process.index}, replaced, ended with {code}")
+            return
         # To be started again is an outcome for one that was killed, and for one that is not in its
         # job yet.
         begins = rank.first_in_process or not self._has_state(process.index)

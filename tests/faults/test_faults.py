@@ -11,10 +11,12 @@ from pathlib import Path
 import matrix
 import mutations
 import needs
+import pid_namespace
 import pytest
 import soak
 import table
-from cells import GPU_GROUPS, RAIL_GROUPS, USUAL_GROUPS, Cell
+from cells import GPU_GROUPS, GROUPS, NAMESPACE_GROUPS, RAIL_GROUPS, USUAL_GROUPS, Cell
+from daemons import program
 from runs import Run, undisturbed
 
 SAMPLE = {"trainer": 24, "lane": 48, "coordinator": 48, "other": 24}  # cells of each victim
@@ -24,6 +26,12 @@ RECOVERING = 40
 ROOT = Path(__file__).parents[2]
 SEED = os.environ.get("DMUOND_FIRST_SEED", "1")
 LOGS = ROOT / "build/test-logs/faults"
+
+
+def has_programs_of(group: str) -> bool:
+    """Those of GPUs are built with the headers of CUDA."""
+    on_gpus = GROUPS[group].device == "cuda"
+    return not on_gpus or (program("dmuond").parent / "fault_trainer_cuda").exists()
 
 
 @pytest.mark.timeout(ALL_TAKES_S)
@@ -88,6 +96,15 @@ def test_the_last_weights_arrive_though_another_rank_has_closed_its_session():
     ]
     arguments = [f"--cell=2x1 {fault}" for fault in faults]
     assert matrix.main([*arguments, "--stop-seconds=3", f"--logs={LOGS}"]) == 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not pid_namespace.allowed, reason="only root can make a PID namespace")
+def test_a_trainer_that_wakes_beside_its_replacement_changes_nothing():
+    """The daemon sees its pid as 0, and all others' too."""
+    groups = [name for name in NAMESPACE_GROUPS if has_programs_of(name)]
+    arguments = [f"--cell={group} trainer1:trainer.published:wake:3:0" for group in groups]
+    assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
 
 
 @pytest.mark.timeout(600)
