@@ -150,11 +150,13 @@ TEST(LayoutCheckTest, NamesTheFirstParameterThatDiffersAndBothValues) {
   refuse("\"b\" has the shape 6x4 in the snapshot and 4x6 in the job", [](auto& j) {
     j.parameters[0].shape = {4, 6};
   });
-  refuse("\"a\" has the route adamw in the snapshot and muon in the job: to go on, give it the "
-         "snapshot's, in Python by route=[(\"a\", \"adamw\")]", [](auto& j) {
-    j.parameters[1] = scheduler::testing::Muon("a", {3, 1});
-    j.parameters[0].shape = {4, 6};  // "b" differs too; "a" comes first
-  });
+  refuse(
+      "\"a\" has the route adamw in the snapshot and muon in the job: to go on, give it the "
+      "snapshot's, in Python by route=[(\"a\", \"adamw\")]",
+      [](auto& j) {
+        j.parameters[1] = scheduler::testing::Muon("a", {3, 1});
+        j.parameters[0].shape = {4, 6};  // "b" differs too; "a" comes first
+      });
   refuse("\"b\" has the matrices whole in the snapshot and 2 heads in the job", [](auto& j) {
     j.parameters[0].view = {.kind = scheduler::MatrixView::Kind::kHeads, .heads = 2};
   });
