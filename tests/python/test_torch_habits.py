@@ -597,13 +597,53 @@ def test_skipped_steps_are_told_in_powers_of_two_and_else_twice_a_minute(caplog)
     assert tells(skipped)[0].endswith("was made: 6")
 
 
-def test_sparse_gradients_are_refused_by_name(muon):
+class SparseEmbedding(nn.Embedding):
+    """Makes sparse gradients without its layer's saying so."""
+
+    def forward(self, tokens):
+        return nn.functional.embedding(tokens, self.weight, sparse=True)
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_layers_with_sparse_gradients_are_refused_by_name(muon, layer):
     model = make_model()
-    model.embed = nn.Embedding(11, 24, sparse=True)
+    model.embed = layer(11, 24, sparse=True)
+    with pytest.raises(dmuond.InvalidArgumentError, match=r"embed.weight.*sparse=False"):
+        muon(model)
+    muon(model, route=[("embed.weight", "trainer")]).close()
+    model.head.weight = model.embed.weight  # the layer's, under another name
+    optimizer = muon(model.up)
+    tied = nn.Sequential(model.head, model.embed)
+    with pytest.raises(dmuond.InvalidArgumentError, match=r"'0.weight'.*sparse=False"):
+        optimizer.add_param_group({"params": tied})
+
+
+def test_sparse_gradients_that_no_layer_says_are_refused_by_name(muon):
+    model = make_model()
+    model.embed = SparseEmbedding(11, 24)
     optimizer = muon(model)
     loss_of(model, 0).backward()
     with pytest.raises(dmuond.InvalidArgumentError, match=r"embed.weight.*sparse=False"):
         optimizer.step()
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="of newer versions of torch")
+@pytest.mark.parametrize("name", ["up.weight", "up.bias"])
+def test_a_gradients_dtype_that_is_set_too_late_is_refused_by_name(muon, name):
+    model = make_model().bfloat16()
+    model.down.weight.grad_dtype = torch.float32  # in time
+    optimizer = muon(model)
+    plain_loop(model, optimizer, range(1))
+    parameter = model.get_parameter(name)
+    parameter.grad_dtype = torch.float32
+    loss_of(model, 1).backward()
+    words = f"'{name}' was registered with gradients of torch.bfloat16, and its grad_dtype is"
+    with pytest.raises(dmuond.InvalidArgumentError, match=words):
+        optimizer.step()
+    optimizer.zero_grad()
+    parameter.grad_dtype = torch.bfloat16
+    plain_loop(model, optimizer, range(1, 3))
+    assert optimizer.last_committed_step == 3
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

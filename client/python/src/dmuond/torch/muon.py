@@ -170,6 +170,7 @@ class Muon(torch.optim.Optimizer):
         self._models = collect.modules(params)
         self._router = Router(route, views, bool(include_frozen), conv)
         self._routed = self._router.route([named for group in given for named in group.members])
+        registration.refuse_sparse(self._models, self._routed)
         super().__init__(
             options.split_groups(given, self._routed, self._options),
             {"lr": lr, "momentum": momentum},
@@ -575,12 +576,14 @@ class Muon(torch.optim.Optimizer):
         known = {id(r.named.parameter): r.named for r in self._routed}
         group, left_alone = collect.another_group(param_group, known)
         routed = self._router.route(group.members)
+        models = self._models + collect.modules([param_group])
+        registration.refuse_sparse(models, routed)
         for options_of_route in options.split_groups([group], routed, self._options):
             super().add_param_group(options_of_route)
         added = {id(r.named.parameter) for r in routed}
         self._routed = [r for r in self._routed if id(r.named.parameter) not in added] + routed
         self._left_alone += left_alone
-        self._models += collect.modules([param_group])
+        self._models = models
         self._remove_hooks()
         self._session.close()
         # The daemon waits until the last rank has left the job, which ends it.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from dmuond import types
 from dmuond.device_array import HasMemory
@@ -17,7 +18,7 @@ from dmuond.torch.first_weights import digests
 from dmuond.torch.fragments import Holding, element_type
 from dmuond.torch.reduction import Share, divisor_unknown
 from dmuond.torch.routing import ROUTES, Routed
-from dmuond.torch.slots import Place, ShardedSlot, Slot, slot_bytes
+from dmuond.torch.slots import Place, ShardedSlot, Slot, grad_dtype_of, slot_bytes
 from dmuond.torch.tensor_device import TensorDevice
 from dmuond.torch.trainer_arenas import weight_places
 
@@ -46,7 +47,7 @@ class _Request:
         holding = layout = self.holdings[id(p)]
         if item.rows is not None:
             holding, layout = flattened(name, holding, item.rows)
-        grad_dtype = getattr(p, "grad_dtype", None) or p.dtype
+        grad_dtype = grad_dtype_of(p)
         share = self.shares[id(p)]
         index = len(self.parameters)
         weight = self.weights.get(id(p)) or self._place(_WEIGHTS, holding, p.dtype)
@@ -107,6 +108,22 @@ class _Request:
         place = Place(arena, self.arena_bytes[arena])
         self.arena_bytes[arena] += slot_bytes(holding, dtype)
         return place
+
+
+def refuse_sparse(models: Iterable[nn.Module], routed: Iterable[Routed]) -> None:
+    """Refuses weights of layers that make sparse gradients, unless they are left alone."""
+    sparse = {
+        id(module.weight)
+        for model in models
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
+    for item in routed:
+        if item.route != "trainer" and id(item.named.parameter) in sparse:
+            raise InvalidArgumentError(
+                f"'{item.named.name}' has sparse gradients, and dmuond takes dense ones: make its "
+                "layer with sparse=False, or give the parameter the route 'trainer'"
+            )
 
 
 def flattened(name: str, holding: Holding, rows: int) -> tuple[Holding, Holding]:

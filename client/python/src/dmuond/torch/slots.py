@@ -34,6 +34,11 @@ _nobodys.grad = torch.zeros(1, device="cpu")
 _REFERENCES = _references(_nobodys)  # where nobody holds it
 
 
+def grad_dtype_of(parameter: Tensor) -> torch.dtype:
+    """Of its gradient: the parameter's own, or another in torch versions that have such."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a slot lies: an arena, by its id, and the byte in it.
@@ -121,13 +126,23 @@ class Slot:
         return self.parameter
 
     def fits(self) -> bool:
-        """Whether the parameter still has the dtype, shape and device that were registered."""
+        """Whether dtypes, shape and device of the parameter are still those registered."""
+        return self._weight_fits() and grad_dtype_of(self.parameter) == self.grad_dtype
+
+    def _weight_fits(self) -> bool:
         now = self._held()
         return (now.dtype, now.shape, now.device) == self._kind
 
     def check_fits(self) -> None:
         if self.fits():
             return
+        if self._weight_fits():
+            raise InvalidArgumentError(
+                f"'{self.name}' was registered with gradients of {self.grad_dtype}, and its "
+                f"grad_dtype is {grad_dtype_of(self.parameter)} now: set it before making the "
+                f"optimizer. To go on as before: opt.zero_grad(), and grad_dtype = "
+                f"{self.grad_dtype} again"
+            )
         now, then = self.value(), self.weight
         kept = str(then.dtype).removeprefix("torch.")
         raise InvalidArgumentError(

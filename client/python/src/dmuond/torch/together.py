@@ -19,7 +19,9 @@ from dmuond.torch.host_tensors import words_at
 from dmuond.torch.samples import edges
 from dmuond.torch.slots import Slot
 
-_address, _shape = Tensor.data_ptr, operator.attrgetter("shape")
+_address = Tensor.data_ptr
+# Shape, and the gradient's dtype where torch lets programs set one.
+_kind = operator.attrgetter(*(["grad_dtype"] if hasattr(Tensor, "grad_dtype") else []), "shape")
 _gradient, _version = operator.attrgetter("grad"), operator.attrgetter("_version")
 _in_arena, _is_lent = operator.attrgetter("gradient"), operator.attrgetter("is_lent")
 _is_dense, _size_bytes = Tensor.is_contiguous, operator.attrgetter("nbytes")
@@ -36,21 +38,21 @@ class Replicas:
         self._slots = list(slots)
         self._parameters = [slot.parameter for slot in self._slots]
         self._position = {slot.index: position for position, slot in enumerate(self._slots)}
-        self._shapes = [torch.Size(slot.holding.local_shape) for slot in self._slots]
+        self._kinds = list(map(_kind, self._parameters))
         self._addresses = [0] * len(self._slots)
         self._versions = [0] * len(self._slots)
 
     def moved(self) -> list[Slot]:
-        """Those that lie elsewhere than noted, or in another shape than was registered.
+        """Those that lie elsewhere than noted, or are of another shape or gradient's dtype.
 
         A tensor that is converted moves.
         """
         addresses = list(map(_address, self._parameters))
-        shapes = list(map(_shape, self._parameters))
-        if addresses == self._addresses and shapes == self._shapes:
+        kinds = list(map(_kind, self._parameters))
+        if addresses == self._addresses and kinds == self._kinds:
             return []
-        then = zip(self._addresses, self._shapes, strict=True)
-        return self._where(zip(addresses, shapes, strict=True), then)
+        then = zip(self._addresses, self._kinds, strict=True)
+        return self._where(zip(addresses, kinds, strict=True), then)
 
     def changed(self) -> list[Slot]:
         """Those that somebody may have touched, as far as addresses and versions tell."""
