@@ -61,7 +61,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         """With a step: as one that has found a snapshot of it."""
         self.path = path
         self.submits: list[pb.SubmitStepRequest] = []
-        self.pushed: list[pb.StateChunk] = []
+        self.pushed: list[list[pb.StateChunk]] = []  # of each message
         self.stored: dict[tuple[str, int], np.ndarray] = {}
         self.ready_at_submit: list[list[int]] = []
         self.ready_at_wait: list[list[int]] = []
@@ -84,7 +84,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self.back_epoch = 7  # that begins with the next way back, about
         self.buckets = self.BUCKETS
         self.published_timeout_ms = 0
-        self.version = 2
+        self.version, self.features = 2, pb.FEATURE_CHUNKS
         self.on_wait = None  # instead of WaitStep
         self.arenas: dict[int, np.ndarray] = {}
         self._client: socket.socket | None = None
@@ -138,7 +138,13 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             why = f"the client speaks {request.version_max}, this daemon speaks {self.version}"
             server_version = str(self.version)
             abort(context, code, why, "VERSION_MISMATCH", server_version=server_version)
-        return pb.HelloReply(version=self.version, server="fake", lanes=1, device_type="cpu")
+        return pb.HelloReply(
+            version=self.version,
+            features=self.features,
+            server="fake",
+            lanes=1,
+            device_type="cpu",
+        )
 
     def OpenSession(self, request, context):  # noqa: N802
         self._first("OpenSession", context)
@@ -211,7 +217,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         os.close(descriptor)
 
     def PushParameters(self, requests, context):  # noqa: N802
-        first, *chunks = requests
+        first, *messages = requests
         if self.goes_back_to is not None:
             self._abort_for_rollback(context)
         self._first("PushParameters", context)
@@ -219,7 +225,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
             code = grpc.StatusCode.FAILED_PRECONDITION
             metadata = {"next_attempt": str(self.attempt)}
             abort(context, code, "another attempt is open", "ATTEMPT_OUT_OF_ORDER", **metadata)
-        self.pushed += [message.chunk for message in chunks]
+        self.pushed += [list(message.chunks) for message in messages]
         self.pushed_weights = self.arenas[1].copy()
         self.has_state = True
         attempt, self.attempt = self.attempt, self.attempt + 1

@@ -232,7 +232,28 @@ def test_state_is_pulled_in_pieces_and_pushed_in_pieces(fake):
         assert np.array_equal(pulled[0].values, np.arange(1000.0, dtype=np.float32))
 
         large = np.arange(600_000, dtype=np.float32)
-        session.push_state([dmuond.StateTensor("w0", 0, kind, large)])
-        received = b"".join(chunk.data for chunk in fake.pushed)
-        assert received == large.tobytes()
-        assert [chunk.first_element for chunk in fake.pushed] == [0, 262144, 524288]
+        step = dmuond.StateTensor("w0", 0, types.STATE_KIND_STEP, np.array([300.0]))
+        session.push_state([step, dmuond.StateTensor("w1", 129, kind, large), step])
+        assert [len(message) for message in fake.pushed] == [2, 1, 2]  # small ones travel together
+        first, *pieces, last = (chunk for message in fake.pushed for chunk in message)
+        for each in (first, last):
+            assert (each.parameter, each.kind) == ("w0", types.STATE_KIND_STEP)
+            assert each.data == np.array([300.0]).tobytes()
+        assert b"".join(chunk.data for chunk in pieces) == large.tobytes()
+        assert {(c.parameter, c.fragment, c.kind) for c in pieces} == {("w1", 129, kind)}
+        assert [chunk.first_element for chunk in pieces] == [0, 262142, 524286]
+
+
+def test_an_older_daemon_gets_one_piece_of_state_in_a_message(fake):
+    fake.features = 0
+    with open_session(fake) as session:
+        two_matrices(session)
+        steps = [
+            dmuond.StateTensor(name, 0, types.STATE_KIND_STEP, np.array([300.0]))
+            for name in ("w0", "w1")
+        ]
+        session.push_state(steps)
+        assert [[chunk.parameter for chunk in message] for message in fake.pushed] == [
+            ["w0"],
+            ["w1"],
+        ]

@@ -76,16 +76,16 @@ def test_a_push_that_is_waiting_for_the_other_rank_survives_with_its_weights(pai
         session, (weight,) = pair[rank].session, pair[rank].weights
         weight[...] = 42.0
         if rank == 0:
-            push_stream = session._link.channel.send_stream
+            push_stream = session._link.channel.push
 
-            def send(name, requests):
+            def send(requests):
                 def observed():
                     yield from requests()
                     sent.set()
 
-                return push_stream(name, observed)
+                return push_stream(observed)
 
-            session._link.channel.send_stream = send
+            session._link.channel.push = send
             session.push()
             return
         assert sent.wait(PATIENCE_S)

@@ -180,8 +180,8 @@ def test_client_of_another_release_trains_if_it_speaks_the_protocol(client):
 
 
 def test_client_with_features_that_the_daemon_does_not_have_trains_without_them(client):
-    known = "pb.FEATURE_NOT_FINITE"
-    done = client("link.py", f"\nFEATURES = {known}\n", f"\nFEATURES = 1 << 63 | 4 | {known}\n")
+    known = "pb.FEATURE_NOT_FINITE | pb.FEATURE_CHUNKS"
+    done = client("link.py", f"\nFEATURES = {known}\n", f"\nFEATURES = 1 << 63 | 8 | {known}\n")
     assert done.returncode == 0, done.stderr
 
 
@@ -202,7 +202,8 @@ def test_daemon_offers_no_feature_that_it_does_not_have(address):
         stub = trainer_pb2_grpc.TrainerStub(channel)
         hello = trainer_pb2.HelloRequest(version_min=1, version_max=9, features=2**64 - 1)
         answer = stub.Hello(hello, timeout=10)
-    assert (answer.version, answer.features) == (2, trainer_pb2.FEATURE_NOT_FINITE)
+    known = trainer_pb2.FEATURE_NOT_FINITE | trainer_pb2.FEATURE_CHUNKS
+    assert (answer.version, answer.features) == (2, known)
 
 
 # --- from the package index ---

@@ -46,7 +46,7 @@ void AddChunks(const StateTensor& tensor, const std::string& name,
   const std::string bytes = WireBytes(tensor);
   const size_t element = tensor.kind == StateKind::kStep ? sizeof(double) : sizeof(float);
   for (size_t first = 0; first < bytes.size(); first += kChunkBytes) {
-    v1::StateChunk& chunk = *messages.emplace_back().mutable_chunk();
+    v1::StateChunk& chunk = *messages.emplace_back().add_chunks();
     chunk.set_parameter(name);
     chunk.set_fragment(tensor.fragment);
     chunk.set_kind(static_cast<v1::StateKind>(tensor.kind));

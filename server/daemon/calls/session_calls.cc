@@ -157,7 +157,7 @@ absl::StatusOr<v1::HelloReply> SessionCalls::Hello(const v1::HelloRequest& reque
   }
   v1::HelloReply reply;
   reply.set_version(kProtocolVersion);
-  reply.set_features(request.features() & v1::FEATURE_NOT_FINITE);
+  reply.set_features(request.features() & (v1::FEATURE_NOT_FINITE | v1::FEATURE_CHUNKS));
   reply.set_server(absl::StrCat("dmuond ", kBuildVersion));
   reply.set_lanes(core_.options.lanes);
   reply.set_device_type(core_.device.type());

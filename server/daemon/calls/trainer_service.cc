@@ -95,7 +95,9 @@ class Trainers final : public TrainerService {
       if (kept.ok() && header.state()) kept = place.tensors.CheckMayPush(header.key());
       while (header.state() && kept.ok() && reader->Read(&message)) {
         kept = CheckText(message);
-        if (kept.ok()) kept = place.tensors.KeepStateChunk(header.key(), message.chunk(), state);
+        for (int i = 0; kept.ok() && i < message.chunks_size(); ++i) {
+          kept = place.tensors.KeepStateChunk(header.key(), message.chunks(i), state);
+        }
       }
       // A stream that broke is no shorter push.
       if (kept.ok() && context->IsCancelled()) kept = Gone();

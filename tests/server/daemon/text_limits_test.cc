@@ -52,7 +52,7 @@ TEST(TextLimitsTest, StringsOfMessagesAndListsInARequestAreLookedAtToo) {
   push.add_weights(std::string(1 << 20, 'w'));
   ExpectTooLong(push, "weights[0] has 1048576 bytes; at most 1024 are allowed");
   push.clear_weights();
-  push.mutable_chunk()->set_data(std::string(1 << 20, 'd'));  // is no text
+  push.add_chunks()->set_data(std::string(1 << 20, 'd'));  // is no text
   EXPECT_TRUE(CheckText(push).ok());
 }
 

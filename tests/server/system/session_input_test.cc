@@ -103,7 +103,8 @@ class SessionInputTest : public DaemonTest {
     bool heard = writer->Write(message);
     message.Clear();
     for (const v1::StateChunk& chunk : chunks) {
-      *message.mutable_chunk() = chunk;
+      message.clear_chunks();
+      *message.add_chunks() = chunk;
       heard = heard && writer->Write(message);  // a refusal may come before the last one
     }
     writer->WritesDone();

@@ -75,6 +75,10 @@ class Channel:
     def _connect(self) -> None:
         channel = grpc.insecure_channel(f"unix:{self._path}", options=self._options)
         self._channel, self._stub = channel, TrainerStub(channel)
+        self._push = channel.stream_unary(
+            "/dmuond.v1.Trainer/PushParameters",
+            response_deserializer=pb.PushParametersReply.FromString,
+        )
 
     def _renew(self) -> None:
         """After Ctrl-C in a call: gRPC may have been interrupted while it held a lock, for good.
@@ -83,7 +87,7 @@ class Channel:
         """
         if self._closed:
             return  # which is what went wrong
-        for thing in (self._channel, self._stub):
+        for thing in (self._channel, self._stub, self._push):
             _keep_for_ever(thing)
         self._connect()
 
@@ -103,9 +107,9 @@ class Channel:
             lambda: layout_parts.merge(self._stub.RegisterLayout(layout_parts.split(request))),
         )
 
-    def send_stream(self, name: str, requests: Callable[[], Iterable[Any]]) -> Any:
-        method = getattr(self._stub, name)
-        return self._repeat(name, lambda: method(iter(requests())))
+    def push(self, requests: Callable[[], Iterable[bytes]]) -> pb.PushParametersReply:
+        """PushParameters; requests are serialized already. Repeated like calls."""
+        return self._repeat("PushParameters", lambda: self._push(iter(requests())))
 
     def read_stream(self, name: str, request: Any) -> Iterator[Any]:
         """Yields every message. A stream that is cut off raises."""

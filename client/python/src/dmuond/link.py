@@ -27,7 +27,7 @@ from dmuond.timeline import Published, Timeline
 PROTOCOL_VERSION = 2
 # Bits of optional features that this client knows. What an older daemon can do without is a
 # feature, used where Hello's answer has its bit; all else is a new protocol version.
-FEATURES = pb.FEATURE_NOT_FINITE
+FEATURES = pb.FEATURE_NOT_FINITE | pb.FEATURE_CHUNKS
 _FRAME_TIMEOUT_S = 30.0
 _NEWS_TRAVEL_S = 1.0  # of a daemon's end, which its successor may be faster than
 

@@ -237,8 +237,7 @@ class Session(Member):
         kept = list(tensors)
         self._stands_at, self._state_known = None, False
         first = pb.PushParametersRequest(state=True)
-        rest = lambda: (pb.PushParametersRequest(chunk=c) for c in state_chunks.cut(kept))  # noqa: E731
-        self._surviving(lambda: self._push(first, rest))
+        self._surviving(lambda: self._push(first, lambda: self._state_requests(kept)))
 
     # --- steps ---
 
@@ -474,7 +473,7 @@ class Session(Member):
     def _push(
         self,
         first: pb.PushParametersRequest,
-        rest: Callable[[], Iterable[pb.PushParametersRequest]],
+        rest: Callable[[], Iterable[bytes]],
     ) -> None:
         self._check_alive()
         self._wait_unpublished(None)
@@ -494,8 +493,8 @@ class Session(Member):
             ask = functools.partial(self._who_keeps_a_push, first.step, attempt)
             try:
                 with notice.asking(ask):
-                    reply = self._link.channel.send_stream(
-                        "PushParameters", lambda: itertools.chain([first], rest())
+                    reply = self._link.channel.push(
+                        lambda: itertools.chain([first.SerializeToString()], rest())
                     )
                 notice.end()
                 break
@@ -511,6 +510,10 @@ class Session(Member):
         self._begin_attempt(reply.next_attempt)
         self.last_committed_step = reply.last_committed_step
         self._wait_published(reply.next_attempt - 1)
+
+    def _state_requests(self, tensors: Iterable[StateTensor]) -> Iterator[bytes]:
+        together = bool(self._link.hello.features & pb.FEATURE_CHUNKS)
+        return state_chunks.requests(tensors, together)
 
     def _who_keeps_a_push(self, step: int, attempt: int) -> Iterable[types.Awaited]:
         """By another thread. The daemon may have begun a later attempt of the same push."""

@@ -166,8 +166,9 @@ def _local_values(entry: Entry, key: str) -> np.ndarray:
         for dim, (first, size) in enumerate(zip(holding.begin, holding.local_shape, strict=True)):
             value = value.narrow(dim, first, size)
     values = value.detach().to("cpu", torch.float32)
-    if key == "momentum_buffer":
-        values = values * _form_factor(entry)
+    factor = _form_factor(entry) if key == "momentum_buffer" else 1.0
+    if factor != 1.0:
+        values = values * factor
     return holding.as_registered(values).contiguous().numpy()
 
 
