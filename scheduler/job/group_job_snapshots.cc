@@ -43,7 +43,8 @@ AddressedMessages GroupJob::OnSnapshotMessage(TimePoint now, int32_t from,
       *done.message.mutable_snapshot_done() = *std::move(answer.done);
     }
   } else if (message.has_snapshot_written()) {
-    std::optional<v1::WriteManifest> write = job_->snapshots->OnWritten(message.snapshot_written());
+    std::optional<v1::WriteManifest> write =
+        job_->snapshots->OnWritten(now, message.snapshot_written());
     if (!write.has_value()) return out;
     Addressed& here = out.emplace_back();
     here.node = 0;

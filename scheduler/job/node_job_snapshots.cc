@@ -91,10 +91,13 @@ void NodeJob::OnSnapshotDone(TimePoint now, const v1::SnapshotDone& done) {
     JobFigures& figures = job_->figures;
     ++figures.snapshots_written;
     figures.saved = now;
+    std::vector<node::Note::Field> fields = {{"step", done.step()}};
     if (figures.saving.value() == done.attempt()) {
-      figures.snapshot_times.Add(std::chrono::duration<double>(now - figures.saving_since).count());
+      const double took_s = std::chrono::duration<double>(now - figures.saving_since).count();
+      figures.snapshot_times.Add(took_s);
+      fields.emplace_back("took_s", took_s);
     }
-    Say(node::Note::Level::kInfo, "snapshot written", {{"step", done.step()}});
+    Say(node::Note::Level::kInfo, "snapshot written", std::move(fields));
   } else if (done.reason() != "JOB_HAS_NO_STATE") {
     ++job_->figures.snapshots_failed;
     Say(node::Note::Level::kWarn, "a snapshot failed; training goes on",

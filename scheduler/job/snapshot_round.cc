@@ -1,12 +1,24 @@
 #include "scheduler/job/snapshot_round.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/convert/registrations.h"
 
 namespace dmuond::scheduler {
+namespace {
+
+google::protobuf::Duration ToProto(TimePoint::duration time) {
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(time);
+  google::protobuf::Duration duration;
+  duration.set_seconds(seconds.count());
+  duration.set_nanos(static_cast<int32_t>(std::chrono::nanoseconds(time - seconds).count()));
+  return duration;
+}
+
+}  // namespace
 
 std::optional<v1::SaveState> SnapshotRound::OnDecision(TimePoint now,
                                                        const v1::Decision& decision) {
@@ -17,16 +29,16 @@ std::optional<v1::SaveState> SnapshotRound::OnDecision(TimePoint now,
   const int64_t at = step ? decision.step() : state_.has_value() ? state_->step.value() : 0;
   state_ = SnapshotId{Attempt(decision.attempt()), StepId(at)};
   if (!step || !schedule_.OnCommitted(state_->step, now)) return std::nullopt;
-  return Begin();
+  return Begin(now);
 }
 
 void SnapshotRound::OnRepublish(const v1::Republish& republish) {
   state_ = SnapshotId{Attempt(republish.attempt()), StepId(republish.step())};
 }
 
-v1::SaveState SnapshotRound::Begin() {
+v1::SaveState SnapshotRound::Begin(TimePoint now) {
   requested_ = false;
-  writing_ = Writing{.id = *state_};
+  writing_ = Writing{.id = *state_, .since = now};
   return SaveOf(writing_->id);
 }
 
@@ -56,12 +68,13 @@ SnapshotRound::Answer SnapshotRound::OnRequest(TimePoint now, bool last) {
     requested_ = writing_->id != *state_;
   } else {
     schedule_.Request();
-    if (schedule_.OnCommitted(state_->step, now)) answer.save = Begin();
+    if (schedule_.OnCommitted(state_->step, now)) answer.save = Begin(now);
   }
   return answer;
 }
 
-std::optional<v1::WriteManifest> SnapshotRound::OnWritten(const v1::SnapshotWritten& written) {
+std::optional<v1::WriteManifest> SnapshotRound::OnWritten(TimePoint now,
+                                                          const v1::SnapshotWritten& written) {
   if (!writing_.has_value() || written.attempt() != writing_->id.attempt.value()) {
     return std::nullopt;
   }
@@ -76,7 +89,10 @@ std::optional<v1::WriteManifest> SnapshotRound::OnWritten(const v1::SnapshotWrit
   v1::WriteManifest message;
   v1::SnapshotManifest& manifest = *message.mutable_manifest();
   manifest = std::move(writing_->manifest);
-  if (writing_->error.empty()) Describe(manifest);
+  if (writing_->error.empty()) {
+    Describe(manifest);
+    *manifest.mutable_took() = ToProto(now - writing_->since);
+  }
   manifest.set_job(job_.wire->job());
   manifest.set_step(writing_->id.step.value());
   manifest.set_attempt(writing_->id.attempt.value());
@@ -116,7 +132,7 @@ std::optional<SnapshotRound::Finished> SnapshotRound::OnManifestWritten(
   if (!error.empty()) finished.done.set_reason(reason.empty() ? "SNAPSHOT_FAILED" : reason);
   if (requested_) {
     schedule_.Request();
-    if (schedule_.OnCommitted(state_->step, now)) finished.save = Begin();
+    if (schedule_.OnCommitted(state_->step, now)) finished.save = Begin(now);
   }
   return finished;
 }

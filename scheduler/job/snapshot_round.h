@@ -56,7 +56,8 @@ class SnapshotRound {
     return OnReformed();
   }
   // Returns the manifest once every node has answered; after an error it has no files.
-  [[nodiscard]] std::optional<v1::WriteManifest> OnWritten(const v1::SnapshotWritten& written);
+  [[nodiscard]] std::optional<v1::WriteManifest> OnWritten(TimePoint now,
+                                                           const v1::SnapshotWritten& written);
   struct Finished {
     v1::SnapshotDone done;
     std::optional<v1::SaveState> save;  // begins the next one, if somebody waits for one
@@ -72,12 +73,13 @@ class SnapshotRound {
  private:
   struct Writing {
     SnapshotId id;
+    TimePoint since;
     std::set<int32_t> nodes;  // those that have answered
     v1::SnapshotManifest manifest;
     std::string error;  // the first
     std::string reason;
   };
-  [[nodiscard]] v1::SaveState Begin();
+  [[nodiscard]] v1::SaveState Begin(TimePoint now);
   [[nodiscard]] v1::SaveState SaveOf(const SnapshotId& id) const;
   [[nodiscard]] v1::SnapshotDone Done(const SnapshotId& id) const;
   // Fills in all that the manifest says of the job but its layout, which its writer adds.

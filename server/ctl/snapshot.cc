@@ -9,10 +9,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "server/ctl/command.h"
 #include "server/ctl/table.h"
 #include "server/ctl/to_json.h"
+#include "server/storage/manifest.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/snapshot_reader.h"
 #include "server/storage/snapshot_store.h"
@@ -30,16 +32,15 @@ struct Listed {
   SnapshotEntry entry;
 };
 
-int64_t BytesOf(const v1::SnapshotManifest& manifest) {
-  int64_t bytes = 0;
-  for (const v1::SnapshotFile& file : manifest.files()) bytes += file.bytes();
-  return bytes;
-}
-
 std::string TimeOf(const v1::SnapshotManifest& manifest) {
   if (!manifest.has_time()) return "";
   return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixSeconds(manifest.time().seconds()),
                           absl::UTCTimeZone());
+}
+
+std::string TookOf(const v1::SnapshotManifest& manifest) {
+  const std::optional<double> took = storage::TookSeconds(manifest);
+  return took.has_value() ? absl::StrFormat("%.1f s", *took) : "";
 }
 
 std::string AttemptOf(const SnapshotEntry& entry) {
@@ -76,7 +77,8 @@ Json ListedToJson(const Listed& listed) {
                {"state", storage::Name(entry.state)}};
   if (entry.state == SnapshotState::kDurable) {
     json["time"] = TimeOf(entry.manifest);
-    json["bytes"] = BytesOf(entry.manifest);
+    json["bytes"] = storage::BytesOf(entry.manifest);
+    if (const auto took = storage::TookSeconds(entry.manifest)) json["took_s"] = *took;
     json["files"] = entry.manifest.files_size();
     json["world_size"] = entry.manifest.world_size();
     json["nodes"] = entry.manifest.plan().nodes();
@@ -97,13 +99,13 @@ int List(const Options& options, Storage& storage, const std::string& job) {
     PrintJson(json);
     return kExitOk;
   }
-  Table table({"job", ">step", ">attempt", "state", "time", ">size", ">world", ">lanes"});
+  Table table({"job", ">step", ">attempt", "state", "time", ">took", ">size", ">world", ">lanes"});
   for (const auto& [name, entry] : *listed) {
     const v1::SnapshotManifest& manifest = entry.manifest;
     const bool durable = entry.state == SnapshotState::kDurable;
     table.Add(
         {name, absl::StrCat(entry.id.step.value()), AttemptOf(entry), storage::Name(entry.state),
-         TimeOf(manifest), durable ? HumanBytes(BytesOf(manifest)) : "",
+         TimeOf(manifest), TookOf(manifest), durable ? HumanBytes(storage::BytesOf(manifest)) : "",
          durable ? absl::StrCat(manifest.world_size()) : "",
          durable ? absl::StrCat(manifest.plan().nodes() * manifest.plan().lanes_per_node()) : ""});
   }
@@ -145,7 +147,7 @@ int Verify(const Options& options, Storage& storage, const std::string& job,
     } else {
       std::cout << one.job << " " << storage::ToString(entry.id) << ": "
                 << (entry.problem.ok()
-                        ? absl::StrCat("whole, ", HumanBytes(BytesOf(entry.manifest)))
+                        ? absl::StrCat("whole, ", HumanBytes(storage::BytesOf(entry.manifest)))
                         : std::string(entry.problem.message()))
                 << std::endl;  // one may take minutes: shown when it is known
     }

@@ -88,6 +88,17 @@ SnapshotId IdOf(const v1::SnapshotManifest& manifest) {
   return {scheduler::Attempt(manifest.attempt()), scheduler::StepId(manifest.step())};
 }
 
+int64_t BytesOf(const v1::SnapshotManifest& manifest) {
+  int64_t bytes = 0;
+  for (const v1::SnapshotFile& file : manifest.files()) bytes += file.bytes();
+  return bytes;
+}
+
+std::optional<double> TookSeconds(const v1::SnapshotManifest& manifest) {
+  if (!manifest.has_took()) return std::nullopt;
+  return static_cast<double>(manifest.took().seconds()) + 1e-9 * manifest.took().nanos();
+}
+
 v1::SnapshotFile ToRecord(std::string name, v1::SnapshotFile::Kind kind, int32_t owner,
                           const FileSummary& summary) {
   v1::SnapshotFile file;

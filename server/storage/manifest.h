@@ -3,6 +3,7 @@
 #define DMUOND_SERVER_STORAGE_MANIFEST_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -17,6 +18,10 @@ inline constexpr int32_t kManifestFormat = 1;
 inline constexpr int64_t kManifestBytesMax = int64_t{512} << 20;
 
 [[nodiscard]] SnapshotId IdOf(const v1::SnapshotManifest& manifest);
+// Of all files.
+[[nodiscard]] int64_t BytesOf(const v1::SnapshotManifest& manifest);
+// How long the snapshot took to write; nullopt: the manifest does not say.
+[[nodiscard]] std::optional<double> TookSeconds(const v1::SnapshotManifest& manifest);
 
 // The record of a file that a writer has finished, and back.
 [[nodiscard]] v1::SnapshotFile ToRecord(std::string name, v1::SnapshotFile::Kind kind,

@@ -57,6 +57,7 @@
 #include "server/daemon/process/reflection.h"
 #include "server/daemon/process/socket_dir.h"
 #include "server/daemon/rpc_counting.h"
+#include "server/daemon/snapshots/node_snapshot.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/shared_directory.h"
 #include "server/version.h"
@@ -483,7 +484,9 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
       if (config.node_rank == 0) {
         storage::RemoveOldProofs(*snapshots).IgnoreError();  // they do no harm
       }
-      return NewestEpoch(*snapshots);
+      absl::StatusOr<uint32_t> newest = NewestEpoch(*snapshots);
+      if (newest.ok()) LogLastSave(*snapshots, config.drain_timeout);
+      return newest;
     });
     if (!newest.ok()) return newest.status();
     epoch = *newest;

@@ -222,6 +222,56 @@ absl::StatusOr<std::optional<storage::SnapshotEntry>> FindNewest(Storage& storag
 
 }  // namespace
 
+namespace {
+
+// The job that has the directory with the largest attempt; empty: there is no snapshot.
+absl::StatusOr<std::string> JobOfLargest(Storage& storage) {
+  absl::StatusOr<std::vector<std::string>> jobs = storage::JobsIn(storage);
+  if (!jobs.ok()) return jobs.status();
+  std::optional<storage::SnapshotId> newest;
+  std::string of;
+  for (const std::string& job : *jobs) {
+    absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
+    if (!store.ok()) return store.status();
+    absl::StatusOr<std::optional<storage::SnapshotId>> largest = store->Largest();
+    if (!largest.ok()) return largest.status();
+    if (!largest->has_value() || (newest.has_value() && **largest < *newest)) continue;
+    newest = *largest;
+    of = job;
+  }
+  return of;
+}
+
+}  // namespace
+
+void LogLastSave(Storage& storage, std::chrono::milliseconds drain_timeout) {
+  const absl::StatusOr<std::string> job = JobOfLargest(storage);
+  absl::StatusOr<std::optional<storage::SnapshotEntry>> newest;
+  if (!job.ok()) {
+    newest = job.status();
+  } else if (!job->empty()) {
+    newest = FindNewest(storage, *job);
+  }
+  if (!newest.ok()) {
+    return log::Warn("how long the last snapshot took cannot be said", {{"what", newest.status()}});
+  }
+  if (!newest->has_value()) return;
+  const v1::SnapshotManifest& manifest = (*newest)->manifest;
+  const std::optional<double> took_s = storage::TookSeconds(manifest);
+  const double drain_timeout_s = std::chrono::duration<double>(drain_timeout).count();
+  const bool longer = took_s.value_or(0) > drain_timeout_s;
+  std::vector<log::Field> fields = {
+      {"job", manifest.job()}, {"step", manifest.step()}, {"bytes", storage::BytesOf(manifest)}};
+  fields.push_back(took_s.has_value() ? log::Field("took_s", *took_s)
+                                      : log::Field("took_s", "unknown"));
+  fields.emplace_back("drain_timeout_s", drain_timeout_s);
+  log::Write(longer ? log::Level::kWarn : log::Level::kInfo,
+             longer ? "the last snapshot took longer than a daemon that leaves has for it "
+                      "(--drain_timeout): the last steps may be lost then"
+                    : "the last snapshot took so long: a daemon that leaves needs as much",
+             fields);
+}
+
 absl::StatusOr<std::optional<Restorable>> FindRestorable(Storage& storage, const std::string& job) {
   absl::StatusOr<std::optional<storage::SnapshotEntry>> newest = FindNewest(storage, job);
   if (!newest.ok()) return newest.status();

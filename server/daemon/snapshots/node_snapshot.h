@@ -9,6 +9,7 @@
 #define DMUOND_SERVER_DAEMON_SNAPSHOTS_NODE_SNAPSHOT_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -97,6 +98,10 @@ void RemoveUnfinished(storage::Storage& storage, const v1::SnapshotManifest& man
 // The largest group epoch of any job's snapshot, whole or not; a new one must be larger. 0: none.
 // FAILED_PRECONDITION (EPOCH_EXHAUSTED) names a snapshot whose epoch is beyond kEpochMax.
 absl::StatusOr<uint32_t> NewestEpoch(storage::Storage& storage);
+
+// Logs how long the newest snapshot of any job took, by which the time that a daemon gets for
+// leaving can be chosen; warns where `drain_timeout` is shorter.
+void LogLastSave(storage::Storage& storage, std::chrono::milliseconds drain_timeout);
 
 // A snapshot that a job can go on from.
 struct Restorable {

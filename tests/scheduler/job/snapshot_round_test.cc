@@ -79,8 +79,8 @@ class SnapshotRoundTest : public ::testing::Test {
   }
   // Both nodes have answered, node 1 that it gave up; what is told of it.
   v1::SnapshotDone FailBecauseNodeOneHangs(uint64_t attempt) {
-    EXPECT_FALSE(snapshots_.OnWritten(Written(attempt, 0)).has_value());
-    const std::optional<v1::WriteManifest> write = snapshots_.OnWritten(GivenUp(attempt, 1));
+    EXPECT_FALSE(snapshots_.OnWritten(now_, Written(attempt, 0)).has_value());
+    const std::optional<v1::WriteManifest> write = snapshots_.OnWritten(now_, GivenUp(attempt, 1));
     EXPECT_TRUE(write.has_value());
     EXPECT_THAT(Names(*write), ElementsAre()) << "what is left of it is removed";
     const auto finished = snapshots_.OnManifestWritten(now_, Manifest(attempt));
@@ -108,8 +108,8 @@ TEST_F(SnapshotRoundTest, ANodeThatGivesUpFailsTheSnapshotAndItsReasonIsTold) {
 
 TEST_F(SnapshotRoundTest, AManifestThatHangsFailsItToo) {
   const uint64_t attempt = Commit(minutes(10));
-  ASSERT_FALSE(snapshots_.OnWritten(Written(attempt, 0)).has_value());
-  ASSERT_TRUE(snapshots_.OnWritten(Written(attempt, 1)).has_value());
+  ASSERT_FALSE(snapshots_.OnWritten(now_, Written(attempt, 0)).has_value());
+  ASSERT_TRUE(snapshots_.OnWritten(now_, Written(attempt, 1)).has_value());
   v1::ManifestWritten hung = Manifest(attempt);
   hung.set_error("it hangs");
   hung.set_reason(kHangs);
@@ -120,6 +120,17 @@ TEST_F(SnapshotRoundTest, AManifestThatHangsFailsItToo) {
   EXPECT_FALSE(snapshots_.durable_step().has_value());
 }
 
+TEST_F(SnapshotRoundTest, TheManifestSaysHowLongAllNodesTook) {
+  const uint64_t attempt = Commit(minutes(10));
+  now_ += std::chrono::milliseconds(1500);
+  ASSERT_FALSE(snapshots_.OnWritten(now_, Written(attempt, 0)).has_value());
+  now_ += std::chrono::milliseconds(750);
+  const auto write = snapshots_.OnWritten(now_, Written(attempt, 1));
+  ASSERT_TRUE(write.has_value());
+  EXPECT_EQ(write->manifest().took().seconds(), 2);
+  EXPECT_EQ(write->manifest().took().nanos(), 250'000'000);
+}
+
 TEST_F(SnapshotRoundTest, TheNextOneIsTriedWhenItFallsDueAndEachThatFailsIsCounted) {
   for (int failed = 1; failed <= 3; ++failed) {
     EXPECT_EQ(Commit(minutes(9)), 0U) << "not at once: the cause is likely still there";
@@ -128,8 +139,8 @@ TEST_F(SnapshotRoundTest, TheNextOneIsTriedWhenItFallsDueAndEachThatFailsIsCount
     EXPECT_EQ(FailBecauseNodeOneHangs(attempt).failed(), failed);
   }
   const uint64_t attempt = Commit(minutes(10));
-  ASSERT_FALSE(snapshots_.OnWritten(Written(attempt, 0)).has_value());
-  ASSERT_TRUE(snapshots_.OnWritten(Written(attempt, 1)).has_value());
+  ASSERT_FALSE(snapshots_.OnWritten(now_, Written(attempt, 0)).has_value());
+  ASSERT_TRUE(snapshots_.OnWritten(now_, Written(attempt, 1)).has_value());
   const auto finished = snapshots_.OnManifestWritten(now_, Manifest(attempt));
   ASSERT_TRUE(finished.has_value());
   EXPECT_EQ(finished->done.error(), "");
@@ -141,15 +152,15 @@ TEST_F(SnapshotRoundTest, TheNextOneIsTriedWhenItFallsDueAndEachThatFailsIsCount
 TEST_F(SnapshotRoundTest, AnAnswerThatComesLateCountsForNothing) {
   const uint64_t first = Commit(minutes(10));
   FailBecauseNodeOneHangs(first);
-  EXPECT_FALSE(snapshots_.OnWritten(Written(first, 1)).has_value());
+  EXPECT_FALSE(snapshots_.OnWritten(now_, Written(first, 1)).has_value());
   EXPECT_FALSE(snapshots_.OnManifestWritten(now_, Manifest(first)).has_value());
   EXPECT_FALSE(snapshots_.durable_step().has_value());
   const uint64_t second = Commit(minutes(10));
   ASSERT_EQ(second, 2U);
-  EXPECT_FALSE(snapshots_.OnWritten(Written(second, 0)).has_value());
-  EXPECT_FALSE(snapshots_.OnWritten(Written(first, 1)).has_value());
+  EXPECT_FALSE(snapshots_.OnWritten(now_, Written(second, 0)).has_value());
+  EXPECT_FALSE(snapshots_.OnWritten(now_, Written(first, 1)).has_value());
   EXPECT_FALSE(snapshots_.OnManifestWritten(now_, Manifest(first)).has_value());
-  const std::optional<v1::WriteManifest> write = snapshots_.OnWritten(Written(second, 1));
+  const std::optional<v1::WriteManifest> write = snapshots_.OnWritten(now_, Written(second, 1));
   ASSERT_TRUE(write.has_value());
   EXPECT_THAT(Names(*write), ElementsAre("lane-0.of-2", "lane-1.of-2"));
 }
@@ -160,8 +171,8 @@ TEST_F(SnapshotRoundTest, WhoWaitsForTheNextOneGetsItsAnswer) {
   EXPECT_EQ(Commit(minutes(1)), 0U);
   const SnapshotRound::Answer answer = snapshots_.OnRequest(now_);
   EXPECT_FALSE(answer.save.has_value() || answer.done.has_value()) << "its turn comes";
-  EXPECT_FALSE(snapshots_.OnWritten(GivenUp(first, 1)).has_value());
-  ASSERT_TRUE(snapshots_.OnWritten(Written(first, 0)).has_value());
+  EXPECT_FALSE(snapshots_.OnWritten(now_, GivenUp(first, 1)).has_value());
+  ASSERT_TRUE(snapshots_.OnWritten(now_, Written(first, 0)).has_value());
   const auto finished = snapshots_.OnManifestWritten(now_, Manifest(first));
   ASSERT_TRUE(finished.has_value() && finished->save.has_value());
   EXPECT_EQ(finished->save->attempt(), 2U);

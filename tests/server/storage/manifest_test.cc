@@ -30,6 +30,10 @@ TEST(ManifestTest, ComesBackAsItWentDoublesIncluded) {
   v1::CostTable::Entry& entry = *manifest.mutable_plan()->mutable_costs()->add_entries();
   entry.set_microseconds(0.1 + 0.2);
   manifest.mutable_time()->set_seconds(1'795'000'000);
+  EXPECT_FALSE(TookSeconds(manifest).has_value()) << "an older build did not say";
+  manifest.mutable_took()->set_seconds(2);
+  manifest.mutable_took()->set_nanos(500'000'000);
+  EXPECT_EQ(TookSeconds(manifest), 2.5);
   const auto text = EncodeManifest(manifest);
   ASSERT_TRUE(text.ok()) << text.status();
   const auto parsed = ParseManifest(*text);

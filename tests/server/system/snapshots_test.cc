@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/storage/manifest.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/snapshot_reader.h"
 #include "server/storage/snapshot_store.h"
@@ -26,6 +27,7 @@ namespace {
 using server::storage::SnapshotEntry;
 using server::storage::SnapshotState;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -73,6 +75,21 @@ class SnapshotsTest : public ::testing::Test {
     return steps;
   }
 
+  // In its manifest.
+  void SayThatTheNewestTook(const std::string& time) {
+    auto storage = server::storage::OpenPosixStorage(directory_.path());
+    auto store = server::storage::SnapshotStore::Create(**storage, "run7");
+    const auto newest = store->Newest();
+    const std::string file =
+        absl::StrCat(directory_.path(), "/", store->PathOf((**newest).id), "/manifest.json");
+    std::ifstream in(file);
+    std::string text(std::istreambuf_iterator<char>(in), {});
+    const size_t at = text.find("\"took\": \"") + 9;
+    text.replace(at, text.find('"', at) - at, time);
+    ASSERT_TRUE(server::storage::SealManifest(text).ok());
+    std::ofstream(file) << text;
+  }
+
   // By dmuonctl: its exit code, and what it says, which goes to a file named `what`.
   std::pair<int, std::string> Save(const DaemonProcess& daemon, const std::string& what) {
     const std::string output = directory_.path() + "/" + what;
@@ -103,6 +120,14 @@ TEST_F(SnapshotsTest, AreMadeEverySoManyStepsAndTheNewestTwoAreKept) {
   EXPECT_EQ(world[1].durable_step(), 8) << "the outcome says it";
   EXPECT_EQ(status_->Get().job().snapshots_left_out(), 0);
   world.Close();
+  // Whoever chooses grace periods finds how long they take.
+  EXPECT_THAT(daemon_->Log(), ContainsRegex("snapshot written.* step=8 took_s=[0-9.e-]+"));
+  SayThatTheNewestTook("3600s");
+  Start({Dir()});
+  EXPECT_THAT(daemon_->Log(),
+              ContainsRegex("level=warn msg=.the last snapshot took longer than a daemon that "
+                            "leaves has.* job=run7 step=8 bytes=[0-9]+ took_s=3600 "
+                            "drain_timeout_s=45"));
 }
 
 TEST_F(SnapshotsTest, AreMadeAfterSomeTimeWhateverTheSteps) {
