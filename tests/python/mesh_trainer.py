@@ -177,6 +177,7 @@ def on_a_mesh(rank, world, folder):
                 replicas, rank, given=list(replicas.named_parameters()), **all_means
             ),
             "shards with equal ones": train(shards_on(mesh["dp"]), dp, **roles),
+            "shards over equal ones": train(shards_on(flat), dp, **roles),
             "shards of parts": train(shards_on(flat), rank, part=0.5, **sums),
             "replicas by hand": train_replicas(mesh["dp"], dp, **roles),
             "pipeline": train_stage(*pipeline.get_coordinate(), **stages),

@@ -120,6 +120,16 @@ def test_an_overflow_on_one_rank_skips_the_step_everywhere(sharded):
     assert_trained([r[0] for r in results], train_torch(2, loop=without_the_third))
 
 
+def test_a_matrix_without_a_gradient_of_one_shard_has_zeros_there(sharded):
+    results = sharded(fsdp_trainer.train, 2, fsdp_trainer.without_a_shard)
+
+    def with_zeros(model, step):
+        if step == STEPS - 1:
+            model.down.weight.grad[: len(model.down.weight) // 2] = 0
+
+    assert_trained(results, train_torch(2, loop=with_zeros))
+
+
 def test_a_state_moves_to_another_number_of_ranks(sharded, tmp_path):
     """Saved on two ranks, continued on four, as torch.optim.Muon continues from it.
 

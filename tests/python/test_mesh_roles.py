@@ -77,6 +77,7 @@ def assert_trained(results, want):
         ("shards with replicas", 4, None),
         ("replicas of shards with replicas, by names", 4, None),
         ("shards with equal ones", 2, None),
+        ("shards over equal ones", 2, None),
         ("shards of parts", 4, None),
         ("pipeline", 2, None),
         ("pipeline by its size", 2, 0.1),

@@ -412,21 +412,23 @@ def test_a_change_that_a_refused_step_has_seen_is_withdrawn_by_the_next(muon):
         run_both(muon, loop, early_buckets=True)
 
 
-def test_max_grad_norm_equals_clipping_by_torch(muon):
+@pytest.mark.parametrize("clip_muon", [True, False])
+def test_one_norm_of_all_gradients_clips_muons_too_or_adamws_alone(muon, clip_muon):
+    """Of gradients whose sizes differ: Muon's momentum shows which of them were clipped."""
     model, reference = make_model(), make_model()
     start = weights(reference)
-    optimizer = muon(model, max_grad_norm=0.1)
+    optimizer = muon(model, max_grad_norm=0.1, clip_muon=clip_muon)
     others = TorchOptimizers(reference)
+    clipped = [p for name, p in reference.named_parameters() if clip_muon or name not in MATRICES]
     for step in range(STEPS):
-        loss_of(model, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss_of(reference, step).backward()
-        norm = nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
-        others.step()
-        others.zero_grad()
-        if step == 0:
-            assert optimizer.last_outcome.gradient_norm == pytest.approx(float(norm), rel=1e-5)
+        for each in (model, reference):
+            (loss_of(each, step) / 3**step).backward()
+        norm = nn.utils.get_total_norm([p.grad for p in reference.parameters()])
+        nn.utils.clip_grads_with_norm_(clipped, 0.1, norm)
+        for each in (optimizer, others):
+            each.step()
+            each.zero_grad()
+        assert optimizer.last_outcome.gradient_norm == pytest.approx(float(norm), rel=1e-5)
     assert_same_training(model, reference, start)
 
 

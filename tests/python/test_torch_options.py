@@ -87,6 +87,19 @@ def test_options_that_say_two_things_are_refused(address, given, words):
         make_optimizer(make_model(), address=address, **given)
 
 
+def test_the_options_of_each_route_are_its_own(muon):
+    """An eps as large as the updates are, and another decay for what is on AdamW."""
+    model, reference = make_model(), make_model()
+    start = weights(reference)
+    options = {"ns_eps": 0.5, "weight_decay": 0.2, "adamw_weight_decay": 0.6}
+    plain_loop(model, muon(model, **options))
+    others = TorchOptimizers(reference)
+    others.parts[0].param_groups[0].update(eps=0.5, weight_decay=0.2)
+    others.parts[1].param_groups[0].update(weight_decay=0.6)
+    plain_loop(reference, others)
+    assert_same_training(model, reference, start)
+
+
 def ascending(model, optimizer, negated):
     for step in range(STEPS):
         loss_of(model, step).backward()

@@ -369,6 +369,24 @@ def test_state_has_torchs_keys_shapes_and_step_counts(muon):
     assert torch.equal(state["up.weight"]["momentum_buffer"], before)
 
 
+@pytest.mark.parametrize(
+    ("saved_as", "loaded_as", "factor"), [("sum", "ema", 1 - 0.75), ("ema", "sum", 1 / (1 - 0.75))]
+)
+def test_momentum_is_converted_by_the_mu_that_it_was_saved_with(muon, saved_as, loaded_as, factor):
+    """One is (1 - mu) of the other, whatever mu the new group begins with."""
+    model = make_model()
+    optimizer = muon(model, momentum_form=saved_as, momentum=0.75)
+    plain_loop(model, optimizer, range(2))
+    saved = optimizer.state_dict()
+    optimizer.close()
+    optimizer = muon(model, momentum_form=loaded_as, momentum=0.5)
+    optimizer.load_state_dict(saved)
+    before, after = state_by_name(saved), state_by_name(optimizer.state_dict())
+    for name in MATRICES:
+        want = before[name]["momentum_buffer"] * factor
+        assert torch.allclose(after[name]["momentum_buffer"], want, rtol=1e-6, atol=0), name
+
+
 def test_the_state_of_torchs_own_optimizers_is_continued_from(muon):
     model, reference = make_model(), make_model()
     others = TorchOptimizers(reference)

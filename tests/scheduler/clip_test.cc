@@ -118,6 +118,20 @@ TEST(ClipTest, AUnitWithoutASumIsAnErrorUnlessNobodyHasItsGradient) {
   EXPECT_EQ(TotalNorm(OneTensor(), plan, {true, false}, norms)->norm, 1);
 }
 
+TEST(ClipTest, AUnitHasAGradientWhereAnyOfItsCellsHasOne) {
+  const PlanInputs inputs = *World(2, 1, 2).ShardRows(Muon("w", {64, 32})).Inputs();
+  const Plan plan = *MakePlan(inputs);
+  const std::vector<Cell>& cells = plan.cells[0];
+  ASSERT_EQ(cells.size(), 2U);
+  const AbsentFragment first{inputs.layout.fragments[cells[0].fragments[0]].rank, 0};
+  const AbsentFragment second{inputs.layout.fragments[cells[1].fragments[0]].rank, 0};
+  ASSERT_LT(first, second);
+  EXPECT_TRUE(ActiveUnits(inputs.layout, plan, {})[0]);
+  EXPECT_TRUE(ActiveUnits(inputs.layout, plan, {first})[0]);
+  EXPECT_TRUE(ActiveUnits(inputs.layout, plan, {second})[0]);
+  EXPECT_FALSE(ActiveUnits(inputs.layout, plan, {first, second})[0]);
+}
+
 TEST(ClipTest, AnUnknownUnitOrABlockThatComesTwiceIsAnError) {
   const Plan plan = CutTensor({0, 4 * kPieceCut});
   EXPECT_FALSE(TotalNorm(OneTensor(), plan, {true}, {Norm(1, 0, {1}, 0)}).ok());
