@@ -115,6 +115,8 @@ class GroupJob {
   [[nodiscard]] uint32_t epoch() const { return epoch_; }
   // The job's name; empty: there is none.
   [[nodiscard]] std::string name() const { return job_ == nullptr ? "" : job_->name; }
+  // There is a job, and no trainer of it lives: it waits for replacements.
+  [[nodiscard]] bool dead() const { return job_ != nullptr && job_->open_ranks.empty(); }
   // How many jobs have begun; it only grows.
   [[nodiscard]] uint64_t begun() const { return incarnations_; }
   // There is a job, or a snapshot of one is being looked for, or news of ranks wait for Formed().

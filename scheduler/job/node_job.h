@@ -488,8 +488,8 @@ class NodeJob {
   [[nodiscard]] bool KnowsItsStep(int32_t rank) const;
   [[nodiscard]] bool HasClosed(int32_t rank) const;
   [[nodiscard]] bool CannotGoBack() const;
-  [[nodiscard]] absl::Status CheckOpen(const Opening& opening, bool has_state,
-                                       int64_t last_committed) const;
+  [[nodiscard]] absl::Status CheckOpen(const Opening& opening, const ResumePoint* found) const;
+  [[nodiscard]] std::string WhoseState(int32_t rank, const ResumePoint* found) const;
 
   // node_job_ranks.cc
   [[nodiscard]] v1::MemberMessage NewsOfSession(const RankTable::Session& session) const;

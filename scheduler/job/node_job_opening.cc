@@ -1,9 +1,11 @@
 // Who may open a session, and what is to happen first.
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/refusals.h"
 #include "scheduler/reason.h"
@@ -42,8 +44,7 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
   if (job_ != nullptr && Unmaps(opening.rank)) return Later{NotReadyToOpen(opening.rank)};
   // What was found counts for the job that it begins.
   const bool found = job_ == nullptr && resume.has_value() && resume->has_value();
-  const absl::Status refused = CheckOpen(opening, job_ == nullptr ? found : HasOrGetsState(),
-                                         found ? (*resume)->step() : LastCommitted());
+  const absl::Status refused = CheckOpen(opening, found ? &**resume : nullptr);
   if (!refused.ok()) {
     // The job ends when the others have left it, too. A script that goes on with its next job may
     // be faster than they are.
@@ -92,8 +93,36 @@ absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
   return refuse("the group has to form anew, or to say what became of the rank's last attempt");
 }
 
-absl::Status NodeJob::CheckOpen(const Opening& opening, bool has_state,
-                                int64_t last_committed) const {
+// Says whose state it is that the job has here, or in `found`.
+std::string NodeJob::WhoseState(int32_t rank, const ResumePoint* found) const {
+  const auto of_ranks = [](int32_t ranks) {
+    return ranks == 1 ? std::string("a job of one rank")
+                      : absl::StrCat("a job of ", ranks, " ranks");
+  };
+  if (found == nullptr) {
+    const RankTable::Vacancy* vacancy = ranks_.VacancyOf(rank);
+    const std::string trainer =
+        vacancy == nullptr || vacancy->pid == 0 ? "" : absl::StrCat(" (pid ", vacancy->pid, ")");
+    return absl::StrCat("in the daemons' memory, of ", of_ranks(job_->world_size),
+                        vacancy == nullptr ? ""
+                                           : absl::StrCat(", whose rank ", rank, trainer,
+                                                          " has ended without closing"));
+  }
+  const v1::SnapshotManifest& manifest = found->manifest;
+  const absl::Time written = absl::FromUnixSeconds(manifest.time().seconds());
+  const std::string first = manifest.parameters().empty()
+                                ? ""
+                                : absl::StrCat(", the first '", manifest.parameters(0).name(), "'");
+  return absl::StrCat("in the snapshot of ",
+                      absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", written, absl::UTCTimeZone()), ", of ",
+                      of_ranks(manifest.world_size()), " (parameters: ", manifest.parameters_size(),
+                      first, ")");
+}
+
+// `found`: a snapshot from which the job may begin; null where there is none, or there is a job.
+absl::Status NodeJob::CheckOpen(const Opening& opening, const ResumePoint* found) const {
+  const bool has_state = job_ == nullptr ? found != nullptr : HasOrGetsState();
+  const int64_t last_committed = found != nullptr ? found->step() : LastCommitted();
   if (job_ != nullptr && job_->name != opening.job) return OtherJob(job_->name, opening.job);
   if (job_ != nullptr && job_->world_size != opening.world_size) {
     return WorldDiffers(job_->name, job_->world_size, opening.rank, opening.world_size);
@@ -109,7 +138,7 @@ absl::Status NodeJob::CheckOpen(const Opening& opening, bool has_state,
       opening.resume != Resume::RESUME_REQUIRE) {
     return opening.resume == Resume::RESUME_DISCARD
                ? LaunchHasState(opening.job, opening.launch, last_committed)
-               : JobHasState(opening.job, last_committed);
+               : JobHasState(opening.job, last_committed, WhoseState(opening.rank, found));
   }
   if (!has_state && opening.resume == Resume::RESUME_REQUIRE) return JobHasNoState(opening.job);
   if (job_ != nullptr && !job_->failed.ok()) return job_->failed;

@@ -24,10 +24,10 @@ absl::Status WorldDiffers(const std::string& job, int32_t world_size, int32_t ra
           job, " --save` (it can go on from a snapshot with any number of ranks)"));
 }
 
-absl::Status JobHasState(const std::string& job, int64_t step) {
+absl::Status JobHasState(const std::string& job, int64_t step, const std::string& whose) {
   return Error(StatusCode::kFailedPrecondition, "JOB_HAS_STATE",
                Say("job '", Named("job", job), "' has optimizer state at step ",
-                   Named("last_committed_step", step),
+                   Named("last_committed_step", step), ", ", Named("whose", whose),
                    ": resume=\"if_present\" (DMUOND_RESUME=1) goes on with it, ", kBeginAnew,
                    ", another job name leaves it alone"));
 }

@@ -21,7 +21,9 @@ inline constexpr char kBeginAnew[] = "resume=\"discard\" (DMUOND_RESUME=discard)
 [[nodiscard]] absl::Status OtherJob(const std::string& holder, const std::string& job);
 [[nodiscard]] absl::Status WorldDiffers(const std::string& job, int32_t world_size, int32_t rank,
                                         int32_t given);
-[[nodiscard]] absl::Status JobHasState(const std::string& job, int64_t step);
+// `whose`: where the state is, and of which job, for somebody who has not made it.
+[[nodiscard]] absl::Status JobHasState(const std::string& job, int64_t step,
+                                       const std::string& whose);
 [[nodiscard]] absl::Status JobHasNoState(const std::string& job);
 // This launch has begun the job anew already, and the job has state since.
 [[nodiscard]] absl::Status LaunchHasState(const std::string& job, const std::string& launch,

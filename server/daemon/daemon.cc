@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/str_join.h"
 #include "dmuond/fault/fault_point.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
@@ -71,10 +72,11 @@ absl::Status Daemon::CheckJobsOf(uid_t uid, const std::string& job) {
     if (place.core.job.name() != job) theirs.push_back(place.core.job.name());
   }
   if (theirs.size() < static_cast<size_t>(most)) return absl::OkStatus();
-  return Error(
-      absl::StatusCode::kResourceExhausted, "JOBS_TOO_MANY",
-      Say("job '", Named("job", job), "' is one too many for uid ", Named("uid", uid),
-          ", which has ", Named("jobs", theirs.size()), " on this node already (--jobs_per_uid)"));
+  return Error(absl::StatusCode::kResourceExhausted, "JOBS_TOO_MANY",
+               Say("job '", Named("job", job), "' is one too many for uid ", Named("uid", uid),
+                   ", which has '", Named("jobs", absl::StrJoin(theirs, "', '")),
+                   "' on this node already (--jobs_per_uid=", Named("jobs_per_uid", most),
+                   "): `dmuonctl job end ", theirs.front(), "` ends one"));
 }
 
 Place& Daemon::PlaceOf(const v1::SessionKey& key) { return place(server::PlaceOf(key)); }

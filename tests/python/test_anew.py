@@ -94,7 +94,8 @@ def test_a_script_that_raised_says_what_helps_and_runs_again_at_once(alone, name
     assert f"job '{name}' keeps its state for 10 min while its daemon runs, for a rep" in line
     for way in ('resume="if_present"', 'resume="discard"', f"dmuonctl job end {name} --address=/"):
         assert way in line
-    with pytest.raises(dmuond.FailedPreconditionError, match="at step 2") as refused:
+    whose = r"at step 2, in the daemons' memory, of a job of one rank, whose rank 0 \(pid \d+\) has"
+    with pytest.raises(dmuond.FailedPreconditionError, match=whose) as refused:
         trainer(alone, name)
     assert refused.value.reason == "JOB_HAS_STATE"
     assert all(way in str(refused.value) for way in ('"if_present"', "DMUOND_RESUME=discard"))
@@ -138,6 +139,9 @@ def test_ctrl_c_saves_a_job_that_has_snapshots_before_it_ends(alone, name, ended
     script.process.send_signal(signal.SIGINT)
     assert "ends after step 4; its newest snapshot: that of step 4" in script.last_words()
     wait_until_gone(alone)
+    whose = r"step 4, in the snapshot of 20.*Z, of a job of one rank .*: 1, the first 'square'"
+    with pytest.raises(dmuond.Error, match=whose):
+        trainer(alone, name)
     again = trainer(alone, name, resume="require")
     assert again.session.last_committed_step == 4
     again.session.close()

@@ -198,9 +198,13 @@ def test_a_group_that_ends_has_saved_every_job(group, expected):
 def test_one_job_too_many_is_refused_and_a_place_that_is_free_is_taken(group):
     addresses = addresses_of(group)
     runs = [Run(addresses, f"job{i}") for i in range(JOBS_MAX)]
+    for rank in runs[0].ranks:
+        rank.session.drop()
     with pytest.raises(dmuond.Error, match="'job0', 'job1', 'job2'.*--jobs_max") as refused:
         Run(addresses, "more")
     assert refused.value.reason == "JOBS_TOO_MANY"
+    assert "dead trainers: 'job0' (`dmuonctl job end job0` ends it now) [" in str(refused.value)
+    runs[0] = Run(addresses, "job0", resume="require")
     with pytest.raises(dmuond.Error) as refused:
         trainer(addresses[0], "job1", 0, 2)
     assert refused.value.reason in ("RANK_TWICE", "JOB_HAS_STATE"), "its own place's answer"
@@ -214,7 +218,7 @@ def test_a_user_has_so_many(tmp_path):
     with Daemons() as started:
         (address,) = started.start(1, 1, "--jobs_max=4", "--jobs_per_uid=1")
         first = trainer(address, "first")
-        with pytest.raises(dmuond.Error, match="--jobs_per_uid") as refused:
+        with pytest.raises(dmuond.Error, match="has 'first'.*--jobs_per_uid=1") as refused:
             trainer(address, "second")
         assert refused.value.reason == "JOBS_TOO_MANY"
         first.step()

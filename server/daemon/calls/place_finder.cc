@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/common/errors.h"
 #include "server/daemon/calls/awaited.h"
@@ -18,6 +19,22 @@ constexpr std::chrono::seconds kKept{10};
 // Longer than node 0 waits before it says that no place is free.
 constexpr std::chrono::seconds kAnswerComes{30};
 constexpr std::chrono::milliseconds kLookAtCaller{250};
+
+// All places are taken. Says which of their jobs have no trainer that lives.
+absl::Status JobsTooMany(const std::string& job, size_t places, const v1::PlaceFound& answer) {
+  const auto with_command = [](std::string* out, const std::string& name) {
+    absl::StrAppend(out, "'", name, "' (`dmuonctl job end ", name, "` ends it now)");
+  };
+  const std::string dead = answer.dead().empty()
+                               ? ""
+                               : absl::StrCat(". Waiting for replacements of dead trainers: ",
+                                              absl::StrJoin(answer.dead(), ", ", with_command));
+  return Error(
+      absl::StatusCode::kResourceExhausted, "JOBS_TOO_MANY",
+      Say("job '", Named("job", job), "' is one too many: ", Named("jobs_max", places),
+          " can run on this group at a time, which has '",
+          Named("holders", absl::StrJoin(answer.holders(), "', '")), "' (--jobs_max)", dead));
+}
 
 }  // namespace
 
@@ -82,11 +99,7 @@ absl::StatusOr<int32_t> PlaceFinder::Find(const std::string& job,
     if (answer->place() >= 0 && answer->place() < static_cast<int32_t>(places_.size())) {
       return answer->place();
     }
-    return Error(
-        absl::StatusCode::kResourceExhausted, "JOBS_TOO_MANY",
-        Say("job '", Named("job", job), "' is one too many: ", Named("jobs_max", places_.size()),
-            " can run on this group at a time, which ", "has '",
-            Named("holders", absl::StrJoin(answer->holders(), "', '")), "' (--jobs_max)"));
+    return JobsTooMany(job, places_.size(), *answer);
   }
 }
 
@@ -119,11 +132,14 @@ void PlaceFinder::Tick() {
 
 void PlaceFinder::Answer() {
   std::vector<scheduler::JobPlaces::Running> running;
+  std::vector<std::string> dead;
   bool known = true;
   for (Place& place : places_) {
     StateLock lock(place.core.mutex);
-    known = known && place.core.coordinator->Formed();
-    running.push_back({place.core.coordinator->name(), place.core.coordinator->begun()});
+    const scheduler::GroupJob& job = *place.core.coordinator;
+    known = known && job.Formed();
+    running.push_back({job.name(), job.begun()});
+    if (job.dead()) dead.push_back(job.name());
   }
   if (!known) return;
   const auto now = steady_clock::now();
@@ -140,6 +156,7 @@ void PlaceFinder::Answer() {
     } else {
       answer.set_place(-1);
       for (std::string& job : jobs_.holders()) answer.add_holders(std::move(job));
+      answer.mutable_dead()->Assign(dead.begin(), dead.end());
     }
     Send(question.node, answer);
   }
