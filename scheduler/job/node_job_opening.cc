@@ -101,12 +101,11 @@ std::string NodeJob::WhoseState(int32_t rank, const ResumePoint* found) const {
   };
   if (found == nullptr) {
     const RankTable::Vacancy* vacancy = ranks_.VacancyOf(rank);
-    const std::string trainer =
-        vacancy == nullptr || vacancy->pid == 0 ? "" : absl::StrCat(" (pid ", vacancy->pid, ")");
     return absl::StrCat("in the daemons' memory, of ", of_ranks(job_->world_size),
-                        vacancy == nullptr ? ""
-                                           : absl::StrCat(", whose rank ", rank, trainer,
-                                                          " has ended without closing"));
+                        vacancy == nullptr
+                            ? ""
+                            : absl::StrCat(", whose rank ", rank, " (", vacancy->client,
+                                           ") has ended without closing"));
   }
   const v1::SnapshotManifest& manifest = found->manifest;
   const absl::Time written = absl::FromUnixSeconds(manifest.time().seconds());

@@ -91,12 +91,13 @@ absl::Status PredecessorRuns(int32_t rank, int64_t pid, const std::string& clien
 absl::Status PredecessorUnseen(int32_t rank, int64_t kept_bytes, const absl::Status& why) {
   return Error(
       StatusCode::kResourceExhausted, "PREDECESSOR_UNSEEN",
-      Say("this daemon does not see whether the last process of rank ", Named("rank", rank),
-          " has ended, so its replacement gets arenas of its own beside ",
+      Say("a process that had rank ", Named("rank", rank), " before may still write into its ",
           Named("kept_bytes", kept_bytes),
-          " bytes that are kept from it, and memory is short: ", MessageOf(why),
-          ". End the last process where it runs, or let daemon and trainers share a PID "
-          "namespace (Kubernetes: shareProcessNamespace), or use Linux 6.5 or newer"));
+          " bytes of arenas, for this daemon does not see that it has ended. So this one gets "
+          "other arenas, and memory is short: ",
+          MessageOf(why),
+          ". End the old process where it runs; where daemon and trainers share a PID namespace "
+          "(Kubernetes: shareProcessNamespace), and from Linux 6.5 on, its end is seen"));
 }
 
 absl::Status GivenUp(OutcomeReason why, const std::string& detail) {

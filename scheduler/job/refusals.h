@@ -40,8 +40,8 @@ inline constexpr char kBeginAnew[] = "resume=\"discard\" (DMUOND_RESUME=discard)
 [[nodiscard]] absl::Status RankMoved(const std::string& job, int32_t rank, int32_t home,
                                      int32_t node);
 [[nodiscard]] absl::Status PredecessorRuns(int32_t rank, int64_t pid, const std::string& client);
-// `why`: what memory is short, of a second set of arenas. The first, of `kept_bytes`, is kept from
-// a replacement, because the rank's last process may still write there.
+// `why`: memory is short for a second set of arenas. The first, of `kept_bytes`, is kept from a
+// replacement, because a process that had the rank before may still write there.
 [[nodiscard]] absl::Status PredecessorUnseen(int32_t rank, int64_t kept_bytes,
                                              const absl::Status& why);
 // A rank, a lane or a node is missing for good; for trainers that have submitted nothing.
