@@ -63,15 +63,24 @@ def poison(request, monkeypatch):
     return request.param == "poison"
 
 
+@pytest.fixture(scope="module")
+def one_daemon():
+    """For the optimizers of all tests of a module: starting one takes longer than most of them."""
+    with Daemons() as started:
+        started.start(1, 1, "--session_linger=0", "--jobs_max=64")
+        yield started.members[0]
+
+
 @pytest.fixture
-def muon(address, poison):
-    """Makes optimizers of the test's daemon; closes them at the end."""
+def muon(one_daemon, poison):
+    """Makes optimizers of the test's own job; closes them at the end."""
     import habits  # imports torch, which most tests do without
 
-    made = []
+    made, logged = [], len(one_daemon.text())
+    own = {"address": f"unix:{one_daemon.path}", "job": f"job{logged}"}
 
     def make(model, lr=habits.LR, **options):
-        made.append(habits.make_optimizer(model, lr, address=address, **options))
+        made.append(habits.make_optimizer(model, lr, **own | options))
         return made[-1]
 
     with habits.torch_in_fp32():
@@ -79,3 +88,4 @@ def muon(address, poison):
     for optimizer in made:
         if not optimizer.session.closed:
             optimizer.close()
+    print(one_daemon.text()[logged:])
