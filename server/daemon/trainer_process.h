@@ -33,6 +33,10 @@ struct TrainerProcess {
   [[nodiscard]] bool MayWriteBeside(const TrainerProcess& successor) const {
     return !peer.HasEnded() && peer.id().SameAs(successor.peer.id()) != wire::ProcessId::Same::kYes;
   }
+  // It is the process of `other`, by another connection, and its end is seen.
+  [[nodiscard]] bool IsSeenFor(const TrainerProcess& other) const {
+    return peer.EndIsSeen() && peer.id().SameAs(other.peer.id()) == wire::ProcessId::Same::kYes;
+  }
   // Whether what it had mapped counts as free again: by its end, or by that of its connection where
   // its end is not seen.
   [[nodiscard]] bool HasLetGo() const {

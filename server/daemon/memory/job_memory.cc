@@ -183,8 +183,9 @@ bool JobMemory::KeepFromOthers(TrainerRank rank, const TrainerProcess& process) 
 void JobMemory::GiveTo(TrainerRank rank, TrainerProcessPtr process) {
   MutexLock lock(mutex_);
   std::vector<TrainerProcessPtr>& mapped_by = trainers_[rank].mapped_by;
+  // One connection tells of a process's end as well as another.
   std::erase_if(mapped_by, [&process](const auto& other) {
-    return other == process || other->peer.HasEnded();
+    return other == process || other->peer.HasEnded() || process->IsSeenFor(*other);
   });
   mapped_by.push_back(std::move(process));
 }
