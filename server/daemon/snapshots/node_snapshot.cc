@@ -246,7 +246,7 @@ absl::StatusOr<std::string> JobOfLargest(Storage& storage) {
 
 void LogLastSave(Storage& storage, std::chrono::milliseconds drain_timeout) {
   const absl::StatusOr<std::string> job = JobOfLargest(storage);
-  absl::StatusOr<std::optional<storage::SnapshotEntry>> newest;
+  absl::StatusOr<std::optional<storage::SnapshotEntry>> newest = std::nullopt;
   if (!job.ok()) {
     newest = job.status();
   } else if (!job->empty()) {

@@ -30,6 +30,7 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class SnapshotsTest : public ::testing::Test {
  protected:
@@ -120,6 +121,7 @@ TEST_F(SnapshotsTest, AreMadeEverySoManyStepsAndTheNewestTwoAreKept) {
   EXPECT_EQ(world[1].durable_step(), 8) << "the outcome says it";
   EXPECT_EQ(status_->Get().job().snapshots_left_out(), 0);
   world.Close();
+  EXPECT_THAT(daemon_->Log(), Not(HasSubstr("the last snapshot"))) << "there was none";
   // Whoever chooses grace periods finds how long they take.
   EXPECT_THAT(daemon_->Log(), ContainsRegex("snapshot written.* step=8 took_s=[0-9.e-]+"));
   SayThatTheNewestTook("3600s");
