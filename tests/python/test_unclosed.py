@@ -19,7 +19,7 @@ from core_trainer import Job, Tensor, Trainer, whole
 from daemons import Daemons, dmuonctl
 from test_session import holdings
 
-PATIENCE_S = 120
+PATIENCE_S = 240
 SCRIPT = Path(__file__).with_name("ends.py")
 
 
