@@ -19,6 +19,7 @@ RECORD = "./dev test --python -- tests/python/test_golden_bits.py --record-bits"
 # lanes here take those that every x86-64 with AVX2 runs. All else in a lane has the same bits on
 # each (kernels/cpu/clones.h).
 ENVIRONMENT = {"OPENBLAS_CORETYPE": "Haswell"}
+PATIENCE_S = 240.0  # for all jobs of a world
 WORLDS = {1: golden_trainer.ON_ONE_RANK, 4: golden_trainer.ON_FOUR_RANKS}
 
 
@@ -69,7 +70,7 @@ def test_bits_are_those_that_were_recorded(daemons, ranks, tmp_path, request):
     found = {}
     for world, jobs in WORLDS.items():
         arguments = str(tmp_path / "group"), list(jobs)
-        results = ranks.run(golden_trainer.run, world, addresses, *arguments)
+        results = ranks.run(golden_trainer.run, world, addresses, *arguments, timeout_s=PATIENCE_S)
         found |= golden_trainer.of_all(results)
     if request.config.getoption("--record-bits"):
         record(found)
