@@ -251,7 +251,6 @@ def long_path(tmp_path: Path) -> Path:
 
 def test_a_path_that_is_too_long_for_a_socket_is_named_with_its_length_and_the_limit(tmp_path):
     folder = long_path(tmp_path)
-    begun = time.monotonic()
     for name, arguments, variables in (
         ("dmuond", (f"--socket={folder}/d.sock",), {}),
         ("dmuonctl", ("status", f"--address={folder}/d.sock"), {}),
@@ -265,7 +264,6 @@ def test_a_path_that_is_too_long_for_a_socket_is_named_with_its_length_and_the_l
         assert f"the path of the Unix socket '{folder}/" in said, said
         assert "bytes, at most 107 are possible" in said and "it ran" not in said, said
     assert os.listdir(folder) == [], "something was started"
-    assert time.monotonic() - begun < WITHIN_S
 
 
 @pytest.mark.parametrize("library", [1, 10, 30, 50])
