@@ -39,7 +39,7 @@ def test_what_is_guessed_comes_with_the_line_that_says_otherwise(muon):
 def test_the_table_has_the_learning_rate_that_counts_and_folds_equal_rows_alone(address):
     model = make_model()
     model.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-    layers = {"blocks.1.*": {"lr": 0.5}}
+    layers = {"blocks.1.*": {"lr": 0.5, "adamw_lr": 0.003}}
     optimizer = make_optimizer(model, lr=0.02, adamw_lr=0.003, groups=layers, address=address)
 
     def rows():
