@@ -284,7 +284,7 @@ TEST_F(GpuJobsTest, MemoryWithoutAHandleIsRefusedWithWhatToSet) {
   EXPECT_THAT(refused(memory), what_to_set);
   // As PyTorch's allocator has it with expandable_segments: across the end of a piece.
   constexpr size_t kPiece = size_t{2} << 20;
-  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {0}},
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0},
                                CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

@@ -312,7 +312,7 @@ constexpr std::array<int, 3> kStopSignals = {SIGTERM, SIGINT, SIGHUP};
 // signal that comes meanwhile waits. Nothing may be called that sanitizers replace, for they are
 // not set up yet. Who starts this program can block the signals for the loader's own time, too, as
 // `dmuonctl run` does.
-[[gnu::no_sanitize("address", "thread", "undefined")]] void BlockStopSignals() {
+__attribute__((no_sanitize("address", "thread", "undefined"))) void BlockStopSignals() {
   uint64_t mask = 0;
   for (size_t i = 0; i < kStopSignals.size(); ++i) mask |= uint64_t{1} << (kStopSignals[i] - 1);
   ::syscall(SYS_rt_sigprocmask, SIG_BLOCK, &mask, nullptr, sizeof(mask));

@@ -129,7 +129,7 @@ CONTRACT(mapped_memory_has_the_range_of_one_piece,
   size_t size = 0;
   const CUresult unused = CU(cuMemGetAddressRange)(&base, &size, begin);
   if (unused != CUDA_ERROR_NOT_FOUND) return Fails("before: " + Name(unused));
-  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, {0}},
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0},
                                CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   MUST(cuMemSetAccess, begin, 3 * piece, &access, 1);
   MUST(cuMemGetAddressRange, &base, &size, begin + piece + 4096);
