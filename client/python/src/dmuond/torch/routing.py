@@ -241,7 +241,7 @@ class Router:
         if view is None and self._conv == "adamw":
             return (
                 "adamw",
-                "convolution kernel (conv= or the view 'flatten', makes a matrix of it)",
+                "convolution kernel (conv= or the view 'flatten' makes a matrix of it)",
             )
         if view is None and (grouped := self._grouped(named)):
             return "adamw", grouped
