@@ -32,7 +32,7 @@ class Holding:
     local_shape: tuple[int, ...]
     strides: tuple[int, ...]  # elements, of the slot in the arena
     sharded: bool  # the parameter is a DTensor
-    # What is registered has this dimension first, and so has state that comes from the daemon.
+    # The daemon holds the tensor, and its state, with this dimension moved to the front.
     first: int = 0
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from dmuond.errors import InvalidArgumentError
 from dmuond.torch.presets import FIXED_OPTIONS
 
-# What a group keeps, whatever is loaded.
+# Loading a state leaves these keys of a group as they are.
 _KEPT = {"params", "param_names", "route", *FIXED_OPTIONS}
 _SAVED_KINDS = (bool, int, float, str, tuple, list, np.generic, Tensor)
 

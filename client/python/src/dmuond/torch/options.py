@@ -20,7 +20,7 @@ from dmuond.torch.routing import Routed
 _ROUTES = ("muon", "adamw")
 # The scale under which one learning rate fits AdamW's parameters too.
 _ADAMW_SCALE = "match_rms_adamw"
-# Options that reach one route alone, with what has their place on the other.
+# Each key reaches one route alone. Its value is the key with the same part on the other, or None.
 _MUONS = dict.fromkeys({*FIXED_OPTIONS, *TORCH_OPTIONS} - {"maximize"}) | {"momentum": "betas"}
 _ADAMWS = {
     "betas": "momentum",
@@ -28,7 +28,7 @@ _ADAMWS = {
     "adamw_lr": "lr",
     "adamw_weight_decay": "weight_decay",
 }
-# What comes first on adamw, of options that reach both routes.
+# Both keys reach both routes; on adamw the value of the second one counts, where it is given.
 _FIRST_ON_ADAMW = {"lr": "adamw_lr", "weight_decay": "adamw_weight_decay"}
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from dmuond.torch.layers import End, Kind, Named
 
-# Of a layer, or of a part of the model whose last layer is meant.
+# A layer with one of these names is a head; of a part with such a name, its last layer is.
 _HEAD = re.compile(
     r"(^|_)(head|(?<!pre_)classifier|predictor|logits?|unembed(ding)?)\d*$"
     r"|^((roi_)?heads|fc|cls|score|outputs?|output_(layer|projection|head)|embed_out|qa_outputs"

@@ -72,7 +72,7 @@ FIXED_OPTIONS = (
 TORCH_OPTIONS = ("adjust_lr_fn", "ns_steps")
 _JORDAN = (3.4445, -4.7750, 2.0315)  # each step of every preset but "dmuon"
 _TORCH_STEPS = 5
-# What adjust_lr_fn of torch.optim.Muon says, as a scale.
+# Maps torch.optim.Muon's values of adjust_lr_fn to the scales that compute the same.
 _ADJUST_LR_FNS = {
     "original": "original",
     "match_rms_adamw": "match_rms_adamw",

@@ -39,7 +39,7 @@ _MAYBE_A_HEAD = {
 # torch.nn.utils.parametrizations.weight_norm calls its magnitudes original0; the older
 # torch.nn.utils.weight_norm calls them weight_g.
 _MAGNITUDE_NAMES = ("original0", "weight_g")
-# What a bare parameter is called that is a matrix all the same.
+# A bare parameter with one of these names is taken for a matrix, by a guess.
 _MATRIX = re.compile(r"(^|_)(\w+_proj|qkv|kernel|w\d|w_?[qkvo]|(w|lora)_\w|fc\d?)$", re.IGNORECASE)
 _SIDE_UNKNOWN = " (guess: its outputs are dimension 0, as of all but transposed convolutions)"
 _CONVOLUTIONS = (Kind.CONVOLUTION, Kind.TRANSPOSED_CONVOLUTION)
