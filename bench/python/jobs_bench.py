@@ -109,12 +109,12 @@ def steps(addresses: list[str], go: Event, ended: Event) -> None:
 
 def flood(address: str, go: Event, ended: Event) -> None:
     import grpc
+    from dmuond import _proto
     from dmuond._proto import trainer_pb2 as messages
-    from dmuond._proto import trainer_pb2_grpc as services
 
     options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(address, options=options) as channel:
-        stub = services.TrainerStub(channel)
+        stub = _proto.stub(channel, "Trainer")
         request = messages.WaitStepRequest(key=messages.SessionKey(session=65, incarnation=1))
         while not ended.is_set():
             if not go.wait(0.1):

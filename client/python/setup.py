@@ -1,15 +1,9 @@
-"""Builds the package with the messages of proto/ generated into it.
-
-The wheel asks for the versions of grpcio and protobuf that its generated code was made for, so that
-pip refuses what an import would refuse. The rest of the package is described in pyproject.toml.
-"""
+"""Builds the package with the descriptors of proto/ in it; pyproject.toml describes the rest."""
 
 import atexit
 import importlib.util
-import re
 import shutil
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -31,20 +25,14 @@ def load_generator() -> ModuleType:
     return module
 
 
-def needs_of(generated: Path) -> list[str]:
-    """Protobuf reads code that it generated from that version on and in the next major one."""
-    text = (generated / "trainer_pb2.py").read_text()
-    version, major = re.search(r"^# Protobuf Python Version: ((\d+)\.\S+)$", text, re.M).groups()
-    grpc_version = metadata.version("grpcio-tools")
-    return [f"grpcio>={grpc_version}", f"protobuf>={version},<{int(major) + 2}", "numpy"]
-
-
 class BuildWithProtos(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:  # there, ./dev build generates them in place
             into = Path(self.build_lib, "dmuond/_proto")
-            shutil.copytree(GENERATED, into, ignore=shutil.ignore_patterns(".stamp"))
+            shutil.copytree(
+                GENERATED, into, ignore=shutil.ignore_patterns(".stamp"), dirs_exist_ok=True
+            )
 
 
 class SdistWithProtos(sdist):
@@ -64,7 +52,6 @@ GENERATED = Path(scratch, "_proto")
 load_generator().main(ROOT / "proto", GENERATED)
 
 setup(
-    install_requires=needs_of(GENERATED),
     cmdclass={"build_py": BuildWithProtos, "sdist": SdistWithProtos},
     options={"build": {"build_base": scratch}},
 )

@@ -54,7 +54,7 @@ class Copy:
         """What is equal already keeps its time, so that it is not built again."""
         listed = _run(["git", "ls-files", "-z", "-c", "-o", "--exclude-standard"], ROOT).stdout
         files = {Path(name) for name in listed.split("\0") if name and (ROOT / name).is_file()}
-        files |= {path.relative_to(ROOT) for path in (ROOT / PROTOS).glob("*.py*")}
+        files |= {path.relative_to(ROOT) for path in (ROOT / PROTOS).glob("[!.]*")}
         for path in files:
             content, to = (ROOT / path).read_bytes(), self.root / path
             if to.is_file() and to.read_bytes() == content:

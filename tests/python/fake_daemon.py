@@ -16,8 +16,8 @@ from pathlib import Path
 
 import grpc
 import numpy as np
-from dmuond import atomics, layout_parts, timeline, types
-from dmuond._proto import attach_pb2, trainer_pb2_grpc
+from dmuond import _proto, atomics, layout_parts, timeline, types
+from dmuond._proto import attach_pb2
 from dmuond._proto import trainer_pb2 as pb
 
 EPOCH = 1 << 32
@@ -47,7 +47,23 @@ def abort(context, code, message, reason, **metadata):
     context.abort(code, message)
 
 
-class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
+def handlers(service: str, served: object) -> grpc.GenericRpcHandler:
+    """Each call is the method of its name of `served`; those that it lacks are unimplemented."""
+    return grpc.method_handlers_generic_handler(
+        _proto.full_name(service),
+        {
+            name: getattr(grpc, f"{kind}_rpc_method_handler")(
+                getattr(served, name),
+                request_deserializer=request.FromString,
+                response_serializer=answer.SerializeToString,
+            )
+            for name, (kind, request, answer) in _proto.calls(service).items()
+            if hasattr(served, name)
+        },
+    )
+
+
+class FakeDaemon:
     """For tests to read: submits, pushed, ready_at_submit, ready_at_wait (words of the page).
 
     To set: outcomes and refusals (to answer next), first (name of a call → what to do, once, before
@@ -94,7 +110,7 @@ class FakeDaemon(trainer_pb2_grpc.TrainerServicer):
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
-        trainer_pb2_grpc.add_TrainerServicer_to_server(self, self._server)
+        self._server.add_generic_rpc_handlers((handlers("Trainer", self),))
         self._server.add_insecure_port(f"unix:{path}")
         self._server.start()
 

@@ -10,12 +10,13 @@ from dmuond._proto import trainer_pb2 as pb
 STRANGER = """
 import sys
 import grpc
-from dmuond._proto import trainer_pb2 as pb, trainer_pb2_grpc
+from dmuond import _proto
+from dmuond._proto import trainer_pb2 as pb
 address, session, incarnation, secret = sys.argv[1], *map(int, sys.argv[2:])
 key = pb.SessionKey(session=session, incarnation=incarnation, secret=secret)
 channel = grpc.insecure_channel(address, [("grpc.default_authority", "localhost")])
 try:
-    trainer_pb2_grpc.TrainerStub(channel).CloseSession(pb.CloseSessionRequest(key=key), timeout=10)
+    _proto.stub(channel, "Trainer").CloseSession(pb.CloseSessionRequest(key=key), timeout=10)
 except grpc.RpcError as error:
     print(error.code().name, error.details())
 """

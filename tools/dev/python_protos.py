@@ -1,20 +1,19 @@
-"""Generates the Python client's message and stub modules from proto/.
+"""Writes the descriptors that the Python client makes its messages of, from proto/.
 
-Usage: python_protos.py PROTO_DIR OUTPUT_DIR. Every .proto file under PROTO_DIR/dmuond/v1 becomes
-OUTPUT_DIR/NAME_pb2.py, NAME_pb2.pyi and NAME_pb2_grpc.py, which import each other relatively, so
-that the generated package can live anywhere. Does nothing when neither the .proto files nor the
-generator have changed.
+Usage: python_protos.py PROTO_DIR OUTPUT_DIR. All .proto files under PROTO_DIR/dmuond/v1 become
+OUTPUT_DIR/descriptors.binpb, and each one OUTPUT_DIR/NAME_pb2.pyi, for editors, which import each
+other relatively. Does nothing when neither the .proto files nor the generator have changed.
 """
 
 import hashlib
 import re
-import shutil
 import sys
 import tempfile
 from importlib import metadata, resources
 from pathlib import Path
 
 PACKAGE = "dmuond/v1"
+DESCRIPTORS = "descriptors.binpb"
 
 
 def fingerprint(sources: list[Path]) -> str:
@@ -34,19 +33,18 @@ def generate(proto_dir: Path, sources: list[Path], output_dir: Path, stamp: str)
     from grpc_tools import protoc
 
     well_known = resources.files("grpc_tools") / "_proto"
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output_dir.parent, prefix=".protos-") as scratch:
-        arguments = ["protoc", f"-I{proto_dir}", f"-I{well_known}"]
-        arguments += [f"--{kind}_out={scratch}" for kind in ("python", "pyi", "grpc_python")]
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for old in [*output_dir.glob("*_pb2*"), *output_dir.glob(".stamp")]:
+        old.unlink()
+    with tempfile.TemporaryDirectory(dir=output_dir, prefix=".protos-") as scratch:
+        arguments = ["protoc", f"-I{proto_dir}", f"-I{well_known}", f"--pyi_out={scratch}"]
+        arguments += [f"--descriptor_set_out={scratch}/{DESCRIPTORS}", "--include_imports"]
         if protoc.main(arguments + [str(source) for source in sources]) != 0:
             sys.exit("python_protos.py: protoc failed")
-        package = Path(scratch, PACKAGE)
-        for module in package.iterdir():
-            module.write_text(make_relative(module.read_text()))
-        (package / "__init__.py").write_text('"""Generated from proto/ by ./dev build."""\n')
-        (package / ".stamp").write_text(stamp)
-        shutil.rmtree(output_dir, ignore_errors=True)
-        package.rename(output_dir)
+        for types in Path(scratch, PACKAGE).iterdir():
+            (output_dir / types.name).write_text(make_relative(types.read_text()))
+        Path(scratch, DESCRIPTORS).rename(output_dir / DESCRIPTORS)
+    (output_dir / ".stamp").write_text(stamp)
 
 
 def main(proto_dir: Path, output_dir: Path) -> None:

@@ -13,9 +13,8 @@ from typing import Any
 
 import grpc
 
-from dmuond import errors, layout_parts
+from dmuond import _proto, errors, layout_parts
 from dmuond._proto import trainer_pb2 as pb
-from dmuond._proto.trainer_pb2_grpc import TrainerStub
 
 _MESSAGE_BYTES_MAX = 4 << 20  # the daemon's; what may be larger goes in parts
 _RETRY_FOR_S = 10.0
@@ -74,7 +73,7 @@ class Channel:
 
     def _connect(self) -> None:
         channel = grpc.insecure_channel(f"unix:{self._path}", options=self._options)
-        self._channel, self._stub = channel, TrainerStub(channel)
+        self._channel, self._stub = channel, _proto.stub(channel, "Trainer")
         self._push = channel.stream_unary(
             "/dmuond.v1.Trainer/PushParameters",
             response_deserializer=pb.PushParametersReply.FromString,
