@@ -14,12 +14,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
 @contextlib.contextmanager
-def process_group(rank, world, folder):
+def process_group(rank, world, folder, backend=None):
     # torch.distributed of FSDP2 on CPU says that gloo is slow, and that meshes have one device.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dist.init_process_group(
-            "nccl" if torch.get_default_device().type == "cuda" else "gloo",
+            backend or ("nccl" if torch.get_default_device().type == "cuda" else "gloo"),
             init_method=f"file://{folder}",
             rank=rank,
             world_size=world,

@@ -178,6 +178,35 @@ def test_weights_that_are_changed_by_hand_are_pushed_or_named(machine, arenas):
 
 
 @pytest.mark.parametrize("arenas", ARENAS)
+def test_what_was_changed_without_a_trace_is_named(machine, arenas, record_property):
+    machine.start()
+    (told,) = machine.run(1, torch_gpu_trainer.change_without_a_trace, arenas=arenas)
+    (weights_told, of_weights), (gradients_told, of_gradients) = told
+    assert weights_told in (5, 6) and gradients_told in (15, 16)
+    assert "the weights of 'up.weight' were changed by other means" in of_weights
+    assert "the gradient of 'up.weight' was changed after it had been" in of_gradients
+    record_property(
+        "found", f"weights of step 5 in {weights_told}, gradients of 15 in {gradients_told}"
+    )
+
+
+@pytest.mark.parametrize("arenas", ARENAS)
+def test_a_nan_that_no_lane_reads_skips_the_step_on_all_ranks(machine, arenas, tmp_path):
+    machine.start()
+    overflow = torch_gpu_trainer.overflow_in_a_replica
+    told = machine.run(REPLICAS, overflow, str(tmp_path / "group"), arenas=arenas)
+    why = f'the gradient of parameter "norm.weight" is not finite on rank {REPLICAS - 1}'
+    assert told == [[(3, why)]] * REPLICAS
+
+
+@pytest.mark.parametrize("arenas", ARENAS)
+def test_clipping_by_hand_is_told_once_with_the_option_to_use(machine, arenas):
+    machine.start()
+    for told in machine.run(REPLICAS, replicated.clipping_by_hand, arenas=arenas):
+        assert len(told) == 1 and "say max_grad_norm=0.1 to the optimizer instead" in told[0]
+
+
+@pytest.mark.parametrize("arenas", ARENAS)
 def test_a_snapshot_that_is_loaded_brings_its_weights(machine, arenas, tmp_path):
     machine.start(f"--snapshot_dir={tmp_path}")
     (undisturbed,) = machine.run(1, replicated.train, replicated.plain, arenas=arenas)

@@ -192,6 +192,14 @@ def test_what_was_changed_without_a_trace_is_named_as_soon_as_the_device_has_loo
     assert "'up.weight'" in words and committed == 2
 
 
+def test_a_nan_that_no_lane_reads_skips_the_step_on_all_ranks(machine, tmp_path):
+    machine.start(WORLD)
+    run = torch_gpu_trainer.overflow_in_a_replica, (str(tmp_path / "group"),), {}
+    told, _ = machine.on_gpus(WORLD, run, own=False)
+    why = f'the gradient of parameter "norm.weight" is not finite on rank {WORLD - 1}'
+    assert list(told) == [[(3, why)]] * WORLD
+
+
 def test_a_hook_in_a_stream_that_is_captured_says_which_option_captures_it(machine):
     machine.start(1)
     ((early, reason, text),) = machine.run_one(torch_gpu_trainer.capture_a_backward_pass)

@@ -13,6 +13,7 @@ import gpus
 import pytest
 import torch
 from habits import loss_of, make_model, make_optimizer, weights
+from torch.distributed.device_mesh import init_device_mesh
 
 
 def on_cpu(rank, world, function, arguments, options):
@@ -181,6 +182,25 @@ def change_without_a_trace(rank, world, **options):
         told += [(number, str(warning.message)) for warning in heard]
         optimizer.zero_grad()
     optimizer.close()
+    return told
+
+
+def overflow_in_a_replica(rank, world, folder, **options):
+    """Which steps were skipped, and why: of equal gradients the last rank's alone has a NaN."""
+    told = []
+    with fsdp_trainer.process_group(rank, world, folder, backend="gloo"):
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("tp",))
+        model = make_model()
+        optimizer = make_optimizer(model, mesh=mesh, mesh_roles={"tp": "same"}, **options)
+        for number in range(1, 5):
+            loss_of(model, number).backward()
+            if number == 3 and rank == world - 1:
+                model.norm.weight.grad[-1] = float("nan")
+            optimizer.step()
+            optimizer.zero_grad()
+            if optimizer.step_was_skipped:
+                told.append((number, optimizer.last_outcome.detail))
+        optimizer.close()
     return told
 
 
