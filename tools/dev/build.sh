@@ -18,6 +18,7 @@ build_alone() { # PRESET [TARGET...]
     export CUDACXX=${CUDACXX:-$nvcc}
   fi
   [ -f "build/$preset/build.ninja" ] || cmake --preset "$preset" "-DDMUOND_UNITY=${DMUOND_UNITY:-OFF}" || return
+  [ "$preset" != cpu ] || ln -sfn build/cpu/compile_commands.json compile_commands.json  # for editors
   cmake --build --preset "$preset" -j "$(count_jobs)" ${@:+--target "$@"}
 }
 
