@@ -69,6 +69,7 @@
 #include "dmuond/v1/snapshot.pb.h"
 #include "dmuond/v1/trainer.pb.h"
 #include "dmuond/v1/types.pb.h"
+#include "scheduler/job/job_ends.h"
 #include "scheduler/job/job_figures.h"
 #include "scheduler/job/job_record.h"
 #include "scheduler/job/lane_set.h"
@@ -377,6 +378,8 @@ class NodeJob {
   [[nodiscard]] const v1::Waiting& waiting() const { return job_->waiting; }
   [[nodiscard]] TimePoint waiting_told() const { return job_->waiting_told; }
   [[nodiscard]] const JobFigures& figures() const { return job_->figures; }
+  // Of all jobs that this one has had; there may be none now.
+  [[nodiscard]] const JobEnds& ends() const { return ends_; }
 
  private:
   // What a rank has submitted with a step, to be kept with it.
@@ -480,6 +483,8 @@ class NodeJob {
   void Abandon(const absl::Status& why);
   // Sessions hear `told`; OK: that the job has ended, and that they may begin anew.
   void EndJob(const std::string& why, const absl::Status& told = absl::OkStatus());
+  // What the end of the job counts as. `told`: as EndJob().
+  [[nodiscard]] std::string EndReason(const absl::Status& told) const;
 
   // node_job_leaving.cc
   void OnHalted(const v1::Halted& halted);
@@ -538,6 +543,7 @@ class NodeJob {
   bool halted_ = false;
   Attempt halted_attempt_;  // the one that was open when the job was halted: never decided
   bool leaves_ = false;
+  JobEnds ends_;
   std::string disk_hangs_;
   uint64_t jobs_ = 0;  // how many there have been
   RankTable ranks_;

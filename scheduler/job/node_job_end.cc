@@ -68,7 +68,14 @@ void NodeJob::Abandon(const absl::Status& why) {
   if (ranks_.empty()) EndJob("nobody is left in a job that was lost");
 }
 
+std::string NodeJob::EndReason(const absl::Status& told) const {
+  if (const std::string lost = ReasonOf(WhyNoLanesCome()); !lost.empty()) return lost;
+  if (!told.ok()) return ReasonOf(told);
+  return std::string(ranks_.vacancies().empty() ? JobEnds::kLeft : "TRAINER_LOST");
+}
+
 void NodeJob::EndJob(const std::string& why, const absl::Status& told) {
+  ends_.Add(EndReason(told));
   const int64_t durable = job_->snapshot.durable_step().value_or(0);
   Say(node::Note::Level::kInfo, "job ended",
       {{"step", LastCommitted()}, {"durable_step", durable}, {"what", why}});

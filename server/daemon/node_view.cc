@@ -98,6 +98,7 @@ NodeView ViewOf(Core& core) {
   view.taken = std::chrono::steady_clock::now();
   view.snapshots = core.options.storage != nullptr;
   view.counters = core.counters;
+  view.ends = job.ends();
   view.lock_held = core.mutex.held();
   view.planned_in_s = core.planner.seconds();
   if (core.peers != nullptr) {

@@ -16,6 +16,7 @@
 
 #include "absl/time/time.h"
 #include "dmuond/v1/admin.pb.h"
+#include "scheduler/job/job_ends.h"
 #include "scheduler/job/job_figures.h"
 #include "scheduler/job/planned_job.h"
 #include "server/daemon/core.h"
@@ -32,6 +33,7 @@ struct NodeView {
   // The job's; null where none runs, or it has no plan yet.
   scheduler::PlannedJob planned;
   scheduler::JobFigures figures;  // the job's
+  scheduler::JobEnds ends;        // of the jobs before it, too
   bool snapshots = false;         // there is a directory for them
   Counters counters;
   StateMutex::Held lock_held;

@@ -21,6 +21,7 @@ struct DaemonOptions {
   std::string lane_binary;
   std::string rail_address;  // that lanes' peer groups listen on
   std::string socket;
+  std::string group_name;
   int lock = -1;                 // SocketDir's, which lanes inherit
   std::string core_type;         // OpenBLAS core type of the lanes; empty: its own choice
   std::string token;             // OpenSession must carry it; empty: none

@@ -16,11 +16,11 @@ import dmuond
 import needs
 from daemons import ROOT, free_port, lane_pids
 from test_core_client import scalars, two_matrices
-from test_metrics import ALERTS, group, page_rows, tls_flags
+from test_metrics import ALERTS, group, group_of, page_rows, tls_flags
 from test_programs import run, wait_for
 
 BOARD = json.loads((ROOT / "deploy/grafana/dmuond.json").read_text())
-PROMETHEUS_ADDS = {"instance", "job"}  # to every sample
+EVERY_SAMPLE_HAS = {"instance", "job", "group"}  # the first two by Prometheus
 
 
 def queries() -> dict[str, str]:
@@ -54,7 +54,7 @@ def test_every_query_names_metrics_and_labels_that_there_are() -> None:
         }
         assert names and names <= rows.keys(), where
         asked |= names
-        labels = set().union(*(rows[name][1] for name in names)) | PROMETHEUS_ADDS
+        labels = set().union(*(rows[name][1] for name in names)) | EVERY_SAMPLE_HAS
         if where == "alerts":
             continue
         for by in re.findall(r"by \(([^)]*)\)", query):
@@ -62,8 +62,12 @@ def test_every_query_names_metrics_and_labels_that_there_are() -> None:
         for matched in re.findall(r"\{([^}]*)\}", query):
             assert set(re.findall(r"(\w+)=", matched)) <= labels, where
     assert len(asked) > 25
-    ((_, job),) = [(v["name"], v) for v in BOARD["templating"]["list"] if v["name"] == "job"]
-    assert re.findall(r"dmuond_\w+", job["query"]["query"])[0] in rows
+    chosen = {v["name"]: v.get("query") for v in BOARD["templating"]["list"]}
+    for name in ("group", "job"):
+        assert re.findall(r"dmuond_\w+", chosen[name]["query"])[0] in rows
+    # Nothing of another group's is shown.
+    for where, query in {**queries(), "job": chosen["job"]["query"]}.items():
+        assert query.count("dmuond_") == query.count('{group="$group"'), where
 
 
 @contextlib.contextmanager
@@ -114,7 +118,8 @@ def test_every_query_finds_something_in_a_real_run(daemons, tmp_path) -> None:
         group(daemons, tmp_path, *flags) as members,
         prometheus(tmp_path, [metrics for _, metrics in members]) as address,
     ):
-        daemon, _ = members[0]
+        daemon, metrics = members[0]
+        name = group_of(metrics)
         where = f"unix:{daemon.path}"
         assert run("dmuonctl", "job", "end", "other", f"--address={where}").returncode != 0
         with dmuond.Session(where, rank=0, world_size=1) as session:
@@ -130,6 +135,7 @@ def test_every_query_finds_something_in_a_real_run(daemons, tmp_path) -> None:
             empty = []
             for panel, query in queries().items():
                 query = query.replace("$__rate_interval", "10s").replace("$job", ".*")
+                query = query.replace("$group", name)
                 if not ask(address, query):
                     empty.append((panel, query))
             assert empty == []

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
@@ -17,6 +18,7 @@ import dmuond
 import needs
 import numpy as np
 import pytest
+import yaml
 from daemons import ROOT, Daemon, free_port, lane_pids, secret_file
 from test_core_client import scalars, two_matrices
 from test_programs import run, wait_for
@@ -92,6 +94,13 @@ def now(address: str, name: str, **labels: str) -> float | None:
     with contextlib.suppress(AssertionError):
         return value(scrape(address)[1], name, **labels)
     return None
+
+
+def group_of(address: str) -> str:
+    """The one value of the label that every sample has."""
+    (group,) = {dict(labels).get("group") for _, labels in scrape(address)[1]}
+    assert group
+    return group
 
 
 def page_rows() -> dict[str, tuple[str, set[str]]]:
@@ -186,6 +195,7 @@ def test_the_page_lists_what_a_run_gives_with_types_and_labels(daemons, tmp_path
             session.step(scalars())
             assert run("dmuonctl", "snapshot", "save", f"--address={address}").returncode == 0
             assert run("dmuonctl", "job", "end", "other", f"--address={address}").returncode != 0
+            assert group_of(members[0][1]) == group_of(members[1][1])
             for _, metrics in members:
                 types, samples = scrape(metrics)
                 for name, labels in samples:
@@ -193,7 +203,7 @@ def test_the_page_lists_what_a_run_gives_with_types_and_labels(daemons, tmp_path
                     if name not in types:
                         base = re.sub(r"_(bucket|sum|count)$", "", name)
                     had = given.setdefault(base, (types[base], set()))
-                    had[1].update(label for label, _ in labels if label != "le")
+                    had[1].update(label for label, _ in labels if label not in ("le", "group"))
                 if shutil.which("promtool"):
                     checked = subprocess.run(
                         ["promtool", "check", "metrics"],
@@ -207,9 +217,43 @@ def test_the_page_lists_what_a_run_gives_with_types_and_labels(daemons, tmp_path
     assert given == page_rows()
 
 
+def test_a_jobs_end_is_counted_by_its_reason(daemons) -> None:
+    daemon, metrics = alone(daemons, "--session_linger=0", "--group_name=cluster-7/a")
+    address = f"unix:{daemon.path}"
+    assert group_of(metrics) == "cluster-7/a"
+
+    def ends() -> dict[str, float]:
+        counts = {
+            dict(labels)["reason"]: count
+            for (name, labels), count in scrape(metrics)[1].items()
+            if name == "dmuond_jobs_ended_total"
+        }
+        assert "LEFT" in counts and "STATE_LOST" in counts  # from the start, for increase()
+        return {reason: count for reason, count in counts.items() if count}
+
+    assert ends() == {}
+    with dmuond.Session(address, rank=0, world_size=1) as session:
+        two_matrices(session)
+    wait_for(lambda: ends() == {"LEFT": 1})
+    with dmuond.Session(address, rank=0, world_size=1) as session:
+        two_matrices(session)
+        assert run("dmuonctl", "job", "end", "default", f"--address={address}").returncode == 0
+        wait_for(lambda: ends() == {"LEFT": 1, "JOB_ENDED": 1})
+    script = (
+        "import os, dmuond; from test_core_client import two_matrices\n"
+        f"session = dmuond.Session({address!r}, rank=0, world_size=1)\n"
+        "two_matrices(session); os._exit(1)"
+    )
+    died = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parent, timeout=60, check=False
+    )
+    assert died.returncode == 1
+    wait_for(lambda: ends() == {"LEFT": 1, "JOB_ENDED": 1, "TRAINER_LOST": 1})
+
+
 def test_metrics_follow_a_run(daemons) -> None:
     daemon, metrics = alone(daemons)
-    assert not any(name.startswith("dmuond_job") for name in scrape(metrics)[0])
+    assert not any(name.startswith("dmuond_job_") for name in scrape(metrics)[0])
     began = time.time()
     with dmuond.Session(f"unix:{daemon.path}", job=JOB, rank=0, world_size=1) as session:
         two_matrices(session)
@@ -403,6 +447,18 @@ def test_alert_rules_ask_for_metrics_that_there_are() -> None:
     asked = set(re.findall(r"dmuond_[a-z_]+", ALERTS.read_text()))
     assert len(asked) >= 6
     assert asked <= page_rows().keys()
+
+
+def test_every_alert_rule_is_seen_to_fire_and_names_the_group_of_its_job() -> None:
+    rules = [r for g in yaml.safe_load(ALERTS.read_text())["groups"] for r in g["rules"]]
+    tests = yaml.safe_load(ALERTS.with_name("alerts_test.yml").read_text())["tests"]
+    seen = [case for test in tests for case in test["alert_rule_test"]]
+    fired = {case["alertname"] for case in seen if case["exp_alerts"]}
+    silent = {case["alertname"] for case in seen if not case["exp_alerts"]}
+    assert fired == silent == {rule["alert"] for rule in rules}
+    for rule in rules:
+        for labels in re.findall(r" by \(([^)]*)\)", rule["expr"]):
+            assert "group" in labels.split(", "), rule["alert"]
 
 
 def test_alert_rules_do_what_they_say() -> None:

@@ -31,9 +31,11 @@ double UnixTime(SteadyTime moment) {
   return Seconds(std::chrono::system_clock::now().time_since_epoch() - age);
 }
 
-// Metrics of one name stand together, whoever adds them.
+// Metrics of one name stand together, whoever adds them. Each gets the label of the group.
 class Metrics {
  public:
+  explicit Metrics(const std::string& group) : group_{"group", group} {}
+
   void Gauge(const char* name, const char* help, const Labels& labels, double value) {
     Add(name, help, MetricType::Gauge, labels).gauge.value = value;
   }
@@ -69,10 +71,13 @@ class Metrics {
     const auto [found, is_new] = by_name_.emplace(name, families_.size());
     if (is_new) families_.push_back({name, help, type, {}});
     ClientMetric& metric = families_[found->second].metric.emplace_back();
-    metric.label = labels;
+    metric.label.reserve(labels.size() + 1);
+    metric.label.push_back(group_);
+    metric.label.insert(metric.label.end(), labels.begin(), labels.end());
     return metric;
   }
 
+  const ClientMetric::Label group_;
   std::vector<MetricFamily> families_;
   std::map<std::string, size_t> by_name_;
 };
@@ -188,6 +193,16 @@ void AddLanes(const std::vector<Core::Seen>& places, Metrics& metrics) {
       metrics.Gauge("dmuond_memory_bytes", "", {name, index, {"kind", "staging"}},
                     static_cast<double>(lane.staging_bytes()));
     }
+  }
+}
+
+void AddEnds(const std::vector<Core::Seen>& places, Metrics& metrics) {
+  for (size_t i = 0; i < scheduler::JobEnds::kReasons.size(); ++i) {
+    int64_t count = 0;
+    for (const Core::Seen& place : places) count += place.view->ends.counts[i];
+    metrics.Counter("dmuond_jobs_ended_total", "Jobs that have ended on this node, by why",
+                    {{"reason", std::string(scheduler::JobEnds::kReasons[i])}},
+                    static_cast<double>(count));
   }
 }
 
@@ -343,13 +358,14 @@ void AddJob(const SeenJob& job, bool snapshots, Metrics& metrics) {
 
 }  // namespace
 
-std::string MetricsText(const std::vector<Core::Seen>& places, SteadyTime started,
-                        const RpcCounts::Counts& rpcs) {
+std::string MetricsText(const std::vector<Core::Seen>& places, const std::string& group,
+                        SteadyTime started, const RpcCounts::Counts& rpcs) {
   const NodeView& first = *places.front().view;
-  Metrics metrics;
+  Metrics metrics(group);
   AddDaemon(places, started, metrics);
   AddGroup(first, metrics);
   AddLanes(places, metrics);
+  AddEnds(places, metrics);
   AddRpcs(rpcs, metrics);
   for (const SeenJob& job : JobsOf(places)) AddJob(job, first.snapshots, metrics);
   return metrics.Text();

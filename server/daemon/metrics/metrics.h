@@ -15,9 +15,11 @@
 
 namespace dmuond::server {
 
-// `places`: a picture of each place for a job, one at least. `started` is when the process began.
-// Times of the text are those of the machine's clock.
+// `places`: a picture of each place for a job, one at least. `group` becomes the label of that name
+// of every metric. `started` is when the process began. Times of the text are those of the
+// machine's clock.
 [[nodiscard]] std::string MetricsText(const std::vector<Core::Seen>& places,
+                                      const std::string& group,
                                       std::chrono::steady_clock::time_point started,
                                       const RpcCounts::Counts& rpcs);
 

@@ -14,7 +14,8 @@ constexpr char kHtml[] = "text/html; charset=utf-8";
 HttpServer::Answer PageAt(const std::string& path, Daemon& daemon) {
   if (path == "/metrics") {
     return {200, "text/plain; version=0.0.4; charset=utf-8",
-            MetricsText(daemon.node().Look(), daemon.started(), daemon.rpcs().Read())};
+            MetricsText(daemon.node().Look(), daemon.place(0).core.options.group_name,
+                        daemon.started(), daemon.rpcs().Read())};
   }
   if (path == "/statusz")
     return {200, kHtml, StatusPage(daemon.node().Look(), daemon.started(), log::RecentLines())};

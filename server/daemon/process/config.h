@@ -54,6 +54,7 @@ struct Config {
   int32_t nodes = 1;
   int32_t node_rank = 0;
   std::string coordinator;  // host:port of node 0; empty with one node
+  std::string group_name;   // the label of its metrics
   // This is node 0, and the coordinator's host leads to no address of this machine.
   bool coordinator_elsewhere = false;
   std::string peer_listen;     // host:port; empty with one node

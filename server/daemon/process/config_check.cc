@@ -42,6 +42,7 @@ constexpr int64_t kPeerMessageBytesMin = int64_t{1} << 20;
 // What fits into one frame to a lane, with what stands beside it.
 constexpr int64_t kPeerMessageBytesMax = (int64_t{1} << 30) - (int64_t{1} << 20);
 constexpr size_t kSecretCharactersMin = 32;
+constexpr size_t kGroupNameMax = 128;
 
 struct HostPort {
   std::string host;
@@ -222,6 +223,7 @@ class Checker {
     const HostPort coordinator = Address("coordinator", values.coordinator(), 1).first;
     HostPort listen = Address("peer_listen", values.peer_listen(), 0).first;
     HostPort advertise = Address("peer_advertise", values.peer_advertise(), 0).first;
+    GroupName();
     if (config_.nodes == 1) return;
     config_.coordinator = values.coordinator();
     if (values.coordinator().empty()) {
@@ -249,6 +251,20 @@ class Checker {
     values.set_peer_listen(config_.peer_listen);
     values.set_peer_advertise(config_.peer_advertise);
     values.set_rail_address(config_.rail_address);
+  }
+
+  // Which of several groups a metric is of, where all come to one monitor.
+  void GroupName() {
+    config::ConfigFile& values = config_.values;
+    if (values.group_name().empty()) {
+      values.set_group_name(config_.nodes > 1 ? values.coordinator()
+                                              : absl::StrCat(HostName(), ":", config_.socket));
+    } else if (values.group_name().size() > kGroupNameMax ||
+               !std::ranges::all_of(values.group_name(), absl::ascii_isgraph)) {
+      Wrong("group_name", values.group_name(),
+            absl::StrCat("is not 1 to ", kGroupNameMax, " printable ASCII characters, no spaces"));
+    }
+    config_.group_name = values.group_name();
   }
 
   // A group whose daemons stand on several machines would form, and every job of it fail: lanes

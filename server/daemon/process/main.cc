@@ -120,6 +120,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.lane_binary = config.lane_binary;
   options.rail_address = config.rail_address;
   options.socket = config.socket;
+  options.group_name = config.group_name;
   options.core_type = device.CoreType();
   options.token = token;
   options.job_memory_bytes = config.job_memory_bytes;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <utility>
 #include <variant>
@@ -350,6 +351,31 @@ TEST_P(NodeJobTest, ALostJobIsNotRefusedTheLayoutOfTheNextOneOfItsName) {
   EXPECT_EQ(job_.ranks().StateOf(0), RankTable::State::kAttached);
   EXPECT_EQ(ReasonOf(job_.AnswerOf(id, StepId(1), MakeAttempt(GroupEpoch(kEpoch), 9)).status()),
             "STATE_LOST");
+}
+
+TEST_P(NodeJobTest, TheEndOfAJobCountsUnderWhatItWasLostFor) {
+  if (GetParam()) GTEST_SKIP() << "what is counted is counted since the process began";
+  const auto end = [&](const std::string& reason, bool closed) {
+    const uint64_t id = Run();
+    Perform(closed ? job_.Close(id) : job_.OnTrainerGone(id, "it died"));
+    v1::CoordinatorMessage ended;
+    ended.mutable_job_ended()->set_job("job");
+    ended.mutable_job_ended()->set_reason(reason);
+    Hear(ended);
+    EXPECT_EQ(job_.phase(), Phase::kNone);
+  };
+  end("", /*closed=*/true);
+  end("", /*closed=*/false);
+  end("STATE_LOST", /*closed=*/false);  // it was lost before its rank could come back
+  end("JOB_ENDED", /*closed=*/false);
+  end("LAYOUT_DIFFERS", /*closed=*/true);
+  std::map<absl::string_view, int64_t> counts;
+  for (size_t i = 0; i < JobEnds::kReasons.size(); ++i) {
+    if (job_.ends().counts[i] > 0) counts[JobEnds::kReasons[i]] = job_.ends().counts[i];
+  }
+  const std::map<absl::string_view, int64_t> expected = {
+      {"LEFT", 1}, {"TRAINER_LOST", 1}, {"STATE_LOST", 1}, {"JOB_ENDED", 1}, {"OTHER", 1}};
+  EXPECT_EQ(counts, expected);
 }
 
 TEST_P(NodeJobTest, AJobThatIsGivenUpWhileItsLanesComeTellsItsTrainersInAnAttempt) {

@@ -25,6 +25,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -78,6 +79,7 @@ TEST(ConfigTest, OneDaemonAloneNeedsNoSettings) {
   EXPECT_GE(config.threads, 1);
   EXPECT_EQ(config.nodes, 1);
   EXPECT_EQ(config.coordinator, "");
+  EXPECT_THAT(config.group_name, EndsWith(":" + config.socket));
   EXPECT_EQ(config.peer_listen, "");
   EXPECT_EQ(config.socket_mode(), 0600);
   EXPECT_EQ(config.step_timeout, std::chrono::minutes(10));
@@ -152,6 +154,7 @@ TEST(ConfigTest, GroupComesFromTheEnvironmentToo) {
   EXPECT_EQ(config.nodes, 2);
   EXPECT_EQ(config.node_rank, 1);
   EXPECT_EQ(config.coordinator, "127.0.0.1:7077");
+  EXPECT_EQ(config.group_name, config.coordinator);
   EXPECT_EQ(config.peer_listen, "127.0.0.1:0");
   EXPECT_EQ(LoadOk({"--node_rank=0"}).peer_listen, "127.0.0.1:7077");
 }
@@ -356,6 +359,8 @@ TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
       {"--coordinator=node0", "host:port"},
       {"--coordinator=node0:0", "host:port"},
       {"--coordinator=::1:5", "host:port"},
+      {"--group_name=two words", "no spaces"},
+      {"--group_name=" + std::string(129, 'g'), "1 to 128"},
       {"--peer_listen=:5", "host:port"},
       {"--peer_advertise=h:65536", "host:port"},
       {"--health_address=7078", "host:port"},
