@@ -126,6 +126,8 @@ class Runner {
       child.output = log.get();
       child.arguments[2] = "--log_level=info";
     }
+    // A service manager that has started this program hears nothing of the daemon.
+    child.environment = {"NOTIFY_SOCKET="};
     child.own_group = true;
     child.ends_with_parent = true;
     child.input = false;

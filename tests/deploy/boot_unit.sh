@@ -24,6 +24,8 @@ make_root() {
   # As the unit's own comments say for trainers of other users and for snapshots.
   sed 's/^#ReadWritePaths/ReadWritePaths/; s/^Group=dmuond/Group=ml/' "$here/deploy/systemd/dmuond.service" \
     > "$root/etc/systemd/system/dmuond.service"
+  mkdir "$root/etc/systemd/system/dmuond.service.d"
+  printf '[Service]\nWatchdogSec=3\n' > "$root/etc/systemd/system/dmuond.service.d/soon.conf"
   cat > "$root/etc/dmuond/config.textproto" << CONFIG
 devices: "cpu:2"
 snapshot_dir: "/var/lib/dmuond"
@@ -48,13 +50,20 @@ UNIT
 export DMUOND_ADDRESS=unix:/run/dmuond/dmuond.sock PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH=/checkout/client/python/src:/checkout/tests/python:/lent
 train() { runuser -u "$1" -- env "DMUOND_SERVER_UID=$(id -u dmuond)" python3 /checkout/tests/python/"$2" "$DMUOND_ADDRESS" "${@:3}"; }
-timeout 60 bash -c 'until dmuonctl status > /dev/null 2>&1; do sleep 0.1; done' || journalctl -u dmuond
+dmuonctl status > /dev/null || journalctl -u dmuond  # a unit that is started serves
 train trainer wheel_trainer.py > /dev/null
 echo "another user: $?"
 train dmuond wheel_trainer.py save | grep saved
 echo "its own user: ${PIPESTATUS[0]}"
 grep -E '^(Seccomp|CapBnd):' "/proc/$(pidof dmuond)/status"
-systemctl stop dmuond
+restarts() { systemctl show dmuond -p NRestarts --value; }
+echo "restarts: $(restarts)"
+kill -STOP "$(pidof dmuond)"
+timeout 60 bash -c "$(declare -f restarts); until [ \$(restarts) = 1 ] && systemctl -q is-active dmuond; do sleep 0.1; done"
+echo "restarts of one that does not turn: $(restarts)"
+dmuonctl status > /dev/null
+echo "it serves: $?"
+systemctl reload dmuond && systemctl stop dmuond
 systemctl show dmuond -p Result,ExecMainStatus
 CHECK
   chmod 755 "$root/check.sh"

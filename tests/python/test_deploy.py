@@ -268,6 +268,14 @@ def test_systemd_waits_until_a_daemon_has_left_and_then_lets_it_be():
     assert re.findall(r"^RestartPreventExitStatus=(.*)$", unit, re.M) == ["3"]  # could not save
 
 
+def test_systemd_hears_of_a_daemon_that_serves_and_of_one_that_hangs():
+    unit = (ROOT / "deploy/systemd/dmuond.service").read_text()
+    settings = dict(re.findall(r"^(\w+)=(.*)$", unit, re.M))
+    assert (settings["Type"], settings["NotifyAccess"]) == ("notify", "main")
+    live_for_s = 10  # kTurnMax in server/daemon/process/main.cc
+    assert int(settings["WatchdogSec"]) > live_for_s
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")
 def test_systemd_unit_has_no_unknown_keys(tmp_path: Path):
     unit = (ROOT / "deploy/systemd/dmuond.service").read_text()
@@ -310,4 +318,6 @@ def test_the_daemon_trains_under_its_unit(tmp_path: Path):
     assert re.search(r"^Seccomp:\s+2$", said, re.M), said  # the filter is on
     assert re.search(r"^CapBnd:\s+0+$", said, re.M), said
     assert re.search(r"^saved at step 4", said, re.M), said  # into ReadWritePaths
+    assert "restarts: 0" in said and "restarts of one that does not turn: 1" in said, said
+    assert "it serves: 0" in said, said
     assert "Result=success" in said, said

@@ -55,6 +55,7 @@
 #include "server/daemon/process/health_service.h"
 #include "server/daemon/process/library_logs.h"
 #include "server/daemon/process/reflection.h"
+#include "server/daemon/process/service_manager.h"
 #include "server/daemon/process/socket_dir.h"
 #include "server/daemon/rpc_counting.h"
 #include "server/daemon/snapshots/node_snapshot.h"
@@ -454,7 +455,7 @@ absl::StatusOr<std::unique_ptr<MpsControl>> StartMps(const Config& config, StopS
 }
 
 // The exit code.
-absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
+absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceManager manager) {
   if (!signals.valid()) return absl::ErrnoToStatus(errno, "signalfd");
   absl::StatusOr<SocketDir> socket_dir =
       SocketDir::Prepare(config.socket, config.socket_mode(), config.socket_gid);
@@ -604,6 +605,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
                         {"node", config.node_rank},
                         {"nodes", config.nodes},
                         {"lanes", config.lanes}});
+  manager.Tell("READY=1");
 
   std::thread drain;
   std::atomic<bool> drained{false};
@@ -611,6 +613,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
   const auto begin_drain = [&] {
     log::Info("leaving: finishing the step; a second signal ends at once");
     health.Set("ready", false);
+    manager.Tell("STOPPING=1");
     drain = std::thread([&] {
       // What is lost is in the log.
       if (!daemon.node().PrepareToLeave(config.drain_timeout).ok()) exit_code = kNotSaved;
@@ -629,6 +632,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals) {
     if (stop) on_signal();
     if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
     daemon.Tick();
+    manager.Turned();
     streams.Tick();
     socket_watch.Tick();
     if (mps != nullptr) mps->Watch();
@@ -679,6 +683,7 @@ int main(int argc, char** argv) {
   // several microseconds in each call.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   dmuond::server::StopSignals signals;
+  auto manager = dmuond::server::ServiceManager::Take();
   // A reader of stderr, or of a connection, may go: that is an error of the write.
   std::signal(SIGPIPE, SIG_IGN);
   // A limit of a file's size (ulimit -f) may be met: that is an error (EFBIG) of what met it.
@@ -718,7 +723,7 @@ int main(int argc, char** argv) {
   if (dmuond::fault::ConnectFaultDriver()) {
     dmuond::server::log::Warn("a test's fault driver may stop this process at any point");
   }
-  const absl::StatusOr<int> served = dmuond::server::Serve(*config, signals);
+  const absl::StatusOr<int> served = dmuond::server::Serve(*config, signals, std::move(manager));
   if (!served.ok()) {
     dmuond::server::log::Error("ended", {{"what", served.status()}});
     return 1;
