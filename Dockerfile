@@ -51,6 +51,7 @@ RUN apt-get update \
  && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin dmuond \
  && install -d -o dmuond -g dmuond -m 0750 /run/dmuond
 COPY --from=programs /opt/dmuond/bin /opt/dmuond/bin
+COPY --from=programs /opt/dmuond/share /opt/dmuond/share
 ARG VERSION
 ARG REVISION
 LABEL org.opencontainers.image.title="dmuond" \

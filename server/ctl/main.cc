@@ -111,6 +111,11 @@ constexpr std::array<Subcommand, 14> kSubcommands = {{
      RunSnapshot},
 }};
 
+constexpr char kWhatItIs[] =
+    "dmuonctl: asks a daemon, plans without one, looks for causes, runs a command beside one.\n\n"
+    "It ends with 0, with 1 when what was asked for failed, and with 2 when the command line is "
+    "wrong; `run` ends as its command does.\n\n";
+
 std::string Usage() {
   std::string usage = "dmuonctl SUBCOMMAND [--json] [--address=SOCKET] [--job=NAME]\n";
   for (const Subcommand& subcommand : kSubcommands) {
@@ -159,8 +164,9 @@ int Main(int argc, char** argv) {
   // What a command after `run` means by its flags is for the command to say.
   const bool runs = name == "run" && line.arguments.size() > 1 && !line.separated;
   if (!runs && (line.help || line.version || name == "help")) {
-    std::cout << (line.version ? absl::StrCat("dmuonctl ", kBuildVersion, "\n")
-                               : absl::StrCat(Usage(), "\n", HelpText("server/ctl/main.cc")));
+    std::cout << (line.version
+                      ? absl::StrCat("dmuonctl ", kBuildVersion, "\n")
+                      : absl::StrCat(kWhatItIs, Usage(), "\n", HelpText("server/ctl/main.cc")));
     return kExitOk;
   }
   if (runs && (line.help || line.version || !line.mistakes.empty())) {

@@ -1,8 +1,11 @@
 """The programs as a user meets them: their log, their ports, and what a wrong command line gets."""
 
 import contextlib
+import importlib.util
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +14,7 @@ from pathlib import Path
 import dmuond
 import grpc
 import pytest
-from daemons import free_port, program, secret_file
+from daemons import ROOT, free_port, program, secret_file
 from test_core_client import scalars, two_matrices
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
@@ -240,6 +243,33 @@ def test_help_and_version_are_answers_and_no_errors(name):
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout.startswith(f"{name} ")
     assert run(name, "--nosuch").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "source"),
+    [("dmuond", 8, "daemon/process/config_flags.cc"), ("dmuonctl", 1, "ctl/main.cc")],
+)
+def test_a_man_page_has_every_flag_and_command_and_is_what_groff_reads(name, section, source):
+    spec = importlib.util.spec_from_file_location("man_page", ROOT / "tools/cmake/man_page.py")
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    page = maker.made_of(program(name), section)
+    code = (ROOT / "server" / source).read_text()
+    wanted = re.findall(r"ABSL_FLAG\([^,]+, (\w+),", code)
+    assert len(wanted) > 20
+    assert re.findall(r"^\.TP\n\\fB\\-\\-(\w+)\\fR", page, re.M) == sorted(wanted)
+    commands = re.findall(r'^    \{"([a-z-]+)",', code, re.M)
+    assert (len(commands) > 10) == (name == "dmuonctl")
+    for command in commands:
+        assert f".TP\n\\fB{maker.escaped(command)}" in page
+    if not shutil.which("groff"):
+        pytest.skip("this machine has no groff")
+    read = subprocess.run(
+        ["groff", "-man", "-Tutf8", "-ww"], input=page, capture_output=True, text=True, check=True
+    )
+    assert read.stderr == ""
+    shown = " ".join(re.sub("\x1b\\[[0-9;]*m|.\b", "", read.stdout).split())
+    assert f"{name} - " in shown and "SEE ALSO" in shown
 
 
 def long_path(tmp_path: Path) -> Path:

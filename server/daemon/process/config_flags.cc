@@ -139,7 +139,14 @@ constexpr char kUsage[] =
     "dmuond: the optimizer daemon of one node.\n\n"
     "  dmuond --devices=cpu:2\n"
     "  dmuond --config=/etc/dmuond/config.textproto\n\n"
-    "docs/configuration.md explains each setting.\n\n";
+    "Each setting is a flag, or a line of the file that --config names; docs/configuration.md "
+    "explains them.\n"
+    "A flag wins over the environment (DMUOND_SOCKET, DMUOND_NODES, DMUOND_NODE_RANK, "
+    "DMUOND_COORDINATOR), and that over the file.\n\n"
+    "SIGTERM and SIGINT have it finish the step, save and leave; a second one ends it at once.\n"
+    "SIGHUP has it open its log and TLS files again.\n\n"
+    "It ends with 0 when it has left, 1 after an error, 2 when its settings are wrong, and 3 when "
+    "it has left and the last steps are in no snapshot.\n\n";
 
 absl::Status NoValue(const FieldDescriptor& field, const std::string& text, const char* wanted) {
   return absl::InvalidArgumentError(
