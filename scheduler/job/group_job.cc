@@ -82,6 +82,7 @@ void GroupJob::Job::Enter(Phase next) {
 
 GroupActions GroupJob::OnFormed(TimePoint now, uint32_t epoch) {
   epoch_ = epoch;
+  told_epoch_ = epoch;
   attempts_ = options_.attempts_from;
   finding_ = false;
   leavers_.clear();
@@ -228,6 +229,7 @@ AddressedMessages GroupJob::Advance(TimePoint now) {
 
 GroupActions GroupJob::Complete(TimePoint now, AddressedMessages messages) {
   AddSnapshots(now, messages);
+  TellEpoch(messages);
   if (const auto held = due(); held.has_value() && (!messages.empty() || *held <= now)) {
     AddressedMessages goes = job_->goes->Take(now);
     messages.insert(messages.begin(), std::make_move_iterator(goes.begin()),
@@ -243,6 +245,22 @@ GroupActions GroupJob::Complete(TimePoint now, AddressedMessages messages) {
   GroupActions actions{std::move(messages), {}};
   if (order_.has_value()) actions.plans.push_back(*std::exchange(order_, std::nullopt));
   return actions;
+}
+
+void GroupJob::TellEpoch(AddressedMessages& messages) {
+  for (const Addressed& addressed : messages) {
+    const v1::CoordinatorMessage& message = addressed.message;
+    if (message.has_reform() || message.has_roll_back() || message.has_new_epoch()) {
+      told_epoch_ = epoch_;
+    }
+  }
+  // A job that goes back tells its epoch with its plan. While the group is broken nobody hears it,
+  // and the next group has an epoch of its own.
+  if (told_epoch_ == epoch_ || job_ != nullptr || !Formed()) return;
+  told_epoch_ = epoch_;
+  Addressed raised;
+  raised.message.mutable_new_epoch()->set_epoch(epoch_);
+  messages.insert(messages.begin(), std::move(raised));
 }
 
 AddressedMessages GroupJob::EndJob(const std::string& why, const std::string& reason,

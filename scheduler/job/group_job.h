@@ -219,6 +219,10 @@ class GroupJob {
   // Completes the messages of one event: GOs that were held back go first, decisions name the
   // durable step, and the message that begins a snapshot follows the decision at which it is due.
   [[nodiscard]] GroupActions Complete(TimePoint now, AddressedMessages messages);
+  // Has members follow into the present epoch when nothing that they have been told, or will be
+  // told of the job, says which it is. They and the coordinator are of one epoch whenever a job
+  // begins.
+  void TellEpoch(AddressedMessages& messages);
   AddressedMessages EndJob(const std::string& why, const std::string& reason = "",
                            const Metadata& metadata = {});
 
@@ -336,7 +340,8 @@ class GroupJob {
 
   GroupJobOptions options_;
   uint32_t epoch_ = 0;
-  uint32_t attempts_ = 0;  // the counter half of this epoch's newest attempt, whatever its job
+  uint32_t told_epoch_ = 0;  // the newest that members have been told of
+  uint32_t attempts_ = 0;    // the counter half of this epoch's newest attempt, whatever its job
   uint64_t incarnations_ = 0;
   std::map<int32_t, v1::MemberState> states_;                 // by node: since the group formed
   bool finding_ = false;                                      // node 0 looks for a snapshot

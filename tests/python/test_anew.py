@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from core_trainer import Job, Tensor, together, whole
-from daemons import Daemons, dmuonctl
+from daemons import Daemons, dmuonctl, until
 from dmuond import environment, launch, places, types
 
 SQUARE = Tensor("square", (16, 16))
@@ -297,6 +297,43 @@ def test_a_job_goes_on_from_a_group_that_has_come_further(two_nodes, name, folde
     )
     assert [rank.session.last_committed_step for rank in back] == [5, 5]
     together(*(rank.session.close for rank in back))
+
+
+@pytest.mark.parametrize("way", ["ended", "discarded"])
+def test_a_job_is_over_before_a_lost_daemon_is_back_and_the_next_one_runs(
+    daemons, way, tmp_path, monkeypatch
+):
+    addresses = daemons.start(
+        2, 1, f"--snapshot_dir={tmp_path}", "--jobs_max=1", "--register_timeout=5s"
+    )
+
+    def begin(rank, resume="never"):
+        return trainer(addresses[rank], way, rank, 2, resume=resume)
+
+    ranks = together(lambda: begin(0), lambda: begin(1))
+    together(*(rank.step for rank in ranks))
+    ranks[0].session.save_snapshot()
+    for rank in ranks:
+        rank.session.drop()
+    here, lost = daemons.members
+    lost.kill()
+    until(here.text, "the job waits for the group to form anew")
+    monkeypatch.setenv("DMUOND_LAUNCH", "second")
+    resume = "discard" if way == "discarded" else "if_present"
+
+    def come_back():
+        lost.start()
+        lost.wait_ready()
+
+    if way == "ended":
+        done, _ = together(lambda: dmuonctl(addresses[0], "job", "end", way), come_back)
+        assert done.returncode == 0, done.stderr
+        ranks = together(lambda: begin(0, resume), lambda: begin(1, resume))
+    else:
+        ranks = together(lambda: begin(0, resume), lambda: (come_back(), begin(1, resume))[1])
+    together(*(rank.step for rank in ranks))
+    assert [rank.session.last_committed_step for rank in ranks] == [2 if way == "ended" else 1] * 2
+    together(*(rank.session.close for rank in ranks))
 
 
 def test_an_operator_ends_a_job_and_its_trainers_are_told(alone, name, folder):

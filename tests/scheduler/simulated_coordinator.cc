@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "scheduler/convert/convert.h"
+#include "scheduler/job/refusals.h"
 #include "tests/scheduler/simulated_trainer.h"
 
 namespace dmuond::scheduler::testing {
@@ -93,7 +94,7 @@ void SimulatedCoordinator::Perform(Simulation& job, GroupActions actions, bool a
 void SimulatedCoordinator::Send(Simulation& job, Addressed addressed) {
   const auto message = std::make_shared<const v1::CoordinatorMessage>(std::move(addressed.message));
   // In this very process; and what only people read.
-  if (message->has_find_snapshot() || message->has_write_manifest()) {
+  if (message->has_find_snapshot() || message->has_write_manifest() || message->has_discard()) {
     return job.members[0]->Hear(message);
   }
   if (message->has_waiting()) return;
@@ -159,7 +160,9 @@ void SimulatedCoordinator::Check(Simulation& job, const Addressed& addressed, bo
       return;
     case Kind::kRefused:
       job.Trace("the registration is refused: ", message.refused().message());
-      if (message.refused().has_session()) {
+      // Both of who is to begin the job anew: the job of an older launch has yet to end.
+      if (message.refused().has_session() && message.refused().reason() != "JOB_IN_USE" &&
+          message.refused().reason() != "GROUP_NOT_READY") {
         job.Fail(absl::StrCat("a session is refused: ", message.refused().message()));
       }
       return;
@@ -195,6 +198,13 @@ void SimulatedCoordinator::CheckWayBack(Simulation& job, const SnapshotId& to, b
 void SimulatedCoordinator::CheckEnd(Simulation& job, const v1::JobEnded& ended) {
   job.Trace("the job ends: ", ended.why());
   if (ended.reason().empty()) return;
+  if (ended.reason() == kJobEnded) {
+    ++job.counts.ended_jobs;
+    // Who has discarded it is started already.
+    if (ended.why() != kEndedBySomebody) return;
+    return group_.time.After(group_.chance.Pick(0, 300 * kMillisecond),
+                             [this, &job] { StartAnew(job, /*discards=*/false); });
+  }
   job.disturbed = true;
   if (ended.reason() == "STATE_LOST") job.invariants.StateLost(seen_[&job].found_snapshot);
 }
@@ -250,6 +260,12 @@ void SimulatedCoordinator::GaveUpAPlace(Simulation& job) {
       [](const SimulatedTrainer* trainer) { return trainer->Rests() && !trainer->finished(); });
   if (!will_not_come) job.Fail("a place was given up, and its replacement asks for it");
   job.disturbed = true;
+}
+
+void SimulatedCoordinator::StartAnew(Simulation& job, bool discards) {
+  ++job.launches;
+  job.disturbed = false;  // whoever was not to come back does now
+  for (SimulatedTrainer* trainer : job.trainers) trainer->StartAnew(discards);
 }
 
 // ---- the group ----

@@ -44,6 +44,8 @@ class SimulatedCoordinator {
   [[nodiscard]] bool Knows(const Simulation& job) const;
   // It is there, and planned.
   [[nodiscard]] bool Has(const Simulation& job) const;
+  // All ranks are started once more, as after the end of a job, or, with RESUME_DISCARD, to end it.
+  void StartAnew(Simulation& job, bool discards);
   [[nodiscard]] std::string Describe() const;
 
  private:

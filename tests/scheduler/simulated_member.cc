@@ -9,6 +9,7 @@
 #include "google/protobuf/util/field_comparator.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "scheduler/convert/convert.h"
+#include "scheduler/job/refusals.h"
 #include "scheduler/reason.h"
 #include "tests/scheduler/simulated_coordinator.h"
 #include "tests/scheduler/simulated_trainer.h"
@@ -120,6 +121,18 @@ void SimulatedMember::Formed(Connection& connection, uint32_t epoch) {
   // Others of this daemon's jobs have yet to be saved: this one may go on meanwhile.
   if (leaves_ && departure_.state() == Departure::State::kPrepared) BeginDeparture();
   Perform(departure_.OnFormed(*job_));
+  if (to_end_.has_value()) EndJob();
+}
+
+void SimulatedMember::EndJob() {
+  if (!alive_ || !job_ || !job_->exists()) return to_end_.reset();
+  if (to_end_.value_or(job_->number()) != job_->number()) return to_end_.reset();
+  to_end_ = job_->number();
+  simulation_.Trace("node ", node_.value(), " is told to end the job");
+  if (job_->phase() == NodeJob::Phase::kFailed) {
+    return Perform(job_->EndHere(kEndedBySomebody, Unavailable(kJobEnded)));
+  }
+  Perform(job_->AskForEnd(kEndedBySomebody));
 }
 
 void SimulatedMember::Broken() {
@@ -132,6 +145,7 @@ void SimulatedMember::Broken() {
 void SimulatedMember::Hear(const std::shared_ptr<const v1::CoordinatorMessage>& message) {
   if (message->has_find_snapshot()) return FindNewest(message->find_snapshot().epoch());
   if (message->has_write_manifest()) return WriteManifest(message->write_manifest().manifest());
+  if (message->has_discard()) return DiscardSnapshots(message->discard());
   if (message->has_decision()) {
     HearDecision(*message);
   } else {
@@ -412,6 +426,7 @@ void SimulatedMember::Die() {
   record_.clear();
   record_version_.reset();
   disk_hangs_.clear();
+  to_end_.reset();
   departure_ = {};
   reports_.Forget();
   history_ = {};
@@ -447,7 +462,8 @@ absl::Status SimulatedMember::NoSession(TrainerRank rank, uint64_t incarnation) 
 }
 
 void SimulatedMember::BeginRegistered(TrainerRank rank) {
-  if (!Open(rank, /*require=*/false)->ok()) simulation_.Fail("a rank cannot begin");
+  if (!Open(rank, v1::OpenSessionRequest::RESUME_IF_PRESENT)->ok())
+    simulation_.Fail("a rank cannot begin");
 }
 
 void SimulatedMember::BeginAttached(TrainerRank rank) {
@@ -455,8 +471,8 @@ void SimulatedMember::BeginAttached(TrainerRank rank) {
   if (!attached || !attached->ok()) simulation_.Fail("a rank cannot attach as the job begins");
 }
 
-SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(TrainerRank rank,
-                                                                             bool require) {
+SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(
+    TrainerRank rank, v1::OpenSessionRequest::Resume how) {
   if (!alive_ || !job_ || leaves_ || clients_.contains(rank)) return std::nullopt;
   NodeJob::Opening opening;
   opening.id = ++sessions_;
@@ -464,8 +480,10 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(Tra
   opening.rank = rank.value();
   opening.world_size = static_cast<int32_t>(simulation_.world.registrations.size());
   opening.job = simulation_.name();
-  opening.resume =
-      require ? v1::OpenSessionRequest::RESUME_REQUIRE : v1::OpenSessionRequest::RESUME_IF_PRESENT;
+  opening.resume = how;
+  if (how == v1::OpenSessionRequest::RESUME_DISCARD) {
+    opening.launch = absl::StrCat("launch ", simulation_.launches);
+  }
   node::Actions actions;
   std::optional<std::optional<ResumePoint>> resume;
   NodeJob::OpenAnswer answer = job_->Open(simulation_.Now(), opening, resume, actions);
@@ -483,9 +501,13 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(Tra
   }
   if (std::holds_alternative<NodeJob::Later>(answer)) return std::nullopt;
   if (const auto* refused = std::get_if<absl::Status>(&answer)) return *refused;
+  if (std::holds_alternative<NodeJob::MustDiscard>(answer)) {
+    if (job_->ranks().empty()) Perform(job_->Discard(opening));
+    return std::nullopt;
+  }
   const auto* opened = std::get_if<NodeJob::Opened>(&answer);
   if (opened == nullptr) {
-    simulation_.Fail("a session is to discard a job");
+    simulation_.Fail("a session that asks again is told to look for a snapshot");
     return std::nullopt;
   }
   if (std::exchange(job_number_, job_->number()) != job_->number()) history_ = {};

@@ -26,6 +26,9 @@
 
 namespace dmuond::scheduler::testing {
 
+// Why a job ends that somebody has ended.
+inline constexpr char kEndedBySomebody[] = "somebody ends it";
+
 class SimulatedMember {
  public:
   SimulatedMember(Simulation& simulation, NodeRank node, std::vector<TrainerRank> ranks);
@@ -61,6 +64,8 @@ class SimulatedMember {
   [[nodiscard]] bool prepared() const { return departure_.state() == Departure::State::kPrepared; }
   // Somebody asks for it here; nothing comes of it while the job is not going on.
   void GoBackToNewest();
+  // Somebody ends the job here. While the group is broken nobody hears that, and it is said again.
+  void EndJob();
 
   // ---- what trainers ask; nullopt: not yet, ask again ----
   struct OpenedSession {
@@ -69,7 +74,7 @@ class SimulatedMember {
   };
   template <typename Reply>
   using Later = std::optional<absl::StatusOr<Reply>>;
-  [[nodiscard]] Later<OpenedSession> Open(TrainerRank rank, bool require);
+  [[nodiscard]] Later<OpenedSession> Open(TrainerRank rank, v1::OpenSessionRequest::Resume resume);
   [[nodiscard]] Later<Attempt> Attach(TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] absl::StatusOr<StepAnswer> Step(const Submission& request, uint64_t incarnation,
                                                 bool wait);
@@ -149,7 +154,7 @@ class SimulatedMember {
   void Do(const node::SetSnapshotsAside& order);
   void Do(const node::KeepSnapshots& /*order*/) { ++kept_; }
   void Do(const node::SessionEnded& order);
-  void Do(const node::DiscardRefused& /*order*/) {}
+  void Do(const node::DiscardRefused& /*order*/) {}  // its trainer asks again
 
   void Tell(v1::MemberMessage message);
   void Send(OutgoingReports::Messages messages);
@@ -157,6 +162,7 @@ class SimulatedMember {
   void TellHere(const v1::MemberMessage& message);
   void TellManifestWritten(Attempt attempt, bool written);
   void FindNewest(uint32_t epoch);  // of node 0
+  void DiscardSnapshots(const v1::DiscardSnapshots& discard);
   void WriteManifest(const v1::SnapshotManifest& manifest);
   void HearDecision(const v1::CoordinatorMessage& message);
   void RaisePublished(uint64_t value) { published_ = std::max(published_, value); }
@@ -191,7 +197,8 @@ class SimulatedMember {
   std::optional<uint64_t> record_version_;
   std::string disk_hangs_;
   uint64_t job_number_ = 0;
-  History history_;  // as of the last decision that was heard, or the snapshot
+  std::optional<uint64_t> to_end_;  // number of the job that somebody wants to end
+  History history_;                 // as of the last decision that was heard, or the snapshot
   std::map<TrainerRank, Client> clients_;
   std::map<TrainerRank, uint64_t> ended_;  // incarnations that their job's end has found open
   std::optional<TrainerRank> leaving_;     // whose session ends by its own doing

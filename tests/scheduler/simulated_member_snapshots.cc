@@ -40,6 +40,19 @@ void SimulatedMember::FindNewest(uint32_t epoch) {
   });
 }
 
+void SimulatedMember::DiscardSnapshots(const v1::DiscardSnapshots& discard) {
+  OnDisk([this, discard] {
+    simulation_.Trace("older snapshots are discarded");
+    simulation_.disk.clear();
+    simulation_.invariants.Discarded();
+    v1::MemberMessage message;
+    message.set_job(simulation_.name());
+    message.mutable_discarded()->set_job(discard.job());
+    message.mutable_discarded()->set_job_incarnation(discard.job_incarnation());
+    TellHere(message);
+  });
+}
+
 void SimulatedMember::AnotherGroupSaves() {
   const bool begun = std::any_of(
       simulation_.members.begin(), simulation_.members.end(),

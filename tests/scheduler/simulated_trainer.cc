@@ -61,7 +61,28 @@ void SimulatedTrainer::Die(const std::string& why) {
     return;
   }
   ++simulation_.counts.replacements;
-  Again(0, 500, [this] { Start(); });
+  Again(0, 500, [this, call = call_] {
+    if (call_ == call) Start();
+  });
+}
+
+void SimulatedTrainer::StartAnew(bool discards) {
+  simulation_.Trace("rank ", rank_.value(), " is started anew");
+  alive_ = false;
+  ended_ = false;
+  finished_ = false;
+  replaced_ = true;
+  has_trained_ = false;
+  discards_ = discards;
+  restarts_ = 0;
+  asked_since_ = -1;
+  hangs_at_ = StepId(-1);
+  early_.clear();
+  const uint64_t call = ++call_;
+  member_.Leave(rank_, incarnation_, "all ranks are started anew");
+  Again(0, 500, [this, call] {
+    if (call_ == call) Start();
+  });
 }
 
 void SimulatedTrainer::DaemonDied() {
@@ -90,7 +111,9 @@ void SimulatedTrainer::Start() {
 
 void SimulatedTrainer::Open(uint64_t call) {
   if (call_ != call) return;
-  auto opened = member_.Open(rank_, has_trained_);
+  auto opened = member_.Open(rank_, has_trained_ ? v1::OpenSessionRequest::RESUME_REQUIRE
+                                    : discards_  ? v1::OpenSessionRequest::RESUME_DISCARD
+                                                 : v1::OpenSessionRequest::RESUME_IF_PRESENT);
   if (!opened) return AskAgain([this, call] { Open(call); });
   asked_since_ = -1;
   if (!opened->ok()) return Refused(opened->status());
@@ -156,8 +179,12 @@ void SimulatedTrainer::Refused(const absl::Status& status) {
     if (!simulation_.disturbed) simulation_.Fail("ranks are missing that have not ended");
     return GiveUp();
   }
-  // A node that lacks memory may have it when the job is started again.
-  if (!absl::IsUnavailable(status) && !absl::IsResourceExhausted(status)) {
+  // Its launch has begun the job already, which is at some step.
+  if (reason == "JOB_HAS_STATE") discards_ = false;
+  // A node that lacks memory may have it when the job is started again. Ranks of an older launch
+  // may be heard of for a while.
+  if (!absl::IsUnavailable(status) && !absl::IsResourceExhausted(status) &&
+      reason != "JOB_HAS_STATE" && reason != "JOB_IN_USE") {
     return simulation_.Fail(
         absl::StrCat("rank ", rank_.value(), " got ", std::string(status.message())));
   }

@@ -26,6 +26,9 @@ class SimulatedTrainer {
   void SetReplaced(bool replaced) { replaced_ = replaced; }
 
   void Die(const std::string& why);
+  // Its launcher ends it, if it lives, and starts the job once more. `discards`: with
+  // RESUME_DISCARD.
+  void StartAnew(bool discards);
   // Its daemon is gone, with its session.
   void DaemonDied();
   // The job goes back; a trainer that had come to its end has more to do.
@@ -77,6 +80,7 @@ class SimulatedTrainer {
   uint64_t incarnation_ = 0;
   History at_;
   bool has_trained_ = false;  // a launcher that has seen a step wants no other job
+  bool discards_ = false;     // until its launch has begun the job
   Attempt attempt_;
   Submission request_;
   bool submitted_ = false;

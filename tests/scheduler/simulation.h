@@ -105,6 +105,7 @@ struct Simulation {
   StepInvariants invariants;
   SimulatedDisk disk;
   bool disturbed = false;                 // not all can finish, and somebody is right to give up
+  int32_t launches = 0;                   // so often all ranks were started once more
   std::vector<SimulatedMember*> members;  // by node
   std::vector<SimulatedTrainer*> trainers;
 

@@ -206,8 +206,9 @@ void StepInvariants::CheckGo(NodeRank to, const Go& go, const std::set<AbsentFra
 
 void StepInvariants::SaveBegins(const SnapshotId& id) {
   if (id.step != now_.step) Fail("a snapshot is of another step than the newest");
-  if (!saved_.empty() && id < saved_.rbegin()->first) Fail("a snapshot counts as older than one");
+  if (newest_saved_.has_value() && id < *newest_saved_) Fail("a snapshot counts as older than one");
   saved_[id] = now_;
+  newest_saved_ = id;
 }
 
 void StepInvariants::ManifestExists(const SnapshotId& id, const std::vector<uint64_t>& applied) {
@@ -248,6 +249,12 @@ void StepInvariants::LeavesWith(const SnapshotId& id) {
 void StepInvariants::StateLost(bool any_manifest) {
   ++counts_.lost_jobs;
   if (any_manifest) Fail("a job with a snapshot is given up as lost");
+}
+
+void StepInvariants::Discarded() {
+  durable_told_.reset();
+  left_with_.reset();
+  newest_saved_.reset();
 }
 
 void StepInvariants::BeganAnew() {

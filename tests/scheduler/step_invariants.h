@@ -68,6 +68,7 @@ class StepInvariants {
   // Another group has read a snapshot and saved the same state under a newer name.
   void SavedElsewhere(const SnapshotId& from, const SnapshotId& id) {
     saved_[id] = saved_.at(from);
+    newest_saved_ = id;
   }
   // A manifest names the lanes' files, of these states.
   void ManifestExists(const SnapshotId& id, const std::vector<uint64_t>& applied);
@@ -78,6 +79,8 @@ class StepInvariants {
   // A daemon leaves as planned, and takes this snapshot to be the newest state.
   void LeavesWith(const SnapshotId& id);
   void StateLost(bool any_manifest);
+  // Whoever begins the job anew gives up what it had.
+  void Discarded();
   // The job begins anew, under another machine, because nobody had any state.
   void BeganAnew();
 
@@ -109,7 +112,8 @@ class StepInvariants {
   std::optional<uint64_t> left_with_;  // History::consumed of the last planned departure
   std::map<Attempt, Decision> decided_;
   std::map<Attempt, Consumed> consumed_;
-  std::map<SnapshotId, History> saved_;  // states that were to be saved
+  std::map<SnapshotId, History> saved_;     // states that were to be saved
+  std::optional<SnapshotId> newest_saved_;  // of those that count
 
   std::map<Attempt, std::map<TrainerRank, Submission>> asked_;  // what trainers really submitted
   std::map<Attempt, std::map<LaneId, uint64_t>> gathered_;

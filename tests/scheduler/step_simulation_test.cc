@@ -1,8 +1,11 @@
 // The step machines under seeded schedules: schedules.h says which.
+#include <cstdlib>
 #include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "gtest/gtest.h"
 #include "tests/scheduler/schedules.h"
 #include "tests/scheduler/step_simulator.h"
@@ -48,7 +51,8 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << " given up because a disk hung, " << all.lacking_memory
             << " nodes without memory to go on from one, " << all.begun
             << " attempts told to nodes without trainers, " << all.hand_overs
-            << " machines made anew from their records, " << all.lost_jobs
+            << " machines made anew from their records, " << all.ended_jobs
+            << " jobs ended or discarded and begun once more, " << all.lost_jobs
             << " trainers whose job was lost\n";
   if (schedules < 1'000) return;
   for (int64_t count : {all.commits,
@@ -75,10 +79,49 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
                         all.failed_snapshots,
                         all.hung_snapshots,
                         all.lacking_memory,
+                        all.ended_jobs,
                         all.lost_jobs,
                         all.hand_overs + (testing::HandOversFromEnvironment() ? 0 : 1'000'000'000),
                         all.begun}) {
     EXPECT_GT(count, static_cast<int64_t>(schedules / 200));
+  }
+}
+
+using Order = StepSimulator::Order;
+
+std::string OrderedRun(const SimulatedWorld& world, uint64_t seed, Order order, int64_t after,
+                       bool traced = false) {
+  StepSimulator simulator({&world}, seed, traced);
+  simulator.Plan(order, after);
+  return simulator.Run();
+}
+
+// Whatever the machines are at: a new job can begin afterwards, and comes to its end.
+TEST(StepSimulationTest, PeopleMayEndDiscardDrainAndLoadBetweenAnyTwoEvents) {
+  const auto worlds = SimulatedWorlds("job");
+  const auto world_of = [&](uint64_t seed) { return &worlds[seed % worlds.size()]; };
+  const auto [first, runs] = testing::SchedulesFromEnvironment(/*by_default=*/6'000);
+  if (const char* replayed = std::getenv("DMUOND_ORDER"); replayed != nullptr) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(replayed, ':');
+    EXPECT_EQ(OrderedRun(*world_of(first), first, static_cast<Order>(std::stoi(parts.first)),
+                         std::stoll(parts.second), /*traced=*/true),
+              "");
+    return;
+  }
+  for (uint64_t seed = first, left = runs; left > 0; ++seed) {
+    StepSimulator without({world_of(seed)}, seed);
+    without.Plan(Order::kNone, 0);
+    ASSERT_EQ(without.Run(), "") << "replay with DMUOND_SEED=" << seed << " DMUOND_ORDER=0:0";
+    // A daemon dies, and its job has a snapshot to go back to.
+    if (without.counts().daemon_deaths == 0 || without.counts().rollbacks == 0) continue;
+    for (int64_t after = 0; after < without.events() && left > 0; ++after) {
+      for (const Order order : {Order::kEndJob, Order::kDiscard, Order::kDrain, Order::kLoad}) {
+        ASSERT_EQ(OrderedRun(*world_of(seed), seed, order, after), "")
+            << "replay with DMUOND_SEED=" << seed << " DMUOND_ORDER=" << static_cast<int>(order)
+            << ":" << after;
+        if (left > 0) --left;
+      }
+    }
   }
 }
 

@@ -118,6 +118,9 @@ void StepSimulator::PlanFaults() {
   options.lingers = chance.Of(85);
   options.last_step = StepId(chance.Pick(1, 3));
   options.snapshot_every = chance.Of(60) ? chance.Pick(1, 2) : 0;
+  if (!order_.has_value() && options.lingers && chance.Of(15)) {
+    Plan(chance.Of(50) ? Order::kEndJob : Order::kDiscard, chance.Pick(0, 1'500));
+  }
   const bool group_is_hurt = options.lingers && chance.Of(35);
   if (group_is_hurt) options.linger = std::chrono::milliseconds(20'000);
   for (Simulation& job : jobs_) {
@@ -187,6 +190,24 @@ void StepSimulator::RemoveDaemon(NodeRank node) {
   });
 }
 
+void StepSimulator::Obey(Order order) {
+  BeginTicks();  // all may have come to its end
+  Simulation& job = jobs_.front();
+  const NodeRank node(static_cast<int32_t>(group_.chance.Pick(0, group_.nodes() - 1)));
+  switch (order) {
+    case Order::kNone:
+      return;
+    case Order::kEndJob:
+      return job.members[node.value()]->EndJob();
+    case Order::kDiscard:
+      return coordinator_.StartAnew(job, /*discards=*/true);
+    case Order::kDrain:
+      return StopDaemon(node);
+    case Order::kLoad:
+      return job.members[node.value()]->GoBackToNewest();
+  }
+}
+
 // ---- the run ----
 
 bool StepSimulator::AllRest(const Simulation& job) const {
@@ -216,12 +237,17 @@ std::string StepSimulator::Describe() const {
   return text;
 }
 
+void StepSimulator::BeginTicks() {
+  if (!std::exchange(ticks_, true)) group_.time.After(100 * kMillisecond, [this] { Tick(); });
+}
+
 void StepSimulator::Tick() {
   coordinator_.Tick();
   for (SimulatedMember& member : members_) member.Tick();
   // As long as anything else is to happen, time goes on for the machines.
   if (group_.time.size() == group_.pings && faults_to_come_ == 0 && leaving_.empty() &&
       std::all_of(jobs_.begin(), jobs_.end(), [this](const auto& job) { return Rests(job); })) {
+    ticks_ = false;
     return;
   }
   group_.time.After(100 * kMillisecond, [this] { Tick(); });
@@ -233,8 +259,9 @@ std::string StepSimulator::Run() {
   PlanFaults();
   coordinator_.BeginAttached();
   for (SimulatedTrainer& trainer : trainers_) trainer.BeginAttached(kFirstAttempt);
-  group_.time.After(100 * kMillisecond, [this] { Tick(); });
+  BeginTicks();
   while (!group_.time.empty() && Failure().empty()) {
+    if (order_.has_value() && events_++ == order_->second) Obey(order_->first);
     group_.time.RunNext();
     if (group_.time.now() > kGivesUpAfter) jobs_.front().Fail("somebody waits for ever");
   }

@@ -10,8 +10,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/scheduler/simulated_coordinator.h"
@@ -26,6 +28,11 @@ class StepSimulator {
   // A job of each of the worlds. REQUIRES: they have as many nodes and lanes, and other names.
   StepSimulator(const std::vector<const SimulatedWorld*>& worlds, uint64_t seed,
                 bool traced = false);
+  // What people do to the first job, or to a node, beside all that befalls them.
+  enum class Order : uint8_t { kNone, kEndJob, kDiscard, kDrain, kLoad };
+  // Between two events: so many have come before. Without a plan, chance makes one.
+  void Plan(Order order, int64_t after) { order_ = {order, after}; }
+  [[nodiscard]] int64_t events() const { return events_; }  // of the run that has ended
   // What went wrong; empty: nothing.
   [[nodiscard]] std::string Run();
   [[nodiscard]] const SimulationCounts& counts() const { return group_.counts; }
@@ -43,6 +50,8 @@ class StepSimulator {
   // It is told to leave.
   void StopDaemon(NodeRank node);
 
+  void Obey(Order order);
+  void BeginTicks();
   void Tick();
   void CheckTheEnd(Simulation& job);
   [[nodiscard]] bool AllRest(const Simulation& job) const;
@@ -58,6 +67,9 @@ class StepSimulator {
   std::deque<SimulatedMember> members_;
   std::deque<SimulatedTrainer> trainers_;
   int32_t faults_to_come_ = 0;
+  bool ticks_ = false;
+  std::optional<std::pair<Order, int64_t>> order_;
+  int64_t events_ = 0;
   std::set<NodeRank> leaving_;  // daemons that have been told to
 };
 

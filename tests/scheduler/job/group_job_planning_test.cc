@@ -169,9 +169,10 @@ TEST_F(GroupJobPlanningTest, SessionsOfTheStateBeforeAreNotRefusedWhileAWayBackI
 TEST_F(GroupJobPlanningTest, AWayBackThatCannotBePlannedEndsTheJob) {
   OrderWayBack();
   const AddressedMessages told = coordinator_.Answer(now_, Order(), absl::InternalError("no plan"));
-  ASSERT_THAT(told, SizeIs(1));
-  EXPECT_EQ(told[0].message.job_ended().reason(), "STATE_LOST");
-  EXPECT_THAT(told[0].message.job_ended().why(), HasSubstr("no plan"));
+  ASSERT_THAT(told, SizeIs(2));
+  EXPECT_EQ(told[0].message.new_epoch().epoch(), kEpoch + 1) << "which the plan would have told";
+  EXPECT_EQ(told[1].message.job_ended().reason(), "STATE_LOST");
+  EXPECT_THAT(told[1].message.job_ended().why(), HasSubstr("no plan"));
 }
 
 // Its rank has not acknowledged yet that the job goes back, and its memory is its own until then.

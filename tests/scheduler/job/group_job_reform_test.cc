@@ -58,6 +58,8 @@ class GroupJobReformTest : public OneNodeJobTest {
                          : message.has_roll_back() ? "roll back"
                          : message.has_save()      ? "save"
                          : message.has_halted()    ? "halted"
+                         : message.has_new_epoch() ? "new epoch"
+                         : message.has_job_ended() ? "job ended"
                                                    : "other");
     }
     return words;
@@ -124,6 +126,29 @@ TEST_F(GroupJobReformTest, AJobThatNobodyHasAnyMoreMakesRoomForTheNext) {
   session.mutable_rank_session()->set_job("another");
   session.mutable_rank_session()->set_world_size(1);
   EXPECT_TRUE(Tell(session).empty()) << "it is not refused";
+}
+
+// A job goes back in an epoch of its own, of which members hear with its plan. They must not stay
+// behind when the job ends before: what they say of the next one would be dropped as old.
+TEST_F(GroupJobReformTest, AnEpochThatWasRaisedIsToldWhateverBecomesOfWhatRaisedIt) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  coordinator_.HoldPlans();
+  EXPECT_THAT(Words(Load(kEpoch)), ElementsAre()) << "it is being planned";
+  v1::MemberMessage end;
+  end.mutable_end_job()->set_job("job");
+  const AddressedMessages ended = Tell(end);
+  ASSERT_THAT(Words(ended), ElementsAre("new epoch", "job ended"));
+  EXPECT_EQ(ended[0].message.new_epoch().epoch(), kEpoch + 1);
+  EXPECT_EQ(coordinator_.epoch(), kEpoch + 1);
+  EXPECT_THAT(Words(coordinator_.Plan(now_, *coordinator_.held())), ElementsAre());
+}
+
+TEST_F(GroupJobReformTest, AnEpochThatAPlanTellsIsToldOnce) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  EXPECT_THAT(Words(Load(kEpoch)), ElementsAre("roll back"));
+  v1::MemberMessage end;
+  end.mutable_end_job()->set_job("job");
+  EXPECT_THAT(Words(Tell(end)), ElementsAre("job ended"));
 }
 
 class GroupJobLeavingTest : public GroupJobReformTest {
