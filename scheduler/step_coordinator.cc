@@ -237,13 +237,13 @@ std::vector<CoordinatorAction> StepCoordinator::OnRailReady(TimePoint now, NodeR
                                                             const RailReady& ready) {
   Actions actions;
   if (suspended_ || node.value() < 0 || node.value() >= inputs_.nodes) return {};
+  if (ready.attempt != UnderWay(ready.operation)) return {};
   if (ready.operation == RailOperation::kPublish) {
-    if (ready.attempt != publishing_) return {};
     for (const BucketRun& run : ready.buckets) publish_.Report(ready.rail, run, node);
     AppendGo(publish_, tables_.weights, weights_, ready, actions);
     return actions;
   }
-  if (halted_ || ready.attempt != open_.attempt) return {};
+  if (halted_) return {};
   if (ready.kind == AttemptKind::kStep) {
     if (!try_.collects_from.has_value()) try_.collects_from = now;
     try_.collects_until = now;

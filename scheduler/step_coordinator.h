@@ -87,6 +87,10 @@ class StepCoordinator {
   // OnReformed(), but what is committed is still published. Deaths and returns of trainers are
   // noted.
   void Halt();
+  // The attempt whose buckets may cross rails in such an operation.
+  [[nodiscard]] Attempt UnderWay(RailOperation operation) const {
+    return operation == RailOperation::kPublish ? publishing_ : open_.attempt;
+  }
   // Somebody has submitted the open attempt.
   [[nodiscard]] bool in_flight() const { return try_.first.has_value(); }
   // All lanes are new, under `first`'s epoch, and nothing of the state is lost. Tells the last

@@ -107,6 +107,11 @@ AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
     return {};
   }
   if (OfAnotherJob(message)) return {};
+  if (std::optional<Dropped> why = WhyDropped(message); why.has_value()) {
+    const auto* field = message.GetDescriptor()->FindFieldByNumber(message.message_case());
+    Drops(std::move(why), from, std::string(field->name()));
+    return {};
+  }
   switch (message.message_case()) {
     case Kind::kRankSession:
       return OnRankSession(from, message.rank_session());
@@ -155,6 +160,48 @@ AddressedMessages GroupJob::Dispatch(TimePoint now, int32_t from,
     default:
       return {};
   }
+}
+
+std::optional<Dropped> GroupJob::WhyDropped(const v1::MemberMessage& message) const {
+  using Kind = v1::MemberMessage::MessageCase;
+  const bool steps = job_ != nullptr && job_->has_steps();
+  switch (message.message_case()) {
+    case Kind::kPlanReady:
+      return OfAnotherEpoch(message.plan_ready().epoch(), epoch_);
+    case Kind::kNodeProgress:
+      return OfAnotherEpoch(message.node_progress().epoch(), epoch_);
+    case Kind::kNewestSnapshot:
+      return OfAnotherEpoch(message.newest_snapshot().epoch(), epoch_);
+    case Kind::kRendezvous:
+      return OfAnotherEpoch(message.rendezvous().epoch(), epoch_);
+    // Of lanes that have been given up since.
+    case Kind::kLaneLost:
+      return OfAnotherEpoch(message.lane_lost().epoch(), epoch_);
+    // One of a newer epoch is ahead of the news that the group has formed.
+    case Kind::kMemberState:
+      return OfAnOlderEpoch(message.member_state().epoch(), epoch_);
+    // Every node says again who is attached when it has prepared for a new epoch. What it said
+    // before may be of ranks that have yet to acknowledge that the job goes back.
+    case Kind::kRankAttached:
+      return OfAnOlderEpoch(message.rank_attached().epoch(), epoch_);
+    // The job has gone back since: who asked hears of that.
+    case Kind::kLoadSnapshot:
+      if (job_ == nullptr) return std::nullopt;
+      return OfAnOlderEpoch(message.load_snapshot().epoch(), job_->back_epoch);
+    case Kind::kVote:
+      if (!steps) return std::nullopt;
+      return OfAnotherAttempt(Attempt(message.vote().attempt()), job_->steps->Current().attempt);
+    default:
+      return std::nullopt;
+  }
+}
+
+bool GroupJob::Drops(std::optional<Dropped> why, int32_t from, const std::string& message) {
+  if (!why.has_value()) return false;
+  why->from = from;
+  why->message = message;
+  dropped_.push_back(*std::move(why));
+  return true;
 }
 
 bool GroupJob::OfAnotherJob(const v1::MemberMessage& message) const {
@@ -242,7 +289,7 @@ GroupActions GroupJob::Complete(TimePoint now, AddressedMessages messages) {
                     : message.has_find_snapshot() ? message.find_snapshot().job()
                                                   : name_);
   }
-  GroupActions actions{std::move(messages), {}};
+  GroupActions actions{std::move(messages), {}, std::exchange(dropped_, {})};
   if (order_.has_value()) actions.plans.push_back(*std::exchange(order_, std::nullopt));
   return actions;
 }

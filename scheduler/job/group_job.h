@@ -48,6 +48,7 @@
 #include "scheduler/awaited.h"
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/addressed.h"
+#include "scheduler/job/dropped.h"
 #include "scheduler/job/outgoing_goes.h"
 #include "scheduler/job/planned_job.h"
 #include "scheduler/job/snapshot_round.h"
@@ -88,6 +89,7 @@ struct PlanOrder {
 struct GroupActions {
   AddressedMessages messages;
   std::vector<PlanOrder> plans;
+  std::vector<Dropped> dropped;  // messages that were of another epoch or attempt; to be counted
 };
 
 class GroupJob {
@@ -211,6 +213,10 @@ class GroupJob {
   };
 
   AddressedMessages Dispatch(TimePoint now, int32_t from, const v1::MemberMessage& message);
+  // Why the message changes nothing here, if that is for the epoch or attempt that it is about.
+  [[nodiscard]] std::optional<Dropped> WhyDropped(const v1::MemberMessage& message) const;
+  // True where there is a reason, which Complete() then hands out.
+  bool Drops(std::optional<Dropped> why, int32_t from, const std::string& message);
   // The message is about another job than the present one, and about none that is to begin.
   [[nodiscard]] bool OfAnotherJob(const v1::MemberMessage& message) const;
   AddressedMessages MemberGone(TimePoint now, int32_t node, const std::string& why);
@@ -350,6 +356,7 @@ class GroupJob {
   std::unique_ptr<Job> job_;
   std::string name_;                // of the present job, or of the last one
   std::optional<PlanOrder> order_;  // Complete() gives it to the caller
+  std::vector<Dropped> dropped_;    // likewise
   AwaitedNews waiting_;
   // The last job that ended. A node that did not hear so still holds it when the group forms anew.
   struct Ended {

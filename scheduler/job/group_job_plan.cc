@@ -139,7 +139,7 @@ AddressedMessages GroupJob::Refuse(const absl::Status& status) {
 }
 
 AddressedMessages GroupJob::OnRendezvous(const v1::Rendezvous& rendezvous) {
-  if (job_ == nullptr || !job_->has_plan() || rendezvous.epoch() != epoch_) return {};
+  if (job_ == nullptr || !job_->has_plan()) return {};
   std::map<int32_t, std::string>& blobs = job_->blobs[rendezvous.rail()];
   blobs[rendezvous.node()] = rendezvous.blob();
   if (blobs.size() < static_cast<size_t>(options_.nodes)) return {};
@@ -152,7 +152,7 @@ AddressedMessages GroupJob::OnRendezvous(const v1::Rendezvous& rendezvous) {
 }
 
 AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& ready) {
-  if (job_ == nullptr || ready.epoch() != epoch_) return {};
+  if (job_ == nullptr) return {};
   if (job_->phase != Phase::kPreparing && job_->phase != Phase::kInterrupted) return {};
   Message error;
   std::string reason;

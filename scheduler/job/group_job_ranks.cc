@@ -101,9 +101,7 @@ AddressedMessages GroupJob::OnRegistration(TimePoint now, int32_t from,
 
 AddressedMessages GroupJob::OnRankAttached(TimePoint now, int32_t from,
                                            const v1::RankAttached& attached) {
-  // Every node says again who is attached when it has prepared for a new epoch. What it said before
-  // may be of ranks that have yet to acknowledge that the job goes back.
-  if (job_ == nullptr || attached.epoch() < epoch_) return {};
+  if (job_ == nullptr) return {};
   // A job that was lost, and is begun again in the same epoch, may have sessions of its first life
   // left on a node. A node says of a session that it is open before it says that it is attached.
   const auto open = job_->open_ranks.find(attached.rank());

@@ -14,8 +14,6 @@ namespace {}  // namespace
 
 AddressedMessages GroupJob::OnLaneLost(TimePoint now, const v1::LaneLost& lost) {
   const std::string detail = absl::StrCat("lane ", lost.lane(), " ended: ", lost.detail());
-  // Of lanes that have been given up since.
-  if (job_ != nullptr && lost.epoch() != epoch_) return {};
   // A broken group forms with new lanes anyway.
   if (!Formed()) return {};
   // Lanes are started with the plan: these are of a plan that was given up.
@@ -75,7 +73,6 @@ AddressedMessages GroupJob::Reform() {
 
 AddressedMessages GroupJob::OnMemberState(TimePoint now, int32_t from,
                                           const v1::MemberState& state) {
-  if (state.epoch() < epoch_) return {};
   v1::MemberState& known = states_[from] = state;
   // A predecessor may have given more of them.
   incarnations_ = std::max(incarnations_, state.job_incarnation());
@@ -98,7 +95,7 @@ AddressedMessages GroupJob::OnMemberState(TimePoint now, int32_t from,
 AddressedMessages GroupJob::OnNewestSnapshot(TimePoint now, int32_t from,
                                              const v1::NewestSnapshot& newest) {
   // Only node 0 is asked: another one's answer would choose what all go back to.
-  if (!finding_ || from != 0 || newest.epoch() != epoch_) return {};
+  if (!finding_ || from != 0) return {};
   finding_ = false;
   return FormAnew(now, &newest);
 }
@@ -216,9 +213,8 @@ void GroupJob::RollBack(v1::PlanInputs plan, const SnapshotId& to, const std::st
 
 void GroupJob::OnLoadSnapshot(const v1::LoadSnapshotOf& load) {
   if (job_ == nullptr || (!job_->has_plan() && !job_->goes_back)) return;
-  // While the group is broken nobody hears it; who asked will ask again. Nor where the job has gone
-  // back since: who asked hears of that.
-  if (!Formed() || load.epoch() < job_->back_epoch) return;
+  // While the group is broken nobody hears it; who asked will ask again.
+  if (!Formed()) return;
   RollBack(*job_->wire, FromProto(load.to()), load.why(), /*asked=*/true);
 }
 

@@ -42,6 +42,12 @@ AddressedMessages GroupJob::OnSnapshotMessage(TimePoint now, int32_t from,
       done.node = from;
       *done.message.mutable_snapshot_done() = *std::move(answer.done);
     }
+  } else if (const uint64_t of = message.has_snapshot_written()
+                                     ? message.snapshot_written().attempt()
+                                     : message.manifest_written().attempt();
+             Drops(OfAnotherAttempt(Attempt(of), job_->snapshots->writing()), from,
+                   message.has_snapshot_written() ? "snapshot_written" : "manifest_written")) {
+    return out;
   } else if (message.has_snapshot_written()) {
     std::optional<v1::WriteManifest> write =
         job_->snapshots->OnWritten(now, message.snapshot_written());

@@ -20,11 +20,17 @@ AddressedMessages GroupJob::OnReports(TimePoint now, int32_t from, const v1::Rep
   // What cannot be read comes from another build, which does not come so far.
   for (const v1::RankSubmitted& submitted : reports.submitted()) {
     const absl::StatusOr<Submission> submission = FromProto(submitted);
-    if (submission.ok()) perform(job_->steps->OnSubmission(now, *submission));
+    if (!submission.ok()) continue;
+    const Attempt open = job_->steps->Current().attempt;
+    if (Drops(OfAnotherAttempt(submission->attempt, open), from, "submitted")) continue;
+    perform(job_->steps->OnSubmission(now, *submission));
   }
   for (const v1::RailReady& wire : reports.ready()) {
     const absl::StatusOr<RailReady> ready = FromProto(wire);
-    if (ready.ok()) perform(job_->steps->OnRailReady(now, NodeRank(from), *ready));
+    if (!ready.ok()) continue;
+    const Attempt under_way = job_->steps->UnderWay(ready->operation);
+    if (Drops(OfAnotherAttempt(ready->attempt, under_way), from, "ready")) continue;
+    perform(job_->steps->OnRailReady(now, NodeRank(from), *ready));
   }
   return out;
 }

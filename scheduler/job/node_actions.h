@@ -18,6 +18,7 @@
 #include "dmuond/v1/lane.pb.h"
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/snapshot.pb.h"
+#include "scheduler/job/dropped.h"
 #include "scheduler/types.h"
 
 namespace dmuond::scheduler::node {
@@ -41,6 +42,11 @@ struct Note {
   Level level = Level::kInfo;
   const char* message = "";
   std::vector<Field> fields;
+};
+
+// A message of the coordinator was of another epoch or attempt; to be counted.
+struct CountDropped {
+  Dropped dropped;
 };
 
 struct TellCoordinator {
@@ -155,11 +161,11 @@ struct DiscardRefused {
   absl::Status why;
 };
 
-using Action =
-    std::variant<Wake, Note, TellCoordinator, CommandLanes, StartLanes, EndLanes, CondemnLane,
-                 Prepare, DropMemory, Poison, MarkRollback, ApplyLoad, DropLoads, ForgetLoads,
-                 WriteSnapshot, Copied, AbandonCopies, GiveUpCopies, ForgetCopies, Restore,
-                 StopRestoring, SetSnapshotsAside, KeepSnapshots, SessionEnded, DiscardRefused>;
+using Action = std::variant<Wake, Note, CountDropped, TellCoordinator, CommandLanes, StartLanes,
+                            EndLanes, CondemnLane, Prepare, DropMemory, Poison, MarkRollback,
+                            ApplyLoad, DropLoads, ForgetLoads, WriteSnapshot, Copied, AbandonCopies,
+                            GiveUpCopies, ForgetCopies, Restore, StopRestoring, SetSnapshotsAside,
+                            KeepSnapshots, SessionEnded, DiscardRefused>;
 using Actions = std::vector<Action>;
 
 }  // namespace dmuond::scheduler::node

@@ -78,6 +78,13 @@ void NodeJob::Tell(v1::MemberMessage message) {
   Do(node::TellCoordinator{std::move(message)});
 }
 
+bool NodeJob::Drops(std::optional<Dropped> why, const char* message) {
+  if (!why.has_value()) return false;
+  why->message = message;
+  Do(node::CountDropped{*std::move(why)});
+  return true;
+}
+
 void NodeJob::ToLane(LaneIndex lane, v1::LaneCommand command) {
   Do(node::CommandLanes{{lane}, std::move(command)});
 }
@@ -162,6 +169,9 @@ node::Actions NodeJob::Hear(TimePoint now, const v1::CoordinatorMessage& message
       break;
     case Kind::kRendezvous: {
       if (job_ == nullptr) break;
+      // Lanes of another epoch would take it for an error.
+      const uint32_t epoch = message.rendezvous().epoch();
+      if (Drops(OfAnotherEpoch(epoch, job_->lanes.epoch()), "rendezvous")) break;
       v1::LaneCommand command;
       *command.mutable_rendezvous() = message.rendezvous();
       ToLane(LaneIndex(message.rendezvous().rail()), std::move(command));

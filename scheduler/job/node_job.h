@@ -443,6 +443,8 @@ class NodeJob {
   void Tell(v1::MemberMessage message);
   void Say(node::Note::Level level, const char* message,
            std::vector<node::Note::Field> fields = {});
+  // True where there is a reason, which is counted.
+  bool Drops(std::optional<Dropped> why, const char* message);
   void ToLane(LaneIndex lane, v1::LaneCommand command);
   void ToReadyLanes(const v1::LaneCommand& command, bool may_wait = false);
 

@@ -266,7 +266,13 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
 
 void NodeJob::OnExpel(const v1::ExpelRank& expel) {
   const RankTable::Session* session = ranks_.OfRank(expel.rank());
-  if (session == nullptr || session->first_attempt.value() > expel.attempt()) return;
+  if (session == nullptr) return;
+  // One that began with a later attempt is another one.
+  const Attempt first = session->first_attempt;
+  if (first.value() > expel.attempt()) {
+    Drops(OfAnotherAttempt(Attempt(expel.attempt()), first), "expel");
+    return;
+  }
   EndSession(session->id, /*closed=*/false,
              absl::StrCat("rank ", session->rank, " (", SayPid(session->pid).text,
                           ") counts as dead: ", expel.detail()));

@@ -41,10 +41,9 @@ void NodeJob::WatchLanes(TimePoint now, const Sight& sight) {
 }
 
 void NodeJob::OnGatherOverdue(TimePoint now, const v1::GatherOverdue& overdue) {
-  if (job_ == nullptr || lanes_come() || !job_->steps.has_value() ||
-      job_->steps->open().attempt.value() != overdue.attempt()) {
-    return;
-  }
+  if (job_ == nullptr || lanes_come() || !job_->steps.has_value()) return;
+  const Attempt open = job_->steps->open().attempt;
+  if (Drops(OfAnotherAttempt(Attempt(overdue.attempt()), open), "gather_overdue")) return;
   Obey(now, job_->lanes.OnGatherOverdue(now, overdue.attempt(), overdue.detail()), overdue.detail(),
        {});
 }

@@ -67,6 +67,11 @@ class SnapshotRound {
 
   [[nodiscard]] std::optional<StepId> durable_step() const { return schedule_.durable_step(); }
   [[nodiscard]] const SnapshotCounts& counts() const { return schedule_.counts(); }
+  // Which one is being written; where none is, the newest state.
+  [[nodiscard]] Attempt writing() const {
+    if (writing_.has_value()) return writing_->id.attempt;
+    return state_.value_or(SnapshotId{}).attempt;
+  }
   // A snapshot is being written, or another one is to follow it.
   [[nodiscard]] bool busy() const { return writing_.has_value() || requested_; }
 

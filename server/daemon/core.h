@@ -36,6 +36,7 @@
 #include "scheduler/job/group_job.h"
 #include "scheduler/job/node_job.h"
 #include "scheduler/job/outgoing_reports.h"
+#include "server/common/seldom.h"
 #include "server/daemon/calls/clients.h"
 #include "server/daemon/counters.h"
 #include "server/daemon/due_timer.h"
@@ -184,6 +185,8 @@ struct Core {
   // Performs an action of its kind (perform.cc).
   template <typename Order>
   void Perform(Order& order) DMUOND_REQUIRES(mutex);
+  // At most one line a second of the log says so.
+  void Count(const scheduler::Dropped& dropped) DMUOND_REQUIRES(mutex);
   void TellReports(const scheduler::Layout& layout) DMUOND_REQUIRES(mutex);
   // Moves messages between this node's machines until both are idle. Messages that follow are
   // queued, not nested: no machine is called while it handles a message.
@@ -209,6 +212,7 @@ struct Core {
   std::deque<v1::CoordinatorMessage> heard_ DMUOND_GUARDED_BY(mutex);  // from it
   // From the coordinator on this node to others: they hear it after this node's job.
   std::deque<scheduler::Addressed> for_members_ DMUOND_GUARDED_BY(mutex);
+  Seldom drops_ DMUOND_GUARDED_BY(mutex);
   bool pumping_ DMUOND_GUARDED_BY(mutex) = false;
   bool decided_ DMUOND_GUARDED_BY(mutex) = false;  // news for lanes: fault points come behind it
   std::optional<uint64_t> recorded_ DMUOND_GUARDED_BY(mutex);  // NodeJob::record_version()

@@ -2,7 +2,10 @@
 #ifndef DMUOND_SERVER_DAEMON_COUNTERS_H_
 #define DMUOND_SERVER_DAEMON_COUNTERS_H_
 
+#include <array>
 #include <cstdint>
+
+#include "scheduler/job/dropped.h"
 
 namespace dmuond::server {
 
@@ -11,6 +14,8 @@ struct Counters {
   int64_t lanes_hung = 0;        // and were killed for it
   int64_t members_gone = 0;      // on node 0: daemons that left the group or were lost
   int64_t coordinator_gone = 0;  // on other nodes: so often the link to node 0 was lost
+  // Messages of other daemons, by DropReason.
+  std::array<int64_t, scheduler::kDropReasons.size()> dropped{};
 };
 
 }  // namespace dmuond::server

@@ -69,6 +69,27 @@ void Core::Perform(node::Note& note) {
   log::Write(LevelOf(note.level), note.message, fields);
 }
 
+void Core::Count(const scheduler::Dropped& dropped) {
+  const auto reason = static_cast<size_t>(dropped.reason);
+  ++counters.dropped[reason];
+  const std::optional<int64_t> before = drops_.Now(std::chrono::steady_clock::now());
+  if (!before.has_value()) return;
+  log::Info("a message changes nothing: it is of another epoch or attempt",
+            {{"job", job.exists() ? job.name() : ""},
+             {"epoch", job.epoch()},
+             {"message", dropped.message},
+             {"from_node", dropped.from},
+             {"reason", scheduler::kDropReasons[reason]},
+             {"said", dropped.said},
+             {"wanted", dropped.wanted},
+             {"others_since_the_last_line", *before}});
+}
+
+template <>
+void Core::Perform(node::CountDropped& order) {
+  Count(order.dropped);
+}
+
 template <>
 void Core::Perform(node::TellCoordinator& order) {
   AboutToSend(order.message);
@@ -256,6 +277,7 @@ void Core::Perform(node::DiscardRefused& order) {
 // ---- all of it ----
 
 void Core::Do(scheduler::GroupActions actions) {
+  for (const scheduler::Dropped& dropped : actions.dropped) Count(dropped);
   for (scheduler::Addressed& addressed : actions.messages) {
     AboutToSend(addressed.message);
     const bool others = options.nodes > 1 && addressed.node != options.node;

@@ -155,6 +155,7 @@ class SimulatedMember {
   void Do(const node::KeepSnapshots& /*order*/) { ++kept_; }
   void Do(const node::SessionEnded& order);
   void Do(const node::DiscardRefused& /*order*/) {}  // its trainer asks again
+  void Do(const node::CountDropped& /*order*/) {}
 
   void Tell(v1::MemberMessage message);
   void Send(OutgoingReports::Messages messages);

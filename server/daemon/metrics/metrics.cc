@@ -160,6 +160,17 @@ void AddGroup(const NodeView& view, Metrics& metrics) {
   }
 }
 
+void AddDropped(const std::vector<Core::Seen>& places, Metrics& metrics) {
+  for (size_t reason = 0; reason < scheduler::kDropReasons.size(); ++reason) {
+    int64_t dropped = 0;
+    for (const Core::Seen& place : places) dropped += place.view->counters.dropped[reason];
+    metrics.Counter("dmuond_messages_dropped_total",
+                    "Messages between daemons that changed nothing, because they were of another "
+                    "epoch or attempt. Some come whenever an epoch or attempt ends",
+                    {{"reason", scheduler::kDropReasons[reason]}}, static_cast<double>(dropped));
+  }
+}
+
 void AddLanes(const std::vector<Core::Seen>& places, Metrics& metrics) {
   int64_t ended = 0;
   int64_t hung = 0;
@@ -364,6 +375,7 @@ std::string MetricsText(const std::vector<Core::Seen>& places, const std::string
   Metrics metrics(group);
   AddDaemon(places, started, metrics);
   AddGroup(first, metrics);
+  AddDropped(places, metrics);
   AddLanes(places, metrics);
   AddEnds(places, metrics);
   AddRpcs(rpcs, metrics);

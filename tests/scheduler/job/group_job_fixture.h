@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "scheduler/job/group_job.h"
 #include "scheduler/job/planned_job.h"
@@ -34,6 +35,8 @@ class PlannedGroupJob {
   }
   AddressedMessages OnTick(TimePoint now) { return Perform(now, job_.OnTick(now)); }
   [[nodiscard]] uint32_t epoch() const { return job_.epoch(); }
+  // Messages that changed nothing for their epoch or attempt, since it was asked last.
+  std::vector<Dropped> TakeDropped() { return std::exchange(dropped_, {}); }
 
   // From now on the newest order waits for Plan().
   void HoldPlans() { holds_ = true; }
@@ -47,6 +50,7 @@ class PlannedGroupJob {
 
  private:
   AddressedMessages Perform(TimePoint now, GroupActions actions) {
+    std::move(actions.dropped.begin(), actions.dropped.end(), std::back_inserter(dropped_));
     if (actions.plans.empty()) return std::move(actions.messages);
     if (holds_) {
       held_ = std::move(actions.plans.front());
@@ -59,6 +63,7 @@ class PlannedGroupJob {
 
   GroupJob job_;
   bool holds_ = false;
+  std::vector<Dropped> dropped_;
   std::optional<PlanOrder> held_;
 };
 

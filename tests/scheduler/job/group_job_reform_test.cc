@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "scheduler/convert/convert.h"
 #include "scheduler/plan.h"
 #include "tests/scheduler/job/group_job_fixture.h"
@@ -141,6 +142,38 @@ TEST_F(GroupJobReformTest, AnEpochThatWasRaisedIsToldWhateverBecomesOfWhatRaised
   EXPECT_EQ(ended[0].message.new_epoch().epoch(), kEpoch + 1);
   EXPECT_EQ(coordinator_.epoch(), kEpoch + 1);
   EXPECT_THAT(Words(coordinator_.Plan(now_, *coordinator_.held())), ElementsAre());
+}
+
+TEST_F(GroupJobReformTest, WhatIsOfAnotherEpochOrAttemptChangesNothingAndIsNamed) {
+  EXPECT_THAT(Words(LanesReady()), ElementsAre("open"));
+  const uint64_t open = Attach()[1].message.open().attempt();
+  const auto dropped = [&](const v1::MemberMessage& message) {
+    EXPECT_THAT(Words(Tell(message)), ElementsAre());
+    std::vector<std::string> words;
+    for (const Dropped& one : coordinator_.TakeDropped()) {
+      words.push_back(absl::StrCat(one.message, " ", kDropReasons[static_cast<size_t>(one.reason)],
+                                   " ", one.said, " ", one.wanted));
+    }
+    return words;
+  };
+  EXPECT_THAT(dropped(scheduler::LanesReady(plan_.digest, kEpoch - 1)),
+              ElementsAre("plan_ready older_epoch 4 5"));
+  EXPECT_THAT(dropped(LaneLost(kEpoch + 1)), ElementsAre("lane_lost newer_epoch 6 5"));
+  EXPECT_THAT(dropped(Attached(0, kEpoch - 2)), ElementsAre("rank_attached older_epoch 3 5"));
+  v1::MemberMessage vote;
+  vote.mutable_vote()->set_attempt(open - 1);
+  EXPECT_THAT(dropped(vote), ElementsAre(absl::StrCat("vote older_attempt ", open - 1, " ", open)));
+  v1::MemberMessage reports;
+  reports.mutable_reports()->add_submitted()->set_attempt(open + 1);
+  reports.mutable_reports()->mutable_submitted(0)->set_kind(v1::ATTEMPT_KIND_PUSH);
+  reports.mutable_reports()->add_ready()->set_attempt(open - (uint64_t{1} << 32));
+  reports.mutable_reports()->mutable_ready(0)->set_operation(v1::RAIL_OPERATION_COLLECT);
+  reports.mutable_reports()->mutable_ready(0)->set_kind(v1::ATTEMPT_KIND_STEP);
+  EXPECT_THAT(dropped(reports),
+              ElementsAre(absl::StrCat("submitted newer_attempt ", open + 1, " ", open),
+                          "ready older_epoch 4 5"));
+  EXPECT_THAT(Words(LoseALane()), ElementsAre("reform"));
+  EXPECT_TRUE(coordinator_.TakeDropped().empty());
 }
 
 TEST_F(GroupJobReformTest, AnEpochThatAPlanTellsIsToldOnce) {

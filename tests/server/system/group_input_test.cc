@@ -191,8 +191,11 @@ TEST_F(CoordinatorInputTest, ANodeWithAnotherPlanIsNamedToTheTrainers) {
       v1::MemberMessage ready;
       ready.mutable_plan_ready()->set_node(1);
       ready.mutable_plan_ready()->set_digest(12345);
-      ready.mutable_plan_ready()->set_epoch(1);
-      member.Send(ready);
+      // What is of another epoch changes nothing, and that is said.
+      for (const uint32_t epoch : {2, 1}) {
+        ready.mutable_plan_ready()->set_epoch(epoch);
+        member.Send(ready);
+      }
       return;
     }
   });
@@ -203,6 +206,7 @@ TEST_F(CoordinatorInputTest, ANodeWithAnotherPlanIsNamedToTheTrainers) {
     // The trainer may have its plan before the other node has spoken.
     if (status.ok()) status = (*session)->Attach();
     ExpectRefused(status, {StatusCode::kInternal, "PLAN_DIFFERS", {"node 1", "12345"}});
+    EXPECT_TRUE(daemon_->WaitLogged("message=plan_ready from_node=1 reason=newer_epoch said=2"));
   }
   node.join();
 }
