@@ -259,9 +259,11 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
   if (closed || own_memory) ranks_.DropAttachment(session.rank);
   Tell(std::move(message));
   if (denied) DropDenied(id);
-  if (job_ != nullptr && job_->phase == Phase::kFailed && ranks_.empty()) {
-    EndJob("nobody is left in a job that was lost");
-  }
+  if (job_ == nullptr || !ranks_.empty()) return;
+  if (job_->phase == Phase::kFailed) return EndJob("nobody is left in a job that was lost");
+  // One that the group has not planned is nobody's but its sessions'. The coordinator may have a job
+  // of this name that another launch has begun, and this node's ranks are to join that one.
+  if (!planned() && !job_->goes_back) EndJob("nobody is left in a job that registered");
 }
 
 void NodeJob::OnExpel(const v1::ExpelRank& expel) {

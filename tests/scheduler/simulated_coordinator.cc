@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -160,9 +162,12 @@ void SimulatedCoordinator::Check(Simulation& job, const Addressed& addressed, bo
       return;
     case Kind::kRefused:
       job.Trace("the registration is refused: ", message.refused().message());
-      // Both of who is to begin the job anew: the job of an older launch has yet to end.
-      if (message.refused().has_session() && message.refused().reason() != "JOB_IN_USE" &&
-          message.refused().reason() != "GROUP_NOT_READY") {
+      // The job of an older launch has yet to end, or what it was saving as it ended has come to be
+      // a snapshot while the ranks of the next one looked for it.
+      if (message.refused().has_session() &&
+          !(job.launches > 0 &&
+            std::set<std::string>{"JOB_IN_USE", "GROUP_NOT_READY", "SNAPSHOTS_DIFFER"}.contains(
+                message.refused().reason()))) {
         job.Fail(absl::StrCat("a session is refused: ", message.refused().message()));
       }
       return;

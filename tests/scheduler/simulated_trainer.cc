@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/reason.h"
+#include "tests/scheduler/simulated_coordinator.h"
 #include "tests/scheduler/simulated_member.h"
 #include "tests/scheduler/step_group.h"
 
@@ -178,6 +179,12 @@ void SimulatedTrainer::Refused(const absl::Status& status) {
   if (reason == "RANKS_MISSING") {
     if (!simulation_.disturbed) simulation_.Fail("ranks are missing that have not ended");
     return GiveUp();
+  }
+  // Its launcher ends all ranks when one has failed, and starts them again.
+  if (reason == "SNAPSHOTS_DIFFER" && simulation_.launches > 0) {
+    return simulation_.time.After(0, [this] {
+      simulation_.group.coordinator->StartAnew(simulation_, /*discards=*/false);
+    });
   }
   // Its launch has begun the job already, which is at some step.
   if (reason == "JOB_HAS_STATE") discards_ = false;

@@ -72,6 +72,14 @@ TEST_P(NodeJobTest, NewLanesStartWhenTheirPredecessorsHaveEnded) {
   EXPECT_EQ(LastTold(&v1::MemberMessage::has_plan_ready).plan_ready().epoch(), kEpoch + 1);
 }
 
+TEST_P(NodeJobTest, AJobThatRegistersEndsHereWithItsLastSession) {
+  const uint64_t id = Open();
+  Register(id);
+  Perform(job_.OnTrainerGone(id, "it died"));
+  EXPECT_EQ(job_.phase(), Phase::kNone);
+  EXPECT_EQ(LastTold(&v1::MemberMessage::has_rank_gone).rank_gone().detail(), "it died");
+}
+
 // Its memory takes its time, and lanes may be replaced meanwhile.
 TEST_P(NodeJobTest, NewLanesAreToldOnceOfATrainerThatComesWhileTheyBegin) {
   const uint64_t id = Open();
