@@ -71,6 +71,11 @@ std::vector<Awaited> WhoIsAwaited(const JobLacks& lacks, const Patience& patienc
                        lacks.preparing_since, lacks.preparing_since + patience.registration,
                        "it is given up with NODE_NOT_READY, unless it gets something done"});
   }
+  if (lacks.parked.has_value()) {
+    awaited.push_back(
+        {absl::StrCat("lanes that can work, the job being parked: ", lacks.parked->why),
+         lacks.parked->since, lacks.parked->tried_again, "they are tried again"});
+  }
   if (lacks.steps.has_value()) AddStep(lacks, patience, awaited);
   std::stable_sort(awaited.begin(), awaited.end(),
                    [](const Awaited& a, const Awaited& b) { return a.since < b.since; });

@@ -55,6 +55,13 @@ struct JobLacks {
   std::map<int32_t, std::string> preparing;  // node -> what it waits for itself
   TimePoint preparing_since;                 // when a node last got something done
   std::optional<StepLacks> steps;
+  // Lanes, which cannot work.
+  struct Parked {
+    std::string why;
+    TimePoint since;
+    TimePoint tried_again;
+  };
+  std::optional<Parked> parked;
 };
 
 // How long each of them is awaited before the job goes on without or ends.

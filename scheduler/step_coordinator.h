@@ -79,6 +79,10 @@ class StepCoordinator {
                                                           const std::string& detail);
   // A trainer has attached; if it is a replacement, it has a whole step_timeout to submit.
   void OnRankBack(TimePoint now, TrainerRank rank, uint64_t incarnation);
+  // Replacements of dead trainers have a whole session_linger from now on.
+  void AwaitAnew(TimePoint now) {
+    for (auto& [rank, gone] : gone_) gone.since = now;
+  }
   [[nodiscard]] bool lost() const { return lost_.has_value(); }
   // The group is losing its lanes, or a member: nothing is decided from here to OnReformed();
   // deaths and returns of trainers are noted.

@@ -38,6 +38,8 @@ const char* Name(GroupJob::Phase phase) {
       return "Running";
     case GroupJob::Phase::kInterrupted:
       return "Interrupted";
+    case GroupJob::Phase::kParked:
+      return "Parked";
   }
   return "";
 }
@@ -66,9 +68,12 @@ void GroupJob::Job::Enter(Phase next) {
       allowed = phase == Phase::kPlanning;
       break;
     case Phase::kRunning:
-      allowed = may_follow({Phase::kPreparing, Phase::kInterrupted});
+      allowed = may_follow({Phase::kPreparing, Phase::kInterrupted, Phase::kParked});
       break;
     case Phase::kInterrupted:
+      allowed = may_follow({Phase::kRunning, Phase::kInterrupted, Phase::kParked});
+      break;
+    case Phase::kParked:
       allowed = may_follow({Phase::kRunning, Phase::kInterrupted});
       break;
   }
@@ -267,6 +272,7 @@ AddressedMessages GroupJob::Advance(TimePoint now) {
   if (job_->steps->has_state()) job_->first_weights.Clear();
   if (AddressedMessages expelled = ExpelUnattached(now); !expelled.empty()) return expelled;
   if (job_->ends.has_value() && now >= job_->ends_by) return EndJob(*job_->ends);
+  if (job_->parked()) return AdvanceParked(now);
   const bool lost = job_->steps->lost();
   AddressedMessages out = Broadcast(now, job_->steps->OnTick(now));
   if (!lost && job_->steps->lost()) SaveLast(now, out);

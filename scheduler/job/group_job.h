@@ -18,13 +18,18 @@
 //                 registrations. In a job that goes back a lost lane starts the rollback anew, and
 //                 everything else ends the job.
 //   Running       Attempts are opened and decided. Interrupted follows when a lane or node is lost.
-//                 A job that waits for nobody is lost then, and stays here.
+//                 A job that waits for nobody is lost then, and stays here. Parked follows when
+//                 lanes have died too often in one step.
 //   Interrupted   Nothing is decided. Running follows when every node is PlanReady. When lanes die
-//                 too often, or nodes are silent, Running follows as a lost job.
+//                 too often, or nodes cannot get ready or are silent, Parked follows; Running, as a
+//                 lost job, where the job has no state or waits for nobody.
+//   Parked        There are no lanes, and the state is in memory. Interrupted follows when it is
+//                 time to try again, or the group breaks. Running follows, as a lost job, after
+//                 session_linger where a snapshot has all of the state.
 //
 // Two events replace the job in every phase but Registering by one that goes back to a snapshot and
 // begins in Planning: somebody loads a snapshot, or the group forms anew and a node has lost the
-// job's memory. When the group forms anew, a job that is not Running or Interrupted is dropped.
+// job's memory. When the group forms anew, a job that has not come to Running is dropped.
 // JobEnded can be told in any phase.
 //
 // Threads: one at a time.
@@ -58,8 +63,12 @@
 
 namespace dmuond::scheduler {
 
-// So many lanes may die while the same step is the next one to commit; then the job is lost.
+// So many lanes may die while the same step is the next one to commit; then the job is parked.
 inline constexpr int32_t kLaneDeathsMax = 3;
+// A parked job is tried again after the first; each time that it is parked again before a step has
+// committed, after twice as long, up to the second.
+inline constexpr std::chrono::milliseconds kParkedFirst{1'000};
+inline constexpr std::chrono::milliseconds kParkedMax{300'000};
 
 struct GroupJobOptions {
   int32_t nodes = 1;
@@ -124,7 +133,14 @@ class GroupJob {
   // There is a job, or a snapshot of one is being looked for, or news of ranks wait for Formed().
   [[nodiscard]] bool busy() const { return job_ != nullptr || finding_ || !early_.empty(); }
 
-  enum class Phase : uint8_t { kRegistering, kPlanning, kPreparing, kRunning, kInterrupted };
+  enum class Phase : uint8_t {
+    kRegistering,
+    kPlanning,
+    kPreparing,
+    kRunning,
+    kInterrupted,
+    kParked
+  };
   // ---- what it shows ----
   // nullopt: there is no job.
   [[nodiscard]] std::optional<Phase> phase() const {
@@ -158,6 +174,9 @@ class GroupJob {
     // There are attempts. A lost job has them, too.
     [[nodiscard]] bool has_steps() const { return phase >= Phase::kRunning; }
     [[nodiscard]] bool interrupted() const { return phase == Phase::kInterrupted; }
+    [[nodiscard]] bool parked() const { return phase == Phase::kParked; }
+    // Whatever there is to do waits for lanes.
+    [[nodiscard]] bool lacks_lanes() const { return interrupted() || parked(); }
     [[nodiscard]] bool from_snapshot() const { return restore.step > StepId(0); }
 
     Phase phase = Phase::kRegistering;
@@ -171,6 +190,11 @@ class GroupJob {
     // So many lanes have died while the step of `deaths_in` was the next one to commit.
     int32_t deaths = 0;
     StepId deaths_in;
+    // It was parked so often since the step of `parked_in` has become the next one to commit.
+    int32_t parks = 0;
+    StepId parked_in;
+    TimePoint parked_since;  // the first time of those
+    TimePoint tried_again;   // in kParked: when Interrupted follows
     // Everybody has left, and why. The job ends when it is saved, at the latest at `ends_by`.
     std::optional<std::string> ends;
     std::string name;
@@ -187,7 +211,7 @@ class GroupJob {
     std::unique_ptr<StepCoordinator> steps;                   // from kRunning on
     std::optional<OutgoingGoes> goes;                         // set with `steps`
     std::string back_why;                                     // for messages to people
-    Interruption interruption;                                // in kInterrupted
+    Interruption interruption;                                // in kInterrupted and kParked
     SnapshotId restore{};                        // what it begins from; of step 0: no snapshot
     std::optional<v1::CostTable> restore_costs;  // with which the snapshot's job was planned
     std::string launch;           // the launch that began it with RESUME_DISCARD; empty: none
@@ -278,6 +302,9 @@ class GroupJob {
   // group_job_reform.cc
   AddressedMessages OnLaneLost(TimePoint now, const v1::LaneLost& lost);
   AddressedMessages LanesLost(TimePoint now, const std::string& detail);
+  AddressedMessages Park(TimePoint now, const std::string& why);
+  // Tries again when that is due, or ends a job that a snapshot has. REQUIRES: kParked.
+  AddressedMessages AdvanceParked(TimePoint now);
   // Counts a lane that has died; false: too many have while the same step was the next one.
   bool MayLoseALane();
   void NextEpoch();

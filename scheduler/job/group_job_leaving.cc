@@ -9,7 +9,7 @@ namespace dmuond::scheduler {
 void GroupJob::HaltForLeavers(TimePoint now, AddressedMessages& out) {
   // What the group goes on with must be known, and in lanes that work.
   if (leavers_.empty() || !Formed()) return;
-  if (job_ != nullptr && job_->interrupted()) return;
+  if (job_ != nullptr && job_->lacks_lanes()) return;
   int64_t step = job_ == nullptr ? 0 : job_->restore.step.value();
   if (job_ != nullptr && job_->has_steps()) {
     const bool patient = std::all_of(leavers_.begin(), leavers_.end(), [now](const auto& leaver) {

@@ -180,7 +180,12 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
       RollBack(*job_->wire, older, error.text);
       return {};
     }
-    if (job_->has_steps()) return LanesLost(now, error.text);
+    if (job_->has_steps() && ready.keeps()) return LanesLost(now, error.text);
+    if (job_->has_steps()) {
+      if (job_->steps->lost()) return EndJob(error.text, "LANE_LOST");
+      job_->Enter(Phase::kRunning);
+      return Lost(now, OutcomeReason::kLaneLost, error.text);
+    }
     return Refuse(Error(code, reason, error));
   }
   job_->ready[ready.node()] = ready.digest();
@@ -189,6 +194,12 @@ AddressedMessages GroupJob::OnPlanReady(TimePoint now, const v1::PlanReady& read
   if (job_->interrupted()) {
     job_->Enter(Phase::kRunning);
     const Interruption why = std::exchange(job_->interruption, {});
+    if (job_->parks > 0 && job_->parked_in == job_->steps->Current().step) {
+      // What is in memory alone is saved before the lanes may fail again. It is told below.
+      if (job_->snapshots != nullptr && !job_->snapshots->has_newest()) {
+        (void)job_->snapshots->OnRequest(now);
+      }
+    }
     AddressedMessages out = Broadcast(now, job_->steps->OnReformed(first, why.reason, why.detail));
     std::optional<v1::SaveState> again;
     if (job_->snapshots != nullptr) again = job_->snapshots->OnReformed();

@@ -113,8 +113,8 @@ AddressedMessages GroupJob::OnRankAttached(TimePoint now, int32_t from,
   job_->steps->OnRankBack(now, TrainerRank(attached.rank()), attached.incarnation());
   if (AddressedMessages ended = CompareFirstWeights(attached); !ended.empty()) return ended;
   const bool complete = job_->attached.size() == static_cast<size_t>(job_->world_size);
-  // While the group is interrupted its nodes have no lanes: it restarts when they have.
-  if (job_->interrupted()) return {};
+  // It restarts when its nodes have lanes.
+  if (job_->lacks_lanes()) return {};
   if (!complete || !job_->from_snapshot() || job_->steps->has_state()) return {};
   return Restart(now);
 }

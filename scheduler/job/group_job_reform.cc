@@ -14,8 +14,8 @@ namespace {}  // namespace
 
 AddressedMessages GroupJob::OnLaneLost(TimePoint now, const v1::LaneLost& lost) {
   const std::string detail = absl::StrCat("lane ", lost.lane(), " ended: ", lost.detail());
-  // A broken group forms with new lanes anyway.
-  if (!Formed()) return {};
+  // A broken group forms with new lanes anyway, and a parked job has none.
+  if (!Formed() || (job_ != nullptr && job_->parked())) return {};
   // Lanes are started with the plan: these are of a plan that was given up.
   if (job_ == nullptr || !job_->has_plan()) return {};
   if (job_->goes_back && !job_->has_steps()) {
@@ -28,7 +28,6 @@ AddressedMessages GroupJob::OnLaneLost(TimePoint now, const v1::LaneLost& lost) 
   }
   // Also of a job that is lost: ranks may wait for what its last step has published.
   if (!MayLoseALane()) {
-    if (job_->interrupted()) job_->Enter(Phase::kRunning);
     return LanesLost(now,
                      absl::StrCat(detail, "; lanes have died ", job_->deaths, " times before step ",
                                   job_->deaths_in.value(), " came to its end"));
@@ -39,10 +38,50 @@ AddressedMessages GroupJob::OnLaneLost(TimePoint now, const v1::LaneLost& lost) 
   return Reform();
 }
 
-// There will be no lanes. Who knows that the job is lost hears of this as its end.
+// There will be no lanes for now. Who knows that the job is lost hears of this as its end.
 AddressedMessages GroupJob::LanesLost(TimePoint now, const std::string& detail) {
   if (job_->steps->lost()) return EndJob(detail, "LANE_LOST");
+  const bool waits = options_.step.session_linger.count() > 0;
+  if (waits && job_->steps->has_state()) return Park(now, detail);
+  if (job_->interrupted()) job_->Enter(Phase::kRunning);
   return Lost(now, OutcomeReason::kLaneLost, detail);
+}
+
+AddressedMessages GroupJob::Park(TimePoint now, const std::string& why) {
+  job_->Enter(Phase::kParked);
+  job_->interruption = Interruption{OutcomeReason::kLaneLost, why};
+  job_->steps->Suspend();
+  job_->goes->Forget();
+  const StepId step = job_->steps->Current().step;
+  if (job_->parks == 0 || job_->parked_in != step) {
+    job_->parks = 0;
+    job_->parked_in = step;
+    job_->parked_since = now;
+  }
+  const auto pause = kParkedFirst * (int64_t{1} << std::min(job_->parks, 16));
+  ++job_->parks;
+  job_->tried_again = now + std::min(pause, kParkedMax);
+  AddressedMessages out;
+  out.emplace_back().message.mutable_parked()->set_why(why);
+  return out;
+}
+
+AddressedMessages GroupJob::AdvanceParked(TimePoint now) {
+  job_->steps->AwaitAnew(now);  // nobody can take a dead rank's place before there are lanes
+  const bool saved = job_->snapshots != nullptr && job_->snapshots->has_newest();
+  if (saved && now - job_->parked_since >= options_.step.session_linger) {
+    job_->Enter(Phase::kRunning);
+    return Lost(
+        now, OutcomeReason::kLaneLost,
+        absl::StrCat(job_->interruption.detail, "; the job was parked for --session_linger, ",
+                     options_.step.session_linger.count(),
+                     " ms, and a snapshot has all of its state: start it again with resume "
+                     "when lanes can work"));
+  }
+  if (now < job_->tried_again) return {};
+  job_->Enter(Phase::kInterrupted);
+  NextEpoch();
+  return Reform();
 }
 
 bool GroupJob::MayLoseALane() {

@@ -26,7 +26,7 @@ void GroupJob::AddSnapshots(TimePoint now, AddressedMessages& messages) {
 // New lanes may have to finish the last commit first: a snapshot that begins while the group is
 // interrupted is told of when that commit has been told again.
 void GroupJob::TellSave(std::optional<v1::SaveState> save, AddressedMessages& out) const {
-  if (!save.has_value() || job_->interrupted()) return;
+  if (!save.has_value() || job_->lacks_lanes()) return;
   *out.emplace_back().message.mutable_save() = *std::move(save);
 }
 

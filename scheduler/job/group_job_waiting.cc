@@ -31,6 +31,11 @@ JobLacks GroupJob::Lacks() const {
       if (!job_->ready.contains(node)) lacks.preparing.emplace(node, AwaitedBy(node));
     }
   }
+  if (job_->parked()) {
+    lacks.parked =
+        JobLacks::Parked{job_->interruption.detail, job_->parked_since, job_->tried_again};
+    return lacks;
+  }
   if (job_->has_steps() && !job_->steps->lost()) lacks.steps = job_->steps->Lacks();
   return lacks;
 }

@@ -40,7 +40,6 @@ AddressedMessages GroupJob::GiveUpUnready(TimePoint now) {
                           " ms: ", Named("missing", absl::StrJoin(missing, ", ")));
   if (job_->interrupted()) {
     // Who is ready after all comes too late.
-    job_->Enter(Phase::kRunning);
     const std::string before = std::exchange(job_->interruption, {}).detail;
     return LanesLost(now, absl::StrCat(why.text, "; the group formed anew because ", before));
   }

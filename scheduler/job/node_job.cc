@@ -28,6 +28,8 @@ const char* Name(NodeJob::Phase phase) {
       return "Running";
     case NodeJob::Phase::kFailed:
       return "Failed";
+    case NodeJob::Phase::kParked:
+      return "Parked";
   }
   return "?";
 }
@@ -38,7 +40,7 @@ void NodeJob::Job::Enter(Phase next) {
       case Phase::kNone:
         return false;
       case Phase::kRegistering:
-        return phase != Phase::kRunning && phase != Phase::kFailed;
+        return phase < Phase::kRunning;
       case Phase::kPreparing:
         return phase == Phase::kRegistering;
       case Phase::kStarting:
@@ -53,6 +55,8 @@ void NodeJob::Job::Enter(Phase next) {
         return phase == Phase::kAwaiting || phase == Phase::kRunning;
       case Phase::kFailed:
         return true;
+      case Phase::kParked:
+        return phase >= Phase::kStarting && phase != Phase::kFailed;
     }
     return false;
   };
@@ -204,6 +208,9 @@ node::Actions NodeJob::Hear(TimePoint now, const v1::CoordinatorMessage& message
       break;
     case Kind::kReform:
       OnReform(message.reform());
+      break;
+    case Kind::kParked:
+      OnParked(message.parked());
       break;
     case Kind::kHalted:
       OnHalted(message.halted());

@@ -15,6 +15,8 @@
 //                their state.
 //   Awaiting     This node is ready, and others may not be. Begins when everything is mapped.
 //   Running      Attempts are opened and decided. Begins with the first attempt of the epoch.
+//   Parked       Lanes cannot work, and there are none; the state stays in memory. Begins when the
+//                coordinator says so, and ends when it wants new lanes.
 //   Failed       The job is lost (STATE_LOST, PEER_LOST, ...). Its sessions have yet to hear so,
 //                and the last of them ends it.
 //
@@ -29,9 +31,11 @@
 //   Mapping      -           x          x             Awaiting  (4)       Starting
 //   Awaiting     -           x          x             x         Running   Starting
 //   Running      -           x          x             x         Running   Starting
+//   Parked       -           x          x             x         (4)       Starting
 //   Failed       -           -          -             -         -         Failed
 //
-// (1) The coordinator decides: Reform and RollBack lead to Starting. A group that breaks before the
+// (1) The coordinator decides: Reform and RollBack lead to Starting, and Parked leads to Parked
+// from Starting and every later phase. A group that breaks before the
 // first attempt leads to Failed. (2) Restoring, Mapping or Awaiting: whatever is left to do.
 // (3) Mapping or Awaiting, once lanes have loaded the restored state. (4) The phase stays: the
 // coordinator gives a job up by an attempt, and does so while lanes come, too. x: impossible
@@ -113,7 +117,8 @@ class NodeJob {
     kMapping,
     kAwaiting,
     kRunning,
-    kFailed
+    kFailed,
+    kParked
   };
 
   explicit NodeJob(const NodeJobOptions& options) : options_(options) {}
@@ -345,10 +350,11 @@ class NodeJob {
   [[nodiscard]] bool restores() const;
   // The same, here or on a node that this one waits for.
   [[nodiscard]] bool restores_somewhere() const;
-  // Lanes are being replaced, or prepared for the first time.
+  // Lanes are being replaced, prepared for the first time, or tried again later.
   [[nodiscard]] bool lanes_come() const {
-    return job_->phase >= Phase::kStarting && job_->phase <= Phase::kMapping;
+    return (job_->phase >= Phase::kStarting && job_->phase <= Phase::kMapping) || parked();
   }
+  [[nodiscard]] bool parked() const { return job_->phase == Phase::kParked; }
   // The state is in lanes that work, on every node.
   [[nodiscard]] bool settled() const;
   // Every lane has published the last decided attempt, so that the state in memory is that of
@@ -467,6 +473,8 @@ class NodeJob {
 
   // node_job_lanes.cc
   void ReplaceLanes(const std::string& why);
+  void OnParked(const v1::Parked& parked);
+  // They are of no use any more. Others may follow, over the same memory.
   void GiveUpLanes();
   // All lanes are ready: gives them what they still need before this node is.
   void PrepareLanes();

@@ -19,15 +19,26 @@ namespace dmuond::scheduler {
 void NodeJob::ReplaceLanes(const std::string& why) {
   Say(node::Note::Level::kWarn, "new lanes", {{"step", LastCommitted()}, {"what", why}});
   job_->Enter(Phase::kStarting);
-  job_->over_old_memory = true;
   job_->lanes_wanted = true;
   job_->broken_since.reset();
-  ranks_.ForgetMappings();
   GiveUpLanes();
-  Wake();
+}
+
+void NodeJob::OnParked(const v1::Parked& parked) {
+  if (job_ == nullptr || job_->planned.plan == nullptr || !job_->failed.ok()) return;
+  Say(node::Note::Level::kError,
+      "the job is parked: its lanes cannot work, its state stays in memory, and they are tried "
+      "again",
+      {{"step", LastCommitted()}, {"what", parked.why()}});
+  job_->Enter(Phase::kParked);
+  job_->lanes_wanted = false;
+  GiveUpLanes();
 }
 
 void NodeJob::GiveUpLanes() {
+  job_->over_old_memory = true;
+  ranks_.ForgetMappings();
+  Wake();
   Do(node::AbandonCopies{"the lanes are replaced"});
   Do(node::StopRestoring{});
   // At once: the state table says what they have come to, and whoever waits in a lane's queue is

@@ -144,6 +144,7 @@ void NodeJob::TellPlanFailed(const absl::Status& why, const std::optional<Snapsh
   ready.set_epoch(epoch_);
   ready.set_error(std::string(why.message()));
   ready.set_reason(ReasonOf(why));
+  ready.set_keeps(job_ != nullptr && job_->planned.plan != nullptr && job_->failed.ok());
   Tell(std::move(message));
 }
 

@@ -138,7 +138,8 @@ node::Actions NodeJob::BeginMapping(uint64_t id, v1::LaneCommand command) {
   ranks_.BeginMapping(id, command);
   // Lanes have been replaced since the rank could map its memory: the new ones are told of it with
   // all that is attached, when they are ready.
-  const bool lanes_begin = job_->phase == Phase::kStarting || job_->phase == Phase::kRestoring;
+  const bool lanes_begin =
+      job_->phase == Phase::kStarting || job_->phase == Phase::kRestoring || parked();
   if (lanes_begin && job_->over_old_memory) return Take();
   // A lane that is gone is replaced, and the new one maps what is attached.
   node::CommandLanes order;
@@ -261,8 +262,8 @@ void NodeJob::EndSession(uint64_t id, bool closed, const std::string& detail) {
   if (denied) DropDenied(id);
   if (job_ == nullptr || !ranks_.empty()) return;
   if (job_->phase == Phase::kFailed) return EndJob("nobody is left in a job that was lost");
-  // One that the group has not planned is nobody's but its sessions'. The coordinator may have a job
-  // of this name that another launch has begun, and this node's ranks are to join that one.
+  // One that the group has not planned is nobody's but its sessions'. The coordinator may have a
+  // job of this name that another launch has begun, and this node's ranks are to join that one.
   if (!planned() && !job_->goes_back) EndJob("nobody is left in a job that registered");
 }
 

@@ -77,7 +77,7 @@ void NodeJob::Obey(TimePoint now, const std::vector<LaneSet::Order>& orders, con
 void NodeJob::TellProgress(TimePoint now, const Sight& sight) {
   constexpr std::chrono::seconds kEvery{1};
   constexpr int kSayEvery = 10;
-  if (!planned() || epoch_ == 0) return;
+  if (!planned() || epoch_ == 0 || parked()) return;
   std::string awaited;
   uint64_t done = job_->lanes.done();
   for (size_t i = 0; i < job_->lanes.size(); ++i) {

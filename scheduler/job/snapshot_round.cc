@@ -27,6 +27,7 @@ std::optional<v1::SaveState> SnapshotRound::OnDecision(TimePoint now,
   if (!commit && decision.verdict() != v1::Decision::VERDICT_SKIP) return std::nullopt;
   // Pushes and loads change the state without a step of their own.
   const int64_t at = step ? decision.step() : state_.has_value() ? state_->step.value() : 0;
+  ++changes_;
   state_ = SnapshotId{Attempt(decision.attempt()), StepId(at)};
   if (!step || !schedule_.OnCommitted(state_->step, now)) return std::nullopt;
   return Begin(now);
@@ -38,7 +39,7 @@ void SnapshotRound::OnRepublish(const v1::Republish& republish) {
 
 v1::SaveState SnapshotRound::Begin(TimePoint now) {
   requested_ = false;
-  writing_ = Writing{.id = *state_, .since = now};
+  writing_ = Writing{.id = *state_, .since = now, .changes = changes_};
   return SaveOf(writing_->id);
 }
 
@@ -124,6 +125,7 @@ std::optional<SnapshotRound::Finished> SnapshotRound::OnManifestWritten(
   const bool first = writing_->error.empty();
   const std::string error = first ? written.error() : writing_->error;
   const std::string reason = first ? written.reason() : writing_->reason;
+  if (error.empty()) durable_changes_ = writing_->changes;
   writing_.reset();
   schedule_.OnFinished(error.empty());
   if (error.empty()) durable_ = id;

@@ -33,7 +33,9 @@ class SnapshotRound {
   // was counted before the job went back.
   SnapshotRound(Job job, SnapshotOptions options, std::optional<StepId> durable, TimePoint now,
                 SnapshotCounts counts = {})
-      : job_(job), schedule_(options, durable, now, counts) {}
+      : job_(job),
+        schedule_(options, durable, now, counts),
+        durable_changes_(durable.has_value() ? 0 : -1) {}
 
   // A decision, or a republish of the state under a new attempt, is about to be told. What is
   // returned is to be told after it.
@@ -72,6 +74,8 @@ class SnapshotRound {
     if (writing_.has_value()) return writing_->id.attempt;
     return state_.value_or(SnapshotId{}).attempt;
   }
+  // A snapshot that exists has all of the state.
+  [[nodiscard]] bool has_newest() const { return changes_ == durable_changes_; }
   // A snapshot is being written, or another one is to follow it.
   [[nodiscard]] bool busy() const { return writing_.has_value() || requested_; }
 
@@ -79,6 +83,7 @@ class SnapshotRound {
   struct Writing {
     SnapshotId id;
     TimePoint since;
+    int64_t changes = 0;      // that its state has
     std::set<int32_t> nodes;  // those that have answered
     v1::SnapshotManifest manifest;
     std::string error;  // the first
@@ -95,7 +100,9 @@ class SnapshotRound {
   std::optional<SnapshotId> state_;    // the present state
   std::optional<SnapshotId> durable_;  // the newest snapshot that this object has had made
   std::optional<Writing> writing_;
-  bool requested_ = false;  // another one is to follow
+  int64_t changes_ = 0;      // of the state, by steps, pushes and loads
+  int64_t durable_changes_;  // that a snapshot has; -1: there is none
+  bool requested_ = false;   // another one is to follow
   bool last_ = false;
 };
 

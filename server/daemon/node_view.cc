@@ -51,6 +51,7 @@ void FillJob(Core& core, v1::JobStatus& status) DMUOND_REQUIRES(core.mutex) {
   status.set_world_size(job.world_size());
   FillAwaited(core, *status.mutable_awaited());
   status.set_state(!job.failure().ok()         ? "failed"
+                   : job.parked()              ? "parked"
                    : status.awaited_size() > 0 ? "waiting"
                    : job.steps() != nullptr    ? "running"
                    : job.planned()             ? "preparing"

@@ -207,7 +207,7 @@ MUTATIONS = [
         "restart with lanes",
         "a job that went back restarts once, when its nodes have lanes",
         "scheduler/job/group_job_ranks.cc",
-        "  if (job_->interrupted()) return {};\n",
+        "  if (job_->lacks_lanes()) return {};\n",
         "",
         "group_job_reform_test",
         "{bin}/group_job_reform_test",

@@ -160,6 +160,10 @@ void SimulatedCoordinator::Check(Simulation& job, const Addressed& addressed, bo
       job.Trace("reform, epoch ", message.reform().epoch());
       ++job.counts.reformations;
       return;
+    case Kind::kParked:
+      job.Trace("the job is parked: ", message.parked().why());
+      ++job.counts.parked;
+      return;
     case Kind::kRefused:
       job.Trace("the registration is refused: ", message.refused().message());
       // The job of an older launch has yet to end, or what it was saving as it ended has come to be
@@ -254,7 +258,15 @@ void SimulatedCoordinator::Hear(NodeRank from, Simulation& job, const v1::Member
 
 void SimulatedCoordinator::Tick() {
   for (Simulation* job : group_.jobs) {
-    if (Observe(*job, [&] { Perform(*job, Of(*job).OnTick(Now())); })) GaveUpAPlace(*job);
+    const bool parked = Of(*job).phase() == GroupJob::Phase::kParked;
+    if (!Observe(*job, [&] { Perform(*job, Of(*job).OnTick(Now())); })) continue;
+    if (!parked) {
+      GaveUpAPlace(*job);
+    } else if (job->disk.empty()) {
+      job->Fail("a parked job is given up whose state is in memory alone");
+    } else {
+      job->disturbed = true;
+    }
   }
 }
 

@@ -317,6 +317,10 @@ void SimulatedMember::Do(const node::StartLanes& order) {
       simulation_.Now(), lacks ? absl::ResourceExhaustedError("no memory") : absl::OkStatus()));
   if (lacks) return;
   for (SimulatedLane& lane : lanes_) lane.SayReady(Soon(200));
+  if (simulation_.time.now() >= simulation_.group.lanes_fail_until) return;
+  simulation_.time.After(Soon(100), [this, epoch = order.epoch, boot = boot_] {
+    if (boot_ == boot && job_->exists() && job_->epoch() == epoch) LaneDies(LaneIndex(0));
+  });
 }
 
 void SimulatedMember::Do(const node::EndLanes& /*order*/) {

@@ -182,9 +182,8 @@ void SimulatedTrainer::Refused(const absl::Status& status) {
   }
   // Its launcher ends all ranks when one has failed, and starts them again.
   if (reason == "SNAPSHOTS_DIFFER" && simulation_.launches > 0) {
-    return simulation_.time.After(0, [this] {
-      simulation_.group.coordinator->StartAnew(simulation_, /*discards=*/false);
-    });
+    return simulation_.time.After(
+        0, [this] { simulation_.group.coordinator->StartAnew(simulation_, /*discards=*/false); });
   }
   // Its launch has begun the job already, which is at some step.
   if (reason == "JOB_HAS_STATE") discards_ = false;

@@ -93,6 +93,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   lacking_memory += other.lacking_memory;
   lost_jobs += other.lost_jobs;
   hand_overs += other.hand_overs;
+  parked += other.parked;
   ended_jobs += other.ended_jobs;
   begun += other.begun;
 }

@@ -59,6 +59,7 @@ struct SimulationCounts {
   int64_t lacking_memory = 0;  // nodes that had none for a job that goes on from a snapshot
   int64_t lost_jobs = 0;
   int64_t hand_overs = 0;  // NodeJobs that went on as another one, made from their record
+  int64_t parked = 0;      // times that lanes were not tried again for a while
   int64_t ended_jobs = 0;  // by somebody, or discarded; all ranks were started once more
   int64_t begun = 0;       // attempts that nodes without trainers were told of
 

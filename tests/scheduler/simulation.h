@@ -73,6 +73,7 @@ struct SimulatedGroup {
   SimulationOptions options;
   std::deque<Connection> connections;  // of daemons, all that there have been
   size_t pings = 0;  // of lanes, and their answers, that are on their way: there always are some
+  Microseconds lanes_fail_until = 0;  // lanes that begin before then die soon, on every node
   bool traced = false;
   bool instant = false;  // it begins: nothing takes time, and nothing fails
   SimulatedCoordinator* coordinator = nullptr;

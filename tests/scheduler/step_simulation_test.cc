@@ -52,7 +52,8 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << " nodes without memory to go on from one, " << all.begun
             << " attempts told to nodes without trainers, " << all.hand_overs
             << " machines made anew from their records, " << all.ended_jobs
-            << " jobs ended or discarded and begun once more, " << all.lost_jobs
+            << " jobs ended or discarded and begun once more, " << all.parked
+            << " times that a job was parked, " << all.lost_jobs
             << " trainers whose job was lost\n";
   if (schedules < 1'000) return;
   for (int64_t count : {all.commits,
@@ -79,6 +80,7 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
                         all.failed_snapshots,
                         all.hung_snapshots,
                         all.lacking_memory,
+                        all.parked,
                         all.ended_jobs,
                         all.lost_jobs,
                         all.hand_overs + (testing::HandOversFromEnvironment() ? 0 : 1'000'000'000),

@@ -82,6 +82,14 @@ void StepSimulator::PlanFaultsOf(Simulation& job) {
       Later(400, [member, rail] { member->LaneDies(rail); });
     }
   }
+  if (chance.Of(5)) {
+    SimulatedMember* member = any_member();
+    Later(400, [this, member] {
+      const Microseconds for_so_long = group_.chance.Pick(1, 10'000) * kMillisecond;
+      group_.lanes_fail_until = std::max(group_.lanes_fail_until, group_.time.now() + for_so_long);
+      member->LaneDies(LaneIndex(0));
+    });
+  }
   if (group_.options.snapshot_every > 0 && chance.Of(40)) {
     SimulatedMember* member = any_member();
     Later(400, [this, member] { member->DiskHangs(group_.chance.Pick(1, 300) * kMillisecond); });

@@ -354,7 +354,8 @@ void AddPlan(const SeenJob& job, const Labels& labels, Metrics& metrics) {
 void AddJob(const SeenJob& job, bool snapshots, Metrics& metrics) {
   const Labels labels = {{"job", job.status.name()}};
   metrics.State("dmuond_job_state", "1 for the state that the job is in", labels,
-                {"registering", "preparing", "running", "waiting", "failed"}, job.status.state());
+                {"registering", "preparing", "running", "waiting", "parked", "failed"},
+                job.status.state());
   metrics.Gauge("dmuond_job_world_size", "Ranks of the job", labels, job.status.world_size());
   for (const auto& [state, count] :
        CountStates(job.status.trainers(), {"open", "registered", "attached", "submitted"})) {

@@ -56,11 +56,12 @@ class GroupJobWatchTest : public OneNodeJobTest {
     ASSERT_TRUE(back[0].message.has_roll_back());
     plan_ = *MakePlannedJob(back[0].message.roll_back().plan())->plan;
   }
-  // The first thing that is told within this time, and nothing before.
+  // The first thing that is told within this time, and nothing before, but who is awaited.
   AddressedMessages After(milliseconds wait) {
     const TimePoint end = now_ + wait;
     for (; now_ < end; now_ += kMoment) {
       AddressedMessages told = coordinator_.OnTick(now_);
+      std::erase_if(told, [](const Addressed& one) { return one.message.has_waiting(); });
       if (!told.empty()) return told;
     }
     return {};
@@ -145,6 +146,143 @@ TEST_F(GroupJobWatchTest, NewLanesHaveSoLongToBecomeReadyAndThenTheJobIsLostByNa
   EXPECT_EQ(outcome.reason(), v1::Outcome::REASON_LANE_LOST);
   EXPECT_THAT(outcome.detail(), AllOf(HasSubstr("node 0"), HasSubstr("killed")));
   EXPECT_THAT(LanesReady(), IsEmpty()) << "it comes too late";
+}
+
+// ---- a job that has state, and whose lanes cannot work ----
+
+class GroupJobParkedTest : public GroupJobWatchTest {
+ protected:
+  // It has begun from the snapshot of step 3, and its ranks have pushed since: no snapshot has
+  // that.
+  GroupJobParkedTest() {
+    Plan(/*restore_step=*/3);
+    EXPECT_EQ(LanesReady().size(), 1U);
+    AddressedMessages told;
+    for (int32_t rank = 0; rank < kRanks; ++rank) told = Attach(rank);
+    EXPECT_EQ(told.size(), 2U);
+    open_ = told.back().message.open().attempt();
+  }
+  void Push() {
+    for (int32_t rank = 0; rank < kRanks; ++rank) {
+      v1::MemberMessage message;
+      v1::RankSubmitted& submitted = *message.mutable_reports()->add_submitted();
+      submitted.set_rank(rank);
+      submitted.set_attempt(open_);
+      submitted.set_step(3);
+      submitted.set_kind(v1::ATTEMPT_KIND_PUSH);
+      EXPECT_THAT(Tell(message), IsEmpty());
+    }
+    v1::MemberMessage vote;
+    vote.mutable_vote()->set_attempt(open_);
+    vote.mutable_vote()->set_plan_digest(plan_.digest);
+    const AddressedMessages told = Tell(vote);
+    ASSERT_EQ(told.size(), 2U);
+    ASSERT_EQ(told[0].message.decision().verdict(), v1::Decision::VERDICT_COMMIT);
+  }
+  // Three lanes die before the step comes to its end.
+  AddressedMessages LoseThreeLanes() {
+    EXPECT_TRUE(LoseALane()[0].message.has_reform());
+    EXPECT_TRUE(LoseALane()[0].message.has_reform());
+    return LoseALane();
+  }
+  uint64_t open_ = 0;
+};
+
+TEST_F(GroupJobParkedTest, ItIsTriedAgainAfterTwiceAsLongEachTime) {
+  Push();
+  AddressedMessages told = LoseThreeLanes();
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0].message.parked().why(), HasSubstr("3 times before step 4"));
+  EXPECT_THAT(LoseALane(), IsEmpty()) << "it has none";
+  EXPECT_THAT(LanesReady(), IsEmpty()) << "they have been given up";
+  for (milliseconds pause = kParkedFirst; pause <= 8 * kParkedFirst; pause *= 2) {
+    const uint32_t before = coordinator_.epoch();
+    EXPECT_THAT(After(pause - kMoment), IsEmpty());
+    told = After(2 * kMoment);
+    ASSERT_EQ(told.size(), 1U);
+    EXPECT_EQ(told[0].message.reform().epoch(), before + 1);
+    told = LoseALane();
+    ASSERT_EQ(told.size(), 1U);
+    EXPECT_TRUE(told[0].message.has_parked());
+  }
+}
+
+TEST_F(GroupJobParkedTest, ItGoesOnWithLanesThatWorkAndIsSavedFirst) {
+  Push();
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  EXPECT_TRUE(After(kParkedFirst + kMoment)[0].message.has_reform());
+  const AddressedMessages told = LanesReady();
+  ASSERT_GE(told.size(), 4U);
+  EXPECT_EQ(told[0].message.decision().verdict(), v1::Decision::VERDICT_COMMIT);
+  EXPECT_EQ(told[1].message.save().step(), 3);
+  EXPECT_TRUE(told[2].message.decision().outcome().retry());
+  EXPECT_TRUE(told.back().message.has_open());
+  EXPECT_THAT(After(10 * kRegister), IsEmpty());
+}
+
+TEST_F(GroupJobParkedTest, NodesThatDoNotGetReadyParkIt) {
+  Push();
+  EXPECT_TRUE(LoseALane()[0].message.has_reform());
+  EXPECT_THAT(After(kRegister), IsEmpty());
+  const AddressedMessages told = After(kMoment);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_THAT(told[0].message.parked().why(), AllOf(HasSubstr("node 0"), HasSubstr("killed")));
+}
+
+TEST_F(GroupJobParkedTest, ANodeThatLacksSomethingForItsLanesParksItOneThatHasLostItEndsIt) {
+  Push();
+  for (const bool keeps : {true, false}) {
+    EXPECT_TRUE(LoseALane()[0].message.has_reform());
+    v1::MemberMessage lacks = scheduler::LanesReady(0, coordinator_.epoch());
+    lacks.mutable_plan_ready()->set_error("no memory");
+    lacks.mutable_plan_ready()->set_keeps(keeps);
+    const AddressedMessages told = Tell(lacks);
+    ASSERT_FALSE(told.empty());
+    if (!keeps) {
+      EXPECT_FALSE(told[0].message.decision().outcome().retry());
+      continue;
+    }
+    EXPECT_THAT(told[0].message.parked().why(), HasSubstr("no memory"));
+    EXPECT_TRUE(After(kParkedFirst + kMoment)[0].message.has_reform());
+    EXPECT_FALSE(LanesReady().empty());
+  }
+}
+
+TEST_F(GroupJobParkedTest, WhatIsInMemoryAloneIsKeptForAsLongAsNobodySaysOtherwise) {
+  Push();
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  for (int i = 0; i < 20; ++i) {
+    const AddressedMessages told = After(kParkedMax + kMoment);
+    ASSERT_EQ(told.size(), 1U);
+    ASSERT_TRUE(told[0].message.has_reform());
+    EXPECT_TRUE(LoseALane()[0].message.has_parked());
+  }
+  v1::MemberMessage end;
+  end.mutable_end_job()->set_job("job");
+  EXPECT_EQ(Tell(end)[0].message.job_ended().job(), "job");
+}
+
+TEST_F(GroupJobParkedTest, WhatASnapshotHasIsGivenUpAfterASessionLinger) {
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  ASSERT_TRUE(After(kParkedFirst + kMoment)[0].message.has_reform());
+  ASSERT_TRUE(LoseALane()[0].message.has_parked());
+  EXPECT_THAT(After(kLinger - kParkedFirst - kMoment), IsEmpty());
+  const AddressedMessages told = After(2 * kMoment);
+  ASSERT_FALSE(told.empty());
+  const v1::Outcome& outcome = told[0].message.decision().outcome();
+  EXPECT_FALSE(outcome.retry());
+  EXPECT_EQ(outcome.reason(), v1::Outcome::REASON_LANE_LOST);
+  EXPECT_THAT(outcome.detail(), HasSubstr("a snapshot has all of its state"));
+}
+
+TEST_F(GroupJobParkedTest, ADeadRanksPlaceWaitsMeanwhile) {
+  Push();
+  ASSERT_TRUE(LoseThreeLanes()[0].message.has_parked());
+  EXPECT_THAT(Gone(1, "it died"), IsEmpty());
+  for (milliseconds pause = kParkedFirst; pause <= 4 * kParkedFirst; pause *= 2) {
+    EXPECT_TRUE(After(pause + kMoment)[0].message.has_reform());
+    EXPECT_TRUE(LoseALane()[0].message.has_parked()) << "it would be lost otherwise";
+  }
 }
 
 // What was decided before the other rank left is still being published.

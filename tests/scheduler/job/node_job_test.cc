@@ -80,6 +80,27 @@ TEST_P(NodeJobTest, AJobThatRegistersEndsHereWithItsLastSession) {
   EXPECT_EQ(LastTold(&v1::MemberMessage::has_rank_gone).rank_gone().detail(), "it died");
 }
 
+TEST_P(NodeJobTest, AParkedJobHasNoLanesUntilItIsToHaveOthers) {
+  const uint64_t id = Run();
+  v1::CoordinatorMessage parked;
+  parked.set_job("job");
+  parked.mutable_parked()->set_why("the rail is cut");
+  Hear(parked);
+  EXPECT_EQ(job_.phase(), Phase::kParked);
+  EXPECT_TRUE(Taken<node::EndLanes>().back().others_follow);
+  Perform(job_.OnPlacesFree());
+  EXPECT_EQ(Taken<node::StartLanes>().size(), 1U);
+  EXPECT_TRUE(job_.ranks().Find(id)->must_acknowledge == std::nullopt);
+  EXPECT_FALSE(job_.AllMapped(id));
+  Reform(kEpoch + 1);
+  EXPECT_EQ(job_.phase(), Phase::kStarting);
+  Perform(job_.OnPlacesFree());
+  EXPECT_EQ(Taken<node::StartLanes>().size(), 2U);
+  LanesReady();
+  MapEverywhere(id);
+  EXPECT_EQ(job_.phase(), Phase::kAwaiting);
+}
+
 // Its memory takes its time, and lanes may be replaced meanwhile.
 TEST_P(NodeJobTest, NewLanesAreToldOnceOfATrainerThatComesWhileTheyBegin) {
   const uint64_t id = Open();
