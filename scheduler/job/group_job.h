@@ -54,6 +54,8 @@
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/addressed.h"
 #include "scheduler/job/dropped.h"
+
+#include "scheduler/job/job_uids.h"
 #include "scheduler/job/outgoing_goes.h"
 #include "scheduler/job/planned_job.h"
 #include "scheduler/job/snapshot_round.h"
@@ -87,6 +89,7 @@ struct GroupJobOptions {
   CoordinatorOptions step;
   bool snapshots = false;  // there is a directory for them
   SnapshotOptions snapshot;
+  JobUids job_uids;
 };
 
 // Orders a plan. OnPlanMade() takes the plan with its order. No two orders share their inputs.
@@ -128,6 +131,9 @@ class GroupJob {
   [[nodiscard]] std::string name() const { return job_ == nullptr ? "" : job_->name; }
   // There is a job, and no trainer of it lives: it waits for replacements.
   [[nodiscard]] bool dead() const { return job_ != nullptr && job_->open_ranks.empty(); }
+  // JOB_OF_ANOTHER_USER: there is a job of this name, and the user of the rank's trainer can have
+  // no part in it.
+  [[nodiscard]] absl::Status CheckUser(const std::string& job, int32_t rank, uint32_t uid) const;
   // How many jobs have begun; it only grows.
   [[nodiscard]] uint64_t begun() const { return incarnations_; }
   // There is a job, or a snapshot of one is being looked for, or news of ranks wait for Formed().
@@ -214,6 +220,7 @@ class GroupJob {
     Interruption interruption;                                // in kInterrupted and kParked
     SnapshotId restore{};                        // what it begins from; of step 0: no snapshot
     std::optional<v1::CostTable> restore_costs;  // with which the snapshot's job was planned
+    uint32_t owner_uid = 0;                      // user whose job it is
     std::string launch;           // the launch that began it with RESUME_DISCARD; empty: none
     absl::Status discard_error;   // why its older snapshots could not be set aside
     std::set<int32_t> attached;   // ranks that can submit

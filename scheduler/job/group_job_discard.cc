@@ -9,6 +9,8 @@ AddressedMessages GroupJob::OnEndJob(int32_t from, const v1::EndJob& end) {
   if (job_ == nullptr || job_->name != end.job()) return {};
   if (!end.has_discard()) return EndJob(end.why(), kJobEnded);
   const v1::RankSession& discard = end.discard();
+  absl::Status may = CheckUser(discard.job(), discard.rank(), discard.uid());
+  if (!may.ok()) return Deny(from, discard, may);
   if (job_->launch == discard.launch()) return {};
   if (!job_->open_ranks.empty()) return Deny(from, discard, CheckLaunch(discard));
   return EndJob(end.why(), kJobEnded);

@@ -41,6 +41,7 @@ AddressedMessages GroupJob::PlanRegistered() {
   }
   if (job_->from_snapshot()) *message.mutable_restore() = ToProto(job_->restore);
   message.set_launch(job_->launch);
+  message.set_owner_uid(job_->owner_uid);
   if (absl::Status added = job_->registrations.AddTo(message); !added.ok()) {
     return Refuse(WithReason(added, "LAYOUT_INVALID"));
   }

@@ -22,7 +22,11 @@ AddressedMessages GroupJob::OnRankSession(int32_t from, const v1::RankSession& s
     job_->incarnation = ++incarnations_;
     job_->restore = FromProto(session.restore());
     if (session.has_costs()) job_->restore_costs = session.costs();
+    job_->owner_uid = session.has_owner_uid() ? session.owner_uid() : session.uid();
     if (session.discard()) BeginAnew(session, out);
+  } else if (absl::Status may = CheckUser(session.job(), session.rank(), session.uid());
+             !may.ok()) {
+    return Deny(from, session, may);
   } else if (session.discard() && job_->name == session.job()) {
     if (absl::Status same = CheckLaunch(session); !same.ok()) return Deny(from, session, same);
   }
@@ -64,6 +68,12 @@ AddressedMessages GroupJob::OnRankSession(int32_t from, const v1::RankSession& s
       Deny(from, session, Error(absl::StatusCode::kFailedPrecondition, reason, refusal));
   std::move(denied.begin(), denied.end(), std::back_inserter(out));
   return out;
+}
+
+absl::Status GroupJob::CheckUser(const std::string& job, int32_t rank, uint32_t uid) const {
+  if (job_ == nullptr || job_->name != job) return absl::OkStatus();
+  if (options_.job_uids.MayTakePart(job_->owner_uid, uid)) return absl::OkStatus();
+  return JobOfAnotherUser(job, job_->owner_uid, rank, uid);
 }
 
 AddressedMessages GroupJob::Deny(int32_t node, const v1::RankSession& session,

@@ -232,6 +232,7 @@ void GroupJob::RollBack(v1::PlanInputs plan, const SnapshotId& to, const std::st
   job->incarnation = plan.job_incarnation();
   job->restore = to;
   job->launch = plan.launch();
+  job->owner_uid = plan.owner_uid();
   job->goes_back = true;
   job->back_epoch = epoch_;
   job->back_why = why;

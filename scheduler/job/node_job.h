@@ -76,6 +76,7 @@
 #include "scheduler/job/job_ends.h"
 #include "scheduler/job/job_figures.h"
 #include "scheduler/job/job_record.h"
+#include "scheduler/job/job_uids.h"
 #include "scheduler/job/lane_set.h"
 #include "scheduler/job/node_actions.h"
 #include "scheduler/job/planned_job.h"
@@ -93,6 +94,7 @@ struct NodeJobOptions {
   LaneWatchOptions watch;
   std::chrono::milliseconds register_timeout{120'000};
   std::chrono::milliseconds session_linger{600'000};
+  JobUids job_uids;
 };
 
 // A snapshot that a job can go on from.
@@ -216,6 +218,7 @@ class NodeJob {
     std::string launch;  // of a session with RESUME_DISCARD; else empty
     v1::OpenSessionRequest::Resume resume = v1::OpenSessionRequest::RESUME_NEVER;
     int64_t pid = 0;          // for people; 0: it has none here
+    uint32_t uid = 0;         // user that the process is of
     bool end_is_seen = true;  // as RankTable::Session's
     std::string client;
     int32_t home_lane = 0;
@@ -227,7 +230,9 @@ class NodeJob {
   };
   // The present job has to end first: call Discard().
   struct MustDiscard {};
-  // The caller is to look into the snapshot directory, and to ask again with what it has found.
+  // The caller is to look into the snapshot directory, and to ask again with what it has found:
+  // nothing, for a session that discards. It refuses a session whose user the snapshots are not
+  // for.
   struct NeedsResume {};
   struct Opened {
     uint64_t incarnation = 0;
@@ -243,6 +248,8 @@ class NodeJob {
   // looked at for this call, and holds nullopt where that has no snapshot of the job.
   [[nodiscard]] std::optional<OpenAnswer> WhyNotOpen(
       const Opening& opening, const std::optional<std::optional<ResumePoint>>& resume) const;
+  // JOB_OF_ANOTHER_USER, which WhyNotOpen() says, too: before a caller waits for anything.
+  [[nodiscard]] absl::Status CheckUser(const Opening& opening) const;
   // Opens the session, or says why not, as WhyNotOpen() does.
   [[nodiscard]] OpenAnswer Open(TimePoint now, const Opening& opening,
                                 const std::optional<std::optional<ResumePoint>>& resume,

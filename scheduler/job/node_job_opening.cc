@@ -20,6 +20,7 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
     return Error(absl::StatusCode::kUnavailable, "DRAINING",
                  scheduler::Say("this daemon is leaving"));
   }
+  if (absl::Status may = CheckUser(opening); !may.ok()) return may;
   const bool discards = opening.resume == Resume::RESUME_DISCARD;
   if (discards && job_ != nullptr && job_->name == opening.job && job_->launch != opening.launch) {
     return MustDiscard{};
@@ -31,7 +32,7 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
                          scheduler::Say("the group of ", Named("nodes", options_.nodes),
                                         " daemons has not formed"))};
     }
-    if (!discards && !resume.has_value()) return NeedsResume{};
+    if (!resume.has_value()) return NeedsResume{};
   } else if (restores()) {
     // What a rank gave with the step that the job goes back to comes with the snapshot.
     return Later{NotReadyToOpen(opening.rank), /*restores=*/true};
@@ -54,6 +55,14 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
   // It is about to end, once its trainers have been told so, each in its step.
   if (!WhyNoLanesCome().ok()) return Later{NotReadyToOpen(opening.rank)};
   return std::nullopt;
+}
+
+absl::Status NodeJob::CheckUser(const Opening& opening) const {
+  // Whose a job without a plan is, the coordinator knows: it has heard of the first session.
+  if (job_ == nullptr || job_->name != opening.job || !planned()) return absl::OkStatus();
+  const uint32_t owner = job_->wire.owner_uid();
+  if (options_.job_uids.MayTakePart(owner, opening.uid)) return absl::OkStatus();
+  return JobOfAnotherUser(opening.job, owner, opening.rank, opening.uid);
 }
 
 // Whether a replacement can be told where the job is: what the predecessor's last attempt has come
@@ -179,6 +188,7 @@ NodeJob::OpenAnswer NodeJob::Open(TimePoint /*now*/, const Opening& opening,
   opened.id = opening.id;
   opened.rank = opening.rank;
   opened.pid = opening.pid;
+  opened.uid = opening.uid;
   opened.end_is_seen = opening.end_is_seen;
   opened.client = opening.client;
   opened.home_lane = opening.home_lane;
@@ -209,6 +219,7 @@ node::Actions NodeJob::Discard(const Opening& opening) {
   discard.set_job(job_->name);
   discard.set_discard(true);
   discard.set_launch(opening.launch);
+  discard.set_uid(opening.uid);
   Tell(std::move(message));
   return Take();
 }

@@ -24,8 +24,14 @@ v1::MemberMessage NodeJob::NewsOfSession(const RankTable::Session& session) cons
   told.set_world_size(job_->world_size);
   told.set_incarnation(session.incarnation);
   told.set_pid(session.pid);
+  told.set_uid(session.uid);
   told.set_job_incarnation(job_->wire.job_incarnation());
-  if (job_->resume.has_value()) *told.mutable_restore() = ToProto(job_->resume->id());
+  if (job_->resume.has_value()) {
+    *told.mutable_restore() = ToProto(job_->resume->id());
+    if (job_->resume->manifest.has_owner_uid()) {
+      told.set_owner_uid(job_->resume->manifest.owner_uid());
+    }
+  }
   // Once it has a plan the job is its launch's own: what is told again discards nothing.
   told.set_discard(session.discards && !planned());
   told.set_launch(job_->launch);

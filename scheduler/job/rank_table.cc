@@ -30,6 +30,7 @@ void WriteSession(const RankTable::Session& session, v1::RecordedSession& out) {
   out.set_rank(session.rank);
   out.set_incarnation(session.incarnation);
   out.set_pid(session.pid);
+  out.set_uid(session.uid);
   out.set_end_is_seen(session.end_is_seen);
   out.set_client(session.client);
   out.set_home_lane(session.home_lane);
@@ -67,6 +68,7 @@ absl::StatusOr<RankTable::Session> ReadSession(const v1::RecordedSession& wire) 
   session.rank = wire.rank();
   session.incarnation = wire.incarnation();
   session.pid = wire.pid();
+  session.uid = wire.uid();
   session.end_is_seen = wire.end_is_seen();
   session.client = wire.client();
   session.home_lane = wire.home_lane();

@@ -72,6 +72,7 @@ class RankTable {
     int32_t rank = 0;
     uint64_t incarnation = 0;  // of the rank: 1, 2, …
     int64_t pid = 0;           // for people; 0: it has none here
+    uint32_t uid = 0;          // user that its process is of
     bool end_is_seen = true;   // the daemon sees when its process ends
     std::string client;        // "dmuond-python 1.2", for messages to people
     int32_t home_lane = 0;

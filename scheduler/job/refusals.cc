@@ -8,6 +8,16 @@ namespace dmuond::scheduler {
 
 using absl::StatusCode;
 
+absl::Status JobOfAnotherUser(const std::string& job, uint32_t owner, int32_t rank, uint32_t uid) {
+  return Error(
+      StatusCode::kPermissionDenied, "JOB_OF_ANOTHER_USER",
+      Say("job '", Named("job", job), "' is that of uid ", Named("owner_uid", owner),
+          ", and the trainer of rank ", Named("rank", rank), " is of uid ", Named("uid", uid),
+          ": give its job a name of its own (job=, DMUOND_JOB), or start the daemons with "
+          "--job_uids=",
+          owner, ",", uid, ", which has these two users share their jobs"));
+}
+
 absl::Status OtherJob(const std::string& holder, const std::string& job) {
   return Error(StatusCode::kFailedPrecondition, "OTHER_JOB",
                Say("this daemon group runs job '", Named("holder", holder), "'; job '",

@@ -18,6 +18,9 @@ inline constexpr char kJobEnded[] = "JOB_ENDED";
 // The advice to begin the job anew, as a part of a message.
 inline constexpr char kBeginAnew[] = "resume=\"discard\" (DMUOND_RESUME=discard) begins it anew";
 
+// The job belongs to another user (job_uids.h); `uid` is that of the trainer of `rank`.
+[[nodiscard]] absl::Status JobOfAnotherUser(const std::string& job, uint32_t owner, int32_t rank,
+                                            uint32_t uid);
 [[nodiscard]] absl::Status OtherJob(const std::string& holder, const std::string& job);
 [[nodiscard]] absl::Status WorldDiffers(const std::string& job, int32_t world_size, int32_t rank,
                                         int32_t given);

@@ -26,6 +26,7 @@
 #include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/record.pb.h"
 #include "dmuond/v1/snapshot.pb.h"
+#include "scheduler/types.h"
 
 namespace dmuond::scheduler {
 

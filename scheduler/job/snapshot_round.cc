@@ -107,6 +107,7 @@ void SnapshotRound::Describe(v1::SnapshotManifest& manifest) const {
       [](const v1::SnapshotFile& a, const v1::SnapshotFile& b) { return a.name() < b.name(); });
   manifest.set_job_incarnation(job_.wire->job_incarnation());
   manifest.set_world_size(WorldSizeOf(*job_.wire));
+  manifest.set_owner_uid(job_.wire->owner_uid());
   v1::SnapshotPlan& plan = *manifest.mutable_plan();
   plan.set_nodes(job_.inputs->nodes);
   plan.set_lanes_per_node(job_.inputs->lanes_per_node);

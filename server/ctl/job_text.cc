@@ -19,7 +19,8 @@ std::string OpenAttempt(const v1::JobStatus& job) {
 std::string JobText(const v1::JobStatus& job) {
   std::string text = absl::StrCat(
       "job ", job.name(), ": ", job.state(), ", world ", job.world_size(), ", incarnation ",
-      job.incarnation(), "\n", "step ", job.last_committed_step(), " committed, ", DurableStep(job),
+      job.incarnation(), job.has_owner_uid() ? absl::StrCat(", of uid ", job.owner_uid()) : "",
+      "\n", "step ", job.last_committed_step(), " committed, ", DurableStep(job),
       " durable, attempt ", OpenAttempt(job), " open; ", job.skipped_steps(), " skipped, ",
       job.aborted_attempts(), " attempts aborted; snapshots: ", job.snapshots_failed(), " failed, ",
       job.snapshots_left_out(), " left out\n", job.parameters(), " parameters, ", job.matrices(),
@@ -46,10 +47,11 @@ std::string JobText(const v1::JobStatus& job) {
     absl::StrAppend(&text, "\nlast step\n", times.Text());
   }
   if (job.trainers_size() > 0) {
-    Table trainers({">rank", ">pid", ">incarnation", "state", "client"});
+    Table trainers({">rank", ">pid", ">uid", ">incarnation", "state", "client"});
     for (const v1::TrainerStatus& trainer : job.trainers()) {
       trainers.Add({absl::StrCat(trainer.rank()), scheduler::ShownPid(trainer.pid()),
-                    absl::StrCat(trainer.incarnation()), trainer.state(), trainer.client()});
+                    absl::StrCat(trainer.uid()), absl::StrCat(trainer.incarnation()),
+                    trainer.state(), trainer.client()});
     }
     absl::StrAppend(&text, "\ntrainers of this node\n", trainers.Text());
   }

@@ -17,14 +17,15 @@ int RunJobs(const Options& options, const Arguments& arguments) {
     PrintJson(ToJson(*reply));
     return kExitOk;
   }
-  Table jobs({"job", "state", ">world", ">step", ">durable", ">attempt", ">skipped", ">aborted",
-              ">snapshots failed", ">left out", ">parameters", ">matrices"});
+  Table jobs({"job", ">owner", "state", ">world", ">step", ">durable", ">attempt", ">skipped",
+              ">aborted", ">snapshots failed", ">left out", ">parameters", ">matrices"});
   for (const v1::JobStatus& job : reply->jobs()) {
-    jobs.Add({job.name(), job.state(), absl::StrCat(job.world_size()),
-              absl::StrCat(job.last_committed_step()), DurableStep(job), OpenAttempt(job),
-              absl::StrCat(job.skipped_steps()), absl::StrCat(job.aborted_attempts()),
-              absl::StrCat(job.snapshots_failed()), absl::StrCat(job.snapshots_left_out()),
-              absl::StrCat(job.parameters()), absl::StrCat(job.matrices())});
+    jobs.Add({job.name(), job.has_owner_uid() ? absl::StrCat(job.owner_uid()) : "", job.state(),
+              absl::StrCat(job.world_size()), absl::StrCat(job.last_committed_step()),
+              DurableStep(job), OpenAttempt(job), absl::StrCat(job.skipped_steps()),
+              absl::StrCat(job.aborted_attempts()), absl::StrCat(job.snapshots_failed()),
+              absl::StrCat(job.snapshots_left_out()), absl::StrCat(job.parameters()),
+              absl::StrCat(job.matrices())});
   }
   std::cout << PictureAge(reply->picture_age_ms())
             << (reply->jobs_size() > 0 ? jobs.Text() : "no job\n");

@@ -79,6 +79,7 @@ Json ListedToJson(const Listed& listed) {
     json["time"] = TimeOf(entry.manifest);
     json["bytes"] = storage::BytesOf(entry.manifest);
     if (const auto took = storage::TookSeconds(entry.manifest)) json["took_s"] = *took;
+    if (entry.manifest.has_owner_uid()) json["owner_uid"] = entry.manifest.owner_uid();
     json["files"] = entry.manifest.files_size();
     json["world_size"] = entry.manifest.world_size();
     json["nodes"] = entry.manifest.plan().nodes();
@@ -99,12 +100,14 @@ int List(const Options& options, Storage& storage, const std::string& job) {
     PrintJson(json);
     return kExitOk;
   }
-  Table table({"job", ">step", ">attempt", "state", "time", ">took", ">size", ">world", ">lanes"});
+  Table table({"job", ">owner", ">step", ">attempt", "state", "time", ">took", ">size", ">world",
+               ">lanes"});
   for (const auto& [name, entry] : *listed) {
     const v1::SnapshotManifest& manifest = entry.manifest;
     const bool durable = entry.state == SnapshotState::kDurable;
     table.Add(
-        {name, absl::StrCat(entry.id.step.value()), AttemptOf(entry), storage::Name(entry.state),
+        {name, manifest.has_owner_uid() ? absl::StrCat(manifest.owner_uid()) : "",
+         absl::StrCat(entry.id.step.value()), AttemptOf(entry), storage::Name(entry.state),
          TimeOf(manifest), TookOf(manifest), durable ? HumanBytes(storage::BytesOf(manifest)) : "",
          durable ? absl::StrCat(manifest.world_size()) : "",
          durable ? absl::StrCat(manifest.plan().nodes() * manifest.plan().lanes_per_node()) : ""});

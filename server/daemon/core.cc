@@ -34,6 +34,7 @@ scheduler::NodeJobOptions JobOptions(const DaemonOptions& options) {
   job.watch = {options.lane_timeout, options.coordinator.step.work_timeout()};
   job.register_timeout = options.coordinator.register_timeout;
   job.session_linger = options.coordinator.step.session_linger;
+  job.job_uids = options.coordinator.job_uids;
   return job;
 }
 

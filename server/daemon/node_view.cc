@@ -40,6 +40,7 @@ void FillTrainers(const NodeJob& job, v1::JobStatus& status) {
     if (session.pid > 0) trainer.set_pid(static_cast<int32_t>(session.pid));
     trainer.set_incarnation(session.incarnation);
     trainer.set_client(session.client);
+    trainer.set_uid(session.uid);
     trainer.set_state(NameOf(session, job));
   }
 }
@@ -49,6 +50,7 @@ void FillJob(Core& core, v1::JobStatus& status) DMUOND_REQUIRES(core.mutex) {
   status.set_name(job.name());
   status.set_incarnation(job.wire().job_incarnation());
   status.set_world_size(job.world_size());
+  if (job.planned()) status.set_owner_uid(job.wire().owner_uid());
   FillAwaited(core, *status.mutable_awaited());
   status.set_state(!job.failure().ok()         ? "failed"
                    : job.parked()              ? "parked"

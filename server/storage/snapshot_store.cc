@@ -127,6 +127,16 @@ absl::StatusOr<SnapshotEntry> SnapshotStore::Find(const SnapshotId& id) {
                                           " in ", storage_->Describe(job_)));
 }
 
+absl::StatusOr<std::set<uint32_t>> SnapshotStore::Owners() {
+  absl::StatusOr<std::vector<SnapshotEntry>> entries = List();
+  if (!entries.ok()) return entries.status();
+  std::set<uint32_t> owners;
+  for (const SnapshotEntry& entry : *entries) {
+    if (entry.manifest.has_owner_uid()) owners.insert(entry.manifest.owner_uid());
+  }
+  return owners;
+}
+
 absl::StatusOr<std::optional<SnapshotId>> SnapshotStore::Largest() {
   absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
   if (!ids.ok()) return ids.status();
@@ -232,9 +242,9 @@ SnapshotEntry SnapshotStore::Look(const SnapshotId& id) {
   }
   absl::StatusOr<v1::SnapshotManifest> manifest = ReadManifest(id);
   if (!manifest.ok()) return broken(manifest.status());
-  if (absl::Status status = CheckFiles(*manifest); !status.ok()) return broken(status);
-  entry.state = SnapshotState::kDurable;
   entry.manifest = *std::move(manifest);
+  if (absl::Status status = CheckFiles(entry.manifest); !status.ok()) return broken(status);
+  entry.state = SnapshotState::kDurable;
   return entry;
 }
 

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,8 @@ struct SnapshotEntry {
   SnapshotId id;
   SnapshotState state = SnapshotState::kUnfinished;
   absl::Status problem;
-  v1::SnapshotManifest manifest;  // kDurable only
+  // kDurable; kBroken where the manifest itself can be read.
+  v1::SnapshotManifest manifest;
 };
 
 class SnapshotStore {
@@ -67,6 +69,10 @@ class SnapshotStore {
   absl::StatusOr<SnapshotEntry> Find(scheduler::StepId step);
   // The durable one of this id. NOT_FOUND names the id: there is none, or it was set aside.
   absl::StatusOr<SnapshotEntry> Find(const SnapshotId& id);
+
+  // The users whose job the snapshots that count are of, as their manifests say, broken ones that
+  // can be read among them. A manifest that names none is everybody's.
+  absl::StatusOr<std::set<uint32_t>> Owners();
 
   // The id of the directory with the largest attempt, finished or not, or nullopt. A new group
   // epoch must be larger than its epoch.

@@ -68,15 +68,15 @@ def test_status_shows_what_the_guide_compares(group):
         assert head, text
         assert job, text
         assert head[1] == job[2]
-        assert re.search(rf"\n +\d +{os.getpid()} +1 +attached", text), "a trainer's pid"
+        trainer = rf"\n +\d +{os.getpid()} +{os.geteuid()} +1 +attached"
+        assert re.search(trainer, text), "a trainer's pid"
         assert re.search(r"\n +\d +\d+ +ready +0 ", text), "a lane's pid"
         assert re.search(r"snapshots: 0 failed, 0 left out", text), text
         jobs = json.loads(ctl(daemon, "jobs", "--json"))["jobs"]
         attempt = (int(job[2]) << 32) + int(job[3])
         assert (jobs[0]["attempt"], jobs[0]["snapshots_failed"]) == (attempt, 0)
-        assert re.search(
-            rf"\ndefault +running +2 +2 +none +{job[2]}\.{job[3]} ", ctl(daemon, "jobs")
-        )
+        line = rf"\ndefault +{os.geteuid()} +running +2 +2 +none +{job[2]}\.{job[3]} "
+        assert re.search(line, ctl(daemon, "jobs"))
         seen.append((head[1], job[1], job[2], job[3]))
     assert seen[0] == seen[1]
     ctl(first, "doctor")

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -229,16 +230,29 @@ absl::Status SessionCalls::WaitUntilVacant(const v1::OpenSessionRequest& request
 }
 
 absl::StatusOr<std::optional<scheduler::ResumePoint>> SessionCalls::FindResume(
-    const std::string& job, const Core::Cancelled& cancelled) {
+    const NodeJob::Opening& opening, const Core::Cancelled& cancelled) {
   if (core_.options.storage == nullptr) return std::nullopt;
-  auto newest = std::make_shared<absl::StatusOr<std::optional<Restorable>>>(std::nullopt);
+  struct Found {
+    absl::StatusOr<std::set<uint32_t>> owners = std::set<uint32_t>();
+    absl::StatusOr<std::optional<Restorable>> newest = std::nullopt;
+  };
+  const std::string& job = opening.job;
+  const bool discards = opening.resume == v1::OpenSessionRequest::RESUME_DISCARD;
+  auto result = std::make_shared<Found>();
   absl::Status read = core_.Read(
-      [newest, job](storage::Storage& storage, const Core::Cancelled& /*unwanted*/) {
-        *newest = FindRestorable(storage, job);
+      [result, job, discards](storage::Storage& storage, const Core::Cancelled& /*unwanted*/) {
+        result->owners = OwnersOf(storage, job);
+        if (!discards) result->newest = FindRestorable(storage, job);
       },
       cancelled);
   if (!read.ok()) return read;
-  const absl::StatusOr<std::optional<Restorable>>& found = *newest;
+  if (!result->owners.ok() && discards)
+    return WithReason(result->owners.status(), "SNAPSHOT_FAILED");
+  for (const uint32_t owner : result->owners.value_or(std::set<uint32_t>())) {
+    if (core_.options.coordinator.job_uids.MayTakePart(owner, opening.uid)) continue;
+    return scheduler::JobOfAnotherUser(job, owner, opening.rank, opening.uid);
+  }
+  const absl::StatusOr<std::optional<Restorable>>& found = result->newest;
   if (!found.ok()) {
     return Error(absl::StatusCode::kFailedPrecondition, "SNAPSHOT_BROKEN",
                  Say("job '", Named("job", job), "' cannot go on from its newest snapshot: ",
@@ -305,10 +319,6 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
           DMUOND_REQUIRES(core_.mutex) { return core_.job.epoch() != 0 || core_.job.leaves(); },
       deadline, cancelled);
   if (!formed.ok()) return formed.status();
-  if (*formed) {
-    absl::Status vacant = WaitUntilVacant(request, *peer.process, cancelled);
-    if (!vacant.ok()) return vacant;
-  }
   const v1::SessionKey halves = NewSessionKey(core_.place, 0);
   NodeJob::Opening opening;
   opening.id = halves.session();
@@ -318,12 +328,23 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
   opening.launch = LaunchOf(request);
   opening.resume = request.resume();
   opening.pid = peer.process->peer.pid();
+  opening.uid = peer.process->peer.uid();
   opening.end_is_seen = peer.process->peer.EndIsSeen();
   opening.client = request.client();
   const std::optional<scheduler::LaneIndex> own = core_.device.LaneOf(request.device_uuid());
   opening.home_lane = own.has_value()            ? own->value()
                       : request.home_lane() >= 0 ? request.home_lane()
                                                  : request.rank() % options.lanes;
+  // Of a job without a plan the coordinator alone knows whose it is.
+  absl::Status may = core_.coordinator == nullptr
+                         ? absl::OkStatus()
+                         : core_.coordinator->CheckUser(opening.job, opening.rank, opening.uid);
+  if (may.ok()) may = core_.job.CheckUser(opening);
+  if (!may.ok()) return may;
+  if (*formed) {
+    absl::Status vacant = WaitUntilVacant(request, *peer.process, cancelled);
+    if (!vacant.ok()) return vacant;
+  }
 
   std::optional<std::optional<scheduler::ResumePoint>> resume;
   NodeJob::OpenAnswer answer = absl::InternalError("not asked yet");
@@ -356,7 +377,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
       if (!ends.ok()) return ends;
     } else if (std::holds_alternative<NodeJob::NeedsResume>(answer)) {
       // While the disk is read the job may begin here, or the group break.
-      auto found = FindResume(opening.job, cancelled);
+      auto found = FindResume(opening, cancelled);
       if (!found.ok()) return found.status();
       resume = *std::move(found);
     } else {

@@ -54,9 +54,10 @@ class SessionCalls {
   // Waits until the present job, of another launch, has ended. Gives up the lock.
   absl::Status DiscardOlder(const scheduler::NodeJob::Opening& opening,
                             const Core::Cancelled& cancelled) DMUOND_REQUIRES(core_.mutex);
-  // The newest snapshot that a job of this name can go on from. Gives up the lock.
-  absl::StatusOr<std::optional<scheduler::ResumePoint>> FindResume(const std::string& job,
-                                                                   const Core::Cancelled& cancelled)
+  // The newest snapshot that the job can go on from; none for a session that discards. Gives up the
+  // lock. PERMISSION_DENIED: snapshots of the name belong to another user.
+  absl::StatusOr<std::optional<scheduler::ResumePoint>> FindResume(
+      const scheduler::NodeJob::Opening& opening, const Core::Cancelled& cancelled)
       DMUOND_REQUIRES(core_.mutex);
 
   Core& core_;

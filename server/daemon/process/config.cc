@@ -63,6 +63,7 @@ absl::Status OverrideByEnvironment(config::ConfigFile& values) {
 
 void Override(const config::ConfigFile& from, config::ConfigFile& to) {
   if (from.allowed_uids_size() > 0) to.clear_allowed_uids();  // merging would append
+  if (from.admin_uids_size() > 0) to.clear_admin_uids();
   to.MergeFrom(from);
 }
 

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "scheduler/cost_model.h"
+#include "scheduler/job/job_uids.h"
 #include "server/common/log.h"
 #include "server/daemon/memory/node_device.h"
 #include "server/daemon/process/config.pb.h"
@@ -38,6 +39,7 @@ struct Config {
   std::optional<gid_t> socket_gid;
   std::vector<uid_t> allowed_uids;  // empty: this process's own
   std::vector<uid_t> admin_uids;    // beside root and this process's own
+  scheduler::JobUids job_uids;      // with its admins
   int32_t connections_max = 0;
   int32_t connections_per_uid = 0;
   int32_t jobs_max = 1;

@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -171,6 +172,7 @@ class Checker {
     SocketGroup();
     config_.allowed_uids.assign(values.allowed_uids().begin(), values.allowed_uids().end());
     config_.admin_uids.assign(values.admin_uids().begin(), values.admin_uids().end());
+    JobUids();
     config_.connections_max = InRange("connections_max", values.connections_max(), 1, 1 << 20);
     config_.claim_timeout = Time("claim_timeout", values.claim_timeout(), absl::Milliseconds(1));
     config_.connections_per_uid =
@@ -184,6 +186,34 @@ class Checker {
     }
     config_.health_address = Address("health_address", values.health_address(), 1).second;
     config_.metrics_address = Address("metrics_address", values.metrics_address(), 1).second;
+  }
+
+  // A user that it names and nobody lets in would be a mistake that nobody sees.
+  void JobUids() {
+    scheduler::JobUids& uids = config_.job_uids;
+    uids.admins.assign(config_.admin_uids.begin(), config_.admin_uids.end());
+    uids.admins.insert(uids.admins.end(), {uid_t{0}, ::geteuid()});
+    const std::string& text = config_.values.job_uids();
+    if (text == "same") return;
+    if (config_.allowed_uids.empty()) {
+      return Wrong("job_uids", text,
+                   "is about several users, and without --allowed_uids only the "
+                   "daemon's own gets sessions");
+    }
+    uids.any = text == "any";
+    if (uids.any) return;
+    for (const absl::string_view part : absl::StrSplit(text, ',')) {
+      uid_t uid = 0;
+      if (!absl::SimpleAtoi(part, &uid)) {
+        return Wrong("job_uids", text, "is none of same, any, and numeric users with commas");
+      }
+      if (std::find(config_.allowed_uids.begin(), config_.allowed_uids.end(), uid) ==
+          config_.allowed_uids.end()) {
+        Wrong("job_uids", text,
+              absl::StrCat("names uid ", uid, ", which is not in --allowed_uids"));
+      }
+      uids.sharing.push_back(uid);
+    }
   }
 
   void SocketGroup() {

@@ -40,6 +40,9 @@ ABSL_FLAG(std::vector<std::string>, allowed_uids, {},
 ABSL_FLAG(std::vector<std::string>, admin_uids, {},
           "numeric users who may change things by dmuonctl, with commas, beside root and the "
           "daemon's own; who else may connect may look");
+ABSL_FLAG(std::string, job_uids, "same",
+          "whose trainers may have part in a user's job: same: that user's; any: all that are let "
+          "in; numeric users, with commas: these share their jobs");
 ABSL_FLAG(absl::Duration, claim_timeout, absl::Seconds(60),
           "an attach connection that has not opened a session after so long is closed");
 ABSL_FLAG(int32_t, connections_max, 4096, "connections of each socket at a time");

@@ -138,6 +138,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.coordinator.replan = config.replan;
   options.coordinator.peer_message_bytes_max = config.peer_message_bytes_max;
   options.coordinator.register_timeout = config.register_timeout;
+  options.coordinator.job_uids = config.job_uids;
   options.coordinator.step.step_timeout = config.step_timeout;
   options.coordinator.step.lane_timeout = config.lane_timeout;
   options.coordinator.step.session_linger = config.session_linger;
@@ -558,9 +559,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
   const auto admin_elsewhere = MakeAdminElsewhere(config.socket + SocketDir::kAdminSuffix);
   absl::StatusOr<std::unique_ptr<GrpcSocket>> admin_socket = ListenForAdmin(config);
   if (!admin_socket.ok()) return admin_socket.status();
-  std::vector<uid_t> admins = config.admin_uids;
-  admins.insert(admins.end(), {uid_t{0}, ::geteuid()});
-  const auto admin_service = MakeAdminService(daemon, **admin_socket, std::move(admins),
+  const auto admin_service = MakeAdminService(daemon, **admin_socket, config.job_uids.admins,
                                               [&asked_to_drain] { asked_to_drain.store(true); });
   const auto admin_health = MakeHealthService(health);
   const auto health_service = MakeHealthService(health);

@@ -272,6 +272,11 @@ void LogLastSave(Storage& storage, std::chrono::milliseconds drain_timeout) {
              fields);
 }
 
+absl::StatusOr<std::set<uint32_t>> OwnersOf(Storage& storage, const std::string& job) {
+  absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
+  return store.ok() ? store->Owners() : store.status();
+}
+
 absl::StatusOr<std::optional<Restorable>> FindRestorable(Storage& storage, const std::string& job) {
   absl::StatusOr<std::optional<storage::SnapshotEntry>> newest = FindNewest(storage, job);
   if (!newest.ok()) return newest.status();

@@ -27,6 +27,7 @@ class GroupJobTest : public ::testing::Test {
   static GroupJobOptions Options() {
     GroupJobOptions options;
     options.register_timeout = milliseconds(1000);
+    options.job_uids.admins = {7};
     return options;
   }
 
@@ -186,6 +187,70 @@ TEST_F(GroupJobTest, TheEndOfASessionIsThatOfItsRanksOlderOnesButOfNoNewerOne) {
   const AddressedMessages told = Gone(0, /*incarnation=*/3);
   ASSERT_EQ(told.size(), 1U) << "the end of the second one was not heard";
   EXPECT_EQ(told[0].message.job_ended().job(), "job");
+}
+
+// What a node knows of the first session alone would differ from node to node.
+TEST_F(GroupJobTest, AJobBelongsToTheUserOfItsFirstSessionOnAllNodes) {
+  const auto open = [&](int32_t rank, uint32_t uid, int32_t node) {
+    v1::MemberMessage message;
+    v1::RankSession& session = *message.mutable_rank_session();
+    session.set_rank(rank);
+    session.set_job("job");
+    session.set_world_size(2);
+    session.set_uid(uid);
+    return coordinator_.OnMessage(now_, node, message);
+  };
+  EXPECT_TRUE(open(0, 1000, 0).empty());
+  const AddressedMessages told = open(1, 1001, 1);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].node, 1);
+  const v1::RegistrationRefused& refused = told[0].message.refused();
+  EXPECT_EQ(refused.reason(), "JOB_OF_ANOTHER_USER");
+  EXPECT_EQ(refused.code(), static_cast<int>(absl::StatusCode::kPermissionDenied));
+  EXPECT_THAT(refused.message(), HasSubstr("that of uid 1000, and the trainer of rank 1 is of uid "
+                                           "1001: give its job a name of its own"));
+  EXPECT_TRUE(open(1, 7, 0).empty()) << "an admin";
+  EXPECT_TRUE(Register(0).empty());
+  const AddressedMessages planned = Register(1);
+  ASSERT_EQ(planned.size(), 1U);
+  EXPECT_EQ(planned[0].message.plan().owner_uid(), 1000U);
+  v1::MemberMessage discard;
+  discard.mutable_end_job()->set_job("job");
+  discard.mutable_end_job()->mutable_discard()->set_job("job");
+  discard.mutable_end_job()->mutable_discard()->set_launch("theirs");
+  discard.mutable_end_job()->mutable_discard()->set_uid(1001);
+  const AddressedMessages kept = coordinator_.OnMessage(now_, 1, discard);
+  ASSERT_EQ(kept.size(), 1U);
+  EXPECT_EQ(kept[0].message.refused().reason(), "JOB_OF_ANOTHER_USER");
+}
+
+TEST_F(GroupJobTest, AJobThatGoesOnFromASnapshotIsItsUsersWhoeverBeginsIt) {
+  for (const bool names_owner : {true, false}) {
+    v1::MemberMessage message;
+    v1::RankSession& session = *message.mutable_rank_session();
+    session.set_job("job");
+    session.set_world_size(2);
+    session.set_uid(7);
+    session.mutable_restore()->set_step(3);
+    if (names_owner) session.set_owner_uid(1000);
+    EXPECT_TRUE(coordinator_.OnMessage(now_, 0, message).empty());
+    session.set_rank(1);
+    session.set_uid(1000);
+    const AddressedMessages told = coordinator_.OnMessage(now_, 0, message);
+    EXPECT_EQ(told.empty(), names_owner) << "one of before that names nobody is the beginner's";
+    EXPECT_TRUE(Gone(1).size() + Gone(0).size() > 0) << "the job ends";
+  }
+}
+
+TEST(JobUidsTest, UsersWhoShareComeToEachOthersJobsAndToNobodyElses) {
+  const JobUids sharing{.sharing = {1000, 1001}, .admins = {0}};
+  EXPECT_TRUE(sharing.MayTakePart(1000, 1001));
+  EXPECT_TRUE(sharing.MayTakePart(1002, 1002));
+  EXPECT_TRUE(sharing.MayTakePart(1002, 0));
+  EXPECT_FALSE(sharing.MayTakePart(1002, 1001));
+  EXPECT_FALSE(sharing.MayTakePart(1001, 1002));
+  EXPECT_FALSE(sharing.MayTakePart(0, 1001)) << "an admin's job is his own";
+  EXPECT_TRUE(JobUids{.any = true}.MayTakePart(1002, 1001));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "dmuond/client/session.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -92,7 +93,9 @@ TEST_F(CtlDaemonTest, StatusShowsDaemonLanesJobAndTrainers) {
   EXPECT_THAT(busy.output, ContainsRegex("\n +0 +[0-9]+ +ready"));
   EXPECT_THAT(busy.output, ContainsRegex("\n +1 +[0-9]+ +ready"));
   EXPECT_THAT(busy.output, ContainsRegex("collect +decide +update +publish +quiet"));
-  EXPECT_THAT(busy.output, ContainsRegex("\n +0 +[0-9]+ +1 +attached"));
+  EXPECT_THAT(busy.output, HasSubstr(absl::StrCat(", of uid ", ::geteuid(), "\n")));
+  EXPECT_THAT(busy.output,
+              ContainsRegex(absl::StrCat("\n +0 +[0-9]+ +", ::geteuid(), " +1 +attached")));
 
   const json status = CtlJson({"status"});
   EXPECT_EQ(status["node"], 0);
@@ -110,11 +113,13 @@ TEST_F(CtlDaemonTest, JobsHaveOneLineEach) {
   EXPECT_EQ(Ctl({"jobs"}).output, "no job\n");
   EXPECT_TRUE(CtlJson({"jobs"})["jobs"].empty());
   Train();
-  EXPECT_THAT(Ctl({"jobs"}).output,
-              ContainsRegex("\nnight-run +running +1 +2 +none +1\\.[0-9]+ +0 +0 +0 +0 +2 +1\n"));
+  EXPECT_THAT(
+      Ctl({"jobs"}).output,
+      ContainsRegex("\nnight-run +[0-9]+ +running +1 +2 +none +1\\.[0-9]+ +0 +0 +0 +0 +2 +1\n"));
   const json jobs = CtlJson({"jobs"});
   ASSERT_EQ(jobs["jobs"].size(), 1U);
   EXPECT_EQ(jobs["jobs"][0]["world_size"], 1);
+  EXPECT_EQ(jobs["jobs"][0]["owner_uid"], ::geteuid());
 }
 
 TEST_F(CtlDaemonTest, RoutingShowsEveryParameterAndWhy) {

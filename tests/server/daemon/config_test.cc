@@ -449,6 +449,21 @@ TEST(ConfigTest, TokenIsReadFromItsFile) {
   EXPECT_THAT(Mistake({"--token_file=" + path}), HasSubstr("empty"));
 }
 
+TEST(ConfigTest, UsersShareJobsWhereTheyAreLetIn) {
+  const Config own = LoadOk({"--allowed_uids=7,8", "--admin_uids=9"});
+  EXPECT_FALSE(own.job_uids.MayTakePart(7, 8));
+  EXPECT_TRUE(own.job_uids.MayTakePart(7, 9));
+  EXPECT_TRUE(own.job_uids.MayTakePart(7, ::geteuid()));
+  EXPECT_TRUE(LoadOk({"--allowed_uids=7,8", "--job_uids=any"}).job_uids.MayTakePart(7, 8));
+  const Config two = LoadOk({"--allowed_uids=7,8,9", "--job_uids=7,8"});
+  EXPECT_TRUE(two.job_uids.MayTakePart(7, 8));
+  EXPECT_FALSE(two.job_uids.MayTakePart(7, 9));
+  EXPECT_THAT(Mistake({"--allowed_uids=7", "--job_uids=7,8"}),
+              HasSubstr("names uid 8, which is not in --allowed_uids"));
+  EXPECT_THAT(Mistake({"--allowed_uids=7", "--job_uids=all"}), HasSubstr("is none of same, any,"));
+  EXPECT_THAT(Mistake({"--job_uids=any"}), HasSubstr("without --allowed_uids"));
+}
+
 TEST(ConfigTest, SocketGroupOpensTheSocketToTheGroup) {
   const Config config = LoadOk({absl::StrCat("--socket_group=", ::getegid())});
   EXPECT_EQ(config.socket_gid, ::getegid());
