@@ -41,7 +41,8 @@ void Departure::End(absl::Status saved) {
 bool Departure::HasNews(const NodeJob& job) const {
   switch (state_) {
     case State::kHalting:
-      return !job.CheckStill(number_).ok() || job.halted() || (job.epoch() == 0 && job.Saved());
+      return !job.CheckStill(number_).ok() || job.halted() ||
+             (job.epoch() == 0 && (job.Saved() || !saves_));
     case State::kSaving:
       return !job.CheckStill(number_).ok() || !job.halted() || request_->HasNews(job);
     case State::kPublishing:
@@ -66,8 +67,9 @@ node::Actions Departure::Advance(TimePoint now, NodeJob& job) {
     state_ = State::kHalting;
   }
   if (state_ == State::kHalting) {
-    // The group may be broken: by others who leave too. What is saved needs no group.
-    if (job.epoch() == 0 && job.Saved()) {
+    // The group may be broken: by others who leave too. What is saved needs no group, nor does what
+    // is saved nowhere.
+    if (job.epoch() == 0 && (job.Saved() || !saves_)) {
       End(absl::OkStatus());
     } else if (job.halted() && !saves_) {
       End(absl::OkStatus());

@@ -9,8 +9,9 @@
 //   Publishing  -              -             -           Prepared         Prepared   Prepared
 //   Prepared    -              -             -           -                -          -
 //
-// (1) Publishing where there is nothing to save. (2) Publishing where nothing can be saved.
-// Publishing also ends when the trainers of this node have the weights of the last step.
+// (1) Publishing where there is nothing to save. (2) Publishing where nothing can be saved; then
+// the group may be broken, too. Whether the job is saved is also seen in the directory, when it is
+// broken. Publishing also ends when the trainers of this node have the weights of the last step.
 #ifndef DMUOND_SCHEDULER_JOB_DEPARTURE_H_
 #define DMUOND_SCHEDULER_JOB_DEPARTURE_H_
 
@@ -37,6 +38,12 @@ class Departure {
   // Call it whenever HasNews() is true, and at the deadline. REQUIRES: begun().
   [[nodiscard]] node::Actions Advance(TimePoint now, NodeJob& job);
   [[nodiscard]] bool HasNews(const NodeJob& job) const;
+  // The group is broken, and whether the job's state is in a snapshot was not heard: the caller
+  // looks into the directory, again and again, and tells NodeJob::OnSnapshotSeen(). Others who
+  // leave may have made it, and taken the news with them.
+  [[nodiscard]] bool LooksForSnapshot(const NodeJob& job) const {
+    return state_ == State::kHalting && saves_ && job.epoch() == 0 && !job.Saved();
+  }
   // The group has formed anew: tells it again that this node leaves.
   [[nodiscard]] node::Actions OnFormed(NodeJob& job) const;
 

@@ -199,7 +199,7 @@ class NodeJob {
   // Asks the coordinator to halt the job, once the attempt in flight has ended; again in each
   // epoch.
   [[nodiscard]] node::Actions AskToHalt(std::chrono::milliseconds patience);
-  [[nodiscard]] bool halted() const { return halted_; }
+  [[nodiscard]] bool halted() const { return halted_; }  // for this node
   // This node is about to leave: it takes no new sessions, and hears no more of jobs that end.
   void SetLeaves() {
     leaves_ = true;
@@ -313,6 +313,9 @@ class NodeJob {
 
   // ---- snapshots ----
   [[nodiscard]] node::Actions AskForSnapshot();
+  // The directory has this snapshot of the job. News of it may be lost with the link to the
+  // coordinator.
+  void OnSnapshotSeen(const SnapshotId& id);
   // Asks the group to go back to the snapshot `to`. REQUIRES: there is a job.
   [[nodiscard]] node::Actions AskToGoBack(const SnapshotId& to, const std::string& why);
 

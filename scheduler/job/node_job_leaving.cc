@@ -19,9 +19,9 @@ void NodeJob::OnHalted(const v1::Halted& halted) {
   Do(node::Note{node::Note::Level::kInfo,
                 "a daemon is leaving",
                 {{"node", halted.node()}, {"step", halted.step()}}});
-  if (halted.node() != options_.node) return;
-  halted_ = true;
+  // Whoever leaves, nothing is decided before the group has formed anew.
   if (job_ != nullptr && job_->steps.has_value()) halted_attempt_ = job_->steps->open().attempt;
+  if (halted.node() == options_.node) halted_ = true;
   Wake();
 }
 

@@ -108,6 +108,12 @@ void NodeJob::OnSnapshotDone(TimePoint now, const v1::SnapshotDone& done) {
   Wake();
 }
 
+void NodeJob::OnSnapshotSeen(const SnapshotId& id) {
+  if (job_ == nullptr || id.attempt.value() != job_->applied_attempt) return;
+  job_->snapshot.OnSeen(id);
+  Wake();
+}
+
 node::Actions NodeJob::AskForSnapshot() {
   v1::MemberMessage message;
   message.mutable_snapshot_request()->set_node(options_.node);

@@ -84,6 +84,12 @@ class SnapshotPart {
       uint64_t attempt, const std::vector<v1::SnapshotFile>& files, const std::string& error);
   // The directory hangs: the snapshot that is being written counts as failed from now on.
   [[nodiscard]] std::optional<v1::SnapshotWritten> OnDiskHangs(const std::string& how);
+  // The snapshot is in the directory: it was completed, whether that was heard or not.
+  void OnSeen(const SnapshotId& id) {
+    saved_attempt_ = id.attempt.value();
+    durable_step_ = id.step.value();
+    ++version_;
+  }
   // True: it is the snapshot that this node has answered for.
   bool OnDone(const v1::SnapshotDone& done);
   // The state that attempt `before` has made counts as that of `attempt` from now on.

@@ -432,6 +432,8 @@ void SimulatedMember::Die() {
   disk_hangs_.clear();
   to_end_.reset();
   departure_ = {};
+  looks_ = false;
+  seen_.reset();
   reports_.Forget();
   history_ = {};
   ended_.clear();

@@ -172,6 +172,7 @@ class SimulatedMember {
   void EndCopy(bool written);
   void BeginDeparture();
   void AdvanceDeparture();
+  void LookForSnapshot();
   [[nodiscard]] Client* Find(TrainerRank rank, uint64_t incarnation);
   [[nodiscard]] const RankTable::Session& SessionOf(const Client& client) const {
     return *job_->ranks().Find(client.id);
@@ -193,6 +194,8 @@ class SimulatedMember {
 
   std::optional<NodeJob> job_;  // a new one in each of its processes
   Departure departure_;
+  bool looks_ = false;              // for the newest snapshot, in a broken group that it leaves
+  std::optional<SnapshotId> seen_;  // has the job's state, as was found so
   OutgoingReports reports_;
   std::map<RecordPart, std::string> record_;  // as it was written last
   std::optional<uint64_t> record_version_;

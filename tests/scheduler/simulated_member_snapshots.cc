@@ -237,16 +237,32 @@ void SimulatedMember::BeginDeparture() {
 void SimulatedMember::AdvanceDeparture() {
   if (!departure_.begun() || prepared()) return;
   Perform(departure_.Advance(simulation_.Now(), *job_));
+  if (departure_.LooksForSnapshot(*job_)) LookForSnapshot();
   if (!prepared()) return;
   if (departure_.saved().ok() && job_->exists() && job_->Saved()) {
     // The state may have another attempt since, in a new epoch.
     const v1::SnapshotDone& done = job_->snapshot().done();
-    if (done.error().empty() && done.attempt() != 0) {
+    if (seen_ && seen_->attempt.value() == job_->applied_attempt()) {
+      simulation_.invariants.LeavesWith(*seen_);
+    } else if (done.error().empty() && done.attempt() != 0) {
       simulation_.invariants.LeavesWith({Attempt(done.attempt()), StepId(done.step())});
     }
   }
   simulation_.time.After(simulation_.chance.Pick(0, 5 * kMillisecond), [this, boot = boot_] {
     if (boot_ == boot && leaves_) leaves_();
+  });
+}
+
+void SimulatedMember::LookForSnapshot() {
+  if (std::exchange(looks_, true)) return;
+  OnDisk([this] {
+    looks_ = false;
+    const std::optional<SnapshotId> newest = Newest();
+    if (!newest || !job_->exists() || newest->attempt.value() != job_->applied_attempt()) return;
+    seen_ = newest;
+    ++simulation_.counts.snapshots_seen;
+    job_->OnSnapshotSeen(*newest);
+    AdvanceDeparture();
   });
 }
 

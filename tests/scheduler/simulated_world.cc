@@ -81,6 +81,7 @@ void SimulationCounts::Add(const SimulationCounts& other) {
   daemon_deaths += other.daemon_deaths;
   coordinator_deaths += other.coordinator_deaths;
   departures += other.departures;
+  snapshots_seen += other.snapshots_seen;
   reformations += other.reformations;
   redone += other.redone;
   rollbacks += other.rollbacks;

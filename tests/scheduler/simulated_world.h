@@ -46,9 +46,10 @@ struct SimulationCounts {
   int64_t broken_links = 0;
   int64_t daemon_deaths = 0;
   int64_t coordinator_deaths = 0;
-  int64_t departures = 0;    // planned, with all that there was on the disk
-  int64_t reformations = 0;  // new lanes over the same memory
-  int64_t redone = 0;        // commits that a lane's successor had to apply
+  int64_t departures = 0;      // planned, with all that there was on the disk
+  int64_t snapshots_seen = 0;  // by a node that left a broken group, and had not heard of them
+  int64_t reformations = 0;    // new lanes over the same memory
+  int64_t redone = 0;          // commits that a lane's successor had to apply
   int64_t rollbacks = 0;
   int64_t acknowledged = 0;     // by trainers that lived through one
   int64_t weights_awaited = 0;  // by trainers that make no call meanwhile

@@ -41,7 +41,8 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
             << all.lane_deaths << " lanes (" << all.lane_hangs << " of them hung), "
             << all.daemon_deaths << " daemons and " << all.coordinator_deaths
             << " coordinators killed, " << all.broken_links << " links cut, " << all.departures
-            << " planned departures, " << all.reformations
+            << " planned departures, " << all.snapshots_seen
+            << " snapshots found by who left a broken group, " << all.reformations
             << " new epochs with their memory, in which lanes "
             << "had to apply " << all.redone << " commits again, " << all.rollbacks
             << " rollbacks, heard of by " << all.acknowledged << " trainers, "
@@ -87,6 +88,7 @@ TEST(StepSimulationTest, EveryScheduleEndsWithTheSameDecisionsEverywhereAndNobod
                         all.begun}) {
     EXPECT_GT(count, static_cast<int64_t>(schedules / 200));
   }
+  EXPECT_GT(all.snapshots_seen, static_cast<int64_t>(schedules / 2000));
 }
 
 using Order = StepSimulator::Order;

@@ -19,6 +19,9 @@ namespace {
 
 using scheduler::NodeJob;
 
+// A daemon that leaves a broken group looks so often whether the state is in a snapshot.
+constexpr std::chrono::milliseconds kLooksEvery{500};
+
 // Says so of a picture, and how old it is.
 absl::Status NoPlanIn(const Core::Seen& seen) {
   if (seen.age.count() == 0) return NoPlan();
@@ -163,8 +166,14 @@ absl::StatusOr<v1::DrainReply> AdminCalls::PrepareToLeave(std::chrono::milliseco
   for (;;) {
     core_.Do(core_.departure.Advance(std::chrono::steady_clock::now(), job));
     if (core_.departure.state() == scheduler::Departure::State::kPrepared) break;
-    (void)core_.Wait([&]() DMUOND_REQUIRES(core_.mutex) { return core_.departure.HasNews(job); },
-                     deadline, [] { return false; });
+    const bool looks = core_.departure.LooksForSnapshot(job);
+    if (looks) LookForSnapshot(deadline);
+    (void)core_.Wait(
+        [&]() DMUOND_REQUIRES(core_.mutex) {
+          return core_.departure.HasNews(job) || core_.departure.LooksForSnapshot(job) != looks;
+        },
+        looks ? std::min(deadline, std::chrono::steady_clock::now() + kLooksEvery) : deadline,
+        [] { return false; });
   }
   --core_.waiting_for_published;
   absl::Status saved = core_.departure.saved();
@@ -192,6 +201,19 @@ absl::StatusOr<v1::DrainReply> AdminCalls::PrepareToLeave(std::chrono::milliseco
   prepared_ = saved.ok() ? absl::StatusOr<v1::DrainReply>(std::move(reply)) : saved;
   core_.mutex.Changed();
   return *prepared_;
+}
+
+void AdminCalls::LookForSnapshot(Core::Deadline deadline) {
+  auto newest = std::make_shared<absl::StatusOr<std::optional<storage::SnapshotId>>>(std::nullopt);
+  // One that hangs is in the log, and in what is said of steps that are not saved.
+  absl::Status read =
+      core_.Read([newest, name = core_.job.name()](
+                     storage::Storage& storage,
+                     const Core::Cancelled& /*unwanted*/) { *newest = NewestOf(storage, name); },
+                 [deadline] { return std::chrono::steady_clock::now() >= deadline; });
+  if (!read.ok() || !newest->ok() || !(*newest)->has_value()) return;
+  core_.job.OnSnapshotSeen(***newest);
+  core_.WriteRecord();
 }
 
 absl::StatusOr<v1::DrainReply> AdminCalls::WaitUntilPrepared(const Core::Cancelled& cancelled) {

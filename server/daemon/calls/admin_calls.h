@@ -53,6 +53,9 @@ class AdminCalls {
   [[nodiscard]] bool Leave(Core::Deadline deadline);
 
  private:
+  // Tells the job which snapshot is its newest. Gives up the lock.
+  void LookForSnapshot(Core::Deadline deadline) DMUOND_REQUIRES(core_.mutex);
+
   Core& core_;
   std::optional<absl::StatusOr<v1::DrainReply>> prepared_ DMUOND_GUARDED_BY(core_.mutex);
 };

@@ -137,6 +137,32 @@ class NodeJobFixture : public ::testing::Test {
     message.mutable_open()->set_step(step);
     Hear(message);
   }
+  // Both lanes have the gradients of an attempt: the node votes.
+  void Gather(uint32_t counter) {
+    for (int32_t i = 0; i < 2; ++i) {
+      v1::LaneReport report;
+      report.mutable_gathered()->set_attempt(
+          MakeAttempt(GroupEpoch(job_.epoch()), counter).value());
+      Perform(job_.OnLaneReport(now_, LaneIndex(i), report));
+    }
+  }
+  // The attempt commits its step. Returns what its state is known by.
+  SnapshotId Commit(uint32_t counter, int64_t step) {
+    Gather(counter);
+    Decision commit;
+    commit.attempt = MakeAttempt(GroupEpoch(job_.epoch()), counter);
+    commit.step = StepId(step);
+    commit.verdict = Verdict::kCommit;
+    v1::CoordinatorMessage decided;
+    *decided.mutable_decision() = ToProto(commit);
+    Hear(decided);
+    return {commit.attempt, commit.step};
+  }
+  void Halt(int32_t leaver) {
+    v1::CoordinatorMessage message;
+    message.mutable_halted()->set_node(leaver);
+    Hear(message);
+  }
   void Reform(uint32_t epoch) {
     v1::CoordinatorMessage message;
     message.mutable_reform()->set_epoch(epoch);

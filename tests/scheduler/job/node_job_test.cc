@@ -289,37 +289,22 @@ TEST_P(NodeJobTest, WhoComesToAJobThatIsGivenUpWaitsForItsEnd) {
 // was told to leave went with the snapshot of the step before.
 TEST_P(NodeJobTest, NothingIsSavedWhileAVoteHasNoAnswer) {
   Run();
-  const auto gathered = [&](uint32_t counter) {
-    for (int32_t i = 0; i < 2; ++i) {
-      v1::LaneReport report;
-      report.mutable_gathered()->set_attempt(MakeAttempt(GroupEpoch(kEpoch), counter).value());
-      Perform(job_.OnLaneReport(now_, LaneIndex(i), report));
-    }
-  };
-  gathered(1);
-  Decision commit;
-  commit.attempt = MakeAttempt(GroupEpoch(kEpoch), 1);
-  commit.step = StepId(1);
-  commit.verdict = Verdict::kCommit;
-  v1::CoordinatorMessage decided;
-  *decided.mutable_decision() = ToProto(commit);
-  Hear(decided);
+  const SnapshotId step1 = Commit(1, 1);
   v1::CoordinatorMessage saved;
-  saved.mutable_snapshot_done()->set_attempt(decided.decision().attempt());
+  saved.mutable_snapshot_done()->set_attempt(step1.attempt.value());
   saved.mutable_snapshot_done()->set_step(1);
   saved.mutable_snapshot_done()->set_durable_step(1);
   Hear(saved);
   OpenAttempt(2, 2);
   EXPECT_TRUE(job_.Saved());
-  gathered(2);
+  Gather(2);
   EXPECT_FALSE(job_.Saved()) << "step 2 may have been committed";
   Perform(job_.OnBroken(now_, "a link is gone"));
   EXPECT_FALSE(job_.Saved());
-  // Once the job is halted, nothing that is open is decided.
+  // Once the job is halted, for whichever node, nothing that is open is decided.
   Perform(job_.OnFormed(now_, kEpoch));
-  v1::CoordinatorMessage halted;
-  halted.mutable_halted();
-  Hear(halted);
+  Halt(/*leaver=*/1);
+  EXPECT_FALSE(job_.halted()) << "it is not this node that leaves";
   EXPECT_TRUE(job_.Saved());
   Perform(job_.OnBroken(now_, "others leave too"));
   EXPECT_TRUE(job_.Saved());

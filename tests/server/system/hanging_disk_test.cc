@@ -462,5 +462,24 @@ TEST_F(HangingDiskTest, ASecondSignalEndsADaemonAtOnceWhateverHangs) {
   EXPECT_THAT(group_[0]->Log(), HasSubstr("a second signal: ending at once"));
 }
 
+// The coordinator ends between the manifest and the news of it. Nobody can tell the other daemon
+// that its state is saved, but the directory.
+TEST_F(HangingDiskTest, WhoLeavesFindsTheSnapshotOfWhichADeadCoordinatorSaidNothing) {
+  StartDaemons(2, {"--drain_timeout=30s"});
+  StartWorld();
+  // The lane's file, the trainers' file and the manifest are renamed, and the directory synced.
+  HangAt("storage.fsync_directory", 3, group_[0]->pid(), /*after=*/"storage.rename");
+  ASSERT_TRUE(world_->StepUntil(3));
+  ASSERT_TRUE(driver_->WaitHeld());
+  ASSERT_THAT(Directories(), ::testing::SizeIs(1));
+  ASSERT_TRUE(std::filesystem::exists(
+      absl::StrCat(snapshots_, "/run7/", Directories().front(), "/manifest.json")));
+  group_[0]->Kill();
+  const auto begun = steady_clock::now();
+  EXPECT_EQ(group_[1]->Stop(), 0);
+  EXPECT_LT(steady_clock::now() - begun, std::chrono::seconds(20));
+  EXPECT_THAT(group_[1]->Log(), ::testing::Not(HasSubstr("not in a snapshot")));
+}
+
 }  // namespace
 }  // namespace dmuond::testing
