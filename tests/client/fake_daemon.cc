@@ -70,6 +70,9 @@ grpc::Status Refusal(absl::StatusCode code, const char* reason, const std::strin
                      const server::ErrorMetadata& metadata = {}) {
   return server::ToGrpc(server::Error(code, reason, message, metadata));
 }
+grpc::Status Draining() {
+  return Refusal(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
+}
 
 }  // namespace
 
@@ -150,6 +153,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
     if (opens_++ < late_claims_) {
       return Refusal(absl::StatusCode::kUnauthenticated, "CLAIM_EXPIRED", "it comes too late");
     }
+    if (std::exchange(draining_, false)) return Draining();
     if (request->resume() == v1::OpenSessionRequest::RESUME_REQUIRE && !has_state_) {
       return Refusal(absl::StatusCode::kFailedPrecondition, "JOB_HAS_NO_STATE",
                      "there is nothing to resume");
@@ -169,6 +173,10 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
       override {
     v1::RegisterLayoutRequest request;
     wire::ReadParts(*stream, request);
+    {
+      MutexLock lock(mutex_);
+      if (std::exchange(draining_, false)) return Draining();
+    }
     v1::RegisterLayoutReply reply;
     for (int i = 0; i < request.parameters_size(); ++i) reply.add_parameter_bucket(0);
     reply.set_buckets(kBuckets);
@@ -233,9 +241,7 @@ class FakeDaemon::Impl final : public v1::Trainer::Service {
                           v1::SubmitStepReply* reply) override {
     MutexLock lock(mutex_);
     submits_.push_back(*request);
-    if (std::exchange(draining_, false)) {
-      return Refusal(absl::StatusCode::kUnavailable, "DRAINING", "this daemon is leaving");
-    }
+    if (std::exchange(draining_, false)) return Draining();
     v1::Outcome& outcome = *reply->mutable_outcome();
     if (goes_back_to_.has_value()) {
       outcome.set_kind(v1::Outcome::KIND_ROLLED_BACK);

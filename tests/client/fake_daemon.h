@@ -50,7 +50,7 @@ class FakeDaemon {
   void AbortNextPush();
   // Steps are decided and the job goes back, and no weights come.
   void HoldPublishing(bool hold);
-  // The next submit is refused: the daemon is leaving.
+  // The next OpenSession, RegisterLayout or SubmitStep is refused: the daemon is leaving.
   void RefuseAsDraining();
 
   [[nodiscard]] std::vector<v1::SubmitStepRequest> submits() const;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -264,6 +265,50 @@ TEST_F(GoingBackTest, ADrainingDaemonsSuccessorIsWaitedFor) {
   const auto outcome = session_->Step(Scalars());
   leaving.join();
   ExpectCommitted(outcome, 3);  // from step 2, where it stands, it need not go back
+}
+
+// Under torchrun each failure of a start costs one of its restarts.
+TEST_F(GoingBackTest, AStartDuringADrainWaitsForTheSuccessor) {
+  for (const bool opened : {false, true}) {
+    std::promise<void> told;
+    const auto open = [&](milliseconds reconnect_timeout) {
+      return Session::Open({.address = path(),
+                            .connect_timeout = milliseconds(0),
+                            .reconnect_timeout = reconnect_timeout,
+                            .log = [&](const std::string& what) {
+                              EXPECT_THAT(what, HasSubstr("is leaving; waiting up to"));
+                              told.set_value();
+                            }});
+    };
+    std::thread leaving([&] {
+      told.get_future().wait();
+      Succeed({});
+    });
+    if (!opened) daemon_->RefuseAsDraining();
+    auto session = open(milliseconds(10'000));
+    ASSERT_TRUE(session.ok()) << session.status();
+    if (opened) daemon_->RefuseAsDraining();
+    LayoutBuilder builder(1);
+    builder.Add({.name = "matrix", .shape = {4, 4}});
+    const auto registered = (*session)->Register(*builder.Build());
+    EXPECT_TRUE(registered.ok()) << registered.status();
+    leaving.join();
+  }
+}
+
+TEST_F(GoingBackTest, AStartDuringADrainNamesASuccessorThatDoesNotCome) {
+  const auto open = [&](milliseconds reconnect_timeout) {
+    daemon_->RefuseAsDraining();
+    return Session::Open({.address = path(),
+                          .reconnect_timeout = reconnect_timeout,
+                          .log = [](const std::string&) {}})
+        .status();
+  };
+  EXPECT_EQ(ReasonOf(open(milliseconds(0))), "DRAINING") << "it is not to wait";
+  const absl::Status nobody = open(milliseconds(100));
+  EXPECT_EQ(ReasonOf(nobody), "DAEMON_LOST") << nobody;
+  EXPECT_THAT(std::string(nobody.message()), HasSubstr("was leaving when rank 0 came, and no "
+                                                       "successor took over within 0.1 s"));
 }
 
 TEST_F(GoingBackTest, WhereASessionStandsItGoesOnInTheMemoryThatItHas) {

@@ -544,6 +544,38 @@ def test_a_draining_daemon_is_waited_for_and_its_successor_too(fake, successors)
         timer.join()
 
 
+@pytest.mark.parametrize("call", ["OpenSession", "RegisterLayout"])
+def test_a_start_during_a_drain_waits_for_the_successor(fake, successors, call, caplog):
+    """Under torchrun each failure of a start costs one of its restarts."""
+
+    def drain(context):
+        timer.start()
+        abort(context, grpc.StatusCode.UNAVAILABLE, "it is leaving", "DRAINING")
+
+    timer = threading.Timer(0.1, lambda: successors(after_s=0.1))
+    fake.first[call] = drain
+    with open_session(fake, connect_for_s=0.0, reconnect_for_s=SOON_S) as session:
+        two_matrices(session)
+        session.step(scalars())
+    assert "rank 0: the daemon at" in caplog.text and "is leaving; waiting up to 5 s" in caplog.text
+    timer.join()
+
+
+def test_a_start_during_a_drain_names_a_successor_that_does_not_come(fake):
+    def start(reconnect_for_s):
+        fake.first["OpenSession"] = lambda context: abort(
+            context, grpc.StatusCode.UNAVAILABLE, "it is leaving", "DRAINING"
+        )
+        with pytest.raises(dmuond.Error) as caught:
+            open_session(fake, reconnect_for_s=reconnect_for_s)
+        return caught.value
+
+    assert start(0.0).reason == "DRAINING"
+    nobody = start(0.1)
+    assert isinstance(nobody, dmuond.DaemonLost)
+    assert "was leaving when rank 0 came, and no successor took over within 0.1 s" in str(nobody)
+
+
 def test_a_successor_that_dies_as_well_has_one_itself(fake, successors):
     with open_session(fake, reconnect_for_s=SOON_S) as session:
         two_matrices(session)

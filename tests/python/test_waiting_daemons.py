@@ -93,6 +93,29 @@ def restart(daemon):
     daemon.start()
 
 
+def test_a_trainer_that_starts_while_its_daemon_leaves_waits_for_the_successor(
+    daemons, threads, tmp_path, caplog
+):
+    address = daemons.start(1, 1, f"--snapshot_dir={tmp_path}", "--drain_timeout=2s")[0]
+    daemon = daemons.members[0]
+    sessions = begin(address, threads)
+    first = threads.submit(step, sessions[0], 2)  # a drain waits for the other rank
+    until(lambda: status(address), '"submitted"')
+    daemon.process.send_signal(signal.SIGTERM)
+    until(lambda: status(address), '"draining"')
+    start = {"rank": 0, "world_size": 1, "job": "other", "reconnect_for_s": 20.0}
+    starting = threads.submit(dmuond.Session, address, **start)
+    until(lambda: caplog.text, "is leaving; waiting up to 20 s for its successor")
+    assert daemon.process.wait(30) == 0
+    daemon.start()
+    other = starting.result()
+    one_matrix.register(other)
+    step(sessions[1], 2)
+    assert first.result().step == 2
+    for session in (other, *sessions):
+        session.close()
+
+
 def test_a_planned_restart_is_not_noticed_between_two_steps_nor_in_one(
     daemons, threads, tmp_path, caplog
 ):

@@ -90,18 +90,22 @@ absl::Status Session::Impl::CheckSubmit(const SubmitOptions& options) const {
 absl::Status Session::Impl::Open(const std::string& path) {
   if (absl::Status known = CheckLaunch(options_); !known.ok()) return known;
   path_ = path;
-  const Clock::time_point give_up = Clock::now() + options_.connect_timeout;
+  return OpenWithin(options_.connect_timeout);
+}
+
+absl::Status Session::Impl::OpenWithin(Milliseconds connect_timeout) {
+  const Clock::time_point give_up = Clock::now() + connect_timeout;
   for (int tries = 1;; ++tries) {
     const auto left = std::chrono::ceil<Milliseconds>(give_up - Clock::now());
     absl::StatusOr<std::unique_ptr<Link>> link =
-        Link::Connect(path, std::max(left, Milliseconds(0)), SilentFor());
+        Link::Connect(path_, std::max(left, Milliseconds(0)), SilentFor());
     if (!link.ok()) return link.status();
     link_ = *std::move(link);
     absl::Status status = link_->Open(options_, options_.resume);
     const bool late = ReasonOf(status) == kClaimExpired;
     if (late && (tries < kClaimsMin || Clock::now() < give_up)) continue;
     if (status.ok()) AdoptOpened();
-    return status;
+    return IsLeaving(status) ? BeginAgain() : status;
   }
 }
 
@@ -135,6 +139,10 @@ absl::StatusOr<Registered> Session::Impl::Register(const Layout& layout) {
     }
   }
   absl::StatusOr<Registered> registered = link_->Register(layout);
+  while (IsLeaving(registered.status())) {
+    if (absl::Status again = BeginAgain(); !again.ok()) return again;
+    registered = link_->Register(layout);
+  }
   if (!registered.ok()) return registered;
   layout_ = layout;
   registered_ = *registered;

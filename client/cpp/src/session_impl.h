@@ -94,6 +94,12 @@ class Session::Impl {
   absl::Status Settle(absl::Status status);
   [[nodiscard]] bool IsTheEnd(const absl::Status& status);
   absl::Status Acknowledge(int64_t to_step, uint32_t epoch);
+  absl::Status OpenWithin(Milliseconds connect_timeout);
+  // The daemon leaves, and this rank, which is not in its job yet, may wait for the successor.
+  [[nodiscard]] bool IsLeaving(const absl::Status& status) const;
+  // Opens the session anew with the successor of a daemon that leaves. DAEMON_LOST: none has come
+  // within the reconnect timeout.
+  absl::Status BeginAgain();
   absl::Status ComeBack(const absl::Status& why);
   absl::Status TryComeBack();
   [[nodiscard]] absl::Status NotBack(const absl::Status& last);

@@ -167,6 +167,28 @@ absl::Status Session::Impl::Acknowledge(int64_t to_step, uint32_t epoch) {
   return absl::OkStatus();
 }
 
+bool Session::Impl::IsLeaving(const absl::Status& status) const {
+  return ReasonOf(status) == "DRAINING" && options_.reconnect_timeout.count() > 0;
+}
+
+absl::Status Session::Impl::BeginAgain() {
+  const Milliseconds most = options_.reconnect_timeout;
+  Say(absl::StrCat("rank ", options_.rank, ": the daemon at ", path_, " is leaving; waiting up to ",
+                   Seconds(most), " s for its successor"));
+  const Clock::time_point until = Clock::now() + most;
+  absl::Status status = absl::DeadlineExceededError("it has not ended");
+  if (link_->LostWithin(most)) {
+    const auto left = std::chrono::ceil<Milliseconds>(until - Clock::now());
+    status = OpenWithin(std::max(left, Milliseconds(0)));
+  }
+  const bool nobody = absl::IsDeadlineExceeded(status) || ReasonOf(status) == kDaemonUnreachable;
+  if (!nobody) return status;
+  return MakeError(absl::StatusCode::kUnavailable, kDaemonLost,
+                   absl::StrCat("the daemon at ", path_, " was leaving when rank ", options_.rank,
+                                " came, and no successor took over within ", Seconds(most), " s (",
+                                status.message(), ")"));
+}
+
 absl::Status Session::Impl::ComeBack(const absl::Status& why) {
   if (!in_job_ || options_.reconnect_timeout.count() <= 0) return why;
   Say(absl::StrCat("rank ", options_.rank, ": ", link_->HowItEnded(), ", at ", path_,

@@ -123,6 +123,10 @@ class Member(abc.ABC):
     def _begin(self, resume: int, connect_for_s: float) -> None:
         unclosed.make_room(self.place, goes_on=resume != types.RESUME_NEVER)
         self._fresh_arenas = places.take(self, resume)
+        self._resume = resume
+        self._open(connect_for_s)
+
+    def _open(self, connect_for_s: float) -> None:
         started = time.monotonic()
         for tries in itertools.count(1):
             left_s = connect_for_s - (time.monotonic() - started)
@@ -131,9 +135,11 @@ class Member(abc.ABC):
             fork.watch(self)
             try:
                 with WaitNotice(self.rank, "the start").waiting_for(self._what_opening_awaits()):
-                    self._link.open(self._identity, resume)
+                    self._link.open(self._identity, self._resume)
                 break
             except errors.Error as error:
+                if self._begins_again(error):
+                    return
                 late = error.reason == "CLAIM_EXPIRED"
                 if not late or (
                     tries >= _CLAIMS_MIN and time.monotonic() > started + connect_for_s
@@ -147,6 +153,30 @@ class Member(abc.ABC):
                 raise
         self._adopt_opened()
         self.stay()
+
+    def _begins_again(self, error: errors.Error) -> bool:
+        """Whether this rank has begun again, with the successor of a daemon that leaves."""
+        if error.reason != "DRAINING" or self._reconnect_for_s <= 0:
+            return False
+        log.warning(
+            "rank %d: the daemon at %s is leaving; waiting up to %g s for its successor",
+            self.rank,
+            self._path,
+            self._reconnect_for_s,
+        )
+        until = time.monotonic() + self._reconnect_for_s
+        ended = self._link.lost.wait(self._reconnect_for_s)
+        self._disconnect()
+        try:
+            if ended:
+                self._open(max(0.0, until - time.monotonic()))
+                return True
+        except errors.Unreachable as unreachable:
+            error = unreachable
+        raise errors.DaemonLost(
+            f"the daemon at {self._path} was leaving when rank {self.rank} came, and no successor "
+            f"took over within {self._reconnect_for_s:g} s ({error})"
+        ) from None
 
     def __del__(self) -> None:
         if not self._closed:

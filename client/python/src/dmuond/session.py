@@ -114,9 +114,10 @@ class Session(Member):
         and has a snapshot gets one of its last step first.
 
         connect_for_s: how long to wait for a daemon that is just starting. reconnect_for_s: how
-        long a call waits for the successor of a daemon that has gone (DMUOND_RECONNECT_S, or 10
-        minutes); 0: DaemonLost at once. server_uid: the user whose daemon gets the token, beside
-        root and this process's own (DMUOND_SERVER_UID).
+        long a call waits for the successor of a daemon that has gone, and the start for that of one
+        that is leaving (DMUOND_RECONNECT_S, or 10 minutes); 0: DaemonLost, or DRAINING, at once.
+        server_uid: the user whose daemon gets the token, beside root and this process's own
+        (DMUOND_SERVER_UID).
 
         Raises: Unreachable when no daemon answers within `connect_for_s`; InvalidArgumentError
         where there is no such device, or (DEVICE_UNKNOWN) no lane reaches it; Error as the daemon
@@ -162,8 +163,14 @@ class Session(Member):
         )
         self._check_alive()
         others = f"all ranks of job '{self.job}' to register (WORLD_SIZE is {self.world_size})"
-        with WaitNotice(self.rank, "the registration").waiting_for(others):
-            registered = self._link.register(self._layout)
+        while True:
+            try:
+                with WaitNotice(self.rank, "the registration").waiting_for(others):
+                    registered = self._link.register(self._layout)
+                break
+            except errors.Error as error:
+                if not self._begins_again(error):
+                    raise
         self._adopt_registered(registered)
         assert self.registered is not None
         return self.registered

@@ -48,7 +48,8 @@ struct Options {
   std::string client;   // for logs and status; empty: library, host and process
   // How long Open waits for a daemon that is just starting.
   std::chrono::milliseconds connect_timeout{10'000};
-  // How long a call waits for the successor of a daemon that has gone; 0: DAEMON_LOST at once.
+  // How long a call waits for the successor of a daemon that has gone, and Open and Register for
+  // that of one that is leaving; 0: DAEMON_LOST, or DRAINING, at once.
   std::chrono::milliseconds reconnect_timeout{600'000};
   // Called with a line for people when such a wait begins and ends; and when a step has waited for
   // 5 s, and then less and less often, with whom it waits for. It runs in the thread of the call.
