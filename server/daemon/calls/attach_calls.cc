@@ -12,6 +12,7 @@
 #include "scheduler/job/refusals.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
+#include "server/daemon/calls/awaited.h"
 #include "server/daemon/calls/session_calls.h"
 
 namespace dmuond::server {
@@ -351,8 +352,10 @@ absl::StatusOr<v1::AttachBuffersReply> AttachCalls::AttachOnce(
       return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                    Say("job '", Named("job", job.name()), "' begins at step ",
                        Named("step", job.wire().restore().step() + 1),
-                       " when every rank has attached its buffers; not all have in time: `dmuonctl "
-                       "status` on each node lists those that have"));
+                       " when every rank has attached its buffers; these have not in time: ",
+                       Named("missing", MissingRanks(core_, [](const RankTable::Session* one) {
+                               return one != nullptr && one->mapped();
+                             }))));
     }
     core_.Do(job.PublishSince(id, job.applied_attempt()));
   }
@@ -429,7 +432,11 @@ absl::StatusOr<v1::AckRollbackReply> AttachCalls::AckRollback(const v1::AckRollb
     return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                  Say("the coordinator has not said within ",
                      Named("timeout_ms", std::chrono::milliseconds(begun_within).count()),
-                     " ms that every rank has acknowledged, or come back"));
+                     " ms that every rank has acknowledged, or come back. Missing: ",
+                     Named("missing", MissingRanks(core_, [](const RankTable::Session* one) {
+                             return one != nullptr && one->mapped() &&
+                                    !one->must_acknowledge.has_value();
+                           }))));
   }
   // Once: a copy of the call may be late, and the trainer write its weights meanwhile.
   std::optional<v1::AckRollbackReply>& reply = (*found)->acknowledge_reply;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -30,6 +31,38 @@ absl::Status GroupNotFormed(const Core& core) {
   return Error(absl::StatusCode::kUnavailable, "GROUP_NOT_FORMED",
                Say("the group of ", Named("nodes", core.options.nodes),
                    " daemons has not formed. Awaited is ", Named("awaited", MissingInGroup(core))));
+}
+
+std::string MissingRanks(
+    Core& core, const std::function<bool(const scheduler::RankTable::Session*)>& has_come) {
+  const scheduler::NodeJob& job = core.held_job();
+  google::protobuf::RepeatedPtrField<v1::Awaited> told;
+  FillAwaited(core, told);
+  if (!told.empty()) {
+    return absl::StrJoin(told, "; ", [](std::string* out, const v1::Awaited& one) {
+      absl::StrAppend(out, one.what());
+    });
+  }
+  constexpr size_t kNamedMax = 16;
+  std::vector<int32_t> missing;
+  size_t more = 0;
+  for (int32_t rank = 0; rank < job.world_size(); ++rank) {
+    const scheduler::RankTable::Session* session = job.ranks().OfRank(rank);
+    const bool elsewhere = session == nullptr && job.plan() != nullptr &&
+                           job.inputs()->layout.trainers[rank].node.value() != core.options.node;
+    if (elsewhere || has_come(session)) continue;
+    if (missing.size() < kNamedMax) {
+      missing.push_back(rank);
+    } else {
+      ++more;
+    }
+  }
+  constexpr char kElsewhere[] = "`dmuonctl status` on node 0 names those of other nodes";
+  if (missing.empty()) return absl::StrCat("none of this node; ", kElsewhere);
+  return absl::StrCat(
+      missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
+      more > 0 ? absl::StrCat(" and ", more, " more") : "",
+      core.options.nodes > 1 ? absl::StrCat(", as far as this node knows; ", kElsewhere) : "");
 }
 
 void FillAwaited(Core& core, google::protobuf::RepeatedPtrField<v1::Awaited>& awaited) {

@@ -529,8 +529,12 @@ absl::StatusOr<v1::RegisterLayoutReply> SessionCalls::RegisterLayout(
   if (!*planned) {
     return Error(
         absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
-        "the coordinator has not answered in time: `dmuonctl status` on node 0 says whether "
-        "it lives, and who is missing");
+        Say("job '", Named("job", core_.job.name()),
+            "': the coordinator has not answered in time (`dmuonctl status` on node 0 says whether "
+            "it lives). Not registered: ",
+            Named("missing", MissingRanks(core_, [](const scheduler::RankTable::Session* one) {
+                    return one != nullptr && one->state >= scheduler::RankTable::State::kRegistered;
+                  }))));
   }
 
   const std::shared_ptr<const scheduler::PlanInputs> inputs = core_.job.inputs();

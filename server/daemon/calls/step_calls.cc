@@ -301,7 +301,11 @@ absl::StatusOr<v1::PushParametersReply> StepCalls::Push(const v1::PushParameters
     return Error(absl::StatusCode::kDeadlineExceeded, "RANKS_MISSING",
                  Say("rank ", Named("rank", submission.rank.value()),
                      " pushed, but not every rank did within ",
-                     Named("timeout_ms", core_.options.step_timeout.count()), " ms"));
+                     Named("timeout_ms", core_.options.step_timeout.count()), " ms. Missing: ",
+                     Named("missing", MissingRanks(core_, [&job](const auto* one) {
+                             return one != nullptr && job.steps() != nullptr &&
+                                    job.steps()->submitted(scheduler::TrainerRank(one->rank));
+                           }))));
   }
   if (answer->outcome->kind == scheduler::OutcomeKind::kRolledBack) {
     return scheduler::NodeJob::RolledBackError(

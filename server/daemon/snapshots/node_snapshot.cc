@@ -317,6 +317,7 @@ absl::StatusOr<Restorable> FindRestorable(Storage& storage, const std::string& j
   absl::StatusOr<SnapshotStore> store = SnapshotStore::Create(storage, job);
   if (!store.ok()) return store.status();
   absl::StatusOr<storage::SnapshotEntry> entry = store->Find(step);
+  if (absl::IsNotFound(entry.status())) return WithReason(entry.status(), "NO_SUCH_SNAPSHOT");
   if (!entry.ok()) return entry.status();
   return Complete(storage, *std::move(entry));
 }

@@ -118,7 +118,8 @@ absl::StatusOr<std::set<uint32_t>> OwnersOf(storage::Storage& storage, const std
 // submitted cannot be read.
 absl::StatusOr<std::optional<Restorable>> FindRestorable(storage::Storage& storage,
                                                          const std::string& job);
-// The newest snapshot of a step; NOT_FOUND names the steps of those that exist.
+// The newest snapshot of a step; NOT_FOUND, reason NO_SUCH_SNAPSHOT, names the steps of those that
+// exist.
 absl::StatusOr<Restorable> FindRestorable(storage::Storage& storage, const std::string& job,
                                           scheduler::StepId step);
 // The snapshot of this id; NOT_FOUND names the id.

@@ -1,0 +1,61 @@
+"""Snapshots that a job has, has not, or has no more; whom a job that begins from one waits for."""
+
+import threading
+
+import core_trainer
+import dmuond
+import pytest
+from daemons import dmuonctl, until
+
+SQUARE = core_trainer.Tensor("square", (16, 16))
+
+
+def job(name: str, world: int = 1) -> core_trainer.Job:
+    return core_trainer.Job((SQUARE,), ((core_trainer.whole(SQUARE),),) * world, name=name)
+
+
+def saved(address: str, name: str) -> core_trainer.Trainer:
+    """A trainer of the job, whose first step is in a snapshot."""
+    trainer = core_trainer.Trainer(0, 1, job(name), address=address)
+    trainer.step()
+    trainer.session.save_snapshot()
+    return trainer
+
+
+def test_a_step_without_a_snapshot_is_no_broken_snapshot(daemons, tmp_path):
+    address = daemons.start(1, 1, f"--snapshot_dir={tmp_path}")[0]
+    trainer = saved(address, "job")
+    with pytest.raises(dmuond.Error, match="no snapshot of step 999 in .*; it has steps 1") as told:
+        trainer.session.load_snapshot(999)
+    assert (told.value.code, told.value.reason) == ("NOT_FOUND", "NO_SUCH_SNAPSHOT")
+    asked = dmuonctl(address, "snapshot", "load", "999")
+    assert asked.returncode != 0 and "[NO_SUCH_SNAPSHOT]" in asked.stderr, asked
+    trainer.step()
+    trainer.session.close()
+
+
+def test_who_begins_from_a_snapshot_hears_which_ranks_have_not_come(daemons, tmp_path):
+    address = daemons.start(1, 1, f"--snapshot_dir={tmp_path}", "--register_timeout=1s")[0]
+    saved(address, "job").session.close()
+    until(lambda: dmuonctl(address, "jobs").stdout, "no job")
+    sessions = [
+        dmuond.Session(address, rank=rank, world_size=2, job="job", resume="require")
+        for rank in range(2)
+    ]
+    parameters, fragments, size, _ = core_trainer.messages(job("job", 2), 0)
+    registering = [
+        threading.Thread(
+            target=session.register,
+            args=(parameters, fragments, [dmuond.types.GroupConfig(preset="dmuon")]),
+        )
+        for session in sessions
+    ]
+    for thread in registering:
+        thread.start()
+    for thread in registering:
+        thread.join()
+    with pytest.raises(dmuond.Error, match="these have not in time: rank 1 ") as told:
+        sessions[0].attach({1: size, 2: size})
+    assert told.value.reason == "RANKS_MISSING" and told.value.metadata["missing"] == "rank 1"
+    for session in sessions:
+        session.drop()
