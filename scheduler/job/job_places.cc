@@ -43,6 +43,12 @@ std::optional<int32_t> JobPlaces::Find(TimePoint now, const std::string& job,
   return static_cast<int32_t>(*found);
 }
 
+bool JobPlaces::Awaits(TimePoint now, const std::string& job) const {
+  return std::any_of(last_.begin(), last_.end(), [&](const Last& last) {
+    return last.job == job && !last.has_begun && now < last.asked + kept_;
+  });
+}
+
 std::vector<std::string> JobPlaces::holders() const {
   std::vector<std::string> holders;
   holders.reserve(last_.size());

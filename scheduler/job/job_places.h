@@ -35,6 +35,8 @@ class JobPlaces {
                                             const std::vector<Running>& running);
   // Call it now and then, so that a place is free as soon as its job has ended.
   void Look(const std::vector<Running>& running);
+  // A place is kept for the job, since somebody has asked and it has not begun.
+  [[nodiscard]] bool Awaits(TimePoint now, const std::string& job) const;
   // By place: its job, or for whom it is kept; empty: it never had one.
   [[nodiscard]] std::vector<std::string> holders() const;
 

@@ -128,6 +128,7 @@ void Daemon::OnCoordinatorGone(const std::string& why) {
 void Daemon::Tick() {
   for (Place& place : places_) place.core.Tick();
   finder_.Tick();
+  ended_.Tick();
 }
 
 bool Daemon::formed() {

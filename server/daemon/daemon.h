@@ -18,6 +18,7 @@
 #include "server/daemon/memory/node_device.h"
 #include "server/daemon/place.h"
 #include "server/daemon/rpc_counts.h"
+#include "server/daemon/snapshots/ended_jobs.h"
 
 namespace dmuond::server {
 
@@ -68,6 +69,7 @@ class Daemon {
 
   std::deque<Place> places_;
   PlaceFinder finder_;
+  EndedJobs ended_{places_, finder_};
   NodeCalls node_{places_};
   RpcCounts rpcs_;
 };

@@ -32,6 +32,8 @@ struct DaemonOptions {
   scheduler::GroupJobOptions coordinator;
   storage::Storage* storage = nullptr;  // of snapshots; null: none are made. Outlives the daemon
   int32_t snapshot_keep = 2;
+  // Those of ended jobs are removed so long after the newest of them; 0: they stay.
+  std::chrono::milliseconds snapshots_of_ended_jobs{0};
   int64_t snapshot_staging_bytes = 0;  // per lane; 0: state is copied straight
   // An operation in the storage that takes longer hangs.
   std::chrono::milliseconds snapshot_timeout{300'000};

@@ -162,6 +162,24 @@ absl::Status SnapshotStore::Retain(int32_t keep) {
   return absl::OkStatus();
 }
 
+absl::Status SnapshotStore::RemoveAll() {
+  absl::StatusOr<std::vector<SnapshotEntry>> entries = List();
+  if (!entries.ok()) return entries.status();
+  bool broken = false;
+  for (auto entry = entries->rbegin(); entry != entries->rend(); ++entry) {
+    if (entry->state == SnapshotState::kBroken) {
+      broken = true;
+    } else if (absl::Status status = RemoveSnapshot(entry->id); !status.ok()) {
+      return status;
+    }
+  }
+  if (broken) return absl::OkStatus();
+  // Files of other people may lie there too.
+  absl::StatusOr<std::vector<std::string>> left = storage_->List(job_);
+  if (!left.ok()) return UnlessGone(left.status());
+  return left->empty() ? UnlessGone(storage_->RemoveDirectory(job_)) : absl::OkStatus();
+}
+
 absl::Status SnapshotStore::RemoveLeftovers(scheduler::Attempt oldest_live) {
   absl::StatusOr<std::vector<SnapshotId>> ids = Directories();
   if (!ids.ok()) return ids.status();

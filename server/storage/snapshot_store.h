@@ -9,7 +9,7 @@
 //                                                 store.Retain(2);
 //
 // Threads: calls of one object one at a time. Of several daemons, only the coordinator calls
-// Commit(), Retain(), RemoveLeftovers(), SetAsideAfter() and DiscardAll().
+// Commit(), Retain(), RemoveAll(), RemoveLeftovers(), SetAsideAfter() and DiscardAll().
 #ifndef DMUOND_SERVER_STORAGE_SNAPSHOT_STORE_H_
 #define DMUOND_SERVER_STORAGE_SNAPSHOT_STORE_H_
 
@@ -80,6 +80,9 @@ class SnapshotStore {
 
   // Removes all but the newest `keep` durable snapshots. REQUIRES: keep >= 1.
   absl::Status Retain(int32_t keep);
+  // Removes all snapshots, the oldest first, but for broken ones: somebody should look at them. The
+  // job's directory goes with the last. REQUIRES: nobody uses them.
+  absl::Status RemoveAll();
   // Removes what has no manifest and was begun by an older attempt than `oldest_live`: that of the
   // snapshot being written, or the open one.
   absl::Status RemoveLeftovers(scheduler::Attempt oldest_live);

@@ -22,6 +22,25 @@ def saved(address: str, name: str) -> core_trainer.Trainer:
     return trainer
 
 
+def test_snapshots_of_ended_jobs_go_by_age_and_those_of_others_stay(daemons, tmp_path):
+    kept = (f"--snapshot_dir={tmp_path}", "--snapshots_of_ended_jobs=1s")
+    address = daemons.start(1, 1, *kept)[0]
+    log = daemons.members[0].text
+    lives = saved(address, "a-lives")
+    saved(address, "a-waits").session.drop()
+    saved(address, "ended").session.close()
+    gone = r"snapshots of an ended job are removed .*job=ended step=1 written=20\S+ path=.*/ended"
+    until(log, gone)
+    assert not (tmp_path / "ended").exists()
+    # Theirs are older, and were looked at before.
+    assert list((tmp_path / "a-lives").iterdir()) and list((tmp_path / "a-waits").iterdir())
+    again = core_trainer.Trainer(0, 1, job("a-waits"), address=address, resume="require")
+    assert again.session.last_committed_step == 1
+    again.session.close()
+    until(log, gone.replace("ended step", "a-waits step").replace("/ended", "/a-waits"))
+    lives.session.close()
+
+
 def test_a_step_without_a_snapshot_is_no_broken_snapshot(daemons, tmp_path):
     address = daemons.start(1, 1, f"--snapshot_dir={tmp_path}")[0]
     trainer = saved(address, "job")

@@ -124,6 +124,13 @@ void PlaceFinder::OnNewGroup() {
   answered_.NotifyAll();
 }
 
+bool PlaceFinder::Awaits(const std::string& job) {
+  MutexLock lock(mutex_);
+  const bool asked = std::any_of(questions_.begin(), questions_.end(),
+                                 [&](const Question& one) { return one.what.job() == job; });
+  return asked || jobs_.Awaits(steady_clock::now(), job);
+}
+
 void PlaceFinder::Tick() {
   if (options_.node != 0 || places_.size() == 1) return;
   MutexLock lock(mutex_);

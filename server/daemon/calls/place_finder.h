@@ -39,6 +39,8 @@ class PlaceFinder {
   void OnAnswer(const v1::PlaceFound& answer);
   // The group has formed or broken: nobody answers what was asked before.
   void OnNewGroup();
+  // A trainer has asked for the job's place and not opened its session, as far as node 0 knows.
+  [[nodiscard]] bool Awaits(const std::string& job);
   // Call it every 100 ms.
   void Tick();
 

@@ -81,6 +81,7 @@ struct Config {
   int64_t snapshot_every_steps = 0;             // 0: not by steps
   std::chrono::milliseconds snapshot_every{0};  // 0: not by time
   int32_t snapshot_keep = 0;
+  std::chrono::milliseconds snapshots_of_ended_jobs{0};  // 0: they stay
   bool replan = false;
   int64_t snapshot_staging_bytes = 0;
   std::chrono::milliseconds snapshot_timeout{0};

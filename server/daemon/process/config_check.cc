@@ -392,6 +392,26 @@ class Checker {
     return std::chrono::milliseconds(absl::ToInt64Milliseconds(value));
   }
 
+  std::chrono::milliseconds SnapshotsOfEndedJobs() {
+    constexpr char kFlag[] = "snapshots_of_ended_jobs";
+    const std::string& text = config_.values.snapshots_of_ended_jobs();
+    if (text == "keep") return std::chrono::milliseconds(0);
+    if (config_.values.snapshot_dir().empty()) Wrong(kFlag, text, "needs --snapshot_dir");
+    // Days are what people think in here; absl's durations end with hours.
+    absl::string_view days = text;
+    int64_t count = 0;
+    if (absl::ConsumeSuffix(&days, "d") && absl::SimpleAtoi(days, &count) && count >= 1 &&
+        count <= 365) {
+      return std::chrono::hours(24 * count);
+    }
+    absl::Duration value;
+    if (!absl::ParseDuration(text, &value) || value < absl::Seconds(1) ||
+        value > absl::Hours(24 * 365)) {
+      Wrong(kFlag, text, "is neither keep nor a time from 1s to 365d, as in 30d or 12h");
+    }
+    return std::chrono::milliseconds(absl::ToInt64Milliseconds(value));
+  }
+
   void Times() {
     const config::ConfigFile& values = config_.values;
     constexpr absl::Duration kLeast = absl::Milliseconds(1);
@@ -415,6 +435,7 @@ class Checker {
         InRange<int64_t>("snapshot_every_steps", values.snapshot_every_steps(), 0, kStepsMax);
     config_.snapshot_every = Time("snapshot_every", values.snapshot_every(), absl::ZeroDuration());
     config_.snapshot_keep = InRange("snapshot_keep", values.snapshot_keep(), 1, 1 << 20);
+    config_.snapshots_of_ended_jobs = SnapshotsOfEndedJobs();
     config_.snapshot_staging_bytes =
         InRange<int64_t>("snapshot_staging_bytes", values.snapshot_staging_bytes(),
                          kStagingBytesMin, std::numeric_limits<int64_t>::max());

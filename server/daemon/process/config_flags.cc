@@ -114,6 +114,9 @@ ABSL_FLAG(int64_t, snapshot_every_steps, 500,
 ABSL_FLAG(absl::Duration, snapshot_every, absl::Minutes(10),
           "time from one snapshot to the next; 0: not by time");
 ABSL_FLAG(int32_t, snapshot_keep, 2, "snapshots of a job that are kept, the newest ones");
+ABSL_FLAG(std::string, snapshots_of_ended_jobs, "keep",
+          "how long after its newest snapshot an ended job's are removed, as in 30d or 12h; keep: "
+          "never");
 ABSL_FLAG(int64_t, snapshot_staging_bytes, int64_t{2} << 30,
           "pinned memory of a lane through which device memory is copied for a snapshot, bytes");
 ABSL_FLAG(

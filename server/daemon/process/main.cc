@@ -145,6 +145,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.coordinator.step.skips_max = config.skips_max;
   options.storage = snapshots;
   options.snapshot_keep = config.snapshot_keep;
+  options.snapshots_of_ended_jobs = config.snapshots_of_ended_jobs;
   options.snapshot_timeout = config.snapshot_timeout;
   if (!device.StateIsHostMemory()) options.snapshot_staging_bytes = config.snapshot_staging_bytes;
   options.coordinator.snapshots = snapshots != nullptr;

@@ -464,6 +464,21 @@ TEST(ConfigTest, UsersShareJobsWhereTheyAreLetIn) {
   EXPECT_THAT(Mistake({"--job_uids=any"}), HasSubstr("without --allowed_uids"));
 }
 
+TEST(ConfigTest, SnapshotsOfEndedJobsStayOrGoAfterATime) {
+  const TempDir dir;
+  const std::string there = "--snapshot_dir=" + (dir / "a");
+  EXPECT_EQ(LoadOk({there}).snapshots_of_ended_jobs.count(), 0);
+  EXPECT_EQ(LoadOk({there, "--snapshots_of_ended_jobs=30d"}).snapshots_of_ended_jobs,
+            std::chrono::hours(720));
+  EXPECT_EQ(LoadOk({there, "--snapshots_of_ended_jobs=1h30m"}).snapshots_of_ended_jobs,
+            std::chrono::minutes(90));
+  for (const char* wrong : {"0", "-1d", "9000000d", "soon", "1dd"}) {
+    EXPECT_THAT(Mistake({there, absl::StrCat("--snapshots_of_ended_jobs=", wrong)}),
+                HasSubstr("is neither keep nor a time"));
+  }
+  EXPECT_THAT(Mistake({"--snapshots_of_ended_jobs=1d"}), HasSubstr("needs --snapshot_dir"));
+}
+
 TEST(ConfigTest, SocketGroupOpensTheSocketToTheGroup) {
   const Config config = LoadOk({absl::StrCat("--socket_group=", ::getegid())});
   EXPECT_EQ(config.socket_gid, ::getegid());

@@ -143,6 +143,34 @@ TEST_F(SnapshotStoreTest, WhatIsDiscardedCountsNoMoreAndStays) {
   EXPECT_THAT(Listed(), ElementsAre("11 set aside", "10 durable", "8 discarded", "7 discarded"));
 }
 
+TEST_F(SnapshotStoreTest, OwnersAreThoseOfAllThatCountAndEarlierBuildsNamedNone) {
+  SaveAll({1, 2, 3});
+  EXPECT_THAT(store_.Owners().value(), IsEmpty());
+  for (const auto& [step, owner] : {std::pair(1, 1000U), std::pair(2, 1001U)}) {
+    v1::SnapshotManifest manifest = store_.Find(scheduler::StepId(step))->manifest;
+    manifest.set_owner_uid(owner);
+    ASSERT_TRUE(store_.Commit(manifest).ok());
+  }
+  EXPECT_THAT(store_.Owners().value(), ElementsAre(1000U, 1001U));
+  ASSERT_TRUE(storage_.Remove(Path(2, "lane-00000.safetensors")).ok());
+  EXPECT_THAT(store_.Owners().value(), ElementsAre(1000U, 1001U)) << "a broken one is still his";
+  ASSERT_TRUE(store_.DiscardAll().ok());
+  EXPECT_THAT(store_.Owners().value(), IsEmpty());
+}
+
+TEST_F(SnapshotStoreTest, AllGoButWhatIsBroken) {
+  SaveAll({1, 2, 3, 4});
+  ASSERT_TRUE(store_.SetAsideAfter(IdAt(3)).ok());
+  ASSERT_TRUE(store_.Prepare(IdAt(5)).ok());
+  ASSERT_TRUE(storage_.Remove(Path(2, "lane-00000.safetensors")).ok());
+  ASSERT_TRUE(store_.RemoveAll().ok());
+  EXPECT_THAT(Listed(), ElementsAre("2 broken"));
+  ASSERT_TRUE(storage_.Remove(Path(2, "manifest.json")).ok());
+  ASSERT_TRUE(store_.RemoveAll().ok());
+  EXPECT_TRUE(absl::IsNotFound(storage_.List(kJob).status())) << "the job's directory goes, too";
+  EXPECT_TRUE(store_.RemoveAll().ok());
+}
+
 TEST_F(SnapshotStoreTest, CommitLooksForEveryFile) {
   SaveAll({1});
   v1::SnapshotManifest manifest = store_.Newest()->value().manifest;
