@@ -73,6 +73,9 @@ struct JobFigures {
   int64_t snapshots_written = 0;
   int64_t snapshots_failed = 0;
   int64_t snapshot_bytes = 0;  // that this node has written, of snapshots that came to nothing too
+  // Of the newest snapshot, as the coordinator tells: of the whole, and how long it took.
+  int64_t newest_snapshot_bytes = 0;
+  int64_t newest_snapshot_ms = 0;
   TimeHistogram snapshot_times;  // from this node's order to write until the snapshot existed
   Attempt saving;                // names the snapshot that this node writes, or wrote last
   TimePoint saving_since;

@@ -91,6 +91,10 @@ void NodeJob::OnSnapshotDone(TimePoint now, const v1::SnapshotDone& done) {
     JobFigures& figures = job_->figures;
     ++figures.snapshots_written;
     figures.saved = now;
+    if (done.bytes() > 0) {
+      figures.newest_snapshot_bytes = done.bytes();
+      figures.newest_snapshot_ms = done.took_ms();
+    }
     std::vector<node::Note::Field> fields = {{"step", done.step()}};
     if (figures.saving.value() == done.attempt()) {
       const double took_s = std::chrono::duration<double>(now - figures.saving_since).count();

@@ -93,6 +93,11 @@ std::optional<v1::WriteManifest> SnapshotRound::OnWritten(TimePoint now,
   if (writing_->error.empty()) {
     Describe(manifest);
     *manifest.mutable_took() = ToProto(now - writing_->since);
+    const auto took = std::chrono::ceil<std::chrono::milliseconds>(now - writing_->since);
+    writing_->costs.set_took_ms(took.count());
+    int64_t bytes = 0;
+    for (const v1::SnapshotFile& file : manifest.files()) bytes += file.bytes();
+    writing_->costs.set_bytes(bytes);
   }
   manifest.set_job(job_.wire->job());
   manifest.set_step(writing_->id.step.value());
@@ -127,10 +132,11 @@ std::optional<SnapshotRound::Finished> SnapshotRound::OnManifestWritten(
   const std::string error = first ? written.error() : writing_->error;
   const std::string reason = first ? written.reason() : writing_->reason;
   if (error.empty()) durable_changes_ = writing_->changes;
-  writing_.reset();
+  const v1::SnapshotDone costs = std::exchange(writing_, std::nullopt)->costs;
   schedule_.OnFinished(error.empty());
   if (error.empty()) durable_ = id;
   Finished finished{.done = Done(id)};
+  if (error.empty()) finished.done.MergeFrom(costs);
   finished.done.set_error(error);
   if (!error.empty()) finished.done.set_reason(reason.empty() ? "SNAPSHOT_FAILED" : reason);
   if (requested_) {

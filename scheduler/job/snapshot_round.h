@@ -86,7 +86,8 @@ class SnapshotRound {
     int64_t changes = 0;      // that its state has
     std::set<int32_t> nodes;  // those that have answered
     v1::SnapshotManifest manifest;
-    std::string error;  // the first
+    v1::SnapshotDone costs;  // bytes and took_ms, once all files are durable
+    std::string error;       // the first
     std::string reason;
   };
   [[nodiscard]] v1::SaveState Begin(TimePoint now);

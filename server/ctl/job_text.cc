@@ -26,6 +26,10 @@ std::string JobText(const v1::JobStatus& job) {
       job.snapshots_left_out(), " left out\n", job.parameters(), " parameters, ", job.matrices(),
       " matrices orthogonalised, gradient norm ", absl::StrFormat("%.6g", job.gradient_norm()),
       "\n");
+  if (job.snapshot_bytes() > 0) {
+    absl::StrAppend(&text, "the newest snapshot has ", HumanBytes(job.snapshot_bytes()),
+                    " and took ", absl::StrFormat("%.3g", job.snapshot_ms() / 1000.0), " s\n");
+  }
   if (!job.snapshot_error().empty()) {
     absl::StrAppend(&text, "the newest snapshot failed: ", job.snapshot_error(), "\n");
   }
@@ -40,10 +44,10 @@ std::string JobText(const v1::JobStatus& job) {
   }
   if (job.has_timing()) {
     const v1::StepTiming& timing = job.timing();
-    Table times({">collect", ">decide", ">update", ">publish", ">quiet"});
+    Table times({">collect", ">decide", ">update", ">publish", ">quiet", ">to other nodes"});
     times.Add({HumanMicroseconds(timing.collect_us()), HumanMicroseconds(timing.decide_us()),
                HumanMicroseconds(timing.update_us()), HumanMicroseconds(timing.publish_us()),
-               HumanMicroseconds(timing.quiet_us())});
+               HumanMicroseconds(timing.quiet_us()), HumanBytes(timing.rail_bytes())});
     absl::StrAppend(&text, "\nlast step\n", times.Text());
   }
   if (job.trainers_size() > 0) {

@@ -26,17 +26,28 @@ constexpr int kEndsShown = 8;
 void AddLane(const v1::GetPlanReply::Lane& lane, Table& table) {
   table.Add({absl::StrCat(lane.lane()), HumanMicroseconds(lane.load_us()),
              HumanBytes(lane.memory_bytes()), absl::StrCat(lane.matrices()),
-             absl::StrCat(lane.pieces()), absl::StrCat(lane.batches())});
+             absl::StrCat(lane.pieces()), absl::StrCat(lane.batches()),
+             HumanBytes(lane.snapshot_bytes()), HumanBytes(lane.network_bytes())});
 }
 
 void Print(const v1::GetPlanReply& plan) {
   std::cout << PictureAge(plan.picture_age_ms());
   std::cout << absl::StrFormat(
       "update %s, proven lower bound %s (gap %s%s), imbalance %.4f\n"
-      "%d lanes, %d buckets, digest %016x\n\n",
+      "%d lanes, %d buckets, digest %016x\n",
       HumanMicroseconds(plan.makespan_us()), HumanMicroseconds(plan.lower_bound_us()),
       HumanPercent(plan.gap()), plan.optimal() ? ", optimal" : "", plan.imbalance(),
       plan.lanes_size(), plan.buckets(), plan.digest());
+  int64_t snapshot = 0;
+  int64_t network = 0;
+  for (const auto& lane : plan.lanes()) {
+    snapshot += lane.snapshot_bytes();
+    network += lane.network_bytes();
+  }
+  std::cout << "a snapshot has " << HumanBytes(snapshot)
+            << ", and its copy takes as much host memory on all nodes together; "
+            << (network == 0 ? "nothing" : HumanBytes(network))
+            << " crosses between nodes in a step\n\n";
   std::vector<const v1::GetPlanReply::Lane*> lanes;
   for (const auto& lane : plan.lanes()) lanes.push_back(&lane);
   const bool all = plan.lanes_size() <= kLanesShown;
@@ -44,10 +55,11 @@ void Print(const v1::GetPlanReply& plan) {
     std::stable_sort(lanes.begin(), lanes.end(),
                      [](const auto* a, const auto* b) { return a->load_us() > b->load_us(); });
   }
-  Table table({">lane", ">update", ">memory", ">matrices", ">pieces", ">batches"});
+  Table table({">lane", ">update", ">memory", ">matrices", ">pieces", ">batches", ">snapshot",
+               ">sends a step"});
   for (size_t i = 0; i < lanes.size(); ++i) {
     if (all || i < kEndsShown || i + kEndsShown >= lanes.size()) AddLane(*lanes[i], table);
-    if (!all && i == kEndsShown) table.Add({"…", "", "", "", "", ""});
+    if (!all && i == kEndsShown) table.Add({"…", "", "", "", "", "", "", ""});
   }
   std::cout << table.Text();
   if (!all) {
@@ -72,7 +84,9 @@ absl::StatusOr<v1::GetPlanReply> PlanOffline(const Options& options) {
   inputs.layout = scheduler::LayoutOf(*model, options.nodes, options.lanes);
   const auto plan = scheduler::MakePlan(inputs);
   if (!plan.ok()) return plan.status();
-  return Summarize(*plan);
+  v1::GetPlanReply reply = Summarize(*plan);
+  if (absl::Status added = AddNetwork(inputs, *plan, reply); !added.ok()) return added;
+  return reply;
 }
 
 }  // namespace

@@ -46,12 +46,12 @@ std::string StatusText(const v1::GetStatusReply& status) {
   }
   if (status.lanes_size() > 0) {
     Table lanes({">lane", ">pid", "state", ">restarts", ">state memory", ">staging",
-                 ">update (est.)", "device"});
+                 ">snapshot copy", ">update (est.)", "device"});
     for (const v1::LaneStatus& lane : status.lanes()) {
       lanes.Add({absl::StrCat(lane.lane()), lane.has_pid() ? absl::StrCat(lane.pid()) : "none",
                  lane.state(), absl::StrCat(lane.restarts()), HumanBytes(lane.state_bytes()),
-                 HumanBytes(lane.staging_bytes()), HumanMicroseconds(lane.load_us()),
-                 lane.device()});
+                 HumanBytes(lane.staging_bytes()), HumanBytes(lane.copy_bytes()),
+                 HumanMicroseconds(lane.load_us()), lane.device()});
     }
     out << "\n" << lanes.Text();
     for (const v1::LaneStatus& lane : status.lanes()) {

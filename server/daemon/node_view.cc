@@ -68,6 +68,8 @@ void FillJob(Core& core, v1::JobStatus& status) DMUOND_REQUIRES(core.mutex) {
   status.set_snapshots_left_out(snapshots.done().left_out());
   status.set_snapshots_failed(snapshots.done().failed());
   status.set_snapshot_error(snapshots.failure());
+  status.set_snapshot_bytes(figures.newest_snapshot_bytes);
+  status.set_snapshot_ms(figures.newest_snapshot_ms);
   if (job.steps() != nullptr) {
     status.set_last_committed_step(job.steps()->last_committed().value());
     status.set_attempt(job.steps()->open().attempt.value());
@@ -88,6 +90,10 @@ void FillLanes(Core& core, v1::GetStatusReply& status) DMUOND_REQUIRES(core.mute
     lane.set_restarts(std::max(0, state.starts - 1));
     lane.set_state_bytes(core.memory.programs()[i].state_bytes());
     lane.set_staging_bytes(core.memory.programs()[i].staging_bytes());
+    const auto& copies = core.memory.host();
+    if (copies != nullptr && (*copies)[i].memory != nullptr) {
+      lane.set_copy_bytes(static_cast<int64_t>((*copies)[i].memory->size()));
+    }
     lane.set_rail_silent_ms(core.lanes.silent_ms(index));
     lane.set_load_us(job.plan()->lane_load_us[state.id.value()]);
   }

@@ -68,7 +68,11 @@ v1::GetStatusReply AdminCalls::StatusIn(const Core::Seen& seen) const {
 absl::StatusOr<v1::GetPlanReply> AdminCalls::Plan() {
   const Core::Seen seen = core_.Look();
   if (seen.view->planned.plan == nullptr) return NoPlanIn(seen);
-  v1::GetPlanReply reply = Summarize(*seen.view->planned.plan);
+  const scheduler::PlannedJob& planned = seen.view->planned;
+  v1::GetPlanReply reply = Summarize(*planned.plan);
+  if (absl::Status added = AddNetwork(*planned.inputs, *planned.plan, reply); !added.ok()) {
+    return added;
+  }
   reply.set_picture_age_ms(seen.age.count());
   return reply;
 }

@@ -92,7 +92,7 @@ TEST_F(CtlDaemonTest, StatusShowsDaemonLanesJobAndTrainers) {
   EXPECT_THAT(busy.output, ContainsRegex("lane +pid +state"));
   EXPECT_THAT(busy.output, ContainsRegex("\n +0 +[0-9]+ +ready"));
   EXPECT_THAT(busy.output, ContainsRegex("\n +1 +[0-9]+ +ready"));
-  EXPECT_THAT(busy.output, ContainsRegex("collect +decide +update +publish +quiet"));
+  EXPECT_THAT(busy.output, ContainsRegex("collect +decide +update +publish +quiet +to other"));
   EXPECT_THAT(busy.output, HasSubstr(absl::StrCat(", of uid ", ::geteuid(), "\n")));
   EXPECT_THAT(busy.output,
               ContainsRegex(absl::StrCat("\n +0 +[0-9]+ +", ::geteuid(), " +1 +attached")));
@@ -142,10 +142,16 @@ TEST_F(CtlDaemonTest, PlanOfTheRunningJob) {
   EXPECT_THAT(none.errors, HasSubstr("[NO_PLAN]"));
   EXPECT_EQ(Ctl({"routing"}).code, kFailed);
   Train();
-  EXPECT_THAT(Ctl({"plan"}).output,
-              AllOf(HasSubstr("proven lower bound"), HasSubstr("2 lanes, 1 buckets"),
-                    ContainsRegex("lane +update +memory +matrices")));
+  EXPECT_THAT(
+      Ctl({"plan"}).output,
+      AllOf(HasSubstr("proven lower bound"), HasSubstr("2 lanes, 1 buckets"),
+            ContainsRegex("lane +update +memory +matrices"), HasSubstr("a snapshot has 8.7 KiB"),
+            HasSubstr("nothing crosses between nodes in a step")));
   const json plan = CtlJson({"plan"});
+  // Two tensors of a matrix and three of another parameter, of 4 bytes.
+  EXPECT_EQ(
+      plan["lanes"][0]["snapshot_bytes"].get<int>() + plan["lanes"][1]["snapshot_bytes"].get<int>(),
+      (24 * 40 * 2 * 4) + (100 * 3 * 4));
   EXPECT_EQ(plan["lanes"].size(), 2U);
   EXPECT_EQ(plan["lanes"][0]["matrices"].get<int>() + plan["lanes"][1]["matrices"].get<int>(), 1);
   EXPECT_GE(plan["makespan_us"].get<double>(), plan["lower_bound_us"].get<double>());
@@ -275,11 +281,13 @@ TEST(CtlPlanOfflineTest, AnswersForModelsThatNobodyTrains) {
   const CtlResult plan = RunCtl({"plan", "--model=llama3-8b", "--lanes=8", "--nodes=16"});
   EXPECT_EQ(plan.code, kOk) << plan.errors;
   EXPECT_THAT(plan.output, AllOf(HasSubstr("llama3-8b on 16 nodes of 8 lanes"),
-                                 HasSubstr("128 lanes"), HasSubstr("the 8 heaviest")));
+                                 HasSubstr("128 lanes"), HasSubstr("the 8 heaviest"),
+                                 ContainsRegex("; [0-9.]+ [MG]iB crosses between nodes")));
   const json one_node = RunCtl({"plan", "--model=llama3-8b", "--lanes=8", "--json"}).json();
   int matrices = 0;
   for (const json& lane : one_node["lanes"]) matrices += lane["matrices"].get<int>();
   EXPECT_EQ(one_node["lanes"].size(), 8U);
+  EXPECT_EQ(one_node["lanes"][0]["network_bytes"], 0);
   EXPECT_EQ(matrices, 224);
   EXPECT_EQ(one_node["model"], "llama3-8b");
   EXPECT_LE(one_node["gap"].get<double>(), 0.02);

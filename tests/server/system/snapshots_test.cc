@@ -119,7 +119,19 @@ TEST_F(SnapshotsTest, AreMadeEverySoManyStepsAndTheNewestTwoAreKept) {
   EXPECT_THAT(WholeSteps(), ElementsAre(8, 6));
   ASSERT_TRUE(world.StepUntil(9));
   EXPECT_EQ(world[1].durable_step(), 8) << "the outcome says it";
-  EXPECT_EQ(status_->Get().job().snapshots_left_out(), 0);
+  const v1::GetStatusReply status = status_->Get();
+  EXPECT_EQ(status.job().snapshots_left_out(), 0);
+  int64_t bytes = 0;
+  for (const auto& file : std::filesystem::recursive_directory_iterator(directory_.path())) {
+    const std::string path = file.path().string();
+    const bool newest = path.find("step-000000000008.") != std::string::npos;
+    if (newest && file.path().extension() == ".safetensors") {
+      bytes += static_cast<int64_t>(file.file_size());
+    }
+  }
+  EXPECT_EQ(status.job().snapshot_bytes(), bytes);
+  EXPECT_GT(status.job().snapshot_ms(), 0);
+  EXPECT_GT(status.lanes(0).copy_bytes(), 0);
   world.Close();
   EXPECT_THAT(daemon_->Log(), Not(HasSubstr("the last snapshot"))) << "there was none";
   // Whoever chooses grace periods finds how long they take.
