@@ -1,8 +1,8 @@
-// What a stranger can send to a real coordinator's port: the handshake by which a daemon joins,
-// what follows it on the stream, and the calls for state. The daemon lives, whatever comes.
+// What can be sent to a real coordinator's port: by a stranger on the raw connection, and by a node
+// of the group in its stream, and in calls for state. The daemon lives, whatever comes.
 //
-// An input: a byte of flags, then messages one after another: what it is, two bytes of length, and
-// so many of the message.
+// An input: a byte of flags, then a stranger's bytes, or messages one after another: what it is,
+// two bytes of length, and so many of the message.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -16,11 +16,14 @@
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "server/daemon/group/directory_proof.h"
+#include "server/daemon/group/peer_stream.h"
+#include "server/daemon/group/tcp.h"
 #include "server/storage/posix_storage.h"
 #include "tests/client/daemon_group.h"
 #include "tests/fuzz/reached.h"
 #include "tests/server/daemon/support.h"
 #include "tests/server/system/fake_member.h"
+#include "tests/server/system/peer_client.h"
 
 namespace dmuond {
 namespace {
@@ -31,7 +34,7 @@ using testing::FakeMember;
 // Bits of the first byte.
 constexpr uint8_t kRightJoin = 1;  // what the input does not say of a JoinRequest is as it must be
 constexpr uint8_t kAnswersProof = 2;  // as a member with the same directory does
-constexpr uint8_t kIsStranger = 4;    // who does not know the group's secret
+constexpr uint8_t kIsStranger = 4;    // who sends bytes, and proves nothing
 // What a message is.
 constexpr uint8_t kReadState = 1;
 constexpr uint8_t kWriteState = 2;
@@ -44,7 +47,7 @@ constexpr std::chrono::milliseconds kPatience{100};
   std::abort();
 }
 
-Reached reached(200, {"refused", "proofs", "formed"});
+Reached reached(200, {"refused", "proofs", "formed", "answered"});
 
 class Target {
  public:
@@ -57,12 +60,14 @@ class Target {
     auto storage = server::storage::OpenPosixStorage(snapshots_.path());
     if (!storage.ok()) Die(storage.status().ToString());
     storage_ = *std::move(storage);
-    stub_ =
-        v1::Direct::NewStub(grpc::CreateChannel(coordinator_, grpc::InsecureChannelCredentials()));
+    auto channel = caller_.Connect(coordinator_);
+    if (!channel.ok()) Die(channel.status().ToString());
+    stub_ = v1::Direct::NewStub(*channel);
   }
 
   void Run(uint8_t flags, const std::string& input) {
     reached.NextInput();
+    if ((flags & kIsStranger) != 0) return Talk(input);
     FakeMember member(coordinator_, kPatience);
     bool first = true;
     for (size_t at = 0; at + 3 <= input.size();) {
@@ -91,6 +96,20 @@ class Target {
   }
 
  private:
+  // On the raw connection, as who listens hears it before anything is proven.
+  void Talk(const std::string& input) {
+    const server::Patience patience{.until = std::chrono::steady_clock::now() + kPatience};
+    auto socket = server::ConnectTcp(coordinator_, patience);
+    if (!socket.ok()) Die(socket.status().ToString());
+    server::PlainStream stream(*std::move(socket), patience);
+    char answer = 0;
+    if (stream.Write("dmuond 1").ok() && stream.Write(input).ok() && stream.Read(&answer, 1).ok()) {
+      ++reached["answered"];
+    }
+    if (daemon_->Wait(std::chrono::milliseconds(0)) >= 0) {
+      Die("the daemon died:\n" + daemon_->Log());
+    }
+  }
   // False: the stream is at its end.
   bool Join(FakeMember& member, uint8_t flags, v1::MemberMessage message) {
     if ((flags & kRightJoin) != 0 && message.has_join()) {
@@ -100,7 +119,7 @@ class Target {
       join.MergeFrom(message.join());
       *message.mutable_join() = join;
     }
-    if ((flags & kIsStranger) == 0 && message.has_join()) {
+    if (message.has_join()) {
       member.Join(message.join());
     } else {
       member.Send(message);
@@ -141,6 +160,7 @@ class Target {
   const std::string coordinator_ = testing::FreeAddress();
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<server::storage::Storage> storage_;
+  testing::PeerClient caller_{1};
   std::unique_ptr<v1::Direct::Stub> stub_;
   uint64_t boots_ = 0;
 };

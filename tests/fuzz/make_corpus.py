@@ -251,6 +251,11 @@ def join() -> None:
         ("reads_and_writes", right | answers, reads + first + state + reads + writes),
     ]:
         write("join", name, bytes([flags]) + things)
+    stranger = 4
+    hello = peer_pb2.PeerHello(node=1, nonce=bytes(32)).SerializeToString()
+    answer = peer_pb2.PeerAnswer(proof=bytes(32)).SerializeToString()
+    parts = b"".join(struct.pack(">H", len(part)) + part for part in (hello, answer))
+    write("join", "stranger", bytes([stranger]) + parts)
 
 
 def coordinator_messages() -> None:

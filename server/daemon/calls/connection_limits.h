@@ -1,16 +1,16 @@
-// Limits how many connections each user holds, so that one user cannot keep others out. A
-// connection counts as a stranger's until it has proven what it is for. When its user has too many,
-// the oldest stranger is closed: a client that proves itself at once gets in, however many others
-// say nothing.
+// Limits how many connections each holder has, so that none can keep others out. A holder is a user
+// of this machine, or a network address. A connection counts as a stranger's until it has proven
+// what it is for. When its holder has too many, the oldest stranger is closed: a client that proves
+// itself at once gets in, however many others say nothing.
 //
 // Plain bookkeeping: the owner's lock guards it.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_CONNECTION_LIMITS_H_
 #define DMUOND_SERVER_DAEMON_CALLS_CONNECTION_LIMITS_H_
 
-#include <sys/types.h>
-
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -20,9 +20,11 @@ namespace dmuond::server {
 class ConnectionLimits {
  public:
   struct Limits {
-    size_t all = 4096;              // of all users
-    size_t per_uid = 256;           // of one
-    size_t strangers_per_uid = 64;  // of one, that have proven nothing
+    size_t all = 4096;                 // of all holders
+    size_t per_holder = 256;           // of one
+    size_t strangers_per_holder = 64;  // of one, that have proven nothing
+    // Of all holders, that have proven nothing: a further one closes the oldest of all.
+    size_t strangers = std::numeric_limits<size_t>::max();
   };
   explicit ConnectionLimits(Limits limits) : limits_(limits) {}
 
@@ -31,45 +33,73 @@ class ConnectionLimits {
     std::optional<uint64_t> instead;  // the caller must close this stranger; it counts no more
   };
   // `id` grows from connection to connection.
-  Verdict Add(uint64_t id, uid_t uid) {
+  Verdict Add(uint64_t id, uint64_t holder) {
     Verdict verdict;
-    User& user = users_[uid];
-    if (user.strangers.size() >= limits_.strangers_per_uid ||
-        user.strangers.size() + user.known.size() >= limits_.per_uid || all_ >= limits_.all) {
-      if (user.strangers.empty()) {
-        if (user.known.empty()) users_.erase(uid);
+    Connections& own = holders_[holder];
+    if (own.strangers.size() >= limits_.strangers_per_holder ||
+        own.strangers.size() + own.known.size() >= limits_.per_holder || all_ >= limits_.all) {
+      if (own.strangers.empty()) {
+        if (own.known.empty()) holders_.erase(holder);
         return verdict;
       }
-      verdict.instead = *user.strangers.begin();
-      user.strangers.erase(user.strangers.begin());
-      --all_;
+      verdict.instead = *own.strangers.begin();
+      Remove(*verdict.instead, holder);
+    } else if (strangers_.size() >= limits_.strangers) {
+      verdict.instead = strangers_.begin()->first;
+      Remove(*verdict.instead, strangers_.begin()->second);
     }
-    user.strangers.insert(id);
+    holders_[holder].strangers.insert(id);
+    strangers_[id] = holder;
     ++all_;
     verdict.taken = true;
     return verdict;
   }
   // The connection has proven what it is for.
-  void MakeKnown(uint64_t id, uid_t uid) {
-    const auto user = users_.find(uid);
-    if (user != users_.end() && user->second.strangers.erase(id) > 0) user->second.known.insert(id);
+  void MakeKnown(uint64_t id, uint64_t holder) {
+    const auto own = holders_.find(holder);
+    if (own == holders_.end() || own->second.strangers.erase(id) == 0) return;
+    own->second.known.insert(id);
+    strangers_.erase(id);
   }
   // Does nothing for a connection that is not counted.
-  void Remove(uint64_t id, uid_t uid) {
-    const auto user = users_.find(uid);
-    if (user == users_.end()) return;
-    all_ -= user->second.strangers.erase(id) + user->second.known.erase(id);
-    if (user->second.strangers.empty() && user->second.known.empty()) users_.erase(user);
+  void Remove(uint64_t id, uint64_t holder) {
+    const auto own = holders_.find(holder);
+    if (own == holders_.end()) return;
+    all_ -= own->second.strangers.erase(id) + own->second.known.erase(id);
+    strangers_.erase(id);
+    if (own->second.strangers.empty() && own->second.known.empty()) holders_.erase(own);
   }
 
  private:
-  struct User {
+  struct Connections {
     std::set<uint64_t> strangers;  // oldest first
     std::set<uint64_t> known;
   };
   const Limits limits_;
   size_t all_ = 0;
-  std::map<uid_t, User> users_;
+  std::map<uint64_t, Connections> holders_;
+  std::map<uint64_t, uint64_t> strangers_;  // the holder of each, oldest first
+};
+
+// Limits how many connections each holder begins in a second.
+class ConnectionRate {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  explicit ConnectionRate(size_t per_second) : per_second_(per_second) {}
+
+  // False: it is one too many in this second.
+  bool Take(TimePoint now, uint64_t holder) {
+    if (now >= next_second_) {
+      taken_.clear();
+      next_second_ = now + std::chrono::seconds(1);
+    }
+    return ++taken_[holder] <= per_second_;
+  }
+
+ private:
+  const size_t per_second_;
+  TimePoint next_second_{};
+  std::map<uint64_t, size_t> taken_;  // in this second: as many as the kernel accepts in it
 };
 
 }  // namespace dmuond::server

@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <grpcpp/server_posix.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -37,30 +39,45 @@ bool Watch(int events, int fd, uint64_t id, uint32_t what, int how = EPOLL_CTL_A
   return ::epoll_ctl(events, how, fd, &event) == 0;
 }
 
+// An address of IPv4, or the half of one of IPv6 that a network has: within it a machine can take
+// as many as it likes.
+uint64_t HolderOf(const sockaddr_storage& from) {
+  uint64_t holder = 0;
+  if (from.ss_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(from).sin_addr.s_addr);
+  }
+  const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(from).sin6_addr;
+  const bool is_4 = IN6_IS_ADDR_V4MAPPED(&address);
+  for (int i = is_4 ? 12 : 0; i < (is_4 ? 16 : 8); ++i) holder = holder << 8 | address.s6_addr[i];
+  return holder;
+}
+std::string AddressOf(const sockaddr_storage& from) {
+  std::array<char, NI_MAXHOST> host{};
+  const int failed = ::getnameinfo(reinterpret_cast<const sockaddr*>(&from), sizeof(from),
+                                   host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);
+  return failed == 0 ? host.data() : "";
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GrpcSocket>> GrpcSocket::Listen(Options options) {
-  absl::StatusOr<ListeningSocket> listener = server::Listen({.what = "socket",
-                                                             .path = options.path,
-                                                             .type = SOCK_STREAM,
-                                                             .mode = options.mode,
-                                                             .group = options.group});
-  if (!listener.ok()) return listener.status();
+absl::StatusOr<std::unique_ptr<GrpcSocket>> GrpcSocket::Make(ListeningSocket listener,
+                                                             Options options) {
   wire::UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   wire::UniqueFd events(::epoll_create1(EPOLL_CLOEXEC));
   if (!wake.valid() || !events.valid() || !Watch(events.get(), wake.get(), kWake, EPOLLIN)) {
     return absl::ErrnoToStatus(errno, "eventfd or epoll");
   }
   return std::unique_ptr<GrpcSocket>(
-      new GrpcSocket(std::move(options), *std::move(listener), std::move(wake), std::move(events)));
+      new GrpcSocket(std::move(listener), std::move(options), std::move(wake), std::move(events)));
 }
 
-GrpcSocket::GrpcSocket(Options options, ListeningSocket listener, wire::UniqueFd wake,
+GrpcSocket::GrpcSocket(ListeningSocket listener, Options options, wire::UniqueFd wake,
                        wire::UniqueFd events)
     : options_(std::move(options)),
       listener_(std::move(listener)),
       wake_(std::move(wake)),
       events_(std::move(events)),
+      rate_(options_.per_second),
       limits_(options_.limits) {}
 
 GrpcSocket::~GrpcSocket() { Stop(); }
@@ -81,6 +98,11 @@ void GrpcSocket::Stop() {
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
   if (thread_.joinable()) thread_.join();
   listener_.Close();
+  MutexLock lock(mutex_);
+  for (const auto& [id, connection] : connections_) {
+    if (!connection.known && options_.prove) ::shutdown(connection.held.get(), SHUT_RDWR);
+  }
+  while (proving_ > 0) changed_.Wait(mutex_);
 }
 
 std::optional<Caller> GrpcSocket::CallerOf(const grpc::ServerContext& context) {
@@ -97,7 +119,7 @@ void GrpcSocket::MakeKnown(const grpc::ServerContext& context) {
   Connection* connection = Find(context);
   if (connection == nullptr || connection->known || context.IsCancelled()) return;
   connection->known = true;
-  limits_.MakeKnown(connection->id, connection->caller.uid);
+  limits_.MakeKnown(connection->id, connection->holder);
 }
 
 GrpcSocket::Connection* GrpcSocket::Find(const grpc::ServerContext& context) {
@@ -135,7 +157,10 @@ void GrpcSocket::Run() {
         continue;
       }
       MutexLock lock(mutex_);
-      Remove(id);
+      const auto found = connections_.find(id);
+      // Who is still being proven ends at once, with the thread that does it.
+      const bool known = found == connections_.end() || found->second.known || !options_.prove;
+      known ? Remove(id) : End(id);
     }
     DropStrangers();
   }
@@ -143,17 +168,29 @@ void GrpcSocket::Run() {
 
 void GrpcSocket::AcceptAll() {
   for (;;) {
-    wire::UniqueFd socket(
-        ::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    sockaddr_storage from{};
+    socklen_t size = sizeof(from);
+    wire::UniqueFd socket(::accept4(listener_.fd(), reinterpret_cast<sockaddr*>(&from), &size,
+                                    SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
-      Take(std::move(socket));
+      Origin origin;
+      if (options_.prove) {
+        origin.holder = HolderOf(from);
+        origin.fields = {{"address", AddressOf(from)}};
+      } else {
+        const wire::PeerProcess peer = PeerOf(socket.get());
+        origin.holder = peer.uid();
+        origin.caller = {.process = peer.id(), .uid = peer.uid()};
+        origin.fields = {{"uid", peer.uid()}, scheduler::PidField<log::Field>(peer.pid())};
+      }
+      Take(std::move(socket), origin);
       continue;
     }
     if (errno == EINTR || errno == ECONNABORTED) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       log::Warn(
           "connection not accepted",
-          {{"socket", options_.path}, {"error", absl::ErrnoToStatus(errno, "accept").message()}});
+          {{"socket", options_.name}, {"error", absl::ErrnoToStatus(errno, "accept").message()}});
       accept_again_ = Clock::now() + kAcceptPause;
       ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
       accepting_ = false;
@@ -162,46 +199,107 @@ void GrpcSocket::AcceptAll() {
   }
 }
 
-void GrpcSocket::Take(wire::UniqueFd socket) {
-  const Clock::time_point now = Clock::now();
-  const wire::PeerProcess peer = PeerOf(socket.get());
-  const uid_t uid = peer.uid();
-  const auto refuse = [&](const char* why) {
-    const std::optional<int64_t> before = refusals_.Now(now);
-    if (!before.has_value()) return;
-    log::Warn("connection refused", {{"socket", options_.path},
-                                     {"why", why},
-                                     {"uid", uid},
-                                     scheduler::PidField<log::Field>(peer.pid()),
-                                     {"others_since_the_last_line", *before}});
-  };
-  const auto& allowed = options_.allowed_uids;
-  if (allowed.has_value() && std::find(allowed->begin(), allowed->end(), uid) == allowed->end())
-    return refuse("user not allowed (--allowed_uids)");
-  wire::UniqueFd held(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
-  if (!held.valid()) return refuse("no descriptor is left");
-  const int number = socket.get();
+// Strangers do not fill the log.
+void GrpcSocket::Refuse(absl::string_view why, const Origin& origin) {
+  const std::optional<int64_t> before = refusals_.Now(Clock::now());
+  if (!before.has_value()) return;
+  std::vector<log::Field> fields = {{"socket", options_.name}, {"why", why}};
+  fields.insert(fields.end(), origin.fields.begin(), origin.fields.end());
+  fields.emplace_back("others_since_the_last_line", *before);
+  log::Warn("connection refused", fields);
+}
+
+void GrpcSocket::Take(wire::UniqueFd socket, const Origin& origin) {
   {
     MutexLock lock(mutex_);
-    const uint64_t id = next_id_++;
-    const ConnectionLimits::Verdict verdict = limits_.Add(id, uid);
-    if (!verdict.taken) return refuse("its user has too many (--connections_per_uid, _max)");
-    if (verdict.instead.has_value()) {
-      refuse("its user has too many that prove nothing: the oldest is closed");
-      End(*verdict.instead);
-    }
-    if (!Watch(events_.get(), held.get(), id, EPOLLRDHUP)) {
-      limits_.Remove(id, uid);
-      return refuse("it cannot be watched");
-    }
-    connections_[id] = {.id = id,
-                        .caller = {.process = peer.id(), .uid = uid},
-                        .number = number,
-                        .held = std::move(held),
-                        .since = now};
-    by_number_[number] = id;
+    const std::optional<uint64_t> id = Count(socket.get(), origin);
+    if (!id.has_value()) return;
+    if (options_.prove) return BeginProof(*id, std::move(socket), origin);
+    GiveToGrpc(connections_.at(*id), socket.get());
   }
   grpc::AddInsecureChannelFromFd(server_, socket.Release());
+}
+
+std::optional<uint64_t> GrpcSocket::Count(int socket, const Origin& origin) {
+  const Clock::time_point now = Clock::now();
+  const auto refuse = [&](absl::string_view why) {
+    Refuse(why, origin);
+    return std::nullopt;
+  };
+  const auto& allowed = options_.allowed_uids;
+  if (allowed.has_value() &&
+      std::find(allowed->begin(), allowed->end(), origin.caller.uid) == allowed->end()) {
+    return refuse("user not allowed (--allowed_uids)");
+  }
+  const bool tcp = options_.prove != nullptr;
+  if (tcp && !rate_.Take(now, origin.holder)) {
+    return refuse("its address begins too many in a second");
+  }
+  wire::UniqueFd held(::fcntl(socket, F_DUPFD_CLOEXEC, 0));
+  if (!held.valid()) return refuse("no descriptor is left");
+  const uint64_t id = next_id_++;
+  const ConnectionLimits::Verdict verdict = limits_.Add(id, origin.holder);
+  if (!verdict.taken) {
+    return refuse(tcp ? "its address has too many"
+                      : "its user has too many (--connections_per_uid, _max)");
+  }
+  if (verdict.instead.has_value()) {
+    Refuse(tcp ? "too many prove nothing: the oldest is closed"
+               : "its user has too many that prove nothing: the oldest is closed",
+           origin);
+    End(*verdict.instead);
+  }
+  if (!Watch(events_.get(), held.get(), id, EPOLLRDHUP)) {
+    limits_.Remove(id, origin.holder);
+    return refuse("it cannot be watched");
+  }
+  connections_[id] = {.id = id,
+                      .holder = origin.holder,
+                      .caller = origin.caller,
+                      .held = std::move(held),
+                      .since = now};
+  return id;
+}
+
+void GrpcSocket::GiveToGrpc(Connection& connection, int number) {
+  connection.number = number;
+  by_number_[number] = connection.id;
+}
+
+void GrpcSocket::BeginProof(uint64_t id, wire::UniqueFd socket, const Origin& origin) {
+  // Those that were told to end count, too, until their threads have heard of it.
+  if (proving_ >= 2 * options_.limits.strangers) {
+    Refuse("too many are being proven", origin);
+    return Remove(id);
+  }
+  ++proving_;
+  std::thread([this, id, origin, fd = socket.Release()] {
+    Prove(id, wire::UniqueFd(fd), origin);
+  }).detach();
+}
+
+void GrpcSocket::Prove(uint64_t id, wire::UniqueFd socket, const Origin& origin) {
+  absl::StatusOr<Proven> proven = options_.prove(std::move(socket));
+  int number = -1;
+  {
+    MutexLock lock(mutex_);
+    const auto found = connections_.find(id);
+    if (!proven.ok()) {
+      Refuse(proven.status().message(), origin);
+      Remove(id);
+    } else if (found != connections_.end() && !stop_) {
+      Connection& connection = found->second;
+      connection.caller.node = proven->node;
+      connection.known = true;
+      limits_.MakeKnown(id, connection.holder);
+      number = proven->socket.Release();
+      GiveToGrpc(connection, number);
+    }
+  }
+  if (number >= 0) grpc::AddInsecureChannelFromFd(server_, number);
+  MutexLock lock(mutex_);
+  --proving_;
+  changed_.NotifyAll();
 }
 
 void GrpcSocket::DropStrangers() {
@@ -214,7 +312,7 @@ void GrpcSocket::DropStrangers() {
   }
   for (const uint64_t id : overdue) {
     log::Debug("connection closed: it has proven nothing in time",
-               {{"socket", options_.path},
+               {{"socket", options_.name},
                 scheduler::PidField<log::Field>(connections_.at(id).caller.process.pid),
                 {"uid", connections_.at(id).caller.uid}});
     End(id);
@@ -235,7 +333,7 @@ void GrpcSocket::Remove(uint64_t id) {
   const Connection& connection = found->second;
   // By itself it would go when gRPC's descriptor is closed as well.
   ::epoll_ctl(events_.get(), EPOLL_CTL_DEL, connection.held.get(), nullptr);
-  limits_.Remove(id, connection.caller.uid);
+  limits_.Remove(id, connection.holder);
   const auto number = by_number_.find(connection.number);
   if (number != by_number_.end() && number->second == id) by_number_.erase(number);
   connections_.erase(found);

@@ -1,14 +1,16 @@
-// A Unix socket of a gRPC server whose connections this process accepts itself. So it knows who is
-// at the other end of each, and limits how many connections a user has and for how long a
-// connection may prove nothing.
+// A listening socket of a gRPC server whose connections this process accepts itself. So it knows
+// who is at the other end of each, and limits how many connections a user, or an address of the
+// network, has, and for how long a connection may prove nothing. Where connections come from other
+// machines, they are proven before gRPC reads a byte of theirs.
 //
-//   auto socket = GrpcSocket::Listen({.path = …});      // before the server: the path is taken
+//   auto socket = GrpcSocket::Make(*Listen({.path = …}), {.name = …});  // before the server
 //   … BuildAndStart() a server without a port of its own …
 //   (*socket)->Serve(*server);
 //   … in a handler: (*socket)->CallerOf(*context); MakeKnown(*context) when it has proven itself
 //   (*socket)->Stop();                                  // then the server's Shutdown()
 //
-// Threads: all methods from any. One thread of its own accepts and watches.
+// Threads: all methods from any. One thread of its own accepts and watches; `prove` has one for
+// each connection that is being proven.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_GRPC_SOCKET_H_
 #define DMUOND_SERVER_DAEMON_CALLS_GRPC_SOCKET_H_
 
@@ -16,7 +18,9 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -25,8 +29,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/mutex.h"
+#include "server/common/log.h"
 #include "server/common/seldom.h"
 #include "server/daemon/calls/connection_limits.h"
 #include "server/daemon/calls/session_keys.h"
@@ -36,18 +42,26 @@ namespace dmuond::server {
 
 class GrpcSocket {
  public:
+  // What has been proven of a connection.
+  struct Proven {
+    wire::UniqueFd socket;  // for gRPC, non-blocking: the same one, or another that stands for it
+    int32_t node = -1;      // that has connected
+  };
   struct Options {
-    std::string path;            // nothing may lie there
-    mode_t mode = 0600;          // 0600 or 0660
-    std::optional<gid_t> group;  // of the socket file; unset: the process's
+    std::string name;  // of the listener, for the log: its path, or host:port
     // Users whose connections are accepted; unset: all that may open the file.
     std::optional<std::vector<uid_t>> allowed_uids;
     ConnectionLimits::Limits limits;
     // A connection that is still a stranger's after this time is closed; unset: never.
     std::optional<std::chrono::milliseconds> strange_for;
+    // Of a TCP listener: whether a connection is for gRPC at all. It may block, for a bounded time,
+    // and must return when the connection is shut down.
+    std::function<absl::StatusOr<Proven>(wire::UniqueFd)> prove;
+    size_t per_second = 0;  // connections of an address in a second; with `prove`
   };
-  // Connections wait until Serve(). The error names the path.
-  static absl::StatusOr<std::unique_ptr<GrpcSocket>> Listen(Options options);
+  // Connections wait until Serve().
+  static absl::StatusOr<std::unique_ptr<GrpcSocket>> Make(ListeningSocket listener,
+                                                          Options options);
   ~GrpcSocket();  // as Stop()
   GrpcSocket(const GrpcSocket&) = delete;
   GrpcSocket& operator=(const GrpcSocket&) = delete;
@@ -63,19 +77,32 @@ class GrpcSocket {
   void MakeKnown(const grpc::ServerContext& context);
 
  private:
+  // Who has connected, before anything is proven.
+  struct Origin {
+    uint64_t holder = 0;  // for the limits
+    Caller caller;
+    std::vector<log::Field> fields;  // for the log
+  };
   struct Connection {
     uint64_t id = 0;
+    uint64_t holder = 0;
     Caller caller;
     int number = -1;  // of gRPC's descriptor, which it names the peer by; numbers are used again
     wire::UniqueFd held;  // a duplicate, by which its end is seen, and it can be ended
     bool known = false;
     std::chrono::steady_clock::time_point since;
   };
-  GrpcSocket(Options options, ListeningSocket listener, wire::UniqueFd wake, wire::UniqueFd events);
+  GrpcSocket(ListeningSocket listener, Options options, wire::UniqueFd wake, wire::UniqueFd events);
 
   void Run();
   void AcceptAll();
-  void Take(wire::UniqueFd socket);
+  void Take(wire::UniqueFd socket, const Origin& origin);
+  // Nullopt: it was refused.
+  std::optional<uint64_t> Count(int socket, const Origin& origin) DMUOND_REQUIRES(mutex_);
+  void BeginProof(uint64_t id, wire::UniqueFd socket, const Origin& origin) DMUOND_REQUIRES(mutex_);
+  void Prove(uint64_t id, wire::UniqueFd socket, const Origin& origin);
+  void Refuse(absl::string_view why, const Origin& origin) DMUOND_REQUIRES(mutex_);
+  void GiveToGrpc(Connection& connection, int number) DMUOND_REQUIRES(mutex_);
   void DropStrangers();
   void Remove(uint64_t id) DMUOND_REQUIRES(mutex_);
   void End(uint64_t id) DMUOND_REQUIRES(mutex_);
@@ -88,9 +115,12 @@ class GrpcSocket {
   grpc::Server* server_ = nullptr;
   std::chrono::steady_clock::time_point accept_again_{};  // the thread's own
   bool accepting_ = false;                                // the thread's own
-  Seldom refusals_;                                       // the thread's own
+  ConnectionRate rate_;                                   // the thread's own
 
   Mutex mutex_;
+  CondVar changed_;
+  Seldom refusals_ DMUOND_GUARDED_BY(mutex_);
+  size_t proving_ DMUOND_GUARDED_BY(mutex_) = 0;  // threads of `prove`
   bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
   uint64_t next_id_ DMUOND_GUARDED_BY(mutex_) = 2;  // after those of listener_ and wake_
   ConnectionLimits limits_ DMUOND_GUARDED_BY(mutex_);

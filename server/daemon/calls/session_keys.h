@@ -24,10 +24,12 @@ namespace dmuond::server {
 // Compares in constant time, whatever the compiler makes of it.
 [[nodiscard]] bool SameSecret(uint64_t one, uint64_t other);
 
-// The process at the other end of a connection, as the kernel names it.
+// Who is at the other end of a connection: a process of this machine, as the kernel names it, or a
+// node of the group, as it has proven.
 struct Caller {
   wire::ProcessId process;
   uid_t uid = 0;
+  int32_t node = -1;  // -1: it is a process of this machine
 };
 
 // A key that nobody has had, of a session of the job in a place.

@@ -21,9 +21,10 @@ struct UnixListener {
   std::optional<gid_t> group;  // of the socket file; unset: the process's
 };
 
-// A socket that listens, and the file that was made for it. Move-only.
+// A socket that listens, and the file that was made for it; a TCP socket has none. Move-only.
 class ListeningSocket {
  public:
+  explicit ListeningSocket(wire::UniqueFd socket) : socket_(std::move(socket)) {}
   ListeningSocket(wire::UniqueFd socket, std::string path, dev_t device, ino_t inode)
       : socket_(std::move(socket)), path_(std::move(path)), device_(device), inode_(inode) {}
 
@@ -36,8 +37,8 @@ class ListeningSocket {
   wire::UniqueFd socket_;
   std::string path_;
   // Nobody else's file has these while the socket is open: it keeps its file's inode.
-  dev_t device_;
-  ino_t inode_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
 };
 
 // Non-blocking, closed on exec. The error names the path.

@@ -1,5 +1,9 @@
 #include "server/daemon/group/direct_calls.h"
 
+#include <fcntl.h>
+#include <poll.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -7,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/common/errors.h"
+#include "server/daemon/group/peer_channel.h"
 
 namespace dmuond::server {
 namespace {
@@ -42,6 +47,7 @@ void DirectCalls::OnFormed(const v1::JoinReply& formed) {
   calls_.OnFormed(formed.epoch(), formed.nonce());
   MutexLock lock(mutex_);
   addresses_.assign(formed.peer_addresses().begin(), formed.peer_addresses().end());
+  links_.clear();
 }
 
 void DirectCalls::Stop() {
@@ -73,13 +79,42 @@ bool DirectCalls::MayCallAgain(const absl::Status& status, steady_clock::time_po
   return !stopped_ && steady_clock::now() < deadline;
 }
 
+bool DirectCalls::Link::ended() const {
+  pollfd polled{held.get(), POLLRDHUP, 0};
+  return ::poll(&polled, 1, 0) > 0;
+}
+
 absl::StatusOr<std::unique_ptr<v1::Direct::Stub>> DirectCalls::StubOf(int32_t node) {
-  MutexLock lock(mutex_);
-  if (node < 0 || node >= static_cast<int32_t>(addresses_.size())) {
-    return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
-                 Say("the group has not formed: node ", Named("node", node), " is not known"));
+  std::string address;
+  {
+    MutexLock lock(mutex_);
+    if (node < 0 || node >= static_cast<int32_t>(addresses_.size())) {
+      return Error(absl::StatusCode::kUnavailable, "PEER_LOST",
+                   Say("the group has not formed: node ", Named("node", node), " is not known"));
+    }
+    const auto link = links_.find(node);
+    if (link != links_.end() && !link->second.ended()) {
+      return v1::Direct::NewStub(link->second.channel);
+    }
+    address = addresses_[node];
   }
-  return v1::Direct::NewStub(ChannelTo(addresses_[node], node, credentials_, proofs_));
+  absl::StatusOr<wire::UniqueFd> connected = connections_.Connect(address, node);
+  if (absl::IsUnauthenticated(
+          connected.status())) {  // of a trainer's call that would be said of him
+    return Error(absl::StatusCode::kUnavailable, "PEER_NOT_PROVEN",
+                 scheduler::MessageOf(connected.status()));
+  }
+  if (!connected.ok()) return connected.status();
+  Link link;
+  link.held = wire::UniqueFd(::fcntl(connected->get(), F_DUPFD_CLOEXEC, 0));
+  if (!link.held.valid()) return absl::ErrnoToStatus(errno, "dup");
+  link.channel = ChannelOver(*std::move(connected));
+  std::shared_ptr<grpc::Channel> channel = link.channel;
+  MutexLock lock(mutex_);
+  // The group may have formed anew meanwhile: then this one is for this call alone.
+  const bool same = node < static_cast<int32_t>(addresses_.size()) && addresses_[node] == address;
+  if (same) links_[node] = std::move(link);
+  return v1::Direct::NewStub(channel);
 }
 
 absl::StatusOr<std::vector<v1::LaneTrace>> DirectCalls::TraceNode(int32_t node,

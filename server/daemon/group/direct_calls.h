@@ -1,6 +1,10 @@
 // The calls of any node of the group to any other, past the coordinator: for the state of units
 // that the other node owns, and for what its lanes do. This makes such calls, and checks those that
-// come in, which direct_service.h answers. peer_calls.h has what both ends prove.
+// come in, which direct_service.h answers.
+//
+// Calls to a node share a connection, which is made for the first one, and again for the first one
+// after its end. Its ends are proven (peer_connections.h). Without TLS each call is, too, by what
+// peer_calls.h has: nobody on the way can make, change or repeat one.
 //
 // Threads: any.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_DIRECT_CALLS_H_
@@ -9,7 +13,9 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -19,7 +25,7 @@
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "kernels/mutex.h"
 #include "server/daemon/group/peer_calls.h"
-#include "server/daemon/group/peer_credentials.h"
+#include "server/daemon/group/peer_connections.h"
 #include "server/daemon/group/peer_links.h"
 #include "server/daemon/memory/state_transfer.h"
 
@@ -27,10 +33,10 @@ namespace dmuond::server {
 
 class DirectCalls {
  public:
-  // Both must outlive it.
-  DirectCalls(int32_t node, int32_t nodes, const PeerProofs& proofs,
-              const PeerCredentials& credentials)
-      : proofs_(proofs), credentials_(credentials), calls_(node, nodes, proofs.secret) {}
+  // `connections` must outlive it. `secret`: what calls are proven by; unset: by their connection.
+  DirectCalls(int32_t node, int32_t nodes, PeerConnections& connections,
+              const std::optional<PeerSecret>& secret)
+      : connections_(connections), calls_(node, nodes, secret) {}
 
   // The group has formed anew: calls from before count no more.
   void OnFormed(const v1::JoinReply& formed);
@@ -47,13 +53,12 @@ class DirectCalls {
   absl::StatusOr<ClockAhead> ReadClock(int32_t node);
 
   // ---- of other nodes ----
-  // Checks that a node of the group makes this call now. If so, the answer is going to prove this
-  // node to it.
+  // Checks that a node of the group makes this call now, on a connection of its own: `connected`
+  // has made the one that it came by. If so, the answer is going to prove this node to it.
   template <typename Request>
-  absl::Status Check(const char* method, const Request& request, grpc::ServerContext& context) {
-    absl::Status status =
-        CheckNodeName(*context.auth_context(), proofs_.tls_names, request.proof().node());
-    if (status.ok()) status = calls_.Check(method, request);
+  absl::Status Check(const char* method, const Request& request, int32_t connected,
+                     grpc::ServerContext& context) {
+    absl::Status status = calls_.Check(method, request, connected);
     if (status.ok()) context.AddInitialMetadata(kReplyProof, calls_.ReplyProof(request.proof()));
     return status;
   }
@@ -65,13 +70,20 @@ class DirectCalls {
   // Waits before a call is repeated. False: it is not to be repeated.
   bool MayCallAgain(const absl::Status& status, std::chrono::steady_clock::time_point deadline);
 
-  const PeerProofs& proofs_;
-  const PeerCredentials& credentials_;
+  // To one node.
+  struct Link {
+    std::shared_ptr<grpc::Channel> channel;
+    wire::UniqueFd held;  // a duplicate of gRPC's descriptor, by which its end is seen
+    [[nodiscard]] bool ended() const;
+  };
+
+  PeerConnections& connections_;
   PeerCalls calls_;
   Mutex mutex_;
   CondVar changed_;
   bool stopped_ DMUOND_GUARDED_BY(mutex_) = false;
   std::vector<std::string> addresses_ DMUOND_GUARDED_BY(mutex_);  // by node
+  std::map<int32_t, Link> links_ DMUOND_GUARDED_BY(mutex_);       // of the group as it is formed
 };
 
 }  // namespace dmuond::server

@@ -14,9 +14,8 @@ constexpr size_t kReplyBytes = size_t{1} << 20;
 
 class DirectService final : public v1::Direct::Service {
  public:
-  DirectService(Daemon& daemon, DirectCalls& calls,
-                std::function<void(const absl::Status&)> refused)
-      : daemon_(daemon), calls_(calls), refused_(std::move(refused)) {}
+  DirectService(Daemon& daemon, DirectCalls& calls, DirectCallers callers)
+      : daemon_(daemon), calls_(calls), callers_(std::move(callers)) {}
 
   grpc::Status ReadState(grpc::ServerContext* context, const v1::ReadStateRequest* request,
                          grpc::ServerWriter<v1::ReadStateReply>* writer) override {
@@ -75,21 +74,23 @@ class DirectService final : public v1::Direct::Service {
  private:
   template <typename Request>
   absl::Status Check(const char* method, const Request& request, grpc::ServerContext& context) {
-    absl::Status proven = calls_.Check(method, request, context);
-    if (!proven.ok()) refused_(proven);
+    const std::optional<int32_t> connected = callers_.node_of(context);
+    if (!connected.has_value()) return absl::CancelledError("the caller has gone");
+    absl::Status proven = calls_.Check(method, request, *connected, context);
+    if (!proven.ok()) callers_.refused(proven);
     return proven;
   }
 
   Daemon& daemon_;
   DirectCalls& calls_;
-  const std::function<void(const absl::Status&)> refused_;
+  const DirectCallers callers_;
 };
 
 }  // namespace
 
-std::unique_ptr<v1::Direct::Service> MakeDirectService(
-    Daemon& daemon, DirectCalls& calls, std::function<void(const absl::Status&)> refused) {
-  return std::make_unique<DirectService>(daemon, calls, std::move(refused));
+std::unique_ptr<v1::Direct::Service> MakeDirectService(Daemon& daemon, DirectCalls& calls,
+                                                       DirectCallers callers) {
+  return std::make_unique<DirectService>(daemon, calls, std::move(callers));
 }
 
 }  // namespace dmuond::server

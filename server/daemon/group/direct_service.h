@@ -2,8 +2,10 @@
 #ifndef DMUOND_SERVER_DAEMON_GROUP_DIRECT_SERVICE_H_
 #define DMUOND_SERVER_DAEMON_GROUP_DIRECT_SERVICE_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "dmuond/v1/peer.grpc.pb.h"
@@ -12,9 +14,14 @@
 
 namespace dmuond::server {
 
-// `refused` hears of the calls that are not proven. `daemon` and `calls` must outlive the service.
-std::unique_ptr<v1::Direct::Service> MakeDirectService(
-    Daemon& daemon, DirectCalls& calls, std::function<void(const absl::Status&)> refused);
+struct DirectCallers {
+  // The node that has made the connection of a call; unset: that has ended.
+  std::function<std::optional<int32_t>(const grpc::ServerContext&)> node_of;
+  std::function<void(const absl::Status&)> refused;  // hears of the calls that are not proven
+};
+// `daemon` and `calls` must outlive the service.
+std::unique_ptr<v1::Direct::Service> MakeDirectService(Daemon& daemon, DirectCalls& calls,
+                                                       DirectCallers callers);
 
 }  // namespace dmuond::server
 

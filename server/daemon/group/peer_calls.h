@@ -1,11 +1,11 @@
-// Who may make the calls of the service Direct: a node of the group as it formed last, once for
-// each proof. The caller proves by the group's secret, over the call's name and contents, both
-// nodes, the group's epoch and nonce and a counter; the callee proves in its answer that it knows
-// the secret too. Without a secret (certificates have the nodes' names then) only node and epoch
-// are said and looked at.
+// Who may make the calls of the service Direct: a node of the group as it formed last, on a
+// connection that it has made itself. Without TLS each call is proven as well, and counts once: the
+// caller proves by the group's secret, over the call's name and contents, both nodes, the group's
+// epoch and nonce and a counter; the callee proves in its answer that it knows the secret too. With
+// TLS nobody on the way can do anything to a call, so only node and epoch are said and looked at.
 //
 //   const std::string awaited = calls.Prove("ReadState", owner, request);    // caller
-//   absl::Status status = calls.Check("ReadState", request);                 // callee
+//   absl::Status status = calls.Check("ReadState", request, connected);      // callee
 //   metadata[kReplyProof] = calls.ReplyProof(request.proof());               // callee
 //
 // Threads: any.
@@ -44,6 +44,7 @@ class UsedCounters {
 
 class PeerCalls {
  public:
+  // `secret`: unset where the connections' own proofs are enough.
   PeerCalls(int32_t node, int32_t nodes, std::optional<PeerSecret> secret)
       : node_(node), nodes_(nodes), secret_(std::move(secret)) {}
 
@@ -59,11 +60,15 @@ class PeerCalls {
         MakeProof(method, callee, secret_.has_value() ? request.SerializeAsString() : "", awaited);
     return awaited;
   }
+  // `connected`: the node that has made the connection by which the call came.
   // UNAUTHENTICATED (PEER_NOT_PROVEN): no node of the group has made this call to this one now.
   // UNAVAILABLE (PEER_EPOCH_DIFFERS): one of both does not know yet that the group has formed anew.
   template <typename Request>
-  absl::Status Check(const char* method, const Request& request) {
+  absl::Status Check(const char* method, const Request& request, int32_t connected) {
     if (!request.has_proof()) return NotProven(method, request.proof(), "it carries no proof");
+    if (request.proof().node() != connected) {
+      return NotProven(method, request.proof(), "another node has made the connection");
+    }
     std::string plain;
     if (secret_.has_value()) {
       Request without = request;
@@ -72,7 +77,7 @@ class PeerCalls {
     }
     return CheckProof(method, request.proof(), plain);
   }
-  // Empty without a secret.
+  // Empty where calls are not proven.
   [[nodiscard]] std::string ReplyProof(const v1::PeerProof& proof) const;
 
  private:

@@ -1,32 +1,40 @@
-// The proofs at the beginning of a stream between daemons, before anything else is said: the member
-// proves that it is the node that it claims to be, and the coordinator that it belongs to the
-// group.
+// What both ends of a connection between daemons prove to each other before anything of gRPC is
+// read (peer.proto has the messages): that they belong to the group, by its secret, by the name in
+// the certificate, or both. REQUIRES, of everybody here: TLS where there are names, and a secret
+// where there are none.
+//
+// Threads: any, one for each stream.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_HANDSHAKE_H_
 #define DMUOND_SERVER_DAEMON_GROUP_PEER_HANDSHAKE_H_
 
-#include <grpcpp/grpcpp.h>
-
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
-#include "dmuond/v1/peer.grpc.pb.h"
-#include "server/daemon/group/peer_credentials.h"
+#include "absl/status/statusor.h"
+#include "server/daemon/group/peer_secret.h"
+#include "server/daemon/group/peer_stream.h"
 
 namespace dmuond::server {
 
-using MemberServerStream = grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>;
-using CoordinatorClientStream = grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>;
+// What the daemons of a group prove themselves by. At least one is there.
+struct PeerProofs {
+  std::optional<PeerSecret> secret;
+  std::vector<std::string> tls_names;  // by node: the name in its certificate
+};
 
-// The coordinator calls this when it has read `join`. The member is checked by its certificate's
-// name and by the group's secret, as far as the group has them. UNAUTHENTICATED (PEER_NOT_PROVEN).
-[[nodiscard]] absl::Status ProveMember(const PeerProofs& proofs, const v1::JoinRequest& join,
-                                       const grpc::ServerContext& context,
-                                       MemberServerStream& stream);
+// Who listens, as node `node`, calls this; returns the node that connects. UNAUTHENTICATED
+// (PEER_NOT_PROVEN): it is none of the group; it has been told why, as far as it speaks the same
+// language. Other errors are the stream's.
+[[nodiscard]] absl::StatusOr<int32_t> ProveCaller(const PeerProofs& proofs, int32_t node,
+                                                  PeerStream& stream);
 
-// The member calls this when it has sent `join`. False: the stream is of no use. `unproven` then
-// says what is wrong with the coordinator; it is empty if the stream has ended.
-[[nodiscard]] bool ProveSelf(const PeerProofs& proofs, const v1::JoinRequest& join,
-                             CoordinatorClientStream& stream, std::string& unproven);
+// Who connects, as node `node`, to the daemon of node `callee`. UNAUTHENTICATED (PEER_NOT_PROVEN):
+// who listens is not, or does not believe this daemon. Other errors are the stream's.
+[[nodiscard]] absl::Status ProveCallee(const PeerProofs& proofs, int32_t node, int32_t callee,
+                                       PeerStream& stream);
 
 }  // namespace dmuond::server
 

@@ -8,11 +8,13 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "absl/strings/str_cat.h"
+
 namespace dmuond::server {
 namespace {
 
-constexpr char kCoordinator[] = "dmuond: node 0 to a member that joins";
-constexpr char kMember[] = "dmuond: a member that joins to node 0";
+constexpr char kCallee[] = "dmuond: who listens to who connects";
+constexpr char kCaller[] = "dmuond: who connects to who listens";
 
 // Without randomness or memory nothing can be proven, and nothing may pass for proven.
 void MustSucceed(bool succeeded, const char* what) {
@@ -27,8 +29,9 @@ void AppendPart(std::string& text, absl::string_view part) {
   text.append(part.data(), part.size());
 }
 
-std::vector<std::string> PartsOf(const v1::JoinRequest& join, const std::string& nonce) {
-  return {join.SerializeAsString(), nonce};
+std::vector<std::string> PartsOf(const v1::PeerHello& hello, const std::string& binding,
+                                 const std::string& nonce) {
+  return {absl::StrCat(hello.node()), absl::StrCat(hello.callee()), hello.nonce(), binding, nonce};
 }
 
 }  // namespace
@@ -63,29 +66,31 @@ bool PeerSecret::Proves(const std::string& proof, absl::string_view label,
          CRYPTO_memcmp(proof.data(), right.data(), right.size()) == 0;
 }
 
-v1::PeerChallenge PeerSecret::Challenge(const v1::JoinRequest& join) const {
+v1::PeerChallenge PeerSecret::Challenge(const v1::PeerHello& hello,
+                                        const std::string& binding) const {
   v1::PeerChallenge challenge;
   challenge.set_nonce(NewNonce());
-  challenge.set_proof(Prove(kCoordinator, PartsOf(join, challenge.nonce())));
+  challenge.set_proof(Prove(kCallee, PartsOf(hello, binding, challenge.nonce())));
   return challenge;
 }
 
-bool PeerSecret::CheckChallenge(const v1::JoinRequest& join,
+bool PeerSecret::CheckChallenge(const v1::PeerHello& hello, const std::string& binding,
                                 const v1::PeerChallenge& challenge) const {
   return challenge.nonce().size() == kNonceBytes &&
-         Proves(challenge.proof(), kCoordinator, PartsOf(join, challenge.nonce()));
+         Proves(challenge.proof(), kCallee, PartsOf(hello, binding, challenge.nonce()));
 }
 
-v1::PeerAnswer PeerSecret::Answer(const v1::JoinRequest& join,
+v1::PeerAnswer PeerSecret::Answer(const v1::PeerHello& hello, const std::string& binding,
                                   const v1::PeerChallenge& challenge) const {
   v1::PeerAnswer answer;
-  answer.set_proof(Prove(kMember, PartsOf(join, challenge.nonce())));
+  answer.set_proof(Prove(kCaller, PartsOf(hello, binding, challenge.nonce())));
   return answer;
 }
 
-bool PeerSecret::CheckAnswer(const v1::JoinRequest& join, const v1::PeerChallenge& challenge,
+bool PeerSecret::CheckAnswer(const v1::PeerHello& hello, const std::string& binding,
+                             const v1::PeerChallenge& challenge,
                              const v1::PeerAnswer& answer) const {
-  return Proves(answer.proof(), kMember, PartsOf(join, challenge.nonce()));
+  return Proves(answer.proof(), kCaller, PartsOf(hello, binding, challenge.nonce()));
 }
 
 }  // namespace dmuond::server

@@ -2,13 +2,10 @@
 // OpenSSL's HMAC-SHA-256 over a label that no other proof has and all that the proof is about, each
 // part with its length before it. docs/security.md says against whom this protects.
 //
-//   member                                             coordinator
-//   join = {…, nonce}                          ──►
-//                                              ◄──     Challenge(join): {nonce, its proof}
-//   Answer(join, challenge): {its proof}       ──►     CheckAnswer(join, challenge, answer)
-//
-// Both proofs cover the whole JoinRequest, with the member's nonce, node and group size in it, and
-// the coordinator's nonce, so that neither can be used again, elsewhere, or by the other end.
+// When a connection begins, who listens proves first that it knows the secret, then who connects
+// (peer_handshake.h). Both proofs cover the PeerHello, with both nodes and the caller's nonce in
+// it, the callee's nonce, and what binds them to the connection, so that neither can be used again,
+// elsewhere, or by the other end.
 //
 // Threads: any; a secret does not change.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_SECRET_H_
@@ -33,19 +30,21 @@ class PeerSecret {
   // REQUIRES: `key` is not empty. Config::ReadPeerSecret() reads it.
   explicit PeerSecret(std::string key) : key_(std::move(key)) {}
 
-  // ---- when a member joins ----
-  // By the coordinator. REQUIRES: the join's nonce has kNonceBytes.
-  [[nodiscard]] v1::PeerChallenge Challenge(const v1::JoinRequest& join) const;
-  // By the member: whether the sender of the challenge knows the secret.
-  [[nodiscard]] bool CheckChallenge(const v1::JoinRequest& join,
+  // ---- when a connection begins; `binding`: PeerStream::Binding() ----
+  // By who listens. REQUIRES: the hello's nonce has kNonceBytes.
+  [[nodiscard]] v1::PeerChallenge Challenge(const v1::PeerHello& hello,
+                                            const std::string& binding) const;
+  // By who connects: whether the sender of the challenge knows the secret.
+  [[nodiscard]] bool CheckChallenge(const v1::PeerHello& hello, const std::string& binding,
                                     const v1::PeerChallenge& challenge) const;
-  [[nodiscard]] v1::PeerAnswer Answer(const v1::JoinRequest& join,
+  [[nodiscard]] v1::PeerAnswer Answer(const v1::PeerHello& hello, const std::string& binding,
                                       const v1::PeerChallenge& challenge) const;
-  // By the coordinator: whether the member knows the secret.
-  [[nodiscard]] bool CheckAnswer(const v1::JoinRequest& join, const v1::PeerChallenge& challenge,
+  // By who listens: whether who connects knows the secret.
+  [[nodiscard]] bool CheckAnswer(const v1::PeerHello& hello, const std::string& binding,
+                                 const v1::PeerChallenge& challenge,
                                  const v1::PeerAnswer& answer) const;
 
-  // ---- in other calls; peer_calls.h puts the parts together ----
+  // ---- in calls; peer_calls.h puts the parts together ----
   // The proof of `parts` for the purpose that `label` names: 32 bytes.
   [[nodiscard]] std::string Prove(absl::string_view label,
                                   const std::vector<std::string>& parts) const;

@@ -1,15 +1,11 @@
 #include "server/daemon/group/peer_tls_files.h"
 
-#include <openssl/bio.h>
 #include <openssl/err.h>
-#include <openssl/evp.h>
 #include <openssl/pem.h>
-#include <openssl/x509.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <ctime>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -19,20 +15,10 @@
 #include "absl/strings/str_join.h"
 #include "server/common/errors.h"
 #include "server/common/whole_file.h"
+#include "server/daemon/group/openssl_objects.h"
 
 namespace dmuond::server {
 namespace {
-
-template <auto kFree>
-struct Freed {
-  template <typename T>
-  void operator()(T* object) const {
-    kFree(object);
-  }
-};
-using Bio = std::unique_ptr<BIO, Freed<BIO_free>>;
-using Certificate = std::unique_ptr<X509, Freed<X509_free>>;
-using Key = std::unique_ptr<EVP_PKEY, Freed<EVP_PKEY_free>>;
 
 constexpr char kCaFlag[] = "peer_tls_ca";
 constexpr char kCertificateFlag[] = "peer_tls_certificate";
@@ -42,10 +28,6 @@ constexpr char kKeyFlag[] = "peer_tls_key";
 int NoPassphrase(char* /*buffer*/, int /*size*/, int /*writes*/, void* asked) {
   *static_cast<bool*>(asked) = true;
   return -1;
-}
-
-Bio Reader(const std::string& text) {
-  return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
 std::string Day(absl::Time time) {

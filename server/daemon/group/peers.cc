@@ -1,12 +1,8 @@
 #include "server/daemon/group/peers.h"
 
 #include <sys/random.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <optional>
@@ -26,14 +22,15 @@
 #include "scheduler/membership.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
+#include "server/daemon/calls/grpc_socket.h"
 #include "server/daemon/group/delivery_queue.h"
 #include "server/daemon/group/direct_calls.h"
 #include "server/daemon/group/direct_service.h"
 #include "server/daemon/group/directory_proof.h"
-#include "server/daemon/group/peer_credentials.h"
-#include "server/daemon/group/peer_handshake.h"
+#include "server/daemon/group/peer_channel.h"
+#include "server/daemon/group/peer_connections.h"
 #include "server/daemon/group/stream_writer.h"
-#include "server/daemon/group/unproven_streams.h"
+#include "server/daemon/group/tcp.h"
 #include "server/daemon/process/reflection.h"
 #include "server/daemon/rpc_counting.h"
 #include "server/version.h"
@@ -42,6 +39,7 @@ namespace dmuond::server {
 namespace {
 
 using std::chrono::steady_clock;
+using MemberServerStream = grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>;
 
 constexpr std::chrono::milliseconds kRejoinAfter{200};
 // After refusals; each in a row doubles the time.
@@ -52,9 +50,6 @@ constexpr std::chrono::milliseconds kHeartbeatEvery{1000};
 constexpr std::chrono::milliseconds kSilenceMax{5000};
 // What a member may take to show its directory: it is not watched before it has joined.
 constexpr std::chrono::milliseconds kShowMax{10'000};
-// What a stream that has proven nothing may take, and a connection that does nothing.
-constexpr std::chrono::milliseconds kUnprovenMax{5000};
-constexpr std::chrono::milliseconds kIdleConnectionMax{30'000};
 constexpr std::chrono::seconds kSayUnprovenEvery{10};
 constexpr std::chrono::minutes kSayRefusedEvery{1};
 constexpr absl::Duration kSayExpiryBefore = absl::Hours(14 * 24);
@@ -62,12 +57,22 @@ constexpr std::chrono::hours kSayExpiryEvery{24};
 // Beside the inputs of a plan, whose limit is `message_bytes_max`, in a message.
 constexpr int64_t kBesideBytesMax = int64_t{64} << 10;
 
-size_t UnprovenStreamsMax(int32_t nodes) { return 16 + 2 * static_cast<size_t>(nodes); }
-// Streams, a call of every trainer of nodes with 32 of them, and gRPC's own: more threads than
-// daemons ever keep busy, and a bound for strangers. A call beyond gets RESOURCE_EXHAUSTED.
-int ThreadsMax(int32_t nodes) {
-  return static_cast<int>(UnprovenStreamsMax(nodes)) + nodes + 64 + 32 * nodes;
+// Of connections that an address begins in a second. All daemons of a group may stand behind one.
+constexpr size_t kConnectionsPerSecond = 256;
+
+// Each node has a connection for its stream and one for direct calls, and some that end.
+ConnectionLimits::Limits LimitsFor(int32_t nodes) {
+  const auto of_nodes = static_cast<size_t>(nodes);
+  ConnectionLimits::Limits limits;
+  limits.strangers = 64 + 2 * of_nodes;
+  limits.strangers_per_holder = 32 + of_nodes;
+  limits.per_holder = limits.strangers_per_holder + 64 + 8 * of_nodes;
+  limits.all = limits.strangers + 64 + 8 * of_nodes;
+  return limits;
 }
+// Streams, a call of every trainer of nodes with 32 of them, and gRPC's own: more threads than
+// daemons ever keep busy. A call beyond gets RESOURCE_EXHAUSTED.
+int ThreadsMax(int32_t nodes) { return nodes + 64 + 32 * nodes; }
 
 uint64_t RandomBootId() {
   uint64_t id = 0;
@@ -76,18 +81,8 @@ uint64_t RandomBootId() {
   return id;
 }
 
-// Why gRPC cannot listen, which its log alone says: a listener takes a few descriptors.
-std::string WhyNot() {
-  std::array<wire::UniqueFd, 8> any;
-  for (wire::UniqueFd& one : any) {
-    one = wire::UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!one.valid()) return std::string(absl::ErrnoToStatus(errno, "socket").message());
-  }
-  return "the port is taken or the address is not ours";
-}
-
-// Of host:port.
-std::string HostOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
+// With the brackets of an IPv6 address.
+std::string HostPartOf(const std::string& address) { return address.substr(0, address.rfind(':')); }
 
 class GrpcPeers final : public Peers, public v1::Peer::Service {
  public:
@@ -95,38 +90,49 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       : options_(std::move(options)),
         daemon_(daemon),
         credentials_(std::move(credentials)),
+        connections_(options_.node, options_.proofs, *credentials_),
         boot_id_(RandomBootId()),
-        calls_(options_.node, options_.nodes, options_.proofs, *credentials_),
-        unproven_(UnprovenStreamsMax(options_.nodes), kUnprovenMax),
+        calls_(options_.node, options_.nodes, connections_,
+               credentials_->tls() ? std::nullopt : options_.proofs.secret),
         to_core_(static_cast<size_t>(options_.message_bytes_max + kBesideBytesMax)) {}
   ~GrpcPeers() override { Stop(); }
 
   absl::Status Listen() {
+    absl::StatusOr<TcpListener> listener = ListenTcp(options_.listen);
+    if (!listener.ok()) {
+      return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+                   Say("cannot listen on '", Named("address", options_.listen),
+                       "' for other daemons: ", listener.status().message()));
+    }
+    // Without a port of its own, what others reach this daemon by has the one really bound.
+    std::string& advertise = options_.advertise;
+    if (advertise.empty()) advertise = absl::StrCat(HostPartOf(options_.listen), ":0");
+    if (absl::EndsWith(advertise, ":0")) {
+      advertise = absl::StrCat(HostPartOf(advertise), ":", listener->port);
+    }
+    absl::StatusOr<std::unique_ptr<GrpcSocket>> socket = GrpcSocket::Make(
+        ListeningSocket(std::move(listener->socket)),
+        {.name = options_.listen,
+         .limits = LimitsFor(options_.nodes),
+         .prove = [this](wire::UniqueFd connection) -> absl::StatusOr<GrpcSocket::Proven> {
+           auto proven = connections_.Prove(std::move(connection));
+           if (!proven.ok()) return proven.status();
+           return GrpcSocket::Proven{std::move(proven->socket), proven->node};
+         },
+         .per_second = kConnectionsPerSecond});
+    if (!socket.ok()) return socket.status();
+    socket_ = *std::move(socket);
     grpc::ServerBuilder builder;
     builder.SetOption(WithoutReflection());
     CountCalls(builder, daemon_.rpcs());
-    int port = 0;
-    builder.AddListeningPort(options_.listen, credentials_->server(), &port);
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
-                               static_cast<int>(kUnprovenMax.count()));
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
-                               static_cast<int>(kIdleConnectionMax.count()));
     grpc::ResourceQuota quota("peers");
     builder.SetResourceQuota(quota.SetMaxThreads(ThreadsMax(options_.nodes)));
     builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
     builder.RegisterService(this);
     builder.RegisterService(direct_.get());
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port == 0) {
-      return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
-                   Say("cannot listen on '", Named("address", options_.listen),
-                       "' for other daemons: ", WhyNot()));
-    }
-    // Without a port of its own, what others reach this daemon by has the one really bound.
-    std::string& advertise = options_.advertise;
-    if (advertise.empty()) advertise = absl::StrCat(HostOf(options_.listen), ":0");
-    if (absl::EndsWith(advertise, ":0")) advertise = absl::StrCat(HostOf(advertise), ":", port);
+    if (server_ == nullptr) return absl::InternalError("no server for other daemons");
+    socket_->Serve(*server_);
     return absl::OkStatus();
   }
   void Join() override {
@@ -188,8 +194,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
   // ---- Peer service ----
   grpc::Status Join(grpc::ServerContext* context, MemberServerStream* stream) override {
-    std::optional<UnprovenStreams::Entry> unproven(
-        unproven_.Enter(steady_clock::now(), [context] { context->TryCancel(); }));
     v1::MemberMessage message;
     if (!stream->Read(&message) || !message.has_join()) {
       return ToGrpc(Error(absl::StatusCode::kInvalidArgument, "JOIN_INVALID",
@@ -202,11 +206,10 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     }
     const v1::JoinRequest join = message.join();
     // Before anything that it says is looked at, or anything is done for it.
-    if (absl::Status proven = ProveMember(options_.proofs, join, *context, *stream); !proven.ok()) {
-      SayUnproven(proven);
-      return ToGrpc(proven);
+    if (absl::Status own = CheckConnected(*context, join.node()); !own.ok()) {
+      SayUnproven(own);
+      return ToGrpc(own);
     }
-    unproven.reset();
     const scheduler::MemberInfo info = FromProto(join);
     const int32_t node = info.node.value();
     const absl::Status admitted = Admit(
@@ -258,17 +261,34 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
       if (stopped_) return;
       stopped_ = true;
       calls_.Stop();
+      connections_.Stop();
       if (joining_ != nullptr) joining_->TryCancel();
       for (auto& [node, stream] : members_) stream.context->TryCancel();
       changed_.NotifyAll();
     }
     if (pulse_.joinable()) pulse_.join();
     if (joiner_.joinable()) joiner_.join();
+    if (socket_ != nullptr) socket_->Stop();
     if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
     to_core_.WaitUntilDelivered();  // the last that it hears of the group
   }
 
  private:
+  // The node that has made the connection of a call; nullopt: that has ended.
+  std::optional<int32_t> ConnectedBy(const grpc::ServerContext& context) {
+    const std::optional<Caller> caller = socket_->CallerOf(context);
+    if (!caller.has_value()) return std::nullopt;
+    return caller->node;
+  }
+  // Whether who says that he is `node` has made his connection as that one.
+  absl::Status CheckConnected(const grpc::ServerContext& context, int32_t node) {
+    const std::optional<int32_t> connected = ConnectedBy(context);
+    if (!connected.has_value()) return absl::CancelledError("the caller has gone");
+    if (*connected == node) return absl::OkStatus();
+    return Error(absl::StatusCode::kUnauthenticated, "PEER_NOT_PROVEN",
+                 Say("who joins as node ", Named("node", node), " has connected as node ",
+                     Named("other_node", *connected)));
+  }
   // Who is refused comes again and again.
   void SayRefused(int32_t node, const absl::Status& status) {
     const auto now = steady_clock::now();
@@ -407,7 +427,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     join.set_lane_memory_bytes(options_.lane_memory_bytes);
     join.set_snapshots(options_.snapshots != nullptr);
     join.set_jobs_max(options_.jobs_max);
-    if (options_.proofs.secret.has_value()) join.set_nonce(NewNonce());
     return join;
   }
 
@@ -459,7 +478,6 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     auto say_expiry_at = steady_clock::now();
     for (;;) {
       const auto now = steady_clock::now();
-      unproven_.Tick(now);
       if (now >= say_expiry_at) {
         SayExpiry();
         say_expiry_at = now + kSayExpiryEvery;
@@ -512,10 +530,15 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     }
   }
 
-  // One stream to the coordinator, from its opening to its end; says why it ended.
+  // One stream to the coordinator, from its connection to its end; says why it ended.
   std::string JoinOnce() {
-    auto stub =
-        v1::Peer::NewStub(ChannelTo(options_.coordinator, 0, *credentials_, options_.proofs));
+    absl::StatusOr<wire::UniqueFd> connected = connections_.Connect(options_.coordinator, 0);
+    if (!connected.ok()) {
+      const absl::Status& failed = connected.status();
+      return Remember("there is no proven connection to the coordinator",
+                      std::string(failed.message()), absl::IsUnauthenticated(failed));
+    }
+    const auto stub = v1::Peer::NewStub(ChannelOver(*std::move(connected)));
     grpc::ClientContext context;
     {
       MutexLock lock(mutex_);
@@ -526,10 +549,8 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     v1::MemberMessage join;
     *join.mutable_join() = JoinRequest();
     bool formed = false;
-    std::string unproven;
     absl::StatusOr<bool> whole = true;
-    if (stream->Write(join) && BeginToListen() &&
-        ProveSelf(options_.proofs, join.join(), *stream, unproven)) {
+    if (stream->Write(join) && BeginToListen()) {
       {
         MutexLock lock(mutex_);
         to_coordinator_ = std::make_unique<StreamWriter<v1::MemberMessage>>(
@@ -576,7 +597,7 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         to_core_.WaitForRoom();
       }
     }
-    if (!unproven.empty() || !whole.ok()) context.TryCancel();
+    if (!whole.ok()) context.TryCancel();
     std::unique_ptr<StreamWriter<v1::MemberMessage>> writer;
     {
       MutexLock lock(mutex_);
@@ -587,19 +608,18 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     writer.reset();  // the stream has ended, and with it a write that waits
     const grpc::Status status = stream->Finish();
     std::string why = WhyEnded(status);
-    if (!unproven.empty()) why = unproven;
     if (!whole.ok()) why = std::string(whole.status().message());
-    const bool refused = !formed && (IsRefusal(status.error_code()) || !unproven.empty());
     if (formed) {
       // The core says nothing of the epoch that has ended to the coordinator that is joined next.
       to_core_.Append([this, why] { daemon_.OnCoordinatorGone(why); });
       to_core_.WaitUntilDelivered();
     }
-    if (refused && refused_ != why) {
-      log::Error(unproven.empty() ? "the coordinator refuses this daemon"
-                                  : "the coordinator is not proven",
-                 {{"what", why}});
-    }
+    return Remember("the coordinator refuses this daemon", why,
+                    !formed && IsRefusal(status.error_code()));
+  }
+  // Remembers whether an attempt to join has ended by a refusal, and says so once.
+  std::string Remember(const char* line, const std::string& why, bool refused) {
+    if (refused && refused_ != why) log::Error(line, {{"what", why}});
     refused_ = refused ? why : "";
     return why;
   }
@@ -638,12 +658,15 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
 
   PeerOptions options_;
   Daemon& daemon_;
-  const std::unique_ptr<PeerCredentials> credentials_;  // outlives the server
+  const std::unique_ptr<PeerCredentials> credentials_;
+  PeerConnections connections_;  // outlives the server and all channels
   const uint64_t boot_id_;
   DirectCalls calls_;
   const std::unique_ptr<v1::Direct::Service> direct_ = MakeDirectService(
-      daemon_, calls_, [this](const absl::Status& status) { SayUnproven(status); });
-  UnprovenStreams unproven_;
+      daemon_, calls_,
+      {.node_of = [this](const grpc::ServerContext& context) { return ConnectedBy(context); },
+       .refused = [this](const absl::Status& status) { SayUnproven(status); }});
+  std::unique_ptr<GrpcSocket> socket_;
   std::unique_ptr<grpc::Server> server_;
 
   DeliveryQueue to_core_;

@@ -2,13 +2,15 @@
 // the group when exactly `nodes` members have joined; every other node keeps one stream to it and
 // joins again after a cut. Any node serves ReadState and WriteState.
 //
-// Both ends prove themselves before anything else is read of them, on loopback too:
-// peer_handshake.h does so for streams, direct_calls.h for other calls. Strangers hold a limited
-// number of threads, each for a limited time.
+// The daemon accepts connections itself, and both ends of each prove themselves before gRPC reads
+// anything of it, on loopback too (peer_connections.h). Strangers hold a limited number of threads,
+// each for a limited time (calls/grpc_socket.h). A connection is never mended: whoever joins, or
+// makes a direct call after the end of the connection for them, makes a new one.
 //
-// Threads: one sends heartbeats and judges silence, and never waits for the core. One delivers to
-// the core what the group says (delivery_queue.h). One joins (not on node 0). One writes, for each
-// stream. gRPC's read.
+// Threads: one accepts connections, and there is one for each that is being proven, and for each
+// that has TLS. One sends heartbeats and judges silence, and never waits for the core. One delivers
+// to the core what the group says (delivery_queue.h). One joins (not on node 0). One writes, for
+// each stream. gRPC's read.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEERS_H_
 #define DMUOND_SERVER_DAEMON_GROUP_PEERS_H_
 
@@ -24,7 +26,7 @@
 #include "absl/status/statusor.h"
 #include "dmuond/v1/peer.pb.h"
 #include "server/daemon/daemon.h"
-#include "server/daemon/group/peer_credentials.h"
+#include "server/daemon/group/peer_handshake.h"
 
 namespace dmuond::server {
 

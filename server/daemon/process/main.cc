@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -45,6 +46,7 @@
 #include "server/daemon/calls/services.h"
 #include "server/daemon/calls/stand_in.h"
 #include "server/daemon/calls/stream_watch.h"
+#include "server/daemon/calls/unix_listener.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/group/peers.h"
 #include "server/daemon/lanes/lane_bits.h"
@@ -101,13 +103,6 @@ constexpr std::chrono::seconds kIdleFor{30};
 constexpr std::chrono::seconds kShutdownWithin{1};
 // Beside connections: lanes, memory, snapshots, peers.
 constexpr int64_t kOwnDescriptors = 512;
-
-absl::StatusOr<std::unique_ptr<GrpcSocket>> WithTaken(
-    absl::StatusOr<std::unique_ptr<GrpcSocket>> socket, const std::string& path) {
-  if (socket.ok()) return socket;
-  return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
-               Say("cannot listen on '", Named("address", path), "': ", socket.status().message()));
-}
 
 DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const std::string& token,
                         storage::Storage* snapshots) {
@@ -209,26 +204,32 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartPages(const Config& config, Dae
 ConnectionLimits::Limits LimitsOf(const Config& config) {
   ConnectionLimits::Limits limits;
   limits.all = static_cast<size_t>(config.connections_max);
-  limits.per_uid = static_cast<size_t>(config.connections_per_uid);
+  limits.per_holder = static_cast<size_t>(config.connections_per_uid);
   return limits;
 }
 
-GrpcSocket::Options SocketOf(const Config& config, const std::string& path) {
-  GrpcSocket::Options options;
-  options.path = path;
-  options.mode = config.socket_mode();
-  options.group = config.socket_gid;
-  return options;
+absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenAt(const Config& config,
+                                                     GrpcSocket::Options options) {
+  absl::StatusOr<ListeningSocket> listener = Listen({.what = "socket",
+                                                     .path = options.name,
+                                                     .type = SOCK_STREAM,
+                                                     .mode = config.socket_mode(),
+                                                     .group = config.socket_gid});
+  if (listener.ok()) return GrpcSocket::Make(*std::move(listener), std::move(options));
+  return Error(absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
+               Say("cannot listen on '", Named("address", options.name),
+                   "': ", listener.status().message()));
 }
 
 // Trainers' calls. Other users' connections are closed before a byte of theirs is read.
 absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenForTrainers(const Config& config) {
-  GrpcSocket::Options options = SocketOf(config, config.socket);
+  GrpcSocket::Options options;
+  options.name = config.socket;
   options.allowed_uids = config.allowed_uids;
   for (const uid_t always : {uid_t{0}, ::geteuid()}) options.allowed_uids->push_back(always);
   options.limits = LimitsOf(config);
   options.strange_for = config.claim_timeout;
-  return WithTaken(GrpcSocket::Listen(std::move(options)), config.socket);
+  return ListenAt(config, std::move(options));
 }
 
 // What every server here has in common.
@@ -273,12 +274,12 @@ class SocketServer {
 
 // Who fills the trainers' socket does not keep an operator from looking, or ending it.
 absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenForAdmin(const Config& config) {
-  const std::string path = config.socket + SocketDir::kAdminSuffix;
-  GrpcSocket::Options options = SocketOf(config, path);
+  GrpcSocket::Options options;
+  options.name = config.socket + SocketDir::kAdminSuffix;
   options.limits = {.all = kAdminConnectionsMax,
-                    .per_uid = kAdminConnectionsPerUid,
-                    .strangers_per_uid = kAdminConnectionsPerUid};
-  return WithTaken(GrpcSocket::Listen(std::move(options)), path);
+                    .per_holder = kAdminConnectionsPerUid,
+                    .strangers_per_holder = kAdminConnectionsPerUid};
+  return ListenAt(config, std::move(options));
 }
 
 absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(

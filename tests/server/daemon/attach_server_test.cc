@@ -238,7 +238,7 @@ TEST_F(AttachServerTest, MoreConnectionsThanAllowedAreClosed) {
 
 // However many connect and say nothing: who claims at once gets in.
 TEST_F(AttachServerTest, TheOldestThatIsNotClaimedMakesRoom) {
-  Start({.limits = {.all = 8, .per_uid = 4, .strangers_per_uid = 2}});
+  Start({.limits = {.all = 8, .per_holder = 4, .strangers_per_holder = 2}});
   const Trainer first = ClaimedTrainer();
   const wire::UniqueFd oldest = Connect();
   ReadNonce(oldest.get());

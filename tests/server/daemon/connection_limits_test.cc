@@ -1,5 +1,6 @@
 #include "server/daemon/calls/connection_limits.h"
 
+#include <chrono>
 #include <optional>
 
 #include "gtest/gtest.h"
@@ -7,11 +8,11 @@
 namespace dmuond::server {
 namespace {
 
-constexpr uid_t kOne = 1000;
-constexpr uid_t kOther = 1001;
+constexpr uint64_t kOne = 1000;
+constexpr uint64_t kOther = 1001;
 
 TEST(ConnectionLimitsTest, TheOldestStrangerOfTheSameUserMakesRoom) {
-  ConnectionLimits limits({.all = 9, .per_uid = 5, .strangers_per_uid = 2});
+  ConnectionLimits limits({.all = 9, .per_holder = 5, .strangers_per_holder = 2});
   EXPECT_TRUE(limits.Add(1, kOther).taken);
   EXPECT_TRUE(limits.Add(2, kOne).taken);
   EXPECT_EQ(limits.Add(3, kOne).instead, std::nullopt);
@@ -23,7 +24,7 @@ TEST(ConnectionLimitsTest, TheOldestStrangerOfTheSameUserMakesRoom) {
 }
 
 TEST(ConnectionLimitsTest, WhoeverIsKnownStaysAndTheNewestIsRefused) {
-  ConnectionLimits limits({.all = 9, .per_uid = 2, .strangers_per_uid = 2});
+  ConnectionLimits limits({.all = 9, .per_holder = 2, .strangers_per_holder = 2});
   for (const uint64_t id : {1, 2}) {
     EXPECT_TRUE(limits.Add(id, kOne).taken);
     limits.MakeKnown(id, kOne);
@@ -35,7 +36,7 @@ TEST(ConnectionLimitsTest, WhoeverIsKnownStaysAndTheNewestIsRefused) {
 }
 
 TEST(ConnectionLimitsTest, OfAllUsersTogetherNoStrangerOfAnotherGoes) {
-  ConnectionLimits limits({.all = 2, .per_uid = 2, .strangers_per_uid = 2});
+  ConnectionLimits limits({.all = 2, .per_holder = 2, .strangers_per_holder = 2});
   EXPECT_TRUE(limits.Add(1, kOne).taken);
   EXPECT_TRUE(limits.Add(2, kOne).taken);
   EXPECT_FALSE(limits.Add(3, kOther).taken);
@@ -43,6 +44,32 @@ TEST(ConnectionLimitsTest, OfAllUsersTogetherNoStrangerOfAnotherGoes) {
   limits.Remove(1, kOne);  // twice does no harm
   EXPECT_TRUE(limits.Add(4, kOther).taken);
   EXPECT_EQ(limits.Add(5, kOne).instead, 2);
+}
+
+TEST(ConnectionLimitsTest, WhereAllStrangersAreCountedTogetherTheOldestOfAllMakesRoom) {
+  ConnectionLimits limits({.all = 9, .per_holder = 9, .strangers_per_holder = 2, .strangers = 3});
+  EXPECT_TRUE(limits.Add(1, kOne).taken);
+  EXPECT_TRUE(limits.Add(2, kOther).taken);
+  EXPECT_TRUE(limits.Add(3, kOther).taken);
+  EXPECT_EQ(limits.Add(4, kOther).instead, 2) << "one's own first";
+  EXPECT_EQ(limits.Add(5, 3).instead, 1);
+  limits.MakeKnown(3, kOther);
+  EXPECT_EQ(limits.Add(6, 4).instead, std::nullopt) << "one that is known is no stranger";
+  EXPECT_EQ(limits.Add(7, 5).instead, 4);
+}
+
+TEST(ConnectionRateTest, EachHasSoManyInASecond) {
+  using std::chrono::milliseconds;
+  ConnectionRate rate(2);
+  const auto take = [&](int at_ms, uint64_t holder) {
+    return rate.Take(ConnectionRate::TimePoint(milliseconds(at_ms)), holder);
+  };
+  EXPECT_TRUE(take(5000, kOne));
+  EXPECT_TRUE(take(5001, kOne));
+  EXPECT_FALSE(take(5002, kOne));
+  EXPECT_TRUE(take(5003, kOther));
+  EXPECT_FALSE(take(5999, kOne));
+  EXPECT_TRUE(take(6000, kOne));
 }
 
 }  // namespace

@@ -1,9 +1,6 @@
-// What daemons prove to each other, and what of it nobody else can use; parts of large messages;
-// how many strangers there may be.
-#include <gmock/gmock.h>
+// What daemons prove to each other, and what of it nobody else can use; parts of large messages.
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -12,23 +9,20 @@
 #include "server/daemon/group/message_parts.h"
 #include "server/daemon/group/peer_calls.h"
 #include "server/daemon/group/peer_secret.h"
-#include "server/daemon/group/unproven_streams.h"
 
 namespace dmuond::server {
 namespace {
 
 using scheduler::ReasonOf;
-using ::testing::ElementsAre;
 
 const PeerSecret kOurs("the group's secret");
 const PeerSecret kAnother("another secret");
 
-v1::JoinRequest JoinOf(int32_t node) {
-  v1::JoinRequest join;
-  join.set_node(node);
-  join.set_nodes(3);
-  join.set_nonce(NewNonce());
-  return join;
+v1::PeerHello HelloOf(int32_t node) {
+  v1::PeerHello hello;
+  hello.set_node(node);
+  hello.set_nonce(NewNonce());
+  return hello;
 }
 
 TEST(PeerSecretTest, ProofsAreHmacSha256OverLabelAndPartsWithTheirLengths) {
@@ -41,36 +35,38 @@ TEST(PeerSecretTest, ProofsAreHmacSha256OverLabelAndPartsWithTheirLengths) {
   EXPECT_NE(PeerSecret("key").Prove("label", {"a", "b"}), proof);
 }
 
-TEST(PeerSecretTest, BothEndsOfAStreamProveThatTheyKnowTheSecret) {
-  const v1::JoinRequest join = JoinOf(1);
-  const v1::PeerChallenge challenge = kOurs.Challenge(join);
-  EXPECT_TRUE(kOurs.CheckChallenge(join, challenge));
-  EXPECT_TRUE(kOurs.CheckAnswer(join, challenge, kOurs.Answer(join, challenge)));
-  EXPECT_FALSE(kAnother.CheckChallenge(join, challenge));
-  EXPECT_FALSE(kOurs.CheckAnswer(join, challenge, kAnother.Answer(join, challenge)));
-  EXPECT_FALSE(kOurs.CheckAnswer(join, challenge, v1::PeerAnswer()));
-  EXPECT_FALSE(kOurs.CheckChallenge(join, v1::PeerChallenge()));
+TEST(PeerSecretTest, BothEndsOfAConnectionProveThatTheyKnowTheSecret) {
+  const v1::PeerHello hello = HelloOf(1);
+  const v1::PeerChallenge challenge = kOurs.Challenge(hello, "b");
+  EXPECT_TRUE(kOurs.CheckChallenge(hello, "b", challenge));
+  EXPECT_TRUE(kOurs.CheckAnswer(hello, "b", challenge, kOurs.Answer(hello, "b", challenge)));
+  EXPECT_FALSE(kAnother.CheckChallenge(hello, "b", challenge));
+  EXPECT_FALSE(kOurs.CheckAnswer(hello, "b", challenge, kAnother.Answer(hello, "b", challenge)));
+  EXPECT_FALSE(kOurs.CheckAnswer(hello, "b", challenge, v1::PeerAnswer()));
+  EXPECT_FALSE(kOurs.CheckChallenge(hello, "b", v1::PeerChallenge()));
 }
 
 TEST(PeerSecretTest, AProofIsOfNoUseToTheOtherEndElsewhereOrAgain) {
-  const v1::JoinRequest join = JoinOf(1);
-  const v1::PeerChallenge challenge = kOurs.Challenge(join);
-  const v1::PeerAnswer answer = kOurs.Answer(join, challenge);
+  const v1::PeerHello hello = HelloOf(1);
+  const v1::PeerChallenge challenge = kOurs.Challenge(hello, "b");
+  const v1::PeerAnswer answer = kOurs.Answer(hello, "b", challenge);
   v1::PeerAnswer reflected;  // who does not know the secret sends back what it was sent
   reflected.set_proof(challenge.proof());
-  EXPECT_FALSE(kOurs.CheckAnswer(join, challenge, reflected));
+  EXPECT_FALSE(kOurs.CheckAnswer(hello, "b", challenge, reflected));
   v1::PeerChallenge turned = challenge;
   turned.set_proof(answer.proof());
-  EXPECT_FALSE(kOurs.CheckChallenge(join, turned));
+  EXPECT_FALSE(kOurs.CheckChallenge(hello, "b", turned));
 
-  EXPECT_FALSE(kOurs.CheckAnswer(join, kOurs.Challenge(join), answer)) << "a later stream";
-  EXPECT_FALSE(kOurs.CheckChallenge(JoinOf(1), challenge)) << "a later stream";
-  v1::JoinRequest changed = join;
+  EXPECT_FALSE(kOurs.CheckAnswer(hello, "b", kOurs.Challenge(hello, "b"), answer)) << "later";
+  EXPECT_FALSE(kOurs.CheckChallenge(HelloOf(1), "b", challenge)) << "a later connection";
+  EXPECT_FALSE(kOurs.CheckAnswer(hello, "c", challenge, answer)) << "another TLS connection";
+  EXPECT_FALSE(kOurs.CheckChallenge(hello, "c", challenge)) << "another TLS connection";
+  v1::PeerHello changed = hello;
   changed.set_node(2);
-  EXPECT_FALSE(kOurs.CheckAnswer(changed, challenge, answer)) << "another node";
-  changed = join;
-  changed.set_epoch(7);
-  EXPECT_FALSE(kOurs.CheckAnswer(changed, challenge, answer)) << "another epoch";
+  EXPECT_FALSE(kOurs.CheckAnswer(changed, "b", challenge, answer)) << "another node";
+  changed = hello;
+  changed.set_callee(2);
+  EXPECT_FALSE(kOurs.CheckAnswer(changed, "b", challenge, answer)) << "to another node";
 }
 
 class PeerCallsTest : public ::testing::Test {
@@ -91,7 +87,7 @@ class PeerCallsTest : public ::testing::Test {
 TEST_F(PeerCallsTest, AnotherNodeOfTheGroupMayCallAndKnowsTheAnswer) {
   v1::ReadStateRequest request = Read();
   const std::string awaited = first_.Prove("ReadState", 1, request);
-  EXPECT_TRUE(second_.Check("ReadState", request).ok());
+  EXPECT_TRUE(second_.Check("ReadState", request, 0).ok());
   EXPECT_EQ(second_.ReplyProof(request.proof()), awaited);
   EXPECT_NE(PeerCalls(1, 3, kAnother).ReplyProof(request.proof()), awaited);
 }
@@ -99,7 +95,7 @@ TEST_F(PeerCallsTest, AnotherNodeOfTheGroupMayCallAndKnowsTheAnswer) {
 TEST_F(PeerCallsTest, AProofIsForOneCallToOneNodeOnceInOneGroup) {
   const auto expect_refused = [](PeerCalls& callee, const char* method,
                                  const v1::ReadStateRequest& request, const std::string& why) {
-    const absl::Status status = callee.Check(method, request);
+    const absl::Status status = callee.Check(method, request, request.proof().node());
     EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << why;
     EXPECT_EQ(ReasonOf(status), "PEER_NOT_PROVEN") << why;
   };
@@ -125,7 +121,9 @@ TEST_F(PeerCallsTest, AProofIsForOneCallToOneNodeOnceInOneGroup) {
   (void)stranger.Prove("ReadState", 1, strange);
   expect_refused(second_, "ReadState", strange, "another secret");
 
-  EXPECT_TRUE(second_.Check("ReadState", request).ok());
+  EXPECT_EQ(second_.Check("ReadState", request, 2).code(), absl::StatusCode::kUnauthenticated)
+      << "by another node's connection";
+  EXPECT_TRUE(second_.Check("ReadState", request, 0).ok());
   expect_refused(second_, "ReadState", request, "again");
   second_.OnFormed(4, "nonce of the group after everybody has been started anew");
   expect_refused(second_, "ReadState", request, "in a later group of the same epoch");
@@ -135,11 +133,11 @@ TEST_F(PeerCallsTest, WhoHasNotHeardYetThatTheGroupHasFormedAnewIsToldToCallAgai
   first_.OnFormed(5, "next");
   v1::ReadStateRequest request = Read();
   (void)first_.Prove("ReadState", 1, request);
-  const absl::Status status = second_.Check("ReadState", request);
+  const absl::Status status = second_.Check("ReadState", request, 0);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReasonOf(status), "PEER_EPOCH_DIFFERS");
   second_.OnFormed(5, "next");
-  EXPECT_TRUE(second_.Check("ReadState", request).ok());
+  EXPECT_TRUE(second_.Check("ReadState", request, 0).ok());
 }
 
 TEST_F(PeerCallsTest, ConcurrentCallsMayOvertakeEachOther) {
@@ -206,29 +204,6 @@ TEST(MessagePartsTest, TheQuotaIsCheckedAtTheFirstPartAndPartsMustFit) {
   wrong.mutable_part()->set_data("\xff\xff\xff");
   wrong.mutable_part()->set_last(true);
   EXPECT_EQ(take({wrong}), "MESSAGE_PARTS_INVALID") << "no message";
-}
-
-// ---- strangers ----
-
-TEST(UnprovenStreamsTest, AFurtherOneEndsTheOldestAndEachHasItsTime) {
-  using std::chrono::seconds;
-  UnprovenStreams streams(2, seconds(5));
-  std::vector<int> ended;
-  const auto enter = [&](int name, seconds at) {
-    return streams.Enter(UnprovenStreams::TimePoint(at), [&, name] { ended.push_back(name); });
-  };
-  const auto first = enter(1, seconds(0));
-  { const auto proven = enter(2, seconds(1)); }
-  const auto third = enter(3, seconds(2));
-  EXPECT_THAT(ended, ElementsAre());
-  const auto fourth = enter(4, seconds(3));
-  EXPECT_THAT(ended, ElementsAre(1)) << "though it has not gone yet";
-  streams.Tick(UnprovenStreams::TimePoint(seconds(6)));
-  EXPECT_THAT(ended, ElementsAre(1));
-  streams.Tick(UnprovenStreams::TimePoint(seconds(7)));
-  EXPECT_THAT(ended, ElementsAre(1, 3));
-  const auto fifth = enter(5, seconds(8));
-  EXPECT_THAT(ended, ElementsAre(1, 3)) << "there is room again";
 }
 
 }  // namespace

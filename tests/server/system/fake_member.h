@@ -3,34 +3,30 @@
 #define DMUOND_TESTS_SERVER_SYSTEM_FAKE_MEMBER_H_
 
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "server/common/errors.h"
-#include "server/daemon/group/peer_secret.h"
 #include "server/daemon/lanes/lane_bits.h"
 #include "server/version.h"
-#include "tests/client/daemon_group.h"
+#include "tests/server/system/peer_client.h"
 
 namespace dmuond::testing {
 
 // Node 1 of two, made of the protocol alone. Its stream ends after `patience`.
 class FakeMember {
  public:
-  explicit FakeMember(const std::string& coordinator,
+  explicit FakeMember(std::string coordinator,
                       std::chrono::milliseconds patience = std::chrono::seconds(30))
-      : stub_(v1::Peer::NewStub(
-            grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()))) {
-    context_.set_deadline(std::chrono::system_clock::now() + patience);
-    context_.set_wait_for_ready(true);
-    stream_ = stub_->Join(&context_);
-  }
+      : coordinator_(std::move(coordinator)), patience_(patience) {}
   ~FakeMember() { context_.TryCancel(); }
 
   static v1::JoinRequest RightJoin() {
@@ -58,36 +54,45 @@ class FakeMember {
   }
   // As a daemon that knows the group's secret; what the coordinator says to it is read next.
   void Join(const v1::JoinRequest& join) {
+    Connect(join.node());
     v1::MemberMessage message;
     *message.mutable_join() = join;
-    if (join.nonce().empty()) message.mutable_join()->set_nonce(server::NewNonce());
-    v1::CoordinatorMessage question;
-    if (!stream_->Write(message) || !stream_->Read(&question)) return;
-    const server::PeerSecret secret(kGroupSecret);
-    proven_ = secret.CheckChallenge(message.join(), question.peer_challenge());
-    const v1::PeerAnswer answer = secret.Answer(message.join(), question.peer_challenge());
-    *message.mutable_peer_answer() = answer;
-    stream_->Write(message);
+    Send(message);
   }
-  // Whether the coordinator has proven itself.
-  [[nodiscard]] bool proven() const { return proven_; }
-  void Send(const v1::MemberMessage& message) { stream_->Write(message); }
+  void Send(const v1::MemberMessage& message) {
+    Connect(/*node=*/1);
+    if (stream_ != nullptr) stream_->Write(message);
+  }
+  // As the node that it has proven to be, whatever it says later. It is done once.
+  void Connect(int32_t node) {
+    if (client_ != nullptr) return;
+    client_ = std::make_unique<PeerClient>(node);
+    auto channel = client_->Connect(coordinator_);
+    connected_ = channel.status();
+    if (!channel.ok()) return;
+    stub_ = v1::Peer::NewStub(*channel);
+    context_.set_deadline(std::chrono::system_clock::now() + patience_);
+    stream_ = stub_->Join(&context_);
+  }
   // Nothing more is said: the coordinator ends the stream after what was.
-  void Leave() { stream_->WritesDone(); }
+  void Leave() {
+    if (stream_ != nullptr) stream_->WritesDone();
+  }
   // Whether the coordinator counts it as a member: then its heart beats for it.
   bool IsTaken() {
     v1::CoordinatorMessage message;
-    return stream_->Read(&message) && message.has_heartbeat();
+    return stream_ != nullptr && stream_->Read(&message) && message.has_heartbeat();
   }
   // The next message that is no heartbeat.
   std::optional<v1::CoordinatorMessage> Next() {
     v1::CoordinatorMessage message;
-    while (stream_->Read(&message)) {
+    while (stream_ != nullptr && stream_->Read(&message)) {
       if (!message.has_heartbeat()) return message;
     }
     return std::nullopt;
   }
   absl::Status Finish() {
+    if (stream_ == nullptr) return connected_;
     v1::CoordinatorMessage ignored;
     while (stream_->Read(&ignored)) {
     }
@@ -95,8 +100,11 @@ class FakeMember {
   }
 
  private:
+  const std::string coordinator_;
+  const std::chrono::milliseconds patience_;
+  absl::Status connected_;
+  std::unique_ptr<PeerClient> client_;
   grpc::ClientContext context_;
-  bool proven_ = false;
   std::unique_ptr<v1::Peer::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::MemberMessage, v1::CoordinatorMessage>> stream_;
 };

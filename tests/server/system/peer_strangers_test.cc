@@ -1,33 +1,43 @@
 // Who reaches the ports of a group's daemons and is none of them: any user of the machine, on
 // loopback too. It reads and writes no state, takes no seat, is told nothing, and keeps nobody out.
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
+#include <deque>
 #include <filesystem>
-#include <functional>
+#include <fstream>
 #include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "dmuond/client/session.h"
 #include "dmuond/v1/peer.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
+#include "grpcpp/server_posix.h"
 #include "gtest/gtest.h"
-#include "kernels/mutex.h"
 #include "server/common/errors.h"
 #include "server/daemon/group/direct_calls.h"
+#include "server/daemon/group/peer_stream.h"
+#include "server/daemon/group/tcp.h"
 #include "tests/client/daemon_group.h"
 #include "tests/client/daemon_test.h"
 #include "tests/client/trainers.h"
 #include "tests/server/system/expect_error.h"
 #include "tests/server/system/fake_member.h"
 #include "tests/server/system/one_matrix.h"
+#include "tests/server/system/peer_client.h"
 
 namespace dmuond::testing {
 namespace {
@@ -50,41 +60,88 @@ class PeerStrangersTest : public DaemonTest {
   const std::string coordinator_ = FreeAddress();
 };
 
+// Who speaks to the port as he likes.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& address)
+      : socket_(server::ConnectTcp(address, Soon()).value_or(wire::UniqueFd())) {}
+  // False: the daemon hears no more.
+  bool Say(absl::string_view text) {
+    while (!text.empty()) {
+      if (!Soon().WaitFor(socket_.get(), POLLOUT).ok()) return false;
+      const ssize_t put = ::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL);
+      if (put < 0) return false;
+      text.remove_prefix(static_cast<size_t>(put));
+    }
+    return true;
+  }
+  // What the daemon says until it closes the connection, or has said so much.
+  std::string Hear(size_t bytes = 1 << 20) {
+    std::string heard;
+    char one = 0;
+    while (heard.size() < bytes && Soon().WaitFor(socket_.get(), POLLIN).ok() &&
+           ::recv(socket_.get(), &one, 1, 0) == 1) {
+      heard.push_back(one);
+    }
+    return heard;
+  }
+  static std::string Message(const google::protobuf::MessageLite& message) {
+    const std::string body = message.SerializeAsString();
+    return std::string({static_cast<char>(body.size() >> 8), static_cast<char>(body.size())}) +
+           body;
+  }
+  static server::Patience Soon() {
+    return {.until = std::chrono::steady_clock::now() + std::chrono::seconds(10)};
+  }
+
+ private:
+  const wire::UniqueFd socket_;
+};
+v1::PeerHello RightHello() {
+  v1::PeerHello hello;
+  hello.set_node(1);
+  hello.set_nonce(server::NewNonce());
+  return hello;
+}
+
 TEST_F(PeerStrangersTest, NobodyTakesANodesSeatWithoutTheSecret) {
-  const auto join_with = [](const std::string& nonce) {
-    v1::MemberMessage message;
-    *message.mutable_join() = FakeMember::RightJoin();
-    message.mutable_join()->set_epoch(std::numeric_limits<uint32_t>::max());
-    message.mutable_join()->set_nonce(nonce);
-    return message;
-  };
-  const Refusal refusal = {StatusCode::kUnauthenticated, "PEER_NOT_PROVEN", {"node 1"}};
-  FakeMember silent(coordinator_);
-  silent.Send(join_with(""));
-  ExpectRefused(silent.Finish(), refusal);
+  PeerClient another(1, {server::PeerSecret("another secret, which is as long"), {}});
+  ExpectRefused(another.Connect(coordinator_).status(),
+                {StatusCode::kUnauthenticated, "PEER_NOT_PROVEN", {"the group's secret"}});
 
   // What it was sent is not what it must send.
-  FakeMember reflects(coordinator_);
-  reflects.Send(join_with(server::NewNonce()));
-  const auto question = reflects.Next();
-  ASSERT_TRUE(question.has_value() && question->has_peer_challenge());
-  v1::MemberMessage answer;
-  answer.mutable_peer_answer()->set_proof(question->peer_challenge().proof());
-  reflects.Send(answer);
-  ExpectRefused(reflects.Finish(), refusal);
+  Stranger reflects(coordinator_);
+  ASSERT_TRUE(reflects.Say("dmuond 1" + Stranger::Message(RightHello())));
+  const std::string greeting = reflects.Hear(10);
+  v1::PeerChallenge challenge;
+  ASSERT_TRUE(challenge.ParseFromString(reflects.Hear(static_cast<uint8_t>(greeting.back()))));
+  v1::PeerAnswer answer;
+  answer.set_proof(challenge.proof());
+  ASSERT_TRUE(reflects.Say(Stranger::Message(answer)));
+  EXPECT_THAT(reflects.Hear(), ::testing::HasSubstr("who connects as node 1 has another secret"));
 
-  FakeMember skips(coordinator_);
-  skips.Send(join_with(server::NewNonce()));
-  ASSERT_TRUE(skips.Next().has_value());
-  v1::MemberMessage state;
-  state.mutable_member_state()->set_epoch(1);
-  skips.Send(state);
-  ExpectRefused(skips.Finish(), refusal);
+  Stranger skips(coordinator_);
+  const std::string http2 = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+  ASSERT_TRUE(skips.Say("dmuond 1" + Stranger::Message(RightHello()) + http2));
+  const std::string all = skips.Hear();
+  EXPECT_THAT(all, ::testing::StartsWith("dmuond 1"));
+  EXPECT_LT(all.size(), 100) << "one challenge, and nothing of HTTP/2";
+  Stranger speaks_http2(coordinator_);
+  ASSERT_TRUE(speaks_http2.Say(http2));
+  EXPECT_EQ(speaks_http2.Hear(), "");
+
+  // A node of the group is that one, whatever it says later.
+  FakeMember other_node(coordinator_);
+  other_node.Connect(5);
+  v1::JoinRequest far = FakeMember::RightJoin();
+  far.set_epoch(std::numeric_limits<uint32_t>::max());
+  other_node.Join(far);
+  ExpectRefused(other_node.Finish(),
+                {StatusCode::kUnauthenticated, "PEER_NOT_PROVEN", {"node 1", "as node 5"}});
 
   // Nothing of all that has counted: the right one gets the seat, and the first epoch.
   FakeMember member(coordinator_);
   member.Join(FakeMember::RightJoin());
-  EXPECT_TRUE(member.proven());
   const auto formed = member.Next();
   ASSERT_TRUE(formed.has_value() && formed->has_join());
   EXPECT_EQ(formed->join().epoch(), 1);
@@ -99,50 +156,37 @@ TEST_F(PeerStrangersTest, ADaemonWithAnotherSecretJoinsNoGroupAndSaysWhy) {
   }
   const auto member = StartMember({"--peer_secret_file=" + file});
   EXPECT_TRUE(member->WaitLogged("does not know the group's secret")) << member->Log();
-  EXPECT_TRUE(daemon_->WaitLogged("who joins as node 1 does not prove itself")) << daemon_->Log();
+  EXPECT_TRUE(daemon_->WaitLogged("who connects as node 1 does not prove itself"))
+      << daemon_->Log();
   EXPECT_FALSE(member->WaitServing("ready", std::chrono::milliseconds(10)).ok());
   std::filesystem::remove(file);
 }
 
-// A server in the place of a coordinator that is gone, which does not know the secret.
-class FalseCoordinator final : public v1::Peer::Service {
- public:
-  explicit FalseCoordinator(const std::string& address) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  grpc::Status Join(
-      grpc::ServerContext* /*context*/,
-      grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::MemberMessage>* stream) override {
-    v1::MemberMessage message;
-    if (!stream->Read(&message)) return grpc::Status::OK;
-    v1::CoordinatorMessage question;
-    question.mutable_peer_challenge()->set_nonce(server::NewNonce());
-    question.mutable_peer_challenge()->set_proof(message.join().nonce());
-    stream->Write(question);
-    MutexLock lock(mutex_);
-    while (stream->Read(&message)) ++told_;
-    return grpc::Status::OK;
-  }
-  int told() {
-    MutexLock lock(mutex_);
-    return told_;
-  }
-
- private:
-  Mutex mutex_;
-  int told_ DMUOND_GUARDED_BY(mutex_) = 0;  // messages of members after their first
-  std::unique_ptr<grpc::Server> server_;
-};
-
+// In the place of a coordinator that is gone, who does not know the secret.
 TEST_F(PeerStrangersTest, AMemberTellsNothingToACoordinatorThatIsNotProven) {
   daemon_->Kill();
-  FalseCoordinator stranger(coordinator_);
+  const auto listener = server::ListenTcp(coordinator_);
+  ASSERT_TRUE(listener.ok()) << listener.status();
   const auto member = StartMember();
+  const server::Patience soon = Stranger::Soon();
+  ASSERT_TRUE(soon.WaitFor(listener->socket.get(), POLLIN).ok());
+  server::PlainStream stream(wire::UniqueFd(::accept4(listener->socket.get(), nullptr, nullptr,
+                                                      SOCK_CLOEXEC | SOCK_NONBLOCK)),
+                             soon);
+  std::string hello(10, '\0');
+  ASSERT_TRUE(stream.Read(hello.data(), hello.size()).ok());
+  hello.resize(static_cast<uint8_t>(hello.back()));
+  ASSERT_TRUE(stream.Read(hello.data(), hello.size()).ok());
+  v1::PeerHello said;
+  ASSERT_TRUE(said.ParseFromString(hello));
+  EXPECT_EQ(said.node(), 1);
+  v1::PeerChallenge challenge;
+  challenge.set_nonce(server::NewNonce());
+  challenge.set_proof(said.nonce());
+  ASSERT_TRUE(stream.Write("dmuond 1" + Stranger::Message(challenge)).ok());
+  char more = 0;
+  EXPECT_EQ(stream.Read(&more, 1).code(), StatusCode::kUnavailable) << "it has said more";
   EXPECT_TRUE(member->WaitLogged("does not know the group's secret")) << member->Log();
-  EXPECT_EQ(stranger.told(), 0);
 }
 
 TEST_F(PeerStrangersTest, AFloodOfThemHoldsFewThreadsAndKeepsNobodyOut) {
@@ -152,16 +196,91 @@ TEST_F(PeerStrangersTest, AFloodOfThemHoldsFewThreadsAndKeepsNobodyOut) {
     return std::distance(begin(tasks), end(tasks));
   };
   const auto before = threads();
-  std::vector<std::unique_ptr<FakeMember>> flood(200);
-  for (auto& one : flood) one = std::make_unique<FakeMember>(coordinator_);
-  // That the oldest end for the later ones' sake, and not by their time alone, is shown with a
-  // clock of its own in peer_proofs_test.
-  EXPECT_FALSE(flood[0]->Finish().ok());
-  EXPECT_LT(threads(), before + 150);
+  std::deque<Stranger> flood;
+  for (int i = 0; i < 200; ++i) flood.emplace_back(coordinator_);
+  EXPECT_EQ(flood[0].Hear(), "") << "the oldest has made room";
+  EXPECT_LT(threads(), before + 100);
   FakeMember member(coordinator_);
   member.Join(FakeMember::RightJoin());
   const auto formed = member.Next();
   EXPECT_TRUE(formed.has_value() && formed->has_join());
+}
+
+// More than it has descriptors for, in a moment: an address begins only so many in a second.
+TEST_F(PeerStrangersTest, ThousandsOfConnectionsAreSurvived) {
+  const rlimit few{512, 512};
+  ASSERT_EQ(::prlimit(daemon_->pid(), RLIMIT_NOFILE, &few, nullptr), 0);
+  std::deque<Stranger> flood;
+  for (int i = 0; i < 900; ++i) flood.emplace_back(coordinator_);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  bool formed = false;
+  while (!formed && std::chrono::steady_clock::now() < deadline) {
+    FakeMember member(coordinator_);
+    member.Join(FakeMember::RightJoin());
+    const auto next = member.Next();
+    formed = next.has_value() && next->has_join();
+  }
+  EXPECT_TRUE(formed);
+  const std::string log = daemon_->Log();
+  EXPECT_THAT(log, ::testing::HasSubstr("others_since_the_last_line="));
+  size_t lines = 0;
+  for (size_t at = log.find("connection refused"); at != log.npos;
+       at = log.find("connection refused", at + 1)) {
+    ++lines;
+  }
+  EXPECT_LE(lines, 5) << log;
+}
+
+// What a frame of HTTP/2 looks like.
+std::string Frame(char type, char flags, uint32_t stream, absl::string_view body) {
+  std::string frame;
+  for (const uint32_t shift : {16U, 8U, 0U})
+    frame.push_back(static_cast<char>(body.size() >> shift));
+  frame += {type, flags};
+  for (const uint32_t shift : {24U, 16U, 8U, 0U})
+    frame.push_back(static_cast<char>(stream >> shift));
+  return frame.append(body.data(), body.size());
+}
+
+// Each of these takes gigabytes, or all of the time, of a gRPC of 2022 that hears them out.
+TEST_F(PeerStrangersTest, WhatBringsHttp2DownReachesNoHttp2) {
+  const std::string begin = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, 0, "");
+  constexpr size_t kFrameBytes = 16'384;
+  // A header of 4,000 bytes goes into the table, and a byte each brings it 16,000 times.
+  const std::string bomb =
+      Frame(1, 4, 1, std::string("\x40\x01x\x7f\xa1\x1e", 6) + std::string(4'000, 'a')) +
+      Frame(1, 0, 3, std::string(kFrameBytes, '\xbe'));
+  const std::string more_bomb = Frame(9, 0, 3, std::string(kFrameBytes, '\xbe'));
+  const std::string continued = Frame(9, 0, 1, std::string(kFrameBytes, '\0'));
+  std::string reset;
+  for (uint32_t stream = 1; stream < 2'000; stream += 2) {
+    reset += Frame(1, 4, stream, "\x82") + Frame(3, 0, stream, std::string(4, '\0'));
+  }
+  const auto peak_kib = [&] {
+    std::ifstream status(absl::StrCat("/proc/", daemon_->pid(), "/status"));
+    std::string word;
+    while (status >> word && word != "VmHWM:") {
+    }
+    int64_t kib = 0;
+    status >> kib;
+    return kib;
+  };
+  const int64_t before = peak_kib();
+  for (const auto& [first, then] :
+       {std::pair{bomb, more_bomb}, {Frame(1, 0, 1, ""), continued}, {reset, reset}}) {
+    std::deque<Stranger> four;
+    for (int i = 0; i < 4; ++i) four.emplace_back(coordinator_);
+    for (Stranger& one : four) {
+      bool hears = one.Say(begin) && one.Say(first);
+      for (int i = 0; hears && i < 1'000; ++i) hears = one.Say(then);
+      EXPECT_FALSE(hears);
+    }
+  }
+  EXPECT_GT(before, 0);
+  EXPECT_LT(peak_kib() - before, 64 << 10);
+  const auto member = StartMember();
+  const absl::Status ready = member->WaitServing("ready", std::chrono::seconds(5));
+  EXPECT_TRUE(ready.ok()) << ready;
 }
 
 // ---- who is proven, and says what is wrong ----
@@ -201,8 +320,11 @@ TEST(PeerStrangersCallsTest, NobodyReadsOrWritesStateWithoutTheSecret) {
   FillOneMatrix(**session);
   ASSERT_TRUE((*session)->Push().ok());
 
-  const auto stub =
-      v1::Direct::NewStub(grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()));
+  // Whose connection is proven, but not what is said on it: he may sit on the way.
+  PeerClient caller(1);
+  const auto channel = caller.Connect(coordinator);
+  ASSERT_TRUE(channel.ok()) << channel.status();
+  const auto stub = v1::Direct::NewStub(*channel);
   v1::ReadStateRequest read;
   read.set_job_incarnation(1);
   read.set_kind(v1::STATE_KIND_MASTER);
@@ -239,15 +361,27 @@ TEST(PeerStrangersCallsTest, NobodyReadsOrWritesStateWithoutTheSecret) {
   EXPECT_EQ((*session)->Pull(0, client::StateKind::kMomentum).value(), momentum);
 }
 
-// In the place of a node that is gone: what it answers does not count, and no write passes for
-// done.
+// In the place of another node, or on the way to it: what it answers does not count, and no write
+// passes for done.
 class FalseOwner final : public v1::Direct::Service {
  public:
-  explicit FalseOwner(const std::string& address) {
+  FalseOwner() : listener_(*server::ListenTcp("127.0.0.1:0")) {
     grpc::ServerBuilder builder;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
+  }
+  [[nodiscard]] std::string address() const { return absl::StrCat("127.0.0.1:", listener_.port); }
+  // The next connection is its gRPC's; with `end`, once that has proven it.
+  void TakeOne(server::PeerConnections* end) {
+    ASSERT_TRUE(Stranger::Soon().WaitFor(listener_.socket.get(), POLLIN).ok());
+    wire::UniqueFd socket(
+        ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (end != nullptr) {
+      auto proven = end->Prove(std::move(socket));
+      ASSERT_TRUE(proven.ok()) << proven.status();
+      socket = std::move(proven->socket);
+    }
+    grpc::AddInsecureChannelFromFd(server_.get(), socket.Release());
   }
   grpc::Status ReadState(grpc::ServerContext* /*context*/, const v1::ReadStateRequest* /*request*/,
                          grpc::ServerWriter<v1::ReadStateReply>* writer) override {
@@ -263,23 +397,27 @@ class FalseOwner final : public v1::Direct::Service {
   }
 
  private:
+  const server::TcpListener listener_;
   std::unique_ptr<grpc::Server> server_;
 };
 
 TEST(PeerStrangersCallsTest, WhoAnswersInAnotherNodesPlaceIsNotBelieved) {
-  const std::string address = FreeAddress();
-  const FalseOwner stranger(address);
-  const server::PeerProofs proofs{server::PeerSecret(kGroupSecret), {}};
-  const auto credentials = server::PeerCredentials::Make({}, /*allow_plaintext=*/true, "", "");
-  ASSERT_TRUE(credentials.ok()) << credentials.status();
-  server::DirectCalls calls(0, 2, proofs, **credentials);
+  FalseOwner stranger;
+  PeerClient self(0);
+  PeerClient other(1);
+  server::DirectCalls calls(0, 2, self.connections(), server::PeerSecret(kGroupSecret));
   v1::JoinReply formed;
   formed.set_epoch(1);
   formed.add_peer_addresses("127.0.0.1:9");
-  formed.add_peer_addresses(address);
+  formed.add_peer_addresses(stranger.address());
   calls.OnFormed(formed);
-  ExpectRefused(calls.ReadState(1, v1::ReadStateRequest(), 8).status(),
-                {StatusCode::kUnavailable, "PEER_NOT_PROVEN", {"node 1"}});
+  for (server::PeerConnections* end :
+       {static_cast<server::PeerConnections*>(nullptr), &other.connections()}) {
+    std::thread takes([&] { stranger.TakeOne(end); });
+    ExpectRefused(calls.ReadState(1, v1::ReadStateRequest(), 8).status(),
+                  {StatusCode::kUnavailable, "PEER_NOT_PROVEN", {"node 1"}});
+    takes.join();
+  }
   ExpectRefused(calls.WriteState(1, v1::WriteStateRequest()),
                 {StatusCode::kUnavailable, "PEER_NOT_PROVEN", {"node 1"}});
 }

@@ -1,0 +1,34 @@
+// Objects of OpenSSL that are freed with their owner, and its view of a text.
+#ifndef DMUOND_SERVER_DAEMON_GROUP_OPENSSL_OBJECTS_H_
+#define DMUOND_SERVER_DAEMON_GROUP_OPENSSL_OBJECTS_H_
+
+#include <openssl/bio.h>
+#include <openssl/evp.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
+
+#include <memory>
+#include <string>
+
+namespace dmuond::server {
+
+template <auto kFree>
+struct FreedBy {
+  template <typename T>
+  void operator()(T* object) const {
+    kFree(object);
+  }
+};
+using Bio = std::unique_ptr<BIO, FreedBy<BIO_free>>;
+using Certificate = std::unique_ptr<X509, FreedBy<X509_free>>;
+using GeneralNames = std::unique_ptr<GENERAL_NAMES, FreedBy<GENERAL_NAMES_free>>;
+using Key = std::unique_ptr<EVP_PKEY, FreedBy<EVP_PKEY_free>>;
+
+// `text` must outlive it.
+inline Bio Reader(const std::string& text) {
+  return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+}  // namespace dmuond::server
+
+#endif  // DMUOND_SERVER_DAEMON_GROUP_OPENSSL_OBJECTS_H_
