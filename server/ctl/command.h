@@ -62,6 +62,7 @@ int RunTrace(const Options& options, const Arguments& arguments);
 int RunOrthogonality(const Options& options, const Arguments& arguments);
 int RunJobs(const Options& options, const Arguments& arguments);
 int RunJob(const Options& options, const Arguments& arguments);
+int RunReady(const Options& options, const Arguments& arguments);
 int RunRouting(const Options& options, const Arguments& arguments);
 int RunPlan(const Options& options, const Arguments& arguments);
 int RunDoctor(const Options& options, const Arguments& arguments);

@@ -71,7 +71,7 @@ struct Subcommand {
   int (*run)(const Options&, const Arguments&);
 };
 
-constexpr std::array<Subcommand, 14> kSubcommands = {{
+constexpr std::array<Subcommand, 15> kSubcommands = {{
     {"status", "status                     the daemon, a job and its lanes", RunStatus},
     {"top",
      "top [--interval=1s --count=N]\n"
@@ -79,6 +79,8 @@ constexpr std::array<Subcommand, 14> kSubcommands = {{
      RunTop},
     {"jobs", "jobs                       one line for each job", RunJobs},
     {"job", "job end NAME [--save]      a job ends on all nodes, its trainers are told", RunJob},
+    {"ready", "ready                      for probes: 0 if the daemon is ready, else 1 and why not",
+     RunReady},
     {"routing", "routing                    every parameter: route, owners, why", RunRouting},
     {"plan",
      "plan [--model=NAME --lanes=N --nodes=N [--layers=N]]\n"

@@ -8,27 +8,30 @@
 #include <memory>
 #include <utility>
 
-#include "grpc/health/v1/health.grpc.pb.h"
+#include "absl/time/clock.h"
 #include "server/common/errors.h"
 #include "server/ctl/connection.h"
 
 namespace dmuond::server::ctl {
 
-namespace health = grpc::health::v1;
+namespace {
+
+// A daemon answers sooner where it has nothing new to say.
+constexpr absl::Duration kWaitMax = absl::Seconds(30);
+
+}  // namespace
 
 ReadyWait::ReadyWait(std::string socket, absl::Duration timeout)
-    : socket_(std::move(socket)), done_(::eventfd(0, EFD_CLOEXEC)) {
-  context_.set_wait_for_ready(true);  // the socket is not there yet
-  context_.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
+    : socket_(std::move(socket)), done_(::eventfd(0, EFD_CLOEXEC)), until_(absl::Now() + timeout) {
   thread_ = std::thread([this] {
-    result_ = Watch();
+    result_ = Wait();
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(done_.get(), &one, sizeof(one));
   });
 }
 
 ReadyWait::~ReadyWait() {
-  context_.TryCancel();
+  stop_.request_stop();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -37,21 +40,23 @@ absl::Status ReadyWait::Result() {
   return result_;
 }
 
-absl::Status ReadyWait::Watch() {
+absl::Status ReadyWait::Wait() {
   const absl::StatusOr<std::shared_ptr<grpc::Channel>> channel = Connect(socket_);
   if (!channel.ok()) return channel.status();
-  const auto stub = health::Health::NewStub(*channel);
-  health::HealthCheckRequest request;
-  request.set_service("ready");
-  const auto changes = stub->Watch(&context_, request);
-  health::HealthCheckResponse response;
-  bool ready = false;
-  while (!ready && changes->Read(&response)) {
-    ready = response.status() == health::HealthCheckResponse::SERVING;
+  const auto stub = v1::Admin::NewStub(*channel);
+  for (;;) {
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);  // the socket is not there yet
+    context.set_deadline(absl::ToChronoTime(until_));
+    const std::stop_callback cancels(stop_.get_token(), [&context] { context.TryCancel(); });
+    v1::GetReadinessRequest request;
+    request.set_awaited(v1::GetReadinessRequest::STATE_READY);
+    request.set_wait_ms(absl::ToInt64Milliseconds(kWaitMax));
+    v1::GetReadinessReply reply;
+    const grpc::Status status = stub->GetReadiness(&context, request, &reply);
+    if (!status.ok()) return FromGrpc(status);
+    if (reply.ready()) return absl::OkStatus();
   }
-  context_.TryCancel();
-  const grpc::Status ended = changes->Finish();
-  return ready ? absl::OkStatus() : FromGrpc(ended);
 }
 
 }  // namespace dmuond::server::ctl

@@ -1,9 +1,8 @@
-// Waits in a thread of its own until a daemon's health service says that it is ready.
+// Waits in a thread of its own until a daemon says that it is ready.
 #ifndef DMUOND_SERVER_CTL_READY_WAIT_H_
 #define DMUOND_SERVER_CTL_READY_WAIT_H_
 
-#include <grpcpp/grpcpp.h>
-
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -27,11 +26,12 @@ class ReadyWait {
   [[nodiscard]] absl::Status Result();
 
  private:
-  absl::Status Watch();
+  absl::Status Wait();
 
   const std::string socket_;
   const wire::UniqueFd done_;
-  grpc::ClientContext context_;
+  const absl::Time until_;
+  std::stop_source stop_;
   absl::Status result_;  // the thread's, until it has ended
   std::thread thread_;
 };

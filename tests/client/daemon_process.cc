@@ -19,9 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "grpcpp/create_channel.h"
-#include "grpcpp/generic/generic_stub.h"
-#include "grpcpp/security/credentials.h"
+#include "dmuond/v1/admin.grpc.pb.h"
+#include "grpcpp/grpcpp.h"
 
 namespace dmuond::testing {
 namespace {
@@ -41,77 +40,8 @@ std::string BesideThisProgram(const std::string& program) {
   ::_exit(127);
 }
 
-// A health check by hand: gRPC for C++ comes without the messages of its health service. Their one
-// field is number 1 each: the service's name, and the status, where 1 is SERVING.
-class HealthWatch {
- public:
-  // Gives up when `process` has ended, too.
-  HealthWatch(const std::string& address, std::chrono::milliseconds timeout, ChildProcess& process)
-      : process_(process), stub_(MakeChannel(address)) {
-    context_.set_deadline(std::chrono::system_clock::now() + timeout);
-    context_.set_wait_for_ready(true);
-  }
-  ~HealthWatch() {
-    context_.TryCancel();
-    queue_.Shutdown();
-    void* tag = nullptr;
-    bool ok = false;
-    while (queue_.Next(&tag, &ok)) {
-    }
-  }
-
-  bool WaitServing(const std::string& service) {
-    call_ = stub_.PrepareCall(&context_, "/grpc.health.v1.Health/Watch", &queue_);
-    call_->StartCall(nullptr);
-    if (!Done()) return false;
-    std::string request = "\x0a";
-    request += static_cast<char>(service.size());
-    request += service;
-    const grpc::Slice slice(request);
-    call_->WriteLast(grpc::ByteBuffer(&slice, 1), grpc::WriteOptions(), nullptr);
-    if (!Done()) return false;
-    for (;;) {
-      grpc::ByteBuffer reply;
-      call_->Read(&reply, nullptr);
-      if (!Done()) return false;
-      grpc::Slice bytes;
-      if (!reply.DumpToSingleSlice(&bytes).ok()) return false;
-      const std::string answer(reinterpret_cast<const char*>(bytes.begin()), bytes.size());
-      if (answer == "\x08\x01") return true;
-    }
-  }
-
- private:
-  static std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
-    return grpc::CreateCustomChannel("unix:" + address + ".admin",
-                                     grpc::InsecureChannelCredentials(), arguments);
-  }
-  bool Done() {
-    void* tag = nullptr;
-    bool ok = false;
-    for (;;) {
-      const auto soon = std::chrono::system_clock::now() + std::chrono::milliseconds(100);
-      switch (queue_.AsyncNext(&tag, &ok, soon)) {
-        case grpc::CompletionQueue::GOT_EVENT:
-          return ok;
-        case grpc::CompletionQueue::SHUTDOWN:
-          return false;
-        case grpc::CompletionQueue::TIMEOUT:
-          if (process_.Wait(std::chrono::milliseconds(0)) >= 0) context_.TryCancel();
-      }
-    }
-  }
-
-  ChildProcess& process_;
-  grpc::CompletionQueue queue_;
-  grpc::ClientContext context_;
-  grpc::GenericStub stub_;
-  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
-};
+// From one look at the daemon's process to the next.
+constexpr std::chrono::milliseconds kLook{100};
 
 }  // namespace
 
@@ -191,7 +121,31 @@ DaemonProcess::~DaemonProcess() {
 
 absl::Status DaemonProcess::WaitServing(const std::string& service,
                                         std::chrono::milliseconds timeout) const {
-  if (HealthWatch(address_, timeout, *process_).WaitServing(service)) return absl::OkStatus();
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 100);
+  const auto stub = v1::Admin::NewStub(grpc::CreateCustomChannel(
+      "unix:" + address_ + ".admin", grpc::InsecureChannelCredentials(), arguments));
+  v1::GetReadinessRequest request;
+  request.set_awaited(service == "live" ? v1::GetReadinessRequest::STATE_LIVE
+                                        : v1::GetReadinessRequest::STATE_READY);
+  const auto deadline = std::chrono::system_clock::now() + timeout;
+  do {
+    const auto now = std::chrono::system_clock::now();
+    const auto wait = std::min<std::chrono::system_clock::duration>(kLook, deadline - now);
+    request.set_wait_ms(
+        std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::milliseconds>(wait).count()));
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);
+    context.set_deadline(now + 2 * kLook);
+    v1::GetReadinessReply reply;
+    if (stub->GetReadiness(&context, request, &reply).ok() &&
+        (service == "live" ? reply.live() : reply.ready())) {
+      return absl::OkStatus();
+    }
+  } while (std::chrono::system_clock::now() < deadline &&
+           process_->Wait(std::chrono::milliseconds(0)) < 0);
   const int ended = process_->Wait(std::chrono::milliseconds(0));
   const std::string why = ended < 0
                               ? absl::StrCat("is not ", service, " after ", timeout.count(), " ms")

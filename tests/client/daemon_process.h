@@ -64,7 +64,7 @@ class DaemonProcess {
 
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] pid_t pid() const { return process_->pid(); }
-  // Waits until the health service calls `service` serving, or the daemon has ended.
+  // Waits until the daemon says that it is what `service` is, live or ready, or has ended.
   absl::Status WaitServing(const std::string& service, std::chrono::milliseconds timeout) const;
   // SIGTERM; the exit code, -1 when it has not left in a minute.
   int Stop();

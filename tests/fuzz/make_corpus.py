@@ -136,8 +136,7 @@ def trainer_requests() -> None:
         "load_job": (19, b""),
         "save_job": (20, b""),
         "jobs": (21, b""),
-        "health": (22, b"\x0a\x05ready"),
-        "health_watch": (23, b"\x0a\x05ready"),
+        "readiness": (22, b"\x08\x02\x10\x05"),
         "drain": (24, b""),
     }
     for name, (method, request) in requests.items():

@@ -1,4 +1,4 @@
-// Requests of the Trainer, Admin and health services out of nowhere, to a real daemon with a real
+// Requests of the Trainer and Admin services out of nowhere, to a real daemon with a real
 // lane and a job in mid-run, of which snapshots are made. Whatever comes, the daemon answers or
 // refuses, lives, and serves the next one soon: what a request costs is bounded before it is done.
 //
@@ -20,7 +20,6 @@
 #include "dmuond/v1/admin.grpc.pb.h"
 #include "dmuond/v1/trainer.grpc.pb.h"
 #include "dmuond/wire/layout_parts.h"
-#include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/grpcpp.h"
 #include "tests/client/daemon_process.h"
 #include "tests/fuzz/reached.h"
@@ -79,7 +78,6 @@ class Target {
                                        arguments);
     };
     admin_ = v1::Admin::NewStub(channel(daemon_->address() + ".admin"));
-    health_ = grpc::health::v1::Health::NewStub(channel(daemon_->address()));
   }
 
   void Run(uint8_t method, uint8_t flags, const std::string& body) {
@@ -255,7 +253,6 @@ class Target {
 
   void Dispatch(int method, const std::string& body) {
     using Admin = v1::Admin::Stub;
-    using Health = grpc::health::v1::Health::Stub;
     Stub& stub = trainer_->stub();
     switch (method) {
       case 0:
@@ -342,10 +339,8 @@ class Target {
         (void)Unary(*admin_, &Admin::ListJobs, body);
         return;
       case 22:
-        (void)Unary(*health_, &Health::Check, body);
+        (void)Unary(*admin_, &Admin::GetReadiness, body);
         return;
-      case 23:
-        return Stream(*health_, &Health::Watch, body);
       default:
         if (drains_++ % kDrainEvery == 0) Drain(body);
     }
@@ -367,7 +362,6 @@ class Target {
   const server::TempDir snapshots_;
   std::unique_ptr<DaemonProcess> daemon_;
   std::unique_ptr<v1::Admin::Stub> admin_;
-  std::unique_ptr<grpc::health::v1::Health::Stub> health_;
   std::unique_ptr<RawTrainer> trainer_;
   mutable std::unique_ptr<RawTrainer> fresh_;
   mutable uint64_t calls_ = 0;

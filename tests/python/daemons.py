@@ -72,14 +72,14 @@ def wait_for_snapshot(folder: Path) -> None:
 
 
 def is_ready(path: str) -> bool:
-    """Asks the standard health service; its two messages are one number each."""
+    """Asks the daemon; its answer is two numbers, for live and ready, and a text if it is not."""
     if not Path(path).exists():
         return False
     options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
-        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    with grpc.insecure_channel(f"unix:{path}.admin", options=options) as channel:
+        check = channel.unary_unary("/dmuond.v1.Admin/GetReadiness")
         try:
-            return check(b"\x0a\x05ready", timeout=2) == b"\x08\x01"
+            return check(b"", timeout=2) == b"\x08\x01\x10\x01"
         except grpc.RpcError:
             return False
 

@@ -53,15 +53,15 @@ def sidecar_of(pod: dict) -> dict:
 def test_daemon_is_a_native_sidecar_with_probes_on_its_two_states(pod: dict):
     sidecar = sidecar_of(pod)
     assert sidecar["restartPolicy"] == "Always"
-    services = {
-        kind: sidecar[f"{kind}Probe"]["grpc"] for kind in ("startup", "readiness", "liveness")
+    probes = {
+        kind: sidecar[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")
     }
-    assert {kind: probe["service"] for kind, probe in services.items()} == {
-        "startup": "ready",
-        "readiness": "ready",
-        "liveness": "live",
+    assert {kind: probe["path"] for kind, probe in probes.items()} == {
+        "startup": "/readyz",
+        "readiness": "/readyz",
+        "liveness": "/livez",
     }
-    (port,) = {probe["port"] for probe in services.values()}
+    (port,) = {probe["port"] for probe in probes.values()}
     assert port in [entry["containerPort"] for entry in sidecar["ports"]]
     assert any(argument.endswith(f":{port}") for argument in sidecar["args"])
 
@@ -272,7 +272,7 @@ def test_overlays_daemon_is_a_sidecar_that_drains_and_is_in_its_group(overlay, t
 @needs_kubectl
 def test_daemon_accepts_the_flags_of_an_overlay(tmp_path: Path):
     secret = tmp_path / "peer-secret"
-    secret.write_text("s" * 40)
+    secret.write_text("a secret that nobody but this test knows")
     secret.chmod(0o600)
     places = {
         "/run/dmuond": str(tmp_path),

@@ -24,6 +24,7 @@ from test_core_client import scalars, two_matrices
 from test_programs import run, wait_for
 
 WITHIN_S = 20.0
+QUICK_S = 2.0
 PAGE = ROOT / "docs/metrics.md"
 ALERTS = ROOT / "deploy/prometheus/alerts.yml"
 JOB = "a.job"
@@ -411,17 +412,63 @@ def test_the_port_serves_its_pages_and_nothing_else(daemons) -> None:
         assert get(metrics, "/metrics", method)[0] == 405, method
 
 
-def test_who_sends_nothing_keeps_the_others_waiting_for_seconds_at_most(daemons) -> None:
+def test_who_is_slow_or_sends_nothing_keeps_nobody_waiting(daemons) -> None:
     daemon, metrics = alone(daemons)
     host, port = metrics.split(":")
+
+    def scrapes() -> None:
+        began = time.monotonic()
+        for path in ("/metrics", "/livez", "/statusz"):
+            assert get(metrics, path)[0] == 200
+        assert time.monotonic() - began < QUICK_S
+
     with contextlib.ExitStack() as connections:
-        for _ in range(8):  # twice as many as there are threads
-            idle = connections.enter_context(socket.create_connection((host, int(port))))
-            idle.sendall(b"GET /metrics HTTP/1.1\r\n")
-        assert get(metrics, "/metrics")[0] == 200
+
+        def connect(says: bytes) -> socket.socket:
+            one = connections.enter_context(socket.create_connection((host, int(port))))
+            one.sendall(says)
+            return one
+
+        dribbling = [connect(b"GET /metrics HTTP/1.1\r\n") for _ in range(40)]
+        for _ in range(4):
+            for one in dribbling:
+                with contextlib.suppress(OSError):  # the oldest were closed
+                    one.sendall(b"x")
+            scrapes()
+        for _ in range(300):
+            connect(b"")
+        scrapes()
+        for _ in range(40):  # and read no answer
+            connect(b"GET /statusz HTTP/1.1\r\n\r\n")
+        scrapes()
+        # A request has 2 s, however busy its sender is.
+        last = connect(b"GET /metrics HTTP/1.1\r\n")
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < WITHIN_S:
+                last.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - began < WITHIN_S
         # Nor does the daemon wait for them when it ends.
         daemon.process.terminate()
         assert daemon.process.wait(WITHIN_S) == 0
+
+
+def test_a_request_that_is_none_is_answered_as_http_has_it(daemons) -> None:
+    _, metrics = alone(daemons)
+    host, port = metrics.split(":")
+    for says, status in (
+        (b"GET /livez HTTP/1.1\r\n\r\n", 200),
+        (b"GET /livez?verbose HTTP/1.0\r\nHost: x\r\n\r\n", 200),
+        (b"GET livez HTTP/1.1\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nX: " + b"x" * 9000, 431),
+    ):
+        with socket.create_connection((host, int(port)), timeout=WITHIN_S) as one:
+            one.sendall(says)
+            answer = b"".join(iter(lambda: one.recv(1 << 16), b""))
+            assert answer.startswith(b"HTTP/1.1 %d " % status), (says[:40], answer[:80])
 
 
 def test_an_address_that_cannot_be_listened_on_is_named_before_the_daemon_serves(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """The programs as a user meets them: their log, their ports, and what a wrong command line gets."""
 
 import contextlib
+import http.client
 import importlib.util
 import json
 import os
@@ -19,9 +20,6 @@ from test_core_client import scalars, two_matrices
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 LIST_SERVICES = b"\x3a\x00"  # ServerReflectionRequest.list_services = ""
-LIVE, SERVING = b"\x0a\x04live", b"\x08\x01"  # a health request and its answer
-WATCHES_MAX = 64
-STREAMS_MAX = 8  # of one connection of the trainers' socket
 WITHIN_S = 20.0
 
 
@@ -120,70 +118,38 @@ def reflects(target: str) -> bool:
 
 
 @pytest.mark.parametrize("flag", ["true", "false"])
-def test_reflection_is_served_on_the_socket_alone_and_where_it_was_asked_for(
-    daemons, flag, tmp_path
-):
-    health, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
-    address = daemons.start(1, 1, f"--reflection={flag}", f"--health_address={health}")[0]
+def test_reflection_is_served_where_it_was_asked_for(daemons, flag):
+    address = daemons.start(1, 1, f"--reflection={flag}")[0]
     assert reflects(address) == (flag == "true")
-    assert not reflects(health)
-    # A daemon of a group that has not formed: its port for peers is open, and its socket.
-    daemons.start_alone(
-        f"--reflection={flag}",
+
+
+def probe(metrics: str, path: str) -> tuple[int, str]:
+    with contextlib.closing(http.client.HTTPConnection(metrics, timeout=10)) as connection:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_probes_hear_whether_the_daemon_is_ready_and_why_not(daemons, tmp_path):
+    metrics, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    ready = ("dmuonctl", "ready", f"--address={daemons.start(1, 1)[0]}")
+    assert run(*ready).stdout == "ready\n"
+    address = daemons.start_alone(
         "--nodes=2",
         "--node_rank=0",
         f"--coordinator={peer}",
         f"--peer_secret_file={secret_file(tmp_path)}",
+        f"--metrics_address={metrics}",
     )
-    assert not reflects(peer)
-
-
-def open_watches(
-    channels: list[grpc.Channel], before: int = 0
-) -> tuple[list, grpc.StatusCode | None]:
-    """As many watches of a server's health as it takes, and what the first one too many got.
-
-    STREAMS_MAX of them over each connection.
-    """
-    opened = []
-    while before + len(opened) < STREAMS_MAX * len(channels):
-        channel = channels[(before + len(opened)) // STREAMS_MAX]
-        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
-        stream = watch(LIVE, timeout=60, wait_for_ready=True)
-        try:
-            assert next(stream) == SERVING
-        except grpc.RpcError as error:
-            return opened, error.code()
-        opened.append(stream)
-    return opened, None
-
-
-@pytest.mark.parametrize("served", ["port", "socket"])
-def test_a_flood_of_health_watches_is_bounded_and_keeps_nobody_out(daemons, served):
-    port = f"127.0.0.1:{free_port()}"
-    address = daemons.start(1, 1, f"--health_address={port}")[0]
-    threads = Path(f"/proc/{daemons.members[0].process.pid}/task")
-    before = len(list(threads.iterdir()))
-    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-    with contextlib.ExitStack() as connections:
-        channels = [
-            connections.enter_context(
-                grpc.insecure_channel(port if served == "port" else address, options=options)
-            )
-            for _ in range(2 * WATCHES_MAX // STREAMS_MAX)
-        ]
-        opened, refused = open_watches(channels)
-        assert (len(opened), refused) == (WATCHES_MAX, grpc.StatusCode.RESOURCE_EXHAUSTED)
-        assert len(list(threads.iterdir())) < before + WATCHES_MAX + 32
-        check = channels[-1].unary_unary("/grpc.health.v1.Health/Check")
-        assert check(LIVE, timeout=10) == SERVING
-        train(address)
-        opened.pop().cancel()  # its place is free as soon as the daemon has noticed
-        wait_for(
-            lambda: (
-                opened.extend(open_watches(channels, len(opened))[0]) or len(opened) == WATCHES_MAX
-            )
-        )
+    why_not = "the group has not formed: these nodes have not joined: 1\n"
+    wait_for(lambda: "msg=serving" in daemons.members[-1].text())
+    assert probe(metrics, "/livez") == (200, "ok\n")
+    assert probe(metrics, "/readyz") == (503, why_not)
+    asked = run("dmuonctl", "ready", f"--address={address}")
+    assert (asked.returncode, asked.stdout) == (1, "")
+    assert asked.stderr == f"dmuonctl: not ready: {why_not}"
+    nobody = run("dmuonctl", "ready", "--address=/nonexistent/socket")
+    assert nobody.returncode == 1 and "no dmuond answers" in nobody.stderr
 
 
 @pytest.mark.parametrize("core_type", ["Haswell", "Sandybridge", None])

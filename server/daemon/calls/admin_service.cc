@@ -18,11 +18,17 @@ namespace {
 
 using grpc::ServerContext;
 
+constexpr int64_t kWaitMsMax = 60'000;
+
 class AdminService final : public v1::Admin::Service {
  public:
-  AdminService(Daemon& daemon, GrpcSocket& socket, std::vector<uid_t> admins,
+  AdminService(Daemon& daemon, Readiness& readiness, GrpcSocket& socket, std::vector<uid_t> admins,
                std::function<void()> drain)
-      : daemon_(daemon), socket_(socket), admins_(std::move(admins)), drain_(std::move(drain)) {}
+      : daemon_(daemon),
+        readiness_(readiness),
+        socket_(socket),
+        admins_(std::move(admins)),
+        drain_(std::move(drain)) {}
 
   grpc::Status GetStatus(ServerContext* /*context*/, const v1::GetStatusRequest* request,
                          v1::GetStatusReply* reply) override {
@@ -91,6 +97,20 @@ class AdminService final : public v1::Admin::Service {
     return Answer(
         (*place)->admin.EndJobNamed(*request, [context] { return context->IsCancelled(); }), reply);
   }
+  grpc::Status GetReadiness(ServerContext* context, const v1::GetReadinessRequest* request,
+                            v1::GetReadinessReply* reply) override {
+    if (request->wait_ms() < 0 || request->wait_ms() > kWaitMsMax ||
+        !v1::GetReadinessRequest::State_IsValid(request->awaited())) {
+      return ToGrpc(
+          Error(absl::StatusCode::kInvalidArgument, "READINESS_INVALID",
+                Say("a wait of ", Named("wait_ms", request->wait_ms()), " ms for the state ",
+                    Named("awaited", request->awaited()), ": there are 0 to ", kWaitMsMax,
+                    " ms, and the states 0 to ", v1::GetReadinessRequest::State_MAX)));
+    }
+    *reply = readiness_.Await(request->awaited(), std::chrono::milliseconds(request->wait_ms()),
+                              [context] { return context->IsCancelled(); });
+    return grpc::Status::OK;
+  }
   grpc::Status SetLogLevel(ServerContext* context, const v1::SetLogLevelRequest* request,
                            v1::SetLogLevelReply* reply) override {
     if (absl::Status checked = CheckText(*request); !checked.ok()) return ToGrpc(checked);
@@ -139,6 +159,7 @@ class AdminService final : public v1::Admin::Service {
   }
 
   Daemon& daemon_;
+  Readiness& readiness_;
   GrpcSocket& socket_;
   const std::vector<uid_t> admins_;
   const std::function<void()> drain_;
@@ -148,10 +169,11 @@ class AdminService final : public v1::Admin::Service {
 
 }  // namespace
 
-std::unique_ptr<v1::Admin::Service> MakeAdminService(Daemon& daemon, GrpcSocket& socket,
-                                                     std::vector<uid_t> admins,
+std::unique_ptr<v1::Admin::Service> MakeAdminService(Daemon& daemon, Readiness& readiness,
+                                                     GrpcSocket& socket, std::vector<uid_t> admins,
                                                      std::function<void()> drain) {
-  return std::make_unique<AdminService>(daemon, socket, std::move(admins), std::move(drain));
+  return std::make_unique<AdminService>(daemon, readiness, socket, std::move(admins),
+                                        std::move(drain));
 }
 
 }  // namespace dmuond::server

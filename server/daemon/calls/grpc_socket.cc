@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <grpcpp/server_posix.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -18,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "scheduler/shown_pid.h"
 #include "server/common/log.h"
+#include "server/daemon/calls/tcp_listener.h"
 #include "server/daemon/trainer_process.h"
 
 namespace dmuond::server {
@@ -29,6 +28,8 @@ constexpr uint64_t kListener = 0;
 constexpr uint64_t kWake = 1;
 // After running out of descriptors; the listener stays readable meanwhile.
 constexpr std::chrono::milliseconds kAcceptPause{100};
+// Threads of connections that are closed and whose proof has not ended yet.
+constexpr size_t kEndingMax = 32;
 // How late a stranger's connection is closed, and a pause ends.
 constexpr std::chrono::milliseconds kLook{100};
 
@@ -37,25 +38,6 @@ bool Watch(int events, int fd, uint64_t id, uint32_t what, int how = EPOLL_CTL_A
   event.events = what;
   event.data.u64 = id;
   return ::epoll_ctl(events, how, fd, &event) == 0;
-}
-
-// An address of IPv4, or the half of one of IPv6 that a network has: within it a machine can take
-// as many as it likes.
-uint64_t HolderOf(const sockaddr_storage& from) {
-  uint64_t holder = 0;
-  if (from.ss_family == AF_INET) {
-    return ntohl(reinterpret_cast<const sockaddr_in&>(from).sin_addr.s_addr);
-  }
-  const in6_addr& address = reinterpret_cast<const sockaddr_in6&>(from).sin6_addr;
-  const bool is_4 = IN6_IS_ADDR_V4MAPPED(&address);
-  for (int i = is_4 ? 12 : 0; i < (is_4 ? 16 : 8); ++i) holder = holder << 8 | address.s6_addr[i];
-  return holder;
-}
-std::string AddressOf(const sockaddr_storage& from) {
-  std::array<char, NI_MAXHOST> host{};
-  const int failed = ::getnameinfo(reinterpret_cast<const sockaddr*>(&from), sizeof(from),
-                                   host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);
-  return failed == 0 ? host.data() : "";
 }
 
 }  // namespace
@@ -92,6 +74,7 @@ void GrpcSocket::Stop() {
     MutexLock lock(mutex_);
     if (stop_) return;
     stop_ = true;
+    changed_.NotifyAll();
   }
   const uint64_t one = 1;
   // Fails only when the counter is full, and then the thread wakes anyway.
@@ -212,36 +195,29 @@ void GrpcSocket::Refuse(absl::string_view why, const Origin& origin) {
 void GrpcSocket::Take(wire::UniqueFd socket, const Origin& origin) {
   {
     MutexLock lock(mutex_);
-    const std::optional<uint64_t> id = Count(socket.get(), origin);
-    if (!id.has_value()) return;
-    if (options_.prove) return BeginProof(*id, std::move(socket), origin);
-    GiveToGrpc(connections_.at(*id), socket.get());
+    const uint64_t id = next_id_++;
+    const absl::string_view refused = Count(id, socket.get(), origin);
+    if (!refused.empty()) return Refuse(refused, origin);
+    if (options_.prove) return BeginProof(id, std::move(socket), origin);
+    GiveToGrpc(connections_.at(id), socket.get());
   }
   grpc::AddInsecureChannelFromFd(server_, socket.Release());
 }
 
-std::optional<uint64_t> GrpcSocket::Count(int socket, const Origin& origin) {
+absl::string_view GrpcSocket::Count(uint64_t id, int socket, const Origin& origin) {
   const Clock::time_point now = Clock::now();
-  const auto refuse = [&](absl::string_view why) {
-    Refuse(why, origin);
-    return std::nullopt;
-  };
   const auto& allowed = options_.allowed_uids;
   if (allowed.has_value() &&
       std::find(allowed->begin(), allowed->end(), origin.caller.uid) == allowed->end()) {
-    return refuse("user not allowed (--allowed_uids)");
+    return "user not allowed (--allowed_uids)";
   }
   const bool tcp = options_.prove != nullptr;
-  if (tcp && !rate_.Take(now, origin.holder)) {
-    return refuse("its address begins too many in a second");
-  }
+  if (tcp && !rate_.Take(now, origin.holder)) return "its address begins too many in a second";
   wire::UniqueFd held(::fcntl(socket, F_DUPFD_CLOEXEC, 0));
-  if (!held.valid()) return refuse("no descriptor is left");
-  const uint64_t id = next_id_++;
+  if (!held.valid()) return "no descriptor is left";
   const ConnectionLimits::Verdict verdict = limits_.Add(id, origin.holder);
   if (!verdict.taken) {
-    return refuse(tcp ? "its address has too many"
-                      : "its user has too many (--connections_per_uid, _max)");
+    return tcp ? "its address has too many" : "its user has too many (--connections_per_uid, _max)";
   }
   if (verdict.instead.has_value()) {
     Refuse(tcp ? "too many prove nothing: the oldest is closed"
@@ -251,14 +227,14 @@ std::optional<uint64_t> GrpcSocket::Count(int socket, const Origin& origin) {
   }
   if (!Watch(events_.get(), held.get(), id, EPOLLRDHUP)) {
     limits_.Remove(id, origin.holder);
-    return refuse("it cannot be watched");
+    return "it cannot be watched";
   }
   connections_[id] = {.id = id,
                       .holder = origin.holder,
                       .caller = origin.caller,
                       .held = std::move(held),
                       .since = now};
-  return id;
+  return "";
 }
 
 void GrpcSocket::GiveToGrpc(Connection& connection, int number) {
@@ -267,11 +243,9 @@ void GrpcSocket::GiveToGrpc(Connection& connection, int number) {
 }
 
 void GrpcSocket::BeginProof(uint64_t id, wire::UniqueFd socket, const Origin& origin) {
-  // Those that were told to end count, too, until their threads have heard of it.
-  if (proving_ >= 2 * options_.limits.strangers) {
-    Refuse("too many are being proven", origin);
-    return Remove(id);
-  }
+  // Threads whose connection was closed end at once; meanwhile others wait in the kernel's queue.
+  while (proving_ >= options_.limits.strangers + kEndingMax && !stop_) changed_.Wait(mutex_);
+  if (stop_) return Remove(id);
   ++proving_;
   std::thread([this, id, origin, fd = socket.Release()] {
     Prove(id, wire::UniqueFd(fd), origin);

@@ -97,8 +97,8 @@ class GrpcSocket {
   void Run();
   void AcceptAll();
   void Take(wire::UniqueFd socket, const Origin& origin);
-  // Nullopt: it was refused.
-  std::optional<uint64_t> Count(int socket, const Origin& origin) DMUOND_REQUIRES(mutex_);
+  // Why it is refused; empty: it is counted.
+  absl::string_view Count(uint64_t id, int socket, const Origin& origin) DMUOND_REQUIRES(mutex_);
   void BeginProof(uint64_t id, wire::UniqueFd socket, const Origin& origin) DMUOND_REQUIRES(mutex_);
   void Prove(uint64_t id, wire::UniqueFd socket, const Origin& origin);
   void Refuse(absl::string_view why, const Origin& origin) DMUOND_REQUIRES(mutex_);

@@ -17,6 +17,7 @@
 #include "server/daemon/calls/grpc_socket.h"
 #include "server/daemon/calls/stream_watch.h"
 #include "server/daemon/daemon.h"
+#include "server/daemon/process/readiness.h"
 
 namespace dmuond::server {
 
@@ -46,6 +47,7 @@ class TrainerService : public v1::Trainer::WithAsyncMethod_SubmitStep<
 // is logged with its caller; PERMISSION_DENIED (ADMIN_ONLY) for others. `drain` begins to end the
 // process; it must not block.
 [[nodiscard]] std::unique_ptr<v1::Admin::Service> MakeAdminService(Daemon& daemon,
+                                                                   Readiness& readiness,
                                                                    GrpcSocket& socket,
                                                                    std::vector<uid_t> admins,
                                                                    std::function<void()> drain);

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/common/errors.h"
+#include "server/daemon/calls/tcp_listener.h"
 #include "server/daemon/group/tcp.h"
 
 namespace dmuond::server {
@@ -30,10 +31,7 @@ absl::Status BeginsTls(int socket, const Patience& patience) {
 
 PeerConnections::PeerConnections(int32_t node, const PeerProofs& proofs,
                                  const PeerCredentials& credentials)
-    : node_(node),
-      proofs_(proofs),
-      credentials_(credentials),
-      stop_(::eventfd(0, EFD_CLOEXEC)) {}
+    : node_(node), proofs_(proofs), credentials_(credentials), stop_(::eventfd(0, EFD_CLOEXEC)) {}
 
 Patience PeerConnections::Now() const {
   return {.until = std::chrono::steady_clock::now() + kUnprovenMax, .cancel = stop_.get()};

@@ -1,6 +1,5 @@
 #include "server/daemon/group/tcp.h"
 
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -13,59 +12,30 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
+#include "server/daemon/calls/tcp_listener.h"
 
 namespace dmuond::server {
 namespace {
 
 using std::chrono::steady_clock;
+using Addresses = decltype(Resolved::addresses);
 
-// The kernel's own bound (net.core.somaxconn, 4096 by default) is below this one.
-constexpr int kBacklog = 65'536;
 // A machine that answers nothing is gone after 30 s, and three questions.
 constexpr int kSilentForS = 30;
 constexpr int kAskEveryS = 10;
 constexpr int kAskTimes = 3;
 constexpr unsigned int kUnackedMs = 60'000;  // what was sent, and nothing says that it came
 
-struct FreeAddresses {
-  void operator()(addrinfo* found) const { ::freeaddrinfo(found); }
-};
-using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
-
-struct Resolved {
-  int error = 0;
-  Addresses addresses;
-};
-
-Resolved Resolve(const std::string& host, const std::string& port, int flags) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  Resolved resolved;
-  resolved.error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
-  resolved.addresses.reset(found);
-  return resolved;
-}
-
-absl::Status NotResolved(const std::string& address, int error) {
-  return absl::UnavailableError(
-      absl::StrCat("the host of ", address, " cannot be resolved: ", ::gai_strerror(error)));
-}
-
 // A name server may not answer for long, and nothing ends its question: the thread that asks is
 // left behind then.
 absl::StatusOr<Addresses> ResolveWithin(const std::string& address, const Patience& patience) {
   const std::string host = HostOf(address);
-  const std::string port = address.substr(address.rfind(':') + 1);
+  const std::string port = PortOf(address);
   Resolved numeric = Resolve(host, port, AI_NUMERICHOST);
   if (numeric.error == 0) return std::move(numeric.addresses);
   struct Question {
@@ -77,8 +47,7 @@ absl::StatusOr<Addresses> ResolveWithin(const std::string& address, const Patien
   std::thread([question, host, port] {
     question->answer = Resolve(host, port, 0);
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written =
-        ::write(question->done.get(), &one, sizeof(one));
+    [[maybe_unused]] const ssize_t written = ::write(question->done.get(), &one, sizeof(one));
   }).detach();
   if (absl::Status waited = patience.WaitFor(question->done.get(), POLLIN); !waited.ok()) {
     return absl::Status(waited.code(), absl::StrCat("the host of ", address,
@@ -86,32 +55,6 @@ absl::StatusOr<Addresses> ResolveWithin(const std::string& address, const Patien
   }
   if (question->answer.error != 0) return NotResolved(address, question->answer.error);
   return std::move(question->answer.addresses);
-}
-
-absl::StatusOr<wire::UniqueFd> Bind(const addrinfo& to) {
-  wire::UniqueFd socket(
-      ::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP));
-  if (!socket.valid()) return absl::ErrnoToStatus(errno, "socket");
-  const int on = 1;
-  const int off = 0;
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  // [::] has IPv4's connections, too.
-  if (to.ai_family == AF_INET6) {
-    ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  }
-  if (::bind(socket.get(), to.ai_addr, to.ai_addrlen) != 0) {
-    return absl::ErrnoToStatus(errno, "bind");
-  }
-  if (::listen(socket.get(), kBacklog) != 0) return absl::ErrnoToStatus(errno, "listen");
-  return socket;
-}
-
-int PortOf(int fd) {
-  sockaddr_storage bound{};
-  socklen_t size = sizeof(bound);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &size) != 0) return 0;
-  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
-                                           : reinterpret_cast<sockaddr_in&>(bound).sin_port);
 }
 
 absl::StatusOr<wire::UniqueFd> ConnectTo(const addrinfo& to, const Patience& patience) {
@@ -146,11 +89,6 @@ absl::Status Patience::WaitFor(int fd, short events) const {
   }
 }
 
-std::string HostOf(const std::string& address) {
-  const std::string host = address.substr(0, address.rfind(':'));
-  return host.size() > 2 && host.front() == '[' ? host.substr(1, host.size() - 2) : host;
-}
-
 void SetUpTcp(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -159,29 +97,6 @@ void SetUpTcp(int fd) {
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &kAskEveryS, sizeof(kAskEveryS));
   ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &kAskTimes, sizeof(kAskTimes));
   ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUnackedMs, sizeof(kUnackedMs));
-}
-
-absl::StatusOr<TcpListener> ListenTcp(const std::string& address) {
-  const std::string port = address.substr(address.rfind(':') + 1);
-  const std::string given = HostOf(address);
-  absl::Status failed = absl::UnavailableError("it has no address");
-  // Where there is no IPv6, IPv4 alone.
-  for (const std::string& host :
-       given == "0.0.0.0" ? std::array<std::string, 2>{"::", given}
-                          : std::array<std::string, 2>{given, ""}) {
-    if (host.empty()) break;
-    const Resolved resolved = Resolve(host, port, AI_PASSIVE);
-    if (resolved.error != 0) return NotResolved(address, resolved.error);
-    for (const addrinfo* to = resolved.addresses.get(); to != nullptr; to = to->ai_next) {
-      absl::StatusOr<wire::UniqueFd> bound = Bind(*to);
-      if (bound.ok()) {
-        const int bound_port = PortOf(bound->get());
-        return TcpListener{*std::move(bound), bound_port};
-      }
-      failed = bound.status();
-    }
-  }
-  return failed;
 }
 
 absl::StatusOr<wire::UniqueFd> ConnectTcp(const std::string& address, const Patience& patience) {
@@ -194,7 +109,8 @@ absl::StatusOr<wire::UniqueFd> ConnectTcp(const std::string& address, const Pati
     failed = connected.status();
     if (absl::IsCancelled(failed)) return failed;
   }
-  return absl::UnavailableError(absl::StrCat("nobody answers at ", address, ": ", failed.message()));
+  return absl::UnavailableError(
+      absl::StrCat("nobody answers at ", address, ": ", failed.message()));
 }
 
 }  // namespace dmuond::server

@@ -1,22 +1,20 @@
 // A small HTTP server for pages that are read: GET and HEAD, without TLS and without a log of
-// requests. It runs civetweb, with few threads of its own; a request may take five seconds to come
-// and its answer five to leave, so that who is slow, or sends nothing, keeps the others waiting for
-// no longer.
+// requests. One thread has all connections and waits for none of them: who is slow, or sends
+// nothing, costs a descriptor for seconds and keeps nobody waiting. When an address has too many,
+// its oldest is closed. A few threads make pages, and one page at a time each.
 //
-//   auto server = HttpServer::Start("127.0.0.1:9464", [](const std::string& path) { … });
+//   auto server = HttpServer::Start("127.0.0.1:9464", {.at_once = …, .page = …});
 //
-// Threads: any. The handler is called on the server's threads, several at a time.
+// Threads: any.
 #ifndef DMUOND_SERVER_DAEMON_METRICS_HTTP_SERVER_H_
 #define DMUOND_SERVER_DAEMON_METRICS_HTTP_SERVER_H_
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/status/statusor.h"
-
-struct mg_context;
 
 namespace dmuond::server {
 
@@ -27,23 +25,19 @@ class HttpServer {
     std::string type;  // of the content
     std::string body;
   };
-  // `path` is decoded, and has no query.
-  using Handler = std::function<Answer(const std::string& path)>;
+  // The path of a request, without its query, as it was sent.
+  struct Pages {
+    // What waits for nothing; called on the thread that has the connections. Nullopt: `page` has
+    // it.
+    std::function<std::optional<Answer>(const std::string& path)> at_once;
+    std::function<Answer(const std::string& path)> page;  // several at a time
+  };
 
   // Listens on `address`, a host:port, and serves until it is destroyed. UNAVAILABLE, reason
   // ADDRESS_TAKEN, names the address and says why nobody can listen there.
   [[nodiscard]] static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
-                                                                         Handler handler);
-  ~HttpServer();
-  HttpServer(const HttpServer&) = delete;
-  HttpServer& operator=(const HttpServer&) = delete;
-
- private:
-  explicit HttpServer(Handler handler) : handler_(std::move(handler)) {}
-
-  friend struct HttpCallbacks;
-  const Handler handler_;
-  mg_context* context_ = nullptr;
+                                                                         Pages pages);
+  virtual ~HttpServer() = default;
 };
 
 }  // namespace dmuond::server

@@ -8,6 +8,7 @@ namespace dmuond::server {
 namespace {
 
 constexpr char kHtml[] = "text/html; charset=utf-8";
+constexpr char kText[] = "text/plain; charset=utf-8";
 
 }  // namespace
 
@@ -20,7 +21,14 @@ HttpServer::Answer PageAt(const std::string& path, Daemon& daemon) {
   if (path == "/statusz")
     return {200, kHtml, StatusPage(daemon.node().Look(), daemon.started(), log::RecentLines())};
   if (path == "/routing") return {200, kHtml, RoutingPage(daemon.node().Look())};
-  return {404, "text/plain; charset=utf-8", "There are /statusz, /routing and /metrics.\n"};
+  return {404, kText, "There are /statusz, /routing, /metrics, /livez and /readyz.\n"};
+}
+
+std::optional<HttpServer::Answer> ProbeAt(const std::string& path, Readiness& readiness) {
+  if (path != "/livez" && path != "/readyz") return std::nullopt;
+  const v1::GetReadinessReply now = readiness.Now();
+  if (path == "/livez" ? now.live() : now.ready()) return HttpServer::Answer{200, kText, "ok\n"};
+  return HttpServer::Answer{503, kText, now.why_not() + "\n"};
 }
 
 }  // namespace dmuond::server

@@ -50,7 +50,6 @@ struct Config {
   bool lanes_use_mps = true;  // where it runs
   bool allow_plaintext_peers = false;
   std::string mps_folder;       // of the control daemon that this one runs; empty: it runs none
-  std::string health_address;   // host:port; empty: health is served on the socket alone
   std::string metrics_address;  // host:port; empty: no metrics
 
   int32_t nodes = 1;

@@ -184,7 +184,6 @@ class Checker {
     if (absl::Status token = config_.ReadToken().status(); !token.ok()) {
       mistakes_.emplace_back(token.message());
     }
-    config_.health_address = Address("health_address", values.health_address(), 1).second;
     config_.metrics_address = Address("metrics_address", values.metrics_address(), 1).second;
   }
 

@@ -52,11 +52,10 @@ ABSL_FLAG(int32_t, jobs_per_uid, 0, "of those, of one user on this node; 0: all"
 ABSL_FLAG(std::string, token_file, "",
           "file with the token that sessions must present; empty: none is asked for");
 ABSL_FLAG(bool, reflection, false, "serve gRPC reflection");
-ABSL_FLAG(std::string, health_address, "",
-          "host:port that serves gRPC health checks and nothing else; empty: the socket alone");
-
-ABSL_FLAG(std::string, metrics_address, "",
-          "host:port that serves /metrics for Prometheus and the page /statusz; empty: neither");
+ABSL_FLAG(
+    std::string, metrics_address, "",
+    "host:port that serves /metrics for Prometheus, the page /statusz, and /livez and /readyz for "
+    "probes; empty: none of them");
 
 ABSL_FLAG(int32_t, nodes, 1, "daemons in the group");
 ABSL_FLAG(int32_t, node_rank, 0, "this daemon's place in the group, from 0");

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/socket_path.h"
@@ -54,8 +55,8 @@
 #include "server/daemon/metrics/http_server.h"
 #include "server/daemon/metrics/pages.h"
 #include "server/daemon/process/config.h"
-#include "server/daemon/process/health_service.h"
 #include "server/daemon/process/library_logs.h"
+#include "server/daemon/process/readiness.h"
 #include "server/daemon/process/reflection.h"
 #include "server/daemon/process/service_manager.h"
 #include "server/daemon/process/socket_dir.h"
@@ -72,8 +73,6 @@ constexpr std::chrono::milliseconds kTick{100};
 constexpr std::chrono::milliseconds kLeavingTick{5};
 // From one look to the next, whether the daemon's socket can be found still.
 constexpr std::chrono::seconds kSocketLook{1};
-// A core that has not come through a tick for so long is not live: something holds its lock.
-constexpr std::chrono::seconds kTurnMax{10};
 // When everything is saved that can be: for the rest of leaving, lanes that do not end included.
 constexpr std::chrono::seconds kGoneWithin{10};
 // For the control daemon of MPS where this one does not wait for lanes.
@@ -83,9 +82,6 @@ constexpr int kPollersMin = 2;
 constexpr int kPollersMax = 32;
 // Of whatever is sent here; what may be larger comes in parts.
 constexpr int kMessageBytesMax = 4 << 20;
-// Of the port for probes, which anybody in the network may reach. A call beyond gets
-// RESOURCE_EXHAUSTED.
-constexpr int kProbeThreadsMax = kWatchesMax + 16;
 
 // What gRPC may hold of messages that come in and go out. It reads one whole before it refuses it
 // for its size. When there is more it breaks calls off, anybody's, and clients make them again.
@@ -168,37 +164,24 @@ PeerOptions PeerOptionsOf(const Config& config, const std::string& secret) {
   return options;
 }
 
-// Probes of an orchestrator come by TCP; nothing but health is served there. Null where not asked
-// for.
-absl::StatusOr<std::unique_ptr<grpc::Server>> StartHealthServer(const Config& config,
-                                                                grpc::Service* health,
-                                                                StandIn& stand_in) {
-  if (config.health_address.empty()) return std::unique_ptr<grpc::Server>();
-  grpc::ServerBuilder builder;
-  builder.SetOption(WithoutReflection());
-  builder.RegisterService(health);
-  int port = 0;
-  builder.AddListeningPort(config.health_address, grpc::InsecureServerCredentials(), &port);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  // Callers that do not read their answers hold threads, too.
-  grpc::ResourceQuota quota("probes");
-  builder.SetResourceQuota(quota.SetMaxThreads(kProbeThreadsMax));
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
-  stand_in.PollFor(builder);
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) {
-    return Error(
-        absl::StatusCode::kUnavailable, "ADDRESS_TAKEN",
-        Say("cannot listen on '", Named("address", config.health_address), "' for health checks"));
-  }
-  return server;
+// Null where not asked for.
+absl::StatusOr<std::unique_ptr<HttpServer>> StartPages(const Config& config, Daemon& daemon,
+                                                       Readiness& readiness) {
+  if (config.metrics_address.empty()) return nullptr;
+  return HttpServer::Start(
+      config.metrics_address,
+      {.at_once = [&readiness](const std::string& path) { return ProbeAt(path, readiness); },
+       .page = [&daemon](const std::string& path) { return PageAt(path, daemon); }});
 }
 
-// Null where not asked for.
-absl::StatusOr<std::unique_ptr<HttpServer>> StartPages(const Config& config, Daemon& daemon) {
-  if (config.metrics_address.empty()) return nullptr;
-  return HttpServer::Start(config.metrics_address,
-                           [&daemon](const std::string& path) { return PageAt(path, daemon); });
+// `peers`: null in a group of one.
+void LookWhetherReady(Daemon& daemon, Peers* peers, Readiness& readiness) {
+  if (daemon.formed()) return readiness.SetReady(true);
+  const GroupGaps gaps = peers == nullptr ? GroupGaps() : peers->Gaps();
+  const std::string why = gaps.missing.empty() ? gaps.not_joined
+                                               : absl::StrCat("these nodes have not joined: ",
+                                                              absl::StrJoin(gaps.missing, ", "));
+  readiness.SetReady(false, absl::StrCat("the group has not formed: ", why));
 }
 
 ConnectionLimits::Limits LimitsOf(const Config& config) {
@@ -282,13 +265,14 @@ absl::StatusOr<std::unique_ptr<GrpcSocket>> ListenForAdmin(const Config& config)
   return ListenAt(config, std::move(options));
 }
 
-absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(
-    const Config& config, RpcCounts& counts, std::unique_ptr<GrpcSocket> socket,
-    v1::Admin::Service* admin, grpc::Service* health, StandIn& stand_in) {
+absl::StatusOr<std::unique_ptr<SocketServer>> StartAdminServer(const Config& config,
+                                                               RpcCounts& counts,
+                                                               std::unique_ptr<GrpcSocket> socket,
+                                                               v1::Admin::Service* admin,
+                                                               StandIn& stand_in) {
   grpc::ServerBuilder builder;
   SetUp(builder, counts, config.reflection, kAdminStreamsMax, kAdminThreadsMax, kAdminBytesMax);
   builder.RegisterService(admin);
-  builder.RegisterService(health);
   stand_in.PollFor(builder);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
                              static_cast<int>(std::chrono::milliseconds(kIdleFor).count()));
@@ -544,7 +528,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
     peers = *std::move(started);
   }
   daemon.Bind(attach->get(), peers.get());
-  absl::StatusOr<std::unique_ptr<HttpServer>> pages = StartPages(config, daemon);
+  Readiness readiness;
+  absl::StatusOr<std::unique_ptr<HttpServer>> pages = StartPages(config, daemon, readiness);
   if (!pages.ok()) return pages.status();
   if (peers != nullptr) {
     peers->Join();
@@ -553,7 +538,6 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
   }
 
   std::atomic<bool> asked_to_drain{false};
-  HealthState health;
   absl::StatusOr<std::unique_ptr<GrpcSocket>> socket = ListenForTrainers(config);
   if (!socket.ok()) return socket.status();
   StreamWatch streams;
@@ -561,11 +545,9 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
   const auto admin_elsewhere = MakeAdminElsewhere(config.socket + SocketDir::kAdminSuffix);
   absl::StatusOr<std::unique_ptr<GrpcSocket>> admin_socket = ListenForAdmin(config);
   if (!admin_socket.ok()) return admin_socket.status();
-  const auto admin_service = MakeAdminService(daemon, **admin_socket, config.job_uids.admins,
-                                              [&asked_to_drain] { asked_to_drain.store(true); });
-  const auto admin_health = MakeHealthService(health);
-  const auto health_service = MakeHealthService(health);
-  const auto probe_service = MakeHealthService(health);
+  const auto admin_service =
+      MakeAdminService(daemon, readiness, **admin_socket, config.job_uids.admins,
+                       [&asked_to_drain] { asked_to_drain.store(true); });
   if (config.reflection) {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();  // done already; keeps it linked
   }
@@ -577,7 +559,6 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
         kTrainersBytesMax);
   builder.RegisterService(trainer_service.get());
   builder.RegisterService(admin_elsewhere.get());
-  builder.RegisterService(health_service.get());
   auto step_calls = std::make_unique<QueuedCalls>(builder.AddCompletionQueue(),
                                                   [&daemon] { daemon.TellLanes(); });
   // A waiting call holds a thread, and the default keeps two: each step would start and end some.
@@ -591,16 +572,12 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
   const QueuedCalls& polls = *step_calls;
   SocketServer server(*std::move(socket), std::move(step_calls), std::move(built));
   StandIn stand_in(polls);
-  const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server =
-      StartAdminServer(config, daemon.rpcs(), *std::move(admin_socket), admin_service.get(),
-                       admin_health.get(), stand_in);
+  const absl::StatusOr<std::unique_ptr<SocketServer>> admin_server = StartAdminServer(
+      config, daemon.rpcs(), *std::move(admin_socket), admin_service.get(), stand_in);
   if (!admin_server.ok()) return admin_server.status();
-  absl::StatusOr<std::unique_ptr<grpc::Server>> health_server =
-      StartHealthServer(config, probe_service.get(), stand_in);
-  if (!health_server.ok()) return health_server.status();
   stand_in.Serve();
-  health.SetFor("live", kTurnMax);
-  health.Set("ready", daemon.formed());
+  readiness.Turned();
+  LookWhetherReady(daemon, peers.get(), readiness);
   log::Info("serving", {{"version", kBuildVersion},
                         {"socket", config.socket},
                         {"node", config.node_rank},
@@ -613,7 +590,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
   int exit_code = 0;
   const auto begin_drain = [&] {
     log::Info("leaving: finishing the step; a second signal ends at once");
-    health.Set("ready", false);
+    readiness.SetReady(false, "the daemon is leaving");
     manager.Tell("STOPPING=1");
     drain = std::thread([&] {
       // What is lost is in the log.
@@ -637,8 +614,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
     streams.Tick();
     socket_watch.Tick();
     if (mps != nullptr) mps->Watch();
-    health.SetFor("live", kTurnMax);
-    if (!drain.joinable()) health.Set("ready", daemon.formed());
+    readiness.Turned();
+    if (!drain.joinable()) LookWhetherReady(daemon, peers.get(), readiness);
   }
   drain.join();
   // Beside this thread: calls, and streams of other daemons, may hang in the snapshot directory,
@@ -649,7 +626,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
     // The others hear of it by their stream's end, before lanes that they are connected with end.
     if (peers != nullptr) peers->Stop();
     everybody_ended = daemon.node().Leave();
-    health.Stop();
+    readiness.Stop();
     server.Stop();
     (*admin_server)->Stop();
     pages->reset();

@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/reason.h"
+#include "server/daemon/calls/tcp_listener.h"
 #include "server/daemon/group/tcp.h"
 #include "tests/server/certificates.h"
 
@@ -60,13 +61,11 @@ class Door {
   explicit Door(End& end) : listener_(*ListenTcp("127.0.0.1:0")) {
     proven_ = std::async(std::launch::async, [this, &end] {
       EXPECT_TRUE(Soon().WaitFor(listener_.socket.get(), POLLIN).ok());
-      return end->Prove(UniqueFd(::accept4(listener_.socket.get(), nullptr, nullptr,
-                                           SOCK_CLOEXEC | SOCK_NONBLOCK)));
+      return end->Prove(UniqueFd(
+          ::accept4(listener_.socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
     });
   }
-  [[nodiscard]] std::string address() const {
-    return absl::StrCat("127.0.0.1:", listener_.port);
-  }
+  [[nodiscard]] std::string address() const { return absl::StrCat("127.0.0.1:", listener_.port); }
   absl::StatusOr<PeerConnections::Proven> Proven() { return proven_.get(); }
 
  private:
@@ -274,7 +273,8 @@ TEST_F(TlsConnectionsTest, TheDeathOfEitherEndIsSeenAtTheOther) {
 TEST_F(TlsConnectionsTest, NewFilesAreForNewConnections) {
   const auto now = [&](const std::string& name) {
     for (const char* end : {"-ca.pem", ".pem", ".key"}) {
-      std::filesystem::copy_file(certificates_.Path(name + end), certificates_.Path(absl::StrCat("now", end)),
+      std::filesystem::copy_file(certificates_.Path(name + end),
+                                 certificates_.Path(absl::StrCat("now", end)),
                                  std::filesystem::copy_options::overwrite_existing);
     }
   };

@@ -58,13 +58,12 @@ class Holder {
   DiskDriver driver_;
 };
 
-// Whether its health service stops calling it live.
+// Whether it stops calling itself live.
 bool StopsBeingLive(const DaemonProcess& daemon) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (daemon.WaitServing("live", std::chrono::seconds(2)).ok()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
-    // Between two looks: each leaves a watch behind for a quarter of a second, of which 64 may be.
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // between two looks
   }
   return true;
 }

@@ -28,6 +28,7 @@
 #include "grpcpp/server_posix.h"
 #include "gtest/gtest.h"
 #include "server/common/errors.h"
+#include "server/daemon/calls/tcp_listener.h"
 #include "server/daemon/group/direct_calls.h"
 #include "server/daemon/group/peer_stream.h"
 #include "server/daemon/group/tcp.h"
@@ -151,7 +152,7 @@ TEST_F(PeerStrangersTest, ADaemonWithAnotherSecretJoinsNoGroupAndSaysWhy) {
   const std::string file = ::testing::TempDir() + "/another-secret";
   {
     const wire::UniqueFd made(::open(file.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    const std::string text(64, 'z');
+    const std::string text = "another secret, which is as long as the group's own";
     ASSERT_EQ(::write(made.get(), text.data(), text.size()), std::ssize(text));
   }
   const auto member = StartMember({"--peer_secret_file=" + file});
@@ -199,7 +200,7 @@ TEST_F(PeerStrangersTest, AFloodOfThemHoldsFewThreadsAndKeepsNobodyOut) {
   std::deque<Stranger> flood;
   for (int i = 0; i < 200; ++i) flood.emplace_back(coordinator_);
   EXPECT_EQ(flood[0].Hear(), "") << "the oldest has made room";
-  EXPECT_LT(threads(), before + 100);
+  EXPECT_LT(threads(), before + 110);  // 68 strangers, 32 that end, one that waits
   FakeMember member(coordinator_);
   member.Join(FakeMember::RightJoin());
   const auto formed = member.Next();

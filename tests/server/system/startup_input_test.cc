@@ -132,13 +132,13 @@ TEST_F(StartupInputTest, ASecondDaemonOnOneSocketNamesTheFirstWhichGoesOn) {
 
 TEST_F(StartupInputTest, APortThatIsTakenIsNamed) {
   const TakenPort port;
-  Ended ended = Run({"--health_address=" + port.address()});
+  Ended ended = Run({"--metrics_address=" + port.address()});
   EXPECT_EQ(ended.code, kExitRefused);
-  EXPECT_THAT(ended.output, AllOf(HasSubstr("health"), HasSubstr(port.address())));
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("metrics"), HasSubstr(port.address())));
   fs::remove(directory_ / "log");
   ended = Run(GroupFlags(0, 2, port.address()));
   EXPECT_EQ(ended.code, kExitRefused);
-  EXPECT_THAT(ended.output, AllOf(HasSubstr("taken"), HasSubstr(port.address())));
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("in use"), HasSubstr(port.address())));
 }
 
 TEST_F(StartupInputTest, ASnapshotDirectoryThatCannotBeWrittenIsNamed) {

@@ -36,14 +36,14 @@ def find_program(name: str) -> str:
 
 
 def _is_ready(path: str) -> bool:
-    """Asks the standard health service; its two messages are one field each."""
+    """Asks the daemon; its answer is two fields, for live and ready, and a text if it is not."""
     options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+    with grpc.insecure_channel(f"unix:{path}.admin", options=options) as channel:
         try:
-            reply = channel.unary_unary("/grpc.health.v1.Health/Check")(b"\x0a\x05ready", timeout=2)
+            reply = channel.unary_unary("/dmuond.v1.Admin/GetReadiness")(b"", timeout=2)
         except grpc.RpcError:
             return False
-        return reply == b"\x08\x01"
+        return reply == b"\x08\x01\x10\x01"
 
 
 def _free_port() -> int:
