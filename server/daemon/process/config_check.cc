@@ -9,9 +9,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -42,7 +44,10 @@ constexpr int32_t kThreadsMax = 1024;
 constexpr int64_t kPeerMessageBytesMin = int64_t{1} << 20;
 // What fits into one frame to a lane, with what stands beside it.
 constexpr int64_t kPeerMessageBytesMax = (int64_t{1} << 30) - (int64_t{1} << 20);
+// Of a peer secret: as text it is 16 random bytes or more, in which fewer values than these do not
+// come by chance.
 constexpr size_t kSecretCharactersMin = 32;
+constexpr size_t kSecretDifferentBytesMin = 8;
 constexpr size_t kGroupNameMax = 128;
 
 struct HostPort {
@@ -522,6 +527,14 @@ absl::StatusOr<std::string> ReadSecret(const char* flag, const std::string& path
   return secret;
 }
 
+// Of the bytes that a text stands for, which are two digits each where all of it is hexadecimal.
+size_t DifferentBytes(const std::string& text) {
+  const bool hexadecimal =
+      text.size() % 2 == 0 && std::all_of(text.begin(), text.end(), absl::ascii_isxdigit);
+  const std::string bytes = hexadecimal ? absl::HexStringToBytes(text) : text;
+  return std::set<char>(bytes.begin(), bytes.end()).size();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> Config::ReadToken() const {
@@ -530,10 +543,21 @@ absl::StatusOr<std::string> Config::ReadToken() const {
 
 absl::StatusOr<std::string> Config::ReadPeerSecret() const {
   absl::StatusOr<std::string> secret = ReadSecret("peer_secret_file", peer_secret_file);
-  if (!secret.ok() || secret->empty() || secret->size() >= kSecretCharactersMin) return secret;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--peer_secret_file=", peer_secret_file, " has ", secret->size(), " characters, at least ",
-      kSecretCharactersMin, " are needed: dmuonctl secret new FILE"));
+  if (!secret.ok() || secret->empty()) return secret;
+  const auto wrong = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("--peer_secret_file=", peer_secret_file, " ",
+                                                   why,
+                                                   ": dmuonctl secret new FILE "
+                                                   "makes one that nobody guesses"));
+  };
+  if (secret->size() < kSecretCharactersMin) {
+    return wrong(absl::StrCat("has ", secret->size(), " characters, at least ",
+                              kSecretCharactersMin, " are needed"));
+  }
+  const size_t values = DifferentBytes(*secret);
+  if (values >= kSecretDifferentBytesMin) return secret;
+  return wrong(absl::StrCat("holds only ", values, " different bytes, at least ",
+                            kSecretDifferentBytesMin, " are needed"));
 }
 
 absl::StatusOr<Config> Check(const config::ConfigFile& values) { return Checker(values).Run(); }

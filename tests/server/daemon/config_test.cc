@@ -332,6 +332,15 @@ TEST(ConfigTest, DaemonsOfAGroupProveThemselvesByASecretOrByNamesInCertificates)
   ASSERT_EQ(::chmod(secret.c_str(), 0600), 0);
   WriteFile(secret, "hunter2");
   EXPECT_THAT(Mistake({flag}), AllOf(HasSubstr("7 characters"), HasSubstr("at least 32")));
+  // What nobody has drawn: zeros as bytes, as digits, and a pattern.
+  for (const std::string& weak : {std::string(64, '\0'), std::string(64, '0'),
+                                  std::string("0102030405060701020304050607010203"),
+                                  std::string("changemechangemechangemechangeme")}) {
+    WriteFile(secret, weak);
+    EXPECT_THAT(Mistake({flag}), AllOf(HasSubstr(flag), HasSubstr("different bytes"),
+                                       HasSubstr("dmuonctl secret new FILE")))
+        << weak;
+  }
 }
 
 TEST(ConfigTest, EveryMistakeNamesFlagAndValue) {
