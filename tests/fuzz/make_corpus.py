@@ -137,7 +137,7 @@ def trainer_requests() -> None:
         "save_job": (20, b""),
         "jobs": (21, b""),
         "readiness": (22, b"\x08\x02\x10\x05"),
-        "drain": (24, b""),
+        "drain": (23, b""),
     }
     for name, (method, request) in requests.items():
         body = request if isinstance(request, bytes) else request.SerializeToString()

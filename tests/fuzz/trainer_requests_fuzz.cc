@@ -88,7 +88,7 @@ class Target {
     own_attempt_ = (flags & 2) != 0;
     const pid_t pid = daemon_->pid();
     const auto before = ProcessorTime(pid);
-    Dispatch(method % 25, body);
+    Dispatch(method % 24, body);
     if (daemon_->Wait(std::chrono::milliseconds(0)) >= 0)
       Die("the daemon died:\n" + daemon_->Log());
     if (daemon_->pid() == pid) CheckBudget(before);
