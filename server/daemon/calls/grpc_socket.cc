@@ -28,6 +28,8 @@ constexpr uint64_t kListener = 0;
 constexpr uint64_t kWake = 1;
 // After running out of descriptors; the listener stays readable meanwhile.
 constexpr std::chrono::milliseconds kAcceptPause{100};
+// Before other events are looked at: the listener stays readable while there are more.
+constexpr int kAcceptedAtOnce = 64;
 // Threads of connections that are closed and whose proof has not ended yet.
 constexpr size_t kEndingMax = 32;
 // How late a stranger's connection is closed, and a pause ends.
@@ -136,7 +138,7 @@ void GrpcSocket::Run() {
       const uint64_t id = ready[i].data.u64;
       if (id == kWake) continue;  // to stop
       if (id == kListener) {
-        AcceptAll();
+        AcceptSome();
         continue;
       }
       MutexLock lock(mutex_);
@@ -149,8 +151,8 @@ void GrpcSocket::Run() {
   }
 }
 
-void GrpcSocket::AcceptAll() {
-  for (;;) {
+void GrpcSocket::AcceptSome() {
+  for (int i = 0; i < kAcceptedAtOnce; ++i) {
     sockaddr_storage from{};
     socklen_t size = sizeof(from);
     wire::UniqueFd socket(::accept4(listener_.fd(), reinterpret_cast<sockaddr*>(&from), &size,
@@ -259,7 +261,7 @@ void GrpcSocket::Prove(uint64_t id, wire::UniqueFd socket, const Origin& origin)
     MutexLock lock(mutex_);
     const auto found = connections_.find(id);
     if (!proven.ok()) {
-      Refuse(proven.status().message(), origin);
+      if (!stop_) Refuse(proven.status().message(), origin);
       Remove(id);
     } else if (found != connections_.end() && !stop_) {
       Connection& connection = found->second;

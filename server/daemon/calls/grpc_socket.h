@@ -95,7 +95,7 @@ class GrpcSocket {
   GrpcSocket(ListeningSocket listener, Options options, wire::UniqueFd wake, wire::UniqueFd events);
 
   void Run();
-  void AcceptAll();
+  void AcceptSome();
   void Take(wire::UniqueFd socket, const Origin& origin);
   // Why it is refused; empty: it is counted.
   absl::string_view Count(uint64_t id, int socket, const Origin& origin) DMUOND_REQUIRES(mutex_);

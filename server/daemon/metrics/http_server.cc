@@ -35,6 +35,7 @@ constexpr std::chrono::seconds kRequestMax{2};  // what a request may take to co
 constexpr std::chrono::seconds kPartMax{5};     // to be answered, and its answer to leave, each
 constexpr std::chrono::milliseconds kLook{100};
 constexpr std::chrono::milliseconds kAcceptPause{100};
+constexpr int kAcceptedAtOnce = 64;  // before other events are looked at
 constexpr size_t kRequestBytesMax = 8192;
 // All are strangers to the end: none proves anything.
 constexpr ConnectionLimits::Limits kLimits = {
@@ -161,7 +162,7 @@ class EpollServer final : public HttpServer {
       for (int i = 0; i < count; ++i) {
         const uint64_t id = ready[i].data.u64;
         if (id == kListener) {
-          AcceptAll();
+          AcceptSome();
         } else if (id == kWake) {
           if (!TakeMade()) return;
         } else {
@@ -179,8 +180,8 @@ class EpollServer final : public HttpServer {
     return ::epoll_ctl(events_.get(), how, fd, &event) == 0;
   }
 
-  void AcceptAll() {
-    for (;;) {
+  void AcceptSome() {
+    for (int i = 0; i < kAcceptedAtOnce; ++i) {
       sockaddr_storage from{};
       socklen_t size = sizeof(from);
       wire::UniqueFd socket(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&from), &size,
@@ -197,7 +198,7 @@ class EpollServer final : public HttpServer {
       const uint64_t id = next_id_++;
       const uint64_t holder = HolderOf(from);
       const ConnectionLimits::Verdict verdict = limits_.Add(id, holder);
-      if (verdict.instead.has_value()) connections_.erase(*verdict.instead);
+      if (verdict.instead.has_value()) End(*verdict.instead);
       if (!verdict.taken) continue;
       if (!Watch(socket.get(), id, EPOLLIN, EPOLL_CTL_ADD)) {
         limits_.Remove(id, holder);
@@ -220,6 +221,11 @@ class EpollServer final : public HttpServer {
   }
   void End(uint64_t id) {
     const auto found = connections_.find(id);
+    if (found->second.state == State::kWaiting) {
+      // Nobody makes a page for who has gone: so there are no more orders than connections.
+      MutexLock lock(mutex_);
+      std::erase_if(orders_, [id](const Order& order) { return order.id == id; });
+    }
     limits_.Remove(id, found->second.holder);
     connections_.erase(found);
   }
