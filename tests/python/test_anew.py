@@ -336,6 +336,18 @@ def test_a_job_is_over_before_a_lost_daemon_is_back_and_the_next_one_runs(
     together(*(rank.session.close for rank in ranks))
 
 
+def test_a_job_whose_coordinator_never_returns_is_ended_after_a_session_linger(daemons):
+    addresses = daemons.start(2, 1, "--session_linger=2s")
+    ranks = together(*(lambda r=r: trainer(addresses[r], "alone", r, 2) for r in range(2)))
+    together(*(rank.step for rank in ranks))
+    daemons.members[0].kill()
+    done = dmuonctl(addresses[1], "job", "end", "alone")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(dmuond.Error, match="job 'alone'"):
+        ranks[1].step()
+    wait_until_gone(addresses[1])
+
+
 def test_an_operator_ends_a_job_and_its_trainers_are_told(alone, name, folder):
     running = trainer(alone, name)
     running.step()

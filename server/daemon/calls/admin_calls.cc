@@ -125,9 +125,11 @@ absl::StatusOr<v1::EndJobReply> AdminCalls::EndJobNamed(const v1::EndJobRequest&
       break;
     }
     core_.Do(job.AskForEnd(kWhy));
-    absl::StatusOr<bool> ended =
-        core_.Wait([&]() DMUOND_REQUIRES(core_.mutex) { return gone() || job.epoch() != epoch; },
-                   deadline, cancelled);
+    absl::StatusOr<bool> ended = core_.Wait(
+        [&]() DMUOND_REQUIRES(core_.mutex) {
+          return gone() || job.epoch() != epoch || job.phase() == NodeJob::Phase::kFailed;
+        },
+        deadline, cancelled);
     if (!ended.ok()) return ended.status();
     if (!*ended) {
       return Error(absl::StatusCode::kDeadlineExceeded, "GROUP_NOT_READY",
