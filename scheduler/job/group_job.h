@@ -54,7 +54,6 @@
 #include "scheduler/convert/registrations.h"
 #include "scheduler/job/addressed.h"
 #include "scheduler/job/dropped.h"
-
 #include "scheduler/job/job_uids.h"
 #include "scheduler/job/outgoing_goes.h"
 #include "scheduler/job/planned_job.h"
