@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "scheduler/job/impossible.h"
+#include "scheduler/reason.h"
 
 namespace dmuond::scheduler {
 namespace {
@@ -14,6 +15,31 @@ namespace {
 constexpr std::chrono::seconds kKilledWithin{60};
 
 LaneIndex Index(size_t i) { return LaneIndex(static_cast<int32_t>(i)); }
+
+using Modules = google::protobuf::RepeatedPtrField<v1::LaneBits::Module>;
+
+const v1::LaneBits::Module* FindIn(const Modules& modules, const std::string& name) {
+  const auto found =
+      std::find_if(modules.begin(), modules.end(),
+                   [&](const v1::LaneBits::Module& module) { return module.name() == name; });
+  return found == modules.end() ? nullptr : &*found;
+}
+
+// The first thing in which the two differ, and how it stands in each.
+struct Difference {
+  std::string what;
+  std::string began;
+  std::string now;
+};
+std::optional<Difference> DifferenceOf(const Modules& began, const Modules& now) {
+  for (const v1::LaneBits::Module& module : now) {
+    const v1::LaneBits::Module* const before = FindIn(began, module.name());
+    if (before == nullptr || before->id() == module.id()) continue;
+    return Difference{absl::StrCat(module.name(), " (", module.path(), ")"), before->id(),
+                      module.id()};
+  }
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -66,8 +92,47 @@ void LaneSet::OnStarted(LaneIndex lane, uint32_t epoch) {
   }
   epoch_ = epoch;
   place.known.state = State::kStarting;
+  place.known.checked = false;
   ++place.known.starts;
   place.watch.emplace(options_);
+}
+
+absl::Status LaneSet::CheckBits(LaneIndex lane, const v1::LaneBits& bits) {
+  At(lane).known.checked = true;  // unless it differs: then all processes are given up
+  v1::LaneBits& own = At(lane).known.bits;
+  const bool first = own.ByteSizeLong() == 0;
+  std::optional<Difference> differs;
+  // The lanes of a node have one program and one of each library.
+  for (const Place& place : lanes_) {
+    const v1::LaneBits& began = place.known.bits;
+    if (began.ByteSizeLong() == 0 || differs.has_value()) continue;
+    differs = DifferenceOf(began.modules(), bits.modules());
+    if (!differs.has_value() && began.code() != bits.code()) {
+      differs = {"hash of lane and kernels", began.code(), bits.code()};
+    }
+  }
+  // Their devices may be of several kinds.
+  if (!first && !differs.has_value() && own.library() != bits.library()) {
+    differs = {"numeric library", own.library(), bits.library()};
+  }
+  if (!first && !differs.has_value() && own.core_type() != bits.core_type()) {
+    differs = {"core type", own.core_type(), bits.core_type()};
+  }
+  if (!differs.has_value()) {
+    if (first) own = bits;
+    // One that a lane loads later than its predecessor did counts from now on.
+    for (const v1::LaneBits::Module& module : bits.modules()) {
+      if (FindIn(own.modules(), module.name()) == nullptr) *own.add_modules() = module;
+    }
+    return absl::OkStatus();
+  }
+  return Error(
+      absl::StatusCode::kFailedPrecondition, "LANE_DIFFERS",
+      Say("lane ", Named("lane", At(lane).known.id.value()), " would go on with other bits: its ",
+          Named("what", differs->what), " is ", Named("now", differs->now),
+          ", and the job began with ", Named("began", differs->began),
+          ". Install that again, and the job goes on; a daemon that is started again goes "
+          "on from the newest snapshot with what is installed then"));
 }
 
 bool LaneSet::OnReady(LaneIndex lane, std::string device) {
@@ -251,6 +316,8 @@ void LaneSet::ToRecord(v1::RecordedLanes& record) const {
     lane.set_published_attempt(place.known.published_attempt);
     lane.set_gathered_attempt(place.known.gathered_attempt);
     lane.mutable_non_finite()->Add(place.known.non_finite.begin(), place.known.non_finite.end());
+    *lane.mutable_bits() = place.known.bits;
+    lane.set_checked(place.known.checked);
   }
   for (const auto& [rank, lane] : mapping_) {
     v1::RecordedLanes::Mapping& mapping = *record.add_mapping();
@@ -290,6 +357,8 @@ absl::StatusOr<LaneSet> LaneSet::FromRecord(LaneId first, int32_t lanes, LaneWat
     place.known.published_attempt = lane.published_attempt();
     place.known.gathered_attempt = lane.gathered_attempt();
     place.known.non_finite.assign(lane.non_finite().begin(), lane.non_finite().end());
+    place.known.bits = lane.bits();
+    place.known.checked = lane.checked();
     if (place.known.state != State::kAbsent) place.watch.emplace(watch);
   }
   for (const v1::RecordedLanes::Mapping& mapping : record.mapping()) {

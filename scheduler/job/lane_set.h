@@ -26,7 +26,9 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "dmuond/v1/peer.pb.h"
 #include "dmuond/v1/record.pb.h"
 #include "scheduler/job/lane_watch.h"
 #include "scheduler/step.h"
@@ -43,6 +45,8 @@ class LaneSet {
     State state = State::kAbsent;
     int32_t starts = 0;  // processes that this place has had
     std::string device;
+    v1::LaneBits bits;                // that the first process here computed with; empty: none yet
+    bool checked = false;             // the present process computes with the same
     uint64_t published_attempt = 0;   // newest whose weights it has published
     uint64_t gathered_attempt = 0;    // newest whose gradients it has gathered
     std::vector<int32_t> non_finite;  // units with infinite or NaN weights, as of gathered_attempt
@@ -50,6 +54,8 @@ class LaneSet {
     [[nodiscard]] bool lives() const {
       return state == State::kStarting || state == State::kReady || state == State::kCondemned;
     }
+    // Its process lives, and has not come so far that lanes of other nodes know of it.
+    [[nodiscard]] bool begins() const { return state == State::kStarting && !checked; }
     [[nodiscard]] bool ready() const { return state == State::kReady; }
   };
 
@@ -76,6 +82,10 @@ class LaneSet {
   // ---- processes ----
   // A process begins in this place, for an epoch of the group.
   void OnStarted(LaneIndex lane, uint32_t epoch);
+  // What a process computes with, which it says before it is ready. FAILED_PRECONDITION
+  // (LANE_DIFFERS): not with what the job began with, so that the job would go on with other bits.
+  // OK: it is the same, or the first.
+  [[nodiscard]] absl::Status CheckBits(LaneIndex lane, const v1::LaneBits& bits);
   // True: all lanes are ready by this.
   [[nodiscard]] bool OnReady(LaneIndex lane, std::string device);
   // False: its end was known already.

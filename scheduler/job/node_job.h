@@ -403,6 +403,13 @@ class NodeJob {
     Attempt attempt;  // that it was submitted under
     std::string bytes;
   };
+  // New lanes could not start, and are started again when the pause is over.
+  struct LaneRetry {
+    TimePoint since;
+    TimePoint next;
+    std::chrono::milliseconds pause{0};
+    std::string why;
+  };
   struct Job {
     // The only way from one phase to another. REQUIRES: the table above has it.
     void Enter(Phase next);
@@ -437,9 +444,8 @@ class NodeJob {
     std::map<int32_t, TrainerState> trainer_states;    // by rank: of the last committed step
     JobFigures figures;
     std::optional<TimePoint> broken_since;
-    // Since when new lanes cannot start because the machine lacks memory, descriptors or processes.
-    std::optional<TimePoint> lanes_lack_resources_since;
-    int32_t progress_tells = 0;  // NodeProgress messages since it was ready last
+    std::optional<LaneRetry> lane_retry;  // in kStarting: new lanes could not start
+    int32_t progress_tells = 0;           // NodeProgress messages since it was ready last
     TimePoint progress_told;
     v1::Waiting waiting;
     TimePoint waiting_told;
@@ -488,6 +494,11 @@ class NodeJob {
   void GiveUpLanes();
   // All lanes are ready: gives them what they still need before this node is.
   void PrepareLanes();
+  // The lanes that were to start cannot, for now or for good.
+  void OnLanesNotStarted(TimePoint now, const absl::Status& why);
+  // Lanes are wanted again when it is time.
+  void RetryLanes(TimePoint now);
+  void OnLaneBits(TimePoint now, LaneIndex lane, const v1::LaneBits& bits);
   void OnStateLoaded(LaneIndex lane, const v1::LaneReport::StateLoaded& loaded);
 
   // node_job_reform.cc

@@ -1,6 +1,8 @@
 // The lanes of a job: they are started and replaced, take a snapshot's state and trainers' memory,
 // report and die. What they report of steps is in node_job_steps.cc, of snapshots in
 // node_job_snapshots.cc.
+#include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -20,6 +22,7 @@ void NodeJob::ReplaceLanes(const std::string& why) {
   Say(node::Note::Level::kWarn, "new lanes", {{"step", LastCommitted()}, {"what", why}});
   job_->Enter(Phase::kStarting);
   job_->lanes_wanted = true;
+  job_->lane_retry.reset();
   job_->broken_since.reset();
   GiveUpLanes();
 }
@@ -61,7 +64,6 @@ node::Actions NodeJob::OnLanesStarted(TimePoint now, const absl::Status& started
     Impossible("NodeJob", Name(phase()), "lanes started");
     return Take();
   }
-  if (!absl::IsResourceExhausted(started)) job_->lanes_lack_resources_since.reset();
   if (started.ok()) {
     job_->lanes_wanted = false;
     job_->state_is_void = false;
@@ -71,23 +73,54 @@ node::Actions NodeJob::OnLanesStarted(TimePoint now, const absl::Status& started
     return Take();
   }
   Do(node::EndLanes{.others_follow = true});
-  // The job's state may be in this memory alone, and what is lacking now there may be at the next
-  // tick. The coordinator waits for a --register_timeout, and is told why before that.
-  if (job_->over_old_memory && absl::IsResourceExhausted(started)) {
-    std::optional<TimePoint>& since = job_->lanes_lack_resources_since;
-    if (!since.has_value()) {
-      since = now;
-      Say(node::Note::Level::kWarn, "new lanes wait for what the machine lacks",
-          {{"what", started.ToString(absl::StatusToStringMode::kWithNoExtraData)}});
-    }
-    if (now - *since < options_.register_timeout / 2) return Take();
-  }
-  job_->lanes_wanted = false;
-  TellPlanFailed(started);
+  OnLanesNotStarted(now, started);
   return Take();
 }
 
+void NodeJob::OnLanesNotStarted(TimePoint now, const absl::Status& why) {
+  constexpr std::chrono::milliseconds kFirstPause{100};
+  constexpr std::chrono::milliseconds kLongestPause{5'000};
+  job_->lanes_wanted = false;
+  // The job's state may be in this memory alone, and what is lacking now may be there later:
+  // memory, processes, a file. The coordinator waits for a --register_timeout, and is told why
+  // before that.
+  if (job_->over_old_memory) {
+    std::optional<LaneRetry>& retry = job_->lane_retry;
+    const std::string what(why.message());
+    if (!retry.has_value()) retry = LaneRetry{.since = now};
+    if (retry->why != what) {
+      Say(node::Note::Level::kWarn, "new lanes cannot start and are tried again", {{"what", what}});
+    }
+    retry->why = what;
+    retry->pause = std::clamp(2 * retry->pause, kFirstPause, kLongestPause);
+    retry->next = now + retry->pause;
+    if (now - retry->since < options_.register_timeout / 2) return;
+    retry.reset();
+  }
+  TellPlanFailed(why);
+}
+
+void NodeJob::RetryLanes(TimePoint now) {
+  if (job_->phase != Phase::kStarting || !job_->lane_retry.has_value() || job_->lanes_wanted ||
+      !job_->lanes.all_absent() || now < job_->lane_retry->next) {
+    return;
+  }
+  job_->lanes_wanted = true;
+  Wake();
+}
+
+void NodeJob::OnLaneBits(TimePoint now, LaneIndex lane, const v1::LaneBits& bits) {
+  if (job_->phase != Phase::kStarting) return;
+  const absl::Status same = job_->lanes.CheckBits(lane, bits);
+  if (same.ok()) return;
+  // All end: none of these processes may be kept for others' work, with what it has loaded.
+  Do(node::EndLanes{});
+  job_->lanes.GiveUp();
+  OnLanesNotStarted(now, same);
+}
+
 void NodeJob::PrepareLanes() {
+  job_->lane_retry.reset();
   if (job_->wire.has_restore() && !job_->restored) {
     if (!job_->host_copies) {
       return TellPlanFailed(Error(absl::StatusCode::kFailedPrecondition, "NO_SNAPSHOTS",
@@ -160,8 +193,7 @@ void NodeJob::OnStateLoaded(LaneIndex lane, const v1::LaneReport::StateLoaded& l
   PrepareLanes();
 }
 
-node::Actions NodeJob::OnLaneReport(TimePoint /*now*/, LaneIndex lane,
-                                    const v1::LaneReport& report) {
+node::Actions NodeJob::OnLaneReport(TimePoint now, LaneIndex lane, const v1::LaneReport& report) {
   using Kind = v1::LaneReport::ReportCase;
   if (job_ == nullptr) return Take();
   job_->lanes.OnReport(lane);
@@ -170,6 +202,9 @@ node::Actions NodeJob::OnLaneReport(TimePoint /*now*/, LaneIndex lane,
       if (job_->lanes.OnReady(lane, report.ready().device()) && job_->phase == Phase::kStarting) {
         PrepareLanes();
       }
+      break;
+    case Kind::kBits:
+      OnLaneBits(now, lane, report.bits());
       break;
     case Kind::kRendezvous: {
       v1::MemberMessage message;
@@ -229,13 +264,22 @@ node::Actions NodeJob::OnLaneReport(TimePoint /*now*/, LaneIndex lane,
   return Take();
 }
 
-node::Actions NodeJob::OnLaneGone(TimePoint /*now*/, LaneIndex lane,
-                                  const std::string& last_words) {
-  if (job_ == nullptr || !job_->lanes.OnGone(lane)) return Take();
+node::Actions NodeJob::OnLaneGone(TimePoint now, LaneIndex lane, const std::string& last_words) {
+  if (job_ == nullptr) return Take();
+  const bool began = job_->lanes[lane].begins();
+  if (!job_->lanes.OnGone(lane)) return Take();
   Do(node::AbandonCopies{absl::StrCat("lane ", lane.value(), " ended: ", last_words)});
   const int32_t id = job_->lanes[lane].id.value();
   Say(node::Note::Level::kError, "lane lost",
       {{"step", LastCommitted()}, {"lane", id}, {"what", last_words}});
+  if (began && job_->phase == Phase::kStarting && job_->over_old_memory) {
+    // Nobody else knows of it yet: a library or a thread was lacking, say.
+    Do(node::EndLanes{.others_follow = true});
+    job_->lanes.GiveUp();
+    OnLanesNotStarted(now, absl::UnavailableError(absl::StrCat(
+                               "lane ", id, " ended before it was configured: ", last_words)));
+    return Take();
+  }
   v1::MemberMessage message;
   message.mutable_lane_lost()->set_lane(id);
   message.mutable_lane_lost()->set_detail(last_words);

@@ -160,7 +160,7 @@ void NodeJob::WriteProgress(v1::RecordedProgress& out) const {
   out.set_goes_back(job_->goes_back);
   out.set_state_is_void(job_->state_is_void);
   out.set_over_old_memory(job_->over_old_memory);
-  out.set_lanes_wanted(job_->lanes_wanted);
+  out.set_lanes_wanted(job_->lanes_wanted || job_->lane_retry.has_value());
   out.set_ending(job_->ending);
   *out.mutable_back() = ToRecord(job_->back);
   out.set_restored(job_->restored);

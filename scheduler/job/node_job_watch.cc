@@ -21,6 +21,7 @@ node::Actions NodeJob::OnTick(TimePoint now, const Sight& sight) {
                                  "with resume to go on from its newest snapshot")));
     return Take();
   }
+  RetryLanes(now);
   WatchLanes(now, sight);
   if (job_ == nullptr || job_->phase == Phase::kFailed) return Take();
   TellProgress(now, sight);
@@ -89,6 +90,9 @@ void NodeJob::TellProgress(TimePoint now, const Sight& sight) {
         lane.lives() ? job_->lanes.AwaitedFrom(index, Owed()) : "waits for its predecessor's end");
   }
   if (sight.lanes_end) awaited = "the end of older lanes";
+  if (job_->lane_retry.has_value()) {
+    awaited = absl::StrCat("lanes, which cannot start: ", job_->lane_retry->why);
+  }
   if (job_->phase == Phase::kPreparing) {
     done = sight.prepared_bytes;
     awaited =

@@ -15,6 +15,7 @@
 #include "dmuond/v1/attach.pb.h"
 #include "dmuond/wire/frame.h"
 #include "dmuond/wire/socket_path.h"
+#include "server/common/module_id.h"
 #include "server/ctl/checks.h"
 #include "server/ctl/connection.h"
 #include "server/ctl/job_text.h"
@@ -65,6 +66,33 @@ Finding CheckLanes(const v1::GetStatusReply& status) {
   return finding;
 }
 
+// Whether what the job's lanes compute with still lies where they have it from.
+Finding CheckLaneFiles(const v1::LaneBits& bits) {
+  Finding finding{.what = "lanes' files"};
+  std::vector<std::string> same;
+  std::vector<std::string> others;
+  for (const v1::LaneBits::Module& module : bits.modules()) {
+    const absl::StatusOr<std::string> on_disk = ModuleIdOf(module.path());
+    if (on_disk.ok() && *on_disk == module.id()) {
+      same.push_back(module.name());
+      continue;
+    }
+    others.push_back(absl::StrCat(module.name(), " (", module.path(), ") is ",
+                                  on_disk.ok() ? *on_disk : on_disk.status().message(),
+                                  ", lanes run ", module.id()));
+  }
+  if (others.empty()) {
+    finding.detail = absl::StrCat(absl::StrJoin(same, ", "), ": on disk is what lanes run");
+    return finding;
+  }
+  finding.verdict = Verdict::kWarn;
+  finding.detail = absl::StrCat("replaced on disk: ", absl::StrJoin(others, "; "));
+  finding.remedy =
+      "dmuonctl drain, and start the daemon again: it goes on with what is installed. Until then a "
+      "lane that dies has no successor where a library is another one: the job waits for it";
+  return finding;
+}
+
 Finding CheckSnapshots(const v1::GetStatusReply& status) {
   const v1::JobStatus& job = status.job();
   Finding finding{
@@ -86,13 +114,17 @@ Finding CheckSnapshots(const v1::GetStatusReply& status) {
   return finding;
 }
 
-// Adds the findings about one job: its lanes and its snapshots. They name the job where the daemon
-// has several.
+// Adds the findings about one job: its lanes, their files and its snapshots. They name the job
+// where the daemon has several.
 void AddJob(const v1::GetStatusReply& status, std::vector<Finding>& findings) {
   const std::string of =
       status.jobs_size() > 1 ? absl::StrCat(" of ", status.job().name()) : std::string();
   findings.push_back(CheckLanes(status));
   findings.back().what += of;
+  if (status.has_lane_bits()) {
+    findings.push_back(CheckLaneFiles(status.lane_bits()));
+    findings.back().what += of;
+  }
   if (!status.has_job()) return;
   findings.push_back(CheckSnapshots(status));
   findings.back().what += of;

@@ -79,6 +79,10 @@ void FillJob(Core& core, v1::JobStatus& status) DMUOND_REQUIRES(core.mutex) {
 
 void FillLanes(Core& core, v1::GetStatusReply& status) DMUOND_REQUIRES(core.mutex) {
   const NodeJob& job = core.held_job();
+  if (job.lanes().size() > 0) {
+    const v1::LaneBits& bits = job.lanes()[scheduler::LaneIndex(0)].bits;
+    if (!bits.code().empty()) *status.mutable_lane_bits() = bits;
+  }
   for (size_t i = 0; i < job.lanes().size(); ++i) {
     const scheduler::LaneIndex index(static_cast<int32_t>(i));
     const scheduler::LaneSet::Lane& state = job.lanes()[index];

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "scheduler/job/group_job.h"
+#include "server/daemon/lanes/lane_binary.h"
 #include "server/storage/storage.h"
 
 namespace dmuond::server {
@@ -18,7 +19,7 @@ struct DaemonOptions {
   int32_t places = 1;        // for jobs; the same on every node
   int32_t jobs_per_uid = 0;  // of one user on this node; 0: as many as there are places
   int32_t threads_per_lane = 1;
-  std::string lane_binary;
+  LaneBinary lane_binary;
   std::string rail_address;  // that lanes' peer groups listen on
   std::string socket;
   std::string group_name;

@@ -12,6 +12,7 @@
 #include "dmuond/fault/fault_point.h"
 #include "scheduler/convert/convert.h"
 #include "server/common/log.h"
+#include "server/lane/modules.h"
 
 namespace dmuond::server::lane {
 namespace {
@@ -35,10 +36,12 @@ constexpr std::chrono::milliseconds kSilentAfter{30'000};
 
 }  // namespace
 
-Lane::Lane(kernels::Device& device, wire::UniqueFd socket, PeerGroupFactory make_group)
+Lane::Lane(kernels::Device& device, wire::UniqueFd socket, PeerGroupFactory make_group,
+           v1::LaneBits bits)
     : device_(device),
       channel_(std::move(socket)),
       make_group_(std::move(make_group)),
+      bits_(std::move(bits)),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       spins_(std::thread::hardware_concurrency() >= kCoresToSpin ? kSpins : 0) {}
 
@@ -227,14 +230,27 @@ absl::Status Lane::Configure(const v1::LaneCommand::Configure& configure) {
                                 {"batches", job_->program.batches.size()},
                                 {"buckets", job_->buckets()},
                                 {"program_bytes", configure.program().ByteSizeLong()}});
-  if (job_->program.nodes == 1) return Start();
-  if (absl::Status made = MakeGroup(configure); !made.ok()) return made;
+  const bool alone = job_->program.nodes == 1;
+  if (!alone) {
+    if (absl::Status made = MakeGroup(configure); !made.ok()) return made;
+  }
+  // All libraries are loaded by now. The daemon ends a lane that would compute other bits, before
+  // lanes of other nodes are connected with it.
+  if (absl::Status told = TellBits(); !told.ok()) return told;
+  if (alone) return Start();
   v1::LaneReport report;
   v1::Rendezvous& rendezvous = *report.mutable_rendezvous();
   rendezvous.set_rail(job_->program.rail.value());
   rendezvous.set_node(job_->program.node.value());
   rendezvous.set_epoch(job_->epoch);
   rendezvous.set_blob(group_->blob());
+  return channel_.Send(report);
+}
+
+absl::Status Lane::TellBits() {
+  v1::LaneReport report;
+  *report.mutable_bits() = bits_;
+  AddModules(*report.mutable_bits());
   return channel_.Send(report);
 }
 

@@ -27,8 +27,9 @@ namespace dmuond::server::lane {
 
 class Lane {
  public:
-  // `device` must outlive the object.
-  Lane(kernels::Device& device, wire::UniqueFd socket, PeerGroupFactory make_group);
+  // `device` must outlive the object. `bits`: what the process computes with, without its modules.
+  Lane(kernels::Device& device, wire::UniqueFd socket, PeerGroupFactory make_group,
+       v1::LaneBits bits = {});
 
   // Serves the daemon until Shutdown (OK), or until it is gone (UNAVAILABLE). Any other error has
   // been reported to the daemon as Failed.
@@ -45,6 +46,7 @@ class Lane {
   absl::Status CompleteRendezvous(const v1::RendezvousComplete& rendezvous);
   absl::StatusOr<bool> Connect();
   absl::Status Start();
+  absl::Status TellBits();
   absl::Status Wait();
   [[nodiscard]] bool RailPolls() const { return group_ != nullptr && group_->needs_polls(); }
   absl::Status OnGoes(const v1::Goes& goes);
@@ -56,6 +58,7 @@ class Lane {
   kernels::Device& device_;
   Channel channel_;
   PeerGroupFactory make_group_;
+  const v1::LaneBits bits_;
   wire::UniqueFd wake_;  // eventfd: the rail has news
   int spins_;            // polls before the first sleep
   v1::LaneCommand command_;

@@ -28,6 +28,7 @@
 #include "server/lane/code_hash.h"
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
+#include "server/lane/modules.h"
 #include "server/lane/processors.h"
 #ifdef DMUOND_CUDA
 #include "kernels/cuda/cuda_device.h"
@@ -98,32 +99,50 @@ absl::StatusOr<std::unique_ptr<Device>> MakeDevice(absl::string_view spec) {
   return std::unique_ptr<Device>(*std::move(device));
 }
 
+// The kernel names a process by the file that it was started from, which the daemon gives as a
+// descriptor: "4" would stand in `ps` and `top`.
+void TakeName(const std::string& path) {
+  ::prctl(PR_SET_NAME, path.substr(path.rfind('/') + 1).c_str());
+}
+
 // The exit code.
 int Complain(const absl::Status& status) {
   std::fprintf(stderr, "dmuond-lane: %s\n", std::string(status.message()).c_str());
   return 2;
 }
 
-int PrintBits(absl::string_view spec) {
-  const auto device = MakeDevice(spec);
-  if (!device.ok()) return Complain(device.status());
+// Without its modules.
+dmuond::v1::LaneBits BitsOf(const Device& device, absl::string_view spec) {
   dmuond::v1::LaneBits bits;
   bits.set_code(dmuond::server::lane::kCodeHash);
   std::string library = CpuDevice::Library();
   bits.set_core_type(CpuDevice::CoreType());
 #ifdef DMUOND_CUDA
   if (absl::StartsWith(spec, "cuda:")) {
-    library = static_cast<const dmuond::kernels::cuda::CudaDevice&>(**device).DescribeType();
+    library = static_cast<const dmuond::kernels::cuda::CudaDevice&>(device).DescribeType();
     bits.set_core_type(absl::GetFlag(FLAGS_engine));
-    if (absl::GetFlag(FLAGS_rails)) {
-      const auto nccl = dmuond::server::lane::Nccl::Load();
-      if (!nccl.ok()) return Complain(nccl.status());
-      absl::StrAppend(&library, ", NCCL ", nccl->VersionText(nccl->version));
-    }
   }
+#else
+  static_cast<void>(device);
+  static_cast<void>(spec);
 #endif
   // AdamW's bias corrections are powers, which are the C library's on every device.
   bits.set_library(absl::StrCat(library, ", glibc ", ::gnu_get_libc_version()));
+  return bits;
+}
+
+int PrintBits(absl::string_view spec) {
+  const auto device = MakeDevice(spec);
+  if (!device.ok()) return Complain(device.status());
+  dmuond::v1::LaneBits bits = BitsOf(**device, spec);
+#ifdef DMUOND_CUDA
+  if (absl::StartsWith(spec, "cuda:") && absl::GetFlag(FLAGS_rails)) {
+    const auto nccl = dmuond::server::lane::Nccl::Load();
+    if (!nccl.ok()) return Complain(nccl.status());
+    absl::StrAppend(bits.mutable_library(), ", NCCL ", nccl->VersionText(nccl->version));
+  }
+#endif
+  dmuond::server::lane::AddModules(bits);
   std::string text;
   google::protobuf::TextFormat::PrintToString(bits, &text);
   std::fputs(text.c_str(), stdout);
@@ -166,6 +185,7 @@ void EndWithTheDaemon(int fd) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  TakeName(argv[0]);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit of a file's size is an error (EFBIG) of what met it
   // A terminal's ^C goes to the whole process group, and its end to all that was started in it; the
@@ -207,7 +227,8 @@ int main(int argc, char** argv) {
   EndWithTheDaemon(absl::GetFlag(FLAGS_fd));
   const bool on_gpu = absl::StartsWith(absl::GetFlag(FLAGS_device), "cuda:");
   dmuond::server::lane::Lane lane(**device, dmuond::wire::UniqueFd(absl::GetFlag(FLAGS_fd)),
-                                  GroupsOf(absl::GetFlag(FLAGS_device)));
+                                  GroupsOf(absl::GetFlag(FLAGS_device)),
+                                  BitsOf(**device, absl::GetFlag(FLAGS_device)));
   const absl::Status status = lane.Run();
   if (!status.ok()) dmuond::server::log::Error("lane ends", {{"what", status}});
   const int code = status.ok() ? 0 : 1;

@@ -62,7 +62,7 @@ USUAL_GROUPS = tuple(
 )
 
 # Besides, "fail=28" makes the call behind a point of the storage fail with that errno.
-KINDS = ("kill", "stop", "cut", "detach", "hang", "wake", "nomem", "nofile")
+KINDS = ("kill", "stop", "cut", "detach", "hang", "wake", "nomem", "nofile", "replace")
 
 
 @dataclass(frozen=True)

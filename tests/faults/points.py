@@ -10,7 +10,7 @@ LAST_STEP_HURT = 4  # with passings, two later: the run still has steps to show 
 # A trainer's attach socket alone is cut; a lane is stopped for ever (daemons are their peers' and
 # their service manager's to watch, trainers count as dead and are the launcher's). A trainer is
 # stopped until it counts as dead and is replaced.
-ONLY = {"detach": "trainer", "hang": "lane", "wake": "trainer"}
+ONLY = {"detach": "trainer", "hang": "lane", "wake": "trainer", "replace": "lane"}
 # At these points the call that follows may fail with ENOMEM.
 ALLOCATING = ("memory.create", "memory.allocate", "memory.map", "daemon.spawn")
 
@@ -58,6 +58,8 @@ def kinds_of(group: str, victim: str, point: str) -> list[str]:
         if ONLY.get(kind, victim) == victim
         and (kind != "nomem" or point in ALLOCATING)
         and (kind != "wake" or (GROUPS[group].namespaces and not at_setup(victim, point)))
+        # Which program starts next does not depend on where the last one was killed.
+        and (kind != "replace" or point == "lane.gathered")
         and (kind != "nofile" or (victim != "trainer" and no_files))
     ]
 

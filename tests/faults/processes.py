@@ -2,6 +2,7 @@
 
 import os
 import selectors
+import shutil
 import socket
 import struct
 import subprocess
@@ -234,6 +235,7 @@ class Group:
         self.coordinator = f"127.0.0.1:{free_port()}"
         self.machine = {}  # in the environment of every process
         self.of_trainers: dict[str, str] = {}  # in that of trainers
+        self.lane_program = program("dmuond-lane-fake" if shape.device == "cuda" else "dmuond-lane")
         if shape.device == "cuda":
             self.machine = {
                 "LD_LIBRARY_PATH": str(program("dmuond").parents[1] / "fake_cuda"),
@@ -241,6 +243,17 @@ class Group:
                 "FAKE_CUDA_MACHINE": str(zlib.crc32(str(loop.folder).encode()) >> 1),
                 "FAKE_CUDA_NO_CONTEXT": "dmuond",
             }
+
+    def copy_lane_program(self) -> None:
+        """Daemons that start from now on have a program for lanes that can be replaced."""
+        self.lane_program = Path(shutil.copy(self.lane_program, self.loop.folder))
+
+    def replace_lane_program(self) -> None:
+        """As an upgrade does it, by one that does nothing."""
+        other = self.lane_program.with_suffix(".new")
+        other.write_text("#!/bin/sh\nexit 7\n")
+        other.chmod(0o755)
+        other.rename(self.lane_program)
 
     def machine_of(self, node: int) -> dict[str, str]:
         """A node sees GPUs of its own, as in a container."""
@@ -255,7 +268,7 @@ class Group:
             f"--socket={self.loop.folder}/{node}.sock",
             f"--devices={self.shape.device}:{self.lanes}",
             "--threads=1",
-            *([f"--lane_binary={program('dmuond-lane-fake')}"] if self.machine else []),
+            f"--lane_binary={self.lane_program}",
             *self.flags,
         ]
         if self.nodes > 1:

@@ -108,6 +108,8 @@ class Run:
         if self.snapshots:
             flags += [f"--snapshot_dir={folder}/snapshots", f"--snapshot_every_steps={SAVE_EVERY}"]
         self.group = Group(self.loop, self.shape, self.steps, flags)
+        if "replace" in kinds:
+            self.group.copy_lane_program()
         if "wake" in kinds:
             self.group.of_trainers = WAKES
         try:
@@ -247,7 +249,9 @@ class Run:
         self.fired_at = time.monotonic()
         self.step_at_fault = max(rank.step for rank in self._first_job())
         self.after_fault.clear()
-        if fault.kind == "kill":
+        if fault.kind == "replace":
+            self.group.replace_lane_program()
+        if fault.kind in ("kill", "replace"):
             self.killed.add(pid)
             signal_if_alive(pid, signal.SIGKILL)
             return None

@@ -4,6 +4,7 @@ A cell that fails prints itself; `tests/faults/matrix.py --cell "…"` runs it a
 sampled DMUOND_FIRST_SEED says; in continuous integration each commit has its own.
 """
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -143,10 +144,17 @@ def test_a_process_that_gets_no_memory_or_no_descriptors_goes_on_or_names_it():
         # While lanes come back.
         "1x2 lane0:lane.gathered:kill:2:0 then coordinator0:daemon.spawn:nomem:1:0",
         "1x2p lane1:lane.gathered:kill:2:0 then coordinator0:daemon.new_lanes:nofile:1:0",
+        f"1x2 lane0:lane.gathered:kill:2:0 then coordinator0:daemon.spawn:fail={errno.EAGAIN}:1:0",
         # Files of snapshots.
         "2x1s other1:storage.create:nofile:3:0",
     ]
     arguments = [f"--cell={fault}" for fault in faults]
+    assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_lane_whose_program_was_replaced_on_disk_is_followed_by_one_of_the_old():
+    arguments = [f"--cell={group} lane0:lane.gathered:replace:3:0" for group in ("1x2", "2x1")]
     assert matrix.main([*arguments, f"--logs={LOGS}"]) == 0
 
 

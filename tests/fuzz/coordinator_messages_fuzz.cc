@@ -260,7 +260,7 @@ class Member {
     options.node = kNode;
     options.nodes = kNodes;
     options.lane_binary =
-        std::filesystem::read_symlink("/proc/self/exe").parent_path() / "willing_lane";
+        LaneBinary(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "willing_lane");
     options.socket = socket;
     options.job_memory_bytes = int64_t{64} << 20;
     options.coordinator.nodes = kNodes;

@@ -10,6 +10,7 @@ import pytest
 from daemons import Daemons
 from dmuond import places
 from fake_daemon import FakeDaemon
+from survivors import STEPS, Survivor
 from trainers import Ranks
 
 # Whoever runs the tests: the job of a trainer that names none is not called after that program.
@@ -47,6 +48,14 @@ def daemons():
 def address(daemons):
     """The address of a daemon with one lane, which does not wait for replacements."""
     return daemons.start(1, 1, "--session_linger=0")[0]
+
+
+@pytest.fixture(scope="session")
+def undisturbed() -> list[str]:
+    """What a Survivor of one rank prints in survivors.STEPS steps, if nothing happens to it."""
+    with Daemons() as started:
+        (address,) = started.start(1, 1)
+        return Survivor(address, 0, 1, STEPS).finish()
 
 
 @pytest.fixture(scope="session")

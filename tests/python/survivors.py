@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 PATIENCE_S = 180.0
+STEPS = 300  # of the fixture `undisturbed`
 SCRIPT = Path(__file__).parents[2] / "client/python/examples/survivor.py"
 
 

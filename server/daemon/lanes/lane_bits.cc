@@ -36,7 +36,7 @@ bool ReadToEnd(int fd, std::chrono::steady_clock::time_point deadline, std::stri
 
 }  // namespace
 
-absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary, const NodeDevice& node_device,
+absl::StatusOr<v1::LaneBits> AskForBits(const LaneBinary& binary, const NodeDevice& node_device,
                                         bool rails) {
   const std::string device = node_device.OfLane(scheduler::LaneIndex(0));
   const absl::StatusOr<SpawnedLane> lane =
@@ -54,7 +54,7 @@ absl::StatusOr<v1::LaneBits> AskForBits(const std::string& binary, const NodeDev
   if (status != 0 || !google::protobuf::TextFormat::ParseFromString(text, &bits) ||
       bits.code().empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat(binary, " --device=", device,
+        absl::StrCat(binary.path(), " --device=", device,
                      " --print_bits does not say what decides its bits. It has said: '", text,
                      "', and ended with status ", status));
   }

@@ -20,6 +20,7 @@
 #include "dmuond/v1/lane.pb.h"
 #include "kernels/mutex.h"
 #include "scheduler/types.h"
+#include "server/daemon/lanes/lane_binary.h"
 #include "server/daemon/lanes/lane_process.h"
 #include "server/daemon/memory/node_device.h"
 
@@ -28,7 +29,7 @@ namespace dmuond::server {
 class LaneHost {
  public:
   struct Options {
-    std::string binary;                  // path of dmuond-lane
+    LaneBinary binary;                   // dmuond-lane
     const NodeDevice* device = nullptr;  // of the lanes
     int32_t lanes = 1;                   // places
     int lock = -1;                       // as LaneProcess::Options'

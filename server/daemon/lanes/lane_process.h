@@ -1,7 +1,7 @@
 // One lane's process as the daemon sees it: it is started with a socket pair, gets commands as
 // frames, and is watched until it ends.
 //
-//   auto lane = LaneProcess::Start({.binary = "/usr/bin/dmuond-lane", .lane_index = 0,
+//   auto lane = LaneProcess::Start({.binary = LaneBinary("/usr/bin/dmuond-lane"), .lane_index = 0,
 //                                   .device = "cpu:2"},
 //                                  {.on_report = …, .on_gone = …});
 //   RETURN_IF_ERROR((*lane)->Send(configure, {state_fd, staging_fd, table_fd, board_fd}));
@@ -33,6 +33,7 @@
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/mutex.h"
 #include "server/common/line_buffer.h"
+#include "server/daemon/lanes/lane_binary.h"
 #include "server/daemon/lanes/outbox.h"
 
 namespace dmuond::server {
@@ -42,7 +43,7 @@ using wire::UniqueFd;
 class LaneProcess {
  public:
   struct Options {
-    std::string binary;  // path of dmuond-lane
+    LaneBinary binary;   // dmuond-lane
     int lane_index = 0;  // on this node; for the log and lists of processes
     std::string device;  // "cpu:THREADS"
     // As NodeDevice::OfLaneEnvironment().
@@ -59,7 +60,8 @@ class LaneProcess {
     std::function<void(std::string last_words)> on_gone;
   };
 
-  // NOT_FOUND or PERMISSION_DENIED naming the binary when it cannot be started.
+  // NOT_FOUND or PERMISSION_DENIED naming the binary when it cannot be started. UNAVAILABLE or
+  // RESOURCE_EXHAUSTED: the machine lacks processes, memory or descriptors for it.
   static absl::StatusOr<std::unique_ptr<LaneProcess>> Start(Options options, Callbacks callbacks);
 
   ~LaneProcess();  // Stop()

@@ -22,7 +22,11 @@ namespace dmuond::server {
 namespace {
 
 constexpr int kLaneFd = 3;  // the first after stdin, stdout and stderr
-constexpr int kLockFd = 4;
+// Its own program. The lane never uses it, but it must be open after exec for a script, whose
+// interpreter opens it by kProgram.
+constexpr int kProgramFd = 4;
+constexpr char kProgram[] = "/proc/self/fd/4";
+constexpr int kLockFd = 5;
 
 // The descriptor's copy above those numbers that the child's own will have.
 wire::UniqueFd MoveUp(wire::UniqueFd fd) {
@@ -54,12 +58,13 @@ std::vector<std::string> LaneEnvironment(
 // posix_spawn's two argument objects, which are made, filled and destroyed by hand.
 class SpawnSetup {
  public:
-  SpawnSetup(int socket, int output, int lock) {
+  SpawnSetup(int socket, int output, int program, int lock) {
     ::posix_spawn_file_actions_init(&actions_);
     ::posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     ::posix_spawn_file_actions_adddup2(&actions_, output, STDOUT_FILENO);
     ::posix_spawn_file_actions_adddup2(&actions_, output, STDERR_FILENO);
     ::posix_spawn_file_actions_adddup2(&actions_, socket, kLaneFd);
+    ::posix_spawn_file_actions_adddup2(&actions_, program, kProgramFd);
     if (lock >= 0) ::posix_spawn_file_actions_adddup2(&actions_, lock, kLockFd);
     ::posix_spawn_file_actions_addclosefrom_np(&actions_, lock >= 0 ? kLockFd + 1 : kLockFd);
 
@@ -95,9 +100,11 @@ class SpawnSetup {
 }  // namespace
 
 absl::StatusOr<SpawnedLane> SpawnLane(
-    const std::string& binary, int lane_index, const std::string& device,
+    const LaneBinary& binary, int lane_index, const std::string& device,
     const std::vector<std::pair<std::string, std::string>>& environment, int lock,
     const std::vector<std::string>& flags) {
+  const absl::StatusOr<int> program = binary.file();
+  if (!program.ok()) return program.status();
   int sockets[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets) != 0) {
     return absl::ErrnoToStatus(errno, "socketpair for a lane");
@@ -109,15 +116,18 @@ absl::StatusOr<SpawnedLane> SpawnLane(
   if (::pipe2(pipe, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe for a lane");
   lane.output.Reset(pipe[0]);
   const wire::UniqueFd its_output = MoveUp(wire::UniqueFd(pipe[1]));
-  const wire::UniqueFd its_lock =
-      lock < 0 ? wire::UniqueFd() : MoveUp(wire::UniqueFd(::fcntl(lock, F_DUPFD_CLOEXEC, 0)));
-  if (!its_socket.valid() || !its_output.valid() || (lock >= 0 && !its_lock.valid()) ||
-      ::fcntl(lane.output.get(), F_SETFL, O_NONBLOCK) != 0) {
+  const auto its_copy = [](int fd) {
+    return wire::UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, kLockFd + 1));
+  };
+  const wire::UniqueFd its_program = its_copy(*program);
+  const wire::UniqueFd its_lock = lock < 0 ? wire::UniqueFd() : its_copy(lock);
+  if (!its_socket.valid() || !its_output.valid() || !its_program.valid() ||
+      (lock >= 0 && !its_lock.valid()) || ::fcntl(lane.output.get(), F_SETFL, O_NONBLOCK) != 0) {
     return absl::ErrnoToStatus(errno, "descriptors for a lane");
   }
 
   std::vector<std::string> arguments = {
-      binary,
+      binary.path(),
       absl::StrCat("--fd=", kLaneFd),
       absl::StrCat("--lane=", lane_index),
       absl::StrCat("--device=", device),
@@ -125,13 +135,15 @@ absl::StatusOr<SpawnedLane> SpawnLane(
       absl::StrCat("--log_format=", log::Name(log::CurrentFormat()))};
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   std::vector<std::string> entries = LaneEnvironment(environment);
-  const SpawnSetup setup(its_socket.get(), its_output.get(), its_lock.get());
+  const SpawnSetup setup(its_socket.get(), its_output.get(), its_program.get(), its_lock.get());
   int error = fault::FaultPoint("daemon.spawn");
   if (error == 0) {
-    error = ::posix_spawn(&lane.pid, binary.c_str(), setup.actions(), setup.attributes(),
+    error = ::posix_spawn(&lane.pid, kProgram, setup.actions(), setup.attributes(),
                           Pointers(arguments).data(), Pointers(entries).data());
   }
-  if (error != 0) return absl::ErrnoToStatus(error, absl::StrCat("starting lane ", binary));
+  if (error != 0) {
+    return absl::ErrnoToStatus(error, absl::StrCat("starting lane ", binary.path()));
+  }
   lane.pidfd.Reset(static_cast<int>(::syscall(SYS_pidfd_open, lane.pid, 0)));
   if (!lane.pidfd.valid()) {
     const absl::Status status = absl::ErrnoToStatus(errno, "pidfd_open (Linux 5.3 or newer)");

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "dmuond/wire/unique_fd.h"
+#include "server/daemon/lanes/lane_binary.h"
 
 namespace dmuond::server {
 
@@ -21,9 +22,10 @@ struct SpawnedLane {
 };
 
 // Runs `binary --fd=3 --lane=INDEX --device=DEVICE` and `flags` with this process's log level and
-// format: see LaneProcess. It inherits `lock` as well, unless that is -1. Threads: any.
+// format: see LaneProcess. It inherits `lock` as well, unless that is -1. Needs /proc. Threads:
+// any.
 absl::StatusOr<SpawnedLane> SpawnLane(
-    const std::string& binary, int lane_index, const std::string& device,
+    const LaneBinary& binary, int lane_index, const std::string& device,
     const std::vector<std::pair<std::string, std::string>>& environment, int lock,
     const std::vector<std::string>& flags = {});
 

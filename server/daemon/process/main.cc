@@ -50,6 +50,7 @@
 #include "server/daemon/calls/unix_listener.h"
 #include "server/daemon/daemon.h"
 #include "server/daemon/group/peers.h"
+#include "server/daemon/lanes/lane_binary.h"
 #include "server/daemon/lanes/lane_bits.h"
 #include "server/daemon/memory/node_device.h"
 #include "server/daemon/metrics/http_server.h"
@@ -101,7 +102,7 @@ constexpr std::chrono::seconds kShutdownWithin{1};
 constexpr int64_t kOwnDescriptors = 512;
 
 DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const std::string& token,
-                        storage::Storage* snapshots) {
+                        LaneBinary lane_binary, storage::Storage* snapshots) {
   DaemonOptions options;
   options.node = config.node_rank;
   options.nodes = config.nodes;
@@ -109,7 +110,7 @@ DaemonOptions OptionsOf(const Config& config, const NodeDevice& device, const st
   options.places = config.jobs_max;
   options.jobs_per_uid = config.jobs_per_uid;
   options.threads_per_lane = config.threads;
-  options.lane_binary = config.lane_binary;
+  options.lane_binary = std::move(lane_binary);
   options.rail_address = config.rail_address;
   options.socket = config.socket;
   options.group_name = config.group_name;
@@ -492,14 +493,15 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
       signals, [&] { return OpenDevice(config); }, mps);
   if (!opened.ok()) return opened.status();
   const std::unique_ptr<NodeDevice> device = *std::move(opened);
+  const LaneBinary lane_binary(config.lane_binary);
+  if (!lane_binary.file().ok()) return lane_binary.file().status();
   absl::StatusOr<v1::LaneBits> bits;
   if (config.nodes > 1 || device->TriesLanes()) {
     bits = UnlessStopped(
-        signals,
-        [&] { return AskForBits(config.lane_binary, *device, /*rails=*/config.nodes > 1); }, mps);
+        signals, [&] { return AskForBits(lane_binary, *device, /*rails=*/config.nodes > 1); }, mps);
     if (!bits.ok()) return bits.status();
   }
-  DaemonOptions options = OptionsOf(config, *device, *token, snapshots.get());
+  DaemonOptions options = OptionsOf(config, *device, *token, lane_binary, snapshots.get());
   options.lock = socket_dir->lock();
   Daemon daemon(options, *device);
   AttachServer::Options attach_options;

@@ -219,19 +219,88 @@ TEST_P(NodeJobTest, LanesForWhichThereIsNoMemoryAreTriedAgain) {
   Run();
   Reform(kEpoch + 1);
   done_.clear();
-  for (int i = 0; i < 2; ++i) {
+  // A program that is missing, or no process for now, are tried again as well.
+  for (const absl::Status& lacks :
+       {absl::ResourceExhaustedError("no descriptors"), absl::UnavailableError("no process"),
+        absl::NotFoundError("no program")}) {
+    Perform(job_.OnTick(now_, {}));
     node::Actions actions = job_.OnPlacesFree();
     ASSERT_EQ(actions.size(), 1U);
     ASSERT_TRUE(std::holds_alternative<node::StartLanes>(actions[0]));
-    Perform(job_.OnLanesStarted(now_, absl::ResourceExhaustedError("no descriptors")));
+    Perform(job_.OnLanesStarted(now_, lacks));
     EXPECT_EQ(job_.phase(), Phase::kStarting);
+    EXPECT_TRUE(job_.OnPlacesFree().empty()) << "not before a pause";
+    now_ += std::chrono::seconds(1);
   }
   EXPECT_FALSE(LastTold(&v1::MemberMessage::has_plan_ready).has_plan_ready());
+  Perform(job_.OnTick(now_, {}));
+  EXPECT_THAT(LastTold(&v1::MemberMessage::has_node_progress).node_progress().awaited(),
+              HasSubstr("no program"));
   now_ += std::chrono::minutes(1);  // half a register_timeout
+  Perform(job_.OnTick(now_, {}));
   (void)job_.OnPlacesFree();
   Perform(job_.OnLanesStarted(now_, absl::ResourceExhaustedError("no descriptors")));
   EXPECT_THAT(LastTold(&v1::MemberMessage::has_plan_ready).plan_ready().error(),
               HasSubstr("no descriptors"));
+}
+
+// An upgrade has replaced a library: the next lane that starts has loaded another one.
+TEST_P(NodeJobTest, ALaneThatWouldGoOnWithOtherBitsIsRefusedUntilItIsTheSameAgain) {
+  const auto say_bits = [this](int32_t lane, const std::string& openblas) {
+    v1::LaneReport report;
+    report.mutable_bits()->set_code("the code");
+    v1::LaneBits::Module& module = *report.mutable_bits()->add_modules();
+    module.set_name("libopenblas.so.0");
+    module.set_path("/lib/libopenblas.so.0");
+    module.set_id(openblas);
+    Perform(job_.OnLaneReport(now_, LaneIndex(lane), report));
+  };
+  const uint64_t id = Open();
+  Register(id);
+  Plan();
+  Prepared();
+  say_bits(0, "build-id a");
+  say_bits(1, "build-id a");
+  LanesReady();
+  OpenAttempt(1, 1);
+  Attach(id);
+  Reform(kEpoch + 1);
+  Perform(job_.OnPlacesFree());
+  const size_t started = Taken<node::StartLanes>().size();
+  say_bits(1, "build-id b");
+  EXPECT_EQ(job_.phase(), Phase::kStarting);
+  EXPECT_FALSE(Taken<node::EndLanes>().back().others_follow) << "none of these is used again";
+  const auto notes = Taken<node::Note>();
+  ASSERT_FALSE(notes.empty());
+  EXPECT_THAT(notes.back().fields.back().value,
+              HasSubstr("lane 1 would go on with other bits: its libopenblas.so.0 "
+                        "(/lib/libopenblas.so.0) is build-id b, and the job began with build-id "
+                        "a. "));
+  EXPECT_TRUE(Taken<node::DropMemory>().empty());
+  now_ += std::chrono::seconds(1);
+  Perform(job_.OnTick(now_, {}));
+  Perform(job_.OnPlacesFree());
+  ASSERT_EQ(Taken<node::StartLanes>().size(), started + 1);
+  say_bits(0, "build-id a");
+  say_bits(1, "build-id a");
+  LanesReady();
+  MapEverywhere(id);
+  EXPECT_EQ(job_.phase(), Phase::kAwaiting);
+}
+
+// Also where the lanes of a job that begins differ from each other: an upgrade was under way.
+TEST_P(NodeJobTest, AJobDoesNotBeginOnLanesThatDiffer) {
+  Register(Open());
+  Plan();
+  Prepared();
+  for (int32_t lane = 0; lane < 2; ++lane) {
+    v1::LaneReport report;
+    report.mutable_bits()->set_code(lane == 0 ? "old" : "new");
+    Perform(job_.OnLaneReport(now_, LaneIndex(lane), report));
+  }
+  const v1::PlanReady failed = LastTold(&v1::MemberMessage::has_plan_ready).plan_ready();
+  EXPECT_EQ(failed.reason(), "LANE_DIFFERS");
+  EXPECT_THAT(failed.error(), HasSubstr("hash of lane and kernels is new"));
 }
 
 TEST_P(NodeJobTest, AGroupThatBreaksBeforeTheFirstAttemptLosesTheJob) {

@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 TEST(LaneBitsTest, TheLanesProgramSaysWhatDecidesItsBits) {
   const std::string lane =
       std::filesystem::read_symlink("/proc/self/exe").replace_filename("dmuond-lane");
-  const auto bits = AskForBits(lane, *MakeCpuNodeDevice(1), /*rails=*/true);
+  const auto bits = AskForBits(LaneBinary(lane), *MakeCpuNodeDevice(1), /*rails=*/true);
   ASSERT_TRUE(bits.ok()) << bits.status();
   EXPECT_EQ(bits->code().size(), 16);
   EXPECT_THAT(bits->library(), AllOf(HasSubstr("OpenBLAS "), HasSubstr(", glibc ")));
@@ -23,12 +23,13 @@ TEST(LaneBitsTest, TheLanesProgramSaysWhatDecidesItsBits) {
 }
 
 TEST(LaneBitsTest, AProgramThatDoesNotIsNamedWithWhatItHasSaid) {
-  const auto echo = AskForBits("/bin/echo", *MakeCpuNodeDevice(7), /*rails=*/true);
+  const auto echo = AskForBits(LaneBinary("/bin/echo"), *MakeCpuNodeDevice(7), /*rails=*/true);
   EXPECT_THAT(std::string(echo.status().message()),
               AllOf(HasSubstr("/bin/echo --device=cpu:7"), HasSubstr("said: '--fd=3")));
-  EXPECT_EQ(AskForBits("/bin/false", *MakeCpuNodeDevice(1), /*rails=*/true).status().code(),
-            absl::StatusCode::kFailedPrecondition);
-  EXPECT_FALSE(AskForBits("/nowhere/lane", *MakeCpuNodeDevice(1), /*rails=*/true).ok());
+  EXPECT_EQ(
+      AskForBits(LaneBinary("/bin/false"), *MakeCpuNodeDevice(1), /*rails=*/true).status().code(),
+      absl::StatusCode::kFailedPrecondition);
+  EXPECT_FALSE(AskForBits(LaneBinary("/nowhere/lane"), *MakeCpuNodeDevice(1), /*rails=*/true).ok());
 }
 
 }  // namespace

@@ -42,8 +42,9 @@ class LaneHostTest : public ::testing::Test {
     device_ = std::make_unique<FakeLanes>(mode, patience);
     const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe");
     host_ = std::make_unique<LaneHost>(
-        LaneHost::Options{
-            .binary = own.parent_path() / "fake_lane", .device = device_.get(), .lanes = kLanes},
+        LaneHost::Options{.binary = LaneBinary(own.parent_path() / "fake_lane"),
+                          .device = device_.get(),
+                          .lanes = kLanes},
         LaneHost::Callbacks{
             .on_report = [this](uint64_t generation, LaneIndex,
                                 const v1::LaneReport&) { reports_.Put(generation); },

@@ -49,7 +49,7 @@ class LaneProcessTest : public ::testing::Test {
     environment.emplace_back("FAKE_LANE", mode);
     environment.emplace_back("FAKE_WORD", "said");
     auto lane = LaneProcess::Start(
-        {.binary = FakeLane(),
+        {.binary = LaneBinary(FakeLane()),
          .lane_index = 3,
          .device = device->OfLane(scheduler::LaneIndex(3)),
          .environment = std::move(environment),
@@ -143,7 +143,7 @@ TEST_F(LaneProcessTest, InheritsItsOwnDescriptorsAndTheCoreType) {
   ASSERT_TRUE(report.has_value());
   const char* own = std::getenv(kernels::cpu::kCoreTypeVariable);
   EXPECT_THAT(absl::StrSplit(report->ready().device(), '|'),
-              ElementsAre("cpu:2", "0 1 2 3 ",
+              ElementsAre("cpu:2", "0 1 2 3 4 ",
                           own != nullptr ? own : kernels::cpu::OpenBlasCoreType(), "said"));
 }
 
@@ -298,8 +298,9 @@ TEST_F(LaneProcessTest, LaneWithoutSocketIsKilled) {
 }
 
 TEST_F(LaneProcessTest, MissingBinaryIsNamed) {
+  const LaneBinary nowhere("/nowhere/dmuond-lane");
   const absl::Status status =
-      LaneProcess::Start({.binary = "/nowhere/dmuond-lane", .device = "cpu:1"}, {}).status();
+      LaneProcess::Start({.binary = nowhere, .device = "cpu:1"}, {}).status();
   EXPECT_TRUE(absl::IsNotFound(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("/nowhere/dmuond-lane"));
 }

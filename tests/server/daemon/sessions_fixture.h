@@ -35,7 +35,7 @@ class SessionsTest : public ::testing::Test {
     options.socket = socket_;
     options.job_memory_bytes = kJobMemoryBytes;
     options.lane_binary =
-        std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane";
+        LaneBinary(std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane");
     options.coordinator.lanes_per_node = options.lanes;
     Join(options);
     daemon_ = std::make_unique<Daemon>(std::move(options), device_);

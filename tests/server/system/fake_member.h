@@ -47,7 +47,8 @@ class FakeMember {
   // As a daemon with the lanes beside this program says them.
   static const v1::LaneBits& RightBits() {
     static const auto bits = server::AskForBits(
-        std::filesystem::read_symlink("/proc/self/exe").parent_path() / "dmuond-lane",
+        server::LaneBinary(std::filesystem::read_symlink("/proc/self/exe").parent_path() /
+                           "dmuond-lane"),
         *server::MakeCpuNodeDevice(/*threads=*/1), /*rails=*/true);
     if (!bits.ok()) std::abort();
     return *bits;
