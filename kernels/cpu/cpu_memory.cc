@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <limits>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "dmuond/fault/fault_point.h"
 #include "kernels/cpu/available_memory.h"
+#include "kernels/mutex.h"
 
 namespace dmuond::kernels::cpu {
 namespace {
@@ -51,34 +53,93 @@ absl::StatusOr<std::unique_ptr<Mapping>> MapOrError(int fd, size_t bytes, int fl
   return std::make_unique<CpuMapping>(data, bytes);
 }
 
+// Of this process's allocations, what they are about to take: without it, several that begin at
+// once would each find the same memory available, and the kernel would end the process that takes
+// it.
+struct Ledger {
+  Mutex mutex;
+  uint64_t awaited DMUOND_GUARDED_BY(mutex) = 0;
+};
+Ledger& TheLedger() {
+  static Ledger& ledger = *new Ledger;  // threads may allocate until the process ends
+  return ledger;
+}
+
+// Bytes that are reserved until they are taken, or until its end.
+class Reservation {
+ public:
+  Reservation() = default;
+  ~Reservation() { Took(bytes_); }
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+  // RESOURCE_EXHAUSTED: so much is not there, with what others have reserved.
+  absl::Status Reserve(uint64_t bytes, const std::string& name, std::string& available_words) {
+    Ledger& ledger = TheLedger();
+    MutexLock lock(ledger.mutex);
+    const AvailableMemory available = ReadAvailableMemory().value_or(
+        AvailableMemory{.bytes = static_cast<uint64_t>(std::numeric_limits<off_t>::max())});
+    available_words = available.Words();
+    if (ledger.awaited > 0) {
+      absl::StrAppend(&available_words, ", of which ", ledger.awaited, " are being taken");
+    }
+    if (ledger.awaited > available.bytes || bytes > available.bytes - ledger.awaited) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available_words));
+    }
+    ledger.awaited += bytes;
+    bytes_ = bytes;
+    return absl::OkStatus();
+  }
+  // The kernel counts them as used from now on.
+  void Took(uint64_t bytes) {
+    Ledger& ledger = TheLedger();
+    MutexLock lock(ledger.mutex);
+    ledger.awaited -= bytes;
+    bytes_ -= bytes;
+  }
+
+ private:
+  uint64_t bytes_ = 0;
+};
+
+// Makes all pages of the file, a part after the other, so that little counts twice meanwhile: as
+// used, and as reserved. An errno value; 0: done.
+int MakePages(int fd, uint64_t bytes, Reservation& reserved) {
+  constexpr uint64_t kPart = uint64_t{64} << 20;
+  for (uint64_t at = 0; at < bytes;) {
+    const uint64_t part = std::min(kPart, bytes - at);
+    int error = 0;
+    do {
+      error = ::posix_fallocate(fd, static_cast<off_t>(at), static_cast<off_t>(part));
+    } while (error == EINTR);
+    if (error != 0) return error;
+    reserved.Took(part);
+    at += part;
+  }
+  return 0;
+}
+
 }  // namespace
 
 absl::StatusOr<UniqueFd> CpuMemoryHolder::Allocate(size_t bytes, const std::string& name) {
   if (bytes == 0) {
     return absl::InvalidArgumentError(absl::StrCat("memory '", name, "': 0 bytes wanted"));
   }
-  const AvailableMemory available = ReadAvailableMemory().value_or(
-      AvailableMemory{.bytes = static_cast<uint64_t>(std::numeric_limits<off_t>::max())});
-  if (bytes > available.bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available.Words()));
-  }
+  Reservation reserved;
+  std::string available;
+  if (absl::Status room = reserved.Reserve(bytes, name, available); !room.ok()) return room;
   if (const int error = fault::FaultPoint("memory.create")) {
     return absl::ErrnoToStatus(error, absl::StrCat("memfd_create '", name, "'"));
   }
   // The kernel refuses names longer than 249 bytes.
   UniqueFd fd(::memfd_create(name.substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return absl::ErrnoToStatus(errno, absl::StrCat("memfd_create '", name, "'"));
-  const auto length = static_cast<off_t>(bytes);
   int error = fault::FaultPoint("memory.allocate");
-  if (error == 0) {
-    do {
-      error = ::posix_fallocate(fd.get(), 0, length);
-    } while (error == EINTR);
-  }
+  if (error == 0) error = MakePages(fd.get(), bytes, reserved);
   if (error != 0) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available.Words(), ": ",
+        absl::StrCat("memory '", name, "': ", bytes, " bytes wanted, ", available, ": ",
                      absl::ErrnoToStatus(error, "posix_fallocate").message()));
   }
   if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {

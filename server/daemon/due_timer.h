@@ -1,5 +1,4 @@
-// Calls back at a time that was set. Its thread starts when a time is set first, and sleeps while
-// none is set.
+// Calls back at a time that was set. Its thread sleeps while none is set.
 //
 //   DueTimer timer([this] { OnDue(); });
 //   timer.Set(now + 1ms);
@@ -23,7 +22,8 @@ class DueTimer {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  explicit DueTimer(std::function<void()> on_due) : on_due_(std::move(on_due)) {}
+  explicit DueTimer(std::function<void()> on_due)
+      : on_due_(std::move(on_due)), thread_([this] { Run(); }) {}
   // Waits for a callback that runs. A time that has not come is forgotten.
   ~DueTimer() {
     {
@@ -31,7 +31,7 @@ class DueTimer {
       stop_ = true;
       changed_.NotifyAll();
     }
-    if (thread_.joinable()) thread_.join();
+    thread_.join();
   }
   DueTimer(const DueTimer&) = delete;
   DueTimer& operator=(const DueTimer&) = delete;
@@ -41,7 +41,6 @@ class DueTimer {
     MutexLock lock(mutex_);
     if (stop_ || (due_.has_value() && *due_ <= at)) return;
     due_ = at;
-    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
     changed_.NotifyAll();
   }
 
@@ -69,7 +68,7 @@ class DueTimer {
   CondVar changed_;
   bool stop_ DMUOND_GUARDED_BY(mutex_) = false;
   std::optional<Time> due_ DMUOND_GUARDED_BY(mutex_);
-  std::thread thread_ DMUOND_GUARDED_BY(mutex_);
+  std::thread thread_;  // the last: it uses the others
 };
 
 }  // namespace dmuond::server

@@ -6,8 +6,10 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -105,6 +107,17 @@ void TakeName(const std::string& path) {
   ::prctl(PR_SET_NAME, path.substr(path.rfind('/') + 1).c_str());
 }
 
+// Where memory runs out, the kernel ends a lane, which is replaced, before the daemon, which is
+// not.
+void DieBeforeTheDaemon() {
+  constexpr int kHigher = 500;  // thousandths of all memory, as if the lane used so much more
+  constexpr int kMax = 1000;
+  constexpr char kFile[] = "/proc/self/oom_score_adj";
+  int inherited = 0;
+  std::ifstream(kFile) >> inherited;
+  std::ofstream(kFile) << std::min(inherited + kHigher, kMax);
+}
+
 // The exit code.
 int Complain(const absl::Status& status) {
   std::fprintf(stderr, "dmuond-lane: %s\n", std::string(status.message()).c_str());
@@ -192,6 +205,7 @@ int main(int argc, char** argv) {
   // daemon decides what its lanes do then.
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGHUP, SIG_IGN);
+  DieBeforeTheDaemon();
   dmuond::server::log::FlushAtFatalSignals();
   absl::SetProgramUsageMessage("computes for one device; started by dmuond");
   absl::ParseCommandLine(argc, argv);

@@ -16,6 +16,7 @@
 #include "client/cpp/src/status.h"
 #include "dmuond/wire/frame.h"
 #include "dmuond/wire/socket_path.h"
+#include "dmuond/wire/start_thread.h"
 
 namespace dmuond::client {
 namespace {
@@ -88,7 +89,10 @@ absl::StatusOr<std::unique_ptr<AttachSocket>> AttachSocket::Connect(
   std::unique_ptr<AttachSocket> attach(new AttachSocket(*std::move(socket), std::move(daemon),
                                                         std::move(stop), frame.welcome().nonce(),
                                                         std::move(on_lost)));
-  attach->watcher_ = std::thread([raw = attach.get()] { raw->Watch(); });
+  absl::StatusOr<std::thread> watcher =
+      wire::StartThread("the watch of the daemon", [raw = attach.get()] { raw->Watch(); });
+  if (!watcher.ok()) return watcher.status();
+  attach->watcher_ = *std::move(watcher);
   return attach;
 }
 

@@ -1,10 +1,12 @@
 #include "server/daemon/calls/node_calls.h"
 
 #include <algorithm>
-#include <future>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_join.h"
+#include "dmuond/wire/start_thread.h"
 #include "server/common/errors.h"
 #include "server/daemon/node_view.h"
 
@@ -104,13 +106,21 @@ absl::Status NodeCalls::CheckSnapshots() {
 }
 
 absl::StatusOr<v1::DrainReply> NodeCalls::PrepareToLeave(std::chrono::milliseconds timeout) {
-  std::vector<std::future<absl::StatusOr<v1::DrainReply>>> leaving;
-  for (Place& place : places_) {
-    leaving.push_back(std::async(
-        std::launch::async, [&place, timeout] { return place.admin.PrepareToLeave(timeout); }));
+  std::vector<absl::StatusOr<v1::DrainReply>> left(places_.size());
+  const auto leave = [&](size_t i) { left[i] = places_[i].admin.PrepareToLeave(timeout); };
+  std::vector<std::thread> threads;
+  std::vector<size_t> here = {0};
+  for (size_t i = 1; i < places_.size(); ++i) {
+    absl::StatusOr<std::thread> thread =
+        wire::StartThread("a job's drain", [&leave, i] { leave(i); });
+    if (thread.ok()) {
+      threads.push_back(*std::move(thread));
+    } else {
+      here.push_back(i);  // one after the other, then
+    }
   }
-  std::vector<absl::StatusOr<v1::DrainReply>> left;
-  for (auto& place : leaving) left.push_back(place.get());
+  for (const size_t i : here) leave(i);
+  for (std::thread& thread : threads) thread.join();
   return Together(left);
 }
 

@@ -4,8 +4,11 @@
 #include <future>
 #include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
+#include "dmuond/wire/start_thread.h"
 #include "server/common/errors.h"
 #include "server/daemon/calls/admin_calls.h"
 #include "server/daemon/group/peer_links.h"
@@ -63,6 +66,7 @@ absl::StatusOr<v1::TraceStepsReply> TraceCalls::TraceSteps(const v1::TraceStepsR
   here.set_node(core_.options.node);
   std::stop_source stop;
   std::vector<std::future<v1::TraceStepsReply::Node>> others;
+  std::vector<std::thread> threads;
   absl::StatusOr<std::vector<v1::LaneTrace>> lanes;
   {
     StateLock lock(core_.mutex);
@@ -76,14 +80,25 @@ absl::StatusOr<v1::TraceStepsReply> TraceCalls::TraceSteps(const v1::TraceStepsR
     }
     for (int32_t node = 0; group && node < core_.options.nodes; ++node) {
       if (node == core_.options.node) continue;
-      others.push_back(
-          std::async(std::launch::async, [this, node, of_node, token = stop.get_token()] {
+      std::packaged_task<v1::TraceStepsReply::Node()> trace(
+          [this, node, of_node, token = stop.get_token()] {
             return TraceOther(*core_.peers, node, of_node, token);
-          }));
+          });
+      std::future<v1::TraceStepsReply::Node> traced = trace.get_future();
+      absl::StatusOr<std::thread> thread = wire::StartThread("a node's trace", std::move(trace));
+      if (!thread.ok()) {
+        v1::TraceStepsReply::Node& missing = *reply.add_nodes();
+        missing.set_node(node);
+        missing.set_error(std::string(thread.status().message()));
+        continue;
+      }
+      others.push_back(std::move(traced));
+      threads.push_back(*std::move(thread));
     }
     lanes = Trace(of_node, cancelled);
   }
   if (!lanes.ok()) stop.request_stop();
+  for (std::thread& thread : threads) thread.join();
   for (std::future<v1::TraceStepsReply::Node>& other : others) *reply.add_nodes() = other.get();
   if (!lanes.ok()) return lanes.status();
   for (v1::LaneTrace& lane : *lanes) *here.add_lanes() = std::move(lane);

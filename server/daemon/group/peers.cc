@@ -224,7 +224,8 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         });
     StreamWriter<v1::CoordinatorMessage> writer(
         [stream](const v1::CoordinatorMessage& m) { return stream->Write(m); });
-    const absl::Status joined = admitted.ok() ? Add(info, {context, &writer}) : admitted;
+    absl::Status joined = admitted.ok() ? writer.Start() : admitted;
+    if (joined.ok()) joined = Add(info, {context, &writer});
     if (!joined.ok()) {
       SayRefused(node, joined);
       return ToGrpc(joined);
@@ -551,10 +552,15 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
     bool formed = false;
     absl::StatusOr<bool> whole = true;
     if (stream->Write(join) && BeginToListen()) {
+      auto writer_of_stream = std::make_unique<StreamWriter<v1::MemberMessage>>(
+          [&stream](const v1::MemberMessage& m) { return stream->Write(m); });
+      if (absl::Status begun = writer_of_stream->Start(); !begun.ok()) {
+        whole = begun;
+        context.TryCancel();  // it is read to its end
+      }
       {
         MutexLock lock(mutex_);
-        to_coordinator_ = std::make_unique<StreamWriter<v1::MemberMessage>>(
-            [&stream](const v1::MemberMessage& m) { return stream->Write(m); });
+        to_coordinator_ = std::move(writer_of_stream);
       }
       PartReader<v1::CoordinatorMessage> parts(options_.message_bytes_max + kBesideBytesMax);
       v1::CoordinatorMessage message;

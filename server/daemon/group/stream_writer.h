@@ -13,6 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "dmuond/wire/start_thread.h"
 #include "kernels/mutex.h"
 #include "server/daemon/group/message_parts.h"
 
@@ -30,8 +33,14 @@ template <typename Message>
 class StreamWriter {
  public:
   // `write` returns false when the stream has ended.
-  explicit StreamWriter(std::function<bool(const Message&)> write)
-      : write_(std::move(write)), thread_([this] { Run(); }) {}
+  explicit StreamWriter(std::function<bool(const Message&)> write) : write_(std::move(write)) {}
+  // Before it, messages wait. RESOURCE_EXHAUSTED: there is no thread for it.
+  absl::Status Start() {
+    absl::StatusOr<std::thread> thread =
+        wire::StartThread("a stream between daemons", [this] { Run(); });
+    if (thread.ok()) thread_ = *std::move(thread);
+    return thread.status();
+  }
   // Writes what was pushed, as long as the stream is there.
   ~StreamWriter() {
     {
@@ -39,7 +48,7 @@ class StreamWriter {
       stop_ = true;
       changed_.NotifyAll();
     }
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
   void Push(Message message) { Push(ShareParts(std::move(message))); }
   void Push(SharedParts<Message> parts) {

@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "dmuond/wire/frame.h"
+#include "dmuond/wire/start_thread.h"
 #include "server/common/errors.h"
 #include "server/common/log.h"
 #include "server/daemon/lanes/lane_spawn.h"
@@ -64,8 +65,15 @@ absl::StatusOr<std::unique_ptr<LaneProcess>> LaneProcess::Start(Options options,
   std::unique_ptr<LaneProcess> lane(new LaneProcess(
       std::move(options), std::move(callbacks), spawned->pid, std::move(spawned->socket),
       std::move(spawned->output), std::move(spawned->pidfd), std::move(wake)));
+  absl::StatusOr<std::thread> thread =
+      wire::StartThread("a lane", [raw = lane.get()] { raw->Run(); });
+  if (!thread.ok()) {
+    lane->Signal(SIGKILL);
+    lane->WaitForEnd();
+    return thread.status();
+  }
   MutexLock lock(lane->join_mutex_);
-  lane->thread_ = std::thread([raw = lane.get()] { raw->Run(); });
+  lane->thread_ = *std::move(thread);
   return lane;
 }
 
@@ -356,11 +364,15 @@ void LaneProcess::ReadRest() {
   lines_.Flush([this](const std::string& line) { Keep(line); });
 }
 
-void LaneProcess::ReportEnd() {
+int LaneProcess::WaitForEnd() const {
   int status = 0;
   while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
-  std::string last_words = DescribeEnd(status);
+  return status;
+}
+
+void LaneProcess::ReportEnd() {
+  std::string last_words = DescribeEnd(WaitForEnd());
   std::shared_ptr<const Callbacks> listener;
   {
     MutexLock lock(mutex_);

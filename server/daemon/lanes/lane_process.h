@@ -61,7 +61,7 @@ class LaneProcess {
   };
 
   // NOT_FOUND or PERMISSION_DENIED naming the binary when it cannot be started. UNAVAILABLE or
-  // RESOURCE_EXHAUSTED: the machine lacks processes, memory or descriptors for it.
+  // RESOURCE_EXHAUSTED: the machine lacks processes, threads, memory or descriptors for it.
   static absl::StatusOr<std::unique_ptr<LaneProcess>> Start(Options options, Callbacks callbacks);
 
   ~LaneProcess();  // Stop()
@@ -129,6 +129,8 @@ class LaneProcess {
   void Signal(int signal) const;
   void Wake() const;
   void Escalate();
+  // The process's, as waitpid() has it.
+  int WaitForEnd() const;
   void ReportEnd() DMUOND_EXCLUDES(mutex_);
 
   const Options options_;

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "dmuond/wire/start_thread.h"
 #include "kernels/mutex.h"
 #include "server/common/errors.h"
 
@@ -38,13 +39,16 @@ absl::StatusOr<wire::UniqueFd> TimedHolder::Allocate(size_t bytes, const std::st
   if (timeout_.count() == 0) return holder_->Allocate(bytes, name);
   if (hangs()) return Hangs(bytes, name);
   const auto call = std::make_shared<Call>();
-  std::thread([call, bytes, name, holder = holder_, hanging = hanging_] {
-    absl::StatusOr<wire::UniqueFd> made = holder->Allocate(bytes, name);
-    MutexLock lock(call->mutex);
-    if (call->given_up) --*hanging;
-    call->made = std::move(made);
-    call->changed.NotifyAll();
-  }).detach();
+  auto thread =
+      wire::StartThread("memory", [call, bytes, name, holder = holder_, hanging = hanging_] {
+        absl::StatusOr<wire::UniqueFd> made = holder->Allocate(bytes, name);
+        MutexLock lock(call->mutex);
+        if (call->given_up) --*hanging;
+        call->made = std::move(made);
+        call->changed.NotifyAll();
+      });
+  if (!thread.ok()) return WithReason(thread.status(), "THREADS_EXHAUSTED");
+  thread->detach();
   std::chrono::steady_clock::duration waited{0};
   MutexLock lock(call->mutex);
   while (!call->made.has_value()) {

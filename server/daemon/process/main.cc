@@ -18,13 +18,14 @@
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <future>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,7 @@
 #include "absl/synchronization/mutex.h"
 #include "dmuond/fault/fault_point.h"
 #include "dmuond/wire/socket_path.h"
+#include "dmuond/wire/start_thread.h"
 #include "dmuond/wire/unique_fd.h"
 #include "scheduler/job/impossible.h"
 #include "server/common/errors.h"
@@ -63,6 +65,7 @@
 #include "server/daemon/process/socket_dir.h"
 #include "server/daemon/rpc_counting.h"
 #include "server/daemon/snapshots/node_snapshot.h"
+#include "server/daemon/work_thread.h"
 #include "server/storage/posix_storage.h"
 #include "server/storage/shared_directory.h"
 #include "server/version.h"
@@ -539,6 +542,8 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
     daemon.OnFormed(epoch + 1);
   }
 
+  // It is there when it is needed, whatever the machine lacks then.
+  WorkThread leaver;
   std::atomic<bool> asked_to_drain{false};
   absl::StatusOr<std::unique_ptr<GrpcSocket>> socket = ListenForTrainers(config);
   if (!socket.ok()) return socket.status();
@@ -587,14 +592,15 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
                         {"lanes", config.lanes}});
   manager.Tell("READY=1");
 
-  std::thread drain;
+  bool leaves = false;
   std::atomic<bool> drained{false};
   int exit_code = 0;
   const auto begin_drain = [&] {
     log::Info("leaving: finishing the step; a second signal ends at once");
     readiness.SetReady(false, "the daemon is leaving");
     manager.Tell("STOPPING=1");
-    drain = std::thread([&] {
+    leaves = true;
+    leaver.Post([&] {
       // What is lost is in the log.
       if (!daemon.node().PrepareToLeave(config.drain_timeout).ok()) exit_code = kNotSaved;
       drained.store(true);
@@ -603,28 +609,27 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
   // `systemctl stop` during a drain that was asked for is the first signal.
   const auto on_signal = [&] {
     if (signals.insisted()) EndAtOnce(mps);
-    if (drain.joinable()) log::Info("leaving already; a second signal of a sender ends at once");
+    if (leaves) log::Info("leaving already; a second signal of a sender ends at once");
   };
   SocketWatch socket_watch(*socket_dir, config.socket);
   while (!drained.load()) {
     const bool stop = signals.Wait(kTick);
     if (signals.TakeHangup()) OnHangup(config, peers.get());
     if (stop) on_signal();
-    if ((stop || asked_to_drain.load()) && !drain.joinable()) begin_drain();
+    if ((stop || asked_to_drain.load()) && !leaves) begin_drain();
     daemon.Tick();
     manager.Turned();
     streams.Tick();
     socket_watch.Tick();
     if (mps != nullptr) mps->Watch();
     readiness.Turned();
-    if (!drain.joinable()) LookWhetherReady(daemon, peers.get(), readiness);
+    if (!leaves) LookWhetherReady(daemon, peers.get(), readiness);
   }
-  drain.join();
   // Beside this thread: calls, and streams of other daemons, may hang in the snapshot directory,
   // which nothing can end but the end of the process.
   std::atomic<bool> left{false};
   bool everybody_ended = false;
-  std::thread leave([&] {
+  leaver.Post([&] {
     // The others hear of it by their stream's end, before lanes that they are connected with end.
     if (peers != nullptr) peers->Stop();
     everybody_ended = daemon.node().Leave();
@@ -643,7 +648,6 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
     if (mps != nullptr) mps->End(kMpsGoneWithin);
     log::EndProcess(exit_code);
   }
-  leave.join();
   if (mps != nullptr) {
     const auto left =
         std::chrono::floor<std::chrono::milliseconds>(gone_by - std::chrono::steady_clock::now());
@@ -657,12 +661,14 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
 }  // namespace
 }  // namespace dmuond::server
 
-int main(int argc, char** argv) {
+namespace {
+
+// The exit code.
+int Run(int argc, char** argv, dmuond::server::StopSignals& signals) {
   using dmuond::server::Config;
   // gRPC's locks are abseil's. Debian builds them with their search for lock cycles, which costs
   // several microseconds in each call.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
-  dmuond::server::StopSignals signals;
   auto manager = dmuond::server::ServiceManager::Take();
   // A reader of stderr, or of a connection, may go: that is an error of the write.
   std::signal(SIGPIPE, SIG_IGN);
@@ -709,4 +715,19 @@ int main(int argc, char** argv) {
     return 1;
   }
   return *served;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  dmuond::server::StopSignals signals;
+  try {
+    return Run(argc, argv, signals);
+  } catch (const std::system_error& error) {
+    // All threads that a daemon always needs are made before it serves. Nothing is undone here: it
+    // holds nothing yet, and the log may lack its thread, too.
+    const std::string why(dmuond::wire::NoThread("the daemon", error).message());
+    std::fprintf(stderr, "dmuond: %s\n", why.c_str());
+    ::_exit(1);
+  }
 }
