@@ -27,6 +27,7 @@
 #include "dmuond/v1/peer.pb.h"
 #include "kernels/cpu/cpu_device.h"
 #include "server/common/log.h"
+#include "server/common/stray_signals.h"
 #include "server/lane/code_hash.h"
 #include "server/lane/gloo_group.h"
 #include "server/lane/lane.h"
@@ -205,6 +206,7 @@ int main(int argc, char** argv) {
   // daemon decides what its lanes do then.
   std::signal(SIGINT, SIG_IGN);
   std::signal(SIGHUP, SIG_IGN);
+  dmuond::server::IgnoreStraySignals();
   DieBeforeTheDaemon();
   dmuond::server::log::FlushAtFatalSignals();
   absl::SetProgramUsageMessage("computes for one device; started by dmuond");

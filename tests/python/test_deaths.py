@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from daemons import lane_pids, program, until
+from daemons import dmuonctl, lane_pids, program, until
 
 NOTICED_WITHIN_S = 20.0  # far more than it takes, so that a busy machine does not fail the test
 READY_WITHIN_S = 60.0
@@ -106,6 +106,22 @@ def test_a_dead_lane_is_replaced_and_its_trainers_hear_of_nothing(pair, daemons)
         assert time.monotonic() < deadline
         time.sleep(0.02)
     # Both step on: it takes a death to end that.
+    second.process.kill()
+    words = first.last_words()
+    assert "rank 1" in words and "lane" not in words
+
+
+def test_signals_that_mean_nothing_end_neither_daemon_nor_lane(pair, daemons):
+    first, second = pair()
+    daemon = daemons.members[0].process
+    (lane,) = lane_pids(daemon.pid)
+    names = ("USR1", "USR2", "ALRM", "VTALRM", "PROF", "POLL", "PWR", "STKFLT", "PIPE", "XFSZ")
+    numbers = [signal.Signals[f"SIG{name}"] for name in names]
+    for number in [*numbers, signal.SIGRTMIN, signal.SIGRTMAX]:
+        for pid in (daemon.pid, lane):
+            os.kill(pid, number)
+    assert dmuonctl(f"unix:{daemons.members[0].path}", "status").returncode == 0
+    assert lane_pids(daemon.pid) == [lane]
     second.process.kill()
     words = first.last_words()
     assert "rank 1" in words and "lane" not in words

@@ -43,6 +43,7 @@
 #include "server/common/log_file.h"
 #include "server/common/mps_control.h"
 #include "server/common/one_signal.h"
+#include "server/common/stray_signals.h"
 #include "server/daemon/calls/attach_server.h"
 #include "server/daemon/calls/grpc_socket.h"
 #include "server/daemon/calls/queued_calls.h"
@@ -308,6 +309,7 @@ constexpr std::array<int, 3> kStopSignals = {SIGTERM, SIGINT, SIGHUP};
 __attribute__((no_sanitize("address", "thread", "undefined"))) void BlockStopSignals() {
   uint64_t mask = 0;
   for (size_t i = 0; i < kStopSignals.size(); ++i) mask |= uint64_t{1} << (kStopSignals[i] - 1);
+  for (size_t i = 0; i < kStraySignals.size(); ++i) mask |= uint64_t{1} << (kStraySignals[i] - 1);
   ::syscall(SYS_rt_sigprocmask, SIG_BLOCK, &mask, nullptr, sizeof(mask));
 }
 [[gnu::section(".preinit_array"), gnu::used]] void (*block_stop_signals)() = &BlockStopSignals;
@@ -674,6 +676,7 @@ int Run(int argc, char** argv, dmuond::server::StopSignals& signals) {
   std::signal(SIGPIPE, SIG_IGN);
   // A limit of a file's size (ulimit -f) may be met: that is an error (EFBIG) of what met it.
   std::signal(SIGXFSZ, SIG_IGN);
+  dmuond::server::IgnoreStraySignals();
   dmuond::server::log::FlushAtFatalSignals();
   dmuond::server::LogForLibraries();
   // Kept to the end: gRPC's own shutdown waits up to 10 s for the poller that a large transfer
