@@ -1,5 +1,8 @@
 #include "server/command_line.h"
 
+#include <cerrno>
+#include <cstring>
+#include <iostream>
 #include <utility>
 
 #include "absl/flags/commandlineflag.h"
@@ -96,6 +99,16 @@ class Reader {
 
 CommandLine ReadCommandLine(int argc, const char* const* argv, absl::string_view file) {
   return Reader(argc, argv, file).Read();
+}
+
+int EndOutput(absl::string_view program, int code) {
+  errno = 0;
+  std::cout.flush();
+  const int error = errno;
+  if (std::cout.good()) return code;
+  std::cerr << program << ": not all of the output could be written"
+            << (error == 0 ? std::string() : absl::StrCat(": ", std::strerror(error))) << "\n";
+  return code == 0 ? 1 : code;
 }
 
 std::string HelpText(absl::string_view file) {

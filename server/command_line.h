@@ -30,6 +30,10 @@ struct CommandLine {
 [[nodiscard]] CommandLine ReadCommandLine(int argc, const char* const* argv,
                                           absl::string_view file);
 
+// Writes out what stands in std::cout at a program's end. The exit code: `code`, or 1 where stdout
+// did not take all of it, which is then said on stderr.
+[[nodiscard]] int EndOutput(absl::string_view program, int code);
+
 // Every flag that `file` defines, with help and default, by name.
 [[nodiscard]] std::string HelpText(absl::string_view file);
 

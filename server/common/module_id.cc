@@ -29,9 +29,8 @@ bool ReadAt(int fd, void* into, size_t bytes, size_t offset) {
 std::string BuildIdOf(int fd) {
   Elf64_Ehdr header{};
   if (!ReadAt(fd, &header, sizeof(header), 0) ||
-      std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
-      header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_phentsize != sizeof(Elf64_Phdr) ||
-      header.e_phnum > kSegmentsMax) {
+      std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 || header.e_ident[EI_CLASS] != ELFCLASS64 ||
+      header.e_phentsize != sizeof(Elf64_Phdr) || header.e_phnum > kSegmentsMax) {
     return "";
   }
   std::vector<Elf64_Phdr> segments(header.e_phnum);

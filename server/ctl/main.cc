@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "server/command_line.h"
+#include "server/commit.h"
 #include "server/ctl/command.h"
 #include "server/ctl/connection.h"
 #include "server/version.h"
@@ -167,7 +168,7 @@ int Main(int argc, char** argv) {
   const bool runs = name == "run" && line.arguments.size() > 1 && !line.separated;
   if (!runs && (line.help || line.version || name == "help")) {
     std::cout << (line.version
-                      ? absl::StrCat("dmuonctl ", kBuildVersion, "\n")
+                      ? VersionText("dmuonctl", kBuildCommit)
                       : absl::StrCat(kWhatItIs, Usage(), "\n", HelpText("server/ctl/main.cc")));
     return kExitOk;
   }
@@ -197,4 +198,6 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace dmuond::server::ctl
 
-int main(int argc, char** argv) { return dmuond::server::ctl::Main(argc, argv); }
+int main(int argc, char** argv) {
+  return dmuond::server::EndOutput("dmuonctl", dmuond::server::ctl::Main(argc, argv));
+}

@@ -1,9 +1,12 @@
 #include "server/ctl/to_json.h"
 
+#include <cstdint>
 #include <iostream>
 #include <string>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_format.h"
 
 namespace dmuond::server::ctl {
 namespace {
@@ -17,6 +20,11 @@ Json Text(const FieldDescriptor& field, const std::string& text) {
   return text;
 }
 
+Json Whole(const FieldDescriptor& field, uint64_t number) {
+  if (absl::EndsWith(field.name(), "digest")) return absl::StrFormat("%016x", number);
+  return number;
+}
+
 Json One(const Message& message, const FieldDescriptor& field) {
   const Reflection& reflection = *message.GetReflection();
   switch (field.cpp_type()) {
@@ -27,7 +35,7 @@ Json One(const Message& message, const FieldDescriptor& field) {
     case FieldDescriptor::CPPTYPE_UINT32:
       return reflection.GetUInt32(message, &field);
     case FieldDescriptor::CPPTYPE_UINT64:
-      return reflection.GetUInt64(message, &field);
+      return Whole(field, reflection.GetUInt64(message, &field));
     case FieldDescriptor::CPPTYPE_DOUBLE:
       return reflection.GetDouble(message, &field);
     case FieldDescriptor::CPPTYPE_FLOAT:

@@ -1,6 +1,7 @@
 // Any message as JSON for programs: proto's own field names, integers as integers (protobuf's own
-// JSON makes 64-bit ones strings), enums by name, bytes in hexadecimal. Fields without presence are
-// always there; optional ones and messages that are unset are left out.
+// JSON makes 64-bit ones strings), enums by name, bytes in hexadecimal. A digest is text in
+// hexadecimal, as tables show it: many readers of JSON round numbers above 2^53. Fields without
+// presence are always there; optional ones and messages that are unset are left out.
 #ifndef DMUOND_SERVER_CTL_TO_JSON_H_
 #define DMUOND_SERVER_CTL_TO_JSON_H_
 

@@ -18,6 +18,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/flags/usage.h"
+#include "absl/flags/usage_config.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -26,6 +27,7 @@
 #include "dmuond/fault/fault_point.h"
 #include "dmuond/v1/peer.pb.h"
 #include "kernels/cpu/cpu_device.h"
+#include "server/commit.h"
 #include "server/common/log.h"
 #include "server/common/stray_signals.h"
 #include "server/lane/code_hash.h"
@@ -33,6 +35,7 @@
 #include "server/lane/lane.h"
 #include "server/lane/modules.h"
 #include "server/lane/processors.h"
+#include "server/version.h"
 #ifdef DMUOND_CUDA
 #include "kernels/cuda/cuda_device.h"
 #include "server/lane/gpu_probe.h"
@@ -210,6 +213,11 @@ int main(int argc, char** argv) {
   DieBeforeTheDaemon();
   dmuond::server::log::FlushAtFatalSignals();
   absl::SetProgramUsageMessage("computes for one device; started by dmuond");
+  absl::FlagsUsageConfig usage;
+  usage.version_string = [] {
+    return dmuond::server::VersionText("dmuond-lane", dmuond::server::kBuildCommit);
+  };
+  absl::SetFlagsUsageConfig(std::move(usage));
   absl::ParseCommandLine(argc, argv);
   const auto level = dmuond::server::log::ParseLevel(absl::GetFlag(FLAGS_log_level));
   const auto format = dmuond::server::log::ParseFormat(absl::GetFlag(FLAGS_log_format));

@@ -22,8 +22,8 @@ namespace {
 // of any other library, of the log or of messages say, changes no result, and keeps no lane from
 // starting.
 constexpr std::array<absl::string_view, 11> kComputing = {
-    "libopenblas", "libblas.", "libm.", "libmvec.", "libgloo.", "libcuda.", "libcudart.",
-    "libcublas",   "libnccl.", "libnvrtc.", "libnvJitLink."};
+    "libopenblas", "libblas.",  "libm.",    "libmvec.",  "libgloo.",     "libcuda.",
+    "libcudart.",  "libcublas", "libnccl.", "libnvrtc.", "libnvJitLink."};
 
 bool Computes(absl::string_view name) {
   return std::any_of(kComputing.begin(), kComputing.end(), [name](absl::string_view beginning) {

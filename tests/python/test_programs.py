@@ -205,10 +205,36 @@ def test_help_and_version_are_answers_and_no_errors(name):
     helped = run(name, "--help")
     assert (helped.returncode, helped.stderr) == (0, "")
     assert "--json" in helped.stdout or "--step_timeout (default: 10m)" in helped.stdout
+    assert run(name, "--nosuch").returncode == 2
+
+
+@pytest.mark.parametrize("name", ["dmuond", "dmuonctl", "dmuond-lane"])
+def test_version_names_the_commit(name):
     told = run(name, "--version")
     assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith(f"{name} ")
-    assert run(name, "--nosuch").returncode == 2
+    version, commit = rf"{name} \d+\.\d+\.\d+", "[0-9a-f]{12}(-dirty)?|unknown"
+    assert re.match(rf"{version} \(commit ({commit})\)\n", told.stdout)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("dmuonctl", "plan", "--model=llama3-8b"), ("dmuonctl", "--help"), ("dmuond", "--help")],
+)
+def test_output_that_is_not_written_is_an_error(command):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [program(command[0]), *command[1:]], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert f"{command[0]}: not all of the output could be written" in done.stderr
+
+
+def test_a_digest_in_json_is_the_text_of_the_table():
+    """Readers of JSON that keep numbers as doubles would change it."""
+    plan = ("dmuonctl", "plan", "--model=llama3-8b")
+    digest = json.loads(run(*plan, "--json").stdout)["digest"]
+    assert re.fullmatch("[0-9a-f]{16}", digest)
+    assert f"digest {digest}" in run(*plan).stdout
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@
 namespace dmuond::wire {
 namespace {
 
-
 TEST(StartThreadTest, TheThreadRuns) {
   int ran = 0;
   absl::StatusOr<std::thread> thread = StartThread("a test", [&ran] { ran = 1; });

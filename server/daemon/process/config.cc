@@ -80,9 +80,10 @@ absl::StatusOr<config::ConfigFile> ParseConfigText(const std::string& text,
 absl::StatusOr<Config> LoadConfig(int argc, char** argv) {
   absl::StatusOr<ParsedFlags> flags = ParseFlags(argc, argv);
   if (!flags.ok()) return flags.status();
-  if (!flags->answer.empty()) {
+  if (!flags->help.empty() || flags->version) {
     Config config;
-    config.answer = flags->answer;
+    config.help = flags->help;
+    config.version = flags->version;
     return config;
   }
   std::vector<std::string> mistakes = std::move(flags->mistakes);

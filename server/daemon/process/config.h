@@ -91,7 +91,9 @@ struct Config {
 
   bool print_config = false;
   bool check_config = false;
-  std::string answer;  // to --help or --version, to be printed; all else is as by default then
+  // Asked for by --help and --version, to be printed; all else is as by default then.
+  std::string help;
+  bool version = false;
   config::ConfigFile values;  // all of this as text, for ToText()
 
   [[nodiscard]] mode_t socket_mode() const { return socket_gid.has_value() ? 0660 : 0600; }

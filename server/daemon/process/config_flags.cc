@@ -11,7 +11,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "server/command_line.h"
-#include "server/version.h"
 
 ABSL_FLAG(
     std::string, devices, "cpu:1",
@@ -202,8 +201,8 @@ absl::Status SetField(const FieldDescriptor& field, const std::string& text,
 absl::StatusOr<ParsedFlags> ParseFlags(int argc, char** argv) {
   CommandLine line = ReadCommandLine(argc, argv, kFile);
   ParsedFlags parsed;
-  if (line.help) parsed.answer = absl::StrCat(kUsage, HelpText(kFile));
-  if (line.version) parsed.answer = absl::StrCat("dmuond ", kBuildVersion, "\n");
+  if (line.help) parsed.help = absl::StrCat(kUsage, HelpText(kFile));
+  parsed.version = line.version;
   parsed.mistakes = std::move(line.mistakes);
   for (const std::string& argument : line.arguments) {
     parsed.mistakes.push_back(

@@ -17,7 +17,8 @@ struct ParsedFlags {
   std::string config_path;      // empty: no file
   bool print_config = false;
   bool check_config = false;
-  std::string answer;                 // to --help or --version; empty: neither was asked for
+  std::string help;                   // to be printed; empty: --help was not asked for
+  bool version = false;               // --version was asked for
   std::vector<std::string> mistakes;  // what could not be read, one sentence each
 };
 

@@ -37,6 +37,8 @@
 #include "dmuond/wire/start_thread.h"
 #include "dmuond/wire/unique_fd.h"
 #include "scheduler/job/impossible.h"
+#include "server/command_line.h"
+#include "server/commit.h"
 #include "server/common/errors.h"
 #include "server/common/exit_codes.h"
 #include "server/common/log.h"
@@ -588,6 +590,7 @@ absl::StatusOr<int> Serve(const Config& config, StopSignals& signals, ServiceMan
   readiness.Turned();
   LookWhetherReady(daemon, peers.get(), readiness);
   log::Info("serving", {{"version", kBuildVersion},
+                        {"commit", kBuildCommit},
                         {"socket", config.socket},
                         {"node", config.node_rank},
                         {"nodes", config.nodes},
@@ -688,14 +691,15 @@ int Run(int argc, char** argv, dmuond::server::StopSignals& signals) {
     dmuond::server::log::WriteText(absl::StrCat("dmuond: ", config.status().message(), "\n"));
     return dmuond::server::kWrongSettings;
   }
-  if (!config->answer.empty()) {
-    std::cout << config->answer;
-    return 0;
+  const bool only_asks = config->version || !config->help.empty() || config->print_config;
+  if (config->version) {
+    std::cout << dmuond::server::VersionText("dmuond", dmuond::server::kBuildCommit);
+  } else if (!config->help.empty()) {
+    std::cout << config->help;
+  } else if (config->print_config) {
+    std::cout << dmuond::server::ToText(*config);
   }
-  if (config->print_config || config->check_config) {
-    if (config->print_config) std::cout << dmuond::server::ToText(*config);
-    return 0;
-  }
+  if (only_asks || config->check_config) return dmuond::server::EndOutput("dmuond", 0);
   dmuond::server::log::SetLevel(config->log_level);
   dmuond::server::log::SetFormat(config->log_format);
   if (!config->log_file.empty()) {
