@@ -1,5 +1,5 @@
-// The commit that a program is built of. It is in a source of its own, which programs alone link, so
-// that a commit compiles and links little.
+// The commit that a program is built of. It is in a source of its own, which programs alone link,
+// so that a commit compiles and links little.
 #ifndef DMUOND_SERVER_COMMIT_H_
 #define DMUOND_SERVER_COMMIT_H_
 
