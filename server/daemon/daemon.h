@@ -15,10 +15,10 @@
 #include "absl/status/statusor.h"
 #include "server/daemon/calls/node_calls.h"
 #include "server/daemon/calls/place_finder.h"
+#include "server/daemon/ended_jobs.h"
 #include "server/daemon/memory/node_device.h"
 #include "server/daemon/place.h"
 #include "server/daemon/rpc_counts.h"
-#include "server/daemon/snapshots/ended_jobs.h"
 
 namespace dmuond::server {
 

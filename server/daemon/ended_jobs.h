@@ -6,8 +6,8 @@
 // The thread that writes the first place's snapshots does the work, one job at a time.
 //
 // Threads: Tick() is called by one.
-#ifndef DMUOND_SERVER_DAEMON_SNAPSHOTS_ENDED_JOBS_H_
-#define DMUOND_SERVER_DAEMON_SNAPSHOTS_ENDED_JOBS_H_
+#ifndef DMUOND_SERVER_DAEMON_ENDED_JOBS_H_
+#define DMUOND_SERVER_DAEMON_ENDED_JOBS_H_
 
 #include <atomic>
 #include <chrono>
@@ -40,4 +40,4 @@ class EndedJobs {
 
 }  // namespace dmuond::server
 
-#endif  // DMUOND_SERVER_DAEMON_SNAPSHOTS_ENDED_JOBS_H_
+#endif  // DMUOND_SERVER_DAEMON_ENDED_JOBS_H_

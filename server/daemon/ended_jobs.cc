@@ -1,4 +1,4 @@
-#include "server/daemon/snapshots/ended_jobs.h"
+#include "server/daemon/ended_jobs.h"
 
 #include <algorithm>
 #include <optional>
