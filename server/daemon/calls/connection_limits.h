@@ -1,7 +1,9 @@
 // Limits how many connections each holder has, so that none can keep others out. A holder is a user
 // of this machine, or a network address. A connection counts as a stranger's until it has proven
 // what it is for. When its holder has too many, the oldest stranger is closed: a client that proves
-// itself at once gets in, however many others say nothing.
+// itself at once gets in, however many others say nothing. When all holders together have too many,
+// a random one of the holder with most is: however fast others come, each of them has as good a
+// chance to be closed as one that needs some time to prove itself, and most of theirs go first.
 //
 // Plain bookkeeping: the owner's lock guards it.
 #ifndef DMUOND_SERVER_DAEMON_CALLS_CONNECTION_LIMITS_H_
@@ -10,10 +12,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
+#include <random>
 #include <set>
+#include <utility>
+#include <vector>
 
 namespace dmuond::server {
 
@@ -23,7 +29,7 @@ class ConnectionLimits {
     size_t all = 4096;                 // of all holders
     size_t per_holder = 256;           // of one
     size_t strangers_per_holder = 64;  // of one, that have proven nothing
-    // Of all holders, that have proven nothing: a further one closes the oldest of all.
+    // Of all holders, that have proven nothing: a further one closes one of the holder with most.
     size_t strangers = std::numeric_limits<size_t>::max();
   };
   explicit ConnectionLimits(Limits limits) : limits_(limits) {}
@@ -44,12 +50,13 @@ class ConnectionLimits {
       }
       verdict.instead = *own.strangers.begin();
       Remove(*verdict.instead, holder);
-    } else if (strangers_.size() >= limits_.strangers) {
-      verdict.instead = strangers_.begin()->first;
-      Remove(*verdict.instead, strangers_.begin()->second);
+    } else if (strangers_ >= limits_.strangers) {
+      const auto [one, its_holder] = AnyOfTheHolderWithMost();
+      verdict.instead = one;
+      Remove(one, its_holder);
     }
     holders_[holder].strangers.insert(id);
-    strangers_[id] = holder;
+    ++strangers_;
     ++all_;
     verdict.taken = true;
     return verdict;
@@ -59,14 +66,15 @@ class ConnectionLimits {
     const auto own = holders_.find(holder);
     if (own == holders_.end() || own->second.strangers.erase(id) == 0) return;
     own->second.known.insert(id);
-    strangers_.erase(id);
+    --strangers_;
   }
   // Does nothing for a connection that is not counted.
   void Remove(uint64_t id, uint64_t holder) {
     const auto own = holders_.find(holder);
     if (own == holders_.end()) return;
-    all_ -= own->second.strangers.erase(id) + own->second.known.erase(id);
-    strangers_.erase(id);
+    const size_t strangers = own->second.strangers.erase(id);
+    strangers_ -= strangers;
+    all_ -= strangers + own->second.known.erase(id);
     if (own->second.strangers.empty() && own->second.known.empty()) holders_.erase(own);
   }
 
@@ -75,10 +83,27 @@ class ConnectionLimits {
     std::set<uint64_t> strangers;  // oldest first
     std::set<uint64_t> known;
   };
+  // REQUIRES: there is a stranger.
+  std::pair<uint64_t, uint64_t> AnyOfTheHolderWithMost() {
+    size_t most = 0;
+    std::vector<uint64_t> with_most;
+    for (const auto& [holder, connections] : holders_) {
+      const size_t has = connections.strangers.size();
+      if (has < most || has == 0) continue;
+      if (has > most) with_most.clear();
+      most = has;
+      with_most.push_back(holder);
+    }
+    const uint64_t holder = with_most[random_() % with_most.size()];
+    const auto& strangers = holders_.at(holder).strangers;
+    return {*std::next(strangers.begin(), static_cast<int64_t>(random_() % most)), holder};
+  }
+
   const Limits limits_;
   size_t all_ = 0;
   std::map<uint64_t, Connections> holders_;
-  std::map<uint64_t, uint64_t> strangers_;  // the holder of each, oldest first
+  size_t strangers_ = 0;
+  std::minstd_rand random_{std::random_device{}()};
 };
 
 // Limits how many connections each holder begins in a second.

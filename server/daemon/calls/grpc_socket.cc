@@ -14,6 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/strip.h"
+#include "dmuond/wire/start_thread.h"
 #include "scheduler/shown_pid.h"
 #include "server/common/log.h"
 #include "server/daemon/calls/tcp_listener.h"
@@ -222,7 +223,7 @@ absl::string_view GrpcSocket::Count(uint64_t id, int socket, const Origin& origi
     return tcp ? "its address has too many" : "its user has too many (--connections_per_uid, _max)";
   }
   if (verdict.instead.has_value()) {
-    Refuse(tcp ? "too many prove nothing: the oldest is closed"
+    Refuse(tcp ? "too many prove nothing: another one is closed"
                : "its user has too many that prove nothing: the oldest is closed",
            origin);
     End(*verdict.instead);
@@ -248,10 +249,16 @@ void GrpcSocket::BeginProof(uint64_t id, wire::UniqueFd socket, const Origin& or
   // Threads whose connection was closed end at once; meanwhile others wait in the kernel's queue.
   while (proving_ >= options_.limits.strangers + kEndingMax && !stop_) changed_.Wait(mutex_);
   if (stop_) return Remove(id);
-  ++proving_;
-  std::thread([this, id, origin, fd = socket.Release()] {
-    Prove(id, wire::UniqueFd(fd), origin);
-  }).detach();
+  const int fd = socket.get();
+  absl::StatusOr<std::thread> thread = wire::StartThread(
+      "a daemon's proof", [this, id, origin, fd] { Prove(id, wire::UniqueFd(fd), origin); });
+  if (!thread.ok()) {
+    Refuse(thread.status().message(), origin);
+    return Remove(id);
+  }
+  [[maybe_unused]] const int given = socket.Release();  // to the thread, which closes it
+  ++proving_;                                           // the thread cannot end before: the lock
+  thread->detach();
 }
 
 void GrpcSocket::Prove(uint64_t id, wire::UniqueFd socket, const Origin& origin) {

@@ -16,7 +16,7 @@
 namespace dmuond::server {
 namespace {
 
-// OpenSSL's own words for what does not are of no use to anybody.
+// OpenSSL's own words about bytes that are not TLS are of no use to anybody.
 absl::Status BeginsTls(int socket, const Patience& patience) {
   if (absl::Status waited = patience.WaitFor(socket, POLLIN); !waited.ok()) return waited;
   constexpr char kHandshake = 0x16;
@@ -33,7 +33,7 @@ PeerConnections::PeerConnections(int32_t node, const PeerProofs& proofs,
                                  const PeerCredentials& credentials)
     : node_(node), proofs_(proofs), credentials_(credentials), stop_(::eventfd(0, EFD_CLOEXEC)) {}
 
-Patience PeerConnections::Now() const {
+Patience PeerConnections::PatienceFromNow() const {
   return {.until = std::chrono::steady_clock::now() + kUnprovenMax, .cancel = stop_.get()};
 }
 
@@ -41,12 +41,12 @@ absl::StatusOr<PeerConnections::Proven> PeerConnections::Prove(wire::UniqueFd so
   SetUpTcp(socket.get());
   const TlsContext context = credentials_.context();
   if (context == nullptr) {
-    PlainStream stream(std::move(socket), Now());
+    PlainStream stream(std::move(socket), PatienceFromNow());
     const absl::StatusOr<int32_t> node = ProveCaller(proofs_, node_, stream);
     if (!node.ok()) return node.status();
     return Proven{stream.Release(), *node};
   }
-  const Patience patience = Now();
+  const Patience patience = PatienceFromNow();
   if (absl::Status began = BeginsTls(socket.get(), patience); !began.ok()) return began;
   absl::StatusOr<std::unique_ptr<TlsStream>> stream =
       TlsStream::Accept(context, std::move(socket), patience);
@@ -71,12 +71,13 @@ absl::StatusOr<wire::UniqueFd> PeerConnections::Connect(const std::string& addre
 
 absl::StatusOr<wire::UniqueFd> PeerConnections::TryConnect(const std::string& address,
                                                            int32_t callee) {
-  const Patience patience = Now();
+  const Patience patience = PatienceFromNow();
   absl::StatusOr<wire::UniqueFd> socket = ConnectTcp(address, patience);
   if (!socket.ok()) return socket;
+  const Patience to_prove = PatienceFromNow();
   const TlsContext context = credentials_.context();
   if (context == nullptr) {
-    PlainStream stream(*std::move(socket), patience);
+    PlainStream stream(*std::move(socket), to_prove);
     if (absl::Status proven = ProveCallee(proofs_, node_, callee, stream); !proven.ok()) {
       return proven;
     }
@@ -85,7 +86,7 @@ absl::StatusOr<wire::UniqueFd> PeerConnections::TryConnect(const std::string& ad
   // With names of the nodes, the certificate must have the callee's; else the address'.
   const std::string host = proofs_.tls_names.empty() ? HostOf(address) : "";
   absl::StatusOr<std::unique_ptr<TlsStream>> stream =
-      TlsStream::Connect(context, *std::move(socket), host, patience);
+      TlsStream::Connect(context, *std::move(socket), host, to_prove);
   if (!stream.ok()) return stream.status();
   if (absl::Status proven = ProveCallee(proofs_, node_, callee, **stream); !proven.ok()) {
     return proven;

@@ -24,7 +24,7 @@
 
 namespace dmuond::server {
 
-// What a connection may take until both ends are proven.
+// What a connection may take from its beginning until both ends are proven.
 inline constexpr std::chrono::milliseconds kUnprovenMax{5000};
 
 class PeerConnections {
@@ -45,7 +45,7 @@ class PeerConnections {
   void Stop();
 
  private:
-  [[nodiscard]] Patience Now() const;
+  [[nodiscard]] Patience PatienceFromNow() const;
   absl::StatusOr<wire::UniqueFd> TryConnect(const std::string& address, int32_t callee);
 
   const int32_t node_;

@@ -16,6 +16,7 @@ constexpr absl::string_view kGreeting = "dmuond 1";
 constexpr size_t kGreetingBytes = 8;
 // What a message may have; none of those here has a quarter of it.
 constexpr size_t kBytesMax = 4096;
+constexpr char kWhoseAddress[] = ": is --coordinator or --peer_advertise another daemon's address?";
 constexpr char kOneSecret[] = ": all daemons of a group need the same --peer_secret_file";
 
 absl::Status NotProven(const scheduler::Message& why) {
@@ -86,10 +87,15 @@ absl::StatusOr<int32_t> ProveCaller(const PeerProofs& proofs, int32_t node, Peer
   if (hello->nonce().size() != kNonceBytes) return NotProven(Say("it has no nonce"));
   const std::string binding = stream.Binding();
   v1::PeerChallenge challenge;
+  challenge.set_node(node);
   challenge.set_nonce(NewNonce());
-  if (proofs.secret.has_value()) challenge = proofs.secret->Challenge(*hello, binding);
+  if (proofs.secret.has_value()) challenge = proofs.secret->Challenge(*hello, node, binding);
   if (absl::Status sent = Write(stream, challenge, kGreeting); !sent.ok()) return sent;
   const std::string who = absl::StrCat("who connects as node ", hello->node());
+  if (hello->callee() != node) {  // the challenge says so
+    return NotProven(Say(who, " looks for node ", Named("node", hello->callee()),
+                         ", and this is node ", Named("other_node", node), kWhoseAddress));
+  }
   const absl::StatusOr<v1::PeerAnswer> answer = Read<v1::PeerAnswer>(stream);
   if (absl::IsUnavailable(answer.status())) {
     return NotProven(Say(who, " does not prove itself", kOneSecret));
@@ -99,11 +105,6 @@ absl::StatusOr<int32_t> ProveCaller(const PeerProofs& proofs, int32_t node, Peer
   if (refused.ok() && proofs.secret.has_value() &&
       !proofs.secret->CheckAnswer(*hello, binding, challenge, *answer)) {
     refused = NotProven(Say(who, " has another secret", kOneSecret));
-  }
-  if (refused.ok() && hello->callee() != node) {
-    refused = NotProven(Say(who, " looks for node ", Named("node", hello->callee()),
-                            ", and this is node ", Named("other_node", node),
-                            ": is --coordinator or --peer_advertise another daemon's address?"));
   }
   v1::PeerVerdict verdict;
   if (!refused.ok()) verdict.set_refused(std::string(refused.message()));
@@ -134,6 +135,10 @@ absl::Status ProveCallee(const PeerProofs& proofs, int32_t node, int32_t callee,
       return NotProven(Say(who, " does not know the group's secret", kOneSecret));
     }
     answer = proofs.secret->Answer(hello, binding, *challenge);
+  }
+  if (challenge->node() != callee) {
+    return NotProven(
+        Say(who, " says that it is node ", Named("node", challenge->node()), kWhoseAddress));
   }
   if (absl::Status sent = Write(stream, answer); !sent.ok()) return sent;
   const absl::StatusOr<v1::PeerVerdict> verdict = Read<v1::PeerVerdict>(stream);

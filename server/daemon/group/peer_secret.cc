@@ -30,8 +30,13 @@ void AppendPart(std::string& text, absl::string_view part) {
 }
 
 std::vector<std::string> PartsOf(const v1::PeerHello& hello, const std::string& binding,
-                                 const std::string& nonce) {
-  return {absl::StrCat(hello.node()), absl::StrCat(hello.callee()), hello.nonce(), binding, nonce};
+                                 const v1::PeerChallenge& challenge) {
+  return {absl::StrCat(hello.node()),
+          absl::StrCat(hello.callee()),
+          hello.nonce(),
+          binding,
+          absl::StrCat(challenge.node()),
+          challenge.nonce()};
 }
 
 }  // namespace
@@ -66,31 +71,32 @@ bool PeerSecret::Proves(const std::string& proof, absl::string_view label,
          CRYPTO_memcmp(proof.data(), right.data(), right.size()) == 0;
 }
 
-v1::PeerChallenge PeerSecret::Challenge(const v1::PeerHello& hello,
+v1::PeerChallenge PeerSecret::Challenge(const v1::PeerHello& hello, int32_t node,
                                         const std::string& binding) const {
   v1::PeerChallenge challenge;
+  challenge.set_node(node);
   challenge.set_nonce(NewNonce());
-  challenge.set_proof(Prove(kCallee, PartsOf(hello, binding, challenge.nonce())));
+  challenge.set_proof(Prove(kCallee, PartsOf(hello, binding, challenge)));
   return challenge;
 }
 
 bool PeerSecret::CheckChallenge(const v1::PeerHello& hello, const std::string& binding,
                                 const v1::PeerChallenge& challenge) const {
   return challenge.nonce().size() == kNonceBytes &&
-         Proves(challenge.proof(), kCallee, PartsOf(hello, binding, challenge.nonce()));
+         Proves(challenge.proof(), kCallee, PartsOf(hello, binding, challenge));
 }
 
 v1::PeerAnswer PeerSecret::Answer(const v1::PeerHello& hello, const std::string& binding,
                                   const v1::PeerChallenge& challenge) const {
   v1::PeerAnswer answer;
-  answer.set_proof(Prove(kCaller, PartsOf(hello, binding, challenge.nonce())));
+  answer.set_proof(Prove(kCaller, PartsOf(hello, binding, challenge)));
   return answer;
 }
 
 bool PeerSecret::CheckAnswer(const v1::PeerHello& hello, const std::string& binding,
                              const v1::PeerChallenge& challenge,
                              const v1::PeerAnswer& answer) const {
-  return Proves(answer.proof(), kCaller, PartsOf(hello, binding, challenge.nonce()));
+  return Proves(answer.proof(), kCaller, PartsOf(hello, binding, challenge));
 }
 
 }  // namespace dmuond::server

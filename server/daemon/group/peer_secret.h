@@ -4,8 +4,8 @@
 //
 // When a connection begins, who listens proves first that it knows the secret, then who connects
 // (peer_handshake.h). Both proofs cover the PeerHello, with both nodes and the caller's nonce in
-// it, the callee's nonce, and what binds them to the connection, so that neither can be used again,
-// elsewhere, or by the other end.
+// it, the node that listens and its nonce, and what binds them to the connection, so that neither
+// can be used again, elsewhere, or by the other end.
 //
 // Threads: any; a secret does not change.
 #ifndef DMUOND_SERVER_DAEMON_GROUP_PEER_SECRET_H_
@@ -31,8 +31,9 @@ class PeerSecret {
   explicit PeerSecret(std::string key) : key_(std::move(key)) {}
 
   // ---- when a connection begins; `binding`: PeerStream::Binding() ----
-  // By who listens. REQUIRES: the hello's nonce has kNonceBytes.
-  [[nodiscard]] v1::PeerChallenge Challenge(const v1::PeerHello& hello,
+  // By who listens, as node `node`. It says so of itself: what a hello asks for would make every
+  // daemon a proof of any node. REQUIRES: the hello's nonce has kNonceBytes.
+  [[nodiscard]] v1::PeerChallenge Challenge(const v1::PeerHello& hello, int32_t node,
                                             const std::string& binding) const;
   // By who connects: whether the sender of the challenge knows the secret.
   [[nodiscard]] bool CheckChallenge(const v1::PeerHello& hello, const std::string& binding,

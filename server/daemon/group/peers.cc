@@ -114,6 +114,8 @@ class GrpcPeers final : public Peers, public v1::Peer::Service {
         ListeningSocket(std::move(listener->socket)),
         {.name = options_.listen,
          .limits = LimitsFor(options_.nodes),
+         // Also of who keeps the library busy that proves it.
+         .strange_for = kUnprovenMax + std::chrono::seconds(1),
          .prove = [this](wire::UniqueFd connection) -> absl::StatusOr<GrpcSocket::Proven> {
            auto proven = connections_.Prove(std::move(connection));
            if (!proven.ok()) return proven.status();

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/start_thread.h"
 #include "server/daemon/calls/tcp_listener.h"
 
 namespace dmuond::server {
@@ -44,11 +45,13 @@ absl::StatusOr<Addresses> ResolveWithin(const std::string& address, const Patien
   };
   const auto question = std::make_shared<Question>();
   if (!question->done.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  std::thread([question, host, port] {
+  absl::StatusOr<std::thread> thread = wire::StartThread("a name's address", [=] {
     question->answer = Resolve(host, port, 0);
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(question->done.get(), &one, sizeof(one));
-  }).detach();
+  });
+  if (!thread.ok()) return thread.status();
+  thread->detach();
   if (absl::Status waited = patience.WaitFor(question->done.get(), POLLIN); !waited.ok()) {
     return absl::Status(waited.code(), absl::StrCat("the host of ", address,
                                                     " is not resolved: ", waited.message()));
@@ -80,12 +83,12 @@ absl::Status Patience::WaitFor(int fd, short events) const {
   for (;;) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(until - steady_clock::now()).count();
-    const int ready =
-        ::poll(polled.data(), polled.size(), static_cast<int>(std::max<int64_t>(left, 0)));
+    // Also of who always has something to say.
+    if (left <= 0) return absl::DeadlineExceededError("it takes too long");
+    const int ready = ::poll(polled.data(), polled.size(), static_cast<int>(left));
     if (ready < 0 && errno != EINTR) return absl::ErrnoToStatus(errno, "poll");
     if (ready > 0 && polled[1].revents != 0) return absl::CancelledError("this daemon leaves");
     if (ready > 0) return absl::OkStatus();
-    if (ready == 0 && left <= 0) return absl::DeadlineExceededError("it takes too long");
   }
 }
 
@@ -103,8 +106,14 @@ absl::StatusOr<wire::UniqueFd> ConnectTcp(const std::string& address, const Pati
   absl::StatusOr<Addresses> addresses = ResolveWithin(address, patience);
   if (!addresses.ok()) return addresses.status();
   absl::Status failed;
-  for (const addrinfo* to = addresses->get(); to != nullptr; to = to->ai_next) {
-    absl::StatusOr<wire::UniqueFd> connected = ConnectTo(*to, patience);
+  int left = 0;
+  for (const addrinfo* to = addresses->get(); to != nullptr; to = to->ai_next) ++left;
+  for (const addrinfo* to = addresses->get(); to != nullptr; to = to->ai_next, --left) {
+    // One that answers nothing leaves the others their share of the time.
+    const auto now = steady_clock::now();
+    const Patience share = {.until = now + (patience.until - now) / left,
+                            .cancel = patience.cancel};
+    absl::StatusOr<wire::UniqueFd> connected = ConnectTo(*to, share);
     if (connected.ok()) return connected;
     failed = connected.status();
     if (absl::IsCancelled(failed)) return failed;

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "dmuond/wire/start_thread.h"
 #include "server/daemon/group/openssl_objects.h"
 
 namespace dmuond::server {
@@ -157,7 +158,7 @@ absl::Status TlsStream::Write(absl::string_view data) {
 
 std::string TlsStream::Binding() const {
   std::string binding(kBindingBytes, '\0');
-  // It fails only before hands were shaken: then nothing is bound by what is random.
+  // It fails only before hands were shaken. A proof that covered no connection would hold for any.
   if (SSL_export_keying_material(ssl_.get(), reinterpret_cast<unsigned char*>(binding.data()),
                                  binding.size(), kBindingLabel, sizeof(kBindingLabel) - 1, nullptr,
                                  0, 0) != 1) {
@@ -194,22 +195,27 @@ std::vector<std::string> TlsStream::PeerNames() const {
 class TlsPump {
  public:
   TlsPump(std::unique_ptr<TlsStream> tls, wire::UniqueFd local, wire::UniqueFd stop)
-      : tls_(std::move(tls)), local_(std::move(local)), stop_(std::move(stop)) {
-    thread_ = std::thread([this] {
+      : tls_(std::move(tls)), local_(std::move(local)), stop_(std::move(stop)) {}
+  ~TlsPump() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof(one));
+    if (thread_.joinable()) thread_.join();
+  }
+  TlsPump(const TlsPump&) = delete;
+  TlsPump& operator=(const TlsPump&) = delete;
+  // RESOURCE_EXHAUSTED: there is no thread for it.
+  absl::Status Start() {
+    absl::StatusOr<std::thread> thread = wire::StartThread("a connection with TLS", [this] {
       Run();
       // Closed by whoever joins this thread; the other ends see the end now.
       ::shutdown(local_.get(), SHUT_RDWR);
       ::shutdown(tls_->socket_.get(), SHUT_RDWR);
       done_.store(true);
     });
+    if (!thread.ok()) return thread.status();
+    thread_ = *std::move(thread);
+    return absl::OkStatus();
   }
-  ~TlsPump() {
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof(one));
-    thread_.join();
-  }
-  TlsPump(const TlsPump&) = delete;
-  TlsPump& operator=(const TlsPump&) = delete;
   [[nodiscard]] bool done() const { return done_.load(); }
 
  private:
@@ -355,6 +361,9 @@ TlsPumps::TlsPumps() = default;
 TlsPumps::~TlsPumps() = default;
 
 absl::StatusOr<wire::UniqueFd> TlsPumps::Start(std::unique_ptr<TlsStream> stream) {
+  MutexLock lock(mutex_);
+  // First, for their descriptors.
+  pumps_.remove_if([](const auto& pump) { return pump->done(); });
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) != 0) {
     return absl::ErrnoToStatus(errno, "socketpair");
@@ -363,9 +372,9 @@ absl::StatusOr<wire::UniqueFd> TlsPumps::Start(std::unique_ptr<TlsStream> stream
   wire::UniqueFd ours(ends[1]);
   wire::UniqueFd stop(::eventfd(0, EFD_CLOEXEC));
   if (!stop.valid()) return absl::ErrnoToStatus(errno, "eventfd");
-  MutexLock lock(mutex_);
-  pumps_.remove_if([](const auto& pump) { return pump->done(); });
-  pumps_.push_back(std::make_unique<TlsPump>(std::move(stream), std::move(ours), std::move(stop)));
+  auto pump = std::make_unique<TlsPump>(std::move(stream), std::move(ours), std::move(stop));
+  if (absl::Status started = pump->Start(); !started.ok()) return started;
+  pumps_.push_back(std::move(pump));
   return grpcs;
 }
 

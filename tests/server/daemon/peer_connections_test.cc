@@ -139,7 +139,7 @@ TEST(PeerConnectionsTest, WhoeverIsNotOfTheGroupIsToldWhyAndSoAreWe) {
   ExpectNotProven(pair.callee.status(), "who connects as node 1 does not prove itself");
   End caller(1, Secret());
   const Pair misled = Join(callee, caller, /*node=*/2);
-  ExpectNotProven(misled.caller.status(), "looks for node 2, and this is node 0");
+  ExpectNotProven(misled.caller.status(), "says that it is node 0");
   ExpectNotProven(misled.callee.status(), "looks for node 2, and this is node 0");
 }
 

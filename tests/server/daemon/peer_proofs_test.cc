@@ -37,7 +37,7 @@ TEST(PeerSecretTest, ProofsAreHmacSha256OverLabelAndPartsWithTheirLengths) {
 
 TEST(PeerSecretTest, BothEndsOfAConnectionProveThatTheyKnowTheSecret) {
   const v1::PeerHello hello = HelloOf(1);
-  const v1::PeerChallenge challenge = kOurs.Challenge(hello, "b");
+  const v1::PeerChallenge challenge = kOurs.Challenge(hello, 0, "b");
   EXPECT_TRUE(kOurs.CheckChallenge(hello, "b", challenge));
   EXPECT_TRUE(kOurs.CheckAnswer(hello, "b", challenge, kOurs.Answer(hello, "b", challenge)));
   EXPECT_FALSE(kAnother.CheckChallenge(hello, "b", challenge));
@@ -48,7 +48,7 @@ TEST(PeerSecretTest, BothEndsOfAConnectionProveThatTheyKnowTheSecret) {
 
 TEST(PeerSecretTest, AProofIsOfNoUseToTheOtherEndElsewhereOrAgain) {
   const v1::PeerHello hello = HelloOf(1);
-  const v1::PeerChallenge challenge = kOurs.Challenge(hello, "b");
+  const v1::PeerChallenge challenge = kOurs.Challenge(hello, 0, "b");
   const v1::PeerAnswer answer = kOurs.Answer(hello, "b", challenge);
   v1::PeerAnswer reflected;  // who does not know the secret sends back what it was sent
   reflected.set_proof(challenge.proof());
@@ -57,8 +57,11 @@ TEST(PeerSecretTest, AProofIsOfNoUseToTheOtherEndElsewhereOrAgain) {
   turned.set_proof(answer.proof());
   EXPECT_FALSE(kOurs.CheckChallenge(hello, "b", turned));
 
-  EXPECT_FALSE(kOurs.CheckAnswer(hello, "b", kOurs.Challenge(hello, "b"), answer)) << "later";
+  EXPECT_FALSE(kOurs.CheckAnswer(hello, "b", kOurs.Challenge(hello, 0, "b"), answer)) << "later";
   EXPECT_FALSE(kOurs.CheckChallenge(HelloOf(1), "b", challenge)) << "a later connection";
+  v1::PeerChallenge another = challenge;
+  another.set_node(1);
+  EXPECT_FALSE(kOurs.CheckChallenge(hello, "b", another)) << "of another node";
   EXPECT_FALSE(kOurs.CheckAnswer(hello, "c", challenge, answer)) << "another TLS connection";
   EXPECT_FALSE(kOurs.CheckChallenge(hello, "c", challenge)) << "another TLS connection";
   v1::PeerHello changed = hello;
