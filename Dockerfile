@@ -34,9 +34,11 @@ COPY kernels kernels
 COPY client/CMakeLists.txt client/
 COPY client/cpp client/cpp
 COPY server server
+ARG REVISION
 # A program keeps the names of its functions, for backtraces; lines and types are left out.
 RUN --mount=type=cache,target=/root/.cache/ccache \
     cmake --preset cpu -DDMUOND_TESTS=OFF -DDMUOND_BENCH=OFF -DDMUOND_UNITY=ON \
+      "-DDMUOND_COMMIT=$(printf %.12s "${REVISION}")" \
  && cmake --build --preset cpu --target programs \
  && cmake --install build/cpu --component programs --prefix /opt/dmuond \
  && strip --strip-debug /opt/dmuond/bin/* \
