@@ -238,6 +238,7 @@ AddressedMessages GroupJob::MemberGone(TimePoint now, int32_t node, const std::s
 
 AddressedMessages GroupJob::Lost(TimePoint now, OutcomeReason reason, const std::string& detail) {
   if (job_ == nullptr) return {};
+  if (job_->parked()) job_->Enter(Phase::kRunning);  // no lanes are tried for it any more
   if (job_->has_steps()) return Broadcast(now, job_->steps->OnLost(now, reason, detail));
   if (!job_->has_plan() && reason == OutcomeReason::kTrainerMissing) {
     return {};  // others may still register; the deadline names who is missing
@@ -272,6 +273,8 @@ AddressedMessages GroupJob::Advance(TimePoint now) {
   if (job_->steps->has_state()) job_->first_weights.Clear();
   if (AddressedMessages expelled = ExpelUnattached(now); !expelled.empty()) return expelled;
   if (job_->ends.has_value() && now >= job_->ends_by) return EndJob(*job_->ends);
+  // Nobody can take a dead rank's place before there are lanes.
+  if (job_->interrupted() || job_->parked()) job_->steps->AwaitAnew(now);
   if (job_->parked()) return AdvanceParked(now);
   const bool lost = job_->steps->lost();
   AddressedMessages out = Broadcast(now, job_->steps->OnTick(now));

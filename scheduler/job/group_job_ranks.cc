@@ -16,6 +16,13 @@ AddressedMessages GroupJob::OnRankSession(int32_t from, const v1::RankSession& s
   if (joined != 0 && (job_ == nullptr || job_->incarnation != joined)) return {};
   AddressedMessages out;
   if (job_ == nullptr) {
+    // Its node may let in whom this one does not: the strictest --job_uids counts.
+    if (session.has_owner_uid() &&
+        !options_.job_uids.MayTakePart(session.owner_uid(), session.uid())) {
+      return Deny(
+          from, session,
+          JobOfAnotherUser(session.job(), session.owner_uid(), session.rank(), session.uid()));
+    }
     job_ = std::make_unique<Job>();
     job_->name = session.job();
     job_->world_size = session.world_size();

@@ -67,10 +67,8 @@ AddressedMessages GroupJob::Park(TimePoint now, const std::string& why) {
 }
 
 AddressedMessages GroupJob::AdvanceParked(TimePoint now) {
-  job_->steps->AwaitAnew(now);  // nobody can take a dead rank's place before there are lanes
   const bool saved = job_->snapshots != nullptr && job_->snapshots->has_newest();
   if (saved && now - job_->parked_since >= options_.step.session_linger) {
-    job_->Enter(Phase::kRunning);
     return Lost(
         now, OutcomeReason::kLaneLost,
         absl::StrCat(job_->interruption.detail, "; the job was parked for --session_linger, ",

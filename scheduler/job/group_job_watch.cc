@@ -41,6 +41,7 @@ AddressedMessages GroupJob::GiveUpUnready(TimePoint now) {
   if (job_->interrupted()) {
     // Who is ready after all comes too late.
     const std::string before = std::exchange(job_->interruption, {}).detail;
+    if (job_->parks > 0) return LanesLost(now, why.text);  // `before` is what it was parked for
     return LanesLost(now, absl::StrCat(why.text, "; the group formed anew because ", before));
   }
   if (job_->goes_back) return EndJob(why.text, "NODE_NOT_READY");

@@ -69,6 +69,12 @@ bool LaneSet::all_ready() const {
                      [](const Place& place) { return place.known.ready(); });
 }
 
+bool LaneSet::any_checked() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const Place& place) {
+    return place.known.state != State::kAbsent && place.known.checked;
+  });
+}
+
 bool LaneSet::all_absent() const {
   return std::all_of(lanes_.begin(), lanes_.end(),
                      [](const Place& place) { return place.known.state == State::kAbsent; });

@@ -76,6 +76,8 @@ class LaneSet {
   [[nodiscard]] bool all_ready() const;
   // Every place is free for a new process.
   [[nodiscard]] bool all_absent() const;
+  // Lanes of other nodes may know of one: it has been told to connect its rail.
+  [[nodiscard]] bool any_checked() const;
   // The newest attempt that every lane has published.
   [[nodiscard]] uint64_t published_attempt() const;
 

@@ -121,6 +121,7 @@ node::Actions NodeJob::OnBroken(TimePoint now, const std::string& why) {
   Wake();
   if (job_ == nullptr || job_->phase == Phase::kFailed) return Take();
   job_->lanes_wanted = false;
+  job_->lane_retry.reset();
   // One that goes back to a snapshot begins to do so again when the group has formed.
   const bool waits = job_->steps.has_value() || job_->goes_back;
   if (!waits || options_.session_linger.count() == 0) {

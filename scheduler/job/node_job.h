@@ -225,8 +225,8 @@ class NodeJob {
   };
   // Something has to change before the session can be open: ask again.
   struct Later {
-    absl::Status why;       // what the caller is told when it cannot wait any longer
-    bool restores = false;  // a snapshot is being read: the caller may wait longer
+    absl::Status why;        // what the caller is told when it cannot wait any longer
+    bool long_wait = false;  // a snapshot is being read, or the job is parked: it may take longer
   };
   // The present job has to end first: call Discard().
   struct MustDiscard {};

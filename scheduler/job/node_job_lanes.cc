@@ -35,6 +35,7 @@ void NodeJob::OnParked(const v1::Parked& parked) {
       {{"step", LastCommitted()}, {"what", parked.why()}});
   job_->Enter(Phase::kParked);
   job_->lanes_wanted = false;
+  job_->lane_retry.reset();
   GiveUpLanes();
 }
 
@@ -272,8 +273,9 @@ node::Actions NodeJob::OnLaneGone(TimePoint now, LaneIndex lane, const std::stri
   const int32_t id = job_->lanes[lane].id.value();
   Say(node::Note::Level::kError, "lane lost",
       {{"step", LastCommitted()}, {"lane", id}, {"what", last_words}});
-  if (began && job_->phase == Phase::kStarting && job_->over_old_memory) {
-    // Nobody else knows of it yet: a library or a thread was lacking, say.
+  const bool known_elsewhere = options_.nodes > 1 && job_->lanes.any_checked();
+  if (began && job_->phase == Phase::kStarting && job_->over_old_memory && !known_elsewhere) {
+    // No other node knows of this node's lanes yet: a library or a thread was lacking, say.
     Do(node::EndLanes{.others_follow = true});
     job_->lanes.GiveUp();
     OnLanesNotStarted(now, absl::UnavailableError(absl::StrCat(

@@ -35,7 +35,9 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
     if (!resume.has_value()) return NeedsResume{};
   } else if (restores()) {
     // What a rank gave with the step that the job goes back to comes with the snapshot.
-    return Later{NotReadyToOpen(opening.rank), /*restores=*/true};
+    return Later{NotReadyToOpen(opening.rank), /*long_wait=*/true};
+  } else if (job_->phase == Phase::kParked) {
+    return Later{NotReadyToOpen(opening.rank), /*long_wait=*/true};
   } else if (job_->phase == Phase::kFailed || job_->ending || CannotGoBack() ||
              !KnowsItsStep(opening.rank)) {
     // A job that was lost ends with its last session; who starts it again may be faster.
@@ -97,6 +99,9 @@ absl::Status NodeJob::NotReadyToOpen(int32_t rank) const {
   }
   if (CannotGoBack()) return refuse("this node could not make the job's memory, and the job ends");
   if (job_->ending) return refuse("the last state of the job is being saved");
+  if (job_->phase == Phase::kParked) {
+    return refuse("the job is parked, because its lanes cannot work, and they are tried again");
+  }
   if (lanes_come()) return refuse("lanes are being replaced");
   if (Unmaps(rank)) return refuse("lanes still unmap the memory of the rank's last trainer");
   return refuse("the group has to form anew, or to say what became of the rank's last attempt");

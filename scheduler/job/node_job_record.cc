@@ -175,6 +175,7 @@ static_assert(static_cast<int>(NodeJob::Phase::kNone) == v1::RecordedProgress::P
 static_assert(static_cast<int>(NodeJob::Phase::kRegistering) ==
               v1::RecordedProgress::PHASE_REGISTERING);
 static_assert(static_cast<int>(NodeJob::Phase::kFailed) == v1::RecordedProgress::PHASE_FAILED);
+static_assert(static_cast<int>(NodeJob::Phase::kParked) == v1::RecordedProgress::PHASE_PARKED);
 
 void NodeJob::WritePlan(v1::RecordedPlan& out) const {
   out.set_job(job_->name);

@@ -25,6 +25,8 @@ std::optional<v1::SaveState> SnapshotRound::OnDecision(TimePoint now,
   const bool step = decision.kind() == v1::ATTEMPT_KIND_STEP;
   const bool commit = decision.verdict() == v1::Decision::VERDICT_COMMIT;
   if (!commit && decision.verdict() != v1::Decision::VERDICT_SKIP) return std::nullopt;
+  // One that is told again, to nodes of a new epoch, changes nothing.
+  if (state_.has_value() && Attempt(decision.attempt()) <= state_->attempt) return std::nullopt;
   // Pushes and loads change the state without a step of their own.
   const int64_t at = step ? decision.step() : state_.has_value() ? state_->step.value() : 0;
   ++changes_;

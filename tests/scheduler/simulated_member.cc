@@ -496,7 +496,8 @@ SimulatedMember::Later<SimulatedMember::OpenedSession> SimulatedMember::Open(
   std::optional<SnapshotId> newest;
   if (std::holds_alternative<NodeJob::NeedsResume>(answer)) {
     if (simulation_.chance.Of(50)) AnotherGroupSaves();
-    newest = Newest();
+    // Who discards looks only whose snapshots there are.
+    if (how != v1::OpenSessionRequest::RESUME_DISCARD) newest = Newest();
     resume.emplace();
     if (newest) {
       resume->emplace();

@@ -233,7 +233,8 @@ absl::Status AttachCalls::WaitUntilMappable(const v1::SessionKey& key) {
     come = core_.Wait(ready,
                       std::chrono::steady_clock::now() + core_.options.coordinator.register_timeout,
                       [] { return false; });
-  } while (come.ok() && !*come && core_.job.restores_somewhere());
+  } while (come.ok() && !*come && core_.job.exists() &&
+           (core_.job.restores_somewhere() || core_.job.parked()));
   if (!come.ok()) return come.status();
   if (!found.ok()) return found.status();
   const RankTable::Session& session = core_.SessionOf(**found);

@@ -246,9 +246,9 @@ absl::StatusOr<std::optional<scheduler::ResumePoint>> SessionCalls::FindResume(
       },
       cancelled);
   if (!read.ok()) return read;
-  if (!result->owners.ok() && discards)
-    return WithReason(result->owners.status(), "SNAPSHOT_FAILED");
-  for (const uint32_t owner : result->owners.value_or(std::set<uint32_t>())) {
+  // Whose they are is not guessed.
+  if (!result->owners.ok()) return WithReason(result->owners.status(), "SNAPSHOT_FAILED");
+  for (const uint32_t owner : *result->owners) {
     if (core_.options.coordinator.job_uids.MayTakePart(owner, opening.uid)) continue;
     return scheduler::JobOfAnotherUser(job, owner, opening.rank, opening.uid);
   }
@@ -370,7 +370,7 @@ absl::StatusOr<v1::OpenSessionReply> SessionCalls::OpenClaimed(
     if (const auto* later = std::get_if<NodeJob::Later>(&answer)) {
       // Bytes come, or the coordinator ends it.
       if (ReasonOf(later->why) == "GROUP_NOT_FORMED") return GroupNotFormed(core_);
-      if (!later->restores) return later->why;
+      if (!later->long_wait) return later->why;
       deadline = from_now();
     } else if (std::holds_alternative<NodeJob::MustDiscard>(answer)) {
       absl::Status ends = DiscardOlder(opening, cancelled);

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "dmuond/wire/start_thread.h"
 #include "dmuond/wire/unique_fd.h"
 #include "kernels/mutex.h"
 #include "server/common/errors.h"
@@ -89,9 +90,18 @@ class EpollServer final : public HttpServer {
         listener_(std::move(listener)),
         wake_(std::move(wake)),
         events_(std::move(events)),
-        limits_(kLimits) {
-    for (std::thread& maker : makers_) maker = std::thread([this] { MakePages(); });
-    thread_ = std::thread([this] { Run(); });
+        limits_(kLimits) {}
+  // RESOURCE_EXHAUSTED: it has not the threads that it needs.
+  absl::Status Start() {
+    for (std::thread& maker : makers_) {
+      absl::StatusOr<std::thread> started =
+          wire::StartThread("pages of --metrics_address", [this] { MakePages(); });
+      if (!started.ok()) return started.status();
+      maker = *std::move(started);
+    }
+    absl::StatusOr<std::thread> started = wire::StartThread("--metrics_address", [this] { Run(); });
+    if (started.ok()) thread_ = *std::move(started);
+    return started.status();
   }
   ~EpollServer() override {
     {
@@ -100,8 +110,10 @@ class EpollServer final : public HttpServer {
       changed_.NotifyAll();
     }
     Wake();
-    thread_.join();
-    for (std::thread& maker : makers_) maker.join();
+    if (thread_.joinable()) thread_.join();
+    for (std::thread& maker : makers_) {
+      if (maker.joinable()) maker.join();
+    }
   }
 
  private:
@@ -373,8 +385,10 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
       ::epoll_ctl(events.get(), EPOLL_CTL_ADD, wake.get(), &event) != 0) {
     return absl::ErrnoToStatus(errno, "eventfd or epoll");
   }
-  return std::make_unique<EpollServer>(std::move(pages), std::move(listener->socket),
-                                       std::move(wake), std::move(events));
+  auto server = std::make_unique<EpollServer>(std::move(pages), std::move(listener->socket),
+                                              std::move(wake), std::move(events));
+  if (absl::Status started = server->Start(); !started.ok()) return started;
+  return server;
 }
 
 }  // namespace dmuond::server

@@ -50,11 +50,11 @@ v1::GetReadinessReply Readiness::Look() const {
   v1::GetReadinessReply now;
   now.set_live(steady_clock::now() < live_until_);
   now.set_ready(ready_);
-  if (!ready_) {
-    now.set_why_not(why_not_);
-  } else if (!now.live()) {
+  if (!now.live()) {
     now.set_why_not(absl::StrCat("the core has not come through a turn for ", kTurnMax.count(),
                                  " s: something holds its lock"));
+  } else if (!ready_) {
+    now.set_why_not(why_not_);
   }
   return now;
 }

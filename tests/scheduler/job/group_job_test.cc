@@ -224,6 +224,19 @@ TEST_F(GroupJobTest, AJobBelongsToTheUserOfItsFirstSessionOnAllNodes) {
   EXPECT_EQ(kept[0].message.refused().reason(), "JOB_OF_ANOTHER_USER");
 }
 
+TEST_F(GroupJobTest, ASnapshotsUserIsAskedForTheFirstSessionToo) {
+  v1::MemberMessage message;
+  v1::RankSession& session = *message.mutable_rank_session();
+  session.set_job("job");
+  session.set_world_size(2);
+  session.set_uid(1001);
+  session.mutable_restore()->set_step(3);
+  session.set_owner_uid(1000);
+  const AddressedMessages told = coordinator_.OnMessage(now_, 1, message);
+  ASSERT_EQ(told.size(), 1U) << "its node has let it in";
+  EXPECT_EQ(told[0].message.refused().reason(), "JOB_OF_ANOTHER_USER");
+}
+
 TEST_F(GroupJobTest, AJobThatGoesOnFromASnapshotIsItsUsersWhoeverBeginsIt) {
   for (const bool names_owner : {true, false}) {
     v1::MemberMessage message;

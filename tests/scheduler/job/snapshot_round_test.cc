@@ -131,6 +131,17 @@ TEST_F(SnapshotRoundTest, TheManifestSaysHowLongAllNodesTook) {
   EXPECT_EQ(write->manifest().took().nanos(), 250'000'000);
 }
 
+TEST_F(SnapshotRoundTest, ADecisionThatIsToldAgainIsNoNewState) {
+  const uint64_t attempt = Commit(minutes(10));
+  ASSERT_NE(attempt, 0U);
+  --step_;  // the nodes of a new epoch are told the last commit once more
+  EXPECT_EQ(Commit(minutes(10)), 0U);
+  EXPECT_FALSE(snapshots_.has_newest());
+  for (const int32_t node : {0, 1}) (void)snapshots_.OnWritten(now_, Written(attempt, node));
+  ASSERT_TRUE(snapshots_.OnManifestWritten(now_, Manifest(attempt)).has_value());
+  EXPECT_TRUE(snapshots_.has_newest());
+}
+
 TEST_F(SnapshotRoundTest, TheNextOneIsTriedWhenItFallsDueAndEachThatFailsIsCounted) {
   for (int failed = 1; failed <= 3; ++failed) {
     EXPECT_EQ(Commit(minutes(9)), 0U) << "not at once: the cause is likely still there";
