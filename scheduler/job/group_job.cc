@@ -274,7 +274,7 @@ AddressedMessages GroupJob::Advance(TimePoint now) {
   if (AddressedMessages expelled = ExpelUnattached(now); !expelled.empty()) return expelled;
   if (job_->ends.has_value() && now >= job_->ends_by) return EndJob(*job_->ends);
   // Nobody can take a dead rank's place before there are lanes.
-  if (job_->interrupted() || job_->parked()) job_->steps->AwaitAnew(now);
+  if (job_->lacks_lanes()) job_->steps->AwaitAnew(now);
   if (job_->parked()) return AdvanceParked(now);
   const bool lost = job_->steps->lost();
   AddressedMessages out = Broadcast(now, job_->steps->OnTick(now));
