@@ -81,20 +81,22 @@ def trainer_requests() -> None:
     some = trainer_pb2.PushParametersRequest(weights=["matrix"], step=1)
     state = trainer_pb2.PushParametersRequest(state=True, step=1)
     chunk = trainer_pb2.PushParametersRequest()
-    chunk.chunk.parameter = "matrix"
-    chunk.chunk.kind = trainer_pb2.STATE_KIND_MASTER
-    chunk.chunk.data = bytes(ROWS * COLUMNS * 4)
+    chunk.chunks.add(
+        parameter="matrix",
+        kind=trainer_pb2.STATE_KIND_MASTER,
+        data=bytes(ROWS * COLUMNS * 4),
+    )
 
     def half(number: int) -> trainer_pb2.PushParametersRequest:
         made = trainer_pb2.PushParametersRequest()
         made.CopyFrom(chunk)
-        made.chunk.first_element = number * ROWS * COLUMNS // 2
-        made.chunk.data = bytes(ROWS * COLUMNS * 2)
+        made.chunks[0].first_element = number * ROWS * COLUMNS // 2
+        made.chunks[0].data = bytes(ROWS * COLUMNS * 2)
         return made
 
     unknown = trainer_pb2.PushParametersRequest()
     unknown.CopyFrom(chunk)
-    unknown.chunk.kind = 77
+    unknown.chunks[0].kind = 77
 
     def stream(*messages) -> bytes:
         parts = (message.SerializeToString() for message in messages)
