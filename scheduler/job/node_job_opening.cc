@@ -33,10 +33,8 @@ std::optional<NodeJob::OpenAnswer> NodeJob::WhyNotOpen(
                                         " daemons has not formed"))};
     }
     if (!resume.has_value()) return NeedsResume{};
-  } else if (restores()) {
+  } else if (restores() || parked()) {
     // What a rank gave with the step that the job goes back to comes with the snapshot.
-    return Later{NotReadyToOpen(opening.rank), /*long_wait=*/true};
-  } else if (job_->phase == Phase::kParked) {
     return Later{NotReadyToOpen(opening.rank), /*long_wait=*/true};
   } else if (job_->phase == Phase::kFailed || job_->ending || CannotGoBack() ||
              !KnowsItsStep(opening.rank)) {

@@ -12,14 +12,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <random>
 #include <set>
 #include <utility>
-#include <vector>
 
 namespace dmuond::server {
 
@@ -85,18 +83,19 @@ class ConnectionLimits {
   };
   // REQUIRES: there is a stranger.
   std::pair<uint64_t, uint64_t> AnyOfTheHolderWithMost() {
+    std::pair<uint64_t, uint64_t> any{};
     size_t most = 0;
-    std::vector<uint64_t> with_most;
+    size_t seen = 0;
     for (const auto& [holder, connections] : holders_) {
-      const size_t has = connections.strangers.size();
-      if (has < most || has == 0) continue;
-      if (has > most) with_most.clear();
-      most = has;
-      with_most.push_back(holder);
+      if (connections.strangers.size() < most) continue;
+      if (connections.strangers.size() > most) seen = 0;
+      most = connections.strangers.size();
+      // Each of those seen so far has the same chance.
+      for (const uint64_t id : connections.strangers) {
+        if (random_() % ++seen == 0) any = {id, holder};
+      }
     }
-    const uint64_t holder = with_most[random_() % with_most.size()];
-    const auto& strangers = holders_.at(holder).strangers;
-    return {*std::next(strangers.begin(), static_cast<int64_t>(random_() % most)), holder};
+    return any;
   }
 
   const Limits limits_;

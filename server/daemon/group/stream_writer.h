@@ -38,8 +38,9 @@ class StreamWriter {
   absl::Status Start() {
     absl::StatusOr<std::thread> thread =
         wire::StartThread("a stream between daemons", [this] { Run(); });
-    if (thread.ok()) thread_ = *std::move(thread);
-    return thread.status();
+    if (!thread.ok()) return thread.status();
+    thread_ = *std::move(thread);
+    return absl::OkStatus();
   }
   // Writes what was pushed, as long as the stream is there.
   ~StreamWriter() {

@@ -100,8 +100,9 @@ class EpollServer final : public HttpServer {
       maker = *std::move(started);
     }
     absl::StatusOr<std::thread> started = wire::StartThread("--metrics_address", [this] { Run(); });
-    if (started.ok()) thread_ = *std::move(started);
-    return started.status();
+    if (!started.ok()) return started.status();
+    thread_ = *std::move(started);
+    return absl::OkStatus();
   }
   ~EpollServer() override {
     {

@@ -49,15 +49,15 @@ struct Config {
   bool reflection = false;
   bool lanes_use_mps = true;  // where it runs
   bool allow_plaintext_peers = false;
+  // This is node 0, and the coordinator's host leads to no address of this machine.
+  bool coordinator_elsewhere = false;
   std::string mps_folder;       // of the control daemon that this one runs; empty: it runs none
   std::string metrics_address;  // host:port; empty: no metrics
 
   int32_t nodes = 1;
   int32_t node_rank = 0;
-  std::string coordinator;  // host:port of node 0; empty with one node
-  std::string group_name;   // the label of its metrics
-  // This is node 0, and the coordinator's host leads to no address of this machine.
-  bool coordinator_elsewhere = false;
+  std::string coordinator;     // host:port of node 0; empty with one node
+  std::string group_name;      // the label of its metrics
   std::string peer_listen;     // host:port; empty with one node
   std::string peer_advertise;  // host:port; port 0: the one that peer_listen was given
   std::string rail_address;    // host that lanes' peer groups listen on; empty with one node
@@ -75,13 +75,12 @@ struct Config {
   std::chrono::milliseconds rail_timeout{0};  // 0: when the kernel gives up
   std::chrono::milliseconds drain_timeout{0};
   int32_t skips_max = 0;
-
-  std::string snapshot_dir;                     // absolute; empty: no snapshots
-  int64_t snapshot_every_steps = 0;             // 0: not by steps
-  std::chrono::milliseconds snapshot_every{0};  // 0: not by time
   int32_t snapshot_keep = 0;
+
+  std::string snapshot_dir;                              // absolute; empty: no snapshots
+  int64_t snapshot_every_steps = 0;                      // 0: not by steps
+  std::chrono::milliseconds snapshot_every{0};           // 0: not by time
   std::chrono::milliseconds snapshots_of_ended_jobs{0};  // 0: they stay
-  bool replan = false;
   int64_t snapshot_staging_bytes = 0;
   std::chrono::milliseconds snapshot_timeout{0};
 
@@ -89,6 +88,7 @@ struct Config {
   log::Format log_format = log::Format::kKeyValue;
   std::string log_file;  // absolute; empty: stderr
 
+  bool replan = false;
   bool print_config = false;
   bool check_config = false;
   // Asked for by --help and --version, to be printed; all else is as by default then.
