@@ -15,8 +15,14 @@ inline constexpr std::array<int, 8> kStraySignals = {SIGUSR1, SIGUSR2, SIGALRM, 
 
 // Threads: the main one, at the start. A library that uses one of them may set a handler later.
 inline void IgnoreStraySignals() {
-  for (const int stray : kStraySignals) std::signal(stray, SIG_IGN);
-  for (int stray = SIGRTMIN; stray <= SIGRTMAX; ++stray) std::signal(stray, SIG_IGN);
+  // What has a handler already, of a profiler that was preloaded, say, keeps it.
+  const auto ignore = [](int stray) {
+    struct sigaction now {};
+    const bool unused = ::sigaction(stray, nullptr, &now) == 0 && now.sa_handler == SIG_DFL;
+    if (unused) std::signal(stray, SIG_IGN);
+  };
+  for (const int stray : kStraySignals) ignore(stray);
+  for (int stray = SIGRTMIN; stray <= SIGRTMAX; ++stray) ignore(stray);
 }
 
 }  // namespace dmuond::server
