@@ -53,9 +53,9 @@ absl::StatusOr<std::unique_ptr<Mapping>> MapOrError(int fd, size_t bytes, int fl
   return std::make_unique<CpuMapping>(data, bytes);
 }
 
-// Of this process's allocations, what they are about to take: without it, several that begin at
-// once would each find the same memory available, and the kernel would end the process that takes
-// it.
+// Counts the bytes that this process's allocations are about to take. Without it several
+// allocations that begin at once would each find the same memory available, and the kernel would
+// end the process that takes it.
 struct Ledger {
   Mutex mutex;
   uint64_t awaited DMUOND_GUARDED_BY(mutex) = 0;
