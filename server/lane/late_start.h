@@ -4,7 +4,7 @@
 // A link between GPUs that carries something takes about 20 W of each of them, and for some 50 ms
 // more. A GPU at its limit of power takes them from its products: copies spread over a backward
 // pass slow it by 2 to 3 %, however few they are; the same copies at once cost nothing
-// (docs/decisions.md, "Gradients cross between GPUs all at once").
+// (docs/design/lanes.md, "Gradients cross between GPUs all at once").
 //
 // Threads: one. Nothing allocates after the constructor.
 #ifndef DMUOND_SERVER_LANE_LATE_START_H_
