@@ -21,6 +21,7 @@ FOLDERS = [
 SOURCES = {".cc", ".cmake", ".cu", ".cuh", ".h", ".in", ".proto", ".py", ".sh", ".txt", ".yaml"}
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
+RESULTS = re.compile(r"\bbench/results/[\w-]+")
 # A page, and its section where it is quoted after that, also where a comment's line ends between.
 NAMED = re.compile(r'\b(docs/[\w/-]+\.md)\b(?:\)?,[\s#/*]+"([^"]{1,80})")?')
 
@@ -65,6 +66,9 @@ def dead_links(page: Path) -> Iterator[str]:
         to = (page.parent / name).resolve() if name else page
         if not to.exists() or (anchor and to.suffix == ".md" and anchor not in anchors(to)):
             yield f"{page.relative_to(ROOT)}: {target}"
+    for folder in RESULTS.findall(page.read_text()):
+        if not (ROOT / folder).exists():
+            yield f"{page.relative_to(ROOT)}: {folder}"
 
 
 def dead_names(path: Path) -> Iterator[str]:
